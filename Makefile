@@ -1,0 +1,46 @@
+# Troupe. `make help` lists the targets.
+GO       ?= go
+PACKAGES := ./...
+VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
+
+.PHONY: help build demo test race lint bench verify fuzz soak clean
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## bin/troupe
+	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
+
+demo: build ## one simulated training step over five roles, in one process
+	bin/troupe demo
+
+test: build lint ## everything a change must pass
+	$(GO) test -timeout 8m $(PACKAGES)
+
+race: ## the tests under the race detector
+	$(GO) test -race -timeout 20m $(PACKAGES)
+
+lint: ## gofmt, vet, staticcheck, errcheck
+	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo "run gofmt -w on the files above"; exit 1; }
+	$(GO) vet $(PACKAGES)
+	$(GO) tool staticcheck $(PACKAGES)
+	$(GO) tool errcheck -ignoretests -blank=false $(PACKAGES)
+
+bench: build ## fan-out against the bare nats.go floor
+	bin/troupe bench fanout --workers 1,8,64,512
+
+fuzz: ## each fuzz target for half a minute
+	$(GO) test -run '^$$' -fuzz FuzzParseFrame -fuzztime 30s ./bus
+	$(GO) test -run '^$$' -fuzz FuzzParseArgs -fuzztime 30s ./bus
+	$(GO) test -run '^$$' -fuzz FuzzUnmarshal -fuzztime 30s ./bus
+	$(GO) test -run '^$$' -fuzz FuzzCheck -fuzztime 30s ./bus
+	$(GO) test -run '^$$' -fuzz FuzzTensor -fuzztime 30s ./bus
+
+soak: ## five rounds of every test, under the race detector
+	$(GO) test -race -count=5 -timeout 60m $(PACKAGES)
+
+verify: test race ## test and race
+
+clean: ## remove what was built
+	rm -rf bin

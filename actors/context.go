@@ -1,0 +1,141 @@
+package actors
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"troupe/bus"
+)
+
+// callContext is the context of one call. It is part of the call, costs nothing until somebody asks for its channel,
+// and ends with the deadline, with a cancel, or when the method returns.
+type callContext struct {
+	call *call
+
+	mu     sync.Mutex
+	doneCh chan struct{} // nil until asked for
+	err    error
+	timer  *time.Timer
+	after  map[*func()]struct{} // of contexts derived from this one
+}
+
+var _ context.Context = (*callContext)(nil)
+
+func (c *callContext) Deadline() (time.Time, bool) { return c.call.deadline, !c.call.deadline.IsZero() }
+
+func (c *callContext) Done() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.doneCh == nil {
+		c.doneCh = make(chan struct{})
+		if c.err != nil {
+			close(c.doneCh)
+		}
+	}
+	return c.doneCh
+}
+
+func (c *callContext) Err() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+func (c *callContext) Value(key any) any {
+	if _, ok := key.(callKey); ok {
+		return c
+	}
+	return nil
+}
+
+// AfterFunc lets contexts that are derived from this one follow it without a goroutine each; package context looks for
+// it.
+func (c *callContext) AfterFunc(f func()) (stop func() bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.err != nil {
+		go f()
+		return func() bool { return false }
+	}
+	if c.after == nil {
+		c.after = map[*func()]struct{}{}
+	}
+	key := &f
+	c.after[key] = struct{}{}
+	return func() bool {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		_, waiting := c.after[key]
+		delete(c.after, key)
+		return waiting
+	}
+}
+
+// begin arms the deadline. It is called before the method runs.
+func (c *callContext) begin(call *call) {
+	c.call = call
+	if call.deadline.IsZero() {
+		return
+	}
+	left := time.Until(call.deadline)
+	if left <= 0 {
+		c.cancel(context.DeadlineExceeded)
+		return
+	}
+	c.mu.Lock()
+	c.timer = time.AfterFunc(left, func() { c.cancel(context.DeadlineExceeded) })
+	c.mu.Unlock()
+}
+
+// cancel ends the context, once.
+func (c *callContext) cancel(err error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return
+	}
+	c.err = err
+	if c.doneCh != nil {
+		close(c.doneCh)
+	}
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+	after := c.after
+	c.after = nil
+	c.mu.Unlock()
+	for f := range after {
+		go (*f)()
+	}
+}
+
+type callKey struct{}
+
+// CallInfo is what a method may know of the call it serves.
+type CallInfo struct {
+	Session string // who calls, for programs
+	Caller  string // who calls, for people
+	Seq     uint64
+	Method  string
+	Role    bus.Address
+	Rank    int
+	NoData  bool   // the rank was called with the metadata alone
+	Meta    []byte // the dispatch mode's metadata, msgpack
+	Trace   string
+	Queued  time.Duration
+	Host    *Host // to make calls from inside a method
+}
+
+// Current is the call that ctx belongs to. ok is false outside a method.
+func Current(ctx context.Context) (info CallInfo, ok bool) {
+	c, ok := ctx.Value(callKey{}).(*callContext)
+	if !ok {
+		return CallInfo{}, false
+	}
+	h, w := c.call.header, c.call.worker
+	return CallInfo{
+		Session: h.Session, Caller: h.Caller, Seq: h.Seq, Method: h.Method, Role: w.spec.Address, Rank: w.spec.Rank,
+		NoData: h.NoData, Meta: h.Meta, Trace: h.Trace, Queued: c.call.started.Sub(c.call.arrived), Host: w.host,
+	}, true
+}

@@ -1,0 +1,322 @@
+package actors
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+)
+
+const (
+	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks
+	controlBuffer    = 1024
+	defaultBeatEvery = time.Second
+)
+
+// HostConfig is what all workers of one host share.
+type HostConfig struct {
+	// Classes are the classes this process can play.
+	Classes []*Class
+	// Node names the machine in errors and beats. Zero: "local".
+	Node string
+	// BeatEvery is the time between heartbeats. Zero: one second.
+	BeatEvery time.Duration
+	// OwnProcess lets the set_env verb change the environment of the process. Zero: only the worker's own table.
+	OwnProcess bool
+	// Above is whatever the package above wants to find again from inside a method, through Host.Above.
+	Above any
+	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
+	Logger *slog.Logger
+}
+
+// Host is the part of a process that plays workers: any number of ranks of any roles, on one connection. It subscribes
+// once to each subject and copies locally. Two goroutines feed the workers, one for all work in the order of arrival,
+// one for control; neither ever waits.
+type Host struct {
+	ep      *bus.Endpoint
+	cfg     HostConfig
+	classes map[string]*Class
+
+	workCh    chan *nats.Msg
+	controlCh chan *nats.Msg
+	closedCh  chan struct{}
+	group     sync.WaitGroup
+	runners   runners
+	running   atomic.Int64 // calls that run, of all workers
+
+	mu      sync.RWMutex // guards what follows; slices of routes are replaced, never changed
+	routes  map[string]*route
+	workers map[*Worker]func() // and how to stop its sequencer
+	closed  bool
+}
+
+// route is one subscription and the workers behind it.
+type route struct {
+	sub     *nats.Subscription
+	workers []*Worker
+}
+
+// NewHost makes a host on the endpoint's connection. It runs until Close.
+func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
+	if cfg.Node == "" {
+		cfg.Node = "local"
+	}
+	if cfg.BeatEvery == 0 {
+		cfg.BeatEvery = defaultBeatEvery
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = ep.Bus().Logger()
+	}
+	h := &Host{
+		ep: ep, cfg: cfg, classes: map[string]*Class{},
+		workCh: make(chan *nats.Msg, workBuffer), controlCh: make(chan *nats.Msg, controlBuffer), closedCh: make(chan struct{}),
+		routes: map[string]*route{}, workers: map[*Worker]func(){},
+	}
+	for _, c := range cfg.Classes {
+		if h.classes[c.Name] != nil {
+			return nil, bus.Errorf(bus.CodeInvalid, "class %q is given twice", c.Name)
+		}
+		h.classes[c.Name] = c
+	}
+	h.group.Go(func() { h.intake(h.workCh) })
+	h.group.Go(func() { h.intake(h.controlCh) })
+	h.group.Go(h.beatLoop)
+	return h, nil
+}
+
+// Endpoint is the host's place on the bus, for calls from inside workers.
+func (h *Host) Endpoint() *bus.Endpoint { return h.ep }
+
+// Above is what the host was given for the package above.
+func (h *Host) Above() any { return h.cfg.Above }
+
+// Node is the machine's name.
+func (h *Host) Node() string { return h.cfg.Node }
+
+// Class finds a class by name.
+func (h *Host) Class(name string) (*Class, error) {
+	if c := h.classes[name]; c != nil {
+		return c, nil
+	}
+	var names []string
+	for n := range h.classes {
+		names = append(names, n)
+	}
+	slices.Sort(names)
+	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, names)
+}
+
+// Start makes a worker: it is constructed, listens on all its subjects, and is ready when Start returns. A worker that
+// fails leaves nothing behind.
+func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
+	class, err := h.Class(spec.Class)
+	if err != nil {
+		return nil, err
+	}
+	w := newWorker(h, spec, class)
+	if err := w.construct(ctx); err != nil {
+		w.become(Failed, err)
+		e := bus.AsError(err)
+		e.Role, e.Rank, e.Node = spec.Address.Role, spec.Rank, h.cfg.Node
+		return nil, e
+	}
+	if err := h.listen(w); err != nil {
+		_ = w.Stop(ctx)
+		return nil, err
+	}
+	return w, nil
+}
+
+// listen subscribes to every subject of the worker.
+func (h *Host) listen(w *Worker) error {
+	a, rank := w.spec.Address, w.spec.Rank
+	stopSequencer := func() {}
+	if w.spec.Ordered && rank == 0 {
+		stop, err := h.ep.Sequence(a, w.spec.World)
+		if err != nil {
+			return err
+		}
+		stopSequencer = stop
+	}
+	h.mu.Lock()
+	h.workers[w] = stopSequencer
+	h.mu.Unlock()
+	err := errors.Join(
+		h.subscribe(a.All(), h.workCh, w), h.subscribe(a.Rank(rank), h.workCh, w),
+		h.subscribe(a.Control(), h.controlCh, w), h.subscribe(a.ControlRank(rank), h.controlCh, w))
+	for _, s := range w.spec.Slices {
+		err = errors.Join(err, h.subscribe(a.Slice(s.Mesh, s.N), h.workCh, w))
+	}
+	return err
+}
+
+// subscribe adds the worker to the subject's route, and subscribes if it is the first. All subscriptions of a kind
+// feed one channel, which keeps the order of the connection.
+func (h *Host) subscribe(subject string, ch chan *nats.Msg, w *Worker) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return bus.Errorf(bus.CodeClosed, "the host is closed")
+	}
+	r := h.routes[subject]
+	if r == nil {
+		sub, err := h.ep.Bus().Conn().ChanSubscribe(subject, ch)
+		if err != nil {
+			return bus.Errorf(bus.CodeUnavailable, "subscribe to %s: %w", subject, err)
+		}
+		r = &route{sub: sub}
+		h.routes[subject] = r
+	}
+	if !slices.Contains(r.workers, w) {
+		r.workers = append(slices.Clone(r.workers), w)
+	}
+	return nil
+}
+
+// remove ends the worker's subscriptions; the last one on a subject unsubscribes.
+func (h *Host) remove(w *Worker) {
+	h.mu.Lock()
+	stopSequencer := h.workers[w]
+	delete(h.workers, w)
+	for subject, r := range h.routes {
+		i := slices.Index(r.workers, w)
+		if i < 0 {
+			continue
+		}
+		r.workers = slices.Delete(slices.Clone(r.workers), i, i+1)
+		if len(r.workers) == 0 {
+			_ = r.sub.Unsubscribe() // fails only on a closed connection
+			delete(h.routes, subject)
+		}
+	}
+	h.mu.Unlock()
+	if stopSequencer != nil {
+		stopSequencer()
+		h.beat(w.spec.Address, []*Worker{w}) // last words: stopped, or failed and why
+	}
+}
+
+func (h *Host) behind(subject string) []*Worker {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	if r := h.routes[subject]; r != nil {
+		return r.workers
+	}
+	return nil
+}
+
+// intake hands messages to workers, in the order of arrival. Nothing in it blocks.
+func (h *Host) intake(ch <-chan *nats.Msg) {
+	for {
+		select {
+		case m := <-ch:
+			h.handle(m)
+		case <-h.closedCh:
+			return
+		}
+	}
+}
+
+func (h *Host) handle(m *nats.Msg) {
+	f, err := bus.ParseFrame(m.Data)
+	if err != nil {
+		h.cfg.Logger.Warn("actors: a message cannot be read", "subject", m.Subject, "error", err)
+		if errors.Is(err, bus.ErrVersion) {
+			h.ep.AnswerVersion(m.Reply)
+		}
+		return
+	}
+	now := time.Now()
+	switch f.Kind {
+	case bus.KindCall:
+		h.call(m.Subject, &f, now)
+	case bus.KindChunk:
+		h.ep.Chunk(&f)
+	case bus.KindAsk:
+		h.each(m.Subject, &f, func(w *Worker) { w.asked(&f.Header, now) })
+	case bus.KindCancel:
+		h.each(m.Subject, &f, func(w *Worker) { w.cancelCall(&f.Header, now) })
+	case bus.KindSkip:
+		h.each(m.Subject, &f, func(w *Worker) { h.fetch(w.skip(&f.Header, now)) })
+	default:
+		h.cfg.Logger.Warn("actors: a frame of an unknown kind", "subject", m.Subject, "kind", f.Kind.String())
+	}
+}
+
+func (h *Host) each(subject string, f *bus.Frame, do func(*Worker)) {
+	for _, w := range h.behind(subject) {
+		if f.Header.For(w.spec.Rank) {
+			do(w)
+		}
+	}
+}
+
+func (h *Host) call(subject string, f *bus.Frame, now time.Time) {
+	var fetch []*call
+	header := &f.Header
+	for _, w := range h.behind(subject) {
+		if header.For(w.spec.Rank) && header.Gens[w.spec.Rank] == w.spec.Gen {
+			fetch = append(fetch, w.arrive(header, f.Body, now)...)
+		}
+	}
+	h.fetch(fetch)
+}
+
+// fetch pulls the bodies that calls wait for. One that several ranks of this process need is pulled once.
+func (h *Host) fetch(calls []*call) {
+	byRef := map[bus.Ref][]*call{}
+	for _, c := range calls {
+		byRef[c.header.Ref] = append(byRef[c.header.Ref], c)
+	}
+	for ref, group := range byRef {
+		var ranks bus.RankSet
+		for _, c := range group {
+			ranks.Add(c.worker.spec.Rank)
+		}
+		h.ep.Fetch(ref, ranks, func(body []byte, err error) {
+			for _, c := range group {
+				c.worker.bodyArrived(c, body, err)
+			}
+		})
+	}
+}
+
+// Workers returns the workers that live here.
+func (h *Host) Workers() []*Worker {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	out := make([]*Worker, 0, len(h.workers))
+	for w := range h.workers {
+		out = append(out, w)
+	}
+	slices.SortFunc(out, func(a, b *Worker) int { return a.spec.Rank - b.spec.Rank })
+	return out
+}
+
+// Close stops every worker within ctx and ends the host. It may be called more than once.
+func (h *Host) Close(ctx context.Context) error {
+	var group sync.WaitGroup
+	workers := h.Workers()
+	errs := make([]error, len(workers))
+	for i, w := range workers {
+		group.Go(func() { errs[i] = w.Stop(ctx) })
+	}
+	group.Wait()
+	h.mu.Lock()
+	first := !h.closed
+	h.closed = true
+	h.mu.Unlock()
+	if first {
+		close(h.closedCh)
+	}
+	h.group.Wait()
+	h.runners.close(time.Second)
+	return errors.Join(errs...)
+}

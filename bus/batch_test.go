@@ -1,0 +1,176 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+func TestBatchIsAllOrNothing(t *testing.T) {
+	ctx := t.Context()
+	for _, cfg := range []bus.KVConfig{{Memory: true}, {}} {
+		kv := openKV(t, bustest.Open(t), cfg)
+		old, err := kv.Put(ctx, "c", []byte("1"))
+		require.NoError(t, err)
+		require.NoError(t, kv.Delete(ctx, "marked", 0))
+		revisions, err := kv.Apply(ctx, []bus.Op{bus.OpPut("a", []byte("1")), bus.OpCreate("marked", nil), bus.OpUpdate("c", []byte("2"), old), bus.OpDelete("d", 0)})
+		require.NoError(t, err)
+		for i, key := range []string{"a", "marked", "c"} {
+			e, err := kv.Get(ctx, key)
+			require.NoError(t, err)
+			require.Equal(t, e.Revision, revisions[i], key)
+		}
+		for _, bad := range []struct {
+			op   bus.Op
+			want error
+		}{{bus.OpCreate("a", nil), bus.ErrExists}, {bus.OpUpdate("c", nil, old), bus.ErrConflict}, {bus.OpDelete("c", old), bus.ErrConflict}, {bus.OpUpdate("new2", nil, 1), bus.ErrConflict}} {
+			_, err = kv.Apply(ctx, []bus.Op{bus.OpPut("new", nil), bad.op, bus.OpCreate("new3", nil)})
+			require.ErrorIs(t, err, bad.want)
+			_, ok := bus.RevisionOf(err)
+			require.True(t, ok)
+			_, err = kv.Get(ctx, "new")
+			require.ErrorIs(t, err, bus.ErrNotFound)
+		}
+	}
+}
+
+func TestBatchHasALimit(t *testing.T) {
+	ctx, kv := t.Context(), openKV(t, bustest.Open(t))
+	ops := make([]bus.Op, bus.MaxBatch+1)
+	for i := range ops {
+		ops[i] = bus.OpCreate(strconv.Itoa(i), nil)
+	}
+	_, err := kv.Apply(ctx, ops)
+	require.ErrorContains(t, err, "1001 writes at once")
+	_, err = kv.Apply(ctx, append(ops[:1:1], ops[0]))
+	require.ErrorContains(t, err, "a key occurs twice")
+	revisions, err := kv.Apply(ctx, ops[:bus.MaxBatch])
+	require.NoError(t, err)
+	require.Len(t, revisions, bus.MaxBatch)
+	none, err := kv.Apply(ctx, nil)
+	require.NoError(t, err)
+	require.Empty(t, none)
+}
+
+func TestBatchFindsOutWhatBecameOfIt(t *testing.T) {
+	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+		ctx, ops := t.Context(), []bus.Op{bus.OpCreate("a", nil), bus.OpCreate("b", nil), bus.OpPut("c", nil)}
+		f.SetRule(bustest.Once(bustest.Drop, writeAck)) // the answer to the commit is lost
+		revisions, err := bad.Apply(ctx, ops)
+		require.NoError(t, err)
+		for i, op := range ops {
+			e, err := good.Get(ctx, op.Key)
+			require.NoError(t, err)
+			require.Equal(t, e.Revision, revisions[i])
+		}
+		ops = []bus.Op{bus.OpUpdate("a", nil, revisions[0]), bus.OpUpdate("b", nil, revisions[1])}
+		f.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool { return m.Toward == bustest.ToServer })) // half of it is
+		_, err = bad.Apply(ctx, ops)
+		require.NoError(t, err)
+		f.Freeze()
+		short, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err = bad.Apply(short, []bus.Op{bus.OpPut("a", nil), bus.OpPut("b", nil)})
+		require.ErrorIs(t, err, bus.ErrOutcomeUnknown)
+		f.Thaw()
+	})
+}
+
+// Harm forbidden: half a transfer, or one on top of a balance nobody has; whether or not batches are committed together.
+func TestBatchKeepsTheSum(t *testing.T) {
+	ctx, kv := t.Context(), openKV(t, bustest.Open(t), bus.KVConfig{})
+	const accounts, each = 6, 100
+	for i := range accounts {
+		_, err := kv.Put(ctx, strconv.Itoa(i), []byte(strconv.Itoa(each)))
+		require.NoError(t, err)
+	}
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for range 10 {
+				perm := rand.Perm(accounts)
+				if err := transfer(ctx, kv, strconv.Itoa(perm[0]), strconv.Itoa(perm[1])); err != nil && !errors.Is(err, bus.ErrConflict) {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	list, err := kv.List(ctx, "")
+	require.NoError(t, err)
+	sum := 0
+	for _, e := range list {
+		n, _ := strconv.Atoi(string(e.Value))
+		sum += n
+	}
+	require.Equal(t, accounts*each, sum)
+}
+
+func transfer(ctx context.Context, kv *bus.KV, from, to string) error {
+	var ops []bus.Op
+	for key, delta := range map[string]int{from: -1, to: 1} {
+		e, err := kv.Get(ctx, key)
+		if err != nil {
+			return err
+		}
+		n, _ := strconv.Atoi(string(e.Value))
+		ops = append(ops, bus.OpUpdate(key, []byte(strconv.Itoa(n+delta)), e.Revision))
+	}
+	_, err := kv.Apply(ctx, ops)
+	return err
+}
+
+func BenchmarkKV(b *testing.B) {
+	for _, memory := range []bool{false, true} {
+		kv := openKV(b, bustest.Open(b), bus.KVConfig{Memory: memory})
+		ctx, value := b.Context(), make([]byte, 100)
+		run := func(name string, do func(worker, i int) error) {
+			for _, callers := range []int{1, 64} {
+				b.Run(fmt.Sprintf("memory=%v/%s/callers=%d", memory, name, callers), func(b *testing.B) {
+					var wg sync.WaitGroup
+					for w := range callers {
+						wg.Go(func() {
+							for i := w; i < b.N; i += callers {
+								if err := do(w, i); err != nil {
+									b.Error(err)
+								}
+							}
+						})
+					}
+					wg.Wait()
+					b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "op/s")
+				})
+			}
+		}
+		run("put", func(w, i int) error { _, err := kv.Put(ctx, strconv.Itoa(w), value); return err })
+		run("get", func(w, i int) error { _, err := kv.Get(ctx, strconv.Itoa(w)); return err })
+		revisions := [64]uint64{}
+		for w := range revisions {
+			revisions[w], _ = kv.Put(ctx, "u"+strconv.Itoa(w), value)
+		}
+		run("update", func(w, i int) (err error) {
+			revisions[w], err = kv.Update(ctx, "u"+strconv.Itoa(w), value, revisions[w])
+			return err
+		})
+		for _, n := range []int{1, 2, 8, 64} {
+			run(fmt.Sprintf("apply-%d", n), func(w, i int) error {
+				ops := make([]bus.Op, n)
+				for k := range ops {
+					ops[k] = bus.OpPut(strconv.Itoa(w)+"."+strconv.Itoa(k), value)
+				}
+				_, err := kv.Apply(ctx, ops)
+				return err
+			})
+		}
+	}
+}

@@ -1,0 +1,72 @@
+package bus
+
+import "sync"
+
+// budget is the byte budget of one receiving connection. Whoever wants bytes to come asks for room first; room is
+// given in the order of asking, so that nothing starves. A request larger than the whole budget gets all of it, alone.
+type budget struct {
+	mu    sync.Mutex
+	total int64
+	free  int64
+	queue []*admission // oldest first
+}
+
+// admission is one request for room.
+type admission struct {
+	n     int64
+	grant func() // called once, without locks, from whichever goroutine made the room
+}
+
+func newBudget(total int64) *budget { return &budget{total: total, free: total} }
+
+// acquire asks for n bytes and calls grant when they are there, perhaps before it returns.
+func (b *budget) acquire(n int64, grant func()) *admission {
+	a := &admission{n: min(n, b.total), grant: grant}
+	b.mu.Lock()
+	b.queue = append(b.queue, a)
+	b.mu.Unlock()
+	b.serve()
+	return a
+}
+
+// release gives the room of a back. It must be called once for each admission that was granted.
+func (b *budget) release(a *admission) {
+	b.mu.Lock()
+	b.free += a.n
+	b.mu.Unlock()
+	b.serve()
+}
+
+// cancel takes a waiting admission out of the queue. It reports false if a was granted already; then it must be
+// released.
+func (b *budget) cancel(a *admission) bool {
+	b.mu.Lock()
+	found := false
+	for i, q := range b.queue {
+		if q == a {
+			b.queue = append(b.queue[:i], b.queue[i+1:]...)
+			found = true
+			break
+		}
+	}
+	b.mu.Unlock()
+	if found {
+		b.serve() // it may have been the one at the head that did not fit
+	}
+	return found
+}
+
+func (b *budget) serve() {
+	for {
+		b.mu.Lock()
+		if len(b.queue) == 0 || b.queue[0].n > b.free {
+			b.mu.Unlock()
+			return
+		}
+		a := b.queue[0]
+		b.queue = b.queue[1:]
+		b.free -= a.n
+		b.mu.Unlock()
+		a.grant()
+	}
+}

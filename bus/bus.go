@@ -1,0 +1,322 @@
+package bus
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// Bus is one connection to one NATS, and the embedded server behind it if there is one. It is safe for concurrent use.
+type Bus struct {
+	cfg    Config
+	nc     *nats.Conn
+	js     jetstream.JetStream
+	srv    *embedded // nil when the server is not ours
+	owned  bool      // nc is ours to close
+	budget *budget   // bytes of large bodies on their way to this connection
+
+	asyncErrors atomic.Uint64
+
+	mu        sync.Mutex
+	endpoints map[*Endpoint]struct{}
+	closed    bool
+
+	watchDone chan struct{}
+	statusCh  chan nats.Status
+}
+
+// Open connects as cfg says. The zero Config starts a private embedded server. ctx bounds the opening alone; the bus
+// lives until Close.
+func Open(ctx context.Context, cfg Config) (*Bus, error) {
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if cfg.TokenFile != "" {
+		token, err := os.ReadFile(cfg.TokenFile)
+		if err != nil {
+			return nil, Errorf(CodeInvalid, "token file: %w", err)
+		}
+		cfg.Token, cfg.TokenFile = strings.TrimSpace(string(token)), ""
+	}
+	if len(cfg.URLs) > 0 || cfg.InProcess != nil {
+		return dial(ctx, cfg)
+	}
+	srv, err := startServer(ctx, cfg.Name, cfg.Server, cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	cfg.InProcess, cfg.Token = srv.srv, cfg.Server.Token
+	b, err := dial(ctx, cfg)
+	if err != nil {
+		srv.stop()
+		return nil, err
+	}
+	b.srv = srv
+	return b, nil
+}
+
+// Wrap makes a Bus of a connection that belongs to the caller: its handlers are left alone and Close does not close it.
+func Wrap(nc *nats.Conn, cfg Config) (*Bus, error) {
+	if nc == nil || nc.IsClosed() {
+		return nil, Errorf(CodeClosed, "bus.Wrap: the connection is closed")
+	}
+	return newBus(nc, cfg.withDefaults(), false)
+}
+
+// Dial opens one more connection to the same server, for a worker that is to have its own. The embedded server stays
+// with the Bus that started it.
+func (b *Bus) Dial(ctx context.Context, name string) (*Bus, error) {
+	cfg := b.cfg
+	cfg.Name = name
+	if len(cfg.URLs) == 0 && cfg.InProcess == nil {
+		return nil, Errorf(CodeInvalid, "bus.Dial: this bus wraps a connection and does not know how it was made")
+	}
+	return dial(ctx, cfg)
+}
+
+func dial(ctx context.Context, cfg Config) (*Bus, error) {
+	b := &Bus{cfg: cfg}
+	opts, err := b.options()
+	if err != nil {
+		return nil, err
+	}
+	nc, err := connect(ctx, cfg, opts)
+	if err != nil {
+		return nil, err
+	}
+	return b.init(nc, true)
+}
+
+func newBus(nc *nats.Conn, cfg Config, owned bool) (*Bus, error) {
+	return (&Bus{cfg: cfg}).init(nc, owned)
+}
+
+func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, Errorf(CodeInternal, "jetstream: %w", err)
+	}
+	b.nc, b.js, b.owned = nc, js, owned
+	b.budget = newBudget(b.cfg.Budget)
+	b.endpoints = map[*Endpoint]struct{}{}
+	b.statusCh = nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
+	b.watchDone = make(chan struct{})
+	go b.watchStatus()
+	return b, nil
+}
+
+// connect dials once, or until ctx ends when cfg.Wait says so.
+func connect(ctx context.Context, cfg Config, opts []nats.Option) (*nats.Conn, error) {
+	url := strings.Join(cfg.URLs, ",")
+	for delay := 50 * time.Millisecond; ; delay = min(2*delay, 2*time.Second) {
+		nc, err := nats.Connect(url, opts...)
+		if err == nil {
+			return nc, nil
+		}
+		if url == "" {
+			url = "the embedded server"
+		}
+		wrapped := connectError(url, err)
+		if !cfg.Wait || !errors.Is(wrapped, ErrUnavailable) {
+			return nil, wrapped
+		}
+		select {
+		case <-ctx.Done():
+			return nil, wrapped
+		case <-time.After(delay):
+		}
+	}
+}
+
+func connectError(url string, err error) error {
+	switch {
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
+		return Errorf(CodeRefused, "connect to %s: the server refused our credentials; check the token or the credentials file: %w", url, err)
+	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
+		return Errorf(CodeUnavailable, "connect to %s: no server answers there; is it running? (%w)", url, err)
+	}
+	return Errorf(CodeUnavailable, "connect to %s: %w", url, err)
+}
+
+// options is the connection policy: reconnect for ever, never deliver late what was said while disconnected, and let
+// no asynchronous error pass unseen.
+func (b *Bus) options() ([]nats.Option, error) {
+	cfg := b.cfg
+	opts := []nats.Option{
+		nats.Name(cfg.Name),
+		nats.MaxReconnects(-1),
+		nats.ReconnectBufSize(-1),
+		nats.CustomReconnectDelay(reconnectDelay),
+		nats.PingInterval(5 * time.Second),
+		nats.MaxPingsOutstanding(2),
+		nats.Timeout(5 * time.Second),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) { b.asyncError(sub, err) }),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil {
+				cfg.Logger.Warn("bus: disconnected; reconnecting", "error", err)
+			}
+		}),
+		nats.ReconnectHandler(func(nc *nats.Conn) { cfg.Logger.Info("bus: reconnected", "server", nc.ConnectedUrlRedacted()) }),
+	}
+	if cfg.InProcess != nil {
+		opts = append(opts, nats.InProcessServer(cfg.InProcess))
+	}
+	if cfg.Token != "" {
+		opts = append(opts, nats.Token(cfg.Token))
+	}
+	if cfg.CredsFile != "" {
+		if _, err := os.Stat(cfg.CredsFile); err != nil {
+			return nil, Errorf(CodeInvalid, "credentials file: %w", err)
+		}
+		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
+	}
+	tlsOpts, err := cfg.TLS.options()
+	return append(opts, tlsOpts...), err
+}
+
+// reconnectDelay starts at once, because a restarted server is back within milliseconds, and then backs off with
+// jitter, because a thousand clients come back together.
+func reconnectDelay(attempts int) time.Duration {
+	d := min(20*time.Millisecond<<min(attempts, 7), 2*time.Second)
+	return d/2 + rand.N(d/2)
+}
+
+func (t TLSConfig) options() ([]nats.Option, error) {
+	var opts []nats.Option
+	if t.CAFile != "" {
+		opts = append(opts, nats.RootCAs(t.CAFile))
+	}
+	if t.CertFile != "" {
+		opts = append(opts, nats.ClientCert(t.CertFile, t.KeyFile))
+	}
+	if t.Fingerprint != "" {
+		want, err := hex.DecodeString(strings.ReplaceAll(strings.ToLower(t.Fingerprint), ":", ""))
+		if err != nil || len(want) != sha256.Size {
+			return nil, Errorf(CodeInvalid, "TLS fingerprint %q: give the SHA-256 of the certificate, 64 hexadecimal digits", clip(t.Fingerprint))
+		}
+		opts = append(opts, nats.Secure(pinned(want)))
+	}
+	return opts, nil
+}
+
+// pinned accepts the one certificate with that fingerprint. Chain and name are not checked: the fingerprint is the
+// stronger statement, and self-made certificates have neither.
+func pinned(want []byte) *tls.Config {
+	return &tls.Config{
+		MinVersion:         tls.VersionTLS12,
+		InsecureSkipVerify: true, //nolint:gosec // VerifyPeerCertificate is stricter
+		VerifyPeerCertificate: func(raw [][]byte, _ [][]*x509.Certificate) error {
+			if len(raw) > 0 {
+				if got := sha256.Sum256(raw[0]); subtle.ConstantTimeCompare(got[:], want) == 1 {
+					return nil
+				}
+			}
+			return Errorf(CodeRefused, "the server's certificate has another fingerprint than the one we were given")
+		},
+	}
+}
+
+// asyncError surfaces what NATS would otherwise only mention to a handler nobody set.
+func (b *Bus) asyncError(sub *nats.Subscription, err error) {
+	b.asyncErrors.Add(1)
+	subject := ""
+	if sub != nil {
+		subject = sub.Subject
+	}
+	b.cfg.Logger.Error("bus: asynchronous error", "error", err, "subject", subject)
+	if b.cfg.OnError != nil {
+		b.cfg.OnError(Errorf(CodeInternal, "bus: %w (subject %q)", err, subject))
+	}
+	if errors.Is(err, nats.ErrSlowConsumer) {
+		b.eachEndpoint((*Endpoint).askNow) // something was dropped: find out what
+	}
+}
+
+// AsyncErrors counts the asynchronous errors since the bus was opened.
+func (b *Bus) AsyncErrors() uint64 { return b.asyncErrors.Load() }
+
+// watchStatus runs until the connection is closed. After each reconnect every pending call is asked about at once.
+func (b *Bus) watchStatus() {
+	defer close(b.watchDone)
+	for s := range b.statusCh {
+		if s == nats.CLOSED {
+			b.eachEndpoint(func(e *Endpoint) { e.fail(Errorf(CodeClosed, "the connection to the bus is closed")) })
+			return
+		}
+		b.eachEndpoint((*Endpoint).askNow)
+	}
+}
+
+func (b *Bus) eachEndpoint(do func(*Endpoint)) {
+	b.mu.Lock()
+	eps := make([]*Endpoint, 0, len(b.endpoints))
+	for e := range b.endpoints {
+		eps = append(eps, e)
+	}
+	b.mu.Unlock()
+	for _, e := range eps {
+		do(e)
+	}
+}
+
+// Conn is the NATS connection, for what this package does not cover. Its handlers belong to the bus.
+func (b *Bus) Conn() *nats.Conn { return b.nc }
+
+// JetStream is the connection's JetStream context.
+func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
+// Logger is the logger the bus was opened with.
+func (b *Bus) Logger() *slog.Logger { return b.cfg.Logger }
+
+// Embedded reports whether the server runs in this process.
+func (b *Bus) Embedded() bool { return b.srv != nil }
+
+// URL is where other processes reach the embedded server's listener, or the external server we are connected to;
+// empty for a server without a listener.
+func (b *Bus) URL() string {
+	if b.srv == nil {
+		return b.nc.ConnectedUrlRedacted()
+	}
+	if b.cfg.Server.Listen == "" {
+		return ""
+	}
+	return b.srv.srv.ClientURL()
+}
+
+// Close ends every endpoint, closes the connection if it is ours, and shuts the embedded server down. It may be called
+// more than once.
+func (b *Bus) Close() error {
+	b.mu.Lock()
+	if b.closed {
+		b.mu.Unlock()
+		return nil
+	}
+	b.closed = true
+	b.mu.Unlock()
+	b.eachEndpoint(func(e *Endpoint) { e.Close() })
+	if b.owned {
+		_ = b.nc.FlushTimeout(time.Second) // last words; a dead server must not keep us
+		b.nc.Close()
+	}
+	b.nc.RemoveStatusListener(b.statusCh)
+	<-b.watchDone
+	if b.srv != nil {
+		b.srv.stop()
+	}
+	return nil
+}

@@ -1,0 +1,127 @@
+package bustest
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"go.uber.org/goleak"
+)
+
+// serveEnv, when set, makes this program a nats-server with its store in the folder it names.
+const serveEnv = "TROUPE_BUSTEST_SERVER"
+
+// Main is a package's whole TestMain. It fails the tests that leave a goroutine behind.
+func Main(m *testing.M) {
+	ServeIfAsked()
+	goleak.VerifyTestMain(m)
+}
+
+// ServeIfAsked comes first in a TestMain of its own kind. In a process that External started it serves until its
+// standard input is closed and does not return; elsewhere it does nothing.
+func ServeIfAsked() {
+	dir := os.Getenv(serveEnv)
+	if dir == "" {
+		return
+	}
+	if err := serve(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "bustest:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// serve changes no limit: this is the server a user would have installed.
+func serve(dir string) error {
+	srv, err := server.NewServer(&server.Options{
+		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true,
+	})
+	if err != nil {
+		return err
+	}
+	srv.Start()
+	if !srv.ReadyForConnections(10 * time.Second) {
+		return fmt.Errorf("nats-server is not ready after 10 s")
+	}
+	fmt.Println(srv.ClientURL())
+	_, _ = io.Copy(io.Discard, os.Stdin) // its end, however it comes, is the order to stop
+	srv.Shutdown()
+	srv.WaitForShutdown()
+	return nil
+}
+
+// External starts a nats-server with JetStream and its default limits in another process, which ends with the test or
+// with this process. It returns the server's URL. The package's TestMain must call Main or ServeIfAsked.
+func External(t testing.TB) string {
+	t.Helper()
+	if os.Getenv(serveEnv) != "" {
+		t.Fatal("bustest.External: TestMain does not call bustest.Main or bustest.ServeIfAsked")
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatalf("bustest.External: %v", err)
+	}
+	cmd := exec.Command(exe, "-test.run=^$") // a program that does not know our variable runs no test and prints no URL
+	cmd.Env = append(os.Environ(), serveEnv+"="+t.TempDir())
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stdin, err1 := cmd.StdinPipe()
+	stdout, err2 := cmd.StdoutPipe()
+	if err1 != nil || err2 != nil {
+		t.Fatalf("bustest.External: %v, %v", err1, err2)
+	}
+	line, waited, err := spawn(cmd, stdout)
+	if err != nil {
+		t.Fatalf("bustest.External: %v", err)
+	}
+	t.Cleanup(func() { stop(t, cmd, stdin, waited) })
+	if !strings.HasPrefix(line, "nats://") {
+		t.Fatalf("bustest.External: the child said %q, not a URL; does TestMain call bustest.Main or bustest.ServeIfAsked?", line)
+	}
+	return line
+}
+
+// spawn starts cmd and reads the first line it prints. waited gets the result of its end. The death signal is bound to
+// the thread that forked, so that thread stays until the child is gone.
+func spawn(cmd *exec.Cmd, stdout io.Reader) (line string, waited chan error, err error) {
+	waited = make(chan error, 1)
+	started := make(chan error, 1)
+	lines := make(chan string, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		line, _ := bufio.NewReader(stdout).ReadString('\n') // a child that ends early has said nothing
+		lines <- strings.TrimSpace(line)
+		waited <- cmd.Wait()
+	}()
+	if err := <-started; err != nil {
+		return "", nil, err
+	}
+	return <-lines, waited, nil
+}
+
+func stop(t testing.TB, cmd *exec.Cmd, stdin io.Closer, waited chan error) {
+	_ = stdin.Close()
+	select {
+	case err := <-waited:
+		if err != nil {
+			t.Errorf("bustest.External: nats-server ended badly: %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		_ = cmd.Process.Kill()
+		t.Errorf("bustest.External: nats-server did not stop within 20 s and was killed: %v", <-waited)
+	}
+}

@@ -1,0 +1,5 @@
+package bustest
+
+import "testing"
+
+func TestMain(m *testing.M) { Main(m) }

@@ -1,0 +1,139 @@
+package bustest
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// Options says what differs from a plain server. The zero Options has no listener and the default limits.
+type Options struct {
+	// Listen adds a TCP listener on 127.0.0.1. Its port stays the same over restarts.
+	Listen bool
+	// StoreDir keeps JetStream's files. Zero: a folder of the test's.
+	StoreDir string
+	// MaxPayload is the largest message, and MaxPending what the server keeps for a slow connection before it cuts it.
+	// Zero: the server's defaults, 1 MiB and 64 MiB.
+	MaxPayload int32
+	MaxPending int64
+}
+
+// Server is a nats-server with JetStream in this process, for any number of connections: it is a Config.InProcess. It
+// ends with the test.
+type Server struct {
+	t    testing.TB
+	opts Options
+	port int
+
+	mu  sync.Mutex
+	srv *server.Server // the one that runs, or the last that did; nil before the first is ready
+}
+
+// StartServer returns a server that is ready.
+func StartServer(t testing.TB, opts Options) *Server {
+	t.Helper()
+	if opts.StoreDir == "" {
+		opts.StoreDir = t.TempDir()
+	}
+	s := &Server{t: t, opts: opts}
+	if opts.Listen {
+		s.port = freePort(t)
+	}
+	t.Cleanup(s.Stop)
+	s.start()
+	return s
+}
+
+// freePort is one below the range the system hands out by itself, so that nobody takes it while the server is stopped.
+func freePort(t testing.TB) int {
+	for range 100 {
+		port := 20000 + rand.N(12000)
+		if l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			_ = l.Close()
+			return port
+		}
+	}
+	t.Fatal("bustest: no free port between 20000 and 32000")
+	return 0
+}
+
+func (s *Server) start() {
+	s.t.Helper()
+	srv, err := server.NewServer(&server.Options{
+		ServerName: "bustest",
+		Host:       "127.0.0.1",
+		Port:       s.port,
+		DontListen: !s.opts.Listen,
+		NoSigs:     true,
+		NoLog:      true,
+		JetStream:  true,
+		StoreDir:   s.opts.StoreDir,
+		MaxPayload: s.opts.MaxPayload,
+		MaxPending: s.opts.MaxPending,
+
+		JetStreamMaxMemory: 256 << 20,
+		JetStreamMaxStore:  4 << 30,
+	})
+	if err != nil {
+		s.t.Fatalf("bustest: %v", err)
+	}
+	srv.Start()
+	if !srv.ReadyForConnections(10 * time.Second) {
+		srv.Shutdown()
+		s.t.Fatalf("bustest: nats-server on port %d with store %s is not ready after 10 s", s.port, s.opts.StoreDir)
+	}
+	s.mu.Lock() // not before: a connection in process would come while JetStream is not there yet
+	s.srv = srv
+	s.mu.Unlock()
+}
+
+// NATS is the server that runs now, for what it knows of its connections.
+func (s *Server) NATS() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.srv
+}
+
+// InProcessConn connects to the server that runs now. It fails while there is none.
+func (s *Server) InProcessConn() (net.Conn, error) { return s.NATS().InProcessConn() }
+
+// URL is the listener's; empty without one.
+func (s *Server) URL() string {
+	if !s.opts.Listen {
+		return ""
+	}
+	return fmt.Sprintf("nats://127.0.0.1:%d", s.port)
+}
+
+// Stop shuts the server down and waits for its end. Its store stays. Connections are cut, and new ones refused.
+func (s *Server) Stop() {
+	if srv := s.NATS(); srv != nil {
+		srv.Shutdown()
+		srv.WaitForShutdown()
+	}
+}
+
+// Restart stops the server if it still runs and starts it again on the same store and port. Call it from the test's
+// own goroutine.
+func (s *Server) Restart() {
+	s.t.Helper()
+	s.Stop()
+	s.start()
+}
+
+// Dial connects by TCP to a NATS URL: what NewFaults needs to stand before a server in another process.
+type Dial string
+
+func (d Dial) InProcessConn() (net.Conn, error) {
+	u, err := url.Parse(string(d))
+	if err != nil {
+		return nil, err
+	}
+	return net.DialTimeout("tcp", u.Host, 5*time.Second)
+}

@@ -1,0 +1,135 @@
+package bus
+
+import (
+	"crypto/tls"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// Config says which server a Bus talks to and how. The zero Config is a private server embedded in this process,
+// with no listener and a temporary store that is removed at the end.
+type Config struct {
+	// Name is how this process shows up in the server's own reports. Zero: "troupe".
+	Name string
+
+	// URLs are the servers of an external NATS, or of another process's embedded one. Zero: embed a server.
+	URLs []string
+	// Token authenticates to an external server. TokenFile is a file that holds it. At most one of the two.
+	Token     string
+	TokenFile string
+	// CredsFile is a NATS credentials file for an external server.
+	CredsFile string
+	// TLS says how an external server proves itself, and how we do.
+	TLS TLSConfig
+	// Wait keeps trying an external server that is not there yet, until the context ends. Zero: the first failure is
+	// the answer.
+	Wait bool
+
+	// Server configures the embedded server. It must be zero when URLs are given.
+	Server ServerConfig
+
+	// OutageLimit is how long calls stay pending while the server cannot be reached; then they fail as unavailable.
+	// Zero: two minutes.
+	OutageLimit time.Duration
+	// Budget is how many bytes of large bodies may be on their way to this connection at once. It must stay well
+	// under the 64 MiB at which a server cuts a connection. Zero: 16 MiB.
+	Budget int64
+	// MaxBody is the largest body that is accepted. Zero: 8 GiB.
+	MaxBody int64
+
+	// Logger receives what happens to the connection. Zero: warnings and errors to slog's default logger.
+	Logger *slog.Logger
+	// OnError is called for each asynchronous error of the connection (a slow consumer, a permission refused). It
+	// must not block. Zero: such errors are logged and counted.
+	OnError func(error)
+
+	// InProcess replaces the connection to the server: the seam at which tests lose, double and delay messages.
+	InProcess nats.InProcessConnProvider
+}
+
+// TLSConfig is a client's side of TLS. The zero TLSConfig uses TLS only if the URL or the server asks for it, with
+// the system's roots.
+type TLSConfig struct {
+	CAFile   string // roots to trust instead of the system's
+	CertFile string // our own certificate, and
+	KeyFile  string // its key
+	// Fingerprint is the SHA-256 of the server's certificate in hexadecimal. When set, that certificate and no other
+	// is accepted, whoever signed it.
+	Fingerprint string
+}
+
+// ServerConfig is the embedded server.
+type ServerConfig struct {
+	// Listen is HOST:PORT for other processes; port 0 picks a free one. Zero: no listener, connections in process only.
+	Listen string
+	// StoreDir keeps JetStream's files. Zero: a temporary folder, removed when the bus is closed.
+	StoreDir string
+	// MaxMemory and MaxStore bound JetStream. Zero: 256 MiB and 16 GiB.
+	MaxMemory int64
+	MaxStore  int64
+	// SyncAlways syncs every write to disk before it is acknowledged. It costs about three quarters of the write rate.
+	SyncAlways bool
+	// Token, when set, is asked of every connection. TLS, when set, is required of every one that comes by network.
+	Token string
+	TLS   *tls.Config
+}
+
+const (
+	defaultBudget      = 16 << 20
+	defaultMaxBody     = 8 << 30
+	defaultOutageLimit = 2 * time.Minute
+)
+
+func (c Config) withDefaults() Config {
+	if c.Name == "" {
+		c.Name = "troupe"
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	if c.OutageLimit == 0 {
+		c.OutageLimit = defaultOutageLimit
+	}
+	if c.Budget == 0 {
+		c.Budget = defaultBudget
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = defaultMaxBody
+	}
+	if c.Server.MaxMemory == 0 {
+		c.Server.MaxMemory = 256 << 20
+	}
+	if c.Server.MaxStore == 0 {
+		c.Server.MaxStore = 16 << 30
+	}
+	return c
+}
+
+// validate reports everything that is wrong at once.
+func (c Config) validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, Errorf(CodeInvalid, format, args...)) }
+	if len(c.URLs) > 0 && c.Server != (ServerConfig{}) {
+		bad("bus.Config: URLs %s and Server are both set; leave Server empty to use an external server", strings.Join(c.URLs, ","))
+	}
+	if c.Token != "" && c.TokenFile != "" {
+		bad("bus.Config: Token and TokenFile are both set; choose one")
+	}
+	if (c.TLS.CertFile == "") != (c.TLS.KeyFile == "") {
+		bad("bus.Config: TLS.CertFile and TLS.KeyFile go together")
+	}
+	if c.Budget < 0 || c.Budget > 48<<20 {
+		bad("bus.Config: Budget %d: must be between 1 byte and 48 MiB, under the 64 MiB at which servers cut a connection", c.Budget)
+	}
+	for _, u := range c.URLs {
+		if strings.TrimSpace(u) == "" {
+			bad("bus.Config: an empty URL; give nats://HOST:PORT")
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,422 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+)
+
+const (
+	maxEnvelope    = 16 << 10 // what a frame's envelope may take of a message
+	maxInline      = 64 << 10 // the largest argument that travels in its frame
+	maxInlineRole  = 8 << 20  // the most bytes of such arguments on their way to one role
+	maxInlineReply = 32 << 10 // the largest answer that travels in its frame
+	minInlineReply = 1 << 10  // what an answer may always take
+	maxInlineIn    = 24 << 20 // the most bytes of such answers on their way to one endpoint
+	inboxBytes     = 256 << 20
+	sweepEvery     = 200 * time.Millisecond
+)
+
+// Endpoint is one process's place in one namespace: the session that its calls carry, the one inbox for all that comes
+// back, and the bodies it holds and awaits. Callers and hosts of workers both have one. It is safe for concurrent use.
+type Endpoint struct {
+	bus        *Bus
+	namespace  string
+	session    string
+	caller     string
+	callPrefix string
+	sub        *nats.Subscription
+	receipts   *receipts
+	store      *store
+	sequencers *sequencers
+	bundler    *bundler
+
+	mu          sync.Mutex // guards what follows
+	seq         uint64     // the last sequence that was given out
+	acked       uint64     // every call up to here is over
+	pending     map[uint64]*Gather
+	inlineIn    int64 // answer bytes that may come unasked
+	targets     map[Address]*target
+	err         error // why the endpoint is closed
+	outageSince time.Time
+
+	askCh    chan struct{} // holds one; ask about every pending call now
+	workCh   chan struct{} // holds one; there is something to look after
+	closedCh chan struct{}
+	group    sync.WaitGroup
+}
+
+// Endpoint opens an endpoint in the namespace. It lives until it or its Bus is closed.
+func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
+	if err := CheckName("namespace", namespace); err != nil {
+		return nil, err
+	}
+	host, _ := os.Hostname()
+	e := &Endpoint{
+		bus: b, namespace: namespace, session: nuid.Next(),
+		caller:  filepath.Base(os.Args[0]) + "@" + host,
+		pending: map[uint64]*Gather{}, targets: map[Address]*target{},
+		askCh: make(chan struct{}, 1), workCh: make(chan struct{}, 1), closedCh: make(chan struct{}),
+	}
+	e.callPrefix = replyCallPrefix(namespace, e.session)
+	e.receipts, e.store, e.sequencers, e.bundler = newReceipts(e), newStore(e), newSequencers(e), newBundler(e)
+	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), e.receive)
+	if err != nil {
+		return nil, natsError("subscribe to the inbox", err)
+	}
+	if err := sub.SetPendingLimits(-1, inboxBytes); err != nil {
+		return nil, natsError("subscribe to the inbox", err)
+	}
+	e.sub = sub
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		_ = sub.Unsubscribe()
+		return nil, Errorf(CodeClosed, "the bus is closed")
+	}
+	b.endpoints[e] = struct{}{}
+	e.spawn(e.sweepLoop)
+	e.spawn(e.bundler.loop)
+	return e, nil
+}
+
+// Bus is the connection the endpoint lives on.
+func (e *Endpoint) Bus() *Bus { return e.bus }
+
+// Namespace is the namespace the endpoint lives in.
+func (e *Endpoint) Namespace() string { return e.namespace }
+
+// Session is the endpoint's own name, new at each opening.
+func (e *Endpoint) Session() string { return e.session }
+
+// spawn runs do in a goroutine that Close waits for.
+func (e *Endpoint) spawn(do func()) {
+	e.group.Add(1)
+	go func() {
+		defer e.group.Done()
+		do()
+	}()
+}
+
+// Close fails every pending call, lets go of every body and ends the subscription. It may be called more than once.
+func (e *Endpoint) Close() {
+	e.bus.mu.Lock()
+	delete(e.bus.endpoints, e)
+	e.bus.mu.Unlock()
+	if !e.fail(Errorf(CodeClosed, "the endpoint is closed")) {
+		return
+	}
+	close(e.closedCh)
+	_ = e.sub.Unsubscribe() // fails only on a closed connection, where there is nothing to end
+	e.sequencers.closeAll()
+	e.receipts.failAll(ErrClosed)
+	e.store.dropAll()
+	e.group.Wait()
+}
+
+// fail ends every pending call with err and lets no new one begin. It reports false if that had been done before.
+func (e *Endpoint) fail(err error) bool {
+	e.mu.Lock()
+	first := e.err == nil
+	if first {
+		e.err = err
+	}
+	all := e.pendingLocked()
+	e.mu.Unlock()
+	for _, g := range all {
+		g.abort(err)
+	}
+	return first
+}
+
+func (e *Endpoint) pendingLocked() []*Gather {
+	all := make([]*Gather, 0, len(e.pending))
+	for _, g := range e.pending {
+		all = append(all, g)
+	}
+	return all
+}
+
+var frameBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
+
+// send publishes one frame. NATS copies the bytes before it returns.
+func (e *Endpoint) send(subject string, f *Frame) error { return e.sendFrom(subject, "", f) }
+
+func (e *Endpoint) sendFrom(subject, reply string, f *Frame) error {
+	buf := frameBuffers.Get().(*[]byte)
+	*buf = f.Append((*buf)[:0])
+	err := e.publish(subject, reply, *buf)
+	if cap(*buf) <= 1<<20 {
+		frameBuffers.Put(buf)
+	}
+	return err
+}
+
+func (e *Endpoint) publish(subject, reply string, data []byte) error {
+	var err error
+	if reply == "" {
+		err = e.bus.nc.Publish(subject, data)
+	} else {
+		err = e.bus.nc.PublishRequest(subject, reply, data)
+	}
+	if err != nil {
+		return natsError("publish", err)
+	}
+	return nil
+}
+
+// Send publishes a frame that is no call: a host's status or beat.
+func (e *Endpoint) Send(subject string, f *Frame) error { return e.send(subject, f) }
+
+// Tell publishes a frame to the inbox of another session in the namespace.
+func (e *Endpoint) Tell(session string, f *Frame) error {
+	return e.send(replyIn(e.namespace, session), f)
+}
+
+// natsError gives an error of NATS one of our codes.
+func natsError(doing string, err error) error {
+	switch {
+	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
+		return Errorf(CodeClosed, "%s: the connection to the bus is closed (%w)", doing, err)
+	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
+		return Errorf(CodeUnavailable, "%s: the server cannot be reached at the moment (%w)", doing, err)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
+		return Errorf(CodeTimedOut, "%s: %w", doing, err)
+	}
+	return Errorf(CodeInternal, "%s: %w", doing, err)
+}
+
+// receive runs on the inbox's one goroutine and must not block.
+func (e *Endpoint) receive(m *nats.Msg) {
+	if strings.HasPrefix(m.Subject, e.callPrefix) {
+		e.receiveAside(m)
+		return
+	}
+	e.receiveFrame(m.Data)
+}
+
+func (e *Endpoint) receiveFrame(data []byte) {
+	f, err := ParseFrame(data)
+	if err != nil {
+		e.bus.cfg.Logger.Warn("bus: a frame in the inbox cannot be read", "error", err)
+		return
+	}
+	switch f.Kind {
+	case KindBundle:
+		if !unbundle(f.Body, e.receiveBundled) {
+			e.bus.cfg.Logger.Warn("bus: a bundle in the inbox is cut off")
+		}
+	case KindAnswer:
+		e.answered(&f)
+	case KindStatus:
+		if g := e.gather(f.Header.Seq); g != nil {
+			g.status(&f)
+		}
+	case KindWant:
+		e.store.wanted(&f)
+	case KindProgress:
+		e.store.progressed(&f)
+	case KindDone:
+		e.store.done(&f)
+	case KindGone:
+		e.receipts.gone(f.Header.Ref)
+	case KindChunk:
+		e.Chunk(&f)
+	case KindMissing:
+		e.missing(&f)
+	default:
+		e.bus.cfg.Logger.Warn("bus: a frame of an unknown kind in the inbox", "kind", f.Kind.String())
+	}
+}
+
+// receiveBundled takes one frame of a bundle; a bundle inside a bundle is refused, so that nothing nests.
+func (e *Endpoint) receiveBundled(data []byte) {
+	if len(data) >= frameHead && Kind(data[3]) == KindBundle {
+		e.bus.cfg.Logger.Warn("bus: a bundle inside a bundle")
+		return
+	}
+	e.receiveFrame(data)
+}
+
+// receiveAside takes what does not come from a peer of our version: the server's word that nobody listens, or a
+// peer's that it cannot read us.
+func (e *Endpoint) receiveAside(m *nats.Msg) {
+	seq, part, ok := parseReplyCall(m.Subject[len(e.callPrefix):])
+	g := e.gather(seq)
+	if !ok || g == nil {
+		return
+	}
+	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+		g.nobodyListens(part)
+		return
+	}
+	if len(m.Data) >= frameHead && Kind(m.Data[3]) == KindVersion {
+		g.abort(Errorf(CodeVersion, "%s speaks version %d of the wire, this side version %d; run the same major version on both", g.call.To.Role, m.Data[2], Major))
+	}
+}
+
+// AnswerVersion tells the sender of a frame we cannot read which version we speak. reply is the message's own.
+func (e *Endpoint) AnswerVersion(reply string) {
+	if reply != "" {
+		_ = e.send(reply, &Frame{Kind: KindVersion}) // the caller asks again if this is lost
+	}
+}
+
+func (e *Endpoint) answered(f *Frame) {
+	if g := e.gather(f.Header.Seq); g != nil {
+		g.answer(f)
+		return
+	}
+	if f.Header.Ref.Owner != "" { // nobody waits for it any more
+		e.release(f.Header.Ref, RankSet{})
+	}
+}
+
+func (e *Endpoint) gather(seq uint64) *Gather {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.pending[seq]
+}
+
+// register gives g its sequence, and promises room for its answers.
+func (e *Endpoint) register(g *Gather) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.err != nil {
+		return e.err
+	}
+	e.seq++
+	g.seq = e.seq
+	n := int64(len(g.slots))
+	each := min(maxInlineReply, max((maxInlineIn-e.inlineIn)/n, minInlineReply))
+	g.inline = uint32(each)
+	e.inlineIn += each * n
+	e.pending[g.seq] = g
+	if len(e.pending) == 1 {
+		e.wakeSweep()
+	}
+	return nil
+}
+
+// unregister forgets a gather that is over, and moves the mark up to which every answer is in.
+func (e *Endpoint) unregister(g *Gather) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.pending[g.seq] != g {
+		return
+	}
+	delete(e.pending, g.seq)
+	e.inlineIn -= int64(g.inline) * int64(len(g.slots))
+	for e.acked < e.seq && e.pending[e.acked+1] == nil {
+		e.acked++
+	}
+}
+
+// Pending counts the calls that are not over; zero when nothing is under way.
+func (e *Endpoint) Pending() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.pending)
+}
+
+// Lost fails what every pending call still expects of a rank that is known to be dead. A rank of a later generation
+// is another worker and is left alone.
+func (e *Endpoint) Lost(to Address, rank int, gen uint32, why error) {
+	e.mu.Lock()
+	all := e.pendingLocked()
+	e.mu.Unlock()
+	for _, g := range all {
+		if g.call.To == to {
+			g.lost(rank, gen, why)
+		}
+	}
+}
+
+// Forget drops what the endpoint remembers of a role that has ended.
+func (e *Endpoint) Forget(to Address) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.targets, to)
+}
+
+// askNow has every pending call asked about at once: after a reconnect, or when messages were dropped.
+func (e *Endpoint) askNow() {
+	select {
+	case e.askCh <- struct{}{}:
+	default:
+	}
+}
+
+// sweepLoop looks after what was lost: calls nobody answers, bodies that do not move, servers that do not come back.
+// It sleeps while nothing is under way.
+func (e *Endpoint) sweepLoop() {
+	t := time.NewTimer(rand.N(sweepEvery))
+	defer t.Stop()
+	for {
+		now := false
+		if e.idle() {
+			select {
+			case <-e.closedCh:
+				return
+			case <-e.askCh:
+			case <-e.workCh:
+			}
+			t.Reset(sweepEvery)
+		}
+		select {
+		case <-e.closedCh:
+			return
+		case <-e.askCh:
+			now = true
+		case <-t.C:
+			t.Reset(sweepEvery)
+		}
+		e.sweep(now)
+	}
+}
+
+// idle reports whether nothing can have been lost.
+func (e *Endpoint) idle() bool {
+	e.mu.Lock()
+	pending := len(e.pending)
+	e.mu.Unlock()
+	return pending == 0 && e.receipts.len() == 0
+}
+
+// wakeSweep starts the sweep if it sleeps.
+func (e *Endpoint) wakeSweep() {
+	select {
+	case e.workCh <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Endpoint) sweep(askAll bool) {
+	connected, now := e.bus.nc.IsConnected(), time.Now()
+	e.receipts.sweep(now, connected)
+	e.mu.Lock()
+	if connected {
+		e.outageSince = time.Time{}
+	} else if e.outageSince.IsZero() {
+		e.outageSince = now
+	}
+	outage := !connected && now.Sub(e.outageSince) > e.bus.cfg.OutageLimit
+	all := e.pendingLocked()
+	e.mu.Unlock()
+	for _, g := range all {
+		switch {
+		case outage:
+			g.abort(Errorf(CodeUnavailable, "the server has been unreachable for %s; the call may or may not have run", e.bus.cfg.OutageLimit))
+		case connected:
+			g.ask(now, askAll)
+		}
+	}
+}

@@ -1,0 +1,406 @@
+package bus_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats-server/v2/server/ats"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// openKV opens the bucket "test" on b, in memory unless cfg (at most one) says otherwise.
+func openKV(t testing.TB, b *bus.Bus, cfg ...bus.KVConfig) *bus.KV {
+	t.Helper()
+	c := bus.KVConfig{Memory: true}
+	if len(cfg) > 0 {
+		c = cfg[0]
+	}
+	c.Bucket = "test"
+	kv, err := b.KV(t.Context(), c)
+	require.NoError(t, err)
+	return kv
+}
+
+// kvBubble runs a test on virtual time, with a server and two ways to it: one that can be made bad, and a good one.
+func kvBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *bus.KV)) {
+	ats.Register() // outside, because it lives as long as the process
+	defer ats.Unregister()
+	synctest.Test(t, func(t *testing.T) {
+		srv := bustest.StartServer(t, bustest.Options{})
+		f := bustest.NewFaults(srv)
+		bad := openKV(t, bustest.Open(t, bus.Config{InProcess: f}))
+		good := openKV(t, bustest.Open(t, bus.Config{InProcess: srv}))
+		test(t, f, bad, good)
+	})
+	runtime.GC()
+	runtime.GC()
+}
+
+// writeAck accepts the messages with which the server answers writes.
+func writeAck(m bustest.Message) bool {
+	return m.Toward == bustest.ToClient && strings.Contains(string(m.Payload), `"stream":"KV_test"`)
+}
+
+// nextEvent is the next event of a watch, in short.
+func nextEvent(t *testing.T, events <-chan bus.Event) string {
+	t.Helper()
+	select {
+	case ev, ok := <-events:
+		require.True(t, ok, "the watch has ended")
+		switch ev.Kind {
+		case bus.EventPut:
+			return ev.Key + "=" + string(ev.Value)
+		case bus.EventDelete:
+			return "-" + ev.Key
+		}
+		return "complete"
+	case <-time.After(20 * time.Second):
+		t.Fatal("no event")
+		return ""
+	}
+}
+
+func TestKVChecksEachWrite(t *testing.T) {
+	ctx := t.Context()
+	for _, cfg := range []bus.KVConfig{{Memory: true}, {}} {
+		kv := openKV(t, bustest.Open(t), cfg)
+		_, err := kv.Get(ctx, "a.b")
+		require.ErrorIs(t, err, bus.ErrNotFound)
+		first, err := kv.Create(ctx, "a.b", []byte("1"))
+		require.NoError(t, err)
+		_, err = kv.Create(ctx, "a.b", []byte("x"))
+		require.ErrorIs(t, err, bus.ErrExists)
+		second, err := kv.Update(ctx, "a.b", []byte("2"), first)
+		require.NoError(t, err)
+		require.Greater(t, second, first)
+
+		_, err = kv.Update(ctx, "a.b", []byte("x"), first)
+		require.ErrorIs(t, err, bus.ErrConflict)
+		now, ok := bus.RevisionOf(err)
+		require.True(t, ok)
+		require.Equal(t, second, now)
+		require.ErrorIs(t, kv.Delete(ctx, "a.b", first), bus.ErrConflict)
+
+		e, err := kv.Get(ctx, "a.b")
+		require.NoError(t, err)
+		require.Equal(t, "a.b=2", e.Key+"="+string(e.Value))
+		require.NoError(t, kv.Delete(ctx, "a.b", second))
+		_, err = kv.Get(ctx, "a.b")
+		require.ErrorIs(t, err, bus.ErrNotFound)
+		_, err = kv.Update(ctx, "a.b", []byte("x"), second)
+		require.ErrorIs(t, err, bus.ErrConflict)
+		_, err = kv.Create(ctx, "a.b", []byte("3")) // over the marker of the deletion
+		require.NoError(t, err)
+	}
+}
+
+func TestKVRefusesBadInput(t *testing.T) {
+	ctx, b := t.Context(), bustest.Open(t)
+	kv := openKV(t, b)
+	for _, key := range []string{"", ".", "a.", ".a", "a..b", "a b", "a.*", ">", "ä", strings.Repeat("k", 600)} {
+		_, err := kv.Put(ctx, key, nil)
+		require.ErrorIs(t, err, bus.ErrInvalid, key)
+		_, err = kv.Get(ctx, key)
+		require.ErrorIs(t, err, bus.ErrInvalid, key)
+	}
+	_, err := kv.Put(ctx, "big", make([]byte, 2<<20))
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	_, err = kv.Update(ctx, "a", nil, 0)
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	_, err = kv.Watch(ctx, "a.*")
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	_, err = b.KV(ctx, bus.KVConfig{Bucket: "a.b", MarkerTTL: time.Millisecond})
+	require.ErrorContains(t, err, "bucket name")
+	require.ErrorContains(t, err, "MarkerTTL")
+	_, err = b.KV(ctx, bus.KVConfig{Bucket: "test"})
+	require.ErrorIs(t, err, bus.ErrExists, "a bucket in memory is not one on file")
+	full := openBucket(t, b, bus.KVConfig{Bucket: "small", MaxBytes: 4096})
+	_, err = full.Put(ctx, "k", make([]byte, 8192))
+	require.ErrorIs(t, err, bus.ErrRefused)
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = kv.Put(gone, "k", nil)
+	require.ErrorIs(t, err, bus.ErrCancelled)
+}
+
+func openBucket(t *testing.T, b *bus.Bus, cfg bus.KVConfig) *bus.KV {
+	kv, err := b.KV(t.Context(), cfg)
+	require.NoError(t, err)
+	return kv
+}
+
+func TestKVListsInOrder(t *testing.T) {
+	ctx, kv := t.Context(), openKV(t, bustest.Open(t))
+	none, err := kv.List(ctx, "")
+	require.NoError(t, err)
+	require.Empty(t, none)
+	var want []string
+	for i := range 300 {
+		want = append(want, fmt.Sprintf("role.a.%03d", i))
+		_, err := kv.Put(ctx, want[i], []byte(strconv.Itoa(i)))
+		require.NoError(t, err)
+	}
+	for _, key := range []string{"role.a", "role.b", "role.ab", "role.a.000"} {
+		_, err := kv.Put(ctx, key, []byte("0"))
+		require.NoError(t, err)
+	}
+	require.NoError(t, kv.Delete(ctx, "role.a.299", 0))
+	keys, err := kv.Keys(ctx, "role.a")
+	require.NoError(t, err)
+	require.Equal(t, append([]string{"role.a"}, want[:299]...), keys)
+	list, err := kv.List(ctx, "role.a.007")
+	require.NoError(t, err)
+	require.Equal(t, "7", string(list[0].Value))
+}
+
+// Harm forbidden: an existing bucket loses its atomic writes, or has them only for some who open it.
+func TestKVOpensWhatIsThere(t *testing.T) {
+	ctx, b := t.Context(), bustest.Open(t)
+	_, err := b.JetStream().CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "test"})
+	require.NoError(t, err)
+	for range 2 {
+		kv := openKV(t, b, bus.KVConfig{})
+		_, err = kv.Apply(ctx, []bus.Op{bus.OpPut("a", nil), bus.OpPut("b", nil)})
+		require.NoError(t, err)
+	}
+	s, err := b.JetStream().Stream(ctx, "KV_test")
+	require.NoError(t, err)
+	c := s.CachedInfo().Config
+	require.True(t, c.AllowAtomicPublish && c.AllowMsgTTL && c.SubjectDeleteMarkerTTL > 0)
+	require.Positive(t, c.MaxBytes)
+	require.EqualValues(t, 1, c.MaxMsgsPerSubject)
+}
+
+// oldServer speaks just enough of the protocol to say its version.
+type oldServer struct{}
+
+func (oldServer) InProcessConn() (net.Conn, error) {
+	here, there := net.Pipe()
+	go func() {
+		_, _ = fmt.Fprint(there, "INFO {\"version\":\"2.11.4\",\"max_payload\":1048576,\"headers\":true,\"proto\":1}\r\n")
+		for lines := bufio.NewScanner(there); lines.Scan(); {
+			if lines.Text() == "PING" {
+				_, _ = fmt.Fprint(there, "PONG\r\n")
+			}
+		}
+	}()
+	return here, nil
+}
+
+func TestKVNamesTheServerItCannotUse(t *testing.T) {
+	_, err := bustest.Open(t, bus.Config{InProcess: oldServer{}}).KV(t.Context(), bus.KVConfig{Bucket: "test"})
+	require.ErrorIs(t, err, bus.ErrVersion)
+	require.ErrorContains(t, err, "version 2.11.4; key-value needs 2.12.1")
+	plain, err := server.NewServer(&server.Options{DontListen: true, NoSigs: true, NoLog: true})
+	require.NoError(t, err)
+	plain.Start()
+	t.Cleanup(func() { plain.Shutdown(); plain.WaitForShutdown() })
+	_, err = bustest.Open(t, bus.Config{InProcess: plain}).KV(t.Context(), bus.KVConfig{Bucket: "test"})
+	require.ErrorIs(t, err, bus.ErrUnavailable)
+	require.ErrorContains(t, err, "no JetStream")
+}
+
+func TestKVOneCreatorWins(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{})
+	kvs := []*bus.KV{openKV(t, bustest.Open(t, bus.Config{InProcess: srv})), openKV(t, bustest.Open(t, bus.Config{InProcess: srv}))}
+	for round := range 20 {
+		var wg sync.WaitGroup
+		var won, lost atomic.Int32
+		for i := range 8 {
+			wg.Go(func() {
+				switch _, err := kvs[i%2].Create(t.Context(), strconv.Itoa(round), []byte{byte(i)}); {
+				case err == nil:
+					won.Add(1)
+				case bus.CodeOf(err) == bus.CodeExists:
+					lost.Add(1)
+				}
+			})
+		}
+		wg.Wait()
+		require.EqualValues(t, 1, won.Load())
+		require.EqualValues(t, 7, lost.Load())
+	}
+}
+
+// Harm forbidden: an update is made on top of something its writer has not seen.
+func TestKVCountsEveryIncrement(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{})
+	_, err := openKV(t, bustest.Open(t, bus.Config{InProcess: srv})).Put(t.Context(), "n", []byte("0"))
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 4 {
+		kv := openKV(t, bustest.Open(t, bus.Config{InProcess: srv}))
+		wg.Go(func() {
+			for done := 0; done < 50; {
+				e, err := kv.Get(t.Context(), "n")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				n, _ := strconv.Atoi(string(e.Value))
+				if _, err = kv.Update(t.Context(), "n", []byte(strconv.Itoa(n+1)), e.Revision); err == nil {
+					done++
+				} else if bus.CodeOf(err) != bus.CodeConflict {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	e, err := openKV(t, bustest.Open(t, bus.Config{InProcess: srv})).Get(t.Context(), "n")
+	require.NoError(t, err)
+	require.Equal(t, "200", string(e.Value))
+}
+
+func TestKVFindsOutWhatBecameOfAWrite(t *testing.T) {
+	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+		ctx := t.Context()
+		f.SetRule(bustest.Once(bustest.Drop, writeAck)) // it has landed, and we are not told
+		revision, err := bad.Create(ctx, "landed", []byte("1"))
+		require.NoError(t, err)
+		e, err := good.Get(ctx, "landed")
+		require.NoError(t, err)
+		require.Equal(t, e.Revision, revision)
+
+		f.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool { return m.Toward == bustest.ToServer })) // it has not
+		_, err = bad.Update(ctx, "landed", []byte("2"), revision)
+		require.NoError(t, err)
+
+		overtake := func(m bustest.Message) bool { // landed, and replaced before we ask
+			if writeAck(m) {
+				_, err := good.Put(context.Background(), "landed", []byte("theirs"))
+				return err == nil
+			}
+			return false
+		}
+		e, err = good.Get(ctx, "landed")
+		require.NoError(t, err)
+		f.SetRule(bustest.Once(bustest.Drop, overtake))
+		revision, err = bad.Update(ctx, "landed", []byte("ours"), e.Revision)
+		require.NoError(t, err)
+		e, err = good.Get(ctx, "landed")
+		require.NoError(t, err)
+		require.Equal(t, "theirs", string(e.Value))
+		require.Equal(t, e.Revision, revision+1)
+
+		f.SetRule(func(m bustest.Message) bustest.Verdict { // nobody ever tells
+			if writeAck(m) {
+				return bustest.Drop
+			}
+			return bustest.Pass
+		})
+		_, err = bad.Put(ctx, "dark", nil)
+		require.ErrorIs(t, err, bus.ErrOutcomeUnknown)
+		f.Freeze()
+		_, err = bad.Get(ctx, "dark")
+		require.ErrorIs(t, err, bus.ErrTimedOut)
+		f.Thaw()
+	})
+}
+
+func TestKVWaitsOutARestart(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	b := bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}) // a pipe that breaks is what we came for
+	kv := openKV(t, b, bus.KVConfig{})
+	first, err := kv.Put(t.Context(), "a", []byte("1"))
+	require.NoError(t, err)
+	srv.Stop()
+	for b.Conn().IsConnected() { // until then a write may or may not have been sent
+		runtime.Gosched()
+	}
+	short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	_, err = kv.Put(short, "a", []byte("2"))
+	require.ErrorIs(t, err, bus.ErrUnavailable)
+	doneCh := make(chan error)
+	go func() {
+		_, err := kv.Update(context.Background(), "a", []byte("3"), first)
+		doneCh <- err
+	}()
+	srv.Restart()
+	require.NoError(t, <-doneCh)
+}
+
+func TestKVWatchConvergesOverARestart(t *testing.T) {
+	for _, memory := range []bool{false, true} {
+		t.Run(fmt.Sprintf("memory=%v", memory), func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			srv := bustest.StartServer(t, bustest.Options{Listen: true})
+			f := bustest.NewFaults(bustest.Dial(srv.URL()))
+			cfg := bus.KVConfig{Memory: memory}
+			kv := openKV(t, bustest.Open(t, bus.Config{URLs: []string{srv.URL()}}), cfg)
+			for _, key := range []string{"r.keep", "r.change", "r.drop", "other"} {
+				_, err := kv.Put(ctx, key, []byte("1"))
+				require.NoError(t, err)
+			}
+			events, err := openKV(t, bustest.Open(t, bus.Config{InProcess: f}), cfg).Watch(ctx, "r")
+			require.NoError(t, err)
+			require.Equal(t, []string{"r.keep=1", "r.change=1", "r.drop=1", "complete"}, []string{nextEvent(t, events), nextEvent(t, events), nextEvent(t, events), nextEvent(t, events)})
+			require.NoError(t, kv.Delete(ctx, "r.keep", 0))
+			require.Equal(t, "-r.keep", nextEvent(t, events))
+			_, err = kv.Create(ctx, "r.keep", []byte("2"))
+			require.NoError(t, err)
+			require.Equal(t, "r.keep=2", nextEvent(t, events))
+
+			f.Freeze() // the watcher sees nothing of what follows
+			srv.Restart()
+			require.NoError(t, kv.Delete(ctx, "r.drop", 0))
+			_, err = kv.Put(ctx, "r.change", []byte("2"))
+			require.NoError(t, err)
+			f.Cut()
+			f.Thaw()
+			got := map[string]bool{}
+			for ev := nextEvent(t, events); ev != "complete"; ev = nextEvent(t, events) {
+				got[ev] = true
+			}
+			require.Equal(t, map[string]bool{"r.change=2": true, "-r.drop": true}, withoutKey(got, "-r.keep"))
+			require.Equal(t, memory, got["-r.keep"], "what was in memory is gone")
+			_, err = kv.Put(ctx, "r.new", []byte("1"))
+			require.NoError(t, err)
+			require.Equal(t, "r.new=1", nextEvent(t, events))
+		})
+	}
+}
+
+func withoutKey(m map[string]bool, key string) map[string]bool {
+	c := map[string]bool{}
+	for k := range m {
+		if k != key {
+			c[k] = true
+		}
+	}
+	return c
+}
+
+func TestKVWatchEndsWithItsContext(t *testing.T) {
+	kv := openKV(t, bustest.Open(t))
+	for i := range 1000 {
+		_, err := kv.Put(t.Context(), strconv.Itoa(i), make([]byte, 1000))
+		require.NoError(t, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	events, err := kv.Watch(ctx, "")
+	require.NoError(t, err)
+	<-events // and then does not read on
+	cancel()
+	for range events {
+	}
+}

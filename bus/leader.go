@@ -1,0 +1,129 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+)
+
+// LeadConfig is a candidacy. Everybody who runs with the same Key stands for the same lead.
+type LeadConfig struct {
+	// Key is the lease of the lead. <Key>.epoch and <Key>.fence belong to it too.
+	Key string
+	// ID says who leads, to those who read the key.
+	ID string
+	// TTL is how long the lead outlives a leader that died: the others take over then, at once if it resigned. It may be
+	// short, because a leader that was only slow cannot do harm. At least a second.
+	TTL time.Duration
+}
+
+// Lead stands for the lead until ctx ends, and calls lead each time it is won. The context of that call ends when the
+// lead is lost; when lead has returned, Lead stands again. If lead returns while it still leads, its lead is given up
+// and its error, or nil, is what Lead returns. When ctx ends, Lead returns ctx's error.
+func (kv *KV) Lead(ctx context.Context, cfg LeadConfig, lead func(context.Context, *Term) error) error {
+	for {
+		l, err := kv.campaign(ctx, cfg)
+		if err != nil {
+			return err
+		}
+		again, err := kv.serve(ctx, cfg, l, lead)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if !again {
+			return err
+		}
+		kv.b.cfg.Logger.Warn("bus: the lead is lost; standing again", "bucket", kv.cfg.Bucket, "key", cfg.Key, "id", cfg.ID, "error", err)
+	}
+}
+
+// campaign waits until the lease is ours.
+func (kv *KV) campaign(ctx context.Context, cfg LeadConfig) (*Lease, error) {
+	for pause := retryPause; ; pause = min(2*pause, maxPause) {
+		l, err := kv.Lease(ctx, cfg.Key, []byte(cfg.ID), cfg.TTL)
+		switch {
+		case err == nil:
+			return l, nil
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case errors.Is(err, ErrExists):
+			kv.awaitFree(ctx, cfg)
+			pause = retryPause
+		case errors.Is(err, ErrInvalid), errors.Is(err, ErrClosed), errors.Is(err, ErrNotFound), errors.Is(err, ErrRefused):
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(rand.N(pause)): // standbys see the end together; let one be first
+		}
+	}
+}
+
+// awaitFree returns when the lease may be free: it is gone, or so much time has passed that we had better look again.
+func (kv *KV) awaitFree(ctx context.Context, cfg LeadConfig) {
+	ctx, cancel := context.WithTimeout(ctx, 2*cfg.TTL+maxPause)
+	defer cancel()
+	events, err := kv.Watch(ctx, cfg.Key)
+	if err != nil {
+		return
+	}
+	held := false
+	for ev := range events {
+		if ev.Key == cfg.Key {
+			held = ev.Kind == EventPut
+		}
+		if !held && (ev.Kind == EventComplete || ev.Key == cfg.Key) {
+			return
+		}
+	}
+}
+
+// serve leads. again says that the lead was lost rather than laid down.
+func (kv *KV) serve(ctx context.Context, cfg LeadConfig, l *Lease, lead func(context.Context, *Term) error) (again bool, err error) {
+	defer func() { _ = l.Release(ctx) }() // if it fails, the lease expires
+	term, err := kv.newTerm(ctx, cfg, l)
+	if err != nil {
+		return true, err
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	lostCh := l.Lost()
+	go func() {
+		select {
+		case <-lostCh:
+			cancel(l.Err())
+		case <-ctx.Done():
+		}
+	}()
+	err = lead(ctx, term)
+	if !l.Valid() {
+		return true, l.Err()
+	}
+	return errors.Is(err, ErrFenced), err
+}
+
+// Term is one time of leading. Every write carries its epoch, and the server refuses it with ErrFenced once another
+// leader has begun, however long this one was asleep; no lease and no clock is needed for that. Since nobody else can
+// write under the fence, Put is as safe as Update here, and costs one message where Update costs a batch of two.
+// It is safe for concurrent use.
+type Term struct {
+	Writer
+	epoch uint64
+}
+
+// newTerm writes the epoch, provided that the lease is still ours.
+func (kv *KV) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*Term, error) {
+	epoch := cfg.Key + ".epoch"
+	own := fence{subject: kv.prefix + cfg.Key, revision: l.Revision(), key: cfg.Key + ".fence"}
+	revision, err := Writer{kv: kv, fences: []fence{own}}.Put(ctx, epoch, []byte(cfg.ID))
+	if err != nil {
+		return nil, err
+	}
+	fences := []fence{{subject: kv.prefix + epoch, revision: revision, key: own.key}}
+	return &Term{Writer: Writer{kv: kv, fences: fences}, epoch: revision}, nil
+}
+
+// Epoch is the term's fencing token: later terms have greater ones.
+func (t *Term) Epoch() uint64 { return t.epoch }

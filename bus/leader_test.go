@@ -1,0 +1,153 @@
+package bus_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// candidate stands for the lead in the background until its context ends. Its terms arrive on termCh, each with the
+// context it was led under, what Lead returns on doneCh. An error on resignCh makes it resign with that.
+type candidate struct {
+	termCh   chan ledTerm
+	resignCh chan error
+	doneCh   chan error
+}
+
+type ledTerm struct {
+	*bus.Term
+	ctx context.Context
+}
+
+func stand(ctx context.Context, kv *bus.KV, id string) candidate {
+	c := candidate{make(chan ledTerm, 8), make(chan error), make(chan error, 1)}
+	go func() {
+		c.doneCh <- kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: id, TTL: 2 * time.Second}, func(ctx context.Context, t *bus.Term) error {
+			c.termCh <- ledTerm{t, ctx}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case err := <-c.resignCh:
+				return err
+			}
+		})
+	}()
+	return c
+}
+
+// Harm forbidden: a leader that was asleep writes over its successor.
+func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
+	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+		ctx, cancel := context.WithCancel(t.Context())
+		a := stand(ctx, bad, "a")
+		first := <-a.termCh
+		revision, err := first.Create(ctx, "r1", []byte("a"))
+		require.NoError(t, err)
+		_, err = first.Update(ctx, "r1", []byte("a2"), revision)
+		require.NoError(t, err)
+		_, err = first.Create(ctx, "r1", nil)
+		require.ErrorIs(t, err, bus.ErrExists, "its own checks hold under the fence")
+
+		b := stand(ctx, good, "b")
+		cut := time.Now()
+		f.Freeze()
+		second := <-b.termCh
+		require.Less(t, time.Since(cut), 2500*time.Millisecond, "takeover")
+		require.Greater(t, second.Epoch(), first.Epoch())
+		<-first.ctx.Done() // by its own clock
+
+		f.Thaw()
+		for name, write := range map[string]func() error{
+			"put":    func() error { _, err := first.Put(ctx, "r1", nil); return err },
+			"create": func() error { _, err := first.Create(ctx, "r2", nil); return err },
+			"update": func() error { _, err := first.Update(ctx, "r1", nil, revision); return err },
+			"delete": func() error { return first.Delete(ctx, "r1", 0) },
+			"batch": func() error {
+				_, err := first.Apply(ctx, []bus.Op{bus.OpPut("r1", nil), bus.OpPut("r2", nil)})
+				return err
+			},
+		} {
+			require.ErrorIs(t, write(), bus.ErrFenced, name)
+		}
+		e, err := second.Put(ctx, "r1", []byte("b"))
+		require.NoError(t, err)
+		got, err := bad.Get(ctx, "r1")
+		require.NoError(t, err)
+		require.Equal(t, e, got.Revision)
+
+		resigned := errors.New("enough")
+		b.resignCh <- resigned
+		require.ErrorIs(t, <-b.doneCh, resigned)
+		back := time.Now()
+		third := <-a.termCh // a stands by again, and takes over at once
+		require.Less(t, time.Since(back), 100*time.Millisecond)
+		require.Greater(t, third.Epoch(), second.Epoch())
+		cancel()
+		require.ErrorIs(t, <-a.doneCh, context.Canceled)
+		_, err = good.Get(context.Background(), "lead")
+		require.ErrorIs(t, err, bus.ErrNotFound, "it has resigned")
+	})
+}
+
+func TestLeaderIsOne(t *testing.T) {
+	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+		ctx, cancel := context.WithCancel(t.Context())
+		termCh := make(chan ledTerm)
+		candidates := []candidate{}
+		for range 3 {
+			c := stand(ctx, good, "x")
+			candidates = append(candidates, c)
+			go func() {
+				for t := range c.termCh {
+					termCh <- t
+				}
+			}()
+		}
+		seen := []ledTerm{<-termCh}
+		for range 2 {
+			time.Sleep(10 * time.Second)
+			require.NoError(t, seen[len(seen)-1].ctx.Err())
+			select {
+			case <-termCh:
+				t.Fatal("two leaders")
+			default:
+			}
+			require.NoError(t, good.Delete(ctx, "lead", 0)) // an operator throws it out
+			seen = append(seen, <-termCh)
+			<-seen[len(seen)-2].ctx.Done()
+			_, err := seen[len(seen)-2].Put(ctx, "k", nil)
+			require.ErrorIs(t, err, bus.ErrFenced)
+		}
+		cancel()
+		for _, c := range candidates {
+			<-c.doneCh
+			close(c.termCh)
+		}
+	})
+}
+
+// A bucket that is lost and made again must not give out an old epoch again.
+func TestLeaderOfALostBucketIsFenced(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	kv := openKV(t, bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := stand(ctx, kv, "a")
+	first := <-c.termCh
+	srv.Restart()
+	second := <-c.termCh
+	require.Greater(t, second.Epoch(), first.Epoch())
+	_, err := first.Put(ctx, "k", nil)
+	require.ErrorIs(t, err, bus.ErrFenced)
+	_, err = second.Put(ctx, "k", nil)
+	require.NoError(t, err)
+	cancel()
+	<-c.doneCh
+}

@@ -1,0 +1,228 @@
+package bus
+
+import (
+	"sync"
+	"time"
+)
+
+// Large bodies are pulled. The frame that needs one carries a Ref; the receiver asks for room in its connection's
+// budget, and when it has it tells the owner that it wants the body. The owner sends chunks, at most a window ahead of
+// what the slowest receiver has confirmed. A receiver that sees no progress asks again from where it is, so that a
+// lost chunk, a reconnect and a restarted server all mend the same way.
+//
+//	            room in the budget              last byte
+//	waiting ─────────────────────────► coming ─────────────► done (Done sent, room given back)
+//	   │                               │   ▲ │
+//	   │                   no progress │   │ │ owner says Gone, or says nothing for giveUpAfter
+//	   └────────── abandoned           └───┘ └──────────────► failed
+const (
+	window        = 4 << 20                // bytes in flight to one receiver of one body
+	progressEvery = window / 4             // how often a receiver confirms
+	stallAfter    = 700 * time.Millisecond // no progress: ask again
+	giveUpAfter   = 20 * time.Second       // no sign of the owner at all
+)
+
+// receipts are the bodies on their way to one endpoint.
+type receipts struct {
+	ep *Endpoint
+	mu sync.Mutex
+	in map[Ref]*receipt
+}
+
+// receipt is one body on its way in. Its fields are guarded by mu; done is called without it.
+type receipt struct {
+	ref       Ref
+	ranks     RankSet // the ranks of this process that need it; empty for a caller
+	done      []func([]byte, error)
+	admission *admission
+
+	mu        sync.Mutex
+	buf       []byte // nil until admitted
+	got       int
+	confirmed int
+	moved     time.Time // last sign of the owner
+	asked     time.Time
+	finished  bool
+}
+
+func newReceipts(ep *Endpoint) *receipts {
+	return &receipts{ep: ep, in: map[Ref]*receipt{}}
+}
+
+// Fetch asks for a body and calls done with it, whole, or with the reason why it will not come. The bytes belong to
+// whoever is called; several callers of Fetch for one ref share them and must not write to them. done must not block.
+func (e *Endpoint) Fetch(ref Ref, ranks RankSet, done func([]byte, error)) {
+	if ref.Len > e.bus.cfg.MaxBody {
+		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
+		return
+	}
+	rs := e.receipts
+	rs.mu.Lock()
+	if r, ok := rs.in[ref]; ok {
+		r.done = append(r.done, done)
+		rs.mu.Unlock()
+		return
+	}
+	r := &receipt{ref: ref, ranks: ranks, done: []func([]byte, error){done}, moved: time.Now()}
+	rs.in[ref] = r
+	rs.mu.Unlock()
+	e.wakeSweep()
+	a := e.bus.budget.acquire(min(ref.Len, window), func() { rs.admit(r) })
+	r.mu.Lock()
+	r.admission = a
+	late := r.finished // it was over before we had the admission: nobody else can give it back
+	r.mu.Unlock()
+	if late && !e.bus.budget.cancel(a) {
+		e.bus.budget.release(a)
+	}
+}
+
+func (rs *receipts) len() int {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return len(rs.in)
+}
+
+// admit makes room for the body and tells the owner to send.
+func (rs *receipts) admit(r *receipt) {
+	r.mu.Lock()
+	if r.finished {
+		r.mu.Unlock()
+		return
+	}
+	r.buf = make([]byte, r.ref.Len)
+	r.moved = time.Now()
+	r.mu.Unlock()
+	rs.want(r)
+	if r.ref.Len == 0 {
+		rs.finish(r, nil)
+	}
+}
+
+func (rs *receipts) want(r *receipt) {
+	r.mu.Lock()
+	r.asked = time.Now()
+	h := Header{Session: rs.ep.session, Ref: r.ref, Offset: uint64(r.got), Some: r.ranks.Len() > 0, Ranks: r.ranks}
+	r.mu.Unlock()
+	rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &Frame{Kind: KindWant, Header: h})
+}
+
+// Chunk takes in a piece of a body. Pieces that are not the next one are ignored: they belong to another receiver's
+// stream, or come after a lost one, and then the stall is noticed by the sweep.
+func (e *Endpoint) Chunk(f *Frame) {
+	rs := e.receipts
+	rs.mu.Lock()
+	r := rs.in[f.Header.Ref]
+	rs.mu.Unlock()
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	if r.buf == nil || r.finished || f.Header.Offset != uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
+		r.mu.Unlock()
+		return
+	}
+	r.got += copy(r.buf[r.got:], f.Body)
+	r.moved = time.Now()
+	whole := r.got == len(r.buf)
+	confirm := !whole && r.got-r.confirmed >= progressEvery
+	if confirm {
+		r.confirmed = r.got
+	}
+	got := uint64(r.got)
+	r.mu.Unlock()
+	switch {
+	case whole:
+		rs.finish(r, nil)
+	case confirm:
+		h := Header{Session: e.session, Ref: f.Header.Ref, Offset: got}
+		e.send(replyIn(e.namespace, r.ref.Owner), &Frame{Kind: KindProgress, Header: h})
+	}
+}
+
+// finish ends a receipt once: the owner is told, the room is given back, and those who wait get the body or err.
+func (rs *receipts) finish(r *receipt, err error) {
+	rs.mu.Lock()
+	if rs.in[r.ref] == r {
+		delete(rs.in, r.ref)
+	}
+	waiters := r.done
+	rs.mu.Unlock()
+	r.mu.Lock()
+	if r.finished {
+		r.mu.Unlock()
+		return
+	}
+	r.finished = true
+	a, body := r.admission, r.buf
+	r.mu.Unlock()
+	rs.ep.release(r.ref, r.ranks)
+	if a != nil && !rs.ep.bus.budget.cancel(a) {
+		rs.ep.bus.budget.release(a)
+	}
+	if err != nil {
+		body = nil
+	}
+	for _, done := range waiters {
+		done(body, err)
+	}
+}
+
+// release tells the owner that this endpoint needs nothing more of the body.
+func (e *Endpoint) release(ref Ref, ranks RankSet) {
+	h := Header{Session: e.session, Ref: ref, Some: ranks.Len() > 0, Ranks: ranks}
+	e.send(replyIn(e.namespace, ref.Owner), &Frame{Kind: KindDone, Header: h})
+}
+
+// abandon ends a receipt that nobody needs any more.
+func (rs *receipts) abandon(ref Ref, why error) {
+	rs.mu.Lock()
+	r := rs.in[ref]
+	rs.mu.Unlock()
+	if r != nil {
+		rs.finish(r, why)
+	}
+}
+
+// gone is the owner's word that it does not have the body.
+func (rs *receipts) gone(ref Ref) {
+	rs.abandon(ref, Errorf(CodeOutcomeUnknown, "the body of %d bytes is no longer held by its owner", ref.Len))
+}
+
+// sweep asks again where nothing moves, and gives up where the owner is silent. An outage of our own connection is
+// not held against the owner.
+func (rs *receipts) sweep(now time.Time, connected bool) {
+	rs.mu.Lock()
+	all := make([]*receipt, 0, len(rs.in))
+	for _, r := range rs.in {
+		all = append(all, r)
+	}
+	rs.mu.Unlock()
+	for _, r := range all {
+		r.mu.Lock()
+		waiting := r.buf == nil
+		if waiting || !connected {
+			r.moved = now
+		}
+		silent, stalled := now.Sub(r.moved), now.Sub(r.asked) > stallAfter && now.Sub(r.moved) > stallAfter
+		r.mu.Unlock()
+		switch {
+		case silent > giveUpAfter:
+			rs.finish(r, Errorf(CodeWorkerLost, "the owner of a body of %d bytes has been silent for %s", r.ref.Len, giveUpAfter))
+		case stalled:
+			rs.want(r)
+		}
+	}
+}
+
+func (rs *receipts) failAll(err error) {
+	rs.mu.Lock()
+	all := make([]*receipt, 0, len(rs.in))
+	for _, r := range rs.in {
+		all = append(all, r)
+	}
+	rs.mu.Unlock()
+	for _, r := range all {
+		rs.finish(r, err)
+	}
+}

@@ -1,0 +1,137 @@
+package bus
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// embedded is a nats-server inside this process.
+type embedded struct {
+	srv     *server.Server
+	tempDir string // removed at the end; empty when the store is the user's
+}
+
+// startServer returns a server that accepts connections, or says why there is none; an occupied port is named.
+func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.Logger) (*embedded, error) {
+	opts := &server.Options{
+		ServerName:         name,
+		DontListen:         cfg.Listen == "",
+		NoSigs:             true,
+		JetStream:          true,
+		StoreDir:           cfg.StoreDir,
+		JetStreamMaxMemory: cfg.MaxMemory,
+		JetStreamMaxStore:  cfg.MaxStore,
+		SyncAlways:         cfg.SyncAlways,
+		Authorization:      cfg.Token,
+		TLSConfig:          cfg.TLS,
+		TLSTimeout:         5,
+	}
+	if cfg.Listen != "" {
+		host, port, err := splitListen(cfg.Listen)
+		if err != nil {
+			return nil, err
+		}
+		opts.Host, opts.Port = host, port
+	}
+	e := &embedded{}
+	if cfg.StoreDir == "" {
+		dir, err := os.MkdirTemp("", "troupe-")
+		if err != nil {
+			return nil, Errorf(CodeUnavailable, "make a folder for the embedded server: %w", err)
+		}
+		opts.StoreDir, e.tempDir = dir, dir
+	}
+	if err := e.start(ctx, opts, log); err != nil {
+		e.stop()
+		return nil, err
+	}
+	return e, nil
+}
+
+func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Logger) error {
+	srv, err := server.NewServer(opts)
+	if err != nil {
+		return Errorf(CodeInvalid, "embedded server: %w", err)
+	}
+	e.srv = srv
+	fatalCh := make(chan string, 1)
+	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh}, false, false, false)
+	readyCh := make(chan bool, 1)
+	go srv.Start()
+	go func() { readyCh <- srv.ReadyForConnections(10 * time.Second) }()
+	select {
+	case why := <-fatalCh:
+		return Errorf(CodeUnavailable, "embedded server on %s: %s", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), why)
+	case ok := <-readyCh:
+		if !ok {
+			return Errorf(CodeUnavailable, "embedded server on port %d with store %s: not ready after 10 s", opts.Port, opts.StoreDir)
+		}
+		return nil
+	case <-ctx.Done():
+		return Errorf(CodeOf(ctx.Err()), "embedded server: %w", ctx.Err())
+	}
+}
+
+// stop shuts the server down, waits until it has ended, and removes a temporary store.
+func (e *embedded) stop() {
+	if e.srv != nil {
+		e.srv.Shutdown()
+		e.srv.WaitForShutdown()
+	}
+	if e.tempDir != "" {
+		_ = os.RemoveAll(e.tempDir) // nothing can be done about a temporary file that stays
+	}
+}
+
+func splitListen(listen string) (string, int, error) {
+	host, portText, err := net.SplitHostPort(listen)
+	if err != nil {
+		return "", 0, Errorf(CodeInvalid, "listen address %q: give HOST:PORT, as in 127.0.0.1:4222", listen)
+	}
+	port, err := strconv.Atoi(portText)
+	if err != nil || port < 0 || port > 65535 {
+		return "", 0, Errorf(CodeInvalid, "listen address %q: the port must be a number from 0 to 65535", listen)
+	}
+	if port == 0 {
+		port = server.RANDOM_PORT
+	}
+	return host, port, nil
+}
+
+// serverLog hands the server's own log to ours, and a fatal line to whoever waits for the start: the server does not
+// return such an error.
+type serverLog struct {
+	log     *slog.Logger
+	fatalCh chan string
+}
+
+func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
+func (l *serverLog) Debugf(string, ...any)           {}
+func (l *serverLog) Tracef(string, ...any)           {}
+func (l *serverLog) Errorf(format string, v ...any) {
+	l.log.Error("nats-server: " + fmt.Sprintf(format, v...))
+}
+
+// Warnf keeps the server's advice about settings that are ours to choose out of the user's terminal.
+func (l *serverLog) Warnf(format string, v ...any) {
+	msg := fmt.Sprintf(format, v...)
+	if strings.Contains(msg, "Plaintext passwords") || strings.Contains(msg, "JetStream maximum") {
+		return
+	}
+	l.log.Warn("nats-server: " + msg)
+}
+
+func (l *serverLog) Fatalf(format string, v ...any) {
+	select {
+	case l.fatalCh <- fmt.Sprintf(format, v...):
+	default:
+	}
+}

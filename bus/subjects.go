@@ -1,0 +1,108 @@
+package bus
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Every subject of Troupe is made in this file. A namespace is one prefix, so that credentials can be scoped to it:
+//
+//	troupe.<namespace>.<role>.<incarnation>.all                  work for the whole role, one publish
+//	troupe.<namespace>.<role>.<incarnation>.rank.<n>             work for one rank
+//	troupe.<namespace>.<role>.<incarnation>.mesh.<mesh>.dp.<n>   work for one data-parallel slice of one mesh
+//	troupe.<namespace>.<role>.<incarnation>.control.all          control, never behind work
+//	troupe.<namespace>.<role>.<incarnation>.control.rank.<n>
+//	troupe.<namespace>.<role>.<incarnation>.sequencer            calls on an ordered role
+//	troupe.<namespace>.<role>.<incarnation>.life                 heartbeats and state changes of its workers
+//	troupe.<namespace>.reply.<session>.in                        what comes back to one process
+//	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
+const (
+	tokenRoot  = "troupe"
+	tokenReply = "reply"
+)
+
+// Address is one running role on the bus: namespace, role and the incarnation that is new at each start. The zero
+// Address is nobody; make one with NewAddress. It is a value and may be compared.
+type Address struct {
+	Namespace   string `msgpack:"namespace" json:"namespace"`
+	Role        string `msgpack:"role" json:"role"`
+	Incarnation string `msgpack:"incarnation" json:"incarnation"`
+}
+
+// NewAddress checks the three names.
+func NewAddress(namespace, role, incarnation string) (Address, error) {
+	a := Address{Namespace: namespace, Role: role, Incarnation: incarnation}
+	return a, a.Check()
+}
+
+// Check refuses an address that could not be a subject.
+func (a Address) Check() error {
+	if err := CheckName("namespace", a.Namespace); err != nil {
+		return err
+	}
+	if err := CheckRoleName(a.Role); err != nil {
+		return err
+	}
+	return CheckName("incarnation", a.Incarnation)
+}
+
+// Prefix is troupe.<namespace>.<role>.<incarnation>.
+func (a Address) Prefix() string {
+	return tokenRoot + "." + a.Namespace + "." + a.Role + "." + a.Incarnation
+}
+
+// All is troupe.<namespace>.<role>.<incarnation>.all: work for every rank.
+func (a Address) All() string { return a.Prefix() + ".all" }
+
+// Rank is troupe.<namespace>.<role>.<incarnation>.rank.<n>: work for one rank.
+func (a Address) Rank(n int) string { return a.Prefix() + ".rank." + strconv.Itoa(n) }
+
+// Slice is troupe.<namespace>.<role>.<incarnation>.mesh.<mesh>.dp.<n>: work for the ranks of one data-parallel slice.
+func (a Address) Slice(mesh string, dp int) string {
+	return a.Prefix() + ".mesh." + mesh + ".dp." + strconv.Itoa(dp)
+}
+
+// Control is troupe.<namespace>.<role>.<incarnation>.control.all: control for every rank.
+func (a Address) Control() string { return a.Prefix() + ".control.all" }
+
+// ControlRank is troupe.<namespace>.<role>.<incarnation>.control.rank.<n>: control for one rank.
+func (a Address) ControlRank(n int) string { return a.Prefix() + ".control.rank." + strconv.Itoa(n) }
+
+// Sequencer is troupe.<namespace>.<role>.<incarnation>.sequencer: where the calls of an ordered role get their order.
+func (a Address) Sequencer() string { return a.Prefix() + ".sequencer" }
+
+// Life is troupe.<namespace>.<role>.<incarnation>.life: heartbeats and state changes.
+func (a Address) Life() string { return a.Prefix() + ".life" }
+
+// replyIn is troupe.<namespace>.reply.<session>.in.
+func replyIn(namespace, session string) string {
+	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".in"
+}
+
+// replyCall is troupe.<namespace>.reply.<session>.call.<seq>.<part>; it is the reply subject of each call, so that the
+// server's "no responders" and a peer that cannot read the envelope can still be told apart by call.
+func replyCall(namespace, session string, seq uint64, part int) string {
+	b := append([]byte(nil), replyCallPrefix(namespace, session)...)
+	b = append(strconv.AppendUint(b, seq, 10), '.')
+	return string(strconv.AppendInt(b, int64(part), 10))
+}
+
+// parseReplyCall reads the sequence and the part off such a subject.
+func parseReplyCall(tail string) (seq uint64, part int, ok bool) {
+	seqText, partText, ok := strings.Cut(tail, ".")
+	if !ok {
+		return 0, 0, false
+	}
+	seq, err1 := strconv.ParseUint(seqText, 10, 64)
+	part, err2 := strconv.Atoi(partText)
+	return seq, part, err1 == nil && err2 == nil && part >= 0
+}
+
+func replyCallPrefix(namespace, session string) string {
+	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".call."
+}
+
+// replyAll is troupe.<namespace>.reply.<session>.>.
+func replyAll(namespace, session string) string {
+	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".>"
+}

@@ -1,0 +1,193 @@
+package bus
+
+import (
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// target is what an endpoint remembers of one running role: in which order it has called the role's ranks. One call is
+// published whole before the next, so all ranks see one order; and each call says which call came before it for the
+// same rank, so that a rank knows when one was lost on the way and does not run the next one early.
+type target struct {
+	ep     *Endpoint
+	to     Address
+	inline atomic.Int64 // bytes of arguments on their way inside frames
+
+	mu sync.Mutex // held while one call is published
+	chain
+}
+
+// place is a call's place in the order of one stream of calls.
+type place struct {
+	order uint64
+	prev  uint64         // the call before it, for a rank that is not in prevs
+	prevs map[int]uint64 // ranks called on their own since
+}
+
+func (p place) prevFor(rank int) uint64 {
+	if v, ok := p.prevs[rank]; ok {
+		return v
+	}
+	return p.prev
+}
+
+// chain gives places. The zero chain is a stream that has not begun.
+type chain struct {
+	order   uint64         // the last place that was given
+	lastAll uint64         // of the last call that addressed every rank
+	since   map[int]uint64 // later calls, by rank
+}
+
+// next gives a call over some ranks of the world its place. The map in the returned place is not changed afterwards.
+func (c *chain) next(ranks []int, world int) place {
+	c.order++
+	p := place{order: c.order, prev: c.lastAll}
+	switch {
+	case len(ranks) == world:
+		p.prevs, c.since, c.lastAll = c.since, nil, c.order
+		return p
+	case len(ranks) == 1:
+		if v, ok := c.since[ranks[0]]; ok {
+			p.prev = v
+		}
+	default:
+		p.prevs = map[int]uint64{}
+		for _, r := range ranks {
+			if v, ok := c.since[r]; ok {
+				p.prevs[r] = v
+			}
+		}
+	}
+	if c.since == nil {
+		c.since = map[int]uint64{}
+	}
+	for _, r := range ranks {
+		c.since[r] = c.order
+	}
+	return p
+}
+
+// forget starts the chain of one rank anew: another worker has taken its place.
+func (c *chain) forget(rank int) {
+	if c.since == nil {
+		c.since = map[int]uint64{}
+	}
+	c.since[rank] = 0
+}
+
+func (e *Endpoint) target(to Address) *target {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.targets[to]
+	if t == nil {
+		t = &target{ep: e, to: to}
+		e.targets[to] = t
+	}
+	return t
+}
+
+// Replaced tells the endpoint that a rank has a new worker, which has seen none of the earlier calls.
+func (e *Endpoint) Replaced(to Address, rank int) {
+	t := e.target(to)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.forget(rank)
+}
+
+// inlineRoom takes room for an argument that would travel in its frame; false: it must be pulled.
+func (t *target) inlineRoom(n, limit int) bool {
+	if n > limit {
+		return false
+	}
+	if t.inline.Add(int64(n)) > maxInlineRole {
+		t.inline.Add(-int64(n))
+		return false
+	}
+	return true
+}
+
+func (t *target) inlineDone(n int) { t.inline.Add(-int64(n)) }
+
+// publish sends every part of g before any other call on the role.
+func (t *target) publish(g *Gather) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	c := &g.call
+	if c.Ordered && !c.Control {
+		return t.toSequencer(g, c.Parts)
+	}
+	if !c.Control {
+		g.place = t.next(g.ranks(), c.World)
+	}
+	var first error
+	for i := range c.Parts {
+		f := g.frame(i)
+		subject := c.Parts[i].Scope.subject(t.to, c.Control)
+		err := t.ep.sendFrom(subject, replyCall(t.ep.namespace, t.ep.session, g.seq, i), &f)
+		if err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// ranks lists who must answer.
+func (g *Gather) ranks() []int {
+	if len(g.call.Parts) == 1 {
+		return g.call.Parts[0].Ranks
+	}
+	out := make([]int, len(g.slots))
+	for i := range g.slots {
+		out[i] = g.slots[i].answer.Rank
+	}
+	return out
+}
+
+// resend sends a rank its part again, under the same id.
+func (t *target) resend(g *Gather, rank int) { t.resendAfter(g, rank, g.place.prevFor(rank)) }
+
+func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
+	s, _ := g.slotOf(rank)
+	part := s.part
+	if g.call.Ordered && !g.call.Control {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		_ = t.toSequencer(g, g.call.Parts) // it knows the call by its id, and repeats what the rank missed
+		return
+	}
+	f := g.frame(part)
+	f.Header.Some, f.Header.Ranks = false, RankSet{}
+	f.Header.Prev, f.Header.Prevs = prev, nil
+	f.Header.Age = max(time.Since(g.sentAt), time.Microsecond)
+	subject := OneRank(rank).subject(t.to, g.call.Control)
+	_ = t.ep.sendFrom(subject, replyCall(t.ep.namespace, t.ep.session, g.seq, part), &f) // asked about again if lost
+}
+
+// missing answers a rank that received a call out of turn: everything it has not answered up to that call is sent
+// again, in order, and then it is told to go on. Calls that are over need not be run.
+func (e *Endpoint) missing(f *Frame) {
+	if e.sequencers.missing(f) {
+		return
+	}
+	rank, after, upTo := f.Header.Rank, f.Header.Prev, f.Header.Order
+	e.mu.Lock()
+	var late []*Gather
+	for _, g := range e.pending {
+		if g.call.To.Prefix() == f.Header.Object && g.place.order > after && g.place.order <= upTo {
+			late = append(late, g)
+		}
+	}
+	e.mu.Unlock()
+	slices.SortFunc(late, func(a, b *Gather) int { return int(a.place.order) - int(b.place.order) })
+	for _, g := range late {
+		if g.expects(rank) {
+			g.target.resendAfter(g, rank, after)
+			after = g.place.order
+		}
+	}
+	skip := Frame{Kind: KindSkip, Header: Header{Session: e.session, Order: upTo}}
+	_ = e.send(f.Header.Object+".rank."+strconv.Itoa(rank), &skip) // the rank asks again if it is lost
+}

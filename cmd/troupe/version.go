@@ -1,0 +1,27 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+)
+
+func newVersion(c *cli) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "version",
+		Short: "Print the versions of the program and of the wire",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if c.json {
+				return c.printJSON(map[string]any{"version": version, "wire": bus.Major, "go": runtime.Version()})
+			}
+			fmt.Fprintf(c.out, "troupe %s, wire %d, %s %s/%s\n", version, bus.Major, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			return nil
+		},
+	}
+	c.jsonFlag(cmd)
+	return cmd
+}

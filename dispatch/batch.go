@@ -1,0 +1,114 @@
+package dispatch
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"troupe/bus"
+)
+
+// Batch is arrays with one row a sample, and metadata about all of them. It is cut and joined along the rows; ranks that
+// are called without data get the metadata alone. A Batch without arrays is metadata alone: it has no rows to cut.
+type Batch struct {
+	Arrays map[string]bus.Tensor `msgpack:"arrays" json:"arrays"`
+	Meta   map[string]any        `msgpack:"meta" json:"meta"`
+}
+
+// Validate refuses arrays that are not whole or have not the same number of rows.
+func (b Batch) Validate() error {
+	counts := make([]string, 0, len(b.Arrays))
+	differ := false
+	for _, name := range slices.Sorted(maps.Keys(b.Arrays)) {
+		t := b.Arrays[name]
+		if err := checkRows(t); err != nil {
+			return invalid("array %q: %w", name, err)
+		}
+		differ = differ || t.Rows() != b.Len()
+		counts = append(counts, fmt.Sprintf("%s has %d", name, t.Rows()))
+	}
+	if differ {
+		return invalid("the arrays of a batch must have the same number of rows: %s", strings.Join(counts, ", "))
+	}
+	return nil
+}
+
+// Len is the number of rows.
+func (b Batch) Len() int {
+	for _, t := range b.Arrays {
+		return t.Rows()
+	}
+	return 0
+}
+
+// Slice is the batch of rows i to j, with all of the metadata. It shares memory with b, and like the slicing of a slice
+// it panics when there are no such rows.
+func (b Batch) Slice(i, j int) any {
+	out := Batch{Arrays: make(map[string]bus.Tensor, len(b.Arrays)), Meta: b.Meta}
+	for name, t := range b.Arrays {
+		out.Arrays[name] = sliceRows(t, i, j)
+	}
+	return out
+}
+
+// Head is the metadata alone.
+func (b Batch) Head() any { return Batch{Meta: b.Meta} }
+
+// JoinBatches puts batches one after the other and merges their metadata. Batches without arrays add metadata only; the
+// others must have the same arrays.
+func JoinBatches(batches []Batch, policy MetaPolicy) (Batch, error) {
+	var withRows []Batch
+	metas := make([]map[string]any, len(batches))
+	for i, b := range batches {
+		metas[i] = b.Meta
+		if len(b.Arrays) > 0 {
+			withRows = append(withRows, b)
+		}
+	}
+	meta, err := MergeMeta(policy, metas)
+	if err != nil || len(withRows) == 0 {
+		return Batch{Meta: meta}, err
+	}
+	arrays, err := joinArrays(withRows)
+	return Batch{Arrays: arrays, Meta: meta}, err
+}
+
+func joinArrays(batches []Batch) (map[string]bus.Tensor, error) {
+	names := slices.Sorted(maps.Keys(batches[0].Arrays))
+	for i, b := range batches {
+		if other := slices.Sorted(maps.Keys(b.Arrays)); !slices.Equal(names, other) {
+			return nil, unjoinable("batches with different arrays cannot be joined: %v in the first, %v in batch %d", names, other, i)
+		}
+	}
+	out := make(map[string]bus.Tensor, len(names))
+	for _, name := range names {
+		column := make([]bus.Tensor, len(batches))
+		for i, b := range batches {
+			column[i] = b.Arrays[name]
+		}
+		joined, err := bus.ConcatRows(column)
+		if err != nil {
+			return nil, unjoinable("join array %q: %w", name, err)
+		}
+		out[name] = joined
+	}
+	return out, nil
+}
+
+// checkRows refuses a tensor that has no rows, or not the bytes its shape asks for.
+func checkRows(t bus.Tensor) error {
+	if len(t.Shape) == 0 {
+		return invalid("a tensor without axes has no rows")
+	}
+	return t.Valid()
+}
+
+// sliceRows cuts a tensor that was checked.
+func sliceRows(t bus.Tensor, i, j int) bus.Tensor {
+	out, err := t.SliceRows(i, j)
+	if err != nil {
+		panic(err)
+	}
+	return out
+}

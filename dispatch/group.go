@@ -1,0 +1,196 @@
+package dispatch
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"troupe/bus"
+)
+
+// Group is the ranks of one running role as a caller sees them: where they are and how they are laid out. It is safe
+// for concurrent use; its fields are set once.
+type Group struct {
+	Endpoint *bus.Endpoint
+	To       bus.Address
+	Mesh     Mesh
+	MeshName string // the mesh whose slices the role listens on
+	Ordered  bool   // the role's calls pass its sequencer
+	// GensFunc gives the generations of ranks that have been replaced. Nil: none has.
+	GensFunc func() map[int]uint32
+
+	plans sync.Map // Mode → *Plan
+}
+
+// Call is one call, with its extras. The zero value of each is what most calls want.
+type Call struct {
+	Method string
+	Args   []any
+	Named  map[string]any // by name; cut like the others
+
+	Mode   Mode    // zero: OneToAll
+	Custom *Custom // a mode of the caller's own, instead of Mode
+	Ranks  []int   // only these, with the same arguments, instead of a mode
+
+	Object  string        // a named object in the workers
+	Control bool          // on the control lane
+	Timeout time.Duration // zero: the context's deadline alone
+	Options Options       // padding and metadata
+
+	// NoCollect has every rank compute and answer with an acknowledgement alone.
+	NoCollect bool
+	// CollectAll waits for every rank whatever fails, and gives the errors by rank. Zero: the first failure cancels the
+	// others and is the error.
+	CollectAll bool
+	// Need ends the call when so many ranks have answered well; the others are cancelled. Zero: all must.
+	Need int
+	// Trace is a W3C traceparent that travels with the call.
+	Trace string
+	// AskAfter is when ranks that have not answered are first asked about the call. Zero: the bus's own time.
+	AskAfter time.Duration
+}
+
+// Resolver is an argument that is not there yet: a Future of another call. It is awaited before the call is sent.
+type Resolver interface {
+	Value(ctx context.Context) (any, error)
+}
+
+// Portable is an argument that travels as another value: a cluster as its handle.
+type Portable interface {
+	Portable() any
+}
+
+// Go sends the call and returns at once. A mistake in the call is found before anything is sent.
+func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
+	shards, names, err := g.cut(ctx, c)
+	if err != nil {
+		return nil, g.explain(c, err)
+	}
+	parts, err := g.encode(shards, names)
+	if err != nil {
+		return nil, g.explain(c, err)
+	}
+	call := bus.Call{
+		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
+		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, AskAfter: c.AskAfter, Timeout: c.Timeout,
+		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need,
+	}
+	if g.GensFunc != nil {
+		call.Gens = g.GensFunc()
+	}
+	called := 0
+	for _, p := range parts {
+		called += len(p.Ranks)
+	}
+	if c.NoCollect {
+		call.CollectSome = true
+	} else if len(shards.Plan.Collect) < called {
+		call.CollectSome, call.Collect = true, bus.Ranks(shards.Plan.Collect...)
+	}
+	gather, err := g.Endpoint.Scatter(ctx, call)
+	if err != nil {
+		return nil, err
+	}
+	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role}, nil
+}
+
+// explain says which call was refused.
+func (g *Group) explain(c Call, err error) error {
+	e := bus.AsError(err)
+	e.Role, e.Rank, e.Method = g.To.Role, -1, c.Method
+	return e
+}
+
+// cut awaits arguments that are futures and cuts all of them for the call's plan. Named ones come last, by name.
+func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
+	names := slices.Sorted(maps.Keys(c.Named))
+	values := slices.Clone(c.Args)
+	for _, n := range names {
+		values = append(values, c.Named[n])
+	}
+	for i, v := range values {
+		switch v := v.(type) {
+		case Portable:
+			values[i] = v.Portable()
+		case Resolver:
+			resolved, err := v.Value(ctx)
+			if err != nil {
+				return nil, nil, bus.Errorf(bus.CodeOf(err), "argument %d is a future that failed: %w", i+1, err)
+			}
+			values[i] = resolved
+		}
+	}
+	if c.Custom != nil {
+		s, err := c.Custom.Cut(g.Mesh, values)
+		return s, names, err
+	}
+	plan, err := g.plan(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := plan.Cut(values, c.Options)
+	return s, names, err
+}
+
+func (g *Group) plan(c Call) (*Plan, error) {
+	if c.Ranks != nil {
+		return PlanRanks(g.Mesh, c.Ranks)
+	}
+	mode := c.Mode
+	if mode == "" {
+		mode = OneToAll
+	}
+	if p, ok := g.plans.Load(mode); ok {
+		return p.(*Plan), nil
+	}
+	p, err := NewPlan(mode, g.Mesh)
+	if err == nil {
+		g.plans.Store(mode, p)
+	}
+	return p, err
+}
+
+// encode gives each part its body, once. An argument that all ranks share is encoded once for all parts.
+func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
+	shared := map[int]bus.Raw{}
+	parts := make([]bus.Part, len(s.Plan.Parts))
+	for i, p := range s.Plan.Parts {
+		args := bus.Args{}
+		values := s.Args(p)
+		for k, v := range values {
+			raw, have := shared[k]
+			if !have {
+				enc, err := bus.Marshal(v)
+				if err != nil {
+					return nil, bus.Errorf(bus.CodeInvalid, "argument %d: %w", k+1, err)
+				}
+				raw = enc
+				if s.Shared(k) && len(s.Plan.Parts) > 1 {
+					shared[k] = raw
+				}
+			}
+			if first := len(values) - len(names); k >= first {
+				if args.Named == nil {
+					args.Named = map[string]bus.Raw{}
+				}
+				args.Named[names[k-first]] = raw
+			} else {
+				args.Positional = append(args.Positional, raw)
+			}
+		}
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: args.Append(nil, names)}
+	}
+	return parts, nil
+}
+
+func (g *Group) scope(t Target) bus.Scope {
+	switch t.Kind {
+	case ToRank:
+		return bus.OneRank(t.N)
+	case ToSlice:
+		return bus.DPSlice(g.MeshName, t.N)
+	}
+	return bus.Everyone()
+}

@@ -1,0 +1,160 @@
+package dispatch
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+)
+
+// Merge makes the result of a call from the answers of the ranks in Plan.Collect, in that order.
+func (s *Shards) Merge(answers []any) (any, error) {
+	if len(answers) != len(s.Plan.Collect) {
+		return nil, unjoinable("%d answers for the %d collected ranks of %s", len(answers), len(s.Plan.Collect), s.Plan.Mode)
+	}
+	if s.mergeFunc != nil {
+		return s.mergeFunc(s.Plan.Mesh, answers)
+	}
+	switch s.Plan.Result {
+	case Single:
+		return answers[0], nil
+	case List:
+		return answers, nil
+	}
+	return MergeRows(s, s.Plan.Collect, answers)
+}
+
+// MergeRows trims the padding from the answers of those ranks, which may be some of the collected ones, and joins them.
+func MergeRows[R any](s *Shards, ranks []int, answers []R) (R, error) {
+	trimmed := make([]R, len(answers))
+	for i, answer := range answers {
+		var err error
+		if trimmed[i], err = Trim(s, ranks[i], answer); err != nil {
+			return *new(R), err
+		}
+	}
+	return Join(trimmed, s.meta)
+}
+
+// Trim takes the rows that answer padding out of one rank's answer. An answer that is not rows stays as it is; one that
+// has not a row for each row cannot be trimmed and is an error.
+func Trim[R any](s *Shards, rank int, answer R) (R, error) {
+	if s.Padding == 0 {
+		return answer, nil
+	}
+	rows, ok, err := rowsOf(answer)
+	if err != nil || !ok {
+		return answer, err
+	}
+	size := (s.Rows + s.Padding) / s.Plan.Shards
+	if rows.n != size {
+		return answer, unjoinable("rank %d answered %d rows for its %d: padding can be trimmed only from one row a row", rank, rows.n, size)
+	}
+	real := s.Rows - size*s.Plan.Mesh.Coord(rank).DP
+	return as[R](rows.slice(0, min(max(real, 0), size)))
+}
+
+// Join joins answers in their order: rows (lists, tensors, batches, Joiners) one after the other, where nil is no rows.
+// Answers that are not rows can be joined only where any value will do (R is any), and become the list of them. Both
+// kinds at once are an error.
+func Join[R any](answers []R, meta MetaPolicy) (R, error) {
+	var withRows, without []any
+	for i, answer := range answers {
+		_, ok, err := rowsOf(answer)
+		switch {
+		case err != nil:
+			return *new(R), unjoinable("answer %d: %w", i, err)
+		case canJoin(answer, ok):
+			withRows = append(withRows, answer)
+		case any(answer) != nil:
+			without = append(without, answer)
+		}
+	}
+	switch {
+	case len(withRows) == 0 && len(without) == 0:
+		return *new(R), nil
+	case len(withRows) == 0:
+		return as[R](asList(answers))
+	case len(without) > 0:
+		return *new(R), unjoinable("%d answers are rows (%T) and %d are not (%T): they cannot be joined",
+			len(withRows), withRows[0], len(without), without[0])
+	}
+	joined, err := joinRows(withRows, meta)
+	if err != nil {
+		return *new(R), err
+	}
+	return as[R](joined)
+}
+
+func asList[R any](answers []R) []any {
+	list := make([]any, len(answers))
+	for i, answer := range answers {
+		list[i] = answer
+	}
+	return list
+}
+
+func as[R any](v any) (R, error) {
+	r, ok := v.(R)
+	if !ok {
+		return r, unjoinable("answers of type %s cannot be joined into one: the result is of type %T", reflect.TypeFor[R](), v)
+	}
+	return r, nil
+}
+
+// MetaPolicy says what happens when several ranks answer with metadata.
+type MetaPolicy int
+
+const (
+	FirstWins      MetaPolicy = iota // where they differ, the first rank that has the key is right
+	RefuseConflict                   // a key with two values is an error
+)
+
+// MetricsKey is the metadata that is never in conflict: a map of measurements, of which every rank's are kept.
+const MetricsKey = "metrics"
+
+// MergeMeta makes one metadata of the ranks', given in rank order. Under MetricsKey each measurement becomes the list of
+// the ranks' values; lists are put one after the other.
+func MergeMeta(policy MetaPolicy, metas []map[string]any) (map[string]any, error) {
+	out := map[string]any{}
+	metrics := map[string]any{}
+	for i, meta := range metas {
+		for _, key := range slices.Sorted(maps.Keys(meta)) {
+			value := meta[key]
+			if key == MetricsKey {
+				if err := addMetrics(metrics, value); err != nil {
+					return nil, err
+				}
+				out[key] = metrics
+				continue
+			}
+			first, taken := out[key]
+			if taken && policy == RefuseConflict && !reflect.DeepEqual(first, value) {
+				return nil, unjoinable("metadata %q differs: %v before, %v in answer %d", key, first, value, i)
+			}
+			if !taken {
+				out[key] = value
+			}
+		}
+	}
+	return out, nil
+}
+
+func addMetrics(to map[string]any, from any) error {
+	values, ok := from.(map[string]any)
+	if !ok {
+		return unjoinable("metadata %q must be a map of measurements, not of type %T", MetricsKey, from)
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		list, _ := to[name].([]any)
+		if isList(values[name]) {
+			v := reflect.ValueOf(values[name])
+			for i := range v.Len() {
+				list = append(list, v.Index(i).Interface())
+			}
+		} else {
+			list = append(list, values[name])
+		}
+		to[name] = list
+	}
+	return nil
+}

@@ -1,0 +1,111 @@
+package dispatch
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Selector chooses ranks by their coordinates: "tp=0,dp=1" is every rank with tp 0 and dp 1. The zero Selector
+// chooses all.
+type Selector struct {
+	terms []term
+}
+
+type term struct {
+	axis  Axis
+	index int
+}
+
+// Where chooses the ranks with that coordinate on the axis.
+func Where(axis Axis, index int) Selector {
+	return Selector{}.And(axis, index)
+}
+
+// And narrows the selector by one more coordinate.
+func (s Selector) And(axis Axis, index int) Selector {
+	terms := make([]term, 0, len(s.terms)+1)
+	return Selector{terms: append(append(terms, s.terms...), term{axis, index})}
+}
+
+// ParseSelector reads "tp=0,dp=1"; spaces do not matter, and the empty text chooses all. Whether the coordinates exist
+// is for Mesh.Select to say.
+func ParseSelector(text string) (Selector, error) {
+	var s Selector
+	if strings.TrimSpace(text) == "" {
+		return s, nil
+	}
+	for _, field := range strings.Split(text, ",") {
+		name, value, found := strings.Cut(field, "=")
+		if !found {
+			return Selector{}, invalid("selector %q: %q is not of the form axis=coordinate, like tp=0", text, strings.TrimSpace(field))
+		}
+		index, err := strconv.Atoi(strings.TrimSpace(value))
+		if err != nil {
+			return Selector{}, invalid("selector %q: %q is not a coordinate, which is a whole number from 0", text, strings.TrimSpace(value))
+		}
+		s = s.And(Axis(strings.ToLower(strings.TrimSpace(name))), index)
+	}
+	if err := s.check(); err != nil {
+		return Selector{}, err
+	}
+	return s, nil
+}
+
+// check refuses what no mesh could satisfy.
+func (s Selector) check() error {
+	for i, t := range s.terms {
+		sameAxis := func(other term) bool { return other.axis == t.axis }
+		switch {
+		case !slices.Contains(Axes[:], t.axis):
+			return invalid("selector %q: there is no axis %q, only tp, cp, dp and pp", s, string(t.axis))
+		case slices.ContainsFunc(s.terms[:i], sameAxis):
+			return invalid("selector %q: %s is given twice", s, t.axis)
+		case t.index < 0:
+			return invalid("selector %q: %s=%d, but coordinates start at 0", s, t.axis, t.index)
+		}
+	}
+	return nil
+}
+
+// Select lists the chosen ranks in rank order. There is always one at least: a coordinate that the mesh does not have
+// is an error.
+func (m Mesh) Select(s Selector) ([]int, error) {
+	if err := m.check(); err != nil {
+		return nil, err
+	}
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	for _, t := range s.terms {
+		if size := m.Size(t.axis); t.index >= size {
+			return nil, invalid("selector %q: there is no %s=%d, the mesh has %s 0 to %d", s, t.axis, t.index, t.axis, size-1)
+		}
+	}
+	var ranks []int
+	for rank := range m.World() {
+		if s.matches(m.Coord(rank)) {
+			ranks = append(ranks, rank)
+		}
+	}
+	return ranks, nil
+}
+
+func (s Selector) matches(c Coord) bool {
+	for _, t := range s.terms {
+		if c.On(t.axis) != t.index {
+			return false
+		}
+	}
+	return true
+}
+
+// String is the form that ParseSelector reads.
+func (s Selector) String() string {
+	words := make([]string, len(s.terms))
+	for i, t := range s.terms {
+		words[i] = fmt.Sprintf("%s=%d", t.axis, t.index)
+	}
+	return strings.Join(words, ",")
+}

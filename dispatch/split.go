@@ -1,0 +1,262 @@
+package dispatch
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// Splitter is a value that is cut along its rows when it is an argument in a DP mode. Slice gives rows i to j, with
+// 0 ≤ i ≤ j ≤ Len; it may share memory with the whole.
+type Splitter interface {
+	Len() int
+	Slice(i, j int) any
+}
+
+// Headed is a value with something to say to the ranks that are called without its rows: they are called with Head in
+// its place. For every other value that was cut they are called with nil.
+type Headed interface {
+	Head() any
+}
+
+// Split marks an argument to be cut along its first axis: a list, a tensor, a Batch or a Splitter.
+func Split(v any) any { return marked{split, v} }
+
+// Broadcast marks an argument to be given to every called rank as it is.
+func Broadcast(v any) any { return marked{broadcast, v} }
+
+// Scatter marks a list of one element a shard: one a rank in AllToAll, one a data-parallel rank in the DP modes. Each
+// receiver is called with its element.
+func Scatter(list any) any { return marked{scatter, list} }
+
+type marked struct {
+	mark  mark
+	value any
+}
+
+type mark string
+
+const (
+	unmarked  mark = ""
+	broadcast mark = "broadcast"
+	split     mark = "split"
+	scatter   mark = "scatter"
+)
+
+// markOf is the rule for an argument without a mark. It goes by the type, never by the length.
+func (c cut) markOf(hasRows bool) mark {
+	switch {
+	case c == cutByRank:
+		return scatter
+	case c == cutByDP && hasRows:
+		return split
+	}
+	return broadcast
+}
+
+// Options are the extras of one call.
+type Options struct {
+	// Pad repeats rows, from the first on, until they divide evenly, so that every replica has as many; the answers are
+	// trimmed again. Without it the first replicas have one row more. It costs the work of the added rows.
+	Pad bool
+	// Meta says how the metadata of several batches becomes one. Zero: the first rank's wins.
+	Meta MetaPolicy
+}
+
+// Shards are the arguments of one call, cut for its plan.
+type Shards struct {
+	// Plan is what to send: the plan that was cut for, or its Unsplit when no argument had to be cut.
+	Plan *Plan
+	// Rows counts the rows that were cut, without padding; 0 when none were.
+	Rows int
+	// Padding counts the rows that were added.
+	Padding int
+
+	args      [][]any // by shard
+	others    []any   // for the ranks without data
+	shared    []bool  // by argument: every part has the same
+	meta      MetaPolicy
+	mergeFunc func(Mesh, []any) (any, error)
+}
+
+// Args are the arguments that a part's ranks are called with, as many as the call has.
+func (s *Shards) Args(p Part) []any {
+	if p.Shard == NoData {
+		return s.others
+	}
+	return s.args[p.Shard]
+}
+
+// Shared reports whether argument i, from 0, is the same in every part, so that it need be encoded only once.
+func (s *Shards) Shared(i int) bool { return i < len(s.shared) && s.shared[i] }
+
+// Sizes cuts n rows into as equal parts as can be: the first n mod parts have one more.
+func Sizes(n, parts int) []int {
+	sizes := make([]int, parts)
+	for i := range sizes {
+		sizes[i] = n / parts
+		if i < n%parts {
+			sizes[i]++
+		}
+	}
+	return sizes
+}
+
+// Cut cuts the arguments of a call. Of those without a mark, in the DP modes lists (slices and arrays, but not of bytes),
+// tensors, batches and Splitters are split and everything else is broadcast; in AllToAll each must be a list of one
+// element a rank; in the other modes all are broadcast.
+func (p *Plan) Cut(values []any, opt Options) (*Shards, error) {
+	r, err := ruleOf(p.Mode)
+	if err != nil {
+		return nil, err
+	}
+	args := make([]arg, len(values))
+	for i, v := range values {
+		if args[i], err = newArg(r, i+1, v); err != nil {
+			return nil, err
+		}
+	}
+	s := &Shards{Plan: p, meta: opt.Meta, args: make([][]any, p.Shards)}
+	if s.Rows, err = agree(args); err != nil {
+		return nil, err
+	}
+	if opt.Pad && s.Rows > 0 {
+		if p.Result != Rows {
+			return nil, invalid("%s gives one answer a rank: padding could not be trimmed from it again", p.Mode)
+		}
+		s.Padding = (p.Shards - s.Rows%p.Shards) % p.Shards
+	}
+	if err := s.fill(r, args); err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(args, func(a arg) bool { return a.mark != broadcast }) {
+		s.Plan, s.args = p.Unsplit(), s.args[:1]
+	}
+	return s, nil
+}
+
+// fill gives every argument its place in every shard.
+func (s *Shards) fill(r rule, args []arg) error {
+	for _, a := range args {
+		pieces, err := a.pieces(r.cut, len(s.args), s.Rows+s.Padding)
+		if err != nil {
+			return err
+		}
+		for i, piece := range pieces {
+			s.args[i] = append(s.args[i], piece)
+		}
+		s.others = append(s.others, a.head())
+		s.shared = append(s.shared, a.mark == broadcast)
+	}
+	return nil
+}
+
+// arg is one argument and what is to be done with it.
+type arg struct {
+	place int // from 1, for messages
+	value any
+	mark  mark
+	rows  rows // if it has any
+}
+
+func newArg(r rule, place int, v any) (arg, error) {
+	a := arg{place: place, value: v}
+	if m, ok := v.(marked); ok {
+		a.mark, a.value = m.mark, m.value
+	}
+	if _, twice := a.value.(marked); twice {
+		return a, invalid("argument %d is marked twice", place)
+	}
+	rows, hasRows, err := rowsOf(a.value)
+	if err != nil {
+		return a, invalid("argument %d: %w", place, err)
+	}
+	a.rows = rows
+	if a.mark == unmarked {
+		a.mark = r.cut.markOf(hasRows)
+	}
+	switch {
+	case a.mark != broadcast && r.cut == cutNothing:
+		return a, invalid("argument %d is marked %s, but %s gives every rank the same arguments", place, a.mark, r.mode)
+	case a.mark == split && !hasRows:
+		return a, invalid("argument %d is marked split, but a value of type %T has no rows", place, a.value)
+	}
+	return a, nil
+}
+
+// agree gives the number of rows of the split arguments, which must all have the same; 0 when there are none.
+func agree(args []arg) (int, error) {
+	var counts []string
+	n, differ := 0, false
+	for _, a := range args {
+		if a.mark == split {
+			differ = differ || len(counts) > 0 && a.rows.n != n
+			n = a.rows.n
+			counts = append(counts, fmt.Sprintf("argument %d has %d", a.place, n))
+		}
+	}
+	if differ {
+		return 0, invalid("split arguments must have the same number of rows: %s", strings.Join(counts, ", "))
+	}
+	return n, nil
+}
+
+// pieces cuts the argument into n, given the number of rows with padding.
+func (a arg) pieces(c cut, n, padded int) ([]any, error) {
+	switch a.mark {
+	case split:
+		return a.split(c, n, padded)
+	case scatter:
+		return a.scatter(c, n)
+	}
+	out := make([]any, n)
+	for i := range out {
+		out[i] = a.value
+	}
+	return out, nil
+}
+
+func (a arg) split(c cut, n, padded int) ([]any, error) {
+	if padded < n {
+		return nil, invalid("fewer rows than %ss: argument %d has %d rows for %d %ss", c.words(), a.place, a.rows.n, n, c.words())
+	}
+	out := make([]any, n)
+	from := 0
+	for i, size := range Sizes(padded, n) {
+		piece, err := a.rows.cycle(from, from+size)
+		if err != nil {
+			return nil, invalid("pad argument %d: %w", a.place, err)
+		}
+		out[i] = piece
+		from += size
+	}
+	return out, nil
+}
+
+func (a arg) scatter(c cut, n int) ([]any, error) {
+	rule := fmt.Sprintf("argument %d: the list must have one element a %s", a.place, c.words())
+	if !isList(a.value) {
+		return nil, invalid("%s: it is no list but of type %T, and there are %d (mark it broadcast if all are to have it)", rule, a.value, n)
+	}
+	if a.rows.n != n {
+		return nil, invalid("%s: it has %d, and there are %d", rule, a.rows.n, n)
+	}
+	list := reflect.ValueOf(a.value)
+	out := make([]any, n)
+	for i := range out {
+		out[i] = list.Index(i).Interface()
+	}
+	return out, nil
+}
+
+// head is what the ranks without data get in the argument's place.
+func (a arg) head() any {
+	if a.mark == broadcast {
+		return a.value
+	}
+	if h, ok := a.value.(Headed); ok && a.mark == split {
+		return h.Head()
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package roles
+
+import (
+	"context"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/dispatch"
+)
+
+// Go sends a call and returns at once. Where the call names no mode, the method's own is used.
+func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
+	c.mu.Lock()
+	rec, ended := c.rec, c.ended
+	c.mu.Unlock()
+	if ended != nil {
+		return nil, ended
+	}
+	if call.Object == "" {
+		info, err := rec.method(call.Method)
+		if err != nil {
+			return nil, err
+		}
+		if call.Mode == "" && call.Ranks == nil && call.Custom == nil {
+			call.Mode = dispatch.Mode(info.Mode)
+		}
+		call.Control = call.Control || info.Lane.Name == actors.Control.Name
+	}
+	return c.group.Go(ctx, call)
+}
+
+// Call calls a method in its own mode and gives the result as the mode makes it.
+func (c *Cluster) Call(ctx context.Context, method string, args ...any) (any, error) {
+	return wait(ctx)(c.Go(ctx, dispatch.Call{Method: method, Args: args}))
+}
+
+// ExecuteRankZero calls rank 0 alone.
+func (c *Cluster) ExecuteRankZero(ctx context.Context, method string, args ...any) (any, error) {
+	return wait(ctx)(c.ExecuteRankZeroAsync(ctx, method, args...))
+}
+
+// ExecuteRankZeroAsync calls rank 0 alone and returns at once.
+func (c *Cluster) ExecuteRankZeroAsync(ctx context.Context, method string, args ...any) (*dispatch.Future, error) {
+	return c.Go(ctx, dispatch.Call{Method: method, Args: args, Mode: dispatch.RankZero})
+}
+
+// ExecuteAll calls every rank with the same arguments and gives one answer a rank.
+func (c *Cluster) ExecuteAll(ctx context.Context, method string, args ...any) ([]any, error) {
+	f, err := c.ExecuteAllAsync(ctx, method, args...)
+	if err != nil {
+		return nil, err
+	}
+	return dispatch.AwaitEach[any](ctx, f)
+}
+
+// ExecuteAllAsync calls every rank with the same arguments and returns at once.
+func (c *Cluster) ExecuteAllAsync(ctx context.Context, method string, args ...any) (*dispatch.Future, error) {
+	return c.Go(ctx, dispatch.Call{Method: method, Args: args, Mode: dispatch.OneToAll})
+}
+
+// Call calls a method in its own mode and gives a typed result: the one answer, or the joined rows.
+func Call[R any](ctx context.Context, c *Cluster, method string, args ...any) (R, error) {
+	f, err := c.Go(ctx, dispatch.Call{Method: method, Args: args})
+	if err != nil {
+		var zero R
+		return zero, err
+	}
+	return dispatch.Await[R](ctx, f)
+}
+
+// CallEach calls a method in its own mode and gives one typed answer a rank.
+func CallEach[R any](ctx context.Context, c *Cluster, method string, args ...any) ([]R, error) {
+	f, err := c.Go(ctx, dispatch.Call{Method: method, Args: args})
+	if err != nil {
+		return nil, err
+	}
+	return dispatch.AwaitEach[R](ctx, f)
+}
+
+func wait(ctx context.Context) func(*dispatch.Future, error) (any, error) {
+	return func(f *dispatch.Future, err error) (any, error) {
+		if err != nil {
+			return nil, err
+		}
+		return f.Value(ctx)
+	}
+}
+
+// CreateObject makes another object of a class in every worker; calls name it in dispatch.Call.Object.
+func (c *Cluster) CreateObject(ctx context.Context, name, class string, config any) error {
+	raw, err := encodeConfig(Spec{Name: c.Name(), Config: config})
+	if err != nil {
+		return err
+	}
+	if raw == nil {
+		raw = bus.Raw{0xc0}
+	}
+	f, err := c.Go(ctx, dispatch.Call{Method: actors.VerbCreate, Args: []any{actors.CreateRequest{Name: name, Class: class, Config: raw}}})
+	if err != nil {
+		return err
+	}
+	return f.Wait(ctx)
+}
+
+// Info asks every worker about itself. It is answered while the workers are busy.
+func (c *Cluster) Info(ctx context.Context) ([]actors.Info, error) {
+	f, err := c.Go(ctx, dispatch.Call{Method: actors.VerbInfo, Mode: dispatch.OneToAll, Control: true})
+	if err != nil {
+		return nil, err
+	}
+	return dispatch.AwaitEach[actors.Info](ctx, f)
+}

@@ -1,0 +1,72 @@
+package roles
+
+import (
+	"errors"
+	"time"
+
+	"troupe/bus"
+	"troupe/dispatch"
+)
+
+const (
+	defaultMesh         = "main"
+	defaultStartTimeout = 60 * time.Second
+	defaultStopGrace    = 10 * time.Second
+)
+
+// Spec is a role as its driver wants it.
+type Spec struct {
+	Name  string
+	Class string
+	World int
+	// Mesh lays the ranks out. Zero axes are 1; dp is computed from the world, or checked if it is given.
+	Mesh dispatch.Mesh
+	// Config is given to every worker's constructor: any value the wire can carry.
+	Config any
+
+	// Ordered gives calls of several drivers one order on all ranks: what a role with collectives needs. It costs one
+	// hop a call.
+	Ordered bool
+	// Detached roles outlive their driver. Zero: the role ends with the driver's lease.
+	Detached bool
+	// OwnConnections gives each worker a connection of its own. Zero: the workers of one process share one, which is
+	// several times as fast.
+	OwnConnections bool
+	// PanicFails ends a worker, and with it the role, when a method panics. Zero: the call fails.
+	PanicFails bool
+	// QueueLimit is how many calls may wait in one lane of a worker. Zero: 10,000.
+	QueueLimit int
+	// StartTimeout bounds the start, from the first constructor to the barrier. Zero: one minute.
+	StartTimeout time.Duration
+	// StopGrace is how long running calls may go on when the role is destroyed. Zero: ten seconds.
+	StopGrace time.Duration
+}
+
+func (s Spec) withDefaults() Spec {
+	if s.StartTimeout == 0 {
+		s.StartTimeout = defaultStartTimeout
+	}
+	if s.StopGrace == 0 {
+		s.StopGrace = defaultStopGrace
+	}
+	return s
+}
+
+// resolve reports everything that is wrong at once, and returns the mesh with all its sizes.
+func (s Spec) resolve() (dispatch.Mesh, error) {
+	var errs []error
+	if err := bus.CheckRoleName(s.Name); err != nil {
+		errs = append(errs, err)
+	}
+	if err := bus.CheckName("class", s.Class); err != nil {
+		errs = append(errs, err)
+	}
+	if s.QueueLimit < 0 {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: QueueLimit %d must not be negative", s.Name, s.QueueLimit))
+	}
+	mesh, err := s.Mesh.Resolve(s.World)
+	if err != nil {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: %w", s.Name, err))
+	}
+	return mesh, errors.Join(errs...)
+}
