@@ -1,0 +1,79 @@
+package gpu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+)
+
+// Config says where the devices of this machine come from.
+type Config struct {
+	// Spec is the text of --gpus: "auto" or "" asks the driver, "none" has no devices, "sim:2x8" simulates two nodes
+	// of eight (see [ParseSim]), and anything else is the path of a file that declares them (see [Declare]).
+	Spec string
+
+	// Name makes the UUIDs of simulated devices this machine's own, so that two agents that simulate do not offer
+	// the same devices. "" will do when there is only one.
+	Name string
+
+	// DriverFunc opens the devices of the machine itself, for "auto": gpu/nvml's Open, handed in by the program, so
+	// that this package needs no driver and no cgo. Nil means that none was built in.
+	DriverFunc func() (Inventory, error)
+}
+
+// Open gives one inventory per node that the spec describes: as many as it says when they are simulated, otherwise
+// one. A machine without a driver has a [None] that says why; a driver that is there and does not work is an error.
+func Open(cfg Config) ([]Inventory, error) {
+	switch {
+	case cfg.Spec == "" || cfg.Spec == "auto":
+		return one(cfg.openDriver())
+	case cfg.Spec == "none":
+		return one(None{Reason: "none were asked for"}, nil)
+	case strings.HasPrefix(cfg.Spec, simPrefix):
+		return cfg.openSim()
+	default:
+		return one(cfg.openFile())
+	}
+}
+
+func one(inv Inventory, err error) ([]Inventory, error) {
+	if err != nil {
+		return nil, err
+	}
+	return []Inventory{inv}, nil
+}
+
+func (cfg Config) openDriver() (Inventory, error) {
+	if cfg.DriverFunc == nil {
+		return None{Reason: "this program was built without a GPU driver"}, nil
+	}
+	inv, err := cfg.DriverFunc()
+	if missing, ok := errors.AsType[*NoDriverError](err); ok {
+		return None{Reason: missing.Reason}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open the GPU driver (--gpus none does without): %w", err)
+	}
+	return inv, nil
+}
+
+func (cfg Config) openSim() ([]Inventory, error) {
+	spec, err := ParseSim(cfg.Spec)
+	if err != nil {
+		return nil, err
+	}
+	var inventories []Inventory
+	for _, sim := range NewSims(spec, cfg.Name) {
+		inventories = append(inventories, sim)
+	}
+	return inventories, nil
+}
+
+func (cfg Config) openFile() (Inventory, error) {
+	data, err := os.ReadFile(cfg.Spec)
+	if err != nil {
+		return nil, fmt.Errorf("%q is none of auto, none and sim:NODESxDEVICES, nor a file that can be read: %w", cfg.Spec, err)
+	}
+	return Declare(cfg.Spec, data)
+}

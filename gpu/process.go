@@ -1,0 +1,31 @@
+package gpu
+
+import "fmt"
+
+// ProcessKind is what a process does with a device.
+type ProcessKind string
+
+const (
+	Compute  ProcessKind = "compute"
+	Graphics ProcessKind = "graphics" // a display server and its clients
+)
+
+// Process is an operating system's process that has a context on a device.
+type Process struct {
+	PID    int         `json:"pid" msgpack:"pid"`                           // as the driver sees it, which in a container may not be our namespace
+	Name   string      `json:"name,omitempty" msgpack:"name,omitempty"`     // "" when the driver may not look
+	Memory *Bytes      `json:"memory,omitempty" msgpack:"memory,omitempty"` // device memory it holds
+	Kind   ProcessKind `json:"kind" msgpack:"kind"`
+}
+
+// String names the process for a person: "process 4242 (python3, 3.1 GiB)".
+func (p Process) String() string {
+	name := p.Name
+	if name == "" {
+		name = "name unknown"
+	}
+	if p.Memory == nil {
+		return fmt.Sprintf("process %d (%s)", p.PID, name)
+	}
+	return fmt.Sprintf("process %d (%s, %s GiB)", p.PID, name, gib(*p.Memory))
+}

@@ -1,0 +1,144 @@
+package gpu
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"unicode"
+)
+
+// Row is one device as the table shows it: the device, and what only the ledger and its agent know about it.
+type Row struct {
+	Node    string    `json:"node" msgpack:"node"`
+	Device  Device    `json:"device" msgpack:"device"`
+	HeldBy  []Holder  `json:"held_by,omitempty" msgpack:"held_by,omitempty"`
+	Foreign []Process `json:"foreign,omitempty" msgpack:"foreign,omitempty"` // processes nobody here started
+}
+
+// Holder is a worker that a device was granted to.
+type Holder struct {
+	Role  string `json:"role" msgpack:"role"`
+	Rank  int    `json:"rank" msgpack:"rank"`
+	Milli int    `json:"milli" msgpack:"milli"` // thousandths of the device; 0 and 1000 are all of it
+}
+
+func (h Holder) String() string {
+	if h.Milli == 0 || h.Milli == whole {
+		return fmt.Sprintf("%s/%d", h.Role, h.Rank)
+	}
+	return fmt.Sprintf("%s/%d %d‰", h.Role, h.Rank, h.Milli)
+}
+
+// Table draws the rows for a person, in the order given, under a heading and over a line that sums them up. The name
+// of a node stands beside its first row only. What is not known is a dash.
+func Table(rows []Row) string {
+	if len(rows) == 0 {
+		return "no devices\n"
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	line(w, "NODE", "GPU", "MODEL", "MEMORY", "UTIL", "TEMP", "HELD BY", "HEALTH")
+	node := ""
+	for i, r := range rows {
+		shown := r.Node
+		if i > 0 && r.Node == node {
+			shown = ""
+		}
+		node = r.Node
+		line(w, shown, strconv.Itoa(r.Device.Index), r.Device.Model, memory(r.Device),
+			reading(r.Device.Sample.Utilisation, "%"), reading(r.Device.Sample.Temperature, "°C"), r.heldBy(), r.health())
+	}
+	_ = w.Flush() // a strings.Builder takes everything
+	return b.String() + summary(rows) + "\n"
+}
+
+func line(w *tabwriter.Writer, cells ...string) {
+	for i, cell := range cells {
+		cells[i] = printable(cell)
+	}
+	_, _ = fmt.Fprintln(w, strings.Join(cells, "\t"))
+}
+
+// printable replaces what would break a line or drive a terminal: names of processes and models are not ours.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '?'
+	}, text)
+}
+
+const barWidth = 10
+
+func memory(d Device) string {
+	if d.Sample.MemoryFree == nil {
+		return fmt.Sprintf("%s –/%s GiB", strings.Repeat("·", barWidth), gib(d.MemoryTotal))
+	}
+	used := d.MemoryTotal - min(*d.Sample.MemoryFree, d.MemoryTotal)
+	return fmt.Sprintf("%s %s/%s GiB", bar(used, d.MemoryTotal), gib(used), gib(d.MemoryTotal))
+}
+
+// bar fills as many cells as are begun, so that memory in use always shows.
+func bar(used, total Bytes) string {
+	full := 0
+	if total > 0 {
+		full = int((used*barWidth + total - 1) / total)
+	}
+	return strings.Repeat("█", full) + strings.Repeat("░", barWidth-full)
+}
+
+// gib writes a size for the eye: at most one decimal, none if it is zero.
+func gib(b Bytes) string {
+	return strings.TrimSuffix(strconv.FormatFloat(float64(b)/float64(GiB), 'f', 1, 64), ".0")
+}
+
+func reading(value *int, unit string) string {
+	if value == nil {
+		return "–"
+	}
+	return strconv.Itoa(*value) + unit
+}
+
+func (r Row) heldBy() string {
+	if len(r.HeldBy) == 0 {
+		return "–"
+	}
+	names := make([]string, len(r.HeldBy))
+	for i, h := range r.HeldBy {
+		names[i] = h.String()
+	}
+	return strings.Join(names, ", ")
+}
+
+func (r Row) health() string {
+	words := r.Device.Unfit()
+	for _, p := range r.Foreign {
+		words = append(words, "foreign "+p.String())
+	}
+	if len(words) == 0 {
+		return "ok"
+	}
+	return strings.Join(words, "; ")
+}
+
+func summary(rows []Row) string {
+	nodes := make(map[string]bool)
+	held, unfit, dirty := 0, 0, 0
+	for _, r := range rows {
+		nodes[r.Node] = true
+		held += count(len(r.HeldBy) > 0)
+		unfit += count(len(r.Device.Unfit()) > 0)
+		dirty += count(len(r.Foreign) > 0)
+	}
+	return fmt.Sprintf("devices: %d, nodes: %d, held: %d, unfit: %d, with foreign processes: %d",
+		len(rows), len(nodes), held, unfit, dirty)
+}
+
+func count(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,63 @@
+package gpu
+
+import "slices"
+
+// whole is all of a device, in thousandths.
+const whole = 1000
+
+// usage is who uses one simulated device, in order of arrival.
+type usage []share
+
+type share struct {
+	holder string
+	milli  int
+	count  int // how many times the holder took it
+}
+
+func (u usage) find(holder string) int {
+	return slices.IndexFunc(u, func(s share) bool { return s.holder == holder })
+}
+
+// milli is how much is in use. A holder who took the device several times counts once: roles laid over one
+// reservation share its devices on purpose.
+func (u usage) milli() int {
+	total := 0
+	for _, s := range u {
+		total += s.milli
+	}
+	return total
+}
+
+func (u usage) holders() []string {
+	var names []string
+	for _, s := range u {
+		names = append(names, s.holder)
+	}
+	return names
+}
+
+// taken is the usage after holder took milli once more. A second share of the same holder lies over the first, so
+// the larger one counts.
+func (u usage) taken(holder string, milli int) usage {
+	next := slices.Clone(u)
+	i := next.find(holder)
+	if i < 0 {
+		return append(next, share{holder, milli, 1})
+	}
+	next[i].milli = max(next[i].milli, milli)
+	next[i].count++
+	return next
+}
+
+// released is the usage after holder gave the device back once; false if it does not hold it.
+func (u usage) released(holder string) (usage, bool) {
+	i := u.find(holder)
+	if i < 0 {
+		return u, false
+	}
+	next := slices.Clone(u)
+	if next[i].count--; next[i].count == 0 {
+		next = slices.Delete(next, i, i+1)
+	}
+	return next, true
+}
