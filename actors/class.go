@@ -63,7 +63,7 @@ type Setup struct {
 
 // DecodeConfig reads the configuration into v. No configuration leaves v as it is.
 func (s Setup) DecodeConfig(v any) error {
-	if len(s.Config) == 0 {
+	if len(s.Config) == 0 || s.Config.IsNil() {
 		return nil
 	}
 	if err := bus.Unmarshal(s.Config, v); err != nil {
@@ -243,8 +243,9 @@ func decodeArgs[A any](body []byte, arg *A) error {
 	return decodeArg(raw, arg)
 }
 
+// decodeArg refuses fields the argument does not have: a mistyped name must not pass as a default.
 func decodeArg[A any](raw []byte, arg *A) error {
-	if err := bus.Unmarshal(raw, arg); err != nil {
+	if err := bus.UnmarshalWith(raw, arg, bus.UnmarshalOptions{Strict: true}); err != nil {
 		return bus.Errorf(bus.CodeRefused, "argument: want %s: %w", typeName(*arg), err)
 	}
 	return nil

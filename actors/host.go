@@ -18,6 +18,7 @@ const (
 	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks
 	controlBuffer    = 1024
 	defaultBeatEvery = time.Second
+	takeOverAfter    = time.Millisecond
 )
 
 // HostConfig is what all workers of one host share.
@@ -50,6 +51,7 @@ type Host struct {
 	group     sync.WaitGroup
 	runners   runners
 	running   atomic.Int64 // calls that run, of all workers
+	solo      atomic.Bool  // one worker lives here
 
 	mu      sync.RWMutex // guards what follows; slices of routes are replaced, never changed
 	routes  map[string]*route
@@ -85,8 +87,8 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 		}
 		h.classes[c.Name] = c
 	}
-	h.group.Go(func() { h.intake(h.workCh) })
-	h.group.Go(func() { h.intake(h.controlCh) })
+	h.runners.group.Go(func() { h.intake(h.workCh) })
+	h.runners.group.Go(func() { h.intake(h.controlCh) })
 	h.group.Go(h.beatLoop)
 	return h, nil
 }
@@ -147,6 +149,7 @@ func (h *Host) listen(w *Worker) error {
 	}
 	h.mu.Lock()
 	h.workers[w] = stopSequencer
+	h.solo.Store(len(h.workers) == 1)
 	h.mu.Unlock()
 	err := errors.Join(
 		h.subscribe(a.All(), h.workCh, w), h.subscribe(a.Rank(rank), h.workCh, w),
@@ -185,6 +188,7 @@ func (h *Host) remove(w *Worker) {
 	h.mu.Lock()
 	stopSequencer := h.workers[w]
 	delete(h.workers, w)
+	h.solo.Store(len(h.workers) == 1)
 	for subject, r := range h.routes {
 		i := slices.Index(r.workers, w)
 		if i < 0 {
@@ -212,31 +216,49 @@ func (h *Host) behind(subject string) []*Worker {
 	return nil
 }
 
-// intake hands messages to workers, in the order of arrival. Nothing in it blocks.
+// intake hands messages to workers, in the order of arrival. Nothing in it blocks, but for a call it runs itself.
 func (h *Host) intake(ch <-chan *nats.Msg) {
+	tookOverCh := make(chan struct{}, 1)
+	takeOver := time.AfterFunc(time.Hour, func() {
+		h.runners.group.Go(func() { h.intake(ch) })
+		tookOverCh <- struct{}{}
+	})
+	takeOver.Stop()
 	for {
 		select {
 		case m := <-ch:
-			h.handle(m)
+			if j := h.handle(m, ch == h.workCh); j.call != nil && !runHere(j, takeOver) {
+				<-tookOverCh
+				return
+			}
 		case <-h.closedCh:
 			return
 		}
 	}
 }
 
-func (h *Host) handle(m *nats.Msg) {
+// runHere runs a call on the intake's own goroutine, which saves a short call the hand-over to another. A call that
+// takes longer than a moment has the intake taken over by a new goroutine; then it reports false.
+func runHere(j job, takeOver *time.Timer) bool {
+	takeOver.Reset(takeOverAfter)
+	j.worker.run(j.queue, j.call)
+	return takeOver.Stop()
+}
+
+// handle takes one message. With work set, a call of the only worker here may be returned to be run by the intake.
+func (h *Host) handle(m *nats.Msg, work bool) (lent job) {
 	f, err := bus.ParseFrame(m.Data)
 	if err != nil {
 		h.cfg.Logger.Warn("actors: a message cannot be read", "subject", m.Subject, "error", err)
 		if errors.Is(err, bus.ErrVersion) {
 			h.ep.AnswerVersion(m.Reply)
 		}
-		return
+		return job{}
 	}
 	now := time.Now()
 	switch f.Kind {
 	case bus.KindCall:
-		h.call(m.Subject, &f, now)
+		return h.call(m.Subject, &f, now, work)
 	case bus.KindChunk:
 		h.ep.Chunk(&f)
 	case bus.KindAsk:
@@ -248,6 +270,7 @@ func (h *Host) handle(m *nats.Msg) {
 	default:
 		h.cfg.Logger.Warn("actors: a frame of an unknown kind", "subject", m.Subject, "kind", f.Kind.String())
 	}
+	return job{}
 }
 
 func (h *Host) each(subject string, f *bus.Frame, do func(*Worker)) {
@@ -258,19 +281,26 @@ func (h *Host) each(subject string, f *bus.Frame, do func(*Worker)) {
 	}
 }
 
-func (h *Host) call(subject string, f *bus.Frame, now time.Time) {
+func (h *Host) call(subject string, f *bus.Frame, now time.Time, work bool) (lent job) {
 	var fetch []*call
 	header := &f.Header
+	lend := work && h.solo.Load()
 	for _, w := range h.behind(subject) {
 		if header.For(w.spec.Rank) && header.Gens[w.spec.Rank] == w.spec.Gen {
-			fetch = append(fetch, w.arrive(header, f.Body, now)...)
+			var more []*call
+			more, lent = w.arrive(header, f.Body, now, lend)
+			fetch = append(fetch, more...)
 		}
 	}
 	h.fetch(fetch)
+	return lent
 }
 
 // fetch pulls the bodies that calls wait for. One that several ranks of this process need is pulled once.
 func (h *Host) fetch(calls []*call) {
+	if len(calls) == 0 {
+		return
+	}
 	byRef := map[bus.Ref][]*call{}
 	for _, c := range calls {
 		byRef[c.header.Ref] = append(byRef[c.header.Ref], c)

@@ -66,6 +66,8 @@ type Worker struct {
 	unfetched int64
 	inFlight  int
 	lastPurge time.Time
+	lend      bool // while arrive runs: the first call that may start is left to it,
+	lent      job  // here
 }
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
@@ -156,18 +158,27 @@ func panicError(p any) *bus.Error {
 	return e
 }
 
+// cut makes s fit for an error on the wire: bounded, and text.
 func cut(s string, n int) string {
 	if len(s) <= n {
-		return s
+		return strings.ToValidUTF8(s, "\uFFFD")
 	}
 	return strings.ToValidUTF8(s[:n], "") + "… (cut)"
 }
 
 // arrive takes a call from the wire, and whatever calls were waiting for it. It returns those whose body must be
 // fetched. A repeat of a call is answered from memory and never run again.
-func (w *Worker) arrive(h *bus.Header, body []byte, now time.Time) (fetch []*call) {
+// With lend set, one call that may start at once is left to the caller to run.
+func (w *Worker) arrive(h *bus.Header, body []byte, now time.Time, lend bool) (fetch []*call, lent job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.lend = lend
+	fetch = w.take(h, body, now)
+	lent, w.lend, w.lent = w.lent, false, job{}
+	return fetch, lent
+}
+
+func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call) {
 	s := w.sessionOf(h, now)
 	if s == nil {
 		w.sayUnknown(h)
@@ -284,7 +295,12 @@ func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
 // kick starts what may start. w.mu is held.
 func (w *Worker) kick(q *queue) {
 	for c := w.nextLocked(q); c != nil; c = w.nextLocked(q) {
-		w.host.runners.start(job{worker: w, queue: q, call: c})
+		j := job{worker: w, queue: q, call: c}
+		if w.lend && w.lent.call == nil && q.lane.Limit == 1 { // one of many that may run at once must not hold up the next
+			w.lent = j
+			continue
+		}
+		w.host.runners.start(j)
 	}
 }
 

@@ -9,20 +9,30 @@ type Args struct {
 
 // Append encodes the arguments after dst. The order of named arguments is that of names.
 func (a Args) Append(dst []byte, names []string) []byte {
-	dst = append(dst, 0x92)
-	dst = packArrayLen(dst, len(a.Positional))
+	dst = AppendArgsHead(dst, len(a.Positional))
 	for _, p := range a.Positional {
 		dst = append(dst, p...)
 	}
-	if len(names) == 0 {
-		return append(dst, 0xc0)
-	}
-	dst = packMapLen(dst, len(names))
+	dst = AppendNamedHead(dst, len(names))
 	for _, n := range names {
-		dst = append(packStr(dst, n), a.Named[n]...)
+		dst = append(AppendName(dst, n), a.Named[n]...)
 	}
 	return dst
 }
+
+// AppendArgsHead begins the body of a call with n positional arguments, which the caller appends next.
+func AppendArgsHead(dst []byte, n int) []byte { return packArrayLen(append(dst, 0x92), n) }
+
+// AppendNamedHead follows the positional arguments: n named ones come next, each behind AppendName; 0: there are none.
+func AppendNamedHead(dst []byte, n int) []byte {
+	if n == 0 {
+		return append(dst, 0xc0)
+	}
+	return packMapLen(dst, n)
+}
+
+// AppendName precedes a named argument.
+func AppendName(dst []byte, name string) []byte { return packStr(dst, name) }
 
 // ParseArgs reads the body of a call. The arguments are views of it. An empty body has none: the rank was called
 // without data.

@@ -146,11 +146,12 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 	}
 	g.deadline, _ = ctx.Deadline()
 	g.target = e.target(c.To)
+	g.holdLarge()
 	if err := e.register(g); err != nil {
+		g.letGo()
 		cancel()
 		return nil, err
 	}
-	g.holdLarge()
 	if err := g.target.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unreachable: sent when it is back
 		g.abort(err)
 		cancel()
@@ -186,6 +187,9 @@ func contextError(ctx context.Context, c Call) error {
 }
 
 func newGather(e *Endpoint, c Call) (*Gather, error) {
+	if err := c.To.Check(); err != nil {
+		return nil, err
+	}
 	n := 0
 	for _, p := range c.Parts {
 		n += len(p.Ranks)
@@ -205,6 +209,9 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 	first := c.Parts[0].Ranks
 	for p := range c.Parts {
 		for _, rank := range c.Parts[p].Ranks {
+			if rank < 0 || rank >= c.World {
+				return nil, Errorf(CodeInvalid, "a call of %s on %s addresses rank %d of a world of %d", c.Method, c.To.Role, rank, c.World)
+			}
 			g.slots[i] = slot{part: p, answer: Answer{Rank: rank}}
 			rising = rising && rank == first[0]+i
 			i++
@@ -252,6 +259,17 @@ func (g *Gather) holdLarge() {
 			subject = p.Scope.subject(g.call.To, false)
 		}
 		g.refs[i] = g.ep.Hold(p.Body, Ranks(p.Ranks...), subject, nil)
+	}
+}
+
+// letGo gives back what the call's arguments took.
+func (g *Gather) letGo() {
+	for i, ref := range g.refs {
+		if ref.Owner != "" {
+			g.ep.Drop(ref)
+		} else {
+			g.target.inlineDone(len(g.call.Parts[i].Body))
+		}
 	}
 }
 
@@ -424,13 +442,7 @@ func (g *Gather) finish(cause error) {
 	for _, ref := range fetching {
 		g.ep.receipts.abandon(ref, cause)
 	}
-	for i, ref := range g.refs {
-		if ref.Owner != "" {
-			g.ep.Drop(ref)
-		} else {
-			g.target.inlineDone(len(g.call.Parts[i].Body))
-		}
-	}
+	g.letGo()
 	if unanswered.Len() > 0 {
 		g.tellCancelled(unanswered)
 	}

@@ -120,7 +120,10 @@ func (t *target) publish(g *Gather) error {
 		return t.toSequencer(g, c.Parts)
 	}
 	if !c.Control {
-		g.place = t.next(g.ranks(), c.World)
+		p := t.next(g.ranks(), c.World)
+		t.ep.mu.Lock()
+		g.place = p
+		t.ep.mu.Unlock()
 	}
 	var first error
 	for i := range c.Parts {

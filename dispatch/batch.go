@@ -10,10 +10,23 @@ import (
 )
 
 // Batch is arrays with one row a sample, and metadata about all of them. It is cut and joined along the rows; ranks that
-// are called without data get the metadata alone. A Batch without arrays is metadata alone: it has no rows to cut.
+// are called without data get the metadata alone. A Batch without arrays is metadata alone: it has no rows to cut. On the
+// wire it is extension type 2.
 type Batch struct {
-	Arrays map[string]bus.Tensor `msgpack:"arrays" json:"arrays"`
-	Meta   map[string]any        `msgpack:"meta" json:"meta"`
+	Arrays map[string]bus.Tensor `json:"arrays"`
+	Meta   map[string]any        `json:"meta"`
+}
+
+// wireBatch is what extension type 2 holds.
+type wireBatch struct {
+	Arrays map[string]bus.Tensor `msgpack:"arrays"`
+	Meta   map[string]any        `msgpack:"meta"`
+}
+
+func init() {
+	bus.RegisterExt(bus.ExtBatch,
+		func(b Batch) (wireBatch, error) { return wireBatch(b), b.Validate() },
+		func(w wireBatch) (Batch, error) { return Batch(w), Batch(w).Validate() })
 }
 
 // Validate refuses arrays that are not whole or have not the same number of rows.

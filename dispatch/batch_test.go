@@ -68,3 +68,18 @@ func TestBatchRefuses(t *testing.T) {
 	_, err := Join([]any{a, b}, FirstWins)
 	assert.ErrorContains(t, err, "batches with different arrays cannot be joined: [a] in the first, [b] in batch 1")
 }
+
+// A batch keeps its type on the wire, whatever it is read into.
+func TestBatchTravels(t *testing.T) {
+	x, err := bus.TensorOf([]int{2, 3}, []float32{1, 2, 3, 4, 5, 6})
+	require.NoError(t, err)
+	sent := Batch{Arrays: map[string]bus.Tensor{"x": x}, Meta: map[string]any{"step": int64(3)}}
+	body, err := bus.Marshal(sent)
+	require.NoError(t, err)
+	var untyped any
+	require.NoError(t, bus.Unmarshal(body, &untyped))
+	require.Equal(t, sent, untyped)
+	var typed Batch
+	require.NoError(t, bus.Unmarshal(body, &typed))
+	require.Equal(t, sent, typed)
+}

@@ -154,35 +154,58 @@ func (g *Group) plan(c Call) (*Plan, error) {
 
 // encode gives each part its body, once. An argument that all ranks share is encoded once for all parts.
 func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
-	shared := map[int]bus.Raw{}
+	e := argEncoder{shards: s, names: names, shared: map[int][]byte{}}
 	parts := make([]bus.Part, len(s.Plan.Parts))
 	for i, p := range s.Plan.Parts {
-		args := bus.Args{}
-		values := s.Args(p)
-		for k, v := range values {
-			raw, have := shared[k]
-			if !have {
-				enc, err := bus.Marshal(v)
-				if err != nil {
-					return nil, bus.Errorf(bus.CodeInvalid, "argument %d: %w", k+1, err)
-				}
-				raw = enc
-				if s.Shared(k) && len(s.Plan.Parts) > 1 {
-					shared[k] = raw
-				}
-			}
-			if first := len(values) - len(names); k >= first {
-				if args.Named == nil {
-					args.Named = map[string]bus.Raw{}
-				}
-				args.Named[names[k-first]] = raw
-			} else {
-				args.Positional = append(args.Positional, raw)
-			}
+		body, err := e.body(p)
+		if err != nil {
+			return nil, err
 		}
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: args.Append(nil, names)}
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: body}
 	}
 	return parts, nil
+}
+
+// argEncoder encodes the arguments of one call.
+type argEncoder struct {
+	shards *Shards
+	names  []string
+	shared map[int][]byte // arguments that several parts have, by place
+}
+
+// body is what the ranks of one part are sent. Arguments are encoded in place, so that tensors are aligned.
+func (e *argEncoder) body(p Part) ([]byte, error) {
+	values := e.shards.Args(p)
+	positional := len(values) - len(e.names)
+	b := bus.AppendArgsHead(nil, positional)
+	var err error
+	for i, v := range values {
+		if i == positional {
+			b = bus.AppendNamedHead(b, len(e.names))
+		}
+		if i >= positional {
+			b = bus.AppendName(b, e.names[i-positional])
+		}
+		if b, err = e.value(b, i, v); err != nil {
+			return nil, bus.Errorf(bus.CodeInvalid, "argument %d: %w", i+1, err)
+		}
+	}
+	if len(e.names) == 0 {
+		b = bus.AppendNamedHead(b, 0)
+	}
+	return b, nil
+}
+
+func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
+	if enc, ok := e.shared[i]; ok {
+		return append(b, enc...), nil
+	}
+	start := len(b)
+	b, err := bus.AppendMarshal(b, v)
+	if err == nil && e.shards.Shared(i) && len(e.shards.Plan.Parts) > 1 {
+		e.shared[i] = b[start:len(b):len(b)]
+	}
+	return b, err
 }
 
 func (g *Group) scope(t Target) bus.Scope {
