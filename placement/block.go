@@ -1,0 +1,126 @@
+package placement
+
+import (
+	"cmp"
+	"slices"
+)
+
+// block is an obstacle in the book: it can be lifted, to see what would be, and is then put back.
+type block struct {
+	kind  ObstacleKind
+	held  *held
+	stock *stock
+	pos   int
+}
+
+func lift(blocks []block) {
+	for _, o := range blocks {
+		switch o.kind {
+		case ObstacleHeld:
+			o.held.leave()
+		case ObstacleNode:
+			o.stock.open = true
+		case ObstacleDevice:
+			o.stock.change(o.pos, o.stock.used[o.pos], true)
+		}
+	}
+}
+
+func putBack(blocks []block) {
+	for _, o := range blocks {
+		switch o.kind {
+		case ObstacleHeld:
+			o.held.enter()
+		case ObstacleNode:
+			o.stock.open = false
+		case ObstacleDevice:
+			o.stock.change(o.pos, o.stock.used[o.pos], false)
+		}
+	}
+}
+
+// blocks is all in scope that can be in the way of g, what is least to be waited for first: nodes and devices out of
+// order, then reservations.
+func (b *Book) blocks(g *gang, sc scope) []block {
+	if sc.preempt {
+		return b.heldBlocks(g, sc)
+	}
+	var nodes, devices []block
+	for _, s := range b.stocks {
+		if !s.open {
+			nodes = append(nodes, block{kind: ObstacleNode, stock: s})
+		}
+		for pos := range s.node.Devices {
+			if s.node.Devices[pos].Unfit != "" {
+				devices = append(devices, block{kind: ObstacleDevice, stock: s, pos: pos})
+			}
+		}
+	}
+	return slices.Concat(nodes, devices, b.heldBlocks(g, sc))
+}
+
+// heldBlocks is the reservations in scope, those that are to be kept first: the ones that have not been told to go, of
+// the higher priority if it is about preemption, on the fuller nodes, the larger, the older. What g is laid over
+// stays.
+func (b *Book) heldBlocks(g *gang, sc scope) []block {
+	type weighed struct {
+		*held
+		room int
+	}
+	var kept []weighed
+	for _, h := range b.held {
+		stays := h.trial || g.host != nil && h.group() == g.host.group()
+		if !stays && (!sc.preempt || h.Leaving || h.Priority < sc.below) {
+			kept = append(kept, weighed{h, h.roomBeside()})
+		}
+	}
+	slices.SortFunc(kept, func(x, y weighed) int {
+		urgency := 0
+		if sc.preempt {
+			urgency = cmp.Compare(y.Priority, x.Priority)
+		}
+		return cmp.Or(
+			falseFirst(x.Leaving, y.Leaving),
+			urgency,
+			cmp.Compare(x.room, y.room),
+			cmp.Compare(len(y.spots), len(x.spots)),
+			x.older(y.held),
+		)
+	})
+	blocks := make([]block, len(kept))
+	for i, w := range kept {
+		blocks[i] = block{kind: ObstacleHeld, held: w.held}
+	}
+	return blocks
+}
+
+// roomBeside is the most free devices on any node of h: where there are many, few more are missing.
+func (h *held) roomBeside() int {
+	most := 0
+	for _, spot := range h.spots {
+		most = max(most, spot.stock.idle)
+	}
+	return most
+}
+
+// obstacle is the block in public terms.
+func (o block) obstacle(g ground) Obstacle {
+	if o.kind == ObstacleHeld {
+		h := o.held
+		return Obstacle{
+			Kind:        o.kind,
+			Reservation: h.ID,
+			Namespace:   h.Namespace,
+			Holder:      h.Holder,
+			Leaving:     h.Leaving,
+			Since:       h.Since,
+			Devices:     g.shared(h),
+		}
+	}
+	n := o.stock.node
+	if o.kind == ObstacleNode {
+		return Obstacle{Kind: o.kind, Node: n.ID, Why: n.condition(), Since: n.Since}
+	}
+	d := n.Devices[o.pos]
+	return Obstacle{Kind: o.kind, Node: n.ID, Why: d.Unfit, Devices: []Slot{{Node: n.ID, NodeRank: n.Rank, Index: d.Index, UUID: d.UUID, Share: Whole}}}
+}

@@ -1,0 +1,84 @@
+package placement_test
+
+import (
+	"fmt"
+	"time"
+
+	"troupe/placement"
+)
+
+func nodes() []placement.Node {
+	var nodes []placement.Node
+	for n := range 2 {
+		node := placement.Node{ID: fmt.Sprintf("n%d", n), Rank: n}
+		for i := range 4 {
+			node.Devices = append(node.Devices, placement.Device{UUID: fmt.Sprintf("GPU-%d-%d", n, i), Index: i})
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes
+}
+
+// A snapshot and a request make a plan.
+func ExampleDecide() {
+	plan, err := placement.Decide(placement.Snapshot{Nodes: nodes()}, placement.Request{
+		Bundles:  placement.Repeat(3, placement.Bundle{Devices: placement.Wholes(2)}),
+		Strategy: placement.Pack,
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for _, w := range plan.Workers {
+		fmt.Println(w.Name("actor_train"), "on", w.Node)
+	}
+	// Output:
+	// actor_train-0-G01 on n0
+	// actor_train-1-G23 on n0
+	// actor_train-2-G01 on n1
+}
+
+// A long-lived owner keeps a book; a refusal says what it waits for.
+func ExampleBook() {
+	start := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
+	book, err := placement.NewBook(placement.Snapshot{Now: start, Nodes: nodes()})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	train := placement.Request{ID: "r-1", Holder: "actor_train", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Wholes(3)})}
+	plan, _ := book.Plan(train)
+	if err := book.Grant(plan.Reservation(train, book.Now)); err != nil {
+		fmt.Println(err)
+		return
+	}
+
+	book.Now = start.Add(90 * time.Second)
+	plan, _ = book.Plan(placement.Request{ID: "r-2", Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(2)})})
+	for _, r := range plan.Reasons {
+		fmt.Println(r.Node, r.Text)
+	}
+	for _, o := range plan.WaitsFor {
+		fmt.Println("waits for", o)
+	}
+	book.Release("r-1")
+	plan, _ = book.Plan(placement.Request{ID: "r-2", Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(2)})})
+	fmt.Println(plan.Granted)
+	// Output:
+	// 1 bundle of 2 devices: there is room for 0 on 2 nodes
+	// n0 1 of 4 devices are free, a bundle takes 2; 0, 1, 2 held by actor_train (r-1) for 1m30s
+	// n1 1 of 4 devices are free, a bundle takes 2; 0, 1, 2 held by actor_train (r-1) for 1m30s
+	// waits for devices n0: 0, 1 held by actor_train (r-1)
+	// true
+}
+
+// The textual forms of a device mapping are parsed, never evaluated.
+func ExampleParseMapping() {
+	ids, err := placement.ParseMapping("list(range(0,2)) + [6, 7]")
+	fmt.Println(ids, err)
+	_, err = placement.ParseMapping("__import__('os')")
+	fmt.Println(err)
+	// Output:
+	// [0 1 6 7] <nil>
+	// mapping, at byte 0: found "__import__('os')" where list(…) or [ should be; a mapping is list(range(a,b)), a sum of those, list([a,b,c]) or [a,b,c]
+}
