@@ -12,7 +12,7 @@ help: ## this list
 build: ## bin/troupe
 	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
 
-demo: build ## one simulated training step over five roles, in one process
+demo: build ## a small training job over five roles, in one process
 	bin/troupe demo
 
 test: build lint ## everything a change must pass
@@ -30,12 +30,13 @@ lint: ## gofmt, vet, staticcheck, errcheck
 bench: build ## fan-out against the bare nats.go floor
 	bin/troupe bench fanout --workers 1,8,64,512
 
-fuzz: ## each fuzz target for half a minute
-	$(GO) test -run '^$$' -fuzz FuzzParseFrame -fuzztime 30s ./bus
-	$(GO) test -run '^$$' -fuzz FuzzParseArgs -fuzztime 30s ./bus
-	$(GO) test -run '^$$' -fuzz FuzzUnmarshal -fuzztime 30s ./bus
-	$(GO) test -run '^$$' -fuzz FuzzCheck -fuzztime 30s ./bus
-	$(GO) test -run '^$$' -fuzz FuzzTensor -fuzztime 30s ./bus
+FUZZTIME ?= 30s
+fuzz: ## each fuzz target for half a minute (FUZZTIME)
+	@for dir in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
+		for target in $$($(GO) test -list '^Fuzz' $$dir | grep '^Fuzz'); do \
+			echo "$$dir $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir || exit 1; \
+		done; \
+	done
 
 soak: ## five rounds of every test, under the race detector
 	$(GO) test -race -count=5 -timeout 60m $(PACKAGES)

@@ -60,28 +60,19 @@ func (h *Host) beat(a bus.Address, workers []*Worker) {
 func (w *Worker) beatNow() Beat {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	b := Beat{Rank: w.spec.Rank, Gen: w.spec.Gen, State: w.state, Calls: w.inFlight, Node: w.host.cfg.Node}
+	b := Beat{Rank: w.spec.Rank, Gen: w.spec.Gen, State: w.state, Node: w.host.cfg.Node}
 	for _, q := range w.queues {
 		b.Queued += q.waiting.len()
 	}
-	if w.inFlight > 0 {
-		b.Busy = time.Since(w.oldestLocked())
-	}
-	if w.err != nil {
-		b.Err = bus.AsError(w.err)
-	}
-	return b
-}
-
-// oldestLocked is when the oldest running call began.
-func (w *Worker) oldestLocked() time.Time {
-	oldest := time.Now()
-	for _, s := range w.sessions {
-		for _, c := range s.calls {
-			if c.phase == running && c.started.Before(oldest) {
-				oldest = c.started
-			}
+	now := time.Now()
+	for _, c := range w.active {
+		if !isQuiet(c.header.Method) {
+			b.Calls++
+			b.Busy = max(b.Busy, now.Sub(c.started), 1)
 		}
 	}
-	return oldest
+	if w.err != nil {
+		b.Err = w.sayable(w.err)
+	}
+	return b
 }

@@ -21,8 +21,10 @@ type call struct {
 	deadline time.Time // zero: none
 	reply    bus.Reply
 	phase    phase
+	slot     int // where it stands among the worker's active calls, while it runs
 	bodyHere bool
 	dropped  bool // the caller gave up: no answer is sent
+	panicked bool // the method did, and no error of another's panic
 }
 
 // phase is how far a call has come.

@@ -2,8 +2,10 @@ package actors
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"troupe/bus"
 )
@@ -148,13 +150,26 @@ func (c *Class) add(info MethodInfo) error {
 	return nil
 }
 
+// check finds the mistakes in a class that was filled in by hand.
+func (c *Class) check() error {
+	errs := []error{bus.CheckName("class", c.Name)}
+	if c.New == nil {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "class %s: New is not set", c.Name))
+	}
+	again := Class{Name: c.Name}
+	for _, m := range c.Methods {
+		errs = append(errs, again.add(m))
+	}
+	return errors.Join(errs...)
+}
+
 // method finds a method of the table, or makes one up if the class is open.
 func (c *Class) method(name string) (MethodInfo, error) {
 	i := slices.IndexFunc(c.Methods, func(m MethodInfo) bool { return m.Name == name })
 	switch {
 	case i >= 0:
 		return c.Methods[i], nil
-	case c.Open:
+	case c.Open && !strings.HasPrefix(name, "@"):
 		return MethodInfo{Name: name, Lane: Serial}, nil
 	}
 	names := make([]string, len(c.Methods))
@@ -211,10 +226,8 @@ func decodeArgs[A any](body []byte, arg *A) error {
 	if len(body) == 0 {
 		return nil
 	}
-	if _, none := any(arg).(*None); none {
-		return nil
-	}
-	if one, ok := bus.SingleArg(body); ok {
+	_, none := any(arg).(*None)
+	if one, ok := bus.SingleArg(body); ok && !none {
 		if _, all := any(arg).(*Args); !all {
 			return decodeArg(one, arg)
 		}
@@ -229,6 +242,8 @@ func decodeArgs[A any](body []byte, arg *A) error {
 	}
 	var raw []byte
 	switch {
+	case none && len(args.Positional)+len(args.Named) > 0:
+		return bus.Errorf(bus.CodeRefused, "the method takes no argument; it was given %d positional and %d named", len(args.Positional), len(args.Named))
 	case len(args.Positional) == 1 && len(args.Named) == 0:
 		raw = args.Positional[0]
 	case len(args.Positional) == 0 && len(args.Named) > 0:

@@ -84,8 +84,10 @@ func (c *callContext) begin(call *call) {
 		return
 	}
 	c.mu.Lock()
-	c.timer = time.AfterFunc(left, func() { c.cancel(context.DeadlineExceeded) })
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	if c.err == nil { // else it was cancelled before it began
+		c.timer = time.AfterFunc(left, func() { c.cancel(context.DeadlineExceeded) })
+	}
 }
 
 // cancel ends the context, once.

@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -19,6 +20,7 @@ const (
 	controlBuffer    = 1024
 	defaultBeatEvery = time.Second
 	takeOverAfter    = time.Millisecond
+	keepWhole        = 1 << 10 // a body that may stay in memory with its envelope
 )
 
 // HostConfig is what all workers of one host share.
@@ -48,6 +50,7 @@ type Host struct {
 	workCh    chan *nats.Msg
 	controlCh chan *nats.Msg
 	closedCh  chan struct{}
+	closing   sync.Once
 	group     sync.WaitGroup
 	runners   runners
 	running   atomic.Int64 // calls that run, of all workers
@@ -82,6 +85,9 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 		routes: map[string]*route{}, workers: map[*Worker]func(){},
 	}
 	for _, c := range cfg.Classes {
+		if err := c.check(); err != nil {
+			return nil, err
+		}
 		if h.classes[c.Name] != nil {
 			return nil, bus.Errorf(bus.CodeInvalid, "class %q is given twice", c.Name)
 		}
@@ -118,6 +124,9 @@ func (h *Host) Class(name string) (*Class, error) {
 // Start makes a worker: it is constructed, listens on all its subjects, and is ready when Start returns. A worker that
 // fails leaves nothing behind.
 func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
+	if err := spec.check(h.ep.Namespace()); err != nil {
+		return nil, err
+	}
 	class, err := h.Class(spec.Class)
 	if err != nil {
 		return nil, err
@@ -147,10 +156,10 @@ func (h *Host) listen(w *Worker) error {
 		}
 		stopSequencer = stop
 	}
-	h.mu.Lock()
-	h.workers[w] = stopSequencer
-	h.solo.Store(len(h.workers) == 1)
-	h.mu.Unlock()
+	if err := h.add(w, stopSequencer); err != nil {
+		stopSequencer()
+		return err
+	}
 	err := errors.Join(
 		h.subscribe(a.All(), h.workCh, w), h.subscribe(a.Rank(rank), h.workCh, w),
 		h.subscribe(a.Control(), h.controlCh, w), h.subscribe(a.ControlRank(rank), h.controlCh, w))
@@ -160,13 +169,32 @@ func (h *Host) listen(w *Worker) error {
 	return err
 }
 
+// add makes the worker one of the host's.
+func (h *Host) add(w *Worker, stopSequencer func()) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return errHostClosed
+	}
+	for other := range h.workers {
+		if a, b := other.spec, w.spec; a.Address == b.Address && a.Rank == b.Rank && a.Gen == b.Gen {
+			return bus.Errorf(bus.CodeExists, "%s[%d] runs here already", b.Address.Role, b.Rank)
+		}
+	}
+	h.workers[w] = stopSequencer
+	h.solo.Store(len(h.workers) == 1)
+	return nil
+}
+
+var errHostClosed = bus.Errorf(bus.CodeClosed, "the host is closed")
+
 // subscribe adds the worker to the subject's route, and subscribes if it is the first. All subscriptions of a kind
 // feed one channel, which keeps the order of the connection.
 func (h *Host) subscribe(subject string, ch chan *nats.Msg, w *Worker) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
-		return bus.Errorf(bus.CodeClosed, "the host is closed")
+	if _, here := h.workers[w]; h.closed || !here {
+		return errHostClosed
 	}
 	r := h.routes[subject]
 	if r == nil {
@@ -224,10 +252,11 @@ func (h *Host) intake(ch <-chan *nats.Msg) {
 		tookOverCh <- struct{}{}
 	})
 	takeOver.Stop()
+	var reader bus.FrameReader
 	for {
 		select {
 		case m := <-ch:
-			if j := h.handle(m, ch == h.workCh); j.call != nil && !runHere(j, takeOver) {
+			if j := h.handle(m, &reader, ch == h.workCh); j.call != nil && !runHere(j, takeOver) {
 				<-tookOverCh
 				return
 			}
@@ -246,8 +275,8 @@ func runHere(j job, takeOver *time.Timer) bool {
 }
 
 // handle takes one message. With work set, a call of the only worker here may be returned to be run by the intake.
-func (h *Host) handle(m *nats.Msg, work bool) (lent job) {
-	f, err := bus.ParseFrame(m.Data)
+func (h *Host) handle(m *nats.Msg, reader *bus.FrameReader, work bool) (lent job) {
+	f, err := reader.Parse(m.Data)
 	if err != nil {
 		h.cfg.Logger.Warn("actors: a message cannot be read", "subject", m.Subject, "error", err)
 		if errors.Is(err, bus.ErrVersion) {
@@ -266,7 +295,7 @@ func (h *Host) handle(m *nats.Msg, work bool) (lent job) {
 	case bus.KindCancel:
 		h.each(m.Subject, &f, func(w *Worker) { w.cancelCall(&f.Header, now) })
 	case bus.KindSkip:
-		h.each(m.Subject, &f, func(w *Worker) { h.fetch(w.skip(&f.Header, now)) })
+		h.each(m.Subject, &f, func(w *Worker) { h.fetch(w.skip(&f.Header)) })
 	default:
 		h.cfg.Logger.Warn("actors: a frame of an unknown kind", "subject", m.Subject, "kind", f.Kind.String())
 	}
@@ -283,17 +312,28 @@ func (h *Host) each(subject string, f *bus.Frame, do func(*Worker)) {
 
 func (h *Host) call(subject string, f *bus.Frame, now time.Time, work bool) (lent job) {
 	var fetch []*call
-	header := &f.Header
+	header := detached(f)
 	lend := work && h.solo.Load()
 	for _, w := range h.behind(subject) {
 		if header.For(w.spec.Rank) && header.Gens[w.spec.Rank] == w.spec.Gen {
-			var more []*call
-			more, lent = w.arrive(header, f.Body, now, lend)
+			more, j := w.arrive(header, f.Body, now, lend && lent.call == nil)
 			fetch = append(fetch, more...)
+			if j.call != nil {
+				lent = j
+			}
 		}
 	}
 	h.fetch(fetch)
 	return lent
+}
+
+// detached is the envelope of a call apart from its frame: it is remembered longer than a body should be.
+func detached(f *bus.Frame) *bus.Header {
+	h := f.Header
+	if len(f.Body) > keepWhole {
+		h.Meta, h.Ranks, h.Collect = bytes.Clone(h.Meta), h.Ranks.Clone(), h.Collect.Clone()
+	}
+	return &h
 }
 
 // fetch pulls the bodies that calls wait for. One that several ranks of this process need is pulled once.
@@ -332,6 +372,9 @@ func (h *Host) Workers() []*Worker {
 
 // Close stops every worker within ctx and ends the host. It may be called more than once.
 func (h *Host) Close(ctx context.Context) error {
+	h.mu.Lock()
+	h.closed = true // no worker comes any more
+	h.mu.Unlock()
 	var group sync.WaitGroup
 	workers := h.Workers()
 	errs := make([]error, len(workers))
@@ -339,13 +382,7 @@ func (h *Host) Close(ctx context.Context) error {
 		group.Go(func() { errs[i] = w.Stop(ctx) })
 	}
 	group.Wait()
-	h.mu.Lock()
-	first := !h.closed
-	h.closed = true
-	h.mu.Unlock()
-	if first {
-		close(h.closedCh)
-	}
+	h.closing.Do(func() { close(h.closedCh) })
 	h.group.Wait()
 	h.runners.close(time.Second)
 	return errors.Join(errs...)

@@ -21,6 +21,11 @@ func (l Lane) check() error {
 	if err := bus.CheckName("lane", l.Name); err != nil {
 		return err
 	}
+	for _, own := range []Lane{Serial, Control} {
+		if l.Name == own.Name && l.Limit != own.Limit {
+			return bus.Errorf(bus.CodeInvalid, "lane %q is every worker's own, with limit %d, not %d; give yours another name", l.Name, own.Limit, l.Limit)
+		}
+	}
 	if l.Limit < 1 {
 		return bus.Errorf(bus.CodeInvalid, "lane %q: the limit must be at least 1, not %d", l.Name, l.Limit)
 	}

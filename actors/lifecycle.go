@@ -13,7 +13,7 @@ const (
 	Created      State = "created"      // the host knows of it
 	Initialising State = "initialising" // its constructor runs
 	Ready        State = "ready"        // it takes calls
-	Stopping     State = "stopping"     // it takes no more; what runs may finish
+	Stopping     State = "stopping"     // it takes no more work; what runs may finish
 	Stopped      State = "stopped"      // it has ended in order
 	Failed       State = "failed"       // it has ended otherwise; its error says why
 )

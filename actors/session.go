@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"slices"
 	"time"
 
 	"troupe/bus"
@@ -18,62 +19,128 @@ const (
 
 // session is what a worker remembers of one caller, so that no call runs twice. The worker's mutex guards it.
 type session struct {
-	inbox    string // where answers go
-	calls    map[uint64]*call
-	floor    uint64 // calls up to here are over; one that is not in calls will not be run
-	lastSeen time.Time
+	inbox      string           // where answers go
+	calls      map[uint64]*call // not yet acknowledged; gone stands for those whose answer is no longer kept
+	gone       int              // how many of those there are
+	acked      uint64           // the caller has every answer up to here
+	floor      uint64           // calls up to here are over; one that is not in calls will not be run
+	blankUntil time.Time        // nobody knows what the caller sent before; zero: it is all known
+	lastSeen   time.Time        // when it last said something, or was answered
 }
 
-// find reports what is known of a call: its entry, or whether it is known to be over.
-func (s *session) find(seq uint64) (c *call, over bool) {
-	c = s.calls[seq]
-	return c, c == nil && seq <= s.floor
+// gone is the entry of a call that ran, or must not, and of which no more is remembered. It is never changed.
+var gone = &call{phase: forgotten}
+
+// find reports what is known of a call: its entry, or whether it is known to be over, or may be.
+func (s *session) find(h *bus.Header, now time.Time) (c *call, over bool) {
+	c = s.calls[h.Seq]
+	return c, c == nil && (h.Seq <= s.floor || h.Age > 0 && now.Add(-h.Age).Before(s.blankUntil))
 }
 
-// acknowledge forgets what the caller has. A call that still runs stays until it ends.
-func (s *session) acknowledge(upTo uint64, forget func(*call)) {
-	if upTo <= s.floor {
+// acknowledge forgets what the caller has, and gives up what it no longer waits for: if such a call has not ended, the
+// word that it was cancelled has been lost. One that runs stays until it ends.
+func (s *session) acknowledge(upTo uint64, forget, giveUp func(*call)) {
+	if upTo <= s.acked {
 		return
 	}
-	if upTo-s.floor > uint64(len(s.calls)) {
-		for seq, c := range s.calls {
-			if seq <= upTo && c.phase >= answered {
-				forget(c)
-				delete(s.calls, seq)
-			}
-		}
-	} else {
-		for seq := s.floor + 1; seq <= upTo; seq++ {
-			if c := s.calls[seq]; c != nil && c.phase >= answered {
-				forget(c)
-				delete(s.calls, seq)
-			}
-		}
-	}
-	s.floor = upTo
-}
-
-// bound raises the floor when a session has too many unacknowledged calls behind it: older ones are then known to be
-// over, which is safe, because the floor only ever refuses.
-func (s *session) bound() {
-	if len(s.calls) <= maxRemembered {
-		return
-	}
-	var highest uint64
-	for seq, c := range s.calls {
+	from := s.acked + 1
+	s.acked, s.floor = upTo, max(s.floor, upTo)
+	settle := func(seq uint64, c *call) {
+		giveUp(c)
+		forget(c)
 		if c.phase == forgotten {
-			highest = max(highest, seq)
-			delete(s.calls, seq)
+			s.remove(seq)
 		}
 	}
-	s.floor = max(s.floor, highest)
+	if upTo-from >= uint64(len(s.calls)) {
+		for seq, c := range s.calls {
+			if seq <= upTo {
+				settle(seq, c)
+			}
+		}
+		return
+	}
+	for seq := from; seq <= upTo; seq++ {
+		if c := s.calls[seq]; c != nil {
+			settle(seq, c)
+		}
+	}
+}
+
+// pass notes that a call that has not arrived in time will not be run: it was cancelled, or whoever orders the calls has
+// said that nobody waits for it.
+func (s *session) pass(seq uint64) {
+	if s.calls[seq] == nil && seq > s.floor {
+		s.bury(seq)
+	}
+}
+
+// leave lets go of a call that has ended and whose answer is not kept: all that is remembered is that it is over, and
+// not even that if the caller will not ask about it.
+func (s *session) leave(c *call) {
+	switch seq := c.header.Seq; {
+	case c.phase != forgotten || s.calls[seq] != c:
+	case seq <= s.acked:
+		s.remove(seq)
+	default:
+		s.bury(seq)
+	}
+}
+
+func (s *session) remove(seq uint64) {
+	if s.calls[seq] == gone {
+		s.gone--
+	}
+	delete(s.calls, seq)
+}
+
+// bury leaves of a call that it is over. When there are too many of those the older half is let go and the floor raised
+// in their place: what lies under it is known to be over too, which is safe, because the floor only ever refuses.
+func (s *session) bury(seq uint64) {
+	s.calls[seq] = gone
+	s.gone++
+	if s.gone <= maxRemembered {
+		return
+	}
+	seqs := make([]uint64, 0, s.gone)
+	for seq, c := range s.calls {
+		if c == gone {
+			seqs = append(seqs, seq)
+		}
+	}
+	slices.Sort(seqs)
+	for _, seq := range seqs[:len(seqs)/2] {
+		s.remove(seq)
+		s.floor = max(s.floor, seq)
+	}
+}
+
+// busy reports whether a call of the session waits or runs.
+func (s *session) busy() bool {
+	for _, c := range s.calls {
+		if c.phase <= running {
+			return true
+		}
+	}
+	return false
 }
 
 // stream is the order of the calls from one source, a caller or a sequencer, to one rank.
 type stream struct {
-	last    uint64 // the place of the last call that was taken
-	held    map[uint64]*arrival
-	askedAt time.Time
+	last     uint64 // the place of the last call that was taken
+	held     map[uint64]*arrival
+	askedAt  time.Time
+	lastSeen time.Time
+}
+
+// streamID names a stream. A process that both calls and sequences has two: their calls come by different ways.
+type streamID struct {
+	session   string
+	sequencer bool
+}
+
+func streamOf(h *bus.Header) streamID {
+	return streamID{session: h.OrderedBy(), sequencer: h.Stream != ""}
 }
 
 // arrival is a call that came before its turn.
@@ -81,6 +148,7 @@ type arrival struct {
 	header *bus.Header
 	body   []byte
 	prev   uint64
+	at     time.Time
 }
 
 // turn is what to do with a call that arrives.

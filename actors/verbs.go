@@ -1,11 +1,13 @@
 package actors
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"troupe/bus"
@@ -59,6 +61,12 @@ func verbOf[A, R any](f func(*Worker, context.Context, A) (R, error)) func(*Work
 	}
 }
 
+// isQuiet tells the verbs that only ask from what keeps a worker busy.
+func isQuiet(method string) bool {
+	v, ok := verbs[method]
+	return ok && v.lane == Control
+}
+
 func verbInfo(name string) (MethodInfo, bool) {
 	v, ok := verbs[name]
 	return MethodInfo{Name: name, Lane: v.lane}, ok
@@ -71,6 +79,8 @@ type Health struct {
 	Busy  time.Duration `msgpack:"busy" json:"busy"`   // how long its oldest call has been running; 0: idle
 	Error string        `msgpack:"error,omitempty" json:"error,omitempty"`
 }
+
+const maxListed = 100 // calls that wait in one lane and are listed one by one
 
 // Info is the answer to the info verb.
 type Info struct {
@@ -86,7 +96,7 @@ type Info struct {
 	State   State       `msgpack:"state" json:"state"`
 	Objects []string    `msgpack:"objects" json:"objects"`
 	Lanes   []LaneInfo  `msgpack:"lanes" json:"lanes"`
-	Calls   []CallState `msgpack:"calls" json:"calls"` // in flight, oldest first
+	Calls   []CallState `msgpack:"calls" json:"calls"` // in flight, oldest first; of those that wait the first 100 of each lane
 }
 
 // LaneInfo is how full a lane is.
@@ -102,7 +112,7 @@ type CallState struct {
 	Caller    string        `msgpack:"caller" json:"caller"`
 	Running   bool          `msgpack:"running" json:"running"`
 	For       time.Duration `msgpack:"for" json:"for"`             // how long it has been running, or waiting
-	Cancelled bool          `msgpack:"cancelled" json:"cancelled"` // the caller gave up, and the method has not noticed
+	Cancelled bool          `msgpack:"cancelled" json:"cancelled"` // it was told to end, or its time is up, and it has not noticed
 }
 
 // CreateRequest asks for another object in the worker.
@@ -136,18 +146,18 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 		Node: w.host.cfg.Node, PID: os.Getpid(), Wire: bus.Major, Runtime: runtime.Version(), State: w.state,
 		Objects: slices.Sorted(maps.Keys(w.objects)), Lanes: []LaneInfo{}, Calls: []CallState{},
 	}
-	for _, name := range slices.Sorted(maps.Keys(w.queues)) {
-		q := w.queues[name]
+	calls := slices.Clone(w.active)
+	for _, q := range w.queues {
 		info.Lanes = append(info.Lanes, LaneInfo{Lane: q.lane, Queued: q.waiting.len(), Running: q.running})
+		calls = append(calls, q.waiting.all()[:min(q.waiting.len(), maxListed)]...)
 	}
-	for _, s := range w.sessions {
-		for _, c := range s.calls {
-			if _, verb := verbs[c.header.Method]; c.phase <= running && !verb {
-				info.Calls = append(info.Calls, c.stateNow())
-			}
+	slices.SortFunc(info.Lanes, func(a, b LaneInfo) int { return cmp.Or(cmp.Compare(a.Name, b.Name), a.Limit-b.Limit) })
+	slices.SortFunc(calls, func(a, b *call) int { return a.arrived.Compare(b.arrived) })
+	for _, c := range calls {
+		if !isQuiet(c.header.Method) {
+			info.Calls = append(info.Calls, c.stateNow())
 		}
 	}
-	slices.SortFunc(info.Calls, func(a, b CallState) int { return int(b.For - a.For) })
 	return info, nil
 }
 
@@ -156,21 +166,34 @@ func (c *call) stateNow() CallState {
 	if c.phase == running {
 		since = c.started
 	}
-	return CallState{Method: c.header.Method, Caller: c.header.Caller, Running: c.phase == running, For: time.Since(since), Cancelled: c.dropped}
+	return CallState{Method: c.header.Method, Caller: strings.ToValidUTF8(c.header.Caller, "\uFFFD"), Running: c.phase == running, For: time.Since(since), Cancelled: c.ctx.Err() != nil}
 }
 
 func (w *Worker) configure(ctx context.Context, config bus.Raw) (None, error) {
+	name := ctx.Value(callKey{}).(*callContext).call.header.Object
 	w.mu.Lock()
-	obj := w.objects[""]
+	obj, class := w.objects[name], w.classes[name]
 	w.mu.Unlock()
+	if class == nil {
+		return None{}, noObject(name)
+	}
 	c, ok := obj.(Configurer)
 	if !ok {
-		return None{}, bus.Errorf(bus.CodeRefused, "class %s takes no configuration after its start", w.class.Name)
+		return None{}, bus.Errorf(bus.CodeRefused, "class %s takes no configuration after its start", class.Name)
 	}
 	return None{}, c.Configure(ctx, config)
 }
 
+func noObject(name string) error {
+	return bus.Errorf(bus.CodeNotFound, "no object %q in this worker; make it with the create verb", name)
+}
+
 func (w *Worker) setEnv(ctx context.Context, env map[string]string) (None, error) {
+	for name := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			return None{}, bus.Errorf(bus.CodeRefused, "%q is no name of a variable", name)
+		}
+	}
 	w.mu.Lock()
 	maps.Copy(w.env, env)
 	obj := w.objects[""]
@@ -210,14 +233,15 @@ func (w *Worker) createVerb(ctx context.Context, r CreateRequest) (None, error) 
 }
 
 func (w *Worker) join(_ context.Context, s Slice) (None, error) {
-	if err := bus.CheckName("mesh", s.Mesh); err != nil {
+	if err := s.check(); err != nil {
 		return None{}, err
 	}
 	return None{}, w.host.subscribe(w.spec.Address.Slice(s.Mesh, s.N), w.host.workCh, w)
 }
 
-// stopVerb answers first and then stops: a stopped worker has nobody left to answer.
+// stopVerb answers when no new call is taken, and then stops: a stopped worker has nobody left to answer.
 func (w *Worker) stopVerb(_ context.Context, r StopRequest) (None, error) {
+	w.beginStop()
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), r.Grace)
 		defer cancel()

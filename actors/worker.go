@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +19,9 @@ const (
 	maxUnfetched      = 512 << 20 // bytes of large answers nobody has fetched yet; beyond it no new call starts
 	maxStack          = 8 << 10
 	maxMessage        = 16 << 10
+	maxWord           = 64
+	minErrorRoom      = 1 << 10         // what an error may always take
+	lastGrace         = 2 * time.Second // for cancelled calls to notice, and for objects to close
 )
 
 // WorkerSpec says which worker to start.
@@ -35,10 +40,36 @@ type WorkerSpec struct {
 	PanicFails bool
 }
 
+// check refuses a worker that nobody could call.
+func (s WorkerSpec) check(namespace string) error {
+	errs := []error{s.Address.Check()}
+	bad := func(format string, args ...any) { errs = append(errs, bus.Errorf(bus.CodeInvalid, format, args...)) }
+	if s.Address.Namespace != namespace {
+		bad("worker of %s: its namespace is %q, the host's %q", s.Address.Role, s.Address.Namespace, namespace)
+	}
+	if s.Rank < 0 || s.Rank >= s.World {
+		bad("worker of %s: rank %d is not in a world of %d", s.Address.Role, s.Rank, s.World)
+	}
+	if s.QueueLimit < 0 {
+		bad("worker of %s: QueueLimit %d must not be negative", s.Address.Role, s.QueueLimit)
+	}
+	for _, slice := range s.Slices {
+		errs = append(errs, slice.check())
+	}
+	return errors.Join(errs...)
+}
+
 // Slice is one data-parallel slice of one mesh.
 type Slice struct {
 	Mesh string `msgpack:"mesh"`
 	N    int    `msgpack:"n"`
+}
+
+func (s Slice) check() error {
+	if s.N < 0 {
+		return bus.Errorf(bus.CodeInvalid, "slice %d of mesh %q: the number must not be negative", s.N, s.Mesh)
+	}
+	return bus.CheckName("mesh", s.Mesh)
 }
 
 // Worker plays one rank of a role. Calls reach it from its host; it is safe for concurrent use.
@@ -47,8 +78,11 @@ type Worker struct {
 	host  *Host
 	class *Class
 
-	doneCh chan struct{} // closed when the worker is over
-	idleCh chan struct{} // holds one; a call has ended
+	doneCh  chan struct{} // closed when the worker is over
+	idleCh  chan struct{} // holds one; a call has ended, or a large answer is gone, since the worker is stopping
+	hurryCh chan struct{} // closed when somebody who waits for its end has lost patience
+	hurry   sync.Once
+	ending  sync.Once
 
 	mu        sync.Mutex // guards what follows
 	state     State
@@ -58,24 +92,24 @@ type Worker struct {
 	objects   map[string]Handler
 	classes   map[string]*Class // of the objects
 	env       map[string]string
-	queues    map[string]*queue
+	queues    map[Lane]*queue
 	sessions  map[string]*session
-	streams   map[string]*stream
+	streams   map[streamID]*stream
 	kept      fifo[*call] // answered, oldest first
 	keptBytes int
 	unfetched int64
-	inFlight  int
-	lastPurge time.Time
-	lend      bool // while arrive runs: the first call that may start is left to it,
-	lent      job  // here
+	active    []*call   // that run, in no order
+	lastPurge time.Time // zero: nobody has been forgotten yet
+	lend      bool      // while arrive runs: the first call that may start is left to it,
+	lent      job       // here
 }
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
 	w := &Worker{
 		spec: spec, host: h, class: class, state: Created, since: time.Now(),
 		objects: map[string]Handler{}, classes: map[string]*Class{}, env: map[string]string{},
-		queues: map[string]*queue{}, sessions: map[string]*session{}, streams: map[string]*stream{},
-		doneCh: make(chan struct{}), idleCh: make(chan struct{}, 1), lastPurge: time.Now(),
+		queues: map[Lane]*queue{}, sessions: map[string]*session{}, streams: map[streamID]*stream{},
+		doneCh: make(chan struct{}), idleCh: make(chan struct{}, 1), hurryCh: make(chan struct{}),
 	}
 	if w.spec.QueueLimit == 0 {
 		w.spec.QueueLimit = defaultQueueLimit
@@ -100,6 +134,10 @@ func (w *Worker) State() (State, error) {
 func (w *Worker) become(to State, err error) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	return w.becomeLocked(to, err)
+}
+
+func (w *Worker) becomeLocked(to State, err error) bool {
 	if w.state.next(to) != nil {
 		return false
 	}
@@ -137,10 +175,21 @@ func (w *Worker) create(ctx context.Context, name string, class *Class, config b
 	if err != nil {
 		return err
 	}
+	if !w.put(name, obj, class) {
+		return errors.Join(bus.Errorf(bus.CodeRefused, "the worker ended while object %q was made", name), closeObject(ctx, name, obj))
+	}
+	return nil
+}
+
+// put gives the worker an object; false: it has closed its objects already.
+func (w *Worker) put(name string, obj Handler, class *Class) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.objects == nil {
+		return false
+	}
 	w.objects[name], w.classes[name] = obj, class
-	return nil
+	return true
 }
 
 func constructSafely(ctx context.Context, class *Class, s Setup) (obj Handler, err error) {
@@ -149,7 +198,14 @@ func constructSafely(ctx context.Context, class *Class, s Setup) (obj Handler, e
 			err = panicError(p)
 		}
 	}()
-	return class.New(ctx, s)
+	obj, err = class.New(ctx, s)
+	switch {
+	case err != nil:
+		return nil, wireError(err)
+	case obj == nil:
+		return nil, bus.Errorf(bus.CodeInternal, "class %s: New returned neither an object nor an error", class.Name)
+	}
+	return obj, nil
 }
 
 func panicError(p any) *bus.Error {
@@ -180,65 +236,77 @@ func (w *Worker) arrive(h *bus.Header, body []byte, now time.Time, lend bool) (f
 
 func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call) {
 	s := w.sessionOf(h, now)
-	if s == nil {
-		w.sayUnknown(h)
-		return nil
-	}
-	s.acknowledge(h.Acked, w.forget)
-	st := w.streamOf(h)
+	s.acknowledge(h.Acked, w.forget, w.giveUp)
+	st := w.streamOf(h, now)
 	prev := h.PrevFor(w.spec.Rank)
-	if st.take(h.Order, prev) == holdIt {
-		if st.hold(&arrival{header: h, body: body, prev: prev}) {
-			w.reportGap(h.OrderedBy(), st)
+	switch st.take(h.Order, prev) {
+	case holdIt:
+		if st.hold(&arrival{header: h, body: body, prev: prev, at: now}) {
+			w.reportGap(streamOf(h), st)
 		}
 		return nil
+	case pastIt:
+		s.pass(h.Seq)
 	}
 	if c := w.admit(h, body, now); c != nil && !c.bodyHere {
 		fetch = append(fetch, c)
 	}
-	return append(fetch, w.admitReleased(st, now)...)
+	return append(fetch, w.admitReleased(st)...)
 }
 
 // admitReleased admits the calls whose turn has come because an earlier one was taken or skipped.
-func (w *Worker) admitReleased(st *stream, now time.Time) (fetch []*call) {
+func (w *Worker) admitReleased(st *stream) (fetch []*call) {
 	for a := st.release(); a != nil; a = st.release() {
 		st.take(a.header.Order, a.prev)
-		if c := w.admit(a.header, a.body, now); c != nil && !c.bodyHere {
+		if c := w.admit(a.header, a.body, a.at); c != nil && !c.bodyHere {
 			fetch = append(fetch, c)
 		}
 	}
 	return fetch
 }
 
-// sessionOf returns what is remembered of the caller, or nil if that was purged after the call was first sent: then
-// nobody knows whether it ran.
+// sessionOf returns what is remembered of the caller. It may have been known before and forgotten: then nobody knows
+// what became of the calls it sent before that.
 func (w *Worker) sessionOf(h *bus.Header, now time.Time) *session {
 	s := w.sessions[h.Session]
 	if s == nil {
-		if h.Age > 0 && now.Add(-h.Age).Before(w.lastPurge) && w.lastPurge != w.since {
-			return nil
+		if len(w.sessions) >= maxSessions {
+			w.purgeLocked(now)
 		}
-		s = &session{inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}}
+		s = &session{inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}, blankUntil: w.lastPurge}
 		w.sessions[h.Session] = s
 	}
 	s.lastSeen = now
 	return s
 }
 
-func (w *Worker) streamOf(h *bus.Header) *stream {
-	by := h.OrderedBy()
-	st := w.streams[by]
+func (w *Worker) streamOf(h *bus.Header, now time.Time) *stream {
+	id := streamOf(h)
+	st := w.streams[id]
 	if st == nil {
+		if id.sequencer {
+			w.dropHeld()
+		}
 		st = &stream{}
-		w.streams[by] = st
+		w.streams[id] = st
 	}
+	st.lastSeen = now
 	return st
+}
+
+// dropHeld gives up what waits for a sequencer that has been replaced: its callers ask, and send it to the new one.
+func (w *Worker) dropHeld() {
+	for id, st := range w.streams {
+		if id.sequencer {
+			clear(st.held)
+		}
+	}
 }
 
 // admit queues a call whose turn has come, or answers it at once if it is a repeat or cannot be taken.
 func (w *Worker) admit(h *bus.Header, body []byte, now time.Time) *call {
-	s := w.sessions[h.Session]
-	if known, over := s.find(h.Seq); known != nil || over {
+	s := w.sessionOf(h, now)
+	if known, over := s.find(h, now); known != nil || over {
 		if known != nil && known.phase == answered {
 			w.host.ep.Repeat(&known.reply)
 		} else if over && h.Age > 0 {
@@ -251,7 +319,6 @@ func (w *Worker) admit(h *bus.Header, body []byte, now time.Time) *call {
 		c.deadline = now.Add(h.Timeout)
 	}
 	s.calls[h.Seq] = c
-	s.bound()
 	if err := w.enqueue(c); err != nil {
 		c.bodyHere = true
 		w.answerLocked(c, nil, err)
@@ -260,17 +327,20 @@ func (w *Worker) admit(h *bus.Header, body []byte, now time.Time) *call {
 }
 
 func (w *Worker) enqueue(c *call) error {
-	if w.state != Ready {
-		return bus.Errorf(bus.CodeRefused, "the worker is %s and takes no calls", w.state)
-	}
 	info, err := w.lookup(c.header)
 	if err != nil {
 		return err
 	}
-	q := w.queues[info.Lane.Name]
+	switch {
+	case w.cause != nil:
+		return w.cause
+	case w.state != Ready && (w.state != Stopping || info.Lane != Control): // control is taken to the end
+		return bus.Errorf(bus.CodeRefused, "the worker is %s and takes no calls", w.state)
+	}
+	q := w.queues[info.Lane]
 	if q == nil {
 		q = &queue{lane: info.Lane}
-		w.queues[info.Lane.Name] = q
+		w.queues[info.Lane] = q
 	}
 	if n := q.waiting.len(); n >= w.spec.QueueLimit {
 		return bus.Errorf(bus.CodeBusy, "lane %q is full: %d calls wait in it; try again later", q.lane.Name, n)
@@ -287,7 +357,7 @@ func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
 	}
 	class := w.classes[h.Object]
 	if class == nil {
-		return MethodInfo{}, bus.Errorf(bus.CodeNotFound, "no object %q in this worker; make it with the create verb", h.Object)
+		return MethodInfo{}, noObject(h.Object)
 	}
 	return class.method(h.Method)
 }
@@ -305,20 +375,40 @@ func (w *Worker) kick(q *queue) {
 }
 
 func (w *Worker) nextLocked(q *queue) *call {
-	if w.unfetched > maxUnfetched && q.lane.Name != Control.Name {
+	if w.cause != nil || w.unfetched > maxUnfetched && q.lane != Control {
 		return nil
 	}
 	c := q.next()
 	if c != nil {
 		c.phase, c.started = running, time.Now()
-		w.inFlight++
+		c.slot = len(w.active)
+		w.active = append(w.active, c)
 		w.host.running.Add(1)
 	}
 	return c
 }
 
+// inactive takes a call that has ended out of the active ones.
+func (w *Worker) inactive(c *call) {
+	last := len(w.active) - 1
+	moved := w.active[last]
+	w.active[c.slot], moved.slot = moved, c.slot
+	w.active[last] = nil
+	w.active = w.active[:last]
+	c.queue.running--
+	w.host.running.Add(-1)
+}
+
 // run executes calls of one lane until none may start.
 func (w *Worker) run(q *queue, c *call) {
+	defer func() {
+		if c != nil { // the method has ended this goroutine, with runtime.Goexit
+			c.panicked = true
+			if c = w.finish(q, c, nil, bus.Errorf(bus.CodePanic, "the method ended its goroutine")); c != nil {
+				w.host.runners.start(job{worker: w, queue: q, call: c})
+			}
+		}
+	}()
 	for c != nil {
 		body, err := w.execute(c)
 		c = w.finish(q, c, body, err)
@@ -346,39 +436,72 @@ func (w *Worker) execute(c *call) ([]byte, error) {
 	return w.invoke(&c.ctx, c)
 }
 
-// invoke calls the method. A panic is that call's error and goes no further.
+// invoke calls the method. A panic is that call's error and goes no further; so is one of the error's own methods, which
+// is why the error is made ready for the wire here.
 func (w *Worker) invoke(ctx context.Context, c *call) (body []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
+			c.panicked = true
 			body, err = nil, panicError(p)
 		}
 	}()
+	if body, err = w.method(ctx, c); err != nil {
+		return nil, wireError(err)
+	}
+	return body, nil
+}
+
+func (w *Worker) method(ctx context.Context, c *call) ([]byte, error) {
 	if verb, ok := verbs[c.header.Method]; ok {
 		return verb.do(w, ctx, c.body)
 	}
 	w.mu.Lock()
-	obj := w.objects[c.header.Object]
+	obj, cause := w.objects[c.header.Object], w.cause
 	w.mu.Unlock()
+	if obj == nil {
+		return nil, cause // its objects have been closed
+	}
 	return obj.Handle(ctx, c.header.Method, c.body)
+}
+
+// wireError is a method's error as it will travel. One that comes from another call says so in its message, because the
+// caller will put this call in its place.
+func wireError(err error) *bus.Error {
+	e := bus.AsError(err)
+	if direct, ok := err.(*bus.Error); ok && direct.Role != "" {
+		e.Message = direct.Error()
+	}
+	if e.Code == "" {
+		e.Code = bus.CodeApplication
+	}
+	if e.Details == nil {
+		e.Details = map[string]string{"type": fmt.Sprintf("%T", err)}
+	}
+	return e
 }
 
 // finish answers the call and takes the next one of its lane.
 func (w *Worker) finish(q *queue, c *call, body []byte, err error) *call {
 	w.mu.Lock()
-	w.inFlight--
-	w.host.running.Add(-1)
-	q.running--
+	defer w.mu.Unlock()
+	w.inactive(c)
 	w.answerLocked(c, body, err)
-	next := w.nextLocked(q)
-	w.mu.Unlock()
+	if c.panicked && w.spec.PanicFails {
+		w.failLocked(err)
+	}
+	w.signalIdle()
+	return w.nextLocked(q)
+}
+
+// signalIdle wakes whoever waits for the worker to become idle.
+func (w *Worker) signalIdle() {
+	if w.state == Ready {
+		return
+	}
 	select {
 	case w.idleCh <- struct{}{}:
 	default:
 	}
-	if w.spec.PanicFails && bus.CodeOf(err) == bus.CodePanic {
-		w.fail(err)
-	}
-	return next
 }
 
 // answerLocked sends the answer, unless the caller gave up, and keeps it until the caller acknowledges it.
@@ -386,19 +509,24 @@ func (w *Worker) answerLocked(c *call, body []byte, err error) {
 	c.body = nil
 	if c.dropped {
 		c.phase = forgotten
+		c.session.leave(c)
 		return
 	}
-	h := bus.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
+	h, now := bus.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}, time.Now()
 	if !c.started.IsZero() {
-		h.Queued, h.Ran = c.started.Sub(c.arrived), time.Since(c.started)
+		h.Queued, h.Ran = c.started.Sub(c.arrived), now.Sub(c.started)
+	}
+	c.session.lastSeen = now
+	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the worker's end is why
+		err = w.cause
 	}
 	if err != nil {
-		h.Code, body = w.encodeError(err)
+		h.Code, body = w.encodeError(err, max(int(c.header.Inline), minErrorRoom))
 	} else if !c.header.Collected(w.spec.Rank) {
 		body = nil
 	}
 	var onDone func()
-	if n := int64(len(body)); n > int64(c.header.Inline) {
+	if n := int64(len(body)); err == nil && n > int64(c.header.Inline) {
 		w.unfetched += n
 		onDone = func() { w.fetched(n) }
 	}
@@ -407,16 +535,29 @@ func (w *Worker) answerLocked(c *call, body []byte, err error) {
 	w.keep(c)
 }
 
-func (w *Worker) encodeError(err error) (bus.Code, []byte) {
+// sayable is an error that a frame can carry.
+func (w *Worker) sayable(err error) *bus.Error {
 	e := bus.AsError(err)
-	e.Node = w.host.cfg.Node
-	e.Message, e.Stack = cut(e.Message, maxMessage), cut(e.Stack, maxStack)
-	if e.Details == nil {
-		e.Details = map[string]string{"type": fmt.Sprintf("%T", err)}
+	out := &bus.Error{
+		Code: bus.Code(cut(string(e.Code), maxWord)), AppCode: bus.Code(cut(string(e.AppCode), maxWord)), Rank: -1, Node: w.host.cfg.Node,
+		Message: cut(e.Message, maxMessage), Stack: cut(e.Stack, maxStack),
 	}
+	for k, v := range e.Details {
+		if out.Details == nil {
+			out.Details = map[string]string{}
+		}
+		out.Details[cut(k, maxWord)] = cut(v, maxMessage)
+	}
+	return out
+}
+
+// encodeError says an error in the room the caller has made for the answer: as much of it as fits.
+func (w *Worker) encodeError(err error, room int) (bus.Code, []byte) {
+	e := w.sayable(err)
 	body, encErr := bus.Marshal(e)
-	if encErr != nil { // an error can always be said
-		body, _ = bus.Marshal(&bus.Error{Code: e.Code, Message: e.Message})
+	if encErr != nil || len(body) > room { // an error can always be said
+		short := bus.Error{Code: e.Code, AppCode: e.AppCode, Rank: -1, Node: cut(e.Node, room/8), Message: cut(e.Message, room/2), Stack: cut(e.Stack, room/8)}
+		body, _ = bus.Marshal(&short)
 	}
 	return e.Code, body
 }
@@ -427,6 +568,7 @@ func (w *Worker) fetched(n int64) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.unfetched -= n
+		w.signalIdle()
 		for _, q := range w.queues {
 			w.kick(q)
 		}
@@ -441,7 +583,9 @@ func (w *Worker) keep(c *call) {
 	w.kept.push(c)
 	w.keptBytes += c.reply.Size()
 	for w.kept.len() > maxKept || w.keptBytes > maxKeptBytes && w.kept.len() > 1 {
-		w.forget(w.kept.pop())
+		old := w.kept.pop()
+		w.forget(old)
+		old.session.leave(old)
 	}
 }
 
@@ -458,6 +602,9 @@ func (w *Worker) forget(c *call) {
 func (w *Worker) bodyArrived(c *call, body []byte, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if c.phase != queued { // cancelled or refused in the meantime
+		return
+	}
 	c.body, c.bodyErr, c.bodyHere = body, err, true
 	if c.queue != nil {
 		w.kick(c.queue)
@@ -471,39 +618,40 @@ func (w *Worker) asked(h *bus.Header, now time.Time) {
 	answer := bus.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: bus.StateNever}
 	s := w.sessions[h.Session]
 	if s == nil {
-		if h.Age > 0 && now.Add(-h.Age).Before(w.lastPurge) {
+		s = &session{blankUntil: w.lastPurge}
+	}
+	s.lastSeen = now
+	c, over := s.find(h, now)
+	switch {
+	case c == nil:
+		if a := w.heldCall(h); a != nil {
+			answer.State, answer.Queued = bus.StateQueued, now.Sub(a.at)
+		} else if over {
 			answer.State = bus.StateUnknown
 		}
-	} else {
-		c, over := s.find(h.Seq)
-		switch {
-		case c != nil && c.phase == answered:
-			w.host.ep.Repeat(&c.reply)
-			return
-		case c != nil && c.phase == running:
-			answer.State, answer.Ran = bus.StateRunning, now.Sub(c.started)
-		case c != nil && c.phase == queued, w.isHeld(h):
-			answer.State = bus.StateQueued
-			if c != nil {
-				answer.Queued = now.Sub(c.arrived)
-			}
-		case c != nil, over:
-			answer.State = bus.StateUnknown
-		}
+	case c.phase == answered:
+		w.host.ep.Repeat(&c.reply)
+		return
+	case c.phase == running:
+		answer.State, answer.Ran = bus.StateRunning, now.Sub(c.started)
+	case c.phase == queued:
+		answer.State, answer.Queued = bus.StateQueued, now.Sub(c.arrived)
+	default:
+		answer.State = bus.StateUnknown
 	}
 	w.tell(h.Session, &bus.Frame{Kind: bus.KindStatus, Header: answer})
 }
 
-// isHeld reports whether the call waits for an earlier one.
-func (w *Worker) isHeld(h *bus.Header) bool {
+// heldCall finds a call that waits for an earlier one.
+func (w *Worker) heldCall(h *bus.Header) *arrival {
 	for _, st := range w.streams {
 		for _, a := range st.held {
 			if a.header.Session == h.Session && a.header.Seq == h.Seq {
-				return true
+				return a
 			}
 		}
 	}
-	return false
+	return nil
 }
 
 func (w *Worker) sayUnknown(h *bus.Header) {
@@ -520,52 +668,54 @@ func (w *Worker) cancelCall(h *bus.Header, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.sessionOf(h, now)
-	if s == nil {
-		return
+	if c := s.calls[h.Seq]; c != nil {
+		w.giveUp(c)
+	} else {
+		s.pass(h.Seq)
 	}
-	c, over := s.find(h.Seq)
-	switch {
-	case over:
-	case c == nil:
-		s.calls[h.Seq] = &call{worker: w, session: s, header: h, phase: forgotten, bodyHere: true}
-	case c.phase == queued:
+}
+
+// giveUp ends a call that nobody waits for, if it has not ended.
+func (w *Worker) giveUp(c *call) {
+	switch c.phase {
+	case queued:
 		c.dropped, c.phase, c.body = true, forgotten, nil
-		if c.queue != nil {
-			c.queue.waiting.remove(func(q *call) bool { return q == c })
-			w.kick(c.queue)
-		}
-	case c.phase == running:
+		c.session.leave(c)
+		c.queue.waiting.remove(func(q *call) bool { return q == c })
+		w.kick(c.queue)
+	case running:
 		c.dropped = true
 		c.ctx.cancel(context.Canceled)
 	}
 }
 
-// skip is the word of whoever orders the calls that nothing more comes up to that place.
-func (w *Worker) skip(h *bus.Header, now time.Time) (fetch []*call) {
+// skip is the word of whoever orders the calls that up to that place nothing more comes than what was just sent again.
+// If some of that was lost, the word counts for nothing: the gap is reported once more.
+func (w *Worker) skip(h *bus.Header) (fetch []*call) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	st := w.streams[h.OrderedBy()]
-	if st == nil {
+	st := w.streams[streamOf(h)]
+	if st == nil || h.Prev > st.last {
 		return nil
 	}
 	st.last = max(st.last, h.Order)
-	return w.admitReleased(st, now)
+	return w.admitReleased(st)
 }
 
 // reportGap asks whoever orders the calls for what is missing, and again until it has come.
-func (w *Worker) reportGap(by string, st *stream) {
+func (w *Worker) reportGap(id streamID, st *stream) {
 	after, upTo, open := st.gap()
 	if !open || time.Since(st.askedAt) < missingEvery/2 {
 		return
 	}
 	st.askedAt = time.Now()
-	h := bus.Header{Stream: by, Object: w.spec.Address.Prefix(), Rank: w.spec.Rank, Gen: w.spec.Gen, Prev: after, Order: upTo}
-	w.tell(by, &bus.Frame{Kind: bus.KindMissing, Header: h})
+	h := bus.Header{Stream: id.session, Object: w.spec.Address.Prefix(), Rank: w.spec.Rank, Gen: w.spec.Gen, Prev: after, Order: upTo}
+	w.tell(id.session, &bus.Frame{Kind: bus.KindMissing, Header: h})
 	time.AfterFunc(missingEvery, func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if !w.state.Over() && w.streams[by] == st {
-			w.reportGap(by, st)
+		if !w.state.Over() && w.streams[id] == st {
+			w.reportGap(id, st)
 		}
 	})
 }
@@ -574,97 +724,127 @@ func (w *Worker) reportGap(by string, st *stream) {
 func (w *Worker) purge(now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.purgeLocked(now)
+}
+
+// purgeLocked also makes room when there are too many callers: those that have been silent longest go.
+func (w *Worker) purgeLocked(now time.Time) {
+	var silent []string
 	for id, s := range w.sessions {
-		if now.Sub(s.lastSeen) < sessionTTL && len(w.sessions) <= maxSessions {
-			continue
+		if !s.busy() {
+			silent = append(silent, id)
 		}
-		busy := false
-		for _, c := range s.calls {
-			busy = busy || c.phase == queued || c.phase == running
+	}
+	slices.SortFunc(silent, func(a, b string) int { return w.sessions[a].lastSeen.Compare(w.sessions[b].lastSeen) })
+	tooMany := 0
+	if len(w.sessions) >= maxSessions {
+		tooMany = len(w.sessions) - maxSessions*3/4
+	}
+	for i, id := range silent {
+		if s := w.sessions[id]; i < tooMany || now.Sub(s.lastSeen) >= sessionTTL {
+			w.forgetAll(s)
+			delete(w.sessions, id)
+			delete(w.streams, streamID{session: id})
+			w.lastPurge = now
 		}
-		if busy {
-			continue
+	}
+	for _, st := range w.streams {
+		if now.Sub(st.lastSeen) >= sessionTTL { // a sequencer that is gone: what it was to send will not come
+			clear(st.held)
 		}
-		for _, c := range s.calls {
-			w.forget(c)
-		}
-		delete(w.sessions, id)
-		delete(w.streams, id)
-		w.lastPurge = now
 	}
 }
 
-// Stop ends the worker in order: no new calls, what runs may finish within ctx, then it is cancelled, and at last the
-// object is closed. Its error names the calls that would not end. It may be called more than once.
+func (w *Worker) forgetAll(s *session) {
+	for _, c := range s.calls {
+		w.forget(c)
+	}
+}
+
+// Stop ends the worker in order: no new calls but control, what runs may finish and what it answers may be fetched
+// within ctx, then it is cancelled, and at last the objects are closed. Past ctx that takes a moment more, never longer
+// than twice lastGrace. Its error names the calls that would not end. It may be called more than once; the first ctx to
+// end counts for all.
 func (w *Worker) Stop(ctx context.Context) error {
-	if !w.become(Stopping, nil) {
-		select { // somebody else is at it
-		case <-w.doneCh:
-		case <-ctx.Done():
-		}
-		_, err := w.State()
-		return err
+	w.beginStop()
+	w.awaitIdle(ctx, w.hurryCh, true)
+	if ctx.Err() != nil {
+		w.hurry.Do(func() { close(w.hurryCh) })
 	}
-	w.refuseWaiting(bus.Errorf(bus.CodeRefused, "the worker is stopping"))
-	w.awaitIdle(ctx)
-	return w.end(Stopped, nil)
-}
-
-// fail ends the worker at once: its calls fail, its siblings are told by the next beat, which is sent now.
-func (w *Worker) fail(err error) {
-	if w.become(Failed, err) {
-		go w.end(Failed, err)
-	}
-}
-
-// end is the last step of both ways out.
-func (w *Worker) end(as State, why error) error {
-	cause := why
-	if cause == nil {
-		cause = bus.Errorf(bus.CodeCancelled, "the worker is stopping")
-	}
-	w.cancelRunning(cause)
-	w.refuseWaiting(bus.Errorf(bus.CodeWorkerLost, "the worker has ended: %w", cause))
-	grace, stop := context.WithTimeout(context.Background(), 2*time.Second)
-	defer stop()
-	w.awaitIdle(grace)
-	err := w.closeObjects(grace)
-	if left := w.runningMethods(); len(left) > 0 {
-		err = errors.Join(err, bus.Errorf(bus.CodeTimedOut, "still running in %s[%d] although cancelled: %s", w.spec.Address.Role, w.spec.Rank, strings.Join(left, ", ")))
-	}
-	w.become(as, nil)
-	w.host.remove(w)
-	close(w.doneCh)
-	w.mu.Lock()
-	for _, s := range w.sessions {
-		for _, c := range s.calls {
-			w.forget(c)
-		}
-	}
-	if w.err == nil {
-		w.err = err
-	}
-	w.mu.Unlock()
+	w.end(Stopped, nil)
+	_, err := w.State()
 	return err
 }
 
-// cancelRunning ends the context of every call, and of those that are just beginning.
-func (w *Worker) cancelRunning(cause error) {
+// beginStop refuses what waits and what comes. It does nothing in a worker that is ending already.
+func (w *Worker) beginStop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.cause = bus.Errorf(bus.CodeWorkerLost, "the worker has ended: %w", cause)
-	for _, s := range w.sessions {
-		for _, c := range s.calls {
-			if c.phase == running {
-				c.ctx.cancel(context.Canceled)
-			}
-		}
+	if w.becomeLocked(Stopping, nil) {
+		w.refuseWaiting(bus.Errorf(bus.CodeRefused, "the worker is stopping"))
 	}
 }
 
-func (w *Worker) refuseWaiting(err error) {
+// failLocked ends the worker at once: no more calls start, those that wait or run fail, and everybody is told why.
+func (w *Worker) failLocked(err error) {
+	if !w.becomeLocked(Failed, err) {
+		return
+	}
+	w.cancelRunning(err)
+	go func() {
+		w.host.beat(w.spec.Address, []*Worker{w})
+		w.end(Failed, err)
+	}()
+}
+
+// end is the last step of both ways out, taken once; whoever comes later waits for it.
+func (w *Worker) end(as State, why error) {
+	w.ending.Do(func() {
+		if why == nil {
+			why = bus.Errorf(bus.CodeCancelled, "the worker is stopping")
+		}
+		w.mu.Lock()
+		w.cancelRunning(why)
+		w.mu.Unlock()
+		grace, stop := context.WithTimeout(context.Background(), lastGrace)
+		w.awaitIdle(grace, nil, false)
+		stop()
+		err := w.closeObjects()
+		if left := w.runningMethods(); len(left) > 0 {
+			err = errors.Join(err, bus.Errorf(bus.CodeTimedOut, "still running in %s[%d] although cancelled: %s", w.spec.Address.Role, w.spec.Rank, strings.Join(left, ", ")))
+		}
+		w.bury(as, err)
+		w.host.remove(w)
+		close(w.doneCh)
+	})
+}
+
+// bury takes the last step of the lifecycle and lets go of everything that is remembered.
+func (w *Worker) bury(as State, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.becomeLocked(as, nil)
+	if w.err == nil {
+		w.err = err
+	}
+	for _, s := range w.sessions {
+		w.forgetAll(s)
+	}
+}
+
+// cancelRunning ends the context of every call, and lets no other begin: those that wait are refused. w.mu is held.
+func (w *Worker) cancelRunning(cause error) {
+	if w.cause == nil {
+		w.cause = bus.Errorf(bus.CodeWorkerLost, "the worker has ended: %w", cause)
+	}
+	for _, c := range w.active {
+		c.ctx.cancel(context.Canceled)
+	}
+	w.refuseWaiting(w.cause)
+}
+
+// refuseWaiting answers what waits with err. w.mu is held.
+func (w *Worker) refuseWaiting(err error) {
 	for _, q := range w.queues {
 		for q.waiting.len() > 0 {
 			w.answerLocked(q.waiting.pop(), nil, err)
@@ -672,46 +852,80 @@ func (w *Worker) refuseWaiting(err error) {
 	}
 }
 
-// awaitIdle waits until nothing but the control call that asked for it runs, or ctx ends.
-func (w *Worker) awaitIdle(ctx context.Context) {
-	for len(w.runningMethods()) > 0 {
+// awaitIdle waits until nothing runs, nor with fetched set a large answer is left to fetch, or until ctx ends or hurryCh
+// is closed.
+func (w *Worker) awaitIdle(ctx context.Context, hurryCh <-chan struct{}, fetched bool) {
+	for !w.idle(fetched) {
 		select {
 		case <-w.idleCh:
 		case <-ctx.Done():
 			return
+		case <-hurryCh:
+			return
+		case <-w.doneCh:
+			return
 		}
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.signalIdle() // somebody else may wait as well
 }
 
-// runningMethods names what runs, verbs excepted: the stop verb must not wait for itself.
+func (w *Worker) idle(fetched bool) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.active) == 0 && (!fetched || w.unfetched == 0)
+}
+
+// runningMethods names what runs.
 func (w *Worker) runningMethods() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var names []string
-	for _, s := range w.sessions {
-		for _, c := range s.calls {
-			if _, verb := verbs[c.header.Method]; c.phase == running && !verb {
-				names = append(names, c.header.Method)
-			}
-		}
+	for _, c := range w.active {
+		names = append(names, c.header.Method)
 	}
+	slices.Sort(names)
 	return names
 }
 
-func (w *Worker) closeObjects(ctx context.Context) (err error) {
+// closeObjects closes every object, the worker's own last, and waits for them no longer than lastGrace.
+func (w *Worker) closeObjects() error {
 	w.mu.Lock()
 	objects := w.objects
-	w.objects = map[string]Handler{}
+	w.objects = nil
 	w.mu.Unlock()
+	ctx, stop := context.WithTimeout(context.Background(), lastGrace)
+	errCh := make(chan error, 1)
+	go func() {
+		defer stop()
+		var err error
+		for _, name := range slices.Backward(slices.Sorted(maps.Keys(objects))) {
+			err = errors.Join(err, closeObject(ctx, name, objects[name]))
+		}
+		errCh <- err
+	}()
+	select {
+	case err := <-errCh:
+		return err
+	case <-time.After(lastGrace):
+		return bus.Errorf(bus.CodeTimedOut, "Close of class %s has not returned in %s[%d]", w.class.Name, w.spec.Address.Role, w.spec.Rank)
+	}
+}
+
+// closeObject closes an object that wants to be told. A panic is its error.
+func closeObject(ctx context.Context, name string, obj Handler) (err error) {
+	c, ok := obj.(Closer)
+	if !ok {
+		return nil
+	}
 	defer func() {
 		if p := recover(); p != nil {
-			err = errors.Join(err, panicError(p))
+			err = panicError(p)
 		}
 	}()
-	for _, obj := range objects {
-		if c, ok := obj.(Closer); ok {
-			err = errors.Join(err, c.Close(ctx))
-		}
+	if err := c.Close(ctx); err != nil {
+		return fmt.Errorf("close object %q: %w", name, err)
 	}
-	return err
+	return nil
 }

@@ -3,6 +3,7 @@ package benchmarks
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -64,12 +65,12 @@ func Fanout(ctx context.Context, cfg FanoutConfig, each func(FanoutResult) error
 	return nil
 }
 
-func fanoutOne(ctx context.Context, cfg FanoutConfig, n int, layout string) (FanoutResult, error) {
+func fanoutOne(ctx context.Context, cfg FanoutConfig, n int, layout string) (_ FanoutResult, err error) {
 	server, err := bus.Open(ctx, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
 	if err != nil {
 		return FanoutResult{}, err
 	}
-	defer server.Close()
+	defer func() { err = errors.Join(err, server.Close()) }()
 	arg := bytes.Repeat([]byte{7}, cfg.Bytes)
 	ours, stopOurs, err := troupeFanout(ctx, server.URL(), n, layout, arg)
 	if err != nil {
@@ -143,7 +144,7 @@ func troupeFanout(ctx context.Context, url string, n int, layout string, arg []b
 	local := roles.NewLocal(workers, []*actors.Class{class.Class})
 	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}, Name: "bench-driver"}, Namespace: "bench", Local: local})
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, errors.Join(err, workers.Close())
 	}
 	stop = func() {
 		_ = rt.Close(ctx)

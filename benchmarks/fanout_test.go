@@ -3,11 +3,51 @@ package benchmarks
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 )
+
+func TestMain(m *testing.M) { bustest.Main(m) }
+
+// A short run gives both layouts, each with figures that can be true, and leaves nothing behind.
+func TestFanout(t *testing.T) {
+	var got []FanoutResult
+	err := Fanout(t.Context(), FanoutConfig{Workers: []int{1, 2}, Bytes: 128, Each: 50 * time.Millisecond}, func(r FanoutResult) error {
+		got = append(got, r)
+		return nil
+	})
+	require.NoError(t, err)
+	require.Len(t, got, 4)
+	for i, r := range got {
+		require.Equal(t, []int{1, 1, 2, 2}[i], r.Workers)
+		require.Equal(t, []string{Own, Shared}[i%2], r.Layout)
+		require.Equal(t, 128, r.Bytes)
+		require.Positive(t, r.Calls)
+		require.Positive(t, r.P50)
+		require.Positive(t, r.FloorP50)
+		require.LessOrEqual(t, r.P50, r.P99)
+		require.LessOrEqual(t, r.FloorP50, r.FloorP99)
+		require.InDelta(t, r.P50/r.FloorP50, r.RatioP50, 1e-9)
+	}
+}
+
+func TestFanoutEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	err := Fanout(ctx, FanoutConfig{Workers: []int{1}, Each: time.Second}, func(FanoutResult) error { return nil })
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestQuantile(t *testing.T) {
+	times := []time.Duration{5000, 1000, 3000, 2000, 4000}
+	require.InDelta(t, 3.0, quantile(times, 0.5), 1e-9)
+	require.InDelta(t, 1.0, quantile(times, 0), 1e-9)
+	require.InDelta(t, 5.0, quantile(times, 1), 1e-9)
+}
 
 func benchOurs(b *testing.B, n int, layout string) {
 	server, err := bus.Open(context.Background(), bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})

@@ -7,6 +7,8 @@ type Args struct {
 	Named      map[string]Raw
 }
 
+const maxArgs = 65535 // of each kind
+
 // Append encodes the arguments after dst. The order of named arguments is that of names.
 func (a Args) Append(dst []byte, names []string) []byte {
 	dst = AppendArgsHead(dst, len(a.Positional))
@@ -48,6 +50,9 @@ func ParseArgs(body []byte) (Args, error) {
 	} else {
 		u.fail()
 	}
+	if u.tooMany {
+		return Args{}, Errorf(CodeMalformed, "a call has at most %d arguments; send a list or a tensor as one of them", maxArgs)
+	}
 	if u.bad || len(u.b) > 0 {
 		return Args{}, Errorf(CodeMalformed, "the body of a call must be [positional, named]: a list, and a map or nil")
 	}
@@ -65,7 +70,7 @@ func SingleArg(body []byte) (arg Raw, ok bool) {
 }
 
 func (u *unpacker) raws(n int) []Raw {
-	if n > len(u.b) {
+	if n > len(u.b) || u.manyArgs(n) {
 		u.fail()
 		return nil
 	}
@@ -81,12 +86,23 @@ func (u *unpacker) namedRaws() map[string]Raw {
 		u.b = nil
 		return nil
 	}
+	n := u.mapLen()
+	if u.manyArgs(n) {
+		u.fail()
+		return nil
+	}
 	out := map[string]Raw{}
-	for n := u.mapLen(); n > 0 && !u.bad; n-- {
+	for ; n > 0 && !u.bad; n-- {
 		name := u.str()
 		out[name] = u.raw()
 	}
 	return out
+}
+
+// manyArgs refuses a list so long that naming its elements would take many times their memory.
+func (u *unpacker) manyArgs(n int) bool {
+	u.tooMany = u.tooMany || n > maxArgs
+	return u.tooMany
 }
 
 // raw is a view of the next value, whatever it is.

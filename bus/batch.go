@@ -28,6 +28,7 @@ const (
 	headerBatchID     = "Nats-Batch-Id"
 	headerBatchSeq    = "Nats-Batch-Sequence"
 	headerBatchCommit = "Nats-Batch-Commit"
+	headerRollup      = "Nats-Rollup"
 )
 
 type opKind uint8
@@ -110,8 +111,9 @@ func one(revisions []uint64, err error) (uint64, error) {
 }
 
 // Apply makes all the writes or none, and returns their revisions. The first check that fails is the error: ErrExists or
-// ErrConflict, with the key's revision (RevisionOf). ErrOutcomeUnknown means that the writes may or may not have been
-// made; everything that can be found out has been tried by then. No key may occur twice.
+// ErrConflict, with the key's revision (RevisionOf). ErrOutcomeUnknown means that the writes may have been made, or not,
+// or may yet be within seconds; what could be found out before ctx ended has been tried. No key may occur twice. The
+// values must not be changed before Apply returns, and after ErrOutcomeUnknown not at all.
 //
 // Several operations cost the server one or two milliseconds on file storage, however many they are. Calls that wait
 // at the same time are therefore committed together, which changes nothing about their meaning.
@@ -251,8 +253,8 @@ func (kv *KV) commitLoop() {
 	}
 }
 
-// commitGroup sends all as one. It returns false when the server refused that, because of one of them: then each has to
-// be judged alone.
+// commitGroup sends all as one. It returns false when the server refused that, because of one of them or because
+// together they are too much: then each has to be judged alone.
 func (kv *KV) commitGroup(group []*pending) bool {
 	var ops []Op
 	var fences []fence
@@ -271,7 +273,7 @@ func (kv *KV) commitGroup(group []*pending) bool {
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	revisions, err := kv.send(ctx, ops, fences)
-	if refused(err) {
+	if refused(err) || errors.Is(err, ErrRefused) {
 		return false
 	}
 	for _, p := range group {
@@ -298,8 +300,8 @@ func (kv *KV) commit(ctx context.Context, ops []Op, fences []fence) ([]uint64, e
 		if err != nil {
 			return nil, err
 		}
-		if !adapted {
-			time.Sleep(rand.N(2 * retryPause))
+		if !adapted && pause(ctx, rand.N(2*retryPause)) != nil {
+			return nil, kv.fail(ctx, "write "+ops[0].Key, ctx.Err())
 		}
 	}
 	return nil, Errorf(CodeConflict, "bucket %s: write %s: refused %d times, and no key is at another revision than expected", kv.cfg.Bucket, ops[0].Key, maxRefused)
@@ -362,9 +364,9 @@ type write struct {
 
 var errForgotten = errors.New("too late to ask the server")
 
-// send makes the writes. An attempt that is not answered is repeated under its id, so that it cannot be made twice; if
-// the repetition is refused, the id tells whether it was our own first attempt that stood in the way. A refusal comes
-// back as the server's own error.
+// send makes the writes. An attempt that is not answered is repeated under its id, so that it cannot be made twice. When
+// one is refused, the id tells whether it was an earlier copy of itself that stood in the way. A refusal comes back as
+// the server's own error.
 func (kv *KV) send(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
 	w := &write{msgs: kv.messages(ops, fences), id: kv.id + strconv.FormatUint(kv.ids.Add(1), 36), started: time.Now()}
 	w.msgs[len(w.msgs)-1].Header[jetstream.MsgIDHeader] = []string{w.id}
@@ -376,7 +378,7 @@ func (kv *KV) send(ctx context.Context, ops []Op, fences []fence) ([]uint64, err
 		err := kv.publish(ctx, w)
 		w.uncertain = w.uncertain || unanswered(err)
 		w.unsteady = w.unsteady || unsent(err) || kv.b.nc.Stats().Reconnects != reconnects
-		if w.uncertain && refused(err) || codeIs(err, codeBatchDuplicate) {
+		if refused(err) || codeIs(err, codeBatchDuplicate) {
 			return kv.recall(ctx, w, err)
 		}
 		return err
@@ -502,19 +504,22 @@ func (kv *KV) ask(ctx context.Context, m *nats.Msg) (ack pubAck, err error) {
 }
 
 // recall asks whether w has landed, after an attempt that was refused. The question is a message that can never be
-// stored: the server looks first for its id and then at a condition that nothing meets.
+// stored: the server looks for its id first, and then refuses a rollup it does not know. (An expected last message id
+// that is wrong would do the same for a bucket with one replica, but with several it ends the bucket.)
 func (kv *KV) recall(ctx context.Context, w *write, refusal error) error {
+	forgotten := w.uncertain && w.unsteady // a restarted server knows only the ids of messages that nobody has replaced
+	w.uncertain = true                     // until there is an answer
 	ack, err := kv.ask(ctx, &nats.Msg{Subject: w.msgs[len(w.msgs)-1].Subject, Header: nats.Header{
-		jetstream.MsgIDHeader:             {w.id},
-		jetstream.ExpectedLastMsgIDHeader: {"-"},
+		jetstream.MsgIDHeader: {w.id},
+		headerRollup:          {"none"},
 	}})
 	switch {
 	case ack.Duplicate:
 		w.seq = ack.Seq
 		return nil
-	case err != nil && !codeIs(err, codeWrongMessageID):
+	case err != nil && !codeIs(err, codeBadRollup):
 		return err
-	case w.unsteady: // a restarted server knows only the ids of messages that have not been replaced
+	case forgotten:
 		return errForgotten
 	}
 	w.uncertain = false

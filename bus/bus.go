@@ -108,8 +108,17 @@ func newBus(nc *nats.Conn, cfg Config, owned bool) (*Bus, error) {
 
 func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 	js, err := jetstream.New(nc)
+	switch {
+	case err != nil:
+		err = Errorf(CodeInternal, "jetstream: %w", err)
+	case nc.MaxPayload() < minPayload:
+		err = Errorf(CodeInvalid, "the server at %s lets messages of %d bytes through; at least %d are needed (max_payload)", nc.ConnectedUrlRedacted(), nc.MaxPayload(), minPayload)
+	}
 	if err != nil {
-		return nil, Errorf(CodeInternal, "jetstream: %w", err)
+		if owned {
+			nc.Close()
+		}
+		return nil, err
 	}
 	b.nc, b.js, b.owned = nc, js, owned
 	b.budget = newBudget(b.cfg.Budget)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -15,12 +16,13 @@ import (
 )
 
 const (
-	maxEnvelope    = 16 << 10 // what a frame's envelope may take of a message
-	maxInline      = 64 << 10 // the largest argument that travels in its frame
-	maxInlineRole  = 8 << 20  // the most bytes of such arguments on their way to one role
-	maxInlineReply = 32 << 10 // the largest answer that travels in its frame
-	minInlineReply = 1 << 10  // what an answer may always take
-	maxInlineIn    = 24 << 20 // the most bytes of such answers on their way to one endpoint
+	maxEnvelope    = 16 << 10        // what a frame's envelope may take of a message
+	minPayload     = 2 * maxEnvelope // the smallest message a server must let through
+	maxInline      = 64 << 10        // the largest argument that travels in its frame
+	maxInlineRole  = 8 << 20         // the most bytes of such arguments on their way to one role
+	maxInlineReply = 32 << 10        // the largest answer that travels in its frame
+	minInlineReply = 1 << 10         // what an answer may always take
+	maxInlineIn    = 24 << 20        // the most bytes of such answers on their way to one endpoint
 	inboxBytes     = 256 << 20
 	sweepEvery     = 200 * time.Millisecond
 )
@@ -38,6 +40,7 @@ type Endpoint struct {
 	store      *store
 	sequencers *sequencers
 	bundler    *bundler
+	orders     atomic.Uint64 // the last place that was given, in any role: a role that was forgotten and is called again goes on from there
 
 	mu          sync.Mutex // guards what follows
 	seq         uint64     // the last sequence that was given out
@@ -296,7 +299,7 @@ func (e *Endpoint) register(g *Gather) error {
 	e.seq++
 	g.seq = e.seq
 	n := int64(len(g.slots))
-	each := min(maxInlineReply, max((maxInlineIn-e.inlineIn)/n, minInlineReply))
+	each := min(maxInlineReply, e.bus.nc.MaxPayload()-maxEnvelope, max((maxInlineIn-e.inlineIn)/n, minInlineReply))
 	g.inline = uint32(each)
 	e.inlineIn += each * n
 	e.pending[g.seq] = g

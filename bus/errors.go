@@ -175,8 +175,9 @@ func AsError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
 		c := *e
-		if err != error(e) { // wrapped: the outer words are the message
+		if err != error(e) { // wrapped: the outer words are the message, and say where it was
 			c.Message = err.Error()
+			c.Role, c.Rank, c.Method, c.Node = "", -1, "", ""
 		}
 		return &c
 	}

@@ -3,6 +3,7 @@ package bus
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -24,7 +25,7 @@ const (
 	KindDone     Kind = 9  // receiver → owner: I have all of it, or need none of it
 	KindGone     Kind = 10 // owner → receiver: I do not have that body
 	KindMissing  Kind = 11 // worker → whoever orders its calls: something before this call has not arrived
-	KindSkip     Kind = 12 // the answer: nothing more before that order is coming
+	KindSkip     Kind = 12 // the answer: beyond Prev nothing more is coming up to Order
 	KindBeat     Kind = 13 // worker process: who lives here and since when they are busy
 	KindSequence Kind = 14 // caller → sequencer of an ordered role: the frames of one call, to be sent in order
 	KindVersion  Kind = 15 // a peer of another major version could not read the frame
@@ -172,8 +173,24 @@ func (f *Frame) Append(dst []byte) []byte {
 	return append(dst, f.Body...)
 }
 
+// FrameReader reads frames and remembers the names in them, which repeat from one to the next, so that a short frame is
+// read without allocation. It belongs to one goroutine. The zero FrameReader is ready.
+type FrameReader struct{ names map[string]string }
+
+const maxNames = 4096 // a reader that has seen so many starts to remember anew
+
+// Parse is ParseFrame.
+func (r *FrameReader) Parse(msg []byte) (Frame, error) {
+	if r.names == nil || len(r.names) > maxNames {
+		r.names = map[string]string{}
+	}
+	return parseFrame(msg, r.names)
+}
+
 // ParseFrame reads a frame. Body and the byte fields of the envelope are views of msg.
-func ParseFrame(msg []byte) (Frame, error) {
+func ParseFrame(msg []byte) (Frame, error) { return parseFrame(msg, nil) }
+
+func parseFrame(msg []byte, names map[string]string) (Frame, error) {
 	if len(msg) < frameHead || msg[0] != 'T' || msg[1] != 'p' {
 		return Frame{}, Errorf(CodeMalformed, "not a frame of ours: %d bytes without the magic", len(msg))
 	}
@@ -185,7 +202,7 @@ func ParseFrame(msg []byte) (Frame, error) {
 		return Frame{}, Errorf(CodeMalformed, "the envelope claims %d bytes of a message of %d", n, len(msg))
 	}
 	f := Frame{Kind: Kind(msg[3]), Body: msg[frameHead+n:]}
-	if err := f.Header.parse(msg[frameHead : frameHead+n]); err != nil {
+	if err := f.Header.parse(msg[frameHead:frameHead+n], names); err != nil {
 		return Frame{}, err
 	}
 	return f, nil
@@ -255,8 +272,8 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	return b
 }
 
-func (h *Header) parse(b []byte) error {
-	u := unpacker{b: b}
+func (h *Header) parse(b []byte, names map[string]string) error {
+	u := unpacker{b: b, names: names}
 	*h = Header{}
 	for n := u.mapLen(); n > 0 && !u.bad; n-- {
 		h.field(&u, u.uint())
@@ -296,7 +313,7 @@ func (h *Header) field(u *unpacker, key uint64) {
 	case keyPrev:
 		h.Prev = u.uint()
 	case keyPrevs:
-		h.Prevs = unpackRankMap[uint64](u)
+		h.Prevs = unpackRankMap(u, (*unpacker).uint)
 	case keyRanks:
 		h.Ranks, h.Some = RankSet{bits: u.bin()}, true
 	case keyCollect:
@@ -304,7 +321,7 @@ func (h *Header) field(u *unpacker, key uint64) {
 	case keyNoData:
 		h.NoData = u.uint() != 0
 	case keyInline:
-		h.Inline = uint32(u.int())
+		h.Inline = u.uint32()
 	case keyRefOwner:
 		h.Ref.Owner = u.str()
 	case keyRefID:
@@ -316,13 +333,13 @@ func (h *Header) field(u *unpacker, key uint64) {
 	case keyRank:
 		h.Rank = u.int()
 	case keyGen:
-		h.Gen = uint32(u.int())
+		h.Gen = u.uint32()
 	case keyGens:
-		h.Gens = unpackRankMap[uint32](u)
+		h.Gens = unpackRankMap(u, (*unpacker).uint32)
 	case keyCode:
 		h.Code = Code(u.str())
 	case keyState:
-		h.State = State(u.int())
+		h.State = State(u.upTo(math.MaxUint8))
 	case keyQueued:
 		h.Queued = u.micros()
 	case keyRan:
@@ -362,11 +379,11 @@ func packRankMap[V uint32 | uint64](b []byte, m map[int]V) []byte {
 }
 
 // unpackRankMap grows with what is there, never with what the length claims.
-func unpackRankMap[V uint32 | uint64](u *unpacker) map[int]V {
+func unpackRankMap[V uint32 | uint64](u *unpacker, value func(*unpacker) V) map[int]V {
 	m := map[int]V{}
 	for n := u.mapLen(); n > 0 && !u.bad; n-- {
 		r := u.int()
-		m[r] = V(u.uint())
+		m[r] = value(u)
 	}
 	return m
 }

@@ -102,6 +102,7 @@ type Gather struct {
 	slots    []slot
 	bySlot   map[int]int // rank → slot, nil when ranks are first, first+1, …
 	left     int         // slots without an answer
+	sent     bool        // it has its place and was published; before that nobody can know of it
 	good     int
 	arrived  []int // slots in order of arrival
 	taken    int   // how many of arrived were handed out by Next
@@ -121,7 +122,8 @@ type slot struct {
 	state     State
 	stateFor  time.Duration
 	resentAt  time.Time
-	noneSince time.Time // since when the server has said that nobody listens
+	noneSince time.Time // since when the server has said, each time, that nobody listens
+	noneLast  time.Time // and when it did so last
 }
 
 const (
@@ -157,6 +159,9 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 		cancel()
 		return nil, err
 	}
+	g.mu.Lock()
+	g.sent = true
+	g.mu.Unlock()
 	if ctx.Done() == nil {
 		cancel()
 		return g, nil
@@ -167,7 +172,7 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 
 // follow ends the call when ctx ends, and lets go of ctx when the call is over.
 func (g *Gather) follow(ctx context.Context, cancel context.CancelFunc) {
-	unhook := context.AfterFunc(ctx, func() { g.abort(contextError(ctx, g.call)) })
+	unhook := context.AfterFunc(ctx, func() { g.abort(g.contextError(ctx)) })
 	stop := func() { unhook(); cancel() }
 	g.mu.Lock()
 	over := g.over
@@ -178,11 +183,15 @@ func (g *Gather) follow(ctx context.Context, cancel context.CancelFunc) {
 	}
 }
 
-func contextError(ctx context.Context, c Call) error {
+func (g *Gather) contextError(ctx context.Context) error {
 	words := "the caller gave up"
 	if CodeOf(ctx.Err()) == CodeTimedOut {
 		words = "no answer within the deadline"
 	}
+	if !g.ep.bus.nc.IsConnected() {
+		words += "; the server cannot be reached at the moment"
+	}
+	c := &g.call
 	return &Error{Code: CodeOf(ctx.Err()), Message: words, Role: c.To.Role, Rank: -1, Method: c.Method, cause: context.Cause(ctx)}
 }
 
@@ -196,6 +205,9 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 	}
 	if n == 0 {
 		return nil, Errorf(CodeInvalid, "a call of %s on %s addresses no rank", c.Method, c.To.Role)
+	}
+	if c.Need > n {
+		return nil, Errorf(CodeInvalid, "a call of %s on %s needs %d good answers of %d ranks", c.Method, c.To.Role, c.Need, n)
 	}
 	g := &Gather{
 		ep: e, call: c, slots: make([]slot, n), left: n, sentAt: time.Now(),
@@ -302,7 +314,7 @@ func (g *Gather) answer(f *Frame) {
 	g.mu.Lock()
 	s, i := g.slotOf(f.Header.Rank)
 	if g.over || s == nil || s.answered || f.Header.Gen != g.call.Gens[f.Header.Rank] {
-		fetching := s != nil && s.fetching == f.Header.Ref
+		fetching := s != nil && !s.answered && s.fetching == f.Header.Ref
 		g.mu.Unlock()
 		if f.Header.Ref.Owner != "" && !fetching {
 			g.ep.release(f.Header.Ref, RankSet{})
@@ -315,29 +327,51 @@ func (g *Gather) answer(f *Frame) {
 		s.fetching = ref
 		g.mu.Unlock()
 		if !known {
-			g.ep.Fetch(ref, RankSet{}, func(body []byte, err error) { g.settle(i, body, err) })
+			g.fetch(i, ref, f.Header.Code)
 		}
 		return
 	}
 	g.mu.Unlock()
-	if f.Header.Code != "" {
-		g.settle(i, nil, g.remoteError(f))
-		return
-	}
 	var body []byte
 	if len(f.Body) > 0 {
 		body = f.Body
+	}
+	g.deliver(i, f.Header.Code, body)
+}
+
+// fetch pulls the body of an answer.
+func (g *Gather) fetch(i int, ref Ref, code Code) {
+	g.ep.Fetch(ref, RankSet{}, func(body []byte, err error) {
+		if err != nil {
+			g.settle(i, nil, err)
+			return
+		}
+		g.deliver(i, code, body)
+	})
+	g.mu.Lock()
+	over := g.over
+	g.mu.Unlock()
+	if over { // while we began
+		g.ep.receipts.abandon(ref, ErrCancelled)
+	}
+}
+
+// deliver settles a slot with an answer that is all here.
+func (g *Gather) deliver(i int, code Code, body []byte) {
+	if code != "" {
+		g.settle(i, nil, g.remoteError(g.slots[i].answer.Rank, code, body))
+		return
 	}
 	g.settle(i, body, nil)
 }
 
 // remoteError reads the error a worker sent, and fills in what the caller knows better.
-func (g *Gather) remoteError(f *Frame) error {
+func (g *Gather) remoteError(rank int, code Code, body []byte) error {
 	e := &Error{}
-	if err := Unmarshal(f.Body, e); err != nil {
+	if err := Unmarshal(body, e); err != nil {
 		e.Message = "the worker's error could not be read: " + err.Error()
 	}
-	e.Code, e.Role, e.Rank, e.Method = f.Header.Code, g.call.To.Role, f.Header.Rank, g.call.Method
+	e.Code, e.Role, e.Rank, e.Method = code, g.call.To.Role, rank, g.call.Method
 	return e
 }
 
@@ -370,10 +404,13 @@ func (g *Gather) settle(i int, body []byte, err error) {
 	default:
 		over = false
 	}
-	ref := g.refs[s.part]
+	ref, fetching := g.refs[s.part], s.fetching
 	g.mu.Unlock()
 	if ref.Owner != "" {
 		g.ep.unneeded(ref, s.answer.Rank)
+	}
+	if fetching.Owner != "" && err != nil { // settled by something else: the body is no longer needed
+		g.ep.receipts.abandon(fetching, err)
 	}
 	if over {
 		g.finish(cause)
@@ -485,7 +522,7 @@ func (g *Gather) toRanks(ranks RankSet, f *Frame) {
 // ask inquires about the ranks that have not answered, now and then, and at once when all is set.
 func (g *Gather) ask(now time.Time, all bool) {
 	g.mu.Lock()
-	if g.over || !all && now.Before(g.nextAsk) {
+	if g.over || !g.sent || !all && now.Before(g.nextAsk) {
 		g.mu.Unlock()
 		return
 	}
@@ -514,7 +551,7 @@ func (g *Gather) status(f *Frame) {
 		g.mu.Unlock()
 		return
 	}
-	s.noneSince = time.Time{}
+	s.noneLast = time.Time{}
 	s.state, s.stateFor = f.Header.State, max(f.Header.Queued, f.Header.Ran)
 	resend := f.Header.State == StateNever && time.Since(s.resentAt) > sweepEvery
 	if resend {
@@ -537,12 +574,13 @@ func (g *Gather) nobodyListens(part int) {
 	g.mu.Lock()
 	for i := range g.slots {
 		s := &g.slots[i]
-		if s.answered || s.part != part {
+		if s.answered || s.part != part || s.fetching.Owner != "" {
 			continue
 		}
-		if s.noneSince.IsZero() {
+		if now.Sub(s.noneLast) > goneAfter/2 { // asked in between, and somebody was there
 			s.noneSince = now
 		}
+		s.noneLast = now
 		if now.Sub(s.noneSince) > goneAfter {
 			gone = append(gone, i)
 		}
@@ -596,6 +634,18 @@ func (g *Gather) Answer(rank int) Answer {
 	return Answer{}
 }
 
+// Arrived returns every rank's answer, in the order of arrival; those that never came are last. It must be called after
+// Done is closed.
+func (g *Gather) Arrived() []Answer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]Answer, len(g.arrived))
+	for i, slot := range g.arrived {
+		out[i] = g.slots[slot].answer
+	}
+	return out
+}
+
 // AllGood reports whether every rank has answered without an error.
 func (g *Gather) AllGood() bool {
 	g.mu.Lock()
@@ -622,7 +672,7 @@ func (g *Gather) Next(ctx context.Context) (a Answer, ok bool, err error) {
 		case <-g.arrivedCh:
 		case <-g.doneCh:
 		case <-ctx.Done():
-			return Answer{}, false, contextError(ctx, g.call)
+			return Answer{}, false, g.contextError(ctx)
 		}
 	}
 }

@@ -7,8 +7,10 @@ import (
 
 const (
 	chunkSize  = 512 << 10
-	gatherWait = 25 * time.Millisecond // how long the first who want a body wait for the others, to be served together
-	slowAfter  = 3 * time.Second       // a receiver that confirms nothing for so long no longer holds up the others
+	minChunk   = 4 << 10
+	gatherWait = 25 * time.Millisecond  // those who want a body wait so long for the next one, to be served together,
+	gatherMost = 500 * time.Millisecond // and no longer than this
+	slowAfter  = 3 * time.Second        // a receiver that confirms nothing for so long no longer holds up the others
 )
 
 // store is the bodies that this endpoint holds for others: the large arguments of its calls and the large answers of
@@ -32,8 +34,11 @@ type held struct {
 	needed  RankSet // ranks that have not said Done; empty for a caller's inbox, which is done at once
 	wanting RankSet // of those, the ranks that want it in the next stream
 	wants   []want
-	first   time.Time      // of the oldest entry of wants
-	acked   map[string]int // by session, of the stream that runs
+	first   time.Time            // of the oldest entry of wants
+	latest  time.Time            // of the newest
+	serving map[string]*receiver // by session, of the stream that runs
+	tried   map[string]bool      // those who were served together with others, and do not hear that if they ask again
+	sent    int                  // how far that stream has come
 	pumping bool
 	dropped bool
 	wakeCh  chan struct{} // holds one; a want or a confirmation came in
@@ -43,6 +48,14 @@ type held struct {
 type want struct {
 	session string
 	offset  int
+	ranks   RankSet
+}
+
+// receiver is one of those a stream runs to.
+type receiver struct {
+	ranks RankSet   // of its process; empty for a caller
+	acked int       // it has this much
+	moved time.Time // when it last said so, or when its stream began
 }
 
 func newStore(ep *Endpoint) *store { return &store{ep: ep, held: map[uint64]*held{}} }
@@ -51,7 +64,7 @@ func newStore(ep *Endpoint) *store { return &store{ep: ep, held: map[uint64]*hel
 // is dropped. subject is where all those ranks listen, or empty.
 func (e *Endpoint) Hold(body []byte, ranks RankSet, subject string, onDone func()) Ref {
 	st := e.store
-	h := &held{st: st, body: body, subject: subject, needed: ranks, onDone: onDone, acked: map[string]int{}, wakeCh: make(chan struct{}, 1)}
+	h := &held{st: st, body: body, subject: subject, needed: ranks, onDone: onDone, serving: map[string]*receiver{}, tried: map[string]bool{}, wakeCh: make(chan struct{}, 1)}
 	st.mu.Lock()
 	st.next++
 	h.ref = Ref{Owner: e.session, ID: st.next, Len: int64(len(body))}
@@ -109,26 +122,59 @@ func (st *store) dropAll() {
 // wanted notes a receiver's request and sees to it that somebody serves it. A repeat restarts that receiver's stream
 // where it is, which is harmless.
 func (st *store) wanted(f *Frame) {
+	inbox := replyIn(st.ep.namespace, f.Header.Session)
 	h := st.get(f.Header.Ref.ID)
 	if h == nil || f.Header.Offset > uint64(len(h.body)) {
-		st.ep.send(replyIn(st.ep.namespace, f.Header.Session), &Frame{Kind: KindGone, Header: Header{Ref: f.Header.Ref}})
+		_ = st.ep.send(inbox, &Frame{Kind: KindGone, Header: Header{Ref: f.Header.Ref}}) // the receiver asks again if it is lost
 		return
 	}
-	h.mu.Lock()
-	if len(h.wants) == 0 {
-		h.first = time.Now()
-	}
-	h.wants = append(withoutWant(h.wants, f.Header.Session), want{session: f.Header.Session, offset: int(f.Header.Offset)})
-	for _, r := range f.Header.Ranks.List() {
-		h.wanting.Add(r)
-	}
-	start := !h.pumping
-	h.pumping = true
-	h.mu.Unlock()
-	h.wake()
+	start, later := h.ask(want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}, time.Now())
 	if start {
 		st.ep.spawn(h.pump)
 	}
+	if later { // an empty chunk says that it is coming
+		_ = st.ep.send(inbox, &Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: f.Header.Offset}})
+	}
+}
+
+// ask takes in a request, unless its receiver is served and misses nothing. It reports whether a pump must be started,
+// and whether the receiver will have to wait for others.
+func (h *held) ask(w want, now time.Time) (start, later bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.wake()
+	if h.keepsUp(w, now) {
+		return false, true
+	}
+	h.latest = now
+	if len(h.wants) == 0 {
+		h.first = now
+	}
+	h.wants = append(withoutWant(h.wants, w.session), w)
+	for _, r := range w.ranks.List() {
+		h.wanting.Add(r)
+	}
+	start = !h.pumping
+	h.pumping = true
+	return start, len(h.serving) > 0
+}
+
+// keepsUp reports whether the stream that runs serves this receiver well: it has all that was sent and waits with us for
+// a slower one, or it has only just begun and asks twice. One that misses something leaves the stream, which no longer
+// waits for it.
+func (h *held) keepsUp(w want, now time.Time) bool {
+	r := h.serving[w.session]
+	switch {
+	case r == nil:
+		return false
+	case w.offset >= h.sent:
+		r.acked, r.moved = max(r.acked, w.offset), now
+		return true
+	case now.Sub(r.moved) < stallAfter/2:
+		return true
+	}
+	delete(h.serving, w.session)
+	return false
 }
 
 func withoutWant(ws []want, session string) []want {
@@ -144,8 +190,8 @@ func withoutWant(ws []want, session string) []want {
 func (st *store) progressed(f *Frame) {
 	if h := st.get(f.Header.Ref.ID); h != nil {
 		h.mu.Lock()
-		if _, serving := h.acked[f.Header.Session]; serving {
-			h.acked[f.Header.Session] = max(h.acked[f.Header.Session], int(min(f.Header.Offset, uint64(len(h.body)))))
+		if r := h.serving[f.Header.Session]; r != nil {
+			r.acked, r.moved = max(r.acked, int(min(f.Header.Offset, uint64(len(h.body))))), time.Now()
 		}
 		h.mu.Unlock()
 		h.wake()
@@ -159,8 +205,7 @@ func (st *store) done(f *Frame) {
 		return
 	}
 	h.mu.Lock()
-	delete(h.acked, f.Header.Session)
-	h.wants = withoutWant(h.wants, f.Header.Session)
+	h.leave(f.Header.Session)
 	for _, r := range f.Header.Ranks.List() {
 		h.needed.Remove(r)
 		h.wanting.Remove(r)
@@ -173,11 +218,29 @@ func (st *store) done(f *Frame) {
 	}
 }
 
-// unneeded notes that some ranks will not come for the body: they are dead, or have answered without it.
+// leave takes a receiver out of those who are served and those who wait. h.mu is held.
+func (h *held) leave(session string) {
+	delete(h.serving, session)
+	h.wants = withoutWant(h.wants, session)
+}
+
+// unneeded notes that a rank will not come for the body: it is dead, or has answered. With its last rank a receiver
+// leaves the set that gives credit.
 func (e *Endpoint) unneeded(ref Ref, rank int) {
-	if h := e.store.get(ref.ID); h != nil {
-		h.st.done(&Frame{Header: Header{Ref: ref, Some: true, Ranks: Ranks(rank)}})
+	h := e.store.get(ref.ID)
+	if h == nil {
+		return
 	}
+	h.mu.Lock()
+	for session, r := range h.serving {
+		if r.ranks.Has(rank) {
+			if r.ranks.Remove(rank); r.ranks.Len() == 0 {
+				h.leave(session)
+			}
+		}
+	}
+	h.mu.Unlock()
+	h.st.done(&Frame{Header: Header{Ref: ref, Some: true, Ranks: Ranks(rank)}})
 }
 
 func (h *held) wake() {
@@ -214,14 +277,15 @@ func (h *held) nextRound() (together, alone []want, more bool) {
 			return nil, nil, false
 		}
 		missing := h.needed.Len() - h.wanting.Len()
-		left := gatherWait - time.Since(h.first)
+		left := min(gatherWait-time.Since(h.latest), gatherMost-time.Since(h.first))
 		if h.subject != "" && missing > 0 && left > 0 {
 			h.mu.Unlock()
 			h.waitWake(left)
 			continue
 		}
 		for _, w := range h.wants {
-			if h.subject != "" && w.offset == 0 && len(h.wants) > 1 {
+			if h.subject != "" && w.offset == 0 && len(h.wants) > 1 && !h.tried[w.session] {
+				h.tried[w.session] = true
 				together = append(together, w)
 			} else {
 				alone = append(alone, w)
@@ -236,15 +300,22 @@ func (h *held) nextRound() (together, alone []want, more bool) {
 // stream sends the body from offset to subject, never more than a window ahead of the slowest of its receivers. One
 // that is silent for too long leaves the set, and will ask again by itself.
 func (h *held) stream(subject string, to []want, offset int) {
+	now := time.Now()
 	h.mu.Lock()
-	clear(h.acked)
+	clear(h.serving)
 	for _, w := range to {
-		h.acked[w.session] = offset
+		h.serving[w.session] = &receiver{ranks: w.ranks, acked: offset, moved: now}
 	}
+	h.sent = offset
 	h.mu.Unlock()
-	size := min(chunkSize, int(h.st.ep.bus.nc.MaxPayload())-maxEnvelope)
+	defer func() {
+		h.mu.Lock()
+		clear(h.serving)
+		h.mu.Unlock()
+	}()
+	size := max(min(chunkSize, int(h.st.ep.bus.nc.MaxPayload())-maxEnvelope), minChunk)
 	for off := offset; off < len(h.body); {
-		if !h.awaitWindow(off) {
+		if !h.await(off - window + 1) {
 			return
 		}
 		end := min(off+size, len(h.body))
@@ -253,31 +324,34 @@ func (h *held) stream(subject string, to []want, offset int) {
 			return // disconnected: the receivers ask again
 		}
 		off = end
+		h.mu.Lock()
+		h.sent = off
+		h.mu.Unlock()
 	}
+	h.await(len(h.body)) // so that streams one after the other are not all in flight at once
 }
 
-// awaitWindow waits until off is within the window of everyone who is still served; it reports false when nobody is.
-func (h *held) awaitWindow(off int) bool {
-	deadline := time.Now().Add(slowAfter)
+// await waits until everyone who is still served has so many bytes; one that has them all is no longer served. Those who
+// are silent for too long are served no more. It reports false when nobody is.
+func (h *held) await(least int) bool {
 	for {
 		h.mu.Lock()
-		lowest, late := off, time.Now().After(deadline)
-		for session, acked := range h.acked {
-			if off-acked >= window && late {
-				delete(h.acked, session)
-				continue
+		now, patience := time.Now(), time.Duration(0)
+		for session, r := range h.serving {
+			switch left := slowAfter - now.Sub(r.moved); {
+			case r.acked >= least:
+			case left <= 0:
+				delete(h.serving, session)
+			default:
+				patience = max(patience, left)
 			}
-			lowest = min(lowest, acked)
 		}
-		over := h.dropped || len(h.acked) == 0
+		over := h.dropped || len(h.serving) == 0
 		h.mu.Unlock()
-		if over {
-			return false
+		if over || patience == 0 {
+			return !over
 		}
-		if off-lowest < window {
-			return true
-		}
-		h.waitWake(time.Until(deadline))
+		h.waitWake(patience)
 	}
 }
 

@@ -81,6 +81,9 @@ func (b *Bus) KV(ctx context.Context, cfg KVConfig) (*KV, error) {
 	kv := &KV{b: b, cfg: cfg, stream: "KV_" + cfg.Bucket, prefix: "$KV." + cfg.Bucket + ".", id: nuid.Next()}
 	kv.Writer = Writer{kv: kv}
 	s, err := kv.open(ctx, true)
+	if err == nil {
+		s, err = kv.adopt(ctx, s)
+	}
 	if err != nil {
 		return nil, kv.fail(ctx, "open", err)
 	}
@@ -123,17 +126,20 @@ func (kv *KV) open(ctx context.Context, create bool) (jetstream.Stream, error) {
 			s, err = kv.b.js.Stream(ctx, kv.stream)
 		}
 	}
-	if err != nil {
-		return nil, err
-	}
+	return s, err
+}
+
+// adopt turns on what an existing bucket lacks.
+func (kv *KV) adopt(ctx context.Context, s jetstream.Stream) (jetstream.Stream, error) {
 	has := s.CachedInfo().Config
-	if want := kv.desired(has); !create || reflect.DeepEqual(has, want) {
-		return s, nil
-	} else if want.MaxMsgsPerSubject != has.MaxMsgsPerSubject || want.Storage != has.Storage {
+	want := kv.desired(has)
+	if want.MaxMsgsPerSubject != has.MaxMsgsPerSubject || want.Storage != has.Storage {
 		return nil, Errorf(CodeExists, "bucket %s exists in %v with %d revisions of a key; we need it in %v with one", kv.cfg.Bucket, has.Storage, has.MaxMsgsPerSubject, want.Storage)
-	} else {
-		return kv.b.js.UpdateStream(ctx, want)
 	}
+	if reflect.DeepEqual(has, want) {
+		return s, nil
+	}
+	return kv.b.js.UpdateStream(ctx, want)
 }
 
 // desired is what the bucket should be, given what it is; the zero config is a bucket that does not exist.
@@ -299,7 +305,7 @@ func decodeHeader(raw []byte) (nats.Header, error) {
 // harmless when it is repeated. The last error is returned as it came.
 func (kv *KV) persist(ctx context.Context, try func(context.Context) error) error {
 	limit := attemptLimit
-	for pause := retryPause; ; pause = min(2*pause, maxPause) {
+	for wait := retryPause; ; wait = min(2*wait, maxPause) {
 		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := try(attempt)
 		if unanswered(err) {
@@ -314,11 +320,18 @@ func (kv *KV) persist(ctx context.Context, try func(context.Context) error) erro
 		if !transient(err) && !(kv.cfg.Memory && missing(err)) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if pause(ctx, wait) != nil {
 			return err
-		case <-time.After(pause):
 		}
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }
 
@@ -337,7 +350,7 @@ const (
 	codeIDInProcess     = jetstream.ErrorCode(10158) // an earlier attempt is still on its way through the replicas
 	codeWrongRevision   = jetstream.ErrorCode(10071)
 	codeWrongRevision2  = jetstream.ErrorCode(10164) // the same, when another write to the key is on its way
-	codeWrongMessageID  = jetstream.ErrorCode(10070)
+	codeBadRollup       = jetstream.ErrorCode(10111)
 )
 
 func codeIs(err error, codes ...jetstream.ErrorCode) bool {

@@ -40,7 +40,7 @@ func (kv *KV) Lead(ctx context.Context, cfg LeadConfig, lead func(context.Contex
 
 // campaign waits until the lease is ours.
 func (kv *KV) campaign(ctx context.Context, cfg LeadConfig) (*Lease, error) {
-	for pause := retryPause; ; pause = min(2*pause, maxPause) {
+	for wait := retryPause; ; wait = min(2*wait, maxPause) {
 		l, err := kv.Lease(ctx, cfg.Key, []byte(cfg.ID), cfg.TTL)
 		switch {
 		case err == nil:
@@ -49,14 +49,12 @@ func (kv *KV) campaign(ctx context.Context, cfg LeadConfig) (*Lease, error) {
 			return nil, ctx.Err()
 		case errors.Is(err, ErrExists):
 			kv.awaitFree(ctx, cfg)
-			pause = retryPause
+			wait = retryPause
 		case errors.Is(err, ErrInvalid), errors.Is(err, ErrClosed), errors.Is(err, ErrNotFound), errors.Is(err, ErrRefused):
 			return nil, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(rand.N(pause)): // standbys see the end together; let one be first
+		if err := pause(ctx, rand.N(wait)); err != nil { // standbys see the end together; let one be first
+			return nil, err
 		}
 	}
 }
@@ -111,6 +109,7 @@ func (kv *KV) serve(ctx context.Context, cfg LeadConfig, l *Lease, lead func(con
 type Term struct {
 	Writer
 	epoch uint64
+	lease *Lease
 }
 
 // newTerm writes the epoch, provided that the lease is still ours.
@@ -122,8 +121,12 @@ func (kv *KV) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*Term, err
 		return nil, err
 	}
 	fences := []fence{{subject: kv.prefix + epoch, revision: revision, key: own.key}}
-	return &Term{Writer: Writer{kv: kv, fences: fences}, epoch: revision}, nil
+	return &Term{Writer: Writer{kv: kv, fences: fences}, epoch: revision, lease: l}, nil
 }
 
 // Epoch is the term's fencing token: later terms have greater ones.
 func (t *Term) Epoch() uint64 { return t.epoch }
+
+// Valid reports whether nobody else can lead now, so that what this leader knows is the latest there is. It asks only
+// the clock; a write needs no such question.
+func (t *Term) Valid() bool { return t.lease.Valid() }

@@ -126,7 +126,7 @@ func TestLeaderIsOne(t *testing.T) {
 		}
 		cancel()
 		for _, c := range candidates {
-			<-c.doneCh
+			require.ErrorIs(t, <-c.doneCh, context.Canceled)
 			close(c.termCh)
 		}
 	})
@@ -149,5 +149,5 @@ func TestLeaderOfALostBucketIsFenced(t *testing.T) {
 	_, err = second.Put(ctx, "k", nil)
 	require.NoError(t, err)
 	cancel()
-	<-c.doneCh
+	require.ErrorIs(t, <-c.doneCh, context.Canceled)
 }

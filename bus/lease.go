@@ -155,23 +155,28 @@ func (l *Lease) write(ctx context.Context, revision uint64) (uint64, time.Time, 
 // expire is the timer's: trust has ended, unless the lease was renewed just now.
 func (l *Lease) expire() {
 	l.mu.Lock()
-	over := !before(time.Now(), l.until)
-	l.mu.Unlock()
-	if over {
-		l.lose(Errorf(CodeUnavailable, "lease %s is lost: it could not be renewed within %v", l.key, l.ttl))
+	defer l.mu.Unlock()
+	if !before(time.Now(), l.until) {
+		l.end(Errorf(CodeUnavailable, "lease %s is lost: it could not be renewed within %v", l.key, l.ttl))
 	}
 }
 
 func (l *Lease) lose(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.err != nil {
-		return
+	l.end(err)
+}
+
+// end needs mu. The first reason is kept, except that a release is final.
+func (l *Lease) end(err error) {
+	if l.err == nil {
+		l.stop()
+		l.timer.Stop()
+		close(l.lostCh)
 	}
-	l.err = err
-	l.stop()
-	l.timer.Stop()
-	close(l.lostCh)
+	if l.err == nil || err == errReleased {
+		l.err = err
+	}
 }
 
 // before compares by both clocks of this host: the monotonic one stands still while it is suspended.
@@ -203,8 +208,9 @@ func (l *Lease) Lost() <-chan struct{} {
 	return l.lostCh
 }
 
-// Err is nil while the lease is held. Then it is ErrConflict if the key has expired or is somebody else's, ErrUnavailable
-// or ErrOutcomeUnknown if the server could not be reached in time (and Regain may help), ErrClosed after Release.
+// Err is nil while the lease is held. Then it is ErrConflict if the key has expired or is somebody else's; ErrUnavailable,
+// ErrTimedOut or ErrOutcomeUnknown if the server could not be reached in time (and Regain may help); ErrClosed after
+// Release or when the bus was closed.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -220,33 +226,33 @@ func (l *Lease) Regain(ctx context.Context) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
 	<-l.doneCh
-	rec, err := l.kv.last(ctx, l.kv.prefix+l.key)
-	if err != nil {
-		return err
+	for {
+		rec, err := l.kv.last(ctx, l.kv.prefix+l.key)
+		if err != nil {
+			return err
+		}
+		if rec.lease != l.id {
+			return l.kv.conflict(CodeConflict, l.key, rec.Revision, "the lease is not ours any more")
+		}
+		// The first renewal may have been too late, with the expiry already under way; the second finds out.
+		revision, _, err := l.write(ctx, rec.Revision)
+		if err == nil {
+			revision, sent, err2 := l.write(ctx, revision)
+			if err = err2; err == nil {
+				l.hold(revision, sent)
+				return nil
+			}
+		}
+		if !errors.Is(err, ErrConflict) { // else it may have been a renewal of ours that was held up until now
+			return err
+		}
 	}
-	if rec.lease != l.id {
-		return l.kv.conflict(CodeConflict, l.key, rec.Revision, "the lease is not ours any more")
-	}
-	// The first renewal may have been too late, with the expiry already under way; the second finds out.
-	revision, _, err := l.write(ctx, rec.Revision)
-	if err != nil {
-		return err
-	}
-	revision, sent, err := l.write(ctx, revision)
-	if err != nil {
-		return err
-	}
-	l.hold(revision, sent)
-	return nil
 }
 
 // Release gives the lease up; watchers see the deletion at once. It works under a context that has ended, and may be
 // called again. If the server cannot be reached the lease expires by itself.
 func (l *Lease) Release(ctx context.Context) error {
 	l.lose(errReleased)
-	l.mu.Lock()
-	l.err = errReleased
-	l.mu.Unlock()
 	<-l.doneCh
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
@@ -260,4 +266,4 @@ func (l *Lease) Release(ctx context.Context) error {
 	return nil
 }
 
-var errReleased = Errorf(CodeClosed, "the lease was released")
+var errReleased error = Errorf(CodeClosed, "the lease was released")

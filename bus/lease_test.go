@@ -1,6 +1,10 @@
 package bus_test
 
 import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -93,6 +97,52 @@ func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
 		require.True(t, other.Valid())
 		require.NoError(t, l.Release(ctx))
 		require.NoError(t, other.Release(ctx))
+	})
+}
+
+// The same, on lines that lose, double, delay and hold back what is said.
+func TestLeaseHasOneBeliever(t *testing.T) {
+	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		f.SetRule(bustest.Random(3, 0.1, 0.1, 0.1, 0.1, nil))
+		var held [3]atomic.Pointer[bus.Lease]
+		var wg sync.WaitGroup
+		var tenures atomic.Int64
+		for i, kv := range []*bus.KV{bad, bad, good} {
+			wg.Go(func() {
+				dice := rand.New(rand.NewPCG(4, uint64(i)))
+				for ctx.Err() == nil {
+					if l, err := kv.Lease(ctx, "k", nil, time.Second); err == nil {
+						held[i].Store(l)
+						tenures.Add(1)
+						select {
+						case <-l.Lost():
+						case <-time.After(time.Duration(dice.IntN(5000)) * time.Millisecond):
+						}
+						_ = l.Release(ctx) // or it expires
+					}
+					time.Sleep(time.Duration(dice.IntN(500)) * time.Millisecond)
+				}
+			})
+		}
+		for ctx.Err() == nil {
+			believers := 0
+			for i := range held {
+				if l := held[i].Load(); l != nil && l.Valid() {
+					believers++
+				}
+			}
+			require.LessOrEqual(t, believers, 1)
+			if time.Sleep(5 * time.Millisecond); rand.N(400) == 0 {
+				f.Freeze()
+				time.AfterFunc(2*time.Second, f.Thaw)
+			}
+		}
+		f.SetRule(nil)
+		f.Thaw()
+		wg.Wait()
+		require.Greater(t, tenures.Load(), int64(8))
 	})
 }
 

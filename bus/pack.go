@@ -9,10 +9,13 @@ import (
 // few msgpack forms it needs, appended to a slice and read from one without allocation. Bodies use codec.go.
 
 func packMapLen(b []byte, n int) []byte {
-	if n < 16 {
+	switch {
+	case n < 16:
 		return append(b, 0x80|byte(n))
+	case n <= math.MaxUint16:
+		return binary.BigEndian.AppendUint16(append(b, 0xde), uint16(n))
 	}
-	return binary.BigEndian.AppendUint16(append(b, 0xde), uint16(n))
+	return binary.BigEndian.AppendUint32(append(b, 0xdf), uint32(n))
 }
 
 func packArrayLen(b []byte, n int) []byte {
@@ -67,8 +70,10 @@ func packBin(b []byte, v []byte) []byte {
 
 // unpacker reads the same forms. The first thing that is wrong sticks in bad; what is read afterwards is zero.
 type unpacker struct {
-	b   []byte
-	bad bool
+	b       []byte
+	bad     bool
+	tooMany bool              // arguments
+	names   map[string]string // strings seen before, to be used again; nil: none are remembered
 }
 
 func (u *unpacker) fail() { u.bad, u.b = true, nil }
@@ -106,8 +111,8 @@ func (u *unpacker) mapLen() int {
 	switch c := u.byte(); {
 	case c&0xf0 == 0x80:
 		return int(c & 0x0f)
-	case c == 0xde:
-		return int(u.uintN(2))
+	case c == 0xde || c == 0xdf:
+		return int(u.uintN(2 << (c - 0xde)))
 	}
 	u.fail()
 	return 0
@@ -135,25 +140,39 @@ func (u *unpacker) uint() uint64 {
 	return 0
 }
 
-// int reads a uint that must fit in 31 bits: a rank, a generation.
-func (u *unpacker) int() int {
+// upTo reads a uint that must not be larger than most.
+func (u *unpacker) upTo(most uint64) uint64 {
 	v := u.uint()
-	if v > math.MaxInt32 {
+	if v > most {
 		u.fail()
 		return 0
 	}
-	return int(v)
+	return v
 }
 
+// int reads a rank, uint32 a generation or a size.
+func (u *unpacker) int() int       { return int(u.upTo(math.MaxInt32)) }
+func (u *unpacker) uint32() uint32 { return uint32(u.upTo(math.MaxUint32)) }
+
 func (u *unpacker) str() string {
+	var b []byte
 	switch c := u.byte(); {
 	case c&0xe0 == 0xa0:
-		return string(u.take(int(c & 0x1f)))
+		b = u.take(int(c & 0x1f))
 	case c >= 0xd9 && c <= 0xdb:
-		return string(u.take(int(u.uintN(1 << (c - 0xd9)))))
+		b = u.take(int(u.uintN(1 << (c - 0xd9))))
+	default:
+		u.fail()
 	}
-	u.fail()
-	return ""
+	if u.names == nil || len(b) > 2*maxName {
+		return string(b)
+	}
+	if s, seen := u.names[string(b)]; seen {
+		return s
+	}
+	s := string(b)
+	u.names[s] = s
+	return s
 }
 
 // bin returns a view of the bytes, not a copy.

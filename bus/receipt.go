@@ -18,8 +18,9 @@ import (
 const (
 	window        = 4 << 20                // bytes in flight to one receiver of one body
 	progressEvery = window / 4             // how often a receiver confirms
-	stallAfter    = 700 * time.Millisecond // no progress: ask again
-	giveUpAfter   = 20 * time.Second       // no sign of the owner at all
+	stallAfter    = 700 * time.Millisecond // no progress: ask again, at first
+	stallMost     = 3 * time.Second        // and later, when asking was of no use
+	giveUpAfter   = 30 * time.Second       // no sign of the owner at all
 )
 
 // receipts are the bodies on their way to one endpoint.
@@ -42,6 +43,7 @@ type receipt struct {
 	confirmed int
 	moved     time.Time // last sign of the owner
 	asked     time.Time
+	patience  time.Duration // no progress for so long: ask again
 	finished  bool
 }
 
@@ -53,6 +55,7 @@ func newReceipts(ep *Endpoint) *receipts {
 // whoever is called; several callers of Fetch for one ref share them and must not write to them. done must not block.
 func (e *Endpoint) Fetch(ref Ref, ranks RankSet, done func([]byte, error)) {
 	if ref.Len > e.bus.cfg.MaxBody {
+		e.release(ref, ranks)
 		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
 		return
 	}
@@ -63,7 +66,7 @@ func (e *Endpoint) Fetch(ref Ref, ranks RankSet, done func([]byte, error)) {
 		rs.mu.Unlock()
 		return
 	}
-	r := &receipt{ref: ref, ranks: ranks, done: []func([]byte, error){done}, moved: time.Now()}
+	r := &receipt{ref: ref, ranks: ranks, done: []func([]byte, error){done}, moved: time.Now(), patience: stallAfter}
 	rs.in[ref] = r
 	rs.mu.Unlock()
 	e.wakeSweep()
@@ -104,11 +107,11 @@ func (rs *receipts) want(r *receipt) {
 	r.asked = time.Now()
 	h := Header{Session: rs.ep.session, Ref: r.ref, Offset: uint64(r.got), Some: r.ranks.Len() > 0, Ranks: r.ranks}
 	r.mu.Unlock()
-	rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &Frame{Kind: KindWant, Header: h})
+	_ = rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &Frame{Kind: KindWant, Header: h}) // repeated if nothing comes
 }
 
 // Chunk takes in a piece of a body. Pieces that are not the next one are ignored: they belong to another receiver's
-// stream, or come after a lost one, and then the stall is noticed by the sweep.
+// stream, or come after a lost one, and then the stall is noticed by the sweep. An empty one is a sign of the owner.
 func (e *Endpoint) Chunk(f *Frame) {
 	rs := e.receipts
 	rs.mu.Lock()
@@ -123,7 +126,11 @@ func (e *Endpoint) Chunk(f *Frame) {
 		return
 	}
 	r.got += copy(r.buf[r.got:], f.Body)
-	r.moved = time.Now()
+	now := time.Now()
+	if len(f.Body) > 0 {
+		r.patience = stallAfter
+	}
+	r.moved = now
 	whole := r.got == len(r.buf)
 	confirm := !whole && r.got-r.confirmed >= progressEvery
 	if confirm {
@@ -136,7 +143,7 @@ func (e *Endpoint) Chunk(f *Frame) {
 		rs.finish(r, nil)
 	case confirm:
 		h := Header{Session: e.session, Ref: f.Header.Ref, Offset: got}
-		e.send(replyIn(e.namespace, r.ref.Owner), &Frame{Kind: KindProgress, Header: h})
+		_ = e.send(replyIn(e.namespace, r.ref.Owner), &Frame{Kind: KindProgress, Header: h}) // the next one says as much
 	}
 }
 
@@ -171,7 +178,7 @@ func (rs *receipts) finish(r *receipt, err error) {
 // release tells the owner that this endpoint needs nothing more of the body.
 func (e *Endpoint) release(ref Ref, ranks RankSet) {
 	h := Header{Session: e.session, Ref: ref, Some: ranks.Len() > 0, Ranks: ranks}
-	e.send(replyIn(e.namespace, ref.Owner), &Frame{Kind: KindDone, Header: h})
+	_ = e.send(replyIn(e.namespace, ref.Owner), &Frame{Kind: KindDone, Header: h}) // the call's end says as much
 }
 
 // abandon ends a receipt that nobody needs any more.
@@ -204,7 +211,10 @@ func (rs *receipts) sweep(now time.Time, connected bool) {
 		if waiting || !connected {
 			r.moved = now
 		}
-		silent, stalled := now.Sub(r.moved), now.Sub(r.asked) > stallAfter && now.Sub(r.moved) > stallAfter
+		silent, stalled := now.Sub(r.moved), now.Sub(r.asked) > r.patience && now.Sub(r.moved) > r.patience
+		if stalled && !waiting {
+			r.patience = min(2*r.patience, stallMost)
+		}
 		r.mu.Unlock()
 		switch {
 		case silent > giveUpAfter:

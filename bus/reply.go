@@ -18,7 +18,7 @@ func (e *Endpoint) Reply(inbox string, call *Header, h Header, body []byte, more
 	h.Seq = call.Seq
 	r := Reply{inbox: inbox}
 	f := Frame{Kind: KindAnswer, Header: h, Body: body}
-	if h.Code == "" && len(body) > int(call.Inline) {
+	if len(body) > e.inlineLimit(call, h.Code) {
 		r.ref = e.Hold(body, RankSet{}, "", onDone)
 		f.Header.Ref, f.Body = r.ref, nil
 	}
@@ -29,6 +29,15 @@ func (e *Endpoint) Reply(inbox string, call *Header, h Header, body []byte, more
 		e.Repeat(&r)
 	}
 	return r
+}
+
+// inlineLimit is how much of an answer may travel in its frame. An error may take more than was promised, so that it
+// rarely has to be pulled.
+func (e *Endpoint) inlineLimit(call *Header, code Code) int {
+	if code == "" {
+		return int(call.Inline)
+	}
+	return min(maxInline, int(e.bus.nc.MaxPayload())-maxEnvelope)
 }
 
 // Repeat sends the answer again; the caller recognises it.

@@ -1,8 +1,11 @@
 package bus
 
 import (
+	"errors"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -10,12 +13,16 @@ import (
 const (
 	sequencedCalls = 4096     // how many calls a sequencer can repeat
 	sequencedBytes = 32 << 20 // and how many bytes of them
+	maxCallers     = 4096     // how many callers' order it keeps
+	callerTTL      = 10 * time.Minute
+	missingEvery   = 300 * time.Millisecond // how often it asks for what is missing
 )
 
 // Calls of several drivers on one role have no common order: each rank sees its own. A role whose workers must agree,
 // because they meet in collectives, is ordered: its callers send each call, all its frames in one message, to the
-// role's sequencer, which gives it a place and publishes it. Bodies of any size are pulled from their owner as always
-// and never pass the sequencer.
+// role's sequencer, which gives it a place and publishes it. Between a caller and the sequencer there is the same order
+// of places as between a caller and a rank: a call that was lost on the way there is not overtaken by the next. Bodies of
+// any size are pulled from their owner as always and never pass the sequencer.
 
 // sequencers are the sequencers that run at one endpoint, by the prefix of their role.
 type sequencers struct {
@@ -31,11 +38,20 @@ type sequencer struct {
 	world int
 	sub   *nats.Subscription
 
-	mu    sync.Mutex
-	chain chain
-	calls []*sequenced // the last calls, oldest first
-	byID  map[callID]*sequenced
-	bytes int
+	mu      sync.Mutex
+	chain   chain
+	calls   []*sequenced // the last calls, oldest first
+	byID    map[callID]*sequenced
+	bytes   int
+	callers map[string]*caller // by session
+	closed  bool
+}
+
+// caller is the order of one caller's calls.
+type caller struct {
+	Stream[*sequenced]
+	lastSeen time.Time
+	askedAt  time.Time
 }
 
 type callID struct {
@@ -46,6 +62,7 @@ type callID struct {
 // sequenced is one call that has its place.
 type sequenced struct {
 	id     callID
+	at     time.Time // when it got its place
 	place  place
 	frames []sequencedFrame
 	bytes  int
@@ -63,7 +80,7 @@ func newSequencers(ep *Endpoint) *sequencers {
 
 // Sequence makes this endpoint the sequencer of an ordered role until stop is called or the endpoint is closed.
 func (e *Endpoint) Sequence(to Address, world int) (stop func(), err error) {
-	s := &sequencer{ep: e, to: to, world: world, byID: map[callID]*sequenced{}}
+	s := &sequencer{ep: e, to: to, world: world, byID: map[callID]*sequenced{}, callers: map[string]*caller{}}
 	sub, err := e.bus.nc.Subscribe(to.Sequencer(), s.receive)
 	if err != nil {
 		return nil, natsError("subscribe as sequencer", err)
@@ -82,6 +99,9 @@ func (ss *sequencers) close(prefix string) {
 	ss.mu.Unlock()
 	if s != nil {
 		_ = s.sub.Unsubscribe() // fails only on a closed connection
+		s.mu.Lock()
+		s.closed = true
+		s.mu.Unlock()
 	}
 }
 
@@ -97,54 +117,176 @@ func (ss *sequencers) closeAll() {
 	}
 }
 
-// toSequencer sends all frames of a call in one message. t.mu is held.
-func (t *target) toSequencer(g *Gather, parts []Part) error {
+// toSequencer sends all frames of a call in one message, behind the call of that place. For a repeat, ranks are those
+// who miss it; for a first sending it is empty.
+func (t *target) toSequencer(g *Gather, prev uint64, ranks RankSet) error {
+	parts := g.call.Parts
 	var body []byte
 	for i := range parts {
 		f := g.frame(i)
-		if !parts[i].Scope.All { // the sequencer knows no meshes
+		f.Header.Order, f.Header.Prev, f.Header.Prevs = 0, 0, nil // the sequencer's to give
+		if !parts[i].Scope.All {                                  // the sequencer knows no meshes
 			f.Header.Some, f.Header.Ranks = true, Ranks(parts[i].Ranks...)
 		}
 		body = packBin(packStr(body, parts[i].Scope.subject(t.to, false)), f.Append(nil))
 	}
-	f := Frame{Kind: KindSequence, Header: Header{Session: t.ep.session, Seq: g.seq}, Body: body}
 	if len(body) > int(t.ep.bus.nc.MaxPayload())-maxEnvelope {
 		return Errorf(CodeInvalid, "a call of %d parts is too large for the sequencer of %s; address fewer ranks or send fewer small arguments", len(parts), t.to.Role)
+	}
+	f := Frame{Kind: KindSequence, Header: Header{Session: t.ep.session, Seq: g.seq, Order: g.place.order, Prev: prev}, Body: body}
+	if ranks.Len() > 0 {
+		f.Header.Some, f.Header.Ranks = true, ranks
 	}
 	return t.ep.sendFrom(t.to.Sequencer(), replyCall(t.ep.namespace, t.ep.session, g.seq, 0), &f)
 }
 
-// receive gives a call its place and publishes it; one that has its place already is published again as it was, which
-// the ranks recognise.
+// receive takes a message for the sequencer. Nothing in it blocks.
 func (s *sequencer) receive(m *nats.Msg) {
-	outer, err := ParseFrame(m.Data)
-	if err != nil || outer.Kind != KindSequence {
-		s.ep.AnswerVersion(m.Reply)
+	f, err := ParseFrame(m.Data)
+	if err != nil {
+		s.ep.bus.cfg.Logger.Warn("bus: a message for a sequencer cannot be read", "role", s.to.Role, "error", err)
+		if errors.Is(err, ErrVersion) {
+			s.ep.AnswerVersion(m.Reply)
+		}
 		return
 	}
-	id := callID{session: outer.Header.Session, seq: outer.Header.Seq}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := s.byID[id]
-	if c == nil {
-		if c = s.parse(id, outer.Body); c == nil {
-			s.ep.bus.cfg.Logger.Warn("bus: a call for the sequencer cannot be read", "role", s.to.Role)
-			return
-		}
-		s.place(c)
-	}
-	for i := range c.frames {
-		_ = s.ep.send(c.frames[i].subject, &c.frames[i].frame) // its ranks notice the gap if it is lost
+	now := time.Now()
+	switch f.Kind {
+	case KindSequence:
+		s.arrive(&f, now)
+	case KindSkip:
+		from := s.callerOf(f.Header.Session, now)
+		from.Skip(f.Header.Order, f.Header.Prev)
+		s.release(from, now)
+	default:
+		s.ep.bus.cfg.Logger.Warn("bus: a frame of an unknown kind for a sequencer", "role", s.to.Role, "kind", f.Kind.String())
 	}
 }
 
-func (s *sequencer) parse(id callID, body []byte) *sequenced {
-	c := &sequenced{id: id, bytes: len(body)}
-	u := unpacker{b: body}
+// arrive gives a call its place and publishes it, if its turn has come. One that has its place is sent again to those
+// who miss it, who recognise it.
+func (s *sequencer) arrive(f *Frame, now time.Time) {
+	h := &f.Header
+	if c := s.byID[callID{h.Session, h.Seq}]; c != nil {
+		s.repeat(c, h.Ranks, now)
+		return
+	}
+	c := s.parse(f, now)
+	if c == nil {
+		s.ep.bus.cfg.Logger.Warn("bus: a call for a sequencer cannot be read", "role", s.to.Role)
+		return
+	}
+	from := s.callerOf(h.Session, now)
+	switch from.Take(h.Order, h.Prev) {
+	case TakeIt:
+		s.publish(c, now)
+		s.release(from, now)
+	case HoldIt:
+		if from.Hold(h.Order, h.Prev, c) {
+			s.reportGap(h.Session, from, now)
+		}
+	case PastIt: // it had its place, which is forgotten: it cannot be run in order any more
+		s.sayUnknown(c, h.Ranks)
+	}
+}
+
+// release publishes the calls whose turn has come.
+func (s *sequencer) release(from *caller, now time.Time) {
+	for c, ok := from.Release(); ok; c, ok = from.Release() {
+		s.publish(c, now)
+	}
+}
+
+func (s *sequencer) publish(c *sequenced, now time.Time) {
+	s.place(c)
+	for i := range c.frames {
+		f := c.frameAt(i, now)
+		_ = s.ep.send(c.frames[i].subject, &f) // its ranks notice the gap if it is lost
+	}
+}
+
+// repeat sends a call again to some of its ranks, each by its own subject.
+func (s *sequencer) repeat(c *sequenced, ranks RankSet, now time.Time) {
+	for i := range c.frames {
+		f := c.frameAt(i, now)
+		for _, rank := range c.frames[i].ranks {
+			if ranks.Has(rank) {
+				_ = s.ep.send(s.to.Rank(rank), &f) // they ask again if it is lost
+			}
+		}
+	}
+}
+
+// sayUnknown tells the caller in the name of some ranks that nobody knows what became of the call.
+func (s *sequencer) sayUnknown(c *sequenced, ranks RankSet) {
+	for i := range c.frames {
+		h := &c.frames[i].frame.Header
+		for _, rank := range c.frames[i].ranks {
+			if ranks.Has(rank) {
+				say := Header{Seq: c.id.seq, Rank: rank, Gen: h.Gens[rank], State: StateUnknown}
+				_ = s.ep.Tell(c.id.session, &Frame{Kind: KindStatus, Header: say}) // the caller asks again if it is lost
+			}
+		}
+	}
+}
+
+// reportGap asks a caller for what is missing before the calls that are held, and again until it has come.
+func (s *sequencer) reportGap(session string, from *caller, now time.Time) {
+	after, upTo, open := from.Gap()
+	if !open || now.Sub(from.askedAt) < missingEvery/2 {
+		return
+	}
+	from.askedAt = now
+	h := Header{Stream: session, Object: s.to.Sequencer(), Prev: after, Order: upTo}
+	_ = s.ep.Tell(session, &Frame{Kind: KindMissing, Header: h})
+	time.AfterFunc(missingEvery, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if !s.closed && s.callers[session] == from {
+			s.reportGap(session, from, time.Now())
+		}
+	})
+}
+
+// callerOf finds the order of a caller's calls, and forgets those of callers that have long been silent: should one
+// come back, it is asked for what is missing and says that there is nothing.
+func (s *sequencer) callerOf(session string, now time.Time) *caller {
+	c := s.callers[session]
+	if c == nil {
+		if len(s.callers) >= maxCallers {
+			for id, c := range s.callers {
+				if now.Sub(c.lastSeen) > callerTTL {
+					delete(s.callers, id)
+				}
+			}
+		}
+		c = &caller{}
+		s.callers[session] = c
+	}
+	c.lastSeen = now
+	return c
+}
+
+// frameAt is a frame of the call as it would be sent now: with the time that is left.
+func (c *sequenced) frameAt(i int, now time.Time) Frame {
+	f := c.frames[i].frame
+	f.Header.Age = now.Sub(c.at)
+	if f.Header.Timeout > 0 {
+		f.Header.Timeout = max(f.Header.Timeout-f.Header.Age, time.Microsecond)
+	}
+	return f
+}
+
+// parse takes only frames for the role itself: the sequencer is nobody's way to other subjects.
+func (s *sequencer) parse(outer *Frame, now time.Time) *sequenced {
+	c := &sequenced{id: callID{outer.Header.Session, outer.Header.Seq}, at: now, bytes: len(outer.Body)}
+	u := unpacker{b: outer.Body}
 	for len(u.b) > 0 && !u.bad {
 		subject := u.str()
 		f, err := ParseFrame(u.bin())
-		if err != nil || u.bad || f.Kind != KindCall {
+		if err != nil || u.bad || f.Kind != KindCall || !strings.HasPrefix(subject, s.to.Prefix()+".") {
 			return nil
 		}
 		c.frames = append(c.frames, sequencedFrame{subject: subject, frame: f, ranks: s.heardBy(subject, &f)})
@@ -173,7 +315,7 @@ func (s *sequencer) place(c *sequenced) {
 	for _, f := range c.frames {
 		ranks = append(ranks, f.ranks...)
 	}
-	c.place = s.chain.next(ranks, s.world)
+	c.place = s.chain.next(s.ep.orders.Add(1), ranks, s.world)
 	for i := range c.frames {
 		h := &c.frames[i].frame.Header
 		h.Stream, h.Order, h.Prev, h.Prevs = s.ep.session, c.place.order, c.place.prev, c.place.prevs
@@ -196,18 +338,20 @@ func (ss *sequencers) missing(f *Frame) bool {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	subject := s.to.Rank(f.Header.Rank)
+	subject, after, now := s.to.Rank(f.Header.Rank), f.Header.Prev, time.Now()
 	for _, c := range s.calls {
 		if c.place.order <= f.Header.Prev || c.place.order > f.Header.Order {
 			continue
 		}
 		for i := range c.frames {
 			if slices.Contains(c.frames[i].ranks, f.Header.Rank) {
-				_ = ss.ep.send(subject, &c.frames[i].frame) // the rank asks again if it is lost
+				again := c.frameAt(i, now)
+				_ = ss.ep.send(subject, &again) // the rank asks again if it is lost
+				after = c.place.order
 			}
 		}
 	}
-	skip := Frame{Kind: KindSkip, Header: Header{Session: ss.ep.session, Stream: ss.ep.session, Order: f.Header.Order}}
+	skip := Frame{Kind: KindSkip, Header: Header{Session: ss.ep.session, Stream: ss.ep.session, Order: f.Header.Order, Prev: after}}
 	_ = ss.ep.send(subject, &skip)
 	return true
 }

@@ -57,6 +57,9 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 }
 
 func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Logger) error {
+	if err := ctx.Err(); err != nil {
+		return Errorf(CodeOf(err), "embedded server: %w", err)
+	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
 		return Errorf(CodeInvalid, "embedded server: %w", err)
@@ -64,20 +67,27 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Lo
 	e.srv = srv
 	fatalCh := make(chan string, 1)
 	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh}, false, false, false)
-	readyCh := make(chan bool, 1)
 	go srv.Start()
-	go func() { readyCh <- srv.ReadyForConnections(10 * time.Second) }()
-	select {
-	case why := <-fatalCh:
-		return Errorf(CodeUnavailable, "embedded server on %s: %s", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), why)
-	case ok := <-readyCh:
-		if !ok {
+	return awaitReady(ctx, srv, opts, fatalCh)
+}
+
+// awaitReady asks the server again and again, because its own wait can neither be given up nor be short.
+func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, fatalCh <-chan string) error {
+	timeout := time.After(10 * time.Second)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for !srv.ReadyForConnections(time.Millisecond) {
+		select {
+		case why := <-fatalCh:
+			return Errorf(CodeUnavailable, "embedded server on %s: %s", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), why)
+		case <-timeout:
 			return Errorf(CodeUnavailable, "embedded server on port %d with store %s: not ready after 10 s", opts.Port, opts.StoreDir)
+		case <-ctx.Done():
+			return Errorf(CodeOf(ctx.Err()), "embedded server: %w", ctx.Err())
+		case <-tick.C:
 		}
-		return nil
-	case <-ctx.Done():
-		return Errorf(CodeOf(ctx.Err()), "embedded server: %w", ctx.Err())
 	}
+	return nil
 }
 
 // stop shuts the server down, waits until it has ended, and removes a temporary store.

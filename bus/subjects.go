@@ -16,9 +16,26 @@ import (
 //	troupe.<namespace>.<role>.<incarnation>.life                 heartbeats and state changes of its workers
 //	troupe.<namespace>.reply.<session>.in                        what comes back to one process
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
+//	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
+//
+// What belongs to all namespaces lies under words that no namespace can be:
+//
+//	troupe.@placement.request.<namespace>   requests of one namespace to the placement service
+//	troupe.@placement.request.@operator     requests of who works for all of them
+//	troupe.@placement.reply.<session>.<seq> what the placement service says to an operator
+//	troupe.@placement.event.<namespace>     what becomes of the namespace's reservations
+//	troupe.@nodes.beat.<node>               heartbeats and reports of one node
+//	troupe.@nodes.ask.<node>                asks a node for its report
+//	troupe.@nodes.ask.@all                  asks every node
 const (
-	tokenRoot  = "troupe"
-	tokenReply = "reply"
+	tokenRoot      = "troupe"
+	tokenReply     = "reply"
+	sequencerWord  = ".sequencer"
+	tokenOperator  = "@operator"
+	placementWord  = "placement"
+	placementRoot  = tokenRoot + ".@placement"
+	nodesRoot      = tokenRoot + ".@nodes"
+	requestSubject = placementRoot + ".request."
 )
 
 // Address is one running role on the bus: namespace, role and the incarnation that is new at each start. The zero
@@ -69,7 +86,7 @@ func (a Address) Control() string { return a.Prefix() + ".control.all" }
 func (a Address) ControlRank(n int) string { return a.Prefix() + ".control.rank." + strconv.Itoa(n) }
 
 // Sequencer is troupe.<namespace>.<role>.<incarnation>.sequencer: where the calls of an ordered role get their order.
-func (a Address) Sequencer() string { return a.Prefix() + ".sequencer" }
+func (a Address) Sequencer() string { return a.Prefix() + sequencerWord }
 
 // Life is troupe.<namespace>.<role>.<incarnation>.life: heartbeats and state changes.
 func (a Address) Life() string { return a.Prefix() + ".life" }
@@ -105,4 +122,58 @@ func replyCallPrefix(namespace, session string) string {
 // replyAll is troupe.<namespace>.reply.<session>.>.
 func replyAll(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".>"
+}
+
+// PlacementRequest is troupe.@placement.request.<namespace>: where the placement service takes the requests of a
+// namespace; with an empty one troupe.@placement.request.@operator, for who works for all namespaces.
+func PlacementRequest(namespace string) string {
+	if namespace == "" {
+		namespace = tokenOperator
+	}
+	return requestSubject + namespace
+}
+
+// PlacementRequests is troupe.@placement.request.*: the requests of everybody.
+func PlacementRequests() string { return requestSubject + "*" }
+
+// PlacementRequester reads the namespace off such a subject; empty for an operator.
+func PlacementRequester(subject string) string {
+	namespace := strings.TrimPrefix(subject, requestSubject)
+	if namespace == tokenOperator {
+		return ""
+	}
+	return namespace
+}
+
+// PlacementReply is troupe.<namespace>.reply.<session>.placement, and for an operator troupe.@placement.reply.<session>:
+// the answers to one process come under it, by call.
+func PlacementReply(namespace, session string) string {
+	if namespace == "" {
+		return placementRoot + "." + tokenReply + "." + session
+	}
+	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + "." + placementWord
+}
+
+// PlacementEvents is troupe.@placement.event.<namespace>: what becomes of the namespace's reservations; of all of them,
+// troupe.@placement.event.*, for an empty one.
+func PlacementEvents(namespace string) string {
+	if namespace == "" {
+		namespace = "*"
+	}
+	return placementRoot + ".event." + namespace
+}
+
+// NodeBeat is troupe.@nodes.beat.<node>: the heartbeats and reports of a node.
+func NodeBeat(node string) string { return nodesRoot + ".beat." + node }
+
+// NodeBeats is troupe.@nodes.beat.*: those of every node.
+func NodeBeats() string { return nodesRoot + ".beat.*" }
+
+// NodeAsk is troupe.@nodes.ask.<node>: a message here makes the node send its report; with an empty name
+// troupe.@nodes.ask.@all, for every node.
+func NodeAsk(node string) string {
+	if node == "" {
+		node = "@all"
+	}
+	return nodesRoot + ".ask." + node
 }

@@ -1,8 +1,10 @@
 package bus
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -36,18 +38,17 @@ func (p place) prevFor(rank int) uint64 {
 
 // chain gives places. The zero chain is a stream that has not begun.
 type chain struct {
-	order   uint64         // the last place that was given
-	lastAll uint64         // of the last call that addressed every rank
+	lastAll uint64         // place of the last call that addressed every rank
 	since   map[int]uint64 // later calls, by rank
 }
 
-// next gives a call over some ranks of the world its place. The map in the returned place is not changed afterwards.
-func (c *chain) next(ranks []int, world int) place {
-	c.order++
-	p := place{order: c.order, prev: c.lastAll}
+// next gives a call over some ranks of the world its place; order must be higher than any before. The map in the
+// returned place is not changed afterwards.
+func (c *chain) next(order uint64, ranks []int, world int) place {
+	p := place{order: order, prev: c.lastAll}
 	switch {
 	case len(ranks) == world:
-		p.prevs, c.since, c.lastAll = c.since, nil, c.order
+		p.prevs, c.since, c.lastAll = c.since, nil, order
 		return p
 	case len(ranks) == 1:
 		if v, ok := c.since[ranks[0]]; ok {
@@ -65,7 +66,7 @@ func (c *chain) next(ranks []int, world int) place {
 		c.since = map[int]uint64{}
 	}
 	for _, r := range ranks {
-		c.since[r] = c.order
+		c.since[r] = order
 	}
 	return p
 }
@@ -116,14 +117,18 @@ func (t *target) publish(g *Gather) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := &g.call
-	if c.Ordered && !c.Control {
-		return t.toSequencer(g, c.Parts)
-	}
 	if !c.Control {
-		p := t.next(g.ranks(), c.World)
+		ranks, world := g.ranks(), c.World
+		if c.Ordered { // all of them go to one receiver
+			ranks, world = []int{0}, 1
+		}
+		p := t.next(t.ep.orders.Add(1), ranks, world)
 		t.ep.mu.Lock()
 		g.place = p
 		t.ep.mu.Unlock()
+		if c.Ordered {
+			return t.toSequencer(g, p.prev, RankSet{})
+		}
 	}
 	var first error
 	for i := range c.Parts {
@@ -156,9 +161,7 @@ func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 	s, _ := g.slotOf(rank)
 	part := s.part
 	if g.call.Ordered && !g.call.Control {
-		t.mu.Lock()
-		defer t.mu.Unlock()
-		_ = t.toSequencer(g, g.call.Parts) // it knows the call by its id, and repeats what the rank missed
+		_ = t.toSequencer(g, prev, Ranks(rank)) // it knows the call by its id, and repeats what the rank missed
 		return
 	}
 	f := g.frame(part)
@@ -169,28 +172,46 @@ func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 	_ = t.ep.sendFrom(subject, replyCall(t.ep.namespace, t.ep.session, g.seq, part), &f) // asked about again if lost
 }
 
-// missing answers a rank that received a call out of turn: everything it has not answered up to that call is sent
-// again, in order, and then it is told to go on. Calls that are over need not be run.
+// missing answers a rank, or a sequencer, that received a call out of turn: everything it may not have seen up to that
+// call is sent again, in order, and then it is told to go on, if it has received what was sent. Calls that are over need
+// not be run.
 func (e *Endpoint) missing(f *Frame) {
 	if e.sequencers.missing(f) {
 		return
 	}
 	rank, after, upTo := f.Header.Rank, f.Header.Prev, f.Header.Order
-	e.mu.Lock()
-	var late []*Gather
-	for _, g := range e.pending {
-		if g.call.To.Prefix() == f.Header.Object && g.place.order > after && g.place.order <= upTo {
-			late = append(late, g)
-		}
-	}
-	e.mu.Unlock()
-	slices.SortFunc(late, func(a, b *Gather) int { return int(a.place.order) - int(b.place.order) })
-	for _, g := range late {
-		if g.expects(rank) {
+	role, sequencer := strings.CutSuffix(f.Header.Object, sequencerWord)
+	for _, g := range e.between(role, after, upTo) {
+		switch {
+		case g.call.Ordered != sequencer:
+			continue
+		case sequencer:
+			_ = g.target.toSequencer(g, after, RankSet{}) // it asks again if it is lost
+		case g.expects(rank):
 			g.target.resendAfter(g, rank, after)
-			after = g.place.order
+		default:
+			continue
+		}
+		after = g.place.order
+	}
+	subject := f.Header.Object
+	if !sequencer {
+		subject += ".rank." + strconv.Itoa(rank)
+	}
+	skip := Frame{Kind: KindSkip, Header: Header{Session: e.session, Order: upTo, Prev: after}}
+	_ = e.send(subject, &skip) // whoever misses something asks again if it is lost
+}
+
+// between are the calls on a role that are not over and whose place is after one and not after the other, in order.
+func (e *Endpoint) between(role string, after, upTo uint64) []*Gather {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var out []*Gather
+	for _, g := range e.pending {
+		if g.place.order > after && g.place.order <= upTo && g.call.To.Prefix() == role {
+			out = append(out, g)
 		}
 	}
-	skip := Frame{Kind: KindSkip, Header: Header{Session: e.session, Order: upTo}}
-	_ = e.send(f.Header.Object+".rank."+strconv.Itoa(rank), &skip) // the rank asks again if it is lost
+	slices.SortFunc(out, func(a, b *Gather) int { return cmp.Compare(a.place.order, b.place.order) })
+	return out
 }

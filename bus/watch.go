@@ -1,8 +1,10 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -12,7 +14,8 @@ import (
 
 const (
 	watchAhead     = 128                    // messages asked for ahead of the reader: what bounds a watch's memory
-	watchHeartbeat = 2 * time.Second        // twice this in silence, and the session is begun anew
+	watchExpires   = 30 * time.Second       // how long the server waits to answer; then it is asked again
+	watchHeartbeat = time.Second            // twice this in silence, and the session is begun anew
 	watchRecheck   = 100 * time.Millisecond // how often an unfinished state is compared with the leader's
 	watchPause     = time.Second            // between sessions that fail, at most
 )
@@ -62,19 +65,17 @@ var errReconnected = errors.New("reconnected")
 
 func (w *watch) run(ctx context.Context) {
 	defer close(w.ch)
-	for pause := retryPause; ; pause = min(2*pause, watchPause) {
+	for wait := retryPause; ; wait = min(2*wait, watchPause) {
 		completed, err := w.session(ctx)
 		if ctx.Err() != nil || w.kv.b.nc.IsClosed() {
 			return
 		}
 		w.kv.b.cfg.Logger.Debug("bus: watch interrupted", "bucket", w.kv.cfg.Bucket, "error", err)
 		if completed || errors.Is(err, errReconnected) {
-			pause = retryPause
+			wait = retryPause
 		}
-		select {
-		case <-ctx.Done():
+		if pause(ctx, wait) != nil {
 			return
-		case <-time.After(pause):
 		}
 	}
 }
@@ -85,7 +86,7 @@ func (w *watch) session(ctx context.Context) (completed bool, err error) {
 	defer cancel()
 	s, err := w.open(ctx)
 	if err != nil {
-		return false, err
+		return false, cmp.Or(context.Cause(ctx), err)
 	}
 	defer s.close(ctx)
 	for {
@@ -126,7 +127,11 @@ func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.Ca
 type session struct {
 	w        *watch
 	consumer jetstream.Consumer
-	messages jetstream.MessagesContext
+	sub      *nats.Subscription
+	msgCh    chan *nats.Msg      // has room for all that one request can bring, heartbeats too
+	asked    int                 // how many messages the current request may still bring
+	absent   int                 // how often in a row nobody took our request
+	silence  time.Duration       // since the last message or heartbeat
 	floor    uint64              // the leader's newest message: a replica that lags behind has not shown us everything
 	highest  uint64              // the newest that we have seen
 	pending  uint64              // how many more there are
@@ -163,7 +168,8 @@ func (w *watch) open(ctx context.Context) (*session, error) {
 		return nil, err
 	}
 	s.pending = s.consumer.CachedInfo().NumPending
-	s.messages, err = s.consumer.Messages(jetstream.PullMaxMessages(watchAhead), jetstream.PullHeartbeat(watchHeartbeat))
+	s.msgCh = make(chan *nats.Msg, watchAhead+2*int(watchExpires/watchHeartbeat))
+	s.sub, err = w.kv.b.nc.ChanSubscribe(w.kv.b.nc.NewInbox(), s.msgCh)
 	return s, err
 }
 
@@ -181,7 +187,7 @@ func (w *watch) newest(ctx context.Context) (revision uint64, err error) {
 
 // close gives the consumer back at the end of the watch. After a failure it is left to expire.
 func (s *session) close(ctx context.Context) {
-	s.messages.Stop()
+	_ = s.sub.Unsubscribe() // fails only if the connection is closed
 	if err := context.Cause(ctx); err == nil || errors.Is(err, errReconnected) {
 		return
 	}
@@ -193,21 +199,35 @@ func (s *session) close(ctx context.Context) {
 // next returns the next record. While the state is incomplete it also returns without one, after a look at where
 // consumer and leader are: a message that was counted may have expired before it was sent.
 func (s *session) next(ctx context.Context, completed bool) (*record, error) {
-	wait, cancel := ctx, context.CancelFunc(func() {})
+	if s.asked == 0 {
+		if err := s.ask(); err != nil {
+			return nil, err
+		}
+	}
+	patience := 2 * watchHeartbeat
 	if !completed {
-		wait, cancel = context.WithTimeout(ctx, watchRecheck)
+		patience = watchRecheck
 	}
-	defer cancel()
-	msg, err := s.messages.Next(jetstream.NextContext(wait))
-	switch {
-	case ctx.Err() != nil:
+	select {
+	case <-ctx.Done():
 		return nil, context.Cause(ctx)
-	case err != nil && wait.Err() != nil:
+	case msg := <-s.msgCh:
+		s.silence = 0
+		return s.read(ctx, msg)
+	case <-time.After(patience):
+		if s.silence += patience; s.silence >= 2*watchHeartbeat {
+			return nil, errors.New("the consumer is silent")
+		}
 		return nil, s.recheck(ctx)
-	case err != nil:
-		return nil, err
 	}
-	return s.read(msg)
+}
+
+// ask requests the next messages. There is one request at a time.
+func (s *session) ask() error {
+	s.asked = watchAhead
+	subject := "$JS.API.CONSUMER.MSG.NEXT." + s.w.kv.stream + "." + s.consumer.CachedInfo().Name
+	request := fmt.Sprintf(`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, watchAhead, watchExpires, watchHeartbeat)
+	return s.w.kv.b.nc.PublishRequest(subject, s.sub.Subject, []byte(request))
 }
 
 func (s *session) recheck(ctx context.Context) (err error) {
@@ -224,38 +244,51 @@ func (s *session) recheck(ctx context.Context) (err error) {
 	return err
 }
 
-func (s *session) read(msg jetstream.Msg) (*record, error) {
+// read takes a message, or what the server says instead of one; then there is no record.
+func (s *session) read(ctx context.Context, msg *nats.Msg) (*record, error) {
+	switch status := msg.Header.Get("Status"); status {
+	case "":
+	case "100": // a heartbeat
+		return nil, nil
+	case "408": // the request has expired
+		s.asked = 0
+		return nil, nil
+	case "503": // in a cluster, a new consumer may not be known everywhere yet
+		if s.absent++; s.absent > 10 {
+			return nil, errors.New("the consumer is gone")
+		}
+		s.asked = 0
+		return nil, pause(ctx, time.Duration(s.absent)*retryPause)
+	default:
+		return nil, fmt.Errorf("the consumer ends: %s %s", status, msg.Header.Get("Description"))
+	}
 	meta, err := msg.Metadata()
 	if err != nil {
 		return nil, err
 	}
-	s.sequence++
+	s.asked, s.absent, s.sequence = s.asked-1, 0, s.sequence+1
 	if meta.Sequence.Consumer != s.sequence {
 		return nil, errors.New("messages were lost on the way")
 	}
 	s.pending, s.highest = meta.NumPending, max(s.highest, meta.Sequence.Stream)
-	rec := newRecord(strings.TrimPrefix(msg.Subject(), s.w.kv.prefix), msg.Data(), meta.Sequence.Stream, meta.Timestamp, msg.Headers())
+	rec := newRecord(strings.TrimPrefix(msg.Subject, s.w.kv.prefix), msg.Data, meta.Sequence.Stream, meta.Timestamp, msg.Header)
 	return &rec, nil
 }
 
-// see delivers what is news.
+// see delivers what is news. Only what the reader has taken is known: the session may end while it makes us wait.
 func (w *watch) see(ctx context.Context, s *session, rec record) error {
 	revision, known := w.known[rec.Key]
 	if s.fresh != nil && !rec.deleted {
 		s.fresh[rec.Key] = struct{}{}
 	}
 	switch {
-	case known && rec.Revision <= revision:
+	case known && rec.Revision <= revision, rec.deleted && !known:
 		return nil
-	case !rec.deleted:
-		w.known[rec.Key] = rec.Revision
-		return w.deliver(ctx, Event{Kind: EventPut, Entry: rec.Entry})
-	case !known:
-		return nil
+	case rec.deleted:
+		delete(s.fresh, rec.Key)
+		return w.deliver(ctx, Event{Kind: EventDelete, Entry: Entry{Key: rec.Key, Revision: rec.Revision, Time: rec.Time}})
 	}
-	delete(w.known, rec.Key)
-	delete(s.fresh, rec.Key)
-	return w.deliver(ctx, Event{Kind: EventDelete, Entry: Entry{Key: rec.Key, Revision: rec.Revision, Time: rec.Time}})
+	return w.deliver(ctx, Event{Kind: EventPut, Entry: rec.Entry})
 }
 
 // complete delivers the deletions that nobody told us of, and says that this is the state.
@@ -264,7 +297,6 @@ func (w *watch) complete(ctx context.Context, s *session) error {
 		if _, ok := s.fresh[key]; ok {
 			continue
 		}
-		delete(w.known, key)
 		if err := w.deliver(ctx, Event{Kind: EventDelete, Entry: Entry{Key: key}}); err != nil {
 			return err
 		}
@@ -276,8 +308,14 @@ func (w *watch) complete(ctx context.Context, s *session) error {
 func (w *watch) deliver(ctx context.Context, ev Event) error {
 	select {
 	case w.ch <- ev:
-		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+	switch ev.Kind {
+	case EventPut:
+		w.known[ev.Key] = ev.Revision
+	case EventDelete:
+		delete(w.known, ev.Key)
+	}
+	return nil
 }

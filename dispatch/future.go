@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"reflect"
+	"slices"
+	"time"
 
 	"troupe/bus"
 )
@@ -16,7 +19,11 @@ type Future struct {
 	shards *Shards
 	call   Call
 	role   string
+	doneCh <-chan struct{} // closed when the call's context ends; the call ends with it
 }
+
+// lastWords is how long a waiter whose context is the call's own waits for the call's error, which says more.
+const lastWords = 100 * time.Millisecond
 
 // Done is closed when the call is over.
 func (f *Future) Done() <-chan struct{} { return f.gather.Done() }
@@ -27,25 +34,43 @@ func (f *Future) Cancel() { f.gather.Cancel() }
 // Progress says where each rank stands.
 func (f *Future) Progress() []bus.Progress { return f.gather.Progress() }
 
-// Wait waits for the end of the call and returns its error. The end of ctx ends the waiting, not the call.
+// Wait waits for the end of the call and returns its error. The end of ctx ends the waiting, not the call, unless it is
+// the context the call was made with.
 func (f *Future) Wait(ctx context.Context) error {
+	if f.over(ctx) {
+		return f.err()
+	}
+	return bus.Errorf(bus.CodeOf(ctx.Err()), "waiting for %s on %s ended: %w", f.call.Method, f.role, ctx.Err())
+}
+
+// over waits for the end of the call; it reports false when ctx ended first.
+func (f *Future) over(ctx context.Context) bool {
 	select {
 	case <-f.gather.Done():
-		return f.err()
+		return true
 	default:
 	}
 	select {
 	case <-f.gather.Done():
-		return f.err()
+		return true
 	case <-ctx.Done():
-		return bus.Errorf(bus.CodeOf(ctx.Err()), "waiting for %s on %s ended: %w", f.call.Method, f.role, ctx.Err())
+	}
+	if ctx.Done() != f.doneCh {
+		return false
+	}
+	select {
+	case <-f.gather.Done():
+		return true
+	case <-time.After(lastWords):
+		return false
 	}
 }
 
-// Answers are what the ranks said, by rank, in the order of the parts they got. The call must be over.
+// Answers are what the called ranks said, in the order of the parts they got. The call must be over.
 func (f *Future) Answers() []bus.Answer { return f.gather.Answers() }
 
-// Stream gives the answers in the order of arrival, and ends with the call or with ctx.
+// Stream gives every called rank's answer in the order of arrival, and ends with the call or with ctx. Stopped early, it
+// can be taken up again where it was.
 func (f *Future) Stream(ctx context.Context) iter.Seq2[bus.Answer, error] {
 	return func(yield func(bus.Answer, error) bool) {
 		for {
@@ -66,7 +91,7 @@ func (f *Future) err() error {
 	if f.gather.AllGood() {
 		return nil
 	}
-	answers := f.gather.Answers()
+	answers := f.gather.Arrived()
 	var failed []*bus.Error
 	var cause *bus.Error
 	for i := range answers {
@@ -82,6 +107,7 @@ func (f *Future) err() error {
 	if len(failed) == 0 || f.call.Need > 0 && len(answers)-len(failed) >= f.call.Need {
 		return nil
 	}
+	slices.SortStableFunc(failed, func(a, b *bus.Error) int { return a.Rank - b.Rank })
 	return &CallError{Role: f.role, Method: f.call.Method, World: len(answers), Cause: cause, Failed: failed}
 }
 
@@ -92,14 +118,20 @@ type CallError struct {
 	Method string
 	World  int          // ranks that were called
 	Cause  *bus.Error   // the first failure that was not a mere consequence
-	Failed []*bus.Error // by rank
+	Failed []*bus.Error // by rank; those that were only cancelled because of another too
 }
 
 func (e *CallError) Error() string {
-	if len(e.Failed) == 1 || e.Cause.Code == bus.CodeCancelled {
+	failed := 0
+	for _, f := range e.Failed {
+		if f.Code != bus.CodeCancelled {
+			failed++
+		}
+	}
+	if failed <= 1 {
 		return e.Cause.Error()
 	}
-	return fmt.Sprintf("%s (%d of %d ranks failed)", e.Cause.Error(), len(e.Failed), e.World)
+	return fmt.Sprintf("%s (%d of %d ranks failed)", e.Cause.Error(), failed, e.World)
 }
 
 // Unwrap gives the cause and then the others, for errors.Is and errors.As.
@@ -118,20 +150,25 @@ func (f *Future) Value(ctx context.Context) (any, error) {
 	if err := f.Wait(ctx); err != nil {
 		return nil, err
 	}
-	_, values, err := decodeAnswers[any](f)
-	if err != nil || f.call.NoCollect {
+	ranks, values, err := decodeAnswers[any](f)
+	switch {
+	case err != nil || f.call.NoCollect:
 		return nil, err
+	case len(values) == len(f.shards.Plan.Collect):
+		return f.shards.Merge(values)
+	case f.shards.Plan.Result == Rows: // k of n were enough
+		return MergeRows(f.shards, ranks, values)
 	}
-	if len(values) < len(f.shards.Plan.Collect) { // k of n were enough
-		return values, nil
-	}
-	return f.shards.Merge(values)
+	return values, nil
 }
 
-// Await waits for the call and gives its result typed: the one answer of a mode that gives one, or the joined rows of
-// a mode that gives rows.
+// Await waits for the call and gives its result typed: the one answer of a mode that gives one, the joined rows of a mode
+// that gives rows, or what a mode of the caller's own makes of the answers. A list of one answer a rank is for AwaitEach.
 func Await[R any](ctx context.Context, f *Future) (R, error) {
 	var zero R
+	if f.shards.mergeFunc != nil || f.shards.Plan.Result == List && len(f.shards.Plan.Collect) > 1 {
+		return awaitMerged[R](ctx, f)
+	}
 	if err := f.Wait(ctx); err != nil {
 		return zero, err
 	}
@@ -139,19 +176,23 @@ func Await[R any](ctx context.Context, f *Future) (R, error) {
 	switch {
 	case err != nil || len(values) == 0:
 		return zero, err
-	case f.shards.mergeFunc != nil || f.shards.Plan.Result == List && len(values) > 1:
-		merged, err := f.Value(ctx)
-		if err != nil {
-			return zero, err
-		}
-		if r, ok := merged.(R); ok {
-			return r, nil
-		}
-		return zero, bus.Errorf(bus.CodeInvalid, "%s on %s gives %d answers, one a rank, and not one %T; use AwaitEach", f.call.Method, f.role, len(values), zero)
 	case f.shards.Plan.Result == Rows:
 		return MergeRows(f.shards, ranks, values)
 	}
 	return values[0], nil
+}
+
+// awaitMerged is Await where the result is not of the type of the answers.
+func awaitMerged[R any](ctx context.Context, f *Future) (R, error) {
+	value, err := f.Value(ctx)
+	r, ok := value.(R)
+	switch {
+	case err != nil || ok || value == nil:
+		return r, err
+	case f.shards.mergeFunc != nil:
+		return r, invalid("%s makes a %T of the answers, and not a %s", f.shards.Plan.Mode, value, reflect.TypeFor[R]())
+	}
+	return r, invalid("%s on %s gives one answer a rank, a list, and not a %s; use AwaitEach", f.call.Method, f.role, reflect.TypeFor[R]())
 }
 
 // AwaitEach waits for the call and gives the answers that count, one a rank, in the order of the mode.
@@ -170,21 +211,50 @@ type Outcome[R any] struct {
 	Err   error
 }
 
-// AwaitOutcomes waits for the call and gives what every collected rank said, failures and all: what CollectAll is for.
+// AwaitOutcomes waits for the call and gives what every collected rank said, failures and all, in the order of the mode:
+// what CollectAll is for. Ranks that are not collected follow where they failed.
 func AwaitOutcomes[R any](ctx context.Context, f *Future) ([]Outcome[R], error) {
-	var failed *CallError
-	if err := f.Wait(ctx); err != nil && !errors.As(err, &failed) {
+	if err := f.Wait(ctx); err != nil && !errors.As(err, new(*CallError)) {
 		return nil, err
 	}
-	out := make([]Outcome[R], len(f.shards.Plan.Collect))
-	for i, rank := range f.shards.Plan.Collect {
-		a := f.gather.Answer(rank)
-		out[i] = Outcome[R]{Rank: rank, Err: a.Err}
-		if a.Err == nil {
-			out[i].Err = decodeAnswer(f, a, &out[i].Value)
+	var out []Outcome[R]
+	var counted bus.RankSet
+	if !f.call.NoCollect {
+		counted = bus.Ranks(f.shards.Plan.Collect...)
+		for _, rank := range f.shards.Plan.Collect {
+			out = append(out, outcomeOf[R](f, f.gather.Answer(rank)))
+		}
+	}
+	for _, a := range f.gather.Answers() {
+		if a.Err != nil && !counted.Has(a.Rank) {
+			out = append(out, Outcome[R]{Rank: a.Rank, Err: a.Err})
 		}
 	}
 	return out, nil
+}
+
+// StreamOutcomes is Stream with the answers decoded. A rank that is not collected has no value; the end of ctx is an
+// outcome of rank -1.
+func StreamOutcomes[R any](ctx context.Context, f *Future) iter.Seq[Outcome[R]] {
+	return func(yield func(Outcome[R]) bool) {
+		for a, err := range f.Stream(ctx) {
+			o := Outcome[R]{Rank: -1, Err: err}
+			if err == nil || a.Err != nil {
+				o = outcomeOf[R](f, a)
+			}
+			if !yield(o) {
+				return
+			}
+		}
+	}
+}
+
+func outcomeOf[R any](f *Future, a bus.Answer) Outcome[R] {
+	o := Outcome[R]{Rank: a.Rank, Err: a.Err}
+	if a.Err == nil && a.Body != nil {
+		o.Err = decodeAnswer(f, a, &o.Value)
+	}
+	return o
 }
 
 // decodeAnswers decodes the good answers that count, in the order of the mode.

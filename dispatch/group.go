@@ -44,7 +44,8 @@ type Call struct {
 	// CollectAll waits for every rank whatever fails, and gives the errors by rank. Zero: the first failure cancels the
 	// others and is the error.
 	CollectAll bool
-	// Need ends the call when so many ranks have answered well; the others are cancelled. Zero: all must.
+	// Need ends the call when so many ranks have answered well; the others are cancelled, and the result is made of the
+	// answers that came. The mode must collect every rank it calls, or none. Zero: all must.
 	Need int
 	// Trace is a W3C traceparent that travels with the call.
 	Trace string
@@ -57,20 +58,32 @@ type Resolver interface {
 	Value(ctx context.Context) (any, error)
 }
 
-// Portable is an argument that travels as another value: a cluster as its handle.
-type Portable interface {
-	Portable() any
-}
-
-// Go sends the call and returns at once. A mistake in the call is found before anything is sent.
+// Go sends the call and returns at once; only an argument that is a future is awaited, under ctx. A mistake in the call
+// is found before anything is sent, and is ErrInvalid. The call is over, and its workers are told, when ctx ends.
 func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
-	shards, names, err := g.cut(ctx, c)
+	shards, call, err := g.prepare(ctx, c)
 	if err != nil {
 		return nil, g.explain(c, err)
 	}
-	parts, err := g.encode(shards, names)
+	gather, err := g.Endpoint.Scatter(ctx, call)
 	if err != nil {
 		return nil, g.explain(c, err)
+	}
+	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}, nil
+}
+
+// prepare does all that can be done, and refused, before something is sent.
+func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) {
+	if err := c.check(); err != nil {
+		return nil, bus.Call{}, err
+	}
+	shards, names, err := g.cut(ctx, c)
+	if err != nil {
+		return nil, bus.Call{}, err
+	}
+	parts, err := g.encode(shards, names)
+	if err != nil {
+		return nil, bus.Call{}, err
 	}
 	call := bus.Call{
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
@@ -89,11 +102,35 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	} else if len(shards.Plan.Collect) < called {
 		call.CollectSome, call.Collect = true, bus.Ranks(shards.Plan.Collect...)
 	}
-	gather, err := g.Endpoint.Scatter(ctx, call)
-	if err != nil {
-		return nil, err
+	return shards, call, c.checkNeed(shards.Plan, called)
+}
+
+// check refuses extras that contradict each other.
+func (c Call) check() error {
+	switch {
+	case c.Custom != nil && (c.Mode != "" || c.Ranks != nil):
+		return invalid("Custom is given beside Mode or Ranks; choose one")
+	case c.Mode != "" && c.Ranks != nil:
+		return invalid("Mode %s and Ranks are both given; a call of some ranks has no mode", c.Mode)
+	case c.Need != 0 && c.CollectAll:
+		return invalid("Need and CollectAll are both given; one ends the call early, the other never does")
+	case c.Need < 0:
+		return invalid("Need %d must not be negative", c.Need)
+	case c.Timeout < 0:
+		return invalid("Timeout %v must not be negative", c.Timeout)
 	}
-	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role}, nil
+	return nil
+}
+
+// checkNeed refuses a k of n that could not be had, or that ranks could fill whose answers do not count.
+func (c Call) checkNeed(p *Plan, called int) error {
+	switch collected := len(p.Collect); {
+	case c.Need > called:
+		return invalid("Need %d: the call goes to %d ranks", c.Need, called)
+	case c.Need > 0 && !c.NoCollect && collected < called:
+		return invalid("Need %d: %s calls %d ranks and collects %d, and any of them would count", c.Need, p.Mode, called, collected)
+	}
+	return nil
 }
 
 // explain says which call was refused.
@@ -111,27 +148,37 @@ func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
 		values = append(values, c.Named[n])
 	}
 	for i, v := range values {
-		switch v := v.(type) {
-		case Portable:
-			values[i] = v.Portable()
-		case Resolver:
-			resolved, err := v.Value(ctx)
-			if err != nil {
-				return nil, nil, bus.Errorf(bus.CodeOf(err), "argument %d is a future that failed: %w", i+1, err)
-			}
-			values[i] = resolved
+		var err error
+		if values[i], err = resolve(ctx, v); err != nil {
+			at := place{i, len(values), names}
+			return nil, nil, bus.Errorf(bus.CodeOf(err), "%s is a future that failed: %w", at, err)
 		}
 	}
 	if c.Custom != nil {
-		s, err := c.Custom.Cut(g.Mesh, values)
+		s, err := c.Custom.Cut(g.Mesh, values[:len(c.Args)])
+		if err == nil {
+			err = s.beside(values[len(c.Args):], names)
+		}
 		return s, names, err
 	}
 	plan, err := g.plan(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := plan.Cut(values, c.Options)
+	s, err := plan.cut(values, names, c.Options)
 	return s, names, err
+}
+
+// resolve awaits an argument that is not there yet. Its mark stays with it.
+func resolve(ctx context.Context, v any) (any, error) {
+	switch v := v.(type) {
+	case Resolver:
+		return v.Value(ctx)
+	case marked:
+		value, err := resolve(ctx, v.value)
+		return marked{v.mark, value}, err
+	}
+	return v, nil
 }
 
 func (g *Group) plan(c Call) (*Plan, error) {
@@ -187,7 +234,7 @@ func (e *argEncoder) body(p Part) ([]byte, error) {
 			b = bus.AppendName(b, e.names[i-positional])
 		}
 		if b, err = e.value(b, i, v); err != nil {
-			return nil, bus.Errorf(bus.CodeInvalid, "argument %d: %w", i+1, err)
+			return nil, invalid("%s: %w", place{i, len(values), e.names}, err)
 		}
 	}
 	if len(e.names) == 0 {

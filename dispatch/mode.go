@@ -116,7 +116,8 @@ type Custom struct {
 	// Name is the mode's name in messages.
 	Name string
 	// SplitFunc says which part goes to whom. Each piece is encoded and published once; a rank is in one piece at
-	// most, and a rank in none is not called.
+	// most, and a rank in none is not called. It is given the positional arguments; named ones go to every called rank
+	// as they are.
 	SplitFunc func(m Mesh, args []any) ([]Piece, error)
 	// CollectFunc says whose answers count, in the order MergeFunc wants them. Nil: every called rank's, in rank order.
 	CollectFunc func(m Mesh) []int
@@ -138,9 +139,14 @@ func (c Custom) Cut(m Mesh, args []any) (*Shards, error) {
 	if err := m.check(); err != nil {
 		return nil, err
 	}
+	for i, v := range args {
+		if marked, ok := v.(marked); ok {
+			return nil, invalid("argument %d is marked %s, but %s cuts its arguments itself", i+1, marked.mark, c.Name)
+		}
+	}
 	pieces, err := c.SplitFunc(m, args)
 	if err != nil {
-		return nil, err
+		return nil, invalid("%s: %w", c.Name, err)
 	}
 	b := builder{mesh: m}
 	s := &Shards{mergeFunc: c.MergeFunc}

@@ -106,14 +106,17 @@ func Sizes(n, parts int) []int {
 // Cut cuts the arguments of a call. Of those without a mark, in the DP modes lists (slices and arrays, but not of bytes),
 // tensors, batches and Splitters are split and everything else is broadcast; in AllToAll each must be a list of one
 // element a rank; in the other modes all are broadcast.
-func (p *Plan) Cut(values []any, opt Options) (*Shards, error) {
+func (p *Plan) Cut(values []any, opt Options) (*Shards, error) { return p.cut(values, nil, opt) }
+
+// cut is Cut for a call whose last arguments have these names.
+func (p *Plan) cut(values []any, names []string, opt Options) (*Shards, error) {
 	r, err := ruleOf(p.Mode)
 	if err != nil {
 		return nil, err
 	}
 	args := make([]arg, len(values))
 	for i, v := range values {
-		if args[i], err = newArg(r, i+1, v); err != nil {
+		if args[i], err = newArg(r, place{i, len(values), names}, v); err != nil {
 			return nil, err
 		}
 	}
@@ -152,25 +155,55 @@ func (s *Shards) fill(r rule, args []arg) error {
 	return nil
 }
 
+// place is where an argument stands among those of its call, of which the last have names.
+type place struct {
+	i, n  int
+	names []string
+}
+
+// String is what messages call the argument: by its name, or by its number from 1.
+func (p place) String() string {
+	if named := p.i - (p.n - len(p.names)); named >= 0 {
+		return fmt.Sprintf("argument %q", p.names[named])
+	}
+	return fmt.Sprintf("argument %d", p.i+1)
+}
+
+// beside gives every part these arguments, as they are, after those it has.
+func (s *Shards) beside(values []any, names []string) error {
+	for i, v := range values {
+		if m, ok := v.(marked); ok {
+			if m.mark != broadcast {
+				return invalid("argument %q is marked %s, but %s gives named arguments to every rank", names[i], m.mark, s.Plan.Mode)
+			}
+			values[i] = m.value
+		}
+	}
+	for i := range s.args {
+		s.args[i] = append(slices.Clip(s.args[i]), values...)
+	}
+	return nil
+}
+
 // arg is one argument and what is to be done with it.
 type arg struct {
-	place int // from 1, for messages
+	place place
 	value any
 	mark  mark
 	rows  rows // if it has any
 }
 
-func newArg(r rule, place int, v any) (arg, error) {
-	a := arg{place: place, value: v}
+func newArg(r rule, at place, v any) (arg, error) {
+	a := arg{place: at, value: v}
 	if m, ok := v.(marked); ok {
 		a.mark, a.value = m.mark, m.value
 	}
 	if _, twice := a.value.(marked); twice {
-		return a, invalid("argument %d is marked twice", place)
+		return a, invalid("%s is marked twice", at)
 	}
 	rows, hasRows, err := rowsOf(a.value)
 	if err != nil {
-		return a, invalid("argument %d: %w", place, err)
+		return a, invalid("%s: %w", at, err)
 	}
 	a.rows = rows
 	if a.mark == unmarked {
@@ -178,9 +211,9 @@ func newArg(r rule, place int, v any) (arg, error) {
 	}
 	switch {
 	case a.mark != broadcast && r.cut == cutNothing:
-		return a, invalid("argument %d is marked %s, but %s gives every rank the same arguments", place, a.mark, r.mode)
+		return a, invalid("%s is marked %s, but %s gives every rank the same arguments", at, a.mark, r.mode)
 	case a.mark == split && !hasRows:
-		return a, invalid("argument %d is marked split, but a value of type %T has no rows", place, a.value)
+		return a, invalid("%s is marked split, but a value of type %T has no rows", at, a.value)
 	}
 	return a, nil
 }
@@ -193,7 +226,7 @@ func agree(args []arg) (int, error) {
 		if a.mark == split {
 			differ = differ || len(counts) > 0 && a.rows.n != n
 			n = a.rows.n
-			counts = append(counts, fmt.Sprintf("argument %d has %d", a.place, n))
+			counts = append(counts, fmt.Sprintf("%s has %d", a.place, n))
 		}
 	}
 	if differ {
@@ -219,14 +252,14 @@ func (a arg) pieces(c cut, n, padded int) ([]any, error) {
 
 func (a arg) split(c cut, n, padded int) ([]any, error) {
 	if padded < n {
-		return nil, invalid("fewer rows than %ss: argument %d has %d rows for %d %ss", c.words(), a.place, a.rows.n, n, c.words())
+		return nil, invalid("fewer rows than %ss: %s has %d rows for %d %ss", c.words(), a.place, a.rows.n, n, c.words())
 	}
 	out := make([]any, n)
 	from := 0
 	for i, size := range Sizes(padded, n) {
 		piece, err := a.rows.cycle(from, from+size)
 		if err != nil {
-			return nil, invalid("pad argument %d: %w", a.place, err)
+			return nil, invalid("pad %s: %w", a.place, err)
 		}
 		out[i] = piece
 		from += size
@@ -235,7 +268,7 @@ func (a arg) split(c cut, n, padded int) ([]any, error) {
 }
 
 func (a arg) scatter(c cut, n int) ([]any, error) {
-	rule := fmt.Sprintf("argument %d: the list must have one element a %s", a.place, c.words())
+	rule := fmt.Sprintf("%s: the list must have one element a %s", a.place, c.words())
 	if !isList(a.value) {
 		return nil, invalid("%s: it is no list but of type %T, and there are %d (mark it broadcast if all are to have it)", rule, a.value, n)
 	}

@@ -2,14 +2,18 @@ package dispatch
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"troupe/actors"
 	"troupe/bus"
 )
 
@@ -59,22 +63,122 @@ func (v vector) answer(mesh Mesh, rank int, part any) any {
 
 // outcome is what happened in one case.
 type outcome struct {
-	plan   *Plan
-	parts  []any
-	data   []int
-	result any
+	parts   []any // by rank; nil for a rank without data, or that was not called
+	called  []int
+	data    []int // ranks that got data
+	collect []int
+	result  any
 }
 
-func (v vector) run() (outcome, error) {
+// check holds what happened against the case.
+func (v vector) check(t *testing.T, got outcome, err error) {
+	if v.Error != "" {
+		assert.ErrorContains(t, err, v.Error)
+		assert.ErrorIs(t, err, bus.ErrInvalid)
+		assert.Empty(t, got.called, "the call must be refused before anything is sent")
+		return
+	}
+	require.NoError(t, err)
+	want := append(v.Parts, make([]any, max(0, v.World-len(v.Parts)))...)
+	assert.Equal(t, want, plain(t, got.parts))
+	assert.Equal(t, v.Result, plain(t, got.result))
+	if v.DataRanks != nil {
+		assert.Equal(t, v.DataRanks, got.data)
+	}
+	if v.CollectRanks != nil {
+		assert.Equal(t, v.CollectRanks, got.collect)
+	}
+	if Mode(v.Mode) == RankZero {
+		assert.Equal(t, []int{0}, got.called)
+	} else {
+		assert.Len(t, got.called, v.World, "every rank is called, with data or without")
+	}
+}
+
+// TestVectors runs each case over a server, with a worker for each rank.
+func TestVectors(t *testing.T) {
+	for _, v := range readVectors(t) {
+		t.Run(v.Name, func(t *testing.T) {
+			t.Parallel()
+			got, err := v.run(t)
+			v.check(t, got, err)
+		})
+	}
+}
+
+func (v vector) run(t *testing.T) (outcome, error) {
 	mesh, err := v.Mesh.Resolve(v.World)
 	if err != nil {
 		return outcome{}, err
 	}
-	mode, err := ParseMode(v.Mode)
+	role := &vectorRole{vector: v, mesh: mesh, parts: make([]any, v.World)}
+	group := newGroup(t, mesh, methods{"step": role.step})
+	f, err := group.Go(patient(t), Call{Method: "step", Args: []any{v.Input}, Mode: Mode(v.Mode)})
+	if err != nil {
+		return role.outcome(), err
+	}
+	result, err := f.Value(patient(t))
+	got := role.outcome()
+	got.result = result
+	for _, a := range f.Answers() {
+		if a.Body != nil {
+			got.collect = append(got.collect, a.Rank)
+		}
+	}
+	slices.Sort(got.collect)
+	return got, err
+}
+
+// vectorRole is the workers of one case and what they were called with.
+type vectorRole struct {
+	vector
+	mesh Mesh
+
+	mu     sync.Mutex
+	parts  []any
+	called []int
+	data   []int
+}
+
+func (r *vectorRole) step(ctx context.Context, rank int, args actors.Args) (any, error) {
+	part, err := first(args)
+	if err != nil {
+		return nil, err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.parts[rank] = part
+	r.called = append(r.called, rank)
+	if call, _ := actors.Current(ctx); !call.NoData {
+		r.data = append(r.data, rank)
+	}
+	return r.answer(r.mesh, rank, part), nil
+}
+
+func (r *vectorRole) outcome() outcome {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Sort(r.called)
+	slices.Sort(r.data)
+	return outcome{parts: r.parts, called: r.called, data: r.data}
+}
+
+// TestPlanVectors runs each case without a server: the plan alone says what would happen.
+func TestPlanVectors(t *testing.T) {
+	for _, v := range readVectors(t) {
+		t.Run(v.Name, func(t *testing.T) {
+			got, err := v.plan()
+			v.check(t, got, err)
+		})
+	}
+}
+
+func (v vector) plan() (outcome, error) {
+	mesh, err := v.Mesh.Resolve(v.World)
 	if err != nil {
 		return outcome{}, err
 	}
-	plan, err := NewPlan(mode, mesh)
+	plan, err := NewPlan(Mode(v.Mode), mesh)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -82,17 +186,17 @@ func (v vector) run() (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	o := outcome{plan: shards.Plan, parts: make([]any, v.World)}
+	o := outcome{parts: make([]any, v.World), collect: shards.Plan.Collect}
 	for _, part := range shards.Plan.Parts {
 		for _, rank := range part.Ranks {
 			o.parts[rank] = shards.Args(part)[0]
+			o.called = append(o.called, rank)
+			if part.Shard != NoData {
+				o.data = append(o.data, rank)
+			}
 		}
 	}
-	for rank, part := range o.parts {
-		if part != nil {
-			o.data = append(o.data, rank)
-		}
-	}
+	slices.Sort(o.data)
 	var answers []any
 	for _, rank := range shards.Plan.Collect {
 		answers = append(answers, v.answer(mesh, rank, o.parts[rank]))
@@ -101,33 +205,11 @@ func (v vector) run() (outcome, error) {
 	return o, err
 }
 
-func TestPlanVectors(t *testing.T) {
-	for _, v := range readVectors(t) {
-		t.Run(v.Name, func(t *testing.T) {
-			got, err := v.run()
-			if v.Error != "" {
-				assert.ErrorContains(t, err, v.Error)
-				assert.ErrorIs(t, err, bus.ErrInvalid)
-				return
-			}
-			require.NoError(t, err)
-			assert.Equal(t, v.Parts, got.parts)
-			assert.Equal(t, v.Result, plain(t, got.result))
-			if v.DataRanks != nil {
-				assert.Equal(t, v.DataRanks, got.data)
-			}
-			if v.CollectRanks != nil {
-				assert.Equal(t, v.CollectRanks, got.plan.Collect)
-			}
-		})
-	}
-}
-
 // plain is a value as JSON would read it.
-func plain(t *testing.T, v any) any {
+func plain[T any](t *testing.T, v T) T {
 	text, err := json.Marshal(v)
 	require.NoError(t, err)
-	var out any
+	var out T
 	require.NoError(t, json.Unmarshal(text, &out))
 	return out
 }

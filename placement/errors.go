@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"troupe/bus"
 )
 
 // Problem is what is wrong with a request, as a constant that errors.Is finds inside a *RequestError. Its text is
@@ -38,15 +40,18 @@ var (
 	// ErrMustWait is a *NoCapacityError that names what it waits for.
 	ErrMustWait = errors.New("the request must wait")
 
+	// ErrStaleToken is every *StaleTokenError: the reservation is another's now, or another grant of the same name.
+	ErrStaleToken = errors.New("the token is stale")
+
 	// ErrDuplicate is a reservation whose id is in use, by itself or by what is still laid over it.
 	ErrDuplicate = errors.New("the reservation exists")
 )
 
 // RequestError says what is wrong with a request and what there is instead.
 type RequestError struct {
-	Problem Problem
-	Wrong   string // what the request said, quoted
-	Exists  string // what would have been understood, or what there is
+	Problem Problem `msgpack:"problem"`
+	Wrong   string  `msgpack:"wrong"`            // what the request said, quoted
+	Exists  string  `msgpack:"exists,omitempty"` // what would have been understood, or what there is
 }
 
 func (e *RequestError) Error() string {
@@ -61,9 +66,9 @@ func (e *RequestError) Unwrap() []error { return []error{e.Problem, ErrInvalid} 
 
 // NoCapacityError is a refusal as an error: Plan.Err makes it.
 type NoCapacityError struct {
-	Never    bool // nothing that could be released or repaired would make it fit
-	Reasons  []Reason
-	WaitsFor []Obstacle
+	Never    bool       `msgpack:"never,omitempty"` // nothing that could be released or repaired would make it fit
+	Reasons  []Reason   `msgpack:"reasons,omitempty"`
+	WaitsFor []Obstacle `msgpack:"waits_for,omitempty"`
 }
 
 func (e *NoCapacityError) Error() string {
@@ -89,8 +94,10 @@ func (e *NoCapacityError) sentinel() error {
 
 // QuotaError is a namespace at its limit.
 type QuotaError struct {
-	Namespace          string
-	Quota, Held, Asked Share
+	Namespace string `msgpack:"namespace"`
+	Quota     Share  `msgpack:"quota"`
+	Held      Share  `msgpack:"held"`
+	Asked     Share  `msgpack:"asked"`
 }
 
 func (e *QuotaError) Error() string {
@@ -104,6 +111,21 @@ func (e *QuotaError) Unwrap() error {
 	}
 	return ErrMustWait
 }
+
+// StaleTokenError refuses what was asked under another token than that of the reservation as it is now. It matches
+// bus.ErrFenced.
+type StaleTokenError struct {
+	ID    string `msgpack:"id"`
+	Token uint64 `msgpack:"token"` // that was given
+	Now   uint64 `msgpack:"now"`   // that is valid
+}
+
+func (e *StaleTokenError) Error() string {
+	return fmt.Sprintf("reservation %q: token %d is stale; it is held under %d now", clipped(e.ID), e.Token, e.Now)
+}
+
+// Unwrap lets errors.Is find ErrStaleToken and bus.ErrFenced.
+func (e *StaleTokenError) Unwrap() []error { return []error{ErrStaleToken, bus.ErrFenced} }
 
 // ConflictError is a reservation that would hold what another one holds. The book is as it was.
 type ConflictError struct {

@@ -12,8 +12,8 @@ import (
 //
 // Without devices the workers need none and go round the nodes in turn.
 type Mapping struct {
-	World   int   `json:"world"`
-	Devices []int `json:"devices,omitempty"`
+	World   int   `json:"world" msgpack:"world"`
+	Devices []int `json:"devices,omitempty" msgpack:"devices,omitempty"`
 }
 
 const (

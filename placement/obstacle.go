@@ -8,17 +8,17 @@ import (
 // Obstacle is something that a waiting request waits for: a reservation to be released, a node to be back, a device to
 // be fit again.
 type Obstacle struct {
-	Kind ObstacleKind `json:"kind"`
+	Kind ObstacleKind `json:"kind" msgpack:"kind"`
 
-	Reservation string    `json:"reservation,omitempty"` // who holds it
-	Namespace   string    `json:"namespace,omitempty"`
-	Holder      string    `json:"holder,omitempty"`
-	Leaving     bool      `json:"leaving,omitempty"` // it has been told to go
-	Since       time.Time `json:"since,omitzero"`
+	Reservation string    `json:"reservation,omitempty" msgpack:"reservation,omitempty"` // who holds it
+	Namespace   string    `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder      string    `json:"holder,omitempty" msgpack:"holder,omitempty"`
+	Leaving     bool      `json:"leaving,omitempty" msgpack:"leaving,omitempty"` // it has been told to go
+	Since       time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 
-	Node    string `json:"node,omitempty"` // of a node or a device
-	Why     string `json:"why,omitempty"`
-	Devices []Slot `json:"devices,omitempty"` // those that are in the way; none where CPUs or memory are
+	Node    string `json:"node,omitempty" msgpack:"node,omitempty"` // of a node or a device
+	Why     string `json:"why,omitempty" msgpack:"why,omitempty"`
+	Devices []Slot `json:"devices,omitempty" msgpack:"devices,omitempty"` // those that are in the way; none where CPUs or memory are
 }
 
 // ObstacleKind says which.

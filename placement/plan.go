@@ -8,14 +8,14 @@ import (
 
 // Plan is the answer to a request: where every worker goes, or why not.
 type Plan struct {
-	Granted bool     `json:"granted"`
-	Reasons []Reason `json:"reasons"` // of a refusal: the gang first, then node by node
-	Workers []Worker `json:"workers"` // by rank; empty unless granted
+	Granted bool     `json:"granted" msgpack:"granted"`
+	Reasons []Reason `json:"reasons" msgpack:"reasons"` // of a refusal: the gang first, then node by node
+	Workers []Worker `json:"workers" msgpack:"workers"` // by rank; empty unless granted
 
-	Never    bool       `json:"never,omitempty"`     // no release, repair or return of a node would be enough
-	WaitsFor []Obstacle `json:"waits_for,omitempty"` // once all of these are gone, there is room
-	Unmet    string     `json:"unmet,omitempty"`     // the preference for a topology that could not be met
-	Over     string     `json:"over,omitempty"`      // the group whose devices are shared on purpose
+	Never    bool       `json:"never,omitempty" msgpack:"never,omitempty"`         // no release, repair or return of a node would be enough
+	WaitsFor []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // once all of these are gone, there is room
+	Unmet    string     `json:"unmet,omitempty" msgpack:"unmet,omitempty"`         // the preference for a topology that could not be met
+	Over     string     `json:"over,omitempty" msgpack:"over,omitempty"`           // the group whose devices are shared on purpose
 }
 
 // Decide is the plan for a request in a snapshot. It depends on nothing else, and the order of the snapshot's nodes and

@@ -8,25 +8,25 @@ import (
 
 // Queued is a request that waits.
 type Queued struct {
-	Request Request   `json:"request"`
-	Since   time.Time `json:"since"` // when it was made
+	Request Request   `json:"request" msgpack:"request"`
+	Since   time.Time `json:"since" msgpack:"since"` // when it was made
 
 	// Admitted says that an earlier pass left it waiting. Others that cannot be granted are first asked whether they
 	// ever can, so that what can never fit fails at once; that costs more than a plan.
-	Admitted bool `json:"admitted,omitempty"`
+	Admitted bool `json:"admitted,omitempty" msgpack:"admitted,omitempty"`
 }
 
 // Policy is how a queue is served. The zero value is: no quotas, no preemption.
 type Policy struct {
 	// Quotas is the most devices that each namespace may hold. One that is not in it is not limited.
-	Quotas map[string]Share `json:"quotas,omitempty"`
+	Quotas map[string]Share `json:"quotas,omitempty" msgpack:"quotas,omitempty"`
 
 	// Preempt lets the head of the queue send away reservations of a lower priority.
-	Preempt bool `json:"preempt,omitempty"`
+	Preempt bool `json:"preempt,omitempty" msgpack:"preempt,omitempty"`
 
 	// BackfillDepth is how many requests behind the head are tried in one pass. Zero is 128, less than zero is none;
 	// every one costs a plan.
-	BackfillDepth int `json:"backfill_depth,omitempty"`
+	BackfillDepth int `json:"backfill_depth,omitempty" msgpack:"backfill_depth,omitempty"`
 }
 
 const defaultBackfillDepth = 128

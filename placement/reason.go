@@ -9,11 +9,11 @@ import (
 
 // Reason is why a request was refused: by the gang as a whole, or by one node.
 type Reason struct {
-	Node    string     `json:"node,omitempty"` // empty: the gang as a whole
-	Code    ReasonCode `json:"code"`
-	Text    string     `json:"text"`
-	Fits    int        `json:"fits"`              // bundles that would find room there, each kind by itself
-	Devices []Blocked  `json:"devices,omitempty"` // those of the node that are not to be had
+	Node    string     `json:"node,omitempty" msgpack:"node,omitempty"` // empty: the gang as a whole
+	Code    ReasonCode `json:"code" msgpack:"code"`
+	Text    string     `json:"text" msgpack:"text"`
+	Fits    int        `json:"fits" msgpack:"fits"`                           // bundles that would find room there, each kind by itself
+	Devices []Blocked  `json:"devices,omitempty" msgpack:"devices,omitempty"` // those of the node that are not to be had
 }
 
 // ReasonCode says what kind of reason it is.
@@ -34,13 +34,13 @@ const (
 
 // Blocked is a device that is not to be had, and why.
 type Blocked struct {
-	Index       int       `json:"index"`
-	UUID        string    `json:"uuid"`
-	Reservation string    `json:"reservation,omitempty"` // who holds it, the oldest first
-	Namespace   string    `json:"namespace,omitempty"`
-	Holder      string    `json:"holder,omitempty"`
-	Since       time.Time `json:"since,omitzero"`
-	Unfit       string    `json:"unfit,omitempty"`
+	Index       int       `json:"index" msgpack:"index"`
+	UUID        string    `json:"uuid" msgpack:"uuid"`
+	Reservation string    `json:"reservation,omitempty" msgpack:"reservation,omitempty"` // who holds it, the oldest first
+	Namespace   string    `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder      string    `json:"holder,omitempty" msgpack:"holder,omitempty"`
+	Since       time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
+	Unfit       string    `json:"unfit,omitempty" msgpack:"unfit,omitempty"`
 }
 
 // reasons says why the gang finds no room in the book as it is: in one sentence, and node by node.

@@ -10,43 +10,43 @@ import (
 
 // Request is what somebody wants to hold: bundles laid out by a strategy, or an exact mapping.
 type Request struct {
-	ID        string `json:"id,omitempty"` // of the reservation it becomes
-	Namespace string `json:"namespace,omitempty"`
-	Holder    string `json:"holder,omitempty"`   // who asks, in words, for those who will wait for it
-	Priority  int    `json:"priority,omitempty"` // higher goes first
+	ID        string `json:"id,omitempty" msgpack:"id,omitempty"` // of the reservation it becomes
+	Namespace string `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder    string `json:"holder,omitempty" msgpack:"holder,omitempty"`     // who asks, in words, for those who will wait for it
+	Priority  int    `json:"priority,omitempty" msgpack:"priority,omitempty"` // higher goes first
 
 	// Bundles are what the workers take, by rank. With a Mapping there may be one, for what every worker takes beside
 	// its devices.
-	Bundles  []Bundle `json:"bundles,omitempty"`
-	Strategy Strategy `json:"strategy,omitempty"` // empty is PACK; a Mapping leaves nothing to it
-	Topology Topology `json:"topology,omitzero"`
-	Mapping  *Mapping `json:"mapping,omitempty"`
+	Bundles  []Bundle `json:"bundles,omitempty" msgpack:"bundles,omitempty"`
+	Strategy Strategy `json:"strategy,omitempty" msgpack:"strategy,omitempty"` // empty is PACK; a Mapping leaves nothing to it
+	Topology Topology `json:"topology,omitzero" msgpack:"topology,omitempty"`
+	Mapping  *Mapping `json:"mapping,omitempty" msgpack:"mapping,omitempty"`
 
 	// Colocate names a reservation of the same namespace over whose devices this one is laid, shared on purpose. CPUs
 	// and memory are still counted.
-	Colocate string `json:"colocate,omitempty"`
+	Colocate string `json:"colocate,omitempty" msgpack:"colocate,omitempty"`
 
 	// PerInstance makes every so many bundles an instance with a reservation of its own, so that instances can be
 	// added and removed one by one. Zero is one reservation for all.
-	PerInstance int `json:"per_instance,omitempty"`
-	FirstRank   int `json:"first_rank,omitempty"` // the rank of the first bundle; instances count on
+	PerInstance int `json:"per_instance,omitempty" msgpack:"per_instance,omitempty"`
+	FirstRank   int `json:"first_rank,omitempty" msgpack:"first_rank,omitempty"` // the rank of the first bundle; instances count on
 
 	// AwaitNodes lets a request that today's nodes could never hold wait for more of them, instead of failing.
-	AwaitNodes bool `json:"await_nodes,omitempty"`
+	AwaitNodes bool `json:"await_nodes,omitempty" msgpack:"await_nodes,omitempty"`
 }
 
 // Bundle is what one worker takes, all of it on one node unless it Spans. A bundle that takes nothing is a worker
 // without resources, which lies wherever the strategy puts it.
 type Bundle struct {
-	Devices Share             `json:"devices,omitempty"` // whole devices, or less than one
-	CPUs    Share             `json:"cpus,omitempty"`
-	Memory  int64             `json:"memory,omitempty"` // bytes
-	Labels  map[string]string `json:"labels,omitempty"` // the node must carry every one
-	Node    string            `json:"node,omitempty"`   // this node and no other
+	Devices Share             `json:"devices,omitempty" msgpack:"devices,omitempty"` // whole devices, or less than one
+	CPUs    Share             `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
+	Memory  int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
+	Labels  map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"` // the node must carry every one
+	Node    string            `json:"node,omitempty" msgpack:"node,omitempty"`     // this node and no other
 
 	// Spans lets the devices lie on several nodes. The worker runs on the node of the first, where its CPUs and memory
 	// are taken.
-	Spans bool `json:"spans,omitempty"`
+	Spans bool `json:"spans,omitempty" msgpack:"spans,omitempty"`
 }
 
 const (

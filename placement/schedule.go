@@ -8,33 +8,33 @@ import (
 // Decision is what a pass over a queue comes to. Every request, or instance of one, is in exactly one of Grants, Waits
 // and Refusals, each list in the order of the queue.
 type Decision struct {
-	Grants      []Grant      `json:"grants,omitempty"`
-	Preemptions []Preemption `json:"preemptions,omitempty"`
-	Waits       []Wait       `json:"waits,omitempty"`
-	Refusals    []Refusal    `json:"refusals,omitempty"`
+	Grants      []Grant      `json:"grants,omitempty" msgpack:"grants,omitempty"`
+	Preemptions []Preemption `json:"preemptions,omitempty" msgpack:"preemptions,omitempty"`
+	Waits       []Wait       `json:"waits,omitempty" msgpack:"waits,omitempty"`
+	Refusals    []Refusal    `json:"refusals,omitempty" msgpack:"refusals,omitempty"`
 }
 
 // Grant is a request that is to be granted now.
 type Grant struct {
-	Reservation Reservation `json:"reservation"`
-	Unmet       string      `json:"unmet,omitempty"`  // as in Plan
-	Passed      string      `json:"passed,omitempty"` // the head of the queue that it went past
+	Reservation Reservation `json:"reservation" msgpack:"reservation"`
+	Unmet       string      `json:"unmet,omitempty" msgpack:"unmet,omitempty"`   // as in Plan
+	Passed      string      `json:"passed,omitempty" msgpack:"passed,omitempty"` // the head of the queue that it went past
 }
 
 // Preemption asks for reservations to be told to go. Whoever tells them marks them as Leaving; those that are leaving
 // already are not named again.
 type Preemption struct {
-	For     string   `json:"for"`
-	Victims []string `json:"victims"` // by age
+	For     string   `json:"for" msgpack:"for"`
+	Victims []string `json:"victims" msgpack:"victims"` // by age
 }
 
 // Wait is a request that stays in the queue, and why.
 type Wait struct {
-	ID       string     `json:"id"`
-	Code     WaitCode   `json:"code"`
-	Text     string     `json:"text"`
-	Behind   string     `json:"behind,omitempty"`    // the head of the queue, for WaitBehind
-	WaitsFor []Obstacle `json:"waits_for,omitempty"` // for WaitCapacity; Book.Plan has them for any request
+	ID       string     `json:"id" msgpack:"id"`
+	Code     WaitCode   `json:"code" msgpack:"code"`
+	Text     string     `json:"text" msgpack:"text"`
+	Behind   string     `json:"behind,omitempty" msgpack:"behind,omitempty"`       // the head of the queue, for WaitBehind
+	WaitsFor []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // for WaitCapacity; Book.Plan has them for any request
 }
 
 // WaitCode says what kind of wait it is.
@@ -49,7 +49,7 @@ const (
 
 // Refusal is a request that must leave the queue: it makes no sense or can never fit.
 type Refusal struct {
-	ID  string `json:"id"`
+	ID  string `json:"id" msgpack:"id"`
 	Err error  `json:"-"` // a *RequestError, a *NoCapacityError or a *QuotaError
 }
 

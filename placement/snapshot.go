@@ -7,28 +7,28 @@ import (
 
 // Snapshot is all that a decision depends on: the nodes, what is held on them, and the time.
 type Snapshot struct {
-	Now          time.Time     `json:"now"`
-	Nodes        []Node        `json:"nodes"`
-	Reservations []Reservation `json:"reservations,omitempty"`
+	Now          time.Time     `json:"now" msgpack:"now"`
+	Nodes        []Node        `json:"nodes" msgpack:"nodes"`
+	Reservations []Reservation `json:"reservations,omitempty" msgpack:"reservations,omitempty"`
 
 	// DevicesPerNode is the stride of global device ids: id = node rank × DevicesPerNode + index. Zero is the largest
 	// index on any node, plus one, which moves when nodes of another size come and go; whoever hands out ids fixes it.
-	DevicesPerNode int `json:"devices_per_node,omitempty"`
+	DevicesPerNode int `json:"devices_per_node,omitempty" msgpack:"devices_per_node,omitempty"`
 }
 
 // Node is a machine as the planner sees it. The order of nodes is the order of their ranks, which are unique and need
 // not be dense.
 type Node struct {
-	ID       string            `json:"id"`
-	Rank     int               `json:"rank"`
-	Labels   map[string]string `json:"labels,omitempty"`
-	CPUs     Share             `json:"cpus,omitempty"`
-	Memory   int64             `json:"memory,omitempty"` // bytes
-	Devices  []Device          `json:"devices,omitempty"`
-	State    NodeState         `json:"state,omitempty"`
-	Cordoned bool              `json:"cordoned,omitempty"` // an operator wants nothing new on it
-	Why      string            `json:"why,omitempty"`      // why it is cordoned or not ready, for reasons
-	Since    time.Time         `json:"since,omitzero"`     // since when it is
+	ID       string            `json:"id" msgpack:"id"`
+	Rank     int               `json:"rank" msgpack:"rank"`
+	Labels   map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"`
+	CPUs     Share             `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
+	Memory   int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
+	Devices  []Device          `json:"devices,omitempty" msgpack:"devices,omitempty"`
+	State    NodeState         `json:"state,omitempty" msgpack:"state,omitempty"`
+	Cordoned bool              `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // an operator wants nothing new on it
+	Why      string            `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is cordoned or not ready, for reasons
+	Since    time.Time         `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is
 }
 
 // NodeState says whether a node may be given work, as far as the node itself is concerned.
@@ -45,28 +45,28 @@ func (n *Node) open() bool { return n.State == NodeReady && !n.Cordoned }
 
 // Device is one accelerator of a node, named by its UUID and numbered by its Index there.
 type Device struct {
-	UUID   string `json:"uuid"`
-	Index  int    `json:"index"`
-	NUMA   int    `json:"numa,omitempty"`
-	Island int    `json:"island,omitempty"` // devices with the same number reach each other over NVLink
-	Unfit  string `json:"unfit,omitempty"`  // why it must not be granted ("XID 79", "process 4711 is on it"); empty: it may
+	UUID   string `json:"uuid" msgpack:"uuid"`
+	Index  int    `json:"index" msgpack:"index"`
+	NUMA   int    `json:"numa,omitempty" msgpack:"numa,omitempty"`
+	Island int    `json:"island,omitempty" msgpack:"island,omitempty"` // devices with the same number reach each other over NVLink
+	Unfit  string `json:"unfit,omitempty" msgpack:"unfit,omitempty"`   // why it must not be granted ("XID 79", "process 4711 is on it"); empty: it may
 }
 
 // Reservation is a granted gang: what the ledger keeps and the book counts.
 type Reservation struct {
-	ID        string    `json:"id"`
-	Namespace string    `json:"namespace,omitempty"`
-	Holder    string    `json:"holder,omitempty"` // who asked, in words: a role
-	Priority  int       `json:"priority,omitempty"`
-	Since     time.Time `json:"since,omitzero"`
-	Workers   []Worker  `json:"workers"`
+	ID        string    `json:"id" msgpack:"id"`
+	Namespace string    `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder    string    `json:"holder,omitempty" msgpack:"holder,omitempty"` // who asked, in words: a role
+	Priority  int       `json:"priority,omitempty" msgpack:"priority,omitempty"`
+	Since     time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
+	Workers   []Worker  `json:"workers" msgpack:"workers"`
 
 	// Over is the first of the reservations that share their devices on purpose, when this one was laid over it. Those
 	// with one Over, and the first itself, count once; the devices are free when the last of them is gone.
-	Over string `json:"over,omitempty"`
+	Over string `json:"over,omitempty" msgpack:"over,omitempty"`
 
 	// Leaving is set when the holder has been told to go; preemption counts on its devices.
-	Leaving bool `json:"leaving,omitempty"`
+	Leaving bool `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
 }
 
 // group is the name under which r shares devices.

@@ -10,9 +10,9 @@ import (
 // Topology is a preference for what lies near to each other. It is met if it can be, and then best first: the whole
 // gang in one neighbourhood, otherwise each bundle in one.
 type Topology struct {
-	Within   Within `json:"within,omitempty"`
-	Label    string `json:"label,omitempty"`    // all the nodes carry one value of this label, such as "rack"
-	Required bool   `json:"required,omitempty"` // rather nothing than without it
+	Within   Within `json:"within,omitempty" msgpack:"within,omitempty"`
+	Label    string `json:"label,omitempty" msgpack:"label,omitempty"`       // all the nodes carry one value of this label, such as "rack"
+	Required bool   `json:"required,omitempty" msgpack:"required,omitempty"` // rather nothing than without it
 }
 
 // Within is a neighbourhood of devices on one node.

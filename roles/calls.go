@@ -8,16 +8,14 @@ import (
 	"troupe/dispatch"
 )
 
-// Go sends a call and returns at once. Where the call names no mode, the method's own is used.
+// Go sends a call and returns at once. Where the call names no mode, the method's own is used; a method of a named object
+// has none of its own here, and is called with OneToAll.
 func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
-	c.mu.Lock()
-	rec, ended := c.rec, c.ended
-	c.mu.Unlock()
-	if ended != nil {
-		return nil, ended
+	if err := c.callable(call.Method); err != nil {
+		return nil, err
 	}
 	if call.Object == "" {
-		info, err := rec.method(call.Method)
+		info, err := c.Record().method(call.Method)
 		if err != nil {
 			return nil, err
 		}
@@ -26,7 +24,33 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name
 	}
-	return c.group.Go(ctx, call)
+	f, err := c.send(ctx, call)
+	if err == nil {
+		c.failPending()
+	}
+	return f, err
+}
+
+// send sends a call. If workers were lost meanwhile, their calls were failed without this one: they are once more.
+func (c *Cluster) send(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
+	f, err := c.group.Go(ctx, call)
+	if err == nil {
+		c.life.repeat()
+	}
+	return f, err
+}
+
+// callable is why the role takes no calls, or nil.
+func (c *Cluster) callable(method string) error {
+	c.mu.Lock()
+	ended := c.ended
+	c.mu.Unlock()
+	if ended == nil {
+		return nil
+	}
+	e := *ended
+	e.Role, e.Rank, e.Method = c.Name(), -1, method
+	return &e
 }
 
 // Call calls a method in its own mode and gives the result as the mode makes it.

@@ -11,20 +11,37 @@ import (
 	"troupe/dispatch"
 )
 
+// answersArrive is how long the answers of a worker that has stopped may take.
+const answersArrive = 300 * time.Millisecond
+
 // Cluster is the running workers of one role, as a driver holds them. It is safe for concurrent use, and it can be
-// given to a call as an argument: the other side receives its Handle.
+// given to a call as an argument, alone or inside another value: the other side receives its Handle.
 type Cluster struct {
 	rt    *Runtime
-	spec  Spec
+	tie   tie
+	spec  Spec // of a role that was not created here, only StopGrace
 	group *dispatch.Group
 	life  *life
 
+	downCh chan struct{} // holds one: whoever takes the role down
+
 	mu      sync.Mutex // guards what follows
 	rec     Record
-	rev     uint64
-	workers []*actors.Worker // those that run here; nil for a role we are attached to
-	ended   error            // why no call can be made any more
+	workers []*actors.Worker // those that run here
+	up      bool             // it has started here, and whoever sees it end takes it down; before, start does
+	ended   *bus.Error       // why no call can be made any more
+	failed  *bus.Error       // the same, if a worker's failure is why
+	gone    bool             // the role has been taken down and its name is free
 }
+
+// tie is how a runtime came by a role.
+type tie uint8
+
+const (
+	created  tie = iota // its workers were started here, and it ends with the runtime unless it is detached
+	attached            // by name
+	opened              // from a handle; all who open it share the one cluster, until the role ends
+)
 
 // Name is the role's name.
 func (c *Cluster) Name() string { return c.group.To.Role }
@@ -39,7 +56,7 @@ func (c *Cluster) CPSize() int    { return c.group.Mesh.CP }
 // RankInfo is a rank's place in the mesh.
 func (c *Cluster) RankInfo(rank int) (dispatch.RankInfo, error) { return c.group.Mesh.Info(rank) }
 
-// Record is what the registry says of the role, as far as this driver knows.
+// Record is what the registry said of the role when this driver last had to do with it there.
 func (c *Cluster) Record() Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,59 +71,66 @@ func (c *Cluster) Health() []actors.Beat {
 
 // start makes the workers and waits until each hears every subject.
 func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
-	specs := make([]actors.WorkerSpec, c.rec.World)
+	specs := make([]actors.WorkerSpec, c.WorldSize())
 	for rank := range specs {
 		specs[rank] = actors.WorkerSpec{
-			Address: c.group.To, Class: c.spec.Class, Rank: rank, World: c.rec.World, Config: config, Ordered: c.spec.Ordered,
+			Address: c.group.To, Class: c.spec.Class, Rank: rank, World: len(specs), Config: config, Ordered: c.spec.Ordered,
 			QueueLimit: c.spec.QueueLimit, PanicFails: c.spec.PanicFails,
-			Slices: []actors.Slice{{Mesh: defaultMesh, N: c.rec.Mesh.Coord(rank).DP}},
+			Slices: []actors.Slice{{Mesh: defaultMesh, N: c.group.Mesh.Coord(rank).DP}},
 		}
 	}
 	workers, err := c.rt.local.start(ctx, c.spec, specs)
 	c.mu.Lock()
 	c.workers = workers
 	c.mu.Unlock()
+	if err == nil {
+		err = c.barrier(ctx)
+	}
+	if err == nil {
+		c.life.expectAll()
+		err = c.step(ctx, RoleReady, "")
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.failed != nil { // a worker that failed meanwhile is why
+		return c.failed
+	}
+	if err == nil && c.ended != nil {
+		return c.ended
+	}
+	c.up = err == nil
+	return err
+}
+
+// step takes the role to another state in the registry.
+func (c *Cluster) step(ctx context.Context, to RoleState, cause string) error {
+	ctx, cancel := context.WithTimeout(ctx, registryActs)
+	defer cancel()
+	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	if err := c.barrier(ctx); err != nil {
-		return err
-	}
-	return c.setState(ctx, RoleReady, nil)
-}
-
-func (c *Cluster) setState(ctx context.Context, s RoleState, cause error) error {
-	c.mu.Lock()
-	rec, rev := c.rec, c.rev
-	c.mu.Unlock()
-	rec.State, rec.Since = s, time.Now()
-	if cause != nil {
-		rec.Cause = cause.Error()
-	}
-	reg, err := c.rt.registry(ctx)
-	if err == nil {
-		rev, err = reg.put(ctx, rec, rev)
-	}
+	rec, err := reg.step(ctx, c.Record(), to, cause)
 	if err != nil {
 		return err
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rec, c.rev = rec, rev
+	c.rec = rec
 	return nil
 }
 
 // barrier proves that every worker hears every subject the role uses. A flush or a key would not: interest travels
 // slower than either.
 func (c *Cluster) barrier(ctx context.Context) error {
-	world := c.rec.World
+	world, mesh := c.WorldSize(), c.group.Mesh
 	all := make([]int, world)
 	ranks := make([]bus.Part, world)
-	slices := make([]bus.Part, c.rec.Mesh.DP)
+	slices := make([]bus.Part, mesh.DP)
 	for rank := range all {
 		all[rank] = rank
 		ranks[rank] = bus.Part{Scope: bus.OneRank(rank), Ranks: []int{rank}}
-		dp := c.rec.Mesh.Coord(rank).DP
+		dp := mesh.Coord(rank).DP
 		slices[dp].Scope = bus.DPSlice(defaultMesh, dp)
 		slices[dp].Ranks = append(slices[dp].Ranks, rank)
 	}
@@ -114,15 +138,15 @@ func (c *Cluster) barrier(ctx context.Context) error {
 	probes := []bus.Call{{Parts: role}, {Parts: ranks}, {Parts: slices}, {Parts: role, Control: true}, {Parts: ranks, Control: true}}
 	for _, p := range probes {
 		p.To, p.Method, p.World, p.FailFast = c.group.To, actors.VerbProbe, world, true
-		p.Ordered, p.AskAfter = c.rec.Ordered && !p.Control, 100*time.Millisecond
+		p.Ordered, p.AskAfter = c.group.Ordered && !p.Control, 100*time.Millisecond
 		g, err := c.rt.ep.Scatter(ctx, p)
 		if err != nil {
 			return err
 		}
 		<-g.Done()
-		for _, a := range g.Answers() {
+		for _, a := range g.Arrived() {
 			if a.Err != nil {
-				return bus.Errorf(bus.CodeOf(a.Err), "role %s: the start barrier: %w", c.rec.Name, a.Err)
+				return bus.Errorf(bus.CodeOf(a.Err), "role %s: the start barrier: %w", c.Name(), a.Err)
 			}
 		}
 	}
@@ -130,151 +154,264 @@ func (c *Cluster) barrier(ctx context.Context) error {
 }
 
 // workerLost fails what waits for a worker that is gone. If it failed, the whole role has: the others' calls fail
-// because of it, and an owner takes the rest down.
-func (c *Cluster) workerLost(rank int, gen uint32, why *bus.Error, failed bool) {
-	c.rt.ep.Lost(c.group.To, rank, gen, why)
-	if !failed {
-		c.end(bus.Errorf(bus.CodeNotFound, "role %s has been taken down", c.Name()))
-		return
-	}
-	if !c.end(why) {
-		return
-	}
-	because := bus.Errorf(bus.CodeWorkerLost, "the role failed because of rank %d: %s", rank, why.Message).WithCause(why)
-	for r := range c.group.Mesh.World() {
-		if r != rank {
-			c.rt.ep.Lost(c.group.To, r, ^uint32(0), because)
+// because of it. A role ends as a unit, so whoever created it takes the rest down. certain says that the worker itself
+// has said so; then anybody who is attached to a detached role, whose driver may be gone, sees to it too.
+func (c *Cluster) workerLost(l loss, certain bool) {
+	c.failCalls(l)
+	if !l.failed {
+		if c.end(c.takenDown()) && c.isUp() {
+			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }) })
 		}
+		return
 	}
-	if c.owned() {
-		c.rt.group.Go(func() { c.fail(why) })
+	because := bus.Errorf(bus.CodeWorkerLost, "the role failed because of rank %d: %s", l.rank, l.why.Message).WithCause(l.why)
+	because.Node, because.Stack, because.Details = l.why.Node, l.why.Stack, l.why.Details
+	if !c.endAs(because, because) {
+		return
+	}
+	c.failPending()
+	if c.isUp() || certain && c.tie == attached && c.Record().Detached {
+		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
 	}
 }
 
-// end notes why no call can be made any more; it reports false if that was known.
-func (c *Cluster) end(why error) bool {
+// failCalls fails what waits for a worker that is gone. One that stopped in order has answered every call it got first;
+// what is on its way here, or in our inbox, gets a moment to arrive.
+func (c *Cluster) failCalls(l loss) {
+	lose := func() { c.rt.ep.Lost(c.group.To, l.rank, l.gen, l.why) }
+	if l.failed {
+		lose()
+	} else {
+		time.AfterFunc(answersArrive, lose)
+	}
+}
+
+func (c *Cluster) takenDown() *bus.Error {
+	return bus.Errorf(bus.CodeNotFound, "role %s has been taken down", c.Name())
+}
+
+// cleanUp does in the background what nobody waits for.
+func (c *Cluster) cleanUp(do func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StopGrace+lastActs)
+	defer cancel()
+	if err := do(ctx); err != nil && c.rt.ctx.Err() == nil {
+		c.rt.log.Warn("roles: what was left of a role was not taken down in order", "role", c.Name(), "error", err)
+	}
+}
+
+// fail writes the cause into the registry and stops what is left of the role. Its name stays held, so that whoever looks
+// finds out why.
+func (c *Cluster) fail(ctx context.Context, why error) error {
+	err := c.step(ctx, RoleFailed, why.Error())
+	if errors.Is(err, bus.ErrConflict) || errors.Is(err, bus.ErrNotFound) {
+		err = nil // somebody is taking it down, or has
+	}
+	return errors.Join(err, c.stopWorkers(ctx, 0))
+}
+
+// failPending fails every call that waits for any rank of a role that has failed.
+func (c *Cluster) failPending() {
+	if failed := c.failure(); failed != nil {
+		for rank := range c.WorldSize() {
+			c.rt.ep.Lost(c.group.To, rank, ^uint32(0), failed)
+		}
+	}
+}
+
+func (c *Cluster) isUp() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	return c.up
+}
+
+func (c *Cluster) failure() *bus.Error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.failed
+}
+
+// end notes why no call can be made any more; it reports false if that was known.
+func (c *Cluster) end(why *bus.Error) bool { return c.endAs(why, nil) }
+
+func (c *Cluster) endAs(why, failed *bus.Error) bool {
+	c.mu.Lock()
 	first := c.ended == nil
 	if first {
-		c.ended = why
+		c.ended, c.failed = why, failed
+	}
+	c.mu.Unlock()
+	if first && c.tie == opened {
+		c.rt.unshare(c)
 	}
 	return first
 }
 
-func (c *Cluster) owned() bool { return c.rec.Owner == c.rt.ep.Session() }
-
-// fail writes the cause into the registry and stops what is left of the role.
-func (c *Cluster) fail(why error) {
-	ctx, cancel := context.WithTimeout(context.Background(), lastActs)
-	defer cancel()
-	err := errors.Join(c.setState(ctx, RoleFailed, why), c.stopWorkers(ctx, 0))
-	if err != nil && c.rt.ctx.Err() == nil {
-		c.rt.log.Warn("roles: a failed role was not taken down in order", "role", c.Name(), "error", err)
-	}
-}
-
 // Destroy takes the role down: every worker is stopped, rank 0 last, running calls may finish within the grace of the
 // spec, and then the name is free. Anybody who is attached may destroy a role. It may be called more than once.
-func (c *Cluster) Destroy(ctx context.Context) error {
-	err := c.setState(ctx, RoleStopping, nil) // others may have written in between: it goes anyway
-	if errors.Is(err, bus.ErrConflict) || errors.Is(err, bus.ErrNotFound) {
-		err = nil
+func (c *Cluster) Destroy(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }
+
+// Close lets go of the role: one that was created here and is not detached is destroyed, the others stay. A cluster that
+// was opened from a handle is shared and stays open too.
+func (c *Cluster) Close(ctx context.Context) error {
+	switch {
+	case c.tie == created && !c.Record().Detached:
+		return c.Destroy(ctx)
+	case c.tie != opened:
+		c.release()
 	}
-	return errors.Join(err, c.takeDown(ctx, c.spec.StopGrace))
+	return nil
 }
 
-// Close lets go of the role: an owned one that is not detached is destroyed, the others stay.
-func (c *Cluster) Close(ctx context.Context) error {
-	if c.owned() && !c.Record().Detached {
+// leave is Close at the end of the runtime, with which the workers end that are its own.
+func (c *Cluster) leave(ctx context.Context) error {
+	if c.tie == created && (c.rt.cfg.Local == nil || !c.Record().Detached) {
 		return c.Destroy(ctx)
 	}
 	c.release()
 	return nil
 }
 
+// release ends this hold of the role.
 func (c *Cluster) release() {
 	c.end(bus.Errorf(bus.CodeClosed, "this handle of role %s is closed", c.Name()))
 	c.life.stop()
-	c.rt.ep.Forget(c.group.To)
+	c.mu.Lock()
+	gone := c.gone
+	c.mu.Unlock()
+	if gone {
+		c.rt.ep.Forget(c.group.To) // not of a role that lives: the order of our calls must go on where it was
+	}
 	c.rt.mu.Lock()
 	defer c.rt.mu.Unlock()
 	delete(c.rt.clusters, c)
 }
 
+// takeDown ends the role, whoever is left of it, and frees its name. One does it at a time.
 func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
-	c.end(bus.Errorf(bus.CodeNotFound, "role %s has been taken down", c.Name()))
-	err := c.stopWorkers(ctx, grace)
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
-	defer cancel()
-	reg, regErr := c.rt.registry(last)
-	if regErr == nil {
-		regErr = reg.remove(last, c.Record())
+	if err := c.takeTurn(ctx); err != nil {
+		return err
 	}
+	defer func() { <-c.downCh }()
+	c.mu.Lock()
+	gone := c.gone
+	c.mu.Unlock()
+	if gone {
+		return nil
+	}
+	c.end(c.takenDown())
+	patience := registryActs
+	if err := c.step(ctx, RoleStopping, ""); errors.Is(err, bus.ErrUnavailable) { // any other failure is harmless here
+		patience /= 10 // it has been waited for already
+	}
+	err := c.stopWorkers(ctx, grace)
+	if removeErr := c.remove(ctx, patience); removeErr != nil {
+		return errors.Join(err, removeErr)
+	}
+	c.mu.Lock()
+	c.gone = true
+	c.mu.Unlock()
 	c.release()
-	return errors.Join(err, regErr)
+	return err
+}
+
+// takeTurn waits while somebody else takes the role down. A turn that is free is had even if ctx has ended.
+func (c *Cluster) takeTurn(ctx context.Context) error {
+	select {
+	case c.downCh <- struct{}{}:
+		return nil
+	default:
+	}
+	select {
+	case c.downCh <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s is still being taken down: %w", c.Name(), ctx.Err())
+	}
+}
+
+// remove frees the name.
+func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), patience)
+	defer cancel()
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	return reg.remove(ctx, c.Record())
 }
 
 // stopWorkers stops all ranks at once, but rank 0 after the others: it often holds what they need to end in order.
 func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration) error {
 	var others []int
-	for r := 1; r < c.rec.World; r++ {
+	for r := 1; r < c.WorldSize(); r++ {
 		others = append(others, r)
 	}
-	return errors.Join(c.stopRanks(ctx, others, grace), c.stopRanks(ctx, []int{0}, grace))
+	stop := c.stopRemote
+	if c.tie == created {
+		stop = c.stopLocal
+	}
+	return errors.Join(stop(ctx, others, grace), stop(ctx, []int{0}, grace))
 }
 
-func (c *Cluster) stopRanks(ctx context.Context, ranks []int, grace time.Duration) error {
+func (c *Cluster) stopLocal(ctx context.Context, ranks []int, grace time.Duration) error {
 	c.mu.Lock()
 	workers := c.workers
 	c.mu.Unlock()
-	if len(ranks) == 0 {
-		return nil
-	}
-	if workers == nil {
-		return c.stopRemote(ctx, ranks, grace)
-	}
-	graceCtx, cancel := context.WithTimeout(ctx, grace)
+	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	errs := make([]error, len(ranks))
 	var group sync.WaitGroup
 	for i, r := range ranks {
-		if workers[r] != nil {
-			group.Go(func() { errs[i] = workers[r].Stop(graceCtx) })
+		if r < len(workers) && workers[r] != nil {
+			group.Go(func() { errs[i] = stopWorker(ctx, workers[r]) })
 		}
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-// stopRemote asks workers elsewhere to stop, and waits for their last words.
+// stopWorker stops one that runs here. Why it had failed before is known, and no error of the stopping.
+func stopWorker(ctx context.Context, w *actors.Worker) error {
+	err := w.Stop(ctx)
+	if state, _ := w.State(); state == actors.Failed {
+		return nil
+	}
+	return err
+}
+
+// stopRemote asks workers elsewhere to stop, and waits until each has said its last words or is known to be gone.
 func (c *Cluster) stopRemote(ctx context.Context, ranks []int, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, grace+lastActs)
 	defer cancel()
-	f, err := c.group.Go(ctx, dispatch.Call{
-		Method: actors.VerbStop, Args: []any{actors.StopRequest{Grace: grace}}, Ranks: ranks, Control: true, CollectAll: true, NoCollect: true,
+	left, _ := c.life.notOver(ranks)
+	if len(left) == 0 {
+		return nil
+	}
+	f, err := c.send(ctx, dispatch.Call{
+		Method: actors.VerbStop, Args: []any{actors.StopRequest{Grace: grace}}, Ranks: left, Control: true, CollectAll: true, NoCollect: true,
 	})
 	if err != nil {
 		return err
 	}
-	if err := f.Wait(ctx); err != nil && !errors.Is(err, bus.ErrWorkerLost) {
-		return err
+	<-f.Done() // ends with ctx
+	left = left[:0]
+	for _, a := range f.Answers() {
+		if errors.Is(a.Err, bus.ErrClosed) {
+			return a.Err
+		}
+		if !errors.Is(a.Err, bus.ErrWorkerLost) {
+			left = append(left, a.Rank)
+		}
 	}
 	for {
-		states, changed := c.life.states()
-		left := 0
-		for _, r := range ranks {
-			if !states[r].State.Over() {
-				left++
-			}
-		}
-		if left == 0 {
+		var changedCh <-chan struct{}
+		if left, changedCh = c.life.notOver(left); len(left) == 0 {
 			return nil
 		}
 		select {
-		case <-changed:
+		case <-changedCh:
 		case <-ctx.Done():
-			return bus.Errorf(bus.CodeTimedOut, "role %s: %d of %d workers have not said that they stopped", c.Name(), left, len(ranks))
+			return bus.Errorf(bus.CodeTimedOut, "role %s: %d of %d workers have not said that they stopped", c.Name(), len(left), len(ranks))
 		}
 	}
 }

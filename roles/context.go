@@ -23,26 +23,21 @@ func FromContext(ctx context.Context) (*Runtime, error) {
 
 // newInside makes the runtime of the workers at one endpoint.
 func newInside(ep *bus.Endpoint) *Runtime {
-	rt := &Runtime{
-		cfg: Config{Namespace: ep.Namespace(), LostAfter: defaultLostAfter}, bus: ep.Bus(), ep: ep, log: ep.Bus().Logger(),
-		clusters: map[*Cluster]struct{}{},
-	}
-	rt.ctx, rt.cancel = context.WithCancel(context.Background())
+	rt := newRuntime(Config{Namespace: ep.Namespace()}.withDefaults(), ep.Bus())
+	rt.ep, rt.log = ep, ep.Bus().Logger()
 	return rt
+}
+
+// mind has the runtime look after the roles of drivers that are gone.
+func (rt *Runtime) mind() {
+	rt.spawn(func() { rt.reach.watch(rt.ctx, rt.bus.Conn()) })
+	rt.spawn(rt.janitor)
 }
 
 // closeInside lets go of what the workers opened.
 func (rt *Runtime) closeInside() {
-	rt.mu.Lock()
-	rt.closed = true
-	all := make([]*Cluster, 0, len(rt.clusters))
-	for c := range rt.clusters {
-		all = append(all, c)
-	}
-	rt.mu.Unlock()
-	for _, c := range all {
+	for _, c := range rt.noMore() {
 		c.release()
 	}
-	rt.cancel()
-	rt.group.Wait()
+	rt.wait()
 }

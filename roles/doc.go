@@ -6,4 +6,17 @@
 //	cluster, err := rt.Create(ctx, roles.Spec{Name: "actor_train", Class: "trainer", World: 8, Mesh: dispatch.Mesh{TP: 2, PP: 2}})
 //	losses, err := roles.Call[[]float64](ctx, cluster, "train_step", rows)
 //	err = cluster.Destroy(ctx)
+//
+// Call uses the mode that the class declares for the method; Cluster.Go takes a dispatch.Call with all the extras and
+// gives a Future. Ranks, Slice and Where address some of the workers, a Group any workers of any roles. Another program
+// finds the role by its name:
+//
+//	cluster, err := rt.Attach(ctx, "actor_train")
+//
+// A cluster and a worker can be arguments of calls; the method they are given to receives a Handle, and opens it:
+//
+//	func (t *Trainer) Sync(ctx context.Context, to roles.Handle) (int, error) {
+//		infer, err := to.Open(ctx)
+//		return roles.Call[int](ctx, infer, "load", t.weights)
+//	}
 package roles

@@ -21,9 +21,14 @@ func (c *Cluster) Handle() Handle { return Handle{Record: c.Record(), Rank: -1} 
 // Handle is the worker as it travels.
 func (w Worker) Handle() Handle { return Handle{Record: w.cluster.Record(), Rank: w.rank} }
 
-// Portable lets a cluster and a worker be given to a call as they are.
-func (c *Cluster) Portable() any { return c.Handle() }
-func (w Worker) Portable() any   { return w.Handle() }
+// A cluster and a worker can be given to a call as they are, also inside other values: they travel as their handles, and
+// are received as such.
+func (c *Cluster) MarshalMsgpack() ([]byte, error) { return bus.Marshal(c.Handle()) }
+func (c *Cluster) UnmarshalMsgpack([]byte) error   { return errReceived }
+func (w *Worker) MarshalMsgpack() ([]byte, error)  { return bus.Marshal(w.Handle()) }
+func (w *Worker) UnmarshalMsgpack([]byte) error    { return errReceived }
+
+var errReceived = bus.Errorf(bus.CodeInvalid, "a cluster or a worker is received as a roles.Handle; take that, and open it")
 
 // wireHandle is what extension type 3 holds.
 type wireHandle struct {
@@ -65,8 +70,8 @@ func unpackHandle(w wireHandle) (Handle, error) {
 	return h, nil
 }
 
-// Open makes the handle usable from inside a method: ctx is the method's own. The cluster is let go of when its worker
-// ends.
+// Open makes the handle usable from inside a method: ctx is the method's own. All the workers of a process that open a
+// role share one cluster, so opening it in every call costs nothing; it is let go of when the role ends.
 func (h Handle) Open(ctx context.Context) (*Cluster, error) {
 	rt, err := FromContext(ctx)
 	if err != nil {
@@ -75,12 +80,45 @@ func (h Handle) Open(ctx context.Context) (*Cluster, error) {
 	return rt.Open(h)
 }
 
-// Open makes a handle usable by this driver.
+// Open makes a handle usable by this driver. Whoever opens the same role shares the one cluster; Close leaves it open.
 func (rt *Runtime) Open(h Handle) (*Cluster, error) {
 	if h.Record.Namespace != rt.cfg.Namespace {
 		return nil, bus.Errorf(bus.CodeRefused, "role %s lives in namespace %q, this driver in %q", h.Record.Name, h.Record.Namespace, rt.cfg.Namespace)
 	}
-	return rt.newCluster(h.Record, 0, Spec{}.withDefaults())
+	to := h.Record.Address()
+	if c := rt.shared(to); c != nil {
+		return c, nil
+	}
+	c, err := rt.newCluster(h.Record, opened, Spec{}.withDefaults())
+	if err != nil {
+		return nil, err
+	}
+	rt.mu.Lock()
+	first := rt.opened[to]
+	if first == nil {
+		rt.opened[to] = c
+	}
+	rt.mu.Unlock()
+	if first != nil { // somebody else was faster
+		c.release()
+		return first, nil
+	}
+	return c, nil
+}
+
+func (rt *Runtime) shared(to bus.Address) *Cluster {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	return rt.opened[to]
+}
+
+// unshare has the next one who opens the role find out anew.
+func (rt *Runtime) unshare(c *Cluster) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rt.opened[c.group.To] == c {
+		delete(rt.opened, c.group.To)
+	}
 }
 
 // OpenWorker makes the handle of a worker usable from inside a method.

@@ -2,75 +2,115 @@ package roles
 
 import (
 	"context"
-	"strings"
+	"sync"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 )
 
-// janitor watches the leases of the namespace's drivers. When one ends, what the driver owned is taken down: whoever
-// sees it does it, and doing it twice is harmless. Drivers renew long before their lease ends, and after an outage of
-// the server the bucket keeps a lease until its holder has had time to come back.
-func (rt *Runtime) janitor(reg registry) {
-	events, err := reg.kv.Watch(rt.ctx, "driver")
-	if err != nil {
-		rt.log.Error("roles: drivers cannot be watched", "error", err)
-		return
-	}
-	known := map[string]bool{}
-	for ev := range events {
-		session := strings.TrimPrefix(ev.Key, "driver.")
-		switch ev.Kind {
-		case bus.EventPut:
-			known[session] = true
-		case bus.EventDelete:
-			if known[session] {
-				delete(known, session)
-				rt.group.Go(func() { rt.sweepAfter(reg, session) })
-			}
-		case bus.EventComplete:
+const (
+	sweepGrace = time.Second     // for the running calls of a role whose driver is gone
+	sweepAgain = 5 * time.Second // after a sweep that did not end well
+)
+
+// janitor ends the owned roles of drivers whose lease has ended. Every driver in the namespace has one, and so has every
+// Local: whoever sees it does it, and doing it twice is harmless. The watch only wakes the loop; what is to be done is
+// read from the registry.
+func (rt *Runtime) janitor() {
+	wakeCh := make(chan struct{}, 1)
+	rt.spawn(func() { rt.watchDrivers(wakeCh) })
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		select {
+		case <-rt.ctx.Done():
+			return
+		case <-wakeCh:
+		case <-again.C:
+		}
+		if wait := rt.sweep(); wait > 0 {
+			again.Reset(wait)
 		}
 	}
 }
 
-// sweepAfter ends the owned roles of a driver whose lease has ended.
-func (rt *Runtime) sweepAfter(reg registry, session string) {
-	ctx, cancel := context.WithTimeout(rt.ctx, lastActs)
+// watchDrivers wakes the janitor when a lease has ended, and when one may have ended unseen.
+func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
+	for {
+		var events <-chan bus.Event
+		reg, err := rt.registry(rt.ctx)
+		if err == nil {
+			events, err = reg.kv.Watch(rt.ctx, "driver")
+		}
+		if err == nil {
+			for ev := range events {
+				if ev.Kind != bus.EventPut {
+					select {
+					case wakeCh <- struct{}{}:
+					default:
+					}
+				}
+			}
+		} else if rt.ctx.Err() == nil {
+			rt.log.Warn("roles: drivers cannot be watched; trying again", "error", err)
+		}
+		select {
+		case <-rt.ctx.Done():
+			return
+		case <-time.After(sweepAgain):
+		}
+	}
+}
+
+// sweep takes down every role whose driver is known to be gone, and returns after how long to look again: zero when
+// there is nothing to wait for.
+func (rt *Runtime) sweep() time.Duration {
+	ctx, cancel := context.WithTimeout(rt.ctx, 3*lastActs)
 	defer cancel()
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return sweepAgain
+	}
 	all, err := reg.list(ctx)
 	if err != nil {
-		rt.log.Warn("roles: the roles of a lost driver cannot be listed", "driver", session, "error", err)
-		return
+		return sweepAgain
+	}
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var again time.Duration
+	look := func(d time.Duration) {
+		mu.Lock()
+		defer mu.Unlock()
+		if again == 0 || d < again {
+			again = d
+		}
 	}
 	for _, rec := range all {
-		if rec.Owner != session || rec.Detached || reg.alive(ctx, session) {
+		if rec.Detached || reg.alive(ctx, rec.Owner) {
 			continue
 		}
-		rt.log.Warn("roles: the driver is gone; its role ends", "role", rec.Name, "driver", rec.By)
-		if err := rt.sweepRole(ctx, reg, rec); err != nil && ctx.Err() == nil {
-			rt.log.Warn("roles: a lost driver's role was not taken down in order", "role", rec.Name, "error", err)
+		if left := rt.reach.missing(rec.Lease); left > 0 {
+			look(left)
+			continue
 		}
+		group.Go(func() {
+			rt.log.Warn("roles: the driver is gone; its role ends", "role", rec.Name, "driver", rec.By)
+			if err := rt.sweepRole(ctx, rec); err != nil && ctx.Err() == nil {
+				rt.log.Warn("roles: a lost driver's role was not taken down in order", "role", rec.Name, "error", err)
+				look(sweepAgain)
+			}
+		})
 	}
+	group.Wait()
+	return again
 }
 
-// sweepRole tells the workers to stop and frees the name.
-func (rt *Runtime) sweepRole(ctx context.Context, reg registry, rec Record) error {
-	body, err := bus.Marshal(actors.StopRequest{Grace: time.Second})
+// sweepRole takes a role down whose driver is gone. Its workers may live on elsewhere, or have died with the driver.
+func (rt *Runtime) sweepRole(ctx context.Context, rec Record) error {
+	c, err := rt.newCluster(rec, attached, Spec{StopGrace: sweepGrace})
 	if err != nil {
 		return err
 	}
-	all := make([]int, rec.World)
-	for i := range all {
-		all[i] = i
-	}
-	g, err := rt.ep.Scatter(ctx, bus.Call{
-		To: rec.Address(), Method: actors.VerbStop, Control: true, World: rec.World, CollectSome: true, Timeout: lastActs / 2,
-		Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: all, Body: bus.Args{Positional: []bus.Raw{body}}.Append(nil, nil)}},
-	})
-	if err != nil {
-		return err
-	}
-	<-g.Done() // workers that died with their driver do not answer; the name is free all the same
-	return reg.remove(ctx, rec)
+	defer c.release()
+	return c.Destroy(ctx)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"troupe/actors"
 	"troupe/bus"
@@ -17,9 +18,10 @@ type Local struct {
 	bus     *bus.Bus
 	classes []*actors.Class
 	node    string
+	minds   bool // the roles of drivers that are gone; a runtime's own Local leaves that to the runtime
 
-	group  sync.WaitGroup // of connections that close behind their workers
-	mu     sync.Mutex
+	group  sync.WaitGroup    // of constructors, and of connections that close behind their workers; see spawn
+	mu     sync.Mutex        // guards what follows
 	shared map[string]*place // by namespace
 	own    map[*place]struct{}
 	closed bool
@@ -33,8 +35,15 @@ type place struct {
 	host *actors.Host
 }
 
-// NewLocal makes a Local on the bus, which stays the caller's.
+// NewLocal makes a Local on the bus, which stays the caller's. It also ends, when a driver's lease has, what that driver
+// owned: the driver itself may be dead, and nobody else there.
 func NewLocal(b *bus.Bus, classes []*actors.Class) *Local {
+	l := newLocal(b, classes)
+	l.minds = true
+	return l
+}
+
+func newLocal(b *bus.Bus, classes []*actors.Class) *Local {
 	node, err := os.Hostname()
 	if err != nil {
 		node = "local"
@@ -53,75 +62,98 @@ func (l *Local) class(name string) (*actors.Class, error) {
 	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, names)
 }
 
-// start makes the workers of a role, all at once. The first that fails is the error; those that had started stay for
-// the caller to stop.
-func (l *Local) start(ctx context.Context, spec Spec, workers []actors.WorkerSpec) ([]*actors.Worker, error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	out := make([]*actors.Worker, len(workers))
-	var group sync.WaitGroup
-	for i, w := range workers {
-		group.Go(func() {
-			started, err := l.startOne(ctx, spec, w)
-			if err != nil {
-				cancel(err) // the first one counts
-				return
-			}
-			out[i] = started
-		})
+// spawn runs do in a goroutine that Close waits for, or not at all when it no longer would.
+func (l *Local) spawn(do func()) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return errLocalClosed
 	}
-	group.Wait()
-	return out, context.Cause(ctx)
+	l.group.Go(do)
+	return nil
 }
 
+var errLocalClosed = bus.Errorf(bus.CodeClosed, "the workers' process is closing")
+
+// settle waits until the server has our subscriptions. For new workers it proves nothing, which is the barrier's work,
+// but spares the barrier's first probe from getting there before them and being sent again half a second later.
+func settle(ctx context.Context, b *bus.Bus) error {
+	ctx, cancel := context.WithTimeout(ctx, registryActs)
+	defer cancel()
+	if err := b.Conn().FlushWithContext(ctx); err != nil {
+		return bus.Errorf(bus.CodeUnavailable, "subscriptions: %w", err)
+	}
+	return nil
+}
+
+// startOne makes one worker.
 func (l *Local) startOne(ctx context.Context, spec Spec, w actors.WorkerSpec) (*actors.Worker, error) {
 	p, err := l.placeFor(ctx, spec, w)
 	if err != nil {
 		return nil, err
 	}
 	worker, err := p.host.Start(ctx, w)
-	if p.bus != nil { // the connection is this worker's own
-		if err != nil {
-			return nil, errors.Join(err, l.closePlace(ctx, p))
-		}
-		l.group.Go(func() {
-			<-worker.Done()
-			_ = l.closePlace(context.Background(), p) // a stopped worker's host has nothing left to say
-		})
+	if p.bus == nil {
+		return worker, err
 	}
-	return worker, err
+	if err == nil { // the connection is this worker's own
+		err = settle(ctx, p.bus)
+	}
+	if err != nil {
+		_ = l.closePlace(context.WithoutCancel(ctx), p) // the worker's error says more
+		return nil, err
+	}
+	l.group.Go(func() { // inside a goroutine of the group's
+		<-worker.Done()
+		_ = l.closePlace(context.Background(), p) // a stopped worker's host has nothing left to say
+	})
+	return worker, nil
 }
 
+// placeFor is where the worker is to live: on the connection all share, or on one of its own.
 func (l *Local) placeFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*place, error) {
 	ns := w.Address.Namespace
-	if spec.OwnConnections {
-		b, err := l.bus.Dial(ctx, fmt.Sprintf("%s/%s/%d", ns, spec.Name, w.Rank))
-		if err != nil {
-			return nil, err
-		}
-		p, err := l.newPlace(b, ns)
-		if err != nil {
-			return nil, errors.Join(err, b.Close())
-		}
-		p.bus = b
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.own[p] = struct{}{}
-		return p, nil
+	shared, err := l.sharedPlace(ns)
+	if err != nil || !spec.OwnConnections {
+		return shared, err
 	}
+	b, err := l.bus.Dial(ctx, fmt.Sprintf("%s/%s/%d", ns, spec.Name, w.Rank))
+	if err != nil {
+		return nil, err
+	}
+	p, err := l.newPlace(b, ns)
+	if err != nil {
+		return nil, errors.Join(err, b.Close())
+	}
+	p.bus = b
+	l.mu.Lock()
+	l.own[p] = struct{}{}
+	closed := l.closed
+	l.mu.Unlock()
+	if closed { // and did not see this one
+		return nil, errors.Join(errLocalClosed, l.closePlace(ctx, p))
+	}
+	return p, nil
+}
+
+func (l *Local) sharedPlace(namespace string) (*place, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return nil, bus.Errorf(bus.CodeClosed, "the workers' process is closing")
+		return nil, errLocalClosed
 	}
-	if p := l.shared[ns]; p != nil {
+	if p := l.shared[namespace]; p != nil {
 		return p, nil
 	}
-	p, err := l.newPlace(l.bus, ns)
-	if err == nil {
-		l.shared[ns] = p
+	p, err := l.newPlace(l.bus, namespace)
+	if err != nil {
+		return nil, err
 	}
-	return p, err
+	l.shared[namespace] = p
+	if l.minds {
+		p.rt.mind()
+	}
+	return p, nil
 }
 
 func (l *Local) newPlace(b *bus.Bus, namespace string) (*place, error) {
@@ -139,6 +171,7 @@ func (l *Local) newPlace(b *bus.Bus, namespace string) (*place, error) {
 	return &place{ep: ep, rt: rt, host: host}, nil
 }
 
+// closePlace ends a place once.
 func (l *Local) closePlace(ctx context.Context, p *place) error {
 	l.mu.Lock()
 	_, mine := l.own[p]
@@ -169,12 +202,29 @@ func (l *Local) Close(ctx context.Context) error {
 	}
 	l.shared = map[string]*place{}
 	l.mu.Unlock()
-	errs := make([]error, len(all))
+	errs := make([]error, len(all), len(all)+1)
 	var group sync.WaitGroup
 	for i, p := range all {
 		group.Go(func() { errs[i] = l.closePlace(ctx, p) })
 	}
 	group.Wait()
-	l.group.Wait()
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.await(ctx))...)
+}
+
+// await waits for the goroutines of the Local, and after ctx a moment longer. A constructor that never returns must not
+// hold up the end of the process.
+func (l *Local) await(ctx context.Context) error {
+	doneCh := make(chan struct{})
+	go func() { l.group.Wait(); close(doneCh) }()
+	select {
+	case <-doneCh:
+		return nil
+	case <-ctx.Done():
+	}
+	select {
+	case <-doneCh:
+		return nil
+	case <-time.After(constructorGrace):
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "a worker's constructor has not returned: %w", ctx.Err())
+	}
 }

@@ -1,9 +1,11 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -30,22 +32,29 @@ type Record struct {
 	Since       time.Time           `json:"since"` // of the state, by the owner's clock
 	Owner       string              `json:"owner"` // session of the driver
 	By          string              `json:"by"`    // the driver, for people
+	Lease       time.Duration       `json:"lease"` // how long the driver may be silent before it counts as gone
 	Cause       string              `json:"cause,omitempty"`
 }
 
 // RoleState is where a role is in its life.
 //
 //	starting ──► ready ──► stopping ──► (the record is gone)
-//	    │          │
-//	    └──────────┴──► failed ──► (destroyed by its owner)
+//	    │          │          ▲
+//	    └──────────┴──► failed┘
 type RoleState string
 
 const (
 	RoleStarting RoleState = "starting" // its workers are being made
 	RoleReady    RoleState = "ready"    // every worker has proved that it hears every subject
 	RoleStopping RoleState = "stopping" // it is being taken down
-	RoleFailed   RoleState = "failed"   // a worker failed; Cause says why
+	RoleFailed   RoleState = "failed"   // a worker failed; Cause says why, and the name is held until it is destroyed
 )
+
+var roleSuccessors = map[RoleState][]RoleState{
+	RoleStarting: {RoleReady, RoleStopping, RoleFailed},
+	RoleReady:    {RoleStopping, RoleFailed},
+	RoleFailed:   {RoleStopping},
+}
 
 // Address is where the role is on the bus.
 func (r Record) Address() bus.Address {
@@ -70,7 +79,8 @@ func (r Record) method(name string) (actors.MethodInfo, error) {
 	return actors.MethodInfo{}, bus.Errorf(bus.CodeNotFound, "role %s (class %s) has no method %q; it has %s", r.Name, r.Class, name, strings.Join(names, ", "))
 }
 
-func bucketOf(namespace string) string { return "troupe_" + namespace }
+// bucketOf is the bucket of a namespace. Its prefix keeps it apart from the buckets that belong to no namespace.
+func bucketOf(namespace string) string { return "troupe_ns_" + namespace }
 
 func roleKey(name string) string      { return "role." + name }
 func driverKey(session string) string { return "driver." + session }
@@ -86,12 +96,18 @@ func decodeRecord(e bus.Entry) (Record, error) {
 	return r, nil
 }
 
-// get returns a role's record and its revision; an unknown role is an error that names those that exist.
-func (g registry) get(ctx context.Context, name string) (Record, uint64, error) {
-	e, err := g.kv.Get(ctx, roleKey(name))
+// get returns a role's record; an unknown role is an error that names those that exist.
+func (g registry) get(ctx context.Context, name string) (Record, error) {
+	r, _, err := g.read(ctx, name)
 	if errors.Is(err, bus.ErrNotFound) {
-		return Record{}, 0, g.unknown(ctx, name)
+		return Record{}, g.unknown(ctx, name)
 	}
+	return r, err
+}
+
+// read returns a role's record and its revision.
+func (g registry) read(ctx context.Context, name string) (Record, uint64, error) {
+	e, err := g.kv.Get(ctx, roleKey(name))
 	if err != nil {
 		return Record{}, 0, err
 	}
@@ -127,33 +143,21 @@ func (g registry) list(ctx context.Context) ([]Record, error) {
 	return out, nil
 }
 
-// claim writes the record of a new role. A name whose owner is gone is taken over; one that is held is an error that
-// says who holds it.
-func (g registry) claim(ctx context.Context, r Record) (uint64, error) {
+// create writes the record of a new role. A name that is taken is ErrExists.
+func (g registry) create(ctx context.Context, r Record) error {
+	value, err := encodeRecord(r)
+	if err == nil {
+		_, err = g.kv.Create(ctx, roleKey(r.Name), value)
+	}
+	return err
+}
+
+func encodeRecord(r Record) ([]byte, error) {
 	value, err := json.Marshal(r)
 	if err != nil {
-		return 0, bus.Errorf(bus.CodeInternal, "encode the record of %s: %w", r.Name, err)
+		return nil, bus.Errorf(bus.CodeInternal, "encode the record of %s: %w", r.Name, err)
 	}
-	for {
-		rev, err := g.kv.Create(ctx, roleKey(r.Name), value)
-		if !errors.Is(err, bus.ErrExists) {
-			return rev, err
-		}
-		held, heldRev, err := g.get(ctx, r.Name)
-		if errors.Is(err, bus.ErrNotFound) {
-			continue // it ended in between
-		}
-		if err != nil {
-			return 0, err
-		}
-		if held.Detached || g.alive(ctx, held.Owner) {
-			return 0, &TakenError{Record: held}
-		}
-		rev, err = g.kv.Update(ctx, roleKey(r.Name), value, heldRev)
-		if !errors.Is(err, bus.ErrConflict) {
-			return rev, err
-		}
-	}
+	return value, nil
 }
 
 // alive reports whether a driver's lease is there. Doubt counts for the driver.
@@ -162,18 +166,35 @@ func (g registry) alive(ctx context.Context, session string) bool {
 	return !errors.Is(err, bus.ErrNotFound)
 }
 
-func (g registry) put(ctx context.Context, r Record, rev uint64) (uint64, error) {
-	value, err := json.Marshal(r)
-	if err != nil {
-		return 0, bus.Errorf(bus.CodeInternal, "encode the record of %s: %w", r.Name, err)
+// step takes one incarnation of a role to another state and returns its record. Several may be at it; a step that the
+// diagram does not have is ErrConflict, and a role that is gone ErrNotFound.
+func (g registry) step(ctx context.Context, r Record, to RoleState, cause string) (Record, error) {
+	for {
+		held, rev, err := g.read(ctx, r.Name)
+		if err != nil {
+			return r, err
+		}
+		if held.Incarnation != r.Incarnation {
+			return r, bus.Errorf(bus.CodeNotFound, "this role %s has ended; there is another", r.Name)
+		}
+		if !slices.Contains(roleSuccessors[held.State], to) {
+			return held, bus.Errorf(bus.CodeConflict, "role %s is %s and does not become %s", r.Name, held.State, to)
+		}
+		held.State, held.Since, held.Cause = to, time.Now().UTC(), cmp.Or(cause, held.Cause)
+		value, err := encodeRecord(held)
+		if err != nil {
+			return r, err
+		}
+		if _, err = g.kv.Update(ctx, roleKey(r.Name), value, rev); !errors.Is(err, bus.ErrConflict) {
+			return held, err
+		}
 	}
-	return g.kv.Update(ctx, roleKey(r.Name), value, rev)
 }
 
 // remove deletes the record of one incarnation. Somebody else's, or none, is left as it is.
 func (g registry) remove(ctx context.Context, r Record) error {
 	for {
-		held, rev, err := g.get(ctx, r.Name)
+		held, rev, err := g.read(ctx, r.Name)
 		if errors.Is(err, bus.ErrNotFound) || err == nil && held.Incarnation != r.Incarnation {
 			return nil
 		}
@@ -186,14 +207,16 @@ func (g registry) remove(ctx context.Context, r Record) error {
 	}
 }
 
-// TakenError is a role name that somebody holds.
+// TakenError is a role name that somebody holds. It matches bus.ErrExists.
 type TakenError struct{ Record Record }
 
 func (e *TakenError) Error() string {
 	r := e.Record
-	return "role " + r.Name + " exists already: it is " + string(r.State) + " since " + r.Since.Format(time.RFC3339) +
-		", held by " + r.By + "; attach to it, or choose another name"
+	words := fmt.Sprintf("role %s exists already: it is %s since %s, held by %s", r.Name, r.State, r.Since.Format(time.RFC3339), r.By)
+	if r.State == RoleFailed {
+		return words + ", and failed: " + r.Cause + "; destroy it first, or choose another name"
+	}
+	return words + "; attach to it, or choose another name"
 }
 
-// Is makes a taken name an ErrExists.
-func (e *TakenError) Is(target error) bool { return target == error(bus.ErrExists) }
+func (e *TakenError) Unwrap() error { return bus.Errorf(bus.CodeExists, "%s", e.Error()) }

@@ -22,7 +22,9 @@ const (
 	defaultNamespace = "default"
 	defaultLease     = 15 * time.Second
 	defaultLostAfter = 6 * time.Second
+	minLostAfter     = 2 * time.Second  // workers beat once a second
 	lastActs         = 10 * time.Second // what closing may take when its context has ended
+	registryActs     = 3 * time.Second  // and one write to the registry
 )
 
 // Config says where a driver works and as whom. The zero Config is a private bus and the namespace "default".
@@ -36,56 +38,89 @@ type Config struct {
 	Name string
 	// Classes are the classes that roles of this driver can be made of.
 	Classes []*actors.Class
-	// Local is where workers run. Zero: goroutines of this process, which end with the runtime.
+	// Local is where workers run. Zero: goroutines of this process, which end with the runtime, detached or not.
 	Local *Local
 	// Lease is how long the driver's roles outlive it when it dies. Zero: 15 s, which is also the least that is sane on
 	// a busy server.
 	Lease time.Duration
-	// LostAfter is how long a worker may be silent before it counts as lost. Zero: 6 s.
+	// LostAfter is how long a worker may be silent before it counts as lost. Zero: 6 s. The least is 2 s.
 	LostAfter time.Duration
 	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
 	Logger *slog.Logger
 }
 
-// Runtime is a driver's session in a namespace: it creates roles, attaches to them, and ends what it owns. It is safe
-// for concurrent use.
+func (c Config) withDefaults() Config {
+	if c.Namespace == "" {
+		c.Namespace = defaultNamespace
+	}
+	if c.Name == "" {
+		c.Name = whoAmI()
+	}
+	if c.Lease == 0 {
+		c.Lease = defaultLease
+	}
+	if c.LostAfter == 0 {
+		c.LostAfter = defaultLostAfter
+	}
+	return c
+}
+
+// validate reports everything that is wrong at once.
+func (c Config) validate() error {
+	var errs []error
+	if err := bus.CheckName("namespace", c.Namespace); err != nil {
+		errs = append(errs, err)
+	}
+	if c.Lease < time.Second {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Lease %v: the least is a second", c.Lease))
+	}
+	if c.LostAfter < minLostAfter {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: LostAfter %v: the least is %v, because workers beat once a second", c.LostAfter, minLostAfter))
+	}
+	if c.Local != nil && len(c.Classes) > 0 {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes and Local are both set; the classes are the Local's"))
+	}
+	return errors.Join(errs...)
+}
+
+// Runtime is a driver's session in a namespace: it creates roles, attaches to them, and ends what it owns. The workers of
+// a process have one too, for the calls they make. It is safe for concurrent use.
 type Runtime struct {
-	cfg      Config
-	bus      *bus.Bus
-	ownsBus  bool
-	ep       *bus.Endpoint
-	lease    *bus.Lease
-	local    *Local
-	log      *slog.Logger
+	cfg     Config
+	bus     *bus.Bus
+	ownsBus bool
+	ep      *bus.Endpoint
+	local   *Local // nil for the workers' own
+	log     *slog.Logger
+	reach   reach
 
-	ctx    context.Context // of the janitor and the watches
+	ctx    context.Context // of everything in the background; ends after the last role
 	cancel context.CancelFunc
-	group  sync.WaitGroup
+	group  sync.WaitGroup // of everything in the background; see spawn
 
-	mu       sync.Mutex
-	kv       *bus.KV // opened at the first use
+	taking   context.Context // ends when Close begins: roles that are being created are given up
+	takeNone context.CancelFunc
+	creating sync.WaitGroup // of those
+	closedCh chan struct{}  // closed when Close has ended
+
+	kvMu sync.Mutex // held while the bucket is opened, which all who need it wait for
+	kv   *bus.KV
+
+	mu       sync.Mutex // guards what follows
+	lease    *bus.Lease // nil for the workers' own
 	clusters map[*Cluster]struct{}
-	closed   bool
+	opened   map[bus.Address]*Cluster // those of clusters that were opened from handles
+	closing  bool                     // no cluster is added any more
+	ended    bool                     // and no goroutine
 }
 
 // Open starts a driver's session.
 func Open(ctx context.Context, cfg Config) (*Runtime, error) {
-	if cfg.Namespace == "" {
-		cfg.Namespace = defaultNamespace
-	}
-	if err := bus.CheckName("namespace", cfg.Namespace); err != nil {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Name == "" {
-		cfg.Name = whoAmI()
-	}
-	if cfg.Lease == 0 {
-		cfg.Lease = defaultLease
-	}
-	if cfg.LostAfter == 0 {
-		cfg.LostAfter = defaultLostAfter
-	}
-	rt := &Runtime{cfg: cfg, bus: cfg.Bus, clusters: map[*Cluster]struct{}{}}
+	rt := newRuntime(cfg, cfg.Bus)
 	if err := rt.open(ctx); err != nil {
 		_ = rt.Close(ctx) // what was opened so far
 		return nil, err
@@ -93,8 +128,16 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	return rt, nil
 }
 
-func (rt *Runtime) open(ctx context.Context) (err error) {
+func newRuntime(cfg Config, b *bus.Bus) *Runtime {
+	rt := &Runtime{
+		cfg: cfg, bus: b, clusters: map[*Cluster]struct{}{}, opened: map[bus.Address]*Cluster{}, closedCh: make(chan struct{}),
+	}
 	rt.ctx, rt.cancel = context.WithCancel(context.Background())
+	rt.taking, rt.takeNone = context.WithCancel(rt.ctx)
+	return rt
+}
+
+func (rt *Runtime) open(ctx context.Context) (err error) {
 	if rt.bus == nil {
 		if rt.bus, err = bus.Open(ctx, rt.cfg.BusConfig); err != nil {
 			return err
@@ -107,25 +150,33 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	if rt.ep, err = rt.bus.Endpoint(rt.cfg.Namespace); err != nil {
 		return err
 	}
-	reg, err := rt.registry(ctx)
-	if err != nil {
-		return err
-	}
-	if rt.lease, err = reg.kv.Lease(ctx, driverKey(rt.ep.Session()), []byte(rt.cfg.Name), rt.cfg.Lease); err != nil {
+	if err := rt.takeLease(ctx); err != nil {
 		return err
 	}
 	rt.local = rt.cfg.Local
 	if rt.local == nil {
-		rt.local = NewLocal(rt.bus, rt.cfg.Classes)
+		rt.local = newLocal(rt.bus, rt.cfg.Classes)
 	}
-	rt.group.Go(func() { rt.janitor(reg) })
+	rt.spawn(rt.keepLease)
+	rt.mind()
 	return nil
+}
+
+// spawn runs do in a goroutine that Close waits for; it reports false when Close no longer would.
+func (rt *Runtime) spawn(do func()) bool {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rt.ended {
+		return false
+	}
+	rt.group.Go(do)
+	return true
 }
 
 // registry opens the namespace's bucket if that has not been done.
 func (rt *Runtime) registry(ctx context.Context) (registry, error) {
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
+	rt.kvMu.Lock()
+	defer rt.kvMu.Unlock()
 	if rt.kv == nil {
 		kv, err := rt.bus.KV(ctx, bus.KVConfig{Bucket: bucketOf(rt.cfg.Namespace)})
 		if err != nil {
@@ -148,6 +199,9 @@ func whoAmI() string {
 // Namespace is the space of names this driver works in.
 func (rt *Runtime) Namespace() string { return rt.cfg.Namespace }
 
+// URL is where other programs reach the server; empty for a private one without a listener.
+func (rt *Runtime) URL() string { return rt.bus.URL() }
+
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 
@@ -167,7 +221,7 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rt.lease == nil {
+	if rt.local == nil {
 		return nil, bus.Errorf(bus.CodeRefused, "a worker creates no roles: it holds no lease that could end them; let the driver create role %s", spec.Name)
 	}
 	spec = spec.withDefaults()
@@ -175,35 +229,105 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkModes(class); err != nil {
+		return nil, err
+	}
 	config, err := encodeConfig(spec)
 	if err != nil {
 		return nil, err
 	}
+	ctx, done, err := rt.beginCreate(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	rec := Record{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: nuid.Next(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
-		State: RoleStarting, Since: time.Now(), Owner: rt.ep.Session(), By: rt.cfg.Name,
+		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease,
 	}
+	if err := rt.claim(ctx, rec); err != nil {
+		return nil, err
+	}
+	return rt.start(ctx, rec, spec, config)
+}
+
+// beginCreate bounds the creation of a role: by its StartTimeout, and by Close, which waits until done is called.
+func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Context, done func(), err error) {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rt.closing {
+		return nil, nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
+	}
+	if err := rt.lease.Err(); err != nil {
+		return nil, nil, bus.Errorf(bus.CodeUnavailable, "role %s cannot be created now: %w; it is being taken back", spec.Name, err)
+	}
+	rt.creating.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, spec.StartTimeout)
-	defer cancel()
+	unhook := context.AfterFunc(rt.taking, cancel)
+	return ctx, func() { unhook(); cancel(); rt.creating.Done() }, nil
+}
+
+// claim writes the record of a new role. A name that is held is a TakenError; one whose driver is gone is taken over,
+// when that is certain and what is left of the old role has been taken down.
+func (rt *Runtime) claim(ctx context.Context, rec Record) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	rev, err := reg.claim(ctx, rec)
+	for {
+		if err := reg.create(ctx, rec); !errors.Is(err, bus.ErrExists) {
+			return err
+		}
+		held, _, err := reg.read(ctx, rec.Name)
+		if errors.Is(err, bus.ErrNotFound) {
+			continue // it ended in between
+		}
+		if err != nil {
+			return err
+		}
+		if held.Detached || reg.alive(ctx, held.Owner) {
+			return &TakenError{Record: held}
+		}
+		rt.log.Warn("roles: the name is held by a driver that seems to be gone; making sure", "role", rec.Name, "driver", held.By)
+		if rt.reach.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
+			return &TakenError{Record: held}
+		}
+		if err := rt.sweepRole(ctx, held); err != nil {
+			return err
+		}
+	}
+}
+
+// start makes the workers of a role whose name is ours. What fails is taken down whole.
+func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config bus.Raw) (*Cluster, error) {
+	c, err := rt.newCluster(rec, created, spec)
 	if err != nil {
 		return nil, err
 	}
-	c, err := rt.newCluster(rec, rev, spec)
-	if err != nil {
-		return nil, err
+	err = c.start(ctx, config)
+	if err == nil {
+		return c, nil
 	}
-	if err := c.start(ctx, config); err != nil {
-		last, stop := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
-		defer stop()
-		return nil, errors.Join(err, c.takeDown(last, 0))
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	defer cancel()
+	if downErr := c.takeDown(last, 0); downErr != nil {
+		err = errors.Join(err, downErr)
 	}
-	return c, nil
+	return nil, err
+}
+
+// checkModes finds a misspelt mode before the first call does.
+func checkModes(class *actors.Class) error {
+	for _, m := range class.Methods {
+		if m.Mode == "" {
+			continue
+		}
+		if _, err := dispatch.ParseMode(m.Mode); err != nil {
+			return bus.Errorf(bus.CodeInvalid, "class %s, method %s: %w", class.Name, m.Name, err)
+		}
+	}
+	return nil
 }
 
 func encodeConfig(spec Spec) (bus.Raw, error) {
@@ -217,7 +341,7 @@ func encodeConfig(spec Spec) (bus.Raw, error) {
 	return raw, nil
 }
 
-// Attach returns a role that another driver created.
+// Attach returns a role that another driver created. One that has failed can still be looked at and destroyed.
 func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 	if err := bus.CheckRoleName(name); err != nil {
 		return nil, err
@@ -226,64 +350,118 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	rec, rev, err := reg.get(ctx, name)
+	rec, err := reg.get(ctx, name)
 	if err != nil {
 		return nil, err
 	}
+	since := rec.Since.Format(time.RFC3339)
 	if rec.State == RoleStarting {
-		return nil, bus.Errorf(bus.CodeRefused, "role %s is still starting, since %s; try again when it is ready", name, rec.Since.Format(time.RFC3339))
+		return nil, bus.Errorf(bus.CodeRefused, "role %s is still starting, since %s; try again when it is ready", name, since)
 	}
-	return rt.newCluster(rec, rev, Spec{}.withDefaults())
-}
-
-func (rt *Runtime) newCluster(rec Record, rev uint64, spec Spec) (*Cluster, error) {
-	c := &Cluster{rt: rt, rec: rec, rev: rev, spec: spec}
-	c.group = &dispatch.Group{Endpoint: rt.ep, To: rec.Address(), Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered}
-	var err error
-	if c.life, err = watchLife(rt, c); err != nil {
+	c, err := rt.newCluster(rec, attached, Spec{}.withDefaults())
+	if err != nil {
 		return nil, err
 	}
-	rt.mu.Lock()
-	defer rt.mu.Unlock()
-	if rt.closed {
-		c.life.stop()
-		return nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
+	if err := settle(ctx, rt.bus); err != nil { // from here on no worker's last words are missed
+		c.release()
+		return nil, err
 	}
-	rt.clusters[c] = struct{}{}
+	switch rec.State {
+	case RoleFailed:
+		c.end(bus.Errorf(bus.CodeWorkerLost, "role %s has failed, at %s: %s", name, since, rec.Cause))
+	case RoleStopping:
+		c.end(bus.Errorf(bus.CodeNotFound, "role %s is being taken down, since %s", name, since))
+	}
 	return c, nil
 }
 
-// Close destroys the roles this driver owns, lets go of those it is attached to, and ends the session. It takes no
-// longer than ctx and ten seconds.
-func (rt *Runtime) Close(ctx context.Context) error {
+// newCluster is a role as this runtime holds it.
+func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) {
+	c := &Cluster{rt: rt, tie: tie, spec: spec, downCh: make(chan struct{}, 1), rec: rec}
+	c.group = &dispatch.Group{Endpoint: rt.ep, To: rec.Address(), Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered}
+	c.life = newLife(c)
+	if err := c.life.listen(); err != nil {
+		return nil, err
+	}
 	rt.mu.Lock()
-	if rt.closed {
-		rt.mu.Unlock()
+	open := !rt.closing || tie == created // Close waits for what is being created
+	if open {
+		rt.clusters[c] = struct{}{}
+		rt.group.Go(c.life.judge)
+	}
+	rt.mu.Unlock()
+	if !open {
+		c.life.stop()
+		return nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
+	}
+	return c, nil
+}
+
+// Close destroys the roles this driver owns, lets go of those it is attached to, and ends the session. Calls that run
+// may go on for their role's StopGrace, but no longer than ten seconds; ctx may have ended. It may be called more than
+// once.
+func (rt *Runtime) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	defer cancel()
+	rt.mu.Lock()
+	first := !rt.closing
+	rt.closing = true
+	rt.mu.Unlock()
+	if !first {
+		select {
+		case <-rt.closedCh:
+		case <-ctx.Done():
+		}
 		return nil
 	}
-	rt.closed = true
+	defer close(rt.closedCh)
+	rt.takeNone()
+	rt.creating.Wait()
+	err := rt.closeClusters(ctx)
+	rt.wait()
+	return errors.Join(err, rt.closeBelow(ctx))
+}
+
+func (rt *Runtime) closeClusters(ctx context.Context) error {
+	all := rt.noMore()
+	errs := make([]error, len(all))
+	var group sync.WaitGroup
+	for i, c := range all {
+		group.Go(func() { errs[i] = c.leave(ctx) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// noMore lets no cluster be added any more and returns those that there are.
+func (rt *Runtime) noMore() []*Cluster {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	rt.closing = true
 	all := make([]*Cluster, 0, len(rt.clusters))
 	for c := range rt.clusters {
 		all = append(all, c)
 	}
+	return all
+}
+
+// wait ends everything in the background.
+func (rt *Runtime) wait() {
+	rt.mu.Lock()
+	rt.ended = true
 	rt.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
-	defer cancel()
-	errs := make([]error, len(all)+2)
-	var group sync.WaitGroup
-	for i, c := range all {
-		group.Go(func() { errs[i] = c.Close(ctx) })
-	}
-	group.Wait()
-	if rt.cancel != nil {
-		rt.cancel()
-	}
+	rt.cancel()
 	rt.group.Wait()
+}
+
+// closeBelow closes what the runtime stands on, from the top.
+func (rt *Runtime) closeBelow(ctx context.Context) error {
+	var errs []error
 	if rt.local != nil && rt.cfg.Local == nil {
-		errs[len(all)] = rt.local.Close(ctx)
+		errs = append(errs, rt.local.Close(ctx))
 	}
-	if rt.lease != nil {
-		errs[len(all)+1] = rt.lease.Release(ctx)
+	if lease := rt.currentLease(); lease != nil {
+		errs = append(errs, lease.Release(ctx))
 	}
 	if rt.ep != nil {
 		rt.ep.Close()

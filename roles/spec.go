@@ -27,7 +27,8 @@ type Spec struct {
 	// Ordered gives calls of several drivers one order on all ranks: what a role with collectives needs. It costs one
 	// hop a call.
 	Ordered bool
-	// Detached roles outlive their driver. Zero: the role ends with the driver's lease.
+	// Detached roles outlive their driver, if their workers do: see Config.Local. Zero: the role ends with the driver's
+	// lease.
 	Detached bool
 	// OwnConnections gives each worker a connection of its own. Zero: the workers of one process share one, which is
 	// several times as fast.
@@ -60,6 +61,9 @@ func (s Spec) resolve() (dispatch.Mesh, error) {
 	}
 	if err := bus.CheckName("class", s.Class); err != nil {
 		errs = append(errs, err)
+	}
+	if s.StartTimeout < 0 || s.StopGrace < 0 {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: StartTimeout %v and StopGrace %v must not be negative", s.Name, s.StartTimeout, s.StopGrace))
 	}
 	if s.QueueLimit < 0 {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: QueueLimit %d must not be negative", s.Name, s.QueueLimit))

@@ -1,162 +1,136 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
 )
 
+// callFlags is what the command line says of a call.
+type callFlags struct {
+	args    string
+	mode    string
+	rank    int
+	oneRank bool // --rank was given
+	timeout time.Duration
+}
+
 func newCall(c *cli) *cobra.Command {
-	var args, mode string
-	var rank int
-	var timeout time.Duration
+	var flags callFlags
 	cmd := &cobra.Command{
 		Use:   "call ROLE METHOD",
 		Short: "Call a method of a role and print the result as JSON",
 		Long: `Call sends one call and prints what comes back. Arguments are JSON: a list is the positional arguments, an object
-the named ones. Without --mode the method's own dispatch mode is used.`,
+the named ones, anything else is the only argument. Without --mode the method's own dispatch mode is used; with --rank
+one worker is called and its answer printed.
+
+Every role also answers @health and @info, even while its workers are busy. Bytes are printed as base64, tensors with
+their values up to 256 elements and with dtype and shape beyond.`,
 		Example: `  troupe call actor_train train_step --args '[[1,2,3,4]]'
   troupe call reward score --args '{"text": "hello"}' --mode RANK_ZERO
+  troupe call actor_infer generate --args '["once"]' --timeout 10m
   troupe call actor_infer @info --rank 3`,
 		Args: cobra.ExactArgs(2),
 		RunE: func(cmd *cobra.Command, pos []string) error {
-			call, err := parseCall(pos[0], pos[1], args, mode, rank, timeout)
+			flags.oneRank = cmd.Flags().Changed("rank")
+			call, err := flags.parse(pos[0], pos[1])
 			if err != nil {
 				return err
 			}
-			return c.call(cmd.Context(), pos[0], call)
+			return c.call(cmd.Context(), pos[0], call, flags.oneRank)
 		},
+		ValidArgsFunction: c.completeCall,
 	}
 	c.serverFlags(cmd)
-	cmd.Flags().StringVar(&args, "args", "[]", "arguments, as JSON")
-	cmd.Flags().StringVar(&mode, "mode", "", "dispatch mode (default: the method's own)")
-	cmd.Flags().IntVar(&rank, "rank", -1, "call this rank alone")
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time")
-	_ = cmd.RegisterFlagCompletionFunc("mode", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-		var names []string
-		for _, m := range dispatch.Modes() {
-			names = append(names, string(m))
+	c.jsonFlag(cmd, "the result is JSON in any case; for scripts that always say so")
+	cmd.Flags().StringVar(&flags.args, "args", "[]", "arguments, as JSON")
+	cmd.Flags().StringVar(&flags.mode, "mode", "", "dispatch mode (default: the method's own)")
+	cmd.Flags().IntVar(&flags.rank, "rank", 0, "call this rank alone (default: as the mode says)")
+	cmd.Flags().DurationVar(&flags.timeout, "timeout", time.Minute, "give up after this time")
+	for flag, complete := range map[string]cobra.CompletionFunc{"mode": completeMode, "args": cobra.NoFileCompletions, "rank": cobra.NoFileCompletions} {
+		if err := cmd.RegisterFlagCompletionFunc(flag, complete); err != nil {
+			panic(err)
 		}
-		return names, cobra.ShellCompDirectiveNoFileComp
-	})
+	}
 	return cmd
 }
 
-// parseCall checks the whole command line before anything is opened.
-func parseCall(role, method, args, mode string, rank int, timeout time.Duration) (dispatch.Call, error) {
-	call := dispatch.Call{Method: method, Timeout: timeout}
+// parse checks the whole command line before anything is opened.
+func (f callFlags) parse(role, method string) (dispatch.Call, error) {
+	call := dispatch.Call{Method: method, Timeout: f.timeout}
 	if err := bus.CheckRoleName(role); err != nil {
 		return call, &usageError{err}
 	}
-	if mode != "" {
-		m, err := dispatch.ParseMode(mode)
+	if method == "" {
+		return call, usagef("the method's name is empty")
+	}
+	if f.mode != "" {
+		m, err := dispatch.ParseMode(f.mode)
 		if err != nil {
 			return call, usagef("--mode: %w", err)
 		}
 		call.Mode = m
 	}
-	if rank >= 0 {
-		if mode != "" {
-			return call, usagef("--rank and --mode go not together: a call of one rank has no mode")
+	if f.oneRank {
+		switch {
+		case f.mode != "":
+			return call, usagef("--rank and --mode exclude each other: a call of one rank has no mode")
+		case f.rank < 0:
+			return call, usagef("--rank %d: ranks are counted from 0", f.rank)
 		}
-		call.Ranks = []int{rank}
+		call.Ranks = []int{f.rank}
 	}
-	if timeout <= 0 {
-		return call, usagef("--timeout %s: must be positive", timeout)
+	if f.timeout <= 0 {
+		return call, usagef("--timeout %s: must be positive", f.timeout)
 	}
 	var err error
-	if call.Args, call.Named, err = parseArgs(args); err != nil {
+	if call.Args, call.Named, err = parseArgs(f.args); err != nil {
 		return call, usagef("--args: %w", err)
 	}
 	return call, nil
 }
 
-// parseArgs reads JSON arguments. Whole numbers stay whole.
-func parseArgs(text string) (positional []any, named map[string]any, err error) {
-	dec := json.NewDecoder(bytes.NewReader([]byte(text)))
-	dec.UseNumber()
-	var v any
-	if err := dec.Decode(&v); err != nil {
-		return nil, nil, fmt.Errorf("not JSON: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, nil, errors.New("more than one JSON value")
-	}
-	switch v := numbers(v).(type) {
-	case []any:
-		return v, nil, nil
-	case map[string]any:
-		return nil, v, nil
-	default:
-		return []any{v}, nil, nil
-	}
-}
-
-func numbers(v any) any {
-	switch v := v.(type) {
-	case json.Number:
-		if n, err := v.Int64(); err == nil {
-			return n
+func (c *cli) call(ctx context.Context, role string, call dispatch.Call, oneRank bool) error {
+	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
+		cluster, err := rt.Attach(ctx, role)
+		if err != nil {
+			return err
 		}
-		f, _ := strconv.ParseFloat(string(v), 64) // it was read as a number
-		return f
-	case []any:
-		for i := range v {
-			v[i] = numbers(v[i])
+		f, err := cluster.Go(ctx, call)
+		if err != nil {
+			return err
 		}
-	case map[string]any:
-		for k := range v {
-			v[k] = numbers(v[k])
+		stop := c.progress(f)
+		value, err := f.Value(ctx)
+		stop()
+		if err != nil {
+			return c.failedCall(err)
 		}
-	}
-	return v
-}
-
-func (c *cli) call(ctx context.Context, role string, call dispatch.Call) error {
-	rt, err := c.runtime(ctx)
-	if err != nil {
-		return err
-	}
-	defer closeQuietly(ctx, rt)
-	cluster, err := rt.Attach(ctx, role)
-	if err != nil {
-		return err
-	}
-	f, err := cluster.Go(ctx, call)
-	if err != nil {
-		return err
-	}
-	stop := c.progress(f)
-	value, err := f.Value(ctx)
-	stop()
-	if err != nil {
-		return c.failedCall(err)
-	}
-	return c.printJSON(plain(value))
+		if list, ok := value.([]any); ok && oneRank && len(list) == 1 {
+			value = list[0]
+		}
+		return c.printJSON(plain(value))
+	})
 }
 
 // failedCall prints the worker's own stack before the error.
 func (c *cli) failedCall(err error) error {
 	var failed *dispatch.CallError
 	if errors.As(err, &failed) && failed.Cause.Stack != "" {
-		fmt.Fprintf(c.err, "on rank %d of %s:\n%s\n", failed.Cause.Rank, failed.Role, failed.Cause.Stack)
+		c.warnf("on rank %d of %s:\n%s\n", failed.Cause.Rank, failed.Role, failed.Cause.Stack)
 	}
 	return err
 }
 
-// progress says what a call waits for, once it takes longer than a moment.
+// progress says what a call waits for, every two seconds.
 func (c *cli) progress(f *dispatch.Future) (stop func()) {
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -168,7 +142,7 @@ func (c *cli) progress(f *dispatch.Future) (stop func()) {
 			case <-stopCh:
 				return
 			case <-t.C:
-				fmt.Fprintln(c.err, waitingFor(f.Progress()))
+				c.warnf("troupe: %s\n", waitingFor(f.Progress()))
 			}
 		}
 	}()
@@ -178,43 +152,51 @@ func (c *cli) progress(f *dispatch.Future) (stop func()) {
 func waitingFor(ps []bus.Progress) string {
 	answered, example := 0, ""
 	for _, p := range ps {
-		if p.Answered {
+		switch {
+		case p.Answered:
 			answered++
-		} else if example == "" {
-			example = fmt.Sprintf("; rank %d: %s %s", p.Rank, p.State, p.For.Round(time.Second))
+		case example == "" && p.For > 0:
+			example = fmt.Sprintf("; rank %d is %s for %s", p.Rank, p.State, p.For.Round(time.Second))
 		}
 	}
-	return fmt.Sprintf("troupe: %d of %d ranks have answered%s", answered, len(ps), example)
+	return fmt.Sprintf("%d of %d ranks have answered%s", answered, len(ps), example)
 }
 
-// plain turns a decoded value into one that JSON can say.
-func plain(v any) any {
-	switch v := v.(type) {
-	case []byte:
-		return base64.StdEncoding.EncodeToString(v)
-	case bus.Tensor:
-		return map[string]any{"dtype": string(v.DType), "shape": v.Shape}
-	case []any:
-		out := make([]any, len(v))
-		for i := range v {
-			out[i] = plain(v[i])
-		}
-		return out
-	case map[string]any:
-		out := make(map[string]any, len(v))
-		for k := range v {
-			out[k] = plain(v[k])
-		}
-		return out
-	case map[any]any:
-		out := make(map[string]any, len(v))
-		for k := range v {
-			out[fmt.Sprint(k)] = plain(v[k])
-		}
-		return out
+func completeMode(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	var names []string
+	for _, m := range dispatch.Modes() {
+		names = append(names, string(m))
 	}
-	return v
+	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// closeQuietly ends a session whose command has said what there was to say.
-func closeQuietly(ctx context.Context, rt *roles.Runtime) { _ = rt.Close(ctx) }
+// completeCall completes the role, and then its method.
+func (c *cli) completeCall(cmd *cobra.Command, words []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(words) > 1 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.completeFrom(cmd, func(ctx context.Context, rt *roles.Runtime) ([]string, error) {
+		all, err := rt.Roles(ctx)
+		var names []string
+		for _, r := range all {
+			if len(words) == 0 {
+				names = append(names, fmt.Sprintf("%s\t%s, %d workers, %s", r.Name, r.Class, r.World, r.State))
+			} else if r.Name == words[0] {
+				names = methodNames(r)
+			}
+		}
+		return names, err
+	})
+}
+
+func methodNames(r roles.Record) []string {
+	var names []string
+	for _, m := range r.Methods {
+		mode := m.Mode
+		if mode == "" {
+			mode = string(dispatch.OneToAll)
+		}
+		names = append(names, m.Name+"\t"+mode)
+	}
+	return append(names, actors.VerbHealth+"\tbuilt in", actors.VerbInfo+"\tbuilt in")
+}

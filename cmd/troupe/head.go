@@ -15,16 +15,14 @@ import (
 	"fmt"
 	"io/fs"
 	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"troupe/bus"
 )
-
-const defaultListen = "127.0.0.1:7422"
 
 // headFile is what a running head leaves in the user's state folder, so that commands on this machine find it. The
 // token is not in it, but in a file of its own that only its owner can read.
@@ -71,9 +69,9 @@ func readHead(env func(string) string) (headFile, error) {
 	return h, nil
 }
 
-// apply fills in what the head asks of those who connect. An explicit token wins, so that a wrong one is refused.
+// apply fills in what the head asks of those who connect, where the user has not said it.
 func (h headFile) apply(cfg *bus.Config) {
-	if cfg.Token == "" {
+	if cfg.Token == "" && cfg.CredsFile == "" {
 		cfg.TokenFile = h.TokenFile
 	}
 	if cfg.TLS.Fingerprint == "" {
@@ -81,24 +79,77 @@ func (h headFile) apply(cfg *bus.Config) {
 	}
 }
 
-// announce writes the file that makes the head findable, and returns what takes it away again.
-func (h headFile) announce(env func(string) string) (remove func(), err error) {
+// isAt reports whether a URL is this head's.
+func (h headFile) isAt(url string) bool { return hostPort(url) == hostPort(h.URL) }
+
+// running reports whether the head's process is there, or another one that has its number by now.
+func (h headFile) running() bool {
+	if h.PID <= 0 {
+		return false
+	}
+	err := syscall.Kill(h.PID, 0)
+	return err == nil || errors.Is(err, syscall.EPERM)
+}
+
+// silent says what to do about a head that left its file and does not answer.
+func (h headFile) silent(err error) error {
+	state := fmt.Sprintf("its process (pid %d) is gone", h.PID)
+	if h.running() {
+		state = fmt.Sprintf("its process (pid %d) may still be there: %v", h.PID, err)
+	}
+	return bus.Errorf(bus.CodeUnavailable, "the head at %s does not answer; %s; start one with `troupe up`, or name another with --url", h.URL, state).WithCause(err)
+}
+
+// announce writes the file that makes the head findable, and returns what takes it away again. A head that was findable
+// before and still runs is findable again afterwards; one that came later keeps its file.
+func (h headFile) announce(env func(string) string) (withdraw func(), err error) {
 	path, err := headPath(env)
 	if err != nil {
 		return nil, err
 	}
-	data, err := json.Marshal(h)
-	if err != nil {
-		return nil, err
-	}
-	if err := writePrivate(path, data); err != nil {
+	before, err := readHead(env)
+	hadOne := err == nil && before.PID != h.PID
+	if err := h.write(path); err != nil {
 		return nil, err
 	}
 	return func() {
-		if now, err := readHead(env); err == nil && now.PID == h.PID {
-			_ = os.Remove(path) // a head that came after us keeps its own
+		now, err := readHead(env)
+		switch {
+		case err != nil || now != h:
+		case hadOne && before.running():
+			_ = before.write(path) // it can still be named with --url
+		default:
+			_ = os.Remove(path) // a file that stays is found out by whoever connects
 		}
 	}, nil
+}
+
+func (h headFile) write(path string) error {
+	data, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	return writePrivate(path, append(data, '\n'))
+}
+
+// lockStore keeps a second head out of a store: two servers would ruin each other's files. The lock ends with the
+// process, however that ends.
+func lockStore(store string) (unlock func(), err error) {
+	if err := os.MkdirAll(store, 0o700); err != nil {
+		return nil, fmt.Errorf("make the store: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(store, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock the store: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close() // nothing was written
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("store %s is used by a head that runs; choose another with --store DIR", store)
+		}
+		return nil, fmt.Errorf("lock the store %s: %w", store, err)
+	}
+	return func() { _ = f.Close() }, nil
 }
 
 // writePrivate writes a file only its owner can read, whole or not at all.
@@ -120,21 +171,34 @@ func writePrivate(path string, data []byte) error {
 	return err
 }
 
-// keptToken reads the token of an earlier start, takes the one that is given, or makes one.
+// keptToken takes the token that is given, reads the one of an earlier start, or makes one.
 func keptToken(store, given string) (token, path string, err error) {
 	path = filepath.Join(store, "token")
-	if given == "" {
-		old, err := os.ReadFile(path)
-		if err == nil && len(strings.TrimSpace(string(old))) > 0 {
-			return strings.TrimSpace(string(old)), path, nil
-		}
-		random := make([]byte, 32)
-		if _, err := rand.Read(random); err != nil {
-			return "", "", err
-		}
-		given = hex.EncodeToString(random)
+	if given != "" {
+		return given, path, writePrivate(path, []byte(given+"\n"))
 	}
-	return given, path, writePrivate(path, []byte(given+"\n"))
+	old, err := os.ReadFile(path)
+	switch token = strings.TrimSpace(string(old)); {
+	case err == nil && token != "":
+		return token, path, checkPrivate(path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return "", "", err
+	}
+	random := make([]byte, 32)
+	if _, err := rand.Read(random); err != nil {
+		return "", "", err
+	}
+	token = hex.EncodeToString(random)
+	return token, path, writePrivate(path, []byte(token+"\n"))
+}
+
+// checkPrivate refuses a secret that others could have read.
+func checkPrivate(path string) error {
+	info, err := os.Stat(path)
+	if err == nil && info.Mode().Perm()&0o077 != 0 {
+		err = fmt.Errorf("%s can be read by others (mode %04o): delete it to have a new one made, or chmod 600 it", path, info.Mode().Perm())
+	}
+	return err
 }
 
 // keptCertificate reads the certificate of an earlier start, or makes one. It signs itself: those who connect check
@@ -146,6 +210,9 @@ func keptCertificate(store string) (*tls.Config, string, error) {
 		if err = makeCertificate(certPath, keyPath); err == nil {
 			pair, err = tls.LoadX509KeyPair(certPath, keyPath)
 		}
+	}
+	if err == nil {
+		err = checkPrivate(keyPath)
 	}
 	if err != nil {
 		return nil, "", fmt.Errorf("certificate in %s: %w", store, err)
@@ -179,14 +246,4 @@ func makeCertificate(certPath, keyPath string) error {
 	return errors.Join(
 		writePrivate(keyPath, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
 		writePrivate(certPath, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
-}
-
-// isLoopback reports whether only this machine can reach the address.
-func isLoopback(listen string) (bool, error) {
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return false, usagef("--listen %q: give HOST:PORT, as in %s", listen, defaultListen)
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback(), nil
 }

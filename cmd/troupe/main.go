@@ -14,27 +14,34 @@ import (
 var version = "dev"
 
 func main() {
-	os.Exit(run(os.Args[1:]))
+	os.Exit(run(os.Args[1:], &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
 }
 
-// run executes the command line; the first signal asks it to end in order, the second ends it at once.
-func run(args []string) int {
+// run executes the command line. The first signal asks it to end in order, the second ends it at once.
+func run(args []string, c *cli) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	go func() {
-		<-ctx.Done()
-		stop() // from now on a signal has its usual effect
-	}()
-	root := newRoot(&cli{out: os.Stdout, err: os.Stderr, env: os.Getenv})
+	context.AfterFunc(ctx, stop) // from then on a signal has its usual effect
+	return execute(ctx, args, c)
+}
+
+// execute returns the exit code: 0, 1 for a failure, 2 for a mistake on the command line. An error is printed here and
+// nowhere else.
+func execute(ctx context.Context, args []string, c *cli) int {
+	root := newRoot(c)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "troupe: "+err.Error())
+	c.warnf("troupe: %v\n", err)
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return 2
 	}
 	return 1
 }
+
+// printf and warnf write to the user. A terminal that is gone has nobody to tell.
+func (c *cli) printf(format string, args ...any) { _, _ = fmt.Fprintf(c.out, format, args...) }
+func (c *cli) warnf(format string, args ...any)  { _, _ = fmt.Fprintf(c.err, format, args...) }

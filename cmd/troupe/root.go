@@ -1,7 +1,7 @@
 package main
 
 import (
-	"context"
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -9,9 +9,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
-
-	"troupe/bus"
-	"troupe/roles"
 )
 
 // cli is what every command shares: where it writes, and what it was told about the server.
@@ -28,6 +25,8 @@ type cli struct {
 // usageError is a mistake on the command line; the program ends with 2.
 type usageError struct{ error }
 
+func (e *usageError) Unwrap() error { return e.error }
+
 func usagef(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
 
 func newRoot(c *cli) *cobra.Command {
@@ -35,29 +34,44 @@ func newRoot(c *cli) *cobra.Command {
 		Use:   "troupe",
 		Short: "Named groups of GPU workers on a message bus",
 		Long: `Troupe runs named groups of GPU workers (roles) on a message bus: it starts them, ranks them, calls one, some
-or all of them, gathers the answers, and takes each group down as a unit.`,
-		Example: `  troupe demo                                 # one simulated training step, nothing to configure
-  troupe up                                   # a head on this machine, until Ctrl-C
-  troupe roles                                # what runs there
-  troupe call actor_train train_step --args '[[1,2,3,4]]'`,
+or all of them, gathers the answers, and takes each group down as a unit.
+
+Commands that talk to a head find the one on this machine by themselves. These variables name another:
+  TROUPE_URL          where it is (or --url)
+  TROUPE_TOKEN        its token (for a head), or
+  TROUPE_CREDS        a NATS credentials file (for a NATS of your own)
+  TROUPE_FINGERPRINT  SHA-256 of its certificate, as "troupe up" prints it
+  TROUPE_NAMESPACE    the namespace to work in (or --namespace)`,
+		Example: `  troupe demo                                  # a small training job, nothing to configure
+  troupe up                                    # a head on this machine, until Ctrl-C
+  troupe roles                                 # what runs there
+  troupe call actor_train train_step --args '[[1,2,3,4]]'
+  source <(troupe completion bash)             # complete commands, roles, methods and modes`,
+		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.SetVersionTemplate("troupe {{.Version}}\n")
 	root.SetOut(c.out)
 	root.SetErr(c.err)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newDemo(c), newBench(c), newVersion(c))
-	for _, cmd := range root.Commands() {
-		exactUsage(cmd)
-	}
+	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c))
+	root.InitDefaultCompletionCmd()
+	strict(root)
 	return root
 }
 
-// exactUsage makes a wrong number of arguments a usage error like any other.
-func exactUsage(cmd *cobra.Command) {
-	if check := cmd.Args; check != nil {
+// strict makes every mistake in a command's words a usage error: a wrong number of arguments, or an unknown command.
+func strict(cmd *cobra.Command) {
+	check := cmd.Args
+	if cmd.HasSubCommands() {
+		check = noSuchCommand
+		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	}
+	if check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
 			if err := check(cmd, args); err != nil {
 				return usagef("%w (see %s --help)", err, cmd.CommandPath())
@@ -66,73 +80,30 @@ func exactUsage(cmd *cobra.Command) {
 		}
 	}
 	for _, sub := range cmd.Commands() {
-		exactUsage(sub)
+		strict(sub)
 	}
 }
 
-// serverFlags adds the flags of commands that talk to a head.
-func (c *cli) serverFlags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&c.url, "url", "", "server to talk to (default $TROUPE_URL, or the head on this machine)")
-	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", "", `namespace of the run (default $TROUPE_NAMESPACE, or "default")`)
-	c.jsonFlag(cmd)
-}
-
-func (c *cli) jsonFlag(cmd *cobra.Command) {
-	cmd.Flags().BoolVar(&c.json, "json", false, "print JSON instead of a table")
-}
-
-// ns is the namespace the command works in.
-func (c *cli) ns() (string, error) {
-	ns := c.namespace
-	if ns == "" {
-		ns = c.env("TROUPE_NAMESPACE")
+func noSuchCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
 	}
-	if ns == "" {
-		ns = "default"
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		return fmt.Errorf("%s has no command %q; did you mean %s?", cmd.CommandPath(), args[0], strings.Join(near, " or "))
 	}
-	if err := bus.CheckName("namespace", ns); err != nil {
-		return "", &usageError{err}
-	}
-	return ns, nil
-}
-
-// runtime opens a driver's session at the head.
-func (c *cli) runtime(ctx context.Context) (*roles.Runtime, error) {
-	ns, err := c.ns()
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := c.busConfig()
-	if err != nil {
-		return nil, err
-	}
-	return roles.Open(ctx, roles.Config{BusConfig: cfg, Namespace: ns})
-}
-
-// busConfig says how to reach the head: by flag, by environment, or by the file a local head leaves.
-func (c *cli) busConfig() (bus.Config, error) {
-	cfg := bus.Config{Name: "troupe-cli", CredsFile: c.env("TROUPE_CREDS"), Token: c.env("TROUPE_TOKEN")}
-	cfg.TLS.Fingerprint = c.env("TROUPE_FINGERPRINT")
-	url := c.url
-	if url == "" {
-		url = c.env("TROUPE_URL")
-	}
-	if url != "" {
-		cfg.URLs = strings.Split(url, ",")
-		if cfg.Token == "" && cfg.CredsFile == "" {
-			if h, err := readHead(c.env); err == nil && h.URL == url {
-				h.apply(&cfg)
-			}
+	var names []string
+	for _, sub := range cmd.Commands() {
+		if sub.IsAvailableCommand() {
+			names = append(names, sub.Name())
 		}
-		return cfg, nil
 	}
-	h, err := readHead(c.env)
-	if err != nil {
-		return cfg, err
-	}
-	cfg.URLs = []string{h.URL}
-	h.apply(&cfg)
-	return cfg, nil
+	return fmt.Errorf("%s has no command %q; it has %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
+}
+
+// jsonFlag adds --json, with what it changes.
+func (c *cli) jsonFlag(cmd *cobra.Command, does string) {
+	cmd.Flags().BoolVar(&c.json, "json", false, does)
 }
 
 func (c *cli) printJSON(v any) error {
@@ -143,10 +114,20 @@ func (c *cli) printJSON(v any) error {
 
 // table prints rows under a header, aligned.
 func (c *cli) table(header string, rows [][]string) error {
-	w := tabwriter.NewWriter(c.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, strings.ReplaceAll(header, " ", "\t"))
+	var text bytes.Buffer
+	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	lines := []string{strings.ReplaceAll(header, " ", "\t")}
 	for _, r := range rows {
-		fmt.Fprintln(w, strings.Join(r, "\t"))
+		lines = append(lines, strings.Join(r, "\t"))
 	}
-	return w.Flush()
+	if _, err := io.WriteString(w, strings.Join(lines, "\n")+"\n"); err != nil {
+		return err
+	}
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	for line := range strings.Lines(text.String()) { // an empty last column leaves spaces
+		c.printf("%s\n", strings.TrimRight(line, " \n"))
+	}
+	return nil
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -11,17 +10,18 @@ import (
 
 func newVersion(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "version",
-		Short: "Print the versions of the program and of the wire",
-		Args:  cobra.NoArgs,
+		Use:     "version",
+		Short:   "Print the versions of the program and of the wire",
+		Example: "  troupe version\n  troupe version --json",
+		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if c.json {
 				return c.printJSON(map[string]any{"version": version, "wire": bus.Major, "go": runtime.Version()})
 			}
-			fmt.Fprintf(c.out, "troupe %s, wire %d, %s %s/%s\n", version, bus.Major, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			c.printf("troupe %s, wire %d, %s %s/%s\n", version, bus.Major, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
 		},
 	}
-	c.jsonFlag(cmd)
+	c.jsonFlag(cmd, "print a JSON object")
 	return cmd
 }

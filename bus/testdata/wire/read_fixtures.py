@@ -1,10 +1,12 @@
-"""Reads every body-*.bin in this folder with nothing but Python's msgpack, and compares it with its body-*.json.
+"""Reads every body-*.bin and frame-*.bin in this folder with nothing but Python's msgpack, and compares each with its
+.json.
 
     python read_fixtures.py
 
 The JSON says what is in a body: {"type": "nil" | "bool" | "int" | "float" | "str" | "bytes" | "list" | "map" | "time" |
 "tensor", …}. A float is compared by its bits, bytes by their hex form, a tensor by dtype, shape, bytes, elements, and
-the place in the body where they begin.
+the place in the body where they begin. For a frame it says major version, kind, the envelope as such a map, whose keys
+are the numbers of docs/wire.md, and the body in hex. The frames inside a bundle and a sequence are read as well.
 """
 
 import json
@@ -134,19 +136,67 @@ def expected(words: dict, body: bytes) -> dict:
     return words
 
 
+def read_body(body: bytes, words: dict) -> tuple[dict, dict]:
+    value = msgpack.unpackb(body, ext_hook=ext_hook, strict_map_key=False)
+    return describe(value), expected(words, body)
+
+
+class Frame:
+    """Two bytes of magic, the major version, the kind, the length of the envelope, the envelope, the body."""
+
+    def __init__(self, message: bytes) -> None:
+        magic, self.major, self.kind, length = struct.unpack_from(">2sBBI", message)
+        assert magic == b"Tp" and 8 + length <= len(message), "not a frame"
+        self.envelope = msgpack.unpackb(message[8 : 8 + length], strict_map_key=False)
+        self.body = message[8 + length :]
+
+
+KIND_CALL, KIND_ANSWER, KIND_SEQUENCE, KIND_BUNDLE = 1, 2, 14, 16
+
+
+def inner_frames(frame: Frame) -> list[Frame]:
+    """The frames inside a bundle, each behind its length, or inside a sequence, each a str and a bin in msgpack."""
+    inner, rest = [], frame.body
+    while frame.kind == KIND_BUNDLE and rest:
+        (length,) = struct.unpack_from(">I", rest)
+        inner.append(Frame(rest[4 : 4 + length]))
+        rest = rest[4 + length :]
+    if frame.kind == KIND_SEQUENCE:
+        values = msgpack.Unpacker()
+        values.feed(rest)
+        parts = list(values)
+        assert all(subject.startswith("troupe.") for subject in parts[::2]), "not a subject"
+        inner = [Frame(part) for part in parts[1::2]]
+    return inner
+
+
+def read_frame(message: bytes, words: dict) -> tuple[dict, dict]:
+    frame = Frame(message)
+    inside = {KIND_BUNDLE: KIND_ANSWER, KIND_SEQUENCE: KIND_CALL}
+    inner = inner_frames(frame)
+    assert bool(inner) == (frame.kind in inside), "nothing inside"
+    assert all(f.kind == inside[frame.kind] for f in inner), "something else inside"
+    got = {"major": frame.major, "kind": frame.kind, "envelope": describe(frame.envelope), "body": frame.body.hex()}
+    want = {"major": words["major"], "kind": words["kind"], "envelope": expected(words["envelope"], b""), "body": words.get("body", "")}
+    return got, want
+
+
 def main() -> int:
-    files = sorted(pathlib.Path(__file__).parent.glob("body-*.bin"))
-    wrong = 0
-    for file in files:
-        body = file.read_bytes()
-        words = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        value = msgpack.unpackb(body, ext_hook=ext_hook, strict_map_key=False)
-        got, want = describe(value), expected(words, body)
-        if got != want:
+    wrong = total = 0
+    for pattern, read in (("body-*.bin", read_body), ("frame-*.bin", read_frame)):
+        files = sorted(pathlib.Path(__file__).parent.glob(pattern))
+        total += len(files)
+        for file in files:
+            words = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+            got, want = read(file.read_bytes(), words)
+            if got != want:
+                wrong += 1
+                print(f"{file.name}: read {got}, expected {want}")
+        if not files:
             wrong += 1
-            print(f"{file.name}: read {got}, expected {want}")
-    print(f"{len(files)} bodies read, {wrong} wrong")
-    return 1 if wrong or not files else 0
+            print(f"no {pattern}")
+    print(f"{total} fixtures read, {wrong} wrong")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

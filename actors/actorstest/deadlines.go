@@ -1,0 +1,60 @@
+package actorstest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// deadlines are kept at both ends: the caller does not wait longer, and the worker does not begin or go on.
+func (s *suite) deadlines(t *testing.T) {
+	const soon = 60 * time.Millisecond
+	t.Run("while running", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		began := time.Now()
+		err := st.failure(st.send(bus.Call{Method: "block", Parts: st.one(0, "k"), Timeout: soon}))
+		require.ErrorIs(t, err, bus.ErrTimedOut)
+		require.GreaterOrEqual(t, time.Since(began), soon)
+		st.await(0, "cancel k")
+		require.Equal(t, 1, get[int](st, 0, "double", 0)+1)
+	})
+	t.Run("in the queue", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		st.await(0, "begin k")
+		require.ErrorIs(t, st.failure(st.send(bus.Call{Method: "note", Parts: st.one(0, "late"), Timeout: soon})), bus.ErrTimedOut)
+		st.release(0, "k")
+		st.finish(blocked)
+		get[int](st, 0, "note", "after")
+		require.Equal(t, []string{"begin k", "end k", "after"}, st.events(0))
+	})
+	t.Run("the worker keeps them by itself", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		w := st.wire("silent") // it never says that it gave up
+		first, second := w.header(1, "block"), w.header(2, "note")
+		first.Timeout, second.Timeout = soon, soon/2
+		w.call(first, "k")
+		w.call(second, "late")
+		require.Equal(t, bus.CodeTimedOut, w.answer(1).Header.Code)
+		require.Equal(t, bus.CodeTimedOut, w.answer(2).Header.Code)
+		require.Equal(t, []string{"begin k", "cancel k"}, st.events(0))
+	})
+	t.Run("a call that overtook counts from its arrival", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		w := st.wire("late")
+		h := w.header(2, "note")
+		h.Order, h.Prev, h.Timeout = 2, 1, soon
+		w.call(h, "late")
+		require.Equal(t, bus.KindMissing, w.next().Kind)
+		first := w.header(1, "block")
+		first.Order, first.Timeout = 1, 2*soon
+		w.call(first, "k")
+		w.skipMissing()
+		require.Equal(t, bus.CodeTimedOut, w.answer(1).Header.Code)
+		require.Equal(t, bus.CodeTimedOut, w.answer(2).Header.Code)
+		require.NotContains(t, st.events(0), "late")
+	})
+}

@@ -1,0 +1,106 @@
+package actorstest
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// duplicates: a call that arrives again, at whatever moment, is answered from memory or with "outcome unknown", and
+// never runs twice.
+func (s *suite) duplicates(t *testing.T) {
+	t.Run("at every moment", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		w := st.wire("twice")
+		require.Equal(t, bus.StateNever, w.asked(1))
+		block, note := w.header(1, "block"), w.header(2, "note")
+		w.call(block, "k")
+		st.await(0, "begin k")
+		w.call(note, "n")
+		st.until("it waits", func() bool { return st.lane(0, "work").Queued == 1 })
+		w.again(block, "k") // while running
+		w.again(note, "n")  // while queued
+		w.call(note, "n")   // doubled on the way
+		require.Equal(t, bus.StateRunning, w.asked(1))
+		w.control(bus.KindAsk, 2)
+		waits := w.status(2)
+		require.Equal(t, bus.StateQueued, waits.State)
+		require.Positive(t, waits.Queued)
+		st.release(0, "k")
+		require.Equal(t, "k", w.good(1))
+		require.EqualValues(t, 3, w.good(2))
+
+		w.again(block, "k") // after the answer
+		require.Equal(t, "k", w.good(1))
+		w.control(bus.KindAsk, 2)
+		require.EqualValues(t, 3, w.good(2))
+
+		h := w.header(3, "note")
+		h.Acked = 2
+		w.call(h, "m")
+		require.EqualValues(t, 4, w.good(3))
+		w.again(block, "k") // after it was acknowledged
+		require.Equal(t, bus.StateUnknown, w.status(1).State)
+		require.Equal(t, bus.StateUnknown, w.asked(2))
+		w.call(note, "n") // very late on the way
+		w.call(w.header(4, "note"), "o")
+		require.EqualValues(t, 5, w.good(4))
+		require.Equal(t, []string{"begin k", "end k", "n", "m", "o"}, st.events(0))
+	})
+	t.Run("a failure is remembered like a success", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		w := st.wire("twice")
+		w.call(w.header(1, "fail"), "no luck")
+		first := w.answer(1)
+		require.Equal(t, bus.CodeApplication, first.Header.Code)
+		w.again(w.header(1, "fail"), "no luck")
+		require.Equal(t, first, w.answer(1))
+		w.call(w.header(2, "nothing"))
+		require.Equal(t, bus.CodeNotFound, w.answer(2).Header.Code)
+		w.again(w.header(2, "nothing"))
+		require.Equal(t, bus.CodeNotFound, w.answer(2).Header.Code)
+	})
+	t.Run("callers have numbers of their own", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		for i := range 3 {
+			w := st.wire(fmt.Sprint("caller-", i))
+			w.call(w.header(1, "note"), "n")
+			require.EqualValues(t, i+1, w.good(1))
+		}
+	})
+	t.Run("everything comes twice", func(t *testing.T) {
+		st := s.stage(t, Role{World: 2})
+		conn := st.bus.Conn()
+		repeated := 0
+		sub, err := conn.Subscribe(st.role.Address.All(), func(m *nats.Msg) {
+			if m.Reply != "" { // a first sending
+				repeated++
+				_ = conn.Publish(m.Subject, m.Data)
+			}
+		})
+		require.NoError(t, err)
+		require.NoError(t, conn.Flush())
+		for i := range 30 {
+			st.finish(st.send(bus.Call{Method: "note", Parts: st.all(fmt.Sprint(i))}))
+		}
+		require.NoError(t, conn.Flush())
+		require.NoError(t, sub.Unsubscribe())
+		st.finish(st.send(bus.Call{Method: "note", Parts: st.all("last")}))
+		for r := range 2 {
+			require.Len(t, st.events(r), 31)
+		}
+	})
+	t.Run("a lost call is sent again", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		w := st.wire("unlucky")
+		h := w.header(1, "note")
+		h.Age = time.Second // the first sending never arrived
+		w.call(h, "n")
+		require.EqualValues(t, 1, w.good(1))
+	})
+}

@@ -1,0 +1,163 @@
+package actorstest
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+)
+
+// order: a caller's calls run in the order in which it made them, on every rank, whichever subject they came by; a call
+// that overtakes another waits for it.
+func (s *suite) order(t *testing.T) {
+	t.Run("one caller, many subjects", func(t *testing.T) {
+		st := s.stage(t, Role{World: 4, Slices: [][]actors.Slice{
+			{{Mesh: "main", N: 0}}, {{Mesh: "main", N: 0}}, {{Mesh: "main", N: 1}}, {{Mesh: "main", N: 1}},
+		}})
+		want := make([][]string, 4)
+		var calls []*bus.Gather
+		note := func(event string, scope bus.Scope, some bool, ranks ...int) {
+			calls = append(calls, st.send(bus.Call{Method: "note", Parts: []bus.Part{{Scope: scope, Some: some, Ranks: ranks, Body: st.body(event)}}}))
+			for _, r := range ranks {
+				want[r] = append(want[r], event)
+			}
+		}
+		for i := range 40 {
+			note(fmt.Sprint("all ", i), bus.Everyone(), false, 0, 1, 2, 3)
+			note(fmt.Sprint("rank ", i), bus.OneRank(i%4), false, i%4)
+			note(fmt.Sprint("slice ", i), bus.DPSlice("main", i%2), false, i%2*2, i%2*2+1)
+			note(fmt.Sprint("some ", i), bus.Everyone(), true, 1, 3)
+		}
+		for _, g := range calls {
+			st.finish(g)
+		}
+		for r := range want {
+			require.Equal(t, want[r], st.events(r), "rank %d", r)
+		}
+	})
+	t.Run("many goroutines, one order on all ranks", func(t *testing.T) {
+		st := s.stage(t, Role{World: 3})
+		var group sync.WaitGroup
+		for i := range 8 {
+			group.Go(func() {
+				for j := range 15 {
+					for _, a := range st.answers(st.send(bus.Call{Method: "note", Parts: st.all(fmt.Sprint(i, "-", j))})) {
+						assert.NoError(t, a.Err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		want := st.events(0)
+		require.Len(t, want, 8*15)
+		for r := range 3 {
+			require.Equal(t, want, st.events(r))
+		}
+	})
+	t.Run("several drivers of an ordered role", func(t *testing.T) {
+		st := s.stage(t, Role{World: 3, Ordered: true})
+		var group sync.WaitGroup
+		for d := range 3 {
+			driver := &stage{t: t, bus: st.bus, role: st.role, ep: s.driver(t)}
+			group.Go(func() {
+				var calls []*bus.Gather
+				for i := range 30 {
+					parts := driver.all(fmt.Sprint(d, " all ", i))
+					if i%3 == 2 { // some calls are not for everybody
+						parts = driver.one(d, fmt.Sprint(d, " one ", i))
+					}
+					calls = append(calls, driver.send(bus.Call{Method: "note", Ordered: true, Parts: parts}))
+				}
+				for _, g := range calls {
+					for _, a := range driver.answers(g) {
+						assert.NoError(t, a.Err)
+					}
+				}
+			})
+		}
+		group.Wait()
+		common := func(rank int) (out []string) {
+			for _, e := range st.events(rank) {
+				if strings.Contains(e, "all") {
+					out = append(out, e)
+				}
+			}
+			return out
+		}
+		want := common(0)
+		require.Len(t, want, 3*20)
+		for r := range 3 {
+			require.Equal(t, want, common(r))
+			require.Len(t, st.events(r), 3*20+10)
+		}
+	})
+	t.Run("a call that overtakes waits", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		w := st.wire("a")
+		h := func(seq, order, prev uint64) bus.Header {
+			h := w.header(seq, "note")
+			h.Order, h.Prev = order, prev
+			return h
+		}
+		w.call(h(1, 1, 0), "one")
+		require.EqualValues(t, 1, w.good(1))
+		w.call(h(3, 3, 2), "three")
+		f := w.next()
+		require.Equal(t, bus.KindMissing, f.Kind)
+		require.Equal(t, []uint64{1, 2}, []uint64{f.Header.Prev, f.Header.Order}, "what lies after 1, up to 2, is missing")
+		require.Equal(t, st.role.Address.Prefix(), f.Header.Object)
+		require.Equal(t, bus.StateQueued, w.askedMissing(3))
+		w.call(h(2, 2, 1), "two")
+		require.EqualValues(t, 2, w.goodMissing(2))
+		require.EqualValues(t, 3, w.goodMissing(3))
+
+		w.call(h(9, 9, 8), "nine")
+		require.Equal(t, bus.KindMissing, w.next().Kind)
+		w.send(st.role.Address.Rank(0), bus.Frame{Kind: bus.KindSkip, Header: bus.Header{Session: w.session, Order: 8}})
+		require.EqualValues(t, 4, w.goodMissing(9))
+		require.Equal(t, []string{"one", "two", "three", "nine"}, st.events(0))
+	})
+	t.Run("the end of the body does not matter", func(t *testing.T) {
+		st := s.stage(t, Role{})
+		large := st.send(bus.Call{Method: "size", Parts: st.one(0, make([]byte, 5<<20))})
+		small := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
+		st.await(0, "begin k")
+		select {
+		case <-large.Done():
+		default: // its answer may still be on its way, but it has run
+			require.Len(t, st.info(0).Calls, 1)
+		}
+		st.release(0, "k")
+		require.Equal(t, 5<<20, read[int](st, st.finish(large)[0]))
+		st.finish(small)
+	})
+}
+
+// goodMissing is good, past repeated words that something is missing.
+func (w *wire) goodMissing(seq uint64) any {
+	w.st.t.Helper()
+	w.skipMissing()
+	return w.good(seq)
+}
+
+// askedMissing is asked, likewise.
+func (w *wire) askedMissing(seq uint64) bus.State {
+	w.st.t.Helper()
+	w.control(bus.KindAsk, seq)
+	w.skipMissing()
+	return w.status(seq).State
+}
+
+func (w *wire) skipMissing() {
+	f := w.next()
+	for f.Kind == bus.KindMissing {
+		f = w.next()
+	}
+	w.frames = append([]bus.Frame{f}, w.frames...)
+}

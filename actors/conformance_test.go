@@ -1,0 +1,96 @@
+package actors_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/actors/actorstest"
+	"troupe/bus"
+)
+
+// TestConformance plays the suite's workers as goroutines: on one connection, each on its own, and as a foreign class,
+// whose table is known at run time and whose bodies stay opaque.
+func TestConformance(t *testing.T) {
+	for name, spawn := range map[string]actorstest.Spawn{
+		"shared":  spawnShared(actorstest.Classes),
+		"own":     spawnOwn,
+		"foreign": spawnShared(foreignClasses),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			actorstest.Exercise(t, spawn)
+		})
+	}
+}
+
+func spawnShared(classes func() []*actors.Class) actorstest.Spawn {
+	return func(t *testing.T, b *bus.Bus, role actorstest.Role) {
+		h := newHost(t, b, role, classes())
+		for rank := range role.World {
+			_, err := h.Start(t.Context(), role.Spec(rank))
+			require.NoError(t, err)
+		}
+		require.NoError(t, b.Conn().Flush())
+	}
+}
+
+func spawnOwn(t *testing.T, b *bus.Bus, role actorstest.Role) {
+	for rank := range role.World {
+		own, err := b.Dial(t.Context(), fmt.Sprint("rank-", rank))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, own.Close()) })
+		_, err = newHost(t, own, role, actorstest.Classes()).Start(t.Context(), role.Spec(rank))
+		require.NoError(t, err)
+		require.NoError(t, own.Conn().Flush())
+	}
+}
+
+// newHost makes a host that is closed, with whatever runs on it, at the end of the test.
+func newHost(t testing.TB, b *bus.Bus, role actorstest.Role, classes []*actors.Class) *actors.Host {
+	ep, err := b.Endpoint(role.Address.Namespace)
+	require.NoError(t, err)
+	h, err := actors.NewHost(ep, actors.HostConfig{Classes: classes, BeatEvery: role.BeatEvery})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		require.NoError(t, h.Close(ctx))
+		ep.Close()
+	})
+	return h
+}
+
+// foreignClasses are the suite's classes as another language would bring them: a table, and a handler of bytes.
+func foreignClasses() []*actors.Class {
+	var out []*actors.Class
+	for _, c := range actorstest.Classes() {
+		out = append(out, &actors.Class{Name: c.Name, Methods: c.Methods, New: func(ctx context.Context, s actors.Setup) (actors.Handler, error) {
+			inner, err := c.New(ctx, s)
+			return foreign{inner}, err
+		}})
+	}
+	return out
+}
+
+// foreign hides the object behind the interfaces a foreign one has, and gives it bodies of its own.
+type foreign struct{ inner actors.Handler }
+
+func (f foreign) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
+	return f.inner.Handle(ctx, method, append([]byte(nil), body...))
+}
+
+func (f foreign) Configure(ctx context.Context, config bus.Raw) error {
+	if c, ok := f.inner.(actors.Configurer); ok {
+		return c.Configure(ctx, config)
+	}
+	return nil
+}
+
+func (f foreign) SetEnv(ctx context.Context, env map[string]string) error {
+	return f.inner.(actors.EnvSetter).SetEnv(ctx, env)
+}

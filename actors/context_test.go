@@ -1,0 +1,128 @@
+package actors
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func begun(deadline time.Time) *callContext {
+	c := &call{deadline: deadline}
+	c.ctx.begin(c)
+	return &c.ctx
+}
+
+func TestCallContextEndsWithItsDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := begun(time.Now().Add(time.Minute))
+		d, ok := ctx.Deadline()
+		require.True(t, ok)
+		require.Equal(t, time.Minute, time.Until(d))
+		require.NoError(t, ctx.Err())
+		<-ctx.Done()
+		require.Equal(t, time.Now(), d)
+		require.Equal(t, context.DeadlineExceeded, ctx.Err())
+		ctx.cancel(context.Canceled) // the method returns: too late to change it
+		require.Equal(t, context.DeadlineExceeded, ctx.Err())
+		require.Equal(t, context.DeadlineExceeded, context.Cause(ctx))
+	})
+}
+
+func TestCallContextWithoutDeadline(t *testing.T) {
+	ctx := begun(time.Time{})
+	_, ok := ctx.Deadline()
+	require.False(t, ok)
+	ctx.cancel(context.Canceled)
+	<-ctx.Done() // asked for only now
+	require.Equal(t, context.Canceled, ctx.Err())
+}
+
+func TestCallContextPastItsDeadline(t *testing.T) {
+	require.Equal(t, context.DeadlineExceeded, begun(time.Now().Add(-time.Second)).Err())
+}
+
+// TestCallContextCancelledBeforeItBegins: it stays cancelled, and no timer waits for the deadline of a dead call.
+func TestCallContextCancelledBeforeItBegins(t *testing.T) {
+	c := &call{deadline: time.Now().Add(time.Hour)}
+	c.ctx.cancel(context.Canceled)
+	c.ctx.begin(c)
+	require.Equal(t, context.Canceled, c.ctx.Err())
+	require.Nil(t, c.ctx.timer)
+}
+
+// TestDerivedContextsFollow: contexts of the standard library derived from a call's end with it, at once, and cost no
+// goroutine while it lives.
+func TestDerivedContextsFollow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := begun(time.Now().Add(time.Minute))
+		child, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		d, _ := child.Deadline()
+		require.Equal(t, time.Minute, time.Until(d), "the parent's is sooner")
+		grandchild, cancel2 := context.WithCancel(context.WithValue(child, callKey{}, ctx))
+		defer cancel2()
+		sooner, cancel3 := context.WithTimeout(ctx, time.Second)
+		defer cancel3()
+		<-sooner.Done()
+		require.NoError(t, ctx.Err())
+		require.Len(t, ctx.after, 1, "the one that has ended is unhooked")
+		ctx.cancel(context.Canceled)
+		<-grandchild.Done()
+		require.Equal(t, context.Canceled, child.Err())
+		require.Equal(t, context.Canceled, context.Cause(grandchild))
+		late, cancel4 := context.WithCancel(ctx)
+		defer cancel4()
+		<-late.Done()
+	})
+}
+
+func TestAfterFunc(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := begun(time.Time{})
+		ran := make(chan string, 4)
+		stop := context.AfterFunc(ctx, func() { ran <- "never" })
+		require.True(t, stop())
+		require.False(t, stop())
+		stop = context.AfterFunc(ctx, func() { ran <- "once" })
+		ctx.cancel(context.Canceled)
+		require.Equal(t, "once", <-ran)
+		require.False(t, stop())
+		context.AfterFunc(ctx, func() { ran <- "at once" })
+		require.Equal(t, "at once", <-ran)
+		synctest.Wait()
+		require.Empty(t, ran)
+	})
+}
+
+// TestCallContextFromManySides is for the race detector: the method, its goroutines, a cancel and the deadline at once.
+func TestCallContextFromManySides(t *testing.T) {
+	for range 50 {
+		ctx := begun(time.Now().Add(100 * time.Microsecond))
+		var group sync.WaitGroup
+		for _, side := range []func(){
+			func() { <-ctx.Done() },
+			func() { _ = ctx.Err() },
+			func() { ctx.cancel(context.Canceled) },
+			func() { context.AfterFunc(ctx, func() {})() },
+			func() {
+				child, cancel := context.WithTimeout(ctx, time.Millisecond)
+				defer cancel()
+				<-child.Done()
+			},
+		} {
+			group.Go(side)
+		}
+		group.Wait()
+		require.Error(t, ctx.Err())
+	}
+}
+
+func TestCurrentOutsideAMethod(t *testing.T) {
+	_, ok := Current(context.Background())
+	require.False(t, ok)
+	require.Nil(t, begun(time.Time{}).Value("anything else"))
+}

@@ -1,0 +1,256 @@
+package actors
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// TestStartThatFailsLeavesNothing: no worker, no subscription, no sequencer, whichever way the constructor fails.
+func TestStartThatFailsLeavesNothing(t *testing.T) {
+	var how func() (Handler, error)
+	class := &Class{Name: "shy", Open: true, New: func(context.Context, Setup) (Handler, error) { return how() }}
+	st := newStand(t, class)
+	conn := st.ep.Bus().Conn()
+	before := conn.NumSubscriptions()
+	for words, f := range map[string]func() (Handler, error){
+		"not today":                          func() (Handler, error) { return nil, errors.New("not today") },
+		"panic: help":                        func() (Handler, error) { panic("help") },
+		"nil pointer":                        func() (Handler, error) { return nil, (*brokenError)(nil) },
+		"neither an object nor an error":     func() (Handler, error) { return nil, nil },
+		"configuration of role: not a thing": func() (Handler, error) { return nil, bus.Errorf(bus.CodeRefused, "configuration of role: not a thing") },
+	} {
+		how = f
+		_, err := st.host.Start(t.Context(), st.spec(WorkerSpec{Ordered: true}))
+		require.ErrorContains(t, err, words)
+		e := bus.AsError(err)
+		require.Equal(t, []any{"role", 0, "here"}, []any{e.Role, e.Rank, e.Node})
+	}
+	require.Empty(t, st.host.Workers())
+	require.Equal(t, before, conn.NumSubscriptions())
+
+	how = func() (Handler, error) { return silent{}, nil }
+	w := st.start(WorkerSpec{Ordered: true, Slices: []Slice{{Mesh: "main", N: 0}}})
+	require.Equal(t, before+6, conn.NumSubscriptions())
+	require.NoError(t, w.Stop(t.Context()))
+	require.Equal(t, before, conn.NumSubscriptions())
+	require.Empty(t, st.host.Workers())
+}
+
+func TestStartMistakes(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	for words, change := range map[string]func(*WorkerSpec){
+		`no class "clown" in this program; it has [puppet]`: func(s *WorkerSpec) { s.Class = "clown" },
+		"rank 1 is not in a world of 1":                     func(s *WorkerSpec) { s.Rank = 1 },
+		"rank -1 is not in a world of 1":                    func(s *WorkerSpec) { s.Rank = -1 },
+		"rank 0 is not in a world of 0":                     func(s *WorkerSpec) { s.World = 0 },
+		`its namespace is "other", the host's "test"`:       func(s *WorkerSpec) { s.Address.Namespace = "other" },
+		`incarnation name ""`:                               func(s *WorkerSpec) { s.Address.Incarnation = "" },
+		`mesh name "a.b"`:                                   func(s *WorkerSpec) { s.Slices = []Slice{{Mesh: "a.b"}} },
+		"must not be negative":                              func(s *WorkerSpec) { s.QueueLimit = -1 },
+	} {
+		spec := st.spec(WorkerSpec{})
+		change(&spec)
+		_, err := st.host.Start(t.Context(), spec)
+		require.ErrorContains(t, err, words)
+	}
+	st.start(WorkerSpec{})
+	_, err := st.host.Start(t.Context(), st.spec(WorkerSpec{}))
+	require.ErrorIs(t, err, bus.ErrExists)
+	require.ErrorContains(t, err, "role[0] runs here already")
+	st.start(WorkerSpec{Gen: 1}) // its successor may come before it has gone
+	st.do("ok")
+}
+
+func TestStartOnAClosedHost(t *testing.T) {
+	class, closed := closingClass(map[string]func() error{"": func() error { return nil }})
+	st := newStand(t, class)
+	require.NoError(t, st.host.Close(t.Context()))
+	_, err := st.host.Start(t.Context(), st.spec(WorkerSpec{}))
+	require.ErrorIs(t, err, bus.ErrClosed)
+	require.Equal(t, "<>", closed(), "what was made is closed")
+}
+
+// TestStartWhileClosing: a worker either is refused, or is stopped with the others.
+func TestStartWhileClosing(t *testing.T) {
+	for range 20 {
+		st := newStand(t, puppetClass(methods{"ok": nothing}))
+		st.world = 8
+		before := st.ep.Bus().Conn().NumSubscriptions()
+		started := make([]*Worker, st.world)
+		var group sync.WaitGroup
+		for rank := range started {
+			group.Go(func() { started[rank], _ = st.host.Start(t.Context(), st.spec(WorkerSpec{Rank: rank})) })
+		}
+		group.Go(func() { require.NoError(t, st.host.Close(t.Context())) })
+		group.Wait()
+		for _, w := range started {
+			if w != nil {
+				<-w.Done()
+			}
+		}
+		require.Equal(t, before, st.ep.Bus().Conn().NumSubscriptions())
+	}
+}
+
+// TestWorkersComeAndGoUnderCalls: a lone worker runs short calls on the intake's goroutine; when others come and go in
+// the middle of that, no call is lost.
+func TestWorkersComeAndGoUnderCalls(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	st.world = 2
+	st.start(WorkerSpec{})
+	overCh := make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		for {
+			select {
+			case <-overCh:
+				return
+			default:
+			}
+			w, err := st.host.Start(context.Background(), st.spec(WorkerSpec{Rank: 1}))
+			if err == nil {
+				_ = w.Stop(context.Background())
+			}
+		}
+	})
+	for range 500 {
+		g := st.send(bus.Call{Method: "ok", AskAfter: time.Minute, Need: 1, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}}}})
+		<-g.Done()
+	}
+	close(overCh)
+	group.Wait()
+	st.do("ok")
+}
+
+func TestCurrent(t *testing.T) {
+	got := make(chan CallInfo, 1)
+	st := newStand(t, puppetClass(methods{"look": func(ctx context.Context, _ []byte) ([]byte, error) {
+		child, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		info, ok := Current(child)
+		require.True(t, ok)
+		got <- info
+		return []byte{0xc0}, nil
+	}}))
+	st.start(WorkerSpec{})
+	g := st.send(bus.Call{Method: "look", Meta: []byte{7}, Trace: "00-1-2-3", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
+	<-g.Done()
+	require.NoError(t, g.Answers()[0].Err)
+	info := <-got
+	require.NotEmpty(t, info.Caller)
+	require.Positive(t, info.Queued)
+	info.Caller, info.Queued = "", 0
+	require.Equal(t, CallInfo{
+		Session: st.ep.Session(), Seq: 1, Method: "look", Role: st.address, NoData: true, Meta: []byte{7}, Trace: "00-1-2-3", Host: st.host,
+	}, info)
+}
+
+// TestWorkerCallsWorker: from inside a method, through the host's own endpoint; also itself, in another lane.
+func TestWorkerCallsWorker(t *testing.T) {
+	var st *stand
+	st = newStand(t, puppetClass(methods{
+		"c_leaf": nothing,
+		"forward": func(ctx context.Context, _ []byte) ([]byte, error) {
+			info, _ := Current(ctx)
+			g, err := info.Host.Endpoint().Scatter(ctx, bus.Call{To: info.Role, Method: "c_leaf", World: 2, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}}}})
+			if err != nil {
+				return nil, err
+			}
+			<-g.Done()
+			return bus.Marshal(g.AllGood())
+		},
+	}))
+	st.world = 2
+	st.start(WorkerSpec{Rank: 0})
+	st.start(WorkerSpec{Rank: 1})
+	require.Equal(t, true, st.do("forward"))
+}
+
+func TestEnv(t *testing.T) {
+	t.Setenv("ACTORS_TEST_OWN", "process")
+	t.Setenv("ACTORS_TEST_SET", "process")
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	w := st.start(WorkerSpec{})
+	st.do(VerbSetEnv, map[string]string{"ACTORS_TEST_SET": "worker"})
+	require.Equal(t, "worker", w.Env("ACTORS_TEST_SET"))
+	require.Equal(t, "process", w.Env("ACTORS_TEST_OWN"))
+	require.Equal(t, "process", os.Getenv("ACTORS_TEST_SET"))
+	st.host.cfg.OwnProcess = true
+	st.do(VerbSetEnv, map[string]string{"ACTORS_TEST_SET": "worker"})
+	require.Equal(t, "worker", os.Getenv("ACTORS_TEST_SET"))
+}
+
+// TestConfigureAnObject reaches the object that was named, and says which class takes none.
+func TestConfigureAnObject(t *testing.T) {
+	st := newStand(t, counterClass().Class, puppetClass(methods{"ok": nothing}))
+	st.start(WorkerSpec{})
+	st.do(VerbCreate, CreateRequest{Name: "second", Class: "counter"})
+	st.do(VerbCreate, CreateRequest{Name: "third", Class: "puppet"})
+	configure := func(object string, v int) error {
+		body := bus.Args{Positional: []bus.Raw{{byte(v)}}}.Append(nil, nil)
+		g := st.send(bus.Call{Method: VerbConfigure, Object: object, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}}})
+		<-g.Done()
+		return g.Answers()[0].Err
+	}
+	require.NoError(t, configure("", 10))
+	require.NoError(t, configure("second", 20))
+	require.ErrorContains(t, configure("third", 1), "class puppet takes no configuration")
+	require.ErrorIs(t, configure("fourth", 1), bus.ErrNotFound)
+	require.EqualValues(t, 11, st.do("add", 1))
+}
+
+// TestLanesOfObjects: objects of one worker share its serial lane, and lanes of one name with other limits are others.
+func TestLanesOfObjects(t *testing.T) {
+	b := newBlocking()
+	wide := puppetClass(methods{"c_block": b.method, "block": b.method})
+	narrow := &Class{Name: "narrow", Methods: []MethodInfo{{Name: "c_block", Lane: Concurrent(1)}, {Name: "block", Lane: Serial}}, New: wide.New}
+	st := newStand(t, wide, narrow)
+	w := st.start(WorkerSpec{})
+	st.do(VerbCreate, CreateRequest{Name: "n", Class: "narrow"})
+	var calls []*bus.Gather
+	for range 3 {
+		calls = append(calls, st.send(bus.Call{Method: "c_block"}), st.send(bus.Call{Method: "c_block", Object: "n"}))
+	}
+	calls = append(calls, st.send(bus.Call{Method: "block", Object: "n"}))
+	for range 5 {
+		<-b.beganCh
+	}
+	calls = append(calls, st.send(bus.Call{Method: "block"})) // waits for the other object's
+	close(b.releaseCh)
+	for _, g := range calls {
+		<-g.Done()
+		require.NoError(t, g.Answers()[0].Err)
+	}
+	info, err := w.info(t.Context(), None{})
+	require.NoError(t, err)
+	var lanes []string
+	for _, l := range info.Lanes {
+		lanes = append(lanes, fmt.Sprint(l.Lane))
+	}
+	require.Equal(t, []string{"{concurrent 1}", "{concurrent 64}", "{work 1}"}, lanes)
+}
+
+// TestBeatsOfOneRoleTravelTogether: one message a role, however many of its workers live here.
+func TestBeatsOfOneRoleTravelTogether(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	st.world = 3
+	for rank := range 3 {
+		st.start(WorkerSpec{Rank: rank, Gen: uint32(rank)})
+	}
+	next := st.beats()
+	for next().Rank != 2 {
+	}
+	for rank := range 3 {
+		b := next()
+		require.Equal(t, Beat{Rank: rank, Gen: uint32(rank), State: Ready, Node: "here"}, b)
+	}
+}

@@ -1,0 +1,9 @@
+package actors
+
+import (
+	"testing"
+
+	"troupe/bus/bustest"
+)
+
+func TestMain(m *testing.M) { bustest.Main(m) }

@@ -1,0 +1,102 @@
+package actors
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// collective is a meeting of all ranks in one call, as in an all-reduce: each waits there for the others.
+type collective struct {
+	world int
+	mu    sync.Mutex
+	calls map[string]*meeting
+	order [][]string // by rank
+}
+
+type meeting struct {
+	here  int
+	allCh chan struct{}
+}
+
+func (c *collective) meet(ctx context.Context, _ []byte) ([]byte, error) {
+	info, _ := Current(ctx)
+	id := fmt.Sprint(info.Session, "/", info.Seq)
+	c.mu.Lock()
+	c.order[info.Rank] = append(c.order[info.Rank], id)
+	m := c.calls[id]
+	if m == nil {
+		m = &meeting{allCh: make(chan struct{})}
+		c.calls[id] = m
+	}
+	if m.here++; m.here == c.world {
+		close(m.allCh)
+	}
+	c.mu.Unlock()
+	select {
+	case <-m.allCh:
+		return []byte{0xc0}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// TestOrderedRole: two drivers call a role whose method is a barrier over all its ranks. If two ranks took two calls in
+// different orders, each would wait for the other for ever. Also when every line is bad.
+func TestOrderedRole(t *testing.T) {
+	for name, rule := range map[string]bustest.Rule{
+		"good lines": nil,
+		"bad lines":  bustest.Random(7, 0.02, 0.05, 0.05, 0.05, nil),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const world, calls = 4, 30
+			c := &collective{world: world, calls: map[string]*meeting{}, order: make([][]string, world)}
+			class := puppetClass(methods{"meet": c.meet})
+			srv := bustest.StartServer(t, bustest.Options{})
+			open := func() *bus.Bus {
+				f := bustest.NewFaults(srv)
+				b := bustest.Open(t, bus.Config{InProcess: f})
+				f.SetRule(rule)
+				return b
+			}
+			st := &stand{t: t, address: bus.Address{Namespace: "test", Role: "role", Incarnation: "i1"}, world: world}
+			for rank := range world {
+				b := open()
+				st.host = addHost(t, b, class)
+				st.start(WorkerSpec{Rank: rank, Ordered: true})
+			}
+			var group sync.WaitGroup
+			for range 2 {
+				ep, err := open().Endpoint("test")
+				require.NoError(t, err)
+				group.Go(func() {
+					driver := &stand{t: t, ep: ep, address: st.address, world: world}
+					var all []*bus.Gather
+					for range calls {
+						all = append(all, driver.send(bus.Call{Method: "meet", Ordered: true, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2, 3}}}}))
+					}
+					for _, g := range all {
+						<-g.Done()
+						for _, a := range g.Answers() {
+							require.NoError(t, a.Err)
+						}
+					}
+				})
+			}
+			group.Wait()
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			require.Len(t, c.order[0], 2*calls)
+			for rank := range world {
+				require.Equal(t, c.order[0], c.order[rank], "rank %d", rank)
+			}
+		})
+	}
+}

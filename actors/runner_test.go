@@ -1,0 +1,131 @@
+package actors
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// silent is a handler whose calls are never answered, so that it needs no bus.
+type silent struct{ method func() }
+
+func (s silent) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
+	c := ctx.Value(callKey{}).(*callContext).call
+	c.worker.mu.Lock()
+	c.dropped = true
+	c.worker.mu.Unlock()
+	s.method()
+	return nil, nil
+}
+
+// silentWorker is a ready worker without a bus.
+func silentWorker(method func()) *Worker {
+	w := newWorker(&Host{}, WorkerSpec{}, &Class{})
+	w.state = Ready
+	w.objects[""], w.classes[""] = silent{method}, &Class{Open: true}
+	return w
+}
+
+// start runs a call of the method on the host's runners.
+func (w *Worker) start(q *queue) {
+	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &bus.Header{Method: "m"}, queue: q, bodyHere: true}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	q.waiting.push(c)
+	w.kick(q)
+}
+
+func (rs *runners) resting() int {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return len(rs.idle)
+}
+
+func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var running atomic.Int32
+		releaseCh := make(chan struct{})
+		w := silentWorker(func() { running.Add(1); <-releaseCh })
+		rs, q := &w.host.runners, &queue{lane: Concurrent(100)}
+		for range 5 {
+			w.start(q)
+		}
+		synctest.Wait()
+		require.EqualValues(t, 5, running.Load())
+		require.Zero(t, rs.resting())
+		close(releaseCh)
+		synctest.Wait()
+		require.Equal(t, 5, rs.resting())
+
+		time.Sleep(runnerIdle / 2)
+		for range 3 {
+			w.start(q)
+		}
+		synctest.Wait()
+		require.Equal(t, 5, rs.resting(), "no new one was needed")
+		time.Sleep(runnerIdle/2 + time.Second)
+		require.Equal(t, 3, rs.resting(), "two have had nothing to do for too long")
+		time.Sleep(runnerIdle)
+		require.Zero(t, rs.resting())
+		w.start(q)
+		synctest.Wait()
+		require.Equal(t, 1, rs.resting())
+		rs.close(time.Second)
+		require.Zero(t, rs.resting())
+	})
+}
+
+// TestRunnersChosenInTheLastMoment: a runner that is about to leave and is chosen runs the call.
+func TestRunnersChosenInTheLastMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ran atomic.Int32
+		w := silentWorker(func() { ran.Add(1) })
+		q := &queue{lane: Concurrent(1)}
+		for i := range 50 {
+			w.start(q)
+			time.Sleep(runnerIdle) // exactly when it leaves
+			require.EqualValues(t, i+1, ran.Load())
+		}
+		w.host.runners.close(time.Second)
+	})
+}
+
+func TestRunnersCloseIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		releaseCh := make(chan struct{})
+		w := silentWorker(func() { <-releaseCh })
+		w.start(&queue{lane: Serial})
+		began := time.Now()
+		w.host.runners.close(time.Second)
+		require.Equal(t, time.Second, time.Since(began))
+		close(releaseCh)
+	})
+}
+
+// TestMethodEndsItsGoroutine: runtime.Goexit in a method costs a goroutine, not the lane.
+func TestMethodEndsItsGoroutine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ran atomic.Int32
+		w := silentWorker(func() {
+			if ran.Add(1)%2 == 1 {
+				runtime.Goexit()
+			}
+		})
+		q := &queue{lane: Serial}
+		for range 10 {
+			w.start(q)
+		}
+		synctest.Wait()
+		require.EqualValues(t, 10, ran.Load())
+		require.Empty(t, w.active)
+		require.Zero(t, q.running)
+		w.host.runners.close(time.Second)
+	})
+}

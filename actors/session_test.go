@@ -1,0 +1,205 @@
+package actors
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"troupe/bus"
+)
+
+func newSession() *session { return &session{calls: map[uint64]*call{}} }
+
+// TestSessionNeverAdmitsACallTwice: whatever became of a call, found again it is known, or known to be over.
+func TestSessionNeverAdmitsACallTwice(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s, now := newSession(), time.Now()
+		var all []*call // admitted, by sequence
+		pick := func() *call { return all[rapid.IntRange(0, len(all)-1).Draw(t, "call")] }
+		forget := func(c *call) {
+			if c.phase == answered {
+				c.phase = forgotten
+			}
+		}
+		giveUp := func(c *call) {
+			switch c.phase {
+			case queued:
+				c.dropped, c.phase = true, forgotten
+				s.leave(c)
+			case running:
+				c.dropped = true
+			}
+		}
+		for range rapid.IntRange(1, 150).Draw(t, "steps") {
+			step := rapid.IntRange(0, 7).Draw(t, "step")
+			if step < 3 || len(all) == 0 {
+				h := &bus.Header{Seq: uint64(len(all) + 1)}
+				if c, over := s.find(h, now); c != nil || over {
+					t.Fatalf("call %d has not come yet", h.Seq)
+				}
+				c := &call{header: h, session: s}
+				s.calls[h.Seq] = c
+				all = append(all, c)
+				continue
+			}
+			switch c := pick(); step {
+			case 3:
+				if c.phase == queued {
+					c.phase = running
+				}
+			case 4: // it ends, and is answered unless nobody waits
+				if c.phase == running && c.dropped {
+					c.phase = forgotten
+					s.leave(c)
+				} else if c.phase == running {
+					c.phase = answered
+				}
+			case 5: // no room for its answer any more
+				forget(c)
+				s.leave(c)
+			case 6:
+				giveUp(c)
+			case 7:
+				s.acknowledge(c.header.Seq, forget, giveUp)
+			}
+			open, buried := 0, 0
+			for _, c := range all {
+				known, over := s.find(c.header, now)
+				switch {
+				case known == nil && !over:
+					t.Fatalf("call %d would run again", c.header.Seq)
+				case c.phase <= running && known != c:
+					t.Fatalf("call %d is under way and not known", c.header.Seq)
+				case c.phase <= running && !c.dropped && c.header.Seq <= s.acked:
+					t.Fatalf("call %d is under way and nobody waits for it", c.header.Seq)
+				case c.phase > running && known != nil && c.header.Seq <= s.acked:
+					t.Fatalf("call %d is remembered for nothing", c.header.Seq)
+				}
+				if c.phase <= running {
+					open++
+				}
+				if known == gone {
+					buried++
+				}
+			}
+			if s.gone != buried || s.busy() != (open > 0) {
+				t.Fatalf("%d calls gone, not %d; %d under way, busy %t", buried, s.gone, open, s.busy())
+			}
+		}
+	})
+}
+
+// TestSessionIsBounded: a caller that acknowledges nothing for long costs no more than so many entries.
+func TestSessionIsBounded(t *testing.T) {
+	s, now := newSession(), time.Now()
+	slow := &call{header: &bus.Header{Seq: 1}, session: s, phase: running}
+	s.calls[1] = slow
+	const n = 5 * maxRemembered
+	for seq := uint64(2); seq <= n; seq++ {
+		s.pass(seq)
+		if len(s.calls) > maxRemembered+1 {
+			t.Fatalf("%d entries after %d calls", len(s.calls), seq)
+		}
+	}
+	for _, seq := range []uint64{2, n / 2, n} {
+		c, over := s.find(&bus.Header{Seq: seq}, now)
+		require.True(t, c == gone || over, "%d", seq)
+	}
+	c, over := s.find(&bus.Header{Seq: n + 1}, now)
+	require.True(t, c == nil && !over)
+	c, _ = s.find(&bus.Header{Seq: 1}, now)
+	require.Same(t, slow, c)
+
+	none := func(*call) {}
+	s.acknowledge(n/2, none, none) // far behind the floor, and still worth something
+	require.Less(t, s.floor-s.acked, uint64(n))
+	slow.phase = forgotten
+	s.acknowledge(n, none, none)
+	s.leave(slow)
+	require.Zero(t, s.gone)
+	require.LessOrEqual(t, len(s.calls), 1)
+}
+
+func TestSessionAfterItWasForgotten(t *testing.T) {
+	now := time.Now()
+	s := newSession()
+	s.blankUntil = now.Add(-time.Minute)
+	for age, want := range map[time.Duration]bool{0: false, time.Second: false, 2 * time.Minute: true} {
+		_, over := s.find(&bus.Header{Seq: 1, Age: age}, now)
+		require.Equal(t, want, over, "first sent %s ago", age)
+	}
+}
+
+// TestStreamKeepsTheOrder: calls may arrive in any order and more than once, and the source may say that some do not
+// come; those that come are taken in order, each once.
+func TestStreamKeepsTheOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var st stream
+		n := uint64(rapid.IntRange(1, 40).Draw(t, "calls"))
+		var order, taken []uint64
+		for i := uint64(1); i <= n; i++ {
+			for range rapid.IntRange(1, 2).Draw(t, "copies") {
+				order = append(order, i)
+			}
+		}
+		order = rapid.Permutation(order).Draw(t, "arrivals")
+		lost := uint64(rapid.IntRange(0, int(n)).Draw(t, "lost"))
+		release := func() {
+			for a := st.release(); a != nil; a = st.release() {
+				if st.take(a.header.Order, a.prev) != takeIt {
+					t.Fatal("it was released before its turn")
+				}
+				taken = append(taken, a.header.Order)
+			}
+		}
+		for _, o := range order {
+			if o == lost {
+				continue
+			}
+			switch st.take(o, o-1) {
+			case takeIt:
+				taken = append(taken, o)
+				release()
+			case holdIt:
+				st.hold(&arrival{header: &bus.Header{Order: o}, prev: o - 1})
+			case pastIt:
+				if !slices.Contains(taken, o) {
+					t.Fatalf("%d was passed over", o)
+				}
+			}
+		}
+		if after, upTo, open := st.gap(); open {
+			if after != lost-1 || upTo != lost {
+				t.Fatalf("the gap is said to be (%d, %d], and %d was lost", after, upTo, lost)
+			}
+			st.last = upTo
+			release()
+		}
+		var want []uint64
+		for i := uint64(1); i <= n; i++ {
+			if i != lost {
+				want = append(want, i)
+			}
+		}
+		if !slices.Equal(taken, want) || len(st.held) > 0 {
+			t.Fatalf("taken %v, want %v; %d held", taken, want, len(st.held))
+		}
+	})
+}
+
+func TestStreamHoldsSoMany(t *testing.T) {
+	var st stream
+	for i := range uint64(maxHeld) {
+		require.True(t, st.hold(&arrival{header: &bus.Header{Order: i + 10}, prev: i + 9}))
+	}
+	require.False(t, st.hold(&arrival{header: &bus.Header{Order: 1 << 20}}))
+}
+
+func TestAStreamOfItsOwnForSequencers(t *testing.T) {
+	own, sequenced := streamOf(&bus.Header{Session: "a"}), streamOf(&bus.Header{Session: "b", Stream: "a"})
+	require.Equal(t, own.session, sequenced.session)
+	require.NotEqual(t, own, sequenced)
+}

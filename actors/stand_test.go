@@ -1,0 +1,176 @@
+package actors
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// stand is a host on a bus and a driver that calls its workers.
+type stand struct {
+	t       *testing.T
+	host    *Host
+	ep      *bus.Endpoint // the driver's
+	address bus.Address
+	world   int
+}
+
+// newStand makes a host with these classes; it is closed at the end of the test, and what runs then is not waited for.
+func newStand(t *testing.T, classes ...*Class) *stand {
+	t.Helper()
+	b := bustest.Open(t)
+	address, err := bus.NewAddress("test", "role", "i1")
+	require.NoError(t, err)
+	st := &stand{t: t, address: address, world: 1, host: addHost(t, b, classes...)}
+	st.ep, err = b.Endpoint("test")
+	require.NoError(t, err)
+	return st
+}
+
+func addHost(t *testing.T, b *bus.Bus, classes ...*Class) *Host {
+	t.Helper()
+	ep, err := b.Endpoint("test")
+	require.NoError(t, err)
+	h, err := NewHost(ep, HostConfig{Classes: classes, Node: "here", BeatEvery: 20 * time.Millisecond})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithCancel(context.Background())
+		cancel()
+		_ = h.Close(ctx) // some tests leave methods behind on purpose
+	})
+	return h
+}
+
+// start starts a worker of the first class.
+func (st *stand) start(spec WorkerSpec) *Worker {
+	st.t.Helper()
+	w, err := st.host.Start(st.t.Context(), st.spec(spec))
+	require.NoError(st.t, err)
+	return w
+}
+
+// spec fills in what the tests do not care about.
+func (st *stand) spec(spec WorkerSpec) WorkerSpec {
+	spec.Address, spec.World = st.address, st.world
+	if spec.Class == "" {
+		spec.Class = st.host.cfg.Classes[0].Name
+	}
+	return spec
+}
+
+func (st *stand) send(c bus.Call, args ...any) *bus.Gather {
+	st.t.Helper()
+	var a bus.Args
+	for _, v := range args {
+		raw, err := bus.Marshal(v)
+		require.NoError(st.t, err)
+		a.Positional = append(a.Positional, raw)
+	}
+	c.To, c.World = st.address, st.world
+	if c.Parts == nil {
+		c.Parts = []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: a.Append(nil, nil)}}
+	}
+	if c.Timeout == 0 {
+		c.Timeout = 30 * time.Second
+	}
+	g, err := st.ep.Scatter(st.t.Context(), c)
+	require.NoError(st.t, err)
+	return g
+}
+
+// call calls rank 0 and waits for the answer.
+func (st *stand) call(method string, args ...any) bus.Answer {
+	st.t.Helper()
+	g := st.send(bus.Call{Method: method}, args...)
+	<-g.Done()
+	return g.Answers()[0]
+}
+
+// do is call for a call that must succeed.
+func (st *stand) do(method string, args ...any) any {
+	st.t.Helper()
+	a := st.call(method, args...)
+	require.NoError(st.t, a.Err)
+	var v any
+	require.NoError(st.t, bus.Unmarshal(a.Body, &v))
+	return v
+}
+
+// fails is call for a call that must fail.
+func (st *stand) fails(method string, args ...any) *bus.Error {
+	st.t.Helper()
+	a := st.call(method, args...)
+	require.Error(st.t, a.Err)
+	return bus.AsError(a.Err)
+}
+
+// puppet is an object whose methods do what the test says.
+type puppet struct {
+	mu      sync.Mutex
+	methods map[string]func(ctx context.Context, body []byte) ([]byte, error)
+}
+
+// puppetClass is a class with one method a function. Names that begin with c_ run in a lane of 64, the others in the
+// serial one.
+func puppetClass(methods map[string]func(ctx context.Context, body []byte) ([]byte, error)) *Class {
+	c := &Class{Name: "puppet", New: func(context.Context, Setup) (Handler, error) { return &puppet{methods: methods}, nil }}
+	for name := range methods {
+		lane := Serial
+		if name[:2] == "c_" {
+			lane = Concurrent(64)
+		}
+		c.Methods = append(c.Methods, MethodInfo{Name: name, Lane: lane})
+	}
+	return c
+}
+
+func (p *puppet) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
+	p.mu.Lock()
+	do := p.methods[method]
+	p.mu.Unlock()
+	return do(ctx, body)
+}
+
+type methods = map[string]func(ctx context.Context, body []byte) ([]byte, error)
+
+// blocking is a method that says when it has begun and waits for its release or its cancellation.
+type blocking struct {
+	beganCh   chan struct{}
+	releaseCh chan struct{}
+}
+
+func newBlocking() *blocking {
+	return &blocking{beganCh: make(chan struct{}, 16), releaseCh: make(chan struct{})}
+}
+
+func (b *blocking) method(ctx context.Context, _ []byte) ([]byte, error) {
+	b.beganCh <- struct{}{}
+	select {
+	case <-b.releaseCh:
+		return []byte{0xc0}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// stubborn is the same without an ear for cancellation.
+func (b *blocking) stubborn(context.Context, []byte) ([]byte, error) {
+	b.beganCh <- struct{}{}
+	<-b.releaseCh
+	return []byte{0xc0}, nil
+}
+
+func nothing(context.Context, []byte) ([]byte, error) { return []byte{0xc0}, nil }
+
+func failing(err error) func(context.Context, []byte) ([]byte, error) {
+	return func(context.Context, []byte) ([]byte, error) { return nil, err }
+}
+
+func panicking(context.Context, []byte) ([]byte, error) { panic(errors.New("the floor gave way")) }

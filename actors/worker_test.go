@@ -1,0 +1,587 @@
+package actors
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"weak"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// beats gives the beats of the stand's role.
+func (st *stand) beats() func() Beat {
+	st.t.Helper()
+	sub, err := st.ep.Bus().Conn().SubscribeSync(st.address.Life())
+	require.NoError(st.t, err)
+	require.NoError(st.t, st.ep.Bus().Conn().Flush())
+	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
+	var got []Beat
+	return func() Beat {
+		for len(got) == 0 {
+			m, err := sub.NextMsg(20 * time.Second)
+			require.NoError(st.t, err)
+			f, err := bus.ParseFrame(m.Data)
+			require.NoError(st.t, err)
+			require.NoError(st.t, bus.Unmarshal(f.Body, &got))
+		}
+		b := got[0]
+		got = got[1:]
+		return b
+	}
+}
+
+// TestPanicFails: with that policy a panic ends the worker: its own call says where, the others that they lost their
+// worker, nothing new begins, and a beat says why, at once, although a method will not end.
+func TestPanicFails(t *testing.T) {
+	t.Parallel()
+	running, stuck, began := newBlocking(), newBlocking(), atomic.Bool{}
+	st := newStand(t, puppetClass(methods{
+		"c_block": running.method, "c_stuck": stuck.stubborn, "panic": panicking,
+		"next": func(context.Context, []byte) ([]byte, error) { began.Store(true); return nil, nil },
+	}))
+	defer close(stuck.releaseCh)
+	w := st.start(WorkerSpec{PanicFails: true})
+	next := st.beats()
+	blocked := st.send(bus.Call{Method: "c_block"})
+	st.send(bus.Call{Method: "c_stuck"})
+	<-running.beganCh
+	<-stuck.beganCh
+	w.mu.Lock() // so that both wait when the panic comes
+	panicked, waiting := st.send(bus.Call{Method: "panic"}), st.send(bus.Call{Method: "next"})
+	require.NoError(t, st.ep.Bus().Conn().Flush())
+	w.mu.Unlock()
+	at := time.Now()
+	for b := next(); ; b = next() {
+		if b.State == Failed {
+			require.ErrorIs(t, b.Err, bus.ErrPanic)
+			require.Contains(t, b.Err.Message, "the floor gave way")
+			require.Contains(t, b.Err.Stack, "panicking")
+			break
+		}
+	}
+	require.Less(t, time.Since(at), lastGrace/2)
+	<-panicked.Done()
+	err := bus.AsError(panicked.Answers()[0].Err)
+	require.ErrorIs(t, err, bus.ErrPanic)
+	require.Contains(t, err.Stack, "panicking")
+	for _, g := range []*bus.Gather{blocked, waiting} {
+		<-g.Done()
+		require.ErrorIs(t, g.Answers()[0].Err, bus.ErrWorkerLost)
+		require.ErrorContains(t, g.Answers()[0].Err, "the floor gave way")
+	}
+	require.False(t, began.Load())
+	<-w.Done()
+	state, why := w.State()
+	require.Equal(t, Failed, state)
+	require.ErrorIs(t, why, bus.ErrPanic)
+	require.ErrorIs(t, w.Stop(t.Context()), bus.ErrPanic)
+	require.Empty(t, st.host.Workers())
+}
+
+// TestPanicWhileStopping: both ways out at once are one.
+func TestPanicWhileStopping(t *testing.T) {
+	for range 20 {
+		b := newBlocking()
+		st := newStand(t, puppetClass(methods{"panic": func(ctx context.Context, body []byte) ([]byte, error) {
+			_, _ = b.method(ctx, body)
+			return panicking(ctx, body)
+		}}))
+		w := st.start(WorkerSpec{PanicFails: true})
+		g := st.send(bus.Call{Method: "panic"})
+		<-b.beganCh
+		var group sync.WaitGroup
+		for range 3 {
+			group.Go(func() { _ = w.Stop(t.Context()) })
+		}
+		for state, _ := w.State(); state != Stopping; state, _ = w.State() {
+			runtime.Gosched()
+		}
+		close(b.releaseCh)
+		group.Wait()
+		<-w.Done()
+		<-g.Done()
+		require.ErrorIs(t, g.Answers()[0].Err, bus.ErrPanic)
+		state, err := w.State()
+		require.Equal(t, Failed, state)
+		require.ErrorIs(t, err, bus.ErrPanic)
+	}
+}
+
+type brokenError struct{ words *string }
+
+func (e *brokenError) Error() string { return *e.words }
+
+// TestErrorsOfMethods: whatever a method calls an error is the call's, and the process never dies of it.
+func TestErrorsOfMethods(t *testing.T) {
+	elsewhere := &bus.Error{Code: bus.CodePanic, Message: "bang", Role: "other", Rank: 3, Method: "boom", Stack: "there"}
+	st := newStand(t, puppetClass(methods{
+		"typed_nil": failing((*brokenError)(nil)),
+		"no_code":   failing(&bus.Error{Message: "nameless"}),
+		"not_text":  failing(errors.New("bad \xff byte")),
+		"details":   failing(&bus.Error{Code: "weird\xff", Message: "m", Details: map[string]string{"k\xff": "v\xff"}}),
+		"elsewhere": failing(fmt.Errorf("asked for help: %w", elsewhere)),
+		"goexit":    func(context.Context, []byte) ([]byte, error) { runtime.Goexit(); return nil, nil },
+		"nil_map":   func(context.Context, []byte) ([]byte, error) { var m map[int]int; m[1] = 1; return nil, nil },
+	}))
+	w := st.start(WorkerSpec{PanicFails: false})
+	require.ErrorIs(t, st.fails("typed_nil"), bus.ErrPanic)
+	err := st.fails("no_code")
+	require.ErrorIs(t, err, bus.ErrApplication)
+	require.Equal(t, "nameless", err.Message)
+	require.Equal(t, "bad \uFFFD byte", st.fails("not_text").Message)
+	require.Equal(t, map[string]string{"k\uFFFD": "v\uFFFD"}, st.fails("details").Details)
+	err = st.fails("elsewhere")
+	require.Contains(t, err.Message, "asked for help: other[3] boom: bang")
+	require.Equal(t, []any{"role", 0, "elsewhere", "here", "there"}, []any{err.Role, err.Rank, err.Method, err.Node, err.Stack})
+	require.Contains(t, st.fails("goexit").Message, "ended its goroutine")
+	require.Contains(t, st.fails("nil_map").Stack, "TestErrorsOfMethods")
+	state, _ := w.State()
+	require.Equal(t, Ready, state)
+
+	picky := newStand(t, puppetClass(methods{"elsewhere": failing(elsewhere), "ok": nothing}))
+	picky.start(WorkerSpec{PanicFails: true})
+	require.ErrorIs(t, picky.fails("elsewhere"), bus.ErrPanic)
+	picky.do("ok") // it was another worker's panic
+}
+
+func TestStopIsBounded(t *testing.T) {
+	t.Parallel()
+	b := newBlocking()
+	st := newStand(t, puppetClass(methods{"stuck": b.stubborn, "c_stuck_too": b.stubborn}))
+	defer close(b.releaseCh)
+	w := st.start(WorkerSpec{})
+	g, _ := st.send(bus.Call{Method: "stuck"}), st.send(bus.Call{Method: "c_stuck_too"})
+	<-b.beganCh
+	<-b.beganCh
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	err := st.host.Close(ctx)
+	require.Less(t, time.Since(began), lastGrace+2*time.Second)
+	require.ErrorIs(t, err, bus.ErrTimedOut)
+	require.ErrorContains(t, err, "still running in role[0] although cancelled: c_stuck_too, stuck")
+	<-w.Done()
+	state, why := w.State()
+	require.Equal(t, Stopped, state)
+	require.ErrorIs(t, why, bus.ErrTimedOut)
+	select {
+	case <-g.Done():
+		t.Fatal("a call that runs has no answer")
+	default:
+	}
+	require.NoError(t, st.host.Close(ctx), "a second time there is nothing to do")
+}
+
+// TestStopHurries: of several who wait for the end the least patient counts.
+func TestStopHurries(t *testing.T) {
+	b := newBlocking()
+	st := newStand(t, puppetClass(methods{"block": b.method}))
+	w := st.start(WorkerSpec{})
+	g := st.send(bus.Call{Method: "block"})
+	<-b.beganCh
+	patient := make(chan error)
+	go func() { patient <- w.Stop(context.Background()) }()
+	for state := State(""); state != Stopping; state, _ = w.State() {
+		runtime.Gosched()
+	}
+	hasty, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, w.Stop(hasty))
+	require.NoError(t, <-patient)
+	<-g.Done()
+	require.ErrorIs(t, g.Answers()[0].Err, bus.ErrWorkerLost)
+}
+
+// closing is an object that tells when it is closed.
+type closing struct {
+	name string
+	log  func(string)
+	how  func() error
+}
+
+func (c *closing) Handle(context.Context, string, []byte) ([]byte, error) { return []byte{0xc0}, nil }
+func (c *closing) Close(context.Context) error                            { c.log(c.name); return c.how() }
+
+func closingClass(how map[string]func() error) (*Class, func() string) {
+	var mu sync.Mutex
+	var closed []string
+	log := func(name string) {
+		mu.Lock()
+		defer mu.Unlock()
+		closed = append(closed, name)
+	}
+	c := &Class{Name: "closing", Open: true, New: func(_ context.Context, s Setup) (Handler, error) {
+		return &closing{name: "<" + s.Object + ">", log: log, how: how[s.Object]}, nil
+	}}
+	return c, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return strings.Join(closed, " ")
+	}
+}
+
+// TestObjectsAreClosed: all of them, the worker's own last, whatever one of them does.
+func TestObjectsAreClosed(t *testing.T) {
+	class, closed := closingClass(map[string]func() error{
+		"":  func() error { return nil },
+		"a": func() error { panic("no") },
+		"b": func() error { return errors.New("still in use") },
+	})
+	st := newStand(t, class)
+	w := st.start(WorkerSpec{})
+	for _, name := range []string{"a", "b"} {
+		st.do(VerbCreate, CreateRequest{Name: name, Class: "closing"})
+	}
+	err := w.Stop(t.Context())
+	require.ErrorContains(t, err, `close object "b": still in use`)
+	require.ErrorContains(t, err, "panic: no")
+	require.Equal(t, "<b> <a> <>", closed())
+}
+
+func TestCloseThatHangs(t *testing.T) {
+	t.Parallel()
+	releaseCh := make(chan struct{})
+	defer close(releaseCh)
+	class, _ := closingClass(map[string]func() error{"": func() error { <-releaseCh; return nil }})
+	st := newStand(t, class)
+	w := st.start(WorkerSpec{})
+	require.ErrorContains(t, w.Stop(t.Context()), "Close of class closing has not returned in role[0]")
+}
+
+// TestCreateThatOutlivesTheWorker: an object that is made too late is closed, not lost.
+func TestCreateThatOutlivesTheWorker(t *testing.T) {
+	t.Parallel()
+	b := newBlocking()
+	closedCh := make(chan string, 2)
+	slow := &Class{Name: "slow", Open: true, New: func(_ context.Context, s Setup) (Handler, error) {
+		if s.Object != "" {
+			_, _ = b.stubborn(context.Background(), nil)
+		}
+		return &closing{name: s.Object, log: func(name string) { closedCh <- name }, how: func() error { return nil }}, nil
+	}}
+	st := newStand(t, slow)
+	w := st.start(WorkerSpec{})
+	st.send(bus.Call{Method: VerbCreate}, CreateRequest{Name: "late", Class: "slow"})
+	<-b.beganCh
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorContains(t, w.Stop(ctx), "although cancelled: "+VerbCreate)
+	require.Equal(t, "", <-closedCh)
+	close(b.releaseCh)
+	require.Equal(t, "late", <-closedCh)
+}
+
+// inject is a call as the host would hand it over.
+func (w *Worker) inject(h bus.Header, body []byte, now time.Time) {
+	h.Inline = max(h.Inline, 32<<10)
+	_, _ = w.arrive(&h, body, now, false)
+}
+
+func (w *Worker) rest(t *testing.T) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
+		w.mu.Lock()
+		n := len(w.active)
+		for _, q := range w.queues {
+			n += q.waiting.len()
+		}
+		w.mu.Unlock()
+		if n == 0 {
+			return
+		}
+		require.True(t, time.Now().Before(end), "%d calls do not end", n)
+	}
+}
+
+// inbox listens to what is said to a session.
+func (st *stand) inbox(session string) func() bus.Frame {
+	st.t.Helper()
+	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox(session))
+	require.NoError(st.t, err)
+	require.NoError(st.t, st.ep.Bus().Conn().Flush())
+	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
+	var data []byte // of a bundle, what is left
+	return func() bus.Frame {
+		if len(data) == 0 {
+			m, err := sub.NextMsg(20 * time.Second)
+			require.NoError(st.t, err)
+			f, err := bus.ParseFrame(m.Data)
+			require.NoError(st.t, err)
+			if f.Kind != bus.KindBundle {
+				return f
+			}
+			data = f.Body
+		}
+		n := 4 + binary.BigEndian.Uint32(data)
+		f, err := bus.ParseFrame(data[4:n])
+		require.NoError(st.t, err)
+		data = data[n:]
+		return f
+	}
+}
+
+// TestAnswersAreKeptInBounds: those a worker keeps for callers that acknowledge nothing are bounded in number and in
+// bytes, the oldest go first, and a call whose answer is gone is not run again.
+func TestAnswersAreKeptInBounds(t *testing.T) {
+	var ran atomic.Int64
+	st := newStand(t, puppetClass(methods{
+		"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil },
+		"long":  func(context.Context, []byte) ([]byte, error) { return bus.Marshal(make([]byte, 30<<10)) },
+	}))
+	w := st.start(WorkerSpec{})
+	now := time.Now()
+	const n = maxKept + 500
+	for seq := range uint64(n) {
+		w.inject(bus.Header{Session: "s", Seq: seq + 1, Method: "count"}, nil, now)
+	}
+	w.rest(t)
+	require.EqualValues(t, n, ran.Load())
+	require.Equal(t, maxKept, w.kept.len())
+	s := w.sessions["s"]
+	require.Len(t, s.calls, n)
+	require.Equal(t, 500, s.gone)
+	require.Same(t, gone, s.calls[1])
+
+	next := st.inbox("s")
+	for _, seq := range []uint64{1, 500} {
+		w.asked(&bus.Header{Session: "s", Seq: seq, Age: 1}, now)
+		require.Equal(t, bus.StateUnknown, next().Header.State)
+	}
+	w.asked(&bus.Header{Session: "s", Seq: 501, Age: 1}, now)
+	require.Equal(t, bus.KindAnswer, next().Kind)
+	w.inject(bus.Header{Session: "s", Seq: 1, Method: "count", Age: 1}, nil, now)
+	w.rest(t)
+	require.EqualValues(t, n, ran.Load())
+
+	w.inject(bus.Header{Session: "s", Seq: n + 1, Acked: n, Method: "count"}, nil, now)
+	w.rest(t)
+	require.Len(t, s.calls, 1)
+	require.Zero(t, s.gone)
+	require.Equal(t, w.kept.all()[w.kept.len()-1].reply.Size(), w.keptBytes)
+
+	for seq := range uint64(1000) {
+		w.inject(bus.Header{Session: "t", Seq: seq + 1, Method: "long"}, nil, now)
+	}
+	w.rest(t)
+	require.LessOrEqual(t, w.keptBytes, maxKeptBytes)
+	require.Greater(t, w.keptBytes, maxKeptBytes-64<<10)
+}
+
+// TestBodiesAreNotKept: what a call was sent with is free when it is answered, although the answer is kept.
+func TestBodiesAreNotKept(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	w := st.start(WorkerSpec{})
+	var bodies []weak.Pointer[byte]
+	func() {
+		for i := range 20 {
+			h := bus.Header{Session: "s", Seq: uint64(i + 1), Method: "ok", Inline: 1 << 10, Meta: []byte{0xc0}, Some: true, Ranks: bus.Ranks(0), CollectSome: true, Collect: bus.Ranks(0)}
+			msg := (&bus.Frame{Kind: bus.KindCall, Header: h, Body: make([]byte, 32<<10)}).Append(nil)
+			bodies = append(bodies, weak.Make(&msg[0]))
+			st.host.handle(&nats.Msg{Subject: st.address.Rank(0), Data: msg}, new(bus.FrameReader), false)
+		}
+		w.rest(t)
+	}()
+	require.Len(t, w.sessions["s"].calls, 20)
+	for end := time.Now().Add(10 * time.Second); ; {
+		runtime.GC()
+		left := 0
+		for _, b := range bodies {
+			if b.Value() != nil {
+				left++
+			}
+		}
+		if left <= 1 { // the last one may still be in a register
+			return
+		}
+		require.True(t, time.Now().Before(end), "%d of %d messages are still in memory", left, len(bodies))
+	}
+}
+
+// TestLargeErrorsAreNotHeld: an error is never fetched, so it must not count as something that will be.
+func TestLargeErrorsAreNotHeld(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"fail": failing(errors.New(strings.Repeat("blah ", 1000)))}))
+	w := st.start(WorkerSpec{})
+	next := st.inbox("s")
+	h := bus.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
+	_, _ = w.arrive(&h, nil, time.Now(), false)
+	f := next()
+	require.Equal(t, bus.CodeApplication, f.Header.Code)
+	require.LessOrEqual(t, len(f.Body), minErrorRoom)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	require.Zero(t, w.unfetched)
+}
+
+// TestUnfetchedAnswersHoldUpWork, and nothing else, until they are gone.
+func TestUnfetchedAnswersHoldUpWork(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	w := st.start(WorkerSpec{})
+	w.mu.Lock()
+	w.unfetched = maxUnfetched + 1
+	w.mu.Unlock()
+	g := st.send(bus.Call{Method: "ok"})
+	probe := st.send(bus.Call{Method: VerbProbe, Control: true})
+	<-probe.Done()
+	require.NoError(t, probe.Answers()[0].Err)
+	select {
+	case <-g.Done():
+		t.Fatal("there was no room for another answer")
+	default:
+	}
+	w.fetched(maxUnfetched + 1)
+	<-g.Done()
+	require.NoError(t, g.Answers()[0].Err)
+}
+
+// TestSilentCallersAreForgotten: not one that was just answered, nor one whose call runs; and a call that was sent
+// before its caller was forgotten is not run, because it may have been.
+func TestSilentCallersAreForgotten(t *testing.T) {
+	b, ran := newBlocking(), atomic.Int64{}
+	st := newStand(t, puppetClass(methods{
+		"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }, "c_block": b.method,
+	}))
+	w := st.start(WorkerSpec{})
+	begin := time.Now()
+	next := st.inbox("gone")
+	w.inject(bus.Header{Session: "gone", Seq: 1, Method: "count", Order: 7}, nil, begin)
+	require.Equal(t, bus.KindAnswer, next().Kind)
+	w.inject(bus.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, begin.Add(-time.Hour))
+	<-b.beganCh
+	w.purge(begin.Add(sessionTTL / 2))
+	require.Len(t, w.sessions, 2)
+	later := begin.Add(sessionTTL + time.Minute)
+	w.purge(later)
+	require.Len(t, w.sessions, 1)
+	require.Contains(t, w.sessions, "busy")
+	require.NotContains(t, w.streams, streamID{session: "gone"})
+
+	w.asked(&bus.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	require.Equal(t, bus.StateUnknown, next().Header.State)
+	w.inject(bus.Header{Session: "gone", Seq: 2, Method: "count"}, nil, later) // a new call makes it known again
+	require.Equal(t, bus.KindAnswer, next().Kind)
+	w.inject(bus.Header{Session: "gone", Seq: 1, Method: "count", Age: sessionTTL}, nil, later)
+	require.Equal(t, bus.StateUnknown, next().Header.State)
+	w.asked(&bus.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	require.Equal(t, bus.StateUnknown, next().Header.State)
+	w.asked(&bus.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
+	require.Equal(t, bus.StateNever, next().Header.State, "sent since")
+	require.EqualValues(t, 2, ran.Load())
+
+	close(b.releaseCh)
+	w.rest(t)
+	require.WithinDuration(t, time.Now(), w.sessions["busy"].lastSeen, time.Minute, "it has just been answered")
+	w.purge(time.Now().Add(sessionTTL / 2))
+	require.Contains(t, w.sessions, "busy")
+}
+
+// TestTooManyCallers: the longest silent go, and never one whose call is under way.
+func TestTooManyCallers(t *testing.T) {
+	b := newBlocking()
+	st := newStand(t, puppetClass(methods{"ok": nothing, "c_block": b.method}))
+	w := st.start(WorkerSpec{})
+	now := time.Now()
+	w.inject(bus.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, now)
+	<-b.beganCh
+	for i := range 3 * maxSessions {
+		w.cancelCall(&bus.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
+		require.LessOrEqual(t, len(w.sessions), maxSessions)
+	}
+	require.Contains(t, w.sessions, "busy")
+	require.Contains(t, w.sessions, fmt.Sprint(3*maxSessions-1))
+	require.NotContains(t, w.sessions, "0")
+	close(b.releaseCh)
+}
+
+// TestSequencersAreRemembered: their order outlives the callers, or else a gap would have them repeat what ran.
+func TestSequencersAreRemembered(t *testing.T) {
+	var ran atomic.Int64
+	st := newStand(t, puppetClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
+	w := st.start(WorkerSpec{})
+	begin := time.Now()
+	sequenced := func(session string, seq, order, prev uint64) bus.Header {
+		return bus.Header{Session: session, Seq: seq, Method: "count", Stream: "q", Order: order, Prev: prev}
+	}
+	w.inject(sequenced("a", 1, 1, 0), nil, begin)
+	w.inject(sequenced("q", 1, 2, 1), nil, begin) // the sequencer's process calls as well
+	w.rest(t)
+	later := begin.Add(2 * sessionTTL)
+	w.purge(later)
+	require.Empty(t, w.sessions)
+	w.inject(sequenced("b", 1, 3, 2), nil, later)
+	w.rest(t)
+	require.EqualValues(t, 3, ran.Load())
+	w.inject(sequenced("a", 1, 1, 0), nil, later) // a repeat
+	w.rest(t)
+	require.EqualValues(t, 3, ran.Load())
+
+	w.inject(sequenced("b", 3, 9, 8), nil, later)
+	id := streamID{session: "q", sequencer: true}
+	require.Len(t, w.streams[id].held, 1)
+	w.purge(later.Add(2 * sessionTTL))
+	require.Empty(t, w.streams[id].held, "its sequencer is gone, and will not be asked for ever")
+}
+
+// TestANewSequencer: what still waited for the old one is not waited for any more.
+func TestANewSequencer(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	w := st.start(WorkerSpec{})
+	next, now := st.inbox("a"), time.Now()
+	w.inject(bus.Header{Session: "a", Seq: 1, Method: "ok", Stream: "old", Order: 2, Prev: 1}, nil, now)
+	w.asked(&bus.Header{Session: "a", Seq: 1, Age: 1}, now)
+	require.Equal(t, bus.StateQueued, next().Header.State)
+	w.inject(bus.Header{Session: "b", Seq: 1, Method: "ok", Stream: "new", Order: 1}, nil, now)
+	w.asked(&bus.Header{Session: "a", Seq: 1, Age: 1}, now)
+	require.Equal(t, bus.StateNever, next().Header.State)
+	w.inject(bus.Header{Session: "a", Seq: 1, Method: "ok", Stream: "new", Order: 2, Prev: 1, Age: 1}, nil, now)
+	require.Equal(t, bus.KindAnswer, next().Kind)
+}
+
+// TestHeldCallOfAForgottenCaller: the caller is remembered anew when its call's turn comes.
+func TestHeldCallOfAForgottenCaller(t *testing.T) {
+	var ran atomic.Int64
+	st := newStand(t, puppetClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
+	w := st.start(WorkerSpec{})
+	now := time.Now()
+	w.inject(bus.Header{Session: "a", Seq: 1, Method: "count", Stream: "q", Order: 2, Prev: 1}, nil, now)
+	w.mu.Lock()
+	delete(w.sessions, "a")
+	w.mu.Unlock()
+	w.inject(bus.Header{Session: "b", Seq: 1, Method: "count", Stream: "q", Order: 1}, nil, now)
+	w.rest(t)
+	require.EqualValues(t, 2, ran.Load())
+}
+
+// TestCallOlderThanTheWorker was sent to nobody and can have run nowhere.
+func TestCallOlderThanTheWorker(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	w := st.start(WorkerSpec{})
+	next := st.inbox("early")
+	w.asked(&bus.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
+	require.Equal(t, bus.StateNever, next().Header.State)
+	w.inject(bus.Header{Session: "early", Seq: 1, Method: "ok", Age: time.Hour}, nil, time.Now())
+	require.Equal(t, bus.KindAnswer, next().Kind)
+}
+
+// TestBodyThatComesTooLate is not attached to a call that is over.
+func TestBodyThatComesTooLate(t *testing.T) {
+	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	w := st.start(WorkerSpec{})
+	h := bus.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: bus.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
+	fetch, _ := w.arrive(&h, nil, time.Now(), false)
+	require.Len(t, fetch, 1)
+	w.beginStop()
+	require.Equal(t, answered, fetch[0].phase)
+	w.bodyArrived(fetch[0], make([]byte, 1<<20), nil)
+	require.Nil(t, fetch[0].body)
+}

@@ -1,0 +1,90 @@
+package bus
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// TestBudgetIsNeverOverdrawn: room is given in the order of asking, never more than there is, and all of it comes back.
+func TestBudgetIsNeverOverdrawn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const total = 100
+		b := newBudget(total)
+		var waiting, granted []*admission
+		var asked, given []int
+		out := int64(0)
+		settle := func(n int) func() { return func() { given = append(given, n) } }
+		move := func() { // what was granted in the meantime
+			for len(waiting) > 0 && len(given) > 0 && containsOrder(given, asked[0]) {
+				granted, waiting, asked = append(granted, waiting[0]), waiting[1:], asked[1:]
+				out += granted[len(granted)-1].n
+			}
+		}
+		next := 0
+		t.Repeat(map[string]func(*rapid.T){
+			"acquire": func(t *rapid.T) {
+				next++
+				asked = append(asked, next)
+				waiting = append(waiting, b.acquire(rapid.Int64Range(0, 150).Draw(t, "n"), settle(next)))
+				move()
+			},
+			"release": func(t *rapid.T) {
+				if len(granted) > 0 {
+					i := rapid.IntRange(0, len(granted)-1).Draw(t, "which")
+					out -= granted[i].n
+					b.release(granted[i])
+					granted = append(granted[:i], granted[i+1:]...)
+					move()
+				}
+			},
+			"cancel": func(t *rapid.T) {
+				if len(waiting) > 0 {
+					i := rapid.IntRange(0, len(waiting)-1).Draw(t, "which")
+					require.True(t, b.cancel(waiting[i]))
+					waiting, asked = append(waiting[:i], waiting[i+1:]...), append(asked[:i], asked[i+1:]...)
+					move()
+				}
+			},
+			"": func(t *rapid.T) {
+				require.LessOrEqual(t, out, int64(total))
+				require.Equal(t, total-out, b.free)
+				require.IsIncreasing(t, append([]int{0}, given...), "in the order of asking")
+				if len(waiting) > 0 {
+					require.Greater(t, waiting[0].n, b.free, "the first who waits does not fit")
+				}
+			},
+		})
+		for _, a := range granted {
+			require.False(t, b.cancel(a), "granted is granted")
+		}
+	})
+}
+
+func containsOrder(given []int, n int) bool {
+	for _, g := range given {
+		if g == n {
+			return true
+		}
+	}
+	return false
+}
+
+func TestGrantMayRelease(t *testing.T) {
+	b := newBudget(10)
+	var order []int
+	var first *admission
+	first = b.acquire(10, func() { order = append(order, 1) })
+	for i := 2; i < 100; i++ {
+		var a *admission
+		a = b.acquire(10, func() {
+			order = append(order, i)
+			b.release(a) // while it is being given
+		})
+	}
+	b.release(first)
+	require.Len(t, order, 99)
+	require.IsIncreasing(t, order)
+	require.EqualValues(t, 10, b.free)
+}

@@ -1,0 +1,117 @@
+package bus_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// TestTwoDriversOneOrder: the ranks of an ordered role agree on the order of calls from two drivers, on a good line and
+// on bad ones.
+func TestTwoDriversOneOrder(t *testing.T) {
+	for seed := range uint64(15) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				th := newTheatre(t, true)
+				second := newLine(t, th.srv)
+				p := 0.02 * float64(seed%6) // none at first
+				th.worst(func(i int) bustest.Rule { return bustest.Random(4*seed+uint64(i), p, p, p, p, nil) })
+				second.faults.SetRule(bustest.Random(4*seed+3, p, p, p, p, nil))
+				var group sync.WaitGroup
+				for i, ep := range []*bus.Endpoint{th.ep, endpoint(t, second.Bus)} {
+					group.Go(func() { th.mixedFrom(ep, rand.New(rand.NewPCG(seed, uint64(i))), 20)() })
+				}
+				group.Wait()
+				th.settled()
+			})
+		})
+	}
+}
+
+// TestOrderWhenOneRankMissesCalls: everything to rank 3 alone is lost for a while, and the others go on.
+func TestOrderWhenOneRankMissesCalls(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		th := newTheatre(t, true)
+		second := newLine(t, th.srv)
+		from := time.Now()
+		th.hosts[1].faults.SetRule(func(m bustest.Message) bustest.Verdict {
+			if kind(bustest.ToClient, bus.KindCall, bus.KindSkip)(m) && time.Since(from) < 3*time.Second {
+				return bustest.Drop
+			}
+			return bustest.Pass
+		})
+		var group sync.WaitGroup
+		for i, ep := range []*bus.Endpoint{th.ep, endpoint(t, second.Bus)} {
+			group.Go(func() {
+				for k := range 10 {
+					g := scatter(t, ep, th.call("echo", fmt.Append(nil, i, k)))
+					time.Sleep(500 * time.Millisecond)
+					if k == 9 {
+						good(t, g)
+					}
+				}
+			})
+		}
+		group.Wait()
+		th.settled()
+		require.Len(t, th.journal.of(3), 20)
+		require.Equal(t, th.journal.of(0), th.journal.of(3))
+	})
+}
+
+func TestSequencerGoesOnAfterItsHostWasCut(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		th := newTheatre(t, true)
+		dice := rand.New(rand.NewPCG(5, 5))
+		stop := th.disturb(dice, func(l line) { l.faults.Cut() })
+		for range 3 {
+			th.mixed(dice, 6)()
+		}
+		stop()
+		th.settled()
+	})
+}
+
+// TestSequencerServesItsRoleAlone: nobody can have it publish elsewhere, and what it cannot read it does not publish.
+func TestSequencerServesItsRoleAlone(t *testing.T) {
+	b := bustest.Open(t)
+	s := newStage(t, 1)
+	s.ordered = true
+	s.play(b)
+	heard, err := b.Conn().SubscribeSync("elsewhere.>")
+	require.NoError(t, err)
+	call := bus.Frame{Kind: bus.KindCall, Header: bus.Header{Session: "s", Seq: 1, Method: "echo"}}
+	inner := append([]byte{0xac}, "elsewhere.to"...)
+	inner = append(append(inner, 0xc4, byte(len(call.Append(nil)))), call.Append(nil)...)
+	for _, body := range [][]byte{inner, {0xff}, nil} {
+		f := bus.Frame{Kind: bus.KindSequence, Header: bus.Header{Session: "s", Seq: 1}, Body: body}
+		require.NoError(t, b.Conn().Publish(s.to.Sequencer(), f.Append(nil)))
+	}
+	require.NoError(t, b.Conn().Publish(s.to.Sequencer(), []byte("no frame")))
+	good(t, scatter(t, endpoint(t, b), s.call("echo", []byte("still here"))))
+	require.NoError(t, b.Conn().Flush())
+	n, _, err := heard.Pending()
+	require.NoError(t, err)
+	require.Zero(t, n)
+	require.Equal(t, 1, s.journal.total())
+}
+
+func TestCallTooWideForTheSequencer(t *testing.T) {
+	b := bustest.Open(t)
+	s := newStage(t, 20_000)
+	s.ordered = true
+	c := s.callEach("echo", func(int) []byte { return []byte("x") })
+	ep := endpoint(t, b)
+	_, err := ep.Scatter(t.Context(), c)
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	require.ErrorContains(t, err, "a call of 20000 parts is too large for the sequencer of echo")
+	require.Zero(t, ep.Pending())
+	require.Zero(t, ep.Holding())
+}

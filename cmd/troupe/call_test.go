@@ -1,0 +1,171 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+func TestCall(t *testing.T) {
+	u := newUser(t)
+	u.up()
+	u.runs(four)
+	for _, test := range []struct{ words, want string }{
+		{`rank`, `[0,1,2,3]`},
+		{`rank --rank 2`, `2`},
+		{`rank --mode RANK_ZERO`, `0`},
+		{`rank --mode ONE_TO_ALL_ONE --json`, `0`},
+		{`double --args [[1,2,3]]`, `[2,4,6]`},
+		{`own --args [[1,2,3,4]]`, `[1,102,203,304]`},
+		{`add --args {"a":2,"b":3}`, `5`},
+		{`same --args "word"`, `"word"`},
+		{`same --args [null]`, `null`},
+		{`same --args [{"<":[1.5,-3,18446744073709551615,true]}]`, `{"<":[1.5,-3,18446744073709551615,true]}`},
+		{`ones --args 2`, `{"dtype":"float32","shape":[2,1],"values":[1,1]}`},
+		{`ones --args 300`, `{"dtype":"float32","shape":[300,1]}`},
+	} {
+		t.Run(test.words, func(t *testing.T) {
+			require.JSONEq(t, test.want, u.sees(append([]string{"call", "four"}, strings.Fields(test.words)...)...))
+		})
+	}
+	t.Run("@health", func(t *testing.T) {
+		var health []struct{ State string }
+		require.NoError(t, json.Unmarshal([]byte(u.sees("call", "four", "@health")), &health))
+		require.Len(t, health, 4)
+		require.Equal(t, "ready", health[0].State)
+	})
+}
+
+// A mistake that only the head or the role can see is an error of one line that names the thing, and what there is.
+func TestCallMistakes(t *testing.T) {
+	u := newUser(t)
+	u.up()
+	u.runs(four)
+	for _, test := range []struct {
+		words string
+		want  []string
+	}{
+		{`nosuchrole step`, []string{"nosuchrole", "four"}},
+		{`four nosuchmethod`, []string{"nosuchmethod", "add, double"}},
+		{`four add --args ["text"]`, []string{"four[0] add", "addends"}},
+		{`four double --args [[1]]`, []string{"fewer rows", "2"}},
+		{`four own --args [[1,2,3]]`, []string{"it has 3, and there are 4"}},
+		{`four own --args [7]`, []string{"one element a rank"}},
+		{`four rank --rank 4`, []string{"no rank 4", "0 to 3"}},
+		{`four fail`, []string{"four[1] fail", "out of luck"}},
+		{`four wait --timeout 50ms`, []string{"four", "wait", "deadline"}},
+	} {
+		t.Run(test.words, func(t *testing.T) {
+			stderr := u.fails(1, append([]string{"call"}, strings.Fields(test.words)...)...)
+			for _, word := range test.want {
+				require.Contains(t, stderr, word)
+			}
+		})
+	}
+}
+
+// When the user gives up, so do the workers.
+func TestCallInterrupted(t *testing.T) {
+	u := newUser(t)
+	u.up()
+	rt := u.runs(four)
+	cluster, err := rt.Attach(t.Context(), "four")
+	require.NoError(t, err)
+	busy := func() int {
+		all, err := cluster.Info(t.Context())
+		require.NoError(t, err)
+		n := 0
+		for _, w := range all {
+			n += len(w.Calls)
+		}
+		return n
+	}
+	ctx, interrupt := context.WithCancel(t.Context())
+	var out, errs screen
+	doneCh := make(chan int, 1)
+	go func() {
+		doneCh <- execute(ctx, []string{"call", "four", "wait"}, &cli{out: &out, err: &errs, env: u.getenv})
+	}()
+	require.Eventually(t, func() bool { return busy() == 4 }, 20*time.Second, 5*time.Millisecond)
+	interrupt()
+	require.Equal(t, 1, <-doneCh)
+	require.Contains(t, errs.String(), "wait")
+	require.Eventually(t, func() bool { return busy() == 0 }, 20*time.Second, 5*time.Millisecond)
+}
+
+func TestCompletion(t *testing.T) {
+	u := newUser(t)
+	complete := func(words ...string) []string {
+		out, _, code := u.types(append([]string{"__complete", "call"}, words...)...)
+		require.Zero(t, code)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		var names []string
+		for _, l := range lines[:len(lines)-1] { // the last one is for the shell
+			name, _, _ := strings.Cut(l, "\t")
+			names = append(names, name)
+		}
+		return names
+	}
+	require.Empty(t, complete(""), "without a head there is nothing to complete")
+	u.up()
+	u.runs(four)
+	require.Equal(t, []string{"four"}, complete(""))
+	require.Subset(t, complete("four", ""), []string{"double", "rank", "@health"})
+	require.Contains(t, complete("four", "rank", "--mode", ""), "DP_MP_DISPATCH_FIRST_COLLECT_ALL")
+	require.Empty(t, complete("four", "rank", ""))
+}
+
+func TestWaitingFor(t *testing.T) {
+	require.Equal(t, "1 of 3 ranks have answered; rank 1 is running for 3s", waitingFor([]bus.Progress{
+		{Rank: 0, Answered: true}, {Rank: 1, State: bus.StateRunning, For: 3100 * time.Millisecond}, {Rank: 2},
+	}))
+}
+
+func TestParseArgs(t *testing.T) {
+	positional, named, err := parseArgs(`{"a": [1, 2.0, 1e3], "b": "x"}`)
+	require.NoError(t, err)
+	require.Nil(t, positional)
+	require.Equal(t, map[string]any{"a": []any{int64(1), 2.0, 1000.0}, "b": "x"}, named)
+	for text, want := range map[string]string{
+		``: "not JSON", `{not`: "not JSON", `[1] [2]`: "more than one", `[123456789012345678901]`: "123456789012345678901",
+	} {
+		_, _, err := parseArgs(text)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// Whatever a worker can answer can be printed.
+func TestPlain(t *testing.T) {
+	tensor := func(dtype bus.DType, data ...byte) bus.Tensor {
+		return bus.Tensor{DType: dtype, Shape: []int{len(data) / dtype.Size()}, Data: data}
+	}
+	for _, test := range []struct {
+		value any
+		want  string
+	}{
+		{[]byte("ab"), `"YWI="`},
+		{[]any{math.NaN(), math.Inf(-1), 0.5}, `["NaN","-Inf",0.5]`},
+		{map[any]any{int64(1): []byte{}}, `{"1":""}`},
+		{map[string]any{"t": time.Unix(0, 0).UTC()}, `{"t":"1970-01-01T00:00:00Z"}`},
+		{tensor(bus.BFloat16, 0x80, 0x3f, 0x80, 0x7f), `{"dtype":"bfloat16","shape":[2],"values":[1,"+Inf"]}`},
+		{tensor(bus.Uint8, 1, 255), `{"dtype":"uint8","shape":[2],"values":[1,255]}`},
+		{tensor(bus.Bool, 1, 0), `{"dtype":"bool","shape":[2],"values":[true,false]}`},
+		{tensor(bus.Int16, 255, 255), `{"dtype":"int16","shape":[1],"values":[-1]}`},
+		{tensor(bus.Float64, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f), `{"dtype":"float64","shape":[1],"values":[1]}`},
+	} {
+		got, err := json.Marshal(plain(test.value))
+		require.NoError(t, err)
+		require.JSONEq(t, test.want, string(got))
+	}
+	for _, dtype := range bus.DTypes {
+		shown := plain(tensor(dtype, make([]byte, 16)...)).(map[string]any)
+		require.Contains(t, shown, "values", dtype)
+	}
+}

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/gpu"
+	"troupe/nodes"
+	"troupe/placement"
+)
+
+func newExplain(c *cli) *cobra.Command {
+	var f requestFlags
+	var spec string
+	cmd := &cobra.Command{
+		Use:   "explain",
+		Short: "Say what would be granted, or why not",
+		Long: `Explain takes a request as reserve does and says where each worker would lie, or what the request would wait for: which
+devices, who holds them and since when. It changes nothing, and ends with 0 whether the answer is yes or no. A request
+that makes no sense ends with 2.
+
+With --nodes it asks no head, but looks at simulated nodes, or at those of this machine.`,
+		Example: `  troupe explain --bundles 4 --devices 2
+  troupe explain --nodes sim:2x4 --world 4 --device-mapping 'list(range(0,8))'
+  troupe explain --nodes sim:4x8,numa=2 --bundles 6 --devices 4 --strategy SPREAD --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := f.request(cmd)
+			if err != nil {
+				return err
+			}
+			return c.explain(cmd.Context(), r, spec)
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().StringVar(&spec, "nodes", "", "explain without a head, on sim:NODESxDEVICES, auto or a FILE of devices")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: granted, reasons, workers and what it waits for")
+	return cmd
+}
+
+func (c *cli) explain(ctx context.Context, r placement.Request, spec string) error {
+	if spec != "" {
+		x, err := explainOffline(ctx, r, spec)
+		if err != nil {
+			return senseless(err)
+		}
+		return c.showExplanation(x)
+	}
+	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+		x, err := client.Explain(ctx, r)
+		if err != nil {
+			return err
+		}
+		return c.showExplanation(x)
+	})
+}
+
+// explainOffline decides on nodes that nobody holds anything on.
+func explainOffline(ctx context.Context, r placement.Request, spec string) (placement.Explanation, error) {
+	inventories, err := openDevices(spec, "")
+	if err != nil {
+		return placement.Explanation{}, &usageError{err}
+	}
+	defer closeDevices(inventories)
+	reports := make([]gpu.Report, len(inventories))
+	for i, inventory := range inventories {
+		devices, err := inventory.Devices(ctx)
+		if err != nil {
+			return placement.Explanation{}, err
+		}
+		reports[i] = gpu.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
+		if len(inventories) > 1 {
+			reports[i].Node = "node-" + strconv.Itoa(i)
+		}
+	}
+	plan, err := placement.Decide(placement.Snapshot{Nodes: placement.NodesOf(reports)}, r)
+	return placement.Explanation{Plan: plan}, err
+}
+
+func (c *cli) showExplanation(x placement.Explanation) error {
+	if c.json {
+		return c.printJSON(x)
+	}
+	if x.Held != nil {
+		c.printf("reservation %s is there already: %s since %s\n", x.Held.ID, x.Held.State, age(x.Held.Since))
+	}
+	if x.Granted {
+		c.printf("yes: it would be granted now\n")
+		if x.Unmet != "" {
+			c.printf("but %s\n", x.Unmet)
+		}
+		return c.workersTable(x.Workers)
+	}
+	switch {
+	case x.Never:
+		c.printf("no, and never: nothing that could be released or repaired would be enough\n")
+	case x.Position > 0:
+		c.printf("not now: it would wait at place %d of the queue: %s\n", x.Position, x.Wait.Text)
+	default:
+		c.printf("not now\n")
+	}
+	for _, reason := range x.Reasons {
+		where := ""
+		if reason.Node != "" {
+			where = reason.Node + ": "
+		}
+		c.printf("  %s%s\n", where, reason.Text)
+	}
+	if len(x.WaitsFor) > 0 {
+		c.printf("it waits for:\n")
+	}
+	for _, o := range x.WaitsFor {
+		since := ""
+		if !o.Since.IsZero() {
+			since = ", for " + time.Since(o.Since).Round(time.Second).String()
+		}
+		c.printf("  %s%s\n", o, since)
+	}
+	for _, id := range x.Preempts {
+		c.printf("  it would send away %s\n", id)
+	}
+	return nil
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }

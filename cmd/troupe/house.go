@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"troupe/bus"
+	"troupe/roles"
+)
+
+// houseEvery is how often a head looks for roles that have lost their driver.
+const houseEvery = 5 * time.Second
+
+// keepHouse ends the roles of drivers that have died, in every namespace, until it is stopped. Drivers do that for each
+// other; the head does it for the last one. It holds a session only where there is something to end.
+func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	group.Go(func() {
+		sessions := map[string]*roles.Runtime{}
+		for tick := time.NewTicker(every); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				_ = attend(ctx, b, log, sessions, nil) // closes them; with the head they would end anyway
+				return
+			case <-tick.C:
+			}
+			orphans, err := roles.Orphans(ctx, b)
+			if err == nil {
+				err = attend(ctx, b, log, sessions, orphans)
+			}
+			if err != nil && ctx.Err() == nil {
+				log.Warn("troupe: roles of lost drivers cannot be looked for; trying again", "error", err)
+			}
+		}
+	})
+	return func() {
+		cancel()
+		group.Wait()
+	}
+}
+
+// attend opens a session in each of the namespaces, and closes those that are no longer needed.
+func attend(ctx context.Context, b *bus.Bus, log *slog.Logger, sessions map[string]*roles.Runtime, namespaces []string) error {
+	var errs []error
+	for ns, rt := range sessions {
+		if !slices.Contains(namespaces, ns) {
+			delete(sessions, ns)
+			errs = append(errs, rt.Close(ctx))
+		}
+	}
+	for _, ns := range namespaces {
+		if sessions[ns] != nil {
+			continue
+		}
+		rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: ns, Name: "troupe-head", Logger: log})
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		sessions[ns] = rt
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"syscall"
+)
+
+const defaultListen = "127.0.0.1:7422"
+
+// listenAddress is where a head listens.
+type listenAddress struct {
+	text     string // HOST:PORT
+	port     int
+	loopback bool // only this machine can reach it
+}
+
+func parseListen(text string) (listenAddress, error) {
+	host, portText, err := net.SplitHostPort(text)
+	if err != nil {
+		return listenAddress{}, usagef("--listen %q: give HOST:PORT, as in %s", text, defaultListen)
+	}
+	port, err := strconv.ParseUint(portText, 10, 16)
+	if err != nil {
+		return listenAddress{}, usagef("--listen %q: the port must be a number from 0 to 65535", text)
+	}
+	ip := net.ParseIP(host)
+	return listenAddress{text: text, port: int(port), loopback: host == "localhost" || ip != nil && ip.IsLoopback()}, nil
+}
+
+// checkFree reports a port that cannot be had, and who has it if that is a head of the same user.
+func (a listenAddress) checkFree(env func(string) string) error {
+	l, err := net.Listen("tcp", a.text)
+	if err == nil {
+		return l.Close()
+	}
+	var dns *net.DNSError
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return fmt.Errorf("port %d is taken on %s%s; choose another with --listen HOST:PORT", a.port, a.text, a.holder(env))
+	case errors.Is(err, syscall.EACCES):
+		return fmt.Errorf("port %d may not be listened on (%s): ports under 1024 are the system's; choose another with --listen HOST:PORT", a.port, a.text)
+	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.As(err, &dns):
+		return fmt.Errorf("--listen %s: this machine has no such address", a.text)
+	}
+	return fmt.Errorf("--listen %s: %w", a.text, err)
+}
+
+func (a listenAddress) holder(env func(string) string) string {
+	h, err := readHead(env)
+	if _, port, splitErr := net.SplitHostPort(hostPort(h.URL)); err != nil || splitErr != nil || port != strconv.Itoa(a.port) || !h.running() {
+		return ""
+	}
+	return fmt.Sprintf(" by a head of yours (pid %d), which troupe roles finds by itself", h.PID)
+}

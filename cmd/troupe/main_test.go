@@ -1,0 +1,165 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus/bustest"
+)
+
+// argsEnv turns the test binary into the program: its arguments, one a line.
+const argsEnv = "TROUPE_TEST_ARGS"
+
+func TestMain(m *testing.M) {
+	if args, ok := os.LookupEnv(argsEnv); ok {
+		os.Exit(run(strings.Split(args, "\n"), &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
+	}
+	if url, ok := os.LookupEnv(driverEnv); ok {
+		fmt.Fprintln(os.Stderr, drive(url))
+		os.Exit(1)
+	}
+	bustest.Main(m)
+}
+
+// user is somebody with a home of their own who types commands.
+type user struct {
+	t   *testing.T
+	env map[string]string
+}
+
+func newUser(t *testing.T) *user {
+	return &user{t: t, env: map[string]string{"XDG_STATE_HOME": t.TempDir()}}
+}
+
+// with is the same user with one variable more.
+func (u *user) with(name, value string) *user {
+	env := map[string]string{name: value}
+	for k, v := range u.env {
+		if k != name {
+			env[k] = v
+		}
+	}
+	return &user{t: u.t, env: env}
+}
+
+func (u *user) getenv(name string) string { return u.env[name] }
+
+// types runs a command to its end.
+func (u *user) types(words ...string) (stdout, stderr string, code int) {
+	u.t.Helper()
+	var out, err screen
+	ctx, cancel := context.WithTimeout(u.t.Context(), 30*time.Second)
+	defer cancel()
+	code = execute(ctx, words, &cli{out: &out, err: &err, env: u.getenv})
+	require.NoError(u.t, ctx.Err(), "troupe %s does not end", strings.Join(words, " "))
+	return out.String(), err.String(), code
+}
+
+// sees runs a command that must succeed and say nothing but its output.
+func (u *user) sees(words ...string) string {
+	u.t.Helper()
+	stdout, stderr, code := u.types(words...)
+	require.Zero(u.t, code, "troupe %s: %s", strings.Join(words, " "), stderr)
+	require.Empty(u.t, stderr)
+	return stdout
+}
+
+// fails runs a command that must fail with that code and one line of error, which it returns.
+func (u *user) fails(code int, words ...string) string {
+	u.t.Helper()
+	stdout, stderr, got := u.types(words...)
+	require.Equal(u.t, code, got, "troupe %s: %s", strings.Join(words, " "), stderr)
+	require.Empty(u.t, stdout)
+	require.Equal(u.t, 1, strings.Count(stderr, "\n"), "an error is one line: %q", stderr)
+	require.True(u.t, strings.HasPrefix(stderr, "troupe: "), stderr)
+	return stderr
+}
+
+// readyHead is what `troupe up --json` says.
+type readyHead struct {
+	headFile
+	Store string `json:"store"`
+}
+
+// up runs a head until the test ends or stop is called, on a free port unless more says otherwise.
+func (u *user) up(more ...string) (head readyHead, stop func()) {
+	u.t.Helper()
+	var out, errs screen
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan int, 1)
+	words := append([]string{"up", "--json", "--listen", "127.0.0.1:0"}, more...)
+	go func() { doneCh <- execute(ctx, words, &cli{out: &out, err: &errs, env: u.getenv}) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case code := <-doneCh:
+			require.Zero(u.t, code, errs.String())
+		case <-time.After(20 * time.Second):
+			require.Fail(u.t, "troupe up does not end")
+		}
+	})
+	u.t.Cleanup(stop)
+	line := out.line(u.t, errs.String)
+	require.NoError(u.t, json.Unmarshal([]byte(line), &head), line)
+	return head, stop
+}
+
+// stateFile is a file in the user's state folder.
+func (u *user) stateFile(name string) string {
+	return filepath.Join(u.env["XDG_STATE_HOME"], "troupe", name)
+}
+
+// screen is what a command has printed so far.
+type screen struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	more chan struct{} // closed at the next write
+}
+
+func (s *screen) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.more != nil {
+		close(s.more)
+		s.more = nil
+	}
+	return s.text.Write(p)
+}
+
+func (s *screen) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// line waits for the first whole line.
+func (s *screen) line(t *testing.T, explain func() string) string {
+	t.Helper()
+	timeout := time.After(20 * time.Second)
+	for {
+		s.mu.Lock()
+		if s.more == nil {
+			s.more = make(chan struct{})
+		}
+		text, more := s.text.String(), s.more
+		s.mu.Unlock()
+		if first, _, whole := strings.Cut(text, "\n"); whole {
+			return first
+		}
+		select {
+		case <-more:
+		case <-timeout:
+			require.Fail(t, "nothing was printed", explain())
+		}
+	}
+}

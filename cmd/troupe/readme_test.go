@@ -1,0 +1,90 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+)
+
+func page(t *testing.T, path string) string {
+	text, err := os.ReadFile(filepath.Join("..", "..", path))
+	require.NoError(t, err)
+	return string(text)
+}
+
+// The program in the README is the example that the tests run, to the letter; so are the lines after it, but for the
+// space before their comments.
+func TestReadmeProgram(t *testing.T) {
+	var blocks []string
+	for i, text := range strings.Split(page(t, "README.md"), "```go\n") {
+		if block, _, _ := strings.Cut(text, "```"); i > 0 {
+			blocks = append(blocks, block)
+		}
+	}
+	require.Len(t, blocks, 3)
+	program := blocks[0]
+	example := page(t, "cmd/troupe/readme_example_test.go")
+	example, output, found := strings.Cut(example, "\t// Output:\n")
+	require.True(t, found)
+	example = strings.NewReplacer("package main_test", "package main", "func Example_readme()", "func main()").Replace(example + "}\n")
+	require.Equal(t, example, program)
+	output = strings.ReplaceAll(strings.TrimSuffix(output, "}\n"), "\t// ", "")
+	require.Contains(t, page(t, "README.md"), "```\n"+output+"```")
+	tried := page(t, "cmd/troupe/readme_lines_test.go")
+	for _, line := range strings.Split(strings.TrimSpace(blocks[1]+blocks[2]), "\n") {
+		code, comment, _ := strings.Cut(line, " //")
+		require.Contains(t, tried, strings.TrimSpace(code))
+		require.Contains(t, tried, comment)
+	}
+}
+
+// Every command and every flag is explained in a page about the command line.
+func TestDocumentedCommands(t *testing.T) {
+	pages, err := filepath.Glob("../../docs/cli*.md")
+	require.NoError(t, err)
+	sections := map[string]string{}
+	for _, path := range pages {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, section := range strings.Split(string(text), "\n## ")[1:] {
+			title, body, _ := strings.Cut(section, "\n")
+			sections[title] += body
+		}
+	}
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		if cmd.Name() == "completion" || cmd.Name() == "help" {
+			return
+		}
+		if cmd.Runnable() && !cmd.HasSubCommands() {
+			section := sections[cmd.CommandPath()]
+			require.NotEmpty(t, section, "no page in docs has a section \"## %s\"", cmd.CommandPath())
+			cmd.Flags().VisitAll(func(f *pflag.Flag) {
+				if f.Name != "help" && f.Name != "url" && f.Name != "namespace" { // those two have a section of their own
+					require.Contains(t, section, "--"+f.Name, "in the section about %s", cmd.CommandPath())
+				}
+			})
+		}
+		for _, sub := range cmd.Commands() {
+			visit(sub)
+		}
+	}
+	visit(newRoot(&cli{}))
+}
+
+var link = regexp.MustCompile(`\]\(([\w./-]+)\)`)
+
+// Pages point at files that are there.
+func TestLinks(t *testing.T) {
+	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md"} {
+		for _, m := range link.FindAllStringSubmatch(page(t, path), -1) {
+			require.FileExists(t, filepath.Join("..", "..", filepath.Dir(path), m[1]), "in %s", path)
+		}
+	}
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/placement"
+)
+
+func newReservations(c *cli) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "reservations",
+		Short:   "List what is reserved and what waits",
+		Long:    `Reservations prints what is held in a namespace, by whom and since when, and what waits in the queue and for what.`,
+		Example: "  troupe reservations\n  troupe reservations --all --json | jq '.reservations[].id'",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.reservations(cmd.Context(), all) },
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "of all namespaces")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: reservations and waiting")
+	return cmd
+}
+
+func (c *cli) reservations(ctx context.Context, all bool) error {
+	return c.withPlacement(ctx, all, func(client *placement.Client) error {
+		list, err := client.List(ctx)
+		if err != nil {
+			return err
+		}
+		if c.json {
+			return c.printJSON(list)
+		}
+		if len(list.Records)+len(list.Waiting) == 0 {
+			c.printf("nothing is reserved\n")
+			return nil
+		}
+		rows := make([][]string, 0, len(list.Records)+len(list.Waiting))
+		for _, r := range list.Records {
+			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), age(r.Since), itoa(len(r.Workers)), held(r), itoa(r.Priority), r.Why})
+		}
+		for _, w := range list.Waiting {
+			waits := (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()
+			rows = append(rows, []string{w.ID, w.Namespace, w.Holder, "waits", waits, "–", w.Devices.String(), itoa(w.Priority), w.Wait.Text})
+		}
+		return c.table("ID NAMESPACE HOLDER STATE SINCE WORKERS DEVICES PRIORITY WHY", rows)
+	})
+}
+
+// held is how many devices a reservation has, on how many nodes.
+func held(r placement.Record) string {
+	var devices placement.Share
+	on := map[string]bool{}
+	for _, w := range r.Workers {
+		on[w.Node] = true
+		for _, s := range w.Slots {
+			devices += s.Share
+			on[s.Node] = true
+		}
+	}
+	return fmt.Sprintf("%s on %d", devices, len(on))
+}

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/placement"
+)
+
+func newReserve(c *cli) *cobra.Command {
+	var f requestFlags
+	var wait time.Duration
+	cmd := &cobra.Command{
+		Use:   "reserve",
+		Short: "Reserve devices until they are released",
+		Long: `Reserve asks for a gang of bundles and waits in the queue until it is granted, whole or not at all. The reservation
+stays when the command ends; "troupe release ID" gives it back. Asking again with the same --id finds it.
+
+What is not to be had within --wait ends with 1 and says who holds it; a request that can never fit fails at once; one
+that makes no sense ends with 2.`,
+		Example: `  troupe reserve --bundles 4 --devices 2 --id trainer
+  troupe reserve --world 4 --device-mapping 'list(range(0,8))' --wait 0 --json`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			r, err := f.request(cmd)
+			if err != nil {
+				return err
+			}
+			if wait < 0 {
+				return usagef("--wait %v: must not be negative", wait)
+			}
+			return c.reserve(cmd.Context(), r, wait)
+		},
+	}
+	f.add(cmd)
+	cmd.Flags().DurationVar(&wait, "wait", time.Minute, "how long to wait in the queue; 0 does not wait")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: granted, reasons, workers, id and token")
+	return cmd
+}
+
+// reserved is what reserve prints as JSON.
+type reserved struct {
+	Granted  bool                 `json:"granted"`
+	Reasons  []placement.Reason   `json:"reasons"`
+	WaitsFor []placement.Obstacle `json:"waits_for,omitempty"`
+	Workers  []placement.Worker   `json:"workers"`
+	ID       string               `json:"id,omitempty"`
+	Token    uint64               `json:"token,omitempty"`
+	State    placement.State      `json:"state,omitempty"`
+	Unmet    string               `json:"unmet,omitempty"`
+}
+
+func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Duration) error {
+	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+		record, err := c.obtain(ctx, client, r, wait)
+		if !c.json {
+			if err != nil {
+				return err
+			}
+			c.printf("%s is reserved under token %d\n", record.ID, record.Token)
+			return c.workersTable(record.Workers)
+		}
+		out := reserved{
+			Granted: err == nil, Reasons: []placement.Reason{}, Workers: record.Workers,
+			ID: record.ID, Token: record.Token, State: record.State, Unmet: record.Unmet,
+		}
+		if out.Workers == nil {
+			out.Workers = []placement.Worker{}
+		}
+		if errors.Is(err, placement.ErrInvalid) {
+			return err
+		}
+		if err != nil {
+			out.Reasons, out.WaitsFor = whyNot(err)
+		}
+		return errors.Join(c.printJSON(out), err)
+	})
+}
+
+func (c *cli) obtain(ctx context.Context, client *placement.Client, r placement.Request, wait time.Duration) (placement.Record, error) {
+	if wait == 0 {
+		return client.TryReserve(ctx, r)
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	return client.Reserve(ctx, r)
+}
+
+// whyNot is a refusal as lists.
+func whyNot(err error) ([]placement.Reason, []placement.Obstacle) {
+	if e, ok := errors.AsType[*placement.NoCapacityError](err); ok {
+		return e.Reasons, e.WaitsFor
+	}
+	reasons := []placement.Reason{{Code: placement.ReasonGang, Text: err.Error()}}
+	if e, ok := errors.AsType[*placement.WaitError](err); ok && e.Wait != nil {
+		return reasons, e.Wait.WaitsFor
+	}
+	return reasons, nil
+}
+
+func newRelease(c *cli) *cobra.Command {
+	var token uint64
+	cmd := &cobra.Command{
+		Use:   "release ID",
+		Short: "Give a reservation back",
+		Long: `Release gives a reservation back. What is not there has been released already, so it may be repeated. With --token only
+the grant of that token is released, and a later one of the same name is left alone.`,
+		Example: "  troupe release trainer",
+		Args:    cobra.ExactArgs(1),
+		RunE:    func(cmd *cobra.Command, args []string) error { return c.release(cmd.Context(), args[0], token) },
+	}
+	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the one that is there)")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: id and released, whether it was there")
+	return cmd
+}
+
+func (c *cli) release(ctx context.Context, id string, token uint64) error {
+	return c.withPlacement(ctx, false, func(client *placement.Client) error {
+		list, err := client.List(ctx)
+		if err != nil {
+			return err
+		}
+		there := false
+		for _, r := range list.Records {
+			if there = r.ID == id; there {
+				if token == 0 {
+					token = r.Token
+				}
+				break
+			}
+		}
+		if there {
+			if err := client.Release(ctx, id, token); err != nil {
+				return err
+			}
+		}
+		if c.json {
+			return c.printJSON(struct {
+				ID       string `json:"id"`
+				Released bool   `json:"released"`
+			}{id, there})
+		}
+		if there {
+			c.printf("%s is released\n", id)
+		} else {
+			c.printf("%s is not reserved\n", id)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/roles"
+)
+
+func TestRoles(t *testing.T) {
+	u := newUser(t)
+	u.up()
+	require.Equal(t, "no roles in namespace \"default\"\n", u.sees("roles"))
+	require.Empty(t, u.sees("roles", "--json"))
+	u.runs(four, roles.Spec{Name: "stays", World: 1, Detached: true})
+	lines := strings.Split(strings.TrimSpace(u.sees("roles")), "\n")
+	require.Len(t, lines, 3)
+	require.Regexp(t, `^ROLE +CLASS +WORLD +MESH +STATE +SINCE +LIFE +BY +CAUSE$`, lines[0])
+	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +a test$`, lines[1])
+	require.Regexp(t, `^stays +calc +1 .* detached +a test$`, lines[2])
+
+	var first roles.Record
+	first4, _, _ := strings.Cut(u.sees("roles", "--json"), "\n")
+	require.NoError(t, json.Unmarshal([]byte(first4), &first))
+	require.Equal(t, "four", first.Name)
+	require.Equal(t, roles.RoleReady, first.State)
+	require.Len(t, first.Methods, 8)
+}
+
+// Two runs on one head do not see each other.
+func TestNamespaces(t *testing.T) {
+	u := newUser(t)
+	u.up()
+	other := u.with("TROUPE_NAMESPACE", "other")
+	other.runs(roles.Spec{Name: "theirs", World: 1})
+	require.Contains(t, u.sees("roles"), `no roles in namespace "default"`)
+	require.Contains(t, u.sees("roles", "-n", "other"), "theirs")
+	require.Contains(t, other.sees("call", "theirs", "rank"), "[0]")
+	require.Contains(t, other.fails(1, "call", "-n", "default", "theirs", "rank"), "theirs")
+}
+
+func TestVersion(t *testing.T) {
+	u := newUser(t)
+	require.Regexp(t, `^troupe dev, wire \d+, go`, u.sees("version"))
+	require.Equal(t, "troupe dev\n", u.sees("--version"))
+	var v struct {
+		Version string
+		Wire    int
+	}
+	require.NoError(t, json.Unmarshal([]byte(u.sees("version", "--json")), &v))
+	require.Equal(t, "dev", v.Version)
+	require.Positive(t, v.Wire)
+}

@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// What a head keeps, only its owner can read; a head that is started again is the same to those who connect.
+func TestUpKeepsItsSecrets(t *testing.T) {
+	u := newUser(t)
+	first, stop := u.up("--listen", "0.0.0.0:0")
+	require.Len(t, first.Fingerprint, 64)
+	require.True(t, strings.HasPrefix(first.URL, "tls://127.0.0.1:"), first.URL)
+	require.Equal(t, u.stateFile("store"), first.Store)
+	for _, path := range []string{first.TokenFile, first.Store + "/key.pem", first.Store + "/cert.pem", u.stateFile("head.json")} {
+		info, err := os.Stat(path)
+		require.NoError(t, err)
+		require.Zero(t, info.Mode().Perm()&0o077, "%s has mode %v", path, info.Mode())
+	}
+	require.Contains(t, u.sees("roles"), "no roles", "its own user is served, by TLS")
+	token, err := os.ReadFile(first.TokenFile)
+	require.NoError(t, err)
+
+	stop()
+	require.NoFileExists(t, u.stateFile("head.json"))
+	second, _ := u.up("--listen", "0.0.0.0:"+first.URL[strings.LastIndex(first.URL, ":")+1:])
+	require.Equal(t, first.headFile, second.headFile)
+	again, err := os.ReadFile(second.TokenFile)
+	require.NoError(t, err)
+	require.Equal(t, string(token), string(again))
+}
+
+func TestUpRefusesLeakedToken(t *testing.T) {
+	u := newUser(t)
+	store := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(store, "token"), []byte("secret\n"), 0o644))
+	require.Contains(t, u.fails(1, "up", "--listen", "127.0.0.1:0", "--store", store), "chmod 600")
+}
+
+func TestStrangersAreRefused(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up()
+	stderr := u.with("TROUPE_TOKEN", "wrong").fails(1, "roles")
+	require.Contains(t, stderr, "TROUPE_TOKEN")
+	stranger := newUser(t)
+	require.Contains(t, stranger.fails(1, "roles", "--url", head.URL), "credentials")
+	token, err := os.ReadFile(head.TokenFile)
+	require.NoError(t, err)
+	friend := stranger.with("TROUPE_URL", head.URL).with("TROUPE_TOKEN", strings.TrimSpace(string(token)))
+	require.Contains(t, friend.sees("roles"), "no roles")
+	require.Contains(t, u.sees("roles", "--url", strings.Replace(head.URL, "127.0.0.1", "localhost", 1)), "no roles", "the head is known by its address")
+}
+
+func TestStrangeCertificateIsRefused(t *testing.T) {
+	u := newUser(t)
+	u.up("--listen", "0.0.0.0:0")
+	require.Contains(t, u.with("TROUPE_FINGERPRINT", strings.Repeat("0", 64)).fails(1, "roles"), "fingerprint")
+	require.Contains(t, u.with("TROUPE_FINGERPRINT", "abc").fails(1, "roles"), "abc")
+}
+
+// A second head on a port that is taken, or on a store that is used, fails and leaves the first as it was.
+func TestSecondUp(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up()
+	files := func() (all []string) {
+		for _, path := range []string{u.stateFile("head.json"), head.TokenFile} {
+			data, err := os.ReadFile(path)
+			require.NoError(t, err)
+			all = append(all, string(data))
+		}
+		return all
+	}
+	before := files()
+	port := head.URL[strings.LastIndex(head.URL, ":")+1:]
+	other := filepath.Join(t.TempDir(), "other")
+	eager := u.with("TROUPE_TOKEN", "another")
+	for _, words := range [][]string{
+		{"up", "--listen", "127.0.0.1:" + port},
+		{"up", "--listen", "127.0.0.1:" + port, "--store", other},
+	} {
+		stderr := eager.fails(1, words...)
+		require.Contains(t, stderr, port)
+		require.Contains(t, stderr, "--listen")
+		require.Contains(t, stderr, "a head of yours")
+	}
+	require.NoDirExists(t, other)
+	stderr := eager.fails(1, "up", "--listen", "127.0.0.1:0")
+	require.Contains(t, stderr, head.Store)
+	require.Contains(t, stderr, "--store")
+	require.Equal(t, before, files())
+	require.Contains(t, u.sees("roles"), "no roles")
+}
+
+func TestPortTakenByAStranger(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	stderr := newUser(t).fails(1, "up", "--listen", l.Addr().String())
+	require.Contains(t, stderr, l.Addr().String())
+	require.NotContains(t, stderr, "a head of yours")
+}
+
+// The head that came last is found; when it goes, the one before it is found again, if it is still there.
+func TestAnnounce(t *testing.T) {
+	u := newUser(t)
+	elder := headFile{URL: "nats://127.0.0.1:1", PID: os.Getppid()}
+	younger := headFile{URL: "nats://127.0.0.1:2", PID: os.Getpid()}
+	found := func() string {
+		h, err := readHead(u.getenv)
+		if err != nil {
+			return ""
+		}
+		return h.URL
+	}
+	withdrawElder, err := elder.announce(u.getenv)
+	require.NoError(t, err)
+	withdrawYounger, err := younger.announce(u.getenv)
+	require.NoError(t, err)
+	require.Equal(t, younger.URL, found())
+	withdrawElder()
+	require.Equal(t, younger.URL, found(), "a head that goes takes only its own file")
+	withdrawYounger()
+	require.Equal(t, elder.URL, found())
+	withdrawElder()
+	require.Empty(t, found())
+}
+
+func TestHostPort(t *testing.T) {
+	for _, url := range []string{"nats://127.0.0.1:7422", "tls://localhost:7422/", "localhost:7422", "nats://token@[::1]:7422"} {
+		require.Equal(t, "127.0.0.1:7422", hostPort(url), url)
+	}
+	require.Equal(t, "[fe80::1]:1", hostPort("nats://[fe80::1]:1"))
+}
+
+// process runs the program as a process of its own, or with no words what the environment makes of the test binary.
+func (u *user) process(words ...string) (*exec.Cmd, *screen) {
+	u.t.Helper()
+	out := &screen{}
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = os.Environ()
+	if len(words) > 0 {
+		cmd.Env = append(cmd.Env, argsEnv+"="+strings.Join(words, "\n"))
+	}
+	for k, v := range u.env {
+		cmd.Env = append(cmd.Env, k+"="+v)
+	}
+	cmd.Stdout, cmd.Stderr = out, u.t.Output()
+	require.NoError(u.t, cmd.Start())
+	u.t.Cleanup(func() {
+		if cmd.ProcessState == nil {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+		}
+	})
+	return cmd, out
+}
+
+// A head that was killed leaves its file; whoever follows it is told, and the next head takes its place.
+func TestKilledHead(t *testing.T) {
+	u := newUser(t)
+	store := t.TempDir()
+	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store)
+	var head readyHead
+	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &head))
+	require.Contains(t, u.sees("roles"), "no roles")
+
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	stderr := u.fails(1, "roles")
+	for _, word := range []string{head.URL, "does not answer", "is gone", "troupe up"} {
+		require.Contains(t, stderr, word)
+	}
+	next, _ := u.up("--listen", strings.TrimPrefix(head.URL, "nats://"), "--store", store)
+	require.Equal(t, head.URL, next.URL)
+	require.Contains(t, u.sees("roles"), "no roles")
+}
+
+// A head that hangs is told apart from one that is gone.
+func TestSilentHead(t *testing.T) {
+	h := headFile{URL: "nats://127.0.0.1:1", PID: os.Getpid()}
+	err := h.silent(errors.New("i/o timeout"))
+	require.ErrorIs(t, err, bus.ErrUnavailable)
+	require.ErrorContains(t, err, "may still be there: i/o timeout")
+	h.PID = 1 << 30
+	require.ErrorContains(t, h.silent(err), "is gone")
+}
+
+// The first signal ends a head in order.
+func TestSignalEndsHead(t *testing.T) {
+	u := newUser(t)
+	cmd, out := u.process("up", "--listen", "127.0.0.1:0")
+	require.Contains(t, out.line(t, out.String), "ready at nats://127.0.0.1:")
+	require.FileExists(t, u.stateFile("head.json"))
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	start := time.Now()
+	require.NoError(t, cmd.Wait(), "exit code 0")
+	require.Less(t, time.Since(start), 10*time.Second)
+	require.Contains(t, out.String(), "closing")
+	require.NoFileExists(t, u.stateFile("head.json"))
+}
+
+// Flags are for the head; what it serves is a plain NATS, which other programs can use with the token.
+func TestHeadIsNATS(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up()
+	b, err := bus.Open(t.Context(), bus.Config{URLs: []string{head.URL}, TokenFile: head.TokenFile})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	_, err = b.JetStream().AccountInfo(context.Background())
+	require.NoError(t, err)
+}

@@ -1,0 +1,56 @@
+package dispatch
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+)
+
+// Thirty-two ranks need each shard, and the driver's connection carries it once: the server does the copying.
+func TestEachShardIsPublishedOnce(t *testing.T) {
+	mesh := Mesh{DP: 2, TP: 4, PP: 4, CP: 2}
+	class := methods{"len": func(_ context.Context, _ int, args actors.Args) (any, error) {
+		return []int{len(args.Positional[0])}, nil
+	}}.class(actors.Serial)
+	for _, c := range []struct {
+		name string
+		play func(*stage) *Group
+		row  int // bytes; a shard is two rows
+	}{
+		{"small shards, a connection each", func(s *stage) *Group { return s.playApart(mesh, class) }, 24 << 10},
+		{"small shards, one connection", func(s *stage) *Group { return s.play(mesh, class) }, 24 << 10},
+		{"large shards, a connection each", func(s *stage) *Group { return s.playApart(mesh, class) }, 128 << 10},
+		{"large shards, one connection", func(s *stage) *Group { return s.play(mesh, class) }, 2 << 20},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := c.play(newStage(t))
+			rows := [][]byte{make([]byte, c.row), make([]byte, c.row), make([]byte, c.row), make([]byte, c.row)}
+			data := uint64(4 * c.row)
+			sent := bytesSent(t, g, rows)
+			for try := 1; sent > data+data/20 && try < 5; try++ {
+				t.Logf("%d bytes: a receiver that saw nothing for a while asked again", sent) // this machine is busy
+				sent = bytesSent(t, g, rows)
+			}
+			t.Logf("%d ranks need %d bytes each; the driver published %d bytes for %d of data (%.3f times)", mesh.World(), 2*c.row, sent, data, float64(sent)/float64(data))
+			require.GreaterOrEqual(t, sent, data)
+			require.Less(t, sent, data+data/20)
+		})
+	}
+}
+
+// bytesSent counts what the driver's connection sends during one call.
+func bytesSent(t *testing.T, g *Group, rows [][]byte) uint64 {
+	conn := g.Endpoint.Bus().Conn()
+	before := conn.Stats().OutBytes
+	f, err := g.Go(patient(t), Call{Method: "len", Mode: DPMPCompute, Args: []any{rows}})
+	require.NoError(t, err)
+	sizes, err := Await[[]int](patient(t), f)
+	require.NoError(t, err)
+	for _, n := range sizes {
+		require.Greater(t, n, 2*len(rows[0]))
+	}
+	return conn.Stats().OutBytes - before
+}

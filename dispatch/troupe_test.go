@@ -1,0 +1,113 @@
+package dispatch
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nuid"
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// methods are what the workers of a test's role can do.
+type methods map[string]func(ctx context.Context, rank int, args actors.Args) (any, error)
+
+type puppet struct{ rank int }
+
+// class is a class with these methods, each in the lane.
+func (ms methods) class(lane actors.Lane) *actors.Class {
+	c := actors.NewClass("puppet", func(_ context.Context, s actors.Setup) (*puppet, error) { return &puppet{s.Rank}, nil })
+	for name, do := range ms {
+		play := func(p *puppet, ctx context.Context, args actors.Args) (any, error) { return do(ctx, p.rank, args) }
+		actors.Method(c, name, play, actors.MethodOptions{Lane: lane})
+	}
+	return c.Class
+}
+
+// stage is a bus with a server of its own.
+type stage struct {
+	t   testing.TB
+	bus *bus.Bus
+}
+
+func newStage(t testing.TB) *stage { return &stage{t, bustest.Open(t)} }
+
+// patient is a context for calls that must end long before it does.
+func patient(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// newGroup is a role with one call at a time on a stage of its own.
+func newGroup(t testing.TB, mesh Mesh, ms methods) *Group {
+	return newStage(t).play(mesh, ms.class(actors.Serial))
+}
+
+// play starts the workers of a role, all on one connection, and returns the group as a driver sees it that has a
+// connection of its own.
+func (s *stage) play(mesh Mesh, class *actors.Class) *Group {
+	to := s.address()
+	s.start(s.bus, to, mesh, class, all(mesh)...)
+	return s.drive(to, mesh)
+}
+
+// playApart is play with a connection for each worker.
+func (s *stage) playApart(mesh Mesh, class *actors.Class) *Group {
+	to := s.address()
+	for rank := range mesh.World() {
+		s.start(s.dial(fmt.Sprint("worker ", rank)), to, mesh, class, rank)
+	}
+	return s.drive(to, mesh)
+}
+
+func all(mesh Mesh) []int {
+	ranks, _ := mesh.Select(Selector{})
+	return ranks
+}
+
+func (s *stage) address() bus.Address {
+	to, err := bus.NewAddress("test", "puppets", nuid.Next())
+	require.NoError(s.t, err)
+	return to
+}
+
+func (s *stage) dial(name string) *bus.Bus {
+	b, err := s.bus.Dial(s.t.Context(), name)
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { require.NoError(s.t, b.Close()) })
+	return b
+}
+
+func (s *stage) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.Class, ranks ...int) {
+	ep, err := b.Endpoint(to.Namespace)
+	require.NoError(s.t, err)
+	host, err := actors.NewHost(ep, actors.HostConfig{Classes: []*actors.Class{class}, Node: "node-a"})
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { require.NoError(s.t, host.Close(context.Background())) })
+	for _, rank := range ranks {
+		_, err := host.Start(s.t.Context(), actors.WorkerSpec{
+			Address: to, Class: class.Name, Rank: rank, World: mesh.World(),
+			Slices: []actors.Slice{{Mesh: "main", N: mesh.Coord(rank).DP}},
+		})
+		require.NoError(s.t, err)
+	}
+	require.NoError(s.t, b.Conn().Flush()) // the server knows the subscriptions now
+}
+
+// drive is the role from a connection that carries nothing else.
+func (s *stage) drive(to bus.Address, mesh Mesh) *Group {
+	ep, err := s.dial("driver").Endpoint(to.Namespace)
+	require.NoError(s.t, err)
+	return &Group{Endpoint: ep, To: to, Mesh: mesh, MeshName: "main"}
+}
+
+// first is the first positional argument, decoded.
+func first(args actors.Args) (v any, err error) {
+	return v, bus.Unmarshal(args.Positional[0], &v)
+}

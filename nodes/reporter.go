@@ -1,0 +1,258 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nuid"
+
+	"troupe/bus"
+	"troupe/gpu"
+)
+
+// Reporter says that a node is there and how it is: a long lease for what is granted on it, a heartbeat for whether it
+// is alive, and reports of its devices.
+type Reporter struct {
+	cfg     Config
+	session string
+}
+
+// NewReporter is a reporter of the node that cfg describes. It does nothing before Run.
+func NewReporter(cfg Config) (*Reporter, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Reporter{cfg: cfg, session: nuid.Next()}, nil
+}
+
+// Name is the node's name.
+func (r *Reporter) Name() string { return r.cfg.Name }
+
+// Run reports until ctx ends, which is no error; then it says good-bye and gives the lease up. Who calls it has ended
+// everything that runs on the node. A lease that somebody else holds is waited for; one that is lost in an outage is
+// taken again.
+func (r *Reporter) Run(ctx context.Context) error {
+	kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	if err != nil {
+		return ended(ctx, err)
+	}
+	run := &running{Config: r.cfg, session: r.session, kv: kv, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
+	for _, whom := range []string{r.cfg.Name, ""} {
+		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), func(*nats.Msg) { wake(run.askCh) })
+		if err != nil {
+			return bus.Errorf(bus.CodeUnavailable, "node %s: listen for questions: %w", r.cfg.Name, err)
+		}
+		defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closed
+	}
+	watch, stop := context.WithCancel(ctx)
+	watchedCh := make(chan struct{})
+	go func() {
+		defer close(watchedCh)
+		if err := r.cfg.Inventory.Watch(watch, func() { wake(run.changedCh) }); err != nil {
+			r.cfg.Logger.Warn("nodes: the devices cannot be watched; they are still read", "node", r.cfg.Name, "error", err)
+		}
+	}()
+	err = run.loop(ctx)
+	stop()
+	<-watchedCh
+	run.leave(ctx)
+	return ended(ctx, err)
+}
+
+// ended is err, unless ctx was ended: that is what was asked for.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func wake(ch chan struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// running is one Run, whose goroutine owns it.
+type running struct {
+	Config
+	session   string
+	kv        *bus.KV
+	askCh     chan struct{} // somebody wants the report
+	changedCh chan struct{} // a device may have failed or recovered
+
+	lease  *bus.Lease
+	told   bool // RegisteredFunc was called
+	report gpu.Report
+	beats  int
+	unread string // why the last reading failed; empty if it did not
+}
+
+// loop reads, beats and keeps the lease.
+func (r *running) loop(ctx context.Context) error {
+	if err := r.read(ctx); err != nil {
+		return err
+	}
+	if err := r.register(ctx); err != nil {
+		return err
+	}
+	r.beat(true)
+	beat := time.NewTicker(r.Beat)
+	defer beat.Stop()
+	read := time.NewTimer(rand.N(r.Read) + 1) // nodes that start together do not read together
+	defer read.Stop()
+	for {
+		changed := false
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-r.lease.Lost():
+			if err := r.register(ctx); err != nil {
+				return err
+			}
+			changed = true
+		case <-r.askCh:
+			changed = true
+		case <-r.changedCh:
+			changed = r.reread(ctx)
+		case <-read.C:
+			changed = r.reread(ctx)
+			read.Reset(r.Read)
+		case <-beat.C:
+			r.beats++
+			r.beat(r.beats%fullEvery == 0)
+			continue
+		}
+		if changed {
+			r.beat(true)
+		}
+	}
+}
+
+// read fills the report.
+func (r *running) read(ctx context.Context) error {
+	devices, err := r.Inventory.Devices(ctx)
+	if err != nil {
+		return bus.Errorf(bus.CodeOf(err), "node %s: read the devices: %w", r.Name, err)
+	}
+	foreign := map[string][]gpu.Process{}
+	for _, d := range devices {
+		if found := d.Foreign(r.OwnFunc); len(found) > 0 {
+			foreign[d.UUID] = found
+		}
+	}
+	r.report = gpu.Report{
+		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
+		Source: r.Inventory.String(), Devices: devices, Foreign: foreign,
+	}
+	return nil
+}
+
+// reread reads again and reports whether that must be told at once. What cannot be read any more is told as unfit: a
+// driver that does not answer is no reason to grant its devices.
+func (r *running) reread(ctx context.Context) bool {
+	old := r.report
+	err := r.read(ctx)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err == nil:
+		r.unread = ""
+		return r.differs(old)
+	case err.Error() == r.unread:
+		return false
+	}
+	r.unread = err.Error()
+	r.Logger.Warn("nodes: the devices cannot be read", "node", r.Name, "error", err)
+	r.report.Seq++
+	r.report.Devices = slices.Clone(old.Devices)
+	for i := range r.report.Devices {
+		r.report.Devices[i].Health.Lost = "its driver does not answer: " + r.unread
+	}
+	return true
+}
+
+// differs reports whether what decides on grants is another than before. Readings such as the temperature do not count.
+func (r *running) differs(old gpu.Report) bool {
+	return !slices.EqualFunc(r.report.Devices, old.Devices, func(a, b gpu.Device) bool {
+		return a.UUID == b.UUID && a.Index == b.Index &&
+			slices.Equal(r.report.Unfit(a), old.Unfit(b)) && len(a.Sample.Processes) == len(b.Sample.Processes)
+	})
+}
+
+// beat gives a sign of life. One that is lost, or cannot be sent, is made up for by the next.
+func (r *running) beat(full bool) {
+	beat := gpu.Beat{Node: r.Name, Session: r.session}
+	if full {
+		beat.Report = &r.report
+	}
+	r.publish(beat)
+}
+
+func (r *running) publish(beat gpu.Beat) {
+	data, err := bus.Marshal(beat)
+	if err == nil {
+		err = r.Bus.Conn().Publish(bus.NodeBeat(r.Name), data)
+	}
+	if err != nil {
+		r.Logger.Debug("nodes: a heartbeat is lost", "node", r.Name, "error", err)
+	}
+}
+
+// register takes the lease, or takes it back, and waits as long as it must.
+func (r *running) register(ctx context.Context) error {
+	if r.lease != nil && r.lease.Regain(ctx) == nil {
+		return nil
+	}
+	said := false
+	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		value, err := bus.Marshal(r.report)
+		if err != nil {
+			return err
+		}
+		r.lease, err = r.kv.Lease(ctx, gpu.NodeKey(r.Name), value, r.Lease)
+		switch {
+		case err == nil:
+			r.tell()
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrRefused):
+			return err
+		case !said:
+			said = true
+			r.Logger.Warn("nodes: the lease of the node is not to be had yet; an earlier agent of that name may have been killed", "node", r.Name, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(wait):
+		}
+	}
+}
+
+func (r *running) tell() {
+	if !r.told && r.RegisteredFunc != nil {
+		r.RegisteredFunc()
+	}
+	r.told = true
+}
+
+// leave ends the lease, so that nobody waits for it to expire.
+func (r *running) leave(ctx context.Context) {
+	if r.lease == nil {
+		return
+	}
+	r.publish(gpu.Beat{Node: r.Name, Session: r.session, Bye: true})
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	defer cancel()
+	if err := r.lease.Release(last); err != nil {
+		r.Logger.Debug("nodes: the lease is left to expire", "node", r.Name, "error", err)
+	}
+}

@@ -1,0 +1,239 @@
+package placement
+
+import (
+	"time"
+
+	"troupe/bus"
+)
+
+// session is one client as the leader of this term knows it. A call that is over keeps its answer until the client says
+// that it has it; so a message that comes again gets the same answer, and nothing is done twice.
+type session struct {
+	heard   time.Time
+	floor   uint64            // every call up to this one is over for the client
+	answers map[uint64][]byte // of calls above the floor
+	open    map[uint64]bool   // calls above the floor that are under way
+}
+
+func (s *session) raise(floor uint64) {
+	if floor <= s.floor {
+		return
+	}
+	s.floor = floor
+	for seq := range s.answers {
+		if seq <= floor {
+			delete(s.answers, seq)
+		}
+	}
+	for seq := range s.open {
+		if seq <= floor {
+			delete(s.open, seq)
+		}
+	}
+}
+
+// take begins a call, unless it is a repetition.
+func (r *reign) take(c *call, now time.Time) {
+	if c.Session == "" {
+		return // not even an answer could be told apart
+	}
+	if c.Epoch != r.ledger.term.Epoch() || r.termTime(now) > c.Until {
+		r.send(c, &answer{Kind: answerHello})
+		return
+	}
+	s := r.sessions[c.Session]
+	if s == nil {
+		s = &session{answers: map[uint64][]byte{}, open: map[uint64]bool{}}
+		r.sessions[c.Session] = s
+	}
+	s.heard = now
+	s.raise(c.Floor)
+	kept, over := s.answers[c.Seq]
+	switch {
+	case c.Seq <= s.floor:
+	case over && kept == nil: // it was withdrawn
+	case over:
+		r.publish(c.reply, kept)
+	case s.open[c.Seq]:
+		r.renew(c, now)
+	default:
+		if c.Verb.changes() {
+			s.open[c.Seq] = true
+		}
+		r.begin(c, now)
+	}
+}
+
+// finish answers a call and keeps the answer.
+func (r *reign) finish(c *call, a *answer) {
+	data := r.send(c, a)
+	if s := r.sessions[c.Session]; s != nil && c.Verb.changes() && c.Seq > s.floor {
+		s.answers[c.Seq] = data
+		delete(s.open, c.Seq)
+	}
+}
+
+func (r *reign) finishErr(c *call, err error) {
+	if err == nil {
+		r.finish(c, &answer{Kind: answerDone})
+		return
+	}
+	r.finish(c, &answer{Kind: answerFailed, Error: toWire(err)})
+}
+
+func (r *reign) begin(c *call, now time.Time) {
+	if c.err != nil {
+		r.finishErr(c, c.err)
+		return
+	}
+	switch c.Verb {
+	case verbReserve:
+		r.reserve(c, now)
+	case verbRelease:
+		r.release(c)
+	case verbWithdraw:
+		r.withdraw(c)
+	case verbExplain:
+		r.answerExplain(c, now)
+	case verbList:
+		a := &answer{Kind: answerDone}
+		a.Records, a.Next = r.records(c.namespace, c.ID)
+		if c.ID == "" {
+			a.Waiting = r.waiting(c.namespace, now)
+		}
+		r.finish(c, a)
+	case verbNodes:
+		a := &answer{Kind: answerDone}
+		a.Nodes, a.Next = r.nodes(c.ID)
+		r.finish(c, a)
+	case verbRules:
+		rules := r.rules
+		r.finish(c, &answer{Kind: answerDone, Rules: &rules})
+	case verbSetRules:
+		r.setRules(c)
+	default:
+		r.finishErr(c, bus.Errorf(bus.CodeVersion, "the placement service does not know %q", c.Verb))
+	}
+}
+
+// renew is a message of a call that is under way: its client still waits.
+func (r *reign) renew(c *call, now time.Time) {
+	w := r.queue[c.request.ID]
+	if w == nil || w.call.Session != c.Session || w.call.Seq != c.Seq {
+		return // it is being written; the answer comes
+	}
+	w.call, w.renewed = c, now
+	if w.told {
+		r.send(c, &answer{Kind: answerWaits, Wait: told(&w.wait)})
+	}
+}
+
+// reserve puts a request into the queue, unless its reservation is there: then this is a client that has lost the
+// answer, or has forgotten that it asked.
+func (r *reign) reserve(c *call, now time.Time) {
+	q := &c.request
+	if err := r.checkReserve(c); err != nil {
+		r.finishErr(c, err)
+		return
+	}
+	if e := r.held[q.ID]; e != nil {
+		if e.Namespace != q.Namespace || e.Digest != c.digest {
+			r.finishErr(c, bus.Errorf(bus.CodeExists, "reservation %q is there, and is another: %w", q.ID, ErrDuplicate))
+			return
+		}
+		r.grantTo(c, e)
+		return
+	}
+	if w := r.queue[q.ID]; w != nil {
+		if w.call.namespace != c.namespace || w.call.digest != c.digest {
+			r.finishErr(c, bus.Errorf(bus.CodeExists, "reservation %q is asked for already, and is another: %w", q.ID, ErrDuplicate))
+			return
+		}
+		// Its client was started anew, and has forgotten the other call.
+		r.finishErr(w.call, bus.Errorf(bus.CodeCancelled, "reservation %q is asked for by another call now", q.ID))
+		w.call, w.renewed, w.told = c, now, false
+		r.dirty = true
+		return
+	}
+	waited := time.Duration(max(c.Waited, 0)) * time.Microsecond
+	r.queue[q.ID] = &waiter{call: c, since: now.Add(-waited), renewed: now}
+	r.dirty = true
+}
+
+func (r *reign) checkReserve(c *call) error {
+	q := &c.request
+	if err := bus.CheckName("reservation", q.ID); err != nil {
+		return err
+	}
+	if q.Namespace != c.namespace && c.namespace != "" || q.Namespace == "" {
+		return bus.Errorf(bus.CodeInvalid, "a reservation for namespace %q is asked for in namespace %q", clipped(q.Namespace), c.namespace)
+	}
+	if q.PerInstance != 0 {
+		return &RequestError{ErrBadInstances, "a reservation of instances", "each instance is reserved by itself: Request.Instances"}
+	}
+	return bus.CheckName("namespace", q.Namespace)
+}
+
+// release ends a reservation. One that is not there has been released already.
+func (r *reign) release(c *call) {
+	e := r.held[c.ID]
+	switch {
+	case e == nil || c.namespace != "" && e.Namespace != c.namespace:
+		r.finishErr(c, nil)
+	case e.Token != c.Token:
+		r.finishErr(c, &StaleTokenError{ID: c.ID, Token: c.Token, Now: e.Token})
+	default:
+		r.end(e, Event{}, func(err error) { r.finishErr(c, err) })
+	}
+}
+
+// withdraw ends a reserve whose client has given up: from now on it is over, and what it got is released.
+func (r *reign) withdraw(c *call) {
+	s := r.sessions[c.Session]
+	if w := r.queue[c.ID]; w != nil && w.call.Session == c.Session && w.call.Seq == c.Call {
+		delete(r.queue, c.ID)
+		r.dirty = true
+	}
+	if e := r.held[c.ID]; e != nil && e.Session == c.Session && e.Seq == c.Call {
+		r.end(e, Event{}, func(err error) { r.finishErr(c, err) })
+		return
+	}
+	delete(s.open, c.Call)
+	if _, over := s.answers[c.Call]; !over && c.Call > s.floor {
+		s.answers[c.Call] = nil // a copy of it that is still on its way does nothing
+	}
+	r.finishErr(c, nil)
+}
+
+func (r *reign) answerExplain(c *call, now time.Time) {
+	if c.request.Namespace == "" {
+		c.request.Namespace = c.namespace
+	}
+	x, err := r.explain(c, now)
+	if err != nil {
+		r.finishErr(c, err)
+		return
+	}
+	r.finish(c, &answer{Kind: answerDone, Explanation: x})
+}
+
+// setRules writes new rules, which hold from the next round on. Only operators may.
+func (r *reign) setRules(c *call) {
+	if c.namespace != "" || c.Rules == nil {
+		r.finishErr(c, bus.Errorf(bus.CodeRefused, "rules are set by an operator, not from within namespace %q", c.namespace))
+		return
+	}
+	if err := c.Rules.check(); err != nil {
+		r.finishErr(c, bus.Errorf(bus.CodeInvalid, "%w", err))
+		return
+	}
+	value, err := bus.Marshal(*c.Rules)
+	if err != nil {
+		r.finishErr(c, err)
+		return
+	}
+	r.round.add(bus.OpPut(rulesKey, value), func(uint64, time.Time) {
+		r.rules, r.dirty = *c.Rules, true
+		r.finishErr(c, nil)
+	}, func(err error) { r.finishErr(c, err) })
+}

@@ -1,0 +1,549 @@
+package placement_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/bits"
+	"math/rand/v2"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/nats-io/nats-server/v2/server/ats"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	"troupe/placement"
+)
+
+const (
+	chaosNodes   = 3
+	chaosDevices = 4 // of each
+	perBubble    = 5 // histories that share a server
+)
+
+// TestHistories lets clients reserve and release while leaders are killed and paused, nodes are lost, and messages are
+// lost, repeated, delayed and swapped. Each history must be one that could have happened one call after the other, with
+// no device held twice; and when everything is released, nothing may be left.
+//
+// TROUPE_HISTORIES is how many; TROUPE_SEED is the first seed.
+func TestHistories(t *testing.T) {
+	n, seed := 3*perBubble, uint64(1)
+	if text := os.Getenv("TROUPE_HISTORIES"); text != "" {
+		many, err := strconv.Atoi(text)
+		require.NoError(t, err)
+		n = many
+	}
+	if text := os.Getenv("TROUPE_SEED"); text != "" {
+		first, err := strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+		seed = first
+	}
+	ats.Register() // outside, because it lives as long as the process
+	t.Cleanup(func() {
+		ats.Unregister()
+		runtime.GC() // nats.go keeps timers in a pool, and those of a bubble are of no use outside
+		runtime.GC()
+	})
+	var all tally
+	for range (n + perBubble - 1) / perBubble {
+		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { newChaos(t, seed, &all).run() })
+		})
+		runtime.GC()
+		runtime.GC()
+		if t.Failed() {
+			return
+		}
+		seed++
+	}
+	t.Logf("%+v", all)
+	require.Positive(t, all.Granted)
+	require.Positive(t, all.Kills+all.Pauses)
+}
+
+// tally is what has happened, so that a test in which nothing happens is seen to be one.
+type tally struct {
+	Histories, Granted, Refused, Withdrawn, Unknown, Found int
+	Kills, Pauses, Losses                                  int
+}
+
+// chaos is one server with all that is on it, on virtual time.
+type chaos struct {
+	*stage
+	rnd   *rand.Rand
+	tally *tally
+	seed  uint64
+
+	services []*hurt // that stand or lead
+	hosts    []*hurt
+	clients  []*placement.Client
+	lines    []*bustest.Faults // of the clients
+	operator *placement.Client
+
+	mu      sync.Mutex
+	ops     []porcupine.Operation
+	calls   []*reserveOp
+	held    map[string]placement.Record // as the holders know
+	byID    map[string]int
+	exact   bool // every refusal in the history must be right
+	numbers int
+	said    []string
+	made    int
+}
+
+// hurt is a part on a bad line.
+type hurt struct {
+	line  *bustest.Faults
+	actor *actor
+}
+
+func newChaos(t *testing.T, seed uint64, all *tally) *chaos {
+	c := &chaos{
+		stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second},
+		rnd:   rand.New(rand.NewPCG(seed, 1)), tally: all, seed: seed,
+	}
+	for i := range chaosNodes {
+		line := bustest.NewFaults(c.srv)
+		sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: chaosDevices}, fmt.Sprint(i))[0]
+		c.sims = append(c.sims, sim)
+		c.hosts = append(c.hosts, &hurt{line, c.addNode(c.busAt(bus.Config{InProcess: line}), fmt.Sprintf("n%d", i), sim)})
+	}
+	for range 2 {
+		c.addService()
+	}
+	for range 4 {
+		line := bustest.NewFaults(c.srv)
+		c.lines = append(c.lines, line)
+		c.clients = append(c.clients, c.clientAt(c.busAt(bus.Config{InProcess: line}), "default"))
+	}
+	c.operator = c.client("")
+	return c
+}
+
+func (c *chaos) addService() {
+	line := bustest.NewFaults(c.srv)
+	c.made++
+	log := slog.New(slog.NewTextHandler(&diary{c, c.made}, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	c.services = append(c.services, &hurt{line, c.service(placement.Config{Bus: c.busAt(bus.Config{InProcess: line, Logger: log})})})
+}
+
+// diary is a service's log among what is said.
+type diary struct {
+	c *chaos
+	n int
+}
+
+func (d *diary) Write(line []byte) (int, error) {
+	if text := string(line); !strings.Contains(text, "asynchronous") {
+		d.c.say("service %d: %s", d.n, strings.TrimSpace(text[strings.Index(text, "level="):]))
+	}
+	return len(line), nil
+}
+
+func (c *chaos) run() {
+	for i := range perBubble {
+		c.ready(c.operator, chaosNodes)
+		c.history(c.seed<<8 + uint64(i))
+		if c.t.Failed() {
+			return
+		}
+	}
+}
+
+// history is some calls under faults, then peace, then the judgement.
+func (c *chaos) history(seed uint64) {
+	c.ops, c.calls, c.held, c.byID, c.exact, c.numbers, c.said = nil, nil, map[string]placement.Record{}, map[string]int{}, true, 0, nil
+	faults := bustest.Random(seed, 0.03, 0.05, 0.08, 0.05, nil)
+	for _, line := range c.allLines() {
+		line.SetRule(faults)
+	}
+	var group sync.WaitGroup
+	for i, client := range c.clients {
+		rnd := rand.New(rand.NewPCG(seed, uint64(i)+10))
+		group.Go(func() { c.work(i, client, rnd) })
+	}
+	c.hurtSomebody()
+	group.Wait()
+	for _, line := range c.allLines() {
+		line.SetRule(nil)
+	}
+	c.settle()
+	c.judge(seed)
+	c.tally.Histories++
+}
+
+func (c *chaos) allLines() []*bustest.Faults {
+	lines := slices.Clone(c.lines)
+	for _, h := range append(slices.Clone(c.services), c.hosts...) {
+		lines = append(lines, h.line)
+	}
+	return lines
+}
+
+// hurtSomebody kills or pauses services and loses nodes, while the clients work.
+func (c *chaos) hurtSomebody() {
+	pause := func(d time.Duration) { time.Sleep(time.Duration(c.rnd.Int64N(int64(d)))) }
+	for range 1 + c.rnd.IntN(2) {
+		pause(time.Second)
+		at := c.rnd.IntN(len(c.services))
+		victim := c.services[at]
+		switch c.rnd.IntN(4) {
+		case 0, 1: // it may or may not be the leader
+			c.tally.Pauses++
+			c.say("pause service %d", at)
+			victim.line.Freeze()
+			pause(3 * time.Second)
+			victim.line.Thaw()
+			c.say("go on")
+		case 2:
+			c.tally.Kills++
+			c.say("kill service %d", at)
+			victim.line.SetRule(func(bustest.Message) bustest.Verdict { return bustest.Drop }) // nothing it would still do
+			c.services = slices.Delete(c.services, at, at+1)
+			c.addService()
+			victim.actor.stop()
+		default:
+			c.loseNode(pause)
+		}
+	}
+}
+
+// loseNode cuts a node off, perhaps for longer than its lease. Before it is back its agent has ended what ran there.
+func (c *chaos) loseNode(pause func(time.Duration)) {
+	c.tally.Losses++
+	at := c.rnd.IntN(len(c.hosts))
+	c.say("lose n%d", at)
+	c.hosts[at].line.Freeze()
+	c.inexact()
+	began := time.Now()
+	pause(8 * time.Second)
+	c.mu.Lock()
+	c.ops = append(c.ops, porcupine.Operation{ClientId: 20 + at, Input: goneOp{at}, Call: began.UnixNano(), Output: nil, Return: time.Now().Add(20 * time.Second).UnixNano()})
+	for id := range c.held {
+		c.stopUsing(id, at)
+	}
+	c.mu.Unlock()
+	c.hosts[at].line.Thaw()
+	c.say("n%d is back", at)
+}
+
+func (c *chaos) inexact() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.exact = false
+}
+
+// work is one client: it reserves, uses and releases.
+func (c *chaos) work(n int, client *placement.Client, rnd *rand.Rand) {
+	for range 4 {
+		op := c.number(1 + rnd.IntN(6))
+		ctx, cancel := context.WithTimeout(c.t.Context(), 200*time.Millisecond+time.Duration(rnd.Int64N(int64(4*time.Second))))
+		request := gang(op.id, op.bundles, 1)
+		request.Namespace = "default"
+		began := time.Now()
+		var r placement.Record
+		var err error
+		if op.try = rnd.IntN(3) > 0; op.try {
+			r, err = client.TryReserve(ctx, request)
+		} else {
+			c.inexact() // what waits keeps others from what is free
+			r, err = client.Reserve(ctx, request)
+		}
+		cancel()
+		c.note(n, op, began, r, err)
+		time.Sleep(time.Duration(rnd.Int64N(int64(300 * time.Millisecond))))
+		if err == nil && rnd.IntN(8) > 0 { // the others are released at the end
+			c.release(n, client, r)
+		}
+	}
+}
+
+// reserveOp and goneOp are the inputs of the model; a release is the number of its reservation.
+type reserveOp struct {
+	id      string
+	number  uint8
+	bundles int
+	try     bool
+	began   time.Time
+	client  int
+}
+
+type goneOp struct{ node int }
+
+type releaseOp struct{ number uint8 }
+
+// outcome is the output of a reserve: the devices, or none.
+type outcome struct {
+	devices uint16
+	exact   bool // a refusal that must be right
+}
+
+func (c *chaos) number(bundles int) *reserveOp {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.numbers++
+	op := &reserveOp{id: fmt.Sprintf("r%d-%d", c.tally.Histories, c.numbers), number: uint8(c.numbers), bundles: bundles}
+	c.byID[op.id] = c.numbers
+	return op
+}
+
+// note writes down what a reserve came to.
+func (c *chaos) note(n int, op *reserveOp, began time.Time, r placement.Record, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	op.began, op.client = began, n
+	var waited *placement.WaitError
+	switch {
+	case err == nil:
+		c.tally.Granted++
+		c.enter(op, r, time.Now())
+	case errors.Is(err, placement.ErrMustWait):
+		c.tally.Refused++
+		c.add(n, op, began, outcome{exact: true}, time.Now())
+	case errors.As(err, &waited):
+		c.tally.Withdrawn++
+		c.exact = false
+	case errors.Is(err, bus.ErrOutcomeUnknown):
+		c.tally.Unknown++
+		c.exact = false
+		c.calls = append(c.calls, op)
+	case errors.Is(err, bus.ErrInvalid), errors.Is(err, placement.ErrNeverFits): // while nodes are gone
+		c.exact = false
+	default:
+		c.t.Errorf("reserve %s: %v", op.id, err)
+	}
+}
+
+// enter begins to use what was granted.
+func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
+	if len(r.Workers) != op.bundles {
+		c.t.Errorf("%s: a gang of %d in part: %+v", op.id, op.bundles, r.Workers)
+	}
+	c.held[op.id] = r
+	c.add(op.client, op, op.began, outcome{devices: devicesOf(r)}, now)
+	for _, w := range r.Workers {
+		for _, slot := range w.Slots {
+			if err := c.sims[host(slot)].Acquire(slot.UUID, op.id, int(slot.Share)); err != nil {
+				c.t.Errorf("%s: %v", op.id, err)
+			}
+		}
+	}
+}
+
+// stopUsing ends the use of what a reservation has on one node, or on all of them.
+func (c *chaos) stopUsing(id string, node int) {
+	for _, w := range c.held[id].Workers {
+		for _, slot := range w.Slots {
+			if node < 0 || host(slot) == node {
+				_ = c.sims[host(slot)].Release(slot.UUID, id) // may have ended with its node
+			}
+		}
+	}
+}
+
+// host is which of the nodes a slot is on. Ranks may change: a node that was gone comes back as another.
+func host(s placement.Slot) int { return int(s.Node[1] - '0') }
+
+func devicesOf(r placement.Record) (mask uint16) {
+	for _, w := range r.Workers {
+		for _, slot := range w.Slots {
+			mask |= 1 << (host(slot)*chaosDevices + slot.Index)
+		}
+	}
+	return mask
+}
+
+func (c *chaos) add(n int, input any, began time.Time, output any, ended time.Time) {
+	c.ops = append(c.ops, porcupine.Operation{ClientId: n, Input: input, Call: began.UnixNano(), Output: output, Return: ended.UnixNano()})
+}
+
+// release gives back, and tries until it is told that this is done.
+func (c *chaos) release(n int, client *placement.Client, r placement.Record) {
+	c.mu.Lock()
+	c.stopUsing(r.ID, -1)
+	delete(c.held, r.ID)
+	number := uint8(c.byID[r.ID])
+	c.mu.Unlock()
+	ctx, cancel := context.WithTimeout(c.t.Context(), 2*time.Minute)
+	defer cancel()
+	began := time.Now()
+	if err := client.Release(ctx, r.ID, r.Token); err != nil {
+		c.t.Errorf("release %s: %v", r.ID, err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.add(n, releaseOp{number}, began, nil, time.Now())
+}
+
+// settle finds out what has become of calls without an answer, and releases everything.
+func (c *chaos) settle() {
+	c.say("peace")
+	time.Sleep(10 * time.Second) // longer than any message counts and any lease lasts
+	c.ready(c.operator, chaosNodes)
+	list, err := c.operator.List(within(c.t, time.Minute))
+	require.NoError(c.t, err)
+	for _, r := range list.Records {
+		i := slices.IndexFunc(c.calls, func(op *reserveOp) bool { return op.id == r.ID })
+		c.mu.Lock()
+		_, known := c.held[r.ID]
+		if i >= 0 {
+			c.tally.Found++
+			c.enter(c.calls[i], r, time.Now())
+		} else if !known {
+			c.t.Errorf("%s is left, and nobody has it", r.ID)
+		}
+		c.mu.Unlock()
+	}
+	for i, r := range sortedRecords(c.held) {
+		c.release(30+i, c.operator, r)
+	}
+	// All of it is free again: as one gang.
+	all, err := c.operator.TryReserve(within(c.t, time.Minute), placement.Request{
+		ID: fmt.Sprintf("all-%d", c.tally.Histories), Namespace: "default",
+		Bundles: placement.Repeat(chaosNodes*chaosDevices, placement.Bundle{Devices: placement.Whole}),
+	})
+	if err != nil {
+		c.t.Errorf("something is left: %v", err)
+		return
+	}
+	require.NoError(c.t, c.operator.Release(within(c.t, time.Minute), all.ID, all.Token))
+	list, err = c.operator.List(within(c.t, time.Minute))
+	require.NoError(c.t, err)
+	require.Empty(c.t, list.Records)
+	require.Empty(c.t, list.Waiting)
+}
+
+func sortedRecords(held map[string]placement.Record) []placement.Record {
+	var list []placement.Record
+	for _, r := range held {
+		list = append(list, r)
+	}
+	slices.SortFunc(list, func(a, b placement.Record) int { return int(int64(a.Token - b.Token)) })
+	return list
+}
+
+func (c *chaos) judge(seed uint64) {
+	defer func() {
+		if c.t.Failed() {
+			c.dump()
+		}
+	}()
+	for i, sim := range c.sims {
+		require.Empty(c.t, sim.Overuses(), "node %d, seed %d", i, seed)
+	}
+	if !c.exact {
+		for i := range c.ops {
+			if out, ok := c.ops[i].Output.(outcome); ok {
+				out.exact = false
+				c.ops[i].Output = out
+			}
+		}
+	}
+	model := reservations.ToModel()
+	if result := porcupine.CheckOperationsTimeout(model, c.ops, 20*time.Second); result != porcupine.Ok {
+		c.t.Errorf("seed %d: the history is not linearizable: %v", seed, result)
+	}
+}
+
+// dump shows a history that failed, by time.
+func (c *chaos) dump() {
+	slices.SortFunc(c.ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
+	for _, op := range c.ops {
+		c.t.Logf("%d: [%d, %d] %+v → %+v", op.ClientId, op.Call/1e6%1e6, op.Return/1e6%1e6, op.Input, op.Output)
+	}
+	for _, line := range c.said {
+		c.t.Log(line)
+	}
+}
+
+// say notes what is done to whom, for a dump.
+func (c *chaos) say(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.said = append(c.said, fmt.Sprintf("%d: ", time.Now().UnixMilli()%1e6)+fmt.Sprintf(format, args...))
+}
+
+// owners is who has each device; 0 is nobody.
+type owners [chaosNodes * chaosDevices]uint8
+
+func (o owners) free() uint16 {
+	var mask uint16
+	for i, owner := range o {
+		if owner == 0 {
+			mask |= 1 << i
+		}
+	}
+	return mask
+}
+
+// reservations is what the service promises, as a machine that does one thing after the other.
+var reservations = porcupine.NondeterministicModel{
+	Init: func() []any { return []any{owners{}} },
+	Step: func(state, input, output any) []any {
+		o := state.(owners)
+		switch in := input.(type) {
+		case *reserveOp:
+			return o.reserve(in, output.(outcome))
+		case releaseOp:
+			return []any{o.without(in.number)}
+		case goneOp: // its lease may have ended, or not
+			return []any{o, o.afterLossOf(in.node)}
+		}
+		return nil
+	},
+	Equal: func(a, b any) bool { return a == b },
+}
+
+func (o owners) reserve(in *reserveOp, out outcome) []any {
+	switch {
+	case out.devices == 0 && out.exact && bits.OnesCount16(o.free()) >= in.bundles:
+		return nil // there was room
+	case out.devices == 0:
+		return []any{o}
+	case out.devices&^o.free() != 0:
+		return nil // somebody has it
+	}
+	for i := range o {
+		if out.devices&(1<<i) != 0 {
+			o[i] = in.number
+		}
+	}
+	return []any{o}
+}
+
+func (o owners) without(number uint8) owners {
+	for i := range o {
+		if o[i] == number {
+			o[i] = 0
+		}
+	}
+	return o
+}
+
+// afterLossOf ends what lay on one node alone.
+func (o owners) afterLossOf(node int) owners {
+	after := o
+	for i := range o[node*chaosDevices : (node+1)*chaosDevices] {
+		number := o[node*chaosDevices+i]
+		elsewhere := false
+		for j := range o {
+			elsewhere = elsewhere || o[j] == number && j/chaosDevices != node
+		}
+		if number != 0 && !elsewhere {
+			after = after.without(number)
+		}
+	}
+	return after
+}

@@ -1,0 +1,58 @@
+package placement
+
+import (
+	"sync"
+
+	"troupe/gpu"
+)
+
+// inbox is everything that reaches the leader, in the order of arrival. Subscriptions put in, the loop takes all there
+// is at once: so what waits while one round is committed makes up the next.
+type inbox struct {
+	wakeCh chan struct{}
+
+	mu    sync.Mutex // guards items
+	items []item
+}
+
+// item is one of: a request, a beat, news of a lease.
+type item struct {
+	call  *call
+	beat  *gpu.Beat
+	lease *leaseNews
+}
+
+// leaseNews is what the watch of the nodes' leases has seen.
+type leaseNews struct {
+	report *gpu.Report // taken or renewed
+	gone   string      // the node whose lease is over
+	all    bool        // those that there are have been seen
+}
+
+func newInbox() *inbox { return &inbox{wakeCh: make(chan struct{}, 1)} }
+
+// put reports false if there is no room; only requests are refused.
+func (b *inbox) put(it item) bool {
+	b.mu.Lock()
+	full := len(b.items) >= inboxLimit && it.call != nil
+	if !full {
+		b.items = append(b.items, it)
+	}
+	b.mu.Unlock()
+	if !full {
+		select {
+		case b.wakeCh <- struct{}{}:
+		default:
+		}
+	}
+	return !full
+}
+
+// take empties the inbox; spare is a slice to fill next.
+func (b *inbox) take(spare []item) []item {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	items := b.items
+	b.items = spare[:0]
+	return items
+}

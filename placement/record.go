@@ -1,0 +1,98 @@
+package placement
+
+import (
+	"slices"
+
+	"troupe/bus"
+)
+
+// Record is a reservation as the ledger has it.
+type Record struct {
+	Reservation
+
+	// Token is the fencing token of the grant: greater than that of any earlier grant, of this id or another. Whoever
+	// works for the reservation shows it, and is refused once it is stale.
+	Token uint64 `json:"token" msgpack:"token,omitempty"`
+
+	State State  `json:"state" msgpack:"state"`
+	Why   string `json:"why,omitempty" msgpack:"why,omitempty"`     // why it is not simply granted
+	Unmet string `json:"unmet,omitempty" msgpack:"unmet,omitempty"` // as in Plan
+}
+
+// State is what has become of a reservation that is still in the ledger. What has been released is not there any more.
+//
+//	          node lost             its lease over, no other node left
+//	granted ────────────▶ lost ───────────────────────────────────────▶ gone
+//	   │ ▲                 │ └──────────released by its holder─────────▶ gone
+//	   │ └──node is back───┘  (before its lease is over)
+//	   ├──preempted──▶ leaving ──released, or the grace is over──▶ gone
+//	   └──released by its holder──▶ gone
+type State string
+
+const (
+	StateGranted State = "granted" // it is held and all is well
+	StateLost    State = "lost"    // a node of it was lost; what it has elsewhere is held until it is released
+	StateLeaving State = "leaving" // it is preempted and has until the end of its grace to go
+)
+
+const recordVersion = 1
+
+// stored is a record as it is written, with what is needed to know a repeated request again.
+type stored struct {
+	Version int `msgpack:"v"`
+	Record
+	Session string   `msgpack:"session,omitempty"` // the call that made it
+	Seq     uint64   `msgpack:"seq,omitempty"`
+	Digest  uint64   `msgpack:"digest,omitempty"` // of the request
+	Ended   []string `msgpack:"ended,omitempty"`  // nodes of it whose lease is over
+}
+
+func reservationKey(id string) string { return "reservation." + id }
+
+// encode is the record as a value of the ledger. The token of a grant is the revision it is written at, which is not
+// known yet: it is left out then, and put in when the record is rewritten.
+func (s *stored) encode() ([]byte, error) {
+	s.Version = recordVersion
+	return bus.Marshal(s)
+}
+
+// decodeRecord reads what the ledger has at a revision.
+func decodeRecord(e bus.Entry) (*stored, error) {
+	var s stored
+	if err := bus.Unmarshal(e.Value, &s); err != nil {
+		return nil, err
+	}
+	if s.Version != recordVersion {
+		return nil, bus.Errorf(bus.CodeVersion, "%s is of version %d; this service writes %d", e.Key, s.Version, recordVersion)
+	}
+	if s.Token == 0 {
+		s.Token = e.Revision
+	}
+	return &s, nil
+}
+
+// nodes are the nodes on which r has something, each once.
+func (r *Reservation) nodes() []string {
+	var names []string
+	add := func(name string) {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	for i := range r.Workers {
+		add(r.Workers[i].Node)
+		for j := range r.Workers[i].Slots {
+			add(r.Workers[i].Slots[j].Node)
+		}
+	}
+	return names
+}
+
+// seat is a node's rank, which it keeps for as long as it is there or somebody has something on it.
+type seat struct {
+	Rank int `msgpack:"rank"`
+}
+
+func seatKey(node string) string { return "node." + node }
+
+const rulesKey = "rules"

@@ -1,0 +1,297 @@
+package placement
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"troupe/gpu"
+)
+
+// roster is what the leader knows of the nodes. It is told what is heard, and when, and says which nodes have changed;
+// it has no clock of its own. The loop owns it.
+//
+//	absent ──lease──▶ unproven ──report──▶ ready ──silence──▶ lost ──beat──▶ unproven
+//	   ▲                                     │ good-bye         │ lease over
+//	   └─────────────────────────────────────┴──────────────────┘
+type roster struct {
+	lease   time.Duration
+	silence time.Duration
+	judgeAt time.Time // nobody is judged before
+	members map[string]*member
+	seen    bool // all leases that there were at the beginning have been seen
+}
+
+// member is one node, by name. It stays for as long as it has a seat in the ledger.
+type member struct {
+	name   string
+	rank   int
+	seated bool // its rank is in the ledger
+
+	leased  bool
+	heard   time.Time // the last beat or lease; zero: never in this term
+	session string
+	report  *gpu.Report
+	proven  bool // its report came in this term, and since it was last lost
+	asked   time.Time
+
+	state NodeState
+	why   string
+	since time.Time
+
+	// probation is the devices that were in use by what has ended without anybody having seen the end: they are unfit
+	// until a report shows nothing on them.
+	probation map[string]string
+	changed   bool // the book has not been told yet
+	over      bool // it is gone, and what that ends has been ended
+}
+
+func newRoster(lease, silence time.Duration, now time.Time) *roster {
+	return &roster{lease: lease, silence: silence, judgeAt: now.Add(lease), members: map[string]*member{}}
+}
+
+// calm starts the time in which nobody is judged anew: the server was away, and so nobody could be heard.
+func (r *roster) calm(now time.Time) { r.judgeAt = now.Add(r.lease) }
+
+// settling reports whether nodes that were there before may still come back, so that nothing is impossible yet.
+func (r *roster) settling(now time.Time) bool {
+	if !now.Before(r.judgeAt) {
+		return false
+	}
+	if !r.seen {
+		return true
+	}
+	for _, m := range r.members {
+		if !m.present() || !m.proven {
+			return true
+		}
+	}
+	return false
+}
+
+// present reports whether the node belongs in the book.
+func (m *member) present() bool { return m.report != nil && m.seated }
+
+// sit enters a node with its rank as the ledger has it.
+func (r *roster) sit(name string, rank int) *member {
+	m := &member{name: name, rank: rank, seated: true, state: NodeUnproven, why: "it has not reported yet"}
+	r.members[name] = m
+	return m
+}
+
+// newcomer gives a node that is not known the lowest rank that is free. It is seated once that is in the ledger.
+func (r *roster) newcomer(name string) *member {
+	taken := map[int]bool{}
+	for _, m := range r.members {
+		taken[m.rank] = true
+	}
+	rank := 0
+	for taken[rank] {
+		rank++
+	}
+	m := r.sit(name, rank)
+	m.seated = false
+	return m
+}
+
+// leaseTaken is a lease that was seen in the bucket: at the beginning, at a renewal, or because the node is new.
+func (r *roster) leaseTaken(report *gpu.Report, now time.Time) *member {
+	m := r.members[report.Node]
+	if m == nil {
+		m = r.newcomer(report.Node)
+	}
+	switch {
+	case m.report == nil && m.over:
+		m.report = report
+		m.returns(report.Session, "it was gone and is back", now)
+	case m.report == nil:
+		m.report, m.session, m.changed = report, report.Session, true
+		m.set(NodeUnproven, "it has not reported yet", now)
+	case m.session != report.Session:
+		m.returns(report.Session, "another agent of that name has come", now)
+		m.report = report
+	}
+	m.leased, m.over = true, false
+	return m
+}
+
+// leaseGone is a lease that has expired or was given up.
+func (r *roster) leaseGone(name string) {
+	if m := r.members[name]; m != nil {
+		m.leased = false
+	}
+}
+
+// beat is a sign of life. Nodes are introduced by their lease, so one that has none yet is not known.
+func (r *roster) beat(b *gpu.Beat, now time.Time) *member {
+	m := r.members[b.Node]
+	if m != nil && m.report == nil && !b.Bye {
+		m.heard = now // it lives, though its lease has not been seen yet
+	}
+	if m == nil || m.report == nil || m.session != b.Session {
+		return nil // of an agent that was replaced, or that is not known yet
+	}
+	if b.Bye {
+		m.leased, m.heard = false, time.Time{}
+		return nil
+	}
+	m.heard = now
+	if m.state == NodeLost {
+		m.returns(b.Session, "it was lost and is back", now)
+	}
+	if b.Report != nil && b.Report.Seq >= m.report.Seq {
+		m.learn(b.Report, now)
+	}
+	return m
+}
+
+// returns is a node that was not to be relied on for a while: nothing is granted on it before it has reported, and no
+// device before it was shown clean.
+func (m *member) returns(session, why string, now time.Time) {
+	m.session, m.proven, m.changed = session, false, true
+	if m.probation == nil {
+		m.probation = map[string]string{}
+	}
+	for _, d := range m.report.Devices {
+		m.probation[d.UUID] = "not shown clean since the node was lost"
+	}
+	m.set(NodeUnproven, why, now)
+}
+
+func (m *member) set(s NodeState, why string, now time.Time) {
+	if m.state != s || m.why != why {
+		m.state, m.why, m.since, m.changed = s, why, now, true
+	}
+}
+
+// learn takes a report of this term.
+func (m *member) learn(report *gpu.Report, now time.Time) {
+	before := m.report
+	m.report = report
+	for _, d := range report.Devices {
+		if _, waits := m.probation[d.UUID]; waits && !inUse(d) {
+			delete(m.probation, d.UUID)
+			m.changed = true
+		}
+	}
+	if !m.proven {
+		m.proven = true
+		m.set(NodeReady, "", now)
+	}
+	m.changed = m.changed || !sameNode(before, report)
+}
+
+// inUse reports whether somebody computes on the device. A driver that does not say is believed.
+func inUse(d gpu.Device) bool {
+	return slices.ContainsFunc(d.Sample.Processes, func(p gpu.Process) bool { return p.Kind == gpu.Compute })
+}
+
+// sameNode reports whether two reports are the same to the planner.
+func sameNode(a, b *gpu.Report) bool {
+	return a.CPUs == b.CPUs && a.Memory == b.Memory && maps.Equal(a.Labels, b.Labels) &&
+		slices.EqualFunc(a.Devices, b.Devices, func(x, y gpu.Device) bool {
+			return x.UUID == y.UUID && x.Index == y.Index && numa(x) == numa(y) && slices.Equal(a.Unfit(x), b.Unfit(y))
+		})
+}
+
+func numa(d gpu.Device) int {
+	if d.NUMA == nil {
+		return 0
+	}
+	return *d.NUMA
+}
+
+// suspect puts devices on probation.
+func (r *roster) suspect(slots []Slot, why string) {
+	for _, slot := range slots {
+		if m := r.members[slot.Node]; m != nil {
+			if m.probation == nil {
+				m.probation = map[string]string{}
+			}
+			m.probation[slot.UUID], m.changed = why, true
+		}
+	}
+}
+
+// judge finds the nodes that are lost and those that are gone: silent, and without a lease. A leader that has not seen
+// the leases yet cannot tell.
+func (r *roster) judge(now time.Time) (lost, gone []*member) {
+	for _, name := range slices.Sorted(maps.Keys(r.members)) {
+		m := r.members[name]
+		silent := now.Sub(m.heard) > r.silence
+		left := m.heard.IsZero() && !m.leased && m.report != nil && m.proven // it said good-bye
+		switch {
+		case m.over:
+		case left:
+			gone = append(gone, m)
+		case !silent || now.Before(r.judgeAt) || !r.seen:
+		case !m.leased:
+			gone = append(gone, m)
+		case m.state != NodeLost:
+			m.proven = false
+			m.set(NodeLost, "no heartbeat for "+now.Sub(r.lastHeard(m)).Round(time.Second).String(), now)
+			lost = append(lost, m)
+		}
+	}
+	return lost, gone
+}
+
+// lastHeard is when a node was last heard of, as far as this leader can know.
+func (r *roster) lastHeard(m *member) time.Time {
+	if m.heard.IsZero() {
+		return r.judgeAt.Add(-r.lease)
+	}
+	return m.heard
+}
+
+// leave makes a node that is gone absent. Its seat stays until nobody needs it.
+func (m *member) leave() {
+	m.report, m.leased, m.heard, m.proven, m.session = nil, false, time.Time{}, false, ""
+	m.state, m.why = NodeUnproven, "it has not reported yet"
+	m.changed, m.over = true, true
+}
+
+// node is the member as the planner sees it.
+func (m *member) node() Node {
+	n := Node{
+		ID: m.name, Rank: m.rank, Labels: m.report.Labels, CPUs: Wholes(m.report.CPUs), Memory: int64(m.report.Memory),
+		State: m.state, Why: m.why, Since: m.since, Devices: make([]Device, len(m.report.Devices)),
+	}
+	islands := gpu.Islands(m.report.Devices)
+	for i, d := range m.report.Devices {
+		n.Devices[i] = Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d)}
+	}
+	return n
+}
+
+func (m *member) unfit(d gpu.Device) string {
+	reasons := m.report.Unfit(d)
+	if why, waits := m.probation[d.UUID]; waits {
+		reasons = append(reasons, why)
+	}
+	return strings.Join(reasons, "; ")
+}
+
+func (m *member) status() NodeStatus {
+	s := NodeStatus{Rank: m.rank, State: m.state, Why: m.why}
+	if m.report != nil {
+		s.Report = *m.report
+	} else {
+		s.Report.Node = m.name
+	}
+	return s
+}
+
+func (m *member) String() string { return fmt.Sprintf("node %s (%s)", m.name, m.state) }
+
+// NodesOf makes the planner's nodes of reports, in their order: what a leader would see if all of them were ready.
+func NodesOf(reports []gpu.Report) []Node {
+	nodes := make([]Node, len(reports))
+	for i := range reports {
+		m := member{name: reports[i].Node, rank: i, report: &reports[i], state: NodeReady}
+		nodes[i] = m.node()
+	}
+	return nodes
+}

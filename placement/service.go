@@ -1,0 +1,225 @@
+package placement
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+	"troupe/gpu"
+)
+
+// Service grants devices. Of all that run on one bus one leads; the others stand by.
+type Service struct {
+	cfg Config
+}
+
+// NewService is a service that does nothing before Run.
+func NewService(cfg Config) (*Service, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	return &Service{cfg: cfg}, nil
+}
+
+// Run serves until ctx ends, which is no error. A leader that is deposed, or does not know what has become of a write,
+// stands by again and reads the ledger anew when it next leads.
+func (s *Service) Run(ctx context.Context) error {
+	kv, err := openLedger(ctx, s.cfg)
+	if err != nil {
+		return ended(ctx, err)
+	}
+	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	if err != nil {
+		return ended(ctx, err)
+	}
+	for {
+		err := kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
+			return s.lead(ctx, ledger{kv, term}, nodes)
+		})
+		var down *stepDownError
+		if ctx.Err() != nil || !errors.As(err, &down) {
+			return ended(ctx, err)
+		}
+		s.cfg.Logger.Warn("placement: stepping down", "id", s.cfg.ID, "error", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(standAgainPause):
+		}
+	}
+}
+
+// ended is err, unless ctx was ended: that is what was asked for.
+func ended(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// stepDownError is a leader that must not go on, though another may, or it itself in another term.
+type stepDownError struct{ cause error }
+
+func (e *stepDownError) Error() string { return "the leader cannot go on: " + e.cause.Error() }
+func (e *stepDownError) Unwrap() error { return e.cause }
+
+// lead is one term: read the ledger, listen, decide.
+func (s *Service) lead(ctx context.Context, l ledger, nodes *bus.KV) error {
+	began := time.Now()
+	found, err := l.read(ctx)
+	if err != nil {
+		return s.unreadable(err)
+	}
+	r, err := newReign(s.cfg, l, found, began)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stop, err := s.listen(ctx, r, nodes)
+	if err != nil {
+		return &stepDownError{err}
+	}
+	defer stop()
+	s.cfg.Logger.Info("placement: leading", "id", s.cfg.ID, "epoch", l.term.Epoch(), "reservations", len(found.records), "after", time.Since(began))
+	return s.loop(ctx, r)
+}
+
+// unreadable tells a ledger that cannot be reached, which may pass, from one that makes no sense.
+func (s *Service) unreadable(err error) error {
+	switch bus.CodeOf(err) {
+	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled:
+		return &stepDownError{err}
+	}
+	return err
+}
+
+// listen fills the inbox. stop returns when nothing more comes.
+func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop func(), err error) {
+	nc := s.cfg.Bus.Conn()
+	var subs []*nats.Subscription
+	watchedCh := make(chan struct{})
+	stop = func() {
+		for _, sub := range subs {
+			_ = sub.Unsubscribe() // fails only if the connection is closed
+		}
+		<-watchedCh
+	}
+	events, err := nodes.Watch(ctx, "node")
+	if err != nil {
+		return nil, err
+	}
+	go func() {
+		defer close(watchedCh)
+		for ev := range events {
+			s.hearLease(r.in, ev)
+		}
+	}()
+	for subject, hear := range map[string]nats.MsgHandler{
+		bus.PlacementRequests(): func(m *nats.Msg) { s.hearRequest(r, m) },
+		bus.NodeBeats():         func(m *nats.Msg) { s.hearBeat(r.in, m) },
+	} {
+		sub, err := nc.Subscribe(subject, hear)
+		if err != nil {
+			return nil, err
+		}
+		subs = append(subs, sub)
+	}
+	return stop, nc.Publish(bus.NodeAsk(""), nil)
+}
+
+func (s *Service) hearLease(in *inbox, ev bus.Event) {
+	news := &leaseNews{}
+	switch ev.Kind {
+	case bus.EventComplete:
+		news.all = true
+	case bus.EventDelete:
+		news.gone = ev.Key[len(gpu.NodeKey("")):]
+	case bus.EventPut:
+		news.report = new(gpu.Report)
+		if err := bus.Unmarshal(ev.Value, news.report); err != nil || gpu.NodeKey(news.report.Node) != ev.Key {
+			s.cfg.Logger.Warn("placement: a node's lease cannot be read", "key", ev.Key, "error", err)
+			return
+		}
+	}
+	in.put(item{lease: news})
+}
+
+func (s *Service) hearBeat(in *inbox, m *nats.Msg) {
+	beat := new(gpu.Beat)
+	if err := bus.Unmarshal(m.Data, beat); err != nil || bus.NodeBeat(beat.Node) != m.Subject {
+		s.cfg.Logger.Warn("placement: a heartbeat cannot be read", "subject", m.Subject, "error", err)
+		return
+	}
+	in.put(item{beat: beat})
+}
+
+// hearRequest decodes a request where it arrives, so that the loop need not.
+func (s *Service) hearRequest(r *reign, m *nats.Msg) {
+	if m.Reply == "" {
+		return // nobody waits for an answer
+	}
+	c := &call{reply: m.Reply, namespace: bus.PlacementRequester(m.Subject)}
+	err := bus.Unmarshal(m.Data, &c.message)
+	if err == nil && len(c.message.Request) > 0 {
+		c.request, c.err = decodeRequest(c.message.Request)
+		c.digest = digest(c.message.Request)
+	}
+	if err != nil {
+		c.err = bus.Errorf(bus.CodeMalformed, "the request cannot be read: %w", err)
+	}
+	if !r.in.put(item{call: c}) {
+		c.err = bus.Errorf(bus.CodeBusy, "%d requests wait for the placement service", inboxLimit)
+		r.send(c, &answer{Kind: answerFailed, Error: toWire(c.err)})
+	}
+}
+
+// loop decides and commits, round after round, until the lead is lost. It owns r.
+func (s *Service) loop(ctx context.Context, r *reign) error {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	var items []item
+	for {
+		if !r.dirty {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-r.in.wakeCh:
+			case <-tick.C:
+			}
+		}
+		items = r.in.take(items)
+		now := time.Now()
+		if !r.ledger.term.Valid() {
+			return &stepDownError{bus.Errorf(bus.CodeFenced, "the lead has expired")}
+		}
+		round := r.decide(items, now)
+		clear(items)
+		r.ledger.commit(ctx, round.list())
+		if err := r.apply(round, time.Now()); err != nil {
+			return &stepDownError{err}
+		}
+	}
+}
+
+// send answers a call. An answer that is lost is asked for again.
+func (r *reign) send(c *call, a *answer) []byte {
+	a.Seq, a.Attempt, a.Epoch, a.Now = c.Seq, c.Attempt, r.ledger.term.Epoch(), r.termTime(time.Now())
+	data, err := bus.Marshal(a)
+	if err != nil {
+		a = &answer{Seq: a.Seq, Attempt: a.Attempt, Epoch: a.Epoch, Now: a.Now, Kind: answerFailed, Error: toWire(err)}
+		data, _ = bus.Marshal(a) // an error and four numbers
+	}
+	r.publish(c.reply, data)
+	return data
+}
+
+func (r *reign) publish(subject string, data []byte) {
+	if err := r.cfg.Bus.Conn().Publish(subject, data); err != nil {
+		r.cfg.Logger.Debug("placement: an answer is lost", "error", err)
+	}
+}

@@ -1,0 +1,150 @@
+package placement_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	agent "troupe/nodes"
+	"troupe/placement"
+)
+
+// stage is a server with simulated nodes, and the services and clients that a test puts on it. All of it ends with the
+// test.
+type stage struct {
+	t     testing.TB
+	srv   *bustest.Server
+	lease time.Duration // of the nodes
+	sims  []*gpu.Sim
+	nodes []*actor
+}
+
+// actor is something that runs until it is stopped.
+type actor struct {
+	name string
+	stop func() // waits for the end; may be called again
+}
+
+func newStage(t testing.TB, spec string) *stage {
+	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+	s.addNodes(spec)
+	return s
+}
+
+// bus is a connection of its own.
+func (s *stage) bus() *bus.Bus { return s.busAt(bus.Config{InProcess: s.srv}) }
+
+func (s *stage) busAt(cfg bus.Config) *bus.Bus {
+	s.t.Helper()
+	if cfg.OnError == nil {
+		cfg.OnError = func(error) {} // what is lost on the way is what these tests are about
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return bustest.Open(s.t, cfg)
+}
+
+// run starts something and returns what stops it and waits for its end, which is no failure.
+func (s *stage) run(name string, run func(context.Context) error) *actor {
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan struct{})
+	go func() {
+		defer close(doneCh)
+		if err := run(ctx); err != nil {
+			s.t.Errorf("%s: %v", name, err)
+		}
+	}()
+	a := &actor{name: name, stop: sync.OnceFunc(func() { cancel(); <-doneCh })}
+	s.t.Cleanup(a.stop)
+	return a
+}
+
+// addNodes starts a reporter for each node of the spec, one after the other, so that their ranks are their order.
+func (s *stage) addNodes(spec string) {
+	s.t.Helper()
+	b := s.bus()
+	parsed, err := gpu.ParseSim(spec)
+	require.NoError(s.t, err)
+	for _, sim := range gpu.NewSims(parsed, fmt.Sprint(len(s.sims))) {
+		s.addNode(b, fmt.Sprintf("n%d", len(s.sims)), sim)
+		s.sims = append(s.sims, sim)
+	}
+}
+
+func (s *stage) addNode(b *bus.Bus, name string, sim *gpu.Sim) *actor {
+	s.t.Helper()
+	readyCh := make(chan struct{})
+	r, err := agent.NewReporter(agent.Config{
+		Bus: b, Name: name, CPUs: 16, Memory: 64 * gpu.GiB, Inventory: sim, Lease: s.lease, Beat: 50 * time.Millisecond,
+		Labels: map[string]string{"host": name}, RegisteredFunc: func() { close(readyCh) },
+	})
+	require.NoError(s.t, err)
+	a := s.run(name, r.Run)
+	s.nodes = append(s.nodes, a)
+	<-readyCh
+	return a
+}
+
+// service starts one on a connection of its own.
+func (s *stage) service(cfg placement.Config) *actor {
+	s.t.Helper()
+	if cfg.Bus == nil {
+		cfg.Bus = s.bus()
+	}
+	cfg.Lead = max(cfg.Lead, time.Second)
+	cfg.NodeLease, cfg.NodeSilence = s.lease, 500*time.Millisecond
+	svc, err := placement.NewService(cfg)
+	require.NoError(s.t, err)
+	return s.run("service", svc.Run)
+}
+
+func (s *stage) client(namespace string) *placement.Client { return s.clientAt(s.bus(), namespace) }
+
+func (s *stage) clientAt(b *bus.Bus, namespace string) *placement.Client {
+	s.t.Helper()
+	c, err := placement.NewClient(b, namespace)
+	require.NoError(s.t, err)
+	s.t.Cleanup(c.Close)
+	return c
+}
+
+// ready returns when the leader takes n nodes for ready.
+func (s *stage) ready(c *placement.Client, n int) {
+	s.t.Helper()
+	s.eventually(func() bool {
+		nodes, err := c.Nodes(s.t.Context())
+		ready := 0
+		for _, node := range nodes {
+			if node.State == placement.NodeReady {
+				ready++
+			}
+		}
+		return err == nil && ready == n
+	}, "%d nodes are ready", n)
+}
+
+// eventually asks every few milliseconds; what it asks about is on the other side of the bus.
+func (s *stage) eventually(is func() bool, what string, args ...any) {
+	s.t.Helper()
+	require.Eventually(s.t, is, 20*time.Second, 5*time.Millisecond, what, args)
+}
+
+func gang(id string, bundles, devices int) placement.Request {
+	return placement.Request{ID: id, Holder: "role-" + id, Bundles: placement.Repeat(bundles, placement.Bundle{Devices: placement.Wholes(devices)})}
+}
+
+// within is a context that a call must not outlive.
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

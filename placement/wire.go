@@ -1,0 +1,267 @@
+package placement
+
+import (
+	"cmp"
+	"errors"
+	"hash/fnv"
+
+	"troupe/bus"
+	"troupe/gpu"
+)
+
+// verb is what a client asks of the service.
+type verb string
+
+const (
+	verbReserve  verb = "reserve"
+	verbRelease  verb = "release"
+	verbWithdraw verb = "withdraw" // ends a reserve whose client has given up, whatever has become of it
+	verbExplain  verb = "explain"
+	verbList     verb = "list"
+	verbNodes    verb = "nodes"
+	verbRules    verb = "rules"
+	verbSetRules verb = "set_rules"
+)
+
+// changes reports whether the answer must be kept, because asking again would not be the same.
+func (v verb) changes() bool {
+	return v == verbReserve || v == verbRelease || v == verbWithdraw || v == verbSetRules
+}
+
+// message is what a client sends. A call is (Session, Seq); it may arrive any number of times.
+type message struct {
+	Session string `msgpack:"session"`
+	Seq     uint64 `msgpack:"seq"`
+	Floor   uint64 `msgpack:"floor"` // every call up to this one is over for the client
+	Attempt uint32 `msgpack:"attempt"`
+	Verb    verb   `msgpack:"verb"`
+
+	// Epoch is the leader that the message is for and Until when it stops to count, in microseconds of that leader's
+	// term. So what was held up on its way for too long, or through a change of leaders, does nothing.
+	Epoch uint64 `msgpack:"epoch"`
+	Until int64  `msgpack:"until"`
+
+	Request bus.Raw `msgpack:"request,omitempty"` // wireRequest, of reserve and explain
+	Try     bool    `msgpack:"try,omitempty"`     // grant it at once or not at all
+	Waited  int64   `msgpack:"waited,omitempty"`  // microseconds since the client first asked
+	ID      string  `msgpack:"id,omitempty"`      // of a release; of a page, the last one of the page before
+	Token   uint64  `msgpack:"token,omitempty"`
+	Call    uint64  `msgpack:"call,omitempty"` // of a withdrawal: the reserve that it ends
+	Rules   *Rules  `msgpack:"rules,omitempty"`
+}
+
+// wireRequest is a request with its bundles counted rather than repeated.
+type wireRequest struct {
+	Request
+	Runs []bundleRun `msgpack:"runs,omitempty"`
+}
+
+type bundleRun struct {
+	N      int    `msgpack:"n"`
+	Bundle Bundle `msgpack:"bundle"`
+}
+
+func encodeRequest(r Request) (bus.Raw, error) {
+	if err := r.checkSize(); err != nil {
+		return nil, err
+	}
+	w := wireRequest{Request: r}
+	for i := range r.Bundles {
+		if last := len(w.Runs) - 1; last >= 0 && w.Runs[last].Bundle.like(&r.Bundles[i]) {
+			w.Runs[last].N++
+			continue
+		}
+		w.Runs = append(w.Runs, bundleRun{1, r.Bundles[i]})
+	}
+	w.Bundles = nil
+	return bus.Marshal(w)
+}
+
+func decodeRequest(raw bus.Raw) (Request, error) {
+	var w wireRequest
+	if err := bus.UnmarshalWith(raw, &w, bus.UnmarshalOptions{Strict: true}); err != nil {
+		return Request{}, err
+	}
+	total := 0
+	for _, run := range w.Runs {
+		if run.N < 0 || run.N > maxBundles || total > maxBundles {
+			return Request{}, &RequestError{ErrTooManyBundles, "the bundles are too many", ""}
+		}
+		total += run.N
+	}
+	if total > 0 {
+		w.Bundles = make([]Bundle, 0, total)
+	}
+	for _, run := range w.Runs {
+		w.Bundles = append(w.Bundles, Repeat(run.N, run.Bundle)...)
+	}
+	return w.Request, w.Request.checkSize()
+}
+
+// digest tells whether two requests under one id ask for the same.
+func digest(raw bus.Raw) uint64 {
+	h := fnv.New64a()
+	_, _ = h.Write(raw) // never fails
+	return h.Sum64()
+}
+
+// answerKind says what an answer means for the call.
+type answerKind string
+
+const (
+	answerHello  answerKind = "hello"  // the message did not count: this is the leader and its time, send it again
+	answerWaits  answerKind = "waits"  // the request is in the queue
+	answerDone   answerKind = "done"   // the call is over, and went well
+	answerFailed answerKind = "failed" // the call is over, and did not
+)
+
+// answer is what the service sends back.
+type answer struct {
+	Seq     uint64     `msgpack:"seq"`
+	Attempt uint32     `msgpack:"attempt"`
+	Kind    answerKind `msgpack:"kind"`
+	Epoch   uint64     `msgpack:"epoch"`
+	Now     int64      `msgpack:"now"` // microseconds of the term
+
+	Error       *wireError   `msgpack:"error,omitempty"`
+	Record      bus.Raw      `msgpack:"record,omitempty"` // stored
+	Token       uint64       `msgpack:"token,omitempty"`
+	Wait        *Wait        `msgpack:"wait,omitempty"`
+	Position    int          `msgpack:"position,omitempty"`
+	Explanation *Explanation `msgpack:"explanation,omitempty"`
+	Records     []Record     `msgpack:"records,omitempty"`
+	Waiting     []Waiting    `msgpack:"waiting,omitempty"`
+	Nodes       []NodeStatus `msgpack:"nodes,omitempty"`
+	Next        string       `msgpack:"next,omitempty"` // there is more behind this one
+	Rules       *Rules       `msgpack:"rules,omitempty"`
+}
+
+// Explanation says what would become of a request now.
+type Explanation struct {
+	Plan
+	Position int      `json:"position,omitempty" msgpack:"position,omitempty"` // in the queue, from 1, if it would wait
+	Wait     *Wait    `json:"wait,omitempty" msgpack:"wait,omitempty"`         // what it would wait for
+	Held     *Record  `json:"held,omitempty" msgpack:"held,omitempty"`         // the reservation of that id, if there is one
+	Preempts []string `json:"preempts,omitempty" msgpack:"preempts,omitempty"` // who would be told to go for it
+}
+
+// Waiting is a request in the queue.
+type Waiting struct {
+	ID        string `json:"id" msgpack:"id"`
+	Namespace string `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder    string `json:"holder,omitempty" msgpack:"holder,omitempty"`
+	Priority  int    `json:"priority,omitempty" msgpack:"priority,omitempty"`
+	Devices   Share  `json:"devices" msgpack:"devices"`
+	Waited    int64  `json:"waited_ms" msgpack:"waited"` // milliseconds
+	Wait      Wait   `json:"wait" msgpack:"wait"`
+}
+
+// NodeStatus is a node as the leader sees it.
+type NodeStatus struct {
+	Rank   int        `json:"rank" msgpack:"rank"`
+	State  NodeState  `json:"state,omitempty" msgpack:"state,omitempty"`
+	Why    string     `json:"why,omitempty" msgpack:"why,omitempty"`
+	Report gpu.Report `json:"report" msgpack:"report"`
+}
+
+// wireError is an error of this package on its way: the code and the words, and the facts of the typed ones.
+type wireError struct {
+	Code     bus.Code         `msgpack:"code"`
+	Message  string           `msgpack:"message"`
+	Problems []RequestError   `msgpack:"problems,omitempty"`
+	Capacity *NoCapacityError `msgpack:"capacity,omitempty"`
+	Quota    *QuotaError      `msgpack:"quota,omitempty"`
+	Stale    *StaleTokenError `msgpack:"stale,omitempty"`
+	Exists   bool             `msgpack:"exists,omitempty"`
+}
+
+func toWire(err error) *wireError {
+	w := &wireError{Code: codeOf(err), Message: err.Error(), Problems: problemsOf(err), Exists: errors.Is(err, ErrDuplicate)}
+	if e, ok := errors.AsType[*NoCapacityError](err); ok {
+		told := *e
+		told.Reasons, told.WaitsFor = limited(e.Reasons), limited(e.WaitsFor)
+		w.Capacity = &told
+	}
+	w.Quota, _ = errors.AsType[*QuotaError](err)
+	w.Stale, _ = errors.AsType[*StaleTokenError](err)
+	return w
+}
+
+// limited keeps an answer about thousands of nodes within one message.
+func limited[T any](list []T) []T { return list[:min(len(list), maxReasonsTold)] }
+
+func codeOf(err error) bus.Code {
+	switch {
+	case errors.Is(err, ErrInvalid):
+		return bus.CodeInvalid
+	case errors.Is(err, ErrNeverFits):
+		return bus.CodeRefused
+	case errors.Is(err, ErrMustWait):
+		return bus.CodeBusy
+	case errors.Is(err, ErrDuplicate):
+		return bus.CodeExists
+	case errors.Is(err, ErrStaleToken):
+		return bus.CodeFenced
+	}
+	return bus.CodeOf(err)
+}
+
+// problemsOf is every *RequestError in err, which may be several joined.
+func problemsOf(err error) []RequestError {
+	if e, ok := err.(*RequestError); ok {
+		return []RequestError{*e}
+	}
+	switch e := err.(type) {
+	case interface{ Unwrap() []error }:
+		var all []RequestError
+		for _, one := range e.Unwrap() {
+			all = append(all, problemsOf(one)...)
+		}
+		return all
+	case interface{ Unwrap() error }:
+		return problemsOf(e.Unwrap())
+	}
+	return nil
+}
+
+// err is the error again, with the typed one inside.
+func (w *wireError) err() error {
+	cause := make([]error, 0, 4)
+	for i := range w.Problems {
+		cause = append(cause, &w.Problems[i])
+	}
+	if w.Capacity != nil {
+		cause = append(cause, w.Capacity)
+	}
+	if w.Quota != nil {
+		cause = append(cause, w.Quota)
+	}
+	if w.Stale != nil {
+		cause = append(cause, w.Stale)
+	}
+	if w.Exists {
+		cause = append(cause, ErrDuplicate)
+	}
+	return bus.Errorf(cmp.Or(w.Code, bus.CodeInternal), "%s", w.Message).WithCause(errors.Join(cause...))
+}
+
+// EventKind says what has become of a reservation.
+type EventKind string
+
+const (
+	EventLost      EventKind = "lost"      // a node of it was lost
+	EventRestored  EventKind = "restored"  // all its nodes are back, and nothing of it had ended
+	EventLeave     EventKind = "leave"     // it is preempted: its holder has Grace to end and release it
+	EventPreempted EventKind = "preempted" // the grace was over; its token is stale
+	EventEnded     EventKind = "ended"     // the leases of all its nodes are over; its token is stale
+)
+
+// Event is news of a reservation for its holder. Events may be lost, as messages may; the truth is in the ledger.
+type Event struct {
+	Kind      EventKind `json:"kind" msgpack:"kind"`
+	ID        string    `json:"id" msgpack:"id"`
+	Namespace string    `json:"namespace" msgpack:"namespace"`
+	Token     uint64    `json:"token" msgpack:"token"`
+	Why       string    `json:"why,omitempty" msgpack:"why,omitempty"`
+	Grace     int64     `json:"grace_ms,omitempty" msgpack:"grace,omitempty"` // milliseconds
+}

@@ -1,0 +1,168 @@
+package roles_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/roles"
+)
+
+// A child is this program once more, with these variables set.
+const (
+	childEnv    = "TROUPE_ROLES_TEST_CHILD" // what it is to do
+	childURLEnv = "TROUPE_ROLES_TEST_URL"
+)
+
+// children are what a child can do; it prints lines for its parent to read.
+var children = map[string]func(ctx context.Context, rt *roles.Runtime) error{
+	"attach": childAttaches,
+	"drive":  childDrives,
+}
+
+func childIfAsked() {
+	do := children[os.Getenv(childEnv)]
+	if do == nil {
+		return
+	}
+	if err := child(do); err != nil {
+		fmt.Fprintln(os.Stderr, "child:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func child(do func(context.Context, *roles.Runtime) error) error {
+	ctx := context.Background()
+	rt, err := roles.Open(ctx, roles.Config{
+		BusConfig: bus.Config{URLs: []string{os.Getenv(childURLEnv)}}, Name: "the child", Lease: time.Second,
+		Classes: []*actors.Class{newCast().class()},
+	})
+	if err != nil {
+		return err
+	}
+	if err := do(ctx, rt); err != nil {
+		return err
+	}
+	return rt.Close(ctx)
+}
+
+// childAttaches calls the role "actors" in several ways.
+func childAttaches(ctx context.Context, rt *roles.Runtime) error {
+	c, err := rt.Attach(ctx, "actors")
+	if err != nil {
+		return err
+	}
+	rows, err := roles.Call[[]int](ctx, c, "double", []int{1, 2, 3})
+	if err != nil {
+		return err
+	}
+	totals, err := roles.CallEach[int](ctx, c, "add", 5)
+	if err != nil {
+		return err
+	}
+	_, failure := c.Call(ctx, "fail", 1)
+	return json.NewEncoder(os.Stdout).Encode(map[string]any{"rows": rows, "totals": totals, "error": failure.Error(), "by": c.Record().By})
+}
+
+// childDrives makes a role, says who it is, and waits to be killed.
+func childDrives(ctx context.Context, rt *roles.Runtime) error {
+	if _, err := rt.Create(ctx, roles.Spec{Name: "childs", Class: "actor", World: 2}); err != nil {
+		return err
+	}
+	fmt.Println(rt.Session())
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// spawn starts a child and returns what it prints.
+func spawn(t *testing.T, what, url string) (*exec.Cmd, *bufio.Reader) {
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^$")
+	cmd.Env = append(os.Environ(), childEnv+"="+what, childURLEnv+"="+url)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()
+	})
+	return cmd, bufio.NewReader(stdout)
+}
+
+func TestAttachFromAnotherProcess(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	cast := newCast()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{cast.class()}, Name: "the parent"})
+	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	_, stdout := spawn(t, "attach", srv.URL())
+	line, err := stdout.ReadBytes('\n')
+	require.NoError(t, err)
+	var said struct {
+		Rows, Totals []int
+		Error, By    string
+	}
+	require.NoError(t, json.Unmarshal(line, &said))
+	require.Equal(t, []int{2, 4, 6}, said.Rows)
+	require.Equal(t, []int{5, 5}, said.Totals)
+	require.Equal(t, "actors[1] fail on "+node(t)+": tired", said.Error)
+	require.Equal(t, "the parent", said.By)
+	totals, err := roles.CallEach[int](patient(t), c, "add", 1)
+	require.NoError(t, err, "the role outlives the child")
+	require.Equal(t, []int{6, 6}, totals)
+}
+
+// The driver's process is killed; its workers live here, in another one. What it owned ends with its lease; what it
+// detached stays and can be called.
+func TestADriverIsKilled(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Local: local, Lease: time.Second})
+	owned := create(t, rt, roles.Spec{Name: "owned", Class: "actor", World: 3})
+	kept := create(t, rt, roles.Spec{Name: "kept", Class: "actor", World: 2, Detached: true})
+	driver, stdout := spawn(t, "drive", srv.URL())
+	session, err := stdout.ReadString('\n')
+	require.NoError(t, err)
+	for _, name := range []string{"owned", "kept"} {
+		require.NoError(t, rt.Reown(patient(t), name, strings.TrimSpace(session)))
+	}
+	f, err := owned.ExecuteAllAsync(patient(t), "hold")
+	require.NoError(t, err)
+	await(t, cast.started, 3)
+	require.Len(t, rolesOf(t, rt), 3)
+
+	require.NoError(t, driver.Process.Kill())
+	require.Len(t, await(t, cast.ended, 3), 3, "running calls are cancelled")
+	require.Error(t, f.Wait(patient(t)))
+	eventually(t, "only the detached role is left", func() bool { return cast.living() == 2 && len(rolesOf(t, rt)) == 1 })
+	require.Equal(t, 0, cast.stopped()[2], "rank 0 last")
+	_, err = owned.Call(patient(t), "rank")
+	require.ErrorIs(t, err, bus.ErrNotFound)
+	totals, err := roles.CallEach[int](patient(t), kept, "add", 1)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 1}, totals)
+	other := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}})
+	totals, err = roles.CallEach[int](patient(t), attach(t, other, "kept"), "add", 1)
+	require.NoError(t, err)
+	require.Equal(t, []int{2, 2}, totals)
+}

@@ -1,0 +1,222 @@
+package roles_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/dispatch"
+	"troupe/roles"
+)
+
+func TestCloseEndsWhatIsOwnedAndLeavesTheRest(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local, Name: "the first"})
+	require.NoError(t, err)
+	create(t, driver, roles.Spec{Name: "owned", Class: "actor", World: 2})
+	kept := create(t, driver, roles.Spec{Name: "kept", Class: "actor", World: 2, Detached: true})
+	require.NoError(t, kept.Close(patient(t)))
+	_, err = kept.Call(patient(t), "rank")
+	require.ErrorIs(t, err, bus.ErrClosed)
+	require.ErrorContains(t, err, "this handle of role kept is closed")
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
+	attach(t, rt, "owned")
+	require.NoError(t, driver.Close(patient(t)))
+	require.Equal(t, 2, cast.living())
+	require.Equal(t, "the first", rolesOf(t, rt)["kept"].By)
+	require.Len(t, rolesOf(t, rt), 1)
+
+	_, err = rt.Create(patient(t), roles.Spec{Name: "kept", Class: "actor", World: 1})
+	require.ErrorIs(t, err, bus.ErrNotFound, "a class that this driver does not have")
+	c := attach(t, rt, "kept")
+	totals, err := roles.CallEach[int](patient(t), c, "add", 7)
+	require.NoError(t, err)
+	require.Equal(t, []int{7, 7}, totals)
+	require.NoError(t, c.Close(patient(t)))
+	require.Equal(t, 2, cast.living(), "to let go of it is not to end it")
+	again := attach(t, rt, "kept")
+	require.NoError(t, again.Destroy(patient(t)), "but anybody may")
+	require.Zero(t, cast.living())
+	require.Equal(t, 0, cast.stopped()[len(cast.stopped())-1], "rank 0 last")
+	require.Empty(t, rolesOf(t, rt))
+	require.NoError(t, again.Destroy(patient(t)))
+}
+
+// Workers that are goroutines of the runtime end with it; a record of them must not stay behind and hold the name.
+func TestDetachedRoleOfARuntimesOwnWorkers(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{cast.class()}})
+	require.NoError(t, err)
+	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2, Detached: true})
+	require.NoError(t, driver.Close(patient(t)))
+	require.Zero(t, cast.living())
+	require.Empty(t, rolesOf(t, open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})))
+}
+
+func TestLocalEndsBeforeItsDrivers(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	local := roles.NewLocal(bustest.Open(t, bus.Config{InProcess: srv}), []*actors.Class{cast.class()})
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
+	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	own := create(t, rt, roles.Spec{Name: "own", Class: "actor", World: 2, OwnConnections: true})
+	f, err := c.ExecuteAllAsync(patient(t), "hold")
+	require.NoError(t, err)
+	await(t, cast.started, 2)
+	require.NoError(t, local.Close(timeout(t, 0)))
+	require.Zero(t, cast.living())
+	require.Error(t, f.Wait(patient(t)))
+	eventually(t, "the roles end with their workers", func() bool { return len(rolesOf(t, rt)) == 0 })
+	_, err = own.Call(patient(t), "rank")
+	require.ErrorIs(t, err, bus.ErrNotFound)
+	_, err = rt.Create(patient(t), roles.Spec{Name: "late", Class: "actor", World: 1})
+	require.ErrorIs(t, err, bus.ErrClosed)
+	require.ErrorContains(t, err, "the workers' process is closing")
+	require.NoError(t, local.Close(patient(t)))
+}
+
+// A driver that hangs loses its lease, and what it owned ends, although nobody is there but the process of the workers.
+func TestOwnedRolesEndWithTheLease(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	line := bustest.NewFaults(srv)
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	hung := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: hung, Local: local, Lease: time.Second, Name: "the hung one"})
+	require.NoError(t, err)
+	owned := create(t, driver, roles.Spec{Name: "owned", Class: "actor", World: 3})
+	create(t, driver, roles.Spec{Name: "kept", Class: "actor", World: 2, Detached: true})
+	line.Freeze()
+	eventually(t, "its role ends", func() bool { return cast.living() == 2 })
+	require.Equal(t, 0, cast.stopped()[2], "rank 0 last")
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
+	eventually(t, "and its name is free", func() bool { return len(rolesOf(t, rt)) == 1 })
+	totals, err := roles.CallEach[int](patient(t), attach(t, rt, "kept"), "add", 1)
+	require.NoError(t, err, "a detached role stays, and can be called")
+	require.Equal(t, []int{1, 1}, totals)
+
+	line.Thaw()
+	eventually(t, "the driver that is back knows", func() bool {
+		_, err := owned.Call(timeout(t, time.Second), "rank")
+		return err != nil && bus.CodeOf(err) == bus.CodeNotFound
+	})
+	eventually(t, "and has a lease again", func() bool {
+		c, err := driver.Create(patient(t), roles.Spec{Name: "owned", Class: "actor", World: 1})
+		return err == nil && c.Destroy(patient(t)) == nil
+	})
+	require.NoError(t, driver.Close(patient(t)))
+}
+
+// A name whose driver is gone can be had, when that is certain and its workers are gone too.
+func TestANameIsTakenOver(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	line := bustest.NewFaults(srv)
+	cast := newCast()
+	// This Local is a runtime's own and leaves lost drivers to it, and it hangs with it.
+	hung := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: hung, Classes: []*actors.Class{cast.class()}, Lease: time.Second, Name: "the hung one"})
+	require.NoError(t, err)
+	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	line.Freeze()
+	heir := newCast()
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{heir.class()}, LostAfter: 2 * time.Second})
+	var taken *roles.TakenError
+	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
+	require.ErrorAs(t, err, &taken)
+	require.Equal(t, "the hung one", taken.Record.By)
+	eventually(t, "the name can be had", func() bool {
+		_, err := rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
+		return err == nil
+	})
+	line.Thaw()
+	require.NoError(t, driver.Close(patient(t)))
+	require.Equal(t, 1, heir.living(), "the old driver's end does not touch the new role")
+	require.Equal(t, 1, attach(t, rt, "actors").WorldSize())
+}
+
+// An outage longer than a lease ends no role: a lease that is missing then means that it has not been renewed yet.
+func TestNobodyIsJudgedByAnOutage(t *testing.T) {
+	t.Parallel()
+	const lease = 5 * time.Second
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	quiet := bus.Config{InProcess: srv, OnError: func(error) {}}
+	rt := open(t, roles.Config{BusConfig: quiet, Classes: []*actors.Class{cast.class()}, Lease: lease})
+	other := open(t, roles.Config{BusConfig: quiet, Lease: lease})
+	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	seen := attach(t, other, "actors")
+	f, err := c.ExecuteAllAsync(patient(t), "hold")
+	require.NoError(t, err)
+	await(t, cast.started, 2)
+	srv.Stop()
+	time.Sleep(lease + 500*time.Millisecond) // the leases are over before the server is back
+	srv.Restart()
+	close(cast.gate)
+	ranks, err := dispatch.AwaitEach[int](patient(t), f)
+	require.NoError(t, err, "a call that ran over the outage")
+	require.Equal(t, []int{0, 1}, ranks)
+	time.Sleep(lease + time.Second) // now somebody could have been judged
+	_, err = seen.ExecuteAll(patient(t), "rank")
+	require.NoError(t, err)
+	require.Equal(t, roles.RoleReady, rolesOf(t, other)["actors"].State)
+	create(t, rt, roles.Spec{Name: "more", Class: "actor", World: 1})
+}
+
+func TestServerRestartsInTheMiddle(t *testing.T) {
+	t.Parallel()
+	for _, own := range []bool{false, true} {
+		srv := bustest.StartServer(t, bustest.Options{Listen: own})
+		cfg := bus.Config{InProcess: srv, OnError: func(error) {}}
+		if own {
+			cfg = bus.Config{URLs: []string{srv.URL()}, OnError: func(error) {}}
+		}
+		cast := newCast()
+		rt := open(t, roles.Config{BusConfig: cfg, Classes: []*actors.Class{cast.class()}})
+		c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, OwnConnections: own})
+		running, err := c.ExecuteAllAsync(patient(t), "hold")
+		require.NoError(t, err)
+		await(t, cast.started, 4)
+		srv.Restart()
+		queued, err := c.ExecuteAllAsync(patient(t), "add", 1)
+		require.NoError(t, err)
+		close(cast.gate)
+		ranks, err := dispatch.AwaitEach[int](patient(t), running)
+		require.NoError(t, err)
+		assert.Equal(t, []int{0, 1, 2, 3}, ranks)
+		totals, err := dispatch.AwaitEach[int](patient(t), queued)
+		require.NoError(t, err)
+		assert.Equal(t, []int{1, 1, 1, 1}, totals, "nothing ran twice")
+		assert.Equal(t, roles.RoleReady, rolesOf(t, rt)["actors"].State)
+		require.NoError(t, c.Destroy(patient(t)))
+	}
+}
+
+// Two runs side by side do not see each other.
+func TestNamespaces(t *testing.T) {
+	t.Parallel()
+	b := bustest.Open(t)
+	a, z := newCast(), newCast()
+	one := open(t, roles.Config{Bus: b, Namespace: "one", Classes: []*actors.Class{a.class()}})
+	two := open(t, roles.Config{Bus: b, Namespace: "two", Classes: []*actors.Class{z.class()}})
+	first := create(t, one, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	create(t, two, roles.Spec{Name: "actors", Class: "actor", World: 3})
+	require.Len(t, rolesOf(t, one), 1)
+	require.NoError(t, first.Destroy(patient(t)))
+	require.Equal(t, 3, z.living())
+	_, err := attach(t, two, "actors").Call(context.Background(), "rank")
+	require.NoError(t, err)
+}

@@ -1,0 +1,29 @@
+package roles
+
+import "context"
+
+// Reown gives a role to another driver, as if that one had created it here: what will be possible when workers live on
+// nodes, and drivers elsewhere.
+func (rt *Runtime) Reown(ctx context.Context, name, session string) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	rec, rev, err := reg.read(ctx, name)
+	if err != nil {
+		return err
+	}
+	rec.Owner = session
+	value, err := encodeRecord(rec)
+	if err == nil {
+		_, err = reg.kv.Update(ctx, roleKey(name), value, rev)
+	}
+	return err
+}
+
+// Holds counts the clusters a runtime holds.
+func (rt *Runtime) Holds() int {
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	return len(rt.clusters)
+}

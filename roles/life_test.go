@@ -1,0 +1,254 @@
+package roles_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/dispatch"
+	"troupe/roles"
+)
+
+// The first failure is the cause: every pending call of the role fails with it at once, and the registry says why.
+func TestAFailedWorkerFailsTheRole(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{cast.class()}, Name: "the owner"})
+	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, PanicFails: true})
+	other := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Name: "another"})
+	seen := attach(t, other, "actors")
+
+	hold := func(c *roles.Cluster, ranks ...int) *dispatch.Future {
+		f, err := c.Go(patient(t), dispatch.Call{Method: "hold", Ranks: ranks})
+		require.NoError(t, err)
+		return f
+	}
+	mine, theirs := hold(c, 0, 1), hold(seen, 3)
+	await(t, cast.started, 3)
+	f, err := c.Go(patient(t), dispatch.Call{Method: "boom", Args: []any{2}, CollectAll: true})
+	require.NoError(t, err)
+
+	err = mine.Wait(patient(t))
+	assert.ErrorIs(t, err, bus.ErrWorkerLost)
+	assert.ErrorContains(t, err, "because of rank 2: the worker failed: panic: boom")
+	err = theirs.Wait(patient(t))
+	assert.EqualError(t, err, "actors[3] hold on "+node(t)+": the role failed because of rank 2: the worker failed: panic: boom")
+	outcomes, err := dispatch.AwaitOutcomes[any](patient(t), f)
+	require.NoError(t, err)
+	require.ErrorIs(t, outcomes[2].Err, bus.ErrPanic, "the call itself has the panic")
+	err = f.Wait(patient(t))
+	require.ErrorIs(t, err, bus.ErrPanic)
+	var e *bus.Error
+	require.ErrorAs(t, err, &e)
+	assert.Equal(t, 2, e.Rank)
+	assert.Contains(t, e.Stack, "stage_test.go")
+
+	_, err = seen.Call(patient(t), "rank")
+	assert.ErrorContains(t, err, "actors rank on "+node(t)+": the role failed because of rank 2: the worker failed: panic: boom")
+	eventually(t, "the registry says failed", func() bool { return rolesOf(t, other)["actors"].State == roles.RoleFailed })
+	assert.Contains(t, rolesOf(t, other)["actors"].Cause, "actors[2] on "+node(t)+": the worker failed: panic: boom")
+	eventually(t, "the others are stopped", func() bool { return cast.living() == 0 })
+
+	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
+	assert.ErrorIs(t, err, bus.ErrExists)
+	assert.ErrorContains(t, err, "held by the owner, and failed: actors[2]")
+	assert.ErrorContains(t, err, "destroy it first")
+	late := attach(t, other, "actors")
+	_, err = late.Call(patient(t), "rank")
+	assert.ErrorIs(t, err, bus.ErrWorkerLost)
+	assert.ErrorContains(t, err, "role actors has failed, at 20")
+	require.NoError(t, c.Destroy(patient(t)))
+	assert.Empty(t, rolesOf(t, other))
+	create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 1})
+}
+
+func node(t *testing.T) string {
+	name, err := os.Hostname()
+	require.NoError(t, err)
+	return name
+}
+
+// A role that has nobody but a bystander: the failure of a detached role is seen to by whoever is attached.
+func TestAFailedDetachedRole(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
+	require.NoError(t, err)
+	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
+	require.NoError(t, driver.Close(patient(t)))
+	require.Equal(t, 3, cast.living())
+
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
+	c := attach(t, rt, "actors")
+	_, err = c.Call(patient(t), "boom", 1)
+	require.ErrorIs(t, err, bus.ErrPanic)
+	eventually(t, "the rest is stopped", func() bool { return cast.living() == 0 })
+	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Empty(t, rolesOf(t, rt))
+}
+
+// A worker that is neither heard nor said to be gone is lost when it has been silent for too long; a call to it alone
+// would otherwise wait for ever.
+func TestASilentWorkerIsLost(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	line := bustest.NewFaults(srv)
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}}), cast.class())
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local, LostAfter: 2 * time.Second})
+	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
+	f, err := c.ExecuteAllAsync(patient(t), "hold")
+	require.NoError(t, err)
+	await(t, cast.started, 2)
+	line.Freeze()
+	err = f.Wait(patient(t))
+	assert.ErrorIs(t, err, bus.ErrWorkerLost)
+	assert.ErrorContains(t, err, "no heartbeat for 2")
+	_, err = c.Call(patient(t), "rank")
+	assert.ErrorContains(t, err, "the role failed because of rank ")
+	line.Thaw()
+	eventually(t, "its registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
+	eventually(t, "its owner stops the rest", func() bool { return cast.living() == 0 })
+}
+
+// One who comes when the workers are long dead hears nothing at all, and must not wait for ever either.
+func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	line := bustest.NewFaults(srv)
+	cast := newCast()
+	workers := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
+	local := newLocal(t, workers, cast.class())
+	driver := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
+	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2, Detached: true})
+	line.Freeze()
+	defer line.Thaw()
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), LostAfter: 2 * time.Second})
+	c := attach(t, rt, "actors")
+	_, err := c.Call(patient(t), "rank")
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	require.ErrorContains(t, err, "no heartbeat for 2")
+	begun := time.Now()
+	require.NoError(t, c.Destroy(patient(t)), "and the name can be freed")
+	require.Less(t, time.Since(begun), 8*time.Second)
+	require.Empty(t, rolesOf(t, rt))
+}
+
+// A role ends as a unit, also when somebody stops one of its workers.
+func TestAStoppedWorkerEndsTheRole(t *testing.T) {
+	t.Parallel()
+	cast, rt, c := newRole(t, roles.Spec{World: 3, StopGrace: time.Second})
+	f, err := c.Go(patient(t), dispatch.Call{Method: actors.VerbStop, Args: []any{actors.StopRequest{}}, Ranks: []int{1}, Control: true})
+	require.NoError(t, err)
+	require.NoError(t, f.Wait(patient(t)))
+	eventually(t, "all end", func() bool { return cast.living() == 0 && len(rolesOf(t, rt)) == 0 })
+	require.Equal(t, []int{1, 2, 0}, cast.stopped())
+	_, err = c.Call(patient(t), "rank")
+	require.ErrorIs(t, err, bus.ErrNotFound)
+	require.NoError(t, c.Destroy(patient(t)))
+}
+
+func TestDestroyLetsRunningCallsFinish(t *testing.T) {
+	t.Parallel()
+	cast, rt, c := newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Second})
+	f, err := c.ExecuteAllAsync(patient(t), "hold")
+	require.NoError(t, err)
+	await(t, cast.started, 2)
+	errCh := make(chan error, 1)
+	go func() { errCh <- c.Destroy(patient(t)) }()
+	eventually(t, "it is stopping", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleStopping })
+	_, err = c.Call(patient(t), "rank")
+	assert.ErrorIs(t, err, bus.ErrNotFound)
+	attached := attach(t, rt, "actors")
+	_, err = attached.Call(patient(t), "rank")
+	assert.ErrorContains(t, err, "role actors is being taken down, since 20")
+	close(cast.gate)
+	ranks, err := dispatch.AwaitEach[int](patient(t), f)
+	require.NoError(t, err)
+	assert.Equal(t, []int{0, 1}, ranks)
+	require.NoError(t, <-errCh)
+	assert.Empty(t, cast.ended, "nobody was cancelled")
+
+	cast, _, c = newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Millisecond})
+	f, err = c.ExecuteAllAsync(patient(t), "hold")
+	require.NoError(t, err)
+	await(t, cast.started, 2)
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Len(t, await(t, cast.ended, 2), 2, "after the grace they are")
+	require.Error(t, f.Wait(patient(t)))
+}
+
+// Several at once take the same role down: all succeed, and it is done once.
+func TestDestroyFromManySides(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
+	other := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
+	for range 10 {
+		c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4})
+		seen := attach(t, other, "actors")
+		errCh := make(chan error, 6)
+		for i := range 6 {
+			which := []*roles.Cluster{c, seen}[i%2]
+			go func() { errCh <- which.Destroy(patient(t)) }()
+		}
+		for range 6 {
+			require.NoError(t, <-errCh)
+		}
+		require.Zero(t, cast.living())
+		require.Empty(t, rolesOf(t, rt))
+	}
+	require.Zero(t, rt.Holds())
+	require.Zero(t, other.Holds())
+}
+
+// Calls that are sent while a role fails or goes fail too, and none waits for ever.
+func TestCallsRaceWithTheEnd(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
+	for i := range 6 {
+		c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true})
+		doneCh := make(chan struct{})
+		for k := range 4 {
+			go func() {
+				defer func() { doneCh <- struct{}{} }()
+				for {
+					f, err := c.Go(context.Background(), dispatch.Call{Method: "rank", Ranks: []int{k % 3}, CollectAll: true})
+					if err == nil {
+						err = f.Wait(patient(t))
+					}
+					if err != nil {
+						assert.NotErrorIs(t, err, context.DeadlineExceeded)
+						return
+					}
+				}
+			}()
+		}
+		if i%2 == 0 {
+			_, err := c.Call(patient(t), "boom", 1)
+			require.Error(t, err)
+		} else {
+			require.NoError(t, c.Destroy(patient(t)))
+		}
+		for range 4 {
+			<-doneCh
+		}
+		require.NoError(t, c.Destroy(patient(t)))
+	}
+}

@@ -1,0 +1,12 @@
+package roles_test
+
+import (
+	"testing"
+
+	"troupe/bus/bustest"
+)
+
+func TestMain(m *testing.M) {
+	childIfAsked()
+	bustest.Main(m)
+}

@@ -1,0 +1,48 @@
+package roles
+
+import (
+	"context"
+	"strings"
+
+	"troupe/bus"
+)
+
+// Orphans lists the namespaces of the bus in which a role has lost its driver. Whoever opens a session there ends such
+// roles, once their driver has had time to come back: a head does so, because after the last driver nobody else is left.
+func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
+	lister := b.JetStream().KeyValueStoreNames(ctx)
+	var namespaces, out []string
+	for bucket := range lister.Name() {
+		if ns, ours := strings.CutPrefix(bucket, bucketOf("")); ours {
+			namespaces = append(namespaces, ns)
+		}
+	}
+	if err := lister.Error(); err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "list the namespaces: %w", err)
+	}
+	for _, ns := range namespaces {
+		kv, err := b.KV(ctx, bus.KVConfig{Bucket: bucketOf(ns)})
+		if err != nil {
+			return nil, err
+		}
+		has, err := registry{kv: kv}.orphans(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if has {
+			out = append(out, ns)
+		}
+	}
+	return out, nil
+}
+
+// orphans reports whether a role should have ended with its driver and has not.
+func (g registry) orphans(ctx context.Context) (bool, error) {
+	all, err := g.list(ctx)
+	for _, r := range all {
+		if !r.Detached && !g.alive(ctx, r.Owner) {
+			return true, nil
+		}
+	}
+	return false, err
+}
