@@ -4,13 +4,13 @@ PACKAGES := ./...
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
-.PHONY: help build demo test race lint bench verify fuzz soak clean
+.PHONY: help build demo test race lint bench verify fuzz soak clean placement-histories gpu-check
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 build: ## bin/troupe
-	$(GO) build -trimpath -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
+	$(GO) build -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
 
 demo: build ## a small training job over five roles, in one process
 	bin/troupe demo
@@ -37,6 +37,16 @@ fuzz: ## each fuzz target for half a minute (FUZZTIME)
 			echo "$$dir $$target"; $(GO) test -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$dir || exit 1; \
 		done; \
 	done
+
+placement-histories: ## ten thousand histories of reservations under faults, in four shards
+	$(GO) test -c -o bin/placement.test ./placement
+	@cd placement && for shard in 0 1 2 3; do \
+	  TROUPE_HISTORIES=2500 TROUPE_SEED=$$((shard * 500 + 1)) ../bin/placement.test -test.run TestHistories -test.timeout 60m & \
+	  pids="$$pids $$!"; \
+	done; failed=0; for pid in $$pids; do wait $$pid || failed=1; done; exit $$failed
+
+gpu-check: build ## on a machine with an NVIDIA GPU: the inventory, a foreign process, the device granted again
+	examples/gpu/check.sh
 
 soak: ## five rounds of every test, under the race detector
 	$(GO) test -race -count=5 -timeout 60m $(PACKAGES)

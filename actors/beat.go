@@ -20,7 +20,7 @@ type Beat struct {
 	Err    *bus.Error    `msgpack:"err,omitempty" json:"err,omitempty"`
 }
 
-// beatLoop beats for all workers, one message a role. It starts at a random moment so that hosts do not beat together.
+// beatLoop beats for all workers, one message a role, and looks after the intake. It starts at a random moment so that hosts do not beat together.
 func (h *Host) beatLoop() {
 	t := time.NewTimer(rand.N(h.cfg.BeatEvery))
 	defer t.Stop()
@@ -31,6 +31,7 @@ func (h *Host) beatLoop() {
 		case <-t.C:
 			t.Reset(h.cfg.BeatEvery)
 		}
+		h.rescue()
 		byRole := map[bus.Address][]*Worker{}
 		for _, w := range h.Workers() {
 			byRole[w.spec.Address] = append(byRole[w.spec.Address], w)

@@ -49,7 +49,7 @@ func TestBadLines(t *testing.T) {
 	var cut *bus.Bus
 	for rank := range world {
 		cut = open()
-		st.host = addHost(t, cut, class)
+		st.host = addHost(t, cut, HostConfig{Classes: []*Class{class}})
 		st.start(WorkerSpec{Rank: rank})
 	}
 	want := make([][]string, drivers)
@@ -61,7 +61,7 @@ func TestBadLines(t *testing.T) {
 			driver := &stand{t: t, ep: ep, address: st.address, world: world}
 			var all []*bus.Gather
 			for i := range calls {
-				all = append(all, driver.send(bus.Call{Method: "note", Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}}}))
+				all = append(all, driver.send(bus.Call{Method: "note", AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}}}))
 				want[d] = append(want[d], fmt.Sprint(ep.Session(), "/", i+1))
 			}
 			for _, g := range all {

@@ -19,7 +19,6 @@ const (
 	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks
 	controlBuffer    = 1024
 	defaultBeatEvery = time.Second
-	takeOverAfter    = time.Millisecond
 	keepWhole        = 1 << 10 // a body that may stay in memory with its envelope
 )
 
@@ -53,8 +52,9 @@ type Host struct {
 	closing   sync.Once
 	group     sync.WaitGroup
 	runners   runners
-	running   atomic.Int64 // calls that run, of all workers
-	solo      atomic.Bool  // one worker lives here
+	running   atomic.Int64            // calls that run, of all workers
+	solo      atomic.Bool             // one worker lives here
+	lending   atomic.Pointer[lending] // of the goroutine that is the intake of work now
 
 	mu      sync.RWMutex // guards what follows; slices of routes are replaced, never changed
 	routes  map[string]*route
@@ -246,32 +246,21 @@ func (h *Host) behind(subject string) []*Worker {
 
 // intake hands messages to workers, in the order of arrival. Nothing in it blocks, but for a call it runs itself.
 func (h *Host) intake(ch <-chan *nats.Msg) {
-	tookOverCh := make(chan struct{}, 1)
-	takeOver := time.AfterFunc(time.Hour, func() {
-		h.runners.group.Go(func() { h.intake(ch) })
-		tookOverCh <- struct{}{}
-	})
-	takeOver.Stop()
+	lending := &lending{}
+	if ch == h.workCh {
+		h.lending.Store(lending)
+	}
 	var reader bus.FrameReader
 	for {
 		select {
 		case m := <-ch:
-			if j := h.handle(m, &reader, ch == h.workCh); j.call != nil && !runHere(j, takeOver) {
-				<-tookOverCh
+			if j := h.handle(m, &reader, ch == h.workCh); j.call != nil && !lending.run(j) {
 				return
 			}
 		case <-h.closedCh:
 			return
 		}
 	}
-}
-
-// runHere runs a call on the intake's own goroutine, which saves a short call the hand-over to another. A call that
-// takes longer than a moment has the intake taken over by a new goroutine; then it reports false.
-func runHere(j job, takeOver *time.Timer) bool {
-	takeOver.Reset(takeOverAfter)
-	j.worker.run(j.queue, j.call)
-	return takeOver.Stop()
 }
 
 // handle takes one message. With work set, a call of the only worker here may be returned to be run by the intake.

@@ -156,8 +156,7 @@ func TestCurrent(t *testing.T) {
 
 // TestWorkerCallsWorker: from inside a method, through the host's own endpoint; also itself, in another lane.
 func TestWorkerCallsWorker(t *testing.T) {
-	var st *stand
-	st = newStand(t, puppetClass(methods{
+	st := newStand(t, puppetClass(methods{
 		"c_leaf": nothing,
 		"forward": func(ctx context.Context, _ []byte) ([]byte, error) {
 			info, _ := Current(ctx)

@@ -25,20 +25,26 @@ type stand struct {
 // newStand makes a host with these classes; it is closed at the end of the test, and what runs then is not waited for.
 func newStand(t *testing.T, classes ...*Class) *stand {
 	t.Helper()
+	return newStandOf(t, HostConfig{Classes: classes, BeatEvery: 20 * time.Millisecond})
+}
+
+func newStandOf(t *testing.T, cfg HostConfig) *stand {
+	t.Helper()
 	b := bustest.Open(t)
 	address, err := bus.NewAddress("test", "role", "i1")
 	require.NoError(t, err)
-	st := &stand{t: t, address: address, world: 1, host: addHost(t, b, classes...)}
+	st := &stand{t: t, address: address, world: 1, host: addHost(t, b, cfg)}
 	st.ep, err = b.Endpoint("test")
 	require.NoError(t, err)
 	return st
 }
 
-func addHost(t *testing.T, b *bus.Bus, classes ...*Class) *Host {
+func addHost(t *testing.T, b *bus.Bus, cfg HostConfig) *Host {
 	t.Helper()
 	ep, err := b.Endpoint("test")
 	require.NoError(t, err)
-	h, err := NewHost(ep, HostConfig{Classes: classes, Node: "here", BeatEvery: 20 * time.Millisecond})
+	cfg.Node = "here"
+	h, err := NewHost(ep, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())

@@ -98,17 +98,18 @@ type Worker struct {
 	kept      fifo[*call] // answered, oldest first
 	keptBytes int
 	unfetched int64
-	active    []*call   // that run, in no order
-	lastPurge time.Time // zero: nobody has been forgotten yet
-	lend      bool      // while arrive runs: the first call that may start is left to it,
-	lent      job       // here
+	active    []*call        // that run, in no order
+	lastPurge time.Time      // zero: nobody has been forgotten yet
+	short     map[string]int // by method: its short calls in a row, up to fastCalls
+	lend      bool           // while arrive runs: the first call that may start is left to it,
+	lent      job            // here
 }
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
 	w := &Worker{
 		spec: spec, host: h, class: class, state: Created, since: time.Now(),
 		objects: map[string]Handler{}, classes: map[string]*Class{}, env: map[string]string{},
-		queues: map[Lane]*queue{}, sessions: map[string]*session{}, streams: map[streamID]*stream{},
+		queues: map[Lane]*queue{}, sessions: map[string]*session{}, streams: map[streamID]*stream{}, short: map[string]int{},
 		doneCh: make(chan struct{}), idleCh: make(chan struct{}, 1), hurryCh: make(chan struct{}),
 	}
 	if w.spec.QueueLimit == 0 {
@@ -366,7 +367,8 @@ func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
 func (w *Worker) kick(q *queue) {
 	for c := w.nextLocked(q); c != nil; c = w.nextLocked(q) {
 		j := job{worker: w, queue: q, call: c}
-		if w.lend && w.lent.call == nil && q.lane.Limit == 1 { // one of many that may run at once must not hold up the next
+		// Of many that may run at once, one must not hold up the next.
+		if w.lend && w.lent.call == nil && q.lane.Limit == 1 && w.short[c.header.Method] >= fastCalls {
 			w.lent = j
 			continue
 		}
@@ -486,11 +488,22 @@ func (w *Worker) finish(q *queue, c *call, body []byte, err error) *call {
 	defer w.mu.Unlock()
 	w.inactive(c)
 	w.answerLocked(c, body, err)
+	w.noteShort(c)
 	if c.panicked && w.spec.PanicFails {
 		w.failLocked(err)
 	}
 	w.signalIdle()
 	return w.nextLocked(q)
+}
+
+// noteShort counts the short calls of a method in a row.
+func (w *Worker) noteShort(c *call) {
+	switch n := w.short[c.header.Method]; {
+	case time.Since(c.started) > fastCall:
+		delete(w.short, c.header.Method)
+	case n < fastCalls && (n > 0 || len(w.short) < maxShort): // an open class may be called by any name
+		w.short[c.header.Method] = n + 1
+	}
 }
 
 // signalIdle wakes whoever waits for the worker to become idle.
@@ -686,6 +699,9 @@ func (w *Worker) giveUp(c *call) {
 	case running:
 		c.dropped = true
 		c.ctx.cancel(context.Canceled)
+	case answered: // nobody will fetch it
+		w.forget(c)
+		c.session.leave(c)
 	}
 }
 

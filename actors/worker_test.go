@@ -46,10 +46,11 @@ func (st *stand) beats() func() Beat {
 func TestPanicFails(t *testing.T) {
 	t.Parallel()
 	running, stuck, began := newBlocking(), newBlocking(), atomic.Bool{}
-	st := newStand(t, puppetClass(methods{
+	class := puppetClass(methods{
 		"c_block": running.method, "c_stuck": stuck.stubborn, "panic": panicking,
 		"next": func(context.Context, []byte) ([]byte, error) { began.Store(true); return nil, nil },
-	}))
+	})
+	st := newStandOf(t, HostConfig{Classes: []*Class{class}, BeatEvery: time.Hour})
 	defer close(stuck.releaseCh)
 	w := st.start(WorkerSpec{PanicFails: true})
 	next := st.beats()
@@ -132,7 +133,7 @@ func TestErrorsOfMethods(t *testing.T) {
 		"details":   failing(&bus.Error{Code: "weird\xff", Message: "m", Details: map[string]string{"k\xff": "v\xff"}}),
 		"elsewhere": failing(fmt.Errorf("asked for help: %w", elsewhere)),
 		"goexit":    func(context.Context, []byte) ([]byte, error) { runtime.Goexit(); return nil, nil },
-		"nil_map":   func(context.Context, []byte) ([]byte, error) { var m map[int]int; m[1] = 1; return nil, nil },
+		"beyond":    func(_ context.Context, body []byte) ([]byte, error) { return body[:1<<20], nil },
 	}))
 	w := st.start(WorkerSpec{PanicFails: false})
 	require.ErrorIs(t, st.fails("typed_nil"), bus.ErrPanic)
@@ -145,7 +146,7 @@ func TestErrorsOfMethods(t *testing.T) {
 	require.Contains(t, err.Message, "asked for help: other[3] boom: bang")
 	require.Equal(t, []any{"role", 0, "elsewhere", "here", "there"}, []any{err.Role, err.Rank, err.Method, err.Node, err.Stack})
 	require.Contains(t, st.fails("goexit").Message, "ended its goroutine")
-	require.Contains(t, st.fails("nil_map").Stack, "TestErrorsOfMethods")
+	require.Contains(t, st.fails("beyond").Stack, "TestErrorsOfMethods")
 	state, _ := w.State()
 	require.Equal(t, Ready, state)
 
@@ -153,6 +154,34 @@ func TestErrorsOfMethods(t *testing.T) {
 	picky.start(WorkerSpec{PanicFails: true})
 	require.ErrorIs(t, picky.fails("elsewhere"), bus.ErrPanic)
 	picky.do("ok") // it was another worker's panic
+}
+
+// TestAMethodThatGoesAstray: one that was always quick and then ends its goroutine, or never returns, takes nobody with
+// it.
+func TestAMethodThatGoesAstray(t *testing.T) {
+	for name, astray := range map[string]func(ctx context.Context){
+		"ends its goroutine": func(context.Context) { runtime.Goexit() },
+		"waits":              func(ctx context.Context) { <-ctx.Done() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var calls atomic.Int64
+			st := newStand(t, puppetClass(methods{"c_ok": nothing, "quick": func(ctx context.Context, _ []byte) ([]byte, error) {
+				if calls.Add(1) > 20 {
+					astray(ctx)
+				}
+				return []byte{0xc0}, nil
+			}}))
+			st.start(WorkerSpec{})
+			for range 20 {
+				st.do("quick")
+			}
+			g := st.send(bus.Call{Method: "quick"})
+			st.do("c_ok")
+			g.Cancel()
+			<-g.Done()
+			st.do("c_ok")
+		})
+	}
 }
 
 func TestStopIsBounded(t *testing.T) {

@@ -73,7 +73,7 @@ func Placement(ctx context.Context, cfg PlacementConfig, each func(PlacementResu
 		if err != nil {
 			return err
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }() // a temporary folder
 		cfg.Dir = dir
 	}
 	if err := planLarge(each); err != nil {
@@ -305,7 +305,7 @@ func (h *placementHead) measure(ctx context.Context, bundles, clients int, d tim
 		if err != nil {
 			return nil, 0, err
 		}
-		defer b.Close()
+		defer func() { _ = b.Close() }() // nothing is left to say
 		defer c.Close()
 		for range 20 { // warm
 			if err := pair(c); err != nil {
@@ -355,7 +355,7 @@ func nodeLoss(ctx context.Context, cfg PlacementConfig) (PlacementResult, error)
 	if err != nil {
 		return result, err
 	}
-	defer b.Close()
+	defer func() { _ = b.Close() }() // it may be closed already
 	doomed, cancel := context.WithCancel(ctx)
 	defer cancel()
 	if err := h.report(ctx, doomed, b, "doomed", 1, lease); err != nil {

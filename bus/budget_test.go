@@ -74,8 +74,7 @@ func containsOrder(given []int, n int) bool {
 func TestGrantMayRelease(t *testing.T) {
 	b := newBudget(10)
 	var order []int
-	var first *admission
-	first = b.acquire(10, func() { order = append(order, 1) })
+	first := b.acquire(10, func() { order = append(order, 1) })
 	for i := 2; i < 100; i++ {
 		var a *admission
 		a = b.acquire(10, func() {

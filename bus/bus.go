@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
 )
 
 // Bus is one connection to one NATS, and the embedded server behind it if there is one. It is safe for concurrent use.
@@ -46,12 +48,15 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	if cfg.TokenFile != "" {
-		token, err := os.ReadFile(cfg.TokenFile)
+	if file := cfg.TokenFile; file != "" {
+		token, err := os.ReadFile(file)
 		if err != nil {
 			return nil, Errorf(CodeInvalid, "token file: %w", err)
 		}
 		cfg.Token, cfg.TokenFile = strings.TrimSpace(string(token)), ""
+		if cfg.Token == "" {
+			return nil, Errorf(CodeInvalid, "token file %s is empty", file)
+		}
 	}
 	if len(cfg.URLs) > 0 || cfg.InProcess != nil {
 		return dial(ctx, cfg)
@@ -130,42 +135,85 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 }
 
 // connect dials once, or until ctx ends when cfg.Wait says so.
-func connect(ctx context.Context, cfg Config, opts []nats.Option) (*nats.Conn, error) {
-	url := strings.Join(cfg.URLs, ",")
+func connect(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn, error) {
+	where := cfg.where()
 	for delay := 50 * time.Millisecond; ; delay = min(2*delay, 2*time.Second) {
-		nc, err := nats.Connect(url, opts...)
-		if err == nil {
-			return nc, nil
-		}
-		if url == "" {
-			url = "the embedded server"
-		}
-		wrapped := connectError(url, err)
-		if !cfg.Wait || !errors.Is(wrapped, ErrUnavailable) {
-			return nil, wrapped
+		nc, err := connectOnce(ctx, where, opts)
+		if err == nil || !cfg.Wait || !errors.Is(err, ErrUnavailable) {
+			return nc, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, wrapped
+			return nil, err
 		case <-time.After(delay):
 		}
 	}
 }
 
-func connectError(url string, err error) error {
-	switch {
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
-		return Errorf(CodeRefused, "connect to %s: the server refused our credentials; check the token or the credentials file: %w", url, err)
-	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
-		return Errorf(CodeUnavailable, "connect to %s: no server answers there; is it running? (%w)", url, err)
+// connectOnce gives up with ctx; NATS itself cannot. A connection that comes too late is closed.
+func connectOnce(ctx context.Context, where string, opts nats.Options) (*nats.Conn, error) {
+	type result struct {
+		nc  *nats.Conn
+		err error
 	}
-	return Errorf(CodeUnavailable, "connect to %s: %w", url, err)
+	resultCh := make(chan result, 1)
+	go func() {
+		nc, err := opts.Connect()
+		resultCh <- result{nc, err}
+	}()
+	select {
+	case r := <-resultCh:
+		return r.nc, connectError(where, r.err)
+	case <-ctx.Done():
+		go func() {
+			if r := <-resultCh; r.nc != nil {
+				r.nc.Close()
+			}
+		}()
+		return nil, Errorf(CodeOf(ctx.Err()), "connect to %s: the server has not answered yet: %w", where, ctx.Err())
+	}
+}
+
+// where names the servers for people, without the secrets in their URLs.
+func (c Config) where() string {
+	if len(c.URLs) == 0 {
+		return "the server in this process"
+	}
+	var names []string
+	for _, u := range c.URLs {
+		if parsed, err := url.Parse(u); err == nil && parsed.User != nil {
+			parsed.User = url.User("xxxxx")
+			u = parsed.String()
+		}
+		names = append(names, u)
+	}
+	return strings.Join(names, ",")
+}
+
+func connectError(where string, err error) error {
+	var badCert *tls.CertificateVerificationError
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
+		return Errorf(CodeRefused, "connect to %s: the server refused our credentials; check the token or the credentials file: %w", where, err)
+	case errors.Is(err, ErrRefused), errors.As(err, &badCert):
+		return Errorf(CodeRefused, "connect to %s: we refused the server's certificate: %w", where, err)
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return Errorf(CodeRefused, "connect to %s: we want TLS and the server has none: %w", where, err)
+	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
+		return Errorf(CodeUnavailable, "connect to %s: no server answers there; is it running? (%w)", where, err)
+	}
+	return Errorf(CodeUnavailable, "connect to %s: %w", where, err)
 }
 
 // options is the connection policy: reconnect for ever, never deliver late what was said while disconnected, and let
 // no asynchronous error pass unseen.
-func (b *Bus) options() ([]nats.Option, error) {
-	cfg := b.cfg
+func (b *Bus) options() (nats.Options, error) {
+	cfg, out := b.cfg, nats.GetDefaultOptions()
+	for _, u := range cfg.URLs {
+		out.Servers = append(out.Servers, strings.TrimSpace(u))
+	}
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.MaxReconnects(-1),
@@ -189,13 +237,33 @@ func (b *Bus) options() ([]nats.Option, error) {
 		opts = append(opts, nats.Token(cfg.Token))
 	}
 	if cfg.CredsFile != "" {
-		if _, err := os.Stat(cfg.CredsFile); err != nil {
-			return nil, Errorf(CodeInvalid, "credentials file: %w", err)
+		if err := checkCreds(cfg.CredsFile); err != nil {
+			return out, err
 		}
 		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
 	}
 	tlsOpts, err := cfg.TLS.options()
-	return append(opts, tlsOpts...), err
+	if err != nil {
+		return out, err
+	}
+	for _, opt := range append(opts, tlsOpts...) {
+		if err := opt(&out); err != nil {
+			return out, Errorf(CodeInvalid, "bus.Config: %w", err)
+		}
+	}
+	return out, nil
+}
+
+// checkCreds reads the file once, because NATS reads it only when a server asks for it.
+func checkCreds(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return Errorf(CodeInvalid, "credentials file: %w", err)
+	}
+	if _, err := nkeys.ParseDecoratedUserNKey(text); err != nil {
+		return Errorf(CodeInvalid, "credentials file %s: there is no user's key in it: %w", file, err)
+	}
+	return nil
 }
 
 // reconnectDelay starts at once, because a restarted server is back within milliseconds, and then backs off with

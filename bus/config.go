@@ -115,7 +115,20 @@ func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, Errorf(CodeInvalid, format, args...)) }
 	if len(c.URLs) > 0 && c.Server != (ServerConfig{}) {
-		bad("bus.Config: URLs %s and Server are both set; leave Server empty to use an external server", strings.Join(c.URLs, ","))
+		bad("bus.Config: URLs %s and Server are both set; leave Server empty to use an external server", c.where())
+	}
+	if c.InProcess != nil && c.Server != (ServerConfig{}) {
+		bad("bus.Config: InProcess and Server are both set; the server behind InProcess is not ours to configure")
+	}
+	if len(c.URLs) == 0 && c.InProcess == nil {
+		for _, f := range []struct {
+			name string
+			set  bool
+		}{{"Token", c.Token != ""}, {"TokenFile", c.TokenFile != ""}, {"CredsFile", c.CredsFile != ""}, {"TLS", c.TLS != TLSConfig{}}} {
+			if f.set {
+				bad("bus.Config: %s is for an external server, and there are no URLs; the embedded one has Server.Token and Server.TLS", f.name)
+			}
+		}
 	}
 	if c.Token != "" && c.TokenFile != "" {
 		bad("bus.Config: Token and TokenFile are both set; choose one")
@@ -125,6 +138,12 @@ func (c Config) validate() error {
 	}
 	if c.Budget < 0 || c.Budget > 48<<20 {
 		bad("bus.Config: Budget %d: must be between 1 byte and 48 MiB, under the 64 MiB at which servers cut a connection", c.Budget)
+	}
+	if c.MaxBody < 0 {
+		bad("bus.Config: MaxBody %d: must not be negative", c.MaxBody)
+	}
+	if c.OutageLimit < 0 {
+		bad("bus.Config: OutageLimit %s: must not be negative", c.OutageLimit)
 	}
 	for _, u := range c.URLs {
 		if strings.TrimSpace(u) == "" {

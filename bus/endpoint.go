@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
 )
 
 const (
@@ -50,10 +49,12 @@ type Endpoint struct {
 	targets     map[Address]*target
 	err         error // why the endpoint is closed
 	outageSince time.Time
+	stopped     bool // no goroutine begins any more
 
 	askCh    chan struct{} // holds one; ask about every pending call now
 	workCh   chan struct{} // holds one; there is something to look after
 	closedCh chan struct{}
+	closing  sync.Once
 	group    sync.WaitGroup
 }
 
@@ -64,7 +65,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	}
 	host, _ := os.Hostname()
 	e := &Endpoint{
-		bus: b, namespace: namespace, session: nuid.Next(),
+		bus: b, namespace: namespace, session: NewID(),
 		caller:  filepath.Base(os.Args[0]) + "@" + host,
 		pending: map[uint64]*Gather{}, targets: map[Address]*target{},
 		askCh: make(chan struct{}, 1), workCh: make(chan struct{}, 1), closedCh: make(chan struct{}),
@@ -100,8 +101,13 @@ func (e *Endpoint) Namespace() string { return e.namespace }
 // Session is the endpoint's own name, new at each opening.
 func (e *Endpoint) Session() string { return e.session }
 
-// spawn runs do in a goroutine that Close waits for.
+// spawn runs do in a goroutine that Close waits for. In an endpoint that is closed it does nothing.
 func (e *Endpoint) spawn(do func()) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stopped {
+		return
+	}
 	e.group.Add(1)
 	go func() {
 		defer e.group.Done()
@@ -114,22 +120,24 @@ func (e *Endpoint) Close() {
 	e.bus.mu.Lock()
 	delete(e.bus.endpoints, e)
 	e.bus.mu.Unlock()
-	if !e.fail(Errorf(CodeClosed, "the endpoint is closed")) {
-		return
-	}
-	close(e.closedCh)
-	_ = e.sub.Unsubscribe() // fails only on a closed connection, where there is nothing to end
-	e.sequencers.closeAll()
-	e.receipts.failAll(ErrClosed)
-	e.store.dropAll()
-	e.group.Wait()
+	e.fail(Errorf(CodeClosed, "the endpoint is closed"))
+	e.closing.Do(func() {
+		e.mu.Lock()
+		e.stopped = true
+		e.mu.Unlock()
+		close(e.closedCh)
+		_ = e.sub.Unsubscribe() // fails only on a closed connection, where there is nothing to end
+		e.sequencers.closeAll()
+		e.receipts.failAll(ErrClosed)
+		e.store.dropAll()
+		e.group.Wait()
+	})
 }
 
-// fail ends every pending call with err and lets no new one begin. It reports false if that had been done before.
-func (e *Endpoint) fail(err error) bool {
+// fail ends every pending call with err and lets no new one begin.
+func (e *Endpoint) fail(err error) {
 	e.mu.Lock()
-	first := e.err == nil
-	if first {
+	if e.err == nil {
 		e.err = err
 	}
 	all := e.pendingLocked()
@@ -137,7 +145,6 @@ func (e *Endpoint) fail(err error) bool {
 	for _, g := range all {
 		g.abort(err)
 	}
-	return first
 }
 
 func (e *Endpoint) pendingLocked() []*Gather {

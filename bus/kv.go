@@ -92,7 +92,7 @@ func (b *Bus) KV(ctx context.Context, cfg KVConfig) (*KV, error) {
 }
 
 func (c KVConfig) validate() error {
-	errs := []error{CheckName("bucket", c.Bucket)}
+	errs := []error{checkBucket(c.Bucket)}
 	if c.Replicas < 0 || c.MaxBytes < 0 {
 		errs = append(errs, Errorf(CodeInvalid, "bucket %s: Replicas %d and MaxBytes %d must not be negative", clip(c.Bucket), c.Replicas, c.MaxBytes))
 	}

@@ -6,4 +6,7 @@ import (
 	"troupe/bus/bustest"
 )
 
-func TestMain(m *testing.M) { bustest.Main(m) }
+func TestMain(m *testing.M) {
+	driveIfAsked()
+	bustest.Main(m)
+}

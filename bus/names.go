@@ -1,6 +1,9 @@
 package bus
 
-import "strings"
+import (
+	"crypto/rand"
+	"strings"
+)
 
 const maxName = 64
 
@@ -10,13 +13,37 @@ const NameRule = "a name has 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
 // CheckName refuses a name that could not be a token of a subject or a key. what says whose name it is: "role",
 // "namespace", "mesh".
 func CheckName(what, name string) error {
-	ok := len(name) >= 1 && len(name) <= maxName
+	if !isName(name, maxName) {
+		return Errorf(CodeInvalid, "%s name %q: %s", what, clip(name), NameRule)
+	}
+	return nil
+}
+
+// NewID makes a name that nobody else has: 60 random bits, in twelve characters. It is short because sessions and
+// incarnations travel with every message, several times over.
+func NewID() string {
+	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" // 32 of them: a random byte chooses evenly
+	b := make([]byte, 12)
+	_, _ = rand.Read(b) // never fails
+	for i := range b {
+		b[i] = letters[b[i]%32]
+	}
+	return string(b)
+}
+
+func isName(name string, most int) bool {
+	ok := len(name) >= 1 && len(name) <= most
 	for i := 0; ok && i < len(name); i++ {
 		c := name[i]
 		ok = c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '-'
 	}
-	if !ok {
-		return Errorf(CodeInvalid, "%s name %q: %s", what, clip(name), NameRule)
+	return ok
+}
+
+// checkBucket is CheckName for a bucket, whose name may be made of a name and a prefix.
+func checkBucket(name string) error {
+	if !isName(name, 2*maxName) {
+		return Errorf(CodeInvalid, "bucket name %q: it has 1 to %d characters out of A-Z, a-z, 0-9, _ and -", clip(name), 2*maxName)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ type embedded struct {
 // startServer returns a server that accepts connections, or says why there is none; an occupied port is named.
 func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.Logger) (*embedded, error) {
 	opts := &server.Options{
-		ServerName:         name,
+		ServerName:         strings.Join(strings.Fields(name), "-"), // it may have no spaces
 		DontListen:         cfg.Listen == "",
 		NoSigs:             true,
 		JetStream:          true,
@@ -62,7 +62,7 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Lo
 	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
-		return Errorf(CodeInvalid, "embedded server: %w", err)
+		return Errorf(CodeInvalid, "embedded server%s: %w", serverPlace(opts), err)
 	}
 	e.srv = srv
 	fatalCh := make(chan string, 1)
@@ -79,9 +79,9 @@ func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, f
 	for !srv.ReadyForConnections(time.Millisecond) {
 		select {
 		case why := <-fatalCh:
-			return Errorf(CodeUnavailable, "embedded server on %s: %s", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)), why)
+			return Errorf(CodeUnavailable, "embedded server%s: %s", serverPlace(opts), why)
 		case <-timeout:
-			return Errorf(CodeUnavailable, "embedded server on port %d with store %s: not ready after 10 s", opts.Port, opts.StoreDir)
+			return Errorf(CodeUnavailable, "embedded server%s: not ready after 10 s", serverPlace(opts))
 		case <-ctx.Done():
 			return Errorf(CodeOf(ctx.Err()), "embedded server: %w", ctx.Err())
 		case <-tick.C:
@@ -90,14 +90,34 @@ func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, f
 	return nil
 }
 
+// serverPlace says where a server listens and stores.
+func serverPlace(opts *server.Options) string {
+	if opts.DontListen {
+		return " with store " + opts.StoreDir
+	}
+	return " on " + net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)) + " with store " + opts.StoreDir
+}
+
 // stop shuts the server down, waits until it has ended, and removes a temporary store.
 func (e *embedded) stop() {
 	if e.srv != nil {
+		e.awaitQuiet(time.Second)
 		e.srv.Shutdown()
 		e.srv.WaitForShutdown()
 	}
 	if e.tempDir != "" {
 		_ = os.RemoveAll(e.tempDir) // nothing can be done about a temporary file that stays
+	}
+}
+
+// awaitQuiet waits a moment for requests to JetStream that are being served: a stream that is made while the server shuts
+// down is forgotten with its files open.
+func (e *embedded) awaitQuiet(most time.Duration) {
+	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		stats, err := e.srv.Jsz(&server.JSzOptions{})
+		if err != nil || stats.API.Inflight == 0 {
+			return
+		}
 	}
 }
 

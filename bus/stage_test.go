@@ -336,10 +336,12 @@ type line struct {
 }
 
 // newLine opens a bus whose way to srv can be made bad. Asynchronous errors are expected there.
-func newLine(t testing.TB, srv *bustest.Server) line {
+func newLine(t testing.TB, srv *bustest.Server) line { return newLineWith(t, srv, bus.Config{}) }
+
+func newLineWith(t testing.TB, srv *bustest.Server, cfg bus.Config) line {
 	f := bustest.NewFaults(srv)
-	quiet := slog.New(slog.DiscardHandler)
-	return line{bustest.Open(t, bus.Config{InProcess: f, OnError: func(error) {}, Logger: quiet}), f}
+	cfg.InProcess, cfg.OnError, cfg.Logger = f, func(error) {}, slog.New(slog.DiscardHandler)
+	return line{bustest.Open(t, cfg), f}
 }
 
 // dial opens one more connection to the server of b.

@@ -32,13 +32,16 @@ func init() {
 // Validate refuses arrays that are not whole or have not the same number of rows.
 func (b Batch) Validate() error {
 	counts := make([]string, 0, len(b.Arrays))
-	differ := false
-	for _, name := range slices.Sorted(maps.Keys(b.Arrays)) {
+	rows, differ := 0, false
+	for i, name := range slices.Sorted(maps.Keys(b.Arrays)) {
 		t := b.Arrays[name]
 		if err := checkRows(t); err != nil {
 			return invalid("array %q: %w", name, err)
 		}
-		differ = differ || t.Rows() != b.Len()
+		if i == 0 {
+			rows = t.Rows()
+		}
+		differ = differ || t.Rows() != rows
 		counts = append(counts, fmt.Sprintf("%s has %d", name, t.Rows()))
 	}
 	if differ {
@@ -47,7 +50,7 @@ func (b Batch) Validate() error {
 	return nil
 }
 
-// Len is the number of rows.
+// Len is the number of rows. All arrays must have as many, which Validate checks.
 func (b Batch) Len() int {
 	for _, t := range b.Arrays {
 		return t.Rows()

@@ -192,7 +192,7 @@ func awaitMerged[R any](ctx context.Context, f *Future) (R, error) {
 	case f.shards.mergeFunc != nil:
 		return r, invalid("%s makes a %T of the answers, and not a %s", f.shards.Plan.Mode, value, reflect.TypeFor[R]())
 	}
-	return r, invalid("%s on %s gives one answer a rank, a list, and not a %s; use AwaitEach", f.call.Method, f.role, reflect.TypeFor[R]())
+	return r, invalid("%s on %s gives one answer a rank, a list, and not a %s; ask for each of them (AwaitEach, CallEach)", f.call.Method, f.role, reflect.TypeFor[R]())
 }
 
 // AwaitEach waits for the call and gives the answers that count, one a rank, in the order of the mode.

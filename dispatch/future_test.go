@@ -396,7 +396,7 @@ func TestAwaitIsTyped(t *testing.T) {
 	require.Len(t, untyped, 2)
 
 	_, err = Await[score](patient(t), list)
-	require.ErrorContains(t, err, "score on puppets gives one answer a rank, a list, and not a dispatch.score; use AwaitEach")
+	require.ErrorContains(t, err, "score on puppets gives one answer a rank, a list, and not a dispatch.score; ask for each of them")
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	_, err = AwaitEach[int](patient(t), list)
 	require.ErrorContains(t, err, "puppets[0] score: the answer cannot be read as the type asked for")

@@ -269,3 +269,39 @@ func awaitEach[R any](t *testing.T, f *Future) []R {
 	assert.NoError(t, err)
 	return got
 }
+
+// counted is an argument that counts how often it is encoded.
+type counted struct {
+	values  []int
+	encoded *atomic.Int32
+}
+
+func (c *counted) Len() int           { return len(c.values) }
+func (c *counted) Slice(i, j int) any { return &counted{c.values[i:j], c.encoded} }
+func (c *counted) MarshalMsgpack() ([]byte, error) {
+	c.encoded.Add(1)
+	return bus.Marshal(c.values)
+}
+func (c *counted) UnmarshalMsgpack(raw []byte) error { return bus.Unmarshal(raw, &c.values) }
+
+// The harm: the same shard is encoded once for every rank that needs it.
+func TestGroupEncodesEachPartOnce(t *testing.T) {
+	g := newGroup(t, Mesh{DP: 2, TP: 4, PP: 2, CP: 1}, methods{"rows": rowsBack})
+	for _, c := range []struct {
+		mode Mode
+		mark func(any) any
+		want int32
+	}{
+		{OneToAll, Broadcast, 1},
+		{DPMPCompute, Split, 2},
+		{DPMPDispatchFirst, Split, 2},
+		{DPMPCompute, Broadcast, 1},
+	} {
+		var n atomic.Int32
+		arg := &counted{[]int{1, 2, 3, 4}, &n}
+		f, err := g.Go(patient(t), Call{Method: "rows", Mode: c.mode, Args: []any{c.mark(arg), []int{1, 2, 3, 4}}})
+		require.NoError(t, err)
+		require.NoError(t, f.Wait(patient(t)))
+		assert.Equal(t, c.want, n.Load(), c.mode)
+	}
+}

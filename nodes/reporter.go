@@ -37,7 +37,7 @@ func (r *Reporter) Name() string { return r.cfg.Name }
 // everything that runs on the node. A lease that somebody else holds is waited for; one that is lost in an outage is
 // taken again.
 func (r *Reporter) Run(ctx context.Context) error {
-	kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	kv, err := r.open(ctx)
 	if err != nil {
 		return ended(ctx, err)
 	}
@@ -64,6 +64,17 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return ended(ctx, err)
 }
 
+// open opens the bucket of the leases, and waits for a server that cannot be reached.
+func (r *Reporter) open(ctx context.Context) (*bus.KV, error) {
+	for {
+		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+		if !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
+			return kv, err
+		}
+		r.cfg.Logger.Warn("nodes: the server is not to be had yet", "node", r.cfg.Name, "error", err)
+	}
+}
+
 // ended is err, unless ctx was ended: that is what was asked for.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
@@ -88,35 +99,53 @@ type running struct {
 	changedCh chan struct{} // a device may have failed or recovered
 
 	lease  *bus.Lease
-	told   bool // RegisteredFunc was called
 	report gpu.Report
 	beats  int
 	unread string // why the last reading failed; empty if it did not
 }
 
-// loop reads, beats and keeps the lease.
+// loop reads, beats and keeps the lease. It goes on beating while a lost lease is taken again: the node is alive.
 func (r *running) loop(ctx context.Context) error {
 	if err := r.read(ctx); err != nil {
 		return err
 	}
-	if err := r.register(ctx); err != nil {
+	lease, err := r.register(ctx, nil, r.report)
+	if err != nil {
 		return err
 	}
+	r.lease = lease
+	r.tell()
 	r.beat(true)
 	beat := time.NewTicker(r.Beat)
 	defer beat.Stop()
 	read := time.NewTimer(rand.N(r.Read) + 1) // nodes that start together do not read together
 	defer read.Stop()
+	lostCh := lease.Lost()
+	var againCh chan registered // holds one; nil unless the lease is being taken again
+	defer func() {
+		if againCh != nil { // ctx has ended, and so has that
+			if again := <-againCh; again.err == nil {
+				r.lease = again.lease
+			}
+		}
+	}()
 	for {
 		changed := false
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-r.lease.Lost():
-			if err := r.register(ctx); err != nil {
-				return err
+		case <-lostCh:
+			lostCh, againCh = nil, make(chan registered, 1)
+			go func(ch chan registered, report gpu.Report) {
+				lease, err := r.register(ctx, r.lease, report)
+				ch <- registered{lease, err}
+			}(againCh, r.report)
+		case again := <-againCh:
+			againCh = nil
+			if again.err != nil {
+				return again.err
 			}
-			changed = true
+			r.lease, lostCh, changed = again.lease, again.lease.Lost(), true
 		case <-r.askCh:
 			changed = true
 		case <-r.changedCh:
@@ -133,6 +162,12 @@ func (r *running) loop(ctx context.Context) error {
 			r.beat(true)
 		}
 	}
+}
+
+// registered is what came of taking the lease.
+type registered struct {
+	lease *bus.Lease
+	err   error
 }
 
 // read fills the report.
@@ -205,43 +240,42 @@ func (r *running) publish(beat gpu.Beat) {
 	}
 }
 
-// register takes the lease, or takes it back, and waits as long as it must.
-func (r *running) register(ctx context.Context) error {
-	if r.lease != nil && r.lease.Regain(ctx) == nil {
-		return nil
+// register takes the lease, or takes back the one that was lost, and waits as long as it must. It touches nothing that
+// the loop owns.
+func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Report) (*bus.Lease, error) {
+	if lost != nil && lost.Regain(ctx) == nil {
+		return lost, nil
+	}
+	value, err := bus.Marshal(report)
+	if err != nil {
+		return nil, err
 	}
 	said := false
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		value, err := bus.Marshal(r.report)
-		if err != nil {
-			return err
-		}
-		r.lease, err = r.kv.Lease(ctx, gpu.NodeKey(r.Name), value, r.Lease)
+		lease, err := r.kv.Lease(ctx, gpu.NodeKey(r.Name), value, r.Lease)
 		switch {
 		case err == nil:
-			r.tell()
-			return nil
+			return lease, nil
 		case ctx.Err() != nil:
-			return ctx.Err()
+			return nil, ctx.Err()
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrRefused):
-			return err
+			return nil, err
 		case !said:
 			said = true
 			r.Logger.Warn("nodes: the lease of the node is not to be had yet; an earlier agent of that name may have been killed", "node", r.Name, "error", err)
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		case <-time.After(wait):
 		}
 	}
 }
 
 func (r *running) tell() {
-	if !r.told && r.RegisteredFunc != nil {
+	if r.RegisteredFunc != nil {
 		r.RegisteredFunc()
 	}
-	r.told = true
 }
 
 // leave ends the lease, so that nobody waits for it to expire.

@@ -232,7 +232,7 @@ func (r *reign) setRules(c *call) {
 		r.finishErr(c, err)
 		return
 	}
-	r.round.add(bus.OpPut(rulesKey, value), func(uint64, time.Time) {
+	r.round.put(rulesKey, value, func(uint64, time.Time) {
 		r.rules, r.dirty = *c.Rules, true
 		r.finishErr(c, nil)
 	}, func(err error) { r.finishErr(c, err) })

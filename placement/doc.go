@@ -18,4 +18,14 @@
 //
 // Whoever decides all the time keeps a [Book], the snapshot with an index of what is free: Book.Plan says what would be
 // granted, Book.Schedule goes through a queue, Book.Grant and Book.Release enter what came of it.
+//
+// Around it, a [Service] grants for everybody on a bus: one of those that run leads, and keeps a ledger. A [Client] asks
+// it, over changes of leaders and outages:
+//
+//	service, err := placement.NewService(placement.Config{Bus: b})
+//	go service.Run(ctx)
+//	client, err := placement.NewClient(b, "default")
+//	r, err := client.Reserve(ctx, placement.Request{Bundles: placement.Repeat(8, placement.Bundle{Devices: placement.Whole})})
+//	...
+//	err = client.Release(ctx, r.ID, r.Token)
 package placement

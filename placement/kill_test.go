@@ -88,14 +88,12 @@ func TestKilledLeader(t *testing.T) {
 	list, err := op.List(t.Context())
 	require.NoError(t, err)
 	require.Len(t, list.Records, total)
-	used, tokens := map[string]placement.Share{}, map[uint64]bool{}
+	used := map[string]placement.Share{}
 	for _, r := range list.Records {
 		require.Equal(t, records[r.ID].Token, r.Token, "%s was granted twice", r.ID)
 		require.Equal(t, records[r.ID].Workers, r.Workers)
-		tokens[r.Token] = true
 		used[r.Workers[0].Slots[0].UUID] += r.Workers[0].Slots[0].Share
 	}
-	require.Len(t, tokens, total)
 	for uuid, share := range used {
 		require.LessOrEqual(t, share, placement.Whole, uuid)
 	}

@@ -4,18 +4,73 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"troupe/bus"
 )
 
+const (
+	journalSlots    = 512 // rounds that one half of the journal has room for
+	checkpointAfter = 128 // rounds after which what they changed is written to the records
+	checkpointIdle  = 500 * time.Millisecond
+	journalBytes    = 512 << 10 // of one round in one message; a longer one takes several
+	batchSize       = bus.MaxBatch / 2
+	batchFrom       = 64 // on file storage a batch costs the server a store of its own, about as much as so many messages
+	sweepAtMost     = 32 // slots that a checkpoint clears away
+)
+
 // ledger is the bucket under one term. All its writes are fenced by the term's epoch.
+//
+// What a round changes is written as one message, into the next slot of a journal: so many requests cost one write, and
+// on a server that syncs, one sync. Now and then a checkpoint brings the records up to date, one for each reservation,
+// and says up to which round they are; what was granted and released in between is never written. A new leader reads
+// the records and goes through the rounds after the checkpoint again, in their order. Doing that with rounds that the
+// records have already seen changes nothing: the last round to touch a key decides.
+//
+// The journal has two halves. While a checkpoint covers one, rounds go to the other; so no slot is overwritten, or
+// cleared away, before the records have what is in it.
+//
+// The loop owns it, but for what a checkpoint under way was given.
 type ledger struct {
 	kv   *bus.KV
 	term *bus.Term
+
+	half    int    // of the journal, that rounds go to now
+	at      int    // the slot of the next
+	used    [2]int // slots of each half that may hold something
+	next    uint64 // the number of the next round
+	done    uint64 // every round up to this one is in the records
+	dirty   map[string]written
+	records map[string]bool // the keys that are there
+	last    time.Time       // when something was last written
+	saved   *checkpoint     // under way; nil if none is
 }
+
+// written is the latest value of a key that the records do not have yet; nil if it was deleted.
+type written struct {
+	value    []byte
+	revision uint64
+}
+
+// roundRecord is a round in the journal.
+type roundRecord struct {
+	N       uint64        `msgpack:"n"`
+	Changes []keyedChange `msgpack:"changes"`
+}
+
+type keyedChange struct {
+	Key   string `msgpack:"key"`
+	Value []byte `msgpack:"value"` // nil: it is deleted
+}
+
+const doneKey = "journal.done"
+
+func slotKey(half, at int) string { return fmt.Sprintf("journal.%d-%d", half, at) }
 
 func openLedger(ctx context.Context, cfg Config) (*bus.KV, error) {
 	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes, MarkerTTL: markerTTL})
@@ -28,15 +83,26 @@ type contents struct {
 	rules   *Rules
 }
 
-func (l ledger) read(ctx context.Context) (contents, error) {
-	c := contents{seats: map[string]int{}}
+// read is the state that the ledger says, and makes the ledger ready for the next round.
+func (l *ledger) read(ctx context.Context) (contents, error) {
 	entries, err := l.kv.List(ctx, "")
 	if err != nil {
-		return c, err
+		return contents{}, err
 	}
+	state, err := l.replay(entries)
+	if err != nil {
+		return contents{}, err
+	}
+	if l.next-1 > l.done { // then both halves of the journal are free
+		l.save(ctx)
+		if err := l.finish(ctx); err != nil {
+			return contents{}, err
+		}
+	}
+	c := contents{seats: map[string]int{}}
 	var errs []error
-	for _, e := range entries {
-		errs = append(errs, c.add(e))
+	for _, key := range slices.Sorted(maps.Keys(state)) {
+		errs = append(errs, c.add(key, state[key]))
 	}
 	slices.SortFunc(c.records, func(a, b *stored) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID))
@@ -44,80 +110,289 @@ func (l ledger) read(ctx context.Context) (contents, error) {
 	return c, errors.Join(errs...)
 }
 
-// add reads one key. Those of the lead are not ours.
-func (c *contents) add(e bus.Entry) error {
-	kind, name, _ := strings.Cut(e.Key, ".")
+// replay is the records with the rounds after the checkpoint on top.
+func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
+	l.dirty, l.records = map[string]written{}, map[string]bool{}
+	state := map[string]written{}
+	type numbered struct {
+		roundRecord
+		revision uint64
+	}
+	var rounds []numbered
+	for _, e := range entries {
+		var err error
+		switch kind, _, _ := strings.Cut(e.Key, "."); {
+		case e.Key == doneKey:
+			err = bus.Unmarshal(e.Value, &l.done)
+		case kind == "journal":
+			r := numbered{revision: e.Revision}
+			var half, at int
+			if _, err := fmt.Sscanf(e.Key, "journal.%d-%d", &half, &at); err == nil && half&^1 == 0 {
+				l.used[half] = max(l.used[half], at+1)
+			}
+			err = bus.Unmarshal(e.Value, &r.roundRecord)
+			rounds = append(rounds, r)
+		case kind == "lead":
+		default:
+			l.records[e.Key] = true
+			state[e.Key] = written{e.Value, e.Revision}
+		}
+		if err != nil {
+			return nil, bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", e.Key, err)
+		}
+	}
+	slices.SortFunc(rounds, func(a, b numbered) int { return cmp.Compare(a.N, b.N) })
+	l.next = l.done + 1
+	for _, r := range rounds {
+		if r.N <= l.done {
+			continue
+		}
+		if r.N != l.next {
+			return nil, bus.Errorf(bus.CodeMalformed, "the ledger's journal has a gap: round %d after %d", r.N, l.next-1)
+		}
+		l.next++
+		for _, c := range r.Changes {
+			l.note(c, r.revision)
+			state[c.Key] = l.dirty[c.Key]
+			if c.Value == nil {
+				delete(state, c.Key)
+			}
+		}
+	}
+	return state, nil
+}
+
+// note remembers what the records do not have yet.
+func (l *ledger) note(c keyedChange, revision uint64) { l.dirty[c.Key] = written{c.Value, revision} }
+
+// add reads one key.
+func (c *contents) add(key string, w written) error {
+	kind, name, _ := strings.Cut(key, ".")
+	var err error
 	switch {
 	case kind == "reservation":
-		s, err := decodeRecord(e)
-		if err != nil {
-			return bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", e.Key, err)
+		var s *stored
+		if s, err = decodeRecord(w); err == nil {
+			c.records = append(c.records, s)
 		}
-		c.records = append(c.records, s)
 	case kind == "node":
 		var s seat
-		if err := bus.Unmarshal(e.Value, &s); err != nil {
-			return bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", e.Key, err)
-		}
+		err = bus.Unmarshal(w.value, &s)
 		c.seats[name] = s.Rank
-	case e.Key == rulesKey:
+	case key == rulesKey:
 		c.rules = new(Rules)
-		if err := bus.Unmarshal(e.Value, c.rules); err != nil {
-			return bus.Errorf(bus.CodeOf(err), "the ledger's rules cannot be read: %w", err)
+		err = bus.Unmarshal(w.value, c.rules)
+	}
+	if err != nil {
+		return bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", key, err)
+	}
+	return nil
+}
+
+// commit writes a round, and calls each for every change of it when it is known what has become of that.
+func (l *ledger) commit(ctx context.Context, changes []*change, each func(*change)) {
+	for len(changes) > 0 {
+		n, size := 0, 0
+		for n < len(changes) && (n == 0 || size+len(changes[n].value) <= journalBytes) {
+			size += len(changes[n].key) + len(changes[n].value)
+			n++
+		}
+		l.write(ctx, changes[:n])
+		for _, c := range changes[:n] {
+			each(c)
+		}
+		changes = changes[n:]
+	}
+}
+
+// write is one message.
+func (l *ledger) write(ctx context.Context, changes []*change) {
+	err := l.room(ctx)
+	r := roundRecord{N: l.next, Changes: make([]keyedChange, len(changes))}
+	for i, c := range changes {
+		r.Changes[i] = c.keyedChange()
+	}
+	var value []byte
+	if err == nil {
+		value, err = bus.Marshal(r)
+	}
+	var revision uint64
+	if err == nil {
+		revision, err = l.term.Put(ctx, slotKey(l.half, l.at), value)
+	}
+	for i, c := range changes {
+		if c.revision, c.err = revision, err; err == nil {
+			l.note(r.Changes[i], revision)
+		}
+	}
+	if err == nil {
+		l.next++
+		l.at++
+		l.used[l.half] = max(l.used[l.half], l.at)
+		l.last = time.Time{}
+	}
+}
+
+// room waits until there is a slot for the next round.
+func (l *ledger) room(ctx context.Context) error {
+	if l.at < journalSlots {
+		return nil
+	}
+	if l.saved != nil {
+		if err := l.finish(ctx); err != nil {
+			return err
+		}
+	}
+	l.save(ctx)
+	return nil
+}
+
+// checkpoint is records on their way.
+type checkpoint struct {
+	upTo   uint64
+	dirty  map[string]written
+	half   int // of the journal, that it covers
+	busy   bool
+	used   int // slots there
+	swept  int // of those, cleared away, from the last
+	doneCh chan struct{}
+	err    error
+}
+
+// tend begins a checkpoint when it is time for one, and takes note of one that is over. An error means that this leader
+// must go.
+func (l *ledger) tend(ctx context.Context, now time.Time) error {
+	if l.saved != nil {
+		select {
+		case <-l.saved.doneCh:
+			return l.finish(ctx)
+		default:
+			return nil
+		}
+	}
+	if l.last.IsZero() {
+		l.last = now
+	}
+	waiting := l.next - 1 - l.done
+	if waiting >= checkpointAfter || waiting > 0 && now.Sub(l.last) > checkpointIdle {
+		l.save(ctx)
+	}
+	return nil
+}
+
+// save starts a checkpoint of everything up to now, beside the rounds that follow. None may be under way.
+func (l *ledger) save(ctx context.Context) {
+	c := &checkpoint{upTo: l.next - 1, dirty: l.dirty, half: l.half, used: l.used[l.half], busy: l.at >= checkpointAfter, doneCh: make(chan struct{})}
+	l.saved, l.dirty = c, map[string]written{}
+	l.half, l.at = 1-l.half, 0
+	known := maps.Clone(l.records)
+	go func() {
+		defer close(c.doneCh)
+		c.err = c.write(ctx, l.term, known)
+	}()
+}
+
+// write makes the records say what the rounds did, and then says so: until then the rounds count.
+func (c *checkpoint) write(ctx context.Context, term *bus.Term, known map[string]bool) error {
+	var ops []bus.Op
+	for _, key := range slices.Sorted(maps.Keys(c.dirty)) {
+		w := c.dirty[key]
+		switch {
+		case w.value == nil && known[key]:
+			ops = append(ops, bus.OpDelete(key, 0))
+		case w.value != nil:
+			value, err := w.settled(key)
+			if err != nil {
+				return err
+			}
+			ops = append(ops, bus.OpPut(key, value))
+		}
+	}
+	if err := applyAll(ctx, term, ops); err != nil {
+		return err
+	}
+	done, err := bus.Marshal(c.upTo)
+	if err != nil {
+		return err
+	}
+	if _, err := term.Put(ctx, doneKey, done); err != nil {
+		return err
+	}
+	return c.sweep(ctx, term)
+}
+
+// sweep clears slots away after a busy time, or there would be ever more for a new leader to read.
+func (c *checkpoint) sweep(ctx context.Context, term *bus.Term) error {
+	if c.busy {
+		return nil
+	}
+	c.swept = min(c.used, sweepAtMost)
+	ops := make([]bus.Op, c.swept)
+	for i := range ops {
+		ops[i] = bus.OpDelete(slotKey(c.half, c.used-1-i), 0)
+	}
+	return applyAll(ctx, term, ops)
+}
+
+// applyAll makes writes that do not depend on each other: many as batches, few as messages that are under way together.
+func applyAll(ctx context.Context, term *bus.Term, ops []bus.Op) error {
+	if len(ops) >= batchFrom {
+		for batch := range slices.Chunk(ops, batchSize) {
+			if _, err := term.Apply(ctx, batch); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	errs := make([]error, len(ops))
+	var group sync.WaitGroup
+	for i, op := range ops {
+		group.Go(func() { _, errs[i] = term.Apply(ctx, []bus.Op{op}) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// settled is the value as a record: with its token, which was not known when it was written.
+func (w written) settled(key string) ([]byte, error) {
+	if !strings.HasPrefix(key, "reservation.") {
+		return w.value, nil
+	}
+	s, err := decodeRecord(w)
+	if err != nil {
+		return nil, err
+	}
+	return s.encode()
+}
+
+// finish waits for the checkpoint under way.
+func (l *ledger) finish(ctx context.Context) error {
+	c := l.saved
+	select {
+	case <-c.doneCh:
+	case <-ctx.Done():
+		<-c.doneCh // its writes end with the same context
+	}
+	l.saved = nil
+	if c.err != nil {
+		return bus.Errorf(bus.CodeOutcomeUnknown, "the checkpoint of the ledger: %w", c.err)
+	}
+	l.done = c.upTo
+	l.used[c.half] -= c.swept
+	for key, w := range c.dirty {
+		if w.value == nil {
+			delete(l.records, key)
+		} else {
+			l.records[key] = true
 		}
 	}
 	return nil
 }
 
-// batchFrom is from how many writes on one atomic batch is cheaper than as many messages at once. On file storage a
-// batch costs the server a store of its own, about as much as fifty messages.
-const batchFrom = 64
-
-// write is one write of a round and what came of it.
-type write struct {
-	op       bus.Op
-	revision uint64
-	err      error
-}
-
-// commit makes the writes, all of them under way at once, and returns when every one has its result. They are about
-// different reservations and do not depend on each other, so each may succeed or fail by itself.
-func (l ledger) commit(ctx context.Context, writes []*write) {
-	if len(writes) == 1 {
-		l.one(ctx, writes[0])
-		return
-	}
-	if len(writes) >= batchFrom {
-		l.batches(ctx, writes)
-		return
-	}
-	var group sync.WaitGroup
-	for _, w := range writes {
-		group.Go(func() { l.one(ctx, w) })
-	}
-	group.Wait()
-}
-
-func (l ledger) one(ctx context.Context, w *write) {
-	revisions, err := l.term.Apply(ctx, []bus.Op{w.op})
-	if w.err = err; err == nil {
-		w.revision = revisions[0]
-	}
-}
-
-// batches makes many writes in as few batches as the server takes, one after the other.
-func (l ledger) batches(ctx context.Context, writes []*write) {
-	for group := range slices.Chunk(writes, bus.MaxBatch/2) {
-		ops := make([]bus.Op, len(group))
-		for i, w := range group {
-			ops[i] = w.op
-		}
-		revisions, err := l.term.Apply(ctx, ops)
-		for i, w := range group {
-			if w.err = err; err == nil {
-				w.revision = revisions[i]
-			}
-		}
+// stop waits until nothing is on its way.
+func (l *ledger) stop() {
+	if l.saved != nil {
+		<-l.saved.doneCh
 	}
 }
 

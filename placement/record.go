@@ -10,8 +10,8 @@ import (
 type Record struct {
 	Reservation
 
-	// Token is the fencing token of the grant: greater than that of any earlier grant, of this id or another. Whoever
-	// works for the reservation shows it, and is refused once it is stale.
+	// Token is the fencing token of the grant: greater than that of any earlier grant of the same id or of one of the
+	// same devices. Whoever works for the reservation shows it, and is refused once it is stale.
 	Token uint64 `json:"token" msgpack:"token,omitempty"`
 
 	State State  `json:"state" msgpack:"state"`
@@ -56,17 +56,17 @@ func (s *stored) encode() ([]byte, error) {
 	return bus.Marshal(s)
 }
 
-// decodeRecord reads what the ledger has at a revision.
-func decodeRecord(e bus.Entry) (*stored, error) {
+// decodeRecord reads what was written at a revision.
+func decodeRecord(w written) (*stored, error) {
 	var s stored
-	if err := bus.Unmarshal(e.Value, &s); err != nil {
+	if err := bus.Unmarshal(w.value, &s); err != nil {
 		return nil, err
 	}
 	if s.Version != recordVersion {
-		return nil, bus.Errorf(bus.CodeVersion, "%s is of version %d; this service writes %d", e.Key, s.Version, recordVersion)
+		return nil, bus.Errorf(bus.CodeVersion, "it is of version %d; this service writes %d", s.Version, recordVersion)
 	}
 	if s.Token == 0 {
-		s.Token = e.Revision
+		s.Token = w.revision
 	}
 	return &s, nil
 }

@@ -14,7 +14,7 @@ import (
 // else does, but for what only a term knows: the queue, the clients, the nodes' signs of life.
 type reign struct {
 	cfg    Config
-	ledger ledger
+	ledger *ledger
 	began  time.Time
 	in     *inbox
 
@@ -30,7 +30,7 @@ type reign struct {
 	anyLost    bool // a record may be lost
 	ticked     time.Time
 	reconnects uint64
-	round      *round // the one being decided
+	round      *round // the one being decided, or the next
 }
 
 // entry is a record with what the leader does about it.
@@ -65,44 +65,46 @@ type waiter struct {
 // round is what is committed together. Each change knows what to do when it is done, or when it was not.
 type round struct {
 	now     time.Time
-	changes []change
-	byKey   map[string]int
+	changes []*change
+	byKey   map[string]*change
 }
 
 type change struct {
-	write
+	key    string
+	value  []byte // nil: it is deleted
 	done   func(revision uint64, now time.Time)
 	failed func(err error) // nil: the loop tries again by itself
+
+	revision uint64
+	err      error
 }
 
-// add puts a write into the round. A later one of the same key takes the place of the earlier, and does for both.
-func (r *round) add(op bus.Op, done func(uint64, time.Time), failed func(error)) {
-	at, again := r.byKey[op.Key]
-	if !again {
-		r.byKey[op.Key] = len(r.changes)
-		r.changes = append(r.changes, change{write: write{op: op}, done: done, failed: failed})
+func (c *change) keyedChange() keyedChange { return keyedChange{c.key, c.value} }
+
+func newRound() *round { return &round{byKey: map[string]*change{}} }
+
+// put writes a key in this round, or with no value deletes it. A later change of the same key takes the place of the
+// earlier, and does for both.
+func (r *round) put(key string, value []byte, done func(uint64, time.Time), failed func(error)) {
+	c := r.byKey[key]
+	if c == nil {
+		c = &change{key: key, value: value, done: done, failed: failed}
+		r.byKey[key] = c
+		r.changes = append(r.changes, c)
 		return
 	}
-	earlier := r.changes[at].done
-	r.changes[at].op, r.changes[at].failed = op, failed
-	r.changes[at].done = func(revision uint64, now time.Time) {
+	earlier := c.done
+	c.value, c.failed = value, failed
+	c.done = func(revision uint64, now time.Time) {
 		earlier(revision, now)
 		done(revision, now)
 	}
 }
 
-func (r *round) list() []*write {
-	writes := make([]*write, len(r.changes))
-	for i := range r.changes {
-		writes[i] = &r.changes[i].write
-	}
-	return writes
-}
-
 // newReign begins a term with what is in the ledger.
-func newReign(cfg Config, l ledger, c contents, now time.Time) (*reign, error) {
+func newReign(cfg Config, l *ledger, c contents, now time.Time) (*reign, error) {
 	r := &reign{
-		cfg: cfg, ledger: l, began: now, in: newInbox(), rules: cfg.Rules,
+		cfg: cfg, ledger: l, began: now, in: newInbox(), rules: cfg.Rules, round: newRound(),
 		held: map[string]*entry{}, queue: map[string]*waiter{}, sessions: map[string]*session{},
 		roster: newRoster(cfg.NodeLease, cfg.NodeSilence, now),
 	}
@@ -138,7 +140,7 @@ func (r *reign) termTime(now time.Time) int64 { return now.Sub(r.began).Microsec
 
 // decide takes in what has come and returns what is to be written.
 func (r *reign) decide(items []item, now time.Time) *round {
-	r.round = &round{now: now, byKey: map[string]int{}}
+	r.round.now = now
 	r.book.Now = now
 	for _, it := range items {
 		switch {
@@ -159,27 +161,25 @@ func (r *reign) decide(items []item, now time.Time) *round {
 		r.dirty = false
 		r.schedule(now)
 	}
-	return r.round
+	decided := r.round
+	r.round = newRound() // what is decided while this one is written comes into the next
+	return decided
 }
 
-// apply enters what was committed. What failed for certain is answered with its error; if anything is unknown, this
-// leader must go, after everybody else has got an answer.
-func (r *reign) apply(round *round, now time.Time) error {
-	var unknown error
-	for i := range round.changes {
-		c := &round.changes[i]
-		switch {
-		case c.err == nil:
-			c.done(c.revision, now)
-		case !resolved(c.err):
-			unknown = c.err
-		case c.failed != nil:
-			c.failed(c.err)
-		default:
-			r.cfg.Logger.Error("placement: the ledger does not take a write", "key", c.op.Key, "error", c.err)
-		}
+// apply enters what was committed. What failed for certain is answered with its error. What is unknown is returned: then
+// this leader must go, after everybody else in the round has got an answer.
+func (r *reign) apply(c *change, now time.Time) error {
+	switch {
+	case c.err == nil:
+		c.done(c.revision, now)
+	case !resolved(c.err):
+		return c.err
+	case c.failed != nil:
+		c.failed(c.err)
+	default:
+		r.cfg.Logger.Error("placement: the ledger does not take a write", "key", c.key, "error", c.err)
 	}
-	return unknown
+	return nil
 }
 
 func (r *reign) hearLease(news *leaseNews, now time.Time) {
@@ -276,7 +276,7 @@ func (r *reign) seat(m *member) {
 	if err != nil {
 		return
 	}
-	r.round.add(bus.OpPut(seatKey(m.name), value), func(uint64, time.Time) {
+	r.round.put(seatKey(m.name), value, func(uint64, time.Time) {
 		m.seated, m.changed = true, true
 		r.tellBook(m)
 		r.ask(m)
@@ -287,7 +287,7 @@ func (r *reign) unseat(m *member) {
 	if m.changed {
 		r.book.RemoveNode(m.name)
 	}
-	r.round.add(bus.OpDelete(seatKey(m.name), 0), func(uint64, time.Time) {
+	r.round.put(seatKey(m.name), nil, func(uint64, time.Time) {
 		if m.report == nil {
 			delete(r.roster.members, m.name)
 		} else {
@@ -370,7 +370,7 @@ func (r *reign) rewrite(e *entry, next stored, news Event) {
 		return
 	}
 	e.raw = value
-	r.round.add(bus.OpPut(reservationKey(e.ID), value), func(uint64, time.Time) { r.announce(e, news) }, nil)
+	r.round.put(reservationKey(e.ID), value, func(uint64, time.Time) { r.announce(e, news) }, nil)
 }
 
 func (r *reign) announce(e *entry, news Event) {
@@ -398,7 +398,7 @@ func (r *reign) end(e *entry, news Event, then func(error)) {
 		}
 		e.ending, e.onEnd = false, nil
 	}
-	r.round.add(bus.OpDelete(reservationKey(e.ID), 0), func(uint64, time.Time) {
+	r.round.put(reservationKey(e.ID), nil, func(uint64, time.Time) {
 		delete(r.held, e.ID)
 		r.book.Release(e.ID)
 		r.dirty = r.dirty || len(r.queue) > 0
@@ -500,7 +500,7 @@ func (r *reign) grant(g *Grant) {
 		return
 	}
 	r.held[e.ID] = e
-	r.round.add(bus.OpPut(reservationKey(e.ID), value), func(revision uint64, _ time.Time) {
+	r.round.put(reservationKey(e.ID), value, func(revision uint64, _ time.Time) {
 		e.Token = revision
 		r.grantTo(w.call, e)
 	}, func(err error) {

@@ -26,31 +26,49 @@ func NewService(cfg Config) (*Service, error) {
 }
 
 // Run serves until ctx ends, which is no error. A leader that is deposed, or does not know what has become of a write,
-// stands by again and reads the ledger anew when it next leads.
+// stands by again and reads the ledger anew when it next leads. Run ends by itself only if that can never go well: the
+// bus is closed, or the ledger makes no sense.
 func (s *Service) Run(ctx context.Context) error {
-	kv, err := openLedger(ctx, s.cfg)
-	if err != nil {
-		return ended(ctx, err)
-	}
-	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
-	if err != nil {
-		return ended(ctx, err)
-	}
 	for {
-		err := kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
-			return s.lead(ctx, ledger{kv, term}, nodes)
-		})
-		var down *stepDownError
-		if ctx.Err() != nil || !errors.As(err, &down) {
+		err := s.stand(ctx)
+		if ctx.Err() != nil || !passing(err) {
 			return ended(ctx, err)
 		}
-		s.cfg.Logger.Warn("placement: stepping down", "id", s.cfg.ID, "error", err)
+		s.cfg.Logger.Warn("placement: standing again", "id", s.cfg.ID, "error", err)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(standAgainPause):
 		}
 	}
+}
+
+// stand opens the buckets and leads when its turn comes.
+func (s *Service) stand(ctx context.Context) error {
+	kv, err := openLedger(ctx, s.cfg)
+	if err != nil {
+		return err
+	}
+	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	if err != nil {
+		return err
+	}
+	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
+		return s.lead(ctx, &ledger{kv: kv, term: term}, nodes)
+	})
+}
+
+// passing reports whether an error may be gone the next time: a leader had to go, or the server was away.
+func passing(err error) bool {
+	var down *stepDownError
+	if errors.As(err, &down) {
+		return true
+	}
+	switch bus.CodeOf(err) {
+	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled, bus.CodeRefused, bus.CodeNotFound, bus.CodeConflict, bus.CodeOutcomeUnknown, bus.CodeFenced:
+		return true
+	}
+	return false
 }
 
 // ended is err, unless ctx was ended: that is what was asked for.
@@ -68,37 +86,28 @@ func (e *stepDownError) Error() string { return "the leader cannot go on: " + e.
 func (e *stepDownError) Unwrap() error { return e.cause }
 
 // lead is one term: read the ledger, listen, decide.
-func (s *Service) lead(ctx context.Context, l ledger, nodes *bus.KV) error {
+func (s *Service) lead(ctx context.Context, l *ledger, nodes *bus.KV) error {
 	began := time.Now()
 	found, err := l.read(ctx)
 	if err != nil {
-		return s.unreadable(err)
+		return err
 	}
 	r, err := newReign(s.cfg, l, found, began)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
+	defer l.stop()
 	stop, err := s.listen(ctx, r, nodes)
+	defer func() { cancel(); stop() }()
 	if err != nil {
 		return &stepDownError{err}
 	}
-	defer stop()
 	s.cfg.Logger.Info("placement: leading", "id", s.cfg.ID, "epoch", l.term.Epoch(), "reservations", len(found.records), "after", time.Since(began))
 	return s.loop(ctx, r)
 }
 
-// unreadable tells a ledger that cannot be reached, which may pass, from one that makes no sense.
-func (s *Service) unreadable(err error) error {
-	switch bus.CodeOf(err) {
-	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled:
-		return &stepDownError{err}
-	}
-	return err
-}
-
-// listen fills the inbox. stop returns when nothing more comes.
+// listen fills the inbox. stop, which is there even after an error, returns when nothing more comes; ctx has ended then.
 func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop func(), err error) {
 	nc := s.cfg.Bus.Conn()
 	var subs []*nats.Subscription
@@ -111,7 +120,8 @@ func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop fun
 	}
 	events, err := nodes.Watch(ctx, "node")
 	if err != nil {
-		return nil, err
+		close(watchedCh)
+		return stop, err
 	}
 	go func() {
 		defer close(watchedCh)
@@ -125,7 +135,7 @@ func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop fun
 	} {
 		sub, err := nc.Subscribe(subject, hear)
 		if err != nil {
-			return nil, err
+			return stop, err
 		}
 		subs = append(subs, sub)
 	}
@@ -184,7 +194,7 @@ func (s *Service) loop(ctx context.Context, r *reign) error {
 	defer tick.Stop()
 	var items []item
 	for {
-		if !r.dirty {
+		if !r.dirty && len(r.round.changes) == 0 {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -199,8 +209,9 @@ func (s *Service) loop(ctx context.Context, r *reign) error {
 		}
 		round := r.decide(items, now)
 		clear(items)
-		r.ledger.commit(ctx, round.list())
-		if err := r.apply(round, time.Now()); err != nil {
+		var unknown error
+		r.ledger.commit(ctx, round.changes, func(c *change) { unknown = errors.Join(unknown, r.apply(c, time.Now())) })
+		if err := errors.Join(unknown, r.ledger.tend(ctx, now)); err != nil {
 			return &stepDownError{err}
 		}
 	}

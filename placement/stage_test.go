@@ -100,7 +100,7 @@ func (s *stage) service(cfg placement.Config) *actor {
 	if cfg.Bus == nil {
 		cfg.Bus = s.bus()
 	}
-	cfg.Lead = max(cfg.Lead, time.Second)
+	cfg.Lead = max(cfg.Lead, 2*time.Second)
 	cfg.NodeLease, cfg.NodeSilence = s.lease, 500*time.Millisecond
 	svc, err := placement.NewService(cfg)
 	require.NoError(s.t, err)

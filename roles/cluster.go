@@ -41,6 +41,7 @@ const (
 	created  tie = iota // its workers were started here, and it ends with the runtime unless it is detached
 	attached            // by name
 	opened              // from a handle; all who open it share the one cluster, until the role ends
+	followed            // by the process of its workers, until it ends: its driver may be gone
 )
 
 // Name is the role's name.
@@ -90,10 +91,13 @@ func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
 		c.life.expectAll()
 		err = c.step(ctx, RoleReady, "")
 	}
+	if err == nil && c.spec.Detached {
+		err = c.rt.local.follow(c.Record())
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed != nil { // a worker that failed meanwhile is why
-		return c.failed
+		return c.failed.Unwrap()
 	}
 	if err == nil && c.ended != nil {
 		return c.ended
@@ -104,8 +108,6 @@ func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
 
 // step takes the role to another state in the registry.
 func (c *Cluster) step(ctx context.Context, to RoleState, cause string) error {
-	ctx, cancel := context.WithTimeout(ctx, registryActs)
-	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
@@ -154,8 +156,8 @@ func (c *Cluster) barrier(ctx context.Context) error {
 }
 
 // workerLost fails what waits for a worker that is gone. If it failed, the whole role has: the others' calls fail
-// because of it. A role ends as a unit, so whoever created it takes the rest down. certain says that the worker itself
-// has said so; then anybody who is attached to a detached role, whose driver may be gone, sees to it too.
+// because of it. A role ends as a unit, so whoever created it takes the rest down; of a detached role, whose driver may
+// be gone, anybody who follows it does, if it is certain because the worker itself has said so.
 func (c *Cluster) workerLost(l loss, certain bool) {
 	c.failCalls(l)
 	if !l.failed {
@@ -170,7 +172,7 @@ func (c *Cluster) workerLost(l loss, certain bool) {
 		return
 	}
 	c.failPending()
-	if c.isUp() || certain && c.tie == attached && c.Record().Detached {
+	if c.isUp() || certain && c.tie != opened && c.Record().Detached {
 		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
 	}
 }
@@ -264,10 +266,10 @@ func (c *Cluster) Close(ctx context.Context) error {
 
 // leave is Close at the end of the runtime, with which the workers end that are its own.
 func (c *Cluster) leave(ctx context.Context) error {
+	defer c.release()
 	if c.tie == created && (c.rt.cfg.Local == nil || !c.Record().Detached) {
 		return c.Destroy(ctx)
 	}
-	c.release()
 	return nil
 }
 
@@ -300,7 +302,7 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 	}
 	c.end(c.takenDown())
 	patience := registryActs
-	if err := c.step(ctx, RoleStopping, ""); errors.Is(err, bus.ErrUnavailable) { // any other failure is harmless here
+	if c.markStopping(ctx) != nil {
 		patience /= 10 // it has been waited for already
 	}
 	err := c.stopWorkers(ctx, grace)
@@ -312,6 +314,17 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 	c.mu.Unlock()
 	c.release()
 	return err
+}
+
+// markStopping tells those who look. Its error is that the server cannot be reached; any other is harmless here.
+func (c *Cluster) markStopping(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, registryActs)
+	defer cancel()
+	err := c.step(ctx, RoleStopping, "")
+	if errors.Is(err, bus.ErrUnavailable) {
+		return err
+	}
+	return nil
 }
 
 // takeTurn waits while somebody else takes the role down. A turn that is free is had even if ctx has ended.

@@ -58,6 +58,8 @@ func TestMistakes(t *testing.T) {
 			`role "x": mesh tp 2 × cp 1 × dp 3 × pp 1 = 6 does not multiply to the world of 8 ranks`},
 		{"a mesh that does not divide", spec(roles.Spec{Name: "x", Class: "actor", World: 8, Mesh: dispatch.Mesh{TP: 3}}), bus.ErrInvalid,
 			`role "x": tp 3 × cp 1 × pp 1 = 3 does not divide the world of 8 ranks`},
+		{"a world beyond all bounds", spec(roles.Spec{Name: "x", Class: "actor", World: 1 << 17}), bus.ErrInvalid,
+			`role "x": World 131072: the most is 65536`},
 		{"no world", spec(roles.Spec{Name: "x", Class: "actor"}), bus.ErrInvalid,
 			"a world of 0 ranks: there must be at least one"},
 		{"everything at once", spec(roles.Spec{Name: "ä", Class: "!", QueueLimit: -1, StopGrace: -1}), bus.ErrInvalid,
@@ -164,7 +166,7 @@ func TestStartFails(t *testing.T) {
 		assert.Contains(t, e.Stack, "stage_test.go")
 		assert.Zero(t, cast.living())
 
-		err = start(config{Hangs: []int{1, 3}}, roles.Spec{OwnConnections: own, StartTimeout: 100 * time.Millisecond})
+		err = start(config{Hangs: []int{1, 3}}, roles.Spec{OwnConnections: own, StartTimeout: time.Second})
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorContains(t, err, "role actors had not started after ")
 		assert.ErrorContains(t, err, "rank 1, 3 had not been made")
@@ -181,7 +183,7 @@ func TestStartDoesNotWaitForADeafConstructor(t *testing.T) {
 	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
 	begun := time.Now()
 	_, err := rt.Create(patient(t), roles.Spec{
-		Name: "actors", Class: "actor", World: 3, Config: config{Deaf: []int{1}}, StartTimeout: 50 * time.Millisecond,
+		Name: "actors", Class: "actor", World: 3, Config: config{Deaf: []int{1}}, StartTimeout: time.Second,
 	})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "rank 1 had not been made")
@@ -215,4 +217,25 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 	}
 	require.NoError(t, rt.Close(patient(t)), "once more is harmless")
 	require.False(t, errors.Is(err, bus.ErrClosed))
+}
+
+// The harm: a claim whose answer is lost holds the name for as long as the driver lives.
+func TestAClaimOfUnknownOutcomeIsTakenBack(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	line := bustest.NewFaults(srv)
+	cast := newCast()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: line, OnError: func(error) {}}, Classes: []*actors.Class{cast.class()}})
+	other := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}})
+	deaf := time.Now().Add(time.Second)
+	line.SetRule(func(m bustest.Message) bustest.Verdict {
+		if m.Toward == bustest.ToClient && time.Now().Before(deaf) {
+			return bustest.Drop
+		}
+		return bustest.Pass
+	})
+	_, err := rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1, StartTimeout: 500 * time.Millisecond})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Empty(t, rolesOf(t, other))
+	create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 1})
 }

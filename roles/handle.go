@@ -61,11 +61,11 @@ func unpackHandle(w wireHandle) (Handle, error) {
 		Namespace: w.Namespace, Name: w.Role, Incarnation: w.Incarnation, Class: w.Class, World: w.World, Mesh: w.Mesh,
 		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady,
 	}}
-	if err := h.Record.Address().Check(); err != nil {
+	if err := h.Record.check(); err != nil {
 		return Handle{}, err
 	}
-	if w.World < 1 || w.Mesh.World() != w.World || w.Rank < -1 || w.Rank >= w.World {
-		return Handle{}, bus.Errorf(bus.CodeMalformed, "a handle of role %s with world %d, mesh %s and rank %d", w.Role, w.World, w.Mesh, w.Rank)
+	if w.Rank < -1 || w.Rank >= w.World {
+		return Handle{}, bus.Errorf(bus.CodeMalformed, "a handle of rank %d of role %s, which has %d", w.Rank, w.Role, w.World)
 	}
 	return h, nil
 }

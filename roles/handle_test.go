@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/dispatch"
 	"troupe/roles"
 )
 
@@ -92,4 +93,23 @@ func TestOpeningAHandleAgainHoldsNothingMore(t *testing.T) {
 	eventually(t, "a role that has ended is let go of", func() bool { return holds() == 0 })
 	_, err := c.ExecuteRankZero(patient(t), "ask_all", []any{stale})
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
+}
+
+// A handle comes from outside: what it says is checked before anything is made of it.
+func TestHostileHandles(t *testing.T) {
+	good := roles.Record{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
+	for words, change := range map[string]func(*roles.Handle){
+		"role name":                             func(h *roles.Handle) { h.Record.Name = "a.>" },
+		"has a world of 1099511627776; the mos": func(h *roles.Handle) { h.Record.World = 1 << 40 },
+		"has a world of 5 and the mesh tp=2":    func(h *roles.Handle) { h.Record.World = 5 },
+		"has a world of 4 and the mesh tp=2 cp": func(h *roles.Handle) { h.Record.Mesh.CP = 0 },
+		"a handle of rank 4 of role x, which h": func(h *roles.Handle) { h.Rank = 4 },
+	} {
+		h := roles.Handle{Record: good, Rank: -1}
+		change(&h)
+		raw, err := bus.Marshal(h)
+		require.NoError(t, err)
+		var back roles.Handle
+		assert.ErrorContains(t, bus.Unmarshal(raw, &back), words)
+	}
 }

@@ -72,9 +72,10 @@ func (rt *Runtime) sweep() time.Duration {
 		return sweepAgain
 	}
 	all, err := reg.list(ctx)
-	if err != nil {
-		return sweepAgain
+	if err != nil && rt.ctx.Err() == nil {
+		rt.log.Warn("roles: the registry cannot be read whole", "error", err)
 	}
+	alive := map[string]bool{}
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var again time.Duration
@@ -86,7 +87,10 @@ func (rt *Runtime) sweep() time.Duration {
 		}
 	}
 	for _, rec := range all {
-		if rec.Detached || reg.alive(ctx, rec.Owner) {
+		if _, known := alive[rec.Owner]; !known {
+			alive[rec.Owner] = reg.alive(ctx, rec.Owner)
+		}
+		if rec.Detached || alive[rec.Owner] {
 			continue
 		}
 		if left := rt.reach.missing(rec.Lease); left > 0 {
@@ -102,6 +106,9 @@ func (rt *Runtime) sweep() time.Duration {
 		})
 	}
 	group.Wait()
+	if err != nil && rt.ctx.Err() == nil {
+		look(sweepAgain)
+	}
 	return again
 }
 

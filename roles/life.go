@@ -140,7 +140,7 @@ func (l *life) lost(one loss, certain bool) {
 	}
 	l.mu.Unlock()
 	l.cluster.workerLost(one, certain)
-	if all && l.cluster.tie == opened {
+	if all && (l.cluster.tie == opened || l.cluster.tie == followed) {
 		l.cluster.release()
 	}
 }

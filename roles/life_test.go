@@ -98,6 +98,27 @@ func TestAFailedDetachedRole(t *testing.T) {
 	require.Empty(t, rolesOf(t, rt))
 }
 
+// A detached role with no driver at all: the process of its workers follows it.
+func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	cast := newCast()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
+	require.NoError(t, err)
+	c := create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
+	ep, err := bustest.Open(t, bus.Config{InProcess: srv}).Endpoint("default") // somebody who only calls
+	require.NoError(t, err)
+	group := &dispatch.Group{Endpoint: ep, To: c.Record().Address(), Mesh: c.Record().Mesh, MeshName: "main"}
+	require.NoError(t, driver.Close(patient(t)))
+	_, err = group.Go(patient(t), dispatch.Call{Method: "boom", Args: []any{1}})
+	require.NoError(t, err)
+	eventually(t, "the rest is stopped", func() bool { return cast.living() == 0 })
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
+	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
+	require.Contains(t, rolesOf(t, rt)["actors"].Cause, "actors[1]")
+}
+
 // A worker that is neither heard nor said to be gone is lost when it has been silent for too long; a call to it alone
 // would otherwise wait for ever.
 func TestASilentWorkerIsLost(t *testing.T) {

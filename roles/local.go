@@ -156,6 +156,18 @@ func (l *Local) sharedPlace(namespace string) (*place, error) {
 	return p, nil
 }
 
+// follow watches over a detached role whose workers are here. A runtime's own Local leaves that to the runtime.
+func (l *Local) follow(rec Record) error {
+	if !l.minds {
+		return nil
+	}
+	p, err := l.sharedPlace(rec.Namespace)
+	if err == nil {
+		_, err = p.rt.newCluster(rec, followed, Spec{}.withDefaults())
+	}
+	return err
+}
+
 func (l *Local) newPlace(b *bus.Bus, namespace string) (*place, error) {
 	ep, err := b.Endpoint(namespace)
 	if err != nil {

@@ -90,10 +90,28 @@ type registry struct{ kv *bus.KV }
 
 func decodeRecord(e bus.Entry) (Record, error) {
 	var r Record
-	if err := json.Unmarshal(e.Value, &r); err != nil {
+	err := json.Unmarshal(e.Value, &r)
+	if err == nil {
+		err = r.check()
+	}
+	if err != nil {
 		return r, bus.Errorf(bus.CodeMalformed, "the registry's record %s cannot be read: %w", e.Key, err)
 	}
 	return r, nil
+}
+
+// check refuses a record, or a handle's part of one, that is not of a role.
+func (r Record) check() error {
+	if err := r.Address().Check(); err != nil {
+		return err
+	}
+	if r.World > maxWorld {
+		return bus.Errorf(bus.CodeMalformed, "role %s has a world of %d; the most is %d", r.Name, r.World, maxWorld)
+	}
+	if mesh, err := r.Mesh.Resolve(r.World); err != nil || mesh != r.Mesh {
+		return bus.Errorf(bus.CodeMalformed, "role %s has a world of %d and the mesh %s", r.Name, r.World, r.Mesh)
+	}
+	return nil
 }
 
 // get returns a role's record; an unknown role is an error that names those that exist.
@@ -117,7 +135,7 @@ func (g registry) read(ctx context.Context, name string) (Record, uint64, error)
 
 func (g registry) unknown(ctx context.Context, name string) error {
 	there := "there is none"
-	if all, err := g.list(ctx); err == nil && len(all) > 0 {
+	if all, _ := g.list(ctx); len(all) > 0 { // what can be read helps already
 		names := make([]string, len(all))
 		for i, r := range all {
 			names[i] = r.Name
@@ -127,20 +145,23 @@ func (g registry) unknown(ctx context.Context, name string) error {
 	return bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", name, there)
 }
 
+// list returns the roles by name. Records that cannot be read are an error beside the others.
 func (g registry) list(ctx context.Context) ([]Record, error) {
 	entries, err := g.kv.List(ctx, "role")
 	if err != nil {
 		return nil, err
 	}
 	out := make([]Record, 0, len(entries))
+	var errs []error
 	for _, e := range entries {
 		r, err := decodeRecord(e)
 		if err != nil {
-			return nil, err
+			errs = append(errs, err)
+			continue
 		}
 		out = append(out, r)
 	}
-	return out, nil
+	return out, errors.Join(errs...)
 }
 
 // create writes the record of a new role. A name that is taken is ErrExists.
@@ -213,8 +234,11 @@ type TakenError struct{ Record Record }
 func (e *TakenError) Error() string {
 	r := e.Record
 	words := fmt.Sprintf("role %s exists already: it is %s since %s, held by %s", r.Name, r.State, r.Since.Format(time.RFC3339), r.By)
-	if r.State == RoleFailed {
+	switch r.State {
+	case RoleFailed:
 		return words + ", and failed: " + r.Cause + "; destroy it first, or choose another name"
+	case RoleStopping:
+		return words + "; try again when it is gone, or choose another name"
 	}
 	return words + "; attach to it, or choose another name"
 }

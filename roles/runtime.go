@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nuid"
-
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
@@ -242,11 +240,12 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	}
 	defer done()
 	rec := Record{
-		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: nuid.Next(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
+		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
 		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease,
 	}
 	if err := rt.claim(ctx, rec); err != nil {
+		rt.unclaim(ctx, rec, err)
 		return nil, err
 	}
 	return rt.start(ctx, rec, spec, config)
@@ -296,6 +295,22 @@ func (rt *Runtime) claim(ctx context.Context, rec Record) error {
 		if err := rt.sweepRole(ctx, held); err != nil {
 			return err
 		}
+	}
+}
+
+// unclaim sees to it that a claim whose outcome is not known does not hold the name.
+func (rt *Runtime) unclaim(ctx context.Context, rec Record, why error) {
+	if errors.As(why, new(*TakenError)) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+	defer cancel()
+	reg, err := rt.registry(ctx)
+	if err == nil {
+		err = reg.remove(ctx, rec)
+	}
+	if err != nil {
+		rt.log.Warn("roles: a name may be held until this driver ends", "role", rec.Name, "error", err)
 	}
 }
 

@@ -12,6 +12,7 @@ const (
 	defaultMesh         = "main"
 	defaultStartTimeout = 60 * time.Second
 	defaultStopGrace    = 10 * time.Second
+	maxWorld            = 1 << 16
 )
 
 // Spec is a role as its driver wants it.
@@ -67,6 +68,9 @@ func (s Spec) resolve() (dispatch.Mesh, error) {
 	}
 	if s.QueueLimit < 0 {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: QueueLimit %d must not be negative", s.Name, s.QueueLimit))
+	}
+	if s.World > maxWorld {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: World %d: the most is %d", s.Name, s.World, maxWorld))
 	}
 	mesh, err := s.Mesh.Resolve(s.World)
 	if err != nil {

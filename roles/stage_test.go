@@ -97,10 +97,9 @@ type cast struct {
 	gate    chan struct{} // lets go of what is in hold
 	deafCh  chan struct{} // lets go of deaf constructors
 
-	mu     sync.Mutex
-	stops  []int // ranks in the order in which they were closed
-	alive  int
-	called []string
+	mu    sync.Mutex
+	stops []int // ranks in the order in which they were closed
+	alive int
 }
 
 func newCast() *cast {

@@ -3,6 +3,7 @@ package actorstest
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -76,6 +77,23 @@ func (s *suite) lanes(t *testing.T) {
 		require.Equal(t, []string{"begin k", "begin c", "end c"}, st.events(0))
 		st.release(0, "k")
 		st.finish(blocked)
+		st.finish(waiting)
+	})
+	t.Run("a method that was always quick takes its time", func(t *testing.T) {
+		st := s.stage(t, Role{BeatEvery: 20 * time.Millisecond})
+		st.release(0, "quick")
+		for range 20 {
+			get[string](st, 0, "block", "quick")
+		}
+		slow := st.send(bus.Call{Method: "block", Parts: st.one(0, "slow")})
+		st.await(0, "begin slow")
+		st.release(0, "c")
+		get[string](st, 0, "meet", "c")
+		st.ping()
+		waiting := st.send(bus.Call{Method: "note", Parts: st.one(0, "n")})
+		st.until("it waits", func() bool { return st.lane(0, "work").Queued == 1 })
+		st.release(0, "slow")
+		st.finish(slow)
 		st.finish(waiting)
 	})
 	t.Run("a full lane refuses", func(t *testing.T) {

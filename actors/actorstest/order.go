@@ -108,19 +108,19 @@ func (s *suite) order(t *testing.T) {
 		w.call(h(1, 1, 0), "one")
 		require.EqualValues(t, 1, w.good(1))
 		w.call(h(3, 3, 2), "three")
-		f := w.next()
-		require.Equal(t, bus.KindMissing, f.Kind)
-		require.Equal(t, []uint64{1, 2}, []uint64{f.Header.Prev, f.Header.Order}, "what lies after 1, up to 2, is missing")
-		require.Equal(t, st.role.Address.Prefix(), f.Header.Object)
-		require.Equal(t, bus.StateQueued, w.askedMissing(3))
+		gap := w.missing()
+		require.Equal(t, []uint64{1, 2}, []uint64{gap.Prev, gap.Order}, "what lies after 1, up to 2, is missing")
+		require.Equal(t, st.role.Address.Prefix(), gap.Object)
+		require.Equal(t, bus.StateQueued, w.asked(3))
 		w.call(h(2, 2, 1), "two")
-		require.EqualValues(t, 2, w.goodMissing(2))
-		require.EqualValues(t, 3, w.goodMissing(3))
+		require.EqualValues(t, 2, w.good(2))
+		require.EqualValues(t, 3, w.good(3))
 
 		w.call(h(9, 9, 8), "nine")
-		require.Equal(t, bus.KindMissing, w.next().Kind)
+		for gap = w.missing(); gap.Order != 8; gap = w.missing() {
+		}
 		w.send(st.role.Address.Rank(0), bus.Frame{Kind: bus.KindSkip, Header: bus.Header{Session: w.session, Order: 8}})
-		require.EqualValues(t, 4, w.goodMissing(9))
+		require.EqualValues(t, 4, w.good(9))
 		require.Equal(t, []string{"one", "two", "three", "nine"}, st.events(0))
 	})
 	t.Run("the end of the body does not matter", func(t *testing.T) {
@@ -137,27 +137,4 @@ func (s *suite) order(t *testing.T) {
 		require.Equal(t, 5<<20, read[int](st, st.finish(large)[0]))
 		st.finish(small)
 	})
-}
-
-// goodMissing is good, past repeated words that something is missing.
-func (w *wire) goodMissing(seq uint64) any {
-	w.st.t.Helper()
-	w.skipMissing()
-	return w.good(seq)
-}
-
-// askedMissing is asked, likewise.
-func (w *wire) askedMissing(seq uint64) bus.State {
-	w.st.t.Helper()
-	w.control(bus.KindAsk, seq)
-	w.skipMissing()
-	return w.status(seq).State
-}
-
-func (w *wire) skipMissing() {
-	f := w.next()
-	for f.Kind == bus.KindMissing {
-		f = w.next()
-	}
-	w.frames = append([]bus.Frame{f}, w.frames...)
 }

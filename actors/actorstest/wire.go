@@ -2,6 +2,7 @@ package actorstest
 
 import (
 	"encoding/binary"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -70,17 +71,33 @@ func (w *wire) send(subject string, f bus.Frame) {
 	require.NoError(w.st.t, w.st.ep.Bus().Conn().Publish(subject, f.Append(nil)))
 }
 
-// next waits for the next frame in the inbox.
-func (w *wire) next() bus.Frame {
+// next waits for the next frame in the inbox of which it holds; the others stay. Answers to several calls may come in
+// any order.
+func (w *wire) next(holds func(bus.Frame) bool) bus.Frame {
 	w.st.t.Helper()
-	for len(w.frames) == 0 {
+	for seen := 0; ; {
+		for ; seen < len(w.frames); seen++ {
+			if f := w.frames[seen]; holds(f) {
+				w.frames = slices.Delete(w.frames, seen, seen+1)
+				return f
+			}
+		}
 		m, err := w.sub.NextMsg(patience)
-		require.NoError(w.st.t, err, "no frame in the inbox")
+		require.NoError(w.st.t, err, "no such frame in the inbox, only %v", w.frames)
 		w.take(m.Data)
 	}
-	f := w.frames[0]
-	w.frames = w.frames[1:]
-	return f
+}
+
+// about waits for the next frame that is about that call.
+func (w *wire) about(seq uint64) bus.Frame {
+	w.st.t.Helper()
+	return w.next(func(f bus.Frame) bool { return f.Header.Seq == seq })
+}
+
+// missing waits for the next word that a call before another has not come.
+func (w *wire) missing() bus.Header {
+	w.st.t.Helper()
+	return w.next(func(f bus.Frame) bool { return f.Kind == bus.KindMissing }).Header
 }
 
 // take reads a message: a frame, or a bundle of frames.
@@ -99,12 +116,11 @@ func (w *wire) take(data []byte) {
 	}
 }
 
-// answer waits for the next frame, which must be the answer to that call.
+// answer waits for the next frame about that call, which must be its answer.
 func (w *wire) answer(seq uint64) bus.Frame {
 	w.st.t.Helper()
-	f := w.next()
+	f := w.about(seq)
 	require.Equal(w.st.t, bus.KindAnswer, f.Kind, "%+v", f.Header)
-	require.Equal(w.st.t, seq, f.Header.Seq)
 	require.Equal(w.st.t, w.st.role.Gen, f.Header.Gen)
 	return f
 }
@@ -119,12 +135,11 @@ func (w *wire) good(seq uint64) any {
 	return v
 }
 
-// status waits for the next frame, which must be what the worker says of that call.
+// status waits for the next frame about that call, which must be what the worker says of its state.
 func (w *wire) status(seq uint64) bus.Header {
 	w.st.t.Helper()
-	f := w.next()
+	f := w.about(seq)
 	require.Equal(w.st.t, bus.KindStatus, f.Kind, "%+v", f.Header)
-	require.Equal(w.st.t, seq, f.Header.Seq)
 	return f.Header
 }
 

@@ -69,7 +69,10 @@ func TestHouseLeavesTheLivingAlone(t *testing.T) {
 
 	kv, err := b.JetStream().KeyValue(t.Context(), "troupe_ns_run")
 	require.NoError(t, err)
-	rec := roles.Record{Namespace: "run", Name: "kept", Detached: true, Owner: "nobody"}
+	all, err := rt.Roles(t.Context())
+	require.NoError(t, err)
+	rec := all[0]
+	rec.Name, rec.Owner = "kept", "nobody"
 	for _, detached := range []bool{true, false} {
 		rec.Detached = detached
 		data, err := json.Marshal(rec)

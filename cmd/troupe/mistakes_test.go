@@ -41,6 +41,8 @@ func TestMistakes(t *testing.T) {
 		{[]string{"up", "--listen", "nowhere"}, "nowhere"},
 		{[]string{"up", "--listen", "127.0.0.1:http"}, "http"},
 		{[]string{"up", "--listen", "127.0.0.1:70000"}, "70000"},
+		{[]string{"up", "--gpus", "sim:x"}, "sim:x"},
+		{[]string{"up", "--name", "a b"}, "a b"},
 		{[]string{"demo", "--steps", "0"}, "--steps 0"},
 		{[]string{"bench", "fanout", "--workers", "0"}, "--workers 0"},
 		{[]string{"bench", "fanout", "--workers", "few"}, "few"},
@@ -51,7 +53,7 @@ func TestMistakes(t *testing.T) {
 			require.Contains(t, u.fails(2, test.words...), test.names)
 		})
 	}
-	require.NoFileExists(t, u.stateFile("head.json"))
+	require.NoDirExists(t, u.stateFile(""), "nothing was written")
 }
 
 // What cannot be known without trying ends with 1, and says what to do about it.

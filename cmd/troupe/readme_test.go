@@ -78,11 +78,11 @@ func TestDocumentedCommands(t *testing.T) {
 	visit(newRoot(&cli{}))
 }
 
-var link = regexp.MustCompile(`\]\(([\w./-]+)\)`)
+var link = regexp.MustCompile(`\]\(([\w./-]+)(?:#[\w-]+)?\)`)
 
 // Pages point at files that are there.
 func TestLinks(t *testing.T) {
-	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md"} {
+	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md", "docs/cli-placement.md"} {
 		for _, m := range link.FindAllStringSubmatch(page(t, path), -1) {
 			require.FileExists(t, filepath.Join("..", "..", filepath.Dir(path), m[1]), "in %s", path)
 		}

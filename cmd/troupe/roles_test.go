@@ -40,6 +40,9 @@ func TestNamespaces(t *testing.T) {
 	require.Contains(t, u.sees("roles", "-n", "other"), "theirs")
 	require.Contains(t, other.sees("call", "theirs", "rank"), "[0]")
 	require.Contains(t, other.fails(1, "call", "-n", "default", "theirs", "rank"), "theirs")
+	longest := strings.Repeat("n", 64)
+	require.Contains(t, u.sees("roles", "-n", longest), longest)
+	require.Contains(t, u.fails(2, "roles", "-n", longest+"n"), "1 to 64")
 }
 
 func TestVersion(t *testing.T) {

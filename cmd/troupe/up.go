@@ -38,7 +38,12 @@ sets the token.`,
 			if err != nil {
 				return err
 			}
-			return c.up(cmd.Context(), at, store, node)
+			own, err := node.open()
+			if err != nil {
+				return err
+			}
+			defer own.close()
+			return c.up(cmd.Context(), at, store, own)
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", defaultListen, "address to listen on, HOST:PORT; port 0 takes a free one")
@@ -50,7 +55,7 @@ sets the token.`,
 
 // up takes the port and the store, in this order, before it writes anything: a head that is already there keeps its
 // files as they are.
-func (c *cli) up(ctx context.Context, at listenAddress, store string, node nodeFlags) (err error) {
+func (c *cli) up(ctx context.Context, at listenAddress, store string, own ownNodes) (err error) {
 	if store, err = c.storeDir(store); err != nil {
 		return err
 	}
@@ -77,7 +82,7 @@ func (c *cli) up(ctx context.Context, at listenAddress, store string, node nodeF
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	parts, err := c.place(ctx, b, node)
+	parts, err := place(ctx, b, own)
 	if err != nil {
 		return err
 	}

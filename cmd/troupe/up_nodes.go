@@ -49,33 +49,46 @@ func nodeName(name string, i, n int) string {
 	return fmt.Sprintf("%s-%d", name, i)
 }
 
-// placed is what a head runs beside its server: the placement service, and a reporter for each node.
-type placed struct {
-	cancel      context.CancelFunc
-	group       sync.WaitGroup
-	failedCh    chan error // the first that ended by itself
+// ownNodes is what the flags come to: the devices of each node, open.
+type ownNodes struct {
+	name        string
 	inventories []gpu.Inventory
 }
 
+// open checks the flags and opens the devices.
+func (f nodeFlags) open() (ownNodes, error) {
+	own := ownNodes{name: f.name}
+	if own.name == "" {
+		own.name = nodes.HostName()
+	}
+	if err := bus.CheckName("node", own.name); err != nil {
+		return own, &usageError{err}
+	}
+	var err error
+	if own.inventories, err = openDevices(f.gpus, own.name); err != nil {
+		return own, usagef("--gpus: %w", err)
+	}
+	return own, nil
+}
+
+func (o ownNodes) close() { closeDevices(o.inventories) }
+
+// placed is what a head runs beside its server: the placement service, and a reporter for each node.
+type placed struct {
+	cancel   context.CancelFunc
+	group    sync.WaitGroup
+	failedCh chan error // the first that ended by itself
+}
+
 // place starts the service and the reporters, and returns when the nodes are registered.
-func (c *cli) place(ctx context.Context, b *bus.Bus, f nodeFlags) (*placed, error) {
-	if f.name == "" {
-		f.name = nodes.HostName()
-	}
-	if err := bus.CheckName("node", nodeName(f.name, 0, 1)); err != nil {
-		return nil, &usageError{err}
-	}
-	inventories, err := openDevices(f.gpus, f.name)
-	if err != nil {
-		return nil, &usageError{fmt.Errorf("--gpus: %w", err)}
-	}
-	p := &placed{failedCh: make(chan error, 1), inventories: inventories}
+func place(ctx context.Context, b *bus.Bus, own ownNodes) (*placed, error) {
+	p := &placed{failedCh: make(chan error, 1)}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
-	service, err := placement.NewService(placement.Config{Bus: b, ID: f.name})
+	service, err := placement.NewService(placement.Config{Bus: b, ID: own.name})
 	if err == nil {
 		p.start(run, service.Run)
-		err = p.report(ctx, run, b, f)
+		err = p.report(ctx, run, b, own)
 	}
 	if err != nil {
 		p.stop()
@@ -98,12 +111,12 @@ func (p *placed) start(ctx context.Context, run func(context.Context) error) {
 }
 
 // report registers the nodes one after the other, so that their ranks are their order.
-func (p *placed) report(ctx, run context.Context, b *bus.Bus, f nodeFlags) error {
+func (p *placed) report(ctx, run context.Context, b *bus.Bus, own ownNodes) error {
 	late := time.After(registration)
-	for i, inventory := range p.inventories {
+	for i, inventory := range own.inventories {
 		thereCh := make(chan struct{})
 		r, err := nodes.NewReporter(nodes.Config{
-			Bus: b, Name: nodeName(f.name, i, len(p.inventories)), Inventory: inventory,
+			Bus: b, Name: nodeName(own.name, i, len(own.inventories)), Inventory: inventory,
 			RegisteredFunc: func() { close(thereCh) },
 		})
 		if err != nil {
@@ -124,5 +137,4 @@ func (p *placed) report(ctx, run context.Context, b *bus.Bus, f nodeFlags) error
 func (p *placed) stop() {
 	p.cancel()
 	p.group.Wait()
-	closeDevices(p.inventories)
 }

@@ -1,0 +1,169 @@
+package nodes_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	"troupe/nodes"
+)
+
+func TestMain(m *testing.M) { bustest.Main(m) }
+
+// report runs a reporter until the returned function is called, which waits for its end.
+func report(t *testing.T, b *bus.Bus, sim gpu.Inventory, own func(int) bool) (stop func()) {
+	t.Helper()
+	thereCh := make(chan struct{})
+	r, err := nodes.NewReporter(nodes.Config{
+		Bus: b, Name: "host", Inventory: sim, OwnFunc: own, Beat: 20 * time.Millisecond, RegisteredFunc: func() { close(thereCh) },
+	})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- r.Run(ctx) }()
+	select {
+	case <-thereCh:
+	case err := <-doneCh:
+		t.Fatal(err)
+	}
+	ended := false
+	stop = func() {
+		if cancel(); !ended {
+			ended = true
+			require.NoError(t, <-doneCh)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// beats are the node's, in the order of arrival.
+func beats(t *testing.T, b *bus.Bus) <-chan gpu.Beat {
+	t.Helper()
+	ch := make(chan gpu.Beat, 1024)
+	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) {
+		var beat gpu.Beat
+		if err := bus.Unmarshal(m.Data, &beat); err != nil {
+			t.Error(err)
+		}
+		ch <- beat
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = sub.Unsubscribe() })
+	require.NoError(t, b.Conn().Flush())
+	return ch
+}
+
+// next is the first beat that is as wanted.
+func next(t *testing.T, ch <-chan gpu.Beat, want func(gpu.Beat) bool) gpu.Beat {
+	t.Helper()
+	late := time.After(10 * time.Second)
+	for {
+		select {
+		case beat := <-ch:
+			if want(beat) {
+				return beat
+			}
+		case <-late:
+			t.Fatal("no such heartbeat")
+		}
+	}
+}
+
+func TestReporter(t *testing.T) {
+	b := bustest.Open(t)
+	ch := beats(t, b)
+	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, "")[0]
+	stop := report(t, b, sim, func(pid int) bool { return pid == 7 })
+
+	first := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil })
+	require.Equal(t, "host", first.Node)
+	require.Len(t, first.Report.Devices, 2)
+	require.Positive(t, first.Report.CPUs)
+	require.Positive(t, first.Report.Memory)
+	next(t, ch, func(beat gpu.Beat) bool { return beat.Report == nil }) // most are light
+
+	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	require.NoError(t, err)
+	entry, err := kv.Get(t.Context(), gpu.NodeKey("host"))
+	require.NoError(t, err)
+	var leased gpu.Report
+	require.NoError(t, bus.Unmarshal(entry.Value, &leased))
+	require.Equal(t, first.Session, leased.Session)
+
+	uuid := first.Report.Devices[0].UUID
+	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
+	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
+	dirty := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Foreign) > 0 })
+	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "its own are not foreign")
+	require.NoError(t, sim.Recover(uuid))
+	next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Foreign) == 0 })
+
+	stop()
+	next(t, ch, func(beat gpu.Beat) bool { return beat.Bye })
+	_, err = kv.Get(t.Context(), gpu.NodeKey("host"))
+	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is given up")
+}
+
+// broken is a driver that stops answering.
+type broken struct {
+	gpu.Inventory
+	fails chan struct{}
+}
+
+func (b broken) Devices(ctx context.Context) ([]gpu.Device, error) {
+	select {
+	case <-b.fails:
+		return nil, errors.New("it hangs")
+	default:
+		return b.Inventory.Devices(ctx)
+	}
+}
+
+// Harm forbidden: what cannot be read any more is granted.
+func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
+	b := bustest.Open(t)
+	ch := beats(t, b)
+	driver := broken{gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], make(chan struct{})}
+	report(t, b, driver, nil)
+	close(driver.fails)
+	told := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Devices[0].Unfit()) > 0 })
+	require.Contains(t, told.Report.Devices[0].Unfit()[0], "it hangs")
+}
+
+// A name has one agent at a time: the second waits.
+func TestNameIsHeldOnce(t *testing.T) {
+	b := bustest.Open(t)
+	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0]
+	stop := report(t, b, sim, nil)
+	registered := make(chan struct{})
+	second, err := nodes.NewReporter(nodes.Config{Bus: b, Name: "host", RegisteredFunc: func() { close(registered) }})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- second.Run(ctx) }()
+	select {
+	case <-registered:
+		t.Fatal("two agents of one name")
+	case <-time.After(200 * time.Millisecond):
+	}
+	stop()
+	<-registered
+	cancel()
+	require.NoError(t, <-doneCh)
+}
+
+func TestBadConfig(t *testing.T) {
+	_, err := nodes.NewReporter(nodes.Config{Name: "a.b", CPUs: -1, Lease: time.Millisecond, Labels: map[string]string{"x y": ""}})
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	for _, word := range []string{"a.b", "Bus", "-1", "1ms", "x y"} {
+		require.ErrorContains(t, err, word)
+	}
+}
