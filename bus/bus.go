@@ -387,7 +387,9 @@ func (b *Bus) Close() error {
 	b.mu.Unlock()
 	b.eachEndpoint(func(e *Endpoint) { e.Close() })
 	if b.owned {
-		_ = b.nc.FlushTimeout(time.Second) // last words; a dead server must not keep us
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		_ = b.nc.FlushWithContext(ctx) // last words; a dead server must not keep us
+		cancel()
 		b.nc.Close()
 	}
 	b.nc.RemoveStatusListener(b.statusCh)

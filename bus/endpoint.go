@@ -411,7 +411,7 @@ func (e *Endpoint) wakeSweep() {
 
 func (e *Endpoint) sweep(askAll bool) {
 	connected, now := e.bus.nc.IsConnected(), time.Now()
-	e.receipts.sweep(now, connected)
+	e.receipts.sweep(now, connected, askAll)
 	e.mu.Lock()
 	if connected {
 		e.outageSince = time.Time{}

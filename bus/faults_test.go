@@ -170,7 +170,7 @@ func (th *theatre) disturb(dice *rand.Rand, hurt func(line)) (stop func()) {
 			select {
 			case <-quitCh:
 				return
-			case <-time.After(time.Duration(5+dice.IntN(100)) * time.Millisecond):
+			case <-time.After(time.Duration(20+dice.IntN(500)) * time.Millisecond):
 				hurt(th.lines()[dice.IntN(3)])
 			}
 		}

@@ -38,7 +38,8 @@ type held struct {
 	latest  time.Time            // of the newest
 	serving map[string]*receiver // by session, of the stream that runs
 	tried   map[string]bool      // those who were served together with others, and do not hear that if they ask again
-	sent    int                  // how far that stream has come
+	to      string               // the subject of that stream
+	sent    int                  // how far it has come
 	pumping bool
 	dropped bool
 	wakeCh  chan struct{} // holds one; a want or a confirmation came in
@@ -55,7 +56,8 @@ type want struct {
 type receiver struct {
 	ranks RankSet   // of its process; empty for a caller
 	acked int       // it has this much
-	moved time.Time // when it last said so, or when its stream began
+	told  int       // it has asked from there, and was told how much was sent; -1: it has not asked
+	moved time.Time // when it last said something, or when its stream began
 }
 
 func newStore(ep *Endpoint) *store { return &store{ep: ep, held: map[uint64]*held{}} }
@@ -119,8 +121,7 @@ func (st *store) dropAll() {
 	}
 }
 
-// wanted notes a receiver's request and sees to it that somebody serves it. A repeat restarts that receiver's stream
-// where it is, which is harmless.
+// wanted notes a receiver's request and sees to it that somebody serves it.
 func (st *store) wanted(f *Frame) {
 	inbox := replyIn(st.ep.namespace, f.Header.Session)
 	h := st.get(f.Header.Ref.ID)
@@ -128,23 +129,35 @@ func (st *store) wanted(f *Frame) {
 		_ = st.ep.send(inbox, &Frame{Kind: KindGone, Header: Header{Ref: f.Header.Ref}}) // the receiver asks again if it is lost
 		return
 	}
-	start, later := h.ask(want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}, time.Now())
+	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}
+	start, sign := h.ask(w, time.Now())
 	if start {
 		st.ep.spawn(h.pump)
 	}
-	if later { // an empty chunk says that it is coming
-		_ = st.ep.send(inbox, &Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: f.Header.Offset}})
+	if sign.subject == "" {
+		sign.subject = inbox
+	}
+	if sign.say {
+		_ = st.ep.send(sign.subject, &Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: uint64(sign.offset)}})
 	}
 }
 
-// ask takes in a request, unless its receiver is served and misses nothing. It reports whether a pump must be started,
-// and whether the receiver will have to wait for others.
-func (h *held) ask(w want, now time.Time) (start, later bool) {
+// sign is an empty chunk: up to this offset everything was sent, this way. It tells a receiver that has all that, or must
+// wait for others, that the owner lives; and one that has less, that the rest was lost.
+type sign struct {
+	say     bool
+	subject string // empty: the receiver's inbox
+	offset  int
+}
+
+// ask takes in a request, unless its receiver is served and may miss nothing. It reports whether a pump must be started,
+// and what to say in the meantime.
+func (h *held) ask(w want, now time.Time) (start bool, s sign) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.wake()
-	if h.keepsUp(w, now) {
-		return false, true
+	if served, s := h.served(w, now); served {
+		return false, s
 	}
 	h.latest = now
 	if len(h.wants) == 0 {
@@ -156,25 +169,23 @@ func (h *held) ask(w want, now time.Time) (start, later bool) {
 	}
 	start = !h.pumping
 	h.pumping = true
-	return start, len(h.serving) > 0
+	return start, sign{say: len(h.serving) > 0, offset: w.offset}
 }
 
-// keepsUp reports whether the stream that runs serves this receiver well: it has all that was sent and waits with us for
-// a slower one, or it has only just begun and asks twice. One that misses something leaves the stream, which no longer
-// waits for it.
-func (h *held) keepsUp(w want, now time.Time) bool {
+// served reports whether the stream that runs goes on serving this receiver. It may have all that was sent, and wait with
+// us for a slower one. If it has less, that may be on its way: it is told how much was sent, behind all of that. If it
+// then asks once more from the same place it has missed something, and leaves the stream, which no longer waits for it.
+func (h *held) served(w want, now time.Time) (bool, sign) {
 	r := h.serving[w.session]
 	switch {
 	case r == nil:
-		return false
-	case w.offset >= h.sent:
-		r.acked, r.moved = max(r.acked, w.offset), now
-		return true
-	case now.Sub(r.moved) < stallAfter/2:
-		return true
+		return false, sign{}
+	case w.offset < h.sent && r.told == w.offset:
+		delete(h.serving, w.session)
+		return false, sign{}
 	}
-	delete(h.serving, w.session)
-	return false
+	r.acked, r.moved, r.told = max(r.acked, w.offset), now, w.offset
+	return true, sign{say: true, subject: h.to, offset: h.sent}
 }
 
 func withoutWant(ws []want, session string) []want {
@@ -304,9 +315,9 @@ func (h *held) stream(subject string, to []want, offset int) {
 	h.mu.Lock()
 	clear(h.serving)
 	for _, w := range to {
-		h.serving[w.session] = &receiver{ranks: w.ranks, acked: offset, moved: now}
+		h.serving[w.session] = &receiver{ranks: w.ranks, acked: offset, told: -1, moved: now}
 	}
-	h.sent = offset
+	h.to, h.sent = subject, offset
 	h.mu.Unlock()
 	defer func() {
 		h.mu.Lock()

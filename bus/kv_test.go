@@ -46,9 +46,9 @@ func kvBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good
 	ats.Register() // outside, because it lives as long as the process
 	defer func() {
 		ats.Unregister()
-		runtime.GC() // nats.go keeps timers in a pool, and those of a bubble are of no use outside
-		runtime.GC()
+		emptyPools()
 	}()
+	emptyPools()
 	synctest.Test(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
 		f := bustest.NewFaults(srv)

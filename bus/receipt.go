@@ -21,6 +21,7 @@ const (
 	stallAfter    = 700 * time.Millisecond // no progress: ask again, at first
 	stallMost     = 3 * time.Second        // and later, when asking was of no use
 	giveUpAfter   = 30 * time.Second       // no sign of the owner at all
+	maxGaps       = 2                      // chunks that come too early make us ask so often: once, and once more when we are told that nothing is on its way
 )
 
 // receipts are the bodies on their way to one endpoint.
@@ -44,6 +45,7 @@ type receipt struct {
 	moved     time.Time // last sign of the owner
 	asked     time.Time
 	patience  time.Duration // no progress for so long: ask again
+	gaps      int           // chunks that came too early since the last one that did not
 	finished  bool
 }
 
@@ -110,8 +112,8 @@ func (rs *receipts) want(r *receipt) {
 	_ = rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &Frame{Kind: KindWant, Header: h}) // repeated if nothing comes
 }
 
-// Chunk takes in a piece of a body. Pieces that are not the next one are ignored: they belong to another receiver's
-// stream, or come after a lost one, and then the stall is noticed by the sweep. An empty one is a sign of the owner.
+// Chunk takes in a piece of a body. An empty one says how much was sent before it. One that is not the next belongs to
+// another receiver's stream and is ignored; or something before it was lost, and then it is asked for.
 func (e *Endpoint) Chunk(f *Frame) {
 	rs := e.receipts
 	rs.mu.Lock()
@@ -121,16 +123,24 @@ func (e *Endpoint) Chunk(f *Frame) {
 		return
 	}
 	r.mu.Lock()
-	if r.buf == nil || r.finished || f.Header.Offset != uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
+	if r.buf == nil || r.finished || f.Header.Offset < uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
 		r.mu.Unlock()
 		return
 	}
-	r.got += copy(r.buf[r.got:], f.Body)
-	now := time.Now()
-	if len(f.Body) > 0 {
-		r.patience = stallAfter
+	if f.Header.Offset > uint64(r.got) {
+		r.gaps++
+		ask := r.gaps <= maxGaps
+		r.mu.Unlock()
+		if ask {
+			rs.want(r)
+		}
+		return
 	}
-	r.moved = now
+	if len(f.Body) > 0 {
+		r.got += copy(r.buf[r.got:], f.Body)
+		r.patience, r.gaps = stallAfter, 0
+	}
+	r.moved = time.Now()
 	whole := r.got == len(r.buf)
 	confirm := !whole && r.got-r.confirmed >= progressEvery
 	if confirm {
@@ -196,9 +206,9 @@ func (rs *receipts) gone(ref Ref) {
 	rs.abandon(ref, Errorf(CodeOutcomeUnknown, "the body of %d bytes is no longer held by its owner", ref.Len))
 }
 
-// sweep asks again where nothing moves, and gives up where the owner is silent. An outage of our own connection is
-// not held against the owner.
-func (rs *receipts) sweep(now time.Time, connected bool) {
+// sweep asks again where nothing moves, and everywhere after a reconnect, and gives up where the owner is silent. An
+// outage of our own connection is not held against the owner.
+func (rs *receipts) sweep(now time.Time, connected, anew bool) {
 	rs.mu.Lock()
 	all := make([]*receipt, 0, len(rs.in))
 	for _, r := range rs.in {
@@ -212,9 +222,10 @@ func (rs *receipts) sweep(now time.Time, connected bool) {
 			r.moved = now
 		}
 		silent, stalled := now.Sub(r.moved), now.Sub(r.asked) > r.patience && now.Sub(r.moved) > r.patience
-		if stalled && !waiting {
+		if stalled {
 			r.patience = min(2*r.patience, stallMost)
 		}
+		stalled = stalled || anew && connected && !waiting
 		r.mu.Unlock()
 		switch {
 		case silent > giveUpAfter:

@@ -322,11 +322,16 @@ func bubble(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
 	ats.Register() // outside, because it lives as long as the process
 	defer ats.Unregister()
-	defer func() { // also when the test fails: pooled timers belong to the bubble
-		runtime.GC()
-		runtime.GC()
-	}()
+	emptyPools()
+	defer emptyPools() // also when the test fails
 	synctest.Test(t, test)
+}
+
+// emptyPools lets go of what is kept for reuse: nats.go pools timers, and those of a bubble are of no use outside it, nor
+// the other way round.
+func emptyPools() {
+	runtime.GC()
+	runtime.GC()
 }
 
 // line is one bus on its own way to a server.

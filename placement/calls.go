@@ -187,9 +187,14 @@ func (r *reign) release(c *call) {
 	}
 }
 
-// withdraw ends a reserve whose client has given up: from now on it is over, and what it got is released.
+// withdraw ends a reserve whose client has given up: from now on it is over, and what it got, from this leader or one
+// before, is released.
 func (r *reign) withdraw(c *call) {
 	s := r.sessions[c.Session]
+	delete(s.open, c.Call)
+	if _, over := s.answers[c.Call]; !over && c.Call > s.floor {
+		s.answers[c.Call] = nil // a copy of it that is still on its way does nothing
+	}
 	if w := r.queue[c.ID]; w != nil && w.call.Session == c.Session && w.call.Seq == c.Call {
 		delete(r.queue, c.ID)
 		r.dirty = true
@@ -197,10 +202,6 @@ func (r *reign) withdraw(c *call) {
 	if e := r.held[c.ID]; e != nil && e.Session == c.Session && e.Seq == c.Call {
 		r.end(e, Event{}, func(err error) { r.finishErr(c, err) })
 		return
-	}
-	delete(s.open, c.Call)
-	if _, over := s.answers[c.Call]; !over && c.Call > s.floor {
-		s.answers[c.Call] = nil // a copy of it that is still on its way does nothing
 	}
 	r.finishErr(c, nil)
 }
