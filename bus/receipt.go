@@ -42,7 +42,8 @@ type receipt struct {
 	buf       []byte // nil until admitted
 	got       int
 	confirmed int
-	moved     time.Time // last sign of the owner
+	heard     time.Time // last sign of the owner
+	moved     time.Time // last progress, or word that we must wait
 	asked     time.Time
 	patience  time.Duration // no progress for so long: ask again
 	gaps      int           // chunks that came too early since the last one that did not
@@ -68,7 +69,7 @@ func (e *Endpoint) Fetch(ref Ref, ranks RankSet, done func([]byte, error)) {
 		rs.mu.Unlock()
 		return
 	}
-	r := &receipt{ref: ref, ranks: ranks, done: []func([]byte, error){done}, moved: time.Now(), patience: stallAfter}
+	r := &receipt{ref: ref, ranks: ranks, done: []func([]byte, error){done}, heard: time.Now(), patience: stallAfter}
 	rs.in[ref] = r
 	rs.mu.Unlock()
 	e.wakeSweep()
@@ -96,7 +97,8 @@ func (rs *receipts) admit(r *receipt) {
 		return
 	}
 	r.buf = make([]byte, r.ref.Len)
-	r.moved = time.Now()
+	r.heard = time.Now()
+	r.moved = r.heard
 	r.mu.Unlock()
 	rs.want(r)
 	if r.ref.Len == 0 {
@@ -123,7 +125,12 @@ func (e *Endpoint) Chunk(f *Frame) {
 		return
 	}
 	r.mu.Lock()
-	if r.buf == nil || r.finished || f.Header.Offset < uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
+	if r.buf == nil || r.finished {
+		r.mu.Unlock()
+		return
+	}
+	r.heard = time.Now()
+	if f.Header.Offset < uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
 		r.mu.Unlock()
 		return
 	}
@@ -140,7 +147,7 @@ func (e *Endpoint) Chunk(f *Frame) {
 		r.got += copy(r.buf[r.got:], f.Body)
 		r.patience, r.gaps = stallAfter, 0
 	}
-	r.moved = time.Now()
+	r.moved = r.heard
 	whole := r.got == len(r.buf)
 	confirm := !whole && r.got-r.confirmed >= progressEvery
 	if confirm {
@@ -219,9 +226,9 @@ func (rs *receipts) sweep(now time.Time, connected, anew bool) {
 		r.mu.Lock()
 		waiting := r.buf == nil
 		if waiting || !connected {
-			r.moved = now
+			r.heard, r.moved = now, now
 		}
-		silent, stalled := now.Sub(r.moved), now.Sub(r.asked) > r.patience && now.Sub(r.moved) > r.patience
+		silent, stalled := now.Sub(r.heard), now.Sub(r.asked) > r.patience && now.Sub(r.moved) > r.patience
 		if stalled {
 			r.patience = min(2*r.patience, stallMost)
 		}
