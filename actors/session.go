@@ -11,7 +11,6 @@ const (
 	maxKept       = 4096     // answers a worker keeps for callers that have not acknowledged them
 	maxKeptBytes  = 16 << 20 // and their bytes, without large bodies, which are held until they are fetched
 	maxRemembered = 1 << 16  // calls of one session that are remembered to have run
-	maxHeld       = 1024     // calls of one stream that wait for an earlier one
 	missingEvery  = 300 * time.Millisecond
 	sessionTTL    = 10 * time.Minute
 	maxSessions   = 4096
@@ -127,8 +126,7 @@ func (s *session) busy() bool {
 
 // stream is the order of the calls from one source, a caller or a sequencer, to one rank.
 type stream struct {
-	last     uint64 // the place of the last call that was taken
-	held     map[uint64]*arrival
+	bus.Stream[*arrival]
 	askedAt  time.Time
 	lastSeen time.Time
 }
@@ -147,70 +145,5 @@ func streamOf(h *bus.Header) streamID {
 type arrival struct {
 	header *bus.Header
 	body   []byte
-	prev   uint64
 	at     time.Time
-}
-
-// turn is what to do with a call that arrives.
-type turn uint8
-
-const (
-	takeIt turn = iota // its turn has come
-	holdIt             // an earlier call has not arrived
-	pastIt             // its place has been passed
-)
-
-// take decides about a call with this place. The zero order has no place and is always taken.
-func (s *stream) take(order, prev uint64) turn {
-	switch {
-	case order == 0:
-		return takeIt
-	case order <= s.last:
-		return pastIt
-	case prev > s.last:
-		return holdIt
-	}
-	s.last = order
-	return takeIt
-}
-
-// hold keeps a call until its turn; false: there is no room, and the caller will ask about it.
-func (s *stream) hold(a *arrival) bool {
-	if len(s.held) >= maxHeld {
-		return false
-	}
-	if s.held == nil {
-		s.held = map[uint64]*arrival{}
-	}
-	s.held[a.header.Order] = a
-	return true
-}
-
-// release returns the held call whose turn has come, if any.
-func (s *stream) release() *arrival {
-	if len(s.held) == 0 {
-		return nil
-	}
-	var first *arrival
-	for order, a := range s.held {
-		if order <= s.last {
-			delete(s.held, order)
-		} else if a.prev <= s.last && (first == nil || order < first.header.Order) {
-			first = a
-		}
-	}
-	if first != nil {
-		delete(s.held, first.header.Order)
-	}
-	return first
-}
-
-// gap returns the range that is missing: after the last call that was taken, up to the one before the first held.
-func (s *stream) gap() (after, upTo uint64, open bool) {
-	for _, a := range s.held {
-		if !open || a.prev < upTo {
-			upTo, open = a.prev, true
-		}
-	}
-	return s.last, upTo, open
 }

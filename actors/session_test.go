@@ -1,7 +1,6 @@
 package actors
 
 import (
-	"slices"
 	"testing"
 	"time"
 
@@ -131,71 +130,6 @@ func TestSessionAfterItWasForgotten(t *testing.T) {
 		_, over := s.find(&bus.Header{Seq: 1, Age: age}, now)
 		require.Equal(t, want, over, "first sent %s ago", age)
 	}
-}
-
-// TestStreamKeepsTheOrder: calls may arrive in any order and more than once, and the source may say that some do not
-// come; those that come are taken in order, each once.
-func TestStreamKeepsTheOrder(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var st stream
-		n := uint64(rapid.IntRange(1, 40).Draw(t, "calls"))
-		var order, taken []uint64
-		for i := uint64(1); i <= n; i++ {
-			for range rapid.IntRange(1, 2).Draw(t, "copies") {
-				order = append(order, i)
-			}
-		}
-		order = rapid.Permutation(order).Draw(t, "arrivals")
-		lost := uint64(rapid.IntRange(0, int(n)).Draw(t, "lost"))
-		release := func() {
-			for a := st.release(); a != nil; a = st.release() {
-				if st.take(a.header.Order, a.prev) != takeIt {
-					t.Fatal("it was released before its turn")
-				}
-				taken = append(taken, a.header.Order)
-			}
-		}
-		for _, o := range order {
-			if o == lost {
-				continue
-			}
-			switch st.take(o, o-1) {
-			case takeIt:
-				taken = append(taken, o)
-				release()
-			case holdIt:
-				st.hold(&arrival{header: &bus.Header{Order: o}, prev: o - 1})
-			case pastIt:
-				if !slices.Contains(taken, o) {
-					t.Fatalf("%d was passed over", o)
-				}
-			}
-		}
-		if after, upTo, open := st.gap(); open {
-			if after != lost-1 || upTo != lost {
-				t.Fatalf("the gap is said to be (%d, %d], and %d was lost", after, upTo, lost)
-			}
-			st.last = upTo
-			release()
-		}
-		var want []uint64
-		for i := uint64(1); i <= n; i++ {
-			if i != lost {
-				want = append(want, i)
-			}
-		}
-		if !slices.Equal(taken, want) || len(st.held) > 0 {
-			t.Fatalf("taken %v, want %v; %d held", taken, want, len(st.held))
-		}
-	})
-}
-
-func TestStreamHoldsSoMany(t *testing.T) {
-	var st stream
-	for i := range uint64(maxHeld) {
-		require.True(t, st.hold(&arrival{header: &bus.Header{Order: i + 10}, prev: i + 9}))
-	}
-	require.False(t, st.hold(&arrival{header: &bus.Header{Order: 1 << 20}}))
 }
 
 func TestAStreamOfItsOwnForSequencers(t *testing.T) {

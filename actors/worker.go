@@ -240,13 +240,13 @@ func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call)
 	s.acknowledge(h.Acked, w.forget, w.giveUp)
 	st := w.streamOf(h, now)
 	prev := h.PrevFor(w.spec.Rank)
-	switch st.take(h.Order, prev) {
-	case holdIt:
-		if st.hold(&arrival{header: h, body: body, prev: prev, at: now}) {
+	switch st.Take(h.Order, prev) {
+	case bus.HoldIt:
+		if st.Hold(h.Order, prev, &arrival{header: h, body: body, at: now}) {
 			w.reportGap(streamOf(h), st)
 		}
 		return nil
-	case pastIt:
+	case bus.PastIt:
 		s.pass(h.Seq)
 	}
 	if c := w.admit(h, body, now); c != nil && !c.bodyHere {
@@ -257,8 +257,7 @@ func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call)
 
 // admitReleased admits the calls whose turn has come because an earlier one was taken or skipped.
 func (w *Worker) admitReleased(st *stream) (fetch []*call) {
-	for a := st.release(); a != nil; a = st.release() {
-		st.take(a.header.Order, a.prev)
+	for a, ok := st.Release(); ok; a, ok = st.Release() {
 		if c := w.admit(a.header, a.body, a.at); c != nil && !c.bodyHere {
 			fetch = append(fetch, c)
 		}
@@ -299,7 +298,7 @@ func (w *Worker) streamOf(h *bus.Header, now time.Time) *stream {
 func (w *Worker) dropHeld() {
 	for id, st := range w.streams {
 		if id.sequencer {
-			clear(st.held)
+			st.Drop()
 		}
 	}
 }
@@ -658,7 +657,7 @@ func (w *Worker) asked(h *bus.Header, now time.Time) {
 // heldCall finds a call that waits for an earlier one.
 func (w *Worker) heldCall(h *bus.Header) *arrival {
 	for _, st := range w.streams {
-		for _, a := range st.held {
+		for a := range st.Held {
 			if a.header.Session == h.Session && a.header.Seq == h.Seq {
 				return a
 			}
@@ -711,16 +710,16 @@ func (w *Worker) skip(h *bus.Header) (fetch []*call) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	st := w.streams[streamOf(h)]
-	if st == nil || h.Prev > st.last {
+	if st == nil {
 		return nil
 	}
-	st.last = max(st.last, h.Order)
+	st.Skip(h.Order, h.Prev)
 	return w.admitReleased(st)
 }
 
 // reportGap asks whoever orders the calls for what is missing, and again until it has come.
 func (w *Worker) reportGap(id streamID, st *stream) {
-	after, upTo, open := st.gap()
+	after, upTo, open := st.Gap()
 	if !open || time.Since(st.askedAt) < missingEvery/2 {
 		return
 	}
@@ -766,7 +765,7 @@ func (w *Worker) purgeLocked(now time.Time) {
 	}
 	for _, st := range w.streams {
 		if now.Sub(st.lastSeen) >= sessionTTL { // a sequencer that is gone: what it was to send will not come
-			clear(st.held)
+			st.Drop()
 		}
 	}
 }

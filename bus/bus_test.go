@@ -369,6 +369,14 @@ func TestOutageLimit(t *testing.T) {
 			require.ErrorContains(t, a.Err, "the server has been unreachable for 30s")
 		}
 		require.InDelta(t, 30, time.Since(began).Seconds(), 2)
+
+		bustest.Reconnected(t, b.Conn(), srv.Restart)
+		time.Sleep(time.Minute)
+		srv.Stop()
+		time.Sleep(time.Second)
+		began = time.Now()
+		require.ErrorIs(t, answers(t, scatter(t, ep, s.call("echo", nil)))[0].Err, bus.ErrUnavailable)
+		require.InDelta(t, 30, time.Since(began).Seconds(), 2, "another outage, which begins anew")
 		srv.Restart()
 	})
 }

@@ -24,6 +24,7 @@ const (
 	maxInlineIn    = 24 << 20        // the most bytes of such answers on their way to one endpoint
 	inboxBytes     = 256 << 20
 	sweepEvery     = 200 * time.Millisecond
+	maxCancels     = 256 // how many cancels are said again after a reconnect
 )
 
 // Endpoint is one process's place in one namespace: the session that its calls carry, the one inbox for all that comes
@@ -49,7 +50,9 @@ type Endpoint struct {
 	targets     map[Address]*target
 	err         error // why the endpoint is closed
 	outageSince time.Time
-	stopped     bool // no goroutine begins any more
+	cancels     []lastWord  // said lately, and again after a reconnect
+	cancelsAt   []time.Time // when: more than once, because the workers' own connections may be back later than ours
+	stopped     bool        // no goroutine begins any more
 
 	askCh    chan struct{} // holds one; ask about every pending call now
 	workCh   chan struct{} // holds one; there is something to look after
@@ -371,34 +374,45 @@ func (e *Endpoint) sweepLoop() {
 	t := time.NewTimer(rand.N(sweepEvery))
 	defer t.Stop()
 	for {
-		now := false
+		anew := false
 		if e.idle() {
 			select {
 			case <-e.closedCh:
 				return
 			case <-e.askCh:
+				anew = true
 			case <-e.workCh:
 			}
+			e.awoke()
 			t.Reset(sweepEvery)
 		}
-		select {
-		case <-e.closedCh:
-			return
-		case <-e.askCh:
-			now = true
-		case <-t.C:
-			t.Reset(sweepEvery)
+		if !anew {
+			select {
+			case <-e.closedCh:
+				return
+			case <-e.askCh:
+				anew = true
+			case <-t.C:
+				t.Reset(sweepEvery)
+			}
 		}
-		e.sweep(now)
+		e.sweep(anew)
 	}
+}
+
+// awoke forgets an outage that nobody has looked at since.
+func (e *Endpoint) awoke() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.outageSince = time.Time{}
 }
 
 // idle reports whether nothing can have been lost.
 func (e *Endpoint) idle() bool {
 	e.mu.Lock()
-	pending := len(e.pending)
+	pending := len(e.pending) + len(e.cancelsAt)
 	e.mu.Unlock()
-	return pending == 0 && e.receipts.len() == 0
+	return pending == 0 && e.receipts.len() == 0 && !e.store.inUse()
 }
 
 // wakeSweep starts the sweep if it sleeps.
@@ -409,9 +423,12 @@ func (e *Endpoint) wakeSweep() {
 	}
 }
 
-func (e *Endpoint) sweep(askAll bool) {
+// sweep does all that once. anew: messages may have been lost just now, by a reconnect or because they were dropped.
+func (e *Endpoint) sweep(anew bool) {
 	connected, now := e.bus.nc.IsConnected(), time.Now()
-	e.receipts.sweep(now, connected, askAll)
+	e.receipts.sweep(now, connected, anew)
+	e.store.remind(now)
+	e.repeatCancels(now, connected, anew)
 	e.mu.Lock()
 	if connected {
 		e.outageSince = time.Time{}
@@ -426,7 +443,7 @@ func (e *Endpoint) sweep(askAll bool) {
 		case outage:
 			g.abort(Errorf(CodeUnavailable, "the server has been unreachable for %s; the call may or may not have run", e.bus.cfg.OutageLimit))
 		case connected:
-			g.ask(now, askAll)
+			g.ask(now, anew)
 		}
 	}
 }

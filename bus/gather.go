@@ -2,6 +2,7 @@ package bus
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -500,24 +501,67 @@ func (g *Gather) siblingError(rank int, cause error) error {
 	return e
 }
 
-func (g *Gather) tellCancelled(ranks RankSet) {
-	g.toRanks(ranks, &Frame{Kind: KindCancel, Header: Header{Session: g.ep.session, Seq: g.seq}})
+// lastWord is a frame to the workers of a call that is over.
+type lastWord struct {
+	subject string
+	frame   Frame
 }
 
-// toRanks sends a control frame to some ranks: one publish, whoever they are.
-func (g *Gather) toRanks(ranks RankSet, f *Frame) {
-	subject := g.call.To.Control()
-	if list := ranks.List(); len(list) == 1 {
-		subject = g.call.To.ControlRank(list[0])
-	} else if len(list) < g.call.World {
+// tellCancelled tells the workers that nobody waits for them. If the word is lost, in an outage for instance, it is said
+// again after the reconnect; and the next call says as much.
+func (g *Gather) tellCancelled(ranks RankSet) {
+	f := Frame{Kind: KindCancel, Header: Header{Session: g.ep.session, Seq: g.seq}}
+	subject, _ := g.control(ranks, &f)
+	_ = g.ep.send(subject, &f)
+	g.ep.mu.Lock()
+	defer g.ep.mu.Unlock()
+	if len(g.ep.cancels) == maxCancels {
+		g.ep.cancels = slices.Delete(g.ep.cancels, 0, maxCancels/2)
+	}
+	g.ep.cancels = append(g.ep.cancels, lastWord{subject, f})
+}
+
+// cancelAgain is when the cancels are said again after a reconnect.
+var cancelAgain = []time.Duration{0, 2 * time.Second, 10 * time.Second}
+
+// repeatCancels is called by the sweep alone.
+func (e *Endpoint) repeatCancels(now time.Time, connected, anew bool) {
+	e.mu.Lock()
+	if anew && len(e.cancels) > 0 {
+		e.cancelsAt = e.cancelsAt[:0]
+		for _, after := range cancelAgain {
+			e.cancelsAt = append(e.cancelsAt, now.Add(after))
+		}
+	}
+	if !connected || len(e.cancelsAt) == 0 || now.Before(e.cancelsAt[0]) {
+		e.mu.Unlock()
+		return
+	}
+	cancels := slices.Clone(e.cancels)
+	if e.cancelsAt = e.cancelsAt[1:]; len(e.cancelsAt) == 0 {
+		e.cancels = nil
+	}
+	e.mu.Unlock()
+	for i := range cancels {
+		_ = e.send(cancels[i].subject, &cancels[i].frame) // and again; and the next call says as much
+	}
+}
+
+// control is the one subject for a control frame to some ranks, and the part that nobody has heard if nobody is there.
+func (g *Gather) control(ranks RankSet, f *Frame) (subject string, part int) {
+	list := ranks.List()
+	if len(list) == 1 {
+		s, _ := g.slotOf(list[0])
+		return g.call.To.ControlRank(list[0]), s.part
+	}
+	if len(list) < g.call.World {
 		f.Header.Some, f.Header.Ranks = true, ranks
 	}
-	part := 0
-	if s, _ := g.slotOf(ranks.first()); s != nil {
-		part = s.part
-	}
-	_ = g.ep.sendFrom(subject, replyCall(g.ep.namespace, g.ep.session, g.seq, part), f) // repeated by the sweep where it matters
+	return g.call.To.Control(), g.everyPart()
 }
+
+// everyPart stands for all parts in a reply subject.
+func (g *Gather) everyPart() int { return len(g.call.Parts) }
 
 // ask inquires about the ranks that have not answered, now and then, and at once when all is set.
 func (g *Gather) ask(now time.Time, all bool) {
@@ -539,7 +583,9 @@ func (g *Gather) ask(now time.Time, all bool) {
 	g.mu.Unlock()
 	if ranks.Len() > 0 {
 		h := Header{Session: g.ep.session, Seq: g.seq, Age: time.Since(g.sentAt)}
-		g.toRanks(ranks, &Frame{Kind: KindAsk, Header: h})
+		f := Frame{Kind: KindAsk, Header: h}
+		subject, part := g.control(ranks, &f)
+		_ = g.ep.sendFrom(subject, replyCall(g.ep.namespace, g.ep.session, g.seq, part), &f) // the next one follows
 	}
 }
 
@@ -574,7 +620,7 @@ func (g *Gather) nobodyListens(part int) {
 	g.mu.Lock()
 	for i := range g.slots {
 		s := &g.slots[i]
-		if s.answered || s.part != part || s.fetching.Owner != "" {
+		if s.answered || s.part != part && part != g.everyPart() || s.fetching.Owner != "" {
 			continue
 		}
 		if now.Sub(s.noneLast) > goneAfter/2 { // asked in between, and somebody was there

@@ -287,6 +287,27 @@ func TestLostCancelIsMadeUpFor(t *testing.T) {
 	<-s.ended
 }
 
+// TestCancelInAnOutage: who gives up while the server is away tells the workers when it is back.
+func TestCancelInAnOutage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		srv := bustest.StartServer(t, bustest.Options{})
+		driver, host := newLine(t, srv), newLine(t, srv)
+		s := newStage(t, 2)
+		s.play(host.Bus)
+		ep := endpoint(t, driver.Bus)
+		g := scatter(t, ep, s.call("wait", nil))
+		<-s.started
+		<-s.started
+		srv.Stop()
+		time.Sleep(time.Second)
+		g.Cancel()
+		time.Sleep(time.Second)
+		srv.Restart()
+		within(t, s.ended)
+		within(t, s.ended)
+	})
+}
+
 func TestCallsAfterCloseFail(t *testing.T) {
 	b := bustest.Open(t)
 	s := newStage(t, 2)
@@ -347,6 +368,22 @@ func TestNobodyListens(t *testing.T) {
 		close(s.gate)
 		answers(t, g)
 	})
+}
+
+// TestNobodyListensToAnyPart: all ranks of a role that is gone are given up together, although each has a part of its own.
+func TestNobodyListensToAnyPart(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		bubble(t, func(t *testing.T) {
+			b := bustest.Open(t)
+			s := newStage(t, 20)
+			s.ordered = ordered
+			began := time.Now()
+			for _, a := range answers(t, scatter(t, endpoint(t, b), s.callEach("echo", func(int) []byte { return nil }))) {
+				require.ErrorIs(t, a.Err, bus.ErrWorkerLost)
+			}
+			require.InDelta(t, 3.5, time.Since(began).Seconds(), 1)
+		})
+	}
 }
 
 func TestOneRankIsGone(t *testing.T) {

@@ -10,6 +10,7 @@ const (
 	minChunk   = 4 << 10
 	gatherWait = 25 * time.Millisecond  // those who want a body wait so long for the next one, to be served together,
 	gatherMost = 500 * time.Millisecond // and no longer than this
+	remindIn   = 5 * time.Second        // a caller that has been sent all of a body, and has said nothing since, is told so
 	slowAfter  = 3 * time.Second        // a receiver that confirms nothing for so long no longer holds up the others
 )
 
@@ -38,6 +39,8 @@ type held struct {
 	latest  time.Time            // of the newest
 	serving map[string]*receiver // by session, of the stream that runs
 	tried   map[string]bool      // those who were served together with others, and do not hear that if they ask again
+	asker   string               // a caller that has asked for it, when there is one alone
+	active  time.Time            // when that was, or when it was reminded
 	to      string               // the subject of that stream
 	sent    int                  // how far it has come
 	pumping bool
@@ -133,6 +136,7 @@ func (st *store) wanted(f *Frame) {
 	start, sign := h.ask(w, time.Now())
 	if start {
 		st.ep.spawn(h.pump)
+		st.ep.wakeSweep()
 	}
 	if sign.subject == "" {
 		sign.subject = inbox
@@ -159,7 +163,10 @@ func (h *held) ask(w want, now time.Time) (start bool, s sign) {
 	if served, s := h.served(w, now); served {
 		return false, s
 	}
-	h.latest = now
+	h.latest, h.active = now, now
+	if h.needed.Len() == 0 {
+		h.asker = w.session
+	}
 	if len(h.wants) == 0 {
 		h.first = now
 	}
@@ -186,6 +193,48 @@ func (h *held) served(w want, now time.Time) (bool, sign) {
 	}
 	r.acked, r.moved, r.told = max(r.acked, w.offset), now, w.offset
 	return true, sign{say: true, subject: h.to, offset: h.sent}
+}
+
+// inUse reports whether somebody has asked for a body that is held.
+func (st *store) inUse() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, h := range st.held {
+		if h.hasAsker() {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *held) hasAsker() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.asker != ""
+}
+
+// remind tells callers who have been sent all of a body, and have not said that they need no more of it, that there is
+// no more to come: that word may have been lost.
+func (st *store) remind(now time.Time) {
+	st.mu.Lock()
+	var all []*held
+	for _, h := range st.held {
+		all = append(all, h)
+	}
+	st.mu.Unlock()
+	for _, h := range all {
+		h.mu.Lock()
+		due := h.asker != "" && !h.pumping && now.Sub(h.active) > remindIn
+		if due {
+			h.active = now
+		}
+		f := Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: uint64(len(h.body))}}
+		inbox := replyIn(st.ep.namespace, h.asker)
+		h.mu.Unlock()
+		if due {
+			_ = st.ep.send(inbox, &f) // and once more if it is lost
+		}
+	}
 }
 
 func withoutWant(ws []want, session string) []want {

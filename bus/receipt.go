@@ -122,6 +122,9 @@ func (e *Endpoint) Chunk(f *Frame) {
 	r := rs.in[f.Header.Ref]
 	rs.mu.Unlock()
 	if r == nil {
+		if len(f.Body) == 0 && f.Header.Offset == uint64(f.Header.Ref.Len) {
+			e.release(f.Header.Ref, RankSet{}) // we had said so, but its owner does not know
+		}
 		return
 	}
 	r.mu.Lock()

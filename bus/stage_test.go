@@ -130,6 +130,18 @@ func answers(t testing.TB, g *bus.Gather) []bus.Answer {
 	return g.Answers()
 }
 
+// within takes what comes out of the channel, and fails if nothing does.
+func within(t testing.TB, ch <-chan int) int {
+	t.Helper()
+	select {
+	case v := <-ch:
+		return v
+	case <-time.After(patience()):
+		t.Fatalf("nothing has come for %s", patience())
+		return 0
+	}
+}
+
 // good waits for answers that are all without an error.
 func good(t testing.TB, g *bus.Gather) []bus.Answer {
 	t.Helper()

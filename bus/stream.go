@@ -97,6 +97,9 @@ func (s *Stream[T]) Skip(upTo, prev uint64) {
 	}
 }
 
+// Drop lets go of what is held: whoever waits for it will ask.
+func (s *Stream[T]) Drop() { clear(s.held) }
+
 // Held are the calls that wait, in no order.
 func (s *Stream[T]) Held(yield func(T) bool) {
 	for _, e := range s.held {

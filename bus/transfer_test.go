@@ -222,6 +222,30 @@ func TestDoneIsLost(t *testing.T) {
 	})
 }
 
+// TestDoneIsLostBehindAnOlderCall: while an older call runs, nothing the caller says covers a later answer. The owner of
+// the body finds out by itself.
+func TestDoneIsLostBehindAnOlderCall(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		srv := bustest.StartServer(t, bustest.Options{})
+		driver := newLine(t, srv)
+		s := newStage(t, 2)
+		host := s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+		ep := endpoint(t, driver.Bus)
+		older, later := s.call("hold", nil), s.call("big", []byte("3000000"))
+		older.Parts[0].Scope, older.Parts[0].Ranks = bus.OneRank(1), []int{1}
+		later.Parts[0].Scope, later.Parts[0].Ranks = bus.OneRank(0), []int{0}
+		g := scatter(t, ep, older)
+		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, bus.KindDone)))
+		good(t, scatter(t, ep, later))
+		require.Equal(t, 1, host.Endpoint().Holding())
+		driver.faults.SetRule(nil)
+		time.Sleep(time.Minute)
+		require.Zero(t, host.Endpoint().Holding())
+		close(s.gate)
+		good(t, g)
+	})
+}
+
 // TestLostRankLeavesNoRoomTaken: a body whose owner is known to be dead gives its room back at once.
 func TestLostRankLeavesNoRoomTaken(t *testing.T) {
 	bubble(t, func(t *testing.T) {

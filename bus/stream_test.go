@@ -1,0 +1,75 @@
+package bus_test
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"troupe/bus"
+)
+
+// TestStreamKeepsTheOrder: calls may arrive in any order and more than once, and the source may say that some do not
+// come; those that come are taken in order, each once.
+func TestStreamKeepsTheOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var s bus.Stream[uint64]
+		n := uint64(rapid.IntRange(1, 40).Draw(t, "calls"))
+		var order, taken []uint64
+		for i := uint64(1); i <= n; i++ {
+			for range rapid.IntRange(1, 2).Draw(t, "copies") {
+				order = append(order, i)
+			}
+		}
+		order = rapid.Permutation(order).Draw(t, "arrivals")
+		lost := uint64(rapid.IntRange(0, int(n)).Draw(t, "lost"))
+		release := func() {
+			for o, ok := s.Release(); ok; o, ok = s.Release() {
+				taken = append(taken, o)
+			}
+		}
+		for _, o := range order {
+			if o == lost {
+				continue
+			}
+			switch s.Take(o, o-1) {
+			case bus.TakeIt:
+				taken = append(taken, o)
+				release()
+			case bus.HoldIt:
+				require.True(t, s.Hold(o, o-1, o))
+			case bus.PastIt:
+				require.Contains(t, taken, o, "it was passed over")
+			}
+		}
+		if after, upTo, open := s.Gap(); open {
+			require.Equal(t, []uint64{lost - 1, lost}, []uint64{after, upTo})
+			s.Skip(upTo, upTo) // what was sent again has not come
+			release()
+			require.Less(t, slices.Max(append(taken, 0)), lost)
+			s.Skip(upTo, after)
+			release()
+		}
+		var want []uint64
+		for i := uint64(1); i <= n; i++ {
+			if i != lost {
+				want = append(want, i)
+			}
+		}
+		require.Equal(t, want, taken)
+		require.Empty(t, slices.Collect(s.Held))
+	})
+}
+
+func TestStreamHoldsSoMany(t *testing.T) {
+	var s bus.Stream[int]
+	for i := range 1024 {
+		require.True(t, s.Hold(uint64(i+10), uint64(i+9), i))
+	}
+	require.False(t, s.Hold(1<<20, 1, 0))
+	require.Len(t, slices.Collect(s.Held), 1024)
+	s.Drop()
+	require.Empty(t, slices.Collect(s.Held))
+	require.Equal(t, bus.TakeIt, s.Take(0, 99), "without a place there is no order")
+}
