@@ -30,7 +30,9 @@ type HostConfig struct {
 	Node string
 	// BeatEvery is the time between heartbeats. Zero: one second.
 	BeatEvery time.Duration
-	// OwnProcess lets the set_env verb change the environment of the process. Zero: only the worker's own table.
+	// OwnProcess says that the process is one worker's own: the set_env verb changes its environment, and a worker that
+	// cannot be made says so on the bus, because nobody else in the process would. Zero: only the worker's own table, and
+	// Start's error.
 	OwnProcess bool
 	// Above is whatever the package above wants to find again from inside a method, through Host.Above.
 	Above any
@@ -133,16 +135,33 @@ func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 	}
 	w := newWorker(h, spec, class)
 	if err := w.construct(ctx); err != nil {
-		w.become(Failed, err)
-		e := bus.AsError(err)
-		e.Role, e.Rank, e.Node = spec.Address.Role, spec.Rank, h.cfg.Node
-		return nil, e
+		return nil, h.stillborn(w, err)
 	}
 	if err := h.listen(w); err != nil {
 		_ = w.Stop(ctx)
 		return nil, err
 	}
+	if h.cfg.OwnProcess {
+		h.beat(spec.Address, []*Worker{w}) // nobody waits for the next one
+	}
 	return w, nil
+}
+
+// stillborn is the error of a worker that could not be made.
+func (h *Host) stillborn(w *Worker, why error) error {
+	e := bus.AsError(why)
+	e.Role, e.Rank, e.Node = w.spec.Address.Role, w.spec.Rank, h.cfg.Node
+	w.become(Failed, e)
+	if h.cfg.OwnProcess {
+		h.beat(w.spec.Address, []*Worker{w})
+		_ = h.ep.Bus().Conn().FlushTimeout(lastGrace) // the agent says that the process ended, if this does not get through
+	}
+	return e
+}
+
+// Fail says on the bus that a worker cannot be made, by a process of its own that found out before Start.
+func (h *Host) Fail(spec WorkerSpec, why error) {
+	_ = h.stillborn(newWorker(h, spec, &Class{Name: spec.Class}), why) // it is the caller's own
 }
 
 // listen subscribes to every subject of the worker.

@@ -97,6 +97,9 @@ type Info struct {
 	Objects []string    `msgpack:"objects" json:"objects"`
 	Lanes   []LaneInfo  `msgpack:"lanes" json:"lanes"`
 	Calls   []CallState `msgpack:"calls" json:"calls"` // in flight, oldest first; of those that wait the first 100 of each lane
+	// Methods are the class's own, and Open says that there may be more: what a driver needs that does not know the class.
+	Methods []MethodInfo `msgpack:"methods" json:"methods"`
+	Open    bool         `msgpack:"open,omitempty" json:"open,omitempty"`
 }
 
 // LaneInfo is how full a lane is.
@@ -145,6 +148,7 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 		Role: w.spec.Address.Role, Class: w.class.Name, Rank: w.spec.Rank, World: w.spec.World, Gen: w.spec.Gen,
 		Node: w.host.cfg.Node, PID: os.Getpid(), Wire: bus.Major, Runtime: runtime.Version(), State: w.state,
 		Objects: slices.Sorted(maps.Keys(w.objects)), Lanes: []LaneInfo{}, Calls: []CallState{},
+		Methods: w.class.Methods, Open: w.class.Open,
 	}
 	calls := slices.Clone(w.active)
 	for _, q := range w.queues {

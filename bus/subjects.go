@@ -91,6 +91,9 @@ func (a Address) Sequencer() string { return a.Prefix() + sequencerWord }
 // Life is troupe.<namespace>.<role>.<incarnation>.life: heartbeats and state changes.
 func (a Address) Life() string { return a.Prefix() + ".life" }
 
+// Exit is troupe.<namespace>.<role>.<incarnation>.exit: how worker processes of the role ended, as their agents say.
+func (a Address) Exit() string { return a.Prefix() + ".exit" }
+
 // replyIn is troupe.<namespace>.reply.<session>.in.
 func replyIn(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".in"
@@ -177,3 +180,6 @@ func NodeAsk(node string) string {
 	}
 	return nodesRoot + ".ask." + node
 }
+
+// NodeDo is troupe.@nodes.do.<node>: what the node's agent is asked to do.
+func NodeDo(node string) string { return nodesRoot + ".do." + node }

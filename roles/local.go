@@ -19,6 +19,8 @@ type Local struct {
 	classes []*actors.Class
 	node    string
 	minds   bool // the roles of drivers that are gone; a runtime's own Local leaves that to the runtime
+	// ownProcess: the process is one worker's own
+	ownProcess bool
 
 	group  sync.WaitGroup    // of constructors, and of connections that close behind their workers; see spawn
 	mu     sync.Mutex        // guards what follows
@@ -174,7 +176,7 @@ func (l *Local) newPlace(b *bus.Bus, namespace string) (*place, error) {
 		return nil, err
 	}
 	rt := newInside(ep)
-	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, Node: l.node, Above: rt})
+	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, Node: l.node, Above: rt, OwnProcess: l.ownProcess})
 	if err != nil {
 		rt.closeInside()
 		ep.Close()

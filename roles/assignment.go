@@ -1,0 +1,44 @@
+package roles
+
+import (
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/dispatch"
+)
+
+// Assignment is what a driver says to one worker process, through the agent that starts it. On the wire it is msgpack.
+type Assignment struct {
+	Namespace   string        `msgpack:"namespace"`
+	Role        string        `msgpack:"role"`
+	Incarnation string        `msgpack:"incarnation"`
+	Class       string        `msgpack:"class"`
+	Rank        int           `msgpack:"rank"`
+	World       int           `msgpack:"world"`
+	Gen         uint32        `msgpack:"gen"`
+	Mesh        dispatch.Mesh `msgpack:"mesh"`
+	Config      bus.Raw       `msgpack:"config"` // given to the constructor; nil: none
+	Ordered     bool          `msgpack:"ordered"`
+	QueueLimit  int           `msgpack:"queue_limit"`
+	PanicFails  bool          `msgpack:"panic_fails"`
+	Devices     []string      `msgpack:"devices"` // UUIDs of those it may see, in the order it sees them
+}
+
+// Spec is the worker as its host wants it.
+func (a Assignment) Spec() actors.WorkerSpec {
+	return actors.WorkerSpec{
+		Address: bus.Address{Namespace: a.Namespace, Role: a.Role, Incarnation: a.Incarnation},
+		Class:   a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Config: a.Config, Ordered: a.Ordered,
+		QueueLimit: a.QueueLimit, PanicFails: a.PanicFails,
+		Slices: []actors.Slice{{Mesh: defaultMesh, N: a.Mesh.Coord(a.Rank).DP}},
+	}
+}
+
+func (a Assignment) check() error {
+	if mesh, err := a.Mesh.Resolve(a.World); err != nil || mesh != a.Mesh {
+		return bus.Errorf(bus.CodeMalformed, "an assignment to a world of %d with the mesh %s", a.World, a.Mesh)
+	}
+	if a.Rank < 0 || a.Rank >= a.World {
+		return bus.Errorf(bus.CodeMalformed, "an assignment to rank %d in a world of %d", a.Rank, a.World)
+	}
+	return nil
+}

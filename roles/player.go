@@ -1,0 +1,134 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/nodes"
+)
+
+// playGrace is how long the running call of a worker process may go on after a signal. The agent's own patience, which
+// ends in a kill, is what counts; this only has to be shorter.
+const playGrace = 5 * time.Second
+
+// Main makes this program the worker that an agent started it for, and does not return then; otherwise it does nothing.
+// A driver's program whose roles run in processes of their own calls it first, with the classes that it knows:
+//
+//	func main() {
+//		roles.Main(trainer.Class)
+//		...
+//	}
+func Main(classes ...*actors.Class) {
+	path := os.Getenv(nodes.AssignmentEnv)
+	if path == "" {
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	err := Play(ctx, path, classes...)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "troupe worker:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// Play plays the worker of the assignment in the file at path until it is stopped or ctx ends, which is no error.
+func Play(ctx context.Context, path string, classes ...*actors.Class) error {
+	p, err := OpenPlayer(ctx, PlayerConfig{Assignment: path, Classes: classes})
+	if err != nil {
+		return err
+	}
+	if err := p.Start(ctx); err != nil {
+		return errors.Join(err, p.Close(ctx))
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+	}
+	return p.Close(context.WithoutCancel(ctx))
+}
+
+// PlayerConfig is a worker process as its agent started it.
+type PlayerConfig struct {
+	Assignment string          // path of the file; see nodes.AssignmentEnv
+	Classes    []*actors.Class // those that the process can play
+	Logger     *slog.Logger    // zero: the bus's
+}
+
+// Player is the one worker of a process.
+type Player struct {
+	Assignment Assignment
+	Node       string
+
+	bus    *bus.Bus
+	place  *place
+	worker *actors.Worker
+}
+
+// OpenPlayer reads the assignment and connects. The worker is made by Start, so that a program may look at its
+// assignment first; if it then finds that it cannot play, it says so with Fail.
+func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
+	assigned, err := nodes.ReadAssigned(cfg.Assignment)
+	if err != nil {
+		return nil, err
+	}
+	p := &Player{Node: assigned.Node}
+	if err := bus.Unmarshal(assigned.Assignment, &p.Assignment); err != nil {
+		return nil, bus.Errorf(bus.CodeMalformed, "the assignment of %s: %w", assigned.Name, err)
+	}
+	if err := p.Assignment.check(); err != nil {
+		return nil, err
+	}
+	busCfg := assigned.BusConfig()
+	busCfg.Wait, busCfg.Logger = true, cfg.Logger
+	if p.bus, err = bus.Open(ctx, busCfg); err != nil {
+		return nil, err
+	}
+	local := newLocal(p.bus, cfg.Classes)
+	local.node, local.ownProcess = assigned.Node, true
+	if p.place, err = local.newPlace(p.bus, p.Assignment.Namespace); err != nil {
+		return nil, errors.Join(err, p.bus.Close())
+	}
+	return p, nil
+}
+
+// Start makes the worker. One that cannot be made has said so on the bus.
+func (p *Player) Start(ctx context.Context) (err error) {
+	p.worker, err = p.place.host.Start(ctx, p.Assignment.Spec())
+	return err
+}
+
+// Fail says that the worker cannot be made, and why.
+func (p *Player) Fail(why error) { p.place.host.Fail(p.Assignment.Spec(), why) }
+
+// Worker is the worker; nil before Start.
+func (p *Player) Worker() *actors.Worker { return p.worker }
+
+// Done is closed when the worker has ended.
+func (p *Player) Done() <-chan struct{} { return p.worker.Done() }
+
+// Runtime makes the calls of the worker to others.
+func (p *Player) Runtime() *Runtime { return p.place.rt }
+
+// Close stops the worker, if it runs, and disconnects. Its error is why the worker failed, if it did.
+func (p *Player) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, playGrace)
+	defer cancel()
+	_ = p.place.host.Close(ctx) // what would not end is ended with the process
+	var err error
+	if p.worker != nil {
+		_, err = p.worker.State()
+	}
+	p.place.rt.closeInside()
+	p.place.ep.Close()
+	return errors.Join(err, p.bus.Close())
+}
