@@ -14,6 +14,7 @@ type Row struct {
 	Device  Device    `json:"device" msgpack:"device"`
 	HeldBy  []Holder  `json:"held_by,omitempty" msgpack:"held_by,omitempty"`
 	Foreign []Process `json:"foreign,omitempty" msgpack:"foreign,omitempty"` // processes nobody here started
+	Closed  string    `json:"closed,omitempty" msgpack:"closed,omitempty"`   // why nothing new is granted on it, though it is well: a cordon, in words
 }
 
 // Holder is a worker that a device was granted to.
@@ -117,6 +118,9 @@ func (r Row) health() string {
 	for _, p := range r.Foreign {
 		words = append(words, "foreign "+p.String())
 	}
+	if r.Closed != "" {
+		words = append(words, r.Closed)
+	}
 	if len(words) == 0 {
 		return "ok"
 	}
@@ -125,15 +129,16 @@ func (r Row) health() string {
 
 func summary(rows []Row) string {
 	nodes := make(map[string]bool)
-	held, unfit, dirty := 0, 0, 0
+	held, unfit, dirty, closed := 0, 0, 0, 0
 	for _, r := range rows {
 		nodes[r.Node] = true
 		held += count(len(r.HeldBy) > 0)
 		unfit += count(len(r.Device.Unfit()) > 0)
 		dirty += count(len(r.Foreign) > 0)
+		closed += count(r.Closed != "")
 	}
-	return fmt.Sprintf("devices: %d, nodes: %d, held: %d, unfit: %d, with foreign processes: %d",
-		len(rows), len(nodes), held, unfit, dirty)
+	return fmt.Sprintf("devices: %d, nodes: %d, held: %d, unfit: %d, with foreign processes: %d, closed: %d",
+		len(rows), len(nodes), held, unfit, dirty, closed)
 }
 
 func count(yes bool) int {

@@ -25,6 +25,7 @@ func TestTable(t *testing.T) {
 		{Node: "gpu-a", Device: first[2], Foreign: []gpu.Process{leaked}},
 		{Node: "gpu-a", Device: first[3]},
 		{Node: "gpu-b", Device: second[0]},
+		{Node: "gpu-b", Device: second[1], Closed: "cordoned by anna"},
 		{Node: "npu-c", Device: gpu.Device{UUID: "npu-0", Vendor: gpu.Ascend, Model: "910B", MemoryTotal: 64 * gpu.GiB}},
 		{Node: "npu-c", Device: gpu.Device{UUID: "npu-1", Index: 1, Model: "unknown", Health: gpu.Health{Lost: "the device does not answer"}}},
 	}))

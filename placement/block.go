@@ -51,7 +51,7 @@ func (b *Book) blocks(g *gang, sc scope) []block {
 			nodes = append(nodes, block{kind: ObstacleNode, stock: s})
 		}
 		for pos := range s.node.Devices {
-			if s.node.Devices[pos].Unfit != "" {
+			if !s.node.Devices[pos].fit() {
 				devices = append(devices, block{kind: ObstacleDevice, stock: s, pos: pos})
 			}
 		}
@@ -121,6 +121,6 @@ func (o block) obstacle(g ground) Obstacle {
 	if o.kind == ObstacleNode {
 		return Obstacle{Kind: o.kind, Node: n.ID, Why: n.condition(), Since: n.Since}
 	}
-	d := n.Devices[o.pos]
-	return Obstacle{Kind: o.kind, Node: n.ID, Why: d.Unfit, Devices: []Slot{{Node: n.ID, NodeRank: n.Rank, Index: d.Index, UUID: d.UUID, Share: Whole}}}
+	d := &n.Devices[o.pos]
+	return Obstacle{Kind: o.kind, Node: n.ID, Why: d.condition(), Devices: []Slot{{Node: n.ID, NodeRank: n.Rank, Index: d.Index, UUID: d.UUID, Share: Whole}}}
 }

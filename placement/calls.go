@@ -111,6 +111,8 @@ func (r *reign) begin(c *call, now time.Time) {
 		r.finish(c, &answer{Kind: answerDone, Rules: &rules})
 	case verbSetRules:
 		r.setRules(c)
+	case verbCordon, verbUncordon:
+		r.setCordon(c, c.Verb == verbCordon, now)
 	default:
 		r.finishErr(c, bus.Errorf(bus.CodeVersion, "the placement service does not know %q", c.Verb))
 	}

@@ -437,6 +437,31 @@ func (c *Client) SetRules(ctx context.Context, r Rules) error {
 	return wrap("set the rules", err)
 }
 
+// Cordon closes a node to new grants, or with a Device (its UUID, or its index on that node) only that, and returns the
+// cordon as it is kept. What is held there stays. Doing it again changes who and why. Only an operator may.
+func (c *Client) Cordon(ctx context.Context, one Cordon) (Cordon, error) {
+	kept, _, err := c.setCordon(ctx, verbCordon, one)
+	return kept, wrap("cordon "+one.place(), err)
+}
+
+// Uncordon opens again what was cordoned, and reports whether it was. Only an operator may. Devices that were cordoned by
+// themselves stay so when their node is opened.
+func (c *Client) Uncordon(ctx context.Context, node, device string) (bool, error) {
+	one := Cordon{Node: node, Device: device}
+	_, was, err := c.setCordon(ctx, verbUncordon, one)
+	return was, wrap("uncordon "+one.place(), err)
+}
+
+func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, there bool, err error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	a, err := c.do(ctx, &message{Verb: v, Cordon: &one}, nil)
+	if err != nil || a.Cordon == nil {
+		return one, false, err
+	}
+	return *a.Cordon, true, nil
+}
+
 // Events calls handle, one at a time, for what becomes of the namespace's reservations, until ctx ends, which is no
 // error. Events can be lost with the connection: after a doubt, List has the truth.
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {

@@ -80,6 +80,7 @@ func openLedger(ctx context.Context, cfg Config) (*bus.KV, error) {
 type contents struct {
 	records []*stored
 	seats   map[string]int // ranks by node
+	cordons map[string]cordons
 	rules   *Rules
 }
 
@@ -99,7 +100,7 @@ func (l *ledger) read(ctx context.Context) (contents, error) {
 			return contents{}, err
 		}
 	}
-	c := contents{seats: map[string]int{}}
+	c := contents{seats: map[string]int{}, cordons: map[string]cordons{}}
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(state)) {
 		errs = append(errs, c.add(key, state[key]))
@@ -179,6 +180,8 @@ func (c *contents) add(key string, w written) error {
 		var s seat
 		err = bus.Unmarshal(w.value, &s)
 		c.seats[name] = s.Rank
+	case kind == "cordon":
+		c.cordons[name], err = decodeCordons(w.value)
 	case key == rulesKey:
 		c.rules = new(Rules)
 		err = bus.Unmarshal(w.value, c.rules)

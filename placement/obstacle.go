@@ -27,7 +27,7 @@ type ObstacleKind string
 const (
 	ObstacleHeld   ObstacleKind = "held"   // a reservation holds what is needed
 	ObstacleNode   ObstacleKind = "node"   // a node is cordoned, lost or unproven
-	ObstacleDevice ObstacleKind = "device" // a device is unfit
+	ObstacleDevice ObstacleKind = "device" // a device is unfit or cordoned
 )
 
 // String is the obstacle in words, without the time: that is for whoever knows what now is.

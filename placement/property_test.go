@@ -21,7 +21,7 @@ func genNodes(t *rapid.T, most int) []Node {
 			Memory:   rapid.Int64Range(0, 64).Draw(t, "memory"),
 			Labels:   map[string]string{"rack": fmt.Sprint(rapid.IntRange(0, 1).Draw(t, "rack"))},
 			State:    rapid.SampledFrom([]NodeState{NodeReady, NodeReady, NodeReady, NodeLost, NodeUnproven}).Draw(t, "state"),
-			Cordoned: rapid.IntRange(0, 7).Draw(t, "cordoned") == 7,
+			Cordoned: rapid.SampledFrom([]string{"", "", "", "", "", "", "", "by anna"}).Draw(t, "cordoned"),
 			Devices:  genDevices(t, n),
 		}
 	}
@@ -39,6 +39,9 @@ func genDevices(t *rapid.T, node int) []Device {
 		}
 		if rapid.IntRange(0, 9).Draw(t, "unfit") == 9 {
 			devices[i].Unfit = "XID 79"
+		}
+		if rapid.IntRange(0, 15).Draw(t, "cordoned") == 15 {
+			devices[i].Cordoned = "by anna"
 		}
 	}
 	return devices
@@ -159,7 +162,7 @@ func TestNothingOnAClosedNodeOrAnUnfitDevice(t *testing.T) {
 			for _, slot := range w.Slots {
 				s := b.byID[slot.Node]
 				require.True(t, s.node.open())
-				require.Empty(t, s.node.Devices[s.position(&slot)].Unfit)
+				require.True(t, s.node.Devices[s.position(&slot)].fit())
 			}
 		}
 	})
@@ -366,13 +369,13 @@ func remove(t require.TestingT, b *Book, obstacles []Obstacle) {
 			require.True(t, ok)
 		case ObstacleNode:
 			node := *b.byID[o.Node].node
-			node.State, node.Cordoned = NodeReady, false
+			node.State, node.Cordoned = NodeReady, ""
 			require.NoError(t, b.SetNode(node))
 		case ObstacleDevice:
 			node := *b.byID[o.Node].node
 			node.Devices = slices.Clone(node.Devices)
 			pos := slices.IndexFunc(node.Devices, func(d Device) bool { return d.UUID == o.Devices[0].UUID })
-			node.Devices[pos].Unfit = ""
+			node.Devices[pos].Unfit, node.Devices[pos].Cordoned = "", ""
 			require.NoError(t, b.SetNode(node))
 		}
 	}

@@ -41,6 +41,7 @@ type Blocked struct {
 	Holder      string    `json:"holder,omitempty" msgpack:"holder,omitempty"`
 	Since       time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 	Unfit       string    `json:"unfit,omitempty" msgpack:"unfit,omitempty"`
+	Cordoned    string    `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // by whom, since when and why
 }
 
 // reasons says why the gang finds no room in the book as it is: in one sentence, and node by node.
@@ -234,7 +235,7 @@ func (s *stock) blocked() []Blocked {
 		}
 		entry := Blocked{Index: d.Index, UUID: d.UUID}
 		if !s.fit.has(pos) {
-			entry.Unfit = d.Unfit
+			entry.Unfit, entry.Cordoned = d.Unfit, d.Cordoned
 		}
 		if holders := s.holders(pos); len(holders) > 0 && s.used[pos] > 0 {
 			h := holders[0]
@@ -253,9 +254,12 @@ func (b *Book) inWords(blocked []Blocked) string {
 	}
 	var tenancies []tenancy
 	for _, d := range blocked {
-		what := "unfit: " + d.Unfit
-		if d.Unfit == "" {
-			what = "held by " + named(d.Reservation, d.Holder, d.Namespace) + b.ago(d.Since)
+		what := "held by " + named(d.Reservation, d.Holder, d.Namespace) + b.ago(d.Since)
+		switch {
+		case d.Unfit != "":
+			what = "unfit: " + d.Unfit
+		case d.Cordoned != "":
+			what = "cordoned " + d.Cordoned
 		}
 		at := slices.IndexFunc(tenancies, func(t tenancy) bool { return t.what == what })
 		if at < 0 {
@@ -281,12 +285,12 @@ func (b *Book) ago(since time.Time) string {
 
 // condition is why a node is given no work, in words.
 func (n *Node) condition() string {
-	said := string(n.State)
-	if n.State == NodeReady {
-		said = "cordoned"
+	var said []string
+	if n.State != NodeReady {
+		said = append(said, string(n.State)+": "+n.Why)
 	}
-	if n.Why != "" {
-		said += ": " + n.Why
+	if n.Cordoned != "" {
+		said = append(said, "cordoned "+n.Cordoned)
 	}
-	return said
+	return strings.Join(said, ", ")
 }

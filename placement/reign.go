@@ -124,6 +124,7 @@ func newReign(cfg Config, l *ledger, c contents, now time.Time) (*reign, error) 
 		r.held[s.ID] = e
 		snapshot.Reservations = append(snapshot.Reservations, s.Reservation)
 	}
+	r.roster.cordons = c.cordons
 	for _, name := range slices.Sorted(maps.Keys(c.seats)) {
 		r.roster.sit(name, c.seats[name])
 	}
@@ -695,6 +696,13 @@ func (r *reign) waiting(namespace string, now time.Time) []Waiting {
 func (r *reign) nodes(after string) (nodes []NodeStatus, next string) {
 	for _, m := range r.roster.members {
 		nodes = append(nodes, m.status())
+	}
+	for name, all := range r.roster.cordons {
+		if r.roster.members[name] == nil {
+			away := NodeStatus{Rank: -1, State: NodeUnproven, Why: "it is away", Cordons: all.list()}
+			away.Report.Node = name
+			nodes = append(nodes, away)
+		}
 	}
 	return page(nodes, func(x *NodeStatus) string { return x.Report.Node }, after)
 }

@@ -21,7 +21,8 @@ type roster struct {
 	silence time.Duration
 	judgeAt time.Time // nobody is judged before
 	members map[string]*member
-	seen    bool // all leases that there were at the beginning have been seen
+	cordons map[string]cordons // by node; of those that are away too
+	seen    bool               // all leases that there were at the beginning have been seen
 }
 
 // member is one node, by name. It stays for as long as it has a seat in the ledger.
@@ -37,9 +38,10 @@ type member struct {
 	proven  bool // its report came in this term, and since it was last lost
 	asked   time.Time
 
-	state NodeState
-	why   string
-	since time.Time
+	cordons cordons // shared with the roster, which replaces it as a whole
+	state   NodeState
+	why     string
+	since   time.Time
 
 	// probation is the devices that were in use by what has ended without anybody having seen the end: they are unfit
 	// until a report shows nothing on them.
@@ -49,7 +51,7 @@ type member struct {
 }
 
 func newRoster(lease, silence time.Duration, now time.Time) *roster {
-	return &roster{lease: lease, silence: silence, judgeAt: now.Add(lease), members: map[string]*member{}}
+	return &roster{lease: lease, silence: silence, judgeAt: now.Add(lease), members: map[string]*member{}, cordons: map[string]cordons{}}
 }
 
 // calm starts the time in which nobody is judged anew: the server was away, and so nobody could be heard.
@@ -76,7 +78,7 @@ func (m *member) present() bool { return m.report != nil && m.seated }
 
 // sit enters a node with its rank as the ledger has it.
 func (r *roster) sit(name string, rank int) *member {
-	m := &member{name: name, rank: rank, seated: true, state: NodeUnproven, why: "it has not reported yet"}
+	m := &member{name: name, rank: rank, seated: true, cordons: r.cordons[name], state: NodeUnproven, why: "it has not reported yet"}
 	r.members[name] = m
 	return m
 }
@@ -257,11 +259,14 @@ func (m *member) leave() {
 func (m *member) node() Node {
 	n := Node{
 		ID: m.name, Rank: m.rank, Labels: m.report.Labels, CPUs: Wholes(m.report.CPUs), Memory: int64(m.report.Memory),
-		State: m.state, Why: m.why, Since: m.since, Devices: make([]Device, len(m.report.Devices)),
+		State: m.state, Why: m.why, Since: m.since, Cordoned: m.cordons.words(""), Devices: make([]Device, len(m.report.Devices)),
+	}
+	if one, closed := m.cordons[""]; closed && m.state == NodeReady {
+		n.Since = one.Since
 	}
 	islands := gpu.Islands(m.report.Devices)
 	for i, d := range m.report.Devices {
-		n.Devices[i] = Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d)}
+		n.Devices[i] = Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d), Cordoned: m.cordons.words(d.UUID)}
 	}
 	return n
 }
@@ -275,7 +280,7 @@ func (m *member) unfit(d gpu.Device) string {
 }
 
 func (m *member) status() NodeStatus {
-	s := NodeStatus{Rank: m.rank, State: m.state, Why: m.why}
+	s := NodeStatus{Rank: m.rank, State: m.state, Why: m.why, Cordons: m.cordons.list()}
 	if m.report != nil {
 		s.Report = *m.report
 	} else {

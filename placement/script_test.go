@@ -131,7 +131,7 @@ func (s *script) nodes(t *testing.T, args []string) string {
 	return s.show()
 }
 
-// node ID ready|lost|unproven|cordoned|unfit=INDEX|fit=INDEX [why…] changes a node.
+// node ID ready|lost|unproven|cordoned|cordoned=INDEX|unfit=INDEX|fit=INDEX [why…] changes a node.
 func (s *script) node(t *testing.T, args []string) string {
 	node := *s.book.byID[args[0]].node
 	node.Devices = slices.Clone(node.Devices)
@@ -139,11 +139,19 @@ func (s *script) node(t *testing.T, args []string) string {
 	what, index, _ := strings.Cut(args[1], "=")
 	switch what {
 	case "ready":
-		node.State, node.Cordoned, node.Why = NodeReady, false, ""
+		node.State, node.Cordoned, node.Why = NodeReady, "", ""
 	case "lost", "unproven":
 		node.State, node.Why, node.Since = NodeState(what), why, s.now
 	case "cordoned":
-		node.Cordoned, node.Why, node.Since = true, why, s.now
+		cordon := Cordon{By: "anna", Why: why, Since: s.now}.String()
+		if index == "" {
+			node.Cordoned = cordon
+			break
+		}
+		i, err := strconv.Atoi(index)
+		require.NoError(t, err)
+		pos := slices.IndexFunc(node.Devices, func(d Device) bool { return d.Index == i })
+		node.Devices[pos].Cordoned = cordon
 	case "unfit", "fit":
 		i, err := strconv.Atoi(index)
 		require.NoError(t, err)

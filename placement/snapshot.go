@@ -26,9 +26,9 @@ type Node struct {
 	Memory   int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
 	Devices  []Device          `json:"devices,omitempty" msgpack:"devices,omitempty"`
 	State    NodeState         `json:"state,omitempty" msgpack:"state,omitempty"`
-	Cordoned bool              `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // an operator wants nothing new on it
-	Why      string            `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is cordoned or not ready, for reasons
-	Since    time.Time         `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is
+	Cordoned string            `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // who wants nothing new on it, since when and why; empty: nobody
+	Why      string            `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is not ready, for reasons
+	Since    time.Time         `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is not
 }
 
 // NodeState says whether a node may be given work, as far as the node itself is concerned.
@@ -41,7 +41,7 @@ const (
 )
 
 // open reports whether the node may be given new work.
-func (n *Node) open() bool { return n.State == NodeReady && !n.Cordoned }
+func (n *Node) open() bool { return n.State == NodeReady && n.Cordoned == "" }
 
 // Device is one accelerator of a node, named by its UUID and numbered by its Index there.
 type Device struct {
@@ -50,6 +50,22 @@ type Device struct {
 	NUMA   int    `json:"numa,omitempty" msgpack:"numa,omitempty"`
 	Island int    `json:"island,omitempty" msgpack:"island,omitempty"` // devices with the same number reach each other over NVLink
 	Unfit  string `json:"unfit,omitempty" msgpack:"unfit,omitempty"`   // why it must not be granted ("XID 79", "process 4711 is on it"); empty: it may
+
+	Cordoned string `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as of a Node
+}
+
+// fit reports whether the device may be granted.
+func (d *Device) fit() bool { return d.Unfit == "" && d.Cordoned == "" }
+
+// condition is why it may not be, in words.
+func (d *Device) condition() string {
+	switch {
+	case d.Cordoned == "":
+		return d.Unfit
+	case d.Unfit == "":
+		return "cordoned " + d.Cordoned
+	}
+	return d.Unfit + "; cordoned " + d.Cordoned
 }
 
 // Reservation is a granted gang: what the ledger keeps and the book counts.

@@ -51,7 +51,7 @@ func newStock(node *Node, shared *layout) *stock {
 		s.layout = newLayout(node.Devices)
 	}
 	for pos := range node.Devices {
-		s.change(pos, 0, node.Devices[pos].Unfit == "")
+		s.change(pos, 0, node.Devices[pos].fit())
 	}
 	return s
 }

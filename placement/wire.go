@@ -21,11 +21,13 @@ const (
 	verbNodes    verb = "nodes"
 	verbRules    verb = "rules"
 	verbSetRules verb = "set_rules"
+	verbCordon   verb = "cordon"
+	verbUncordon verb = "uncordon"
 )
 
 // changes reports whether the answer must be kept, because asking again would not be the same.
 func (v verb) changes() bool {
-	return v == verbReserve || v == verbRelease || v == verbWithdraw || v == verbSetRules
+	return v == verbReserve || v == verbRelease || v == verbWithdraw || v == verbSetRules || v == verbCordon || v == verbUncordon
 }
 
 // message is what a client sends. A call is (Session, Seq); it may arrive any number of times.
@@ -48,6 +50,7 @@ type message struct {
 	Token   uint64  `msgpack:"token,omitempty"`
 	Call    uint64  `msgpack:"call,omitempty"` // of a withdrawal: the reserve that it ends
 	Rules   *Rules  `msgpack:"rules,omitempty"`
+	Cordon  *Cordon `msgpack:"cordon,omitempty"`
 }
 
 // wireRequest is a request with its bundles counted rather than repeated.
@@ -134,6 +137,7 @@ type answer struct {
 	Nodes       []NodeStatus `msgpack:"nodes,omitempty"`
 	Next        string       `msgpack:"next,omitempty"` // there is more behind this one
 	Rules       *Rules       `msgpack:"rules,omitempty"`
+	Cordon      *Cordon      `msgpack:"cordon,omitempty"` // that is there now, or was
 }
 
 // Explanation says what would become of a request now.
@@ -158,10 +162,11 @@ type Waiting struct {
 
 // NodeStatus is a node as the leader sees it.
 type NodeStatus struct {
-	Rank   int        `json:"rank" msgpack:"rank"`
-	State  NodeState  `json:"state,omitempty" msgpack:"state,omitempty"`
-	Why    string     `json:"why,omitempty" msgpack:"why,omitempty"`
-	Report gpu.Report `json:"report" msgpack:"report"`
+	Rank    int        `json:"rank" msgpack:"rank"` // -1: it is away, and only its cordons are known
+	State   NodeState  `json:"state,omitempty" msgpack:"state,omitempty"`
+	Why     string     `json:"why,omitempty" msgpack:"why,omitempty"`
+	Cordons []Cordon   `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
+	Report  gpu.Report `json:"report" msgpack:"report"`
 }
 
 // wireError is an error of this package on its way: the code and the words, and the facts of the typed ones.

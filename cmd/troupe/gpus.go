@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,16 +38,19 @@ that hold it, and what is wrong with it. A node that is not ready says why in th
 
 func (c *cli) gpus(ctx context.Context, watch bool, every time.Duration) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {
-		for {
+		for drawn := false; ; drawn = true {
 			rows, err := deviceRows(ctx, client)
-			if err != nil {
+			switch {
+			case watch && ctx.Err() != nil:
+				return nil
+			case err != nil && !drawn:
 				return err
-			}
-			if watch && !c.json {
-				c.printf("\x1b[H\x1b[2J")
-			}
-			if err := c.showDevices(rows); err != nil || !watch {
-				return err
+			case err != nil: // the head may be on its way back
+				c.printf("%s: %v\n", time.Now().Format(time.TimeOnly), err)
+			default:
+				if err := c.showDevices(rows, watch); err != nil || !watch {
+					return err
+				}
 			}
 			select {
 			case <-ctx.Done():
@@ -56,9 +61,15 @@ func (c *cli) gpus(ctx context.Context, watch bool, every time.Duration) error {
 	})
 }
 
-func (c *cli) showDevices(rows []gpu.Row) error {
-	if !c.json {
-		c.printf("%s", gpu.Table(rows))
+// showDevices prints the table; again says that it goes over the one before.
+func (c *cli) showDevices(rows []gpu.Row, again bool) error {
+	switch table := gpu.Table(rows); {
+	case c.json:
+	case again:
+		c.printf("%s", redraw(table))
+		return nil
+	default:
+		c.printf("%s", table)
 		return nil
 	}
 	for _, row := range rows {
@@ -67,6 +78,12 @@ func (c *cli) showDevices(rows []gpu.Row) error {
 		}
 	}
 	return nil
+}
+
+// redraw puts text over what a terminal shows, line by line, so that nothing flickers.
+func redraw(text string) string {
+	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
+	return home + strings.ReplaceAll(text, "\n", clearLine) + clearBelow
 }
 
 // deviceRows joins what the nodes report with what the ledger says.
@@ -79,18 +96,7 @@ func deviceRows(ctx context.Context, client *placement.Client) ([]gpu.Row, error
 	if err != nil {
 		return nil, err
 	}
-	holders := map[string][]gpu.Holder{}
-	for _, r := range list.Records {
-		name := r.Holder
-		if name == "" {
-			name = r.ID
-		}
-		for _, w := range r.Workers {
-			for _, s := range w.Slots {
-				holders[s.UUID] = append(holders[s.UUID], gpu.Holder{Role: name, Rank: w.Rank, Milli: int(s.Share)})
-			}
-		}
-	}
+	holders := holdersOf(list.Records)
 	var rows []gpu.Row
 	for _, node := range nodes {
 		for _, row := range node.Report.Rows() {
@@ -98,8 +104,32 @@ func deviceRows(ctx context.Context, client *placement.Client) ([]gpu.Row, error
 			if node.State != placement.NodeReady && row.Device.Health.Lost == "" {
 				row.Device.Health.Lost = "the node is " + string(node.State) + ": " + node.Why
 			}
+			row.Closed = closedBy(node.Cordons, row.Device.UUID)
 			rows = append(rows, row)
 		}
 	}
 	return rows, nil
+}
+
+// holdersOf is who holds each device, by UUID: the role and the rank in it.
+func holdersOf(records []placement.Record) map[string][]gpu.Holder {
+	holders := map[string][]gpu.Holder{}
+	for _, r := range records {
+		for _, w := range r.Workers {
+			for _, s := range w.Slots {
+				holders[s.UUID] = append(holders[s.UUID], gpu.Holder{Role: cmp.Or(r.Holder, r.ID), Rank: w.Rank, Milli: int(s.Share)})
+			}
+		}
+	}
+	return holders
+}
+
+// closedBy is the cordon of a device, or of its node.
+func closedBy(cordons []placement.Cordon, uuid string) string {
+	for _, one := range cordons {
+		if one.Device == "" || one.Device == uuid {
+			return "cordoned " + one.String()
+		}
+	}
+	return ""
 }

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"troupe/nodes"
+	"troupe/placement"
+)
+
+func newCordon(c *cli) *cobra.Command {
+	var one placement.Cordon
+	cmd := &cobra.Command{
+		Use:   "cordon NODE[/DEVICE]",
+		Short: "Close a node, or one device of it, to new grants",
+		Long: `Cordon keeps new reservations off a node, or off one device of it, which is named by its index there or by its UUID. What
+is held there stays held. The cordon outlives the head and the node's absence, until "troupe uncordon" takes it back;
+"troupe gpus" and "troupe explain" say by whom it is, since when and why.`,
+		Example: "  troupe cordon box-1 --why 'a new fan'\n  troupe cordon box-0/3",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var err error
+			if one.Node, one.Device, err = nodeAndDevice(args[0]); err != nil {
+				return err
+			}
+			one.By = cmp.Or(one.By, c.whoami())
+			return c.cordon(cmd.Context(), one)
+		},
+	}
+	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, for those who wait")
+	cmd.Flags().StringVar(&one.By, "by", "", "who wants it (default you)")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: the cordon as it is kept")
+	return cmd
+}
+
+func newUncordon(c *cli) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "uncordon NODE[/DEVICE]",
+		Short: "Open a node or a device again",
+		Long: `Uncordon takes a cordon back; what is open already stays so, so it may be repeated. Devices that were cordoned by
+themselves stay so when their node is opened.`,
+		Example: "  troupe uncordon box-1\n  troupe uncordon box-0/3",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			node, device, err := nodeAndDevice(args[0])
+			if err != nil {
+				return err
+			}
+			return c.uncordon(cmd.Context(), node, device)
+		},
+	}
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: node, device and uncordoned, whether it was cordoned")
+	return cmd
+}
+
+// nodeAndDevice splits NODE[/DEVICE].
+func nodeAndDevice(text string) (node, device string, err error) {
+	node, device, found := strings.Cut(text, "/")
+	if node == "" || found && device == "" {
+		return "", "", usagef("%q: give NODE, or NODE/DEVICE with the device's index or UUID", text)
+	}
+	return node, device, nil
+}
+
+// whoami is who runs this program, and where.
+func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "somebody") + "@" + nodes.HostName() }
+
+func (c *cli) cordon(ctx context.Context, one placement.Cordon) error {
+	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+		kept, err := client.Cordon(ctx, one)
+		if err != nil {
+			return err
+		}
+		if c.json {
+			return c.printJSON(kept)
+		}
+		c.printf("%s is cordoned %s\n", placeName(kept.Node, kept.Device), kept)
+		return nil
+	})
+}
+
+func (c *cli) uncordon(ctx context.Context, node, device string) error {
+	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+		was, err := client.Uncordon(ctx, node, device)
+		if err != nil {
+			return err
+		}
+		if c.json {
+			return c.printJSON(struct {
+				Node       string `json:"node"`
+				Device     string `json:"device,omitempty"`
+				Uncordoned bool   `json:"uncordoned"`
+			}{node, device, was})
+		}
+		if was {
+			c.printf("%s is open again\n", placeName(node, device))
+		} else {
+			c.printf("%s was not cordoned\n", placeName(node, device))
+		}
+		return nil
+	})
+}
+
+func placeName(node, device string) string {
+	if device == "" {
+		return "node " + node
+	}
+	return "device " + device + " of node " + node
+}

@@ -1,0 +1,174 @@
+package placement
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"troupe/bus"
+)
+
+// Cordon closes a node, or one device of it, to new grants. What is held there stays held. It is kept in the ledger
+// under the node's name until it is taken back: neither a new leader nor a node that goes and comes back ends it.
+type Cordon struct {
+	Node   string    `json:"node" msgpack:"node"`
+	Device string    `json:"device,omitempty" msgpack:"device,omitempty"` // its UUID; empty: the whole node
+	By     string    `json:"by,omitempty" msgpack:"by,omitempty"`         // who wants it, in words
+	Why    string    `json:"why,omitempty" msgpack:"why,omitempty"`
+	Since  time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
+}
+
+// String is the cordon in words: "by anna since 2026-11-15 05:20 UTC: a new fan".
+func (c Cordon) String() string {
+	text := "by " + cmp.Or(clipped(c.By), "an operator")
+	if !c.Since.IsZero() {
+		text += " since " + c.Since.UTC().Format("2006-01-02 15:04 MST")
+	}
+	if c.Why != "" {
+		text += ": " + clipped(c.Why)
+	}
+	return text
+}
+
+// place is what is closed, in words.
+func (c Cordon) place() string {
+	if c.Device == "" {
+		return "node " + c.Node
+	}
+	return fmt.Sprintf("device %s of node %s", c.Device, c.Node)
+}
+
+// cordons are those of one node, by device; that of the whole node is under "".
+type cordons map[string]Cordon
+
+func cordonKey(node string) string { return "cordon." + node }
+
+// words is the cordon of a device, or with an empty one of the node; empty if there is none.
+func (c cordons) words(device string) string {
+	if one, closed := c[device]; closed {
+		return one.String()
+	}
+	return ""
+}
+
+// list is the cordons in order, that of the node first.
+func (c cordons) list() []Cordon {
+	var list []Cordon
+	for _, device := range slices.Sorted(maps.Keys(c)) {
+		list = append(list, c[device])
+	}
+	return list
+}
+
+// encode is the cordons as a value of the ledger; nil, which deletes the key, if there are none left.
+func (c cordons) encode() ([]byte, error) {
+	if len(c) == 0 {
+		return nil, nil
+	}
+	return bus.Marshal(c.list())
+}
+
+func decodeCordons(value []byte) (cordons, error) {
+	var list []Cordon
+	if err := bus.Unmarshal(value, &list); err != nil {
+		return nil, err
+	}
+	c := cordons{}
+	for _, one := range list {
+		c[one.Device] = one
+	}
+	return c, nil
+}
+
+// setCordon closes something, or opens it again, for good. Only operators may. Closing what is closed changes who and
+// why, not since when; opening what is open changes nothing.
+func (r *reign) setCordon(c *call, closed bool, now time.Time) {
+	one, err := r.cordonOf(c)
+	if err != nil {
+		r.finishErr(c, err)
+		return
+	}
+	before := r.roster.cordons[one.Node]
+	old, was := before[one.Device]
+	after := maps.Clone(before)
+	if after == nil {
+		after = cordons{}
+	}
+	done := &answer{Kind: answerDone, Cordon: &old}
+	switch {
+	case closed:
+		if one.Since = now.UTC(); was {
+			one.Since = old.Since
+		}
+		after[one.Device], done.Cordon = one, &one
+	case !was:
+		r.finish(c, &answer{Kind: answerDone})
+		return
+	default:
+		delete(after, one.Device)
+	}
+	value, err := after.encode()
+	if err != nil {
+		r.finishErr(c, err)
+		return
+	}
+	r.close(one.Node, after)
+	r.round.put(cordonKey(one.Node), value, func(uint64, time.Time) { r.finish(c, done) }, func(err error) {
+		r.close(one.Node, before)
+		r.finishErr(c, err)
+	})
+}
+
+// close makes the cordons of a node count, from now on: what is granted in the same round is written with them.
+func (r *reign) close(node string, all cordons) {
+	r.roster.cordons[node] = all
+	if len(all) == 0 {
+		delete(r.roster.cordons, node)
+	}
+	if m := r.roster.members[node]; m != nil {
+		m.cordons, m.changed = all, true
+		r.tellBook(m)
+	}
+	r.dirty = r.dirty || len(r.queue) > 0
+}
+
+// cordonOf is what a call wants to close or open, with its device by UUID.
+func (r *reign) cordonOf(c *call) (Cordon, error) {
+	if c.namespace != "" || c.Cordon == nil {
+		return Cordon{}, bus.Errorf(bus.CodeRefused, "nodes are cordoned by an operator, not from within namespace %q", c.namespace)
+	}
+	one := *c.Cordon
+	m, known := r.roster.members[one.Node]
+	if _, closed := r.roster.cordons[one.Node]; !known && !closed {
+		return one, &RequestError{ErrUnknownNode, fmt.Sprintf("node %q is unknown", clipped(one.Node)), r.roster.exist()}
+	}
+	if one.Device == "" {
+		return one, nil
+	}
+	if _, closed := r.roster.cordons[one.Node][one.Device]; closed {
+		return one, nil // though its node may be away, or it be gone from there
+	}
+	if m == nil || m.report == nil {
+		return one, bus.Errorf(bus.CodeUnavailable, "node %s has not reported its devices; cordon the whole node, or wait until it is back", one.Node)
+	}
+	devices := make([]string, len(m.report.Devices))
+	for i, d := range m.report.Devices {
+		if one.Device == d.UUID || one.Device == strconv.Itoa(d.Index) {
+			one.Device = d.UUID
+			return one, nil
+		}
+		devices[i] = fmt.Sprintf("%d (%s)", d.Index, d.UUID)
+	}
+	return one, &RequestError{ErrUnknownDevice, fmt.Sprintf("node %s has no device %q", one.Node, clipped(one.Device)), "it has " + cmp.Or(listed(", ", devices), "none")}
+}
+
+// exist says which nodes there are.
+func (r *roster) exist() string {
+	if len(r.members) == 0 {
+		return "there are no nodes"
+	}
+	return "there are " + listed(", ", slices.Sorted(maps.Keys(r.members)))
+}
