@@ -17,6 +17,10 @@ type Config struct {
 	// the same devices. "" will do when there is only one.
 	Name string
 
+	// SimClaims is the folder in which processes claim simulated devices (see [SimUse]), which are then seen to be on them.
+	// "" looks at none.
+	SimClaims string
+
 	// DriverFunc opens the devices of the machine itself, for "auto": gpu/nvml's Open, handed in by the program, so
 	// that this package needs no driver and no cgo. Nil means that none was built in.
 	DriverFunc func() (Inventory, error)
@@ -65,6 +69,7 @@ func (cfg Config) openSim() ([]Inventory, error) {
 	}
 	var inventories []Inventory
 	for _, sim := range NewSims(spec, cfg.Name) {
+		sim.claims = cfg.SimClaims
 		inventories = append(inventories, sim)
 	}
 	return inventories, nil

@@ -8,11 +8,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"troupe/gpu"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files; read the diff before committing")
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if use := os.Getenv(gpu.SimUseEnv); use != "" {
+		claimAndWait(use)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // golden compares got with testdata/name.
 func golden(t *testing.T, name, got string) {

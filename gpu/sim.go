@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"sync"
 )
@@ -11,6 +12,7 @@ import (
 // are used by more than they can bear, which is how a test proves that no device was granted twice.
 type Sim struct {
 	origin string
+	claims string // the folder of SimUse; empty: none is looked at
 
 	// mu guards what follows.
 	mu       sync.Mutex
@@ -83,7 +85,7 @@ func (s SimSpec) distance(a, b int) Distance {
 	}
 }
 
-// Devices reads the devices; what is in use shows as memory, load and heat.
+// Devices reads the devices; what is in use, by Acquire or by the claims of processes, shows as memory, load and heat.
 func (s *Sim) Devices(ctx context.Context) ([]Device, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -95,13 +97,31 @@ func (s *Sim) Devices(ctx context.Context) ([]Device, error) {
 	}
 	devices := make([]Device, 0, len(s.devices))
 	for _, d := range s.devices {
+		if err := d.addClaims(s.claims); err != nil {
+			return nil, fmt.Errorf("read the claims on %s: %w", d.facts.UUID, err)
+		}
 		devices = append(devices, d.read())
 	}
 	return devices, nil
 }
 
+// addClaims adds the processes that have claimed the device.
+func (d *simDevice) addClaims(dir string) error {
+	if dir == "" {
+		return nil
+	}
+	claims, err := liveClaims(filepath.Join(dir, d.facts.UUID))
+	d.foreign, d.usage = slices.Clone(d.foreign), slices.Clone(d.usage)
+	for _, c := range claims {
+		d.foreign = append(d.foreign, Process{PID: c.PID, Name: c.Holder, Kind: Compute})
+		d.usage = d.usage.taken(c.Key, c.Milli)
+	}
+	return err
+}
+
+// read is the device as it is now.
 func (d simDevice) read() Device {
-	device, busy := d.facts, d.usage.milli()
+	device, busy := d.facts, min(d.usage.milli(), whole)
 	used := device.MemoryTotal / whole * Bytes(busy)
 	for _, p := range d.foreign {
 		if p.Memory != nil {
