@@ -30,6 +30,16 @@ type Handler interface {
 
 // Handlers may implement these as well.
 type (
+	// Starter answers later: Begin is called instead of Handle, must not block, and done is called once, from any
+	// goroutine, with what Handle would have returned. The next call of the lane may begin before done returns. The
+	// body is the handler's to keep, but other ranks of the process may have the same one.
+	Starter interface {
+		Begin(ctx context.Context, method string, body []byte, done func(body []byte, err error))
+	}
+	// Tabled knows its methods only after it was made: they take the place of its class's.
+	Tabled interface {
+		Table() (methods []MethodInfo, open bool)
+	}
 	// Closer is told when the worker stops.
 	Closer interface {
 		Close(ctx context.Context) error

@@ -3,6 +3,7 @@ package actors_test
 import (
 	"context"
 	"fmt"
+	"runtime/debug"
 	"testing"
 	"time"
 
@@ -14,12 +15,13 @@ import (
 )
 
 // TestConformance plays the suite's workers as goroutines: on one connection, each on its own, and as a foreign class,
-// whose table is known at run time and whose bodies stay opaque.
+// whose table is known at run time and whose bodies stay opaque, and which may answer later.
 func TestConformance(t *testing.T) {
 	for name, spawn := range map[string]actorstest.Spawn{
 		"shared":  spawnShared(actorstest.Classes),
 		"own":     spawnOwn,
 		"foreign": spawnShared(foreignClasses),
+		"later":   spawnShared(laterClasses),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -93,4 +95,44 @@ func (f foreign) Configure(ctx context.Context, config bus.Raw) error {
 
 func (f foreign) SetEnv(ctx context.Context, env map[string]string) error {
 	return f.inner.(actors.EnvSetter).SetEnv(ctx, env)
+}
+
+// laterClasses are foreign classes whose objects say their methods themselves, and answer from goroutines of their own.
+func laterClasses() []*actors.Class {
+	var out []*actors.Class
+	for _, c := range actorstest.Classes() {
+		out = append(out, &actors.Class{Name: c.Name, Open: true, New: func(ctx context.Context, s actors.Setup) (actors.Handler, error) {
+			inner, err := c.New(ctx, s)
+			return later{foreign{inner}, c.Methods}, err
+		}})
+	}
+	return out
+}
+
+type later struct {
+	foreign
+	methods []actors.MethodInfo
+}
+
+func (l later) Table() ([]actors.MethodInfo, bool) { return l.methods, false }
+
+// Begin answers short calls at once and the others later, which must make no difference.
+func (l later) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
+	run := func() {
+		defer func() {
+			if p := recover(); p != nil {
+				e := bus.Errorf(bus.CodePanic, "panic: %v", p)
+				e.Stack = string(debug.Stack())
+				done(nil, e)
+			}
+		}()
+		out, err := l.Handle(ctx, method, body)
+		done(out, err)
+		done(nil, nil) // the first word counts
+	}
+	if method == "double" || method == "note" {
+		run()
+		return
+	}
+	go run()
 }

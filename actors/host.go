@@ -26,6 +26,8 @@ const (
 type HostConfig struct {
 	// Classes are the classes this process can play.
 	Classes []*Class
+	// ClassFunc finds a class that is not among them: one that is known by its name at run time. Zero: there is none.
+	ClassFunc func(name string) (*Class, error)
 	// Node names the machine in errors and beats. Zero: "local".
 	Node string
 	// BeatEvery is the time between heartbeats. Zero: one second.
@@ -114,6 +116,9 @@ func (h *Host) Node() string { return h.cfg.Node }
 func (h *Host) Class(name string) (*Class, error) {
 	if c := h.classes[name]; c != nil {
 		return c, nil
+	}
+	if h.cfg.ClassFunc != nil {
+		return h.cfg.ClassFunc(name)
 	}
 	var names []string
 	for n := range h.classes {

@@ -176,6 +176,9 @@ func (w *Worker) create(ctx context.Context, name string, class *Class, config b
 	if err != nil {
 		return err
 	}
+	if class, err = tableOf(class, obj); err != nil {
+		return errors.Join(err, closeObject(ctx, name, obj))
+	}
 	if !w.put(name, obj, class) {
 		return errors.Join(bus.Errorf(bus.CodeRefused, "the worker ended while object %q was made", name), closeObject(ctx, name, obj))
 	}
@@ -190,7 +193,21 @@ func (w *Worker) put(name string, obj Handler, class *Class) bool {
 		return false
 	}
 	w.objects[name], w.classes[name] = obj, class
+	if name == "" {
+		w.class = class
+	}
 	return true
+}
+
+// tableOf is the class with the methods that the object says it has.
+func tableOf(class *Class, obj Handler) (*Class, error) {
+	t, ok := obj.(Tabled)
+	if !ok {
+		return class, nil
+	}
+	own := *class
+	own.Methods, own.Open = t.Table()
+	return &own, own.check()
 }
 
 func constructSafely(ctx context.Context, class *Class, s Setup) (obj Handler, err error) {
@@ -366,8 +383,7 @@ func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
 func (w *Worker) kick(q *queue) {
 	for c := w.nextLocked(q); c != nil; c = w.nextLocked(q) {
 		j := job{worker: w, queue: q, call: c}
-		// Of many that may run at once, one must not hold up the next.
-		if w.lend && w.lent.call == nil && q.lane.Limit == 1 && w.short[c.header.Method] >= fastCalls {
+		if w.lends(q, c) {
 			w.lent = j
 			continue
 		}
@@ -411,30 +427,41 @@ func (w *Worker) run(q *queue, c *call) {
 		}
 	}()
 	for c != nil {
+		if s := w.starter(c); s != nil {
+			c = w.begin(s, q, c)
+			continue
+		}
 		body, err := w.execute(c)
 		c = w.finish(q, c, body, err)
 	}
 }
 
 func (w *Worker) execute(c *call) ([]byte, error) {
-	if c.bodyErr != nil {
-		return nil, bus.Errorf(bus.CodeRefused, "the argument did not arrive: %w", c.bodyErr)
-	}
 	c.ctx.begin(c)
 	defer c.ctx.cancel(context.Canceled)
+	if err := w.mayRun(c); err != nil {
+		return nil, err
+	}
+	return w.invoke(&c.ctx, c)
+}
+
+// mayRun is why a call whose turn has come is not run after all.
+func (w *Worker) mayRun(c *call) error {
+	if c.bodyErr != nil {
+		return bus.Errorf(bus.CodeRefused, "the argument did not arrive: %w", c.bodyErr)
+	}
 	w.mu.Lock()
 	dropped, over := c.dropped, w.cause
 	w.mu.Unlock()
-	if dropped {
-		return nil, bus.ErrCancelled
+	switch {
+	case dropped:
+		return bus.ErrCancelled
+	case over != nil:
+		return over
+	case c.ctx.Err() != nil:
+		return bus.Errorf(bus.CodeTimedOut, "the deadline passed while the call waited in lane %q", c.queue.lane.Name)
 	}
-	if over != nil {
-		return nil, over
-	}
-	if c.ctx.Err() != nil {
-		return nil, bus.Errorf(bus.CodeTimedOut, "the deadline passed while the call waited in lane %q", c.queue.lane.Name)
-	}
-	return w.invoke(&c.ctx, c)
+	return nil
 }
 
 // invoke calls the method. A panic is that call's error and goes no further; so is one of the error's own methods, which

@@ -30,6 +30,10 @@ type Call struct {
 	Timeout time.Duration
 	// AskAfter is when ranks that have not answered are first asked about the call. Zero: 0.8 s.
 	AskAfter time.Duration
+	// ArrivedFunc is told when something has arrived, and OverFunc once, when the call is over: also when Scatter itself
+	// ends it with an error. They are called from any goroutine and must not block.
+	ArrivedFunc func(*Gather)
+	OverFunc    func(*Gather)
 }
 
 // Part is what some ranks get, published once on a subject they all hear.
@@ -418,6 +422,9 @@ func (g *Gather) settle(i int, body []byte, err error) {
 		return
 	}
 	g.signal()
+	if g.call.ArrivedFunc != nil {
+		g.call.ArrivedFunc(g)
+	}
 }
 
 // placed says where an error happened, if it does not say so itself.
@@ -486,6 +493,9 @@ func (g *Gather) finish(cause error) {
 	}
 	close(g.doneCh)
 	g.signal()
+	if g.call.OverFunc != nil {
+		g.call.OverFunc(g)
+	}
 }
 
 // siblingError is what a rank without an answer gets: the cause itself if it is nobody's in particular, otherwise
@@ -688,6 +698,17 @@ func (g *Gather) Arrived() []Answer {
 	out := make([]Answer, len(g.arrived))
 	for i, slot := range g.arrived {
 		out[i] = g.slots[slot].answer
+	}
+	return out
+}
+
+// ArrivedSince returns the answers that have arrived after the first n, in order of arrival. It may be called at any time.
+func (g *Gather) ArrivedSince(n int) []Answer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []Answer
+	for _, slot := range g.arrived[min(n, len(g.arrived)):] {
+		out = append(out, g.slots[slot].answer)
 	}
 	return out
 }

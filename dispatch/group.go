@@ -51,6 +51,19 @@ type Call struct {
 	Trace string
 	// AskAfter is when ranks that have not answered are first asked about the call. Zero: the bus's own time.
 	AskAfter time.Duration
+
+	// Encoded is the arguments as another language has cut and encoded them, instead of Args, Named, Mode and Ranks.
+	Encoded *Encoded
+	// ArrivedFunc and OverFunc are told what happens to the call; see bus.Call.
+	ArrivedFunc func(*bus.Gather)
+	OverFunc    func(*bus.Gather)
+}
+
+// Encoded is a call whose arguments somebody else has cut as the plan says and encoded: one body for each of its parts.
+// The bodies must not be changed until the call is over.
+type Encoded struct {
+	Plan   *Plan
+	Bodies [][]byte
 }
 
 // Resolver is an argument that is not there yet: a Future of another call. It is awaited before the call is sent.
@@ -77,18 +90,14 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 	if err := c.check(); err != nil {
 		return nil, bus.Call{}, err
 	}
-	shards, names, err := g.cut(ctx, c)
-	if err != nil {
-		return nil, bus.Call{}, err
-	}
-	parts, err := g.encode(shards, names)
+	shards, parts, err := g.parts(ctx, c)
 	if err != nil {
 		return nil, bus.Call{}, err
 	}
 	call := bus.Call{
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, AskAfter: c.AskAfter, Timeout: c.Timeout,
-		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need,
+		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc,
 	}
 	if g.GensFunc != nil {
 		call.Gens = g.GensFunc()
@@ -105,9 +114,34 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 	return shards, call, c.checkNeed(shards.Plan, called)
 }
 
+// parts cuts and encodes the arguments, if that has not been done.
+func (g *Group) parts(ctx context.Context, c Call) (*Shards, []bus.Part, error) {
+	if c.Encoded != nil {
+		return &Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
+	}
+	shards, names, err := g.cut(ctx, c)
+	if err != nil {
+		return nil, nil, err
+	}
+	parts, err := g.encode(shards, names)
+	return shards, parts, err
+}
+
+func (g *Group) encoded(e *Encoded) []bus.Part {
+	parts := make([]bus.Part, len(e.Plan.Parts))
+	for i, p := range e.Plan.Parts {
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: e.Bodies[i]}
+	}
+	return parts
+}
+
 // check refuses extras that contradict each other.
 func (c Call) check() error {
-	switch {
+	switch e := c.Encoded; {
+	case e != nil && (e.Plan == nil || len(e.Bodies) != len(e.Plan.Parts)):
+		return invalid("Encoded has not one body for each part of its plan")
+	case e != nil && (c.Args != nil || c.Named != nil || c.Custom != nil || c.Ranks != nil || c.Mode != ""):
+		return invalid("Encoded is given beside arguments or a mode; it has both")
 	case c.Custom != nil && (c.Mode != "" || c.Ranks != nil):
 		return invalid("Custom is given beside Mode or Ranks; choose one")
 	case c.Mode != "" && c.Ranks != nil:

@@ -19,7 +19,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 		if err != nil {
 			return nil, err
 		}
-		if call.Mode == "" && call.Ranks == nil && call.Custom == nil {
+		if call.Mode == "" && call.Ranks == nil && call.Custom == nil && call.Encoded == nil {
 			call.Mode = dispatch.Mode(info.Mode)
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name

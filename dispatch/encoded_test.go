@@ -1,0 +1,65 @@
+package dispatch
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+)
+
+// A call that was cut and encoded elsewhere arrives as one made here does, and says when answers come and when it is over.
+func TestEncodedCall(t *testing.T) {
+	t.Parallel()
+	mesh := Mesh{DP: 2, TP: 2, PP: 1, CP: 1}
+	group := newGroup(t, mesh, methods{"sum": func(_ context.Context, rank int, args actors.Args) (any, error) {
+		var n []int
+		err := bus.Unmarshal(args.Positional[0], &n)
+		return len(n) + 10*rank, err
+	}})
+	plan, err := NewPlan(DPMPCompute, mesh)
+	require.NoError(t, err)
+	body := func(v any) []byte {
+		raw, err := bus.Marshal(v)
+		require.NoError(t, err)
+		return bus.Args{Positional: []bus.Raw{raw}}.Append(nil, nil)
+	}
+	var arrivals, ends atomic.Int32
+	overCh := make(chan struct{})
+	f, err := group.Go(patient(t), Call{
+		Method: "sum", Encoded: &Encoded{Plan: plan, Bodies: [][]byte{body([]int{1, 2, 3}), body([]int{4})}},
+		ArrivedFunc: func(*bus.Gather) { arrivals.Add(1) },
+		OverFunc: func(g *bus.Gather) {
+			if ends.Add(1) == 1 {
+				close(overCh)
+			}
+		},
+	})
+	require.NoError(t, err)
+	values, err := AwaitEach[int](patient(t), f)
+	require.NoError(t, err)
+	require.Equal(t, []int{3, 21}, values, "of the collected ranks, by dp")
+	<-overCh
+	require.EqualValues(t, 3, arrivals.Load(), "all but the last, which ends the call")
+	require.EqualValues(t, 1, ends.Load())
+}
+
+func TestEncodedCallsThatContradictThemselves(t *testing.T) {
+	t.Parallel()
+	mesh := Mesh{DP: 2, TP: 1, PP: 1, CP: 1}
+	plan, err := NewPlan(OneToAll, mesh)
+	require.NoError(t, err)
+	group := &Group{Mesh: mesh}
+	for _, c := range []Call{
+		{Method: "m", Encoded: &Encoded{}},
+		{Method: "m", Encoded: &Encoded{Plan: plan}},
+		{Method: "m", Encoded: &Encoded{Plan: plan, Bodies: [][]byte{nil}}, Args: []any{1}},
+		{Method: "m", Encoded: &Encoded{Plan: plan, Bodies: [][]byte{nil}}, Mode: OneToAll},
+	} {
+		_, err := group.Go(patient(t), c)
+		require.ErrorIs(t, err, bus.ErrInvalid)
+	}
+}
