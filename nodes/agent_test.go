@@ -1,0 +1,280 @@
+package nodes_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	"troupe/nodes"
+)
+
+// stand is an agent and somebody who asks it.
+type stand struct {
+	t      *testing.T
+	bus    *bus.Bus
+	client *nodes.Client
+	dir    string
+	exits  chan nodes.Exit // of the role "role"
+	stop   func()
+}
+
+var role = bus.Address{Namespace: "run", Role: "role", Incarnation: "one"}
+
+func id(rank int) nodes.WorkerID {
+	return nodes.WorkerID{Namespace: role.Namespace, Role: role.Role, Incarnation: role.Incarnation, Rank: rank}
+}
+
+// newStand runs an agent until the test ends or stop is called. Nothing of its workers may be left then.
+func newStand(t *testing.T, change ...func(*nodes.AgentConfig)) *stand {
+	t.Helper()
+	return newStandAt(t, bustest.Open(t), t.TempDir(), change...)
+}
+
+func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.AgentConfig)) *stand {
+	t.Helper()
+	s := &stand{t: t, bus: b, client: nodes.NewClient(b), dir: dir, exits: make(chan nodes.Exit, 1024)}
+	readyCh := make(chan struct{})
+	cfg := nodes.AgentConfig{
+		Bus: b, Dir: dir, ReadyFunc: func() { close(readyCh) }, Access: nodes.Access{URLs: []string{"nats://127.0.0.1:1"}},
+		Nodes: []nodes.Config{{Name: "host", Inventory: gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 4}, "")[0]}}, Grace: time.Second,
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	a, err := nodes.NewAgent(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- a.Run(ctx) }()
+	select {
+	case <-readyCh:
+	case err := <-doneCh:
+		require.NoError(t, err)
+	}
+	ended := false
+	s.stop = func() {
+		if cancel(); !ended {
+			ended = true
+			require.NoError(t, <-doneCh)
+			require.Empty(t, s.left(), "nothing is left")
+		}
+	}
+	t.Cleanup(s.stop)
+	stopExits, err := s.client.Exits(t.Context(), role, func(e nodes.Exit) { s.exits <- e })
+	require.NoError(t, err)
+	t.Cleanup(stopExits)
+	return s
+}
+
+// left are the processes that the agent's workers have left.
+func (s *stand) left() (found []string) {
+	identity, err := os.ReadFile(filepath.Join(s.dir, "identity"))
+	require.NoError(s.t, err)
+	all, err := filepath.Glob("/proc/[0-9]*/environ")
+	require.NoError(s.t, err)
+	for _, path := range all {
+		if env, err := os.ReadFile(path); err == nil && strings.Contains(string(env), nodes.MarkerEnv+"="+strings.TrimSpace(string(identity))+".") {
+			found = append(found, path)
+		}
+	}
+	return found
+}
+
+// sh is a launch of workers that run a script.
+func sh(script string, ranks ...int) nodes.Launch {
+	l := nodes.Launch{Node: "host", Program: nodes.Program{Command: []string{"sh", "-c", script}}}
+	for _, rank := range ranks {
+		l.Workers = append(l.Workers, nodes.Start{ID: id(rank), Name: fmt.Sprintf("role-%d", rank), Env: map[string]string{"RANK": strconv.Itoa(rank)}})
+	}
+	return l
+}
+
+// launch starts workers that must start.
+func (s *stand) launch(l nodes.Launch) []nodes.Started {
+	s.t.Helper()
+	started, err := s.client.Launch(s.t.Context(), l)
+	require.NoError(s.t, err)
+	require.Len(s.t, started, len(l.Workers))
+	for _, st := range started {
+		require.True(s.t, st.Err == nil || st.Err.Code == bus.CodeWorkerLost, "%v", st.Err)
+	}
+	return started
+}
+
+// fails launches one worker that must not start, and returns why.
+func (s *stand) fails(l nodes.Launch) *bus.Error {
+	s.t.Helper()
+	started, err := s.client.Launch(s.t.Context(), l)
+	require.NoError(s.t, err)
+	require.NotNil(s.t, started[0].Err)
+	return started[0].Err
+}
+
+// exit is the next exit that is told.
+func (s *stand) exit() nodes.Exit {
+	s.t.Helper()
+	select {
+	case e := <-s.exits:
+		return e
+	case <-time.After(10 * time.Second):
+		s.t.Fatal("no exit is told")
+		panic("")
+	}
+}
+
+// alive reports whether a process is there and no zombie.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+func TestWorkerRunsAndEnds(t *testing.T) {
+	s := newStand(t)
+	s.launch(sh(`echo hello $RANK; echo oops >&2; exit $((RANK+3))`, 0))
+	e := s.exit()
+	require.Equal(t, id(0), e.ID)
+	require.Equal(t, 3, e.Code)
+	require.Empty(t, e.Signal)
+	require.True(t, e.Failed())
+	require.ElementsMatch(t, []string{"hello 0", "oops"}, e.Last)
+	require.Equal(t, "host", e.Node)
+
+	again, err := s.client.Launch(t.Context(), sh("exit 9", 0))
+	require.NoError(t, err)
+	require.ErrorIs(t, again[0].Err, bus.ErrWorkerLost, "a repeat answers with what became of the first")
+	require.Contains(t, again[0].Err.Error(), "exit code 3")
+	status, err := s.client.Workers(t.Context(), "host")
+	require.NoError(t, err)
+	require.Len(t, status, 1)
+	require.Equal(t, 3, status[0].Exit.Code)
+}
+
+func TestKilledWorkerIsToldAtOnce(t *testing.T) {
+	s := newStand(t)
+	started := s.launch(sh(`echo here; exec sleep 1000`, 0))
+	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
+	at := time.Now()
+	e := s.exit()
+	require.Less(t, time.Since(at), time.Second)
+	require.Equal(t, -1, e.Code)
+	require.Equal(t, "SIGKILL", e.Signal)
+}
+
+// The driver may not have been there when it happened, or the message was lost.
+func TestExitIsToldAgain(t *testing.T) {
+	s := newStand(t)
+	s.launch(sh(`exit 1`, 0))
+	s.exit()
+	s.exit()
+	exits, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
+	require.NoError(t, err)
+	require.Equal(t, 1, exits[0].Code)
+	require.False(t, exits[0].Asked, "it had ended by itself")
+}
+
+func TestStop(t *testing.T) {
+	s := newStand(t)
+	s.launch(sh(`trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
+	s.launch(sh(`trap '' INT TERM; echo ready; while :; do sleep 0.05; done`, 1))
+	stubborn := s.launch(sh(`trap '' INT; trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done`, 2))
+	require.True(t, alive(stubborn[0].PID))
+	time.Sleep(200 * time.Millisecond) // the traps are set; output says so, once it can be followed
+	ids := []nodes.WorkerID{id(0), id(1), id(2), id(3)}
+	begin := time.Now()
+	exits, err := s.client.Stop(t.Context(), "host", ids, 300*time.Millisecond)
+	require.NoError(t, err)
+	require.Less(t, time.Since(begin), 4*time.Second)
+	require.Equal(t, 0, exits[0].Code)
+	require.Equal(t, []string{"ready", "bye"}, exits[0].Last)
+	require.Equal(t, "SIGKILL", exits[1].Signal)
+	require.Equal(t, 7, exits[2].Code)
+	require.True(t, exits[3].Unknown)
+	for i, e := range exits {
+		require.Equal(t, ids[i], e.ID)
+		require.True(t, e.Asked)
+		require.False(t, e.Failed())
+	}
+	require.Empty(t, s.left())
+	require.ErrorIs(t, s.fails(sh("true", 3)), bus.ErrCancelled, "what was stopped is not started afterwards")
+	again, err := s.client.Stop(t.Context(), "host", ids, 0)
+	require.NoError(t, err)
+	require.Equal(t, exits[:3], again[:3])
+}
+
+// Harm forbidden: a process of the tree outlives the worker, or keeps its end from being told.
+func TestGrandchildren(t *testing.T) {
+	s := newStand(t)
+	s.launch(sh(`setsid sh -c 'trap "" INT TERM HUP; while :; do sleep 0.1; done' & sleep 1000 & (setsid sleep 1001 &) ; echo started; exit 5`, 0))
+	e := s.exit()
+	require.Equal(t, 5, e.Code, "told though others have its output open")
+	require.Equal(t, []string{"started"}, e.Last)
+	_, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
+	require.NoError(t, err)
+	require.Empty(t, s.left())
+}
+
+func TestMissingProgramAndFolder(t *testing.T) {
+	s := newStand(t)
+	l := sh("", 0)
+	l.Program.Command = []string{"/no/such/program"}
+	err := s.fails(l)
+	require.ErrorIs(t, err, bus.ErrNotFound)
+	require.ErrorContains(t, err, "/no/such/program")
+	require.ErrorContains(t, err, "host")
+	l = sh("true", 1)
+	l.Program.Dir = "/no/such/folder"
+	err = s.fails(l)
+	require.ErrorIs(t, err, bus.ErrNotFound)
+	require.ErrorContains(t, err, "/no/such/folder")
+	require.ErrorContains(t, err, "host")
+	l = sh("", 2)
+	l.Program.Command = []string{"no-such-program"}
+	require.ErrorContains(t, s.fails(l), "no-such-program")
+}
+
+func TestSilentNode(t *testing.T) {
+	s := newStand(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err := s.client.Workers(ctx, "nobody")
+	require.ErrorIs(t, err, bus.ErrTimedOut)
+	require.ErrorContains(t, err, "nobody")
+}
+
+// What does not fit into a message goes in parts, both ways.
+func TestLongRequestsAndAnswers(t *testing.T) {
+	s := newStand(t)
+	l := sh(`yes "$(head -c 1200 /dev/zero | tr '\0' x)" | head -n 60; wc -c <$TROUPE_ASSIGNMENT; exit 1`)
+	var ids []nodes.WorkerID
+	for rank := range 24 {
+		start := nodes.Start{ID: id(rank), Name: "big"}
+		if rank == 0 {
+			start.Assignment = make([]byte, 3<<20)
+		}
+		l.Workers = append(l.Workers, start)
+		ids = append(ids, start.ID)
+	}
+	_, err := s.client.Launch(t.Context(), l) // some have ended by then
+	require.NoError(t, err)
+	for range ids {
+		require.Len(t, s.exit().Last, 50)
+	}
+	exits, err := s.client.Stop(t.Context(), "host", ids, 0)
+	require.NoError(t, err)
+	require.Len(t, exits, len(ids))
+	for _, e := range exits {
+		require.Len(t, e.Last, 50)
+		require.Equal(t, 1, e.Code)
+	}
+}

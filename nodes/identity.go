@@ -1,0 +1,63 @@
+package nodes
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/nats-io/nuid"
+
+	"troupe/bus"
+)
+
+// lockDir keeps a second agent out of a run folder; the lock ends with the process, however that ends. identity names the
+// agents of this folder, one after the other, for good: what one of them started, the next knows by it.
+func lockDir(dir string) (unlock func(), identity string, err error) {
+	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, "", bus.Errorf(bus.CodeInvalid, "lock the agent's folder: %w", err)
+	}
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = f.Close() // nothing was written
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, "", bus.Errorf(bus.CodeExists, "the agent's folder %s is used by an agent that runs; stop that one, or give this one another folder", dir)
+		}
+		return nil, "", bus.Errorf(bus.CodeInvalid, "lock the agent's folder %s: %w", dir, err)
+	}
+	if identity, err = keptIdentity(filepath.Join(dir, "identity")); err != nil {
+		_ = f.Close()
+		return nil, "", bus.Errorf(bus.CodeInvalid, "the agent's identity: %w", err)
+	}
+	return func() { _ = f.Close() }, identity, nil
+}
+
+func keptIdentity(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err == nil && len(data) > 0 {
+		return strings.TrimSpace(string(data)), nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	id := nuid.Next()
+	return id, writePrivate(path, []byte(id+"\n"))
+}
+
+// writePrivate writes a file that only its owner can read, whole or not at all.
+func writePrivate(path string, data []byte) error {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-") // mode 0600
+	if err != nil {
+		return err
+	}
+	_, err = tmp.Write(data)
+	if err = errors.Join(err, tmp.Close()); err == nil {
+		err = os.Rename(tmp.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(tmp.Name()) // the first error is the one to tell
+	}
+	return err
+}

@@ -1,0 +1,89 @@
+package nodes_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus/bustest"
+	"troupe/nodes"
+)
+
+// listen listens as a worker would: with or without SO_REUSEADDR.
+func listen(port int, network string, reuse int) error {
+	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		_ = c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, reuse) })
+		return err
+	}}
+	l, err := lc.Listen(context.Background(), network, fmt.Sprintf(":%d", port))
+	if err == nil {
+		err = l.Close()
+	}
+	return err
+}
+
+func TestPorts(t *testing.T) {
+	s := newStand(t)
+	host, ports, err := s.client.Ports(t.Context(), "host", id(0), 3)
+	require.NoError(t, err)
+	require.Equal(t, "127.0.0.1", host)
+	require.Len(t, ports, 3)
+	_, again, err := s.client.Ports(t.Context(), "host", id(0), 3)
+	require.NoError(t, err)
+	require.Equal(t, ports, again, "to ask twice leases once")
+	for _, port := range ports {
+		require.Less(t, port, 32768)
+		for _, network := range []string{"tcp4", "tcp6"} {
+			require.Error(t, listen(port, network, 0), "a stranger does not get it")
+			require.NoError(t, listen(port, network, 1), "a worker that sets SO_REUSEADDR does")
+		}
+	}
+
+	// A role that is stopped returns them.
+	s.launch(sh("sleep 1000", 0, 1))
+	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
+	require.NoError(t, err)
+	require.Error(t, listen(ports[0], "tcp4", 0), "rank 1 is still there")
+	_, err = s.client.Stop(t.Context(), "host", ids(1), 0)
+	require.NoError(t, err)
+	require.NoError(t, listen(ports[0], "tcp4", 0))
+	require.NoError(t, listen(ports[2], "tcp6", 0))
+
+	// A rank that is restarted has them again.
+	l := sh("sleep 1000", 0)
+	l.Workers[0].ID.Gen = 1
+	s.launch(l)
+	require.Error(t, listen(ports[0], "tcp4", 0))
+	s.stop()
+	require.NoError(t, listen(ports[0], "tcp4", 0))
+}
+
+// Two agents on one machine never lease the same port.
+func TestPortsOfTwoAgents(t *testing.T) {
+	b := bustest.Open(t)
+	newStandAt(t, b, t.TempDir())
+	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.Nodes[0].Name = "other" })
+	seen := map[int]bool{}
+	for _, node := range []string{"host", "other"} {
+		for rank := range 4 {
+			_, ports, err := s.client.Ports(t.Context(), node, id(rank), 256)
+			require.NoError(t, err)
+			for _, port := range ports {
+				require.False(t, seen[port])
+				seen[port] = true
+			}
+		}
+	}
+}
+
+func ids(ranks ...int) (out []nodes.WorkerID) {
+	for _, rank := range ranks {
+		out = append(out, id(rank))
+	}
+	return out
+}

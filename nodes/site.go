@@ -1,0 +1,435 @@
+package nodes
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+	"troupe/gpu"
+)
+
+const (
+	requestsMost = 256  // being answered at once; those beyond are told to come again
+	tombsMost    = 4096 // stopped before they were started
+)
+
+// site is one node of an agent: its reporter and its workers.
+type site struct {
+	agent    *Agent
+	name     string
+	reporter *Reporter
+	devices  gpu.Inventory
+	thereCh  chan struct{} // closed when the lease is taken
+	slotCh   chan struct{} // holds a token for each request that is being answered
+
+	sub *nats.Subscription // of begin's, until close
+
+	// mu guards what follows.
+	mu      sync.Mutex
+	workers map[WorkerID]*worker
+	order   []*worker         // as they came
+	tombs   map[WorkerID]bool // stopped, and not to be started
+	tombed  []WorkerID        // in order
+	fence   fence
+	known   []gpu.Device // as read last
+}
+
+func newSite(a *Agent, cfg Config) (*site, error) {
+	s := &site{
+		agent: a, thereCh: make(chan struct{}), slotCh: make(chan struct{}, requestsMost),
+		workers: map[WorkerID]*worker{}, tombs: map[WorkerID]bool{}, fence: fence{},
+	}
+	registered := cfg.RegisteredFunc
+	cfg.Bus, cfg.Logger, cfg.OwnFunc = a.cfg.Bus, a.cfg.Logger, a.own
+	cfg.RegisteredFunc = func() {
+		close(s.thereCh)
+		if registered != nil {
+			registered()
+		}
+	}
+	r, err := NewReporter(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s.reporter, s.name, s.devices = r, r.Name(), r.cfg.Inventory
+	return s, nil
+}
+
+// begin registers the node and serves it. Before it has the node's name for itself it answers nothing. A name that is
+// not to be had for a while holds up nobody else.
+func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh chan<- error) error {
+	if err := s.readFence(); err != nil {
+		return err
+	}
+	group.Go(func() {
+		if err := s.reporter.Run(run); err != nil {
+			failedCh <- err
+		}
+	})
+	servedCh := make(chan error, 1)
+	group.Go(func() {
+		select {
+		case <-s.thereCh:
+			servedCh <- s.subscribe()
+		case <-run.Done():
+			servedCh <- nil
+		}
+	})
+	select {
+	case err := <-servedCh:
+		return err
+	case <-time.After(registration): // it goes on trying
+	case <-ctx.Done():
+	}
+	return nil
+}
+
+func (s *site) subscribe() error {
+	nc := s.agent.cfg.Bus.Conn()
+	sub, err := nc.Subscribe(bus.NodeDo(s.name), func(m *nats.Msg) {
+		select {
+		case s.slotCh <- struct{}{}:
+		default:
+			data, _ := bus.Marshal(failed(bus.Errorf(bus.CodeBusy, "node %s answers %d requests already", s.name, requestsMost)))
+			_ = m.Respond(data) // or the asker asks again
+			return
+		}
+		if !s.agent.goes(func() {
+			defer func() { <-s.slotCh }()
+			s.agent.serve(s, m)
+		}) {
+			<-s.slotCh
+		}
+	})
+	if err != nil {
+		return bus.Errorf(bus.CodeUnavailable, "node %s: listen for requests: %w", s.name, err)
+	}
+	s.mu.Lock()
+	s.sub = sub
+	s.mu.Unlock()
+	return nil
+}
+
+// close stops listening. Run calls it when nothing else of the site runs.
+func (s *site) close() {
+	s.mu.Lock()
+	sub := s.sub
+	s.mu.Unlock()
+	if sub != nil {
+		_ = sub.Unsubscribe() // fails only if the connection is closed
+	}
+}
+
+// launch starts those workers that it does not know, and answers for all.
+func (s *site) launch(l Launch) reply {
+	if err := l.check(); err != nil {
+		return failed(err)
+	}
+	asked, fresh := s.enlist(l)
+	if len(fresh) > 0 {
+		s.agent.group.Go(func() { s.begins(fresh) })
+	}
+	if !within(patience, asked, func(w *worker) chan struct{} { return w.startedCh }) {
+		return reply{Pending: true}
+	}
+	var r reply
+	for _, w := range asked {
+		r.Started = append(r.Started, w.started())
+	}
+	return r
+}
+
+// enlist finds or makes the workers of a launch. Those that it makes are to be begun by the caller.
+func (s *site) enlist(l Launch) (asked, fresh []*worker) {
+	starts := l.Workers
+	l.Workers = nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	closing := s.agent.isClosing() // read here, so that end sees every worker that it does not forbid
+	for _, start := range starts {
+		w := s.workers[start.ID]
+		switch {
+		case w != nil:
+		case closing || s.tombs[start.ID]:
+			w = newWorker(s, l, start, s.agent.identity)
+			if closing {
+				w.refuse(errClosing)
+			} else {
+				w.refuse(bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", start.ID))
+			}
+		default:
+			w = newWorker(s, l, start, s.agent.identity)
+			s.workers[start.ID] = w
+			s.order = append(s.order, w)
+			fresh = append(fresh, w)
+		}
+		asked = append(asked, w)
+	}
+	return asked, fresh
+}
+
+// begins starts workers of one launch, one after the other.
+func (s *site) begins(fresh []*worker) {
+	for _, w := range fresh {
+		if err := s.claim(w); err != nil {
+			w.refuse(err)
+			continue
+		}
+		w.start()
+	}
+}
+
+// claim makes sure that the worker may have its devices, and ends those whose devices they no longer are.
+func (s *site) claim(w *worker) error {
+	if len(w.Devices) == 0 {
+		return nil
+	}
+	c, err := claimOf(w.launch, w.Start)
+	if err != nil {
+		return err
+	}
+	ended, err := s.admit(w, c)
+	if err != nil {
+		return err
+	}
+	for _, old := range ended {
+		s.agent.cfg.Logger.Warn("nodes: a worker is killed: its device was granted again", "worker", old.ID.String(), "now", w.ID.String())
+		old.stop(0)
+	}
+	if !within(sweepMost+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
+		return bus.Errorf(bus.CodeUnavailable, "worker %s: those that had its devices before do not end", w.ID)
+	}
+	return nil
+}
+
+func (s *site) admit(w *worker, c claim) (ended []*worker, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var running []use
+	for _, other := range s.order {
+		if other != w && other.running() && other.claim.Reservation != "" {
+			for _, uuid := range other.Devices {
+				running = append(running, use{other.ID, uuid, other.claim})
+			}
+		}
+	}
+	for _, uuid := range w.Devices {
+		stale, err := s.fence.admit(uuid, c, running)
+		if err != nil {
+			return nil, err
+		}
+		for _, u := range stale {
+			if old := s.workers[u.id]; old != nil && !slices.Contains(ended, old) {
+				ended = append(ended, old)
+			}
+		}
+	}
+	changed := false
+	for _, uuid := range w.Devices {
+		changed = s.fence.note(uuid, c) || changed
+	}
+	w.claim = c
+	if changed {
+		err = s.writeFence()
+	}
+	return ended, err
+}
+
+func (s *site) fencePath() string { return filepath.Join(s.agent.cfg.Dir, "fence-"+s.name+".json") }
+
+func (s *site) readFence() error {
+	data, err := os.ReadFile(s.fencePath())
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &s.fence)
+	}
+	if err != nil {
+		return bus.Errorf(bus.CodeInvalid, "the tokens that node %s has seen cannot be read: %w; remove %s only when nothing of an earlier agent runs", s.name, err, s.fencePath())
+	}
+	return nil
+}
+
+// writeFence is called with mu held: a claim is not granted before it is written.
+func (s *site) writeFence() error {
+	data, err := json.Marshal(s.fence)
+	if err == nil {
+		err = writePrivate(s.fencePath(), data)
+	}
+	if err != nil {
+		return bus.Errorf(bus.CodeUnavailable, "node %s: write down a token: %w", s.name, err)
+	}
+	return nil
+}
+
+// deviceVariables is what a worker with these devices is shown. What the devices are is read once, and again for one
+// that is not known.
+func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string, error) {
+	s.mu.Lock()
+	known := s.known
+	s.mu.Unlock()
+	env, err := deviceVariables(known, uuids, form)
+	if err == nil {
+		return env, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if known, err = s.devices.Devices(ctx); err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "read the devices: %w", err)
+	}
+	s.mu.Lock()
+	s.known = known
+	s.mu.Unlock()
+	return deviceVariables(known, uuids, form)
+}
+
+// stop ends workers and answers when they are gone. What is not known is remembered as not to be started.
+func (s *site) stop(ask stopAsk) reply {
+	known, unknown := s.bury(ask.IDs)
+	for _, w := range known {
+		w.stop(ask.Grace)
+	}
+	if !within(patience, known, func(w *worker) chan struct{} { return w.goneCh }) {
+		return reply{Pending: true}
+	}
+	for _, w := range known {
+		s.agent.workerGone(w) // it may have ended by itself; and ports are returned before this is answered
+	}
+	var r reply
+	for _, id := range ask.IDs {
+		if unknown[id] {
+			r.Exits = append(r.Exits, Exit{ID: id, Node: s.name, Code: -1, Asked: true, Unknown: true, At: time.Now().UTC()})
+			continue
+		}
+		i := slices.IndexFunc(known, func(w *worker) bool { return w.ID == id })
+		exit, err := known[i].stopped()
+		if err != nil {
+			return failed(err)
+		}
+		r.Exits = append(r.Exits, exit)
+	}
+	return r
+}
+
+// bury finds the workers, and leaves a mark for those that there are not.
+func (s *site) bury(ids []WorkerID) (known []*worker, unknown map[WorkerID]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	unknown = map[WorkerID]bool{}
+	for _, id := range ids {
+		if w := s.workers[id]; w != nil {
+			known = append(known, w)
+			continue
+		}
+		unknown[id] = true
+		s.tomb(id)
+	}
+	return known, unknown
+}
+
+// tomb remembers a worker that must not be started. It is called with mu held.
+func (s *site) tomb(id WorkerID) {
+	if s.tombs[id] {
+		return
+	}
+	s.tombs[id] = true
+	s.tombed = append(s.tombed, id)
+	for len(s.tombed) > tombsMost {
+		delete(s.tombs, s.tombed[0])
+		s.tombed = s.tombed[1:]
+	}
+}
+
+func (s *site) workersReply() reply {
+	var r reply
+	for _, w := range s.all() {
+		r.Workers = append(r.Workers, w.status())
+	}
+	return r
+}
+
+func (s *site) all() []*worker {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.order)
+}
+
+func (s *site) awaits(pid int) bool {
+	return slices.ContainsFunc(s.all(), func(w *worker) bool {
+		select {
+		case <-w.startedCh:
+			return w.is(pid)
+		default:
+			return true // it may be this one
+		}
+	})
+}
+
+// plays reports whether a worker of the role may be running here.
+func (s *site) plays(role bus.Address) bool {
+	return slices.ContainsFunc(s.all(), func(w *worker) bool { return w.ID.Address() == role && w.running() })
+}
+
+// keepHouse tells of exits again, and forgets what is old.
+func (s *site) keepHouse(now time.Time) {
+	s.mu.Lock()
+	var tell []Exit
+	excess := len(s.order) - endedMost
+	s.order = slices.DeleteFunc(s.order, func(w *worker) bool {
+		if w.running() {
+			return false
+		}
+		exit, old := w.review(now)
+		if exit != nil {
+			tell = append(tell, *exit)
+		}
+		if !old && excess <= 0 {
+			return false
+		}
+		excess--
+		delete(s.workers, w.ID)
+		s.tomb(w.ID) // a late request must not start it again
+		return true
+	})
+	s.mu.Unlock()
+	for _, e := range tell {
+		s.agent.tell(e)
+	}
+}
+
+// review says whether the exit is to be told again, and whether the worker may be forgotten.
+func (w *worker) review(now time.Time) (tell *Exit, old bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	at := w.since
+	if w.exit != nil {
+		at = w.exit.At
+		if !w.told && now.After(w.tellAt) {
+			w.telling = min(2*w.telling, tellMost)
+			w.tellAt, tell = now.Add(w.telling), w.exit
+		}
+	}
+	return tell, now.Sub(at) > keepEnded
+}
+
+// within waits until a channel of each worker is closed, at most so long.
+func within(most time.Duration, workers []*worker, ch func(*worker) chan struct{}) bool {
+	t := time.NewTimer(most)
+	defer t.Stop()
+	for _, w := range workers {
+		select {
+		case <-ch(w):
+		case <-t.C:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,93 @@
+package nodes
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// MarkerEnv is in the environment of every process of a worker's tree, and says whose it is: the agent's identity, a dot,
+// and the worker's own. A process that leaves its group, its session and its parent keeps it.
+const MarkerEnv = "TROUPE_WORKER"
+
+// markerOf reads the marker of a process; empty if it has none, has ended, or is somebody else's.
+func markerOf(pid int) string {
+	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	if err != nil {
+		return ""
+	}
+	prefix := []byte(MarkerEnv + "=")
+	for entry := range bytes.SplitSeq(env, []byte{0}) {
+		if value, ok := bytes.CutPrefix(entry, prefix); ok {
+			return string(value)
+		}
+	}
+	return ""
+}
+
+// pids are all processes that there are.
+func pids() []int {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	names, _ := dir.Readdirnames(-1) // what could be read is what there is
+	_ = dir.Close()
+	var out []int
+	for _, name := range names {
+		if pid, err := strconv.Atoi(name); err == nil {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// marked are the living processes whose marker is as wanted, by marker.
+func marked(want func(marker string) bool) map[string][]int {
+	found := map[string][]int{}
+	self := os.Getpid()
+	for _, pid := range pids() {
+		if pid == self {
+			continue
+		}
+		if m := markerOf(pid); m != "" && want(m) {
+			found[m] = append(found[m], pid)
+		}
+	}
+	return found
+}
+
+// sessionOf is the session of a process, and whether it is a zombie; ok is false if there is no such process.
+func sessionOf(pid int) (session int, zombie, ok bool) {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, false, false
+	}
+	_, rest, ok := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
+	fields := strings.Fields(rest) // state, parent, group, session, …
+	if !ok || len(fields) < 4 {
+		return 0, false, false
+	}
+	session, err = strconv.Atoi(fields[3])
+	return session, fields[0] == "Z" || fields[0] == "X", err == nil
+}
+
+// killMarked kills every process whose marker is as wanted, and again those that were forked meanwhile, until there is
+// none or the time is over. It returns those that are left.
+func killMarked(want func(marker string) bool, most time.Duration) map[string][]int {
+	for end, pause := time.Now().Add(most), time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
+		found := marked(want)
+		if len(found) == 0 || time.Now().After(end) {
+			return found
+		}
+		for _, list := range found {
+			for _, pid := range list {
+				_ = syscall.Kill(pid, syscall.SIGKILL) // gone already, or not ours to kill: then it is found again
+			}
+		}
+		time.Sleep(pause)
+	}
+}
