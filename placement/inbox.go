@@ -11,8 +11,10 @@ import (
 type inbox struct {
 	wakeCh chan struct{}
 
-	mu    sync.Mutex // guards items
+	mu    sync.Mutex // guards what follows
 	items []item
+	calls int // of them, requests
+	want  int // requests that must be there before one more wakes the loop
 }
 
 // item is one of: a request, a beat, news of a lease.
@@ -38,8 +40,12 @@ func (b *inbox) put(it item) bool {
 	if !full {
 		b.items = append(b.items, it)
 	}
+	if !full && it.call != nil {
+		b.calls++
+	}
+	wake := !full && b.calls >= b.want
 	b.mu.Unlock()
-	if !full {
+	if wake {
 		select {
 		case b.wakeCh <- struct{}{}:
 		default:
@@ -53,6 +59,22 @@ func (b *inbox) take(spare []item) []item {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	items := b.items
-	b.items = spare[:0]
+	b.items, b.calls, b.want = spare[:0], 0, 0
 	return items
+}
+
+// waiting is how many requests are there.
+func (b *inbox) waiting() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.calls
+}
+
+// gather lets the loop sleep until so many requests are there, and reports whether they are already. The next take ends
+// that.
+func (b *inbox) gather(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.want = n
+	return b.calls >= n
 }

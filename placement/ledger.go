@@ -16,7 +16,7 @@ import (
 
 const (
 	journalSlots    = 512 // rounds that one half of the journal has room for
-	checkpointAfter = 128 // rounds after which what they changed is written to the records
+	checkpointAfter = 384 // rounds after which what they changed is written to the records
 	checkpointIdle  = 500 * time.Millisecond
 	journalBytes    = 512 << 10 // of one round in one message; a longer one takes several
 	batchSize       = bus.MaxBatch / 2

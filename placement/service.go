@@ -192,9 +192,10 @@ func (s *Service) hearRequest(r *reign, m *nats.Msg) {
 func (s *Service) loop(ctx context.Context, r *reign) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	together := newGathering(r.in)
 	var items []item
 	for {
-		if !r.dirty && len(r.round.changes) == 0 {
+		if !r.dirty && len(r.round.changes) == 0 && !together.wait(ctx) {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -208,12 +209,14 @@ func (s *Service) loop(ctx context.Context, r *reign) error {
 			return &stepDownError{bus.Errorf(bus.CodeFenced, "the lead has expired")}
 		}
 		round := r.decide(items, now)
+		calls := len(items)
 		clear(items)
 		var unknown error
 		r.ledger.commit(ctx, round.changes, func(c *change) { unknown = errors.Join(unknown, r.apply(c, time.Now())) })
 		if err := errors.Join(unknown, r.ledger.tend(ctx, now)); err != nil {
 			return &stepDownError{err}
 		}
+		together.after(calls, len(round.changes) > 0, time.Since(now))
 	}
 }
 
