@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -34,6 +35,9 @@ type Call struct {
 	// ends it with an error. They are called from any goroutine and must not block.
 	ArrivedFunc func(*Gather)
 	OverFunc    func(*Gather)
+	// GoneAfter is how long the server may say that nobody listens before a rank counts as lost. Zero: 3 s, in which a
+	// worker that has lost its connection is back.
+	GoneAfter time.Duration
 }
 
 // Part is what some ranks get, published once on a subject they all hear.
@@ -626,6 +630,8 @@ func (g *Gather) status(f *Frame) {
 // when it lasts, they are gone.
 func (g *Gather) nobodyListens(part int) {
 	now := time.Now()
+	limit := cmp.Or(g.call.GoneAfter, goneAfter)
+	pause := min(firstAsk/2, limit/4)
 	var gone []int
 	g.mu.Lock()
 	for i := range g.slots {
@@ -633,18 +639,18 @@ func (g *Gather) nobodyListens(part int) {
 		if s.answered || s.part != part && part != g.everyPart() || s.fetching.Owner != "" {
 			continue
 		}
-		if now.Sub(s.noneLast) > goneAfter/2 { // asked in between, and somebody was there
+		if now.Sub(s.noneLast) > max(limit/2, 2*sweepEvery+pause) { // asked in between, and somebody was there
 			s.noneSince = now
 		}
 		s.noneLast = now
-		if now.Sub(s.noneSince) > goneAfter {
+		if now.Sub(s.noneSince) > limit {
 			gone = append(gone, i)
 		}
 	}
-	g.askDelay, g.nextAsk = firstAsk, now.Add(firstAsk/2)
+	g.askDelay, g.nextAsk = 2*pause, now.Add(pause)
 	g.mu.Unlock()
 	for _, i := range gone {
-		g.settle(i, nil, Errorf(CodeWorkerLost, "nobody has listened at %s for %s: the role has ended or its workers are gone", g.call.To.Prefix(), goneAfter))
+		g.settle(i, nil, Errorf(CodeWorkerLost, "nobody has listened at %s for %s: the role has ended or its workers are gone", g.call.To.Prefix(), limit))
 	}
 }
 

@@ -33,7 +33,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 
 // send sends a call. If workers were lost meanwhile, their calls were failed without this one: they are once more.
 func (c *Cluster) send(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
-	f, err := c.group.Go(ctx, call)
+	f, err := c.group().Go(ctx, call)
 	if err == nil {
 		c.life.repeat()
 	}

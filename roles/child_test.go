@@ -17,6 +17,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/placement"
 	"troupe/roles"
 )
 
@@ -30,6 +31,7 @@ const (
 var children = map[string]func(ctx context.Context, rt *roles.Runtime) error{
 	"attach": childAttaches,
 	"drive":  childDrives,
+	"own":    childOwns,
 }
 
 func childIfAsked() {
@@ -87,12 +89,35 @@ func childDrives(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
+// childOwns makes roles of processes, one of them detached, and waits to be killed.
+func childOwns(ctx context.Context, rt *roles.Runtime) error {
+	kept := players("kept", 1, placement.Wholes(1))
+	kept.Detached = true
+	_, err := rt.Create(ctx, kept)
+	if err == nil {
+		_, err = rt.Create(ctx, players("owned", 2, placement.Wholes(1)))
+	}
+	if err == nil {
+		_, err = rt.Reserve(ctx, placement.Request{Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(1)})})
+	}
+	if err != nil {
+		return err
+	}
+	fmt.Println("there")
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
 // spawn starts a child and returns what it prints.
 func spawn(t *testing.T, what, url string) (*exec.Cmd, *bufio.Reader) {
+	return spawnWith(t, childEnv+"="+what, childURLEnv+"="+url)
+}
+
+func spawnWith(t *testing.T, env ...string) (*exec.Cmd, *bufio.Reader) {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run=^$")
-	cmd.Env = append(os.Environ(), childEnv+"="+what, childURLEnv+"="+url)
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	require.NoError(t, err)

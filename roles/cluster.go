@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/nodes"
 )
 
 // answersArrive is how long the answers of a worker that has stopped may take.
@@ -20,14 +22,18 @@ type Cluster struct {
 	rt    *Runtime
 	tie   tie
 	spec  Spec // of a role that was not created here, only StopGrace
-	group *dispatch.Group
+	to    bus.Address
 	life  *life
+	shape atomic.Pointer[dispatch.Group] // how its ranks are laid out now; see size.go
 
 	downCh chan struct{} // holds one: whoever takes the role down
 
 	mu      sync.Mutex // guards what follows
 	rec     Record
 	workers []*actors.Worker // those that run here
+	program nodes.Program    // of those that are processes, and
+	config  bus.Raw          // what their constructors get
+	mending mending          // of those that are restarted
 	up      bool             // it has started here, and whoever sees it end takes it down; before, start does
 	ended   *bus.Error       // why no call can be made any more
 	failed  *bus.Error       // the same, if a worker's failure is why
@@ -45,17 +51,20 @@ const (
 )
 
 // Name is the role's name.
-func (c *Cluster) Name() string { return c.group.To.Role }
+func (c *Cluster) Name() string { return c.to.Role }
+
+func (c *Cluster) group() *dispatch.Group { return c.shape.Load() }
+func (c *Cluster) mesh() dispatch.Mesh    { return c.group().Mesh }
 
 // WorldSize is how many workers there are; DPSize, TPSize, PPSize and CPSize are the sizes of the mesh.
-func (c *Cluster) WorldSize() int { return c.group.Mesh.World() }
-func (c *Cluster) DPSize() int    { return c.group.Mesh.DP }
-func (c *Cluster) TPSize() int    { return c.group.Mesh.TP }
-func (c *Cluster) PPSize() int    { return c.group.Mesh.PP }
-func (c *Cluster) CPSize() int    { return c.group.Mesh.CP }
+func (c *Cluster) WorldSize() int { return c.mesh().World() }
+func (c *Cluster) DPSize() int    { return c.mesh().DP }
+func (c *Cluster) TPSize() int    { return c.mesh().TP }
+func (c *Cluster) PPSize() int    { return c.mesh().PP }
+func (c *Cluster) CPSize() int    { return c.mesh().CP }
 
 // RankInfo is a rank's place in the mesh.
-func (c *Cluster) RankInfo(rank int) (dispatch.RankInfo, error) { return c.group.Mesh.Info(rank) }
+func (c *Cluster) RankInfo(rank int) (dispatch.RankInfo, error) { return c.mesh().Info(rank) }
 
 // Record is what the registry said of the role when this driver last had to do with it there.
 func (c *Cluster) Record() Record {
@@ -72,26 +81,23 @@ func (c *Cluster) Health() []actors.Beat {
 
 // start makes the workers and waits until each hears every subject.
 func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
-	specs := make([]actors.WorkerSpec, c.WorldSize())
-	for rank := range specs {
-		specs[rank] = actors.WorkerSpec{
-			Address: c.group.To, Class: c.spec.Class, Rank: rank, World: len(specs), Config: config, Ordered: c.spec.Ordered,
-			QueueLimit: c.spec.QueueLimit, PanicFails: c.spec.PanicFails,
-			Slices: []actors.Slice{{Mesh: defaultMesh, N: c.group.Mesh.Coord(rank).DP}},
-		}
+	var err error
+	if c.spec.Process != nil {
+		err = c.startProcesses(ctx, config)
+	} else {
+		err = c.startLocal(ctx, config)
 	}
-	workers, err := c.rt.local.start(ctx, c.spec, specs)
-	c.mu.Lock()
-	c.workers = workers
-	c.mu.Unlock()
 	if err == nil {
-		err = c.barrier(ctx)
+		err = c.barrier(ctx, c.Record().allRanks())
+	}
+	if err == nil && c.spec.Process != nil {
+		err = c.learn(ctx)
 	}
 	if err == nil {
 		c.life.expectAll()
 		err = c.step(ctx, RoleReady, "")
 	}
-	if err == nil && c.spec.Detached {
+	if err == nil && c.spec.Detached && c.spec.Process == nil {
 		err = c.rt.local.follow(c.Record())
 	}
 	c.mu.Lock()
@@ -103,6 +109,23 @@ func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
 		return c.ended
 	}
 	c.up = err == nil
+	return err
+}
+
+// startLocal makes workers that are goroutines of this process.
+func (c *Cluster) startLocal(ctx context.Context, config bus.Raw) error {
+	specs := make([]actors.WorkerSpec, c.WorldSize())
+	for rank := range specs {
+		specs[rank] = actors.WorkerSpec{
+			Address: c.to, Class: c.spec.Class, Rank: rank, World: len(specs), Config: config, Ordered: c.spec.Ordered,
+			QueueLimit: c.spec.QueueLimit, PanicFails: c.spec.PanicFails,
+			Slices: []actors.Slice{{Mesh: defaultMesh, N: c.mesh().Coord(rank).DP}},
+		}
+	}
+	workers, err := c.rt.local.start(ctx, c.spec, specs)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.workers = workers
 	return err
 }
 
@@ -122,25 +145,31 @@ func (c *Cluster) step(ctx context.Context, to RoleState, cause string) error {
 	return nil
 }
 
-// barrier proves that every worker hears every subject the role uses. A flush or a key would not: interest travels
-// slower than either.
-func (c *Cluster) barrier(ctx context.Context) error {
-	world, mesh := c.WorldSize(), c.group.Mesh
-	all := make([]int, world)
-	ranks := make([]bus.Part, world)
-	slices := make([]bus.Part, mesh.DP)
-	for rank := range all {
-		all[rank] = rank
-		ranks[rank] = bus.Part{Scope: bus.OneRank(rank), Ranks: []int{rank}}
+// barrier proves that the workers hear every subject that the role uses with them. A flush or a key would not: interest
+// travels slower than either.
+func (c *Cluster) barrier(ctx context.Context, among []int) error {
+	return c.probe(ctx, among, c.mesh())
+}
+
+func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) error {
+	world := mesh.World()
+	some := len(among) < world
+	ranks := make([]bus.Part, 0, len(among))
+	byDP := map[int][]int{}
+	for _, rank := range among {
+		ranks = append(ranks, bus.Part{Scope: bus.OneRank(rank), Ranks: []int{rank}})
 		dp := mesh.Coord(rank).DP
-		slices[dp].Scope = bus.DPSlice(defaultMesh, dp)
-		slices[dp].Ranks = append(slices[dp].Ranks, rank)
+		byDP[dp] = append(byDP[dp], rank)
 	}
-	role := []bus.Part{{Scope: bus.Everyone(), Ranks: all}}
+	slices := make([]bus.Part, 0, len(byDP))
+	for dp, members := range byDP {
+		slices = append(slices, bus.Part{Scope: bus.DPSlice(defaultMesh, dp), Ranks: members, Some: some})
+	}
+	role := []bus.Part{{Scope: bus.Everyone(), Ranks: among, Some: some}}
 	probes := []bus.Call{{Parts: role}, {Parts: ranks}, {Parts: slices}, {Parts: role, Control: true}, {Parts: ranks, Control: true}}
 	for _, p := range probes {
-		p.To, p.Method, p.World, p.FailFast = c.group.To, actors.VerbProbe, world, true
-		p.Ordered, p.AskAfter = c.group.Ordered && !p.Control, 100*time.Millisecond
+		p.To, p.Method, p.World, p.FailFast = c.to, actors.VerbProbe, world, true
+		p.Ordered, p.AskAfter, p.Gens = c.group().Ordered && !p.Control, 100*time.Millisecond, c.life.generations()
 		g, err := c.rt.ep.Scatter(ctx, p)
 		if err != nil {
 			return err
@@ -160,17 +189,33 @@ func (c *Cluster) barrier(ctx context.Context) error {
 // be gone, anybody who follows it does, if it is certain because the worker itself has said so.
 func (c *Cluster) workerLost(l loss, certain bool) {
 	c.failCalls(l)
+	if l.failed && c.mend(l) {
+		return
+	}
+	if !l.failed && c.Record().Process && c.tie != created {
+		c.rt.spawn(func() { c.stoppedElsewhere(l) })
+		return
+	}
 	if !l.failed {
+		if c.retired(l.rank) {
+			return
+		}
 		if c.end(c.takenDown()) && c.isUp() {
 			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }) })
 		}
 		return
 	}
+	c.failWith(l, certain)
+}
+
+// failWith fails the role because of one of its workers.
+func (c *Cluster) failWith(l loss, certain bool) {
 	because := bus.Errorf(bus.CodeWorkerLost, "the role failed because of rank %d: %s", l.rank, l.why.Message).WithCause(l.why)
 	because.Node, because.Stack, because.Details = l.why.Node, l.why.Stack, l.why.Details
 	if !c.endAs(because, because) {
 		return
 	}
+	c.tell(l, "the role fails")
 	c.failPending()
 	if c.isUp() || certain && c.tie != opened && c.Record().Detached {
 		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
@@ -180,7 +225,7 @@ func (c *Cluster) workerLost(l loss, certain bool) {
 // failCalls fails what waits for a worker that is gone. One that stopped in order has answered every call it got first;
 // what is on its way here, or in our inbox, gets a moment to arrive.
 func (c *Cluster) failCalls(l loss) {
-	lose := func() { c.rt.ep.Lost(c.group.To, l.rank, l.gen, l.why) }
+	lose := func() { c.rt.ep.Lost(c.to, l.rank, l.gen, l.why) }
 	if l.failed {
 		lose()
 	} else {
@@ -215,7 +260,7 @@ func (c *Cluster) fail(ctx context.Context, why error) error {
 func (c *Cluster) failPending() {
 	if failed := c.failure(); failed != nil {
 		for rank := range c.WorldSize() {
-			c.rt.ep.Lost(c.group.To, rank, ^uint32(0), failed)
+			c.rt.ep.Lost(c.to, rank, ^uint32(0), failed)
 		}
 	}
 }
@@ -281,7 +326,7 @@ func (c *Cluster) release() {
 	gone := c.gone
 	c.mu.Unlock()
 	if gone {
-		c.rt.ep.Forget(c.group.To) // not of a role that lives: the order of our calls must go on where it was
+		c.rt.ep.Forget(c.to) // not of a role that lives: the order of our calls must go on where it was
 	}
 	c.rt.mu.Lock()
 	defer c.rt.mu.Unlock()
@@ -306,6 +351,11 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 		patience /= 10 // it has been waited for already
 	}
 	err := c.stopWorkers(ctx, grace)
+	if c.Record().Process {
+		if releaseErr := c.giveBack(ctx); releaseErr != nil {
+			return errors.Join(err, releaseErr) // the record stays, and with it the way to what is still held
+		}
+	}
 	if removeErr := c.remove(ctx, patience); removeErr != nil {
 		return errors.Join(err, removeErr)
 	}
@@ -355,12 +405,14 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 
 // stopWorkers stops all ranks at once, but rank 0 after the others: it often holds what they need to end in order.
 func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration) error {
-	var others []int
-	for r := 1; r < c.WorldSize(); r++ {
-		others = append(others, r)
-	}
+	others := c.Record().seated()[1:]
 	stop := c.stopRemote
-	if c.tie == created {
+	switch rec := c.Record(); {
+	case rec.Process && len(rec.Seats) == 0:
+		return nil // none was started
+	case rec.Process:
+		stop = c.stopProcesses
+	case c.tie == created:
 		stop = c.stopLocal
 	}
 	return errors.Join(stop(ctx, others, grace), stop(ctx, []int{0}, grace))

@@ -116,8 +116,8 @@ func (rt *Runtime) shared(to bus.Address) *Cluster {
 func (rt *Runtime) unshare(c *Cluster) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
-	if rt.opened[c.group.To] == c {
-		delete(rt.opened, c.group.To)
+	if rt.opened[c.to] == c {
+		delete(rt.opened, c.to)
 	}
 }
 

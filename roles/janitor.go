@@ -106,8 +106,36 @@ func (rt *Runtime) sweep() time.Duration {
 		})
 	}
 	group.Wait()
+	if wait := rt.sweepHolds(ctx, reg); wait > 0 {
+		look(wait)
+	}
 	if err != nil && rt.ctx.Err() == nil {
 		look(sweepAgain)
+	}
+	return again
+}
+
+// sweepHolds gives back what drivers held that are known to be gone, after the roles that were laid over it.
+func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Duration) {
+	holds, err := reg.holds(ctx)
+	if err != nil {
+		return sweepAgain
+	}
+	for _, h := range holds {
+		if reg.alive(ctx, h.Owner) {
+			continue
+		}
+		wait := rt.reach.missing(h.Lease)
+		if wait == 0 {
+			rt.log.Warn("roles: the driver is gone; what it held is given back", "reservation", h.ID, "driver", h.By)
+			if err := rt.sweepHold(ctx, h); err != nil && ctx.Err() == nil {
+				rt.log.Warn("roles: what a lost driver held was not given back", "reservation", h.ID, "error", err)
+				wait = sweepAgain
+			}
+		}
+		if wait > 0 && (again == 0 || wait < again) {
+			again = wait
+		}
 	}
 	return again
 }

@@ -2,13 +2,14 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"strings"
 
 	"troupe/bus"
 )
 
-// Orphans lists the namespaces of the bus in which a role has lost its driver. Whoever opens a session there ends such
-// roles, once their driver has had time to come back: a head does so, because after the last driver nobody else is left.
+// Orphans lists the namespaces of the bus in which a role or a reservation has lost its driver. Whoever opens a session there
+// ends those, once their driver has had time to come back: a head does so, because after the last driver nobody else is left.
 func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
 	lister := b.JetStream().KeyValueStoreNames(ctx)
 	var namespaces, out []string
@@ -44,5 +45,11 @@ func (g registry) orphans(ctx context.Context) (bool, error) {
 			return true, nil
 		}
 	}
-	return false, err
+	holds, holdErr := g.holds(ctx)
+	for _, h := range holds {
+		if !g.alive(ctx, h.Owner) {
+			return true, nil
+		}
+	}
+	return false, errors.Join(err, holdErr)
 }

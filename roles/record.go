@@ -34,6 +34,14 @@ type Record struct {
 	By          string              `json:"by"`    // the driver, for people
 	Lease       time.Duration       `json:"lease"` // how long the driver may be silent before it counts as gone
 	Cause       string              `json:"cause,omitempty"`
+
+	// Process says that the workers are processes on nodes; the rest is of those alone.
+	Process bool   `json:"process,omitempty"`
+	Seats   []Seat `json:"seats,omitempty"`  // where they run, by rank
+	Held    []Held `json:"held,omitempty"`   // on which reservations
+	Master  string `json:"master,omitempty"` // where their rank 0 can be found: HOST:PORT
+	Policy  Policy `json:"policy,omitempty"`
+	Gens    uint32 `json:"gens,omitempty"` // how many generations of workers there have been after the first
 }
 
 // RoleState is where a role is in its life.
@@ -202,6 +210,27 @@ func (g registry) step(ctx context.Context, r Record, to RoleState, cause string
 			return held, bus.Errorf(bus.CodeConflict, "role %s is %s and does not become %s", r.Name, held.State, to)
 		}
 		held.State, held.Since, held.Cause = to, time.Now().UTC(), cmp.Or(cause, held.Cause)
+		value, err := encodeRecord(held)
+		if err != nil {
+			return r, err
+		}
+		if _, err = g.kv.Update(ctx, roleKey(r.Name), value, rev); !errors.Is(err, bus.ErrConflict) {
+			return held, err
+		}
+	}
+}
+
+// edit changes what one incarnation's record says beside its state.
+func (g registry) edit(ctx context.Context, r Record, change func(*Record)) (Record, error) {
+	for {
+		held, rev, err := g.read(ctx, r.Name)
+		if err == nil && held.Incarnation != r.Incarnation {
+			err = bus.Errorf(bus.CodeNotFound, "this role %s has ended; there is another", r.Name)
+		}
+		if err != nil {
+			return r, err
+		}
+		change(&held)
 		value, err := encodeRecord(held)
 		if err != nil {
 			return r, err

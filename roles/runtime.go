@@ -92,6 +92,9 @@ type Runtime struct {
 	log     *slog.Logger
 	reach   reach
 
+	services services // for workers that are processes
+	made     made
+
 	ctx    context.Context // of everything in the background; ends after the last role
 	cancel context.CancelFunc
 	group  sync.WaitGroup // of everything in the background; see spawn
@@ -223,11 +226,8 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		return nil, bus.Errorf(bus.CodeRefused, "a worker creates no roles: it holds no lease that could end them; let the driver create role %s", spec.Name)
 	}
 	spec = spec.withDefaults()
-	class, err := rt.local.class(spec.Class)
+	class, err := rt.classOf(spec)
 	if err != nil {
-		return nil, err
-	}
-	if err := checkModes(class); err != nil {
 		return nil, err
 	}
 	config, err := encodeConfig(spec)
@@ -244,10 +244,14 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
 		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease,
 	}
+	if spec.Process != nil {
+		rec.Process = true
+	}
 	if err := rt.claim(ctx, rec); err != nil {
 		rt.unclaim(ctx, rec, err)
 		return nil, err
 	}
+	rt.made.add(rec)
 	return rt.start(ctx, rec, spec, config)
 }
 
@@ -332,14 +336,26 @@ func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config bus.
 	return nil, err
 }
 
-// checkModes finds a misspelt mode before the first call does.
-func checkModes(class *actors.Class) error {
-	for _, m := range class.Methods {
+// classOf is what is known here of a role's class: of one whose workers are processes nothing, before one of them says it.
+func (rt *Runtime) classOf(spec Spec) (*actors.Class, error) {
+	if spec.Process != nil {
+		return &actors.Class{Name: spec.Class}, nil
+	}
+	class, err := rt.local.class(spec.Class)
+	if err != nil {
+		return nil, err
+	}
+	return class, checkMethods(class.Name, class.Methods)
+}
+
+// checkMethods finds a misspelt mode before the first call does.
+func checkMethods(class string, methods []actors.MethodInfo) error {
+	for _, m := range methods {
 		if m.Mode == "" {
 			continue
 		}
 		if _, err := dispatch.ParseMode(m.Mode); err != nil {
-			return bus.Errorf(bus.CodeInvalid, "class %s, method %s: %w", class.Name, m.Name, err)
+			return bus.Errorf(bus.CodeInvalid, "class %s, method %s: %w", class, m.Name, err)
 		}
 	}
 	return nil
@@ -392,9 +408,9 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 
 // newCluster is a role as this runtime holds it.
 func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) {
-	c := &Cluster{rt: rt, tie: tie, spec: spec, downCh: make(chan struct{}, 1), rec: rec}
-	c.group = &dispatch.Group{Endpoint: rt.ep, To: rec.Address(), Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered}
+	c := &Cluster{rt: rt, tie: tie, spec: spec, to: rec.Address(), downCh: make(chan struct{}, 1), rec: rec}
 	c.life = newLife(c)
+	c.takeShape(rec)
 	if err := c.life.listen(); err != nil {
 		return nil, err
 	}
@@ -402,7 +418,7 @@ func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) 
 	open := !rt.closing || tie == created // Close waits for what is being created
 	if open {
 		rt.clusters[c] = struct{}{}
-		rt.group.Go(c.life.judge)
+		rt.group.Go(c.life.run)
 	}
 	rt.mu.Unlock()
 	if !open {
@@ -433,6 +449,9 @@ func (rt *Runtime) Close(ctx context.Context) error {
 	rt.takeNone()
 	rt.creating.Wait()
 	err := rt.closeClusters(ctx)
+	if rt.services.used() {
+		err = errors.Join(err, rt.releaseOwn(ctx))
+	}
 	rt.wait()
 	return errors.Join(err, rt.closeBelow(ctx))
 }
@@ -475,6 +494,7 @@ func (rt *Runtime) closeBelow(ctx context.Context) error {
 	if rt.local != nil && rt.cfg.Local == nil {
 		errs = append(errs, rt.local.Close(ctx))
 	}
+	rt.services.close()
 	if lease := rt.currentLease(); lease != nil {
 		errs = append(errs, lease.Release(ctx))
 	}

@@ -38,6 +38,11 @@ type Spec struct {
 	PanicFails bool
 	// QueueLimit is how many calls may wait in one lane of a worker. Zero: 10,000.
 	QueueLimit int
+	// Process runs the workers as processes of their own on the nodes. Zero: goroutines of this process; see
+	// Config.Local.
+	Process *Process
+	// OnFailure is told of each worker that fails, from a goroutine of its own, and of what is done about it.
+	OnFailure func(Failure)
 	// StartTimeout bounds the start, from the first constructor to the barrier. Zero: one minute.
 	StartTimeout time.Duration
 	// StopGrace is how long running calls may go on when the role is destroyed. Zero: ten seconds.
@@ -50,6 +55,9 @@ func (s Spec) withDefaults() Spec {
 	}
 	if s.StopGrace == 0 {
 		s.StopGrace = defaultStopGrace
+	}
+	if s.Process != nil {
+		s.Process = s.Process.withDefaults(s.StartTimeout)
 	}
 	return s
 }
@@ -75,6 +83,9 @@ func (s Spec) resolve() (dispatch.Mesh, error) {
 	mesh, err := s.Mesh.Resolve(s.World)
 	if err != nil {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: %w", s.Name, err))
+	}
+	if s.Process != nil && err == nil {
+		errs = append(errs, s.Process.check(s.Name, mesh.World()))
 	}
 	return mesh, errors.Join(errs...)
 }

@@ -77,7 +77,7 @@ func (c *Cluster) Where(coordinates string) (Group, error) {
 }
 
 func (c *Cluster) selected(s dispatch.Selector) (Group, error) {
-	ranks, err := c.group.Mesh.Select(s)
+	ranks, err := c.mesh().Select(s)
 	if err != nil {
 		return nil, err
 	}

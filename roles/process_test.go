@@ -1,0 +1,387 @@
+package roles_test
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/dispatch"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	spec := players("actor_train", 4, placement.Wholes(1))
+	spec.Mesh = dispatch.Mesh{TP: 2}
+	spec.Process.Env = map[string]string{"NCCL_DEBUG": "INFO", "ODD": "a=b,c d\n'\"$x", "EMPTY": ""}
+	c := create(t, rt, spec)
+
+	pids, err := roles.CallEach[int](patient(t), c, "pid")
+	require.NoError(t, err)
+	require.Len(t, pids, 4)
+	rows, err := roles.Call[[]int](patient(t), c, "double", []int{1, 2, 3, 4, 5})
+	require.NoError(t, err)
+	require.Equal(t, []int{2, 4, 6, 8, 10}, rows)
+
+	names := []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NAME", "WORKER_NAME", "CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "ODD", "EMPTY"}
+	envs, err := roles.CallEach[map[string]string](patient(t), c, "env", names)
+	require.NoError(t, err)
+	host, port, _ := strings.Cut(c.Record().Master, ":")
+	require.Equal(t, map[string]string{
+		"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "4", "NODE_RANK": "0", "MASTER_ADDR": host, "MASTER_PORT": port,
+		"CLUSTER_NAME": "actor_train", "WORKER_NAME": "actor_train-2-G2", "CUDA_VISIBLE_DEVICES": "2",
+		"NCCL_DEBUG": "INFO", "ODD": "a=b,c d\n'\"$x", "EMPTY": "",
+	}, envs[2])
+	require.Equal(t, []string{"actor_train"}, tr.reservations(t))
+
+	other := tr.driver(t, roles.Config{})
+	totals, err := roles.CallEach[int](patient(t), attach(t, other, "actor_train"), "add", 2)
+	require.NoError(t, err)
+	require.Equal(t, []int{2, 2, 2, 2}, totals)
+
+	require.NoError(t, c.Destroy(patient(t)))
+	gone(t, pids...)
+	require.Empty(t, tr.reservations(t))
+	require.Empty(t, rolesOf(t, rt))
+}
+
+func TestAWorkerIsKilled(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	failures := make(chan roles.Failure, 10)
+	spec := players("train", 3, placement.Wholes(1))
+	spec.OnFailure = func(f roles.Failure) { failures <- f }
+	c := create(t, rt, spec)
+	pids, err := roles.CallEach[int](patient(t), c, "pid")
+	require.NoError(t, err)
+	_, err = c.Call(patient(t), "say", "the last thing I said")
+	require.NoError(t, err)
+	f := waiting(t, c, 3)
+
+	begun := time.Now()
+	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+	_, err = dispatch.Await[any](patient(t), f)
+	t.Logf("known %v after the kill", time.Since(begun))
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	var e *bus.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, 1, e.Rank)
+	require.Equal(t, "n-0", e.Node)
+	require.Contains(t, e.Error(), "SIGKILL")
+	require.Contains(t, e.Error(), "the last thing I said")
+	require.Equal(t, "SIGKILL", e.Details["signal"])
+	_, err = c.Call(patient(t), "pid")
+	require.ErrorContains(t, err, "because of rank 1")
+	require.Equal(t, "the role fails", (<-failures).Then)
+	gone(t, pids...)
+	eventually(t, "the registry knows why", func() bool {
+		rec := rolesOf(t, rt)["train"]
+		return rec.State == roles.RoleFailed && strings.Contains(rec.Cause, "SIGKILL")
+	})
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Empty(t, tr.reservations(t))
+}
+
+// waiting has every rank of a role wait in a call.
+func waiting(t *testing.T, c *roles.Cluster, world int) *dispatch.Future {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "waits")
+	f, err := c.ExecuteAllAsync(patient(t), "wait", file)
+	require.NoError(t, err)
+	eventually(t, "all ranks wait", func() bool {
+		found, _ := filepath.Glob(file + ".*")
+		return len(found) == world
+	})
+	return f
+}
+
+func TestAProcessEndsByItself(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	c := create(t, tr.driver(t, roles.Config{}), players("train", 2, 0))
+	_, err := c.Call(patient(t), "exit", 1)
+	var e *bus.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, "3", e.Details["exit_code"])
+	require.Contains(t, e.Error(), "exit code 3; it last printed: that is enough")
+}
+
+func TestAProcessThatDoesNotStart(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	tries := map[string]struct {
+		change func(*roles.Spec)
+		want   string
+	}{
+		"constructor": {func(s *roles.Spec) { s.Config = playerConfig{Fails: []int{1}} }, "tired"},
+		"exit":        {func(s *roles.Spec) { s.Config = playerConfig{Exits: []int{1}} }, "exit code 7; it last printed: no more room here"},
+		"program":     {func(s *roles.Spec) { s.Process.Command = []string{"/not/there/at-all"} }, "/not/there/at-all"},
+		"folder":      {func(s *roles.Spec) { s.Process.Dir = "/not/there" }, "/not/there"},
+		"class":       {func(s *roles.Spec) { s.Class = "nobody" }, "nobody"},
+		"too large":   {func(s *roles.Spec) { s.Process.Needs.Bundles[0].Devices = placement.Wholes(9) }, "9"},
+		"variable":    {func(s *roles.Spec) { s.Process.Env = map[string]string{"RANK": "3"} }, "RANK is set by Troupe"},
+		"devices":     {func(s *roles.Spec) { s.Process.Env = map[string]string{"CUDA_VISIBLE_DEVICES": "3"} }, "CUDA_VISIBLE_DEVICES is set by Troupe"},
+		"policy":      {func(s *roles.Spec) { s.Process.Policy = "again" }, `Policy "again" is unknown`},
+	}
+	for name, try := range tries {
+		spec := players("train", 2, placement.Wholes(1))
+		try.change(&spec)
+		_, err := rt.Create(patient(t), spec)
+		require.ErrorContains(t, err, try.want, name)
+		require.Empty(t, tr.reservations(t), name)
+		require.Empty(t, rolesOf(t, rt), name)
+	}
+}
+
+func TestRestartARank(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	failures := make(chan roles.Failure, 10)
+	spec := players("infer", 3, placement.Wholes(1))
+	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, 2
+	spec.OnFailure = func(f roles.Failure) { failures <- f }
+	c := create(t, rt, spec)
+	other := attach(t, tr.driver(t, roles.Config{}), "infer")
+	_, err := c.Call(patient(t), "add", 5)
+	require.NoError(t, err)
+	seats := c.Record().Seats
+	for n := range 2 {
+		_, err = c.Call(patient(t), "exit", 1)
+		require.ErrorIs(t, err, bus.ErrWorkerLost)
+		require.Contains(t, (<-failures).Then, "the rank is restarted")
+		for _, holder := range []*roles.Cluster{c, other} {
+			eventually(t, "it takes calls again", func() bool {
+				totals, err := roles.CallEach[int](patient(t), holder, "add", 0)
+				return err == nil && totals[0] == 5 && totals[1] == 0
+			})
+		}
+		rec := rolesOf(t, rt)["infer"]
+		require.Equal(t, uint32(n+1), rec.Seats[1].Gen)
+		require.Equal(t, seats[1].UUIDs, rec.Seats[1].UUIDs)
+	}
+	_, err = c.Call(patient(t), "exit", 2)
+	require.Error(t, err)
+	eventually(t, "two restarts, and no more", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleFailed })
+	require.Contains(t, rolesOf(t, rt)["infer"].Cause, "after 2 restarts")
+}
+
+func TestRestartARole(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	spec := players("train", 3, placement.Wholes(1))
+	spec.Process.Policy = roles.RestartRole
+	c := create(t, tr.driver(t, roles.Config{}), spec)
+	before, err := roles.CallEach[int](patient(t), c, "pid")
+	require.NoError(t, err)
+	f := waiting(t, c, 3)
+	require.NoError(t, syscall.Kill(before[2], syscall.SIGKILL))
+	_, err = dispatch.Await[any](patient(t), f)
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	var after []int
+	eventually(t, "all of it runs again", func() bool {
+		after, err = roles.CallEach[int](patient(t), c, "pid")
+		return err == nil
+	})
+	for rank := range after {
+		require.NotEqual(t, before[rank], after[rank])
+	}
+	gone(t, before...)
+}
+
+func TestIgnoreAWorkersEnd(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	spec := players("infer", 3, 0)
+	spec.Process.Policy = roles.Ignore
+	c := create(t, tr.driver(t, roles.Config{}), spec)
+	_, err := c.Call(patient(t), "exit", 1)
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	g, err := c.Ranks(0, 2)
+	require.NoError(t, err)
+	_, err = g.Call(patient(t), "add", 1)
+	require.NoError(t, err)
+}
+
+func TestLaidOver(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	train := create(t, rt, players("train", 4, placement.Wholes(1)))
+	spec := players("infer", 1, placement.Wholes(4))
+	spec.Process.Over = "train"
+	infer := create(t, rt, spec)
+	require.Equal(t, []int{0, 1, 2, 3}, infer.Record().Seats[0].Devices)
+	require.Equal(t, "infer-0-G0123", infer.Record().Seats[0].Name)
+	require.NoError(t, train.Destroy(patient(t)))
+	_, err := infer.Call(patient(t), "pid")
+	require.NoError(t, err)
+}
+
+func TestADriversReservation(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	held, err := rt.Reserve(patient(t), placement.Request{ID: "nodes", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Wholes(4)}), Strategy: placement.StrictSpread})
+	require.NoError(t, err)
+	create2 := func(name string, devices ...int) *roles.Cluster {
+		spec := players(name, 2, 0)
+		spec.Process.Needs = placement.Request{Colocate: "nodes", Mapping: &placement.Mapping{Devices: devices}}
+		return create(t, rt, spec)
+	}
+	a, b := create2("a", 0, 1, 4, 5), create2("b", 4, 5, 6, 7)
+	require.Equal(t, "n-1", a.Record().Seats[1].Node)
+	require.Equal(t, []int{0, 1}, b.Record().Seats[0].Devices)
+	_, err = rt.Create(patient(t), func() roles.Spec {
+		s := players("c", 1, placement.Wholes(1))
+		s.Process.PlaceTimeout = 300 * time.Millisecond
+		return s
+	}())
+	require.ErrorContains(t, err, "nodes", "it waits for what is held")
+	require.NoError(t, a.Destroy(patient(t)))
+	require.NoError(t, b.Destroy(patient(t)))
+	require.NoError(t, held.Release(patient(t)))
+	require.NoError(t, held.Release(patient(t)))
+	require.Empty(t, tr.reservations(t))
+}
+
+// TestTheDriverOfProcessesDies: what it owned ends, processes and reservations, by whoever is left; what it detached
+// stays and can be called.
+func TestTheDriverOfProcessesDies(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rest := tr.driver(t, roles.Config{Lease: time.Second})
+	driver, stdout := spawn(t, "own", tr.server.URL())
+	line, err := stdout.ReadString('\n')
+	require.NoError(t, err, line)
+	owned := attach(t, rest, "owned")
+	pids, err := roles.CallEach[int](patient(t), owned, "pid")
+	require.NoError(t, err)
+	require.ElementsMatch(t, []string{"owned", "kept", "the child"}, tr.reservations(t))
+	require.NoError(t, driver.Process.Kill())
+	gone(t, pids...)
+	eventually(t, "only the detached role's is held", func() bool {
+		left := tr.reservations(t)
+		return len(left) == 1 && left[0] == "kept"
+	})
+	kept := attach(t, rest, "kept")
+	_, err = kept.Call(patient(t), "pid")
+	require.NoError(t, err)
+	require.NoError(t, kept.Destroy(patient(t)))
+	require.Empty(t, tr.reservations(t))
+}
+
+func TestTheAgentIsKilled(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, true)
+	c := create(t, tr.driver(t, roles.Config{}), players("train", 2, placement.Wholes(1)))
+	pids, err := roles.CallEach[int](patient(t), c, "pid")
+	require.NoError(t, err)
+	f := waiting(t, c, 2)
+	time.Sleep(6 * time.Second) // so that the driver has listened for long enough to judge
+	begun := time.Now()
+	require.NoError(t, syscall.Kill(tr.agent, syscall.SIGKILL))
+	_, err = dispatch.Await[any](patient(t), f)
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	t.Logf("known %v after the agent was killed: %v", time.Since(begun), err)
+	require.Less(t, time.Since(begun), 5*time.Second)
+	gone(t, pids...)
+}
+
+func TestAFrozenWorker(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	c := create(t, tr.driver(t, roles.Config{LostAfter: 2 * time.Second}), players("train", 2, 0))
+	pids, err := roles.CallEach[int](patient(t), c, "pid")
+	require.NoError(t, err)
+	time.Sleep(2 * time.Second) // so that the driver has listened for long enough to judge
+	require.NoError(t, syscall.Kill(pids[1], syscall.SIGSTOP))
+	_, err = c.Call(patient(t), "pid")
+	require.ErrorContains(t, err, "no heartbeat for")
+	gone(t, pids...)
+}
+
+// TestManyRolesAtOnce: unrelated roles start and end side by side.
+func TestManyRolesAtOnce(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	var group sync.WaitGroup
+	for _, name := range []string{"a", "b", "c", "d"} {
+		group.Go(func() {
+			c, err := rt.Create(context.Background(), players(name, 2, placement.Wholes(1)))
+			if err == nil {
+				_, err = c.Call(patient(t), "pid")
+			}
+			if err == nil {
+				err = c.Destroy(patient(t))
+			}
+			if err != nil {
+				t.Error(name, err)
+			}
+		})
+	}
+	group.Wait()
+	require.Empty(t, tr.reservations(t))
+}
+
+// TestGrowAndShrink: instances come and go while the others work; who is attached sees it.
+func TestGrowAndShrink(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	spec := players("infer", 2, placement.Wholes(1))
+	spec.Process.PlaceTimeout = 300 * time.Millisecond
+	c := create(t, rt, spec)
+	other := attach(t, tr.driver(t, roles.Config{}), "infer")
+	_, err := c.Call(patient(t), "add", 5)
+	require.NoError(t, err)
+	for range 2 {
+		require.NoError(t, c.Grow(patient(t), 2))
+		require.Equal(t, 4, c.DPSize())
+		totals, err := roles.CallEach[int](patient(t), c, "add", 1)
+		require.NoError(t, err)
+		require.Equal(t, []int{1, 1}, totals[2:])
+		eventually(t, "others see it", func() bool { return other.WorldSize() == 4 })
+		rows, err := roles.Call[[]int](patient(t), other, "double", []int{1, 2, 3, 4})
+		require.NoError(t, err)
+		require.Equal(t, []int{2, 4, 6, 8}, rows)
+		require.Len(t, tr.reservations(t), 2)
+		require.Equal(t, "infer-3-G3", c.Record().Seats[3].Name)
+
+		pids, err := roles.CallEach[int](patient(t), c, "pid")
+		require.NoError(t, err)
+		require.NoError(t, c.Shrink(patient(t), 2))
+		gone(t, pids[2:]...)
+		require.Len(t, tr.reservations(t), 1)
+		eventually(t, "others see that too", func() bool { return other.WorldSize() == 2 })
+		totals, err = roles.CallEach[int](patient(t), other, "add", 0)
+		require.NoError(t, err)
+		require.Len(t, totals, 2)
+	}
+	require.ErrorContains(t, c.Grow(patient(t), 7), "infer")
+	require.ErrorContains(t, c.Shrink(patient(t), 2), "destroy it instead")
+	totals, err := roles.CallEach[int](patient(t), c, "add", 0)
+	require.NoError(t, err)
+	require.Equal(t, []int{7, 7}, totals)
+	require.ErrorContains(t, other.Grow(patient(t), 1), "has not created it")
+	left, err := rt.Left(patient(t))
+	require.NoError(t, err)
+	require.Len(t, left.Workers, 2)
+	require.NoError(t, c.Destroy(patient(t)))
+	left, err = rt.Left(patient(t))
+	require.NoError(t, err)
+	require.Equal(t, "nothing is left", left.String())
+}

@@ -1,0 +1,240 @@
+package roles_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// The worker processes of these tests are this program once more: TestMain calls roles.Main with this class.
+type player struct {
+	setup actors.Setup
+	total int
+}
+
+type playerConfig struct {
+	Fails []int
+	Exits []int // ranks whose constructor ends the process with code 7
+}
+
+func playerClass() *actors.Class {
+	k := actors.NewClass("player", newPlayer)
+	actors.Method(k, "pid", func(*player, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
+	actors.Method(k, "env", (*player).Env)
+	actors.Method(k, "add", (*player).Add)
+	actors.Method(k, "double", (*player).Double, actors.MethodOptions{Mode: "DP_MP_COMPUTE"})
+	actors.Method(k, "say", (*player).Say)
+	actors.Method(k, "wait", (*player).Wait)
+	actors.Method(k, "exit", (*player).Exit)
+	return k.Class
+}
+
+func newPlayer(_ context.Context, s actors.Setup) (*player, error) {
+	var cfg playerConfig
+	if err := s.DecodeConfig(&cfg); err != nil {
+		return nil, err
+	}
+	for _, rank := range cfg.Fails {
+		if rank == s.Rank {
+			return nil, errTired
+		}
+	}
+	for _, rank := range cfg.Exits {
+		if rank == s.Rank {
+			fmt.Println("no more room here")
+			os.Exit(7)
+		}
+	}
+	return &player{setup: s}, nil
+}
+
+func (p *player) Env(_ context.Context, names []string) (map[string]string, error) {
+	out := map[string]string{}
+	for _, name := range names {
+		if v, ok := os.LookupEnv(name); ok {
+			out[name] = v
+		}
+	}
+	return out, nil
+}
+
+func (p *player) Add(_ context.Context, n int) (int, error) {
+	p.total += n
+	return p.total, nil
+}
+
+func (p *player) Double(_ context.Context, rows []int) ([]int, error) {
+	for i := range rows {
+		rows[i] *= 2
+	}
+	return rows, nil
+}
+
+func (p *player) Say(_ context.Context, text string) (actors.None, error) {
+	fmt.Println(text)
+	return actors.None{}, nil
+}
+
+// Wait says that it waits, in a file of that name, and then does until it is cancelled.
+func (p *player) Wait(ctx context.Context, file string) (actors.None, error) {
+	if err := os.WriteFile(fmt.Sprintf("%s.%d", file, p.setup.Rank), nil, 0o600); err != nil {
+		return actors.None{}, err
+	}
+	<-ctx.Done()
+	return actors.None{}, ctx.Err()
+}
+
+// Exit ends the process of one rank.
+func (p *player) Exit(_ context.Context, rank int) (actors.None, error) {
+	if rank == p.setup.Rank {
+		fmt.Println("that is enough")
+		os.Exit(3)
+	}
+	return actors.None{}, nil
+}
+
+// troupe is a head in this process: a server, the placement service and an agent, as a process of its own if asked.
+type troupe struct {
+	server *bustest.Server
+	bus    *bus.Bus
+	dir    string
+	agent  int // its pid, if it is a process
+}
+
+const (
+	agentEnv = "TROUPE_TEST_AGENT" // run folder, if this program is to be an agent
+	agentURL = "TROUPE_TEST_AGENT_URL"
+)
+
+// startTroupe has nodes "n-0", "n-1" with four simulated devices each.
+func startTroupe(t *testing.T, ownProcess bool) *troupe {
+	t.Helper()
+	tr := &troupe{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
+	tr.bus = bustest.Open(t, bus.Config{InProcess: tr.server})
+	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
+	require.NoError(t, err)
+	tr.run(t, service.Run)
+	if ownProcess {
+		tr.spawnAgent(t)
+	} else {
+		readyCh := make(chan struct{})
+		agent, err := nodes.NewAgent(agentConfig(t.Context(), tr.bus, tr.dir, []string{tr.server.URL()}, func() { close(readyCh) }))
+		require.NoError(t, err)
+		tr.run(t, agent.Run)
+		<-readyCh
+	}
+	return tr
+}
+
+// run runs a part until the end of the test.
+func (tr *troupe) run(t *testing.T, run func(context.Context) error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-doneCh)
+	})
+}
+
+func agentConfig(_ context.Context, b *bus.Bus, dir string, urls []string, ready func()) nodes.AgentConfig {
+	cfg := nodes.AgentConfig{Bus: b, Dir: dir, Access: nodes.Access{URLs: urls}, ReadyFunc: ready, Grace: time.Second}
+	inventories, err := gpu.Open(gpu.Config{Spec: "sim:2x4", Name: "n"})
+	if err != nil {
+		panic(err)
+	}
+	for i, inventory := range inventories {
+		cfg.Nodes = append(cfg.Nodes, nodes.Config{Name: fmt.Sprintf("n-%d", i), Inventory: inventory, Lease: 2 * time.Second, Beat: 200 * time.Millisecond})
+	}
+	return cfg
+}
+
+// agentIfAsked makes this process an agent.
+func agentIfAsked() {
+	dir := os.Getenv(agentEnv)
+	if dir == "" {
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	b, err := bus.Open(ctx, bus.Config{URLs: []string{os.Getenv(agentURL)}, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		panic(err)
+	}
+	cfg := agentConfig(ctx, b, dir, []string{os.Getenv(agentURL)}, func() { fmt.Println("ready") })
+	cfg.OwnProcess = true
+	agent, err := nodes.NewAgent(cfg)
+	if err == nil {
+		err = agent.Run(ctx)
+	}
+	if err != nil {
+		panic(err)
+	}
+	_ = b.Close()
+	os.Exit(0)
+}
+
+func (tr *troupe) spawnAgent(t *testing.T) {
+	cmd, stdout := spawnWith(t, agentEnv+"="+tr.dir, agentURL+"="+tr.server.URL())
+	line, err := stdout.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "ready", strings.TrimSpace(line))
+	tr.agent = cmd.Process.Pid
+	t.Cleanup(func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
+}
+
+// driver is a driver on the troupe.
+func (tr *troupe) driver(t *testing.T, cfg roles.Config) *roles.Runtime {
+	cfg.BusConfig = bus.Config{InProcess: tr.server}
+	if cfg.Lease == 0 {
+		cfg.Lease = 2 * time.Second
+	}
+	return open(t, cfg)
+}
+
+// players is the spec of a role of processes.
+func players(name string, world int, devices placement.Share) roles.Spec {
+	p := &roles.Process{Command: roles.Self(), Backoff: 10 * time.Millisecond}
+	if devices > 0 {
+		p.Needs.Bundles = []placement.Bundle{{Devices: devices}}
+	}
+	return roles.Spec{Name: name, Class: "player", World: world, Process: p, StopGrace: time.Second, StartTimeout: 30 * time.Second}
+}
+
+// reservations is what is held now.
+func (tr *troupe) reservations(t *testing.T) []string {
+	client, err := placement.NewClient(tr.bus, "")
+	require.NoError(t, err)
+	defer client.Close()
+	list, err := client.List(patient(t))
+	require.NoError(t, err)
+	ids := []string{}
+	for _, r := range list.Records {
+		ids = append(ids, r.Holder)
+	}
+	return ids
+}
+
+// gone waits until a process is no more.
+func gone(t *testing.T, pids ...int) {
+	t.Helper()
+	for _, pid := range pids {
+		eventually(t, fmt.Sprintf("process %d is gone", pid), func() bool { return syscall.Kill(pid, 0) != nil })
+	}
+}
