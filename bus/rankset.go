@@ -56,13 +56,3 @@ func (s RankSet) List() []int {
 
 // Clone returns a set of its own.
 func (s RankSet) Clone() RankSet { return RankSet{bits: append([]byte(nil), s.bits...)} }
-
-// first is the lowest rank of the set, or -1.
-func (s RankSet) first() int {
-	for i, b := range s.bits {
-		if b != 0 {
-			return i*8 + bits.TrailingZeros8(b)
-		}
-	}
-	return -1
-}

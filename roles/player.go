@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/gpu"
 	"troupe/nodes"
 )
 
@@ -69,9 +70,10 @@ type Player struct {
 	Assignment Assignment
 	Node       string
 
-	bus    *bus.Bus
-	place  *place
-	worker *actors.Worker
+	bus     *bus.Bus
+	place   *place
+	worker  *actors.Worker
+	unclaim func() // lets go of simulated devices
 }
 
 // OpenPlayer reads the assignment and connects. The worker is made by Start, so that a program may look at its
@@ -81,21 +83,26 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Player{Node: assigned.Node}
+	p := &Player{Node: assigned.Node, unclaim: func() {}}
 	if err := bus.Unmarshal(assigned.Assignment, &p.Assignment); err != nil {
 		return nil, bus.Errorf(bus.CodeMalformed, "the assignment of %s: %w", assigned.Name, err)
 	}
 	if err := p.Assignment.check(); err != nil {
 		return nil, err
 	}
+	if p.unclaim, err = gpu.ClaimSim(os.Getenv(gpu.SimUseEnv)); err != nil {
+		return nil, err
+	}
 	busCfg := assigned.BusConfig()
 	busCfg.Wait, busCfg.Logger = true, cfg.Logger
 	if p.bus, err = bus.Open(ctx, busCfg); err != nil {
+		p.unclaim()
 		return nil, err
 	}
 	local := newLocal(p.bus, cfg.Classes)
 	local.node, local.ownProcess = assigned.Node, true
 	if p.place, err = local.newPlace(p.bus, p.Assignment.Namespace); err != nil {
+		p.unclaim()
 		return nil, errors.Join(err, p.bus.Close())
 	}
 	return p, nil
@@ -130,5 +137,6 @@ func (p *Player) Close(ctx context.Context) error {
 	}
 	p.place.rt.closeInside()
 	p.place.ep.Close()
+	p.unclaim()
 	return errors.Join(err, p.bus.Close())
 }

@@ -8,14 +8,22 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"troupe/actors"
+	"troupe/benchmarks"
+	"troupe/roles"
 )
 
 // version is set when the program is built.
 var version = "dev"
 
 func main() {
+	roles.Main(hosted()...) // this program may be a worker that an agent has started
 	os.Exit(run(os.Args[1:], &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
 }
+
+// hosted are the classes of workers that this program can be.
+func hosted() []*actors.Class { return append(demoClasses(), benchmarks.FaultClass()) }
 
 // run executes the command line. The first signal asks it to end in order, the second ends it at once.
 func run(args []string, c *cli) int {
