@@ -20,6 +20,7 @@ const (
 	killGrace   = 2 * time.Second         // for a process that was told to end, before it is made to
 	agentThere  = 1500 * time.Millisecond // for an agent to show that it is there
 	agentAnswer = 5 * time.Second         // what an agent may take to see its processes end, beyond the grace
+	lookEvery   = 3 * time.Second         // for the agents of workers that are not ready yet
 	releaseActs = 5 * time.Second         // and the placement service to take a reservation back
 )
 
@@ -204,9 +205,12 @@ func (c *Cluster) assignment(rec Record, rank int) Assignment {
 	}
 }
 
-// awaitReady returns when the ranks have said that they are ready, or the role has failed.
+// awaitReady returns when the ranks have said that they are ready, or one is known not to become it. Its agent says when
+// a process ends; that the agent itself is still there is looked at now and then.
 func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 	rec, begun := c.Record(), time.Now()
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
 	for {
 		states, changedCh := c.life.states()
 		var missing []int
@@ -224,11 +228,46 @@ func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 		}
 		select {
 		case <-changedCh:
+		case <-look.C:
+			if err := c.agentsThere(ctx, missing, rec); err != nil {
+				return err
+			}
 		case <-ctx.Done():
-			return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s had not started after %s: %d of %d workers were not ready, rank %d on node %s among them: %w",
-				c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Seats[missing[0]].Node, ctx.Err())
+			return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s had not started after %s: %d of %d workers were not ready, rank %d on node %s among them; see `troupe logs %s/%d`: %w",
+				c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Seats[missing[0]].Node, c.Name(), missing[0], ctx.Err())
 		}
 	}
+}
+
+// agentsThere makes sure that the agents of some ranks live and know them.
+func (c *Cluster) agentsThere(ctx context.Context, ranks []int, rec Record) error {
+	order, groups := rec.berths(ranks)
+	errs := make([]error, len(order))
+	var group sync.WaitGroup
+	for i, at := range order {
+		group.Go(func() { errs[i] = c.knownOn(ctx, at.node, groups[at], rec) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) knownOn(ctx context.Context, node string, ranks []int, rec Record) error {
+	asking, cancel := context.WithTimeout(ctx, 2*lookEvery)
+	defer cancel()
+	there, err := c.rt.agents().Workers(asking, node)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // the start is over, which its own error says
+		}
+		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d cannot become ready: %w", c.Name(), ranks[0], err)
+	}
+	for _, rank := range ranks {
+		id := rec.workerID(rank)
+		if !slices.ContainsFunc(there, func(s nodes.Status) bool { return s.ID == id }) {
+			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d has ended with an earlier agent of node %s", c.Name(), rank, node)
+		}
+	}
+	return nil
 }
 
 // learn asks rank 0 what its class can do: the driver need not know a class that it does not host.

@@ -13,6 +13,14 @@
 //
 //	cluster, err := rt.Attach(ctx, "actor_train")
 //
+// Workers are goroutines of this program, or, with a Process in the spec, processes on the nodes with devices of their own;
+// a program that is both driver and worker calls Main first:
+//
+//	func main() {
+//		roles.Main(trainer.Class)
+//		...
+//		spec.Process = &roles.Process{Command: roles.Self(), Needs: placement.Request{Bundles: []placement.Bundle{{Devices: placement.Wholes(1)}}}}
+//
 // A cluster and a worker can be arguments of calls; the method they are given to receives a Handle, and opens it:
 //
 //	func (t *Trainer) Sync(ctx context.Context, to roles.Handle) (int, error) {

@@ -300,6 +300,31 @@ func TestTheAgentIsKilled(t *testing.T) {
 	gone(t, pids...)
 }
 
+// TestTheAgentIsKilledAtTheStart: nobody waits for the whole StartTimeout.
+func TestTheAgentIsKilledAtTheStart(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, true)
+	rt := tr.driver(t, roles.Config{})
+	spec := players("train", 2, placement.Wholes(1))
+	spec.StartTimeout = time.Minute
+	file := filepath.Join(t.TempDir(), "begun")
+	spec.Config = playerConfig{Hangs: file}
+	errCh := make(chan error, 1)
+	go func() {
+		_, err := rt.Create(context.Background(), spec)
+		errCh <- err
+	}()
+	eventually(t, "constructors run", func() bool {
+		found, _ := filepath.Glob(file + ".*")
+		return len(found) == 2
+	})
+	require.NoError(t, syscall.Kill(tr.agent, syscall.SIGKILL))
+	err := <-errCh
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	require.ErrorContains(t, err, "n-")
+	require.Empty(t, rolesOf(t, rt))
+}
+
 func TestAFrozenWorker(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)

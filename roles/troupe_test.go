@@ -30,7 +30,8 @@ type player struct {
 
 type playerConfig struct {
 	Fails []int
-	Exits []int // ranks whose constructor ends the process with code 7
+	Exits []int  // ranks whose constructor ends the process with code 7
+	Hangs string // constructors write a file of this name and do not return
 }
 
 func playerClass() *actors.Class {
@@ -60,6 +61,12 @@ func newPlayer(_ context.Context, s actors.Setup) (*player, error) {
 			fmt.Println("no more room here")
 			os.Exit(7)
 		}
+	}
+	if cfg.Hangs != "" {
+		if err := os.WriteFile(fmt.Sprintf("%s.%d", cfg.Hangs, s.Rank), nil, 0o600); err != nil {
+			return nil, err
+		}
+		select {}
 	}
 	return &player{setup: s}, nil
 }
