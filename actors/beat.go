@@ -65,11 +65,11 @@ func (w *Worker) beatNow() Beat {
 	for _, q := range w.queues {
 		b.Queued += q.waiting.len()
 	}
-	now := time.Now()
+	now := instantOf(time.Now())
 	for _, c := range w.active {
 		if !isQuiet(c.header.Method) {
 			b.Calls++
-			b.Busy = max(b.Busy, now.Sub(c.started), 1)
+			b.Busy = max(b.Busy, now.sub(c.started), 1)
 		}
 	}
 	if w.err != nil {

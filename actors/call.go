@@ -12,19 +12,35 @@ type call struct {
 	worker   *Worker
 	header   *bus.Header // shared with the other ranks of this process; read only
 	session  *session
-	queue    *queue
+	binding  *binding // nil: it was refused
 	ctx      callContext
 	body     []byte
 	bodyErr  error
-	arrived  time.Time
-	started  time.Time
-	deadline time.Time // zero: none
+	arrived  instant
+	started  instant // 0: it has not
+	deadline instant // 0: none
+	buf      []byte  // what the answer is written into, while it runs
 	reply    bus.Reply
 	phase    phase
 	slot     int // where it stands among the worker's active calls, while it runs
 	bodyHere bool
 	dropped  bool // the caller gave up: no answer is sent
 	panicked bool // the method did, and no error of another's panic
+}
+
+// instant is a moment by the monotonic clock of this process; it is smaller than a time.Time, and never 0.
+type instant int64
+
+var epoch = time.Now()
+
+func instantOf(t time.Time) instant { return instant(t.Sub(epoch)) + 1 }
+
+func (i instant) sub(earlier instant) time.Duration { return time.Duration(i - earlier) }
+
+// time is that moment by the clock on the wall, as it is set now.
+func (i instant) time() time.Time {
+	now := time.Now()
+	return now.Add(i.sub(instantOf(now)))
 }
 
 // phase is how far a call has come.

@@ -90,7 +90,8 @@ type ClassOf[T any] struct {
 	methods map[string]typedMethod[T]
 }
 
-type typedMethod[T any] func(obj *T, ctx context.Context, body []byte) ([]byte, error)
+// typedMethod appends the encoded result to dst.
+type typedMethod[T any] func(obj *T, ctx context.Context, body, dst []byte) ([]byte, error)
 
 // NewClass makes a class from a constructor. Its methods are added with Method before the class is used.
 func NewClass[T any](name string, construct func(ctx context.Context, s Setup) (*T, error)) *ClassOf[T] {
@@ -122,18 +123,39 @@ func Method[T, A, R any](c *ClassOf[T], name string, f func(*T, context.Context,
 	if err := c.Class.add(info); err != nil {
 		panic(err)
 	}
-	c.methods[name] = func(obj *T, ctx context.Context, body []byte) ([]byte, error) {
-		var arg A
-		if err := decodeArgs(body, &arg); err != nil {
-			return nil, err
+	c.methods[name] = func(obj *T, ctx context.Context, body, dst []byte) ([]byte, error) {
+		arg, quick := quickArg[A](body)
+		if !quick {
+			var err error
+			if arg, err = slowArg[A](body); err != nil {
+				return nil, err
+			}
 		}
 		result, err := f(obj, ctx, arg)
 		if err != nil {
 			return nil, err
 		}
-		return bus.Marshal(result)
+		if out, ok := bus.AppendQuick(dst, &result); ok {
+			return out, nil
+		}
+		return appendSlow(dst, result)
 	}
 }
+
+// quickArg reads the one plain argument of a short call. It is apart from slowArg, as appendSlow is from AppendQuick, so
+// that argument and result stay off the heap.
+func quickArg[A any](body []byte) (arg A, ok bool) {
+	raw, ok := bus.SingleArg(body)
+	ok = ok && bus.ReadQuick(raw, &arg)
+	return arg, ok
+}
+
+func slowArg[A any](body []byte) (arg A, err error) {
+	err = decodeArgs(body, &arg)
+	return arg, err
+}
+
+func appendSlow(dst []byte, result any) ([]byte, error) { return bus.AppendMarshal(dst, result) }
 
 // MethodOptions are the extras of a method.
 type MethodOptions struct {
@@ -200,7 +222,16 @@ func (h *typedHandler[T]) Handle(ctx context.Context, method string, body []byte
 	if !ok {
 		return nil, bus.Errorf(bus.CodeNotFound, "no method %q", method)
 	}
-	return m(h.obj, ctx, body)
+	return m(h.obj, ctx, body, nil)
+}
+
+// bind finds a method once and for all.
+func (h *typedHandler[T]) bind(method string) boundMethod {
+	m, ok := h.methods[method]
+	if !ok {
+		return nil
+	}
+	return func(ctx context.Context, body, dst []byte) ([]byte, error) { return m(h.obj, ctx, body, dst) }
 }
 
 func (h *typedHandler[T]) Close(ctx context.Context) error {

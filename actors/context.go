@@ -22,7 +22,12 @@ type callContext struct {
 
 var _ context.Context = (*callContext)(nil)
 
-func (c *callContext) Deadline() (time.Time, bool) { return c.call.deadline, !c.call.deadline.IsZero() }
+func (c *callContext) Deadline() (time.Time, bool) {
+	if c.call.deadline == 0 {
+		return time.Time{}, false
+	}
+	return c.call.deadline.time(), true
+}
 
 func (c *callContext) Done() <-chan struct{} {
 	c.mu.Lock()
@@ -75,10 +80,10 @@ func (c *callContext) AfterFunc(f func()) (stop func() bool) {
 // begin arms the deadline. It is called before the method runs.
 func (c *callContext) begin(call *call) {
 	c.call = call
-	if call.deadline.IsZero() {
+	if call.deadline == 0 {
 		return
 	}
-	left := time.Until(call.deadline)
+	left := time.Until(call.deadline.time())
 	if left <= 0 {
 		c.cancel(context.DeadlineExceeded)
 		return
@@ -138,6 +143,6 @@ func Current(ctx context.Context) (info CallInfo, ok bool) {
 	h, w := c.call.header, c.call.worker
 	return CallInfo{
 		Session: h.Session, Caller: h.Caller, Seq: h.Seq, Method: h.Method, Role: w.spec.Address, Rank: w.spec.Rank,
-		NoData: h.NoData, Meta: h.Meta, Trace: h.Trace, Queued: c.call.started.Sub(c.call.arrived), Host: w.host,
+		NoData: h.NoData, Meta: h.Meta, Trace: h.Trace, Queued: c.call.started.sub(c.call.arrived), Host: w.host,
 	}, true
 }

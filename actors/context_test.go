@@ -11,7 +11,10 @@ import (
 )
 
 func begun(deadline time.Time) *callContext {
-	c := &call{deadline: deadline}
+	c := &call{}
+	if !deadline.IsZero() {
+		c.deadline = instantOf(deadline)
+	}
 	c.ctx.begin(c)
 	return &c.ctx
 }
@@ -47,7 +50,7 @@ func TestCallContextPastItsDeadline(t *testing.T) {
 
 // TestCallContextCancelledBeforeItBegins: it stays cancelled, and no timer waits for the deadline of a dead call.
 func TestCallContextCancelledBeforeItBegins(t *testing.T) {
-	c := &call{deadline: time.Now().Add(time.Hour)}
+	c := &call{deadline: instantOf(time.Now().Add(time.Hour))}
 	c.ctx.cancel(context.Canceled)
 	c.ctx.begin(c)
 	require.Equal(t, context.Canceled, c.ctx.Err())

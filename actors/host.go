@@ -1,7 +1,6 @@
 package actors
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -19,7 +18,6 @@ const (
 	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks
 	controlBuffer    = 1024
 	defaultBeatEvery = time.Second
-	keepWhole        = 1 << 10 // a body that may stay in memory with its envelope
 )
 
 // HostConfig is what all workers of one host share.
@@ -58,6 +56,8 @@ type Host struct {
 	runners   runners
 	running   atomic.Int64            // calls that run, of all workers
 	solo      atomic.Bool             // one worker lives here
+	changes   atomic.Uint64           // of routes
+	over      atomic.Bool             // the intakes end
 	lending   atomic.Pointer[lending] // of the goroutine that is the intake of work now
 
 	mu      sync.RWMutex // guards what follows; slices of routes are replaced, never changed
@@ -97,8 +97,8 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 		}
 		h.classes[c.Name] = c
 	}
-	h.runners.group.Go(func() { h.intake(h.workCh) })
-	h.runners.group.Go(func() { h.intake(h.controlCh) })
+	h.runners.group.Go(func() { newIntake(h, h.workCh).loop() })
+	h.runners.group.Go(func() { newIntake(h, h.controlCh).loop() })
 	h.group.Go(h.beatLoop)
 	return h, nil
 }
@@ -231,6 +231,7 @@ func (h *Host) subscribe(subject string, ch chan *nats.Msg, w *Worker) error {
 	}
 	if !slices.Contains(r.workers, w) {
 		r.workers = append(slices.Clone(r.workers), w)
+		h.changes.Add(1)
 	}
 	return nil
 }
@@ -252,6 +253,7 @@ func (h *Host) remove(w *Worker) {
 			delete(h.routes, subject)
 		}
 	}
+	h.changes.Add(1)
 	h.mu.Unlock()
 	if stopSequencer != nil {
 		stopSequencer()
@@ -266,87 +268,6 @@ func (h *Host) behind(subject string) []*Worker {
 		return r.workers
 	}
 	return nil
-}
-
-// intake hands messages to workers, in the order of arrival. Nothing in it blocks, but for a call it runs itself.
-func (h *Host) intake(ch <-chan *nats.Msg) {
-	lending := &lending{}
-	if ch == h.workCh {
-		h.lending.Store(lending)
-	}
-	var reader bus.FrameReader
-	for {
-		select {
-		case m := <-ch:
-			if j := h.handle(m, &reader, ch == h.workCh); j.call != nil && !lending.run(j) {
-				return
-			}
-		case <-h.closedCh:
-			return
-		}
-	}
-}
-
-// handle takes one message. With work set, a call of the only worker here may be returned to be run by the intake.
-func (h *Host) handle(m *nats.Msg, reader *bus.FrameReader, work bool) (lent job) {
-	f, err := reader.Parse(m.Data)
-	if err != nil {
-		h.cfg.Logger.Warn("actors: a message cannot be read", "subject", m.Subject, "error", err)
-		if errors.Is(err, bus.ErrVersion) {
-			h.ep.AnswerVersion(m.Reply)
-		}
-		return job{}
-	}
-	now := time.Now()
-	switch f.Kind {
-	case bus.KindCall:
-		return h.call(m.Subject, &f, now, work)
-	case bus.KindChunk:
-		h.ep.Chunk(&f)
-	case bus.KindAsk:
-		h.each(m.Subject, &f, func(w *Worker) { w.asked(&f.Header, now) })
-	case bus.KindCancel:
-		h.each(m.Subject, &f, func(w *Worker) { w.cancelCall(&f.Header, now) })
-	case bus.KindSkip:
-		h.each(m.Subject, &f, func(w *Worker) { h.fetch(w.skip(&f.Header)) })
-	default:
-		h.cfg.Logger.Warn("actors: a frame of an unknown kind", "subject", m.Subject, "kind", f.Kind.String())
-	}
-	return job{}
-}
-
-func (h *Host) each(subject string, f *bus.Frame, do func(*Worker)) {
-	for _, w := range h.behind(subject) {
-		if f.Header.For(w.spec.Rank) {
-			do(w)
-		}
-	}
-}
-
-func (h *Host) call(subject string, f *bus.Frame, now time.Time, work bool) (lent job) {
-	var fetch []*call
-	header := detached(f)
-	lend := work && h.solo.Load()
-	for _, w := range h.behind(subject) {
-		if header.For(w.spec.Rank) && header.Gens[w.spec.Rank] == w.spec.Gen {
-			more, j := w.arrive(header, f.Body, now, lend && lent.call == nil)
-			fetch = append(fetch, more...)
-			if j.call != nil {
-				lent = j
-			}
-		}
-	}
-	h.fetch(fetch)
-	return lent
-}
-
-// detached is the envelope of a call apart from its frame: it is remembered longer than a body should be.
-func detached(f *bus.Frame) *bus.Header {
-	h := f.Header
-	if len(f.Body) > keepWhole {
-		h.Meta, h.Ranks, h.Collect = bytes.Clone(h.Meta), h.Ranks.Clone(), h.Collect.Clone()
-	}
-	return &h
 }
 
 // fetch pulls the bodies that calls wait for. One that several ranks of this process need is pulled once.
@@ -395,7 +316,7 @@ func (h *Host) Close(ctx context.Context) error {
 		group.Go(func() { errs[i] = w.Stop(ctx) })
 	}
 	group.Wait()
-	h.closing.Do(func() { close(h.closedCh) })
+	h.closing.Do(h.closeIntakes)
 	h.group.Wait()
 	h.runners.close(time.Second)
 	return errors.Join(errs...)

@@ -132,8 +132,8 @@ func TestWorkersComeAndGoUnderCalls(t *testing.T) {
 }
 
 func TestCurrent(t *testing.T) {
-	got := make(chan CallInfo, 1)
-	st := newStand(t, puppetClass(methods{"look": func(ctx context.Context, _ []byte) ([]byte, error) {
+	got, before := make(chan CallInfo, 1), newBlocking()
+	st := newStand(t, puppetClass(methods{"before": before.method, "look": func(ctx context.Context, _ []byte) ([]byte, error) {
 		child, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		info, ok := Current(child)
@@ -142,7 +142,11 @@ func TestCurrent(t *testing.T) {
 		return []byte{0xc0}, nil
 	}}))
 	st.start(WorkerSpec{})
-	g := st.send(bus.Call{Method: "look", Meta: []byte{7}, Trace: "00-1-2-3", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
+	st.send(bus.Call{Method: "before"})
+	<-before.beganCh
+	g := st.send(bus.Call{Method: "look", AskAfter: time.Millisecond, Meta: []byte{7}, Trace: "00-1-2-3", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
+	require.Eventually(t, func() bool { return g.Progress()[0].State == bus.StateQueued }, 10*time.Second, time.Millisecond)
+	close(before.releaseCh)
 	<-g.Done()
 	require.NoError(t, g.Answers()[0].Err)
 	info := <-got
@@ -150,7 +154,7 @@ func TestCurrent(t *testing.T) {
 	require.Positive(t, info.Queued)
 	info.Caller, info.Queued = "", 0
 	require.Equal(t, CallInfo{
-		Session: st.ep.Session(), Seq: 1, Method: "look", Role: st.address, NoData: true, Meta: []byte{7}, Trace: "00-1-2-3", Host: st.host,
+		Session: st.ep.Session(), Seq: 2, Method: "look", Role: st.address, NoData: true, Meta: []byte{7}, Trace: "00-1-2-3", Host: st.host,
 	}, info)
 }
 

@@ -8,7 +8,6 @@ import (
 const (
 	fastCall  = 100 * time.Microsecond // a call that ended within this was short
 	fastCalls = 4                      // so many short calls in a row, and the next one is expected to be
-	maxShort  = 1024                   // methods of one worker that are remembered as short
 	slowLent  = 5 * time.Millisecond   // a lent call that takes longer has the intake taken over at the next beat
 )
 
@@ -17,19 +16,14 @@ const (
 // beat at most: then another goroutine takes the intake over, and the method is not trusted again before it has been
 // short for a while. A timer for each call would tell sooner, and cost more than the hand-over.
 type lending struct {
-	since atomic.Int64 // when the call began, by the clock below; 0: none runs; taken: the intake is another's now
+	since atomic.Int64 // the instant at which the call began; 0: none runs; taken: the intake is another's now
 }
 
 const taken = -1
 
-// clock is monotonic, and never 0 after the start of the program.
-var epoch = time.Now()
-
-func clock() int64 { return int64(time.Since(epoch)) + 1 }
-
 // run runs the job; it reports false if the intake has been taken over meanwhile.
 func (l *lending) run(j job) bool {
-	began := clock()
+	began := int64(j.call.started)
 	l.since.Store(began)
 	j.worker.run(j.queue, j.call)
 	return l.since.CompareAndSwap(began, 0)
@@ -38,12 +32,12 @@ func (l *lending) run(j job) bool {
 // overdue reports whether the intake must be taken over, and claims that for the one who asked.
 func (l *lending) overdue() bool {
 	since := l.since.Load()
-	return since > 0 && clock()-since > int64(slowLent) && l.since.CompareAndSwap(since, taken)
+	return since > 0 && int64(instantOf(time.Now()))-since > int64(slowLent) && l.since.CompareAndSwap(since, taken)
 }
 
 // rescue has the intake taken over if a call holds it up.
 func (h *Host) rescue() {
 	if l := h.lending.Load(); l != nil && l.overdue() {
-		h.runners.group.Go(func() { h.intake(h.workCh) })
+		h.runners.group.Go(func() { newIntake(h, h.workCh).loop() })
 	}
 }

@@ -35,11 +35,12 @@ func silentWorker(method func()) *Worker {
 
 // start runs a call of the method on the host's runners.
 func (w *Worker) start(q *queue) {
-	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &bus.Header{Method: "m"}, queue: q, bodyHere: true}
+	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &bus.Header{Method: "m"}, bodyHere: true}
+	c.binding = &binding{queue: q, handle: func(ctx context.Context, body []byte) ([]byte, error) { return w.objects[""].Handle(ctx, "m", body) }}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q.waiting.push(c)
-	w.kick(q)
+	w.kick(q, instantOf(time.Now()))
 }
 
 func (rs *runners) resting() int {

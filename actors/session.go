@@ -18,7 +18,9 @@ const (
 
 // session is what a worker remembers of one caller, so that no call runs twice. The worker's mutex guards it.
 type session struct {
+	id         string
 	inbox      string           // where answers go
+	stream     *stream          // the order of its calls, but for those that a sequencer orders; nil until the first
 	calls      map[uint64]*call // not yet acknowledged; gone stands for those whose answer is no longer kept
 	gone       int              // how many of those there are
 	acked      uint64           // the caller has every answer up to here

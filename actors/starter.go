@@ -7,32 +7,13 @@ import (
 	"troupe/bus"
 )
 
-// starter is the object of a call if it answers later; nil for the verbs, which are the worker's own.
-func (w *Worker) starter(c *call) Starter {
-	if isVerb(c.header.Method) {
-		return nil
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	s, _ := w.objects[c.header.Object].(Starter)
-	return s
-}
-
 // lends reports whether the intake may run the call itself: one that is expected to be short, or that only begins. Of many
 // that may run at once, a short one must not hold up the next. w.mu is held.
 func (w *Worker) lends(q *queue, c *call) bool {
 	if !w.lend || w.lent.call != nil {
 		return false
 	}
-	if _, later := w.objects[c.header.Object].(Starter); later {
-		return !isVerb(c.header.Method)
-	}
-	return q.lane.Limit == 1 && w.short[c.header.Method] >= fastCalls
-}
-
-func isVerb(method string) bool {
-	_, ok := verbs[method]
-	return ok
+	return c.binding.starter != nil || q.lane.Limit == 1 && c.binding.short >= fastCalls
 }
 
 // begin starts a call that is answered later. If it is answered at once, the next one of the lane is returned.
@@ -87,7 +68,7 @@ func (w *Worker) laterError(c *call, err error) *bus.Error {
 // goOn runs the next call of a lane from the goroutine that answered the one before, which must not block: what may, runs
 // on a goroutine of its own.
 func (w *Worker) goOn(q *queue, c *call) {
-	if w.starter(c) != nil {
+	if c.binding.starter != nil {
 		w.run(q, c)
 		return
 	}

@@ -156,7 +156,7 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 		calls = append(calls, q.waiting.all()[:min(q.waiting.len(), maxListed)]...)
 	}
 	slices.SortFunc(info.Lanes, func(a, b LaneInfo) int { return cmp.Or(cmp.Compare(a.Name, b.Name), a.Limit-b.Limit) })
-	slices.SortFunc(calls, func(a, b *call) int { return a.arrived.Compare(b.arrived) })
+	slices.SortFunc(calls, func(a, b *call) int { return cmp.Compare(a.arrived, b.arrived) })
 	for _, c := range calls {
 		if !isQuiet(c.header.Method) {
 			info.Calls = append(info.Calls, c.stateNow())
@@ -170,7 +170,7 @@ func (c *call) stateNow() CallState {
 	if c.phase == running {
 		since = c.started
 	}
-	return CallState{Method: c.header.Method, Caller: strings.ToValidUTF8(c.header.Caller, "\uFFFD"), Running: c.phase == running, For: time.Since(since), Cancelled: c.ctx.Err() != nil}
+	return CallState{Method: c.header.Method, Caller: strings.ToValidUTF8(c.header.Caller, "\uFFFD"), Running: c.phase == running, For: time.Since(since.time()), Cancelled: c.ctx.Err() != nil}
 }
 
 func (w *Worker) configure(ctx context.Context, config bus.Raw) (None, error) {

@@ -98,18 +98,32 @@ type Worker struct {
 	kept      fifo[*call] // answered, oldest first
 	keptBytes int
 	unfetched int64
-	active    []*call        // that run, in no order
-	lastPurge time.Time      // zero: nobody has been forgotten yet
-	short     map[string]int // by method: its short calls in a row, up to fastCalls
-	lend      bool           // while arrive runs: the first call that may start is left to it,
-	lent      job            // here
+	active    []*call   // that run, in no order
+	lastPurge time.Time // zero: nobody has been forgotten yet
+	bindings  map[methodID]*binding
+	buffers   [][]byte // for answers, to be used again
+
+	// What was used last is most often used next.
+	lastSession *session
+	lastBinding *binding
+
+	// While arrive runs:
+	lend  bool  // the first call that may start is left to it,
+	lent  job   // here
+	spare *call // memory for the call that arrives; nil: it has been used
 }
+
+const (
+	maxBuffers  = 16      // of one worker
+	newBuffer   = 256     // holds a short answer
+	largeBuffer = 4 << 10 // a larger one is not kept
+)
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
 	w := &Worker{
 		spec: spec, host: h, class: class, state: Created, since: time.Now(),
 		objects: map[string]Handler{}, classes: map[string]*Class{}, env: map[string]string{},
-		queues: map[Lane]*queue{}, sessions: map[string]*session{}, streams: map[streamID]*stream{}, short: map[string]int{},
+		queues: map[Lane]*queue{}, sessions: map[string]*session{}, streams: map[streamID]*stream{}, bindings: map[methodID]*binding{},
 		doneCh: make(chan struct{}), idleCh: make(chan struct{}, 1), hurryCh: make(chan struct{}),
 	}
 	if w.spec.QueueLimit == 0 {
@@ -242,20 +256,20 @@ func cut(s string, n int) string {
 
 // arrive takes a call from the wire, and whatever calls were waiting for it. It returns those whose body must be
 // fetched. A repeat of a call is answered from memory and never run again.
-// With lend set, one call that may start at once is left to the caller to run.
-func (w *Worker) arrive(h *bus.Header, body []byte, now time.Time, lend bool) (fetch []*call, lent job) {
+// With lend set, one call that may start at once is left to the caller to run. spare, if given, may become the call.
+func (w *Worker) arrive(h *bus.Header, body []byte, now time.Time, lend bool, spare *call) (fetch []*call, lent job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lend = lend
+	w.lend, w.spare = lend, spare
 	fetch = w.take(h, body, now)
-	lent, w.lend, w.lent = w.lent, false, job{}
+	lent, w.lend, w.lent, w.spare = w.lent, false, job{}, nil
 	return fetch, lent
 }
 
 func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call) {
 	s := w.sessionOf(h, now)
 	s.acknowledge(h.Acked, w.forget, w.giveUp)
-	st := w.streamOf(h, now)
+	st := w.streamOf(s, h, now)
 	prev := h.PrevFor(w.spec.Rank)
 	switch st.Take(h.Order, prev) {
 	case bus.HoldIt:
@@ -266,7 +280,7 @@ func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call)
 	case bus.PastIt:
 		s.pass(h.Seq)
 	}
-	if c := w.admit(h, body, now); c != nil && !c.bodyHere {
+	if c := w.admit(s, h, body, now); c != nil && !c.bodyHere {
 		fetch = append(fetch, c)
 	}
 	return append(fetch, w.admitReleased(st)...)
@@ -275,7 +289,7 @@ func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call)
 // admitReleased admits the calls whose turn has come because an earlier one was taken or skipped.
 func (w *Worker) admitReleased(st *stream) (fetch []*call) {
 	for a, ok := st.Release(); ok; a, ok = st.Release() {
-		if c := w.admit(a.header, a.body, a.at); c != nil && !c.bodyHere {
+		if c := w.admit(w.sessionOf(a.header, a.at), a.header, a.body, a.at); c != nil && !c.bodyHere {
 			fetch = append(fetch, c)
 		}
 	}
@@ -285,20 +299,35 @@ func (w *Worker) admitReleased(st *stream) (fetch []*call) {
 // sessionOf returns what is remembered of the caller. It may have been known before and forgotten: then nobody knows
 // what became of the calls it sent before that.
 func (w *Worker) sessionOf(h *bus.Header, now time.Time) *session {
+	if s := w.lastSession; s != nil && s.id == h.Session {
+		s.lastSeen = now
+		return s
+	}
 	s := w.sessions[h.Session]
 	if s == nil {
 		if len(w.sessions) >= maxSessions {
 			w.purgeLocked(now)
 		}
-		s = &session{inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}, blankUntil: w.lastPurge}
+		s = &session{id: h.Session, inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}, blankUntil: w.lastPurge}
 		w.sessions[h.Session] = s
 	}
-	s.lastSeen = now
+	s.lastSeen, w.lastSession = now, s
 	return s
 }
 
-func (w *Worker) streamOf(h *bus.Header, now time.Time) *stream {
-	id := streamOf(h)
+// streamOf returns the stream in which a call of the session has its place.
+func (w *Worker) streamOf(s *session, h *bus.Header, now time.Time) *stream {
+	if h.Stream != "" {
+		return w.streamNamed(streamOf(h), now)
+	}
+	if s.stream == nil {
+		s.stream = w.streamNamed(streamOf(h), now)
+	}
+	s.stream.lastSeen = now
+	return s.stream
+}
+
+func (w *Worker) streamNamed(id streamID, now time.Time) *stream {
 	st := w.streams[id]
 	if st == nil {
 		if id.sequencer {
@@ -321,67 +350,56 @@ func (w *Worker) dropHeld() {
 }
 
 // admit queues a call whose turn has come, or answers it at once if it is a repeat or cannot be taken.
-func (w *Worker) admit(h *bus.Header, body []byte, now time.Time) *call {
-	s := w.sessionOf(h, now)
+func (w *Worker) admit(s *session, h *bus.Header, body []byte, now time.Time) *call {
 	if known, over := s.find(h, now); known != nil || over {
 		if known != nil && known.phase == answered {
-			w.host.ep.Repeat(&known.reply)
+			w.host.ep.Repeat(s.inbox, &known.reply)
 		} else if over && h.Age > 0 {
 			w.sayUnknown(h)
 		}
 		return nil
 	}
-	c := &call{worker: w, session: s, header: h, body: body, arrived: now, bodyHere: h.Ref.Owner == ""}
+	c := w.spare
+	if w.spare = nil; c == nil {
+		c = new(call)
+	}
+	c.worker, c.session, c.header, c.body = w, s, h, body
+	c.arrived, c.bodyHere = instantOf(now), h.Ref.Owner == ""
 	if h.Timeout > 0 {
-		c.deadline = now.Add(h.Timeout)
+		c.deadline = c.arrived + instant(h.Timeout)
 	}
 	s.calls[h.Seq] = c
 	if err := w.enqueue(c); err != nil {
 		c.bodyHere = true
-		w.answerLocked(c, nil, err)
+		w.answerLocked(c, nil, err, now)
 	}
 	return c
 }
 
 func (w *Worker) enqueue(c *call) error {
-	info, err := w.lookup(c.header)
+	b, err := w.bindingOf(c.header)
 	if err != nil {
 		return err
 	}
+	q := b.queue
 	switch {
 	case w.cause != nil:
 		return w.cause
-	case w.state != Ready && (w.state != Stopping || info.Lane != Control): // control is taken to the end
+	case w.state != Ready && (w.state != Stopping || q.lane != Control): // control is taken to the end
 		return bus.Errorf(bus.CodeRefused, "the worker is %s and takes no calls", w.state)
-	}
-	q := w.queues[info.Lane]
-	if q == nil {
-		q = &queue{lane: info.Lane}
-		w.queues[info.Lane] = q
 	}
 	if n := q.waiting.len(); n >= w.spec.QueueLimit {
 		return bus.Errorf(bus.CodeBusy, "lane %q is full: %d calls wait in it; try again later", q.lane.Name, n)
 	}
-	c.queue = q
+	c.binding = b
 	q.waiting.push(c)
-	w.kick(q)
+	w.kick(q, c.arrived)
 	return nil
 }
 
-func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
-	if info, ok := verbInfo(h.Method); ok {
-		return info, nil
-	}
-	class := w.classes[h.Object]
-	if class == nil {
-		return MethodInfo{}, noObject(h.Object)
-	}
-	return class.method(h.Method)
-}
-
 // kick starts what may start. w.mu is held.
-func (w *Worker) kick(q *queue) {
-	for c := w.nextLocked(q); c != nil; c = w.nextLocked(q) {
+func (w *Worker) kick(q *queue, now instant) {
+	for c := w.nextLocked(q, now); c != nil; c = w.nextLocked(q, now) {
 		j := job{worker: w, queue: q, call: c}
 		if w.lends(q, c) {
 			w.lent = j
@@ -391,13 +409,13 @@ func (w *Worker) kick(q *queue) {
 	}
 }
 
-func (w *Worker) nextLocked(q *queue) *call {
+func (w *Worker) nextLocked(q *queue, now instant) *call {
 	if w.cause != nil || w.unfetched > maxUnfetched && q.lane != Control {
 		return nil
 	}
 	c := q.next()
 	if c != nil {
-		c.phase, c.started = running, time.Now()
+		c.phase, c.started, c.buf = running, now, w.buffer()
 		c.slot = len(w.active)
 		w.active = append(w.active, c)
 		w.host.running.Add(1)
@@ -412,8 +430,25 @@ func (w *Worker) inactive(c *call) {
 	w.active[c.slot], moved.slot = moved, c.slot
 	w.active[last] = nil
 	w.active = w.active[:last]
-	c.queue.running--
+	c.binding.queue.running--
 	w.host.running.Add(-1)
+}
+
+// buffer is an empty one for an answer, with room for its envelope.
+func (w *Worker) buffer() []byte {
+	if last := len(w.buffers) - 1; last >= 0 {
+		b := w.buffers[last]
+		w.buffers = w.buffers[:last]
+		return b
+	}
+	return make([]byte, bus.ReplyRoom, newBuffer)
+}
+
+// reuse takes back a buffer that nobody refers to any more.
+func (w *Worker) reuse(b []byte) {
+	if cap(b) >= newBuffer && cap(b) <= largeBuffer && len(w.buffers) < maxBuffers {
+		w.buffers = append(w.buffers, b[:bus.ReplyRoom])
+	}
 }
 
 // run executes calls of one lane until none may start.
@@ -427,7 +462,7 @@ func (w *Worker) run(q *queue, c *call) {
 		}
 	}()
 	for c != nil {
-		if s := w.starter(c); s != nil {
+		if s := c.binding.starter; s != nil {
 			c = w.begin(s, q, c)
 			continue
 		}
@@ -445,23 +480,23 @@ func (w *Worker) execute(c *call) ([]byte, error) {
 	return w.invoke(&c.ctx, c)
 }
 
-// mayRun is why a call whose turn has come is not run after all.
+// mayRun is why a call whose turn has come is not run after all. Whatever ends a call ends its context.
 func (w *Worker) mayRun(c *call) error {
 	if c.bodyErr != nil {
 		return bus.Errorf(bus.CodeRefused, "the argument did not arrive: %w", c.bodyErr)
 	}
-	w.mu.Lock()
-	dropped, over := c.dropped, w.cause
-	w.mu.Unlock()
-	switch {
-	case dropped:
-		return bus.ErrCancelled
-	case over != nil:
-		return over
-	case c.ctx.Err() != nil:
-		return bus.Errorf(bus.CodeTimedOut, "the deadline passed while the call waited in lane %q", c.queue.lane.Name)
+	if c.ctx.Err() == nil {
+		return nil
 	}
-	return nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case c.dropped:
+		return bus.ErrCancelled
+	case w.cause != nil:
+		return w.cause
+	}
+	return bus.Errorf(bus.CodeTimedOut, "the deadline passed while the call waited in lane %q", c.binding.queue.lane.Name)
 }
 
 // invoke calls the method. A panic is that call's error and goes no further; so is one of the error's own methods, which
@@ -473,23 +508,22 @@ func (w *Worker) invoke(ctx context.Context, c *call) (body []byte, err error) {
 			body, err = nil, panicError(p)
 		}
 	}()
-	if body, err = w.method(ctx, c); err != nil {
+	if body, err = c.method(ctx); err != nil {
 		return nil, wireError(err)
 	}
 	return body, nil
 }
 
-func (w *Worker) method(ctx context.Context, c *call) ([]byte, error) {
-	if verb, ok := verbs[c.header.Method]; ok {
-		return verb.do(w, ctx, c.body)
+// method runs the call's method. The result is in c.buf already, or is returned.
+func (c *call) method(ctx context.Context) (body []byte, err error) {
+	if c.binding.bound == nil {
+		return c.binding.handle(ctx, c.body)
 	}
-	w.mu.Lock()
-	obj, cause := w.objects[c.header.Object], w.cause
-	w.mu.Unlock()
-	if obj == nil {
-		return nil, cause // its objects have been closed
+	out, err := c.binding.bound(ctx, c.body, c.buf)
+	if err == nil {
+		c.buf = out
 	}
-	return obj.Handle(ctx, c.header.Method, c.body)
+	return nil, err
 }
 
 // wireError is a method's error as it will travel. One that comes from another call says so in its message, because the
@@ -512,23 +546,23 @@ func wireError(err error) *bus.Error {
 func (w *Worker) finish(q *queue, c *call, body []byte, err error) *call {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	now := time.Now()
 	w.inactive(c)
-	w.answerLocked(c, body, err)
-	w.noteShort(c)
+	w.answerLocked(c, body, err, now)
+	c.noteShort(instantOf(now))
 	if c.panicked && w.spec.PanicFails {
 		w.failLocked(err)
 	}
 	w.signalIdle()
-	return w.nextLocked(q)
+	return w.nextLocked(q, instantOf(now))
 }
 
 // noteShort counts the short calls of a method in a row.
-func (w *Worker) noteShort(c *call) {
-	switch n := w.short[c.header.Method]; {
-	case time.Since(c.started) > fastCall:
-		delete(w.short, c.header.Method)
-	case n < fastCalls && (n > 0 || len(w.short) < maxShort): // an open class may be called by any name
-		w.short[c.header.Method] = n + 1
+func (c *call) noteShort(now instant) {
+	if now.sub(c.started) > fastCall {
+		c.binding.short = 0
+	} else if c.binding.short < fastCalls {
+		c.binding.short++
 	}
 }
 
@@ -543,17 +577,23 @@ func (w *Worker) signalIdle() {
 	}
 }
 
-// answerLocked sends the answer, unless the caller gave up, and keeps it until the caller acknowledges it.
-func (w *Worker) answerLocked(c *call, body []byte, err error) {
-	c.body = nil
+// answerLocked sends the answer, unless the caller gave up, and keeps it until the caller acknowledges it. A good
+// answer is in c.buf, or is body.
+func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
+	buf := c.buf
+	c.body, c.buf = nil, nil
 	if c.dropped {
 		c.phase = forgotten
 		c.session.leave(c)
+		w.reuse(buf)
 		return
 	}
-	h, now := bus.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}, time.Now()
-	if !c.started.IsZero() {
-		h.Queued, h.Ran = c.started.Sub(c.arrived), now.Sub(c.started)
+	if buf == nil { // it never ran
+		buf = w.buffer()
+	}
+	h := bus.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
+	if c.started != 0 {
+		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
 	}
 	c.session.lastSeen = now
 	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the worker's end is why
@@ -561,15 +601,16 @@ func (w *Worker) answerLocked(c *call, body []byte, err error) {
 	}
 	if err != nil {
 		h.Code, body = w.encodeError(err, max(int(c.header.Inline), minErrorRoom))
+		buf = buf[:bus.ReplyRoom]
 	} else if !c.header.Collected(w.spec.Rank) {
-		body = nil
+		buf, body = buf[:bus.ReplyRoom], nil
 	}
 	var onDone func()
-	if n := int64(len(body)); err == nil && n > int64(c.header.Inline) {
+	if n := int64(len(buf) - bus.ReplyRoom + len(body)); err == nil && n > int64(c.header.Inline) {
 		w.unfetched += n
 		onDone = func() { w.fetched(n) }
 	}
-	c.reply = w.host.ep.Reply(c.session.inbox, c.header, h, body, w.host.running.Load() > 0, onDone)
+	c.reply = w.host.ep.Reply(c.session.inbox, c.header, &h, buf, body, w.host.running.Load() > 0, onDone)
 	c.phase = answered
 	w.keep(c)
 }
@@ -608,8 +649,9 @@ func (w *Worker) fetched(n int64) {
 		defer w.mu.Unlock()
 		w.unfetched -= n
 		w.signalIdle()
+		now := instantOf(time.Now())
 		for _, q := range w.queues {
-			w.kick(q)
+			w.kick(q, now)
 		}
 	}()
 }
@@ -632,8 +674,8 @@ func (w *Worker) keep(c *call) {
 func (w *Worker) forget(c *call) {
 	if c.phase == answered {
 		w.keptBytes -= c.reply.Size()
-		w.host.ep.ForgetReply(&c.reply)
-		c.reply, c.phase = bus.Reply{}, forgotten
+		w.reuse(w.host.ep.ForgetReply(&c.reply))
+		c.phase = forgotten
 	}
 }
 
@@ -645,8 +687,8 @@ func (w *Worker) bodyArrived(c *call, body []byte, err error) {
 		return
 	}
 	c.body, c.bodyErr, c.bodyHere = body, err, true
-	if c.queue != nil {
-		w.kick(c.queue)
+	if c.binding != nil {
+		w.kick(c.binding.queue, instantOf(time.Now()))
 	}
 }
 
@@ -669,12 +711,12 @@ func (w *Worker) asked(h *bus.Header, now time.Time) {
 			answer.State = bus.StateUnknown
 		}
 	case c.phase == answered:
-		w.host.ep.Repeat(&c.reply)
+		w.host.ep.Repeat(s.inbox, &c.reply)
 		return
 	case c.phase == running:
-		answer.State, answer.Ran = bus.StateRunning, now.Sub(c.started)
+		answer.State, answer.Ran = bus.StateRunning, instantOf(now).sub(c.started)
 	case c.phase == queued:
-		answer.State, answer.Queued = bus.StateQueued, now.Sub(c.arrived)
+		answer.State, answer.Queued = bus.StateQueued, instantOf(now).sub(c.arrived)
 	default:
 		answer.State = bus.StateUnknown
 	}
@@ -720,8 +762,9 @@ func (w *Worker) giveUp(c *call) {
 	case queued:
 		c.dropped, c.phase, c.body = true, forgotten, nil
 		c.session.leave(c)
-		c.queue.waiting.remove(func(q *call) bool { return q == c })
-		w.kick(c.queue)
+		q := c.binding.queue
+		q.waiting.remove(func(other *call) bool { return other == c })
+		w.kick(q, instantOf(time.Now()))
 	case running:
 		c.dropped = true
 		c.ctx.cancel(context.Canceled)
@@ -787,7 +830,7 @@ func (w *Worker) purgeLocked(now time.Time) {
 			w.forgetAll(s)
 			delete(w.sessions, id)
 			delete(w.streams, streamID{session: id})
-			w.lastPurge = now
+			w.lastPurge, w.lastSession = now, nil
 		}
 	}
 	for _, st := range w.streams {
@@ -887,9 +930,10 @@ func (w *Worker) cancelRunning(cause error) {
 
 // refuseWaiting answers what waits with err. w.mu is held.
 func (w *Worker) refuseWaiting(err error) {
+	now := time.Now()
 	for _, q := range w.queues {
 		for q.waiting.len() > 0 {
-			w.answerLocked(q.waiting.pop(), nil, err)
+			w.answerLocked(q.waiting.pop(), nil, err, now)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/url"
 	"os"
 	"strings"
@@ -207,6 +208,8 @@ func connectError(where string, err error) error {
 	return Errorf(CodeUnavailable, "connect to %s: %w", where, err)
 }
 
+const dialTimeout = 5 * time.Second
+
 // options is the connection policy: reconnect for ever, never deliver late what was said while disconnected, and let
 // no asynchronous error pass unseen.
 func (b *Bus) options() (nats.Options, error) {
@@ -221,7 +224,8 @@ func (b *Bus) options() (nats.Options, error) {
 		nats.CustomReconnectDelay(reconnectDelay),
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
-		nats.Timeout(5 * time.Second),
+		nats.Timeout(dialTimeout),
+		nats.SetCustomDialer(&dialer{net.Dialer{Timeout: dialTimeout}}),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) { b.asyncError(sub, err) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {

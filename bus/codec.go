@@ -96,6 +96,9 @@ type UnmarshalOptions struct {
 
 // UnmarshalWith is Unmarshal with options.
 func UnmarshalWith(b []byte, v any, opt UnmarshalOptions) error {
+	if !opt.Shared && ReadQuick(b, v) {
+		return nil
+	}
 	if err := check(b, true); err != nil {
 		return err
 	}

@@ -40,7 +40,8 @@ type Endpoint struct {
 	store      *store
 	sequencers *sequencers
 	bundler    *bundler
-	orders     atomic.Uint64 // the last place that was given, in any role: a role that was forgotten and is called again goes on from there
+	lastGather atomic.Pointer[Gather] // that was last answered, if it is not over
+	orders     atomic.Uint64          // the last place that was given, in any role: a role that was forgotten and is called again goes on from there
 
 	mu          sync.Mutex // guards what follows
 	seq         uint64     // the last sequence that was given out
@@ -217,8 +218,8 @@ func (e *Endpoint) receive(m *nats.Msg) {
 }
 
 func (e *Endpoint) receiveFrame(data []byte) {
-	f, err := ParseFrame(data)
-	if err != nil {
+	var f Frame
+	if err := f.parse(data, nil); err != nil {
 		e.bus.cfg.Logger.Warn("bus: a frame in the inbox cannot be read", "error", err)
 		return
 	}
@@ -283,9 +284,18 @@ func (e *Endpoint) AnswerVersion(reply string) {
 	}
 }
 
+// answered takes in an answer, which is mostly to the same call as the one before.
 func (e *Endpoint) answered(f *Frame) {
-	if g := e.gather(f.Header.Seq); g != nil {
-		g.answer(f)
+	g := e.lastGather.Load()
+	if g == nil || g.seq != f.Header.Seq {
+		if g = e.gather(f.Header.Seq); g != nil {
+			e.lastGather.Store(g)
+		}
+	}
+	if g != nil {
+		if over := g.answer(f); over {
+			e.lastGather.CompareAndSwap(g, nil) // what is over must not stay in memory
+		}
 		return
 	}
 	if f.Header.Ref.Owner != "" { // nobody waits for it any more
@@ -327,6 +337,7 @@ func (e *Endpoint) unregister(g *Gather) {
 		return
 	}
 	delete(e.pending, g.seq)
+	e.lastGather.CompareAndSwap(g, nil)
 	e.inlineIn -= int64(g.inline) * int64(len(g.slots))
 	for e.acked < e.seq && e.pending[e.acked+1] == nil {
 		e.acked++

@@ -175,37 +175,61 @@ func (f *Frame) Append(dst []byte) []byte {
 
 // FrameReader reads frames and remembers the names in them, which repeat from one to the next, so that a short frame is
 // read without allocation. It belongs to one goroutine. The zero FrameReader is ready.
-type FrameReader struct{ names map[string]string }
+type FrameReader struct {
+	names map[string]string
+	last  [lastNames]string // by field: mostly it is the one before, which is found without a map
+}
+
+// The fields of an envelope whose names are remembered.
+const (
+	lastSession = iota
+	lastMethod
+	lastObject
+	lastCaller
+	lastStream
+	lastOwner
+	lastCode
+	lastNames
+)
 
 const maxNames = 4096 // a reader that has seen so many starts to remember anew
 
 // Parse is ParseFrame.
-func (r *FrameReader) Parse(msg []byte) (Frame, error) {
+func (r *FrameReader) Parse(msg []byte) (f Frame, err error) {
+	err = r.ParseInto(&f, msg)
+	return f, err
+}
+
+// ParseInto is ParseFrame into a frame that is there already. After an error nothing in it counts.
+func (r *FrameReader) ParseInto(f *Frame, msg []byte) error {
 	if r.names == nil || len(r.names) > maxNames {
 		r.names = map[string]string{}
 	}
-	return parseFrame(msg, r.names)
+	return f.parse(msg, r)
 }
 
 // ParseFrame reads a frame. Body and the byte fields of the envelope are views of msg.
-func ParseFrame(msg []byte) (Frame, error) { return parseFrame(msg, nil) }
-
-func parseFrame(msg []byte, names map[string]string) (Frame, error) {
-	if len(msg) < frameHead || msg[0] != 'T' || msg[1] != 'p' {
-		return Frame{}, Errorf(CodeMalformed, "not a frame of ours: %d bytes without the magic", len(msg))
-	}
-	if msg[2] != Major {
-		return Frame{}, Errorf(CodeVersion, "the peer speaks version %d of the wire, this side version %d; run the same major version on both", msg[2], Major)
-	}
-	n := int64(binary.BigEndian.Uint32(msg[4:]))
-	if n > int64(len(msg)-frameHead) {
-		return Frame{}, Errorf(CodeMalformed, "the envelope claims %d bytes of a message of %d", n, len(msg))
-	}
-	f := Frame{Kind: Kind(msg[3]), Body: msg[frameHead+n:]}
-	if err := f.Header.parse(msg[frameHead:frameHead+n], names); err != nil {
+func ParseFrame(msg []byte) (Frame, error) {
+	var f Frame
+	if err := f.parse(msg, nil); err != nil {
 		return Frame{}, err
 	}
 	return f, nil
+}
+
+func (f *Frame) parse(msg []byte, r *FrameReader) error {
+	if len(msg) < frameHead || msg[0] != 'T' || msg[1] != 'p' {
+		return Errorf(CodeMalformed, "not a frame of ours: %d bytes without the magic", len(msg))
+	}
+	if msg[2] != Major {
+		return Errorf(CodeVersion, "the peer speaks version %d of the wire, this side version %d; run the same major version on both", msg[2], Major)
+	}
+	n := int64(binary.BigEndian.Uint32(msg[4:]))
+	if n > int64(len(msg)-frameHead) {
+		return Errorf(CodeMalformed, "the envelope claims %d bytes of a message of %d", n, len(msg))
+	}
+	f.Kind, f.Body = Kind(msg[3]), msg[frameHead+n:]
+	return f.Header.parse(msg[frameHead:frameHead+n], r)
 }
 
 // fromRank reports whether frames of this kind say which rank they come from.
@@ -272,8 +296,8 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	return b
 }
 
-func (h *Header) parse(b []byte, names map[string]string) error {
-	u := unpacker{b: b, names: names}
+func (h *Header) parse(b []byte, r *FrameReader) error {
+	u := unpacker{b: b, reader: r}
 	*h = Header{}
 	for n := u.mapLen(); n > 0 && !u.bad; n-- {
 		h.field(&u, u.uint())
@@ -287,33 +311,33 @@ func (h *Header) parse(b []byte, names map[string]string) error {
 func (h *Header) field(u *unpacker, key uint64) {
 	switch key {
 	case keySession:
-		h.Session = u.str()
+		h.Session = u.name(lastSession)
 	case keySeq:
 		h.Seq = u.uint()
 	case keyAcked:
 		h.Acked = u.uint()
 	case keyMethod:
-		h.Method = u.str()
+		h.Method = u.name(lastMethod)
 	case keyObject:
-		h.Object = u.str()
+		h.Object = u.name(lastObject)
 	case keyTimeout:
 		h.Timeout = u.micros()
 	case keyAge:
 		h.Age = u.micros()
 	case keyCaller:
-		h.Caller = u.str()
+		h.Caller = u.name(lastCaller)
 	case keyTrace:
 		h.Trace = u.str()
 	case keyMeta:
 		h.Meta = u.bin()
 	case keyStream:
-		h.Stream = u.str()
+		h.Stream = u.name(lastStream)
 	case keyOrder:
 		h.Order = u.uint()
 	case keyPrev:
 		h.Prev = u.uint()
 	case keyPrevs:
-		h.Prevs = unpackRankMap(u, (*unpacker).uint)
+		h.Prevs = unpackRankMap[uint64](u)
 	case keyRanks:
 		h.Ranks, h.Some = RankSet{bits: u.bin()}, true
 	case keyCollect:
@@ -323,7 +347,7 @@ func (h *Header) field(u *unpacker, key uint64) {
 	case keyInline:
 		h.Inline = u.uint32()
 	case keyRefOwner:
-		h.Ref.Owner = u.str()
+		h.Ref.Owner = u.name(lastOwner)
 	case keyRefID:
 		h.Ref.ID = u.uint()
 	case keyRefLen:
@@ -335,9 +359,9 @@ func (h *Header) field(u *unpacker, key uint64) {
 	case keyGen:
 		h.Gen = u.uint32()
 	case keyGens:
-		h.Gens = unpackRankMap(u, (*unpacker).uint32)
+		h.Gens = unpackRankMap[uint32](u)
 	case keyCode:
-		h.Code = Code(u.str())
+		h.Code = Code(u.name(lastCode))
 	case keyState:
 		h.State = State(u.upTo(math.MaxUint8))
 	case keyQueued:
@@ -379,11 +403,11 @@ func packRankMap[V uint32 | uint64](b []byte, m map[int]V) []byte {
 }
 
 // unpackRankMap grows with what is there, never with what the length claims.
-func unpackRankMap[V uint32 | uint64](u *unpacker, value func(*unpacker) V) map[int]V {
+func unpackRankMap[V uint32 | uint64](u *unpacker) map[int]V {
 	m := map[int]V{}
 	for n := u.mapLen(); n > 0 && !u.bad; n-- {
 		r := u.int()
-		m[r] = value(u)
+		m[r] = V(u.upTo(uint64(^V(0))))
 	}
 	return m
 }

@@ -113,8 +113,8 @@ type Gather struct {
 	left     int         // slots without an answer
 	sent     bool        // it has its place and was published; before that nobody can know of it
 	good     int
-	arrived  []int // slots in order of arrival
-	taken    int   // how many of arrived were handed out by Next
+	arrived  []int32 // slots in order of arrival
+	taken    int     // how many of arrived were handed out by Next
 	over     bool
 	nextAsk  time.Time
 	askDelay time.Duration
@@ -123,16 +123,37 @@ type Gather struct {
 	doneCh    chan struct{} // closed when over
 }
 
+// slot is one rank's place in a call. There are as many as ranks, so what most of them never need is apart.
 type slot struct {
-	part      int
-	answered  bool
+	answer   Answer
+	rare     *rareSlot // nil until needed
+	part     int32
+	answered bool
+	state    State
+}
+
+// rareSlot is about an answer that is large or late.
+type rareSlot struct {
 	fetching  Ref
-	answer    Answer
-	state     State
 	stateFor  time.Duration
 	resentAt  time.Time
 	noneSince time.Time // since when the server has said, each time, that nobody listens
 	noneLast  time.Time // and when it did so last
+}
+
+func (s *slot) more() *rareSlot {
+	if s.rare == nil {
+		s.rare = &rareSlot{}
+	}
+	return s.rare
+}
+
+// fetching is the body that is being pulled for the rank; the zero Ref: none is.
+func (s *slot) fetching() Ref {
+	if s.rare == nil {
+		return Ref{}
+	}
+	return s.rare.fetching
 }
 
 const (
@@ -219,7 +240,7 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 		return nil, Errorf(CodeInvalid, "a call of %s on %s needs %d good answers of %d ranks", c.Method, c.To.Role, c.Need, n)
 	}
 	g := &Gather{
-		ep: e, call: c, slots: make([]slot, n), left: n, sentAt: time.Now(),
+		ep: e, call: c, slots: make([]slot, n), arrived: make([]int32, 0, n), left: n, sentAt: time.Now(),
 		askDelay: firstAsk, arrivedCh: make(chan struct{}, 1), doneCh: make(chan struct{}),
 	}
 	if c.AskAfter > 0 {
@@ -233,7 +254,7 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 			if rank < 0 || rank >= c.World {
 				return nil, Errorf(CodeInvalid, "a call of %s on %s addresses rank %d of a world of %d", c.Method, c.To.Role, rank, c.World)
 			}
-			g.slots[i] = slot{part: p, answer: Answer{Rank: rank}}
+			g.slots[i].part, g.slots[i].answer.Rank = int32(p), rank
 			rising = rising && rank == first[0]+i
 			i++
 		}
@@ -318,34 +339,51 @@ func (g *Gather) frame(part int) Frame {
 	return f
 }
 
-// answer takes in one rank's answer. A repeat is ignored, as is the word of an earlier generation.
-func (g *Gather) answer(f *Frame) {
+// answer takes in one rank's answer, and reports whether the call is over. A repeat is ignored, as is the word of an
+// earlier generation.
+func (g *Gather) answer(f *Frame) (over bool) {
+	h := &f.Header
 	g.mu.Lock()
-	s, i := g.slotOf(f.Header.Rank)
-	if g.over || s == nil || s.answered || f.Header.Gen != g.call.Gens[f.Header.Rank] {
-		fetching := s != nil && !s.answered && s.fetching == f.Header.Ref
+	s, i := g.slotOf(h.Rank)
+	if g.over || s == nil || s.answered || h.Gen != g.genOf(h.Rank) {
+		fetching := s != nil && !s.answered && s.fetching() == h.Ref
+		over = g.over
 		g.mu.Unlock()
-		if f.Header.Ref.Owner != "" && !fetching {
-			g.ep.release(f.Header.Ref, RankSet{})
+		if h.Ref.Owner != "" && !fetching {
+			g.ep.release(h.Ref, RankSet{})
 		}
-		return
+		return over
 	}
-	s.answer.Gen, s.answer.Queued, s.answer.Ran = f.Header.Gen, f.Header.Queued, f.Header.Ran
-	if ref := f.Header.Ref; ref.Owner != "" {
-		known := s.fetching == ref
-		s.fetching = ref
+	s.answer.Gen, s.answer.Queued, s.answer.Ran = h.Gen, h.Queued, h.Ran
+	switch {
+	case h.Ref.Owner != "":
+		known := s.fetching() == h.Ref
+		s.more().fetching = h.Ref
 		g.mu.Unlock()
 		if !known {
-			g.fetch(i, ref, f.Header.Code)
+			g.fetch(i, h.Ref, h.Code)
 		}
-		return
+	case h.Code != "":
+		g.mu.Unlock()
+		g.deliver(i, h.Code, f.Body)
+	default:
+		var body []byte
+		if len(f.Body) > 0 {
+			body = f.Body
+		}
+		done := g.settleLocked(i, body, nil)
+		g.settled(done)
+		return done.over
 	}
-	g.mu.Unlock()
-	var body []byte
-	if len(f.Body) > 0 {
-		body = f.Body
+	return false
+}
+
+// genOf is the generation of a rank that the caller believes in.
+func (g *Gather) genOf(rank int) uint32 {
+	if len(g.call.Gens) == 0 {
+		return 0
 	}
-	g.deliver(i, f.Header.Code, body)
+	return g.call.Gens[rank]
 }
 
 // fetch pulls the body of an answer.
@@ -387,42 +425,60 @@ func (g *Gather) remoteError(rank int, code Code, body []byte) error {
 // settle gives a slot its answer, once, and ends the call if that was the last or the rule says so.
 func (g *Gather) settle(i int, body []byte, err error) {
 	g.mu.Lock()
-	s := &g.slots[i]
-	if s.answered || g.over {
+	if g.slots[i].answered || g.over {
 		g.mu.Unlock()
 		return
 	}
+	g.settled(g.settleLocked(i, body, err))
+}
+
+// settlement is what is to be done, without the lock, after a slot has got its answer.
+type settlement struct {
+	slot  int
+	err   error
+	over  bool
+	cause error
+}
+
+// settleLocked gives a slot that has none its answer. settled must follow, and unlocks.
+func (g *Gather) settleLocked(i int, body []byte, err error) settlement {
+	s := &g.slots[i]
 	s.answered, s.answer.Body = true, body
 	s.answer.Err = g.placed(s.answer.Rank, err)
 	g.left--
 	if err == nil {
 		g.good++
 	}
-	g.arrived = append(g.arrived, i)
+	g.arrived = append(g.arrived, int32(i))
+	out := settlement{slot: i, err: err, over: true}
 	failed := len(g.slots) - g.left - g.good
-	var cause error
-	over := true
 	switch {
 	case g.left == 0:
 	case g.call.FailFast && err != nil:
-		cause = s.answer.Err
+		out.cause = s.answer.Err
 	case g.call.Need > 0 && g.good >= g.call.Need:
-		cause = Errorf(CodeCancelled, "%d of %d good answers were enough", g.call.Need, len(g.slots))
+		out.cause = Errorf(CodeCancelled, "%d of %d good answers were enough", g.call.Need, len(g.slots))
 	case g.call.Need > 0 && len(g.slots)-failed < g.call.Need:
-		cause = s.answer.Err
+		out.cause = s.answer.Err
 	default:
-		over = false
+		out.over = false
 	}
-	ref, fetching := g.refs[s.part], s.fetching
+	return out
+}
+
+// settled unlocks the gather and does what follows from an answer.
+func (g *Gather) settled(done settlement) {
+	s := &g.slots[done.slot]
+	ref, fetching, rank := g.refs[s.part], s.fetching(), s.answer.Rank
 	g.mu.Unlock()
 	if ref.Owner != "" {
-		g.ep.unneeded(ref, s.answer.Rank)
+		g.ep.unneeded(ref, rank)
 	}
-	if fetching.Owner != "" && err != nil { // settled by something else: the body is no longer needed
-		g.ep.receipts.abandon(fetching, err)
+	if fetching.Owner != "" && done.err != nil { // settled by something else: the body is no longer needed
+		g.ep.receipts.abandon(fetching, done.err)
 	}
-	if over {
-		g.finish(cause)
+	if done.over {
+		g.finish(done.cause)
 		return
 	}
 	g.signal()
@@ -469,17 +525,17 @@ func (g *Gather) finish(cause error) {
 	g.over = true
 	var unanswered RankSet
 	var fetching []Ref
-	for i := range g.slots {
+	for i := 0; i < len(g.slots) && g.left > 0; i++ {
 		s := &g.slots[i]
 		if s.answered {
 			continue
 		}
 		unanswered.Add(s.answer.Rank)
-		if s.fetching.Owner != "" {
-			fetching = append(fetching, s.fetching)
+		if ref := s.fetching(); ref.Owner != "" {
+			fetching = append(fetching, ref)
 		}
 		s.answered, s.answer.Err = true, g.siblingError(s.answer.Rank, cause)
-		g.arrived = append(g.arrived, i)
+		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0
 	stop := g.stop
@@ -566,7 +622,7 @@ func (g *Gather) control(ranks RankSet, f *Frame) (subject string, part int) {
 	list := ranks.List()
 	if len(list) == 1 {
 		s, _ := g.slotOf(list[0])
-		return g.call.To.ControlRank(list[0]), s.part
+		return g.call.To.ControlRank(list[0]), int(s.part)
 	}
 	if len(list) < g.call.World {
 		f.Header.Some, f.Header.Ranks = true, ranks
@@ -590,7 +646,7 @@ func (g *Gather) ask(now time.Time, all bool) {
 	g.nextAsk = now.Add(g.askDelay)
 	var ranks RankSet
 	for i := range g.slots {
-		if s := &g.slots[i]; !s.answered && s.fetching.Owner == "" {
+		if s := &g.slots[i]; !s.answered && s.fetching().Owner == "" {
 			ranks.Add(s.answer.Rank)
 		}
 	}
@@ -607,15 +663,16 @@ func (g *Gather) ask(now time.Time, all bool) {
 func (g *Gather) status(f *Frame) {
 	g.mu.Lock()
 	s, i := g.slotOf(f.Header.Rank)
-	if g.over || s == nil || s.answered || f.Header.Gen != g.call.Gens[f.Header.Rank] {
+	if g.over || s == nil || s.answered || f.Header.Gen != g.genOf(f.Header.Rank) {
 		g.mu.Unlock()
 		return
 	}
-	s.noneLast = time.Time{}
-	s.state, s.stateFor = f.Header.State, max(f.Header.Queued, f.Header.Ran)
-	resend := f.Header.State == StateNever && time.Since(s.resentAt) > sweepEvery
+	rare := s.more()
+	rare.noneLast = time.Time{}
+	s.state, rare.stateFor = f.Header.State, max(f.Header.Queued, f.Header.Ran)
+	resend := f.Header.State == StateNever && time.Since(rare.resentAt) > sweepEvery
 	if resend {
-		s.resentAt = time.Now()
+		rare.resentAt = time.Now()
 	}
 	g.mu.Unlock()
 	switch {
@@ -636,14 +693,15 @@ func (g *Gather) nobodyListens(part int) {
 	g.mu.Lock()
 	for i := range g.slots {
 		s := &g.slots[i]
-		if s.answered || s.part != part && part != g.everyPart() || s.fetching.Owner != "" {
+		if s.answered || int(s.part) != part && part != g.everyPart() || s.fetching().Owner != "" {
 			continue
 		}
-		if now.Sub(s.noneLast) > max(limit/2, 2*sweepEvery+pause) { // asked in between, and somebody was there
-			s.noneSince = now
+		rare := s.more()
+		if now.Sub(rare.noneLast) > max(limit/2, 2*sweepEvery+pause) { // asked in between, and somebody was there
+			rare.noneSince = now
 		}
-		s.noneLast = now
-		if now.Sub(s.noneSince) > limit {
+		rare.noneLast = now
+		if now.Sub(rare.noneSince) > limit {
 			gone = append(gone, i)
 		}
 	}
@@ -657,7 +715,7 @@ func (g *Gather) nobodyListens(part int) {
 func (g *Gather) lost(rank int, gen uint32, why error) {
 	g.mu.Lock()
 	s, i := g.slotOf(rank)
-	mine := s != nil && g.call.Gens[rank] <= gen
+	mine := s != nil && g.genOf(rank) <= gen
 	g.mu.Unlock()
 	if mine {
 		g.settle(i, nil, why)
@@ -686,10 +744,9 @@ func (g *Gather) Answers() []Answer {
 	return out
 }
 
-// Answer returns one rank's answer, the zero Answer if nothing was asked of it. It must be called after Done is closed.
+// Answer returns one rank's answer, the zero Answer if nothing was asked of it. It must be called after Done is closed:
+// answers do not change any more, and are read without a lock.
 func (g *Gather) Answer(rank int) Answer {
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	if s, _ := g.slotOf(rank); s != nil {
 		return s.answer
 	}
@@ -757,7 +814,10 @@ func (g *Gather) Progress() []Progress {
 	out := make([]Progress, len(g.slots))
 	for i := range g.slots {
 		s := &g.slots[i]
-		out[i] = Progress{Rank: s.answer.Rank, Answered: s.answered, State: s.state, For: s.stateFor}
+		out[i] = Progress{Rank: s.answer.Rank, Answered: s.answered, State: s.state}
+		if s.rare != nil {
+			out[i].For = s.rare.stateFor
+		}
 	}
 	return out
 }

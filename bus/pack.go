@@ -72,8 +72,8 @@ func packBin(b []byte, v []byte) []byte {
 type unpacker struct {
 	b       []byte
 	bad     bool
-	tooMany bool              // arguments
-	names   map[string]string // strings seen before, to be used again; nil: none are remembered
+	tooMany bool         // arguments
+	reader  *FrameReader // remembers names, to be used again; nil: nobody does
 }
 
 func (u *unpacker) fail() { u.bad, u.b = true, nil }
@@ -154,24 +154,36 @@ func (u *unpacker) upTo(most uint64) uint64 {
 func (u *unpacker) int() int       { return int(u.upTo(math.MaxInt32)) }
 func (u *unpacker) uint32() uint32 { return uint32(u.upTo(math.MaxUint32)) }
 
-func (u *unpacker) str() string {
-	var b []byte
+func (u *unpacker) str() string { return string(u.text()) }
+
+// text is a view of a string.
+func (u *unpacker) text() []byte {
 	switch c := u.byte(); {
 	case c&0xe0 == 0xa0:
-		b = u.take(int(c & 0x1f))
+		return u.take(int(c & 0x1f))
 	case c >= 0xd9 && c <= 0xdb:
-		b = u.take(int(u.uintN(1 << (c - 0xd9))))
-	default:
-		u.fail()
+		return u.take(int(u.uintN(1 << (c - 0xd9))))
 	}
-	if u.names == nil || len(b) > 2*maxName {
+	u.fail()
+	return nil
+}
+
+// name is a string that the reader has probably seen before, in the same field.
+func (u *unpacker) name(field int) string {
+	b := u.text()
+	if u.reader == nil || len(b) > 2*maxName {
 		return string(b)
 	}
-	if s, seen := u.names[string(b)]; seen {
-		return s
+	last := &u.reader.last[field]
+	if *last == string(b) {
+		return *last
 	}
-	s := string(b)
-	u.names[s] = s
+	s, seen := u.reader.names[string(b)]
+	if !seen {
+		s = string(b)
+		u.reader.names[s] = s
+	}
+	*last = s
 	return s
 }
 

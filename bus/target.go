@@ -159,7 +159,7 @@ func (t *target) resend(g *Gather, rank int) { t.resendAfter(g, rank, g.place.pr
 
 func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 	s, _ := g.slotOf(rank)
-	part := s.part
+	part := int(s.part)
 	if g.call.Ordered && !g.call.Control {
 		_ = t.toSequencer(g, prev, Ranks(rank)) // it knows the call by its id, and repeats what the rank missed
 		return

@@ -269,11 +269,11 @@ func decodeAnswers[R any](f *Future) (ranks []int, values []R, err error) {
 		if a.Err != nil {
 			continue
 		}
-		var v R
-		if err := decodeAnswer(f, a, &v); err != nil {
+		values = append(values, *new(R))
+		if err := decodeAnswer(f, a, &values[len(values)-1]); err != nil {
 			return nil, nil, err
 		}
-		ranks, values = append(ranks, rank), append(values, v)
+		ranks = append(ranks, rank)
 	}
 	return ranks, values, nil
 }

@@ -1,0 +1,91 @@
+package actors
+
+import (
+	"context"
+
+	"troupe/bus"
+)
+
+// binding is one method of one object of a worker: found once, and then at hand for every call of it. The worker's
+// mutex guards short; the rest does not change.
+type binding struct {
+	object string
+	method string
+	queue  *queue
+	// One of these runs it: starter if it is set, then bound, then handle.
+	starter Starter
+	bound   boundMethod
+	handle  func(ctx context.Context, body []byte) ([]byte, error)
+	short   int // its short calls in a row, up to fastCalls
+}
+
+// boundMethod appends the method's encoded result to dst.
+type boundMethod func(ctx context.Context, body, dst []byte) ([]byte, error)
+
+// binder is a handler that finds a method once rather than at each call; nil: there is none of that name.
+type binder interface {
+	bind(method string) boundMethod
+}
+
+// methodID names a method of an object.
+type methodID struct{ object, method string }
+
+// maxBindings is how many methods a worker keeps at hand: an open class may be called by any name.
+const maxBindings = 1024
+
+// bindingOf finds the method that a call is for. w.mu is held.
+func (w *Worker) bindingOf(h *bus.Header) (*binding, error) {
+	if b := w.lastBinding; b != nil && b.method == h.Method && b.object == h.Object {
+		return b, nil
+	}
+	id := methodID{h.Object, h.Method}
+	b := w.bindings[id]
+	if b == nil {
+		info, err := w.lookup(h)
+		if err != nil {
+			return nil, err
+		}
+		b = w.newBinding(h, info)
+		if len(w.bindings) < maxBindings {
+			w.bindings[id] = b
+		}
+	}
+	w.lastBinding = b
+	return b, nil
+}
+
+func (w *Worker) newBinding(h *bus.Header, info MethodInfo) *binding {
+	b := &binding{object: h.Object, method: h.Method, queue: w.queueOf(info.Lane)}
+	if verb, ok := verbs[h.Method]; ok {
+		b.handle = func(ctx context.Context, body []byte) ([]byte, error) { return verb.do(w, ctx, body) }
+		return b
+	}
+	obj := w.objects[h.Object]
+	b.starter, _ = obj.(Starter)
+	if t, ok := obj.(binder); ok {
+		b.bound = t.bind(h.Method)
+	}
+	method := h.Method
+	b.handle = func(ctx context.Context, body []byte) ([]byte, error) { return obj.Handle(ctx, method, body) }
+	return b
+}
+
+func (w *Worker) queueOf(lane Lane) *queue {
+	q := w.queues[lane]
+	if q == nil {
+		q = &queue{lane: lane}
+		w.queues[lane] = q
+	}
+	return q
+}
+
+func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
+	if info, ok := verbInfo(h.Method); ok {
+		return info, nil
+	}
+	class := w.classes[h.Object]
+	if class == nil {
+		return MethodInfo{}, noObject(h.Object)
+	}
+	return class.method(h.Method)
+}
