@@ -14,6 +14,8 @@ import (
 //	troupe.<namespace>.<role>.<incarnation>.control.rank.<n>
 //	troupe.<namespace>.<role>.<incarnation>.sequencer            calls on an ordered role
 //	troupe.<namespace>.<role>.<incarnation>.life                 heartbeats and state changes of its workers
+//	troupe.<namespace>.<role>.<incarnation>.exit                 how its worker processes ended
+//	troupe.<namespace>.<role>.<incarnation>.log.<n>              what the worker processes of one rank print; stored
 //	troupe.<namespace>.reply.<session>.in                        what comes back to one process
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
@@ -27,6 +29,9 @@ import (
 //	troupe.@nodes.beat.<node>               heartbeats and reports of one node
 //	troupe.@nodes.ask.<node>                asks a node for its report
 //	troupe.@nodes.ask.@all                  asks every node
+//	troupe.@nodes.do.<node>                 what the node's agent is asked to do
+//	troupe.@events.<namespace>              what an operator may want to know of; stored
+//	troupe.@events.@nodes                   the same, of no namespace
 const (
 	tokenRoot      = "troupe"
 	tokenReply     = "reply"
@@ -35,6 +40,7 @@ const (
 	placementWord  = "placement"
 	placementRoot  = tokenRoot + ".@placement"
 	nodesRoot      = tokenRoot + ".@nodes"
+	eventsRoot     = tokenRoot + ".@events"
 	requestSubject = placementRoot + ".request."
 )
 
@@ -93,6 +99,35 @@ func (a Address) Life() string { return a.Prefix() + ".life" }
 
 // Exit is troupe.<namespace>.<role>.<incarnation>.exit: how worker processes of the role ended, as their agents say.
 func (a Address) Exit() string { return a.Prefix() + ".exit" }
+
+// Log is troupe.<namespace>.<role>.<incarnation>.log.<n>: what the worker processes of one rank print.
+func (a Address) Log(rank int) string { return a.Prefix() + ".log." + strconv.Itoa(rank) }
+
+// Logs is troupe.<namespace>.<role>.<incarnation>.log.<n> for whatever is left out: an empty namespace, role or
+// incarnation and a negative rank stand for all.
+func Logs(namespace, role, incarnation string, rank int) string {
+	words := []string{tokenRoot, namespace, role, incarnation, "log", "*"}
+	for i, word := range words {
+		if word == "" {
+			words[i] = "*"
+		}
+	}
+	if rank >= 0 {
+		words[5] = strconv.Itoa(rank)
+	}
+	return strings.Join(words, ".")
+}
+
+// Events is troupe.@events.<namespace>; of no namespace troupe.@events.@nodes for an empty one.
+func Events(namespace string) string {
+	if namespace == "" {
+		namespace = "@nodes"
+	}
+	return eventsRoot + "." + namespace
+}
+
+// AllEvents is troupe.@events.*.
+func AllEvents() string { return eventsRoot + ".*" }
 
 // replyIn is troupe.<namespace>.reply.<session>.in.
 func replyIn(namespace, session string) string {

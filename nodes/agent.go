@@ -20,6 +20,7 @@ const (
 	endedMost  = 4096                   // and how many of them
 	tellMost   = 30 * time.Second       // between two tellings of an exit that nobody has asked about
 	housework  = 250 * time.Millisecond // between two looks at what is to be told or forgotten
+	tidyEvery  = time.Minute            // between two looks at how much is in the log folder
 	endingMost = 20 * time.Second       // for what does not die when the agent ends
 )
 
@@ -32,6 +33,7 @@ type Agent struct {
 	identity string
 	spawner  *spawner
 	sweeper  *sweeper
+	shipper  *shipper
 	sites    []*site
 	leases   leases
 	parcels  parcels
@@ -84,13 +86,15 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	if err := a.clear(); err != nil {
 		return err
 	}
-	a.spawner, a.sweeper = newSpawner(), newSweeper()
+	a.spawner, a.sweeper, a.shipper = newSpawner(), newSweeper(), newShipper(a.cfg.Bus)
+	defer a.shipper.close()
 	defer a.sweeper.close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
 		defer a.adopt()()
 	}
 	defer a.leases.releaseAll()
+	a.tidyLogs()
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	failedCh := make(chan error, len(a.sites))
@@ -159,14 +163,17 @@ func (a *Agent) own(pid int) bool { return strings.HasPrefix(markerOf(pid), a.id
 
 // await keeps house until ctx ends or a part of the agent does.
 func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
-	tick := time.NewTicker(housework)
+	tick, tidy := time.NewTicker(housework), time.NewTicker(tidyEvery)
 	defer tick.Stop()
+	defer tidy.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-failedCh:
 			return err
+		case <-tidy.C:
+			a.tidyLogs()
 		case <-tick.C:
 			for _, s := range a.sites {
 				s.keepHouse(time.Now())
@@ -201,6 +208,37 @@ func (a *Agent) isClosing() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.closing
+}
+
+// tidyLogs keeps the log folder within its bound.
+func (a *Agent) tidyLogs() {
+	busy := map[string]bool{}
+	for _, s := range a.sites {
+		for _, w := range s.all() {
+			if w.running() {
+				busy[w.log.path] = true
+			}
+		}
+	}
+	if err := pruneLogs(a.cfg.LogDir, a.cfg.LogTotal, func(path string) bool { return busy[path] }); err != nil {
+		a.cfg.Logger.Warn("nodes: old logs cannot be removed", "folder", a.cfg.LogDir, "error", err)
+	}
+}
+
+// logFailed says that a worker's lines are lost; the worker goes on.
+func (a *Agent) logFailed(w *worker, err error) {
+	a.cfg.Logger.Error("nodes: the output of a worker cannot be written down", "worker", w.ID.String(), "error", err)
+	a.emit(Event{
+		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+		Text: fmt.Sprintf("its output cannot be written to %s; it goes on: %v", w.log.path, err),
+	})
+}
+
+// emit tells of an event, if it can be.
+func (a *Agent) emit(e Event) {
+	if err := Emit(a.cfg.Bus, e); err != nil {
+		a.cfg.Logger.Debug("nodes: an event is lost", "kind", e.Kind, "error", err)
+	}
 }
 
 // goes runs f unless the agent has ended.
@@ -274,6 +312,8 @@ func (a *Agent) answer(s *site, req request) reply {
 		return s.workersReply()
 	case req.Op == opPorts && req.Ports != nil:
 		return a.ports(*req.Ports)
+	case req.Op == opFlush && req.Role != nil:
+		return s.flush(*req.Role)
 	case req.Op == opPart && req.Parcel != nil:
 		return a.part(s, *req.Parcel)
 	case req.Op == opRest && req.Parcel != nil:

@@ -38,6 +38,11 @@ type AgentConfig struct {
 	Dir string
 	// LogDir is where the output of workers is kept. Zero: "logs" in Dir.
 	LogDir string
+	// LogFile is how long a worker's file may be before another is begun, of which three are kept; LogTotal how much may be in
+	// LogDir, where the files of the longest dead go first. Zero: 16 MiB and 1 GiB.
+	LogFile, LogTotal int64
+	// SimClaims is the folder in which workers claim simulated devices, see gpu.SimUse. Zero: they are not asked to.
+	SimClaims string
 	// Host is the address at which the other nodes reach this machine. Zero: the one from which it reaches the bus.
 	Host string
 	// Program is what a launch without a command starts. Zero: this program with the argument "worker".
@@ -61,6 +66,12 @@ func (c AgentConfig) withDefaults() AgentConfig {
 	}
 	if c.Grace == 0 {
 		c.Grace = defaultStopGrace
+	}
+	if c.LogFile == 0 {
+		c.LogFile = 16 << 20
+	}
+	if c.LogTotal == 0 {
+		c.LogTotal = 1 << 30
 	}
 	if c.Bus == nil {
 		return c
@@ -88,7 +99,7 @@ func (c AgentConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// own makes the run folder, and says what removes it if it is temporary.
+// makeDirs makes the run folder, and says what removes it if it is temporary.
 func (c *AgentConfig) makeDirs() (remove func(), err error) {
 	remove = func() {}
 	if c.Dir == "" {
@@ -104,7 +115,7 @@ func (c *AgentConfig) makeDirs() (remove func(), err error) {
 	if c.LogDir == "" {
 		c.LogDir = filepath.Join(c.Dir, "logs")
 	}
-	for _, dir := range []string{c.Dir, c.LogDir, filepath.Join(c.Dir, workersDir)} {
+	for _, dir := range []string{c.Dir, filepath.Join(c.Dir, workersDir)} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, bus.Errorf(bus.CodeInvalid, "the agent's folder: %w", err)
 		}

@@ -4,7 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -277,4 +279,40 @@ func TestLongRequestsAndAnswers(t *testing.T) {
 		require.Len(t, e.Last, 50)
 		require.Equal(t, 1, e.Code)
 	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(data)
+}
+
+// spawn runs a program that is nobody's worker until the test ends.
+func spawn(t *testing.T, env string, words ...string) int {
+	t.Helper()
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Env = append(os.Environ(), env)
+	require.NoError(t, cmd.Start())
+	doneCh := make(chan struct{})
+	go func() { _ = cmd.Wait(); close(doneCh) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-doneCh })
+	return cmd.Process.Pid
+}
+
+// Harm forbidden: it takes long until a death is known.
+func TestExitLatency(t *testing.T) {
+	s := newStand(t)
+	var took []time.Duration
+	for rank := range 40 {
+		started := s.launch(sh(`exec sleep 1000`, rank))
+		at := time.Now()
+		require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
+		for s.exit().ID != id(rank) { // one that is told again
+		}
+		took = append(took, time.Since(at))
+	}
+	slices.Sort(took)
+	t.Logf("SIGKILL to the exit on the bus: p50 %v, worst %v", took[len(took)/2], took[len(took)-1])
+	require.Less(t, took[len(took)/2], 50*time.Millisecond, "on a busy machine too")
 }

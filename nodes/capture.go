@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -28,13 +29,16 @@ type reader struct {
 	pipe   *os.File
 	split  splitter
 	emit   func(string)
-	diedCh chan struct{} // closed by died, with a deadline on the pipe
-	goneCh chan struct{} // closed by close, with a deadline on the pipe
-	heldCh chan struct{} // closed when all that was in the pipe at the death is out of it
+	pause  func()
+	diedCh chan struct{}      // closed by died, with a deadline on the pipe
+	goneCh chan struct{}      // closed by close, with a deadline on the pipe
+	heldCh chan struct{}      // closed when all that was in the pipe at the death is out of it
+	askCh  chan chan struct{} // holds one: to be closed when all that is in the pipe is out of it
 }
 
-// newCapture makes the pipes and begins to read. sink is called with each line, by one goroutine for each stream.
-func newCapture(sink func(Stream, string)) (*capture, error) {
+// newCapture makes the pipes and begins to read. sink is called with each line, by one goroutine for each stream, and pause
+// by the same when there are no more for now.
+func newCapture(sink func(Stream, string), pause func()) (*capture, error) {
 	c := &capture{}
 	for _, s := range []Stream{Stdout, Stderr} {
 		r, w, err := os.Pipe()
@@ -52,7 +56,7 @@ func newCapture(sink func(Stream, string)) (*capture, error) {
 		} else {
 			c.stderr = w
 		}
-		rd := &reader{pipe: r, emit: func(line string) { sink(s, line) }, diedCh: make(chan struct{}), goneCh: make(chan struct{}), heldCh: make(chan struct{})}
+		rd := &reader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, diedCh: make(chan struct{}), goneCh: make(chan struct{}), heldCh: make(chan struct{}), askCh: make(chan chan struct{}, 1)}
 		c.readers = append(c.readers, rd)
 		c.group.Go(rd.run)
 	}
@@ -93,46 +97,90 @@ func (c *capture) close() {
 	c.group.Wait()
 }
 
+// flush returns when all that the worker has printed so far has been given to the sink, or ctx has ended.
+func (c *capture) flush(ctx context.Context) error {
+	for _, r := range c.readers {
+		doneCh := make(chan struct{})
+		select {
+		case r.askCh <- doneCh:
+		case <-r.heldCh:
+			continue
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		_ = r.pipe.SetReadDeadline(time.Now())
+		select {
+		case <-doneCh:
+		case <-r.heldCh:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// run reads until it is closed. What interrupts the reading is a deadline in the past, set by who wants something.
 func (r *reader) run() {
-	defer r.pipe.Close()
+	defer func() { _ = r.pipe.Close() }() // it was only read
 	buf := make([]byte, 32<<10)
-	died := r.diedCh
-	for {
+	for held := false; ; {
 		n, err := r.pipe.Read(buf)
 		r.split.write(buf[:n], r.emit)
 		if err == nil {
+			r.pause()
 			continue
 		}
-		if !errors.Is(err, os.ErrDeadlineExceeded) {
-			break // everybody has closed it
+		open := errors.Is(err, os.ErrDeadlineExceeded) // otherwise everybody has closed it
+		asked, died, gone := r.wanted()
+		if open {
+			r.drain(buf)
 		}
-		r.drain(buf)
-		select {
-		case <-r.goneCh:
-			if died != nil {
-				close(r.heldCh)
-			}
-			r.split.flush(r.emit)
-			return
-		default:
+		if died || gone || !open {
+			r.split.flush(r.emit) // nobody will go on with it
 		}
-		if died != nil {
-			r.split.flush(r.emit) // the worker will not go on with it
+		r.pause()
+		if asked != nil {
+			close(asked)
+		}
+		if !held && (died || gone || !open) {
+			held = true
 			close(r.heldCh)
-			died = nil
 		}
-		_ = r.pipe.SetReadDeadline(time.Time{})
-		select {
-		case <-r.goneCh: // said in between
-			_ = r.pipe.SetReadDeadline(time.Now())
-		default:
+		if gone {
+			return
 		}
+		if !open {
+			<-r.goneCh
+			return
+		}
+		r.resume(held)
 	}
-	r.split.flush(r.emit)
-	if died != nil {
-		close(r.heldCh)
+}
+
+// wanted says why the reading was interrupted. It is asked before the pipe is emptied.
+func (r *reader) wanted() (asked chan struct{}, died, gone bool) {
+	select {
+	case asked = <-r.askCh:
+	default:
 	}
-	<-r.goneCh
+	return asked, closed(r.diedCh), closed(r.goneCh)
+}
+
+// resume takes the deadline away, unless something was wanted meanwhile.
+func (r *reader) resume(held bool) {
+	_ = r.pipe.SetReadDeadline(time.Time{})
+	if len(r.askCh) > 0 || closed(r.goneCh) || !held && closed(r.diedCh) {
+		_ = r.pipe.SetReadDeadline(time.Now())
+	}
+}
+
+func closed(ch chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }
 
 // drain takes out what is in the pipe now, without waiting for more.

@@ -93,11 +93,8 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 	if err := bus.CheckName("node", req.Node); err != nil {
 		return reply{}, err
 	}
-	if _, ok := ctx.Deadline(); !ok {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, askLimit)
-		defer cancel()
-	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
 	data, err := bus.Marshal(req)
 	if err != nil {
 		return reply{}, bus.Errorf(bus.CodeInvalid, "%s on %s: %w", req.Op, req.Node, err)
@@ -125,6 +122,14 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// bounded is ctx with a deadline, if it has none.
+func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, askLimit)
 }
 
 // told is an agent's error, with its node.

@@ -17,7 +17,7 @@ import (
 var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
 
 // ours are the names that only an agent may set.
-var ours = []string{MarkerEnv, AssignmentEnv, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
+var ours = []string{MarkerEnv, AssignmentEnv, gpu.SimUseEnv, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
 
 func isInherited(name string) bool {
 	return slices.ContainsFunc(inherited, func(pattern string) bool {

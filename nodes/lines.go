@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"fmt"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -60,7 +61,7 @@ func (s *splitter) take() string {
 		text += fmt.Sprintf(" … [cut: %d bytes more]", s.cut+len(s.line)-len(text))
 	}
 	s.line, s.cut = s.line[:0], 0
-	return text
+	return strings.ToValidUTF8(text, "\uFFFD") // what is not text could not be told
 }
 
 // tail is the last lines of a worker, in bounded memory.

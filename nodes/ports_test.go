@@ -17,7 +17,9 @@ import (
 func listen(port int, network string, reuse int) error {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
-		_ = c.Control(func(fd uintptr) { err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, reuse) })
+		_ = c.Control(func(fd uintptr) {
+			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, reuse)
+		})
 		return err
 	}}
 	l, err := lc.Listen(context.Background(), network, fmt.Sprintf(":%d", port))

@@ -81,7 +81,7 @@ func (p program) start() (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	defer null.Close()
+	defer func() { _ = null.Close() }() // it was only read
 	pidfd := -1
 	attr := &syscall.ProcAttr{
 		Dir: p.dir, Env: p.env, Files: []uintptr{null.Fd(), p.stdout.Fd(), p.stderr.Fd()},

@@ -348,6 +348,22 @@ func (s *site) tomb(id WorkerID) {
 	}
 }
 
+// flush stores what the role's workers have printed so far.
+func (s *site) flush(role bus.Address) reply {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for _, w := range s.all() {
+		if w.ID.Address() == role && w.flush(ctx) != nil {
+			return reply{Pending: true}
+		}
+	}
+	stored, err := s.agent.shipper.flush(ctx, role)
+	if err != nil {
+		return reply{Pending: true}
+	}
+	return reply{Stored: stored}
+}
+
 func (s *site) workersReply() reply {
 	var r reply
 	for _, w := range s.all() {

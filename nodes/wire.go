@@ -15,6 +15,7 @@ const (
 	opStop    = "stop"
 	opWorkers = "workers"
 	opPorts   = "ports"
+	opFlush   = "flush"
 	opPart    = "part" // one part of a request that is too long for a message
 	opRest    = "rest" // one more part of an answer that is too long for a message
 )
@@ -24,12 +25,13 @@ const patience = time.Second
 
 // request is one question to an agent.
 type request struct {
-	Op     string     `msgpack:"op"`
-	Node   string     `msgpack:"node"`
-	Launch *Launch    `msgpack:"launch,omitempty"`
-	Stop   *stopAsk   `msgpack:"stop,omitempty"`
-	Ports  *portsAsk  `msgpack:"ports,omitempty"`
-	Parcel *parcelAsk `msgpack:"parcel,omitempty"`
+	Op     string       `msgpack:"op"`
+	Node   string       `msgpack:"node"`
+	Launch *Launch      `msgpack:"launch,omitempty"`
+	Stop   *stopAsk     `msgpack:"stop,omitempty"`
+	Ports  *portsAsk    `msgpack:"ports,omitempty"`
+	Role   *bus.Address `msgpack:"role,omitempty"` // whose output is flushed
+	Parcel *parcelAsk   `msgpack:"parcel,omitempty"`
 }
 
 type stopAsk struct {
@@ -51,6 +53,7 @@ type reply struct {
 	Workers []Status   `msgpack:"workers,omitempty"`
 	Host    string     `msgpack:"host,omitempty"`
 	Ports   []int      `msgpack:"ports,omitempty"`
+	Stored  uint64     `msgpack:"stored,omitempty"` // up to where in the stream the output is
 	Parcel  *parcel    `msgpack:"parcel,omitempty"` // this is only a part of the answer
 }
 

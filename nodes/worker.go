@@ -1,12 +1,14 @@
 package nodes
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -14,6 +16,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/gpu"
 )
 
 // workersDir is the part of the run folder that has a folder for each worker: its assignment, and its own folder to run in
@@ -43,11 +46,13 @@ type worker struct {
 	outMu sync.Mutex
 	last  tail
 	seq   uint64
+	log   logFile
 
 	// mu guards what follows.
 	mu      sync.Mutex
 	process process // once startedCh is closed without an error
 	since   time.Time
+	out     *capture
 	err     *bus.Error // it was not started
 	exit    *Exit
 	left    []int // processes that could not be killed
@@ -59,11 +64,13 @@ type worker struct {
 }
 
 func newWorker(s *site, l Launch, start Start, identity string) *worker {
-	marker := identity + "." + nuid.Next()
-	return &worker{
-		Start: start, site: s, launch: l, marker: marker, dir: filepath.Join(s.agent.cfg.Dir, workersDir, marker),
+	marker, cfg := identity+"."+nuid.Next(), &s.agent.cfg
+	w := &worker{
+		Start: start, site: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
 		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}),
 	}
+	w.log = logFile{path: logPath(cfg.LogDir, start.ID), most: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
+	return w
 }
 
 // refused is a worker that is not started.
@@ -99,7 +106,7 @@ func (w *worker) spawn() error {
 	if err != nil {
 		return err
 	}
-	out, err := newCapture(w.print)
+	out, err := newCapture(w.print, w.printed)
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: a pipe for its output: %w", w.ID, err)
 	}
@@ -111,7 +118,7 @@ func (w *worker) spawn() error {
 		return startError(w, p, err)
 	}
 	w.mu.Lock()
-	w.process, w.since = child, time.Now()
+	w.process, w.since, w.out = child, time.Now(), out
 	w.mu.Unlock()
 	w.site.agent.leases.using(w.ID.Address())
 	w.site.agent.group.Go(func() { w.supervise(child, out) })
@@ -146,6 +153,9 @@ func (w *worker) prepare() (program, error) {
 		return p, fmt.Errorf("worker %s: %w", w.ID, err)
 	}
 	added[MarkerEnv], added[AssignmentEnv] = w.marker, path
+	if use := w.simUse(); use != "" {
+		added[gpu.SimUseEnv] = use
+	}
 	if p.env, err = environment(os.Environ(), w.launch.Program.Env, w.Env, added); err != nil {
 		return p, fmt.Errorf("worker %s: %w", w.ID, err)
 	}
@@ -157,6 +167,18 @@ func (w *worker) prepare() (program, error) {
 		return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.site.name, err)
 	}
 	return p, nil
+}
+
+// simUse is what a worker with simulated devices is to claim of them.
+func (w *worker) simUse() string {
+	if _, sim := w.site.devices.(*gpu.Sim); !sim || len(w.Devices) == 0 || w.site.agent.cfg.SimClaims == "" {
+		return ""
+	}
+	use := gpu.SimUse{Dir: w.site.agent.cfg.SimClaims, Key: w.claim.root(), Holder: fmt.Sprintf("%s (reservation %s)", w.ID, w.claim.Reservation)}
+	for _, uuid := range w.Devices {
+		use.Devices = append(use.Devices, gpu.SimShare{UUID: uuid, Milli: w.claim.Share})
+	}
+	return strings.TrimPrefix(use.Env(), gpu.SimUseEnv+"=")
 }
 
 // assign writes the assignment and says where it is.
@@ -182,6 +204,27 @@ func (w *worker) print(stream Stream, text string) {
 	defer w.outMu.Unlock()
 	w.seq++
 	w.last.add(text)
+	l := Line{ID: w.ID, Name: w.Name, Node: w.site.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
+	w.log.add(l)
+	w.site.agent.shipper.add(l)
+}
+
+// printed writes the lines down, from the same goroutines.
+func (w *worker) printed() {
+	w.outMu.Lock()
+	defer w.outMu.Unlock()
+	w.log.flush()
+}
+
+// flush returns when what the worker has printed so far has been taken in.
+func (w *worker) flush(ctx context.Context) error {
+	w.mu.Lock()
+	out := w.out
+	w.mu.Unlock()
+	if out == nil {
+		return nil
+	}
+	return out.flush(ctx)
 }
 
 // supervise waits for the end of the process, tells of it at once, and then ends what is left of its tree.
@@ -197,6 +240,9 @@ func (w *worker) supervise(child process, out *capture) {
 	left := w.site.agent.sweeper.sweep(w.marker, child.pid)
 	child.reap()
 	out.close()
+	w.outMu.Lock()
+	w.log.close()
+	w.outMu.Unlock()
 	if err := os.RemoveAll(w.dir); err != nil {
 		w.site.agent.cfg.Logger.Warn("nodes: a worker's folder cannot be removed", "worker", w.ID.String(), "error", err)
 	}
@@ -226,6 +272,12 @@ func (w *worker) ended(child process, end ending) {
 	w.mu.Unlock()
 	w.site.agent.tell(exit)
 	close(w.endedCh)
+	if !exit.Asked {
+		w.site.agent.emit(Event{
+			Kind: EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+			Text: exit.Words(), Details: exit.AsError().Details,
+		})
+	}
 }
 
 // started is the answer to whoever asked for it. It is called when startedCh is closed.

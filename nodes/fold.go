@@ -1,0 +1,99 @@
+package nodes
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	foldFor  = 5 * time.Second // how long a line that comes again is counted rather than shown
+	foldMost = 1024            // texts that are remembered
+)
+
+// Fold turns the lines of many workers into what a person wants to read: a text that several ranks print, or one prints
+// again and again, is shown once and then counted. It is a value without a clock: time comes with what it is told.
+type Fold struct {
+	texts map[string]*folded
+	order []string // oldest first
+}
+
+type folded struct {
+	first  Line
+	times  int // after the first
+	ranks  map[int]bool
+	expiry time.Time
+}
+
+// Add takes a line in and returns what is to be shown now.
+func (f *Fold) Add(l Line, now time.Time) []string {
+	out := f.Tick(now)
+	key := l.ID.Role + "\x00" + l.Text
+	if old := f.texts[key]; old != nil {
+		old.times++
+		old.ranks[l.ID.Rank] = true
+		return out
+	}
+	if f.texts == nil {
+		f.texts = map[string]*folded{}
+	}
+	for len(f.order) >= foldMost {
+		out = append(out, f.forget()...)
+	}
+	f.texts[key] = &folded{first: l, ranks: map[int]bool{l.ID.Rank: true}, expiry: now.Add(foldFor)}
+	f.order = append(f.order, key)
+	return append(out, fmt.Sprintf("%s/%d: %s", l.ID.Role, l.ID.Rank, l.Text))
+}
+
+// Tick returns what is to be said of the lines that have been counted for long enough.
+func (f *Fold) Tick(now time.Time) (out []string) {
+	for len(f.order) > 0 && !f.texts[f.order[0]].expiry.After(now) {
+		out = append(out, f.forget()...)
+	}
+	return out
+}
+
+// Flush returns what is to be said of all of them.
+func (f *Fold) Flush() (out []string) {
+	for len(f.order) > 0 {
+		out = append(out, f.forget()...)
+	}
+	return out
+}
+
+func (f *Fold) forget() []string {
+	key := f.order[0]
+	old := f.texts[key]
+	f.order = f.order[1:]
+	delete(f.texts, key)
+	if old.times == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s/%s: %s [%d times more]", old.first.ID.Role, ranges(old.ranks), old.first.Text, old.times)}
+}
+
+// ranges is a set of ranks for people: "0-3,7".
+func ranges(set map[int]bool) string {
+	var all []int
+	for rank := range set {
+		all = append(all, rank)
+	}
+	slices.SortFunc(all, cmp.Compare[int])
+	var out []string
+	for i := 0; i < len(all); {
+		j := i
+		for j+1 < len(all) && all[j+1] == all[j]+1 {
+			j++
+		}
+		if i == j {
+			out = append(out, strconv.Itoa(all[i]))
+		} else {
+			out = append(out, fmt.Sprintf("%d-%d", all[i], all[j]))
+		}
+		i = j + 1
+	}
+	return strings.Join(out, ",")
+}

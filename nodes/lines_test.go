@@ -1,0 +1,110 @@
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestSplitter(t *testing.T) {
+	long := strings.Repeat("ä", lineMost) // twice as many bytes
+	for name, test := range map[string]struct {
+		in   []string
+		want []string
+	}{
+		"lines":           {[]string{"a\nb\n"}, []string{"a", "b"}},
+		"in pieces":       {[]string{"a", "b\nc", "d"}, []string{"ab", "cd"}},
+		"progress":        {[]string{"10%\r20%\r30%\n"}, []string{"10%", "20%", "30%"}},
+		"windows":         {[]string{"a\r", "\nb\r\n"}, []string{"a", "b"}},
+		"empty lines":     {[]string{"\n\na\n"}, []string{"", "", "a"}},
+		"no text":         {[]string{"a\xff\xfeb\n"}, []string{"a\uFFFDb"}},
+		"nothing":         {[]string{""}, nil},
+		"not ended":       {[]string{"a"}, []string{"a"}},
+		"cut":             {[]string{strings.Repeat("x", lineMost+5) + "\nz\n"}, []string{strings.Repeat("x", lineMost) + " … [cut: 5 bytes more]", "z"}},
+		"cut in a letter": {[]string{"x" + long + "\n"}, []string{"x" + strings.Repeat("ä", lineMost/2-1) + fmt.Sprintf(" … [cut: %d bytes more]", 2*lineMost-lineMost+2)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s splitter
+			var got []string
+			for _, in := range test.in {
+				s.write([]byte(in), func(line string) { got = append(got, line) })
+			}
+			s.flush(func(line string) { got = append(got, line) })
+			require.Equal(t, test.want, got)
+		})
+	}
+}
+
+func TestTailIsBounded(t *testing.T) {
+	var last tail
+	for i := range 1000 {
+		last.add(fmt.Sprint(i))
+	}
+	require.Len(t, last.lines, lastLines)
+	require.Equal(t, "999", last.lines[lastLines-1])
+	for range 50 {
+		last.add(strings.Repeat("x", lineMost))
+	}
+	require.Len(t, last.lines, lastBytes/lineMost)
+}
+
+func TestLogFileRotates(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a", "b", "0.0.log")
+	f := logFile{path: path, most: 100}
+	for i := range 40 {
+		f.add(Line{Text: fmt.Sprintf("line %d", i), Stream: Stdout})
+		f.flush()
+	}
+	f.close()
+	var text string
+	for _, name := range []string{path + ".3", path + ".2", path + ".1", path} {
+		data, err := os.ReadFile(name)
+		if !errors.Is(err, os.ErrNotExist) {
+			require.NoError(t, err)
+			require.LessOrEqual(t, len(data), 150)
+			text += string(data)
+		}
+	}
+	require.Contains(t, text, "line 39")
+	require.NoFileExists(t, path+".4")
+}
+
+func TestPruneLogs(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 4 {
+		path := filepath.Join(dir, "ns", fmt.Sprint(i), "log")
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, make([]byte, 100), 0o600))
+		at := time.Now().Add(time.Duration(i-10) * time.Hour)
+		require.NoError(t, os.Chtimes(path, at, at))
+	}
+	busy := filepath.Join(dir, "ns", "0", "log")
+	require.NoError(t, pruneLogs(dir, 250, func(path string) bool { return path == busy }))
+	left, err := filepath.Glob(filepath.Join(dir, "ns", "*"))
+	require.NoError(t, err)
+	require.Equal(t, []string{filepath.Dir(busy), filepath.Join(dir, "ns", "3")}, left, "the oldest that nobody writes go, with their folders")
+}
+
+func TestFold(t *testing.T) {
+	var f Fold
+	at := time.Unix(0, 0)
+	say := func(rank int, text string) []string {
+		return f.Add(Line{ID: WorkerID{Role: "train", Rank: rank}, Text: text}, at)
+	}
+	require.Equal(t, []string{"train/0: loading"}, say(0, "loading"))
+	for _, rank := range []int{1, 2, 3, 7, 0} {
+		require.Empty(t, say(rank, "loading"))
+	}
+	require.Equal(t, []string{"train/3: loss 0.1"}, say(3, "loss 0.1"))
+	at = at.Add(foldFor)
+	require.Equal(t, []string{"train/0-3,7: loading [5 times more]"}, f.Tick(at))
+	require.Equal(t, []string{"train/1: loading"}, say(1, "loading"), "it is shown again")
+	say(1, "loading")
+	require.Equal(t, []string{"train/1: loading [1 times more]"}, f.Flush())
+}

@@ -1,0 +1,175 @@
+package nodes
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+const (
+	logRotated = 3           // older files that are kept beside the one that is written
+	logRetry   = time.Second // before a file that failed is tried again
+)
+
+// logFile is the file of one worker's output. A file that cannot be written holds nobody up: what is lost is counted, and
+// said in the file as soon as it can be. It belongs to one goroutine at a time.
+type logFile struct {
+	path string
+	most int64 // bytes; then it is rotated
+	// failedFunc is told why lines are lost, once until it works again.
+	failedFunc func(error)
+
+	file    *os.File
+	size    int64
+	buf     []byte // lines that are not written yet
+	lines   int    // how many
+	lost    int    // that could not be written, and the file does not say so yet
+	torn    bool   // the last write was cut
+	retryAt time.Time
+	told    bool
+}
+
+// logPath is where the output of a worker is kept.
+func logPath(dir string, id WorkerID) string {
+	return filepath.Join(dir, id.Namespace, id.Role, id.Incarnation, fmt.Sprintf("%d.%d.log", id.Rank, id.Gen))
+}
+
+// add takes a line in; flush writes it.
+func (f *logFile) add(l Line) {
+	f.buf = fmt.Appendf(f.buf, "%s %d %s %s\n", stamp(l.At), l.ID.Rank, l.Stream, l.Text)
+	f.lines++
+}
+
+func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000Z") }
+
+// flush writes what was added, and begins a new file when this one is full.
+func (f *logFile) flush() {
+	if f.lines == 0 {
+		return
+	}
+	if err := f.write(); err != nil {
+		f.lost += f.lines
+		f.fail(err)
+	} else {
+		f.lost, f.told = 0, false
+	}
+	f.buf, f.lines = f.buf[:0], 0
+	if f.size > f.most {
+		f.rotate()
+	}
+}
+
+func (f *logFile) write() error {
+	if f.file == nil {
+		if time.Now().Before(f.retryAt) {
+			return errors.New("it is not tried again yet")
+		}
+		if err := f.open(); err != nil {
+			return err
+		}
+	}
+	text := f.buf
+	if f.lost > 0 {
+		note := fmt.Sprintf("%s [%d lines are missing here: they could not be written]\n", stamp(time.Now()), f.lost)
+		if f.torn {
+			note = "\n" + note
+		}
+		text = append([]byte(note), text...)
+	}
+	n, err := f.file.Write(text)
+	f.size += int64(n)
+	f.torn = err != nil && (n > 0 || f.torn)
+	return err
+}
+
+func (f *logFile) open() error {
+	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(f.path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	f.file, f.size = file, 0
+	if info, err := file.Stat(); err == nil {
+		f.size = info.Size()
+	}
+	return nil
+}
+
+func (f *logFile) fail(err error) {
+	if f.file != nil || f.retryAt.Before(time.Now()) {
+		f.retryAt = time.Now().Add(logRetry)
+	}
+	f.close()
+	if !f.told && f.failedFunc != nil {
+		f.told = true
+		f.failedFunc(err)
+	}
+}
+
+func (f *logFile) rotate() {
+	f.close()
+	f.size = 0
+	for i := logRotated; i > 0; i-- {
+		newer := f.path
+		if i > 1 {
+			newer = fmt.Sprintf("%s.%d", f.path, i-1)
+		}
+		err := os.Rename(newer, fmt.Sprintf("%s.%d", f.path, i))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && f.failedFunc != nil {
+			f.failedFunc(err)
+		}
+	}
+}
+
+func (f *logFile) close() {
+	if f.file != nil {
+		_ = f.file.Close() // what counts was written
+		f.file = nil
+	}
+}
+
+// pruneLogs removes the oldest files under dir that nobody writes, until the rest is no more than most bytes, and the
+// folders that are empty then.
+func pruneLogs(dir string, most int64, busy func(path string) bool) error {
+	type file struct {
+		path string
+		size int64
+		at   time.Time
+	}
+	var files []file
+	var total int64
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return nil //nolint:nilerr // it was removed meanwhile
+		}
+		if info, err := d.Info(); err == nil {
+			files = append(files, file{path, info.Size(), info.ModTime()})
+			total += info.Size()
+		}
+		return nil
+	})
+	slices.SortFunc(files, func(a, b file) int { return a.at.Compare(b.at) })
+	for _, f := range files {
+		if total <= most {
+			break
+		}
+		if busy(f.path) {
+			continue
+		}
+		if rm := os.Remove(f.path); rm != nil {
+			err = errors.Join(err, rm)
+			continue
+		}
+		total -= f.size
+		for parent := filepath.Dir(f.path); parent != dir && os.Remove(parent) == nil; parent = filepath.Dir(parent) {
+			// empty folders go too, up to the log folder itself
+		}
+	}
+	return err
+}
