@@ -217,7 +217,7 @@ func (c *Cluster) failWith(l loss, certain bool) {
 	}
 	c.tell(l, "the role fails")
 	c.failPending()
-	if c.isUp() || certain && c.tie != opened && c.Record().Detached {
+	if c.isUp() || c.tie == followed && c.Record().Process || certain && c.tie != opened && c.Record().Detached {
 		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
 	}
 }

@@ -90,7 +90,11 @@ func (rt *Runtime) sweep() time.Duration {
 		if _, known := alive[rec.Owner]; !known {
 			alive[rec.Owner] = reg.alive(ctx, rec.Owner)
 		}
-		if rec.Detached || alive[rec.Owner] {
+		if alive[rec.Owner] {
+			continue
+		}
+		if rec.Detached {
+			rt.watchOver(rec)
 			continue
 		}
 		if left := rt.reach.missing(rec.Lease); left > 0 {
@@ -138,6 +142,25 @@ func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Dur
 		}
 	}
 	return again
+}
+
+// watchOver follows a detached role of processes whose driver is gone: if one of them fails, somebody has to write down
+// why and end the others.
+func (rt *Runtime) watchOver(rec Record) {
+	if !rec.Process || rec.State != RoleReady {
+		return
+	}
+	rt.mu.Lock()
+	for c := range rt.clusters {
+		if c.to == rec.Address() && c.tie == followed {
+			rt.mu.Unlock()
+			return
+		}
+	}
+	rt.mu.Unlock()
+	if _, err := rt.newCluster(rec, followed, Spec{}.withDefaults()); err != nil && rt.ctx.Err() == nil {
+		rt.log.Warn("roles: a detached role cannot be watched over", "role", rec.Name, "error", err)
+	}
 }
 
 // sweepRole takes a role down whose driver is gone. Its workers may live on elsewhere, or have died with the driver.

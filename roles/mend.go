@@ -38,7 +38,7 @@ func (c *Cluster) mend(l loss) bool {
 	case policy == Ignore:
 		c.tell(l, "the others go on")
 		return true
-	case policy == FailRole:
+	case policy == FailRole || c.tie == followed: // who follows a role has nothing to restart it with
 		return false
 	case c.tie != created:
 		return true // its driver sees to it

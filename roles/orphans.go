@@ -37,11 +37,11 @@ func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
 	return out, nil
 }
 
-// orphans reports whether a role should have ended with its driver and has not.
+// orphans reports whether a role should have ended with its driver and has not, or has processes that nobody watches over.
 func (g registry) orphans(ctx context.Context) (bool, error) {
 	all, err := g.list(ctx)
 	for _, r := range all {
-		if !r.Detached && !g.alive(ctx, r.Owner) {
+		if (!r.Detached || r.Process && r.State == RoleReady) && !g.alive(ctx, r.Owner) {
 			return true, nil
 		}
 	}

@@ -277,9 +277,16 @@ func TestTheDriverOfProcessesDies(t *testing.T) {
 		return len(left) == 1 && left[0] == "kept"
 	})
 	kept := attach(t, rest, "kept")
-	_, err = kept.Call(patient(t), "pid")
+	pid, err := kept.ExecuteRankZero(patient(t), "pid")
 	require.NoError(t, err)
-	require.NoError(t, kept.Destroy(patient(t)))
+	require.NoError(t, kept.Close(patient(t)), "nobody is attached")
+
+	require.NoError(t, syscall.Kill(int(pid.(int64)), syscall.SIGKILL))
+	eventually(t, "it is known that it failed, and why", func() bool {
+		rec := rolesOf(t, rest)["kept"]
+		return rec.State == roles.RoleFailed && strings.Contains(rec.Cause, "SIGKILL")
+	})
+	require.NoError(t, attach(t, rest, "kept").Destroy(patient(t)))
 	require.Empty(t, tr.reservations(t))
 }
 
