@@ -18,9 +18,9 @@ func TestRoles(t *testing.T) {
 	u.runs(four, roles.Spec{Name: "stays", World: 1, Detached: true})
 	lines := strings.Split(strings.TrimSpace(u.sees("roles")), "\n")
 	require.Len(t, lines, 3)
-	require.Regexp(t, `^ROLE +CLASS +WORLD +MESH +STATE +SINCE +LIFE +BY +CAUSE$`, lines[0])
-	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +a test$`, lines[1])
-	require.Regexp(t, `^stays +calc +1 .* detached +a test$`, lines[2])
+	require.Regexp(t, `^ROLE +CLASS +WORLD +MESH +STATE +SINCE +LIFE +NODES +BY +CAUSE$`, lines[0])
+	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +– +a test$`, lines[1])
+	require.Regexp(t, `^stays +calc +1 .* detached +– +a test$`, lines[2])
 
 	var first roles.Record
 	first4, _, _ := strings.Cut(u.sees("roles", "--json"), "\n")
@@ -28,6 +28,24 @@ func TestRoles(t *testing.T) {
 	require.Equal(t, "four", first.Name)
 	require.Equal(t, roles.RoleReady, first.State)
 	require.Len(t, first.Methods, 8)
+}
+
+// A role by name: its workers, as they say themselves. It can be taken down by anybody.
+func TestOneRole(t *testing.T) {
+	u := newUser(t)
+	u.up()
+	u.runs(four)
+	lines := strings.Split(strings.TrimSpace(u.sees("roles", "four")), "\n")
+	require.Len(t, lines, 5)
+	require.Regexp(t, `^RANK +WORKER +NODE +DEVICES +PID +STATE +CALLS +BUSY$`, lines[0])
+	require.Regexp(t, `^3 +– +\S+ +– +\d+ +ready +0 +idle$`, lines[4])
+	require.Len(t, strings.Split(strings.TrimSpace(u.sees("roles", "four", "--json")), "\n"), 4)
+	require.Contains(t, u.fails(1, "roles", "five"), `no role "five"`)
+
+	require.Contains(t, u.fails(1, "destroy", "five"), `no role "five"`)
+	require.Contains(t, u.fails(2, "destroy", "four", "--timeout", "0s"), "--timeout")
+	require.Contains(t, u.sees("destroy", "four"), "role four is gone, with its 4 workers")
+	require.Contains(t, u.sees("roles"), "no roles")
 }
 
 // Two runs on one head do not see each other.

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/roles"
+)
+
+func newDestroy(c *cli) *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{
+		Use:   "destroy ROLE",
+		Short: "Take a role down, whoever made it",
+		Long: `Destroy stops the workers of a role, rank 0 last, gives back what they held, and frees its name. Running calls may
+finish within the role's grace. A role that has failed is removed the same way.`,
+		Example: "  troupe destroy actor_train",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if timeout <= 0 {
+				return usagef("--timeout %s: must be more than nothing", timeout)
+			}
+			return c.destroy(cmd.Context(), args[0], timeout)
+		},
+		ValidArgsFunction: c.completeRole,
+	}
+	c.serverFlags(cmd)
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long that may take")
+	c.jsonFlag(cmd, "say it on one line of JSON")
+	return cmd
+}
+
+func (c *cli) destroy(ctx context.Context, role string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
+		cluster, err := rt.Attach(ctx, role)
+		if err != nil {
+			return err
+		}
+		begun := time.Now()
+		if err := cluster.Destroy(ctx); err != nil {
+			return err
+		}
+		took := time.Since(begun).Round(time.Millisecond)
+		if c.json {
+			return c.printJSON(map[string]any{"role": role, "workers": cluster.WorldSize(), "took_ms": took.Milliseconds()})
+		}
+		c.printf("role %s is gone, with its %d workers, after %s\n", role, cluster.WorldSize(), took)
+		return nil
+	})
+}
