@@ -1,6 +1,7 @@
 package placement
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"time"
@@ -112,9 +113,10 @@ func (r Rules) check() error {
 	return errors.Join(errs...)
 }
 
-func (r Rules) grace() time.Duration {
-	if r.Grace == 0 {
-		return defaultGrace
-	}
-	return r.Grace
+func (r Rules) grace() time.Duration { return cmp.Or(r.Grace, defaultGrace) }
+
+// WithDefaults is the rules with what they do not say as it is taken to be, for people.
+func (r Rules) WithDefaults() Rules {
+	r.Grace, r.BackfillDepth = r.grace(), r.backfillDepth()
+	return r
 }

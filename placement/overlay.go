@@ -17,9 +17,12 @@ func (b *Book) hostOf(r *Request) (*held, error) {
 			names = append(names, h.ID)
 		}
 	}
-	exists := fmt.Sprintf("namespace %q holds none", r.Namespace)
+	exists := "there are none"
 	if len(names) > 0 {
-		exists = fmt.Sprintf("namespace %q holds %s", r.Namespace, listed(", ", names))
+		exists = "there are " + listed(", ", names)
+	}
+	if r.Namespace != "" {
+		exists += " in namespace " + r.Namespace
 	}
 	return nil, &RequestError{ErrUnknownReservation, fmt.Sprintf("reservation %q is unknown", clipped(r.Colocate)), exists}
 }

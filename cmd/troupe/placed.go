@@ -67,6 +67,9 @@ func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 	_, err := placement.ParseStrategy(f.strategy)
 	bundle, bundleErr := f.bundle()
 	mapping, mappingErr := f.exact(cmd)
+	if f.id != "" {
+		err = errors.Join(err, bus.CheckName("reservation", f.id))
+	}
 	if err := errors.Join(err, bundleErr, mappingErr); err != nil {
 		return r, &usageError{err}
 	}
@@ -93,18 +96,16 @@ func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 func (f *requestFlags) bundle() (b placement.Bundle, err error) {
 	b.Node, b.Spans = f.node, f.spans
 	var errs []error
-	for text, share := range map[*string]*placement.Share{&f.devices: &b.Devices, &f.cpus: &b.CPUs} {
-		if *text == "" {
-			continue
-		}
-		var err error
-		*share, err = placement.ParseShare(*text)
-		errs = append(errs, err)
-	}
+	b.Devices, err = share("--devices", f.devices)
+	errs = append(errs, err)
+	b.CPUs, err = share("--cpus", f.cpus)
+	errs = append(errs, err)
 	if f.memory != "" {
 		size, err := gpu.ParseBytes(f.memory)
 		b.Memory = int64(size)
-		errs = append(errs, err)
+		if err != nil {
+			errs = append(errs, usagef("--memory: %w", err))
+		}
 	}
 	if len(f.labels) > 0 {
 		b.Labels = map[string]string{}
@@ -119,6 +120,18 @@ func (f *requestFlags) bundle() (b placement.Bundle, err error) {
 	return b, errors.Join(errs...)
 }
 
+// share reads a flag that may be left out.
+func share(flag, text string) (placement.Share, error) {
+	if text == "" {
+		return 0, nil
+	}
+	s, err := placement.ParseShare(text)
+	if err != nil {
+		return 0, usagef("%s: %w", flag, err)
+	}
+	return s, nil
+}
+
 func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 	world, mapping := cmd.Flags().Changed("world"), cmd.Flags().Changed("device-mapping")
 	switch {
@@ -130,7 +143,10 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 		return &placement.Mapping{World: f.world}, nil
 	}
 	ids, err := placement.ParseMapping(f.mapping)
-	return &placement.Mapping{World: f.world, Devices: ids}, err
+	if err != nil {
+		return nil, usagef("--device-mapping: %w", err)
+	}
+	return &placement.Mapping{World: f.world, Devices: ids}, nil
 }
 
 // withPlacement runs do with a client of the placement service; operator lets it see every namespace.

@@ -87,12 +87,75 @@ func TestExplainWithoutAHead(t *testing.T) {
 	require.Equal(t, []int{2, 3}, x.Workers[3].Devices)
 	require.Equal(t, 1, x.Workers[3].NodeRank)
 	require.Contains(t, u.sees("explain", "--nodes", "sim:2x4", "--bundles", "3", "--devices", "4", "--strategy", "STRICT_SPREAD"), "never")
-	for _, args := range []string{
-		"--bundles 1 --devices 1 --strategy SIDEWAYS", "--world 2 --device-mapping __import__('os')", "--world 2 --device-mapping [0,99]",
-		"--bundles 1 --devices -1", "--bundles 0", "--bundles 2 --world 2", "--world 0", "--bundles 1 --devices 0.0001",
-		"--bundles 1 --devices 1 --labels rack", "--bundles 1 --devices 1 --labels rack=9", "", "--bundles 1 --devices 1 --within galaxy",
-	} {
-		u.fails(2, append([]string{"explain", "--nodes", "sim:2x4"}, strings.Fields(args)...)...)
-	}
 	require.Contains(t, u.fails(2, "explain", "--nodes", "sim:2x", "--bundles", "1"), "sim:2x")
+}
+
+// Harm forbidden: a request that makes no sense is refused without a word of what is wrong with it, or of what there is.
+func TestSenselessRequests(t *testing.T) {
+	u := newUser(t)
+	u.up("--gpus", "sim:2x4", "--name", "host")
+	u.sees("reserve", "--bundles", "1", "--devices", "1", "--id", "tr")
+	for args, says := range map[string][2]string{ // what is wrong; what there is
+		"--bundles 1 --devices 1 --strategy SIDEWAYS": {`strategy "SIDEWAYS" is unknown`, "PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"},
+		"--bundles 1 --devices -1":                    {`--devices: share "-1"`, "not negative"},
+		"--bundles 1 --cpus -1":                       {`--cpus: share "-1"`, "not negative"},
+		"--bundles 1 --devices 0.0001":                {`share "0.0001"`, "at most three decimals"},
+		"--bundles 1 --devices 1.5":                   {"1.5 devices", "whole ones"},
+		"--bundles 1 --devices one":                   {`share "one"`, "a decimal number"},
+		"--bundles 1 --devices 1 --memory lots":       {`--memory: "lots"`, "80GiB"},
+		"--world 2 --device-mapping [0,99]":           {"device 99", "there are devices 0 to 7"},
+		"--world 2 --device-mapping [1,1]":            {"device 1 is mapped twice, at 0 and at 1", "names a device once"},
+		"--world 2 --device-mapping [-1,0]":           {`--device-mapping: mapping, at byte 1: found "-1,0]"`, "a device id, from 0 up"},
+		"--world 3 --device-mapping [0,1]":            {"2 devices cannot be dealt equally to 3 workers", "equally many"},
+		"--world 2 --device-mapping __import__('os')": {"__import__", "list(range(a,b))"},
+		"--world 0 --device-mapping [0]":              {"it is 0", "one or more workers"},
+		"--device-mapping [0]":                        {"--device-mapping needs --world", "one or more workers"},
+		"--bundles 1 --devices 9":                     {"bundle 0 is larger than any node it may lie on: it takes 9 devices", "the largest, host-0, has 4 devices"},
+		"--bundles 1 --devices 9 --spans":             {"larger than all nodes", "these 2 nodes have 8 devices"},
+		"--bundles 1 --devices 1 --colocate nobody":   {`reservation "nobody" is unknown`, "there are tr in namespace default"},
+		"":                               {"give --bundles", "--device-mapping TEXT"},
+		"--bundles 0":                    {"--bundles 0", "one bundle or more"},
+		"--bundles 99999999 --devices 1": {"--bundles 99999999", "the most is 65536"},
+		"--bundles 2 --devices 1 --device-mapping [0] --world 1": {"--bundles and --device-mapping", "give one"},
+		"--bundles 1 --devices 1 --labels rack":                  {`--labels "rack"`, "k=v"},
+		"--bundles 1 --devices 1 --labels rack=9":                {`no node carries the label "rack"`, "carry no labels"},
+		"--bundles 1 --devices 1 --on nowhere":                   {`node "nowhere" is unknown`, "there are host-0, host-1"},
+		"--bundles 1 --devices 1 --within galaxy":                {`neighbourhood "galaxy"`, "island, numa"},
+		"--bundles 1 --devices 1 --same rack --required":         {`no node carries the label "rack"`, "carry no labels"},
+		"--bundles 1 --devices 1 --id a.b":                       {"a.b", "reservation"},
+	} {
+		t.Run(args, func(t *testing.T) {
+			for _, verb := range []string{"explain", "reserve"} {
+				stderr := u.fails(2, append([]string{verb}, strings.Fields(args)...)...)
+				require.Contains(t, stderr, says[0])
+				require.Contains(t, stderr, says[1])
+			}
+			require.Contains(t, u.fails(2, append([]string{"explain", "--nodes", "sim:2x4"}, strings.Fields(args)...)...), says[0], "without a head")
+		})
+	}
+	require.Contains(t, u.sees("release", "nobody"), "nobody is not reserved; there are tr")
+	require.Contains(t, u.fails(1, "release", "tr", "--token", "7"), "token 7 is stale; it is held under ")
+	require.Contains(t, u.fails(2, "reserve", "--bundles", "1", "--devices", "1", "--wait", "-1s"), "--wait -1s")
+}
+
+func TestRulesOnAHead(t *testing.T) {
+	u := newUser(t)
+	u.up("--gpus", "sim:1x4", "--name", "host")
+	require.Equal(t, "preemption: off\nbackfill: 128 behind the head\nquotas: none\n", u.sees("rules"))
+	require.Contains(t, u.sees("rules", "--quota", "default=2,other=1.5", "--preempt", "--grace", "2s"), "on, with a grace of 2s")
+	require.Contains(t, u.sees("rules", "--quota", "other=none", "--backfill-depth", "-1"), "backfill: 0 behind the head\nquota of default: 2 devices\n")
+	u.sees("reserve", "--bundles", "1", "--devices", "2", "--id", "tr")
+	require.Contains(t, u.fails(1, "reserve", "--bundles", "1", "--devices", "1", "--wait", "0"), `namespace "default" may hold 2 devices and holds 2`)
+	require.Contains(t, u.fails(1, "reserve", "--bundles", "1", "--devices", "3"), "3 more are asked for")
+	var rules placement.Rules
+	require.NoError(t, json.Unmarshal([]byte(u.sees("rules", "--quota", "default=none", "--json")), &rules))
+	require.True(t, rules.Preempt)
+	require.Empty(t, rules.Quotas)
+	u.sees("reserve", "--bundles", "4", "--devices", "1", "--priority", "9", "--id", "urgent") // tr has to go, and does
+	require.NotContains(t, u.sees("reservations"), "tr ")
+	for args, says := range map[string]string{
+		"--quota 4": "NAMESPACE=N", "--quota a=-1": "not negative", "--quota a.b=1": "a.b", "--grace -1s": "-1s",
+	} {
+		require.Contains(t, u.fails(2, append([]string{"rules"}, strings.Fields(args)...)...), says)
+	}
 }

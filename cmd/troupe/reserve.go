@@ -1,8 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -125,17 +129,9 @@ func (c *cli) release(ctx context.Context, id string, token uint64) error {
 		if err != nil {
 			return err
 		}
-		there := false
-		for _, r := range list.Records {
-			if there = r.ID == id; there {
-				if token == 0 {
-					token = r.Token
-				}
-				break
-			}
-		}
-		if there {
-			if err := client.Release(ctx, id, token); err != nil {
+		at := slices.IndexFunc(list.Records, func(r placement.Record) bool { return r.ID == id })
+		if at >= 0 {
+			if err := client.Release(ctx, id, cmp.Or(token, list.Records[at].Token)); err != nil {
 				return err
 			}
 		}
@@ -143,13 +139,29 @@ func (c *cli) release(ctx context.Context, id string, token uint64) error {
 			return c.printJSON(struct {
 				ID       string `json:"id"`
 				Released bool   `json:"released"`
-			}{id, there})
+			}{id, at >= 0})
 		}
-		if there {
+		if at >= 0 {
 			c.printf("%s is released\n", id)
 		} else {
-			c.printf("%s is not reserved\n", id)
+			c.printf("%s is not reserved; %s\n", id, existing(list.Records))
 		}
 		return nil
 	})
+}
+
+// existing says what is reserved, as far as a line goes.
+func existing(records []placement.Record) string {
+	const most = 8
+	names := make([]string, 0, most)
+	for _, r := range records[:min(most, len(records))] {
+		names = append(names, r.ID)
+	}
+	switch more := len(records) - len(names); {
+	case len(names) == 0:
+		return "nothing is"
+	case more > 0:
+		return fmt.Sprintf("there are %s and %d more", strings.Join(names, ", "), more)
+	}
+	return "there are " + strings.Join(names, ", ")
 }

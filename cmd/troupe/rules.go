@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/placement"
+)
+
+// rulesFlags is what is to be changed about the queue.
+type rulesFlags struct {
+	quotas   []string
+	preempt  bool
+	grace    time.Duration
+	backfill int
+}
+
+func newRules(c *cli) *cobra.Command {
+	var f rulesFlags
+	cmd := &cobra.Command{
+		Use:   "rules",
+		Short: "Show or change how the queue is served",
+		Long: `Rules prints how the placement service serves its queue. With flags it changes what they name and leaves the rest; what
+is set outlives the head.
+
+A quota is the most devices that a namespace may hold; NAMESPACE=none takes it away. Preemption, which is off unless it
+is set, lets the head of the queue send away reservations of a lower priority: their holders are told, and have --grace to
+go.`,
+		Example: "  troupe rules\n  troupe rules --quota team-a=16,team-b=8\n  troupe rules --preempt --grace 2m",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			changed, err := f.check(cmd)
+			if err != nil {
+				return err
+			}
+			return c.rules(cmd.Context(), changed)
+		},
+	}
+	cmd.Flags().StringSliceVar(&f.quotas, "quota", nil, "the most devices of a namespace, NAMESPACE=N or NAMESPACE=none")
+	cmd.Flags().BoolVar(&f.preempt, "preempt", false, "let the head of the queue send away lower priorities")
+	cmd.Flags().DurationVar(&f.grace, "grace", 0, "how long one that is sent away has to go (default 30s)")
+	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the head that are tried each time; -1 for none (default 128)")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace, in nanoseconds")
+	return cmd
+}
+
+// check is the change that the flags ask for; nil if they ask for none.
+func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), err error) {
+	quotas := map[string]*placement.Share{} // nil: it is taken away
+	for _, text := range f.quotas {
+		namespace, limit, ok := strings.Cut(text, "=")
+		if !ok || namespace == "" {
+			return nil, usagef("--quota %q: give NAMESPACE=N or NAMESPACE=none", text)
+		}
+		if quotas[namespace] = nil; limit != "none" {
+			share, err := placement.ParseShare(limit)
+			if err != nil {
+				return nil, usagef("--quota %q: %w", text, err)
+			}
+			quotas[namespace] = &share
+		}
+	}
+	flags := cmd.Flags()
+	if !flags.Changed("quota") && !flags.Changed("preempt") && !flags.Changed("grace") && !flags.Changed("backfill-depth") {
+		return nil, nil
+	}
+	return func(r *placement.Rules) {
+		r.Quotas = maps.Clone(r.Quotas)
+		if r.Quotas == nil {
+			r.Quotas = map[string]placement.Share{}
+		}
+		for namespace, share := range quotas {
+			if delete(r.Quotas, namespace); share != nil {
+				r.Quotas[namespace] = *share
+			}
+		}
+		if flags.Changed("preempt") {
+			r.Preempt = f.preempt
+		}
+		if flags.Changed("grace") {
+			r.Grace = f.grace
+		}
+		if flags.Changed("backfill-depth") {
+			r.BackfillDepth = f.backfill
+		}
+	}, nil
+}
+
+func (c *cli) rules(ctx context.Context, change func(*placement.Rules)) error {
+	return c.withPlacement(ctx, true, func(client *placement.Client) error {
+		rules, err := client.Rules(ctx)
+		if err != nil {
+			return err
+		}
+		if change != nil {
+			change(&rules)
+			if err := client.SetRules(ctx, rules); err != nil {
+				return err
+			}
+		}
+		return c.showRules(rules.WithDefaults())
+	})
+}
+
+func (c *cli) showRules(r placement.Rules) error {
+	if c.json {
+		return c.printJSON(r)
+	}
+	preemption := "off"
+	if r.Preempt {
+		preemption = "on, with a grace of " + r.Grace.String()
+	}
+	c.printf("preemption: %s\nbackfill: %d behind the head\n", preemption, max(r.BackfillDepth, 0))
+	if len(r.Quotas) == 0 {
+		c.printf("quotas: none\n")
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(r.Quotas)) {
+		c.printf("quota of %s: %s devices\n", namespace, r.Quotas[namespace])
+	}
+	return nil
+}
