@@ -111,7 +111,7 @@ type hurt struct {
 
 func newChaos(t *testing.T, seed uint64, all *tally) *chaos {
 	c := &chaos{
-		stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second},
+		stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second, beat: 100 * time.Millisecond},
 		rnd:   rand.New(rand.NewPCG(seed, 1)), tally: all, seed: seed,
 	}
 	for i := range chaosNodes {
@@ -396,7 +396,7 @@ func (c *chaos) release(n int, client *placement.Client, r placement.Record) {
 // settle finds out what has become of calls without an answer, and releases everything.
 func (c *chaos) settle() {
 	c.say("peace")
-	time.Sleep(10 * time.Second) // longer than any message counts and any lease lasts
+	time.Sleep(6 * time.Second) // longer than any message counts and any lease lasts
 	c.ready(c.operator, chaosNodes)
 	list, err := c.operator.List(within(c.t, time.Minute))
 	require.NoError(c.t, err)

@@ -1,6 +1,7 @@
 package placement_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -23,6 +24,7 @@ type stage struct {
 	t     testing.TB
 	srv   *bustest.Server
 	lease time.Duration // of the nodes
+	beat  time.Duration // of the nodes; zero: 50 ms
 	sims  []*gpu.Sim
 	nodes []*actor
 }
@@ -84,7 +86,7 @@ func (s *stage) addNode(b *bus.Bus, name string, sim *gpu.Sim) *actor {
 	s.t.Helper()
 	readyCh := make(chan struct{})
 	r, err := agent.NewReporter(agent.Config{
-		Bus: b, Name: name, CPUs: 16, Memory: 64 * gpu.GiB, Inventory: sim, Lease: s.lease, Beat: 50 * time.Millisecond,
+		Bus: b, Name: name, CPUs: 16, Memory: 64 * gpu.GiB, Inventory: sim, Lease: s.lease, Beat: cmp.Or(s.beat, 50*time.Millisecond),
 		Labels: map[string]string{"host": name}, RegisteredFunc: func() { close(readyCh) },
 	})
 	require.NoError(s.t, err)
