@@ -4,15 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"os"
 	"sync"
 	"time"
 
-	"troupe/bus"
 	"troupe/gpu"
-	"troupe/nodes"
 	"troupe/placement"
 )
 
@@ -169,137 +165,11 @@ func placementOn(ctx context.Context, cfg PlacementConfig, n int, sync bool, eac
 	return nil
 }
 
-// placementHead is a server, a service and simulated nodes in this process.
-type placementHead struct {
-	server   *bus.Bus
-	operator *placement.Client
-	store    string
-	cancel   context.CancelFunc
-	group    sync.WaitGroup
-}
-
-func newPlacementHead(ctx context.Context, dir string, n int, sync bool, lease time.Duration) (_ *placementHead, err error) {
-	store, err := os.MkdirTemp(dir, "store-")
-	if err != nil {
-		return nil, err
-	}
-	h := &placementHead{store: store}
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	h.cancel = cancel
-	defer func() {
-		if err != nil {
-			h.close()
-		}
-	}()
-	quiet := slog.New(slog.NewTextHandler(io.Discard, nil))
-	h.server, err = bus.Open(ctx, bus.Config{Name: "bench-head", Logger: quiet, Server: bus.ServerConfig{Listen: "127.0.0.1:0", StoreDir: store, SyncAlways: sync}})
-	if err != nil {
-		return nil, err
-	}
-	service, err := placement.NewService(placement.Config{Bus: h.server, NodeLease: lease})
-	if err != nil {
-		return nil, err
-	}
-	h.group.Go(func() { _ = service.Run(run) }) // if it fails nothing is granted, and the measurement says so
-	if err := h.report(ctx, run, h.server, "sim", n, lease); err != nil {
-		return nil, err
-	}
-	if h.operator, err = placement.NewClient(h.server, ""); err != nil {
-		return nil, err
-	}
-	return h, h.ready(ctx, n)
-}
-
-// report starts the reporters of n nodes.
-func (h *placementHead) report(ctx, run context.Context, b *bus.Bus, name string, n int, lease time.Duration) error {
-	for i, sim := range gpu.NewSims(gpu.SimSpec{Nodes: n, Devices: devicesPerNode}, name) {
-		there := make(chan struct{})
-		r, err := nodes.NewReporter(nodes.Config{
-			Bus: b, Name: fmt.Sprintf("%s-%d", name, i), CPUs: 64, Memory: 512 * gpu.GiB, Inventory: sim, Lease: lease,
-			Read: 10 * time.Second, RegisteredFunc: func() { close(there) },
-		})
-		if err != nil {
-			return err
-		}
-		h.group.Go(func() { _ = r.Run(run) }) // a node that is missing is waited for in vain
-		select {
-		case <-there:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
-// ready waits until the service knows all nodes.
-func (h *placementHead) ready(ctx context.Context, n int) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for {
-		list, err := h.operator.Nodes(ctx)
-		if err != nil {
-			return err
-		}
-		ready := 0
-		for _, node := range list {
-			if node.State == placement.NodeReady {
-				ready++
-			}
-		}
-		if ready == n {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%d of %d nodes are ready: %w", ready, n, ctx.Err())
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-func (h *placementHead) close() {
-	if h.operator != nil {
-		h.operator.Close()
-	}
-	h.cancel()
-	h.group.Wait()
-	if h.server != nil {
-		_ = h.server.Close()
-	}
-	_ = os.RemoveAll(h.store) // a temporary store
-}
-
-// dial is a client with a connection of its own.
-func (h *placementHead) dial(ctx context.Context, name string) (*bus.Bus, *placement.Client, error) {
-	b, err := bus.Open(ctx, bus.Config{URLs: []string{h.server.URL()}, Name: name})
-	if err != nil {
-		return nil, nil, err
-	}
-	c, err := placement.NewClient(b, "bench")
-	if err != nil {
-		_ = b.Close()
-		return nil, nil, err
-	}
-	return b, c, nil
-}
-
 // measure lets clients reserve and release for a while, and checks that nothing is left.
 func (h *placementHead) measure(ctx context.Context, bundles, clients int, d time.Duration) (times []time.Duration, took time.Duration, err error) {
-	request := placement.Request{Holder: "bench", Bundles: placement.Repeat(bundles, placement.Bundle{Devices: placement.Whole})}
-	pair := func(c *placement.Client) error {
-		r, err := c.Reserve(ctx, request)
-		if err != nil {
-			return err
-		}
-		if len(r.Workers) != bundles {
-			return fmt.Errorf("%d workers of %d", len(r.Workers), bundles)
-		}
-		return c.Release(ctx, r.ID, r.Token)
-	}
-	var mu sync.Mutex
+	var mu sync.Mutex // guards times and err while the clients run
 	var group sync.WaitGroup
-	start := make(chan struct{})
-	var began time.Time
+	startCh := make(chan struct{})
 	for i := range clients {
 		b, c, err := h.dial(ctx, fmt.Sprintf("bench-client-%d", i))
 		if err != nil {
@@ -307,96 +177,58 @@ func (h *placementHead) measure(ctx context.Context, bundles, clients int, d tim
 		}
 		defer func() { _ = b.Close() }() // nothing is left to say
 		defer c.Close()
-		for range 20 { // warm
-			if err := pair(c); err != nil {
-				return nil, 0, err
-			}
+		p := pairs{c, bundles}
+		if _, err := p.until(ctx, func(n int) bool { return n == 20 }); err != nil { // warm
+			return nil, 0, err
 		}
 		group.Go(func() {
-			<-start
-			own := make([]time.Duration, 0, 1<<14)
-			var failed error
-			for failed == nil && time.Since(began) < d {
-				t := time.Now()
-				if failed = pair(c); failed == nil {
-					own = append(own, time.Since(t))
-				}
-			}
+			<-startCh
+			began := time.Now()
+			own, failed := p.until(ctx, func(int) bool { return time.Since(began) >= d })
 			mu.Lock()
 			defer mu.Unlock()
 			times, err = append(times, own...), errors.Join(err, failed)
 		})
 	}
-	began = time.Now()
-	close(start)
+	began := time.Now()
+	close(startCh)
 	group.Wait()
 	took = time.Since(began)
-	if err != nil {
-		return nil, 0, err
-	}
+	return times, took, errors.Join(err, h.empty(ctx))
+}
+
+// empty fails if anything is reserved or waits.
+func (h *placementHead) empty(ctx context.Context) error {
 	list, err := h.operator.List(ctx)
 	if err == nil && len(list.Records)+len(list.Waiting) > 0 {
 		err = fmt.Errorf("%d reservations and %d requests are left", len(list.Records), len(list.Waiting))
 	}
-	return times, took, err
+	return err
 }
 
-// nodeLoss kills a node, with the lease that we ship, and waits for what that ends.
-func nodeLoss(ctx context.Context, cfg PlacementConfig) (PlacementResult, error) {
-	const lease = 15 * time.Second
-	result := PlacementResult{Nodes: 2, Bundles: 1, LeaseS: lease.Seconds()}
-	h, err := newPlacementHead(ctx, cfg.Dir, 1, false, lease)
-	if err != nil {
-		return result, err
-	}
-	defer h.close()
-	// The node that dies has a connection of its own; without it nothing of what it would say at its end is heard.
-	b, err := bus.Open(ctx, bus.Config{URLs: []string{h.server.URL()}, Name: "bench-node", Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return result, err
-	}
-	defer func() { _ = b.Close() }() // it may be closed already
-	doomed, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if err := h.report(ctx, doomed, b, "doomed", 1, lease); err != nil {
-		return result, err
-	}
-	if err := h.ready(ctx, 2); err != nil {
-		return result, err
-	}
-	r, err := h.operator.Reserve(ctx, placement.Request{
-		Namespace: "bench", Bundles: []placement.Bundle{{Devices: placement.Whole, Node: "doomed-0"}},
-	})
-	if err != nil {
-		return result, err
-	}
-	select { // a leader that has just come up judges nobody
-	case <-ctx.Done():
-		return result, ctx.Err()
-	case <-time.After(lease + time.Second):
-	}
-	began := time.Now()
-	_ = b.Close()
-	for {
-		list, err := h.operator.List(ctx)
+// pairs is a client that reserves gangs of so many bundles and releases them.
+type pairs struct {
+	client  *placement.Client
+	bundles int
+}
+
+// until makes one pair after the other, and returns how long each took.
+func (p pairs) until(ctx context.Context, over func(done int) bool) ([]time.Duration, error) {
+	request := placement.Request{Holder: "bench", Bundles: placement.Repeat(p.bundles, placement.Bundle{Devices: placement.Whole})}
+	times := make([]time.Duration, 0, 1<<14)
+	for !over(len(times)) {
+		began := time.Now()
+		r, err := p.client.Reserve(ctx, request)
+		if err == nil && len(r.Workers) != p.bundles {
+			err = fmt.Errorf("%d workers of %d", len(r.Workers), p.bundles)
+		}
+		if err == nil {
+			err = p.client.Release(ctx, r.ID, r.Token)
+		}
 		if err != nil {
-			return result, err
+			return nil, err
 		}
-		since := float64(time.Since(began).Milliseconds())
-		switch {
-		case len(list.Records) == 0:
-			result.FreedMS = since
-			return result, nil
-		case list.Records[0].State == placement.StateLost && result.LostMS == 0:
-			result.LostMS = since
-		}
-		if since > 60_000 {
-			return result, fmt.Errorf("reservation %s is still %s", r.ID, list.Records[0].State)
-		}
-		select {
-		case <-ctx.Done():
-			return result, ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
+		times = append(times, time.Since(began))
 	}
+	return times, nil
 }

@@ -10,10 +10,19 @@ import (
 // that it has it; so a message that comes again gets the same answer, and nothing is done twice.
 type session struct {
 	heard   time.Time
-	floor   uint64            // every call up to this one is over for the client
-	answers map[uint64][]byte // of calls above the floor
-	open    map[uint64]bool   // calls above the floor that are under way
+	floor   uint64          // every call up to this one is over for the client
+	answers map[uint64]kept // of calls above the floor
+	open    map[uint64]bool // calls above the floor that are under way
 }
+
+// kept is the answer of a call that is over.
+type kept struct {
+	data  []byte // nil: the call was withdrawn
+	grant *entry // that it tells of
+}
+
+// ended reports whether the answer tells of a reservation that is not there any more.
+func (k kept) ended(r *reign) bool { return k.grant != nil && r.held[k.grant.ID] != k.grant }
 
 func (s *session) raise(floor uint64) {
 	if floor <= s.floor {
@@ -43,17 +52,21 @@ func (r *reign) take(c *call, now time.Time) {
 	}
 	s := r.sessions[c.Session]
 	if s == nil {
-		s = &session{answers: map[uint64][]byte{}, open: map[uint64]bool{}}
+		s = &session{answers: map[uint64]kept{}, open: map[uint64]bool{}}
 		r.sessions[c.Session] = s
 	}
 	s.heard = now
 	s.raise(c.Floor)
-	kept, over := s.answers[c.Seq]
+	answered, over := s.answers[c.Seq]
 	switch {
 	case c.Seq <= s.floor:
-	case over && kept == nil: // it was withdrawn
+	case over && answered.data == nil: // it was withdrawn
+	case over && answered.ended(r):
+		r.send(c, &answer{Kind: answerFailed, Error: toWire(bus.Errorf(bus.CodeFenced, "reservation %q was granted, but you did not hear of it in time: %w", c.request.ID, ErrEnded))})
+	case over && answered.grant != nil:
+		r.grantTo(c, answered.grant) // as it is now: it may be lost
 	case over:
-		r.publish(c.reply, kept)
+		r.publish(c.reply, answered.data)
 	case s.open[c.Seq]:
 		r.renew(c, now)
 	default:
@@ -65,10 +78,13 @@ func (r *reign) take(c *call, now time.Time) {
 }
 
 // finish answers a call and keeps the answer.
-func (r *reign) finish(c *call, a *answer) {
+func (r *reign) finish(c *call, a *answer) { r.finishWith(c, a, nil) }
+
+// finishWith is finish for an answer that tells of a grant.
+func (r *reign) finishWith(c *call, a *answer, grant *entry) {
 	data := r.send(c, a)
 	if s := r.sessions[c.Session]; s != nil && c.Verb.changes() && c.Seq > s.floor {
-		s.answers[c.Seq] = data
+		s.answers[c.Seq] = kept{data, grant}
 		delete(s.open, c.Seq)
 	}
 }
@@ -195,7 +211,7 @@ func (r *reign) withdraw(c *call) {
 	s := r.sessions[c.Session]
 	delete(s.open, c.Call)
 	if _, over := s.answers[c.Call]; !over && c.Call > s.floor {
-		s.answers[c.Call] = nil // a copy of it that is still on its way does nothing
+		s.answers[c.Call] = kept{} // a copy of it that is still on its way does nothing
 	}
 	if w := r.queue[c.ID]; w != nil && w.call.Session == c.Session && w.call.Seq == c.Call {
 		delete(r.queue, c.ID)

@@ -29,66 +29,105 @@ func background(t *testing.T, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
+// byHand is a client whose messages are made by hand, on a bus with one node of two devices.
+type byHand struct {
+	t        *testing.T
+	b        *bus.Bus
+	operator *Client
+	epoch    uint64 // of the leader
+}
+
+func newByHand(t *testing.T) *byHand {
+	h := &byHand{t: t, b: bustest.Open(t)}
+	reporter, err := agent.NewReporter(agent.Config{Bus: h.b, Name: "n0", Inventory: gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, "")[0]})
+	require.NoError(t, err)
+	background(t, reporter.Run)
+	h.operator, err = NewClient(h.b, "")
+	require.NoError(t, err)
+	t.Cleanup(h.operator.Close)
+	return h
+}
+
+// lead starts a service, and returns when it leads and knows the client.
+func (h *byHand) lead() (stop func()) {
+	s, err := NewService(Config{Bus: h.b, Lead: time.Second})
+	require.NoError(h.t, err)
+	stop = background(h.t, s.Run)
+	require.Eventually(h.t, func() bool {
+		a, err := h.send(message{Seq: 1, Verb: verbRules})
+		h.epoch = max(h.epoch, a.Epoch)
+		return err == nil && a.Kind == answerDone
+	}, 10*time.Second, 10*time.Millisecond)
+	return stop
+}
+
+func (h *byHand) list() []Record {
+	l, err := h.operator.List(h.t.Context())
+	require.NoError(h.t, err)
+	return l.Records
+}
+
+func (h *byHand) send(m message) (answer, error) {
+	m.Session, m.Epoch, m.Until = "by-hand", h.epoch, time.Hour.Microseconds()
+	data, err := bus.Marshal(m)
+	require.NoError(h.t, err)
+	reply, err := h.b.Conn().Request(bus.PlacementRequest("default"), data, 300*time.Millisecond)
+	if err != nil {
+		return answer{}, err
+	}
+	var a answer
+	require.NoError(h.t, bus.Unmarshal(reply.Data, &a))
+	return a, nil
+}
+
+// reserve sends a request for reservation x until it is granted, and returns the message.
+func (h *byHand) reserve(seq uint64) message {
+	raw, err := encodeRequest(Request{ID: "x", Namespace: "default", Bundles: Repeat(1, Bundle{Devices: Whole})})
+	require.NoError(h.t, err)
+	m := message{Seq: seq, Verb: verbReserve, Request: raw}
+	require.Eventually(h.t, func() bool {
+		a, err := h.send(m)
+		return err == nil && a.Kind == answerDone
+	}, 10*time.Second, 10*time.Millisecond)
+	return m
+}
+
 // Harm forbidden: a copy of a request that was held up on its way is granted after its client has withdrawn it, so that
 // nobody knows of the grant. What was withdrawn may have been granted by a leader before.
 func TestLateCopyOfAWithdrawnRequest(t *testing.T) {
-	b := bustest.Open(t)
-	reporter, err := agent.NewReporter(agent.Config{Bus: b, Name: "n0", Inventory: gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, "")[0]})
-	require.NoError(t, err)
-	background(t, reporter.Run)
-	lead := func() (stop func()) {
-		s, err := NewService(Config{Bus: b, Lead: time.Second})
-		require.NoError(t, err)
-		return background(t, s.Run)
-	}
-	operator, err := NewClient(b, "")
-	require.NoError(t, err)
-	defer operator.Close()
-	list := func() []Record {
-		l, err := operator.List(t.Context())
-		require.NoError(t, err)
-		return l.Records
-	}
-	var epoch uint64
-	send := func(m message) (answer, error) {
-		m.Session, m.Epoch, m.Until = "by-hand", epoch, time.Hour.Microseconds()
-		data, err := bus.Marshal(m)
-		require.NoError(t, err)
-		reply, err := b.Conn().Request(bus.PlacementRequest("default"), data, 300*time.Millisecond)
-		if err != nil {
-			return answer{}, err
-		}
-		var a answer
-		require.NoError(t, bus.Unmarshal(reply.Data, &a))
-		return a, nil
-	}
-	hello := func() {
-		require.Eventually(t, func() bool {
-			a, err := send(message{Seq: 1, Verb: verbRules})
-			epoch = max(epoch, a.Epoch)
-			return err == nil && a.Kind == answerDone
-		}, 10*time.Second, 10*time.Millisecond)
-	}
-	raw, err := encodeRequest(Request{ID: "x", Namespace: "default", Bundles: Repeat(1, Bundle{Devices: Whole})})
-	require.NoError(t, err)
-
-	first := lead()
-	hello()
-	require.Eventually(t, func() bool {
-		a, err := send(message{Seq: 2, Verb: verbReserve, Request: raw})
-		return err == nil && a.Kind == answerDone
-	}, 10*time.Second, 10*time.Millisecond)
-	require.Len(t, list(), 1)
+	h := newByHand(t)
+	first := h.lead()
+	m := h.reserve(2)
+	require.Len(t, h.list(), 1)
 	first()
 
-	lead()
-	hello()
-	require.Len(t, list(), 1)
-	a, err := send(message{Seq: 3, Verb: verbWithdraw, ID: "x", Call: 2})
+	h.lead()
+	require.Len(t, h.list(), 1)
+	a, err := h.send(message{Seq: 3, Verb: verbWithdraw, ID: "x", Call: 2})
 	require.NoError(t, err)
 	require.Equal(t, answerDone, a.Kind)
-	require.Empty(t, list())
-	_, err = send(message{Seq: 2, Verb: verbReserve, Request: raw})
+	require.Empty(t, h.list())
+	_, err = h.send(m)
 	require.Error(t, err, "not even an answer")
-	require.Empty(t, list())
+	require.Empty(t, h.list())
+}
+
+// Harm forbidden: a client that has lost the answer is told of a grant that has ended meanwhile, with its node say, and
+// uses devices that are another's by now; or a copy of the request that comes after the release is granted to nobody.
+func TestLateCopyOfAGrantThatHasEnded(t *testing.T) {
+	h := newByHand(t)
+	h.lead()
+	m := h.reserve(2)
+	again, err := h.send(m)
+	require.NoError(t, err)
+	require.Equal(t, answerDone, again.Kind, "it is told again")
+	require.NoError(t, h.operator.Release(t.Context(), "x", again.Token))
+
+	for range 2 {
+		a, err := h.send(m)
+		require.NoError(t, err)
+		require.Equal(t, answerFailed, a.Kind)
+		require.ErrorIs(t, a.Error.err(), ErrEnded)
+		require.Empty(t, h.list())
+	}
 }

@@ -43,6 +43,9 @@ var (
 	// ErrStaleToken is every *StaleTokenError: the reservation is another's now, or another grant of the same name.
 	ErrStaleToken = errors.New("the token is stale")
 
+	// ErrEnded is a reservation that was granted and has ended before its client heard of it. Client asks again by itself.
+	ErrEnded = errors.New("the reservation has ended")
+
 	// ErrDuplicate is a reservation whose id is in use, by itself or by what is still laid over it.
 	ErrDuplicate = errors.New("the reservation exists")
 )
@@ -126,6 +129,32 @@ func (e *StaleTokenError) Error() string {
 
 // Unwrap lets errors.Is find ErrStaleToken and bus.ErrFenced.
 func (e *StaleTokenError) Unwrap() []error { return []error{ErrStaleToken, bus.ErrFenced} }
+
+// WaitError is a request that was taken back because its client did not wait any longer. It matches the cause of that:
+// context.DeadlineExceeded, say.
+type WaitError struct {
+	ID    string
+	Wait  *Wait // what it waited for, as far as the service said
+	cause error
+}
+
+func (e *WaitError) Error() string {
+	text := fmt.Sprintf("reservation %s: %v", e.ID, e.cause)
+	if e.Wait == nil {
+		return text + ", and the placement service has not said why"
+	}
+	text += "; " + e.Wait.Text
+	for i, o := range e.Wait.WaitsFor {
+		if i == listLimit {
+			return text + fmt.Sprintf("; and %d more", len(e.Wait.WaitsFor)-i)
+		}
+		text += "; " + o.String()
+	}
+	return text
+}
+
+// Unwrap is the cause.
+func (e *WaitError) Unwrap() error { return e.cause }
 
 // ConflictError is a reservation that would hold what another one holds. The book is as it was.
 type ConflictError struct {

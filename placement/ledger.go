@@ -111,14 +111,16 @@ func (l *ledger) read(ctx context.Context) (contents, error) {
 	return c, errors.Join(errs...)
 }
 
+// numbered is a round of the journal as it is read back.
+type numbered struct {
+	roundRecord
+	revision uint64
+}
+
 // replay is the records with the rounds after the checkpoint on top.
 func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 	l.dirty, l.records = map[string]written{}, map[string]bool{}
 	state := map[string]written{}
-	type numbered struct {
-		roundRecord
-		revision uint64
-	}
 	var rounds []numbered
 	for _, e := range entries {
 		var err error
@@ -126,12 +128,8 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 		case e.Key == doneKey:
 			err = bus.Unmarshal(e.Value, &l.done)
 		case kind == "journal":
-			r := numbered{revision: e.Revision}
-			var half, at int
-			if _, err := fmt.Sscanf(e.Key, "journal.%d-%d", &half, &at); err == nil && half&^1 == 0 {
-				l.used[half] = max(l.used[half], at+1)
-			}
-			err = bus.Unmarshal(e.Value, &r.roundRecord)
+			var r numbered
+			r, err = l.readSlot(e)
 			rounds = append(rounds, r)
 		case kind == "lead":
 		default:
@@ -142,6 +140,22 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 			return nil, bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", e.Key, err)
 		}
 	}
+	return state, l.redo(state, rounds)
+}
+
+// readSlot is one slot of the journal.
+func (l *ledger) readSlot(e bus.Entry) (numbered, error) {
+	r := numbered{revision: e.Revision}
+	var half, at int
+	if _, err := fmt.Sscanf(e.Key, "journal.%d-%d", &half, &at); err == nil && half&^1 == 0 {
+		l.used[half] = max(l.used[half], at+1)
+	}
+	err := bus.Unmarshal(e.Value, &r.roundRecord)
+	return r, err
+}
+
+// redo goes through the rounds after the checkpoint again, in their order, of which none may be missing.
+func (l *ledger) redo(state map[string]written, rounds []numbered) error {
 	slices.SortFunc(rounds, func(a, b numbered) int { return cmp.Compare(a.N, b.N) })
 	l.next = l.done + 1
 	for _, r := range rounds {
@@ -149,7 +163,7 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 			continue
 		}
 		if r.N != l.next {
-			return nil, bus.Errorf(bus.CodeMalformed, "the ledger's journal has a gap: round %d after %d", r.N, l.next-1)
+			return bus.Errorf(bus.CodeMalformed, "the ledger's journal has a gap: round %d after %d", r.N, l.next-1)
 		}
 		l.next++
 		for _, c := range r.Changes {
@@ -160,7 +174,7 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 			}
 		}
 	}
-	return state, nil
+	return nil
 }
 
 // note remembers what the records do not have yet.

@@ -178,10 +178,11 @@ type wireError struct {
 	Quota    *QuotaError      `msgpack:"quota,omitempty"`
 	Stale    *StaleTokenError `msgpack:"stale,omitempty"`
 	Exists   bool             `msgpack:"exists,omitempty"`
+	Ended    bool             `msgpack:"ended,omitempty"`
 }
 
 func toWire(err error) *wireError {
-	w := &wireError{Code: codeOf(err), Message: err.Error(), Problems: problemsOf(err), Exists: errors.Is(err, ErrDuplicate)}
+	w := &wireError{Code: codeOf(err), Message: err.Error(), Problems: problemsOf(err), Exists: errors.Is(err, ErrDuplicate), Ended: errors.Is(err, ErrEnded)}
 	if e, ok := errors.AsType[*NoCapacityError](err); ok {
 		told := *e
 		told.Reasons, told.WaitsFor = limited(e.Reasons), limited(e.WaitsFor)
@@ -246,6 +247,9 @@ func (w *wireError) err() error {
 	}
 	if w.Exists {
 		cause = append(cause, ErrDuplicate)
+	}
+	if w.Ended {
+		cause = append(cause, ErrEnded)
 	}
 	return bus.Errorf(cmp.Or(w.Code, bus.CodeInternal), "%s", w.Message).WithCause(errors.Join(cause...))
 }

@@ -88,13 +88,19 @@ func (c *cli) showExplanation(x placement.Explanation) error {
 	if x.Held != nil {
 		c.printf("reservation %s is there already: %s since %s\n", x.Held.ID, x.Held.State, age(x.Held.Since))
 	}
-	if x.Granted {
-		c.printf("yes: it would be granted now\n")
-		if x.Unmet != "" {
-			c.printf("but %s\n", x.Unmet)
-		}
-		return c.workersTable(x.Workers)
+	if !x.Granted {
+		c.printRefusal(x)
+		return nil
 	}
+	c.printf("yes: it would be granted now\n")
+	if x.Unmet != "" {
+		c.printf("but %s\n", x.Unmet)
+	}
+	return c.workersTable(x.Workers)
+}
+
+// printRefusal says why not, node by node, and what it would wait for.
+func (c *cli) printRefusal(x placement.Explanation) {
 	switch {
 	case x.Never:
 		c.printf("no, and never: nothing that could be released or repaired would be enough\n")
@@ -123,7 +129,6 @@ func (c *cli) showExplanation(x placement.Explanation) error {
 	for _, id := range x.Preempts {
 		c.printf("  it would send away %s\n", id)
 	}
-	return nil
 }
 
 func itoa(n int) string { return strconv.Itoa(n) }

@@ -1,0 +1,151 @@
+package placement
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+)
+
+// Release gives a reservation back. It may be repeated: what is not there has been released. A token other than that of
+// the grant is refused with a *StaleTokenError.
+func (c *Client) Release(ctx context.Context, id string, token uint64) error {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	_, err := c.do(ctx, &message{Verb: verbRelease, ID: id, Token: token}, nil)
+	return wrap("release "+id, err)
+}
+
+// Explain says what would become of a request now, and changes nothing.
+func (c *Client) Explain(ctx context.Context, r Request) (Explanation, error) {
+	r.Namespace = cmp.Or(r.Namespace, c.namespace)
+	raw, err := encodeRequest(r)
+	if err != nil {
+		return Explanation{}, err
+	}
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	a, err := c.do(ctx, &message{Verb: verbExplain, Request: raw}, nil)
+	if err != nil {
+		return Explanation{}, wrap("explain", err)
+	}
+	if a.Explanation == nil {
+		return Explanation{}, bus.Errorf(bus.CodeMalformed, "an explanation without one")
+	}
+	x := *a.Explanation
+	if x.Reasons == nil {
+		x.Reasons = []Reason{}
+	}
+	if x.Workers == nil {
+		x.Workers = []Worker{}
+	}
+	return x, nil
+}
+
+// Listing is what is held and what waits.
+type Listing struct {
+	Records []Record  `json:"reservations"`
+	Waiting []Waiting `json:"waiting"` // in the order of the queue, as far as a message goes
+}
+
+// List is the reservations of the namespace, for an operator of all of them, by id, and the queue. A list that takes
+// several messages may be of several moments.
+func (c *Client) List(ctx context.Context) (Listing, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	list := Listing{Records: []Record{}, Waiting: []Waiting{}}
+	for after, first := "", true; first || after != ""; first = false {
+		a, err := c.do(ctx, &message{Verb: verbList, ID: after}, nil)
+		if err != nil {
+			return Listing{}, wrap("list", err)
+		}
+		list.Records = append(list.Records, a.Records...)
+		if first {
+			list.Waiting = append(list.Waiting, a.Waiting...)
+		}
+		after = a.Next
+	}
+	return list, nil
+}
+
+// Nodes is every node that the leader knows, by name.
+func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	nodes := []NodeStatus{}
+	for after, first := "", true; first || after != ""; first = false {
+		a, err := c.do(ctx, &message{Verb: verbNodes, ID: after}, nil)
+		if err != nil {
+			return nil, wrap("nodes", err)
+		}
+		nodes = append(nodes, a.Nodes...)
+		after = a.Next
+	}
+	return nodes, nil
+}
+
+// Rules are the rules of the queue.
+func (c *Client) Rules(ctx context.Context) (Rules, error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	a, err := c.do(ctx, &message{Verb: verbRules}, nil)
+	if err != nil {
+		return Rules{}, wrap("rules", err)
+	}
+	if a.Rules == nil {
+		return Rules{}, nil
+	}
+	return *a.Rules, nil
+}
+
+// SetRules changes the rules for good. Only an operator may.
+func (c *Client) SetRules(ctx context.Context, r Rules) error {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	_, err := c.do(ctx, &message{Verb: verbSetRules, Rules: &r}, nil)
+	return wrap("set the rules", err)
+}
+
+// Cordon closes a node to new grants, or with a Device (its UUID, or its index on that node) only that, and returns the
+// cordon as it is kept. What is held there stays. Doing it again changes who and why. Only an operator may.
+func (c *Client) Cordon(ctx context.Context, one Cordon) (Cordon, error) {
+	kept, _, err := c.setCordon(ctx, verbCordon, one)
+	return kept, wrap("cordon "+one.place(), err)
+}
+
+// Uncordon opens again what was cordoned, and reports whether it was. Only an operator may. Devices that were cordoned by
+// themselves stay so when their node is opened.
+func (c *Client) Uncordon(ctx context.Context, node, device string) (bool, error) {
+	one := Cordon{Node: node, Device: device}
+	_, was, err := c.setCordon(ctx, verbUncordon, one)
+	return was, wrap("uncordon "+one.place(), err)
+}
+
+func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, there bool, err error) {
+	ctx, cancel := bounded(ctx)
+	defer cancel()
+	a, err := c.do(ctx, &message{Verb: v, Cordon: &one}, nil)
+	if err != nil || a.Cordon == nil {
+		return one, false, err
+	}
+	return *a.Cordon, true, nil
+}
+
+// Events calls handle, one at a time, for what becomes of the namespace's reservations, until ctx ends, which is no
+// error. Events can be lost with the connection: after a doubt, List has the truth.
+func (c *Client) Events(ctx context.Context, handle func(Event)) error {
+	sub, err := c.b.Conn().Subscribe(bus.PlacementEvents(c.namespace), func(m *nats.Msg) {
+		var ev Event
+		if bus.Unmarshal(m.Data, &ev) == nil {
+			handle(ev)
+		}
+	})
+	if err != nil {
+		return bus.Errorf(bus.CodeClosed, "placement events: %w", err)
+	}
+	<-ctx.Done()
+	_ = sub.Unsubscribe() // fails only if the connection is closed
+	return nil
+}

@@ -1,0 +1,44 @@
+package placement
+
+import (
+	"time"
+)
+
+// round is what is committed together. Each change knows what to do when it is done, or when it was not.
+type round struct {
+	now     time.Time
+	changes []*change
+	byKey   map[string]*change
+}
+
+type change struct {
+	key    string
+	value  []byte // nil: it is deleted
+	done   func(revision uint64, now time.Time)
+	failed func(err error) // nil: the loop tries again by itself
+
+	revision uint64
+	err      error
+}
+
+func (c *change) keyedChange() keyedChange { return keyedChange{c.key, c.value} }
+
+func newRound() *round { return &round{byKey: map[string]*change{}} }
+
+// put writes a key in this round, or with no value deletes it. A later change of the same key takes the place of the
+// earlier, and does for both.
+func (r *round) put(key string, value []byte, done func(uint64, time.Time), failed func(error)) {
+	c := r.byKey[key]
+	if c == nil {
+		c = &change{key: key, value: value, done: done, failed: failed}
+		r.byKey[key] = c
+		r.changes = append(r.changes, c)
+		return
+	}
+	earlier := c.done
+	c.value, c.failed = value, failed
+	c.done = func(revision uint64, now time.Time) {
+		earlier(revision, now)
+		done(revision, now)
+	}
+}
