@@ -3,6 +3,7 @@ package roles
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,7 @@ type Cluster struct {
 	program nodes.Program    // of those that are processes, and
 	config  bus.Raw          // what their constructors get
 	mending mending          // of those that are restarted
+	output  *output          // what they print, if it is shown here
 	up      bool             // it has started here, and whoever sees it end takes it down; before, start does
 	ended   *bus.Error       // why no call can be made any more
 	failed  *bus.Error       // the same, if a worker's failure is why
@@ -100,6 +102,14 @@ func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
 	if err == nil && c.spec.Detached && c.spec.Process == nil {
 		err = c.rt.local.follow(c.Record())
 	}
+	if err = c.begun(err); err == nil {
+		c.emit(eventRole, nil, "", fmt.Sprintf("%d workers of class %s, for %s", c.WorldSize(), c.Record().Class, c.rt.cfg.Name))
+	}
+	return err
+}
+
+// begun is what a start has come to.
+func (c *Cluster) begun(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed != nil { // a worker that failed meanwhile is why
@@ -322,6 +332,7 @@ func (c *Cluster) leave(ctx context.Context) error {
 func (c *Cluster) release() {
 	c.end(bus.Errorf(bus.CodeClosed, "this handle of role %s is closed", c.Name()))
 	c.life.stop()
+	c.endOutput(c.rt.ctx)
 	c.mu.Lock()
 	gone := c.gone
 	c.mu.Unlock()
@@ -352,6 +363,7 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 	}
 	err := c.stopWorkers(ctx, grace)
 	if c.Record().Process {
+		c.endOutput(ctx)
 		if releaseErr := c.giveBack(ctx); releaseErr != nil {
 			return errors.Join(err, releaseErr) // the record stays, and with it the way to what is still held
 		}
@@ -362,6 +374,7 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 	c.mu.Lock()
 	c.gone = true
 	c.mu.Unlock()
+	c.emit(eventGone, nil, "", "it has been taken down")
 	c.release()
 	return err
 }

@@ -81,6 +81,9 @@ func (c *Cluster) startProcesses(ctx context.Context, config bus.Raw) error {
 	c.program = c.spec.Process.program()
 	c.config = config
 	c.mu.Unlock()
+	if err := c.showOutput(); err != nil {
+		return err
+	}
 	rec := c.Record()
 	all := rec.allRanks()
 	if err := c.launch(ctx, all, rec); err != nil {

@@ -163,6 +163,7 @@ func (c *Cluster) replace(ctx context.Context, ranks []int) error {
 // tell tells the driver of a failure.
 func (c *Cluster) tell(l loss, then string) {
 	c.rt.log.Warn("roles: a worker failed", "role", c.Name(), "rank", l.rank, "node", l.why.Node, "error", l.why.Message, "then", then)
+	c.emit(eventFailed, &l.rank, l.why.Node, l.why.Message+"; "+then)
 	if c.spec.OnFailure == nil {
 		return
 	}

@@ -2,6 +2,7 @@ package roles
 
 import (
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -32,6 +33,10 @@ type Process struct {
 	LateRendezvous bool
 	// Visible is how the devices' variables name them. Zero: by local index.
 	Visible gpu.Form
+
+	// Output is where the driver sees what its workers print, line by line with role and rank, repeated lines folded. It
+	// is written to from one goroutine at a time. Zero: nowhere; it is stored all the same (`troupe logs`).
+	Output io.Writer
 
 	// Needs is what is reserved. One bundle is what every worker takes; as many as the world are one for each, and none
 	// is workers without devices, spread over the nodes. Instead of bundles there may be a mapping. Its id, namespace and

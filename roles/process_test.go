@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/nodes"
 	"troupe/placement"
 	"troupe/roles"
 )
@@ -416,4 +417,33 @@ func TestGrowAndShrink(t *testing.T) {
 	left, err = rt.Left(patient(t))
 	require.NoError(t, err)
 	require.Equal(t, "nothing is left", left.String())
+}
+
+// TestOutputIsShown: what workers print, the driver sees: at once after a flush, folded, and to the last line.
+func TestOutputIsShown(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	var out safeBuffer
+	spec := players("train", 3, 0)
+	spec.Process.Output = &out
+	c := create(t, rt, spec)
+	_, err := c.Call(patient(t), "say", "all of us")
+	require.NoError(t, err)
+	require.NoError(t, c.FlushOutput(patient(t)))
+	require.Regexp(t, `train/\d: all of us\ntrain/.*all of us \[2 times more\]`, out.String())
+	_, err = c.Call(patient(t), "exit", 1)
+	require.Error(t, err)
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Contains(t, out.String(), "train/1: that is enough")
+	require.ErrorContains(t, c.FlushOutput(patient(t)), "not shown here")
+
+	var kinds []string
+	require.NoError(t, nodes.ReadEvents(patient(t), tr.bus, nodes.EventQuery{Namespace: "default"}, func(e nodes.Event) error {
+		kinds = append(kinds, e.Kind)
+		return nil
+	}))
+	require.Contains(t, kinds, "role_ready")
+	require.Contains(t, kinds, "worker_failed")
+	require.Equal(t, "role_gone", kinds[len(kinds)-1])
 }

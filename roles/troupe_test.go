@@ -1,12 +1,14 @@
 package roles_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -134,6 +136,7 @@ func startTroupe(t *testing.T, ownProcess bool) *troupe {
 	t.Helper()
 	tr := &troupe{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
 	tr.bus = bustest.Open(t, bus.Config{InProcess: tr.server})
+	require.NoError(t, nodes.KeepEvents(t.Context(), tr.bus))
 	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
 	require.NoError(t, err)
 	tr.run(t, service.Run)
@@ -244,4 +247,22 @@ func gone(t *testing.T, pids ...int) {
 	for _, pid := range pids {
 		eventually(t, fmt.Sprintf("process %d is gone", pid), func() bool { return syscall.Kill(pid, 0) != nil })
 	}
+}
+
+// safeBuffer is a buffer that may be read while it is written.
+type safeBuffer struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+func (b *safeBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *safeBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }

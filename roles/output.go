@@ -1,0 +1,128 @@
+package roles
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"troupe/bus"
+	"troupe/nodes"
+)
+
+const (
+	foldTick    = time.Second
+	lastOutput  = 2 * time.Second // for what workers printed last, at their end
+	eventRole   = "role_ready"
+	eventGone   = "role_gone"
+	eventFailed = "worker_failed"
+)
+
+// output shows a driver what its workers print.
+type output struct {
+	follower *nodes.Follower
+	stopCh   chan struct{}
+	doneCh   chan struct{}
+
+	mu   sync.Mutex // guards what follows
+	to   io.Writer
+	fold nodes.Fold
+}
+
+// showOutput begins to show what the workers print, if the driver wants it.
+func (c *Cluster) showOutput() error {
+	if c.spec.Process.Output == nil {
+		return nil
+	}
+	o := &output{to: c.spec.Process.Output, stopCh: make(chan struct{}), doneCh: make(chan struct{})}
+	follower, err := c.rt.agents().Follow(c.to, func(l nodes.Line) { o.print(func(f *nodes.Fold, now time.Time) []string { return f.Add(l, now) }) })
+	if err != nil {
+		return err
+	}
+	o.follower = follower
+	go o.tick()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.output = o
+	return nil
+}
+
+func (o *output) print(next func(*nodes.Fold, time.Time) []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, line := range next(&o.fold, time.Now()) {
+		_, _ = fmt.Fprintln(o.to, line) // a reader that is gone has nobody to tell
+	}
+}
+
+// tick shows how often a line came again, once it has been counted for long enough.
+func (o *output) tick() {
+	defer close(o.doneCh)
+	t := time.NewTicker(foldTick)
+	defer t.Stop()
+	for {
+		select {
+		case <-o.stopCh:
+			return
+		case <-t.C:
+			o.print((*nodes.Fold).Tick)
+		}
+	}
+}
+
+func (o *output) stop() {
+	o.follower.Stop()
+	close(o.stopCh)
+	<-o.doneCh
+	o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+}
+
+// FlushOutput returns when everything that the workers had printed has been written to Process.Output.
+func (c *Cluster) FlushOutput(ctx context.Context) error {
+	c.mu.Lock()
+	o, rec := c.output, c.rec
+	c.mu.Unlock()
+	if o == nil {
+		return bus.Errorf(bus.CodeInvalid, "role %s: its output is not shown here; set Process.Output when you create it", c.Name())
+	}
+	order, _ := rec.berths(rec.seated())
+	names := make([]string, 0, len(order))
+	for _, at := range order {
+		names = append(names, at.node)
+	}
+	if err := o.follower.Flush(ctx, names...); err != nil {
+		return err
+	}
+	o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+	return nil
+}
+
+// endOutput shows what the workers printed last, and no more.
+func (c *Cluster) endOutput(ctx context.Context) {
+	c.mu.Lock()
+	o := c.output
+	c.mu.Unlock()
+	if o == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
+	defer cancel()
+	_ = c.FlushOutput(ctx) // it is in the logs
+	c.mu.Lock()
+	c.output = nil
+	c.mu.Unlock()
+	o.stop()
+}
+
+// emit tells operators what becomes of a role of processes.
+func (c *Cluster) emit(kind string, rank *int, node, text string) {
+	rec := c.Record()
+	if !rec.Process || c.tie == opened || c.tie == attached {
+		return
+	}
+	e := nodes.Event{Kind: kind, Namespace: rec.Namespace, Role: rec.Name, Rank: rank, Node: node, Text: text}
+	if err := nodes.Emit(c.rt.bus, e); err != nil {
+		c.rt.log.Debug("roles: an event is lost", "role", c.Name(), "error", err)
+	}
+}
