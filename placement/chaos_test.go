@@ -29,8 +29,9 @@ import (
 
 const (
 	chaosNodes   = 3
-	chaosDevices = 4 // of each
-	perBubble    = 5 // histories that share a server
+	chaosDevices = 4  // of each
+	chaosCalls   = 16 // in a history
+	perBubble    = 5  // histories that share a server
 )
 
 // TestHistories lets clients reserve and release while leaders are killed and paused, nodes are lost, and messages are
@@ -73,6 +74,17 @@ func TestHistories(t *testing.T) {
 	}
 	require.Positive(t, all.Granted)
 	require.Positive(t, all.Kills+all.Pauses)
+}
+
+// The model itself: what lay on two nodes ends with the second of them, and not before.
+func TestModelOfLosses(t *testing.T) {
+	var o owners
+	o.of[0], o.of[chaosDevices], o.of[1] = 1, 1, 2
+	o = o.afterLossOf(0)
+	require.Equal(t, uint8(0), o.nodes(2))
+	require.Equal(t, uint8(0b11), o.nodes(1), "what it has elsewhere may be in use")
+	require.Zero(t, o.afterLossOf(1).nodes(1))
+	require.Equal(t, uint8(0b11), o.afterLossOf(0).nodes(1))
 }
 
 // tally is what has happened, so that a test in which nothing happens is seen to be one.
@@ -255,7 +267,7 @@ func (c *chaos) inexact() {
 
 // work is one client: it reserves, uses and releases.
 func (c *chaos) work(n int, client *placement.Client, rnd *rand.Rand) {
-	for range 4 {
+	for range chaosCalls / len(c.clients) {
 		op := c.number(1 + rnd.IntN(6))
 		ctx, cancel := context.WithTimeout(c.t.Context(), 200*time.Millisecond+time.Duration(rnd.Int64N(int64(4*time.Second))))
 		request := gang(op.id, op.bundles, 1)
@@ -478,12 +490,15 @@ func (c *chaos) say(format string, args ...any) {
 	c.said = append(c.said, fmt.Sprintf("%d: ", time.Now().UnixMilli()%1e6)+fmt.Sprintf(format, args...))
 }
 
-// owners is who has each device; 0 is nobody.
-type owners [chaosNodes * chaosDevices]uint8
+// owners is who has each device; 0 is nobody. ended is the nodes, as bits, whose lease is over, by reservation.
+type owners struct {
+	of    [chaosNodes * chaosDevices]uint8
+	ended [chaosCalls + 1]uint8
+}
 
 func (o owners) free() uint16 {
 	var mask uint16
-	for i, owner := range o {
+	for i, owner := range o.of {
 		if owner == 0 {
 			mask |= 1 << i
 		}
@@ -518,35 +533,44 @@ func (o owners) reserve(in *reserveOp, out outcome) []any {
 	case out.devices&^o.free() != 0:
 		return nil // somebody has it
 	}
-	for i := range o {
+	for i := range o.of {
 		if out.devices&(1<<i) != 0 {
-			o[i] = in.number
+			o.of[i] = in.number
 		}
 	}
 	return []any{o}
 }
 
 func (o owners) without(number uint8) owners {
-	for i := range o {
-		if o[i] == number {
-			o[i] = 0
+	for i := range o.of {
+		if o.of[i] == number {
+			o.of[i] = 0
 		}
 	}
+	o.ended[number] = 0
 	return o
 }
 
-// afterLossOf ends what lay on one node alone.
-func (o owners) afterLossOf(node int) owners {
-	after := o
-	for i := range o[node*chaosDevices : (node+1)*chaosDevices] {
-		number := o[node*chaosDevices+i]
-		elsewhere := false
-		for j := range o {
-			elsewhere = elsewhere || o[j] == number && j/chaosDevices != node
-		}
-		if number != 0 && !elsewhere {
-			after = after.without(number)
+// nodes is where a reservation has something, as bits.
+func (o owners) nodes(number uint8) (nodes uint8) {
+	for i := range o.of {
+		if o.of[i] == number {
+			nodes |= 1 << (i / chaosDevices)
 		}
 	}
-	return after
+	return nodes
+}
+
+// afterLossOf ends what has nothing on any node but this one and those that were lost before.
+func (o owners) afterLossOf(node int) owners {
+	for number := uint8(1); number <= chaosCalls; number++ {
+		on := o.nodes(number)
+		if on&(1<<node) == 0 {
+			continue
+		}
+		if o.ended[number] |= 1 << node; o.ended[number] == on {
+			o = o.without(number)
+		}
+	}
+	return o
 }
