@@ -379,6 +379,14 @@ func (b *Bus) URL() string {
 	return b.srv.srv.ClientURL()
 }
 
+// Refused counts the connections that the embedded server has refused for want of credentials, or of trust.
+func (b *Bus) Refused() uint64 {
+	if b.srv == nil {
+		return 0
+	}
+	return b.srv.refused.Load()
+}
+
 // Close ends every endpoint, closes the connection if it is ours, and shuts the embedded server down. It may be called
 // more than once.
 func (b *Bus) Close() error {

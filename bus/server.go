@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -17,6 +18,7 @@ import (
 type embedded struct {
 	srv     *server.Server
 	tempDir string // removed at the end; empty when the store is the user's
+	refused atomic.Uint64
 }
 
 // startServer returns a server that accepts connections, or says why there is none; an occupied port is named.
@@ -66,7 +68,7 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Lo
 	}
 	e.srv = srv
 	fatalCh := make(chan string, 1)
-	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh}, false, false, false)
+	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh, refused: &e.refused}, false, false, false)
 	go srv.Start()
 	return awaitReady(ctx, srv, opts, fatalCh)
 }
@@ -141,13 +143,18 @@ func splitListen(listen string) (string, int, error) {
 type serverLog struct {
 	log     *slog.Logger
 	fatalCh chan string
+	refused *atomic.Uint64 // connections
 }
 
 func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
 func (l *serverLog) Debugf(string, ...any)           {}
 func (l *serverLog) Tracef(string, ...any)           {}
 func (l *serverLog) Errorf(format string, v ...any) {
-	l.log.Error("nats-server: " + fmt.Sprintf(format, v...))
+	msg := fmt.Sprintf(format, v...)
+	if strings.Contains(msg, server.ErrAuthentication.Error()) || strings.Contains(msg, "TLS handshake error") {
+		l.refused.Add(1) // the server counts them nowhere
+	}
+	l.log.Error("nats-server: " + msg)
 }
 
 // Warnf keeps the server's advice about settings that are ours to choose out of the user's terminal.

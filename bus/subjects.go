@@ -30,6 +30,8 @@ import (
 //	troupe.@nodes.ask.<node>                asks a node for its report
 //	troupe.@nodes.ask.@all                  asks every node
 //	troupe.@nodes.do.<node>                 what the node's agent is asked to do
+//	troupe.@nodes.end                       tells the agents that the run is over
+//	troupe.@nodes.head                      asks the head how it is
 //	troupe.@events.<namespace>              what an operator may want to know of; stored
 //	troupe.@events.@nodes                   the same, of no namespace
 const (
@@ -99,6 +101,12 @@ func (a Address) Life() string { return a.Prefix() + ".life" }
 
 // Exit is troupe.<namespace>.<role>.<incarnation>.exit: how worker processes of the role ended, as their agents say.
 func (a Address) Exit() string { return a.Prefix() + ".exit" }
+
+// NodesEnd is troupe.@nodes.end: a message here tells every agent that the run is over.
+func NodesEnd() string { return nodesRoot + ".end" }
+
+// NodesHead is troupe.@nodes.head: where a head says how it is.
+func NodesHead() string { return nodesRoot + ".head" }
 
 // Log is troupe.<namespace>.<role>.<incarnation>.log.<n>: what the worker processes of one rank print.
 func (a Address) Log(rank int) string { return a.Prefix() + ".log." + strconv.Itoa(rank) }

@@ -20,6 +20,8 @@ const (
 	defaultBeat  = time.Second
 	fullEvery    = 5 // a beat in so many carries the report even if nothing has changed
 	lastActs     = 2 * time.Second
+	recheckMost  = 10 * time.Second       // for a server that has just come back to say whether it knows us
+	recheckPause = 100 * time.Millisecond // between two questions
 )
 
 // Config is one node as its agent knows it.
@@ -48,6 +50,8 @@ type Config struct {
 	RegisteredFunc func()
 	// Logger receives what goes wrong. Zero: the bus's.
 	Logger *slog.Logger
+
+	identity string // of the agent's folder: what held the name under it before is dead
 }
 
 func (c Config) withDefaults() Config {

@@ -124,3 +124,21 @@ func TestOneAgentForAFolder(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrExists)
 	require.ErrorContains(t, err, dir)
 }
+
+// Harm forbidden: after an agent was killed nobody can use its node until a lease has expired.
+func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
+	b, dir := bustest.Open(t), t.TempDir()
+	newStandAt(t, b, dir).stop()
+	identity := strings.TrimSpace(read(t, dir+"/identity"))
+	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	require.NoError(t, err)
+	killed, err := bus.Marshal(gpu.Report{Node: "host", Session: identity + ".old"})
+	require.NoError(t, err)
+	lease, err := kv.Lease(t.Context(), gpu.NodeKey("host"), killed, time.Hour)
+	require.NoError(t, err)
+	defer func() { _ = lease.Release(t.Context()) }()
+	begin := time.Now()
+	s := newStandAt(t, b, dir)
+	require.Less(t, time.Since(begin), 4*time.Second)
+	s.launch(sh("true", 0))
+}

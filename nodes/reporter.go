@@ -5,6 +5,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -27,7 +29,11 @@ func NewReporter(cfg Config) (*Reporter, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	return &Reporter{cfg: cfg, session: nuid.Next()}, nil
+	session := nuid.Next()
+	if cfg.identity != "" {
+		session = cfg.identity + "." + session
+	}
+	return &Reporter{cfg: cfg, session: session}, nil
 }
 
 // Name is the node's name.
@@ -60,6 +66,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	err = run.loop(ctx)
 	stop()
 	<-watchedCh
+	run.group.Wait()
 	run.leave(ctx)
 	return ended(ctx, err)
 }
@@ -97,6 +104,7 @@ type running struct {
 	kv        *bus.KV
 	askCh     chan struct{} // somebody wants the report
 	changedCh chan struct{} // a device may have failed or recovered
+	group     sync.WaitGroup
 
 	lease  *bus.Lease
 	report gpu.Report
@@ -120,6 +128,9 @@ func (r *running) loop(ctx context.Context) error {
 	defer beat.Stop()
 	read := time.NewTimer(rand.N(r.Read) + 1) // nodes that start together do not read together
 	defer read.Stop()
+	nc := r.Bus.Conn()
+	backCh := nc.StatusChanged(nats.CONNECTED)
+	defer nc.RemoveStatusListener(backCh)
 	lostCh := lease.Lost()
 	var againCh chan registered // holds one; nil unless the lease is being taken again
 	defer func() {
@@ -146,6 +157,9 @@ func (r *running) loop(ctx context.Context) error {
 				return again.err
 			}
 			r.lease, lostCh, changed = again.lease, again.lease.Lost(), true
+		case <-backCh: // perhaps to a server that was started again, and has forgotten
+			r.group.Go(func() { r.recheck(ctx, r.lease) })
+			changed = true
 		case <-r.askCh:
 			changed = true
 		case <-r.changedCh:
@@ -160,6 +174,28 @@ func (r *running) loop(ctx context.Context) error {
 		}
 		if changed {
 			r.beat(true)
+		}
+	}
+}
+
+// recheck gives up a lease that the server has forgotten, so that it is taken again at once rather than at its next
+// renewal.
+func (r *running) recheck(ctx context.Context, lease *bus.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, recheckMost)
+	defer cancel()
+	for {
+		_, err := r.kv.Get(ctx, lease.Key())
+		switch {
+		case err == nil:
+			return
+		case errors.Is(err, bus.ErrNotFound):
+			_ = lease.Release(ctx) // it is lost in any case
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(recheckPause):
 		}
 	}
 }
@@ -260,6 +296,8 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Repo
 			return nil, ctx.Err()
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrRefused):
 			return nil, err
+		case r.inherit(ctx):
+			continue
 		case !said:
 			said = true
 			r.Logger.Warn("nodes: the lease of the node is not to be had yet; an earlier agent of that name may have been killed", "node", r.Name, "error", err)
@@ -270,6 +308,17 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Repo
 		case <-time.After(wait):
 		}
 	}
+}
+
+// inherit ends the lease of an earlier agent of the same folder. That agent is dead, because we have its folder, and what
+// it left has been ended.
+func (r *running) inherit(ctx context.Context) bool {
+	entry, err := r.kv.Get(ctx, gpu.NodeKey(r.Name))
+	var before gpu.Report
+	if err != nil || r.identity == "" || bus.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
+		return false
+	}
+	return r.kv.Delete(ctx, gpu.NodeKey(r.Name), entry.Revision) == nil
 }
 
 func (r *running) tell() {

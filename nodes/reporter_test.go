@@ -167,3 +167,19 @@ func TestBadConfig(t *testing.T) {
 		require.ErrorContains(t, err, word)
 	}
 }
+
+// A server that was started again has forgotten the leases: they are there again long before their renewal.
+func TestReporterComesBackAtOnce(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)
+	for range 3 {
+		bustest.Reconnected(t, b.Conn(), srv.Restart)
+		kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+		require.NoError(t, err)
+		require.Eventually(t, func() bool {
+			_, err := kv.Get(t.Context(), gpu.NodeKey("host"))
+			return err == nil
+		}, 4*time.Second, 10*time.Millisecond, "the lease is renewed every five seconds only")
+	}
+}

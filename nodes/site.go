@@ -22,12 +22,12 @@ const (
 
 // site is one node of an agent: its reporter and its workers.
 type site struct {
-	agent    *Agent
-	name     string
-	reporter *Reporter
-	devices  gpu.Inventory
-	thereCh  chan struct{} // closed when the lease is taken
-	slotCh   chan struct{} // holds a token for each request that is being answered
+	agent   *Agent
+	cfg     Config
+	name    string
+	devices gpu.Inventory
+	thereCh chan struct{} // closed when the lease is taken
+	slotCh  chan struct{} // holds a token for each request that is being answered
 
 	sub *nats.Subscription // of begin's, until close
 
@@ -54,12 +54,9 @@ func newSite(a *Agent, cfg Config) (*site, error) {
 			registered()
 		}
 	}
-	r, err := NewReporter(cfg)
-	if err != nil {
-		return nil, err
-	}
-	s.reporter, s.name, s.devices = r, r.Name(), r.cfg.Inventory
-	return s, nil
+	cfg = cfg.withDefaults()
+	s.cfg, s.name, s.devices = cfg, cfg.Name, cfg.Inventory
+	return s, cfg.validate()
 }
 
 // begin registers the node and serves it. Before it has the node's name for itself it answers nothing. A name that is
@@ -68,8 +65,13 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 	if err := s.readFence(); err != nil {
 		return err
 	}
+	s.cfg.identity = s.agent.identity
+	reporter, err := NewReporter(s.cfg)
+	if err != nil {
+		return err
+	}
 	group.Go(func() {
-		if err := s.reporter.Run(run); err != nil {
+		if err := reporter.Run(run); err != nil {
 			failedCh <- err
 		}
 	})

@@ -61,7 +61,7 @@ func (c *cli) explain(ctx context.Context, r placement.Request, spec string) err
 
 // explainOffline decides on nodes that nobody holds anything on.
 func explainOffline(ctx context.Context, r placement.Request, spec string) (placement.Explanation, error) {
-	inventories, err := openDevices(spec, "")
+	inventories, err := openDevices(spec, "", "")
 	if err != nil {
 		return placement.Explanation{}, &usageError{err}
 	}

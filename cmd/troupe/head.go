@@ -17,6 +17,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -29,7 +30,9 @@ import (
 type headFile struct {
 	URL         string `json:"url"`
 	TokenFile   string `json:"token_file"`
+	CredsFile   string `json:"creds_file,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
+	Name        string `json:"name,omitempty"` // of its own node, or the first part of it
 	PID         int    `json:"pid"`
 }
 
@@ -72,7 +75,7 @@ func readHead(env func(string) string) (headFile, error) {
 // apply fills in what the head asks of those who connect, where the user has not said it.
 func (h headFile) apply(cfg *bus.Config) {
 	if cfg.Token == "" && cfg.CredsFile == "" {
-		cfg.TokenFile = h.TokenFile
+		cfg.TokenFile, cfg.CredsFile = h.TokenFile, h.CredsFile
 	}
 	if cfg.TLS.Fingerprint == "" {
 		cfg.TLS.Fingerprint = h.Fingerprint
@@ -80,7 +83,9 @@ func (h headFile) apply(cfg *bus.Config) {
 }
 
 // isAt reports whether a URL is this head's.
-func (h headFile) isAt(url string) bool { return hostPort(url) == hostPort(h.URL) }
+func (h headFile) isAt(url string) bool {
+	return slices.ContainsFunc(strings.Split(h.URL, ","), func(own string) bool { return hostPort(url) == hostPort(own) })
+}
 
 // running reports whether the head's process is there, or another one that has its number by now.
 func (h headFile) running() bool {

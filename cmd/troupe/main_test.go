@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,12 +16,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus/bustest"
+	"troupe/roles"
 )
 
 // argsEnv turns the test binary into the program: its arguments, one a line.
 const argsEnv = "TROUPE_TEST_ARGS"
 
 func TestMain(m *testing.M) {
+	roles.Main(append(hosted(), calcClass())...)
+	selfCommand = func(args ...string) (*exec.Cmd, error) {
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join(args, "\n"))
+		return cmd, nil
+	}
 	if args, ok := os.LookupEnv(argsEnv); ok {
 		os.Exit(run(strings.Split(args, "\n"), &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
 	}

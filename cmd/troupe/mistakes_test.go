@@ -74,7 +74,7 @@ func TestHelp(t *testing.T) {
 	var visit func(cmd *cobra.Command, path []string)
 	visit = func(cmd *cobra.Command, path []string) {
 		for _, sub := range cmd.Commands() {
-			if sub.Name() != "help" && sub.Name() != "completion" {
+			if sub.Name() != "help" && sub.Name() != "completion" && !sub.Hidden {
 				visit(sub, append(path[:len(path):len(path)], sub.Name()))
 			}
 		}

@@ -59,7 +59,7 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 	var visit func(cmd *cobra.Command)
 	visit = func(cmd *cobra.Command) {
-		if cmd.Name() == "completion" || cmd.Name() == "help" {
+		if cmd.Name() == "completion" || cmd.Name() == "help" || cmd.Hidden {
 			return
 		}
 		if cmd.Runnable() && !cmd.HasSubCommands() {
@@ -82,7 +82,7 @@ var link = regexp.MustCompile(`\]\(([\w./-]+)(?:#[\w-]+)?\)`)
 
 // Pages point at files that are there.
 func TestLinks(t *testing.T) {
-	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md", "docs/cli-placement.md"} {
+	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md", "docs/cli-placement.md", "docs/cli-nodes.md", "docs/nodes.md"} {
 		for _, m := range link.FindAllStringSubmatch(page(t, path), -1) {
 			require.FileExists(t, filepath.Join("..", "..", filepath.Dir(path), m[1]), "in %s", path)
 		}

@@ -59,6 +59,7 @@ Commands that talk to a head find the one on this machine by themselves. These v
 	})
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newDestroy(c), newDemo(c), newBench(c), newVersion(c))
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newCordon(c), newUncordon(c))
+	root.AddCommand(newJoin(c), newAgent(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root

@@ -62,7 +62,7 @@ func (c *cli) locate(s *server) error {
 			return err
 		}
 		s.head = &head
-		s.bus.URLs = []string{head.URL}
+		s.bus.URLs = strings.Split(head.URL, ",")
 		head.apply(&s.bus)
 		return nil
 	}

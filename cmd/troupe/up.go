@@ -1,100 +1,173 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/nodes"
 )
 
+// upFlags is a head as the command line says it.
+type upFlags struct {
+	listen  string
+	store   string
+	nats    []string
+	creds   string
+	noAgent bool
+	grace   time.Duration
+	node    nodeFlags
+}
+
 func newUp(c *cli) *cobra.Command {
-	var listen, store string
-	var node nodeFlags
+	var flags upFlags
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run the head on this machine until a signal ends it",
-		Long: `Up runs the head: an embedded NATS server with its store, on loopback unless told otherwise. Every connection needs
-the token in STORE/token, which only its owner can read; commands of the same user find it by themselves. An address
-beyond loopback also gets TLS, with a certificate of its own making whose fingerprint the others check.
+		Long: `Up runs the head: an embedded NATS server with its store, on loopback unless told otherwise, and the placement service.
+Every connection needs the token in STORE/token, which only its owner can read; commands of the same user find it by
+themselves. An address beyond loopback also gets TLS, with a certificate of its own making whose fingerprint the others
+check, and the line with which other machines join is printed.
 
-It grants the devices of its nodes: those of this machine (--gpus auto asks the driver), or simulated ones.
+Beside the head runs the agent of this machine, a process of its own (--gpus auto asks the driver for its devices). It and
+its workers outlive a head that is killed, and the next head on the same store takes them back: port, token, certificate
+and store are kept. INT, TERM and HUP end the agent and its workers too.
 
-Token and certificate are made once and kept, so that a head that is started again is found as before. TROUPE_TOKEN
-sets the token.`,
+With --nats the head uses a NATS of your own instead, with the credentials file of --creds or TROUPE_CREDS, or with
+TROUPE_TOKEN.`,
 		Example: `  troupe up
   troupe up --listen 127.0.0.1:9000 --store ./run
   troupe up --gpus sim:2x8             # two simulated nodes of eight devices
-  troupe up --listen 0.0.0.0:7422      # others connect with TROUPE_URL, TROUPE_TOKEN and TROUPE_FINGERPRINT`,
+  troupe up --listen 0.0.0.0:7422      # other machines join as it says
+  troupe up --nats nats://a:4222,nats://b:4222 --creds troupe.creds`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			at, err := parseListen(listen)
+			if len(flags.nats) > 0 && cmd.Flags().Changed("listen") {
+				return usagef("--nats and --listen exclude each other: a NATS of your own listens by itself")
+			}
+			h, err := c.newHead(flags)
 			if err != nil {
 				return err
 			}
-			own, err := node.open()
-			if err != nil {
-				return err
-			}
-			defer own.close()
-			return c.up(cmd.Context(), at, store, own)
+			return c.up(cmd.Context(), h, nil)
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", defaultListen, "address to listen on, HOST:PORT; port 0 takes a free one")
-	cmd.Flags().StringVar(&store, "store", "", "folder for state and secrets (default in the user's state folder)")
-	node.add(cmd)
+	flags.add(cmd)
 	c.jsonFlag(cmd, "say on one line of JSON where the head is, once it is ready")
 	return cmd
 }
 
-// up takes the port and the store, in this order, before it writes anything: a head that is already there keeps its
-// files as they are.
-func (c *cli) up(ctx context.Context, at listenAddress, store string, own ownNodes) (err error) {
-	if store, err = c.storeDir(store); err != nil {
-		return err
+func (f *upFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.listen, "listen", defaultListen, "address to listen on, HOST:PORT; port 0 takes a free one, and the same again")
+	cmd.Flags().StringVar(&f.store, "store", "", "folder for state and secrets (default in the user's state folder)")
+	cmd.Flags().StringSliceVar(&f.nats, "nats", nil, "URLs of a NATS of your own to use instead")
+	cmd.Flags().StringVar(&f.creds, "creds", "", "credentials file for it (default $TROUPE_CREDS)")
+	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "the head alone, without an agent for this machine")
+	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
+	f.node.add(cmd)
+}
+
+// head is a head that is about to run.
+type head struct {
+	at    listenAddress
+	nats  []string
+	store string
+	agent *agentSpec // nil for none; without Access and Dir
+	creds string
+	file  headFile
+}
+
+// newHead checks the flags. It opens nothing.
+func (c *cli) newHead(f upFlags) (*head, error) {
+	h := &head{nats: f.nats, creds: cmp.Or(f.creds, c.env("TROUPE_CREDS")), file: headFile{PID: os.Getpid()}}
+	var err error
+	if h.at, err = parseListen(f.listen); err != nil {
+		return nil, err
 	}
-	if err := at.checkFree(c.env); err != nil {
-		return err
+	for _, u := range f.nats {
+		if err := checkURL(u); err != nil {
+			return nil, usagef("--nats %q: %w", u, err)
+		}
 	}
-	unlock, err := lockStore(store)
+	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace}
+	if spec.Labels, err = f.node.parseLabels(); err != nil {
+		return nil, err
+	}
+	if err := bus.CheckName("node", spec.Name); err != nil {
+		return nil, &usageError{err}
+	}
+	if _, err := spec.names(); err != nil {
+		return nil, err
+	}
+	if f.grace < 0 {
+		return nil, usagef("--grace %v must not be negative", f.grace)
+	}
+	if h.file.Name = spec.Name; !f.noAgent {
+		h.agent = &spec
+	}
+	h.store, err = c.storeDir(f.store)
+	return h, err
+}
+
+// up runs the head until ctx ends or, if there is one, the driver has: inside is then called in place of waiting, and its
+// error is the head's. It takes the port and the store, in this order, before it writes anything: a head that is already
+// there keeps its files as they are.
+func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
+	if len(h.nats) == 0 {
+		h.at = h.at.kept(h.store)
+		if err := h.at.checkFree(c.env); err != nil {
+			return err
+		}
+	}
+	unlock, err := lockStore(h.store)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	h := headFile{PID: os.Getpid()}
-	cfg := bus.Config{Name: "troupe-head", Logger: c.logger(slog.LevelWarn), Server: bus.ServerConfig{Listen: at.text, StoreDir: store, SyncAlways: true}}
-	if cfg.Server.Token, h.TokenFile, err = keptToken(store, c.env("TROUPE_TOKEN")); err != nil {
-		return fmt.Errorf("token in %s: %w", store, err)
-	}
-	if !at.loopback {
-		if cfg.Server.TLS, h.Fingerprint, err = keptCertificate(store); err != nil {
-			return err
-		}
-	}
-	b, err := bus.Open(ctx, cfg)
+	b, err := c.openHead(ctx, h)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	parts, err := place(ctx, b, own)
+	parts, err := place(ctx, b, h.file.Name)
 	if err != nil {
 		return err
 	}
 	defer parts.stop()
-	h.URL = localURL(b.URL())
-	withdraw, err := h.announce(c.env)
+	log := c.logger(slog.LevelWarn)
+	desk, err := openDesk(ctx, b, log)
+	if err != nil {
+		return err
+	}
+	defer desk.close()
+	if h.agent != nil {
+		agent, err := startAgent(ctx, b, h.agentSpec(), log)
+		if err != nil {
+			return err
+		}
+		defer agent.stop()
+	}
+	withdraw, err := h.file.announce(c.env)
 	if err != nil {
 		return fmt.Errorf("announce the head: %w", err)
 	}
 	defer withdraw()
-	defer keepHouse(ctx, b, cfg.Logger, houseEvery)()
-	if err := c.sayReady(h, store); err != nil {
+	defer keepHouse(ctx, b, log, houseEvery)()
+	if inside != nil {
+		return inside(ctx, b)
+	}
+	if err := c.sayReady(h); err != nil {
 		return err
 	}
 	select {
@@ -108,19 +181,68 @@ func (c *cli) up(ctx context.Context, at listenAddress, store string, own ownNod
 	return nil
 }
 
-func (c *cli) sayReady(h headFile, store string) error {
+// openHead opens the server, or the way to the user's own.
+func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
+	cfg := bus.Config{Name: "troupe-head", Logger: c.logger(slog.LevelWarn)}
+	if len(h.nats) > 0 {
+		cfg.URLs, cfg.CredsFile, cfg.TLS.Fingerprint = h.nats, h.creds, c.env("TROUPE_FINGERPRINT")
+		h.file.URL, h.file.CredsFile, h.file.Fingerprint = strings.Join(h.nats, ","), h.creds, cfg.TLS.Fingerprint
+		if token := c.env("TROUPE_TOKEN"); token != "" && h.creds == "" {
+			h.file.TokenFile = filepath.Join(h.store, "token")
+			cfg.TokenFile = h.file.TokenFile
+			if err := writePrivate(h.file.TokenFile, []byte(token+"\n")); err != nil {
+				return nil, err
+			}
+		}
+		return bus.Open(ctx, cfg)
+	}
+	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, SyncAlways: true}
+	var err error
+	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.env("TROUPE_TOKEN")); err != nil {
+		return nil, fmt.Errorf("token in %s: %w", h.store, err)
+	}
+	if !h.at.loopback {
+		if cfg.Server.TLS, h.file.Fingerprint, err = keptCertificate(h.store); err != nil {
+			return nil, err
+		}
+	}
+	b, err := bus.Open(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	h.file.URL = localURL(b.URL())
+	return b, keepPort(h.store, h.file.URL)
+}
+
+// agentSpec is what the agent of this machine is told.
+func (h *head) agentSpec() agentSpec {
+	spec := *h.agent
+	spec.Dir = filepath.Join(h.store, "agent")
+	spec.Access = nodes.Access{URLs: strings.Split(h.file.URL, ","), TokenFile: h.file.TokenFile, CredsFile: h.file.CredsFile, Fingerprint: h.file.Fingerprint}
+	if len(h.nats) == 0 && !h.at.loopback {
+		spec.Host = advertised(h.at.text)
+	}
+	return spec
+}
+
+func (c *cli) sayReady(h *head) error {
 	if c.json {
 		return c.printJSON(struct {
 			headFile
 			Store string `json:"store"`
-		}{h, store})
+		}{h.file, h.store})
 	}
-	c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.URL, store)
-	if h.Fingerprint != "" {
-		port := h.URL[strings.LastIndex(h.URL, ":")+1:]
-		c.printf("troupe: from another machine: TROUPE_URL=tls://THIS-HOST:%s TROUPE_FINGERPRINT=%s, and TROUPE_TOKEN from %s\n", port, h.Fingerprint, h.TokenFile)
+	c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	if h.file.Fingerprint != "" && len(h.nats) == 0 {
+		c.printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())
 	}
 	return nil
+}
+
+// joinLine is how another machine joins.
+func (h *head) joinLine() string {
+	port := h.file.URL[strings.LastIndex(h.file.URL, ":")+1:]
+	return fmt.Sprintf("troupe join tls://%s --fingerprint %s --token-file FILE", net.JoinHostPort(advertised(h.at.text), port), h.file.Fingerprint)
 }
 
 // storeDir is the folder as other processes can find it too.
@@ -135,4 +257,50 @@ func (c *cli) storeDir(store string) (string, error) {
 // localURL is how this machine reaches a server that may listen on every address.
 func localURL(url string) string {
 	return strings.NewReplacer("0.0.0.0", "127.0.0.1", "[::]", "[::1]").Replace(url)
+}
+
+// portFile remembers the port of a head that took a free one.
+func portFile(store string) string { return filepath.Join(store, "port") }
+
+// keepPort remembers the port.
+func keepPort(store, url string) error {
+	return writePrivate(portFile(store), []byte(url[strings.LastIndex(url, ":")+1:]+"\n"))
+}
+
+// kept is the address with the port that the head of this store had before, if any port will do and that one is free: its
+// agent and its drivers look for it there.
+func (a listenAddress) kept(store string) listenAddress {
+	if a.port != 0 {
+		return a
+	}
+	data, err := os.ReadFile(portFile(store))
+	if err != nil {
+		return a
+	}
+	host, _, err := net.SplitHostPort(a.text)
+	port, err2 := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || err2 != nil {
+		return a
+	}
+	b := listenAddress{text: net.JoinHostPort(host, strconv.Itoa(port)), port: port, loopback: a.loopback}
+	if l, err := net.Listen("tcp", b.text); err == nil {
+		_ = l.Close() // it was only to see
+		return b
+	}
+	return a
+}
+
+// advertised is the address at which other machines reach a head that listens there.
+func advertised(listen string) string {
+	host, _, err := net.SplitHostPort(listen)
+	if ip := net.ParseIP(host); err == nil && (ip == nil || !ip.IsUnspecified()) && host != "" {
+		return host
+	}
+	addrs, _ := net.InterfaceAddrs() // none is as bad as an error
+	for _, addr := range addrs {
+		if ip, ok := addr.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() && ip.IP.To4() != nil {
+			return ip.IP.String()
+		}
+	}
+	return nodes.HostName()
 }

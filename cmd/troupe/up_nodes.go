@@ -4,35 +4,64 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/gpu/nvml"
-	"troupe/nodes"
 	"troupe/placement"
 )
 
-// registration is how long the head waits for its own nodes before it says that it is ready.
-const registration = 5 * time.Second
-
-// nodeFlags is the node, or the simulated nodes, that a head brings along.
+// nodeFlags is the node, or the simulated nodes, of an agent.
 type nodeFlags struct {
-	gpus string
-	name string
+	gpus   string
+	name   string
+	labels []string
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.gpus, "gpus", "auto", "devices of this machine: auto, none, sim:NODESxDEVICES, or a FILE that declares them")
 	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host's); simulated ones are NAME-0, NAME-1, …")
+	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, which requests may ask for")
 }
 
-// openDevices is gpu.Open with the drivers that this program is built with.
-func openDevices(spec, name string) ([]gpu.Inventory, error) {
-	return gpu.Open(gpu.Config{Spec: spec, Name: name, DriverFunc: nvml.Open})
+// parseLabels reads k=v.
+func (f *nodeFlags) parseLabels() (map[string]string, error) {
+	if len(f.labels) == 0 {
+		return nil, nil
+	}
+	labels := map[string]string{}
+	for _, text := range f.labels {
+		key, value, ok := strings.Cut(text, "=")
+		if !ok {
+			return nil, usagef("--labels %q: give k=v", text)
+		}
+		if err := bus.CheckName("label", key); err != nil {
+			return nil, usagef("--labels: %w", err)
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}
+
+// openDevices is gpu.Open with the drivers that this program is built with. claims is where processes claim simulated
+// devices.
+func openDevices(spec, name, claims string) ([]gpu.Inventory, error) {
+	return gpu.Open(gpu.Config{Spec: spec, Name: name, SimClaims: claims, DriverFunc: nvml.Open})
+}
+
+// nodesOf is how many nodes a spec stands for. It checks it as far as it can be without asking a driver, which is the
+// agent's to do.
+func nodesOf(spec string) (int, error) {
+	if spec == "" || spec == "auto" {
+		return 1, nil
+	}
+	inventories, err := gpu.Open(gpu.Config{Spec: spec})
+	closeDevices(inventories)
+	return len(inventories), err
 }
 
 func closeDevices(inventories []gpu.Inventory) {
@@ -49,91 +78,32 @@ func nodeName(name string, i, n int) string {
 	return fmt.Sprintf("%s-%d", name, i)
 }
 
-// ownNodes is what the flags come to: the devices of each node, open.
-type ownNodes struct {
-	name        string
-	inventories []gpu.Inventory
-}
-
-// open checks the flags and opens the devices.
-func (f nodeFlags) open() (ownNodes, error) {
-	own := ownNodes{name: f.name}
-	if own.name == "" {
-		own.name = nodes.HostName()
-	}
-	if err := bus.CheckName("node", own.name); err != nil {
-		return own, &usageError{err}
-	}
-	var err error
-	if own.inventories, err = openDevices(f.gpus, own.name); err != nil {
-		return own, usagef("--gpus: %w", err)
-	}
-	return own, nil
-}
-
-func (o ownNodes) close() { closeDevices(o.inventories) }
-
-// placed is what a head runs beside its server: the placement service, and a reporter for each node.
+// placed is the placement service of a head.
 type placed struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
-	failedCh chan error // the first that ended by itself
+	failedCh chan error // it ended by itself
 }
 
-// place starts the service and the reporters, and returns when the nodes are registered.
-func place(ctx context.Context, b *bus.Bus, own ownNodes) (*placed, error) {
+// place starts the service.
+func place(ctx context.Context, b *bus.Bus, id string) (*placed, error) {
 	p := &placed{failedCh: make(chan error, 1)}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
-	service, err := placement.NewService(placement.Config{Bus: b, ID: own.name})
-	if err == nil {
-		p.start(run, service.Run)
-		err = p.report(ctx, run, b, own)
-	}
+	service, err := placement.NewService(placement.Config{Bus: b, ID: id})
 	if err != nil {
-		p.stop()
+		cancel()
 		return nil, err
 	}
+	p.group.Go(func() {
+		if err := service.Run(run); run.Err() == nil {
+			p.failedCh <- errors.Join(errors.New("a part of the head has ended"), err)
+		}
+	})
 	return p, nil
 }
 
-func (p *placed) start(ctx context.Context, run func(context.Context) error) {
-	p.group.Go(func() {
-		err := run(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		select {
-		case p.failedCh <- errors.Join(errors.New("a part of the head has ended"), err):
-		default:
-		}
-	})
-}
-
-// report registers the nodes one after the other, so that their ranks are their order.
-func (p *placed) report(ctx, run context.Context, b *bus.Bus, own ownNodes) error {
-	late := time.After(registration)
-	for i, inventory := range own.inventories {
-		thereCh := make(chan struct{})
-		r, err := nodes.NewReporter(nodes.Config{
-			Bus: b, Name: nodeName(own.name, i, len(own.inventories)), Inventory: inventory,
-			RegisteredFunc: func() { close(thereCh) },
-		})
-		if err != nil {
-			return err
-		}
-		p.start(run, r.Run)
-		select {
-		case <-thereCh:
-		case <-late: // it goes on trying
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	return nil
-}
-
-// stop ends the reporters and the service, in this order as far as they care.
+// stop ends the service.
 func (p *placed) stop() {
 	p.cancel()
 	p.group.Wait()

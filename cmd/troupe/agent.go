@@ -1,0 +1,194 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/nodes"
+)
+
+const (
+	defaultGrace = time.Minute            // how long agents keep their workers while the head is gone
+	headLook     = 250 * time.Millisecond // between two looks whether it is there
+	waitWord     = 10 * time.Second       // between two words about a head that is waited for
+)
+
+// agentSpec is what an agent is told: on the command line for people, in this form by its head. It holds no secret. An
+// agent whose spec is another than the head wants is replaced.
+type agentSpec struct {
+	Access nodes.Access      `json:"access"`
+	GPUs   string            `json:"gpus"`
+	Name   string            `json:"name"`
+	Labels map[string]string `json:"labels,omitempty"`
+	Dir    string            `json:"dir"`
+	LogDir string            `json:"log_dir,omitempty"`
+	Host   string            `json:"host,omitempty"`
+	Grace  time.Duration     `json:"grace"`
+	Wait   time.Duration     `json:"wait"`
+}
+
+// workerProgram is what an agent starts for a launch without a command. Tests, whose program is another, set it.
+var workerProgram = func() ([]string, error) {
+	self, err := os.Executable()
+	return []string{self, "worker"}, err
+}
+
+// newAgent is the command that a head runs for its own machine; people join.
+func newAgent(c *cli) *cobra.Command {
+	return &cobra.Command{
+		Use:    "agent SPEC",
+		Short:  "Run the agent of a head's own machine",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			var spec agentSpec
+			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
+				return usagef("the agent's spec: %w", err)
+			}
+			return c.agent(cmd.Context(), spec, func() {})
+		},
+	}
+}
+
+// agent is an agent until ctx ends, or the head has been gone for too long; neither is an error. readyFunc is called when
+// its nodes are registered.
+func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
+	log := c.logger(slog.LevelWarn)
+	b, err := c.joinBus(ctx, spec, log)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = b.Close() }() // everything has been said
+	claims := filepath.Join(spec.Dir, "sim")
+	inventories, err := openDevices(spec.GPUs, spec.Name, claims)
+	if err != nil {
+		return usagef("--gpus: %w", err)
+	}
+	defer closeDevices(inventories)
+	program, err := workerProgram()
+	if err != nil {
+		return err
+	}
+	cfg := nodes.AgentConfig{
+		Bus: b, Dir: spec.Dir, LogDir: spec.LogDir, Host: spec.Host, Access: spec.Access, Program: program, OwnProcess: true,
+		SimClaims: claims, ReadyFunc: readyFunc, Logger: log,
+	}
+	for i, inventory := range inventories {
+		cfg.Nodes = append(cfg.Nodes, nodes.Config{Name: nodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory})
+	}
+	a, err := nodes.NewAgent(cfg)
+	if err != nil {
+		return err
+	}
+	run, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer c.watchHead(run, b, spec, cancel)()
+	err = a.Run(run)
+	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {
+		c.warnf("troupe: %v\n", cause)
+	}
+	return err
+}
+
+// joinBus connects, and waits for a head that is not there yet.
+func (c *cli) joinBus(ctx context.Context, spec agentSpec, log *slog.Logger) (*bus.Bus, error) {
+	cfg := bus.Config{
+		Name: "troupe-agent-" + spec.Name, URLs: spec.Access.URLs, TokenFile: spec.Access.TokenFile, CredsFile: spec.Access.CredsFile,
+		TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}, Logger: log,
+	}
+	end, said := time.Now().Add(spec.Wait), time.Time{}
+	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
+		b, err := bus.Open(ctx, cfg)
+		if err == nil || !errors.Is(err, bus.ErrUnavailable) || ctx.Err() != nil {
+			return b, err
+		}
+		if time.Now().Add(pause).After(end) {
+			return nil, bus.Errorf(bus.CodeUnavailable, "%w; it was waited for %v (--wait)", err, spec.Wait)
+		}
+		if time.Since(said) > waitWord {
+			said = time.Now()
+			c.warnf("troupe: no head at %s yet; waiting\n", spec.Access.URLs[0])
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// Why an agent ends by itself.
+var (
+	errHeadGone  = errors.New("the head has been gone for too long; the agent has ended its workers")
+	errHeadEnded = errors.New("the run is over")
+)
+
+// watchHead ends the agent when the head has been gone for the grace, or says that the run is over.
+func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	doneCh := make(chan struct{})
+	sub, err := b.Conn().Subscribe(bus.NodesEnd(), func(*nats.Msg) { end(errHeadEnded) })
+	if err != nil {
+		c.warnf("troupe: the end of the run will not be heard: %v\n", err)
+	}
+	go func() {
+		defer close(doneCh)
+		last := time.Now()
+		for tick := time.NewTicker(headLook); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+			}
+			switch away := time.Since(last); {
+			case b.Conn().IsConnected():
+				if away > waitWord {
+					c.warnf("troupe: the head is back\n")
+				}
+				last = time.Now()
+			case away > spec.Grace:
+				end(errHeadGone)
+				return
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-doneCh
+		if sub != nil {
+			_ = sub.Unsubscribe() // fails only if the connection is closed
+		}
+	}
+}
+
+// sameAs reports whether an agent of that spec is what the head wants.
+func (s agentSpec) sameAs(other agentSpec) bool {
+	a, errA := json.Marshal(s)
+	b, errB := json.Marshal(other)
+	return errA == nil && errB == nil && slices.Equal(a, b)
+}
+
+// nodeCount is how many nodes the agent stands for.
+func (s agentSpec) names() ([]string, error) {
+	n, err := nodesOf(s.GPUs)
+	if err != nil {
+		return nil, usagef("--gpus: %w", err)
+	}
+	var names []string
+	for i := range n {
+		names = append(names, nodeName(cmp.Or(s.Name, nodes.HostName()), i, n))
+	}
+	return names, nil
+}

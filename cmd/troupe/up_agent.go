@@ -1,0 +1,273 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+)
+
+const (
+	agentStart = 10 * time.Second       // for its nodes to be registered
+	agentEnd   = 30 * time.Second       // for its workers to end with it
+	agentLook  = 200 * time.Millisecond // between two looks whether it is there
+	agentPause = time.Second            // before one that died is started again
+	agentLog   = "agent.log"
+	agentLogs  = 4 << 20 // bytes of it; then it is begun anew
+)
+
+// selfCommand runs this program. Tests, whose program is another, set it.
+var selfCommand = func(args ...string) (*exec.Cmd, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return exec.Command(self, args...), nil
+}
+
+// ownAgent is the agent of a head's own machine: a process that outlives a head which is killed, and is found again by the
+// next one.
+type ownAgent struct {
+	spec agentSpec
+	log  *slog.Logger
+	pid  int
+
+	stopCh chan struct{}
+	group  sync.WaitGroup
+}
+
+// agentFile is what a running agent is, in its folder.
+type agentFile struct {
+	PID  int       `json:"pid"`
+	Spec agentSpec `json:"spec"`
+}
+
+// startAgent finds the agent that is there, or starts one, and returns when its nodes are registered.
+func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logger) (*ownAgent, error) {
+	names, err := spec.names()
+	if err != nil {
+		return nil, err
+	}
+	a := &ownAgent{spec: spec, log: log, stopCh: make(chan struct{})}
+	beats, stopBeats, err := heardFrom(b, names)
+	if err != nil {
+		return nil, err
+	}
+	defer stopBeats()
+	if !a.adopt() {
+		if err := a.start(); err != nil {
+			return nil, err
+		}
+	}
+	late := time.After(agentStart)
+	for look := time.NewTicker(agentLook); ; {
+		select {
+		case <-beats:
+			look.Stop()
+			a.group.Go(a.watch)
+			return a, nil
+		case <-look.C:
+			if !a.running() {
+				look.Stop()
+				return nil, fmt.Errorf("the agent of this machine has ended at once: %s", a.lastWords())
+			}
+			continue
+		case <-late: // it goes on trying
+			log.Warn("troupe: the nodes of this machine are not registered yet", "log", filepath.Join(spec.Dir, agentLog))
+			a.group.Go(a.watch)
+			look.Stop()
+			return a, nil
+		case <-ctx.Done():
+			look.Stop()
+			a.group.Go(a.watch)
+			a.stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// heardFrom closes the channel when every node has given a sign of life.
+func heardFrom(b *bus.Bus, names []string) (<-chan struct{}, func(), error) {
+	ch := make(chan struct{})
+	missing := map[string]bool{}
+	for _, name := range names {
+		missing[bus.NodeBeat(name)] = true
+	}
+	var once sync.Once
+	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) { // handlers of one subscription run one after the other
+		if delete(missing, m.Subject); len(missing) == 0 {
+			once.Do(func() { close(ch) })
+		}
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return ch, func() { _ = sub.Unsubscribe() }, nil
+}
+
+// adopt finds an agent that a head before us has left. One that is not as it is wanted is ended.
+func (a *ownAgent) adopt() bool {
+	file, ok := a.there()
+	if !ok {
+		return false
+	}
+	a.pid = file.PID
+	if file.Spec.sameAs(a.spec) {
+		return true
+	}
+	a.end()
+	return false
+}
+
+// there reads what agent is in the folder, if it is locked.
+func (a *ownAgent) there() (agentFile, bool) {
+	var file agentFile
+	if !locked(filepath.Join(a.spec.Dir, "lock")) {
+		return file, false
+	}
+	data, err := os.ReadFile(filepath.Join(a.spec.Dir, "agent.json"))
+	if err != nil || json.Unmarshal(data, &file) != nil || file.PID <= 0 {
+		return file, false
+	}
+	return file, true
+}
+
+// locked reports whether somebody holds the lock of a file.
+func locked(path string) bool {
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = f.Close() }() // which unlocks it
+	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
+}
+
+// start starts an agent in a session of its own. What it says goes to a file: it may outlive our terminal.
+func (a *ownAgent) start() error {
+	spec, err := json.Marshal(a.spec)
+	if err != nil {
+		return err
+	}
+	cmd, err := selfCommand("agent", string(spec))
+	if err != nil {
+		return err
+	}
+	log, err := a.openLog()
+	if err != nil {
+		return fmt.Errorf("the agent's log: %w", err)
+	}
+	defer func() { _ = log.Close() }() // the agent has its own
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cmd.Env == nil {
+		cmd.Env = os.Environ()
+	}
+	cmd.Env = withoutSecrets(cmd.Env)
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start the agent of this machine: %w", err)
+	}
+	a.pid = cmd.Process.Pid
+	a.group.Go(func() { _ = cmd.Wait() }) // it is watched by its lock, as one that we did not start
+	data, err := json.Marshal(agentFile{PID: a.pid, Spec: a.spec})
+	if err == nil {
+		err = writePrivate(filepath.Join(a.spec.Dir, "agent.json"), data)
+	}
+	return err
+}
+
+// withoutSecrets is an environment for a process that reads its secrets from files.
+func withoutSecrets(env []string) (out []string) {
+	for _, entry := range env {
+		if !strings.HasPrefix(entry, "TROUPE_TOKEN=") {
+			out = append(out, entry)
+		}
+	}
+	return out
+}
+
+func (a *ownAgent) openLog() (*os.File, error) {
+	if err := os.MkdirAll(a.spec.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	path := filepath.Join(a.spec.Dir, agentLog)
+	if info, err := os.Stat(path); err == nil && info.Size() > agentLogs {
+		_ = os.Rename(path, path+".1") // if that fails, it goes on growing
+	}
+	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+}
+
+// lastWords are the last lines of its log.
+func (a *ownAgent) lastWords() string {
+	data, err := os.ReadFile(filepath.Join(a.spec.Dir, agentLog))
+	if err != nil {
+		return err.Error()
+	}
+	data = data[max(0, len(data)-2048):]
+	lines := strings.Split(strings.TrimSpace(string(bytes.ToValidUTF8(data, nil))), "\n")
+	return strings.Join(lines[max(0, len(lines)-3):], "; ")
+}
+
+func (a *ownAgent) running() bool {
+	err := syscall.Kill(a.pid, 0)
+	if err != nil {
+		return errors.Is(err, syscall.EPERM)
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", a.pid))
+	return err != nil || !bytes.Contains(stat, []byte(") Z "))
+}
+
+// watch starts the agent again when it has died, until it is stopped.
+func (a *ownAgent) watch() {
+	for look := time.NewTicker(agentLook); ; {
+		select {
+		case <-a.stopCh:
+			look.Stop()
+			return
+		case <-look.C:
+		}
+		if a.running() {
+			continue
+		}
+		a.log.Error("troupe: the agent of this machine has ended; it is started again", "last", a.lastWords())
+		select {
+		case <-a.stopCh:
+			look.Stop()
+			return
+		case <-time.After(agentPause):
+		}
+		if err := a.start(); err != nil {
+			a.log.Error("troupe: the agent of this machine cannot be started", "error", err)
+		}
+	}
+}
+
+// stop ends the agent, and with it its workers.
+func (a *ownAgent) stop() {
+	close(a.stopCh)
+	a.end()
+	a.group.Wait()
+}
+
+func (a *ownAgent) end() {
+	_ = syscall.Kill(a.pid, syscall.SIGTERM) // it may have ended
+	for late := time.Now().Add(agentEnd); a.running(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(late) {
+			a.log.Error("troupe: the agent of this machine does not end; it is killed", "pid", a.pid)
+			_ = syscall.Kill(a.pid, syscall.SIGKILL)
+			late = late.Add(time.Hour)
+		}
+	}
+}
