@@ -182,7 +182,7 @@ func (s agentSpec) sameAs(other agentSpec) bool {
 
 // nodeCount is how many nodes the agent stands for.
 func (s agentSpec) names() ([]string, error) {
-	n, err := nodesOf(s.GPUs)
+	n, err := countNodes(s.GPUs)
 	if err != nil {
 		return nil, usagef("--gpus: %w", err)
 	}

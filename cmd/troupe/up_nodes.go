@@ -53,9 +53,9 @@ func openDevices(spec, name, claims string) ([]gpu.Inventory, error) {
 	return gpu.Open(gpu.Config{Spec: spec, Name: name, SimClaims: claims, DriverFunc: nvml.Open})
 }
 
-// nodesOf is how many nodes a spec stands for. It checks it as far as it can be without asking a driver, which is the
+// countNodes is how many nodes a spec stands for. It checks it as far as it can be without asking a driver, which is the
 // agent's to do.
-func nodesOf(spec string) (int, error) {
+func countNodes(spec string) (int, error) {
 	if spec == "" || spec == "auto" {
 		return 1, nil
 	}
