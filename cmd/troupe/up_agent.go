@@ -10,20 +10,21 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
+	"troupe/placement"
 )
 
 const (
 	agentStart = 10 * time.Second       // for its nodes to be registered
 	agentEnd   = 30 * time.Second       // for its workers to end with it
 	agentLook  = 200 * time.Millisecond // between two looks whether it is there
+	grantLook  = 5 * time.Millisecond   // between two looks whether its nodes are granted
 	agentPause = time.Second            // before one that died is started again
 	agentLog   = "agent.log"
 	agentLogs  = 4 << 20 // bytes of it; then it is begun anew
@@ -62,11 +63,11 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 		return nil, err
 	}
 	a := &ownAgent{spec: spec, log: log, stopCh: make(chan struct{})}
-	beats, stopBeats, err := heardFrom(b, names)
+	readyCh, stopLooking, err := granted(ctx, b, names)
 	if err != nil {
 		return nil, err
 	}
-	defer stopBeats()
+	defer stopLooking()
 	if !a.adopt() {
 		if err := a.start(); err != nil {
 			return nil, err
@@ -75,7 +76,7 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 	late := time.After(agentStart)
 	for look := time.NewTicker(agentLook); ; {
 		select {
-		case <-beats:
+		case <-readyCh:
 			look.Stop()
 			a.group.Go(a.watch)
 			return a, nil
@@ -99,23 +100,36 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 	}
 }
 
-// heardFrom closes the channel when every node has given a sign of life.
-func heardFrom(b *bus.Bus, names []string) (<-chan struct{}, func(), error) {
-	ch := make(chan struct{})
-	missing := map[string]bool{}
-	for _, name := range names {
-		missing[bus.NodeBeat(name)] = true
-	}
-	var once sync.Once
-	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) { // handlers of one subscription run one after the other
-		if delete(missing, m.Subject); len(missing) == 0 {
-			once.Do(func() { close(ch) })
-		}
-	})
+// granted closes the channel when the placement service grants what is on the nodes.
+func granted(ctx context.Context, b *bus.Bus, names []string) (<-chan struct{}, func(), error) {
+	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return nil, nil, err
 	}
-	return ch, func() { _ = sub.Unsubscribe() }, nil
+	ctx, cancel := context.WithCancel(ctx)
+	ch, doneCh := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(doneCh)
+		for ctx.Err() == nil {
+			if list, err := client.Nodes(ctx); err == nil && allReady(list, names) {
+				close(ch)
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(grantLook):
+			}
+		}
+	}()
+	return ch, func() { cancel(); <-doneCh; client.Close() }, nil
+}
+
+func allReady(list []placement.NodeStatus, names []string) bool {
+	ready := map[string]bool{}
+	for _, n := range list {
+		ready[n.Report.Node] = n.State == placement.NodeReady
+	}
+	return !slices.ContainsFunc(names, func(name string) bool { return !ready[name] })
 }
 
 // adopt finds an agent that a head before us has left. One that is not as it is wanted is ended.
