@@ -11,6 +11,8 @@
 //	env, err := gpu.Visible(devices[:2], gpu.ByIndex)
 //	fmt.Print(gpu.Table(rows))
 //
+// A worker claims its simulated devices with [ClaimSim], so that two who did not ask to share are found out.
+//
 // A reading that a driver does not give is absent (nil), which is never the same as zero. Nothing here reads a clock,
 // throws dice or depends on the order of a map.
 package gpu

@@ -1,8 +1,6 @@
 package placement
 
-import (
-	"time"
-)
+import "time"
 
 // round is what is committed together. Each change knows what to do when it is done, or when it was not.
 type round struct {
@@ -35,10 +33,27 @@ func (r *round) put(key string, value []byte, done func(uint64, time.Time), fail
 		r.changes = append(r.changes, c)
 		return
 	}
-	earlier := c.done
-	c.value, c.failed = value, failed
-	c.done = func(revision uint64, now time.Time) {
+	c.value = value
+	c.done, c.failed = both(c.done, done), bothFailed(c.failed, failed)
+}
+
+func both(earlier, later func(uint64, time.Time)) func(uint64, time.Time) {
+	return func(revision uint64, now time.Time) {
 		earlier(revision, now)
-		done(revision, now)
+		later(revision, now)
+	}
+}
+
+// bothFailed undoes the later first.
+func bothFailed(earlier, later func(error)) func(error) {
+	switch {
+	case earlier == nil:
+		return later
+	case later == nil:
+		return earlier
+	}
+	return func(err error) {
+		later(err)
+		earlier(err)
 	}
 }
