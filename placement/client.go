@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -32,7 +31,7 @@ type Client struct {
 	namespace string
 	session   string
 	subject   string
-	replies   string
+	replies   [8]string // the subjects of answers
 	sub       *nats.Subscription
 
 	mu     sync.Mutex // guards what follows
@@ -59,8 +58,11 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 		}
 	}
 	c := &Client{b: b, namespace: namespace, session: nuid.Next(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pending{}}
-	c.replies = bus.PlacementReply(namespace, c.session) + "."
-	sub, err := b.Conn().Subscribe(c.replies+"*", c.hear)
+	reply := bus.PlacementReply(namespace, c.session) + "."
+	for i := range c.replies {
+		c.replies[i] = reply + strconv.Itoa(i)
+	}
+	sub, err := b.Conn().Subscribe(reply+"*", c.hear)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeClosed, "placement client: %w", err)
 	}
@@ -82,20 +84,12 @@ func (c *Client) Close() {
 
 // hear hands an answer to its call. One that comes for a call that is over is dropped.
 func (c *Client) hear(m *nats.Msg) {
-	seq, err := strconv.ParseUint(strings.TrimPrefix(m.Subject, c.replies), 10, 64)
-	if err != nil {
-		return
-	}
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		c.mu.Lock()
-		if p := c.open[seq]; p != nil {
-			wake(p.absentCh)
-		}
-		c.mu.Unlock()
+		c.hearNobody(m.Subject)
 		return
 	}
 	a := new(answer)
-	if err := bus.Unmarshal(m.Data, a); err != nil || a.Seq != seq {
+	if err := bus.Unmarshal(m.Data, a); err != nil {
 		return
 	}
 	now := time.Now()
@@ -105,13 +99,27 @@ func (c *Client) hear(m *nats.Msg) {
 		// The answer was on its way for a while, so the term is older than this: what we stamp counts rather too short.
 		c.epoch, c.base = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond)
 	}
-	if p := c.open[seq]; p != nil {
+	if p := c.open[a.Seq]; p != nil {
 		select {
 		case p.answerCh <- a:
 		default: // it has enough to read; the message will be sent again
 		}
 	}
 }
+
+// hearNobody wakes the calls of which one found nobody to take it. The others look again a little early.
+func (c *Client) hearNobody(subject string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for seq, p := range c.open {
+		if c.replyTo(seq) == subject {
+			wake(p.absentCh)
+		}
+	}
+}
+
+// replyTo is where the answer of a call goes. There are few such subjects, because the server remembers the way of each.
+func (c *Client) replyTo(seq uint64) string { return c.replies[seq%uint64(len(c.replies))] }
 
 func wake(ch chan struct{}) {
 	select {
@@ -205,7 +213,7 @@ func (c *Client) publish(m *message) error {
 	if limit := c.b.Conn().MaxPayload(); limit > 0 && int64(len(data)) > limit {
 		return &RequestError{ErrTooManyBundles, fmt.Sprintf("a request of %d bytes is too large", len(data)), fmt.Sprintf("the server takes %d", limit)}
 	}
-	err = c.b.Conn().PublishRequest(c.subject, c.replies+strconv.FormatUint(m.Seq, 10), data)
+	err = c.b.Conn().PublishRequest(c.subject, c.replyTo(m.Seq), data)
 	if errors.Is(err, nats.ErrConnectionClosed) {
 		return bus.Errorf(bus.CodeClosed, "the connection to the bus is closed: %w", err)
 	}
