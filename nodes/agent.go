@@ -192,7 +192,7 @@ func (a *Agent) end() {
 		all = append(all, s.all()...)
 	}
 	for _, w := range all {
-		w.stop(a.cfg.Grace)
+		w.stop(a.cfg.Grace, "the agent of its node was ended")
 	}
 	late := time.After(a.cfg.Grace + termGrace + endingMost)
 	for _, w := range all {

@@ -316,3 +316,20 @@ func TestExitLatency(t *testing.T) {
 	t.Logf("SIGKILL to the exit on the bus: p50 %v, worst %v", took[len(took)/2], took[len(took)-1])
 	require.Less(t, took[len(took)/2], 50*time.Millisecond, "on a busy machine too")
 }
+
+// Who is drained has not been asked to end by its driver: that is a failure, with a reason.
+func TestEvict(t *testing.T) {
+	s := newStand(t)
+	s.launch(sh(`trap 'exit 0' INT; while :; do sleep 0.05; done`, 0))
+	exits, err := s.client.Evict(t.Context(), "host", ids(0), time.Second, "the node is drained")
+	require.NoError(t, err)
+	require.True(t, exits[0].Failed())
+	require.ErrorContains(t, exits[0].AsError(), "the node is drained")
+	require.True(t, s.exit().Failed())
+
+	s.launch(sh(`sleep 1000`, 1))
+	s.stop()
+	e := s.exit()
+	require.True(t, e.Failed())
+	require.Contains(t, e.Why, "agent")
+}

@@ -47,6 +47,15 @@ func (c *Client) Stop(ctx context.Context, node string, ids []WorkerID, grace ti
 	return r.Exits, err
 }
 
+// Evict ends workers that their driver has not asked to end: to it that is a failure, for this reason.
+func (c *Client) Evict(ctx context.Context, node string, ids []WorkerID, grace time.Duration, why string) ([]Exit, error) {
+	if why == "" {
+		return nil, bus.Errorf(bus.CodeInvalid, "evict workers of %s: say why", node)
+	}
+	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopAsk{IDs: ids, Grace: grace, Why: why}})
+	return r.Exits, err
+}
+
 // Workers lists the workers of a node, those that have ended too until they are forgotten.
 func (c *Client) Workers(ctx context.Context, node string) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node})

@@ -11,6 +11,8 @@ import (
 // Words say how the worker ended: "exit code 3", "SIGSEGV", "SIGKILL for want of memory".
 func (e Exit) Words() string {
 	switch {
+	case e.Why != "":
+		return "it was stopped: " + e.Why
 	case e.Unknown:
 		return "it is not known to its node"
 	case e.OOM:

@@ -92,12 +92,13 @@ type Exit struct {
 	OOM     bool      `json:"oom,omitempty" msgpack:"oom"`         // the kernel killed it for want of memory
 	Asked   bool      `json:"asked,omitempty" msgpack:"asked"`     // it was stopped by request
 	Unknown bool      `json:"unknown,omitempty" msgpack:"unknown"` // the agent knows no such worker: it never ran here, or was forgotten
+	Why     string    `json:"why,omitempty" msgpack:"why"`         // it was ended by an operator or by its agent, and not by request of its driver
 	Last    []string  `json:"last,omitempty" msgpack:"last"`       // the last lines it printed, at most 50
 	At      time.Time `json:"at" msgpack:"at"`
 }
 
 // Failed reports whether the end was nobody's wish.
-func (e Exit) Failed() bool { return !e.Asked && (e.Code != 0 || e.Unknown) }
+func (e Exit) Failed() bool { return !e.Asked && (e.Code != 0 || e.Unknown || e.Why != "") }
 
 // Status is one worker as its agent sees it.
 type Status struct {

@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -203,7 +204,7 @@ func (s *site) claim(w *worker) error {
 	}
 	for _, old := range ended {
 		s.agent.cfg.Logger.Warn("nodes: a worker is killed: its device was granted again", "worker", old.ID.String(), "now", w.ID.String())
-		old.stop(0)
+		old.stop(0, fmt.Sprintf("its device was granted to %s", w.ID))
 	}
 	if !within(sweepMost+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: those that had its devices before do not end", w.ID)
@@ -297,7 +298,7 @@ func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string
 func (s *site) stop(ask stopAsk) reply {
 	known, unknown := s.bury(ask.IDs)
 	for _, w := range known {
-		w.stop(ask.Grace)
+		w.stop(ask.Grace, ask.Why)
 	}
 	if !within(patience, known, func(w *worker) chan struct{} { return w.goneCh }) {
 		return reply{Pending: true}

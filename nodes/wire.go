@@ -37,6 +37,7 @@ type request struct {
 type stopAsk struct {
 	IDs   []WorkerID    `msgpack:"ids"`
 	Grace time.Duration `msgpack:"grace"`
+	Why   string        `msgpack:"why,omitempty"` // empty: the driver wants it
 }
 
 type portsAsk struct {

@@ -57,6 +57,7 @@ type worker struct {
 	exit    *Exit
 	left    []int // processes that could not be killed
 	asked   bool  // somebody wants it to end
+	why     string
 	killAt  time.Time
 	told    bool // its exit has been answered to who stopped it
 	tellAt  time.Time
@@ -260,7 +261,7 @@ func (w *worker) ended(child process, end ending) {
 	w.outMu.Unlock()
 	w.mu.Lock()
 	exit := Exit{
-		ID: w.ID, Name: w.Name, Node: w.site.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.asked,
+		ID: w.ID, Name: w.Name, Node: w.site.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.asked && w.why == "", Why: w.why,
 		Last: last, At: time.Now().UTC(),
 	}
 	if end.code < 0 {
@@ -306,12 +307,15 @@ func (w *worker) status() Status {
 }
 
 // stop begins to end the worker, within the grace and a little more. To ask again changes something only if it is to end
-// sooner.
-func (w *worker) stop(grace time.Duration) {
+// sooner. why is empty if its driver wants it: whoever asks first is who ended it.
+func (w *worker) stop(grace time.Duration, why string) {
 	at := time.Now().Add(grace)
 	w.mu.Lock()
 	first := !w.asked
 	sooner := first || at.Before(w.killAt)
+	if first {
+		w.why = why
+	}
 	if sooner {
 		w.asked, w.killAt = true, at
 	}

@@ -60,7 +60,7 @@ func readHead(env func(string) string) (headFile, error) {
 	}
 	data, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return headFile{}, errors.New("no head on this machine; start one with `troupe up`, or name one with --url or TROUPE_URL")
+		return headFile{}, errNoHead
 	}
 	if err != nil {
 		return headFile{}, fmt.Errorf("find the local head: %w", err)
@@ -74,7 +74,7 @@ func readHead(env func(string) string) (headFile, error) {
 
 // apply fills in what the head asks of those who connect, where the user has not said it.
 func (h headFile) apply(cfg *bus.Config) {
-	if cfg.Token == "" && cfg.CredsFile == "" {
+	if cfg.Token == "" && cfg.TokenFile == "" && cfg.CredsFile == "" {
 		cfg.TokenFile, cfg.CredsFile = h.TokenFile, h.CredsFile
 	}
 	if cfg.TLS.Fingerprint == "" {

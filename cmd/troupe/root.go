@@ -39,6 +39,7 @@ or all of them, gathers the answers, and takes each group down as a unit.
 Commands that talk to a head find the one on this machine by themselves. These variables name another:
   TROUPE_URL          where it is (or --url)
   TROUPE_TOKEN        its token (for a head), or
+  TROUPE_TOKEN_FILE   the file that holds it, or
   TROUPE_CREDS        a NATS credentials file (for a NATS of your own)
   TROUPE_FINGERPRINT  SHA-256 of its certificate, as "troupe up" prints it
   TROUPE_NAMESPACE    the namespace to work in (or --namespace)`,
@@ -59,7 +60,7 @@ Commands that talk to a head find the one on this machine by themselves. These v
 	})
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newDestroy(c), newDemo(c), newBench(c), newVersion(c))
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newCordon(c), newUncordon(c))
-	root.AddCommand(newJoin(c), newAgent(c))
+	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root

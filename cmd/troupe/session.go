@@ -46,6 +46,9 @@ func (c *cli) server() (server, error) {
 	}
 	s.bus = bus.Config{Name: "troupe-cli", CredsFile: c.env("TROUPE_CREDS"), Token: c.env("TROUPE_TOKEN"), Logger: c.logger(slog.LevelError)}
 	s.bus.TLS.Fingerprint = c.env("TROUPE_FINGERPRINT")
+	if s.bus.Token == "" && s.bus.CredsFile == "" {
+		s.bus.TokenFile = c.env("TROUPE_TOKEN_FILE")
+	}
 	return s, c.locate(&s)
 }
 

@@ -127,7 +127,7 @@ func granted(ctx context.Context, b *bus.Bus, names []string) (<-chan struct{}, 
 func allReady(list []placement.NodeStatus, names []string) bool {
 	ready := map[string]bool{}
 	for _, n := range list {
-		ready[n.Report.Node] = n.State == placement.NodeReady
+		ready[n.Report.Node] = n.Rank >= 0 && n.State == placement.NodeReady
 	}
 	return !slices.ContainsFunc(names, func(name string) bool { return !ready[name] })
 }

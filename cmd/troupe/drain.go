@@ -1,0 +1,116 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/nodes"
+	"troupe/placement"
+)
+
+// drainFlags is how a node is emptied.
+type drainFlags struct {
+	why   string
+	by    string
+	wait  time.Duration
+	grace time.Duration
+}
+
+func newDrain(c *cli) *cobra.Command {
+	var flags drainFlags
+	cmd := &cobra.Command{
+		Use:   "drain NODE",
+		Short: "Close a node to new grants and end its workers",
+		Long: `Drain cordons the node, waits for its workers to end by themselves as long as --wait says, and then ends those that are left: INT,
+after --grace TERM, and then KILL, to their whole trees. Their drivers are told that the node was drained. It says how many
+are left, and returns when there are none. "troupe uncordon" opens the node again.`,
+		Example: "  troupe drain box-1\n  troupe drain box-1 --wait 30m --why 'a new fan'",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := bus.CheckName("node", args[0]); err != nil {
+				return &usageError{err}
+			}
+			if flags.wait < 0 || flags.grace < 0 {
+				return usagef("--wait %v and --grace %v must not be negative", flags.wait, flags.grace)
+			}
+			flags.by = cmp.Or(flags.by, c.whoami())
+			return c.drain(cmd.Context(), args[0], flags)
+		},
+	}
+	cmd.Flags().StringVar(&flags.why, "why", "", "the reason, for those who wait and those who are ended")
+	cmd.Flags().StringVar(&flags.by, "by", "", "who wants it (default you)")
+	cmd.Flags().DurationVar(&flags.wait, "wait", 0, "how long workers may take to end by themselves")
+	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long they may take to end when they are told to")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object at the end: node, ended and stopped")
+	return cmd
+}
+
+func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
+	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+		client, err := placement.NewClient(b, "")
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		if _, err := client.Cordon(ctx, placement.Cordon{Node: node, Why: cmp.Or(f.why, "drained"), By: f.by}); err != nil {
+			return senseless(err)
+		}
+		agent := nodes.NewClient(b)
+		before, left, err := c.awaitEnds(ctx, agent, node, f.wait)
+		if err != nil {
+			return err
+		}
+		if len(left) > 0 {
+			if !c.json {
+				c.printf("%s: ending %d workers\n", node, len(left))
+			}
+			why := fmt.Sprintf("node %s is drained by %s", node, f.by)
+			if f.why != "" {
+				why += ": " + f.why
+			}
+			if _, err := agent.Evict(ctx, node, left, f.grace, why); err != nil {
+				return err
+			}
+		}
+		if c.json {
+			return c.printJSON(map[string]any{"node": node, "ended": before - len(left), "stopped": len(left)})
+		}
+		c.printf("%s is drained\n", node)
+		return nil
+	})
+}
+
+// awaitEnds waits for workers to end by themselves, and returns how many there were and those that are left.
+func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, most time.Duration) (before int, left []nodes.WorkerID, err error) {
+	end, said := time.Now().Add(most), -1
+	for {
+		all, err := agent.Workers(ctx, node)
+		if err != nil {
+			return 0, nil, err
+		}
+		left = nil
+		for _, s := range slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 }) {
+			left = append(left, s.ID)
+		}
+		before = max(before, len(left))
+		if len(left) == 0 || !time.Now().Before(end) {
+			return before, left, nil
+		}
+		if len(left) != said && !c.json {
+			said = len(left)
+			c.printf("%s: %d workers are left\n", node, said)
+		}
+		select {
+		case <-ctx.Done():
+			return before, left, ctx.Err()
+		case <-time.After(waitLook):
+		}
+	}
+}

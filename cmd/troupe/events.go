@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/nodes"
+)
+
+func newEvents(c *cli) *cobra.Command {
+	var follow bool
+	var since string
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what has happened: nodes that came and went, workers that died, roles that failed",
+		Long: `Events shows what the head, the agents and the drivers have noted, the oldest first: of all namespaces, or with --namespace of one.
+A bounded number is kept.`,
+		Example: "  troupe events\n  troupe events -f --since 0s\n  troupe events --json | jq 'select(.kind == \"worker_exit\")'",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			at, err := parseSince(since)
+			if err != nil {
+				return err
+			}
+			return c.events(cmd.Context(), nodes.EventQuery{Namespace: c.namespace, Since: at, Follow: follow})
+		},
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until Ctrl-C")
+	cmd.Flags().StringVar(&since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object an event")
+	return cmd
+}
+
+func (c *cli) events(ctx context.Context, q nodes.EventQuery) error {
+	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+		return nodes.ReadEvents(ctx, b, q, func(e nodes.Event) error {
+			if c.json {
+				return c.printJSON(e)
+			}
+			c.printf("%s %s\n", e.At.Format(time.DateTime), e)
+			return nil
+		})
+	})
+}

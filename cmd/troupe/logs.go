@@ -1,0 +1,151 @@
+package main
+
+import (
+	"context"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/nodes"
+)
+
+// logFlags is which lines are wanted.
+type logFlags struct {
+	follow bool
+	since  string
+	tail   int
+	grep   string
+}
+
+func newLogs(c *cli) *cobra.Command {
+	var flags logFlags
+	cmd := &cobra.Command{
+		Use:   "logs ROLE[/RANK]",
+		Short: "Show what the workers of a role have printed",
+		Long: `Logs shows what the worker processes of a role, or of one rank of it, have printed, with time, rank and stream; also after they
+have ended. The newest part is kept by the head, everything in files on the nodes.`,
+		Example: "  troupe logs actor_train\n  troupe logs actor_train/3 -f\n  troupe logs reward --since 10m --grep 'loss|nan' --tail 100 --json",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			query, err := flags.query(args[0])
+			if err != nil {
+				return err
+			}
+			keep, err := flags.filter()
+			if err != nil {
+				return err
+			}
+			return c.logs(cmd.Context(), query, keep, flags.tail)
+		},
+		ValidArgsFunction: c.completeRole,
+	}
+	cmd.Flags().BoolVarP(&flags.follow, "follow", "f", false, "go on with what is printed, until Ctrl-C")
+	cmd.Flags().StringVar(&flags.since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
+	cmd.Flags().IntVar(&flags.tail, "tail", -1, "only the last so many lines of what there is (default all)")
+	cmd.Flags().StringVar(&flags.grep, "grep", "", "only lines that match this regular expression")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object a line")
+	return cmd
+}
+
+func (f logFlags) query(text string) (nodes.LogQuery, error) {
+	role, rankText, one := strings.Cut(text, "/")
+	q := nodes.LogQuery{Role: role, Rank: -1, Follow: f.follow}
+	if err := bus.CheckRoleName(role); err != nil {
+		return q, &usageError{err}
+	}
+	if one {
+		rank, err := strconv.Atoi(rankText)
+		if err != nil || rank < 0 {
+			return q, usagef("%q: give ROLE, or ROLE/RANK with a rank counted from 0", text)
+		}
+		q.Rank = rank
+	}
+	if f.tail < -1 {
+		return q, usagef("--tail %d: give how many lines", f.tail)
+	}
+	var err error
+	q.Since, err = parseSince(f.since)
+	return q, err
+}
+
+// parseSince reads a duration before now, or a time.
+func parseSince(text string) (time.Time, error) {
+	if text == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
+		return time.Now().Add(-d), nil
+	}
+	if at, err := time.Parse(time.RFC3339, text); err == nil {
+		return at, nil
+	}
+	return time.Time{}, usagef("--since %q: give a duration such as 10m, or a time such as 2006-01-02T15:04:05Z", text)
+}
+
+func (f logFlags) filter() (func(nodes.Line) bool, error) {
+	if f.grep == "" {
+		return func(nodes.Line) bool { return true }, nil
+	}
+	re, err := regexp.Compile(f.grep)
+	if err != nil {
+		return nil, usagef("--grep: %w", err)
+	}
+	return func(l nodes.Line) bool { return re.MatchString(l.Text) }, nil
+}
+
+func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) error {
+	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		q.Namespace = s.namespace
+		if tail >= 0 {
+			last, err := c.lastLines(ctx, b, q, keep, tail)
+			if err != nil || !q.Follow {
+				return err
+			}
+			told := keep
+			keep = func(l nodes.Line) bool { return told(l) && l.Seq > last[l.ID] } // go on where that ended
+		}
+		return nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
+			if !keep(l) {
+				return nil
+			}
+			return c.printLine(l)
+		})
+	})
+}
+
+// lastLines prints the last lines of what there is, and says up to where it has seen each worker.
+func (c *cli) lastLines(ctx context.Context, b *bus.Bus, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) (map[nodes.WorkerID]uint64, error) {
+	q.Follow = false
+	seen, ring := map[nodes.WorkerID]uint64{}, []nodes.Line{}
+	err := nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
+		seen[l.ID] = l.Seq
+		if keep(l) {
+			ring = append(ring, l)
+			ring = ring[max(0, len(ring)-tail):]
+		}
+		return nil
+	})
+	for _, l := range ring {
+		if err == nil {
+			err = c.printLine(l)
+		}
+	}
+	return seen, err
+}
+
+func (c *cli) printLine(l nodes.Line) error {
+	if c.json {
+		return c.printJSON(l)
+	}
+	mark := " "
+	if l.Stream == nodes.Stderr {
+		mark = "!"
+	}
+	c.printf("%s %s/%d%s %s\n", l.At.Format("15:04:05.000"), l.ID.Role, l.ID.Rank, mark, l.Text)
+	return nil
+}

@@ -1,0 +1,232 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// askNode is how long a node may take to say what runs on it.
+const askNode = time.Second
+
+// overview is all that there is, on one screen.
+type overview struct {
+	Head    *headStatus         `json:"head,omitempty"` // nil if none answers
+	URL     string              `json:"url"`
+	Nodes   []nodeOverview      `json:"nodes"`
+	Roles   []roles.Record      `json:"roles"` // of the namespace
+	Held    []placement.Record  `json:"reservations"`
+	Waiting []placement.Waiting `json:"queue"`
+}
+
+type nodeOverview struct {
+	Name    string            `json:"name"`
+	State   string            `json:"state"`
+	Why     string            `json:"why,omitempty"`
+	Labels  map[string]string `json:"labels,omitempty"`
+	Devices int               `json:"devices"`
+	Held    int               `json:"held"`
+	Unfit   int               `json:"unfit"`
+	Workers []nodes.Status    `json:"workers"` // that run there; null if its agent does not answer
+}
+
+func newStatus(c *cli) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show nodes, devices, roles and the queue on one screen",
+		Long: `Status shows the head, the nodes with their devices and workers, the roles of the namespace, and who waits for devices. What
+a node's agent does not answer within a second is left open.`,
+		Example: "  troupe status\n  troupe status --json | jq '.nodes[] | select(.state != \"ready\")'",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.status(cmd.Context()) },
+	}
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue")
+	return cmd
+}
+
+func (c *cli) status(ctx context.Context) error {
+	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		view, err := look(ctx, b, s.namespace)
+		if err != nil {
+			return err
+		}
+		if c.json {
+			return c.printJSON(view)
+		}
+		return c.showStatus(view, s.namespace)
+	})
+}
+
+// withBus runs do with a connection to the head.
+func (c *cli) withBus(ctx context.Context, do func(*bus.Bus, server) error) error {
+	s, err := c.server()
+	if err != nil {
+		return err
+	}
+	b, err := bus.Open(ctx, s.bus)
+	if err != nil {
+		if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
+			return s.head.silent(err)
+		}
+		return err
+	}
+	defer func() { _ = b.Close() }() // nothing is left to say
+	return do(b, s)
+}
+
+// look asks everybody.
+func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
+	view := overview{URL: b.URL(), Head: askHead(ctx, b), Nodes: []nodeOverview{}}
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return view, err
+	}
+	defer client.Close()
+	list, err := client.Nodes(ctx)
+	if err != nil {
+		return view, err
+	}
+	held, err := client.List(ctx)
+	if err != nil {
+		return view, err
+	}
+	view.Held, view.Waiting = held.Records, held.Waiting
+	view.Nodes = lookAtNodes(ctx, b, list, held.Records)
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Name: "troupe status"})
+	if err != nil {
+		return view, err
+	}
+	defer func() { _ = rt.Close(ctx) }() // it has made nothing
+	view.Roles, err = rt.Roles(ctx)
+	return view, err
+}
+
+func askHead(ctx context.Context, b *bus.Bus) *headStatus {
+	ctx, cancel := context.WithTimeout(ctx, askNode)
+	defer cancel()
+	m, err := b.Conn().RequestWithContext(ctx, bus.NodesHead(), nil)
+	var status headStatus
+	if err != nil || json.Unmarshal(m.Data, &status) != nil {
+		return nil
+	}
+	return &status
+}
+
+// lookAtNodes asks the agents, all at once.
+func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, held []placement.Record) []nodeOverview {
+	ctx, cancel := context.WithTimeout(ctx, askNode)
+	defer cancel()
+	users := map[string]bool{}
+	for _, r := range held {
+		for _, w := range r.Workers {
+			for _, s := range w.Slots {
+				users[s.UUID] = true
+			}
+		}
+	}
+	views := make([]nodeOverview, len(list))
+	client := nodes.NewClient(b)
+	var group sync.WaitGroup
+	for i, n := range list {
+		views[i] = overviewOf(n, users)
+		if n.Rank < 0 {
+			continue
+		}
+		group.Go(func() {
+			if all, err := client.Workers(ctx, n.Report.Node); err == nil {
+				views[i].Workers = slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 })
+			}
+		})
+	}
+	group.Wait()
+	return views
+}
+
+func overviewOf(n placement.NodeStatus, users map[string]bool) nodeOverview {
+	v := nodeOverview{Name: n.Report.Node, State: string(n.State), Why: n.Why, Labels: n.Report.Labels, Devices: len(n.Report.Devices)}
+	switch {
+	case n.Rank < 0:
+		v.State = "away"
+	case v.State == "":
+		v.State = "ready"
+	}
+	for _, cordon := range n.Cordons {
+		if cordon.Device == "" {
+			v.State, v.Why = v.State+", cordoned", fmt.Sprint(cordon)
+		}
+	}
+	for _, d := range n.Report.Devices {
+		if users[d.UUID] {
+			v.Held++
+		}
+		if len(n.Report.Unfit(d)) > 0 {
+			v.Unfit++
+		}
+	}
+	return v
+}
+
+func (c *cli) showStatus(v overview, namespace string) error {
+	if h := v.Head; h == nil {
+		c.printf("HEAD   %s: no head answers there\n", v.URL)
+	} else {
+		c.printf("HEAD   %s, pid %d, up %s, version %s, connections refused: %d\n", v.URL, h.PID, time.Since(h.Since).Round(time.Second), h.Version, h.Refused)
+	}
+	c.printf("\n")
+	var rows [][]string
+	for _, n := range v.Nodes {
+		running := "?"
+		if n.Workers != nil || n.State == "away" {
+			running = itoa(len(n.Workers))
+		}
+		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, labelsText(n.Labels), n.Why})
+	}
+	if err := c.tableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS LABELS WHY", rows); err != nil {
+		return err
+	}
+	c.printf("\n")
+	rows = nil
+	for _, r := range v.Roles {
+		rows = append(rows, []string{r.Name, r.Class, itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})
+	}
+	if err := c.tableOr("no roles in namespace "+namespace, "ROLE CLASS WORLD STATE FOR BY CAUSE", rows); err != nil {
+		return err
+	}
+	c.printf("\n")
+	rows = nil
+	for i, w := range v.Waiting {
+		rows = append(rows, []string{itoa(i + 1), w.ID, w.Namespace, w.Holder, fmt.Sprint(w.Devices), (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()})
+	}
+	return c.tableOr(fmt.Sprintf("%d reservations, nobody waits", len(v.Held)), "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
+}
+
+// tableOr prints a table, or what there is to say if it is empty.
+func (c *cli) tableOr(none, header string, rows [][]string) error {
+	if len(rows) == 0 {
+		c.printf("%s\n", none)
+		return nil
+	}
+	return c.table(header, rows)
+}
+
+func labelsText(labels map[string]string) string {
+	var words []string
+	for _, key := range slices.Sorted(maps.Keys(labels)) {
+		words = append(words, key+"="+labels[key])
+	}
+	return strings.Join(words, ",")
+}
