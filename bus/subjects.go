@@ -19,6 +19,9 @@ import (
 //	troupe.<namespace>.reply.<session>.in                        what comes back to one process
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
+//	troupe.<namespace>.@pipeline.<name>.log.…                    what a pipeline stores, in a JetStream stream of its own
+//	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in another one
+//	troupe.<namespace>.@pipeline.<name>.ask.<verb>               requests to the process that runs a pipeline
 //
 // What belongs to all namespaces lies under words that no namespace can be:
 //
@@ -208,6 +211,53 @@ func PlacementEvents(namespace string) string {
 	}
 	return placementRoot + ".event." + namespace
 }
+
+// Pipeline is one pipeline on the bus.
+type Pipeline struct{ Namespace, Name string }
+
+// prefix is troupe.<namespace>.@pipeline.<name>.
+func (p Pipeline) prefix() string { return tokenRoot + "." + p.Namespace + ".@pipeline." + p.Name }
+
+// Stream is troupe_pipeline_<namespace>@<name>: the JetStream stream that is the pipeline's log. With an empty name it is
+// what all of them in the namespace begin with.
+func (p Pipeline) Stream() string { return "troupe_pipeline_" + p.Namespace + "@" + p.Name }
+
+// Log is troupe.<namespace>.@pipeline.<name>.log.>: everything the pipeline stores.
+func (p Pipeline) Log() string { return p.prefix() + ".log.>" }
+
+// Items is troupe.<namespace>.@pipeline.<name>.log.item.<stream>.<priority>: the items of one stream at one priority.
+func (p Pipeline) Items(stream string, priority int) string {
+	return p.prefix() + ".log.item." + stream + "." + strconv.Itoa(priority)
+}
+
+// BodyStream is troupe_bodies_<namespace>@<name>: the JetStream stream of the pipeline's large bodies.
+func (p Pipeline) BodyStream() string { return "troupe_bodies_" + p.Namespace + "@" + p.Name }
+
+// AllBodies is troupe.<namespace>.@pipeline.<name>.body.>: every large body.
+func (p Pipeline) AllBodies() string { return p.prefix() + ".body.>" }
+
+// Bodies is troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority>: the large bodies of one stream at one priority.
+func (p Pipeline) Bodies(stream string, priority int) string {
+	return p.prefix() + ".body." + stream + "." + strconv.Itoa(priority)
+}
+
+// State is troupe.<namespace>.@pipeline.<name>.log.state: what of each stream is dealt with.
+func (p Pipeline) State() string { return p.prefix() + ".log.state" }
+
+// Source is troupe.<namespace>.@pipeline.<name>.log.source.<source>: the last put of one producer.
+func (p Pipeline) Source(source string) string { return p.prefix() + ".log.source." + source }
+
+// Closed is troupe.<namespace>.@pipeline.<name>.log.closed.<stage>.<group>: a group that was handed over.
+func (p Pipeline) Closed(stage, group string) string {
+	return p.prefix() + ".log.closed." + stage + "." + group
+}
+
+// Dead is troupe.<namespace>.@pipeline.<name>.log.dead.<stage>.<id>: a dead letter.
+func (p Pipeline) Dead(stage, id string) string { return p.prefix() + ".log.dead." + stage + "." + id }
+
+// Ask is troupe.<namespace>.@pipeline.<name>.ask.<verb>: a request to the process that runs the pipeline; with * as the
+// verb, all of them.
+func (p Pipeline) Ask(verb string) string { return p.prefix() + ".ask." + verb }
 
 // NodeBeat is troupe.@nodes.beat.<node>: the heartbeats and reports of a node.
 func NodeBeat(node string) string { return nodesRoot + ".beat." + node }

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/benchmarks"
+)
+
+func newBenchPipeline(c *cli) *cobra.Command {
+	cfg := benchmarks.PipelineConfig{}
+	cmd := &cobra.Command{
+		Use:   "pipeline",
+		Short: "How many items per second go through the stages of a pipeline",
+		Long: `Pipeline sends items through stages that pass them on, in turns with the same hops written with bare JetStream on the
+same server: work queues, fetch, publish, wait until it is stored, acknowledge, with the same batches and the same
+durability. Both store files that are synced before they are acknowledged, as a head does; --no-sync leaves that to the
+server. p50 and p99 are the time of one item through an idle pipeline.`,
+		Example: "  troupe bench pipeline\n  troupe bench pipeline --stages 1,3 --bytes 1024,65536 --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := checkBenchPipeline(cfg); err != nil {
+				return err
+			}
+			return c.benchPipeline(cmd.Context(), cfg)
+		},
+	}
+	cmd.Flags().IntSliceVar(&cfg.Stages, "stages", []int{1, 3}, "numbers of stages")
+	cmd.Flags().IntSliceVar(&cfg.Bytes, "bytes", []int{1024, 65536}, "sizes of an item")
+	cmd.Flags().DurationVar(&cfg.Each, "each", 6*time.Second, "time for each number and size")
+	cmd.Flags().BoolVar(&cfg.NoSync, "no-sync", false, "let the server sync to disk when it likes, every two minutes")
+	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
+	return cmd
+}
+
+func checkBenchPipeline(cfg benchmarks.PipelineConfig) error {
+	for _, n := range cfg.Stages {
+		if n < 1 || n > 16 {
+			return usagef("--stages %d: must be between 1 and 16", n)
+		}
+	}
+	for _, n := range cfg.Bytes {
+		if n < 1 || n > 512<<10 {
+			return usagef("--bytes %d: must be between 1 and 524288", n)
+		}
+	}
+	if cfg.Each < 10*time.Millisecond {
+		return usagef("--each %s: must be 10ms at least", cfg.Each)
+	}
+	return nil
+}
+
+func (c *cli) benchPipeline(ctx context.Context, cfg benchmarks.PipelineConfig) error {
+	if !c.json {
+		c.printf("%6s %7s %10s %10s %6s %9s %9s %9s %9s\n", "stages", "bytes", "items/s", "raw/s", "ratio", "p50 µs", "p99 µs", "raw p50", "raw p99")
+	}
+	return benchmarks.Pipelines(ctx, cfg, func(r benchmarks.PipelineResult) error {
+		if c.json {
+			return c.printJSON(r)
+		}
+		c.printf("%6d %7d %10.0f %10.0f %6.2f %9.0f %9.0f %9.0f %9.0f\n", r.Stages, r.Bytes, r.PerS, r.RawPerS, r.Ratio, r.P50, r.P99, r.RawP50, r.RawP99)
+		return nil
+	})
+}

@@ -1,0 +1,3 @@
+package pipeline_test
+
+func childIfAsked() {}

@@ -1,0 +1,188 @@
+package pipeline
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// commit is what goes into the log at once: new items, marks of what is dealt with, and the record that says so.
+type commit struct {
+	number   uint64
+	changes  []*change
+	entries  []*entry
+	dead     []*DeadLetter
+	revived  []string
+	closings []*closing
+	sources  map[string]uint64
+	record   record
+}
+
+// record is the state of the pipeline in the log: what of each stream is dealt with. It is written with the outputs of
+// what it marks as dealt with, in one atomic batch, and outlives them: an item that is handled twice cannot give its
+// outputs twice, because the second record would have to replace one that is no longer there.
+type record struct {
+	Commit  uint64                  `json:"commit"`
+	Engine  string                  `json:"engine"` // who wrote it
+	By      string                  `json:"by"`     // the same, for people
+	At      time.Time               `json:"at"`
+	Version Version                 `json:"version"`
+	Paused  []string                `json:"paused,omitempty"`
+	Streams map[string]streamRecord `json:"streams"`
+}
+
+type streamRecord struct {
+	Bytes int64        `json:"bytes"`
+	Lanes []laneRecord `json:"lanes"`
+}
+
+type laneRecord struct {
+	Head uint64 `json:"head"`
+	ordinals
+}
+
+// pending is how many items of the lane are not dealt with.
+func (l laneRecord) pending() int { return int(l.Head - l.Floor - l.above()) }
+
+// Limits of one commit. The server takes 1,000 messages.
+const (
+	maxCommit      = 990
+	maxCommitBytes = 4 << 20
+)
+
+// build takes from the queue what fits into one commit, and gives the new items their numbers. From here on the state
+// is that of after the commit: one that cannot be made ends the pipeline's run.
+func (f *flow) build() *commit {
+	c := &commit{sources: map[string]uint64{}}
+	messages, bytes := 0, int64(0)
+	for f.buildable() {
+		ch := f.queue.front()
+		m, b := ch.messages(), ch.size()
+		if len(c.changes) > 0 && (messages+m > maxCommit || bytes+b > maxCommitBytes) {
+			break
+		}
+		messages, bytes = messages+m, bytes+b
+		f.queue.pop()
+		f.queued -= m
+		f.queuedBytes -= b
+		f.include(c, ch)
+	}
+	f.number++
+	c.number = f.number
+	c.record = f.recordNow()
+	return c
+}
+
+// buildable says that there is something to commit whose bodies are stored.
+func (f *flow) buildable() bool { return f.queue.len() > 0 && f.queue.front().pending == 0 }
+
+func (f *flow) include(c *commit, ch *change) {
+	c.changes = append(c.changes, ch)
+	for _, e := range ch.done {
+		e.lane.done.add(e.n)
+		e.lane.stream.stored -= weight(&e.Item)
+	}
+	for _, e := range ch.puts {
+		e.lane.head++
+		e.n = e.lane.head
+		if e.ID == "" {
+			e.ID = idOf(e)
+		}
+		e.lane.stream.stored += weight(&e.Item)
+		c.entries = append(c.entries, e)
+	}
+	c.dead = append(c.dead, ch.dead...)
+	c.revived = append(c.revived, ch.revived...)
+	if ch.closed != nil {
+		c.closings = append(c.closings, ch.closed)
+	}
+	if ch.source != "" {
+		c.sources[ch.source] = max(c.sources[ch.source], ch.seq)
+	}
+}
+
+func (f *flow) recordNow() record {
+	r := record{Commit: f.number, At: f.now.UTC(), Version: f.version, Streams: map[string]streamRecord{}}
+	for _, s := range f.stages {
+		if s.paused {
+			r.Paused = append(r.Paused, s.spec.Name)
+		}
+	}
+	for _, s := range f.streams {
+		sr := streamRecord{Bytes: s.stored}
+		for _, l := range s.lanes {
+			sr.Lanes = append(sr.Lanes, laneRecord{Head: l.head, ordinals: l.done.clone()})
+		}
+		r.Streams[s.spec.Name] = sr
+	}
+	return r
+}
+
+// landed takes in that the commit is in the log, its first item at first.
+func (f *flow) landed(c *commit, first uint64) {
+	last, bodies := map[*lane]*entry{}, map[*lane]uint64{}
+	for i, e := range c.entries {
+		bodies[e.lane] = max(bodies[e.lane], e.bodySeq)
+		e.seq = first + uint64(i)
+		e.lane.appear(e, f.window)
+		last[e.lane] = e
+	}
+	for l, e := range last {
+		l.marks.push(mark{e.n, e.seq, bodies[l]})
+	}
+	for i, d := range c.dead {
+		d.Seq = first + uint64(len(c.entries)+i)
+	}
+	for name, seq := range c.sources {
+		if src := f.sources[name]; src != nil {
+			src.stored = max(src.stored, seq)
+		}
+	}
+	for _, ch := range c.changes {
+		for _, token := range ch.tokens {
+			f.answers = append(f.answers, answer{token, nil})
+		}
+	}
+}
+
+// restore takes the state up where the record left it. What lies in the log is read as it is needed.
+func (f *flow) restore(r *record) {
+	f.number, f.version = r.Commit, r.Version
+	for _, name := range r.Paused {
+		if s := f.stageOf(name); s != nil {
+			s.paused = true
+		}
+	}
+	for name, sr := range r.Streams {
+		s := f.streamOf(name)
+		if s == nil {
+			continue
+		}
+		s.bytes, s.stored = sr.Bytes, sr.Bytes
+		for p, lr := range sr.Lanes {
+			if p >= len(s.lanes) {
+				break
+			}
+			l := s.lanes[p]
+			l.head, l.visible, l.done, l.loaded = lr.Head, lr.Head, lr.ordinals.clone(), lr.Floor
+			s.items += lr.pending()
+		}
+	}
+}
+
+// misfit says what lies in the log and has no place in the pipeline as it is declared now; empty: nothing.
+func (r *record) misfit(spec Spec) string {
+	declared := map[string]int{}
+	for _, s := range spec.withDefaults().Streams {
+		declared[s.Name] = s.Priorities
+	}
+	for name, sr := range r.Streams {
+		for p, l := range sr.Lanes {
+			if l.pending() > 0 && p >= declared[name] {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+func (r *record) encode() ([]byte, error) { return json.Marshal(r) }

@@ -1,0 +1,198 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+
+	"troupe/bus"
+)
+
+// stageNamed finds a stage, in the loop.
+func (p *Pipeline) stageNamed(name string) (*stage, error) {
+	if s := p.flow.stageOf(name); s != nil {
+		return s, nil
+	}
+	var names []string
+	for _, s := range p.spec.Stages {
+		names = append(names, s.Name)
+	}
+	return nil, bus.Errorf(bus.CodeNotFound, "pipeline %s has no stage %q%s; it has %v", p.at.Name, name, near(name, names...), names)
+}
+
+// inStage runs do in the loop for a stage.
+func (p *Pipeline) inStage(ctx context.Context, name string, do func(s *stage) error) error {
+	var inner error
+	err := p.do(ctx, func(p *Pipeline) {
+		s, err := p.stageNamed(name)
+		if err == nil {
+			err = do(s)
+		}
+		inner = err
+	})
+	if err != nil {
+		return err
+	}
+	return inner
+}
+
+// Pause stops handing items to a stage; what it has in hand goes on. It outlasts a restart.
+func (p *Pipeline) Pause(ctx context.Context, stage string) error {
+	return p.setPaused(ctx, stage, true)
+}
+
+// Resume hands items to the stage again.
+func (p *Pipeline) Resume(ctx context.Context, stage string) error {
+	return p.setPaused(ctx, stage, false)
+}
+
+func (p *Pipeline) setPaused(ctx context.Context, stage string, paused bool) error {
+	return p.stored(ctx, func(token any) error {
+		s, err := p.stageNamed(stage)
+		if err != nil {
+			return err
+		}
+		s.paused = paused
+		p.flow.enqueue(&change{tokens: []any{token}}) // the record says it
+		return nil
+	})
+}
+
+// signal is a replier with a channel.
+type signal chan error
+
+func (s signal) reply(err error) { s <- err }
+
+// stored runs do in the loop, which gives the token to something that is to be stored, and waits until it is.
+func (p *Pipeline) stored(ctx context.Context, do func(token any) error) error {
+	doneCh := make(signal, 1)
+	p.inbox.push(eventFunc(func(*Pipeline) {
+		if err := do(doneCh); err != nil {
+			doneCh <- err
+		}
+	}))
+	select {
+	case err := <-doneCh:
+		return err
+	case <-p.doneCh:
+		return p.ended()
+	case <-ctx.Done():
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "pipeline %s: %w", p.at.Name, ctx.Err())
+	}
+}
+
+// SetVersion sets the version that new items are stamped with and stale ones are measured by. It only grows.
+func (p *Pipeline) SetVersion(ctx context.Context, v Version) error {
+	return p.stored(ctx, func(token any) error {
+		if v < p.flow.version {
+			return bus.Errorf(bus.CodeInvalid, "pipeline %s is at version %v and versions only grow; %v was given", p.at.Name, p.flow.version, v)
+		}
+		p.flow.version = v
+		p.flow.enqueue(&change{tokens: []any{token}})
+		return nil
+	})
+}
+
+// Abort ends an item: the handler that has it is cancelled, with ErrAborted as the cause, and what it returns travels on.
+// One that waits is dropped when its turn comes.
+func (p *Pipeline) Abort(ctx context.Context, id string) error {
+	found := false
+	if err := p.do(ctx, func(p *Pipeline) { found = p.flow.abort(id) }); err != nil {
+		return err
+	}
+	if !found {
+		return bus.Errorf(bus.CodeNotFound, "pipeline %s: item %q is neither in hand nor waiting in memory", p.at.Name, id)
+	}
+	return nil
+}
+
+// Scale gives a stage so many workers: goroutines for a function, ranks in use for a role. Work in hand is finished.
+func (p *Pipeline) Scale(ctx context.Context, to string, workers int) error {
+	if workers < 1 {
+		return bus.Errorf(bus.CodeInvalid, "stage %s: %d workers; pause it instead", to, workers)
+	}
+	return p.inStage(ctx, to, func(s *stage) error {
+		if s.spec.Func != nil {
+			p.scaleFunc(s, workers)
+			return nil
+		}
+		if n := len(s.hands.all); workers > n {
+			return bus.Errorf(bus.CodeRefused, "stage %s has %d ranks of role %s, and %d are wanted; create more ranks and join them", to, n, s.spec.Role, workers)
+		}
+		for i, h := range s.hands.all {
+			h.suspended = i >= workers
+			if h.suspended {
+				p.flow.returnQueue(s, h)
+			}
+		}
+		return nil
+	})
+}
+
+// scaleFunc replaces the goroutines of a function: the old ones finish what they have.
+func (p *Pipeline) scaleFunc(s *stage, workers int) {
+	for _, h := range s.hands.all {
+		h.draining = true
+		p.flow.returnQueue(s, h)
+	}
+	s.spec.Workers = workers
+	p.hire(s)
+}
+
+// returnQueue makes runnable again what waited for a worker that gets nothing more.
+func (f *flow) returnQueue(s *stage, h *hand) {
+	f2 := h.queue.all()
+	s.held -= len(f2)
+	s.giveBack(append([]*work(nil), f2...))
+	h.queue = fifo[*work]{}
+	s.hands.unstick(h)
+}
+
+// Batch is items taken out of a sink.
+type Batch struct {
+	Items []Item
+	p     *Pipeline
+	id    uint64
+}
+
+// Take takes up to n items out of a sink, and waits until there is one at least. They are in the caller's hand until
+// Done or Return is called, and back in the sink when the pipeline is opened again.
+func (p *Pipeline) Take(ctx context.Context, stream string, n int) (*Batch, error) {
+	b := &Batch{p: p}
+	var bad error
+	err := p.await(ctx, func(p *Pipeline) bool {
+		if ctx.Err() != nil {
+			return true // nobody is there to take them
+		}
+		s := p.flow.streamOf(stream)
+		if s == nil || !s.spec.Sink {
+			bad = bus.Errorf(bus.CodeInvalid, "pipeline %s has no sink %q; its streams are %v", p.at.Name, stream, p.streamNames())
+			return true
+		}
+		b.id, b.Items = p.flow.takeOut(s, n)
+		return b.id != 0
+	})
+	if err == nil {
+		err = bad
+	}
+	if err != nil {
+		return nil, err
+	}
+	return b, nil
+}
+
+// Done says that the items are dealt with.
+func (b *Batch) Done(ctx context.Context) error { return b.end(ctx, true) }
+
+// Return puts the items back.
+func (b *Batch) Return(ctx context.Context) error { return b.end(ctx, false) }
+
+func (b *Batch) end(ctx context.Context, done bool) error {
+	return b.p.stored(ctx, func(token any) error {
+		if !b.p.flow.takenOut(b.id, done, token) {
+			return bus.Errorf(bus.CodeInvalid, "the batch was given back before")
+		}
+		return nil
+	})
+}
+
+func (b *Batch) String() string { return fmt.Sprintf("%d items", len(b.Items)) }

@@ -1,0 +1,43 @@
+package pipeline
+
+import (
+	"strconv"
+	"time"
+
+	"troupe/bus"
+)
+
+// DeadLetter is an item that was given up, with what went wrong.
+type DeadLetter struct {
+	ID       string    `json:"id"`
+	Stage    string    `json:"stage"`
+	Stream   string    `json:"stream"` // where it was, and where it goes when it is tried again
+	Reason   string    `json:"reason"` // failures, losses, rounds
+	Attempts int       `json:"attempts"`
+	Failures []Failure `json:"failures"`
+	At       time.Time `json:"at"`
+	Key      string    `json:"key,omitempty"`
+	Group    string    `json:"group,omitempty"`
+	Of       int       `json:"of,omitempty"`
+	Priority int       `json:"priority,omitempty"`
+	Version  Version   `json:"version"`
+	Size     int       `json:"size"`
+	Seq      uint64    `json:"seq"` // its place in the log, and its name for show, retry and drop
+	Body     bus.Raw   `json:"-"`
+
+	subject string
+}
+
+func letter(s *stage, e *entry, reason string, failures []Failure, now time.Time) *DeadLetter {
+	return &DeadLetter{
+		ID: e.ID, Stage: s.spec.Name, Stream: e.Stream, Reason: reason, Attempts: max(e.Attempt, len(failures)), Failures: failures,
+		At: now.UTC(), Key: e.Key, Group: e.Group, Of: e.Of, Priority: e.Priority, Version: e.Version, Size: len(e.Body), Body: e.Body,
+	}
+}
+
+// item is the letter as an item again, with all its attempts before it.
+func (d *DeadLetter) item() Item {
+	return Item{ID: d.ID, Key: d.Key, Group: d.Group, Of: d.Of, Priority: d.Priority, Version: d.Version, Stamped: true, Body: d.Body}
+}
+
+func idOf(e *entry) string { return e.Stream + "-" + strconv.FormatUint(e.n, 10) }

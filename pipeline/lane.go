@@ -1,0 +1,109 @@
+package pipeline
+
+// entry is an item in memory that lies in the log.
+type entry struct {
+	Item
+	lane    *lane
+	n       uint64 // its number in the lane, from 1
+	seq     uint64 // where it lies in the log; 0 until it is known to
+	aborted bool   // while it waited
+
+	bodySeq uint64  // where its body lies, if that is apart
+	waits   *change // what is to be stored after its body
+}
+
+// weight is what an item counts against bounds in bytes.
+func weight(it *Item) int64 {
+	return int64(len(it.Body) + len(it.ID) + len(it.Key) + len(it.Group) + 64)
+}
+
+// lane is one stream at one priority: a numbered row of items. Its beginning is in memory, up to a window; the rest, if
+// there is more, is only in the log until there is room.
+//
+//	1 … floor     floor+1 … loaded            loaded+1 … visible     … head
+//	done          ready, in hand or done      only in the log        being committed
+type lane struct {
+	stream   *stream
+	priority int
+
+	head    uint64 // the last number given
+	visible uint64 // the last number known to be in the log
+	loaded  uint64 // the last number that has been in memory
+	lastSeq uint64 // where that one lies; reading goes on behind it
+	done    ordinals
+
+	ready      fifo[*entry]
+	readyBytes int64
+	loading    bool
+	marks      fifo[mark] // where numbers lie in the log, for letting go of what is done
+}
+
+type mark struct{ n, seq, body uint64 }
+
+func (l *lane) push(e *entry) {
+	l.ready.push(e)
+	l.readyBytes += weight(&e.Item)
+}
+
+func (l *lane) pop() (*entry, bool) {
+	e, ok := l.ready.pop()
+	if ok {
+		l.readyBytes -= weight(&e.Item)
+	}
+	return e, ok
+}
+
+// room is how many more items may come into memory.
+func (l *lane) room(w window) int {
+	if l.readyBytes >= w.bytes {
+		return 0
+	}
+	return w.items - l.ready.len()
+}
+
+// appear takes a new item that is in the log now. While more lies in the log than in memory, it stays there.
+func (l *lane) appear(e *entry, w window) {
+	l.visible = e.n
+	if l.loading || l.loaded != e.n-1 || l.room(w) <= 0 {
+		return
+	}
+	l.loaded, l.lastSeq = e.n, e.seq
+	l.push(e)
+}
+
+// want is what should be read from the log now, if anything.
+func (l *lane) want(w window) (from, to uint64, ok bool) {
+	room := l.room(w)
+	if l.loading || l.loaded >= l.visible || room < w.items/2 {
+		return 0, 0, false
+	}
+	return l.loaded + 1, min(l.visible, l.loaded+uint64(room)), true
+}
+
+// arrived takes what was read up to number to.
+func (l *lane) arrived(entries []*entry, to, lastSeq uint64) {
+	l.loading = false
+	for _, e := range entries {
+		if e.n > l.loaded && e.n <= to && !l.done.has(e.n) {
+			l.push(e)
+		}
+	}
+	l.loaded, l.lastSeq = to, max(l.lastSeq, lastSeq)
+}
+
+// passed is up to where in the log, and among the bodies, everything is done; zero: nothing new.
+func (l *lane) passed() (m mark) {
+	for l.marks.len() > 0 && l.marks.front().n <= l.done.Floor {
+		next, _ := l.marks.pop()
+		m.seq, m.body = next.seq, max(m.body, next.body)
+	}
+	return m
+}
+
+// window bounds what of a lane is in memory, ready to be handed out.
+type window struct {
+	items int
+	bytes int64
+}
+
+var defaultWindow = window{items: 4096, bytes: 32 << 20}

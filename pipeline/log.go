@@ -1,0 +1,341 @@
+package pipeline
+
+import (
+	"context"
+	"encoding/json"
+	"hash/fnv"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+)
+
+const (
+	headerLabel       = "Troupe-Item"
+	headerLetter      = "Troupe-Letter"
+	headerRecord      = "Troupe-Record"
+	headerBatchID     = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+	headerRollup      = "Nats-Rollup"
+	rollupSubject     = "sub"
+
+	attemptLimit = 2 * time.Second
+	firstPause   = 5 * time.Millisecond
+	longestPause = 500 * time.Millisecond
+	sourceTTL    = 24 * time.Hour
+	headerRoom   = 8 << 10 // what a label and our headers may take of a message
+)
+
+// journal is the pipeline's log: one JetStream stream, which only the engine writes. A commit is one atomic batch that
+// ends with the record, or one message that carries it, and says behind which message of the log it belongs: one that
+// comes twice, late, or from an engine that has been replaced, is refused whole.
+type journal struct {
+	b      *bus.Bus
+	at     bus.Pipeline
+	stream jetstream.Stream
+	bodies jetstream.Stream // where large bodies are
+	engine string
+	by     string
+
+	readers map[*lane]*reader
+}
+
+// openJournal finds the log or makes it, and reads the record and where the log ends; nil: there is none yet.
+func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec Spec, by string) (_ *journal, rec *record, last uint64, err error) {
+	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, readers: map[*lane]*reader{}}
+	s, err := b.JetStream().CreateOrUpdateStream(ctx, j.config(spec))
+	if err != nil {
+		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
+	}
+	j.stream = s
+	if j.bodies, err = b.JetStream().CreateOrUpdateStream(ctx, j.bodiesConfig(spec)); err != nil {
+		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
+	}
+	if rec, last, err = j.readRecord(ctx); err != nil {
+		return nil, nil, 0, err
+	}
+	if rec != nil {
+		if name := rec.misfit(spec); name != "" {
+			return nil, nil, 0, bus.Errorf(bus.CodeInvalid, "pipeline %s: there are items in stream %s (or in a priority of it) that is not declared any more; declare it, or remove the pipeline's log", at.Name, name)
+		}
+	}
+	return j, rec, last, nil
+}
+
+// config is the stream of the log. Its bound is that of the declared streams with room for what is done and not yet
+// let go of; beyond it the server refuses, and the pipeline waits.
+func (j *journal) config(spec Spec) jetstream.StreamConfig {
+	var bytes int64
+	for _, s := range spec.withDefaults().Streams {
+		bytes += s.Bytes
+	}
+	return jetstream.StreamConfig{
+		Name: j.at.Stream(), Subjects: []string{j.at.Log()}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
+		Discard: jetstream.DiscardNew, MaxBytes: bytes + bytes/4 + 64<<20,
+		AllowAtomicPublish: true, AllowRollup: true, AllowMsgTTL: true,
+	}
+}
+
+// bodiesConfig is the stream of the large bodies. An atomic batch is written twice by the server; a large body goes
+// ahead of its batch instead, once, and counts only when the item that names it is committed.
+func (j *journal) bodiesConfig(spec Spec) jetstream.StreamConfig {
+	return jetstream.StreamConfig{
+		Name: j.at.BodyStream(), Subjects: []string{j.at.AllBodies()}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
+		Discard: jetstream.DiscardNew, MaxBytes: j.config(spec).MaxBytes,
+	}
+}
+
+// readRecord reads the newest record, from the leader: the last message of the log is one, or carries one.
+func (j *journal) readRecord(ctx context.Context) (rec *record, last uint64, err error) {
+	info, err := j.stream.Info(ctx)
+	if err != nil || info.State.LastSeq == 0 {
+		return nil, 0, err
+	}
+	m, err := j.stream.GetMsg(ctx, info.State.LastSeq)
+	if err != nil {
+		return nil, 0, err
+	}
+	text := m.Data
+	if m.Subject != j.at.State() {
+		text = []byte(m.Header.Get(headerRecord))
+	}
+	var r record
+	if err := json.Unmarshal(text, &r); err != nil {
+		return nil, 0, bus.Errorf(bus.CodeMalformed, "pipeline %s: the last message of its log (%d, %s) is no record of ours; has somebody else written to it? %w", j.at.Name, m.Sequence, m.Subject, err)
+	}
+	return &r, m.Sequence, nil
+}
+
+// take writes the first commit of an engine: from then on the one before it is refused.
+func (j *journal) take(ctx context.Context, c *commit, last uint64) (uint64, error) {
+	fl, err := j.newFlight(c)
+	if err != nil {
+		return 0, err
+	}
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		fl.aim(last)
+		if err = j.request(ctx, fl); err == nil {
+			return fl.first(), nil
+		}
+		rec, at, lookErr := j.readRecord(ctx)
+		switch {
+		case lookErr == nil && rec != nil && rec.Engine == j.engine:
+			return fl.first(), nil
+		case lookErr == nil && at != last:
+			return 0, j.fenced(rec)
+		}
+		if wait(ctx, pause) != nil {
+			return 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be written: %w", j.at.Name, err)
+		}
+	}
+}
+
+func (j *journal) fenced(rec *record) error {
+	if rec == nil {
+		return bus.Errorf(bus.CodeFenced, "pipeline %s: its log has been removed", j.at.Name)
+	}
+	return bus.Errorf(bus.CodeFenced, "pipeline %s: it is run by %s since %s", j.at.Name, rec.By, rec.At.Format(time.RFC3339))
+}
+
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// flight is a commit on its way: its messages, and where in the log the last of them will lie.
+type flight struct {
+	commit   *commit
+	msgs     []*nats.Msg
+	attempt  int
+	expected uint64 // the last message of the log before it
+	sent     time.Time
+}
+
+func (j *journal) newFlight(c *commit) (*flight, error) {
+	c.record.Engine, c.record.By = j.engine, j.by
+	msgs, err := j.messages(c)
+	return &flight{commit: c, msgs: msgs}, err
+}
+
+func (fl *flight) first() uint64 { return fl.expected + 1 }
+func (fl *flight) end() uint64   { return fl.expected + uint64(len(fl.msgs)) }
+
+// aim says behind which message of the log the commit belongs: anywhere else it is refused.
+func (fl *flight) aim(last uint64) {
+	fl.expected = last
+	fl.attempt++
+	fl.msgs[0].Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(last, 10)}
+}
+
+// publish sends the messages. A repetition is a new batch to the server, which may still have halves of the old one.
+func (j *journal) publish(fl *flight, reply string) error {
+	last := len(fl.msgs) - 1
+	if last > 0 {
+		id := []string{j.engine + "." + strconv.FormatUint(fl.commit.number, 36) + "." + strconv.Itoa(fl.attempt)}
+		for i, m := range fl.msgs {
+			m.Header[headerBatchID], m.Header[headerBatchSeq] = id, batchNumbers[i]
+		}
+		fl.msgs[last].Header[headerBatchCommit] = []string{"1"}
+	}
+	fl.msgs[last].Reply = reply
+	for _, m := range fl.msgs {
+		if err := j.b.Conn().PublishMsg(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// request sends the messages and waits for the answer.
+func (j *journal) request(ctx context.Context, fl *flight) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptLimit)
+	defer cancel()
+	inbox := j.b.Conn().NewInbox()
+	sub, err := j.b.Conn().SubscribeSync(inbox)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := j.publish(fl, inbox); err != nil {
+		return err
+	}
+	m, err := sub.NextMsgWithContext(ctx)
+	if err != nil {
+		return err
+	}
+	return ackOf(m, fl)
+}
+
+// ackOf reads the server's answer to a commit.
+func ackOf(m *nats.Msg, fl *flight) error {
+	if len(m.Data) == 0 && m.Header.Get("Status") != "" {
+		return nats.ErrNoResponders
+	}
+	var ack struct {
+		Error *jetstream.APIError `json:"error"`
+		Seq   uint64              `json:"seq"`
+	}
+	if err := json.Unmarshal(m.Data, &ack); err != nil {
+		return err
+	}
+	if ack.Error != nil {
+		return ack.Error
+	}
+	if ack.Seq != fl.end() {
+		return bus.Errorf(bus.CodeInternal, "a commit landed at %d, and not at %d", ack.Seq, fl.end())
+	}
+	return nil
+}
+
+// batchNumbers are made once: every message of a batch carries one.
+var batchNumbers = func() (out [1001][]string) {
+	for i := range out {
+		out[i] = []string{strconv.Itoa(i + 1)}
+	}
+	return out
+}()
+
+// messages are the commit as the log keeps it; the record is the last.
+func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
+	msgs := make([]*nats.Msg, 0, len(c.entries)+len(c.dead)+len(c.closings)+len(c.sources)+len(c.revived)+1)
+	subjects := map[*lane]string{}
+	label := make([]byte, 0, 256)
+	for _, e := range c.entries {
+		subject := subjects[e.lane]
+		if subject == "" {
+			subject = j.at.Items(e.lane.stream.spec.Name, e.lane.priority)
+			subjects[e.lane] = subject
+		}
+		label = appendLabel(label[:0], e.n, e.bodySeq, &e.Item)
+		m := &nats.Msg{Subject: subject, Data: e.Body, Header: nats.Header{headerLabel: {string(label)}}}
+		if e.bodySeq > 0 {
+			m.Data = nil
+		}
+		msgs = append(msgs, m)
+	}
+	for i, d := range c.dead {
+		text, err := json.Marshal(d)
+		if err != nil {
+			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: a dead letter: %w", j.at.Name, err)
+		}
+		id := strconv.FormatUint(c.number, 36) + "-" + strconv.Itoa(i)
+		msgs = append(msgs, &nats.Msg{Subject: j.at.Dead(d.Stage, id), Data: d.Body, Header: nats.Header{headerLetter: {clipLetter(d, text)}}})
+	}
+	for _, g := range c.closings {
+		text, _ := json.Marshal(closedRecord{Group: g.group, Left: g.left}) // a string and a number
+		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.stage, tokenOf(g.group)), Data: text, Header: lasting(defaultRemember)})
+	}
+	for name, seq := range c.sources {
+		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: lasting(sourceTTL)})
+	}
+	for _, subject := range c.revived {
+		msgs = append(msgs, &nats.Msg{Subject: subject, Header: lasting(time.Second)})
+	}
+	text, err := c.record.encode()
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: its record: %w", j.at.Name, err)
+	}
+	if len(msgs) == 1 && len(c.entries) == 1 && len(text) < headerRoom/2 { // one message needs no batch
+		msgs[0].Header[headerRecord] = []string{string(text)}
+		return msgs, nil
+	}
+	return append(msgs, &nats.Msg{Subject: j.at.State(), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}), nil
+}
+
+// closedRecord is a group that was handed over, in the log.
+type closedRecord struct {
+	Group string `json:"group"`
+	Left  int    `json:"left"`
+}
+
+// lasting is the header of a message that replaces the one before it, and is forgotten after a while.
+func lasting(d time.Duration) nats.Header {
+	return nats.Header{headerRollup: {rollupSubject}, jetstream.MsgTTLHeader: {d.String()}}
+}
+
+// clipLetter keeps a letter with long stacks within what a header may be.
+func clipLetter(d *DeadLetter, text []byte) string {
+	for len(text) > headerRoom/2 {
+		short := *d
+		short.Failures = nil
+		for _, f := range d.Failures[max(0, len(d.Failures)-4):] {
+			f.Stack, f.Error = clip(f.Stack, 600), clip(f.Error, 300)
+			short.Failures = append(short.Failures, f)
+		}
+		text, _ = json.Marshal(short) // as it could be before
+		break
+	}
+	return string(text)
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}
+
+// tokenOf makes any text a word of a subject.
+func tokenOf(text string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text)) // never fails
+	return strconv.FormatUint(h.Sum64(), 36)
+}
+
+// purge lets go of the items of a lane up to a mark, and of their bodies.
+func (j *journal) purge(ctx context.Context, l *lane, m mark) error {
+	stream := l.stream.spec.Name
+	err := j.stream.Purge(ctx, jetstream.WithPurgeSubject(j.at.Items(stream, l.priority)), jetstream.WithPurgeSequence(m.seq+1))
+	if m.body > 0 && err == nil {
+		err = j.bodies.Purge(ctx, jetstream.WithPurgeSubject(j.at.Bodies(stream, l.priority)), jetstream.WithPurgeSequence(m.body+1))
+	}
+	return err
+}

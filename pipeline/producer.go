@@ -1,0 +1,200 @@
+package pipeline
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+)
+
+const (
+	wireItems = 500       // of one put on the wire
+	wireBytes = 512 << 10 // and their bytes, unless one item alone is more
+	putAgain  = 2 * time.Second
+)
+
+// putEvent is a put on its way to the loop.
+type putEvent struct {
+	put
+	name   string
+	doneCh chan error // holds one; of a caller in this process
+	msg    *nats.Msg  // of one elsewhere
+}
+
+func (e *putEvent) apply(p *Pipeline) {
+	e.stream = p.flow.streamOf(e.name)
+	if e.stream == nil {
+		e.reply(bus.Errorf(bus.CodeNotFound, "pipeline %s has no stream %q; it has %v", p.at.Name, e.name, p.streamNames()))
+		return
+	}
+	e.token = e
+	p.flow.put(&e.put)
+}
+
+func (e *putEvent) reply(err error) {
+	if e.doneCh != nil {
+		e.doneCh <- err
+		return
+	}
+	respond(e.msg, nil, err)
+}
+
+func (p *Pipeline) streamNames() []string {
+	var out []string
+	for _, s := range p.spec.Streams {
+		out = append(out, s.Name)
+	}
+	return out
+}
+
+// Put stores items in a stream. It returns when they are stored, or says why they are not: bus.ErrBusy when the stream
+// is full and declared to refuse. While a stream that blocks is full, it waits. Up to 900 items of 4 MiB are stored all
+// or nothing; more, in pieces, in order.
+func (p *Pipeline) Put(ctx context.Context, stream string, items ...Item) error {
+	return inPieces(items, maxGroup, maxCommitBytes, func(piece []Item) error { return p.putPiece(ctx, stream, piece) })
+}
+
+func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) error {
+	e := &putEvent{put: put{items: items}, name: stream, doneCh: make(chan error, 1)}
+	p.inbox.push(e)
+	select {
+	case err := <-e.doneCh:
+		return err
+	case <-p.doneCh:
+		select {
+		case err := <-e.doneCh:
+			return err
+		default:
+			return p.ended()
+		}
+	case <-ctx.Done():
+	}
+	p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.withdraw(e) }))
+	return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w", stream, ctx.Err())
+}
+
+// inPieces cuts items into what is stored at once.
+func inPieces(items []Item, most int, mostBytes int64, do func([]Item) error) error {
+	for len(items) > 0 {
+		n, bytes := 0, int64(0)
+		for n < len(items) && n < most && (n == 0 || bytes+weight(&items[n]) <= mostBytes) {
+			bytes += weight(&items[n])
+			n++
+		}
+		if err := do(items[:n:n]); err != nil {
+			return err
+		}
+		items = items[n:]
+	}
+	return nil
+}
+
+// Producer puts items into a pipeline that runs in any process. Each put has a number: one that has to be repeated,
+// because its answer or the process that runs the pipeline was lost, is stored once. It is safe for concurrent use; puts
+// go one after the other.
+type Producer struct {
+	b    *bus.Bus
+	at   bus.Pipeline
+	name string
+
+	turnCh chan struct{} // holds one: whose turn it is
+	mu     sync.Mutex    // guards what follows
+	seq    uint64
+	closed bool
+}
+
+func newProducer(p *Pipeline) *Producer {
+	return &Producer{b: p.cfg.Bus, at: p.at, name: bus.NewID(), turnCh: make(chan struct{}, 1)}
+}
+
+func (r *Producer) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+}
+
+// putRequest is a put on the wire.
+type putRequest struct {
+	Source string     `msgpack:"source"`
+	Seq    uint64     `msgpack:"seq"`
+	Stream string     `msgpack:"stream"`
+	Items  []wireItem `msgpack:"items"`
+}
+
+// wireItem is an item on the wire, and what a method with the style "item" sees and gives.
+type wireItem struct {
+	To       string   `msgpack:"to,omitempty"`
+	ID       string   `msgpack:"id,omitempty"`
+	Key      string   `msgpack:"key,omitempty"`
+	Group    string   `msgpack:"group,omitempty"`
+	Of       int      `msgpack:"of,omitempty"`
+	Priority int      `msgpack:"priority,omitempty"`
+	Version  *float64 `msgpack:"version,omitempty"`
+	Attempt  int      `msgpack:"attempt,omitempty"`
+	Stale    bool     `msgpack:"stale,omitempty"`
+	Stream   string   `msgpack:"stream,omitempty"`
+	Body     bus.Raw  `msgpack:"body"`
+}
+
+func toWire(it *Item) wireItem {
+	w := wireItem{
+		ID: it.ID, Key: it.Key, Group: it.Group, Of: it.Of, Priority: it.Priority, Attempt: it.Attempt, Stale: it.Stale, Stream: it.Stream, Body: it.Body,
+	}
+	if it.Stamped {
+		v := it.Version.Float()
+		w.Version = &v
+	}
+	return w
+}
+
+func (w wireItem) item() Item {
+	it := Item{ID: w.ID, Key: w.Key, Group: w.Group, Of: w.Of, Priority: w.Priority, Body: w.Body}
+	if w.Version != nil {
+		it.Version, it.Stamped = VersionOf(*w.Version), true
+	}
+	return it
+}
+
+// Put stores items in a stream, as Pipeline.Put does, and goes on through restarts of the server and of the pipeline
+// until ctx ends.
+func (r *Producer) Put(ctx context.Context, stream string, items ...Item) error {
+	select {
+	case r.turnCh <- struct{}{}:
+		defer func() { <-r.turnCh }()
+	case <-ctx.Done():
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: %w", stream, ctx.Err())
+	}
+	return inPieces(items, wireItems, wireBytes, func(piece []Item) error { return r.putPiece(ctx, stream, piece) })
+}
+
+func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) error {
+	r.seq++
+	req := putRequest{Source: r.name, Seq: r.seq, Stream: stream, Items: make([]wireItem, len(items))}
+	for i := range items {
+		req.Items[i] = toWire(&items[i])
+		if len(req.Items[i].Body) == 0 {
+			req.Items[i].Body = bus.Raw{0xc0}
+		}
+	}
+	body, err := bus.Marshal(req)
+	if err != nil {
+		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (bus.Marshal): %w", stream, err)
+	}
+	if most := int(r.b.Conn().MaxPayload()); len(body) > most {
+		return bus.Errorf(bus.CodeInvalid, "put into stream %s: %d bytes; the server takes %d (raise its max_payload)", stream, len(body), most)
+	}
+	for pause := firstPause; ; pause = min(2*pause, longestPause) {
+		err := ask(ctx, r.b, r.at, "put", body, nil, putAgain)
+		if err == nil || !again(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w (%w)", stream, err, ctx.Err())
+		case <-time.After(pause):
+		}
+	}
+}

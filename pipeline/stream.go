@@ -1,0 +1,117 @@
+package pipeline
+
+import (
+	"time"
+
+	"troupe/bus"
+)
+
+// stream is one declared stream: its lanes, and what counts against its bounds.
+type stream struct {
+	spec     StreamSpec
+	lanes    []*lane // by priority
+	items    int     // accepted and not done
+	bytes    int64
+	stored   int64 // bytes in the log that are not done
+	reserved int   // outputs that items in hand may still give
+	waiting  fifo[*put]
+
+	in, out, dropped, expired, late, stale uint64
+}
+
+func newStream(spec StreamSpec) *stream {
+	s := &stream{spec: spec}
+	for p := range spec.Priorities {
+		s.lanes = append(s.lanes, &lane{stream: s, priority: p})
+	}
+	return s
+}
+
+// put is items that somebody outside wants stored.
+type put struct {
+	stream *stream
+	items  []Item
+	bytes  int64
+	source string // whose; with seq, a repetition is known again
+	seq    uint64
+	token  any // of who waits for the answer
+}
+
+// fits says whether so much more is within the bounds.
+func (s *stream) fits(items int, bytes int64) bool {
+	return s.items+items <= s.spec.Items && s.bytes+bytes <= s.spec.Bytes
+}
+
+// takes says whether an item may be handed out whose output comes here.
+func (s *stream) takes() bool { return s.items+s.reserved < s.spec.Items && s.bytes < s.spec.Bytes }
+
+// count notes an item that was accepted.
+func (s *stream) count(it *Item) {
+	s.items++
+	s.in++
+	s.bytes += weight(it)
+}
+
+// uncount notes an item that is done.
+func (s *stream) uncount(it *Item) {
+	s.items--
+	s.out++
+	s.bytes -= weight(it)
+}
+
+// next is the item to hand out: of the highest priority, the oldest.
+func (s *stream) next() (*entry, bool) {
+	for p := len(s.lanes) - 1; p >= 0; p-- {
+		if e, ok := s.lanes[p].pop(); ok {
+			return e, true
+		}
+	}
+	return nil, false
+}
+
+// oldestReady takes the item that goes first where the oldest are dropped: of the lowest priority.
+func (s *stream) oldestReady() (*entry, bool) {
+	for _, l := range s.lanes {
+		if e, ok := l.pop(); ok {
+			return e, true
+		}
+	}
+	return nil, false
+}
+
+// tooOld says whether the item has outlived the stream's bound.
+func (s *stream) tooOld(it *Item, now time.Time) bool {
+	return s.spec.Age > 0 && now.Sub(it.Stored) > s.spec.Age
+}
+
+// check refuses items that could never be stored.
+func (s *stream) check(items []Item, maxBody int) error {
+	if len(items) > s.spec.Items {
+		return bus.Errorf(bus.CodeInvalid, "stream %s: a put of %d items never fits into a bound of %d; put fewer at once, or raise items", s.spec.Name, len(items), s.spec.Items)
+	}
+	var bytes int64
+	for i := range items {
+		if err := s.checkItem(&items[i], maxBody); err != nil {
+			return err
+		}
+		bytes += weight(&items[i])
+	}
+	if bytes > s.spec.Bytes {
+		return bus.Errorf(bus.CodeInvalid, "stream %s: a put of %d bytes never fits into a bound of %d; put fewer at once, or raise bytes", s.spec.Name, bytes, s.spec.Bytes)
+	}
+	return nil
+}
+
+const maxWord = 512 // of an id, a key, a group
+
+func (s *stream) checkItem(it *Item, maxBody int) error {
+	switch {
+	case it.Priority < 0 || it.Priority >= s.spec.Priorities:
+		return bus.Errorf(bus.CodeInvalid, "stream %s: priority %d; it has 0 to %d (priorities)", s.spec.Name, it.Priority, s.spec.Priorities-1)
+	case len(it.Body) > maxBody:
+		return bus.Errorf(bus.CodeInvalid, "stream %s: a body of %d bytes; the server takes %d (raise its max_payload, or store it elsewhere and send its name)", s.spec.Name, len(it.Body), maxBody)
+	case len(it.ID) > maxWord || len(it.Key) > maxWord || len(it.Group) > maxWord:
+		return bus.Errorf(bus.CodeInvalid, "stream %s: an id, key or group of more than %d bytes", s.spec.Name, maxWord)
+	}
+	return nil
+}
