@@ -55,13 +55,11 @@ func newRawPipeline(ctx context.Context, url string, stages, batch int, body []b
 			r.last = c
 			break
 		}
-		for range 2 { // one publishes while the other waits until its own is stored
-			r.group.Go(func() {
-				if err := r.stage(run, c, i+1); err != nil && run.Err() == nil {
-					r.fail(err)
-				}
-			})
-		}
+		r.group.Go(func() {
+			if err := r.stage(run, c, i+1); err != nil && run.Err() == nil {
+				r.fail(err)
+			}
+		})
 	}
 	return r, nil
 }

@@ -20,7 +20,7 @@ import (
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
 //	troupe.<namespace>.@pipeline.<name>.log.…                    what a pipeline stores, in a JetStream stream of its own
-//	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in another one
+//	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
 //	troupe.<namespace>.@pipeline.<name>.ask.<verb>               requests to the process that runs a pipeline
 //
 // What belongs to all namespaces lies under words that no namespace can be:
@@ -230,11 +230,11 @@ func (p Pipeline) Items(stream string, priority int) string {
 	return p.prefix() + ".log.item." + stream + "." + strconv.Itoa(priority)
 }
 
-// BodyStream is troupe_bodies_<namespace>@<name>: the JetStream stream of the pipeline's large bodies.
-func (p Pipeline) BodyStream() string { return "troupe_bodies_" + p.Namespace + "@" + p.Name }
-
-// AllBodies is troupe.<namespace>.@pipeline.<name>.body.>: every large body.
-func (p Pipeline) AllBodies() string { return p.prefix() + ".body.>" }
+// BodyStream is troupe_bodies_<namespace>@<name>@<stream>@<priority>: the JetStream stream of the large bodies of one
+// stream at one priority.
+func (p Pipeline) BodyStream(stream string, priority int) string {
+	return "troupe_bodies_" + p.Namespace + "@" + p.Name + "@" + stream + "@" + strconv.Itoa(priority)
+}
 
 // Bodies is troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority>: the large bodies of one stream at one priority.
 func (p Pipeline) Bodies(stream string, priority int) string {

@@ -1,147 +1,144 @@
 package pipeline
 
 import (
+	"context"
+	"strconv"
 	"sync"
-	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
 )
 
 const (
-	bodyApart     = 16 << 10 // from here on a body is stored apart
-	bodiesAtOnce  = 64       // on their way to the server
-	bytesAtOnce   = 8 << 20
-	bodyStallWait = time.Second
+	bodyApart    = 16 << 10 // from here on a body is stored apart
+	bodiesAtOnce = 500      // of one batch
 )
 
-// bodyQueue is where bodies wait to be stored. The flow bounds it: it hands nothing out while much waits here.
-type bodyQueue struct {
+// bodyWriter stores the large bodies of one lane ahead of the commits that name them, in order, as many at once as have
+// come while the ones before were being stored. The flow bounds what waits: it hands nothing out while much does.
+type bodyWriter struct {
+	p      *Pipeline
+	lane   *lane
 	wakeCh chan struct{} // holds one
 
 	mu      sync.Mutex // guards what follows
 	entries []*entry
 }
 
-func newBodyQueue() *bodyQueue { return &bodyQueue{wakeCh: make(chan struct{}, 1)} }
+// storeBodies gives bodies to the writers of their lanes, in the loop.
+func (p *Pipeline) storeBodies(entries []*entry) {
+	for _, e := range entries {
+		w := p.bodies[e.lane]
+		if w == nil {
+			w = &bodyWriter{p: p, lane: e.lane, wakeCh: make(chan struct{}, 1)}
+			p.bodies[e.lane] = w
+			p.group.Go(w.run)
+		}
+		w.push(e)
+	}
+}
 
-func (q *bodyQueue) push(entries []*entry) {
-	q.mu.Lock()
-	q.entries = append(q.entries, entries...)
-	q.mu.Unlock()
+func (w *bodyWriter) push(e *entry) {
+	w.mu.Lock()
+	w.entries = append(w.entries, e)
+	w.mu.Unlock()
 	select {
-	case q.wakeCh <- struct{}{}:
+	case w.wakeCh <- struct{}{}:
 	default:
 	}
 }
 
 // take returns the next to store, in order.
-func (q *bodyQueue) take() []*entry {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+func (w *bodyWriter) take() []*entry {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	n, bytes := 0, 0
-	for n < len(q.entries) && n < bodiesAtOnce && (n == 0 || bytes+len(q.entries[n].Body) <= bytesAtOnce) {
-		bytes += len(q.entries[n].Body)
+	for n < len(w.entries) && n < bodiesAtOnce && (n == 0 || bytes+len(w.entries[n].Body) <= maxCommitBytes) {
+		bytes += len(w.entries[n].Body)
 		n++
 	}
-	out := q.entries[:n:n]
-	q.entries = q.entries[n:]
-	if len(q.entries) == 0 {
-		q.entries = nil
+	out := w.entries[:n:n]
+	if w.entries = w.entries[n:]; len(w.entries) == 0 {
+		w.entries = nil
 	}
 	return out
 }
 
-// bodyLoop stores large bodies ahead of the commits that name them, in the order of the commits: letting go of those
-// that are done goes by that order.
-func (p *Pipeline) bodyLoop() {
-	js, err := jetstream.New(p.cfg.Bus.Conn(), jetstream.WithPublishAsyncMaxPending(2*bodiesAtOnce), jetstream.WithPublishAsyncTimeout(attemptLimit))
-	if err != nil {
-		p.cancel(bus.Errorf(bus.CodeInternal, "pipeline %s: %w", p.at.Name, err))
-		return
-	}
-	var flying []bodyFlight
-	for {
-		if len(flying) < 2*bodiesAtOnce/3 {
-			for _, e := range p.bodies.take() {
-				flying = append(flying, bodyFlight{entry: e, ack: p.sendBody(js, e)})
-			}
-		}
-		if len(flying) == 0 {
+func (w *bodyWriter) run() {
+	for number := 0; ; number++ {
+		entries := w.take()
+		for len(entries) == 0 {
 			select {
-			case <-p.ctx.Done():
+			case <-w.p.ctx.Done():
 				return
-			case <-p.bodies.wakeCh:
+			case <-w.wakeCh:
+			}
+			entries = w.take()
+		}
+		seqs, ok := w.store(entries, number)
+		if !ok {
+			return
+		}
+		w.p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.bodiesStored(entries, seqs) }))
+	}
+}
+
+// store tries until the bodies are stored; it reports false when the pipeline ends first. One that is stored twice, because
+// an answer was lost, is in nobody's way and is let go of with its neighbours.
+func (w *bodyWriter) store(entries []*entry, number int) ([]uint64, bool) {
+	pause := firstPause
+	for attempt := 1; ; attempt++ {
+		last, err := w.try(entries, number, attempt)
+		if err == nil {
+			seqs := make([]uint64, len(entries))
+			for i := range seqs {
+				seqs[i] = last - uint64(len(entries)-1-i)
+			}
+			return seqs, true
+		}
+		if wait(w.p.ctx, pause) != nil {
+			return nil, false
+		}
+		if pause = min(2*pause, longestPause); attempt == 5 {
+			w.p.cfg.Logger.Warn("pipeline: bodies cannot be stored; trying again", "pipeline", w.p.at.Name, "stream", w.lane.stream.spec.Name, "error", err)
+		}
+	}
+}
+
+func (w *bodyWriter) try(entries []*entry, number, attempt int) (last uint64, err error) {
+	ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptLimit)
+	defer cancel()
+	if _, err := w.p.journal.bodies(ctx, w.lane, true); err != nil {
+		return 0, err
+	}
+	nc := w.p.cfg.Bus.Conn()
+	id := []string{w.p.journal.engine + "." + strconv.FormatInt(int64(number), 36) + "." + strconv.Itoa(attempt)}
+	subject := w.p.at.Bodies(w.lane.stream.spec.Name, w.lane.priority)
+	for i, e := range entries {
+		m := &nats.Msg{Subject: subject, Data: e.Body}
+		if len(entries) > 1 {
+			m.Header = nats.Header{headerBatchID: id, headerBatchSeq: batchNumbers[i]}
+		}
+		if i < len(entries)-1 {
+			if err := nc.PublishMsg(m); err != nil {
+				return 0, err
 			}
 			continue
 		}
-		n := min(len(flying), bodiesAtOnce/4)
-		stored, ok := p.awaitBodies(flying[:n])
-		flying = flying[stored:]
-		if !ok && !p.resendBodies(js, flying) {
-			return
+		if len(entries) > 1 {
+			m.Header[headerBatchCommit] = []string{"1"}
+		}
+		reply, err := nc.RequestMsgWithContext(ctx, m)
+		if err != nil {
+			return 0, err
+		}
+		if last, err = seqOf(reply); err != nil {
+			return 0, err
 		}
 	}
-}
-
-type bodyFlight struct {
-	entry *entry
-	ack   jetstream.PubAckFuture // nil: it could not be sent
-}
-
-func (p *Pipeline) sendBody(js jetstream.JetStream, e *entry) jetstream.PubAckFuture {
-	m := &nats.Msg{Subject: p.at.Bodies(e.lane.stream.spec.Name, e.lane.priority), Data: e.Body}
-	ack, err := js.PublishMsgAsync(m, jetstream.WithStallWait(bodyStallWait))
-	if err != nil {
-		return nil // sent again with the others
+	if last < uint64(len(entries)) {
+		return 0, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to %d", len(entries), last)
 	}
-	return ack
-}
-
-// awaitBodies waits for the first bodies and tells the loop of them; it reports false when one was not stored.
-func (p *Pipeline) awaitBodies(flying []bodyFlight) (stored int, ok bool) {
-	seqs := make([]uint64, 0, len(flying))
-	entries := make([]*entry, 0, len(flying))
-	ok = true
-	for _, b := range flying {
-		seq, good := p.awaitBody(b)
-		if ok = good; !ok {
-			break
-		}
-		seqs, entries = append(seqs, seq), append(entries, b.entry)
-	}
-	if len(entries) > 0 {
-		p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.bodiesStored(entries, seqs) }))
-	}
-	return len(entries), ok
-}
-
-func (p *Pipeline) awaitBody(b bodyFlight) (seq uint64, ok bool) {
-	if b.ack == nil {
-		return 0, false
-	}
-	select {
-	case a := <-b.ack.Ok():
-		return a.Sequence, true
-	case <-b.ack.Err():
-	case <-p.ctx.Done():
-	}
-	return 0, false
-}
-
-// resendBodies sends again what was not stored, and all behind it: their order must stay. What is stored twice is in
-// nobody's way, and is let go of with its neighbours. It reports false when the pipeline ends.
-func (p *Pipeline) resendBodies(js jetstream.JetStream, flying []bodyFlight) bool {
-	for _, b := range flying { // the last answers to come
-		p.awaitBody(b)
-	}
-	if wait(p.ctx, longestPause/4) != nil {
-		return false
-	}
-	for i, b := range flying {
-		flying[i].ack = p.sendBody(js, b.entry)
-	}
-	return true
+	return last, nil
 }

@@ -26,7 +26,6 @@ type Pipeline struct {
 	group    sync.WaitGroup
 	doneCh   chan struct{} // closed when the loop has ended
 	commitCh chan *commit
-	bodies   *bodyQueue
 	written  uint64 // the writer's: where the log ends
 	loadCh   chan load
 	purgeCh  chan struct{} // holds one: there is something to let go of
@@ -34,6 +33,7 @@ type Pipeline struct {
 	// The loop owns what follows.
 	flow         *flow
 	workers      map[*hand]worker
+	bodies       map[*lane]*bodyWriter
 	inFlight     int      // commits
 	closing      bool     // it is to end when nothing is in hand and all is stored
 	waiters      []waiter // for a state of affairs
@@ -65,7 +65,7 @@ func Open(ctx context.Context, cfg Config, spec Spec) (*Pipeline, error) {
 	p := &Pipeline{
 		cfg: cfg, spec: spec.withDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: spec.Name}, inbox: newInbox(),
 		doneCh: make(chan struct{}), commitCh: make(chan *commit, maxFlights), loadCh: make(chan load, 256), purgeCh: make(chan struct{}, 1),
-		workers: map[*hand]worker{}, rates: map[string]*rate{}, purges: map[*lane]mark{}, began: time.Now(), endedLetters: map[uint64]bool{},
+		workers: map[*hand]worker{}, bodies: map[*lane]*bodyWriter{}, rates: map[string]*rate{}, purges: map[*lane]mark{}, began: time.Now(), endedLetters: map[uint64]bool{},
 	}
 	if err := p.alone(ctx); err != nil {
 		return nil, err
@@ -110,7 +110,11 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	p.written = at // the first commit is the record alone
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
-			l.marks.push(mark{l.head, at, p.journal.bodies.CachedInfo().State.LastSeq})
+			body, err := p.journal.lastBody(ctx, l)
+			if err != nil {
+				return err
+			}
+			l.marks.push(mark{l.head, at, body})
 		}
 	}
 	if err := p.recall(ctx); err != nil {
@@ -123,8 +127,6 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	if err := p.listen(); err != nil {
 		return err
 	}
-	p.bodies = newBodyQueue()
-	p.group.Go(p.bodyLoop)
 	p.group.Go(p.writeLoop)
 	p.group.Go(p.readLoop)
 	p.group.Go(p.purgeLoop)
@@ -222,8 +224,8 @@ func (p *Pipeline) carryOut() {
 	clear(f.answers)
 	f.starts, f.cancels, f.loads, f.answers = f.starts[:0], f.cancels[:0], f.loads[:0], f.answers[:0]
 	if len(f.bodies) > 0 {
-		p.bodies.push(f.bodies)
-		f.bodies = nil
+		p.storeBodies(f.bodies)
+		f.bodies = f.bodies[:0]
 	}
 	for f.buildable() && p.mayCommit() {
 		p.inFlight++
@@ -277,7 +279,7 @@ func (p *Pipeline) letGo() {
 
 // purgeEvery is how long what is done may lie in the log before it is let go of: each time costs the server a
 // millisecond, whatever there is.
-const purgeEvery = 2 * time.Second
+const purgeEvery = time.Second
 
 func (p *Pipeline) purgeLoop() {
 	for {

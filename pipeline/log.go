@@ -3,8 +3,10 @@ package pipeline
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"hash/fnv"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -37,24 +39,23 @@ type journal struct {
 	b      *bus.Bus
 	at     bus.Pipeline
 	stream jetstream.Stream
-	bodies jetstream.Stream // where large bodies are
 	engine string
 	by     string
 
-	readers map[*lane]*reader
+	readers map[*lane]*reader // the read loop's
+
+	mu          sync.Mutex // guards what follows
+	bodyStreams map[*lane]jetstream.Stream
 }
 
 // openJournal finds the log or makes it, and reads the record and where the log ends; nil: there is none yet.
 func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec Spec, by string) (_ *journal, rec *record, last uint64, err error) {
-	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, readers: map[*lane]*reader{}}
+	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, readers: map[*lane]*reader{}, bodyStreams: map[*lane]jetstream.Stream{}}
 	s, err := b.JetStream().CreateOrUpdateStream(ctx, j.config(spec))
 	if err != nil {
 		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
 	}
 	j.stream = s
-	if j.bodies, err = b.JetStream().CreateOrUpdateStream(ctx, j.bodiesConfig(spec)); err != nil {
-		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
-	}
 	if rec, last, err = j.readRecord(ctx); err != nil {
 		return nil, nil, 0, err
 	}
@@ -80,13 +81,39 @@ func (j *journal) config(spec Spec) jetstream.StreamConfig {
 	}
 }
 
-// bodiesConfig is the stream of the large bodies. An atomic batch is written twice by the server; a large body goes
-// ahead of its batch instead, once, and counts only when the item that names it is committed.
-func (j *journal) bodiesConfig(spec Spec) jetstream.StreamConfig {
-	return jetstream.StreamConfig{
-		Name: j.at.BodyStream(), Subjects: []string{j.at.AllBodies()}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
-		Discard: jetstream.DiscardNew, MaxBytes: j.config(spec).MaxBytes,
+// bodies is where the large bodies of a lane are; made if it is not there and create says so. A large body goes ahead of
+// the commit of its item, and counts only when the item that names it is committed. Each lane has a stream for them:
+// what is done goes from its beginning, whole files at a time, where one stream for all would be read through for it.
+func (j *journal) bodies(ctx context.Context, l *lane, create bool) (jetstream.Stream, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if s := j.bodyStreams[l]; s != nil {
+		return s, nil
 	}
+	name := j.at.BodyStream(l.stream.spec.Name, l.priority)
+	s, err := j.b.JetStream().Stream(ctx, name)
+	if create && errors.Is(err, jetstream.ErrStreamNotFound) {
+		s, err = j.b.JetStream().CreateStream(ctx, jetstream.StreamConfig{
+			Name: name, Subjects: []string{j.at.Bodies(l.stream.spec.Name, l.priority)}, Storage: jetstream.FileStorage,
+			Discard: jetstream.DiscardNew, MaxBytes: 2*l.stream.spec.Bytes + 64<<20, AllowAtomicPublish: true,
+		})
+	}
+	if err == nil {
+		j.bodyStreams[l] = s
+	}
+	return s, err
+}
+
+// lastBody is where the bodies of a lane end; 0: it has none.
+func (j *journal) lastBody(ctx context.Context, l *lane) (uint64, error) {
+	s, err := j.bodies(ctx, l, false)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	return s.CachedInfo().State.LastSeq, nil
 }
 
 // readRecord reads the newest record, from the leader: the last message of the log is one, or carries one.
@@ -216,23 +243,29 @@ func (j *journal) request(ctx context.Context, fl *flight) error {
 
 // ackOf reads the server's answer to a commit.
 func ackOf(m *nats.Msg, fl *flight) error {
+	seq, err := seqOf(m)
+	if err == nil && seq != fl.end() {
+		err = bus.Errorf(bus.CodeInternal, "a commit landed at %d, and not at %d", seq, fl.end())
+	}
+	return err
+}
+
+// seqOf reads where the server has stored the last message.
+func seqOf(m *nats.Msg) (uint64, error) {
 	if len(m.Data) == 0 && m.Header.Get("Status") != "" {
-		return nats.ErrNoResponders
+		return 0, nats.ErrNoResponders
 	}
 	var ack struct {
 		Error *jetstream.APIError `json:"error"`
 		Seq   uint64              `json:"seq"`
 	}
 	if err := json.Unmarshal(m.Data, &ack); err != nil {
-		return err
+		return 0, err
 	}
 	if ack.Error != nil {
-		return ack.Error
+		return 0, ack.Error
 	}
-	if ack.Seq != fl.end() {
-		return bus.Errorf(bus.CodeInternal, "a commit landed at %d, and not at %d", ack.Seq, fl.end())
-	}
-	return nil
+	return ack.Seq, nil
 }
 
 // batchNumbers are made once: every message of a batch carries one.
@@ -334,8 +367,12 @@ func tokenOf(text string) string {
 func (j *journal) purge(ctx context.Context, l *lane, m mark) error {
 	stream := l.stream.spec.Name
 	err := j.stream.Purge(ctx, jetstream.WithPurgeSubject(j.at.Items(stream, l.priority)), jetstream.WithPurgeSequence(m.seq+1))
-	if m.body > 0 && err == nil {
-		err = j.bodies.Purge(ctx, jetstream.WithPurgeSubject(j.at.Bodies(stream, l.priority)), jetstream.WithPurgeSequence(m.body+1))
+	if m.body == 0 || err != nil {
+		return err
+	}
+	s, err := j.bodies(ctx, l, false)
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSequence(m.body+1))
 	}
 	return err
 }

@@ -126,11 +126,14 @@ func (j *journal) keep(ctx context.Context, r *reader, l *lane, got []*entry) er
 
 // readBody reads on among the bodies of the lane until that of e. Those in between belong to items that are done, or
 // that never came to be.
-func (j *journal) readBody(ctx context.Context, r *reader, l *lane, e *entry) (err error) {
+func (j *journal) readBody(ctx context.Context, r *reader, l *lane, e *entry) error {
 	if r.bodies == nil {
-		r.bodies, err = j.bodies.CreateConsumer(ctx, jetstream.ConsumerConfig{
-			FilterSubject: j.at.Bodies(l.stream.spec.Name, l.priority), AckPolicy: jetstream.AckNonePolicy,
-			DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: e.bodySeq,
+		s, err := j.bodies(ctx, l, false)
+		if err != nil {
+			return err
+		}
+		r.bodies, err = s.CreateConsumer(ctx, jetstream.ConsumerConfig{
+			AckPolicy: jetstream.AckNonePolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: e.bodySeq,
 			InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
 		})
 		if err != nil {
