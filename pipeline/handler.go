@@ -19,10 +19,9 @@ var errTakenBack = bus.Errorf(bus.CodeCancelled, "the item was taken back")
 // funcWorker runs a Func on some goroutines of this process. It is one worker with as many credits as items they may
 // have, taken in the order in which they were handed out.
 type funcWorker struct {
-	p       *Pipeline
-	do      Func
-	timeout bool
-	tasks   chan *task // has room for all credits
+	p     *Pipeline
+	do    Func
+	tasks chan *task // has room for all credits
 
 	mu      sync.Mutex // guards what follows
 	cancels map[uint64]context.CancelCauseFunc

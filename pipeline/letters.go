@@ -46,13 +46,13 @@ func letters(ctx context.Context, s jetstream.Stream, at bus.Pipeline, bodies bo
 
 // RetryDead puts dead letters back into their streams. It returns how many.
 func (c *Client) RetryDead(ctx context.Context, seqs []uint64, all bool) (n int, err error) {
-	err = c.verb(ctx, "dead.retry", Order{Seqs: seqs, All: all}, &n)
+	err = c.verb(ctx, "dead-retry", Order{Seqs: seqs, All: all}, &n)
 	return n, err
 }
 
 // DropDead removes dead letters. It returns how many.
 func (c *Client) DropDead(ctx context.Context, seqs []uint64, all bool) (n int, err error) {
-	err = c.verb(ctx, "dead.drop", Order{Seqs: seqs, All: all}, &n)
+	err = c.verb(ctx, "dead-drop", Order{Seqs: seqs, All: all}, &n)
 	return n, err
 }
 

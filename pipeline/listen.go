@@ -86,9 +86,9 @@ func (p *Pipeline) obey(ctx context.Context, verb string, o Order) (any, error) 
 	case "shutdown":
 		go func() { _ = p.Close(context.Background()) }() // its owner sees Done
 		return nil, nil
-	case "dead.retry":
+	case "dead-retry":
 		return p.RetryDead(ctx, o.Seqs, o.All)
-	case "dead.drop":
+	case "dead-drop":
 		return p.DropDead(ctx, o.Seqs, o.All)
 	}
 	return nil, bus.Errorf(bus.CodeNotFound, "a pipeline has no verb %q", verb)

@@ -336,16 +336,16 @@ func lasting(d time.Duration) nats.Header {
 
 // clipLetter keeps a letter with long stacks within what a header may be.
 func clipLetter(d *DeadLetter, text []byte) string {
-	for len(text) > headerRoom/2 {
-		short := *d
-		short.Failures = nil
-		for _, f := range d.Failures[max(0, len(d.Failures)-4):] {
-			f.Stack, f.Error = clip(f.Stack, 600), clip(f.Error, 300)
-			short.Failures = append(short.Failures, f)
-		}
-		text, _ = json.Marshal(short) // as it could be before
-		break
+	if len(text) <= headerRoom/2 {
+		return string(text)
 	}
+	short := *d
+	short.Failures = nil
+	for _, f := range d.Failures[max(0, len(d.Failures)-4):] {
+		f.Stack, f.Error = clip(f.Stack, 600), clip(f.Error, 300)
+		short.Failures = append(short.Failures, f)
+	}
+	text, _ = json.Marshal(short) // as it could be before
 	return string(text)
 }
 

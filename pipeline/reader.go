@@ -51,9 +51,21 @@ func (j *journal) read(ctx context.Context, want load) (entries []*entry, last u
 			return nil, 0, err
 		}
 		if !more {
-			return entries, last, nil
+			if over, err := r.over(ctx); err != nil || over {
+				return entries, last, err
+			}
 		}
 	}
+}
+
+// over says that nothing more lies in the lane. A fetch that came back empty does not prove it: the server may have
+// been slow.
+func (r *reader) over(ctx context.Context) (bool, error) {
+	info, err := r.consumer.Info(ctx)
+	if err != nil {
+		return false, err
+	}
+	return info.NumPending == 0, wait(ctx, time.Millisecond)
 }
 
 func (j *journal) newReader(ctx context.Context, want load) (*reader, error) {

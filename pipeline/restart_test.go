@@ -1,0 +1,234 @@
+package pipeline_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/pipeline"
+)
+
+func three(handle pipeline.Func) pipeline.Spec {
+	return pipeline.Spec{Name: "p",
+		Streams: []pipeline.StreamSpec{stream("a"), stream("b"), stream("c"), {Name: "d", Sink: true, Items: 1 << 20}},
+		Stages: []pipeline.StageSpec{
+			{Name: "one", In: []string{"a"}, Out: []string{"b"}, Func: handle, Workers: 2, InFlight: 32, Backoff: time.Millisecond},
+			{Name: "two", In: []string{"b"}, Out: []string{"c"}, Func: handle, Workers: 2, InFlight: 32, Backoff: time.Millisecond},
+			{Name: "three", In: []string{"c"}, Out: []string{"d"}, Func: handle, Workers: 2, InFlight: 32, Backoff: time.Millisecond},
+		}}
+}
+
+// The server is stopped and started again in the middle, twice: nothing is lost and nothing comes twice.
+func TestTheServerRestarts(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	p := open(t, b, three(pass))
+	c, err := pipeline.Connect(bustest.Open(t, bus.Config{InProcess: srv}), "default", "p")
+	require.NoError(t, err)
+	const n = 3000
+	putCh := make(chan error, 1)
+	go func() { putCh <- c.Producer().Put(patient(t), "a", items(n)...) }()
+	for i := range 2 {
+		require.Eventually(t, func() bool { return status(t, p).Streams[3].In > uint64(500*(i+1)) }, 20*time.Second, time.Millisecond)
+		srv.Stop()
+		srv.Restart()
+	}
+	require.NoError(t, <-putCh)
+	seen := map[string]int{}
+	for _, it := range drainSink(t, p, "d", n) {
+		seen[it.ID]++
+	}
+	require.Len(t, seen, n)
+	require.NoError(t, p.Drain(patient(t)))
+	require.Zero(t, status(t, p).Streams[3].Items, "none came twice")
+}
+
+// An engine that another has replaced can store nothing more, and says so; what it had in hand is done by the other.
+func TestTakenOver(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	g := newGate()
+	spec := oneStage(pipeline.StageSpec{Func: g.handle})
+	old, err := pipeline.Open(patient(t), pipeline.Config{Bus: b, By: "the old one"}, spec)
+	require.NoError(t, err)
+	require.NoError(t, old.Put(patient(t), "in", items(2)...))
+	g.came(t)
+	_, err = pipeline.Open(patient(t), pipeline.Config{Bus: b}, spec)
+	require.ErrorIs(t, err, bus.ErrExists)
+	require.ErrorContains(t, err, "the old one")
+
+	p := open(t, b, oneStage(pipeline.StageSpec{Func: pass}), func(c *pipeline.Config) { c.TakeOver, c.By = true, "the new one" })
+	require.Equal(t, ids(items(2)), ids(drainSink(t, p, "out", 2)))
+	close(g.goCh) // the old one's handler ends, too late
+	<-old.Done()
+	require.ErrorIs(t, old.Err(), bus.ErrFenced)
+	require.ErrorContains(t, old.Err(), "the new one")
+	require.ErrorIs(t, old.Put(patient(t), "in", items(1)...), bus.ErrFenced)
+	require.ErrorIs(t, old.Close(patient(t)), bus.ErrFenced)
+	require.NoError(t, p.Drain(patient(t)))
+	require.Zero(t, status(t, p).Streams[1].Items, "and gave no outputs twice")
+}
+
+// More lies in a stream than fits into memory: it is read from the log, in order, after a restart too.
+func TestMoreThanTheWindow(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	spec := oneStage(pipeline.StageSpec{Func: pass, InFlight: 64}, func(s *pipeline.StreamSpec) { s.Items = 20_000 })
+	p := open(t, b, spec)
+	require.NoError(t, p.Pause(patient(t), "work"))
+	const n = 9000
+	require.NoError(t, p.Put(patient(t), "in", items(n)...))
+	st := status(t, p).Streams[0]
+	require.Equal(t, n, st.Items)
+	require.LessOrEqual(t, st.InMemory, 4096)
+	require.NoError(t, p.Close(patient(t)))
+	p = open(t, b, spec)
+	require.Equal(t, st.Bytes, status(t, p).Streams[0].Bytes)
+	require.NoError(t, p.Resume(patient(t), "work"))
+	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "last"}))
+	require.Equal(t, append(ids(items(n)), "last"), ids(drainSink(t, p, "out", n+1)))
+	require.NoError(t, p.Drain(patient(t)))
+	require.Zero(t, status(t, p).Streams[0].Bytes)
+}
+
+// Large bodies lie apart; they come back whole, from memory and from the log, and are let go of.
+func TestLargeBodies(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	spec := oneStage(pipeline.StageSpec{Func: pass, InFlight: 8})
+	p := open(t, b, spec)
+	require.NoError(t, p.Pause(patient(t), "work"))
+	body := func(i int) bus.Raw {
+		raw := make(bus.Raw, 20_000+3000*i)
+		for k := range raw {
+			raw[k] = byte(i + k)
+		}
+		return raw
+	}
+	var all []pipeline.Item
+	for i := range 40 {
+		all = append(all, pipeline.Item{ID: fmt.Sprint(i), Body: body(i)}, pipeline.Item{ID: fmt.Sprint("small", i), Body: bus.Raw{1}})
+	}
+	require.NoError(t, p.Put(patient(t), "in", all...))
+	require.NoError(t, p.Close(patient(t)))
+	p = open(t, b, spec)
+	require.NoError(t, p.Resume(patient(t), "work"))
+	for i, it := range drainSink(t, p, "out", 80) {
+		require.Equal(t, all[i].ID, it.ID)
+		require.Equal(t, all[i].Body, it.Body)
+	}
+	names := bus.Pipeline{Namespace: "default", Name: "p"}
+	s, err := b.JetStream().Stream(patient(t), names.BodyStream("in", 0))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := s.Info(patient(t))
+		return err == nil && info.State.Msgs == 0
+	}, 20*time.Second, 50*time.Millisecond, "bodies that are done are let go of")
+	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, 2<<20)})
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	require.ErrorContains(t, err, "max_payload")
+}
+
+// A producer ten times as fast as its consumer: memory stays within the window, and the producer is held up.
+func TestMemoryStaysBounded(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	var handled atomic.Int64
+	spec := oneStage(pipeline.StageSpec{Func: func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
+		handled.Add(1)
+		select {
+		case <-ctx.Done():
+		case <-time.After(5 * time.Millisecond):
+		}
+		return nil, nil
+	}}, func(s *pipeline.StreamSpec) { s.Items, s.Bytes = 100_000, 48<<20 })
+	p := open(t, b, spec)
+	ctx, cancel := context.WithTimeout(patient(t), 2*time.Second)
+	defer cancel()
+	var put atomic.Int64
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			batch := make([]pipeline.Item, 40)
+			for i := range batch {
+				batch[i].Body = make(bus.Raw, 8<<10)
+			}
+			for p.Put(ctx, "in", batch...) == nil {
+				put.Add(int64(len(batch)))
+			}
+		})
+	}
+	var most uint64
+	for ctx.Err() == nil {
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		most = max(most, m.HeapInuse)
+		st := status(t, p).Streams[0]
+		require.LessOrEqual(t, st.Bytes, st.MaxBytes+16<<10)
+		time.Sleep(20 * time.Millisecond)
+	}
+	group.Wait()
+	require.Greater(t, put.Load(), 5*handled.Load(), "the producer is much faster")
+	require.Less(t, most, uint64(512<<20), "what is in memory is bounded, whatever lies in the stream")
+	t.Logf("%d put, %d handled, heap up to %d MiB", put.Load(), handled.Load(), most>>20)
+}
+
+// A handler of an hour, so to speak, keeps its item: no clock takes it away while its worker lives.
+func TestASlowHandlerKeepsItsItem(t *testing.T) {
+	t.Parallel()
+	var calls atomic.Int64
+	p := open(t, newBus(t), oneStage(pipeline.StageSpec{Workers: 2, Func: func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
+		if in[0].ID == "i0" {
+			calls.Add(1)
+			time.Sleep(1500 * time.Millisecond)
+		}
+		return pass(ctx, in)
+	}}))
+	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	got := ids(drainSink(t, p, "out", 3))
+	require.Equal(t, "i0", got[2], "the others passed it")
+	require.EqualValues(t, 1, calls.Load())
+}
+
+// A close in the middle of the work leaves everything either finished or back in its stream.
+func TestCloseInTheMiddle(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	var mu sync.Mutex
+	effects := map[string]int{}
+	handle := func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
+		if in[0].Stream == "b" && in[0].Attempt == 1 && len(in[0].ID)%3 == 0 {
+			return nil, errors.New("once more")
+		}
+		return pass(ctx, in)
+	}
+	const n = 2000
+	p := open(t, b, three(handle))
+	require.NoError(t, p.Put(patient(t), "a", items(n)...))
+	for range 4 {
+		require.NoError(t, p.Close(patient(t)))
+		p = open(t, b, three(handle))
+	}
+	for _, it := range drainSink(t, p, "d", n) {
+		mu.Lock()
+		effects[it.ID]++
+		mu.Unlock()
+	}
+	require.Len(t, effects, n)
+	require.NoError(t, p.Drain(patient(t)))
+	st := status(t, p)
+	for _, s := range st.Streams {
+		require.Zero(t, s.Items, s.Name)
+	}
+	require.Zero(t, st.Dead)
+}
