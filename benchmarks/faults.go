@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -149,7 +150,9 @@ func (f *faults) upReady(ctx context.Context) (err error) {
 }
 
 func (f *faults) drive(ctx context.Context) (*roles.Runtime, error) {
-	return roles.Open(ctx, roles.Config{BusConfig: f.head.BusConfig(), Name: "bench", Namespace: "bench"})
+	cfg := f.head.BusConfig()
+	cfg.Logger = slog.New(slog.DiscardHandler) // the faults are ours
+	return roles.Open(ctx, roles.Config{BusConfig: cfg, Name: "bench", Namespace: "bench"})
 }
 
 // idle looks at the memory of a head and an agent that have nothing to do.
