@@ -219,7 +219,8 @@ func (f *faults) createDestroy(ctx context.Context) error {
 // workerKills kills one worker of a role after the other while it is called, until the caller has its error.
 func (f *faults) workerKills(ctx context.Context) error {
 	spec := f.bench("killed", f.head.Node(), 4, 1)
-	spec.Process.Policy, spec.Process.Restarts, spec.Process.Backoff = roles.RestartRank, f.Kills+1, time.Millisecond
+	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, f.Kills+1
+	spec.Process.Backoff, spec.Process.MaxBackoff = time.Millisecond, 10*time.Millisecond // we kill what is well
 	c, err := f.rt.Create(ctx, spec)
 	if err != nil {
 		return err

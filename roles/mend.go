@@ -102,7 +102,7 @@ func (c *Cluster) restart(lost []loss) *bus.Error {
 	select {
 	case <-c.rt.ctx.Done():
 		return nil
-	case <-time.After(min(p.Backoff<<(n-1), maxBackoff)):
+	case <-time.After(p.pause(n)):
 	}
 	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StartTimeout)
 	defer cancel()

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	defaultRestarts = 3
-	defaultBackoff  = time.Second
-	maxBackoff      = time.Minute
+	defaultRestarts   = 3
+	defaultBackoff    = time.Second
+	defaultMaxBackoff = time.Minute
 )
 
 // Process makes the workers of a role processes of their own on the nodes, with what they need reserved for them.
@@ -48,10 +48,11 @@ type Process struct {
 	PlaceTimeout time.Duration
 
 	// Policy is what happens when a worker fails. Restarts is how often, in all, that may be a restart; zero is three.
-	// Backoff is the pause before the first; it doubles up to a minute; zero is a second.
-	Policy   Policy
-	Restarts int
-	Backoff  time.Duration
+	// Backoff is the pause before the first, which doubles with each up to MaxBackoff; zero are a second and a minute.
+	Policy     Policy
+	Restarts   int
+	Backoff    time.Duration
+	MaxBackoff time.Duration
 }
 
 // Policy is what happens when a worker of a role fails.
@@ -98,7 +99,19 @@ func (p *Process) withDefaults(startTimeout time.Duration) *Process {
 	if out.Backoff == 0 {
 		out.Backoff = defaultBackoff
 	}
+	if out.MaxBackoff == 0 {
+		out.MaxBackoff = defaultMaxBackoff
+	}
 	return &out
+}
+
+// pause is the wait before the n-th restart, from 1.
+func (p *Process) pause(n int) time.Duration {
+	pause := p.Backoff
+	for ; n > 1 && pause < p.MaxBackoff; n-- {
+		pause *= 2
+	}
+	return min(pause, p.MaxBackoff)
 }
 
 // check reports everything that is wrong at once.
@@ -120,8 +133,8 @@ func (p *Process) check(role string, world int) error {
 	if len(p.Command) > 0 && p.Command[0] == "" {
 		bad("Command: the program has no name")
 	}
-	if p.PlaceTimeout < 0 || p.Backoff < 0 || p.Restarts < 0 {
-		bad("PlaceTimeout %v, Backoff %v and Restarts %d must not be negative", p.PlaceTimeout, p.Backoff, p.Restarts)
+	if p.PlaceTimeout < 0 || p.Backoff < 0 || p.MaxBackoff < 0 || p.Restarts < 0 {
+		bad("PlaceTimeout %v, Backoff %v, MaxBackoff %v and Restarts %d must not be negative", p.PlaceTimeout, p.Backoff, p.MaxBackoff, p.Restarts)
 	}
 	if n := len(p.Needs.Bundles); n > 1 && n != world {
 		bad("Needs: %d bundles for %d workers; give one for all, or one for each", n, world)
