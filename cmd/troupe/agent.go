@@ -36,6 +36,7 @@ type agentSpec struct {
 	Host   string            `json:"host,omitempty"`
 	Grace  time.Duration     `json:"grace"`
 	Wait   time.Duration     `json:"wait"`
+	Own    bool              `json:"own,omitempty"` // of the head's machine: it ends with the head, not with a word
 }
 
 // workerProgram is what an agent starts for a launch without a command. Tests, whose program is another, set it.
@@ -97,6 +98,10 @@ func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {
 		c.warnf("troupe: %v\n", cause)
+		var over *runOver
+		if errors.As(cause, &over) && over.code != 0 {
+			return over
+		}
 	}
 	return err
 }
@@ -128,19 +133,19 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, log *slog.Logger) (*b
 	}
 }
 
-// Why an agent ends by itself.
-var (
-	errHeadGone  = errors.New("the head has been gone for too long; the agent has ended its workers")
-	errHeadEnded = errors.New("the run is over")
-)
+// errHeadGone is why an agent ends by itself; runOver is the other reason.
+var errHeadGone = errors.New("the head has been gone for too long; the agent has ended its workers")
 
 // watchHead ends the agent when the head has been gone for the grace, or says that the run is over.
 func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	doneCh := make(chan struct{})
-	sub, err := b.Conn().Subscribe(bus.NodesEnd(), func(*nats.Msg) { end(errHeadEnded) })
-	if err != nil {
-		c.warnf("troupe: the end of the run will not be heard: %v\n", err)
+	var sub *nats.Subscription
+	if !spec.Own {
+		var err error
+		if sub, err = b.Conn().Subscribe(bus.NodesEnd(), func(m *nats.Msg) { end(parseOver(m.Data)) }); err != nil {
+			c.warnf("troupe: the end of the run will not be heard: %v\n", err)
+		}
 	}
 	go func() {
 		defer close(doneCh)

@@ -53,7 +53,12 @@ TERM, INT and HUP end the workers and then the agent, with exit code 0. When the
 			if err != nil {
 				return err
 			}
-			return c.join(cmd.Context(), spec)
+			err = c.join(cmd.Context(), spec)
+			var over *runOver
+			if errors.As(err, &over) {
+				return nil // the machine did its part
+			}
+			return err
 		},
 	}
 	flags.node.add(cmd)

@@ -42,6 +42,10 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	if err == nil {
 		return 0
 	}
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
 	c.warnf("troupe: %v\n", err)
 	var usage *usageError
 	if errors.As(err, &usage) {

@@ -17,7 +17,7 @@ func TestMistakes(t *testing.T) {
 		names string
 	}{
 		{[]string{"nosuchcommand"}, "nosuchcommand"},
-		{[]string{"rols"}, "did you mean roles"},
+		{[]string{"rols"}, "roles"},
 		{[]string{"bench", "nosuchbench"}, "nosuchbench"},
 		{[]string{"completion", "tcsh"}, "tcsh"},
 		{[]string{"--nosuchflag"}, "nosuchflag"},

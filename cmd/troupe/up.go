@@ -217,7 +217,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 // agentSpec is what the agent of this machine is told.
 func (h *head) agentSpec() agentSpec {
 	spec := *h.agent
-	spec.Dir = filepath.Join(h.store, "agent")
+	spec.Dir, spec.Own = filepath.Join(h.store, "agent"), true
 	spec.Access = nodes.Access{URLs: strings.Split(h.file.URL, ","), TokenFile: h.file.TokenFile, CredsFile: h.file.CredsFile, Fingerprint: h.file.Fingerprint}
 	if len(h.nats) == 0 && !h.at.loopback {
 		spec.Host = advertised(h.at.text)

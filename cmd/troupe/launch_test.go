@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// freePort is a port that was free a moment ago.
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// One line for every replica, as Slurm and Kubernetes would run it: all end with the driver's verdict.
+func TestLaunch(t *testing.T) {
+	for name, test := range map[string]struct {
+		env  func(u *user, rank, port int) *user
+		code int
+	}{
+		"flags and variables of ours": {func(u *user, rank, port int) *user {
+			return u.with("TROUPE_RANK", fmt.Sprint(rank)).with("TROUPE_WORLD", "3").with("TROUPE_HEAD", fmt.Sprintf("127.0.0.1:%d", port))
+		}, 0},
+		"slurm": {func(u *user, rank, port int) *user {
+			return u.with("SLURM_PROCID", fmt.Sprint(rank)).with("SLURM_NTASKS", "3").with("SLURM_LAUNCH_NODE_IPADDR", fmt.Sprintf("127.0.0.1:%d", port))
+		}, 7},
+		"kubernetes": {func(u *user, rank, port int) *user {
+			return u.with("JOB_COMPLETION_INDEX", fmt.Sprint(rank)).with("TROUPE_WORLD", "3").with("TROUPE_HEAD", fmt.Sprintf("localhost:%d", port))
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			port := freePort(t)
+			var cmds []*exec.Cmd
+			var first *screen
+			for rank := range 3 {
+				u := test.env(newUser(t), rank, port).with("TROUPE_TOKEN", "a token that they all share")
+				cmd, out := u.process("launch", "--gpus", "sim:1x2", "--name", fmt.Sprintf("box%d", rank), "--", "sh", "-c",
+					`echo "$TROUPE_URL $(cat $TROUPE_TOKEN_FILE) [$TROUPE_TOKEN]"; exit `+fmt.Sprint(test.code))
+				cmds = append(cmds, cmd)
+				if rank == 0 {
+					first = out
+				}
+			}
+			for rank, cmd := range cmds {
+				_ = cmd.Wait() // its code says it
+				require.Equal(t, test.code, cmd.ProcessState.ExitCode(), "rank %d", rank)
+			}
+			require.Equal(t, fmt.Sprintf("tls://127.0.0.1:%d a token that they all share []\n", port), first.String())
+		})
+	}
+}
+
+// A replica alone needs neither head nor token.
+func TestLaunchAlone(t *testing.T) {
+	u := newUser(t)
+	stdout, stderr, code := u.types("launch", "--rank", "0", "--world", "1", "--gpus", "none", "--", "sh", "-c", "echo $TROUPE_URL; exit 5")
+	require.Equal(t, 5, code, stderr)
+	require.True(t, strings.HasPrefix(stdout, "nats://127.0.0.1:"), stdout)
+	require.Contains(t, u.fails(1, "launch", "--rank", "0", "--world", "1", "--gpus", "none", "--", "/no/such/driver"), "/no/such/driver")
+}
+
+// Replicas that never come are named, and the job ends.
+func TestLaunchWithoutTheOthers(t *testing.T) {
+	u := newUser(t).with("TROUPE_TOKEN", "a token that they all share")
+	begin := time.Now()
+	_, stderr, code := u.types("launch", "--rank", "0", "--world", "2", "--head", "127.0.0.1:0", "--gpus", "none", "--wait", "300ms", "--", "true")
+	require.Equal(t, 1, code)
+	require.Contains(t, stderr, "1 of 2 nodes are there")
+	require.Less(t, time.Since(begin), 15*time.Second)
+}
+
+func TestLaunchMistakes(t *testing.T) {
+	u := newUser(t)
+	require.Contains(t, u.with("SLURM_PROCID", "x").fails(2, "launch", "--world", "2", "--", "true"), "SLURM_PROCID")
+	require.Contains(t, u.fails(2, "launch", "--rank", "2", "--world", "2", "--", "true"), "--rank")
+	require.Contains(t, u.fails(2, "launch", "--rank", "1", "--world", "2", "--", "true"), "--head")
+	require.Contains(t, u.fails(2, "launch", "--rank", "1", "--world", "2", "--head", "x:1", "--", "true"), "token")
+	require.Contains(t, u.with("TROUPE_TOKEN", "short").fails(2, "launch", "--rank", "1", "--world", "2", "--head", "x:1", "--", "true"), "16")
+	for list, want := range map[string]string{"": "", "a": "a", "a,b": "a", "gpu[003-006,9],head": "gpu003", "gpu[7,9]": "gpu7", "n[1-2].x,y": "n1.x", "h,gpu[1-2]": "h"} {
+		require.Equal(t, want, firstHost(list), list)
+	}
+}
+
+func TestSharedCertificateIsTheSameEverywhere(t *testing.T) {
+	one, err := sharedFingerprint("token")
+	require.NoError(t, err)
+	made, err := makeSharedCertificate(t.TempDir(), "token")
+	require.NoError(t, err)
+	require.Equal(t, one, made)
+	other, err := sharedFingerprint("another")
+	require.NoError(t, err)
+	require.NotEqual(t, one, other)
+}
