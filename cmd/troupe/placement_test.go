@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -158,4 +159,27 @@ func TestRulesOnAHead(t *testing.T) {
 	} {
 		require.Contains(t, u.fails(2, append([]string{"rules"}, strings.Fields(args)...)...), says)
 	}
+}
+
+// The fields that others read.
+func TestBenchPlacement(t *testing.T) {
+	u := newUser(t)
+	text := u.sees("bench", "placement", "--nodes", "2", "--bundles", "1,8", "--clients", "2", "--each", "50ms", "--no-loss", "--dir", t.TempDir(), "--json")
+	var measured []string
+	for line := range strings.Lines(text) {
+		var r map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &r), line)
+		if ms, planned := r["plan_ms"]; planned {
+			require.EqualValues(t, 4096, r["nodes"])
+			require.EqualValues(t, 1024, r["bundles"])
+			require.Positive(t, ms)
+			continue
+		}
+		measured = append(measured, fmt.Sprint(r["nodes"], r["bundles"], r["clients"], r["sync_always"]))
+		for _, field := range []string{"pairs_per_s", "p50_us", "p99_us"} {
+			require.Positive(t, r[field], field)
+		}
+	}
+	require.Equal(t, []string{"2 1 2 false", "2 8 2 false", "2 1 2 true", "2 8 2 true"}, measured)
+	require.Contains(t, u.fails(2, "bench", "placement", "--clients", "0"), "--clients 0")
 }
