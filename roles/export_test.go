@@ -27,3 +27,12 @@ func (rt *Runtime) Holds() int {
 	defer rt.mu.Unlock()
 	return len(rt.clusters)
 }
+
+// Forget removes a role's record, as if it had been taken down while its nodes were out of reach.
+func (rt *Runtime) Forget(ctx context.Context, c *Cluster) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	return reg.remove(ctx, c.Record())
+}

@@ -447,3 +447,26 @@ func TestOutputIsShown(t *testing.T) {
 	require.Contains(t, kinds, "worker_failed")
 	require.Equal(t, "role_gone", kinds[len(kinds)-1])
 }
+
+// TestStraysAreEnded: processes that no role knows any more, and nothing else.
+func TestStraysAreEnded(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	kept, lost := create(t, rt, players("kept", 1, 0)), create(t, rt, players("lost", 2, 0))
+	pids, err := roles.CallEach[int](patient(t), lost, "pid")
+	require.NoError(t, err)
+	ended, err := roles.EndStrays(patient(t), tr.bus, 0)
+	require.NoError(t, err)
+	require.Empty(t, ended)
+	require.NoError(t, rt.Forget(patient(t), lost))
+	ended, err = roles.EndStrays(patient(t), tr.bus, time.Hour)
+	require.NoError(t, err)
+	require.Empty(t, ended, "they have not run for so long")
+	ended, err = roles.EndStrays(patient(t), tr.bus, 0)
+	require.NoError(t, err)
+	require.Len(t, ended, 2)
+	gone(t, pids...)
+	_, err = kept.Call(patient(t), "pid")
+	require.NoError(t, err)
+}

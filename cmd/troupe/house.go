@@ -12,11 +12,14 @@ import (
 	"troupe/roles"
 )
 
-// houseEvery is how often a head looks for roles that have lost their driver.
-const houseEvery = 5 * time.Second
+const (
+	houseEvery = 5 * time.Second  // how often a head looks for roles that have lost their driver
+	strayAfter = 15 * time.Second // how long a process runs that no role knows, before it is ended
+)
 
 // keepHouse ends the roles of drivers that have died, in every namespace, until it is stopped. Drivers do that for each
-// other; the head does it for the last one. It holds a session only where there is something to end.
+// other; the head does it for the last one. It holds a session only where there is something to end. Processes that no role
+// knows are ended as well.
 func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
@@ -34,6 +37,7 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 			if err == nil {
 				err = attend(ctx, b, log, sessions, orphans)
 			}
+			endStrays(ctx, b, log)
 			if err != nil && ctx.Err() == nil {
 				log.Warn("troupe: roles of lost drivers cannot be looked for; trying again", "error", err)
 			}
@@ -42,6 +46,19 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 	return func() {
 		cancel()
 		group.Wait()
+	}
+}
+
+// endStrays ends the processes that no role knows.
+func endStrays(ctx context.Context, b *bus.Bus, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, strayAfter)
+	defer cancel()
+	ended, err := roles.EndStrays(ctx, b, strayAfter)
+	for _, w := range ended {
+		log.Warn("troupe: a worker that no role knows has been ended", "worker", w.ID.String(), "node", w.Node)
+	}
+	if err != nil && ctx.Err() == nil {
+		log.Warn("troupe: workers that no role knows cannot be looked for; trying again", "error", err)
 	}
 }
 

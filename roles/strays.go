@@ -1,0 +1,115 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"troupe/bus"
+	"troupe/nodes"
+	"troupe/placement"
+)
+
+// strayAnswer is how long an agent has to say what runs on its node. One that does not is asked the next time.
+const strayAnswer = 2 * time.Second
+
+// EndStrays ends the worker processes that no role knows, and returns them: those of a node that was cut off while their
+// role was taken down or restarted, and is back. A role's record is there before the first of its processes, and goes
+// after the last that could be reached; so whoever runs without one has been forgotten. Only those that have run for as
+// long as olderThan are ended. A head calls it now and then.
+func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]nodes.Status, error) {
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	all, err := client.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := &strays{bus: b, olderThan: olderThan, agents: nodes.NewClient(b), namespaces: map[string]registry{}}
+	var group sync.WaitGroup
+	for _, node := range all {
+		if node.State == placement.NodeLost {
+			continue // it does not answer
+		}
+		group.Go(func() { s.endOn(ctx, node.Report.Node) })
+	}
+	group.Wait()
+	return s.ended, errors.Join(s.errs...)
+}
+
+type strays struct {
+	bus       *bus.Bus
+	agents    *nodes.Client
+	olderThan time.Duration
+
+	mu         sync.Mutex // guards what follows
+	namespaces map[string]registry
+	ended      []nodes.Status
+	errs       []error
+}
+
+func (s *strays) endOn(ctx context.Context, node string) {
+	asking, cancel := context.WithTimeout(ctx, strayAnswer)
+	workers, err := s.agents.Workers(asking, node)
+	cancel()
+	if err != nil {
+		return // the node's own silence is told by others
+	}
+	var ids []nodes.WorkerID
+	var found []nodes.Status
+	for _, w := range workers {
+		if w.Exit == nil && w.For >= s.olderThan && s.isStray(ctx, w.ID) {
+			ids, found = append(ids, w.ID), append(found, w)
+		}
+	}
+	if len(ids) == 0 {
+		return
+	}
+	ending, cancel := context.WithTimeout(ctx, killGrace+agentAnswer)
+	defer cancel()
+	_, err = s.agents.Stop(ending, node, ids, killGrace)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		s.errs = append(s.errs, err)
+		return
+	}
+	s.ended = append(s.ended, found...)
+}
+
+// isStray reports whether it is certain that no role has this process.
+func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
+	reg, err := s.registry(ctx, id.Namespace)
+	if err != nil {
+		return false
+	}
+	rec, _, err := reg.read(ctx, id.Role)
+	switch {
+	case errors.Is(err, bus.ErrNotFound):
+		return true
+	case err != nil:
+		return false
+	case rec.Incarnation != id.Incarnation:
+		return true
+	}
+	known := id.Rank < len(rec.Seats)
+	return len(rec.Seats) > 0 && (!known || rec.Seats[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
+}
+
+// registry opens the bucket of a namespace, if there is one: a namespace without a bucket has no roles.
+func (s *strays) registry(ctx context.Context, namespace string) (registry, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if reg, ok := s.namespaces[namespace]; ok {
+		return reg, nil
+	}
+	kv, err := s.bus.KV(ctx, bus.KVConfig{Bucket: bucketOf(namespace)})
+	if err != nil {
+		return registry{}, err
+	}
+	s.namespaces[namespace] = registry{kv: kv}
+	return registry{kv: kv}, nil
+}
