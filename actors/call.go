@@ -6,14 +6,15 @@ import (
 	"troupe/bus"
 )
 
-// call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it, but
-// for its context, which guards itself.
+// call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it. When it
+// is forgotten, and nobody refers to it any more, its memory is used again.
 type call struct {
 	worker   *Worker
 	header   *bus.Header // shared with the other ranks of this process; read only
 	session  *session
-	binding  *binding // nil: it was refused
-	ctx      callContext
+	binding  *binding     // nil: it was refused
+	ctx      *callContext // nil until it runs
+	delivery *delivery    // that it is part of, if it has that for itself
 	body     []byte
 	bodyErr  error
 	arrived  instant

@@ -8,12 +8,15 @@ import (
 	"troupe/bus"
 )
 
-// callContext is the context of one call. It is part of the call, costs nothing until somebody asks for its channel,
-// and ends with the deadline, with a cancel, or when the method returns.
+// callContext is the context of one call. It costs next to nothing until somebody asks for its channel, and ends with
+// the deadline, with a cancel, or when the method returns. A method may leave it to others who keep it for longer, so it
+// is apart from the call, whose memory is used again.
 type callContext struct {
-	call *call
+	worker   *Worker
+	deadline instant // 0: none
 
 	mu     sync.Mutex
+	call   *call         // nil when its method has returned
 	doneCh chan struct{} // nil until asked for
 	err    error
 	timer  *time.Timer
@@ -23,10 +26,10 @@ type callContext struct {
 var _ context.Context = (*callContext)(nil)
 
 func (c *callContext) Deadline() (time.Time, bool) {
-	if c.call.deadline == 0 {
+	if c.deadline == 0 {
 		return time.Time{}, false
 	}
-	return c.call.deadline.time(), true
+	return c.deadline.time(), true
 }
 
 func (c *callContext) Done() <-chan struct{} {
@@ -78,12 +81,11 @@ func (c *callContext) AfterFunc(f func()) (stop func() bool) {
 }
 
 // begin arms the deadline. It is called before the method runs.
-func (c *callContext) begin(call *call) {
-	c.call = call
-	if call.deadline == 0 {
+func (c *callContext) begin() {
+	if c.deadline == 0 {
 		return
 	}
-	left := time.Until(call.deadline.time())
+	left := time.Until(c.deadline.time())
 	if left <= 0 {
 		c.cancel(context.DeadlineExceeded)
 		return
@@ -93,6 +95,14 @@ func (c *callContext) begin(call *call) {
 	if c.err == nil { // else it was cancelled before it began
 		c.timer = time.AfterFunc(left, func() { c.cancel(context.DeadlineExceeded) })
 	}
+}
+
+// end is when the method has returned: the context knows no more of the call.
+func (c *callContext) end() {
+	c.cancel(context.Canceled)
+	c.mu.Lock()
+	c.call = nil
+	c.mu.Unlock()
 }
 
 // cancel ends the context, once.
@@ -134,15 +144,22 @@ type CallInfo struct {
 	Host    *Host // to make calls from inside a method
 }
 
-// Current is the call that ctx belongs to. ok is false outside a method.
+// Current is the call that ctx belongs to. ok is false outside a method. When the method has returned, only its worker is
+// known: Role, Rank and Host.
 func Current(ctx context.Context) (info CallInfo, ok bool) {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {
 		return CallInfo{}, false
 	}
-	h, w := c.call.header, c.call.worker
-	return CallInfo{
-		Session: h.Session, Caller: h.Caller, Seq: h.Seq, Method: h.Method, Role: w.spec.Address, Rank: w.spec.Rank,
-		NoData: h.NoData, Meta: h.Meta, Trace: h.Trace, Queued: c.call.started.sub(c.call.arrived), Host: w.host,
-	}, true
+	w := c.worker
+	info = CallInfo{Role: w.spec.Address, Rank: w.spec.Rank, Host: w.host}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.call != nil {
+		h := c.call.header
+		info.Session, info.Caller, info.Seq, info.Method = h.Session, h.Caller, h.Seq, h.Method
+		info.NoData, info.Meta, info.Trace = h.NoData, h.Meta, h.Trace
+		info.Queued = c.call.started.sub(c.call.arrived)
+	}
+	return info, true
 }

@@ -11,12 +11,12 @@ import (
 )
 
 func begun(deadline time.Time) *callContext {
-	c := &call{}
+	c := &callContext{worker: &Worker{}}
 	if !deadline.IsZero() {
 		c.deadline = instantOf(deadline)
 	}
-	c.ctx.begin(c)
-	return &c.ctx
+	c.begin()
+	return c
 }
 
 func TestCallContextEndsWithItsDeadline(t *testing.T) {
@@ -50,11 +50,11 @@ func TestCallContextPastItsDeadline(t *testing.T) {
 
 // TestCallContextCancelledBeforeItBegins: it stays cancelled, and no timer waits for the deadline of a dead call.
 func TestCallContextCancelledBeforeItBegins(t *testing.T) {
-	c := &call{deadline: instantOf(time.Now().Add(time.Hour))}
-	c.ctx.cancel(context.Canceled)
-	c.ctx.begin(c)
-	require.Equal(t, context.Canceled, c.ctx.Err())
-	require.Nil(t, c.ctx.timer)
+	c := &callContext{deadline: instantOf(time.Now().Add(time.Hour))}
+	c.cancel(context.Canceled)
+	c.begin()
+	require.Equal(t, context.Canceled, c.Err())
+	require.Nil(t, c.timer)
 }
 
 // TestDerivedContextsFollow: contexts of the standard library derived from a call's end with it, at once, and cost no

@@ -28,8 +28,8 @@ type intake struct {
 	workers []*Worker
 }
 
-// delivery is a message on its way to the workers it is for, and the memory for the first of their calls: most hosts
-// have one worker, and a call then takes one allocation.
+// delivery is a message on its way to the workers it is for, and the memory for the first of their calls. Most hosts have
+// one worker, which then has all of it to itself and uses it again for a later call.
 type delivery struct {
 	frame bus.Frame
 	first call
@@ -93,6 +93,7 @@ func (in *intake) handle(m *nats.Msg) (lent job) {
 	default:
 		h.cfg.Logger.Warn("actors: a frame of an unknown kind", "subject", m.Subject, "kind", f.Kind.String())
 	}
+	f.Body = nil
 	return job{}
 }
 
@@ -114,26 +115,28 @@ func (in *intake) each(m *nats.Msg, f *bus.Frame, do func(*Worker)) {
 
 // call gives a call to the workers it is for; the delivery is theirs from then on.
 func (in *intake) call(m *nats.Msg, now time.Time) (lent job) {
-	d := in.next
-	in.next = new(delivery)
-	header, body, spare := &d.frame.Header, d.frame.Body, &d.first
+	d, workers := in.next, in.behind(m)
+	alone := len(workers) == 1
+	if alone {
+		in.next = workers[0].nextDelivery()
+	} else {
+		in.next = new(delivery)
+	}
+	h, body := &d.frame.Header, d.frame.Body
 	d.frame.Body = nil // the calls have it, until they have run
 	if len(body) > keepWhole {
-		detach(header)
+		detach(h)
 	}
 	var fetch []*call
 	lend := in.work && in.host.solo.Load()
-	for _, w := range in.behind(m) {
-		if !header.For(w.spec.Rank) || header.Gens[w.spec.Rank] != w.spec.Gen {
+	for _, w := range workers {
+		if !h.For(w.spec.Rank) || h.Gens[w.spec.Rank] != w.spec.Gen {
 			continue
 		}
-		more, j := w.arrive(header, body, now, lend && lent.call == nil, spare)
+		more, j := w.arrive(d, body, now, lend && lent.call == nil, alone)
 		fetch = append(fetch, more...)
 		if j.call != nil {
 			lent = j
-		}
-		if spare != nil && spare.worker != nil { // it was used
-			spare = nil
 		}
 	}
 	in.host.fetch(fetch)

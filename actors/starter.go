@@ -1,7 +1,6 @@
 package actors
 
 import (
-	"context"
 	"sync/atomic"
 
 	"troupe/bus"
@@ -19,9 +18,10 @@ func (w *Worker) lends(q *queue, c *call) bool {
 // begin starts a call that is answered later. If it is answered at once, the next one of the lane is returned.
 func (w *Worker) begin(s Starter, q *queue, c *call) *call {
 	var next *call
-	c.ctx.begin(c)
+	c.delivery = nil // done may be called, and c be looked at, long after the end
+	c.ctx.begin()
 	if err := w.mayRun(c); err != nil {
-		c.ctx.cancel(context.Canceled)
+		c.ctx.end()
 		return w.finish(q, c, nil, err)
 	}
 	// Of Begin's return and the end of the call, whichever comes second goes on with the lane.
@@ -30,7 +30,7 @@ func (w *Worker) begin(s Starter, q *queue, c *call) *call {
 		if claimed.Swap(true) {
 			return
 		}
-		c.ctx.cancel(context.Canceled)
+		c.ctx.end()
 		if err != nil {
 			body, err = nil, w.laterError(c, err)
 		}
@@ -54,7 +54,7 @@ func (w *Worker) beginSafely(s Starter, c *call, done func([]byte, error)) {
 			done(nil, panicError(p))
 		}
 	}()
-	s.Begin(&c.ctx, c.header.Method, c.body, done)
+	s.Begin(c.ctx, c.header.Method, c.body, done)
 }
 
 // laterError is wireError for a call whose method has returned long ago. An error that has a panic's code is one, where

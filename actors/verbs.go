@@ -170,7 +170,7 @@ func (c *call) stateNow() CallState {
 	if c.phase == running {
 		since = c.started
 	}
-	return CallState{Method: c.header.Method, Caller: strings.ToValidUTF8(c.header.Caller, "\uFFFD"), Running: c.phase == running, For: time.Since(since.time()), Cancelled: c.ctx.Err() != nil}
+	return CallState{Method: c.header.Method, Caller: strings.ToValidUTF8(c.header.Caller, "\uFFFD"), Running: c.phase == running, For: time.Since(since.time()), Cancelled: c.ctx != nil && c.ctx.Err() != nil}
 }
 
 func (w *Worker) configure(ctx context.Context, config bus.Raw) (None, error) {

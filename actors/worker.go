@@ -108,15 +108,19 @@ type Worker struct {
 	lastBinding *binding
 
 	// While arrive runs:
-	lend  bool  // the first call that may start is left to it,
-	lent  job   // here
-	spare *call // memory for the call that arrives; nil: it has been used
+	lend  bool      // the first call that may start is left to it,
+	lent  job       // here
+	spare *delivery // memory for the call that arrives; nil: it has been used
+	alone bool      // nobody else uses that
+
+	used []*delivery // to be used again
 }
 
 const (
 	maxBuffers  = 16      // of one worker
 	newBuffer   = 256     // holds a short answer
 	largeBuffer = 4 << 10 // a larger one is not kept
+	maxUsed     = 4       // deliveries of one worker; more wait to be used again only when calls overlap
 )
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
@@ -256,14 +260,53 @@ func cut(s string, n int) string {
 
 // arrive takes a call from the wire, and whatever calls were waiting for it. It returns those whose body must be
 // fetched. A repeat of a call is answered from memory and never run again.
-// With lend set, one call that may start at once is left to the caller to run. spare, if given, may become the call.
-func (w *Worker) arrive(h *bus.Header, body []byte, now time.Time, lend bool, spare *call) (fetch []*call, lent job) {
+// With lend set, one call that may start at once is left to the caller to run. With alone set, the delivery is for no
+// other worker.
+func (w *Worker) arrive(d *delivery, body []byte, now time.Time, lend, alone bool) (fetch []*call, lent job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lend, w.spare = lend, spare
-	fetch = w.take(h, body, now)
+	w.lend, w.alone, w.spare = lend, alone, nil
+	if d.first.worker == nil {
+		w.spare = d
+	}
+	fetch = w.take(&d.frame.Header, body, now)
 	lent, w.lend, w.lent, w.spare = w.lent, false, job{}, nil
 	return fetch, lent
+}
+
+// newCall is memory for a call: that of the delivery it came with, if no other rank's call has it. Whoever fetches its
+// body keeps the call for as long as that takes, so such a one is not used again.
+func (w *Worker) newCall(h *bus.Header) *call {
+	d := w.spare
+	if d == nil || h != &d.frame.Header {
+		return new(call)
+	}
+	w.spare = nil
+	if w.alone && h.Ref.Owner == "" {
+		d.first.delivery = d
+	}
+	return &d.first
+}
+
+// recycle takes back the memory of a call that is forgotten.
+func (w *Worker) recycle(c *call) {
+	if d := c.delivery; d != nil && len(w.used) < maxUsed {
+		*d = delivery{}
+		w.used = append(w.used, d)
+	}
+}
+
+// nextDelivery is memory for the next message, used before or new.
+func (w *Worker) nextDelivery() *delivery {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last := len(w.used) - 1
+	if last < 0 {
+		return new(delivery)
+	}
+	d := w.used[last]
+	w.used = w.used[:last]
+	return d
 }
 
 func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call) {
@@ -359,10 +402,7 @@ func (w *Worker) admit(s *session, h *bus.Header, body []byte, now time.Time) *c
 		}
 		return nil
 	}
-	c := w.spare
-	if w.spare = nil; c == nil {
-		c = new(call)
-	}
+	c := w.newCall(h)
 	c.worker, c.session, c.header, c.body = w, s, h, body
 	c.arrived, c.bodyHere = instantOf(now), h.Ref.Owner == ""
 	if h.Timeout > 0 {
@@ -416,6 +456,7 @@ func (w *Worker) nextLocked(q *queue, now instant) *call {
 	c := q.next()
 	if c != nil {
 		c.phase, c.started, c.buf = running, now, w.buffer()
+		c.ctx = &callContext{worker: w, call: c, deadline: c.deadline}
 		c.slot = len(w.active)
 		w.active = append(w.active, c)
 		w.host.running.Add(1)
@@ -472,12 +513,12 @@ func (w *Worker) run(q *queue, c *call) {
 }
 
 func (w *Worker) execute(c *call) ([]byte, error) {
-	c.ctx.begin(c)
-	defer c.ctx.cancel(context.Canceled)
+	c.ctx.begin()
+	defer c.ctx.end()
 	if err := w.mayRun(c); err != nil {
 		return nil, err
 	}
-	return w.invoke(&c.ctx, c)
+	return w.invoke(c.ctx, c)
 }
 
 // mayRun is why a call whose turn has come is not run after all. Whatever ends a call ends its context.
@@ -659,7 +700,7 @@ func (w *Worker) fetched(n int64) {
 // keep bounds the answers that are kept: the oldest go first, and are remembered only as having run.
 func (w *Worker) keep(c *call) {
 	for w.kept.len() > 0 && w.kept.first().phase == forgotten { // acknowledged since
-		w.kept.pop()
+		w.recycle(w.kept.pop())
 	}
 	w.kept.push(c)
 	w.keptBytes += c.reply.Size()

@@ -315,7 +315,7 @@ func TestCreateThatOutlivesTheWorker(t *testing.T) {
 // inject is a call as the host would hand it over.
 func (w *Worker) inject(h bus.Header, body []byte, now time.Time) {
 	h.Inline = max(h.Inline, 32<<10)
-	_, _ = w.arrive(&h, body, now, false, nil)
+	_, _ = w.arrive(&delivery{frame: bus.Frame{Header: h}}, body, now, false, true)
 }
 
 func (w *Worker) rest(t *testing.T) {
@@ -444,7 +444,7 @@ func TestLargeErrorsAreNotHeld(t *testing.T) {
 	w := st.start(WorkerSpec{})
 	next := st.inbox("s")
 	h := bus.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
-	_, _ = w.arrive(&h, nil, time.Now(), false, nil)
+	_, _ = w.arrive(&delivery{frame: bus.Frame{Header: h}}, nil, time.Now(), false, true)
 	f := next()
 	require.Equal(t, bus.CodeApplication, f.Header.Code)
 	require.LessOrEqual(t, len(f.Body), minErrorRoom)
@@ -608,7 +608,7 @@ func TestBodyThatComesTooLate(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing}))
 	w := st.start(WorkerSpec{})
 	h := bus.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: bus.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
-	fetch, _ := w.arrive(&h, nil, time.Now(), false, nil)
+	fetch, _ := w.arrive(&delivery{frame: bus.Frame{Header: h}}, nil, time.Now(), false, true)
 	require.Len(t, fetch, 1)
 	w.beginStop()
 	require.Equal(t, answered, fetch[0].phase)

@@ -105,6 +105,7 @@ type Gather struct {
 	stop   func() // unhooks the context
 	place  place  // in the order of the role's calls
 	refs   []Ref  // of parts whose body is held; zero where it travels inline
+	oneRef [1]Ref // most calls have one part
 
 	mu       sync.Mutex // guards what follows
 	deadline time.Time
@@ -285,7 +286,10 @@ func (g *Gather) slotOf(rank int) (*slot, int) {
 
 // holdLarge keeps the bodies that do not travel in their frames, until every rank has them.
 func (g *Gather) holdLarge() {
-	g.refs = make([]Ref, len(g.call.Parts))
+	g.refs = g.oneRef[:]
+	if len(g.call.Parts) > 1 {
+		g.refs = make([]Ref, len(g.call.Parts))
+	}
 	payload := int(g.ep.bus.nc.MaxPayload()) - maxEnvelope
 	limit := min(maxInline, payload)
 	if g.call.Ordered { // all frames of the call travel to the sequencer in one message
@@ -655,7 +659,7 @@ func (g *Gather) ask(now time.Time, all bool) {
 		h := Header{Session: g.ep.session, Seq: g.seq, Age: time.Since(g.sentAt)}
 		f := Frame{Kind: KindAsk, Header: h}
 		subject, part := g.control(ranks, &f)
-		_ = g.ep.sendFrom(subject, replyCall(g.ep.namespace, g.ep.session, g.seq, part), &f) // the next one follows
+		_ = g.ep.sendFrom(subject, appendReplyCall(g.ep.callPrefix, g.seq, part), &f) // the next one follows
 	}
 }
 

@@ -137,7 +137,7 @@ func (t *target) toSequencer(g *Gather, prev uint64, ranks RankSet) error {
 	if ranks.Len() > 0 {
 		f.Header.Some, f.Header.Ranks = true, ranks
 	}
-	return t.ep.sendFrom(t.to.Sequencer(), replyCall(t.ep.namespace, t.ep.session, g.seq, g.everyPart()), &f)
+	return t.ep.sendFrom(t.to.Sequencer(), appendReplyCall(t.ep.callPrefix, g.seq, g.everyPart()), &f)
 }
 
 // receive takes a message for the sequencer. Nothing in it blocks.

@@ -148,8 +148,12 @@ func replyIn(namespace, session string) string {
 // replyCall is troupe.<namespace>.reply.<session>.call.<seq>.<part>; it is the reply subject of each call, so that the
 // server's "no responders" and a peer that cannot read the envelope can still be told apart by call.
 func replyCall(namespace, session string, seq uint64, part int) string {
-	b := append([]byte(nil), replyCallPrefix(namespace, session)...)
-	b = append(strconv.AppendUint(b, seq, 10), '.')
+	return appendReplyCall(replyCallPrefix(namespace, session), seq, part)
+}
+
+func appendReplyCall(prefix string, seq uint64, part int) string {
+	var room [256]byte
+	b := append(strconv.AppendUint(append(room[:0], prefix...), seq, 10), '.')
 	return string(strconv.AppendInt(b, int64(part), 10))
 }
 

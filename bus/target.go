@@ -134,7 +134,7 @@ func (t *target) publish(g *Gather) error {
 	for i := range c.Parts {
 		f := g.frame(i)
 		subject := c.Parts[i].Scope.subject(t.to, c.Control)
-		err := t.ep.sendFrom(subject, replyCall(t.ep.namespace, t.ep.session, g.seq, i), &f)
+		err := t.ep.sendFrom(subject, appendReplyCall(t.ep.callPrefix, g.seq, i), &f)
 		if err != nil && first == nil {
 			first = err
 		}
@@ -169,7 +169,7 @@ func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 	f.Header.Prev, f.Header.Prevs = prev, nil
 	f.Header.Age = max(time.Since(g.sentAt), time.Microsecond)
 	subject := OneRank(rank).subject(t.to, g.call.Control)
-	_ = t.ep.sendFrom(subject, replyCall(t.ep.namespace, t.ep.session, g.seq, part), &f) // asked about again if lost
+	_ = t.ep.sendFrom(subject, appendReplyCall(t.ep.callPrefix, g.seq, part), &f) // asked about again if lost
 }
 
 // missing answers a rank, or a sequencer, that received a call out of turn: everything it may not have seen up to that

@@ -176,7 +176,10 @@ func (g *Group) explain(c Call, err error) error {
 
 // cut awaits arguments that are futures and cuts all of them for the call's plan. Named ones come last, by name.
 func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
-	names := slices.Sorted(maps.Keys(c.Named))
+	var names []string
+	if len(c.Named) > 0 {
+		names = slices.Sorted(maps.Keys(c.Named))
+	}
 	values := slices.Clone(c.Args)
 	for _, n := range names {
 		values = append(values, c.Named[n])
@@ -235,7 +238,7 @@ func (g *Group) plan(c Call) (*Plan, error) {
 
 // encode gives each part its body, once. An argument that all ranks share is encoded once for all parts.
 func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
-	e := argEncoder{shards: s, names: names, shared: map[int][]byte{}}
+	e := argEncoder{shards: s, names: names}
 	parts := make([]bus.Part, len(s.Plan.Parts))
 	for i, p := range s.Plan.Parts {
 		body, err := e.body(p)
@@ -246,6 +249,8 @@ func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
 	}
 	return parts, nil
 }
+
+const shortBody = 96 // enough for the arguments of a short call
 
 // argEncoder encodes the arguments of one call.
 type argEncoder struct {
@@ -258,7 +263,7 @@ type argEncoder struct {
 func (e *argEncoder) body(p Part) ([]byte, error) {
 	values := e.shards.Args(p)
 	positional := len(values) - len(e.names)
-	b := bus.AppendArgsHead(nil, positional)
+	b := bus.AppendArgsHead(make([]byte, 0, shortBody), positional)
 	var err error
 	for i, v := range values {
 		if i == positional {
@@ -284,6 +289,9 @@ func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
 	start := len(b)
 	b, err := bus.AppendMarshal(b, v)
 	if err == nil && e.shards.Shared(i) && len(e.shards.Plan.Parts) > 1 {
+		if e.shared == nil {
+			e.shared = map[int][]byte{}
+		}
 		e.shared[i] = b[start:len(b):len(b)]
 	}
 	return b, err

@@ -114,6 +114,9 @@ func (p *Plan) cut(values []any, names []string, opt Options) (*Shards, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.cut == cutNothing && !opt.Pad && !slices.ContainsFunc(values, notPlain) {
+		return &Shards{Plan: p.Unsplit(), meta: opt.Meta, args: [][]any{values}, others: values}, nil
+	}
 	args := make([]arg, len(values))
 	for i, v := range values {
 		if args[i], err = newArg(r, place{i, len(values), names}, v); err != nil {
@@ -137,6 +140,16 @@ func (p *Plan) cut(values []any, names []string, opt Options) (*Shards, error) {
 		s.Plan, s.args = p.Unsplit(), s.args[:1]
 	}
 	return s, nil
+}
+
+// notPlain tells what may have rows or a mark from what certainly has neither, and need not be looked at where nothing is
+// cut.
+func notPlain(v any) bool {
+	switch v.(type) {
+	case nil, bool, int, int32, int64, uint32, uint64, float32, float64, string, []byte:
+		return false
+	}
+	return true
 }
 
 // fill gives every argument its place in every shard.
