@@ -22,11 +22,46 @@ type call struct {
 	deadline instant // 0: none
 	buf      []byte  // what the answer is written into, while it runs
 	reply    bus.Reply
+	older    *call // among those that are answered and kept
+	newer    *call
 	phase    phase
 	slot     int // where it stands among the worker's active calls, while it runs
 	bodyHere bool
 	dropped  bool // the caller gave up: no answer is sent
 	panicked bool // the method did, and no error of another's panic
+}
+
+// callList is calls in the order in which they were put there. The zero callList is empty.
+type callList struct {
+	oldest *call
+	newest *call
+	n      int
+}
+
+func (l *callList) push(c *call) {
+	c.older, l.newest = l.newest, c
+	if c.older == nil {
+		l.oldest = c
+	} else {
+		c.older.newer = c
+	}
+	l.n++
+}
+
+// remove takes out a call that is in the list.
+func (l *callList) remove(c *call) {
+	if c.older == nil {
+		l.oldest = c.newer
+	} else {
+		c.older.newer = c.newer
+	}
+	if c.newer == nil {
+		l.newest = c.older
+	} else {
+		c.newer.older = c.older
+	}
+	c.older, c.newer = nil, nil
+	l.n--
 }
 
 // instant is a moment by the monotonic clock of this process; it is smaller than a time.Time, and never 0.

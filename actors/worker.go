@@ -95,7 +95,7 @@ type Worker struct {
 	queues    map[Lane]*queue
 	sessions  map[string]*session
 	streams   map[streamID]*stream
-	kept      fifo[*call] // answered, oldest first
+	kept      callList // answered and not acknowledged
 	keptBytes int
 	unfetched int64
 	active    []*call   // that run, in no order
@@ -113,14 +113,14 @@ type Worker struct {
 	spare *delivery // memory for the call that arrives; nil: it has been used
 	alone bool      // nobody else uses that
 
-	used []*delivery // to be used again
+	forgotten []*call // whose memory may be used again
 }
 
 const (
 	maxBuffers  = 16      // of one worker
 	newBuffer   = 256     // holds a short answer
 	largeBuffer = 4 << 10 // a larger one is not kept
-	maxUsed     = 4       // deliveries of one worker; more wait to be used again only when calls overlap
+	maxSpare    = 4       // calls whose memory is to be used again; one at a time is, unless they overlap
 )
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
@@ -288,24 +288,19 @@ func (w *Worker) newCall(h *bus.Header) *call {
 	return &d.first
 }
 
-// recycle takes back the memory of a call that is forgotten.
-func (w *Worker) recycle(c *call) {
-	if d := c.delivery; d != nil && len(w.used) < maxUsed {
-		*d = delivery{}
-		w.used = append(w.used, d)
-	}
-}
-
-// nextDelivery is memory for the next message, used before or new.
+// nextDelivery is memory for the next message: that of a call that is forgotten, or new. Whatever was forgotten in an
+// earlier turn of the lock is referred to by nobody.
 func (w *Worker) nextDelivery() *delivery {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	last := len(w.used) - 1
+	last := len(w.forgotten) - 1
 	if last < 0 {
 		return new(delivery)
 	}
-	d := w.used[last]
-	w.used = w.used[:last]
+	d := w.forgotten[last].delivery
+	w.forgotten[last] = nil
+	w.forgotten = w.forgotten[:last]
+	*d = delivery{}
 	return d
 }
 
@@ -699,13 +694,10 @@ func (w *Worker) fetched(n int64) {
 
 // keep bounds the answers that are kept: the oldest go first, and are remembered only as having run.
 func (w *Worker) keep(c *call) {
-	for w.kept.len() > 0 && w.kept.first().phase == forgotten { // acknowledged since
-		w.recycle(w.kept.pop())
-	}
 	w.kept.push(c)
 	w.keptBytes += c.reply.Size()
-	for w.kept.len() > maxKept || w.keptBytes > maxKeptBytes && w.kept.len() > 1 {
-		old := w.kept.pop()
+	for w.kept.n > maxKept || w.keptBytes > maxKeptBytes && w.kept.n > 1 {
+		old := w.kept.oldest
 		w.forget(old)
 		old.session.leave(old)
 	}
@@ -713,10 +705,15 @@ func (w *Worker) keep(c *call) {
 
 // forget lets go of a call's answer.
 func (w *Worker) forget(c *call) {
-	if c.phase == answered {
-		w.keptBytes -= c.reply.Size()
-		w.reuse(w.host.ep.ForgetReply(&c.reply))
-		c.phase = forgotten
+	if c.phase != answered {
+		return
+	}
+	w.kept.remove(c)
+	w.keptBytes -= c.reply.Size()
+	w.reuse(w.host.ep.ForgetReply(&c.reply))
+	c.phase = forgotten
+	if c.delivery != nil && len(w.forgotten) < maxSpare {
+		w.forgotten = append(w.forgotten, c)
 	}
 }
 

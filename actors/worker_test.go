@@ -377,7 +377,7 @@ func TestAnswersAreKeptInBounds(t *testing.T) {
 	}
 	w.rest(t)
 	require.EqualValues(t, n, ran.Load())
-	require.Equal(t, maxKept, w.kept.len())
+	require.Equal(t, maxKept, w.kept.n)
 	s := w.sessions["s"]
 	require.Len(t, s.calls, n)
 	require.Equal(t, 500, s.gone)
@@ -398,7 +398,7 @@ func TestAnswersAreKeptInBounds(t *testing.T) {
 	w.rest(t)
 	require.Len(t, s.calls, 1)
 	require.Zero(t, s.gone)
-	require.Equal(t, w.kept.all()[w.kept.len()-1].reply.Size(), w.keptBytes)
+	require.Equal(t, w.kept.newest.reply.Size(), w.keptBytes)
 
 	for seq := range uint64(1000) {
 		w.inject(bus.Header{Session: "t", Seq: seq + 1, Method: "long"}, nil, now)

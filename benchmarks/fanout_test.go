@@ -42,6 +42,23 @@ func TestFanoutEndsWithItsContext(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
+// TestFanoutAllocations holds what was won: a rank's part in a short call takes some 15 allocations and 1.2 KB, of which
+// the floor's are 12 and 0.7 KB; it was 23 and 2.3 KB once.
+func TestFanoutAllocations(t *testing.T) {
+	const n = 16
+	server, err := bus.Open(t.Context(), bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
+	require.NoError(t, err)
+	defer server.Close()
+	call, stop, err := troupeFanout(t.Context(), server.URL(), n, Own, make([]byte, 64))
+	require.NoError(t, err)
+	defer stop()
+	for range 50 {
+		require.NoError(t, call(t.Context())) // until the calls are known to be short
+	}
+	got := testing.AllocsPerRun(300, func() { require.NoError(t, call(t.Context())) })
+	require.LessOrEqual(t, got, 19.0*n+40, "allocations of a call of %d ranks", n)
+}
+
 func TestQuantile(t *testing.T) {
 	times := []time.Duration{5000, 1000, 3000, 2000, 4000}
 	require.InDelta(t, 3.0, quantile(times, 0.5), 1e-9)

@@ -1,0 +1,128 @@
+package actors
+
+import (
+	"context"
+	"encoding/binary"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+// echoes is a typed class whose method looks at its call before and after others had a chance to get in between.
+func echoes(keep func(context.Context)) *Class {
+	type none struct{}
+	c := NewClass("echo", func(context.Context, Setup) (*none, error) { return &none{}, nil })
+	Method(c, "echo", func(_ *none, ctx context.Context, b []byte) ([]byte, error) {
+		keep(ctx)
+		before, _ := Current(ctx)
+		runtime.Gosched()
+		after, ok := Current(ctx)
+		if !ok || before.Seq != after.Seq || after.Method != "echo" || after.Session == "" {
+			return nil, bus.Errorf(bus.CodeInternal, "the call was another one: %+v, %+v", before, after)
+		}
+		return b, nil
+	})
+	return c.Class
+}
+
+// TestMemoryOfCallsIsUsedAgain: whatever is repeated, asked about, given up or kept by a method for longer than its call,
+// every call sees its own envelope and argument, and every caller gets its own answer.
+func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
+	var mu sync.Mutex
+	var contexts []context.Context
+	st := newStand(t, echoes(func(ctx context.Context) {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(contexts) < 1000 {
+			contexts = append(contexts, ctx)
+		}
+	}))
+	w := st.start(WorkerSpec{})
+	var group sync.WaitGroup
+	for caller := range 4 {
+		ep, err := st.ep.Bus().Endpoint("test")
+		require.NoError(t, err)
+		defer ep.Close()
+		group.Go(func() {
+			dice := rand.New(rand.NewPCG(1, uint64(caller)))
+			for i := range 500 {
+				arg := binary.BigEndian.AppendUint64(make([]byte, 64), uint64(caller)<<32|uint64(i))
+				body, _ := bus.AppendMarshal(bus.AppendArgsHead(nil, 1), arg)
+				body = bus.AppendNamedHead(body, 0)
+				g, err := ep.Scatter(t.Context(), bus.Call{
+					To: st.address, World: 1, Method: "echo", Timeout: 30 * time.Second, AskAfter: time.Millisecond,
+					Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}},
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				switch dice.IntN(8) {
+				case 0:
+					g.Cancel()
+				case 1:
+					continue // the next one overlaps
+				}
+				<-g.Done()
+				a := g.Answer(0)
+				if bus.CodeOf(a.Err) == bus.CodeCancelled {
+					continue
+				}
+				var got []byte
+				if err := bus.Unmarshal(a.Body, &got); a.Err != nil || err != nil || string(got) != string(arg) {
+					t.Errorf("call %d of %d: %x, %v, %v", i, caller, got, a.Err, err)
+					return
+				}
+			}
+		})
+	}
+	group.Go(func() { // somebody asks about calls that were, or were not
+		for seq := range uint64(2000) {
+			w.asked(&bus.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
+		}
+	})
+	group.Wait()
+	require.Eventually(t, func() bool { return w.idle(false) }, 10*time.Second, time.Millisecond)
+	for _, ctx := range contexts {
+		require.ErrorIs(t, ctx.Err(), context.Canceled)
+		info, ok := Current(ctx)
+		require.True(t, ok)
+		require.Equal(t, CallInfo{Role: st.address, Host: st.host}, info, "of a call that is over only its worker is known")
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	require.NotEmpty(t, w.forgotten, "there is memory to be used again")
+}
+
+// TestAllocationsOfACall is the budget of a short call of a lone worker, from its message to its answer: the context, the
+// argument, and what NATS takes.
+func TestAllocationsOfACall(t *testing.T) {
+	st := newStandOf(t, HostConfig{Classes: []*Class{echoes(func(context.Context) {})}, BeatEvery: time.Hour})
+	w := st.start(WorkerSpec{})
+	in := newIntake(st.host, st.host.workCh)
+	body, err := bus.AppendMarshal(bus.AppendArgsHead(nil, 1), make([]byte, 64))
+	require.NoError(t, err)
+	f := bus.Frame{Kind: bus.KindCall, Body: bus.AppendNamedHead(body, 0), Header: bus.Header{Session: "s", Method: "echo", Caller: "test", Inline: 1 << 10}}
+	msg := &nats.Msg{Subject: st.address.Rank(0)}
+	call := func() {
+		f.Header.Seq++
+		f.Header.Acked = f.Header.Seq - 1
+		f.Header.Order, f.Header.Prev = f.Header.Seq, f.Header.Seq-1
+		msg.Data = f.Append(msg.Data[:0])
+		if j := in.handle(msg); j.call != nil {
+			require.True(t, in.lending.run(j))
+		}
+		w.rest(t)
+	}
+	for range 20 {
+		call() // until it is known to be short
+	}
+	require.LessOrEqual(t, testing.AllocsPerRun(500, call), 6.0)
+}
