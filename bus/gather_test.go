@@ -155,9 +155,9 @@ func TestDeadlineWithPartialResults(t *testing.T) {
 	s.play(b)
 	ep := endpoint(t, b)
 	for name, limit := range map[string]func(*bus.Call) context.Context{
-		"timeout": func(c *bus.Call) context.Context { c.Timeout = 100 * time.Millisecond; return t.Context() },
+		"timeout": func(c *bus.Call) context.Context { c.Timeout = time.Second; return t.Context() },
 		"context": func(c *bus.Call) context.Context {
-			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			t.Cleanup(cancel)
 			return ctx
 		},

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,6 +30,7 @@ type stage struct {
 	world   int
 	ordered bool
 	journal journal
+	waiting atomic.Int32  // ranks in wait
 	started chan int      // ranks whose wait has begun
 	ended   chan int      // ranks whose wait was cancelled
 	gate    chan struct{} // opens what waits in hold
@@ -271,6 +273,7 @@ func (p *player) Handle(ctx context.Context, method string, body []byte) ([]byte
 		return p.same, nil
 	case "fail":
 		if p.rank == number(body) {
+			p.afterOthers(ctx, s.world-1)
 			return nil, fmt.Errorf("rank %d does as it was told", p.rank)
 		}
 		return p.wait(ctx)
@@ -283,6 +286,7 @@ func (p *player) Handle(ctx context.Context, method string, body []byte) ([]byte
 		if p.rank > number(body) {
 			return p.wait(ctx)
 		}
+		p.afterOthers(ctx, s.world-1-number(body))
 		return body, nil
 	case "wait":
 		return p.wait(ctx)
@@ -298,10 +302,19 @@ func (p *player) Handle(ctx context.Context, method string, body []byte) ([]byte
 }
 
 func (p *player) wait(ctx context.Context) ([]byte, error) {
+	p.stage.waiting.Add(1)
+	defer p.stage.waiting.Add(-1)
 	p.stage.started <- p.rank
 	<-ctx.Done()
 	p.stage.ended <- p.rank
 	return nil, ctx.Err()
+}
+
+// afterOthers lets n others begin to wait first: a call that is given up before it began never ends.
+func (p *player) afterOthers(ctx context.Context, n int) {
+	for int(p.stage.waiting.Load()) < n && ctx.Err() == nil {
+		time.Sleep(100 * time.Microsecond)
+	}
 }
 
 func number(body []byte) int {
