@@ -23,7 +23,7 @@ import (
 const argsEnv = "TROUPE_TEST_ARGS"
 
 func TestMain(m *testing.M) {
-	roles.Main(append(hosted(), calcClass())...)
+	roles.Main(append(hosted(), calcClass(), hostClass())...)
 	selfCommand = func(args ...string) (*exec.Cmd, error) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join(args, "\n"))

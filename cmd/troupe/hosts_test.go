@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// hostClass is a worker that finds out how its host is connected.
+func hostClass() *actors.Class {
+	type worker struct{}
+	k := actors.NewClass("host", func(context.Context, actors.Setup) (*worker, error) { return &worker{}, nil })
+	actors.Method(k, "pid", func(*worker, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
+	actors.Method(k, "hold", func(_ *worker, ctx context.Context, _ actors.None) (int, error) {
+		<-ctx.Done()
+		return 0, ctx.Err()
+	})
+	actors.Method(k, "meet", func(_ *worker, ctx context.Context, _ actors.None) (string, error) { return meet(ctx) })
+	return k.Class
+}
+
+// meet has rank 0 listen at its MASTER_PORT and the others come there, as torch's store does.
+func meet(ctx context.Context) (string, error) {
+	at := net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT"))
+	if os.Getenv("RANK") != "0" {
+		for {
+			conn, err := net.DialTimeout("tcp", at, time.Second)
+			if err == nil {
+				return at, conn.Close()
+			}
+			if ctx.Err() != nil {
+				return "", err
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	reuse := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1) })
+	}}
+	l, err := reuse.Listen(ctx, "tcp", at)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = l.Close() }() // nothing was written
+	conn, err := l.Accept()
+	if err != nil {
+		return "", err
+	}
+	return at, conn.Close()
+}
+
+// hosts are two machines: this one, and another behind a cable that can be cut. Where the machine allows it that is a
+// network namespace; otherwise both are this one, and nothing can be cut.
+type hosts struct {
+	t         *testing.T
+	apart     bool
+	near      string // an address of this one that the other reaches
+	namespace string
+	cable     string
+}
+
+func newHosts(t *testing.T) *hosts {
+	n := os.Getpid()%200 + 20
+	h := &hosts{t: t, near: fmt.Sprintf("10.77.%d.1", n), namespace: fmt.Sprintf("troupe%d", n), cable: fmt.Sprintf("tr%da", n)}
+	far := fmt.Sprintf("tr%db", n)
+	err := h.ip("netns add "+h.namespace, "link add "+h.cable+" type veth peer name "+far, "link set "+far+" netns "+h.namespace,
+		"addr add "+h.near+"/24 dev "+h.cable, "link set "+h.cable+" up",
+		fmt.Sprintf("-n %s addr add 10.77.%d.2/24 dev %s", h.namespace, n, far), fmt.Sprintf("-n %s link set %s up", h.namespace, far),
+		"-n "+h.namespace+" link set lo up")
+	if h.apart = err == nil; !h.apart {
+		t.Logf("both hosts are this machine, because it has no network namespaces to give: %v", err)
+		h.near = "127.0.0.1"
+		return h
+	}
+	t.Log("the other host is a network namespace")
+	t.Cleanup(func() { require.NoError(t, h.ip("link del "+h.cable, "netns del "+h.namespace)) })
+	return h
+}
+
+func (h *hosts) ip(commands ...string) error {
+	for _, words := range commands {
+		out, err := exec.Command("ip", strings.Fields(words)...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("ip %s: %w: %s", words, err, out)
+		}
+	}
+	return nil
+}
+
+func (h *hosts) cut()  { require.NoError(h.t, h.ip("link set "+h.cable+" down")) }
+func (h *hosts) heal() { require.NoError(h.t, h.ip("link set "+h.cable+" up")) }
+
+// join starts an agent on the other host.
+func (h *hosts) join(u *user, head readyHead, name string) *exec.Cmd {
+	token, err := os.ReadFile(head.TokenFile)
+	require.NoError(h.t, err)
+	url := strings.Replace(head.URL, "127.0.0.1", h.near, 1)
+	cmd := exec.Command(os.Args[0])
+	if h.apart {
+		cmd = exec.Command("ip", "netns", "exec", h.namespace, os.Args[0])
+	}
+	cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join([]string{"join", url, "--name", name, "--gpus", "sim:1x4"}, "\n"),
+		"TROUPE_TOKEN="+strings.TrimSpace(string(token)), "TROUPE_FINGERPRINT="+head.Fingerprint, "XDG_STATE_HOME="+h.t.TempDir())
+	cmd.Stderr = h.t.Output()
+	require.NoError(h.t, cmd.Start())
+	h.t.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Wait()
+	})
+	require.Eventually(h.t, func() bool { return strings.Contains(u.sees("gpus"), name) }, 20*time.Second, 50*time.Millisecond)
+	return cmd
+}
+
+// onHosts is the spec of a role with a worker on each of some nodes.
+func onHosts(name string, nodes ...string) roles.Spec {
+	p := &roles.Process{Command: []string{os.Args[0]}}
+	for _, node := range nodes {
+		p.Needs.Bundles = append(p.Needs.Bundles, placement.Bundle{Node: node, Devices: placement.Wholes(1)})
+	}
+	return roles.Spec{Name: name, Class: "host", World: len(nodes), Process: p, StopGrace: time.Second}
+}
+
+// driveOn is a driver of a run of its own.
+func driveOn(t *testing.T, head readyHead, namespace string) *roles.Runtime {
+	rt, err := roles.Open(t.Context(), roles.Config{
+		Namespace: namespace,
+		BusConfig: bus.Config{URLs: []string{head.URL}, TokenFile: head.TokenFile, TLS: bus.TLSConfig{Fingerprint: head.Fingerprint}},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
+	return rt
+}
+
+// TestTwoHosts: a head and an agent on two machines, over TLS; workers that meet; a worker that is killed over there; two
+// runs side by side, one of them torn down; a cable that is cut, and healed.
+func TestTwoHosts(t *testing.T) {
+	h, u := newHosts(t), newUser(t)
+	store := t.TempDir()
+	_, out := u.process("up", "--json", "--listen", h.near+":0", "--store", store, "--gpus", "sim:1x4", "--name", "near")
+	u.killAfter(store)
+	head := u.ready(out)
+	h.join(u, head, "far")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	rt, other := driveOn(t, head, "one"), driveOn(t, head, "two")
+
+	both, err := rt.Create(ctx, onHosts("both", "near", "far"))
+	require.NoError(t, err)
+	met, err := roles.CallEach[string](ctx, both, "meet")
+	require.NoError(t, err)
+	require.Equal(t, []string{both.Record().Master, both.Record().Master}, met)
+	beside, err := other.Create(ctx, onHosts("both", "near", "far"))
+	require.NoError(t, err, "another run has names of its own")
+	require.NoError(t, both.Destroy(ctx))
+	_, err = roles.CallEach[int](ctx, beside, "pid")
+	require.NoError(t, err, "it is left alone")
+
+	over, err := rt.Create(ctx, onHosts("over", "far"))
+	require.NoError(t, err)
+	pid, err := roles.Call[int](ctx, over, "pid")
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) // process numbers are shared
+	_, err = roles.Call[int](ctx, over, "hold")
+	var lost *bus.Error
+	require.ErrorAs(t, err, &lost)
+	require.Equal(t, []string{"far", "SIGKILL"}, []string{lost.Node, lost.Details["signal"]})
+	require.NoError(t, over.Destroy(ctx))
+
+	if h.apart {
+		h.cutAndHealed(ctx, rt, beside)
+	}
+}
+
+// cutAndHealed: what ran beyond a cut cable is lost to its driver, and ended when the cable is healed; then its devices are
+// granted again.
+func (h *hosts) cutAndHealed(ctx context.Context, rt *roles.Runtime, beside *roles.Cluster) {
+	t := h.t
+	pids, err := roles.CallEach[int](ctx, beside, "pid")
+	require.NoError(t, err)
+	hold, err := beside.ExecuteAllAsync(ctx, "hold")
+	require.NoError(t, err)
+	time.Sleep(3 * time.Second) // with what went before, its driver has listened for long enough to judge
+	h.cut()
+	begun := time.Now()
+	err = hold.Wait(ctx)
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	require.ErrorContains(t, err, "far")
+	t.Logf("known %v after the cut: %v", time.Since(begun).Round(time.Millisecond), err)
+	require.Less(t, time.Since(begun), 12*time.Second)
+	_ = beside.Destroy(ctx) // it says that the other host was not heard
+	require.False(t, gone(pids[1]), "nobody could end it")
+	h.heal()
+	require.Eventually(t, func() bool { return gone(pids[1]) }, 40*time.Second, 100*time.Millisecond, "its agent is told")
+	var again *roles.Cluster
+	require.Eventually(t, func() bool {
+		again, err = rt.Create(ctx, onHosts("again", "far"))
+		return err == nil
+	}, 40*time.Second, 100*time.Millisecond)
+	_, err = roles.CallEach[int](ctx, again, "pid")
+	require.NoError(t, err)
+	require.NoError(t, again.Destroy(ctx))
+}
