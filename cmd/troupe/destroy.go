@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"troupe/bus"
 	"troupe/roles"
 )
 
@@ -21,6 +22,9 @@ finish within the role's grace. A role that has failed is removed the same way.`
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout <= 0 {
 				return usagef("--timeout %s: must be more than nothing", timeout)
+			}
+			if err := bus.CheckRoleName(args[0]); err != nil {
+				return &usageError{err}
 			}
 			return c.destroy(cmd.Context(), args[0], timeout)
 		},

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/actors"
+	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -71,6 +72,9 @@ type rank struct {
 
 // ranks asks every worker of a role about itself, and does not wait long for those who say nothing.
 func (c *cli) ranks(ctx context.Context, role string) error {
+	if err := bus.CheckRoleName(role); err != nil {
+		return &usageError{err}
+	}
 	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
 		cluster, err := rt.Attach(ctx, role)
 		if err != nil {
