@@ -36,6 +36,7 @@ type Agent struct {
 	shipper  *shipper
 	sites    []*site
 	leases   leases
+	folders  folders
 	parcels  parcels
 	group    sync.WaitGroup // the goroutines of workers and requests
 
@@ -86,6 +87,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	if err := a.clear(); err != nil {
 		return err
 	}
+	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
 	a.spawner, a.sweeper, a.shipper = newSpawner(), newSweeper(), newShipper(a.cfg.Bus)
 	defer a.shipper.close()
 	defer a.sweeper.close()
@@ -129,7 +131,7 @@ func (a *Agent) clear() error {
 		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent cannot be killed: %v", left)
 	}
 	old, err := filepath.Glob(filepath.Join(a.cfg.Dir, workersDir, "*"))
-	for _, dir := range old {
+	for _, dir := range append(old, filepath.Join(a.cfg.Dir, foldersDir)) {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	return err

@@ -333,3 +333,31 @@ func TestEvict(t *testing.T) {
 	require.True(t, e.Failed())
 	require.Contains(t, e.Why, "agent")
 }
+
+// A shipped folder is on the node once for all workers, and is gone with the last of them.
+func TestShippedFolder(t *testing.T) {
+	s := newStand(t)
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "run.sh"), []byte("#!/bin/sh\necho in $(basename $(pwd)); [ $RANK = 0 ] || exec sleep 1000\n"), 0o755))
+	hash, err := s.client.Ship(t.Context(), dir)
+	require.NoError(t, err)
+	again, err := s.client.Ship(t.Context(), dir)
+	require.NoError(t, err)
+	require.Equal(t, hash, again)
+	l := sh("", 0, 1)
+	l.Program.Command, l.Program.Folder = []string{"./run.sh"}, hash
+	s.launch(l)
+	e := s.exit()
+	require.Equal(t, []string{"in " + hash}, e.Last)
+	require.DirExists(t, filepath.Join(s.dir, "folders", hash), "rank 1 is in it")
+	_, err = s.client.Stop(t.Context(), "host", ids(0, 1), 0)
+	require.NoError(t, err)
+	require.NoDirExists(t, filepath.Join(s.dir, "folders", hash))
+
+	l = sh("true", 2)
+	l.Program.Folder = strings.Repeat("0", 64)
+	require.ErrorIs(t, s.fails(l), bus.ErrNotFound)
+	l = sh("true", 3)
+	l.Program.Folder = "../../etc"
+	require.ErrorIs(t, s.fails(l), bus.ErrInvalid)
+}

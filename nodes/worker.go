@@ -37,6 +37,7 @@ type worker struct {
 	launch Launch // without its workers
 	marker string
 	dir    string // in the run folder
+	folder string // shipped, and to be given back; of start and then of supervise
 
 	startedCh chan struct{} // closed when it runs, or will not
 	endedCh   chan struct{} // closed when its process has ended, with exit set
@@ -89,7 +90,7 @@ func (w *worker) refuse(err error) {
 // start starts the process. It is called once, by the goroutine of the launch.
 func (w *worker) start() {
 	if err := w.spawn(); err != nil {
-		_ = os.RemoveAll(w.dir) // as much of it as there is
+		w.cleanUp()
 		w.refuse(err)
 		return
 	}
@@ -137,6 +138,13 @@ func startError(w *worker, p program, err error) error {
 func (w *worker) prepare() (program, error) {
 	cfg := &w.site.agent.cfg
 	p := program{dir: w.launch.Program.Dir, cgroup: -1}
+	if folder := w.launch.Program.Folder; folder != "" {
+		path, err := w.site.agent.folders.take(folder)
+		if err != nil {
+			return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.site.name, err)
+		}
+		w.folder, p.dir = folder, path
+	}
 	if p.dir == "" {
 		p.dir = filepath.Join(w.dir, "work")
 		if err := os.MkdirAll(p.dir, 0o700); err != nil {
@@ -244,14 +252,22 @@ func (w *worker) supervise(child process, out *capture) {
 	w.outMu.Lock()
 	w.log.close()
 	w.outMu.Unlock()
-	if err := os.RemoveAll(w.dir); err != nil {
-		w.site.agent.cfg.Logger.Warn("nodes: a worker's folder cannot be removed", "worker", w.ID.String(), "error", err)
-	}
+	w.cleanUp()
 	w.mu.Lock()
 	w.left = left
 	w.mu.Unlock()
 	close(w.goneCh)
 	w.site.agent.workerGone(w)
+}
+
+// cleanUp removes what was made for the worker, as much of it as there is.
+func (w *worker) cleanUp() {
+	if err := os.RemoveAll(w.dir); err != nil {
+		w.site.agent.cfg.Logger.Warn("nodes: a worker's folder cannot be removed", "worker", w.ID.String(), "error", err)
+	}
+	if w.folder != "" {
+		w.site.agent.folders.giveBack(w.folder)
+	}
 }
 
 // ended records the exit and tells of it.

@@ -1,0 +1,218 @@
+package nodes
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+)
+
+const (
+	folderBucket = "troupe_folders"
+	folderLife   = 24 * time.Hour // after which the head forgets what was shipped
+	folderMost   = 256 << 20      // bytes of a shipped folder
+	foldersMost  = 2 << 30        // bytes of all of them at the head
+)
+
+// Ship stores a folder at the head, so that workers on any node can run in it, and returns its name: a hash of what is in
+// it, for Program.Folder. Excludes are patterns as of path.Match, for a name or for a path in the folder. What is shipped
+// already is not stored again; a day later it is forgotten.
+func (c *Client) Ship(ctx context.Context, folder string, excludes ...string) (string, error) {
+	for _, pattern := range excludes {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return "", bus.Errorf(bus.CodeInvalid, "ship %s: the exclude %q is no pattern: %w", folder, pattern, err)
+		}
+	}
+	data, err := packFolder(folder, excludes, folderMost)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(data)
+	name := hex.EncodeToString(sum[:])
+	store, err := openFolders(ctx, c.b)
+	if err != nil {
+		return "", err
+	}
+	if info, err := store.GetInfo(ctx, name); err == nil && info.Size == uint64(len(data)) {
+		return name, nil
+	}
+	if _, err := store.PutBytes(ctx, name, data); err != nil {
+		return "", bus.Errorf(bus.CodeUnavailable, "ship %s (%d bytes packed): %w", folder, len(data), err)
+	}
+	return name, nil
+}
+
+func openFolders(ctx context.Context, b *bus.Bus) (jetstream.ObjectStore, error) {
+	store, err := b.JetStream().ObjectStore(ctx, folderBucket)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		store, err = b.JetStream().CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: folderBucket, TTL: folderLife, MaxBytes: foldersMost})
+	}
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "the store of shipped folders: %w", err)
+	}
+	return store, nil
+}
+
+// packFolder is the folder as bytes, the same for the same content, whoever has it and since when.
+func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
+	root, err := filepath.Abs(folder)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	zip := gzip.NewWriter(&out)
+	pack := tar.NewWriter(zip)
+	var total int64
+	err = filepath.WalkDir(root, func(full string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(root, full)
+		if err != nil || name == "." {
+			return err
+		}
+		name = filepath.ToSlash(name)
+		if excluded(name, excludes) {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		n, err := packOne(pack, full, name, d)
+		if total += n; err == nil && total > most {
+			err = bus.Errorf(bus.CodeInvalid, "it holds more than %d MiB (%s and what comes before it); exclude what workers do not need", most>>20, name)
+		}
+		return err
+	})
+	if err == nil {
+		err = errors.Join(pack.Close(), zip.Close())
+	}
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "ship %s: %w", folder, err)
+	}
+	return out.Bytes(), nil
+}
+
+// excluded reports whether a pattern matches the path, or one of the names in it.
+func excluded(name string, patterns []string) bool {
+	return slices.ContainsFunc(patterns, func(p string) bool {
+		whole, _ := path.Match(strings.TrimSuffix(p, "/"), name) // the patterns were checked
+		base, _ := path.Match(strings.TrimSuffix(p, "/"), path.Base(name))
+		return whole || base
+	})
+}
+
+// packOne adds a file, a folder or a link; of a file's mode only whether it can be run. Anything else is refused by name.
+func packOne(pack *tar.Writer, full, name string, d fs.DirEntry) (int64, error) {
+	info, err := d.Info()
+	if err != nil {
+		return 0, err
+	}
+	h := &tar.Header{Name: name, Mode: 0o600, Format: tar.FormatPAX}
+	switch {
+	case d.IsDir():
+		h.Typeflag, h.Name, h.Mode = tar.TypeDir, name+"/", 0o700
+	case info.Mode()&fs.ModeSymlink != 0:
+		h.Typeflag = tar.TypeSymlink
+		if h.Linkname, err = os.Readlink(full); err != nil {
+			return 0, err
+		}
+		if err := checkLink(name, h.Linkname); err != nil {
+			return 0, err
+		}
+	case info.Mode().IsRegular():
+		h.Typeflag, h.Size = tar.TypeReg, info.Size()
+		if info.Mode().Perm()&0o111 != 0 {
+			h.Mode = 0o700
+		}
+	default:
+		return 0, fmt.Errorf("%s is neither a file, a folder nor a link (%v); exclude it", name, info.Mode().Type())
+	}
+	if err := pack.WriteHeader(h); err != nil || h.Typeflag != tar.TypeReg {
+		return 512, err
+	}
+	f, err := os.Open(full)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }() // it was only read
+	n, err := io.Copy(pack, io.LimitReader(f, h.Size))
+	return n + 512, err
+}
+
+// checkLink refuses a link that leads out of the folder.
+func checkLink(name, target string) error {
+	if path.IsAbs(target) || !filepath.IsLocal(path.Join(path.Dir(name), target)) && path.Join(path.Dir(name), target) != "." {
+		return fmt.Errorf("the link %s leads out of the folder, to %s; exclude it", name, target)
+	}
+	return nil
+}
+
+// unpackFolder unpacks into dir, which is there and empty. Nothing outside of it is written, whatever the bytes say.
+func unpackFolder(data []byte, dir string) error {
+	zip, err := gzip.NewReader(bytes.NewReader(data))
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }() // only a number
+	var total int64
+	for pack := tar.NewReader(zip); ; {
+		h, err := pack.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if total += h.Size + 512; total > 2*folderMost {
+			return bus.Errorf(bus.CodeInvalid, "it unpacks to more than %d MiB", 2*folderMost>>20)
+		}
+		if err := unpackOne(root, pack, h); err != nil {
+			return fmt.Errorf("%s: %w", h.Name, err)
+		}
+	}
+}
+
+func unpackOne(root *os.Root, pack io.Reader, h *tar.Header) error {
+	name := path.Clean(h.Name)
+	if !filepath.IsLocal(name) {
+		return errors.New("it leads out of the folder")
+	}
+	switch h.Typeflag {
+	case tar.TypeDir:
+		return root.MkdirAll(name, 0o700)
+	case tar.TypeSymlink:
+		if err := checkLink(name, h.Linkname); err != nil {
+			return err
+		}
+		return root.Symlink(h.Linkname, name)
+	case tar.TypeReg:
+		f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode)&0o700)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, pack)
+		return errors.Join(err, f.Close())
+	}
+	return fmt.Errorf("a thing of kind %q", h.Typeflag)
+}
