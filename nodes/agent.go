@@ -34,6 +34,8 @@ type Agent struct {
 	spawner  *spawner
 	sweeper  *sweeper
 	shipper  *shipper
+	cgroups  cgroups
+	kernel   *kernelLog
 	sites    []*site
 	leases   leases
 	folders  folders
@@ -83,7 +85,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer unlock()
-	a.identity = identity
+	a.identity, a.cgroups, a.kernel = identity, openCgroups(identity), openKernelLog()
+	defer a.kernel.close()
+	defer a.cgroups.remove()
 	if err := a.clear(); err != nil {
 		return err
 	}
@@ -126,6 +130,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 
 // clear ends what an earlier agent of this folder left.
 func (a *Agent) clear() error {
+	a.cgroups.clear()
 	mine := func(marker string) bool { return strings.HasPrefix(marker, a.identity+".") }
 	if left := killMarked(mine, sweepMost); len(left) > 0 {
 		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent cannot be killed: %v", left)

@@ -361,3 +361,14 @@ func TestShippedFolder(t *testing.T) {
 	l.Program.Folder = "../../etc"
 	require.ErrorIs(t, s.fails(l), bus.ErrInvalid)
 }
+
+// A worker that is frozen is ended like any other.
+func TestFrozenWorker(t *testing.T) {
+	s := newStand(t)
+	started := s.launch(sh(`exec sleep 1000`, 0))
+	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGSTOP))
+	exits, err := s.client.Stop(t.Context(), "host", ids(0), 100*time.Millisecond)
+	require.NoError(t, err)
+	require.Contains(t, []string{"SIGKILL", "SIGINT", "SIGTERM"}, exits[0].Signal)
+	require.False(t, alive(started[0].PID))
+}

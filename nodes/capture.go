@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	pipeSize  = 256 << 10              // bytes that a worker may print before it waits for its agent
-	drainMost = 8 << 20                // bytes that are taken from a pipe which a process of the tree goes on filling
-	drainTime = 200 * time.Millisecond // how long an exit waits for the last lines
+	pipeSize  = 256 << 10       // bytes that a worker may print before it waits for its agent
+	drainMost = 8 << 20         // bytes that are taken from a pipe which a process of the tree goes on filling
+	drainTime = 2 * time.Second // how long an exit waits for the last lines, on a machine that is overloaded
 )
 
 // capture reads what a worker prints. The end of a pipe means nothing here: a process that the worker forked may keep it

@@ -3,7 +3,6 @@ package nodes
 import (
 	"maps"
 	"slices"
-	"syscall"
 	"time"
 )
 
@@ -18,6 +17,7 @@ type sweeper struct {
 type sweepAsk struct {
 	marker  string
 	session int
+	cgroup  string
 	until   time.Time
 	leftCh  chan []int // holds one
 }
@@ -33,10 +33,10 @@ func (s *sweeper) close() {
 	<-s.doneCh
 }
 
-// sweep kills every process with that marker, or of that session, and returns those that are left.
-func (s *sweeper) sweep(marker string, session int) []int {
+// sweep kills every process with that marker, of that session or in that control group, and returns those that are left.
+func (s *sweeper) sweep(marker string, session int, cgroup string) []int {
 	leftCh := make(chan []int, 1)
-	s.askCh <- sweepAsk{marker, session, time.Now().Add(sweepMost), leftCh}
+	s.askCh <- sweepAsk{marker, session, cgroup, time.Now().Add(sweepMost), leftCh}
 	return <-leftCh
 }
 
@@ -72,7 +72,7 @@ func killFor(asks map[string]sweepAsk) int {
 	for _, marker := range slices.Collect(maps.Keys(asks)) {
 		ask, left := asks[marker], found[marker]
 		for _, pid := range left {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended meanwhile
+			killPID(pid)
 		}
 		if len(left) == 0 || time.Now().After(ask.until) {
 			ask.leftCh <- left
@@ -84,9 +84,12 @@ func killFor(asks map[string]sweepAsk) int {
 
 // treesOf finds the living processes of the asks, by marker.
 func treesOf(asks map[string]sweepAsk) map[string][]int {
-	sessions := map[int]string{}
+	sessions, members := map[int]string{}, map[int]string{}
 	for marker, ask := range asks {
 		sessions[ask.session] = marker
+		for _, pid := range cgroupPIDs(ask.cgroup) {
+			members[pid] = marker
+		}
 	}
 	found := map[string][]int{}
 	for _, pid := range pids() {
@@ -95,6 +98,9 @@ func treesOf(asks map[string]sweepAsk) map[string][]int {
 			continue
 		}
 		marker, mine := sessions[session]
+		if !mine {
+			marker, mine = members[pid]
+		}
 		if !mine {
 			marker = markerOf(pid)
 			_, mine = asks[marker]

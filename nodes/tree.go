@@ -85,9 +85,12 @@ func killMarked(want func(marker string) bool, most time.Duration) map[string][]
 		}
 		for _, list := range found {
 			for _, pid := range list {
-				_ = syscall.Kill(pid, syscall.SIGKILL) // gone already, or not ours to kill: then it is found again
+				killPID(pid)
 			}
 		}
 		time.Sleep(pause)
 	}
 }
+
+// killPID kills a process. One that has ended is as good; one that may not be killed is found again.
+func killPID(pid int) { _ = syscall.Kill(pid, syscall.SIGKILL) }

@@ -37,6 +37,7 @@ type worker struct {
 	launch Launch // without its workers
 	marker string
 	dir    string // in the run folder
+	cgroup string // its control group, if it has one
 	folder string // shipped, and to be given back; of start and then of supervise
 
 	startedCh chan struct{} // closed when it runs, or will not
@@ -113,7 +114,7 @@ func (w *worker) spawn() error {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: a pipe for its output: %w", w.ID, err)
 	}
 	p.stdout, p.stderr = out.stdout, out.stderr
-	child, err := w.site.agent.spawner.start(p)
+	child, err := w.startIn(p)
 	out.started()
 	if err != nil {
 		out.close()
@@ -125,6 +126,24 @@ func (w *worker) spawn() error {
 	w.site.agent.leases.using(w.ID.Address())
 	w.site.agent.group.Go(func() { w.supervise(child, out) })
 	return nil
+}
+
+// startIn starts the process in a control group of its own, or without one where that is not to be had.
+func (w *worker) startIn(p program) (process, error) {
+	path, folder := w.site.agent.cgroups.make(w.marker)
+	if folder == nil {
+		return w.site.agent.spawner.start(p)
+	}
+	defer func() { _ = folder.Close() }() // only a number
+	grouped := p
+	grouped.cgroup = int(folder.Fd())
+	child, err := w.site.agent.spawner.start(grouped)
+	if err == nil {
+		w.cgroup = path
+		return child, nil
+	}
+	removeCgroup(path)
+	return w.site.agent.spawner.start(p) // the reason may be the group; if not, this says it
 }
 
 func startError(w *worker, p program, err error) error {
@@ -246,8 +265,9 @@ func (w *worker) supervise(child process, out *capture) {
 	out.died()
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
-	left := w.site.agent.sweeper.sweep(w.marker, child.pid)
+	left := w.site.agent.sweeper.sweep(w.marker, child.pid, w.cgroup)
 	child.reap()
+	removeCgroup(w.cgroup)
 	out.close()
 	w.outMu.Lock()
 	w.log.close()
@@ -275,10 +295,11 @@ func (w *worker) ended(child process, end ending) {
 	w.outMu.Lock()
 	last := append([]string(nil), w.last.lines...)
 	w.outMu.Unlock()
+	oom := w.oomKilled(child.pid, end)
 	w.mu.Lock()
 	exit := Exit{
 		ID: w.ID, Name: w.Name, Node: w.site.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.asked && w.why == "", Why: w.why,
-		Last: last, At: time.Now().UTC(),
+		OOM: oom, Last: last, At: time.Now().UTC(),
 	}
 	if end.code < 0 {
 		exit.Signal = signalName(end.signal)
@@ -295,6 +316,17 @@ func (w *worker) ended(child process, end ending) {
 			Text: exit.Words(), Details: exit.AsError().Details,
 		})
 	}
+}
+
+// oomKilled reports whether the kernel says that it killed the process for want of memory. Nothing is guessed.
+func (w *worker) oomKilled(pid int, end ending) bool {
+	if end.signal != syscall.SIGKILL {
+		return false
+	}
+	if oom, known := cgroupOOM(w.cgroup); known {
+		return oom
+	}
+	return w.site.agent.kernel.killedForMemory(pid)
 }
 
 // started is the answer to whoever asked for it. It is called when startedCh is closed.
