@@ -103,7 +103,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.tidyLogs()
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failedCh := make(chan error, len(a.sites))
+	failedCh := make(chan error, 3*len(a.sites)) // room for all, so that nobody waits
 	var reporters sync.WaitGroup
 	for _, s := range a.sites {
 		if err := s.begin(ctx, run, &reporters, failedCh); err != nil {
@@ -111,9 +111,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			break
 		}
 	}
-	if a.cfg.ReadyFunc != nil && len(failedCh) == 0 {
-		a.cfg.ReadyFunc()
-	}
+	reporters.Go(func() { a.tellReady(run) })
 	err = a.await(ctx, failedCh)
 	a.end()
 	stop() // only now: nothing of the nodes is left
@@ -126,6 +124,20 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.mu.Unlock()
 	a.group.Wait()
 	return ended(ctx, err)
+}
+
+// tellReady says that the nodes are registered, once all of them are: another agent may hold a name for a while.
+func (a *Agent) tellReady(run context.Context) {
+	for _, s := range a.sites {
+		select {
+		case <-s.servedCh:
+		case <-run.Done():
+			return
+		}
+	}
+	if a.cfg.ReadyFunc != nil {
+		a.cfg.ReadyFunc()
+	}
 }
 
 // clear ends what an earlier agent of this folder left.

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -26,6 +27,9 @@ func lockDir(dir string) (unlock func(), identity string, err error) {
 			return nil, "", bus.Errorf(bus.CodeExists, "the agent's folder %s is used by an agent that runs; stop that one, or give this one another folder", dir)
 		}
 		return nil, "", bus.Errorf(bus.CodeInvalid, "lock the agent's folder %s: %w", dir, err)
+	}
+	if err := f.Truncate(0); err == nil {
+		_, _ = fmt.Fprintf(f, "%d\n", os.Getpid()) // for those who look for the agent; the lock is what counts
 	}
 	if identity, err = keptIdentity(filepath.Join(dir, "identity")); err != nil {
 		_ = f.Close()

@@ -300,7 +300,7 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Repo
 			continue
 		case !said:
 			said = true
-			r.Logger.Warn("nodes: the lease of the node is not to be had yet; an earlier agent of that name may have been killed", "node", r.Name, "error", err)
+			r.Logger.Warn("nodes: another agent has this node's name, or was killed a moment ago; waiting", "node", r.Name, "error", holder(err))
 		}
 		select {
 		case <-ctx.Done():
@@ -308,6 +308,16 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Repo
 		case <-time.After(wait):
 		}
 	}
+}
+
+// holder says who has the name, without the whole of its report.
+func holder(err error) error {
+	var held *bus.LeaseHeldError
+	var report gpu.Report
+	if !errors.As(err, &held) || bus.Unmarshal(held.Holder, &report) != nil {
+		return err
+	}
+	return bus.Errorf(bus.CodeExists, "the agent of session %s with %d devices has it until %s, unless it gives another sign of life", report.Session, len(report.Devices), held.Expires.Format(time.RFC3339))
 }
 
 // inherit ends the lease of an earlier agent of the same folder. That agent is dead, because we have its folder, and what

@@ -23,12 +23,13 @@ const (
 
 // site is one node of an agent: its reporter and its workers.
 type site struct {
-	agent   *Agent
-	cfg     Config
-	name    string
-	devices gpu.Inventory
-	thereCh chan struct{} // closed when the lease is taken
-	slotCh  chan struct{} // holds a token for each request that is being answered
+	agent    *Agent
+	cfg      Config
+	name     string
+	devices  gpu.Inventory
+	thereCh  chan struct{} // closed when the lease is taken
+	servedCh chan struct{} // closed when requests are served
+	slotCh   chan struct{} // holds a token for each request that is being answered
 
 	sub *nats.Subscription // of begin's, until close
 
@@ -44,7 +45,7 @@ type site struct {
 
 func newSite(a *Agent, cfg Config) (*site, error) {
 	s := &site{
-		agent: a, thereCh: make(chan struct{}), slotCh: make(chan struct{}, requestsMost),
+		agent: a, thereCh: make(chan struct{}), servedCh: make(chan struct{}), slotCh: make(chan struct{}, requestsMost),
 		workers: map[WorkerID]*worker{}, tombs: map[WorkerID]bool{}, fence: fence{},
 	}
 	registered := cfg.RegisteredFunc
@@ -76,18 +77,19 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 			failedCh <- err
 		}
 	})
-	servedCh := make(chan error, 1)
 	group.Go(func() {
 		select {
 		case <-s.thereCh:
-			servedCh <- s.subscribe()
+			if err := s.subscribe(); err != nil {
+				failedCh <- err
+				return
+			}
+			close(s.servedCh)
 		case <-run.Done():
-			servedCh <- nil
 		}
 	})
 	select {
-	case err := <-servedCh:
-		return err
+	case <-s.servedCh:
 	case <-time.After(registration): // it goes on trying
 	case <-ctx.Done():
 	}

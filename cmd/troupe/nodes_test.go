@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/nodes"
 )
 
@@ -200,4 +202,55 @@ func TestTwoHeadsSideBySide(t *testing.T) {
 	stop()
 	require.True(t, gone(a))
 	require.False(t, gone(b))
+}
+
+// An agent that is frozen is lost, and found again when it goes on, with its workers.
+func TestFrozenAgent(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up("--gpus", "none", "--name", "box")
+	client := u.on(head)
+	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
+	require.NoError(t, syscall.Kill(agent, syscall.SIGSTOP))
+	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGCONT) })
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("events"), "node_lost on box") }, 10*time.Second, 100*time.Millisecond)
+	require.NoError(t, syscall.Kill(agent, syscall.SIGCONT))
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("status"), "box   ready") }, 10*time.Second, 100*time.Millisecond)
+	require.False(t, gone(worker))
+	require.Equal(t, agent, agentOf(t, head.Store))
+}
+
+// A head that wants another agent than the one it finds replaces it; one whose number was lost is found by its lock.
+func TestAgentIsReplaced(t *testing.T) {
+	u := newUser(t)
+	store := t.TempDir()
+	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:1x2", "--name", "box")
+	u.killAfter(store)
+	worker, agent := sleeps(t, u.on(u.ready(out)), "box", 0), agentOf(t, store)
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	require.NoError(t, os.Remove(filepath.Join(store, "agent", "agent.json")))
+	u.up("--store", store, "--gpus", "sim:1x4", "--name", "box")
+	require.True(t, gone(agent))
+	require.True(t, gone(worker))
+	require.Contains(t, u.sees("gpus"), "devices: 4")
+}
+
+// A NATS of one's own in place of the embedded one.
+func TestExternalNATS(t *testing.T) {
+	u := newUser(t)
+	url := bustest.External(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	var out, errs screen
+	doneCh := make(chan int, 1)
+	go func() {
+		doneCh <- execute(ctx, []string{"up", "--json", "--nats", url, "--gpus", "sim:1x2", "--name", "box"}, &cli{out: &out, err: &errs, env: u.getenv})
+	}()
+	t.Cleanup(func() { cancel(); require.Zero(t, <-doneCh, errs.String()) })
+	var head readyHead
+	require.NoError(t, json.Unmarshal([]byte(out.line(t, errs.String)), &head))
+	require.Equal(t, url, head.URL)
+	require.Equal(t, "1 nodes with 2 devices are there\n", u.sees("wait", "--gpus", "2"))
+	script(t, u.on(head), "box", 0, "echo printed")
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("logs", "role"), "printed") }, 10*time.Second, 20*time.Millisecond)
+	require.Contains(t, u.fails(2, "up", "--nats", url, "--listen", "127.0.0.1:0"), "exclude")
 }

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -153,10 +154,15 @@ func (a *ownAgent) there() (agentFile, bool) {
 		return file, false
 	}
 	data, err := os.ReadFile(filepath.Join(a.spec.Dir, "agent.json"))
-	if err != nil || json.Unmarshal(data, &file) != nil || file.PID <= 0 {
-		return file, false
+	if err == nil {
+		_ = json.Unmarshal(data, &file) // what cannot be read is another spec
 	}
-	return file, true
+	if file.PID == 0 { // its head died before it could write it down
+		if data, err = os.ReadFile(filepath.Join(a.spec.Dir, "lock")); err == nil {
+			file.PID, _ = strconv.Atoi(strings.TrimSpace(string(data)))
+		}
+	}
+	return file, file.PID > 0
 }
 
 // locked reports whether somebody holds the lock of a file.
@@ -190,12 +196,20 @@ func (a *ownAgent) start() error {
 		cmd.Env = os.Environ()
 	}
 	cmd.Env = withoutSecrets(cmd.Env)
+	if err := a.note(0); err != nil {
+		return fmt.Errorf("start the agent of this machine: %w", err)
+	}
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start the agent of this machine: %w", err)
 	}
 	a.pid = cmd.Process.Pid
-	a.group.Go(func() { _ = cmd.Wait() }) // it is watched by its lock, as one that we did not start
-	data, err := json.Marshal(agentFile{PID: a.pid, Spec: a.spec})
+	a.group.Go(func() { _ = cmd.Wait() }) // it is watched by its number, as one that we did not start
+	return a.note(a.pid)
+}
+
+// note writes down which agent is in the folder.
+func (a *ownAgent) note(pid int) error {
+	data, err := json.Marshal(agentFile{PID: pid, Spec: a.spec})
 	if err == nil {
 		err = writePrivate(filepath.Join(a.spec.Dir, "agent.json"), data)
 	}
