@@ -1,6 +1,8 @@
 package roles
 
 import (
+	"time"
+
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
@@ -21,15 +23,23 @@ type Assignment struct {
 	QueueLimit  int           `msgpack:"queue_limit"`
 	PanicFails  bool          `msgpack:"panic_fails"`
 	Devices     []string      `msgpack:"devices"` // UUIDs of those it may see, in the order it sees them
+
+	// Slices are those it listens on; nil: its own of the mesh. BeatEvery is the time between its beats; zero: a second.
+	Slices    []actors.Slice `msgpack:"slices,omitempty"`
+	BeatEvery time.Duration  `msgpack:"beat_every,omitempty"`
 }
 
 // Spec is the worker as its host wants it.
 func (a Assignment) Spec() actors.WorkerSpec {
+	slices := a.Slices
+	if slices == nil {
+		slices = []actors.Slice{{Mesh: defaultMesh, N: a.Mesh.Coord(a.Rank).DP}}
+	}
 	return actors.WorkerSpec{
 		Address: bus.Address{Namespace: a.Namespace, Role: a.Role, Incarnation: a.Incarnation},
 		Class:   a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Config: a.Config, Ordered: a.Ordered,
 		QueueLimit: a.QueueLimit, PanicFails: a.PanicFails,
-		Slices: []actors.Slice{{Mesh: defaultMesh, N: a.Mesh.Coord(a.Rank).DP}},
+		Slices: slices,
 	}
 }
 

@@ -290,6 +290,9 @@ func (l *life) lossOf(rank int) error {
 			return one.why
 		}
 	}
+	if b := l.beats[rank].Beat; b.State.Over() { // its last words were heard, and are about to be noted
+		return lossOf(b, l.cluster.Name()).why
+	}
 	return bus.Errorf(bus.CodeWorkerLost, "rank %d is gone", rank)
 }
 

@@ -21,6 +21,8 @@ type Local struct {
 	minds   bool // the roles of drivers that are gone; a runtime's own Local leaves that to the runtime
 	// ownProcess: the process is one worker's own
 	ownProcess bool
+	beatEvery  time.Duration                            // zero: the actors' own
+	classFunc  func(name string) (*actors.Class, error) // for those that are not among classes; nil: there are none
 
 	group  sync.WaitGroup    // of constructors, and of connections that close behind their workers; see spawn
 	mu     sync.Mutex        // guards what follows
@@ -176,7 +178,7 @@ func (l *Local) newPlace(b *bus.Bus, namespace string) (*place, error) {
 		return nil, err
 	}
 	rt := newInside(ep)
-	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, Node: l.node, Above: rt, OwnProcess: l.ownProcess})
+	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, BeatEvery: l.beatEvery, Node: l.node, Above: rt, OwnProcess: l.ownProcess})
 	if err != nil {
 		rt.closeInside()
 		ep.Close()

@@ -62,7 +62,9 @@ func Play(ctx context.Context, path string, classes ...*actors.Class) error {
 type PlayerConfig struct {
 	Assignment string          // path of the file; see nodes.AssignmentEnv
 	Classes    []*actors.Class // those that the process can play
-	Logger     *slog.Logger    // zero: the bus's
+	// ClassFunc finds the others, by their name. Zero: there are none.
+	ClassFunc func(name string) (*actors.Class, error)
+	Logger    *slog.Logger // zero: the bus's
 }
 
 // Player is the one worker of a process.
@@ -100,7 +102,7 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 		return nil, err
 	}
 	local := newLocal(p.bus, cfg.Classes)
-	local.node, local.ownProcess = assigned.Node, true
+	local.node, local.ownProcess, local.classFunc, local.beatEvery = assigned.Node, true, cfg.ClassFunc, p.Assignment.BeatEvery
 	if p.place, err = local.newPlace(p.bus, p.Assignment.Namespace); err != nil {
 		p.unclaim()
 		return nil, errors.Join(err, p.bus.Close())

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -27,6 +28,7 @@ type upFlags struct {
 	creds   string
 	noAgent bool
 	grace   time.Duration
+	stdin   bool
 	node    nodeFlags
 }
 
@@ -60,7 +62,11 @@ TROUPE_TOKEN.`,
 			if err != nil {
 				return err
 			}
-			return c.up(cmd.Context(), h, nil)
+			ctx := cmd.Context()
+			if flags.stdin {
+				ctx = untilClosed(ctx, cmd.InOrStdin())
+			}
+			return c.up(ctx, h, nil)
 		},
 	}
 	flags.add(cmd)
@@ -75,7 +81,18 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.creds, "creds", "", "credentials file for it (default $TROUPE_CREDS)")
 	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "the head alone, without an agent for this machine")
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
+	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input does: for a head that belongs to another program")
 	f.node.add(cmd)
+}
+
+// untilClosed ends the context when the input does: however the program that holds its other end may have ended.
+func untilClosed(ctx context.Context, in io.Reader) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		defer cancel()
+		_, _ = io.Copy(io.Discard, in) // any end is the end
+	}()
+	return ctx
 }
 
 // head is a head that is about to run.

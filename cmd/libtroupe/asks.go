@@ -1,0 +1,342 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/dispatch"
+	"troupe/nodes"
+	"troupe/roles"
+)
+
+// request is what troupe_ask is asked; each op uses some of the fields.
+type request struct {
+	Op      string  `msgpack:"op"`
+	Runtime uint64  `msgpack:"runtime"` // a session's number
+	Cluster uint64  `msgpack:"cluster"`
+	Name    string  `msgpack:"name"`
+	Handle  bus.Raw `msgpack:"handle"` // ext type 3
+
+	Bus       busRequest     `msgpack:"bus"`
+	Namespace string         `msgpack:"namespace"`
+	Lease     float64        `msgpack:"lease"` // seconds
+	Spec      specRequest    `msgpack:"spec"`
+	Reserve   reserveRequest `msgpack:"reserve"`
+
+	Assignment string     `msgpack:"assignment"` // the path
+	Error      *bus.Error `msgpack:"error"`
+	Grace      float64    `msgpack:"grace"` // seconds
+}
+
+type busRequest struct {
+	URLs        []string `msgpack:"urls"`
+	Token       string   `msgpack:"token"`
+	TokenFile   string   `msgpack:"token_file"`
+	CredsFile   string   `msgpack:"creds_file"`
+	CAFile      string   `msgpack:"ca_file"`
+	Fingerprint string   `msgpack:"fingerprint"`
+}
+
+func (b busRequest) config() bus.Config {
+	return bus.Config{
+		Name: "troupe-python", URLs: b.URLs, Token: b.Token, TokenFile: b.TokenFile, CredsFile: b.CredsFile,
+		TLS: bus.TLSConfig{CAFile: b.CAFile, Fingerprint: b.Fingerprint},
+	}
+}
+
+// answer does what is asked. Each op's comment says what it takes beside op, and gives.
+func (c *core) answer(ctx context.Context, raw []byte) (any, error) {
+	var r request
+	if err := bus.UnmarshalWith(raw, &r, bus.UnmarshalOptions{Strict: true}); err != nil {
+		return nil, err
+	}
+	do, ok := ops[r.Op]
+	if !ok {
+		return nil, bus.Errorf(bus.CodeInvalid, "there is no op %q", r.Op)
+	}
+	return do(c, ctx, &r)
+}
+
+var ops map[string]func(*core, context.Context, *request) (any, error)
+
+func init() {
+	ops = map[string]func(*core, context.Context, *request) (any, error){
+		"open":         (*core).open,           // bus, namespace, name, lease → session
+		"close":        (*core).close,          // runtime → nil: its roles are taken down
+		"create":       (*core).create,         // runtime, spec → cluster
+		"reserve":      (*core).reserve,        // runtime, reserve, name → reservation
+		"unreserve":    (*core).unreserve,      // name → nil
+		"describe":     (*core).describe,       // cluster → cluster, as it is now
+		"attach":       (*core).attach,         // runtime, name → cluster
+		"open_handle":  (*core).openHandle,     // runtime, handle → cluster
+		"destroy":      (*core).destroy,        // cluster → nil: the role is taken down
+		"release":      (*core).release,        // cluster → nil: this hold of it ends
+		"roles":        (*core).roles,          // runtime → list of records
+		"info":         (*core).info,           // cluster → what each worker says of itself
+		"health":       (*core).health,         // cluster → what was last heard of each worker
+		"worker_open":  (*core).workerOpen,     // assignment → what it says
+		"worker_start": (*core).workerStart,    // → nil: the worker is ready
+		"worker_fail":  (*core).workerFail,     // error → nil: the worker cannot be made
+		"worker_stop":  (*core).workerStop,     // grace → nil: the worker ends
+		"worker_close": (*core).workerClose,    // → nil: disconnected
+		"panic":        (*core).panicOnPurpose, // for tests of the border
+	}
+}
+
+// session is a driver's, or a worker's own.
+type session struct {
+	Runtime   uint64 `msgpack:"runtime"`
+	URL       string `msgpack:"url"`
+	Namespace string `msgpack:"namespace"`
+	Session   string `msgpack:"session"`
+}
+
+func (c *core) addRuntime(rt *roles.Runtime) session {
+	id := c.number()
+	c.mu.Lock()
+	c.runtimes[id] = rt
+	c.mu.Unlock()
+	return session{Runtime: id, URL: rt.URL(), Namespace: rt.Namespace(), Session: rt.Session()}
+}
+
+func (c *core) open(ctx context.Context, r *request) (any, error) {
+	rt, err := roles.Open(ctx, roles.Config{
+		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Logger: c.log,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.addRuntime(rt), nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func (c *core) close(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, nil // it may be closed more than once
+	}
+	c.mu.Lock()
+	delete(c.runtimes, r.Runtime)
+	c.mu.Unlock()
+	return nil, rt.Close(ctx)
+}
+
+// described is a cluster as the other side sees it.
+type described struct {
+	Cluster uint64        `msgpack:"cluster"`
+	Name    string        `msgpack:"name"`
+	World   int           `msgpack:"world"`
+	Mesh    dispatch.Mesh `msgpack:"mesh"`
+	Class   string        `msgpack:"class"`
+	State   string        `msgpack:"state"`
+	By      string        `msgpack:"by"`
+	Open    bool          `msgpack:"open"`
+
+	Incarnation string              `msgpack:"incarnation"`
+	Methods     []actors.MethodInfo `msgpack:"methods"`
+	Handle      bus.Raw             `msgpack:"handle"` // the role as it travels
+	Seats       []seat              `msgpack:"seats"`  // where its workers run, if they are processes
+	MasterAddr  string              `msgpack:"master_addr"`
+	MasterPort  int                 `msgpack:"master_port"`
+}
+
+func (c *core) addCluster(cl *roles.Cluster) (any, error) {
+	rec := cl.Record()
+	handle, err := bus.Marshal(cl.Handle())
+	if err != nil {
+		return nil, err
+	}
+	id := c.number()
+	c.mu.Lock()
+	c.clusters[id] = &cluster{Cluster: cl}
+	c.mu.Unlock()
+	return describe(id, rec, handle), nil
+}
+
+// describe says what is known of a cluster now: its workers may have been replaced.
+func (c *core) describe(_ context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := bus.Marshal(cl.Handle())
+	return describe(r.Cluster, cl.Record(), handle), err
+}
+
+func describe(id uint64, rec roles.Record, handle bus.Raw) described {
+	seats, host, port := seatsOf(rec)
+	return described{
+		Seats: seats, MasterAddr: host, MasterPort: port,
+		Cluster: id, Name: rec.Name, World: rec.World, Mesh: rec.Mesh, Class: rec.Class, State: string(rec.State), By: rec.By,
+		Open: rec.Open, Incarnation: rec.Incarnation, Methods: rec.Methods, Handle: handle,
+	}
+}
+
+func (c *core) attach(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	cl, err := rt.Attach(ctx, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	return c.addCluster(cl)
+}
+
+func (c *core) openHandle(_ context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	var h roles.Handle
+	if err := bus.Unmarshal(r.Handle, &h); err != nil {
+		return nil, err
+	}
+	cl, err := rt.Open(h)
+	if err != nil {
+		return nil, err
+	}
+	return c.addCluster(cl)
+}
+
+func (c *core) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.clusters, id)
+}
+
+func (c *core) destroy(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, nil // it may be destroyed more than once
+	}
+	if err := cl.Destroy(ctx); err != nil {
+		return nil, err
+	}
+	c.forget(r.Cluster)
+	return nil, nil
+}
+
+func (c *core) release(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, nil
+	}
+	c.forget(r.Cluster)
+	return nil, cl.Close(ctx)
+}
+
+func (c *core) roles(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	all, err := rt.Roles(ctx)
+	out := make([]described, len(all))
+	for i, rec := range all {
+		out[i] = describe(0, rec, bus.Raw{0xc0})
+	}
+	return out, err
+}
+
+func (c *core) info(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return cl.Info(ctx)
+}
+
+func (c *core) health(_ context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return cl.Health(), nil
+}
+
+// assigned is what a worker process is to play, and the session it makes calls with.
+type assigned struct {
+	session
+	Role    string        `msgpack:"role"`
+	Class   string        `msgpack:"class"`
+	Rank    int           `msgpack:"rank"`
+	World   int           `msgpack:"world"`
+	Gen     uint32        `msgpack:"gen"`
+	Mesh    dispatch.Mesh `msgpack:"mesh"`
+	Node    string        `msgpack:"node"`
+	Config  bus.Raw       `msgpack:"config"`
+	Devices []string      `msgpack:"devices"`
+}
+
+func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
+	p, err := roles.OpenPlayer(ctx, roles.PlayerConfig{Assignment: r.Assignment, ClassFunc: c.class, Logger: c.log})
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.worker = &worker{core: c, player: p}
+	c.mu.Unlock()
+	a := p.Assignment
+	config := a.Config
+	if len(config) == 0 {
+		config = bus.Raw{0xc0}
+	}
+	return assigned{
+		session: c.addRuntime(p.Runtime()), Role: a.Role, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,
+		Node: p.Node, Config: config, Devices: a.Devices,
+	}, nil
+}
+
+func (c *core) player() (*worker, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.worker == nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "this process is no worker; %s names none", nodes.AssignmentEnv)
+	}
+	return c.worker, nil
+}
+
+func (c *core) workerStart(ctx context.Context, _ *request) (any, error) {
+	w, err := c.player()
+	if err == nil {
+		err = w.player.Start(ctx)
+	}
+	if err == nil {
+		spawn(w.follow, func(err error) { c.log.Error("libtroupe: the worker's end", "error", err) })
+	}
+	return nil, err
+}
+
+func (c *core) workerFail(_ context.Context, r *request) (any, error) {
+	w, err := c.player()
+	if err == nil {
+		w.player.Fail(r.Error)
+	}
+	return nil, err
+}
+
+func (c *core) workerStop(ctx context.Context, r *request) (any, error) {
+	w, err := c.player()
+	if err != nil || w.player.Worker() == nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, seconds(r.Grace))
+	defer cancel()
+	_ = w.player.Worker().Stop(ctx) // why it failed, if it did, is reported as its end
+	return nil, nil
+}
+
+func (c *core) workerClose(ctx context.Context, _ *request) (any, error) {
+	w, err := c.player()
+	if err != nil {
+		return nil, nil
+	}
+	return nil, w.player.Close(ctx)
+}
+
+func (c *core) panicOnPurpose(context.Context, *request) (any, error) { panic("on purpose") }

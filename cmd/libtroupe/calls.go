@@ -1,0 +1,208 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"sync"
+	"time"
+
+	"troupe/bus"
+	"troupe/dispatch"
+)
+
+// callHead is what troupe_call's blob begins with, little-endian: 40 bytes, the method, the object, for each part of the
+// plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), and those bodies.
+type callHead struct {
+	flags   uint32 // 0
+	parts   uint32 // 4
+	timeout int64  // 8: microseconds; 0: none
+	plan    uint32 // 16
+	need    uint32 // 20: so many good answers are enough; 0: all
+	method  uint32 // 24: length
+	object  uint32 // 28: length
+	_       uint64 // 32
+}
+
+const (
+	callHeadSize = 40
+
+	callStreams    = 1 // answers are wanted as they come
+	callNoCollect  = 2
+	callCollectAll = 4
+	callControl    = 8
+)
+
+func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
+	if len(b) < callHeadSize {
+		return h, nil, false
+	}
+	le := binary.LittleEndian
+	h = callHead{
+		flags: le.Uint32(b), parts: le.Uint32(b[4:]), timeout: int64(le.Uint64(b[8:])), plan: le.Uint32(b[16:]),
+		need: le.Uint32(b[20:]), method: le.Uint32(b[24:]), object: le.Uint32(b[28:]),
+	}
+	rest = b[callHeadSize:]
+	return h, rest, uint64(h.method)+uint64(h.object)+16*uint64(h.parts) <= uint64(len(rest))
+}
+
+// bodies are those of the call's parts.
+func (c *core) bodies(table []byte, rest []byte, parts int) ([][]byte, bool) {
+	out := make([][]byte, parts)
+	for i := range out {
+		n := binary.LittleEndian.Uint64(table[16*i:])
+		if at := binary.LittleEndian.Uint64(table[16*i+8:]); at != 0 {
+			if out[i] = c.memory.handOver(at, int(n)); out[i] == nil {
+				return nil, false
+			}
+			continue
+		}
+		if n > uint64(len(rest)) {
+			return nil, false
+		}
+		out[i], rest = rest[:n:n], rest[n:]
+	}
+	return out, true
+}
+
+var errBlob = bus.Errorf(bus.CodeInvalid, "the call cannot be read")
+
+// call makes a call. An error is that the request makes no sense; what else goes wrong is a completion.
+func (c *core) call(token, id uint64, blob []byte) error {
+	h, rest, ok := parseHead(blob)
+	if !ok {
+		return errBlob
+	}
+	method, object := string(rest[:h.method]), string(rest[h.method:h.method+h.object])
+	rest = rest[h.method+h.object:]
+	bodies, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
+	if !ok {
+		return errBlob
+	}
+	on, err := c.cluster(id)
+	var plan *dispatch.Plan
+	if err == nil {
+		plan, err = on.planOf(int(h.plan))
+	}
+	if err != nil {
+		c.queue.push(completion{kind: kindOver, flags: flagFailed | flagLast, token: token, rank: -1, body: encodeError(err)})
+		return nil
+	}
+	r := &report{core: c, token: token, need: int(h.need)}
+	call := dispatch.Call{
+		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: plan, Bodies: bodies}, Need: int(h.need),
+		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
+		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, OverFunc: r.over,
+	}
+	if h.flags&callStreams != 0 {
+		call.ArrivedFunc = r.arrived
+	}
+	f, err := on.Go(context.Background(), call)
+	if err != nil {
+		r.refused(err)
+		return nil
+	}
+	r.begun(f.Cancel)
+	return nil
+}
+
+// report tells the other side what happens to one call.
+type report struct {
+	core  *core
+	token uint64
+	need  int
+
+	mu   sync.Mutex // guards what follows
+	sent int        // answers that were reported
+	done bool
+}
+
+// begun makes the call one that can be given up, if it is not over already.
+func (r *report) begun(giveUp func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.done {
+		r.core.begin(r.token, giveUp)
+	}
+}
+
+// refused is a call that was never made. Its end may have been reported nevertheless.
+func (r *report) refused(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.done {
+		r.done = true
+		r.core.queue.push(completion{kind: kindOver, flags: flagFailed | flagLast, token: r.token, rank: -1, body: encodeError(err)})
+	}
+}
+
+func (r *report) arrived(g *bus.Gather) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done {
+		return
+	}
+	answers := g.ArrivedSince(r.sent)
+	r.sent += len(answers)
+	out := make([]completion, len(answers))
+	for i := range answers {
+		out[i] = r.answer(&answers[i])
+	}
+	r.core.queue.push(out...)
+}
+
+// over reports what has not been, and the end. The cause of a failure is the first that is no mere consequence.
+func (r *report) over(g *bus.Gather) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done {
+		return
+	}
+	r.done = true
+	r.core.end(r.token)
+	all := g.Arrived()
+	cause, good := causeOf(all)
+	failed := cause >= 0 && (r.need == 0 || good < r.need)
+	out := make([]completion, 0, len(all)-r.sent+1)
+	for i := r.sent; i < len(all); i++ {
+		out = append(out, r.answer(&all[i]))
+	}
+	if len(all) == 1 && len(out) == 1 {
+		out[0].flags |= flagLast
+		if failed {
+			out[0].flags |= flagCause
+		}
+		r.core.queue.push(out...)
+		return
+	}
+	end := completion{kind: kindOver, flags: flagLast, token: r.token, rank: -1}
+	if failed {
+		end.flags |= flagFailed
+		end.rank, end.body = all[cause].Rank, encodeError(all[cause].Err)
+	}
+	r.core.queue.push(append(out, end)...)
+}
+
+// causeOf finds the failure to blame, -1 if there is none, and counts the good answers.
+func causeOf(all []bus.Answer) (cause, good int) {
+	cause = -1
+	for i := range all {
+		switch err := all[i].Err; {
+		case err == nil:
+			good++
+		case cause < 0 || bus.CodeOf(all[cause].Err) == bus.CodeCancelled && bus.CodeOf(err) != bus.CodeCancelled:
+			cause = i
+		}
+	}
+	return cause, good
+}
+
+func (r *report) answer(a *bus.Answer) completion {
+	out := completion{kind: kindAnswer, token: r.token, rank: a.Rank, body: a.Body}
+	switch {
+	case a.Err != nil:
+		out.flags, out.body = flagFailed, encodeError(a.Err)
+	case a.Body == nil:
+		out.flags = flagNone
+	}
+	return out
+}

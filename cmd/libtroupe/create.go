@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"net"
+	"strconv"
+
+	"troupe/bus"
+	"troupe/dispatch"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// specRequest is a role as the other side wants it: its workers are processes.
+type specRequest struct {
+	Name         string        `msgpack:"name"`
+	Class        string        `msgpack:"class"`
+	World        int           `msgpack:"world"`
+	Mesh         dispatch.Mesh `msgpack:"mesh"`
+	Config       bus.Raw       `msgpack:"config"`
+	Ordered      bool          `msgpack:"ordered"`
+	Detached     bool          `msgpack:"detached"`
+	QueueLimit   int           `msgpack:"queue_limit"`
+	StartTimeout float64       `msgpack:"start_timeout"` // seconds
+	StopGrace    float64       `msgpack:"stop_grace"`
+
+	Command        []string          `msgpack:"command"`
+	Dir            string            `msgpack:"dir"`
+	Env            map[string]string `msgpack:"env"`
+	LateRendezvous bool              `msgpack:"late_rendezvous"`
+	Policy         string            `msgpack:"policy"`
+	Restarts       int               `msgpack:"restarts"`
+
+	// Mapping names devices in one of its textual forms, or none; they are those of the reservation Colocate, if any.
+	Mapping  string             `msgpack:"mapping"`
+	Colocate string             `msgpack:"colocate"`
+	Bundles  []placement.Bundle `msgpack:"bundles"`
+	Strategy string             `msgpack:"strategy"`
+}
+
+func (s specRequest) spec() (roles.Spec, error) {
+	needs, err := s.needs()
+	spec := roles.Spec{
+		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, QueueLimit: s.QueueLimit,
+		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
+		Process: &roles.Process{
+			Command: s.Command, Dir: s.Dir, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
+			Policy: roles.Policy(s.Policy), Restarts: s.Restarts,
+		},
+	}
+	if len(s.Config) > 0 && !s.Config.IsNil() {
+		spec.Config = s.Config
+	}
+	return spec, err
+}
+
+func (s specRequest) needs() (placement.Request, error) {
+	r := placement.Request{Bundles: s.Bundles, Strategy: placement.Strategy(s.Strategy), Colocate: s.Colocate}
+	if s.Mapping == "" {
+		if s.Colocate != "" && len(s.Bundles) == 0 { // without devices, on the nodes of the reservation
+			r.Mapping = &placement.Mapping{World: s.World}
+		}
+		return r, nil
+	}
+	devices, err := placement.ParseMapping(s.Mapping)
+	if err != nil {
+		return r, bus.Errorf(bus.CodeInvalid, "role %q: device_mapping: %w", s.Name, err)
+	}
+	r.Mapping = &placement.Mapping{World: s.World, Devices: devices}
+	return r, nil
+}
+
+func (c *core) create(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := r.Spec.spec()
+	if err != nil {
+		return nil, err
+	}
+	cl, err := rt.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return c.addCluster(cl)
+}
+
+// reserveRequest is whole nodes, as many with so many devices each.
+type reserveRequest struct {
+	Nodes   int     `msgpack:"nodes"`
+	Devices int     `msgpack:"devices"` // of each
+	CPUs    float64 `msgpack:"cpus"`
+	Wait    float64 `msgpack:"wait"` // seconds in the queue; 0: what is not free now is an error
+}
+
+type reserved struct {
+	ID    string   `msgpack:"id"`
+	Nodes []string `msgpack:"nodes"`
+}
+
+// leastWait is how long a request that does not want to wait may take to be answered.
+const leastWait = 2
+
+// reserve holds nodes for the session, one bundle on each.
+func (c *core) reserve(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	q := r.Reserve
+	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, leastWait)))
+	defer cancel()
+	bundle := placement.Bundle{Devices: placement.Wholes(q.Devices)}
+	got, err := rt.Reserve(ctx, placement.Request{Bundles: placement.Repeat(q.Nodes, bundle), Strategy: placement.StrictSpread, Holder: r.Name})
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.reservations[got.ID] = got
+	c.mu.Unlock()
+	out := reserved{ID: got.ID}
+	for _, w := range got.Workers {
+		out.Nodes = append(out.Nodes, w.Node)
+	}
+	return out, nil
+}
+
+// unreserve gives them back.
+func (c *core) unreserve(ctx context.Context, r *request) (any, error) {
+	c.mu.Lock()
+	held := c.reservations[r.Name]
+	delete(c.reservations, r.Name)
+	c.mu.Unlock()
+	if held == nil {
+		return nil, nil
+	}
+	return nil, held.Release(ctx)
+}
+
+// seat is where a rank runs.
+type seat struct {
+	Node     string   `msgpack:"node"`
+	NodeRank int      `msgpack:"node_rank"`
+	Name     string   `msgpack:"name"`
+	Devices  []int    `msgpack:"devices"`
+	UUIDs    []string `msgpack:"uuids"`
+	Gen      uint32   `msgpack:"gen"`
+}
+
+func seatsOf(rec roles.Record) (seats []seat, host string, port int) {
+	for _, s := range rec.Seats {
+		seats = append(seats, seat{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
+	}
+	if h, p, err := net.SplitHostPort(rec.Master); err == nil {
+		host = h
+		port, _ = strconv.Atoi(p) // it is a number where there is one
+	}
+	return seats, host, port
+}

@@ -1,0 +1,184 @@
+package main
+
+/*
+#include <stdint.h>
+#include <stdlib.h>
+*/
+import "C"
+
+import (
+	"unsafe"
+)
+
+// What the functions return where it is no count: 0, or one of these.
+const (
+	statusOK      = 0
+	statusPanic   = -1 // a bug in Go; troupe_error has the stack
+	statusUnknown = -2 // no such cluster, plan, call or buffer
+	statusInvalid = -3 // the request cannot be read; troupe_error says why
+	statusSmall   = -4 // the buffer is too small for a single completion
+)
+
+func main() {} // a library has none
+
+// troupe_version is the version of this library, a text that lives as long as the process.
+//
+//export troupe_version
+func troupe_version() *C.char { return cVersion }
+
+// troupe_init starts the core and returns the file descriptor that becomes readable when there are completions. It is the
+// library's: the caller only waits on it. A second call returns the same.
+//
+//export troupe_init
+func troupe_init() (fd C.int32_t) {
+	defer guard(&fd)
+	c, err := theCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	return C.int32_t(c.queue.fd)
+}
+
+// troupe_ask asks for something that may take long: a msgpack map with "op" and what it needs (see asks.go). A completion
+// of kind RESULT with this token answers it. troupe_cancel gives it up.
+//
+//export troupe_ask
+func troupe_ask(token C.uint64_t, request *C.char, n C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	c, err := theCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	c.ask(uint64(token), C.GoBytes(unsafe.Pointer(request), C.int(n)))
+	return statusOK
+}
+
+// troupe_plan says what a mode sends to whom on a cluster: request is JSON, {"mode": …, "unsplit": bool} or {"ranks": […]}
+// or {"pieces": [[…], …], "collect": […]}. The plan, JSON, is written to out if it fits in room, with a number to call
+// with that lives as long as the cluster; the length of the whole is returned either way, or an error.
+//
+//export troupe_plan
+func troupe_plan(cluster C.uint64_t, request *C.char, n C.uint64_t, out *C.char, room C.uint64_t) (length C.int64_t) {
+	defer guard64(&length)
+	c, err := theCore()
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	text, err := c.plan(uint64(cluster), C.GoBytes(unsafe.Pointer(request), C.int(n)))
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	if len(text) <= int(room) {
+		copy(unsafe.Slice((*byte)(unsafe.Pointer(out)), int(room)), text)
+	}
+	return C.int64_t(len(text))
+}
+
+// troupe_call makes a call on a cluster: see callHead for what blob holds. Bodies in it are copied; those that lie in
+// memory of troupe_alloc are handed over. Completions with this token follow, the last of them OVER or marked last.
+//
+//export troupe_call
+func troupe_call(token, cluster C.uint64_t, blob *C.char, n C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	c, err := theCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	if err := c.call(uint64(token), uint64(cluster), C.GoBytes(unsafe.Pointer(blob), C.int(n))); err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	return statusOK
+}
+
+// troupe_cancel gives up a call or a request. Its completion follows; for one that is over nothing happens.
+//
+//export troupe_cancel
+func troupe_cancel(token C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	if c, err := theCore(); err == nil {
+		c.cancel(uint64(token))
+	}
+	return statusOK
+}
+
+// troupe_take moves completions into buf, as many as fit, and returns how many bytes they take; 0: there are none. When
+// none are left, the descriptor is no longer readable. See queue.go for their form. Bodies over 64 KiB are not copied:
+// the completion has their address and a number for troupe_release; they may be written to until then.
+//
+//export troupe_take
+func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {
+	defer guard64(&n)
+	c, err := theCore()
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	return C.int64_t(c.queue.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory))
+}
+
+// troupe_answer answers a call that came by troupe_take. With failed set the body is a msgpack map {code, message, stack,
+// app, details}. The body is copied, unless it lies in memory of troupe_alloc: then it is handed over. The next call of
+// the worker may be in the queue when it returns. An unknown call is one that nobody waits for any more.
+//
+//export troupe_answer
+func troupe_answer(call C.uint64_t, failed C.int32_t, body *C.char, n C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	c, err := theCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	if !c.incoming.answer(uint64(call), failed != 0, c.memory.own(unsafe.Pointer(body), int(n))) {
+		return statusUnknown
+	}
+	return statusOK
+}
+
+// troupe_cancelled says whether a call that came by troupe_take should end: 0 no, 1 its caller gave up or the worker is
+// stopping, 2 its time is up, or unknown when it is over. It is for methods that run long, and for deciding whether to
+// begin.
+//
+//export troupe_cancelled
+func troupe_cancelled(call C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	c, err := theCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	return C.int32_t(c.incoming.cancelled(uint64(call)))
+}
+
+// troupe_alloc gives n bytes for a body, at an address that is a multiple of 64, to be handed over in troupe_call or
+// troupe_answer or given back with troupe_release(address). NULL: there is no room.
+//
+//export troupe_alloc
+func troupe_alloc(n C.uint64_t) (at unsafe.Pointer) {
+	defer func() {
+		if p := recover(); p != nil {
+			notePanic(p)
+			at = nil
+		}
+	}()
+	c, err := theCore()
+	if err != nil {
+		return nil
+	}
+	return c.memory.alloc(int(n))
+}
+
+// troupe_release gives back memory: of troupe_alloc by its address, of troupe_take by the number in the completion.
+//
+//export troupe_release
+func troupe_release(buffer C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	if c, err := theCore(); err == nil {
+		c.memory.release(uint64(buffer))
+	}
+	return statusOK
+}
+
+// troupe_error copies what the last function that failed on any thread had to say, and returns its length.
+//
+//export troupe_error
+func troupe_error(buf *C.char, room C.uint64_t) C.int64_t {
+	text := lastError()
+	return C.int64_t(copy(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), text))
+}

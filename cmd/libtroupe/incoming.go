@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"sync"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+)
+
+// incoming is the calls that the other side has taken, or will, and has not answered.
+type incoming struct {
+	mu    sync.Mutex
+	last  uint64
+	calls map[uint64]*taken
+}
+
+type taken struct {
+	ctx  context.Context
+	done func(body []byte, err error)
+	stop func() bool // unhooks the word that it was cancelled
+}
+
+func newIncoming() *incoming { return &incoming{calls: map[uint64]*taken{}} }
+
+func (in *incoming) add(t *taken) uint64 {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.last++
+	in.calls[in.last] = t
+	return in.last
+}
+
+func (in *incoming) remove(token uint64) *taken {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	t := in.calls[token]
+	delete(in.calls, token)
+	return t
+}
+
+// answer hands an answer to whoever waits for it.
+func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
+	t := in.remove(token)
+	if t == nil {
+		return false
+	}
+	if t.stop != nil {
+		t.stop()
+	}
+	if failed {
+		t.done(nil, t.failure(body))
+	} else {
+		t.done(body, nil)
+	}
+	return true
+}
+
+// failure is the error that the other side gave. A call that ended because its time was up says so, whatever the other
+// side calls it.
+func (t *taken) failure(body []byte) error {
+	e := &bus.Error{Rank: -1}
+	if err := bus.Unmarshal(body, e); err != nil {
+		return bus.Errorf(bus.CodeInternal, "the worker's error cannot be read: %w", err)
+	}
+	if e.Code == bus.CodeCancelled && errors.Is(t.ctx.Err(), context.DeadlineExceeded) {
+		e.Code = bus.CodeTimedOut
+	}
+	return e
+}
+
+func (in *incoming) cancelled(token uint64) int {
+	in.mu.Lock()
+	t := in.calls[token]
+	in.mu.Unlock()
+	switch {
+	case t == nil:
+		return statusUnknown
+	case t.ctx.Err() == nil:
+		return 0
+	case errors.Is(t.ctx.Err(), context.DeadlineExceeded):
+		return 2
+	}
+	return 1
+}
+
+// callMeta says what a call is about: uint32 flags (1: without data), uint32 lengths of method, object, caller, session
+// and trace, uint64 sequence, uint64 microseconds left (0: no deadline), and those texts.
+func callMeta(ctx context.Context, method, object string) []byte {
+	info, _ := actors.Current(ctx)
+	texts := [...]string{method, object, info.Caller, info.Session, info.Trace}
+	n := 40
+	for _, t := range texts {
+		n += len(t)
+	}
+	b := make([]byte, 40, n)
+	le := binary.LittleEndian
+	if info.NoData {
+		b[0] = 1
+	}
+	for i, t := range texts {
+		le.PutUint32(b[4+4*i:], uint32(len(t)))
+		b = append(b, t...)
+	}
+	le.PutUint64(b[24:], info.Seq)
+	if deadline, ok := ctx.Deadline(); ok {
+		le.PutUint64(b[32:], uint64(max(1, time.Until(deadline).Microseconds())))
+	}
+	return b
+}

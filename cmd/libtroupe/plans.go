@@ -1,0 +1,96 @@
+package main
+
+import (
+	"encoding/json"
+
+	"troupe/bus"
+	"troupe/dispatch"
+)
+
+// planRequest is what troupe_plan is asked: a mode, some ranks, or pieces of the caller's own making.
+type planRequest struct {
+	Mode    string  `json:"mode"`
+	Unsplit bool    `json:"unsplit"` // no argument is cut
+	Ranks   []int   `json:"ranks"`
+	Pieces  [][]int `json:"pieces"` // the ranks of each
+	Collect []int   `json:"collect"`
+}
+
+type planAnswer struct {
+	ID     int             `json:"id"`
+	Shards int             `json:"shards"`
+	Parts  []dispatch.Part `json:"parts"`
+	// Collect are the ranks whose answers count, in the order of the result; Called all that answer.
+	Collect []int           `json:"collect"`
+	Result  dispatch.Result `json:"result"`
+}
+
+func (c *core) plan(id uint64, request []byte) ([]byte, error) {
+	on, err := c.cluster(id)
+	if err != nil {
+		return nil, err
+	}
+	var r planRequest
+	if err := json.Unmarshal(request, &r); err != nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "a plan was asked for in no known form: %w", err)
+	}
+	p, err := r.plan(on.Record().Mesh)
+	if err != nil {
+		return nil, err
+	}
+	a := planAnswer{ID: on.addPlan(p), Shards: p.Shards, Parts: p.Parts, Collect: p.Collect, Result: p.Result}
+	return json.Marshal(a)
+}
+
+func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
+	switch {
+	case r.Ranks != nil:
+		return dispatch.PlanRanks(mesh, r.Ranks)
+	case r.Pieces != nil:
+		return r.custom(mesh)
+	}
+	mode, err := dispatch.ParseMode(r.Mode)
+	if err != nil {
+		return nil, err
+	}
+	p, err := dispatch.NewPlan(mode, mesh)
+	if err == nil && r.Unsplit {
+		p = p.Unsplit()
+	}
+	return p, err
+}
+
+// custom is a plan whose pieces the caller has made itself.
+func (r planRequest) custom(mesh dispatch.Mesh) (*dispatch.Plan, error) {
+	mode := dispatch.Custom{Name: "the caller's own mode", SplitFunc: func(dispatch.Mesh, []any) ([]dispatch.Piece, error) {
+		pieces := make([]dispatch.Piece, len(r.Pieces))
+		for i, ranks := range r.Pieces {
+			pieces[i].Ranks = ranks
+		}
+		return pieces, nil
+	}}
+	if r.Collect != nil {
+		mode.CollectFunc = func(dispatch.Mesh) []int { return r.Collect }
+	}
+	s, err := mode.Cut(mesh, nil)
+	if err != nil {
+		return nil, err
+	}
+	return s.Plan, nil
+}
+
+func (cl *cluster) addPlan(p *dispatch.Plan) int {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	cl.plans = append(cl.plans, p)
+	return len(cl.plans) - 1
+}
+
+func (cl *cluster) planOf(i int) (*dispatch.Plan, error) {
+	cl.mu.Lock()
+	defer cl.mu.Unlock()
+	if i < 0 || i >= len(cl.plans) {
+		return nil, bus.Errorf(bus.CodeInvalid, "there is no plan %d", i)
+	}
+	return cl.plans[i], nil
+}
