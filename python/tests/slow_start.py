@@ -1,0 +1,6 @@
+import time
+
+
+class Slow:
+    def __init__(self):
+        time.sleep(30)

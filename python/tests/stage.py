@@ -1,0 +1,208 @@
+"""Worker classes of the tests."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import troupe
+from troupe import Dispatch, register
+
+
+class Stage(troupe.Worker):
+    """A worker that does what tests need."""
+
+    def __init__(self, worker_config=None):
+        super().__init__(worker_config)
+        self.count = 0
+
+    def echo(self, *args, **kwargs):
+        return [list(args), kwargs] if kwargs or len(args) != 1 else args[0]
+
+    def type_name(self, value):
+        return type(value).__name__
+
+    def who(self):
+        return {"rank": self.rank, "world": self.world_size, "dp": self.rank_info.dp_rank, "role": self.cluster_name, "name": self.worker_name}
+
+    def add(self, n=1):
+        self.count += n
+        return self.count
+
+    def fail(self, message="bad luck"):
+        raise ValueError(message)
+
+    def fail_on(self, rank):
+        if self.rank == rank:
+            raise ValueError("bad luck")
+        return self.rank
+
+    def sleep(self, seconds):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            troupe.current_call().check()
+            time.sleep(0.005)
+        return self.rank
+
+    def hold_lock(self, seconds):
+        """Holds the interpreter lock, as foreign code may."""
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        return "free"
+
+    def kill(self, number=signal.SIGKILL):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    def leave(self, code):
+        print("about to leave")
+        sys.exit(code)
+
+    def pid(self):
+        return os.getpid()
+
+    def environment(self, *names):
+        return {n: os.environ.get(n) for n in names}
+
+    def where(self):
+        return [os.getcwd(), sys.executable, list(sys.path)]
+
+    def call(self, handle, method, *args):
+        return getattr(handle, method)(*args)
+
+    def call_all(self, cluster, method, *args):
+        return cluster.execute_all_sync(method, *args)
+
+    def give(self, handle):
+        return handle
+
+    def deadline(self):
+        call = troupe.current_call()
+        return [call.remaining, call.caller, call.method, call.cancelled]
+
+    def change(self, array):
+        array += 1
+        return array
+
+    def fork(self):
+        """A child of fork, as DataLoader makes them, ends and leaves the worker as it was."""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                troupe.get([])
+                troupe.Cluster.attach("workers")
+            except troupe.Error as err:
+                os._exit(7 if "fork" in str(err) else 8)
+            os._exit(9)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
+    def rows(self, rows, factor=1):
+        if rows is None:
+            return None
+        return [r * factor for r in rows] if isinstance(rows, list) else rows
+
+    @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
+    def scale(self, batch, by=2.0):
+        return troupe.Batch({"x": batch["x"] * by}, {"metrics": {"loss": float(self.rank)}})
+
+    @register(dispatch_mode=Dispatch.RANK_ZERO)
+    def zero(self, x):
+        return [self.rank, x]
+
+    @register(dispatch_mode=Dispatch.ALL_TO_ALL)
+    def each(self, x):
+        return [self.rank, x]
+
+    @register(lane="control")
+    def status(self):
+        return self.count
+
+
+class Loop:
+    """An async class."""
+
+    def __init__(self):
+        self.ready = False
+        self.order = []
+        self.running = 0
+        self.most = 0
+
+    async def initialize(self):
+        await asyncio.sleep(0.05)
+        self.ready = True
+
+    async def note(self, n):
+        self.order.append(n)
+        return self.ready
+
+    async def nap(self, seconds):
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.order.append("cancelled")
+            raise
+        finally:
+            self.running -= 1
+        return self.most
+
+    def plain(self):
+        return self.order
+
+    async def ask(self, handle, method, *args):
+        return await getattr(handle, method).remote(*args)
+
+    async def block_in_loop(self, handle):
+        return handle.pid()
+
+
+class Vector:
+    """Answers as shared/vectors says."""
+
+    def __init__(self, mode, mesh):
+        self.mode, self.mesh = mode, mesh
+        self.seen = []
+
+    def step(self, part):
+        info = troupe.RankInfo.of(int(os.environ["RANK"]), self.mesh)
+        self.seen.append([part, not troupe.current_call().no_data])
+        if self.mode in ("RANK_ZERO", "ONE_TO_ALL", "ONE_TO_ALL_ONE"):
+            return info.rank
+        if self.mode == "ALL_TO_ALL":
+            return [info.rank, part]
+        rows = part if isinstance(part, list) else [part]
+        return [[info.dp_rank, info.tp_rank, info.pp_rank, info.cp_rank, row] for row in rows]
+
+    def calls(self):
+        seen, self.seen = self.seen, []
+        return seen
+
+    def become(self, mode, mesh):
+        self.mode, self.mesh = mode, mesh
+
+
+class Broken:
+    def __init__(self):
+        raise RuntimeError("no engine here")
+
+
+class Given:
+    """Constructed with arguments."""
+
+    def __init__(self, a, b=2):
+        self.a, self.b = a, b
+
+    def get(self):
+        return [self.a, self.b]
+
+
+class Bye:
+    def __init__(self, path):
+        self.path = path
+
+    def close(self):
+        with open(self.path, "w") as f:
+            f.write("closed")

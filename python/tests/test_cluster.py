@@ -1,0 +1,530 @@
+"""A driver and its workers."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import stage
+import troupe
+
+
+def config(n=1, **more):
+    return troupe.WorkerConfig(world_size=n, **more)
+
+
+# Calls.
+
+
+def test_who_they_are(workers):
+    said = workers.execute_all_sync("who")
+    assert [w["rank"] for w in said] == [0, 1] and {w["world"] for w in said} == {2} and said[1]["dp"] == 1 and said[0]["role"] == "workers"
+    assert (workers.world_size, workers.dp_size, workers.tp_size, workers.pp_size, workers.cp_size) == (2, 2, 1, 1, 1)
+    assert workers.rank2worker == {0: "workers-0", 1: "workers-1"} and workers.worker2rank["workers-1"] == 1
+    assert said[0]["name"] == "workers-0" and set(workers.worker2nodes) == {"workers-0", "workers-1"}
+    assert workers.master_addr and workers.master_port and workers.get_rank_info(1).dp_rank == 1
+    with pytest.raises(troupe.InvalidError, match="no rank 2"):
+        workers.get_rank_info(2)
+
+
+def test_methods_of_the_class_are_methods_of_the_cluster(workers):
+    assert workers.rows([1, 2, 3], factor=2) == [2, 4, 6]
+    assert workers.zero(5) == [0, 5]
+    assert workers.each([10, 20]) == [[0, 10], [1, 20]]
+    batch = workers.scale(troupe.Batch({"x": np.arange(5.0)}, {"step": 1}), by=3.0)
+    assert batch["x"].tolist() == [0, 3, 6, 9, 12] and batch.meta["metrics"] == {"loss": [0.0, 1.0]}
+    assert workers.echo(1) == [1, 1], "any public method, to all ranks"
+    with pytest.raises(AttributeError, match="no method 'ekho'.*rows"):
+        workers.ekho()
+    with pytest.raises(troupe.NotFoundError, match="_secret"):
+        workers.execute_all_sync("_secret")
+
+
+def test_rank_zero_and_all(workers):
+    assert workers.execute_rank_zero_sync("echo", 1, k=2) == [[1], {"k": 2}]
+    assert workers.execute_all_sync("echo", {"a": (1, 2)}) == [{"a": (1, 2)}] * 2
+    assert workers.execute_all_sync("echo", troupe.Scatter(["x", "y"])) == ["x", "y"]
+    assert workers.execute_all_sync("echo", troupe.Scatter(["x", "y"]), 3) == [[["x", 3], {}], [["y", 3], {}]]
+    with pytest.raises(troupe.InvalidError, match="one element a rank"):
+        workers.execute_all_sync("echo", troupe.Scatter([1]))
+
+
+def test_a_list_as_long_as_the_world_is_not_scattered_and_warned_of_once(session):
+    with troupe.Cluster("listed", stage.Stage, worker_config=config(2)) as c:
+        with pytest.warns(UserWarning, match="Scatter"):
+            assert c.execute_all_sync("echo", [1, 2]) == [[1, 2], [1, 2]]
+        import warnings
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            c.execute_all_sync("echo", [1, 2])
+
+
+def test_options(workers):
+    assert workers.options(collect=False).rows([1, 2, 3]) is None
+    assert workers.options(pad=True).rows([1, 2, 3]) == [1, 2, 3]
+    assert workers.options(ranks=[1]).echo("x") == ["x"]
+    assert workers.options(mode="RANK_ZERO").echo("x") == "x"
+    first, second = workers.options(collect_all=True).fail_on(1)
+    assert first == 0 and isinstance(second, troupe.ApplicationError)
+    assert workers.options(need=1).fail_on(1) == [0]
+    with pytest.raises(troupe.TimedOutError):
+        workers.options(timeout=0.1).sleep(5)
+
+
+# Futures.
+
+
+def test_a_future_is_a_sequence_of_its_ranks(workers):
+    f = workers.execute_all_async("sleep", 0.05)
+    assert len(f) == 2 and not f[0].done() and f.progress() == {0: False, 1: False}
+    assert f.result(5) == [0, 1] and f[1].result() == 1 and f.done() and f.progress() == {0: True, 1: True}
+    assert [r.result() for r in f] == [0, 1]
+    assert troupe.get([f, [f[0]]]) == [[0, 1], [0]]
+
+
+def test_waiting_for_some(workers):
+    slow, fast = workers.workers[0].sleep.remote(0.3), workers.workers[1].echo.remote(1)
+    done, left = troupe.wait([slow, fast], num_returns=1, timeout=5)
+    assert done == [fast] and left == [slow]
+    assert list(troupe.as_completed([slow, fast])) == [fast, slow]
+    ranks = [f.rank for f in troupe.as_completed(workers.execute_all_async("sleep", 0.01))]
+    assert sorted(ranks) == [0, 1]
+    with pytest.raises(troupe.TimedOutError):
+        troupe.get(workers.workers[0].sleep.remote(0.2), timeout=0.01)
+    with pytest.raises(troupe.InvalidError):
+        troupe.get(3)
+    with pytest.raises(troupe.InvalidError):
+        troupe.wait([slow], num_returns=2)
+
+
+def test_cancel(workers):
+    f = workers.workers[0].sleep.remote(60)
+    assert f.cancel()
+    with pytest.raises(troupe.CancelledError):
+        f.result(5)
+    assert f.cancelled() and workers.workers[0].echo(1) == 1
+
+
+def test_many_in_flight_keep_their_order(workers):
+    h = workers.workers[0]
+    h.add(-h.add(0))
+    futures = [h.add.remote() for _ in range(1000)]
+    assert troupe.get(futures, 30) == list(range(1, 1001))
+
+
+def test_futures_as_arguments(workers):
+    a, b = workers.workers
+    assert b.echo(a.echo.remote(7)) == 7
+    assert b.echo([a.echo.remote(1), 2]) == [1, 2]
+    with pytest.raises(troupe.ApplicationError):
+        b.echo(a.fail.remote())
+
+
+def test_callbacks(workers):
+    seen = threading.Event()
+    f = workers.workers[0].echo.remote(1)
+    f.add_done_callback(lambda f: seen.set())
+    assert f.result(5) == 1 and seen.is_set()
+
+
+# Values.
+
+
+def test_arguments_are_taken_as_they_are_when_the_call_is_made(workers):
+    for n in (10, 100_000):
+        array = np.zeros(n)
+        f = workers.workers[0].echo.remote(array)
+        array += 1
+        got = f.result(10)
+        assert got.sum() == 0
+        got += 1
+
+
+def test_large_arrays_there_and_back(workers):
+    array = np.arange(1 << 20, dtype="f8").reshape(1024, 1024)
+    got = workers.workers[0].change(array)
+    assert (got == array + 1).all() and got.flags.writeable
+    both = workers.rows(np.arange(300_000, dtype="i4"))
+    assert (both == np.arange(300_000)).all()
+
+
+def test_pickles_between_a_driver_and_its_workers(workers):
+    assert workers.workers[0].type_name(lambda: 1) == "function"
+    assert workers.workers[0].echo({1, 2}) == {1, 2}
+
+
+def test_handles_are_values(workers):
+    a, b = workers.workers
+    assert a.call(b, "echo", 5) == 5
+    other = troupe.actor(stage.Stage)
+    assert other.call_all(workers, "who")[1]["rank"] == 1
+    other.cluster.shutdown()
+    same = a.give(b)
+    assert isinstance(same, troupe.WorkerHandle) and same.rank == 1 and same.echo(3) == 3
+    cluster = a.give(workers)
+    assert isinstance(cluster, troupe.Cluster) and cluster == workers and cluster.rows([1, 2]) == [1, 2]
+
+
+# Errors.
+
+
+def test_errors_say_who_where_and_what(workers):
+    with pytest.raises(troupe.ApplicationError) as e:
+        workers.execute_all_sync("fail_on", 1)
+    err = e.value
+    assert (err.role, err.rank, err.method, err.message) == ("workers", 1, "fail_on", "bad luck") and err.node
+    assert str(err).startswith(f"workers[1] fail_on on {err.node}: bad luck")
+    assert isinstance(err.__cause__, ValueError) and str(err.__cause__) == "bad luck"
+    assert "stage.py" in err.remote_traceback and "raise ValueError" in err.remote_traceback
+    with pytest.raises(troupe.RefusedError, match="argument"):
+        workers.workers[0].add(1, 2, 3)
+    with pytest.raises(troupe.EncodeError):
+        workers.workers[0].echo(threading.Lock())
+
+
+def test_timeouts_reach_the_worker(workers):
+    began = time.monotonic()
+    with pytest.raises(troupe.TimedOutError):
+        workers.sleep(60, timeout=0.2)
+    assert time.monotonic() - began < 5
+    assert workers.echo(1, timeout=10) == [1, 1]
+    with pytest.raises(troupe.InvalidError):
+        workers.echo(1, timeout=-1)
+    left, caller, method, cancelled = workers.options(timeout=30, ranks=[0]).deadline()[0]
+    assert 25 < left <= 30 and caller and method == "deadline" and cancelled is False
+    assert workers.workers[0].deadline()[0] is None
+
+
+def test_a_killed_worker_is_known_at_once_with_signal_and_last_lines(session):
+    c = troupe.Cluster("doomed", stage.Stage, worker_config=config(2))
+    waiting = c.workers[0].sleep.remote(60)
+    began = time.monotonic()
+    with pytest.raises(troupe.WorkerLostError) as e:
+        c.workers[1].kill()
+    assert time.monotonic() - began < 5
+    assert e.value.signal == "SIGKILL" and e.value.rank == 1 and e.value.role == "doomed"
+    with pytest.raises(troupe.WorkerLostError, match="rank 1"):
+        waiting.result(5)
+    c.shutdown()
+
+
+def test_sys_exit_in_a_method_ends_the_worker_with_its_code(session):
+    c = troupe.Cluster("leaver", stage.Stage, worker_config=config(1))
+    with pytest.raises(troupe.Error):
+        c.workers[0].leave(3)
+    with pytest.raises(troupe.WorkerLostError) as e:
+        c.workers[0].echo(1)
+    assert e.value.exit_code == 3 and "about to leave" in e.value.last_lines
+    c.shutdown()
+
+
+# Life.
+
+
+def test_health_while_the_interpreter_lock_is_held(workers):
+    held = workers.workers[0].hold_lock.remote(1.5)
+    time.sleep(0.3)
+    began = time.monotonic()
+    calls = workers.info()[0]["calls"]
+    assert time.monotonic() - began < 1.0, "Go answers, not Python"
+    assert [c["method"] for c in calls] == ["hold_lock"] and calls[0]["running"]
+    assert workers.health()[0]["state"] == "ready"
+    assert held.result(10) == "free"
+
+
+def test_control_methods_run_beside_work(workers):
+    f = workers.workers[0].sleep.remote(0.5)
+    assert workers.workers[0].status() >= 0
+    assert not f.done()
+    f.result(5)
+
+
+def test_a_worker_that_is_frozen_and_goes_on(session):
+    with troupe.Cluster("frozen", stage.Stage, worker_config=config(1)) as c:
+        pid = c.workers[0].pid()
+        os.kill(pid, signal.SIGSTOP)
+        f = c.workers[0].echo.remote("late")
+        with pytest.raises(troupe.TimedOutError):
+            f.result(0.3)
+        os.kill(pid, signal.SIGCONT)
+        assert f.result(10) == "late"
+
+
+def test_set_env_and_names_from_the_environment(workers):
+    env = workers.workers[1].environment("RANK", "WORLD_SIZE", "LOCAL_RANK", "CLUSTER_NAME", "WORKER_NAME", "MASTER_PORT", "PYTHONUNBUFFERED")
+    assert (env["RANK"], env["WORLD_SIZE"], env["LOCAL_RANK"], env["CLUSTER_NAME"], env["WORKER_NAME"]) == ("1", "2", "0", "workers", "workers-1")
+    assert env["MASTER_PORT"] == str(workers.master_port) and env["PYTHONUNBUFFERED"] == "1"
+    workers.execute_all_sync("@set_env", {"TEST_LATE": "a=b,c"})
+    assert workers.workers[0].environment("TEST_LATE") == {"TEST_LATE": "a=b,c"}
+
+
+def test_workers_have_the_drivers_surroundings(workers):
+    import sys
+
+    folder, executable, path = workers.workers[0].where()
+    assert folder == os.getcwd() and os.path.realpath(executable) == os.path.realpath(sys.executable) and set(sys.path) - {""} <= set(path)
+
+
+def test_own_environment_and_protected_names(session):
+    with troupe.Cluster("env", stage.Stage, worker_config=config(1, env={"NCCL_DEBUG": "a=b,c"})) as c:
+        assert c.workers[0].environment("NCCL_DEBUG") == {"NCCL_DEBUG": "a=b,c"}
+    with pytest.raises(troupe.InvalidError, match="MASTER_PORT"):
+        troupe.Cluster("env2", stage.Stage, worker_config=config(1, env={"MASTER_PORT": "1"}))
+    with pytest.raises(troupe.InvalidError, match="give text"):
+        troupe.Cluster("env3", stage.Stage, worker_config=config(1, env={"A": 1}))
+
+
+# Starting.
+
+
+def test_classes_by_path_and_with_arguments(session):
+    with troupe.Cluster("by_path", "stage.Given", worker_config=config(1), worker_args=(1,), worker_kwargs={"b": {3}}) as c:
+        assert c.workers[0].get() == [1, {3}]
+
+
+@pytest.mark.parametrize(
+    ("cls", "kind", "words"),
+    [
+        ("stage.Broken", RuntimeError, "no engine here"),
+        ("stage.Nothing", None, "has no Nothing"),
+        ("no_such_module.X", ModuleNotFoundError, "no_such_module"),
+        ("broken_syntax.X", SyntaxError, "broken_syntax.py"),
+    ],
+)
+def test_what_keeps_a_class_from_starting_reaches_the_driver(session, tmp_path, monkeypatch, cls, kind, words):
+    (tmp_path / "broken_syntax.py").write_text("class X:\n    def broken(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(troupe.Error, match=words) as e:
+        troupe.Cluster("never", cls, worker_config=config(2))
+    if kind is not None:
+        assert e.value.details.get("type") == kind.__name__
+    with pytest.raises(troupe.NotFoundError):
+        troupe.Cluster.attach("never")
+
+
+def test_mistakes_of_the_driver(session):
+    for make, words in (
+        (lambda: troupe.Cluster("x", stage.Stage), "world_size is not set"),
+        (lambda: troupe.Cluster("x", None), "worker_cls"),
+        (lambda: troupe.Cluster("x", "nodots", worker_config=config(1)), "no import path"),
+        (lambda: troupe.Cluster("x", 3, worker_config=config(1)), "of type int"),
+        (lambda: troupe.Cluster("bad name", stage.Stage, worker_config=config(1)), "bad name"),
+        (lambda: troupe.Cluster("x", stage.Stage, worker_config=config(3, tensor_parallel_size=2)), "3"),
+        (lambda: troupe.ResourceManager(8, 0), "at least one node"),
+    ):
+        with pytest.raises(troupe.InvalidError, match=words):
+            make()
+
+
+def test_any_object_is_a_worker_config(session):
+    class Mine:
+        name = "mine"
+        world_size = 2
+        tensor_parallel_size = 2
+        learning_rate = 0.5
+
+    with troupe.Cluster(worker_cls=stage.Stage, worker_config={"name": "dict", "world_size": 1}) as c:
+        assert c.name == "dict"
+    with troupe.Cluster(worker_cls=stage.Stage, worker_config=Mine()) as c:
+        assert (c.name, c.tp_size, c.dp_size) == ("mine", 2, 1)
+
+
+def test_close_is_called_when_a_role_ends(session, tmp_path):
+    path = tmp_path / "closed"
+    with troupe.Cluster("bye", "stage.Bye", worker_config=config(1), worker_args=(str(path),)):
+        pass
+    assert path.read_text() == "closed"
+
+
+def test_attach_by_name_and_names_that_are_taken(workers, session):
+    again = troupe.Cluster.attach("workers")
+    assert again.rows([1, 2]) == [1, 2] and again == workers
+    with pytest.raises(troupe.EncodeError, match="driver and the workers it started"):
+        again.workers[0].echo(lambda: 1)
+    with pytest.raises(troupe.ExistsError, match="workers"):
+        troupe.Cluster("workers", stage.Stage, worker_config=config(1))
+    with pytest.raises(troupe.NotFoundError, match="nobody"):
+        troupe.Cluster.attach("nobody")
+
+
+def test_engines(session):
+    with troupe.Cluster("engines", stage.Stage, worker_config=config(2)) as c:
+        c.create_engine("first", "stage.Given", 1, b=(2,))
+        c.create_engine("second", stage.Given, "x")
+        assert c.options(engine="first").get() == [[1, (2,)]] * 2
+        assert c.options(engine="second", ranks=[1]).get() == [["x", 2]]
+        with pytest.raises(troupe.ExistsError):
+            c.create_engine("first", "stage.Given", 1)
+        with pytest.raises(troupe.NotFoundError):
+            c.options(engine="third").get()
+
+
+# Devices.
+
+
+def test_a_resource_manager_and_overlapping_clusters(session):
+    with troupe.ResourceManager(num_gpus_per_node=8, num_nodes=2) as rm:
+        train = troupe.Cluster("actor_train", stage.Stage, rm, troupe.WorkerConfig(world_size=4, device_mapping=list(range(8)), num_gpus_per_worker=2))
+        infer = troupe.Cluster("actor_infer", stage.Stage, rm, troupe.WorkerConfig(world_size=2, device_mapping="list(range(4,12))"))
+        assert train.rank2devices[1] == [(0, 2), (0, 3)] and infer.rank2devices == {0: [(0, 4), (0, 5), (0, 6), (0, 7)], 1: [(1, 0), (1, 1), (1, 2), (1, 3)]}
+        assert train.rank2worker[0] == "actor_train-0-G01"
+        seen = train.workers[1].environment("CUDA_VISIBLE_DEVICES")["CUDA_VISIBLE_DEVICES"]
+        assert seen == "2,3"
+        train.shutdown()
+        infer.shutdown()
+    began = time.monotonic()
+    with pytest.raises(troupe.Error, match="(?i)node"):
+        troupe.ResourceManager(num_gpus_per_node=8, num_nodes=9)
+    assert time.monotonic() - began < 5
+
+
+# Actors and queues.
+
+
+def test_actors(session):
+    a = troupe.actor(stage.Given, 1, b=3)
+    assert a.get() == [1, 3]
+    a.cluster.shutdown()
+    one = troupe.actor(stage.Given, 5, name="single")
+    assert troupe.actor(stage.Given, 6, name="single", get_if_exists=True).get() == [5, 2]
+    with pytest.raises(troupe.ExistsError):
+        troupe.actor(stage.Given, 6, name="single")
+    one.cluster.shutdown()
+
+
+def test_queues(session, workers):
+    q = troupe.Queue(2)
+    q.put(1)
+    q.put((2, "x"))
+    assert q.qsize() == 2
+    with pytest.raises(troupe.TimedOutError):
+        q.put(3, timeout=0.05)
+    assert workers.workers[0].call(q, "get") == 1
+    assert q.get() == (2, "x")
+    with pytest.raises(troupe.TimedOutError):
+        q.get(timeout=0.05)
+    waiting = threading.Timer(0.05, q.put, [9])
+    waiting.start()
+    assert q.get(timeout=5) == 9
+    q.put("last")
+    q.close()
+    assert q.get() == "last"
+    with pytest.raises(troupe.ClosedError):
+        q.get()
+    with pytest.raises(troupe.ClosedError):
+        q.put(1)
+    q.shutdown()
+
+
+# Async workers.
+
+
+def test_an_async_class(session, workers):
+    with troupe.Cluster("loop", "stage.Loop", worker_config=config(1, max_concurrency=3)) as c:
+        h = c.workers[0]
+        first = h.initialize.remote()
+        notes = [h.note.remote(i) for i in range(10)]
+        assert troupe.get(notes, 10) == [True] * 10, "after initialize"
+        first.result(5)
+        assert h.plain() == list(range(10)), "in order of arrival"
+        assert max(troupe.get([h.nap.remote(0.05) for _ in range(6)], 10)) == 3
+        slow = h.nap.remote(60)
+        assert h.note("between") is True
+        slow.cancel()
+        with pytest.raises(troupe.CancelledError):
+            slow.result(5)
+        until(lambda: "cancelled" in h.plain())
+        assert h.ask(workers.workers[0], "echo", 4) == 4, "it calls others"
+        with pytest.raises(troupe.Error, match="await"):
+            h.block_in_loop(workers.workers[0])
+
+
+def until(holds, patience=5.0):
+    end = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# Threads and event loops.
+
+
+def test_many_threads_wait(workers):
+    results = {}
+
+    def work(n):
+        results[n] = [workers.workers[n % 2].echo(n * 1000 + i) for i in range(50)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert results == {n: [n * 1000 + i for i in range(50)] for n in range(8)}
+
+
+def test_a_new_event_loop_for_each_call(workers):
+    async def one(n):
+        return await workers.workers[0].echo.remote(n)
+
+    assert [asyncio.run(one(n)) for n in range(20)] == list(range(20))
+
+
+def test_two_event_loops_and_two_threads_at_once(workers):
+    results = {}
+
+    async def main(n):
+        return await asyncio.gather(*(workers.workers[n % 2].echo.remote(i) for i in range(100)))
+
+    def loop(n):
+        results["loop", n] = asyncio.run(main(n))
+
+    def plain(n):
+        results["plain", n] = [workers.workers[n % 2].echo(i) for i in range(100)]
+
+    threads = [threading.Thread(target=f, args=(n,)) for n in range(2) for f in (loop, plain)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(30)
+    assert results == {(kind, n): list(range(100)) for n in range(2) for kind in ("loop", "plain")}
+
+
+def test_inside_a_running_loop(workers):
+    async def main():
+        with pytest.raises(troupe.InvalidError, match="await"):
+            workers.rows([1, 2])
+        with pytest.raises(troupe.InvalidError, match="await"):
+            workers.workers[0].echo(1)
+        assert await workers.rows([1, 2], blocking=False) == [1, 2]
+        with pytest.raises(troupe.ApplicationError):
+            await workers.execute_all_async("fail")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(workers.workers[0].sleep.remote(60), 0.1)
+        return await workers.workers[0].echo.remote("free again")
+
+    assert asyncio.run(main()) == "free again"
+
+
+def test_a_bug_in_the_core_is_an_exception(session):
+    with pytest.raises(troupe.InternalError, match="on purpose"):
+        session.core.ask("panic").get(5)
+    with pytest.raises(troupe.Error, match="no op"):
+        session.core.ask("nonsense").get(5)
+    with pytest.raises(troupe.InvalidError):
+        session.core.send(_Nobody(), lambda token: session.core.lib.troupe_call(token, 1, b"short", 5))
+
+
+class _Nobody:
+    def deliver(self, *args):
+        pass
+
+
+def test_fork_in_a_worker(workers):
+    assert workers.workers[0].fork() == 7
+    assert workers.workers[0].echo(1) == 1

@@ -1,0 +1,287 @@
+"""Fork, interrupts and the end of the interpreter: each in a process of its own."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+
+def test_fork_leaves_the_parent_sound_and_tells_the_child_what_to_do(script):
+    out = script("""
+        import os, sys, threading, troupe, stage
+        troupe.init()
+        c = troupe.Cluster("forked", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1))
+        h = c.workers[0]
+        stop = False
+        def busy():
+            while not stop:
+                h.echo(1)
+        t = threading.Thread(target=busy); t.start()
+        codes = []
+        for i in range(8):
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    h.echo(2)
+                    os._exit(1)
+                except troupe.ClosedError as err:
+                    if "spawn" not in str(err): os._exit(2)
+                sys.exit(0)  # runs the exit handlers
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        stop = True
+        t.join()
+        print(codes, h.echo("sound"))
+        c.shutdown()
+    """)
+    assert out.stdout.strip() == "[0, 0, 0, 0, 0, 0, 0, 0] sound", out.stderr
+    assert "Traceback" not in out.stderr
+
+
+def test_multiprocessing_with_fork(script):
+    out = script("""
+        import multiprocessing, troupe, stage
+        troupe.init()
+        h = troupe.actor(stage.Stage)
+        def work(n):
+            return n * n
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(work, range(5)), h.echo("sound"))
+    """)
+    assert out.stdout.strip() == "[0, 1, 4, 9, 16] sound"
+    assert "Traceback" not in out.stderr
+
+
+def test_a_forked_child_holds_nothing_of_the_parents_connection(script):
+    out = script("""
+        import os, socket, time, troupe
+        s = troupe.init()
+        pid = os.fork()
+        if pid == 0:
+            left = []
+            for fd in os.listdir("/proc/self/fd"):
+                try:
+                    peer = socket.socket(fileno=os.dup(int(fd))).getpeername()
+                except OSError:
+                    continue
+                if isinstance(peer, tuple) and peer[:2] in s._addresses:
+                    left.append(fd)
+            os._exit(1 if left else 0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    """)
+    assert out.stdout.strip() == "0"
+
+
+@pytest.mark.parametrize(
+    "wait",
+    ["h.sleep(60)", "troupe.get(h.sleep.remote(60))", "troupe.wait([h.sleep.remote(60)])", "asyncio.run(loop())", "list(troupe.as_completed([h.sleep.remote(60)]))",
+     "threaded()", 'troupe.Cluster("slow", "slow_start.Slow", worker_config=troupe.WorkerConfig(world_size=1))'],
+)  # fmt: skip
+def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
+    p = script(
+        f"""
+        import asyncio, os, sys, threading, time, troupe, stage
+        troupe.init()
+        h = troupe.actor(stage.Stage)
+        async def loop():
+            await h.sleep.remote(60)
+        def threaded():
+            # the main thread waits while another one reads
+            t = threading.Thread(target=lambda: h.sleep.remote(60).exception(), daemon=True); t.start()
+            time.sleep(0.2)
+            h.sleep(60)
+        h.echo(1)
+        print("waiting", flush=True)
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        began = time.monotonic()
+        if "threaded" not in sys.argv: h.echo("free") if {wait!r}.startswith("h.sleep") or {wait!r}.startswith("asyncio") else None
+        print("free" if time.monotonic() - began < 5 else "late", flush=True)
+        """,
+        wait=False,
+    )
+    assert p.stdout.readline().strip() == "waiting", p.stderr.read()
+    time.sleep(0.4)
+    p.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = p.communicate(timeout=25)
+    assert out.split() == ["interrupted", "free"], err
+    assert time.monotonic() - began < 20 and p.returncode == 0, err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "",
+        "f = h.sleep.remote(60)",
+        "threading.Thread(target=h.sleep, args=(60,), daemon=True).start()",
+        "threading.Thread(target=lambda: h.sleep.remote(60).exception()).start()",
+        "threading.Thread(target=lambda: asyncio.run(aloop())).start()",
+        "troupe.shutdown(); troupe.shutdown()",
+        "sys.exit(0)",
+        "keep = h.echo(numpy.zeros(100_000))",
+    ],
+)
+def test_the_interpreter_ends_without_a_hang_or_a_traceback(script, about):
+    out = script(f"""
+        import asyncio, numpy, sys, threading, time, troupe, stage
+        troupe.init()
+        h = troupe.actor(stage.Stage)
+        h.echo(1)
+        async def aloop():
+            try:
+                await h.sleep.remote(60)
+            except troupe.Error:
+                pass
+        def quiet(args): pass
+        threading.excepthook = quiet  # what the threads make of the end is their own
+        {about}
+        time.sleep(0.1)
+    """)
+    assert out.returncode == 0 and out.stderr.strip() == "", out.stderr
+
+
+def test_a_private_head_goes_with_its_driver(script):
+    url = {"TROUPE_URL": "", "TROUPE_TOKEN_FILE": "", "TROUPE_FINGERPRINT": ""}
+    out = script(
+        """
+        import troupe
+        with troupe.init(gpus="none") as s:
+            print(s.head.process.pid, s.head.dir)
+        import os
+        print(os.path.exists(s.head.dir))
+        troupe.init(gpus="none")
+        print(troupe.is_initialized())
+        """,
+        env=url,
+    )
+    lines = out.stdout.split()
+    assert lines[2:] == ["False", "True"]
+    gone(int(lines[0]))
+
+
+def test_a_private_head_goes_with_a_driver_that_is_killed(script):
+    p = script(
+        """
+        import time, troupe, stage
+        s = troupe.init(gpus="none")
+        h = troupe.actor(stage.Stage)
+        print(s.head.process.pid, h.pid(), flush=True)
+        time.sleep(60)
+        """,
+        env={"TROUPE_URL": "", "TROUPE_TOKEN_FILE": "", "TROUPE_FINGERPRINT": ""},
+        wait=False,
+    )
+    pids = [int(n) for n in p.stdout.readline().split()]
+    assert len(pids) == 2, p.stderr.read()
+    p.kill()
+    p.wait()
+    for pid in pids:
+        gone(pid)
+
+
+def gone(pid, patience=15.0):
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        try:
+            with open(f"/proc/{pid}/stat") as f:
+                if f.read().rpartition(")")[2].split()[0] == "Z":
+                    return
+        except OSError:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def test_classes_of_the_script_travel_by_value_and_the_script_is_not_run_again(script, tmp_path):
+    path = tmp_path / "driver.py"
+    runs = tmp_path / "runs"
+    path.write_text(f"""
+import dataclasses, enum, os, sys
+import troupe
+with open({str(runs)!r}, "a") as f:
+    f.write("x")
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+class Color(enum.Enum):
+    RED = 1
+
+OFFSET = 10
+
+class Mine(troupe.Worker):
+    def move(self, p, f):
+        return Point(f(p.x) + OFFSET), Color.RED
+
+def main():
+    troupe.init()
+    c = troupe.Cluster("mine", Mine, worker_config=troupe.WorkerConfig(world_size=1))
+    p, color = c.workers[0].move(Point(1), lambda v: v * 2)
+    print(type(p) is Point, p.x, color is Color.RED)
+    c.shutdown()
+
+main()
+""")
+    out = script(f"import runpy; runpy.run_path({str(path)!r}, run_name='__main__')")
+    assert out.stdout.strip() == "True 12 True", out.stderr
+    assert runs.read_text() == "x"
+
+
+def test_pickle_false(script):
+    out = script("""
+        import troupe, stage
+        troupe.init(pickle=False)
+        h = troupe.actor("stage.Stage")
+        print(h.echo({"a": (1, {2})}))
+        for bad in (lambda: h.echo(lambda: 1), lambda: troupe.Cluster("x", type("Local", (), {}), worker_config=troupe.WorkerConfig(world_size=1))):
+            try:
+                bad()
+            except troupe.EncodeError as err:
+                print("pickle=False" in str(err))
+    """)
+    assert out.stdout.split("\n")[:3] == ["{'a': (1, {2})}", "True", "True"], out.stderr
+
+
+def test_another_python_is_an_error_that_names_it(script):
+    out = script(
+        """
+        import sys, troupe, stage
+        from troupe import _launch
+        real = _launch._config
+        _launch._config = lambda *a: {**real(*a), "python": "2.7"}
+        troupe.init()
+        try:
+            troupe.actor(stage.Stage)
+        except troupe.Error as err:
+            print("2.7" in str(err), f"{sys.version_info.major}.{sys.version_info.minor}" in str(err))
+        """
+    )
+    assert out.stdout.strip() == "True True", out.stderr
+
+
+def test_init_mistakes(script):
+    out = script(
+        """
+        import troupe
+        for kwargs in ({"url": "nats://127.0.0.1:1", "timeout": 10}, {"gpus": "sim:x", "url": None}):
+            try:
+                troupe.init(**kwargs)
+            except troupe.Error as err:
+                print(type(err).__name__, str(err)[:300].replace("\\n", " "))
+        """,
+        env={"TROUPE_URL": "", "TROUPE_TOKEN_FILE": "", "TROUPE_FINGERPRINT": ""},
+    )
+    lines = out.stdout.strip().split("\n")
+    assert lines[0].startswith("UnavailableError") and "127.0.0.1:1" in lines[0], out.stdout
+    assert lines[1].startswith("UnavailableError") and "sim:x" in lines[1], out.stdout
+
+
+def test_no_threads_of_ours_keep_the_interpreter(script):
+    out = script("import troupe; print(troupe.is_initialized())")
+    assert out.stdout.strip() == "False" and sys.version_info >= (3, 10) and os.name == "posix"

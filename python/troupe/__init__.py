@@ -1,0 +1,54 @@
+"""Troupe: named groups of GPU workers on a message bus.
+
+    import troupe
+
+    class Trainer(troupe.Worker):
+        @troupe.register(dispatch_mode=troupe.Dispatch.DP_MP_COMPUTE)
+        def train_step(self, batch):
+            ...
+
+    with troupe.init():
+        trainers = troupe.Cluster(name="actor_train", worker_cls=Trainer, worker_config=troupe.WorkerConfig(world_size=4))
+        losses = trainers.train_step(batch)
+"""
+
+from ._actor import Queue, actor
+from ._batch import Batch
+from ._cluster import Cluster, RankInfo, ResourceManager, WorkerConfig, WorkerHandle
+from ._codec import Tensor
+from ._errors import (
+    ApplicationError,
+    BusyError,
+    CancelledError,
+    ClosedError,
+    ConflictError,
+    EncodeError,
+    Error,
+    ExistsError,
+    FencedError,
+    InternalError,
+    InvalidError,
+    MalformedError,
+    NotFoundError,
+    OutcomeUnknownError,
+    PanicError,
+    RefusedError,
+    TimedOutError,
+    UnavailableError,
+    VersionError,
+    WorkerLostError,
+)
+from ._future import Future, RankFuture, as_completed, get, wait
+from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
+from ._session import Session, init, is_initialized, shutdown
+from ._worker import Call, Worker, current_call
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
+    "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "MalformedError",
+    "NotFoundError", "OutcomeUnknownError", "PanicError", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
+    "Session", "Split", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
+    "WorkerLostError", "actor", "as_completed", "current_call", "get", "init", "is_initialized", "register", "shutdown", "wait",
+]  # fmt: skip

@@ -1,0 +1,638 @@
+"""Clusters: the running workers of one role, as a driver holds them."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+
+from . import _codec, _core, _errors, _session, _split
+from ._future import Future, resolve
+from ._register import Dispatch, Scatter, marks_of
+
+_HEAD = struct.Struct("<IIqIIIIQ")
+_PART = struct.Struct("<QQ")
+_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL = 1, 2, 4, 8
+
+# What a worker does not inherit of its driver's environment: what it may see, and what is ours to set.
+_NOT_INHERITED = {
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "CLUSTER_NAME", "WORKER_NAME", "PYTHONUNBUFFERED",
+}  # fmt: skip
+
+
+class WorkerConfig:
+    """What a cluster's workers are to be. Any object with some of these attributes does as well."""
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        world_size: int | None = None,
+        device_mapping: Sequence[int] | str | None = None,
+        num_gpus_per_worker: int | None = None,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        context_parallel_size: int = 1,
+        env: dict[str, str] | None = None,
+        max_concurrency: int = 1000,
+        start_timeout: float = 0.0,
+        stop_grace: float = 0.0,
+        queue_limit: int = 0,
+        ordered: bool = False,
+        detached: bool = False,
+        policy: str = "",
+        restarts: int = 0,
+        late_rendezvous: bool = False,
+        **extra: Any,
+    ) -> None:
+        self.name = name
+        self.world_size = world_size
+        self.device_mapping = device_mapping
+        self.num_gpus_per_worker = num_gpus_per_worker
+        self.tensor_parallel_size = tensor_parallel_size
+        self.pipeline_parallel_size = pipeline_parallel_size
+        self.context_parallel_size = context_parallel_size
+        self.env = dict(env or {})
+        self.max_concurrency = max_concurrency
+        self.start_timeout = start_timeout
+        self.stop_grace = stop_grace
+        self.queue_limit = queue_limit
+        self.ordered = ordered
+        self.detached = detached
+        self.policy = policy
+        self.restarts = restarts
+        self.late_rendezvous = late_rendezvous
+        self.__dict__.update(extra)
+
+    def __repr__(self) -> str:
+        return f"WorkerConfig({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items() if v)})"
+
+
+class RankInfo:
+    """A rank's place in the mesh."""
+
+    rank: int
+    world_size: int
+    tp_rank: int
+    tp_size: int
+    cp_rank: int
+    cp_size: int
+    dp_rank: int
+    dp_size: int
+    pp_rank: int
+    pp_size: int
+
+    def __init__(self, rank: int = 0, world_size: int = 1, **places: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        for axis in ("tp", "cp", "dp", "pp"):
+            setattr(self, f"{axis}_size", places.pop(f"{axis}_size", 1))
+            setattr(self, f"{axis}_rank", places.pop(f"{axis}_rank", 0))
+        if places:
+            raise _errors.InvalidError(f"a rank has no {', '.join(places)}")
+
+    @classmethod
+    def of(cls, rank: int, mesh: dict[str, int]) -> RankInfo:
+        """The place of a rank, tp fastest, then cp, dp, pp."""
+        places, left = {}, rank
+        for axis in ("tp", "cp", "dp", "pp"):
+            places[f"{axis}_size"] = mesh[axis]
+            places[f"{axis}_rank"] = left % mesh[axis]
+            left //= mesh[axis]
+        return cls(rank, mesh["tp"] * mesh["cp"] * mesh["dp"] * mesh["pp"], **places)
+
+    @property
+    def is_pipeline_last_stage(self) -> bool:
+        return self.pp_rank == self.pp_size - 1
+
+    def __repr__(self) -> str:
+        return f"RankInfo({', '.join(f'{n}={v}' for n, v in self.__dict__.items())})"
+
+
+class ResourceManager:
+    """One reservation of whole nodes. Clusters on it share a device wherever their mappings overlap."""
+
+    def __init__(self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, wait: float = 0.0) -> None:
+        if num_gpus_per_node < 0 or num_nodes < 1:
+            raise _errors.InvalidError(f"num_gpus_per_node {num_gpus_per_node} and num_nodes {num_nodes}: there is at least one node")
+        self.num_gpus_per_node = num_gpus_per_node
+        self.num_nodes = num_nodes
+        self._session = _session.current()
+        self.id = ""
+        self.nodes: list[str] = []
+        if num_gpus_per_node:
+            got = self._session.core.ask(
+                "reserve", runtime=self._session.id, name="resource manager", reserve={"nodes": num_nodes, "devices": num_gpus_per_node, "wait": float(wait)}
+            ).get()
+            self.id, self.nodes = got["id"], got["nodes"] or []
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_gpus_per_node * self.num_nodes
+
+    def destroy(self) -> None:
+        """Gives the nodes back. Clusters on them must be shut down before."""
+        if self.id and not self._session.closed:
+            self._session.core.ask("unreserve", name=self.id).get()
+            self.id = ""
+
+    def __enter__(self) -> ResourceManager:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.destroy()
+
+
+class _Method:
+    """A method of a worker: calling it blocks, .remote gives a future."""
+
+    __slots__ = ("_call", "_name")
+
+    def __init__(self, call: Callable[..., Any], name: str) -> None:
+        self._call = call
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self._name, args, kwargs, True)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Future:
+        future: Future = self._call(self._name, args, kwargs, False)
+        return future
+
+
+class WorkerHandle(_codec.Walked):
+    """One worker of a cluster: handle.method(…) blocks, handle.method.remote(…) gives a future."""
+
+    def __init__(self, cluster: Cluster, rank: int) -> None:
+        self._cluster = cluster
+        self._rank = rank
+        self._plan: _split.Plan | None = None
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def cluster(self) -> Cluster:
+        return self._cluster
+
+    @property
+    def name(self) -> str:
+        return self._cluster.rank2worker[self._rank]
+
+    def __getattr__(self, name: str) -> _Method:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        method = _Method(self._call, name)
+        self.__dict__[name] = method
+        return method
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = self._cluster._plan_ranks([self._rank])
+        return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking)
+
+    def wire(self) -> tuple[int, Any]:
+        fields = msgpack.unpackb(self._cluster._open()._handle)
+        fields["rank"] = self._rank
+        return _codec.HANDLE, fields
+
+    def __repr__(self) -> str:
+        return f"<WorkerHandle {self._cluster.name}[{self._rank}]>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WorkerHandle) and (other._cluster, other._rank) == (self._cluster, self._rank)
+
+    def __hash__(self) -> int:
+        return hash((self._cluster, self._rank))
+
+
+class _Options:
+    """A cluster with other settings for the calls that are made through it."""
+
+    def __init__(self, cluster: Cluster, settings: dict[str, Any]) -> None:
+        self._cluster = cluster
+        self._settings = settings
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("execute_"):
+            return lambda *args, **kwargs: getattr(self._cluster, "_" + name)(self._settings, *args, **kwargs)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return lambda *args, blocking=True, timeout=None, **kwargs: self._cluster._dispatch(
+            name, args, kwargs, blocking, timeout, self._settings
+        )
+
+
+class Cluster(_codec.Walked):
+    """The running workers of one role.
+
+    Methods that the class registers are methods of the cluster: cluster.train_step(batch, blocking=False, timeout=60).
+    """
+
+    name: str
+    world_size: int
+    master_addr: str
+    master_port: int
+    worker_config: Any
+    _seats: list[dict[str, Any]]
+
+    def __init__(
+        self,
+        name: str | None = None,
+        worker_cls: type | str | None = None,
+        resource_manager: ResourceManager | None = None,
+        worker_config: Any = None,
+        *,
+        worker_args: Sequence[Any] = (),
+        worker_kwargs: dict[str, Any] | None = None,
+        node: str = "",
+    ) -> None:
+        session = _session.current()
+        if session.is_worker:
+            raise _errors.RefusedError("a worker creates no clusters: it holds no lease that could end them; let the driver do it")
+        if worker_cls is None:
+            raise _errors.InvalidError('Cluster needs worker_cls: a class, or "package.module.Class"')
+        config = worker_config if worker_config is not None else WorkerConfig()
+        name = name or _get(config, "name", "") or getattr(worker_cls, "__name__", "")
+        from . import _launch
+
+        spec = _launch.spec(session, name, worker_cls, resource_manager, config, tuple(worker_args), worker_kwargs or {}, node)
+        fields = session.core.ask("create", runtime=session.id, spec=spec).get()
+        self._setup(session, fields, trusted=True)
+        self.worker_config = config
+
+    def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, trusted: bool, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
+        self._session = session
+        self._core = session.core
+        self._trusted = trusted
+        self._codec = session.codec(trusted)
+        self._plans: dict[Any, _split.Plan] = {}
+        self.worker_config = None
+        self._warned = False
+        self._workers: list[WorkerHandle] | None = None
+        self._id = 0
+        self._closed = False
+        self._handle = handle or b""
+        if fields is not None:
+            self._take(fields)
+        else:
+            assert known is not None
+            self._known(known)
+
+    def _take(self, fields: dict[str, Any]) -> None:
+        self._id = fields["cluster"]
+        handle = fields["handle"]
+        self._handle = handle.data if isinstance(handle, msgpack.ExtType) else b""
+        self._known({**fields, "role": fields["name"]})
+        self._seats = fields["seats"] or []
+        self.master_addr, self.master_port = fields["master_addr"], fields["master_port"]
+
+    def _known(self, fields: dict[str, Any]) -> None:
+        self.name = fields["role"]
+        self.cluster_name = self.name
+        self.world_size = fields["world"]
+        self._mesh: dict[str, int] = fields["mesh"]
+        self._incarnation: str = fields["incarnation"]
+        self._modes = {m["name"]: m.get("mode") or "" for m in fields["methods"] or []}
+        self._control = {m["name"] for m in fields["methods"] or [] if (m.get("lane") or {}).get("name") == "control"}
+        self._seats = []
+        self.master_addr, self.master_port = "", 0
+        self._dp = {r: self.get_rank_info(r).dp_rank for r in range(self.world_size)}
+
+    def _open(self) -> Cluster:
+        """A cluster that came as an argument is opened when it is first used."""
+        if not self._id:
+            request = msgpack.packb(msgpack.ExtType(_codec.HANDLE, self._handle))
+            fields = self._core.ask("open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)).get(brief=True)
+            self._id = fields["cluster"]
+        return self
+
+    @classmethod
+    def attach(cls, name: str) -> Cluster:
+        """A role that another program created, by its name."""
+        session = _session.current()
+        fields = session.core.ask("attach", runtime=session.id, name=name).get(brief=True)
+        cluster = cls.__new__(cls)
+        cluster._setup(session, fields, trusted=False)
+        return cluster
+
+    # What it is.
+
+    @property
+    def dp_size(self) -> int:
+        return self._mesh["dp"]
+
+    @property
+    def tp_size(self) -> int:
+        return self._mesh["tp"]
+
+    @property
+    def pp_size(self) -> int:
+        return self._mesh["pp"]
+
+    @property
+    def cp_size(self) -> int:
+        return self._mesh["cp"]
+
+    def get_rank_info(self, rank: int) -> RankInfo:
+        if not 0 <= rank < self.world_size:
+            raise _errors.InvalidError(f"there is no rank {rank}: {self.name} has {self.world_size}")
+        return RankInfo.of(rank, self._mesh)
+
+    @property
+    def workers(self) -> list[WorkerHandle]:
+        if self._workers is None:
+            self._workers = [WorkerHandle(self, r) for r in range(self.world_size)]
+        return self._workers
+
+    @property
+    def rank2worker(self) -> dict[int, str]:
+        """The workers' names: actor_train-0-G01."""
+        if self._seats:
+            return {r: s["name"] for r, s in enumerate(self._seats)}
+        return {r: f"{self.name}-{r}" for r in range(self.world_size)}
+
+    @property
+    def worker2rank(self) -> dict[str, int]:
+        return {name: rank for rank, name in self.rank2worker.items()}
+
+    @property
+    def rank2devices(self) -> dict[int, list[tuple[int, int]]]:
+        """By rank, its devices: (node rank, index on the node)."""
+        return {r: [(s["node_rank"], d) for d in s["devices"] or []] for r, s in enumerate(self._seats)}
+
+    @property
+    def worker2nodes(self) -> dict[str, str]:
+        return {s["name"]: s["node"] for s in self._seats}
+
+    def info(self) -> list[dict[str, Any]]:
+        """What each worker says of itself; it answers while it is busy."""
+        return list(self._core.ask("info", cluster=self._open()._id).get())
+
+    def health(self) -> list[dict[str, Any]]:
+        """What was last heard of each worker."""
+        return list(self._core.ask("health", cluster=self._open()._id).get())
+
+    # Calls.
+
+    def __getattr__(self, name: str) -> Any:
+        modes = self.__dict__.get("_modes", {})
+        if name in modes and not name.startswith("_"):
+
+            def call(*args: Any, blocking: bool = True, timeout: float | None = None, **kwargs: Any) -> Any:
+                return self._dispatch(name, args, kwargs, blocking, timeout, {})
+
+            call.__name__ = name
+            self.__dict__[name] = call
+            return call
+        known = ", ".join(sorted(modes)) or "none"
+        raise AttributeError(f"cluster {self.__dict__.get('name', '?')} has no method {name!r}; its workers have {known}")
+
+    def options(
+        self, *, timeout: float | None = None, collect: bool = True, pad: bool = False, need: int = 0, collect_all: bool = False,
+        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "",
+    ) -> _Options:  # fmt: skip
+        """Other settings for calls: cluster.options(collect=False).train_step(batch).
+
+        collect=False: every rank computes and acknowledges alone. pad: rows are repeated until they divide, and trimmed
+        again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
+        mode, ranks: instead of the method's own. engine: a named object in the workers.
+        """
+        settings = {
+            "timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all,
+            "mode": None if mode is None else Dispatch(mode).value, "ranks": None if ranks is None else list(ranks), "engine": engine,
+        }  # fmt: skip
+        return _Options(self, settings)
+
+    def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, timeout: float | None, settings: dict[str, Any]) -> Any:
+        ranks = settings.get("ranks")
+        if ranks is not None:
+            return self._send(method, args, kwargs, self._plan_ranks(ranks), blocking=blocking, timeout=timeout, settings=settings)
+        mode = settings.get("mode") or self._modes.get(method) or "ONE_TO_ALL"
+        if isinstance(mode, Dispatch):
+            mode = mode.value
+        return self._in_mode(mode, method, args, kwargs, blocking, timeout, settings)
+
+    def _in_mode(self, mode: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, timeout: float | None, settings: dict[str, Any]) -> Any:
+        args = tuple(resolve(a) for a in args)
+        kwargs = {n: resolve(v) for n, v in kwargs.items()}
+        if not _split.is_cut(mode, args, kwargs):
+            args = tuple(_split.plain(a) for a in args)
+            kwargs = {n: _split.plain(v) for n, v in kwargs.items()}
+            return self._send(method, args, kwargs, self._plan(mode, True), blocking=blocking, timeout=timeout, settings=settings)
+        plan = self._plan(mode, False)
+        bodies, info = _split.encode_parts(self._codec, plan, mode, args, kwargs, settings.get("pad", False))
+        return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, timeout=timeout, settings=settings)
+
+    def _plan(self, mode: str, unsplit: bool) -> _split.Plan:
+        plan = self._plans.get((mode, unsplit))
+        if plan is None:
+            plan = self._make_plan({"mode": mode, "unsplit": unsplit})
+            self._plans[mode, unsplit] = plan
+        return plan
+
+    def _plan_ranks(self, ranks: list[int]) -> _split.Plan:
+        key = tuple(ranks)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._make_plan({"ranks": ranks})
+            self._plans[key] = plan
+        return plan
+
+    def _make_plan(self, request: dict[str, Any]) -> _split.Plan:
+        if self._closed or self._session.closed:
+            raise _errors.ClosedError(f"cluster {self.name} is closed")
+        return _split.Plan(json.loads(self._core.plan(self._open()._id, json.dumps(request).encode())))
+
+    def _send(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, *, one: bool = False, blocking: bool = True,
+        timeout: float | None = None, settings: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        args = tuple([resolve(a) for a in args])
+        if kwargs:
+            kwargs = {n: resolve(v) for n, v in kwargs.items()}
+        body = self._codec.encode([list(args), kwargs or None])
+        return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, timeout=timeout, settings=settings)
+
+    def _send_bodies(
+        self, method: str, bodies: list[Any], plan: _split.Plan, *, one: bool = False, info: Any = None, blocking: bool = True,
+        timeout: float | None = None, settings: dict[str, Any] | None = None,
+    ) -> Any:  # fmt: skip
+        if blocking and _core.running_loop() is not None:
+            _core.refuse_in_loop()
+        settings = settings or {}
+        collect, keep_all, need = settings.get("collect", True), settings.get("collect_all", False), settings.get("need", 0)
+        timeout = timeout if timeout is not None else settings.get("timeout")
+        if timeout is not None and timeout <= 0:
+            raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
+        flags = (
+            (0 if blocking or (plan.single and len(plan.parts[0][1]) == 1) else _STREAM)
+            | (0 if collect else _NO_COLLECT)
+            | (_COLLECT_ALL if keep_all else 0)
+            | (_CONTROL if method in self._control else 0)
+        )
+        future = Future(
+            self._core, f"{self.name}.{method}", plan, self._codec, one=one, collect=collect, info=info, dp=self._dp, keep_all=keep_all
+        )
+        name, engine = method.encode(), settings.get("engine", "").encode()
+        head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
+        blob = self._blob([head, name, engine], bodies)
+        core, cluster = self._core, self._id
+        future._token = core.send(future, lambda token: int(core.lib.troupe_call(token, cluster, blob, len(blob))))
+        if not blocking:
+            return future
+        try:
+            return future.result()
+        except BaseException:
+            if not future._done and core._pid == os.getpid():
+                future.cancel()
+            raise
+
+    def _blob(self, pieces: list[bytes], bodies: list[Any]) -> bytes:
+        inline = []
+        for body in bodies:
+            n = len(body)
+            if n <= _core._LARGE:
+                pieces.append(_PART.pack(n, 0))
+                inline.append(body if isinstance(body, bytes) else body.join())
+                continue
+            address, view = self._core.alloc(n)
+            if isinstance(body, bytes):
+                view[:] = body
+            else:
+                body.write(view, address)
+            pieces.append(_PART.pack(n, address))
+        return b"".join(pieces + inline)
+
+    # As existing drivers call it.
+
+    def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls rank 0 alone."""
+        return self._execute_rank_zero_sync({}, method_name, *args, **kwargs)
+
+    def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Future:
+        """Calls rank 0 alone and returns at once."""
+        return self._execute_rank_zero_async({}, method_name, *args, **kwargs)
+
+    execute_rank_zero = execute_rank_zero_async
+
+    def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """Calls every rank with the same arguments; Scatter([...]) gives each its own."""
+        return self._execute_all_sync({}, method_name, *args, **kwargs)
+
+    def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> Future:
+        """Calls every rank and returns at once."""
+        return self._execute_all_async({}, method_name, *args, **kwargs)
+
+    execute_all = execute_all_async
+
+    def _execute_rank_zero_sync(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> Any:
+        return self._send(method, args, kwargs, self._plan("RANK_ZERO", True), settings=settings)
+
+    def _execute_rank_zero_async(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> Future:
+        future: Future = self._send(method, args, kwargs, self._plan("RANK_ZERO", True), blocking=False, settings=settings)
+        return future
+
+    def _execute_all_sync(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        result: list[Any] = self._all(settings, method, args, kwargs, True)
+        return result
+
+    def _execute_all_async(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> Future:
+        future: Future = self._all(settings, method, args, kwargs, False)
+        return future
+
+    def _all(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
+        values = [*args, *kwargs.values()]
+        if any(isinstance(v, Scatter) for v in values):
+            from ._register import Broadcast
+
+            args = tuple(v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for v in args)
+            kwargs = {n: v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for n, v in kwargs.items()}
+            return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, None, settings)
+        lists = [v for v in values if isinstance(v, list)]
+        if lists and len(lists) == len(values) and self.world_size > 1 and not self._warned and all(len(v) == self.world_size for v in lists):
+            self._warned = True
+            warnings.warn(
+                f"execute_all on {self.name} gives every rank the whole of each list, though all are as long as the world "
+                f"({self.world_size}); troupe.Scatter([...]) gives each rank its element",
+                stacklevel=4,
+            )
+        return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, None, settings)
+
+    def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
+        """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""
+        from . import _launch
+
+        request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
+        body = msgpack.packb([[request], None])
+        self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))
+
+    # The end.
+
+    def shutdown(self) -> None:
+        """Takes the role down, whoever created it. It may be called more than once."""
+        if self._closed or self._session.closed:
+            return
+        self._core.ask("destroy", cluster=self._open()._id).get()
+        self._closed = True
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def wire(self) -> tuple[int, Any]:
+        return _codec.HANDLE, bytes(self._handle)
+
+    def __repr__(self) -> str:
+        mesh = ", ".join(f"{a} {n}" for a, n in self._mesh.items())
+        return f"<Cluster {self.name}, {self.world_size} workers ({mesh})>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cluster) and other._incarnation == self._incarnation and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((self.name, self._incarnation))
+
+
+def _get(config: Any, name: str, default: Any) -> Any:
+    value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+    return default if value is None else value
+
+
+def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
+    """A cluster or a worker that came as a value."""
+    session = _session.current()
+    cluster: Cluster | None = session.clusters.get((fields["role"], fields["incarnation"]))
+    if cluster is None:
+        cluster = Cluster.__new__(Cluster)
+        cluster._setup(session, None, trusted=False, handle=_whole(data, fields), known=fields)
+        session.clusters[fields["role"], fields["incarnation"]] = cluster
+    return cluster if fields["rank"] < 0 else WorkerHandle(cluster, fields["rank"])
+
+
+def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
+    return data if fields["rank"] < 0 else bytes(msgpack.packb({**fields, "rank": -1}))
+
+
+def marks(cls: Any) -> dict[str, dict[str, Any]]:
+    return marks_of(cls) if isinstance(cls, type) else {}
+
+
+def inherited_environment() -> dict[str, str]:
+    """The driver's environment, without what is a worker's own."""
+    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not k.startswith("TROUPE_")}
+
+
+def search_path() -> list[str]:
+    return [os.path.abspath(p) if p else os.getcwd() for p in sys.path]

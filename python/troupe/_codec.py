@@ -1,0 +1,649 @@
+"""Python values on the wire: msgpack with the extension types of docs/wire.md.
+
+Small values go through msgpack's own packer. A value with a large array in it is walked here instead, so that the array is
+copied once, to its aligned place in the body; and received large arrays are views of the body.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from . import _errors
+
+TENSOR, BATCH, HANDLE = 1, 2, 3
+TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE = range(16, 28)
+
+ALIGN = 64
+BIG = 16 << 10  # bytes of an array that is worth a walk
+MAX_DEPTH = 100
+_MANY = 50_000  # elements of a large body beyond which it is not walked
+
+Buffer = bytes | bytearray | memoryview
+
+# numpy's and torch's names are the wire's. Those that numpy has not are torch's alone.
+_SIZES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
+}  # fmt: skip
+_TORCH_ONLY = {"bfloat16": "int16", "float8_e4m3fn": "int8", "float8_e5m2": "int8"}
+
+
+class Tensor:
+    """An array of a type that nothing installed here has: its bytes, with dtype and shape."""
+
+    __slots__ = ("data", "dtype", "shape")
+
+    def __init__(self, dtype: str, shape: tuple[int, ...], data: Buffer) -> None:
+        size = _SIZES.get(dtype)
+        if size is None:
+            raise _errors.InvalidError(f"there is no dtype {dtype!r}; there are {', '.join(_SIZES)}")
+        n = size
+        for axis in shape:
+            n *= axis
+        if n != len(data):
+            raise _errors.InvalidError(f"a {dtype} tensor of shape {shape} has {n} bytes, not {len(data)}")
+        self.dtype, self.shape, self.data = dtype, tuple(shape), data
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        start, stop, _ = rows.indices(len(self))
+        row = len(self.data) // len(self) if len(self) else 0
+        return Tensor(self.dtype, (max(0, stop - start), *self.shape[1:]), memoryview(self.data)[start * row : stop * row])
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Tensor)
+            and (self.dtype, self.shape) == (other.dtype, other.shape)
+            and bytes(self.data) == bytes(other.data)
+        )
+
+    def __repr__(self) -> str:
+        return f"troupe.Tensor({self.dtype}, {self.shape})"
+
+
+class Big(Exception):
+    """There is a large array in the value: it is to be walked."""
+
+
+class Codec:
+    """How values travel between this process and one other: whether pickles may, and who opens handles."""
+
+    __slots__ = ("_free", "open_handle", "pickle", "why_not")
+
+    def __init__(
+        self, pickle: bool = False, why_not: str = "", open_handle: Callable[[bytes, dict[str, Any]], Any] | None = None
+    ) -> None:
+        self.pickle = pickle
+        self.why_not = why_not or "pickles travel only between a driver and the workers it started"
+        self.open_handle = open_handle
+        self._free: list[Any] = []
+
+    # Encoding.
+
+    def encode(self, value: Any) -> bytes | Walk:
+        """A value as the wire says it: bytes, or a walk that writes itself into a buffer."""
+        try:
+            return self._pack(value)
+        except Big:
+            walk = Walk(self)
+            walk.value(value, 0)
+            return walk
+
+    def encode_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | Walk:
+        """The body of a call: [positional, named]."""
+        return self.encode([list(args), kwargs or None])
+
+    def _pack(self, value: Any) -> bytes:
+        packer = self._free.pop() if self._free else msgpack.Packer(default=self._default, strict_types=True)
+        try:
+            body: bytes = packer.pack(value)
+        except (ValueError, OverflowError, RecursionError) as err:
+            if isinstance(err, _errors.Error):
+                raise
+            raise _errors.EncodeError(f"{_short(value)} cannot be sent: {err}") from err
+        # After an error a packer is not used again: half of the value is in it.
+        self._free.append(packer)
+        return body
+
+    def _default(self, value: Any) -> Any:
+        kind = type(value)
+        if kind is tuple:
+            return msgpack.ExtType(TUPLE, self._pack(list(value)))
+        if is_array(value):
+            return _small(value)
+        if isinstance(value, Walked) and value.big():
+            raise Big
+        code, inner = self._ext(value)
+        if code < 0:
+            return inner  # msgpack's own
+        return msgpack.ExtType(code, inner if isinstance(inner, bytes) else self._pack(inner))
+
+    def _ext(self, value: Any) -> tuple[int, Any]:
+        """A value that msgpack cannot say: the extension type, and what it holds, encoded if it is bytes."""
+        kind = type(value)
+        encoder = _ENCODERS.get(kind)
+        if encoder is not None:
+            pair: tuple[int, Any] = encoder(value)
+            return pair
+        if isinstance(value, Walked):
+            return value.wire()
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic):
+            return SCALAR, self._pack([value.dtype.str, value.tobytes()])
+        if kind.__module__ != "__main__":
+            if hasattr(kind, "__dataclass_fields__"):
+                return DATACLASS, [kind.__module__, kind.__qualname__, {n: getattr(value, n) for n in kind.__dataclass_fields__}]
+            enum = sys.modules.get("enum")
+            if enum is not None and isinstance(value, enum.Enum):
+                return ENUM, [kind.__module__, kind.__qualname__, value.name]
+        return PICKLE, self._dump(value)
+
+    def _dump(self, value: Any) -> bytes:
+        if not self.pickle:
+            raise _errors.EncodeError(
+                f"{_short(value)} of type {type(value).__module__}.{type(value).__qualname__} cannot be sent: msgpack has no form "
+                f"for it, and {self.why_not}; send dicts, lists, numbers, strings, bytes, arrays, or a dataclass of a module "
+                "that both sides can import"
+            )
+        import cloudpickle
+
+        try:
+            return bytes(cloudpickle.dumps(value, protocol=5))
+        except Exception as err:
+            raise _errors.EncodeError(f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {err}") from err
+
+    # Decoding.
+
+    def decode(self, body: Buffer) -> Any:
+        """The value of a body. Arrays are views of a large body, which nobody else has."""
+        if len(body) > BIG:
+            try:
+                return Reader(self, memoryview(body)).whole()
+            except _TooMany:
+                pass
+        return self._unpack(body)
+
+    def _unpack(self, body: Buffer) -> Any:
+        try:
+            return msgpack.unpackb(body, ext_hook=self.ext, strict_map_key=False, timestamp=3)
+        except _errors.Error:
+            raise
+        except Exception as err:
+            raise _errors.MalformedError(f"the body cannot be read: {type(err).__name__}: {err}") from err
+
+    def ext(self, code: int, data: Buffer) -> Any:
+        """The value of an extension type. An unknown one is refused by name."""
+        if code == TENSOR:
+            return read_tensor(memoryview(bytearray(data)))
+        if code == PICKLE:
+            return self._load(data)
+        if code == HANDLE:
+            fields = self._unpack(data)
+            if self.open_handle is None:
+                return fields
+            return self.open_handle(bytes(data), fields)
+        if code == COMPLEX:
+            return complex(*struct.unpack("<dd", data))
+        decoder = _DECODERS.get(code)
+        if decoder is None:
+            raise _errors.RefusedError(f"the unknown extension type {code} cannot be read here; run the same version on both sides")
+        return decoder(self, self._unpack(data))
+
+    def _load(self, data: Buffer) -> Any:
+        if not self.pickle:
+            raise _errors.RefusedError(f"a pickle was sent and is not read: {self.why_not}")
+        import pickle
+
+        return pickle.loads(data)
+
+    def type_of(self, module: str, name: str) -> Any:
+        """The class of that name. Modules are imported for those who may send pickles, for others only found."""
+        found: Any = sys.modules.get(module)
+        if found is None and self.pickle:
+            import importlib
+
+            try:
+                found = importlib.import_module(module)
+            except ImportError as err:
+                raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} cannot be imported here: {err}") from err
+        if found is None:
+            raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} has not been imported here")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not isinstance(found, type):
+            raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and there is no such type here")
+        return found
+
+
+class Walked:
+    """A value of ours that travels as an extension type."""
+
+    def wire(self) -> tuple[int, Any]:
+        raise NotImplementedError
+
+    def big(self) -> bool:
+        return False
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:
+        text = f"a value of type {type(value).__qualname__}"
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+# Extension types of single values.
+
+
+def _encode_set(value: Any) -> tuple[int, Any]:
+    return (SET if type(value) is set else FROZENSET), list(value)
+
+
+def _encode_complex(value: complex) -> tuple[int, Any]:
+    return COMPLEX, struct.pack("<dd", value.real, value.imag)
+
+
+def _encode_decimal(value: Any) -> tuple[int, Any]:
+    return DECIMAL, [str(value)]
+
+
+def _encode_time(value: Any) -> tuple[int, Any]:
+    kind = type(value).__name__
+    if kind == "timedelta":
+        return DATETIME, [kind, [value.days, value.seconds, value.microseconds]]
+    if kind == "datetime" and value.tzinfo is not None and value.utcoffset() == _zero() and value.tzname() == "UTC":
+        return -1, msgpack.Timestamp.from_datetime(value)
+    return DATETIME, [kind, value.isoformat()]
+
+
+def _zero() -> Any:
+    return sys.modules["datetime"].timedelta(0)
+
+
+class _Encoders(dict[type, Callable[[Any], tuple[int, Any]]]):
+    """By type. Those of modules that may not be loaded are entered when one of their values comes."""
+
+    def get(self, kind: type, default: Any = None) -> Any:
+        found = super().get(kind)
+        if found is None and kind.__module__ in ("datetime", "decimal"):
+            if kind.__name__ in ("datetime", "date", "time", "timedelta"):
+                found = self[kind] = _encode_time
+            elif kind.__name__ == "Decimal":
+                found = self[kind] = _encode_decimal
+        return found
+
+
+_ENCODERS = _Encoders({set: _encode_set, frozenset: _encode_set, complex: _encode_complex})
+
+
+def _decode_time(codec: Codec, value: Any) -> Any:
+    import datetime
+
+    kind, data = value
+    if kind == "timedelta":
+        return datetime.timedelta(*data)
+    kinds: dict[str, Any] = {"datetime": datetime.datetime, "date": datetime.date, "time": datetime.time}
+    return kinds[kind].fromisoformat(data)
+
+
+def _decode_decimal(codec: Codec, value: Any) -> Any:
+    import decimal
+
+    return decimal.Decimal(value[0])
+
+
+def _decode_scalar(codec: Codec, value: Any) -> Any:
+    import numpy
+
+    return numpy.frombuffer(value[1], dtype=numpy.dtype(value[0]))[0]
+
+
+def _decode_dataclass(codec: Codec, value: Any) -> Any:
+    module, name, fields = value
+    kind = codec.type_of(module, name)
+    if not hasattr(kind, "__dataclass_fields__"):
+        raise _errors.RefusedError(f"{module}.{name} is no dataclass here")
+    obj = object.__new__(kind)
+    for field in fields:
+        object.__setattr__(obj, field, fields[field])
+    return obj
+
+
+def _decode_enum(codec: Codec, value: Any) -> Any:
+    module, name, member = value
+    return codec.type_of(module, name)[member]
+
+
+def _decode_batch(codec: Codec, value: Any) -> Any:
+    from ._batch import Batch
+
+    return Batch(value.get("arrays") or {}, value.get("meta") or {})
+
+
+_DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
+    TUPLE: lambda codec, value: tuple(value),
+    SET: lambda codec, value: set(value),
+    FROZENSET: lambda codec, value: frozenset(value),
+    DATACLASS: _decode_dataclass,
+    ENUM: _decode_enum,
+    SCALAR: _decode_scalar,
+    DECIMAL: _decode_decimal,
+    DATETIME: _decode_time,
+    BATCH: _decode_batch,
+}
+
+
+# Arrays.
+
+
+def is_array(value: Any) -> bool:
+    """Whether the value travels as a tensor. Nothing is imported for the question."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return True
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return True
+    return type(value) is Tensor
+
+
+def tensor_parts(value: Any) -> tuple[bytes, Any]:
+    """The head of a tensor, msgpack [dtype, [shape…]], and its elements as something with a buffer."""
+    if type(value) is Tensor:
+        return _head(value.dtype, value.shape, False), memoryview(value.data)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _torch_parts(torch, value)
+    import numpy
+
+    if not value.dtype.isnative:
+        value = value.astype(value.dtype.newbyteorder("="))
+    name = value.dtype.name
+    if name not in _SIZES:
+        raise _errors.EncodeError(
+            f"an array of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}; "
+            "send a list, or convert it"
+        )
+    whole: Any = numpy.ascontiguousarray(value)
+    view: Any = whole.view(numpy.uint8) if name in _TORCH_ONLY and whole.ndim else whole
+    data = memoryview(view.reshape(-1)).cast("B") if whole.size else memoryview(b"")
+    return _head(name, value.shape, False), data
+
+
+def _torch_parts(torch: Any, value: Any) -> tuple[bytes, Any]:
+    name = str(value.dtype).removeprefix("torch.")
+    if name not in _SIZES:
+        raise _errors.EncodeError(f"a tensor of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}")
+    whole = value.detach().to("cpu").contiguous()
+    if value.numel() == 0:
+        return _head(name, tuple(value.shape), True), memoryview(b"")
+    flat = whole.reshape(-1).view(torch.uint8)
+    return _head(name, tuple(value.shape), True), memoryview(flat.numpy()).cast("B")
+
+
+def _head(dtype: str, shape: tuple[int, ...], torch: bool) -> bytes:
+    """[dtype, [shape…]]. A torch tensor has its dtype as a str 8, which says the same to everybody else."""
+    text = dtype.encode()
+    name = (b"\xd9" + bytes([len(text)]) if torch else bytes([0xA0 | len(text)])) + text
+    return b"\x92" + name + bytes(msgpack.packb(list(shape)))
+
+
+def _small(value: Any) -> Any:
+    head, data = tensor_parts(value)
+    if len(data) >= BIG:
+        raise Big
+    return msgpack.ExtType(TENSOR, b"\0" + head + bytes(data))
+
+
+def read_tensor(data: memoryview) -> Any:
+    """The array of a tensor's payload, a view of it."""
+    try:
+        rest = data[1 + data[0] :]
+        torch = rest[1] == 0xD9
+        unpacker = msgpack.Unpacker(max_buffer_size=4096)
+        unpacker.feed(rest[:1024])
+        dtype, shape = unpacker.unpack()
+        elements = rest[unpacker.tell() :]
+        size = _SIZES[dtype]
+    except Exception as err:
+        raise _errors.MalformedError(f"a tensor that does not begin with its padding, dtype and shape: {err}") from err
+    n = size
+    for axis in shape:
+        n *= axis
+    if n != len(elements):
+        raise _errors.MalformedError(f"a {dtype} tensor of shape {shape} has {n} bytes, not {len(elements)}")
+    return _make(dtype, tuple(shape), elements, torch)
+
+
+def _make(dtype: str, shape: tuple[int, ...], data: memoryview, torch: bool) -> Any:
+    if torch or dtype in _TORCH_ONLY:
+        try:
+            return _make_torch(dtype, shape, data)
+        except ImportError:
+            if dtype in _TORCH_ONLY:
+                return Tensor(dtype, shape, data)
+    try:
+        import numpy
+    except ImportError:
+        return Tensor(dtype, shape, data)
+    if not len(data):
+        return numpy.empty(shape, dtype=dtype)
+    return numpy.frombuffer(data, dtype=dtype).reshape(shape)
+
+
+def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    if not len(data):
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
+
+
+# Large values.
+
+
+class Walk:
+    """A value with large arrays in it, encoded as pieces. It is written into one buffer at the end."""
+
+    __slots__ = ("_bytes", "_codec", "_pieces", "size")
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+        self._pieces: list[Any] = []
+        self._bytes = bytearray()  # of the last piece, while it is small things
+        self.size = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def _add(self, data: bytes) -> None:
+        self._bytes += data
+        self.size += len(data)
+
+    def _flush(self) -> None:
+        if self._bytes:
+            self._pieces.append(self._bytes)
+            self._bytes = bytearray()
+
+    def value(self, value: Any, depth: int) -> None:
+        if depth > MAX_DEPTH:
+            raise _errors.EncodeError(f"a value that is nested deeper than {MAX_DEPTH} cannot be sent")
+        kind = type(value)
+        if kind is list:
+            self._add(_array_head(len(value)))
+            for item in value:
+                self.value(item, depth + 1)
+        elif kind is dict:
+            self._add(_map_head(len(value)))
+            for key, item in value.items():
+                self._add(self._codec._pack(key))
+                self.value(item, depth + 1)
+        elif is_array(value):
+            self._tensor(value)
+        elif kind is tuple:
+            self._nested(TUPLE, list(value), depth)
+        else:
+            self._other(value, depth)
+
+    def _other(self, value: Any, depth: int) -> None:
+        try:
+            self._add(self._codec._pack(value))
+        except Big:
+            code, inner = self._codec._ext(value)
+            self._nested(code, inner, depth)
+
+    def _nested(self, code: int, inner: Any, depth: int) -> None:
+        """An extension type whose length is known only at its end."""
+        self._flush()
+        head = bytearray(6)
+        self._pieces.append(head)
+        self.size += 6
+        start = self.size
+        self.value(inner, depth + 1)
+        self._flush()
+        struct.pack_into(">BIb", head, 0, 0xC9, self.size - start, code)
+
+    def _tensor(self, value: Any) -> None:
+        meta, data = tensor_parts(value)
+        pad = -(self.size + 7 + len(meta)) % ALIGN
+        self._add(struct.pack(">BIbB", 0xC9, 1 + pad + len(meta) + len(data), TENSOR, pad))
+        self._add(bytes(pad) + meta)
+        self._flush()
+        self._pieces.append(data)
+        self.size += len(data)
+
+    def write(self, into: memoryview, address: int) -> None:
+        """Copies the pieces to where the body is to be. Large ones without the interpreter lock."""
+        import ctypes
+
+        self._flush()
+        at = 0
+        for piece in self._pieces:
+            n = len(piece)
+            if n >= 1 << 20 and not piece.readonly:
+                ctypes.memmove(address + at, ctypes.addressof((ctypes.c_char * n).from_buffer(piece)), n)
+            else:
+                into[at : at + n] = piece
+            at += n
+
+    def join(self) -> bytes:
+        self._flush()
+        return b"".join(self._pieces)
+
+
+def _array_head(n: int) -> bytes:
+    if n < 16:
+        return bytes([0x90 | n])
+    return struct.pack(">BH", 0xDC, n) if n < 1 << 16 else struct.pack(">BI", 0xDD, n)
+
+
+def _map_head(n: int) -> bytes:
+    if n < 16:
+        return bytes([0x80 | n])
+    return struct.pack(">BH", 0xDE, n) if n < 1 << 16 else struct.pack(">BI", 0xDF, n)
+
+
+class _TooMany(Exception):
+    pass
+
+
+class Reader:
+    """Reads a large body where it lies, so that the arrays in it are views."""
+
+    __slots__ = ("_at", "_body", "_codec", "_count")
+
+    def __init__(self, codec: Codec, body: memoryview) -> None:
+        self._codec = codec
+        self._body = body
+        self._at = 0
+        self._count = 0
+
+    def whole(self) -> Any:
+        try:
+            value = self._value(0)
+        except (IndexError, struct.error, UnicodeDecodeError, TypeError) as err:
+            raise _errors.MalformedError(f"the body cannot be read: {err}") from err
+        if self._at != len(self._body):
+            raise _errors.MalformedError("the body goes on after its value")
+        return value
+
+    def _take(self, n: int) -> memoryview:
+        end = self._at + n
+        if n < 0 or end > len(self._body):
+            raise _errors.MalformedError("the body ends too early")
+        out = self._body[self._at : end]
+        self._at = end
+        return out
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack(form, self._take(struct.calcsize(form)))[0]
+
+    def _value(self, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise _errors.MalformedError(f"the body is nested deeper than {MAX_DEPTH}")
+        self._count += 1
+        if self._count > _MANY:
+            raise _TooMany
+        code = self._body[self._at]
+        self._at += 1
+        if code < 0x80:
+            return code
+        if code >= 0xE0:
+            return code - 0x100
+        if code < 0x90:
+            return self._map(code & 15, depth)
+        if code < 0xA0:
+            return self._list(code & 15, depth)
+        if code < 0xC0:
+            return str(self._take(code & 31), "utf-8")
+        return self._coded(code, depth)
+
+    def _coded(self, code: int, depth: int) -> Any:
+        if code == 0xC0:
+            return None
+        if code in (0xC2, 0xC3):
+            return code == 0xC3
+        if 0xC4 <= code <= 0xC6:
+            return bytes(self._take(self._number((">B", ">H", ">I")[code - 0xC4])))
+        if 0xC7 <= code <= 0xC9:
+            return self._ext(self._number((">B", ">H", ">I")[code - 0xC7]), depth)
+        if 0xCA <= code <= 0xD3:
+            return self._number((">f", ">d", ">B", ">H", ">I", ">Q", ">b", ">h", ">i", ">q")[code - 0xCA])
+        if 0xD4 <= code <= 0xD8:
+            return self._ext(1 << (code - 0xD4), depth)
+        if 0xD9 <= code <= 0xDB:
+            return str(self._take(self._number((">B", ">H", ">I")[code - 0xD9])), "utf-8")
+        if code in (0xDC, 0xDD):
+            return self._list(self._number((">H", ">I")[code - 0xDC]), depth)
+        if code in (0xDE, 0xDF):
+            return self._map(self._number((">H", ">I")[code - 0xDE]), depth)
+        raise _errors.MalformedError(f"the body has a byte {code:#x} where a value begins")
+
+    def _list(self, n: int, depth: int) -> list[Any]:
+        return [self._value(depth + 1) for _ in range(n)]
+
+    def _map(self, n: int, depth: int) -> dict[Any, Any]:
+        return {self._value(depth + 1): self._value(depth + 1) for _ in range(n)}
+
+    def _ext(self, n: int, depth: int) -> Any:
+        code = self._number(">b")
+        if code == TENSOR:
+            return read_tensor(self._take(n))
+        if code in _DECODERS:  # its payload is a value of its own, which may hold arrays
+            end = self._at + n
+            value = self._value(depth + 1)
+            if self._at != end:
+                raise _errors.MalformedError(f"extension type {code} does not end where it says")
+            return _DECODERS[code](self._codec, value)
+        if code == -1:
+            return msgpack.Timestamp.from_bytes(bytes(self._take(n))).to_datetime()
+        return self._codec.ext(code, self._take(n))

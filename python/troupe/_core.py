@@ -1,0 +1,479 @@
+"""The Go core, loaded as a shared library: short calls into it, and one reader of its completions.
+
+Short calls keep the interpreter lock (PyDLL); a wait releases it once, in poll. Of all the threads that wait one is the
+reader at a time: it takes completions, many at once, and hands on what is not its own. When it leaves, another waiter
+takes its place. Event loops read when no thread does. See DESIGN.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import select
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgpack
+
+from . import _errors
+
+ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED = 1, 2, 3, 4, 5, 6
+FAILED, LAST, CAUSE, NONE = 1, 2, 4, 8
+
+_HEAD = struct.Struct("<IIQiIQQQ")
+_TAKE = 1 << 20
+_LARGE = 64 << 10  # bodies over this cross without a copy
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Receiver(Protocol):
+    """Whoever waits for the completions of one token. Called by the reader, never twice at once; must not block."""
+
+    def deliver(self, kind: int, flags: int, rank: int, meta: memoryview, body: Buffer) -> None: ...
+
+
+class Waiter:
+    """A thread that waits. Fields are changed under the interpreter lock alone."""
+
+    __slots__ = ("core", "lock", "polling", "thread")
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.lock = threading.Lock()
+        self.lock.acquire()
+        self.polling = False
+        self.thread = threading.get_ident()
+
+    def __call__(self) -> None:
+        if self.polling:
+            if threading.get_ident() != self.thread:
+                self.core.poke()
+            return
+        try:
+            self.lock.release()
+        except RuntimeError:
+            pass  # it is awake
+
+
+def library_path() -> str:
+    """Where the library is: beside this file, or where TROUPE_LIBRARY says."""
+    given = os.environ.get("TROUPE_LIBRARY")
+    if given:
+        return given
+    here = os.path.dirname(os.path.abspath(__file__))
+    return os.path.join(here, "bin", "libtroupe.so")
+
+
+def program_path() -> str:
+    """Where the program `troupe` is: beside the library, or where TROUPE_PROGRAM says."""
+    given = os.environ.get("TROUPE_PROGRAM")
+    if given:
+        return given
+    return os.path.join(os.path.dirname(os.path.abspath(__file__)), "bin", "troupe")
+
+
+def _load() -> ctypes.PyDLL:
+    path = library_path()
+    try:
+        lib = ctypes.PyDLL(path)
+    except OSError as err:
+        text = str(err)
+        if "GLIBC_" in text:
+            raise ImportError(
+                f"troupe: {path} needs a newer C library than this system has ({text}); "
+                "use a system with glibc 2.34 or later, or build the package here with `make wheel`"
+            ) from err
+        raise ImportError(f"troupe: the library {path} cannot be loaded: {text}; build it with `make python`") from err
+    u64, i64, i32, ptr = ctypes.c_uint64, ctypes.c_int64, ctypes.c_int32, ctypes.c_void_p
+    for name, result, args in (
+        ("troupe_version", ctypes.c_char_p, ()),
+        ("troupe_init", i32, ()),
+        ("troupe_ask", i32, (u64, ctypes.c_char_p, u64)),
+        ("troupe_plan", i64, (u64, ctypes.c_char_p, u64, ptr, u64)),
+        ("troupe_call", i32, (u64, u64, ctypes.c_char_p, u64)),
+        ("troupe_cancel", i32, (u64,)),
+        ("troupe_take", i64, (ptr, u64)),
+        ("troupe_answer", i32, (u64, i32, ptr, u64)),
+        ("troupe_cancelled", i32, (u64,)),
+        ("troupe_alloc", ptr, (u64,)),
+        ("troupe_release", i32, (u64,)),
+        ("troupe_error", i64, (ptr, u64)),
+    ):
+        function = getattr(lib, name)
+        function.restype = result
+        function.argtypes = list(args)
+    return lib
+
+
+class Core:
+    """The one core of this process."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self.lib = _load()
+        self.fd = self.lib.troupe_init()
+        if self.fd < 0:
+            raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
+        self._wake, self._wake_write = _wake_pair()
+        self._buffer = bytearray(_TAKE)
+        self._view = memoryview(self._buffer)
+        self._address = ctypes.addressof((ctypes.c_char * _TAKE).from_buffer(self._buffer))
+        self._at = self._end = 0  # of the buffer, what has not been handed on; touched by the reader alone
+        self._tokens = itertools.count(1)
+        self._pending: dict[int, Receiver] = {}
+        self.on_call: Callable[[int, int, memoryview, Buffer], None] | None = None  # of a worker; called by the reader
+        self._reader = threading.Lock()
+        self._sleepers: list[Waiter] = []
+        self._loops: dict[Any, int] = {}  # event loops that wait, and how often
+        self._poller = select.poll()
+        self._poller.register(self.fd, select.POLLIN)
+        self._poller.register(self._wake, select.POLLIN)
+
+    # Short calls.
+
+    def check(self) -> None:
+        """Refuses to be used in a child of fork, where the threads of Go do not exist."""
+        if self._pid != os.getpid():
+            raise _errors.ClosedError(
+                "Troupe cannot be used in a forked child process: the core's threads live in its parent alone; "
+                "start workers with troupe.Cluster or troupe.actor, or processes with the 'spawn' method "
+                "(multiprocessing.get_context('spawn')), and call troupe.init() there"
+            )
+
+    def version(self) -> str:
+        return str(self.lib.troupe_version().decode())
+
+    def last_error(self) -> str:
+        room = ctypes.create_string_buffer(64 << 10)
+        return room.raw[: self.lib.troupe_error(room, len(room))].decode(errors="replace")
+
+    def fail(self, status: int) -> _errors.Error:
+        """What a status below zero means."""
+        text = self.last_error()
+        if status == -1:
+            return _errors.InternalError(text)
+        if status == -2:
+            return _errors.NotFoundError("it is over already")
+        return _errors.InvalidError(text)
+
+    def send(self, receiver: Receiver, do: Callable[[int], int]) -> int:
+        """Registers a receiver under a new token and starts something for it."""
+        self.check()
+        token = next(self._tokens)
+        self._pending[token] = receiver
+        status = do(token)
+        if status < 0:
+            del self._pending[token]
+            raise self.fail(status)
+        return token
+
+    def ask(self, op: str, **fields: Any) -> Ask:
+        """Asks the core for something that may take long."""
+        ask = Ask(self)
+        request = msgpack.packb({"op": op, **fields})
+        ask.token = self.send(ask, lambda token: int(self.lib.troupe_ask(token, request, len(request))))
+        return ask
+
+    def plan(self, cluster: int, request: bytes) -> bytes:
+        self.check()
+        room = 4096
+        while True:
+            out = ctypes.create_string_buffer(room)
+            n = self.lib.troupe_plan(cluster, request, len(request), out, room)
+            if n < 0:
+                raise self.fail(n)
+            if n <= room:
+                return out.raw[:n]
+            room = n
+
+    def cancel(self, token: int) -> None:
+        self.check()
+        self.lib.troupe_cancel(token)
+
+    def cancel_all(self) -> None:
+        """Gives up everything that is under way."""
+        for token in list(self._pending):
+            self.lib.troupe_cancel(token)
+
+    def alloc(self, n: int) -> tuple[int, memoryview]:
+        """Memory for a large body: its address, and a view to fill it through."""
+        self.check()
+        at = self.lib.troupe_alloc(n)
+        if not at:
+            raise MemoryError(f"no room for a body of {n} bytes")
+        return at, memoryview((ctypes.c_char * n).from_address(at)).cast("B")
+
+    # Completions.
+
+    def _drain(self) -> None:
+        """Takes what is there and hands it on. An interrupt in between loses nothing: it goes on where it was."""
+        while True:
+            while self._at < self._end:
+                self._hand_on()
+            n = self.lib.troupe_take(self._address, _TAKE)
+            if n <= 0:
+                if n < 0:
+                    raise self.fail(n)
+                return
+            self._at, self._end = 0, n
+
+    def _hand_on(self) -> None:
+        kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(self._buffer, self._at)
+        start = self._at + 48
+        meta = self._view[start : start + meta_len]
+        end = start + (meta_len + 7 & ~7)
+        body: Buffer
+        if at:
+            body = self._lent(at, body_len, number)
+        else:
+            body = self._buffer[end : end + body_len]
+            end += body_len + 7 & ~7
+        try:
+            if kind < CALL:
+                receiver = self._pending.get(token)
+                if receiver is not None:
+                    receiver.deliver(kind, flags, rank, meta, body)
+                    if flags & LAST:
+                        self._pending.pop(token, None)
+            elif self.on_call is not None:
+                self.on_call(kind, token, meta, body)
+        finally:
+            meta.release()
+        self._at = end
+
+    def _lent(self, at: int, n: int, number: int) -> memoryview:
+        """A large body where it lies. It is given back when the last array in it is gone."""
+        raw = (ctypes.c_char * n).from_address(at)
+        weakref.finalize(raw, _give_back, self, number).atexit = False
+        return memoryview(raw).cast("B")
+
+    def poke(self) -> None:
+        """Wakes the reader."""
+        os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
+
+    def wait(self, waiters: list[Any], done: Callable[[], bool], deadline: float | None, *, brief: bool = False) -> bool:
+        """Waits until done() or the deadline. waiters is where the one that is waited for finds whom to wake. A brief wait
+        is let through in a running event loop."""
+        self.check()
+        if not brief:
+            refuse_in_loop()
+        me = Waiter(self)
+        waiters.append(me)
+        try:
+            while not done():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._sleepers.append(me)  # before the attempt: whoever leaves then sees either it or us
+                try:
+                    if self._reader.acquire(False):
+                        self._read(me, done, deadline)
+                    else:
+                        me.lock.acquire(timeout=-1 if left is None else left)
+                finally:
+                    self._sleepers.remove(me)
+            return True
+        finally:
+            waiters.remove(me)
+
+    def _read(self, me: Waiter, done: Callable[[], bool], deadline: float | None) -> None:
+        me.polling = True
+        try:
+            while True:
+                self._drain()
+                if done():
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return
+                for fd, _ in self._poller.poll(None if left is None else left * 1000 + 1):
+                    if fd == self._wake:
+                        os.read(fd, 8)
+                if done():
+                    return
+        finally:
+            me.polling = False
+            self._leave(me)
+
+    def _leave(self, me: Waiter | None) -> None:
+        self._reader.release()
+        for other in self._sleepers:
+            if other is not me:
+                other()
+                return
+
+    # Event loops.
+
+    def enter_loop(self, loop: Any) -> None:
+        """The loop reads completions while something in it waits."""
+        count = self._loops.get(loop, 0)
+        self._loops[loop] = count + 1
+        if count == 0:
+            loop.add_reader(self.fd, self._ready)
+
+    def leave_loop(self, loop: Any) -> None:
+        count = self._loops[loop] - 1
+        if count:
+            self._loops[loop] = count
+            return
+        del self._loops[loop]
+        if not loop.is_closed():
+            loop.remove_reader(self.fd)
+
+    def _ready(self) -> None:
+        if self._reader.acquire(False):
+            try:
+                self._drain()
+            finally:
+                self._leave(None)
+
+    # The end.
+
+    def abandon(self) -> None:
+        """In a forked child: nothing of the core is touched, its descriptors are closed."""
+        self._pending.clear()
+        self._sleepers.clear()
+        self._loops.clear()
+        for fd in {self.fd, self._wake, self._wake_write}:
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+
+def _give_back(core: Core, number: int) -> None:
+    if core._pid == os.getpid():
+        core.lib.troupe_release(number)
+
+
+def _wake_pair() -> tuple[int, int]:
+    if hasattr(os, "eventfd"):
+        fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return fd, fd
+    read, write = os.pipe()
+    return read, write
+
+
+def running_loop() -> Any | None:
+    """The event loop that runs in this thread, without importing asyncio for the question."""
+    events = sys.modules.get("asyncio.events")
+    return None if events is None else events._get_running_loop()
+
+
+def refuse_in_loop() -> None:
+    if running_loop() is not None:
+        raise _errors.InvalidError(
+            "a blocking call inside a running event loop would stop the loop: "
+            "call with blocking=False (or .remote, or execute_…_async) and `await` the future"
+        )
+
+
+class Ask:
+    """Something that was asked of the core."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.token = 0
+        self.done = False
+        self.waiters: list[Any] = []
+        self._value: Any = None
+        self._error: _errors.Error | None = None
+
+    def deliver(self, kind: int, flags: int, rank: int, meta: memoryview, body: Buffer) -> None:
+        value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
+        if flags & FAILED:
+            self._error = _errors.from_wire(value)
+        else:
+            self._value = value
+        self.done = True
+        for wake in list(self.waiters):
+            wake()
+
+    def get(self, timeout: float | None = None, *, brief: bool = False) -> Any:
+        """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            if not self.core.wait(self.waiters, lambda: self.done, deadline, brief=brief):
+                raise _errors.TimedOutError(f"no answer within {timeout} s")
+        except BaseException:
+            if not self.done and self.core._pid == os.getpid():
+                self.core.cancel(self.token)
+            raise
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    async def aget(self) -> Any:
+        """get for event loops."""
+        await wait_in_loop(self.core, self.waiters, lambda: self.done)
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+async def wait_in_loop(core: Core, waiters: list[Any], done: Callable[[], bool]) -> None:
+    """Waits in the running event loop until done()."""
+    import asyncio
+
+    core.check()
+    if done():
+        return
+    loop = asyncio.get_running_loop()
+    event = loop.create_future()
+
+    def finish() -> None:
+        if not event.done():
+            event.set_result(None)
+
+    def wake() -> None:
+        if running_loop() is loop:
+            finish()
+            return
+        try:
+            loop.call_soon_threadsafe(finish)
+        except RuntimeError:
+            pass  # the loop is closed, and nobody waits any more
+
+    waiters.append(wake)
+    core.enter_loop(loop)
+    try:
+        if not done():
+            await event
+    finally:
+        core.leave_loop(loop)
+        waiters.remove(wake)
+
+
+_core: Core | None = None
+_lock = threading.Lock()
+
+
+def get() -> Core:
+    """The core, loaded when it is first needed."""
+    global _core
+    core = _core
+    if core is None:
+        with _lock:
+            core = _core
+            if core is None:
+                core = _core = Core()
+    return core
+
+
+def loaded() -> Core | None:
+    return _core
+
+
+def _after_fork() -> None:
+    if _core is not None:
+        _core.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)

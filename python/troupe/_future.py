@@ -1,0 +1,414 @@
+"""Futures: calls under way."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, overload
+
+from . import _core, _errors, _split
+from ._core import CAUSE, FAILED, LAST, NONE, OVER
+
+
+class Waitable:
+    """Something that is over at some time. deliver and _finish are called by the reader of completions."""
+
+    def __init__(self, core: _core.Core) -> None:
+        self._core = core
+        self._done = False
+        self._waiters: list[Any] = []
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        if not self._done and self._core._reader.acquire(False):  # nobody reads: look
+            try:
+                self._core._drain()
+            finally:
+                self._core._leave(None)
+        return self._done
+
+    def _finish(self) -> None:
+        self._done = True
+        for wake in list(self._waiters):
+            wake()
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._done:
+            return True
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return self._core.wait(self._waiters, lambda: self._done, deadline)
+
+    def add_done_callback(self, do: Callable[[Any], None]) -> None:
+        """Calls do(self) when it is over, from the thread that reads completions. It must not block."""
+
+        def call() -> None:
+            if call in self._waiters:
+                self._waiters.remove(call)
+                do(self)
+
+        self._waiters.append(call)
+        if self._done:
+            call()
+
+    def _get(self) -> Any:
+        raise NotImplementedError
+
+    def cancel(self) -> bool:
+        raise NotImplementedError
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
+        if not self._wait(timeout):
+            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
+        return self._get()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits and gives the exception, or None."""
+        try:
+            self.result(timeout)
+        except _errors.TimedOutError:
+            if not self._done:
+                raise
+            return sys.exc_info()[1]
+        except Exception as err:
+            return err
+        return None
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._await().__await__()
+
+    async def _await(self) -> Any:
+        import asyncio
+
+        try:
+            await _core.wait_in_loop(self._core, self._waiters, lambda: self._done)
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self._get()
+
+
+class RankFuture(Waitable):
+    """One rank's part of a call."""
+
+    def __init__(self, parent: Future, rank: int) -> None:
+        super().__init__(parent._core)
+        self.parent = parent
+        self.rank = rank
+
+    def cancel(self) -> bool:
+        """Gives the whole call up: a call ends as a unit."""
+        return self.parent.cancel()
+
+    def cancelled(self) -> bool:
+        return self.parent.cancelled()
+
+    def _get(self) -> Any:
+        return self.parent._answer(self.rank)
+
+    def __repr__(self) -> str:
+        return f"<RankFuture {self.parent._what} rank {self.rank} {'done' if self._done else 'pending'}>"
+
+
+class Future(Waitable, Sequence[RankFuture]):
+    """A call under way, and the sequence of its parts by rank.
+
+    It can be waited for with result() from any thread and with await from any event loop, cancelled, and given to another
+    call as an argument.
+    """
+
+    def __init__(
+        self, core: _core.Core, what: str, plan: _split.Plan, codec: Any, *, one: bool, collect: bool, info: Any, dp: dict[int, int], keep_all: bool
+    ) -> None:
+        super().__init__(core)
+        self._what = what
+        self._plan = plan
+        self._codec = codec
+        self._one = one  # the result is the one answer, whatever the mode
+        self._collects = collect
+        self._info = info
+        self._dp = dp
+        self._keep_all = keep_all
+        self._token = 0
+        self._answers: dict[int, tuple[int, Any]] = {}
+        self._decoded: dict[int, Any] = {}
+        self._error: _errors.Error | None = None
+        self._ranks: dict[int, RankFuture] | None = None
+        self._value: Any = None
+        self._has_value = False
+
+    # Called by the reader.
+
+    def deliver(self, kind: int, flags: int, rank: int, meta: memoryview, body: Any) -> None:
+        if kind == OVER:
+            if flags & FAILED:
+                self._error = self._raise_from(body)
+        else:
+            self._answers[rank] = (flags, body)
+            if flags & CAUSE:
+                self._error = self._raise_from(body)
+            if self._ranks is not None and rank in self._ranks:
+                self._ranks[rank]._finish()
+        if flags & LAST:
+            self._finish()
+
+    def _finish(self) -> None:
+        for child in (self._ranks or {}).values():
+            if not child._done:
+                child._finish()
+        super()._finish()
+
+    def _raise_from(self, body: Any) -> _errors.Error:
+        import msgpack
+
+        from . import _origin
+
+        return _origin.chain(_errors.from_wire(msgpack.unpackb(body)), self._codec.pickle)
+
+    # For callers.
+
+    def _answer(self, rank: int) -> Any:
+        if rank in self._decoded:
+            return self._decoded[rank]
+        if rank not in self._answers:
+            raise self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
+        flags, body = self._answers[rank]
+        if flags & FAILED:
+            raise self._raise_from(body)
+        value = None if flags & NONE else self._codec.decode(body)
+        self._decoded[rank] = value
+        return value
+
+    def _get(self) -> Any:
+        if self._has_value:
+            return self._value
+        if self._error is not None and not self._keep_all:
+            raise self._error
+        self._value = self._merge()
+        self._has_value = True
+        self._answers = {r: a for r, a in self._answers.items() if a[0] & FAILED}  # the bodies are in the values
+        return self._value
+
+    def _merge(self) -> Any:
+        if not self._collects:
+            return None
+        if self._keep_all:
+            return [self._outcome(r) for r in self._plan.collect]
+        ranks = [r for r in self._plan.collect if not self._failed(r)]
+        values = [self._answer(r) for r in ranks]
+        if self._one:
+            return values[0]
+        if self._plan.result == "single":
+            return values[0]
+        if self._plan.result == "list":
+            return values
+        return _split.merge(self._plan, ranks, values, self._info, self._dp)
+
+    def _failed(self, rank: int) -> bool:
+        return rank not in self._decoded and (rank not in self._answers or bool(self._answers[rank][0] & FAILED))
+
+    def _outcome(self, rank: int) -> Any:
+        try:
+            return self._answer(rank)
+        except _errors.Error as err:
+            return err
+
+    def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
+        """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
+        if progress:
+            _show_progress([self], timeout)
+        return super().result(timeout)
+
+    def cancel(self) -> bool:
+        """Gives the call up; its workers are told. False: it was over."""
+        if self._done or not self._token:
+            return False
+        self._core.cancel(self._token)
+        return True
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, _errors.CancelledError)
+
+    def progress(self) -> dict[int, bool]:
+        """By rank: whether it has answered."""
+        self.done()
+        return {r: self._done or r in self._answers for r in self._plan.called()}
+
+    def _children(self) -> dict[int, RankFuture]:
+        if self._ranks is None:
+            children = {r: RankFuture(self, r) for r in (self._plan.collect or self._plan.called())}
+            self._ranks = children
+            for rank, child in children.items():
+                if self._done or rank in self._answers:
+                    child._done = True
+        return self._ranks
+
+    def __len__(self) -> int:
+        return len(self._plan.collect or self._plan.called())
+
+    @overload
+    def __getitem__(self, i: int) -> RankFuture: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[RankFuture]: ...
+    def __getitem__(self, i: int | slice) -> RankFuture | list[RankFuture]:
+        return list(self._children().values())[i]
+
+    def __iter__(self) -> Iterator[RankFuture]:
+        return iter(self._children().values())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        state = "done" if self._done else f"{len(self._answers)} of {len(self._plan.called())} answered"
+        return f"<Future {self._what} {state}>"
+
+    def __del__(self) -> None:
+        pass
+
+
+class Gathered(Waitable):
+    """Futures that do not stand alone: waits for n of them."""
+
+    def __init__(self, futures: Sequence[Waitable], need: int) -> None:
+        super().__init__(futures[0]._core)
+        self._futures = futures
+        self._need = need
+        for f in futures:
+            f._waiters.append(self._woken)
+        self._woken()
+
+    def _woken(self) -> None:
+        if not self._done and sum(f._done for f in self._futures) >= self._need:
+            self._finish()
+
+    def close(self) -> None:
+        for f in self._futures:
+            if self._woken in f._waiters:
+                f._waiters.remove(self._woken)
+
+
+def _flatten(x: Any) -> list[Waitable]:
+    if isinstance(x, Waitable):
+        return [x]
+    if isinstance(x, (list, tuple)):
+        return [f for item in x for f in _flatten(item)]
+    raise _errors.InvalidError(f"get takes a future or a nested list of them, not a {type(x).__name__}")
+
+
+def get(x: Any, timeout: float | None = None, *, progress: bool = False) -> Any:
+    """The result of a future, or of each in a nested list. The first failure is raised at once."""
+    futures = _flatten(x)
+    if not futures:
+        return [] if isinstance(x, list) else x
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if progress:
+        _show_progress(futures, timeout)
+    elif len(futures) > 1:
+        _fail_fast(futures, deadline, timeout)
+    return _results(x, deadline)
+
+
+def _fail_fast(futures: list[Waitable], deadline: float | None, timeout: float | None) -> None:
+    left = futures
+    while left:
+        group = Gathered(left, 1)
+        try:
+            if not group._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise _errors.TimedOutError(f"{len(left)} of {len(futures)} futures were not over within {timeout} s")
+        finally:
+            group.close()
+        for f in [f for f in left if f._done]:
+            f._get()
+        left = [f for f in left if not f._done]
+
+
+def _results(x: Any, deadline: float | None) -> Any:
+    if isinstance(x, Waitable):
+        return x.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+    return [_results(item, deadline) for item in x]
+
+
+def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+    """Waits until so many are over, or the timeout; those that are, at most so many, and the others."""
+    futures = list(futures)
+    for f in futures:
+        if not isinstance(f, Waitable):
+            raise _errors.InvalidError(f"wait takes futures, not a {type(f).__name__}")
+    if not 0 < num_returns <= len(futures):
+        raise _errors.InvalidError(f"num_returns {num_returns} of {len(futures)} futures")
+    group = Gathered(futures, num_returns)
+    try:
+        group._wait(timeout)
+    finally:
+        group.close()
+    ready = [f for f in futures if f._done][:num_returns]
+    return ready, [f for f in futures if f not in ready]
+
+
+def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
+    """The futures, as they end. One future of several ranks stands for its parts."""
+    left = list(futures)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    while left:
+        group = Gathered(left, 1)
+        try:
+            if not group._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                raise _errors.TimedOutError(f"{len(left)} futures were not over within {timeout} s")
+        finally:
+            group.close()
+        for f in [f for f in left if f._done]:
+            left.remove(f)
+            yield f
+
+
+def _show_progress(futures: Sequence[Any], timeout: float | None) -> None:
+    """Waits, and shows how many parts have come: with tqdm if it is there, else on one line now and then."""
+    parts = [c for f in futures for c in (f if isinstance(f, Future) else [f])]
+    try:
+        from tqdm import tqdm  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        bar = tqdm(total=len(parts))
+    except ImportError:
+        bar = _Line(len(parts))
+    try:
+        for _ in as_completed(parts, timeout):
+            bar.update(1)
+    finally:
+        bar.close()
+
+
+class _Line:
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._n = 0
+        self._began = self._said = time.monotonic()
+
+    def update(self, n: int) -> None:
+        self._n += n
+        now = time.monotonic()
+        if now - self._said > 1 or (self._n == self._total and now - self._began > 1):
+            self._said = now
+            os.write(2, f"troupe: {self._n} of {self._total} after {now - self._began:.0f} s\n".encode())
+
+    def close(self) -> None:
+        pass
+
+
+def resolve(value: Any) -> Any:
+    """An argument that is a future, or a list with futures in it, as its value."""
+    if isinstance(value, Waitable):
+        if not value._done:
+            _core.refuse_in_loop()
+        return value.result()
+    if type(value) is list and any(isinstance(v, Waitable) for v in value):
+        return [resolve(v) for v in value]
+    return value

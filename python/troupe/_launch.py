@@ -1,0 +1,155 @@
+"""What a role of Python workers is made of: the spec for the core, and what its workers find in their configuration."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from . import _cluster, _codec, _errors, _session
+
+
+def class_path(cls: type | str) -> str:
+    """A class as a name that people read."""
+    if isinstance(cls, str):
+        return cls
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _name(cls: type | str) -> str:
+    """The class's own name, in the characters that names on the bus may have."""
+    text = class_path(cls).rpartition(".")[2].replace("<locals>", "")
+    return "".join(c if c.isalnum() or c in "_-" else "_" for c in text)[-64:] or "worker"
+
+
+def _by_value(cls: type) -> bool:
+    """Whether the class is the script's own, or was made inside a function, and cannot be imported."""
+    module = sys.modules.get(cls.__module__)
+    if cls.__module__ == "__main__" or module is None:
+        return True
+    found: Any = module
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not cls
+
+
+def _class_config(codec: _codec.Codec, cls: type | str) -> dict[str, Any]:
+    if isinstance(cls, str):
+        if "." not in cls.replace(":", "."):
+            raise _errors.InvalidError(f'worker_cls {cls!r} is no import path; give a class, or "package.module.Class"')
+        return {"path": cls}
+    if not isinstance(cls, type):
+        raise _errors.InvalidError(f'worker_cls is of type {type(cls).__name__}; give a class, or "package.module.Class"')
+    if _by_value(cls):
+        if not codec.pickle:
+            raise _errors.EncodeError(
+                f"class {cls.__qualname__} is the script's own and would have to be pickled, but {codec.why_not}; move it to a module "
+                "that the workers can import"
+            )
+        return {"pickle": codec._dump(cls), "path": class_path(cls)}
+    return {"path": class_path(cls)}
+
+
+def engine_config(codec: _codec.Codec, cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """What an object is made from."""
+    body = codec.encode([list(args), kwargs or None])
+    return {"class": _class_config(codec, cls), "args": body if isinstance(body, bytes) else body.join()}
+
+
+def spec(
+    session: _session.Session, name: str, cls: type | str, manager: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any], node: str
+) -> dict[str, Any]:
+    """The role for the core."""
+    if not isinstance(cls, (type, str)):
+        raise _errors.InvalidError(f'worker_cls is of type {type(cls).__name__}; give a class, or "package.module.Class"')
+    codec = session.codec(True)
+    get = _cluster._get
+    mapping, world, gpus = get(config, "device_mapping", None), get(config, "world_size", None), get(config, "num_gpus_per_worker", None)
+    devices = _mapping(mapping)
+    world = _world(name, world, devices, gpus)
+    mesh = {
+        "tp": int(get(config, "tensor_parallel_size", 1)), "pp": int(get(config, "pipeline_parallel_size", 1)),
+        "cp": int(get(config, "context_parallel_size", 1)), "dp": 0,
+    }  # fmt: skip
+    out: dict[str, Any] = {
+        "name": name, "class": _name(cls), "world": world, "mesh": mesh,
+        "config": _config(session, codec, name, cls, config, args, kwargs),
+        "command": [sys.executable, "-m", "troupe.worker"],
+        "dir": session.working_dir or os.getcwd(),
+        "env": _environment(config),
+        "ordered": bool(get(config, "ordered", False)), "detached": bool(get(config, "detached", False)),
+        "queue_limit": int(get(config, "queue_limit", 0)), "start_timeout": float(get(config, "start_timeout", 0)),
+        "stop_grace": float(get(config, "stop_grace", 0)), "late_rendezvous": bool(get(config, "late_rendezvous", False)),
+        "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
+    }  # fmt: skip
+    if manager is not None and manager.id:
+        out["colocate"] = manager.id
+    if devices is not None:
+        out["mapping"] = devices
+    elif gpus and manager is None:
+        out["bundles"] = [{"devices": int(gpus) * 1000}]
+    elif gpus:
+        out["mapping"] = str(list(range(world * int(gpus))))
+    elif node:
+        out["bundles"] = [{"node": node}]
+    return out
+
+
+def _mapping(mapping: Sequence[int] | str | None) -> str | None:
+    """A mapping in its textual form, which Go reads."""
+    if mapping is None or isinstance(mapping, str):
+        return mapping or None
+    return str([int(d) for d in mapping]) if len(mapping) else None
+
+
+def _world(name: str, world: int | None, devices: str | None, gpus: int | None) -> int:
+    if world is not None:
+        return int(world)
+    if devices is None:
+        raise _errors.InvalidError(f"role {name!r}: world_size is not set, and there is no device_mapping that it could be known from")
+    n = devices.count(",") + 1 if devices.startswith("[") else 0
+    if not n:
+        raise _errors.InvalidError(f"role {name!r}: with a device_mapping in words, set world_size too")
+    return n // int(gpus or 1)
+
+
+def _environment(config: Any) -> dict[str, str]:
+    own = _cluster._get(config, "env", None) or _cluster._get(config, "system_envs", None) or {}
+    for key, value in own.items():
+        if not isinstance(value, str):
+            raise _errors.InvalidError(f"env: the value of {key} is of type {type(value).__name__}; give text")
+    return {**_cluster.inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
+
+
+def _config(
+    session: _session.Session, codec: _codec.Codec, name: str, cls: type | str, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """What the worker host reads before anything else. It is msgpack without our types; what holds values is encoded apart."""
+    settings = codec.encode(_plain_config(config))
+    return {
+        **engine_config(codec, cls, args, kwargs),
+        "worker_config": settings if isinstance(settings, bytes) else settings.join(),
+        "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": _cluster.search_path(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(_cluster._get(config, "max_concurrency", 1000)),
+        "troupe": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+    }  # fmt: skip
+
+
+def _plain_config(config: Any) -> Any:
+    """Our own kind of configuration travels as its fields; another's as it is."""
+    if type(config) is _cluster.WorkerConfig:
+        return {"troupe.WorkerConfig": dict(config.__dict__)}
+    return config
+
+
+def unpack_config(value: Any) -> Any:
+    if isinstance(value, dict) and set(value) == {"troupe.WorkerConfig"}:
+        return _cluster.WorkerConfig(**value["troupe.WorkerConfig"])
+    return value
+
+
+def packed(value: dict[str, Any]) -> bytes:
+    return bytes(msgpack.packb(value))

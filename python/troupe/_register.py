@@ -1,0 +1,109 @@
+"""How methods say what happens to their calls: @register, Dispatch, Execute."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from . import _errors
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Dispatch(str, enum.Enum):
+    """What goes to whom, and whose answers count."""
+
+    RANK_ZERO = "RANK_ZERO"
+    ONE_TO_ALL = "ONE_TO_ALL"
+    ONE_TO_ALL_ONE = "ONE_TO_ALL_ONE"
+    ALL_TO_ALL = "ALL_TO_ALL"
+    DP_MP_COMPUTE = "DP_MP_COMPUTE"
+    DP_MP_DISPATCH_FIRST = "DP_MP_DISPATCH_FIRST"
+    DP_MP_DISPATCH_FIRST_COLLECT_ALL = "DP_MP_DISPATCH_FIRST_COLLECT_ALL"
+
+
+class Execute(str, enum.Enum):
+    """Who runs a method whose dispatch mode leaves it open."""
+
+    ALL = "ALL"
+    RANK_ZERO = "RANK_ZERO"
+
+
+class Scatter:
+    """Marks a list with one element a rank (or, in the DP modes, one a data-parallel rank): each gets its own."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Any) -> None:
+        self.values = list(values)
+
+
+class Broadcast:
+    """Marks an argument that every called rank gets as it is, also where its type would be cut."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Split:
+    """Marks an argument that is cut along its first axis."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def register(
+    dispatch_mode: Dispatch | str = Dispatch.ONE_TO_ALL,
+    execute_mode: Execute | str = Execute.ALL,
+    *,
+    lane: str = "work",
+    concurrency: int = 0,
+) -> Callable[[F], F]:
+    """Makes a method of a worker one of the cluster's.
+
+    lane="control" lets it run while others do, on a thread of its own: for status and abort. concurrency=n lets n of its
+    calls run at once, on threads.
+    """
+    try:
+        mode = Dispatch(dispatch_mode)
+        execute = Execute(execute_mode)
+    except ValueError as err:
+        known = ", ".join(m.value for m in Dispatch)
+        raise _errors.InvalidError(f"{err}: the dispatch modes are {known}; the execute modes ALL and RANK_ZERO") from None
+    if execute is Execute.RANK_ZERO:
+        if mode not in (Dispatch.ONE_TO_ALL, Dispatch.RANK_ZERO):
+            raise _errors.InvalidError(f"execute_mode RANK_ZERO runs on one rank, and {mode.value} sends to many; leave one of them out")
+        mode = Dispatch.RANK_ZERO
+    if lane not in ("work", "control"):
+        raise _errors.InvalidError(f'there is no lane {lane!r}: "work" is serial, "control" runs beside it; for more at once give concurrency=n')
+    if concurrency < 0 or (concurrency and lane == "control"):
+        raise _errors.InvalidError("concurrency is a positive number, and not for the control lane, which has 64 places")
+
+    def mark(function: F) -> F:
+        function._troupe = {"mode": mode.value, "lane": lane, "concurrency": concurrency}  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def marks_of(cls: type) -> dict[str, dict[str, Any]]:
+    """The registered methods of a class: of its base classes too, unless it overrides them without a mark."""
+    out = {}
+    for name in dir(cls):
+        if name.startswith("_"):
+            continue
+        function = getattr(cls, name, None)
+        mark = getattr(function, "_troupe", None)
+        if mark is None and callable(function):
+            for base in cls.__mro__[1:]:
+                mark = getattr(base.__dict__.get(name), "_troupe", None)
+                if mark is not None:
+                    break
+        if mark is not None:
+            out[name] = mark
+    return out

@@ -1,0 +1,315 @@
+"""init: a driver's session, and the private head it may have started."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+from . import _codec, _core, _errors
+
+_START = 30.0  # seconds for a private head to become ready
+
+
+class Head:
+    """A head of our own, as a child process with a folder of its own. It ends when its standard input does."""
+
+    def __init__(self, gpus: str) -> None:
+        import json
+        import subprocess
+        import tempfile
+
+        self.dir = tempfile.mkdtemp(prefix="troupe-")
+        self._log = open(os.path.join(self.dir, "log"), "wb")  # noqa: SIM115
+        env = {k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}
+        env.update(dict.fromkeys(("XDG_STATE_HOME", "XDG_RUNTIME_DIR"), self.dir))
+        program = _core.program_path()
+        command = [program, "up", "--json", "--listen", "127.0.0.1:0", "--store", os.path.join(self.dir, "store"), "--gpus", gpus, "--with-stdin"]
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, start_new_session=True
+            )
+        except OSError as err:
+            shutil.rmtree(self.dir, ignore_errors=True)
+            raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
+        assert self.process.stdout is not None
+        self._watch(self.process.stdout)
+        line = self.process.stdout.readline()
+        self._timer.cancel()
+        if not line.strip():
+            log = self._tail()
+            self.close()
+            raise _errors.UnavailableError(f"a private head did not start: {log or 'it said nothing'}")
+        said = json.loads(line)
+        self.url, self.token_file, self.fingerprint = said["url"], said.get("token_file", ""), said.get("fingerprint", "")
+
+    def _watch(self, stdout: Any) -> None:
+        """Ends a head that does not become ready: the read of its first line ends with it."""
+        self._timer = threading.Timer(_START, self.process.kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _tail(self) -> str:
+        self._log.flush()
+        with open(self._log.name, "rb") as f:
+            return f.read()[-2000:].decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Ends it in order, and by force if that takes too long."""
+        import subprocess
+
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.close()
+        except OSError:
+            pass
+        for end, patience in ((None, 10), (self.process.terminate, 5), (self.process.kill, 5)):
+            if end is not None:
+                end()
+            try:
+                self.process.wait(patience)
+                break
+            except subprocess.TimeoutExpired:
+                pass
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        self._log.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """In a forked child: the head is the parent's, and ends with it."""
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                try:
+                    os.close(stream.fileno())
+                except (OSError, ValueError):
+                    pass
+
+
+class Session:
+    """A driver's session, or a worker's own for the calls it makes."""
+
+    def __init__(self, core: _core.Core, fields: dict[str, Any], *, pickle: bool, head: Head | None = None, working_dir: str | None = None) -> None:
+        self.core = core
+        self.id: int = fields["runtime"]
+        self.url: str = fields["url"]
+        self.namespace: str = fields["namespace"]
+        self.session: str = fields["session"]
+        self.pickle = pickle
+        self.head = head
+        self.working_dir = working_dir
+        self.is_worker = False
+        self.closed = False
+        self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
+        self._pid = os.getpid()
+        self._addresses = [_address(u) for u in self.url.split(",") if u]
+
+    def codec(self, trusted: bool) -> _codec.Codec:
+        """How values travel to and from a cluster: one that this driver created may be sent pickles."""
+        from . import _cluster
+
+        if not self.pickle:
+            why = "pickles were turned off with troupe.init(pickle=False)"
+        elif not trusted:
+            why = "pickles travel only between a driver and the workers it started"
+        else:
+            why = ""
+        return _codec.Codec(pickle=not why, why_not=why, open_handle=_cluster.from_handle)
+
+    def close(self) -> None:
+        """Takes down what this driver created and ends the session. It may be called more than once."""
+        global _current
+        if _current is self:
+            _current = None
+        if self.closed or self._pid != os.getpid():
+            return
+        self.closed = True
+        try:
+            if not self.is_worker:
+                self._ask_close()
+        finally:
+            if self.head is not None:
+                self.head.close()
+
+    def _ask_close(self) -> None:
+        self.core.cancel_all()  # nobody will see their results: the workers need not finish them
+        ask = self.core.ask("close", runtime=self.id)
+        deadline = time.monotonic() + 15
+        self.core.wait(ask.waiters, lambda: ask.done, deadline, brief=True)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<troupe.Session {self.namespace} at {self.url}{' closed' if self.closed else ''}>"
+
+
+def _address(url: str) -> tuple[str, int]:
+    host, _, port = url.rpartition("://")[2].rpartition("@")[2].rpartition(":")
+    return host.strip("[]"), int(port) if port.isdigit() else 0
+
+
+_current: Session | None = None
+_init_lock = threading.Lock()
+
+
+def current(start: bool = True) -> Session:
+    """The session of this process. One that has none gets one, as init() would make it."""
+    session = _current
+    if session is not None and session._pid != os.getpid():
+        session.core.check()
+    if session is None or session.closed:
+        if not start:
+            raise _errors.ClosedError("there is no session; call troupe.init() first")
+        return init()
+    return session
+
+
+def init(
+    url: str | None = None,
+    namespace: str | None = None,
+    *,
+    gpus: str = "auto",
+    pickle: bool = True,
+    working_dir: str | None = None,
+    token: str | None = None,
+    token_file: str | None = None,
+    fingerprint: str | None = None,
+    creds_file: str | None = None,
+    ca_file: str | None = None,
+    name: str | None = None,
+    lease: float = 0.0,
+    timeout: float | None = 30.0,
+) -> Session:
+    """Attaches to a head, or starts a private one as a child process.
+
+    url: of the head; None: TROUPE_URL, or a private head on `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
+    names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
+    folder that workers run in, instead of this process's. A session that is open is returned again; one with another url or
+    namespace must be closed first. Usable as a context manager.
+    """
+    global _current
+    with _init_lock:
+        if _current is not None and not _current.closed and _current._pid == os.getpid():
+            if url not in (None, _current.url) or namespace not in (None, _current.namespace):
+                raise _errors.ExistsError(
+                    f"this process has a session at {_current.url}, namespace {_current.namespace}; call troupe.shutdown() before another init"
+                )
+            return _current
+        core = _core.get()
+        core.check()
+        env = os.environ.get
+        url = url or env("TROUPE_URL") or None
+        head = None
+        bus: dict[str, Any] = {}
+        if url is None:
+            head = Head(gpus)
+            url, token_file, fingerprint = head.url, head.token_file, head.fingerprint or None
+        elif gpus != "auto":
+            raise _errors.InvalidError(f"gpus={gpus!r} is for a private head, and {url} is another's; leave one of them out")
+        bus["urls"] = [u.strip() for u in url.split(",")]
+        given = {
+            "token": token or (None if head or token_file else env("TROUPE_TOKEN")),
+            "token_file": token_file or (None if token else env("TROUPE_TOKEN_FILE")),
+            "creds_file": creds_file or env("TROUPE_CREDS"),
+            "ca_file": ca_file or env("TROUPE_CA"),
+            "fingerprint": fingerprint or (None if head else env("TROUPE_FINGERPRINT")),
+        }
+        if not any((given["token"], given["token_file"], given["creds_file"])):
+            given.update(_local_head(url))
+        bus.update({k: v for k, v in given.items() if v})
+        try:
+            fields = core.ask(
+                "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=float(lease)
+            ).get(timeout, brief=True)
+        except BaseException:
+            if head is not None:
+                head.close()
+            raise
+        _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
+        return _current
+
+
+def _local_head(url: str) -> dict[str, str]:
+    """What the head on this machine asks for, if it is at that URL: as `troupe` finds it."""
+    import json
+
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    try:
+        with open(os.path.join(state, "troupe", "head.json")) as f:
+            said = json.load(f)
+    except (OSError, ValueError):
+        return {}
+    if _address(said.get("url", "")) != _address(url):
+        return {}
+    return {"token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}
+
+
+def _who() -> str:
+    import getpass
+
+    try:
+        user = getpass.getuser()
+    except Exception:
+        user = "unknown"
+    script = os.path.basename(sys.argv[0] or "python")
+    return f"{user}@{socket.gethostname()} {script}[{os.getpid()}]"
+
+
+def shutdown() -> None:
+    """Closes the session of this process, if there is one."""
+    if _current is not None:
+        _current.close()
+
+
+def is_initialized() -> bool:
+    return _current is not None and not _current.closed and _current._pid == os.getpid()
+
+
+def _at_exit() -> None:
+    session = _current
+    if session is None or session._pid != os.getpid():
+        return
+    try:
+        session.close()
+    except Exception as err:
+        os.write(2, f"troupe: at exit: {err}\n".encode())
+
+
+def _after_fork() -> None:
+    """In a child: sockets and pipes that are the parent's are closed, so that their ends are seen when the parent ends."""
+    session = _current
+    if session is None:
+        return
+    if session.head is not None:
+        session.head.abandon()
+    try:
+        fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    except OSError:
+        return
+    for fd in fds:
+        try:
+            peer = socket.socket(fileno=os.dup(fd))
+        except OSError:
+            continue
+        try:
+            at = peer.getpeername()
+        except OSError:
+            continue
+        finally:
+            peer.close()
+        if isinstance(at, tuple) and (at[0], at[1]) in session._addresses:
+            os.close(fd)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+# Before the threads that are still about are joined: those that wait for us get their end. Without it, at the usual time.
+getattr(threading, "_register_atexit", atexit.register)(_at_exit)

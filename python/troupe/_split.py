@@ -1,0 +1,256 @@
+"""Cutting the arguments of a call, and joining its answers. Go says who gets what (a plan); this is about the values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _codec, _errors
+from ._batch import Batch, join_arrays, sizes
+from ._register import Broadcast, Scatter, Split
+
+_DP = ("DP_MP_COMPUTE", "DP_MP_DISPATCH_FIRST", "DP_MP_DISPATCH_FIRST_COLLECT_ALL")
+_NO_DATA = -1
+
+
+class Plan:
+    """What one call of a mode sends to whom and whose answers count, as Go planned it."""
+
+    __slots__ = ("collect", "id", "parts", "result", "shards", "single")
+
+    def __init__(self, fields: dict[str, Any]) -> None:
+        self.id: int = fields["id"]
+        self.shards: int = fields["shards"]
+        self.parts: list[tuple[int, list[int]]] = [(p["shard"], p["ranks"]) for p in fields["parts"]]
+        self.collect: list[int] = fields["collect"] or []
+        self.result: str = fields["result"]
+        self.single = len(self.parts) == 1
+
+    def called(self) -> list[int]:
+        return sorted(r for _, ranks in self.parts for r in ranks)
+
+
+def has_rows(value: Any) -> bool:
+    """Whether a value is cut in the DP modes, by its type alone."""
+    if type(value) is list:
+        return True
+    if _codec.is_array(value):
+        return len(value.shape) > 0
+    if isinstance(value, Batch):
+        return bool(value.arrays)
+    return callable(getattr(value, "chunk", None)) and hasattr(value, "__len__")
+
+
+class Cut:
+    """The arguments of one call, cut: for each shard its own, and what ranks without data get."""
+
+    __slots__ = ("padding", "rows", "shards")
+
+    def __init__(self, shards: int) -> None:
+        self.shards = shards
+        self.rows = 0
+        self.padding = 0
+
+
+def is_cut(mode: str, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether any argument differs between the parts."""
+    values = [*args, *kwargs.values()]
+    if mode == "ALL_TO_ALL":
+        return any(not isinstance(v, Broadcast) for v in values)
+    if mode in _DP:
+        return any(isinstance(v, (Scatter, Split)) or (not isinstance(v, Broadcast) and has_rows(v)) for v in values)
+    for v in values:
+        if isinstance(v, (Scatter, Split)):
+            raise _errors.InvalidError(f"an argument is marked {type(v).__name__.lower()}, but {mode} gives every rank the same arguments")
+    return False
+
+
+def plain(value: Any) -> Any:
+    return value.value if isinstance(value, Broadcast) else value
+
+
+def cut(mode: str, shards: int, args: Sequence[Any], kwargs: dict[str, Any], pad: bool) -> tuple[list[list[Any]], list[Any], Cut]:
+    """For each shard the arguments, named ones last; those for ranks without data; and how many rows there were."""
+    values = [*args, *kwargs.values()]
+    names = [f"argument {i + 1}" for i in range(len(args))] + [f'argument "{n}"' for n in kwargs]
+    marks = [_mark(mode, v) for v in values]
+    info = Cut(shards)
+    rows = {n: _length(v, n) for v, m, n in zip(values, marks, names, strict=True) if m == "split"}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{n} has {k}" for n, k in rows.items())
+        raise _errors.InvalidError(f"split arguments must have the same number of rows: {counts}")
+    info.rows = next(iter(rows.values()), 0)
+    if pad and info.rows:
+        info.padding = -info.rows % shards
+    out: list[list[Any]] = [[] for _ in range(shards)]
+    others = []
+    word = "rank" if mode == "ALL_TO_ALL" else "data-parallel rank"
+    for value, mark, name in zip(values, marks, names, strict=True):
+        pieces = _pieces(value, mark, name, shards, word, info)
+        for i, piece in enumerate(pieces):
+            out[i].append(piece)
+        others.append(_head(value, mark))
+    return out, others, info
+
+
+def _mark(mode: str, value: Any) -> str:
+    if isinstance(value, Broadcast):
+        return "broadcast"
+    if isinstance(value, Scatter):
+        return "scatter"
+    if isinstance(value, Split):
+        if not has_rows(value.value):
+            raise _errors.InvalidError(f"an argument is marked split, but a value of type {type(value.value).__name__} has no rows")
+        return "split"
+    if mode == "ALL_TO_ALL":
+        return "scatter"
+    return "split" if has_rows(value) else "broadcast"
+
+
+def _length(value: Any, name: str) -> int:
+    value = value.value if isinstance(value, Split) else value
+    return len(value)
+
+
+def _pieces(value: Any, mark: str, name: str, shards: int, word: str, info: Cut) -> list[Any]:
+    if mark == "broadcast":
+        return [plain(value)] * shards
+    if mark == "scatter":
+        return _scatter(value, name, shards, word)
+    value = value.value if isinstance(value, Split) else value
+    n = info.rows + info.padding
+    if n < shards:
+        raise _errors.InvalidError(f"fewer rows than {word}s: {name} has {info.rows} rows for {shards} {word}s")
+    if info.padding:
+        value = _padded(value, info)
+    return _chunks(value, n, shards)
+
+
+def _scatter(value: Any, name: str, shards: int, word: str) -> list[Any]:
+    values = value.values if isinstance(value, Scatter) else value
+    rule = f"{name}: the list must have one element a {word}"
+    if not isinstance(values, (list, tuple)):
+        raise _errors.InvalidError(
+            f"{rule}: it is no list but of type {type(values).__name__}, and there are {shards} (mark it Broadcast if all are to have it)"
+        )
+    if len(values) != shards:
+        raise _errors.InvalidError(f"{rule}: it has {len(values)}, and there are {shards}")
+    return list(values)
+
+
+def _chunks(value: Any, n: int, shards: int) -> list[Any]:
+    if not isinstance(value, (list, Batch, _codec.Tensor)) and not _codec.is_array(value):
+        chunks = list(value.chunk(shards))
+        if len(chunks) != shards:
+            raise _errors.InvalidError(f"{type(value).__name__}.chunk({shards}) gave {len(chunks)} parts")
+        return chunks
+    out, start = [], 0
+    for size in sizes(n, shards):
+        out.append(value[start : start + size])
+        start += size
+    return out
+
+
+def _padded(value: Any, info: Cut) -> Any:
+    if isinstance(value, Batch):
+        return value.pad(info.shards)[0]
+    added = info.padding
+    if isinstance(value, list):
+        return value + [value[i % len(value)] for i in range(added)]
+    if _codec.is_array(value):
+        parts, left = [value], added
+        while left:
+            parts.append(value[: min(left, len(value))])
+            left -= len(parts[-1])
+        return join_arrays(parts)
+    raise _errors.InvalidError(f"a value of type {type(value).__name__} cannot be padded; pad it before the call")
+
+
+def _head(value: Any, mark: str) -> Any:
+    """What ranks without data get in its place."""
+    if mark == "broadcast":
+        return plain(value)
+    if mark == "split":
+        value = value.value if isinstance(value, Split) else value
+        if isinstance(value, Batch):
+            return value.head()
+    return None
+
+
+def encode_parts(codec: _codec.Codec, plan: Plan, mode: str, args: Sequence[Any], kwargs: dict[str, Any], pad: bool) -> tuple[list[Any], Cut]:
+    """A body for each part. What all parts share is encoded once."""
+    by_shard, others, info = cut(mode, plan.shards, args, kwargs, pad)
+    shared: dict[int, bytes] = {}
+    bodies = []
+    for shard, _ in plan.parts:
+        values = others if shard == _NO_DATA else by_shard[shard]
+        bodies.append(_body(codec, values, len(args), list(kwargs), shared))
+    return bodies, info
+
+
+def _body(codec: _codec.Codec, values: list[Any], positional: int, names: list[str], shared: dict[int, bytes]) -> Any:
+    walk = _codec.Walk(codec)
+    walk._add(b"\x92" + _codec._array_head(positional))
+    for i, value in enumerate(values):
+        if i == positional:
+            walk._add(_codec._map_head(len(names)))
+        if i >= positional:
+            walk._add(codec._pack(names[i - positional]))
+        known = shared.get(id(value))
+        if known is None:
+            before = walk.size
+            try:
+                known = codec._pack(value)
+            except _codec.Big:
+                walk.value(value, 1)
+                continue
+            assert before == walk.size
+            shared[id(value)] = known  # values live as long as the call is being made, so ids are unique
+        walk._add(known)
+    if not names:
+        walk._add(b"\xc0")
+    return walk
+
+
+def merge(plan: Plan, ranks: list[int], answers: list[Any], info: Cut | None, mesh_dp: dict[int, int]) -> Any:
+    """The result of a call in a mode that joins rows."""
+    if info is not None and info.padding:
+        answers = [_trim(a, mesh_dp[r], r, info) for r, a in zip(ranks, answers, strict=True)]
+    return join(answers)
+
+
+def _trim(answer: Any, dp: int, rank: int, info: Cut) -> Any:
+    if not has_rows(answer):
+        return answer
+    size = (info.rows + info.padding) // info.shards
+    if len(answer) != size:
+        raise _errors.InvalidError(f"rank {rank} answered {len(answer)} rows for its {size}: padding can be trimmed only from one row a row")
+    return answer[: min(max(info.rows - size * dp, 0), size)]
+
+
+def join(answers: list[Any]) -> Any:
+    """Rows one after the other, where None is no rows. Answers that are not rows become the list of them."""
+    with_rows = [a for a in answers if _joins(a)]
+    without = [a for a in answers if a is not None and not _joins(a)]
+    if not with_rows:
+        return answers if without else None
+    if without:
+        raise _errors.InvalidError(
+            f"{len(with_rows)} answers are rows ({type(with_rows[0]).__name__}) and {len(without)} are not "
+            f"({type(without[0]).__name__}): they cannot be joined"
+        )
+    kinds = {type(a) for a in with_rows}
+    if len(kinds) > 1:
+        raise _errors.InvalidError(f"rows of different types cannot be joined: {', '.join(sorted(k.__name__ for k in kinds))}")
+    first = with_rows[0]
+    if isinstance(first, list):
+        return [row for a in with_rows for row in a]
+    if len(with_rows) == 1:
+        return first
+    if _codec.is_array(first):
+        return join_arrays(with_rows)
+    return type(first).concat(with_rows)
+
+
+def _joins(value: Any) -> bool:
+    return has_rows(value) or callable(getattr(type(value), "concat", None)) or isinstance(value, Batch)

@@ -1,0 +1,109 @@
+"""What a worker's code sees: the base class, and the call it serves."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from . import _core, _errors
+
+if TYPE_CHECKING:
+    import logging
+
+    from ._cluster import RankInfo
+
+
+class Worker:
+    """A base class for workers. What is here is set before __init__ is called; any plain class works too."""
+
+    rank: int = 0
+    world_size: int = 1
+    rank_info: RankInfo
+    worker_config: Any = None
+    cluster_name: str = ""
+    worker_name: str = ""
+    devices: list[str] = []  # noqa: RUF012
+    logger: logging.Logger
+
+    def __init__(self, worker_config: Any = None) -> None:
+        if worker_config is not None:
+            self.worker_config = worker_config
+
+    @property
+    def master_addr(self) -> str:
+        return os.environ.get("MASTER_ADDR", "")
+
+    @property
+    def master_port(self) -> int:
+        return int(os.environ.get("MASTER_PORT", "0"))
+
+
+class Call:
+    """The call that a method serves."""
+
+    __slots__ = ("_core", "_meta", "_token", "arrived", "method", "no_data", "object")
+
+    def __init__(self, core: _core.Core, token: int, meta: bytes) -> None:
+        self._core = core
+        self._token = token
+        self._meta = meta
+        self.arrived = time.monotonic()
+        n, m = int.from_bytes(meta[4:8], "little"), int.from_bytes(meta[8:12], "little")
+        self.method = meta[40 : 40 + n].decode()
+        self.object = meta[40 + n : 40 + n + m].decode()
+        self.no_data = bool(meta[0] & 1)
+
+    def _text(self, i: int) -> str:
+        lengths = [int.from_bytes(self._meta[4 + 4 * k : 8 + 4 * k], "little") for k in range(5)]
+        start = 40 + sum(lengths[:i])
+        return self._meta[start : start + lengths[i]].decode(errors="replace")
+
+    @property
+    def caller(self) -> str:
+        """Who calls, for people."""
+        return self._text(2)
+
+    @property
+    def session(self) -> str:
+        """Who calls, for programs."""
+        return self._text(3)
+
+    @property
+    def trace(self) -> str:
+        """The caller's W3C traceparent, or an empty text."""
+        return self._text(4)
+
+    @property
+    def deadline(self) -> float | None:
+        """When the caller's patience ends, on the clock of time.monotonic(); None: never."""
+        left = int.from_bytes(self._meta[32:40], "little")
+        return self.arrived + left / 1e6 if left else None
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until then."""
+        deadline = self.deadline
+        return None if deadline is None else deadline - time.monotonic()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller gave up, its time is up, or the worker is stopping. Go notices while Python runs."""
+        return int(self._core.lib.troupe_cancelled(self._token)) != 0
+
+    def check(self) -> None:
+        """Raises CancelledError if the call should end: for loops in methods that run long."""
+        if self.cancelled:
+            raise _errors.CancelledError("the call was cancelled")
+
+
+_call: ContextVar[Call | None] = ContextVar("troupe_call", default=None)
+
+
+def current_call() -> Call:
+    """The call that this code serves."""
+    call = _call.get()
+    if call is None:
+        raise _errors.InvalidError("current_call() is for methods of workers, while they serve a call")
+    return call

@@ -1,0 +1,513 @@
+"""The worker host: `python -m troupe.worker` is what agents start.
+
+It reads its assignment, imports the class, and runs its methods on the main thread: sync ones one at a time, a class with
+any async method wholly on one event loop. Go answers everything else meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from . import _codec, _core, _errors, _launch, _origin, _register, _session
+from ._core import CALL, CANCEL, STOPPED
+from ._worker import Call, Worker, _call
+
+_VERBS = ("@make", "@configure", "@set_env", "@close")
+
+
+class Object:
+    """One object in the worker: the worker's own, or a named engine."""
+
+    __slots__ = ("is_async", "lanes", "value")
+
+    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str]) -> None:
+        self.value = value
+        self.is_async = is_async
+        self.lanes = lanes  # of methods that do not run on the main thread: control, concurrent
+
+
+class Host:
+    """The worker of this process."""
+
+    def __init__(self, assignment: str) -> None:
+        self.core = _core.get()
+        self.core.on_call = self.arrived
+        self.queue: deque[tuple[int, int, bytes, Any]] = deque()
+        self.waiters: list[Any] = []
+        self.objects: dict[str, Object] = {}
+        self.stopped = False
+        self.failed = False
+        self.pool: Any = None
+        self.loop: Any = None
+        self.tasks: dict[int, Any] = {}
+        self.gate: Any = None  # of an async class: what calls wait for, while initialize runs
+        self.wants_thread = False
+        fields = self.core.ask("worker_open", assignment=assignment).get()
+        self.rank, self.world, self.mesh = fields["rank"], fields["world"], fields["mesh"]
+        self.role, self.node, self.devices = fields["role"], fields["node"], fields["devices"] or []
+        self.config = fields["config"] if isinstance(fields["config"], dict) else {}
+        self.raw_config = fields["config"]
+        self.session = _session.Session(self.core, fields, pickle=bool(self.config.get("pickle")))
+        self.session.is_worker = True
+        _session._current = self.session
+        self.driver = self.config.get("driver", "")
+        self.codecs = {True: self.session.codec(True), False: self.session.codec(False)}
+
+    # What the reader of completions hands over.
+
+    def arrived(self, kind: int, token: int, meta: memoryview, body: Any) -> None:
+        item = (kind, token, bytes(meta), body)
+        if self.loop is not None:
+            if _core.running_loop() is self.loop:
+                self.in_loop(item)
+            else:
+                self.loop.call_soon_threadsafe(self.in_loop, item)
+            return
+        if kind == CALL and self.wants_thread and self.beside(item):
+            return
+        self.queue.append(item)
+        for wake in list(self.waiters):
+            wake()
+
+    # The main thread.
+
+    def run(self) -> int:
+        """Plays the worker until it ends; the exit code."""
+        start = self.core.ask("worker_start")
+        self.core.wait(self.waiters, lambda: bool(self.queue) or start.done, None)
+        while self.queue or not start.done:
+            self.step(start)
+        if start._error is not None:
+            sys.stderr.write(f"troupe worker: {start._error}\n")
+            return 1
+        if any(o.is_async for o in self.objects.values()):
+            self.run_async()
+        else:
+            self.run_sync()
+        return 1 if self.failed else 0
+
+    def step(self, start: _core.Ask) -> None:
+        if self.queue:
+            self.handle(self.queue.popleft())
+            return
+        start.waiters.append(self._nudge)
+        self.core.wait(self.waiters, lambda: bool(self.queue) or start.done, None)
+
+    def _nudge(self) -> None:
+        for wake in list(self.waiters):
+            wake()
+
+    def run_sync(self) -> None:
+        core, queue = self.core, self.queue
+        ready: Callable[[], bool] = lambda: bool(queue)  # noqa: E731
+        while not self.stopped:
+            if not queue:
+                core.wait(self.waiters, ready, None)
+            self.handle(queue.popleft())
+
+    def handle(self, item: tuple[int, int, bytes, Any]) -> None:
+        kind, token, meta, body = item
+        if kind == CALL:
+            self.serve(token, Call(self.core, token, meta), body)
+        elif kind == STOPPED:
+            self.end(body)
+
+    def end(self, body: Any) -> None:
+        self.stopped = True
+        if len(body):
+            self.failed = True
+            sys.stderr.write(f"troupe worker: {_errors.from_wire(msgpack.unpackb(body))}\n")
+
+    # One call.
+
+    def serve(self, token: int, call: Call, body: Any) -> None:
+        """Runs a call and answers it."""
+        codec = self.codecs[self.session.pickle and call.session == self.driver]
+        mark = _call.set(call)
+        try:
+            value = self.invoke(call, codec, body)
+            answer = codec.encode(value)
+        except Exception as err:
+            self.fail(token, err)
+            return
+        except KeyboardInterrupt:
+            self.fail(token, _errors.CancelledError("the worker was interrupted"))
+            return
+        except BaseException as err:  # sys.exit in a method ends the worker
+            self.fail(token, err)
+            raise
+        finally:
+            _call.reset(mark)
+        self.answer(token, answer)
+
+    def invoke(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
+        if call.method[:1] == "@":
+            return self.verb(call, body)
+        method = self.method_of(call)
+        args, kwargs = read_args(codec, body)
+        value = method(*args, **kwargs)
+        from ._future import Waitable
+
+        return value.result() if isinstance(value, Waitable) else value
+
+    def method_of(self, call: Call) -> Any:
+        owner = self.objects[call.object].value
+        method = getattr(owner, call.method, None)
+        if method is None or call.method.startswith("_") or not callable(method):
+            raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {call.method!r}")
+        return method
+
+    def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
+        lib, n = self.core.lib, len(answer)
+        if isinstance(answer, bytes) and n <= _core._LARGE:
+            lib.troupe_answer(token, 0, answer, n)
+            return
+        address, view = self.core.alloc(n)
+        if isinstance(answer, bytes):
+            view[:] = answer
+        else:
+            answer.write(view, address)
+        lib.troupe_answer(token, 0, address, n)
+
+    def fail(self, token: int, err: BaseException) -> None:
+        body = msgpack.packb(_origin.describe(err))
+        self.core.lib.troupe_answer(token, 1, body, len(body))
+
+    # What the core asks for.
+
+    def verb(self, call: Call, body: Any) -> Any:
+        if call.method == "@make":
+            return self.make(call.object, body)
+        if call.method == "@set_env":
+            os.environ.update(msgpack.unpackb(body))
+            hook = getattr(self.objects[call.object].value, "set_env", None)
+            if callable(hook):
+                hook(msgpack.unpackb(body))
+            return None
+        if call.method == "@configure":
+            value = self.codecs[False].decode(body)
+            configure = getattr(self.objects[call.object].value, "configure", None)
+            if not callable(configure):
+                raise _errors.RefusedError("the class takes no configuration after its start; give it a method configure(self, config)")
+            return configure(value)
+        if call.method == "@close":
+            made = self.objects.get(call.object)
+            close = getattr(made.value, "close", None) if made else None
+            return close() if callable(close) else None
+        raise _errors.NotFoundError(f"there is no {call.method}")
+
+    def make(self, name: str, body: Any) -> Any:
+        """Makes an object and says what it can do."""
+        request = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
+        config = request["config"]
+        if not isinstance(config, dict) or "class" not in config:  # made by somebody who is no Python driver
+            value = self.plain(request["class"], config, name)
+        else:
+            cls = self.find(config["class"])
+            args, kwargs = read_args(self.codecs[self.session.pickle], config.get("args") or b"")
+            value = self.construct(cls, args, kwargs, name)
+        made = describe(value, int(self.config.get("max_concurrency") or 1000))
+        self.objects[name] = made[0]
+        if made[0].lanes:
+            self.start_thread()
+        return made[1]
+
+    def find(self, wanted: dict[str, Any]) -> Any:
+        if "pickle" in wanted:
+            return self.codecs[self.session.pickle]._load(wanted["pickle"])
+        return import_class(wanted["path"])
+
+    def plain(self, path: str, config: Any, name: str) -> Any:
+        """An object of a class that is known by its path alone; it is given the configuration, if there is one."""
+        cls = import_class(known_classes().get(path, path))
+        return self.construct(cls, [] if config is None else [config], {}, name)
+
+    def construct(self, cls: Any, args: list[Any], kwargs: dict[str, Any], name: str) -> Any:
+        if not isinstance(cls, type) or not issubclass(cls, Worker) or name:
+            if name == "" and not args and not kwargs and takes_config(cls):
+                args = [self.worker_config()]
+            return cls(*args, **kwargs)
+        from ._cluster import RankInfo
+
+        value = cls.__new__(cls)
+        value.rank, value.world_size, value.rank_info = self.rank, self.world, RankInfo.of(self.rank, self.mesh)
+        value.cluster_name, value.worker_name = self.role, os.environ.get("WORKER_NAME", f"{self.role}-{self.rank}")
+        value.worker_config, value.devices = self.worker_config(), list(self.devices)
+        value.logger = logger(value.worker_name)
+        if not args and not kwargs and takes_config(cls):
+            args = [value.worker_config]
+        cls.__init__(value, *args, **kwargs)
+        return value
+
+    def worker_config(self) -> Any:
+        body = self.config.get("worker_config")
+        return None if body is None else _launch.unpack_config(self.codecs[self.session.pickle].decode(body))
+
+    # Methods beside the main thread.
+
+    def start_thread(self) -> None:
+        """Somebody must read while the main thread runs a method, for the lanes that do not wait for it."""
+        if self.wants_thread or self.loop is not None:
+            return
+        import threading
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.wants_thread = True
+        self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
+        threading.Thread(target=self.core.wait, args=([], lambda: self.stopped, None), daemon=True, name="troupe-reader").start()
+
+    def beside(self, item: tuple[int, int, bytes, Any]) -> bool:
+        """Runs a call on a thread, if its lane is not the main thread's."""
+        _, token, meta, body = item
+        call = Call(self.core, token, meta)
+        made = self.objects.get(call.object)
+        if made is None or call.method not in made.lanes:
+            return False
+        self.pool.submit(self.serve, token, call, body)
+        return True
+
+    # Async classes.
+
+    def run_async(self) -> None:
+        import asyncio
+
+        asyncio.run(self.main())
+
+    async def main(self) -> None:
+        import asyncio
+
+        self.loop = asyncio.get_running_loop()
+        self.over = self.loop.create_future()
+        self.core.enter_loop(self.loop)
+        while self.queue:
+            self.in_loop(self.queue.popleft())
+        await self.over
+        self.core.leave_loop(self.loop)
+        self.loop = None
+
+    def in_loop(self, item: tuple[int, int, bytes, Any]) -> None:
+        kind, token, meta, body = item
+        if kind == CANCEL:
+            task = self.tasks.get(token)
+            if task is not None:
+                task.cancel()
+        elif kind == STOPPED:
+            self.end(body)
+            if not self.over.done():
+                self.over.set_result(None)
+        else:
+            call = Call(self.core, token, meta)
+            task = self.loop.create_task(self.serve_async(token, call, body, self.gate))
+            self.tasks[token] = task
+            if call.method == "initialize":
+                self.gate = task
+
+    async def serve_async(self, token: int, call: Call, body: Any, gate: Any) -> None:
+        import asyncio
+
+        codec = self.codecs[self.session.pickle and call.session == self.driver]
+        try:
+            if gate is not None and not gate.done():
+                await asyncio.wait([gate])
+            _call.set(call)
+            value = await self.invoke_async(call, codec, body)
+            answer = codec.encode(value)
+        except asyncio.CancelledError:
+            self.fail(token, _errors.CancelledError("the call was cancelled"))
+            return
+        except Exception as err:
+            self.fail(token, err)
+            return
+        finally:
+            self.tasks.pop(token, None)
+        self.answer(token, answer)
+
+    async def invoke_async(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
+        if call.method[:1] == "@":
+            value = self.verb(call, body)
+        else:
+            method = self.method_of(call)
+            args, kwargs = read_args(codec, body)
+            value = method(*args, **kwargs)
+        while hasattr(value, "__await__"):
+            value = await value
+        return value
+
+    # Signals.
+
+    def stop_on(self, *signals: int) -> None:
+        """The first signal ends the worker in order; a second one at once."""
+
+        def stop(number: int, _: Any) -> None:
+            for s in signals:
+                signal.signal(s, signal.SIG_DFL)
+            self.core.ask("worker_stop", grace=5.0)
+
+        for s in signals:
+            signal.signal(s, stop)
+
+
+def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call. An empty body has none."""
+    if not len(body):
+        return [], {}
+    value = codec.decode(body)
+    if type(value) is not list or len(value) != 2 or type(value[0]) is not list or not isinstance(value[1], (dict, type(None))):
+        raise _errors.MalformedError("the body of a call must be [positional, named]: a list, and a map or nil")
+    return value[0], value[1] or {}
+
+
+def takes_config(cls: Any) -> bool:
+    """Whether a class is to be given the worker's configuration: its __init__ has a parameter of that name, or one."""
+    code = getattr(getattr(cls, "__init__", None), "__code__", None)
+    if code is None:
+        return False
+    names = code.co_varnames[1 : code.co_argcount]
+    return bool(names) and ("worker_config" in names or issubclass(cls, Worker))
+
+
+def known_classes() -> dict[str, str]:
+    """Names for classes that are no import paths, for drivers in other languages: TROUPE_CLASSES=name=package.module:Class,…"""
+    pairs = [p.partition("=") for p in os.environ.get("TROUPE_CLASSES", "").split(",") if p]
+    return {name: path for name, _, path in pairs}
+
+
+def import_class(path: str) -> Any:
+    """The class at package.module.Class, or package.module:Class.Inner."""
+    import importlib
+
+    if ":" in path:
+        module_name, _, rest = path.partition(":")
+        names = rest.split(".")
+    else:
+        *module_parts, last = path.split(".")
+        module_name, names = ".".join(module_parts), [last]
+    if not module_name:
+        raise _errors.NotFoundError(f"{path!r} is no import path; give package.module.Class")
+    found: Any = None
+    while True:
+        try:
+            found = importlib.import_module(module_name)
+            break
+        except ModuleNotFoundError as err:
+            outer, _, inner = module_name.rpartition(".")
+            if not outer or err.name is None or not (module_name == err.name or module_name.startswith(err.name + ".")):
+                raise
+            module_name, names = outer, [inner, *names]  # a class inside a class
+    for name in names:
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise _errors.NotFoundError(f"{module_name} has no {'.'.join(names)}") from None
+    return found
+
+
+def is_coroutine_function(function: Any) -> bool:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return bool(code is not None and code.co_flags & 0x280)  # a coroutine, or an async generator
+
+
+def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
+    """What an object can do: its public methods, each with its mode and lane."""
+    cls = type(value)
+    marks = _register.marks_of(cls)
+    names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]
+    if not issubclass(cls, Worker):
+        names = [n for n in names if isinstance(n, str)]
+    is_async = any(is_coroutine_function(getattr(cls, n, None)) for n in names)
+    lanes: dict[str, str] = {}
+    methods: list[dict[str, Any]] = []
+    for name in names:
+        mark = marks.get(name, {})
+        lane = {"name": "work", "limit": 1}
+        if mark.get("lane") == "control":
+            lane = {"name": "control", "limit": 64}
+        elif is_async:
+            lane = {"name": "concurrent", "limit": max_concurrency}
+        elif mark.get("concurrency"):
+            limit = mark["concurrency"]
+            used = {m["lane"]["limit"] for m in methods if m["lane"]["name"] == "concurrent"}
+            lane = {"name": "concurrent" if used <= {limit} else f"concurrent-{name}"[:64], "limit": limit}
+        if lane["name"] != "work" and not is_async:
+            lanes[name] = str(lane["name"])
+        methods.append({"name": name, "mode": mark.get("mode", ""), "lane": lane})
+    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async}
+    return Object(value, is_async, lanes), table
+
+
+def logger(name: str) -> Any:
+    import logging
+
+    log = logging.getLogger(f"troupe.{name}")
+    if not logging.getLogger().handlers and not log.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(f"%(asctime)s %(levelname)s {name}: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+    return log
+
+
+def prepare(host: Host) -> None:
+    """Gives the process its driver's search path. What is absent on this node is an error that names it."""
+    wanted = host.config.get("python", "")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if wanted and wanted != here:
+        raise _errors.RefusedError(
+            f"the driver runs Python {wanted}, and {sys.executable} on node {host.node} is {here}; install {wanted} there, or run the driver on {here}"
+        )
+    for path in host.config.get("sys_path", []):
+        if path not in sys.path:
+            sys.path.append(path)
+
+
+def main() -> int:
+    path = os.environ.get("TROUPE_ASSIGNMENT")
+    if not path:
+        sys.stderr.write("troupe.worker is started by an agent, which says in TROUPE_ASSIGNMENT what it is to play\n")
+        return 2
+    host = Host(path)
+    host.stop_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    try:
+        try:
+            prepare(host)
+        except _errors.Error as err:
+            host.core.ask("worker_fail", error=_origin.describe(err)).get(5)
+            sys.stderr.write(f"troupe worker: {err}\n")
+            return 1
+        code = host.run()
+    except SystemExit as err:
+        code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
+        sys.stderr.flush()
+        os._exit(code)  # a method ended the process: the agent tells
+    try:
+        host.core.ask("worker_close").get(6)
+    except _errors.Error:
+        pass
+    return code
+
+
+def _exit(code: int) -> None:
+    """Ends the process without waiting for threads that user code left."""
+    import atexit
+
+    try:
+        atexit._run_exitfuncs()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what is imported from troupe.worker is what runs.
+    from troupe import worker
+
+    _exit(worker.main())
