@@ -5,6 +5,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: help build demo test race lint bench verify fuzz soak clean placement-histories gpu-check
+.PHONY: python python-test python-lint wheel bench-python
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,8 +16,9 @@ build: ## bin/troupe
 demo: build ## a small training job over five roles, in one process
 	bin/troupe demo
 
-test: build lint ## everything a change must pass
+test: build lint python ## everything a change must pass
 	$(GO) test -timeout 8m $(PACKAGES)
+	$(MAKE) --no-print-directory python-lint python-test
 
 race: ## the tests under the race detector
 	$(GO) test -race -timeout 20m $(PACKAGES)
@@ -26,6 +28,40 @@ lint: ## gofmt, vet, staticcheck, errcheck
 	$(GO) vet $(PACKAGES)
 	$(GO) tool staticcheck $(PACKAGES)
 	$(GO) tool errcheck -ignoretests -blank=false $(PACKAGES)
+
+# Python: the library and the program lie beside the package, which .venv has installed from where it is.
+PYTHON ?= python3
+VENV   := .venv
+LIB    := python/troupe/bin/libtroupe.so
+
+$(VENV)/ready: python/pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff
+	mkdir -p python/troupe/bin
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python
+	touch $@
+
+python: build $(VENV)/ready ## the Go core as a library, and .venv with the package and numpy
+	mkdir -p python/troupe/bin
+	$(GO) build -buildmode=c-shared -ldflags "-s -w -X main.version=$(VERSION)" -o $(LIB) ./cmd/libtroupe
+	cp -f bin/troupe python/troupe/bin/troupe
+
+python-test: ## the Python suite; `make python` first
+	cd python && ../$(VENV)/bin/python -m pytest
+
+python-lint: ## ruff and mypy
+	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python benchmarks/python
+	cd python && ../$(VENV)/bin/mypy
+
+wheel: python ## dist/: one wheel with the Go program and the library in it
+	rm -rf python/build dist
+	$(GO) build -ldflags "-s -w -X main.version=$(VERSION)" -o python/troupe/bin/troupe ./cmd/troupe
+	rm -f python/troupe/bin/*.h
+	$(VENV)/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist ./python
+	@ls dist
+
+bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
+	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
 
 bench: build ## fan-out against the bare nats.go floor
 	bin/troupe bench fanout --workers 1,8,64,512
@@ -54,4 +90,4 @@ soak: ## five rounds of every test, under the race detector
 verify: test race ## test and race
 
 clean: ## remove what was built
-	rm -rf bin
+	rm -rf bin dist .venv python/troupe/bin python/build python/*.egg-info

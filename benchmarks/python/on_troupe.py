@@ -1,0 +1,97 @@
+"""The rows on Troupe."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy
+
+import loops
+import troupe
+
+
+class Worker:
+    def __init__(self) -> None:
+        self.array = numpy.ones(64 << 17)  # 64 MiB
+
+    def echo(self, x: Any) -> Any:
+        return x
+
+    def size(self, x: Any) -> int:
+        return int(x.nbytes)
+
+    def result(self) -> Any:
+        return self.array
+
+
+class Small:
+    def echo(self, x: Any) -> Any:
+        return x
+
+
+made: dict[int, troupe.Cluster] = {}
+
+
+def cluster(n: int) -> troupe.Cluster:
+    for other in [k for k in made if k != n]:
+        made.pop(other).shutdown()
+    if n not in made:
+        made[n] = troupe.Cluster(f"bench-{n}", Worker if n == 1 else Small, worker_config=troupe.WorkerConfig(world_size=n))
+    return made[n]
+
+
+def call_1_1() -> dict[str, Any]:
+    handle = cluster(1).workers[0]
+    assert handle.echo(loops.SMALL) == loops.SMALL
+    return loops.timed(lambda: handle.echo(loops.SMALL), 3, 10_000, warm=500)
+
+
+def busy() -> dict[str, Any]:
+    handle = cluster(1).workers[0]
+    return loops.beside_busy_thread(lambda: handle.echo(loops.SMALL), 3)
+
+
+def in_flight() -> dict[str, Any]:
+    handle = cluster(1).workers[0]
+    return loops.in_flight(lambda: handle.echo.remote(loops.SMALL), lambda f: f.result(), 3)
+
+
+def one_to_all(n: int) -> dict[str, Any]:
+    role = cluster(n)
+    assert role.execute_all_sync("echo", loops.SMALL) == [loops.SMALL] * n
+    return loops.timed(lambda: role.execute_all_sync("echo", loops.SMALL), 3, 5000)
+
+
+def create(n: int) -> dict[str, Any]:
+    for other in list(made):
+        made.pop(other).shutdown()
+    began = time.perf_counter()
+    role = troupe.Cluster("created", Small, worker_config=troupe.WorkerConfig(world_size=n))
+    assert role.execute_all_sync("echo", 1) == [1] * n
+    took = time.perf_counter() - began
+    role.shutdown()
+    return {"p50_us": round(took * 1e6, 1)}
+
+
+def argument() -> dict[str, Any]:
+    handle, array = cluster(1).workers[0], numpy.ones(64 << 17)
+    assert handle.size(array) == 64 << 20
+    return loops.timed(lambda: handle.size(array), 5, 30, warm=2)
+
+
+def result() -> dict[str, Any]:
+    handle = cluster(1).workers[0]
+    assert handle.result().nbytes == 64 << 20
+    return loops.timed(lambda: handle.result(), 5, 30, warm=2)
+
+
+if __name__ == "__main__":
+    with troupe.init(gpus="none"):
+        loops.serve(
+            {
+                "call_1_1": call_1_1, "call_1_1_busy_thread": busy, "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
+                "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
+                "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result,
+            }
+        )  # fmt: skip
