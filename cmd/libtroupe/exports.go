@@ -153,7 +153,7 @@ func troupe_cancelled(call C.uint64_t) (status C.int32_t) {
 func troupe_alloc(n C.uint64_t) (at unsafe.Pointer) {
 	defer func() {
 		if p := recover(); p != nil {
-			notePanic(p)
+			_ = notePanic(p) // it is kept for troupe_error
 			at = nil
 		}
 	}()

@@ -41,14 +41,14 @@ func notePanic(p any) error {
 // interpreter.
 func guard(status *C.int32_t) {
 	if p := recover(); p != nil {
-		notePanic(p)
+		_ = notePanic(p) // it is kept for troupe_error
 		*status = statusPanic
 	}
 }
 
 func guard64(n *C.int64_t) {
 	if p := recover(); p != nil {
-		notePanic(p)
+		_ = notePanic(p) // it is kept for troupe_error
 		*n = statusPanic
 	}
 }
