@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -124,9 +125,11 @@ func interleave(ctx context.Context, d time.Duration, ours, floor func(context.C
 	return a, b, nil
 }
 
+// quantile is the smallest time, in microseconds, that a share q of the times are at or under: of three, the p99 is the
+// largest.
 func quantile(times []time.Duration, q float64) float64 {
 	slices.Sort(times)
-	return float64(times[int(q*float64(len(times)-1))].Nanoseconds()) / 1000
+	return float64(times[max(int(math.Ceil(q*float64(len(times))))-1, 0)].Nanoseconds()) / 1000
 }
 
 type echo struct{}
