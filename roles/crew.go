@@ -77,10 +77,10 @@ func (c *Cluster) startProcesses(ctx context.Context, config bus.Raw) error {
 	if err := c.meetAt(ctx); err != nil {
 		return err
 	}
-	c.mu.Lock()
-	c.program = c.spec.Process.program()
-	c.config = config
-	c.mu.Unlock()
+	if err := c.makeProgram(ctx); err != nil {
+		return err
+	}
+	c.config = config // before anybody else knows of the role's workers
 	if err := c.showOutput(); err != nil {
 		return err
 	}
@@ -151,8 +151,22 @@ func (c *Cluster) meetAt(ctx context.Context) error {
 	return c.edit(ctx, func(r *Record) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
 }
 
-func (p *Process) program() nodes.Program {
-	return nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible}
+// makeProgram is what the processes are started with. A folder that is shipped is stored for a day; so it is shipped
+// again, which costs nothing while it is there, before workers are restarted.
+func (c *Cluster) makeProgram(ctx context.Context) error {
+	p := c.spec.Process
+	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible}
+	if p.Ship != "" {
+		hash, err := c.rt.agents().Ship(ctx, p.Ship, p.Exclude...)
+		if err != nil {
+			return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+		}
+		program.Folder = hash
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.program = program
+	return nil
 }
 
 // launch starts the processes of some ranks, on all their nodes at once. The first that cannot be started is the error.
@@ -175,7 +189,10 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec Record) error {
 
 func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Record, around surroundings) error {
 	node, held := at.node, rec.Held[at.held]
-	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: c.program}
+	c.mu.Lock()
+	program := c.program
+	c.mu.Unlock()
+	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
 	for _, rank := range ranks {
 		assignment, err := bus.Marshal(c.assignment(rec, rank))
 		if err != nil {

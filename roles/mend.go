@@ -131,6 +131,9 @@ func (c *Cluster) failOthers(l loss) {
 
 // replace ends what is left of the ranks' processes and starts others, on the same seats.
 func (c *Cluster) replace(ctx context.Context, ranks []int) error {
+	if err := c.makeProgram(ctx); err != nil {
+		return err
+	}
 	before := c.Record()
 	if err := c.edit(ctx, func(r *Record) {
 		r.Gens++

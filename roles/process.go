@@ -27,6 +27,10 @@ type Process struct {
 	Command []string
 	// Dir is the folder it runs in, which must be there on every node. Zero: one of its own, removed at the end.
 	Dir string
+	// Ship is a folder of the driver's machine that is sent to the nodes, once to each, and becomes Dir; what matches a
+	// pattern of Exclude (path.Match, of a name or a path in the folder) stays behind.
+	Ship    string
+	Exclude []string
 	// Env is the environment, as it is. What Troupe sets itself is refused: see Protected.
 	Env map[string]string
 	// LateRendezvous leaves RANK, WORLD_SIZE, MASTER_ADDR and their like to the workers, who set them by themselves.
@@ -132,6 +136,9 @@ func (p *Process) check(role string, world int) error {
 	}
 	if len(p.Command) > 0 && p.Command[0] == "" {
 		bad("Command: the program has no name")
+	}
+	if p.Dir != "" && p.Ship != "" {
+		bad("Dir %s and Ship %s are both set: a folder that is shipped becomes the one that the workers run in", p.Dir, p.Ship)
 	}
 	if p.PlaceTimeout < 0 || p.Backoff < 0 || p.MaxBackoff < 0 || p.Restarts < 0 {
 		bad("PlaceTimeout %v, Backoff %v, MaxBackoff %v and Restarts %d must not be negative", p.PlaceTimeout, p.Backoff, p.MaxBackoff, p.Restarts)

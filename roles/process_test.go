@@ -2,6 +2,7 @@ package roles_test
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -469,4 +470,31 @@ func TestStraysAreEnded(t *testing.T) {
 	gone(t, pids...)
 	_, err = kept.Call(patient(t), "pid")
 	require.NoError(t, err)
+}
+
+// TestAShippedFolder: the workers run in a copy of the driver's folder, also after a restart.
+func TestAShippedFolder(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "weights.txt"), []byte("0.5"), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "large.bin"), []byte("no"), 0o600))
+	spec := players("train", 2, placement.Wholes(1))
+	spec.Process.Ship, spec.Process.Exclude, spec.Process.Policy = folder, []string{"*.bin"}, roles.RestartRank
+	c := create(t, tr.driver(t, roles.Config{}), spec)
+	for range 2 {
+		var seen [][]string
+		eventually(t, "they see it", func() bool {
+			var err error
+			seen, err = roles.CallEach[[]string](patient(t), c, "files")
+			return err == nil
+		})
+		require.Equal(t, [][]string{{"weights.txt"}, {"weights.txt"}}, seen)
+		_, err := c.Call(patient(t), "exit", 1)
+		require.Error(t, err)
+	}
+	spec.Name, spec.Process.Ship = "other", filepath.Join(folder, "none")
+	_, err := tr.driver(t, roles.Config{}).Create(patient(t), spec)
+	require.ErrorContains(t, err, filepath.Join(folder, "none"))
+	require.NoError(t, c.Destroy(patient(t)))
 }

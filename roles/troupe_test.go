@@ -41,6 +41,7 @@ func playerClass() *actors.Class {
 	actors.Method(k, "pid", func(*player, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
 	actors.Method(k, "env", (*player).Env)
 	actors.Method(k, "add", (*player).Add)
+	actors.Method(k, "files", (*player).Files)
 	actors.Method(k, "double", (*player).Double, actors.MethodOptions{Mode: "DP_MP_COMPUTE"})
 	actors.Method(k, "say", (*player).Say)
 	actors.Method(k, "wait", (*player).Wait)
@@ -81,6 +82,16 @@ func (p *player) Env(_ context.Context, names []string) (map[string]string, erro
 		}
 	}
 	return out, nil
+}
+
+// Files are the names in the folder it runs in.
+func (p *player) Files(context.Context, actors.None) ([]string, error) {
+	entries, err := os.ReadDir(".")
+	names := []string{}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names, err
 }
 
 func (p *player) Add(_ context.Context, n int) (int, error) {
