@@ -35,6 +35,7 @@ func (h *Host) beatLoop() {
 		byRole := map[bus.Address][]*Worker{}
 		for _, w := range h.Workers() {
 			byRole[w.spec.Address] = append(byRole[w.spec.Address], w)
+			w.knock(time.Now())
 			if n%64 == 63 {
 				w.purge(time.Now())
 			}

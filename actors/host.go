@@ -99,6 +99,7 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 	}
 	h.runners.group.Go(func() { newIntake(h, h.workCh).loop() })
 	h.runners.group.Go(func() { newIntake(h, h.controlCh).loop() })
+	ep.OnAbsent(h.absent)
 	h.group.Go(h.beatLoop)
 	return h, nil
 }

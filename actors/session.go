@@ -27,6 +27,10 @@ type session struct {
 	floor      uint64           // calls up to here are over; one that is not in calls will not be run
 	blankUntil time.Time        // nobody knows what the caller sent before; zero: it is all known
 	lastSeen   time.Time        // when it last said something, or was answered
+	// absentSince is since when the server has said, each time, that nobody listens to its inbox; absentLast, when it did
+	// so last.
+	absentSince time.Time
+	absentLast  time.Time
 }
 
 // gone is the entry of a call that ran, or must not, and of which no more is remembered. It is never changed.

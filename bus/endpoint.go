@@ -30,18 +30,20 @@ const (
 // Endpoint is one process's place in one namespace: the session that its calls carry, the one inbox for all that comes
 // back, and the bodies it holds and awaits. Callers and hosts of workers both have one. It is safe for concurrent use.
 type Endpoint struct {
-	bus        *Bus
-	namespace  string
-	session    string
-	caller     string
-	callPrefix string
-	sub        *nats.Subscription
-	receipts   *receipts
-	store      *store
-	sequencers *sequencers
-	bundler    *bundler
-	lastGather atomic.Pointer[Gather] // that was last answered, if it is not over
-	orders     atomic.Uint64          // the last place that was given, in any role: a role that was forgotten and is called again goes on from there
+	bus         *Bus
+	namespace   string
+	session     string
+	caller      string
+	callPrefix  string
+	knockPrefix string
+	sub         *nats.Subscription
+	receipts    *receipts
+	store       *store
+	sequencers  *sequencers
+	bundler     *bundler
+	lastGather  atomic.Pointer[Gather] // that was last answered, if it is not over
+	onAbsent    atomic.Pointer[func(session string)]
+	orders      atomic.Uint64 // the last place that was given, in any role: a role that was forgotten and is called again goes on from there
 
 	mu          sync.Mutex // guards what follows
 	seq         uint64     // the last sequence that was given out
@@ -74,7 +76,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 		pending: map[uint64]*Gather{}, targets: map[Address]*target{},
 		askCh: make(chan struct{}, 1), workCh: make(chan struct{}, 1), closedCh: make(chan struct{}),
 	}
-	e.callPrefix = replyCallPrefix(namespace, e.session)
+	e.callPrefix, e.knockPrefix = replyCallPrefix(namespace, e.session), replyKnockPrefix(namespace, e.session)
 	e.receipts, e.store, e.sequencers, e.bundler = newReceipts(e), newStore(e), newSequencers(e), newBundler(e)
 	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), e.receive)
 	if err != nil {
@@ -210,11 +212,14 @@ func natsError(doing string, err error) error {
 
 // receive runs on the inbox's one goroutine and must not block.
 func (e *Endpoint) receive(m *nats.Msg) {
-	if strings.HasPrefix(m.Subject, e.callPrefix) {
+	switch {
+	case strings.HasPrefix(m.Subject, e.callPrefix):
 		e.receiveAside(m)
-		return
+	case strings.HasPrefix(m.Subject, e.knockPrefix):
+		e.knocked(m)
+	default:
+		e.receiveFrame(m.Data)
 	}
-	e.receiveFrame(m.Data)
 }
 
 func (e *Endpoint) receiveFrame(data []byte) {
@@ -274,6 +279,23 @@ func (e *Endpoint) receiveAside(m *nats.Msg) {
 	}
 	if len(m.Data) >= frameHead && Kind(m.Data[3]) == KindVersion {
 		g.abort(Errorf(CodeVersion, "%s speaks version %d of the wire, this side version %d; run the same major version on both", g.call.To.Role, m.Data[2], Major))
+	}
+}
+
+// Knock has the server asked whether anybody listens to the inbox of another session. If not, OnAbsent's function is
+// told; if so, nothing happens.
+func (e *Endpoint) Knock(session string) {
+	_ = e.sendFrom(replyIn(e.namespace, session), e.knockPrefix+session, &Frame{Kind: KindProgress}) // whoever knocks does so again
+}
+
+// OnAbsent sets who is told that nobody listens to a session's inbox. tell runs on the inbox's goroutine and must not
+// block.
+func (e *Endpoint) OnAbsent(tell func(session string)) { e.onAbsent.Store(&tell) }
+
+func (e *Endpoint) knocked(m *nats.Msg) {
+	tell := e.onAbsent.Load()
+	if tell != nil && len(m.Data) == 0 && m.Header.Get("Status") == "503" {
+		(*tell)(m.Subject[len(e.knockPrefix):])
 	}
 }
 

@@ -109,5 +109,8 @@ func (e *Endpoint) ForgetReply(r *Reply) (buf []byte) {
 	return buf
 }
 
+// Held reports whether the body is held apart, for the caller to pull.
+func (r *Reply) Held() bool { return r.held != 0 }
+
 // Size is what the reply takes in memory, without a body that is held apart.
 func (r *Reply) Size() int { return len(r.buf) - r.from }

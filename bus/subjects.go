@@ -18,6 +18,7 @@ import (
 //	troupe.<namespace>.<role>.<incarnation>.log.<n>              what the worker processes of one rank print; stored
 //	troupe.<namespace>.reply.<session>.in                        what comes back to one process
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
+//	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
 //	troupe.<namespace>.@pipeline.<name>.log.…                    what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
@@ -170,6 +171,11 @@ func parseReplyCall(tail string) (seq uint64, part int, ok bool) {
 
 func replyCallPrefix(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".call."
+}
+
+// replyKnockPrefix is troupe.<namespace>.reply.<session>.knock. and comes before the session that is looked for.
+func replyKnockPrefix(namespace, session string) string {
+	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".knock."
 }
 
 // replyAll is troupe.<namespace>.reply.<session>.>.
