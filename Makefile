@@ -4,7 +4,7 @@ PACKAGES := ./...
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
-.PHONY: help build demo test race lint bench verify fuzz soak clean placement-histories gpu-check
+.PHONY: help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
 .PHONY: python python-test python-lint wheel bench-python
 
 help: ## this list
@@ -65,6 +65,9 @@ bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create
 
 bench: build ## fan-out against the bare nats.go floor
 	bin/troupe bench fanout --workers 1,8,64,512
+
+heavy: ## one argument and one answer of 1 GiB; the other large bodies are in make test
+	TROUPE_HEAVY=1 $(GO) test -timeout 10m -run 'TestOneHugeBody' -v ./bus
 
 FUZZTIME ?= 30s
 fuzz: ## each fuzz target for half a minute (FUZZTIME)
