@@ -12,10 +12,8 @@ type entry struct {
 	waits   *change // what is to be stored after its body
 }
 
-// weight is what an item counts against bounds in bytes.
-func weight(it *Item) int64 {
-	return int64(len(it.Body) + len(it.ID) + len(it.Key) + len(it.Group) + 64)
-}
+// weight is what an item counts against bounds in bytes. It must not change while the item is stored: its id may.
+func weight(it *Item) int64 { return int64(len(it.Body) + len(it.Key) + len(it.Group) + 128) }
 
 // lane is one stream at one priority: a numbered row of items. Its beginning is in memory, up to a window; the rest, if
 // there is more, is only in the log until there is room.

@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"testing"
 	"time"
@@ -60,7 +61,10 @@ func drainSink(t testing.TB, p *pipeline.Pipeline, sink string, n int) []pipelin
 	var got []pipeline.Item
 	for len(got) < n {
 		b, err := p.Take(patient(t), sink, n-len(got))
-		require.NoError(t, err)
+		if err != nil {
+			st, _ := json.Marshal(status(t, p))
+			require.NoError(t, err, "%d of %d: %s", len(got), n, st)
+		}
 		got = append(got, b.Items...)
 		require.NoError(t, b.Done(patient(t)))
 	}

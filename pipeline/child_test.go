@@ -1,3 +1,0 @@
-package pipeline_test
-
-func childIfAsked() {}

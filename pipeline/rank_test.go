@@ -1,0 +1,368 @@
+package pipeline_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/pipeline"
+	"troupe/roles"
+)
+
+// judge is the worker of these tests. What it holds, it holds until it is aborted or the test lets it go.
+type judge struct {
+	setup actors.Setup
+	troop *troop
+
+	mu   sync.Mutex
+	held map[string]chan struct{}
+}
+
+// troop is what a test sees of the workers of its process.
+type troop struct {
+	cameCh chan string // "rank id" of what is in hold
+	goCh   chan struct{}
+}
+
+func newTroop() *troop { return &troop{cameCh: make(chan string, 1000), goCh: make(chan struct{})} }
+
+func (tr *troop) class() *actors.Class {
+	k := actors.NewClass("judge", func(_ context.Context, s actors.Setup) (*judge, error) {
+		return &judge{setup: s, troop: tr, held: map[string]chan struct{}{}}, nil
+	})
+	many := actors.MethodOptions{Lane: actors.Concurrent(64)}
+	actors.Method(k, "score", (*judge).Score, many)
+	actors.Method(k, "sum", (*judge).Sum)
+	actors.Method(k, "split", (*judge).Split)
+	actors.Method(k, "hold", (*judge).Hold, many)
+	actors.Method(k, "abort", (*judge).Abort, actors.MethodOptions{Lane: actors.Control})
+	return k.Class
+}
+
+// Score answers its number with the rank and process that had it.
+func (j *judge) Score(_ context.Context, n int) (int, error) { return n*10 + j.setup.Rank, nil }
+
+func (j *judge) Sum(_ context.Context, ns []int) (int, error) {
+	sum := 0
+	for _, n := range ns {
+		sum += n
+	}
+	return sum, nil
+}
+
+// wire is an item as a method sees it that takes items.
+type wire struct {
+	To      string  `msgpack:"to,omitempty"`
+	ID      string  `msgpack:"id,omitempty"`
+	Key     string  `msgpack:"key,omitempty"`
+	Group   string  `msgpack:"group,omitempty"`
+	Of      int     `msgpack:"of,omitempty"`
+	Version float64 `msgpack:"version,omitempty"`
+	Attempt int     `msgpack:"attempt,omitempty"`
+	Stream  string  `msgpack:"stream,omitempty"`
+	Body    int     `msgpack:"body"`
+}
+
+// Split gives two outputs for one item.
+func (j *judge) Split(_ context.Context, it wire) ([]wire, error) {
+	return []wire{{To: "out", Key: "low", Body: it.Body}, {To: "out", Key: "high", Body: it.Body + 100}}, nil
+}
+
+func (j *judge) Hold(ctx context.Context, it wire) ([]wire, error) {
+	ch := make(chan struct{})
+	j.mu.Lock()
+	j.held[it.ID] = ch
+	j.mu.Unlock()
+	j.troop.cameCh <- fmt.Sprintf("%d %s", j.setup.Rank, it.ID)
+	select {
+	case <-j.troop.goCh:
+		return []wire{{Key: "whole", Body: it.Body}}, nil
+	case <-ch:
+		return []wire{{Key: "partial", Body: it.Body}}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (j *judge) Abort(_ context.Context, id string) (actors.None, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if ch := j.held[id]; ch != nil {
+		close(ch)
+		delete(j.held, id)
+	}
+	return actors.None{}, nil
+}
+
+func (tr *troop) came(t testing.TB) string {
+	t.Helper()
+	select {
+	case s := <-tr.cameCh:
+		return s
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing was handed out")
+	}
+	return ""
+}
+
+// company is a driver with one role of judges.
+func company(t testing.TB, b *bus.Bus, tr *troop, name string, world int) *roles.Cluster {
+	t.Helper()
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{tr.class()}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
+	c, err := rt.Create(t.Context(), roles.Spec{Name: name, Class: "judge", World: world, StopGrace: time.Second})
+	require.NoError(t, err)
+	return c
+}
+
+func roleStage(method string, more ...func(*pipeline.StageSpec)) pipeline.Spec {
+	st := pipeline.StageSpec{Role: "judges", Method: method}
+	for _, m := range more {
+		m(&st)
+	}
+	return oneStage(st)
+}
+
+func with(c *roles.Cluster) func(*pipeline.Config) {
+	return func(cfg *pipeline.Config) { cfg.Clusters = []*roles.Cluster{c} }
+}
+
+func bodies[T any](t testing.TB, items []pipeline.Item) []T {
+	out := make([]T, len(items))
+	for i, it := range items {
+		require.NoError(t, bus.Unmarshal(it.Body, &out[i]))
+	}
+	return out
+}
+
+func TestARoleIsAStage(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	c := company(t, b, newTroop(), "judges", 3)
+	t.Run("bodies", func(t *testing.T) {
+		p := open(t, b, roleStage("score", func(s *pipeline.StageSpec) { s.InFlight = 4 }), with(c))
+		require.NoError(t, p.Put(patient(t), "in", items(60)...))
+		got := bodies[int](t, drainSink(t, p, "out", 60))
+		ranks := map[int]int{}
+		for i := range got {
+			ranks[got[i]%10]++
+			got[i] /= 10
+		}
+		slices.Sort(got)
+		for i, n := range got {
+			require.Equal(t, i, n)
+		}
+		require.Len(t, ranks, 3, "every rank had some: %v", ranks)
+	})
+	t.Run("a group is a list", func(t *testing.T) {
+		spec := roleStage("sum", func(s *pipeline.StageSpec) { s.Group = &pipeline.GroupSpec{Count: 10} })
+		spec.Name = "groups"
+		p := open(t, b, spec, with(c))
+		require.NoError(t, p.Put(patient(t), "in", items(20)...))
+		got := bodies[int](t, drainSink(t, p, "out", 2))
+		require.Equal(t, 190, got[0]+got[1])
+	})
+	t.Run("items", func(t *testing.T) {
+		spec := roleStage("split", func(s *pipeline.StageSpec) { s.Style = pipeline.Items })
+		spec.Name = "items"
+		p := open(t, b, spec, with(c))
+		require.NoError(t, p.Put(patient(t), "in", items(1)...))
+		got := drainSink(t, p, "out", 2)
+		require.Equal(t, []string{"i0.0", "i0.1"}, ids(got))
+		require.Equal(t, []int{0, 100}, bodies[int](t, got))
+		require.Equal(t, "high", got[1].Key)
+	})
+}
+
+func TestStickyKeysAndPartialResults(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	tr := newTroop()
+	c := company(t, b, tr, "judges", 2)
+	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) {
+		s.Style, s.Sticky, s.AbortMethod, s.InFlight = pipeline.Items, true, "abort", 2
+	}), with(c))
+	put := func(id, key string) {
+		body, _ := bus.Marshal(7)
+		require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: id, Key: key, Body: body}))
+	}
+	put("a1", "a")
+	put("b1", "b")
+	came := []string{tr.came(t), tr.came(t)}
+	slices.Sort(came)
+	require.Equal(t, []string{"0 a1", "1 b1"}, came)
+	put("a2", "a")
+	require.Equal(t, "0 a2", tr.came(t), "the same key goes to the same rank")
+	put("a3", "a")
+	put("b2", "b")
+	require.Equal(t, "1 b2", tr.came(t), "a3 waits for its rank, b2 does not wait for a3")
+	require.NoError(t, p.Abort(patient(t), "a1"))
+	got := drainSink(t, p, "out", 1)
+	require.Equal(t, "a1 partial", got[0].ID+" "+got[0].Key)
+	require.Equal(t, "0 a3", tr.came(t))
+	close(tr.goCh)
+	drainSink(t, p, "out", 4)
+}
+
+// Ranks leave in order: they get nothing more and finish what they have. Others join while it runs.
+func TestRanksLeaveAndJoin(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	tr := newTroop()
+	c := company(t, b, tr, "judges", 2)
+	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style = pipeline.Items }), with(c))
+	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	tr.came(t)
+	tr.came(t)
+	leftCh := make(chan error, 1)
+	go func() { leftCh <- p.Leave(patient(t), "work", c, 0) }()
+	other := newTroop()
+	more := company(t, b, other, "others", 1)
+	require.NoError(t, p.Join(patient(t), "work", more))
+	require.Equal(t, "0 i2", other.came(t))
+	select {
+	case err := <-leftCh:
+		t.Fatal("rank 0 still has an item", err)
+	default:
+	}
+	close(tr.goCh)
+	require.NoError(t, <-leftCh)
+	close(other.goCh)
+	drainSink(t, p, "out", 3)
+	require.Equal(t, 2, status(t, p).Stages[0].Workers)
+	require.NoError(t, p.Scale(patient(t), "work", 1))
+	err := p.Scale(patient(t), "work", 5)
+	require.ErrorContains(t, err, "has 2 ranks of role judges")
+}
+
+// A child is this program once more, with these variables set: a process whose workers serve one role until it is killed.
+const (
+	childEnv    = "TROUPE_PIPELINE_TEST_CHILD" // the role
+	childURLEnv = "TROUPE_PIPELINE_TEST_URL"
+)
+
+func childIfAsked() {
+	role := os.Getenv(childEnv)
+	if role == "" {
+		return
+	}
+	if err := serveRole(role, os.Getenv(childURLEnv)); err != nil {
+		fmt.Fprintln(os.Stderr, "child:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// serveRole hosts a role of two ranks and ends with its parent.
+func serveRole(role, url string) error {
+	ctx := context.Background()
+	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}}, Name: "child", Lease: time.Second, Classes: []*actors.Class{newTroop().class()}})
+	if err != nil {
+		return err
+	}
+	if _, err := rt.Create(ctx, roles.Spec{Name: role, Class: "judge", World: 2}); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode("ready"); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+// process is a child, as its parent holds it.
+type process struct {
+	cmd     *exec.Cmd
+	cluster *roles.Cluster
+	diedCh  chan struct{} // closed when the wait for it has returned
+	stdin   io.Closer
+}
+
+// spawn starts a child and attaches to its role.
+func spawn(t testing.TB, rt *roles.Runtime, role, url string) *process {
+	t.Helper()
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	cmd := exec.Command(exe, "-test.run=^$")
+	cmd.Env = append(os.Environ(), childEnv+"="+role, childURLEnv+"="+url)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	_, err = bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	p := &process{cmd: cmd, diedCh: make(chan struct{}), stdin: stdin}
+	go func() {
+		_ = cmd.Wait() // it is killed
+		close(p.diedCh)
+	}()
+	p.cluster, err = rt.Attach(patient(t), role)
+	require.NoError(t, err)
+	return p
+}
+
+func (p *process) kill() {
+	_ = p.cmd.Process.Kill() // it may have ended
+	<-p.diedCh
+}
+
+// A worker process is killed with items in its hands. Whoever waits on the process says so, and others have the items
+// at once.
+func TestAKilledWorkersItemsAreHandedOn(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
+	tr := newTroop()
+	survivors := company(t, b, tr, "survivors", 1)
+	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style, s.InFlight = pipeline.Items, 2 }))
+	var times []time.Duration
+	for round := range 3 {
+		victim := spawn(t, rt, fmt.Sprintf("victims%d", round), srv.URL())
+		t.Cleanup(victim.kill)
+		require.NoError(t, p.Join(patient(t), "work", victim.cluster))
+		require.NoError(t, p.Put(patient(t), "in", items(4)...))
+		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 20*time.Second, time.Millisecond)
+		victim.kill()
+		known := time.Now()
+		require.NoError(t, p.Lost(patient(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))
+		require.NoError(t, p.Join(patient(t), "work", survivors))
+		for range 2 {
+			tr.came(t)
+		}
+		times = append(times, time.Since(known))
+		tr.goCh <- struct{}{}
+		tr.goCh <- struct{}{}
+		for range 2 {
+			tr.came(t)
+		}
+		tr.goCh <- struct{}{}
+		tr.goCh <- struct{}{}
+		drainSink(t, p, "out", 4)
+		require.NoError(t, p.Leave(patient(t), "work", survivors))
+	}
+	t.Logf("from the known death to the items in other hands: %v", times)
+	for _, d := range times {
+		require.Less(t, d, 500*time.Millisecond)
+	}
+	require.EqualValues(t, 12, status(t, p).Stages[0].Lost)
+	require.Zero(t, status(t, p).Dead)
+}
