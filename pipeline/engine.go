@@ -315,28 +315,26 @@ func (p *Pipeline) readLoop() {
 		case <-p.ctx.Done():
 			return
 		case want := <-p.loadCh:
-			entries, last, ok := p.readAll(want)
+			entries, upTo, last, ok := p.readAll(want)
 			if !ok {
 				return
 			}
-			p.inbox.push(eventFunc(func(*Pipeline) { want.lane.arrived(entries, want.to, last) }))
+			p.inbox.push(eventFunc(func(*Pipeline) { want.lane.arrived(entries, upTo, last) }))
 		}
 	}
 }
 
 // readAll tries until it has read, or the pipeline ends.
-func (p *Pipeline) readAll(want load) (entries []*entry, last uint64, ok bool) {
+func (p *Pipeline) readAll(want load) (entries []*entry, upTo, last uint64, ok bool) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		ctx, cancel := context.WithTimeout(p.ctx, 5*attemptLimit)
-		entries, last, err := p.journal.read(ctx, want)
+		entries, upTo, last, err := p.journal.read(ctx, want)
 		cancel()
 		if err == nil {
-			return entries, last, true
+			return entries, upTo, last, true
 		}
-		select {
-		case <-p.ctx.Done():
-			return nil, 0, false
-		case <-time.After(pause):
+		if wait(p.ctx, pause) != nil {
+			return nil, 0, 0, false
 		}
 	}
 }

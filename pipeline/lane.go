@@ -75,7 +75,7 @@ func (l *lane) want(w window) (from, to uint64, ok bool) {
 	if l.loading || l.loaded >= l.visible || room < w.items/2 {
 		return 0, 0, false
 	}
-	return l.loaded + 1, min(l.visible, l.loaded+uint64(room)), true
+	return l.loaded + 1, min(l.visible, l.loaded+uint64(min(room, maxLoad))), true
 }
 
 // arrived takes what was read up to number to.
@@ -97,6 +97,9 @@ func (l *lane) passed() (m mark) {
 	}
 	return m
 }
+
+// maxLoad is how much is read at a time.
+const maxLoad = 1024
 
 // window bounds what of a lane is in memory, ready to be handed out.
 type window struct {

@@ -20,12 +20,13 @@ type reader struct {
 
 const fetchAtOnce = 256
 
-// read gives the items of a lane with the numbers from…to that lie in the log, and where the last of them lies.
-func (j *journal) read(ctx context.Context, want load) (entries []*entry, last uint64, err error) {
+// read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended: up to
+// which number that was, and where the last of them lies.
+func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, last uint64, err error) {
 	r := j.readers[want.lane]
 	if r == nil || r.at != want.after && len(r.left) == 0 || len(r.left) > 0 && r.left[0].n > want.from {
 		if r, err = j.newReader(ctx, want); err != nil {
-			return nil, 0, err
+			return nil, 0, 0, err
 		}
 		j.readers[want.lane] = r
 	}
@@ -38,34 +39,35 @@ func (j *journal) read(ctx context.Context, want load) (entries []*entry, last u
 			if e.n >= want.from {
 				entries = append(entries, e)
 			}
-			if e.n == want.to {
-				return entries, last, nil
-			}
 		}
-		if len(r.left) > 0 {
-			return entries, last, nil
+		if len(r.left) > 0 || len(entries) > 0 && entries[len(entries)-1].n == want.to {
+			return entries, want.to, last, nil
 		}
 		more, err := j.fetch(ctx, r, want.lane, min(fetchAtOnce, int(want.to-want.from)+1))
+		if err == nil && !more {
+			more, err = r.more(ctx)
+			if err == nil && !more {
+				return entries, want.to, last, nil
+			}
+		}
 		if err != nil {
 			delete(j.readers, want.lane)
-			return nil, 0, err
-		}
-		if !more {
-			if over, err := r.over(ctx); err != nil || over {
-				return entries, last, err
+			if len(entries) > 0 {
+				return entries, entries[len(entries)-1].n, last, nil
 			}
+			return nil, 0, 0, err
 		}
 	}
 }
 
-// over says that nothing more lies in the lane. A fetch that came back empty does not prove it: the server may have
-// been slow.
-func (r *reader) over(ctx context.Context) (bool, error) {
+// more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
+// server may have been slow.
+func (r *reader) more(ctx context.Context) (bool, error) {
 	info, err := r.consumer.Info(ctx)
 	if err != nil {
 		return false, err
 	}
-	return info.NumPending == 0, wait(ctx, time.Millisecond)
+	return info.NumPending > 0, wait(ctx, time.Millisecond)
 }
 
 func (j *journal) newReader(ctx context.Context, want load) (*reader, error) {
