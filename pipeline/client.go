@@ -111,6 +111,19 @@ func (c *Client) Drain(ctx context.Context) error {
 	}
 }
 
+// Take takes up to n items out of a sink, 100 at most, and gives them to do. They are dealt with when do has returned
+// without an error, and otherwise go back after half a minute. None is no error.
+func (c *Client) Take(ctx context.Context, stream string, n int, do func([]LentItem) error) error {
+	var l loan
+	if err := c.verb(ctx, "take", Order{ID: stream, Workers: n}, &l); err != nil || l.ID == 0 {
+		return err
+	}
+	if err := do(l.Items); err != nil {
+		return err
+	}
+	return c.verb(ctx, "taken", Order{Seqs: []uint64{l.ID}}, nil)
+}
+
 // Shutdown ends the pipeline in the process that runs it: what is in hand is finished or goes back to its stream.
 func (c *Client) Shutdown(ctx context.Context) error { return c.verb(ctx, "shutdown", Order{}, nil) }
 

@@ -2,7 +2,9 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"time"
 
 	"troupe/bus"
 )
@@ -105,27 +107,23 @@ func (p *Pipeline) Abort(ctx context.Context, id string) error {
 	return nil
 }
 
-// Scale gives a stage so many workers: goroutines for a function, ranks in use for a role. Work in hand is finished.
-func (p *Pipeline) Scale(ctx context.Context, to string, workers int) error {
+// Scale gives a stage so many workers: goroutines for a function, ranks for a role of processes, which grows or shrinks.
+// Work in hand is finished.
+func (p *Pipeline) Scale(ctx context.Context, name string, workers int) error {
 	if workers < 1 {
-		return bus.Errorf(bus.CodeInvalid, "stage %s: %d workers; pause it instead", to, workers)
+		return bus.Errorf(bus.CodeInvalid, "stage %s: %d workers; pause it instead", name, workers)
 	}
-	return p.inStage(ctx, to, func(s *stage) error {
-		if s.spec.Func != nil {
+	isFunc := false
+	err := p.inStage(ctx, name, func(s *stage) error {
+		if isFunc = s.spec.Func != nil; isFunc {
 			p.scaleFunc(s, workers)
-			return nil
-		}
-		if n := len(s.hands.all); workers > n {
-			return bus.Errorf(bus.CodeRefused, "stage %s has %d ranks of role %s, and %d are wanted; create more ranks and join them", to, n, s.spec.Role, workers)
-		}
-		for i, h := range s.hands.all {
-			h.suspended = i >= workers
-			if h.suspended {
-				p.flow.returnQueue(s, h)
-			}
 		}
 		return nil
 	})
+	if err != nil || isFunc {
+		return err
+	}
+	return p.resize(ctx, name, workers)
 }
 
 // scaleFunc replaces the goroutines of a function: the old ones finish what they have.
@@ -193,6 +191,57 @@ func (b *Batch) end(ctx context.Context, done bool) error {
 		}
 		return nil
 	})
+}
+
+// lendFor is how long somebody in another process may have items of a sink before they go back.
+const lendFor = 30 * time.Second
+
+// loan is a batch for another process.
+type loan struct {
+	ID    uint64     `json:"id"`
+	Items []LentItem `json:"items"`
+}
+
+// LentItem is an item of a sink, as another process sees it.
+type LentItem struct {
+	ID      string  `json:"id"`
+	Key     string  `json:"key,omitempty"`
+	Group   string  `json:"group,omitempty"`
+	Version Version `json:"version"`
+	Body    []byte  `json:"body"`
+}
+
+// lend takes items out of a sink for another process; empty: there are none.
+func (p *Pipeline) lend(ctx context.Context, stream string, n int) (loan, error) {
+	ctx, cancel := context.WithTimeout(ctx, verbLimit/5)
+	defer cancel()
+	b, err := p.Take(ctx, stream, max(1, min(n, 100)))
+	if errors.Is(err, bus.ErrTimedOut) {
+		return loan{}, nil
+	}
+	if err != nil {
+		return loan{}, err
+	}
+	l := loan{ID: b.id}
+	for _, it := range b.Items {
+		l.Items = append(l.Items, LentItem{ID: it.ID, Key: it.Key, Group: it.Group, Version: it.Version, Body: it.Body})
+	}
+	p.group.Go(func() {
+		if wait(p.ctx, lendFor) == nil {
+			_ = b.Return(p.ctx) // it was said to be done
+		}
+	})
+	return l, nil
+}
+
+// lent ends loans: their items are dealt with.
+func (p *Pipeline) lent(ctx context.Context, ids []uint64) error {
+	for _, id := range ids {
+		if err := (&Batch{p: p, id: id}).Done(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (b *Batch) String() string { return fmt.Sprintf("%d items", len(b.Items)) }

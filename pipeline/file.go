@@ -27,8 +27,8 @@ type File struct {
 // RoleSpec is a role of a file.
 type RoleSpec struct {
 	Name      string
-	Class     string
-	Command   []string
+	Class     string   // of this program, or of the command's; zero: named as the role
+	Command   []string // what its workers run; zero: goroutines, or the agent's own program where they need anything
 	World     int
 	Mesh      dispatch.Mesh
 	Resources Resources
@@ -200,9 +200,7 @@ func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
 	switch {
 	case r.Class == "" && len(r.Command) == 0:
 		d.bad(n, at, "give class, or command", "role %s has neither a class nor a command", r.Name)
-	case r.Class != "" && len(r.Command) > 0:
-		d.bad(n, at+".command", "choose one", "role %s has a class and a command", r.Name)
-	case r.Class != "" && d.class(r.Class) == nil:
+	case len(r.Command) == 0 && d.class(r.Class) == nil:
 		var names []string
 		for _, c := range d.classes {
 			names = append(names, c.Name)
@@ -296,6 +294,9 @@ func (d *decoder) stage(n *yaml.Node, at string, s StageSpec) {
 		}
 		d.at(at+".role", n, "declare it under roles, before the stages"+near(s.Role, names...), "there is no role %q", s.Role)
 		return
+	}
+	if len(d.out.Roles[i].Command) > 0 {
+		return // what it can do is known when it runs
 	}
 	c := d.class(d.out.Roles[i].Class)
 	for field, method := range map[string]string{"method": s.Method, "abort": s.AbortMethod} {

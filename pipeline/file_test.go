@@ -73,7 +73,7 @@ func TestMistakesInAFile(t *testing.T) {
 		"rounds of zero":        {"rounds: 3", "rounds: 0", "line 21: stages.train.rounds: a bound of zero"},
 		"an unknown class":      {"class: scorer", "class: scorrer", `line 4: roles.reward.class: there is no class "scorrer"; this program has scorer (did you mean scorer?)`},
 		"an unknown method":     {"method: score,", "method: scroe,", `line 12: stages.reward.method: class scorer has no method "scroe"; it has score (did you mean score?)`},
-		"class and command":     {"command: [python, learner.py]", "{command: x, class: scorer}", "line 6"},
+		"no class, no command":  {"    command: [python, learner.py]\n", "", "line 5: roles.learner: role learner has neither a class nor a command; give class, or command"},
 		"a mesh that is wrong":  {"mesh: {tp: 2}", "mesh: {tp: 3}", "line 4: roles.reward.mesh:"},
 		"an unknown policy":     {"restart_rank", "restart", `line 4: roles.reward.policy: "restart" is none of them; give fail, restart_rank, restart_role, ignore`},
 		"an unknown rule":       {"drop_oldest", "drop_olest", `(did you mean drop_oldest?)`},

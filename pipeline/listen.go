@@ -86,6 +86,10 @@ func (p *Pipeline) obey(ctx context.Context, verb string, o Order) (any, error) 
 	case "shutdown":
 		go func() { _ = p.Close(context.Background()) }() // its owner sees Done
 		return nil, nil
+	case "take":
+		return p.lend(ctx, o.ID, o.Workers)
+	case "taken":
+		return nil, p.lent(ctx, o.Seqs)
 	case "dead-retry":
 		return p.RetryDead(ctx, o.Seqs, o.All)
 	case "dead-drop":

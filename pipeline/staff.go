@@ -105,11 +105,13 @@ func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why er
 
 // gone takes a dead worker out of its stage, in the loop.
 func (p *Pipeline) gone(s *stage, h *hand, why error) {
-	if w, ok := p.workers[h].(*rankWorker); ok {
-		w.abandon()
-	}
+	w, ok := p.workers[h].(*rankWorker)
 	delete(p.workers, h)
 	p.flow.part(s, h, true, why)
+	if ok {
+		w.abandon()
+		p.awaitBack(s, w.rank)
+	}
 }
 
 func (p *Pipeline) ofCluster(s *stage, c *roles.Cluster, ranks []int) []*hand {

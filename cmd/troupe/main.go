@@ -23,7 +23,7 @@ func main() {
 }
 
 // hosted are the classes of workers that this program can be.
-func hosted() []*actors.Class { return append(demoClasses(), benchmarks.FaultClass()) }
+func hosted() []*actors.Class { return append(demoClasses(), benchmarks.FaultClass(), textClass()) }
 
 // run executes the command line. The first signal asks it to end in order, the second ends it at once.
 func run(args []string, c *cli) int {

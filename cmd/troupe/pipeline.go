@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/pipeline"
+)
+
+func newPipeline(c *cli) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "pipeline",
+		Short: "Watch a pipeline that runs, and give it orders",
+		Example: `  troupe pipeline top
+  troupe pipeline put rl prompts --args '["one", "two"]'
+  troupe pipeline pause rl reward
+  troupe pipeline dead ls rl`,
+	}
+	cmd.AddCommand(newPipelineTop(c), newPipelineDead(c), newPipelinePut(c), newPipelineTake(c))
+	order := func(use, short string, args int, do func(ctx context.Context, p *pipeline.Client, pos []string) error) {
+		sub := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(args), RunE: func(cmd *cobra.Command, pos []string) error {
+			return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return do(cmd.Context(), p, pos) })
+		}}
+		c.serverFlags(sub)
+		cmd.AddCommand(sub)
+	}
+	order("pause NAME STAGE", "Hand nothing more to a stage; what it has goes on", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+		return p.Pause(ctx, pos[1])
+	})
+	order("resume NAME STAGE", "Hand items to a stage again", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+		return p.Resume(ctx, pos[1])
+	})
+	order("drain NAME", "Take nothing more in, and wait until all has gone through", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
+		return p.Drain(ctx)
+	})
+	order("scale NAME STAGE WORKERS", "Give a stage more workers, or fewer", 3, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+		n, err := strconv.Atoi(pos[2])
+		if err != nil || n < 1 {
+			return usagef("WORKERS %q: give a number from 1 on", pos[2])
+		}
+		return p.Scale(ctx, pos[1], n)
+	})
+	order("abort NAME ITEM", "End an item; what its handler hands back travels on", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+		return p.Abort(ctx, pos[1])
+	})
+	order("version NAME VERSION", "Set the version that items are stamped with and measured by", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+		v, err := strconv.ParseFloat(pos[1], 64)
+		if err != nil {
+			return usagef("VERSION %q: give a number, as in 12 or 12.5", pos[1])
+		}
+		return p.SetVersion(ctx, pipeline.VersionOf(v))
+	})
+	order("shutdown NAME", "End a pipeline where it runs; what is unfinished stays in its streams", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
+		return p.Shutdown(ctx)
+	})
+	return cmd
+}
+
+func (c *cli) withPipeline(ctx context.Context, name string, do func(p *pipeline.Client) error) error {
+	if err := bus.CheckName("pipeline", name); err != nil {
+		return &usageError{err}
+	}
+	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		p, err := pipeline.Connect(b, s.namespace, name)
+		if err != nil {
+			return err
+		}
+		return do(p)
+	})
+}
+
+func newPipelinePut(c *cli) *cobra.Command {
+	var args, key, group string
+	var priority int
+	cmd := &cobra.Command{
+		Use:     "put NAME STREAM",
+		Short:   "Put items into a stream; it waits while the stream is full",
+		Example: `  troupe pipeline put rl prompts --args '["one", "two"]' --key a`,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, pos []string) error {
+			values, _, err := parseArgs(args)
+			if err != nil {
+				return usagef("--args: %w", err)
+			}
+			var items []pipeline.Item
+			for _, v := range values {
+				body, err := bus.Marshal(v)
+				if err != nil {
+					return usagef("--args: %w", err)
+				}
+				items = append(items, pipeline.Item{Key: key, Group: group, Priority: priority, Body: body})
+			}
+			if len(items) == 0 {
+				return usagef("--args %s: give a list of bodies", args)
+			}
+			return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error {
+				if _, err := p.Status(cmd.Context()); err != nil {
+					return err
+				}
+				return p.Producer().Put(cmd.Context(), pos[1], items...)
+			})
+		},
+	}
+	c.serverFlags(cmd)
+	cmd.Flags().StringVar(&args, "args", "[]", "bodies, as a JSON list")
+	cmd.Flags().StringVar(&key, "key", "", "their key")
+	cmd.Flags().StringVar(&group, "group", "", "their group")
+	cmd.Flags().IntVar(&priority, "priority", 0, "their priority")
+	return cmd
+}
+
+func newPipelineTake(c *cli) *cobra.Command {
+	var n int
+	cmd := &cobra.Command{
+		Use:     "take NAME STREAM",
+		Short:   "Take items out of a sink and print them, one JSON object a line",
+		Example: "  troupe pipeline take rl results -k 10",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, pos []string) error {
+			return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error {
+				return p.Take(cmd.Context(), pos[1], n, c.printItems)
+			})
+		},
+	}
+	c.serverFlags(cmd)
+	cmd.Flags().IntVarP(&n, "count", "k", 1, "how many, at most")
+	return cmd
+}
+
+func (c *cli) printItems(items []pipeline.LentItem) error {
+	for _, it := range items {
+		if err := c.printJSON(map[string]any{"id": it.ID, "key": it.Key, "version": it.Version, "body": bodyJSON(it.Body)}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bodyJSON shows a body: as its value where it is one, as bytes where it is not.
+func bodyJSON(body []byte) any {
+	var v any
+	if err := bus.Unmarshal(body, &v); err != nil {
+		return body
+	}
+	return plain(v)
+}
+
+func newPipelineDead(c *cli) *cobra.Command {
+	cmd := &cobra.Command{Use: "dead", Short: "The items that were given up", Example: "  troupe pipeline dead ls rl\n  troupe pipeline dead show rl 4711\n  troupe pipeline dead retry rl --all"}
+	ls := &cobra.Command{Use: "ls NAME", Short: "List them", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
+		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadList(cmd.Context(), p) })
+	}}
+	show := &cobra.Command{Use: "show NAME SEQ", Short: "Print one with its attempts, stacks and body, as JSON", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, pos []string) error {
+		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadShow(cmd.Context(), p, pos[1]) })
+	}}
+	c.jsonFlag(ls, "print one JSON object a letter instead of a table")
+	c.jsonFlag(show, "it is JSON in any case; for scripts that always say so")
+	cmd.AddCommand(ls, show, c.deadVerb("retry", "Put some back into their streams", (*pipeline.Client).RetryDead), c.deadVerb("drop", "Remove some", (*pipeline.Client).DropDead))
+	c.serverFlags(ls)
+	c.serverFlags(show)
+	return cmd
+}
+
+// deadVerb is an order about dead letters.
+func (c *cli) deadVerb(verb, short string, do func(*pipeline.Client, context.Context, []uint64, bool) (int, error)) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{Use: verb + " NAME [SEQ…]", Short: short, Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
+		var seqs []uint64
+		for _, text := range pos[1:] {
+			seq, err := strconv.ParseUint(text, 10, 64)
+			if err != nil {
+				return usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
+			}
+			seqs = append(seqs, seq)
+		}
+		if len(seqs) == 0 && !all {
+			return usagef("name the letters by their number, or give --all")
+		}
+		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error {
+			n, err := do(p, cmd.Context(), seqs, all)
+			if err == nil {
+				c.printf("%d\n", n)
+			}
+			return err
+		})
+	}}
+	cmd.Flags().BoolVar(&all, "all", false, "all of them")
+	c.serverFlags(cmd)
+	return cmd
+}
+
+func (c *cli) deadList(ctx context.Context, p *pipeline.Client) error {
+	dead, err := p.Dead(ctx, false)
+	if err != nil {
+		return err
+	}
+	if c.json {
+		for _, d := range dead {
+			if err := c.printJSON(d); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if len(dead) == 0 {
+		c.printf("no dead letters\n")
+		return nil
+	}
+	rows := make([][]string, len(dead))
+	for i, d := range dead {
+		why := ""
+		if n := len(d.Failures); n > 0 {
+			why = d.Failures[n-1].Error
+		}
+		rows[i] = []string{strconv.FormatUint(d.Seq, 10), d.ID, d.Stage, d.Stream, d.Reason, strconv.Itoa(d.Attempts), age(d.At), why}
+	}
+	return c.table("SEQ ITEM STAGE STREAM REASON ATTEMPTS SINCE LAST", rows)
+}
+
+func (c *cli) deadShow(ctx context.Context, p *pipeline.Client, text string) error {
+	seq, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		return usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
+	}
+	dead, err := p.Dead(ctx, true)
+	if err != nil {
+		return err
+	}
+	for _, d := range dead {
+		if d.Seq != seq {
+			continue
+		}
+		raw, err := json.Marshal(d)
+		if err != nil {
+			return err
+		}
+		out := map[string]any{}
+		if err := json.Unmarshal(raw, &out); err != nil {
+			return err
+		}
+		out["body"] = bodyJSON(d.Body)
+		return c.printJSON(out)
+	}
+	return fmt.Errorf("there is no dead letter %d", seq)
+}

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/pipeline"
+)
+
+func newPipelineTop(c *cli) *cobra.Command {
+	var every time.Duration
+	var once bool
+	cmd := &cobra.Command{
+		Use:   "top [NAME…]",
+		Short: "A live table of stages and streams",
+		Long: `Top shows every pipeline of the namespace that runs, or those that are named, again and again: for each stage its
+workers, what they have in hand, how much they do and how long it takes; for each stream how full it is, what goes in and
+out, and how old its oldest item is. With --json it prints one object a pipeline each time.`,
+		Example: "  troupe pipeline top\n  troupe pipeline top rl --once --json",
+		RunE: func(cmd *cobra.Command, names []string) error {
+			if every < 100*time.Millisecond {
+				return usagef("--every %s: must be 100ms at least", every)
+			}
+			return c.withBus(cmd.Context(), func(b *bus.Bus, s server) error {
+				return c.top(cmd.Context(), b, s.namespace, names, every, once)
+			})
+		},
+	}
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON object a line instead of tables")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "how often")
+	cmd.Flags().BoolVar(&once, "once", false, "print it once")
+	return cmd
+}
+
+func (c *cli) top(ctx context.Context, b *bus.Bus, namespace string, names []string, every time.Duration, once bool) error {
+	for {
+		all, err := statuses(ctx, b, namespace, names)
+		if err != nil {
+			return err
+		}
+		if !c.json && !once {
+			c.printf("\x1b[H\x1b[2J") // a clean screen
+		}
+		if err := c.showStatuses(namespace, all); err != nil || once {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(every):
+		}
+	}
+}
+
+// statuses asks the pipelines how they are. One that was named must answer; of all of them, those that run do.
+func statuses(ctx context.Context, b *bus.Bus, namespace string, names []string) ([]pipeline.Status, error) {
+	wanted := names
+	if len(names) == 0 {
+		var err error
+		if wanted, err = pipeline.List(ctx, b, namespace); err != nil {
+			return nil, err
+		}
+	}
+	var out []pipeline.Status
+	for _, name := range wanted {
+		p, err := pipeline.Connect(b, namespace, name)
+		if err != nil {
+			return nil, &usageError{err}
+		}
+		st, err := p.Status(ctx)
+		if errors.Is(err, bus.ErrNotFound) && len(names) == 0 {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, st)
+	}
+	return out, nil
+}
+
+func (c *cli) showStatuses(namespace string, all []pipeline.Status) error {
+	if len(all) == 0 && !c.json {
+		c.printf("no pipeline runs in namespace %q\n", namespace)
+	}
+	for _, st := range all {
+		if c.json {
+			if err := c.printJSON(st); err != nil {
+				return err
+			}
+			continue
+		}
+		c.printf("pipeline %s, version %v, %d dead letters, by %s since %s\n", st.Name, st.Version, st.Dead, st.By, age(st.Since))
+		if err := c.table("STAGE ROLE WORKERS IN_FLIGHT WAITING PER_S DONE RETRIES LOST DEAD P50 P99 STATE", stageRows(st)); err != nil {
+			return err
+		}
+		if err := c.table("STREAM DEPTH OF BYTES IN_S OUT_S OLDEST BLOCKED DROPPED STALE LATE", streamRows(st)); err != nil {
+			return err
+		}
+		c.printf("\n")
+	}
+	return nil
+}
+
+func stageRows(st pipeline.Status) [][]string {
+	var rows [][]string
+	for _, s := range st.Stages {
+		state := "runs"
+		if s.Paused {
+			state = "paused"
+		} else if st.Draining {
+			state = "drains"
+		}
+		role := s.Role
+		if role == "" {
+			role = "-"
+		}
+		rows = append(rows, []string{
+			s.Name, role, strconv.Itoa(s.Workers), strconv.Itoa(s.InFlight), strconv.Itoa(s.Waiting), fmt.Sprintf("%.0f", s.PerS), fmt.Sprint(s.Handled),
+			fmt.Sprint(s.Retries), fmt.Sprint(s.Lost), fmt.Sprint(s.Dead), micros(s.P50), micros(s.P99), state,
+		})
+	}
+	return rows
+}
+
+func streamRows(st pipeline.Status) [][]string {
+	var rows [][]string
+	for _, s := range st.Streams {
+		oldest := time.Duration(s.Oldest * float64(time.Second)).Round(time.Millisecond)
+		rows = append(rows, []string{
+			s.Name, strconv.Itoa(s.Items), strconv.Itoa(s.MaxItems), strconv.FormatInt(s.Bytes, 10), fmt.Sprintf("%.0f", s.InPerS), fmt.Sprintf("%.0f", s.OutPerS),
+			oldest.String(), strconv.Itoa(s.Blocked), fmt.Sprint(s.Dropped + s.Expired), fmt.Sprint(s.Stale), fmt.Sprint(s.Late),
+		})
+	}
+	return rows
+}
+
+func micros(us float64) string { return time.Duration(us * float64(time.Microsecond)).String() }

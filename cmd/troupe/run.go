@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/pipeline"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// runFlags is how a file is run.
+type runFlags struct {
+	check bool
+	drain bool
+	grace time.Duration
+	store string
+}
+
+func newRun(c *cli) *cobra.Command {
+	var flags runFlags
+	cmd := &cobra.Command{
+		Use:   "run FILE",
+		Short: "Run the roles, streams and stages of a file until Ctrl-C",
+		Long: `Run reads a YAML file of roles, streams and stages (docs/pipelines.md, docs/pipeline.schema.json), checks it as a whole,
+brings the roles up and runs the pipeline between them until a signal ends it. Handlers may finish within the grace; what
+they do not finish is back in its stream, and the next run goes on with it.
+
+A role of a class of this program, with no resources and no policy, is goroutines of this process. Others are processes on
+the nodes, started by their agents. Without a head on this machine, a private one is started, which ends with the run.`,
+		Example: `  troupe run rl.yaml
+  troupe run rl.yaml --check            # only look for mistakes
+  troupe run rl.yaml --drain            # end when everything has gone through
+  troupe pipeline top                   # beside it`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, pos []string) error {
+			file, err := readRun(pos[0])
+			if err != nil {
+				return err
+			}
+			if flags.check {
+				return c.checked(pos[0], file)
+			}
+			return c.runFile(cmd.Context(), file, flags)
+		},
+	}
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "say what happens in one JSON object a line")
+	cmd.Flags().BoolVar(&flags.check, "check", false, "check the file and do nothing else")
+	cmd.Flags().BoolVar(&flags.drain, "drain", false, "take nothing more in, and end when all that is there has gone through")
+	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long handlers may go on at the end")
+	cmd.Flags().StringVar(&flags.store, "store", "", "folder for the store of a private head (default a temporary one)")
+	return cmd
+}
+
+func readRun(path string) (pipeline.File, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return pipeline.File{}, &usageError{err}
+	}
+	file, err := pipeline.ParseFile(text, hosted())
+	if err != nil {
+		return file, usagef("%s: %w", path, err)
+	}
+	return file, nil
+}
+
+func (c *cli) checked(path string, f pipeline.File) error {
+	if c.json {
+		return c.printJSON(map[string]any{"file": path, "ok": true, "roles": len(f.Roles), "streams": len(f.Spec.Streams), "stages": len(f.Spec.Stages)})
+	}
+	c.printf("%s: %d roles, %d streams, %d stages; no mistakes\n", path, len(f.Roles), len(f.Spec.Streams), len(f.Spec.Stages))
+	return nil
+}
+
+// say tells of progress.
+func (c *cli) say(event, name, format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if c.json {
+		_ = c.printJSON(map[string]string{"event": event, "name": name, "text": text}) // a terminal that is gone has nobody to tell
+		return
+	}
+	c.printf("%-9s %-16s %s\n", event, name, text)
+}
+
+// runBus is the head of the run: one that is there, or a private one.
+func (c *cli) runBus(ctx context.Context, file pipeline.File, flags runFlags) (*bus.Bus, string, error) {
+	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" {
+		c.namespace = file.Namespace
+	}
+	s, err := c.server()
+	if errors.Is(err, errNoHead) {
+		c.say("head", "private", "no head on this machine: one for this run alone")
+		s.bus = bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}}
+		err = nil
+	}
+	if err != nil {
+		return nil, "", err
+	}
+	b, err := bus.Open(ctx, s.bus)
+	if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
+		err = s.head.silent(err)
+	}
+	return b, s.namespace, err
+}
+
+func (c *cli) runFile(ctx context.Context, file pipeline.File, flags runFlags) (err error) {
+	b, namespace, err := c.runBus(ctx, file, flags)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	if err := notRunning(ctx, b, namespace, file.Spec.Name); err != nil {
+		return err
+	}
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Classes: hosted()})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.takeDown(rt)) }()
+	var clusters []*roles.Cluster
+	for _, r := range file.Roles {
+		cl, err := c.bringUp(ctx, rt, r)
+		if err != nil {
+			return fmt.Errorf("role %s: %w", r.Name, err)
+		}
+		clusters = append(clusters, cl)
+	}
+	p, err := pipeline.Open(ctx, pipeline.Config{Bus: b, Namespace: namespace, Clusters: clusters, Grace: flags.grace}, file.Spec)
+	if err != nil {
+		return err
+	}
+	return c.attendRun(ctx, p, file, flags)
+}
+
+// notRunning looks before any role is started.
+func notRunning(ctx context.Context, b *bus.Bus, namespace, name string) error {
+	p, err := pipeline.Connect(b, namespace, name)
+	if err != nil {
+		return &usageError{err}
+	}
+	if st, err := p.Status(ctx); err == nil {
+		return bus.Errorf(bus.CodeExists, "pipeline %s runs already, by %s since %s", name, st.By, age(st.Since))
+	}
+	return nil
+}
+
+func (c *cli) takeDown(rt *roles.Runtime) error {
+	c.say("down", "roles", "the roles are taken down")
+	return rt.Close(context.Background())
+}
+
+// bringUp starts one role of the file.
+func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpec) (*roles.Cluster, error) {
+	start := time.Now()
+	spec := roles.Spec{Name: r.Name, Class: r.Class, World: r.World, Mesh: r.Mesh, Config: r.Config}
+	where := "in this process"
+	if p := processOf(r); p != nil {
+		spec.Process, where = p, "as processes on the nodes"
+		p.Output = c.err
+		if spec.Class == "" {
+			spec.Class = r.Name
+		}
+		spec.OnFailure = func(f roles.Failure) { c.say("failed", r.Name, "rank %d: %v: %s", f.Rank, f.Err, f.Then) }
+	}
+	c.say("role", r.Name, "starting %d workers %s", r.World, where)
+	cl, err := rt.Create(ctx, spec)
+	if err == nil {
+		c.say("role", r.Name, "ready after %s", time.Since(start).Round(time.Millisecond))
+	}
+	return cl, err
+}
+
+// processOf says how a role's workers run on the nodes; nil: as goroutines here.
+func processOf(r pipeline.RoleSpec) *roles.Process {
+	needs := placement.Bundle{
+		Devices: placement.Share(r.Resources.GPUs * float64(placement.Whole)), CPUs: placement.Share(r.Resources.CPUs * float64(placement.Whole)), Memory: r.Resources.Memory,
+	}
+	nothing := needs.Devices == 0 && needs.CPUs == 0 && needs.Memory == 0
+	if len(r.Command) == 0 && nothing && len(r.Env) == 0 && r.Policy == "fail" {
+		return nil
+	}
+	p := &roles.Process{Command: r.Command, Env: r.Env, Policy: roles.Policy(r.Policy)}
+	if r.Policy == "fail" {
+		p.Policy = roles.FailRole
+	}
+	if !nothing {
+		p.Needs.Bundles = []placement.Bundle{needs}
+	}
+	return p
+}
+
+// attendRun says what runs, and waits for its end.
+func (c *cli) attendRun(ctx context.Context, p *pipeline.Pipeline, file pipeline.File, flags runFlags) error {
+	st, err := p.Status(ctx)
+	if err == nil {
+		waiting := 0
+		for _, s := range st.Streams {
+			waiting += s.Items
+		}
+		c.say("pipeline", st.Name, "%d streams, %d stages, %d items from before; Ctrl-C ends it", len(st.Streams), len(st.Stages), waiting)
+	}
+	if flags.drain {
+		if err := p.Drain(ctx); err != nil && ctx.Err() == nil {
+			return errors.Join(err, p.Close(ctx))
+		}
+	} else {
+		select {
+		case <-ctx.Done():
+		case <-p.Done():
+		}
+	}
+	c.say("down", file.Spec.Name, "handlers may finish within %s", flags.grace)
+	return p.Close(context.Background())
+}

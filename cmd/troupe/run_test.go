@@ -1,0 +1,146 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/pipeline"
+)
+
+const textRun = `name: words
+roles:
+  shout: {class: text, world: 2}
+  count: {class: text}
+streams:
+  in: {items: 100}
+  loud:
+  out: {sink: true}
+  hard: {items: 10}
+stages:
+  shout: {role: shout, method: upper, in: in, out: loud, in_flight: 4}
+  count: {role: count, method: length, in: loud, out: out}
+  hard: {role: count, method: fail, in: hard, failures: 2, backoff: 1ms}
+`
+
+func writeRun(t *testing.T, text string) string {
+	path := filepath.Join(t.TempDir(), "run.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+// running runs a file at the user's head until it is stopped, and returns when the pipeline is up.
+func (u *user) running(path string) (out *screen, stop func() int) {
+	u.t.Helper()
+	out = &screen{}
+	var errs screen
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan int, 1)
+	go func() {
+		doneCh <- execute(ctx, []string{"run", path, "--grace", "1s"}, &cli{out: out, err: &errs, env: u.getenv})
+	}()
+	u.t.Cleanup(cancel)
+	require.Eventually(u.t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends it") }, 30*time.Second, 5*time.Millisecond, errs.String())
+	return out, func() int {
+		cancel()
+		select {
+		case code := <-doneCh:
+			return code
+		case <-time.After(20 * time.Second):
+			require.Fail(u.t, "troupe run does not end")
+			return -1
+		}
+	}
+}
+
+func TestRunAFile(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.up("--no-agent")
+	path := writeRun(t, textRun)
+	out, stop := u.running(path)
+	require.Contains(t, out.String(), "role      shout            starting 2 workers in this process")
+	require.Contains(t, out.String(), "3 stages, 0 items from before")
+
+	u.sees("pipeline", "put", "words", "in", "--args", `["a", "few", "words"]`)
+	var got []string
+	for range 100 {
+		for line := range strings.Lines(u.sees("pipeline", "take", "words", "out", "-k", "10")) {
+			var it struct{ Body string }
+			require.NoError(t, json.Unmarshal([]byte(line), &it))
+			got = append(got, strings.Fields(it.Body)[0])
+		}
+		if len(got) == 3 {
+			break
+		}
+	}
+	require.ElementsMatch(t, []string{"A=1", "FEW=3", "WORDS=5"}, got)
+
+	u.sees("pipeline", "put", "words", "hard", "--args", `["x"]`)
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x") }, 20*time.Second, 10*time.Millisecond)
+	var letter pipeline.DeadLetter
+	require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "dead", "ls", "words", "--json")), &letter))
+	shown := u.sees("pipeline", "dead", "show", "words", fmtSeq(letter.Seq))
+	require.Contains(t, shown, `"attempts":2`)
+	require.Contains(t, shown, `"body":"x"`)
+	require.Equal(t, "1\n", u.sees("pipeline", "dead", "retry", "words", fmtSeq(letter.Seq)))
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x") }, 20*time.Second, 10*time.Millisecond)
+	require.Equal(t, "1\n", u.sees("pipeline", "dead", "drop", "words", "--all"))
+	require.Equal(t, "no dead letters\n", u.sees("pipeline", "dead", "ls", "words"))
+
+	u.sees("pipeline", "pause", "words", "count")
+	u.sees("pipeline", "put", "words", "in", "--args", `["later"]`)
+	table := u.sees("pipeline", "top", "--once")
+	for _, want := range []string{"pipeline words", "STAGE", "IN_FLIGHT", "P99", "paused", "STREAM", "DEPTH", "OLDEST"} {
+		require.Contains(t, table, want)
+	}
+	var st pipeline.Status
+	require.Eventually(t, func() bool {
+		require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "top", "words", "--once", "--json")), &st))
+		return st.Streams[1].Items == 1
+	}, 20*time.Second, 10*time.Millisecond)
+	require.Contains(t, u.fails(1, "pipeline", "pause", "words", "cuont"), "did you mean count?")
+	require.Contains(t, u.fails(1, "run", path), "runs already")
+
+	require.Zero(t, stop(), out.String())
+	require.Contains(t, u.fails(1, "pipeline", "resume", "words", "count"), "does not run in namespace default")
+
+	out, stop = u.running(path)
+	require.Contains(t, out.String(), "1 items from before")
+	u.sees("pipeline", "resume", "words", "count")
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "take", "words", "out"), "LATER=5") }, 20*time.Second, 10*time.Millisecond)
+	u.sees("pipeline", "shutdown", "words")
+	require.Zero(t, stop())
+}
+
+func fmtSeq(seq uint64) string {
+	text, _ := json.Marshal(seq)
+	return string(text)
+}
+
+// Without a head there is a private one; --drain ends when nothing is left.
+func TestRunWithoutAHead(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	text := u.sees("run", writeRun(t, textRun), "--drain")
+	require.Contains(t, text, "no head on this machine")
+	require.Contains(t, text, "the roles are taken down")
+}
+
+func TestMistakesInARun(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	_, stderr, code := u.types("run", writeRun(t, strings.NewReplacer("items: 100", "itmes: 100", "class: text, world: 2", "class: txet", "in_flight: 4", "in_flight: 0").Replace(textRun)))
+	require.Equal(t, 2, code)
+	for _, want := range []string{"3 mistakes", "line 3: roles.shout.class", "did you mean text?", "line 6: streams.in.itmes", "did you mean items?", "line 11: stages.shout.in_flight: a bound of zero"} {
+		require.Contains(t, stderr, want)
+	}
+	require.Contains(t, u.fails(2, "run", "/nowhere.yaml"), "no such file")
+	require.Contains(t, u.sees("run", writeRun(t, textRun), "--check"), "2 roles, 4 streams, 3 stages; no mistakes")
+}

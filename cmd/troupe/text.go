@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"troupe/actors"
+)
+
+// text is a class for trying pipelines out: what it does is little, and what came through is easy to see.
+type text struct{ rank int }
+
+func textClass() *actors.Class {
+	k := actors.NewClass("text", func(_ context.Context, s actors.Setup) (*text, error) { return &text{rank: s.Rank}, nil })
+	actors.Method(k, "upper", (*text).upper)
+	actors.Method(k, "length", (*text).length)
+	actors.Method(k, "join", (*text).join)
+	actors.Method(k, "wait", (*text).wait, actors.MethodOptions{Lane: actors.Concurrent(64)})
+	actors.Method(k, "fail", (*text).fail)
+	return k.Class
+}
+
+func (t *text) upper(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil }
+
+// length answers the text with how long it is and which rank has counted.
+func (t *text) length(_ context.Context, s string) (string, error) {
+	return fmt.Sprintf("%s=%d by rank %d", s, len(s), t.rank), nil
+}
+
+// join makes one text of a group.
+func (t *text) join(_ context.Context, all []string) (string, error) {
+	return strings.Join(all, "+"), nil
+}
+
+// wait holds its text for as long as that says: "50ms".
+func (t *text) wait(ctx context.Context, s string) (string, error) {
+	d, err := time.ParseDuration(s)
+	if err != nil {
+		return "", err
+	}
+	select {
+	case <-ctx.Done():
+		return "", ctx.Err()
+	case <-time.After(d):
+		return s, nil
+	}
+}
+
+func (t *text) fail(_ context.Context, s string) (string, error) {
+	return "", errors.New("there is no doing it: " + s)
+}

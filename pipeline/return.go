@@ -1,0 +1,82 @@
+package pipeline
+
+import (
+	"context"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/roles"
+)
+
+// backEvery is how often a rank that is being restarted is looked for.
+const backEvery = 50 * time.Millisecond
+
+// awaitBack gives a rank its place in the stage again when its role has restarted it. It is called in the loop.
+func (p *Pipeline) awaitBack(s *stage, rank roles.Worker) {
+	c := rank.Cluster()
+	if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
+		return // it does not come back
+	}
+	p.group.Go(func() {
+		for wait(p.ctx, backEvery) == nil {
+			switch c.Record().State {
+			case roles.RoleFailed, roles.RoleStopping:
+				return
+			}
+			beats := c.Health()
+			if rank.Rank() >= len(beats) {
+				return // the role has shrunk
+			}
+			if beats[rank.Rank()].State == actors.Ready {
+				p.inbox.push(eventFunc(func(p *Pipeline) {
+					if len(p.ofCluster(s, c, []int{rank.Rank()})) == 0 {
+						_ = p.enlist(s, c, []int{rank.Rank()}) // the rank exists
+					}
+				}))
+				return
+			}
+		}
+	})
+}
+
+// resize gives a stage of a role of processes more ranks or fewer: those that go get nothing more, and finish first.
+func (p *Pipeline) resize(ctx context.Context, name string, workers int) error {
+	var c *roles.Cluster
+	err := p.inStage(ctx, name, func(s *stage) error {
+		for _, h := range s.hands.all {
+			if w, ok := p.workers[h].(*rankWorker); ok {
+				if c != nil && c != w.rank.Cluster() {
+					return bus.Errorf(bus.CodeRefused, "stage %s has ranks of several roles (%s, %s); join or leave them one by one", name, c.Name(), w.rank.Cluster().Name())
+				}
+				c = w.rank.Cluster()
+			}
+		}
+		if c == nil {
+			return bus.Errorf(bus.CodeRefused, "stage %s has no ranks yet", name)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	have := c.WorldSize()
+	if workers > have {
+		if err := c.Grow(ctx, workers-have); err != nil {
+			return err
+		}
+	} else if workers == have {
+		return nil
+	}
+	var ranks []int
+	for r := min(have, workers); r < max(have, workers); r++ {
+		ranks = append(ranks, r)
+	}
+	if workers > have {
+		return p.Join(ctx, name, c, ranks...)
+	}
+	if err := p.Leave(ctx, name, c, ranks...); err != nil {
+		return err
+	}
+	return c.Shrink(ctx, have-workers)
+}
