@@ -4,7 +4,7 @@ PACKAGES := ./...
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
-.PHONY: help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
+.PHONY: soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
 .PHONY: python python-test python-lint wheel bench-python
 
 help: ## this list
@@ -89,6 +89,10 @@ gpu-check: build ## on a machine with an NVIDIA GPU: the inventory, a foreign pr
 
 soak: ## five rounds of every test, under the race detector
 	$(GO) test -race -count=5 -timeout 60m $(PACKAGES)
+
+SOAK_ITEMS ?= 100000
+soak-pipeline: ## 100,000 items through three stages, a worker process killed every second, one restart of the server
+	TROUPE_SOAK_ITEMS=$(SOAK_ITEMS) $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$' ./pipeline
 
 verify: test race ## test and race
 

@@ -45,6 +45,7 @@ func (tr *troop) class() *actors.Class {
 	})
 	many := actors.MethodOptions{Lane: actors.Concurrent(64)}
 	actors.Method(k, "score", (*judge).Score, many)
+	actors.Method(k, "same", (*judge).Same, many)
 	actors.Method(k, "sum", (*judge).Sum)
 	actors.Method(k, "split", (*judge).Split)
 	actors.Method(k, "hold", (*judge).Hold, many)
@@ -54,6 +55,9 @@ func (tr *troop) class() *actors.Class {
 
 // Score answers its number with the rank and process that had it.
 func (j *judge) Score(_ context.Context, n int) (int, error) { return n*10 + j.setup.Rank, nil }
+
+// Same answers what it gets.
+func (j *judge) Same(_ context.Context, n int) (int, error) { return n, nil }
 
 func (j *judge) Sum(_ context.Context, ns []int) (int, error) {
 	sum := 0
@@ -293,26 +297,44 @@ type process struct {
 // spawn starts a child and attaches to its role.
 func spawn(t testing.TB, rt *roles.Runtime, role, url string) *process {
 	t.Helper()
-	exe, err := os.Executable()
+	p, err := spawnQuietly(patient(t), rt, role, url)
 	require.NoError(t, err)
+	return p
+}
+
+// spawnQuietly is spawn where a failure is not the test's.
+func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*process, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
 	cmd := exec.Command(exe, "-test.run=^$")
 	cmd.Env = append(os.Environ(), childEnv+"="+role, childURLEnv+"="+url)
-	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
-	require.NoError(t, err)
+	if err != nil {
+		return nil, err
+	}
 	stdout, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
 	_, err = bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err)
 	p := &process{cmd: cmd, diedCh: make(chan struct{}), stdin: stdin}
 	go func() {
 		_ = cmd.Wait() // it is killed
 		close(p.diedCh)
 	}()
-	p.cluster, err = rt.Attach(patient(t), role)
-	require.NoError(t, err)
-	return p
+	if err == nil {
+		p.cluster, err = rt.Attach(ctx, role)
+	}
+	if err != nil {
+		p.kill()
+		return nil, err
+	}
+	return p, nil
 }
 
 func (p *process) kill() {
