@@ -1,0 +1,46 @@
+package nodes_test
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	"troupe/gpu/nvml"
+	"troupe/nodes"
+)
+
+// On a machine with an NVIDIA GPU and torch: a worker sees the device it was given and no other, and is not taken for a
+// stranger on it; when it is killed, the device is clean again. Elsewhere it says that it did not run.
+func TestWorkerOnARealGPU(t *testing.T) {
+	inventory, err := nvml.Open()
+	if err != nil {
+		t.Skipf("no GPU here: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, inventory.Close()) }) // when the agent has ended
+	devices, err := inventory.Devices(t.Context())
+	require.NoError(t, err)
+	b := bustest.Open(t)
+	ch := beats(t, b)
+	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) {
+		cfg.Nodes = []nodes.Config{{Name: "host", Inventory: inventory, Read: 200 * time.Millisecond}}
+	})
+	f := s.follow()
+	l := sh(`python3 -c 'import torch,time; x=torch.ones(1<<28, device="cuda:0"); torch.cuda.synchronize(); print("sees", torch.cuda.device_count(), flush=True); time.sleep(600)'`, 0)
+	started := s.launch(on(l, "r", 1, devices[0].UUID))
+	require.Eventually(t, func() bool { return len(f.ch) > 0 }, 2*time.Minute, 10*time.Millisecond)
+	require.Equal(t, "sees 1", (<-f.ch).Text)
+	busy := next(t, ch, func(beat gpu.Beat) bool {
+		return beat.Report != nil && len(beat.Report.Devices[0].Sample.Processes) > 0
+	})
+	t.Logf("pid %d of this agent %d; the driver says %+v, foreign are %+v", started[0].PID, os.Getpid(), busy.Report.Devices[0].Sample.Processes, busy.Report.Foreign)
+	require.Empty(t, busy.Report.Foreign, "its own worker is no stranger")
+	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
+	require.NoError(t, err)
+	next(t, ch, func(beat gpu.Beat) bool {
+		return beat.Report != nil && len(beat.Report.Devices[0].Sample.Processes) == 0
+	})
+}
