@@ -187,11 +187,14 @@ func TestExitIsToldAgain(t *testing.T) {
 
 func TestStop(t *testing.T) {
 	s := newStand(t)
+	f := s.follow()
 	s.launch(sh(`trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
 	s.launch(sh(`trap '' INT TERM; echo ready; while :; do sleep 0.05; done`, 1))
 	stubborn := s.launch(sh(`trap '' INT; trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done`, 2))
 	require.True(t, alive(stubborn[0].PID))
-	time.Sleep(200 * time.Millisecond) // the traps are set; output says so, once it can be followed
+	for range 3 {
+		f.until("ready") // the traps are set
+	}
 	ids := []nodes.WorkerID{id(0), id(1), id(2), id(3)}
 	begin := time.Now()
 	exits, err := s.client.Stop(t.Context(), "host", ids, 300*time.Millisecond)
@@ -320,7 +323,9 @@ func TestExitLatency(t *testing.T) {
 // Who is drained has not been asked to end by its driver: that is a failure, with a reason.
 func TestEvict(t *testing.T) {
 	s := newStand(t)
-	s.launch(sh(`trap 'exit 0' INT; while :; do sleep 0.05; done`, 0))
+	f := s.follow()
+	s.launch(sh(`trap 'exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
+	f.until("ready")
 	exits, err := s.client.Evict(t.Context(), "host", ids(0), time.Second, "the node is drained")
 	require.NoError(t, err)
 	require.True(t, exits[0].Failed())

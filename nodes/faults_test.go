@@ -1,0 +1,71 @@
+package nodes_test
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/nodes"
+)
+
+// Harm forbidden: a worker is started twice, or not at all, because a message was lost, doubled, late or overtaken.
+func TestBadLineToTheAgent(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{})
+	newStandAt(t, bustest.Open(t, bus.Config{InProcess: srv}), t.TempDir())
+	line := bustest.NewFaults(srv)
+	far := bustest.Open(t, bus.Config{InProcess: line})
+	client := nodes.NewClient(far)
+	about := func(m bustest.Message) bool {
+		return strings.Contains(m.Subject, "@nodes.do") || strings.HasPrefix(m.Subject, "_INBOX")
+	}
+	line.SetRule(bustest.Random(7, 0.15, 0.15, 0.1, 0.1, about))
+	file := filepath.Join(t.TempDir(), "started")
+	l := sh(`echo $RANK >>`+file+`; exec sleep 1000`, 0, 1, 2, 3, 4, 5, 6, 7)
+	l.Workers[3].Assignment = make([]byte, 4<<20) // in parts
+	started, err := client.Launch(t.Context(), l)
+	require.NoError(t, err)
+	for _, st := range started {
+		require.Nil(t, st.Err)
+	}
+	_, one, err := client.Ports(t.Context(), "host", id(0), 2)
+	require.NoError(t, err)
+	_, two, err := client.Ports(t.Context(), "host", id(0), 2)
+	require.NoError(t, err)
+	require.Equal(t, one, two)
+	require.Eventually(t, func() bool { return strings.Count(read(t, file), "\n") >= 8 }, 10*time.Second, 10*time.Millisecond)
+	exits, err := client.Stop(t.Context(), "host", ids(0, 1, 2, 3, 4, 5, 6, 7), 0)
+	require.NoError(t, err)
+	require.Len(t, exits, 8)
+	require.Equal(t, 8, strings.Count(read(t, file), "\n"), "each once")
+}
+
+// An outage in the middle: what was begun goes on, and the answer comes when the server is back.
+func TestOutageDuringAStop(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	s := newStandAt(t, b, t.TempDir())
+	f := s.follow()
+	s.launch(sh(`trap '' INT TERM; echo ready; while :; do sleep 0.05; done`, 0))
+	f.until("ready")
+	doneCh := make(chan []nodes.Exit, 1)
+	go func() {
+		exits, err := s.client.Stop(t.Context(), "host", ids(0), 500*time.Millisecond)
+		if err != nil {
+			t.Error(err)
+		}
+		doneCh <- exits
+	}()
+	time.Sleep(100 * time.Millisecond) // it is under way; if not, the test is only weaker
+	bustest.Reconnected(t, b.Conn(), srv.Restart)
+	select {
+	case exits := <-doneCh:
+		require.Equal(t, "SIGKILL", exits[0].Signal)
+	case <-time.After(20 * time.Second):
+		t.Fatal("the stop is not answered")
+	}
+}
