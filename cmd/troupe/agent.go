@@ -21,6 +21,7 @@ import (
 const (
 	defaultGrace = time.Minute            // how long agents keep their workers while the head is gone
 	headLook     = 250 * time.Millisecond // between two looks whether it is there
+	headAsk      = 2 * time.Second        // between two questions to it
 	waitWord     = 10 * time.Second       // between two words about a head that is waited for
 )
 
@@ -149,23 +150,17 @@ func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end con
 	}
 	go func() {
 		defer close(doneCh)
-		last := time.Now()
+		watch := headWatch{last: time.Now()}
 		for tick := time.NewTicker(headLook); ; {
+			watch.look(ctx, b)
+			if time.Since(watch.last) > spec.Grace && ctx.Err() == nil {
+				end(errHeadGone)
+			}
 			select {
 			case <-ctx.Done():
 				tick.Stop()
 				return
 			case <-tick.C:
-			}
-			switch away := time.Since(last); {
-			case b.Conn().IsConnected():
-				if away > waitWord {
-					c.warnf("troupe: the head is back\n")
-				}
-				last = time.Now()
-			case away > spec.Grace:
-				end(errHeadGone)
-				return
 			}
 		}
 	}()
@@ -175,6 +170,29 @@ func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end con
 		if sub != nil {
 			_ = sub.Unsubscribe() // fails only if the connection is closed
 		}
+	}
+}
+
+// headWatch is when an agent was last sure that its head is there. With an embedded server that is while it is connected; a
+// NATS of one's own stays when the head goes, so a head that has answered once must go on answering.
+type headWatch struct {
+	last     time.Time
+	asked    time.Time
+	there    bool // it answered the last question
+	answered bool // it has, ever
+}
+
+func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
+	if !b.Conn().IsConnected() {
+		return
+	}
+	if !w.there || time.Since(w.asked) > headAsk {
+		w.asked = time.Now()
+		w.there = askHead(ctx, b) != nil
+		w.answered = w.answered || w.there
+	}
+	if w.there || !w.answered {
+		w.last = time.Now()
 	}
 }
 

@@ -254,3 +254,18 @@ func TestExternalNATS(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(u.sees("logs", "role"), "printed") }, 10*time.Second, 20*time.Millisecond)
 	require.Contains(t, u.fails(2, "up", "--nats", url, "--listen", "127.0.0.1:0"), "exclude")
 }
+
+// A NATS of one's own stays when the head goes: agents notice all the same.
+func TestHeadGoneFromExternalNATS(t *testing.T) {
+	u := newUser(t)
+	url := bustest.External(t)
+	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")
+	head := u.ready(out)
+	agent, said := newUser(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms")
+	require.Contains(t, said.line(t, said.String), "joined")
+	worker := sleeps(t, u.on(head), "box", 0)
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	require.NoError(t, agent.Wait(), "exit code 0")
+	require.True(t, gone(worker))
+}
