@@ -116,25 +116,75 @@ func (j *journal) lastBody(ctx context.Context, l *lane) (uint64, error) {
 	return s.CachedInfo().State.LastSeq, nil
 }
 
-// readRecord reads the newest record, from the leader: the last message of the log is one, or carries one.
+// readRecord reads the newest record, from the leader, and where the log ends: its last message is a record, or carries
+// one. Where a server was stopped in the middle of a batch and could not make it whole again, there is half a batch behind
+// the record; it is given time to become whole, and is then removed.
 func (j *journal) readRecord(ctx context.Context) (rec *record, last uint64, err error) {
+	var before uint64
+	for tries := 0; ; tries++ {
+		var half []uint64
+		if rec, last, half, err = j.findRecord(ctx); err != nil || len(half) == 0 {
+			return rec, last, err
+		}
+		if tries >= halfLooks && last == before {
+			return rec, last, j.removeHalf(ctx, half)
+		}
+		before = last
+		if err := wait(ctx, halfPause); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+const (
+	halfLooks  = 3
+	halfPause  = 100 * time.Millisecond
+	halfLimit  = 2000 // messages; a batch has half of that at most
+	notARecord = "pipeline %s: the last messages of its log are no records of ours; has somebody else written to it?"
+)
+
+// findRecord looks for the newest record from the end of the log, and for the messages behind it.
+func (j *journal) findRecord(ctx context.Context) (rec *record, last uint64, half []uint64, err error) {
 	info, err := j.stream.Info(ctx)
 	if err != nil || info.State.LastSeq == 0 {
-		return nil, 0, err
+		return nil, 0, nil, err
 	}
-	m, err := j.stream.GetMsg(ctx, info.State.LastSeq)
-	if err != nil {
-		return nil, 0, err
+	last = info.State.LastSeq
+	for seq := last; seq > 0 && last-seq < halfLimit; seq-- {
+		m, err := j.stream.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		text := []byte(m.Header.Get(headerRecord))
+		if m.Subject == j.at.State() {
+			text = m.Data
+		}
+		if len(text) == 0 {
+			half = append(half, seq)
+			continue
+		}
+		rec = &record{}
+		if err := json.Unmarshal(text, rec); err != nil {
+			return nil, 0, nil, bus.Errorf(bus.CodeMalformed, notARecord+" %w", j.at.Name, err)
+		}
+		return rec, last, half, nil
 	}
-	text := m.Data
-	if m.Subject != j.at.State() {
-		text = []byte(m.Header.Get(headerRecord))
+	if info.State.Msgs == 0 {
+		return nil, last, nil, nil
 	}
-	var r record
-	if err := json.Unmarshal(text, &r); err != nil {
-		return nil, 0, bus.Errorf(bus.CodeMalformed, "pipeline %s: the last message of its log (%d, %s) is no record of ours; has somebody else written to it? %w", j.at.Name, m.Sequence, m.Subject, err)
+	return nil, 0, nil, bus.Errorf(bus.CodeMalformed, notARecord, j.at.Name)
+}
+
+func (j *journal) removeHalf(ctx context.Context, half []uint64) error {
+	for _, seq := range half {
+		if err := j.stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return err
+		}
 	}
-	return &r, m.Sequence, nil
+	return nil
 }
 
 // take writes the first commit of an engine: from then on the one before it is refused.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -231,4 +232,27 @@ func TestCloseInTheMiddle(t *testing.T) {
 		require.Zero(t, s.Items, s.Name)
 	}
 	require.Zero(t, st.Dead)
+}
+
+// A server that is stopped in the middle of a batch may leave half of it behind. It counts for nothing, and goes.
+func TestHalfABatchIsRemoved(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	spec := oneStage(pipeline.StageSpec{Func: pass})
+	p := open(t, b, spec)
+	require.NoError(t, p.Pause(patient(t), "work"))
+	require.NoError(t, p.Put(patient(t), "in", items(2)...))
+	require.NoError(t, p.Close(patient(t)))
+	at := bus.Pipeline{Namespace: "default", Name: "p"}
+	for n := range 3 {
+		m := nats.NewMsg(at.Items("in", 0))
+		m.Header.Set("Troupe-Item", fmt.Sprintf(`{"n":%d,"id":"ghost%d","v":0,"at":0}`, 3+n, n))
+		_, err := b.JetStream().PublishMsg(patient(t), m)
+		require.NoError(t, err)
+	}
+	p = open(t, b, spec)
+	require.NoError(t, p.Resume(patient(t), "work"))
+	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "next"}))
+	require.Equal(t, []string{"i0", "i1", "next"}, ids(drainSink(t, p, "out", 3)))
+	require.NoError(t, p.Drain(patient(t)))
 }

@@ -106,7 +106,7 @@ func (w *writer) resolve() error {
 		if wait(w.p.ctx, w.pause) != nil {
 			return nil
 		}
-		ctx, cancel := context.WithTimeout(w.p.ctx, attemptLimit)
+		ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptLimit)
 		rec, last, err := w.p.journal.readRecord(ctx)
 		cancel()
 		if errors.Is(err, bus.ErrMalformed) {

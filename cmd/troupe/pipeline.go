@@ -22,40 +22,40 @@ func newPipeline(c *cli) *cobra.Command {
   troupe pipeline dead ls rl`,
 	}
 	cmd.AddCommand(newPipelineTop(c), newPipelineDead(c), newPipelinePut(c), newPipelineTake(c))
-	order := func(use, short string, args int, do func(ctx context.Context, p *pipeline.Client, pos []string) error) {
-		sub := &cobra.Command{Use: use, Short: short, Args: cobra.ExactArgs(args), RunE: func(cmd *cobra.Command, pos []string) error {
+	order := func(use, short, example string, args int, do func(ctx context.Context, p *pipeline.Client, pos []string) error) {
+		sub := &cobra.Command{Use: use, Short: short, Example: "  troupe pipeline " + example, Args: cobra.ExactArgs(args), RunE: func(cmd *cobra.Command, pos []string) error {
 			return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return do(cmd.Context(), p, pos) })
 		}}
 		c.serverFlags(sub)
 		cmd.AddCommand(sub)
 	}
-	order("pause NAME STAGE", "Hand nothing more to a stage; what it has goes on", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+	order("pause NAME STAGE", "Hand nothing more to a stage; what it has goes on", "pause rl reward", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		return p.Pause(ctx, pos[1])
 	})
-	order("resume NAME STAGE", "Hand items to a stage again", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+	order("resume NAME STAGE", "Hand items to a stage again", "resume rl reward", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		return p.Resume(ctx, pos[1])
 	})
-	order("drain NAME", "Take nothing more in, and wait until all has gone through", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
+	order("drain NAME", "Take nothing more in, and wait until all has gone through", "drain rl", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
 		return p.Drain(ctx)
 	})
-	order("scale NAME STAGE WORKERS", "Give a stage more workers, or fewer", 3, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+	order("scale NAME STAGE WORKERS", "Give a stage more workers, or fewer", "scale rl reward 8", 3, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		n, err := strconv.Atoi(pos[2])
 		if err != nil || n < 1 {
 			return usagef("WORKERS %q: give a number from 1 on", pos[2])
 		}
 		return p.Scale(ctx, pos[1], n)
 	})
-	order("abort NAME ITEM", "End an item; what its handler hands back travels on", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+	order("abort NAME ITEM", "End an item; what its handler hands back travels on", "abort rl prompts-17", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		return p.Abort(ctx, pos[1])
 	})
-	order("version NAME VERSION", "Set the version that items are stamped with and measured by", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
+	order("version NAME VERSION", "Set the version that items are stamped with and measured by", "version rl 12.5", 2, func(ctx context.Context, p *pipeline.Client, pos []string) error {
 		v, err := strconv.ParseFloat(pos[1], 64)
 		if err != nil {
 			return usagef("VERSION %q: give a number, as in 12 or 12.5", pos[1])
 		}
 		return p.SetVersion(ctx, pipeline.VersionOf(v))
 	})
-	order("shutdown NAME", "End a pipeline where it runs; what is unfinished stays in its streams", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
+	order("shutdown NAME", "End a pipeline where it runs; what is unfinished stays in its streams", "shutdown rl", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
 		return p.Shutdown(ctx)
 	})
 	return cmd
@@ -152,10 +152,10 @@ func bodyJSON(body []byte) any {
 
 func newPipelineDead(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "dead", Short: "The items that were given up", Example: "  troupe pipeline dead ls rl\n  troupe pipeline dead show rl 4711\n  troupe pipeline dead retry rl --all"}
-	ls := &cobra.Command{Use: "ls NAME", Short: "List them", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
+	ls := &cobra.Command{Use: "ls NAME", Short: "List them", Example: "  troupe pipeline dead ls rl --json", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadList(cmd.Context(), p) })
 	}}
-	show := &cobra.Command{Use: "show NAME SEQ", Short: "Print one with its attempts, stacks and body, as JSON", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, pos []string) error {
+	show := &cobra.Command{Use: "show NAME SEQ", Short: "Print one with its attempts, stacks and body, as JSON", Example: "  troupe pipeline dead show rl 4711", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, pos []string) error {
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadShow(cmd.Context(), p, pos[1]) })
 	}}
 	c.jsonFlag(ls, "print one JSON object a letter instead of a table")
@@ -169,7 +169,7 @@ func newPipelineDead(c *cli) *cobra.Command {
 // deadVerb is an order about dead letters.
 func (c *cli) deadVerb(verb, short string, do func(*pipeline.Client, context.Context, []uint64, bool) (int, error)) *cobra.Command {
 	var all bool
-	cmd := &cobra.Command{Use: verb + " NAME [SEQ…]", Short: short, Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
+	cmd := &cobra.Command{Use: verb + " NAME [SEQ…]", Short: short, Example: "  troupe pipeline dead " + verb + " rl 4711\n  troupe pipeline dead " + verb + " rl --all", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
 		var seqs []uint64
 		for _, text := range pos[1:] {
 			seq, err := strconv.ParseUint(text, 10, 64)

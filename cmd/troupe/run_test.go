@@ -83,14 +83,18 @@ func TestRunAFile(t *testing.T) {
 	require.ElementsMatch(t, []string{"A=1", "FEW=3", "WORDS=5"}, got)
 
 	u.sees("pipeline", "put", "words", "hard", "--args", `["x"]`)
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x") }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x")
+	}, 20*time.Second, 10*time.Millisecond)
 	var letter pipeline.DeadLetter
 	require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "dead", "ls", "words", "--json")), &letter))
 	shown := u.sees("pipeline", "dead", "show", "words", fmtSeq(letter.Seq))
 	require.Contains(t, shown, `"attempts":2`)
 	require.Contains(t, shown, `"body":"x"`)
 	require.Equal(t, "1\n", u.sees("pipeline", "dead", "retry", "words", fmtSeq(letter.Seq)))
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x") }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x")
+	}, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, "1\n", u.sees("pipeline", "dead", "drop", "words", "--all"))
 	require.Equal(t, "no dead letters\n", u.sees("pipeline", "dead", "ls", "words"))
 
