@@ -17,74 +17,20 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes"
 )
 
-// headFile is what a running head leaves in the user's state folder, so that commands on this machine find it. The
-// token is not in it, but in a file of its own that only its owner can read.
-type headFile struct {
-	URL         string `json:"url"`
-	TokenFile   string `json:"token_file"`
-	CredsFile   string `json:"creds_file,omitempty"`
-	Fingerprint string `json:"fingerprint,omitempty"`
-	Name        string `json:"name,omitempty"` // of its own node, or the first part of it
-	PID         int    `json:"pid"`
-}
-
-// stateDir is where Troupe keeps what outlives a command.
-func stateDir(env func(string) string) (string, error) {
-	if dir := env("XDG_STATE_HOME"); dir != "" {
-		return filepath.Join(dir, "troupe"), nil
-	}
-	home := env("HOME")
-	if home == "" {
-		return "", errors.New("neither XDG_STATE_HOME nor HOME is set: give --store, and --url to the other commands")
-	}
-	return filepath.Join(home, ".local", "state", "troupe"), nil
-}
-
-func headPath(env func(string) string) (string, error) {
-	dir, err := stateDir(env)
-	return filepath.Join(dir, "head.json"), err
-}
+// headFile is what a running head leaves for those who look for it, and what a head does with it.
+type headFile struct{ nodes.HeadFile }
 
 func readHead(env func(string) string) (headFile, error) {
-	path, err := headPath(env)
-	if err != nil {
-		return headFile{}, err
-	}
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return headFile{}, errNoHead
-	}
-	if err != nil {
-		return headFile{}, fmt.Errorf("find the local head: %w", err)
-	}
-	var h headFile
-	if err := json.Unmarshal(data, &h); err != nil {
-		return headFile{}, fmt.Errorf("find the local head: %s cannot be read: %w", path, err)
-	}
-	return h, nil
-}
-
-// apply fills in what the head asks of those who connect, where the user has not said it.
-func (h headFile) apply(cfg *bus.Config) {
-	if cfg.Token == "" && cfg.TokenFile == "" && cfg.CredsFile == "" {
-		cfg.TokenFile, cfg.CredsFile = h.TokenFile, h.CredsFile
-	}
-	if cfg.TLS.Fingerprint == "" {
-		cfg.TLS.Fingerprint = h.Fingerprint
-	}
-}
-
-// isAt reports whether a URL is this head's.
-func (h headFile) isAt(url string) bool {
-	return slices.ContainsFunc(strings.Split(h.URL, ","), func(own string) bool { return hostPort(url) == hostPort(own) })
+	h, err := nodes.ReadHead(env)
+	return headFile{h}, err
 }
 
 // running reports whether the head's process is there, or another one that has its number by now.
@@ -108,7 +54,7 @@ func (h headFile) silent(err error) error {
 // announce writes the file that makes the head findable, and returns what takes it away again. A head that was findable
 // before and still runs is findable again afterwards; one that came later keeps its file.
 func (h headFile) announce(env func(string) string) (withdraw func(), err error) {
-	path, err := headPath(env)
+	path, err := nodes.HeadPath(env)
 	if err != nil {
 		return nil, err
 	}

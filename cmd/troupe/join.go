@@ -115,11 +115,11 @@ func (c *cli) joinDir(dir, url, name string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
 	}
-	state, err := stateDir(c.env)
+	state, err := nodes.StateDir(c.env)
 	if err != nil {
 		return "", err
 	}
-	sum := sha256.Sum256([]byte(hostPort(url)))
+	sum := sha256.Sum256([]byte(nodes.HostPort(url)))
 	return filepath.Join(state, "agents", name+"-"+hex.EncodeToString(sum[:4])), nil
 }
 
@@ -147,7 +147,7 @@ func (c *cli) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
 		spec.Access.TokenFile = filepath.Join(spec.Dir, "token")
 		return writePrivate(spec.Access.TokenFile, []byte(token+"\n"))
 	}
-	if head, err := readHead(c.env); err == nil && slices.ContainsFunc(spec.Access.URLs, head.isAt) {
+	if head, err := readHead(c.env); err == nil && slices.ContainsFunc(spec.Access.URLs, head.IsAt) {
 		spec.Access.TokenFile = head.TokenFile
 		spec.Access.Fingerprint = cmp.Or(spec.Access.Fingerprint, head.Fingerprint)
 	}

@@ -6,6 +6,8 @@ import (
 	"net"
 	"strconv"
 	"syscall"
+
+	"troupe/nodes"
 )
 
 const defaultListen = "127.0.0.1:7422"
@@ -50,7 +52,7 @@ func (a listenAddress) checkFree(env func(string) string) error {
 
 func (a listenAddress) holder(env func(string) string) string {
 	h, err := readHead(env)
-	if _, port, splitErr := net.SplitHostPort(hostPort(h.URL)); err != nil || splitErr != nil || port != strconv.Itoa(a.port) || !h.running() {
+	if _, port, splitErr := net.SplitHostPort(nodes.HostPort(h.URL)); err != nil || splitErr != nil || port != strconv.Itoa(a.port) || !h.running() {
 		return ""
 	}
 	return fmt.Sprintf(" by a head of yours (pid %d), which troupe roles finds by itself", h.PID)

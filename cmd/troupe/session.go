@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -66,7 +65,7 @@ func (c *cli) locate(s *server) error {
 		}
 		s.head = &head
 		s.bus.URLs = strings.Split(head.URL, ",")
-		head.apply(&s.bus)
+		head.Apply(&s.bus)
 		return nil
 	}
 	s.bus.URLs = strings.Split(text, ",")
@@ -75,8 +74,8 @@ func (c *cli) locate(s *server) error {
 			return usagef("%s %q: %w", from, text, err)
 		}
 	}
-	if err == nil && slices.ContainsFunc(s.bus.URLs, head.isAt) {
-		head.apply(&s.bus)
+	if err == nil && slices.ContainsFunc(s.bus.URLs, head.IsAt) {
+		head.Apply(&s.bus)
 	}
 	return nil
 }
@@ -92,24 +91,6 @@ func checkURL(text string) error {
 		return errURL
 	}
 	return nil
-}
-
-// hostPort is where a URL points, with one name for loopback.
-func hostPort(text string) string {
-	if _, rest, ok := strings.Cut(text, "://"); ok {
-		text = rest
-	}
-	if _, rest, ok := strings.Cut(text, "@"); ok {
-		text = rest
-	}
-	host, port, err := net.SplitHostPort(strings.TrimSuffix(text, "/"))
-	if err != nil {
-		return text
-	}
-	if host == "localhost" || host == "::1" {
-		host = "127.0.0.1"
-	}
-	return net.JoinHostPort(host, port)
 }
 
 func (c *cli) logger(level slog.Level) *slog.Logger {

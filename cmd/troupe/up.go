@@ -107,7 +107,7 @@ type head struct {
 
 // newHead checks the flags. It opens nothing.
 func (c *cli) newHead(f upFlags) (*head, error) {
-	h := &head{nats: f.nats, creds: cmp.Or(f.creds, c.env("TROUPE_CREDS")), file: headFile{PID: os.Getpid()}}
+	h := &head{nats: f.nats, creds: cmp.Or(f.creds, c.env("TROUPE_CREDS")), file: headFile{nodes.HeadFile{PID: os.Getpid()}}}
 	var err error
 	if h.at, err = parseListen(f.listen); err != nil {
 		return nil, err
@@ -267,7 +267,7 @@ func (c *cli) storeDir(store string) (string, error) {
 	if store != "" {
 		return filepath.Abs(store)
 	}
-	dir, err := stateDir(c.env)
+	dir, err := nodes.StateDir(c.env)
 	return filepath.Join(dir, "store"), err
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/nodes"
 )
 
 // What a head keeps, only its owner can read; a head that is started again is the same to those who connect.
@@ -116,8 +117,8 @@ func TestPortTakenByAStranger(t *testing.T) {
 // The head that came last is found; when it goes, the one before it is found again, if it is still there.
 func TestAnnounce(t *testing.T) {
 	u := newUser(t)
-	elder := headFile{URL: "nats://127.0.0.1:1", PID: os.Getppid()}
-	younger := headFile{URL: "nats://127.0.0.1:2", PID: os.Getpid()}
+	elder := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getppid()}}
+	younger := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:2", PID: os.Getpid()}}
 	found := func() string {
 		h, err := readHead(u.getenv)
 		if err != nil {
@@ -140,9 +141,9 @@ func TestAnnounce(t *testing.T) {
 
 func TestHostPort(t *testing.T) {
 	for _, url := range []string{"nats://127.0.0.1:7422", "tls://localhost:7422/", "localhost:7422", "nats://token@[::1]:7422"} {
-		require.Equal(t, "127.0.0.1:7422", hostPort(url), url)
+		require.Equal(t, "127.0.0.1:7422", nodes.HostPort(url), url)
 	}
-	require.Equal(t, "[fe80::1]:1", hostPort("nats://[fe80::1]:1"))
+	require.Equal(t, "[fe80::1]:1", nodes.HostPort("nats://[fe80::1]:1"))
 }
 
 // process runs the program as a process of its own, or with no words what the environment makes of the test binary.
@@ -190,7 +191,7 @@ func TestKilledHead(t *testing.T) {
 
 // A head that hangs is told apart from one that is gone.
 func TestSilentHead(t *testing.T) {
-	h := headFile{URL: "nats://127.0.0.1:1", PID: os.Getpid()}
+	h := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getpid()}}
 	err := h.silent(errors.New("i/o timeout"))
 	require.ErrorIs(t, err, bus.ErrUnavailable)
 	require.ErrorContains(t, err, "may still be there: i/o timeout")

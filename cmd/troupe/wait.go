@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/nodes"
 	"troupe/placement"
 )
 
@@ -77,12 +78,9 @@ func (c *cli) wait(ctx context.Context, want wanted) error {
 	}
 }
 
-// errNoHead says that no head has left its file.
-var errNoHead = errors.New("no head on this machine; start one with `troupe up`, or name one with --url or TROUPE_URL")
-
 // waitsFor reports whether a head that is yet to come would help.
 func waitsFor(err error) bool {
-	return errors.Is(err, bus.ErrUnavailable) || errors.Is(err, bus.ErrTimedOut) || errors.Is(err, errNoHead)
+	return errors.Is(err, bus.ErrUnavailable) || errors.Is(err, bus.ErrTimedOut) || errors.Is(err, nodes.ErrNoHead)
 }
 
 // awaitNodes returns when enough is there. missing is what is not, in words, and is said whenever it changes.
