@@ -14,6 +14,9 @@ import (
 	"troupe/nodes"
 )
 
+// newsSpread is how long the news that a worker failed may take to whoever is attached to its role.
+const newsSpread = 50 * time.Millisecond
+
 // answersArrive is how long the answers of a worker that has stopped may take.
 const answersArrive = 300 * time.Millisecond
 
@@ -225,8 +228,8 @@ func (c *Cluster) failWith(l loss, certain bool) {
 	if !c.endAs(because, because) {
 		return
 	}
-	c.tell(l, "the role fails")
 	c.failPending()
+	c.tell(l, "the role fails")
 	if c.isUp() || c.tie == followed && c.Record().Process || certain && c.tie != opened && c.Record().Detached {
 		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
 	}
@@ -262,6 +265,10 @@ func (c *Cluster) fail(ctx context.Context, why error) error {
 	err := c.step(ctx, RoleFailed, why.Error())
 	if errors.Is(err, bus.ErrConflict) || errors.Is(err, bus.ErrNotFound) {
 		err = nil // somebody is taking it down, or has
+	}
+	select { // others who wait for these workers hear first why they end
+	case <-time.After(newsSpread):
+	case <-ctx.Done():
 	}
 	return errors.Join(err, c.stopWorkers(ctx, 0))
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/placement"
 	"troupe/roles"
@@ -95,7 +96,7 @@ func (c *cli) runBus(ctx context.Context, file pipeline.File, flags runFlags) (*
 		c.namespace = file.Namespace
 	}
 	s, err := c.server()
-	if errors.Is(err, errNoHead) {
+	if errors.Is(err, nodes.ErrNoHead) {
 		c.say("head", "private", "no head on this machine: one for this run alone")
 		s.bus = bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}}
 		err = nil
