@@ -6,6 +6,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -104,15 +105,25 @@ func (c *Cluster) reserve(ctx context.Context) error {
 			return err
 		}
 	}
-	got, err := c.reserveAs(ctx, client, request)
+	instances, err := request.Instances()
 	if err != nil {
-		return err
+		return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
 	}
-	return c.edit(ctx, func(r *Record) {
-		r.Held = []Held{{ID: got.ID, Token: got.Token, Over: got.Over}}
-		r.Seats = seatsOf(r.Name, got.Workers)
-		r.Policy = c.spec.Process.Policy
-	})
+	var seats []Seat
+	for i, one := range instances {
+		got, err := c.reserveAs(ctx, client, one)
+		if err != nil {
+			return err
+		}
+		for _, seat := range seatsOf(c.Name(), got.Workers) {
+			seat.Held = i
+			seats = append(seats, seat)
+		}
+		if err := c.edit(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over}) }); err != nil {
+			return err
+		}
+	}
+	return c.edit(ctx, func(r *Record) { r.Seats, r.Policy = seats, c.spec.Process.Policy })
 }
 
 func (c *Cluster) reserveAs(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
@@ -387,8 +398,8 @@ func (c *Cluster) giveBack(ctx context.Context) error {
 		return err
 	}
 	held := rec.Held
-	if len(held) == 0 {
-		if held, err = heldBy(ctx, client, reservationID(rec)); err != nil {
+	if c.tie != created || len(rec.Seats) == 0 {
+		if held, err = heldUnder(ctx, client, reservationID(rec), held); err != nil {
 			return err
 		}
 	}
@@ -406,15 +417,18 @@ func release(ctx context.Context, client *placement.Client, held []Held) error {
 	return errors.Join(errs...)
 }
 
-// heldBy finds a reservation by its id.
-func heldBy(ctx context.Context, client *placement.Client, id string) ([]Held, error) {
+// heldUnder adds the reservations to held whose id is a role's, or begins with it.
+func heldUnder(ctx context.Context, client *placement.Client, id string, held []Held) ([]Held, error) {
 	list, err := client.List(ctx)
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(list.Records, func(r placement.Record) bool { return r.ID == id })
-	if i < 0 {
-		return nil, nil
+	held = slices.Clone(held)
+	for _, r := range list.Records {
+		known := slices.ContainsFunc(held, func(h Held) bool { return h.ID == r.ID })
+		if !known && (r.ID == id || strings.HasPrefix(r.ID, id+"-")) {
+			held = append(held, Held{ID: r.ID, Token: r.Token})
+		}
 	}
-	return []Held{{ID: id, Token: list.Records[i].Token}}, nil
+	return held, nil
 }

@@ -43,8 +43,8 @@ type Process struct {
 	Output io.Writer
 
 	// Needs is what is reserved. One bundle is what every worker takes; as many as the world are one for each, and none
-	// is workers without devices, spread over the nodes. Instead of bundles there may be a mapping. Its id, namespace and
-	// holder are the role's own.
+	// is workers without devices, spread over the nodes. Instead of bundles there may be a mapping. With PerInstance every so
+	// many workers have a reservation of their own. Its id, namespace and holder are the role's own.
 	Needs placement.Request
 	// Over names a role of this namespace on whose devices the workers are laid, shared on purpose.
 	Over string

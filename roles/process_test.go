@@ -406,6 +406,12 @@ func TestGrowAndShrink(t *testing.T) {
 		require.Len(t, totals, 2)
 	}
 	require.ErrorContains(t, c.Grow(patient(t), 7), "infer")
+	spec.Name, spec.Process = "instances", &roles.Process{Command: roles.Self(), Needs: placement.Request{PerInstance: 1, Bundles: spec.Process.Needs.Bundles}}
+	instances := create(t, rt, spec)
+	require.Len(t, tr.reservations(t), 3, "one for each of them")
+	require.NoError(t, instances.Shrink(patient(t), 1))
+	require.Len(t, tr.reservations(t), 2, "which ends with it")
+	require.NoError(t, instances.Destroy(patient(t)))
 	require.ErrorContains(t, c.Shrink(patient(t), 2), "destroy it instead")
 	totals, err := roles.CallEach[int](patient(t), c, "add", 0)
 	require.NoError(t, err)

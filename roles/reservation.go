@@ -137,13 +137,15 @@ func (rt *Runtime) sweepHold(ctx context.Context, h hold) error {
 	if err != nil {
 		return err
 	}
-	held, err := heldBy(ctx, client, h.ID)
+	list, err := client.List(ctx)
 	if err != nil {
 		return err
 	}
 	var token uint64
-	if len(held) > 0 {
-		token = held[0].Token
+	for _, r := range list.Records {
+		if r.ID == h.ID {
+			token = r.Token
+		}
 	}
 	return rt.releaseHold(ctx, h.ID, token)
 }
