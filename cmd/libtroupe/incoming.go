@@ -87,11 +87,11 @@ func (in *incoming) cancelled(token uint64) int {
 	return 1
 }
 
-// callMeta says what a call is about: uint32 flags (1: without data), uint32 lengths of method, object, caller, session
+// callMeta says what a call is about: uint32 flags (1: without data), uint32 lengths of session, method, object, caller
 // and trace, uint64 sequence, uint64 microseconds left (0: no deadline), and those texts.
 func callMeta(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
-	texts := [...]string{method, object, info.Caller, info.Session, info.Trace}
+	texts := [...]string{info.Session, method, object, info.Caller, info.Trace}
 	n := 40
 	for _, t := range texts {
 		n += len(t)

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from . import _codec, _core, _errors, _session, _split
-from ._future import Future, resolve
+from ._future import Future, Waitable, resolve
 from ._register import Dispatch, Scatter, marks_of
 
 _HEAD = struct.Struct("<IIqIIIIQ")
@@ -198,7 +198,7 @@ class WorkerHandle(_codec.Walked):
         plan = self._plan
         if plan is None:
             plan = self._plan = self._cluster._plan_ranks([self._rank])
-        return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking)
+        return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
     def wire(self) -> tuple[int, Any]:
         fields = msgpack.unpackb(self._cluster._open()._handle)
@@ -457,6 +457,8 @@ class Cluster(_codec.Walked):
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, *, one: bool = False, blocking: bool = True,
         timeout: float | None = None, settings: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
+        if plan.single and timeout is None and not settings:
+            return self._short(method, args, kwargs, plan, one, blocking)
         args = tuple([resolve(a) for a in args])
         if kwargs:
             kwargs = {n: resolve(v) for n, v in kwargs.items()}
@@ -480,22 +482,60 @@ class Cluster(_codec.Walked):
             | (_COLLECT_ALL if keep_all else 0)
             | (_CONTROL if method in self._control else 0)
         )
-        future = Future(
-            self._core, f"{self.name}.{method}", plan, self._codec, one=one, collect=collect, info=info, dp=self._dp, keep_all=keep_all
-        )
+        future = Future(self._core, (self, method), plan, self._codec, one)
+        future._collects, future._keep_all, future._info = collect, keep_all, info
         name, engine = method.encode(), settings.get("engine", "").encode()
         head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
-        blob = self._blob([head, name, engine], bodies)
-        core, cluster = self._core, self._id
-        future._token = core.send(future, lambda token: int(core.lib.troupe_call(token, cluster, blob, len(blob))))
+        self._start(future, self._blob([head, name, engine], bodies))
+        return self._finish(future, blocking)
+
+    def _start(self, future: Future, blob: bytes) -> None:
+        core = self._core
+        if core._pid != os.getpid():
+            core.check()
+        token = future._token = next(core._tokens)
+        core._pending[token] = future
+        status = core.lib.troupe_call(token, self._id, blob, len(blob))
+        if status < 0:
+            del core._pending[token]
+            raise core.fail(status)
+
+    def _finish(self, future: Future, blocking: bool) -> Any:
         if not blocking:
             return future
         try:
             return future.result()
         except BaseException:
-            if not future._done and core._pid == os.getpid():
+            if not future._done and self._core._pid == os.getpid():
                 future.cancel()
             raise
+
+    def _short(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, one: bool, blocking: bool) -> Any:
+        """A call with the settings that most have: what does not change between two of them is made once."""
+        if blocking and _core.running_loop() is not None:
+            _core.refuse_in_loop()
+        for value in args:
+            if isinstance(value, (Waitable, list)):
+                args = tuple([resolve(a) for a in args])
+                break
+        if kwargs:
+            kwargs = {n: resolve(v) for n, v in kwargs.items()}
+        body = self._codec.encode([list(args), kwargs or None])
+        prefix = plan.prefixes.get((method, blocking))
+        if prefix is None:
+            prefix = plan.prefixes[method, blocking] = self._prefix(method, plan, blocking)
+        future = Future(self._core, (self, method), plan, self._codec, one)
+        n = len(body)
+        if type(body) is bytes and n <= _core._LARGE:
+            self._start(future, prefix + _PART.pack(n, 0) + body)
+        else:
+            self._start(future, self._blob([prefix], [body]))
+        return self._finish(future, blocking)
+
+    def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
+        flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0)
+        name = method.encode()
+        return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0) + name
 
     def _blob(self, pieces: list[bytes], bodies: list[Any]) -> bytes:
         inline = []

@@ -36,26 +36,26 @@ Buffer = bytes | bytearray | memoryview
 class Receiver(Protocol):
     """Whoever waits for the completions of one token. Called by the reader, never twice at once; must not block."""
 
-    def deliver(self, kind: int, flags: int, rank: int, meta: memoryview, body: Buffer) -> None: ...
+    def deliver(self, kind: int, flags: int, rank: int, body: Buffer) -> None: ...
 
 
-class Waiter:
-    """A thread that waits. Fields are changed under the interpreter lock alone."""
+class Waited(Protocol):
+    """What is waited for: whether it is over, and whom to wake when it is."""
 
-    __slots__ = ("core", "lock", "polling", "thread")
+    _done: bool
+    _waiters: list[Any]
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
+
+class Sleeper:
+    """A thread that waits while another one reads."""
+
+    __slots__ = ("lock",)
+
+    def __init__(self) -> None:
         self.lock = threading.Lock()
         self.lock.acquire()
-        self.polling = False
-        self.thread = threading.get_ident()
 
     def __call__(self) -> None:
-        if self.polling:
-            if threading.get_ident() != self.thread:
-                self.core.poke()
-            return
         try:
             self.lock.release()
         except RuntimeError:
@@ -123,14 +123,15 @@ class Core:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
         self._wake, self._wake_write = _wake_pair()
         self._buffer = bytearray(_TAKE)
-        self._view = memoryview(self._buffer)
+        self._take = self.lib.troupe_take
         self._address = ctypes.addressof((ctypes.c_char * _TAKE).from_buffer(self._buffer))
         self._at = self._end = 0  # of the buffer, what has not been handed on; touched by the reader alone
         self._tokens = itertools.count(1)
         self._pending: dict[int, Receiver] = {}
-        self.on_call: Callable[[int, int, memoryview, Buffer], None] | None = None  # of a worker; called by the reader
+        self.on_call: Callable[[int, int, bytes, Buffer], None] | None = None  # of a worker; called by the reader
         self._reader = threading.Lock()
-        self._sleepers: list[Waiter] = []
+        self._sleepers: list[Sleeper] = []
+        self._thread = 0  # of the reader
         self._loops: dict[Any, int] = {}  # event loops that wait, and how often
         self._poller = select.poll()
         self._poller.register(self.fd, select.POLLIN)
@@ -213,21 +214,22 @@ class Core:
     # Completions.
 
     def _drain(self) -> None:
-        """Takes what is there and hands it on. An interrupt in between loses nothing: it goes on where it was."""
-        while True:
-            while self._at < self._end:
-                self._hand_on()
-            n = self.lib.troupe_take(self._address, _TAKE)
-            if n <= 0:
-                if n < 0:
-                    raise self.fail(n)
-                return
-            self._at, self._end = 0, n
+        """Takes what is there and hands it on. An interrupt in between loses nothing: it goes on where it was. If there is
+        more than fits, the descriptor stays readable."""
+        while self._at < self._end:
+            self._hand_on()
+        n = self._take(self._address, _TAKE)
+        if n <= 0:
+            if n < 0:
+                raise self.fail(n)
+            return
+        self._at, self._end = 0, n
+        while self._at < n:
+            self._hand_on()
 
     def _hand_on(self) -> None:
         kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(self._buffer, self._at)
         start = self._at + 48
-        meta = self._view[start : start + meta_len]
         end = start + (meta_len + 7 & ~7)
         body: Buffer
         if at:
@@ -235,17 +237,14 @@ class Core:
         else:
             body = self._buffer[end : end + body_len]
             end += body_len + 7 & ~7
-        try:
-            if kind < CALL:
-                receiver = self._pending.get(token)
-                if receiver is not None:
-                    receiver.deliver(kind, flags, rank, meta, body)
-                    if flags & LAST:
-                        self._pending.pop(token, None)
-            elif self.on_call is not None:
-                self.on_call(kind, token, meta, body)
-        finally:
-            meta.release()
+        if kind < CALL:
+            receiver = self._pending.get(token)
+            if receiver is not None:
+                receiver.deliver(kind, flags, rank, body)
+                if flags & LAST:
+                    self._pending.pop(token, None)
+        elif self.on_call is not None:
+            self.on_call(kind, token, bytes(self._buffer[start : start + meta_len]), body)
         self._at = end
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
@@ -258,56 +257,67 @@ class Core:
         """Wakes the reader."""
         os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
-    def wait(self, waiters: list[Any], done: Callable[[], bool], deadline: float | None, *, brief: bool = False) -> bool:
-        """Waits until done() or the deadline. waiters is where the one that is waited for finds whom to wake. A brief wait
-        is let through in a running event loop."""
+    def wait(self, what: Waited, deadline: float | None, *, brief: bool = False) -> bool:
+        """Waits until what is over, or the deadline. A brief wait is let through in a running event loop."""
         self.check()
         if not brief:
             refuse_in_loop()
-        me = Waiter(self)
-        waiters.append(me)
-        try:
-            while not done():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return False
-                self._sleepers.append(me)  # before the attempt: whoever leaves then sees either it or us
+        while not what._done:
+            if self._reader.acquire(False):
+                what._waiters.append(self._wake_reader)
                 try:
-                    if self._reader.acquire(False):
-                        self._read(me, done, deadline)
-                    else:
-                        me.lock.acquire(timeout=-1 if left is None else left)
+                    self._read(what, deadline)
                 finally:
-                    self._sleepers.remove(me)
-            return True
-        finally:
-            waiters.remove(me)
+                    self._leave()
+                    what._waiters.remove(self._wake_reader)
+            else:
+                self._sleep(what, deadline)
+            if not what._done and deadline is not None and time.monotonic() >= deadline:
+                return False
+        return True
 
-    def _read(self, me: Waiter, done: Callable[[], bool], deadline: float | None) -> None:
-        me.polling = True
+    def _sleep(self, what: Waited, deadline: float | None) -> None:
+        """Waits while another thread reads, until what is over or that thread has left."""
+        me = Sleeper()
+        what._waiters.append(me)
+        self._sleepers.append(me)
         try:
-            while True:
-                self._drain()
-                if done():
-                    return
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return
-                for fd, _ in self._poller.poll(None if left is None else left * 1000 + 1):
-                    if fd == self._wake:
-                        os.read(fd, 8)
-                if done():
-                    return
+            # Whoever left before we were among the sleepers has left the place free.
+            if self._reader.locked() and not what._done:
+                me.lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
-            me.polling = False
-            self._leave(me)
+            self._sleepers.remove(me)
+            what._waiters.remove(me)
+            if self._sleepers and not self._reader.locked():  # we may have been woken to read, and need not any more
+                self._sleepers[0]()
 
-    def _leave(self, me: Waiter | None) -> None:
-        self._reader.release()
-        for other in self._sleepers:
-            if other is not me:
-                other()
+    def _read(self, what: Waited, deadline: float | None) -> None:
+        """Reads until what is over, or the deadline."""
+        self._thread = threading.get_ident()
+        if self._at < self._end:
+            self._drain()
+        while not what._done:
+            self._poll(None if deadline is None else deadline - time.monotonic())
+            self._drain()
+            if deadline is not None and time.monotonic() >= deadline:
                 return
+
+    def _poll(self, left: float | None) -> None:
+        """Waits for completions: the one place where the interpreter lock is let go of."""
+        for fd, _ in self._poller.poll(None if left is None else max(0.0, left) * 1000 + 1):
+            if fd == self._wake:
+                os.read(fd, 8)
+
+    def _wake_reader(self) -> None:
+        """The reader's own: what it waits for is over. It need not be told, unless somebody else has read that."""
+        if threading.get_ident() != self._thread:
+            self.poke()
+
+    def _leave(self) -> None:
+        """Ends the reading, and has one of those who sleep go on with it."""
+        self._reader.release()
+        if self._sleepers:
+            self._sleepers[0]()
 
     # Event loops.
 
@@ -329,10 +339,13 @@ class Core:
 
     def _ready(self) -> None:
         if self._reader.acquire(False):
+            self._thread = threading.get_ident()
             try:
                 self._drain()
             finally:
-                self._leave(None)
+                self._leave()
+
+    look = _ready  # takes what is there, if nobody reads
 
     # The end.
 
@@ -381,29 +394,29 @@ class Ask:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.token = 0
-        self.done = False
-        self.waiters: list[Any] = []
+        self._done = False
+        self._waiters: list[Any] = []
         self._value: Any = None
         self._error: _errors.Error | None = None
 
-    def deliver(self, kind: int, flags: int, rank: int, meta: memoryview, body: Buffer) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: Buffer) -> None:
         value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         if flags & FAILED:
             self._error = _errors.from_wire(value)
         else:
             self._value = value
-        self.done = True
-        for wake in list(self.waiters):
+        self._done = True
+        for wake in list(self._waiters):
             wake()
 
     def get(self, timeout: float | None = None, *, brief: bool = False) -> Any:
         """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            if not self.core.wait(self.waiters, lambda: self.done, deadline, brief=brief):
+            if not self.core.wait(self, deadline, brief=brief):
                 raise _errors.TimedOutError(f"no answer within {timeout} s")
         except BaseException:
-            if not self.done and self.core._pid == os.getpid():
+            if not self._done and self.core._pid == os.getpid():
                 self.core.cancel(self.token)
             raise
         if self._error is not None:
@@ -412,18 +425,18 @@ class Ask:
 
     async def aget(self) -> Any:
         """get for event loops."""
-        await wait_in_loop(self.core, self.waiters, lambda: self.done)
+        await wait_in_loop(self.core, self)
         if self._error is not None:
             raise self._error
         return self._value
 
 
-async def wait_in_loop(core: Core, waiters: list[Any], done: Callable[[], bool]) -> None:
-    """Waits in the running event loop until done()."""
+async def wait_in_loop(core: Core, what: Waited) -> None:
+    """Waits in the running event loop until what is over."""
     import asyncio
 
     core.check()
-    if done():
+    if what._done:
         return
     loop = asyncio.get_running_loop()
     event = loop.create_future()
@@ -441,14 +454,14 @@ async def wait_in_loop(core: Core, waiters: list[Any], done: Callable[[], bool])
         except RuntimeError:
             pass  # the loop is closed, and nobody waits any more
 
-    waiters.append(wake)
+    what._waiters.append(wake)
     core.enter_loop(loop)
     try:
-        if not done():
+        if not what._done:
             await event
     finally:
         core.leave_loop(loop)
-        waiters.remove(wake)
+        what._waiters.remove(wake)
 
 
 _core: Core | None = None

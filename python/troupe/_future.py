@@ -15,6 +15,8 @@ from ._core import CAUSE, FAILED, LAST, NONE, OVER
 class Waitable:
     """Something that is over at some time. deliver and _finish are called by the reader of completions."""
 
+    __slots__ = ("__weakref__", "_core", "_done", "_waiters")
+
     def __init__(self, core: _core.Core) -> None:
         self._core = core
         self._done = False
@@ -22,23 +24,21 @@ class Waitable:
 
     def done(self) -> bool:
         """Whether it is over."""
-        if not self._done and self._core._reader.acquire(False):  # nobody reads: look
-            try:
-                self._core._drain()
-            finally:
-                self._core._leave(None)
+        if not self._done:
+            self._core.look()
         return self._done
 
     def _finish(self) -> None:
         self._done = True
-        for wake in list(self._waiters):
-            wake()
+        if self._waiters:
+            for wake in list(self._waiters):
+                wake()
 
     def _wait(self, timeout: float | None) -> bool:
         if self._done:
             return True
         deadline = None if timeout is None else time.monotonic() + timeout
-        return self._core.wait(self._waiters, lambda: self._done, deadline)
+        return self._core.wait(self, deadline)
 
     def add_done_callback(self, do: Callable[[Any], None]) -> None:
         """Calls do(self) when it is over, from the thread that reads completions. It must not block."""
@@ -83,7 +83,7 @@ class Waitable:
         import asyncio
 
         try:
-            await _core.wait_in_loop(self._core, self._waiters, lambda: self._done)
+            await _core.wait_in_loop(self._core, self)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -92,6 +92,8 @@ class Waitable:
 
 class RankFuture(Waitable):
     """One rank's part of a call."""
+
+    __slots__ = ("parent", "rank")
 
     def __init__(self, parent: Future, rank: int) -> None:
         super().__init__(parent._core)
@@ -119,18 +121,22 @@ class Future(Waitable, Sequence[RankFuture]):
     call as an argument.
     """
 
-    def __init__(
-        self, core: _core.Core, what: str, plan: _split.Plan, codec: Any, *, one: bool, collect: bool, info: Any, dp: dict[int, int], keep_all: bool
-    ) -> None:
-        super().__init__(core)
-        self._what = what
+    __slots__ = (
+        "_answers", "_codec", "_collects", "_decoded", "_error", "_has_value", "_info", "_keep_all", "_one", "_plan", "_ranks", "_token",
+        "_value", "_where",
+    )  # fmt: skip
+
+    def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
+        self._core = core
+        self._done = False
+        self._waiters = []
+        self._where = where  # the cluster and the method
         self._plan = plan
         self._codec = codec
         self._one = one  # the result is the one answer, whatever the mode
-        self._collects = collect
-        self._info = info
-        self._dp = dp
-        self._keep_all = keep_all
+        self._collects = True
+        self._keep_all = False
+        self._info: Any = None
         self._token = 0
         self._answers: dict[int, tuple[int, Any]] = {}
         self._decoded: dict[int, Any] = {}
@@ -139,9 +145,13 @@ class Future(Waitable, Sequence[RankFuture]):
         self._value: Any = None
         self._has_value = False
 
+    @property
+    def _what(self) -> str:
+        return f"{self._where[0].name}.{self._where[1]}"
+
     # Called by the reader.
 
-    def deliver(self, kind: int, flags: int, rank: int, meta: memoryview, body: Any) -> None:
+    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
         if kind == OVER:
             if flags & FAILED:
                 self._error = self._raise_from(body)
@@ -155,10 +165,14 @@ class Future(Waitable, Sequence[RankFuture]):
             self._finish()
 
     def _finish(self) -> None:
-        for child in (self._ranks or {}).values():
-            if not child._done:
-                child._finish()
-        super()._finish()
+        if self._ranks is not None:
+            for child in self._ranks.values():
+                if not child._done:
+                    child._finish()
+        self._done = True
+        if self._waiters:
+            for wake in list(self._waiters):
+                wake()
 
     def _raise_from(self, body: Any) -> _errors.Error:
         import msgpack
@@ -186,7 +200,10 @@ class Future(Waitable, Sequence[RankFuture]):
             return self._value
         if self._error is not None and not self._keep_all:
             raise self._error
-        self._value = self._merge()
+        if self._one and self._collects:
+            self._value = self._answer(self._plan.collect[0])
+        else:
+            self._value = self._merge()
         self._has_value = True
         self._answers = {r: a for r, a in self._answers.items() if a[0] & FAILED}  # the bodies are in the values
         return self._value
@@ -198,13 +215,11 @@ class Future(Waitable, Sequence[RankFuture]):
             return [self._outcome(r) for r in self._plan.collect]
         ranks = [r for r in self._plan.collect if not self._failed(r)]
         values = [self._answer(r) for r in ranks]
-        if self._one:
-            return values[0]
         if self._plan.result == "single":
             return values[0]
         if self._plan.result == "list":
             return values
-        return _split.merge(self._plan, ranks, values, self._info, self._dp)
+        return _split.merge(self._plan, ranks, values, self._info, self._where[0]._dp)
 
     def _failed(self, rank: int) -> bool:
         return rank not in self._decoded and (rank not in self._answers or bool(self._answers[rank][0] & FAILED))
@@ -219,7 +234,9 @@ class Future(Waitable, Sequence[RankFuture]):
         """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
         if progress:
             _show_progress([self], timeout)
-        return super().result(timeout)
+        if not self._done and not self._wait(timeout):
+            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
+        return self._get()
 
     def cancel(self) -> bool:
         """Gives the call up; its workers are told. False: it was over."""
@@ -271,12 +288,11 @@ class Future(Waitable, Sequence[RankFuture]):
         state = "done" if self._done else f"{len(self._answers)} of {len(self._plan.called())} answered"
         return f"<Future {self._what} {state}>"
 
-    def __del__(self) -> None:
-        pass
-
 
 class Gathered(Waitable):
     """Futures that do not stand alone: waits for n of them."""
+
+    __slots__ = ("_futures", "_need")
 
     def __init__(self, futures: Sequence[Waitable], need: int) -> None:
         super().__init__(futures[0]._core)

@@ -140,7 +140,7 @@ class Session:
         self.core.cancel_all()  # nobody will see their results: the workers need not finish them
         ask = self.core.ask("close", runtime=self.id)
         deadline = time.monotonic() + 15
-        self.core.wait(ask.waiters, lambda: ask.done, deadline, brief=True)
+        self.core.wait(ask, deadline, brief=True)
 
     def __enter__(self) -> Session:
         return self

@@ -16,7 +16,7 @@ _NO_DATA = -1
 class Plan:
     """What one call of a mode sends to whom and whose answers count, as Go planned it."""
 
-    __slots__ = ("collect", "id", "parts", "result", "shards", "single")
+    __slots__ = ("collect", "id", "parts", "prefixes", "result", "shards", "single")
 
     def __init__(self, fields: dict[str, Any]) -> None:
         self.id: int = fields["id"]
@@ -25,6 +25,7 @@ class Plan:
         self.collect: list[int] = fields["collect"] or []
         self.result: str = fields["result"]
         self.single = len(self.parts) == 1
+        self.prefixes: dict[tuple[str, bool], bytes] = {}  # of calls, as the cluster makes them
 
     def called(self) -> list[int]:
         return sorted(r for _, ranks in self.parts for r in ranks)

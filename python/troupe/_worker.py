@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,9 @@ class Worker:
         return int(os.environ.get("MASTER_PORT", "0"))
 
 
+_LENGTHS = struct.Struct("<IIII")  # flags, session, method, object
+
+
 class Call:
     """The call that a method serves."""
 
@@ -50,10 +54,11 @@ class Call:
         self._token = token
         self._meta = meta
         self.arrived = time.monotonic()
-        n, m = int.from_bytes(meta[4:8], "little"), int.from_bytes(meta[8:12], "little")
-        self.method = meta[40 : 40 + n].decode()
-        self.object = meta[40 + n : 40 + n + m].decode()
-        self.no_data = bool(meta[0] & 1)
+        flags, k, n, m = _LENGTHS.unpack_from(meta)
+        at = 40 + k
+        self.method = meta[at : at + n].decode()
+        self.object = meta[at + n : at + n + m].decode() if m else ""
+        self.no_data = bool(flags & 1)
 
     def _text(self, i: int) -> str:
         lengths = [int.from_bytes(self._meta[4 + 4 * k : 8 + 4 * k], "little") for k in range(5)]
@@ -63,12 +68,12 @@ class Call:
     @property
     def caller(self) -> str:
         """Who calls, for people."""
-        return self._text(2)
+        return self._text(3)
 
     @property
     def session(self) -> str:
         """Who calls, for programs."""
-        return self._text(3)
+        return self._text(0)
 
     @property
     def trace(self) -> str:

@@ -10,13 +10,13 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import msgpack
 
 from . import _codec, _core, _errors, _launch, _origin, _register, _session
 from ._core import CALL, CANCEL, STOPPED
+from ._future import Waitable
 from ._worker import Call, Worker, _call
 
 _VERBS = ("@make", "@configure", "@set_env", "@close")
@@ -40,7 +40,8 @@ class Host:
         self.core = _core.get()
         self.core.on_call = self.arrived
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
-        self.waiters: list[Any] = []
+        self._waiters: list[Any] = []  # as one who waits for completions has them: there is something in the queue
+        self._done = False
         self.objects: dict[str, Object] = {}
         self.stopped = False
         self.failed = False
@@ -57,13 +58,13 @@ class Host:
         self.session = _session.Session(self.core, fields, pickle=bool(self.config.get("pickle")))
         self.session.is_worker = True
         _session._current = self.session
-        self.driver = self.config.get("driver", "")
+        self.driver = self.config.get("driver", "nobody").encode()
         self.codecs = {True: self.session.codec(True), False: self.session.codec(False)}
 
     # What the reader of completions hands over.
 
-    def arrived(self, kind: int, token: int, meta: memoryview, body: Any) -> None:
-        item = (kind, token, bytes(meta), body)
+    def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        item = (kind, token, meta, body)
         if self.loop is not None:
             if _core.running_loop() is self.loop:
                 self.in_loop(item)
@@ -73,17 +74,19 @@ class Host:
         if kind == CALL and self.wants_thread and self.beside(item):
             return
         self.queue.append(item)
-        for wake in list(self.waiters):
-            wake()
+        self._done = True
+        if self._waiters:
+            for wake in list(self._waiters):
+                wake()
 
     # The main thread.
 
     def run(self) -> int:
         """Plays the worker until it ends; the exit code."""
         start = self.core.ask("worker_start")
-        self.core.wait(self.waiters, lambda: bool(self.queue) or start.done, None)
-        while self.queue or not start.done:
-            self.step(start)
+        start._waiters.append(self._nudge)
+        while self.queue or not start._done:
+            self.next()
         if start._error is not None:
             sys.stderr.write(f"troupe worker: {start._error}\n")
             return 1
@@ -93,23 +96,24 @@ class Host:
             self.run_sync()
         return 1 if self.failed else 0
 
-    def step(self, start: _core.Ask) -> None:
-        if self.queue:
-            self.handle(self.queue.popleft())
-            return
-        start.waiters.append(self._nudge)
-        self.core.wait(self.waiters, lambda: bool(self.queue) or start.done, None)
-
     def _nudge(self) -> None:
-        for wake in list(self.waiters):
+        self._done = True
+        for wake in list(self._waiters):
             wake()
 
     def run_sync(self) -> None:
-        core, queue = self.core, self.queue
-        ready: Callable[[], bool] = lambda: bool(queue)  # noqa: E731
         while not self.stopped:
+            self.next()
+
+    def next(self) -> None:
+        """Handles what is in the queue; waits if there is nothing."""
+        queue = self.queue
+        if not queue:
+            self.core.look()
             if not queue:
-                core.wait(self.waiters, ready, None)
+                self.core.wait(self, None)
+        self._done = False
+        while queue:
             self.handle(queue.popleft())
 
     def handle(self, item: tuple[int, int, bytes, Any]) -> None:
@@ -129,7 +133,7 @@ class Host:
 
     def serve(self, token: int, call: Call, body: Any) -> None:
         """Runs a call and answers it."""
-        codec = self.codecs[self.session.pickle and call.session == self.driver]
+        codec = self.codecs[self.trusts(call)]
         mark = _call.set(call)
         try:
             value = self.invoke(call, codec, body)
@@ -147,14 +151,16 @@ class Host:
             _call.reset(mark)
         self.answer(token, answer)
 
+    def trusts(self, call: Call) -> bool:
+        """Whether the call is the driver's own, who may send pickles."""
+        return self.session.pickle and call._meta.startswith(self.driver, 40)
+
     def invoke(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
         if call.method[:1] == "@":
             return self.verb(call, body)
         method = self.method_of(call)
         args, kwargs = read_args(codec, body)
         value = method(*args, **kwargs)
-        from ._future import Waitable
-
         return value.result() if isinstance(value, Waitable) else value
 
     def method_of(self, call: Call) -> Any:
@@ -261,7 +267,7 @@ class Host:
 
         self.wants_thread = True
         self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
-        threading.Thread(target=self.core.wait, args=([], lambda: self.stopped, None), daemon=True, name="troupe-reader").start()
+        threading.Thread(target=self.core.wait, args=(Waitable(self.core), None), daemon=True, name="troupe-reader").start()
 
     def beside(self, item: tuple[int, int, bytes, Any]) -> bool:
         """Runs a call on a thread, if its lane is not the main thread's."""
@@ -312,7 +318,7 @@ class Host:
     async def serve_async(self, token: int, call: Call, body: Any, gate: Any) -> None:
         import asyncio
 
-        codec = self.codecs[self.session.pickle and call.session == self.driver]
+        codec = self.codecs[self.trusts(call)]
         try:
             if gate is not None and not gate.done():
                 await asyncio.wait([gate])
