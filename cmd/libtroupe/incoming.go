@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"sync"
-	"time"
 
 	"troupe/actors"
 	"troupe/bus"
@@ -88,7 +87,7 @@ func (in *incoming) cancelled(token uint64) int {
 }
 
 // callMeta says what a call is about: uint32 flags (1: without data), uint32 lengths of session, method, object, caller
-// and trace, uint64 sequence, uint64 microseconds left (0: no deadline), and those texts.
+// and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and those texts.
 func callMeta(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
 	texts := [...]string{info.Session, method, object, info.Caller, info.Trace}
@@ -107,7 +106,7 @@ func callMeta(ctx context.Context, method, object string) []byte {
 	}
 	le.PutUint64(b[24:], info.Seq)
 	if deadline, ok := ctx.Deadline(); ok {
-		le.PutUint64(b[32:], uint64(max(1, time.Until(deadline).Microseconds())))
+		le.PutUint64(b[32:], uint64(deadline.UnixMicro()))
 	}
 	return b
 }

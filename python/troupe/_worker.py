@@ -47,13 +47,12 @@ _LENGTHS = struct.Struct("<IIII")  # flags, session, method, object
 class Call:
     """The call that a method serves."""
 
-    __slots__ = ("_core", "_meta", "_token", "arrived", "method", "no_data", "object")
+    __slots__ = ("_core", "_meta", "_token", "method", "no_data", "object")
 
     def __init__(self, core: _core.Core, token: int, meta: bytes) -> None:
         self._core = core
         self._token = token
         self._meta = meta
-        self.arrived = time.monotonic()
         flags, k, n, m = _LENGTHS.unpack_from(meta)
         at = 40 + k
         self.method = meta[at : at + n].decode()
@@ -81,16 +80,16 @@ class Call:
         return self._text(4)
 
     @property
-    def deadline(self) -> float | None:
-        """When the caller's patience ends, on the clock of time.monotonic(); None: never."""
-        left = int.from_bytes(self._meta[32:40], "little")
-        return self.arrived + left / 1e6 if left else None
+    def remaining(self) -> float | None:
+        """Seconds until the caller's patience ends; None: it does not."""
+        end = int.from_bytes(self._meta[32:40], "little")
+        return end / 1e6 - time.time() if end else None
 
     @property
-    def remaining(self) -> float | None:
-        """Seconds until then."""
-        deadline = self.deadline
-        return None if deadline is None else deadline - time.monotonic()
+    def deadline(self) -> float | None:
+        """When that is, on the clock of time.monotonic()."""
+        left = self.remaining
+        return None if left is None else time.monotonic() + left
 
     @property
     def cancelled(self) -> bool:
@@ -103,7 +102,8 @@ class Call:
             raise _errors.CancelledError("the call was cancelled")
 
 
-_call: ContextVar[Call | None] = ContextVar("troupe_call", default=None)
+# What a call is made of when somebody asks for it.
+_call: ContextVar[tuple[_core.Core, int, bytes] | None] = ContextVar("troupe_call", default=None)
 
 
 def current_call() -> Call:
@@ -111,4 +111,4 @@ def current_call() -> Call:
     call = _call.get()
     if call is None:
         raise _errors.InvalidError("current_call() is for methods of workers, while they serve a call")
-    return call
+    return Call(*call)

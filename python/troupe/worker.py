@@ -17,9 +17,9 @@ import msgpack
 from . import _codec, _core, _errors, _launch, _origin, _register, _session
 from ._core import CALL, CANCEL, STOPPED
 from ._future import Waitable
-from ._worker import Call, Worker, _call
+from ._worker import _LENGTHS, Call, Worker, _call
 
-_VERBS = ("@make", "@configure", "@set_env", "@close")
+_NONE: dict[str, Any] = {}
 
 
 class Object:
@@ -39,6 +39,8 @@ class Host:
     def __init__(self, assignment: str) -> None:
         self.core = _core.get()
         self.core.on_call = self.arrived
+        self.lib = self.core.lib
+        self.names: dict[tuple[bytes, int], tuple[str, str]] = {}  # of objects and methods, as they were called
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
         self._waiters: list[Any] = []  # as one who waits for completions has them: there is something in the queue
         self._done = False
@@ -119,7 +121,7 @@ class Host:
     def handle(self, item: tuple[int, int, bytes, Any]) -> None:
         kind, token, meta, body = item
         if kind == CALL:
-            self.serve(token, Call(self.core, token, meta), body)
+            self.serve(token, meta, body)
         elif kind == STOPPED:
             self.end(body)
 
@@ -131,12 +133,19 @@ class Host:
 
     # One call.
 
-    def serve(self, token: int, call: Call, body: Any) -> None:
-        """Runs a call and answers it."""
-        codec = self.codecs[self.trusts(call)]
-        mark = _call.set(call)
+    def serve(self, token: int, meta: bytes, body: Any) -> None:
+        """Runs a call and answers it. This is the path of every short call."""
+        codec = self.codecs[self.trusts(meta)]
+        mark = _call.set((self.core, token, meta))
         try:
-            value = self.invoke(call, codec, body)
+            method = self.method_of(meta)
+            if method is None:
+                value = self.verb(Call(self.core, token, meta), body)
+            else:
+                args, kwargs = read_args(codec, body)
+                value = method(*args, **kwargs)
+                if isinstance(value, Waitable):
+                    value = value.result()
             answer = codec.encode(value)
         except Exception as err:
             self.fail(token, err)
@@ -149,29 +158,33 @@ class Host:
             raise
         finally:
             _call.reset(mark)
-        self.answer(token, answer)
+        if type(answer) is bytes and len(answer) <= _core._LARGE:
+            self.lib.troupe_answer(token, 0, answer, len(answer))
+        else:
+            self.answer(token, answer)
 
-    def trusts(self, call: Call) -> bool:
+    def trusts(self, meta: bytes) -> bool:
         """Whether the call is the driver's own, who may send pickles."""
-        return self.session.pickle and call._meta.startswith(self.driver, 40)
+        return self.session.pickle and meta.startswith(self.driver, 40)
 
-    def invoke(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
-        if call.method[:1] == "@":
-            return self.verb(call, body)
-        method = self.method_of(call)
-        args, kwargs = read_args(codec, body)
-        value = method(*args, **kwargs)
-        return value.result() if isinstance(value, Waitable) else value
-
-    def method_of(self, call: Call) -> Any:
-        owner = self.objects[call.object].value
-        method = getattr(owner, call.method, None)
-        if method is None or call.method.startswith("_") or not callable(method):
-            raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {call.method!r}")
+    def method_of(self, meta: bytes) -> Any:
+        """The method that is called; None: it is one of ours."""
+        _, k, n, m = _LENGTHS.unpack_from(meta)
+        key = meta[40 + k : 40 + k + n + m]
+        found = self.names.get((key, n))
+        if found is None:
+            found = self.names[key, n] = (key[n:].decode(), key[:n].decode())
+        name = found[1]
+        if name[0] == "@":
+            return None
+        owner = self.objects[found[0]].value
+        method = getattr(owner, name, None)
+        if method is None or name[0] == "_" or not callable(method):
+            raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {name!r}")
         return method
 
     def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
-        lib, n = self.core.lib, len(answer)
+        lib, n = self.lib, len(answer)
         if isinstance(answer, bytes) and n <= _core._LARGE:
             lib.troupe_answer(token, 0, answer, n)
             return
@@ -276,7 +289,7 @@ class Host:
         made = self.objects.get(call.object)
         if made is None or call.method not in made.lanes:
             return False
-        self.pool.submit(self.serve, token, call, body)
+        self.pool.submit(self.serve, token, meta, body)
         return True
 
     # Async classes.
@@ -318,11 +331,11 @@ class Host:
     async def serve_async(self, token: int, call: Call, body: Any, gate: Any) -> None:
         import asyncio
 
-        codec = self.codecs[self.trusts(call)]
+        codec = self.codecs[self.trusts(call._meta)]
         try:
             if gate is not None and not gate.done():
                 await asyncio.wait([gate])
-            _call.set(call)
+            _call.set((self.core, token, call._meta))
             value = await self.invoke_async(call, codec, body)
             answer = codec.encode(value)
         except asyncio.CancelledError:
@@ -336,10 +349,10 @@ class Host:
         self.answer(token, answer)
 
     async def invoke_async(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
-        if call.method[:1] == "@":
+        method = self.method_of(call._meta)
+        if method is None:
             value = self.verb(call, body)
         else:
-            method = self.method_of(call)
             args, kwargs = read_args(codec, body)
             value = method(*args, **kwargs)
         while hasattr(value, "__await__"):
@@ -363,11 +376,11 @@ class Host:
 def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call. An empty body has none."""
     if not len(body):
-        return [], {}
+        return [], _NONE
     value = codec.decode(body)
     if type(value) is not list or len(value) != 2 or type(value[0]) is not list or not isinstance(value[1], (dict, type(None))):
         raise _errors.MalformedError("the body of a call must be [positional, named]: a list, and a map or nil")
-    return value[0], value[1] or {}
+    return value[0], value[1] or _NONE
 
 
 def takes_config(cls: Any) -> bool:
