@@ -96,7 +96,8 @@ func (u *user) fails(code int, words ...string) string {
 // readyHead is what `troupe up --json` says.
 type readyHead struct {
 	headFile
-	Store string `json:"store"`
+	Store   string `json:"store"`
+	Metrics string `json:"metrics"`
 }
 
 // up runs a head until the test ends or stop is called, on a free port unless more says otherwise.

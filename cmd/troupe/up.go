@@ -29,6 +29,7 @@ type upFlags struct {
 	noAgent bool
 	grace   time.Duration
 	stdin   bool
+	metrics string
 	node    nodeFlags
 }
 
@@ -82,6 +83,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "the head alone, without an agent for this machine")
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input does: for a head that belongs to another program")
+	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to tell Prometheus at, HOST:PORT, by plain HTTP (default nowhere)")
 	f.node.add(cmd)
 }
 
@@ -103,6 +105,8 @@ type head struct {
 	agent *agentSpec // nil for none; without Access and Dir
 	creds string
 	file  headFile
+
+	metrics string // where to serve them; empty: nowhere
 }
 
 // newHead checks the flags. It opens nothing.
@@ -111,6 +115,11 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	var err error
 	if h.at, err = parseListen(f.listen); err != nil {
 		return nil, err
+	}
+	if h.metrics = f.metrics; h.metrics != "" {
+		if _, _, err := net.SplitHostPort(h.metrics); err != nil {
+			return nil, usagef("--metrics %q: give HOST:PORT, as in 127.0.0.1:9422", h.metrics)
+		}
 	}
 	for _, u := range f.nats {
 		if err := checkURL(u); err != nil {
@@ -168,6 +177,14 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer desk.close()
+	if h.metrics != "" {
+		where, stop, err := serveMetrics(h.metrics, b, log)
+		if err != nil {
+			return fmt.Errorf("--metrics %s: %w", h.metrics, err)
+		}
+		defer stop()
+		h.metrics = where
+	}
 	if h.agent != nil {
 		agent, err := startAgent(ctx, b, h.agentSpec(), log)
 		if err != nil {
@@ -246,8 +263,9 @@ func (c *cli) sayReady(h *head) error {
 	if c.json {
 		return c.printJSON(struct {
 			headFile
-			Store string `json:"store"`
-		}{h.file, h.store})
+			Store   string `json:"store"`
+			Metrics string `json:"metrics,omitempty"`
+		}{h.file, h.store, h.metrics})
 	}
 	c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
 	if h.file.Fingerprint != "" && len(h.nats) == 0 {

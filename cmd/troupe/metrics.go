@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"troupe/bus"
+	"troupe/gpu"
+	"troupe/placement"
+)
+
+// scrapeWait is how long a scrape waits for the placement service.
+const scrapeWait = 5 * time.Second
+
+// metrics is what a head tells Prometheus: it is read from the placement service at each scrape, so that nothing is
+// counted twice and nothing grows old.
+type metrics struct {
+	b      *bus.Bus
+	client *placement.Client
+	log    *slog.Logger
+}
+
+// The descriptions, in the order in which they are told.
+var (
+	upDesc       = describe("up", "1 if the placement service answers.")
+	refusedDesc  = describe("connections_refused_total", "Connections without credentials.")
+	nodeDesc     = describe("node_ready", "1 if the node is ready, 0 if it is lost or has yet to show its devices.", "node")
+	cordonDesc   = describe("node_cordoned", "1 if an operator wants nothing new on the node.", "node")
+	deviceDesc   = describe("device_held", "1 if somebody holds the device or a part of it.", "node", "index", "uuid", "model")
+	unfitDesc    = describe("device_unfit", "1 if the device must not be granted, for its health or a foreign process.", "node", "index", "uuid", "model")
+	memoryDesc   = describe("device_memory_bytes", "Memory of the device.", "node", "index", "uuid", "kind")
+	busyDesc     = describe("device_utilisation_ratio", "Share of the time in which a kernel ran.", "node", "index", "uuid")
+	heatDesc     = describe("device_temperature_celsius", "Temperature of the device.", "node", "index", "uuid")
+	powerDesc    = describe("device_power_watts", "Power that the device takes.", "node", "index", "uuid")
+	reservedDesc = describe("reservations", "Reservations that are held.", "namespace", "state")
+	waitingDesc  = describe("requests_waiting", "Requests in the queue.", "namespace")
+	longestDesc  = describe("request_waiting_seconds_max", "How long the request has waited that has waited longest.", "namespace")
+)
+
+func describe(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("troupe_"+name, help, labels, nil)
+}
+
+// serveMetrics answers scrapes at an address until stop is called.
+func serveMetrics(at string, b *bus.Bus, log *slog.Logger) (where string, stop func(), err error) {
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return "", nil, err
+	}
+	listener, err := net.Listen("tcp", at)
+	if err != nil {
+		client.Close()
+		return "", nil, err
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(&metrics{b: b, client: client, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}))
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: scrapeWait}
+	doneCh := make(chan struct{})
+	go func() {
+		defer close(doneCh)
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			log.Warn("troupe: metrics are no longer served", "error", err)
+		}
+	}()
+	return listener.Addr().String(), func() {
+		_ = server.Close() // a scrape that is under way is the next one's
+		<-doneCh
+		client.Close()
+	}, nil
+}
+
+// Describe is Prometheus's.
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
+
+// Collect is Prometheus's: one scrape.
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
+	defer cancel()
+	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(m.b.Refused()))
+	all, err := m.client.Nodes(ctx)
+	list := placement.Listing{}
+	if err == nil {
+		list, err = m.client.List(ctx)
+	}
+	t := teller(ch)
+	t.tell(upDesc, one(err == nil))
+	if err != nil {
+		m.log.Warn("troupe: metrics without the placement service", "error", err)
+		return
+	}
+	held := map[string]bool{}
+	for _, r := range list.Records {
+		for _, w := range r.Workers {
+			for _, s := range w.Slots {
+				held[s.UUID] = true
+			}
+		}
+	}
+	for _, n := range all {
+		t.node(n, held)
+	}
+	t.queue(list)
+}
+
+// teller tells gauges.
+type teller chan<- prometheus.Metric
+
+func (t teller) tell(desc *prometheus.Desc, value float64, labels ...string) {
+	t <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+}
+
+func one(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+func (t teller) node(n placement.NodeStatus, held map[string]bool) {
+	name := n.Report.Node
+	t.tell(nodeDesc, one(n.Rank >= 0 && n.State == placement.NodeReady), name)
+	t.tell(cordonDesc, one(len(n.Cordons) > 0), name)
+	for _, d := range n.Report.Devices {
+		index := strconv.Itoa(d.Index)
+		t.tell(deviceDesc, one(held[d.UUID]), name, index, d.UUID, d.Model)
+		t.tell(unfitDesc, one(len(n.Report.Unfit(d)) > 0), name, index, d.UUID, d.Model)
+		t.sample(d, name, index)
+	}
+}
+
+// sample tells the readings that the driver gives.
+func (t teller) sample(d gpu.Device, node, index string) {
+	t.tell(memoryDesc, float64(d.MemoryTotal), node, index, d.UUID, "total")
+	if free := d.Sample.MemoryFree; free != nil {
+		t.tell(memoryDesc, float64(*free), node, index, d.UUID, "free")
+	}
+	for desc, reading := range map[*prometheus.Desc]struct {
+		value *int
+		unit  float64
+	}{busyDesc: {d.Sample.Utilisation, 100}, heatDesc: {d.Sample.Temperature, 1}, powerDesc: {d.Sample.Power, 1000}} {
+		if reading.value != nil {
+			t.tell(desc, float64(*reading.value)/reading.unit, node, index, d.UUID)
+		}
+	}
+}
+
+func (t teller) queue(list placement.Listing) {
+	type kind struct{ namespace, state string }
+	reservations, waiting, longest := map[kind]int{}, map[string]int{}, map[string]int64{}
+	for _, r := range list.Records {
+		reservations[kind{r.Namespace, string(r.State)}]++
+	}
+	for _, w := range list.Waiting {
+		waiting[w.Namespace]++
+		longest[w.Namespace] = max(longest[w.Namespace], w.Waited)
+	}
+	for k, n := range reservations {
+		t.tell(reservedDesc, float64(n), k.namespace, k.state)
+	}
+	for namespace, n := range waiting {
+		t.tell(waitingDesc, float64(n), namespace)
+		t.tell(longestDesc, float64(longest[namespace])/1000, namespace)
+	}
+}

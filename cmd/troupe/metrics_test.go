@@ -1,0 +1,54 @@
+package main
+
+import (
+	"io"
+	"net"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What a head tells Prometheus, from the address it was told to, and nowhere else.
+func TestMetrics(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up("--gpus", "sim:2x2", "--name", "box", "--metrics", "127.0.0.1:0")
+	require.NotEmpty(t, head.Metrics)
+	u.sees("reserve", "--bundles", "2", "--devices", "1", "--holder", "me")
+	u.sees("cordon", "box-1")
+	text := scrape(t, head.Metrics)
+	for _, line := range []string{
+		"troupe_up 1", `troupe_node_ready{node="box-0"} 1`, `troupe_node_cordoned{node="box-1"} 1`,
+		`troupe_reservations{namespace="default",state="granted"} 1`, "troupe_connections_refused_total 0", "go_goroutines",
+	} {
+		require.Contains(t, text, line)
+	}
+	require.Regexp(t, `troupe_device_held\{index="0",model="[^"]*",node="box-0",uuid="[^"]*"\} 1`, text)
+	require.Regexp(t, `troupe_device_held\{index="0",model="[^"]*",node="box-1",uuid="[^"]*"\} 0`, text)
+	stranger := newUser(t)
+	require.NotEqual(t, 0, second(stranger.types("roles", "--url", head.URL)))
+	require.Contains(t, scrape(t, head.Metrics), "troupe_connections_refused_total 1")
+}
+
+func second(_, _ string, code int) int { return code }
+
+func scrape(t *testing.T, at string) string {
+	t.Helper()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := client.Get("http://" + at + "/metrics")
+	require.NoError(t, err)
+	defer func() { _ = resp.Body.Close() }()
+	data, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, resp.StatusCode, string(data))
+	return string(data)
+}
+
+func TestMetricsNowhere(t *testing.T) {
+	u := newUser(t)
+	require.Contains(t, u.fails(2, "up", "--metrics", "nowhere"), "--metrics")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	require.Contains(t, u.fails(1, "up", "--listen", "127.0.0.1:0", "--gpus", "none", "--metrics", l.Addr().String()), l.Addr().String())
+}
