@@ -13,20 +13,25 @@ import (
 // group, its session and its environment does not leave that. Zero: there are none, and the other means have to do.
 type cgroups struct{ dir string }
 
-// openCgroups makes a group for the agent's workers beside the agent itself, in its own; what an earlier agent of this
-// identity left is used again.
+// openCgroups is the group of an agent's workers beside the agent itself, in its own. It is made with the first worker, and
+// those of agents that were killed are removed if nothing is in them: an agent that lives makes its own again.
 func openCgroups(identity string) cgroups {
 	own, ok := ownCgroup()
 	if !ok {
 		return cgroups{}
 	}
-	dir := filepath.Join(own, "troupe-"+identity)
-	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-		return cgroups{}
+	others, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*")) // the pattern is right
+	for _, other := range others {
+		workers, _ := filepath.Glob(filepath.Join(other, "*", "cgroup.procs"))
+		for _, procs := range workers {
+			_ = os.Remove(filepath.Dir(procs)) // unless something is in it
+		}
+		_ = os.Remove(other)
 	}
-	_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory"), 0) // only if it was given to us
-	return cgroups{dir}
+	return cgroups{filepath.Join(own, cgroupPrefix+identity)}
 }
+
+const cgroupPrefix = "troupe-"
 
 // ownCgroup is the folder of this process in the unified hierarchy.
 func ownCgroup() (string, bool) {
@@ -65,6 +70,9 @@ func unified(mounts, path string) (string, bool) {
 func (g cgroups) make(name string) (path string, folder *os.File) {
 	if g.dir == "" {
 		return "", nil
+	}
+	if err := os.Mkdir(g.dir, 0o755); err == nil {
+		_ = os.WriteFile(filepath.Join(g.dir, "cgroup.subtree_control"), []byte("+memory"), 0) // only if it was given to us
 	}
 	path = filepath.Join(g.dir, name)
 	if err := os.Mkdir(path, 0o755); err != nil {

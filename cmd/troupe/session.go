@@ -93,7 +93,10 @@ func checkURL(text string) error {
 	return nil
 }
 
-func (c *cli) logger(level slog.Level) *slog.Logger {
+func (c *cli) logger(level slog.Level) *slog.Logger { return c.loggerAt(level) }
+
+// loggerAt is a logger whose level may change.
+func (c *cli) loggerAt(level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(c.err, &slog.HandlerOptions{Level: level}))
 }
 

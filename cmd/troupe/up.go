@@ -105,6 +105,7 @@ type head struct {
 	agent *agentSpec // nil for none; without Access and Dir
 	creds string
 	file  headFile
+	level slog.LevelVar // what is logged: less when the head ends, because its parts see each other go
 
 	metrics string // where to serve them; empty: nowhere
 }
@@ -112,6 +113,7 @@ type head struct {
 // newHead checks the flags. It opens nothing.
 func (c *cli) newHead(f upFlags) (*head, error) {
 	h := &head{nats: f.nats, creds: cmp.Or(f.creds, c.env("TROUPE_CREDS")), file: headFile{nodes.HeadFile{PID: os.Getpid()}}}
+	h.level.Set(slog.LevelWarn)
 	var err error
 	if h.at, err = parseListen(f.listen); err != nil {
 		return nil, err
@@ -171,7 +173,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer parts.stop()
-	log := c.logger(slog.LevelWarn)
+	log := c.loggerAt(&h.level)
 	desk, err := openDesk(ctx, b, log)
 	if err != nil {
 		return err
@@ -191,6 +193,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 			return err
 		}
 		defer agent.stop()
+		defer h.level.Set(slog.LevelError)
 	}
 	withdraw, err := h.file.announce(c.env)
 	if err != nil {
@@ -217,7 +220,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 
 // openHead opens the server, or the way to the user's own.
 func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
-	cfg := bus.Config{Name: "troupe-head", Logger: c.logger(slog.LevelWarn)}
+	cfg := bus.Config{Name: "troupe-head", Logger: c.loggerAt(&h.level)}
 	if len(h.nats) > 0 {
 		cfg.URLs, cfg.CredsFile, cfg.TLS.Fingerprint = h.nats, h.creds, c.env("TROUPE_FINGERPRINT")
 		h.file.URL, h.file.CredsFile, h.file.Fingerprint = strings.Join(h.nats, ","), h.creds, cfg.TLS.Fingerprint
