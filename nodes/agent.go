@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -185,6 +186,7 @@ func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 	tick, tidy := time.NewTicker(housework), time.NewTicker(tidyEvery)
 	defer tick.Stop()
 	defer tidy.Stop()
+	connected := true
 	for {
 		select {
 		case <-ctx.Done():
@@ -194,9 +196,15 @@ func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 		case <-tidy.C:
 			a.tidyLogs()
 		case <-tick.C:
+			back := !connected
+			connected = a.cfg.Bus.Conn().IsConnected()
 			for _, s := range a.sites {
+				if back && connected {
+					s.tellSoon()
+				}
 				s.keepHouse(time.Now())
 			}
+			a.leases.tidy(time.Now(), a.playing())
 		}
 	}
 }
@@ -284,10 +292,8 @@ func (a *Agent) tell(e Exit) {
 // workerGone returns the ports of a role that was stopped, with its last worker.
 func (a *Agent) workerGone(w *worker) {
 	role := w.ID.Address()
-	for _, s := range a.sites {
-		if s.plays(role) {
-			return
-		}
+	if a.plays(role) {
+		return
 	}
 	w.mu.Lock()
 	asked := w.asked
@@ -295,6 +301,24 @@ func (a *Agent) workerGone(w *worker) {
 	if asked {
 		a.leases.release(role)
 	}
+}
+
+// plays reports whether a worker of the role may be running.
+func (a *Agent) plays(role bus.Address) bool {
+	return slices.ContainsFunc(a.sites, func(s *site) bool { return s.plays(role) })
+}
+
+// playing are the roles that have a worker here.
+func (a *Agent) playing() map[bus.Address]bool {
+	roles := map[bus.Address]bool{}
+	for _, s := range a.sites {
+		for _, w := range s.all() {
+			if w.running() {
+				roles[w.ID.Address()] = true
+			}
+		}
+	}
+	return roles
 }
 
 // serve answers one message.
@@ -368,7 +392,7 @@ func (a *Agent) ports(ask portsAsk) reply {
 	if a.isClosing() {
 		return failed(errClosing)
 	}
-	ports, err := a.leases.take(ask.Holder, ask.N, time.Now())
+	ports, err := a.leases.take(ask.Holder, ask.N)
 	if err != nil {
 		return failed(err)
 	}

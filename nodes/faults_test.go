@@ -3,6 +3,7 @@ package nodes_test
 import (
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -68,4 +69,19 @@ func TestOutageDuringAStop(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Fatal("the stop is not answered")
 	}
+}
+
+// A worker that dies while the server is away is told of as soon as it is back.
+func TestExitInAnOutage(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	s := newStandAt(t, b, t.TempDir())
+	started := s.launch(sh(`exec sleep 1000`, 0))
+	srv.Stop()
+	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
+	time.Sleep(3500 * time.Millisecond) // the next telling would be four seconds away by then
+	bustest.Reconnected(t, b.Conn(), srv.Restart)
+	begin := time.Now()
+	require.Equal(t, "SIGKILL", s.exit().Signal)
+	require.Less(t, time.Since(begin), 2*time.Second)
 }

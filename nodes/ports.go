@@ -15,7 +15,7 @@ import (
 const (
 	portsMost   = 1024            // that one holder may lease
 	portLow     = 15000           // ports are leased from here up to the ephemeral range
-	portUnused  = 2 * time.Minute // how long a lease waits for the first worker of its role
+	portUnused  = 2 * time.Minute // how long a lease waits for a worker of its role: the first, or one that is restarted
 	ephemeralLo = 32768           // where the system's own choice begins, if it does not say
 )
 
@@ -36,25 +36,23 @@ type leaseKey struct {
 type lease struct {
 	ports []int
 	fds   []int
-	since time.Time
-	used  bool // a worker of the role has run
+	idle  time.Time // since when none runs any more; zero: one does
 }
 
 // take leases n ports, or as many more as the holder has not.
-func (l *leases) take(holder WorkerID, n int, now time.Time) ([]int, error) {
+func (l *leases) take(holder WorkerID, n int) ([]int, error) {
 	if n < 1 || n > portsMost {
 		return nil, bus.Errorf(bus.CodeInvalid, "%d ports for %s: give 1 to %d", n, holder, portsMost)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.expire(now)
 	key := leaseKey{holder.Address(), holder.Rank}
 	if l.held == nil {
 		l.held, l.spare = map[leaseKey]*lease{}, map[leaseKey][]int{}
 	}
 	has := l.held[key]
 	if has == nil {
-		has = &lease{since: now}
+		has = &lease{}
 		l.held[key] = has
 		has.hold(l.spare[key])
 	}
@@ -78,19 +76,13 @@ func (l *lease) hold(ports []int) {
 	}
 }
 
-// using says that a worker of the role runs: its leases last until it has been stopped. Those that were returned are held
-// again, if nobody has taken them.
+// using says that a worker of the role runs: ports that were returned are held again, if nobody has taken them.
 func (l *leases) using(role bus.Address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key, has := range l.held {
-		if key.role == role {
-			has.used = true
-		}
-	}
 	for key, ports := range l.spare {
 		if key.role == role && l.held[key] == nil {
-			has := &lease{used: true}
+			has := &lease{}
 			has.hold(ports)
 			l.held[key] = has
 		}
@@ -128,10 +120,17 @@ func (l *leases) drop(key leaseKey, has *lease) {
 	l.spare[key] = has.ports
 }
 
-// expire returns what was leased for workers that never came. It is called with mu held.
-func (l *leases) expire(now time.Time) {
+// tidy returns what was leased for workers that never came, or that have all ended and nobody has stopped.
+func (l *leases) tidy(now time.Time, playing map[bus.Address]bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for key, has := range l.held {
-		if !has.used && now.Sub(has.since) > portUnused {
+		switch {
+		case playing[key.role]:
+			has.idle = time.Time{}
+		case has.idle.IsZero():
+			has.idle = now
+		case now.Sub(has.idle) > portUnused:
 			l.drop(key, has)
 		}
 	}

@@ -387,7 +387,7 @@ func (s *site) awaits(pid int) bool {
 	return slices.ContainsFunc(s.all(), func(w *worker) bool {
 		select {
 		case <-w.startedCh:
-			return w.is(pid)
+			return w.running() && w.is(pid)
 		default:
 			return true // it may be this one
 		}
@@ -439,6 +439,15 @@ func (w *worker) review(now time.Time) (tell *Exit, old bool) {
 		}
 	}
 	return tell, now.Sub(at) > keepEnded
+}
+
+// tellSoon makes every exit that nobody has asked about be told again at once: the last telling may have been lost.
+func (s *site) tellSoon() {
+	for _, w := range s.all() {
+		w.mu.Lock()
+		w.tellAt, w.telling = time.Time{}, time.Second
+		w.mu.Unlock()
+	}
 }
 
 // within waits until a channel of each worker is closed, at most so long.
