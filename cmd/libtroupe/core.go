@@ -57,7 +57,7 @@ func newCore() (*core, error) {
 		return nil, errors.New("no descriptor to announce completions with: " + err.Error())
 	}
 	return &core{
-		queue: &queue{fd: fd, wake: wake}, memory: newMemory(), incoming: newIncoming(),
+		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
 		reservations: map[string]*roles.Reservation{},

@@ -22,6 +22,10 @@ type pinned struct {
 	body []byte
 }
 
+// shared is the memory of all cores of the process. What is lent outlives the core that lent it: an array of the other
+// side may lie in it; and Go ends the process when it finds something pinned that nobody remembers.
+var shared = newMemory()
+
 func newMemory() *memory { return &memory{pinned: map[uint64]*pinned{}} }
 
 // alloc gives memory that the other side fills.

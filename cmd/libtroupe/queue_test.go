@@ -87,11 +87,14 @@ func TestMemoryIsHandedOver(t *testing.T) {
 	got = m.own(unsafe.Pointer(&other[0]), len(other))
 	other[0] = 'X'
 	require.Equal(t, "copied", string(got))
-	require.Nil(t, m.handOver(uint64(uintptr(m.alloc(10))), 11), "more than there is")
+	short := uint64(uintptr(m.alloc(10)))
+	require.Nil(t, m.handOver(short, 11), "more than there is")
+	m.release(short)
+	require.Empty(t, m.pinned)
 }
 
 func TestCallsThatCannotBeRead(t *testing.T) {
-	c := &core{queue: newQueue(t), memory: newMemory()}
+	c := &core{queue: newQueue(t), memory: shared}
 	whole := make([]byte, callHeadSize+16)
 	binary.LittleEndian.PutUint32(whole[4:], 1)  // one part
 	binary.LittleEndian.PutUint64(whole[40:], 5) // of five bytes, which are not there
