@@ -52,6 +52,7 @@ func TestOperator(t *testing.T) {
 	require.Contains(t, u.fails(2, "logs", "role", "--since", "soon"), "--since")
 
 	status := u.sees("status")
+	require.NotContains(t, status, "?")
 	for _, text := range []string{"HEAD   nats://", "connections refused: 0", "box-0  ready", "rack=r7", "no roles in namespace default", "0 reservations, nobody waits"} {
 		require.Contains(t, status, text)
 	}
@@ -60,6 +61,7 @@ func TestOperator(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(u.sees("status", "--json")), &view))
 	require.Len(t, view.Nodes, 2)
 	require.Len(t, view.Nodes[0].Workers, 1)
+	require.NotNil(t, view.Nodes[1].Workers, "its agent has answered")
 	require.Empty(t, view.Nodes[1].Workers)
 	require.EqualValues(t, 1, view.Head.Refused, "a stranger was refused, and counted")
 

@@ -148,6 +148,7 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 		}
 		group.Go(func() {
 			if all, err := client.Workers(ctx, n.Report.Node); err == nil {
+				all = append([]nodes.Status{}, all...) // none is not the same as no answer
 				views[i].Workers = slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 })
 			}
 		})
