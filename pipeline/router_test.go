@@ -1,0 +1,162 @@
+package pipeline_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/pipeline"
+	"troupe/roles"
+)
+
+func newRouter(t testing.TB, cfg pipeline.RouterConfig) *pipeline.Router {
+	r, err := pipeline.NewRouter(cfg)
+	require.NoError(t, err)
+	return r
+}
+
+// asked is a request under way.
+type asked struct {
+	body bus.Raw
+	err  error
+}
+
+func askRouter(r *pipeline.Router, ctx context.Context, q pipeline.Request) <-chan asked {
+	ch := make(chan asked, 1)
+	go func() {
+		body, err := r.Call(ctx, q)
+		ch <- asked{body, err}
+	}()
+	return ch
+}
+
+func waits(t testing.TB, r *pipeline.Router, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return r.Status().Waiting == n }, 20*time.Second, time.Millisecond)
+}
+
+func TestRouterSpreadsByCredits(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	c := company(t, b, newTroop(), "judges", 4)
+	r := newRouter(t, pipeline.RouterConfig{Method: "score", Credits: 8})
+	require.NoError(t, r.Join(c))
+	var mu sync.Mutex
+	ranks := map[int]int{}
+	var group sync.WaitGroup
+	for i := range 200 {
+		group.Go(func() {
+			body, err := r.Call(patient(t), pipeline.Request{Arg: i})
+			var got int
+			if err == nil {
+				err = bus.Unmarshal(body, &got)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil || got/10 != i {
+				t.Errorf("%d: %d %v", i, got, err)
+			}
+			ranks[got%10]++
+		})
+	}
+	group.Wait()
+	require.Len(t, ranks, 4, "%v", ranks)
+	st := r.Status()
+	require.Equal(t, pipeline.RouterStatus{Ranks: 4, Credits: 32, Served: 200}, st)
+}
+
+func TestRouterSticksSuspendsAborts(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	tr := newTroop()
+	c := company(t, b, tr, "judges", 2)
+	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort", Credits: 1, Sticky: true, Waiting: 3})
+	ask := func(id, key string) <-chan asked {
+		return askRouter(r, patient(t), pipeline.Request{ID: id, Key: key, Arg: wire{ID: id, Body: 1}})
+	}
+	a1 := ask("a1", "a")
+	waits(t, r, 1)
+	require.NoError(t, r.Join(c, 0), "requests wait for ranks to join")
+	require.Equal(t, "0 a1", tr.came(t))
+	require.NoError(t, r.Join(c, 1), "and ranks may join while it runs")
+	a2 := ask("a2", "a")
+	waits(t, r, 1)
+	b1 := ask("b1", "b")
+	require.Equal(t, "1 b1", tr.came(t), "the key of a2 is with rank 0, which is busy")
+	r.Suspend()
+	require.NoError(t, r.Abort(patient(t), "a1"))
+	got := <-a1
+	require.NoError(t, got.err)
+	var outs []wire
+	require.NoError(t, bus.Unmarshal(got.body, &outs))
+	require.Equal(t, "partial", outs[0].Key)
+	require.Equal(t, 1, r.Status().Waiting, "suspended")
+	r.Resume()
+	require.Equal(t, "0 a2", tr.came(t))
+
+	more := []<-chan asked{ask("c1", ""), ask("c2", ""), ask("c3", "")}
+	waits(t, r, 3)
+	full := <-ask("c4", "")
+	require.ErrorIs(t, full.err, bus.ErrBusy)
+	require.ErrorIs(t, r.Abort(patient(t), "nobody"), bus.ErrNotFound)
+
+	leftCh := make(chan error, 1)
+	go func() { leftCh <- r.Leave(patient(t), c, 0) }()
+	tr.goCh <- struct{}{}
+	tr.goCh <- struct{}{}
+	for range 3 {
+		tr.came(t)
+		tr.goCh <- struct{}{}
+	}
+	for _, ch := range append(more, a2, b1) {
+		require.NoError(t, (<-ch).err)
+	}
+	require.NoError(t, <-leftCh)
+	require.Equal(t, 1, r.Status().Ranks)
+}
+
+// A rank dies with requests: those that may be sent again are answered by others, those that may not are told.
+func TestRouterOutlivesARank(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, LostAfter: 2 * time.Second})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
+	victim := spawn(t, rt, "victims", srv.URL())
+	t.Cleanup(victim.kill)
+	r := newRouter(t, pipeline.RouterConfig{Method: "hold", Credits: 2})
+	require.NoError(t, r.Join(victim.cluster, 0))
+	ask := func(id string, again bool) <-chan asked {
+		return askRouter(r, patient(t), pipeline.Request{ID: id, Arg: wire{ID: id, Body: 1}, Again: again})
+	}
+	once, again := ask("once", false), ask("again", true)
+	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 20*time.Second, time.Millisecond)
+	victim.kill()
+	require.ErrorIs(t, (<-once).err, bus.ErrWorkerLost)
+	tr := newTroop()
+	require.NoError(t, r.Join(company(t, b, tr, "others", 1)))
+	require.Equal(t, "0 again", tr.came(t))
+	close(tr.goCh)
+	require.NoError(t, (<-again).err)
+	require.Equal(t, 1, r.Status().Ranks)
+}
+
+func TestRouterMistakes(t *testing.T) {
+	t.Parallel()
+	_, err := pipeline.NewRouter(pipeline.RouterConfig{})
+	require.ErrorContains(t, err, "Method is not set")
+	_, err = pipeline.NewRouter(pipeline.RouterConfig{Method: "m", Credits: -1})
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	r := newRouter(t, pipeline.RouterConfig{Method: "m"})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	_, err = r.Call(ctx, pipeline.Request{})
+	require.ErrorIs(t, err, bus.ErrTimedOut)
+	require.Zero(t, r.Status().Waiting)
+}
