@@ -143,13 +143,27 @@ const (
 	notARecord = "pipeline %s: the last messages of its log are no records of ours; has somebody else written to it?"
 )
 
-// findRecord looks for the newest record from the end of the log, and for the messages behind it.
+// findRecord looks for the newest record from the end of the log, and for the messages behind it. A commit that comes in
+// between replaces the record under our eyes: then it looks again.
 func (j *journal) findRecord(ctx context.Context) (rec *record, last uint64, half []uint64, err error) {
-	info, err := j.stream.Info(ctx)
-	if err != nil || info.State.LastSeq == 0 {
-		return nil, 0, nil, err
+	for {
+		info, err := j.stream.Info(ctx)
+		if err != nil || info.State.LastSeq == 0 {
+			return nil, 0, nil, err
+		}
+		rec, last, half, err = j.scanBack(ctx, info.State)
+		again, infoErr := j.stream.Info(ctx)
+		if infoErr != nil {
+			return nil, 0, nil, infoErr
+		}
+		if again.State.LastSeq == info.State.LastSeq {
+			return rec, last, half, err
+		}
 	}
-	last = info.State.LastSeq
+}
+
+func (j *journal) scanBack(ctx context.Context, state jetstream.StreamState) (rec *record, last uint64, half []uint64, err error) {
+	last = state.LastSeq
 	for seq := last; seq > 0 && last-seq < halfLimit; seq-- {
 		m, err := j.stream.GetMsg(ctx, seq)
 		if errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -172,7 +186,7 @@ func (j *journal) findRecord(ctx context.Context) (rec *record, last uint64, hal
 		}
 		return rec, last, half, nil
 	}
-	if info.State.Msgs == 0 {
+	if state.Msgs == 0 {
 		return nil, last, nil, nil
 	}
 	return nil, 0, nil, bus.Errorf(bus.CodeMalformed, notARecord, j.at.Name)
