@@ -93,7 +93,7 @@ func pipelineOne(ctx context.Context, cfg PipelineConfig, stages, size int) (_ P
 	if err := latencies(ctx, raw, &r.RawP50, &r.RawP99); err != nil {
 		return r, fmt.Errorf("raw: %w", err)
 	}
-	err = throughputs(ctx, cfg.Each, ours, raw, 24*batch, &r)
+	err = throughputs(ctx, cfg.Each, ours, raw, min(24*batch, 4000), &r)
 	return r, err
 }
 
