@@ -17,6 +17,7 @@ type PipelineConfig struct {
 	Stages []int
 	Bytes  []int
 	Each   time.Duration // for one number and size; zero: 6 s
+	Turn   int           // items in one turn of each; zero: 24 batches, 4,000 at most
 	NoSync bool          // let the server sync when it likes, as NATS does by default; zero: before it acknowledges, as a head does
 }
 
@@ -93,14 +94,18 @@ func pipelineOne(ctx context.Context, cfg PipelineConfig, stages, size int) (_ P
 	if err := latencies(ctx, raw, &r.RawP50, &r.RawP99); err != nil {
 		return r, fmt.Errorf("raw: %w", err)
 	}
-	err = throughputs(ctx, cfg.Each, ours, raw, min(24*batch, 4000), &r)
+	turn := cfg.Turn
+	if turn == 0 {
+		turn = min(24*batch, 4000)
+	}
+	err = throughputs(ctx, cfg.Each, ours, raw, turn, &r)
 	return r, err
 }
 
 // latencies sends items in one by one.
 func latencies(ctx context.Context, m pipelineMean, p50, p99 *float64) error {
 	var times []time.Duration
-	for end := time.Now().Add(700 * time.Millisecond); time.Now().Before(end) || len(times) < 20; {
+	for end := time.Now().Add(time.Second); len(times) < 20 || time.Now().Before(end) && len(times) < 500; {
 		start := time.Now()
 		if err := m.through(ctx, 1); err != nil {
 			return err

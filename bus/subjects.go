@@ -20,7 +20,7 @@ import (
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
-//	troupe.<namespace>.@pipeline.<name>.log.…                    what a pipeline stores, in a JetStream stream of its own
+//	troupe.<namespace>.@pipeline.<name>.stored.…                    what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
 //	troupe.<namespace>.@pipeline.<name>.ask.<verb>               requests to the process that runs a pipeline
 //
@@ -232,12 +232,12 @@ func (p Pipeline) prefix() string { return tokenRoot + "." + p.Namespace + ".@pi
 // what all of them in the namespace begin with.
 func (p Pipeline) Stream() string { return "troupe_pipeline_" + p.Namespace + "@" + p.Name }
 
-// Log is troupe.<namespace>.@pipeline.<name>.log.>: everything the pipeline stores.
-func (p Pipeline) Log() string { return p.prefix() + ".log.>" }
+// Log is troupe.<namespace>.@pipeline.<name>.stored.>: everything the pipeline stores.
+func (p Pipeline) Log() string { return p.prefix() + ".stored.>" }
 
-// Items is troupe.<namespace>.@pipeline.<name>.log.item.<stream>.<priority>: the items of one stream at one priority.
+// Items is troupe.<namespace>.@pipeline.<name>.stored.item.<stream>.<priority>: the items of one stream at one priority.
 func (p Pipeline) Items(stream string, priority int) string {
-	return p.prefix() + ".log.item." + stream + "." + strconv.Itoa(priority)
+	return p.prefix() + ".stored.item." + stream + "." + strconv.Itoa(priority)
 }
 
 // BodyStream is troupe_bodies_<namespace>@<name>@<stream>@<priority>: the JetStream stream of the large bodies of one
@@ -251,19 +251,21 @@ func (p Pipeline) Bodies(stream string, priority int) string {
 	return p.prefix() + ".body." + stream + "." + strconv.Itoa(priority)
 }
 
-// State is troupe.<namespace>.@pipeline.<name>.log.state: what of each stream is dealt with.
-func (p Pipeline) State() string { return p.prefix() + ".log.state" }
+// State is troupe.<namespace>.@pipeline.<name>.stored.state: what of each stream is dealt with.
+func (p Pipeline) State() string { return p.prefix() + ".stored.state" }
 
-// Source is troupe.<namespace>.@pipeline.<name>.log.source.<source>: the last put of one producer.
-func (p Pipeline) Source(source string) string { return p.prefix() + ".log.source." + source }
+// Source is troupe.<namespace>.@pipeline.<name>.stored.source.<source>: the last put of one producer.
+func (p Pipeline) Source(source string) string { return p.prefix() + ".stored.source." + source }
 
-// Closed is troupe.<namespace>.@pipeline.<name>.log.closed.<stage>.<group>: a group that was handed over.
+// Closed is troupe.<namespace>.@pipeline.<name>.stored.closed.<stage>.<group>: a group that was handed over.
 func (p Pipeline) Closed(stage, group string) string {
-	return p.prefix() + ".log.closed." + stage + "." + group
+	return p.prefix() + ".stored.closed." + stage + "." + group
 }
 
-// Dead is troupe.<namespace>.@pipeline.<name>.log.dead.<stage>.<id>: a dead letter.
-func (p Pipeline) Dead(stage, id string) string { return p.prefix() + ".log.dead." + stage + "." + id }
+// Dead is troupe.<namespace>.@pipeline.<name>.stored.dead.<stage>.<id>: a dead letter.
+func (p Pipeline) Dead(stage, id string) string {
+	return p.prefix() + ".stored.dead." + stage + "." + id
+}
 
 // Ask is troupe.<namespace>.@pipeline.<name>.ask.<verb>: a request to the process that runs the pipeline; with * as the
 // verb, all of them.

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,7 +48,7 @@ func (u *user) running(path string) (out *screen, stop func() int) {
 		doneCh <- execute(ctx, []string{"run", path, "--grace", "1s"}, &cli{out: out, err: &errs, env: u.getenv})
 	}()
 	u.t.Cleanup(cancel)
-	require.Eventually(u.t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends it") }, 30*time.Second, 5*time.Millisecond, errs.String())
+	require.Eventually(u.t, func() bool { return strings.Contains(out.String(), "Ctrl-C ends it") }, 30*time.Second, 5*time.Millisecond, "%s %s", out, &errs)
 	return out, func() int {
 		cancel()
 		select {
@@ -121,6 +123,38 @@ func TestRunAFile(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "take", "words", "out"), "LATER=5") }, 20*time.Second, 10*time.Millisecond)
 	u.sees("pipeline", "shutdown", "words")
 	require.Zero(t, stop())
+}
+
+// A worker process of a run is killed: its items go to the other rank at once, and the rank comes back to its stage.
+func TestARunOutlivesItsWorkers(t *testing.T) {
+	t.Parallel()
+	u := newUser(t)
+	u.up("--gpus", "sim:1x2", "--name", "box")
+	out, stop := u.running(writeRun(t, `name: tough
+roles:
+  slow: {class: text, world: 2, policy: restart_rank, resources: {gpus: 1}}
+streams:
+  in:
+  out: {sink: true}
+stages:
+  slow: {role: slow, method: wait, in: in, out: out, in_flight: 2}
+`))
+	require.Contains(t, out.String(), "as processes on the nodes")
+	bodies, err := json.Marshal(slices.Repeat([]string{"150ms"}, 24))
+	require.NoError(t, err)
+	u.sees("pipeline", "put", "tough", "in", "--args", string(bodies))
+	var pids []int
+	require.NoError(t, json.Unmarshal([]byte(u.sees("call", "slow", "pid")), &pids))
+	require.Len(t, pids, 2)
+	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+	var st pipeline.Status
+	require.Eventually(t, func() bool {
+		require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "top", "tough", "--once", "--json")), &st))
+		return st.Streams[1].Items == 24 && st.Stages[0].Workers == 2
+	}, 40*time.Second, 20*time.Millisecond, "%s", out)
+	require.Positive(t, st.Stages[0].Lost)
+	require.Zero(t, st.Dead)
+	require.Zero(t, stop(), out.String())
 }
 
 func fmtSeq(seq uint64) string {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"time"
 
@@ -20,6 +21,7 @@ func textClass() *actors.Class {
 	actors.Method(k, "join", (*text).join)
 	actors.Method(k, "wait", (*text).wait, actors.MethodOptions{Lane: actors.Concurrent(64)})
 	actors.Method(k, "fail", (*text).fail)
+	actors.Method(k, "pid", (*text).pid, actors.MethodOptions{Lane: actors.Control})
 	return k.Class
 }
 
@@ -48,6 +50,8 @@ func (t *text) wait(ctx context.Context, s string) (string, error) {
 		return s, nil
 	}
 }
+
+func (t *text) pid(context.Context, actors.None) (int, error) { return os.Getpid(), nil }
 
 func (t *text) fail(_ context.Context, s string) (string, error) {
 	return "", errors.New("there is no doing it: " + s)
