@@ -13,7 +13,6 @@ import (
 	"fmt"
 	"log"
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -191,8 +190,8 @@ func report(ctx context.Context, p *pipeline.Pipeline) error {
 		return err
 	}
 	samples, scored := st.Streams[1], st.Streams[2]
-	fmt.Fprintf(os.Stdout, "%d prompts, %d samples: %d steps to version %v; %d samples were too old, %d came late to their group\n",
+	fmt.Printf("%d prompts, %d samples: %d steps to version %v; %d samples were too old, %d came late to their group\n",
 		st.Streams[0].In, samples.In, st.Stages[2].Handled, st.Version, scored.Stale, scored.Late)
-	fmt.Fprintf(os.Stdout, "policy: 0.200 → %.3f; %d dead letters, %d left in the streams\n", float64(policy.Load())/1000, st.Dead, samples.Items+scored.Items)
+	fmt.Printf("policy: 0.200 → %.3f; %d dead letters, %d left in the streams\n", float64(policy.Load())/1000, st.Dead, samples.Items+scored.Items)
 	return nil
 }
