@@ -129,6 +129,18 @@ func (f *flow) landed(c *commit, first uint64) {
 	for l, e := range last {
 		l.marks.push(mark{e.n, e.seq, bodies[l]})
 	}
+	for _, s := range f.streams {
+		for p, l := range s.lanes {
+			l.settled = c.record.Streams[s.spec.Name].Lanes[p].Floor
+		}
+	}
+	for _, ch := range c.changes {
+		for _, e := range ch.done {
+			if e.n > e.lane.settled {
+				e.lane.strays.push(mark{e.n, e.seq, e.bodySeq})
+			}
+		}
+	}
 	for i, d := range c.dead {
 		d.Seq = first + uint64(len(c.entries)+i)
 	}

@@ -45,6 +45,7 @@ type Pipeline struct {
 
 	purgeMu sync.Mutex // guards what follows
 	purges  map[*lane]mark
+	strays  []stray
 
 	source *Producer // for Put
 	err    error     // why it ended; set before doneCh is closed
@@ -261,6 +262,12 @@ func (p *Pipeline) letGo() {
 	some := false
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
+			if strays := l.passedBy(); len(strays) > 0 {
+				p.purgeMu.Lock()
+				p.strays = append(p.strays, stray{l, strays})
+				p.purgeMu.Unlock()
+				some = true
+			}
 			if m := l.passed(); m.seq > 0 {
 				p.purgeMu.Lock()
 				p.purges[l] = mark{seq: m.seq, body: max(m.body, p.purges[l].body)}
@@ -277,6 +284,12 @@ func (p *Pipeline) letGo() {
 	}
 }
 
+// stray is items of a lane that are done above its floor.
+type stray struct {
+	lane  *lane
+	marks []mark
+}
+
 // purgeEvery is how long what is done may lie in the log before it is let go of: each time costs the server a
 // millisecond, whatever there is.
 const purgeEvery = time.Second
@@ -291,7 +304,14 @@ func (p *Pipeline) purgeLoop() {
 		p.purgeMu.Lock()
 		work := p.purges
 		p.purges = map[*lane]mark{}
+		strays := p.strays
+		p.strays = nil
 		p.purgeMu.Unlock()
+		for _, s := range strays {
+			if err := p.journal.remove(p.ctx, s.lane, s.marks); err != nil && p.ctx.Err() == nil {
+				p.cfg.Logger.Warn("pipeline: items that are done stay in the log until those before them are", "pipeline", p.at.Name, "stream", s.lane.stream.spec.Name, "error", err)
+			}
+		}
 		for l, m := range work {
 			ctx, cancel := context.WithTimeout(p.ctx, attemptLimit)
 			err := p.journal.purge(ctx, l, m)

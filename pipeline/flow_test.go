@@ -18,12 +18,13 @@ type theatre struct {
 	f    *flow
 	now  time.Time
 
-	rec     *record  // the newest in the log
-	log     []*entry // every item that was committed, in order
-	flight  *commit  // built, and not yet known to be in the log
-	inLog   bool     // but it is
-	tasks   []*task  // in somebody's hand
-	stale   []*task  // taken back: their answers come late
+	rec     *record   // the newest in the log
+	log     []*entry  // every item that was committed, in order
+	flights []*commit // built, and not yet known to be in the log
+	inLog   int       // how many of them are
+	purged  map[*entry]bool
+	tasks   []*task // in somebody's hand
+	stale   []*task // taken back: their answers come late
 	reads   []load
 	put     int
 	stored  map[string]bool // those that were answered
@@ -31,7 +32,7 @@ type theatre struct {
 }
 
 func newTheatre(t *rapid.T, spec Spec) *theatre {
-	th := &theatre{t: t, spec: spec, now: time.Unix(1000, 0), stored: map[string]bool{}}
+	th := &theatre{t: t, spec: spec, now: time.Unix(1000, 0), stored: map[string]bool{}, purged: map[*entry]bool{}}
 	th.open()
 	return th
 }
@@ -40,7 +41,7 @@ func newTheatre(t *rapid.T, spec Spec) *theatre {
 func (th *theatre) open() {
 	th.f = newFlow(th.spec, th.rec)
 	th.f.window = window{items: 4, bytes: 1 << 20}
-	th.tasks, th.stale, th.reads, th.flight = nil, nil, nil, nil
+	th.tasks, th.stale, th.reads, th.flights, th.inLog = nil, nil, nil, nil, 0
 	for _, s := range th.f.stages {
 		th.hire(s)
 	}
@@ -67,32 +68,48 @@ func (th *theatre) pump() {
 	}
 	th.f.starts, th.f.loads, th.f.cancels, th.f.answers = nil, nil, nil, nil
 	th.tasks = slices.DeleteFunc(th.tasks, func(t *task) bool { return t.stage.running[t.id] == nil })
-	if th.flight == nil && th.f.buildable() {
-		th.flight, th.inLog = th.f.build(), false
+	if len(th.flights) < maxFlights && th.f.buildable() {
+		th.flights = append(th.flights, th.f.build())
 	}
 }
 
-// reach brings the commit into the log.
+// reach brings the next commit into the log.
 func (th *theatre) reach() {
-	if th.flight == nil || th.inLog {
+	if th.inLog == len(th.flights) {
 		return
 	}
-	th.inLog = true
-	for _, e := range th.flight.entries {
+	c := th.flights[th.inLog]
+	th.inLog++
+	for _, e := range c.entries {
 		copied := *e
+		copied.seq = uint64(len(th.log) + 1)
 		th.log = append(th.log, &copied)
 	}
-	rec := th.flight.record
+	rec := c.record
 	th.rec = &rec
 }
 
-// hear brings the answer back.
+// hear brings the next answer back, and lets go of what is done.
 func (th *theatre) hear() {
-	if th.flight == nil || !th.inLog {
+	if th.inLog == 0 {
 		return
 	}
-	th.f.landed(th.flight, uint64(len(th.log)-len(th.flight.entries))+1)
-	th.flight = nil
+	c := th.flights[0]
+	at := slices.IndexFunc(th.log, func(e *entry) bool {
+		return len(c.entries) > 0 && e.Stream == c.entries[0].Stream && e.n == c.entries[0].n
+	})
+	th.flights, th.inLog = th.flights[1:], th.inLog-1
+	th.f.landed(c, uint64(at+1))
+	for _, s := range th.f.streams {
+		for _, l := range s.lanes {
+			m := l.passed()
+			for _, e := range th.log {
+				if e.Stream == s.spec.Name && e.Priority == l.priority && e.seq <= m.seq {
+					th.purged[e] = true
+				}
+			}
+		}
+	}
 }
 
 func (th *theatre) read() {
@@ -103,7 +120,7 @@ func (th *theatre) read() {
 	th.reads = th.reads[1:]
 	var got []*entry
 	for i, e := range th.log {
-		if e.Stream == want.lane.stream.spec.Name && e.Priority == want.lane.priority && e.n >= want.from && e.n <= want.to {
+		if e.Stream == want.lane.stream.spec.Name && e.Priority == want.lane.priority && e.n >= want.from && e.n <= want.to && !th.purged[e] {
 			copied := *e
 			copied.lane, copied.seq = want.lane, uint64(i+1)
 			got = append(got, &copied)
@@ -163,7 +180,7 @@ func (th *theatre) finish() {
 			th.end(t, handled)
 		}
 		th.now = th.now.Add(time.Second)
-		if th.f.idle() && th.flight == nil && len(th.reads) == 0 {
+		if th.f.idle() && len(th.flights) == 0 && len(th.reads) == 0 {
 			return
 		}
 	}

@@ -33,7 +33,9 @@ type lane struct {
 	ready      fifo[*entry]
 	readyBytes int64
 	loading    bool
+	settled    uint64     // the floor as the log has it; done may be ahead of it by what is being committed
 	marks      fifo[mark] // where numbers lie in the log, for letting go of what is done
+	strays     fifo[mark] // what is done, and in the log, above the floor
 }
 
 type mark struct{ n, seq, body uint64 }
@@ -91,11 +93,31 @@ func (l *lane) arrived(entries []*entry, to, lastSeq uint64) {
 
 // passed is up to where in the log, and among the bodies, everything is done; zero: nothing new.
 func (l *lane) passed() (m mark) {
-	for l.marks.len() > 0 && l.marks.front().n <= l.done.Floor {
+	for l.marks.len() > 0 && l.marks.front().n <= l.settled {
 		next, _ := l.marks.pop()
 		m.seq, m.body = next.seq, max(m.body, next.body)
 	}
 	return m
+}
+
+// maxStrays is how many items may be done above the floor before they are let go of one by one: an item that takes an
+// hour must not keep all on disk that has passed it.
+const maxStrays = 8192
+
+// passedBy are items to let go of one by one, because one before them takes long.
+func (l *lane) passedBy() (out []mark) {
+	for l.strays.len() > 0 && l.strays.front().n <= l.settled {
+		l.strays.pop()
+	}
+	if l.strays.len() <= maxStrays {
+		return nil
+	}
+	for range maxStrays / 4 {
+		if m, _ := l.strays.pop(); m.n > l.settled {
+			out = append(out, m)
+		}
+	}
+	return out
 }
 
 // maxLoad is how much is read at a time.

@@ -427,6 +427,32 @@ func tokenOf(text string) string {
 	return strconv.FormatUint(h.Sum64(), 36)
 }
 
+// remove lets go of items one by one, and of their bodies.
+func (j *journal) remove(ctx context.Context, l *lane, marks []mark) error {
+	gone := func(err error) error {
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return nil
+		}
+		return err
+	}
+	for _, m := range marks {
+		if err := gone(j.stream.DeleteMsg(ctx, m.seq)); err != nil {
+			return err
+		}
+		if m.body == 0 {
+			continue
+		}
+		s, err := j.bodies(ctx, l, false)
+		if err == nil {
+			err = gone(s.DeleteMsg(ctx, m.body))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // purge lets go of the items of a lane up to a mark, and of their bodies.
 func (j *journal) purge(ctx context.Context, l *lane, m mark) error {
 	stream := l.stream.spec.Name

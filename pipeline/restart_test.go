@@ -256,3 +256,36 @@ func TestHalfABatchIsRemoved(t *testing.T) {
 	require.Equal(t, []string{"i0", "i1", "next"}, ids(drainSink(t, p, "out", 3)))
 	require.NoError(t, p.Drain(patient(t)))
 }
+
+// One item takes very long; what passes it is let go of all the same.
+func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	holdCh := make(chan struct{})
+	p := open(t, b, oneStage(pipeline.StageSpec{Workers: 2, InFlight: 64, Func: func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
+		if in[0].ID == "long" {
+			select {
+			case <-holdCh:
+			case <-ctx.Done():
+			}
+			return pass(ctx, in)
+		}
+		return nil, nil
+	}}))
+	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "long"}))
+	const n = 12_000
+	require.NoError(t, p.Put(patient(t), "in", items(n)...))
+	require.Eventually(t, func() bool { return status(t, p).Streams[0].Items == 1 }, 30*time.Second, 10*time.Millisecond)
+	s, err := b.JetStream().Stream(patient(t), bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		info, err := s.Info(patient(t))
+		return err == nil && info.State.Msgs < n-1000
+	}, 30*time.Second, 50*time.Millisecond)
+	close(holdCh)
+	require.Equal(t, []string{"long"}, ids(drainSink(t, p, "out", 1)))
+	require.Eventually(t, func() bool {
+		info, err := s.Info(patient(t))
+		return err == nil && info.State.Msgs < 10
+	}, 30*time.Second, 50*time.Millisecond)
+}
