@@ -30,6 +30,8 @@ const (
 	ExtPythonException Ext = 23
 	ExtPythonComplex   Ext = 24
 	ExtPythonDecimal   Ext = 25
+	ExtPythonTime      Ext = 26
+	ExtPythonQueue     Ext = 27
 
 	extPythonFirst, extPythonLast Ext = 16, 31
 )
@@ -50,6 +52,8 @@ var extNames = map[Ext]struct{ name, remedy string }{
 	ExtPythonException: {"Python exception", "raise it, or send its text"},
 	ExtPythonComplex:   {"Python complex", "send the real and the imaginary part"},
 	ExtPythonDecimal:   {"Python decimal", "send its text"},
+	ExtPythonTime:      {"Python date or time", "send a datetime in UTC, or its text"},
+	ExtPythonQueue:     {"Python queue", "send the worker behind it"},
 }
 
 func (x Ext) String() string {

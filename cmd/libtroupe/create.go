@@ -26,6 +26,8 @@ type specRequest struct {
 
 	Command        []string          `msgpack:"command"`
 	Dir            string            `msgpack:"dir"`
+	Ship           string            `msgpack:"ship"` // a folder to send along, instead of Dir
+	Exclude        []string          `msgpack:"exclude"`
 	Env            map[string]string `msgpack:"env"`
 	LateRendezvous bool              `msgpack:"late_rendezvous"`
 	Policy         string            `msgpack:"policy"`
@@ -44,7 +46,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, QueueLimit: s.QueueLimit,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
-			Command: s.Command, Dir: s.Dir, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
+			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
 			Policy: roles.Policy(s.Policy), Restarts: s.Restarts,
 		},
 	}

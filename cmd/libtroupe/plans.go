@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"slices"
 
 	"troupe/bus"
 	"troupe/dispatch"
@@ -9,11 +10,13 @@ import (
 
 // planRequest is what troupe_plan is asked: a mode, some ranks, or pieces of the caller's own making.
 type planRequest struct {
-	Mode    string  `json:"mode"`
-	Unsplit bool    `json:"unsplit"` // no argument is cut
-	Ranks   []int   `json:"ranks"`
-	Pieces  [][]int `json:"pieces"` // the ranks of each
-	Collect []int   `json:"collect"`
+	Mode    string `json:"mode"`
+	Unsplit bool   `json:"unsplit"` // no argument is cut
+	// Mesh is how the workers say that they are laid out, if not as the role was created.
+	Mesh    *dispatch.Mesh `json:"mesh"`
+	Ranks   []int          `json:"ranks"`
+	Pieces  [][]int        `json:"pieces"` // the ranks of each
+	Collect []int          `json:"collect"`
 }
 
 type planAnswer struct {
@@ -53,11 +56,32 @@ func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	late := r.Mesh != nil && *r.Mesh != mesh
+	if late {
+		if mesh, err = r.Mesh.Resolve(mesh.World()); err != nil {
+			return nil, err
+		}
+	}
 	p, err := dispatch.NewPlan(mode, mesh)
 	if err == nil && r.Unsplit {
 		p = p.Unsplit()
 	}
+	if err == nil && late {
+		p = unsliced(p)
+	}
 	return p, err
+}
+
+// unsliced is a plan for a mesh whose slices nobody listens on: what would go to one goes to the role, for those ranks.
+func unsliced(p *dispatch.Plan) *dispatch.Plan {
+	out := *p
+	out.Parts = slices.Clone(p.Parts)
+	for i := range out.Parts {
+		if t := &out.Parts[i].Target; t.Kind == dispatch.ToSlice {
+			*t = dispatch.Target{Kind: dispatch.ToRole, Partial: true}
+		}
+	}
+	return &out
 }
 
 // custom is a plan whose pieces the caller has made itself.

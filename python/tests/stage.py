@@ -206,3 +206,15 @@ class Bye:
     def close(self):
         with open(self.path, "w") as f:
             f.write("closed")
+
+
+class Late(troupe.Worker):
+    """Learns its mesh in initialize, as engines do."""
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def initialize(self, tp):
+        self.rank_info = troupe.RankInfo.of(self.rank, {"tp": tp, "cp": 1, "dp": self.world_size // tp, "pp": 1})
+
+    @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
+    def rows(self, rows):
+        return [[self.rank_info.dp_rank, self.rank_info.tp_rank, r] for r in rows]

@@ -383,6 +383,16 @@ def test_a_resource_manager_and_overlapping_clusters(session):
     assert time.monotonic() - began < 5
 
 
+def test_a_mesh_that_the_workers_learn_late(session):
+    with troupe.Cluster("late", stage.Late, worker_config=config(4)) as c:
+        assert c.dp_size == 4 and c.rows([1, 2, 3, 4]) == [[0, 0, 1], [1, 0, 2], [2, 0, 3], [3, 0, 4]]
+        c.initialize(2)
+        assert (c.dp_size, c.tp_size) == (2, 2) and c.get_rank_info(3).dp_rank == 1
+        assert c.rows([1, 2, 3, 4]) == [[0, 0, 1], [0, 0, 2], [1, 0, 3], [1, 0, 4]]
+        with pytest.raises(troupe.InvalidError, match="do not agree"):
+            c.execute_all_sync("initialize", troupe.Scatter([2, 2, 2, 4]))
+
+
 # Actors and queues.
 
 

@@ -248,6 +248,24 @@ def test_pickle_false(script):
     assert out.stdout.split("\n")[:3] == ["{'a': (1, {2})}", "True", "True"], out.stderr
 
 
+def test_a_working_dir_is_shipped(script, tmp_path):
+    (tmp_path / "shipped.py").write_text("import os\nclass Here:\n    def where(self):\n        return [os.getcwd(), open('data').read()]\n")
+    (tmp_path / "data").write_text("with it")
+    out = script(f"""
+        import troupe
+        troupe.init(working_dir={str(tmp_path)!r})
+        folder, data = troupe.actor("shipped.Here").where()
+        print(folder != {str(tmp_path)!r}, data)
+        troupe.shutdown()
+        troupe.init(working_dir="/nowhere")
+        try:
+            troupe.actor("shipped.Here")
+        except troupe.InvalidError as err:
+            print("/nowhere" in str(err))
+    """)
+    assert out.stdout.split("\n")[:2] == ["True with it", "True"], out.stderr
+
+
 def test_another_python_is_an_error_that_names_it(script):
     out = script(
         """

@@ -436,7 +436,7 @@ class Cluster(_codec.Walked):
     def _plan(self, mode: str, unsplit: bool) -> _split.Plan:
         plan = self._plans.get((mode, unsplit))
         if plan is None:
-            plan = self._make_plan({"mode": mode, "unsplit": unsplit})
+            plan = self._make_plan({"mode": mode, "unsplit": unsplit, "mesh": self._mesh})
             self._plans[mode, unsplit] = plan
         return plan
 
@@ -504,7 +504,10 @@ class Cluster(_codec.Walked):
         if not blocking:
             return future
         try:
-            return future.result()
+            value = future.result()
+            if future._where[1] == "initialize" and "mesh" in self._modes and self._trusted:
+                self.update_mesh()
+            return value
         except BaseException:
             if not future._done and self._core._pid == os.getpid():
                 future.cancel()
@@ -615,6 +618,18 @@ class Cluster(_codec.Walked):
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
         self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))
+
+    def update_mesh(self) -> None:
+        """Asks the workers how they are laid out: an engine may learn its mesh late, and set rank_info in initialize. It is
+        asked for by itself after a blocking call of initialize."""
+        told = self._send("mesh", (), {}, self._make_plan({"mode": "ONE_TO_ALL", "unsplit": True}))
+        if any(mesh != told[0] for mesh in told):
+            raise _errors.InvalidError(f"the workers of {self.name} do not agree on their mesh: {told}")
+        if told[0] != self._mesh:
+            self._mesh = told[0]
+            self._plans.clear()
+            self._workers = None
+            self._dp = {r: self.get_rank_info(r).dp_rank for r in range(self.world_size)}
 
     # The end.
 

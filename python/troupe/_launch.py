@@ -78,7 +78,7 @@ def spec(
         "name": name, "class": _name(cls), "world": world, "mesh": mesh,
         "config": _config(session, codec, name, cls, config, args, kwargs),
         "command": [sys.executable, "-m", "troupe.worker"],
-        "dir": session.working_dir or os.getcwd(),
+        **_folder(session),
         "env": _environment(config),
         "ordered": bool(get(config, "ordered", False)), "detached": bool(get(config, "detached", False)),
         "queue_limit": int(get(config, "queue_limit", 0)), "start_timeout": float(get(config, "start_timeout", 0)),
@@ -96,6 +96,16 @@ def spec(
     elif node:
         out["bundles"] = [{"node": node}]
     return out
+
+
+def _folder(session: _session.Session) -> dict[str, Any]:
+    """Where the workers run: in this process's folder, or in a copy of working_dir that is shipped once to each node."""
+    if session.working_dir is None:
+        return {"dir": os.getcwd()}
+    folder = os.path.abspath(session.working_dir)
+    if not os.path.isdir(folder):
+        raise _errors.InvalidError(f"working_dir {folder} is no folder")
+    return {"ship": folder, "exclude": ["__pycache__", "*.pyc", ".git", ".venv"]}
 
 
 def _mapping(mapping: Sequence[int] | str | None) -> str | None:

@@ -32,6 +32,11 @@ class Worker:
         if worker_config is not None:
             self.worker_config = worker_config
 
+    def mesh(self) -> dict[str, int]:
+        """The mesh as this worker knows it: the configured one, unless it has set another rank_info."""
+        info = self.rank_info
+        return {"tp": info.tp_size, "cp": info.cp_size, "dp": info.dp_size, "pp": info.pp_size}
+
     @property
     def master_addr(self) -> str:
         return os.environ.get("MASTER_ADDR", "")
