@@ -262,11 +262,34 @@ func childIfAsked() {
 	if role == "" {
 		return
 	}
-	if err := serveRole(role, os.Getenv(childURLEnv)); err != nil {
+	serve := serveRole
+	if role == engineRole {
+		serve = serveEngine
+	}
+	if err := serve(role, os.Getenv(childURLEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
 		os.Exit(1)
 	}
 	os.Exit(0)
+}
+
+// engineRole is the child that runs the pipeline "p" of three stages.
+const engineRole = "@engine"
+
+func serveEngine(_, url string) error {
+	ctx := context.Background()
+	b, err := bus.Open(ctx, bus.Config{URLs: []string{url}})
+	if err != nil {
+		return err
+	}
+	if _, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, three(pass)); err != nil {
+		return err
+	}
+	if err := json.NewEncoder(os.Stdout).Encode("ready"); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
 }
 
 // serveRole hosts a role of two ranks and ends with its parent.
@@ -327,7 +350,7 @@ func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*pr
 		_ = cmd.Wait() // it is killed
 		close(p.diedCh)
 	}()
-	if err == nil {
+	if err == nil && rt != nil {
 		p.cluster, err = rt.Attach(ctx, role)
 	}
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -288,4 +289,46 @@ func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 		info, err := s.Info(patient(t))
 		return err == nil && info.State.Msgs < 10
 	}, 30*time.Second, 50*time.Millisecond)
+}
+
+// The process that runs the pipeline is killed again and again, in the middle of everything. The next one goes on where
+// the log is, and the producer, which has to repeat what was not answered, puts nothing twice.
+func TestTheEngineIsKilled(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	b := bustest.Open(t, bus.Config{InProcess: srv})
+	c, err := pipeline.Connect(b, "default", "p")
+	require.NoError(t, err)
+	const n = 2000
+	putCh := make(chan error, 1)
+	go func() {
+		producer, ctx := c.Producer(), patient(t)
+		for piece := range slices.Chunk(items(n), 8) {
+			if err := producer.Put(ctx, "a", piece...); err != nil {
+				putCh <- err
+				return
+			}
+		}
+		putCh <- nil
+	}()
+	for i := range 3 {
+		engine := spawn(t, nil, engineRole, srv.URL())
+		t.Cleanup(engine.kill)
+		require.Eventually(t, func() bool {
+			st, err := c.Status(patient(t))
+			return err == nil && st.Streams[3].Items > 150*(i+1)
+		}, 30*time.Second, time.Millisecond)
+		engine.kill()
+	}
+	p := open(t, b, three(pass))
+	require.NoError(t, <-putCh)
+	seen := map[string]int{}
+	for _, it := range drainSink(t, p, "d", n) {
+		seen[it.ID]++
+	}
+	require.Len(t, seen, n)
+	require.NoError(t, p.Drain(patient(t)))
+	for _, s := range status(t, p).Streams {
+		require.Zero(t, s.Items, s.Name)
+	}
 }
