@@ -47,8 +47,7 @@ type Pipeline struct {
 	purges  map[*lane]mark
 	strays  []stray
 
-	source *Producer // for Put
-	err    error     // why it ended; set before doneCh is closed
+	err error // why it ended; set before doneCh is closed
 }
 
 // waiter waits until the flow is as it wants.
@@ -124,7 +123,6 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	if err := p.staff(); err != nil {
 		return err
 	}
-	p.source = newProducer(p)
 	if err := p.listen(); err != nil {
 		return err
 	}
@@ -433,7 +431,6 @@ func (p *Pipeline) Close(ctx context.Context) error {
 	if p.sub != nil {
 		_ = p.sub.Unsubscribe() // fails only on a closed connection
 	}
-	p.source.close()
 	p.group.Wait()
 	if p.err != nil && !errors.Is(p.err, context.Canceled) {
 		return p.err

@@ -62,6 +62,7 @@ type change struct {
 type closing struct {
 	stage, group string
 	left         int
+	remember     time.Duration
 }
 
 type (

@@ -368,7 +368,7 @@ func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
 	}
 	for _, g := range c.closings {
 		text, _ := json.Marshal(closedRecord{Group: g.group, Left: g.left}) // a string and a number
-		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.stage, tokenOf(g.group)), Data: text, Header: lasting(defaultRemember)})
+		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.stage, tokenOf(g.group)), Data: text, Header: lasting(max(g.remember, time.Second))})
 	}
 	for name, seq := range c.sources {
 		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: lasting(sourceTTL)})

@@ -143,7 +143,7 @@ func (f *flow) closingOf(t *task) *closing {
 	if c == nil {
 		return nil
 	}
-	return &closing{stage: t.stage.spec.Name, group: t.group, left: c.left}
+	return &closing{stage: t.stage.spec.Name, group: t.group, left: c.left, remember: t.stage.groups.spec.Remember}
 }
 
 // fail counts a failure: the work is tried again later, or goes to the dead letters.

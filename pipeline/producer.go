@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -100,20 +99,8 @@ type Producer struct {
 	at   bus.Pipeline
 	name string
 
-	turnCh chan struct{} // holds one: whose turn it is
-	mu     sync.Mutex    // guards what follows
+	turnCh chan struct{} // holds one: whose turn it is, who owns what follows
 	seq    uint64
-	closed bool
-}
-
-func newProducer(p *Pipeline) *Producer {
-	return &Producer{b: p.cfg.Bus, at: p.at, name: bus.NewID(), turnCh: make(chan struct{}, 1)}
-}
-
-func (r *Producer) close() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.closed = true
 }
 
 // putRequest is a put on the wire.
