@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/placement"
 	"troupe/roles"
 )
 
@@ -50,6 +52,15 @@ func TestReadmeLines(t *testing.T) {
 	tokenFile := "token"
 	cfg := roles.Config{BusConfig: bus.Config{URLs: []string{"nats://127.0.0.1:7422"}, TokenFile: tokenFile}}
 	require.Equal(t, tokenFile, cfg.BusConfig.TokenFile)
+
+	var spec roles.Spec
+	spec.Process = &roles.Process{
+		Command: roles.Self(), // this program; main calls roles.Main(judge.Class) first
+		Needs:   placement.Request{Bundles: []placement.Bundle{{Devices: placement.Wholes(1)}}},
+		Policy:  roles.RestartRank,
+		Output:  os.Stdout,
+	}
+	require.NotEmpty(t, spec.Process.Command)
 }
 
 type Trainer struct{}

@@ -27,7 +27,7 @@ func TestReadmeProgram(t *testing.T) {
 			blocks = append(blocks, block)
 		}
 	}
-	require.Len(t, blocks, 3)
+	require.Len(t, blocks, 4)
 	program := blocks[0]
 	example := page(t, "cmd/troupe/readme_example_test.go")
 	example, output, found := strings.Cut(example, "\t// Output:\n")
@@ -37,7 +37,7 @@ func TestReadmeProgram(t *testing.T) {
 	output = strings.ReplaceAll(strings.TrimSuffix(output, "}\n"), "\t// ", "")
 	require.Contains(t, page(t, "README.md"), "```\n"+output+"```")
 	tried := page(t, "cmd/troupe/readme_lines_test.go")
-	for _, line := range strings.Split(strings.TrimSpace(blocks[1]+blocks[2]), "\n") {
+	for _, line := range strings.Split(strings.TrimSpace(blocks[1]+blocks[2]+blocks[3]), "\n") {
 		code, comment, _ := strings.Cut(line, " //")
 		require.Contains(t, tried, strings.TrimSpace(code))
 		require.Contains(t, tried, comment)
