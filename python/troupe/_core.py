@@ -308,6 +308,24 @@ class Core:
             if fd == self._wake:
                 os.read(fd, 8)
 
+    def idle(self, worker: Any) -> None:
+        """Waits for something in a worker's queue, on the thread that works it off: the way of every short call."""
+        if not self._reader.acquire(False):
+            self.wait(worker, None)
+            return
+        self._thread = worker.thread
+        poll = self._poller.poll
+        try:
+            if self._at < self._end:
+                self._drain()
+            while not worker._done:
+                for fd, _ in poll():
+                    if fd == self._wake:
+                        os.read(fd, 8)
+                self._drain()
+        finally:
+            self._leave()
+
     def _wake_reader(self) -> None:
         """The reader's own: what it waits for is over. It need not be told, unless somebody else has read that."""
         if threading.get_ident() != self._thread:

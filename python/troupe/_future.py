@@ -15,8 +15,6 @@ from ._core import CAUSE, FAILED, LAST, NONE, OVER
 class Waitable:
     """Something that is over at some time. deliver and _finish are called by the reader of completions."""
 
-    __slots__ = ("__weakref__", "_core", "_done", "_waiters")
-
     def __init__(self, core: _core.Core) -> None:
         self._core = core
         self._done = False
@@ -93,8 +91,6 @@ class Waitable:
 class RankFuture(Waitable):
     """One rank's part of a call."""
 
-    __slots__ = ("parent", "rank")
-
     def __init__(self, parent: Future, rank: int) -> None:
         super().__init__(parent._core)
         self.parent = parent
@@ -121,29 +117,26 @@ class Future(Waitable, Sequence[RankFuture]):
     call as an argument.
     """
 
-    __slots__ = (
-        "_answers", "_codec", "_collects", "_decoded", "_error", "_has_value", "_info", "_keep_all", "_one", "_plan", "_ranks", "_token",
-        "_value", "_where",
-    )  # fmt: skip
+    # What most futures have is the class's, because making one is a part of every call.
+    _done = False
+    _collects = True
+    _keep_all = False
+    _info: Any = None
+    _token = 0
+    _error: _errors.Error | None = None
+    _ranks: dict[int, RankFuture] | None = None
+    _value: Any = None
+    _has_value = False
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
         self._core = core
-        self._done = False
         self._waiters = []
         self._where = where  # the cluster and the method
         self._plan = plan
         self._codec = codec
         self._one = one  # the result is the one answer, whatever the mode
-        self._collects = True
-        self._keep_all = False
-        self._info: Any = None
-        self._token = 0
         self._answers: dict[int, tuple[int, Any]] = {}
         self._decoded: dict[int, Any] = {}
-        self._error: _errors.Error | None = None
-        self._ranks: dict[int, RankFuture] | None = None
-        self._value: Any = None
-        self._has_value = False
 
     @property
     def _what(self) -> str:
@@ -291,8 +284,6 @@ class Future(Waitable, Sequence[RankFuture]):
 
 class Gathered(Waitable):
     """Futures that do not stand alone: waits for n of them."""
-
-    __slots__ = ("_futures", "_need")
 
     def __init__(self, futures: Sequence[Waitable], need: int) -> None:
         super().__init__(futures[0]._core)

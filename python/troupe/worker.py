@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections import deque
 from typing import Any
 
@@ -44,6 +45,7 @@ class Host:
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
         self._waiters: list[Any] = []  # as one who waits for completions has them: there is something in the queue
         self._done = False
+        self.thread = threading.get_ident()
         self.objects: dict[str, Object] = {}
         self.stopped = False
         self.failed = False
@@ -110,10 +112,8 @@ class Host:
     def next(self) -> None:
         """Handles what is in the queue; waits if there is nothing."""
         queue = self.queue
-        if not queue:
-            self.core.look()
-            if not queue:
-                self.core.wait(self, None)
+        if not queue and not self._done:
+            self.core.idle(self)
         self._done = False
         while queue:
             self.handle(queue.popleft())
@@ -275,7 +275,6 @@ class Host:
         """Somebody must read while the main thread runs a method, for the lanes that do not wait for it."""
         if self.wants_thread or self.loop is not None:
             return
-        import threading
         from concurrent.futures import ThreadPoolExecutor
 
         self.wants_thread = True
