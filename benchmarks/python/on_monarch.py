@@ -49,7 +49,7 @@ def workers(n: int) -> Any:
 
 def call_1_1() -> dict[str, Any]:
     w = workers(1)
-    return loops.timed(lambda: w.echo.call_one(loops.SMALL).get(), 3, 10_000)
+    return loops.timed(lambda: w.echo.call_one(loops.SMALL).get(), 2.5, 10_000)
 
 
 def busy() -> dict[str, Any]:
@@ -64,7 +64,7 @@ def in_flight() -> dict[str, Any]:
 
 def one_to_all(n: int) -> dict[str, Any]:
     w = workers(n)
-    return loops.timed(lambda: w.echo.call(loops.SMALL).get(), 3, 5000, warm=10)
+    return loops.timed(lambda: w.echo.call(loops.SMALL).get(), 2.5, 5000, warm=10)
 
 
 def create(n: int) -> dict[str, Any]:
@@ -80,12 +80,12 @@ def create(n: int) -> dict[str, Any]:
 
 def argument() -> dict[str, Any]:
     w, array = workers(1), numpy.ones(64 << 17)
-    return loops.timed(lambda: w.size.call_one(array).get(), 5, 30, warm=2)
+    return loops.timed(lambda: w.size.call_one(array).get(), 3, 20, warm=2)
 
 
 def result() -> dict[str, Any]:
     w = workers(1)
-    return loops.timed(lambda: w.result.call_one().get(), 5, 30, warm=2)
+    return loops.timed(lambda: w.result.call_one().get(), 3, 20, warm=2)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def workers(n: int) -> list[Any]:
 
 def call_1_1() -> dict[str, Any]:
     w = workers(1)[0]
-    return loops.timed(lambda: ray.get(w.echo.remote(loops.SMALL)), 3, 10_000)
+    return loops.timed(lambda: ray.get(w.echo.remote(loops.SMALL)), 2.5, 10_000)
 
 
 def busy() -> dict[str, Any]:
@@ -58,7 +58,7 @@ def in_flight() -> dict[str, Any]:
 
 def one_to_all(n: int) -> dict[str, Any]:
     ws = workers(n)
-    return loops.timed(lambda: ray.get([w.echo.remote(loops.SMALL) for w in ws]), 3, 5000, warm=10)
+    return loops.timed(lambda: ray.get([w.echo.remote(loops.SMALL) for w in ws]), 2.5, 5000, warm=10)
 
 
 def create(n: int) -> dict[str, Any]:
@@ -76,12 +76,12 @@ def create(n: int) -> dict[str, Any]:
 
 def argument() -> dict[str, Any]:
     w, array = workers(1)[0], numpy.ones(64 << 17)
-    return loops.timed(lambda: ray.get(w.size.remote(array)), 5, 30, warm=2)
+    return loops.timed(lambda: ray.get(w.size.remote(array)), 3, 20, warm=2)
 
 
 def result() -> dict[str, Any]:
     w = workers(1)[0]
-    return loops.timed(lambda: ray.get(w.result.remote()), 5, 30, warm=2)
+    return loops.timed(lambda: ray.get(w.result.remote()), 3, 20, warm=2)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def cluster(n: int) -> troupe.Cluster:
 def call_1_1() -> dict[str, Any]:
     handle = cluster(1).workers[0]
     assert handle.echo(loops.SMALL) == loops.SMALL
-    return loops.timed(lambda: handle.echo(loops.SMALL), 3, 10_000, warm=500)
+    return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000, warm=500)
 
 
 def busy() -> dict[str, Any]:
@@ -60,7 +60,7 @@ def in_flight() -> dict[str, Any]:
 def one_to_all(n: int) -> dict[str, Any]:
     role = cluster(n)
     assert role.execute_all_sync("echo", loops.SMALL) == [loops.SMALL] * n
-    return loops.timed(lambda: role.execute_all_sync("echo", loops.SMALL), 3, 5000)
+    return loops.timed(lambda: role.execute_all_sync("echo", loops.SMALL), 2.5, 5000)
 
 
 def create(n: int) -> dict[str, Any]:
@@ -77,13 +77,13 @@ def create(n: int) -> dict[str, Any]:
 def argument() -> dict[str, Any]:
     handle, array = cluster(1).workers[0], numpy.ones(64 << 17)
     assert handle.size(array) == 64 << 20
-    return loops.timed(lambda: handle.size(array), 5, 30, warm=2)
+    return loops.timed(lambda: handle.size(array), 3, 20, warm=2)
 
 
 def result() -> dict[str, Any]:
     handle = cluster(1).workers[0]
     assert handle.result().nbytes == 64 << 20
-    return loops.timed(lambda: handle.result(), 5, 30, warm=2)
+    return loops.timed(lambda: handle.result(), 3, 20, warm=2)
 
 
 if __name__ == "__main__":

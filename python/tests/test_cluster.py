@@ -511,6 +511,11 @@ def test_inside_a_running_loop(workers):
             workers.rows([1, 2])
         with pytest.raises(troupe.InvalidError, match="await"):
             workers.workers[0].echo(1)
+        with pytest.raises(troupe.InvalidError, match="await asyncio.to_thread"):
+            troupe.Cluster("looped", stage.Stage, worker_config=config(1))
+        made = await asyncio.to_thread(troupe.Cluster, "looped", stage.Stage, worker_config=config(1))
+        assert await made.workers[0].echo.remote(1) == 1
+        await asyncio.to_thread(made.shutdown)
         assert await workers.rows([1, 2], blocking=False) == [1, 2]
         with pytest.raises(troupe.ApplicationError):
             await workers.execute_all_async("fail")

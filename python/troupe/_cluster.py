@@ -256,6 +256,7 @@ class Cluster(_codec.Walked):
         worker_kwargs: dict[str, Any] | None = None,
         node: str = "",
     ) -> None:
+        _core.refuse_in_loop("`await asyncio.to_thread(troupe.Cluster, …)`, or create it before the loop runs")
         session = _session.current()
         if session.is_worker:
             raise _errors.RefusedError("a worker creates no clusters: it holds no lease that could end them; let the driver do it")
@@ -637,6 +638,7 @@ class Cluster(_codec.Walked):
         """Takes the role down, whoever created it. It may be called more than once."""
         if self._closed or self._session.closed:
             return
+        _core.refuse_in_loop("`await asyncio.to_thread(cluster.shutdown)`")
         self._core.ask("destroy", cluster=self._open()._id).get()
         self._closed = True
 

@@ -398,12 +398,9 @@ def running_loop() -> Any | None:
     return None if events is None else events._get_running_loop()
 
 
-def refuse_in_loop() -> None:
+def refuse_in_loop(remedy: str = "call with blocking=False (or .remote, or execute_…_async) and `await` the future") -> None:
     if running_loop() is not None:
-        raise _errors.InvalidError(
-            "a blocking call inside a running event loop would stop the loop: "
-            "call with blocking=False (or .remote, or execute_…_async) and `await` the future"
-        )
+        raise _errors.InvalidError(f"a blocking call inside a running event loop would stop the loop: {remedy}")
 
 
 class Ask:
