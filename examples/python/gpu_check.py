@@ -76,7 +76,6 @@ def main():
                 print(f"  step {step + 1}: loss {told['loss']:.4f}, device memory {told['before'] >> 20} → {told['after'] >> 20} MiB")
             losses.append(told["loss"])
         assert losses[-1] < losses[0] / 5, "it does not learn"
-        check_tensors(cluster.workers[0])
         os.kill(seen["pid"], signal.SIGKILL)
         try:
             cluster.workers[0].echo(1)
@@ -89,6 +88,7 @@ def main():
         assert again.workers[0].sees()["devices"] == seen["devices"]
         again.execute_all_sync("initialize")
         print(f"  the device is granted again: {again.train_step(x, y)[0]['loss']:.4f} after {time.monotonic() - began:.1f} s")
+        check_tensors(again.workers[0])  # last: from here on this process is on the device too, which then is granted to nobody
         again.shutdown()
     print("gpu check: all well")
 
