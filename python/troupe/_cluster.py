@@ -8,6 +8,7 @@ import struct
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from threading import get_ident
 from typing import Any
 
 import msgpack
@@ -505,7 +506,9 @@ class Cluster(_codec.Walked):
         if not blocking:
             return future
         try:
-            value = future.result()
+            if not future._done:
+                self._core.idle(future, get_ident())
+            value = future._get()
             if future._where[1] == "initialize" and "mesh" in self._modes and self._trusted:
                 self.update_mesh()
             return value

@@ -308,17 +308,18 @@ class Core:
             if fd == self._wake:
                 os.read(fd, 8)
 
-    def idle(self, worker: Any) -> None:
-        """Waits for something in a worker's queue, on the thread that works it off: the way of every short call."""
+    def idle(self, what: Waited, thread: int) -> None:
+        """Waits without a deadline, on the thread with that number: the way of every short call, at both of its ends. Who
+        reads need not be woken by what is over: nobody else can have read it."""
         if not self._reader.acquire(False):
-            self.wait(worker, None)
+            self.wait(what, None)
             return
-        self._thread = worker.thread
+        self._thread = thread
         poll = self._poller.poll
         try:
             if self._at < self._end:
                 self._drain()
-            while not worker._done:
+            while not what._done:
                 for fd, _ in poll():
                     if fd == self._wake:
                         os.read(fd, 8)

@@ -113,7 +113,7 @@ class Host:
         """Handles what is in the queue; waits if there is nothing."""
         queue = self.queue
         if not queue and not self._done:
-            self.core.idle(self)
+            self.core.idle(self, self.thread)
         self._done = False
         while queue:
             self.handle(queue.popleft())
