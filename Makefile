@@ -50,7 +50,7 @@ python-test: ## the Python suite; `make python` first
 	cd python && ../$(VENV)/bin/python -m pytest
 
 python-lint: ## ruff and mypy
-	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python benchmarks/python
+	$(VENV)/bin/ruff check -q --config python/pyproject.toml python examples/python examples/pipelines benchmarks/python
 	cd python && ../$(VENV)/bin/mypy
 
 wheel: python ## dist/: one wheel with the Go program and the library in it

@@ -49,6 +49,8 @@ type Call struct {
 	Need int
 	// Trace is a W3C traceparent that travels with the call.
 	Trace string
+	// Meta travels with the call for the method's host, which sees it beside the arguments: one msgpack value.
+	Meta []byte
 	// AskAfter is when ranks that have not answered are first asked about the call. Zero: the bus's own time.
 	AskAfter time.Duration
 
@@ -96,7 +98,7 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 	}
 	call := bus.Call{
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
-		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, AskAfter: c.AskAfter, Timeout: c.Timeout,
+		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
 		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc,
 	}
 	if g.GensFunc != nil {

@@ -169,11 +169,16 @@ func (p *Pipeline) Take(ctx context.Context, stream string, n int) (*Batch, erro
 		b.id, b.Items = p.flow.takeOut(s, n)
 		return b.id != 0
 	})
-	if err == nil {
-		err = bad
-	}
 	if err != nil {
+		p.inbox.push(eventFunc(func(p *Pipeline) { // they may have been taken at the same moment
+			if b.id != 0 {
+				p.flow.takenOut(b.id, false, nil)
+			}
+		}))
 		return nil, err
+	}
+	if bad != nil {
+		return nil, bad
 	}
 	return b, nil
 }

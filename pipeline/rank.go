@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -20,6 +21,24 @@ type rankWorker struct {
 	cancels map[uint64]context.CancelCauseFunc
 }
 
+// styleMeta tells the host of a method that its argument is an item, which anybody may have put: {"pipeline": style}.
+var styleMeta = map[Style][]byte{Bodies: metaOf(Bodies), Items: metaOf(Items)}
+
+func metaOf(s Style) []byte {
+	body, _ := bus.Marshal(map[string]Style{"pipeline": s}) // a text
+	return body
+}
+
+// StyleOf says from the metadata of a call how a pipeline has made it; empty: it is no pipeline's.
+func StyleOf(meta []byte) Style {
+	for style, m := range styleMeta {
+		if bytes.Equal(meta, m) {
+			return style
+		}
+	}
+	return ""
+}
+
 func (w *rankWorker) start(t *task) {
 	ctx, cancel := context.WithCancelCause(w.p.ctx)
 	w.mu.Lock()
@@ -28,7 +47,7 @@ func (w *rankWorker) start(t *task) {
 	arg, err := argument(t)
 	var f *dispatch.Future
 	if err == nil {
-		f, err = w.rank.Go(ctx, dispatch.Call{Method: t.stage.spec.Method, Args: []any{arg}, Timeout: t.stage.spec.Timeout})
+		f, err = w.rank.Go(ctx, dispatch.Call{Method: t.stage.spec.Method, Args: []any{arg}, Timeout: t.stage.spec.Timeout, Meta: styleMeta[t.stage.spec.Style]})
 	}
 	w.p.group.Go(func() {
 		defer cancel(nil)

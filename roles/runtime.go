@@ -203,6 +203,9 @@ func (rt *Runtime) Namespace() string { return rt.cfg.Namespace }
 // URL is where other programs reach the server; empty for a private one without a listener.
 func (rt *Runtime) URL() string { return rt.bus.URL() }
 
+// Bus is the connection that this driver uses. It is the runtime's, unless it was given one.
+func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
+
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 

@@ -24,6 +24,7 @@ type request struct {
 	Lease     float64        `msgpack:"lease"` // seconds
 	Spec      specRequest    `msgpack:"spec"`
 	Reserve   reserveRequest `msgpack:"reserve"`
+	Pipeline  pipeRequest    `msgpack:"pipeline"`
 
 	Assignment string     `msgpack:"assignment"` // the path
 	Error      *bus.Error `msgpack:"error"`
@@ -82,6 +83,14 @@ func init() {
 		"worker_stop":  (*core).workerStop,     // grace → nil: the worker ends
 		"worker_close": (*core).workerClose,    // → nil: disconnected
 		"panic":        (*core).panicOnPurpose, // for tests of the border
+
+		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters) → pipeline: it runs in this process
+		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline, which runs anywhere
+		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: they are stored
+		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; its number is 0 if none came in time
+		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: they are dealt with, or back
+		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
+		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: it ends, or this hold of it
 	}
 }
 
@@ -118,6 +127,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, nil // it may be closed more than once
 	}
+	c.closePipelines(ctx, r.Runtime) // before the roles that their stages are
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
 	c.mu.Unlock()

@@ -38,6 +38,7 @@ type core struct {
 	worker   *worker           // if this process is one
 	// reservations by id, of those that were made and not given back
 	reservations map[string]*roles.Reservation
+	pipelines    map[uint64]*pipe
 }
 
 // cluster is a role as the other side holds it.
@@ -60,7 +61,7 @@ func newCore() (*core, error) {
 		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
-		reservations: map[string]*roles.Reservation{},
+		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
 	}, nil
 }
 

@@ -8,7 +8,10 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/pipeline"
 )
+
+var styleFlags = map[pipeline.Style]byte{pipeline.Bodies: 2, pipeline.Items: 2 | 4}
 
 // incoming is the calls that the other side has taken, or will, and has not answered.
 type incoming struct {
@@ -86,7 +89,7 @@ func (in *incoming) cancelled(token uint64) int {
 	return 1
 }
 
-// callMeta says what a call is about: uint32 flags (1: without data), uint32 lengths of session, method, object, caller
+// callMeta says what a call is about: uint32 flags (1: without data, 2: of a pipeline, 4: which gives items and not their bodies), uint32 lengths of session, method, object, caller
 // and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and those texts.
 func callMeta(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
@@ -99,6 +102,9 @@ func callMeta(ctx context.Context, method, object string) []byte {
 	le := binary.LittleEndian
 	if info.NoData {
 		b[0] = 1
+	}
+	if len(info.Meta) > 0 {
+		b[0] |= styleFlags[pipeline.StyleOf(info.Meta)]
 	}
 	for i, t := range texts {
 		le.PutUint32(b[4+4*i:], uint32(len(t)))

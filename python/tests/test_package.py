@@ -7,8 +7,8 @@ import troupe
 
 PUBLIC = {
     "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
-    "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "MalformedError",
-    "NotFoundError", "OutcomeUnknownError", "PanicError", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
+    "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
+    "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
     "Session", "Split", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
     "WorkerLostError", "actor", "as_completed", "current_call", "get", "init", "is_initialized", "register", "shutdown", "wait",
 }  # fmt: skip

@@ -39,6 +39,7 @@ from ._errors import (
     WorkerLostError,
 )
 from ._future import Future, RankFuture, as_completed, get, wait
+from ._pipeline import Item, Pipeline
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
 from ._session import Session, init, is_initialized, shutdown
 from ._worker import Call, Worker, current_call
@@ -47,8 +48,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
-    "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "MalformedError",
-    "NotFoundError", "OutcomeUnknownError", "PanicError", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
+    "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
+    "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
     "Session", "Split", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
     "WorkerLostError", "actor", "as_completed", "current_call", "get", "init", "is_initialized", "register", "shutdown", "wait",
 ]  # fmt: skip

@@ -15,10 +15,12 @@ from typing import Any
 
 import msgpack
 
-from . import _codec, _core, _errors, _launch, _origin, _register, _session
+from . import _codec, _core, _errors, _launch, _origin, _pipeline, _register, _session
 from ._core import CALL, CANCEL, STOPPED
 from ._future import Waitable
 from ._worker import _LENGTHS, Call, Worker, _call
+
+PIPELINE, ITEMS = 2, 4  # flags of a call: a pipeline's, and with items instead of their values
 
 _NONE: dict[str, Any] = {}
 
@@ -143,9 +145,13 @@ class Host:
                 value = self.verb(Call(self.core, token, meta), body)
             else:
                 args, kwargs = read_args(codec, body)
+                if meta[0] & ITEMS:
+                    args = [_pipeline.given(args[0])]
                 value = method(*args, **kwargs)
                 if isinstance(value, Waitable):
                     value = value.result()
+                if meta[0] & ITEMS:
+                    value = _pipeline.outputs(value)
             answer = codec.encode(value)
         except Exception as err:
             self.fail(token, err)
@@ -164,8 +170,8 @@ class Host:
             self.answer(token, answer)
 
     def trusts(self, meta: bytes) -> bool:
-        """Whether the call is the driver's own, who may send pickles."""
-        return self.session.pickle and meta.startswith(self.driver, 40)
+        """Whether the call is the driver's own, who may send pickles. An item that it hands on may be anybody's."""
+        return self.session.pickle and meta.startswith(self.driver, 40) and not meta[0] & PIPELINE
 
     def method_of(self, meta: bytes) -> Any:
         """The method that is called; None: it is one of ours."""
@@ -353,10 +359,12 @@ class Host:
             value = self.verb(call, body)
         else:
             args, kwargs = read_args(codec, body)
+            if call._meta[0] & ITEMS:
+                args = [_pipeline.given(args[0])]
             value = method(*args, **kwargs)
         while hasattr(value, "__await__"):
             value = await value
-        return value
+        return _pipeline.outputs(value) if call._meta[0] & ITEMS else value
 
     # Signals.
 

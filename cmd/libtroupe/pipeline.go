@@ -1,0 +1,404 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"troupe/bus"
+	"troupe/pipeline"
+	"troupe/roles"
+)
+
+// pipe is a pipeline as the other side holds it: one that runs in this process, or one that runs anywhere.
+type pipe struct {
+	runtime  uint64
+	client   *pipeline.Client
+	producer *pipeline.Producer
+	own      *pipeline.Pipeline // nil: it runs elsewhere
+	loans    map[uint64]loan    // by number; guarded by the core
+}
+
+// loan is items of a sink that the other side has: how to say what came of them.
+type loan func(ctx context.Context, done bool) error
+
+// pipeRequest is what the ops about pipelines take.
+type pipeRequest struct {
+	ID       uint64        `msgpack:"id"`
+	Text     string        `msgpack:"text"`     // the declaration, as a file has it
+	Clusters []uint64      `msgpack:"clusters"` // the roles that its stages name
+	TakeOver bool          `msgpack:"take_over"`
+	Grace    float64       `msgpack:"grace"` // seconds
+	Stream   string        `msgpack:"stream"`
+	Items    []itemRequest `msgpack:"items"`
+	Count    int           `msgpack:"count"`
+	Timeout  *float64      `msgpack:"timeout"` // seconds; nil: none
+	Loan     uint64        `msgpack:"loan"`
+	Done     bool          `msgpack:"done"`
+
+	Verb    string   `msgpack:"verb"`
+	Stage   string   `msgpack:"stage"`
+	Item    string   `msgpack:"item"`
+	Workers int      `msgpack:"workers"`
+	Version float64  `msgpack:"version"`
+	Seqs    []uint64 `msgpack:"seqs"`
+	All     bool     `msgpack:"all"`
+}
+
+// itemRequest is an item, with its body as the other side has encoded it.
+type itemRequest struct {
+	ID       string   `msgpack:"id"`
+	Key      string   `msgpack:"key"`
+	Group    string   `msgpack:"group"`
+	Of       int      `msgpack:"of"`
+	Priority int      `msgpack:"priority"`
+	Version  *float64 `msgpack:"version"`
+	Stream   string   `msgpack:"stream"`
+	Body     []byte   `msgpack:"body"`
+}
+
+func (r itemRequest) item() pipeline.Item {
+	it := pipeline.Item{ID: r.ID, Key: r.Key, Group: r.Group, Of: r.Of, Priority: r.Priority, Body: r.Body}
+	if r.Version != nil {
+		it.Version, it.Stamped = pipeline.VersionOf(*r.Version), true
+	}
+	return it
+}
+
+func (c *core) pipe(id uint64) (*pipe, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p := c.pipelines[id]; p != nil {
+		return p, nil
+	}
+	return nil, bus.Errorf(bus.CodeClosed, "this pipeline is closed")
+}
+
+func (c *core) addPipe(rt *roles.Runtime, p *pipe, name string) (any, error) {
+	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), name)
+	if err != nil {
+		return nil, err
+	}
+	p.client, p.producer, p.loans = client, client.Producer(), map[uint64]loan{}
+	id := c.number()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pipelines[id] = p
+	return id, nil
+}
+
+// pipelineOpen runs a pipeline here. What is wrong with its declaration is said as for a file, without lines: it is none.
+func (c *core) pipelineOpen(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	file, err := pipeline.ParseFile([]byte(r.Pipeline.Text), nil)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "%w", withoutLines(err))
+	}
+	cfg := pipeline.Config{Bus: rt.Bus(), Namespace: rt.Namespace(), By: r.Name, TakeOver: r.Pipeline.TakeOver, Grace: seconds(r.Pipeline.Grace), Logger: c.log}
+	for _, id := range r.Pipeline.Clusters {
+		cl, err := c.cluster(id)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Clusters = append(cfg.Clusters, cl.Cluster)
+	}
+	p, err := pipeline.Open(ctx, cfg, file.Spec)
+	if err != nil {
+		return nil, err
+	}
+	return c.addPipe(rt, &pipe{runtime: r.Runtime, own: p}, file.Spec.Name)
+}
+
+func withoutLines(err error) error {
+	var spec *pipeline.SpecError
+	if !errors.As(err, &spec) {
+		return err
+	}
+	for i := range spec.Problems {
+		spec.Problems[i].Line = 0
+	}
+	return spec
+}
+
+func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), r.Name)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := client.Status(ctx); err != nil {
+		return nil, err
+	}
+	return c.addPipe(rt, &pipe{runtime: r.Runtime}, r.Name)
+}
+
+// within bounds ctx as asked.
+func within(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
+	if timeout == nil {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, seconds(*timeout))
+}
+
+func (c *core) pipelinePut(ctx context.Context, r *request) (any, error) {
+	p, err := c.pipe(r.Pipeline.ID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := within(ctx, r.Pipeline.Timeout)
+	defer cancel()
+	items := make([]pipeline.Item, len(r.Pipeline.Items))
+	for i, it := range r.Pipeline.Items {
+		items[i] = it.item()
+	}
+	if p.own != nil {
+		return nil, p.own.Put(ctx, r.Pipeline.Stream, items...)
+	}
+	return nil, p.producer.Put(ctx, r.Pipeline.Stream, items...)
+}
+
+// lent is a loan as the other side sees it.
+type lent struct {
+	Loan  uint64        `msgpack:"loan"`
+	Items []itemRequest `msgpack:"items"`
+}
+
+func lentItem(stream, id, key, group string, of, priority int, v pipeline.Version, body []byte) itemRequest {
+	version := v.Float()
+	return itemRequest{ID: id, Key: key, Group: group, Of: of, Priority: priority, Version: &version, Stream: stream, Body: body}
+}
+
+func (c *core) pipelineTake(ctx context.Context, r *request) (any, error) {
+	p, err := c.pipe(r.Pipeline.ID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := within(ctx, r.Pipeline.Timeout)
+	defer cancel()
+	take := c.takeElsewhere
+	if p.own != nil {
+		take = takeHere
+	}
+	items, end, err := take(ctx, p, r.Pipeline.Stream, r.Pipeline.Count)
+	if errors.Is(err, bus.ErrTimedOut) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return lent{}, nil
+	}
+	if err != nil || len(items) == 0 {
+		return lent{}, err
+	}
+	if errors.Is(ctx.Err(), context.Canceled) { // nobody is there to have them
+		return nil, errors.Join(ctx.Err(), end(context.WithoutCancel(ctx), false))
+	}
+	id := c.number()
+	c.mu.Lock()
+	p.loans[id] = end
+	c.mu.Unlock()
+	return lent{Loan: id, Items: items}, nil
+}
+
+// takeHere takes out of a sink of a pipeline in this process.
+func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
+	b, err := p.own.Take(ctx, stream, n)
+	if err != nil {
+		return nil, nil, err
+	}
+	var items []itemRequest
+	for _, it := range b.Items {
+		items = append(items, lentItem(stream, it.ID, it.Key, it.Group, it.Of, it.Priority, it.Version, it.Body))
+	}
+	return items, func(ctx context.Context, done bool) error {
+		if done {
+			return b.Done(ctx)
+		}
+		return b.Return(ctx)
+	}, nil
+}
+
+var errGivenBack = errors.New("given back")
+
+// loanEnds is when a loan from elsewhere is over, whatever is said: its items have gone back by then.
+const loanEnds = 30 * time.Second
+
+// takeElsewhere takes out of a sink by its client, which holds the items while its function runs.
+func (c *core) takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
+	for ctx.Err() == nil {
+		items, end, err := c.takeOnce(ctx, p, stream, n)
+		if err != nil || len(items) > 0 {
+			return items, end, err
+		}
+	}
+	return nil, nil, bus.Errorf(bus.CodeOf(ctx.Err()), "take from stream %s: %w", stream, ctx.Err())
+}
+
+func (c *core) takeOnce(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
+	gotCh, sayCh, endedCh := make(chan []itemRequest, 1), make(chan bool, 1), make(chan error, 1)
+	holding, release := context.WithCancel(context.WithoutCancel(ctx))
+	do := func(lentItems []pipeline.LentItem) error {
+		var items []itemRequest
+		for _, it := range lentItems {
+			items = append(items, lentItem(stream, it.ID, it.Key, it.Group, 0, 0, it.Version, it.Body))
+		}
+		gotCh <- items
+		select {
+		case done := <-sayCh:
+			if done {
+				return nil
+			}
+		case <-time.After(loanEnds):
+		}
+		return errGivenBack
+	}
+	spawn(func() { endedCh <- p.client.Take(holding, stream, n, do); release() }, func(err error) { endedCh <- err; release() })
+	end := func(ctx context.Context, done bool) error {
+		sayCh <- done
+		select {
+		case err := <-endedCh:
+			if errors.Is(err, errGivenBack) && !done {
+				return nil
+			}
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	select {
+	case items := <-gotCh:
+		return items, end, nil
+	case err := <-endedCh:
+		return nil, nil, err // none, or why not
+	}
+}
+
+func (c *core) pipelineTaken(ctx context.Context, r *request) (any, error) {
+	p, err := c.pipe(r.Pipeline.ID)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	end := p.loans[r.Pipeline.Loan]
+	delete(p.loans, r.Pipeline.Loan)
+	c.mu.Unlock()
+	if end == nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "these items were given back before")
+	}
+	return nil, end(ctx, r.Pipeline.Done)
+}
+
+// ordered is what both a pipeline here and one elsewhere obey.
+type ordered interface {
+	Status(ctx context.Context) (pipeline.Status, error)
+	Pause(ctx context.Context, stage string) error
+	Resume(ctx context.Context, stage string) error
+	Scale(ctx context.Context, stage string, workers int) error
+	Abort(ctx context.Context, id string) error
+	SetVersion(ctx context.Context, v pipeline.Version) error
+	Drain(ctx context.Context) error
+	RetryDead(ctx context.Context, seqs []uint64, all bool) (int, error)
+	DropDead(ctx context.Context, seqs []uint64, all bool) (int, error)
+}
+
+func (c *core) pipelineVerb(ctx context.Context, r *request) (any, error) {
+	p, err := c.pipe(r.Pipeline.ID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := within(ctx, r.Pipeline.Timeout)
+	defer cancel()
+	result, err := p.obey(ctx, &r.Pipeline)
+	if err != nil || result == nil {
+		return nil, err
+	}
+	text, err := json.Marshal(result)
+	return string(text), err
+}
+
+func (p *pipe) obey(ctx context.Context, r *pipeRequest) (any, error) {
+	var to ordered = p.client
+	if p.own != nil {
+		to = p.own
+	}
+	switch r.Verb {
+	case "stats":
+		return to.Status(ctx)
+	case "pause":
+		return nil, to.Pause(ctx, r.Stage)
+	case "resume":
+		return nil, to.Resume(ctx, r.Stage)
+	case "scale":
+		return nil, to.Scale(ctx, r.Stage, r.Workers)
+	case "abort":
+		return nil, to.Abort(ctx, r.Item)
+	case "version":
+		return nil, to.SetVersion(ctx, pipeline.VersionOf(r.Version))
+	case "drain":
+		return nil, to.Drain(ctx)
+	case "shutdown":
+		return nil, p.client.Shutdown(ctx)
+	case "dead":
+		return p.dead(ctx)
+	case "dead_retry":
+		return to.RetryDead(ctx, r.Seqs, r.All)
+	case "dead_drop":
+		return to.DropDead(ctx, r.Seqs, r.All)
+	}
+	return nil, bus.Errorf(bus.CodeInvalid, "a pipeline has no verb %q", r.Verb)
+}
+
+// letter is a dead letter with its body, which JSON leaves out by itself.
+type letter struct {
+	pipeline.DeadLetter
+	Body []byte `json:"body"`
+}
+
+func (p *pipe) dead(ctx context.Context) (any, error) {
+	all, err := p.client.Dead(ctx, true)
+	out := make([]letter, len(all))
+	for i, d := range all {
+		out[i] = letter{d, d.Body}
+	}
+	return out, err
+}
+
+// pipelineClose ends a pipeline that runs here: handlers may finish within its grace. One elsewhere goes on.
+func (c *core) pipelineClose(ctx context.Context, r *request) (any, error) {
+	p, err := c.pipe(r.Pipeline.ID)
+	if err != nil {
+		return nil, nil // it may be closed more than once
+	}
+	c.mu.Lock()
+	delete(c.pipelines, r.Pipeline.ID)
+	loans := p.loans
+	p.loans = map[uint64]loan{}
+	c.mu.Unlock()
+	for _, end := range loans {
+		_ = end(ctx, false) // at the latest they are back when the pipeline is opened again
+	}
+	if p.own == nil {
+		return nil, nil
+	}
+	return nil, p.own.Close(ctx)
+}
+
+// closePipelines ends those of a session that is being closed.
+func (c *core) closePipelines(ctx context.Context, runtime uint64) {
+	c.mu.Lock()
+	var ids []uint64
+	for id, p := range c.pipelines {
+		if p.runtime == runtime {
+			ids = append(ids, id)
+		}
+	}
+	c.mu.Unlock()
+	for _, id := range ids {
+		if _, err := c.pipelineClose(ctx, &request{Pipeline: pipeRequest{ID: id}}); err != nil {
+			c.log.Error("libtroupe: a pipeline that ends with its session", "error", err)
+		}
+	}
+}

@@ -1,0 +1,76 @@
+"""Worker classes that are stages of pipelines."""
+
+import asyncio
+import os
+import signal
+import time
+
+import numpy as np
+
+import troupe
+
+
+class Belt(troupe.Worker):
+    def double(self, value):
+        return value * 2
+
+    def odd(self, value):
+        return value if value % 2 else None
+
+    def fail(self, value):
+        if value == "bad":
+            raise ValueError(f"{value} luck")
+        return value
+
+    def split(self, item):
+        """Several outputs of one item, each to its stream."""
+        assert isinstance(item, troupe.Item)
+        plain = f"{item.value} {item.key} {item.stream} {item.attempt} {item.version}"
+        return [troupe.Item(plain, to="left"), troupe.Item([item.id], key="k2", to="right"), troupe.Item(3, to="right")]
+
+    def add(self, group):
+        return sum(item.value for item in group)
+
+    def norm(self, array):
+        return {"dtype": str(array.dtype), "sum": float(array.sum()), "back": array + 1}
+
+    def object(self, value):
+        return lambda: value
+
+    def die_once(self, item):
+        """Is killed at the first sight of some items."""
+        value, folder = item.value
+        if value % 40 == 7:
+            try:
+                os.close(os.open(os.path.join(folder, str(value)), os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+        return value
+
+    def wait(self, item):
+        while not troupe.current_call().cancelled:
+            time.sleep(0.005)
+        raise RuntimeError("cancelled")
+
+
+class Async:
+    def __init__(self):
+        self.parts = {}
+        self.over = {}
+
+    async def generate(self, item):
+        """Goes on until it is aborted, and then gives what it has."""
+        self.over[item.id] = asyncio.Event()
+        await self.over[item.id].wait()
+        return f"part of {item.value}"
+
+    @troupe.register(lane="control")
+    async def abort(self, id):
+        self.over[id].set()
+
+
+def array():
+    return np.arange(50_000, dtype=np.float32)

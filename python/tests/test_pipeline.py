@@ -1,0 +1,234 @@
+"""Pipelines: items put and taken, stages that are Python's, failures and kills."""
+
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import belt
+import conftest
+import troupe
+
+SINK = {"sink": True}
+
+
+@pytest.fixture(scope="module")
+def crew(session):
+    with troupe.Cluster("belt", belt.Belt, worker_config=troupe.WorkerConfig(world_size=2)) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def line(request):
+    """Makes pipelines with names of their own, and closes them."""
+    made = []
+
+    def make(streams, stages, **settings):
+        made.append(troupe.Pipeline(f"{request.node.name}"[:60].replace("[", "-").replace("]", ""), streams, stages, **settings))
+        return made[-1]
+
+    yield make
+    for p in made:
+        p.close()
+
+
+def all_of(p, stream):
+    out = []
+    while items := p.take(stream, 100, timeout=0):
+        out += items
+    return out
+
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_items_go_through_a_stage(line, crew):
+    p = line({"in": {"items": 10}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+    for i in range(30):  # more than fit: a put waits
+        p.put("in", i, key=f"k{i}")
+    p.drain(timeout=20)
+    got = all_of(p, "out")
+    assert sorted(item.value for item in got) == [2 * i for i in range(30)]
+    assert {item.key for item in got} == {f"k{i}" for i in range(30)}
+    stats = p.stats()
+    assert stats["stages"]["double"]["handled"] == 30 and stats["streams"]["out"]["in"] == 30
+    with pytest.raises(troupe.ClosedError):
+        p.put("in", 1)
+
+
+def test_none_is_no_output(line, crew):
+    p = line({"in": None, "out": SINK}, {"odd": {"role": "belt", "method": "odd", "in": "in", "out": "out"}})
+    p.put_many("in", range(10))
+    p.drain(timeout=20)
+    assert sorted(item.value for item in all_of(p, "out")) == [1, 3, 5, 7, 9]
+
+
+def test_a_method_gives_items_to_several_streams(line, crew):
+    p = line(
+        {"in": {}, "left": SINK, "right": SINK},
+        {"split": {"role": crew, "method": "split", "style": "item", "in": "in", "out": ["left", "right"], "stamp": True}},
+    )
+    p.set_version(1.5)
+    p.put("in", "a", key="k1", id="one")
+    p.drain(timeout=20)
+    (left,) = all_of(p, "left")
+    assert left.value == "a k1 in 1 1.5" and left.key == "k1" and left.version == 1.5
+    right = {repr(item.value): item.key for item in all_of(p, "right")}
+    assert right == {"['one']": "k2", "3": "k1"}
+
+
+def test_a_group_is_a_list_of_items(line, crew):
+    p = line(
+        {"in": {}, "out": SINK},
+        {"add": {"role": crew, "method": "add", "style": "item", "in": "in", "out": "out", "group": {"first": 3, "every": 30}}},
+    )
+    for group in ("a", "b"):
+        p.put_many("in", [troupe.Item(i, group=group, of=3) for i in range(3)])
+    p.drain(timeout=20)
+    assert [item.value for item in all_of(p, "out")] == [3, 3]
+
+
+def test_arrays_travel(line, crew):
+    p = line({"in": {}, "out": SINK}, {"norm": {"role": crew, "method": "norm", "in": "in", "out": "out"}})
+    p.put("in", belt.array())
+    (item,) = p.take("out", timeout=20)
+    assert item.value["dtype"] == "float32" and item.value["sum"] == float(belt.array().sum())
+    assert np.array_equal(item.value["back"], belt.array() + 1)
+
+
+def test_nothing_in_an_item_is_pickled(line, crew):
+    p = line({"in": {}, "out": SINK}, {"object": {"role": crew, "method": "object", "in": "in", "out": "out", "failures": 1}})
+    with pytest.raises(troupe.EncodeError, match="never pickled"):
+        p.put("in", lambda: 1)
+    smuggled = type(p._codec)(pickle=True).encode(lambda: 1)  # by somebody who does not keep to it
+    p._ask("pipeline_put", stream="in", items=[{"body": smuggled}], timeout=None)
+    p.put("in", 1)  # its output cannot be sent
+    until(lambda: len(p._verb("dead") or []) == 2)
+    reasons = [letter["failures"][0]["error"] for letter in p._verb("dead")]
+    assert all("pickle" in reason for reason in reasons), reasons
+
+
+def test_a_failure_ends_in_a_dead_letter_with_its_stack(line, crew):
+    p = line(
+        {"in": {}, "out": SINK},
+        {"fail": {"role": crew, "method": "fail", "in": "in", "out": "out", "failures": 2, "backoff": 0.01}},
+    )
+    p.put("in", "bad", id="b1")
+    p.put("in", "good")
+    until(lambda: p.stats()["dead"] == 1)
+    (letter,) = p.dead()
+    assert (letter["id"], letter["value"], letter["attempts"], letter["reason"]) == ("b1", "bad", 2, "failures")
+    assert "bad luck" in letter["failures"][0]["error"]
+    assert "raise ValueError" in letter["failures"][0]["stack"]
+    assert [item.value for item in p.take("out", 5, timeout=10)] == ["good"]
+    assert p.retry_dead(letter["seq"]) == 1
+    until(lambda: p.stats()["stages"]["fail"]["dead"] == 2)
+    assert p.drop_dead() == 1 and p.dead() == []
+
+
+def test_a_killed_worker_gives_its_items_back_and_effects_happen_once(line, session, tmp_path):
+    config = troupe.WorkerConfig(world_size=2, policy="restart_rank", restarts=20)
+    with troupe.Cluster("mortal", belt.Belt, worker_config=config) as mortal:
+        p = line(
+            {"in": {}, "out": SINK},
+            {"work": {"role": mortal, "method": "die_once", "style": "item", "in": "in", "out": "out", "in_flight": 4}},
+        )
+        p.put_many("in", [[i, str(tmp_path)] for i in range(100)])
+        p.drain(timeout=60)
+        assert sorted(item.value for item in all_of(p, "out")) == list(range(100))
+        assert len(os.listdir(tmp_path)) == 3  # 7, 47 and 87 were somebody's last
+        stats = p.stats()
+        assert stats["stages"]["work"]["lost"] >= 3 and stats["dead"] == 0
+        assert stats["stages"]["work"]["in_flight"] == 0
+        p.close()
+
+
+def test_priorities_pause_and_resume(line, crew):
+    p = line({"in": {"priorities": 2}, "out": SINK}, {"double": {"role": crew, "method": "double", "workers": 1, "in": "in", "out": "out"}})
+    p.pause("double")
+    p.put("in", 1)
+    p.put("in", 2, priority=1)
+    assert p.stats()["stages"]["double"]["paused"] and p.take("out", timeout=0) == []
+    p.resume("double")
+    p.drain(timeout=10)
+    assert [item.value for item in all_of(p, "out")] == [4, 2]
+    with pytest.raises(troupe.NotFoundError, match="has no stage"):
+        p.pause("duble")
+
+
+def test_an_aborted_item_hands_back_what_it_has(line, session):
+    with troupe.Cluster("async", belt.Async, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
+        p = line(
+            {"in": {}, "out": SINK},
+            {"gen": {"role": cluster, "method": "generate", "style": "item", "abort": "abort", "in": "in", "out": "out", "in_flight": 2}},
+        )
+        p.put("in", "x", id="x1")
+        until(lambda: p.stats()["stages"]["gen"]["in_flight"] == 1)
+        p.abort("x1")
+        assert [item.value for item in p.take("out", timeout=10)] == ["part of x"]
+        p.close()
+
+
+def test_items_that_are_not_dealt_with_go_back(line, crew):
+    p = line({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+    p.put("in", 1)
+    with pytest.raises(KeyError), p.taking("out", timeout=10) as items:
+        raise KeyError(items[0].value)
+    assert [item.value for item in p.take("out", timeout=10)] == [2]
+
+
+def test_it_goes_on_where_it_was(line, crew):
+    declared = ({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+    with line(*declared) as p:
+        p.pause("double")
+        p.put_many("in", [1, 2])
+    with line(*declared) as p:
+        p.resume("double")
+        p.drain(timeout=10)
+        assert sorted(item.value for item in all_of(p, "out")) == [2, 4]
+
+
+def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session):
+    p = line({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+    out = script(
+        f"""
+        import troupe
+        p = troupe.Pipeline.attach({p.name!r})
+        p.put("in", 21, key="k", timeout=10)
+        p.set_version(2)
+        with p.taking("out", 5, timeout=10) as items:
+            print([(i.value, i.key) for i in items], p.version)
+        print(p.take("out", timeout=0), p.stats()["streams"]["out"]["items"])
+        try:
+            troupe.Pipeline.attach("nobody")
+        except troupe.NotFoundError as err:
+            print(err)
+        p.shutdown()
+        """,
+        env={"TROUPE_NAMESPACE": session.namespace},
+    ).stdout
+    lines = out.splitlines()
+    assert lines[0] == "[(42, 'k')] 2.0" and lines[1] == "[] 0"
+    assert "does not run" in lines[2]
+    with pytest.raises(troupe.ClosedError):
+        until(lambda: p.stats() is None)
+
+
+def test_every_mistake_is_said(crew):
+    with pytest.raises(troupe.InvalidError) as err:
+        troupe.Pipeline("bad", {"in": {"itms": 3}, "lost": {}}, {"s": {"role": crew, "method": "double", "in": "in", "out": "nowhere"}, "t": {"in": "in"}})
+    text = str(err.value)
+    assert 'unknown field "itms"' in text and "nowhere" in text and "lost" in text and "line" not in text.replace("pipeline", ""), text
+
+
+def test_the_example_ends_by_itself(tmp_path):
+    path = os.path.join(conftest.ROOT, "examples", "pipelines", "rollout.py")
+    out = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=True).stdout
+    assert "0 dead letters, 0 left in the streams" in out, out
