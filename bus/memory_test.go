@@ -132,5 +132,9 @@ func TestDriverMemoryIsBounded(t *testing.T) {
 	require.Empty(t, a.Wrong)
 	require.EqualValues(t, world*size, a.Bytes)
 	t.Logf("%d MiB in %s; the driver took %d MiB at most, %.2f times the data", a.Bytes>>20, a.Elapsed, a.Peak>>20, float64(a.Peak)/float64(a.Bytes))
-	require.Less(t, float64(a.Peak), 1.5*float64(a.Bytes))
+	limit := 1.5
+	if underRace {
+		limit = 10
+	}
+	require.Less(t, float64(a.Peak), limit*float64(a.Bytes))
 }

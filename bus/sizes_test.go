@@ -79,7 +79,11 @@ func (c *cast) broadcast(size int) {
 		require.Equal(c.t, checksum(body), a.Body)
 	}
 	sent := c.driver.Conn().Stats().OutBytes - before
-	require.Less(c.t, sent, uint64(size+size/50+100_000), "the bytes are published once")
+	spare := size/50 + 100_000
+	if underRace { // a receiver that is seconds behind the others is served again by itself
+		spare = size
+	}
+	require.Less(c.t, sent, uint64(size+spare), "the bytes are published once")
 	c.unharmed()
 }
 
