@@ -28,6 +28,7 @@ type File struct {
 type RoleSpec struct {
 	Name      string
 	Class     string   // of this program, or of the command's; zero: named as the role
+	Python    string   // instead of Class: the path of a Python class, as in package.module.Class
 	Command   []string // what its workers run; zero: goroutines, or the agent's own program where they need anything
 	World     int
 	Mesh      dispatch.Mesh
@@ -165,7 +166,7 @@ func (d *decoder) roles(at string, n *yaml.Node) {
 	d.each(at, n, func(name, at string, _, value *yaml.Node) {
 		r := RoleSpec{Name: name, World: 1, Policy: "fail"}
 		d.mapping(at, value, fields{
-			"class": d.text(&r.Class), "command": d.words(&r.Command), "world": d.count(&r.World),
+			"class": d.text(&r.Class), "python": d.text(&r.Python), "command": d.words(&r.Command), "world": d.count(&r.World),
 			"mesh": func(at string, n *yaml.Node) {
 				d.mapping(at, n, fields{"dp": d.count(&r.Mesh.DP), "tp": d.count(&r.Mesh.TP), "pp": d.count(&r.Mesh.PP), "cp": d.count(&r.Mesh.CP)})
 			},
@@ -187,10 +188,15 @@ func (d *decoder) roles(at string, n *yaml.Node) {
 				}
 			},
 		})
+		if r.Python != "" && len(r.Command) == 0 {
+			r.Command = []string{"python3", "-m", "troupe.worker"}
+		}
 		d.role(value, at, r)
 		d.out.Roles = append(d.out.Roles, r)
 	})
 }
+
+var pythonPath = regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$`)
 
 // role checks what one role says as a whole.
 func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
@@ -199,7 +205,11 @@ func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
 	}
 	switch {
 	case r.Class == "" && len(r.Command) == 0:
-		d.bad(n, at, "give class, or command", "role %s has neither a class nor a command", r.Name)
+		d.bad(n, at, "give class, python or command", "role %s has neither a class nor a command", r.Name)
+	case r.Python != "" && r.Class != "":
+		d.at(at+".python", n, "keep one of them", "role %s has a class %s and a Python class %s", r.Name, r.Class, r.Python)
+	case r.Python != "" && !pythonPath.MatchString(r.Python):
+		d.at(at+".python", n, "write it as package.module.Class", "%q is no path of a Python class", r.Python)
 	case len(r.Command) == 0 && d.class(r.Class) == nil:
 		var names []string
 		for _, c := range d.classes {

@@ -168,6 +168,11 @@ func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpe
 		if spec.Class == "" {
 			spec.Class = r.Name
 		}
+		if r.Python != "" {
+			if err := pythonRole(&spec, r); err != nil {
+				return nil, err
+			}
+		}
 		spec.OnFailure = func(f roles.Failure) { c.say("failed", r.Name, "rank %d: %v: %s", f.Rank, f.Err, f.Then) }
 	}
 	c.say("role", r.Name, "starting %d workers %s", r.World, where)
@@ -176,6 +181,21 @@ func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpe
 		c.say("role", r.Name, "ready after %s", time.Since(start).Round(time.Millisecond))
 	}
 	return cl, err
+}
+
+// pythonRole has a role's processes run a Python class, in the folder of this run: modules are found there.
+func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
+	args := []any{}
+	if r.Config != nil {
+		args = append(args, r.Config)
+	}
+	body, err := bus.Marshal([]any{args, nil})
+	if err != nil {
+		return bus.Errorf(bus.CodeInvalid, "config: %w", err)
+	}
+	spec.Config = map[string]any{"class": map[string]string{"path": r.Python}, "args": []byte(body)}
+	spec.Process.Dir, err = os.Getwd()
+	return err
 }
 
 // processOf says how a role's workers run on the nodes; nil: as goroutines here.

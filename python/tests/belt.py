@@ -56,6 +56,16 @@ class Belt(troupe.Worker):
         raise RuntimeError("cancelled")
 
 
+class Plain:
+    """Made by a file."""
+
+    def __init__(self, config):
+        self.by = config["by"]
+
+    def times(self, item):
+        return item.value * self.by
+
+
 class Async:
     def __init__(self):
         self.parts = {}

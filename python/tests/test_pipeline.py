@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import belt
 import conftest
 import troupe
+from troupe import _core
 
 SINK = {"sink": True}
 
@@ -219,6 +222,34 @@ def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session)
     assert "does not run" in lines[2]
     with pytest.raises(troupe.ClosedError):
         until(lambda: p.stats() is None)
+
+
+def test_a_file_has_roles_of_python_classes(session):
+    text = f"""
+        name: file
+        roles: {{belt: {{python: belt.Plain, command: [{sys.executable}, -m, troupe.worker], config: {{by: 3}}}}}}
+        streams: {{in: {{}}, out: {{sink: true}}}}
+        stages: {{times: {{role: belt, method: times, style: item, in: in, out: out}}}}
+    """
+    env = {**os.environ, "TROUPE_URL": session.url, "TROUPE_TOKEN_FILE": session.head.token_file, "TROUPE_FINGERPRINT": session.head.fingerprint,
+           "TROUPE_NAMESPACE": session.namespace}  # fmt: skip
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as f:
+        f.write(textwrap.dedent(text))
+        f.flush()
+        run = subprocess.Popen([_core.program_path(), "run", f.name, "--json"], env={k: v for k, v in env.items() if v}, cwd=conftest.HERE, stdout=subprocess.PIPE, text=True)
+        try:
+            seen = []
+            while not (seen and '"event":"pipeline"' in seen[-1]):
+                seen.append(run.stdout.readline())
+                assert seen[-1], seen
+            with troupe.Pipeline.attach("file") as p:
+                p.put("in", 5, timeout=10)
+                assert [item.value for item in p.take("out", timeout=10)] == [15]
+                p.shutdown()
+            assert run.wait(20) == 0
+        finally:
+            run.kill()
+            run.communicate()
 
 
 def test_every_mistake_is_said(crew):
