@@ -50,11 +50,6 @@ class Belt(troupe.Worker):
                 time.sleep(60)
         return value
 
-    def wait(self, item):
-        while not troupe.current_call().cancelled:
-            time.sleep(0.005)
-        raise RuntimeError("cancelled")
-
 
 class Plain:
     """Made by a file."""
@@ -68,18 +63,19 @@ class Plain:
 
 class Async:
     def __init__(self):
-        self.parts = {}
         self.over = {}
+
+    def end(self, id):
+        return self.over.setdefault(id, asyncio.Event())  # whoever comes first, the item or its abort
 
     async def generate(self, item):
         """Goes on until it is aborted, and then gives what it has."""
-        self.over[item.id] = asyncio.Event()
-        await self.over[item.id].wait()
+        await self.end(item.id).wait()
         return f"part of {item.value}"
 
     @troupe.register(lane="control")
     async def abort(self, id):
-        self.over[id].set()
+        self.end(id).set()
 
 
 def array():

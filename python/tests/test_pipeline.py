@@ -227,9 +227,9 @@ def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session)
 def test_a_file_has_roles_of_python_classes(session):
     text = f"""
         name: file
-        roles: {{belt: {{python: belt.Plain, command: [{sys.executable}, -m, troupe.worker], config: {{by: 3}}}}}}
+        roles: {{filed: {{python: belt.Plain, command: [{sys.executable}, -m, troupe.worker], config: {{by: 3}}}}}}
         streams: {{in: {{}}, out: {{sink: true}}}}
-        stages: {{times: {{role: belt, method: times, style: item, in: in, out: out}}}}
+        stages: {{times: {{role: filed, method: times, style: item, in: in, out: out}}}}
     """
     env = {**os.environ, "TROUPE_URL": session.url, "TROUPE_TOKEN_FILE": session.head.token_file, "TROUPE_FINGERPRINT": session.head.fingerprint,
            "TROUPE_NAMESPACE": session.namespace}  # fmt: skip
