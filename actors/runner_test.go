@@ -55,28 +55,28 @@ func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
 		releaseCh := make(chan struct{})
 		w := silentWorker(func() { running.Add(1); <-releaseCh })
 		rs, q := &w.host.runners, &queue{lane: Concurrent(100)}
-		for range 5 {
-			w.start(q)
+		atOnce := func(n int) {
+			for range n {
+				w.start(q)
+			}
+			synctest.Wait()
+			require.EqualValues(t, n, running.Swap(0))
+			for range n {
+				releaseCh <- struct{}{}
+			}
+			synctest.Wait()
 		}
-		synctest.Wait()
-		require.EqualValues(t, 5, running.Load())
-		require.Zero(t, rs.resting())
-		close(releaseCh)
-		synctest.Wait()
+		atOnce(5)
 		require.Equal(t, 5, rs.resting())
 
 		time.Sleep(runnerIdle / 2)
-		for range 3 {
-			w.start(q)
-		}
-		synctest.Wait()
+		atOnce(3)
 		require.Equal(t, 5, rs.resting(), "no new one was needed")
 		time.Sleep(runnerIdle/2 + time.Second)
 		require.Equal(t, 3, rs.resting(), "two have had nothing to do for too long")
 		time.Sleep(runnerIdle)
 		require.Zero(t, rs.resting())
-		w.start(q)
-		synctest.Wait()
+		atOnce(1)
 		require.Equal(t, 1, rs.resting())
 		rs.close(time.Second)
 		require.Zero(t, rs.resting())

@@ -79,7 +79,7 @@ func TestAWorkerIsKilled(t *testing.T) {
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, 1, e.Rank)
-	require.Equal(t, "n-0", e.Node)
+	require.Equal(t, c.Record().Seats[1].Node, e.Node)
 	require.Contains(t, e.Error(), "SIGKILL")
 	require.Contains(t, e.Error(), "the last thing I said")
 	require.Equal(t, "SIGKILL", e.Details["signal"])

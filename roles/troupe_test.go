@@ -160,7 +160,19 @@ func startTroupe(t *testing.T, ownProcess bool) *troupe {
 		tr.run(t, agent.Run)
 		<-readyCh
 	}
+	tr.awaitNodes(t)
 	return tr
+}
+
+// awaitNodes returns when both nodes may be granted, so that the first is preferred.
+func (tr *troupe) awaitNodes(t *testing.T) {
+	client, err := placement.NewClient(tr.bus, "")
+	require.NoError(t, err)
+	defer client.Close()
+	eventually(t, "the nodes are there", func() bool {
+		all, err := client.Nodes(patient(t))
+		return err == nil && len(all) == 2 && all[0].State == placement.NodeReady && all[1].State == placement.NodeReady
+	})
 }
 
 // run runs a part until the end of the test.
