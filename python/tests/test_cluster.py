@@ -543,3 +543,7 @@ class _Nobody:
 def test_fork_in_a_worker(workers):
     assert workers.workers[0].fork() == 7
     assert workers.workers[0].echo(1) == 1
+
+
+def test_a_call_that_comes_before_an_async_worker_has_its_loop(session):
+    assert troupe.actor(stage.Stalled).ping() == "pong"

@@ -45,6 +45,7 @@ class Host:
         self.lib = self.core.lib
         self.names: dict[tuple[bytes, int], tuple[str, str]] = {}  # of objects and methods, as they were called
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
+        self.early: list[tuple[int, int, bytes, Any]] | None = []  # what came before the worker was ready for it
         self._waiters: list[Any] = []  # as one who waits for completions has them: there is something in the queue
         self._done = False
         self.thread = threading.get_ident()
@@ -96,6 +97,8 @@ class Host:
         if start._error is not None:
             sys.stderr.write(f"troupe worker: {start._error}\n")
             return 1
+        early, self.early = self.early or [], None
+        self.queue.extendleft(reversed(early))
         if any(o.is_async for o in self.objects.values()):
             self.run_async()
         else:
@@ -122,7 +125,9 @@ class Host:
 
     def handle(self, item: tuple[int, int, bytes, Any]) -> None:
         kind, token, meta, body = item
-        if kind == CALL:
+        if self.early is not None and not (kind == CALL and is_verb(meta)):
+            self.early.append(item)
+        elif kind == CALL:
             self.serve(token, meta, body)
         elif kind == STOPPED:
             self.end(body)
@@ -378,6 +383,12 @@ class Host:
 
         for s in signals:
             signal.signal(s, stop)
+
+
+def is_verb(meta: bytes) -> bool:
+    """Whether a call is one of ours, and not of a method."""
+    _, k, _, _ = _LENGTHS.unpack_from(meta)
+    return meta[40 + k : 41 + k] == b"@"
 
 
 def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]]:
