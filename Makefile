@@ -91,8 +91,9 @@ soak: ## five rounds of every test, under the race detector
 	$(GO) test -race -count=5 -timeout 60m $(PACKAGES)
 
 SOAK_ITEMS ?= 100000
-soak-pipeline: ## 100,000 items through three stages, a worker process killed every second, one restart of the server
-	TROUPE_SOAK_ITEMS=$(SOAK_ITEMS) $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$' ./pipeline
+soak-pipeline: ## 100,000 items through three stages under kills; a fast producer for a minute; 100 killed workers
+	TROUPE_SOAK_ITEMS=$(SOAK_ITEMS) TROUPE_SOAK_SECONDS=60 TROUPE_SOAK_KILLS=100 \
+	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestAKilledWorkersItemsAreHandedOn' ./pipeline
 
 verify: test race ## test and race
 

@@ -378,7 +378,8 @@ func TestAKilledWorkersItemsAreHandedOn(t *testing.T) {
 	survivors := company(t, b, tr, "survivors", 1)
 	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style, s.InFlight = pipeline.Items, 2 }))
 	var times []time.Duration
-	for round := range 3 {
+	rounds := soakNumber(t, "TROUPE_SOAK_KILLS", 3)
+	for round := range rounds {
 		victim := spawn(t, rt, fmt.Sprintf("victims%d", round), srv.URL())
 		t.Cleanup(victim.kill)
 		require.NoError(t, p.Join(patient(t), "work", victim.cluster))
@@ -402,10 +403,9 @@ func TestAKilledWorkersItemsAreHandedOn(t *testing.T) {
 		drainSink(t, p, "out", 4)
 		require.NoError(t, p.Leave(patient(t), "work", survivors))
 	}
-	t.Logf("from the known death to the items in other hands: %v", times)
-	for _, d := range times {
-		require.Less(t, d, 500*time.Millisecond)
-	}
-	require.EqualValues(t, 12, status(t, p).Stages[0].Lost)
+	slices.Sort(times)
+	t.Logf("from the known death to the items in other hands, %d times: median %v, slowest %v", rounds, times[rounds/2], times[rounds-1])
+	require.Less(t, times[rounds-1], 500*time.Millisecond)
+	require.EqualValues(t, 4*rounds, status(t, p).Stages[0].Lost)
 	require.Zero(t, status(t, p).Dead)
 }

@@ -155,7 +155,7 @@ func TestMemoryStaysBounded(t *testing.T) {
 		return nil, nil
 	}}, func(s *pipeline.StreamSpec) { s.Items, s.Bytes = 100_000, 48<<20 })
 	p := open(t, b, spec)
-	ctx, cancel := context.WithTimeout(patient(t), 2*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Duration(soakNumber(t, "TROUPE_SOAK_SECONDS", 2))*time.Second)
 	defer cancel()
 	var put atomic.Int64
 	var group sync.WaitGroup
@@ -171,16 +171,18 @@ func TestMemoryStaysBounded(t *testing.T) {
 		})
 	}
 	var most uint64
+	full := false
 	for ctx.Err() == nil {
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		most = max(most, m.HeapInuse)
 		st := status(t, p).Streams[0]
 		require.LessOrEqual(t, st.Bytes, st.MaxBytes+16<<10)
+		full = full || st.Bytes > st.MaxBytes*9/10
 		time.Sleep(20 * time.Millisecond)
 	}
 	group.Wait()
-	require.Greater(t, put.Load(), 5*handled.Load(), "the producer is much faster")
+	require.True(t, full || put.Load() > 5*handled.Load(), "the producer is much faster: %d put, %d handled", put.Load(), handled.Load())
 	require.Less(t, most, uint64(512<<20), "what is in memory is bounded, whatever lies in the stream")
 	t.Logf("%d put, %d handled, heap up to %d MiB", put.Load(), handled.Load(), most>>20)
 }

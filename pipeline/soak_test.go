@@ -172,3 +172,15 @@ func TestSoak(t *testing.T) {
 	require.True(t, restarted)
 	t.Logf("%d items through three stages, %d kills, %d items handed on, one restart of the server", n, killed, lost)
 }
+
+// soakNumber is how long a test runs: what the variable says, as `make soak-pipeline` sets it, or a short time.
+func soakNumber(t *testing.T, variable string, short int) int {
+	t.Helper()
+	text := os.Getenv(variable)
+	if text == "" {
+		return short
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err, variable)
+	return n
+}
