@@ -397,6 +397,40 @@ func TestAgeBoundsAStream(t *testing.T) {
 	require.EqualValues(t, 3, status(t, p).Streams[0].Expired)
 }
 
+// lastMoment is a context that ends as soon as somebody has looked that it has not.
+type lastMoment struct {
+	context.Context
+	cancel context.CancelFunc
+}
+
+func (c lastMoment) Err() error {
+	defer c.cancel()
+	return c.Context.Err()
+}
+
+// A take whose time ends at the moment its items come has none of them in its hand.
+func TestTakingAtTheLastMoment(t *testing.T) {
+	p := open(t, newBus(t), pipeline.Spec{Name: "last", Streams: []pipeline.StreamSpec{stream("a"), sink("b")}, Stages: []pipeline.StageSpec{
+		{Name: "pass", In: []string{"a"}, Out: []string{"b"}, Func: pass},
+	}})
+	const n = 20
+	require.NoError(t, p.Put(patient(t), "a", items(n)...))
+	require.NoError(t, p.Drain(patient(t))) // all of them lie in the sink
+	got, late := 0, 0
+	for range n / 2 {
+		ctx, cancel := context.WithCancel(t.Context())
+		b, err := p.Take(lastMoment{ctx, cancel}, "b", 1)
+		if err != nil {
+			late++
+			continue
+		}
+		got += len(b.Items)
+		require.NoError(t, b.Done(patient(t)))
+	}
+	require.Positive(t, late, "none ended in that moment")
+	drainSink(t, p, "b", n-got) // it would wait for those that are in nobody's hand
+}
+
 func TestTimeoutAndScale(t *testing.T) {
 	t.Parallel()
 	g := newGate()

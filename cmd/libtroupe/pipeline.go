@@ -260,10 +260,13 @@ func (c *core) takeOnce(ctx context.Context, p *pipe, stream string, n int) ([]i
 		sayCh <- done
 		select {
 		case err := <-endedCh:
-			if errors.Is(err, errGivenBack) && !done {
-				return nil
+			if !errors.Is(err, errGivenBack) {
+				return err
 			}
-			return err
+			if done {
+				return bus.Errorf(bus.CodeTimedOut, "these items have gone back to their sink: they were taken more than %v ago", loanEnds)
+			}
+			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}

@@ -155,8 +155,8 @@ class Pipeline:
 
     @contextmanager
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Iterator[list[Item]]:
-        """take for those who may fail: the items are dealt with when the block ends, and back in their sink if it raises.
-        From a pipeline of another process they go back after 30 seconds in any case."""
+        """take for those who may fail: the items are dealt with when the block ends, and go back to their sink if it raises.
+        Those of a pipeline in another process are lent for 30 seconds: they go back then, and not before."""
         if count < 1:
             raise _errors.InvalidError(f"count {count} must be positive")
         got = self._ask("pipeline_take", stream=stream, count=count, timeout=None if timeout is None else max(_LEAST, timeout))
