@@ -1,6 +1,7 @@
 """What the tests share: one private head, and scripts that run in processes of their own."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -8,6 +9,9 @@ import textwrap
 import pytest
 
 import troupe
+
+# Whoever runs the tests in the background may have had interrupts ignored, which every process below would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
