@@ -36,3 +36,12 @@ func (rt *Runtime) Forget(ctx context.Context, c *Cluster) error {
 	}
 	return reg.remove(ctx, c.Record())
 }
+
+// Step takes a role to another state in the registry, as another driver would.
+func (rt *Runtime) Step(ctx context.Context, c *Cluster, to RoleState) error {
+	reg, err := rt.registry(ctx)
+	if err == nil {
+		_, err = reg.step(ctx, c.Record(), to, "")
+	}
+	return err
+}

@@ -71,11 +71,20 @@ func (o *output) tick() {
 	}
 }
 
+// stop ends it within a moment. A writer that does not take what it is given is left to itself.
 func (o *output) stop() {
-	o.follower.Stop()
 	close(o.stopCh)
-	<-o.doneCh
-	o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+	endedCh := make(chan struct{})
+	go func() {
+		defer close(endedCh)
+		o.follower.Stop()
+		<-o.doneCh
+		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+	}()
+	select {
+	case <-endedCh:
+	case <-time.After(lastOutput):
+	}
 }
 
 // FlushOutput returns when everything that the workers had printed has been written to Process.Output.
@@ -94,8 +103,22 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 	if err := o.follower.Flush(ctx, names...); err != nil {
 		return err
 	}
-	o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
-	return nil
+	return o.flush(ctx)
+}
+
+// flush writes what was held back to be folded. The writer may be slow.
+func (o *output) flush(ctx context.Context) error {
+	writtenCh := make(chan struct{})
+	go func() {
+		defer close(writtenCh)
+		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+	}()
+	select {
+	case <-writtenCh:
+		return nil
+	case <-ctx.Done():
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "what the workers printed is not written yet: %w", ctx.Err())
+	}
 }
 
 // endOutput shows what the workers printed last, and no more.

@@ -32,6 +32,7 @@ func Main(classes ...*actors.Class) {
 	if path == "" {
 		return
 	}
+	_ = os.Unsetenv(nodes.AssignmentEnv) // what the worker starts is not the worker once more; the name is no mistake
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	err := Play(ctx, path, classes...)
 	stop()

@@ -2,8 +2,10 @@ package roles_test
 
 import (
 	"context"
+	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -201,6 +203,14 @@ func TestRestartARole(t *testing.T) {
 		require.NotEqual(t, before[rank], after[rank])
 	}
 	gone(t, before...)
+	_, port, err := net.SplitHostPort(c.Record().Master)
+	require.NoError(t, err)
+	envs, err := roles.CallEach[map[string]string](patient(t), c, "env", []string{"MASTER_PORT"})
+	require.NoError(t, err)
+	for _, env := range envs {
+		require.Equal(t, port, env["MASTER_PORT"])
+	}
+	require.ErrorIs(t, bind(t, port), syscall.EADDRINUSE, "it is held for the role all the while")
 }
 
 func TestIgnoreAWorkersEnd(t *testing.T) {
@@ -503,4 +513,66 @@ func TestAShippedFolder(t *testing.T) {
 	_, err := tr.driver(t, roles.Config{}).Create(patient(t), spec)
 	require.ErrorContains(t, err, filepath.Join(folder, "none"))
 	require.NoError(t, c.Destroy(patient(t)))
+}
+
+// bind tries to take a port as a stranger does, who does not set SO_REUSEADDR.
+func bind(t *testing.T, port string) error {
+	n, err := strconv.Atoi(port)
+	require.NoError(t, err)
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, syscall.Close(fd)) }()
+	return syscall.Bind(fd, &syscall.SockaddrInet4{Port: n, Addr: [4]byte{127, 0, 0, 1}})
+}
+
+// TestAWorkersChildIsNoWorker: a program that a worker starts, be it one that could play, is not the worker once more.
+func TestAWorkersChildIsNoWorker(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	c := create(t, tr.driver(t, roles.Config{}), players("train", 1, placement.Wholes(1)))
+	env, err := roles.Call[map[string]string](patient(t), c, "env", []string{nodes.AssignmentEnv, "RANK"})
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{"RANK": "0"}, env, "what only the worker is to have it does not pass on")
+}
+
+// TestGrowARoleThatIsTakenDown: whoever adds workers while somebody else ends the role leaves nothing.
+func TestGrowARoleThatIsTakenDown(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	c := create(t, rt, players("infer", 1, placement.Wholes(1)))
+	other := tr.driver(t, roles.Config{})
+	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "somebody has begun")
+	require.ErrorIs(t, c.Grow(patient(t), 1), bus.ErrConflict)
+	require.Len(t, tr.reservations(t), 1)
+	require.Len(t, rolesOf(t, rt)["infer"].Seats, 1)
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Empty(t, tr.reservations(t))
+}
+
+// stuckWriter takes nothing until it is let go.
+type stuckWriter struct{ goCh chan struct{} }
+
+func (w stuckWriter) Write(p []byte) (int, error) {
+	<-w.goCh
+	return len(p), nil
+}
+
+// TestADriverThatDoesNotListen: neither where the output goes nor whoever is told of failures can hold up the end.
+func TestADriverThatDoesNotListen(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	rt := tr.driver(t, roles.Config{})
+	goCh := make(chan struct{})
+	t.Cleanup(func() { close(goCh) })
+	spec := players("train", 2, 0)
+	spec.Process.Output = stuckWriter{goCh}
+	spec.OnFailure = func(roles.Failure) { <-goCh }
+	c := create(t, rt, spec)
+	_, err := c.Call(patient(t), "exit", 1)
+	require.ErrorIs(t, err, bus.ErrWorkerLost)
+	begun := time.Now()
+	require.NoError(t, c.Destroy(patient(t)))
+	require.NoError(t, rt.Close(context.Background()))
+	require.Less(t, time.Since(begun), 15*time.Second)
 }

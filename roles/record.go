@@ -220,12 +220,16 @@ func (g registry) step(ctx context.Context, r Record, to RoleState, cause string
 	}
 }
 
-// edit changes what one incarnation's record says beside its state.
+// edit changes what one incarnation's record says beside its state. Of a role that is being taken down, or has failed, it
+// is ErrConflict: whoever ends it has read what there is to end.
 func (g registry) edit(ctx context.Context, r Record, change func(*Record)) (Record, error) {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
 		if err == nil && held.Incarnation != r.Incarnation {
 			err = bus.Errorf(bus.CodeNotFound, "this role %s has ended; there is another", r.Name)
+		}
+		if err == nil && (held.State == RoleStopping || held.State == RoleFailed) {
+			err = bus.Errorf(bus.CodeConflict, "role %s is %s since %s", r.Name, held.State, held.Since.Format(time.RFC3339))
 		}
 		if err != nil {
 			return r, err

@@ -2,6 +2,7 @@ package roles
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"troupe/bus"
@@ -135,15 +136,22 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	return c.edit(ctx, func(r *Record) {
+	held := Held{ID: got.ID, Token: got.Token, Over: got.Over}
+	err = c.edit(ctx, func(r *Record) {
 		r.Gens++
 		seats := seatsOf(r.Name, got.Workers)
 		for i := range seats {
 			seats[i].Gen, seats[i].Held = r.Gens, len(r.Held)
 		}
-		r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over})
+		r.Held = append(r.Held, held)
 		r.Seats = append(r.Seats[:r.World], seats...)
 	})
+	if err == nil {
+		return nil
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
+	defer cancel()
+	return errors.Join(err, release(last, client, []Held{held})) // nobody who ends the role would find it
 }
 
 // retireFrom ends what is left of the workers from one rank on, gives back what only they were on, and forgets them.
@@ -186,6 +194,9 @@ func (c *Cluster) grewElsewhere(rank int) {
 
 // stoppedElsewhere takes in that a worker has stopped in order: the role has been taken down, or has become smaller.
 func (c *Cluster) stoppedElsewhere(l loss) {
+	if c.isOver() {
+		return // another of its workers was the first
+	}
 	if rec, ok := c.reread(); ok && l.rank >= rec.World {
 		c.life.retire(l.rank)
 		return

@@ -506,7 +506,7 @@ def prepare(host: Host) -> None:
 
 
 def main() -> int:
-    path = os.environ.get("TROUPE_ASSIGNMENT")
+    path = os.environ.pop("TROUPE_ASSIGNMENT", None)  # what the worker starts is not the worker once more
     if not path:
         sys.stderr.write("troupe.worker is started by an agent, which says in TROUPE_ASSIGNMENT what it is to play\n")
         return 2
