@@ -47,11 +47,14 @@ func keptIdentity(path string) (string, error) {
 		return "", err
 	}
 	id := nuid.Next()
-	return id, writePrivate(path, []byte(id+"\n"))
+	return id, WritePrivate(path, []byte(id+"\n"))
 }
 
-// writePrivate writes a file that only its owner can read, whole or not at all.
-func writePrivate(path string, data []byte) error {
+// WritePrivate writes a file that only its owner can read, whole or not at all, and the folder it is in if that is absent.
+func WritePrivate(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-") // mode 0600
 	if err != nil {
 		return err

@@ -267,7 +267,7 @@ func (s *site) readFence() error {
 func (s *site) writeFence() error {
 	data, err := json.Marshal(s.fence)
 	if err == nil {
-		err = writePrivate(s.fencePath(), data)
+		err = WritePrivate(s.fencePath(), data)
 	}
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "node %s: write down a token: %w", s.name, err)

@@ -223,7 +223,7 @@ func (w *worker) assign() (string, error) {
 	if err := os.MkdirAll(w.dir, 0o700); err != nil {
 		return "", err
 	}
-	return path, writePrivate(path, data)
+	return path, WritePrivate(path, data)
 }
 
 // print takes a line of output, from the goroutine of its stream.

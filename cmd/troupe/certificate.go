@@ -12,6 +12,8 @@ import (
 	"math/big"
 	"path/filepath"
 	"time"
+
+	"troupe/nodes"
 )
 
 // sharedCertificate makes the same key and certificate of the same token, every time and everywhere: so the replicas of a
@@ -51,6 +53,6 @@ func makeSharedCertificate(store, token string) (fingerprint string, err error) 
 	}
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:]), errors.Join(
-		writePrivate(filepath.Join(store, "key.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
-		writePrivate(filepath.Join(store, "cert.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+		nodes.WritePrivate(filepath.Join(store, "key.pem"), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
+		nodes.WritePrivate(filepath.Join(store, "cert.pem"), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
 }

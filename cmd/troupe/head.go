@@ -80,7 +80,7 @@ func (h headFile) write(path string) error {
 	if err != nil {
 		return err
 	}
-	return writePrivate(path, append(data, '\n'))
+	return nodes.WritePrivate(path, append(data, '\n'))
 }
 
 // lockStore keeps a second head out of a store: two servers would ruin each other's files. The lock ends with the
@@ -103,30 +103,11 @@ func lockStore(store string) (unlock func(), err error) {
 	return func() { _ = f.Close() }, nil
 }
 
-// writePrivate writes a file only its owner can read, whole or not at all.
-func writePrivate(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-") // mode 0600
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(data)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(tmp.Name()) // the first error is the one to tell
-	}
-	return err
-}
-
 // keptToken takes the token that is given, reads the one of an earlier start, or makes one.
 func keptToken(store, given string) (token, path string, err error) {
 	path = filepath.Join(store, "token")
 	if given != "" {
-		return given, path, writePrivate(path, []byte(given+"\n"))
+		return given, path, nodes.WritePrivate(path, []byte(given+"\n"))
 	}
 	old, err := os.ReadFile(path)
 	switch token = strings.TrimSpace(string(old)); {
@@ -140,7 +121,7 @@ func keptToken(store, given string) (token, path string, err error) {
 		return "", "", err
 	}
 	token = hex.EncodeToString(random)
-	return token, path, writePrivate(path, []byte(token+"\n"))
+	return token, path, nodes.WritePrivate(path, []byte(token+"\n"))
 }
 
 // checkPrivate refuses a secret that others could have read.
@@ -195,6 +176,6 @@ func makeCertificate(certPath, keyPath string) error {
 		return err
 	}
 	return errors.Join(
-		writePrivate(keyPath, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
-		writePrivate(certPath, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
+		nodes.WritePrivate(keyPath, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})),
+		nodes.WritePrivate(certPath, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})))
 }

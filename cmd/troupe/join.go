@@ -145,7 +145,7 @@ func (c *cli) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
 	}
 	if token != "" {
 		spec.Access.TokenFile = filepath.Join(spec.Dir, "token")
-		return writePrivate(spec.Access.TokenFile, []byte(token+"\n"))
+		return nodes.WritePrivate(spec.Access.TokenFile, []byte(token+"\n"))
 	}
 	if head, err := readHead(c.env); err == nil && slices.ContainsFunc(spec.Access.URLs, head.IsAt) {
 		spec.Access.TokenFile = head.TokenFile

@@ -281,7 +281,7 @@ func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return err
 	}
-	if err := writePrivate(spec.Access.TokenFile, []byte(token+"\n")); err != nil {
+	if err := nodes.WritePrivate(spec.Access.TokenFile, []byte(token+"\n")); err != nil {
 		return err
 	}
 	err = c.join(ctx, spec)

@@ -151,28 +151,18 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 
 // withPlacement runs do with a client of the placement service; operator lets it see every namespace.
 func (c *cli) withPlacement(ctx context.Context, operator bool, do func(*placement.Client) error) error {
-	s, err := c.server()
-	if err != nil {
-		return err
-	}
-	b, err := bus.Open(ctx, s.bus)
-	if err != nil {
-		if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
-			return s.head.silent(err)
+	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		namespace := s.namespace
+		if operator {
+			namespace = ""
 		}
-		return err
-	}
-	defer func() { _ = b.Close() }() // nothing is left to say
-	namespace := s.namespace
-	if operator {
-		namespace = ""
-	}
-	client, err := placement.NewClient(b, namespace)
-	if err != nil {
-		return err
-	}
-	defer client.Close()
-	return senseless(do(client))
+		client, err := placement.NewClient(b, namespace)
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return senseless(do(client))
+	})
 }
 
 // senseless makes a request that makes no sense a usage error.

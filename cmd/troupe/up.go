@@ -227,7 +227,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 		if token := c.env("TROUPE_TOKEN"); token != "" && h.creds == "" {
 			h.file.TokenFile = filepath.Join(h.store, "token")
 			cfg.TokenFile = h.file.TokenFile
-			if err := writePrivate(h.file.TokenFile, []byte(token+"\n")); err != nil {
+			if err := nodes.WritePrivate(h.file.TokenFile, []byte(token+"\n")); err != nil {
 				return nil, err
 			}
 		}
@@ -302,7 +302,7 @@ func portFile(store string) string { return filepath.Join(store, "port") }
 
 // keepPort remembers the port.
 func keepPort(store, url string) error {
-	return writePrivate(portFile(store), []byte(url[strings.LastIndex(url, ":")+1:]+"\n"))
+	return nodes.WritePrivate(portFile(store), []byte(url[strings.LastIndex(url, ":")+1:]+"\n"))
 }
 
 // kept is the address with the port that the head of this store had before, if any port will do and that one is free: its

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes"
 	"troupe/placement"
 )
 
@@ -211,7 +212,7 @@ func (a *ownAgent) start() error {
 func (a *ownAgent) note(pid int) error {
 	data, err := json.Marshal(agentFile{PID: pid, Spec: a.spec})
 	if err == nil {
-		err = writePrivate(filepath.Join(a.spec.Dir, "agent.json"), data)
+		err = nodes.WritePrivate(filepath.Join(a.spec.Dir, "agent.json"), data)
 	}
 	return err
 }
