@@ -20,7 +20,7 @@ class Worker(Actor):
         return x
 
     @endpoint
-    async def size(self, x: Any) -> int:
+    async def nbytes(self, x: Any) -> int:
         return int(x.nbytes)
 
     @endpoint
@@ -80,7 +80,7 @@ def create(n: int) -> dict[str, Any]:
 
 def argument() -> dict[str, Any]:
     w, array = workers(1), numpy.ones(64 << 17)
-    return loops.timed(lambda: w.size.call_one(array).get(), 3, 20, warm=2)
+    return loops.timed(lambda: w.nbytes.call_one(array).get(), 3, 20, warm=2)
 
 
 def result() -> dict[str, Any]:

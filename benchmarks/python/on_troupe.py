@@ -44,7 +44,7 @@ def cluster(n: int) -> troupe.Cluster:
 def call_1_1() -> dict[str, Any]:
     handle = cluster(1).workers[0]
     assert handle.echo(loops.SMALL) == loops.SMALL
-    return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000, warm=500)
+    return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000)
 
 
 def busy() -> dict[str, Any]:
