@@ -2,6 +2,7 @@ package roles
 
 import (
 	"context"
+	"time"
 
 	"troupe/actors"
 	"troupe/bus"
@@ -78,6 +79,22 @@ func (h Handle) Open(ctx context.Context) (*Cluster, error) {
 		return nil, err
 	}
 	return rt.Open(h)
+}
+
+// Find is the handle of a role, by its name: what Attach gives, for those who open it only when they need it, and share it.
+func (rt *Runtime) Find(ctx context.Context, name string) (Handle, error) {
+	if err := bus.CheckRoleName(name); err != nil {
+		return Handle{}, err
+	}
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return Handle{}, err
+	}
+	rec, err := reg.get(ctx, name)
+	if err == nil && rec.State != RoleReady {
+		err = bus.Errorf(bus.CodeRefused, "role %s is %s, since %s", name, rec.State, rec.Since.Format(time.RFC3339))
+	}
+	return Handle{Record: rec, Rank: -1}, err
 }
 
 // Open makes a handle usable by this driver. Whoever opens the same role shares the one cluster; Close leaves it open.

@@ -1,12 +1,15 @@
 package roles_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -112,4 +115,44 @@ func TestHostileHandles(t *testing.T) {
 		var back roles.Handle
 		assert.ErrorContains(t, bus.Unmarshal(raw, &back), words)
 	}
+}
+
+// sayer answers every call with the session of who called.
+type sayer struct{}
+
+func (sayer) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
+	info, _ := actors.Current(ctx)
+	return bus.Marshal(info.Session)
+}
+
+func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
+	cast := newCast()
+	found := func(name string) (*actors.Class, error) {
+		if name != "sayer" {
+			return nil, bus.Errorf(bus.CodeNotFound, "no class %q", name)
+		}
+		return &actors.Class{Name: name, Open: true, New: func(context.Context, actors.Setup) (actors.Handler, error) { return sayer{}, nil }}, nil
+	}
+	b := bustest.Open(t, bus.Config{})
+	rt := open(t, roles.Config{Bus: b, Classes: []*actors.Class{cast.class()}, ClassFunc: found})
+	create(t, rt, roles.Spec{Name: "driver", Class: "sayer", World: 1})
+	_, err := rt.Create(patient(t), roles.Spec{Name: "x", Class: "nobody", World: 1})
+	assert.ErrorContains(t, err, `no class "nobody"`)
+	workers := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2, OwnConnections: true})
+
+	h, err := rt.Find(patient(t), "driver")
+	require.NoError(t, err)
+	h.Rank = 0
+	session, err := workers.ExecuteRankZero(patient(t), "ask", h)
+	require.NoError(t, err)
+	eventually(t, "the worker has beaten", func() bool { return rt.Made(session.(string)) })
+
+	other := open(t, roles.Config{Bus: b})
+	assert.False(t, other.Made(session.(string)), "another driver's")
+	assert.False(t, rt.Made(other.Session()))
+	assert.False(t, rt.Made(""))
+	_, err = other.Find(patient(t), "jury")
+	assert.ErrorIs(t, err, bus.ErrNotFound)
+	require.NoError(t, workers.Destroy(patient(t)))
+	eventually(t, "it has ended", func() bool { return !rt.Made(session.(string)) })
 }

@@ -39,7 +39,8 @@ type life struct {
 
 type beat struct {
 	actors.Beat
-	at time.Time // zero: nothing is expected yet
+	at      time.Time // zero: nothing is expected yet
+	session string    // under which the worker makes its calls; empty: it has not been heard
 }
 
 // loss is a worker that is gone.
@@ -142,11 +143,11 @@ func (l *life) receive(m *nats.Msg) {
 		return
 	}
 	for _, b := range beats {
-		l.note(b)
+		l.note(b, f.Header.Session)
 	}
 }
 
-func (l *life) note(b actors.Beat) {
+func (l *life) note(b actors.Beat, session string) {
 	if b.State == actors.Ready && b.Rank >= l.cluster.WorldSize() {
 		l.cluster.grewElsewhere(b.Rank)
 	}
@@ -160,7 +161,7 @@ func (l *life) note(b actors.Beat) {
 		l.mu.Unlock()
 		return // an earlier worker's, or one after its last words
 	}
-	l.beats[b.Rank] = beat{Beat: b, at: time.Now()}
+	l.beats[b.Rank] = beat{Beat: b, at: time.Now(), session: session}
 	if old.State != b.State || old.Gen != b.Gen {
 		l.changedLocked()
 	}
@@ -404,6 +405,13 @@ func (l *life) states() ([]actors.Beat, <-chan struct{}) {
 		out[i].Rank = i
 	}
 	return out, l.changed
+}
+
+// heardFrom says whether one of the workers makes its calls under that session.
+func (l *life) heardFrom(session string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.beats, func(b beat) bool { return b.session == session && !b.State.Over() })
 }
 
 // notOver is those of the ranks that have not ended, and a channel that is closed at the next change.

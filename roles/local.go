@@ -63,6 +63,9 @@ func (l *Local) class(name string) (*actors.Class, error) {
 		}
 		names = append(names, c.Name)
 	}
+	if l.classFunc != nil {
+		return l.classFunc(name)
+	}
 	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, names)
 }
 

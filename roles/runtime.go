@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,6 +37,8 @@ type Config struct {
 	Name string
 	// Classes are the classes that roles of this driver can be made of.
 	Classes []*actors.Class
+	// ClassFunc finds the others, by their name: classes that are known at run time alone. Zero: there are none.
+	ClassFunc func(name string) (*actors.Class, error)
 	// Local is where workers run. Zero: goroutines of this process, which end with the runtime, detached or not.
 	Local *Local
 	// Lease is how long the driver's roles outlive it when it dies. Zero: 15 s, which is also the least that is sane on
@@ -75,8 +78,8 @@ func (c Config) validate() error {
 	if c.LostAfter < minLostAfter {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: LostAfter %v: the least is %v, because workers beat once a second", c.LostAfter, minLostAfter))
 	}
-	if c.Local != nil && len(c.Classes) > 0 {
-		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes and Local are both set; the classes are the Local's"))
+	if c.Local != nil && (len(c.Classes) > 0 || c.ClassFunc != nil) {
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes or ClassFunc and Local are both set; the classes are the Local's"))
 	}
 	return errors.Join(errs...)
 }
@@ -157,6 +160,7 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	rt.local = rt.cfg.Local
 	if rt.local == nil {
 		rt.local = newLocal(rt.bus, rt.cfg.Classes)
+		rt.local.classFunc = rt.cfg.ClassFunc
 	}
 	rt.spawn(rt.keepLease)
 	rt.mind()
@@ -208,6 +212,20 @@ func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
 
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
+
+// Made says whether a session is that of a worker which this driver has started: whose word it may take as its own. A
+// process is known from when it is ready, a goroutine from its first beat.
+func (rt *Runtime) Made(session string) bool {
+	rt.mu.Lock()
+	all := make([]*Cluster, 0, len(rt.clusters))
+	for c := range rt.clusters {
+		if c.tie == created {
+			all = append(all, c)
+		}
+	}
+	rt.mu.Unlock()
+	return session != "" && slices.ContainsFunc(all, func(c *Cluster) bool { return c.life.heardFrom(session) })
+}
 
 // Roles lists the roles of the namespace.
 func (rt *Runtime) Roles(ctx context.Context) ([]Record, error) {

@@ -25,6 +25,7 @@ type request struct {
 	Spec      specRequest    `msgpack:"spec"`
 	Reserve   reserveRequest `msgpack:"reserve"`
 	Pipeline  pipeRequest    `msgpack:"pipeline"`
+	Serve     serveRequest   `msgpack:"serve"`
 
 	Assignment string     `msgpack:"assignment"` // the path
 	Error      *bus.Error `msgpack:"error"`
@@ -82,6 +83,8 @@ func init() {
 		"worker_fail":  (*core).workerFail,     // error → nil: the worker cannot be made
 		"worker_stop":  (*core).workerStop,     // grace → nil: the worker ends
 		"worker_close": (*core).workerClose,    // → nil: disconnected
+		"serve":        (*core).serve,          // runtime, name, serve → cluster: of one object in this process
+		"driver":       (*core).driver,         // runtime, name (of its session) → handle: of what that driver serves
 		"panic":        (*core).panicOnPurpose, // for tests of the border
 
 		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters) → pipeline: it runs in this process
@@ -112,7 +115,7 @@ func (c *core) addRuntime(rt *roles.Runtime) session {
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
 	rt, err := roles.Open(ctx, roles.Config{
-		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Logger: c.log,
+		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Logger: c.log, ClassFunc: c.servantClass,
 	})
 	if err != nil {
 		return nil, err
@@ -273,6 +276,7 @@ func (c *core) health(_ context.Context, r *request) (any, error) {
 type assigned struct {
 	session
 	Role    string        `msgpack:"role"`
+	Inc     string        `msgpack:"incarnation"`
 	Class   string        `msgpack:"class"`
 	Rank    int           `msgpack:"rank"`
 	World   int           `msgpack:"world"`
@@ -297,7 +301,7 @@ func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
 		config = bus.Raw{0xc0}
 	}
 	return assigned{
-		session: c.addRuntime(p.Runtime()), Role: a.Role, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,
+		session: c.addRuntime(p.Runtime()), Role: a.Role, Inc: a.Incarnation, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,
 		Node: p.Node, Config: config, Devices: a.Devices,
 	}, nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"strconv"
 
@@ -15,7 +16,7 @@ import (
 type specRequest struct {
 	Name         string        `msgpack:"name"`
 	Class        string        `msgpack:"class"`
-	World        int           `msgpack:"world"`
+	World        int           `msgpack:"world"` // 0: as many as Mapping has places for
 	Mesh         dispatch.Mesh `msgpack:"mesh"`
 	Config       bus.Raw       `msgpack:"config"`
 	Ordered      bool          `msgpack:"ordered"`
@@ -35,6 +36,7 @@ type specRequest struct {
 
 	// Mapping names devices in one of its textual forms, or none; they are those of the reservation Colocate, if any.
 	Mapping  string             `msgpack:"mapping"`
+	PerRank  int                `msgpack:"per_rank"` // devices of Mapping that one worker gets; 0: whatever World leaves it, or one
 	Colocate string             `msgpack:"colocate"`
 	Bundles  []placement.Bundle `msgpack:"bundles"`
 	Strategy string             `msgpack:"strategy"`
@@ -42,6 +44,9 @@ type specRequest struct {
 
 func (s specRequest) spec() (roles.Spec, error) {
 	needs, err := s.needs()
+	if needs.Mapping != nil {
+		s.World = needs.Mapping.World
+	}
 	spec := roles.Spec{
 		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, QueueLimit: s.QueueLimit,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
@@ -68,8 +73,30 @@ func (s specRequest) needs() (placement.Request, error) {
 	if err != nil {
 		return r, bus.Errorf(bus.CodeInvalid, "role %q: device_mapping: %w", s.Name, err)
 	}
-	r.Mapping = &placement.Mapping{World: s.World, Devices: devices}
+	world, err := worldOf(s.World, s.PerRank, len(devices))
+	if err != nil {
+		return r, bus.Errorf(bus.CodeInvalid, "role %q: %w", s.Name, err)
+	}
+	r.Mapping = &placement.Mapping{World: world, Devices: devices}
 	return r, nil
+}
+
+// worldOf is how many workers a mapping is for: as many as were asked for, or as it has room for. What was said twice must
+// agree.
+func worldOf(world, perRank, devices int) (int, error) {
+	most := max(perRank, 1)
+	switch {
+	case world == 0 && devices%most != 0:
+		return 0, fmt.Errorf("device_mapping has %d devices, which num_gpus_per_worker %d does not divide", devices, most)
+	case world == 0:
+		return devices / most, nil
+	case perRank > 0 && world*perRank != devices:
+		return 0, fmt.Errorf("device_mapping has %d devices, but world_size %d with num_gpus_per_worker %d needs %d; leave world_size out, or make them agree",
+			devices, world, perRank, world*perRank)
+	case devices%world != 0:
+		return 0, fmt.Errorf("device_mapping has %d devices, which world_size %d does not divide; leave world_size out, or make them agree", devices, world)
+	}
+	return world, nil
 }
 
 func (c *core) create(ctx context.Context, r *request) (any, error) {

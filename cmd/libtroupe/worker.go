@@ -88,6 +88,10 @@ func (o *object) Table() ([]actors.MethodInfo, bool) { return o.table.Methods, o
 
 // Begin hands the call to the other side, which answers it.
 func (o *object) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
+	o.begin(ctx, callMeta(ctx, method, o.name), body, done)
+}
+
+func (o *object) begin(ctx context.Context, meta, body []byte, done func([]byte, error)) {
 	t := &taken{ctx: ctx, done: done}
 	token := o.core.incoming.add(t)
 	if o.table.Cancels {
@@ -95,7 +99,7 @@ func (o *object) Begin(ctx context.Context, method string, body []byte, done fun
 			o.core.queue.push(completion{kind: kindCancel, token: token, rank: -1})
 		})
 	}
-	o.core.queue.push(completion{kind: kindCall, token: token, rank: -1, meta: callMeta(ctx, method, o.name), body: body})
+	o.core.queue.push(completion{kind: kindCall, token: token, rank: -1, meta: meta, body: body})
 }
 
 func (o *object) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {

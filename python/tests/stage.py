@@ -74,6 +74,16 @@ class Stage(troupe.Worker):
     def call_all(self, cluster, method, *args):
         return cluster.execute_all_sync(method, *args)
 
+    def call_later(self, handle, method, *args):
+        """Does not wait for it."""
+        self.later = getattr(handle, method).remote(*args)
+
+    def call_and_wait(self, handle, method, *args):
+        return troupe.get([getattr(handle, method).remote(*args)])
+
+    def had(self):
+        return self.later.result(5)
+
     def give(self, handle):
         return handle
 
@@ -233,3 +243,30 @@ class Late(troupe.Worker):
     @register(dispatch_mode=Dispatch.DP_MP_COMPUTE)
     def rows(self, rows):
         return [[self.rank_info.dp_rank, self.rank_info.tp_rank, r] for r in rows]
+
+
+class Caller(troupe.Worker):
+    """Calls its driver."""
+
+    def tell(self, method, *args):
+        return getattr(self.driver, method)(*args)
+
+    def tell_caller(self, method, *args):
+        return getattr(troupe.current_call().driver, method)(*args)
+
+    def tell_pickled(self, n):
+        return self.driver.run(lambda x: x + n)
+
+    def keep(self, method):
+        """Calls, and says how it ended."""
+        try:
+            return getattr(self.driver, method)()
+        except troupe.Error as err:
+            return [type(err).__name__, str(err)]
+
+
+class LoopCaller:
+    """Calls its driver from a loop."""
+
+    async def tell(self, method, *args):
+        return await getattr(troupe.driver(), method).remote(*args)

@@ -158,6 +158,19 @@ def test_pickles_between_a_driver_and_its_workers(workers):
     assert workers.workers[0].echo({1, 2}) == {1, 2}
 
 
+def test_a_worker_that_would_wait_for_itself_is_told(workers):
+    a, b = workers.workers
+    for way in ("call", "call_and_wait"):
+        with pytest.raises(troupe.RefusedError, match=r"echo on the worker's own rank would wait for itself.*'call.*self.echo"):
+            getattr(a, way)(a, "echo", 1)
+    with pytest.raises(troupe.RefusedError, match="wait for itself"):
+        a.call_all(workers, "echo", 1)
+    assert a.call(b, "echo", 1) == 1 and a.call_and_wait(b, "echo", 1) == [1], "another rank is another worker"
+    assert a.call(a, "status") >= 0, "a control method does not wait"
+    a.call_later(a, "echo", 7)
+    assert a.had() == 7, "and one that is not waited for has its turn"
+
+
 def test_handles_are_values(workers):
     a, b = workers.workers
     assert a.call(b, "echo", 5) == 5
@@ -381,6 +394,21 @@ def test_a_resource_manager_and_overlapping_clusters(session):
     with pytest.raises(troupe.Error, match="(?i)node"):
         troupe.ResourceManager(num_gpus_per_node=8, num_nodes=9)
     assert time.monotonic() - began < 5
+
+
+def test_the_world_is_known_from_the_devices(session):
+    with troupe.ResourceManager(num_gpus_per_node=8, num_nodes=1) as rm:
+        for mapping, more, world in (("list(range(0,4))", {}, 4), ("list(range(0,4)) + [6,7]", {"num_gpus_per_worker": 2}, 3), ([0, 1], {}, 2)):
+            with troupe.Cluster("counted", stage.Given, rm, troupe.WorkerConfig(device_mapping=mapping, **more), worker_args=(1,)) as c:
+                assert c.world_size == world and len(c.workers) == world, mapping
+        for mapping, more, words in (
+            ("list(range(0,3))", {"num_gpus_per_worker": 2}, "device_mapping has 3 devices, which num_gpus_per_worker 2"),
+            ("list(range(0,8))", {"num_gpus_per_worker": 2, "world_size": 3}, "device_mapping has 8 devices, but world_size 3 with num_gpus_per_worker 2 needs 6"),
+            ("list(range(0,8))", {"world_size": 3}, "device_mapping has 8 devices, which world_size 3"),
+            ("a few", {}, "device_mapping"),
+        ):
+            with pytest.raises(troupe.InvalidError, match=words):
+                troupe.Cluster("counted", stage.Given, rm, troupe.WorkerConfig(device_mapping=mapping, **more), worker_args=(1,))
 
 
 def test_a_mesh_that_the_workers_learn_late(session):

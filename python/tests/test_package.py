@@ -10,7 +10,7 @@ PUBLIC = {
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
     "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
     "Session", "Split", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "current_call", "get", "init", "is_initialized", "register", "shutdown", "wait",
+    "WorkerLostError", "actor", "as_completed", "current_call", "driver", "get", "init", "is_initialized", "register", "serve", "shutdown", "wait",
 }  # fmt: skip
 
 

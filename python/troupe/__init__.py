@@ -16,6 +16,7 @@ from ._actor import Queue, actor
 from ._batch import Batch
 from ._cluster import Cluster, RankInfo, ResourceManager, WorkerConfig, WorkerHandle
 from ._codec import Tensor
+from ._driver import driver, serve
 from ._errors import (
     ApplicationError,
     BusyError,
@@ -51,5 +52,5 @@ __all__ = [
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
     "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
     "Session", "Split", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "current_call", "get", "init", "is_initialized", "register", "shutdown", "wait",
+    "WorkerLostError", "actor", "as_completed", "current_call", "driver", "get", "init", "is_initialized", "register", "serve", "shutdown", "wait",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ import msgpack
 from . import _codec, _core, _errors, _session, _split
 from ._future import Future, Waitable, resolve
 from ._register import Dispatch, Scatter, marks_of
+from ._worker import Call, _call
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
@@ -283,6 +284,7 @@ class Cluster(_codec.Walked):
         self._workers: list[WorkerHandle] | None = None
         self._id = 0
         self._closed = False
+        self._on_shutdown: Callable[[], None] | None = None
         self._handle = handle or b""
         if fields is not None:
             self._take(fields)
@@ -306,6 +308,9 @@ class Cluster(_codec.Walked):
         self._incarnation: str = fields["incarnation"]
         self._modes = {m["name"]: m.get("mode") or "" for m in fields["methods"] or []}
         self._control = {m["name"] for m in fields["methods"] or [] if (m.get("lane") or {}).get("name") == "control"}
+        own = self._session.own
+        self._own_rank = own[2] if own[:2] == (self.name, self._incarnation) else -1
+        self._beside = {m["name"] for m in fields["methods"] or [] if (m.get("lane") or {}).get("name") not in (None, "work")}
         self._seats = []
         self.master_addr, self.master_port = "", 0
         self._dp = {r: self.get_rank_info(r).dp_rank for r in range(self.world_size)}
@@ -485,6 +490,8 @@ class Cluster(_codec.Walked):
             | (_CONTROL if method in self._control else 0)
         )
         future = Future(self._core, (self, method), plan, self._codec, one)
+        if self._own_rank >= 0:
+            self._mind_own(future, method, plan, blocking)
         future._collects, future._keep_all, future._info = collect, keep_all, info
         name, engine = method.encode(), settings.get("engine", "").encode()
         head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
@@ -532,12 +539,23 @@ class Cluster(_codec.Walked):
         if prefix is None:
             prefix = plan.prefixes[method, blocking] = self._prefix(method, plan, blocking)
         future = Future(self._core, (self, method), plan, self._codec, one)
+        if self._own_rank >= 0:
+            self._mind_own(future, method, plan, blocking)
         n = len(body)
         if type(body) is bytes and n <= _core._LARGE:
             self._start(future, prefix + _PART.pack(n, 0) + body)
         else:
             self._start(future, self._blob([prefix], [body]))
         return self._finish(future, blocking)
+
+    def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
+        """A worker that waits for a call to itself waits for ever, if that call waits for the one that is being served."""
+        serving = _call.get()
+        if serving is None or method in self._beside or self._own_rank not in plan.called() or Call(*serving).method in self._beside:
+            return
+        future._behind = serving[1]
+        if blocking:
+            future._refuse_own()
 
     def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
         flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0)
@@ -644,6 +662,8 @@ class Cluster(_codec.Walked):
         _core.refuse_in_loop("`await asyncio.to_thread(cluster.shutdown)`")
         self._core.ask("destroy", cluster=self._open()._id).get()
         self._closed = True
+        if self._on_shutdown is not None:
+            self._on_shutdown()
 
     def __enter__(self) -> Cluster:
         return self

@@ -10,6 +10,7 @@ from typing import Any, overload
 
 from . import _core, _errors, _split
 from ._core import CAUSE, FAILED, LAST, NONE, OVER
+from ._worker import Call, _call
 
 
 class Waitable:
@@ -127,6 +128,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _ranks: dict[int, RankFuture] | None = None
     _value: Any = None
     _has_value = False
+    _behind = 0  # the call that this one waits for: that of the method which made it, on the same worker
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
         self._core = core
@@ -175,6 +177,24 @@ class Future(Waitable, Sequence[RankFuture]):
         return _origin.chain(_errors.from_wire(msgpack.unpackb(body)), self._codec.pickle)
 
     # For callers.
+
+    def _refuse_own(self) -> None:
+        """Whoever serves the call that this one waits for must not wait for it."""
+        serving = _call.get()
+        if serving is None or serving[1] != self._behind:
+            return
+        busy, method = Call(*serving).method, self._where[1]
+        raise _errors.RefusedError(
+            f"{self._what} on the worker's own rank would wait for itself: its turn comes when {busy!r}, which made the call, has returned; "
+            f"call self.{method}(…) directly, do not wait for the future, or mark {method} with @register(lane=\"control\") or "
+            "@register(concurrency=n)",
+            role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
+        )  # fmt: skip
+
+    def _wait(self, timeout: float | None) -> bool:
+        if self._behind and timeout is None and not self._done:
+            self._refuse_own()
+        return super()._wait(timeout)
 
     def _answer(self, rank: int) -> Any:
         if rank in self._decoded:
@@ -317,6 +337,9 @@ def get(x: Any, timeout: float | None = None, *, progress: bool = False) -> Any:
     if not futures:
         return [] if isinstance(x, list) else x
     deadline = None if timeout is None else time.monotonic() + timeout
+    for f in futures if timeout is None else ():
+        if isinstance(f, Future) and f._behind and not f._done:
+            f._refuse_own()
     if progress:
         _show_progress(futures, timeout)
     elif len(futures) > 1:

@@ -69,7 +69,7 @@ def spec(
     get = _cluster._get
     mapping, world, gpus = get(config, "device_mapping", None), get(config, "world_size", None), get(config, "num_gpus_per_worker", None)
     devices = _mapping(mapping)
-    world = _world(name, world, devices, gpus)
+    world = _world(name, world, devices)
     mesh = {
         "tp": int(get(config, "tensor_parallel_size", 1)), "pp": int(get(config, "pipeline_parallel_size", 1)),
         "cp": int(get(config, "context_parallel_size", 1)), "dp": 0,
@@ -88,7 +88,7 @@ def spec(
     if manager is not None and manager.id:
         out["colocate"] = manager.id
     if devices is not None:
-        out["mapping"] = devices
+        out["mapping"], out["per_rank"] = devices, int(gpus or 0)
     elif gpus and manager is None:
         out["bundles"] = [{"devices": int(gpus) * 1000}]
     elif gpus:
@@ -115,15 +115,15 @@ def _mapping(mapping: Sequence[int] | str | None) -> str | None:
     return str([int(d) for d in mapping]) if len(mapping) else None
 
 
-def _world(name: str, world: int | None, devices: str | None, gpus: int | None) -> int:
+def _world(name: str, world: int | None, devices: str | None) -> int:
+    """How many workers; 0: as many as the mapping has devices for, which Go counts."""
     if world is not None:
+        if int(world) < 1:
+            raise _errors.InvalidError(f"role {name!r}: world_size {world} must be at least 1")
         return int(world)
     if devices is None:
         raise _errors.InvalidError(f"role {name!r}: world_size is not set, and there is no device_mapping that it could be known from")
-    n = devices.count(",") + 1 if devices.startswith("[") else 0
-    if not n:
-        raise _errors.InvalidError(f"role {name!r}: with a device_mapping in words, set world_size too")
-    return n // int(gpus or 1)
+    return 0
 
 
 def _environment(config: Any) -> dict[str, str]:

@@ -39,7 +39,7 @@ def _is_call_mistake(err: TypeError) -> bool:
     tb = err.__traceback__
     while tb is not None and tb.tb_next is not None:
         tb = tb.tb_next
-    return tb is not None and tb.tb_frame.f_globals.get("__name__") == "troupe.worker" and "argument" in str(err)
+    return tb is not None and tb.tb_frame.f_globals.get("__name__") in ("troupe.worker", "troupe._serve") and "argument" in str(err)
 
 
 def chain(error: _errors.Error, trusted: bool) -> _errors.Error:

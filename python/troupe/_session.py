@@ -104,6 +104,9 @@ class Session:
         self.head = head
         self.working_dir = working_dir
         self.is_worker = False
+        self.driver = ""  # of a worker: the session of the driver that created it
+        self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
+        self.desk: Any = None  # what a driver serves
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
         self._pid = os.getpid()
@@ -133,6 +136,8 @@ class Session:
             if not self.is_worker:
                 self._ask_close()
         finally:
+            if self.desk is not None:
+                self.desk.close()
             if self.head is not None:
                 self.head.close()
 

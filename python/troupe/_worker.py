@@ -6,14 +6,29 @@ import os
 import struct
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from . import _core, _errors
 
 if TYPE_CHECKING:
     import logging
 
-    from ._cluster import RankInfo
+    from ._cluster import RankInfo, WorkerHandle
+
+
+class _Driver:
+    """What the driver that created this worker serves: self.driver.method(…). A class may have a driver of its own instead."""
+
+    @overload
+    def __get__(self, worker: None, owner: type) -> _Driver: ...
+    @overload
+    def __get__(self, worker: object, owner: type) -> WorkerHandle: ...
+    def __get__(self, worker: object | None, owner: type) -> _Driver | WorkerHandle:
+        if worker is None:
+            return self
+        from . import _driver
+
+        return _driver.driver()
 
 
 class Worker:
@@ -27,6 +42,7 @@ class Worker:
     worker_name: str = ""
     devices: list[str] = []  # noqa: RUF012
     logger: logging.Logger
+    driver = _Driver()
 
     def __init__(self, worker_config: Any = None) -> None:
         if worker_config is not None:
@@ -78,6 +94,14 @@ class Call:
     def session(self) -> str:
         """Who calls, for programs."""
         return self._text(0)
+
+    @property
+    def driver(self) -> WorkerHandle:
+        """What the driver that made this call serves; NotFoundError if it serves nothing, or a worker called."""
+        from . import _driver, _session
+
+        caller = self.session
+        return _driver.of_session(caller, trusted=caller == _session.current(start=False).driver)
 
     @property
     def trace(self) -> str:

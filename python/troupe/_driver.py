@@ -1,0 +1,209 @@
+"""What a driver serves: an object of its own that workers can call, and how they find it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+from . import _core, _errors, _serve, _session
+from ._cluster import Cluster, WorkerHandle, from_handle
+from ._core import CANCEL
+from ._future import Waitable
+from ._worker import Call
+
+_PATIENCE = 30.0  # seconds for a role of one to be there
+_numbers = itertools.count(1)
+
+
+def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
+    """Lets workers call the methods of an object of this driver; the handle can be an argument of calls.
+
+    Without a name it is the driver's own: its workers have it as `self.driver` and `troupe.driver()`, whoever serves one of its
+    calls as `troupe.current_call().driver`. With one it is a role of that name, which others attach to.
+
+    Its methods run one at a time on a thread of their own, also while the driver waits for a call; `@register(lane="control")`
+    and `concurrency=n` as in workers. If it has any async method, all run on the event loop in which serve was called, or on one of
+    their own. It ends with the session, or with `handle.cluster.shutdown()`.
+    """
+    session = _session.current()
+    if session.is_worker:
+        raise _errors.RefusedError("a worker is served as it is: give its handle, cluster.workers[rank]; serve is for drivers")
+    if isinstance(obj, type):
+        raise _errors.InvalidError(f"serve takes an object, and {obj.__qualname__} is a class; give {obj.__qualname__}(…)")
+    if session.desk is None:
+        session.desk = Desk(session)
+    desk: Desk = session.desk
+    return desk.add(obj, name, max_concurrency)
+
+
+def driver() -> WorkerHandle:
+    """What the driver that created this worker serves."""
+    session = _session.current(start=False)
+    if not session.is_worker:
+        raise _errors.InvalidError("driver() is for workers; this process is a driver itself")
+    return of_session(session.driver, trusted=True)
+
+
+def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
+    """What the driver with that session serves. The role is looked up each time, and shared."""
+    session = _session.current(start=False)
+    found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE, brief=True)
+    codec = session.codec(False)
+    cluster: Cluster = from_handle(found.data, codec._unpack(found.data))
+    if trusted and not cluster._trusted:
+        cluster._trusted, cluster._codec = True, session.codec(True)
+    return cluster.workers[0]
+
+
+class Desk(_serve.Server):
+    """Everything that a driver serves. One thread reads completions, so that calls are seen while the driver computes."""
+
+    def __init__(self, session: _session.Session) -> None:
+        self.session = session
+        self.core = session.core
+        self.lib = session.core.lib
+        self.names = {}
+        self.objects = {}
+        self.tasks = {}
+        self.codecs = {True: session.codec(True), False: session.codec(False)}
+        self.runners: dict[str, Any] = {}  # by object: who runs its methods
+        self.loops: dict[int, Any] = {}  # of async methods under way, by token
+        self.over = Waitable(self.core)
+        self.core.on_call = self.arrived
+        threading.Thread(target=self.read, daemon=True, name="troupe-reader").start()
+
+    def read(self) -> None:
+        self.core.wait(self.over, None)
+
+    def add(self, obj: Any, name: str | None, max_concurrency: int) -> WorkerHandle:
+        made, table = _serve.describe(obj, max_concurrency)
+        key = f"served-{next(_numbers)}"
+        self.objects[key] = made
+        self.runners[key] = self.loop_for() if made.is_async else Thread(self, f"troupe-{key}")
+        try:
+            fields = self.core.ask(
+                "serve", runtime=self.session.id, name=name or "", serve={"class": type(obj).__name__, "object": key, "table": table}
+            ).get(_PATIENCE, brief=True)
+        except BaseException:
+            self.remove(key)
+            raise
+        cluster = Cluster.__new__(Cluster)
+        cluster._setup(self.session, fields, trusted=True)
+        cluster._on_shutdown = lambda: self.remove(key)
+        return cluster.workers[0]
+
+    def loop_for(self) -> Loop:
+        running = _core.running_loop()
+        return Loop(running) if running is not None else OwnLoop()
+
+    def remove(self, key: str) -> None:
+        self.objects.pop(key, None)
+        runner = self.runners.pop(key, None)
+        if runner is not None:
+            runner.end()
+
+    def close(self) -> None:
+        """The session has ended: nobody is served any more."""
+        self.core.on_call = None
+        for key in list(self.runners):
+            self.remove(key)
+        self.over._finish()
+        self.core.poke()
+
+    def trusts(self, meta: bytes) -> bool:
+        return self.session.pickle and bool(meta[0] & _serve.MADE) and not meta[0] & _serve.PIPELINE
+
+    # Called by the reader, which must not wait.
+
+    def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        if kind == CANCEL:
+            loop = self.loops.get(token)
+            if loop is not None:
+                loop.soon(self.cancel, token)
+            return
+        call = Call(self.core, token, meta)
+        made, runner = self.objects.get(call.object), self.runners.get(call.object)
+        if made is None or runner is None:
+            self.fail(token, _errors.ClosedError("the driver no longer serves this"))
+        elif made.is_async:
+            self.loops[token] = runner
+            if not runner.soon(self.begin, token, call, body):
+                self.loops.pop(token, None)
+                self.fail(token, _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"))
+        elif call.method in made.lanes:
+            threading.Thread(target=self.serve, args=(token, meta, body), daemon=True, name="troupe-served").start()
+        else:
+            runner.put((token, meta, body))
+
+    # In the event loop.
+
+    def begin(self, token: int, call: Call, body: Any) -> None:
+        import asyncio
+
+        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body, None))
+        self.tasks[token] = task
+        task.add_done_callback(lambda _: self.loops.pop(token, None))
+
+    def cancel(self, token: int) -> None:
+        task = self.tasks.get(token)
+        if task is not None:
+            task.cancel()
+
+
+class Thread:
+    """Runs the methods of one object, one at a time. What waits is bounded by the object's queue in the core."""
+
+    def __init__(self, desk: Desk, name: str) -> None:
+        import queue
+
+        self.desk = desk
+        self.calls: queue.SimpleQueue[tuple[int, bytes, Any] | None] = queue.SimpleQueue()
+        threading.Thread(target=self.run, daemon=True, name=name).start()
+
+    def run(self) -> None:
+        while (item := self.calls.get()) is not None:
+            try:
+                self.desk.serve(*item)
+            except SystemExit:
+                pass  # its caller has been told; it ends no driver from a thread
+
+    def put(self, item: tuple[int, bytes, Any]) -> None:
+        self.calls.put(item)
+
+    def end(self) -> None:
+        self.calls.put(None)
+
+
+class Loop:
+    """An event loop of the driver's, for objects with async methods."""
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+
+    def soon(self, do: Any, *args: Any) -> bool:
+        try:
+            self.loop.call_soon_threadsafe(do, *args)
+        except RuntimeError:
+            return False  # it is closed
+        return True
+
+    def end(self) -> None:
+        pass
+
+
+class OwnLoop(Loop):
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        super().__init__(asyncio.new_event_loop())
+        threading.Thread(target=self.run, daemon=True, name="troupe-loop").start()
+
+    def run(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
+
+    def end(self) -> None:
+        self.soon(self.loop.stop)

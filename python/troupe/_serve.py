@@ -1,0 +1,187 @@
+"""Serving calls: how an object of this process answers them. The worker host does it for its worker, a driver for what it serves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+
+from . import _codec, _core, _errors, _origin, _pipeline, _register
+from ._future import Waitable
+from ._worker import _LENGTHS, Call, Worker, _call
+
+PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
+
+_NONE: dict[str, Any] = {}
+
+
+class Object:
+    """One object in the worker: the worker's own, or a named engine."""
+
+    __slots__ = ("is_async", "lanes", "value")
+
+    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str]) -> None:
+        self.value = value
+        self.is_async = is_async
+        self.lanes = lanes  # of methods that do not run on the main thread: control, concurrent
+
+
+class Server:
+    """Objects that answer calls, and how they do."""
+
+    core: _core.Core
+    lib: Any
+    objects: dict[str, Object]
+    names: dict[tuple[bytes, int], tuple[str, str]]  # of objects and methods, as they were called
+    codecs: dict[bool, _codec.Codec]  # for those who may send pickles, and for others
+    tasks: dict[int, Any]  # of async methods, by token
+
+    def trusts(self, meta: bytes) -> bool:
+        """Whether the caller may send pickles."""
+        raise NotImplementedError
+
+    def verb(self, call: Call, body: Any) -> Any:
+        """What the core asks for itself."""
+        raise _errors.NotFoundError(f"there is no {call.method}")
+
+    def serve(self, token: int, meta: bytes, body: Any) -> None:
+        """Runs a call and answers it. This is the path of every short call."""
+        codec = self.codecs[self.trusts(meta)]
+        mark = _call.set((self.core, token, meta))
+        try:
+            method = self.method_of(meta)
+            if method is None:
+                value = self.verb(Call(self.core, token, meta), body)
+            else:
+                args, kwargs = read_args(codec, body)
+                if meta[0] & ITEMS:
+                    args = [_pipeline.given(args[0])]
+                value = method(*args, **kwargs)
+                if isinstance(value, Waitable):
+                    value = value.result()
+                if meta[0] & ITEMS:
+                    value = _pipeline.outputs(value)
+            answer = codec.encode(value)
+        except Exception as err:
+            self.fail(token, err)
+            return
+        except KeyboardInterrupt:
+            self.fail(token, _errors.CancelledError("the worker was interrupted"))
+            return
+        except BaseException as err:  # sys.exit in a method ends the worker
+            self.fail(token, err)
+            raise
+        finally:
+            _call.reset(mark)
+        if type(answer) is bytes and len(answer) <= _core._LARGE:
+            self.lib.troupe_answer(token, 0, answer, len(answer))
+        else:
+            self.answer(token, answer)
+
+    def method_of(self, meta: bytes) -> Any:
+        """The method that is called; None: it is one of ours."""
+        _, k, n, m = _LENGTHS.unpack_from(meta)
+        key = meta[40 + k : 40 + k + n + m]
+        found = self.names.get((key, n))
+        if found is None:
+            found = self.names[key, n] = (key[n:].decode(), key[:n].decode())
+        name = found[1]
+        if name[0] == "@":
+            return None
+        owner = self.objects[found[0]].value
+        method = getattr(owner, name, None)
+        if method is None or name[0] == "_" or not callable(method):
+            raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {name!r}")
+        return method
+
+    def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
+        lib, n = self.lib, len(answer)
+        if isinstance(answer, bytes) and n <= _core._LARGE:
+            lib.troupe_answer(token, 0, answer, n)
+            return
+        address, view = self.core.alloc(n)
+        if isinstance(answer, bytes):
+            view[:] = answer
+        else:
+            answer.write(view, address)
+        lib.troupe_answer(token, 0, address, n)
+
+    def fail(self, token: int, err: BaseException) -> None:
+        body = msgpack.packb(_origin.describe(err))
+        self.core.lib.troupe_answer(token, 1, body, len(body))
+
+    async def serve_async(self, token: int, call: Call, body: Any, gate: Any) -> None:
+        import asyncio
+
+        codec = self.codecs[self.trusts(call._meta)]
+        try:
+            if gate is not None and not gate.done():
+                await asyncio.wait([gate])
+            _call.set((self.core, token, call._meta))
+            value = await self.invoke_async(call, codec, body)
+            answer = codec.encode(value)
+        except asyncio.CancelledError:
+            self.fail(token, _errors.CancelledError("the call was cancelled"))
+            return
+        except Exception as err:
+            self.fail(token, err)
+            return
+        finally:
+            self.tasks.pop(token, None)
+        self.answer(token, answer)
+
+    async def invoke_async(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
+        method = self.method_of(call._meta)
+        if method is None:
+            value = self.verb(call, body)
+        else:
+            args, kwargs = read_args(codec, body)
+            if call._meta[0] & ITEMS:
+                args = [_pipeline.given(args[0])]
+            value = method(*args, **kwargs)
+        while hasattr(value, "__await__"):
+            value = await value
+        return _pipeline.outputs(value) if call._meta[0] & ITEMS else value
+
+
+def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call. An empty body has none."""
+    if not len(body):
+        return [], _NONE
+    value = codec.decode(body)
+    if type(value) is not list or len(value) != 2 or type(value[0]) is not list or not isinstance(value[1], (dict, type(None))):
+        raise _errors.MalformedError("the body of a call must be [positional, named]: a list, and a map or nil")
+    return value[0], value[1] or _NONE
+
+
+def is_coroutine_function(function: Any) -> bool:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return bool(code is not None and code.co_flags & 0x280)  # a coroutine, or an async generator
+
+
+def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
+    """What an object can do: its public methods, each with its mode and lane."""
+    cls = type(value)
+    marks = _register.marks_of(cls)
+    names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]
+    if not issubclass(cls, Worker):
+        names = [n for n in names if isinstance(n, str)]
+    is_async = any(is_coroutine_function(getattr(cls, n, None)) for n in names)
+    lanes: dict[str, str] = {}
+    methods: list[dict[str, Any]] = []
+    for name in names:
+        mark = marks.get(name, {})
+        lane = {"name": "work", "limit": 1}
+        if mark.get("lane") == "control":
+            lane = {"name": "control", "limit": 64}
+        elif is_async:
+            lane = {"name": "concurrent", "limit": max_concurrency}
+        elif mark.get("concurrency"):
+            limit = mark["concurrency"]
+            used = {m["lane"]["limit"] for m in methods if m["lane"]["name"] == "concurrent"}
+            lane = {"name": "concurrent" if used <= {limit} else f"concurrent-{name}"[:64], "limit": limit}
+        if lane["name"] != "work" and not is_async:
+            lanes[name] = str(lane["name"])
+        methods.append({"name": name, "mode": mark.get("mode", ""), "lane": lane})
+    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async}
+    return Object(value, is_async, lanes), table
