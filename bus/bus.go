@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net"
@@ -20,7 +21,6 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
-	"github.com/nats-io/nkeys"
 )
 
 // Bus is one connection to one NATS, and the embedded server behind it if there is one. It is safe for concurrent use.
@@ -37,6 +37,7 @@ type Bus struct {
 	mu        sync.Mutex
 	endpoints map[*Endpoint]struct{}
 	closed    bool
+	refusals  refusals
 
 	watchDone chan struct{}
 	statusCh  chan nats.Status
@@ -137,9 +138,8 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 
 // connect dials once, or until ctx ends when cfg.Wait says so.
 func connect(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn, error) {
-	where := cfg.where()
 	for delay := 50 * time.Millisecond; ; delay = min(2*delay, 2*time.Second) {
-		nc, err := connectOnce(ctx, where, opts)
+		nc, err := connectOnce(ctx, cfg, opts)
 		if err == nil || !cfg.Wait || !errors.Is(err, ErrUnavailable) {
 			return nc, err
 		}
@@ -152,7 +152,7 @@ func connect(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn, er
 }
 
 // connectOnce gives up with ctx; NATS itself cannot. A connection that comes too late is closed.
-func connectOnce(ctx context.Context, where string, opts nats.Options) (*nats.Conn, error) {
+func connectOnce(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn, error) {
 	type result struct {
 		nc  *nats.Conn
 		err error
@@ -164,14 +164,14 @@ func connectOnce(ctx context.Context, where string, opts nats.Options) (*nats.Co
 	}()
 	select {
 	case r := <-resultCh:
-		return r.nc, connectError(where, r.err)
+		return r.nc, connectError(cfg, r.err)
 	case <-ctx.Done():
 		go func() {
 			if r := <-resultCh; r.nc != nil {
 				r.nc.Close()
 			}
 		}()
-		return nil, Errorf(CodeOf(ctx.Err()), "connect to %s: the server has not answered yet: %w", where, ctx.Err())
+		return nil, Errorf(CodeOf(ctx.Err()), "connect to %s: the server has not answered yet: %w", cfg.where(), ctx.Err())
 	}
 }
 
@@ -191,13 +191,14 @@ func (c Config) where() string {
 	return strings.Join(names, ",")
 }
 
-func connectError(where string, err error) error {
+func connectError(cfg Config, err error) error {
+	where := cfg.where()
 	var badCert *tls.CertificateVerificationError
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
-		return Errorf(CodeRefused, "connect to %s: the server refused our credentials; check the token or the credentials file: %w", where, err)
+	case shutOut(err):
+		return Errorf(CodeRefused, "connect to %s: the server refused us: %s (%w)", where, cfg.remedy(err, time.Now()), err)
 	case errors.Is(err, ErrRefused), errors.As(err, &badCert):
 		return Errorf(CodeRefused, "connect to %s: we refused the server's certificate: %w", where, err)
 	case errors.Is(err, nats.ErrSecureConnWanted):
@@ -220,13 +221,14 @@ func (b *Bus) options() (nats.Options, error) {
 	opts := []nats.Option{
 		nats.Name(cfg.Name),
 		nats.MaxReconnects(-1),
+		nats.IgnoreAuthErrorAbort(), // turnedAway decides
 		nats.ReconnectBufSize(-1),
 		nats.CustomReconnectDelay(reconnectDelay),
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialTimeout),
 		nats.SetCustomDialer(&dialer{net.Dialer{Timeout: dialTimeout}}),
-		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) { b.asyncError(sub, err) }),
+		nats.ErrorHandler(b.asyncError),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				cfg.Logger.Warn("bus: disconnected; reconnecting", "error", err)
@@ -241,7 +243,7 @@ func (b *Bus) options() (nats.Options, error) {
 		opts = append(opts, nats.Token(cfg.Token))
 	}
 	if cfg.CredsFile != "" {
-		if err := checkCreds(cfg.CredsFile); err != nil {
+		if _, err := readCreds(cfg.CredsFile); err != nil {
 			return out, err
 		}
 		opts = append(opts, nats.UserCredentials(cfg.CredsFile))
@@ -256,18 +258,6 @@ func (b *Bus) options() (nats.Options, error) {
 		}
 	}
 	return out, nil
-}
-
-// checkCreds reads the file once, because NATS reads it only when a server asks for it.
-func checkCreds(file string) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return Errorf(CodeInvalid, "credentials file: %w", err)
-	}
-	if _, err := nkeys.ParseDecoratedUserNKey(text); err != nil {
-		return Errorf(CodeInvalid, "credentials file %s: there is no user's key in it: %w", file, err)
-	}
-	return nil
 }
 
 // reconnectDelay starts at once, because a restarted server is back within milliseconds, and then backs off with
@@ -313,8 +303,15 @@ func pinned(want []byte) *tls.Config {
 }
 
 // asyncError surfaces what NATS would otherwise only mention to a handler nobody set.
-func (b *Bus) asyncError(sub *nats.Subscription, err error) {
+func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 	b.asyncErrors.Add(1)
+	if shutOut(err) {
+		first, why := b.turnedAway(nc, err)
+		if !first {
+			return // it has been said
+		}
+		err = fmt.Errorf("the server refuses us: %s (%w)", why, err)
+	}
 	subject := ""
 	if sub != nil {
 		subject = sub.Subject
@@ -336,7 +333,7 @@ func (b *Bus) watchStatus() {
 	defer close(b.watchDone)
 	for s := range b.statusCh {
 		if s == nats.CLOSED {
-			b.eachEndpoint(func(e *Endpoint) { e.fail(Errorf(CodeClosed, "the connection to the bus is closed")) })
+			b.eachEndpoint(func(e *Endpoint) { e.fail(b.closedError()) })
 			return
 		}
 		b.eachEndpoint((*Endpoint).askNow)

@@ -474,7 +474,7 @@ func (e *Endpoint) sweep(anew bool) {
 	for _, g := range all {
 		switch {
 		case outage:
-			g.abort(Errorf(CodeUnavailable, "the server has been unreachable for %s; the call may or may not have run", e.bus.cfg.OutageLimit))
+			g.abort(Errorf(CodeUnavailable, "the server has been unreachable for %s%s; the call may or may not have run", e.bus.cfg.OutageLimit, e.bus.away()))
 		case connected:
 			g.ask(now, anew)
 		}

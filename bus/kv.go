@@ -385,7 +385,7 @@ func (kv *KV) fail(ctx context.Context, doing string, err error) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		code, why = CodeCancelled, "the caller gave up"
 	case errors.Is(err, nats.ErrConnectionClosed), kv.b.nc.IsClosed():
-		code, why = CodeClosed, "the connection to the bus is closed"
+		code, why = CodeClosed, kv.b.closedError().Error()
 	case errors.Is(err, jetstream.ErrStreamNotFound):
 		code, why = CodeNotFound, "the bucket is gone"
 	case errors.Is(err, nats.ErrMaxPayload):

@@ -157,7 +157,11 @@ func (r *running) loop(ctx context.Context) error {
 				return again.err
 			}
 			r.lease, lostCh, changed = again.lease, again.lease.Lost(), true
-		case <-backCh: // perhaps to a server that was started again, and has forgotten
+		case _, open := <-backCh: // perhaps to a server that was started again, and has forgotten
+			if !open {
+				_, err := r.kv.Get(ctx, lease.Key()) // which says why the connection is closed
+				return err
+			}
 			r.group.Go(func() { r.recheck(ctx, r.lease) })
 			changed = true
 		case <-r.askCh:
@@ -186,7 +190,7 @@ func (r *running) recheck(ctx context.Context, lease *bus.Lease) {
 	for {
 		_, err := r.kv.Get(ctx, lease.Key())
 		switch {
-		case err == nil:
+		case err == nil, errors.Is(err, bus.ErrClosed):
 			return
 		case errors.Is(err, bus.ErrNotFound):
 			_ = lease.Release(ctx) // it is lost in any case

@@ -22,6 +22,8 @@ type Options struct {
 	// Zero: the server's defaults, 1 MiB and 64 MiB.
 	MaxPayload int32
 	MaxPending int64
+
+	configure func(*server.Options) // what the kinds of server in this package add
 }
 
 // Server is a nats-server with JetStream in this process, for any number of connections: it is a Config.InProcess. It
@@ -65,7 +67,7 @@ func freePort(t testing.TB) int {
 
 func (s *Server) start() {
 	s.t.Helper()
-	srv, err := server.NewServer(&server.Options{
+	opts := &server.Options{
 		ServerName: "bustest",
 		Host:       "127.0.0.1",
 		Port:       s.port,
@@ -79,7 +81,11 @@ func (s *Server) start() {
 
 		JetStreamMaxMemory: 256 << 20,
 		JetStreamMaxStore:  4 << 30,
-	})
+	}
+	if s.opts.configure != nil {
+		s.opts.configure(opts)
+	}
+	srv, err := server.NewServer(opts)
 	if err != nil {
 		s.t.Fatalf("bustest: %v", err)
 	}

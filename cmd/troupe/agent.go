@@ -117,7 +117,7 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, log *slog.Logger) (*b
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
 		b, err := bus.Open(ctx, cfg)
 		if err == nil || !errors.Is(err, bus.ErrUnavailable) || ctx.Err() != nil {
-			return b, err
+			return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
 		}
 		if time.Now().Add(pause).After(end) {
 			return nil, bus.Errorf(bus.CodeUnavailable, "%w; it was waited for %v (--wait)", err, spec.Wait)

@@ -135,10 +135,7 @@ func onHosts(name string, nodes ...string) roles.Spec {
 
 // driveOn is a driver of a run of its own.
 func driveOn(t *testing.T, head readyHead, namespace string) *roles.Runtime {
-	rt, err := roles.Open(t.Context(), roles.Config{
-		Namespace: namespace,
-		BusConfig: bus.Config{URLs: []string{head.URL}, TokenFile: head.TokenFile, TLS: bus.TLSConfig{Fingerprint: head.Fingerprint}},
-	})
+	rt, err := roles.Open(t.Context(), roles.Config{Namespace: namespace, BusConfig: head.access()})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
 	return rt

@@ -48,7 +48,7 @@ func TestHeadEndsRolesOfDeadDrivers(t *testing.T) {
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
 
-	b, err := bus.Open(t.Context(), bus.Config{URLs: []string{head.URL}, TokenFile: head.TokenFile})
+	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
 	defer keepHouse(t.Context(), b, (&cli{err: t.Output()}).logger(0), 20*time.Millisecond)() // the head's own looks now and then

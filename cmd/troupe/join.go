@@ -105,7 +105,9 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 	if spec.Dir, err = c.joinDir(f.dir, url, spec.Name); err != nil {
 		return spec, err
 	}
-	spec.Access.CredsFile = cmp.Or(f.creds, c.env("TROUPE_CREDS"))
+	if spec.Access.CredsFile, err = c.credsFile(f.creds); err != nil {
+		return spec, err
+	}
 	spec.Access.Fingerprint = cmp.Or(f.fingerprint, c.env("TROUPE_FINGERPRINT"))
 	return spec, c.joinAccess(&spec, f.tokenFile, stdin)
 }

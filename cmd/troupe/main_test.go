@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/roles"
 )
@@ -43,6 +44,7 @@ func TestMain(m *testing.M) {
 type user struct {
 	t   *testing.T
 	env map[string]string
+	dir string // where its processes begin; empty: here
 }
 
 func newUser(t *testing.T) *user {
@@ -57,7 +59,7 @@ func (u *user) with(name, value string) *user {
 			env[k] = v
 		}
 	}
-	return &user{t: u.t, env: env}
+	return &user{t: u.t, env: env, dir: u.dir}
 }
 
 func (u *user) getenv(name string) string { return u.env[name] }
@@ -98,6 +100,13 @@ type readyHead struct {
 	headFile
 	Store   string `json:"store"`
 	Metrics string `json:"metrics"`
+}
+
+// access is how a driver reaches the head.
+func (h readyHead) access() bus.Config {
+	cfg := bus.Config{URLs: strings.Split(h.URL, ",")}
+	h.Apply(&cfg)
+	return cfg
 }
 
 // up runs a head until the test ends or stop is called, on a free port unless more says otherwise.

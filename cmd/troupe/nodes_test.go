@@ -37,7 +37,7 @@ func gone(pid int) bool {
 // on connects to a head as a driver would.
 func (u *user) on(head readyHead) *nodes.Client {
 	u.t.Helper()
-	b, err := bus.Open(u.t.Context(), bus.Config{URLs: []string{head.URL}, TokenFile: head.TokenFile, TLS: bus.TLSConfig{Fingerprint: head.Fingerprint}})
+	b, err := bus.Open(u.t.Context(), head.access())
 	require.NoError(u.t, err)
 	u.t.Cleanup(func() { require.NoError(u.t, b.Close()) })
 	return nodes.NewClient(b)

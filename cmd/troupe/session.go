@@ -113,7 +113,7 @@ func (c *cli) runtime(ctx context.Context) (*roles.Runtime, error) {
 	case errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrRefused) && s.head != nil:
 		return nil, s.head.silent(err)
 	}
-	return rt, err
+	return rt, needsAccess(s.bus, err, "TROUPE_TOKEN_FILE or TROUPE_CREDS")
 }
 
 // withRuntime runs do in a session. Once do has returned there is nothing left to say: closing fails only where the

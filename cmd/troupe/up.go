@@ -112,9 +112,12 @@ type head struct {
 
 // newHead checks the flags. It opens nothing.
 func (c *cli) newHead(f upFlags) (*head, error) {
-	h := &head{nats: f.nats, creds: cmp.Or(f.creds, c.env("TROUPE_CREDS")), file: headFile{nodes.HeadFile{PID: os.Getpid()}}}
+	h := &head{nats: f.nats, file: headFile{nodes.HeadFile{PID: os.Getpid()}}}
 	h.level.Set(slog.LevelWarn)
 	var err error
+	if h.creds, err = c.credsFile(f.creds); err != nil {
+		return nil, err
+	}
 	if h.at, err = parseListen(f.listen); err != nil {
 		return nil, err
 	}
@@ -231,7 +234,8 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 				return nil, err
 			}
 		}
-		return bus.Open(ctx, cfg)
+		b, err := bus.Open(ctx, cfg)
+		return b, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
 	}
 	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, SyncAlways: true}
 	var err error
@@ -249,6 +253,23 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 	}
 	h.file.URL = localURL(b.URL())
 	return b, keepPort(h.store, h.file.URL)
+}
+
+// credsFile is the credentials file of the flag or the environment, as other processes can find it too; empty for none.
+func (c *cli) credsFile(flag string) (string, error) {
+	file := cmp.Or(flag, c.env("TROUPE_CREDS"))
+	if file == "" {
+		return "", nil
+	}
+	return filepath.Abs(file)
+}
+
+// needsAccess adds how access is given to the refusal of one who has none.
+func needsAccess(cfg bus.Config, err error, how string) error {
+	if !errors.Is(err, bus.ErrRefused) || cfg.Token+cfg.TokenFile+cfg.CredsFile != "" {
+		return err
+	}
+	return bus.Errorf(bus.CodeRefused, "%w: %s", err, how)
 }
 
 // agentSpec is what the agent of this machine is told.

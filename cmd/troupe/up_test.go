@@ -151,7 +151,7 @@ func (u *user) process(words ...string) (*exec.Cmd, *screen) {
 	u.t.Helper()
 	out := &screen{}
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = os.Environ()
+	cmd.Dir, cmd.Env = u.dir, os.Environ()
 	if len(words) > 0 {
 		cmd.Env = append(cmd.Env, argsEnv+"="+strings.Join(words, "\n"))
 	}
@@ -217,7 +217,7 @@ func TestSignalEndsHead(t *testing.T) {
 func TestHeadIsNATS(t *testing.T) {
 	u := newUser(t)
 	head, _ := u.up()
-	b, err := bus.Open(t.Context(), bus.Config{URLs: []string{head.URL}, TokenFile: head.TokenFile})
+	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
 	_, err = b.JetStream().AccountInfo(context.Background())

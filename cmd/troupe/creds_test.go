@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nkeys"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus/bustest"
+	"troupe/roles"
+)
+
+// A NATS whose users have credentials files: a head with its agent, an agent that joins, and workers of both. The files are
+// named as seen from where the commands are typed.
+func TestExternalNATSWithCredentials(t *testing.T) {
+	op := bustest.StartOperator(t, bustest.Options{Listen: true})
+	file, second := op.Creds(bustest.Grant{}), op.Creds(bustest.Grant{})
+	u, other := newUser(t), newUser(t).with("TROUPE_CREDS", filepath.Base(second))
+	u.dir, other.dir = filepath.Dir(file), filepath.Dir(second)
+	store := t.TempDir()
+
+	up, out := u.process("up", "--json", "--nats", op.URL(), "--creds", filepath.Base(file), "--store", store, "--gpus", "sim:1x2", "--name", "near")
+	u.killAfter(store)
+	head := u.ready(out)
+	require.Equal(t, file, head.CredsFile)
+	joined, said := other.process("join", op.URL(), "--gpus", "sim:1x2", "--name", "far", "--json")
+	require.Contains(t, said.line(t, said.String), `"nodes":["far"]`)
+	require.Equal(t, "2 nodes with 4 devices are there\n", u.sees("wait", "--gpus", "4"))
+
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	rt := driveOn(t, head, "run")
+	both, err := rt.Create(ctx, onHosts("both", "near", "far"))
+	require.NoError(t, err)
+	pids, err := roles.CallEach[int](ctx, both, "pid")
+	require.NoError(t, err)
+	require.Len(t, pids, 2)
+	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").sees("roles"), "both")
+	require.Contains(t, other.with("TROUPE_CREDS", second).sees("roles", "--url", op.URL(), "-n", "run"), "both")
+
+	for _, pid := range append(pids, up.Process.Pid, joined.Process.Pid, agentOf(t, store)) {
+		noSecret(t, file, fmt.Sprintf("/proc/%d/cmdline", pid), fmt.Sprintf("/proc/%d/environ", pid))
+		noSecret(t, second, fmt.Sprintf("/proc/%d/cmdline", pid), fmt.Sprintf("/proc/%d/environ", pid))
+	}
+	require.NoError(t, both.Destroy(ctx))
+	require.NoError(t, joined.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, joined.Wait(), "exit code 0")
+	require.NoError(t, up.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, up.Wait(), "exit code 0")
+	noSecret(t, file, filesIn(t, store)...)
+	noSecret(t, second, filesIn(t, other.env["XDG_STATE_HOME"])...)
+}
+
+// noSecret fails if the key of a credentials file is in one of the others.
+func noSecret(t *testing.T, creds string, files ...string) {
+	t.Helper()
+	text, err := os.ReadFile(creds)
+	require.NoError(t, err)
+	key, err := nkeys.ParseDecoratedUserNKey(text)
+	require.NoError(t, err)
+	seed, err := key.Seed()
+	require.NoError(t, err)
+	for _, file := range files {
+		data, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NotContains(t, string(data), string(seed), file)
+	}
+}
+
+func filesIn(t *testing.T, dir string) (files []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			files = append(files, path)
+		}
+		return err
+	}))
+	require.NotEmpty(t, files)
+	return files
+}
+
+// Who is refused is told why and what helps, and does not wait.
+func TestExternalNATSRefuses(t *testing.T) {
+	op := bustest.StartOperator(t, bustest.Options{Listen: true})
+	expired := op.Creds(bustest.Grant{Expires: time.Now().Add(-time.Minute)})
+	strange := bustest.StartOperator(t, bustest.Options{}).Creds(bustest.Grant{})
+	for _, test := range []struct {
+		words []string
+		none  string // what is said without a file
+	}{
+		{[]string{"up", "--nats", op.URL(), "--no-agent"}, "--creds FILE"},
+		{[]string{"join", op.URL(), "--gpus", "none"}, "--creds FILE"},
+		{[]string{"roles", "--url", op.URL()}, "TROUPE_CREDS"},
+	} {
+		t.Run(test.words[0], func(t *testing.T) {
+			u := newUser(t)
+			require.Contains(t, u.fails(1, test.words...), test.none)
+			for file, why := range map[string]string{expired: "expired", strange: "does not know the user", expired + "x": "no such file"} {
+				said := u.with("TROUPE_CREDS", file).fails(1, test.words...)
+				require.Contains(t, said, file)
+				require.Contains(t, said, why)
+				require.False(t, strings.Contains(said, "waited"))
+			}
+		})
+	}
+}
