@@ -63,7 +63,7 @@ func (c *callContext) AfterFunc(f func()) (stop func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err != nil {
-		go f()
+		bus.Go(f)
 		return func() bool { return false }
 	}
 	if c.after == nil {
@@ -93,7 +93,7 @@ func (c *callContext) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.err == nil { // else it was cancelled before it began
-		c.timer = time.AfterFunc(left, func() { c.cancel(context.DeadlineExceeded) })
+		c.timer = time.AfterFunc(left, func() { defer bus.Recover(); c.cancel(context.DeadlineExceeded) })
 	}
 }
 
@@ -123,7 +123,7 @@ func (c *callContext) cancel(err error) {
 	c.after = nil
 	c.mu.Unlock()
 	for f := range after {
-		go (*f)()
+		bus.Go(*f)
 	}
 }
 

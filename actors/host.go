@@ -97,10 +97,10 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 		}
 		h.classes[c.Name] = c
 	}
-	h.runners.group.Go(func() { newIntake(h, h.workCh).loop() })
-	h.runners.group.Go(func() { newIntake(h, h.controlCh).loop() })
+	h.runners.group.Go(bus.Guard(func() { newIntake(h, h.workCh).loop() }))
+	h.runners.group.Go(bus.Guard(func() { newIntake(h, h.controlCh).loop() }))
 	ep.OnAbsent(h.absent)
-	h.group.Go(h.beatLoop)
+	h.group.Go(bus.Guard(h.beatLoop))
 	return h, nil
 }
 
@@ -314,7 +314,7 @@ func (h *Host) Close(ctx context.Context) error {
 	workers := h.Workers()
 	errs := make([]error, len(workers))
 	for i, w := range workers {
-		group.Go(func() { errs[i] = w.Stop(ctx) })
+		group.Go(bus.Guard(func() { errs[i] = w.Stop(ctx) }))
 	}
 	group.Wait()
 	h.closing.Do(h.closeIntakes)

@@ -3,6 +3,8 @@ package actors
 import (
 	"sync/atomic"
 	"time"
+
+	"troupe/bus"
 )
 
 const (
@@ -38,6 +40,6 @@ func (l *lending) overdue() bool {
 // rescue has the intake taken over if a call holds it up.
 func (h *Host) rescue() {
 	if l := h.lending.Load(); l != nil && l.overdue() {
-		h.runners.group.Go(func() { newIntake(h, h.workCh).loop() })
+		h.runners.group.Go(bus.Guard(func() { newIntake(h, h.workCh).loop() }))
 	}
 }

@@ -3,6 +3,8 @@ package actors
 import (
 	"sync"
 	"time"
+
+	"troupe/bus"
 )
 
 const (
@@ -40,7 +42,7 @@ func (rs *runners) start(j job) {
 	}
 	rs.mu.Unlock()
 	r := &runner{jobCh: make(chan job, 1)}
-	rs.group.Go(func() { rs.loop(r, j) })
+	rs.group.Go(bus.Guard(func() { rs.loop(r, j) }))
 }
 
 func (rs *runners) loop(r *runner, j job) {
@@ -102,7 +104,7 @@ func (rs *runners) close(limit time.Duration) {
 	rs.idle = nil
 	rs.mu.Unlock()
 	doneCh := make(chan struct{})
-	go func() { rs.group.Wait(); close(doneCh) }()
+	bus.Go(func() { rs.group.Wait(); close(doneCh) })
 	select {
 	case <-doneCh:
 	case <-time.After(limit):

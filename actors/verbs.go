@@ -246,12 +246,12 @@ func (w *Worker) join(_ context.Context, s Slice) (None, error) {
 // stopVerb answers when no new call is taken, and then stops: a stopped worker has nobody left to answer.
 func (w *Worker) stopVerb(_ context.Context, r StopRequest) (None, error) {
 	w.beginStop()
-	go func() {
+	bus.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), r.Grace)
 		defer cancel()
 		if err := w.Stop(ctx); err != nil {
 			w.host.cfg.Logger.Warn("actors: a worker did not stop in order", "role", w.spec.Address.Role, "rank", w.spec.Rank, "error", err)
 		}
-	}()
+	})
 	return None{}, nil
 }

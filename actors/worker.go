@@ -680,7 +680,7 @@ func (w *Worker) encodeError(err error, room int) (bus.Code, []byte) {
 
 // fetched notes that a large answer is no longer held, which may let lanes go on.
 func (w *Worker) fetched(n int64) {
-	go func() { // may be called from inside Reply, with the lock held
+	bus.Go(func() { // may be called from inside Reply, with the lock held
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.unfetched -= n
@@ -689,7 +689,7 @@ func (w *Worker) fetched(n int64) {
 		for _, q := range w.queues {
 			w.kick(q, now)
 		}
-	}()
+	})
 }
 
 // keep bounds the answers that are kept: the oldest go first, and are remembered only as having run.
@@ -834,13 +834,13 @@ func (w *Worker) reportGap(id streamID, st *stream) {
 	st.askedAt = time.Now()
 	h := bus.Header{Stream: id.session, Object: w.spec.Address.Prefix(), Rank: w.spec.Rank, Gen: w.spec.Gen, Prev: after, Order: upTo}
 	w.tell(id.session, &bus.Frame{Kind: bus.KindMissing, Header: h})
-	time.AfterFunc(missingEvery, func() {
+	time.AfterFunc(missingEvery, bus.Guard(func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		if !w.state.Over() && w.streams[id] == st {
 			w.reportGap(id, st)
 		}
-	})
+	}))
 }
 
 // purge forgets callers that have been silent for long and have nothing under way.
@@ -914,10 +914,10 @@ func (w *Worker) failLocked(err error) {
 		return
 	}
 	w.cancelRunning(err)
-	go func() {
+	bus.Go(func() {
 		w.host.beat(w.spec.Address, []*Worker{w})
 		w.end(Failed, err)
-	}()
+	})
 }
 
 // end is the last step of both ways out, taken once; whoever comes later waits for it.
@@ -1021,14 +1021,14 @@ func (w *Worker) closeObjects() error {
 	w.mu.Unlock()
 	ctx, stop := context.WithTimeout(context.Background(), lastGrace)
 	errCh := make(chan error, 1)
-	go func() {
+	bus.Go(func() {
 		defer stop()
 		var err error
 		for _, name := range slices.Backward(slices.Sorted(maps.Keys(objects))) {
 			err = errors.Join(err, closeObject(ctx, name, objects[name]))
 		}
 		errCh <- err
-	}()
+	})
 	select {
 	case err := <-errCh:
 		return err

@@ -136,7 +136,7 @@ func (w Writer) Apply(ctx context.Context, ops []Op) ([]uint64, error) {
 	early := min(time.Until(deadline)/10, attemptLimit/10) // so that what the loop found out gets here before we give up
 	p := &pending{ops: ops, fences: fences, size: size, deadline: deadline.Add(-early), doneCh: make(chan struct{})}
 	if kv.commits.add(p) {
-		go kv.commitLoop()
+		Go(kv.commitLoop)
 	}
 	select {
 	case <-p.doneCh:

@@ -132,7 +132,7 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 	b.endpoints = map[*Endpoint]struct{}{}
 	b.statusCh = nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
 	b.watchDone = make(chan struct{})
-	go b.watchStatus()
+	Go(b.watchStatus)
 	return b, nil
 }
 
@@ -158,19 +158,19 @@ func connectOnce(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn
 		err error
 	}
 	resultCh := make(chan result, 1)
-	go func() {
+	Go(func() {
 		nc, err := opts.Connect()
 		resultCh <- result{nc, err}
-	}()
+	})
 	select {
 	case r := <-resultCh:
 		return r.nc, connectError(cfg, r.err)
 	case <-ctx.Done():
-		go func() {
+		Go(func() {
 			if r := <-resultCh; r.nc != nil {
 				r.nc.Close()
 			}
-		}()
+		})
 		return nil, Errorf(CodeOf(ctx.Err()), "connect to %s: the server has not answered yet: %w", cfg.where(), ctx.Err())
 	}
 }

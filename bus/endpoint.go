@@ -78,7 +78,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	}
 	e.callPrefix, e.knockPrefix = replyCallPrefix(namespace, e.session), replyKnockPrefix(namespace, e.session)
 	e.receipts, e.store, e.sequencers, e.bundler = newReceipts(e), newStore(e), newSequencers(e), newBundler(e)
-	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), e.receive)
+	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), GuardMsg(e.receive))
 	if err != nil {
 		return nil, natsError("subscribe to the inbox", err)
 	}
@@ -115,10 +115,10 @@ func (e *Endpoint) spawn(do func()) {
 		return
 	}
 	e.group.Add(1)
-	go func() {
+	Go(func() {
 		defer e.group.Done()
 		do()
-	}()
+	})
 }
 
 // Close fails every pending call, lets go of every body and ends the subscription. It may be called more than once.

@@ -203,7 +203,7 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 
 // follow ends the call when ctx ends, and lets go of ctx when the call is over.
 func (g *Gather) follow(ctx context.Context, cancel context.CancelFunc) {
-	unhook := context.AfterFunc(ctx, func() { g.abort(g.contextError(ctx)) })
+	unhook := context.AfterFunc(ctx, func() { defer Recover(); g.abort(g.contextError(ctx)) })
 	stop := func() { unhook(); cancel() }
 	g.mu.Lock()
 	over := g.over

@@ -88,13 +88,13 @@ func (kv *KV) serve(ctx context.Context, cfg LeadConfig, l *Lease, lead func(con
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	lostCh := l.Lost()
-	go func() {
+	Go(func() {
 		select {
 		case <-lostCh:
 			cancel(l.Err())
 		case <-ctx.Done():
 		}
-	}()
+	})
 	err = lead(ctx, term)
 	if !l.Valid() {
 		return true, l.Err()

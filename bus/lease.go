@@ -99,8 +99,9 @@ func (l *Lease) hold(revision uint64, sent time.Time) {
 	defer l.mu.Unlock()
 	l.revision, l.until, l.err = revision, l.trust(sent), nil
 	l.lostCh, l.doneCh, l.stop = make(chan struct{}), make(chan struct{}), cancel
-	l.timer = time.AfterFunc(time.Until(l.until), l.expire)
-	go l.renewals(ctx, l.doneCh)
+	l.timer = time.AfterFunc(time.Until(l.until), Guard(l.expire))
+	doneCh := l.doneCh
+	Go(func() { l.renewals(ctx, doneCh) })
 }
 
 // renewals runs until the lease is lost or released.

@@ -81,7 +81,7 @@ func newSequencers(ep *Endpoint) *sequencers {
 // Sequence makes this endpoint the sequencer of an ordered role until stop is called or the endpoint is closed.
 func (e *Endpoint) Sequence(to Address, world int) (stop func(), err error) {
 	s := &sequencer{ep: e, to: to, world: world, byID: map[callID]*sequenced{}, callers: map[string]*caller{}}
-	sub, err := e.bus.nc.Subscribe(to.Sequencer(), s.receive)
+	sub, err := e.bus.nc.Subscribe(to.Sequencer(), GuardMsg(s.receive))
 	if err != nil {
 		return nil, natsError("subscribe as sequencer", err)
 	}
@@ -241,13 +241,13 @@ func (s *sequencer) reportGap(session string, from *caller, now time.Time) {
 	from.askedAt = now
 	h := Header{Stream: session, Object: s.to.Sequencer(), Prev: after, Order: upTo}
 	_ = s.ep.Tell(session, &Frame{Kind: KindMissing, Header: h})
-	time.AfterFunc(missingEvery, func() {
+	time.AfterFunc(missingEvery, Guard(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if !s.closed && s.callers[session] == from {
 			s.reportGap(session, from, time.Now())
 		}
-	})
+	}))
 }
 
 // callerOf finds the order of a caller's calls, and forgets those of callers that have long been silent: should one

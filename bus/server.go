@@ -69,7 +69,7 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Lo
 	e.srv = srv
 	fatalCh := make(chan string, 1)
 	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh, refused: &e.refused}, false, false, false)
-	go srv.Start()
+	Go(srv.Start)
 	return awaitReady(ctx, srv, opts, fatalCh)
 }
 

@@ -48,7 +48,7 @@ func (kv *KV) Watch(ctx context.Context, prefix string) (<-chan Event, error) {
 		}
 		w.filters = []string{kv.prefix + prefix, kv.prefix + prefix + ".>"}
 	}
-	go w.run(ctx)
+	Go(func() { w.run(ctx) })
 	return w.ch, nil
 }
 
@@ -112,14 +112,14 @@ func (w *watch) session(ctx context.Context) (completed bool, err error) {
 func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	statusCh := w.kv.b.nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
-	go func() {
+	Go(func() {
 		select {
 		case <-statusCh:
 			cancel(errReconnected)
 		case <-ctx.Done():
 		}
 		w.kv.b.nc.RemoveStatusListener(statusCh)
-	}()
+	})
 	return ctx, func() { cancel(nil) }
 }
 

@@ -112,7 +112,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 			break
 		}
 	}
-	reporters.Go(func() { a.tellReady(run) })
+	reporters.Go(bus.Guard(func() { a.tellReady(run) }))
 	err = a.await(ctx, failedCh)
 	a.end()
 	stop() // only now: nothing of the nodes is left
@@ -161,10 +161,10 @@ func (a *Agent) adopt() (stop func()) {
 		a.cfg.Logger.Warn("nodes: what workers leave behind is reaped by the system", "error", err)
 	}
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
-	go func() {
+	bus.Go(func() {
 		defer close(doneCh)
 		reapAdopted(a.awaits, housework, stopCh)
-	}()
+	})
 	return func() { close(stopCh); <-doneCh }
 }
 
@@ -273,7 +273,7 @@ func (a *Agent) goes(f func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.closed {
-		a.group.Go(f)
+		a.group.Go(bus.Guard(f))
 	}
 	return !a.closed
 }

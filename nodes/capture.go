@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"troupe/bus"
 )
 
 const (
@@ -58,7 +60,7 @@ func newCapture(sink func(Stream, string), pause func()) (*capture, error) {
 		}
 		rd := &reader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, diedCh: make(chan struct{}), goneCh: make(chan struct{}), heldCh: make(chan struct{}), askCh: make(chan chan struct{}, 1)}
 		c.readers = append(c.readers, rd)
-		c.group.Go(rd.run)
+		c.group.Go(bus.Guard(rd.run))
 	}
 	return c, nil
 }

@@ -76,14 +76,14 @@ func (c *Client) Exits(ctx context.Context, role bus.Address, f func(Exit)) (sto
 		return nil, err
 	}
 	nc := c.b.Conn()
-	sub, err := nc.Subscribe(role.Exit(), func(m *nats.Msg) {
+	sub, err := nc.Subscribe(role.Exit(), bus.GuardMsg(func(m *nats.Msg) {
 		var e Exit
 		if err := bus.Unmarshal(m.Data, &e); err != nil {
 			c.b.Logger().Error("nodes: an exit that cannot be read", "role", role.Role, "error", err)
 			return
 		}
 		f(e)
-	})
+	}))
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "listen for exits of %s: %w", role.Role, err)
 	}

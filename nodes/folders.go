@@ -52,10 +52,10 @@ func (f *folders) take(name string) (string, error) {
 			f.held = map[string]*heldFolder{}
 		}
 		f.held[name] = h
-		go func() {
+		bus.Go(func() {
 			h.err = f.fetch(name)
 			close(h.doneCh)
-		}()
+		})
 	}
 	h.users++
 	f.mu.Unlock()

@@ -89,7 +89,7 @@ func readStream(ctx context.Context, b *bus.Bus, cfg jetstream.StreamConfig, fil
 		return bus.Errorf(bus.CodeUnavailable, "read %s: %w", cfg.Name, err)
 	}
 	defer messages.Stop()
-	defer context.AfterFunc(ctx, messages.Stop)()
+	defer context.AfterFunc(ctx, bus.Guard(messages.Stop))()
 	for {
 		m, err := messages.Next()
 		switch {
@@ -132,7 +132,7 @@ func (c *Client) Follow(role bus.Address, f func(Line)) (*Follower, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	w := &Follower{client: c, role: role, cancel: cancel, doneCh: make(chan struct{}), movedCh: make(chan struct{})}
-	go w.run(ctx, f)
+	bus.Go(func() { w.run(ctx, f) })
 	return w, nil
 }
 

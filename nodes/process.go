@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"time"
 	"unsafe"
+
+	"troupe/bus"
 )
 
 // program is a process to be started: everything it gets from us.
@@ -51,14 +53,14 @@ type spawned struct {
 
 func newSpawner() *spawner {
 	s := &spawner{askCh: make(chan spawnAsk), doneCh: make(chan struct{})}
-	go func() {
+	bus.Go(func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine
 		defer close(s.doneCh)
 		for ask := range s.askCh {
 			p, err := ask.program.start()
 			ask.replyCh <- spawned{p, err}
 		}
-	}()
+	})
 	return s
 }
 

@@ -49,7 +49,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	run := &running{Config: r.cfg, session: r.session, kv: kv, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
 	for _, whom := range []string{r.cfg.Name, ""} {
-		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), func(*nats.Msg) { wake(run.askCh) })
+		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(*nats.Msg) { wake(run.askCh) }))
 		if err != nil {
 			return bus.Errorf(bus.CodeUnavailable, "node %s: listen for questions: %w", r.cfg.Name, err)
 		}
@@ -57,12 +57,12 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	watch, stop := context.WithCancel(ctx)
 	watchedCh := make(chan struct{})
-	go func() {
+	bus.Go(func() {
 		defer close(watchedCh)
 		if err := r.cfg.Inventory.Watch(watch, func() { wake(run.changedCh) }); err != nil {
 			r.cfg.Logger.Warn("nodes: the devices cannot be watched; they are still read", "node", r.cfg.Name, "error", err)
 		}
-	}()
+	})
 	err = run.loop(ctx)
 	stop()
 	<-watchedCh
@@ -147,10 +147,11 @@ func (r *running) loop(ctx context.Context) error {
 			return ctx.Err()
 		case <-lostCh:
 			lostCh, againCh = nil, make(chan registered, 1)
-			go func(ch chan registered, report gpu.Report) {
+			ch, report := againCh, r.report
+			bus.Go(func() {
 				lease, err := r.register(ctx, r.lease, report)
 				ch <- registered{lease, err}
-			}(againCh, r.report)
+			})
 		case again := <-againCh:
 			againCh = nil
 			if again.err != nil {
@@ -162,7 +163,7 @@ func (r *running) loop(ctx context.Context) error {
 				_, err := r.kv.Get(ctx, lease.Key()) // which says why the connection is closed
 				return err
 			}
-			r.group.Go(func() { r.recheck(ctx, r.lease) })
+			r.group.Go(bus.Guard(func() { r.recheck(ctx, r.lease) }))
 			changed = true
 		case <-r.askCh:
 			changed = true

@@ -63,7 +63,7 @@ type pendingPage struct {
 func newShipper(b *bus.Bus) *shipper {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &shipper{b: b, wakeCh: make(chan struct{}, 1), doneCh: make(chan struct{}), stop: cancel, pending: map[WorkerID]*pendingPage{}, last: map[bus.Address]uint64{}, idleCh: make(chan struct{})}
-	go s.run(ctx)
+	bus.Go(func() { s.run(ctx) })
 	return s
 }
 
@@ -200,10 +200,10 @@ func (s *shipper) round(ctx context.Context) bool {
 	okCh := make(chan bool, len(all))
 	for _, p := range all {
 		slots <- struct{}{}
-		group.Go(func() {
+		group.Go(bus.Guard(func() {
 			okCh <- s.ship(ctx, p)
 			<-slots
-		})
+		}))
 	}
 	group.Wait()
 	close(okCh)

@@ -72,12 +72,12 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 	if err != nil {
 		return err
 	}
-	group.Go(func() {
+	group.Go(bus.Guard(func() {
 		if err := reporter.Run(run); err != nil {
 			failedCh <- err
 		}
-	})
-	group.Go(func() {
+	}))
+	group.Go(bus.Guard(func() {
 		select {
 		case <-s.thereCh:
 			if err := s.subscribe(); err != nil {
@@ -87,7 +87,7 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 			close(s.servedCh)
 		case <-run.Done():
 		}
-	})
+	}))
 	select {
 	case <-s.servedCh:
 	case <-time.After(registration): // it goes on trying
@@ -98,7 +98,7 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 
 func (s *site) subscribe() error {
 	nc := s.agent.cfg.Bus.Conn()
-	sub, err := nc.Subscribe(bus.NodeDo(s.name), func(m *nats.Msg) {
+	sub, err := nc.Subscribe(bus.NodeDo(s.name), bus.GuardMsg(func(m *nats.Msg) {
 		select {
 		case s.slotCh <- struct{}{}:
 		default:
@@ -112,7 +112,7 @@ func (s *site) subscribe() error {
 		}) {
 			<-s.slotCh
 		}
-	})
+	}))
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "node %s: listen for requests: %w", s.name, err)
 	}
@@ -139,7 +139,7 @@ func (s *site) launch(l Launch) reply {
 	}
 	asked, fresh := s.enlist(l)
 	if len(fresh) > 0 {
-		s.agent.group.Go(func() { s.begins(fresh) })
+		s.agent.group.Go(bus.Guard(func() { s.begins(fresh) }))
 	}
 	if !within(patience, asked, func(w *worker) chan struct{} { return w.startedCh }) {
 		return reply{Pending: true}

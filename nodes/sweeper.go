@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"troupe/bus"
 )
 
 const sweepMost = 5 * time.Second // for what does not die by KILL: it waits for a device that does not answer
@@ -24,7 +26,7 @@ type sweepAsk struct {
 
 func newSweeper() *sweeper {
 	s := &sweeper{askCh: make(chan sweepAsk), doneCh: make(chan struct{})}
-	go s.run()
+	bus.Go(s.run)
 	return s
 }
 

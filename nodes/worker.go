@@ -124,7 +124,7 @@ func (w *worker) spawn() error {
 	w.process, w.since, w.out = child, time.Now(), out
 	w.mu.Unlock()
 	w.site.agent.leases.using(w.ID.Address())
-	w.site.agent.group.Go(func() { w.supervise(child, out) })
+	w.site.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
 	return nil
 }
 
@@ -369,7 +369,7 @@ func (w *worker) stop(grace time.Duration, why string) {
 	}
 	w.mu.Unlock()
 	if sooner {
-		w.site.agent.group.Go(func() { w.end(first, grace) })
+		w.site.agent.group.Go(bus.Guard(func() { w.end(first, grace) }))
 	}
 }
 

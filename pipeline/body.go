@@ -33,7 +33,7 @@ func (p *Pipeline) storeBodies(entries []*entry) {
 		if w == nil {
 			w = &bodyWriter{p: p, lane: e.lane, wakeCh: make(chan struct{}, 1)}
 			p.bodies[e.lane] = w
-			p.group.Go(w.run)
+			p.group.Go(bus.Guard(w.run))
 		}
 		w.push(e)
 	}

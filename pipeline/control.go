@@ -231,11 +231,11 @@ func (p *Pipeline) lend(ctx context.Context, stream string, n int) (loan, error)
 	for _, it := range b.Items {
 		l.Items = append(l.Items, LentItem{ID: it.ID, Key: it.Key, Group: it.Group, Version: it.Version, Body: it.Body})
 	}
-	p.group.Go(func() {
+	p.group.Go(bus.Guard(func() {
 		if wait(p.ctx, lendFor) == nil {
 			_ = b.Return(p.ctx) // it was said to be done
 		}
-	})
+	}))
 	return l, nil
 }
 

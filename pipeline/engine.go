@@ -126,10 +126,10 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	if err := p.listen(); err != nil {
 		return err
 	}
-	p.group.Go(p.writeLoop)
-	p.group.Go(p.readLoop)
-	p.group.Go(p.purgeLoop)
-	go p.loop()
+	p.group.Go(bus.Guard(p.writeLoop))
+	p.group.Go(bus.Guard(p.readLoop))
+	p.group.Go(bus.Guard(p.purgeLoop))
+	bus.Go(p.loop)
 	return nil
 }
 

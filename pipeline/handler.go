@@ -31,7 +31,7 @@ type funcWorker struct {
 func newFuncWorker(p *Pipeline, s *stage, goroutines, credits int) *funcWorker {
 	w := &funcWorker{p: p, do: s.spec.Func, tasks: make(chan *task, credits), cancels: map[uint64]context.CancelCauseFunc{}, early: map[uint64]error{}}
 	for range goroutines {
-		p.group.Go(w.run)
+		p.group.Go(bus.Guard(w.run))
 	}
 	return w
 }

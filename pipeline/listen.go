@@ -14,7 +14,7 @@ import (
 
 // listen takes requests from other processes.
 func (p *Pipeline) listen() (err error) {
-	if p.sub, err = p.cfg.Bus.Conn().Subscribe(p.at.Ask("*"), p.receive); err != nil {
+	if p.sub, err = p.cfg.Bus.Conn().Subscribe(p.at.Ask("*"), bus.GuardMsg(p.receive)); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", p.at.Name, err)
 	}
 	return p.cfg.Bus.Conn().Flush()
@@ -32,12 +32,12 @@ func (p *Pipeline) receive(m *nats.Msg) {
 		respond(m, nil, bus.Errorf(bus.CodeMalformed, "%s: %w", verb, err))
 		return
 	}
-	p.group.Go(func() {
+	p.group.Go(bus.Guard(func() {
 		ctx, cancel := context.WithTimeout(p.ctx, verbLimit-500*time.Millisecond)
 		defer cancel()
 		result, err := p.obey(ctx, verb, o)
 		respond(m, result, err)
-	})
+	}))
 }
 
 func (p *Pipeline) receivePut(m *nats.Msg) {
@@ -84,7 +84,7 @@ func (p *Pipeline) obey(ctx context.Context, verb string, o Order) (any, error) 
 		}
 		return err == nil, err
 	case "shutdown":
-		go func() { _ = p.Close(context.Background()) }() // its owner sees Done
+		bus.Go(func() { _ = p.Close(context.Background()) }) // its owner sees Done
 		return nil, nil
 	case "take":
 		return p.lend(ctx, o.ID, o.Workers)

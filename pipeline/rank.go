@@ -49,7 +49,7 @@ func (w *rankWorker) start(t *task) {
 	if err == nil {
 		f, err = w.rank.Go(ctx, dispatch.Call{Method: t.stage.spec.Method, Args: []any{arg}, Timeout: t.stage.spec.Timeout, Meta: styleMeta[t.stage.spec.Style]})
 	}
-	w.p.group.Go(func() {
+	w.p.group.Go(bus.Guard(func() {
 		defer cancel(nil)
 		o := &outcome{task: t.id, stage: t.stage}
 		if err == nil {
@@ -59,7 +59,7 @@ func (w *rankWorker) start(t *task) {
 		delete(w.cancels, t.id)
 		w.mu.Unlock()
 		w.tell(ctx, t, o, err)
-	})
+	}))
 }
 
 // tell says what came of the task. A worker that is gone is taken out of the stage, with all it had.
@@ -98,7 +98,7 @@ func isMethodMissing(err error) bool {
 // what it has.
 func (w *rankWorker) cancel(t *task, abort bool) {
 	if abort && t.stage.spec.AbortMethod != "" {
-		w.p.group.Go(func() {
+		w.p.group.Go(bus.Guard(func() {
 			for _, e := range t.entries {
 				f, err := w.rank.Go(w.p.ctx, dispatch.Call{Method: t.stage.spec.AbortMethod, Args: []any{e.ID}, Control: true, Timeout: verbLimit})
 				if err == nil {
@@ -108,7 +108,7 @@ func (w *rankWorker) cancel(t *task, abort bool) {
 					w.end(t.id, ErrAborted) // it does not listen: no partial result
 				}
 			}
-		})
+		}))
 		return
 	}
 	why := error(errTakenBack)

@@ -18,7 +18,7 @@ func (p *Pipeline) awaitBack(s *stage, rank roles.Worker) {
 	if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
 		return // it does not come back
 	}
-	p.group.Go(func() {
+	p.group.Go(bus.Guard(func() {
 		for wait(p.ctx, backEvery) == nil {
 			switch c.Record().State {
 			case roles.RoleFailed, roles.RoleStopping:
@@ -37,7 +37,7 @@ func (p *Pipeline) awaitBack(s *stage, rank roles.Worker) {
 				return
 			}
 		}
-	})
+	}))
 }
 
 // resize gives a stage of a role of processes more ranks or fewer: those that go get nothing more, and finish first.

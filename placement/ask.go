@@ -136,12 +136,12 @@ func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, t
 // Events calls handle, one at a time, for what becomes of the namespace's reservations, until ctx ends, which is no
 // error. Events can be lost with the connection: after a doubt, List has the truth.
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {
-	sub, err := c.b.Conn().Subscribe(bus.PlacementEvents(c.namespace), func(m *nats.Msg) {
+	sub, err := c.b.Conn().Subscribe(bus.PlacementEvents(c.namespace), bus.GuardMsg(func(m *nats.Msg) {
 		var ev Event
 		if bus.Unmarshal(m.Data, &ev) == nil {
 			handle(ev)
 		}
-	})
+	}))
 	if err != nil {
 		return bus.Errorf(bus.CodeClosed, "placement events: %w", err)
 	}

@@ -62,7 +62,7 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 	for i := range c.replies {
 		c.replies[i] = reply + strconv.Itoa(i)
 	}
-	sub, err := b.Conn().Subscribe(reply+"*", c.hear)
+	sub, err := b.Conn().Subscribe(reply+"*", bus.GuardMsg(c.hear))
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeClosed, "placement client: %w", err)
 	}

@@ -303,10 +303,10 @@ func (l *ledger) save(ctx context.Context) {
 	l.saved, l.dirty = c, map[string]written{}
 	l.half, l.at = 1-l.half, 0
 	known := maps.Clone(l.records)
-	go func() {
+	bus.Go(func() {
 		defer close(c.doneCh)
 		c.err = c.write(ctx, l.term, known)
-	}()
+	})
 }
 
 // write makes the records say what the rounds did, and then says so: until then the rounds count.
@@ -364,7 +364,7 @@ func applyAll(ctx context.Context, term *bus.Term, ops []bus.Op) error {
 	errs := make([]error, len(ops))
 	var group sync.WaitGroup
 	for i, op := range ops {
-		group.Go(func() { _, errs[i] = term.Apply(ctx, []bus.Op{op}) })
+		group.Go(bus.Guard(func() { _, errs[i] = term.Apply(ctx, []bus.Op{op}) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)

@@ -123,17 +123,17 @@ func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop fun
 		close(watchedCh)
 		return stop, err
 	}
-	go func() {
+	bus.Go(func() {
 		defer close(watchedCh)
 		for ev := range events {
 			s.hearLease(r.in, ev)
 		}
-	}()
+	})
 	for subject, hear := range map[string]nats.MsgHandler{
 		bus.PlacementRequests(): func(m *nats.Msg) { s.hearRequest(r, m) },
 		bus.NodeBeats():         func(m *nats.Msg) { s.hearBeat(r.in, m) },
 	} {
-		sub, err := nc.Subscribe(subject, hear)
+		sub, err := nc.Subscribe(subject, bus.GuardMsg(hear))
 		if err != nil {
 			return stop, err
 		}

@@ -242,7 +242,7 @@ func (c *Cluster) failCalls(l loss) {
 	if l.failed {
 		lose()
 	} else {
-		time.AfterFunc(answersArrive, lose)
+		time.AfterFunc(answersArrive, bus.Guard(lose))
 	}
 }
 
@@ -448,7 +448,7 @@ func (c *Cluster) stopLocal(ctx context.Context, ranks []int, grace time.Duratio
 	var group sync.WaitGroup
 	for i, r := range ranks {
 		if r < len(workers) && workers[r] != nil {
-			group.Go(func() { errs[i] = stopWorker(ctx, workers[r]) })
+			group.Go(bus.Guard(func() { errs[i] = stopWorker(ctx, workers[r]) }))
 		}
 	}
 	group.Wait()

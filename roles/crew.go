@@ -187,7 +187,7 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec Record) error {
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(func() { errs[i] = c.launchOn(ctx, at, groups[at], rec, around) })
+		group.Go(bus.Guard(func() { errs[i] = c.launchOn(ctx, at, groups[at], rec, around) }))
 	}
 	group.Wait()
 	for _, err := range errs {
@@ -276,7 +276,7 @@ func (c *Cluster) agentsThere(ctx context.Context, ranks []int, rec Record) erro
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(func() { errs[i] = c.knownOn(ctx, at.node, groups[at], rec) })
+		group.Go(bus.Guard(func() { errs[i] = c.knownOn(ctx, at.node, groups[at], rec) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
@@ -360,7 +360,7 @@ func (c *Cluster) endProcesses(ctx context.Context, ranks []int, rec Record) err
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(func() { errs[i] = c.endOn(ctx, at.node, groups[at], rec) })
+		group.Go(bus.Guard(func() { errs[i] = c.endOn(ctx, at.node, groups[at], rec) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)

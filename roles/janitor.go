@@ -101,13 +101,13 @@ func (rt *Runtime) sweep() time.Duration {
 			look(left)
 			continue
 		}
-		group.Go(func() {
+		group.Go(bus.Guard(func() {
 			rt.log.Warn("roles: the driver is gone; its role ends", "role", rec.Name, "driver", rec.By)
 			if err := rt.sweepRole(ctx, rec); err != nil && ctx.Err() == nil {
 				rt.log.Warn("roles: a lost driver's role was not taken down in order", "role", rec.Name, "error", err)
 				look(sweepAgain)
 			}
-		})
+		}))
 	}
 	group.Wait()
 	if wait := rt.sweepHolds(ctx, reg); wait > 0 {

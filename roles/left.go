@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 
+	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
 )
@@ -135,7 +136,7 @@ func (rt *Runtime) leftRunning(ctx context.Context, incarnations map[string]bool
 	var mu sync.Mutex
 	var errs []error
 	for _, node := range all {
-		group.Go(func() {
+		group.Go(bus.Guard(func() {
 			workers, err := rt.agents().Workers(ctx, node.Report.Node)
 			mu.Lock()
 			defer mu.Unlock()
@@ -147,7 +148,7 @@ func (rt *Runtime) leftRunning(ctx context.Context, incarnations map[string]bool
 					left.Workers = append(left.Workers, w)
 				}
 			}
-		})
+		}))
 	}
 	group.Wait()
 	slices.SortFunc(left.Workers, func(a, b nodes.Status) int { return strings.Compare(a.Name, b.Name) })

@@ -76,7 +76,7 @@ func (l *Local) spawn(do func()) error {
 	if l.closed {
 		return errLocalClosed
 	}
-	l.group.Go(do)
+	l.group.Go(bus.Guard(do))
 	return nil
 }
 
@@ -110,10 +110,10 @@ func (l *Local) startOne(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 		_ = l.closePlace(context.WithoutCancel(ctx), p) // the worker's error says more
 		return nil, err
 	}
-	l.group.Go(func() { // inside a goroutine of the group's
+	l.group.Go(bus.Guard(func() { // inside a goroutine of the group's
 		<-worker.Done()
 		_ = l.closePlace(context.Background(), p) // a stopped worker's host has nothing left to say
-	})
+	}))
 	return worker, nil
 }
 
@@ -224,7 +224,7 @@ func (l *Local) Close(ctx context.Context) error {
 	errs := make([]error, len(all), len(all)+1)
 	var group sync.WaitGroup
 	for i, p := range all {
-		group.Go(func() { errs[i] = l.closePlace(ctx, p) })
+		group.Go(bus.Guard(func() { errs[i] = l.closePlace(ctx, p) }))
 	}
 	group.Wait()
 	return errors.Join(append(errs, l.await(ctx))...)
@@ -234,7 +234,7 @@ func (l *Local) Close(ctx context.Context) error {
 // hold up the end of the process.
 func (l *Local) await(ctx context.Context) error {
 	doneCh := make(chan struct{})
-	go func() { l.group.Wait(); close(doneCh) }()
+	bus.Go(func() { l.group.Wait(); close(doneCh) })
 	select {
 	case <-doneCh:
 		return nil

@@ -171,7 +171,7 @@ func (c *Cluster) tell(l loss, then string) {
 		return
 	}
 	f := Failure{Role: c.Name(), Rank: l.rank, Gen: l.gen, Node: l.why.Node, Err: l.why, Then: then}
-	go c.spec.OnFailure(f) // nobody waits for it: it is the driver's own
+	bus.Go(func() { c.spec.OnFailure(f) }) // nobody waits for it: it is the driver's own
 }
 
 func ranksOf(lost []loss) []int {

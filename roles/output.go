@@ -41,7 +41,7 @@ func (c *Cluster) showOutput() error {
 		return err
 	}
 	o.follower = follower
-	go o.tick()
+	bus.Go(o.tick)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.output = o
@@ -75,12 +75,12 @@ func (o *output) tick() {
 func (o *output) stop() {
 	close(o.stopCh)
 	endedCh := make(chan struct{})
-	go func() {
+	bus.Go(func() {
 		defer close(endedCh)
 		o.follower.Stop()
 		<-o.doneCh
 		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
-	}()
+	})
 	select {
 	case <-endedCh:
 	case <-time.After(lastOutput):
@@ -109,10 +109,10 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 // flush writes what was held back to be folded. The writer may be slow.
 func (o *output) flush(ctx context.Context) error {
 	writtenCh := make(chan struct{})
-	go func() {
+	bus.Go(func() {
 		defer close(writtenCh)
 		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
-	}()
+	})
 	select {
 	case <-writtenCh:
 		return nil

@@ -174,7 +174,7 @@ func (rt *Runtime) spawn(do func()) bool {
 	if rt.ended {
 		return false
 	}
-	rt.group.Go(do)
+	rt.group.Go(bus.Guard(do))
 	return true
 }
 
@@ -288,7 +288,7 @@ func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Contex
 	}
 	rt.creating.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, spec.StartTimeout)
-	unhook := context.AfterFunc(rt.taking, cancel)
+	unhook := context.AfterFunc(rt.taking, bus.Guard(cancel))
 	return ctx, func() { unhook(); cancel(); rt.creating.Done() }, nil
 }
 
@@ -439,7 +439,7 @@ func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) 
 	open := !rt.closing || tie == created // Close waits for what is being created
 	if open {
 		rt.clusters[c] = struct{}{}
-		rt.group.Go(c.life.run)
+		rt.group.Go(bus.Guard(c.life.run))
 	}
 	rt.mu.Unlock()
 	if !open {
@@ -482,7 +482,7 @@ func (rt *Runtime) closeClusters(ctx context.Context) error {
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {
-		group.Go(func() { errs[i] = c.leave(ctx) })
+		group.Go(bus.Guard(func() { errs[i] = c.leave(ctx) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)

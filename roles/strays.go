@@ -34,7 +34,7 @@ func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]node
 		if node.State == placement.NodeLost {
 			continue // it does not answer
 		}
-		group.Go(func() { s.endOn(ctx, node.Report.Node) })
+		group.Go(bus.Guard(func() { s.endOn(ctx, node.Report.Node) }))
 	}
 	group.Wait()
 	return s.ended, errors.Join(s.errs...)

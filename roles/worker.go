@@ -114,11 +114,11 @@ func (g Group) Await(ctx context.Context, call dispatch.Call) ([]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		go func() {
+		bus.Go(func() {
 			values, err := dispatch.AwaitEach[any](ctx, f)
 			answers[i] = values
 			errCh <- err
-		}()
+		})
 	}
 	var first error
 	for range clusters {
