@@ -3,3 +3,5 @@
 package bus_test
 
 const underRace = false
+
+const fewer = 1

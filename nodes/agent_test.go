@@ -296,6 +296,7 @@ func spawn(t *testing.T, env string, words ...string) int {
 	t.Helper()
 	cmd := exec.Command(words[0], words[1:]...)
 	cmd.Env = append(os.Environ(), env)
+	bustest.Tie(cmd, syscall.SIGKILL)
 	require.NoError(t, cmd.Start())
 	doneCh := make(chan struct{})
 	go func() { _ = cmd.Wait(); close(doneCh) }()
@@ -371,7 +372,7 @@ func TestShippedFolder(t *testing.T) {
 func TestFrozenWorker(t *testing.T) {
 	s := newStand(t)
 	started := s.launch(sh(`exec sleep 1000`, 0))
-	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGSTOP))
+	bustest.Freeze(t, started[0].PID)
 	exits, err := s.client.Stop(t.Context(), "host", ids(0), 100*time.Millisecond)
 	require.NoError(t, err)
 	require.Contains(t, []string{"SIGKILL", "SIGINT", "SIGTERM"}, exits[0].Signal)

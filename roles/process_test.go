@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/placement"
@@ -351,7 +352,7 @@ func TestAFrozenWorker(t *testing.T) {
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	time.Sleep(2 * time.Second) // so that the driver has listened for long enough to judge
-	require.NoError(t, syscall.Kill(pids[1], syscall.SIGSTOP))
+	bustest.Freeze(t, pids[1])
 	_, err = c.Call(patient(t), "pid")
 	require.ErrorContains(t, err, "no heartbeat for")
 	gone(t, pids...)

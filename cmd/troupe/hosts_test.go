@@ -15,6 +15,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/placement"
 	"troupe/roles"
 )
@@ -115,6 +116,7 @@ func (h *hosts) join(u *user, head readyHead, name string) *exec.Cmd {
 	cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join([]string{"join", url, "--name", name, "--gpus", "sim:1x4"}, "\n"),
 		"TROUPE_TOKEN="+strings.TrimSpace(string(token)), "TROUPE_FINGERPRINT="+head.Fingerprint, "XDG_STATE_HOME="+h.t.TempDir())
 	cmd.Stderr = h.t.Output()
+	bustest.Tie(cmd, syscall.SIGTERM)
 	require.NoError(h.t, cmd.Start())
 	h.t.Cleanup(func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended

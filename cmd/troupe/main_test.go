@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,12 +26,16 @@ const argsEnv = "TROUPE_TEST_ARGS"
 
 func TestMain(m *testing.M) {
 	roles.Main(append(hosted(), calcClass(), hostClass())...)
+	args, program := os.LookupEnv(argsEnv)
 	selfCommand = func(args ...string) (*exec.Cmd, error) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join(args, "\n"))
+		if !program { // an agent outlives its head, but not the test
+			bustest.Tie(cmd, syscall.SIGTERM)
+		}
 		return cmd, nil
 	}
-	if args, ok := os.LookupEnv(argsEnv); ok {
+	if program {
 		os.Exit(run(strings.Split(args, "\n"), &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
 	}
 	if url, ok := os.LookupEnv(driverEnv); ok {

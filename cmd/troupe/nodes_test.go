@@ -210,7 +210,7 @@ func TestFrozenAgent(t *testing.T) {
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
 	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
-	require.NoError(t, syscall.Kill(agent, syscall.SIGSTOP))
+	bustest.Freeze(t, agent)
 	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGCONT) })
 	require.Eventually(t, func() bool { return strings.Contains(u.sees("events"), "node_lost on box") }, 10*time.Second, 100*time.Millisecond)
 	require.NoError(t, syscall.Kill(agent, syscall.SIGCONT))

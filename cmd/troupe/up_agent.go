@@ -192,7 +192,10 @@ func (a *ownAgent) start() error {
 	}
 	defer func() { _ = log.Close() }() // the agent has its own
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setsid = true
 	if cmd.Env == nil {
 		cmd.Env = os.Environ()
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/nodes"
 )
 
@@ -159,6 +160,7 @@ func (u *user) process(words ...string) (*exec.Cmd, *screen) {
 		cmd.Env = append(cmd.Env, k+"="+v)
 	}
 	cmd.Stdout, cmd.Stderr = out, u.t.Output()
+	bustest.Tie(cmd, syscall.SIGTERM)
 	require.NoError(u.t, cmd.Start())
 	u.t.Cleanup(func() {
 		if cmd.ProcessState == nil {
