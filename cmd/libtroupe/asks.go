@@ -54,6 +54,9 @@ func (c *core) answer(ctx context.Context, raw []byte) (any, error) {
 	if err := bus.UnmarshalWith(raw, &r, bus.UnmarshalOptions{Strict: true}); err != nil {
 		return nil, err
 	}
+	if err := c.sound(); err != nil && !leavingOps[r.Op] {
+		return nil, err
+	}
 	do, ok := ops[r.Op]
 	if !ok {
 		return nil, bus.Errorf(bus.CodeInvalid, "there is no op %q", r.Op)
@@ -353,4 +356,12 @@ func (c *core) workerClose(ctx context.Context, _ *request) (any, error) {
 	return nil, w.player.Close(ctx)
 }
 
-func (c *core) panicOnPurpose(context.Context, *request) (any, error) { panic("on purpose") }
+// panicOnPurpose panics where it is called, or with the name "goroutine" in one of those that the packages below start.
+func (c *core) panicOnPurpose(ctx context.Context, r *request) (any, error) {
+	if r.Name == "goroutine" {
+		bus.Go(func() { panic("on purpose") })
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	panic("on purpose")
+}

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"troupe/bus"
 	"troupe/dispatch"
@@ -29,6 +30,7 @@ type core struct {
 	memory   *memory
 	incoming *incoming
 	log      *slog.Logger
+	broken   atomic.Pointer[bus.Error] // why nothing works any more; see breakdown.go
 
 	mu       sync.Mutex // guards what follows
 	last     uint64     // the last number that was given
@@ -58,13 +60,15 @@ func newCore() (*core, error) {
 	if err != nil {
 		return nil, errors.New("no descriptor to announce completions with: " + err.Error())
 	}
-	return &core{
+	c := &core{
 		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
 		servants: map[string]*servant{},
-	}, nil
+	}
+	bus.OnPanic(c.breakDown)
+	return c, nil
 }
 
 func (c *core) number() uint64 {
@@ -110,7 +114,7 @@ func (c *core) cancel(token uint64) {
 	c.mu.Lock()
 	giveUp := c.calls[token]
 	c.mu.Unlock()
-	if giveUp != nil {
+	if giveUp != nil && c.sound() == nil {
 		spawn(giveUp, func(err error) { c.log.Error("libtroupe: cancel", "error", err) })
 	}
 }

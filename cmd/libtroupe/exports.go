@@ -64,6 +64,9 @@ func troupe_plan(cluster C.uint64_t, request *C.char, n C.uint64_t, out *C.char,
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
+	if err := c.sound(); err != nil {
+		return C.int64_t(setError(statusPanic, err))
+	}
 	text, err := c.plan(uint64(cluster), C.GoBytes(unsafe.Pointer(request), C.int(n)))
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
@@ -83,6 +86,9 @@ func troupe_call(token, cluster C.uint64_t, blob *C.char, n C.uint64_t) (status 
 	c, err := theCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
+	}
+	if err := c.sound(); err != nil {
+		return C.int32_t(setError(statusPanic, err))
 	}
 	if err := c.call(uint64(token), uint64(cluster), C.GoBytes(unsafe.Pointer(blob), C.int(n))); err != nil {
 		return C.int32_t(setError(statusInvalid, err))
@@ -126,6 +132,9 @@ func troupe_answer(call C.uint64_t, failed C.int32_t, body *C.char, n C.uint64_t
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
+	if c.sound() != nil {
+		return statusUnknown // nobody can be told
+	}
 	if !c.incoming.answer(uint64(call), failed != 0, c.memory.own(unsafe.Pointer(body), int(n))) {
 		return statusUnknown
 	}
@@ -142,6 +151,9 @@ func troupe_cancelled(call C.uint64_t) (status C.int32_t) {
 	c, err := theCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
+	}
+	if c.sound() != nil {
+		return 1
 	}
 	return C.int32_t(c.incoming.cancelled(uint64(call)))
 }

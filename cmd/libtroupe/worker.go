@@ -96,6 +96,7 @@ func (o *object) begin(ctx context.Context, meta, body []byte, done func([]byte,
 	token := o.core.incoming.add(t)
 	if o.table.Cancels {
 		t.stop = context.AfterFunc(ctx, func() {
+			defer bus.Recover()
 			o.core.queue.push(completion{kind: kindCancel, token: token, rank: -1})
 		})
 	}

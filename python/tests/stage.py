@@ -62,6 +62,12 @@ class Stage(troupe.Worker):
     def pid(self):
         return os.getpid()
 
+    def break_core(self):
+        """A bug in a goroutine of the core's."""
+        from troupe import _session
+
+        _session.current().core.ask("panic", name="goroutine").get(20)
+
     def environment(self, *names):
         return {n: os.environ.get(n) for n in names}
 

@@ -7,6 +7,9 @@ import time
 
 import pytest
 
+import stage
+import troupe
+
 
 def test_fork_leaves_the_parent_sound_and_tells_the_child_what_to_do(script):
     out = script("""
@@ -303,3 +306,42 @@ def test_init_mistakes(script):
 def test_no_threads_of_ours_keep_the_interpreter(script):
     out = script("import troupe; print(troupe.is_initialized())")
     assert out.stdout.strip() == "False" and sys.version_info >= (3, 10) and os.name == "posix"
+
+
+def test_a_bug_in_a_goroutine_of_the_core_is_an_exception_and_the_interpreter_lives(script):
+    done = script(
+        """
+        import sys, time
+        import stage, troupe
+
+        a = troupe.actor(stage.Stage)
+        waiting = a.sleep.remote(60)
+        try:
+            troupe.init().core.ask("panic", name="goroutine").get(20)
+        except troupe.InternalError as err:
+            print("asked:", "on purpose" in str(err), "goroutine" in err.remote_traceback)
+        try:
+            waiting.result(5)
+        except troupe.InternalError as err:
+            print("under way:", "on purpose" in str(err))
+        for again in (lambda: a.echo(1), lambda: troupe.Cluster.attach("x"), lambda: troupe.actor(stage.Stage)):
+            try:
+                again()
+            except troupe.InternalError as err:
+                print("later:", "on purpose" in str(err))
+        print(time.monotonic())
+        """
+    )
+    lines = done.stdout.split("\n")
+    assert lines[:5] == ["asked: True True", "under way: True", "later: True", "later: True", "later: True"]
+    assert time.monotonic() - float(lines[5]) < 20, "and it ends"
+    assert "a bug in the Go core: on purpose" in done.stderr
+
+
+def test_a_bug_in_a_goroutine_ends_a_worker(session):
+    with troupe.Cluster("broken", stage.Stage, worker_config=troupe.WorkerConfig(world_size=1)) as c:
+        with pytest.raises(troupe.Error):
+            c.workers[0].break_core()
+        with pytest.raises(troupe.WorkerLostError) as e:
+            c.workers[0].echo(1)
+        assert any("on purpose" in line or "goroutine" in line for line in e.value.last_lines), e.value.last_lines

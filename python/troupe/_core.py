@@ -153,7 +153,8 @@ class Core:
 
     def last_error(self) -> str:
         room = ctypes.create_string_buffer(64 << 10)
-        return room.raw[: self.lib.troupe_error(room, len(room))].decode(errors="replace")
+        n = self.lib.troupe_error(room, len(room))
+        return room.raw[:n].decode(errors="replace")
 
     def fail(self, status: int) -> _errors.Error:
         """What a status below zero means."""

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// bomb is a logger with a bug: whatever is logged panics, where it is logged.
+type bomb struct{ slog.Handler }
+
+func (bomb) Enabled(context.Context, slog.Level) bool  { return true }
+func (bomb) Handle(context.Context, slog.Record) error { panic("the logger has a bug") }
+func (b bomb) WithAttrs([]slog.Attr) slog.Handler      { return b }
+func (b bomb) WithGroup(string) slog.Handler           { return b }
+
+func mustAnswer(t *testing.T, c *core, request any) []byte {
+	t.Helper()
+	raw, err := bus.Marshal(request)
+	require.NoError(t, err)
+	value, err := c.answer(t.Context(), raw)
+	require.NoError(t, err)
+	body, err := bus.Marshal(value)
+	require.NoError(t, err)
+	return body
+}
+
+// TestAPanicInAGoroutineBelow makes the loop that follows a role's heartbeats panic, by what it logs.
+func TestAPanicInAGoroutineBelow(t *testing.T) {
+	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
+	c, err := newCore()
+	require.NoError(t, err)
+	t.Cleanup(func() { bus.OnPanic(nil) })
+	c.log = slog.New(bomb{}) // nothing is logged while all goes well
+	var s session
+	opened := mustAnswer(t, c, map[string]any{"op": "open", "bus": map[string]any{"urls": []string{b.URL()}}, "namespace": "test", "name": "test"})
+	require.NoError(t, bus.Unmarshal(opened, &s))
+	rt, err := c.runtime(s.Runtime)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
+
+	var cl described
+	methods := []actors.MethodInfo{{Name: "hold", Lane: actors.Serial}}
+	served := mustAnswer(t, c, map[string]any{"op": "serve", "runtime": s.Runtime, "serve": map[string]any{
+		"class": "Holder", "object": "served-1", "table": map[string]any{"methods": methods},
+	}})
+	require.NoError(t, bus.Unmarshal(served, &cl))
+	plan, err := c.plan(cl.Cluster, []byte(`{"ranks": [0]}`))
+	require.NoError(t, err)
+	var p planAnswer
+	require.NoError(t, json.Unmarshal(plan, &p))
+	require.NoError(t, c.call(77, cl.Cluster, blob(uint32(p.ID), "hold")))
+	require.Eventually(t, func() bool { return has(c, kindCall, 1) }, 5*time.Second, time.Millisecond, "it is being served, by nobody")
+
+	ep, err := b.Endpoint("test")
+	require.NoError(t, err)
+	defer ep.Close()
+	role, err := c.cluster(cl.Cluster)
+	require.NoError(t, err)
+	require.NoError(t, ep.Send(role.Record().Address().Life(), &bus.Frame{Kind: bus.KindBeat, Body: []byte{0xc1}}))
+	require.Eventually(t, func() bool { return c.sound() != nil }, 5*time.Second, time.Millisecond)
+	require.True(t, has(c, kindOver, 77), "what was under way has failed")
+	err = c.sound()
+	assert.Equal(t, bus.CodeInternal, bus.CodeOf(err))
+	var why *bus.Error
+	require.True(t, errors.As(err, &why))
+	assert.Contains(t, why.Stack, "roles.(*life)", "where it happened")
+
+	raw, err := bus.Marshal(map[string]any{"op": "roles", "runtime": s.Runtime})
+	require.NoError(t, err)
+	_, err = c.answer(t.Context(), raw)
+	assert.ErrorContains(t, err, "the logger has a bug", "and whatever is asked for is refused")
+	c.incoming.answer(1, false, []byte{0xc0}) // so that the role need not wait for it
+}
+
+// has says whether there is such a completion in the queue.
+func has(c *core, k kind, token uint64) bool {
+	c.queue.mu.Lock()
+	defer c.queue.mu.Unlock()
+	for _, e := range c.queue.entries {
+		if e.kind == k && e.token == token {
+			return true
+		}
+	}
+	return false
+}
+
+// blob is a call with an empty body for one part.
+func blob(plan uint32, method string) []byte {
+	le := binary.LittleEndian
+	b := make([]byte, callHeadSize, 256)
+	le.PutUint32(b[4:], 1)
+	le.PutUint32(b[16:], plan)
+	le.PutUint32(b[24:], uint32(len(method)))
+	b = append(b, method...)
+	return append(b, make([]byte, 16)...)
+}
