@@ -30,24 +30,36 @@ func TestBodyFixtures(t *testing.T) {
 	fixtures := bodyFixtures(t)
 	for name, v := range fixtures {
 		t.Run(name, func(t *testing.T) {
-			path := filepath.Join("testdata", "wire", "body-"+name)
 			body, err := bus.Marshal(v)
 			require.NoError(t, err)
-			if *update {
-				require.NoError(t, os.WriteFile(path+".bin", body, 0o644))
-				require.NoError(t, os.WriteFile(path+".json", describeBody(t, body), 0o644))
-			}
-			pinned, err := os.ReadFile(path + ".bin")
-			require.NoError(t, err)
-			require.Equal(t, pinned, body, "the wire has changed")
-			words, err := os.ReadFile(path + ".json")
-			require.NoError(t, err)
-			require.Equal(t, string(words), string(describeBody(t, pinned)), "the meaning has changed")
+			pin(t, "body-"+name, body, describeBody)
 		})
 	}
-	files, err := filepath.Glob("testdata/wire/body-*.bin")
+	requireFixtures(t, "body", len(fixtures))
+}
+
+// pin holds bytes to those of a fixture, and their meaning to the words beside it, or writes both. It returns the fixture.
+func pin(t *testing.T, name string, data []byte, describe func(*testing.T, []byte) []byte) []byte {
+	t.Helper()
+	path := filepath.Join("testdata", "wire", name)
+	if *update {
+		require.NoError(t, os.WriteFile(path+".bin", data, 0o644))
+		require.NoError(t, os.WriteFile(path+".json", describe(t, data), 0o644))
+	}
+	pinned, err := os.ReadFile(path + ".bin")
 	require.NoError(t, err)
-	require.Len(t, files, len(fixtures), "a fixture that no test knows")
+	require.Equal(t, pinned, data, "the wire has changed")
+	words, err := os.ReadFile(path + ".json")
+	require.NoError(t, err)
+	require.Equal(t, string(words), string(describe(t, pinned)), "the meaning has changed")
+	return pinned
+}
+
+func requireFixtures(t *testing.T, kind string, n int) {
+	t.Helper()
+	files, err := filepath.Glob("testdata/wire/" + kind + "-*.bin")
+	require.NoError(t, err)
+	require.Len(t, files, n, "a fixture that no test knows")
 }
 
 func bodyFixtures(t *testing.T) map[string]any {

@@ -4,8 +4,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -29,26 +27,12 @@ func TestFrameFixtures(t *testing.T) {
 	require.Len(t, fixtures, len(allKinds))
 	for _, f := range fixtures {
 		t.Run(f.Kind.String(), func(t *testing.T) {
-			path := filepath.Join("testdata", "wire", "frame-"+f.Kind.String())
-			msg := f.Append(nil)
-			if *update {
-				require.NoError(t, os.WriteFile(path+".bin", msg, 0o644))
-				require.NoError(t, os.WriteFile(path+".json", describeFrame(t, msg), 0o644))
-			}
-			pinned, err := os.ReadFile(path + ".bin")
-			require.NoError(t, err)
-			require.Equal(t, pinned, msg, "the wire has changed")
-			words, err := os.ReadFile(path + ".json")
-			require.NoError(t, err)
-			require.Equal(t, string(words), string(describeFrame(t, pinned)), "the meaning has changed")
-			got, err := bus.ParseFrame(pinned)
+			got, err := bus.ParseFrame(pin(t, "frame-"+f.Kind.String(), f.Append(nil), describeFrame))
 			require.NoError(t, err)
 			require.Equal(t, plain(f), plain(got))
 		})
 	}
-	files, err := filepath.Glob("testdata/wire/frame-*.bin")
-	require.NoError(t, err)
-	require.Len(t, files, len(fixtures), "a fixture that no test knows")
+	requireFixtures(t, "frame", len(fixtures))
 }
 
 func describeFrame(t *testing.T, msg []byte) []byte {

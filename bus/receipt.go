@@ -1,6 +1,8 @@
 package bus
 
 import (
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -216,16 +218,17 @@ func (rs *receipts) gone(ref Ref) {
 	rs.abandon(ref, Errorf(CodeOutcomeUnknown, "the body of %d bytes is no longer held by its owner", ref.Len))
 }
 
+// all are the receipts of this moment.
+func (rs *receipts) all() []*receipt {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return slices.Collect(maps.Values(rs.in))
+}
+
 // sweep asks again where nothing moves, and everywhere after a reconnect, and gives up where the owner is silent. An
 // outage of our own connection is not held against the owner.
 func (rs *receipts) sweep(now time.Time, connected, anew bool) {
-	rs.mu.Lock()
-	all := make([]*receipt, 0, len(rs.in))
-	for _, r := range rs.in {
-		all = append(all, r)
-	}
-	rs.mu.Unlock()
-	for _, r := range all {
+	for _, r := range rs.all() {
 		r.mu.Lock()
 		waiting := r.buf == nil
 		if waiting || !connected {
@@ -247,13 +250,7 @@ func (rs *receipts) sweep(now time.Time, connected, anew bool) {
 }
 
 func (rs *receipts) failAll(err error) {
-	rs.mu.Lock()
-	all := make([]*receipt, 0, len(rs.in))
-	for _, r := range rs.in {
-		all = append(all, r)
-	}
-	rs.mu.Unlock()
-	for _, r := range all {
+	for _, r := range rs.all() {
 		rs.finish(r, err)
 	}
 }

@@ -13,28 +13,21 @@ type block struct {
 	pos   int
 }
 
-func lift(blocks []block) {
-	for _, o := range blocks {
-		switch o.kind {
-		case ObstacleHeld:
-			o.held.leave()
-		case ObstacleNode:
-			o.stock.open = true
-		case ObstacleDevice:
-			o.stock.change(o.pos, o.stock.used[o.pos], true)
-		}
-	}
-}
+func lift(blocks []block)    { move(blocks, true) }
+func putBack(blocks []block) { move(blocks, false) }
 
-func putBack(blocks []block) {
+// move takes all of them out of the way, or puts them back there.
+func move(blocks []block, away bool) {
 	for _, o := range blocks {
-		switch o.kind {
-		case ObstacleHeld:
+		switch {
+		case o.kind == ObstacleHeld && away:
+			o.held.leave()
+		case o.kind == ObstacleHeld:
 			o.held.enter()
-		case ObstacleNode:
-			o.stock.open = false
-		case ObstacleDevice:
-			o.stock.change(o.pos, o.stock.used[o.pos], false)
+		case o.kind == ObstacleNode:
+			o.stock.open = away
+		case o.kind == ObstacleDevice:
+			o.stock.change(o.pos, o.stock.used[o.pos], away)
 		}
 	}
 }

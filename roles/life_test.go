@@ -76,21 +76,26 @@ func node(t *testing.T) string {
 	return name
 }
 
-// A role that has nobody but a bystander: the failure of a detached role is seen to by whoever is attached.
-func TestAFailedDetachedRole(t *testing.T) {
-	t.Parallel()
+// detached is a role that outlives its driver: the workers are not in its process.
+func detached(t *testing.T) (*bustest.Server, *cast, *roles.Runtime, *roles.Cluster) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	cast := newCast()
 	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
 	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
 	require.NoError(t, err)
-	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
+	return srv, cast, driver, create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
+}
+
+// A role that has nobody but a bystander: the failure of a detached role is seen to by whoever is attached.
+func TestAFailedDetachedRole(t *testing.T) {
+	t.Parallel()
+	srv, cast, driver, _ := detached(t)
 	require.NoError(t, driver.Close(patient(t)))
 	require.Equal(t, 3, cast.living())
 
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
 	c := attach(t, rt, "actors")
-	_, err = c.Call(patient(t), "boom", 1)
+	_, err := c.Call(patient(t), "boom", 1)
 	require.ErrorIs(t, err, bus.ErrPanic)
 	eventually(t, "the rest is stopped", func() bool { return cast.living() == 0 })
 	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
@@ -101,12 +106,7 @@ func TestAFailedDetachedRole(t *testing.T) {
 // A detached role with no driver at all: the process of its workers follows it.
 func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	t.Parallel()
-	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
-	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
-	require.NoError(t, err)
-	c := create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
+	srv, cast, driver, c := detached(t)
 	ep, err := bustest.Open(t, bus.Config{InProcess: srv}).Endpoint("default") // somebody who only calls
 	require.NoError(t, err)
 	group := &dispatch.Group{Endpoint: ep, To: c.Record().Address(), Mesh: c.Record().Mesh, MeshName: "main"}

@@ -1,0 +1,146 @@
+package actors
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"troupe/bus"
+)
+
+// construct makes the worker's own object. A panic in the constructor is its error.
+func (w *Worker) construct(ctx context.Context) error {
+	if !w.become(Initialising, nil) {
+		return bus.Errorf(bus.CodeRefused, "worker %s[%d] was stopped before it began", w.spec.Address.Role, w.spec.Rank)
+	}
+	if err := w.create(ctx, "", w.class, w.spec.Config); err != nil {
+		return err
+	}
+	if !w.become(Ready, nil) {
+		return bus.Errorf(bus.CodeRefused, "worker %s[%d] was stopped while it began", w.spec.Address.Role, w.spec.Rank)
+	}
+	return nil
+}
+
+// create makes a named object of a class in this worker.
+func (w *Worker) create(ctx context.Context, name string, class *Class, config bus.Raw) error {
+	w.mu.Lock()
+	_, taken := w.objects[name]
+	w.mu.Unlock()
+	if taken {
+		return bus.Errorf(bus.CodeExists, "object %q exists already in %s[%d]", name, w.spec.Address.Role, w.spec.Rank)
+	}
+	setup := Setup{Role: w.spec.Address, Rank: w.spec.Rank, World: w.spec.World, Gen: w.spec.Gen, Node: w.host.cfg.Node, Object: name, Config: config, Host: w.host}
+	obj, err := constructSafely(ctx, class, setup)
+	if err != nil {
+		return err
+	}
+	if class, err = tableOf(class, obj); err != nil {
+		return errors.Join(err, closeObject(ctx, name, obj))
+	}
+	if !w.put(name, obj, class) {
+		return errors.Join(bus.Errorf(bus.CodeRefused, "the worker ended while object %q was made", name), closeObject(ctx, name, obj))
+	}
+	return nil
+}
+
+// put gives the worker an object; false: it has closed its objects already.
+func (w *Worker) put(name string, obj Handler, class *Class) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.objects == nil {
+		return false
+	}
+	w.objects[name], w.classes[name] = obj, class
+	if name == "" {
+		w.class = class
+	}
+	return true
+}
+
+// tableOf is the class with the methods that the object says it has.
+func tableOf(class *Class, obj Handler) (*Class, error) {
+	t, ok := obj.(Tabled)
+	if !ok {
+		return class, nil
+	}
+	own := *class
+	own.Methods, own.Open = t.Table()
+	return &own, own.check()
+}
+
+func constructSafely(ctx context.Context, class *Class, s Setup) (obj Handler, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicError(p)
+		}
+	}()
+	obj, err = class.New(ctx, s)
+	switch {
+	case err != nil:
+		return nil, wireError(err)
+	case obj == nil:
+		return nil, bus.Errorf(bus.CodeInternal, "class %s: New returned neither an object nor an error", class.Name)
+	}
+	return obj, nil
+}
+
+func panicError(p any) *bus.Error {
+	e := bus.Errorf(bus.CodePanic, "panic: %v", p)
+	e.Stack = cut(string(debug.Stack()), maxStack)
+	return e
+}
+
+// cut makes s fit for an error on the wire: bounded, and text.
+func cut(s string, n int) string {
+	if len(s) <= n {
+		return strings.ToValidUTF8(s, "\uFFFD")
+	}
+	return strings.ToValidUTF8(s[:n], "") + "… (cut)"
+}
+
+// closeObjects closes every object, the worker's own last, and waits for them no longer than lastGrace.
+func (w *Worker) closeObjects() error {
+	w.mu.Lock()
+	objects := w.objects
+	w.objects = nil
+	w.mu.Unlock()
+	ctx, stop := context.WithTimeout(context.Background(), lastGrace)
+	errCh := make(chan error, 1)
+	bus.Go(func() {
+		defer stop()
+		var err error
+		for _, name := range slices.Backward(slices.Sorted(maps.Keys(objects))) {
+			err = errors.Join(err, closeObject(ctx, name, objects[name]))
+		}
+		errCh <- err
+	})
+	select {
+	case err := <-errCh:
+		return err
+	case <-time.After(lastGrace):
+		return bus.Errorf(bus.CodeTimedOut, "Close of class %s has not returned in %s[%d]", w.class.Name, w.spec.Address.Role, w.spec.Rank)
+	}
+}
+
+// closeObject closes an object that wants to be told. A panic is its error.
+func closeObject(ctx context.Context, name string, obj Handler) (err error) {
+	c, ok := obj.(Closer)
+	if !ok {
+		return nil
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = panicError(p)
+		}
+	}()
+	if err := c.Close(ctx); err != nil {
+		return fmt.Errorf("close object %q: %w", name, err)
+	}
+	return nil
+}
