@@ -87,6 +87,10 @@ class Stage(troupe.Worker):
     def call_and_wait(self, handle, method, *args):
         return troupe.get([getattr(handle, method).remote(*args)])
 
+    def nested(self, handle, array):
+        """Futures inside a result."""
+        return {"list": [handle.echo.remote(1), 2], "deep": [{"x": (handle.echo.remote({3}),)}], "array": handle.echo.remote(array)}
+
     def had(self):
         return self.later.result(5)
 

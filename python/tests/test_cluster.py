@@ -123,6 +123,22 @@ def test_futures_as_arguments(workers):
     assert b.echo([a.echo.remote(1), 2]) == [1, 2]
     with pytest.raises(troupe.ApplicationError):
         b.echo(a.fail.remote())
+    assert b.echo({"k": [(a.echo.remote((7,)), 8)]}) == {"k": [((7,), 8)]}, "wherever they are"
+    assert workers.rows(a.echo.remote([1, 2])) == [1, 2], "and are cut as what they give"
+    large = np.arange(50_000)
+    got = b.echo({"x": [large, a.echo.remote(large), a.echo.remote("small")]})["x"]
+    assert (got[0] == large).all() and (got[1] == large).all() and got[2] == "small"
+    with pytest.raises(troupe.ApplicationError, match="bad luck"):
+        b.echo({"k": a.fail.remote()})
+    with pytest.raises(troupe.ApplicationError, match="bad luck"):
+        b.echo([large, {"k": a.fail.remote()}])
+
+
+def test_futures_in_results(workers):
+    a, b = workers.workers
+    for n in (10, 50_000):
+        got = a.nested(b, np.arange(n))
+        assert got["list"] == [1, 2] and got["deep"] == [{"x": ({3},)}] and (got["array"] == np.arange(n)).all()
 
 
 def test_callbacks(workers):
@@ -371,6 +387,15 @@ def test_engines(session):
         c.create_engine("second", stage.Given, "x")
         assert c.options(engine="first").get() == [[1, (2,)]] * 2
         assert c.options(engine="second", ranks=[1]).get() == [["x", 2]]
+        c.create_engine("loop", "stage.Loop")
+        engine = c.options(engine="loop", ranks=[0])
+        naps = [engine.nap(0.2, blocking=False) for _ in range(4)]
+        assert max(troupe.get(naps, 10)) == [4], "an async engine runs beside the work, in a worker that is not async"
+        assert engine.plain() == [[]] and c.workers[0].echo(1) == 1
+        slow = engine.nap(60, blocking=False)
+        until(lambda: any(call["method"] == "nap" and call["running"] for call in c.info()[0]["calls"]))
+        slow.cancel()
+        until(lambda: engine.plain() == [["cancelled"]])
         with pytest.raises(troupe.ExistsError):
             c.create_engine("first", "stage.Given", 1)
         with pytest.raises(troupe.NotFoundError):
@@ -541,6 +566,9 @@ def test_inside_a_running_loop(workers):
             workers.workers[0].echo(1)
         with pytest.raises(troupe.InvalidError, match="await asyncio.to_thread"):
             troupe.Cluster("looped", stage.Stage, worker_config=config(1))
+        for refused in (troupe.ResourceManager, workers.info, workers.health):
+            with pytest.raises(troupe.InvalidError, match="await asyncio.to_thread"):
+                refused()
         made = await asyncio.to_thread(troupe.Cluster, "looped", stage.Stage, worker_config=config(1))
         assert await made.workers[0].echo.remote(1) == 1
         await asyncio.to_thread(made.shutdown)

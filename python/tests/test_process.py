@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -345,3 +346,61 @@ def test_a_bug_in_a_goroutine_ends_a_worker(session):
         with pytest.raises(troupe.WorkerLostError) as e:
             c.workers[0].echo(1)
         assert any("on purpose" in line or "goroutine" in line for line in e.value.last_lines), e.value.last_lines
+
+
+def test_what_is_absent_on_a_node_is_named(tmp_path):
+    from types import SimpleNamespace
+
+    from troupe import worker
+
+    here, gone = str(tmp_path), str(tmp_path / "gone")
+    with pytest.raises(troupe.RefusedError, match=f"{gone}, which node far-away does not have"):
+        worker.prepare(SimpleNamespace(config={"sys_path": [here, gone]}, node="far-away"))
+    worker.prepare(SimpleNamespace(config={"sys_path": [gone], "shipped": True}, node="far-away"))
+    sys.path.remove(gone)
+
+
+def test_a_driver_whose_folder_is_gone(script):
+    done = script(
+        """
+        import os, sys, tempfile
+        import stage, troupe
+        with troupe.init():
+            folder = tempfile.mkdtemp()
+            os.chdir(folder)
+            os.rmdir(folder)
+            try:
+                troupe.actor(stage.Stage)
+            except troupe.InvalidError as err:
+                print("removed" in str(err))
+            real, sys.executable = sys.executable, "/nowhere/python"
+            os.chdir("/")
+            try:
+                troupe.actor(stage.Stage)
+            except troupe.NotFoundError as err:
+                print("there is no program /nowhere/python" in str(err))
+        """
+    )
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_ctrl_c_while_the_head_starts_leaves_nothing(tmp_path):
+    head = tmp_path / "head"
+    head.write_text("#!/bin/sh\necho $$ > $0.pid\nexec sleep 60\n")
+    head.chmod(0o755)
+    env = {**os.environ, "TROUPE_PROGRAM": str(head), "TMPDIR": str(tmp_path), "TROUPE_URL": ""}
+    text = "import troupe\ntry:\n    troupe.init()\nexcept KeyboardInterrupt:\n    print('interrupted')"
+    p = subprocess.Popen([sys.executable, "-c", text], env=env, stdout=subprocess.PIPE, text=True)
+    until(lambda: (tmp_path / "head.pid").exists() and (tmp_path / "head.pid").read_text())
+    p.send_signal(signal.SIGINT)
+    assert p.communicate(timeout=20)[0].strip() == "interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "head.pid").read_text()), 0)
+    assert not list(tmp_path.glob("troupe-*"))
+
+
+def until(holds, patience=10.0):
+    end = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -124,6 +124,7 @@ class ResourceManager:
     def __init__(self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, wait: float = 0.0) -> None:
         if num_gpus_per_node < 0 or num_nodes < 1:
             raise _errors.InvalidError(f"num_gpus_per_node {num_gpus_per_node} and num_nodes {num_nodes}: there is at least one node")
+        _core.refuse_in_loop("`await asyncio.to_thread(troupe.ResourceManager, …)`, or create it before the loop runs")
         self.num_gpus_per_node = num_gpus_per_node
         self.num_nodes = num_nodes
         self._session = _session.current()
@@ -383,10 +384,12 @@ class Cluster(_codec.Walked):
 
     def info(self) -> list[dict[str, Any]]:
         """What each worker says of itself; it answers while it is busy."""
+        _core.refuse_in_loop("`await asyncio.to_thread(cluster.info)`")
         return list(self._core.ask("info", cluster=self._open()._id).get())
 
     def health(self) -> list[dict[str, Any]]:
         """What was last heard of each worker."""
+        _core.refuse_in_loop("`await asyncio.to_thread(cluster.health)`")
         return list(self._core.ask("health", cluster=self._open()._id).get())
 
     # Calls.
@@ -714,5 +717,15 @@ def inherited_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not k.startswith("TROUPE_")}
 
 
+def here() -> str:
+    """The folder of this process."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise _errors.InvalidError("the folder that this process runs in has been removed, and workers would run there: os.chdir to another") from None
+
+
 def search_path() -> list[str]:
-    return [os.path.abspath(p) if p else os.getcwd() for p in sys.path]
+    """Where this process finds modules; what is not there is not looked for elsewhere either."""
+    paths = [os.path.abspath(p) if p else here() for p in sys.path]
+    return [p for p in paths if os.path.exists(p)]

@@ -120,6 +120,9 @@ class Codec:
             return _small(value)
         if isinstance(value, Walked) and value.big():
             raise Big
+        if isinstance(value, Eventual):
+            value = value.arrived()
+            return value if type(value) in _NATIVE else self._default(value)
         code, inner = self._ext(value)
         if code < 0:
             return inner  # msgpack's own
@@ -220,6 +223,16 @@ class Codec:
         if not isinstance(found, type):
             raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and there is no such type here")
         return found
+
+
+class Eventual:
+    """A value that is not there yet. What has one in it is encoded when it is there."""
+
+    def arrived(self) -> Any:
+        raise NotImplementedError
+
+
+_NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # what msgpack takes as it is
 
 
 class Walked:
@@ -495,6 +508,9 @@ class Walk:
             self._other(value, depth)
 
     def _other(self, value: Any, depth: int) -> None:
+        if isinstance(value, Eventual):
+            self.value(value.arrived(), depth + 1)
+            return
         try:
             self._add(self._codec._pack(value))
         except Big:
@@ -510,11 +526,13 @@ class Walk:
         start = self.size
         self.value(inner, depth + 1)
         self._flush()
+        _check_length(self.size - start)
         struct.pack_into(">BIb", head, 0, 0xC9, self.size - start, code)
 
     def _tensor(self, value: Any) -> None:
         meta, data = tensor_parts(value)
         pad = -(self.size + 7 + len(meta)) % ALIGN
+        _check_length(1 + pad + len(meta) + len(data))
         self._add(struct.pack(">BIbB", 0xC9, 1 + pad + len(meta) + len(data), TENSOR, pad))
         self._add(bytes(pad) + meta)
         self._flush()
@@ -538,6 +556,12 @@ class Walk:
     def join(self) -> bytes:
         self._flush()
         return b"".join(self._pieces)
+
+
+def _check_length(n: int) -> None:
+    """msgpack has four bytes for the length of a typed value."""
+    if n >= 1 << 32:
+        raise _errors.EncodeError(f"an array or object of {n} bytes cannot be sent: the most is 4 GiB each; send it in pieces, as a list of arrays")
 
 
 def _array_head(n: int) -> bytes:

@@ -68,7 +68,7 @@ class Desk(_serve.Server):
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}
         self.runners: dict[str, Any] = {}  # by object: who runs its methods
-        self.loops: dict[int, Any] = {}  # of async methods under way, by token
+        self.loops = {}
         self.over = Waitable(self.core)
         self.core.on_call = self.arrived
         threading.Thread(target=self.read, daemon=True, name="troupe-reader").start()
@@ -93,9 +93,9 @@ class Desk(_serve.Server):
         cluster._on_shutdown = lambda: self.remove(key)
         return cluster.workers[0]
 
-    def loop_for(self) -> Loop:
+    def loop_for(self) -> _serve.Loop:
         running = _core.running_loop()
-        return Loop(running) if running is not None else OwnLoop()
+        return _serve.Loop(running) if running is not None else _serve.OwnLoop()
 
     def remove(self, key: str) -> None:
         self.objects.pop(key, None)
@@ -118,37 +118,18 @@ class Desk(_serve.Server):
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == CANCEL:
-            loop = self.loops.get(token)
-            if loop is not None:
-                loop.soon(self.cancel, token)
+            self.cancel_in(token)
             return
         call = Call(self.core, token, meta)
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
         if made is None or runner is None:
             self.fail(token, _errors.ClosedError("the driver no longer serves this"))
         elif made.is_async:
-            self.loops[token] = runner
-            if not runner.soon(self.begin, token, call, body):
-                self.loops.pop(token, None)
-                self.fail(token, _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"))
+            self.begin_in(runner, token, call, body)
         elif call.method in made.lanes:
             threading.Thread(target=self.serve, args=(token, meta, body), daemon=True, name="troupe-served").start()
         else:
             runner.put((token, meta, body))
-
-    # In the event loop.
-
-    def begin(self, token: int, call: Call, body: Any) -> None:
-        import asyncio
-
-        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body, None))
-        self.tasks[token] = task
-        task.add_done_callback(lambda _: self.loops.pop(token, None))
-
-    def cancel(self, token: int) -> None:
-        task = self.tasks.get(token)
-        if task is not None:
-            task.cancel()
 
 
 class Thread:
@@ -173,37 +154,3 @@ class Thread:
 
     def end(self) -> None:
         self.calls.put(None)
-
-
-class Loop:
-    """An event loop of the driver's, for objects with async methods."""
-
-    def __init__(self, loop: Any) -> None:
-        self.loop = loop
-
-    def soon(self, do: Any, *args: Any) -> bool:
-        try:
-            self.loop.call_soon_threadsafe(do, *args)
-        except RuntimeError:
-            return False  # it is closed
-        return True
-
-    def end(self) -> None:
-        pass
-
-
-class OwnLoop(Loop):
-    """An event loop on a thread of its own."""
-
-    def __init__(self) -> None:
-        import asyncio
-
-        super().__init__(asyncio.new_event_loop())
-        threading.Thread(target=self.run, daemon=True, name="troupe-loop").start()
-
-    def run(self) -> None:
-        self.loop.run_forever()
-        self.loop.close()
-
-    def end(self) -> None:
-        self.soon(self.loop.stop)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, overload
 
-from . import _core, _errors, _split
+from . import _codec, _core, _errors, _split
 from ._core import CAUSE, FAILED, LAST, NONE, OVER
 from ._worker import Call, _call
 
 
-class Waitable:
+class Waitable(_codec.Eventual):
     """Something that is over at some time. deliver and _finish are called by the reader of completions."""
 
     def __init__(self, core: _core.Core) -> None:
@@ -50,6 +50,9 @@ class Waitable:
         self._waiters.append(call)
         if self._done:
             call()
+
+    def arrived(self) -> Any:
+        return resolve(self)
 
     def _get(self) -> Any:
         raise NotImplementedError

@@ -101,7 +101,7 @@ def spec(
 def _folder(session: _session.Session) -> dict[str, Any]:
     """Where the workers run: in this process's folder, or in a copy of working_dir that is shipped once to each node."""
     if session.working_dir is None:
-        return {"dir": os.getcwd()}
+        return {"dir": _cluster.here()}
     folder = os.path.abspath(session.working_dir)
     if not os.path.isdir(folder):
         raise _errors.InvalidError(f"working_dir {folder} is no folder")
@@ -143,6 +143,7 @@ def _config(
         **engine_config(codec, cls, args, kwargs),
         "worker_config": settings if isinstance(settings, bytes) else settings.join(),
         "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": _cluster.search_path(),
+        "shipped": session.working_dir is not None,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(_cluster._get(config, "max_concurrency", 1000)),
         "troupe": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     }  # fmt: skip

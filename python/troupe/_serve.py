@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgpack
@@ -35,6 +36,7 @@ class Server:
     names: dict[tuple[bytes, int], tuple[str, str]]  # of objects and methods, as they were called
     codecs: dict[bool, _codec.Codec]  # for those who may send pickles, and for others
     tasks: dict[int, Any]  # of async methods, by token
+    loops: dict[int, Loop]  # of those that run beside, where each does
 
     def trusts(self, meta: bytes) -> bool:
         """Whether the caller may send pickles."""
@@ -110,6 +112,34 @@ class Server:
         body = msgpack.packb(_origin.describe(err))
         self.core.lib.troupe_answer(token, 1, body, len(body))
 
+    # Async methods on a loop that is not the main thread's.
+
+    def begin_in(self, loop: Loop, token: int, call: Call, body: Any) -> None:
+        """Has a loop begin a call. Called by the reader, which must not wait."""
+        self.loops[token] = loop
+        if not loop.soon(self._begin, token, call, body):
+            self.loops.pop(token, None)
+            self.fail(token, _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"))
+
+    def _begin(self, token: int, call: Call, body: Any) -> None:
+        import asyncio
+
+        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body, None))
+        self.tasks[token] = task
+        task.add_done_callback(lambda _: self.loops.pop(token, None))
+
+    def cancel_in(self, token: int) -> bool:
+        """Has the loop of a call cancel it. False: it has none."""
+        loop = self.loops.get(token)
+        if loop is not None:
+            loop.soon(self._cancel, token)
+        return loop is not None
+
+    def _cancel(self, token: int) -> None:
+        task = self.tasks.get(token)
+        if task is not None:
+            task.cancel()
+
     async def serve_async(self, token: int, call: Call, body: Any, gate: Any) -> None:
         import asyncio
 
@@ -142,6 +172,40 @@ class Server:
         while hasattr(value, "__await__"):
             value = await value
         return _pipeline.outputs(value) if call._meta[0] & ITEMS else value
+
+
+class Loop:
+    """An event loop that runs elsewhere."""
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+
+    def soon(self, do: Any, *args: Any) -> bool:
+        try:
+            self.loop.call_soon_threadsafe(do, *args)
+        except RuntimeError:
+            return False  # it is closed
+        return True
+
+    def end(self) -> None:
+        pass
+
+
+class OwnLoop(Loop):
+    """An event loop on a thread of its own."""
+
+    def __init__(self) -> None:
+        import asyncio
+
+        super().__init__(asyncio.new_event_loop())
+        threading.Thread(target=self.run, daemon=True, name="troupe-loop").start()
+
+    def run(self) -> None:
+        self.loop.run_forever()
+        self.loop.close()
+
+    def end(self) -> None:
+        self.soon(self.loop.stop)
 
 
 def read_args(codec: _codec.Codec, body: Any) -> tuple[list[Any], dict[str, Any]]:

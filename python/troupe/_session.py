@@ -39,8 +39,14 @@ class Head:
             raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
         assert self.process.stdout is not None
         self._watch(self.process.stdout)
-        line = self.process.stdout.readline()
-        self._timer.cancel()
+        try:
+            line = self.process.stdout.readline()
+        except BaseException:  # an interrupt: nobody will use it
+            self.process.kill()
+            self.close()
+            raise
+        finally:
+            self._timer.cancel()
         if not line.strip():
             log = self._tail()
             self.close()

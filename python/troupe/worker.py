@@ -18,7 +18,7 @@ import msgpack
 from . import _core, _errors, _launch, _origin, _session
 from ._core import CALL, CANCEL, STOPPED
 from ._future import Waitable
-from ._serve import PIPELINE, Object, Server, describe, read_args
+from ._serve import PIPELINE, Object, OwnLoop, Server, describe, read_args
 from ._worker import _LENGTHS, Call, Worker
 
 
@@ -40,7 +40,9 @@ class Host(Server):
         self.failed = False
         self.pool: Any = None
         self.loop: Any = None
-        self.tasks: dict[int, Any] = {}
+        self.tasks = {}
+        self.loops = {}
+        self.side: Any = None  # the loop of async engines in a worker that has none itself
         self.gate: Any = None  # of an async class: what calls wait for, while initialize runs
         self.wants_thread = False
         fields = self.core.ask("worker_open", assignment=assignment).get()
@@ -66,7 +68,7 @@ class Host(Server):
             else:
                 self.loop.call_soon_threadsafe(self.in_loop, item)
             return
-        if kind == CALL and self.wants_thread and self.beside(item):
+        if self.wants_thread and (self.beside(item) if kind == CALL else kind == CANCEL and self.cancel_in(token)):
             return
         self.queue.append(item)
         self._done = True
@@ -164,8 +166,10 @@ class Host(Server):
             args, kwargs = read_args(self.codecs[self.session.pickle], config.get("args") or b"")
             value = self.construct(cls, args, kwargs, name)
         made = describe(value, int(self.config.get("max_concurrency") or 1000))
+        if made[0].is_async and name and self.loop is None and not any(o.is_async for o in self.objects.values()):
+            self.side = OwnLoop()
         self.objects[name] = made[0]
-        if made[0].lanes:
+        if made[0].lanes or self.side is not None:
             self.start_thread()
         return made[1]
 
@@ -217,7 +221,12 @@ class Host(Server):
         _, token, meta, body = item
         call = Call(self.core, token, meta)
         made = self.objects.get(call.object)
-        if made is None or call.method not in made.lanes:
+        if made is None or call.method.startswith("@"):
+            return False
+        if made.is_async and self.side is not None:
+            self.begin_in(self.side, token, call, body)
+            return True
+        if call.method not in made.lanes:
             return False
         self.pool.submit(self.serve, token, meta, body)
         return True
@@ -344,7 +353,14 @@ def prepare(host: Host) -> None:
         raise _errors.RefusedError(
             f"the driver runs Python {wanted}, and {sys.executable} on node {host.node} is {here}; install {wanted} there, or run the driver on {here}"
         )
-    for path in host.config.get("sys_path", []):
+    paths = host.config.get("sys_path", [])
+    absent = [p for p in paths if not os.path.exists(p)]
+    if absent and not host.config.get("shipped"):
+        raise _errors.RefusedError(
+            f"the driver finds modules in {', '.join(absent)}, which node {host.node} does not have; put it there, take it out of the driver's "
+            "sys.path, or ship a folder with init(working_dir=…)"
+        )
+    for path in paths:
         if path not in sys.path:
             sys.path.append(path)
 

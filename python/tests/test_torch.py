@@ -1,0 +1,70 @@
+"""torch tensors; where torch is not installed there is nothing to test here (CI has it: see TROUPE_TEST_TORCH)."""
+
+import os
+
+import numpy as np
+import pytest
+
+import troupe
+from troupe import _codec
+
+if os.environ.get("TROUPE_TEST_TORCH"):
+    import torch
+else:
+    torch = pytest.importorskip("torch", reason="torch is not installed; pip install torch, and these run")
+
+PLAIN = _codec.Codec()
+
+DTYPES = ["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16", "int8", "uint8", "bool"]
+
+
+def there_and_back(value):
+    body = PLAIN.encode(value)
+    return PLAIN.decode(bytearray(body if isinstance(body, bytes) else body.join()))
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.reshape(-1).contiguous().view(torch.uint8), b.reshape(-1).contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (5, 7), (200, 100)])
+def test_every_dtype_and_shape(dtype, shape):
+    value = torch.rand(shape).mul(3).to(getattr(torch, dtype))
+    got = there_and_back({"x": [value]})["x"][0]
+    assert isinstance(got, torch.Tensor) and same(got, value)
+
+
+def test_views_gradients_and_writing():
+    base = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
+    for value in (base.T, base[::2, 1::3], base.requires_grad_()):
+        got = there_and_back(value)
+        assert same(got, value.detach()) and not got.requires_grad
+        got += 1
+    assert base.detach()[0, 1] == 1, "it is private"
+
+
+def test_dtypes_that_the_wire_has_not_are_named():
+    with pytest.raises(troupe.EncodeError, match="complex64"):
+        there_and_back(torch.zeros(2, dtype=torch.complex64))
+
+
+def test_numpy_stays_numpy_and_torch_torch():
+    got = there_and_back([np.zeros(3, "f4"), torch.zeros(3)])
+    assert isinstance(got[0], np.ndarray) and isinstance(got[1], torch.Tensor)
+
+
+def test_batches_of_tensors():
+    batch = troupe.Batch({"x": torch.arange(10), "y": torch.rand(10, 2).to(torch.bfloat16)}, {"metrics": {"loss": 1.0}})
+    parts = batch.split(3)
+    assert [len(p) for p in parts] == [4, 3, 3]
+    whole = troupe.Batch.concat([there_and_back(p) for p in parts])
+    assert torch.equal(whole["x"], batch["x"]) and same(whole["y"], batch["y"])
+
+
+def test_tensors_through_workers(workers):
+    rows = torch.arange(7, dtype=torch.int32)
+    assert torch.equal(workers.rows(rows), rows), "cut and joined"
+    large = torch.rand(600, 600).to(torch.bfloat16)
+    assert same(workers.workers[0].echo(large), large)
+    assert workers.workers[0].type_name(large) == "Tensor"
