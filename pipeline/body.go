@@ -4,6 +4,7 @@ import (
 	"context"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -11,37 +12,47 @@ import (
 )
 
 const (
+	// MaxBody is the largest body of an item.
+	MaxBody = 512 << 20
+
 	bodyApart    = 16 << 10 // from here on a body is stored apart
-	bodiesAtOnce = 500      // of one batch
+	bodiesAtOnce = 500      // messages that are sent before the server has answered
+	bytesAtOnce  = 4 << 20  // and their bytes
+	maxPart      = 1 << 20  // of a body, in one message
+	leastPayload = 64 << 10 // what a server has to take in one message
 )
 
-// bodyWriter stores the large bodies of one lane ahead of the commits that name them, in order, as many at once as have
+// bodyWriter stores the large bodies of one shelf ahead of the commits that name them, in order, as many at once as have
 // come while the ones before were being stored. The flow bounds what waits: it hands nothing out while much does.
 type bodyWriter struct {
 	p      *Pipeline
-	lane   *lane
+	shelf  *shelf
 	wakeCh chan struct{} // holds one
+	inbox  string
+	ackCh  chan *nats.Msg
+	number uint64 // of what was sent
+	ways   ways
 
 	mu      sync.Mutex // guards what follows
-	entries []*entry
+	waiting []*stash
 }
 
-// storeBodies gives bodies to the writers of their lanes, in the loop.
-func (p *Pipeline) storeBodies(entries []*entry) {
-	for _, e := range entries {
-		w := p.bodies[e.lane]
+// storeBodies gives bodies to the writers of their shelves, in the loop.
+func (p *Pipeline) storeBodies(bodies []*stash) {
+	for _, b := range bodies {
+		w := p.bodies[b.shelf]
 		if w == nil {
-			w = &bodyWriter{p: p, lane: e.lane, wakeCh: make(chan struct{}, 1)}
-			p.bodies[e.lane] = w
-			p.group.Go(bus.Guard(w.run))
+			w = &bodyWriter{p: p, shelf: b.shelf, wakeCh: make(chan struct{}, 1), ackCh: make(chan *nats.Msg, bodiesAtOnce+1)}
+			p.bodies[b.shelf] = w
+			p.group.Go(w.run)
 		}
-		w.push(e)
+		w.push(b)
 	}
 }
 
-func (w *bodyWriter) push(e *entry) {
+func (w *bodyWriter) push(b *stash) {
 	w.mu.Lock()
-	w.entries = append(w.entries, e)
+	w.waiting = append(w.waiting, b)
 	w.mu.Unlock()
 	select {
 	case w.wakeCh <- struct{}{}:
@@ -49,96 +60,197 @@ func (w *bodyWriter) push(e *entry) {
 	}
 }
 
-// take returns the next to store, in order.
-func (w *bodyWriter) take() []*entry {
+// take returns the next to store, in order: several small ones, or one that is large.
+func (w *bodyWriter) take() []*stash {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n, bytes := 0, 0
-	for n < len(w.entries) && n < bodiesAtOnce && (n == 0 || bytes+len(w.entries[n].Body) <= maxCommitBytes) {
-		bytes += len(w.entries[n].Body)
+	for n < len(w.waiting) && n < bodiesAtOnce && (n == 0 || bytes+len(w.waiting[n].body) <= bytesAtOnce) {
+		bytes += len(w.waiting[n].body)
 		n++
 	}
-	out := w.entries[:n:n]
-	if w.entries = w.entries[n:]; len(w.entries) == 0 {
-		w.entries = nil
+	out := w.waiting[:n:n]
+	if w.waiting = w.waiting[n:]; len(w.waiting) == 0 {
+		w.waiting = nil
 	}
 	return out
 }
 
 func (w *bodyWriter) run() {
-	for number := 0; ; number++ {
-		entries := w.take()
-		for len(entries) == 0 {
+	w.inbox = w.p.cfg.Bus.Conn().NewInbox()
+	sub, err := w.p.cfg.Bus.Conn().ChanSubscribe(w.inbox+".*", w.ackCh)
+	if err != nil {
+		w.p.cancel(bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", w.p.at.Name, err))
+		return
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	for {
+		bodies := w.take()
+		for len(bodies) == 0 {
 			select {
 			case <-w.p.ctx.Done():
 				return
 			case <-w.wakeCh:
 			}
-			entries = w.take()
+			bodies = w.take()
 		}
-		seqs, ok := w.store(entries, number)
-		if !ok {
+		if !w.storeAll(bodies) {
 			return
 		}
-		w.p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.bodiesStored(entries, seqs) }))
+		w.p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.bodiesStored(bodies) }))
 	}
 }
 
-// store tries until the bodies are stored; it reports false when the pipeline ends first. One that is stored twice, because
+// part is one message of a body.
+type part struct {
+	of   *stash
+	data []byte
+}
+
+// storeAll stores bodies, cut into messages, some of those at a time. It reports false when the pipeline ends first.
+func (w *bodyWriter) storeAll(bodies []*stash) bool {
+	size := min(maxPart, int(w.p.cfg.Bus.Conn().MaxPayload())-headerRoom)
+	var some []part
+	bytes := 0
+	for _, b := range bodies {
+		for rest := b.body; len(rest) > 0; {
+			data := rest[:min(size, len(rest))]
+			rest = rest[len(data):]
+			if bytes+len(data) > bytesAtOnce || len(some) == bodiesAtOnce {
+				if !w.store(some) {
+					return false
+				}
+				some, bytes = some[:0], 0
+			}
+			some, bytes = append(some, part{b, data}), bytes+len(data)
+		}
+	}
+	return w.store(some)
+}
+
+// store tries until the parts are stored; it reports false when the pipeline ends first. One that is stored twice, because
 // an answer was lost, is in nobody's way and is let go of with its neighbours.
-func (w *bodyWriter) store(entries []*entry, number int) ([]uint64, bool) {
+func (w *bodyWriter) store(parts []part) bool {
 	pause := firstPause
 	for attempt := 1; ; attempt++ {
-		last, err := w.try(entries, number, attempt)
+		seqs, err := w.try(parts)
 		if err == nil {
-			seqs := make([]uint64, len(entries))
-			for i := range seqs {
-				seqs[i] = last - uint64(len(entries)-1-i)
+			for i, part := range parts {
+				part.of.at = part.of.at.add(seqs[i])
 			}
-			return seqs, true
+			return true
 		}
 		if wait(w.p.ctx, pause) != nil {
-			return nil, false
+			return false
 		}
 		if pause = min(2*pause, longestPause); attempt == 5 {
-			w.p.cfg.Logger.Warn("pipeline: bodies cannot be stored; trying again", "pipeline", w.p.at.Name, "stream", w.lane.stream.spec.Name, "error", err)
+			w.p.cfg.Logger.Warn("pipeline: bodies cannot be stored; trying again", "pipeline", w.p.at.Name, "stream", w.shelf.name, "error", err)
 		}
 	}
 }
 
-func (w *bodyWriter) try(entries []*entry, number, attempt int) (last uint64, err error) {
+// try sends the parts and waits until all of them are stored.
+func (w *bodyWriter) try(parts []part) ([]uint64, error) {
 	ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptLimit)
 	defer cancel()
-	if _, err := w.p.journal.bodies(ctx, w.lane, true); err != nil {
-		return 0, err
+	if _, err := w.p.journal.bodies(ctx, w.shelf, true); err != nil {
+		return nil, err
 	}
+	batch := len(parts) > 1 && w.ways.batch()
+	start := time.Now()
+	seqs, err := w.send(ctx, parts, batch)
+	if err == nil && len(parts) > 1 {
+		w.ways.took(batch, time.Since(start), len(parts))
+	}
+	return seqs, err
+}
+
+// send publishes the parts, in one batch with one answer or each with its own, and gathers where they lie.
+func (w *bodyWriter) send(ctx context.Context, parts []part, batch bool) ([]uint64, error) {
 	nc := w.p.cfg.Bus.Conn()
-	id := []string{w.p.journal.engine + "." + strconv.FormatInt(int64(number), 36) + "." + strconv.Itoa(attempt)}
-	subject := w.p.at.Bodies(w.lane.stream.spec.Name, w.lane.priority)
-	for i, e := range entries {
-		m := &nats.Msg{Subject: subject, Data: e.Body}
-		if len(entries) > 1 {
+	subject := w.p.at.Bodies(w.shelf.name, w.shelf.priority)
+	w.number += uint64(len(parts)) // an answer to an earlier attempt has a smaller one
+	first := w.number - uint64(len(parts)) + 1
+	id := []string{w.p.journal.engine + "." + strconv.FormatUint(first, 36)}
+	for i, part := range parts {
+		m := &nats.Msg{Subject: subject, Data: part.data}
+		last := i == len(parts)-1
+		if batch {
 			m.Header = nats.Header{headerBatchID: id, headerBatchSeq: batchNumbers[i]}
-		}
-		if i < len(entries)-1 {
-			if err := nc.PublishMsg(m); err != nil {
-				return 0, err
+			if last {
+				m.Header[headerBatchCommit] = []string{"1"}
 			}
+		}
+		if last || !batch {
+			m.Reply = w.inbox + "." + strconv.FormatUint(first+uint64(i), 36)
+		}
+		if err := nc.PublishMsg(m); err != nil {
+			return nil, err
+		}
+	}
+	return w.gather(ctx, first, len(parts), batch)
+}
+
+// gather reads the server's answers.
+func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool) ([]uint64, error) {
+	seqs := make([]uint64, n)
+	for left := n; left > 0; {
+		var m *nats.Msg
+		select {
+		case m = <-w.ackCh:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		number, err := strconv.ParseUint(lastWord(m.Subject), 36, 64)
+		if err != nil || number < first || seqs[number-first] > 0 {
+			continue // of an earlier attempt
+		}
+		seq, err := seqOf(m)
+		if err != nil {
+			return nil, err
+		}
+		if !batch {
+			seqs[number-first] = seq
+			left--
 			continue
 		}
-		if len(entries) > 1 {
-			m.Header[headerBatchCommit] = []string{"1"}
+		if seq < uint64(n) {
+			return nil, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to %d", n, seq)
 		}
-		reply, err := nc.RequestMsgWithContext(ctx, m)
-		if err != nil {
-			return 0, err
+		for i := range seqs {
+			seqs[i] = seq - uint64(n-1-i)
 		}
-		if last, err = seqOf(reply); err != nil {
-			return 0, err
-		}
+		return seqs, nil
 	}
-	if last < uint64(len(entries)) {
-		return 0, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to %d", len(entries), last)
+	return seqs, nil
+}
+
+// ways are the two of storing several messages: as a batch, which the server writes twice and syncs once, or one by one,
+// each synced if the server syncs at all. Which is faster depends on its disk and its settings, so both are measured.
+type ways struct {
+	cost  [2]float64 // seconds a message, smoothed; 0: not known
+	turns int
+}
+
+const otherWayEvery = 64
+
+func (w *ways) batch() bool {
+	w.turns++
+	faster := w.cost[1] == 0 || w.cost[0] > 0 && w.cost[1] <= w.cost[0]
+	if w.turns == 2 || w.turns%otherWayEvery == 0 {
+		return !faster
 	}
-	return last, nil
+	return faster
+}
+
+func (w *ways) took(batch bool, d time.Duration, n int) {
+	way := 0
+	if batch {
+		way = 1
+	}
+	if c := d.Seconds() / float64(n); w.cost[way] == 0 {
+		w.cost[way] = c
+	} else {
+		w.cost[way] += (c - w.cost[way]) / 4
+	}
 }

@@ -121,7 +121,9 @@ func (f *flow) recordNow() record {
 func (f *flow) landed(c *commit, first uint64) {
 	last, bodies := map[*lane]*entry{}, map[*lane]uint64{}
 	for i, e := range c.entries {
-		bodies[e.lane] = max(bodies[e.lane], e.bodySeq)
+		if e.stash != nil {
+			bodies[e.lane] = max(bodies[e.lane], e.stash.at.last())
+		}
 		e.seq = first + uint64(i)
 		e.lane.appear(e, f.window)
 		last[e.lane] = e
@@ -137,7 +139,7 @@ func (f *flow) landed(c *commit, first uint64) {
 	for _, ch := range c.changes {
 		for _, e := range ch.done {
 			if e.n > e.lane.settled {
-				e.lane.strays.push(mark{e.n, e.seq, e.bodySeq})
+				e.lane.pushStray(e)
 			}
 		}
 	}

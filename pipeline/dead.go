@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"encoding/json"
 	"strconv"
 	"time"
 
@@ -26,6 +27,39 @@ type DeadLetter struct {
 	Body     bus.Raw   `json:"-"`
 
 	subject string
+	stash   *stash // where the body lies, if that is apart
+}
+
+// letterRecord is a dead letter in the log.
+type letterRecord struct {
+	DeadLetter
+	At place `json:"body,omitempty"`
+}
+
+// encodeLetter keeps a letter with long stacks within what a header may be.
+func encodeLetter(d *DeadLetter) (string, error) {
+	r := letterRecord{DeadLetter: *d}
+	if d.stash != nil {
+		r.At = d.stash.at
+	}
+	text, err := json.Marshal(r)
+	if err != nil || len(text) <= headerRoom/2 {
+		return string(text), err
+	}
+	r.Failures = nil
+	for _, f := range d.Failures[max(0, len(d.Failures)-4):] {
+		f.Stack, f.Error = clip(f.Stack, 600), clip(f.Error, 300)
+		r.Failures = append(r.Failures, f)
+	}
+	text, err = json.Marshal(r)
+	return string(text), err
+}
+
+func clip(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
 }
 
 func letter(s *stage, e *entry, reason string, failures []Failure, now time.Time) *DeadLetter {

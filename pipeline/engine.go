@@ -28,12 +28,11 @@ type Pipeline struct {
 	commitCh chan *commit
 	written  uint64 // the writer's: where the log ends
 	loadCh   chan load
-	purgeCh  chan struct{} // holds one: there is something to let go of
 
 	// The loop owns what follows.
 	flow         *flow
 	workers      map[*hand]worker
-	bodies       map[*lane]*bodyWriter
+	bodies       map[*shelf]*bodyWriter
 	inFlight     int      // commits
 	closing      bool     // it is to end when nothing is in hand and all is stored
 	waiters      []waiter // for a state of affairs
@@ -43,9 +42,7 @@ type Pipeline struct {
 	dead         int             // letters in the log
 	endedLetters map[uint64]bool // those that were ended in this run
 
-	purgeMu sync.Mutex // guards what follows
-	purges  map[*lane]mark
-	strays  []stray
+	garbage *garbage // for the purge loop
 
 	err error // why it ended; set before doneCh is closed
 }
@@ -64,8 +61,8 @@ func Open(ctx context.Context, cfg Config, spec Spec) (*Pipeline, error) {
 	}
 	p := &Pipeline{
 		cfg: cfg, spec: spec.withDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: spec.Name}, inbox: newInbox(),
-		doneCh: make(chan struct{}), commitCh: make(chan *commit, maxFlights), loadCh: make(chan load, 256), purgeCh: make(chan struct{}, 1),
-		workers: map[*hand]worker{}, bodies: map[*lane]*bodyWriter{}, rates: map[string]*rate{}, purges: map[*lane]mark{}, began: time.Now(), endedLetters: map[uint64]bool{},
+		doneCh: make(chan struct{}), commitCh: make(chan *commit, maxFlights), loadCh: make(chan load, 256),
+		workers: map[*hand]worker{}, bodies: map[*shelf]*bodyWriter{}, rates: map[string]*rate{}, garbage: newGarbage(), began: time.Now(), endedLetters: map[uint64]bool{},
 	}
 	if err := p.alone(ctx); err != nil {
 		return nil, err
@@ -98,7 +95,6 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 		return err
 	}
 	p.flow = newFlow(p.spec, rec)
-	p.flow.maxBody = int(p.cfg.Bus.Conn().MaxPayload()) - headerRoom
 	p.flow.apart = bodyApart
 	p.flow.now = time.Now()
 	first := p.flow.build() // from here on the engine before us is refused
@@ -110,7 +106,7 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	p.written = at // the first commit is the record alone
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
-			body, err := p.journal.lastBody(ctx, l)
+			body, err := p.journal.lastBody(ctx, l.shelf)
 			if err != nil {
 				return err
 			}
@@ -252,78 +248,7 @@ func (l *landing) apply(p *Pipeline) {
 	p.inFlight--
 	p.flow.landed(l.commit, l.first)
 	p.dead += len(l.commit.dead)
-	p.letGo()
-}
-
-// letGo notes what of the log is done.
-func (p *Pipeline) letGo() {
-	some := false
-	for _, s := range p.flow.streams {
-		for _, l := range s.lanes {
-			if strays := l.passedBy(); len(strays) > 0 {
-				p.purgeMu.Lock()
-				p.strays = append(p.strays, stray{l, strays})
-				p.purgeMu.Unlock()
-				some = true
-			}
-			if m := l.passed(); m.seq > 0 {
-				p.purgeMu.Lock()
-				p.purges[l] = mark{seq: m.seq, body: max(m.body, p.purges[l].body)}
-				p.purgeMu.Unlock()
-				some = true
-			}
-		}
-	}
-	if some {
-		select {
-		case p.purgeCh <- struct{}{}:
-		default:
-		}
-	}
-}
-
-// stray is items of a lane that are done above its floor.
-type stray struct {
-	lane  *lane
-	marks []mark
-}
-
-// purgeEvery is how long what is done may lie in the log before it is let go of: each time costs the server a
-// millisecond, whatever there is.
-const purgeEvery = time.Second
-
-func (p *Pipeline) purgeLoop() {
-	for {
-		select {
-		case <-p.ctx.Done():
-			return
-		case <-p.purgeCh:
-		}
-		p.purgeMu.Lock()
-		work := p.purges
-		p.purges = map[*lane]mark{}
-		strays := p.strays
-		p.strays = nil
-		p.purgeMu.Unlock()
-		for _, s := range strays {
-			if err := p.journal.remove(p.ctx, s.lane, s.marks); err != nil && p.ctx.Err() == nil {
-				p.cfg.Logger.Warn("pipeline: items that are done stay in the log until those before them are", "pipeline", p.at.Name, "stream", s.lane.stream.spec.Name, "error", err)
-			}
-		}
-		for l, m := range work {
-			ctx, cancel := context.WithTimeout(p.ctx, attemptLimit)
-			err := p.journal.purge(ctx, l, m)
-			cancel()
-			if err != nil && p.ctx.Err() == nil { // the next one covers it
-				p.cfg.Logger.Warn("pipeline: what is done could not be let go of; trying again with the next", "pipeline", p.at.Name, "stream", l.stream.spec.Name, "error", err)
-			}
-		}
-		select {
-		case <-p.ctx.Done():
-			return
-		case <-time.After(purgeEvery):
-		}
-	}
+	p.letGo(l.commit)
 }
 
 // readLoop reads what lies in the log and has room in memory now.

@@ -30,10 +30,11 @@ type flow struct {
 	stopped     bool // nothing is handed out any more
 	closed      bool // and nothing taken in
 	taken       map[uint64]*taking
+	dead        *shelf // of the bodies of dead letters
 
 	starts  []*task        // effects: hand these out,
 	cancels []cancellation // take these back,
-	bodies  []*entry       // store the bodies of these apart,
+	bodies  []*stash       // store these apart,
 	loads   []load         // read these,
 	answers []answer       // and tell who waits
 }
@@ -50,6 +51,7 @@ type change struct {
 	puts    []*entry // these are new
 	dead    []*DeadLetter
 	revived []string // dead letters that are so no more, by subject
+	freed   []uint64 // and where their bodies lay
 	closed  *closing
 	advance Version
 	source  string
@@ -73,7 +75,9 @@ type (
 	load struct {
 		lane     *lane
 		from, to uint64
-		after    uint64 // where in the log to begin
+		after    uint64   // where in the log to begin
+		bytes    int64    // so many are enough
+		done     ordinals // these are not wanted
 	}
 	answer struct {
 		token any
@@ -83,9 +87,10 @@ type (
 
 func newFlow(spec Spec, rec *record) *flow {
 	spec = spec.withDefaults()
-	f := &flow{sources: map[string]*source{}, window: defaultWindow, maxBody: 1 << 20, taken: map[uint64]*taking{}}
+	f := &flow{sources: map[string]*source{}, window: defaultWindow, maxBody: MaxBody, taken: map[uint64]*taking{}, dead: &shelf{name: deadShelf, bytes: 64 << 20}}
 	for _, s := range spec.Streams {
 		f.streams = append(f.streams, newStream(s))
+		f.dead.bytes += 2 * s.Bytes
 	}
 	for _, s := range spec.Stages {
 		f.stages = append(f.stages, f.wire(newStage(s)))
@@ -145,16 +150,26 @@ func (f *flow) enqueue(c *change) {
 		e.lane.stream.uncount(&e.Item)
 	}
 	for _, e := range c.puts {
-		if f.apart > 0 && len(e.Body) >= f.apart {
-			e.waits = c
-			c.pending++
-			f.heavy += int64(len(e.Body))
-			f.bodies = append(f.bodies, e)
-		}
+		e.stash = f.putApart(c, e.Body, e.lane.shelf)
+	}
+	for _, d := range c.dead {
+		d.stash = f.putApart(c, d.Body, f.dead)
 	}
 	f.queue.push(c)
 	f.queued += c.messages()
 	f.queuedBytes += c.size()
+}
+
+// putApart has a large body stored ahead of the change that names it; nil: it is not large.
+func (f *flow) putApart(c *change, body []byte, on *shelf) *stash {
+	if f.apart == 0 || len(body) < f.apart {
+		return nil
+	}
+	b := &stash{shelf: on, body: body, waits: c}
+	c.pending++
+	f.heavy += int64(len(body))
+	f.bodies = append(f.bodies, b)
+	return b
 }
 
 // messages is how many the change needs in the log.
@@ -171,22 +186,24 @@ func (c *change) messages() int {
 
 func (c *change) size() (n int64) {
 	for _, e := range c.puts {
-		if n += weight(&e.Item); e.bodySeq != 0 || e.waits != nil {
+		if n += weight(&e.Item); e.stash != nil {
 			n -= int64(len(e.Body))
 		}
 	}
 	for _, d := range c.dead {
-		n += int64(len(d.Body)) + 1024
+		if n += 1024; d.stash == nil {
+			n += int64(len(d.Body))
+		}
 	}
 	return n
 }
 
-// bodiesStored takes in where the bodies of items lie that are stored apart.
-func (f *flow) bodiesStored(entries []*entry, seqs []uint64) {
-	for i, e := range entries {
-		e.bodySeq = seqs[i]
-		e.waits.pending--
-		f.heavy -= int64(len(e.Body))
+// bodiesStored takes in that bodies are stored apart.
+func (f *flow) bodiesStored(bodies []*stash) {
+	for _, b := range bodies {
+		b.waits.pending--
+		f.heavy -= int64(len(b.body))
+		b.waits, b.body = nil, nil
 	}
 }
 
@@ -336,7 +353,7 @@ func (f *flow) pump() {
 		for _, l := range s.lanes {
 			if from, to, ok := l.want(f.window); ok {
 				l.loading = true
-				f.loads = append(f.loads, load{lane: l, from: from, to: to, after: l.lastSeq})
+				f.loads = append(f.loads, load{lane: l, from: from, to: to, after: l.lastSeq, bytes: f.window.bytes - l.readyBytes, done: l.done.clone()})
 			}
 		}
 	}

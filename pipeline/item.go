@@ -69,7 +69,8 @@ type Out struct {
 // label is an item without its body, as the header of its message says it.
 type label struct {
 	N       uint64  `json:"n"`
-	BodySeq uint64  `json:"body,omitempty"` // where the body lies, if that is apart
+	At      place   `json:"body,omitempty"` // where the body lies, if that is apart
+	Size    int     `json:"size,omitempty"` // and its bytes
 	ID      string  `json:"id,omitempty"`
 	Key     string  `json:"key,omitempty"`
 	Group   string  `json:"group,omitempty"`
@@ -80,10 +81,11 @@ type label struct {
 }
 
 // appendLabel writes by hand what encoding/json would: it is done for every item.
-func appendLabel(dst []byte, n, bodySeq uint64, it *Item) []byte {
+func appendLabel(dst []byte, n uint64, apart *stash, it *Item) []byte {
 	dst = strconv.AppendUint(append(dst, `{"n":`...), n, 10)
-	if bodySeq > 0 {
-		dst = strconv.AppendUint(append(dst, `,"body":`...), bodySeq, 10)
+	if apart != nil {
+		dst = strconv.AppendInt(append(dst, `,"size":`...), int64(len(it.Body)), 10)
+		dst = append(appendPlace(append(dst, `,"body":[`...), apart.at), ']')
 	}
 	text := func(name, value string) {
 		if value != "" {
@@ -103,6 +105,18 @@ func appendLabel(dst []byte, n, bodySeq uint64, it *Item) []byte {
 	dst = strconv.AppendFloat(append(dst, `,"v":`...), it.Version.Float(), 'f', -1, 64)
 	dst = strconv.AppendInt(append(dst, `,"at":`...), it.Stored.UnixMilli(), 10)
 	return append(dst, '}')
+}
+
+func appendPlace(dst []byte, at place) []byte {
+	for i, r := range at {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendUint(append(dst, '['), r[0], 10)
+		dst = strconv.AppendUint(append(dst, ','), r[1], 10)
+		dst = append(dst, ']')
+	}
+	return dst
 }
 
 // appendText quotes s. What is not plain goes the long way, which also keeps line ends out of the header.

@@ -8,12 +8,14 @@ type entry struct {
 	seq     uint64 // where it lies in the log; 0 until it is known to
 	aborted bool   // while it waited
 
-	bodySeq uint64  // where its body lies, if that is apart
-	waits   *change // what is to be stored after its body
+	stash *stash // where its body lies, if that is apart
+	size  int    // of a body that is not in memory yet
 }
 
 // weight is what an item counts against bounds in bytes. It must not change while the item is stored: its id may.
-func weight(it *Item) int64 { return int64(len(it.Body) + len(it.Key) + len(it.Group) + 128) }
+func weight(it *Item) int64 { return weigh(it, len(it.Body)) }
+
+func weigh(it *Item, body int) int64 { return int64(body + len(it.Key) + len(it.Group) + 128) }
 
 // lane is one stream at one priority: a numbered row of items. Its beginning is in memory, up to a window; the rest, if
 // there is more, is only in the log until there is room.
@@ -23,6 +25,7 @@ func weight(it *Item) int64 { return int64(len(it.Body) + len(it.Key) + len(it.G
 type lane struct {
 	stream   *stream
 	priority int
+	shelf    *shelf
 
 	head    uint64 // the last number given
 	visible uint64 // the last number known to be in the log
@@ -35,10 +38,18 @@ type lane struct {
 	loading    bool
 	settled    uint64     // the floor as the log has it; done may be ahead of it by what is being committed
 	marks      fifo[mark] // where numbers lie in the log, for letting go of what is done
-	strays     fifo[mark] // what is done, and in the log, above the floor
+	strays     fifo[stray]
+	strayBytes int64
 }
 
 type mark struct{ n, seq, body uint64 }
+
+// stray is an item that is done, and in the log, above the floor of its lane.
+type stray struct {
+	n, seq uint64
+	at     place // of its body, if that is apart
+	weight int64
+}
 
 func (l *lane) push(e *entry) {
 	l.ready.push(e)
@@ -74,7 +85,7 @@ func (l *lane) appear(e *entry, w window) {
 // want is what should be read from the log now, if anything.
 func (l *lane) want(w window) (from, to uint64, ok bool) {
 	room := l.room(w)
-	if l.loading || l.loaded >= l.visible || room < w.items/2 {
+	if l.loading || l.loaded >= l.visible || room < w.items/2 || l.readyBytes > w.bytes/2 {
 		return 0, 0, false
 	}
 	return l.loaded + 1, min(l.visible, l.loaded+uint64(min(room, maxLoad))), true
@@ -100,24 +111,42 @@ func (l *lane) passed() (m mark) {
 	return m
 }
 
-// maxStrays is how many items may be done above the floor before they are let go of one by one: an item that takes an
-// hour must not keep all on disk that has passed it.
-const maxStrays = 8192
+// maxStrays is how many items may be done above the floor before they are let go of one by one, and maxStrayBytes how
+// large: an item that takes an hour must not keep all on disk that has passed it.
+const (
+	maxStrays     = 8192
+	maxStrayBytes = 32 << 20
+)
 
 // passedBy are items to let go of one by one, because one before them takes long.
-func (l *lane) passedBy() (out []mark) {
+func (l *lane) passedBy() (out []stray) {
 	for l.strays.len() > 0 && l.strays.front().n <= l.settled {
-		l.strays.pop()
+		l.popStray()
 	}
-	if l.strays.len() <= maxStrays {
+	if l.strays.len() <= maxStrays && l.strayBytes <= maxStrayBytes {
 		return nil
 	}
-	for range maxStrays / 4 {
-		if m, _ := l.strays.pop(); m.n > l.settled {
-			out = append(out, m)
+	for l.strays.len() > 3*maxStrays/4 || l.strayBytes > maxStrayBytes/2 {
+		if s := l.popStray(); s.n > l.settled {
+			out = append(out, s)
 		}
 	}
 	return out
+}
+
+func (l *lane) pushStray(e *entry) {
+	s := stray{n: e.n, seq: e.seq, weight: weight(&e.Item)}
+	if e.stash != nil {
+		s.at = e.stash.at
+	}
+	l.strays.push(s)
+	l.strayBytes += s.weight
+}
+
+func (l *lane) popStray() stray {
+	s, _ := l.strays.pop()
+	l.strayBytes -= s.weight
+	return s
 }
 
 // maxLoad is how much is read at a time.

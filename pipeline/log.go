@@ -42,15 +42,17 @@ type journal struct {
 	engine string
 	by     string
 
+	replicas int
+
 	readers map[*lane]*reader // the read loop's
 
-	mu          sync.Mutex // guards what follows
-	bodyStreams map[*lane]jetstream.Stream
+	mu      sync.Mutex // guards what follows
+	shelves map[*shelf]jetstream.Stream
 }
 
 // openJournal finds the log or makes it, and reads the record and where the log ends; nil: there is none yet.
 func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec Spec, by string) (_ *journal, rec *record, last uint64, err error) {
-	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, readers: map[*lane]*reader{}, bodyStreams: map[*lane]jetstream.Stream{}}
+	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: spec.Replicas, readers: map[*lane]*reader{}, shelves: map[*shelf]jetstream.Stream{}}
 	s, err := b.JetStream().CreateOrUpdateStream(ctx, j.config(spec))
 	if err != nil {
 		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
@@ -76,44 +78,9 @@ func (j *journal) config(spec Spec) jetstream.StreamConfig {
 	}
 	return jetstream.StreamConfig{
 		Name: j.at.Stream(), Subjects: []string{j.at.Log()}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
-		Discard: jetstream.DiscardNew, MaxBytes: bytes + bytes/4 + 64<<20,
+		Discard: jetstream.DiscardNew, MaxBytes: bytes + bytes/4 + 64<<20, Replicas: j.replicas,
 		AllowAtomicPublish: true, AllowRollup: true, AllowMsgTTL: true,
 	}
-}
-
-// bodies is where the large bodies of a lane are; made if it is not there and create says so. A large body goes ahead of
-// the commit of its item, and counts only when the item that names it is committed. Each lane has a stream for them:
-// what is done goes from its beginning, whole files at a time, where one stream for all would be read through for it.
-func (j *journal) bodies(ctx context.Context, l *lane, create bool) (jetstream.Stream, error) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	if s := j.bodyStreams[l]; s != nil {
-		return s, nil
-	}
-	name := j.at.BodyStream(l.stream.spec.Name, l.priority)
-	s, err := j.b.JetStream().Stream(ctx, name)
-	if create && errors.Is(err, jetstream.ErrStreamNotFound) {
-		s, err = j.b.JetStream().CreateStream(ctx, jetstream.StreamConfig{
-			Name: name, Subjects: []string{j.at.Bodies(l.stream.spec.Name, l.priority)}, Storage: jetstream.FileStorage,
-			Discard: jetstream.DiscardNew, MaxBytes: 2*l.stream.spec.Bytes + 64<<20, AllowAtomicPublish: true,
-		})
-	}
-	if err == nil {
-		j.bodyStreams[l] = s
-	}
-	return s, err
-}
-
-// lastBody is where the bodies of a lane end; 0: it has none.
-func (j *journal) lastBody(ctx context.Context, l *lane) (uint64, error) {
-	s, err := j.bodies(ctx, l, false)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	return s.CachedInfo().State.LastSeq, nil
 }
 
 // readRecord reads the newest record, from the leader, and where the log ends: its last message is a record, or carries
@@ -351,20 +318,24 @@ func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
 			subject = j.at.Items(e.lane.stream.spec.Name, e.lane.priority)
 			subjects[e.lane] = subject
 		}
-		label = appendLabel(label[:0], e.n, e.bodySeq, &e.Item)
-		m := &nats.Msg{Subject: subject, Data: e.Body, Header: nats.Header{headerLabel: {string(label)}}}
-		if e.bodySeq > 0 {
-			m.Data = nil
+		label = appendLabel(label[:0], e.n, e.stash, &e.Item)
+		m := &nats.Msg{Subject: subject, Header: nats.Header{headerLabel: {string(label)}}}
+		if e.stash == nil {
+			m.Data = e.Body
 		}
 		msgs = append(msgs, m)
 	}
 	for i, d := range c.dead {
-		text, err := json.Marshal(d)
+		text, err := encodeLetter(d)
 		if err != nil {
 			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: a dead letter: %w", j.at.Name, err)
 		}
 		id := strconv.FormatUint(c.number, 36) + "-" + strconv.Itoa(i)
-		msgs = append(msgs, &nats.Msg{Subject: j.at.Dead(d.Stage, id), Data: d.Body, Header: nats.Header{headerLetter: {clipLetter(d, text)}}})
+		m := &nats.Msg{Subject: j.at.Dead(d.Stage, id), Header: nats.Header{headerLetter: {text}}}
+		if d.stash == nil {
+			m.Data = d.Body
+		}
+		msgs = append(msgs, m)
 	}
 	for _, g := range c.closings {
 		text, _ := json.Marshal(closedRecord{Group: g.group, Left: g.left}) // a string and a number
@@ -398,28 +369,6 @@ func lasting(d time.Duration) nats.Header {
 	return nats.Header{headerRollup: {rollupSubject}, jetstream.MsgTTLHeader: {d.String()}}
 }
 
-// clipLetter keeps a letter with long stacks within what a header may be.
-func clipLetter(d *DeadLetter, text []byte) string {
-	if len(text) <= headerRoom/2 {
-		return string(text)
-	}
-	short := *d
-	short.Failures = nil
-	for _, f := range d.Failures[max(0, len(d.Failures)-4):] {
-		f.Stack, f.Error = clip(f.Stack, 600), clip(f.Error, 300)
-		short.Failures = append(short.Failures, f)
-	}
-	text, _ = json.Marshal(short) // as it could be before
-	return string(text)
-}
-
-func clip(s string, n int) string {
-	if len(s) <= n {
-		return s
-	}
-	return s[:n] + "…"
-}
-
 // tokenOf makes any text a word of a subject.
 func tokenOf(text string) string {
 	h := fnv.New64a()
@@ -428,29 +377,24 @@ func tokenOf(text string) string {
 }
 
 // remove lets go of items one by one, and of their bodies.
-func (j *journal) remove(ctx context.Context, l *lane, marks []mark) error {
-	gone := func(err error) error {
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
-			return nil
-		}
+func (j *journal) remove(ctx context.Context, l *lane, strays []stray) error {
+	var items, parts []uint64
+	for _, st := range strays {
+		items, parts = append(items, st.seq), append(parts, st.at.seqs()...)
+	}
+	if err := removeAll(ctx, j.stream, items); err != nil || len(parts) == 0 {
 		return err
 	}
-	for _, m := range marks {
-		if err := gone(j.stream.DeleteMsg(ctx, m.seq)); err != nil {
-			return err
-		}
-		if m.body == 0 {
-			continue
-		}
-		s, err := j.bodies(ctx, l, false)
-		if err == nil {
-			err = gone(s.DeleteMsg(ctx, m.body))
-		}
-		if err != nil {
-			return err
-		}
+	return j.removeBodies(ctx, l.shelf, parts)
+}
+
+// removeBodies lets go of messages of a shelf.
+func (j *journal) removeBodies(ctx context.Context, sh *shelf, parts []uint64) error {
+	s, err := j.bodies(ctx, sh, false)
+	if err != nil {
+		return err
 	}
-	return nil
+	return removeAll(ctx, s, parts)
 }
 
 // purge lets go of the items of a lane up to a mark, and of their bodies.
@@ -460,7 +404,7 @@ func (j *journal) purge(ctx context.Context, l *lane, m mark) error {
 	if m.body == 0 || err != nil {
 		return err
 	}
-	s, err := j.bodies(ctx, l, false)
+	s, err := j.bodies(ctx, l.shelf, false)
 	if err == nil {
 		err = s.Purge(ctx, jetstream.WithPurgeSequence(m.body+1))
 	}

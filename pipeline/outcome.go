@@ -73,6 +73,7 @@ func (f *flow) outputs(t *task, outs []Out) (*change, error) {
 	s := t.stage
 	c := &change{done: t.entries, closed: f.closingOf(t), advance: s.spec.Advance}
 	to := make([]*stream, len(outs))
+	bytes := map[*stream]int64{}
 	for i := range outs {
 		st, err := s.outOf(outs[i].To)
 		if err != nil {
@@ -83,6 +84,9 @@ func (f *flow) outputs(t *task, outs []Out) (*change, error) {
 			return nil, err
 		}
 		to[i] = st
+		if bytes[st] += weight(&outs[i].Item); bytes[st] > st.spec.Bytes {
+			return nil, bus.Errorf(bus.CodeInvalid, "stage %s: a handler gave %d bytes for stream %s, which has a bound of %d; give less at once, or raise bytes", s.spec.Name, bytes[st], st.spec.Name, st.spec.Bytes)
+		}
 	}
 	if len(outs) > maxGroup {
 		return nil, bus.Errorf(bus.CodeInvalid, "stage %s: a handler gave %d outputs; at most %d are stored at once", s.spec.Name, len(outs), maxGroup)

@@ -14,14 +14,14 @@ import (
 type reader struct {
 	consumer jetstream.Consumer
 	at       uint64   // where it is in the log
-	left     []*entry // read and not asked for yet
-	bodies   jetstream.Consumer
+	left     []*entry // read, without their large bodies, and not asked for yet
+	bodies   *bodyReader
 }
 
 const fetchAtOnce = 256
 
-// read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended: up to
-// which number that was, and where the last of them lies.
+// read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended or
+// there were bytes enough: up to which number that was, and where the last of them lies.
 func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, last uint64, err error) {
 	r := j.readers[want.lane]
 	if r == nil || r.at != want.after && len(r.left) == 0 || len(r.left) > 0 && r.left[0].n > want.from {
@@ -30,17 +30,23 @@ func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, 
 		}
 		j.readers[want.lane] = r
 	}
-	last = want.after
-	for {
+	upTo, last = want.from-1, want.after
+	for bytes := int64(0); ; {
 		for len(r.left) > 0 && r.left[0].n <= want.to {
-			e := r.left[0]
-			r.left = r.left[1:]
-			last = e.seq
-			if e.n >= want.from {
-				entries = append(entries, e)
+			if upTo >= want.from && bytes >= want.bytes {
+				return entries, upTo, last, nil
 			}
+			e := r.left[0]
+			if e.n >= want.from && !want.done.has(e.n) {
+				if err := j.fetchBody(ctx, r, e); err != nil {
+					return j.broken(want, entries, upTo, last, err)
+				}
+				entries, bytes = append(entries, e), bytes+weight(&e.Item)
+			}
+			r.left = r.left[1:]
+			upTo, last = max(upTo, e.n), e.seq
 		}
-		if len(r.left) > 0 || len(entries) > 0 && entries[len(entries)-1].n == want.to {
+		if len(r.left) > 0 || upTo == want.to {
 			return entries, want.to, last, nil
 		}
 		more, err := j.fetch(ctx, r, want.lane, min(fetchAtOnce, int(want.to-want.from)+1))
@@ -51,13 +57,18 @@ func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, 
 			}
 		}
 		if err != nil {
-			delete(j.readers, want.lane)
-			if len(entries) > 0 {
-				return entries, entries[len(entries)-1].n, last, nil
-			}
-			return nil, 0, 0, err
+			return j.broken(want, entries, upTo, last, err)
 		}
 	}
+}
+
+// broken gives what was read before something went wrong. The next read begins with a new reader.
+func (j *journal) broken(want load, entries []*entry, upTo, last uint64, err error) ([]*entry, uint64, uint64, error) {
+	delete(j.readers, want.lane)
+	if upTo >= want.from {
+		return entries, upTo, last, nil
+	}
+	return nil, 0, 0, err
 }
 
 // more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
@@ -98,7 +109,11 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 				if err := batch.Error(); err != nil {
 					return false, err
 				}
-				return more, j.keep(ctx, r, l, got)
+				for _, e := range got {
+					r.at = e.seq
+				}
+				r.left = append(r.left, got...)
+				return more, nil
 			}
 			e, err := entryOf(m, l)
 			if err != nil {
@@ -119,58 +134,27 @@ func entryOf(m jetstream.Msg, l *lane) (*entry, error) {
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeMalformed, "an item at %d of the log has no label that can be read: %w", meta.Sequence.Stream, err)
 	}
-	return &entry{Item: lb.item(l.stream.spec.Name, l.priority, m.Data()), lane: l, n: lb.N, seq: meta.Sequence.Stream, bodySeq: lb.BodySeq}, nil
+	e := &entry{Item: lb.item(l.stream.spec.Name, l.priority, m.Data()), lane: l, n: lb.N, seq: meta.Sequence.Stream}
+	if len(lb.At) > 0 {
+		e.stash, e.size = &stash{shelf: l.shelf, at: lb.At}, lb.Size
+	}
+	return e, nil
 }
 
-// keep gives the items that were read their bodies.
-func (j *journal) keep(ctx context.Context, r *reader, l *lane, got []*entry) error {
-	for _, e := range got {
-		if e.bodySeq > 0 {
-			if err := j.readBody(ctx, r, l, e); err != nil {
-				return err
-			}
+// fetchBody gives an item that was read its body, if that lies apart.
+func (j *journal) fetchBody(ctx context.Context, r *reader, e *entry) (err error) {
+	if e.stash == nil {
+		return nil
+	}
+	if r.bodies == nil {
+		if r.bodies, err = j.newBodyReader(ctx, e.lane.shelf, e.stash.at[0][0]); err != nil {
+			return err
 		}
 	}
-	for _, e := range got {
-		r.at = e.seq
-		r.left = append(r.left, e)
+	if e.Body, err = r.bodies.read(ctx, e.stash.at, e.size); err != nil {
+		return bus.Errorf(bus.CodeOf(err), "pipeline %s: item %d of stream %s: %w", j.at.Name, e.n, e.lane.stream.spec.Name, err)
 	}
 	return nil
-}
-
-// readBody reads on among the bodies of the lane until that of e. Those in between belong to items that are done, or
-// that never came to be.
-func (j *journal) readBody(ctx context.Context, r *reader, l *lane, e *entry) error {
-	if r.bodies == nil {
-		s, err := j.bodies(ctx, l, false)
-		if err != nil {
-			return err
-		}
-		r.bodies, err = s.CreateConsumer(ctx, jetstream.ConsumerConfig{
-			AckPolicy: jetstream.AckNonePolicy, DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: e.bodySeq,
-			InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
-		})
-		if err != nil {
-			return err
-		}
-	}
-	for {
-		m, err := r.bodies.Next(jetstream.FetchMaxWait(attemptLimit))
-		if err != nil {
-			return err
-		}
-		meta, err := m.Metadata()
-		if err != nil {
-			return err
-		}
-		switch at := meta.Sequence.Stream; {
-		case at == e.bodySeq:
-			e.Body = m.Data()
-			return nil
-		case at > e.bodySeq:
-			return bus.Errorf(bus.CodeNotFound, "pipeline %s: the body at %d, of item %d of stream %s, is not in the log", j.at.Name, e.bodySeq, e.n, l.stream.spec.Name)
-		}
-	}
 }
 
 // each visits the newest message of every subject that matches, in the order of the log.
@@ -179,10 +163,14 @@ func (j *journal) each(ctx context.Context, filter string, do func(m jetstream.M
 }
 
 func eachLast(ctx context.Context, s jetstream.Stream, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	c, err := s.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		FilterSubject: filter, AckPolicy: jetstream.AckNonePolicy, DeliverPolicy: jetstream.DeliverAllPolicy,
-		InactiveThreshold: 30 * time.Second, MemoryStorage: true, Replicas: 1,
-	})
+	return eachOf(ctx, s, jetstream.ConsumerConfig{FilterSubject: filter}, do)
+}
+
+// eachOf visits the messages that a consumer would get.
+func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfig, do func(m jetstream.Msg, seq uint64) error) error {
+	cfg.AckPolicy, cfg.DeliverPolicy = jetstream.AckNonePolicy, jetstream.DeliverAllPolicy
+	cfg.InactiveThreshold, cfg.MemoryStorage, cfg.Replicas = 30*time.Second, true, 1
+	c, err := s.CreateConsumer(ctx, cfg)
 	if err != nil {
 		return err
 	}

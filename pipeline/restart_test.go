@@ -136,9 +136,12 @@ func TestLargeBodies(t *testing.T) {
 		info, err := s.Info(patient(t))
 		return err == nil && info.State.Msgs == 0
 	}, 20*time.Second, 50*time.Millisecond, "bodies that are done are let go of")
-	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, 2<<20)})
+	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, pipeline.MaxBody+1)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
-	require.ErrorContains(t, err, "max_payload")
+	require.ErrorContains(t, err, "an item may have 536870912 (cut it into several")
+	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, 300<<20)})
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	require.ErrorContains(t, err, "raise bytes")
 }
 
 // A producer ten times as fast as its consumer: memory stays within the window, and the producer is held up.

@@ -38,7 +38,9 @@ type Func func(ctx context.Context, items []Item) ([]Out, error)
 
 // Spec is a pipeline: streams, and stages between them.
 type Spec struct {
-	Name    string
+	Name string
+	// Replicas is how many servers of a NATS cluster keep what the pipeline stores: with three, one may die. Zero: one.
+	Replicas int
 	Streams []StreamSpec
 	Stages  []StageSpec
 }
@@ -181,7 +183,7 @@ func (s StageSpec) withDefaults() StageSpec {
 }
 
 func (s Spec) withDefaults() Spec {
-	out := Spec{Name: s.Name}
+	out := Spec{Name: s.Name, Replicas: max(1, s.Replicas)}
 	for _, st := range s.Streams {
 		out.Streams = append(out.Streams, st.withDefaults())
 	}

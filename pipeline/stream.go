@@ -22,7 +22,7 @@ type stream struct {
 func newStream(spec StreamSpec) *stream {
 	s := &stream{spec: spec}
 	for p := range spec.Priorities {
-		s.lanes = append(s.lanes, &lane{stream: s, priority: p})
+		s.lanes = append(s.lanes, &lane{stream: s, priority: p, shelf: &shelf{name: spec.Name, priority: p, bytes: 2*spec.Bytes + 64<<20}})
 	}
 	return s
 }
@@ -109,7 +109,7 @@ func (s *stream) checkItem(it *Item, maxBody int) error {
 	case it.Priority < 0 || it.Priority >= s.spec.Priorities:
 		return bus.Errorf(bus.CodeInvalid, "stream %s: priority %d; it has 0 to %d (priorities)", s.spec.Name, it.Priority, s.spec.Priorities-1)
 	case len(it.Body) > maxBody:
-		return bus.Errorf(bus.CodeInvalid, "stream %s: a body of %d bytes; the server takes %d (raise its max_payload, or store it elsewhere and send its name)", s.spec.Name, len(it.Body), maxBody)
+		return bus.Errorf(bus.CodeInvalid, "stream %s: a body of %d bytes; an item may have %d (cut it into several, or store it elsewhere and send its name)", s.spec.Name, len(it.Body), maxBody)
 	case len(it.ID) > maxWord || len(it.Key) > maxWord || len(it.Group) > maxWord:
 		return bus.Errorf(bus.CodeInvalid, "stream %s: an id, key or group of more than %d bytes", s.spec.Name, maxWord)
 	}

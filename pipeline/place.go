@@ -1,0 +1,50 @@
+package pipeline
+
+// place is where a body lies that is stored apart: runs of messages in a stream of bodies, in order. A body that fits
+// into one message is one run of one; one that was stored in several goes, in which others came in between, is several.
+type place [][2]uint64
+
+// add puts the next message of the body behind the others.
+func (p place) add(seq uint64) place {
+	if n := len(p); n > 0 && p[n-1][1]+1 == seq {
+		p[n-1][1] = seq
+		return p
+	}
+	return append(p, [2]uint64{seq, seq})
+}
+
+// last is where the body ends; 0: it is nowhere.
+func (p place) last() uint64 {
+	if len(p) == 0 {
+		return 0
+	}
+	return p[len(p)-1][1]
+}
+
+// seqs are the messages of the body.
+func (p place) seqs() (out []uint64) {
+	for _, r := range p {
+		for seq := r[0]; seq <= r[1]; seq++ {
+			out = append(out, seq)
+		}
+	}
+	return out
+}
+
+// shelf is a stream of bodies: of a lane, or of the dead letters.
+type shelf struct {
+	name     string
+	priority int
+	bytes    int64 // what may lie there at most
+}
+
+// deadShelf is the name of the dead letters' shelf. No stream can be called so.
+const deadShelf = "@dead"
+
+// stash is a body that is stored apart, ahead of the commit that names it.
+type stash struct {
+	shelf *shelf
+	body  []byte
+	at    place
+	waits *change // what is to be stored after it
+}
