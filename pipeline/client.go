@@ -111,17 +111,25 @@ func (c *Client) Drain(ctx context.Context) error {
 	}
 }
 
-// Take takes up to n items out of a sink, 100 at most, and gives them to do. They are dealt with when do has returned
-// without an error, and otherwise go back after half a minute. None is no error.
+// Take takes up to n items out of a sink, 100 at most, and gives them to do, which may take as long as it likes. They are
+// dealt with when do has returned without an error, and otherwise go back. None is no error.
 func (c *Client) Take(ctx context.Context, stream string, n int, do func([]LentItem) error) error {
-	var l loan
-	if err := c.verb(ctx, "take", Order{ID: stream, Workers: n}, &l); err != nil || l.ID == 0 {
+	l, err := c.Lend(ctx, stream, n)
+	if err != nil || l == nil {
 		return err
 	}
-	if err := do(l.Items); err != nil {
-		return err
+	returned := false
+	defer func() {
+		if !returned { // it panicked
+			_ = l.Return(context.WithoutCancel(ctx))
+		}
+	}()
+	err = do(l.Items)
+	returned = true
+	if err != nil {
+		return errors.Join(err, l.Return(context.WithoutCancel(ctx)))
 	}
-	return c.verb(ctx, "taken", Order{Seqs: []uint64{l.ID}}, nil)
+	return l.Done(ctx)
 }
 
 // Shutdown ends the pipeline in the process that runs it: what is in hand is finished or goes back to its stream.

@@ -27,6 +27,9 @@ type Config struct {
 	TakeOver bool
 	// Grace is how long handlers may go on when the pipeline is closed. Zero: ten seconds.
 	Grace time.Duration
+	// Loan is how long items of a sink stay with another process that does not say that it still has them. Zero: half a
+	// minute.
+	Loan time.Duration
 	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
 	Logger *slog.Logger
 }
@@ -42,6 +45,9 @@ func (c Config) withDefaults() Config {
 	if c.Grace == 0 {
 		c.Grace = 10 * time.Second
 	}
+	if c.Loan == 0 {
+		c.Loan = defaultLoan
+	}
 	if c.Logger == nil && c.Bus != nil {
 		c.Logger = c.Bus.Logger()
 	}
@@ -54,6 +60,12 @@ func (c Config) validate() error {
 	}
 	if c.Grace < 0 {
 		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Grace %v must not be negative", c.Grace)
+	}
+	if c.Loan < 0 {
+		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Loan %v must not be negative", c.Loan)
+	}
+	if most := c.Bus.Conn().MaxPayload(); most < leastPayload {
+		return bus.Errorf(bus.CodeInvalid, "the server takes messages of %d bytes; a pipeline needs %d at least (raise its max_payload)", most, leastPayload)
 	}
 	return bus.CheckName("namespace", c.Namespace)
 }

@@ -2,9 +2,7 @@ package pipeline
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"troupe/bus"
 )
@@ -196,57 +194,6 @@ func (b *Batch) end(ctx context.Context, done bool) error {
 		}
 		return nil
 	})
-}
-
-// lendFor is how long somebody in another process may have items of a sink before they go back.
-const lendFor = 30 * time.Second
-
-// loan is a batch for another process.
-type loan struct {
-	ID    uint64     `json:"id"`
-	Items []LentItem `json:"items"`
-}
-
-// LentItem is an item of a sink, as another process sees it.
-type LentItem struct {
-	ID      string  `json:"id"`
-	Key     string  `json:"key,omitempty"`
-	Group   string  `json:"group,omitempty"`
-	Version Version `json:"version"`
-	Body    []byte  `json:"body"`
-}
-
-// lend takes items out of a sink for another process; empty: there are none.
-func (p *Pipeline) lend(ctx context.Context, stream string, n int) (loan, error) {
-	ctx, cancel := context.WithTimeout(ctx, verbLimit/5)
-	defer cancel()
-	b, err := p.Take(ctx, stream, max(1, min(n, 100)))
-	if errors.Is(err, bus.ErrTimedOut) {
-		return loan{}, nil
-	}
-	if err != nil {
-		return loan{}, err
-	}
-	l := loan{ID: b.id}
-	for _, it := range b.Items {
-		l.Items = append(l.Items, LentItem{ID: it.ID, Key: it.Key, Group: it.Group, Version: it.Version, Body: it.Body})
-	}
-	p.group.Go(bus.Guard(func() {
-		if wait(p.ctx, lendFor) == nil {
-			_ = b.Return(p.ctx) // it was said to be done
-		}
-	}))
-	return l, nil
-}
-
-// lent ends loans: their items are dealt with.
-func (p *Pipeline) lent(ctx context.Context, ids []uint64) error {
-	for _, id := range ids {
-		if err := (&Batch{p: p, id: id}).Done(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func (b *Batch) String() string { return fmt.Sprintf("%d items", len(b.Items)) }

@@ -44,6 +44,9 @@ type Pipeline struct {
 
 	garbage *garbage // for the purge loop
 
+	pulls pulls
+	loans loans
+
 	err error // why it ended; set before doneCh is closed
 }
 
@@ -63,6 +66,7 @@ func Open(ctx context.Context, cfg Config, spec Spec) (*Pipeline, error) {
 		cfg: cfg, spec: spec.withDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: spec.Name}, inbox: newInbox(),
 		doneCh: make(chan struct{}), commitCh: make(chan *commit, maxFlights), loadCh: make(chan load, 256),
 		workers: map[*hand]worker{}, bodies: map[*shelf]*bodyWriter{}, rates: map[string]*rate{}, garbage: newGarbage(), began: time.Now(), endedLetters: map[uint64]bool{},
+		pulls: pulls{under: map[string]*pull{}, roomCh: map[string]chan struct{}{}}, loans: loans{byID: map[uint64]*lending{}},
 	}
 	if err := p.alone(ctx); err != nil {
 		return nil, err

@@ -23,8 +23,12 @@ func (p *Pipeline) listen() (err error) {
 // receive runs in the subscription's goroutine and must not wait.
 func (p *Pipeline) receive(m *nats.Msg) {
 	verb := lastWord(m.Subject)
-	if verb == "put" {
+	switch verb {
+	case "put":
 		p.receivePut(m)
+		return
+	case "part":
+		p.group.Go(func() { p.servePart(m) })
 		return
 	}
 	var o Order
@@ -50,7 +54,11 @@ func (p *Pipeline) receivePut(m *nats.Msg) {
 		respond(m, nil, err)
 		return
 	}
-	e := &putEvent{put: put{source: req.Source, seq: req.Seq}, name: req.Stream, msg: m}
+	if req.Size > 0 {
+		p.receiveLarge(req, m)
+		return
+	}
+	e := &putEvent{put: put{source: req.Source, seq: req.Seq}, name: req.Stream, end: func(err error) { respond(m, nil, err) }}
 	for _, w := range req.Items {
 		e.items = append(e.items, w.item())
 	}
@@ -89,7 +97,11 @@ func (p *Pipeline) obey(ctx context.Context, verb string, o Order) (any, error) 
 	case "take":
 		return p.lend(ctx, o.ID, o.Workers)
 	case "taken":
-		return nil, p.lent(ctx, o.Seqs)
+		return nil, p.settle(ctx, o.Seqs, true)
+	case "given-back":
+		return nil, p.settle(ctx, o.Seqs, false)
+	case "keep":
+		return nil, p.keep(o.Seqs)
 	case "dead-retry":
 		return p.RetryDead(ctx, o.Seqs, o.All)
 	case "dead-drop":

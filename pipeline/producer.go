@@ -18,27 +18,24 @@ const (
 // putEvent is a put on its way to the loop.
 type putEvent struct {
 	put
-	name   string
-	doneCh chan error // holds one; of a caller in this process
-	msg    *nats.Msg  // of one elsewhere
+	name string
+	end  func(error) // told what came of it; it must not block
 }
 
 func (e *putEvent) apply(p *Pipeline) {
 	e.stream = p.flow.streamOf(e.name)
 	if e.stream == nil {
-		e.reply(bus.Errorf(bus.CodeNotFound, "pipeline %s has no stream %q; it has %v", p.at.Name, e.name, p.streamNames()))
+		e.reply(p.noStream(e.name))
 		return
 	}
 	e.token = e
 	p.flow.put(&e.put)
 }
 
-func (e *putEvent) reply(err error) {
-	if e.doneCh != nil {
-		e.doneCh <- err
-		return
-	}
-	respond(e.msg, nil, err)
+func (e *putEvent) reply(err error) { e.end(err) }
+
+func (p *Pipeline) noStream(name string) error {
+	return bus.Errorf(bus.CodeNotFound, "pipeline %s has no stream %q; it has %v", p.at.Name, name, p.streamNames())
 }
 
 func (p *Pipeline) streamNames() []string {
@@ -57,14 +54,15 @@ func (p *Pipeline) Put(ctx context.Context, stream string, items ...Item) error 
 }
 
 func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) error {
-	e := &putEvent{put: put{items: items}, name: stream, doneCh: make(chan error, 1)}
+	doneCh := make(chan error, 1)
+	e := &putEvent{put: put{items: items}, name: stream, end: func(err error) { doneCh <- err }}
 	p.inbox.push(e)
 	select {
-	case err := <-e.doneCh:
+	case err := <-doneCh:
 		return err
 	case <-p.doneCh:
 		select {
-		case err := <-e.doneCh:
+		case err := <-doneCh:
 			return err
 		default:
 			return p.ended()
@@ -79,8 +77,12 @@ func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) er
 func inPieces(items []Item, most int, mostBytes int64, do func([]Item) error) error {
 	for len(items) > 0 {
 		n, bytes := 0, int64(0)
-		for n < len(items) && n < most && (n == 0 || bytes+weight(&items[n]) <= mostBytes) {
-			bytes += weight(&items[n])
+		for n < len(items) && n < most {
+			more := weight(&items[n]) + int64(len(items[n].ID))
+			if n > 0 && bytes+more > mostBytes {
+				break
+			}
+			bytes += more
 			n++
 		}
 		if err := do(items[:n:n]); err != nil {
@@ -109,6 +111,8 @@ type putRequest struct {
 	Seq    uint64     `msgpack:"seq"`
 	Stream string     `msgpack:"stream"`
 	Items  []wireItem `msgpack:"items"`
+	Size   int64      `msgpack:"size,omitempty"` // of the body of its only item, which is to be fetched
+	From   string     `msgpack:"from,omitempty"` // here
 }
 
 // wireItem is an item on the wire, and what a method with the style "item" sees and gives.
@@ -154,8 +158,11 @@ func (r *Producer) Put(ctx context.Context, stream string, items ...Item) error 
 	case <-ctx.Done():
 		return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: %w", stream, ctx.Err())
 	}
-	return inPieces(items, wireItems, wireBytes, func(piece []Item) error { return r.putPiece(ctx, stream, piece) })
+	return inPieces(items, wireItems, r.pieceBytes(), func(piece []Item) error { return r.putPiece(ctx, stream, piece) })
 }
+
+// pieceBytes is how much of a put goes into one message.
+func (r *Producer) pieceBytes() int64 { return min(wireBytes, r.b.Conn().MaxPayload()/2) }
 
 func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) error {
 	r.seq++
@@ -166,12 +173,16 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 			req.Items[i].Body = bus.Raw{0xc0}
 		}
 	}
+	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.pieceBytes()/2 {
+		stop, err := r.offer(&req, large)
+		if err != nil {
+			return err
+		}
+		defer stop()
+	}
 	body, err := bus.Marshal(req)
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (bus.Marshal): %w", stream, err)
-	}
-	if most := int(r.b.Conn().MaxPayload()); len(body) > most {
-		return bus.Errorf(bus.CodeInvalid, "put into stream %s: %d bytes; the server takes %d (raise its max_payload)", stream, len(body), most)
 	}
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		err := ask(ctx, r.b, r.at, "put", body, nil, putAgain)
@@ -184,4 +195,22 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 		case <-time.After(pause):
 		}
 	}
+}
+
+// offer leaves a large body out of a put: the pipeline fetches it from here, until stop is called.
+func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error) {
+	inbox := r.b.Conn().NewInbox()
+	sub, err := r.b.Conn().Subscribe(inbox, func(m *nats.Msg) {
+		servePart(m, func(of uint64, _ int) []byte {
+			if of != req.Seq {
+				return nil
+			}
+			return body
+		})
+	})
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
+	}
+	req.Size, req.From, req.Items[0].Body = int64(len(body)), inbox, bus.Raw{0xc0}
+	return func() { _ = sub.Unsubscribe() }, nil // fails only on a closed connection
 }

@@ -141,7 +141,7 @@ func TestLargeBodies(t *testing.T) {
 	require.ErrorContains(t, err, "an item may have 536870912 (cut it into several")
 	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, 300<<20)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
-	require.ErrorContains(t, err, "raise bytes")
+	require.ErrorContains(t, err, "never fits into a bound of 268435456; raise bytes")
 }
 
 // A producer ten times as fast as its consumer: memory stays within the window, and the producer is held up.
@@ -299,17 +299,32 @@ func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 // The process that runs the pipeline is killed again and again, in the middle of everything. The next one goes on where
 // the log is, and the producer, which has to repeat what was not answered, puts nothing twice.
 func TestTheEngineIsKilled(t *testing.T) {
-	t.Parallel()
+	for name, c := range map[string]struct{ items, piece, bytes, through int }{
+		"small items":                 {2000, 8, 0, 150},
+		"items larger than a message": {36, 1, 2_500_000, 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			killEngines(t, c.items, c.piece, c.bytes, c.through)
+		})
+	}
+}
+
+// killEngines puts n items, piece by piece, and kills the engine three times: each time when more have come through.
+func killEngines(t *testing.T, n, piece, bytes, through int) {
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	c, err := pipeline.Connect(b, "default", "p")
 	require.NoError(t, err)
-	const n = 2000
+	all := items(n)
+	for i := range all {
+		all[i].Body = bodyOf(i, bytes)
+	}
 	putCh := make(chan error, 1)
 	go func() {
 		producer, ctx := c.Producer(), patient(t)
-		for piece := range slices.Chunk(items(n), 8) {
-			if err := producer.Put(ctx, "a", piece...); err != nil {
+		for some := range slices.Chunk(all, piece) {
+			if err := producer.Put(ctx, "a", some...); err != nil {
 				putCh <- err
 				return
 			}
@@ -321,7 +336,7 @@ func TestTheEngineIsKilled(t *testing.T) {
 		t.Cleanup(engine.kill)
 		require.Eventually(t, func() bool {
 			st, err := c.Status(patient(t))
-			return err == nil && st.Streams[3].Items > 150*(i+1)
+			return err == nil && st.Streams[3].Items > through*(i+1)
 		}, 30*time.Second, time.Millisecond)
 		engine.kill()
 	}
@@ -330,10 +345,15 @@ func TestTheEngineIsKilled(t *testing.T) {
 	seen := map[string]int{}
 	for _, it := range drainSink(t, p, "d", n) {
 		seen[it.ID]++
+		var i int
+		_, err := fmt.Sscanf(it.ID, "i%d", &i)
+		require.NoError(t, err)
+		require.True(t, slices.Equal(all[i].Body, it.Body), "the body of %s", it.ID)
 	}
 	require.Len(t, seen, n)
 	require.NoError(t, p.Drain(patient(t)))
 	for _, s := range status(t, p).Streams {
 		require.Zero(t, s.Items, s.Name)
+		require.Zero(t, s.Bytes, s.Name)
 	}
 }

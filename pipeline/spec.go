@@ -41,8 +41,8 @@ type Spec struct {
 	Name string
 	// Replicas is how many servers of a NATS cluster keep what the pipeline stores: with three, one may die. Zero: one.
 	Replicas int
-	Streams []StreamSpec
-	Stages  []StageSpec
+	Streams  []StreamSpec
+	Stages   []StageSpec
 }
 
 // StreamSpec is a durable, bounded stream. Every bound counts what is not done yet, in hand or not.

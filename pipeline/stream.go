@@ -105,11 +105,18 @@ func (s *stream) check(items []Item, maxBody int) error {
 const maxWord = 512 // of an id, a key, a group
 
 func (s *stream) checkItem(it *Item, maxBody int) error {
+	return s.checkSize(it, len(it.Body), maxBody)
+}
+
+// checkSize checks an item whose body has so many bytes.
+func (s *stream) checkSize(it *Item, size, maxBody int) error {
 	switch {
 	case it.Priority < 0 || it.Priority >= s.spec.Priorities:
 		return bus.Errorf(bus.CodeInvalid, "stream %s: priority %d; it has 0 to %d (priorities)", s.spec.Name, it.Priority, s.spec.Priorities-1)
-	case len(it.Body) > maxBody:
-		return bus.Errorf(bus.CodeInvalid, "stream %s: a body of %d bytes; an item may have %d (cut it into several, or store it elsewhere and send its name)", s.spec.Name, len(it.Body), maxBody)
+	case size > maxBody:
+		return bus.Errorf(bus.CodeInvalid, "stream %s: a body of %d bytes; an item may have %d (cut it into several, or store it elsewhere and send its name)", s.spec.Name, size, maxBody)
+	case weigh(it, size) > s.spec.Bytes:
+		return bus.Errorf(bus.CodeInvalid, "stream %s: a body of %d bytes never fits into a bound of %d; raise bytes", s.spec.Name, size, s.spec.Bytes)
 	case len(it.ID) > maxWord || len(it.Key) > maxWord || len(it.Group) > maxWord:
 		return bus.Errorf(bus.CodeInvalid, "stream %s: an id, key or group of more than %d bytes", s.spec.Name, maxWord)
 	}
