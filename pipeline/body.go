@@ -134,10 +134,11 @@ func (w *bodyWriter) store(parts []part) bool {
 	pause := firstPause
 	for attempt := 1; ; attempt++ {
 		seqs, err := w.try(parts)
-		if err == nil {
-			for i, part := range parts {
-				part.of.at = part.of.at.add(seqs[i])
-			}
+		for len(parts) > 0 && len(seqs) > 0 && seqs[0] > 0 { // up to the first that is not stored
+			parts[0].of.at = parts[0].of.at.add(seqs[0])
+			parts, seqs = parts[1:], seqs[1:]
+		}
+		if len(parts) == 0 {
 			return true
 		}
 		if wait(w.p.ctx, pause) != nil {
@@ -191,15 +192,16 @@ func (w *bodyWriter) send(ctx context.Context, parts []part, batch bool) ([]uint
 	return w.gather(ctx, first, len(parts), batch)
 }
 
-// gather reads the server's answers.
+// gather reads the server's answers: where each part lies; 0: that is not known.
 func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool) ([]uint64, error) {
 	seqs := make([]uint64, n)
+	var failed error
 	for left := n; left > 0; {
 		var m *nats.Msg
 		select {
 		case m = <-w.ackCh:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			return seqs, ctx.Err()
 		}
 		number, err := strconv.ParseUint(lastWord(m.Subject), 36, 64)
 		if err != nil || number < first || seqs[number-first] > 0 {
@@ -207,12 +209,15 @@ func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool
 		}
 		seq, err := seqOf(m)
 		if err != nil {
-			return nil, err
+			failed = err
 		}
 		if !batch {
 			seqs[number-first] = seq
 			left--
 			continue
+		}
+		if err != nil {
+			return seqs, err
 		}
 		if seq < uint64(n) {
 			return nil, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to %d", n, seq)
@@ -222,7 +227,7 @@ func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool
 		}
 		return seqs, nil
 	}
-	return seqs, nil
+	return seqs, failed
 }
 
 // ways are the two of storing several messages: as a batch, which the server writes twice and syncs once, or one by one,

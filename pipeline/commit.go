@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"encoding/json"
+	"slices"
 	"time"
 )
 
@@ -54,18 +55,17 @@ const (
 func (f *flow) build() *commit {
 	c := &commit{sources: map[string]uint64{}}
 	messages, bytes := 0, int64(0)
-	for f.buildable() {
-		ch := f.queue.front()
+	f.queue.takeIf(f.free(), func(ch *change) (take, more bool) {
 		m, b := ch.messages(), ch.size()
 		if len(c.changes) > 0 && (messages+m > maxCommit || bytes+b > maxCommitBytes) {
-			break
+			return false, false
 		}
 		messages, bytes = messages+m, bytes+b
-		f.queue.pop()
 		f.queued -= m
 		f.queuedBytes -= b
 		f.include(c, ch)
-	}
+		return true, true
+	})
 	f.number++
 	c.number = f.number
 	c.record = f.recordNow()
@@ -73,7 +73,25 @@ func (f *flow) build() *commit {
 }
 
 // buildable says that there is something to commit whose bodies are stored.
-func (f *flow) buildable() bool { return f.queue.len() > 0 && f.queue.front().pending == 0 }
+func (f *flow) buildable() bool { return slices.ContainsFunc(f.queue.all(), f.free()) }
+
+// free gives a function that says of each change, asked of them in order, whether it may be committed: its bodies are
+// stored, and it does not overtake one with items of the same lanes. So a body that waits for room on its shelf does not
+// hold up those who make the room, and each lane keeps its order.
+func (f *flow) free() func(*change) bool {
+	f.scan++
+	passed := false
+	return func(c *change) bool {
+		ok := c.pending == 0 && !(c.behind && passed) && !slices.ContainsFunc(c.puts, func(e *entry) bool { return e.lane.waits == f.scan })
+		if !ok {
+			passed = true
+			for _, e := range c.puts {
+				e.lane.waits = f.scan
+			}
+		}
+		return ok
+	}
+}
 
 func (f *flow) include(c *commit, ch *change) {
 	c.changes = append(c.changes, ch)

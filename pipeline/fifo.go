@@ -51,3 +51,25 @@ func (q *fifo[T]) remove(gone func(T) bool) {
 	q.items = slices.DeleteFunc(slices.Clone(q.all()), gone)
 	q.head = 0
 }
+
+// takeIf takes out those that fit, in order, until take says that there are enough.
+func (q *fifo[T]) takeIf(fits func(T) bool, take func(T) (taken, more bool)) {
+	all := q.all()
+	left := all[:0]
+	for i, v := range all {
+		if !fits(v) {
+			left = append(left, v)
+			continue
+		}
+		taken, more := take(v)
+		if !taken {
+			left = append(left, v)
+		}
+		if !more {
+			left = append(left, all[i+1:]...)
+			break
+		}
+	}
+	clear(all[len(left):])
+	q.items = q.items[:q.head+len(left)]
+}

@@ -26,6 +26,7 @@ type flow struct {
 	queuedBytes int64
 	heavy       int64  // bytes of bodies that are stored apart and wait
 	number      uint64 // of the last commit that was built
+	scan        uint64 // of the queue
 	nextTask    uint64
 	stopped     bool // nothing is handed out any more
 	closed      bool // and nothing taken in
@@ -58,6 +59,7 @@ type change struct {
 	seq     uint64
 	tokens  []any // told when it is stored
 	pending int   // bodies that are to be stored before it
+	behind  bool  // it is stored after all that were there before it
 }
 
 // closing is a group that was handed over; what comes of it later is late.
@@ -90,7 +92,7 @@ func newFlow(spec Spec, rec *record) *flow {
 	f := &flow{sources: map[string]*source{}, window: defaultWindow, maxBody: MaxBody, taken: map[uint64]*taking{}, dead: &shelf{name: deadShelf, bytes: 64 << 20}}
 	for _, s := range spec.Streams {
 		f.streams = append(f.streams, newStream(s))
-		f.dead.bytes += 2 * s.Bytes
+		f.dead.bytes += s.Bytes
 	}
 	for _, s := range spec.Stages {
 		f.stages = append(f.stages, f.wire(newStage(s)))
@@ -241,7 +243,7 @@ func (f *flow) known(p *put) bool {
 	if p.seq <= src.stored {
 		f.answers = append(f.answers, answer{p.token, nil})
 	} else {
-		f.enqueue(&change{tokens: []any{p.token}}) // it is in the queue before this one
+		f.enqueue(&change{tokens: []any{p.token}, behind: true}) // it is in the queue before this one
 	}
 	return true
 }

@@ -36,6 +36,7 @@ type lane struct {
 	ready      fifo[*entry]
 	readyBytes int64
 	loading    bool
+	waits      uint64     // the scan of the queue that found a change with items of this lane which cannot be stored yet
 	settled    uint64     // the floor as the log has it; done may be ahead of it by what is being committed
 	marks      fifo[mark] // where numbers lie in the log, for letting go of what is done
 	strays     fifo[stray]

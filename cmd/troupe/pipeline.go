@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -227,24 +226,18 @@ func (c *cli) deadShow(ctx context.Context, p *pipeline.Client, text string) err
 	if err != nil {
 		return usagef("SEQ %q: give a number that `troupe pipeline dead ls` shows", text)
 	}
-	dead, err := p.Dead(ctx, true)
+	d, err := p.DeadLetter(ctx, seq)
 	if err != nil {
 		return err
 	}
-	for _, d := range dead {
-		if d.Seq != seq {
-			continue
-		}
-		raw, err := json.Marshal(d)
-		if err != nil {
-			return err
-		}
-		out := map[string]any{}
-		if err := json.Unmarshal(raw, &out); err != nil {
-			return err
-		}
-		out["body"] = bodyJSON(d.Body)
-		return c.printJSON(out)
+	raw, err := json.Marshal(d)
+	if err != nil {
+		return err
 	}
-	return fmt.Errorf("there is no dead letter %d", seq)
+	out := map[string]any{}
+	if err := json.Unmarshal(raw, &out); err != nil {
+		return err
+	}
+	out["body"] = bodyJSON(d.Body)
+	return c.printJSON(out)
 }
