@@ -262,6 +262,12 @@ func (p Pipeline) Closed(stage, group string) string {
 	return p.prefix() + ".stored.closed." + stage + "." + group
 }
 
+// Tries is troupe.<namespace>.@pipeline.<name>.stored.tries.<stream>.<priority>.<number>: what has gone wrong with an item;
+// with * as the number, with all of that stream and priority.
+func (p Pipeline) Tries(stream string, priority int, number string) string {
+	return p.prefix() + ".stored.tries." + stream + "." + strconv.Itoa(priority) + "." + number
+}
+
 // Dead is troupe.<namespace>.@pipeline.<name>.stored.dead.<stage>.<id>: a dead letter.
 func (p Pipeline) Dead(stage, id string) string {
 	return p.prefix() + ".stored.dead." + stage + "." + id

@@ -38,6 +38,7 @@ func TestPipelineSubjects(t *testing.T) {
 		"troupe.n.@pipeline.p.stored.state":       p.State(),
 		"troupe.n.@pipeline.p.stored.source.x":    p.Source("x"),
 		"troupe.n.@pipeline.p.stored.closed.st.g": p.Closed("st", "g"),
+		"troupe.n.@pipeline.p.stored.tries.s.2.7": p.Tries("s", 2, "7"),
 		"troupe.n.@pipeline.p.stored.dead.st.1-0": p.Dead("st", "1-0"),
 		"troupe.n.@pipeline.p.body.s.2":           p.Bodies("s", 2),
 		"troupe.n.@pipeline.p.ask.put":            p.Ask("put"),

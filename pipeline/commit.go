@@ -27,6 +27,7 @@ type record struct {
 	By      string                  `json:"by"`     // the same, for people
 	At      time.Time               `json:"at"`
 	Version Version                 `json:"version"`
+	Closed  bool                    `json:"closed,omitempty"` // it is the last of an engine that was closed, and not killed
 	Paused  []string                `json:"paused,omitempty"`
 	Streams map[string]streamRecord `json:"streams"`
 }
@@ -34,6 +35,7 @@ type record struct {
 type streamRecord struct {
 	Bytes int64        `json:"bytes"`
 	Lanes []laneRecord `json:"lanes"`
+	Hands []place      `json:"hands,omitempty"` // of each lane, what functions have in hand
 }
 
 type laneRecord struct {
@@ -119,14 +121,14 @@ func (f *flow) include(c *commit, ch *change) {
 }
 
 func (f *flow) recordNow() record {
-	r := record{Commit: f.number, At: f.now.UTC(), Version: f.version, Streams: map[string]streamRecord{}}
+	r := record{Commit: f.number, At: f.now.UTC(), Version: f.version, Closed: f.final, Streams: map[string]streamRecord{}}
 	for _, s := range f.stages {
 		if s.paused {
 			r.Paused = append(r.Paused, s.spec.Name)
 		}
 	}
 	for _, s := range f.streams {
-		sr := streamRecord{Bytes: s.stored}
+		sr := streamRecord{Bytes: s.stored, Hands: f.handsOf(s)}
 		for _, l := range s.lanes {
 			sr.Lanes = append(sr.Lanes, laneRecord{Head: l.head, ordinals: l.done.clone()})
 		}
@@ -172,6 +174,11 @@ func (f *flow) landed(c *commit, first uint64) {
 	for _, ch := range c.changes {
 		for _, token := range ch.tokens {
 			f.answers = append(f.answers, answer{token, nil})
+		}
+		for _, t := range ch.starts {
+			if t.stage.running[t.id] == t { // it may have been taken back
+				f.starts = append(f.starts, t)
+			}
 		}
 	}
 }

@@ -101,13 +101,17 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	p.flow = newFlow(p.spec, rec)
 	p.flow.apart = bodyApart
 	p.flow.now = time.Now()
+	if err := p.recallTries(ctx); err != nil {
+		return err
+	}
+	p.flow.crashed(rec)
 	first := p.flow.build() // from here on the engine before us is refused
-	at, err := p.journal.take(ctx, first, last)
+	at, end, err := p.journal.take(ctx, first, last)
 	if err != nil {
 		return err
 	}
 	p.flow.landed(first, at)
-	p.written = at // the first commit is the record alone
+	p.written = end
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
 			body, err := p.journal.lastBody(ctx, l.shelf)
@@ -176,7 +180,16 @@ func (p *Pipeline) over() bool {
 		left = append(left, w)
 	}
 	p.waiters = left
-	return p.closing && p.flow.inHand() == 0 && p.flow.queue.len() == 0 && p.inFlight == 0
+	if !p.closing || p.flow.inHand() > 0 || p.flow.queue.len() > 0 || p.inFlight > 0 {
+		return false
+	}
+	if p.flow.final {
+		return true
+	}
+	p.flow.final = true // and the log says so
+	p.flow.enqueue(&change{})
+	p.inbox.push(eventFunc(func(*Pipeline) {}))
+	return false
 }
 
 // abandon tells everybody who waits that nothing will come.

@@ -30,7 +30,9 @@ type flow struct {
 	nextTask    uint64
 	stopped     bool // nothing is handed out any more
 	closed      bool // and nothing taken in
+	final       bool // the record is the last of this engine
 	taken       map[uint64]*taking
+	alone       *loner // nil: nobody
 	dead        *shelf // of the bodies of dead letters
 
 	starts  []*task        // effects: hand these out,
@@ -51,6 +53,8 @@ type change struct {
 	done    []*entry // these are dealt with
 	puts    []*entry // these are new
 	dead    []*DeadLetter
+	tried   []*entry // something went wrong with these
+	starts  []*task  // these are handed out when it is stored
 	revived []string // dead letters that are so no more, by subject
 	freed   []uint64 // and where their bodies lay
 	closed  *closing
@@ -176,7 +180,12 @@ func (f *flow) putApart(c *change, body []byte, on *shelf) *stash {
 
 // messages is how many the change needs in the log.
 func (c *change) messages() int {
-	n := len(c.puts) + len(c.dead) + len(c.revived)
+	n := len(c.puts) + len(c.dead) + len(c.revived) + len(c.tried)
+	for _, e := range c.done {
+		if e.tries != nil {
+			n++
+		}
+	}
 	if c.closed != nil {
 		n++
 	}
@@ -381,8 +390,17 @@ const maxQueued = 8192
 // maxHeavy is the same for bodies that are stored apart.
 const maxHeavy = 64 << 20
 
+// open says that the stage may hand something out.
+func (f *flow) open(s *stage) bool {
+	return !s.paused && !f.stopped && f.queued < maxQueued && f.heavy < maxHeavy && s.clear() && s.hands.free() > 0
+}
+
 func (f *flow) schedule(s *stage) {
-	for !s.paused && !f.stopped && f.queued < maxQueued && f.heavy < maxHeavy && s.clear() && s.hands.free() > 0 {
+	if f.alone != nil && s.spec.Func != nil {
+		f.runAlone(s)
+		return
+	}
+	for f.open(s) {
 		w, h := s.fromQueues()
 		if w == nil {
 			if w = f.nextWork(s); w == nil {
@@ -396,6 +414,15 @@ func (f *flow) schedule(s *stage) {
 		if !f.sift(s, w) {
 			s.leave(w)
 			continue
+		}
+		if w.losses >= s.spec.Losses {
+			f.giveUp(s, w)
+			continue
+		}
+		if s.lastChance(w) {
+			f.alone = &loner{stage: s, work: w}
+			f.runAlone(s)
+			return
 		}
 		f.start(s, w, h)
 	}
@@ -462,6 +489,7 @@ func (f *flow) accept(s *stage, e *entry) *work {
 	}
 	if s.groups == nil {
 		w := &work{entries: []*entry{e}, key: e.Key}
+		w.resume()
 		if !s.admit(w) {
 			return nil
 		}
@@ -499,6 +527,10 @@ func (f *flow) start(s *stage, w *work, h *hand) {
 	s.running[t.id] = t
 	for _, out := range s.blocks {
 		out.reserved++
+	}
+	if s.suspects(w) {
+		f.enqueue(&change{starts: []*task{t}})
+		return
 	}
 	f.starts = append(f.starts, t)
 }

@@ -8,6 +8,7 @@ type entry struct {
 	seq     uint64 // where it lies in the log; 0 until it is known to
 	aborted bool   // while it waited
 
+	tries *tries // what has gone wrong with it, as the log has it; nil: nothing
 	stash *stash // where its body lies, if that is apart
 	size  int    // of a body that is not in memory yet
 }
@@ -32,6 +33,8 @@ type lane struct {
 	loaded  uint64 // the last number that has been in memory
 	lastSeq uint64 // where that one lies; reading goes on behind it
 	done    ordinals
+	tried   map[uint64]*tries // of items that are not in memory yet, from before the start
+	suspect uint64            // up to here, they were there when the engine before this one was killed
 
 	ready      fifo[*entry]
 	readyBytes int64
@@ -97,6 +100,8 @@ func (l *lane) arrived(entries []*entry, to, lastSeq uint64) {
 	l.loading = false
 	for _, e := range entries {
 		if e.n > l.loaded && e.n <= to && !l.done.has(e.n) {
+			e.tries = l.tried[e.n]
+			delete(l.tried, e.n)
 			l.push(e)
 		}
 	}

@@ -129,7 +129,7 @@ func (p *Pipeline) recall(ctx context.Context) error {
 			if err := json.Unmarshal(m.Data(), &c); err != nil {
 				return err
 			}
-			s.groups.remember(c.Group, c.Left, p.flow.now)
+			s.groups.remember(c.Group, c.Left, time.UnixMilli(c.At))
 			return nil
 		})
 		if err != nil {

@@ -29,7 +29,8 @@ const (
 	firstPause   = 5 * time.Millisecond
 	longestPause = 500 * time.Millisecond
 	sourceTTL    = 24 * time.Hour
-	headerRoom   = 8 << 10 // what a label and our headers may take of a message
+	markTTL      = time.Second // of what says that something is no more
+	headerRoom   = 8 << 10     // what a label and our headers may take of a message
 )
 
 // journal is the pipeline's log: one JetStream stream, which only the engine writes. A commit is one atomic batch that
@@ -168,26 +169,26 @@ func (j *journal) removeHalf(ctx context.Context, half []uint64) error {
 	return nil
 }
 
-// take writes the first commit of an engine: from then on the one before it is refused.
-func (j *journal) take(ctx context.Context, c *commit, last uint64) (uint64, error) {
+// take writes the first commit of an engine: from then on the one before it is refused. It says where it begins and ends.
+func (j *journal) take(ctx context.Context, c *commit, last uint64) (first, end uint64, err error) {
 	fl, err := j.newFlight(c)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		fl.aim(last)
 		if err = j.request(ctx, fl); err == nil {
-			return fl.first(), nil
+			return fl.first(), fl.end(), nil
 		}
 		rec, at, lookErr := j.readRecord(ctx)
 		switch {
 		case lookErr == nil && rec != nil && rec.Engine == j.engine:
-			return fl.first(), nil
+			return fl.first(), fl.end(), nil
 		case lookErr == nil && at != last:
-			return 0, j.fenced(rec)
+			return 0, 0, j.fenced(rec)
 		}
 		if wait(ctx, pause) != nil {
-			return 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be written: %w", j.at.Name, err)
+			return 0, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be written: %w", j.at.Name, err)
 		}
 	}
 }
@@ -338,15 +339,20 @@ func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
 		msgs = append(msgs, m)
 	}
 	for _, g := range c.closings {
-		text, _ := json.Marshal(closedRecord{Group: g.group, Left: g.left}) // a string and a number
+		text, _ := json.Marshal(closedRecord{Group: g.group, Left: g.left, At: c.record.At.UnixMilli()}) // a string and a number
 		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.stage, tokenOf(g.group)), Data: text, Header: lasting(max(g.remember, time.Second))})
 	}
 	for name, seq := range c.sources {
 		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: lasting(sourceTTL)})
 	}
 	for _, subject := range c.revived {
-		msgs = append(msgs, &nats.Msg{Subject: subject, Header: lasting(time.Second)})
+		msgs = append(msgs, &nats.Msg{Subject: subject, Header: lasting(markTTL)})
 	}
+	tries, err := j.triesMessages(c)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: what went wrong with an item: %w", j.at.Name, err)
+	}
+	msgs = append(msgs, tries...)
 	text, err := c.record.encode()
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: its record: %w", j.at.Name, err)
@@ -362,6 +368,7 @@ func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
 type closedRecord struct {
 	Group string `json:"group"`
 	Left  int    `json:"left"`
+	At    int64  `json:"at"` // milliseconds since 1970
 }
 
 // lasting is the header of a message that replaces the one before it, and is forgotten after a while.

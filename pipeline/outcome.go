@@ -62,6 +62,9 @@ func (f *flow) finish(o outcome) {
 
 func (f *flow) release(t *task) {
 	delete(t.stage.running, t.id)
+	if f.alone != nil && f.alone.work == t.work {
+		f.alone = nil
+	}
 	t.hand.running--
 	for _, out := range t.stage.blocks {
 		out.reserved--
@@ -156,6 +159,7 @@ func (f *flow) fail(t *task, err error) {
 	s.failed++
 	t.failures = append(t.failures, Failure{At: f.now, Worker: t.hand.name, Code: e.Code, Error: err.Error(), Stack: e.Stack})
 	if len(t.failures) < s.spec.Failures {
+		f.note(t.work)
 		s.delay(t.work, f.now.Add(s.spec.backoff(len(t.failures))))
 		return
 	}
@@ -168,12 +172,23 @@ func (f *flow) lose(t *task, err error) {
 	s.lost++
 	t.losses++
 	if t.losses < s.spec.Losses {
+		f.note(t.work)
 		s.runnable.pushFront(t.work)
 		return
 	}
 	e := bus.AsError(err)
 	t.failures = append(t.failures, Failure{At: f.now, Worker: t.hand.name, Code: e.Code, Error: err.Error(), Stack: e.Stack})
 	f.bury(t, "losses")
+}
+
+// giveUp buries work that was in hand too often when the engine was killed.
+func (f *flow) giveUp(s *stage, w *work) {
+	w.failures = append(w.failures, Failure{At: f.now, Code: bus.CodeWorkerLost, Error: "the process that runs the pipeline ended with it in hand, again and again"})
+	for _, e := range w.entries {
+		e.Attempt = w.losses + len(w.failures) - 1
+	}
+	s.lost++
+	f.bury(&task{work: w, stage: s}, "losses")
 }
 
 // bury moves work to the dead letters.

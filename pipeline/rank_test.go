@@ -263,7 +263,7 @@ func childIfAsked() {
 		return
 	}
 	serve := serveRole
-	if role == engineRole {
+	if role == engineRole || role == poisonRole {
 		serve = serveEngine
 	}
 	if err := serve(role, os.Getenv(childURLEnv)); err != nil {
@@ -273,16 +273,34 @@ func childIfAsked() {
 	os.Exit(0)
 }
 
-// engineRole is the child that runs the pipeline "p" of three stages.
-const engineRole = "@engine"
+// engineRole is the child that runs the pipeline "p" of three stages, and poisonRole the one whose function does not
+// survive every item.
+const (
+	engineRole = "@engine"
+	poisonRole = "@poison"
+)
 
-func serveEngine(_, url string) error {
+// poisoned ends the process for one item.
+func poisoned() pipeline.Spec {
+	return oneStage(pipeline.StageSpec{Losses: 3, Workers: 2, InFlight: 2, Func: func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
+		if in[0].ID == "poison" {
+			os.Exit(7)
+		}
+		return pass(ctx, in)
+	}})
+}
+
+func serveEngine(role, url string) error {
+	spec := three(pass)
+	if role == poisonRole {
+		spec = poisoned()
+	}
 	ctx := context.Background()
 	b, err := bus.Open(ctx, bus.Config{URLs: []string{url}})
 	if err != nil {
 		return err
 	}
-	if _, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, three(pass)); err != nil {
+	if _, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, spec); err != nil {
 		return err
 	}
 	if err := json.NewEncoder(os.Stdout).Encode("ready"); err != nil {

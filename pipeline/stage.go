@@ -198,7 +198,11 @@ func (s *stage) wake(now time.Time) {
 	}
 }
 
-func workOf(g *group) *work { return &work{entries: g.entries, group: g.key, grouped: true} }
+func workOf(g *group) *work {
+	w := &work{entries: g.entries, group: g.key, grouped: true}
+	w.resume()
+	return w
+}
 
 // next is when wake will have something to do; zero: not for now.
 func (s *stage) next() time.Time {

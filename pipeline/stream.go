@@ -22,7 +22,7 @@ type stream struct {
 func newStream(spec StreamSpec) *stream {
 	s := &stream{spec: spec}
 	for p := range spec.Priorities {
-		s.lanes = append(s.lanes, &lane{stream: s, priority: p, shelf: &shelf{name: spec.Name, priority: p, bytes: 2*spec.Bytes + 64<<20}})
+		s.lanes = append(s.lanes, &lane{stream: s, priority: p, tried: map[uint64]*tries{}, shelf: &shelf{name: spec.Name, priority: p, bytes: 2*spec.Bytes + 64<<20}})
 	}
 	return s
 }
