@@ -44,7 +44,7 @@ func (p *Pipeline) storeBodies(bodies []*stash) {
 		if w == nil {
 			w = &bodyWriter{p: p, shelf: b.shelf, wakeCh: make(chan struct{}, 1), ackCh: make(chan *nats.Msg, bodiesAtOnce+1)}
 			p.bodies[b.shelf] = w
-			p.group.Go(w.run)
+			p.group.Go(bus.Guard(w.run))
 		}
 		w.push(b)
 	}

@@ -28,7 +28,7 @@ func (p *Pipeline) receive(m *nats.Msg) {
 		p.receivePut(m)
 		return
 	case "part":
-		p.group.Go(func() { p.servePart(m) })
+		p.group.Go(bus.Guard(func() { p.servePart(m) }))
 		return
 	}
 	var o Order

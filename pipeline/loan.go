@@ -80,7 +80,7 @@ func (p *Pipeline) lend(ctx context.Context, stream string, n int) (loan, error)
 	p.loans.mu.Lock()
 	p.loans.byID[b.id] = o
 	p.loans.mu.Unlock()
-	p.group.Go(func() { p.callIn(o) })
+	p.group.Go(bus.Guard(func() { p.callIn(o) }))
 	return p.loanOf(b), nil
 }
 
@@ -180,7 +180,7 @@ func (c *Client) Lend(ctx context.Context, stream string, n int) (*Loan, error) 
 	l := &Loan{Items: w.Items, c: c, id: w.ID}
 	keeping, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l.cancel = cancel
-	l.over.Go(func() { l.keep(keeping, time.Duration(w.For)*time.Millisecond/3) })
+	l.over.Go(bus.Guard(func() { l.keep(keeping, time.Duration(w.For)*time.Millisecond/3) }))
 	for i := range l.Items {
 		it := &l.Items[i]
 		if it.Apart == 0 {

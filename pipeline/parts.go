@@ -59,7 +59,7 @@ func pullBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item, 
 	close(atCh)
 	var group sync.WaitGroup
 	for range pullsAtOnce {
-		group.Go(func() {
+		group.Go(bus.Guard(func() {
 			for at := range atCh {
 				n := min(step, size-at)
 				data, err := pullPart(ctx, nc, from, partRequest{Of: of, Item: item, At: at, Len: n})
@@ -72,7 +72,7 @@ func pullBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item, 
 				}
 				copy(body[at:], data)
 			}
-		})
+		}))
 	}
 	group.Wait()
 	if err := context.Cause(ctx); err != nil {

@@ -200,14 +200,14 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 // offer leaves a large body out of a put: the pipeline fetches it from here, until stop is called.
 func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error) {
 	inbox := r.b.Conn().NewInbox()
-	sub, err := r.b.Conn().Subscribe(inbox, func(m *nats.Msg) {
+	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {
 		servePart(m, func(of uint64, _ int) []byte {
 			if of != req.Seq {
 				return nil
 			}
 			return body
 		})
-	})
+	}))
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
 	}

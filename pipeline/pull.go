@@ -79,14 +79,14 @@ func (p *Pipeline) receiveLarge(req putRequest, m *nats.Msg) {
 	if u == nil {
 		return
 	}
-	p.group.Go(func() {
+	p.group.Go(bus.Guard(func() {
 		select {
 		case roomCh <- struct{}{}:
 		case <-p.ctx.Done():
 			return
 		}
 		p.fetchPut(u, it, func(err error) { <-roomCh; u.end(err) })
-	})
+	}))
 }
 
 // fetchPut fetches the body, unless it is stored already, and puts the item.

@@ -138,7 +138,7 @@ func removeAll(ctx context.Context, s jetstream.Stream, seqs []uint64) error {
 	roomCh := make(chan struct{}, removals)
 	for _, seq := range seqs {
 		roomCh <- struct{}{}
-		group.Go(func() {
+		group.Go(bus.Guard(func() {
 			defer func() { <-roomCh }()
 			err := s.DeleteMsg(ctx, seq)
 			if err != nil && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
@@ -146,7 +146,7 @@ func removeAll(ctx context.Context, s jetstream.Stream, seqs []uint64) error {
 				first = errors.Join(first, err)
 				mu.Unlock()
 			}
-		})
+		}))
 	}
 	group.Wait()
 	return first
