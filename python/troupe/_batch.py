@@ -124,7 +124,12 @@ def _as_array(name: str, value: Any) -> Any:
     if not _codec.is_array(value):
         if not isinstance(value, (list, tuple)):
             raise _errors.InvalidError(f"{name} is of type {type(value).__name__}; a batch holds arrays")
-        import numpy
+        try:
+            import numpy
+        except ImportError:
+            raise _errors.InvalidError(
+                f"{name} is a list, and a batch holds arrays: numpy, which would make one of it, is not installed; install it, or give a troupe.Tensor"
+            ) from None
 
         value = numpy.asarray(value)
         if value.dtype.name not in _codec._SIZES:
