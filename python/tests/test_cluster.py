@@ -102,6 +102,36 @@ def test_waiting_for_some(workers):
         troupe.wait([slow], num_returns=2)
 
 
+def test_a_bar_for_long_waits(workers, monkeypatch, capfd):
+    import sys
+    import types
+
+    monkeypatch.setitem(sys.modules, "tqdm", None)  # it is not installed
+    assert troupe.get(workers.execute_all_async("sleep", 1.2), progress=True) == [0, 1]
+    assert "troupe: 2 of 2 after 1 s" in capfd.readouterr().err
+
+    shown = []
+
+    class Bar:
+        def __init__(self, total):
+            shown.append(total)
+
+        def update(self, n):
+            shown.append(n)
+
+        def close(self):
+            shown.append("closed")
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.SimpleNamespace(tqdm=Bar))
+    assert workers.execute_all_async("echo", 1).result(progress=True) == [1, 1]
+    assert shown == [2, 1, 1, "closed"]
+    shown.clear()
+    futures = [workers.execute_all_async("echo", 1), workers.workers[0].sleep.remote(60)]
+    with pytest.raises(troupe.TimedOutError):
+        troupe.get(futures, 0.3, progress=True)
+    assert shown == [3, 1, 1, "closed"] and futures[1].cancel()
+
+
 def test_cancel(workers):
     f = workers.workers[0].sleep.remote(60)
     assert f.cancel()
@@ -331,7 +361,7 @@ def test_what_keeps_a_class_from_starting_reaches_the_driver(session, tmp_path, 
     with pytest.raises(troupe.Error, match=words) as e:
         troupe.Cluster("never", cls, worker_config=config(2))
     if kind is not None:
-        assert e.value.details.get("type") == kind.__name__
+        assert e.value.details.get("type") == kind.__name__ and isinstance(e.value.__cause__, kind)
     with pytest.raises(troupe.NotFoundError):
         troupe.Cluster.attach("never")
 
@@ -442,6 +472,14 @@ def test_a_mesh_that_the_workers_learn_late(session):
         c.initialize(2)
         assert (c.dp_size, c.tp_size) == (2, 2) and c.get_rank_info(3).dp_rank == 1
         assert c.rows([1, 2, 3, 4]) == [[0, 0, 1], [0, 0, 2], [1, 0, 3], [1, 0, 4]]
+        c.initialize(4, blocking=False).result(10)
+        assert (c.dp_size, c.tp_size) == (1, 4), "also when the future is waited for"
+
+        async def main():
+            await c.execute_all_async("initialize", 1)
+
+        asyncio.run(main())
+        assert (c.dp_size, c.tp_size) == (4, 1), "or awaited"
         with pytest.raises(troupe.InvalidError, match="do not agree"):
             c.execute_all_sync("initialize", troupe.Scatter([2, 2, 2, 4]))
 
@@ -474,6 +512,14 @@ def test_queues(session, workers):
     waiting = threading.Timer(0.05, q.put, [9])
     waiting.start()
     assert q.get(timeout=5) == 9
+    async def inside():
+        await q.aput("in a loop")
+        assert await q.aget(5) == "in a loop"
+        for call, words in ((lambda: q.put(1), "aput"), (lambda: q.get(), "aget"), (lambda: q.qsize(), "to_thread"), (lambda: q.close(), "to_thread")):
+            with pytest.raises(troupe.InvalidError, match=words):
+                call()
+
+    asyncio.run(inside())
     q.put("last")
     q.close()
     assert q.get() == "last"
@@ -566,9 +612,11 @@ def test_inside_a_running_loop(workers):
             workers.workers[0].echo(1)
         with pytest.raises(troupe.InvalidError, match="await asyncio.to_thread"):
             troupe.Cluster("looped", stage.Stage, worker_config=config(1))
-        for refused in (troupe.ResourceManager, workers.info, workers.health):
+        for refused in (troupe.ResourceManager, workers.info, workers.health, lambda: workers.create_engine("e", "stage.Given", 1)):
             with pytest.raises(troupe.InvalidError, match="await asyncio.to_thread"):
                 refused()
+        with pytest.raises(troupe.InvalidError, match="aupdate_mesh"):
+            workers.update_mesh()
         made = await asyncio.to_thread(troupe.Cluster, "looped", stage.Stage, worker_config=config(1))
         assert await made.workers[0].echo.remote(1) == 1
         await asyncio.to_thread(made.shutdown)

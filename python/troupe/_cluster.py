@@ -13,7 +13,7 @@ from typing import Any
 
 import msgpack
 
-from . import _codec, _core, _errors, _session, _split
+from . import _codec, _core, _errors, _origin, _session, _split
 from ._future import Future, Waitable, resolve
 from ._register import Dispatch, Scatter, marks_of
 from ._worker import Call, _call
@@ -270,7 +270,11 @@ class Cluster(_codec.Walked):
         from . import _launch
 
         spec = _launch.spec(session, name, worker_cls, resource_manager, config, tuple(worker_args), worker_kwargs or {}, node)
-        fields = session.core.ask("create", runtime=session.id, spec=spec).get()
+        try:
+            fields = session.core.ask("create", runtime=session.id, spec=spec).get()
+        except _errors.Error as err:
+            _origin.chain(err, session.pickle)
+            raise
         self._setup(session, fields, trusted=True)
         self.worker_config = config
 
@@ -519,7 +523,7 @@ class Cluster(_codec.Walked):
             if not future._done:
                 self._core.idle(future, get_ident())
             value = future._get()
-            if future._where[1] == "initialize" and "mesh" in self._modes and self._trusted:
+            if future._where[1] == "initialize" and self._learns_mesh():
                 self.update_mesh()
             return value
         except BaseException:
@@ -640,14 +644,28 @@ class Cluster(_codec.Walked):
         """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""
         from . import _launch
 
+        _core.refuse_in_loop("`await asyncio.to_thread(cluster.create_engine, …)`")
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
         self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))
 
     def update_mesh(self) -> None:
         """Asks the workers how they are laid out: an engine may learn its mesh late, and set rank_info in initialize. It is
-        asked for by itself after a blocking call of initialize."""
-        told = self._send("mesh", (), {}, self._make_plan({"mode": "ONE_TO_ALL", "unsplit": True}))
+        asked for by itself when the result of initialize is taken."""
+        _core.refuse_in_loop("`await cluster.aupdate_mesh()`")
+        self._take_mesh(self._ask_mesh(True))
+
+    async def aupdate_mesh(self) -> None:
+        """update_mesh for event loops."""
+        self._take_mesh(await self._ask_mesh(False))
+
+    def _learns_mesh(self) -> bool:
+        return self._trusted and "mesh" in self._modes
+
+    def _ask_mesh(self, blocking: bool) -> Any:
+        return self._send("mesh", (), {}, self._make_plan({"mode": "ONE_TO_ALL", "unsplit": True}), blocking=blocking)
+
+    def _take_mesh(self, told: list[dict[str, int]]) -> None:
         if any(mesh != told[0] for mesh in told):
             raise _errors.InvalidError(f"the workers of {self.name} do not agree on their mesh: {told}")
         if told[0] != self._mesh:

@@ -107,6 +107,11 @@ class RankFuture(Waitable):
     def cancelled(self) -> bool:
         return self.parent.cancelled()
 
+    def _wait(self, timeout: float | None) -> bool:
+        if self.parent._behind and timeout is None and not self._done and self.rank == self.parent._where[0]._own_rank:
+            self.parent._refuse_own()
+        return super()._wait(timeout)
+
     def _get(self) -> Any:
         return self.parent._answer(self.rank)
 
@@ -131,6 +136,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _ranks: dict[int, RankFuture] | None = None
     _value: Any = None
     _has_value = False
+    _told = False  # of initialize: the workers have been asked for their mesh since
     _behind = 0  # the call that this one waits for: that of the method which made it, on the same worker
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
@@ -252,7 +258,23 @@ class Future(Waitable, Sequence[RankFuture]):
             _show_progress([self], timeout)
         if not self._done and not self._wait(timeout):
             raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
-        return self._get()
+        value = self._get()
+        if self._where[1] == "initialize" and _core.running_loop() is None and self._news():
+            self._where[0].update_mesh()
+        return value
+
+    async def _await(self) -> Any:
+        value = await super()._await()
+        if self._where[1] == "initialize" and self._news():
+            await self._where[0].aupdate_mesh()
+        return value
+
+    def _news(self) -> bool:
+        """Whether the workers may have another mesh since this call, and nobody has asked them."""
+        if self._told or not self._where[0]._learns_mesh():
+            return False
+        self._told = True
+        return True
 
     def cancel(self) -> bool:
         """Gives the call up; its workers are told. False: it was over."""

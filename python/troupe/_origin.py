@@ -43,8 +43,9 @@ def _is_call_mistake(err: TypeError) -> bool:
 
 
 def chain(error: _errors.Error, trusted: bool) -> _errors.Error:
-    """Gives an application's error its original exception as the cause, where its type is known here."""
-    if error.code not in ("application", "refused", "panic"):
+    """Gives an application's error its original exception as the cause, where its type is known here. A worker that was lost
+    because its class could not be made has one too."""
+    if error.code not in ("application", "refused", "panic", "worker_lost"):
         return error
     kind = _find(error.details.get("module", ""), error.details.get("type", ""), trusted)
     if kind is None:
