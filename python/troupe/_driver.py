@@ -14,6 +14,7 @@ from ._worker import Call
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
 _numbers = itertools.count(1)
+_lock = threading.Lock()  # held while a desk is set up or taken down, and what is on it changes
 
 
 def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
@@ -31,10 +32,12 @@ def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> 
         raise _errors.RefusedError("a worker is served as it is: give its handle, cluster.workers[rank]; serve is for drivers")
     if isinstance(obj, type):
         raise _errors.InvalidError(f"serve takes an object, and {obj.__qualname__} is a class; give {obj.__qualname__}(…)")
-    if session.desk is None:
-        session.desk = Desk(session)
-    desk: Desk = session.desk
-    return desk.add(obj, name, max_concurrency)
+    with _lock:
+        if session.desk is None:
+            session.desk = Desk(session)
+        desk: Desk = session.desk
+        key = desk.enter(obj, max_concurrency)
+    return desk.announce(key, name)
 
 
 def driver() -> WorkerHandle:
@@ -57,7 +60,8 @@ def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
 
 
 class Desk(_serve.Server):
-    """Everything that a driver serves. One thread reads completions, so that calls are seen while the driver computes."""
+    """Everything that a driver serves. One thread reads completions, so that calls are seen while the driver computes; it ends
+    with the last of them."""
 
     def __init__(self, session: _session.Session) -> None:
         self.session = session
@@ -68,6 +72,7 @@ class Desk(_serve.Server):
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}
         self.runners: dict[str, Any] = {}  # by object: who runs its methods
+        self.tables: dict[str, dict[str, Any]] = {}  # by object: what it can do
         self.loops = {}
         self.over = Waitable(self.core)
         self.core.on_call = self.arrived
@@ -76,15 +81,17 @@ class Desk(_serve.Server):
     def read(self) -> None:
         self.core.wait(self.over, None)
 
-    def add(self, obj: Any, name: str | None, max_concurrency: int) -> WorkerHandle:
-        made, table = _serve.describe(obj, max_concurrency)
+    def enter(self, obj: Any, max_concurrency: int) -> str:
         key = f"served-{next(_numbers)}"
-        self.objects[key] = made
-        self.runners[key] = self.loop_for() if made.is_async else Thread(self, f"troupe-{key}")
+        self.objects[key], self.tables[key] = _serve.describe(obj, max_concurrency)
+        self.runners[key] = self.loop_for() if self.objects[key].is_async else Thread(self, f"troupe-{key}")
+        return key
+
+    def announce(self, key: str, name: str | None) -> WorkerHandle:
+        """Makes a role of it."""
+        request = {"class": type(self.objects[key].value).__name__, "object": key, "table": self.tables[key]}
         try:
-            fields = self.core.ask(
-                "serve", runtime=self.session.id, name=name or "", serve={"class": type(obj).__name__, "object": key, "table": table}
-            ).get(_PATIENCE, brief=True)
+            fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE, brief=True)
         except BaseException:
             self.remove(key)
             raise
@@ -98,18 +105,23 @@ class Desk(_serve.Server):
         return _serve.Loop(running) if running is not None else _serve.OwnLoop()
 
     def remove(self, key: str) -> None:
-        self.objects.pop(key, None)
-        runner = self.runners.pop(key, None)
-        if runner is not None:
-            runner.end()
+        """It is no longer served. The last one takes the desk with it."""
+        with _lock:
+            self.objects.pop(key, None)
+            self.tables.pop(key, None)
+            runner = self.runners.pop(key, None)
+            if runner is not None:
+                runner.end()
+            if not self.runners and not self.over._done:
+                self.core.on_call = None
+                self.session.desk = None
+                self.over._finish()
+                self.core.poke()
 
     def close(self) -> None:
         """The session has ended: nobody is served any more."""
-        self.core.on_call = None
         for key in list(self.runners):
             self.remove(key)
-        self.over._finish()
-        self.core.poke()
 
     def trusts(self, meta: bytes) -> bool:
         return self.session.pickle and bool(meta[0] & _serve.MADE) and not meta[0] & _serve.PIPELINE
