@@ -80,7 +80,8 @@ def test_a_forked_child_holds_nothing_of_the_parents_connection(script):
 @pytest.mark.parametrize(
     "wait",
     ["h.sleep(60)", "troupe.get(h.sleep.remote(60))", "troupe.wait([h.sleep.remote(60)])", "asyncio.run(loop())", "list(troupe.as_completed([h.sleep.remote(60)]))",
-     "threaded()", 'troupe.Cluster("slow", "slow_start.Slow", worker_config=troupe.WorkerConfig(world_size=1))'],
+     "threaded()", "served()", "queue.get()", "queue.put(2)", "troupe.get(h.sleep.remote(60), progress=True)",
+     'troupe.Cluster("slow", "slow_start.Slow", worker_config=troupe.WorkerConfig(world_size=1))'],
 )  # fmt: skip
 def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
     p = script(
@@ -95,7 +96,13 @@ def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
             t = threading.Thread(target=lambda: h.sleep.remote(60).exception(), daemon=True); t.start()
             time.sleep(0.2)
             h.sleep(60)
+        def served():
+            # and while it serves
+            troupe.serve(stage.Given(1))
+            h.sleep(60)
         h.echo(1)
+        queue = troupe.Queue(1) if "queue" in {wait!r} else None
+        if "put" in {wait!r}: queue.put(1)
         print("waiting", flush=True)
         try:
             {wait}
@@ -128,6 +135,8 @@ def test_ctrl_c_ends_every_wait_and_the_worker_is_told(script, wait):
         "troupe.shutdown(); troupe.shutdown()",
         "sys.exit(0)",
         "keep = h.echo(numpy.zeros(100_000))",
+        "troupe.serve(stage.Given(1))",
+        "troupe.serve(stage.Loop()); f = h.sleep.remote(60)",
     ],
 )
 def test_the_interpreter_ends_without_a_hang_or_a_traceback(script, about):

@@ -68,3 +68,12 @@ def test_tensors_through_workers(workers):
     large = torch.rand(600, 600).to(torch.bfloat16)
     assert same(workers.workers[0].echo(large), large)
     assert workers.workers[0].type_name(large) == "Tensor"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU; `examples/python/gpu_check.py` runs on one as well")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cuda_tensors_arrive_on_the_cpu(dtype):
+    value = torch.rand(300, 400, device="cuda").mul(3).to(getattr(torch, dtype))
+    for source in (value, value.T, value[::3], value[:0]):
+        got = there_and_back(source)
+        assert got.device.type == "cpu" and same(got, source.cpu())
