@@ -164,8 +164,10 @@ func (u *user) process(words ...string) (*exec.Cmd, *screen) {
 	require.NoError(u.t, cmd.Start())
 	u.t.Cleanup(func() {
 		if cmd.ProcessState == nil {
-			_ = cmd.Process.Kill()
+			_ = cmd.Process.Signal(syscall.SIGTERM) // in order: one that is killed leaves its agent
+			kill := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
 			_ = cmd.Wait()
+			kill.Stop()
 		}
 	})
 	return cmd, out
