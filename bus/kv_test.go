@@ -7,9 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/url"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -356,40 +354,12 @@ func TestKVWaitsOutARestart(t *testing.T) {
 	require.NoError(t, <-doneCh)
 }
 
-// startCluster returns three servers that have found each other.
-func startCluster(t *testing.T) []*server.Server {
-	var routes []*url.URL
-	var ports []int
-	for range 3 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-		require.NoError(t, l.Close())
-	}
-	servers := make([]*server.Server, 3)
-	for i, port := range ports {
-		srv, err := server.NewServer(&server.Options{
-			ServerName: strconv.Itoa(i), Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true, JetStream: true, StoreDir: t.TempDir(), Routes: routes,
-			Cluster: server.ClusterOpts{Name: "c", Host: "127.0.0.1", Port: port},
-		})
-		require.NoError(t, err)
-		srv.Start()
-		t.Cleanup(func() { srv.Shutdown(); srv.WaitForShutdown() })
-		servers[i] = srv
-	}
-	require.Eventually(t, func() bool {
-		return slices.ContainsFunc(servers, func(s *server.Server) bool { return len(s.JetStreamClusterPeers()) == 3 && s.JetStreamIsLeader() })
-	}, 30*time.Second, 20*time.Millisecond)
-	return servers
-}
-
 // What replicas do differently: they lag behind each other, and check a write twice.
 func TestKVOnThreeReplicas(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	servers := startCluster(t)
+	servers := bustest.StartCluster(t)
 	f := bustest.NewFaults(servers[0])
 	kvs := make([]*bus.KV, 3)
 	for i, way := range []nats.InProcessConnProvider{f, servers[1], servers[2]} {

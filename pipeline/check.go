@@ -69,6 +69,9 @@ func (c *checker) all() {
 	if err := bus.CheckName("pipeline", c.spec.Name); err != nil {
 		c.add("name", "", "%v", err)
 	}
+	if c.spec.Replicas < 0 || c.spec.Replicas > maxReplicas {
+		c.add("replicas", fmt.Sprintf("give 1 to %d; 3 outlive the death of a server", maxReplicas), "%d replicas", c.spec.Replicas)
+	}
 	if len(c.spec.Stages) == 0 {
 		c.add("stages", "declare at least one", "there are none")
 	}

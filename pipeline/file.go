@@ -153,6 +153,7 @@ func (d *decoder) file(n *yaml.Node) {
 	d.mapping("", n, fields{
 		"name":      d.text(&d.out.Spec.Name),
 		"namespace": d.text(&d.out.Namespace),
+		"replicas":  d.count(&d.out.Spec.Replicas),
 		"roles":     d.roles,
 		"streams":   d.streams,
 		"stages":    d.stages,

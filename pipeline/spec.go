@@ -132,6 +132,7 @@ const (
 	defaultRemember = 10 * time.Minute
 	backoffGrowth   = 64
 	maxPriorities   = 16
+	maxReplicas     = 5
 	maxGroup        = 900 // of one commit
 )
 

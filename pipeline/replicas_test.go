@@ -1,0 +1,90 @@
+package pipeline_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/pipeline"
+)
+
+// A log of three replicas outlives the server that leads it: the pipeline waits for the election and goes on, with
+// nothing lost and nothing twice, large bodies included.
+func TestAServerOfAClusterDies(t *testing.T) {
+	t.Parallel()
+	servers := bustest.StartCluster(t)
+	var urls []string
+	for _, s := range servers {
+		urls = append(urls, s.ClientURL())
+	}
+	connect := func() *bus.Bus { return bustest.Open(t, bus.Config{URLs: urls, OnError: func(error) {}}) }
+	b := connect()
+	spec := three(pass)
+	spec.Replicas = 3
+	for i := range spec.Streams {
+		spec.Streams[i].Bytes = 64 << 20
+	}
+	var p *pipeline.Pipeline
+	require.Eventually(t, func() (ok bool) { // the last peers may still be on their way
+		var err error
+		p, err = pipeline.Open(patient(t), pipeline.Config{Bus: b}, spec)
+		return err == nil
+	}, 30*time.Second, 50*time.Millisecond)
+	t.Cleanup(func() { require.NoError(t, p.Close(patient(t))) })
+	c, err := pipeline.Connect(connect(), "default", "p")
+	require.NoError(t, err)
+	const n = 400
+	all := items(n)
+	for i := range all {
+		if i%20 == 0 {
+			all[i].Body = bodyOf(i, 40<<10)
+		}
+	}
+	putCh := make(chan error, 1)
+	go func() {
+		r := c.Producer()
+		for i := 0; i < n; i += 10 {
+			if err := r.Put(patient(t), "a", all[i:i+10]...); err != nil {
+				putCh <- err
+				return
+			}
+		}
+		putCh <- nil
+	}()
+	require.Eventually(t, func() bool { return status(t, p).Streams[3].In > 50 }, 30*time.Second, time.Millisecond)
+	s, err := b.JetStream().Stream(patient(t), bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	require.NoError(t, err)
+	require.Equal(t, 3, s.CachedInfo().Config.Replicas)
+	killed := false
+	for i, srv := range servers {
+		if s.CachedInfo().Cluster.Leader == fmt.Sprint(i) {
+			srv.Shutdown()
+			srv.WaitForShutdown()
+			killed = true
+		}
+	}
+	require.True(t, killed, "there is no leader %q", s.CachedInfo().Cluster.Leader)
+	require.NoError(t, <-putCh)
+	seen := map[string]int{}
+	for _, it := range drainSink(t, p, "d", n) {
+		seen[it.ID]++
+	}
+	require.Len(t, seen, n)
+	require.NoError(t, p.Drain(patient(t)))
+	require.Zero(t, status(t, p).Streams[3].Items, "none came twice")
+}
+
+// One server alone has no three replicas, and says so at once.
+func TestReplicasNeedACluster(t *testing.T) {
+	t.Parallel()
+	spec := three(pass)
+	spec.Replicas = 3
+	_, err := pipeline.Open(patient(t), pipeline.Config{Bus: newBus(t)}, spec)
+	require.ErrorContains(t, err, "replicas")
+	spec.Replicas = 6
+	require.ErrorContains(t, spec.Check(), "6 replicas; give 1 to 5")
+}
