@@ -78,20 +78,27 @@ func (f *flow) build() *commit {
 func (f *flow) buildable() bool { return slices.ContainsFunc(f.queue.all(), f.free()) }
 
 // free gives a function that says of each change, asked of them in order, whether it may be committed: its bodies are
-// stored, and it does not overtake one with items of the same lanes. So a body that waits for room on its shelf does not
-// hold up those who make the room, and each lane keeps its order.
+// stored, and it does not overtake one with items of the same lanes, nor, in an ordered stage, one with items from the
+// same. So a body that waits for room on its shelf does not hold up those who make the room, and order is kept.
 func (f *flow) free() func(*change) bool {
 	f.scan++
 	passed := false
 	return func(c *change) bool {
-		ok := c.pending == 0 && !(c.behind && passed) && !slices.ContainsFunc(c.puts, func(e *entry) bool { return e.lane.waits == f.scan })
-		if !ok {
-			passed = true
-			for _, e := range c.puts {
-				e.lane.waits = f.scan
+		ok := c.pending == 0 && !(c.behind && passed) && !slices.ContainsFunc(c.puts, func(e *entry) bool { return e.lane.waits == f.scan }) &&
+			!(c.ordered && slices.ContainsFunc(c.done, func(e *entry) bool { return e.lane.ends == f.scan }))
+		if ok {
+			return true
+		}
+		passed = true
+		for _, e := range c.puts {
+			e.lane.waits = f.scan
+		}
+		for _, e := range c.done {
+			if c.ordered {
+				e.lane.ends = f.scan
 			}
 		}
-		return ok
+		return false
 	}
 }
 

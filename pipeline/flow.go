@@ -63,6 +63,7 @@ type change struct {
 	seq     uint64
 	tokens  []any // told when it is stored
 	pending int   // bodies that are to be stored before it
+	ordered bool  // it ends items of an ordered stage
 	behind  bool  // it is stored after all that were there before it
 }
 

@@ -39,7 +39,8 @@ type lane struct {
 	ready      fifo[*entry]
 	readyBytes int64
 	loading    bool
-	waits      uint64     // the scan of the queue that found a change with items of this lane which cannot be stored yet
+	waits      uint64     // the scan of the queue that found a change with new items of this lane which cannot be stored yet,
+	ends       uint64     // and the one that found a change of an ordered stage which ends items of it
 	settled    uint64     // the floor as the log has it; done may be ahead of it by what is being committed
 	marks      fifo[mark] // where numbers lie in the log, for letting go of what is done
 	strays     fifo[stray]

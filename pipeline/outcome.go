@@ -74,7 +74,7 @@ func (f *flow) release(t *task) {
 // outputs makes a change of what a handler gave.
 func (f *flow) outputs(t *task, outs []Out) (*change, error) {
 	s := t.stage
-	c := &change{done: t.entries, closed: f.closingOf(t), advance: s.spec.Advance}
+	c := &change{done: t.entries, closed: f.closingOf(t), advance: s.spec.Advance, ordered: s.spec.Ordered}
 	to := make([]*stream, len(outs))
 	bytes := map[*stream]int64{}
 	for i := range outs {
@@ -193,7 +193,7 @@ func (f *flow) giveUp(s *stage, w *work) {
 
 // bury moves work to the dead letters.
 func (f *flow) bury(t *task, reason string) {
-	c := &change{done: t.entries, closed: f.closingOf(t)}
+	c := &change{done: t.entries, closed: f.closingOf(t), ordered: t.stage.spec.Ordered}
 	for _, e := range t.entries {
 		t.stage.dead++
 		c.dead = append(c.dead, letter(t.stage, e, reason, t.failures, f.now))
