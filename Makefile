@@ -91,9 +91,11 @@ soak: ## five rounds of every test, under the race detector
 	$(GO) test -race -count=5 -timeout 60m $(PACKAGES)
 
 SOAK_ITEMS ?= 100000
-soak-pipeline: ## 100,000 items through three stages under kills; a fast producer for a minute; 100 killed workers
+soak-pipeline: ## 100,000 items under kills; a fast producer for a minute; 100 killed workers; items of 256 MiB; 50,000 schedules
 	TROUPE_SOAK_ITEMS=$(SOAK_ITEMS) TROUPE_SOAK_SECONDS=60 TROUPE_SOAK_KILLS=100 \
 	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestAKilledWorkersItemsAreHandedOn' ./pipeline
+	TROUPE_LARGE_MIB=256 $(GO) test -count=1 -timeout 10m -v -run 'TestItemsLargerThanAMessage' ./pipeline
+	$(GO) test -count=1 -timeout 10m -run 'TestEffectsHappenOnce' ./pipeline -rapid.checks=50000
 
 verify: test race ## test and race
 
