@@ -29,6 +29,7 @@ type RoleSpec struct {
 	Name      string
 	Class     string   // of this program, or of the command's; zero: named as the role
 	Python    string   // instead of Class: the path of a Python class, as in package.module.Class
+	Function  string   // instead of Class: the path of a Python function, as in package.module.function
 	Command   []string // what its workers run; zero: goroutines, or the agent's own program where they need anything
 	World     int
 	Mesh      dispatch.Mesh
@@ -167,7 +168,7 @@ func (d *decoder) roles(at string, n *yaml.Node) {
 	d.each(at, n, func(name, at string, _, value *yaml.Node) {
 		r := RoleSpec{Name: name, World: 1, Policy: "fail"}
 		d.mapping(at, value, fields{
-			"class": d.text(&r.Class), "python": d.text(&r.Python), "command": d.words(&r.Command), "world": d.count(&r.World),
+			"class": d.text(&r.Class), "python": d.text(&r.Python), "function": d.text(&r.Function), "command": d.words(&r.Command), "world": d.count(&r.World),
 			"mesh": func(at string, n *yaml.Node) {
 				d.mapping(at, n, fields{"dp": d.count(&r.Mesh.DP), "tp": d.count(&r.Mesh.TP), "pp": d.count(&r.Mesh.PP), "cp": d.count(&r.Mesh.CP)})
 			},
@@ -189,7 +190,7 @@ func (d *decoder) roles(at string, n *yaml.Node) {
 				}
 			},
 		})
-		if r.Python != "" && len(r.Command) == 0 {
+		if r.Python+r.Function != "" && len(r.Command) == 0 {
 			r.Command = []string{"python3", "-m", "troupe.worker"}
 		}
 		d.role(value, at, r)
@@ -206,9 +207,15 @@ func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
 	}
 	switch {
 	case r.Class == "" && len(r.Command) == 0:
-		d.bad(n, at, "give class, python or command", "role %s has neither a class nor a command", r.Name)
+		d.bad(n, at, "give class, python, function or command", "role %s has neither a class nor a command", r.Name)
 	case r.Python != "" && r.Class != "":
 		d.at(at+".python", n, "keep one of them", "role %s has a class %s and a Python class %s", r.Name, r.Class, r.Python)
+	case r.Function != "" && r.Class+r.Python != "":
+		d.at(at+".function", n, "keep one of them", "role %s has a class %s and a function %s", r.Name, r.Class+r.Python, r.Function)
+	case r.Function != "" && !pythonPath.MatchString(r.Function):
+		d.at(at+".function", n, "write it as package.module.function", "%q is no path of a Python function", r.Function)
+	case r.Function != "" && r.Config != nil:
+		d.at(at+".config", n, "write a class with a method, or read env", "role %s is a function, which takes no configuration", r.Name)
 	case r.Python != "" && !pythonPath.MatchString(r.Python):
 		d.at(at+".python", n, "write it as package.module.Class", "%q is no path of a Python class", r.Python)
 	case len(r.Command) == 0 && d.class(r.Class) == nil:
@@ -268,7 +275,7 @@ func (d *decoder) stages(at string, n *yaml.Node) {
 			"stale":  func(at string, n *yaml.Node) { s.Stale = d.stale(at, n) },
 		})
 		s.Style, s.Ordered = Style(style), order == "key"
-		d.stage(value, at, s)
+		d.stage(value, at, &s)
 		d.out.Spec.Stages = append(d.out.Spec.Stages, s)
 	})
 }
@@ -293,7 +300,7 @@ func (d *decoder) stale(at string, n *yaml.Node) *StaleSpec {
 }
 
 // stage checks a stage against the roles.
-func (d *decoder) stage(n *yaml.Node, at string, s StageSpec) {
+func (d *decoder) stage(n *yaml.Node, at string, s *StageSpec) {
 	if s.Role == "" {
 		return // said by the check of the whole
 	}
@@ -305,6 +312,9 @@ func (d *decoder) stage(n *yaml.Node, at string, s StageSpec) {
 		}
 		d.at(at+".role", n, "declare it under roles, before the stages"+near(s.Role, names...), "there is no role %q", s.Role)
 		return
+	}
+	if d.out.Roles[i].Function != "" {
+		d.function(n, at, s)
 	}
 	if len(d.out.Roles[i].Command) > 0 {
 		return // what it can do is known when it runs
@@ -322,6 +332,32 @@ func (d *decoder) stage(n *yaml.Node, at string, s StageSpec) {
 			d.at(at+"."+field, n, "it has "+strings.Join(names, ", ")+near(method, names...), "class %s has no method %q", c.Name, method)
 		}
 	}
+}
+
+// The methods of a role that is a function, as troupe.worker has them. On the wire all of them take items, so that one can be
+// aborted by its id.
+const (
+	functionItem  = "call_item" // the function gets items and gives items
+	functionValue = "call"      // values
+	functionLast  = "call_last" // the same, and what it gives goes nowhere: the stage has no outputs
+	functionAbort = "abort"
+)
+
+// function has a stage call a role that is a function.
+func (d *decoder) function(n *yaml.Node, at string, s *StageSpec) {
+	for field, method := range map[string]string{"method": s.Method, "abort": s.AbortMethod} {
+		if method != "" {
+			d.at(at+"."+field, n, "leave it out", "role %s is a function, and has no methods", s.Role)
+		}
+	}
+	s.Method, s.AbortMethod = functionValue, functionAbort
+	switch {
+	case s.Style == Items:
+		s.Method = functionItem
+	case len(s.Out) == 0:
+		s.Method = functionLast
+	}
+	s.Style = Items
 }
 
 // check is what can be said only of the whole, with the lines of where it was said.

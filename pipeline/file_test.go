@@ -102,3 +102,50 @@ func TestMistakesInAFile(t *testing.T) {
 	_, err := ParseFile([]byte(bad), testClasses())
 	require.ErrorContains(t, err, "4 mistakes", "an unknown class, a bound of zero, an unknown field, and no method")
 }
+
+// A role may be a function: its stages need no method, and an item can be aborted in it.
+func TestFileFunctions(t *testing.T) {
+	t.Parallel()
+	f, err := ParseFile([]byte(`
+name: f
+roles:
+  double: {function: lines.double, world: 2}
+streams: {in: {}, mid: {}, last: {}}
+stages:
+  value: {role: double, in: in, out: mid}
+  item: {role: double, style: item, in: mid, out: last}
+  last: {role: double, in: last}
+`), nil)
+	require.NoError(t, err)
+	require.Equal(t, []string{"python3", "-m", "troupe.worker"}, f.Roles[0].Command)
+	var methods []string
+	for _, s := range f.Spec.Stages {
+		methods = append(methods, s.Method)
+		require.Equal(t, Items, s.Style)
+		require.Equal(t, "abort", s.AbortMethod)
+	}
+	require.Equal(t, []string{"call", "call_item", "call_last"}, methods)
+}
+
+func TestFileFunctionMistakes(t *testing.T) {
+	t.Parallel()
+	_, err := ParseFile([]byte(`
+name: f
+roles:
+  a: {function: double}
+  b: {function: lines.double, python: lines.Double}
+  c: {function: lines.double, config: {by: 3}}
+  d: {function: lines.double}
+streams: {in: {}}
+stages:
+  value: {role: d, method: double, in: in}
+`), nil)
+	for _, want := range []string{
+		`line 4: roles.a.function: "double" is no path of a Python function; write it as package.module.function`,
+		`line 5: roles.b.function: role b has a class lines.Double and a function lines.double; keep one of them`,
+		`line 6: roles.c.config: role c is a function, which takes no configuration`,
+		`line 10: stages.value.method: role d is a function, and has no methods; leave it out`,
+	} {
+		require.ErrorContains(t, err, want)
+	}
+}

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"time"
 
+	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
@@ -32,6 +34,9 @@ type Request struct {
 	ID  string
 	Key string
 	Arg any
+	// Args and Named are for methods that take several arguments, instead of Arg.
+	Args  []any
+	Named map[string]any
 	// Again sends the request to another rank when the one that had it dies. Zero: that is the error, for a request
 	// that may have had its effect.
 	Again bool
@@ -46,7 +51,8 @@ type Router struct {
 	hands     hands
 	ranks     map[*hand]roles.Worker
 	waiting   []*waitingRequest
-	running   map[string]*routed // by id
+	running   map[string]*routed // by id; those that wait too
+	lost      []lostRank         // ranks that were gone; they are back when their role has restarted them
 	suspended bool
 	changedCh chan struct{} // closed and replaced when a rank has let go of a request
 	served    uint64
@@ -57,9 +63,14 @@ type waitingRequest struct {
 	grantCh chan *hand // holds one
 }
 
+// lostRank is a rank that was gone, and when that was noticed.
+type lostRank struct {
+	roles.Worker
+	at time.Time
+}
+
 type routed struct {
-	hand   *hand
-	rank   roles.Worker
+	rank   *roles.Worker // nil: it waits for one
 	cancel context.CancelCauseFunc
 }
 
@@ -94,19 +105,40 @@ func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 		if err != nil {
 			return err
 		}
-		r.ranks[r.hands.add(fmt.Sprintf("%s[%d]", c.Name(), rank), r.cfg.Credits)] = w
+		if !r.has(w) {
+			r.add(w)
+		}
 	}
 	r.serve()
 	return nil
 }
 
+// add gives a rank its place, under the lock.
+func (r *Router) add(w roles.Worker) {
+	r.ranks[r.hands.add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)] = w
+}
+
+// has says whether a rank has its place, and is not about to leave it.
+func (r *Router) has(w roles.Worker) bool {
+	for h, o := range r.ranks {
+		if o == w && !h.draining {
+			return true
+		}
+	}
+	return false
+}
+
 // Leave takes ranks out, all of the cluster's if none is named: they get nothing more, and it waits until they have
 // answered what they have.
 func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) error {
+	named := func(w roles.Worker) bool {
+		return w.Cluster() == c && (len(ranks) == 0 || slices.Contains(ranks, w.Rank()))
+	}
 	r.mu.Lock()
+	r.lost = slices.DeleteFunc(r.lost, func(l lostRank) bool { return named(l.Worker) })
 	var leaving []*hand
 	for h, w := range r.ranks {
-		if w.Cluster() == c && (len(ranks) == 0 || slices.Contains(ranks, w.Rank())) {
+		if named(w) {
 			h.draining = true
 			r.hands.unstick(h)
 			leaving = append(leaving, h)
@@ -156,16 +188,50 @@ func (r *Router) setSuspended(yes bool) {
 
 // Call sends the request to a rank and gives its answer.
 func (r *Router) Call(ctx context.Context, q Request) (bus.Raw, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	if err := r.enter(q.ID, cancel); err != nil {
+		return nil, err
+	}
+	defer r.exit(q.ID)
 	for {
 		h, err := r.acquire(ctx, q)
 		if err != nil {
-			return nil, err
+			return nil, orAborted(ctx, err)
 		}
 		body, err := r.send(ctx, q, h)
 		if err == nil || !q.Again || !goneFor(err) || ctx.Err() != nil {
-			return body, err
+			return body, orAborted(ctx, err)
 		}
 	}
+}
+
+// orAborted says that the request was aborted, if that is why it failed.
+func orAborted(ctx context.Context, err error) error {
+	if err != nil && errors.Is(context.Cause(ctx), ErrAborted) {
+		return ErrAborted
+	}
+	return err
+}
+
+// enter makes a request known by its id, and exit ends that.
+func (r *Router) enter(id string, cancel context.CancelCauseFunc) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if id == "" {
+		return nil
+	}
+	if r.running[id] != nil {
+		return bus.Errorf(bus.CodeExists, "there is a request %q; give each an id of its own", id)
+	}
+	r.running[id] = &routed{cancel: cancel}
+	return nil
+}
+
+func (r *Router) exit(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.running, id)
 }
 
 // acquire waits for a rank.
@@ -173,18 +239,31 @@ func (r *Router) acquire(ctx context.Context, q Request) (*hand, error) {
 	r.mu.Lock()
 	w := &waitingRequest{key: q.Key, grantCh: make(chan *hand, 1)}
 	r.waiting = append(r.waiting, w)
-	r.serve()
+	r.takeBack()
 	if len(r.waiting) > r.cfg.Waiting {
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 		r.mu.Unlock()
 		return nil, bus.Errorf(bus.CodeBusy, "%d requests wait for a rank that has room; try again later", r.cfg.Waiting)
 	}
 	r.mu.Unlock()
-	select {
-	case h := <-w.grantCh:
-		return h, nil
-	case <-ctx.Done():
+	ticker := time.NewTicker(backEvery)
+	defer ticker.Stop()
+	for {
+		select {
+		case h := <-w.grantCh:
+			return h, nil
+		case <-ctx.Done():
+			return nil, r.withdraw(ctx, w)
+		case <-ticker.C:
+			r.mu.Lock()
+			r.takeBack()
+			r.mu.Unlock()
+		}
 	}
+}
+
+// withdraw ends the wait of a request.
+func (r *Router) withdraw(ctx context.Context, w *waitingRequest) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	select {
@@ -193,7 +272,27 @@ func (r *Router) acquire(ctx context.Context, q Request) (*hand, error) {
 	default:
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 	}
-	return nil, bus.Errorf(bus.CodeOf(ctx.Err()), "no rank had room in time: %w", ctx.Err())
+	return bus.Errorf(bus.CodeOf(ctx.Err()), "no rank had room in time: %w", ctx.Err())
+}
+
+// takeBack takes ranks in again that their roles have restarted, and grants them. Under the lock.
+func (r *Router) takeBack() {
+	r.lost = slices.DeleteFunc(r.lost, func(w lostRank) bool {
+		if time.Since(w.at) < backEvery {
+			return false // what is known of it may be of before
+		}
+		c := w.Cluster()
+		if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
+			return true // it does not come back
+		}
+		beats := c.Health()
+		if w.Rank() >= len(beats) || beats[w.Rank()].State != actors.Ready {
+			return w.Rank() >= len(beats) // the role has shrunk
+		}
+		r.add(w.Worker)
+		return true
+	})
+	r.serve()
 }
 
 // serve grants ranks to those who wait, in order; one whose rank is busy lets the next pass. Under the lock.
@@ -239,52 +338,63 @@ func (r *Router) release(h *hand) {
 
 // send makes the call, and gives the credit back. A rank that is gone is taken out.
 func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx) // the call ends with it
+	defer cancel()
 	r.mu.Lock()
 	rank := r.ranks[h]
-	if q.ID != "" {
-		r.running[q.ID] = &routed{hand: h, rank: rank, cancel: cancel}
-	}
+	r.hold(q.ID, &rank)
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		delete(r.running, q.ID)
-		if err != nil && goneFor(err) {
+		r.hold(q.ID, nil)
+		if _, there := r.ranks[h]; there && err != nil && goneFor(err) {
 			r.forget(h)
+			r.lost = append(r.lost, lostRank{rank, time.Now()})
 		}
 		r.served++
 		r.release(h)
 	}()
-	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: []any{q.Arg}})
+	args := q.Args
+	if args == nil && q.Named == nil {
+		args = []any{q.Arg}
+	}
+	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named})
 	if err != nil {
 		return nil, err
 	}
 	answers, err := dispatch.AwaitEach[bus.Raw](ctx, f)
 	if err != nil {
-		if errors.Is(context.Cause(ctx), ErrAborted) {
-			return nil, ErrAborted
-		}
 		return nil, err
 	}
 	return answers[0], nil
 }
 
+// hold notes which rank has a request, under the lock.
+func (r *Router) hold(id string, rank *roles.Worker) {
+	if q := r.running[id]; q != nil {
+		q.rank = rank
+	}
+}
+
 // Abort ends a request by its id. With an abort method, its Call returns what the rank has so far; without one, or where
-// the rank does not answer to it, ErrAborted.
+// the rank does not answer to it, or while it waits for a rank, ErrAborted.
 func (r *Router) Abort(ctx context.Context, id string) error {
 	r.mu.Lock()
 	q := r.running[id]
+	var rank *roles.Worker
+	if q != nil {
+		rank = q.rank
+	}
 	r.mu.Unlock()
 	if q == nil {
-		return bus.Errorf(bus.CodeNotFound, "no rank has a request %q", id)
+		return bus.Errorf(bus.CodeNotFound, "there is no request %q under way", id)
 	}
-	if r.cfg.AbortMethod == "" {
+	if r.cfg.AbortMethod == "" || rank == nil {
 		q.cancel(ErrAborted)
 		return nil
 	}
-	f, err := q.rank.Go(ctx, dispatch.Call{Method: r.cfg.AbortMethod, Args: []any{id}, Control: true})
+	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.AbortMethod, Args: []any{id}, Control: true})
 	if err == nil {
 		err = f.Wait(ctx)
 	}
@@ -292,6 +402,34 @@ func (r *Router) Abort(ctx context.Context, id string) error {
 		q.cancel(ErrAborted)
 	}
 	return err
+}
+
+// Scale gives a role of processes so many ranks, all of which are the router's: it grows, or those that go finish what they
+// have first.
+func (r *Router) Scale(ctx context.Context, c *roles.Cluster, workers int) error {
+	have := c.WorldSize()
+	if workers < 1 {
+		return bus.Errorf(bus.CodeInvalid, "role %s: %d workers; suspend the router instead", c.Name(), workers)
+	}
+	if workers > have {
+		if err := c.Grow(ctx, workers-have); err != nil {
+			return err
+		}
+	}
+	var ranks []int
+	for rank := min(have, workers); rank < max(have, workers); rank++ {
+		ranks = append(ranks, rank)
+	}
+	switch {
+	case workers == have:
+		return nil
+	case workers > have:
+		return r.Join(c, ranks...)
+	}
+	if err := r.Leave(ctx, c, ranks...); err != nil {
+		return err
+	}
+	return c.Shrink(ctx, have-workers)
 }
 
 // RouterStatus is how a router is.

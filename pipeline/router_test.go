@@ -160,3 +160,28 @@ func TestRouterMistakes(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrTimedOut)
 	require.Zero(t, r.Status().Waiting)
 }
+
+// Requests are known by their ids while they wait, too; one id is one request.
+func TestRouterAbortsWhatWaits(t *testing.T) {
+	t.Parallel()
+	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort"})
+	waiting := askRouter(r, patient(t), pipeline.Request{ID: "a"})
+	waits(t, r, 1)
+	_, err := r.Call(patient(t), pipeline.Request{ID: "a"})
+	require.ErrorIs(t, err, bus.ErrExists)
+	require.NoError(t, r.Abort(patient(t), "a"))
+	require.ErrorIs(t, (<-waiting).err, pipeline.ErrAborted)
+	require.Zero(t, r.Status().Waiting)
+	require.ErrorIs(t, r.Abort(patient(t), "a"), bus.ErrNotFound)
+}
+
+func TestRouterJoinsARankOnce(t *testing.T) {
+	t.Parallel()
+	c := company(t, newBus(t), newTroop(), "judges", 2)
+	r := newRouter(t, pipeline.RouterConfig{Method: "score"})
+	require.NoError(t, r.Join(c, 0))
+	require.NoError(t, r.Join(c))
+	require.Equal(t, 2, r.Status().Ranks)
+	require.NoError(t, r.Leave(patient(t), c))
+	require.Zero(t, r.Status().Ranks)
+}

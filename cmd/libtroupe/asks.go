@@ -26,6 +26,7 @@ type request struct {
 	Reserve   reserveRequest `msgpack:"reserve"`
 	Pipeline  pipeRequest    `msgpack:"pipeline"`
 	Serve     serveRequest   `msgpack:"serve"`
+	Router    routerRequest  `msgpack:"router"`
 
 	Assignment string     `msgpack:"assignment"` // the path
 	Error      *bus.Error `msgpack:"error"`
@@ -90,13 +91,19 @@ func init() {
 		"driver":       (*core).driver,         // runtime, name (of its session) → handle: of what that driver serves
 		"panic":        (*core).panicOnPurpose, // for tests of the border
 
-		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters) → pipeline: it runs in this process
+		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: there is no mistake in it
+		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, crew) → pipeline: it runs in this process
 		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline, which runs anywhere
 		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: they are stored
 		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; its number is 0 if none came in time
 		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: they are dealt with, or back
 		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
 		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: it ends, or this hold of it
+
+		"router_open":  (*core).routerOpen,  // router (method, abort, credits, waiting, sticky, clusters) → router
+		"router_call":  (*core).routerCall,  // router (id, request, key, body, again, timeout) → the body of the answer
+		"router_verb":  (*core).routerVerb,  // router (id, verb and what it needs) → JSON, or nil
+		"router_close": (*core).routerClose, // router (id) → nil: requests that wait or are under way are given up
 	}
 }
 

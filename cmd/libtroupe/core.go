@@ -41,6 +41,7 @@ type core struct {
 	// reservations by id, of those that were made and not given back
 	reservations map[string]*roles.Reservation
 	pipelines    map[uint64]*pipe
+	routers      map[uint64]*router
 	servants     map[string]*servant // what drivers serve, by the name of its class
 }
 
@@ -65,7 +66,7 @@ func newCore() (*core, error) {
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
-		servants: map[string]*servant{},
+		routers: map[uint64]*router{}, servants: map[string]*servant{},
 	}
 	bus.OnPanic(c.breakDown)
 	return c, nil

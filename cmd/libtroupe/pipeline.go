@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"troupe/bus"
@@ -28,6 +29,7 @@ type pipeRequest struct {
 	ID       uint64        `msgpack:"id"`
 	Text     string        `msgpack:"text"`     // the declaration, as a file has it
 	Clusters []uint64      `msgpack:"clusters"` // the roles that its stages name
+	Crew     uint64        `msgpack:"crew"`     // the token under which the functions of its stages get their work
 	TakeOver bool          `msgpack:"take_over"`
 	Grace    float64       `msgpack:"grace"` // seconds
 	Stream   string        `msgpack:"stream"`
@@ -41,6 +43,8 @@ type pipeRequest struct {
 	Stage   string   `msgpack:"stage"`
 	Item    string   `msgpack:"item"`
 	Workers int      `msgpack:"workers"`
+	Cluster uint64   `msgpack:"cluster"`
+	Ranks   []int    `msgpack:"ranks"`
 	Version float64  `msgpack:"version"`
 	Seqs    []uint64 `msgpack:"seqs"`
 	All     bool     `msgpack:"all"`
@@ -90,13 +94,31 @@ func (c *core) addPipe(rt *roles.Runtime, p *pipe, name string) (any, error) {
 
 // pipelineOpen runs a pipeline here. What is wrong with its declaration is said as for a file, without lines: it is none.
 func (c *core) pipelineOpen(ctx context.Context, r *request) (any, error) {
+	crew := c.newCrew(r.Pipeline.Crew)
+	p, err := c.runPipeline(ctx, r, crew)
+	if err != nil {
+		crew.end()
+		return nil, err
+	}
+	spawn(func() { <-p.Done(); crew.end() }, func(err error) { c.log.Error("libtroupe: the end of a pipeline", "error", err) })
+	if ctx.Err() != nil { // nobody is there to have it
+		return nil, errors.Join(ctx.Err(), p.Close(ctx))
+	}
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, errors.Join(err, p.Close(ctx))
+	}
+	return c.addPipe(rt, &pipe{runtime: r.Runtime, own: p}, p.Spec().Name)
+}
+
+func (c *core) runPipeline(ctx context.Context, r *request, crew *crew) (*pipeline.Pipeline, error) {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
 		return nil, err
 	}
-	file, err := pipeline.ParseFile([]byte(r.Pipeline.Text), nil)
+	spec, err := declared(r.Pipeline.Text, crew)
 	if err != nil {
-		return nil, bus.Errorf(bus.CodeInvalid, "%w", withoutLines(err))
+		return nil, err
 	}
 	cfg := pipeline.Config{Bus: rt.Bus(), Namespace: rt.Namespace(), By: r.Name, TakeOver: r.Pipeline.TakeOver, Grace: seconds(r.Pipeline.Grace), Logger: c.log}
 	for _, id := range r.Pipeline.Clusters {
@@ -106,11 +128,29 @@ func (c *core) pipelineOpen(ctx context.Context, r *request) (any, error) {
 		}
 		cfg.Clusters = append(cfg.Clusters, cl.Cluster)
 	}
-	p, err := pipeline.Open(ctx, cfg, file.Spec)
+	return pipeline.Open(ctx, cfg, spec)
+}
+
+// declared reads a declaration. Stages of roles that are functions become functions of the crew's.
+func declared(text string, crew *crew) (pipeline.Spec, error) {
+	file, err := pipeline.ParseFile([]byte(text), nil)
 	if err != nil {
-		return nil, err
+		return pipeline.Spec{}, bus.Errorf(bus.CodeInvalid, "%w", withoutLines(err))
 	}
-	return c.addPipe(rt, &pipe{runtime: r.Runtime, own: p}, file.Spec.Name)
+	for i := range file.Spec.Stages {
+		s := &file.Spec.Stages[i]
+		if slices.ContainsFunc(file.Roles, func(r pipeline.RoleSpec) bool { return r.Name == s.Role && r.Function != "" }) {
+			s.Role, s.Method, s.AbortMethod, s.Style = "", "", "", ""
+			s.Func = crew.function(*s)
+		}
+	}
+	return file.Spec, nil
+}
+
+// pipelineCheck says what is wrong with a declaration, if anything is.
+func (c *core) pipelineCheck(_ context.Context, r *request) (any, error) {
+	_, err := declared(r.Pipeline.Text, c.newCrew(0))
+	return nil, err
 }
 
 func withoutLines(err error) error {
@@ -314,12 +354,30 @@ func (c *core) pipelineVerb(ctx context.Context, r *request) (any, error) {
 	}
 	ctx, cancel := within(ctx, r.Pipeline.Timeout)
 	defer cancel()
+	if v := r.Pipeline.Verb; v == "join" || v == "leave" {
+		return nil, c.restaff(ctx, p, &r.Pipeline)
+	}
 	result, err := p.obey(ctx, &r.Pipeline)
 	if err != nil || result == nil {
 		return nil, err
 	}
 	text, err := json.Marshal(result)
 	return string(text), err
+}
+
+// restaff gives a stage ranks of another cluster, or takes them away.
+func (c *core) restaff(ctx context.Context, p *pipe, r *pipeRequest) error {
+	if p.own == nil {
+		return bus.Errorf(bus.CodeRefused, "the pipeline runs in another process: ranks join and leave its stages there")
+	}
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return err
+	}
+	if r.Verb == "join" {
+		return p.own.Join(ctx, r.Stage, cl.Cluster, r.Ranks...)
+	}
+	return p.own.Leave(ctx, r.Stage, cl.Cluster, r.Ranks...)
 }
 
 func (p *pipe) obey(ctx context.Context, r *pipeRequest) (any, error) {

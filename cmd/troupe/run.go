@@ -168,7 +168,7 @@ func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpe
 		if spec.Class == "" {
 			spec.Class = r.Name
 		}
-		if r.Python != "" {
+		if r.Python+r.Function != "" {
 			if err := pythonRole(&spec, r); err != nil {
 				return nil, err
 			}
@@ -183,7 +183,7 @@ func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpe
 	return cl, err
 }
 
-// pythonRole has a role's processes run a Python class, in the folder of this run: modules are found there.
+// pythonRole has a role's processes run a Python class or function, in the folder of this run: modules are found there.
 func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
 	args := []any{}
 	if r.Config != nil {
@@ -193,7 +193,7 @@ func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "config: %w", err)
 	}
-	spec.Config = map[string]any{"class": map[string]string{"path": r.Python}, "args": []byte(body)}
+	spec.Config = map[string]any{"class": map[string]string{"path": r.Python + r.Function}, "function": r.Function != "", "args": []byte(body)}
 	spec.Process.Dir, err = os.Getwd()
 	return err
 }

@@ -73,6 +73,11 @@ class Async:
         await self.end(item.id).wait()
         return f"part of {item.value}"
 
+    async def hold(self, id):
+        """The same for a request."""
+        await self.end(id).wait()
+        return f"part of {id}"
+
     @troupe.register(lane="control")
     async def abort(self, id):
         self.end(id).set()
@@ -80,3 +85,21 @@ class Async:
 
 def array():
     return np.arange(50_000, dtype=np.float32)
+
+
+class Desk(troupe.Worker):
+    """Answers requests."""
+
+    def who(self, value, delay=0.0):
+        time.sleep(delay)
+        return value, self.rank
+
+    def echo(self, value, named=None):
+        return [value, named]
+
+    def fail(self, text):
+        raise KeyError(text)
+
+    @troupe.register(lane="control")
+    def pid(self):
+        return os.getpid()

@@ -111,7 +111,7 @@ def test_nothing_in_an_item_is_pickled(line, crew):
     with pytest.raises(troupe.EncodeError, match="never pickled"):
         p.put("in", lambda: 1)
     smuggled = type(p._codec)(pickle=True).encode(lambda: 1)  # by somebody who does not keep to it
-    p._ask("pipeline_put", stream="in", items=[{"body": smuggled}], timeout=None)
+    p._ask("pipeline_put", "put", True, stream="in", items=[{"body": smuggled}], timeout=None)
     p.put("in", 1)  # its output cannot be sent
     until(lambda: len(p._verb("dead") or []) == 2)
     reasons = [letter["failures"][0]["error"] for letter in p._verb("dead")]

@@ -40,9 +40,12 @@ from ._errors import (
     WorkerLostError,
 )
 from ._future import Future, RankFuture, as_completed, get, wait
-from ._pipeline import Item, Pipeline
+from ._item import Item
+from ._pipeline import Pipeline
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
+from ._router import Router
 from ._session import Session, init, is_initialized, shutdown
+from ._stage import Stage, Stream
 from ._worker import Call, Worker, current_call
 
 __version__ = "0.1.0"
@@ -50,7 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
-    "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Scatter",
-    "Session", "Split", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
+    "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Router", "Scatter",
+    "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
     "WorkerLostError", "actor", "as_completed", "current_call", "driver", "get", "init", "is_initialized", "register", "serve", "shutdown", "wait",
 ]  # fmt: skip

@@ -327,6 +327,66 @@ class Future(Waitable, Sequence[RankFuture]):
         return f"<Future {self._what} {state}>"
 
 
+class Asked(Waitable):
+    """Something that was asked of the core, as a future: an order to a pipeline, a request through a router."""
+
+    def __init__(self, core: _core.Core, op: str, *, read: Callable[[Any], Any] | None = None, trusted: bool = False, **fields: Any) -> None:
+        import msgpack
+
+        super().__init__(core)
+        self._op = op
+        self._read = read  # what the caller sees of the answer
+        self._trusted = trusted
+        self._value: Any = None
+        self._error: _errors.Error | None = None
+        request = msgpack.packb({"op": op, **fields})
+        self._token = core.send(self, lambda token: int(core.lib.troupe_ask(token, request, len(request))))
+
+    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+        self._store(flags, body)
+        self._finish()
+
+    def _store(self, flags: int, body: Any) -> None:
+        import msgpack
+
+        from . import _origin
+
+        value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
+        if flags & FAILED:
+            self._error = _origin.chain(_errors.from_wire(value), self._trusted)
+        else:
+            self._value = value
+
+    def _get(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        if self._read is not None:
+            self._value, self._read = self._read(self._value), None
+        return self._value
+
+    def now(self) -> Any:
+        """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
+        try:
+            return self.result()
+        except BaseException:
+            if not self._done and self._core._pid == os.getpid():
+                self.cancel()
+            raise
+
+    def cancel(self) -> bool:
+        """Gives it up. False: it was over."""
+        if self._done:
+            return False
+        self._core.cancel(self._token)
+        return True
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, _errors.CancelledError)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._op} {'done' if self._done else 'pending'}>"
+
+
 class Gathered(Waitable):
     """Futures that do not stand alone: waits for n of them."""
 

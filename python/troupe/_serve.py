@@ -7,7 +7,7 @@ from typing import Any
 
 import msgpack
 
-from . import _codec, _core, _errors, _origin, _pipeline, _register
+from . import _codec, _core, _errors, _item, _origin, _register
 from ._future import Waitable
 from ._worker import _LENGTHS, Call, Worker, _call
 
@@ -57,12 +57,12 @@ class Server:
             else:
                 args, kwargs = read_args(codec, body)
                 if meta[0] & ITEMS:
-                    args = [_pipeline.given(args[0])]
+                    args = [_item.given(args[0])]
                 value = method(*args, **kwargs)
                 if isinstance(value, Waitable):
                     value = value.result()
                 if meta[0] & ITEMS:
-                    value = _pipeline.outputs(value)
+                    value = _item.outputs(value)
             answer = codec.encode(value)
         except Exception as err:
             self.fail(token, err)
@@ -167,11 +167,11 @@ class Server:
         else:
             args, kwargs = read_args(codec, body)
             if call._meta[0] & ITEMS:
-                args = [_pipeline.given(args[0])]
+                args = [_item.given(args[0])]
             value = method(*args, **kwargs)
         while hasattr(value, "__await__"):
             value = await value
-        return _pipeline.outputs(value) if call._meta[0] & ITEMS else value
+        return _item.outputs(value) if call._meta[0] & ITEMS else value
 
 
 class Loop:
@@ -201,7 +201,14 @@ class OwnLoop(Loop):
         threading.Thread(target=self.run, daemon=True, name="troupe-loop").start()
 
     def run(self) -> None:
+        import asyncio
+
         self.loop.run_forever()
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            self.loop.run_until_complete(asyncio.wait(left, timeout=1))
         self.loop.close()
 
     def end(self) -> None:

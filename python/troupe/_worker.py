@@ -123,13 +123,16 @@ class Call:
     @property
     def cancelled(self) -> bool:
         """Whether the caller gave up, its time is up, or the worker is stopping. Go notices while Python runs."""
-        return int(self._core.lib.troupe_cancelled(self._token)) != 0
+        return self._token in _aborted or int(self._core.lib.troupe_cancelled(self._token)) != 0
 
     def check(self) -> None:
         """Raises CancelledError if the call should end: for loops in methods that run long."""
         if self.cancelled:
             raise _errors.CancelledError("the call was cancelled")
 
+
+# Calls whose item was aborted: they may still answer, with what they have.
+_aborted: set[int] = set()
 
 # What a call is made of when somebody asks for it.
 _call: ContextVar[tuple[_core.Core, int, bytes] | None] = ContextVar("troupe_call", default=None)
@@ -139,5 +142,5 @@ def current_call() -> Call:
     """The call that this code serves."""
     call = _call.get()
     if call is None:
-        raise _errors.InvalidError("current_call() is for methods of workers, while they serve a call")
+        raise _errors.InvalidError("current_call() is for methods of workers and functions of pipelines, while they serve a call")
     return Call(*call)

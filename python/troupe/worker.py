@@ -164,7 +164,7 @@ class Host(Server):
         else:
             cls = self.find(config["class"])
             args, kwargs = read_args(self.codecs[self.session.pickle], config.get("args") or b"")
-            value = self.construct(cls, args, kwargs, name)
+            value = _function(cls) if config.get("function") else self.construct(cls, args, kwargs, name)
         made = describe(value, int(self.config.get("max_concurrency") or 1000))
         if made[0].is_async and name and self.loop is None and not any(o.is_async for o in self.objects.values()):
             self.side = OwnLoop()
@@ -279,6 +279,13 @@ class Host(Server):
 
         for s in signals:
             signal.signal(s, stop)
+
+
+def _function(work: Any) -> Any:
+    """What runs a function that is a stage."""
+    from . import _stage
+
+    return _stage.host(work)
 
 
 def is_verb(meta: bytes) -> bool:

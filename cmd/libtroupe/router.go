@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"troupe/bus"
+	"troupe/pipeline"
+)
+
+// router is a router as the other side holds it.
+type router struct {
+	*pipeline.Router
+	ctx    context.Context // ends when the router is closed
+	cancel context.CancelFunc
+}
+
+// routerRequest is what the ops about routers take.
+type routerRequest struct {
+	ID      uint64   `msgpack:"id"`
+	Timeout *float64 `msgpack:"timeout"` // seconds; nil: none
+
+	Method  string `msgpack:"method"`
+	Abort   string `msgpack:"abort"`
+	Credits int    `msgpack:"credits"`
+	Waiting int    `msgpack:"waiting"`
+	Sticky  bool   `msgpack:"sticky"`
+	// Clusters are those whose ranks it begins with.
+	Clusters []uint64 `msgpack:"clusters"`
+
+	Request string `msgpack:"request"` // the name of one
+	Key     string `msgpack:"key"`
+	Body    []byte `msgpack:"body"` // the body of a call: [positional, named]
+	Again   bool   `msgpack:"again"`
+
+	Verb    string `msgpack:"verb"`
+	Cluster uint64 `msgpack:"cluster"`
+	Ranks   []int  `msgpack:"ranks"`
+	Workers int    `msgpack:"workers"`
+}
+
+func (c *core) routerOpen(_ context.Context, r *request) (any, error) {
+	q := r.Router
+	made, err := pipeline.NewRouter(pipeline.RouterConfig{Method: q.Method, AbortMethod: q.Abort, Credits: q.Credits, Waiting: q.Waiting, Sticky: q.Sticky})
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range q.Clusters {
+		cl, err := c.cluster(id)
+		if err == nil {
+			err = made.Join(cl.Cluster)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	id := c.number()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.routers[id] = &router{made, ctx, cancel}
+	return id, nil
+}
+
+func (c *core) router(id uint64) (*router, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r := c.routers[id]; r != nil {
+		return r, nil
+	}
+	return nil, bus.Errorf(bus.CodeClosed, "this router is closed")
+}
+
+// until bounds ctx by the router's end, and as asked.
+func (r *router) until(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
+	ctx, cancel := within(ctx, timeout)
+	stop := context.AfterFunc(r.ctx, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+// arguments reads the body of a call, [positional, named], no further than into pieces.
+func arguments(body []byte) (args []any, named map[string]any, err error) {
+	var halves []bus.Raw
+	if err := bus.Unmarshal(body, &halves); err != nil || len(halves) != 2 {
+		return nil, nil, bus.Errorf(bus.CodeMalformed, "the body of a call must be [positional, named]")
+	}
+	var positional []bus.Raw
+	var byName map[string]bus.Raw
+	if err := errors.Join(bus.Unmarshal(halves[0], &positional), bus.Unmarshal(halves[1], &byName)); err != nil {
+		return nil, nil, err
+	}
+	args = []any{}
+	for _, arg := range positional {
+		args = append(args, arg)
+	}
+	for name, arg := range byName {
+		if named == nil {
+			named = map[string]any{}
+		}
+		named[name] = arg
+	}
+	return args, named, nil
+}
+
+func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
+	to, err := c.router(r.Router.ID)
+	if err != nil {
+		return nil, err
+	}
+	q := pipeline.Request{ID: r.Router.Request, Key: r.Router.Key, Again: r.Router.Again}
+	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
+		return nil, err
+	}
+	ctx, cancel := to.until(ctx, r.Router.Timeout)
+	defer cancel()
+	answer, err := to.Call(ctx, q)
+	if err != nil && to.ctx.Err() != nil {
+		return nil, bus.Errorf(bus.CodeClosed, "the router was closed")
+	}
+	return []byte(answer), err
+}
+
+func (c *core) routerVerb(ctx context.Context, r *request) (any, error) {
+	to, err := c.router(r.Router.ID)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := to.until(ctx, r.Router.Timeout)
+	defer cancel()
+	switch q := r.Router; q.Verb {
+	case "suspend":
+		to.Suspend()
+		return nil, nil
+	case "resume":
+		to.Resume()
+		return nil, nil
+	case "abort":
+		return nil, to.Abort(ctx, q.Request)
+	case "stats":
+		text, err := json.Marshal(to.Status())
+		return string(text), err
+	case "join", "leave", "scale":
+		return nil, c.resizeRouter(ctx, to, q)
+	}
+	return nil, bus.Errorf(bus.CodeInvalid, "a router has no verb %q", r.Router.Verb)
+}
+
+func (c *core) resizeRouter(ctx context.Context, to *router, q routerRequest) error {
+	cl, err := c.cluster(q.Cluster)
+	if err != nil {
+		return err
+	}
+	switch q.Verb {
+	case "join":
+		return to.Join(cl.Cluster, q.Ranks...)
+	case "leave":
+		return to.Leave(ctx, cl.Cluster, q.Ranks...)
+	}
+	return to.Scale(ctx, cl.Cluster, q.Workers)
+}
+
+// routerClose gives up what waits and what is under way. The ranks go on: they are the role's.
+func (c *core) routerClose(_ context.Context, r *request) (any, error) {
+	to, err := c.router(r.Router.ID)
+	if err != nil {
+		return nil, nil // it may be closed more than once
+	}
+	c.mu.Lock()
+	delete(c.routers, r.Router.ID)
+	c.mu.Unlock()
+	to.cancel()
+	return nil, nil
+}

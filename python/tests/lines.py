@@ -1,0 +1,41 @@
+"""Functions that are stages of pipelines, in the driver's process and in roles of a file."""
+
+import asyncio
+import time
+
+import belt
+import troupe
+
+
+def double(value):
+    return value * 2
+
+
+def tag(item):
+    return [troupe.Item([item.value, item.key, item.attempt, item.version], to="left"), troupe.Item(item.id, key="other", to="right")]
+
+
+def fail(value):
+    if value == "bad":
+        raise ValueError(f"{value} luck")
+    return value
+
+
+def until_aborted(item):
+    """Counts until it is told to end, and gives what it has."""
+    n, call = 0, troupe.current_call()
+    while not call.cancelled:
+        n += 1
+        time.sleep(0.002)
+    return f"part of {item.value}" if n else None
+
+
+async def until_cancelled(item):
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return f"part of {item.value}"
+
+
+def die_once(value):
+    return belt.Belt.die_once(None, troupe.Item(value))

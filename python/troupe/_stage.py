@@ -1,0 +1,170 @@
+"""Stages: how streams and stages are declared in code, and stages that are plain functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from . import _errors, _worker
+from ._cluster import Cluster
+from ._future import Waitable
+from ._item import Item
+from ._register import register
+
+
+class Stream(dict[str, Any]):
+    """A durable, bounded stream, as a pipeline declares it: the fields of a file, and what is left out has its default.
+
+    items, bytes, age: bounds of what is not done; what is older than age (seconds) is dropped. full: what a put does then.
+    priorities: how many; the largest goes first. sink: it is read from outside, with take.
+    """
+
+    def __init__(
+        self, *, items: int | None = None, bytes: int | str | None = None, age: float | str | None = None,
+        full: Literal["block", "refuse", "drop_oldest"] | None = None, priorities: int | None = None, sink: bool | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(_given(items=items, bytes=bytes, age=age, full=full, priorities=priorities, sink=sink))
+
+
+class Stage(dict[str, Any]):
+    """A stage, as a pipeline declares it: who does the work, what it reads and what it writes.
+
+    work is a cluster (or the name of one) with the method that takes the items, or a plain function, which runs in this
+    process, `workers` items at once, each on a thread; an async function on a loop of the pipeline's own. The other fields are
+    those of a file (docs/pipelines.md): group={"first": 6, "every": 30}, stale={"bound": 1.5, "then": "drop"}; times are seconds.
+    """
+
+    def __init__(
+        self, work: Cluster | str | Callable[..., Any], method: str | None = None, *, in_: str | Sequence[str], out: str | Sequence[str] = (),
+        style: Literal["body", "item"] | None = None, workers: int | None = None, in_flight: int | None = None,
+        timeout: float | str | None = None, order: Literal["key", "none"] | None = None, sticky: bool | None = None,
+        group: Mapping[str, Any] | None = None, stale: Mapping[str, Any] | None = None, stamp: bool | None = None,
+        advance: float | None = None, failures: int | None = None, losses: int | None = None, backoff: float | str | None = None,
+        rounds: int | None = None, abort: str | None = None,
+    ) -> None:  # fmt: skip
+        by = {"role": work} if isinstance(work, (Cluster, str)) else {"function": work}
+        super().__init__(
+            **{"in": in_},
+            **_given(
+                **by, method=method, out=out or None, style=style, workers=workers, in_flight=in_flight, timeout=timeout, order=order,
+                sticky=sticky, group=group, stale=stale, stamp=stamp, advance=advance, failures=failures, losses=losses, backoff=backoff,
+                rounds=rounds, abort=abort,
+            ),
+        )  # fmt: skip
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+# How a function is called; a role that is one has methods of these names.
+ITEM, VALUE, LAST = "call_item", "call", "call_last"
+
+
+def manner(fields: Mapping[str, Any]) -> str:
+    """How a stage with these fields calls its function."""
+    if fields.get("style") == "item":
+        return ITEM
+    return VALUE if fields.get("out") else LAST
+
+
+def argument(manner: str, given: Any) -> Any:
+    """What a function gets of an item, or of a list of them."""
+    if manner == ITEM:
+        return given
+    return [item.value for item in given] if isinstance(given, list) else given.value
+
+
+def result(manner: str, value: Any) -> Any:
+    """What a function gave, as a method with items would."""
+    if manner == ITEM or isinstance(value, Item):
+        return value
+    return None if manner == LAST or value is None else Item(value)
+
+
+def is_async(work: Callable[..., Any]) -> bool:
+    import inspect
+
+    return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
+
+
+def _ids(given: Any) -> Iterable[str]:
+    return [item.id for item in given] if isinstance(given, list) else [given.id]
+
+
+class Function:
+    """A worker that is a function, in a role that a file declares."""
+
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self._work = work
+        self._running: dict[str, int] = {}  # by the ids of items, the calls that have them
+
+    def call(self, given: Any) -> Any:
+        return self._run(VALUE, given)
+
+    def call_item(self, given: Any) -> Any:
+        return self._run(ITEM, given)
+
+    def call_last(self, given: Any) -> Any:
+        return self._run(LAST, given)
+
+    def _run(self, manner: str, given: Any) -> Any:
+        token = _worker.current_call()._token
+        self._running.update(dict.fromkeys(_ids(given), token))
+        try:
+            value = self._work(argument(manner, given))
+            return result(manner, value.result() if isinstance(value, Waitable) else value)
+        finally:
+            for id in _ids(given):
+                self._running.pop(id, None)
+            _worker._aborted.discard(token)
+
+    @register(lane="control")
+    def abort(self, id: str) -> None:
+        """The function finds its call cancelled, and may return what it has."""
+        token = self._running.get(id)
+        if token is None:
+            raise _errors.NotFoundError(f"item {id} is not in hand here")
+        _worker._aborted.add(token)
+
+
+class AsyncFunction:
+    """The same for an async function: an aborted one is cancelled, and may return what it has."""
+
+    def __init__(self, work: Callable[[Any], Any]) -> None:
+        self._work = work
+        self._running: dict[str, Any] = {}
+
+    async def call(self, given: Any) -> Any:
+        return await self._run(VALUE, given)
+
+    async def call_item(self, given: Any) -> Any:
+        return await self._run(ITEM, given)
+
+    async def call_last(self, given: Any) -> Any:
+        return await self._run(LAST, given)
+
+    async def _run(self, manner: str, given: Any) -> Any:
+        import asyncio
+
+        task = asyncio.ensure_future(self._work(argument(manner, given)))
+        self._running.update(dict.fromkeys(_ids(given), task))
+        try:
+            return result(manner, await task)
+        finally:
+            for id in _ids(given):
+                self._running.pop(id, None)
+
+    @register(lane="control")
+    async def abort(self, id: str) -> None:
+        task = self._running.get(id)
+        if task is None:
+            raise _errors.NotFoundError(f"item {id} is not in hand here")
+        task.get_loop().call_soon(task.cancel)  # after its first step: one that has not begun would never say what it has
+
+
+def host(work: Any) -> Function | AsyncFunction:
+    """The worker for a function."""
+    if isinstance(work, type) or not callable(work):
+        raise _errors.RefusedError(f"{work!r} is no function; a role of a class is declared with python: package.module.Class")
+    return AsyncFunction(work) if is_async(work) else Function(work)
