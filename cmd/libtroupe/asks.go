@@ -98,6 +98,7 @@ func init() {
 		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; its number is 0 if none came in time
 		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: they are dealt with, or back
 		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
+		"pipeline_remove": (*core).pipelineRemove, // runtime, name → nil: nothing is left of it
 		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: it ends, or this hold of it
 
 		"router_open":  (*core).routerOpen,  // router (method, abort, credits, waiting, sticky, clusters) → router

@@ -179,6 +179,19 @@ func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
 	return c.addPipe(rt, &pipe{runtime: r.Runtime}, r.Name)
 }
 
+// pipelineRemove removes what a pipeline that does not run has stored.
+func (c *core) pipelineRemove(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), r.Name)
+	if err != nil {
+		return nil, err
+	}
+	return nil, client.Remove(ctx)
+}
+
 // within bounds ctx as asked.
 func within(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
 	if timeout == nil {

@@ -57,6 +57,9 @@ func newPipeline(c *cli) *cobra.Command {
 	order("shutdown NAME", "End a pipeline where it runs; what is unfinished stays in its streams", "shutdown rl", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
 		return p.Shutdown(ctx)
 	})
+	order("rm NAME", "Remove a pipeline that does not run, with all that is in its streams", "rm rl", 1, func(ctx context.Context, p *pipeline.Client, _ []string) error {
+		return p.Remove(ctx)
+	})
 	return cmd
 }
 

@@ -36,6 +36,8 @@ def line(request):
     yield make
     for p in made:
         p.close()
+    for name in {p.name for p in made}:
+        troupe.Pipeline.remove(name)
 
 
 def all_of(p, stream):
@@ -192,10 +194,25 @@ def test_it_goes_on_where_it_was(line, crew):
     with line(*declared) as p:
         p.pause("double")
         p.put_many("in", [1, 2])
-    with line(*declared) as p:
-        p.resume("double")
+    p = line(*declared)
+    p.resume("double")
+    p.drain(timeout=10)
+    assert sorted(item.value for item in all_of(p, "out")) == [2, 4]
+
+
+def test_what_was_removed_is_gone(crew):
+    declared = ({"in": {}, "out": SINK}, {"double": {"role": crew, "method": "double", "in": "in", "out": "out"}})
+    with troupe.Pipeline("gone", *declared) as p:
+        p.put("in", 1)
         p.drain(timeout=10)
-        assert sorted(item.value for item in all_of(p, "out")) == [2, 4]
+        with pytest.raises(troupe.RefusedError, match="shut it down first"):
+            troupe.Pipeline.remove("gone")
+    troupe.Pipeline.remove("gone")
+    with pytest.raises(troupe.NotFoundError, match="there is no pipeline gone"):
+        troupe.Pipeline.remove("gone")
+    with troupe.Pipeline("gone", *declared) as p:
+        assert p.take("out", timeout=0) == []
+    troupe.Pipeline.remove("gone")
 
 
 def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session):

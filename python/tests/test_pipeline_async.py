@@ -9,7 +9,7 @@ import lines
 import troupe
 from troupe import Stage, Stream
 
-STREAMS = {"in": Stream(items=4), "out": Stream(sink=True)}
+STREAMS = {"in": Stream(items=4, bytes="1MiB"), "out": Stream(sink=True, bytes="1MiB")}  # of so many pipelines, none needs much
 
 
 def stages(**more):
@@ -120,7 +120,7 @@ def test_functions_and_the_loop_of_the_driver():
         return [name, threading.current_thread().name]
 
     async def main():
-        streams = {"in": {}, "mid": {}, "out": Stream(sink=True)}
+        streams = {**STREAMS, "mid": Stream(bytes="1MiB")}
         line = {"where": Stage(where, in_="in", out="mid"), "slow": Stage(slow, in_="mid", out="out")}
         async with troupe.Pipeline("threads", streams, line) as p:
             await p.put("in", 1, blocking=False)

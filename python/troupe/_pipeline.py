@@ -136,6 +136,14 @@ class Pipeline(Held):
         """Raises InvalidError with everything that is wrong with the declaration. Nothing is started, and no head is needed."""
         _core.get().ask("pipeline_check", pipeline={"text": _Declared(name, streams, stages).text()}).get(brief=True)
 
+    @staticmethod
+    def remove(name: str, *, blocking: bool = True) -> Any:
+        """Removes what a pipeline that does not run has stored, with all that is in its streams and dead letters. Until then it
+        keeps its place on the head's disk."""
+        refuse_blocking("troupe.Pipeline.remove", blocking)
+        session = _session.current()
+        return settle(Asked(session.core, "pipeline_remove", runtime=session.id, name=name), blocking)
+
     def _ask(self, op: str, method: str, blocking: bool, read: Any = None, **fields: Any) -> Any:
         refuse_blocking(f"pipeline.{method}", blocking)
         return settle(Asked(self._session.core, op, read=read, pipeline={"id": self._id, **fields}), blocking)

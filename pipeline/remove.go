@@ -1,0 +1,55 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+)
+
+// Remove deletes what a pipeline that does not run has stored: its log, with all that is in its streams and dead letters.
+// Until then it keeps its place on the server's disk. One that is not there is bus.ErrNotFound.
+func (c *Client) Remove(ctx context.Context) error {
+	st, err := c.Status(ctx)
+	switch {
+	case err == nil:
+		return bus.Errorf(bus.CodeRefused, "pipeline %s runs, in %s; shut it down first", c.at.Name, st.By)
+	case !errors.Is(err, bus.ErrNotFound): // it may run, and be slow to answer
+		return err
+	}
+	names, err := c.stored(ctx)
+	if err != nil {
+		return err
+	}
+	if len(names) == 0 {
+		return bus.Errorf(bus.CodeNotFound, "there is no pipeline %s in namespace %s", c.at.Name, c.at.Namespace)
+	}
+	for _, name := range names {
+		if err := c.b.JetStream().DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+			return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
+		}
+	}
+	return nil
+}
+
+// stored names the JetStream streams of the pipeline, its log first: without it the others mean nothing, and a removal that
+// was interrupted is taken up again.
+func (c *Client) stored(ctx context.Context) ([]string, error) {
+	bodies := strings.TrimSuffix(c.at.BodyStream("", 0), "@0")
+	var out []string
+	all := c.b.JetStream().StreamNames(ctx)
+	for name := range all.Name() {
+		if name == c.at.Stream() || strings.HasPrefix(name, bodies) {
+			out = append(out, name)
+		}
+	}
+	if err := all.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
+	}
+	slices.SortFunc(out, func(a, b string) int { return strings.Compare(b, a) }) // troupe_pipeline_… comes before troupe_bodies_…
+	return out, nil
+}
