@@ -4,14 +4,15 @@ how old a sample may be when it is trained on. It starts a head of its own and e
     python examples/pipelines/rollout.py
 
 The policy is one number, the chance of answering well. A rollout worker answers each prompt with eight samples; reward workers
-score them; the trainer takes the first six of each group, and every group is a new version of the policy. Samples that are more
-than two versions behind are dropped: with a slow reward, some are.
+score them; the trainer, a plain function of the driver's, takes the first six of each group, and every group is a new version of the
+policy. Samples that are more than two versions behind are dropped: with a slow reward, some are.
 """
 
 import random
 import time
 
 import troupe
+from troupe import Stage, Stream
 
 PROMPTS, PER_PROMPT, FIRST, STALENESS = 40, 8, 6, 2
 
@@ -33,11 +34,9 @@ class Judge(troupe.Worker):
         return {**sample, "reward": sample["answer"] - 0.1}
 
 
-class Trainer(troupe.Worker):
-    """One step for each group of samples."""
-
-    def step(self, group: list[dict]) -> float:
-        return sum(sample["reward"] for sample in group) / len(group)
+def train(group: list[dict]) -> float:
+    """One step for each group of samples. A real one would call a cluster of trainers."""
+    return sum(sample["reward"] for sample in group) / len(group)
 
 
 def main() -> None:
@@ -45,21 +44,19 @@ def main() -> None:
         workers = troupe.WorkerConfig
         rollout = troupe.Cluster("rollout", Sampler, worker_config=workers(world_size=2))
         reward = troupe.Cluster("reward", Judge, worker_config=workers(world_size=2, policy="restart_rank"))
-        trainer = troupe.Cluster("trainer", Trainer, worker_config=workers(world_size=1))
         streams = {
-            "prompts": {"items": 4},  # a short one: rollouts are made when they are wanted, not long before
-            "samples": {"items": 64},
-            "scored": {"items": 256},
-            "steps": {"sink": True},
+            "prompts": Stream(items=4),  # a short one: rollouts are made when they are wanted, not long before
+            "samples": Stream(items=64),
+            "scored": Stream(items=256),
+            "steps": Stream(sink=True),
         }
         stages = {
-            "rollout": {"role": rollout, "method": "generate", "style": "item", "in": "prompts", "out": "samples", "stamp": True},
-            "reward": {"role": reward, "method": "score", "in": "samples", "out": "scored", "in_flight": 2},
-            "train": {
-                "role": trainer, "method": "step", "in": "scored", "out": "steps", "advance": 1,
-                "group": {"first": FIRST, "every": 0.3}, "stale": {"bound": STALENESS, "then": "drop"},
-            },
-        }  # fmt: skip
+            "rollout": Stage(rollout, "generate", style="item", in_="prompts", out="samples", stamp=True),
+            "reward": Stage(reward, "score", in_="samples", out="scored", in_flight=2),
+            "train": Stage(
+                train, in_="scored", out="steps", advance=1, group={"first": FIRST, "every": 0.3}, stale={"bound": STALENESS, "then": "drop"}
+            ),
+        }
         with troupe.Pipeline("rl", streams, stages) as p:
             for i in range(PROMPTS):
                 p.put("prompts", i)  # waits while rollouts are behind

@@ -75,7 +75,7 @@ class Crew(_serve.Server):
         number, n, flags = _HEAD.unpack_from(body)
         if flags & _END:
             if self._loop is not None:
-                self._loop.soon(self._cancel, number)
+                self._loop.soon(self._cancel_work, number)
             return
         meta = bytes(body[_HEAD.size : _HEAD.size + n])
         start = (_HEAD.size + n + _ALIGN - 1) & -_ALIGN
@@ -98,7 +98,7 @@ class Crew(_serve.Server):
     def _in_loop(self, work: Work) -> None:
         if self._loop is None:
             self._loop = _serve.OwnLoop()
-        self._loop.soon(self._begin, work)
+        self._loop.soon(self._begin_work, work)
 
     def _over(self) -> None:
         self._done = True
@@ -115,13 +115,13 @@ class Crew(_serve.Server):
 
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            answer = self._serve(work)
+            answer = self._do(work)
             with self._lock:
                 self._idle += 1  # before the answer, which may bring the next
             answer()
             del work, answer
 
-    def _serve(self, work: Work) -> Callable[[], None]:
+    def _do(self, work: Work) -> Callable[[], None]:
         mark = _worker._call.set((self.core, work.number, work.meta))
         try:
             value = work.function.work(work.argument(self._codec))
@@ -134,21 +134,21 @@ class Crew(_serve.Server):
 
     # The loop.
 
-    def _begin(self, work: Work) -> None:
-        task = self._tasks[work.number] = asyncio.get_running_loop().create_task(self._serve_async(work))
-        task.add_done_callback(lambda task: self._ended(work, task))
+    def _begin_work(self, work: Work) -> None:
+        task = self._tasks[work.number] = asyncio.get_running_loop().create_task(self._do_async(work))
+        task.add_done_callback(lambda task: self._work_ended(work, task))
 
-    def _ended(self, work: Work, task: asyncio.Task[None]) -> None:
+    def _work_ended(self, work: Work, task: asyncio.Task[None]) -> None:
         self._tasks.pop(work.number, None)
         if task.cancelled():  # it let that through
             self.fail(work.number, _errors.CancelledError("the item was aborted, or its time was up"))
 
-    def _cancel(self, number: int) -> None:
+    def _cancel_work(self, number: int) -> None:
         task = self._tasks.get(number)
         if task is not None:
             task.get_loop().call_soon(task.cancel)  # after its first step: one that has not begun would never say what it has
 
-    async def _serve_async(self, work: Work) -> None:
+    async def _do_async(self, work: Work) -> None:
         _worker._call.set((self.core, work.number, work.meta))
         try:
             answer = work.answer(self._codec, await work.function.work(work.argument(self._codec)))
