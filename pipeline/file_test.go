@@ -73,7 +73,7 @@ func TestMistakesInAFile(t *testing.T) {
 		"rounds of zero":        {"rounds: 3", "rounds: 0", "line 21: stages.train.rounds: a bound of zero"},
 		"an unknown class":      {"class: scorer", "class: scorrer", `line 4: roles.reward.class: there is no class "scorrer"; this program has scorer (did you mean scorer?)`},
 		"an unknown method":     {"method: score,", "method: scroe,", `line 12: stages.reward.method: class scorer has no method "scroe"; it has score (did you mean score?)`},
-		"no class, no command":  {"    command: [python, learner.py]\n", "", "line 5: roles.learner: role learner has neither a class nor a command; give class, python or command"},
+		"no class, no command":  {"    command: [python, learner.py]\n", "", "line 5: roles.learner: role learner has neither a class nor a command; give class, python, function or command"},
 		"two classes":           {"    command: [python, learner.py]\n", "    class: a\n    python: m.Learner\n", "roles.learner.python: role learner has a class a and a Python class m.Learner; keep one of them"},
 		"no Python class":       {"    command: [python, learner.py]\n", "    python: Learner\n", "line 6: roles.learner.python: \"Learner\" is no path of a Python class; write it as package.module.Class"},
 		"a mesh that is wrong":  {"mesh: {tp: 2}", "mesh: {tp: 3}", "line 4: roles.reward.mesh:"},
