@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"time"
 
 	"troupe/bus"
 	"troupe/pipeline"
@@ -235,7 +234,7 @@ func (c *core) pipelineTake(ctx context.Context, r *request) (any, error) {
 	}
 	ctx, cancel := within(ctx, r.Pipeline.Timeout)
 	defer cancel()
-	take := c.takeElsewhere
+	take := takeElsewhere
 	if p.own != nil {
 		take = takeHere
 	}
@@ -274,62 +273,28 @@ func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest
 	}, nil
 }
 
-var errGivenBack = errors.New("given back")
-
-// loanEnds is when a loan from elsewhere is over, whatever is said: its items have gone back by then.
-const loanEnds = 30 * time.Second
-
-// takeElsewhere takes out of a sink by its client, which holds the items while its function runs.
-func (c *core) takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
+// takeElsewhere takes out of a sink by its client, which keeps the loan for as long as this process lives.
+func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
 	for ctx.Err() == nil {
-		items, end, err := c.takeOnce(ctx, p, stream, n)
-		if err != nil || len(items) > 0 {
-			return items, end, err
+		l, err := p.client.Lend(ctx, stream, n)
+		if err != nil {
+			return nil, nil, err
 		}
-	}
-	return nil, nil, bus.Errorf(bus.CodeOf(ctx.Err()), "take from stream %s: %w", stream, ctx.Err())
-}
-
-func (c *core) takeOnce(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
-	gotCh, sayCh, endedCh := make(chan []itemRequest, 1), make(chan bool, 1), make(chan error, 1)
-	holding, release := context.WithCancel(context.WithoutCancel(ctx))
-	do := func(lentItems []pipeline.LentItem) error {
+		if l == nil {
+			continue // none within a second
+		}
 		var items []itemRequest
-		for _, it := range lentItems {
+		for _, it := range l.Items {
 			items = append(items, lentItem(stream, it.ID, it.Key, it.Group, 0, 0, it.Version, it.Body))
 		}
-		gotCh <- items
-		select {
-		case done := <-sayCh:
+		return items, func(ctx context.Context, done bool) error {
 			if done {
-				return nil
+				return l.Done(ctx)
 			}
-		case <-time.After(loanEnds):
-		}
-		return errGivenBack
+			return l.Return(ctx)
+		}, nil
 	}
-	spawn(func() { endedCh <- p.client.Take(holding, stream, n, do); release() }, func(err error) { endedCh <- err; release() })
-	end := func(ctx context.Context, done bool) error {
-		sayCh <- done
-		select {
-		case err := <-endedCh:
-			if !errors.Is(err, errGivenBack) {
-				return err
-			}
-			if done {
-				return bus.Errorf(bus.CodeTimedOut, "these items have gone back to their sink: they were taken more than %v ago", loanEnds)
-			}
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-	select {
-	case items := <-gotCh:
-		return items, end, nil
-	case err := <-endedCh:
-		return nil, nil, err // none, or why not
-	}
+	return nil, nil, bus.Errorf(bus.CodeOf(ctx.Err()), "take from stream %s: %w", stream, ctx.Err())
 }
 
 func (c *core) pipelineTaken(ctx context.Context, r *request) (any, error) {

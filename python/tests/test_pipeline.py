@@ -134,7 +134,7 @@ def test_a_failure_ends_in_a_dead_letter_with_its_stack(line, crew):
     assert "raise ValueError" in letter["failures"][0]["stack"]
     assert [item.value for item in p.take("out", 5, timeout=10)] == ["good"]
     assert p.retry_dead(letter["seq"]) == 1
-    until(lambda: p.stats()["stages"]["fail"]["dead"] == 2)
+    until(lambda: p.stats()["stages"]["fail"]["dead"] == 2 and p.stats()["dead"] == 1)  # given up, and stored
     assert p.drop_dead() == 1 and p.dead() == []
 
 
@@ -226,6 +226,12 @@ def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session)
         with p.taking("out", 5, timeout=10) as items:
             print([(i.value, i.key) for i in items], p.version)
         print(p.take("out", timeout=0), p.stats()["streams"]["out"]["items"])
+        p.put("in", "back", timeout=10)
+        try:
+            with p.taking("out", timeout=10) as items:
+                raise KeyError
+        except KeyError:
+            print([i.value for i in p.take("out", timeout=10)])  # at once
         try:
             troupe.Pipeline.attach("nobody")
         except troupe.NotFoundError as err:
@@ -236,7 +242,7 @@ def test_another_process_puts_takes_and_gives_verbs(line, crew, script, session)
     ).stdout
     lines = out.splitlines()
     assert lines[0] == "[(42, 'k')] 2.0" and lines[1] == "[] 0"
-    assert "does not run" in lines[2]
+    assert lines[2] == "['backback']" and "does not run" in lines[3]
     with pytest.raises(troupe.ClosedError):
         until(lambda: p.stats() is None)
 

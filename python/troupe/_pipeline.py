@@ -188,7 +188,7 @@ class Pipeline(Held):
 
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Taking:
         """take for those who may fail, as a block (`with` or `async with`): the items are dealt with when it ends, and go back to
-        their sink if it raises. Those of a pipeline in another process are lent for 30 seconds: they go back then, and not before."""
+        their sink if it raises. If this process dies they go back too; to a pipeline in another process within half a minute."""
         return Taking(self, stream, count, timeout)
 
     # Orders.
