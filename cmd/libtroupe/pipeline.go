@@ -276,7 +276,7 @@ func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest
 // takeElsewhere takes out of a sink by its client, which keeps the loan for as long as this process lives.
 func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
 	for ctx.Err() == nil {
-		l, err := p.client.Lend(ctx, stream, n)
+		l, err := p.client.Lend(context.WithoutCancel(ctx), stream, n) // a second at most; given up, its items would be nobody's for a while
 		if err != nil {
 			return nil, nil, err
 		}
