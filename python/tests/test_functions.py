@@ -330,3 +330,8 @@ def test_the_declaration_is_checked_as_a_whole():
     troupe.Pipeline.check("good", {"in": {}}, {"f": Stage(lines.double, in_="in")})
     with pytest.raises(troupe.InvalidError, match="a function"):
         troupe.Pipeline.check("bad", {"in": {}}, {"f": {"function": lines.double, "role": "r", "in": "in"}})
+
+
+def test_replicas_are_declared():
+    with pytest.raises(troupe.InvalidError, match="replicas"):
+        troupe.Pipeline("many", {"in": {}}, {"f": Stage(lines.double, in_="in")}, replicas=0)

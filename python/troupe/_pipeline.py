@@ -93,20 +93,20 @@ class Pipeline(Held):
             p.put("prompts", "why?", key="p1")
             p.drain()
 
-    Streams and stages may be plain dicts too, with the fields of a file (docs/pipelines.md). grace: how long handlers may go on
-    when it is closed. take_over: even if another process runs it.
+    Streams and stages may be plain dicts too, with the fields of a file (docs/pipelines.md). replicas: how many servers of a NATS
+    cluster keep what is stored. grace: how long handlers may go on when it is closed. take_over: even if another process runs it.
 
     Every method blocks until it is done; with blocking=False it gives a future, to be awaited or asked for its result. In a
     running event loop the pipeline itself is awaited too: `async with troupe.Pipeline(…) as p`.
     """
 
     def __init__(
-        self, name: str, streams: Mapping[str, Any], stages: Mapping[str, Any], *, grace: float = 10.0, take_over: bool = False
+        self, name: str, streams: Mapping[str, Any], stages: Mapping[str, Any], *, replicas: int = 1, grace: float = 10.0, take_over: bool = False
     ) -> None:  # fmt: skip
         session = _session.current()
         if session.is_worker:
             raise _errors.RefusedError("a worker runs no pipelines; use Pipeline.attach, and let the driver run it")
-        declared = _Declared(name, streams, stages)
+        declared = _Declared(name, streams, stages, replicas)
         clusters = [c._open()._id for c in declared.clusters().values()]
         self._name(session, name)
         crew = 0
@@ -351,8 +351,9 @@ def _positive(timeout: float | None) -> float | None:
 class _Declared:
     """A pipeline as a file has it, and what a file cannot have: clusters and functions."""
 
-    def __init__(self, name: str, streams: Mapping[str, Any], stages: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, streams: Mapping[str, Any], stages: Mapping[str, Any], replicas: int = 1) -> None:
         self.name = name
+        self._replicas = replicas
         self.functions: dict[str, Any] = {}  # by stage
         self._roles: dict[str, Cluster | str] = {}  # by name
         self._streams = {stream: _plain(fields or {}) for stream, fields in streams.items()}
@@ -384,7 +385,7 @@ class _Declared:
     def text(self) -> str:
         running = {role: {"command": ["python"]} for role in self._roles}
         here = {_function(stage): {"function": "driver.function"} for stage in self.functions}
-        return json.dumps({"name": self.name, "roles": {**running, **here}, "streams": self._streams, "stages": self._stages})
+        return json.dumps({"name": self.name, "replicas": self._replicas, "roles": {**running, **here}, "streams": self._streams, "stages": self._stages})
 
 
 def _function(stage: str) -> str:
