@@ -37,7 +37,8 @@ class Router(Held):
 
     credits: how many requests one rank may have at once. waiting: how many may wait for a rank; beyond, a request is a
     BusyError. sticky: requests of one key go to the same rank while it is there. abort: a method in the control lane that is
-    given the id of a request and has the method answer with what it has; without one, an aborted request is cancelled.
+    given the id of a request and has the method, which was told the id too, answer with what it has; without one, an aborted
+    request is cancelled.
 
     Every method blocks until it is done; with blocking=False it gives a future, to be awaited or asked for its result.
     """
