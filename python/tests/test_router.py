@@ -82,6 +82,7 @@ def test_abort_returns_what_there_is(session):
     with troupe.Cluster("patient", belt.Async, worker_config=troupe.WorkerConfig(world_size=1)) as cluster:
         with troupe.Router(cluster, method="hold", abort="abort", credits=2) as router:
             first, second = (router.call(id, id=id, blocking=False) for id in ("r1", "r2"))
+            busy(router, 2)
             third = router.call("r3", id="r3", blocking=False)
             until(lambda: router.stats()["waiting"] == 1)
             with pytest.raises(troupe.ExistsError):
