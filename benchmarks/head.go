@@ -122,7 +122,8 @@ func startProcess(program string, env []string, args ...string) (*process, error
 		return nil, err
 	}
 	p.cmd.Stdout = in
-	p.cmd.WaitDelay = time.Second // its children may keep its output open
+	p.cmd.WaitDelay = time.Second                                        // its children may keep its output open
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // it ends with the benchmark, also if that is killed
 	err = p.cmd.Start()
 	_ = in.Close() // the child has it
 	if err != nil {
