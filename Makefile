@@ -38,13 +38,14 @@ $(VENV)/ready: python/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff
 	mkdir -p python/troupe/bin
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python --config-settings editable_mode=compat
 	touch $@
 
 python: build $(VENV)/ready ## the Go core as a library, and .venv with the package and numpy
 	mkdir -p python/troupe/bin
 	$(GO) build -buildmode=c-shared -ldflags "-s -w -X main.version=$(VERSION)" -o $(LIB) ./cmd/libtroupe
 	cp -f bin/troupe python/troupe/bin/troupe
+	$(VENV)/bin/python -m compileall -q python/troupe # as an installation does: a worker that starts should not have to
 
 python-test: ## the Python suite; `make python` first
 	cd python && ../$(VENV)/bin/python -m pytest

@@ -55,7 +55,7 @@ func (b *bundler) add(inbox string, frame []byte) {
 // send publishes what has gathered for one caller. b.mu is held, so that order is kept.
 func (b *bundler) send(inbox string, u *bundle) {
 	if u.n > 0 {
-		_ = b.ep.publish(inbox, "", u.buf) // the caller asks again if it is lost
+		_ = b.ep.bus.publish(inbox, "", u.buf) // the caller asks again if it is lost
 		u.n = 0
 	}
 }

@@ -33,6 +33,8 @@ type Bus struct {
 	budget *budget   // bytes of large bodies on their way to this connection
 
 	asyncErrors atomic.Uint64
+	dialled     atomic.Pointer[wire] // the socket that was made last
+	wire        atomic.Pointer[wire] // the same, while the bus may write to it itself
 
 	mu        sync.Mutex
 	endpoints map[*Endpoint]struct{}
@@ -128,6 +130,9 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 		return nil, err
 	}
 	b.nc, b.js, b.owned = nc, js, owned
+	if owned {
+		b.adopt(nc)
+	}
 	b.budget = newBudget(b.cfg.Budget)
 	b.endpoints = map[*Endpoint]struct{}{}
 	b.statusCh = nc.StatusChanged(nats.CONNECTED, nats.CLOSED)
@@ -227,14 +232,17 @@ func (b *Bus) options() (nats.Options, error) {
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialTimeout),
-		nats.SetCustomDialer(&dialer{net.Dialer{Timeout: dialTimeout}}),
+		nats.SetCustomDialer(&dialer{Dialer: net.Dialer{Timeout: dialTimeout}, made: b.dialled.Store}),
 		nats.ErrorHandler(b.asyncError),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
 				cfg.Logger.Warn("bus: disconnected; reconnecting", "error", err)
 			}
 		}),
-		nats.ReconnectHandler(func(nc *nats.Conn) { cfg.Logger.Info("bus: reconnected", "server", nc.ConnectedUrlRedacted()) }),
+		nats.ReconnectHandler(func(nc *nats.Conn) {
+			b.adopt(nc)
+			cfg.Logger.Info("bus: reconnected", "server", nc.ConnectedUrlRedacted())
+		}),
 	}
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))

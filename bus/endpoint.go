@@ -169,24 +169,11 @@ func (e *Endpoint) send(subject string, f *Frame) error { return e.sendFrom(subj
 func (e *Endpoint) sendFrom(subject, reply string, f *Frame) error {
 	buf := frameBuffers.Get().(*[]byte)
 	*buf = f.Append((*buf)[:0])
-	err := e.publish(subject, reply, *buf)
+	err := e.bus.publish(subject, reply, *buf)
 	if cap(*buf) <= 1<<20 {
 		frameBuffers.Put(buf)
 	}
 	return err
-}
-
-func (e *Endpoint) publish(subject, reply string, data []byte) error {
-	var err error
-	if reply == "" {
-		err = e.bus.nc.Publish(subject, data)
-	} else {
-		err = e.bus.nc.PublishRequest(subject, reply, data)
-	}
-	if err != nil {
-		return natsError("publish", err)
-	}
-	return nil
 }
 
 // Send publishes a frame that is no call: a host's status or beat.

@@ -97,7 +97,7 @@ func (r *Reply) frame() []byte { return r.buf[r.from:] }
 
 // Repeat sends the answer again; the caller recognises it.
 func (e *Endpoint) Repeat(inbox string, r *Reply) {
-	_ = e.publish(inbox, "", r.frame()) // the caller asks again if it is lost
+	_ = e.bus.publish(inbox, "", r.frame()) // the caller asks again if it is lost
 }
 
 // ForgetReply lets go of a reply that the caller will not ask for again, and gives its buffer back.

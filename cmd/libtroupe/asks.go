@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"troupe/actors"
@@ -120,8 +121,20 @@ func (c *core) addRuntime(rt *roles.Runtime) session {
 	id := c.number()
 	c.mu.Lock()
 	c.runtimes[id] = rt
+	c.connectedLocked()
 	c.mu.Unlock()
 	return session{Runtime: id, URL: rt.URL(), Namespace: rt.Namespace(), Session: rt.Session()}
+}
+
+// connectedLocked keeps the connections up to date that the sessions speak on.
+func (c *core) connectedLocked() {
+	var all []*bus.Bus
+	for _, rt := range c.runtimes {
+		if !slices.Contains(all, rt.Bus()) {
+			all = append(all, rt.Bus())
+		}
+	}
+	c.outbox.set(all)
 }
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
@@ -144,6 +157,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	c.closePipelines(ctx, r.Runtime) // before the roles that their stages are
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
+	c.connectedLocked()
 	c.mu.Unlock()
 	return nil, rt.Close(ctx)
 }

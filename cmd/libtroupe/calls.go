@@ -30,6 +30,7 @@ const (
 	callNoCollect  = 2
 	callCollectAll = 4
 	callControl    = 8
+	callMore       = 16 // the caller does not wait now: more may follow
 )
 
 func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
@@ -96,7 +97,11 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	if h.flags&callStreams != 0 {
 		call.ArrivedFunc = r.arrived
 	}
-	f, err := on.Go(context.Background(), call)
+	var f *dispatch.Future
+	c.outbox.together(func() bool {
+		f, err = on.Go(context.Background(), call)
+		return h.flags&callMore == 0
+	})
 	if err != nil {
 		r.refused(err)
 		return nil

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -29,6 +30,7 @@ type core struct {
 	queue    *queue
 	memory   *memory
 	incoming *incoming
+	outbox   outbox
 	log      *slog.Logger
 	broken   atomic.Pointer[bus.Error] // why nothing works any more; see breakdown.go
 
@@ -56,7 +58,21 @@ var start = sync.OnceValues(newCore)
 
 func theCore() (*core, error) { return start() }
 
+const (
+	// mostProcs is how many threads of Go run at once: the work of this library is short, and on a machine with two hundred cores
+	// the search for it would cost more than the work.
+	mostProcs = 4
+	// ballast is never touched and takes no memory, but has the collector wait until there is as much garbage.
+	ballastSize = 16 << 20
+)
+
+var ballast []byte
+
 func newCore() (*core, error) {
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), mostProcs))
+	}
+	ballast = make([]byte, ballastSize)
 	fd, wake, err := newWake()
 	if err != nil {
 		return nil, errors.New("no descriptor to announce completions with: " + err.Error())

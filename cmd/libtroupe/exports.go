@@ -12,11 +12,19 @@ import (
 
 // What the functions return where it is no count: 0, or one of these.
 const (
+	statusMore    = 1 // there are completions to take
 	statusOK      = 0
 	statusPanic   = -1 // a bug in Go; troupe_error has the stack
 	statusUnknown = -2 // no such cluster, plan, call or buffer
 	statusInvalid = -3 // the request cannot be read; troupe_error says why
 	statusSmall   = -4 // the buffer is too small for a single completion
+)
+
+// How troupe_answer is called.
+const (
+	answerFailed = 1
+	answerMore   = 2
+	answerTakes  = 4
 )
 
 func main() {} // a library has none
@@ -107,8 +115,8 @@ func troupe_cancel(token C.uint64_t) (status C.int32_t) {
 	return statusOK
 }
 
-// troupe_take moves completions into buf, as many as fit, and returns how many bytes they take; 0: there are none. When
-// none are left, the descriptor is no longer readable. See queue.go for their form. Bodies over 64 KiB are not copied:
+// troupe_take moves completions into buf, as many as fit, and returns how many bytes they take; 0: there are none,
+// and what was held back is sent, because the caller is about to wait. When none are left, the descriptor is no longer readable. See queue.go for their form. Bodies over 64 KiB are not copied:
 // the completion has their address and a number for troupe_release; they may be written to until then.
 //
 //export troupe_take
@@ -118,15 +126,21 @@ func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
-	return C.int64_t(c.queue.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory))
+	taken := c.queue.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory)
+	if taken == 0 {
+		c.outbox.push()
+	}
+	return C.int64_t(taken)
 }
 
-// troupe_answer answers a call that came by troupe_take. With failed set the body is a msgpack map {code, message, stack,
-// app, details}. The body is copied, unless it lies in memory of troupe_alloc: then it is handed over. The next call of
-// the worker may be in the queue when it returns. An unknown call is one that nobody waits for any more.
+// troupe_answer answers a call that came by troupe_take. how adds up: 1, it failed, and the body is a msgpack map {code,
+// message, stack, app, details}; 2, the caller has more to say at once, and the answer may wait for that; 4, the caller takes
+// completions at once if there are any, which is said by returning 1, and need not be woken for them. The body is copied,
+// unless it lies in memory of troupe_alloc: then it is handed over. The next call of the worker may be in the queue when it
+// returns. An unknown call is one that nobody waits for any more.
 //
 //export troupe_answer
-func troupe_answer(call C.uint64_t, failed C.int32_t, body *C.char, n C.uint64_t) (status C.int32_t) {
+func troupe_answer(call C.uint64_t, how C.int32_t, body *C.char, n C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
 	c, err := theCore()
 	if err != nil {
@@ -135,7 +149,17 @@ func troupe_answer(call C.uint64_t, failed C.int32_t, body *C.char, n C.uint64_t
 	if c.sound() != nil {
 		return statusUnknown // nobody can be told
 	}
-	if !c.incoming.answer(uint64(call), failed != 0, c.memory.own(unsafe.Pointer(body), int(n))) {
+	known, more, takes := false, false, how&answerTakes != 0
+	c.outbox.together(func() bool {
+		more = c.queue.quietly(takes, func() {
+			known = c.incoming.answer(uint64(call), how&answerFailed != 0, c.memory.own(unsafe.Pointer(body), int(n)))
+		})
+		return !more && how&answerMore == 0
+	})
+	switch {
+	case more && takes:
+		return statusMore
+	case !known:
 		return statusUnknown
 	}
 	return statusOK

@@ -55,6 +55,7 @@ type queue struct {
 	entries []completion
 	from    int // of entries, the first that has not been taken
 	raised  bool
+	hushed  int // so many threads will look at the queue in a moment
 }
 
 func (q *queue) push(all ...completion) {
@@ -64,10 +65,34 @@ func (q *queue) push(all ...completion) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.entries = append(q.entries, all...)
-	if !q.raised {
+	q.raiseLocked()
+}
+
+func (q *queue) raiseLocked() {
+	if !q.raised && q.hushed == 0 {
 		q.raised = true
 		raise(q.wake)
 	}
+}
+
+// quietly does something that may well end in a completion, and reports whether there is something to take. If the thread that
+// is here takes it at once, nobody is woken for it.
+func (q *queue) quietly(takes bool, do func()) (more bool) {
+	n := 0
+	if takes {
+		n = 1
+	}
+	q.hush(n)
+	defer func() { more = q.hush(-n) }()
+	do()
+	return false
+}
+
+func (q *queue) hush(n int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.hushed += n
+	return q.from < len(q.entries)
 }
 
 // take moves completions into buf and returns the bytes they take.

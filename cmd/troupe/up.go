@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -151,10 +152,16 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	return h, err
 }
 
+// ballastSize is never touched and takes no memory, but has the collector wait until there is as much garbage: a server that hands
+// large bodies on makes it as fast as they come, and its own heap is small.
+const ballastSize = 64 << 20
+
 // up runs the head until ctx ends or, if there is one, the driver has: inside is then called in place of waiting, and its
 // error is the head's. It takes the port and the store, in this order, before it writes anything: a head that is already
 // there keeps its files as they are.
 func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
+	ballast := make([]byte, ballastSize)
+	defer runtime.KeepAlive(ballast)
 	if len(h.nats) == 0 {
 		h.at = h.at.kept(h.store)
 		if err := h.at.checkFree(c.env); err != nil {

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 
 import pytest
@@ -413,3 +414,48 @@ def until(holds, patience=10.0):
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def test_a_server_that_hangs_holds_up_no_other_thread(tmp_path):
+    """What is said to a server that takes nothing waits, or is refused; other Python threads go on."""
+    text = """
+        import os, signal, threading, time
+        import stage, troupe
+
+        session = troupe.init(gpus="none")
+        h = troupe.actor(stage.Stage)
+        h.echo(1)
+        gaps, over = [0.0], False
+
+        def tick():
+            last = time.monotonic()
+            while not over:
+                time.sleep(0.005)
+                now = time.monotonic()
+                gaps.append(now - last)
+                last = now
+
+        ticking = threading.Thread(target=tick)
+        ticking.start()
+        os.kill(session.head.process.pid, signal.SIGSTOP)
+        body, refused, futures = bytes(60_000), "", []
+        try:
+            for _ in range(1500):  # 90 MB, more than any buffer on the way
+                futures.append(h.echo.remote(body))
+        except troupe.Error as err:
+            refused = type(err).__name__
+        over = True
+        ticking.join()
+        print(f"{max(gaps):.3f}", refused or "taken")
+        os.kill(session.head.process.pid, signal.SIGCONT)
+        for f in futures:
+            try:
+                f.result(60)
+            except troupe.Error:
+                pass
+    """
+    env = {**os.environ, "PYTHONPATH": os.path.dirname(os.path.abspath(__file__)), "TROUPE_URL": ""}
+    p = subprocess.run([sys.executable, "-c", textwrap.dedent(text)], env=env, capture_output=True, text=True, timeout=60)
+    assert p.returncode == 0, p.stderr
+    gap, said = p.stdout.split("\n")[0].split()
+    assert float(gap) < 2, f"the interpreter lock was held for {gap} s ({said})"

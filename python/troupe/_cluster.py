@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import json  # here, and not where it is used: a fork during an import leaves the child with its lock
 import os
 import struct
 import sys
@@ -20,7 +20,7 @@ from ._worker import Call, _call
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
-_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL = 1, 2, 4, 8
+_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE = 1, 2, 4, 8, 16
 
 # What a worker does not inherit of its driver's environment: what it may see, and what is ours to set.
 _NOT_INHERITED = {
@@ -495,6 +495,7 @@ class Cluster(_codec.Walked):
             | (0 if collect else _NO_COLLECT)
             | (_COLLECT_ALL if keep_all else 0)
             | (_CONTROL if method in self._control else 0)
+            | (0 if blocking else _MORE)
         )
         future = Future(self._core, (self, method), plan, self._codec, one)
         if self._own_rank >= 0:
@@ -565,7 +566,7 @@ class Cluster(_codec.Walked):
             future._refuse_own()
 
     def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
-        flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0)
+        flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0) | (0 if blocking else _MORE)
         name = method.encode()
         return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0) + name
 

@@ -133,6 +133,7 @@ class Core:
         self._sleepers: list[Sleeper] = []
         self._thread = 0  # of the reader
         self._loops: dict[Any, int] = {}  # event loops that wait, and how often
+        self._pushes: set[Any] = set()  # event loops that are about to send what is held back
         self._poller = select.poll()
         self._poller.register(self.fd, select.POLLIN)
         self._poller.register(self._wake, select.POLLIN)
@@ -214,19 +215,20 @@ class Core:
 
     # Completions.
 
-    def _drain(self) -> None:
-        """Takes what is there and hands it on. An interrupt in between loses nothing: it goes on where it was. If there is
-        more than fits, the descriptor stays readable."""
+    def _drain(self) -> bool:
+        """Takes what is there and hands it on; False: there was nothing, and what was held back is on its way. An interrupt in
+        between loses nothing: it goes on where it was. If there is more than fits, the descriptor stays readable."""
         while self._at < self._end:
             self._hand_on()
         n = self._take(self._address, _TAKE)
         if n <= 0:
             if n < 0:
                 raise self.fail(n)
-            return
+            return False
         self._at, self._end = 0, n
         while self._at < n:
             self._hand_on()
+        return True
 
     def _hand_on(self) -> None:
         kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(self._buffer, self._at)
@@ -295,11 +297,9 @@ class Core:
     def _read(self, what: Waited, deadline: float | None) -> None:
         """Reads until what is over, or the deadline."""
         self._thread = threading.get_ident()
-        if self._at < self._end:
-            self._drain()
         while not what._done:
-            self._poll(None if deadline is None else deadline - time.monotonic())
-            self._drain()
+            if not self._drain():
+                self._poll(None if deadline is None else deadline - time.monotonic())
             if deadline is not None and time.monotonic() >= deadline:
                 return
 
@@ -357,15 +357,34 @@ class Core:
         if not loop.is_closed():
             loop.remove_reader(self.fd)
 
-    def _ready(self) -> None:
-        if self._reader.acquire(False):
-            self._thread = threading.get_ident()
-            try:
-                self._drain()
-            finally:
-                self._leave()
+    def _ready(self) -> bool:
+        """Takes what is there; False: somebody else reads."""
+        if not self._reader.acquire(False):
+            return False
+        self._thread = threading.get_ident()
+        try:
+            self._drain()
+        finally:
+            self._leave()
+        return True
 
     look = _ready  # takes what is there, if nobody reads
+
+    def take_now(self) -> None:
+        """Takes what is there, or has the reader take it: nobody has been woken for it."""
+        if not self._ready():
+            self.poke()
+
+    def push_soon(self, loop: Any) -> None:
+        """In a running loop: what is said until its next round goes out together, and then at once."""
+        if loop not in self._pushes:
+            self._pushes.add(loop)
+            loop.call_soon(self._push, loop)
+
+    def _push(self, loop: Any) -> None:
+        self._pushes.discard(loop)
+        for _ in range(2):  # the second time mostly in vain: what is held back goes out then
+            self._ready()
 
     # The end.
 
@@ -473,6 +492,7 @@ async def wait_in_loop(core: Core, what: Waited) -> None:
 
     what._waiters.append(wake)
     core.enter_loop(loop)
+    core.push_soon(loop)
     try:
         if not what._done:
             await event

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -150,6 +148,8 @@ class Pipeline(Held):
 
     def _verb(self, verb: str, blocking: bool = True, read: Any = None, method: str = "", **fields: Any) -> Any:
         def result(text: Any) -> Any:
+            import json
+
             value = None if text is None else json.loads(text)
             return value if read is None else read(value)
 
@@ -240,6 +240,8 @@ class Pipeline(Held):
         return self._verb("dead", blocking, self._letters)
 
     def _letters(self, letters: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+        import base64
+
         for letter in letters or []:
             body = base64.b64decode(letter.pop("body") or "")
             letter["value"] = self._codec.decode(body) if body else None
@@ -385,6 +387,8 @@ class _Declared:
     def text(self) -> str:
         running = {role: {"command": ["python"]} for role in self._roles}
         here = {_function(stage): {"function": "driver.function"} for stage in self.functions}
+        import json
+
         return json.dumps({"name": self.name, "replicas": self._replicas, "roles": {**running, **here}, "streams": self._streams, "stages": self._stages})
 
 

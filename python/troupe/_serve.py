@@ -13,6 +13,8 @@ from ._worker import _LENGTHS, Call, Worker, _call
 
 PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
 
+FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
+
 _NONE: dict[str, Any] = {}
 
 
@@ -37,6 +39,7 @@ class Server:
     codecs: dict[bool, _codec.Codec]  # for those who may send pickles, and for others
     tasks: dict[int, Any]  # of async methods, by token
     loops: dict[int, Loop]  # of those that run beside, where each does
+    how = 0  # answers are given: see troupe_answer
 
     def trusts(self, meta: bytes) -> bool:
         """Whether the caller may send pickles."""
@@ -76,7 +79,8 @@ class Server:
         finally:
             _call.reset(mark)
         if type(answer) is bytes and len(answer) <= _core._LARGE:
-            self.lib.troupe_answer(token, 0, answer, len(answer))
+            if self.lib.troupe_answer(token, self.how, answer, len(answer)) > 0:
+                self.core.take_now()
         else:
             self.answer(token, answer)
 
@@ -97,20 +101,24 @@ class Server:
         return method
 
     def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
-        lib, n = self.lib, len(answer)
+        n = len(answer)
         if isinstance(answer, bytes) and n <= _core._LARGE:
-            lib.troupe_answer(token, 0, answer, n)
+            self.say(token, 0, answer, n)
             return
         address, view = self.core.alloc(n)
         if isinstance(answer, bytes):
             view[:] = answer
         else:
             answer.write(view, address)
-        lib.troupe_answer(token, 0, address, n)
+        self.say(token, 0, address, n)
 
     def fail(self, token: int, err: BaseException) -> None:
         body = msgpack.packb(_origin.describe(err))
-        self.core.lib.troupe_answer(token, 1, body, len(body))
+        self.say(token, FAILED, body, len(body))
+
+    def say(self, token: int, failed: int, body: bytes | int, n: int) -> None:
+        if self.lib.troupe_answer(token, self.how | failed, body, n) > 0:
+            self.core.take_now()
 
     # Async methods on a loop that is not the main thread's.
 
@@ -124,7 +132,7 @@ class Server:
     def _begin(self, token: int, call: Call, body: Any) -> None:
         import asyncio
 
-        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body, None))
+        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body))
         self.tasks[token] = task
         task.add_done_callback(lambda _: self.loops.pop(token, None))
 
@@ -140,13 +148,11 @@ class Server:
         if task is not None:
             task.cancel()
 
-    async def serve_async(self, token: int, call: Call, body: Any, gate: Any) -> None:
+    async def serve_async(self, token: int, call: Call, body: Any) -> None:
         import asyncio
 
         codec = self.codecs[self.trusts(call._meta)]
         try:
-            if gate is not None and not gate.done():
-                await asyncio.wait([gate])
             _call.set((self.core, token, call._meta))
             value = await self.invoke_async(call, codec, body)
             answer = codec.encode(value)
@@ -158,6 +164,7 @@ class Server:
             return
         finally:
             self.tasks.pop(token, None)
+            self.core.push_soon(asyncio.get_running_loop())
         self.answer(token, answer)
 
     async def invoke_async(self, call: Call, codec: _codec.Codec, body: Any) -> Any:

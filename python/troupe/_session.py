@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
-import socket
 import sys
 import threading
 import time
@@ -35,7 +33,7 @@ class Head:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, start_new_session=True
             )
         except OSError as err:
-            shutil.rmtree(self.dir, ignore_errors=True)
+            _remove(self.dir)
             raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
         assert self.process.stdout is not None
         self._watch(self.process.stdout)
@@ -85,7 +83,7 @@ class Head:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._log.close()
-        shutil.rmtree(self.dir, ignore_errors=True)
+        _remove(self.dir)
 
     def abandon(self) -> None:
         """In a forked child: the head is the parent's, and ends with it."""
@@ -264,8 +262,15 @@ def _local_head(url: str) -> dict[str, str]:
     return {"token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}
 
 
+def _remove(folder: str) -> None:
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def _who() -> str:
     import getpass
+    import socket
 
     try:
         user = getpass.getuser()
@@ -302,6 +307,8 @@ def _after_fork() -> None:
         return
     if session.head is not None:
         session.head.abandon()
+    import socket
+
     try:
         fds = [int(fd) for fd in os.listdir("/proc/self/fd")]
     except OSError:

@@ -18,7 +18,7 @@ import msgpack
 from . import _core, _errors, _launch, _origin, _session
 from ._core import CALL, CANCEL, STOPPED
 from ._future import Waitable
-from ._serve import PIPELINE, Object, OwnLoop, Server, describe, read_args
+from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
 from ._worker import _LENGTHS, Call, Worker
 
 
@@ -43,7 +43,7 @@ class Host(Server):
         self.tasks = {}
         self.loops = {}
         self.side: Any = None  # the loop of async engines in a worker that has none itself
-        self.gate: Any = None  # of an async class: what calls wait for, while initialize runs
+        self.held: dict[int, tuple[int, int, bytes, Any]] | None = None  # of an async class, while initialize runs: calls that wait for it
         self.wants_thread = False
         fields = self.core.ask("worker_open", assignment=assignment).get()
         self.rank, self.world, self.mesh = fields["rank"], fields["world"], fields["mesh"]
@@ -101,6 +101,7 @@ class Host(Server):
             wake()
 
     def run_sync(self) -> None:
+        self.how = 0 if self.wants_thread else TAKES
         while not self.stopped:
             self.next()
 
@@ -213,6 +214,7 @@ class Host(Server):
         from concurrent.futures import ThreadPoolExecutor
 
         self.wants_thread = True
+        self.how = 0  # answers come from several threads
         self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
         threading.Thread(target=self.core.wait, args=(Waitable(self.core), None), daemon=True, name="troupe-reader").start()
 
@@ -236,6 +238,7 @@ class Host(Server):
     def run_async(self) -> None:
         import asyncio
 
+        self.how = MORE  # the loop sends what was said in one round together
         asyncio.run(self.main())
 
     async def main(self) -> None:
@@ -256,16 +259,28 @@ class Host(Server):
             task = self.tasks.get(token)
             if task is not None:
                 task.cancel()
+            elif self.held is not None and self.held.pop(token, None) is not None:
+                self.fail(token, _errors.CancelledError("the call was cancelled"))
+                self.core.push_soon(self.loop)
         elif kind == STOPPED:
             self.end(body)
             if not self.over.done():
                 self.over.set_result(None)
+        elif self.held is not None:
+            self.held[token] = item
         else:
             call = Call(self.core, token, meta)
-            task = self.loop.create_task(self.serve_async(token, call, body, self.gate))
+            task = self.loop.create_task(self.serve_async(token, call, body))
             self.tasks[token] = task
             if call.method == "initialize":
-                self.gate = task
+                self.held = {}
+                task.add_done_callback(self.initialized)
+
+    def initialized(self, _: Any) -> None:
+        """The calls that came meanwhile begin, in order."""
+        held, self.held = self.held or {}, None
+        for item in held.values():
+            self.in_loop(item)
 
     # Signals.
 
