@@ -3,6 +3,7 @@ package bus
 import (
 	"errors"
 	"net"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -48,6 +49,7 @@ type wire struct {
 	out    []byte     // said, and not sent
 	spare  []byte
 	busy   bool // somebody is sending; he also sends what comes meanwhile
+	behind bool // there is one who waits for the socket
 	corks  int
 	closed bool
 	ticks  chan struct{} // wakes who sends what is lazy; nil: nobody has been yet
@@ -121,21 +123,9 @@ func appendPub(b []byte, subject, reply string, data []byte) []byte {
 	if reply != "" {
 		b = append(append(b, ' '), reply...)
 	}
-	b = appendDecimal(append(b, ' '), len(data))
+	b = strconv.AppendInt(append(b, ' '), int64(len(data)), 10)
 	b = append(append(b, "\r\n"...), data...)
 	return append(b, "\r\n"...)
-}
-
-func appendDecimal(b []byte, n int) []byte {
-	var digits [20]byte
-	i := len(digits)
-	for {
-		i--
-		digits[i] = byte('0' + n%10)
-		if n /= 10; n == 0 {
-			return append(b, digits[i:]...)
-		}
-	}
 }
 
 func (w *wire) cork() {
@@ -170,13 +160,16 @@ func (w *wire) push() {
 
 // pushLocked sends as much as the socket takes at once; a goroutine sends the rest.
 func (w *wire) pushLocked() {
-	if w.sendLocked(w.try) == errFull {
-		Go(func() {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			_ = w.sendLocked(w.wait) // a failure closes the connection
-		})
+	if w.behind || w.sendLocked(w.try) != errFull {
+		return
 	}
+	w.behind = true
+	Go(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		_ = w.sendLocked(w.wait) // a failure closes the connection
+		w.behind = false
+	})
 }
 
 var errFull = errors.New("the socket takes no more now")
