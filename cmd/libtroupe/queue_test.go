@@ -33,6 +33,25 @@ func (q *queue) readable(t *testing.T) bool {
 	return n == 1
 }
 
+// Whoever takes at once what comes of his own doing is not woken for it; somebody else is, and everybody is afterwards.
+func TestWhoTakesAtOnceIsNotWoken(t *testing.T) {
+	q, m, buf := newQueue(t), newMemory(), make([]byte, 1<<10)
+	say := func() { q.push(completion{kind: kindCall, token: 1, rank: -1}) }
+
+	require.True(t, q.quietly(true, say))
+	require.False(t, q.readable(t))
+	require.Positive(t, q.take(buf, m))
+	require.False(t, q.quietly(true, func() {}), "there is nothing to take")
+
+	require.True(t, q.quietly(false, say))
+	require.True(t, q.readable(t))
+	require.Positive(t, q.take(buf, m))
+
+	require.Panics(t, func() { q.quietly(true, func() { panic("a bug") }) })
+	say()
+	require.True(t, q.readable(t), "a panic does not keep the queue quiet")
+}
+
 func TestCompletionsAreTakenManyAtATime(t *testing.T) {
 	q, m := newQueue(t), newMemory()
 	require.False(t, q.readable(t))
