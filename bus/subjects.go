@@ -20,7 +20,7 @@ import (
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
-//	troupe.<namespace>.@pipeline.<name>.stored.…                    what a pipeline stores, in a JetStream stream of its own
+//	troupe.<namespace>.@pipeline.<name>.stored.…                 what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
 //	troupe.<namespace>.@pipeline.<name>.ask.<verb>               requests to the process that runs a pipeline
 //

@@ -112,7 +112,7 @@ func (w *wire) publish(subject, reply string, data []byte) (done bool, err error
 		return false, nil
 	}
 	if len(w.out)+len(data) > backlogMost {
-		return true, Errorf(CodeUnavailable, "publish: %d MiB wait for a server that takes nothing", len(w.out)>>20)
+		return true, Errorf(CodeUnavailable, "publish: %d MiB already wait for the server, which takes them too slowly or not at all; see whether it runs", len(w.out)>>20)
 	}
 	w.out = appendPub(w.out, subject, reply, data)
 	return true, nil

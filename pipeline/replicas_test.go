@@ -69,13 +69,7 @@ func TestAServerOfAClusterDies(t *testing.T) {
 	}
 	require.True(t, killed, "there is no leader %q", s.CachedInfo().Cluster.Leader)
 	require.NoError(t, <-putCh)
-	seen := map[string]int{}
-	for _, it := range drainSink(t, p, "d", n) {
-		seen[it.ID]++
-	}
-	require.Len(t, seen, n)
-	require.NoError(t, p.Drain(patient(t)))
-	require.Zero(t, status(t, p).Streams[3].Items, "none came twice")
+	requireEachOnce(t, p, n)
 }
 
 // One server alone has no three replicas, and says so at once.

@@ -46,6 +46,12 @@ func TestTheServerRestarts(t *testing.T) {
 		srv.Restart()
 	}
 	require.NoError(t, <-putCh)
+	requireEachOnce(t, p, n)
+}
+
+// requireEachOnce takes n items out of the sink d of three, and finds each of them once and no more.
+func requireEachOnce(t *testing.T, p *pipeline.Pipeline, n int) {
+	t.Helper()
 	seen := map[string]int{}
 	for _, it := range drainSink(t, p, "d", n) {
 		seen[it.ID]++

@@ -163,12 +163,18 @@ func withoutLines(err error) error {
 	return spec
 }
 
-func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
+// pipelineClient reaches a pipeline by its name, wherever it runs.
+func (c *core) pipelineClient(r *request) (*roles.Runtime, *pipeline.Client, error) {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), r.Name)
+	return rt, client, err
+}
+
+func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
+	rt, client, err := c.pipelineClient(r)
 	if err != nil {
 		return nil, err
 	}
@@ -180,11 +186,7 @@ func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
 
 // pipelineRemove removes what a pipeline that does not run has stored.
 func (c *core) pipelineRemove(ctx context.Context, r *request) (any, error) {
-	rt, err := c.runtime(r.Runtime)
-	if err != nil {
-		return nil, err
-	}
-	client, err := pipeline.Connect(rt.Bus(), rt.Namespace(), r.Name)
+	_, client, err := c.pipelineClient(r)
 	if err != nil {
 		return nil, err
 	}
