@@ -58,6 +58,7 @@ type Order struct {
 	Version *Version `json:"version,omitempty"`
 	Seqs    []uint64 `json:"seqs,omitempty"`
 	All     bool     `json:"all,omitempty"`
+	Holder  string   `json:"holder,omitempty"` // where who takes items answers for as long as it lives
 }
 
 // reply is what the engine says.

@@ -95,7 +95,7 @@ func (p *Pipeline) obey(ctx context.Context, verb string, o Order) (any, error) 
 		bus.Go(func() { _ = p.Close(context.Background()) }) // its owner sees Done
 		return nil, nil
 	case "take":
-		return p.lend(ctx, o.ID, o.Workers)
+		return p.lend(ctx, o.ID, o.Workers, o.Holder)
 	case "taken":
 		return nil, p.settle(ctx, o.Seqs, true)
 	case "given-back":

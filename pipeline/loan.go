@@ -14,6 +14,8 @@ import (
 const (
 	defaultLoan = 30 * time.Second
 	lendAtMost  = 100 // items
+	lookEvery   = 500 * time.Millisecond
+	missedAfter = 4 * time.Second // so long a connection may take to come back
 )
 
 // loan is a batch for another process, on the wire.
@@ -43,6 +45,7 @@ type loans struct {
 
 type lending struct {
 	batch  *Batch
+	holder string        // the subject that who has it listens to; empty: it does not say
 	keptCh chan struct{} // holds one: it was prolonged
 	overCh chan struct{} // closed when it is over
 }
@@ -66,7 +69,7 @@ func (l *loans) remove(id uint64) *lending {
 }
 
 // lend takes items out of a sink for another process; none is no error.
-func (p *Pipeline) lend(ctx context.Context, stream string, n int) (loan, error) {
+func (p *Pipeline) lend(ctx context.Context, stream string, n int, holder string) (loan, error) {
 	ctx, cancel := context.WithTimeout(ctx, verbLimit/5)
 	defer cancel()
 	b, err := p.Take(ctx, stream, max(1, min(n, lendAtMost)))
@@ -76,7 +79,7 @@ func (p *Pipeline) lend(ctx context.Context, stream string, n int) (loan, error)
 	if err != nil {
 		return loan{}, err
 	}
-	o := &lending{batch: b, keptCh: make(chan struct{}, 1), overCh: make(chan struct{})}
+	o := &lending{batch: b, holder: holder, keptCh: make(chan struct{}, 1), overCh: make(chan struct{})}
 	p.loans.mu.Lock()
 	p.loans.byID[b.id] = o
 	p.loans.mu.Unlock()
@@ -101,23 +104,41 @@ func (p *Pipeline) loanOf(b *Batch) loan {
 	return l
 }
 
-// callIn puts a loan's items back when nobody has said for too long that he still has them.
+// callIn puts a loan's items back when nobody has said for too long that he still has them, or the server has known of nobody
+// who holds them for longer than a connection takes to come back.
 func (p *Pipeline) callIn(o *lending) {
-	for {
+	look := time.NewTicker(lookEvery)
+	defer look.Stop()
+	kept, heard := time.Now(), time.Now()
+	for time.Since(kept) < p.cfg.Loan && time.Since(heard) < missedAfter {
 		select {
 		case <-p.ctx.Done():
 			return
 		case <-o.overCh:
 			return
 		case <-o.keptCh:
-			continue
-		case <-time.After(p.cfg.Loan):
+			kept = time.Now()
+		case <-time.After(time.Until(kept.Add(p.cfg.Loan))):
+		case <-look.C:
+			if !p.missing(o.holder) {
+				heard = time.Now()
+			}
 		}
-		if p.loans.remove(o.batch.id) != nil {
-			_ = o.batch.Return(p.ctx) // it fails only with the pipeline
-		}
-		return
 	}
+	if p.loans.remove(o.batch.id) != nil {
+		_ = o.batch.Return(p.ctx) // it fails only with the pipeline
+	}
+}
+
+// missing reports whether the server says that nobody listens there. One who listens and does not answer may be busy.
+func (p *Pipeline) missing(holder string) bool {
+	if holder == "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, lookEvery)
+	defer cancel()
+	_, err := p.cfg.Bus.Conn().RequestWithContext(ctx, holder, nil)
+	return errors.Is(err, nats.ErrNoResponders)
 }
 
 // keep prolongs loans, and settle ends them: their items are done, or go back.
@@ -161,23 +182,30 @@ func (p *Pipeline) servePart(m *nats.Msg) {
 }
 
 // Loan is items of a sink that this process has, however long it takes: while it lives, it says so to the pipeline. Done
-// or Return ends it; when the process dies, the items go back after half a minute.
+// or Return ends it; when the process dies, the items go back within seconds, or half a minute if its host is gone with it.
 type Loan struct {
 	Items []LentItem
 
 	c      *Client
 	id     uint64
+	holds  *nats.Subscription // by which the pipeline knows that we are there
 	cancel context.CancelFunc
 	over   sync.WaitGroup
 }
 
 // Lend takes up to n items out of a sink, 100 at most; nil when there were none within a second.
 func (c *Client) Lend(ctx context.Context, stream string, n int) (*Loan, error) {
+	nc := c.b.Conn()
+	holds, err := nc.Subscribe(nc.NewInbox(), bus.GuardMsg(func(m *nats.Msg) { _ = m.Respond(nil) })) // asked again if it is lost
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "take from %s: %w", stream, err)
+	}
 	var w loan
-	if err := c.verb(ctx, "take", Order{ID: stream, Workers: n}, &w); err != nil || w.ID == 0 {
+	if err := c.verb(ctx, "take", Order{ID: stream, Workers: n, Holder: holds.Subject}, &w); err != nil || w.ID == 0 {
+		_ = holds.Unsubscribe() // fails only on a closed connection, as below
 		return nil, err
 	}
-	l := &Loan{Items: w.Items, c: c, id: w.ID}
+	l := &Loan{Items: w.Items, c: c, id: w.ID, holds: holds}
 	keeping, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	l.cancel = cancel
 	l.over.Go(bus.Guard(func() { l.keep(keeping, time.Duration(w.For)*time.Millisecond/3) }))
@@ -196,10 +224,11 @@ func (c *Client) Lend(ctx context.Context, stream string, n int) (*Loan, error) 
 }
 
 // keep says that the items are still in hand. An answer that does not come is no reason to stop: the pipeline's process
-// may be restarted, and then says so.
+// may be restarted, and then says so. A connection that is closed for good is.
 func (l *Loan) keep(ctx context.Context, every time.Duration) {
 	for wait(ctx, every) == nil {
-		if err := l.c.verb(ctx, "keep", Order{Seqs: []uint64{l.id}}, nil); errors.Is(err, errLoanOver) {
+		err := l.c.verb(ctx, "keep", Order{Seqs: []uint64{l.id}}, nil)
+		if errors.Is(err, errLoanOver) || l.c.b.Conn().IsClosed() {
 			return
 		}
 	}
@@ -214,5 +243,6 @@ func (l *Loan) Return(ctx context.Context) error { return l.end(ctx, "given-back
 func (l *Loan) end(ctx context.Context, verb string) error {
 	l.cancel()
 	l.over.Wait()
+	defer func() { _ = l.holds.Unsubscribe() }()
 	return l.c.verb(ctx, verb, Order{Seqs: []uint64{l.id}}, nil)
 }

@@ -188,7 +188,7 @@ class Pipeline(Held):
 
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Taking:
         """take for those who may fail, as a block (`with` or `async with`): the items are dealt with when it ends, and go back to
-        their sink if it raises. If this process dies they go back too; to a pipeline in another process within half a minute."""
+        their sink if it raises. If this process dies they go back too; to a pipeline in another process within seconds."""
         return Taking(self, stream, count, timeout)
 
     # Orders.
