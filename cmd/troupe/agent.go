@@ -66,6 +66,7 @@ func newAgent(c *cli) *cobra.Command {
 // agent is an agent until ctx ends, or the head has been gone for too long; neither is an error. readyFunc is called when
 // its nodes are registered.
 func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
+	c.unread = nil // whoever reads the log may go
 	log := c.logger(slog.LevelWarn)
 	b, err := c.joinBus(ctx, spec, log)
 	if err != nil {

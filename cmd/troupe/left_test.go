@@ -59,3 +59,50 @@ func TestNothingOutlivesAKilledTest(t *testing.T) {
 		require.Eventually(t, func() bool { return gone(pid) }, 30*time.Second, 10*time.Millisecond, "process %d of %v", pid, pids)
 	}
 }
+
+// Ctrl-C in "troupe up | tee log" ends tee first; what the head says then is read by nobody.
+func TestHeadThatNobodyReads(t *testing.T) {
+	read, write, err := os.Pipe()
+	require.NoError(t, err)
+	store := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+t.TempDir(), argsEnv+"="+strings.Join([]string{"up", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "none"}, "\n"))
+	cmd.Stdout, cmd.Stderr = write, write
+	bustest.Tie(cmd, syscall.SIGTERM)
+	require.NoError(t, cmd.Start())
+	require.NoError(t, write.Close())
+	_, err = bufio.NewReader(read).ReadString('\n')
+	require.NoError(t, err)
+	agent := agentOf(t, store)
+	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGKILL) }) // it has ended
+	require.NoError(t, read.Close())
+	for range 20 { // make and timeout say it more than once, too
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		time.Sleep(100 * time.Microsecond)
+	}
+	require.NoError(t, cmd.Wait())
+	require.True(t, gone(agent), "its agent is left")
+}
+
+// A command that prints for ever ends when nobody reads it.
+func TestCommandThatNobodyReads(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up("--gpus", "none", "--name", "box")
+	script(t, u.on(head), "box", 0, "while :; do echo more; sleep 0.05; done")
+	for _, words := range [][]string{{"logs", "role", "-f"}, {"logs", "role", "-f", "--json"}} {
+		read, write, err := os.Pipe()
+		require.NoError(t, err)
+		cmd := exec.Command(os.Args[0])
+		cmd.Env = append(os.Environ(), "XDG_STATE_HOME="+u.env["XDG_STATE_HOME"], argsEnv+"="+strings.Join(words, "\n"))
+		cmd.Stdout, cmd.Stderr = write, t.Output()
+		bustest.Tie(cmd, syscall.SIGKILL)
+		require.NoError(t, cmd.Start())
+		require.NoError(t, write.Close())
+		_, err = bufio.NewReader(read).ReadString('\n')
+		require.NoError(t, err)
+		require.NoError(t, read.Close())
+		late := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
+		_ = cmd.Wait() // with whatever code
+		require.True(t, late.Stop(), "troupe %s does not end", strings.Join(words, " "))
+	}
+}

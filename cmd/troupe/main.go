@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"troupe/actors"
 	"troupe/benchmarks"
@@ -25,11 +26,23 @@ func main() {
 // hosted are the classes of workers that this program can be.
 func hosted() []*actors.Class { return append(demoClasses(), benchmarks.FaultClass(), textClass()) }
 
-// run executes the command line. The first signal asks it to end in order, the second ends it at once.
+// insistAfter is how long a second signal is taken for the first one: make and timeout tell a whole group and then its members, and
+// the kernel tells of a dead parent once for each of its threads.
+const insistAfter = time.Second
+
+// run executes the command line. The first signal asks it to end in order; one that comes later than insistAfter ends it at once.
 func run(args []string, c *cli) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	context.AfterFunc(ctx, stop) // from then on a signal has its usual effect
+	context.AfterFunc(ctx, func() {
+		time.Sleep(insistAfter)
+		stop() // from now on a signal has its usual effect
+	})
+	// A write that nobody reads is an error, no death: that would leave an agent and its workers behind.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	c.unread = end
 	return execute(ctx, args, c)
 }
 
@@ -41,6 +54,9 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
+	}
+	if ctx.Err() != nil && errors.Is(err, syscall.EPIPE) {
+		return 1 // nobody reads it
 	}
 	var exit *exitError
 	if errors.As(err, &exit) {
@@ -55,5 +71,16 @@ func execute(ctx context.Context, args []string, c *cli) int {
 }
 
 // printf and warnf write to the user. A terminal that is gone has nobody to tell.
-func (c *cli) printf(format string, args ...any) { _, _ = fmt.Fprintf(c.out, format, args...) }
-func (c *cli) warnf(format string, args ...any)  { _, _ = fmt.Fprintf(c.err, format, args...) }
+func (c *cli) printf(format string, args ...any) {
+	_, err := fmt.Fprintf(c.out, format, args...)
+	c.noteUnread(err)
+}
+
+func (c *cli) warnf(format string, args ...any) { _, _ = fmt.Fprintf(c.err, format, args...) }
+
+// noteUnread ends the command if nobody reads what it prints any more, as in "troupe logs -f | head".
+func (c *cli) noteUnread(err error) {
+	if c.unread != nil && errors.Is(err, syscall.EPIPE) {
+		c.unread()
+	}
+}

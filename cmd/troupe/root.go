@@ -17,6 +17,8 @@ type cli struct {
 	err io.Writer
 	env func(string) string
 
+	unread func() // called when nobody reads out any more; nil for commands that go on then
+
 	url       string
 	namespace string
 	json      bool
@@ -112,7 +114,9 @@ func (c *cli) jsonFlag(cmd *cobra.Command, does string) {
 func (c *cli) printJSON(v any) error {
 	enc := json.NewEncoder(c.out)
 	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
+	err := enc.Encode(v)
+	c.noteUnread(err)
+	return err
 }
 
 // table prints rows under a header, aligned.

@@ -46,7 +46,7 @@ check, and the line with which other machines join is printed.
 
 Beside the head runs the agent of this machine, a process of its own (--gpus auto asks the driver for its devices). It and
 its workers outlive a head that is killed, and the next head on the same store takes them back: port, token, certificate
-and store are kept. INT, TERM and HUP end the agent and its workers too.
+and store are kept. INT, TERM and HUP end the agent and its workers too; another one a second later ends the head at once.
 
 With --nats the head uses a NATS of your own instead, with the credentials file of --creds or TROUPE_CREDS, or with
 TROUPE_TOKEN.`,
@@ -160,6 +160,7 @@ const ballastSize = 64 << 20
 // error is the head's. It takes the port and the store, in this order, before it writes anything: a head that is already
 // there keeps its files as they are.
 func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
+	c.unread = nil // whoever reads the log may go
 	ballast := make([]byte, ballastSize)
 	defer runtime.KeepAlive(ballast)
 	if len(h.nats) == 0 {
