@@ -1,6 +1,9 @@
 package bus
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // budget is the byte budget of one receiving connection. Whoever wants bytes to come asks for room first; room is
 // given in the order of asking, so that nothing starves. A request larger than the whole budget gets all of it, alone.
@@ -41,19 +44,15 @@ func (b *budget) release(a *admission) {
 // released.
 func (b *budget) cancel(a *admission) bool {
 	b.mu.Lock()
-	found := false
-	for i, q := range b.queue {
-		if q == a {
-			b.queue = append(b.queue[:i], b.queue[i+1:]...)
-			found = true
-			break
-		}
+	i := slices.Index(b.queue, a)
+	if i >= 0 {
+		b.queue = slices.Delete(b.queue, i, i+1)
 	}
 	b.mu.Unlock()
-	if found {
+	if i >= 0 {
 		b.serve() // it may have been the one at the head that did not fit
 	}
-	return found
+	return i >= 0
 }
 
 func (b *budget) serve() {
@@ -64,6 +63,7 @@ func (b *budget) serve() {
 			return
 		}
 		a := b.queue[0]
+		b.queue[0] = nil // the memory of the queue would keep it, and with it a whole body
 		b.queue = b.queue[1:]
 		b.free -= a.n
 		b.mu.Unlock()

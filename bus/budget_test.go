@@ -1,7 +1,9 @@
 package bus
 
 import (
+	"runtime"
 	"testing"
+	"weak"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -86,4 +88,24 @@ func TestGrantMayRelease(t *testing.T) {
 	require.Len(t, order, 99)
 	require.IsIncreasing(t, order)
 	require.EqualValues(t, 10, b.free)
+}
+
+// Room that was granted, used and given back keeps nothing of who had it: that is a whole body.
+func TestBudgetForgets(t *testing.T) {
+	b := newBudget(10)
+	var had []weak.Pointer[[1 << 20]byte]
+	hold := func() *admission {
+		body := new([1 << 20]byte)
+		had = append(had, weak.Make(body))
+		return b.acquire(10, func() { body[0] = 1 })
+	}
+	first, second, third := hold(), hold(), hold()
+	require.True(t, b.cancel(second))
+	b.release(first)
+	b.release(third)
+	runtime.GC()
+	for i, body := range had {
+		require.True(t, body.Value() == nil, "body %d is kept", i)
+	}
+	runtime.KeepAlive(b)
 }

@@ -15,6 +15,7 @@ type memory struct {
 	mu     sync.Mutex
 	pinned map[uint64]*pinned // by number; by address for what was allocated
 	next   uint64
+	tidier *tidier
 }
 
 type pinned struct {
@@ -26,7 +27,7 @@ type pinned struct {
 // side may lie in it; and Go ends the process when it finds something pinned that nobody remembers.
 var shared = newMemory()
 
-func newMemory() *memory { return &memory{pinned: map[uint64]*pinned{}} }
+func newMemory() *memory { return &memory{pinned: map[uint64]*pinned{}, tidier: newTidier()} }
 
 // alloc gives memory that the other side fills.
 func (m *memory) alloc(n int) unsafe.Pointer {
@@ -62,6 +63,7 @@ func (m *memory) handOver(at uint64, n int) []byte {
 	}
 	delete(m.pinned, at)
 	p.pin.Unpin()
+	m.tidier.passedBy(len(p.body))
 	return p.body[:n:n]
 }
 
@@ -83,5 +85,6 @@ func (m *memory) release(number uint64) {
 	if p := m.pinned[number]; p != nil {
 		delete(m.pinned, number)
 		p.pin.Unpin()
+		m.tidier.passedBy(len(p.body))
 	}
 }

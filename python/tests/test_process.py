@@ -459,3 +459,41 @@ def test_a_server_that_hangs_holds_up_no_other_thread(tmp_path):
     assert p.returncode == 0, p.stderr
     gap, said = p.stdout.split("\n")[0].split()
     assert float(gap) < 2, f"the interpreter lock was held for {gap} s ({said})"
+
+
+def test_large_arrays_leave_both_processes(script):
+    run = script(
+        """
+        import time
+        import numpy as np
+        import troupe
+
+        def resident():
+            with open("/proc/self/statm") as f:
+                return int(f.read().split()[1]) * 4096 >> 20
+
+        class Worker:
+            def echo(self, array):
+                return array
+
+            def resident(self):
+                return resident()
+
+        with troupe.init():
+            worker = troupe.actor(Worker)
+            array = np.ones(32 << 20, "u1")
+            worker.echo(array[:1000])
+            before = resident(), worker.resident()
+            for _ in range(10):
+                assert worker.echo(array).nbytes == array.nbytes
+            for _ in range(200):
+                now = resident(), worker.resident()
+                if max(n - b for n, b in zip(now, before)) < 16:
+                    break
+                time.sleep(0.1)
+            else:
+                raise AssertionError(f"{before} MiB before, {now} now")
+        print("left")
+        """
+    )
+    assert "left" in run.stdout
