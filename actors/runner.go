@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -86,7 +87,7 @@ func (rs *runners) leave(r *runner) bool {
 	defer rs.mu.Unlock()
 	for i, q := range rs.idle {
 		if q == r {
-			rs.idle = append(rs.idle[:i], rs.idle[i+1:]...)
+			rs.idle = slices.Delete(rs.idle, i, i+1)
 			return true
 		}
 	}

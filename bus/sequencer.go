@@ -324,6 +324,7 @@ func (s *sequencer) place(c *sequenced) {
 	for len(s.calls) > sequencedCalls || s.bytes > sequencedBytes && len(s.calls) > 1 {
 		s.bytes -= s.calls[0].bytes
 		delete(s.byID, s.calls[0].id)
+		s.calls[0] = nil // the memory of the queue would keep it
 		s.calls = s.calls[1:]
 	}
 }

@@ -43,6 +43,7 @@ func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, 
 				}
 				entries, bytes = append(entries, e), bytes+weight(&e.Item)
 			}
+			r.left[0] = nil // its body may be large
 			r.left = r.left[1:]
 			upTo, last = max(upTo, e.n), e.seq
 		}
