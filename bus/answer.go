@@ -1,0 +1,116 @@
+package bus
+
+import (
+	"context"
+	"time"
+)
+
+// Answer is what one rank said. Body is nil for a mere acknowledgement; it belongs to the caller.
+type Answer struct {
+	Rank   int
+	Gen    uint32
+	Body   []byte
+	Err    error
+	Queued time.Duration // how long the call waited at the worker
+	Ran    time.Duration // how long it ran there
+}
+
+// Progress is what is known of one rank's part in a call that is under way.
+type Progress struct {
+	Rank     int
+	Answered bool
+	State    State         // as the worker last said when asked
+	For      time.Duration // how long it had been queued or running then
+}
+
+// Done is closed when the call is over.
+func (g *Gather) Done() <-chan struct{} { return g.doneCh }
+
+// Answers returns every rank's answer, in the order of the parts. It must be called after Done is closed.
+func (g *Gather) Answers() []Answer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]Answer, len(g.slots))
+	for i := range g.slots {
+		out[i] = g.slots[i].answer
+	}
+	return out
+}
+
+// Answer returns one rank's answer, the zero Answer if nothing was asked of it. It must be called after Done is closed:
+// answers do not change any more, and are read without a lock.
+func (g *Gather) Answer(rank int) Answer {
+	if s, _ := g.slotOf(rank); s != nil {
+		return s.answer
+	}
+	return Answer{}
+}
+
+// Arrived returns every rank's answer, in the order of arrival; those that never came are last. It must be called after
+// Done is closed.
+func (g *Gather) Arrived() []Answer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]Answer, len(g.arrived))
+	for i, slot := range g.arrived {
+		out[i] = g.slots[slot].answer
+	}
+	return out
+}
+
+// ArrivedSince returns the answers that have arrived after the first n, in order of arrival. It may be called at any time.
+func (g *Gather) ArrivedSince(n int) []Answer {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	var out []Answer
+	for _, slot := range g.arrived[min(n, len(g.arrived)):] {
+		out = append(out, g.slots[slot].answer)
+	}
+	return out
+}
+
+// AllGood reports whether every rank has answered without an error.
+func (g *Gather) AllGood() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.good == len(g.slots)
+}
+
+// Next returns the next answer in order of arrival; ok is false when all have been returned. One goroutine may call it.
+func (g *Gather) Next(ctx context.Context) (a Answer, ok bool, err error) {
+	for {
+		g.mu.Lock()
+		if g.taken < len(g.arrived) {
+			a = g.slots[g.arrived[g.taken]].answer
+			g.taken++
+			g.mu.Unlock()
+			return a, true, nil
+		}
+		over := g.over
+		g.mu.Unlock()
+		if over {
+			return Answer{}, false, nil
+		}
+		select {
+		case <-g.arrivedCh:
+		case <-g.doneCh:
+		case <-ctx.Done():
+			return Answer{}, false, g.contextError(ctx)
+		}
+	}
+}
+
+// Progress says where each rank stands.
+func (g *Gather) Progress() []Progress {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := make([]Progress, len(g.slots))
+	for i := range g.slots {
+		s := &g.slots[i]
+		out[i] = Progress{Rank: s.answer.Rank, Answered: s.answered, State: s.state}
+		if s.rare != nil {
+			out[i].For = s.rare.stateFor
+		}
+	}
+	return out
+}
