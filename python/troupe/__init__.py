@@ -14,8 +14,9 @@
 
 from ._actor import Queue, actor
 from ._batch import Batch
-from ._cluster import Cluster, RankInfo, ResourceManager, WorkerConfig, WorkerHandle
+from ._cluster import Cluster, WorkerHandle
 from ._codec import Tensor
+from ._config import RankInfo, WorkerConfig
 from ._driver import driver, serve
 from ._errors import (
     ApplicationError,
@@ -43,6 +44,7 @@ from ._future import Future, RankFuture, as_completed, get, wait
 from ._item import Item
 from ._pipeline import Pipeline
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
+from ._resources import ResourceManager
 from ._router import Router
 from ._session import Session, init, is_initialized, shutdown
 from ._stage import Stage, Stream

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from . import _codec, _core, _errors
-from ._cluster import Cluster, WorkerConfig, WorkerHandle
+from ._cluster import Cluster, WorkerHandle
+from ._config import WorkerConfig
 
 
 def actor(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json  # here, and not where it is used: a fork during an import leaves the child with its lock
 import os
 import struct
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from threading import get_ident
@@ -14,143 +13,15 @@ from typing import Any
 import msgpack
 
 from . import _codec, _core, _errors, _origin, _session, _split
+from ._config import RankInfo, WorkerConfig, setting
 from ._future import Future, Waitable, resolve
 from ._register import Dispatch, Scatter, marks_of
+from ._resources import ResourceManager
 from ._worker import Call, _call
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE = 1, 2, 4, 8, 16
-
-# What a worker does not inherit of its driver's environment: what it may see, and what is ours to set.
-_NOT_INHERITED = {
-    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "CLUSTER_NAME", "WORKER_NAME", "PYTHONUNBUFFERED",
-}  # fmt: skip
-
-
-class WorkerConfig:
-    """What a cluster's workers are to be. Any object with some of these attributes does as well."""
-
-    def __init__(
-        self,
-        name: str = "",
-        *,
-        world_size: int | None = None,
-        device_mapping: Sequence[int] | str | None = None,
-        num_gpus_per_worker: int | None = None,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        context_parallel_size: int = 1,
-        env: dict[str, str] | None = None,
-        max_concurrency: int = 1000,
-        start_timeout: float = 0.0,
-        stop_grace: float = 0.0,
-        queue_limit: int = 0,
-        ordered: bool = False,
-        detached: bool = False,
-        policy: str = "",
-        restarts: int = 0,
-        late_rendezvous: bool = False,
-        **extra: Any,
-    ) -> None:
-        self.name = name
-        self.world_size = world_size
-        self.device_mapping = device_mapping
-        self.num_gpus_per_worker = num_gpus_per_worker
-        self.tensor_parallel_size = tensor_parallel_size
-        self.pipeline_parallel_size = pipeline_parallel_size
-        self.context_parallel_size = context_parallel_size
-        self.env = dict(env or {})
-        self.max_concurrency = max_concurrency
-        self.start_timeout = start_timeout
-        self.stop_grace = stop_grace
-        self.queue_limit = queue_limit
-        self.ordered = ordered
-        self.detached = detached
-        self.policy = policy
-        self.restarts = restarts
-        self.late_rendezvous = late_rendezvous
-        self.__dict__.update(extra)
-
-    def __repr__(self) -> str:
-        return f"WorkerConfig({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items() if v)})"
-
-
-class RankInfo:
-    """A rank's place in the mesh."""
-
-    rank: int
-    world_size: int
-    tp_rank: int
-    tp_size: int
-    cp_rank: int
-    cp_size: int
-    dp_rank: int
-    dp_size: int
-    pp_rank: int
-    pp_size: int
-
-    def __init__(self, rank: int = 0, world_size: int = 1, **places: int) -> None:
-        self.rank, self.world_size = rank, world_size
-        for axis in ("tp", "cp", "dp", "pp"):
-            setattr(self, f"{axis}_size", places.pop(f"{axis}_size", 1))
-            setattr(self, f"{axis}_rank", places.pop(f"{axis}_rank", 0))
-        if places:
-            raise _errors.InvalidError(f"a rank has no {', '.join(places)}")
-
-    @classmethod
-    def of(cls, rank: int, mesh: dict[str, int]) -> RankInfo:
-        """The place of a rank, tp fastest, then cp, dp, pp."""
-        places, left = {}, rank
-        for axis in ("tp", "cp", "dp", "pp"):
-            places[f"{axis}_size"] = mesh[axis]
-            places[f"{axis}_rank"] = left % mesh[axis]
-            left //= mesh[axis]
-        return cls(rank, mesh["tp"] * mesh["cp"] * mesh["dp"] * mesh["pp"], **places)
-
-    @property
-    def is_pipeline_last_stage(self) -> bool:
-        return self.pp_rank == self.pp_size - 1
-
-    def __repr__(self) -> str:
-        return f"RankInfo({', '.join(f'{n}={v}' for n, v in self.__dict__.items())})"
-
-
-class ResourceManager:
-    """One reservation of whole nodes. Clusters on it share a device wherever their mappings overlap."""
-
-    def __init__(self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, wait: float = 0.0) -> None:
-        if num_gpus_per_node < 0 or num_nodes < 1:
-            raise _errors.InvalidError(f"num_gpus_per_node {num_gpus_per_node} and num_nodes {num_nodes}: there is at least one node")
-        _core.refuse_in_loop("`await asyncio.to_thread(troupe.ResourceManager, …)`, or create it before the loop runs")
-        self.num_gpus_per_node = num_gpus_per_node
-        self.num_nodes = num_nodes
-        self._session = _session.current()
-        self.id = ""
-        self.nodes: list[str] = []
-        if num_gpus_per_node:
-            got = self._session.core.ask(
-                "reserve", runtime=self._session.id, name="resource manager", reserve={"nodes": num_nodes, "devices": num_gpus_per_node, "wait": float(wait)}
-            ).get()
-            self.id, self.nodes = got["id"], got["nodes"] or []
-
-    @property
-    def num_gpus(self) -> int:
-        return self.num_gpus_per_node * self.num_nodes
-
-    def destroy(self) -> None:
-        """Gives the nodes back. Clusters on them must be shut down before."""
-        if self.id and not self._session.closed:
-            self._session.core.ask("unreserve", name=self.id).get()
-            self.id = ""
-
-    def __enter__(self) -> ResourceManager:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.destroy()
 
 
 class _Method:
@@ -266,7 +137,7 @@ class Cluster(_codec.Walked):
         if worker_cls is None:
             raise _errors.InvalidError('Cluster needs worker_cls: a class, or "package.module.Class"')
         config = worker_config if worker_config is not None else WorkerConfig()
-        name = name or _get(config, "name", "") or getattr(worker_cls, "__name__", "")
+        name = name or setting(config, "name", "") or getattr(worker_cls, "__name__", "")
         from . import _launch
 
         spec = _launch.spec(session, name, worker_cls, resource_manager, config, tuple(worker_args), worker_kwargs or {}, node)
@@ -707,11 +578,6 @@ class Cluster(_codec.Walked):
         return hash((self.name, self._incarnation))
 
 
-def _get(config: Any, name: str, default: Any) -> Any:
-    value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
-    return default if value is None else value
-
-
 def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
     """A cluster or a worker that came as a value."""
     session = _session.current()
@@ -729,22 +595,3 @@ def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
 
 def marks(cls: Any) -> dict[str, dict[str, Any]]:
     return marks_of(cls) if isinstance(cls, type) else {}
-
-
-def inherited_environment() -> dict[str, str]:
-    """The driver's environment, without what is a worker's own."""
-    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not k.startswith("TROUPE_")}
-
-
-def here() -> str:
-    """The folder of this process."""
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise _errors.InvalidError("the folder that this process runs in has been removed, and workers would run there: os.chdir to another") from None
-
-
-def search_path() -> list[str]:
-    """Where this process finds modules; what is not there is not looked for elsewhere either."""
-    paths = [os.path.abspath(p) if p else here() for p in sys.path]
-    return [p for p in paths if os.path.exists(p)]

@@ -9,7 +9,15 @@ from typing import Any
 
 import msgpack
 
-from . import _cluster, _codec, _errors, _session
+from . import _codec, _errors, _session
+from ._config import WorkerConfig, setting
+
+# What a worker does not inherit of its driver's environment: what it may see, and what is ours to set.
+_NOT_INHERITED = {
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "CLUSTER_NAME", "WORKER_NAME", "PYTHONUNBUFFERED",
+}  # fmt: skip
 
 
 def class_path(cls: type | str) -> str:
@@ -66,7 +74,7 @@ def spec(
     if not isinstance(cls, (type, str)):
         raise _errors.InvalidError(f'worker_cls is of type {type(cls).__name__}; give a class, or "package.module.Class"')
     codec = session.codec(True)
-    get = _cluster._get
+    get = setting
     mapping, world, gpus = get(config, "device_mapping", None), get(config, "world_size", None), get(config, "num_gpus_per_worker", None)
     devices = _mapping(mapping)
     world = _world(name, world, devices)
@@ -101,7 +109,7 @@ def spec(
 def _folder(session: _session.Session) -> dict[str, Any]:
     """Where the workers run: in this process's folder, or in a copy of working_dir that is shipped once to each node."""
     if session.working_dir is None:
-        return {"dir": _cluster.here()}
+        return {"dir": here()}
     folder = os.path.abspath(session.working_dir)
     if not os.path.isdir(folder):
         raise _errors.InvalidError(f"working_dir {folder} is no folder")
@@ -127,11 +135,11 @@ def _world(name: str, world: int | None, devices: str | None) -> int:
 
 
 def _environment(config: Any) -> dict[str, str]:
-    own = _cluster._get(config, "env", None) or _cluster._get(config, "system_envs", None) or {}
+    own = setting(config, "env", None) or setting(config, "system_envs", None) or {}
     for key, value in own.items():
         if not isinstance(value, str):
             raise _errors.InvalidError(f"env: the value of {key} is of type {type(value).__name__}; give text")
-    return {**_cluster.inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
+    return {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
 
 
 def _config(
@@ -142,25 +150,44 @@ def _config(
     return {
         **engine_config(codec, cls, args, kwargs),
         "worker_config": settings if isinstance(settings, bytes) else settings.join(),
-        "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": _cluster.search_path(),
+        "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": search_path(),
         "shipped": session.working_dir is not None,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(_cluster._get(config, "max_concurrency", 1000)),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(setting(config, "max_concurrency", 1000)),
         "troupe": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
     }  # fmt: skip
 
 
 def _plain_config(config: Any) -> Any:
     """Our own kind of configuration travels as its fields; another's as it is."""
-    if type(config) is _cluster.WorkerConfig:
+    if type(config) is WorkerConfig:
         return {"troupe.WorkerConfig": dict(config.__dict__)}
     return config
 
 
 def unpack_config(value: Any) -> Any:
     if isinstance(value, dict) and set(value) == {"troupe.WorkerConfig"}:
-        return _cluster.WorkerConfig(**value["troupe.WorkerConfig"])
+        return WorkerConfig(**value["troupe.WorkerConfig"])
     return value
 
 
 def packed(value: dict[str, Any]) -> bytes:
     return bytes(msgpack.packb(value))
+
+
+def inherited_environment() -> dict[str, str]:
+    """The driver's environment, without what is a worker's own."""
+    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not k.startswith("TROUPE_")}
+
+
+def here() -> str:
+    """The folder of this process."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise _errors.InvalidError("the folder that this process runs in has been removed, and workers would run there: os.chdir to another") from None
+
+
+def search_path() -> list[str]:
+    """Where this process finds modules; what is not there is not looked for elsewhere either."""
+    paths = [os.path.abspath(p) if p else here() for p in sys.path]
+    return [p for p in paths if os.path.exists(p)]

@@ -13,7 +13,8 @@ from . import _core, _errors
 if TYPE_CHECKING:
     import logging
 
-    from ._cluster import RankInfo, WorkerHandle
+    from ._cluster import WorkerHandle
+    from ._config import RankInfo
 
 
 class _Driver:

@@ -189,7 +189,7 @@ class Host(Server):
             if name == "" and not args and not kwargs and takes_config(cls):
                 args = [self.worker_config()]
             return cls(*args, **kwargs)
-        from ._cluster import RankInfo
+        from ._config import RankInfo
 
         value = cls.__new__(cls)
         value.rank, value.world_size, value.rank_info = self.rank, self.world, RankInfo.of(self.rank, self.mesh)

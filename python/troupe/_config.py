@@ -1,0 +1,102 @@
+"""What a worker is told: its configuration, and its place in the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _errors
+
+
+class WorkerConfig:
+    """What a cluster's workers are to be. Any object with some of these attributes does as well."""
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        world_size: int | None = None,
+        device_mapping: Sequence[int] | str | None = None,
+        num_gpus_per_worker: int | None = None,
+        tensor_parallel_size: int = 1,
+        pipeline_parallel_size: int = 1,
+        context_parallel_size: int = 1,
+        env: dict[str, str] | None = None,
+        max_concurrency: int = 1000,
+        start_timeout: float = 0.0,
+        stop_grace: float = 0.0,
+        queue_limit: int = 0,
+        ordered: bool = False,
+        detached: bool = False,
+        policy: str = "",
+        restarts: int = 0,
+        late_rendezvous: bool = False,
+        **extra: Any,
+    ) -> None:
+        self.name = name
+        self.world_size = world_size
+        self.device_mapping = device_mapping
+        self.num_gpus_per_worker = num_gpus_per_worker
+        self.tensor_parallel_size = tensor_parallel_size
+        self.pipeline_parallel_size = pipeline_parallel_size
+        self.context_parallel_size = context_parallel_size
+        self.env = dict(env or {})
+        self.max_concurrency = max_concurrency
+        self.start_timeout = start_timeout
+        self.stop_grace = stop_grace
+        self.queue_limit = queue_limit
+        self.ordered = ordered
+        self.detached = detached
+        self.policy = policy
+        self.restarts = restarts
+        self.late_rendezvous = late_rendezvous
+        self.__dict__.update(extra)
+
+    def __repr__(self) -> str:
+        return f"WorkerConfig({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items() if v)})"
+
+
+def setting(config: Any, name: str, default: Any) -> Any:
+    """What a configuration, of whatever class, says of name."""
+    value = config.get(name) if isinstance(config, dict) else getattr(config, name, None)
+    return default if value is None else value
+
+
+class RankInfo:
+    """A rank's place in the mesh."""
+
+    rank: int
+    world_size: int
+    tp_rank: int
+    tp_size: int
+    cp_rank: int
+    cp_size: int
+    dp_rank: int
+    dp_size: int
+    pp_rank: int
+    pp_size: int
+
+    def __init__(self, rank: int = 0, world_size: int = 1, **places: int) -> None:
+        self.rank, self.world_size = rank, world_size
+        for axis in ("tp", "cp", "dp", "pp"):
+            setattr(self, f"{axis}_size", places.pop(f"{axis}_size", 1))
+            setattr(self, f"{axis}_rank", places.pop(f"{axis}_rank", 0))
+        if places:
+            raise _errors.InvalidError(f"a rank has no {', '.join(places)}")
+
+    @classmethod
+    def of(cls, rank: int, mesh: dict[str, int]) -> RankInfo:
+        """The place of a rank, tp fastest, then cp, dp, pp."""
+        places, left = {}, rank
+        for axis in ("tp", "cp", "dp", "pp"):
+            places[f"{axis}_size"] = mesh[axis]
+            places[f"{axis}_rank"] = left % mesh[axis]
+            left //= mesh[axis]
+        return cls(rank, mesh["tp"] * mesh["cp"] * mesh["dp"] * mesh["pp"], **places)
+
+    @property
+    def is_pipeline_last_stage(self) -> bool:
+        return self.pp_rank == self.pp_size - 1
+
+    def __repr__(self) -> str:
+        return f"RankInfo({', '.join(f'{n}={v}' for n, v in self.__dict__.items())})"
