@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,7 +15,9 @@ import (
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
+	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/pipeline"
 	"troupe/roles"
 )
 
@@ -59,6 +62,60 @@ func TestExternalNATSWithCredentials(t *testing.T) {
 	require.NoError(t, up.Wait(), "exit code 0")
 	noSecret(t, file, filesIn(t, store)...)
 	noSecret(t, second, filesIn(t, other.env["XDG_STATE_HOME"])...)
+}
+
+// least is what docs/nodes.md says that a user must be allowed.
+var least = bustest.Grant{
+	Publish:   []string{"troupe.>", "$JS.API.>", "$JS.ACK.>", "$KV.>", "$O.>", "_INBOX.>"},
+	Subscribe: []string{"troupe.>", "_INBOX.>"},
+}
+
+// A user who may do only what must be allowed can do everything: roles in processes, shipped folders, pipelines, the operator's
+// commands.
+func TestLeastPermissions(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/nodes.md")
+	require.NoError(t, err)
+	for _, subject := range slices.Concat(least.Publish, least.Subscribe) {
+		require.Contains(t, string(docs), "`"+subject+"`")
+	}
+	op := bustest.StartOperator(t, bustest.Options{Listen: true})
+	file := op.Creds(least)
+	u := newUser(t).with("TROUPE_CREDS", file)
+	store := t.TempDir()
+	_, out := u.process("up", "--json", "--nats", op.URL(), "--store", store, "--gpus", "sim:1x2", "--name", "near")
+	u.killAfter(store)
+	head := u.ready(out)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	rt := driveOn(t, head, "run")
+	c, err := rt.Create(ctx, onHosts("one", "near"))
+	require.NoError(t, err)
+	_, err = roles.CallEach[int](ctx, c, "pid")
+	require.NoError(t, err)
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "code.py"), []byte("x = 1"), 0o600))
+	_, err = u.on(head).Ship(ctx, folder)
+	require.NoError(t, err)
+
+	p, err := pipeline.Open(ctx, pipeline.Config{Bus: rt.Bus(), Namespace: "run"}, pipeline.Spec{
+		Name:    "p",
+		Streams: []pipeline.StreamSpec{{Name: "in", Bytes: 16 << 20}, {Name: "out", Bytes: 16 << 20, Sink: true}},
+		Stages: []pipeline.StageSpec{{Name: "work", In: []string{"in"}, Out: []string{"out"}, Func: func(_ context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
+			return []pipeline.Out{{To: "out", Item: in[0]}}, nil
+		}}},
+	})
+	require.NoError(t, err)
+	large := pipeline.Item{Body: append(bus.Raw{0xc6, 0, 0x20, 0, 0}, make([]byte, 2<<20)...)} // stored in a stream of its own
+	require.NoError(t, p.Put(ctx, "in", large, pipeline.Item{Body: bus.Raw{1}}))
+	got, err := p.Take(ctx, "out", 2)
+	require.NoError(t, err)
+	require.NoError(t, got.Done(ctx))
+	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").sees("pipeline", "top", "--once"), "work")
+	require.NoError(t, p.Close(ctx))
+	for _, words := range [][]string{{"status"}, {"events"}, {"logs", "one"}, {"gpus"}, {"reservations"}, {"explain", "--bundles", "1", "--devices", "1"}} {
+		u.with("TROUPE_NAMESPACE", "run").sees(words...)
+	}
+	require.NoError(t, c.Destroy(ctx))
 }
 
 // noSecret fails if the key of a credentials file is in one of the others.
