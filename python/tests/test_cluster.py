@@ -199,6 +199,18 @@ def test_large_arrays_there_and_back(workers):
     assert (both == np.arange(300_000)).all()
 
 
+def test_arrays_that_do_not_lie_in_one_piece(workers):
+    base = np.arange(2 << 20, dtype="i4").reshape(1024, 2048)
+    for array in (base.T, base[::2, 1::3], np.broadcast_to(base[0], (64, 2048)), base[::-1], base.astype(">i4")[:, ::2]):
+        f = workers.workers[0].echo.remote([array, "and more"])
+        want = array.astype("i4")
+        got, _ = f.result(20)
+        assert (got == want).all() and got.flags.writeable
+    f = workers.workers[0].echo.remote(base.T)
+    base += 1
+    assert f.result(20)[0, 0] == 0, "it is taken as it is when the call is made"
+
+
 def test_pickles_between_a_driver_and_its_workers(workers):
     assert workers.workers[0].type_name(lambda: 1) == "function"
     assert workers.workers[0].echo({1, 2}) == {1, 2}

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import belt
@@ -35,6 +36,14 @@ def test_a_function_is_a_stage(line):  # noqa: F811
     got = all_of(p, "out")
     assert sorted((item.value, item.key) for item in got) == sorted((2 * i, f"k{i}") for i in range(30))
     assert p.stats()["stages"]["double"]["handled"] == 30
+
+
+def test_arrays_that_do_not_lie_in_one_piece(line):  # noqa: F811
+    array = np.arange(1 << 20).reshape(1024, 1024).T
+    p = line({"in": Stream(), "out": SINK}, {"double": Stage(lines.double, in_="in", out="out")})
+    p.put("in", array)
+    p.drain(timeout=20)
+    assert (all_of(p, "out")[0].value == 2 * array).all()
 
 
 def test_no_more_at_once_than_workers(line):  # noqa: F811

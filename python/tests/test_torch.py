@@ -77,3 +77,22 @@ def test_cuda_tensors_arrive_on_the_cpu(dtype):
     for source in (value, value.T, value[::3], value[:0]):
         got = there_and_back(source)
         assert got.device.type == "cpu" and same(got, source.cpu())
+
+
+class Meta:
+    def large(self):
+        return torch.empty(1 << 20, device="meta")
+
+    def size(self, value):
+        return value.numel()
+
+
+def test_tensors_that_have_no_elements_fail_and_leave_nothing(session):
+    worker = troupe.actor(Meta)
+    try:
+        for call in (worker.large, lambda: worker.size(torch.empty(1 << 20, device="meta")), lambda: worker.size([torch.zeros(1 << 20), torch.empty(1 << 20, device="meta")])):
+            with pytest.raises(troupe.Error, match="cannot be copied from meta"):
+                call()
+        assert worker.size(torch.zeros(1 << 20)) == 1 << 20, "the worker lives"
+    finally:
+        worker.cluster.shutdown()

@@ -442,19 +442,21 @@ class Cluster(_codec.Walked):
         return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0) + name
 
     def _blob(self, pieces: list[bytes], bodies: list[Any]) -> bytes:
-        inline = []
-        for body in bodies:
-            n = len(body)
-            if n <= _core._LARGE:
-                pieces.append(_PART.pack(n, 0))
-                inline.append(body if isinstance(body, bytes) else body.join())
-                continue
-            address, view = self._core.alloc(n)
-            if isinstance(body, bytes):
-                view[:] = body
-            else:
-                body.write(view, address)
-            pieces.append(_PART.pack(n, address))
+        inline: list[bytes] = []
+        placed: list[int] = []
+        try:
+            for body in bodies:
+                n = len(body)
+                if n <= _core._LARGE:
+                    pieces.append(_PART.pack(n, 0))
+                    inline.append(body if isinstance(body, bytes) else body.join())
+                    continue
+                placed.append(self._core.place(body))
+                pieces.append(_PART.pack(n, placed[-1]))
+        except BaseException:
+            for address in placed:
+                self._core.lib.troupe_release(address)
+            raise
         return b"".join(pieces + inline)
 
     # As existing drivers call it.

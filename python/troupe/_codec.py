@@ -368,8 +368,24 @@ def is_array(value: Any) -> bool:
     return type(value) is Tensor
 
 
+class Scattered:
+    """Elements that do not lie in one piece of this memory, on a device for instance. They are copied once, to where the body is."""
+
+    __slots__ = ("_copy", "_nbytes")
+
+    def __init__(self, nbytes: int, copy: Callable[[memoryview], None]) -> None:
+        self._nbytes = nbytes
+        self._copy = copy
+
+    def __len__(self) -> int:
+        return self._nbytes
+
+    def write(self, into: memoryview) -> None:
+        self._copy(into)
+
+
 def tensor_parts(value: Any) -> tuple[bytes, Any]:
-    """The head of a tensor, msgpack [dtype, [shape…]], and its elements as something with a buffer."""
+    """The head of a tensor, msgpack [dtype, [shape…]], and its elements: something with a buffer, or Scattered."""
     if type(value) is Tensor:
         return _head(value.dtype, value.shape, False), memoryview(value.data)
     torch = sys.modules.get("torch")
@@ -385,6 +401,12 @@ def tensor_parts(value: Any) -> tuple[bytes, Any]:
             f"an array of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}; "
             "send a list, or convert it"
         )
+    if value.nbytes >= BIG and not value.flags.c_contiguous and name not in _TORCH_ONLY:
+
+        def copy(into: memoryview) -> None:
+            numpy.frombuffer(into, dtype=value.dtype).reshape(value.shape)[...] = value
+
+        return _head(name, value.shape, False), Scattered(value.nbytes, copy)
     whole: Any = numpy.ascontiguousarray(value)
     view: Any = whole.view(numpy.uint8) if name in _TORCH_ONLY and whole.ndim else whole
     data = memoryview(view.reshape(-1)).cast("B") if whole.size else memoryview(b"")
@@ -395,6 +417,17 @@ def _torch_parts(torch: Any, value: Any) -> tuple[bytes, Any]:
     name = str(value.dtype).removeprefix("torch.")
     if name not in _SIZES:
         raise _errors.EncodeError(f"a tensor of dtype {value.dtype} cannot be sent; there are {', '.join(_SIZES)}")
+    nbytes = value.numel() * value.element_size()
+    if nbytes >= BIG and not (value.device.type == "cpu" and value.is_contiguous()):
+        source = value.detach()
+
+        def copy(into: memoryview) -> None:
+            try:
+                torch.frombuffer(into, dtype=torch.uint8).view(value.dtype).reshape(value.shape).copy_(source)
+            except RuntimeError as err:
+                raise _errors.EncodeError(f"a {name} tensor of shape {list(value.shape)} cannot be copied from {value.device}: {err}") from err
+
+        return _head(name, tuple(value.shape), True), Scattered(nbytes, copy)
     whole = value.detach().to("cpu").contiguous()
     if value.numel() == 0:
         return _head(name, tuple(value.shape), True), memoryview(b"")
@@ -539,7 +572,7 @@ class Walk:
         self._pieces.append(data)
         self.size += len(data)
 
-    def write(self, into: memoryview, address: int) -> None:
+    def write(self, into: memoryview) -> None:
         """Copies the pieces to where the body is to be. Large ones without the interpreter lock."""
         import ctypes
 
@@ -547,14 +580,22 @@ class Walk:
         at = 0
         for piece in self._pieces:
             n = len(piece)
-            if n >= 1 << 20 and not piece.readonly:
-                ctypes.memmove(address + at, ctypes.addressof((ctypes.c_char * n).from_buffer(piece)), n)
+            to = into[at : at + n]
+            if isinstance(piece, Scattered):
+                piece.write(to)
+            elif n >= 1 << 20 and not piece.readonly:
+                there, here = ((ctypes.c_char * n).from_buffer(view) for view in (to, piece))
+                ctypes.memmove(there, here, n)
             else:
-                into[at : at + n] = piece
+                to[:] = piece
             at += n
 
     def join(self) -> bytes:
         self._flush()
+        if any(isinstance(piece, Scattered) for piece in self._pieces):
+            whole = bytearray(self.size)
+            self.write(memoryview(whole))
+            return bytes(whole)
         return b"".join(self._pieces)
 
 

@@ -17,11 +17,14 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack
 
 from . import _errors
+
+if TYPE_CHECKING:
+    from ._codec import Walk
 
 ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED = 1, 2, 3, 4, 5, 6
 FAILED, LAST, CAUSE, NONE = 1, 2, 4, 8
@@ -205,13 +208,23 @@ class Core:
         for token in list(self._pending):
             self.lib.troupe_cancel(token)
 
-    def alloc(self, n: int) -> tuple[int, memoryview]:
-        """Memory for a large body: its address, and a view to fill it through."""
+    def place(self, body: bytes | Walk) -> int:
+        """The address of memory that the core takes over, with a large body in it."""
         self.check()
-        at = self.lib.troupe_alloc(n)
+        n = len(body)
+        at: int = self.lib.troupe_alloc(n)
         if not at:
             raise MemoryError(f"no room for a body of {n} bytes")
-        return at, memoryview((ctypes.c_char * n).from_address(at)).cast("B")
+        view = memoryview((ctypes.c_char * n).from_address(at)).cast("B")
+        try:
+            if isinstance(body, bytes):
+                view[:] = body
+            else:
+                body.write(view)
+        except BaseException:
+            self.lib.troupe_release(at)
+            raise
+        return at
 
     # Completions.
 

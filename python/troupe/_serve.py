@@ -105,11 +105,11 @@ class Server:
         if isinstance(answer, bytes) and n <= _core._LARGE:
             self.say(token, 0, answer, n)
             return
-        address, view = self.core.alloc(n)
-        if isinstance(answer, bytes):
-            view[:] = answer
-        else:
-            answer.write(view, address)
+        try:
+            address = self.core.place(answer)
+        except Exception as err:  # no memory for it, or a device that does not give its elements
+            self.fail(token, err)
+            return
         self.say(token, 0, address, n)
 
     def fail(self, token: int, err: BaseException) -> None:
