@@ -233,7 +233,10 @@ def test_a_killed_driver_goes_on_where_it_was_and_effects_happen_once(session, s
         if os.environ["DEATHS"] == "0":  # all are stored before the first is handed out
             p.put_many("in", range(120))
         p.drain(timeout=20)
-        print(sorted(item.value for item in p.take("out", 1000, timeout=0)) == list(range(120)), p.stats()["dead"])
+        got = []
+        while batch := p.take("out", 1000, timeout=1):  # those of before the last death come from the disk
+            got += [item.value for item in batch]
+        print(sorted(got) == list(range(120)), p.stats()["dead"], sorted(got))
         p.close()
     """
     deaths = 0
@@ -244,7 +247,7 @@ def test_a_killed_driver_goes_on_where_it_was_and_effects_happen_once(session, s
         assert done.returncode == -signal.SIGKILL, done.stderr
         deaths += 1
         assert deaths <= 3
-    assert deaths == 3 and done.stdout.split() == ["True", "0"], done.stdout + done.stderr
+    assert deaths == 3 and done.stdout.split()[:2] == ["True", "0"], done.stdout + done.stderr
 
 
 FILE = """
