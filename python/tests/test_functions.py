@@ -130,8 +130,9 @@ def test_what_a_function_gives_is_never_pickled(line):  # noqa: F811
 @pytest.mark.parametrize("work", [lines.until_aborted, lines.until_cancelled])
 def test_an_aborted_item_hands_back_what_it_has(line, work):  # noqa: F811
     p = line({"in": {}, "out": SINK}, {"gen": Stage(work, in_="in", out="out", style="item")})
+    lines.begun.clear()
     p.put("in", "x", id="x1")
-    until(lambda: p.stats()["stages"]["gen"]["in_flight"] == 1)
+    assert lines.begun.wait(10)
     p.abort("x1")
     assert [item.value for item in p.take("out", timeout=10)] == ["part of x"]
     assert p.stats()["stages"]["gen"]["aborted"] == 1
