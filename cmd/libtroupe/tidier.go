@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	tidyBytes = 32 << 20    // of large bodies that nobody needs any more, or soon: the collector is run
-	tidyIdle  = time.Second // without any: what they took is given back to the system
+	tidyBytes = 32 << 20        // of large bodies that nobody needs any more, or soon: the collector is run
+	tidyIdle  = 3 * time.Second // without any: what they took goes back to the system. It costs page faults to take it again
 )
 
 // tidier has large bodies leave the process as promptly as if they were freed by hand. Go's collector alone waits until there is as

@@ -36,5 +36,10 @@ func TestLargeBodiesLeave(t *testing.T) {
 	}
 	t.Logf("%d MiB at most", most)
 	require.Less(t, most, 5*64)
-	require.Eventually(t, func() bool { return resident(t) < before+16 }, 10*tidyIdle, 50*time.Millisecond, "%d MiB were in use before", before)
+	require.Eventually(t, func() bool { return resident(t) < before+16 }, 5*tidyIdle, 50*time.Millisecond, "%d MiB were in use before", before)
+	require.Eventually(t, func() bool {
+		m.tidier.mu.Lock()
+		defer m.tidier.mu.Unlock()
+		return !m.tidier.awake
+	}, 5*tidyIdle, 50*time.Millisecond, "it rests")
 }
