@@ -9,6 +9,7 @@ const (
 	chunkSize  = 512 << 10
 	minChunk   = 4 << 10
 	gatherWait = 25 * time.Millisecond  // those who want a body wait so long for the next one, to be served together,
+	gatherRate = 1 << 30                // or as long as it takes to send the body again, at so many bytes a second,
 	gatherMost = 500 * time.Millisecond // and no longer than this
 	remindIn   = 5 * time.Second        // a caller that has been sent all of a body, and has said nothing since, is told so
 	slowAfter  = 3 * time.Second        // a receiver that confirms nothing for so long no longer holds up the others
@@ -337,7 +338,8 @@ func (h *held) nextRound() (together, alone []want, more bool) {
 			return nil, nil, false
 		}
 		missing := h.needed.Len() - h.wanting.Len()
-		left := min(gatherWait-time.Since(h.latest), gatherMost-time.Since(h.first))
+		again := time.Duration(len(h.body)/(gatherRate/1000)) * time.Millisecond
+		left := min(max(gatherWait, again)-time.Since(h.latest), gatherMost-time.Since(h.first))
 		if h.subject != "" && missing > 0 && left > 0 {
 			h.mu.Unlock()
 			h.waitWake(left)

@@ -41,7 +41,8 @@ type receipt struct {
 	admission *admission
 
 	mu        sync.Mutex
-	buf       []byte // nil until admitted
+	admitted  bool
+	buf       []byte // nil until its first byte comes: those who wait for each other's requests do not wait for memory too
 	got       int
 	confirmed int
 	heard     time.Time // last sign of the owner
@@ -91,16 +92,18 @@ func (rs *receipts) len() int {
 	return len(rs.in)
 }
 
-// admit makes room for the body and tells the owner to send.
+// admit tells the owner to send.
 func (rs *receipts) admit(r *receipt) {
 	r.mu.Lock()
 	if r.finished {
 		r.mu.Unlock()
 		return
 	}
-	r.buf = make([]byte, r.ref.Len)
-	r.heard = time.Now()
+	r.admitted, r.heard = true, time.Now()
 	r.moved = r.heard
+	if r.ref.Len == 0 {
+		r.buf = []byte{}
+	}
 	r.mu.Unlock()
 	rs.want(r)
 	if r.ref.Len == 0 {
@@ -130,11 +133,14 @@ func (e *Endpoint) Chunk(f *Frame) {
 		return
 	}
 	r.mu.Lock()
-	if r.buf == nil || r.finished {
+	if !r.admitted || r.finished {
 		r.mu.Unlock()
 		return
 	}
 	r.heard = time.Now()
+	if r.buf == nil {
+		r.buf = make([]byte, r.ref.Len)
+	}
 	if f.Header.Offset < uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
 		r.mu.Unlock()
 		return
@@ -230,7 +236,7 @@ func (rs *receipts) all() []*receipt {
 func (rs *receipts) sweep(now time.Time, connected, anew bool) {
 	for _, r := range rs.all() {
 		r.mu.Lock()
-		waiting := r.buf == nil
+		waiting := !r.admitted
 		if waiting || !connected {
 			r.heard, r.moved = now, now
 		}
