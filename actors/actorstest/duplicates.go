@@ -26,6 +26,9 @@ func (s *suite) duplicates(t *testing.T) {
 		w.again(block, "k") // while running
 		w.again(note, "n")  // while queued
 		w.call(note, "n")   // doubled on the way
+		other := st.wire("other")
+		other.call(other.header(1, "note"), "behind")
+		st.until("all that was taken", func() bool { return st.lane(0, "work").Queued == 2 })
 		require.Equal(t, bus.StateRunning, w.asked(1))
 		w.control(bus.KindAsk, 2)
 		waits := w.status(2)
@@ -43,14 +46,14 @@ func (s *suite) duplicates(t *testing.T) {
 		h := w.header(3, "note")
 		h.Acked = 2
 		w.call(h, "m")
-		require.EqualValues(t, 4, w.good(3))
+		require.EqualValues(t, 5, w.good(3))
 		w.again(block, "k") // after it was acknowledged
 		require.Equal(t, bus.StateUnknown, w.status(1).State)
 		require.Equal(t, bus.StateUnknown, w.asked(2))
 		w.call(note, "n") // very late on the way
 		w.call(w.header(4, "note"), "o")
-		require.EqualValues(t, 5, w.good(4))
-		require.Equal(t, []string{"begin k", "end k", "n", "m", "o"}, st.events(0))
+		require.EqualValues(t, 6, w.good(4))
+		require.Equal(t, []string{"begin k", "end k", "n", "behind", "m", "o"}, st.events(0))
 	})
 	t.Run("a failure is remembered like a success", func(t *testing.T) {
 		st := s.stage(t, Role{})
