@@ -212,6 +212,9 @@ func (w *Worker) purgeLocked(now time.Time) {
 
 func (w *Worker) forgetAll(s *session) {
 	for _, c := range s.calls {
-		w.forget(c)
+		if c.phase == answered {
+			w.forget(c)
+			s.leave(c) // its memory is used again
+		}
 	}
 }

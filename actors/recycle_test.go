@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -125,4 +126,26 @@ func TestAllocationsOfACall(t *testing.T) {
 		call() // until it is known to be short
 	}
 	require.LessOrEqual(t, testing.AllocsPerRun(500, call), 6.0)
+}
+
+// What is forgotten when a worker ends is used again by the next message: nothing may refer to it.
+func TestForgottenCallsAreReferredToByNobody(t *testing.T) {
+	st := newStand(t, echoes(func(context.Context) {}))
+	w := st.start(WorkerSpec{})
+	body, err := bus.AppendMarshal(bus.AppendArgsHead(nil, 1), []byte("x"))
+	require.NoError(t, err)
+	g, err := st.ep.Scatter(t.Context(), bus.Call{
+		To: st.address, World: 1, Method: "echo", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: bus.AppendNamedHead(body, 0)}},
+	})
+	require.NoError(t, err)
+	<-g.Done()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, s := range w.sessions {
+		w.forgetAll(s)
+		for _, c := range s.calls {
+			require.False(t, slices.Contains(w.forgotten, c))
+		}
+	}
+	require.NotEmpty(t, w.forgotten)
 }
