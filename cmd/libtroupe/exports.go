@@ -115,9 +115,10 @@ func troupe_cancel(token C.uint64_t) (status C.int32_t) {
 	return statusOK
 }
 
-// troupe_take moves completions into buf, as many as fit, and returns how many bytes they take; 0: there are none,
-// and what was held back is sent, because the caller is about to wait. When none are left, the descriptor is no longer readable. See queue.go for their form. Bodies over 64 KiB are not copied:
-// the completion has their address and a number for troupe_release; they may be written to until then.
+// troupe_take moves completions into buf, as many as fit, and returns how many bytes they take; 0: there are none, and what
+// was held back is sent, because the caller is about to wait. When none are left, the descriptor is no longer readable. See
+// queue.go for their form. Bodies over 64 KiB are not copied: the completion has their address and a number for
+// troupe_release; they may be written to until then.
 //
 //export troupe_take
 func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -148,8 +149,6 @@ class Pipeline(Held):
 
     def _verb(self, verb: str, blocking: bool = True, read: Any = None, method: str = "", **fields: Any) -> Any:
         def result(text: Any) -> Any:
-            import json
-
             value = None if text is None else json.loads(text)
             return value if read is None else read(value)
 
@@ -387,8 +386,6 @@ class _Declared:
     def text(self) -> str:
         running = {role: {"command": ["python"]} for role in self._roles}
         here = {_function(stage): {"function": "driver.function"} for stage in self.functions}
-        import json
-
         return json.dumps({"name": self.name, "replicas": self._replicas, "roles": {**running, **here}, "streams": self._streams, "stages": self._stages})
 
 

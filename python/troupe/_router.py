@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -111,8 +112,6 @@ class Router(Held):
 
     def stats(self, *, blocking: bool = True) -> Any:
         """How it is: ranks, credits, in_flight, waiting, served, suspended."""
-        import json
-
         return self._verb("stats", blocking, lambda text: {"suspended": False, **json.loads(text)})
 
     def close(self, *, blocking: bool = True) -> Any:
