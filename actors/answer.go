@@ -11,8 +11,10 @@ import (
 // answer is in c.buf, or is body.
 func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	buf := c.buf
+	c.free(c.body) // it was not begun
 	c.body, c.buf = nil, nil
 	if c.dropped {
+		c.free(body)
 		c.phase = forgotten
 		c.session.leave(c)
 		w.reuse(buf)
@@ -33,14 +35,24 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 		h.Code, body = w.encodeError(err, max(int(c.header.Inline), minErrorRoom))
 		buf = buf[:bus.ReplyRoom]
 	} else if !c.header.Collected(w.spec.Rank) {
+		c.free(body)
 		buf, body = buf[:bus.ReplyRoom], nil
 	}
+	n := int64(len(buf) - bus.ReplyRoom + len(body))
+	held := err == nil && n > int64(c.header.Inline)
 	var onDone func()
-	if n := int64(len(buf) - bus.ReplyRoom + len(body)); err == nil && n > int64(c.header.Inline) {
+	if held {
 		w.unfetched += n
-		onDone = func() { w.fetched(n) }
+		b := c.binding
+		onDone = func() {
+			bus.FreeBody(b.memory, body)
+			w.fetched(n)
+		}
 	}
 	c.reply = w.host.ep.Reply(c.session.inbox, c.header, &h, buf, body, w.host.running.Load() > 0, onDone)
+	if !held && err == nil {
+		c.free(body)
+	}
 	c.phase = answered
 	w.keep(c)
 }
@@ -116,6 +128,7 @@ func (w *Worker) bodyArrived(c *call, body []byte, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if c.phase != queued { // cancelled or refused in the meantime
+		c.free(body)
 		return
 	}
 	c.body, c.bodyErr, c.bodyHere = body, err, true

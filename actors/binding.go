@@ -16,7 +16,8 @@ type binding struct {
 	starter Starter
 	bound   boundMethod
 	handle  func(ctx context.Context, body []byte) ([]byte, error)
-	short   int // its short calls in a row, up to fastCalls
+	memory  bus.Memory // of the starter's bodies; nil: Go's
+	short   int        // its short calls in a row, up to fastCalls
 }
 
 // boundMethod appends the method's encoded result to dst.
@@ -62,6 +63,9 @@ func (w *Worker) newBinding(h *bus.Header, info MethodInfo) *binding {
 	}
 	obj := w.objects[h.Object]
 	b.starter, _ = obj.(Starter)
+	if k, ok := obj.(Keeper); ok && b.starter != nil {
+		b.memory = k.Memory()
+	}
 	if t, ok := obj.(binder); ok {
 		b.bound = t.bind(h.Method)
 	}

@@ -31,6 +31,13 @@ type call struct {
 	panicked bool // the method did, and no error of another's panic
 }
 
+// free frees a body of the call, an argument or a result, that nobody needs any more.
+func (c *call) free(body []byte) {
+	if c.binding != nil {
+		bus.FreeBody(c.binding.memory, body)
+	}
+}
+
 // callList is calls in the order in which they were put there. The zero callList is empty.
 type callList struct {
 	oldest *call

@@ -24,6 +24,7 @@ func (w *Worker) cancelCall(h *bus.Header, now time.Time) {
 func (w *Worker) giveUp(c *call) {
 	switch c.phase {
 	case queued:
+		c.free(c.body)
 		c.dropped, c.phase, c.body = true, forgotten, nil
 		c.session.leave(c)
 		q := c.binding.queue

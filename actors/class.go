@@ -36,6 +36,11 @@ type (
 	Starter interface {
 		Begin(ctx context.Context, method string, body []byte, done func(body []byte, err error))
 	}
+	// Keeper is a Starter with a memory of its own for bodies over bus.MaxInline. It owns the arguments that it is given, and
+	// frees them; the results that it gives are freed when nobody needs them any more.
+	Keeper interface {
+		Memory() bus.Memory
+	}
 	// Tabled knows its methods only after it was made: they take the place of its class's.
 	Tabled interface {
 		Table() (methods []MethodInfo, open bool)

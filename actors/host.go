@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"log/slog"
@@ -285,10 +286,16 @@ func (h *Host) fetch(calls []*call) {
 		for _, c := range group {
 			ranks.Add(c.worker.spec.Rank)
 		}
-		h.ep.Fetch(ref, ranks, func(body []byte, err error) {
-			for _, c := range group {
-				c.worker.bodyArrived(c, body, err)
+		memory := group[0].binding.memory
+		h.ep.Fetch(ref, ranks, memory, func(body []byte, err error) {
+			for _, c := range group[1:] {
+				other := body
+				if memory != nil { // it has one owner
+					other = bytes.Clone(body)
+				}
+				c.worker.bodyArrived(c, other, err)
 			}
+			group[0].worker.bodyArrived(group[0], body, err)
 		})
 	}
 }

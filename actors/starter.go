@@ -26,12 +26,15 @@ func (w *Worker) begin(s Starter, q *queue, c *call) *call {
 	}
 	// Of Begin's return and the end of the call, whichever comes second goes on with the lane.
 	var claimed, second atomic.Bool
+	memory := c.binding.memory
 	done := func(body []byte, err error) {
 		if claimed.Swap(true) {
+			bus.FreeBody(memory, body)
 			return
 		}
 		c.ctx.end()
 		if err != nil {
+			bus.FreeBody(memory, body)
 			body, err = nil, w.laterError(c, err)
 		}
 		next = w.finish(q, c, body, err)
@@ -54,7 +57,9 @@ func (w *Worker) beginSafely(s Starter, c *call, done func([]byte, error)) {
 			done(nil, panicError(p))
 		}
 	}()
-	s.Begin(c.ctx, c.header.Method, c.body, done)
+	body := c.body
+	c.body = nil // it is the starter's
+	s.Begin(c.ctx, c.header.Method, body, done)
 }
 
 // laterError is wireError for a call whose method has returned long ago. An error that has a panic's code is one, where

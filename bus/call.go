@@ -18,6 +18,9 @@ type Call struct {
 	Meta        []byte
 	Trace       string
 
+	// Memory is where answers over MaxInline are put: the caller owns them, and frees them. Nil: Go's own.
+	Memory Memory
+
 	FailFast bool // the first failure ends the call, and the others are cancelled
 	Need     int  // so many good answers end the call, and the others are cancelled; 0: all of them
 
@@ -39,8 +42,11 @@ type Part struct {
 	Scope  Scope
 	Ranks  []int  // who it is for, rising
 	Some   bool   // others hear the subject too
-	Body   []byte // must not be changed until the call is over
+	Body   []byte // must not be changed until the call is over, or DoneFunc is called
 	NoData bool   // called with the metadata alone
+	// DoneFunc is called once, when nobody reads a body over MaxInline any more: after the call, or before its end. If Scatter
+	// fails and OverFunc is not called, nobody has read it, and DoneFunc may not be called. It must not block.
+	DoneFunc func()
 }
 
 // Scope is one of the subjects of a role.

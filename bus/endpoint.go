@@ -17,7 +17,6 @@ import (
 const (
 	maxEnvelope    = 16 << 10        // what a frame's envelope may take of a message
 	minPayload     = 2 * maxEnvelope // the smallest message a server must let through
-	maxInline      = 64 << 10        // the largest argument that travels in its frame
 	maxInlineRole  = 8 << 20         // the most bytes of such arguments on their way to one role
 	maxInlineReply = 32 << 10        // the largest answer that travels in its frame
 	minInlineReply = 1 << 10         // what an answer may always take
@@ -107,18 +106,19 @@ func (e *Endpoint) Namespace() string { return e.namespace }
 // Session is the endpoint's own name, new at each opening.
 func (e *Endpoint) Session() string { return e.session }
 
-// spawn runs do in a goroutine that Close waits for. In an endpoint that is closed it does nothing.
-func (e *Endpoint) spawn(do func()) {
+// spawn runs do in a goroutine that Close waits for. In an endpoint that is closed it does nothing, and reports false.
+func (e *Endpoint) spawn(do func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.stopped {
-		return
+		return false
 	}
 	e.group.Add(1)
 	Go(func() {
 		defer e.group.Done()
 		do()
 	})
+	return true
 }
 
 // Close fails every pending call, lets go of every body and ends the subscription. It may be called more than once.

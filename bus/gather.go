@@ -204,7 +204,7 @@ func (g *Gather) holdLarge() {
 		g.refs = make([]Ref, len(g.call.Parts))
 	}
 	payload := int(g.ep.bus.nc.MaxPayload()) - maxEnvelope
-	limit := min(maxInline, payload)
+	limit := min(MaxInline, payload)
 	if g.call.Ordered { // all frames of the call travel to the sequencer in one message
 		limit = min(limit, payload/2/len(g.call.Parts))
 	}
@@ -217,8 +217,16 @@ func (g *Gather) holdLarge() {
 		if len(p.Ranks) > 1 {
 			subject = p.Scope.subject(g.call.To, false)
 		}
-		g.refs[i] = g.ep.Hold(p.Body, Ranks(p.Ranks...), subject, nil)
+		g.refs[i] = g.ep.Hold(p.Body, Ranks(p.Ranks...), subject, p.doneFunc())
 	}
+}
+
+// doneFunc is who is told that nobody reads the body of a part any more.
+func (p *Part) doneFunc() func() {
+	if len(p.Body) > MaxInline {
+		return p.DoneFunc
+	}
+	return nil
 }
 
 // letGo gives back what the call's arguments took.
@@ -305,7 +313,11 @@ func (g *Gather) genOf(rank int) uint32 {
 
 // fetch pulls the body of an answer.
 func (g *Gather) fetch(i int, ref Ref, code Code) {
-	g.ep.Fetch(ref, RankSet{}, func(body []byte, err error) {
+	memory := g.call.Memory
+	if code != "" { // it is an error, and read here
+		memory = nil
+	}
+	g.ep.Fetch(ref, RankSet{}, memory, func(body []byte, err error) {
 		if err != nil {
 			g.settle(i, nil, err)
 			return
@@ -344,6 +356,7 @@ func (g *Gather) settle(i int, body []byte, err error) {
 	g.mu.Lock()
 	if g.slots[i].answered || g.over {
 		g.mu.Unlock()
+		FreeBody(g.call.Memory, body)
 		return
 	}
 	g.settled(g.settleLocked(i, body, err))

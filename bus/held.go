@@ -30,7 +30,7 @@ type held struct {
 	ref     Ref
 	body    []byte
 	subject string // where all its receivers listen, for one stream to all; empty: to each its own inbox
-	onDone  func() // called once, when nobody needs the body any more
+	onDone  func() // called once, when nobody reads the body any more
 
 	mu      sync.Mutex
 	needed  RankSet // ranks that have not said Done; empty for a caller's inbox, which is done at once
@@ -67,7 +67,7 @@ type receiver struct {
 func newStore(ep *Endpoint) *store { return &store{ep: ep, held: map[uint64]*held{}} }
 
 // Hold keeps body until everyone in ranks is done with it (a single unnamed receiver if ranks is empty), or until it
-// is dropped. subject is where all those ranks listen, or empty.
+// is dropped; onDone, if set, is called when nobody reads it any more. subject is where all those ranks listen, or empty.
 func (e *Endpoint) Hold(body []byte, ranks RankSet, subject string, onDone func()) Ref {
 	st := e.store
 	h := &held{st: st, body: body, subject: subject, needed: ranks, onDone: onDone, serving: map[string]*receiver{}, tried: map[string]bool{}, wakeCh: make(chan struct{}, 1)}
@@ -101,16 +101,32 @@ func (st *store) get(id uint64) *held {
 
 func (st *store) forget(h *held) {
 	st.mu.Lock()
-	_, here := st.held[h.ref.ID]
 	delete(st.held, h.ref.ID)
 	st.mu.Unlock()
 	h.mu.Lock()
 	h.dropped = true
+	tell := h.unreadLocked()
 	h.mu.Unlock()
 	h.wake()
-	if here && h.onDone != nil {
-		h.onDone()
+	tell()
+}
+
+// unreadLocked is what to do, without the lock, if nobody reads the body any more: it is dropped, and no pump runs.
+func (h *held) unreadLocked() (tell func()) {
+	if h.onDone == nil || !h.dropped || h.pumping {
+		return func() {}
 	}
+	tell, h.onDone = h.onDone, nil
+	return tell
+}
+
+// rest notes that no pump runs.
+func (h *held) rest() {
+	h.mu.Lock()
+	h.pumping = false
+	tell := h.unreadLocked()
+	h.mu.Unlock()
+	tell()
 }
 
 func (st *store) dropAll() {
@@ -136,7 +152,9 @@ func (st *store) wanted(f *Frame) {
 	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}
 	start, sign := h.ask(w, time.Now())
 	if start {
-		st.ep.spawn(h.pump)
+		if !st.ep.spawn(h.pump) {
+			h.rest()
+		}
 		st.ep.wakeSweep()
 	}
 	if sign.subject == "" {
@@ -161,6 +179,9 @@ func (h *held) ask(w want, now time.Time) (start bool, s sign) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer h.wake()
+	if h.dropped { // a moment ago: it is not read any more
+		return false, sign{}
+	}
 	if served, s := h.served(w, now); served {
 		return false, s
 	}
@@ -334,7 +355,9 @@ func (h *held) nextRound() (together, alone []want, more bool) {
 		h.mu.Lock()
 		if h.dropped || len(h.wants) == 0 {
 			h.pumping = false
+			tell := h.unreadLocked()
 			h.mu.Unlock()
+			tell()
 			return nil, nil, false
 		}
 		missing := h.needed.Len() - h.wanting.Len()

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 	"sync"
@@ -37,6 +38,7 @@ type receipts struct {
 type receipt struct {
 	ref       Ref
 	ranks     RankSet // the ranks of this process that need it; empty for a caller
+	memory    Memory
 	done      []func([]byte, error)
 	admission *admission
 
@@ -57,9 +59,10 @@ func newReceipts(ep *Endpoint) *receipts {
 	return &receipts{ep: ep, in: map[Ref]*receipt{}}
 }
 
-// Fetch asks for a body and calls done with it, whole, or with the reason why it will not come. The bytes belong to
-// whoever is called; several callers of Fetch for one ref share them and must not write to them. done must not block.
-func (e *Endpoint) Fetch(ref Ref, ranks RankSet, done func([]byte, error)) {
+// Fetch asks for a body and calls done with it, whole, or with the reason why it will not come. The body is of memory, which
+// may be nil, and belongs to whoever is called. Several callers of Fetch for one ref must not write to it; without a
+// memory they share it. done must not block.
+func (e *Endpoint) Fetch(ref Ref, ranks RankSet, memory Memory, done func([]byte, error)) {
 	if ref.Len > e.bus.cfg.MaxBody {
 		e.release(ref, ranks)
 		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
@@ -72,7 +75,7 @@ func (e *Endpoint) Fetch(ref Ref, ranks RankSet, done func([]byte, error)) {
 		rs.mu.Unlock()
 		return
 	}
-	r := &receipt{ref: ref, ranks: ranks, done: []func([]byte, error){done}, heard: time.Now(), patience: stallAfter}
+	r := &receipt{ref: ref, ranks: ranks, memory: memory, done: []func([]byte, error){done}, heard: time.Now(), patience: stallAfter}
 	rs.in[ref] = r
 	rs.mu.Unlock()
 	e.wakeSweep()
@@ -139,7 +142,11 @@ func (e *Endpoint) Chunk(f *Frame) {
 	}
 	r.heard = time.Now()
 	if r.buf == nil {
-		r.buf = make([]byte, r.ref.Len)
+		if r.buf = makeBody(r.memory, int(r.ref.Len)); r.buf == nil {
+			r.mu.Unlock()
+			rs.finish(r, Errorf(CodeRefused, "there is no memory for a body of %d bytes", r.ref.Len))
+			return
+		}
 	}
 	if f.Header.Offset < uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
 		r.mu.Unlock()
@@ -196,10 +203,17 @@ func (rs *receipts) finish(r *receipt, err error) {
 		rs.ep.bus.budget.release(a)
 	}
 	if err != nil {
+		FreeBody(r.memory, body)
 		body = nil
 	}
-	for _, done := range waiters {
-		done(body, err)
+	bodies := make([][]byte, len(waiters))
+	for i := range bodies {
+		if bodies[i] = body; i > 0 && r.memory != nil { // it has one owner
+			bodies[i] = bytes.Clone(body)
+		}
+	}
+	for i, done := range waiters {
+		done(bodies[i], err)
 	}
 }
 

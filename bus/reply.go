@@ -21,7 +21,7 @@ func (e *Endpoint) Inbox(session string) string { return replyIn(e.namespace, se
 
 // Reply sends an answer to a call to the caller's inbox. buf is ReplyRoom bytes and then the body, if body is nil; it
 // belongs to the Reply from now on. The body travels in the frame if the call allows that much; otherwise it is held here until the
-// caller has pulled it, and onDone, if set, is called when it is no longer held. h is the answer's own envelope; for a
+// caller has pulled it, and onDone, if set, is called when nobody reads it any more. h is the answer's own envelope; for a
 // failure the body is the encoded *Error. more says that other answers are about to follow, so that this one may travel
 // with them.
 func (e *Endpoint) Reply(inbox string, call *Header, h *Header, buf, body []byte, more bool, onDone func()) Reply {
@@ -90,7 +90,7 @@ func (e *Endpoint) inlineLimit(call *Header, code Code) int {
 	if code == "" {
 		return int(call.Inline)
 	}
-	return min(maxInline, int(e.bus.nc.MaxPayload())-maxEnvelope)
+	return min(MaxInline, int(e.bus.nc.MaxPayload())-maxEnvelope)
 }
 
 func (r *Reply) frame() []byte { return r.buf[r.from:] }

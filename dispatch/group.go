@@ -59,13 +59,17 @@ type Call struct {
 	// ArrivedFunc and OverFunc are told what happens to the call; see bus.Call.
 	ArrivedFunc func(*bus.Gather)
 	OverFunc    func(*bus.Gather)
+	// Memory is where large answers are put; see bus.Call.
+	Memory bus.Memory
 }
 
 // Encoded is a call whose arguments somebody else has cut as the plan says and encoded: one body for each of its parts.
-// The bodies must not be changed until the call is over.
+// The bodies must not be changed until the call is over, or DoneFunc is told.
 type Encoded struct {
 	Plan   *Plan
 	Bodies [][]byte
+	// DoneFunc is told when nobody reads the body of a part any more; see bus.Part. Nil: nobody wants to know.
+	DoneFunc func(part int)
 }
 
 // Resolver is an argument that is not there yet: a Future of another call. It is awaited before the call is sent.
@@ -99,7 +103,7 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 	call := bus.Call{
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
-		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc,
+		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc, Memory: c.Memory,
 	}
 	if g.GensFunc != nil {
 		call.Gens = g.GensFunc()
@@ -133,6 +137,9 @@ func (g *Group) encoded(e *Encoded) []bus.Part {
 	parts := make([]bus.Part, len(e.Plan.Parts))
 	for i, p := range e.Plan.Parts {
 		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: e.Bodies[i]}
+		if e.DoneFunc != nil && len(e.Bodies[i]) > bus.MaxInline {
+			parts[i].DoneFunc = func() { e.DoneFunc(i) }
+		}
 	}
 	return parts
 }

@@ -46,23 +46,26 @@ func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
 	return h, rest, uint64(h.method)+uint64(h.object)+16*uint64(h.parts) <= uint64(len(rest))
 }
 
-// bodies are those of the call's parts.
-func (c *core) bodies(table []byte, rest []byte, parts int) ([][]byte, bool) {
-	out := make([][]byte, parts)
-	for i := range out {
+// bodies are those of the call's parts, and the large ones among them. Those are the call's from now on, also if it cannot be read.
+func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large outgoing, ok bool) {
+	all = make([][]byte, parts)
+	for i := range all {
 		n := binary.LittleEndian.Uint64(table[16*i:])
 		if at := binary.LittleEndian.Uint64(table[16*i+8:]); at != 0 {
-			if out[i] = c.memory.handOver(at, int(n)); out[i] == nil {
-				return nil, false
+			if all[i] = c.memory.handOver(at, int(n)); all[i] == nil {
+				return nil, large, false
+			}
+			if n > bus.MaxInline {
+				large = large.with(c.memory, parts, i, all[i])
 			}
 			continue
 		}
 		if n > uint64(len(rest)) {
-			return nil, false
+			return nil, large, false
 		}
-		out[i], rest = rest[:n:n], rest[n:]
+		all[i], rest = rest[:n:n], rest[n:]
 	}
-	return out, true
+	return all, large, true
 }
 
 var errBlob = bus.Errorf(bus.CodeInvalid, "the call cannot be read")
@@ -75,8 +78,9 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	method, object := string(rest[:h.method]), string(rest[h.method:h.method+h.object])
 	rest = rest[h.method+h.object:]
-	bodies, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
+	bodies, large, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
 	if !ok {
+		large.freeAll()
 		return errBlob
 	}
 	on, err := c.cluster(id)
@@ -84,15 +88,18 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	if err == nil {
 		plan, err = on.planOf(int(h.plan))
 	}
+	r := &report{core: c, token: token, need: int(h.need), large: large}
 	if err != nil {
-		c.queue.push(completion{kind: kindOver, flags: flagFailed | flagLast, token: token, rank: -1, body: encodeError(err)})
+		r.refused(err)
 		return nil
 	}
-	r := &report{core: c, token: token, need: int(h.need)}
 	call := dispatch.Call{
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: plan, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
-		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, OverFunc: r.over,
+		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, OverFunc: r.over, Memory: c.memory,
+	}
+	if large != nil {
+		call.Encoded.DoneFunc = large.free
 	}
 	if h.flags&callStreams != 0 {
 		call.ArrivedFunc = r.arrived
@@ -115,6 +122,7 @@ type report struct {
 	core  *core
 	token uint64
 	need  int
+	large outgoing
 
 	mu   sync.Mutex // guards what follows
 	sent int        // answers that were reported
@@ -130,12 +138,14 @@ func (r *report) begun(giveUp func()) {
 	}
 }
 
-// refused is a call that was never made. Its end may have been reported nevertheless.
+// refused is a call that was never made. Its end may have been reported nevertheless: then something of it may have been sent, and its
+// arguments be read.
 func (r *report) refused(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.done {
 		r.done = true
+		r.large.freeAll()
 		r.core.queue.push(completion{kind: kindOver, flags: flagFailed | flagLast, token: r.token, rank: -1, body: encodeError(err)})
 	}
 }

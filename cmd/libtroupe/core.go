@@ -78,7 +78,7 @@ func newCore() (*core, error) {
 		return nil, errors.New("no descriptor to announce completions with: " + err.Error())
 	}
 	c := &core{
-		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(),
+		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(shared),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},

@@ -66,8 +66,8 @@ func (w *crew) wait(ctx context.Context, stage string, flags uint32, items []byt
 	ch := make(chan crewAnswer, 1)
 	t := &taken{ctx: ctx, done: func(body []byte, err error) { ch <- crewAnswer{body, err} }}
 	number := w.core.incoming.add(t)
-	t.stop = context.AfterFunc(ctx, func() { w.tell(crewBody(number, crewEnd, nil, nil)) })
-	w.tell(crewBody(number, flags, callMeta(ctx, stage, ""), items))
+	t.stop = context.AfterFunc(ctx, func() { w.tell(w.body(number, crewEnd, nil, nil)) })
+	w.tell(w.body(number, flags, callMeta(ctx, stage, ""), items))
 	select {
 	case a := <-ch:
 		return a.body, a.err
@@ -82,9 +82,9 @@ func (w *crew) tell(body []byte) {
 	w.core.queue.push(completion{kind: kindAnswer, token: w.token, rank: -1, body: body})
 }
 
-func crewBody(number uint64, flags uint32, meta, items []byte) []byte {
+func (w *crew) body(number uint64, flags uint32, meta, items []byte) []byte {
 	start := (crewHead + len(meta) + align - 1) &^ (align - 1)
-	b := make([]byte, start+len(items))
+	b := w.core.memory.room(start + len(items))
 	le := binary.LittleEndian
 	le.PutUint64(b, number)
 	le.PutUint32(b[8:], uint32(len(meta)))

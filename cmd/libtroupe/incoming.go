@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -15,7 +16,9 @@ var styleFlags = map[pipeline.Style]byte{pipeline.Bodies: 2, pipeline.Items: 2 |
 
 // incoming is the calls that the other side has taken, or will, and has not answered.
 type incoming struct {
-	mu    sync.Mutex
+	memory *memory
+
+	mu    sync.Mutex // guards what follows
 	last  uint64
 	calls map[uint64]*taken
 }
@@ -24,9 +27,10 @@ type taken struct {
 	ctx  context.Context
 	done func(body []byte, err error)
 	stop func() bool // unhooks the word that it was cancelled
+	owns bool        // done frees a large body, or has it freed; else it is given one on Go's heap
 }
 
-func newIncoming() *incoming { return &incoming{calls: map[uint64]*taken{}} }
+func newIncoming(m *memory) *incoming { return &incoming{memory: m, calls: map[uint64]*taken{}} }
 
 func (in *incoming) add(t *taken) uint64 {
 	in.mu.Lock()
@@ -44,18 +48,25 @@ func (in *incoming) remove(token uint64) *taken {
 	return t
 }
 
-// answer hands an answer to whoever waits for it.
+// answer hands an answer, which is Go's own, to whoever waits for it.
 func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
 	t := in.remove(token)
-	if t == nil {
-		return false
-	}
-	if t.stop != nil {
+	if t != nil && t.stop != nil {
 		t.stop()
 	}
-	if failed {
+	if t != nil && !failed && t.owns {
+		t.done(body, nil)
+		return true
+	}
+	defer bus.FreeBody(in.memory, body)
+	switch {
+	case t == nil:
+		return false
+	case failed:
 		t.done(nil, t.failure(body))
-	} else {
+	case len(body) > bus.MaxInline:
+		t.done(bytes.Clone(body), nil)
+	default:
 		t.done(body, nil)
 	}
 	return true

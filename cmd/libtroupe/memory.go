@@ -1,90 +1,172 @@
 package main
 
 import (
-	"runtime"
 	"sync"
 	"unsafe"
+
+	"troupe/bus"
 )
 
-// align is where bodies begin, so that the tensors in them are aligned.
+// align is where tensors begin. Memory begins at a page.
 const align = 64
 
-// memory is the bodies that both sides of the border use without a copy. They are pinned: they stay where they are, and
-// alive, until they are handed over or released.
+// memory is the bodies over bus.MaxInline: outside Go's heap, so that both sides of the border use them where they are, and Go's
+// collector has nothing to do with them. Each has one owner, who frees it:
+//
+//	the other side ── alloc ──► filling ── handOver ──► Go: a call or an answer that is pulled ── Free, when it has been read ──► pool
+//	                               └───── release ─────────────────────────────────────────────────────────────────────────────►
+//	Go: an argument or answer on its way in ── Make ──► coming ── lend ──► the other side ── release, when nothing refers to it ──►
+//	                                                      └───── Free, if nobody waits for it any more ────────────────────────►
 type memory struct {
-	mu     sync.Mutex
-	pinned map[uint64]*pinned // by number; by address for what was allocated
-	next   uint64
-	tidier *tidier
+	pool *pool
+
+	mu     sync.Mutex         // guards what follows
+	blocks map[uintptr]*block // all that are in use, by address
+	loans  map[uint64]*block  // of those, the ones that are lent, by number
+	last   uint64             // number of a loan
 }
 
-type pinned struct {
-	pin  runtime.Pinner
-	body []byte
+// block is one body.
+type block struct {
+	room []byte // whole pages, more than the body takes
+	away bool   // the other side has it
 }
 
-// shared is the memory of all cores of the process. What is lent outlives the core that lent it: an array of the other
-// side may lie in it; and Go ends the process when it finds something pinned that nobody remembers.
+// shared is the memory of all cores of the process. What is lent outlives the core that lent it: an array of the other side may
+// lie in it.
 var shared = newMemory()
 
-func newMemory() *memory { return &memory{pinned: map[uint64]*pinned{}, tidier: newTidier()} }
-
-// alloc gives memory that the other side fills.
-func (m *memory) alloc(n int) unsafe.Pointer {
-	whole := make([]byte, n+align)
-	off := int(-uintptr(unsafe.Pointer(unsafe.SliceData(whole))) & (align - 1))
-	p := &pinned{body: whole[off : off+n]}
-	at := unsafe.Pointer(unsafe.SliceData(whole[off:]))
-	p.pin.Pin(at)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.pinned[uint64(uintptr(at))] = p
-	return at
+func newMemory() *memory {
+	return &memory{pool: newPool(), blocks: map[uintptr]*block{}, loans: map[uint64]*block{}}
 }
 
-// own is the n bytes at an address: those that were allocated there, handed over, or else a copy.
+var _ bus.Memory = (*memory)(nil)
+
+// Make gives room for a body that comes in; nil: there is none.
+func (m *memory) Make(n int) []byte { return m.make(n, false) }
+
+func (m *memory) make(n int, away bool) []byte {
+	room := m.pool.take(roomFor(n))
+	if room == nil {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.blocks[address(room)] = &block{room: room, away: away}
+	return room[:n:n]
+}
+
+// Free takes back a body that Go has. One that is not of this memory, or that the other side has, is left alone.
+func (m *memory) Free(body []byte) {
+	if b := m.remove(address(body), false); b != nil {
+		m.pool.put(b.room)
+	}
+}
+
+// remove takes out the block at an address, if it is where it is thought to be.
+func (m *memory) remove(at uintptr, away bool) *block {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	b := m.blocks[at]
+	if b == nil || b.away != away {
+		return nil
+	}
+	delete(m.blocks, at)
+	return b
+}
+
+// alloc gives memory that the other side fills; nil: there is none.
+func (m *memory) alloc(n int) unsafe.Pointer {
+	return unsafe.Pointer(unsafe.SliceData(m.make(n, true)))
+}
+
+// own is the n bytes at an address as Go's own: those that were allocated there, handed over, or else a copy.
 func (m *memory) own(at unsafe.Pointer, n int) []byte {
 	if n == 0 {
 		return nil
 	}
-	if b := m.handOver(uint64(uintptr(at)), n); b != nil {
-		return b
+	if body := m.handOver(uint64(uintptr(at)), n); body != nil {
+		return body
 	}
-	return append([]byte(nil), unsafe.Slice((*byte)(at), n)...)
+	return m.keep(unsafe.Slice((*byte)(at), n))
 }
 
-// handOver is the body that was allocated at an address, from now on Go's alone; nil: there is none.
+// room is for a body that is made here: on Go's heap, unless it is large.
+func (m *memory) room(n int) []byte {
+	if n <= bus.MaxInline {
+		return make([]byte, n)
+	}
+	body := m.Make(n)
+	if body == nil {
+		panic(bus.Errorf(bus.CodeRefused, "there is no memory for a body of %d bytes", n))
+	}
+	return body
+}
+
+// keep is a copy of bytes that somebody else has.
+func (m *memory) keep(bytes []byte) []byte {
+	body := m.room(len(bytes))
+	copy(body, bytes)
+	return body
+}
+
+// handOver is the body that was allocated at an address, from now on Go's; nil: there is none. A small one is Go's like any other.
 func (m *memory) handOver(at uint64, n int) []byte {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	p := m.pinned[at]
-	if p == nil || n > len(p.body) {
+	b := m.blocks[uintptr(at)]
+	if b == nil || !b.away || n > len(b.room) {
+		m.mu.Unlock()
 		return nil
 	}
-	delete(m.pinned, at)
-	p.pin.Unpin()
-	m.tidier.passedBy(len(p.body))
-	return p.body[:n:n]
+	b.away = false
+	m.mu.Unlock()
+	body := b.room[:n:n]
+	if n <= bus.MaxInline {
+		defer m.Free(body)
+		return m.keep(body)
+	}
+	return body
 }
 
-// lend gives the other side a body of ours, under a number that is no address.
-func (m *memory) lend(body []byte) uint64 {
-	p := &pinned{body: body}
-	p.pin.Pin(unsafe.SliceData(body))
+// lend gives the other side a body of Go's, under a number that is no address; one that is not of this memory is copied to it.
+func (m *memory) lend(body []byte) (at, number uint64) {
+	if !m.has(body) {
+		body = m.keep(body)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.next++
-	m.pinned[m.next] = p
-	return m.next
+	b := m.blocks[address(body)]
+	b.away = true
+	m.last++
+	m.loans[m.last] = b
+	return uint64(address(body)), m.last
 }
 
-// release ends what alloc or lend began.
+func (m *memory) has(body []byte) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.blocks[address(body)] != nil
+}
+
+// release ends what alloc or lend began: by the address of the one, by the number of the other. Twice is harmless.
 func (m *memory) release(number uint64) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if p := m.pinned[number]; p != nil {
-		delete(m.pinned, number)
-		p.pin.Unpin()
-		m.tidier.passedBy(len(p.body))
+	at := uintptr(number)
+	if b := m.loans[number]; b != nil {
+		delete(m.loans, number)
+		at = address(b.room)
+	}
+	m.mu.Unlock()
+	if b := m.remove(at, true); b != nil {
+		m.pool.put(b.room)
 	}
 }
+
+// inUse counts the bodies.
+func (m *memory) inUse() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.blocks)
+}
+
+func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

@@ -4,7 +4,8 @@ import (
 	"encoding/binary"
 	"sync"
 	"syscall"
-	"unsafe"
+
+	"troupe/bus"
 )
 
 // A completion as troupe_take writes it, little-endian, at multiples of 8 bytes:
@@ -13,10 +14,7 @@ import (
 //	 4 uint32 flags      16 int32 rank        32 uint64 its address; 0: it follows the meta
 //	                     20 uint32 meta       40 uint64 number for troupe_release; 0: none
 //	48 the meta, so many bytes, and the body, each padded to a multiple of 8
-const (
-	headSize    = 48
-	inlineLimit = 64 << 10
-)
+const headSize = 48
 
 // kind says what a completion is about.
 type kind uint32
@@ -125,7 +123,7 @@ func (q *queue) take(buf []byte, m *memory) int {
 	return n
 }
 
-func (c *completion) inline() bool { return len(c.body) <= inlineLimit }
+func (c *completion) inline() bool { return len(c.body) <= bus.MaxInline }
 
 func (c *completion) size() int {
 	n := headSize + pad(len(c.meta))
@@ -140,8 +138,7 @@ func (c *completion) write(buf []byte, m *memory) {
 	if c.inline() {
 		copy(buf[headSize+pad(len(c.meta)):], c.body)
 	} else {
-		number = m.lend(c.body)
-		at = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(c.body))))
+		at, number = m.lend(c.body)
 	}
 	le := binary.LittleEndian
 	le.PutUint32(buf[0:], uint32(c.kind))

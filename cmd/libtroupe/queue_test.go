@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -77,39 +76,6 @@ func TestCompletionsAreTakenManyAtATime(t *testing.T) {
 	require.Zero(t, q.take(buf, m))
 	q.push(completion{kind: kindOver})
 	require.Equal(t, statusSmall, q.take(make([]byte, 8), m))
-}
-
-func TestLargeBodiesAreLent(t *testing.T) {
-	q, m := newQueue(t), newMemory()
-	body := bytes.Repeat([]byte("x"), inlineLimit+1)
-	q.push(completion{kind: kindAnswer, token: 1, body: body})
-	buf := make([]byte, 256)
-	require.Equal(t, headSize, q.take(buf, m))
-	le := binary.LittleEndian
-	require.EqualValues(t, uintptr(unsafe.Pointer(&body[0])), le.Uint64(buf[32:]))
-	require.Len(t, m.pinned, 1)
-	m.release(le.Uint64(buf[40:]))
-	m.release(le.Uint64(buf[40:])) // twice is harmless
-	require.Empty(t, m.pinned)
-}
-
-func TestMemoryIsHandedOver(t *testing.T) {
-	m := newMemory()
-	at := m.alloc(1000)
-	require.Zero(t, uintptr(at)%align)
-	copy(unsafe.Slice((*byte)(at), 1000), "abc")
-	got := m.own(at, 3)
-	require.Equal(t, "abc", string(got))
-	require.Same(t, (*byte)(at), &got[0], "no copy")
-	require.Empty(t, m.pinned)
-	other := []byte("copied")
-	got = m.own(unsafe.Pointer(&other[0]), len(other))
-	other[0] = 'X'
-	require.Equal(t, "copied", string(got))
-	short := uint64(uintptr(m.alloc(10)))
-	require.Nil(t, m.handOver(short, 11), "more than there is")
-	m.release(short)
-	require.Empty(t, m.pinned)
 }
 
 func TestCallsThatCannotBeRead(t *testing.T) {

@@ -33,10 +33,13 @@ type servant struct {
 
 var (
 	_ actors.Starter = (*servant)(nil)
+	_ actors.Keeper  = (*servant)(nil)
 	_ actors.Tabled  = (*servant)(nil)
 )
 
 func (s *servant) Table() ([]actors.MethodInfo, bool) { return s.object.Table() }
+
+func (s *servant) Memory() bus.Memory { return s.object.Memory() }
 
 // Begin hands the call to the other side, and says whether it comes from one of its own workers.
 func (s *servant) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {

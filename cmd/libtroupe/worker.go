@@ -78,6 +78,7 @@ type object struct {
 
 var (
 	_ actors.Starter    = (*object)(nil)
+	_ actors.Keeper     = (*object)(nil)
 	_ actors.Tabled     = (*object)(nil)
 	_ actors.Closer     = (*object)(nil)
 	_ actors.Configurer = (*object)(nil)
@@ -86,13 +87,16 @@ var (
 
 func (o *object) Table() ([]actors.MethodInfo, bool) { return o.table.Methods, o.table.Open }
 
+// Memory is where large arguments are put, and results come from.
+func (o *object) Memory() bus.Memory { return o.core.memory }
+
 // Begin hands the call to the other side, which answers it.
 func (o *object) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
 	o.begin(ctx, callMeta(ctx, method, o.name), body, done)
 }
 
 func (o *object) begin(ctx context.Context, meta, body []byte, done func([]byte, error)) {
-	t := &taken{ctx: ctx, done: done}
+	t := &taken{ctx: ctx, done: done, owns: true}
 	token := o.core.incoming.add(t)
 	if o.table.Cancels {
 		t.stop = context.AfterFunc(ctx, func() {

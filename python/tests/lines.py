@@ -1,6 +1,7 @@
 """Functions that are stages of pipelines, in the driver's process and in roles of a file."""
 
 import asyncio
+import os
 import threading
 import time
 
@@ -25,17 +26,24 @@ def fail(value):
 begun = threading.Event()  # one of the next two runs
 
 
+def begin(item):
+    """Says that it runs, also to another process: an item that is aborted before it runs gives nothing."""
+    begun.set()
+    if os.path.isabs(item.value):
+        open(item.value, "w").close()
+
+
 def until_aborted(item):
     """Works until it is told to end, and gives what it has."""
     call = troupe.current_call()
-    begun.set()
+    begin(item)
     while not call.cancelled:
         time.sleep(0.002)
     return f"part of {item.value}"
 
 
 async def until_cancelled(item):
-    begun.set()
+    begin(item)
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:

@@ -292,23 +292,21 @@ def run_file(session):
 
 
 @pytest.mark.parametrize("holder", ["until_aborted", "until_cancelled"])
-def test_a_file_has_roles_of_functions(run_file, holder):
+def test_a_file_has_roles_of_functions(run_file, holder, tmp_path):
     name = holder.replace("_", "-")
     run = run_file(FILE.format(name=name, holder=holder, python=sys.executable))
     with troupe.Pipeline.attach(name) as p:
         p.put_many("in", [1, 2, "ba"], timeout=10)
-        got = []
-        while len(got) < 3:
-            got += [item.value for item in p.take("out", 10, timeout=10)]
+        got = [item.value for _ in range(3) for item in p.take("out", 1, timeout=10)]
         assert sorted(got, key=str) == [2, 4, "baba"]
         p.put("in", "b", timeout=10)
-        p.put("hold", "x", id="x1", timeout=10)
-        until(lambda: p.stats()["stages"]["hold"]["in_flight"] == 1)
+        x = tmp_path / "x"
+        p.put("hold", str(x), id="x1", timeout=10)
+        until(x.exists)
+        assert p.stats()["stages"]["hold"]["in_flight"] == 1
         p.abort("x1")
-        values = set()
-        while len(values) < 2:
-            values |= {item.value for item in p.take("out", 10, timeout=10)}
-        assert values == {"bb", "part of x"}
+        values = [item.value for _ in range(2) for item in p.take("out", 1, timeout=10)]
+        assert set(values) == {"bb", f"part of {x}"}
         p.shutdown()
     assert run.wait(20) == 0
 

@@ -1,0 +1,96 @@
+package bustest
+
+import (
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// Memory is a bus.Memory that finds who breaks its rules: whoever touches a body that was freed ends the program with a fault,
+// and a body that is freed twice, or never, fails the test.
+type Memory struct {
+	t testing.TB
+
+	mu    sync.Mutex
+	made  map[*byte][]byte
+	freed map[*byte][]byte // their addresses are not used again
+}
+
+// NewMemory makes one whose bodies must all be freed when the test ends.
+func NewMemory(t testing.TB) *Memory {
+	m := &Memory{t: t, made: map[*byte][]byte{}, freed: map[*byte][]byte{}}
+	t.Cleanup(m.end)
+	return m
+}
+
+// Make gives room for a body, with something in it.
+func (m *Memory) Make(n int) []byte {
+	room, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
+	if err != nil {
+		return nil
+	}
+	room[n-1] = 0xff
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.made[&room[0]] = room
+	return room
+}
+
+// Free takes a body back, and makes it unusable.
+func (m *Memory) Free(body []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at := unsafe.SliceData(body)
+	room := m.made[at]
+	if room == nil {
+		if m.freed[at] != nil {
+			m.t.Errorf("bustest.Memory: a body of %d bytes is freed twice", len(body))
+		}
+		return
+	}
+	delete(m.made, at)
+	m.freed[at] = room
+	if err := syscall.Madvise(room, syscall.MADV_DONTNEED); err != nil {
+		m.t.Errorf("bustest.Memory: %v", err)
+	}
+	if err := syscall.Mprotect(room, syscall.PROT_NONE); err != nil {
+		m.t.Errorf("bustest.Memory: %v", err)
+	}
+}
+
+// InUse counts the bodies that were made and not freed, Made those that were made.
+func (m *Memory) InUse() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.made)
+}
+
+func (m *Memory) Made() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.made) + len(m.freed)
+}
+
+// end waits for those who are about to free something, which nobody waits for when a bus is closed.
+func (m *Memory) end() {
+	for range 100 {
+		time.Sleep(50 * time.Millisecond)
+		if m.InUse() == 0 {
+			break
+		}
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if n := len(m.made); n > 0 {
+		m.t.Errorf("bustest.Memory: %d bodies are not freed", n)
+	}
+	for _, all := range []map[*byte][]byte{m.made, m.freed} {
+		for _, room := range all {
+			if err := syscall.Munmap(room); err != nil {
+				m.t.Errorf("bustest.Memory: %v", err)
+			}
+		}
+	}
+}

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bytes"
+	"encoding/binary"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+)
+
+const large = bus.MaxInline + 1
+
+// resident is the memory of this process, in MiB.
+func resident(t *testing.T) int {
+	data, err := os.ReadFile("/proc/self/statm")
+	require.NoError(t, err)
+	pages, err := strconv.Atoi(string(bytes.Fields(data)[1]))
+	require.NoError(t, err)
+	return pages * os.Getpagesize() >> 20
+}
+
+// outside reports whether a body lies where Go's heap does not.
+func (m *memory) outside(body []byte) bool { return m.has(body) }
+
+func TestLargeBodiesAreLent(t *testing.T) {
+	for name, where := range map[string]func(*memory) []byte{
+		"as they are": func(m *memory) []byte { return m.Make(large) },
+		"as a copy":   func(*memory) []byte { return make([]byte, large) },
+	} {
+		q, m := newQueue(t), newMemory()
+		body := where(m)
+		copy(body, "abc")
+		q.push(completion{kind: kindAnswer, token: 1, body: body})
+		buf := make([]byte, 256)
+		require.Equal(t, headSize, q.take(buf, m))
+		le := binary.LittleEndian
+		at, number := le.Uint64(buf[32:]), le.Uint64(buf[40:])
+		require.Equal(t, m.outside(body), at == uint64(address(body)), name)
+		lent := m.blocks[uintptr(at)].room
+		require.Equal(t, "abc", string(lent[:3]))
+		m.Free(lent)
+		require.Equal(t, 1, m.inUse(), "what the other side has is not freed")
+		m.release(number)
+		require.Zero(t, m.inUse())
+		m.release(number) // twice is harmless
+	}
+}
+
+func TestMemoryIsHandedOver(t *testing.T) {
+	m := newMemory()
+	at := m.alloc(2 * large)
+	require.Zero(t, uintptr(at)%align)
+	copy(unsafe.Slice((*byte)(at), large), "abc")
+	got := m.own(at, large)
+	require.Equal(t, "abc", string(got[:3]))
+	require.Same(t, (*byte)(at), &got[0], "no copy")
+	require.Nil(t, m.handOver(uint64(uintptr(at)), 1), "it is Go's already")
+	m.release(uint64(uintptr(at)))
+	require.Equal(t, 1, m.inUse(), "nor can it be given back")
+	m.Free(got)
+	require.Zero(t, m.inUse())
+	m.Free(got) // twice is harmless
+
+	at = m.alloc(1000)
+	copy(unsafe.Slice((*byte)(at), 1000), "small")
+	require.Equal(t, "small", string(m.own(at, 5)))
+	require.Zero(t, m.inUse(), "it is on Go's heap")
+
+	other := bytes.Repeat([]byte("x"), large)
+	got = m.own(unsafe.Pointer(&other[0]), len(other))
+	other[0] = 'X'
+	require.Equal(t, "xx", string(got[:2]), "a copy")
+	require.True(t, m.outside(got))
+	m.Free(got)
+
+	short := uint64(uintptr(m.alloc(10)))
+	require.Nil(t, m.handOver(short, 1<<20), "more than there is")
+	m.release(short)
+	require.Zero(t, m.inUse())
+}
+
+func TestNoMemory(t *testing.T) {
+	m := newMemory()
+	require.Nil(t, m.Make(1<<60))
+	require.Nil(t, m.alloc(1<<60))
+	require.Zero(t, m.inUse())
+}
+
+func TestRoomIsUsedAgain(t *testing.T) {
+	p := newPool()
+	for n := range 40 {
+		size := roomFor(1 << n)
+		require.GreaterOrEqual(t, size, 1<<n)
+		require.LessOrEqual(t, size, max(1<<n+1<<n/8, os.Getpagesize()))
+		require.Zero(t, size%os.Getpagesize())
+	}
+	require.Equal(t, roomFor(64<<20+100), roomFor(64<<20+5000))
+	room := p.take(roomFor(large))
+	p.put(room)
+	again := p.take(roomFor(large + 1))
+	require.Same(t, &room[0], &again[0])
+	p.put(again)
+	require.Eventually(t, func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return !p.awake && len(p.kept) == 0 && p.bytes == 0
+	}, 5*poolFor, 50*time.Millisecond, "it goes back to the system")
+}
+
+func TestPoolIsBounded(t *testing.T) {
+	p := newPool()
+	for range 3 {
+		var rooms [][]byte
+		for range 10 {
+			rooms = append(rooms, p.take(poolMost/4))
+		}
+		for _, room := range rooms {
+			p.put(room)
+			require.LessOrEqual(t, p.bytes, poolMost)
+		}
+	}
+	p.put(p.take(2 * poolMost))
+	require.LessOrEqual(t, p.bytes, poolMost)
+}
+
+// Large bodies leave the process when nobody needs them, however many there were.
+func TestLargeBodiesLeave(t *testing.T) {
+	m, size, most := newMemory(), 64<<20, 0
+	before := resident(t)
+	for range 20 {
+		at := m.alloc(size)
+		for page, body := 0, unsafe.Slice((*byte)(at), size); page < size; page += 4096 {
+			body[page] = 1
+		}
+		_, number := m.lend(m.own(at, size)) // it goes out, and comes back
+		most = max(most, resident(t)-before)
+		m.release(number)
+	}
+	t.Logf("%d MiB at most", most)
+	require.Less(t, most, 64+16, "the same pages")
+	require.Eventually(t, func() bool { return resident(t) < before+16 }, 5*poolFor, 50*time.Millisecond, "%d MiB were in use before", before)
+}

@@ -1,0 +1,35 @@
+package main
+
+import "sync"
+
+// outgoing is the bodies of one call that lie outside Go's heap, by part; nil where a part's does not, or if none does. Each is freed
+// once, however the call ends or fails to begin.
+type outgoing []*sentBody
+
+type sentBody struct {
+	memory *memory
+	body   []byte
+	once   sync.Once
+}
+
+// with adds the body of one of so many parts.
+func (o outgoing) with(m *memory, parts, part int, body []byte) outgoing {
+	if o == nil {
+		o = make(outgoing, parts)
+	}
+	o[part] = &sentBody{memory: m, body: body}
+	return o
+}
+
+// free frees the body of a part: nobody reads it any more.
+func (o outgoing) free(part int) {
+	if s := o[part]; s != nil {
+		s.once.Do(func() { s.memory.Free(s.body) })
+	}
+}
+
+func (o outgoing) freeAll() {
+	for part := range o {
+		o.free(part)
+	}
+}
