@@ -464,7 +464,7 @@ def test_a_server_that_hangs_holds_up_no_other_thread(tmp_path):
 def test_large_arrays_leave_both_processes(script):
     run = script(
         """
-        import time
+        import gc, random, time
         import numpy as np
         import troupe
 
@@ -476,24 +476,57 @@ def test_large_arrays_leave_both_processes(script):
             def echo(self, array):
                 return array
 
+            def fail(self, array):
+                raise ValueError(array[0])
+
             def resident(self):
                 return resident()
 
+        size = 8 << 20
+
+        def array(n):
+            return np.full(size, n, "u1")
+
+        gc.disable()  # nothing may wait for it
         with troupe.init():
-            worker = troupe.actor(Worker)
-            array = np.ones(32 << 20, "u1")
-            worker.echo(array[:1000])
-            before = resident(), worker.resident()
-            for _ in range(10):
-                assert worker.echo(array).nbytes == array.nbytes
+            cluster = troupe.Cluster("leave", Worker, worker_config=troupe.WorkerConfig(world_size=2))
+            began = time.monotonic()
+            cluster.execute_all_sync("echo", array(0))
+            whole = time.monotonic() - began
+            for future in [cluster.execute_all_async("echo", array(n)) for n in range(1, 3)]:
+                future.result()
+            time.sleep(5)  # what they took has gone back, and the interpreter has what it keeps
+            before = resident(), *cluster.execute_all_sync("resident")
+            for n in range(1, 60):
+                how = n % 5
+                if how == 0:  # all is well
+                    assert all((a == n).all() for a in cluster.execute_all_sync("echo", array(n)))
+                elif how == 1:  # given up at any moment
+                    future = cluster.execute_all_async("echo", array(n))
+                    time.sleep(random.random() * whole)
+                    future.cancel()
+                elif how == 2:  # out of time
+                    try:
+                        cluster.options(timeout=0.001 + random.random() * whole).echo(array(n))
+                    except troupe.TimedOutError:
+                        pass
+                elif how == 3:  # nobody looks
+                    cluster.execute_all_async("echo", array(n))
+                else:
+                    try:
+                        cluster.execute_all_sync("fail", array(n))
+                        raise AssertionError("no failure")
+                    except troupe.ApplicationError as err:
+                        assert str(n) in str(err)
             for _ in range(200):
-                now = resident(), worker.resident()
-                if max(n - b for n, b in zip(now, before)) < 16:
+                now = resident(), *cluster.execute_all_sync("resident")
+                if max(n - b for n, b in zip(now, before)) < 12:
                     break
                 time.sleep(0.1)
             else:
                 raise AssertionError(f"{before} MiB before, {now} now")
-        print("left")
-        """
+        print("left", before, now)
+        """,
+        timeout=90,
     )
     assert "left" in run.stdout

@@ -584,8 +584,8 @@ class Walk:
             if isinstance(piece, Scattered):
                 piece.write(to)
             elif n >= 1 << 20 and not piece.readonly:
-                there, here = ((ctypes.c_char * n).from_buffer(view) for view in (to, piece))
-                ctypes.memmove(there, here, n)
+                there, here = (ctypes.c_char.from_buffer(view) for view in (to, piece))
+                ctypes.memmove(ctypes.byref(there), ctypes.byref(here), n)
             else:
                 to[:] = piece
             at += n

@@ -215,7 +215,7 @@ class Core:
         at: int = self.lib.troupe_alloc(n)
         if not at:
             raise MemoryError(f"no room for a body of {n} bytes")
-        view = memoryview((ctypes.c_char * n).from_address(at)).cast("B")
+        view = memoryview(_span(n).from_address(at)).cast("B")[:n]
         try:
             if isinstance(body, bytes):
                 view[:] = body
@@ -265,9 +265,9 @@ class Core:
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
         """A large body where it lies. It is given back when the last array in it is gone."""
-        raw = (ctypes.c_char * n).from_address(at)
+        raw = _span(n).from_address(at)
         weakref.finalize(raw, _give_back, self, number).atexit = False
-        return memoryview(raw).cast("B")
+        return memoryview(raw).cast("B")[:n]
 
     def poke(self) -> None:
         """Wakes the reader."""
@@ -413,6 +413,20 @@ class Core:
                 pass
 
 
+_spans: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
+
+
+def _span(n: int) -> type[ctypes.Array[ctypes.c_char]]:
+    """The type of a large body's memory, which is a little larger (pool.go): few sizes, because making a type takes longer than a call
+    of a method, and leaves a circle to be collected."""
+    step = max(4096, 1 << max(n.bit_length() - 5, 0))
+    size = -(-n // step) * step
+    span = _spans.get(size)
+    if span is None:
+        span = _spans[size] = ctypes.c_char * size
+    return span
+
+
 def _give_back(core: Core, number: int) -> None:
     if core._pid == os.getpid():
         core.lib.troupe_release(number)
@@ -469,14 +483,14 @@ class Ask:
                 self.core.cancel(self.token)
             raise
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return self._value
 
     async def aget(self) -> Any:
         """get for event loops."""
         await wait_in_loop(self.core, self)
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return self._value
 
 

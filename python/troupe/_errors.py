@@ -81,6 +81,13 @@ class Error(Exception):
             text += "\n--- the worker's traceback\n" + self.remote_traceback.rstrip()
         return text
 
+    def again(self) -> Error:
+        """Another one like it, to be raised. What was raised refers to the frames that it went through, and they mostly to whoever
+        keeps it: a circle, in which the arguments of the call would stay."""
+        error = _rebuild(type(self), self.message, self.__dict__)
+        error.__cause__ = self.__cause__
+        return error
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, {k: v for k, v in self.__dict__.items() if k != "message"}))
 

@@ -209,7 +209,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if rank in self._decoded:
             return self._decoded[rank]
         if rank not in self._answers:
-            raise self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
+            raise self._error.again() if self._error else _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
         flags, body = self._answers[rank]
         if flags & FAILED:
             raise self._raise_from(body)
@@ -221,7 +221,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if self._has_value:
             return self._value
         if self._error is not None and not self._keep_all:
-            raise self._error
+            raise self._error.again()
         if self._one and self._collects:
             self._value = self._answer(self._plan.collect[0])
         else:
@@ -359,7 +359,7 @@ class Asked(Waitable):
 
     def _get(self) -> Any:
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         if self._read is not None:
             self._value, self._read = self._read(self._value), None
         return self._value
