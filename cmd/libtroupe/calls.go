@@ -93,6 +93,9 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		r.refused(err)
 		return nil
 	}
+	if h.flags&callNoCollect == 0 {
+		r.collect = plan.Collect
+	}
 	call := dispatch.Call{
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: plan, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
@@ -123,6 +126,8 @@ type report struct {
 	token uint64
 	need  int
 	large outgoing
+	// collect are the ranks whose answers count, in the order of the result.
+	collect []int
 
 	mu   sync.Mutex // guards what follows
 	sent int        // answers that were reported
@@ -177,6 +182,10 @@ func (r *report) over(g *bus.Gather) {
 	all := g.Arrived()
 	cause, good := causeOf(all)
 	failed := cause >= 0 && (r.need == 0 || good < r.need)
+	if body, ok := r.whole(g, all); ok {
+		r.core.queue.push(completion{kind: kindOver, flags: flagLast | flagWhole, token: r.token, rank: -1, body: body})
+		return
+	}
 	out := make([]completion, 0, len(all)-r.sent+1)
 	for i := r.sent; i < len(all); i++ {
 		out = append(out, r.answer(&all[i]))
@@ -195,6 +204,27 @@ func (r *report) over(g *bus.Gather) {
 		end.rank, end.body = all[cause].Rank, encodeError(all[cause].Err)
 	}
 	r.core.queue.push(append(out, end)...)
+}
+
+// wholeLimit is how large answers may be, together, that are reported as one. Arrays in larger ones are read where they lie, and must be
+// aligned there.
+const wholeLimit = 8 << 10
+
+// whole is the answers of a call as one, if nobody has seen any of them and all are good and short: to take in one takes the other side
+// longer than to decode it.
+func (r *report) whole(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
+	if r.sent > 0 || len(all) < 2 || !g.AllGood() {
+		return nil, false
+	}
+	values, size := make([]bus.Raw, len(r.collect)), 0
+	for i, rank := range r.collect {
+		values[i] = g.Answer(rank).Body
+		if size += len(values[i]); len(values[i]) == 0 || size > wholeLimit {
+			return nil, false
+		}
+	}
+	body, err := bus.Marshal(values)
+	return body, err == nil // else somebody answers with what cannot be read: each is reported for itself
 }
 
 // causeOf finds the failure to blame, -1 if there is none, and counts the good answers.

@@ -21,7 +21,7 @@ type kind uint32
 
 const (
 	kindAnswer  kind = 1 // a rank's answer to the call with this token; last: and the call is over
-	kindOver    kind = 2 // the call with this token is over; failed: the body is why, if no answer was
+	kindOver    kind = 2 // the call with this token is over; failed: the body is why, if no answer was; whole: it is all answers
 	kindResult  kind = 3 // what was asked for with this token; failed: the body is the error
 	kindCall    kind = 4 // a call for this process's worker, to be answered under this token; the meta says what
 	kindCancel  kind = 5 // nobody waits for the call under this token any more
@@ -29,10 +29,11 @@ const (
 )
 
 const (
-	flagFailed uint32 = 1 // the body is an error
-	flagLast   uint32 = 2 // nothing follows under this token
-	flagCause  uint32 = 4 // this failure is why the call failed
-	flagNone   uint32 = 8 // an acknowledgement alone, no value
+	flagFailed uint32 = 1  // the body is an error
+	flagLast   uint32 = 2  // nothing follows under this token
+	flagCause  uint32 = 4  // this failure is why the call failed
+	flagNone   uint32 = 8  // an acknowledgement alone, no value
+	flagWhole  uint32 = 16 // the body is a list of the answers that count, in the order of the plan, and none was reported before
 )
 
 type completion struct {

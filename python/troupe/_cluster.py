@@ -15,7 +15,7 @@ import msgpack
 from . import _codec, _core, _errors, _origin, _session, _split
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Future, Waitable, resolve
-from ._register import Dispatch, Scatter, marks_of
+from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
 from ._resources import ResourceManager
 from ._worker import Call, _call
 
@@ -497,22 +497,29 @@ class Cluster(_codec.Walked):
         return future
 
     def _all(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
-        values = [*args, *kwargs.values()]
-        if any(isinstance(v, Scatter) for v in values):
-            from ._register import Broadcast
-
-            args = tuple(v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for v in args)
-            kwargs = {n: v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for n, v in kwargs.items()}
-            return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, None, settings)
-        lists = [v for v in values if isinstance(v, list)]
-        if lists and len(lists) == len(values) and self.world_size > 1 and not self._warned and all(len(v) == self.world_size for v in lists):
+        values = [*args, *kwargs.values()] if kwargs else args
+        lists = 0  # that are as long as the world
+        for v in values:
+            if isinstance(v, (Scatter, Split, Broadcast)):
+                return self._all_marked(settings, method, args, kwargs, blocking)
+            if isinstance(v, list) and len(v) == self.world_size:
+                lists += 1
+        if lists and lists == len(values) and self.world_size > 1 and not self._warned:
             self._warned = True
             warnings.warn(
                 f"execute_all on {self.name} gives every rank the whole of each list, though all are as long as the world "
                 f"({self.world_size}); troupe.Scatter([...]) gives each rank its element",
                 stacklevel=4,
             )
-        return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, None, settings)
+        return self._send(method, args, kwargs, self._plan("ONE_TO_ALL", True), blocking=blocking, settings=settings)
+
+    def _all_marked(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
+        """A call of all ranks where some argument says who gets what of it."""
+        if not any(isinstance(v, Scatter) for v in [*args, *kwargs.values()]):
+            return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, None, settings)
+        args = tuple(v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for v in args)
+        kwargs = {n: v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for n, v in kwargs.items()}
+        return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, None, settings)
 
     def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
         """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""

@@ -67,7 +67,7 @@ class Desk(_serve.Server):
         self.session = session
         self.core = session.core
         self.lib = session.core.lib
-        self.names = {}
+        self.known = {}
         self.objects = {}
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}

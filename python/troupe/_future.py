@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from . import _codec, _core, _errors, _split
-from ._core import CAUSE, FAILED, LAST, NONE, OVER
+from ._core import CAUSE, FAILED, LAST, NONE, OVER, WHOLE
 from ._worker import Call, _call
 
 
@@ -133,6 +133,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _info: Any = None
     _token = 0
     _error: _errors.Error | None = None
+    _whole: Any = None  # all answers that count as one body, if it came so
     _ranks: dict[int, RankFuture] | None = None
     _value: Any = None
     _has_value = False
@@ -159,6 +160,8 @@ class Future(Waitable, Sequence[RankFuture]):
         if kind == OVER:
             if flags & FAILED:
                 self._error = self._raise_from(body)
+            elif flags & WHOLE:
+                self._whole = body
         else:
             self._answers[rank] = (flags, body)
             if flags & CAUSE:
@@ -222,6 +225,13 @@ class Future(Waitable, Sequence[RankFuture]):
             return self._value
         if self._error is not None and not self._keep_all:
             raise self._error.again()
+        if self._whole is not None:
+            values = self._codec.decode(self._whole)
+            self._whole = None
+            if self._collects and self._plan.result == "list":
+                self._value, self._has_value = values, True
+                return values
+            self._decoded = dict(zip(self._plan.collect, values, strict=False))
         if self._one and self._collects:
             self._value = self._answer(self._plan.collect[0])
         else:

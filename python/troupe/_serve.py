@@ -16,6 +16,7 @@ PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items ins
 FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
 
 _NONE: dict[str, Any] = {}
+_KNOWN = 256
 
 
 class Object:
@@ -35,7 +36,7 @@ class Server:
     core: _core.Core
     lib: Any
     objects: dict[str, Object]
-    names: dict[tuple[bytes, int], tuple[str, str]]  # of objects and methods, as they were called
+    known: dict[bytes, tuple[_codec.Codec, str, str]]  # by what says it in a call: how its values travel, its object and its method
     codecs: dict[bool, _codec.Codec]  # for those who may send pickles, and for others
     tasks: dict[int, Any]  # of async methods, by token
     loops: dict[int, Loop]  # of those that run beside, where each does
@@ -51,10 +52,10 @@ class Server:
 
     def serve(self, token: int, meta: bytes, body: Any) -> None:
         """Runs a call and answers it. This is the path of every short call."""
-        codec = self.codecs[self.trusts(meta)]
         mark = _call.set((self.core, token, meta))
         try:
-            method = self.method_of(meta)
+            codec, owner, name = self.known.get(meta[:24] + meta[40:]) or self.learn(meta)
+            method = self.method(owner, name)
             if method is None:
                 value = self.verb(Call(self.core, token, meta), body)
             else:
@@ -84,17 +85,21 @@ class Server:
         else:
             self.answer(token, answer)
 
-    def method_of(self, meta: bytes) -> Any:
-        """The method that is called; None: it is one of ours."""
+    def learn(self, meta: bytes) -> tuple[_codec.Codec, str, str]:
+        """Reads what a call says of itself, and remembers it for those that say the same."""
         _, k, n, m = _LENGTHS.unpack_from(meta)
-        key = meta[40 + k : 40 + k + n + m]
-        found = self.names.get((key, n))
-        if found is None:
-            found = self.names[key, n] = (key[n:].decode(), key[:n].decode())
-        name = found[1]
+        texts = meta[40 + k : 40 + k + n + m]
+        found = (self.codecs[self.trusts(meta)], texts[n:].decode(), texts[:n].decode())
+        if len(self.known) >= _KNOWN:  # of many callers, or with traces
+            self.known.clear()
+        self.known[meta[:24] + meta[40:]] = found
+        return found
+
+    def method(self, owner_name: str, name: str) -> Any:
+        """The method that is called; None: it is one of ours."""
         if name[0] == "@":
             return None
-        owner = self.objects[found[0]].value
+        owner = self.objects[owner_name].value
         method = getattr(owner, name, None)
         if method is None or name[0] == "_" or not callable(method):
             raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {name!r}")
@@ -151,10 +156,10 @@ class Server:
     async def serve_async(self, token: int, call: Call, body: Any) -> None:
         import asyncio
 
-        codec = self.codecs[self.trusts(call._meta)]
         try:
             _call.set((self.core, token, call._meta))
-            value = await self.invoke_async(call, codec, body)
+            codec, owner, name = self.known.get(call._meta[:24] + call._meta[40:]) or self.learn(call._meta)
+            value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
         except asyncio.CancelledError:
             self.fail(token, _errors.CancelledError("the call was cancelled"))
@@ -167,8 +172,7 @@ class Server:
             self.core.push_soon(asyncio.get_running_loop())
         self.answer(token, answer)
 
-    async def invoke_async(self, call: Call, codec: _codec.Codec, body: Any) -> Any:
-        method = self.method_of(call._meta)
+    async def invoke_async(self, call: Call, codec: _codec.Codec, method: Any, body: Any) -> Any:
         if method is None:
             value = self.verb(call, body)
         else:

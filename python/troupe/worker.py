@@ -29,9 +29,8 @@ class Host(Server):
         self.core = _core.get()
         self.core.on_call = self.arrived
         self.lib = self.core.lib
-        self.names: dict[tuple[bytes, int], tuple[str, str]] = {}  # of objects and methods, as they were called
+        self.known = {}
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
-        self.early: list[tuple[int, int, bytes, Any]] | None = []  # what came before the worker was ready for it
         self._waiters: list[Any] = []  # as one who waits for completions has them: there is something in the queue
         self._done = False
         self.thread = threading.get_ident()
@@ -82,12 +81,18 @@ class Host(Server):
         """Plays the worker until it ends; the exit code."""
         start = self.core.ask("worker_start")
         start._waiters.append(self._nudge)
+        early: list[tuple[int, int, bytes, Any]] = []  # what comes before the worker is ready for it
         while self.queue or not start._done:
-            self.next()
+            self.await_some()
+            while self.queue:
+                item = self.queue.popleft()
+                if item[0] == CALL and is_verb(item[2]):
+                    self.serve(*item[1:])
+                else:
+                    early.append(item)
         if start._error is not None:
             sys.stderr.write(f"troupe worker: {start._error}\n")
             return 1
-        early, self.early = self.early or [], None
         self.queue.extendleft(reversed(early))
         if any(o.is_async for o in self.objects.values()):
             self.run_async()
@@ -100,28 +105,23 @@ class Host(Server):
         for wake in list(self._waiters):
             wake()
 
-    def run_sync(self) -> None:
-        self.how = 0 if self.wants_thread else TAKES
-        while not self.stopped:
-            self.next()
-
-    def next(self) -> None:
-        """Handles what is in the queue; waits if there is nothing."""
-        queue = self.queue
-        if not queue and not self._done:
+    def await_some(self) -> None:
+        """Waits until there may be something in the queue."""
+        if not self.queue and not self._done:
             self.core.idle(self, self.thread)
         self._done = False
-        while queue:
-            self.handle(queue.popleft())
 
-    def handle(self, item: tuple[int, int, bytes, Any]) -> None:
-        kind, token, meta, body = item
-        if self.early is not None and not (kind == CALL and is_verb(meta)):
-            self.early.append(item)
-        elif kind == CALL:
-            self.serve(token, meta, body)
-        elif kind == STOPPED:
-            self.end(body)
+    def run_sync(self) -> None:
+        self.how = 0 if self.wants_thread else TAKES
+        queue = self.queue
+        while not self.stopped:
+            self.await_some()
+            while queue:
+                kind, token, meta, body = queue.popleft()
+                if kind == CALL:
+                    self.serve(token, meta, body)
+                elif kind == STOPPED:
+                    self.end(body)
 
     def end(self, body: Any) -> None:
         self.stopped = True
