@@ -44,8 +44,8 @@ type Part struct {
 	Some   bool   // others hear the subject too
 	Body   []byte // must not be changed until the call is over, or DoneFunc is called
 	NoData bool   // called with the metadata alone
-	// DoneFunc is called once, when nobody reads a body over MaxInline any more: after the call, or before its end. If Scatter
-	// fails and OverFunc is not called, nobody has read it, and DoneFunc may not be called. It must not block.
+	// DoneFunc is called once, when nobody reads a body over MaxInline any more: before the call's end, or after it. If Scatter
+	// fails without OverFunc being called, nobody reads it, and DoneFunc is called or not. It must not block.
 	DoneFunc func()
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/binary"
+	"slices"
 	"sync"
 	"time"
 
@@ -214,6 +215,9 @@ const wholeLimit = 8 << 10
 // longer than to decode it.
 func (r *report) whole(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
 	if r.sent > 0 || len(all) < 2 || !g.AllGood() {
+		return nil, false
+	}
+	if slices.ContainsFunc(all, func(a bus.Answer) bool { return len(a.Body) > wholeLimit }) { // also of one who was not asked for it
 		return nil, false
 	}
 	values, size := make([]bus.Raw, len(r.collect)), 0

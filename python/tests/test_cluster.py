@@ -191,6 +191,24 @@ def test_arguments_are_taken_as_they_are_when_the_call_is_made(workers):
         got += 1
 
 
+def test_a_large_answer_that_is_interrupted_while_it_is_handed_on(workers):
+    array = np.arange(1 << 18, dtype="f8")
+    future = workers.workers[0].echo.remote(array)
+    deliver = future.deliver
+
+    def interrupted(*completion):
+        deliver(*completion)
+        future.deliver = deliver
+        raise KeyboardInterrupt
+
+    future.deliver = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    others = [workers.workers[0].echo(array + n) for n in range(1, 6)]  # in whatever memory is free
+    assert (future.result() == array).all()
+    assert all((a == array + n).all() for n, a in enumerate(others, 1))
+
+
 def test_large_arrays_there_and_back(workers):
     array = np.arange(1 << 20, dtype="f8").reshape(1024, 1024)
     got = workers.workers[0].change(array)

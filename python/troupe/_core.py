@@ -149,6 +149,7 @@ class Core:
         self._take = self.lib.troupe_take
         self._address = ctypes.addressof((ctypes.c_char * _TAKE).from_buffer(self._buffer))
         self._at = self._end = 0  # of the buffer, what has not been handed on; touched by the reader alone
+        self._loan: tuple[int, Any] | None = None  # the large body that is just being handed on, and its number
         self._tokens = itertools.count(1)
         self._pending: dict[int, Receiver] = {}
         self.on_call: Callable[[int, int, bytes, Buffer], None] | None = None  # of a worker; called by the reader
@@ -255,6 +256,7 @@ class Core:
         while True:
             while self._at < self._end:
                 self._at = self._hand_on(self._at)
+            self._loan = None
             if taken:
                 return True
             taken = self._take(self._address, _TAKE)
@@ -287,10 +289,13 @@ class Core:
         return end
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
-        """A large body where it lies. It is given back when the last array in it is gone."""
-        raw = _span(n).from_address(at)
-        weakref.finalize(raw, _give_back, self, number).atexit = False
-        return memoryview(raw).cast("B")[:n]
+        """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
+        came in between, it is still one."""
+        if self._loan is None or self._loan[0] != number:
+            raw = _span(n).from_address(at)
+            self._loan = (number, raw)
+            weakref.finalize(raw, _give_back, self, number).atexit = False
+        return memoryview(self._loan[1]).cast("B")[:n]
 
     def poke(self) -> None:
         """Wakes the reader."""
@@ -506,14 +511,14 @@ class Ask:
                 self.core.cancel(self.token)
             raise
         if self._error is not None:
-            raise self._error.again()
+            raise self._error._again()
         return self._value
 
     async def aget(self) -> Any:
         """get for event loops."""
         await wait_in_loop(self.core, self)
         if self._error is not None:
-            raise self._error.again()
+            raise self._error._again()
         return self._value
 
 

@@ -81,7 +81,7 @@ class Error(Exception):
             text += "\n--- the worker's traceback\n" + self.remote_traceback.rstrip()
         return text
 
-    def again(self) -> Error:
+    def _again(self) -> Error:
         """Another one like it, to be raised. What was raised refers to the frames that it went through, and they mostly to whoever
         keeps it: a circle, in which the arguments of the call would stay."""
         error = _rebuild(type(self), self.message, self.__dict__)

@@ -212,7 +212,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if rank in self._decoded:
             return self._decoded[rank]
         if rank not in self._answers:
-            raise self._error.again() if self._error else _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
+            raise self._error._again() if self._error else _errors.CancelledError(f"{self._what}: the call ended without rank {rank}", rank=rank)
         flags, body = self._answers[rank]
         if flags & FAILED:
             raise self._raise_from(body)
@@ -224,7 +224,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if self._has_value:
             return self._value
         if self._error is not None and not self._keep_all:
-            raise self._error.again()
+            raise self._error._again()
         if self._whole is not None:
             values = self._codec.decode(self._whole)
             self._whole = None
@@ -369,7 +369,7 @@ class Asked(Waitable):
 
     def _get(self) -> Any:
         if self._error is not None:
-            raise self._error.again()
+            raise self._error._again()
         if self._read is not None:
             self._value, self._read = self._read(self._value), None
         return self._value
