@@ -402,11 +402,17 @@ def test_ctrl_c_while_the_head_starts_leaves_nothing(tmp_path):
     text = "import troupe\ntry:\n    troupe.init()\nexcept KeyboardInterrupt:\n    print('interrupted')"
     p = subprocess.Popen([sys.executable, "-c", text], env=env, stdout=subprocess.PIPE, text=True)
     until(lambda: (tmp_path / "head.pid").exists() and (tmp_path / "head.pid").read_text())
+    until(lambda: sleeps(p.pid))  # it waits for the head's first line
     p.send_signal(signal.SIGINT)
     assert p.communicate(timeout=20)[0].strip() == "interrupted"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "head.pid").read_text()), 0)
     assert not list(tmp_path.glob("troupe-*"))
+
+
+def sleeps(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rsplit(") ")[1][0] == "S"
 
 
 def until(holds, patience=10.0):

@@ -32,19 +32,17 @@ class Head:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, start_new_session=True
             )
+            line = self._first_line()
         except OSError as err:
             _remove(self.dir)
             raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
-        assert self.process.stdout is not None
-        self._watch(self.process.stdout)
-        try:
-            line = self.process.stdout.readline()
         except BaseException:  # an interrupt: nobody will use it
-            self.process.kill()
-            self.close()
+            if hasattr(self, "process"):
+                self.process.kill()
+                self.close()
+            else:  # Popen has closed its standard input, with which it ends
+                _remove(self.dir)
             raise
-        finally:
-            self._timer.cancel()
         if not line.strip():
             log = self._tail()
             self.close()
@@ -52,11 +50,16 @@ class Head:
         said = json.loads(line)
         self.url, self.token_file, self.fingerprint = said["url"], said.get("token_file", ""), said.get("fingerprint", "")
 
-    def _watch(self, stdout: Any) -> None:
-        """Ends a head that does not become ready: the read of its first line ends with it."""
-        self._timer = threading.Timer(_START, self.process.kill)
-        self._timer.daemon = True
-        self._timer.start()
+    def _first_line(self) -> bytes:
+        """What it says when it is ready. One that does not become ready is ended, and the read with it."""
+        assert self.process.stdout is not None
+        timer = threading.Timer(_START, self.process.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            return self.process.stdout.readline()
+        finally:
+            timer.cancel()
 
     def _tail(self) -> str:
         self._log.flush()
