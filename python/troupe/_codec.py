@@ -89,37 +89,26 @@ class Codec:
 
     def encode(self, value: Any) -> bytes | Walk:
         """A value as the wire says it: bytes, or a walk that writes itself into a buffer."""
-        free = self._free
-        packer = free.pop() if free else self._packer()
         try:
-            body: bytes = packer.pack(value)
+            return self._pack(value)
         except Big:
             walk = Walk(self)
             walk.value(value, 0)
             return walk
-        except _errors.Error:
-            raise
-        except (ValueError, OverflowError, RecursionError) as err:
-            raise _errors.EncodeError(f"{_short(value)} cannot be sent: {err}") from err
-        free.append(packer)
-        return body
 
     def encode_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | Walk:
         """The body of a call: [positional, named]."""
         return self.encode([list(args), kwargs or None])
 
-    def _packer(self) -> Any:
-        """One for a value. After an error it is not used again: half of the value is in it."""
-        return msgpack.Packer(default=self._default, strict_types=True)
-
     def _pack(self, value: Any) -> bytes:
-        packer = self._free.pop() if self._free else self._packer()
+        packer = self._free.pop() if self._free else msgpack.Packer(default=self._default, strict_types=True)
         try:
             body: bytes = packer.pack(value)
         except _errors.Error:
             raise
         except (ValueError, OverflowError, RecursionError) as err:
             raise _errors.EncodeError(f"{_short(value)} cannot be sent: {err}") from err
+        # After an error a packer is not used again: half of the value is in it.
         self._free.append(packer)
         return body
 
