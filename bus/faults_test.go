@@ -24,13 +24,18 @@ type theatre struct {
 }
 
 func newTheatre(t *testing.T, ordered bool) *theatre {
-	srv := bustest.StartServer(t, bustest.Options{})
-	th := &theatre{stage: newStage(t, 4), srv: srv, driver: newLine(t, srv)}
+	th := emptyTheatre(t)
 	th.ordered = ordered
 	for i := range th.hosts {
-		th.hosts[i] = newLine(t, srv)
 		th.play(th.hosts[i].Bus, 2*i, 2*i+1)
 	}
+	return th
+}
+
+// emptyTheatre has no workers yet.
+func emptyTheatre(t *testing.T) *theatre {
+	srv := bustest.StartServer(t, bustest.Options{})
+	th := &theatre{stage: newStage(t, 4), srv: srv, driver: newLine(t, srv), hosts: [2]line{newLine(t, srv), newLine(t, srv)}}
 	th.ep = endpoint(t, th.driver.Bus)
 	return th
 }
@@ -42,6 +47,13 @@ func (th *theatre) worst(rule func(i int) bustest.Rule) {
 	for i, l := range th.lines() {
 		l.faults.SetRule(rule(i))
 	}
+}
+
+// bad makes every line lose, double, delay and swap some of what passes it.
+func (th *theatre) bad(seed uint64, dice *rand.Rand) {
+	th.worst(func(i int) bustest.Rule {
+		return bustest.Random(3*seed+uint64(i), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), nil)
+	})
 }
 
 // mixed makes calls one after the other, of all sizes and scopes, and returns how to check them. It waits for none of
@@ -103,9 +115,7 @@ func TestNothingIsLostOnABadLine(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				dice := rand.New(rand.NewPCG(seed, 1))
 				th := newTheatre(t, false)
-				th.worst(func(i int) bustest.Rule {
-					return bustest.Random(3*seed+uint64(i), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), nil)
-				})
+				th.bad(seed, dice)
 				th.mixed(dice, 25)()
 				th.settled()
 			})

@@ -126,16 +126,12 @@ func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
 			bubble(t, func(t *testing.T) {
 				dice := rand.New(rand.NewPCG(seed, 5))
 				callers, workers := bustest.NewMemory(t), bustest.NewMemory(t)
-				srv := bustest.StartServer(t, bustest.Options{})
-				th := &theatre{stage: newStage(t, 4), srv: srv, driver: newLine(t, srv), hosts: [2]line{newLine(t, srv), newLine(t, srv)}}
-				th.ep = endpoint(t, th.driver.Bus)
+				th := emptyTheatre(t)
 				th.keepers(workers)
 				stop := func() {}
 				switch seed % 3 {
 				case 0:
-					th.worst(func(i int) bustest.Rule {
-						return bustest.Random(3*seed+uint64(i), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), nil)
-					})
+					th.bad(seed, dice)
 				case 1:
 					stop = th.disturb(dice, func(l line) { l.faults.Cut() })
 				}
@@ -177,9 +173,7 @@ func (th *theatre) callLent(m *bustest.Memory, dice *rand.Rand, n int) {
 // written just then is freed afterwards.
 func TestBodiesAreGivenUpOnTheirWay(t *testing.T) {
 	callers, workers := bustest.NewMemory(t), bustest.NewMemory(t)
-	srv := bustest.StartServer(t, bustest.Options{})
-	th := &theatre{stage: newStage(t, 4), srv: srv, driver: newLine(t, srv), hosts: [2]line{newLine(t, srv), newLine(t, srv)}}
-	th.ep = endpoint(t, th.driver.Bus)
+	th := emptyTheatre(t)
 	th.keepers(workers)
 	const size = 6 << 20
 	c := func() bus.Call {

@@ -162,11 +162,4 @@ func (m *memory) release(number uint64) {
 	}
 }
 
-// inUse counts the bodies.
-func (m *memory) inUse() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.blocks)
-}
-
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }

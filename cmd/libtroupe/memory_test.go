@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -25,8 +26,19 @@ func resident(t *testing.T) int {
 	return pages * os.Getpagesize() >> 20
 }
 
-// outside reports whether a body lies where Go's heap does not.
-func (m *memory) outside(body []byte) bool { return m.has(body) }
+// inUse counts the bodies.
+func (m *memory) inUse() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.blocks)
+}
+
+// size is how much is kept.
+func (p *pool) size() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bytes
+}
 
 func TestLargeBodiesAreLent(t *testing.T) {
 	for name, where := range map[string]func(*memory) []byte{
@@ -41,7 +53,7 @@ func TestLargeBodiesAreLent(t *testing.T) {
 		require.Equal(t, headSize, q.take(buf, m))
 		le := binary.LittleEndian
 		at, number := le.Uint64(buf[32:]), le.Uint64(buf[40:])
-		require.Equal(t, m.outside(body), at == uint64(address(body)), name)
+		require.Equal(t, m.has(body), at == uint64(address(body)), name)
 		lent := m.blocks[uintptr(at)].room
 		require.Equal(t, "abc", string(lent[:3]))
 		m.Free(lent)
@@ -76,7 +88,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 	got = m.own(unsafe.Pointer(&other[0]), len(other))
 	other[0] = 'X'
 	require.Equal(t, "xx", string(got[:2]), "a copy")
-	require.True(t, m.outside(got))
+	require.True(t, m.has(got))
 	m.Free(got)
 
 	short := uint64(uintptr(m.alloc(10)))
@@ -122,11 +134,33 @@ func TestPoolIsBounded(t *testing.T) {
 		}
 		for _, room := range rooms {
 			p.put(room)
-			require.LessOrEqual(t, p.bytes, poolMost)
+			require.LessOrEqual(t, p.size(), poolMost)
 		}
 	}
 	p.put(p.take(2 * poolMost))
-	require.LessOrEqual(t, p.bytes, poolMost)
+	require.LessOrEqual(t, p.size(), poolMost)
+}
+
+// The system keeps account of so many gaps in a process's memory, and allows no more: Go's own memory could not grow.
+func TestFewGaps(t *testing.T) {
+	p, size := newPool(), roomFor(large)
+	rooms := make([][]byte, 150_000)
+	for i := range rooms {
+		rooms[i] = p.take(size)
+		require.NotNil(t, rooms[i], "%d", i)
+	}
+	before := resident(t)
+	for i := 0; i < len(rooms); i += 2 {
+		rooms[i][0] = 1
+		p.put(rooms[i])
+	}
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	require.Less(t, bytes.Count(maps, []byte("\n")), 5000)
+	require.Eventually(t, func() bool { return p.size() == 0 && resident(t) < before+32 }, 5*poolFor, 50*time.Millisecond)
+	again := p.take(size)
+	require.Zero(t, again[0])
+	require.True(t, slices.ContainsFunc(rooms, func(room []byte) bool { return &room[0] == &again[0] }), "they are used again")
 }
 
 // Large bodies leave the process when nobody needs them, however many there were.
