@@ -138,12 +138,12 @@ func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
 				th.callLent(callers, dice, 30)
 				stop()
 				th.worst(func(int) bustest.Rule { return func(bustest.Message) bustest.Verdict { return bustest.Pass } })
-				for range 2 { // a call says which are over before it
+				require.Eventually(t, func() bool { return th.ep.Pending() == 0 }, 10*time.Minute, time.Second)
+				for range 2 { // a call says up to which all are over, so that what word of was lost is let go
 					g := scatter(t, th.ep, th.call(actors.VerbHealth, nil))
 					answers(t, g)
 				}
-				require.Eventually(t, func() bool { return callers.InUse()+workers.InUse() == 0 }, 10*time.Minute, time.Second,
-					"callers have %d bodies of %d, workers %d of %d", callers.InUse(), callers.Made(), workers.InUse(), workers.Made())
+				require.Eventually(t, func() bool { return callers.InUse()+workers.InUse() == 0 }, 5*time.Minute, time.Second)
 				require.Zero(t, th.ep.Holding())
 				require.Greater(t, workers.Made(), 30)
 				th.callLent(callers, dice, 5) // and those that are under way when all is closed
