@@ -372,7 +372,7 @@ class Cluster(_codec.Walked):
         if self._own_rank >= 0:
             self._mind_own(future, method, plan, blocking)
         future._collects, future._keep_all, future._info = collect, keep_all, info
-        name, engine = method.encode(), settings.get("engine", "").encode()
+        name, engine = _name("method", method), _name("engine", settings.get("engine", ""))
         head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
         self._start(future, self._blob([head, name, engine], bodies))
         return self._finish(future, blocking)
@@ -438,7 +438,7 @@ class Cluster(_codec.Walked):
 
     def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
         flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0) | (0 if blocking else _MORE)
-        name = method.encode()
+        name = _name("method", method)
         return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0) + name
 
     def _blob(self, pieces: list[bytes], bodies: list[Any]) -> bytes:
@@ -600,6 +600,13 @@ def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
 
 def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
     return data if fields["rank"] < 0 else bytes(msgpack.packb({**fields, "rank": -1}))
+
+
+def _name(what: str, name: str) -> bytes:
+    try:
+        return name.encode()
+    except UnicodeEncodeError:
+        raise _errors.InvalidError(f"{what} {_errors.plain(name)!r} is no name: it has a lone surrogate") from None
 
 
 def marks(cls: Any) -> dict[str, dict[str, Any]]:

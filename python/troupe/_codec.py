@@ -107,7 +107,7 @@ class Codec:
         except _errors.Error:
             raise
         except (ValueError, OverflowError, RecursionError) as err:
-            raise _errors.EncodeError(f"{_short(value)} cannot be sent: {err}") from err
+            raise _errors.EncodeError(f"{_short(value)} cannot be sent: {_errors.text_of(err)}") from err
         # After an error a packer is not used again: half of the value is in it.
         self._free.append(packer)
         return body
@@ -160,7 +160,7 @@ class Codec:
         try:
             return bytes(cloudpickle.dumps(value, protocol=5))
         except Exception as err:
-            raise _errors.EncodeError(f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {err}") from err
+            raise _errors.EncodeError(f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {_errors.text_of(err)}") from err
 
     # Decoding.
 
@@ -179,7 +179,7 @@ class Codec:
         except _errors.Error:
             raise
         except Exception as err:
-            raise _errors.MalformedError(f"the body cannot be read: {type(err).__name__}: {err}") from err
+            raise _errors.MalformedError(f"the body cannot be read: {type(err).__name__}: {_errors.text_of(err)}") from err
 
     def ext(self, code: int, data: Buffer) -> Any:
         """The value of an extension type. An unknown one is refused by name."""
@@ -215,7 +215,7 @@ class Codec:
             try:
                 found = importlib.import_module(module)
             except ImportError as err:
-                raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} cannot be imported here: {err}") from err
+                raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} cannot be imported here: {_errors.text_of(err)}") from err
         if found is None:
             raise _errors.RefusedError(f"a value of type {module}.{name} was sent, and {module} has not been imported here")
         for part in name.split("."):
@@ -248,9 +248,9 @@ class Walked:
 def _short(value: Any) -> str:
     try:
         text = repr(value)
-    except Exception:
-        text = f"a value of type {type(value).__qualname__}"
-    return text if len(text) <= 80 else text[:77] + "…"
+        return _errors.plain(text if len(text) <= 80 else text[:77] + "…")
+    except (Exception, SystemExit):
+        return f"a value of type {_errors.type_name(value)}"
 
 
 # Extension types of single values.

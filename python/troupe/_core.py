@@ -204,7 +204,7 @@ class Core:
     def ask(self, op: str, **fields: Any) -> Ask:
         """Asks the core for something that may take long."""
         ask = Ask(self)
-        request = msgpack.packb({"op": op, **fields})
+        request = request_of(op, fields)
         ask.token = self.send(ask, lambda token: int(self.lib.troupe_ask(token, request, len(request))))
         return ask
 
@@ -441,6 +441,29 @@ class Core:
                 pass
 
 
+def request_of(op: str, fields: dict[str, Any]) -> bytes:
+    """What is asked of the core, encoded. A text that cannot be is named: an environment or a path may hold one."""
+    try:
+        return bytes(msgpack.packb({"op": op, **fields}))
+    except UnicodeEncodeError:
+        where = _unencodable(fields) or ["?"]
+        raise _errors.InvalidError(
+            f"{op}: {_errors.plain('.'.join(where))} is not valid text (it has a lone surrogate, often a byte of another encoding); change or remove it"
+        ) from None
+
+
+def _unencodable(value: Any) -> list[str] | None:
+    """Where in nested maps and lists the first text is that cannot be encoded."""
+    if isinstance(value, str):
+        return [] if value.encode("utf-8", "surrogatepass") != value.encode("utf-8", "replace") else None
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, inner in pairs:
+        found = _unencodable(inner) if _unencodable(key) is None else []
+        if found is not None:
+            return [str(key), *found]
+    return None
+
+
 _spans: dict[int, type[ctypes.Array[ctypes.c_char]]] = {}
 
 
@@ -491,11 +514,10 @@ class Ask:
         self._error: _errors.Error | None = None
 
     def deliver(self, kind: int, flags: int, rank: int, body: Buffer) -> None:
-        value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         if flags & FAILED:
-            self._error = _errors.from_wire(value)
+            self._error = _errors.from_body(body)
         else:
-            self._value = value
+            self._value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         self._done = True
         for wake in list(self._waiters):
             wake()

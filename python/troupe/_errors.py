@@ -26,6 +26,8 @@ from __future__ import annotations
 
 from typing import Any
 
+MOST_TEXT = 8 << 10  # bytes of a message; the core keeps no more than twice as many
+
 
 class Error(Exception):
     """What went wrong with a call, and where."""
@@ -199,3 +201,41 @@ def from_wire(fields: dict[str, Any]) -> Error:
     if error.rank is not None and error.rank < 0:
         error.rank = None
     return error
+
+
+def from_body(body: Any) -> Error:
+    """The exception of an encoded error. Bytes that are no text are shown as such: the reader of completions must not fail."""
+    import msgpack
+
+    return from_wire(msgpack.unpackb(body, strict_map_key=False, unicode_errors="backslashreplace", ext_hook=msgpack.ExtType))
+
+
+def text_of(value: object, most: int = MOST_TEXT) -> str:
+    """The text of a value, usually an exception, whatever its __str__ does: plain, encodable and bounded. Where there is none, it
+    says which type has none, and why."""
+    try:
+        return plain(str(value), most)
+    except BaseException as err:  # SystemExit too: a text that is asked for ends no process
+        return f"a {type_name(value)} whose text cannot be shown: its __str__ raised {type_name(err)}"
+
+
+def type_name(value: object) -> str:
+    """The name of a value's type, which a metaclass or an assignment may have made into anything."""
+    try:
+        return plain(type(value).__qualname__, 256)
+    except BaseException:
+        return "value of a type without a name"
+
+
+def plain(text: object, most: int = MOST_TEXT) -> str:
+    """A text as one that can be encoded: lone surrogates are escaped, and what is longer than so many bytes loses its middle."""
+    if not isinstance(text, str):
+        raise TypeError(f"text of type {type(text).__name__}")
+    length = str.__len__(text)
+    if length > 2 * most:
+        text = str.__getitem__(text, slice(most)) + str.__getitem__(text, slice(length - most, None))
+    data = str.encode(text, "utf-8", "backslashreplace")
+    if length <= 2 * most and len(data) <= most:
+        return data.decode()
+    half = most // 2
+    return f"{data[:half].decode(errors='ignore')} … ({length} characters, cut) … {data[-half:].decode(errors='ignore')}"

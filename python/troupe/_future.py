@@ -182,11 +182,9 @@ class Future(Waitable, Sequence[RankFuture]):
                 wake()
 
     def _raise_from(self, body: Any) -> _errors.Error:
-        import msgpack
-
         from . import _origin
 
-        return _origin.chain(_errors.from_wire(msgpack.unpackb(body)), self._codec.pickle)
+        return _origin.chain(_errors.from_body(body), self._codec.pickle)
 
     # For callers.
 
@@ -341,15 +339,13 @@ class Asked(Waitable):
     """Something that was asked of the core, as a future: an order to a pipeline, a request through a router."""
 
     def __init__(self, core: _core.Core, op: str, *, read: Callable[[Any], Any] | None = None, trusted: bool = False, **fields: Any) -> None:
-        import msgpack
-
         super().__init__(core)
         self._op = op
         self._read = read  # what the caller sees of the answer
         self._trusted = trusted
         self._value: Any = None
         self._error: _errors.Error | None = None
-        request = msgpack.packb({"op": op, **fields})
+        request = _core.request_of(op, fields)
         self._token = core.send(self, lambda token: int(core.lib.troupe_ask(token, request, len(request))))
 
     def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
@@ -361,11 +357,10 @@ class Asked(Waitable):
 
         from . import _origin
 
-        value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         if flags & FAILED:
-            self._error = _origin.chain(_errors.from_wire(value), self._trusted)
+            self._error = _origin.chain(_errors.from_body(body), self._trusted)
         else:
-            self._value = value
+            self._value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
 
     def _get(self) -> Any:
         if self._error is not None:

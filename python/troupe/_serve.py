@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-import msgpack
-
 from . import _codec, _core, _errors, _item, _origin, _register
 from ._future import Waitable
 from ._worker import _LENGTHS, Call, Worker, _call
@@ -118,7 +116,7 @@ class Server:
         self.say(token, 0, address, n)
 
     def fail(self, token: int, err: BaseException) -> None:
-        body = msgpack.packb(_origin.describe(err))
+        body = _origin.encode(err)
         self.say(token, FAILED, body, len(body))
 
     def say(self, token: int, failed: int, body: bytes | int, n: int) -> None:

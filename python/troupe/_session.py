@@ -300,7 +300,7 @@ def _at_exit() -> None:
     try:
         session.close()
     except Exception as err:
-        os.write(2, f"troupe: at exit: {err}\n".encode())
+        os.write(2, f"troupe: at exit: {_errors.text_of(err)}\n".encode())
 
 
 def _after_fork() -> None:

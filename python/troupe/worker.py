@@ -127,7 +127,7 @@ class Host(Server):
         self.stopped = True
         if len(body):
             self.failed = True
-            sys.stderr.write(f"troupe worker: {_errors.from_wire(msgpack.unpackb(body))}\n")
+            sys.stderr.write(f"troupe worker: {_errors.from_body(body)}\n")
 
     def trusts(self, meta: bytes) -> bool:
         """Whether the call is the driver's own, who may send pickles. An item that it hands on may be anybody's."""
