@@ -29,6 +29,7 @@ type Cluster struct {
 	to    bus.Address
 	life  *life
 	shape atomic.Pointer[dispatch.Group] // how its ranks are laid out now; see size.go
+	gate  dispatch.Gate                  // keeps calls back while their ranks are being restarted
 
 	downCh chan struct{} // holds one: whoever takes the role down
 
@@ -304,6 +305,9 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 		c.ended, c.failed = why, failed
 	}
 	c.mu.Unlock()
+	if first {
+		c.gate.End(why)
+	}
 	if first && c.tie == opened {
 		c.rt.unshare(c)
 	}
@@ -326,10 +330,11 @@ func (c *Cluster) Close(ctx context.Context) error {
 	return nil
 }
 
-// leave is Close at the end of the runtime, with which the workers end that are its own.
+// leave is Close at the end of the runtime. A detached role stays: its workers are processes, or run in a Local that is not
+// the runtime's own.
 func (c *Cluster) leave(ctx context.Context) error {
 	defer c.release()
-	if c.tie == created && (c.rt.cfg.Local == nil || !c.Record().Detached) {
+	if c.tie == created && !c.Record().Detached {
 		return c.Destroy(ctx)
 	}
 	return nil

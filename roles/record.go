@@ -46,22 +46,29 @@ type Record struct {
 
 // RoleState is where a role is in its life.
 //
-//	starting ──► ready ──► stopping ──► (the record is gone)
-//	    │          │          ▲
-//	    └──────────┴──► failed┘
+//	starting ──► ready ◄──► restarting
+//	    │          │            │
+//	    │          ├────────────┤
+//	    │          ▼            ▼
+//	    ├──────► failed ──► stopping ──► (the record is gone)
+//	    └───────────────────────▲
+//
+// Ready and restarting become stopping as well, without having failed.
 type RoleState string
 
 const (
-	RoleStarting RoleState = "starting" // its workers are being made
-	RoleReady    RoleState = "ready"    // every worker has proved that it hears every subject
-	RoleStopping RoleState = "stopping" // it is being taken down
-	RoleFailed   RoleState = "failed"   // a worker failed; Cause says why, and the name is held until it is destroyed
+	RoleStarting   RoleState = "starting"   // its workers are being made
+	RoleReady      RoleState = "ready"      // every worker has proved that it hears every subject
+	RoleRestarting RoleState = "restarting" // workers were lost and are being replaced, by its policy; Restart says which
+	RoleStopping   RoleState = "stopping"   // it is being taken down
+	RoleFailed     RoleState = "failed"     // a worker failed; Cause says why, and the name is held until it is destroyed
 )
 
 var roleSuccessors = map[RoleState][]RoleState{
-	RoleStarting: {RoleReady, RoleStopping, RoleFailed},
-	RoleReady:    {RoleStopping, RoleFailed},
-	RoleFailed:   {RoleStopping},
+	RoleStarting:   {RoleReady, RoleStopping, RoleFailed},
+	RoleReady:      {RoleRestarting, RoleStopping, RoleFailed},
+	RoleRestarting: {RoleReady, RoleStopping, RoleFailed},
+	RoleFailed:     {RoleStopping},
 }
 
 // Address is where the role is on the bus.

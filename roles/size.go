@@ -14,7 +14,7 @@ import (
 func (c *Cluster) takeShape(rec Record) {
 	c.life.makeRoom(rec.World)
 	c.shape.Store(&dispatch.Group{
-		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.life.generations,
+		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.life.generations, Gate: &c.gate,
 	})
 }
 
