@@ -22,7 +22,8 @@ type request struct {
 
 	Bus       busRequest     `msgpack:"bus"`
 	Namespace string         `msgpack:"namespace"`
-	Lease     float64        `msgpack:"lease"` // seconds
+	Lease     float64        `msgpack:"lease"`   // seconds
+	Private   bool           `msgpack:"private"` // the head ends with this process
 	Spec      specRequest    `msgpack:"spec"`
 	Reserve   reserveRequest `msgpack:"reserve"`
 	Pipeline  pipeRequest    `msgpack:"pipeline"`
@@ -70,7 +71,7 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,           // bus, namespace, name, lease → session
+		"open":         (*core).open,           // bus, namespace, name, lease, private → session
 		"close":        (*core).close,          // runtime → nil: its roles are taken down
 		"create":       (*core).create,         // runtime, spec → cluster
 		"reserve":      (*core).reserve,        // runtime, reserve, name → reservation
@@ -139,7 +140,8 @@ func (c *core) connectedLocked() {
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
 	rt, err := roles.Open(ctx, roles.Config{
-		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Logger: c.log, ClassFunc: c.servantClass,
+		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
+		ClassFunc: c.servantClass,
 	})
 	if err != nil {
 		return nil, err

@@ -118,6 +118,7 @@ class Cluster(_codec.Walked):
     master_port: int
     worker_config: Any
     _seats: list[dict[str, Any]]
+    _detached = False  # of one that was created here: it ends when it is shut down, and in no other way
 
     def __init__(
         self,
@@ -148,6 +149,7 @@ class Cluster(_codec.Walked):
             raise
         self._setup(session, fields, trusted=True)
         self.worker_config = config
+        self._detached = bool(setting(config, "detached", False))
 
     def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, trusted: bool, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
         self._session = session
@@ -571,7 +573,8 @@ class Cluster(_codec.Walked):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.shutdown()
+        if not self._detached:
+            self.shutdown()
 
     def wire(self) -> tuple[int, Any]:
         return _codec.HANDLE, bytes(self._handle)

@@ -12,6 +12,7 @@ from typing import Any
 from . import _codec, _core, _errors
 
 _START = 30.0  # seconds for a private head to become ready
+_LEASE = (1.0, 86_400.0)  # seconds: the least and the most that init takes
 
 
 class Head:
@@ -205,10 +206,12 @@ def init(
 
     url: of the head; None: TROUPE_URL, or a private head on `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
     names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
-    folder that workers run in, instead of this process's. A session that is open is returned again; one with another url or
+    folder that workers run in, instead of this process's. lease: seconds after which this driver counts as dead when the head hears
+    nothing of it, and its roles and reservations end; 1 to 86,400, and 0 is the head's default. A session that is open is returned again; one with another url or
     namespace must be closed first. Usable as a context manager.
     """
     global _current
+    lease = _lease(lease)
     with _init_lock:
         if _current is not None and not _current.closed and _current._pid == os.getpid():
             if url not in (None, _current.url) or namespace not in (None, _current.namespace):
@@ -240,7 +243,8 @@ def init(
         bus.update({k: v for k, v in given.items() if v})
         try:
             fields = core.ask(
-                "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=float(lease)
+                "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=lease,
+                private=head is not None,
             ).get(timeout, brief=True)
         except BaseException:
             if head is not None:
@@ -248,6 +252,14 @@ def init(
             raise
         _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
         return _current
+
+
+def _lease(seconds: float) -> float:
+    """A lease in seconds that makes sense; 0: the default."""
+    least, most = _LEASE
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not (seconds == 0 or least <= seconds <= most):
+        raise _errors.InvalidError(f"lease={seconds!r} must be {least:g} to {most:g} seconds, or 0 for the default")
+    return float(seconds)
 
 
 def _local_head(url: str) -> dict[str, str]:
