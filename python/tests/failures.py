@@ -174,6 +174,9 @@ class Worker(troupe.Worker):
     def take(self, value):
         return "taken"
 
+    def leave(self, code):
+        sys.exit(code)
+
     def tell(self, method, kind):
         return getattr(self.driver, method)(kind)
 
@@ -182,6 +185,9 @@ class Worker(troupe.Worker):
 
 
 class Async:
+    async def leave(self, code):
+        sys.exit(code)
+
     async def fail(self, kind):
         KINDS[kind][0]()
 

@@ -129,6 +129,29 @@ def test_a_stage_whose_exception_cannot_be_said(sync_worker, line, work, n):  # 
     assert sync_worker.echo("alive") == "alive"
 
 
+@pytest.mark.parametrize("served", [failures.Worker, failures.Async])
+def test_an_exit_in_what_a_driver_serves_fails_the_call_alone(sync_worker, served):
+    handle = troupe.serve(served())
+    try:
+        refused(lambda: sync_worker.tell.remote("leave", 3).result(15), "3")
+        assert sync_worker.tell.remote("echo", "alive").result(15) == "alive"
+    finally:
+        handle.cluster.shutdown()
+
+
+def test_an_exit_in_an_async_function_of_a_pipeline_fails_the_item_alone(session, line):  # noqa: F811
+    async def work(value):
+        if value == 0:
+            raise SystemExit(3)
+        return value
+
+    p = line({"in": Stream(), "out": SINK}, {"stage": Stage(work, in_="in", out="out", failures=1)})
+    for i in range(3):
+        p.put("in", i)
+    p.drain(timeout=20)
+    assert [i.value for i in all_of(p, "out")] == [1, 2]
+
+
 def test_output_that_is_no_text_is_in_the_error_of_a_lost_worker(session):
     worker = troupe.actor(failures.Unspeakable)
     with pytest.raises(troupe.Error):

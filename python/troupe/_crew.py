@@ -152,7 +152,7 @@ class Crew(_serve.Server):
         _worker._call.set((self.core, work.number, work.meta))
         try:
             answer = work.answer(self._codec, await work.function.work(work.argument(self._codec)))
-        except Exception as err:
+        except (Exception, SystemExit) as err:  # sys.exit ends the item, not the loop
             self.fail(work.number, err)
             return
         self.answer(work.number, answer)

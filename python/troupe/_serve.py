@@ -135,9 +135,15 @@ class Server:
     def _begin(self, token: int, call: Call, body: Any) -> None:
         import asyncio
 
-        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body))
+        task = asyncio.get_running_loop().create_task(self._serve_beside(token, call, body))
         self.tasks[token] = task
         task.add_done_callback(lambda _: self.loops.pop(token, None))
+
+    async def _serve_beside(self, token: int, call: Call, body: Any) -> None:
+        try:
+            await self.serve_async(token, call, body)
+        except SystemExit as err:  # it would end the loop, and everything else that runs there
+            self.fail(token, err)
 
     def cancel_in(self, token: int) -> bool:
         """Has the loop of a call cancel it. False: it has none."""
