@@ -61,6 +61,8 @@ type Call struct {
 
 	// Encoded is the arguments as another language has cut and encoded them, instead of Args, Named, Mode and Ranks.
 	Encoded *Encoded
+	// PreparedFunc sees the call as it is about to be sent, and may refuse it. Nil: nobody does.
+	PreparedFunc func(*bus.Call) error
 	// ArrivedFunc and OverFunc are told what happens to the call; see bus.Call.
 	ArrivedFunc func(*bus.Gather)
 	OverFunc    func(*bus.Gather)
@@ -89,7 +91,13 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	if err != nil {
 		return nil, g.explain(c, err)
 	}
-	gather, err := g.scatter(ctx, c, call)
+	if c.PreparedFunc != nil {
+		err = c.PreparedFunc(&call)
+	}
+	var gather *bus.Gather
+	if err == nil {
+		gather, err = g.scatter(ctx, c, call)
+	}
 	if err != nil {
 		return nil, g.explain(c, err)
 	}

@@ -37,8 +37,9 @@ type Cluster struct {
 	rec     Record
 	workers []*actors.Worker // those that run here
 	program nodes.Program    // of those that are processes, and
-	config  bus.Raw          // what their constructors get
+	recipe  *recipe          // all that they are started with; nil: it was not created here, and has not been needed
 	mending mending          // of those that are restarted
+	keeping keeping          // the calls that are replayed on those
 	output  *output          // what they print, if it is shown here
 	up      bool             // it has started here, and whoever sees it end takes it down; before, start does
 	ended   *bus.Error       // why no call can be made any more
@@ -198,15 +199,18 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 	return nil
 }
 
-// workerLost fails what waits for a worker that is gone. If it failed, the whole role has: the others' calls fail
+// workerLost fails what waits for a worker that is gone, and keeps back what is called while another takes its place. If it failed, the whole role has: the others' calls fail
 // because of it. A role ends as a unit, so whoever created it takes the rest down; of a detached role, whose driver may
 // be gone, anybody who follows it does, if it is certain because the worker itself has said so.
 func (c *Cluster) workerLost(l loss, certain bool) {
+	if l.failed && c.Record().restarts() && (c.tie != created || c.isUp()) {
+		c.hold(l)
+	}
 	c.failCalls(l)
 	if l.failed && c.mend(l) {
 		return
 	}
-	if !l.failed && c.Record().Process && c.tie != created {
+	if !l.failed && c.Record().Process {
 		c.rt.spawn(func() { c.stoppedElsewhere(l) })
 		return
 	}
@@ -232,7 +236,12 @@ func (c *Cluster) failWith(l loss, certain bool) {
 	c.failPending()
 	c.tell(l, "the role fails")
 	if c.isUp() || c.tie == followed && c.Record().Process || certain && c.tie != opened && c.Record().Detached {
-		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
+		c.rt.spawn(func() {
+			c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) })
+			if c.Record().Process {
+				c.endFailed()
+			}
+		})
 	}
 }
 
@@ -373,8 +382,12 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 	if c.markStopping(ctx) != nil {
 		patience /= 10 // it has been waited for already
 	}
+	c.life.makeRoom(len(c.Record().Seats)) // it may have grown elsewhere
 	err := c.stopWorkers(ctx, grace)
 	if c.Record().Process {
+		if formerErr := c.endFormer(context.WithoutCancel(ctx)); formerErr != nil { // the head ends what no role knows
+			c.rt.log.Warn("roles: workers that were replaced have not all ended", "role", c.Name(), "error", formerErr)
+		}
 		c.endOutput(ctx)
 		if releaseErr := c.giveBack(ctx); releaseErr != nil {
 			return errors.Join(err, releaseErr) // the record stays, and with it the way to what is still held
@@ -398,6 +411,11 @@ func (c *Cluster) markStopping(ctx context.Context) error {
 	err := c.step(ctx, RoleStopping, "")
 	if errors.Is(err, bus.ErrUnavailable) {
 		return err
+	}
+	if errors.Is(err, bus.ErrConflict) { // somebody else is at it; what there is to end is in the record
+		if rec, err := c.look(); err == nil {
+			c.setRecord(rec)
+		}
 	}
 	return nil
 }
@@ -424,6 +442,11 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
+	}
+	if rec := c.Record(); rec.restarts() { // before the record, so that nothing is left of a role without one
+		if err := errors.Join(reg.forget(ctx, recipeKey(rec.Name)), reg.forget(ctx, replayKey(rec.Name))); err != nil {
+			return err
+		}
 	}
 	return reg.remove(ctx, c.Record())
 }

@@ -41,6 +41,7 @@ type beat struct {
 	actors.Beat
 	at      time.Time // zero: nothing is expected yet
 	session string    // under which the worker makes its calls; empty: it has not been heard
+	unsaid  bool      // it has stopped, and its agent is yet to say why
 }
 
 // loss is a worker that is gone.
@@ -49,12 +50,17 @@ type loss struct {
 	gen    uint32
 	why    *bus.Error
 	failed bool // and did not stop in order
+
+	evicted bool // it was ended by an operator, and cannot be started on its node again
 }
 
 func newLife(c *Cluster) *life {
 	l := &life{
 		cluster: c, msgCh: make(chan *nats.Msg, lifeBuffer), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
 		changed: make(chan struct{}),
+	}
+	for len(l.beats) < len(c.rec.Seats) { // some are just coming to the role, or leaving it
+		l.beats = append(l.beats, beat{})
 	}
 	for rank, seat := range c.rec.Seats {
 		l.beats[rank].Gen = seat.Gen
@@ -148,6 +154,12 @@ func (l *life) receive(m *nats.Msg) {
 }
 
 func (l *life) note(b actors.Beat, session string) {
+	if b.State == noteBegun || b.State == noteFinished { // of a process that restarts workers, about them
+		if session != l.cluster.rt.ep.Session() {
+			l.cluster.restartNews()
+		}
+		return
+	}
 	if b.State == actors.Ready && b.Rank >= l.cluster.WorldSize() {
 		l.cluster.grewElsewhere(b.Rank)
 	}
@@ -175,8 +187,14 @@ func (l *life) note(b actors.Beat, session string) {
 		why.Role, why.Rank, why.Node = l.cluster.Name(), b.Rank, old.Node
 		l.cluster.failCalls(loss{rank: b.Rank, gen: old.Gen, why: why, failed: true})
 	}
-	if b.State.Over() {
+	switch {
+	case b.State == actors.Stopped && l.cluster.Record().Process && !l.cluster.isOver():
+		l.awaitExit(b)
+	case b.State.Over():
 		l.lost(lossOf(b, l.cluster.Name()), true)
+	}
+	if replaced && l.cluster.Record().restarts() && b.Rank < len(l.cluster.Record().Seats) && l.cluster.Record().Seats[b.Rank].Gen < b.Gen {
+		l.cluster.restartNews() // another process has replaced it
 	}
 }
 
@@ -211,7 +229,7 @@ func (l *life) lost(one loss, certain bool) {
 	}
 	l.mu.Unlock()
 	l.cluster.workerLost(one, certain)
-	if all && (l.cluster.tie == opened || l.cluster.tie == followed) {
+	if all && (l.cluster.tie == opened || l.cluster.tie == followed) && !l.cluster.Record().restarts() {
 		l.cluster.release()
 	}
 }

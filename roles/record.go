@@ -42,6 +42,11 @@ type Record struct {
 	Master  string `json:"master,omitempty"` // where their rank 0 can be found: HOST:PORT
 	Policy  Policy `json:"policy,omitempty"`
 	Gens    uint32 `json:"gens,omitempty"` // how many generations of workers there have been after the first
+
+	Restarts   int      `json:"restarts,omitempty"`    // how often its policy has restarted workers
+	Restart    *Restart `json:"restart,omitempty"`     // the restart that is under way, while it is restarting
+	Former     []Former `json:"former,omitempty"`      // workers that were replaced, and are not known to have ended
+	OnlyDriver string   `json:"only_driver,omitempty"` // why the head cannot restart its workers; empty: it can
 }
 
 // RoleState is where a role is in its life.

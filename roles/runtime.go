@@ -438,8 +438,11 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 		return nil, err
 	}
 	switch rec.State {
+	case RoleRestarting:
+		c.holdFor(rec, nil)
+		c.restartNews()
 	case RoleFailed:
-		c.end(bus.Errorf(bus.CodeWorkerLost, "role %s has failed, at %s: %s", name, since, rec.Cause))
+		c.end(rec.failure())
 	case RoleStopping:
 		c.end(bus.Errorf(bus.CodeNotFound, "role %s is being taken down, since %s", name, since))
 	}
@@ -450,6 +453,7 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) {
 	c := &Cluster{rt: rt, tie: tie, spec: spec, to: rec.Address(), downCh: make(chan struct{}, 1), rec: rec}
 	c.life = newLife(c)
+	c.gate.SentFunc = c.life.repeat
 	c.takeShape(rec)
 	if err := c.life.listen(); err != nil {
 		return nil, err
