@@ -203,10 +203,13 @@ func (c Call) checkNeed(p *Plan, called int) error {
 	return nil
 }
 
-// explain says which call was refused.
+// explain says which call was refused, and because of which rank if its role names one that is being restarted.
 func (g *Group) explain(c Call, err error) error {
 	e := bus.AsError(err)
-	e.Role, e.Rank, e.Method = g.To.Role, -1, c.Method
+	if e.Role != g.To.Role {
+		e.Rank = -1
+	}
+	e.Role, e.Method = g.To.Role, c.Method
 	return e
 }
 
