@@ -30,6 +30,8 @@ type request struct {
 	Serve     serveRequest   `msgpack:"serve"`
 	Router    routerRequest  `msgpack:"router"`
 
+	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
+
 	Assignment string     `msgpack:"assignment"` // the path
 	Error      *bus.Error `msgpack:"error"`
 	Grace      float64    `msgpack:"grace"` // seconds
@@ -84,6 +86,7 @@ func init() {
 		"roles":        (*core).roles,          // runtime → list of records
 		"info":         (*core).info,           // cluster → what each worker says of itself
 		"health":       (*core).health,         // cluster → what was last heard of each worker
+		"wait_ready":   (*core).waitReady,      // cluster, timeout → nil: no worker is being restarted
 		"worker_open":  (*core).workerOpen,     // assignment → what it says
 		"worker_start": (*core).workerStart,    // → nil: the worker is ready
 		"worker_fail":  (*core).workerFail,     // error → nil: the worker cannot be made
@@ -283,12 +286,13 @@ func (c *core) roles(ctx context.Context, r *request) (any, error) {
 	return out, err
 }
 
+// info asks every worker about itself; see restarting.go.
 func (c *core) info(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
 		return nil, err
 	}
-	return cl.Info(ctx)
+	return cl.infos(ctx)
 }
 
 func (c *core) health(_ context.Context, r *request) (any, error) {
@@ -296,7 +300,21 @@ func (c *core) health(_ context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cl.Health(), nil
+	return cl.beats(), nil
+}
+
+// waitReady waits until every worker of a cluster takes calls.
+func (c *core) waitReady(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	if r.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, seconds(r.Timeout))
+		defer cancel()
+	}
+	return nil, cl.WaitReady(ctx)
 }
 
 // assigned is what a worker process is to play, and the session it makes calls with.

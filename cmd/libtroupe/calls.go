@@ -32,6 +32,7 @@ const (
 	callCollectAll = 4
 	callControl    = 8
 	callMore       = 16 // the caller does not wait now: more may follow
+	callNoWait     = 32 // a rank that is being restarted fails the call at once
 )
 
 func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
@@ -100,7 +101,8 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	call := dispatch.Call{
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: plan, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
-		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, OverFunc: r.over, Memory: c.memory,
+		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
+		OverFunc: r.over, Memory: c.memory,
 	}
 	if large != nil {
 		call.Encoded.DoneFunc = large.free

@@ -14,14 +14,14 @@ import msgpack
 
 from . import _codec, _core, _errors, _origin, _session, _split
 from ._config import RankInfo, WorkerConfig, setting
-from ._future import Future, Waitable, resolve
+from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
 from ._resources import ResourceManager
 from ._worker import Call, _call
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
-_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE = 1, 2, 4, 8, 16
+_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT = 1, 2, 4, 8, 16, 32
 
 
 class _Method:
@@ -101,8 +101,8 @@ class _Options:
             return lambda *args, **kwargs: getattr(self._cluster, "_" + name)(self._settings, *args, **kwargs)
         if name.startswith("_"):
             raise AttributeError(name)
-        return lambda *args, blocking=True, timeout=None, **kwargs: self._cluster._dispatch(
-            name, args, kwargs, blocking, timeout, self._settings
+        return lambda *args, blocking=True, timeout=None, wait=None, **kwargs: self._cluster._dispatch(
+            name, args, kwargs, blocking, timeout, _with_wait(self._settings, wait)
         )
 
 
@@ -269,14 +269,29 @@ class Cluster(_codec.Walked):
         _core.refuse_in_loop("`await asyncio.to_thread(cluster.health)`")
         return list(self._core.ask("health", cluster=self._open()._id).get())
 
+    def wait_ready(self, timeout: float | None = None) -> None:
+        """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
+        it fails meanwhile."""
+        _core.refuse_in_loop("`await cluster.await_ready()`")
+        self._ready(timeout).now()
+
+    async def await_ready(self, timeout: float | None = None) -> None:
+        """wait_ready for event loops."""
+        await self._ready(timeout)
+
+    def _ready(self, timeout: float | None) -> Asked:
+        if timeout is not None and timeout <= 0:
+            raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
+        return Asked(self._core, "wait_ready", cluster=self._open()._id, timeout=float(timeout or 0))
+
     # Calls.
 
     def __getattr__(self, name: str) -> Any:
         modes = self.__dict__.get("_modes", {})
         if name in modes and not name.startswith("_"):
 
-            def call(*args: Any, blocking: bool = True, timeout: float | None = None, **kwargs: Any) -> Any:
-                return self._dispatch(name, args, kwargs, blocking, timeout, {})
+            def call(*args: Any, blocking: bool = True, timeout: float | None = None, wait: bool = True, **kwargs: Any) -> Any:
+                return self._dispatch(name, args, kwargs, blocking, timeout, {} if wait is True else _with_wait({}, wait))
 
             call.__name__ = name
             self.__dict__[name] = call
@@ -286,19 +301,20 @@ class Cluster(_codec.Walked):
 
     def options(
         self, *, timeout: float | None = None, collect: bool = True, pad: bool = False, need: int = 0, collect_all: bool = False,
-        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "",
+        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True,
     ) -> _Options:  # fmt: skip
         """Other settings for calls: cluster.options(collect=False).train_step(batch).
 
         collect=False: every rank computes and acknowledges alone. pad: rows are repeated until they divide, and trimmed
         again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
-        mode, ranks: instead of the method's own. engine: a named object in the workers.
+        mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
+        restarted fails at once instead of waiting for it.
         """
         settings = {
             "timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all,
             "mode": None if mode is None else Dispatch(mode).value, "ranks": None if ranks is None else list(ranks), "engine": engine,
         }  # fmt: skip
-        return _Options(self, settings)
+        return _Options(self, _with_wait(settings, wait))
 
     def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, timeout: float | None, settings: dict[str, Any]) -> Any:
         ranks = settings.get("ranks")
@@ -369,6 +385,7 @@ class Cluster(_codec.Walked):
             | (_COLLECT_ALL if keep_all else 0)
             | (_CONTROL if method in self._control else 0)
             | (0 if blocking else _MORE)
+            | (0 if settings.get("wait", True) else _NO_WAIT)
         )
         future = Future(self._core, (self, method), plan, self._codec, one)
         if self._own_rank >= 0:
@@ -603,6 +620,15 @@ def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
 
 def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
     return data if fields["rank"] < 0 else bytes(msgpack.packb({**fields, "rank": -1}))
+
+
+def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:
+    """Settings with another wait; None: as they are."""
+    if wait is None:
+        return settings
+    if not isinstance(wait, bool):
+        raise _errors.InvalidError(f"wait={wait!r} must be True or False; a method's own argument of that name is given by position")
+    return {**settings, "wait": wait}
 
 
 def _name(what: str, name: str) -> bytes:

@@ -268,6 +268,7 @@ def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
             lane = {"name": "concurrent" if used <= {limit} else f"concurrent-{name}"[:64], "limit": limit}
         if lane["name"] != "work" and not is_async:
             lanes[name] = str(lane["name"])
-        methods.append({"name": name, "mode": mark.get("mode", ""), "lane": lane})
+        replay = {"replay": True} if mark.get("replay") else {}
+        methods.append({"name": name, "mode": mark.get("mode", ""), "lane": lane, **replay})
     table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async}
     return Object(value, is_async, lanes), table
