@@ -73,12 +73,12 @@ type Error struct {
 	cause   error             // local only; what errors.Unwrap returns
 }
 
-// Errorf makes an *Error of the given code. A %w in format is kept as the local cause. A cause that is a full store makes it
-// CodeNoSpace, whatever the code: the layers between the store and the caller cannot know a better remedy.
+// Errorf makes an *Error of the given code. A %w in format is kept as the local cause. A refusal whose cause is a full store
+// becomes CodeNoSpace: the layers between the store and the caller cannot know a better remedy. An unknown outcome stays one.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
 	e := &Error{Code: code, Message: err.Error(), Rank: -1, cause: errors.Unwrap(err)}
-	if e.cause != nil && noSpace(e.cause) {
+	if (code == CodeRefused || code == CodeUnavailable || code == CodeNoSpace) && noSpace(e.cause) {
 		e.Code = CodeNoSpace
 		if !strings.Contains(e.Message, noSpaceText) {
 			e.Message += ": " + noSpaceText
