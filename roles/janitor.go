@@ -97,8 +97,8 @@ func (rt *Runtime) sweep() time.Duration {
 			rt.watchOver(rec)
 			continue
 		}
-		if left := rt.reach.missing(rec.Lease); left > 0 {
-			look(left)
+		if left := rt.reach.missing(rec.Lease); left > 0 && !reg.gone(ctx, rec.Owner) {
+			look(min(left, sweepAgain)) // its end may be proved meanwhile
 			continue
 		}
 		group.Go(bus.Guard(func() {
@@ -129,8 +129,9 @@ func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Dur
 		if reg.alive(ctx, h.Owner) {
 			continue
 		}
-		wait := rt.reach.missing(h.Lease)
-		if wait == 0 {
+		wait := min(rt.reach.missing(h.Lease), sweepAgain)
+		if wait == 0 || reg.gone(ctx, h.Owner) {
+			wait = 0
 			rt.log.Warn("roles: the driver is gone; what it held is given back", "reservation", h.ID, "driver", h.By)
 			if err := rt.sweepHold(ctx, h); err != nil && ctx.Err() == nil {
 				rt.log.Warn("roles: what a lost driver held was not given back", "reservation", h.ID, "error", err)

@@ -19,7 +19,7 @@ func (rt *Runtime) takeLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lease, err := reg.kv.Lease(ctx, driverKey(rt.ep.Session()), []byte(rt.cfg.Name), rt.cfg.Lease)
+	lease, err := reg.kv.Lease(ctx, driverKey(rt.ep.Session()), rt.leaseValue(), rt.cfg.Lease)
 	if err != nil {
 		return err
 	}
@@ -48,9 +48,11 @@ func (rt *Runtime) keepLease() {
 			return // with the bus, or released by Close
 		}
 		rt.log.Warn("roles: the driver's lease is lost; taking it back", "error", rt.currentLease().Err())
+		rt.reach.block(true) // what kept us from renewing ours may have kept others from renewing theirs
 		if !rt.retake() {
 			return
 		}
+		rt.reach.block(false)
 	}
 }
 
