@@ -29,6 +29,21 @@ func (rt *Runtime) takeLease(ctx context.Context) error {
 	return nil
 }
 
+// witness makes sure that this runtime holds a lease of its own while it judges others by theirs: what keeps a driver from
+// renewing its lease, such as a full disk under the server, is then noticed here too. Drivers have one anyway; the workers' own
+// runtimes take one when there is something to judge, and count the time from there.
+func (rt *Runtime) witness(ctx context.Context) error {
+	if rt.currentLease() != nil {
+		return nil
+	}
+	if err := rt.takeLease(ctx); err != nil {
+		return err
+	}
+	rt.reach.restart()
+	rt.spawn(rt.keepLease)
+	return nil
+}
+
 func (rt *Runtime) currentLease() *bus.Lease {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
