@@ -16,6 +16,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles"
 )
 
 const (
@@ -97,6 +98,8 @@ func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
+	_, stopDrivers := roles.DriverWatch{Bus: b, Logger: log}.Start(run) // of this host: their processes can be seen from here
+	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {
 		c.warnf("troupe: %v\n", cause)
