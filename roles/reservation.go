@@ -61,7 +61,9 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 	rec, err := client.Reserve(waiting, request)
 	if err != nil {
 		if !errors.Is(err, bus.ErrOutcomeUnknown) {
-			err = errors.Join(err, reg.unhold(ctx, request.ID))
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs) // ctx has often ended by then
+			defer cancel()
+			err = errors.Join(err, reg.unhold(last, request.ID))
 		}
 		return nil, err
 	}
