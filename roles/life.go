@@ -52,6 +52,7 @@ type loss struct {
 	failed bool // and did not stop in order
 
 	evicted bool // it was ended by an operator, and cannot be started on its node again
+	guessed bool // from its silence: neither it nor its agent has said so
 }
 
 func newLife(c *Cluster) *life {
@@ -410,7 +411,7 @@ func (l *life) judge(rank int, why *bus.Error) {
 	l.changedLocked()
 	l.mu.Unlock()
 	why.Role, why.Rank, why.Node = l.cluster.Name(), rank, b.Node
-	l.lost(loss{rank: rank, gen: b.Gen, why: why, failed: true}, false)
+	l.lost(loss{rank: rank, gen: b.Gen, why: why, failed: true, guessed: true}, false)
 }
 
 // states returns what was last heard of each rank, and a channel that is closed at the next change.

@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/nodes"
 	"troupe/placement"
 )
 
@@ -325,7 +326,7 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 			break
 		}
 	}
-	lost = stillLost(rec, lost)
+	lost = c.explained(rec, stillLost(rec, lost))
 	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not finished")}
 	if rec.Restart != nil && len(rec.Restart.Ranks) > 0 {
 		first.rank, first.why = rec.Restart.Ranks[0], bus.Errorf(bus.CodeWorkerLost, "%s", rec.Restart.Why)
@@ -364,6 +365,27 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 		return true, nil
 	}
 	return false, fails(err)
+}
+
+// explained is losses with what the agents know of those that were only guessed: a process that has just begun to follow a
+// role has not heard how its workers ended.
+func (c *Cluster) explained(rec Record, lost []loss) []loss {
+	out := slices.Clone(lost)
+	for i, l := range out {
+		if !l.guessed || l.rank >= len(rec.Seats) {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(c.rt.ctx, agentThere)
+		all, _ := c.rt.agents().Workers(ctx, rec.Seats[l.rank].Node) // an agent that is silent knows no more
+		cancel()
+		id := rec.workerID(l.rank)
+		if at := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id }); at >= 0 && all[at].Exit != nil {
+			if told := lossOfExit(*all[at].Exit); told.failed {
+				out[i] = told
+			}
+		}
+	}
+	return out
 }
 
 func (c *Cluster) sleepABit() bool {

@@ -225,6 +225,7 @@ func agentConfig(_ context.Context, b *bus.Bus, dir string, urls []string, ready
 	if err != nil {
 		panic(err)
 	}
+	cfg.Grace = lease / 2
 	for i, inventory := range inventories {
 		cfg.Nodes = append(cfg.Nodes, nodes.Config{Name: fmt.Sprintf("n-%d", i), Inventory: inventory, Lease: lease, Beat: 200 * time.Millisecond})
 	}
