@@ -52,6 +52,13 @@ var (
 	errNoneAllowed = errors.New("no more restarts are allowed")
 )
 
+// Restarting are the ranks whose calls wait because their workers were lost and are being replaced, as far as this process
+// knows: a moment before the record says so, and as long as nobody has begun to replace them.
+func (c *Cluster) Restarting() []int {
+	away, _ := c.gate.Away()
+	return away
+}
+
 // WaitReady returns when every rank of the role takes calls, or why that will not be: the role has failed or been taken
 // down, or ctx has ended.
 func (c *Cluster) WaitReady(ctx context.Context) error {
