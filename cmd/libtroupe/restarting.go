@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"time"
 
 	"troupe/actors"
 	"troupe/bus"
@@ -12,42 +11,24 @@ import (
 	"troupe/roles"
 )
 
-const (
-	// stateRestarting is the state of a rank whose worker is being replaced: it has no worker that could tell its own.
-	stateRestarting actors.State = "restarting"
+// stateRestarting is the state of a rank whose worker is being replaced: it has no worker that could tell its own.
+const stateRestarting actors.State = "restarting"
 
-	lossKnown = 2 * time.Second       // within it the record names the ranks whose workers were lost
-	lossLook  = 20 * time.Millisecond // between two looks at the record
-)
-
-// restartingRanks are the ranks of a role whose workers are being replaced.
-func restartingRanks(rec roles.Record) []int {
-	if rec.State != roles.RoleRestarting || rec.Restart == nil {
-		return nil
-	}
-	return rec.Restart.Ranks
-}
+// lossTries is how often workers are asked about themselves when one is lost meanwhile: it is then known to be, and not asked again.
+const lossTries = 10
 
 // infos asks every worker about itself. A rank that is being restarted is not asked, and its state says so.
-func (cl *cluster) infos(ctx context.Context) ([]actors.Info, error) {
-	end := time.Now().Add(lossKnown)
-	for {
-		rec := cl.Record()
-		all, err := cl.infosOf(ctx, rec)
-		restarts := rec.Policy == roles.RestartRank || rec.Policy == roles.RestartRole
-		if err == nil || !restarts || !errors.Is(err, bus.ErrWorkerLost) || cl.Record().State == roles.RoleFailed || time.Now().After(end) {
-			return all, err
-		}
-		select { // a worker was lost, and the record does not say so yet
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(lossLook):
+func (cl *cluster) infos(ctx context.Context) (all []actors.Info, err error) {
+	for range lossTries {
+		all, err = cl.infosOf(ctx, cl.Record(), cl.Restarting())
+		if !errors.Is(err, bus.ErrWorkerLost) || len(cl.Restarting()) == 0 {
+			break
 		}
 	}
+	return all, err
 }
 
-func (cl *cluster) infosOf(ctx context.Context, rec roles.Record) ([]actors.Info, error) {
-	away := restartingRanks(rec)
+func (cl *cluster) infosOf(ctx context.Context, rec roles.Record, away []int) ([]actors.Info, error) {
 	if len(away) == 0 {
 		return cl.Info(ctx)
 	}
@@ -83,7 +64,7 @@ func (cl *cluster) infosOf(ctx context.Context, rec roles.Record) ([]actors.Info
 // beats are what was last heard of each worker, with the ranks that are being restarted marked.
 func (cl *cluster) beats() []actors.Beat {
 	beats := slices.Clone(cl.Health())
-	for _, rank := range restartingRanks(cl.Record()) {
+	for _, rank := range cl.Restarting() {
 		if rank < len(beats) {
 			beats[rank].State, beats[rank].Calls, beats[rank].Queued, beats[rank].Busy = stateRestarting, 0, 0, 0
 		}

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import time
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 import restarts
 import troupe
-from troupe import Scatter
+from troupe import Scatter, _core
 
 N = 3
 
@@ -76,13 +77,14 @@ def test_a_call_after_a_kill_waits_for_the_restart(made, policy, cls):
 
 
 @pytest.mark.parametrize("policy", ["restart_rank", "restart_role"])
-def test_calls_made_while_a_rank_restarts_wait_within_their_timeout(made, slow, policy):
+def test_calls_made_while_a_rank_restarts_wait_within_their_timeout(session, made, slow, policy):
     cluster = made(policy, slow=str(slow))
     pids = cluster.execute_all_sync("pid")
     slow.touch()
     os.kill(pids[1], signal.SIGKILL)
     until(lambda: states(cluster)[1] == "restarting")
     assert cluster.health()[1]["state"] == "restarting"
+    until(lambda: "restarting" in table(session))
 
     began = time.monotonic()
     with pytest.raises(troupe.WorkerLostError, match="restart") as caught:
@@ -117,6 +119,13 @@ def test_calls_made_while_a_rank_restarts_wait_within_their_timeout(made, slow, 
     with pytest.raises(troupe.CancelledError):
         gone.result(10)
     assert states(cluster) == ["ready"] * N
+
+
+def table(session):
+    """What `troupe roles` prints."""
+    head = session.head
+    env = {**os.environ, "TROUPE_URL": head.url, "TROUPE_TOKEN_FILE": head.token_file, "TROUPE_FINGERPRINT": head.fingerprint}
+    return subprocess.run([_core.program_path(), "roles"], env=env, capture_output=True, text=True, timeout=30, check=True).stdout
 
 
 async def awaited(future):
