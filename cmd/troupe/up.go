@@ -19,6 +19,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles"
 )
 
 // upFlags is a head as the command line says it.
@@ -220,6 +221,9 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return fmt.Errorf("announce the head: %w", err)
 	}
 	defer withdraw()
+	if err := roles.AdoptNamespaces(ctx, b, log); err != nil {
+		return err
+	}
 	defer keepHouse(ctx, b, log, houseEvery)()
 	defer maintainRegistry(ctx, b, log)()
 	if inside != nil {
