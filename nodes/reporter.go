@@ -75,10 +75,17 @@ func (r *Reporter) Run(ctx context.Context) error {
 func (r *Reporter) open(ctx context.Context) (*bus.KV, error) {
 	for {
 		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
-		if !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
+		full := errors.Is(err, bus.ErrNoSpace)
+		if !full && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
 			return kv, err
 		}
 		r.cfg.Logger.Warn("nodes: the server is not to be had yet", "node", r.cfg.Name, "error", err)
+		if full { // which is refused at once
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
 	}
 }
 
@@ -301,6 +308,7 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Repo
 			return nil, ctx.Err()
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrRefused):
 			return nil, err
+		case errors.Is(err, bus.ErrNoSpace):
 		case r.inherit(ctx):
 			continue
 		case !said:

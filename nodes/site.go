@@ -369,9 +369,12 @@ func (s *site) flush(role bus.Address) reply {
 	return reply{Stored: stored}
 }
 
-func (s *site) workersReply() reply {
+func (s *site) workersReply(req request) reply {
 	var r reply
 	for _, w := range s.all() {
+		if req.Role != nil && *req.Role != w.ID.Address() || req.Running && !w.running() {
+			continue
+		}
 		r.Workers = append(r.Workers, w.status())
 	}
 	return r

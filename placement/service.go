@@ -30,6 +30,13 @@ func NewService(cfg Config) (*Service, error) {
 // stands by again and reads the ledger anew when it next leads. Run ends by itself only if that can never go well: the
 // bus is closed, or the ledger makes no sense.
 func (s *Service) Run(ctx context.Context) error {
+	refusing, stop := context.WithCancel(ctx)
+	stoppedCh := make(chan struct{})
+	bus.Go(func() {
+		defer close(stoppedCh)
+		s.refuseWhileFull(refusing)
+	})
+	defer func() { stop(); <-stoppedCh }()
 	for {
 		err := s.stand(ctx)
 		if ctx.Err() != nil || !passing(err) {
@@ -74,7 +81,7 @@ func passing(err error) bool {
 		return true
 	}
 	switch bus.CodeOf(err) {
-	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled, bus.CodeRefused, bus.CodeNotFound, bus.CodeConflict, bus.CodeOutcomeUnknown, bus.CodeFenced:
+	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled, bus.CodeRefused, bus.CodeNotFound, bus.CodeConflict, bus.CodeOutcomeUnknown, bus.CodeFenced, bus.CodeNoSpace:
 		return true
 	}
 	return false

@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -136,16 +137,8 @@ func (n *Namespace) add(kind, id string, e bus.Entry) {
 	case "hold":
 		n.Reservations = append(n.Reservations, id)
 	case "driver":
-		n.Drivers = append(n.Drivers, driverName(e.Value, id))
+		n.Drivers = append(n.Drivers, cmp.Or(readHolder(e.Value).Name, id))
 	}
-}
-
-// driverName is what a lease says of its driver, for people.
-func driverName(value []byte, session string) string {
-	if len(value) == 0 {
-		return session
-	}
-	return string(value)
 }
 
 // DestroyAll takes down every role of the namespace and releases what drivers hold in it, whoever made it. Drivers that live

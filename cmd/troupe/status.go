@@ -147,7 +147,7 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 			continue
 		}
 		group.Go(func() {
-			if all, err := client.Workers(ctx, n.Report.Node); err == nil {
+			if all, err := client.Running(ctx, n.Report.Node); err == nil {
 				all = append([]nodes.Status{}, all...) // none is not the same as no answer
 				views[i].Workers = slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 })
 			}
