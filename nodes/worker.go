@@ -86,6 +86,7 @@ func (w *worker) refuse(err error) {
 	close(w.startedCh)
 	close(w.endedCh)
 	close(w.goneCh)
+	wake(w.site.ranCh)
 }
 
 // start starts the process. It is called once, by the goroutine of the launch.
@@ -277,6 +278,7 @@ func (w *worker) supervise(child process, out *capture) {
 	w.left = left
 	w.mu.Unlock()
 	close(w.goneCh)
+	wake(w.site.ranCh)
 	w.site.agent.workerGone(w)
 }
 
