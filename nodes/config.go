@@ -52,6 +52,8 @@ type Config struct {
 	RunningFunc func() []gpu.Running
 	RunningCh   <-chan struct{}
 	EndFunc     func([]gpu.Ended)
+	// toldFunc is called when what RunningFunc last said has been reported.
+	toldFunc func()
 	// RegisteredFunc is called once, when the lease is taken for the first time. It must not block.
 	RegisteredFunc func()
 	// Logger receives what goes wrong. Zero: the bus's.

@@ -190,6 +190,9 @@ func (r *running) loop(ctx context.Context) error {
 		if changed {
 			r.beat(true)
 		}
+		if r.toldFunc != nil {
+			r.toldFunc() // what was not told anew has not changed
+		}
 	}
 }
 

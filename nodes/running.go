@@ -3,10 +3,70 @@ package nodes
 import (
 	"cmp"
 	"slices"
+	"sync"
 	"syscall"
+	"time"
 
 	"troupe/gpu"
 )
+
+// tellWait is how long the answer to a stop waits until the node's report says that the workers are gone. A report that
+// takes longer is made up for by the next: the devices are only granted a little later.
+const tellWait = 200 * time.Millisecond
+
+// telling is how far the reports are with what runs.
+type telling struct {
+	mu     sync.Mutex // guards what follows
+	asked  uint64     // how often somebody has waited
+	read   uint64     // of those, how many before the reading that is being reported
+	told   uint64     // and how many before one that has been
+	doneCh chan struct{}
+}
+
+// begin is called before what runs is read.
+func (t *telling) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.read = t.asked
+}
+
+// done is called when what was read last has been reported.
+func (t *telling) done() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.told = t.read; t.doneCh != nil {
+		close(t.doneCh)
+		t.doneCh = nil
+	}
+}
+
+// wait returns when what runs now has been reported, or so much time has passed.
+func (t *telling) wait(wakeCh chan struct{}, most time.Duration) {
+	timer := time.NewTimer(most)
+	defer timer.Stop()
+	t.mu.Lock()
+	t.asked++
+	mine := t.asked
+	t.mu.Unlock()
+	wake(wakeCh)
+	for {
+		t.mu.Lock()
+		if t.told >= mine {
+			t.mu.Unlock()
+			return
+		}
+		if t.doneCh == nil {
+			t.doneCh = make(chan struct{})
+		}
+		ch := t.doneCh
+		t.mu.Unlock()
+		select {
+		case <-ch:
+		case <-timer.C:
+			return
+		}
+	}
+}
 
 // oversMost is how many ended grants a site remembers, the newest.
 const oversMost = 4096
@@ -14,6 +74,7 @@ const oversMost = 4096
 // running is the grants under which something of a worker may be there, for the node's reports: from the moment a worker
 // is enlisted until its whole tree is gone. Those with devices come first.
 func (s *site) running() []gpu.Running {
+	s.told.begin()
 	var list []gpu.Running
 	at := map[grant]int{}
 	for _, w := range s.all() {

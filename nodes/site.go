@@ -31,6 +31,7 @@ type site struct {
 	servedCh chan struct{} // closed when requests are served
 	slotCh   chan struct{} // holds a token for each request that is being answered
 	ranCh    chan struct{} // woken when a worker was enlisted or is gone
+	told     telling       // of what runs
 
 	sub *nats.Subscription // of begin's, until close
 
@@ -60,7 +61,7 @@ func newSite(a *Agent, cfg Config) (*site, error) {
 	}
 	registered := cfg.RegisteredFunc
 	cfg.Bus, cfg.Logger, cfg.OwnFunc = a.cfg.Bus, a.cfg.Logger, a.own
-	cfg.RunningFunc, cfg.RunningCh, cfg.EndFunc = s.running, s.ranCh, s.endUnder
+	cfg.RunningFunc, cfg.RunningCh, cfg.EndFunc, cfg.toldFunc = s.running, s.ranCh, s.endUnder, s.told.done
 	cfg.RegisteredFunc = func() {
 		close(s.thereCh)
 		if registered != nil {
@@ -320,6 +321,7 @@ func (s *site) stop(ask stopAsk) reply {
 	if !within(patience, known, func(w *worker) chan struct{} { return w.goneCh }) {
 		return reply{Pending: true}
 	}
+	s.told.wait(s.ranCh, tellWait) // so that what is released next can be granted at once
 	for _, w := range known {
 		s.agent.workerGone(w) // it may have ended by itself; and ports are returned before this is answered
 	}

@@ -90,6 +90,7 @@ func (r *reign) unconfirmAll(why string) {
 			continue
 		}
 		next := e.stored
+		e.supported = r.book.Now
 		next.Unconfirmed = clippedAt(why, 2*textLimit)
 		r.rewrite(e, next, Event{})
 		r.anyUnconfirmed = true

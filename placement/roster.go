@@ -372,6 +372,14 @@ func (m *member) clearing(d gpu.Device) bool {
 
 func (m *member) status() NodeStatus {
 	s := NodeStatus{Rank: m.rank, State: m.state, Why: m.why, Cordons: m.cordons.list()}
+	for _, all := range []map[string]*unverified{m.probation, m.stale} {
+		for uuid, u := range all {
+			if s.Unverified == nil {
+				s.Unverified = map[string]string{}
+			}
+			s.Unverified[uuid] = u.why
+		}
+	}
 	if m.report != nil {
 		s.Report = *m.report
 	} else {

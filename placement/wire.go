@@ -175,6 +175,9 @@ type NodeStatus struct {
 	Why     string     `json:"why,omitempty" msgpack:"why,omitempty"`
 	Cordons []Cordon   `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
 	Report  gpu.Report `json:"report" msgpack:"report"`
+
+	// Unverified is why devices that are well are not granted, by UUID: they have not been seen empty since their last use.
+	Unverified map[string]string `json:"unverified,omitempty" msgpack:"unverified,omitempty"`
 }
 
 // wireError is an error of this package on its way: the code and the words, and the facts of the typed ones.
