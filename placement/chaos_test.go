@@ -30,9 +30,10 @@ import (
 
 const (
 	chaosNodes   = 3
-	chaosDevices = 4  // of each
-	chaosCalls   = 16 // in a history
-	perBubble    = 5  // histories that share a server
+	chaosDevices = 4              // of each
+	chaosCalls   = 16             // in a history
+	chaosMost    = chaosCalls + 2 // with those for nodes that came back
+	perBubble    = 5              // histories that share a server
 )
 
 // TestHistories lets clients reserve and release while leaders are killed and paused, nodes are lost, and messages are
@@ -118,6 +119,7 @@ type chaos struct {
 	reports bool // the nodes report what runs on them
 	running [chaosNodes]map[string]placement.Record
 	ranCh   [chaosNodes]chan struct{}
+	group   sync.WaitGroup // of what dies
 	numbers int
 	said    []string
 	made    int
@@ -213,6 +215,7 @@ func (c *chaos) history(seed uint64) {
 		line.SetRule(nil)
 	}
 	c.settle()
+	c.group.Wait()
 	c.judge(seed)
 	c.tally.Histories++
 }
@@ -282,8 +285,30 @@ func (c *chaos) endUnder(node int, all []gpu.Ended) {
 			continue
 		}
 		c.tally.Ended++
-		c.stop(r, node)
+		c.group.Go(func() {
+			time.Sleep(time.Duration(e.Token % 700 * uint64(time.Millisecond))) // processes take their time to die
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if now, runs := c.running[node][r.ID]; runs && now.Token == r.Token {
+				c.stop(r, node)
+			}
+		})
 	}
+}
+
+// contend asks for all of a node that has come back with what ran there.
+func (c *chaos) contend(node int) {
+	op := c.number(chaosDevices)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 4*time.Second)
+	defer cancel()
+	request := gang(op.id, chaosDevices, 1)
+	request.Namespace, request.AwaitNodes = "default", true
+	for i := range request.Bundles {
+		request.Bundles[i].Node = fmt.Sprintf("n%d", node)
+	}
+	began := time.Now()
+	r, err := c.operator.Reserve(ctx, request)
+	c.note(25+node, op, began, r, err)
 }
 
 // loseNode cuts a node off, perhaps for longer than its lease. Before it is back its agent has ended what ran there, or it
@@ -298,7 +323,8 @@ func (c *chaos) loseNode(pause func(time.Duration)) {
 	pause(8 * time.Second)
 	c.mu.Lock()
 	c.ops = append(c.ops, porcupine.Operation{ClientId: 20 + at, Input: goneOp{at}, Call: began.UnixNano(), Output: nil, Return: time.Now().Add(20 * time.Second).UnixNano()})
-	if c.reports && c.rnd.IntN(3) > 0 {
+	returns := c.reports && c.rnd.IntN(3) > 0
+	if returns {
 		c.tally.Returns++
 	} else {
 		for id := range c.held {
@@ -308,6 +334,9 @@ func (c *chaos) loseNode(pause func(time.Duration)) {
 	c.mu.Unlock()
 	c.hosts[at].line.Thaw()
 	c.say("n%d is back", at)
+	if returns {
+		c.contend(at)
+	}
 }
 
 func (c *chaos) inexact() {
@@ -562,7 +591,7 @@ func (c *chaos) say(format string, args ...any) {
 // owners is who has each device; 0 is nobody. ended is the nodes, as bits, whose lease is over, by reservation.
 type owners struct {
 	of    [chaosNodes * chaosDevices]uint8
-	ended [chaosCalls + 1]uint8
+	ended [chaosMost + 1]uint8
 }
 
 func (o owners) free() uint16 {
@@ -632,7 +661,7 @@ func (o owners) nodes(number uint8) (nodes uint8) {
 
 // afterLossOf ends what has nothing on any node but this one and those that were lost before.
 func (o owners) afterLossOf(node int) owners {
-	for number := uint8(1); number <= chaosCalls; number++ {
+	for number := uint8(1); number <= chaosMost; number++ {
 		on := o.nodes(number)
 		if on&(1<<node) == 0 {
 			continue
