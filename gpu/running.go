@@ -16,9 +16,32 @@ type DeviceShare struct {
 	Milli int    `json:"milli" msgpack:"milli"`
 }
 
-// RunningMost is the most entries of Report.Running. A node with more of them reports those with devices first, and does
-// not say that the list is complete.
-const RunningMost = 4096
+const (
+	runningMost  = 4096
+	runningBytes = 512 << 10 // half of what a message may have by default
+)
+
+// LimitRunning is as many entries, from the first on, as a report has room for: 4,096, and half a MiB. complete says
+// whether that is all.
+func LimitRunning(all []Running) (some []Running, complete bool) {
+	size := 0
+	for i := range all {
+		size += all[i].size()
+		if i == runningMost || size > runningBytes {
+			return all[:i], false
+		}
+	}
+	return all, true
+}
+
+// size is about how many bytes an entry takes in a message.
+func (r *Running) size() int {
+	size := 64 + len(r.Reservation) + len(r.Namespace) + len(r.Over)
+	for _, d := range r.Devices {
+		size += 24 + len(d.UUID)
+	}
+	return size
+}
 
 // Question is what the placement service sends to a node: a request for a report and, with Ended, an order to end workers.
 // An empty message is a question too. It may arrive twice or late: an order names reservation and token, so it never

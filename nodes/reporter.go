@@ -226,8 +226,7 @@ func (r *running) rerun() bool {
 func (r *running) look() {
 	r.report.Running, r.report.RunningComplete = nil, false
 	if r.RunningFunc != nil {
-		all := r.RunningFunc()
-		r.report.Running, r.report.RunningComplete = all[:min(len(all), gpu.RunningMost)], len(all) <= gpu.RunningMost
+		r.report.Running, r.report.RunningComplete = gpu.LimitRunning(r.RunningFunc())
 	}
 }
 

@@ -79,7 +79,7 @@ func (s *site) running() []gpu.Running {
 	at := map[grant]int{}
 	for _, w := range s.all() {
 		l := &w.launch
-		if l.Reservation == "" || !w.lingers() {
+		if l.Reservation == "" || l.Token == 0 || !w.lingers() {
 			continue
 		}
 		key := grant{l.Reservation, l.Token}

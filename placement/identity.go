@@ -36,6 +36,10 @@ type identity struct {
 
 const identityKey = "ledger"
 
+// tokenSlack is by how much tokens leap when a ledger has lost something: what it granted after the state that is left had
+// lower tokens than that, so that they are below Born too, however late the nodes report them.
+const tokenSlack = 1 << 20
+
 // mark is what is kept of the ledger in a second place: a bucket of its own, written after each checkpoint. A ledger that
 // is missing, another, or behind its mark has lost something. A mark that is missing says nothing.
 type mark struct {
@@ -107,8 +111,17 @@ func (m *marker) put(ctx context.Context, value []byte) (uint64, error) {
 	return m.kv.Update(ctx, markKey, value, m.revision)
 }
 
+// summed reports whether a key belongs to the sum of all keys: what rounds write.
+func summed(key string) bool {
+	kind, _, _ := strings.Cut(key, ".")
+	return kind == "reservation" || kind == "node" || kind == "cordon" || key == rulesKey || key == identityKey
+}
+
 // sumOf is a key's part in the sum of all keys, which is the same in whatever order they came.
 func sumOf(key string) uint64 {
+	if !summed(key) {
+		return 0
+	}
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key)) // never fails
 	x := h.Sum64()
@@ -178,6 +191,7 @@ func (r *reign) doubt(why string, nodes []string, now time.Time) {
 	if r.identity.Doubt != "" && r.identity.Doubt != why {
 		why = r.identity.Doubt + "; " + why
 	}
+	r.identity.Offset += tokenSlack
 	r.identity = identity{
 		ID: nuid.Next(), Born: r.newest() + 1, Offset: r.identity.Offset, Doubt: clippedAt(why, 4*textLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
 	}
