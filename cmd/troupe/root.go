@@ -61,7 +61,7 @@ Commands that talk to a head find the one on this machine by themselves. These v
 		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newDestroy(c), newDemo(c), newBench(c), newVersion(c))
-	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newCordon(c), newUncordon(c))
+	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
 	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
 	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
 	root.InitDefaultCompletionCmd()

@@ -19,6 +19,7 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/placement"
 	"troupe/roles"
 )
 
@@ -246,7 +247,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if inside != nil {
 		return inside(ctx, b)
 	}
-	if err := c.sayReady(h); err != nil {
+	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
 	select {
@@ -322,15 +323,20 @@ func (h *head) agentSpec() agentSpec {
 	return spec
 }
 
-func (c *cli) sayReady(h *head) error {
+func (c *cli) sayReady(h *head, ledger placement.LedgerStatus) error {
 	if c.json {
 		return c.printJSON(struct {
 			headFile
 			Store   string `json:"store"`
 			Metrics string `json:"metrics,omitempty"`
-		}{h.file, h.store, h.metrics})
+			Doubt   string `json:"doubt,omitempty"` // why nothing is granted
+		}{h.file, h.store, h.metrics, ledger.Doubt})
 	}
-	c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	if ledger.Doubt != "" {
+		c.printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", h.file.URL, h.store, ledger)
+	} else {
+		c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	}
 	if h.file.Fingerprint != "" && len(h.nats) == 0 {
 		c.printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())
 	}
