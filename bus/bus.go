@@ -384,6 +384,9 @@ func (b *Bus) URL() string {
 	return b.srv.srv.ClientURL()
 }
 
+// Private reports whether this process runs the server, so that nobody else looks after it.
+func (b *Bus) Private() bool { return b.srv != nil }
+
 // Refused counts the connections that the embedded server has refused for want of credentials, or of trust.
 func (b *Bus) Refused() uint64 {
 	if b.srv == nil {

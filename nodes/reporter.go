@@ -74,7 +74,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 // open opens the bucket of the leases, and waits for a server that cannot be reached.
 func (r *Reporter) open(ctx context.Context) (*bus.KV, error) {
 	for {
-		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 		if !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
 			return kv, err
 		}

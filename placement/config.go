@@ -17,7 +17,7 @@ const (
 	defaultSilence  = 5 * time.Second
 	defaultGrace    = 30 * time.Second
 	defaultLedger   = 256 << 20
-	markerTTL       = 5 * time.Second // nothing asks for the mark of a deleted record, and each takes room
+	leaseBytes      = 1 << 20         // of the bucket with the lease of the lead
 	freshFor        = 4 * time.Second // how long a message of a client counts after it was sent
 	sessionTTL      = 4 * freshFor    // of a client that is not heard any more
 	renewEvery      = time.Second     // a client that waits says so

@@ -73,7 +73,7 @@ const doneKey = "journal.done"
 func slotKey(half, at int) string { return fmt.Sprintf("journal.%d-%d", half, at) }
 
 func openLedger(ctx context.Context, cfg Config) (*bus.KV, error) {
-	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes, MarkerTTL: markerTTL})
+	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes})
 }
 
 // contents is the ledger as a new leader reads it.

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -49,11 +50,19 @@ func (s *Service) stand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	if err != nil {
 		return err
 	}
-	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
+	leases, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
+	if err != nil {
+		return err
+	}
+	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", Leases: leases, ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
+		maintaining, stop := context.WithCancel(ctx)
+		var group sync.WaitGroup
+		group.Go(bus.Guard(func() { kv.Maintain(maintaining) }))
+		defer func() { stop(); group.Wait() }()
 		return s.lead(ctx, &ledger{kv: kv, term: term}, nodes)
 	})
 }

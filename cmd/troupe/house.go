@@ -86,3 +86,18 @@ func attend(ctx context.Context, b *bus.Bus, log *slog.Logger, sessions map[stri
 	}
 	return errors.Join(errs...)
 }
+
+// maintainRegistry keeps the registry small until it is stopped.
+func maintainRegistry(ctx context.Context, b *bus.Bus, log *slog.Logger) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := roles.Maintain(ctx, b); err != nil && ctx.Err() == nil {
+			log.Warn("troupe: the registry is not maintained, and grows with each role that ends", "error", err)
+		}
+	})
+	return func() {
+		cancel()
+		group.Wait()
+	}
+}

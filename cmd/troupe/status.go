@@ -186,6 +186,12 @@ func (c *cli) showStatus(v overview, namespace string) error {
 		c.printf("HEAD   %s: no head answers there\n", v.URL)
 	} else {
 		c.printf("HEAD   %s, pid %d, up %s, version %s, connections refused: %d\n", v.URL, h.PID, time.Since(h.Since).Round(time.Second), h.Version, h.Refused)
+		switch {
+		case h.Clustered && h.Replicas == 1:
+			c.printf("WARNING: the ledger and the registry have one replica; if its server loses its disk, reservations are forgotten (troupe up --replicas 3)\n")
+		case h.Clustered:
+			c.printf("STORE  %d replicas\n", h.Replicas)
+		}
 	}
 	c.printf("\n")
 	var rows [][]string

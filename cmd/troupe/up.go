@@ -23,15 +23,16 @@ import (
 
 // upFlags is a head as the command line says it.
 type upFlags struct {
-	listen  string
-	store   string
-	nats    []string
-	creds   string
-	noAgent bool
-	grace   time.Duration
-	stdin   bool
-	metrics string
-	node    nodeFlags
+	listen   string
+	store    string
+	nats     []string
+	creds    string
+	noAgent  bool
+	grace    time.Duration
+	stdin    bool
+	metrics  string
+	replicas int
+	node     nodeFlags
 }
 
 func newUp(c *cli) *cobra.Command {
@@ -85,6 +86,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input does: for a head that belongs to another program")
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to tell Prometheus at, HOST:PORT, by plain HTTP (default nowhere)")
+	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "servers of a NATS cluster that keep the ledger, registry, leases and events, 1 to 5 (default as many as there are, up to 3)")
 	f.node.add(cmd)
 }
 
@@ -108,7 +110,8 @@ type head struct {
 	file  headFile
 	level slog.LevelVar // what is logged: less when the head ends, because its parts see each other go
 
-	metrics string // where to serve them; empty: nowhere
+	metrics  string // where to serve them; empty: nowhere
+	replicas int    // as in bus.KVConfig
 }
 
 // newHead checks the flags. It opens nothing.
@@ -126,6 +129,12 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 		if _, _, err := net.SplitHostPort(h.metrics); err != nil {
 			return nil, usagef("--metrics %q: give HOST:PORT, as in 127.0.0.1:9422", h.metrics)
 		}
+	}
+	switch h.replicas = cmp.Or(f.replicas, bus.AllReplicas); {
+	case f.replicas < 0 || f.replicas > 5:
+		return nil, usagef("--replicas %d: give 1 to 5", f.replicas)
+	case f.replicas > 1 && len(f.nats) == 0:
+		return nil, usagef("--replicas %d: the head's own server is one server; use --nats with the URLs of a NATS cluster", f.replicas)
 	}
 	for _, u := range f.nats {
 		if err := checkURL(u); err != nil {
@@ -179,13 +188,13 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	parts, err := place(ctx, b, h.file.Name)
+	parts, err := place(ctx, b, h.file.Name, h.replicas)
 	if err != nil {
 		return err
 	}
 	defer parts.stop()
 	log := c.loggerAt(&h.level)
-	desk, err := openDesk(ctx, b, log)
+	desk, err := openDesk(ctx, b, log, h.replicas)
 	if err != nil {
 		return err
 	}
@@ -212,6 +221,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	}
 	defer withdraw()
 	defer keepHouse(ctx, b, log, houseEvery)()
+	defer maintainRegistry(ctx, b, log)()
 	if inside != nil {
 		return inside(ctx, b)
 	}
