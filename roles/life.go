@@ -16,6 +16,7 @@ import (
 const (
 	lifeBuffer   = 4096                    // messages about one role's workers that wait to be looked at
 	suspectAfter = 1300 * time.Millisecond // a worker that has been silent for so long is asked: it beats once a second
+	maxLosses    = 4 * maxWorld            // that are remembered, for calls that were sent while they became known
 	goneAfter    = 800 * time.Millisecond  // and is gone, if the server says for so long that nobody listens there
 )
 
@@ -223,6 +224,9 @@ func lossOf(b actors.Beat, role string) loss {
 // lost notes a loss and tells the cluster. When nobody is left, a cluster that nobody closes is let go of.
 func (l *life) lost(one loss, certain bool) {
 	l.mu.Lock()
+	if len(l.losses) >= maxLosses {
+		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // whoever called those has been told
+	}
 	l.losses = append(l.losses, one)
 	all := true
 	for i := range l.beats {

@@ -94,7 +94,7 @@ func (g registry) alter(ctx context.Context, r Record, change func(*Record) erro
 		if err != nil {
 			return r, err
 		}
-		if _, err = g.kv.Update(ctx, roleKey(r.Name), value, rev); !errors.Is(err, bus.ErrConflict) {
+		if _, err = g.kv.Update(ctx, g.key(roleKey(r.Name)), value, rev); !errors.Is(err, bus.ErrConflict) {
 			return held, err
 		}
 	}
@@ -274,7 +274,27 @@ func (c *Cluster) overElsewhere(why, failed *bus.Error) {
 	c.endAs(why, failed)
 	c.failPending()
 	if c.tie == opened || c.tie == followed {
-		c.release()
+		c.rt.spawn(c.releaseSoon)
+	}
+}
+
+// releaseSoon lets go of a role that has ended, when its workers have said their last words or had time to.
+func (c *Cluster) releaseSoon() {
+	defer c.release()
+	limit := time.NewTimer(lastActs)
+	defer limit.Stop()
+	for {
+		left, changedCh := c.life.notOver(c.Record().allRanks())
+		if len(left) == 0 {
+			return
+		}
+		select {
+		case <-changedCh:
+		case <-limit.C:
+			return
+		case <-c.rt.ctx.Done():
+			return
+		}
 	}
 }
 
