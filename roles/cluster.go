@@ -214,9 +214,24 @@ func (c *Cluster) workerLost(l loss, certain bool) {
 	c.workerGone(l, certain)
 }
 
+// restartable reports whether workers that are lost now are replaced.
+func (c *Cluster) restartable() bool { return c.Record().restarts() && (c.tie != created || c.isUp()) }
+
 func (c *Cluster) workerGone(l loss, certain bool) {
-	if l.failed && c.Record().restarts() && (c.tie != created || c.isUp()) {
-		c.hold(l)
+	if l.failed && c.restartable() {
+		siblings := c.siblings()
+		for _, s := range append(siblings, c) {
+			if s.restartable() {
+				s.hold(l)
+			}
+		}
+		defer func() {
+			for _, s := range siblings {
+				if s.restartable() {
+					s.mend(l)
+				}
+			}
+		}()
 	}
 	c.failCalls(l)
 	if l.failed && c.mend(l) {
