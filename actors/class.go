@@ -64,6 +64,9 @@ type MethodInfo struct {
 	Name string `msgpack:"name" json:"name"`
 	Mode string `msgpack:"mode,omitempty" json:"mode,omitempty"` // the dispatch mode; empty: ONE_TO_ALL
 	Lane Lane   `msgpack:"lane" json:"lane"`
+	// Replay has the arguments of the last successful call kept, and a worker that is restarted called with them before it
+	// counts as ready. Zero: a restarted worker starts from its constructor alone.
+	Replay bool `msgpack:"replay,omitempty" json:"replay,omitempty"`
 }
 
 // Setup is what a constructor is told about the worker it makes.
@@ -120,7 +123,7 @@ func NewClass[T any](name string, construct func(ctx context.Context, s Setup) (
 func Method[T, A, R any](c *ClassOf[T], name string, f func(*T, context.Context, A) (R, error), opts ...MethodOptions) {
 	info := MethodInfo{Name: name, Lane: Serial}
 	for _, o := range opts {
-		info.Mode = o.Mode
+		info.Mode, info.Replay = o.Mode, o.Replay
 		if o.Lane != (Lane{}) {
 			info.Lane = o.Lane
 		}
@@ -166,6 +169,9 @@ func appendSlow(dst []byte, result any) ([]byte, error) { return bus.AppendMarsh
 type MethodOptions struct {
 	Mode string // dispatch mode; empty: ONE_TO_ALL
 	Lane Lane   // zero: Serial
+	// Replay calls the method again on a worker that was restarted, with the arguments of the last successful call, before
+	// it counts as ready. Typically the method that initialises a worker has it.
+	Replay bool
 }
 
 func (c *Class) add(info MethodInfo) error {

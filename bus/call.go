@@ -24,6 +24,8 @@ type Call struct {
 	FailFast bool // the first failure ends the call, and the others are cancelled
 	Need     int  // so many good answers end the call, and the others are cancelled; 0: all of them
 
+	// Held keeps the call back until Gather.Send. Its timeout and its context count from now on.
+	Held bool
 	// Timeout ends the call, if the context does not end it first. Zero: the context alone.
 	Timeout time.Duration
 	// AskAfter is when ranks that have not answered are first asked about the call. Zero: 0.8 s.

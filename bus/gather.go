@@ -26,6 +26,7 @@ type Gather struct {
 	bySlot   map[int]int // rank → slot, nil when ranks are first, first+1, …
 	left     int         // slots without an answer
 	sent     bool        // it has its place and was published; before that nobody can know of it
+	held     bool        // it waits for Send
 	good     int
 	arrived  []int32 // slots in order of arrival
 	taken    int     // how many of arrived were handed out by Next
@@ -77,7 +78,7 @@ const (
 )
 
 // Scatter publishes the call's parts and returns at once; answers are gathered in the background. The call is over, and
-// its workers are told, when ctx ends.
+// its workers are told, when ctx ends. A call that is Held is published by Send.
 func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &Error{Code: CodeOf(err), Message: "the deadline passed or the caller gave up before the call was sent", Role: c.To.Role, Rank: -1, Method: c.Method, cause: err}
@@ -98,6 +99,10 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 		cancel()
 		return nil, err
 	}
+	if c.Held {
+		g.follow(ctx, cancel)
+		return g, nil
+	}
 	if err := g.target.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unreachable: sent when it is back
 		g.abort(err)
 		cancel()
@@ -113,6 +118,33 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 	g.follow(ctx, cancel)
 	return g, nil
 }
+
+// Send publishes a call that was held, to the generations that its ranks have now. One that is over, or was sent, is left
+// as it is. What was lost between the choice of the generations and the return of Send is for the caller to repeat: see Lost.
+func (g *Gather) Send(gens map[int]uint32) {
+	g.mu.Lock()
+	if g.over || !g.held || g.sent {
+		g.mu.Unlock()
+		return
+	}
+	g.call.Gens, g.sentAt = gens, time.Now()
+	g.nextAsk = g.sentAt.Add(g.askDelay)
+	g.mu.Unlock()
+	if err := g.target.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unreachable: sent when it is back
+		g.abort(err)
+		return
+	}
+	g.mu.Lock()
+	g.held, g.sent = false, true
+	over := g.over
+	g.mu.Unlock()
+	if over { // while it was published: its workers do not know
+		g.tellCancelled(Ranks(g.ranks()...))
+	}
+}
+
+// Fail ends the call with err for every rank that has not answered.
+func (g *Gather) Fail(err error) { g.finish(err) }
 
 // follow ends the call when ctx ends, and lets go of ctx when the call is over.
 func (g *Gather) follow(ctx context.Context, cancel context.CancelFunc) {
@@ -155,7 +187,7 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 	}
 	g := &Gather{
 		ep: e, call: c, slots: make([]slot, n), arrived: make([]int32, 0, n), left: n, sentAt: time.Now(),
-		askDelay: firstAsk, arrivedCh: make(chan struct{}, 1), doneCh: make(chan struct{}),
+		held: c.Held, askDelay: firstAsk, arrivedCh: make(chan struct{}, 1), doneCh: make(chan struct{}),
 	}
 	if c.AskAfter > 0 {
 		g.askDelay = c.AskAfter
@@ -468,7 +500,7 @@ func (g *Gather) finish(cause error) {
 		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0
-	stop := g.stop
+	stop, held := g.stop, g.held
 	g.mu.Unlock()
 	g.ep.unregister(g)
 	if stop != nil {
@@ -478,7 +510,7 @@ func (g *Gather) finish(cause error) {
 		g.ep.receipts.abandon(ref, cause)
 	}
 	g.letGo()
-	if unanswered.Len() > 0 {
+	if unanswered.Len() > 0 && !held { // of one that was held nobody knows
 		g.tellCancelled(unanswered)
 	}
 	close(g.doneCh)

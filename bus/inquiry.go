@@ -103,7 +103,7 @@ func (g *Gather) nobodyListens(part int) {
 func (g *Gather) lost(rank int, gen uint32, why error) {
 	g.mu.Lock()
 	s, i := g.slotOf(rank)
-	mine := s != nil && g.genOf(rank) <= gen
+	mine := s != nil && g.genOf(rank) <= gen && !g.held // a held call goes to the worker that comes after
 	g.mu.Unlock()
 	if mine {
 		g.settle(i, nil, why)

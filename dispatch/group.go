@@ -20,6 +20,8 @@ type Group struct {
 	Ordered  bool   // the role's calls pass its sequencer
 	// GensFunc gives the generations of ranks that have been replaced. Nil: none has.
 	GensFunc func() map[int]uint32
+	// Gate keeps calls back while their ranks are being restarted. Nil: nothing is.
+	Gate *Gate
 
 	plans sync.Map // Mode → *Plan
 }
@@ -47,6 +49,9 @@ type Call struct {
 	// Need ends the call when so many ranks have answered well; the others are cancelled, and the result is made of the
 	// answers that came. The mode must collect every rank it calls, or none. Zero: all must.
 	Need int
+	// NoWait fails the call at once, with ErrWorkerLost, when one of its ranks is being restarted. Zero: it is sent when the
+	// rank is back, within Timeout and the context's deadline. A call on the control lane never waits.
+	NoWait bool
 	// Trace is a W3C traceparent that travels with the call.
 	Trace string
 	// Meta travels with the call for the method's host, which sees it beside the arguments: one msgpack value.
@@ -56,6 +61,8 @@ type Call struct {
 
 	// Encoded is the arguments as another language has cut and encoded them, instead of Args, Named, Mode and Ranks.
 	Encoded *Encoded
+	// PreparedFunc sees the call as it is about to be sent, and may refuse it. Nil: nobody does.
+	PreparedFunc func(*bus.Call) error
 	// ArrivedFunc and OverFunc are told what happens to the call; see bus.Call.
 	ArrivedFunc func(*bus.Gather)
 	OverFunc    func(*bus.Gather)
@@ -84,11 +91,33 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	if err != nil {
 		return nil, g.explain(c, err)
 	}
-	gather, err := g.Endpoint.Scatter(ctx, call)
+	if c.PreparedFunc != nil {
+		err = c.PreparedFunc(&call)
+	}
+	var gather *bus.Gather
+	if err == nil {
+		gather, err = g.scatter(ctx, c, call)
+	}
 	if err != nil {
 		return nil, g.explain(c, err)
 	}
 	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}, nil
+}
+
+// scatter sends the call, or has it wait for ranks that are being restarted.
+func (g *Group) scatter(ctx context.Context, c Call, call bus.Call) (*bus.Gather, error) {
+	if g.Gate == nil || c.Control {
+		return g.Endpoint.Scatter(ctx, call)
+	}
+	return g.Gate.scatter(ctx, g, call, c.NoWait)
+}
+
+// gens are the generations of ranks that have been replaced.
+func (g *Group) gens() map[int]uint32 {
+	if g.GensFunc == nil {
+		return nil
+	}
+	return g.GensFunc()
 }
 
 // prepare does all that can be done, and refused, before something is sent.
@@ -105,9 +134,7 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
 		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc, Memory: c.Memory,
 	}
-	if g.GensFunc != nil {
-		call.Gens = g.GensFunc()
-	}
+	call.Gens = g.gens()
 	called := 0
 	for _, p := range parts {
 		called += len(p.Ranks)

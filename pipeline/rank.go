@@ -47,7 +47,7 @@ func (w *rankWorker) start(t *task) {
 	arg, err := argument(t)
 	var f *dispatch.Future
 	if err == nil {
-		f, err = w.rank.Go(ctx, dispatch.Call{Method: t.stage.spec.Method, Args: []any{arg}, Timeout: t.stage.spec.Timeout, Meta: styleMeta[t.stage.spec.Style]})
+		f, err = w.rank.Go(ctx, dispatch.Call{Method: t.stage.spec.Method, Args: []any{arg}, Timeout: t.stage.spec.Timeout, Meta: styleMeta[t.stage.spec.Style], NoWait: true})
 	}
 	w.p.group.Go(bus.Guard(func() {
 		defer cancel(nil)

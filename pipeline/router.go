@@ -359,7 +359,7 @@ func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err e
 	if args == nil && q.Named == nil {
 		args = []any{q.Arg}
 	}
-	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named})
+	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named, NoWait: true}) // another rank may be there
 	if err != nil {
 		return nil, err
 	}

@@ -23,6 +23,9 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 			call.Mode = dispatch.Mode(info.Mode)
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name
+		if info.Replay && c.Record().restarts() {
+			c.keepForReplay(&call)
+		}
 	}
 	f, err := c.send(ctx, call)
 	if err == nil {

@@ -33,6 +33,7 @@ var children = map[string]func(ctx context.Context, rt *roles.Runtime) error{
 	"attach": childAttaches,
 	"drive":  childDrives,
 	"own":    childOwns,
+	"detach": childDetaches,
 }
 
 func childIfAsked() {
@@ -90,6 +91,18 @@ func childDrives(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
+// childDetaches makes a detached role of processes, and ends in order when its input does.
+func childDetaches(ctx context.Context, rt *roles.Runtime) error {
+	kept := players("kept", 2, placement.Wholes(1))
+	kept.Detached = true
+	if _, err := rt.Create(ctx, kept); err != nil {
+		return err
+	}
+	fmt.Println("there")
+	_, err := io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
 // childOwns makes roles of processes, one of them detached, and waits to be killed.
 func childOwns(ctx context.Context, rt *roles.Runtime) error {
 	kept := players("kept", 1, placement.Wholes(1))
@@ -114,7 +127,23 @@ func spawn(t *testing.T, what, url string) (*exec.Cmd, *bufio.Reader) {
 	return spawnWith(t, childEnv+"="+what, childURLEnv+"="+url)
 }
 
+// process is a child with its input and output.
+type process struct {
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+}
+
+func start(t *testing.T, what, url string) *process {
+	return startWith(t, childEnv+"="+what, childURLEnv+"="+url)
+}
+
 func spawnWith(t *testing.T, env ...string) (*exec.Cmd, *bufio.Reader) {
+	p := startWith(t, env...)
+	return p.cmd, p.stdout
+}
+
+func startWith(t *testing.T, env ...string) *process {
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	cmd := exec.Command(exe, "-test.run=^$")
@@ -131,7 +160,7 @@ func spawnWith(t *testing.T, env ...string) (*exec.Cmd, *bufio.Reader) {
 		_ = cmd.Process.Kill() // it may have ended
 		_ = cmd.Wait()
 	})
-	return cmd, bufio.NewReader(stdout)
+	return &process{cmd, stdin, bufio.NewReader(stdout)}
 }
 
 func TestAttachFromAnotherProcess(t *testing.T) {

@@ -29,6 +29,7 @@ type Cluster struct {
 	to    bus.Address
 	life  *life
 	shape atomic.Pointer[dispatch.Group] // how its ranks are laid out now; see size.go
+	gate  dispatch.Gate                  // keeps calls back while their ranks are being restarted
 
 	downCh chan struct{} // holds one: whoever takes the role down
 
@@ -36,8 +37,9 @@ type Cluster struct {
 	rec     Record
 	workers []*actors.Worker // those that run here
 	program nodes.Program    // of those that are processes, and
-	config  bus.Raw          // what their constructors get
+	recipe  *recipe          // all that they are started with; nil: it was not created here, and has not been needed
 	mending mending          // of those that are restarted
+	keeping keeping          // the calls that are replayed on those
 	output  *output          // what they print, if it is shown here
 	up      bool             // it has started here, and whoever sees it end takes it down; before, start does
 	ended   *bus.Error       // why no call can be made any more
@@ -197,15 +199,45 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 	return nil
 }
 
-// workerLost fails what waits for a worker that is gone. If it failed, the whole role has: the others' calls fail
+// workerLost fails what waits for a worker that is gone, and keeps back what is called while another takes its place. If it failed, the whole role has: the others' calls fail
 // because of it. A role ends as a unit, so whoever created it takes the rest down; of a detached role, whose driver may
 // be gone, anybody who follows it does, if it is certain because the worker itself has said so.
 func (c *Cluster) workerLost(l loss, certain bool) {
+	if l.failed && c.tie == opened && !c.Record().Process { // its handle may come from a peer that does not say more
+		c.failCalls(l)
+		c.rt.spawn(func() {
+			c.reread()
+			c.workerGone(l, certain)
+		})
+		return
+	}
+	c.workerGone(l, certain)
+}
+
+// restartable reports whether workers that are lost now are replaced.
+func (c *Cluster) restartable() bool { return c.Record().restarts() && (c.tie != created || c.isUp()) }
+
+func (c *Cluster) workerGone(l loss, certain bool) {
+	if l.failed && c.restartable() {
+		siblings := c.siblings()
+		for _, s := range append(siblings, c) {
+			if s.restartable() {
+				s.hold(l)
+			}
+		}
+		defer func() {
+			for _, s := range siblings {
+				if s.restartable() {
+					s.mend(l)
+				}
+			}
+		}()
+	}
 	c.failCalls(l)
 	if l.failed && c.mend(l) {
 		return
 	}
-	if !l.failed && c.Record().Process && c.tie != created {
+	if !l.failed && c.Record().Process {
 		c.rt.spawn(func() { c.stoppedElsewhere(l) })
 		return
 	}
@@ -231,7 +263,12 @@ func (c *Cluster) failWith(l loss, certain bool) {
 	c.failPending()
 	c.tell(l, "the role fails")
 	if c.isUp() || c.tie == followed && c.Record().Process || certain && c.tie != opened && c.Record().Detached {
-		c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) }) })
+		c.rt.spawn(func() {
+			c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) })
+			if c.Record().Process {
+				c.endFailed()
+			}
+		})
 	}
 }
 
@@ -304,6 +341,9 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 		c.ended, c.failed = why, failed
 	}
 	c.mu.Unlock()
+	if first {
+		c.gate.End(why)
+	}
 	if first && c.tie == opened {
 		c.rt.unshare(c)
 	}
@@ -321,18 +361,21 @@ func (c *Cluster) Close(ctx context.Context) error {
 	case c.tie == created && !c.Record().Detached:
 		return c.Destroy(ctx)
 	case c.tie != opened:
+		err := c.settleReplays(ctx)
 		c.release()
+		return err
 	}
 	return nil
 }
 
-// leave is Close at the end of the runtime, with which the workers end that are its own.
+// leave is Close at the end of the runtime. A detached role stays: its workers are processes, or run in a Local that is not
+// the runtime's own.
 func (c *Cluster) leave(ctx context.Context) error {
 	defer c.release()
-	if c.tie == created && (c.rt.cfg.Local == nil || !c.Record().Detached) {
+	if c.tie == created && !c.Record().Detached {
 		return c.Destroy(ctx)
 	}
-	return nil
+	return c.settleReplays(ctx)
 }
 
 // release ends this hold of the role.
@@ -368,8 +411,12 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 	if c.markStopping(ctx) != nil {
 		patience /= 10 // it has been waited for already
 	}
+	c.life.makeRoom(len(c.Record().Seats)) // it may have grown elsewhere
 	err := c.stopWorkers(ctx, grace)
 	if c.Record().Process {
+		if formerErr := c.endFormer(context.WithoutCancel(ctx)); formerErr != nil { // the head ends what no role knows
+			c.rt.log.Warn("roles: workers that were replaced have not all ended", "role", c.Name(), "error", formerErr)
+		}
 		c.endOutput(ctx)
 		if releaseErr := c.giveBack(ctx); releaseErr != nil {
 			return errors.Join(err, releaseErr) // the record stays, and with it the way to what is still held
@@ -393,6 +440,11 @@ func (c *Cluster) markStopping(ctx context.Context) error {
 	err := c.step(ctx, RoleStopping, "")
 	if errors.Is(err, bus.ErrUnavailable) {
 		return err
+	}
+	if errors.Is(err, bus.ErrConflict) { // somebody else is at it; what there is to end is in the record
+		if rec, err := c.look(); err == nil {
+			c.setRecord(rec)
+		}
 	}
 	return nil
 }
@@ -419,6 +471,11 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
+	}
+	if rec := c.Record(); rec.restarts() { // before the record, so that nothing is left of a role without one
+		if err := errors.Join(reg.forget(ctx, reg.key(recipeKey(rec.Name))), reg.forget(ctx, reg.key(replayKey(rec.Name)))); err != nil {
+			return err
+		}
 	}
 	return reg.remove(ctx, c.Record())
 }

@@ -81,7 +81,9 @@ func (c *Cluster) startProcesses(ctx context.Context, config bus.Raw) error {
 	if err := c.makeProgram(ctx); err != nil {
 		return err
 	}
-	c.config = config // before anybody else knows of the role's workers
+	if err := c.keepRecipe(ctx, config); err != nil {
+		return err
+	}
 	if err := c.showOutput(); err != nil {
 		return err
 	}
@@ -166,6 +168,9 @@ func (c *Cluster) meetAt(ctx context.Context) error {
 // again, which costs nothing while it is there, before workers are restarted.
 func (c *Cluster) makeProgram(ctx context.Context) error {
 	p := c.spec.Process
+	if p == nil { // it was not created here: what was shipped is at the head, or it is not
+		return nil
+	}
 	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible}
 	if p.Ship != "" {
 		hash, err := c.rt.agents().Ship(ctx, p.Ship, p.Exclude...)
@@ -200,17 +205,21 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec Record) error {
 
 func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Record, around surroundings) error {
 	node, held := at.node, rec.Held[at.held]
+	recipe, err := c.startedWith(ctx, rec)
+	if err != nil {
+		return err
+	}
 	c.mu.Lock()
 	program := c.program
 	c.mu.Unlock()
 	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
 	for _, rank := range ranks {
-		assignment, err := bus.Marshal(c.assignment(rec, rank))
+		assignment, err := bus.Marshal(recipe.assignment(rec, rank))
 		if err != nil {
 			return bus.Errorf(bus.CodeInternal, "role %s: the assignment of rank %d: %w", c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
-			ID: rec.workerID(rank), Name: rec.Seats[rank].Name, Env: around.environment(rank, c.spec.Process.LateRendezvous),
+			ID: rec.workerID(rank), Name: rec.Seats[rank].Name, Env: around.environment(rank, recipe.LateRendezvous),
 			Devices: rec.Seats[rank].UUIDs, Share: rec.Seats[rank].Share, Assignment: assignment,
 		})
 	}
@@ -228,11 +237,11 @@ func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Recor
 	return nil
 }
 
-func (c *Cluster) assignment(rec Record, rank int) Assignment {
+func (r *recipe) assignment(rec Record, rank int) Assignment {
 	return Assignment{
 		Namespace: rec.Namespace, Role: rec.Name, Incarnation: rec.Incarnation, Class: rec.Class, Rank: rank, World: rec.World,
-		Gen: rec.Seats[rank].Gen, Mesh: rec.Mesh, Config: c.config, Ordered: rec.Ordered, QueueLimit: c.spec.QueueLimit,
-		PanicFails: c.spec.PanicFails, Devices: rec.Seats[rank].UUIDs,
+		Gen: rec.Seats[rank].Gen, Mesh: rec.Mesh, Config: r.Config, Ordered: rec.Ordered, QueueLimit: r.QueueLimit,
+		PanicFails: r.PanicFails, Devices: rec.Seats[rank].UUIDs,
 	}
 }
 
@@ -398,7 +407,7 @@ func (c *Cluster) giveBack(ctx context.Context) error {
 		return err
 	}
 	held := rec.Held
-	if c.tie != created || len(rec.Seats) == 0 {
+	if c.tie != created || len(rec.Seats) == 0 || rec.Gens > 0 {
 		if held, err = heldUnder(ctx, client, reservationID(rec), held); err != nil {
 			return err
 		}

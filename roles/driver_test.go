@@ -51,17 +51,27 @@ func TestCloseEndsWhatIsOwnedAndLeavesTheRest(t *testing.T) {
 	require.NoError(t, again.Destroy(patient(t)))
 }
 
-// Workers that are goroutines of the runtime end with it; a record of them must not stay behind and hold the name.
-func TestDetachedRoleOfARuntimesOwnWorkers(t *testing.T) {
+// A detached role is refused where it would end with its driver, with what to do instead.
+func TestDetachedRolesThatCannotBe(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	cast := newCast()
-	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{cast.class()}})
-	require.NoError(t, err)
-	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2, Detached: true})
-	require.NoError(t, driver.Close(patient(t)))
+	spec := roles.Spec{Name: "actors", Class: "actor", World: 2, Detached: true}
+	own := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{cast.class()}})
+	_, err := own.Create(patient(t), spec)
+	require.ErrorIs(t, err, bus.ErrRefused)
+	require.ErrorContains(t, err, "goroutines of this driver")
+	private := open(t, roles.Config{Bus: bustest.Open(t), Local: nil})
+	process := players("kept", 1, 0)
+	process.Detached = true
+	_, err = private.Create(patient(t), process)
+	require.ErrorIs(t, err, bus.ErrRefused)
+	require.ErrorContains(t, err, "start a head with `troupe up`")
+	child := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Private: true})
+	_, err = child.Create(patient(t), process)
+	require.ErrorContains(t, err, "start a head with `troupe up`")
+	require.Empty(t, rolesOf(t, own))
 	require.Zero(t, cast.living())
-	require.Empty(t, rolesOf(t, open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})))
 }
 
 func TestLocalEndsBeforeItsDrivers(t *testing.T) {

@@ -45,3 +45,9 @@ func (rt *Runtime) Step(ctx context.Context, c *Cluster, to RoleState) error {
 	}
 	return err
 }
+
+// Alive reports whether a driver's lease is there.
+func (rt *Runtime) Alive(ctx context.Context, session string) bool {
+	reg, err := rt.registry(ctx)
+	return err != nil || reg.alive(ctx, session)
+}

@@ -43,6 +43,8 @@ type wireHandle struct {
 	Open        bool                `msgpack:"open"`
 	Methods     []actors.MethodInfo `msgpack:"methods"`
 	Rank        int                 `msgpack:"rank"`
+	Process     bool                `msgpack:"process,omitempty"`
+	Policy      Policy              `msgpack:"policy,omitempty"`
 }
 
 func init() {
@@ -53,14 +55,14 @@ func packHandle(h Handle) (wireHandle, error) {
 	r := h.Record
 	return wireHandle{
 		Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation, Class: r.Class, World: r.World, Mesh: r.Mesh,
-		Ordered: r.Ordered, Open: r.Open, Methods: r.Methods, Rank: h.Rank,
+		Ordered: r.Ordered, Open: r.Open, Methods: r.Methods, Rank: h.Rank, Process: r.Process, Policy: r.Policy,
 	}, nil
 }
 
 func unpackHandle(w wireHandle) (Handle, error) {
 	h := Handle{Rank: w.Rank, Record: Record{
 		Namespace: w.Namespace, Name: w.Role, Incarnation: w.Incarnation, Class: w.Class, World: w.World, Mesh: w.Mesh,
-		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady,
+		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady, Process: w.Process, Policy: w.Policy,
 	}}
 	if err := h.Record.check(); err != nil {
 		return Handle{}, err
@@ -91,7 +93,7 @@ func (rt *Runtime) Find(ctx context.Context, name string) (Handle, error) {
 		return Handle{}, err
 	}
 	rec, err := reg.get(ctx, name)
-	if err == nil && rec.State != RoleReady {
+	if err == nil && rec.State != RoleReady && rec.State != RoleRestarting {
 		err = bus.Errorf(bus.CodeRefused, "role %s is %s, since %s", name, rec.State, rec.Since.Format(time.RFC3339))
 	}
 	return Handle{Record: rec, Rank: -1}, err

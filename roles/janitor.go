@@ -154,10 +154,39 @@ func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Dur
 	return again
 }
 
-// watchOver follows a detached role of processes whose driver is gone: if one of them fails, somebody has to write down
-// why and end the others.
+// needsWatch reports whether a process that is not the role's driver is to follow it: to restart its workers when the
+// driver cannot, or, if the driver of a detached role is gone, to write down why one fails and end the others.
+func (rec Record) needsWatch(driverLives bool) bool {
+	switch {
+	case !rec.Process:
+		return false
+	case rec.State == RoleReady || rec.State == RoleRestarting:
+		return rec.restarts() || rec.Detached && !driverLives
+	case rec.State == RoleFailed:
+		return rec.Detached && !driverLives && len(rec.Held) > 0
+	}
+	return false
+}
+
+// WatchOver follows the roles of the namespace whose workers are restarted when they are lost, also while their drivers
+// live: a driver may be cut off, or have left. A head calls it now and then; to call it again changes nothing.
+func (rt *Runtime) WatchOver(ctx context.Context) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := reg.list(ctx)
+	for _, rec := range all {
+		if rec.needsWatch(reg.alive(ctx, rec.Owner)) {
+			rt.watchOver(rec)
+		}
+	}
+	return err
+}
+
+// watchOver follows a role of processes until it ends.
 func (rt *Runtime) watchOver(rec Record) {
-	if !rec.Process || rec.State != RoleReady {
+	if !rec.needsWatch(false) {
 		return
 	}
 	rt.mu.Lock()
@@ -168,8 +197,17 @@ func (rt *Runtime) watchOver(rec Record) {
 		}
 	}
 	rt.mu.Unlock()
-	if _, err := rt.newCluster(rec, followed, Spec{}.withDefaults()); err != nil && rt.ctx.Err() == nil {
-		rt.log.Warn("roles: a detached role cannot be watched over", "role", rec.Name, "error", err)
+	c, err := rt.newCluster(rec, followed, Spec{}.withDefaults())
+	switch {
+	case err != nil && rt.ctx.Err() == nil:
+		rt.log.Warn("roles: a role cannot be watched over", "role", rec.Name, "error", err)
+	case err != nil:
+	case rec.State == RoleRestarting:
+		c.holdFor(rec, nil)
+		c.restartNews()
+	case rec.State == RoleFailed: // its driver has not lived to end its workers
+		c.end(rec.failure())
+		rt.spawn(func() { c.endFailed(); c.release() })
 	}
 }
 

@@ -17,6 +17,7 @@ const (
 	lifeBuffer   = 512                     // messages about one role's workers that wait to be looked at, at least
 	lifeEach     = 4                       // and for each worker: all of them may beat, fail and stop at the same time
 	suspectAfter = 1300 * time.Millisecond // a worker that has been silent for so long is asked: it beats once a second
+	maxLosses    = 4 * maxWorld            // that are remembered, for calls that were sent while they became known
 	goneAfter    = 800 * time.Millisecond  // and is gone, if the server says for so long that nobody listens there
 )
 
@@ -42,6 +43,7 @@ type beat struct {
 	actors.Beat
 	at      time.Time // zero: nothing is expected yet
 	session string    // under which the worker makes its calls; empty: it has not been heard
+	unsaid  bool      // it has stopped, and its agent is yet to say why
 }
 
 // loss is a worker that is gone.
@@ -50,12 +52,18 @@ type loss struct {
 	gen    uint32
 	why    *bus.Error
 	failed bool // and did not stop in order
+
+	evicted bool // it was ended by an operator, and cannot be started on its node again
+	guessed bool // from its silence: neither it nor its agent has said so
 }
 
 func newLife(c *Cluster) *life {
 	l := &life{
 		cluster: c, msgCh: make(chan *nats.Msg, max(lifeBuffer, lifeEach*c.rec.World)), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
 		changed: make(chan struct{}),
+	}
+	for len(l.beats) < len(c.rec.Seats) { // some are just coming to the role, or leaving it
+		l.beats = append(l.beats, beat{})
 	}
 	for rank, seat := range c.rec.Seats {
 		l.beats[rank].Gen = seat.Gen
@@ -149,6 +157,12 @@ func (l *life) receive(m *nats.Msg) {
 }
 
 func (l *life) note(b actors.Beat, session string) {
+	if b.State == noteBegun || b.State == noteFinished { // of a process that restarts workers, about them
+		if session != l.cluster.rt.ep.Session() {
+			l.cluster.restartNews()
+		}
+		return
+	}
 	if b.State == actors.Ready && b.Rank >= l.cluster.WorldSize() {
 		l.cluster.grewElsewhere(b.Rank)
 	}
@@ -176,8 +190,14 @@ func (l *life) note(b actors.Beat, session string) {
 		why.Role, why.Rank, why.Node = l.cluster.Name(), b.Rank, old.Node
 		l.cluster.failCalls(loss{rank: b.Rank, gen: old.Gen, why: why, failed: true})
 	}
-	if b.State.Over() {
+	switch {
+	case b.State == actors.Stopped && l.cluster.Record().Process && !l.cluster.isOver():
+		l.awaitExit(b)
+	case b.State.Over():
 		l.lost(lossOf(b, l.cluster.Name()), true)
+	}
+	if replaced && l.cluster.Record().restarts() && b.Rank < len(l.cluster.Record().Seats) && l.cluster.Record().Seats[b.Rank].Gen < b.Gen {
+		l.cluster.restartNews() // another process has replaced it
 	}
 }
 
@@ -205,6 +225,9 @@ func lossOf(b actors.Beat, role string) loss {
 // lost notes a loss and tells the cluster. When nobody is left, a cluster that nobody closes is let go of.
 func (l *life) lost(one loss, certain bool) {
 	l.mu.Lock()
+	if len(l.losses) >= maxLosses {
+		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // whoever called those has been told
+	}
 	l.losses = append(l.losses, one)
 	all := true
 	for i := range l.beats {
@@ -212,7 +235,7 @@ func (l *life) lost(one loss, certain bool) {
 	}
 	l.mu.Unlock()
 	l.cluster.workerLost(one, certain)
-	if all && (l.cluster.tie == opened || l.cluster.tie == followed) {
+	if all && (l.cluster.tie == opened || l.cluster.tie == followed) && !l.cluster.Record().restarts() {
 		l.cluster.release()
 	}
 }
@@ -393,7 +416,7 @@ func (l *life) judge(rank int, why *bus.Error) {
 	l.changedLocked()
 	l.mu.Unlock()
 	why.Role, why.Rank, why.Node = l.cluster.Name(), rank, b.Node
-	l.lost(loss{rank: rank, gen: b.Gen, why: why, failed: true}, false)
+	l.lost(loss{rank: rank, gen: b.Gen, why: why, failed: true, guessed: true}, false)
 }
 
 // states returns what was last heard of each rank, and a channel that is closed at the next change.

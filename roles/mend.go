@@ -2,7 +2,6 @@ package roles
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -20,13 +19,73 @@ type Failure struct {
 	Then string // in words: "the role fails", "the rank is restarted (1 of 3)"
 }
 
-// mending is the restarts of a role whose policy has them. Only whoever created the role restarts its workers: it alone
-// has what they were started with.
+// mending is the restarts of a role whose policy has them, as one cluster sees them. Its driver and the head carry them out;
+// the others wait for them. One goroutine does so at a time.
 type mending struct {
-	mu       sync.Mutex
-	lost     []loss // to be dealt with
-	running  bool
-	restarts int
+	gateMu sync.Mutex // held while a loss is noted and the gate closed, and while the gate is set as the record says
+
+	mu      sync.Mutex // guards what follows
+	lost    []loss     // to be dealt with
+	news    bool       // the registry is to be looked at
+	running bool
+	wakeCh  chan struct{} // holds one; nil before somebody waits
+}
+
+// take is what was lost since it was last asked.
+func (m *mending) take() []loss {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	lost := m.lost
+	m.lost, m.news = nil, false
+	return lost
+}
+
+func (m *mending) add(l loss) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lost = append(m.lost, l)
+}
+
+// pending is what was lost and not yet taken.
+func (m *mending) pending() []loss {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.lost)
+}
+
+// waiting reports whether another loss waits to be dealt with: then that is the next thing to do.
+func (m *mending) waiting() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.lost) > 0
+}
+
+func (m *mending) ch() chan struct{} {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.wakeCh == nil {
+		m.wakeCh = make(chan struct{}, 1)
+	}
+	return m.wakeCh
+}
+
+func (m *mending) wake() {
+	select {
+	case m.ch() <- struct{}{}:
+	default:
+	}
+}
+
+// await returns when something has happened, or after one of the times; a second time of zero does not count.
+func (m *mending) await(ctx context.Context, d, or time.Duration) {
+	if or > 0 {
+		d = min(d, or)
+	}
+	select {
+	case <-ctx.Done():
+	case <-m.ch():
+	case <-time.After(d):
+	}
 }
 
 // mend deals with a worker's failure by the role's policy; false: the role fails.
@@ -34,39 +93,42 @@ func (c *Cluster) mend(l loss) bool {
 	if !c.isUp() && c.tie == created {
 		return false // it is still being created: its first start fails
 	}
-	switch policy := c.Record().Policy; {
-	case policy == Ignore:
+	switch rec := c.Record(); {
+	case rec.Policy == Ignore:
 		c.tell(l, "the others go on")
 		return true
-	case policy == FailRole || c.tie == followed: // who follows a role has nothing to restart it with
+	case !rec.restarts():
 		return false
-	case c.tie != created:
-		return true // its driver sees to it
 	}
 	m := &c.mending
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.lost = append(m.lost, l)
+	m.mu.Lock() // hold has noted the loss
 	if !m.running {
 		m.running = c.rt.spawn(c.mendAll)
 	}
-	return m.running
+	running := m.running
+	m.mu.Unlock()
+	m.wake()
+	return running
 }
 
-// mendAll restarts what was lost until nothing is left to do.
+// mendAll restarts what was lost, or follows its restart, until nothing is left to do.
 func (c *Cluster) mendAll() {
 	for {
-		c.mending.mu.Lock()
-		lost := c.mending.lost
-		c.mending.lost = nil
-		if len(lost) == 0 || c.isOver() {
-			c.mending.running = false
-			c.mending.mu.Unlock()
+		m := &c.mending
+		m.mu.Lock()
+		lost, news := m.lost, m.news
+		m.lost, m.news = nil, false
+		if len(lost) == 0 && !news || c.isOver() {
+			m.running = false
+			m.mu.Unlock()
 			return
 		}
-		c.mending.mu.Unlock()
-		if err := c.restart(lost); err != nil {
-			last := lost[0]
+		m.mu.Unlock()
+		if err := c.recover(lost); err != nil {
+			last := loss{why: err, rank: max(err.Rank, 0), failed: true}
+			if len(lost) > 0 {
+				last = lost[0]
+			}
 			last.why = err
 			c.failWith(last, true)
 		}
@@ -77,90 +139,6 @@ func (c *Cluster) isOver() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.ended != nil
-}
-
-// restart puts new workers in the place of those that were lost, or of all.
-func (c *Cluster) restart(lost []loss) *bus.Error {
-	p, first := c.spec.Process, lost[0]
-	c.mending.restarts++
-	n := c.mending.restarts
-	if n > p.Restarts {
-		why := *first.why
-		why.Message = fmt.Sprintf("%s (after %d restarts, and no more are allowed)", why.Message, p.Restarts)
-		return &why
-	}
-	ranks, then := ranksOf(lost), fmt.Sprintf("the rank is restarted (%d of %d)", n, p.Restarts)
-	if p.Policy == RestartRole {
-		ranks, then = c.Record().allRanks(), fmt.Sprintf("the role is restarted (%d of %d)", n, p.Restarts)
-	}
-	for _, l := range lost {
-		c.tell(l, then)
-	}
-	if p.Policy == RestartRole {
-		c.failOthers(first)
-	}
-	select {
-	case <-c.rt.ctx.Done():
-		return nil
-	case <-time.After(p.pause(n)):
-	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StartTimeout)
-	defer cancel()
-	if err := c.replace(ctx, ranks); err != nil && !c.isOver() && !c.lostAgain() {
-		return bus.Errorf(bus.CodeWorkerLost, "rank %d could not be restarted: %w; it had failed: %s", first.rank, err, first.why.Message)
-	}
-	return nil
-}
-
-// lostAgain reports whether another loss waits to be dealt with: then that is the next thing to do.
-func (c *Cluster) lostAgain() bool {
-	c.mending.mu.Lock()
-	defer c.mending.mu.Unlock()
-	return len(c.mending.lost) > 0
-}
-
-// failOthers fails the calls of a role that is restarted because of one of its ranks.
-func (c *Cluster) failOthers(l loss) {
-	because := bus.Errorf(bus.CodeWorkerLost, "the role is restarted because of rank %d: %s", l.rank, l.why.Message).WithCause(l.why)
-	because.Node, because.Details = l.why.Node, l.why.Details
-	gens := c.life.generations()
-	for rank := range c.WorldSize() {
-		c.rt.ep.Lost(c.to, rank, gens[rank], because)
-	}
-}
-
-// replace ends what is left of the ranks' processes and starts others, on the same seats.
-func (c *Cluster) replace(ctx context.Context, ranks []int) error {
-	if err := c.makeProgram(ctx); err != nil {
-		return err
-	}
-	before := c.Record()
-	if err := c.edit(ctx, func(r *Record) {
-		r.Gens++
-		for _, rank := range ranks {
-			r.Seats[rank].Gen = r.Gens
-		}
-	}); err != nil {
-		return err
-	}
-	rec := c.Record()
-	for _, rank := range ranks {
-		c.life.renew(rank, rec.Seats[rank].Gen) // what the old ones say from now on is of another generation
-	}
-	if err := c.endProcesses(ctx, ranks, before); err != nil {
-		return err
-	}
-	if err := c.launch(ctx, ranks, rec); err != nil {
-		return err
-	}
-	if err := c.awaitReady(ctx, ranks); err != nil {
-		return err
-	}
-	if err := c.barrier(ctx, ranks); err != nil {
-		return err
-	}
-	c.life.expectAll()
-	return nil
 }
 
 // tell tells the driver of a failure.

@@ -35,7 +35,7 @@ func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
 func (g registry) orphans(ctx context.Context) (bool, error) {
 	all, err := g.list(ctx)
 	for _, r := range all {
-		if (!r.Detached || r.Process && r.State == RoleReady) && !g.alive(ctx, r.Owner) {
+		if alive := g.alive(ctx, r.Owner); !r.Detached && !alive || r.needsWatch(alive) {
 			return true, nil
 		}
 	}

@@ -17,6 +17,8 @@ const (
 	eventRole   = "role_ready"
 	eventGone   = "role_gone"
 	eventFailed = "worker_failed"
+
+	eventRestart = "role_restarting"
 )
 
 // output shows a driver what its workers print.

@@ -42,26 +42,38 @@ type Record struct {
 	Master  string `json:"master,omitempty"` // where their rank 0 can be found: HOST:PORT
 	Policy  Policy `json:"policy,omitempty"`
 	Gens    uint32 `json:"gens,omitempty"` // how many generations of workers there have been after the first
+
+	Restarts   int      `json:"restarts,omitempty"`    // how often its policy has restarted workers
+	Restart    *Restart `json:"restart,omitempty"`     // the restart that is under way, while it is restarting
+	Former     []Former `json:"former,omitempty"`      // workers that were replaced, and are not known to have ended
+	OnlyDriver string   `json:"only_driver,omitempty"` // why the head cannot restart its workers; empty: it can
 }
 
 // RoleState is where a role is in its life.
 //
-//	starting ──► ready ──► stopping ──► (the record is gone)
-//	    │          │          ▲
-//	    └──────────┴──► failed┘
+//	starting ──► ready ◄──► restarting
+//	    │          │            │
+//	    │          ├────────────┤
+//	    │          ▼            ▼
+//	    ├──────► failed ──► stopping ──► (the record is gone)
+//	    └───────────────────────▲
+//
+// Ready and restarting become stopping as well, without having failed.
 type RoleState string
 
 const (
-	RoleStarting RoleState = "starting" // its workers are being made
-	RoleReady    RoleState = "ready"    // every worker has proved that it hears every subject
-	RoleStopping RoleState = "stopping" // it is being taken down
-	RoleFailed   RoleState = "failed"   // a worker failed; Cause says why, and the name is held until it is destroyed
+	RoleStarting   RoleState = "starting"   // its workers are being made
+	RoleReady      RoleState = "ready"      // every worker has proved that it hears every subject
+	RoleRestarting RoleState = "restarting" // workers were lost and are being replaced, by its policy; Restart says which
+	RoleStopping   RoleState = "stopping"   // it is being taken down
+	RoleFailed     RoleState = "failed"     // a worker failed; Cause says why, and the name is held until it is destroyed
 )
 
 var roleSuccessors = map[RoleState][]RoleState{
-	RoleStarting: {RoleReady, RoleStopping, RoleFailed},
-	RoleReady:    {RoleStopping, RoleFailed},
-	RoleFailed:   {RoleStopping},
+	RoleStarting:   {RoleReady, RoleStopping, RoleFailed},
+	RoleReady:      {RoleRestarting, RoleStopping, RoleFailed},
+	RoleRestarting: {RoleReady, RoleStopping, RoleFailed},
+	RoleFailed:     {RoleStopping},
 }
 
 // Address is where the role is on the bus.

@@ -15,7 +15,7 @@ import (
 // The registry of all namespaces is two buckets, in which each namespace has the keys that begin with its name: so a
 // namespace with nothing in it costs nothing. Nobody has to delete a namespace.
 const (
-	registryBucket = "troupe_registry" // <namespace>.role.<name>, <namespace>.hold.<id>
+	registryBucket = "troupe_registry" // <namespace>.role.<name>, .recipe.<name>, .replay.<name>, .hold.<id>
 	leaseBucket    = "troupe_leases"   // <namespace>.driver.<session>
 	registryBytes  = 256 << 20
 	leaseBytes     = 64 << 20

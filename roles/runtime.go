@@ -46,6 +46,9 @@ type Config struct {
 	Lease time.Duration
 	// LostAfter is how long a worker may be silent before it counts as lost. Zero: 6 s. The least is 2 s.
 	LostAfter time.Duration
+	// Private says that the server, or the head behind it, ends with this driver: a detached role is refused. A server that is
+	// embedded in this process is private without it.
+	Private bool
 	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
 	Logger *slog.Logger
 }
@@ -249,6 +252,9 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	if rt.local == nil {
 		return nil, bus.Errorf(bus.CodeRefused, "a worker creates no roles: it holds no lease that could end them; let the driver create role %s", spec.Name)
 	}
+	if err := rt.checkDetached(spec); err != nil {
+		return nil, err
+	}
 	spec = spec.withDefaults()
 	class, err := rt.classOf(spec)
 	if err != nil {
@@ -277,6 +283,19 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	}
 	rt.made.add(rec)
 	return rt.start(ctx, rec, spec, config)
+}
+
+// checkDetached refuses a detached role that would end with this driver all the same.
+func (rt *Runtime) checkDetached(spec Spec) error {
+	switch {
+	case !spec.Detached:
+		return nil
+	case rt.cfg.Private || rt.bus.Embedded():
+		return bus.Errorf(bus.CodeRefused, "role %s cannot be detached: this driver's head is private and ends with it; start a head with `troupe up` and give the driver its URL", spec.Name)
+	case spec.Process == nil && rt.cfg.Local == nil:
+		return bus.Errorf(bus.CodeRefused, "role %s cannot be detached: its workers are goroutines of this driver and end with it; set Process, so that the agents of a head (`troupe up`) run them, or Config.Local", spec.Name)
+	}
+	return nil
 }
 
 // beginCreate bounds the creation of a role: by its StartTimeout, and by Close, which waits until done is called.
@@ -422,8 +441,11 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 		return nil, err
 	}
 	switch rec.State {
+	case RoleRestarting:
+		c.holdFor(rec, nil)
+		c.restartNews()
 	case RoleFailed:
-		c.end(bus.Errorf(bus.CodeWorkerLost, "role %s has failed, at %s: %s", name, since, rec.Cause))
+		c.end(rec.failure())
 	case RoleStopping:
 		c.end(bus.Errorf(bus.CodeNotFound, "role %s is being taken down, since %s", name, since))
 	}
@@ -434,6 +456,7 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) {
 	c := &Cluster{rt: rt, tie: tie, spec: spec, to: rec.Address(), downCh: make(chan struct{}, 1), rec: rec}
 	c.life = newLife(c)
+	c.gate.SentFunc = c.life.repeat
 	c.takeShape(rec)
 	if err := c.life.listen(); err != nil {
 		return nil, err

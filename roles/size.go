@@ -14,7 +14,7 @@ import (
 func (c *Cluster) takeShape(rec Record) {
 	c.life.makeRoom(rec.World)
 	c.shape.Store(&dispatch.Group{
-		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.life.generations,
+		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.life.generations, Gate: &c.gate,
 	})
 }
 
@@ -99,6 +99,8 @@ func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 		return refuse("its workers are goroutines of its driver's process")
 	case c.tie != created:
 		return refuse("this driver has not created it, and does not know what its workers were started with")
+	case rec.State == RoleRestarting:
+		return refuse("workers of it are being restarted; wait until it is ready")
 	case rec.Ordered:
 		return refuse("it is ordered, and a sequencer has one size")
 	case rec.Mesh.PP > 1:
@@ -192,16 +194,29 @@ func (c *Cluster) grewElsewhere(rank int) {
 	}
 }
 
-// stoppedElsewhere takes in that a worker has stopped in order: the role has been taken down, or has become smaller.
+// stoppedElsewhere takes in that a worker has stopped in order: the role has been taken down, has become smaller, or is
+// restarted by another process.
 func (c *Cluster) stoppedElsewhere(l loss) {
-	if c.isOver() {
+	if c.isOver() || c.tie == created && c.retired(l.rank) {
 		return // another of its workers was the first
 	}
-	if rec, ok := c.reread(); ok && l.rank >= rec.World {
+	rec, ok := c.reread()
+	switch {
+	case ok && l.rank >= rec.World:
 		c.life.retire(l.rank)
 		return
+	case ok && rec.State == RoleFailed && c.tie != created:
+		c.overElsewhere(rec.failure(), rec.failure())
+		return
+	case ok && (rec.State == RoleRestarting || len(stillLost(rec, []loss{l})) == 0):
+		c.restartNews()
+		return
 	}
-	c.end(c.takenDown())
+	if c.tie != created {
+		c.overElsewhere(c.takenDown(), nil)
+	} else if c.end(c.takenDown()) && c.isUp() {
+		c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) })
+	}
 }
 
 // reread takes in the record as it is now.

@@ -28,8 +28,8 @@ type Spec struct {
 	// Ordered gives calls of several drivers one order on all ranks: what a role with collectives needs. It costs one
 	// hop a call.
 	Ordered bool
-	// Detached roles outlive their driver, if their workers do: see Config.Local. Zero: the role ends with the driver's
-	// lease.
+	// Detached roles outlive their driver until they are destroyed. It is refused where the workers would end with the
+	// driver: goroutines without a Config.Local, and a private head. Zero: the role ends with the driver's lease.
 	Detached bool
 	// OwnConnections gives each worker a connection of its own. Zero: the workers of one process share one, which is
 	// several times as fast.

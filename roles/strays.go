@@ -95,6 +95,9 @@ func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
 	case rec.Incarnation != id.Incarnation:
 		return true
 	}
+	if rec.State == RoleFailed {
+		return true // its driver ends it, or did not live to
+	}
 	known := id.Rank < len(rec.Seats)
 	return len(rec.Seats) > 0 && (!known || rec.Seats[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
 }

@@ -2,6 +2,7 @@ package roles_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -28,6 +29,29 @@ import (
 type player struct {
 	setup actors.Setup
 	total int
+	model string
+	inits int
+}
+
+// Initialize notes its argument, to be replayed.
+func (p *player) Initialize(_ context.Context, model string) (actors.None, error) {
+	p.model = model
+	p.inits++
+	return actors.None{}, nil
+}
+
+// Initialized is how often it was initialized, and the beginning of its last argument.
+func (p *player) Initialized(context.Context, actors.None) (string, error) {
+	return fmt.Sprintf("%d %.8s %d", p.inits, p.model, len(p.model)), nil
+}
+
+// Ask calls another role from inside a worker.
+func (p *player) Ask(ctx context.Context, h roles.Handle) ([]any, error) {
+	c, err := h.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.ExecuteAll(ctx, "add", 0)
 }
 
 type playerConfig struct {
@@ -46,6 +70,9 @@ func playerClass() *actors.Class {
 	actors.Method(k, "say", (*player).Say)
 	actors.Method(k, "wait", (*player).Wait)
 	actors.Method(k, "exit", (*player).Exit)
+	actors.Method(k, "initialize", (*player).Initialize, actors.MethodOptions{Replay: true})
+	actors.Method(k, "initialized", (*player).Initialized)
+	actors.Method(k, "ask", (*player).Ask, actors.MethodOptions{Mode: "RANK_ZERO"})
 	return k.Class
 }
 
@@ -140,10 +167,12 @@ type troupe struct {
 const (
 	agentEnv = "TROUPE_TEST_AGENT" // run folder, if this program is to be an agent
 	agentURL = "TROUPE_TEST_AGENT_URL"
+
+	agentLease = "TROUPE_TEST_AGENT_LEASE" // how long its nodes may be silent; unset: 2 s
 )
 
 // startTroupe has nodes "n-0", "n-1" with four simulated devices each.
-func startTroupe(t *testing.T, ownProcess bool) *troupe {
+func startTroupe(t *testing.T, ownProcess bool, agentVars ...string) *troupe {
 	t.Helper()
 	tr := &troupe{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
 	tr.bus = bustest.Open(t, bus.Config{InProcess: tr.server})
@@ -152,7 +181,7 @@ func startTroupe(t *testing.T, ownProcess bool) *troupe {
 	require.NoError(t, err)
 	tr.run(t, service.Run)
 	if ownProcess {
-		tr.spawnAgent(t)
+		tr.spawnAgent(t, agentVars...)
 	} else {
 		readyCh := make(chan struct{})
 		agent, err := nodes.NewAgent(agentConfig(t.Context(), tr.bus, tr.dir, []string{tr.server.URL()}, func() { close(readyCh) }))
@@ -192,8 +221,13 @@ func agentConfig(_ context.Context, b *bus.Bus, dir string, urls []string, ready
 	if err != nil {
 		panic(err)
 	}
+	lease, err := time.ParseDuration(cmp.Or(os.Getenv(agentLease), "2s"))
+	if err != nil {
+		panic(err)
+	}
+	cfg.Grace = lease / 2
 	for i, inventory := range inventories {
-		cfg.Nodes = append(cfg.Nodes, nodes.Config{Name: fmt.Sprintf("n-%d", i), Inventory: inventory, Lease: 2 * time.Second, Beat: 200 * time.Millisecond})
+		cfg.Nodes = append(cfg.Nodes, nodes.Config{Name: fmt.Sprintf("n-%d", i), Inventory: inventory, Lease: lease, Beat: 200 * time.Millisecond})
 	}
 	return cfg
 }
@@ -223,8 +257,8 @@ func agentIfAsked() {
 	os.Exit(0)
 }
 
-func (tr *troupe) spawnAgent(t *testing.T) {
-	cmd, stdout := spawnWith(t, agentEnv+"="+tr.dir, agentURL+"="+tr.server.URL())
+func (tr *troupe) spawnAgent(t *testing.T, env ...string) {
+	cmd, stdout := spawnWith(t, append(env, agentEnv+"="+tr.dir, agentURL+"="+tr.server.URL())...)
 	line, err := stdout.ReadString('\n')
 	require.NoError(t, err)
 	require.Equal(t, "ready", strings.TrimSpace(line))

@@ -26,10 +26,12 @@ func newDrain(c *cli) *cobra.Command {
 	var flags drainFlags
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
-		Short: "Close a node to new grants and end its workers",
+		Short: "Close a node to new grants and end or move its workers",
 		Long: `Drain cordons the node, waits for its workers to end by themselves as long as --wait says, and then ends those that are left: INT,
-after --grace TERM, and then KILL, to their whole trees. Their drivers are told that the node was drained. It says how many
-are left, and returns when there are none. "troupe uncordon" opens the node again.`,
+after --grace TERM, and then KILL, to their whole trees. The workers of a role with the policy restart_rank or restart_role
+are started again on other nodes, where there is room; that does not count as one of its restarts. Any other role fails, with
+the drain and its --why as the cause. It says how many are left, and returns when there are none. "troupe uncordon" opens the
+node again.`,
 		Example: "  troupe drain box-1\n  troupe drain box-1 --wait 30m --why 'a new fan'",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

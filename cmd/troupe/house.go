@@ -84,6 +84,9 @@ func attend(ctx context.Context, b *bus.Bus, log *slog.Logger, sessions map[stri
 		}
 		sessions[ns] = rt
 	}
+	for _, rt := range sessions {
+		errs = append(errs, rt.WatchOver(ctx))
+	}
 	return errors.Join(errs...)
 }
 

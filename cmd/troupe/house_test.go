@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -13,6 +15,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/placement"
 	"troupe/roles"
 )
 
@@ -85,4 +88,55 @@ func TestHouseLeavesTheLivingAlone(t *testing.T) {
 	}
 	require.Equal(t, []string{"run"}, orphans)
 	require.NoError(t, kv.Delete(t.Context(), "run.role.kept", 0))
+}
+
+// A detached role outlives its driver. The head moves its workers off a drained node and restarts one that is killed, and
+// the tables, the JSON and the events say so.
+func TestHeadRestartsADetachedRole(t *testing.T) {
+	u := newUser(t)
+	head, _ := u.up("--gpus", "sim:2x2", "--name", "box")
+	u.sees("wait", "--nodes", "2", "--gpus", "4")
+	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: head.access(), Lease: time.Second})
+	require.NoError(t, err)
+	_, err = driver.Create(t.Context(), roles.Spec{
+		Name: "infer", Class: "calc", World: 2, Detached: true, Process: &roles.Process{
+			Command: roles.Self(), Policy: roles.RestartRank, Backoff: 4 * time.Second, Env: map[string]string{"SECRET": "hush-hush"},
+			Needs: placement.Request{Bundles: []placement.Bundle{{Devices: placement.Wholes(1)}}, Strategy: placement.StrictSpread},
+		},
+	})
+	require.NoError(t, err)
+	require.NoError(t, driver.Close(t.Context()))
+	ranks := func() (all []rank) {
+		for line := range strings.Lines(u.sees("roles", "infer", "--json")) {
+			var r rank
+			require.NoError(t, json.Unmarshal([]byte(line), &r))
+			all = append(all, r)
+		}
+		return all
+	}
+	before := ranks()
+	require.Len(t, before, 2)
+	require.NotEqual(t, before[0].Node, before[1].Node)
+
+	require.Contains(t, u.sees("drain", before[0].Node, "--why", "a new fan"), "is drained")
+	require.Eventually(t, func() bool {
+		now := ranks()
+		return now[0].State == "ready" && now[0].Node == before[1].Node
+	}, 40*time.Second, 100*time.Millisecond)
+	require.Equal(t, "[0,1]\n", u.sees("call", "infer", "rank"))
+
+	require.NoError(t, syscall.Kill(ranks()[1].PID, syscall.SIGKILL))
+	require.Eventually(t, func() bool { return ranks()[1].State == "restarting" }, 20*time.Second, 10*time.Millisecond)
+	require.Regexp(t, `infer +calc .* restarting .* restart 1 of 3, ranks \[1\]: its process .* was killed by SIGKILL`, u.sees("roles"))
+	require.Regexp(t, `(?s)1 +infer-1-G\d +box-\d +\d +– +restarting .*role infer is restarting since .*SIGKILL`, u.sees("roles", "infer"))
+	require.NotContains(t, u.sees("roles", "--json"), "hush-hush")
+	stdout, stderr, code := u.types("call", "infer", "rank")
+	require.Zero(t, code, stderr)
+	require.Equal(t, "[0,1]\n", stdout, "it waits for the restart")
+	events := u.sees("events")
+	for _, text := range []string{"role_restarting default/infer: ranks [0], moved to another node: it was stopped: node", "a new fan", "ranks [1], restarting (1 of 3)", "run again"} {
+		require.Contains(t, events, text)
+	}
+	require.Contains(t, u.sees("destroy", "infer"), "role infer is gone")
+	require.Contains(t, u.sees("reservations"), "nothing is reserved")
 }

@@ -21,9 +21,11 @@ func newRoles(c *cli) *cobra.Command {
 		Use:   "roles [ROLE]",
 		Short: "List the roles of a namespace, or the workers of one",
 		Long: `Roles prints what the registry says of each role: its class, its layout, its state and since when, whether it ends
-with its driver (owned) or stays (detached), on which nodes its processes are, who made it, and why it failed.
+with its driver (owned) or stays (detached), on which nodes its processes are, who made it, and why it failed or which of its
+workers are restarting.
 
-With the name of a role it prints its workers: where each runs, on which devices, and what it says of itself right now.`,
+With the name of a role it prints its workers: where each runs, on which devices, and what it says of itself right now; and
+why the role has failed, if it has.`,
 		Example: "  troupe roles\n  troupe roles actor_train\n  troupe roles --namespace run-42\n  troupe roles --json | jq -r 'select(.state == \"failed\") | .name'",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -65,7 +67,8 @@ type rank struct {
 	Devices []int         `json:"devices,omitempty"`
 	Gen     uint32        `json:"gen,omitempty"`
 	PID     int           `json:"pid,omitempty"`
-	State   string        `json:"state"` // as the worker says; "silent" if it says nothing
+	State   string        `json:"state"`         // as the worker says; "silent" if it says nothing, "restarting" while another takes its place
+	Why     string        `json:"why,omitempty"` // it is restarting, or its role has failed
 	Calls   int           `json:"calls"`
 	Busy    time.Duration `json:"busy"` // how long the oldest call has been running
 }
@@ -81,17 +84,8 @@ func (c *cli) ranks(ctx context.Context, role string) error {
 			return err
 		}
 		rows := ranksOf(cluster.Record())
-		f, err := cluster.Go(ctx, dispatch.Call{Method: actors.VerbInfo, Control: true, CollectAll: true, Timeout: infoWait})
-		if err == nil { // of a role that has failed, the registry says what there is
-			outcomes, err := dispatch.AwaitOutcomes[actors.Info](ctx, f)
-			if err != nil {
-				return err
-			}
-			for _, o := range outcomes {
-				if o.Err == nil {
-					rows[o.Rank].hear(o.Value)
-				}
-			}
+		if err := hearRanks(ctx, cluster, rows); err != nil {
+			return err
 		}
 		if c.json {
 			for _, r := range rows {
@@ -101,8 +95,51 @@ func (c *cli) ranks(ctx context.Context, role string) error {
 			}
 			return nil
 		}
-		return c.ranksTable(rows)
+		if err := c.ranksTable(rows); err != nil {
+			return err
+		}
+		if rec := cluster.Record(); rec.Restart != nil || rec.Cause != "" {
+			c.printf("role %s is %s since %s: %s\n", rec.Name, rec.State, age(rec.Since), causeOf(rec))
+		}
+		return nil
 	})
+}
+
+// hearRanks asks the workers that are there about themselves. Of a role that has failed, the registry says what there is.
+func hearRanks(ctx context.Context, cluster *roles.Cluster, rows []rank) error {
+	var there []int
+	for _, r := range rows {
+		if r.State != string(roles.RoleRestarting) {
+			there = append(there, r.Rank)
+		}
+	}
+	if len(there) == 0 {
+		return nil
+	}
+	f, err := cluster.Go(ctx, dispatch.Call{Method: actors.VerbInfo, Ranks: there, Control: true, CollectAll: true, Timeout: infoWait})
+	if err != nil {
+		return nil
+	}
+	outcomes, err := dispatch.AwaitOutcomes[actors.Info](ctx, f)
+	for _, o := range outcomes {
+		if o.Err == nil {
+			rows[o.Rank].hear(o.Value)
+		}
+	}
+	return err
+}
+
+// causeOf is why a role has failed, or what of it is restarting and why.
+func causeOf(rec roles.Record) string {
+	r := rec.Restart
+	if rec.State != roles.RoleRestarting || r == nil {
+		return rec.Cause
+	}
+	doing := "moving"
+	if r.N > 0 {
+		doing = fmt.Sprintf("restart %d of %d", r.N, r.Of)
+	}
+	return fmt.Sprintf("%s, ranks %v: %s", doing, r.Ranks, r.Why)
 }
 
 // completeRole completes the name of a role.
@@ -124,6 +161,12 @@ func ranksOf(rec roles.Record) []rank {
 			s := rec.Seats[i]
 			rows[i].Name, rows[i].Node, rows[i].Devices, rows[i].Gen = s.Name, s.Node, s.Devices, s.Gen
 		}
+		switch {
+		case rec.State == roles.RoleFailed:
+			rows[i].Why = rec.Cause
+		case rec.State == roles.RoleRestarting && rec.Restart != nil && slices.Contains(rec.Restart.Ranks, i):
+			rows[i].State, rows[i].Why = string(roles.RoleRestarting), rec.Restart.Why
+		}
 	}
 	return rows
 }
@@ -144,9 +187,17 @@ func (c *cli) ranksTable(all []rank) error {
 		if r.Busy > 0 {
 			busy = r.Busy.Round(time.Millisecond).String()
 		}
-		rows[i] = []string{itoa(r.Rank), cmp.Or(r.Name, "–"), cmp.Or(r.Node, "–"), indices(r.Devices), itoa(r.PID), r.State, itoa(r.Calls), busy}
+		rows[i] = []string{itoa(r.Rank), cmp.Or(r.Name, "–"), cmp.Or(r.Node, "–"), indices(r.Devices), pidText(r.PID), r.State, itoa(r.Calls), busy}
 	}
 	return c.table("RANK WORKER NODE DEVICES PID STATE CALLS BUSY", rows)
+}
+
+// pidText is a process, or that there is none.
+func pidText(pid int) string {
+	if pid == 0 {
+		return "–"
+	}
+	return itoa(pid)
 }
 
 func (c *cli) rolesTable(namespace string, all []roles.Record) error {
@@ -160,7 +211,7 @@ func (c *cli) rolesTable(namespace string, all []roles.Record) error {
 		if r.Detached {
 			life = "detached"
 		}
-		rows[i] = []string{r.Name, r.Class, itoa(r.World), r.Mesh.String(), string(r.State), age(r.Since), life, nodesOf(r), r.By, r.Cause}
+		rows[i] = []string{r.Name, r.Class, itoa(r.World), r.Mesh.String(), string(r.State), age(r.Since), life, nodesOf(r), r.By, causeOf(r)}
 	}
 	return c.table("ROLE CLASS WORLD MESH STATE SINCE LIFE NODES BY CAUSE", rows)
 }

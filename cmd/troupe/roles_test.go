@@ -15,12 +15,12 @@ func TestRoles(t *testing.T) {
 	u.up()
 	require.Equal(t, "no roles in namespace \"default\"\n", u.sees("roles"))
 	require.Empty(t, u.sees("roles", "--json"))
-	u.runs(four, roles.Spec{Name: "stays", World: 1, Detached: true})
+	u.runs(four, roles.Spec{Name: "stays", World: 1, Detached: true, Process: &roles.Process{Command: roles.Self()}})
 	lines := strings.Split(strings.TrimSpace(u.sees("roles")), "\n")
 	require.Len(t, lines, 3)
 	require.Regexp(t, `^ROLE +CLASS +WORLD +MESH +STATE +SINCE +LIFE +NODES +BY +CAUSE$`, lines[0])
 	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +– +a test$`, lines[1])
-	require.Regexp(t, `^stays +calc +1 .* detached +– +a test$`, lines[2])
+	require.Regexp(t, `^stays +calc +1 .* detached +\S+ +a test$`, lines[2])
 
 	var first roles.Record
 	first4, _, _ := strings.Cut(u.sees("roles", "--json"), "\n")
@@ -28,6 +28,7 @@ func TestRoles(t *testing.T) {
 	require.Equal(t, "four", first.Name)
 	require.Equal(t, roles.RoleReady, first.State)
 	require.Len(t, first.Methods, 8)
+	require.Contains(t, u.sees("destroy", "stays"), "is gone")
 }
 
 // A role by name: its workers, as they say themselves. It can be taken down by anybody.

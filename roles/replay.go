@@ -1,0 +1,328 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/dispatch"
+)
+
+// maxReplay is how many bytes of arguments the driver of a role keeps for workers that are restarted.
+const maxReplay = 64 << 20
+
+// replays are the last successful calls of the methods that are replayed on restarted workers, in the order in which they
+// were made: the key replay.<role> beside the role's record. Whoever made a call writes it, so that whoever restarts a worker
+// finds it.
+type replays struct {
+	Incarnation string         `msgpack:"incarnation"`
+	Calls       []replayedCall `msgpack:"calls"`
+}
+
+// replayedCall is one of them.
+type replayedCall struct {
+	Method string       `msgpack:"method"`
+	Parts  []replayPart `msgpack:"parts"`          // nil: they are too large, and Keeper has them
+	Size   int          `msgpack:"size"`           // bytes of all bodies
+	Keeper string       `msgpack:"keeper"`         // session of the driver that has them
+	Meta   []byte       `msgpack:"meta,omitempty"` // see bus.Call
+}
+
+// replayPart is what some ranks were called with.
+type replayPart struct {
+	Ranks  []int  `msgpack:"ranks"`
+	NoData bool   `msgpack:"no_data,omitempty"`
+	Body   []byte `msgpack:"body"`
+}
+
+func replayKey(role string) string { return "replay." + role }
+
+// keeping is the calls of this process that are kept for restarted workers.
+type keeping struct {
+	turn sync.Mutex // held while the registry is written, so that the last call is the last to be written
+
+	mu      sync.Mutex // guards what follows
+	large   map[string]replayedCall
+	writing int
+	idleCh  chan struct{} // closed when writing is 0; nil: it is
+}
+
+// keepForReplay has a call of a method that is replayed kept when it has succeeded. One that could not be is refused before
+// it is sent.
+func (c *Cluster) keepForReplay(call *dispatch.Call) {
+	kept := replayedCall{Method: call.Method, Keeper: c.rt.ep.Session()}
+	over := call.OverFunc
+	call.PreparedFunc = func(b *bus.Call) error {
+		for i := range b.Parts {
+			kept.Size += len(b.Parts[i].Body)
+		}
+		if err := c.checkReplay(kept); err != nil {
+			return err
+		}
+		for _, p := range b.Parts {
+			kept.Parts = append(kept.Parts, replayPart{Ranks: slices.Clone(p.Ranks), NoData: p.NoData, Body: slices.Clone(p.Body)})
+		}
+		kept.Meta = b.Meta
+		return nil
+	}
+	call.OverFunc = func(g *bus.Gather) {
+		if g.AllGood() {
+			c.keepCall(kept)
+		}
+		if over != nil {
+			over(g)
+		}
+	}
+}
+
+// checkReplay refuses arguments that are too large to be kept.
+func (c *Cluster) checkReplay(call replayedCall) error {
+	remedy := "pass a path or a name instead of the value, or declare the method without Replay"
+	switch {
+	case call.Size > maxReplay:
+		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments take %d MiB; the most that is kept is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
+	case call.Size > maxStored/2 && c.tie != created:
+		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments take %d KiB; a driver that has not created the role can have %d KiB kept: call it from the driver that created role %s, or %s",
+			call.Method, call.Size>>10, maxStored>>11, c.Name(), remedy)
+	}
+	return nil
+}
+
+// keepCall notes a call that has succeeded, here if it is large and in the registry.
+func (c *Cluster) keepCall(call replayedCall) {
+	k := &c.keeping
+	k.mu.Lock()
+	if k.large == nil {
+		k.large = map[string]replayedCall{}
+	}
+	if call.Size > maxStored/2 {
+		old := k.large[call.Method]
+		call = call.over(old)
+		k.large[call.Method] = call
+		call.Parts = nil
+	} else {
+		delete(k.large, call.Method)
+	}
+	k.writing++
+	if k.idleCh == nil {
+		k.idleCh = make(chan struct{})
+	}
+	k.mu.Unlock()
+	if !c.rt.spawn(func() { c.writeCall(call) }) {
+		k.written()
+	}
+}
+
+func (k *keeping) written() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.writing--; k.writing == 0 {
+		close(k.idleCh)
+		k.idleCh = nil
+	}
+}
+
+// settle returns when the calls that have succeeded are in the registry.
+func (k *keeping) settle(ctx context.Context) error {
+	k.mu.Lock()
+	idleCh := k.idleCh
+	k.mu.Unlock()
+	if idleCh == nil {
+		return nil
+	}
+	select {
+	case <-idleCh:
+		return nil
+	case <-ctx.Done():
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "the arguments of calls that are replayed are not written yet: %w", ctx.Err())
+	}
+}
+
+// settleReplays is settle for whoever leaves a role that goes on.
+func (c *Cluster) settleReplays(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+	defer cancel()
+	return c.keeping.settle(ctx)
+}
+
+// over is a call with what an earlier one said to ranks that it did not go to.
+func (call replayedCall) over(old replayedCall) replayedCall {
+	called := map[int]bool{}
+	for _, p := range call.Parts {
+		for _, rank := range p.Ranks {
+			called[rank] = true
+		}
+	}
+	var rest []replayPart
+	for _, p := range old.Parts {
+		p.Ranks = slices.DeleteFunc(slices.Clone(p.Ranks), func(rank int) bool { return called[rank] })
+		if len(p.Ranks) > 0 {
+			rest = append(rest, p)
+		}
+	}
+	call.Parts = append(rest, call.Parts...)
+	call.Size = 0
+	for _, p := range call.Parts {
+		call.Size += len(p.Body)
+	}
+	return call
+}
+
+// writeCall writes a call into the registry, until that has succeeded or the role or the runtime has ended.
+func (c *Cluster) writeCall(call replayedCall) {
+	defer c.keeping.written()
+	c.keeping.turn.Lock()
+	defer c.keeping.turn.Unlock()
+	for !c.isOver() && c.rt.ctx.Err() == nil {
+		ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+		err := c.storeCall(ctx, call)
+		cancel()
+		if err == nil || errors.Is(err, bus.ErrNotFound) {
+			return
+		}
+		c.rt.log.Warn("roles: the arguments of a call that is replayed cannot be stored; trying again", "role", c.Name(), "method", call.Method, "error", err)
+		select {
+		case <-c.rt.ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		if _, err := c.look(); err != nil {
+			return err // a role that has ended leaves nothing behind
+		}
+		all, rev, err := reg.replays(ctx, c.Record())
+		if err != nil {
+			return err
+		}
+		one := call
+		all.Calls = slices.DeleteFunc(all.Calls, func(old replayedCall) bool {
+			if old.Method == call.Method && one.Parts != nil {
+				one = one.over(old)
+			}
+			return old.Method == call.Method
+		})
+		all.Calls = append(all.Calls, one)
+		value, err := bus.Marshal(all)
+		if err == nil && len(value) > maxStored {
+			return c.tooLarge(ctx, call)
+		}
+		if err == nil && rev == 0 {
+			_, err = reg.kv.Create(ctx, reg.key(replayKey(c.Name())), value)
+		} else if err == nil {
+			_, err = reg.kv.Update(ctx, reg.key(replayKey(c.Name())), value, rev)
+		}
+		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
+			return err
+		}
+	}
+}
+
+// tooLarge keeps a call in this process alone, which several that are small each have made necessary.
+func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
+	if call.Parts == nil {
+		return bus.Errorf(bus.CodeInternal, "the calls that are replayed on role %s are too many to be named", c.Name())
+	}
+	c.keeping.mu.Lock()
+	c.keeping.large[call.Method] = call
+	c.keeping.mu.Unlock()
+	call.Parts = nil
+	return c.storeCall(ctx, call)
+}
+
+// replays reads the calls that are replayed on a role's restarted workers. Revision 0: there are none.
+func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, error) {
+	none := replays{Incarnation: rec.Incarnation}
+	e, err := g.kv.Get(ctx, g.key(replayKey(rec.Name)))
+	if errors.Is(err, bus.ErrNotFound) {
+		return none, 0, nil
+	}
+	if err != nil {
+		return none, 0, err
+	}
+	var all replays
+	if err := bus.Unmarshal(e.Value, &all); err != nil {
+		return none, 0, bus.Errorf(bus.CodeMalformed, "the calls that are replayed on role %s cannot be read: %w", rec.Name, err)
+	}
+	if all.Incarnation != rec.Incarnation {
+		return none, e.Revision, nil // of an earlier role of the name
+	}
+	return all, e.Revision, nil
+}
+
+// replay calls restarted workers as the workers before them were last called, one method after the other.
+func (c *Cluster) replay(ctx context.Context, ranks []int) error {
+	rec := c.Record()
+	if !slices.ContainsFunc(rec.Methods, func(m actors.MethodInfo) bool { return m.Replay }) {
+		return nil
+	}
+	if err := c.keeping.settle(ctx); err != nil {
+		return err
+	}
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	all, _, err := reg.replays(ctx, rec)
+	if err != nil {
+		return err
+	}
+	for _, call := range all.Calls {
+		if call.Parts == nil && call.Size > 0 {
+			c.keeping.mu.Lock()
+			large := c.keeping.large[call.Method]
+			c.keeping.mu.Unlock()
+			if call.Keeper != c.rt.ep.Session() || large.Parts == nil {
+				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed on it: its arguments (%d KiB) are kept by the driver that made the call, and the registry keeps %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
+			}
+			call.Parts = large.Parts
+		}
+		if err := c.replayOne(ctx, call, ranks); err != nil {
+			return fmt.Errorf("replay of %s: %w", call.Method, err)
+		}
+	}
+	return nil
+}
+
+// replayOne calls all the ranks at once: the method may have them meet.
+func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int) error {
+	var parts []bus.Part
+	for _, p := range call.Parts {
+		for _, rank := range p.Ranks {
+			if slices.Contains(ranks, rank) {
+				parts = append(parts, bus.Part{Scope: bus.OneRank(rank), Ranks: []int{rank}, NoData: p.NoData, Body: p.Body})
+			}
+		}
+	}
+	if len(parts) == 0 {
+		return nil
+	}
+	g, err := c.rt.ep.Scatter(ctx, bus.Call{
+		To: c.to, Method: call.Method, World: c.WorldSize(), Parts: parts, Ordered: c.group().Ordered, Gens: c.life.generations(),
+		Meta: call.Meta, CollectSome: true, FailFast: true,
+	})
+	if err != nil {
+		return err
+	}
+	<-g.Done() // ends with ctx
+	for _, a := range g.Arrived() {
+		if a.Err != nil && bus.CodeOf(a.Err) != bus.CodeCancelled {
+			return a.Err
+		}
+	}
+	if !g.AllGood() {
+		return bus.Errorf(bus.CodeTimedOut, "not every rank has answered")
+	}
+	return nil
+}
