@@ -266,6 +266,9 @@ func childIfAsked() {
 	if role == engineRole || role == poisonRole {
 		serve = serveEngine
 	}
+	if role == serverRole {
+		serve = serveNATS
+	}
 	if err := serve(role, os.Getenv(childURLEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
 		os.Exit(1)

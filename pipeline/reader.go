@@ -21,55 +21,59 @@ type reader struct {
 const fetchAtOnce = 256
 
 // read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended or
-// there were bytes enough: up to which number that was, and where the last of them lies.
-func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, last uint64, err error) {
+// there were bytes enough.
+func (j *journal) read(ctx context.Context, want load) (got loaded, err error) {
 	r := j.readers[want.lane]
 	if r == nil || r.at != want.after && len(r.left) == 0 || len(r.left) > 0 && r.left[0].n > want.from {
 		if r, err = j.newReader(ctx, want); err != nil {
-			return nil, 0, 0, err
+			return loaded{}, err
 		}
 		j.readers[want.lane] = r
 	}
-	upTo, last = want.from-1, want.after
+	got.upTo, got.last = want.from-1, want.after
 	for bytes := int64(0); ; {
 		for len(r.left) > 0 && r.left[0].n <= want.to {
-			if upTo >= want.from && bytes >= want.bytes {
-				return entries, upTo, last, nil
+			if got.upTo >= want.from && bytes >= want.bytes {
+				return got, nil
 			}
 			e := r.left[0]
 			if e.n >= want.from && !want.done.has(e.n) {
 				if err := j.fetchBody(ctx, r, e); err != nil {
-					return j.broken(want, entries, upTo, last, err)
+					return j.broken(want, got, err)
 				}
-				entries, bytes = append(entries, e), bytes+weight(&e.Item)
+				got.entries, bytes = append(got.entries, e), bytes+weight(&e.Item)
+			} else if e.n >= want.from {
+				got.passed = append(got.passed, strayOf(e, max(e.size, len(e.Body))))
 			}
 			r.left[0] = nil // its body may be large
 			r.left = r.left[1:]
-			upTo, last = max(upTo, e.n), e.seq
+			got.upTo, got.last = max(got.upTo, e.n), e.seq
 		}
-		if len(r.left) > 0 || upTo == want.to {
-			return entries, want.to, last, nil
+		if len(r.left) > 0 || got.upTo == want.to {
+			got.upTo = want.to
+			return got, nil
 		}
 		more, err := j.fetch(ctx, r, want.lane, min(fetchAtOnce, int(want.to-want.from)+1))
 		if err == nil && !more {
 			more, err = r.more(ctx)
 			if err == nil && !more {
-				return entries, want.to, last, nil
+				got.upTo = want.to
+				return got, nil
 			}
 		}
 		if err != nil {
-			return j.broken(want, entries, upTo, last, err)
+			return j.broken(want, got, err)
 		}
 	}
 }
 
 // broken gives what was read before something went wrong. The next read begins with a new reader.
-func (j *journal) broken(want load, entries []*entry, upTo, last uint64, err error) ([]*entry, uint64, uint64, error) {
+func (j *journal) broken(want load, got loaded, err error) (loaded, error) {
 	delete(j.readers, want.lane)
-	if upTo >= want.from {
-		return entries, upTo, last, nil
+	if got.upTo >= want.from {
+		return got, nil
 	}
-	return nil, 0, 0, err
+	return loaded{}, err
 }
 
 // more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
@@ -121,7 +125,9 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 				return false, err
 			}
 			more = true
-			got = append(got, e)
+			if !j.isVoid(e.seq) {
+				got = append(got, e)
+			}
 		}
 	}
 }
@@ -160,7 +166,12 @@ func (j *journal) fetchBody(ctx context.Context, r *reader, e *entry) (err error
 
 // each visits the newest message of every subject that matches, in the order of the log.
 func (j *journal) each(ctx context.Context, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	return eachLast(ctx, j.stream, filter, do)
+	return eachLast(ctx, j.stream, filter, func(m jetstream.Msg, seq uint64) error {
+		if j.isVoid(seq) {
+			return nil
+		}
+		return do(m, seq)
+	})
 }
 
 func eachLast(ctx context.Context, s jetstream.Stream, filter string, do func(m jetstream.Msg, seq uint64) error) error {
