@@ -15,6 +15,7 @@ type reader struct {
 	consumer jetstream.Consumer
 	at       uint64   // where it is in the log
 	left     []*entry // read, without their large bodies, and not asked for yet
+	count    uint64   // messages that came
 	bodies   *bodyReader
 }
 
@@ -79,11 +80,36 @@ func (j *journal) broken(want load, got loaded, err error) (loaded, error) {
 // more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
 // server may have been slow.
 func (r *reader) more(ctx context.Context) (bool, error) {
-	info, err := r.consumer.Info(ctx)
+	more, err := unread(ctx, r.consumer, r.count)
 	if err != nil {
 		return false, err
 	}
-	return info.NumPending > 0, wait(ctx, time.Millisecond)
+	return more, wait(ctx, time.Millisecond)
+}
+
+// inOrder counts the messages of a consumer. One that is missing was lost on its way, with a connection: what it said must not
+// be taken for absent.
+func inOrder(m jetstream.Msg, count *uint64) error {
+	meta, err := m.Metadata()
+	if err != nil {
+		return err
+	}
+	if *count++; meta.Sequence.Consumer != *count {
+		return bus.Errorf(bus.CodeUnavailable, "message %d of the log was lost on its way", meta.Sequence.Stream)
+	}
+	return nil
+}
+
+// unread says whether a consumer has more than the messages that came. That nothing came proves nothing.
+func unread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, error) {
+	info, err := c.Info(ctx)
+	if err == nil && info.Delivered.Consumer > count {
+		err = bus.Errorf(bus.CodeUnavailable, "%d messages of the log were lost on their way", info.Delivered.Consumer-count)
+	}
+	if err != nil {
+		return false, err
+	}
+	return info.NumPending > 0, nil
 }
 
 func (j *journal) newReader(ctx context.Context, want load) (*reader, error) {
@@ -105,6 +131,7 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 		return false, err
 	}
 	var got []*entry
+	count := r.count
 	for {
 		select {
 		case <-ctx.Done():
@@ -117,10 +144,14 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 				for _, e := range got {
 					r.at = e.seq
 				}
+				r.count = count
 				r.left = append(r.left, got...)
 				return more, nil
 			}
 			e, err := entryOf(m, l)
+			if err == nil {
+				err = inOrder(m, &count)
+			}
 			if err != nil {
 				return false, err
 			}
@@ -187,7 +218,7 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		return err
 	}
 	defer func() { _ = s.DeleteConsumer(context.WithoutCancel(ctx), c.CachedInfo().Name) }() // else it goes by itself
-	for {
+	for count := uint64(0); ; {
 		batch, err := c.FetchNoWait(fetchAtOnce)
 		if err != nil {
 			return err
@@ -196,6 +227,9 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		for m := range batch.Messages() {
 			n++
 			meta, err := m.Metadata()
+			if err == nil {
+				err = inOrder(m, &count)
+			}
 			if err != nil {
 				return err
 			}
@@ -209,8 +243,14 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		if err := batch.Error(); err != nil {
 			return err
 		}
-		if n == 0 {
-			return ctx.Err()
+		if n > 0 {
+			continue
+		}
+		if more, err := unread(ctx, c, count); err != nil || !more {
+			return err
+		}
+		if err := wait(ctx, time.Millisecond); err != nil {
+			return err
 		}
 	}
 }
