@@ -27,7 +27,7 @@ var allowed = map[string][]string{
 	"dispatch":          {"bus", "actors"},
 	"nodes":             {"bus", "gpu"},
 	"roles":             {"bus", "actors", "dispatch", "placement", "gpu", "nodes"},
-	"pipeline":          {"bus", "actors", "dispatch", "roles"},
+	"pipeline":          {"bus", "actors", "dispatch", "roles", "nodes"},
 	"benchmarks":        {"*"},
 	"cmd":               {"*"},
 	"examples":          {"*"},
