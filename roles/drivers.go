@@ -101,7 +101,7 @@ func (d *drivers) run(ctx context.Context) {
 			ask = func() { d.ask(inbox) }
 		}
 	}
-	_, fullCh := d.Bus.StoreErr()
+	fullCh, _ := d.Bus.StoreErr()
 	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
@@ -118,7 +118,7 @@ func (d *drivers) run(ctx context.Context) {
 			}
 		case <-fullCh: // a store that took no writes took no renewals either
 			d.reach.restart()
-			_, fullCh = d.Bus.StoreErr()
+			fullCh, _ = d.Bus.StoreErr()
 		case now := <-look.C:
 			d.judge(ctx, now)
 			if now.Sub(asked) >= driverKnock {
