@@ -72,12 +72,12 @@ func TestFullDisk(t *testing.T) {
 	usage, ok := head.Store()
 	require.True(t, ok)
 	require.True(t, usage.Full)
-	why, _ := head.StoreErr()
+	_, why := head.StoreErr()
 	require.ErrorIs(t, why, bus.ErrNoSpace)
 
 	free()
 	for { // until the store is writable again, which is waited for by its channel
-		err, changed := head.StoreErr()
+		changed, err := head.StoreErr()
 		if err == nil {
 			break
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,7 +27,8 @@ type Pipeline struct {
 	group    sync.WaitGroup
 	doneCh   chan struct{} // closed when the loop has ended
 	commitCh chan *commit
-	written  uint64 // the writer's: where the log ends
+	full     atomic.Pointer[bus.Error] // the store is, and a commit waits for it: no more is taken in; the writer's to set
+	written  uint64                    // the writer's: where the log ends
 	loadCh   chan load
 
 	// The loop owns what follows.

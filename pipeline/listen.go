@@ -54,6 +54,10 @@ func (p *Pipeline) receivePut(m *nats.Msg) {
 		respond(m, nil, err)
 		return
 	}
+	if full := p.full.Load(); full != nil {
+		respond(m, nil, full)
+		return
+	}
 	if req.Size > 0 {
 		p.receiveLarge(req, m)
 		return

@@ -34,8 +34,8 @@ type DriverWatch struct {
 	Logger *slog.Logger
 }
 
-// Start begins to watch. The channel, which holds one, is ready when a driver's lease has ended: what the driver owned can
-// be ended now. stop returns when nothing of the watch runs any more.
+// Start begins to watch. The channel, which holds one, is ready when the lease of a driver has ended that left something
+// behind (with Remote; otherwise when this watch has ended one): it can be ended now. stop returns when nothing of the watch runs any more.
 func (w DriverWatch) Start(ctx context.Context) (endedCh <-chan struct{}, stop func()) {
 	if w.Logger == nil {
 		w.Logger = w.Bus.Logger()
@@ -101,7 +101,7 @@ func (d *drivers) run(ctx context.Context) {
 			ask = func() { d.ask(inbox) }
 		}
 	}
-	_, fullCh := d.Bus.StoreErr()
+	fullCh, _ := d.Bus.StoreErr()
 	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
@@ -118,7 +118,7 @@ func (d *drivers) run(ctx context.Context) {
 			}
 		case <-fullCh: // a store that took no writes took no renewals either
 			d.reach.restart()
-			_, fullCh = d.Bus.StoreErr()
+			fullCh, _ = d.Bus.StoreErr()
 		case now := <-look.C:
 			d.judge(ctx, now)
 			if now.Sub(asked) >= driverKnock {
@@ -139,7 +139,10 @@ func (d *drivers) hear(ctx context.Context, news leaseNews) {
 		return
 	}
 	delete(d.all, news.session)
-	if one != nil && d.Remote && d.reach.missing(cmp.Or(one.Lease, defaultLease)) == 0 && one.owns(ctx) {
+	if one == nil || !d.Remote || !one.owns(ctx) {
+		return // a driver that ends in order leaves nothing
+	}
+	if d.reach.missing(cmp.Or(one.Lease, defaultLease)) == 0 {
 		d.prove(ctx, one, "its lease has expired")
 	}
 	wake(d.endedCh)

@@ -39,9 +39,19 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 			if err == nil {
 				err = attend(ctx, b, log, sessions, orphans)
 			}
-			endStrays(ctx, b, log)
 			if err != nil && ctx.Err() == nil {
 				log.Warn("troupe: roles of lost drivers cannot be looked for; trying again", "error", err)
+			}
+		}
+	})
+	group.Go(func() { // apart: it waits for agents that do not answer
+		for tick := time.NewTicker(every); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+				endStrays(ctx, b, log)
 			}
 		}
 	})
