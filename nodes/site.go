@@ -321,7 +321,9 @@ func (s *site) stop(ask stopAsk) reply {
 	if !within(patience, known, func(w *worker) chan struct{} { return w.goneCh }) {
 		return reply{Pending: true}
 	}
-	s.told.wait(s.ranCh, tellWait) // so that what is released next can be granted at once
+	if slices.ContainsFunc(known, func(w *worker) bool { return w.launch.Reservation != "" }) {
+		s.told.wait(s.ranCh, tellWait) // so that what is released next can be granted at once
+	}
 	for _, w := range known {
 		s.agent.workerGone(w) // it may have ended by itself; and ports are returned before this is answered
 	}

@@ -174,6 +174,9 @@ type diary struct {
 }
 
 func (d *diary) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "nothing is granted") {
+		d.c.t.Errorf("the ledger is in doubt, though the store has lost nothing: %s", line)
+	}
 	if text := string(line); !strings.Contains(text, "asynchronous") {
 		d.c.say("service %d: %s", d.n, strings.TrimSpace(text[strings.Index(text, "level="):]))
 	}
@@ -541,6 +544,10 @@ func (c *chaos) settle() {
 	require.NoError(c.t, err)
 	require.Empty(c.t, list.Records)
 	require.Empty(c.t, list.Waiting)
+	status, err := c.operator.Ledger(within(c.t, time.Minute))
+	require.NoError(c.t, err)
+	require.Empty(c.t, status.Doubt, "the store has lost nothing")
+	require.Zero(c.t, status.Unconfirmed)
 }
 
 func sortedRecords(held map[string]placement.Record) []placement.Record {
