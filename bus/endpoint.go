@@ -275,6 +275,12 @@ func (e *Endpoint) Knock(session string) {
 	_ = e.sendFrom(replyIn(e.namespace, session), e.knockPrefix+session, &Frame{Kind: KindProgress}) // whoever knocks does so again
 }
 
+// Knock has the server asked whether the inbox of a session has a subscriber: if not, an empty message with the status 503
+// comes to reply, and otherwise nothing does. What is lost on the way is asked again by the caller.
+func (b *Bus) Knock(namespace, session, reply string) {
+	_ = b.publish(replyIn(namespace, session), reply, (&Frame{Kind: KindProgress}).Append(nil))
+}
+
 // OnAbsent sets who is told that nobody listens to a session's inbox. tell runs on the inbox's goroutine and must not
 // block.
 func (e *Endpoint) OnAbsent(tell func(session string)) { e.onAbsent.Store(&tell) }

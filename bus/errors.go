@@ -26,6 +26,7 @@ const (
 	CodeWorkerLost     Code = "worker_lost"     // the worker is known to be dead
 	CodeOutcomeUnknown Code = "outcome_unknown" // it may or may not have happened; it will not be tried again
 	CodeUnavailable    Code = "unavailable"     // the server cannot be reached
+	CodeNoSpace        Code = "no_space"        // the head's store is full; nothing was written
 	CodeClosed         Code = "closed"          // this side has been closed
 	CodeVersion        Code = "version"         // the peer speaks another major version of the wire
 	CodeMalformed      Code = "malformed"       // the frame or body is not what the wire allows
@@ -49,6 +50,7 @@ var (
 	ErrWorkerLost     = &Error{Code: CodeWorkerLost, Message: "the worker is lost"}
 	ErrOutcomeUnknown = &Error{Code: CodeOutcomeUnknown, Message: "the outcome is unknown"}
 	ErrUnavailable    = &Error{Code: CodeUnavailable, Message: "the server cannot be reached"}
+	ErrNoSpace        = &Error{Code: CodeNoSpace, Message: noSpaceText}
 	ErrClosed         = &Error{Code: CodeClosed, Message: "closed"}
 	ErrVersion        = &Error{Code: CodeVersion, Message: "another version of the wire"}
 	ErrMalformed      = &Error{Code: CodeMalformed, Message: "malformed frame"}
@@ -71,10 +73,18 @@ type Error struct {
 	cause   error             // local only; what errors.Unwrap returns
 }
 
-// Errorf makes an *Error of the given code. A %w in format is kept as the local cause.
+// Errorf makes an *Error of the given code. A %w in format is kept as the local cause. A refusal whose cause is a full store
+// becomes CodeNoSpace: the layers between the store and the caller cannot know a better remedy. An unknown outcome stays one.
 func Errorf(code Code, format string, args ...any) *Error {
 	err := fmt.Errorf(format, args...)
-	return &Error{Code: code, Message: err.Error(), Rank: -1, cause: errors.Unwrap(err)}
+	e := &Error{Code: code, Message: err.Error(), Rank: -1, cause: errors.Unwrap(err)}
+	if (code == CodeRefused || code == CodeUnavailable || code == CodeNoSpace) && noSpace(e.cause) {
+		e.Code = CodeNoSpace
+		if !strings.Contains(e.Message, noSpaceText) {
+			e.Message += ": " + noSpaceText
+		}
+	}
+	return e
 }
 
 func (e *Error) Error() string {

@@ -366,7 +366,6 @@ const (
 	codeWrongRevision   = jetstream.ErrorCode(10071)
 	codeWrongRevision2  = jetstream.ErrorCode(10164) // the same, when another write to the key is on its way
 	codeBadRollup       = jetstream.ErrorCode(10111)
-	codeStoreFailed     = jetstream.ErrorCode(10077) // the bucket is full, or its disk
 )
 
 func codeIs(err error, codes ...jetstream.ErrorCode) bool {

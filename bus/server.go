@@ -14,12 +14,17 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
+// closedClients is how many connections that have ended the server remembers, for its own reports: about 2 KiB each. Every
+// worker process has one, and the server's default is 10,000.
+const closedClients = 64
+
 // embedded is a nats-server inside this process.
 type embedded struct {
 	srv        *server.Server
 	tempDir    string // removed at the end; empty when the store is the user's
 	stopCopies func() // nil if none are kept
 	refused    atomic.Uint64
+	guard      *storeGuard
 }
 
 // startServer returns a server that accepts connections, or says why there is none; an occupied port is named.
@@ -36,6 +41,7 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 		Authorization:      cfg.Token,
 		TLSConfig:          cfg.TLS,
 		TLSTimeout:         5,
+		MaxClosedClients:   closedClients,
 	}
 	if cfg.Listen != "" {
 		host, port, err := splitListen(cfg.Listen)
@@ -85,9 +91,15 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Lo
 	}
 	e.srv = srv
 	fatalCh := make(chan string, 1)
-	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh, refused: &e.refused}, false, false, false)
+	guard := newStoreGuard(opts.StoreDir, opts.Authorization, log)
+	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh, refused: &e.refused, guard: guard}, false, false, false)
 	Go(srv.Start)
-	return awaitReady(ctx, srv, opts, fatalCh)
+	if err := awaitReady(ctx, srv, opts, fatalCh); err != nil {
+		return err
+	}
+	guard.start(srv)
+	e.guard = guard
+	return nil
 }
 
 // awaitReady asks the server again and again, because its own wait can neither be given up nor be short.
@@ -121,6 +133,9 @@ func serverPlace(opts *server.Options) string {
 func (e *embedded) stop() {
 	if e.stopCopies != nil {
 		e.stopCopies()
+	}
+	if e.guard != nil {
+		e.guard.stop()
 	}
 	if e.srv != nil {
 		e.awaitQuiet(time.Second)
@@ -164,6 +179,7 @@ type serverLog struct {
 	log     *slog.Logger
 	fatalCh chan string
 	refused *atomic.Uint64 // connections
+	guard   *storeGuard
 }
 
 func (l *serverLog) Noticef(format string, v ...any) { l.log.Debug(fmt.Sprintf(format, v...)) }
@@ -174,6 +190,7 @@ func (l *serverLog) Errorf(format string, v ...any) {
 	if strings.Contains(msg, server.ErrAuthentication.Error()) || strings.Contains(msg, "TLS handshake error") {
 		l.refused.Add(1) // the server counts them nowhere
 	}
+	l.guard.heard(msg)
 	l.log.Error("nats-server: " + msg)
 }
 
@@ -183,6 +200,7 @@ func (l *serverLog) Warnf(format string, v ...any) {
 	if strings.Contains(msg, "Plaintext passwords") || strings.Contains(msg, "JetStream maximum") {
 		return
 	}
+	l.guard.heard(msg)
 	l.log.Warn("nats-server: " + msg)
 }
 

@@ -352,7 +352,7 @@ func (a *Agent) answer(s *site, req request) reply {
 	case req.Op == opStop && req.Stop != nil:
 		return s.stop(*req.Stop)
 	case req.Op == opWorkers:
-		return s.workersReply()
+		return s.workersReply(req)
 	case req.Op == opPorts && req.Ports != nil:
 		return a.ports(*req.Ports)
 	case req.Op == opFlush && req.Role != nil:

@@ -3,6 +3,7 @@ package nodes
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -60,6 +61,19 @@ func (c *Client) Evict(ctx context.Context, node string, ids []WorkerID, grace t
 func (c *Client) Workers(ctx context.Context, node string) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node})
 	return r.Workers, err
+}
+
+// WorkersOf is Workers, of one role alone. An agent remembers thousands of workers that have ended: the list of all of them
+// is long.
+func (c *Client) WorkersOf(ctx context.Context, node string, role bus.Address) ([]Status, error) {
+	r, err := c.ask(ctx, request{Op: opWorkers, Node: node, Role: &role})
+	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.ID.Address() != role }), err // an older agent lists all
+}
+
+// Running is Workers, without those that have ended.
+func (c *Client) Running(ctx context.Context, node string) ([]Status, error) {
+	r, err := c.ask(ctx, request{Op: opWorkers, Node: node, Running: true})
+	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.Exit != nil }), err // an older agent lists all
 }
 
 // Ports leases n ports of a node for the role of the holder, and says at which address the other nodes reach them. The

@@ -11,6 +11,7 @@ import (
 
 const (
 	parcelLife  = 30 * time.Second // how long a part waits for the next
+	parcelDone  = 2 * time.Second  // how long an answer is kept whose last part has been fetched: that one may be lost
 	parcelLimit = 256 << 20        // bytes of unfinished parcels that an agent keeps
 	parcelRoom  = 4 << 10          // of a message, for what is around a part
 )
@@ -44,6 +45,7 @@ type held struct {
 	data  []byte
 	total int
 	last  time.Time
+	done  bool // the last part has been handed out
 }
 
 // add takes a part in. It returns the whole request with its last part, and again when that is sent again.
@@ -92,7 +94,7 @@ func (p *parcels) rest(ask parcelAsk, part int, now time.Time) (parcel, error) {
 	if h == nil || ask.Offset < 0 || ask.Offset > h.total {
 		return parcel{}, bus.Errorf(bus.CodeNotFound, "the rest of the answer %s is no longer there; ask again", ask.ID)
 	}
-	h.last = now
+	h.last, h.done = now, h.done || ask.Offset+part >= h.total
 	return h.part(ask.ID, ask.Offset, part), nil
 }
 
@@ -105,7 +107,7 @@ func (h *held) part(id string, offset, size int) parcel {
 func (p *parcels) expire(now time.Time) {
 	for _, m := range []map[string]*held{p.in, p.out} {
 		for id, h := range m {
-			if now.Sub(h.last) > parcelLife {
+			if life := now.Sub(h.last); life > parcelLife || h.done && life > parcelDone {
 				delete(m, id)
 				p.bytes -= h.total
 			}

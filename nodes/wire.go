@@ -30,8 +30,10 @@ type request struct {
 	Launch *Launch      `msgpack:"launch,omitempty"`
 	Stop   *stopAsk     `msgpack:"stop,omitempty"`
 	Ports  *portsAsk    `msgpack:"ports,omitempty"`
-	Role   *bus.Address `msgpack:"role,omitempty"` // whose output is flushed
-	Parcel *parcelAsk   `msgpack:"parcel,omitempty"`
+	Role   *bus.Address `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
+	// Running lists workers that have not ended alone. An agent that does not know it lists all.
+	Running bool       `msgpack:"running,omitempty"`
+	Parcel  *parcelAsk `msgpack:"parcel,omitempty"`
 }
 
 type stopAsk struct {

@@ -82,10 +82,12 @@ func (w *worker) refuse(err error) {
 	e.Node = w.site.name
 	w.mu.Lock()
 	w.err, w.since = e, time.Now()
+	w.shedLocked()
 	w.mu.Unlock()
 	close(w.startedCh)
 	close(w.endedCh)
 	close(w.goneCh)
+	wake(w.site.ranCh)
 }
 
 // start starts the process. It is called once, by the goroutine of the launch.
@@ -275,9 +277,17 @@ func (w *worker) supervise(child process, out *capture) {
 	w.cleanUp()
 	w.mu.Lock()
 	w.left = left
+	w.shedLocked()
 	w.mu.Unlock()
 	close(w.goneCh)
+	wake(w.site.ranCh)
 	w.site.agent.workerGone(w)
+}
+
+// shedLocked drops what only a worker that runs needs. A worker that has ended is remembered for minutes, with thousands of
+// others: what its driver sent for it (environment, assignment) may be large, and its pipes and buffers are.
+func (w *worker) shedLocked() {
+	w.launch.Program, w.Env, w.Assignment, w.out = Program{}, nil, nil, nil
 }
 
 // cleanUp removes what was made for the worker, as much of it as there is.

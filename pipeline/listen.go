@@ -129,6 +129,7 @@ func (p *Pipeline) recall(ctx context.Context) error {
 			if err := json.Unmarshal(m.Data(), &c); err != nil {
 				return err
 			}
+			delete(s.groups.closed, c.Group) // the newest counts, also where it has nothing to remember
 			s.groups.remember(c.Group, c.Left, time.UnixMilli(c.At))
 			return nil
 		})
@@ -136,5 +137,5 @@ func (p *Pipeline) recall(ctx context.Context) error {
 			return bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", p.at.Name, err)
 		}
 	}
-	return p.countDead(ctx)
+	return nil
 }

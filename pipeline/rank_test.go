@@ -263,8 +263,11 @@ func childIfAsked() {
 		return
 	}
 	serve := serveRole
-	if role == engineRole || role == poisonRole {
+	if role == engineRole || role == poisonRole || role == modelRole {
 		serve = serveEngine
+	}
+	if role == serverRole {
+		serve = serveNATS
 	}
 	if err := serve(role, os.Getenv(childURLEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
@@ -295,19 +298,27 @@ func serveEngine(role, url string) error {
 	if role == poisonRole {
 		spec = poisoned()
 	}
+	if role == modelRole {
+		spec = modelled()
+	}
 	ctx := context.Background()
 	b, err := bus.Open(ctx, bus.Config{URLs: []string{url}})
 	if err != nil {
 		return err
 	}
-	if _, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, spec); err != nil {
+	p, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, spec)
+	if err != nil {
 		return err
 	}
 	if err := json.NewEncoder(os.Stdout).Encode("ready"); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0) // its parent has ended
+	}()
+	<-p.Done()
+	return p.Err()
 }
 
 // serveRole hosts a role of two ranks and ends with its parent.
@@ -351,6 +362,7 @@ func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*pr
 	}
 	cmd := exec.Command(exe, "-test.run=^$")
 	cmd.Env = append(os.Environ(), childEnv+"="+role, childURLEnv+"="+url)
+	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err

@@ -257,7 +257,7 @@ func (th *theatre) read() {
 	if len(got) > 0 {
 		last = got[len(got)-1].seq
 	}
-	want.lane.arrived(got, want.to, last)
+	want.lane.arrived(loaded{entries: got, upTo: want.to, last: last})
 }
 
 func (th *theatre) putOne(it Item) {

@@ -89,15 +89,27 @@ func (t *tries) clipped() tries {
 	return out
 }
 
-// recallTries reads back what has gone wrong with items that are not done.
+// recallTries reads back what has gone wrong with items that are not done. What lies there of items that are, or under what was
+// written later, was left by an engine that was killed, or came back when a server was.
 func (p *Pipeline) recallTries(ctx context.Context) error {
+	var stale []uint64
+	defer func() { p.garbage.add(stale) }()
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
-			err := p.journal.each(ctx, p.at.Tries(s.spec.Name, l.priority, "*"), func(m jetstream.Msg, _ uint64) error {
+			at := map[uint64]uint64{}
+			err := p.journal.each(ctx, p.at.Tries(s.spec.Name, l.priority, "*"), func(m jetstream.Msg, seq uint64) error {
 				n, err := strconv.ParseUint(lastWord(m.Subject()), 10, 64)
-				if err != nil || len(m.Data()) == 0 || l.done.has(n) {
+				if err != nil || len(m.Data()) == 0 {
 					return err
 				}
+				if l.done.has(n) {
+					stale = append(stale, seq)
+					return nil
+				}
+				if before := at[n]; before > 0 { // the newest counts
+					stale = append(stale, before)
+				}
+				at[n] = seq
 				t := &tries{}
 				l.tried[n] = t
 				return json.Unmarshal(m.Data(), t)

@@ -125,6 +125,9 @@ func (w *writer) resolve() error {
 		w.land(n)
 		w.p.written = last
 		for _, fl := range w.flights {
+			if err := w.p.journal.renew(fl); err != nil {
+				return err
+			}
 			w.send(fl)
 		}
 		return nil

@@ -30,6 +30,13 @@ func NewService(cfg Config) (*Service, error) {
 // stands by again and reads the ledger anew when it next leads. Run ends by itself only if that can never go well: the
 // bus is closed, or the ledger makes no sense.
 func (s *Service) Run(ctx context.Context) error {
+	refusing, stop := context.WithCancel(ctx)
+	stoppedCh := make(chan struct{})
+	bus.Go(func() {
+		defer close(stoppedCh)
+		s.refuseWhileFull(refusing)
+	})
+	defer func() { stop(); <-stoppedCh }()
 	for {
 		err := s.stand(ctx)
 		if ctx.Err() != nil || !passing(err) {
@@ -58,12 +65,16 @@ func (s *Service) stand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	mark, err := openMark(ctx, s.cfg)
+	if err != nil {
+		return err
+	}
 	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", Leases: leases, ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
 		maintaining, stop := context.WithCancel(ctx)
 		var group sync.WaitGroup
 		group.Go(bus.Guard(func() { kv.Maintain(maintaining) }))
 		defer func() { stop(); group.Wait() }()
-		return s.lead(ctx, &ledger{kv: kv, term: term}, nodes)
+		return s.lead(ctx, &ledger{kv: kv, term: term, mark: &marker{kv: mark}, log: s.cfg.Logger}, nodes)
 	})
 }
 
@@ -74,7 +85,7 @@ func passing(err error) bool {
 		return true
 	}
 	switch bus.CodeOf(err) {
-	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled, bus.CodeRefused, bus.CodeNotFound, bus.CodeConflict, bus.CodeOutcomeUnknown, bus.CodeFenced:
+	case bus.CodeUnavailable, bus.CodeTimedOut, bus.CodeCancelled, bus.CodeRefused, bus.CodeNotFound, bus.CodeConflict, bus.CodeOutcomeUnknown, bus.CodeFenced, bus.CodeNoSpace:
 		return true
 	}
 	return false
@@ -97,11 +108,15 @@ func (e *stepDownError) Unwrap() error { return e.cause }
 // lead is one term: read the ledger, listen, decide.
 func (s *Service) lead(ctx context.Context, l *ledger, nodes *bus.KV) error {
 	began := time.Now()
+	marked, err := l.mark.read(ctx)
+	if err != nil {
+		return err
+	}
 	found, err := l.read(ctx)
 	if err != nil {
 		return err
 	}
-	r, err := newReign(s.cfg, l, found, began)
+	r, err := newReign(s.cfg, l, found, marked, began)
 	if err != nil {
 		return err
 	}

@@ -40,4 +40,7 @@ func (rt *Runtime) closeInside() {
 		c.release()
 	}
 	rt.wait()
+	if lease := rt.currentLease(); lease != nil {
+		_ = lease.Release(context.Background()) // or it expires
+	}
 }

@@ -294,7 +294,7 @@ func (c *Cluster) agentsThere(ctx context.Context, ranks []int, rec Record) erro
 func (c *Cluster) knownOn(ctx context.Context, node string, ranks []int, rec Record) error {
 	asking, cancel := context.WithTimeout(ctx, 2*lookEvery)
 	defer cancel()
-	there, err := c.rt.agents().Workers(asking, node)
+	there, err := c.rt.agents().WorkersOf(asking, node, rec.Address())
 	if err != nil {
 		if ctx.Err() != nil {
 			return nil // the start is over, which its own error says
@@ -381,7 +381,7 @@ func (c *Cluster) endOn(ctx context.Context, node string, ranks []int, rec Recor
 		ids[i] = rec.workerID(rank)
 	}
 	asking, cancel := context.WithTimeout(ctx, agentThere)
-	_, err := c.rt.agents().Workers(asking, node) // an agent that is not there is not waited for
+	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an agent that is not there is not waited for
 	cancel()
 	if err == nil {
 		_, err = c.rt.agents().Stop(ctx, node, ids, killGrace)

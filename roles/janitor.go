@@ -97,9 +97,15 @@ func (rt *Runtime) sweep() time.Duration {
 			rt.watchOver(rec)
 			continue
 		}
-		if left := rt.reach.missing(rec.Lease); left > 0 {
-			look(left)
-			continue
+		if !reg.gone(ctx, rec.Owner) {
+			left := sweepAgain
+			if rt.witness(ctx) == nil {
+				left = min(left, rt.reach.missing(rec.Lease))
+			}
+			if left > 0 {
+				look(left) // its end may be proved meanwhile
+				continue
+			}
 		}
 		group.Go(bus.Guard(func() {
 			rt.log.Warn("roles: the driver is gone; its role ends", "role", rec.Name, "driver", rec.By)
@@ -129,8 +135,12 @@ func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Dur
 		if reg.alive(ctx, h.Owner) {
 			continue
 		}
-		wait := rt.reach.missing(h.Lease)
-		if wait == 0 {
+		wait := sweepAgain
+		if rt.witness(ctx) == nil {
+			wait = min(wait, rt.reach.missing(h.Lease))
+		}
+		if wait == 0 || reg.gone(ctx, h.Owner) {
+			wait = 0
 			rt.log.Warn("roles: the driver is gone; what it held is given back", "reservation", h.ID, "driver", h.By)
 			if err := rt.sweepHold(ctx, h); err != nil && ctx.Err() == nil {
 				rt.log.Warn("roles: what a lost driver held was not given back", "reservation", h.ID, "error", err)

@@ -19,13 +19,28 @@ func (rt *Runtime) takeLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lease, err := reg.leases.Lease(ctx, reg.key(driverKey(rt.ep.Session())), []byte(rt.cfg.Name), rt.cfg.Lease)
+	lease, err := reg.leases.Lease(ctx, reg.key(driverKey(rt.ep.Session())), rt.leaseValue(), rt.cfg.Lease)
 	if err != nil {
 		return err
 	}
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	rt.lease = lease
+	return nil
+}
+
+// witness makes sure that this runtime holds a lease of its own while it judges others by theirs: what keeps a driver from
+// renewing its lease, such as a full disk under the server, is then noticed here too. Drivers have one anyway; the workers' own
+// runtimes take one when there is something to judge, and count the time from there.
+func (rt *Runtime) witness(ctx context.Context) error {
+	if rt.currentLease() != nil {
+		return nil
+	}
+	if err := rt.takeLease(ctx); err != nil {
+		return err
+	}
+	rt.reach.restart()
+	rt.spawn(rt.keepLease)
 	return nil
 }
 
@@ -48,9 +63,11 @@ func (rt *Runtime) keepLease() {
 			return // with the bus, or released by Close
 		}
 		rt.log.Warn("roles: the driver's lease is lost; taking it back", "error", rt.currentLease().Err())
+		rt.reach.block(true) // what kept us from renewing ours may have kept others from renewing theirs
 		if !rt.retake() {
 			return
 		}
+		rt.reach.block(false)
 	}
 }
 

@@ -137,7 +137,7 @@ func (rt *Runtime) leftRunning(ctx context.Context, incarnations map[string]bool
 	var errs []error
 	for _, node := range all {
 		group.Go(bus.Guard(func() {
-			workers, err := rt.agents().Workers(ctx, node.Report.Node)
+			workers, err := rt.agents().Running(ctx, node.Report.Node)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {

@@ -11,8 +11,9 @@ import (
 // reach is since when the server can be reached without a break. A lease that is missing right after an outage means
 // that it has not been renewed yet: nobody is judged by it before it has had its whole length to come back.
 type reach struct {
-	mu    sync.Mutex
-	since time.Time // zero while the server cannot be reached
+	mu      sync.Mutex
+	since   time.Time // zero while the server cannot be reached
+	blocked bool      // it can be reached, and takes no writes
 }
 
 // watch follows the connection until ctx ends or it is closed.
@@ -44,11 +45,29 @@ func (r *reach) set(s nats.Status) {
 	}
 }
 
+// block notes that the server takes no writes, or takes them again.
+func (r *reach) block(on bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.blocked = on; !on && !r.since.IsZero() {
+		r.since = time.Now()
+	}
+}
+
+// restart counts from now, as after an outage.
+func (r *reach) restart() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.since.IsZero() {
+		r.since = time.Now()
+	}
+}
+
 // missing is how much longer the server must be reachable until it has been for d; all of d while it is not.
 func (r *reach) missing(d time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.since.IsZero() {
+	if r.since.IsZero() || r.blocked {
 		return d
 	}
 	return max(0, d-time.Since(r.since))

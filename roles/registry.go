@@ -1,9 +1,13 @@
 package roles
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"troupe/bus"
 )
@@ -81,4 +85,78 @@ func Replicas(ctx context.Context, b *bus.Bus, replicas int) (int, error) {
 		return 0, err
 	}
 	return min(reg.kv.Replicas(), reg.leases.Replicas()), nil
+}
+
+// Namespace is what a namespace has.
+type Namespace struct {
+	Name         string    `json:"name"`
+	Drivers      []string  `json:"drivers"`      // that are alive, for people
+	Roles        []string  `json:"roles"`        // by name
+	Reservations []string  `json:"reservations"` // that drivers hold without a role
+	Used         time.Time `json:"used"`         // when the newest of these was last written, by the server's clock
+}
+
+// Namespaces lists those that have something, by name. One that has nothing costs nothing and is not there.
+func Namespaces(ctx context.Context, b *bus.Bus) ([]Namespace, error) {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]*Namespace{}
+	for _, kv := range []*bus.KV{reg.kv, reg.leases} {
+		entries, err := kv.List(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			name, rest, _ := strings.Cut(e.Key, ".")
+			kind, id, _ := strings.Cut(rest, ".")
+			if bus.CheckName("namespace", name) != nil {
+				continue
+			}
+			if found[name] == nil {
+				found[name] = &Namespace{Name: name, Drivers: []string{}, Roles: []string{}, Reservations: []string{}}
+			}
+			found[name].add(kind, id, e)
+		}
+	}
+	out := make([]Namespace, 0, len(found))
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		out = append(out, *found[name])
+	}
+	return out, nil
+}
+
+func (n *Namespace) add(kind, id string, e bus.Entry) {
+	if e.Time.After(n.Used) {
+		n.Used = e.Time
+	}
+	switch kind {
+	case "role":
+		n.Roles = append(n.Roles, id)
+	case "hold":
+		n.Reservations = append(n.Reservations, id)
+	case "driver":
+		n.Drivers = append(n.Drivers, cmp.Or(readHolder(e.Value).Name, id))
+	}
+}
+
+// DestroyAll takes down every role of the namespace and releases what drivers hold in it, whoever made it. Drivers that live
+// there see their roles end.
+func (rt *Runtime) DestroyAll(ctx context.Context) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := reg.list(ctx)
+	errs := []error{err}
+	for _, rec := range all {
+		errs = append(errs, rt.sweepRole(ctx, rec))
+	}
+	holds, err := reg.holds(ctx)
+	errs = append(errs, err)
+	for _, h := range holds {
+		errs = append(errs, rt.sweepHold(ctx, h))
+	}
+	return errors.Join(errs...)
 }

@@ -336,7 +336,7 @@ func (rt *Runtime) claim(ctx context.Context, rec Record) error {
 			return &TakenError{Record: held}
 		}
 		rt.log.Warn("roles: the name is held by a driver that seems to be gone; making sure", "role", rec.Name, "driver", held.By)
-		if rt.reach.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
+		if !reg.gone(ctx, held.Owner) && rt.reach.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
 			return &TakenError{Record: held}
 		}
 		if err := rt.sweepRole(ctx, held); err != nil {

@@ -53,7 +53,7 @@ type strays struct {
 
 func (s *strays) endOn(ctx context.Context, node string) {
 	asking, cancel := context.WithTimeout(ctx, strayAnswer)
-	workers, err := s.agents.Workers(asking, node)
+	workers, err := s.agents.Running(asking, node)
 	cancel()
 	if err != nil {
 		return // the node's own silence is told by others

@@ -93,7 +93,7 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, most time.Duration) (before int, left []nodes.WorkerID, err error) {
 	end, said := time.Now().Add(most), -1
 	for {
-		all, err := agent.Workers(ctx, node)
+		all, err := agent.Running(ctx, node)
 		if err != nil {
 			return 0, nil, err
 		}

@@ -23,6 +23,7 @@ const (
 func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
+	endedCh, stopWatch := roles.DriverWatch{Bus: b, Remote: true, Logger: log}.Start(ctx)
 	group.Go(func() {
 		sessions := map[string]*roles.Runtime{}
 		for tick := time.NewTicker(every); ; {
@@ -31,6 +32,7 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 				tick.Stop()
 				_ = attend(ctx, b, log, sessions, nil) // closes them; with the head they would end anyway
 				return
+			case <-endedCh: // at once
 			case <-tick.C:
 			}
 			orphans, err := roles.Orphans(ctx, b)
@@ -46,6 +48,7 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 	return func() {
 		cancel()
 		group.Wait()
+		stopWatch()
 	}
 }
 

@@ -39,6 +39,10 @@ func TestMain(m *testing.M) {
 		os.Exit(run(strings.Split(args, "\n"), &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
 	}
 	if url, ok := os.LookupEnv(driverEnv); ok {
+		if namespace, ok := os.LookupEnv(deviceDriverEnv); ok {
+			fmt.Fprintln(os.Stderr, driveDevices(url, namespace))
+			os.Exit(1)
+		}
 		fmt.Fprintln(os.Stderr, drive(url))
 		os.Exit(1)
 	}

@@ -33,6 +33,8 @@ type metrics struct {
 var (
 	upDesc       = describe("up", "1 if the placement service answers.")
 	refusedDesc  = describe("connections_refused_total", "Connections without credentials.")
+	storeDesc    = describe("store_bytes", "Bytes of the head's store: used, reserved (set aside for streams), limit (--store-limit), free (on its disk).", "kind")
+	fullDesc     = describe("store_full", "1 if the head's store takes no writes, because its disk is full or cannot be written.")
 	nodeDesc     = describe("node_ready", "1 if the node is ready, 0 if it is lost or has yet to show its devices.", "node")
 	cordonDesc   = describe("node_cordoned", "1 if an operator wants nothing new on the node.", "node")
 	deviceDesc   = describe("device_held", "1 if somebody holds the device or a part of it.", "node", "index", "uuid", "model")
@@ -88,12 +90,18 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
 	defer cancel()
 	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(m.b.Refused()))
+	t := teller(ch)
+	if usage, ours := m.b.Store(); ours {
+		t.tell(fullDesc, one(usage.Full))
+		for kind, bytes := range map[string]int64{"used": usage.Used, "reserved": usage.Reserved, "limit": usage.Limit, "free": usage.Free} {
+			t.tell(storeDesc, float64(bytes), kind)
+		}
+	}
 	all, err := m.client.Nodes(ctx)
 	list := placement.Listing{}
 	if err == nil {
 		list, err = m.client.List(ctx)
 	}
-	t := teller(ch)
 	t.tell(upDesc, one(err == nil))
 	if err != nil {
 		m.log.Warn("troupe: metrics without the placement service", "error", err)

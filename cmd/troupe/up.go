@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -18,7 +17,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles"
 )
 
 // upFlags is a head as the command line says it.
@@ -32,6 +34,7 @@ type upFlags struct {
 	stdin    bool
 	metrics  string
 	replicas int
+	limit    string
 	node     nodeFlags
 }
 
@@ -49,6 +52,10 @@ Beside the head runs the agent of this machine, a process of its own (--gpus aut
 its workers outlive a head that is killed, and the next head on the same store takes them back: port, token, certificate
 and store are kept. INT, TERM and HUP end the agent and its workers too; another one a second later ends the head at once.
 
+What the head stores is bounded by --store-limit. When that is reached, or the disk is full, whatever needs the store is
+refused at once ("no space left in the head's store"); workers and calls that run go on. The head takes writes again by
+itself when there is space.
+
 With --nats the head uses a NATS of your own instead, with the credentials file of --creds or TROUPE_CREDS, or with
 TROUPE_TOKEN.`,
 		Example: `  troupe up
@@ -60,6 +67,9 @@ TROUPE_TOKEN.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(flags.nats) > 0 && cmd.Flags().Changed("listen") {
 				return usagef("--nats and --listen exclude each other: a NATS of your own listens by itself")
+			}
+			if len(flags.nats) > 0 && flags.limit != "" {
+				return usagef("--nats and --store-limit exclude each other: a NATS of your own has limits of its own (max_file_store)")
 			}
 			h, err := c.newHead(flags)
 			if err != nil {
@@ -87,6 +97,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input does: for a head that belongs to another program")
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to tell Prometheus at, HOST:PORT, by plain HTTP (default nowhere)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "servers of a NATS cluster that keep the ledger, registry, leases and events, 1 to 5 (default as many as there are, up to 3)")
+	cmd.Flags().StringVar(&f.limit, "store-limit", "", "the most that is stored, such as 10GiB (default 16GiB)")
 	f.node.add(cmd)
 }
 
@@ -100,6 +111,9 @@ func untilClosed(ctx context.Context, in io.Reader) context.Context {
 	return ctx
 }
 
+// leastLimit is the smallest store: the ledger, the logs, the events and the registry set so much aside.
+const leastLimit = 1 << 30
+
 // head is a head that is about to run.
 type head struct {
 	at    listenAddress
@@ -112,6 +126,7 @@ type head struct {
 
 	metrics  string // where to serve them; empty: nowhere
 	replicas int    // as in bus.KVConfig
+	limit    int64  // bytes of the store; zero: the bus's own
 }
 
 // newHead checks the flags. It opens nothing.
@@ -135,6 +150,15 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 		return nil, usagef("--replicas %d: give 1 to 5", f.replicas)
 	case f.replicas > 1 && len(f.nats) == 0:
 		return nil, usagef("--replicas %d: the head's own server is one server; use --nats with the URLs of a NATS cluster", f.replicas)
+	}
+	if f.limit != "" {
+		limit, err := gpu.ParseBytes(f.limit)
+		if err != nil {
+			return nil, usagef("--store-limit: %w", err)
+		}
+		if h.limit = int64(limit); h.limit < leastLimit {
+			return nil, usagef("--store-limit %s: at least %s, what the head's own streams set aside", f.limit, gpu.Bytes(leastLimit))
+		}
 	}
 	for _, u := range f.nats {
 		if err := checkURL(u); err != nil {
@@ -161,17 +185,12 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	return h, err
 }
 
-// ballastSize is never touched and takes no memory, but has the collector wait until there is as much garbage: a server that hands
-// large bodies on makes it as fast as they come, and its own heap is small.
-const ballastSize = 64 << 20
-
 // up runs the head until ctx ends or, if there is one, the driver has: inside is then called in place of waiting, and its
 // error is the head's. It takes the port and the store, in this order, before it writes anything: a head that is already
 // there keeps its files as they are.
 func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
 	c.unread = nil // whoever reads the log may go
-	ballast := make([]byte, ballastSize)
-	defer runtime.KeepAlive(ballast)
+	defer tendHeap(ctx)()
 	if len(h.nats) == 0 {
 		h.at = h.at.kept(h.store)
 		if err := h.at.checkFree(c.env); err != nil {
@@ -220,12 +239,15 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return fmt.Errorf("announce the head: %w", err)
 	}
 	defer withdraw()
+	if err := roles.AdoptNamespaces(ctx, b, log); err != nil {
+		return err
+	}
 	defer keepHouse(ctx, b, log, houseEvery)()
 	defer maintainRegistry(ctx, b, log)()
 	if inside != nil {
 		return inside(ctx, b)
 	}
-	if err := c.sayReady(h); err != nil {
+	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
 	select {
@@ -255,7 +277,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 		b, err := bus.Open(ctx, cfg)
 		return b, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
 	}
-	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, SyncAlways: true}
+	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true}
 	var err error
 	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.env("TROUPE_TOKEN")); err != nil {
 		return nil, fmt.Errorf("token in %s: %w", h.store, err)
@@ -301,15 +323,20 @@ func (h *head) agentSpec() agentSpec {
 	return spec
 }
 
-func (c *cli) sayReady(h *head) error {
+func (c *cli) sayReady(h *head, ledger placement.LedgerStatus) error {
 	if c.json {
 		return c.printJSON(struct {
 			headFile
 			Store   string `json:"store"`
 			Metrics string `json:"metrics,omitempty"`
-		}{h.file, h.store, h.metrics})
+			Doubt   string `json:"doubt,omitempty"` // why nothing is granted
+		}{h.file, h.store, h.metrics, ledger.Doubt})
 	}
-	c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	if ledger.Doubt != "" {
+		c.printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", h.file.URL, h.store, ledger)
+	} else {
+		c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	}
 	if h.file.Fingerprint != "" && len(h.nats) == 0 {
 		c.printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())
 	}
