@@ -42,6 +42,7 @@ type Pipeline struct {
 	began    time.Time
 	sampled  time.Time
 	dead     int // letters in the log
+	report   report
 
 	garbage *garbage // for the purge loop
 
@@ -171,7 +172,9 @@ func (p *Pipeline) loop() {
 		p.flow.pump()
 		p.carryOut()
 		p.sample()
+		p.tellDead(false)
 		if p.over() {
+			p.tellDead(true)
 			return
 		}
 		wait := time.Second // and at least that often, for the rates
@@ -286,6 +289,7 @@ func (l *landing) apply(p *Pipeline) {
 	p.inFlight--
 	p.flow.landed(l.commit, l.first)
 	p.dead += len(l.commit.dead)
+	p.noteDead(l.commit.dead)
 	p.letGo(l.commit)
 }
 
@@ -415,7 +419,7 @@ func (p *Pipeline) finishUp(ctx context.Context) {
 	_ = p.do(ctx, func(p *Pipeline) { // an end in between is what is wanted
 		for _, s := range p.flow.stages {
 			for _, h := range slices.Clone(s.hands.all) {
-				p.flow.part(s, h, false, nil)
+				p.flow.part(s, h, returned, 0, nil)
 			}
 		}
 	})

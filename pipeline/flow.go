@@ -405,8 +405,11 @@ const maxQueued = 8192
 const maxHeavy = 64 << 20
 
 // open says that the stage may hand something out.
-func (f *flow) open(s *stage) bool {
-	return !s.paused && !f.stopped && f.queued < maxQueued && f.heavy < maxHeavy && s.clear() && s.hands.free() > 0
+func (f *flow) open(s *stage) bool { return f.mayStart(s) && s.hands.free() > 0 && s.soloist() == nil }
+
+// mayStart is the same without a worker that has room.
+func (f *flow) mayStart(s *stage) bool {
+	return !s.paused && !f.stopped && f.queued < maxQueued && f.heavy < maxHeavy && s.clear()
 }
 
 func (f *flow) schedule(s *stage) {
@@ -414,6 +417,7 @@ func (f *flow) schedule(s *stage) {
 		f.runAlone(s)
 		return
 	}
+	f.startSolos(s)
 	for f.open(s) {
 		w, h := s.fromQueues()
 		if w == nil {
@@ -437,6 +441,11 @@ func (f *flow) schedule(s *stage) {
 			f.alone = &loner{stage: s, work: w}
 			f.runAlone(s)
 			return
+		}
+		if s.isSuspect(w) {
+			h.solo = w
+			f.startSolos(s)
+			continue
 		}
 		f.start(s, w, h)
 	}

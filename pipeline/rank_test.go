@@ -46,6 +46,7 @@ func (tr *troop) class() *actors.Class {
 	many := actors.MethodOptions{Lane: actors.Concurrent(64)}
 	actors.Method(k, "score", (*judge).Score, many)
 	actors.Method(k, "same", (*judge).Same, many)
+	actors.Method(k, "fragile", (*judge).Fragile, many)
 	actors.Method(k, "sum", (*judge).Sum)
 	actors.Method(k, "split", (*judge).Split)
 	actors.Method(k, "hold", (*judge).Hold, many)
@@ -55,6 +56,20 @@ func (tr *troop) class() *actors.Class {
 
 // Score answers its number with the rank and process that had it.
 func (j *judge) Score(_ context.Context, n int) (int, error) { return n*10 + j.setup.Rank, nil }
+
+// Fragile answers what it gets; a negative number ends the process, once others have come that are in hand with it.
+func (j *judge) Fragile(ctx context.Context, n int) (int, error) {
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(100 * time.Millisecond):
+	}
+	if n < 0 {
+		os.Exit(7)
+	}
+	time.Sleep(50 * time.Millisecond)
+	return n, nil
+}
 
 // Same answers what it gets.
 func (j *judge) Same(_ context.Context, n int) (int, error) { return n, nil }

@@ -293,7 +293,11 @@ func (th *theatre) killOne(s *stage, died bool) {
 		}
 	}
 	th.f.now = th.now
-	th.f.part(s, h, died, errors.New("killed"))
+	end := returned
+	if died {
+		end = lost
+	}
+	th.f.part(s, h, end, 0, errors.New("killed"))
 	th.hire(s)
 }
 

@@ -17,6 +17,7 @@ import (
 type tries struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Losses   int       `json:"losses,omitempty"`
+	Shared   int       `json:"shared,omitempty"`
 }
 
 const (
@@ -27,7 +28,7 @@ const (
 // note stores what has gone wrong with the work so far.
 func (f *flow) note(w *work) {
 	e := w.entries[0]
-	e.tries = &tries{Failures: w.failures, Losses: w.losses}
+	e.tries = &tries{Failures: w.failures, Losses: w.losses, Shared: w.shared}
 	f.enqueue(&change{tried: []*entry{e}})
 }
 
@@ -37,7 +38,7 @@ func (w *work) resume() {
 		if e.tries == nil {
 			continue
 		}
-		w.losses = max(w.losses, e.tries.Losses)
+		w.losses, w.shared = max(w.losses, e.tries.Losses), max(w.shared, e.tries.Shared)
 		if len(e.tries.Failures) > len(w.failures) {
 			w.failures = e.tries.Failures
 		}
@@ -78,7 +79,7 @@ func (j *journal) triesMessages(c *commit) (out []*nats.Msg, err error) {
 
 // clipped are the tries without long stacks.
 func (t *tries) clipped() tries {
-	out := tries{Failures: make([]Failure, len(t.Failures)), Losses: t.Losses}
+	out := tries{Failures: make([]Failure, len(t.Failures)), Losses: t.Losses, Shared: t.Shared}
 	for i, f := range t.Failures {
 		if i < len(t.Failures)-keptFailures {
 			f = Failure{At: f.At, Code: f.Code}
