@@ -16,8 +16,10 @@ import (
 )
 
 const (
-	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks
+	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks: at least so many
 	controlBuffer    = 1024
+	workEach         = 16 // and so many for each worker that is expected: all are told something at the same time
+	controlEach      = 4
 	defaultBeatEvery = time.Second
 )
 
@@ -39,6 +41,9 @@ type HostConfig struct {
 	Above any
 	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
 	Logger *slog.Logger
+	// Workers is how many workers the host may have; its buffers, of eight bytes a message, are made for so many. NATS drops what
+	// finds a buffer full. Zero: five hundred.
+	Workers int
 }
 
 // Host is the part of a process that plays workers: any number of ranks of any roles, on one connection. It subscribes
@@ -86,8 +91,10 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 	}
 	h := &Host{
 		ep: ep, cfg: cfg, classes: map[string]*Class{},
-		workCh: make(chan *nats.Msg, workBuffer), controlCh: make(chan *nats.Msg, controlBuffer), closedCh: make(chan struct{}),
-		routes: map[string]*route{}, workers: map[*Worker]func(){},
+		workCh:    make(chan *nats.Msg, max(workBuffer, workEach*cfg.Workers)),
+		controlCh: make(chan *nats.Msg, max(controlBuffer, controlEach*cfg.Workers)),
+		closedCh:  make(chan struct{}),
+		routes:    map[string]*route{}, workers: map[*Worker]func(){},
 	}
 	for _, c := range cfg.Classes {
 		if err := c.check(); err != nil {

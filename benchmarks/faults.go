@@ -75,7 +75,8 @@ func Faults(ctx context.Context, cfg FaultsConfig, each func(FaultResult) error)
 		do   func(context.Context) error
 	}{
 		{"up_ready", f.upReady}, {"head_idle and agent_idle", f.idle}, {"create and destroy", f.createDestroy},
-		{"worker_sigkill", f.workerKills}, {"agent_sigkill", f.agentKills}, {"host_frozen", f.frozen}, {"head_restart", f.headRestarts},
+		{"worker_sigkill", f.workerKills}, {"agent_sigkill", f.agentKills}, {"host_frozen", f.frozen},
+		{"node_partitioned", f.partitions}, {"head_restart", f.headRestarts},
 	}
 	for _, s := range steps {
 		cfg.Log("%s", s.name)

@@ -98,12 +98,17 @@ func (h *Head) Agents() ([]int, error) {
 
 // Join starts an agent as another machine would.
 func (h *Head) Join(_ context.Context, name, gpus string) (*process, error) {
+	return h.JoinAt(h.ready.URL, name, gpus)
+}
+
+// JoinAt is Join by way of another address.
+func (h *Head) JoinAt(url, name, gpus string) (*process, error) {
 	token, err := os.ReadFile(h.ready.TokenFile)
 	if err != nil {
 		return nil, err
 	}
 	env := append(h.env(), "TROUPE_TOKEN="+strings.TrimSpace(string(token)))
-	return startProcess(h.program, env, "join", h.ready.URL, "--name", name, "--gpus", gpus)
+	return startProcess(h.program, env, "join", url, "--name", name, "--gpus", gpus)
 }
 
 // process is a program that runs beside the benchmark.

@@ -321,7 +321,7 @@ func (kv *KV) diagnose(ctx context.Context, ops []Op, fences []fence) (adapted b
 		if !op.checked() {
 			continue
 		}
-		rec, err := kv.last(ctx, kv.prefix+op.Key)
+		rec, err := kv.read(ctx, op.Key)
 		switch {
 		case err != nil:
 			return false, err
@@ -374,6 +374,12 @@ func (kv *KV) send(ctx context.Context, ops []Op, fences []fence) ([]uint64, err
 	err := kv.persist(ctx, func(ctx context.Context) error {
 		if w.uncertain && time.Since(w.started) > dedupWindow/2 {
 			return errForgotten
+		}
+		if err := kv.refuseGhosts(ctx, ops); err != nil {
+			if w.uncertain && errors.Is(err, ErrConflict) {
+				return kv.recall(ctx, w, err)
+			}
+			return err
 		}
 		err := kv.publish(ctx, w)
 		w.uncertain = w.uncertain || unanswered(err)
@@ -437,7 +443,12 @@ func (kv *KV) message(op Op) *nats.Msg {
 	}
 	if op.kind == opDelete {
 		h[headerOperation] = []string{"PURGE"} // unlike DEL, leaves no second marker behind when it expires
-		op.ttl = cmp.Or(kv.cfg.MarkerTTL, defaultMarkerTTL)
+		switch {                               // in other buckets the marker stays, until Compact has named what lives
+		case kv.cfg.Leases:
+			op.ttl = cmp.Or(op.ttl, maxLease) // outlives the lease that it ends, which would count again otherwise
+		case kv.cfg.Memory:
+			op.ttl = memoryMarkerTTL
+		}
 	}
 	if op.ttl > 0 {
 		h[jetstream.MsgTTLHeader] = []string{wholeSeconds(op.ttl).String()}

@@ -33,6 +33,7 @@ type Bus struct {
 	budget *budget   // bytes of large bodies on their way to this connection
 
 	asyncErrors atomic.Uint64
+	dropped     *atomic.Uint64       // times that messages were dropped, also by connections that were made of this one
 	dialled     atomic.Pointer[wire] // the socket that was made last
 	wire        atomic.Pointer[wire] // the same, while the bus may write to it itself
 
@@ -95,11 +96,15 @@ func (b *Bus) Dial(ctx context.Context, name string) (*Bus, error) {
 	if len(cfg.URLs) == 0 && cfg.InProcess == nil {
 		return nil, Errorf(CodeInvalid, "bus.Dial: this bus wraps a connection and does not know how it was made")
 	}
-	return dial(ctx, cfg)
+	return dialInto(ctx, cfg, b.dropped)
 }
 
 func dial(ctx context.Context, cfg Config) (*Bus, error) {
-	b := &Bus{cfg: cfg}
+	return dialInto(ctx, cfg, new(atomic.Uint64))
+}
+
+func dialInto(ctx context.Context, cfg Config, dropped *atomic.Uint64) (*Bus, error) {
+	b := &Bus{cfg: cfg, dropped: dropped}
 	opts, err := b.options()
 	if err != nil {
 		return nil, err
@@ -112,7 +117,7 @@ func dial(ctx context.Context, cfg Config) (*Bus, error) {
 }
 
 func newBus(nc *nats.Conn, cfg Config, owned bool) (*Bus, error) {
-	return (&Bus{cfg: cfg}).init(nc, owned)
+	return (&Bus{cfg: cfg, dropped: new(atomic.Uint64)}).init(nc, owned)
 }
 
 func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
@@ -329,12 +334,18 @@ func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 		b.cfg.OnError(Errorf(CodeInternal, "bus: %w (subject %q)", err, subject))
 	}
 	if errors.Is(err, nats.ErrSlowConsumer) {
+		b.dropped.Add(1)
 		b.eachEndpoint((*Endpoint).askNow) // something was dropped: find out what
 	}
 }
 
 // AsyncErrors counts the asynchronous errors since the bus was opened.
 func (b *Bus) AsyncErrors() uint64 { return b.asyncErrors.Load() }
+
+// Dropped counts how often a subscription began to drop messages because its buffer was full, on this connection and on those
+// that Dial made of it. NATS says so once until the subscription has caught up. It is zero unless something is too slow, or
+// larger than documented.
+func (b *Bus) Dropped() uint64 { return b.dropped.Load() }
 
 // watchStatus runs until the connection is closed. After each reconnect every pending call is asked about at once.
 func (b *Bus) watchStatus() {
@@ -383,6 +394,9 @@ func (b *Bus) URL() string {
 	}
 	return b.srv.srv.ClientURL()
 }
+
+// Private reports whether this process runs the server, so that nobody else looks after it.
+func (b *Bus) Private() bool { return b.srv != nil }
 
 // Refused counts the connections that the embedded server has refused for want of credentials, or of trust.
 func (b *Bus) Refused() uint64 {

@@ -22,7 +22,7 @@ func TestCredentials(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := bustest.Open(t, cfg)
 			echoed(t, b)
-			kv := openKV(t, b)
+			kv := openLeases(t, b)
 			l, err := kv.Lease(t.Context(), "lease", []byte("me"), time.Minute)
 			require.NoError(t, err)
 			_, err = kv.Lease(t.Context(), "lease", []byte("you"), time.Minute)

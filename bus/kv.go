@@ -19,30 +19,43 @@ import (
 )
 
 const (
-	kvTimeout        = 5 * time.Second  // of a call whose context has no deadline
-	attemptLimit     = time.Second      // of the first attempt; later ones wait longer for an answer
-	dedupWindow      = 30 * time.Second // how long the server knows a message by its id
-	defaultMarkerTTL = time.Minute
-	retryPause       = 5 * time.Millisecond   // before the first repetition; doubled each time up to
-	maxPause         = 250 * time.Millisecond // this
-	maxKey           = 512
+	kvTimeout       = 5 * time.Second        // of a call whose context has no deadline
+	attemptLimit    = time.Second            // of the first attempt; later ones wait longer for an answer
+	dedupWindow     = 30 * time.Second       // how long the server knows a message by its id
+	memoryMarkerTTL = time.Minute            // of deletion markers in memory buckets, and of markers the server makes
+	retryPause      = 5 * time.Millisecond   // before the first repetition; doubled each time up to
+	maxPause        = 250 * time.Millisecond // this
+	maxKey          = 512
 )
 
-// KVConfig is a bucket of keys and values. Every bucket keeps one revision of each key, has a size limit, lets keys
-// expire, and takes several writes as one.
+// AllReplicas, as a number of replicas, stands for as many as the cluster offers, up to three. An existing bucket that
+// has fewer is raised.
+const AllReplicas = -1
+
+// KVConfig is a bucket of keys and values. Every bucket keeps one revision of each key, has a size limit, and takes
+// several writes as one.
+//
+// A deleted key stays deleted, whatever crashes. A file store that the server rebuilds after a crash may serve values
+// that were overwritten or deleted before, at their old revisions ("ghosts"). How a bucket tells them depends on its kind:
+//   - an ordinary bucket keeps the marker of each deletion until a checkpoint has named the keys that live (checkpoint.go);
+//   - a bucket of leases judges each lease by its own time and lifetime, against the server's clock (clock.go);
+//   - a memory bucket is empty after a crash.
 type KVConfig struct {
 	// Bucket is its name; the keys are the subjects $KV.<bucket>.<key>.
 	Bucket string
-	// Replicas is how many servers keep a copy. Zero: one, or what an existing bucket has.
+	// Replicas is how many servers keep a copy. Zero: what an existing bucket has, and for a new one AllReplicas.
 	Replicas int
 	// MaxBytes bounds the bucket; a write beyond it is refused. The server sets the space aside. Zero: 64 MiB, or what
 	// an existing bucket has.
 	MaxBytes int64
 	// Memory keeps the bucket in the server's memory, where a restart empties it: whoever uses it next makes it anew.
 	Memory bool
-	// MarkerTTL is how long the mark of a deleted or expired key stays; then nothing is left of it. Zero: a minute.
-	MarkerTTL time.Duration
+	// Leases makes it a bucket of leases: Lease writes its keys, and they expire. Other buckets have no leases.
+	Leases bool
 }
+
+// durable reports whether deletions have to survive a rebuild of the store.
+func (c KVConfig) durable() bool { return !c.Memory && !c.Leases }
 
 // KV is one bucket. Reads are answered by the leader of its replicas and see every acknowledged write. A call waits
 // out a lost connection until its context ends, or five seconds when that has no deadline. It is safe for concurrent use.
@@ -57,6 +70,8 @@ type KV struct {
 
 	replicas int
 	commits  committer
+	clock    serverClock                // of a bucket of leases
+	latest   atomic.Pointer[checkpoint] // the newest that was read; nil: none yet
 }
 
 // Entry is a key with its value. Revision grows with each write to the bucket and is never used again, even by a
@@ -91,13 +106,13 @@ func (b *Bus) KV(ctx context.Context, cfg KVConfig) (*KV, error) {
 	return kv, nil
 }
 
+// Replicas is how many servers keep a copy of the bucket, as of when it was opened.
+func (kv *KV) Replicas() int { return kv.replicas }
+
 func (c KVConfig) validate() error {
 	errs := []error{checkBucket(c.Bucket)}
-	if c.Replicas < 0 || c.MaxBytes < 0 {
-		errs = append(errs, Errorf(CodeInvalid, "bucket %s: Replicas %d and MaxBytes %d must not be negative", clip(c.Bucket), c.Replicas, c.MaxBytes))
-	}
-	if c.MarkerTTL != 0 && c.MarkerTTL < time.Second {
-		errs = append(errs, Errorf(CodeInvalid, "bucket %s: MarkerTTL %v: the server counts in seconds; give one or more", clip(c.Bucket), c.MarkerTTL))
+	if c.Replicas < AllReplicas || c.MaxBytes < 0 {
+		errs = append(errs, Errorf(CodeInvalid, "bucket %s: Replicas %d and MaxBytes %d must not be negative, except for AllReplicas", clip(c.Bucket), c.Replicas, c.MaxBytes))
 	}
 	return errors.Join(errs...)
 }
@@ -121,7 +136,7 @@ func (b *Bus) checkJetStream(ctx context.Context) error {
 func (kv *KV) open(ctx context.Context, create bool) (jetstream.Stream, error) {
 	s, err := kv.b.js.Stream(ctx, kv.stream)
 	if create && errors.Is(err, jetstream.ErrStreamNotFound) {
-		s, err = kv.b.js.CreateStream(ctx, kv.desired(jetstream.StreamConfig{}))
+		s, err = kv.b.createReplicated(ctx, kv.desired(jetstream.StreamConfig{}))
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // somebody made it in between
 			s, err = kv.b.js.Stream(ctx, kv.stream)
 		}
@@ -139,7 +154,7 @@ func (kv *KV) adopt(ctx context.Context, s jetstream.Stream) (jetstream.Stream, 
 	if reflect.DeepEqual(has, want) {
 		return s, nil
 	}
-	return kv.b.js.UpdateStream(ctx, want)
+	return kv.b.updateReplicated(ctx, has, want)
 }
 
 // desired is what the bucket should be, given what it is; the zero config is a bucket that does not exist.
@@ -161,9 +176,9 @@ func (kv *KV) desired(c jetstream.StreamConfig) jetstream.StreamConfig {
 	if kv.cfg.Memory {
 		c.Storage = jetstream.MemoryStorage
 	}
-	c.Replicas = cmp.Or(kv.cfg.Replicas, c.Replicas, 1)
+	c.Replicas = cmp.Or(kv.cfg.Replicas, c.Replicas, AllReplicas)
 	c.MaxBytes = cmp.Or(kv.cfg.MaxBytes, max(c.MaxBytes, 0), 64<<20)
-	c.SubjectDeleteMarkerTTL = cmp.Or(kv.cfg.MarkerTTL, c.SubjectDeleteMarkerTTL, defaultMarkerTTL)
+	c.SubjectDeleteMarkerTTL = cmp.Or(c.SubjectDeleteMarkerTTL, memoryMarkerTTL) // of keys that expire
 	c.Duplicates = max(c.Duplicates, dedupWindow)
 	return c
 }
@@ -175,7 +190,7 @@ func (kv *KV) Get(ctx context.Context, key string) (Entry, error) {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	rec, err := kv.last(ctx, kv.prefix+key)
+	rec, err := kv.read(ctx, key)
 	if err == nil && rec.deleted {
 		err = Errorf(CodeNotFound, "bucket %s has no key %s", kv.cfg.Bucket, key)
 	}
@@ -406,14 +421,14 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, kvTimeout)
 }
 
-// checkKey refuses what could not be a subject.
+// checkKey refuses what could not be a subject, and what the bucket keeps for itself.
 func checkKey(key string) error {
-	ok := len(key) <= maxKey
+	ok := len(key) <= maxKey && key != reservedWord && !strings.HasPrefix(key, reservedWord+".")
 	for token := range strings.SplitSeq(key, ".") {
 		ok = ok && token != "" && strings.Trim(token, keyAlphabet) == ""
 	}
 	if !ok {
-		return Errorf(CodeInvalid, "key %q: a key has up to %d characters: words out of A-Z, a-z, 0-9, _, -, = and /, joined by dots", clip(key), maxKey)
+		return Errorf(CodeInvalid, "key %q: a key has up to %d characters: words out of A-Z, a-z, 0-9, _, -, = and /, joined by dots; %s is reserved", clip(key), maxKey, reservedWord)
 	}
 	return nil
 }

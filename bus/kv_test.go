@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,14 +34,33 @@ func openKV(t testing.TB, b *bus.Bus, cfg ...bus.KVConfig) *bus.KV {
 	if len(cfg) > 0 {
 		c = cfg[0]
 	}
-	c.Bucket = "test"
+	c.Bucket = cmp.Or(c.Bucket, "test")
 	kv, err := b.KV(t.Context(), c)
 	require.NoError(t, err)
 	return kv
 }
 
+// openLeases opens the bucket of leases "leases" on b, in memory.
+func openLeases(t testing.TB, b *bus.Bus) *bus.KV {
+	t.Helper()
+	return openKV(t, b, bus.KVConfig{Bucket: "leases", Memory: true, Leases: true})
+}
+
 // kvBubble runs a test on virtual time, with a server and two ways to it: one that can be made bad, and a good one.
 func kvBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *bus.KV)) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus) {
+		test(t, f, openKV(t, bad), openKV(t, good))
+	})
+}
+
+// leaseBubble is kvBubble with a bucket of leases.
+func leaseBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *bus.KV)) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus) {
+		test(t, f, openLeases(t, bad), openLeases(t, good))
+	})
+}
+
+func busBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus)) {
 	ats.Register() // outside, because it lives as long as the process
 	defer func() {
 		ats.Unregister()
@@ -50,9 +70,7 @@ func kvBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good
 	synctest.Test(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
 		f := bustest.NewFaults(srv)
-		bad := openKV(t, bustest.Open(t, bus.Config{InProcess: f}))
-		good := openKV(t, bustest.Open(t, bus.Config{InProcess: srv}))
-		test(t, f, bad, good)
+		test(t, f, bustest.Open(t, bus.Config{InProcess: f}), bustest.Open(t, bus.Config{InProcess: srv}))
 	})
 }
 
@@ -129,9 +147,9 @@ func TestKVRefusesBadInput(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	_, err = kv.Watch(ctx, "a.*")
 	require.ErrorIs(t, err, bus.ErrInvalid)
-	_, err = b.KV(ctx, bus.KVConfig{Bucket: "a.b", MarkerTTL: time.Millisecond})
+	_, err = b.KV(ctx, bus.KVConfig{Bucket: "a.b", Replicas: -2})
 	require.ErrorContains(t, err, "bucket name")
-	require.ErrorContains(t, err, "MarkerTTL")
+	require.ErrorContains(t, err, "Replicas")
 	_, err = b.KV(ctx, bus.KVConfig{Bucket: "test"})
 	require.ErrorIs(t, err, bus.ErrExists, "a bucket in memory is not one on file")
 	full, err := b.KV(ctx, bus.KVConfig{Bucket: "small", MaxBytes: 4096})
@@ -362,6 +380,7 @@ func TestKVOnThreeReplicas(t *testing.T) {
 	servers := bustest.StartCluster(t)
 	f := bustest.NewFaults(servers[0])
 	kvs := make([]*bus.KV, 3)
+	var leases *bus.KV
 	for i, way := range []nats.InProcessConnProvider{f, servers[1], servers[2]} {
 		b := bustest.Open(t, bus.Config{InProcess: way, OnError: func(error) {}})
 		require.Eventually(t, func() (ok bool) { // the last peers may still be on their way
@@ -369,6 +388,8 @@ func TestKVOnThreeReplicas(t *testing.T) {
 			kvs[i] = kv
 			return err == nil
 		}, 30*time.Second, 20*time.Millisecond)
+		leases = openKV(t, b, bus.KVConfig{Bucket: "leases", Leases: true})
+		require.Equal(t, 3, leases.Replicas(), "as many as the cluster offers")
 	}
 	for i := range 30 {
 		revision, err := kvs[i%3].Put(ctx, "k."+strconv.Itoa(i), nil)
@@ -408,7 +429,7 @@ func TestKVOnThreeReplicas(t *testing.T) {
 	require.Equal(t, revisions[1], e.Revision)
 
 	leading, resign := context.WithCancel(ctx)
-	c := stand(leading, kvs[0], "a")
+	c := stand(leading, side{kvs[0], leases}, "a")
 	led := <-c.termCh
 	for i := range 8 { // side by side, replicas would refuse them
 		wg.Go(func() {

@@ -9,8 +9,10 @@ import (
 
 // LeadConfig is a candidacy. Everybody who runs with the same Key stands for the same lead.
 type LeadConfig struct {
-	// Key is the lease of the lead. <Key>.epoch and <Key>.fence belong to it too.
+	// Key is the lease of the lead, in Leases. <Key>.epoch and <Key>.fence, in the bucket that is led, belong to it too.
 	Key string
+	// Leases is the bucket of the lease.
+	Leases *KV
 	// ID says who leads, to those who read the key.
 	ID string
 	// TTL is how long the lead outlives a leader that died: the others take over then, at once if it resigned. It may be
@@ -41,14 +43,14 @@ func (kv *KV) Lead(ctx context.Context, cfg LeadConfig, lead func(context.Contex
 // campaign waits until the lease is ours.
 func (kv *KV) campaign(ctx context.Context, cfg LeadConfig) (*Lease, error) {
 	for wait := retryPause; ; wait = min(2*wait, maxPause) {
-		l, err := kv.Lease(ctx, cfg.Key, []byte(cfg.ID), cfg.TTL)
+		l, err := cfg.Leases.Lease(ctx, cfg.Key, []byte(cfg.ID), cfg.TTL)
 		switch {
 		case err == nil:
 			return l, nil
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
 		case errors.Is(err, ErrExists):
-			kv.awaitFree(ctx, cfg)
+			cfg.awaitFree(ctx)
 			wait = retryPause
 		case errors.Is(err, ErrInvalid), errors.Is(err, ErrClosed), errors.Is(err, ErrNotFound), errors.Is(err, ErrRefused):
 			return nil, err
@@ -60,10 +62,10 @@ func (kv *KV) campaign(ctx context.Context, cfg LeadConfig) (*Lease, error) {
 }
 
 // awaitFree returns when the lease may be free: it is gone, or so much time has passed that we had better look again.
-func (kv *KV) awaitFree(ctx context.Context, cfg LeadConfig) {
+func (cfg LeadConfig) awaitFree(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*cfg.TTL+maxPause)
 	defer cancel()
-	events, err := kv.Watch(ctx, cfg.Key)
+	events, err := cfg.Leases.Watch(ctx, cfg.Key)
 	if err != nil {
 		return
 	}
@@ -112,16 +114,32 @@ type Term struct {
 	lease *Lease
 }
 
-// newTerm writes the epoch, provided that the lease is still ours.
+// newTerm writes the epoch while the lease is held. Two candidates may be at it, one of which does not know yet that its
+// lease has ended: the epoch changes by compare-and-set, so the later one fences the earlier. Epochs are only overwritten,
+// never deleted, so none comes back after a crash.
 func (kv *KV) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*Term, error) {
-	epoch := cfg.Key + ".epoch"
-	own := fence{subject: kv.prefix + cfg.Key, revision: l.Revision(), key: cfg.Key + ".fence"}
-	revision, err := Writer{kv: kv, fences: []fence{own}}.Put(ctx, epoch, []byte(cfg.ID))
-	if err != nil {
-		return nil, err
+	key := cfg.Key + ".epoch"
+	for {
+		rec, err := kv.read(ctx, key)
+		if err != nil {
+			return nil, err
+		}
+		op := OpCreate(key, []byte(cfg.ID))
+		if !rec.deleted {
+			op = OpUpdate(key, []byte(cfg.ID), rec.Revision)
+		}
+		revision, err := one(kv.Apply(ctx, []Op{op}))
+		switch {
+		case !l.Valid():
+			return nil, l.Err()
+		case errors.Is(err, ErrConflict), errors.Is(err, ErrExists):
+			continue // a candidate that has lost the lease wrote; its term ends with ours
+		case err != nil:
+			return nil, err
+		}
+		fences := []fence{{subject: kv.prefix + key, revision: revision, key: cfg.Key + ".fence"}}
+		return &Term{Writer: Writer{kv: kv, fences: fences}, epoch: revision, lease: l}, nil
 	}
-	fences := []fence{{subject: kv.prefix + epoch, revision: revision, key: own.key}}
-	return &Term{Writer: Writer{kv: kv, fences: fences}, epoch: revision, lease: l}, nil
 }
 
 // Epoch is the term's fencing token: later terms have greater ones.

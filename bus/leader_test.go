@@ -25,10 +25,15 @@ type ledTerm struct {
 	ctx context.Context
 }
 
-func stand(ctx context.Context, kv *bus.KV, id string) candidate {
+// side is the bucket that is led, and that of the leases, over one connection.
+type side struct{ kv, leases *bus.KV }
+
+func openSide(t *testing.T, b *bus.Bus) side { return side{openKV(t, b), openLeases(t, b)} }
+
+func stand(ctx context.Context, on side, id string) candidate {
 	c := candidate{make(chan ledTerm, 8), make(chan error), make(chan error, 1)}
 	go func() {
-		c.doneCh <- kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: id, TTL: 2 * time.Second}, func(ctx context.Context, t *bus.Term) error {
+		c.doneCh <- on.kv.Lead(ctx, bus.LeadConfig{Key: "lead", Leases: on.leases, ID: id, TTL: 2 * time.Second}, func(ctx context.Context, t *bus.Term) error {
 			c.termCh <- ledTerm{t, ctx}
 			select {
 			case <-ctx.Done():
@@ -43,7 +48,8 @@ func stand(ctx context.Context, kv *bus.KV, id string) candidate {
 
 // Harm forbidden: a leader that was asleep writes over its successor.
 func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, badBus, goodBus *bus.Bus) {
+		bad, good := openSide(t, badBus), openSide(t, goodBus)
 		ctx, cancel := context.WithCancel(t.Context())
 		a := stand(ctx, bad, "a")
 		first := <-a.termCh
@@ -77,7 +83,7 @@ func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
 		}
 		e, err := second.Put(ctx, "r1", []byte("b"))
 		require.NoError(t, err)
-		got, err := bad.Get(ctx, "r1")
+		got, err := bad.kv.Get(ctx, "r1")
 		require.NoError(t, err)
 		require.Equal(t, e, got.Revision)
 
@@ -90,13 +96,14 @@ func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
 		require.Greater(t, third.Epoch(), second.Epoch())
 		cancel()
 		require.ErrorIs(t, <-a.doneCh, context.Canceled)
-		_, err = good.Get(context.Background(), "lead")
+		_, err = good.leases.Get(context.Background(), "lead")
 		require.ErrorIs(t, err, bus.ErrNotFound, "it has resigned")
 	})
 }
 
 func TestLeaderIsOne(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, _, goodBus *bus.Bus) {
+		good := openSide(t, goodBus)
 		ctx, cancel := context.WithCancel(t.Context())
 		termCh := make(chan ledTerm)
 		candidates := []candidate{}
@@ -118,7 +125,7 @@ func TestLeaderIsOne(t *testing.T) {
 				t.Fatal("two leaders")
 			default:
 			}
-			require.NoError(t, good.Delete(ctx, "lead", 0)) // an operator throws it out
+			require.NoError(t, good.leases.Delete(ctx, "lead", 0)) // an operator throws it out
 			seen = append(seen, <-termCh)
 			<-seen[len(seen)-2].ctx.Done()
 			_, err := seen[len(seen)-2].Put(ctx, "k", nil)
@@ -136,10 +143,10 @@ func TestLeaderIsOne(t *testing.T) {
 func TestLeaderOfALostBucketIsFenced(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	kv := openKV(t, bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}))
+	on := openSide(t, bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	c := stand(ctx, kv, "a")
+	c := stand(ctx, on, "a")
 	first := <-c.termCh
 	srv.Restart()
 	second := <-c.termCh

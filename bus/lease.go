@@ -12,6 +12,7 @@ import (
 
 const (
 	minLease       = time.Second     // the server counts in seconds
+	maxLease       = time.Hour       // how long the marker of a deleted lease stays
 	releaseTimeout = 2 * time.Second // of last acts, whose own context may have ended
 )
 
@@ -61,8 +62,11 @@ func (kv *KV) Lease(ctx context.Context, key string, value []byte, ttl time.Dura
 	if err := checkKey(key); err != nil {
 		return nil, err
 	}
-	if ttl < minLease {
-		return nil, Errorf(CodeInvalid, "lease %s: %v is too short; a lease lasts %v or more", key, ttl, minLease)
+	if !kv.cfg.Leases {
+		return nil, Errorf(CodeInvalid, "lease %s: bucket %s is not a bucket of leases; open it with KVConfig.Leases", key, kv.cfg.Bucket)
+	}
+	if ttl < minLease || ttl > maxLease {
+		return nil, Errorf(CodeInvalid, "lease %s: a lease lasts %v to %v, not %v", key, minLease, maxLease, ttl)
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -82,7 +86,7 @@ func (kv *KV) heldBy(ctx context.Context, key string, err error) error {
 	if !errors.Is(err, ErrExists) {
 		return err
 	}
-	rec, err2 := kv.last(ctx, kv.prefix+key)
+	rec, err2 := kv.read(ctx, key)
 	if err2 != nil || rec.deleted {
 		return err
 	}
@@ -228,11 +232,11 @@ func (l *Lease) Regain(ctx context.Context) error {
 	defer cancel()
 	<-l.doneCh
 	for {
-		rec, err := l.kv.last(ctx, l.kv.prefix+l.key)
+		rec, err := l.kv.read(ctx, l.key)
 		if err != nil {
 			return err
 		}
-		if rec.lease != l.id {
+		if rec.deleted || rec.lease != l.id {
 			return l.kv.conflict(CodeConflict, l.key, rec.Revision, "the lease is not ours any more")
 		}
 		// The first renewal may have been too late, with the expiry already under way; the second finds out.
@@ -257,11 +261,13 @@ func (l *Lease) Release(ctx context.Context) error {
 	<-l.doneCh
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	rec, err := l.kv.last(ctx, l.kv.prefix+l.key)
-	if err != nil || rec.lease != l.id {
+	rec, err := l.kv.read(ctx, l.key)
+	if err != nil || rec.deleted || rec.lease != l.id {
 		return err
 	}
-	if err := l.kv.Delete(ctx, l.key, rec.Revision); err != nil && !errors.Is(err, ErrConflict) {
+	op := OpDelete(l.key, rec.Revision)
+	op.ttl = l.ttl + time.Second // then the lease would be over in any case
+	if _, err := l.kv.commit(ctx, []Op{op}, nil); err != nil && !errors.Is(err, ErrConflict) {
 		return err
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 )
 
 func TestLeaseIsRenewedWithItsLifetime(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
 		ctx := t.Context()
 		l, err := bad.Lease(ctx, "node.a", []byte("me"), 3*time.Second)
 		require.NoError(t, err)
@@ -31,9 +31,9 @@ func TestLeaseIsRenewedWithItsLifetime(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(time.Minute + time.Second/2) // virtual, and between two renewals
 		require.True(t, l.Valid())
-		stream, err := bustest.Open(t, bus.Config{InProcess: f}).JetStream().Stream(ctx, "KV_test")
+		stream, err := bustest.Open(t, bus.Config{InProcess: f}).JetStream().Stream(ctx, "KV_leases")
 		require.NoError(t, err)
-		raw, err := stream.GetLastMsgForSubject(ctx, "$KV.test.node.a")
+		raw, err := stream.GetLastMsgForSubject(ctx, "$KV.leases.node.a")
 		require.NoError(t, err)
 		require.Equal(t, "3s", raw.Header.Get(jetstream.MsgTTLHeader))
 		require.Equal(t, l.Revision(), raw.Sequence)
@@ -50,7 +50,7 @@ func TestLeaseIsRenewedWithItsLifetime(t *testing.T) {
 }
 
 func TestLeaseIsReleasedOnce(t *testing.T) {
-	ctx, kv := t.Context(), openKV(t, bustest.Open(t))
+	ctx, kv := t.Context(), openLeases(t, bustest.Open(t))
 	_, err := kv.Lease(ctx, "k", nil, 900*time.Millisecond)
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	l, err := kv.Lease(ctx, "k", nil, time.Minute)
@@ -71,7 +71,7 @@ func TestLeaseIsReleasedOnce(t *testing.T) {
 
 // Harm forbidden: two who believe that they hold the lease.
 func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
 		ctx, ttl := t.Context(), 4*time.Second
 		l, err := bad.Lease(ctx, "k", nil, ttl)
 		require.NoError(t, err)
@@ -102,7 +102,7 @@ func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
 
 // The same, on lines that lose, double, delay and hold back what is said.
 func TestLeaseHasOneBeliever(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		f.SetRule(bustest.Random(3, 0.1, 0.1, 0.1, 0.1, nil))
@@ -147,7 +147,7 @@ func TestLeaseHasOneBeliever(t *testing.T) {
 }
 
 func TestLeaseIsLostWhenItsKeyIsTaken(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
 		l, err := bad.Lease(t.Context(), "k", nil, 3*time.Second)
 		require.NoError(t, err)
 		_, err = good.Put(t.Context(), "k", []byte("mine"))
@@ -162,7 +162,7 @@ func TestLeaseIsLostWhenItsKeyIsTaken(t *testing.T) {
 func TestLeaseOutlivesARestart(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	kv := openKV(t, bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}), bus.KVConfig{})
+	kv := openKV(t, bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}), bus.KVConfig{Leases: true})
 	l, err := kv.Lease(t.Context(), "k", nil, 1500*time.Millisecond)
 	require.NoError(t, err)
 	before := l.Revision()
@@ -177,7 +177,7 @@ func TestLeaseOutlivesARestart(t *testing.T) {
 
 // A renewal whose answer is lost is not a reason to step down.
 func TestLeaseToleratesLostAnswers(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
+	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.KV) {
 		l, err := bad.Lease(t.Context(), "k", nil, 5*time.Second)
 		require.NoError(t, err)
 		n := 0

@@ -20,10 +20,11 @@ const closedClients = 64
 
 // embedded is a nats-server inside this process.
 type embedded struct {
-	srv     *server.Server
-	tempDir string // removed at the end; empty when the store is the user's
-	refused atomic.Uint64
-	guard   *storeGuard
+	srv        *server.Server
+	tempDir    string // removed at the end; empty when the store is the user's
+	stopCopies func() // nil if none are kept
+	refused    atomic.Uint64
+	guard      *storeGuard
 }
 
 // startServer returns a server that accepts connections, or says why there is none; an occupied port is named.
@@ -56,12 +57,28 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 			return nil, Errorf(CodeUnavailable, "make a folder for the embedded server: %w", err)
 		}
 		opts.StoreDir, e.tempDir = dir, dir
+	} else if err := repairStreams(cfg.StoreDir, log); err != nil {
+		return nil, Errorf(CodeUnavailable, "embedded server with store %s: %w", cfg.StoreDir, err)
 	}
 	if err := e.start(ctx, opts, log); err != nil {
 		e.stop()
 		return nil, err
 	}
+	if e.tempDir == "" {
+		e.keepCopies(cfg.StoreDir, log)
+	}
 	return e, nil
+}
+
+// keepCopies keeps copies of what describes the streams, until the server stops.
+func (e *embedded) keepCopies(store string, log *slog.Logger) {
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan struct{})
+	Go(func() {
+		defer close(doneCh)
+		keepCopies(ctx, store, log)
+	})
+	e.stopCopies = func() { cancel(); <-doneCh }
 }
 
 func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Logger) error {
@@ -114,6 +131,9 @@ func serverPlace(opts *server.Options) string {
 
 // stop shuts the server down, waits until it has ended, and removes a temporary store.
 func (e *embedded) stop() {
+	if e.stopCopies != nil {
+		e.stopCopies()
+	}
 	if e.guard != nil {
 		e.guard.stop()
 	}

@@ -68,7 +68,7 @@ func (b *Bus) Store() (usage StoreUsage, ok bool) {
 // StoreErr is why the embedded server's store takes no writes, ErrNoSpace for a full disk; nil while it takes them, and for
 // a server that is not ours. The channel is closed at the next change; it is nil, which never is ready, for a server that is
 // not ours.
-func (b *Bus) StoreErr() (error, <-chan struct{}) { //nolint:staticcheck // the error is the state that is asked for
+func (b *Bus) StoreErr() (changed <-chan struct{}, err error) {
 	if b.srv == nil || b.srv.guard == nil {
 		return nil, nil
 	}
@@ -76,9 +76,9 @@ func (b *Bus) StoreErr() (error, <-chan struct{}) { //nolint:staticcheck // the 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.err == nil {
-		return nil, g.changed
+		return g.changed, nil
 	}
-	return g.err, g.changed
+	return g.changed, g.err
 }
 
 // storeGuard keeps an embedded server usable over a full disk. A stream of nats-server whose file could not be written

@@ -31,6 +31,8 @@ func TestFullDisk(t *testing.T) {
 	defer func() { require.NoError(t, b.Close()) }()
 	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: "full", MaxBytes: 4 << 20})
 	require.NoError(t, err)
+	leases, err := b.KV(t.Context(), bus.KVConfig{Bucket: "leases", MaxBytes: 1 << 20, Leases: true})
+	require.NoError(t, err)
 	_, err = b.JetStream().CreateStream(t.Context(), jetstream.StreamConfig{Name: "lines", Subjects: []string{"lines.>"}})
 	require.NoError(t, err)
 	before, err := kv.Put(t.Context(), "kept", []byte("value"))
@@ -51,7 +53,7 @@ func TestFullDisk(t *testing.T) {
 			_, err := kv.Apply(ctx, []bus.Op{bus.OpPut("x", nil), bus.OpPut("y", nil)})
 			return err
 		},
-		"lease": func(ctx context.Context) error { _, err := kv.Lease(ctx, "l", nil, time.Second); return err },
+		"lease": func(ctx context.Context) error { _, err := leases.Lease(ctx, "l", nil, time.Second); return err },
 		"publish": func(ctx context.Context) error {
 			_, err := b.JetStream().Publish(ctx, "lines.a", []byte("b"))
 			return bus.Errorf(bus.CodeUnavailable, "publish: %w", err)
@@ -70,12 +72,12 @@ func TestFullDisk(t *testing.T) {
 	usage, ok := head.Store()
 	require.True(t, ok)
 	require.True(t, usage.Full)
-	why, _ := head.StoreErr()
+	_, why := head.StoreErr()
 	require.ErrorIs(t, why, bus.ErrNoSpace)
 
 	free()
 	for { // until the store is writable again, which is waited for by its channel
-		err, changed := head.StoreErr()
+		changed, err := head.StoreErr()
 		if err == nil {
 			break
 		}

@@ -273,6 +273,10 @@ func (p Pipeline) Dead(stage, id string) string {
 	return p.prefix() + ".stored.dead." + stage + "." + id
 }
 
+// Ended is troupe.<namespace>.@pipeline.<name>.stored.ended.<block>: which dead letters of a block were retried or dropped; with
+// * as the block, of all.
+func (p Pipeline) Ended(block string) string { return p.prefix() + ".stored.ended." + block }
+
 // Ask is troupe.<namespace>.@pipeline.<name>.ask.<verb>: a request to the process that runs the pipeline; with * as the
 // verb, all of them.
 func (p Pipeline) Ask(verb string) string { return p.prefix() + ".ask." + verb }

@@ -59,6 +59,7 @@ type watch struct {
 	ch      chan Event
 	known   map[string]uint64 // the keys the reader believes to exist, at which revision
 	born    time.Time         // of the bucket those revisions belong to
+	bare    bool              // values are not needed
 }
 
 var errReconnected = errors.New("reconnected")
@@ -137,6 +138,7 @@ type session struct {
 	pending  uint64              // how many more there are
 	sequence uint64              // of the consumer; a gap is a loss
 	fresh    map[string]struct{} // keys seen to exist; nil once the state is complete
+	ghosts   ghostFilter         // only what was stored before the session began can be a ghost
 }
 
 func (w *watch) open(ctx context.Context) (*session, error) {
@@ -162,9 +164,13 @@ func (w *watch) open(ctx context.Context) (*session, error) {
 		AckPolicy:         jetstream.AckNonePolicy,
 		MemoryStorage:     true,
 		Replicas:          1,
+		HeadersOnly:       w.bare,
 		InactiveThreshold: 30 * time.Second,
 	})
 	if err != nil {
+		return nil, err
+	}
+	if s.ghosts, err = w.kv.ghostFilter(call); err != nil {
 		return nil, err
 	}
 	s.pending = s.consumer.CachedInfo().NumPending
@@ -277,6 +283,10 @@ func (s *session) read(ctx context.Context, msg *nats.Msg) (*record, error) {
 
 // see delivers what is news. Only what the reader has taken is known: the session may end while it makes us wait.
 func (w *watch) see(ctx context.Context, s *session, rec record) error {
+	if isReserved(rec.Key) {
+		return nil
+	}
+	rec.deleted = rec.deleted || s.ghosts.hide(rec)
 	revision, known := w.known[rec.Key]
 	if s.fresh != nil && !rec.deleted {
 		s.fresh[rec.Key] = struct{}{}

@@ -14,6 +14,15 @@ type Report struct {
 
 	// Foreign is the processes on each device, by UUID, that the agent did not start. Only it can tell.
 	Foreign map[string][]Process `json:"foreign,omitempty" msgpack:"foreign,omitempty"`
+
+	// Running is the reservations under which workers of the agent run, by reservation and token. RunningComplete says
+	// that these are all: false where nothing is known (an agent of an older version), or where there are too many.
+	Running         []Running `json:"running,omitempty" msgpack:"running,omitempty"`
+	RunningComplete bool      `json:"running_complete,omitempty" msgpack:"running_complete,omitempty"`
+
+	// Answered is the stamp of the newest question that had been heard before this report was made; NotAsked if there was
+	// none. Zero: the agent is of a version that does not answer stamps.
+	Answered uint64 `json:"answered,omitempty" msgpack:"answered,omitempty"`
 }
 
 // Beat is a node's sign of life. Every so often, and whenever something has changed, it carries the report.

@@ -46,6 +46,14 @@ type Config struct {
 	// Read is the time between two readings of the devices; one costs milliseconds per device on a real driver. A
 	// device that fails is read at once. Zero: as often as it beats.
 	Read time.Duration
+	// RunningFunc is the reservations under which workers run here; RunningCh, if any, says that this may have changed.
+	// EndFunc is told of grants that are over: it ends the workers that run under exactly these tokens, and must not
+	// block. Zero: nothing is said about workers, and nobody ends them.
+	RunningFunc func() []gpu.Running
+	RunningCh   <-chan struct{}
+	EndFunc     func([]gpu.Ended)
+	// toldFunc is called when what RunningFunc last said has been reported.
+	toldFunc func()
 	// RegisteredFunc is called once, when the lease is taken for the first time. It must not block.
 	RegisteredFunc func()
 	// Logger receives what goes wrong. Zero: the bus's.

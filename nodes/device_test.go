@@ -130,7 +130,7 @@ func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	newStandAt(t, b, dir).stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
 	killed, err := bus.Marshal(gpu.Report{Node: "host", Session: identity + ".old"})
 	require.NoError(t, err)

@@ -67,9 +67,11 @@ func Emit(b *bus.Bus, e Event) error {
 	return nil
 }
 
-// KeepEvents makes the stream in which events are stored. A head does it; so does who reads them.
-func KeepEvents(ctx context.Context, b *bus.Bus) error {
-	_, err := openStream(ctx, b, eventStreamConfig())
+// KeepEvents creates the stream in which events are stored, with so many replicas, as in bus.KVConfig.
+func KeepEvents(ctx context.Context, b *bus.Bus, replicas int) error {
+	cfg := eventStreamConfig()
+	cfg.Replicas = replicas
+	_, err := openStream(ctx, b, cfg)
 	return err
 }
 

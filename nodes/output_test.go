@@ -141,7 +141,7 @@ func TestFullLogFolder(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, 0)) })
 	}
 	b := bustest.Open(t)
-	require.NoError(t, nodes.KeepEvents(t.Context(), b))
+	require.NoError(t, nodes.KeepEvents(t.Context(), b, 0))
 	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.LogDir = filepath.Join(dir, "logs") })
 	f := s.follow()
 	s.launch(sh(`i=0; while [ $i -lt 3000 ]; do echo line $i with some more words to fill the disk; i=$((i+1)); done; echo done; exit 4`, 0))

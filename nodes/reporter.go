@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -48,8 +49,9 @@ func (r *Reporter) Run(ctx context.Context) error {
 		return ended(ctx, err)
 	}
 	run := &running{Config: r.cfg, session: r.session, kv: kv, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
+	run.stamp.Store(gpu.NotAsked)
 	for _, whom := range []string{r.cfg.Name, ""} {
-		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(*nats.Msg) { wake(run.askCh) }))
+		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(m *nats.Msg) { run.asked(m.Data) }))
 		if err != nil {
 			return bus.Errorf(bus.CodeUnavailable, "node %s: listen for questions: %w", r.cfg.Name, err)
 		}
@@ -74,7 +76,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 // open opens the bucket of the leases, and waits for a server that cannot be reached.
 func (r *Reporter) open(ctx context.Context) (*bus.KV, error) {
 	for {
-		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 		full := errors.Is(err, bus.ErrNoSpace)
 		if !full && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
 			return kv, err
@@ -110,6 +112,7 @@ type running struct {
 	session   string
 	kv        *bus.KV
 	askCh     chan struct{} // somebody wants the report
+	stamp     atomic.Uint64 // of the newest question; set before askCh is woken
 	changedCh chan struct{} // a device may have failed or recovered
 	group     sync.WaitGroup
 
@@ -165,15 +168,22 @@ func (r *running) loop(ctx context.Context) error {
 				return again.err
 			}
 			r.lease, lostCh, changed = again.lease, again.lease.Lost(), true
+			r.reread(ctx) // the node may have been given up meanwhile: what runs here now decides what is ended
 		case _, open := <-backCh: // perhaps to a server that was started again, and has forgotten
 			if !open {
 				_, err := r.kv.Get(ctx, lease.Key()) // which says why the connection is closed
 				return err
 			}
 			r.group.Go(bus.Guard(func() { r.recheck(ctx, r.lease) }))
+			r.reread(ctx)
 			changed = true
 		case <-r.askCh:
+			if r.report.Answered != r.stamp.Load() {
+				r.reread(ctx) // the report must have been made after the question
+			}
 			changed = true
+		case <-r.RunningCh:
+			changed = r.rerun()
 		case <-r.changedCh:
 			changed = r.reread(ctx)
 		case <-read.C:
@@ -187,7 +197,48 @@ func (r *running) loop(ctx context.Context) error {
 		if changed {
 			r.beat(true)
 		}
+		if r.toldFunc != nil {
+			r.toldFunc() // what was not told anew has not changed
+		}
 	}
+}
+
+// asked hears a question. An empty one, of a leader of an older version, wants the report as it is.
+func (r *running) asked(data []byte) {
+	var q gpu.Question
+	if len(data) > 0 {
+		if err := bus.Unmarshal(data, &q); err != nil {
+			r.Logger.Warn("nodes: a question cannot be read", "node", r.Name, "error", err)
+			return
+		}
+	}
+	if len(q.Ended) > 0 && r.EndFunc != nil {
+		r.EndFunc(q.Ended)
+	}
+	if q.Stamp != 0 {
+		r.stamp.Store(q.Stamp)
+	}
+	wake(r.askCh)
+}
+
+// rerun reads anew which workers run, and reports whether that is another than before.
+func (r *running) rerun() bool {
+	before := r.report.Running
+	r.report.Seq++
+	r.look()
+	return !slices.EqualFunc(before, r.report.Running, sameRunning)
+}
+
+// look enters into the report which workers run.
+func (r *running) look() {
+	r.report.Running, r.report.RunningComplete = nil, false
+	if r.RunningFunc != nil {
+		r.report.Running, r.report.RunningComplete = gpu.LimitRunning(r.RunningFunc())
+	}
+}
+
+func sameRunning(a, b gpu.Running) bool {
+	return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
 }
 
 // recheck gives up a lease that the server has forgotten, so that it is taken again at once rather than at its next
@@ -220,6 +271,7 @@ type registered struct {
 
 // read fills the report.
 func (r *running) read(ctx context.Context) error {
+	stamp := r.stamp.Load() // before anything is read
 	devices, err := r.Inventory.Devices(ctx)
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "node %s: read the devices: %w", r.Name, err)
@@ -232,15 +284,16 @@ func (r *running) read(ctx context.Context) error {
 	}
 	r.report = gpu.Report{
 		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
-		Source: r.Inventory.String(), Devices: devices, Foreign: foreign,
+		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
+	r.look()
 	return nil
 }
 
 // reread reads again and reports whether that must be told at once. What cannot be read any more is told as unfit: a
 // driver that does not answer is no reason to grant its devices.
 func (r *running) reread(ctx context.Context) bool {
-	old := r.report
+	old, stamp := r.report, r.stamp.Load()
 	err := r.read(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -248,12 +301,15 @@ func (r *running) reread(ctx context.Context) bool {
 	case err == nil:
 		r.unread = ""
 		return r.differs(old)
-	case err.Error() == r.unread:
-		return false
+	}
+	r.report.Seq++
+	r.report.Answered = stamp // the devices are told as unfit, which is true after the question too
+	r.look()
+	if err.Error() == r.unread {
+		return !slices.EqualFunc(old.Running, r.report.Running, sameRunning)
 	}
 	r.unread = err.Error()
 	r.Logger.Warn("nodes: the devices cannot be read", "node", r.Name, "error", err)
-	r.report.Seq++
 	r.report.Devices = slices.Clone(old.Devices)
 	for i := range r.report.Devices {
 		r.report.Devices[i].Health.Lost = "its driver does not answer: " + r.unread
@@ -263,6 +319,9 @@ func (r *running) reread(ctx context.Context) bool {
 
 // differs reports whether what decides on grants is another than before. Readings such as the temperature do not count.
 func (r *running) differs(old gpu.Report) bool {
+	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
+		return true
+	}
 	return !slices.EqualFunc(r.report.Devices, old.Devices, func(a, b gpu.Device) bool {
 		return a.UUID == b.UUID && a.Index == b.Index &&
 			slices.Equal(r.report.Unfit(a), old.Unfit(b)) && len(a.Sample.Processes) == len(b.Sample.Processes)

@@ -90,7 +90,7 @@ func TestReporter(t *testing.T) {
 	require.Positive(t, first.Report.Memory)
 	next(t, ch, func(beat gpu.Beat) bool { return beat.Report == nil }) // most are light
 
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
 	entry, err := kv.Get(t.Context(), gpu.NodeKey("host"))
 	require.NoError(t, err)
@@ -175,7 +175,7 @@ func TestReporterComesBackAtOnce(t *testing.T) {
 	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)
 	for range 3 {
 		bustest.Reconnected(t, b.Conn(), srv.Restart)
-		kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+		kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
 			_, err := kv.Get(t.Context(), gpu.NodeKey("host"))

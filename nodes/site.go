@@ -30,6 +30,8 @@ type site struct {
 	thereCh  chan struct{} // closed when the lease is taken
 	servedCh chan struct{} // closed when requests are served
 	slotCh   chan struct{} // holds a token for each request that is being answered
+	ranCh    chan struct{} // woken when a worker was enlisted or is gone
+	told     telling       // of what runs
 
 	sub *nats.Subscription // of begin's, until close
 
@@ -41,15 +43,25 @@ type site struct {
 	tombed  []WorkerID        // in order
 	fence   fence
 	known   []gpu.Device // as read last
+
+	over   map[grant]bool // grants that have ended: nothing is started under them
+	overed []grant        // in order
+}
+
+// grant is a reservation as it was granted once.
+type grant struct {
+	reservation string
+	token       uint64
 }
 
 func newSite(a *Agent, cfg Config) (*site, error) {
 	s := &site{
 		agent: a, thereCh: make(chan struct{}), servedCh: make(chan struct{}), slotCh: make(chan struct{}, requestsMost),
-		workers: map[WorkerID]*worker{}, tombs: map[WorkerID]bool{}, fence: fence{},
+		ranCh: make(chan struct{}, 1), workers: map[WorkerID]*worker{}, tombs: map[WorkerID]bool{}, fence: fence{}, over: map[grant]bool{},
 	}
 	registered := cfg.RegisteredFunc
 	cfg.Bus, cfg.Logger, cfg.OwnFunc = a.cfg.Bus, a.cfg.Logger, a.own
+	cfg.RunningFunc, cfg.RunningCh, cfg.EndFunc, cfg.toldFunc = s.running, s.ranCh, s.endUnder, s.told.done
 	cfg.RegisteredFunc = func() {
 		close(s.thereCh)
 		if registered != nil {
@@ -139,6 +151,7 @@ func (s *site) launch(l Launch) reply {
 	}
 	asked, fresh := s.enlist(l)
 	if len(fresh) > 0 {
+		wake(s.ranCh)
 		s.agent.group.Go(bus.Guard(func() { s.begins(fresh) }))
 	}
 	if !within(patience, asked, func(w *worker) chan struct{} { return w.startedCh }) {
@@ -162,11 +175,14 @@ func (s *site) enlist(l Launch) (asked, fresh []*worker) {
 		w := s.workers[start.ID]
 		switch {
 		case w != nil:
-		case closing || s.tombs[start.ID]:
+		case closing || s.tombs[start.ID] || s.over[grant{l.Reservation, l.Token}]:
 			w = newWorker(s, l, start, s.agent.identity)
-			if closing {
+			switch {
+			case closing:
 				w.refuse(errClosing)
-			} else {
+			case !s.tombs[start.ID]:
+				w.refuse(bus.Errorf(bus.CodeFenced, "worker %s: reservation %s with token %d has ended", start.ID, l.Reservation, l.Token))
+			default:
 				w.refuse(bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", start.ID))
 			}
 		default:
@@ -304,6 +320,9 @@ func (s *site) stop(ask stopAsk) reply {
 	}
 	if !within(patience, known, func(w *worker) chan struct{} { return w.goneCh }) {
 		return reply{Pending: true}
+	}
+	if slices.ContainsFunc(known, func(w *worker) bool { return w.launch.Reservation != "" }) {
+		s.told.wait(s.ranCh, tellWait) // so that what is released next can be granted at once
 	}
 	for _, w := range known {
 		s.agent.workerGone(w) // it may have ended by itself; and ports are returned before this is answered

@@ -2,7 +2,6 @@ package nodes
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
@@ -17,8 +16,11 @@ const (
 	eventStream = "troupe_events"
 )
 
+// Output is large and worth little: one replica.
 func logStreamConfig() jetstream.StreamConfig {
-	return streamConfig(logStream, bus.Logs("", "", "", -1), 256<<20, 7*24*time.Hour)
+	cfg := streamConfig(logStream, bus.Logs("", "", "", -1), 256<<20, 7*24*time.Hour)
+	cfg.Replicas = 1
+	return cfg
 }
 
 func eventStreamConfig() jetstream.StreamConfig {
@@ -32,17 +34,11 @@ func streamConfig(name, subject string, most int64, age time.Duration) jetstream
 	}
 }
 
-// openStream finds a stream, or makes it. One that is there keeps the limits that somebody has given it.
+// openStream finds a stream, or creates it. One that is there keeps its limits. Nothing but a single replica may be
+// written to disk when there is time: where there are more, each write is in the memory of several servers.
 func openStream(ctx context.Context, b *bus.Bus, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
-	s, err := b.JetStream().Stream(ctx, cfg.Name)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		s, err = b.JetStream().CreateStream(ctx, cfg)
+	if b.Clustered() && cfg.Replicas != 1 {
+		cfg.PersistMode = jetstream.DefaultPersistMode
 	}
-	if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // made by another in between
-		s, err = b.JetStream().Stream(ctx, cfg.Name)
-	}
-	if err != nil {
-		return nil, bus.Errorf(bus.CodeUnavailable, "stream %s: %w", cfg.Name, err)
-	}
-	return s, nil
+	return b.OpenStream(ctx, cfg)
 }

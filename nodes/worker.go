@@ -87,6 +87,7 @@ func (w *worker) refuse(err error) {
 	close(w.startedCh)
 	close(w.endedCh)
 	close(w.goneCh)
+	wake(w.site.ranCh)
 }
 
 // start starts the process. It is called once, by the goroutine of the launch.
@@ -279,6 +280,7 @@ func (w *worker) supervise(child process, out *capture) {
 	w.shedLocked()
 	w.mu.Unlock()
 	close(w.goneCh)
+	wake(w.site.ranCh)
 	w.site.agent.workerGone(w)
 }
 

@@ -30,19 +30,28 @@ func Connect(b *bus.Bus, namespace, name string) (*Client, error) {
 
 // List names the pipelines of a namespace that have a log, running or not.
 func List(ctx context.Context, b *bus.Bus, namespace string) ([]string, error) {
-	prefix := bus.Pipeline{Namespace: namespace}.Stream()
-	var out []string
+	all, err := ListAll(ctx, b)
+	return all[namespace], err
+}
+
+// ListAll is List for every namespace that has a pipeline.
+func ListAll(ctx context.Context, b *bus.Bus) (map[string][]string, error) {
+	prefix := strings.TrimSuffix(bus.Pipeline{}.Stream(), "@")
+	all := map[string][]string{}
 	names := b.JetStream().StreamNames(ctx)
-	for name := range names.Name() {
-		if rest, ok := strings.CutPrefix(name, prefix); ok {
-			out = append(out, rest)
+	for stream := range names.Name() {
+		rest, ok := strings.CutPrefix(stream, prefix)
+		if namespace, name, named := strings.Cut(rest, "@"); ok && named {
+			all[namespace] = append(all[namespace], name)
 		}
 	}
 	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
 		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
 	}
-	slices.Sort(out)
-	return out, nil
+	for _, list := range all {
+		slices.Sort(list)
+	}
+	return all, nil
 }
 
 // Producer is a new producer for the pipeline.

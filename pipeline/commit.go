@@ -12,7 +12,8 @@ type commit struct {
 	changes  []*change
 	entries  []*entry
 	dead     []*DeadLetter
-	revived  []string
+	revived  []revival
+	endings  map[uint64][]byte // blocks of the letters that are ended, as they are then; nil: under the floor
 	closings []*closing
 	sources  map[string]uint64
 	record   record
@@ -30,6 +31,8 @@ type record struct {
 	Closed  bool                    `json:"closed,omitempty"` // it is the last of an engine that was closed, and not killed
 	Paused  []string                `json:"paused,omitempty"`
 	Streams map[string]streamRecord `json:"streams"`
+	Letters *lettersRecord          `json:"letters,omitempty"` // nil: it is of a version that did not number them
+	Void    place                   `json:"void,omitempty"`    // of the log: halves of batches, which count for nothing if they come back
 }
 
 type streamRecord struct {
@@ -55,7 +58,7 @@ const (
 // build takes from the queue what fits into one commit, and gives the new items their numbers. From here on the state
 // is that of after the commit: one that cannot be made ends the pipeline's run.
 func (f *flow) build() *commit {
-	c := &commit{sources: map[string]uint64{}}
+	c := &commit{sources: map[string]uint64{}, endings: map[uint64][]byte{}}
 	messages, bytes := 0, int64(0)
 	f.queue.takeIf(f.free(), func(ch *change) (take, more bool) {
 		m, b := ch.messages(), ch.size()
@@ -68,6 +71,9 @@ func (f *flow) build() *commit {
 		f.include(c, ch)
 		return true, true
 	})
+	for block := range c.endings {
+		c.endings[block] = f.endings.text(block)
+	}
 	f.number++
 	c.number = f.number
 	c.record = f.recordNow()
@@ -117,8 +123,16 @@ func (f *flow) include(c *commit, ch *change) {
 		e.lane.stream.stored += weight(&e.Item)
 		c.entries = append(c.entries, e)
 	}
-	c.dead = append(c.dead, ch.dead...)
-	c.revived = append(c.revived, ch.revived...)
+	for _, d := range ch.dead {
+		d.ordinal = f.endings.next()
+		c.dead = append(c.dead, d)
+	}
+	for _, r := range ch.revived {
+		f.endings.end(r.ordinal)
+		c.endings[blockOf(r.ordinal)] = nil
+		c.revived = append(c.revived, r)
+	}
+	f.moved = max(f.moved, ch.moved)
 	if ch.closed != nil {
 		c.closings = append(c.closings, ch.closed)
 	}
@@ -139,9 +153,24 @@ func (f *flow) recordNow() record {
 		for _, l := range s.lanes {
 			sr.Lanes = append(sr.Lanes, laneRecord{Head: l.head, ordinals: l.done.clone()})
 		}
+		f.keepRetired(s.spec.Name, &sr)
 		r.Streams[s.spec.Name] = sr
 	}
+	for name, sr := range f.retired {
+		if _, declared := r.Streams[name]; !declared {
+			r.Streams[name] = sr
+		}
+	}
+	r.Letters = &lettersRecord{Head: f.endings.head, Floor: f.endings.floor, Moved: f.moved}
 	return r
+}
+
+// keepRetired adds the lanes of priorities that are not declared any more. Their numbers go on when they are declared again:
+// what was stored there before, and comes back when a server is killed, must not be taken for what is stored then.
+func (f *flow) keepRetired(name string, sr *streamRecord) {
+	if lanes := f.retired[name].Lanes; len(lanes) > len(sr.Lanes) {
+		sr.Lanes = append(sr.Lanes, lanes[len(sr.Lanes):]...)
+	}
 }
 
 // landed takes in that the commit is in the log, its first item at first.
@@ -193,12 +222,16 @@ func (f *flow) landed(c *commit, first uint64) {
 // restore takes the state up where the record left it. What lies in the log is read as it is needed.
 func (f *flow) restore(r *record) {
 	f.number, f.version = r.Commit, r.Version
+	if r.Letters != nil {
+		f.endings.head, f.endings.floor, f.moved = r.Letters.Head, r.Letters.Floor, r.Letters.Moved
+	}
 	for _, name := range r.Paused {
 		if s := f.stageOf(name); s != nil {
 			s.paused = true
 		}
 	}
 	for name, sr := range r.Streams {
+		f.retired[name] = streamRecord{Lanes: sr.Lanes}
 		s := f.streamOf(name)
 		if s == nil {
 			continue
@@ -210,6 +243,7 @@ func (f *flow) restore(r *record) {
 			}
 			l := s.lanes[p]
 			l.head, l.visible, l.done, l.loaded = lr.Head, lr.Head, lr.ordinals.clone(), lr.Floor
+			l.unread = lr.pending() > 0
 			s.items += lr.pending()
 		}
 	}

@@ -136,10 +136,8 @@ func (p *Pipeline) scaleFunc(s *stage, workers int) {
 
 // returnQueue makes runnable again what waited for a worker that gets nothing more.
 func (f *flow) returnQueue(s *stage, h *hand) {
-	f2 := h.queue.all()
-	s.held -= len(f2)
-	s.giveBack(append([]*work(nil), f2...))
-	h.queue = fifo[*work]{}
+	s.held -= h.queue.len()
+	s.giveBack(h.empty())
 	s.hands.unstick(h)
 }
 

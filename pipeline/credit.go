@@ -11,10 +11,13 @@ type hand struct {
 	suspended bool // gets nothing new for now
 	draining  bool // gets nothing new for ever
 	queue     fifo[*work]
+	solo      *work  // handed out when nothing else is in hand, and nothing beside it; nil: none
+	soloOut   bool   // it is in hand
+	gen       uint32 // of the worker, if it is a rank
 }
 
 func (h *hand) free() int {
-	if h.suspended || h.draining {
+	if h.suspended || h.draining || h.solo != nil {
 		return 0
 	}
 	return h.credits - h.running
@@ -42,7 +45,16 @@ func (p *hands) add(name string, credits int) *hand {
 func (p *hands) remove(h *hand) []*work {
 	p.all = slices.DeleteFunc(p.all, func(o *hand) bool { return o == h })
 	p.unstick(h)
-	waiting := slices.Clone(h.queue.all())
+	return h.empty()
+}
+
+// empty takes out what waits for the worker.
+func (h *hand) empty() []*work {
+	var waiting []*work
+	if h.solo != nil && !h.soloOut {
+		waiting, h.solo = append(waiting, h.solo), nil
+	}
+	waiting = append(waiting, h.queue.all()...)
 	h.queue = fifo[*work]{}
 	return waiting
 }

@@ -23,9 +23,11 @@ type DeadLetter struct {
 	Priority int       `json:"priority,omitempty"`
 	Version  Version   `json:"version"`
 	Size     int       `json:"size"`
-	Seq      uint64    `json:"seq"` // its place in the log, and its name for show, retry and drop
+	Number   uint64    `json:"number,omitempty"` // of the item in its stream and priority
+	Seq      uint64    `json:"seq"`              // its place in the log, and its name for show, retry and drop
 	Body     bus.Raw   `json:"-"`
 
+	ordinal uint64 // among the letters; 0: it was written by a version without
 	subject string
 	stash   *stash // where the body lies, if that is apart
 }
@@ -33,12 +35,13 @@ type DeadLetter struct {
 // letterRecord is a dead letter in the log.
 type letterRecord struct {
 	DeadLetter
-	At place `json:"body,omitempty"`
+	At      place  `json:"body,omitempty"`
+	Ordinal uint64 `json:"ordinal,omitempty"`
 }
 
 // encodeLetter keeps a letter with long stacks within what a header may be.
 func encodeLetter(d *DeadLetter) (string, error) {
-	r := letterRecord{DeadLetter: *d}
+	r := letterRecord{DeadLetter: *d, Ordinal: d.ordinal}
 	if d.stash != nil {
 		r.At = d.stash.at
 	}
@@ -66,6 +69,7 @@ func letter(s *stage, e *entry, reason string, failures []Failure, now time.Time
 	return &DeadLetter{
 		ID: e.ID, Stage: s.spec.Name, Stream: e.Stream, Reason: reason, Attempts: max(e.Attempt, len(failures)), Failures: failures,
 		At: now.UTC(), Key: e.Key, Group: e.Group, Of: e.Of, Priority: e.Priority, Version: e.Version, Size: len(e.Body), Body: e.Body,
+		Number: e.n,
 	}
 }
 

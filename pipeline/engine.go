@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -26,21 +27,22 @@ type Pipeline struct {
 	group    sync.WaitGroup
 	doneCh   chan struct{} // closed when the loop has ended
 	commitCh chan *commit
-	written  uint64 // the writer's: where the log ends
+	full     atomic.Pointer[bus.Error] // the store is, and a commit waits for it: no more is taken in; the writer's to set
+	written  uint64                    // the writer's: where the log ends
 	loadCh   chan load
 
 	// The loop owns what follows.
-	flow         *flow
-	workers      map[*hand]worker
-	bodies       map[*shelf]*bodyWriter
-	inFlight     int      // commits
-	closing      bool     // it is to end when nothing is in hand and all is stored
-	waiters      []waiter // for a state of affairs
-	rates        map[string]*rate
-	began        time.Time
-	sampled      time.Time
-	dead         int             // letters in the log
-	endedLetters map[uint64]bool // those that were ended in this run
+	flow     *flow
+	workers  map[*hand]worker
+	bodies   map[*shelf]*bodyWriter
+	inFlight int      // commits
+	closing  bool     // it is to end when nothing is in hand and all is stored
+	waiters  []waiter // for a state of affairs
+	rates    map[string]*rate
+	began    time.Time
+	sampled  time.Time
+	dead     int // letters in the log
+	report   report
 
 	garbage *garbage // for the purge loop
 
@@ -65,7 +67,7 @@ func Open(ctx context.Context, cfg Config, spec Spec) (*Pipeline, error) {
 	p := &Pipeline{
 		cfg: cfg, spec: spec.withDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: spec.Name}, inbox: newInbox(),
 		doneCh: make(chan struct{}), commitCh: make(chan *commit, maxFlights), loadCh: make(chan load, 256),
-		workers: map[*hand]worker{}, bodies: map[*shelf]*bodyWriter{}, rates: map[string]*rate{}, garbage: newGarbage(), began: time.Now(), endedLetters: map[uint64]bool{},
+		workers: map[*hand]worker{}, bodies: map[*shelf]*bodyWriter{}, rates: map[string]*rate{}, garbage: newGarbage(), began: time.Now(),
 		pulls: pulls{under: map[string]*pull{}, roomCh: map[string]chan struct{}{}}, loans: loans{byID: map[uint64]*lending{}},
 	}
 	if err := p.alone(ctx); err != nil {
@@ -101,17 +103,21 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	p.flow = newFlow(p.spec, rec)
 	p.flow.apart = bodyApart
 	p.flow.now = time.Now()
-	if err := p.recallTries(ctx); err != nil {
+	if err := errors.Join(p.recallTries(ctx), p.recallEndings(ctx, rec)); err != nil {
+		return err
+	}
+	if err := p.makeRoom(ctx, rec); err != nil {
 		return err
 	}
 	p.flow.crashed(rec)
-	first := p.flow.build() // from here on the engine before us is refused
-	at, end, err := p.journal.take(ctx, first, last)
-	if err != nil {
+	p.written = last
+	at := last + 1
+	if err := p.commitNow(ctx); err != nil { // from here on the engine before us is refused
 		return err
 	}
-	p.flow.landed(first, at)
-	p.written = end
+	if err := p.recallLetters(ctx); err != nil {
+		return err
+	}
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
 			body, err := p.journal.lastBody(ctx, l.shelf)
@@ -124,6 +130,7 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	if err := p.recall(ctx); err != nil {
 		return err
 	}
+	p.letGo(nil)
 	if err := p.staff(); err != nil {
 		return err
 	}
@@ -135,6 +142,21 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	p.group.Go(bus.Guard(p.purgeLoop))
 	bus.Go(p.loop)
 	return nil
+}
+
+// commitNow stores what waits, and a record in any case, before the loops begin.
+func (p *Pipeline) commitNow(ctx context.Context) error {
+	for {
+		c := p.flow.build()
+		first, end, err := p.journal.take(ctx, c, p.written)
+		if err != nil {
+			return err
+		}
+		p.flow.landed(c, first)
+		if p.written = end; p.flow.queue.len() == 0 {
+			return nil
+		}
+	}
 }
 
 // loop applies events, decides, and carries out. It ends with the pipeline.
@@ -150,7 +172,9 @@ func (p *Pipeline) loop() {
 		p.flow.pump()
 		p.carryOut()
 		p.sample()
+		p.tellDead(false)
 		if p.over() {
+			p.tellDead(true)
 			return
 		}
 		wait := time.Second // and at least that often, for the rates
@@ -265,6 +289,7 @@ func (l *landing) apply(p *Pipeline) {
 	p.inFlight--
 	p.flow.landed(l.commit, l.first)
 	p.dead += len(l.commit.dead)
+	p.noteDead(l.commit.dead)
 	p.letGo(l.commit)
 }
 
@@ -275,26 +300,30 @@ func (p *Pipeline) readLoop() {
 		case <-p.ctx.Done():
 			return
 		case want := <-p.loadCh:
-			entries, upTo, last, ok := p.readAll(want)
+			got, ok := p.readAll(want)
 			if !ok {
 				return
 			}
-			p.inbox.push(eventFunc(func(*Pipeline) { want.lane.arrived(entries, upTo, last) }))
+			p.inbox.push(eventFunc(func(*Pipeline) {
+				if want.lane.arrived(got) {
+					p.letGo(nil)
+				}
+			}))
 		}
 	}
 }
 
 // readAll tries until it has read, or the pipeline ends.
-func (p *Pipeline) readAll(want load) (entries []*entry, upTo, last uint64, ok bool) {
+func (p *Pipeline) readAll(want load) (got loaded, ok bool) {
 	for pause := firstPause; ; pause = min(2*pause, longestPause) {
 		ctx, cancel := context.WithTimeout(p.ctx, 5*attemptLimit)
-		entries, upTo, last, err := p.journal.read(ctx, want)
+		got, err := p.journal.read(ctx, want)
 		cancel()
 		if err == nil {
-			return entries, upTo, last, true
+			return got, true
 		}
 		if wait(p.ctx, pause) != nil {
-			return nil, 0, 0, false
+			return loaded{}, false
 		}
 	}
 }
@@ -390,7 +419,7 @@ func (p *Pipeline) finishUp(ctx context.Context) {
 	_ = p.do(ctx, func(p *Pipeline) { // an end in between is what is wanted
 		for _, s := range p.flow.stages {
 			for _, h := range slices.Clone(s.hands.all) {
-				p.flow.part(s, h, false, nil)
+				p.flow.part(s, h, returned, 0, nil)
 			}
 		}
 	})

@@ -34,6 +34,9 @@ type flow struct {
 	taken       map[uint64]*taking
 	alone       *loner // nil: nobody
 	dead        *shelf // of the bodies of dead letters
+	endings     *endings
+	moved       uint64                  // see lettersRecord
+	retired     map[string]streamRecord // of the record that it began with
 
 	starts  []*task        // effects: hand these out,
 	cancels []cancellation // take these back,
@@ -53,10 +56,11 @@ type change struct {
 	done    []*entry // these are dealt with
 	puts    []*entry // these are new
 	dead    []*DeadLetter
-	tried   []*entry // something went wrong with these
-	starts  []*task  // these are handed out when it is stored
-	revived []string // dead letters that are so no more, by subject
-	freed   []uint64 // and where their bodies lay
+	tried   []*entry  // something went wrong with these
+	starts  []*task   // these are handed out when it is stored
+	revived []revival // dead letters that are so no more,
+	freed   []uint64  // and where their bodies lay
+	moved   uint64    // up to here in the log, letters without a number are among its own now
 	closed  *closing
 	advance Version
 	source  string
@@ -72,6 +76,12 @@ type closing struct {
 	stage, group string
 	left         int
 	remember     time.Duration
+}
+
+// revival is a dead letter that is retried or dropped.
+type revival struct {
+	subject string
+	ordinal uint64
 }
 
 type (
@@ -94,7 +104,8 @@ type (
 
 func newFlow(spec Spec, rec *record) *flow {
 	spec = spec.withDefaults()
-	f := &flow{sources: map[string]*source{}, window: defaultWindow, maxBody: MaxBody, taken: map[uint64]*taking{}, dead: &shelf{name: deadShelf, bytes: 64 << 20}}
+	f := &flow{sources: map[string]*source{}, window: defaultWindow, maxBody: MaxBody, taken: map[uint64]*taking{}, dead: &shelf{name: deadShelf, bytes: 64 << 20},
+		endings: newEndings(), retired: map[string]streamRecord{}}
 	for _, s := range spec.Streams {
 		f.streams = append(f.streams, newStream(s))
 		f.dead.bytes += s.Bytes
@@ -160,7 +171,9 @@ func (f *flow) enqueue(c *change) {
 		e.stash = f.putApart(c, e.Body, e.lane.shelf)
 	}
 	for _, d := range c.dead {
-		d.stash = f.putApart(c, d.Body, f.dead)
+		if d.stash == nil { // one that is moved has its body where it was
+			d.stash = f.putApart(c, d.Body, f.dead)
+		}
 	}
 	f.queue.push(c)
 	f.queued += c.messages()
@@ -181,7 +194,7 @@ func (f *flow) putApart(c *change, body []byte, on *shelf) *stash {
 
 // messages is how many the change needs in the log.
 func (c *change) messages() int {
-	n := len(c.puts) + len(c.dead) + len(c.revived) + len(c.tried)
+	n := len(c.puts) + len(c.dead) + 2*len(c.revived) + len(c.tried)
 	for _, e := range c.done {
 		if e.tries != nil {
 			n++
@@ -392,8 +405,11 @@ const maxQueued = 8192
 const maxHeavy = 64 << 20
 
 // open says that the stage may hand something out.
-func (f *flow) open(s *stage) bool {
-	return !s.paused && !f.stopped && f.queued < maxQueued && f.heavy < maxHeavy && s.clear() && s.hands.free() > 0
+func (f *flow) open(s *stage) bool { return f.mayStart(s) && s.hands.free() > 0 && s.soloist() == nil }
+
+// mayStart is the same without a worker that has room.
+func (f *flow) mayStart(s *stage) bool {
+	return !s.paused && !f.stopped && f.queued < maxQueued && f.heavy < maxHeavy && s.clear()
 }
 
 func (f *flow) schedule(s *stage) {
@@ -401,6 +417,7 @@ func (f *flow) schedule(s *stage) {
 		f.runAlone(s)
 		return
 	}
+	f.startSolos(s)
 	for f.open(s) {
 		w, h := s.fromQueues()
 		if w == nil {
@@ -424,6 +441,11 @@ func (f *flow) schedule(s *stage) {
 			f.alone = &loner{stage: s, work: w}
 			f.runAlone(s)
 			return
+		}
+		if s.isSuspect(w) {
+			h.solo = w
+			f.startSolos(s)
+			continue
 		}
 		f.start(s, w, h)
 	}

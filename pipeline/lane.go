@@ -39,6 +39,7 @@ type lane struct {
 	ready      fifo[*entry]
 	readyBytes int64
 	loading    bool
+	unread     bool       // it was taken over with items, and the first that is not done has not been read
 	waits      uint64     // the scan of the queue that found a change with new items of this lane which cannot be stored yet,
 	ends       uint64     // and the one that found a change of an ordered stage which ends items of it
 	settled    uint64     // the floor as the log has it; done may be ahead of it by what is being committed
@@ -96,17 +97,49 @@ func (l *lane) want(w window) (from, to uint64, ok bool) {
 	return l.loaded + 1, min(l.visible, l.loaded+uint64(min(room, maxLoad))), true
 }
 
-// arrived takes what was read up to number to.
-func (l *lane) arrived(entries []*entry, to, lastSeq uint64) {
+// loaded is what was read of a lane.
+type loaded struct {
+	entries []*entry
+	passed  []stray // items that are done and lie in the log all the same
+	upTo    uint64  // all up to this number that is not done is among the entries
+	last    uint64  // where the last of them lies
+}
+
+// arrived takes what was read. It reports whether there is something to let go of: an engine that was killed may have left what
+// is done, and a server that was killed may have brought it back.
+func (l *lane) arrived(got loaded) bool {
 	l.loading = false
-	for _, e := range entries {
-		if e.n > l.loaded && e.n <= to && !l.done.has(e.n) {
+	first := len(got.entries) > 0 && l.unread
+	for _, e := range got.entries {
+		if e.n > l.loaded && e.n <= got.upTo && !l.done.has(e.n) {
 			e.tries = l.tried[e.n]
 			delete(l.tried, e.n)
 			l.push(e)
 		}
 	}
-	l.loaded, l.lastSeq = to, max(l.lastSeq, lastSeq)
+	l.loaded, l.lastSeq = got.upTo, max(l.lastSeq, got.last)
+	for _, s := range got.passed {
+		if s.n > l.settled {
+			l.addStray(s)
+		}
+	}
+	if first {
+		l.unread = false
+		l.marks.pushFront(beforeFirst(got.entries))
+	}
+	return first || len(got.passed) > 0
+}
+
+// beforeFirst is the mark of what lies before the first items of a lane that are not done, and before their bodies.
+func beforeFirst(entries []*entry) mark {
+	m := mark{seq: entries[0].seq - 1}
+	for _, e := range entries {
+		if e.stash != nil {
+			m.body = e.stash.at[0][0] - 1
+			break
+		}
+	}
+	return m
 }
 
 // passed is up to where in the log, and among the bodies, everything is done; zero: nothing new.
@@ -142,12 +175,21 @@ func (l *lane) passedBy() (out []stray) {
 }
 
 func (l *lane) pushStray(e *entry) {
-	s := stray{n: e.n, seq: e.seq, weight: weight(&e.Item)}
+	l.addStray(strayOf(e, len(e.Body)))
+}
+
+func (l *lane) addStray(s stray) {
+	l.strays.push(s)
+	l.strayBytes += s.weight
+}
+
+// strayOf is an item as a stray. Its body may not be in memory, and has so many bytes.
+func strayOf(e *entry, size int) stray {
+	s := stray{n: e.n, seq: e.seq, weight: weigh(&e.Item, size)}
 	if e.stash != nil {
 		s.at = e.stash.at
 	}
-	l.strays.push(s)
-	l.strayBytes += s.weight
+	return s
 }
 
 func (l *lane) popStray() stray {

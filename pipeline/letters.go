@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strconv"
 
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -18,7 +19,7 @@ func (c *Client) Dead(ctx context.Context, bodies bool) ([]DeadLetter, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := j.letters(ctx)
+	all, _, err := j.letters(ctx)
 	for i := range all {
 		if !bodies {
 			all[i].Body = nil
@@ -35,7 +36,7 @@ func (c *Client) DeadLetter(ctx context.Context, seq uint64) (DeadLetter, error)
 	if err != nil {
 		return DeadLetter{}, err
 	}
-	all, err := j.letters(ctx)
+	all, _, err := j.letters(ctx)
 	if err != nil {
 		return DeadLetter{}, err
 	}
@@ -58,29 +59,91 @@ func (c *Client) journal(ctx context.Context) (*journal, error) {
 	return &journal{b: c.b, at: c.at, stream: s, shelves: map[*shelf]jetstream.Stream{}}, nil
 }
 
-// letters lists the dead letters; those with large bodies come without them.
-func (j *journal) letters(ctx context.Context) ([]DeadLetter, error) {
-	var out []DeadLetter
-	err := eachLast(ctx, j.stream, j.at.Dead("*", "*"), func(m jetstream.Msg, seq uint64) error {
+// letters lists the dead letters; those with large bodies come without them. ended is where letters lie that were retried or
+// dropped: they are about to go, or came back when a server was killed.
+func (j *journal) letters(ctx context.Context) (live []DeadLetter, ended []uint64, err error) {
+	all, ended, err := j.readLetters(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	rec, last, half, err := j.findRecord(ctx) // after them: it knows of all that it is asked of
+	if err != nil || rec == nil {
+		return nil, nil, err
+	}
+	j.takeVoid(rec, last)
+	done, _, err := j.readEndings(ctx, rec)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range all {
+		switch {
+		case slices.Contains(half, d.Seq):
+		case !j.isVoid(d.Seq) && rec.Letters.isLive(done, d.ordinal, d.Seq):
+			live = append(live, d)
+		case rec.Letters == nil || d.ordinal <= rec.Letters.Head:
+			ended = append(ended, d.Seq)
+		}
+	}
+	return live, ended, nil
+}
+
+// readEndings reads which letters of a record were ended, and where blocks lie that are not needed any more.
+func (j *journal) readEndings(ctx context.Context, rec *record) (e *endings, stale []uint64, err error) {
+	e = newEndings()
+	if rec != nil && rec.Letters != nil {
+		e.head, e.floor = rec.Letters.Head, rec.Letters.Floor
+	}
+	at := map[uint64]uint64{}
+	err = j.each(ctx, j.at.Ended("*"), func(m jetstream.Msg, seq uint64) error {
+		block, err := strconv.ParseUint(lastWord(m.Subject()), 10, 64)
+		if err != nil {
+			return bus.Errorf(bus.CodeMalformed, "%s in the log cannot be read: %w", m.Subject(), err)
+		}
+		switch {
+		case len(m.Data()) == 0: // it lies under the floor, and is about to go
+		case !e.load(block, m.Data()):
+			stale = append(stale, seq)
+		default: // the newest of a block counts
+			if before := at[block]; before > 0 {
+				stale = append(stale, before)
+			}
+			at[block] = seq
+		}
+		return nil
+	})
+	return e, stale, err
+}
+
+// readLetters reads the letters that lie in the log, and where those lie that were ended before letters had numbers.
+func (j *journal) readLetters(ctx context.Context) (out []DeadLetter, ended []uint64, err error) {
+	old := map[string]int{} // letters without a number, by subject
+	err = eachLast(ctx, j.stream, j.at.Dead("*", "*"), func(m jetstream.Msg, seq uint64) error {
 		text := m.Headers().Get(headerLetter)
-		if text == "" {
-			return nil // one that was tried again or dropped, and is about to go
+		if text == "" { // what lay here was ended
+			if i, ok := old[m.Subject()]; ok {
+				ended = append(ended, out[i].Seq)
+				out[i].subject = ""
+			}
+			return nil
 		}
 		var r letterRecord
 		if err := json.Unmarshal([]byte(text), &r); err != nil {
 			return bus.Errorf(bus.CodeMalformed, "a dead letter at %d of the log cannot be read: %w", seq, err)
 		}
 		d := r.DeadLetter
-		d.Seq, d.subject = seq, m.Subject()
+		d.Seq, d.subject, d.ordinal = seq, m.Subject(), r.Ordinal
 		if len(r.At) > 0 {
 			d.stash = &stash{at: r.At}
 		} else {
 			d.Body = m.Data()
 		}
+		if d.ordinal == 0 {
+			old[d.subject] = len(out)
+		}
 		out = append(out, d)
 		return nil
 	})
-	return out, err
+	return slices.DeleteFunc(out, func(d DeadLetter) bool { return d.subject == "" }), ended, err
 }
 
 // fillLetter reads the body of a letter if that lies apart.
@@ -111,15 +174,71 @@ func (p *Pipeline) Dead(ctx context.Context) ([]DeadLetter, error) {
 	return (&Client{b: p.cfg.Bus, at: p.at}).Dead(ctx, true)
 }
 
-// countDead counts the letters, and lets go of bodies that belong to none: an engine that was killed may have stored one
-// whose letter never came to be, or have ended a letter and not its body.
-func (p *Pipeline) countDead(ctx context.Context) error {
-	all, err := p.journal.letters(ctx)
-	if p.dead = len(all); err != nil {
+// recallLetters counts the letters, numbers those of an earlier version, and lets go of what belongs to none: letters that were
+// ended and have come back, and bodies that an engine which was killed stored before their letter came to be, or did not let
+// go of after its end.
+func (p *Pipeline) recallLetters(ctx context.Context) error {
+	live, ended, err := p.journal.letters(ctx)
+	if err != nil {
 		return err
 	}
+	if slices.ContainsFunc(live, func(d DeadLetter) bool { return d.ordinal == 0 }) {
+		if live, ended, err = p.numberLetters(ctx, live, ended); err != nil {
+			return err
+		}
+	}
+	p.dead = len(live)
+	p.garbage.add(ended)
+	return p.removeOrphans(ctx, live)
+}
+
+// recallEndings reads back which letters were ended.
+func (p *Pipeline) recallEndings(ctx context.Context, rec *record) error {
+	e, stale, err := p.journal.readEndings(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if rec != nil && rec.Letters == nil { // an earlier version wrote last: new numbers begin behind all that the log knows of
+		all, _, err := p.journal.readLetters(ctx)
+		if err != nil {
+			return err
+		}
+		for _, d := range all {
+			e.head = max(e.head, d.ordinal)
+		}
+		for block := range e.blocks {
+			e.head = max(e.head, (block+1)*endingBits)
+		}
+	}
+	p.flow.endings = e
+	p.garbage.add(stale)
+	return nil
+}
+
+// numberLetters stores letters of an earlier version anew, with numbers, some in each commit; they lie elsewhere in the log
+// then. It is called before anything else is written.
+func (p *Pipeline) numberLetters(ctx context.Context, live []DeadLetter, ended []uint64) ([]DeadLetter, []uint64, error) {
+	rest := slices.DeleteFunc(slices.Clone(live), func(d DeadLetter) bool { return d.ordinal > 0 })
+	for len(rest) > 0 {
+		c := &change{}
+		for len(rest) > 0 && len(c.dead) < maxGroup && c.size() < maxCommitBytes/2 {
+			d := rest[0]
+			ended, c.moved = append(ended, d.Seq), d.Seq
+			c.dead, rest = append(c.dead, &d), rest[1:]
+		}
+		p.flow.enqueue(c)
+		if err := p.commitNow(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	live, _, err := p.journal.letters(ctx)
+	return live, ended, err
+}
+
+// removeOrphans lets go of bodies that belong to no letter.
+func (p *Pipeline) removeOrphans(ctx context.Context, live []DeadLetter) error {
 	named := map[uint64]bool{}
-	for _, d := range all {
+	for _, d := range live {
 		if d.stash != nil {
 			for _, seq := range d.stash.at.seqs() {
 				named[seq] = true
@@ -159,7 +278,7 @@ func (p *Pipeline) DropDead(ctx context.Context, seqs []uint64, all bool) (int, 
 // endDead takes letters out of the log, each in one commit with what becomes of it. The letters are those of before:
 // one that somebody else ends in between is passed over.
 func (p *Pipeline) endDead(ctx context.Context, seqs []uint64, all, retry bool) (int, error) {
-	found, err := p.journal.letters(ctx)
+	found, _, err := p.journal.letters(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -195,11 +314,11 @@ func (p *Pipeline) endDead(ctx context.Context, seqs []uint64, all, retry bool) 
 
 // endLetter ends one letter, in the loop.
 func (p *Pipeline) endLetter(d *DeadLetter, retry bool, token any) (bool, error) {
-	if p.endedLetters[d.Seq] {
+	if e := p.flow.endings; e.asked[d.ordinal] || e.ended(d.ordinal) {
 		token.(replier).reply(nil)
 		return false, nil
 	}
-	c := &change{revived: []string{d.subject}, tokens: []any{token}}
+	c := &change{revived: []revival{{d.subject, d.ordinal}}, tokens: []any{token}}
 	if d.stash != nil {
 		c.freed = d.stash.at.seqs()
 	}
@@ -210,7 +329,7 @@ func (p *Pipeline) endLetter(d *DeadLetter, retry bool, token any) (bool, error)
 		}
 		c.puts = append(c.puts, p.flow.move(to, d.item()))
 	}
-	p.endedLetters[d.Seq] = true
+	p.flow.endings.asked[d.ordinal] = true
 	p.dead--
 	p.flow.enqueue(c)
 	return true, nil

@@ -54,6 +54,10 @@ func (p *Pipeline) receivePut(m *nats.Msg) {
 		respond(m, nil, err)
 		return
 	}
+	if full := p.full.Load(); full != nil {
+		respond(m, nil, full)
+		return
+	}
 	if req.Size > 0 {
 		p.receiveLarge(req, m)
 		return
@@ -129,6 +133,7 @@ func (p *Pipeline) recall(ctx context.Context) error {
 			if err := json.Unmarshal(m.Data(), &c); err != nil {
 				return err
 			}
+			delete(s.groups.closed, c.Group) // the newest counts, also where it has nothing to remember
 			s.groups.remember(c.Group, c.Left, time.UnixMilli(c.At))
 			return nil
 		})
@@ -136,5 +141,5 @@ func (p *Pipeline) recall(ctx context.Context) error {
 			return bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", p.at.Name, err)
 		}
 	}
-	return p.countDead(ctx)
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"hash/fnv"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -49,6 +50,7 @@ type journal struct {
 
 	mu      sync.Mutex // guards what follows
 	shelves map[*shelf]jetstream.Stream
+	void    place // see record
 }
 
 // openJournal finds the log or makes it, and reads the record and where the log ends; nil: there is none yet.
@@ -91,10 +93,15 @@ func (j *journal) readRecord(ctx context.Context) (rec *record, last uint64, err
 	var before uint64
 	for tries := 0; ; tries++ {
 		var half []uint64
-		if rec, last, half, err = j.findRecord(ctx); err != nil || len(half) == 0 {
+		if rec, last, half, err = j.findRecord(ctx); err != nil {
 			return rec, last, err
 		}
+		j.takeVoid(rec, last)
+		if len(half) == 0 {
+			return rec, last, nil
+		}
 		if tries >= halfLooks && last == before {
+			j.addVoid(half)
 			return rec, last, j.removeHalf(ctx, half)
 		}
 		before = last
@@ -160,6 +167,36 @@ func (j *journal) scanBack(ctx context.Context, state jetstream.StreamState) (re
 	return nil, 0, nil, bus.Errorf(bus.CodeMalformed, notARecord, j.at.Name)
 }
 
+// takeVoid takes over what a record says of halves of batches. What lies behind the end of the log is forgotten: a server
+// that was killed after they were removed may begin anew where they began.
+func (j *journal) takeVoid(rec *record, last uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if rec != nil && len(j.void) == 0 {
+		j.void = slices.Clone(rec.Void)
+	}
+	j.void = slices.DeleteFunc(slices.Clone(j.void), func(r [2]uint64) bool { return r[1] > last })
+}
+
+// maxVoid is how many halves of batches are known: each takes a server that was killed in the middle of one. The numbers
+// in older ones have long been passed.
+const maxVoid = 64
+
+// addVoid notes messages that are half a batch. They are removed; if they come back, they are known.
+func (j *journal) addVoid(half []uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	void := append(slices.Clone(j.void), [2]uint64{slices.Min(half), slices.Max(half)}) // all of what lies behind the record
+	j.void = void[max(0, len(void)-maxVoid):]
+}
+
+// isVoid says that a message of the log counts for nothing.
+func (j *journal) isVoid(seq uint64) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.void.has(seq)
+}
+
 func (j *journal) removeHalf(ctx context.Context, half []uint64) error {
 	for _, seq := range half {
 		if err := j.stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
@@ -182,7 +219,7 @@ func (j *journal) take(ctx context.Context, c *commit, last uint64) (first, end 
 		}
 		rec, at, lookErr := j.readRecord(ctx)
 		switch {
-		case lookErr == nil && rec != nil && rec.Engine == j.engine:
+		case lookErr == nil && rec != nil && rec.Engine == j.engine && rec.Commit == c.number:
 			return fl.first(), fl.end(), nil
 		case lookErr == nil && at != last:
 			return 0, 0, j.fenced(rec)
@@ -219,9 +256,18 @@ type flight struct {
 }
 
 func (j *journal) newFlight(c *commit) (*flight, error) {
-	c.record.Engine, c.record.By = j.engine, j.by
+	j.mu.Lock()
+	c.record.Engine, c.record.By, c.record.Void = j.engine, j.by, j.void
+	j.mu.Unlock()
 	msgs, err := j.messages(c)
 	return &flight{commit: c, msgs: msgs}, err
+}
+
+// renew makes the messages of a commit anew: what the log has void may have changed.
+func (j *journal) renew(fl *flight) error {
+	anew, err := j.newFlight(fl.commit)
+	fl.msgs = anew.msgs
+	return err
 }
 
 func (fl *flight) first() uint64 { return fl.expected + 1 }
@@ -310,7 +356,7 @@ var batchNumbers = func() (out [1001][]string) {
 
 // messages are the commit as the log keeps it; the record is the last.
 func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
-	msgs := make([]*nats.Msg, 0, len(c.entries)+len(c.dead)+len(c.closings)+len(c.sources)+len(c.revived)+1)
+	msgs := make([]*nats.Msg, 0, len(c.entries)+len(c.dead)+len(c.closings)+len(c.sources)+2*len(c.revived)+1)
 	subjects := map[*lane]string{}
 	label := make([]byte, 0, 256)
 	for _, e := range c.entries {
@@ -345,8 +391,15 @@ func (j *journal) messages(c *commit) ([]*nats.Msg, error) {
 	for name, seq := range c.sources {
 		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: lasting(sourceTTL)})
 	}
-	for _, subject := range c.revived {
-		msgs = append(msgs, &nats.Msg{Subject: subject, Header: lasting(markTTL)})
+	for _, r := range c.revived { // which makes room; that it was ended is in its block
+		msgs = append(msgs, &nats.Msg{Subject: r.subject, Header: lasting(markTTL)})
+	}
+	for block, text := range c.endings {
+		m := &nats.Msg{Subject: j.at.Ended(strconv.FormatUint(block, 10)), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}
+		if text == nil {
+			m.Header = lasting(markTTL)
+		}
+		msgs = append(msgs, m)
 	}
 	tries, err := j.triesMessages(c)
 	if err != nil {

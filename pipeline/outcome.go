@@ -11,10 +11,11 @@ import (
 type ending uint8
 
 const (
-	handled  ending = iota // with outputs, or none
-	failed                 // with an error
-	lost                   // its worker is gone
-	returned               // it was taken back: nobody is to blame
+	handled   ending = iota // with outputs, or none
+	failed                  // with an error
+	lost                    // its worker died
+	displaced               // its worker was stopped, for a reason that lies elsewhere: nobody is to blame
+	returned                // it was taken back: nobody is to blame
 )
 
 // outcome is what came of a task.
@@ -24,6 +25,7 @@ type outcome struct {
 	ending ending
 	outs   []Out
 	err    error
+	alone  bool // of what was lost: the worker had nothing else in hand
 }
 
 // finish takes in what came of a task. One that is not known any more was taken back before, and is passed over: this
@@ -54,7 +56,10 @@ func (f *flow) finish(o outcome) {
 	case o.ending == failed:
 		f.fail(t, o.err)
 	case o.ending == lost:
-		f.lose(t, o.err)
+		f.lose(t, o.alone, o.err)
+	case o.ending == displaced:
+		s.lost++
+		s.runnable.pushFront(t.work)
 	default:
 		s.runnable.pushFront(t.work)
 	}
@@ -66,6 +71,9 @@ func (f *flow) release(t *task) {
 		f.alone = nil
 	}
 	t.hand.running--
+	if t.hand.solo == t.work {
+		t.hand.solo, t.hand.soloOut = nil, false
+	}
 	for _, out := range t.stage.blocks {
 		out.reserved--
 	}
@@ -166,11 +174,16 @@ func (f *flow) fail(t *task, err error) {
 	f.bury(t, "failures")
 }
 
-// lose gives the work of a dead worker back at once. Work that has cost many workers is to blame itself.
-func (f *flow) lose(t *task, err error) {
+// lose gives the work of a dead worker back at once. Only what was alone in its hand can be to blame: work that has cost many
+// workers so is given up. What was one of several is no attempt; after some deaths it is handed out alone.
+func (f *flow) lose(t *task, alone bool, err error) {
 	s := t.stage
 	s.lost++
-	t.losses++
+	if alone {
+		t.losses++
+	} else {
+		t.shared++
+	}
 	if t.losses < s.spec.Losses {
 		f.note(t.work)
 		s.runnable.pushFront(t.work)

@@ -13,6 +13,16 @@ func (p place) add(seq uint64) place {
 	return append(p, [2]uint64{seq, seq})
 }
 
+// has says whether a message is among them.
+func (p place) has(seq uint64) bool {
+	for _, r := range p {
+		if r[0] <= seq && seq <= r[1] {
+			return true
+		}
+	}
+	return false
+}
+
 // last is where the body ends; 0: it is nowhere.
 func (p place) last() uint64 {
 	if len(p) == 0 {

@@ -54,6 +54,9 @@ func (p *Pipeline) Put(ctx context.Context, stream string, items ...Item) error 
 }
 
 func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) error {
+	if full := p.full.Load(); full != nil {
+		return full
+	}
 	doneCh := make(chan error, 1)
 	e := &putEvent{put: put{items: items}, name: stream, end: func(err error) { doneCh <- err }}
 	p.inbox.push(e)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync"
 
+	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
@@ -72,7 +73,7 @@ func (w *rankWorker) tell(ctx context.Context, t *task, o *outcome, err error) {
 	case goneFor(err):
 		w.p.inbox.push(eventFunc(func(p *Pipeline) {
 			if p.workers[t.hand] == worker(w) {
-				p.gone(t.stage, t.hand, err)
+				p.gone(t.stage, t.hand, 0, err)
 			}
 		}))
 		return
@@ -86,6 +87,22 @@ func (w *rankWorker) tell(ctx context.Context, t *task, o *outcome, err error) {
 func goneFor(err error) bool {
 	code := bus.CodeOf(err)
 	return code == bus.CodeWorkerLost || code == bus.CodeNotFound && errors.Is(err, bus.ErrNotFound) && !isMethodMissing(err) || code == bus.CodeClosed
+}
+
+// isDisplaced says that the rank did not die by itself: its role is restarted because of another rank, it was asked to stop, as
+// a drain does, or its role is over. What it had in hand is not to blame.
+func (w *rankWorker) isDisplaced(why error) bool {
+	if code := bus.CodeOf(why); code == bus.CodeNotFound || code == bus.CodeClosed {
+		return true
+	}
+	c, rank := w.rank.Cluster(), w.rank.Rank()
+	for cause := why; cause != nil; cause = errors.Unwrap(cause) {
+		if e, ok := cause.(*bus.Error); ok && e.Role == c.Name() && e.Rank >= 0 && e.Rank != rank {
+			return true
+		}
+	}
+	beats := c.Health()
+	return rank < len(beats) && beats[rank].State == actors.Stopped
 }
 
 // isMethodMissing tells a role that has ended from a method that it does not have.

@@ -46,6 +46,7 @@ func (tr *troop) class() *actors.Class {
 	many := actors.MethodOptions{Lane: actors.Concurrent(64)}
 	actors.Method(k, "score", (*judge).Score, many)
 	actors.Method(k, "same", (*judge).Same, many)
+	actors.Method(k, "fragile", (*judge).Fragile, many)
 	actors.Method(k, "sum", (*judge).Sum)
 	actors.Method(k, "split", (*judge).Split)
 	actors.Method(k, "hold", (*judge).Hold, many)
@@ -55,6 +56,20 @@ func (tr *troop) class() *actors.Class {
 
 // Score answers its number with the rank and process that had it.
 func (j *judge) Score(_ context.Context, n int) (int, error) { return n*10 + j.setup.Rank, nil }
+
+// Fragile answers what it gets; a negative number ends the process, once others have come that are in hand with it.
+func (j *judge) Fragile(ctx context.Context, n int) (int, error) {
+	select {
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	case <-time.After(100 * time.Millisecond):
+	}
+	if n < 0 {
+		os.Exit(7)
+	}
+	time.Sleep(50 * time.Millisecond)
+	return n, nil
+}
 
 // Same answers what it gets.
 func (j *judge) Same(_ context.Context, n int) (int, error) { return n, nil }
@@ -263,8 +278,11 @@ func childIfAsked() {
 		return
 	}
 	serve := serveRole
-	if role == engineRole || role == poisonRole {
+	if role == engineRole || role == poisonRole || role == modelRole {
 		serve = serveEngine
+	}
+	if role == serverRole {
+		serve = serveNATS
 	}
 	if err := serve(role, os.Getenv(childURLEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
@@ -295,19 +313,27 @@ func serveEngine(role, url string) error {
 	if role == poisonRole {
 		spec = poisoned()
 	}
+	if role == modelRole {
+		spec = modelled()
+	}
 	ctx := context.Background()
 	b, err := bus.Open(ctx, bus.Config{URLs: []string{url}})
 	if err != nil {
 		return err
 	}
-	if _, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, spec); err != nil {
+	p, err := pipeline.Open(ctx, pipeline.Config{Bus: b, TakeOver: true}, spec)
+	if err != nil {
 		return err
 	}
 	if err := json.NewEncoder(os.Stdout).Encode("ready"); err != nil {
 		return err
 	}
-	_, err = io.Copy(io.Discard, os.Stdin)
-	return err
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(0) // its parent has ended
+	}()
+	<-p.Done()
+	return p.Err()
 }
 
 // serveRole hosts a role of two ranks and ends with its parent.
@@ -351,6 +377,7 @@ func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*pr
 	}
 	cmd := exec.Command(exe, "-test.run=^$")
 	cmd.Env = append(os.Environ(), childEnv+"="+role, childURLEnv+"="+url)
+	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err

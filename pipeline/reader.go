@@ -15,71 +15,101 @@ type reader struct {
 	consumer jetstream.Consumer
 	at       uint64   // where it is in the log
 	left     []*entry // read, without their large bodies, and not asked for yet
+	count    uint64   // messages that came
 	bodies   *bodyReader
 }
 
 const fetchAtOnce = 256
 
 // read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended or
-// there were bytes enough: up to which number that was, and where the last of them lies.
-func (j *journal) read(ctx context.Context, want load) (entries []*entry, upTo, last uint64, err error) {
+// there were bytes enough.
+func (j *journal) read(ctx context.Context, want load) (got loaded, err error) {
 	r := j.readers[want.lane]
 	if r == nil || r.at != want.after && len(r.left) == 0 || len(r.left) > 0 && r.left[0].n > want.from {
 		if r, err = j.newReader(ctx, want); err != nil {
-			return nil, 0, 0, err
+			return loaded{}, err
 		}
 		j.readers[want.lane] = r
 	}
-	upTo, last = want.from-1, want.after
+	got.upTo, got.last = want.from-1, want.after
 	for bytes := int64(0); ; {
 		for len(r.left) > 0 && r.left[0].n <= want.to {
-			if upTo >= want.from && bytes >= want.bytes {
-				return entries, upTo, last, nil
+			if got.upTo >= want.from && bytes >= want.bytes {
+				return got, nil
 			}
 			e := r.left[0]
 			if e.n >= want.from && !want.done.has(e.n) {
 				if err := j.fetchBody(ctx, r, e); err != nil {
-					return j.broken(want, entries, upTo, last, err)
+					return j.broken(want, got, err)
 				}
-				entries, bytes = append(entries, e), bytes+weight(&e.Item)
+				got.entries, bytes = append(got.entries, e), bytes+weight(&e.Item)
+			} else if e.n >= want.from {
+				got.passed = append(got.passed, strayOf(e, max(e.size, len(e.Body))))
 			}
 			r.left[0] = nil // its body may be large
 			r.left = r.left[1:]
-			upTo, last = max(upTo, e.n), e.seq
+			got.upTo, got.last = max(got.upTo, e.n), e.seq
 		}
-		if len(r.left) > 0 || upTo == want.to {
-			return entries, want.to, last, nil
+		if len(r.left) > 0 || got.upTo == want.to {
+			got.upTo = want.to
+			return got, nil
 		}
 		more, err := j.fetch(ctx, r, want.lane, min(fetchAtOnce, int(want.to-want.from)+1))
 		if err == nil && !more {
 			more, err = r.more(ctx)
 			if err == nil && !more {
-				return entries, want.to, last, nil
+				got.upTo = want.to
+				return got, nil
 			}
 		}
 		if err != nil {
-			return j.broken(want, entries, upTo, last, err)
+			return j.broken(want, got, err)
 		}
 	}
 }
 
 // broken gives what was read before something went wrong. The next read begins with a new reader.
-func (j *journal) broken(want load, entries []*entry, upTo, last uint64, err error) ([]*entry, uint64, uint64, error) {
+func (j *journal) broken(want load, got loaded, err error) (loaded, error) {
 	delete(j.readers, want.lane)
-	if upTo >= want.from {
-		return entries, upTo, last, nil
+	if got.upTo >= want.from {
+		return got, nil
 	}
-	return nil, 0, 0, err
+	return loaded{}, err
 }
 
 // more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
 // server may have been slow.
 func (r *reader) more(ctx context.Context) (bool, error) {
-	info, err := r.consumer.Info(ctx)
+	more, err := unread(ctx, r.consumer, r.count)
 	if err != nil {
 		return false, err
 	}
-	return info.NumPending > 0, wait(ctx, time.Millisecond)
+	return more, wait(ctx, time.Millisecond)
+}
+
+// inOrder counts the messages of a consumer. One that is missing was lost on its way, with a connection: what it said must not
+// be taken for absent.
+func inOrder(m jetstream.Msg, count *uint64) error {
+	meta, err := m.Metadata()
+	if err != nil {
+		return err
+	}
+	if *count++; meta.Sequence.Consumer != *count {
+		return bus.Errorf(bus.CodeUnavailable, "message %d of the log was lost on its way", meta.Sequence.Stream)
+	}
+	return nil
+}
+
+// unread says whether a consumer has more than the messages that came. That nothing came proves nothing.
+func unread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, error) {
+	info, err := c.Info(ctx)
+	if err == nil && info.Delivered.Consumer > count {
+		err = bus.Errorf(bus.CodeUnavailable, "%d messages of the log were lost on their way", info.Delivered.Consumer-count)
+	}
+	if err != nil {
+		return false, err
+	}
+	return info.NumPending > 0, nil
 }
 
 func (j *journal) newReader(ctx context.Context, want load) (*reader, error) {
@@ -101,6 +131,7 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 		return false, err
 	}
 	var got []*entry
+	count := r.count
 	for {
 		select {
 		case <-ctx.Done():
@@ -113,15 +144,21 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 				for _, e := range got {
 					r.at = e.seq
 				}
+				r.count = count
 				r.left = append(r.left, got...)
 				return more, nil
 			}
 			e, err := entryOf(m, l)
+			if err == nil {
+				err = inOrder(m, &count)
+			}
 			if err != nil {
 				return false, err
 			}
 			more = true
-			got = append(got, e)
+			if !j.isVoid(e.seq) {
+				got = append(got, e)
+			}
 		}
 	}
 }
@@ -160,7 +197,12 @@ func (j *journal) fetchBody(ctx context.Context, r *reader, e *entry) (err error
 
 // each visits the newest message of every subject that matches, in the order of the log.
 func (j *journal) each(ctx context.Context, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	return eachLast(ctx, j.stream, filter, do)
+	return eachLast(ctx, j.stream, filter, func(m jetstream.Msg, seq uint64) error {
+		if j.isVoid(seq) {
+			return nil
+		}
+		return do(m, seq)
+	})
 }
 
 func eachLast(ctx context.Context, s jetstream.Stream, filter string, do func(m jetstream.Msg, seq uint64) error) error {
@@ -176,7 +218,7 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		return err
 	}
 	defer func() { _ = s.DeleteConsumer(context.WithoutCancel(ctx), c.CachedInfo().Name) }() // else it goes by itself
-	for {
+	for count := uint64(0); ; {
 		batch, err := c.FetchNoWait(fetchAtOnce)
 		if err != nil {
 			return err
@@ -185,6 +227,9 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		for m := range batch.Messages() {
 			n++
 			meta, err := m.Metadata()
+			if err == nil {
+				err = inOrder(m, &count)
+			}
 			if err != nil {
 				return err
 			}
@@ -198,8 +243,14 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		if err := batch.Error(); err != nil {
 			return err
 		}
-		if n == 0 {
-			return ctx.Err()
+		if n > 0 {
+			continue
+		}
+		if more, err := unread(ctx, c, count); err != nil || !more {
+			return err
+		}
+		if err := wait(ctx, time.Millisecond); err != nil {
+			return err
 		}
 	}
 }

@@ -29,6 +29,12 @@ func (c *Client) Remove(ctx context.Context) error {
 		return bus.Errorf(bus.CodeNotFound, "there is no pipeline %s in namespace %s", c.at.Name, c.at.Namespace)
 	}
 	for _, name := range names {
+		// Emptied first: a server that is killed in the middle of a deletion may find the stream again when one of that name is made.
+		if s, err := c.b.JetStream().Stream(ctx, name); err == nil {
+			if err := s.Purge(ctx); err != nil {
+				return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
+			}
+		}
 		if err := c.b.JetStream().DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
 			return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
 		}

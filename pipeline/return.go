@@ -12,12 +12,31 @@ import (
 // backEvery is how often a rank that is being restarted is looked for.
 const backEvery = 50 * time.Millisecond
 
+// sameWorker is after how long a rank that is said to be lost and says that it is ready is believed: that it died would be
+// known by then.
+const sameWorker = 3 * time.Second
+
+// genOf is the generation of a rank's worker: each that takes the place of another has a higher one.
+func genOf(rank roles.Worker) uint32 {
+	if beats := rank.Cluster().Health(); rank.Rank() < len(beats) {
+		return beats[rank.Rank()].Gen
+	}
+	return 0
+}
+
+// isBack says from its beat whether a rank is there again that was lost in a generation. What was last heard of it may be of
+// before: then it is ready, and the next call would be lost at once.
+func isBack(beat actors.Beat, gen uint32, lost time.Time) bool {
+	return beat.State == actors.Ready && (beat.Gen > gen || time.Since(lost) >= sameWorker)
+}
+
 // awaitBack gives a rank its place in the stage again when its role has restarted it. It is called in the loop.
-func (p *Pipeline) awaitBack(s *stage, rank roles.Worker) {
+func (p *Pipeline) awaitBack(s *stage, rank roles.Worker, gen uint32) {
 	c := rank.Cluster()
 	if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
 		return // it does not come back
 	}
+	lost := time.Now()
 	p.group.Go(bus.Guard(func() {
 		for wait(p.ctx, backEvery) == nil {
 			switch c.Record().State {
@@ -28,7 +47,7 @@ func (p *Pipeline) awaitBack(s *stage, rank roles.Worker) {
 			if rank.Rank() >= len(beats) {
 				return // the role has shrunk
 			}
-			if beats[rank.Rank()].State == actors.Ready {
+			if isBack(beats[rank.Rank()], gen, lost) {
 				p.inbox.push(eventFunc(func(p *Pipeline) {
 					if len(p.ofCluster(s, c, []int{rank.Rank()})) == 0 {
 						_ = p.enlist(s, c, []int{rank.Rank()}) // the rank exists

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/roles"
@@ -66,7 +65,8 @@ type waitingRequest struct {
 // lostRank is a rank that was gone, and when that was noticed.
 type lostRank struct {
 	roles.Worker
-	at time.Time
+	at  time.Time
+	gen uint32
 }
 
 type routed struct {
@@ -115,7 +115,9 @@ func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 
 // add gives a rank its place, under the lock.
 func (r *Router) add(w roles.Worker) {
-	r.ranks[r.hands.add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)] = w
+	h := r.hands.add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
+	h.gen = genOf(w)
+	r.ranks[h] = w
 }
 
 // has says whether a rank has its place, and is not about to leave it.
@@ -286,7 +288,7 @@ func (r *Router) takeBack() {
 			return true // it does not come back
 		}
 		beats := c.Health()
-		if w.Rank() >= len(beats) || beats[w.Rank()].State != actors.Ready {
+		if w.Rank() >= len(beats) || !isBack(beats[w.Rank()], w.gen, w.at) {
 			return w.Rank() >= len(beats) // the role has shrunk
 		}
 		r.add(w.Worker)
@@ -350,7 +352,7 @@ func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err e
 		r.hold(q.ID, nil)
 		if _, there := r.ranks[h]; there && err != nil && goneFor(err) {
 			r.forget(h)
-			r.lost = append(r.lost, lostRank{rank, time.Now()})
+			r.lost = append(r.lost, lostRank{rank, time.Now(), h.gen})
 		}
 		r.served++
 		r.release(h)

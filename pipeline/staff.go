@@ -46,6 +46,7 @@ func (p *Pipeline) enlist(s *stage, c *roles.Cluster, ranks []int) error {
 			return err
 		}
 		h := p.flow.join(s, fmt.Sprintf("%s[%d]", c.Name(), r), s.spec.InFlight)
+		h.gen = genOf(rank)
 		h.suspended = s.spec.Workers > 0 && len(s.hands.all) > s.spec.Workers
 		p.workers[h] = &rankWorker{p: p, rank: rank, cancels: map[uint64]context.CancelCauseFunc{}}
 	}
@@ -85,7 +86,7 @@ func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks
 		}
 		s := p.flow.stageOf(to)
 		for _, h := range left {
-			p.flow.part(s, h, false, nil)
+			p.flow.part(s, h, returned, 0, nil)
 			delete(p.workers, h)
 		}
 		return true
@@ -96,21 +97,29 @@ func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks
 // Whoever learns of a death calls it; calls that fail because of one have the same effect.
 func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why error, ranks ...int) error {
 	return p.inStage(ctx, to, func(s *stage) error {
-		for _, h := range p.ofCluster(s, c, ranks) {
-			p.gone(s, h, why)
+		all, tasks := p.ofCluster(s, c, ranks), 0
+		for _, h := range all {
+			tasks += h.running
+		}
+		for _, h := range all {
+			p.gone(s, h, tasks-h.running, why)
 		}
 		return nil
 	})
 }
 
-// gone takes a dead worker out of its stage, in the loop.
-func (p *Pipeline) gone(s *stage, h *hand, why error) {
+// gone takes a dead worker out of its stage, in the loop. Those that died with it had so many other tasks.
+func (p *Pipeline) gone(s *stage, h *hand, others int, why error) {
 	w, ok := p.workers[h].(*rankWorker)
 	delete(p.workers, h)
-	p.flow.part(s, h, true, why)
+	end := lost
+	if ok && w.isDisplaced(why) {
+		end = displaced
+	}
+	p.flow.part(s, h, end, others, why)
 	if ok {
 		w.abandon()
-		p.awaitBack(s, w.rank)
+		p.awaitBack(s, w.rank, h.gen)
 	}
 }
 

@@ -17,7 +17,8 @@ type work struct {
 	group    string
 	grouped  bool
 	failures []Failure
-	losses   int
+	losses   int       // workers that died with nothing else in hand, or engines with it
+	shared   int       // workers that died with this and other work in hand
 	notYet   time.Time // before then it is not tried again
 }
 
@@ -221,6 +222,11 @@ func (s *stage) next() time.Time {
 // waits is how many items the stage has taken out of its streams and not handed out.
 func (s *stage) waits() int {
 	n := s.held + len(s.delayed) + s.runnable.len()
+	for _, h := range s.hands.all {
+		if h.solo != nil && !h.soloOut {
+			n++
+		}
+	}
 	if s.groups != nil {
 		n += s.groups.held
 	}

@@ -14,7 +14,8 @@ type Status struct {
 	Version   Version        `json:"version"`
 	Commits   uint64         `json:"commits"`
 	Draining  bool           `json:"draining,omitempty"`
-	Dead      int            `json:"dead"`
+	Dead      int            `json:"dead"`          // letters that lie in the log
+	GivenUp   uint64         `json:"dead_lettered"` // items that became dead letters since it was opened
 	Stages    []StageStatus  `json:"stages"`
 	Streams   []StreamStatus `json:"streams"`
 }
@@ -107,7 +108,7 @@ func (p *Pipeline) Status(ctx context.Context) (Status, error) {
 func (p *Pipeline) status() Status {
 	f := p.flow
 	st := Status{
-		Name: p.at.Name, Namespace: p.at.Namespace, By: p.cfg.By, Since: p.began, Version: f.version, Commits: f.number, Draining: f.closed, Dead: p.dead,
+		Name: p.at.Name, Namespace: p.at.Namespace, By: p.cfg.By, Since: p.began, Version: f.version, Commits: f.number, Draining: f.closed, Dead: p.dead, GivenUp: p.report.total,
 	}
 	for _, s := range f.stages {
 		st.Stages = append(st.Stages, p.stageStatus(s))

@@ -257,7 +257,7 @@ func (th *theatre) read() {
 	if len(got) > 0 {
 		last = got[len(got)-1].seq
 	}
-	want.lane.arrived(got, want.to, last)
+	want.lane.arrived(loaded{entries: got, upTo: want.to, last: last})
 }
 
 func (th *theatre) putOne(it Item) {
@@ -293,7 +293,11 @@ func (th *theatre) killOne(s *stage, died bool) {
 		}
 	}
 	th.f.now = th.now
-	th.f.part(s, h, died, errors.New("killed"))
+	end := returned
+	if died {
+		end = lost
+	}
+	th.f.part(s, h, end, 0, errors.New("killed"))
 	th.hire(s)
 }
 

@@ -17,6 +17,7 @@ import (
 type tries struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Losses   int       `json:"losses,omitempty"`
+	Shared   int       `json:"shared,omitempty"`
 }
 
 const (
@@ -27,7 +28,7 @@ const (
 // note stores what has gone wrong with the work so far.
 func (f *flow) note(w *work) {
 	e := w.entries[0]
-	e.tries = &tries{Failures: w.failures, Losses: w.losses}
+	e.tries = &tries{Failures: w.failures, Losses: w.losses, Shared: w.shared}
 	f.enqueue(&change{tried: []*entry{e}})
 }
 
@@ -37,7 +38,7 @@ func (w *work) resume() {
 		if e.tries == nil {
 			continue
 		}
-		w.losses = max(w.losses, e.tries.Losses)
+		w.losses, w.shared = max(w.losses, e.tries.Losses), max(w.shared, e.tries.Shared)
 		if len(e.tries.Failures) > len(w.failures) {
 			w.failures = e.tries.Failures
 		}
@@ -78,7 +79,7 @@ func (j *journal) triesMessages(c *commit) (out []*nats.Msg, err error) {
 
 // clipped are the tries without long stacks.
 func (t *tries) clipped() tries {
-	out := tries{Failures: make([]Failure, len(t.Failures)), Losses: t.Losses}
+	out := tries{Failures: make([]Failure, len(t.Failures)), Losses: t.Losses, Shared: t.Shared}
 	for i, f := range t.Failures {
 		if i < len(t.Failures)-keptFailures {
 			f = Failure{At: f.At, Code: f.Code}
@@ -89,15 +90,27 @@ func (t *tries) clipped() tries {
 	return out
 }
 
-// recallTries reads back what has gone wrong with items that are not done.
+// recallTries reads back what has gone wrong with items that are not done. What lies there of items that are, or under what was
+// written later, was left by an engine that was killed, or came back when a server was.
 func (p *Pipeline) recallTries(ctx context.Context) error {
+	var stale []uint64
+	defer func() { p.garbage.add(stale) }()
 	for _, s := range p.flow.streams {
 		for _, l := range s.lanes {
-			err := p.journal.each(ctx, p.at.Tries(s.spec.Name, l.priority, "*"), func(m jetstream.Msg, _ uint64) error {
+			at := map[uint64]uint64{}
+			err := p.journal.each(ctx, p.at.Tries(s.spec.Name, l.priority, "*"), func(m jetstream.Msg, seq uint64) error {
 				n, err := strconv.ParseUint(lastWord(m.Subject()), 10, 64)
-				if err != nil || len(m.Data()) == 0 || l.done.has(n) {
+				if err != nil || len(m.Data()) == 0 {
 					return err
 				}
+				if l.done.has(n) {
+					stale = append(stale, seq)
+					return nil
+				}
+				if before := at[n]; before > 0 { // the newest counts
+					stale = append(stale, before)
+				}
+				at[n] = seq
 				t := &tries{}
 				l.tried[n] = t
 				return json.Unmarshal(m.Data(), t)

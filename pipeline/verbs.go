@@ -9,8 +9,9 @@ import (
 // join gives the stage one more worker.
 func (f *flow) join(s *stage, name string, credits int) *hand { return s.hands.add(name, credits) }
 
-// part takes a worker out. Its tasks are given back at once, as losses if it died.
-func (f *flow) part(s *stage, h *hand, died bool, why error) {
+// part takes a worker out. Its tasks are given back at once, as what end says: lost if it died, with so many other tasks in the
+// hands of workers that died with it.
+func (f *flow) part(s *stage, h *hand, end ending, others int, why error) {
 	s.giveBack(s.hands.remove(h))
 	var tasks []*task
 	for _, t := range s.running {
@@ -29,13 +30,10 @@ func (f *flow) part(s *stage, h *hand, died bool, why error) {
 		}
 	}
 	for _, t := range tasks {
-		end := returned
-		if died {
-			end = lost
-		} else {
+		if end == returned {
 			f.cancels = append(f.cancels, cancellation{task: t})
 		}
-		f.finish(outcome{task: t.id, stage: s, ending: end, err: why})
+		f.finish(outcome{task: t.id, stage: s, ending: end, err: why, alone: len(tasks)+others == 1})
 	}
 }
 
@@ -86,6 +84,9 @@ func (s *stage) eachWaiting(do func(*work)) {
 	for _, h := range s.hands.all {
 		for _, w := range h.queue.all() {
 			do(w)
+		}
+		if h.solo != nil && !h.soloOut {
+			do(h.solo)
 		}
 	}
 }

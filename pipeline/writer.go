@@ -82,13 +82,23 @@ func (w *writer) acked(m *nats.Msg) error {
 			continue
 		}
 		if err := ackOf(m, fl); err != nil {
+			w.noteFull(err)
 			return w.resolve()
 		}
 		w.land(i + 1) // those before it are there too
 		w.pause = 0
+		w.p.full.Store(nil)
 		return nil
 	}
 	return nil
+}
+
+// noteFull has puts refused while the store is full, until the commit that waits for it has landed: they would wait for that
+// as well.
+func (w *writer) noteFull(err error) {
+	if e := bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", w.p.at.Name, err); e.Code == bus.CodeNoSpace {
+		w.p.full.Store(e)
+	}
 }
 
 // land tells the loop of the first n commits.
@@ -113,6 +123,7 @@ func (w *writer) resolve() error {
 			return err
 		}
 		if err != nil {
+			w.noteFull(err)
 			continue // the server is away
 		}
 		if rec == nil || rec.Engine != w.p.journal.engine {
@@ -125,6 +136,9 @@ func (w *writer) resolve() error {
 		w.land(n)
 		w.p.written = last
 		for _, fl := range w.flights {
+			if err := w.p.journal.renew(fl); err != nil {
+				return err
+			}
 			w.send(fl)
 		}
 		return nil

@@ -36,7 +36,7 @@ func move(blocks []block, away bool) {
 // order, then reservations.
 func (b *Book) blocks(g *gang, sc scope) []block {
 	if sc.preempt {
-		return b.heldBlocks(g, sc)
+		return append(b.heldBlocks(g, sc), b.clearing()...)
 	}
 	var nodes, devices []block
 	for _, s := range b.stocks {
@@ -52,8 +52,21 @@ func (b *Book) blocks(g *gang, sc scope) []block {
 	return slices.Concat(nodes, devices, b.heldBlocks(g, sc))
 }
 
+// clearing is the devices that are only waiting to be seen empty. They come last: who waits for them sends nobody away.
+func (b *Book) clearing() []block {
+	var devices []block
+	for _, s := range b.stocks {
+		for pos := range s.node.Devices {
+			if d := &s.node.Devices[pos]; d.Clearing && d.Cordoned == "" && !d.fit() {
+				devices = append(devices, block{kind: ObstacleDevice, stock: s, pos: pos})
+			}
+		}
+	}
+	return devices
+}
+
 // heldBlocks is the reservations in scope, those that are to be kept first: the ones that have not been told to go, of
-// the higher priority if it is about preemption, on the fuller nodes, the larger, the older. What g is laid over
+// the smaller if few are to go, of the higher priority if it is about preemption, on the fuller nodes, the larger, the older. What g is laid over
 // stays.
 func (b *Book) heldBlocks(g *gang, sc scope) []block {
 	type weighed struct {
@@ -68,12 +81,16 @@ func (b *Book) heldBlocks(g *gang, sc scope) []block {
 		}
 	}
 	slices.SortFunc(kept, func(x, y weighed) int {
-		urgency := 0
+		size, urgency := 0, 0
 		if sc.preempt {
 			urgency = cmp.Compare(y.Priority, x.Priority)
 		}
+		if sc.fewest {
+			size = cmp.Compare(len(x.spots), len(y.spots))
+		}
 		return cmp.Or(
 			falseFirst(x.Leaving, y.Leaving),
+			size,
 			urgency,
 			cmp.Compare(x.room, y.room),
 			cmp.Compare(len(y.spots), len(x.spots)),

@@ -127,6 +127,12 @@ func (r *reign) begin(c *call, now time.Time) {
 		r.finish(c, &answer{Kind: answerDone, Rules: &rules})
 	case verbSetRules:
 		r.setRules(c)
+	case verbConfirm:
+		r.confirmCall(c)
+	case verbLedger:
+		r.finish(c, &answer{Kind: answerDone, Ledger: r.ledgerStatus()})
+	case verbAccept:
+		r.acceptLedger(c)
 	case verbCordon, verbUncordon:
 		r.setCordon(c, c.Verb == verbCordon, now)
 	default:
@@ -154,11 +160,19 @@ func (r *reign) reserve(c *call, now time.Time) {
 		r.finishErr(c, err)
 		return
 	}
+	if host := r.held[q.Colocate]; host != nil && host.Namespace == q.Namespace {
+		r.confirm(host)
+	}
 	if e := r.held[q.ID]; e != nil {
+		if e.Adopted && e.Namespace == q.Namespace {
+			r.finishErr(c, bus.Errorf(bus.CodeExists, "reservation %q is there, %s; use it under the token %d that its workers have, or release it: %w", q.ID, e.Why, e.Token, ErrDuplicate))
+			return
+		}
 		if e.Namespace != q.Namespace || e.Digest != c.digest {
 			r.finishErr(c, bus.Errorf(bus.CodeExists, "reservation %q is there, and is another: %w", q.ID, ErrDuplicate))
 			return
 		}
+		r.confirm(e)
 		r.grantTo(c, e)
 		return
 	}

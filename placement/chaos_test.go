@@ -24,19 +24,23 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/gpu"
+	agent "troupe/nodes"
 	"troupe/placement"
 )
 
 const (
 	chaosNodes   = 3
-	chaosDevices = 4  // of each
-	chaosCalls   = 16 // in a history
-	perBubble    = 5  // histories that share a server
+	chaosDevices = 4              // of each
+	chaosCalls   = 16             // in a history
+	chaosMost    = chaosCalls + 2 // with those for nodes that came back
+	perBubble    = 5              // histories that share a server
 )
 
 // TestHistories lets clients reserve and release while leaders are killed and paused, nodes are lost, and messages are
 // lost, repeated, delayed and swapped. Each history must be one that could have happened one call after the other, with
-// no device held twice; and when everything is released, nothing may be left.
+// no device held twice; and when everything is released, nothing may be left. In every other bubble the nodes report what
+// runs on them, and some that were lost come back with all of it still running: what has ended must be ended there before
+// anybody else uses the device.
 //
 // TROUPE_HISTORIES is how many; TROUPE_SEED is the first seed.
 func TestHistories(t *testing.T) {
@@ -90,7 +94,7 @@ func TestModelOfLosses(t *testing.T) {
 // tally is what has happened, so that a test in which nothing happens is seen to be one.
 type tally struct {
 	Histories, Granted, Refused, Withdrawn, Unknown, Found int
-	Kills, Pauses, Losses                                  int
+	Kills, Pauses, Losses, Returns, Ended                  int
 }
 
 // chaos is one server with all that is on it, on virtual time.
@@ -112,6 +116,10 @@ type chaos struct {
 	held    map[string]placement.Record // as the holders know
 	byID    map[string]int
 	exact   bool // every refusal in the history must be right
+	reports bool // the nodes report what runs on them
+	running [chaosNodes]map[string]placement.Record
+	ranCh   [chaosNodes]chan struct{}
+	group   sync.WaitGroup // of what dies
 	numbers int
 	said    []string
 	made    int
@@ -126,13 +134,19 @@ type hurt struct {
 func newChaos(t *testing.T, seed uint64, all *tally) *chaos {
 	c := &chaos{
 		stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second, beat: 100 * time.Millisecond},
-		rnd:   rand.New(rand.NewPCG(seed, 1)), tally: all, seed: seed,
+		rnd:   rand.New(rand.NewPCG(seed, 1)), tally: all, seed: seed, reports: seed%2 == 0,
 	}
 	for i := range chaosNodes {
+		c.running[i], c.ranCh[i] = map[string]placement.Record{}, make(chan struct{}, 1)
 		line := bustest.NewFaults(c.srv)
 		sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: chaosDevices}, fmt.Sprint(i))[0]
 		c.sims = append(c.sims, sim)
-		c.hosts = append(c.hosts, &hurt{line, c.addNode(c.busAt(bus.Config{InProcess: line}), fmt.Sprintf("n%d", i), sim)})
+		c.hosts = append(c.hosts, &hurt{line, c.addNode(c.busAt(bus.Config{InProcess: line}), fmt.Sprintf("n%d", i), sim, func(cfg *agent.Config) {
+			if c.reports {
+				cfg.RunningFunc, cfg.RunningCh = func() []gpu.Running { return c.runs(i) }, c.ranCh[i]
+				cfg.EndFunc = func(all []gpu.Ended) { c.endUnder(i, all) }
+			}
+		})})
 	}
 	for range 2 {
 		c.addService()
@@ -160,6 +174,9 @@ type diary struct {
 }
 
 func (d *diary) Write(line []byte) (int, error) {
+	if strings.Contains(string(line), "nothing is granted") {
+		d.c.t.Errorf("the ledger is in doubt, though the store has lost nothing: %s", line)
+	}
 	if text := string(line); !strings.Contains(text, "asynchronous") {
 		d.c.say("service %d: %s", d.n, strings.TrimSpace(text[strings.Index(text, "level="):]))
 	}
@@ -178,7 +195,8 @@ func (c *chaos) run() {
 
 // history is some calls under faults, then peace, then the judgement.
 func (c *chaos) history(seed uint64) {
-	c.ops, c.calls, c.held, c.byID, c.exact, c.numbers, c.said = nil, nil, map[string]placement.Record{}, map[string]int{}, true, 0, nil
+	// A device whose last report is older than its release is refused for a moment.
+	c.ops, c.calls, c.held, c.byID, c.exact, c.numbers, c.said = nil, nil, map[string]placement.Record{}, map[string]int{}, !c.reports, 0, nil
 	// The reading of a bucket is spared: it is made of many messages, and begins anew when one of them is missing.
 	faults := bustest.Random(seed, 0.03, 0.05, 0.08, 0.05, func(m bustest.Message) bool { return !strings.HasPrefix(m.Reply, "$JS.ACK.") })
 	for _, line := range c.allLines() {
@@ -200,6 +218,7 @@ func (c *chaos) history(seed uint64) {
 		line.SetRule(nil)
 	}
 	c.settle()
+	c.group.Wait()
 	c.judge(seed)
 	c.tally.Histories++
 }
@@ -240,7 +259,63 @@ func (c *chaos) hurtSomebody() {
 	}
 }
 
-// loseNode cuts a node off, perhaps for longer than its lease. Before it is back its agent has ended what ran there.
+// runs is what a node reports to run.
+func (c *chaos) runs(node int) []gpu.Running {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []gpu.Running
+	for _, r := range sortedRecords(c.running[node]) {
+		run := gpu.Running{Reservation: r.ID, Token: r.Token, Namespace: "default"}
+		for _, w := range r.Workers {
+			for _, slot := range w.Slots {
+				if host(slot) == node {
+					run.Devices = append(run.Devices, gpu.DeviceShare{UUID: slot.UUID, Milli: int(slot.Share)})
+				}
+			}
+		}
+		list = append(list, run)
+	}
+	return list
+}
+
+// endUnder is an agent that is told what has ended.
+func (c *chaos) endUnder(node int, all []gpu.Ended) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range all {
+		r, runs := c.running[node][e.Reservation]
+		if !runs || r.Token != e.Token {
+			continue
+		}
+		c.tally.Ended++
+		c.group.Go(func() {
+			time.Sleep(time.Duration(e.Token % 700 * uint64(time.Millisecond))) // processes take their time to die
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if now, runs := c.running[node][r.ID]; runs && now.Token == r.Token {
+				c.stop(r, node)
+			}
+		})
+	}
+}
+
+// contend asks for all of a node that has come back with what ran there.
+func (c *chaos) contend(node int) {
+	op := c.number(chaosDevices)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 4*time.Second)
+	defer cancel()
+	request := gang(op.id, chaosDevices, 1)
+	request.Namespace, request.AwaitNodes = "default", true
+	for i := range request.Bundles {
+		request.Bundles[i].Node = fmt.Sprintf("n%d", node)
+	}
+	began := time.Now()
+	r, err := c.operator.Reserve(ctx, request)
+	c.note(25+node, op, began, r, err)
+}
+
+// loseNode cuts a node off, perhaps for longer than its lease. Before it is back its agent has ended what ran there, or it
+// comes back with all of it.
 func (c *chaos) loseNode(pause func(time.Duration)) {
 	c.tally.Losses++
 	at := c.rnd.IntN(len(c.hosts))
@@ -251,12 +326,20 @@ func (c *chaos) loseNode(pause func(time.Duration)) {
 	pause(8 * time.Second)
 	c.mu.Lock()
 	c.ops = append(c.ops, porcupine.Operation{ClientId: 20 + at, Input: goneOp{at}, Call: began.UnixNano(), Output: nil, Return: time.Now().Add(20 * time.Second).UnixNano()})
-	for id := range c.held {
-		c.stopUsing(id, at)
+	returns := c.reports && c.rnd.IntN(3) > 0
+	if returns {
+		c.tally.Returns++
+	} else {
+		for id := range c.held {
+			c.stopUsing(id, at)
+		}
 	}
 	c.mu.Unlock()
 	c.hosts[at].line.Thaw()
 	c.say("n%d is back", at)
+	if returns {
+		c.contend(at)
+	}
 }
 
 func (c *chaos) inexact() {
@@ -358,16 +441,30 @@ func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
 			if err := c.sims[host(slot)].Acquire(slot.UUID, op.id, int(slot.Share)); err != nil {
 				c.t.Errorf("%s: %v", op.id, err)
 			}
+			c.running[host(slot)][op.id] = r
+			c.ran(host(slot))
 		}
 	}
 }
 
+// ran wakes the reporter of a node.
+func (c *chaos) ran(node int) {
+	select {
+	case c.ranCh[node] <- struct{}{}:
+	default:
+	}
+}
+
 // stopUsing ends the use of what a reservation has on one node, or on all of them.
-func (c *chaos) stopUsing(id string, node int) {
-	for _, w := range c.held[id].Workers {
+func (c *chaos) stopUsing(id string, node int) { c.stop(c.held[id], node) }
+
+func (c *chaos) stop(r placement.Record, node int) {
+	for _, w := range r.Workers {
 		for _, slot := range w.Slots {
 			if node < 0 || host(slot) == node {
-				_ = c.sims[host(slot)].Release(slot.UUID, id) // may have ended with its node
+				_ = c.sims[host(slot)].Release(slot.UUID, r.ID) // may have ended with its node
+				delete(c.running[host(slot)], r.ID)
+				c.ran(host(slot))
 			}
 		}
 	}
@@ -430,7 +527,11 @@ func (c *chaos) settle() {
 		c.release(30+i, c.operator, r)
 	}
 	// All of it is free again: as one gang.
-	all, err := c.operator.TryReserve(within(c.t, time.Minute), placement.Request{
+	reserve := c.operator.TryReserve
+	if c.reports { // the nodes have to be heard first
+		reserve = c.operator.Reserve
+	}
+	all, err := reserve(within(c.t, time.Minute), placement.Request{
 		ID: fmt.Sprintf("all-%d", c.tally.Histories), Namespace: "default",
 		Bundles: placement.Repeat(chaosNodes*chaosDevices, placement.Bundle{Devices: placement.Whole}),
 	})
@@ -443,6 +544,10 @@ func (c *chaos) settle() {
 	require.NoError(c.t, err)
 	require.Empty(c.t, list.Records)
 	require.Empty(c.t, list.Waiting)
+	status, err := c.operator.Ledger(within(c.t, time.Minute))
+	require.NoError(c.t, err)
+	require.Empty(c.t, status.Doubt, "the store has lost nothing")
+	require.Zero(c.t, status.Unconfirmed)
 }
 
 func sortedRecords(held map[string]placement.Record) []placement.Record {
@@ -493,7 +598,7 @@ func (c *chaos) say(format string, args ...any) {
 // owners is who has each device; 0 is nobody. ended is the nodes, as bits, whose lease is over, by reservation.
 type owners struct {
 	of    [chaosNodes * chaosDevices]uint8
-	ended [chaosCalls + 1]uint8
+	ended [chaosMost + 1]uint8
 }
 
 func (o owners) free() uint16 {
@@ -563,7 +668,7 @@ func (o owners) nodes(number uint8) (nodes uint8) {
 
 // afterLossOf ends what has nothing on any node but this one and those that were lost before.
 func (o owners) afterLossOf(node int) owners {
-	for number := uint8(1); number <= chaosCalls; number++ {
+	for number := uint8(1); number <= chaosMost; number++ {
 		on := o.nodes(number)
 		if on&(1<<node) == 0 {
 			continue

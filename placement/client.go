@@ -40,6 +40,7 @@ type Client struct {
 	open   map[uint64]*pending
 	epoch  uint64    // of the leader that answered last
 	base   time.Time // when its term began, by our clock
+	heard  time.Time // when it last answered
 	closed bool
 }
 
@@ -95,9 +96,11 @@ func (c *Client) hear(m *nats.Msg) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if a.Epoch >= c.epoch {
+	// Epochs go back where the ledger has lost its end. A leader that has been followed does not answer, and what was held up
+	// on its way does no harm: the leader says hello again.
+	if a.Epoch >= c.epoch || now.Sub(c.heard) > freshFor {
 		// The answer was on its way for a while, so the term is older than this: what we stamp counts rather too short.
-		c.epoch, c.base = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond)
+		c.epoch, c.base, c.heard = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond), now
 	}
 	if p := c.open[a.Seq]; p != nil {
 		select {

@@ -11,19 +11,21 @@ import (
 
 const (
 	ledgerBucket = "troupe_ledger"
+	markBucket   = "troupe_ledger_mark"
 
 	defaultLead     = 2 * time.Second
 	defaultLease    = 15 * time.Second
 	defaultSilence  = 5 * time.Second
 	defaultGrace    = 30 * time.Second
 	defaultLedger   = 256 << 20
-	markerTTL       = 5 * time.Second // nothing asks for the mark of a deleted record, and each takes room
+	leaseBytes      = 1 << 20         // of the bucket with the lease of the lead
 	freshFor        = 4 * time.Second // how long a message of a client counts after it was sent
 	sessionTTL      = 4 * freshFor    // of a client that is not heard any more
 	renewEvery      = time.Second     // a client that waits says so
 	queueTTL        = 5 * renewEvery  // one that does not is forgotten
 	tickEvery       = 100 * time.Millisecond
-	askEvery        = time.Second // a node that does not report
+	askEvery        = time.Second // a node that does not report, or runs what has ended
+	verifyMost      = time.Minute // for how long a device that is being seen to be empty is counted on
 	inboxLimit      = 1 << 16     // messages that wait for the loop; beyond them clients are told to come back
 	pageBytes       = 256 << 10
 	maxReasonsTold  = 256

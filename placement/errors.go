@@ -46,6 +46,9 @@ var (
 	// ErrEnded is a reservation that was granted and has ended before its client heard of it. Client asks again by itself.
 	ErrEnded = errors.New("the reservation has ended")
 
+	// ErrLedgerDoubt is every *LedgerError: the ledger has lost something, and nothing is granted until that is resolved.
+	ErrLedgerDoubt = errors.New("the ledger cannot be trusted")
+
 	// ErrDuplicate is a reservation whose id is in use, by itself or by what is still laid over it.
 	ErrDuplicate = errors.New("the reservation exists")
 )
@@ -130,6 +133,23 @@ func (e *StaleTokenError) Error() string {
 // Unwrap lets errors.Is find ErrStaleToken and bus.ErrFenced.
 func (e *StaleTokenError) Unwrap() []error { return []error{ErrStaleToken, bus.ErrFenced} }
 
+// LedgerError refuses a grant because the ledger has lost something: devices may be in use that it knows nothing of.
+type LedgerError struct {
+	Why    string   `msgpack:"why"`              // what is missing
+	Awaits []string `msgpack:"awaits,omitempty"` // nodes that have not reported yet what runs on them
+}
+
+func (e *LedgerError) Error() string {
+	text := e.Why + "; nothing is granted until every node that it knew has reported what runs there"
+	if len(e.Awaits) > 0 {
+		text += " (missing: " + listed(", ", e.Awaits) + ")"
+	}
+	return text + ", or an operator accepts the loss with troupe ledger accept"
+}
+
+// Unwrap lets errors.Is find ErrLedgerDoubt.
+func (e *LedgerError) Unwrap() error { return ErrLedgerDoubt }
+
 // WaitError is a request that was taken back because its client did not wait any longer. It matches the cause of that:
 // context.DeadlineExceeded, say.
 type WaitError struct {
@@ -189,9 +209,11 @@ func listed(sep string, items []string) string {
 }
 
 // clipped keeps a caller's text from filling an error message.
-func clipped(s string) string {
-	if len(s) <= textLimit {
+func clipped(s string) string { return clippedAt(s, textLimit) }
+
+func clippedAt(s string, limit int) string {
+	if len(s) <= limit {
 		return s
 	}
-	return strings.ToValidUTF8(s[:textLimit], "") + "…"
+	return strings.ToValidUTF8(s[:limit], "") + "…"
 }

@@ -29,6 +29,12 @@ func (r *reign) explain(c *call, now time.Time) (*Explanation, error) {
 	}
 	x.Plan = plan
 	x.Reasons, x.WaitsFor = limited(plan.Reasons), limited(plan.WaitsFor)
+	if err := r.ledgerError(); err != nil {
+		x.Granted, x.Never, x.Workers = false, false, []Worker{}
+		x.Reasons = []Reason{{Code: ReasonLedger, Text: err.Error()}}
+		x.Wait = &Wait{ID: request.ID, Code: WaitLedger, Text: err.Error()}
+		return x, nil
+	}
 	if request.PerInstance > 0 {
 		return x, nil
 	}

@@ -21,7 +21,7 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 	}
 	defer stop()
 	for {
-		full, changedCh := s.cfg.Bus.StoreErr()
+		changedCh, full := s.cfg.Bus.StoreErr()
 		stop()
 		if full != nil {
 			var err error

@@ -2,6 +2,8 @@ package placement
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 )
 
@@ -30,16 +32,19 @@ func (r *reign) expire(now time.Time) {
 
 // evict ends a reservation that was told to go. Nobody has seen its end, so its devices have to be shown clean.
 func (r *reign) evict(e *entry) {
-	r.end(e, Event{Kind: EventPreempted, Why: "its grace is over"}, func(err error) {
+	why := "its grace is over; it was " + e.Why
+	r.end(e, Event{Kind: EventPreempted, Why: why}, func(err error) {
 		if err != nil {
 			return
 		}
+		r.record(noticeOf(e, NoticeEvicted, "reservation "+e.ID+" is ended: "+why))
 		for i := range e.Workers {
-			r.roster.suspect(e.Workers[i].Slots, "not shown clean since "+e.ID+" was preempted")
+			r.roster.suspect(e.Workers[i].Slots, "not shown clean since "+e.ID+" was preempted", r.book.Now)
 		}
 		for _, name := range e.nodes() {
 			if m := r.roster.members[name]; m != nil {
 				r.tellBook(m)
+				r.ask(m)
 			}
 		}
 	})
@@ -53,6 +58,10 @@ func (r *reign) schedule(now time.Time) {
 	}
 	settling := r.roster.settling(now)
 	r.settling = settling
+	if err := r.ledgerError(); err != nil {
+		r.holdQueue(err)
+		return
+	}
 	queue := make([]Queued, 0, len(r.queue))
 	for _, w := range r.queue {
 		q := Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted}
@@ -74,13 +83,29 @@ func (r *reign) schedule(now time.Time) {
 	}
 }
 
+// holdQueue leaves everything in the queue while the ledger is in doubt.
+func (r *reign) holdQueue(err error) {
+	for _, id := range slices.Sorted(maps.Keys(r.queue)) {
+		w := r.queue[id]
+		if w.call.Try {
+			r.fail(w, err)
+			continue
+		}
+		w.wait = Wait{ID: id, Code: WaitLedger, Text: err.Error()}
+		if !w.told {
+			w.told = true
+			r.send(w.call, &answer{Kind: answerWaits, Wait: &w.wait})
+		}
+	}
+}
+
 // grant writes a reservation into the ledger. It enters the book and is told when it is there.
 func (r *reign) grant(g *Grant) {
 	w := r.queue[g.Reservation.ID]
 	delete(r.queue, g.Reservation.ID)
 	e := &entry{stored: stored{
 		Record:  Record{Reservation: g.Reservation, State: StateGranted, Unmet: g.Unmet},
-		Session: w.call.Session, Seq: w.call.Seq, Digest: w.call.digest,
+		Session: w.call.Session, Seq: w.call.Seq, Digest: w.call.digest, Offset: r.identity.Offset,
 	}}
 	value, err := e.encode()
 	if err == nil && int64(len(value)) > r.maxRecord() {
@@ -97,7 +122,7 @@ func (r *reign) grant(g *Grant) {
 	}
 	r.held[e.ID] = e
 	r.round.put(reservationKey(e.ID), value, func(revision uint64, _ time.Time) {
-		e.Token = revision
+		e.Token = revision + e.Offset
 		r.grantTo(w.call, e)
 	}, func(err error) {
 		delete(r.held, e.ID)
@@ -177,5 +202,17 @@ func (r *reign) preempt(p Preemption) {
 			continue
 		}
 		r.rewrite(e, leaving, Event{Kind: EventLeave, Why: leaving.Why, Grace: grace.Milliseconds()})
+		n := noticeOf(e, NoticePreempted, fmt.Sprintf("reservation %s is sent away to make room for %s; it has %v to go", id, r.requestName(p.For), grace))
+		n.Details["for"] = p.For
+		r.record(n)
 	}
+}
+
+// requestName is a waiting request in words.
+func (r *reign) requestName(id string) string {
+	w := r.queue[id]
+	if w == nil {
+		return id
+	}
+	return named(id, w.call.request.Holder, w.call.request.Namespace)
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -49,6 +50,40 @@ type ledger struct {
 	records map[string]bool // the keys that are there
 	last    time.Time       // when something was last written
 	saved   *checkpoint     // under way; nil if none is
+
+	live    map[string]bool // the keys after the last round
+	sum     uint64          // of them
+	written uint64          // the revision of the last round of this term
+	broken  string          // as in contents
+	mark    *marker
+	guarded *mark // what every checkpoint writes as the mark, but for its round; nil until the ledger has an identity
+	log     *slog.Logger
+}
+
+// newest is a revision that no round up to now exceeds.
+func (l *ledger) newest() uint64 { return max(l.term.Epoch(), l.written) }
+
+// marking makes checkpoints write the mark from now on, for a ledger of this identity.
+func (l *ledger) marking(id string, nodes []string) {
+	l.guarded = &mark{Ledger: id, Epoch: l.term.Epoch(), Nodes: nodes}
+}
+
+// toggled is the sum after a change of a key, which is then there or not.
+func (l *ledger) toggled(sum uint64, key string, there bool) uint64 {
+	if l.live[key] == there {
+		return sum
+	}
+	return sum ^ sumOf(key)
+}
+
+// enter notes that a key is there, or not any more.
+func (l *ledger) enter(key string, there bool) {
+	l.sum = l.toggled(l.sum, key, there)
+	if there {
+		l.live[key] = true
+	} else {
+		delete(l.live, key)
+	}
 }
 
 // written is the latest value of a key that the records do not have yet; nil if it was deleted.
@@ -61,6 +96,7 @@ type written struct {
 type roundRecord struct {
 	N       uint64        `msgpack:"n"`
 	Changes []keyedChange `msgpack:"changes"`
+	Sum     *uint64       `msgpack:"sum,omitempty"` // of the keys that are there after it; nil: a version that did not say
 }
 
 type keyedChange struct {
@@ -73,7 +109,7 @@ const doneKey = "journal.done"
 func slotKey(half, at int) string { return fmt.Sprintf("journal.%d-%d", half, at) }
 
 func openLedger(ctx context.Context, cfg Config) (*bus.KV, error) {
-	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes, MarkerTTL: markerTTL})
+	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes})
 }
 
 // contents is the ledger as a new leader reads it.
@@ -82,6 +118,12 @@ type contents struct {
 	seats   map[string]int // ranks by node
 	cordons map[string]cordons
 	rules   *Rules
+
+	identity *identity // nil: it has none
+	written  bool      // it is not new
+	round    uint64    // the last that it has
+	sum      *uint64   // of its keys
+	broken   string    // what is missing in it; empty: nothing that it can tell by itself
 }
 
 // read is the state that the ledger says, and makes the ledger ready for the next round.
@@ -94,13 +136,14 @@ func (l *ledger) read(ctx context.Context) (contents, error) {
 	if err != nil {
 		return contents{}, err
 	}
+	c := contents{seats: map[string]int{}, cordons: map[string]cordons{}, round: l.next - 1, sum: &l.sum, broken: l.broken}
+	c.written = len(state) > 0 || c.round > 0
 	if l.next-1 > l.done { // then both halves of the journal are free
 		l.save(ctx)
 		if err := l.finish(ctx); err != nil {
 			return contents{}, err
 		}
 	}
-	c := contents{seats: map[string]int{}, cordons: map[string]cordons{}}
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(state)) {
 		errs = append(errs, c.add(key, state[key]))
@@ -119,7 +162,7 @@ type numbered struct {
 
 // replay is the records with the rounds after the checkpoint on top.
 func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
-	l.dirty, l.records = map[string]written{}, map[string]bool{}
+	l.dirty, l.records, l.live = map[string]written{}, map[string]bool{}, map[string]bool{}
 	state := map[string]written{}
 	var rounds []numbered
 	for _, e := range entries {
@@ -140,7 +183,11 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 			return nil, bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", e.Key, err)
 		}
 	}
-	return state, l.redo(state, rounds)
+	for key := range state {
+		l.enter(key, true)
+	}
+	l.redo(state, rounds)
+	return state, nil
 }
 
 // readSlot is one slot of the journal.
@@ -154,27 +201,35 @@ func (l *ledger) readSlot(e bus.Entry) (numbered, error) {
 	return r, err
 }
 
-// redo goes through the rounds after the checkpoint again, in their order, of which none may be missing.
-func (l *ledger) redo(state map[string]written, rounds []numbered) error {
+// redo goes through the rounds after the checkpoint again, in their order. One that is missing, and keys that are not
+// those that the last round left, mean that the store has lost something: what is there is still the best there is.
+func (l *ledger) redo(state map[string]written, rounds []numbered) {
 	slices.SortFunc(rounds, func(a, b numbered) int { return cmp.Compare(a.N, b.N) })
 	l.next = l.done + 1
+	var sum *uint64
 	for _, r := range rounds {
+		if r.N == l.done {
+			sum = r.Sum
+		}
 		if r.N <= l.done {
 			continue
 		}
-		if r.N != l.next {
-			return bus.Errorf(bus.CodeMalformed, "the ledger's journal has a gap: round %d after %d", r.N, l.next-1)
+		if r.N != l.next && l.broken == "" {
+			l.broken = fmt.Sprintf("the ledger's journal has a gap: round %d after %d", r.N, l.next-1)
 		}
-		l.next++
+		l.next, sum = r.N+1, r.Sum
 		for _, c := range r.Changes {
 			l.note(c, r.revision)
+			l.enter(c.Key, c.Value != nil)
 			state[c.Key] = l.dirty[c.Key]
 			if c.Value == nil {
 				delete(state, c.Key)
 			}
 		}
 	}
-	return nil
+	if sum != nil && *sum != l.sum && l.broken == "" {
+		l.broken = fmt.Sprintf("the ledger's keys are not those that it had after round %d", l.next-1)
+	}
 }
 
 // note remembers what the records do not have yet.
@@ -196,6 +251,9 @@ func (c *contents) add(key string, w written) error {
 		c.seats[name] = s.Rank
 	case kind == "cordon":
 		c.cordons[name], err = decodeCordons(w.value)
+	case key == identityKey:
+		c.identity = new(identity)
+		err = bus.Unmarshal(w.value, c.identity)
 	case key == rulesKey:
 		c.rules = new(Rules)
 		err = bus.Unmarshal(w.value, c.rules)
@@ -226,9 +284,12 @@ func (l *ledger) commit(ctx context.Context, changes []*change, each func(*chang
 func (l *ledger) write(ctx context.Context, changes []*change) {
 	err := l.room(ctx)
 	r := roundRecord{N: l.next, Changes: make([]keyedChange, len(changes))}
+	sum := l.sum
 	for i, c := range changes {
 		r.Changes[i] = c.keyedChange()
+		sum = l.toggled(sum, c.key, c.value != nil)
 	}
+	r.Sum = &sum
 	var value []byte
 	if err == nil {
 		value, err = bus.Marshal(r)
@@ -243,6 +304,10 @@ func (l *ledger) write(ctx context.Context, changes []*change) {
 		}
 	}
 	if err == nil {
+		for _, c := range changes {
+			l.enter(c.key, c.value != nil)
+		}
+		l.written = revision
 		l.next++
 		l.at++
 		l.used[l.half] = max(l.used[l.half], l.at)
@@ -270,8 +335,9 @@ type checkpoint struct {
 	dirty  map[string]written
 	half   int // of the journal, that it covers
 	busy   bool
-	used   int // slots there
-	swept  int // of those, cleared away, from the last
+	used   int    // slots there
+	swept  int    // of those, cleared away, from the last
+	mark   []byte // to be written when it is done; nil: none
 	doneCh chan struct{}
 	err    error
 }
@@ -303,9 +369,21 @@ func (l *ledger) save(ctx context.Context) {
 	l.saved, l.dirty = c, map[string]written{}
 	l.half, l.at = 1-l.half, 0
 	known := maps.Clone(l.records)
+	if l.guarded != nil {
+		m := *l.guarded
+		m.Round, m.Sum, m.Nodes = c.upTo, l.sum, append(nodesOf(l.live), m.Nodes...)
+		slices.Sort(m.Nodes)
+		m.Nodes = slices.Compact(m.Nodes)
+		c.mark, _ = bus.Marshal(m) // strings and numbers
+	}
 	bus.Go(func() {
 		defer close(c.doneCh)
-		c.err = c.write(ctx, l.term, known)
+		if c.err = c.write(ctx, l.term, known); c.err != nil || c.mark == nil {
+			return
+		}
+		if err := l.mark.write(ctx, c.mark, l.term.Epoch()); err != nil {
+			l.log.Warn("placement: the ledger's mark is not written; the next checkpoint writes it", "error", err)
+		}
 	})
 }
 

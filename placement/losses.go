@@ -7,17 +7,36 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/gpu"
 )
 
 func (r *reign) hearLease(news *leaseNews, now time.Time) {
 	switch {
 	case news.report != nil:
-		r.tellBook(r.roster.leaseTaken(news.report, now))
+		m := r.roster.leaseTaken(news.report, now)
+		r.tellBook(m)
+		r.ask(m)
 	case news.gone != "":
 		r.roster.leaseGone(news.gone)
 	default:
 		r.roster.seen = true
 	}
+}
+
+// hearBeat takes a sign of life, and holds a report against the ledger.
+func (r *reign) hearBeat(b *gpu.Beat, now time.Time) {
+	if b.Bye {
+		r.account(b.Node) // nothing of it is left
+	}
+	m := r.roster.beat(b, now)
+	if m == nil {
+		return
+	}
+	if b.Report != nil && m.report == b.Report {
+		r.compare(m, true, now)
+	}
+	r.tellBook(m)
+	r.ask(m)
 }
 
 // watchNodes judges the nodes and tells the book, and the holders of what is lost.
@@ -37,6 +56,7 @@ func (r *reign) watchNodes(now time.Time) {
 		m.leave()
 	}
 	for _, name := range slices.Sorted(maps.Keys(r.roster.members)) {
+		r.roster.members[name].lapse(now)
 		r.tellBook(r.roster.members[name])
 		r.ask(r.roster.members[name])
 	}
@@ -78,13 +98,19 @@ func (r *reign) tellBook(m *member) {
 	m.changed = false
 }
 
-// ask asks a node that has a lease for the report that is missing. A question that is lost is asked again.
+// ask asks a node that has a lease for the report that is missing, or tells it what to end. What is lost is asked again.
 func (r *reign) ask(m *member) {
-	if m.proven || !m.leased || r.book.Now.Sub(m.asked) < askEvery {
+	awaited := !m.proven || len(m.probation) > 0 && !m.answered() || len(m.ended) > 0
+	if !awaited || !m.leased || !m.seated || r.book.Now.Sub(m.asked) < askEvery {
 		return
 	}
 	m.asked = r.book.Now
-	r.publish(bus.NodeAsk(m.name), nil)
+	data, err := bus.Marshal(gpu.Question{Stamp: m.stamp, Ended: m.ended})
+	if err != nil {
+		r.cfg.Logger.Error("placement: a question cannot be written", "node", m.name, "error", err)
+		return
+	}
+	r.publish(bus.NodeAsk(m.name), data)
 }
 
 // needed reports whether a reservation has something on a node.

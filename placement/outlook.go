@@ -11,8 +11,9 @@ type outlook struct {
 
 // scope is what an outlook may think away.
 type scope struct {
-	preempt bool // only reservations of a lower priority and those that are leaving, and no repairs
+	preempt bool // only reservations of a lower priority, those that are leaving and what they left, and no repairs
 	below   int
+	fewest  bool // rather one large reservation than several small ones
 }
 
 // outlook looks for a small set of obstacles without which g fits: none of them can be left out, as far as the budget

@@ -30,6 +30,7 @@ const (
 	ReasonMemory      ReasonCode = "memory"       // too little memory is free
 	ReasonPartly      ReasonCode = "partly"       // it takes some of the bundles, not all
 	ReasonAwaitsNodes ReasonCode = "awaits_nodes" // today's nodes could never hold it
+	ReasonLedger      ReasonCode = "ledger"       // the ledger has lost something, and nothing is granted
 )
 
 // Blocked is a device that is not to be had, and why.

@@ -17,6 +17,10 @@ type Record struct {
 	State State  `json:"state" msgpack:"state"`
 	Why   string `json:"why,omitempty" msgpack:"why,omitempty"`     // why it is not simply granted
 	Unmet string `json:"unmet,omitempty" msgpack:"unmet,omitempty"` // as in Plan
+
+	// Unconfirmed is why the ledger alone is not believed about it; empty: it is. It is dropped when no agent runs it and
+	// its holder does not confirm it in time, see Client.Confirm.
+	Unconfirmed string `json:"unconfirmed,omitempty" msgpack:"unconfirmed,omitempty"`
 }
 
 // State is what has become of a reservation that is still in the ledger. What has been released is not there any more.
@@ -45,6 +49,9 @@ type stored struct {
 	Seq     uint64   `msgpack:"seq,omitempty"`
 	Digest  uint64   `msgpack:"digest,omitempty"` // of the request
 	Ended   []string `msgpack:"ended,omitempty"`  // nodes of it whose lease is over
+
+	Offset  uint64 `msgpack:"offset,omitempty"`  // the token is the revision plus this, unless it says its token
+	Adopted bool   `msgpack:"adopted,omitempty"` // it is known only from agents' reports
 }
 
 func reservationKey(id string) string { return "reservation." + id }
@@ -66,7 +73,7 @@ func decodeRecord(w written) (*stored, error) {
 		return nil, bus.Errorf(bus.CodeVersion, "it is of version %d; this service writes %d", s.Version, recordVersion)
 	}
 	if s.Token == 0 {
-		s.Token = w.revision
+		s.Token = w.revision + s.Offset
 	}
 	return &s, nil
 }

@@ -23,6 +23,10 @@ type reign struct {
 	roster   *roster
 	sessions map[string]*session
 	rules    Rules
+	identity identity
+
+	accounted      map[string]bool // nodes that have said all that runs on them, while the ledger is in doubt
+	anyUnconfirmed bool            // a record may be unconfirmed
 
 	dirty      bool // there may be something to grant
 	settling   bool // nodes may still come back
@@ -37,8 +41,10 @@ type entry struct {
 	stored
 	raw     bus.Raw   // the record as it was written; nil: to be written anew for an answer
 	evictAt time.Time // when the grace of one that is leaving is over
-	ending  bool      // its deletion is in this round, and then
-	onEnd   []func(error)
+
+	supported time.Time // when an agent last ran it, or this term began; of one that is unconfirmed
+	ending    bool      // its deletion is in this round, and then
+	onEnd     []func(error)
 }
 
 // call is one message of a client.
@@ -62,10 +68,10 @@ type waiter struct {
 }
 
 // newReign begins a term with what is in the ledger.
-func newReign(cfg Config, l *ledger, c contents, now time.Time) (*reign, error) {
+func newReign(cfg Config, l *ledger, c contents, m *mark, now time.Time) (*reign, error) {
 	r := &reign{
 		cfg: cfg, ledger: l, began: now, in: newInbox(), rules: cfg.Rules, round: newRound(),
-		held: map[string]*entry{}, queue: map[string]*waiter{}, sessions: map[string]*session{},
+		held: map[string]*entry{}, queue: map[string]*waiter{}, sessions: map[string]*session{}, accounted: map[string]bool{},
 		roster: newRoster(cfg.NodeLease, cfg.NodeSilence, now),
 	}
 	if cfg.Bus != nil {
@@ -76,7 +82,8 @@ func newReign(cfg Config, l *ledger, c contents, now time.Time) (*reign, error) 
 	}
 	snapshot := Snapshot{Now: now}
 	for _, s := range c.records {
-		e := &entry{stored: *s}
+		e := &entry{stored: *s, supported: now}
+		r.anyUnconfirmed = r.anyUnconfirmed || s.Unconfirmed != ""
 		if s.State == StateLeaving {
 			e.evictAt = now.Add(r.rules.grace())
 		}
@@ -93,6 +100,7 @@ func newReign(cfg Config, l *ledger, c contents, now time.Time) (*reign, error) 
 		return nil, fmt.Errorf("the ledger contradicts itself: %w", err)
 	}
 	r.book = book
+	r.beginLedger(&c, m, now)
 	return r, nil
 }
 
@@ -108,7 +116,7 @@ func (r *reign) decide(items []item, now time.Time) *round {
 		case it.lease != nil:
 			r.hearLease(it.lease, now)
 		case it.beat != nil:
-			r.tellBook(r.roster.beat(it.beat, now))
+			r.hearBeat(it.beat, now)
 		default:
 			r.take(it.call, now)
 		}
@@ -117,6 +125,8 @@ func (r *reign) decide(items []item, now time.Time) *round {
 		r.ticked = now
 		r.watchNodes(now)
 		r.expire(now)
+		r.settleDoubt()
+		r.reviewUnconfirmed(now)
 	}
 	if r.dirty {
 		r.dirty = false
@@ -153,7 +163,11 @@ func (r *reign) rewrite(e *entry, next stored, news Event) {
 		return
 	}
 	e.raw = value
-	r.round.put(reservationKey(e.ID), value, func(uint64, time.Time) { r.announce(e, news) }, nil)
+	r.round.put(reservationKey(e.ID), value, func(uint64, time.Time) {
+		if news.Kind != "" {
+			r.announce(e, news)
+		}
+	}, nil)
 }
 
 func (r *reign) announce(e *entry, news Event) {
@@ -181,9 +195,12 @@ func (r *reign) end(e *entry, news Event, then func(error)) {
 		}
 		e.ending, e.onEnd = false, nil
 	}
-	r.round.put(reservationKey(e.ID), nil, func(uint64, time.Time) {
-		delete(r.held, e.ID)
-		r.book.Release(e.ID)
+	r.round.put(reservationKey(e.ID), nil, func(_ uint64, now time.Time) {
+		if r.held[e.ID] == e { // else an agent was found to run a later grant of it meanwhile
+			delete(r.held, e.ID)
+			r.book.Release(e.ID)
+			r.endedOn(e, now)
+		}
 		r.dirty = r.dirty || len(r.queue) > 0
 		if news.Kind != "" {
 			r.announce(e, news)

@@ -23,6 +23,7 @@ type roster struct {
 	members map[string]*member
 	cordons map[string]cordons // by node; of those that are away too
 	seen    bool               // all leases that there were at the beginning have been seen
+	stamps  uint64             // the last stamp of a question
 }
 
 // member is one node, by name. It stays for as long as it has a seat in the ledger.
@@ -35,8 +36,9 @@ type member struct {
 	heard   time.Time // the last beat or lease; zero: never in this term
 	session string
 	report  *gpu.Report
-	proven  bool // its report came in this term, and since it was last lost
+	proven  bool // its report was made in this term, and since it was last lost
 	asked   time.Time
+	stamp   uint64 // of the question that a report must answer to prove anything
 
 	cordons cordons // shared with the roster, which replaces it as a whole
 	state   NodeState
@@ -44,14 +46,27 @@ type member struct {
 	since   time.Time
 
 	// probation is the devices that were in use by what has ended without anybody having seen the end: they are unfit
-	// until a report shows nothing on them.
-	probation map[string]string
-	changed   bool // the book has not been told yet
-	over      bool // it is gone, and what that ends has been ended
+	// until a report that answers the newest question shows nothing on them. stale is the devices on which the newest
+	// report shows workers of reservations that the ledger says have ended.
+	probation map[string]*unverified
+	stale     map[string]*unverified
+	ended     []gpu.Ended // what its agent is to end, as the newest report shows; asked for until it is gone
+	changed   bool        // the book has not been told yet
+	over      bool        // it is gone, and what that ends has been ended
+}
+
+// unverified is a device that has not been seen empty since its last use.
+type unverified struct {
+	why   string
+	since time.Time
+	late  bool // it has lasted so long that nobody counts on it
 }
 
 func newRoster(lease, silence time.Duration, now time.Time) *roster {
-	return &roster{lease: lease, silence: silence, judgeAt: now.Add(lease), members: map[string]*member{}, cordons: map[string]cordons{}}
+	return &roster{
+		lease: lease, silence: silence, judgeAt: now.Add(lease), members: map[string]*member{}, cordons: map[string]cordons{},
+		stamps: uint64(now.UnixMicro()), // another than those of the leader before
+	}
 }
 
 // calm starts the time in which nobody is judged anew: the server was away, and so nobody could be heard.
@@ -73,12 +88,25 @@ func (r *roster) settling(now time.Time) bool {
 	return false
 }
 
+// question makes the next question to a node a new one: only a report that was made after it proves anything.
+func (r *roster) question(m *member) {
+	r.stamps++
+	m.stamp, m.asked = r.stamps, time.Time{}
+}
+
+// answered reports whether the newest report of the node was made after the newest question. An agent of a version that
+// does not answer stamps is believed.
+func (m *member) answered() bool {
+	return m.report != nil && (m.report.Answered == 0 || m.report.Answered == m.stamp)
+}
+
 // present reports whether the node belongs in the book.
 func (m *member) present() bool { return m.report != nil && m.seated }
 
 // sit enters a node with its rank as the ledger has it.
 func (r *roster) sit(name string, rank int) *member {
 	m := &member{name: name, rank: rank, seated: true, cordons: r.cordons[name], state: NodeUnproven, why: "it has not reported yet"}
+	r.question(m)
 	r.members[name] = m
 	return m
 }
@@ -103,17 +131,19 @@ func (r *roster) leaseTaken(report *gpu.Report, now time.Time) *member {
 	m := r.members[report.Node]
 	if m == nil {
 		m = r.newcomer(report.Node)
+		m.report = report
+		r.returns(m, report.Session, "it has not reported yet", now) // it may have been here before, and nobody remembers
 	}
 	switch {
 	case m.report == nil && m.over:
 		m.report = report
-		m.returns(report.Session, "it was gone and is back", now)
+		r.returns(m, report.Session, "it was gone and is back", now)
 	case m.report == nil:
 		m.report, m.session, m.changed = report, report.Session, true
 		m.set(NodeUnproven, "it has not reported yet", now)
 	case m.session != report.Session:
-		m.returns(report.Session, "another agent of that name has come", now)
 		m.report = report
+		r.returns(m, report.Session, "another agent of that name has come", now)
 	}
 	m.leased, m.over = true, false
 	return m
@@ -141,7 +171,7 @@ func (r *roster) beat(b *gpu.Beat, now time.Time) *member {
 	}
 	m.heard = now
 	if m.state == NodeLost {
-		m.returns(b.Session, "it was lost and is back", now)
+		r.returns(m, b.Session, "it was lost and is back", now)
 	}
 	if b.Report != nil && b.Report.Seq >= m.report.Seq {
 		m.learn(b.Report, now)
@@ -149,16 +179,15 @@ func (r *roster) beat(b *gpu.Beat, now time.Time) *member {
 	return m
 }
 
-// returns is a node that was not to be relied on for a while: nothing is granted on it before it has reported, and no
-// device before it was shown clean.
-func (m *member) returns(session, why string, now time.Time) {
+// returns is a node that was not to be relied on for a while: nothing is granted on it before it has reported anew, and
+// no device before it was shown clean.
+func (r *roster) returns(m *member, session, why string, now time.Time) {
 	m.session, m.proven, m.changed = session, false, true
-	if m.probation == nil {
-		m.probation = map[string]string{}
-	}
+	m.probation = map[string]*unverified{}
 	for _, d := range m.report.Devices {
-		m.probation[d.UUID] = "not shown clean since the node was lost"
+		m.probation[d.UUID] = &unverified{why: "not shown clean since the node came back", since: now}
 	}
+	r.question(m)
 	m.set(NodeUnproven, why, now)
 }
 
@@ -168,21 +197,68 @@ func (m *member) set(s NodeState, why string, now time.Time) {
 	}
 }
 
-// learn takes a report of this term.
+// learn takes a report of this term. One that was made before the newest question, and was held up on its way, says what
+// there is, but proves nothing.
 func (m *member) learn(report *gpu.Report, now time.Time) {
 	before := m.report
 	m.report = report
-	for _, d := range report.Devices {
-		if _, waits := m.probation[d.UUID]; waits && !inUse(d) {
-			delete(m.probation, d.UUID)
+	if m.answered() {
+		for _, d := range report.Devices {
+			if _, waits := m.probation[d.UUID]; waits && (!inUse(d) || m.explained(d.UUID)) {
+				delete(m.probation, d.UUID)
+				m.changed = true
+			}
+		}
+		if !m.proven {
+			m.proven = true
+			m.set(NodeReady, "", now)
+		}
+	}
+	m.changed = m.changed || !sameNode(before, report)
+}
+
+// explained reports whether what is on a device is the work of workers that the report names: whether they may be there
+// is judged by the ledger.
+func (m *member) explained(uuid string) bool {
+	if !m.report.RunningComplete || len(m.report.Foreign[uuid]) > 0 {
+		return false
+	}
+	return slices.ContainsFunc(m.report.Running, func(run gpu.Running) bool { return uses(&run, uuid) })
+}
+
+// uses reports whether workers of a grant have a device.
+func uses(run *gpu.Running, uuid string) bool {
+	return slices.ContainsFunc(run.Devices, func(d gpu.DeviceShare) bool { return d.UUID == uuid })
+}
+
+// setStale replaces the devices on which there are workers whose reservations have ended.
+func (m *member) setStale(why map[string]string, now time.Time) {
+	for uuid := range m.stale {
+		if _, still := why[uuid]; !still {
+			delete(m.stale, uuid)
 			m.changed = true
 		}
 	}
-	if !m.proven {
-		m.proven = true
-		m.set(NodeReady, "", now)
+	for uuid, words := range why {
+		if old := m.stale[uuid]; old != nil && old.why == words {
+			continue
+		}
+		if m.stale == nil {
+			m.stale = map[string]*unverified{}
+		}
+		m.stale[uuid], m.changed = &unverified{why: words, since: now}, true
 	}
-	m.changed = m.changed || !sameNode(before, report)
+}
+
+// lapse marks the devices that were not seen empty for so long that nobody should count on them.
+func (m *member) lapse(now time.Time) {
+	for _, all := range []map[string]*unverified{m.probation, m.stale} {
+		for _, u := range all {
+			if !u.late && now.Sub(u.since) > verifyMost {
+				u.late, m.changed = true, true
+			}
+		}
+	}
 }
 
 // inUse reports whether somebody computes on the device. A driver that does not say is believed.
@@ -205,15 +281,18 @@ func numa(d gpu.Device) int {
 	return *d.NUMA
 }
 
-// suspect puts devices on probation.
-func (r *roster) suspect(slots []Slot, why string) {
+// suspect puts devices on probation, until a report that is made from now on.
+func (r *roster) suspect(slots []Slot, why string, now time.Time) {
 	for _, slot := range slots {
-		if m := r.members[slot.Node]; m != nil {
-			if m.probation == nil {
-				m.probation = map[string]string{}
-			}
-			m.probation[slot.UUID], m.changed = why, true
+		m := r.members[slot.Node]
+		if m == nil {
+			continue
 		}
+		if m.probation == nil {
+			m.probation = map[string]*unverified{}
+		}
+		m.probation[slot.UUID], m.changed = &unverified{why: why, since: now}, true
+		r.question(m)
 	}
 }
 
@@ -252,6 +331,7 @@ func (r *roster) lastHeard(m *member) time.Time {
 func (m *member) leave() {
 	m.report, m.leased, m.heard, m.proven, m.session = nil, false, time.Time{}, false, ""
 	m.state, m.why = NodeUnproven, "it has not reported yet"
+	m.stale, m.ended = nil, nil
 	m.changed, m.over = true, true
 }
 
@@ -266,21 +346,40 @@ func (m *member) node() Node {
 	}
 	islands := gpu.Islands(m.report.Devices)
 	for i, d := range m.report.Devices {
-		n.Devices[i] = Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d), Cordoned: m.cordons.words(d.UUID)}
+		n.Devices[i] = Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d), Clearing: m.clearing(d), Cordoned: m.cordons.words(d.UUID)}
 	}
 	return n
 }
 
 func (m *member) unfit(d gpu.Device) string {
 	reasons := m.report.Unfit(d)
-	if why, waits := m.probation[d.UUID]; waits {
-		reasons = append(reasons, why)
+	for _, all := range []map[string]*unverified{m.stale, m.probation} {
+		if u := all[d.UUID]; u != nil {
+			reasons = append(reasons, u.why)
+		}
 	}
 	return strings.Join(reasons, "; ")
 }
 
+// clearing reports whether a device is unfit only until it was seen empty, which should be soon.
+func (m *member) clearing(d gpu.Device) bool {
+	stale, probation := m.stale[d.UUID], m.probation[d.UUID]
+	if stale == nil && probation == nil || len(m.report.Unfit(d)) > 0 {
+		return false
+	}
+	return (stale == nil || !stale.late) && (probation == nil || !probation.late)
+}
+
 func (m *member) status() NodeStatus {
 	s := NodeStatus{Rank: m.rank, State: m.state, Why: m.why, Cordons: m.cordons.list()}
+	for _, all := range []map[string]*unverified{m.probation, m.stale} {
+		for uuid, u := range all {
+			if s.Unverified == nil {
+				s.Unverified = map[string]string{}
+			}
+			s.Unverified[uuid] = u.why
+		}
+	}
 	if m.report != nil {
 		s.Report = *m.report
 	} else {

@@ -45,6 +45,7 @@ const (
 	WaitBehind   WaitCode = "behind"   // there is no room beside what is kept for the head
 	WaitQuota    WaitCode = "quota"    // its namespace holds as much as it may
 	WaitNodes    WaitCode = "nodes"    // it could only fit on nodes that are yet to come
+	WaitLedger   WaitCode = "ledger"   // the ledger has lost something: nothing is granted until that is resolved
 )
 
 // Refusal is a request that must leave the queue: it makes no sense or can never fit.
@@ -182,23 +183,57 @@ func (s *pass) becomeHead(g *gang) {
 	})
 }
 
-// preempt asks for reservations of a lower priority to go, if that is enough; otherwise it is o that is waited for. Who
-// is leaving anyway is counted on first.
+// preempt asks for reservations of a lower priority to go, if that is enough; otherwise it is o that is waited for. Those
+// that are leaving anyway are counted on first, and so are devices whose last holders have gone and that have only to be
+// seen empty: so whoever was sent away for a request suffices until the request is granted.
 func (s *pass) preempt(g *gang, o outlook) outlook {
-	lower, possible := s.book.outlook(g, scope{preempt: true, below: g.request.Priority})
+	sc := scope{preempt: true, below: g.request.Priority}
+	lower, possible := s.book.outlook(g, sc)
 	if !possible {
 		return o
 	}
-	var victims []string
-	for _, h := range s.book.held {
-		if !h.Leaving && lower.needs(h) {
-			victims = append(victims, h.ID)
+	victims := s.book.victims(lower)
+	if len(victims) > 1 {
+		sc.fewest = true
+		if other, possible := s.book.outlook(g, sc); possible && preferred(s.book.victims(other), victims) {
+			lower, victims = other, s.book.victims(other)
 		}
 	}
 	if len(victims) > 0 {
-		s.decision.Preemptions = append(s.decision.Preemptions, Preemption{For: g.request.ID, Victims: victims})
+		p := Preemption{For: g.request.ID}
+		for _, h := range victims {
+			p.Victims = append(p.Victims, h.ID)
+		}
+		s.decision.Preemptions = append(s.decision.Preemptions, p)
 	}
 	return lower
+}
+
+// victims are the reservations that an outlook needs to be gone and that have not been told to go, by age.
+func (b *Book) victims(o outlook) []*held {
+	var victims []*held
+	for _, h := range b.held {
+		if !h.Leaving && o.needs(h) {
+			victims = append(victims, h)
+		}
+	}
+	return victims
+}
+
+// preferred reports whether one set of victims is to be preferred to another: the fewer, then the lower their highest
+// priority.
+func preferred(these, those []*held) bool {
+	highest := func(all []*held) int {
+		most := all[0].Priority
+		for _, h := range all {
+			most = max(most, h.Priority)
+		}
+		return most
+	}
+	if len(these) != len(those) || len(these) == 0 {
+		return len(these) < len(those)
+	}
+	return highest(these) < highest(those)
 }
 
 // refuseImpossible ends a request that nothing would be enough for.

@@ -3,6 +3,7 @@ package placement
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -56,12 +57,24 @@ func (s *Service) stand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true})
+	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	if err != nil {
 		return err
 	}
-	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
-		return s.lead(ctx, &ledger{kv: kv, term: term}, nodes)
+	leases, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
+	if err != nil {
+		return err
+	}
+	mark, err := openMark(ctx, s.cfg)
+	if err != nil {
+		return err
+	}
+	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", Leases: leases, ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
+		maintaining, stop := context.WithCancel(ctx)
+		var group sync.WaitGroup
+		group.Go(bus.Guard(func() { kv.Maintain(maintaining) }))
+		defer func() { stop(); group.Wait() }()
+		return s.lead(ctx, &ledger{kv: kv, term: term, mark: &marker{kv: mark}, log: s.cfg.Logger}, nodes)
 	})
 }
 
@@ -95,11 +108,15 @@ func (e *stepDownError) Unwrap() error { return e.cause }
 // lead is one term: read the ledger, listen, decide.
 func (s *Service) lead(ctx context.Context, l *ledger, nodes *bus.KV) error {
 	began := time.Now()
+	marked, err := l.mark.read(ctx)
+	if err != nil {
+		return err
+	}
 	found, err := l.read(ctx)
 	if err != nil {
 		return err
 	}
-	r, err := newReign(s.cfg, l, found, began)
+	r, err := newReign(s.cfg, l, found, marked, began)
 	if err != nil {
 		return err
 	}

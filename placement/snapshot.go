@@ -51,6 +51,10 @@ type Device struct {
 	Island int    `json:"island,omitempty" msgpack:"island,omitempty"` // devices with the same number reach each other over NVLink
 	Unfit  string `json:"unfit,omitempty" msgpack:"unfit,omitempty"`   // why it must not be granted ("XID 79", "process 4711 is on it"); empty: it may
 
+	// Clearing says that it is unfit only because it has not been seen empty since its last use, which should be soon: so
+	// nobody else is sent away for what it has room for.
+	Clearing bool `json:"clearing,omitempty" msgpack:"clearing,omitempty"`
+
 	Cordoned string `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as of a Node
 }
 

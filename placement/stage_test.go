@@ -82,13 +82,17 @@ func (s *stage) addNodes(spec string) {
 	}
 }
 
-func (s *stage) addNode(b *bus.Bus, name string, sim *gpu.Sim) *actor {
+func (s *stage) addNode(b *bus.Bus, name string, sim *gpu.Sim, change ...func(*agent.Config)) *actor {
 	s.t.Helper()
 	readyCh := make(chan struct{})
-	r, err := agent.NewReporter(agent.Config{
+	cfg := agent.Config{
 		Bus: b, Name: name, CPUs: 16, Memory: 64 * gpu.GiB, Inventory: sim, Lease: s.lease, Beat: cmp.Or(s.beat, 50*time.Millisecond),
 		Labels: map[string]string{"host": name}, RegisteredFunc: func() { close(readyCh) },
-	})
+	}
+	for _, f := range change {
+		f(&cfg)
+	}
+	r, err := agent.NewReporter(cfg)
 	require.NoError(s.t, err)
 	a := s.run(name, r.Run)
 	s.nodes = append(s.nodes, a)

@@ -23,6 +23,9 @@ const (
 	verbSetRules verb = "set_rules"
 	verbCordon   verb = "cordon"
 	verbUncordon verb = "uncordon"
+	verbConfirm  verb = "confirm" // its reservations are still held
+	verbLedger   verb = "ledger"
+	verbAccept   verb = "accept_ledger"
 )
 
 // changes reports whether the answer must be kept, because asking again would not be the same.
@@ -51,6 +54,8 @@ type message struct {
 	Call    uint64  `msgpack:"call,omitempty"` // of a withdrawal: the reserve that it ends
 	Rules   *Rules  `msgpack:"rules,omitempty"`
 	Cordon  *Cordon `msgpack:"cordon,omitempty"`
+
+	Held []Holding `msgpack:"held,omitempty"` // of a confirmation
 }
 
 // wireRequest is a request with its bundles counted rather than repeated.
@@ -138,6 +143,9 @@ type answer struct {
 	Next        string       `msgpack:"next,omitempty"` // there is more behind this one
 	Rules       *Rules       `msgpack:"rules,omitempty"`
 	Cordon      *Cordon      `msgpack:"cordon,omitempty"` // that is there now, or was
+
+	Unknown []Holding     `msgpack:"unknown,omitempty"` // of a confirmation: what the ledger does not have
+	Ledger  *LedgerStatus `msgpack:"ledger,omitempty"`
 }
 
 // Explanation says what would become of a request now.
@@ -167,6 +175,9 @@ type NodeStatus struct {
 	Why     string     `json:"why,omitempty" msgpack:"why,omitempty"`
 	Cordons []Cordon   `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
 	Report  gpu.Report `json:"report" msgpack:"report"`
+
+	// Unverified is why devices that are well are not granted, by UUID: they have not been seen empty since their last use.
+	Unverified map[string]string `json:"unverified,omitempty" msgpack:"unverified,omitempty"`
 }
 
 // wireError is an error of this package on its way: the code and the words, and the facts of the typed ones.
@@ -179,6 +190,7 @@ type wireError struct {
 	Stale    *StaleTokenError `msgpack:"stale,omitempty"`
 	Exists   bool             `msgpack:"exists,omitempty"`
 	Ended    bool             `msgpack:"ended,omitempty"`
+	Ledger   *LedgerError     `msgpack:"ledger,omitempty"`
 }
 
 func toWire(err error) *wireError {
@@ -190,6 +202,7 @@ func toWire(err error) *wireError {
 	}
 	w.Quota, _ = errors.AsType[*QuotaError](err)
 	w.Stale, _ = errors.AsType[*StaleTokenError](err)
+	w.Ledger, _ = errors.AsType[*LedgerError](err)
 	return w
 }
 
@@ -208,6 +221,8 @@ func codeOf(err error) bus.Code {
 		return bus.CodeExists
 	case errors.Is(err, ErrStaleToken):
 		return bus.CodeFenced
+	case errors.Is(err, ErrLedgerDoubt):
+		return bus.CodeUnavailable
 	}
 	return bus.CodeOf(err)
 }
@@ -245,6 +260,9 @@ func (w *wireError) err() error {
 	if w.Stale != nil {
 		cause = append(cause, w.Stale)
 	}
+	if w.Ledger != nil {
+		cause = append(cause, w.Ledger)
+	}
 	if w.Exists {
 		cause = append(cause, ErrDuplicate)
 	}
@@ -263,6 +281,8 @@ const (
 	EventLeave     EventKind = "leave"     // it is preempted: its holder has Grace to end and release it
 	EventPreempted EventKind = "preempted" // the grace was over; its token is stale
 	EventEnded     EventKind = "ended"     // the leases of all its nodes are over; its token is stale
+	EventAdopted   EventKind = "adopted"   // the ledger had lost it, and an agent runs it: it is held again under the same token
+	EventDropped   EventKind = "dropped"   // only the ledger had it, and nobody has confirmed it; its token is stale
 )
 
 // Event is news of a reservation for its holder. Events may be lost, as messages may; the truth is in the ledger.

@@ -203,8 +203,35 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 // because of it. A role ends as a unit, so whoever created it takes the rest down; of a detached role, whose driver may
 // be gone, anybody who follows it does, if it is certain because the worker itself has said so.
 func (c *Cluster) workerLost(l loss, certain bool) {
-	if l.failed && c.Record().restarts() && (c.tie != created || c.isUp()) {
-		c.hold(l)
+	if l.failed && c.tie == opened && !c.Record().Process { // its handle may come from a peer that does not say more
+		c.failCalls(l)
+		c.rt.spawn(func() {
+			c.reread()
+			c.workerGone(l, certain)
+		})
+		return
+	}
+	c.workerGone(l, certain)
+}
+
+// restartable reports whether workers that are lost now are replaced.
+func (c *Cluster) restartable() bool { return c.Record().restarts() && (c.tie != created || c.isUp()) }
+
+func (c *Cluster) workerGone(l loss, certain bool) {
+	if l.failed && c.restartable() {
+		siblings := c.siblings()
+		for _, s := range append(siblings, c) {
+			if s.restartable() {
+				s.hold(l)
+			}
+		}
+		defer func() {
+			for _, s := range siblings {
+				if s.restartable() {
+					s.mend(l)
+				}
+			}
+		}()
 	}
 	c.failCalls(l)
 	if l.failed && c.mend(l) {
@@ -334,7 +361,9 @@ func (c *Cluster) Close(ctx context.Context) error {
 	case c.tie == created && !c.Record().Detached:
 		return c.Destroy(ctx)
 	case c.tie != opened:
+		err := c.settleReplays(ctx)
 		c.release()
+		return err
 	}
 	return nil
 }
@@ -346,7 +375,7 @@ func (c *Cluster) leave(ctx context.Context) error {
 	if c.tie == created && !c.Record().Detached {
 		return c.Destroy(ctx)
 	}
-	return nil
+	return c.settleReplays(ctx)
 }
 
 // release ends this hold of the role.
@@ -444,7 +473,7 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 		return err
 	}
 	if rec := c.Record(); rec.restarts() { // before the record, so that nothing is left of a role without one
-		if err := errors.Join(reg.forget(ctx, recipeKey(rec.Name)), reg.forget(ctx, replayKey(rec.Name))); err != nil {
+		if err := errors.Join(reg.forget(ctx, reg.key(recipeKey(rec.Name))), reg.forget(ctx, reg.key(replayKey(rec.Name)))); err != nil {
 			return err
 		}
 	}

@@ -34,8 +34,8 @@ type DriverWatch struct {
 	Logger *slog.Logger
 }
 
-// Start begins to watch. The channel, which holds one, is ready when a driver's lease has ended: what the driver owned can
-// be ended now. stop returns when nothing of the watch runs any more.
+// Start begins to watch. The channel, which holds one, is ready when the lease of a driver has ended that left something
+// behind (with Remote; otherwise when this watch has ended one): it can be ended now. stop returns when nothing of the watch runs any more.
 func (w DriverWatch) Start(ctx context.Context) (endedCh <-chan struct{}, stop func()) {
 	if w.Logger == nil {
 		w.Logger = w.Bus.Logger()
@@ -101,7 +101,7 @@ func (d *drivers) run(ctx context.Context) {
 			ask = func() { d.ask(inbox) }
 		}
 	}
-	_, fullCh := d.Bus.StoreErr()
+	fullCh, _ := d.Bus.StoreErr()
 	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
@@ -118,7 +118,7 @@ func (d *drivers) run(ctx context.Context) {
 			}
 		case <-fullCh: // a store that took no writes took no renewals either
 			d.reach.restart()
-			_, fullCh = d.Bus.StoreErr()
+			fullCh, _ = d.Bus.StoreErr()
 		case now := <-look.C:
 			d.judge(ctx, now)
 			if now.Sub(asked) >= driverKnock {
@@ -139,7 +139,10 @@ func (d *drivers) hear(ctx context.Context, news leaseNews) {
 		return
 	}
 	delete(d.all, news.session)
-	if one != nil && d.Remote && d.reach.missing(cmp.Or(one.Lease, defaultLease)) == 0 && one.owns(ctx) {
+	if one == nil || !d.Remote || !one.owns(ctx) {
+		return // a driver that ends in order leaves nothing
+	}
+	if d.reach.missing(cmp.Or(one.Lease, defaultLease)) == 0 {
 		d.prove(ctx, one, "its lease has expired")
 	}
 	wake(d.endedCh)
@@ -185,7 +188,7 @@ func (d *drivers) end(ctx context.Context, one *driver, why string) {
 	d.prove(ctx, one, why)
 	ctx, cancel := context.WithTimeout(ctx, registryActs)
 	defer cancel()
-	err := one.reg.leaseBucket().Delete(ctx, one.reg.leaseKey(driverKey(one.session)), one.revision)
+	err := one.reg.leases.Delete(ctx, one.reg.key(driverKey(one.session)), one.revision)
 	switch {
 	case err == nil:
 		delete(d.all, one.session)
@@ -200,7 +203,7 @@ func (d *drivers) end(ctx context.Context, one *driver, why string) {
 func (d *drivers) prove(ctx context.Context, one *driver, why string) {
 	ctx, cancel := context.WithTimeout(ctx, registryActs)
 	defer cancel()
-	lease, err := one.reg.leaseBucket().Lease(ctx, one.reg.leaseKey(goneKey(one.session)), []byte(why), goneKept)
+	lease, err := one.reg.leases.Lease(ctx, one.reg.key(goneKey(one.session)), []byte(why), goneKept)
 	if err == nil {
 		d.proofs = append(d.proofs, proof{lease, time.Now().Add(goneKept)})
 	} else if !errors.Is(err, bus.ErrExists) { // another watch may have seen it too
@@ -255,58 +258,35 @@ func wake(ch chan struct{}) {
 
 // gone reports whether it was proved that a driver without a lease has ended.
 func (g registry) gone(ctx context.Context, session string) bool {
-	_, err := g.leaseBucket().Get(ctx, g.leaseKey(goneKey(session)))
+	_, err := g.leases.Get(ctx, g.key(goneKey(session)))
 	return err == nil
 }
 
 // goneKey is the mark of a driver that is known to have ended, beside its lease.
 func goneKey(session string) string { return "gone." + session }
 
-// leaseBucket and leaseKey are where the leases of the namespace's drivers are.
-func (g registry) leaseBucket() *bus.KV       { return g.kv }
-func (g registry) leaseKey(key string) string { return key }
-
 // followLeases tells of every driver's lease in every namespace, again at each renewal, until ctx ends.
 func followLeases(ctx context.Context, b *bus.Bus, log *slog.Logger, newsCh chan<- leaseNews) {
-	var group sync.WaitGroup
-	defer group.Wait()
-	followed := map[string]bool{}
-	for {
-		lister := b.JetStream().KeyValueStoreNames(ctx)
-		for bucket := range lister.Name() {
-			if space, ours := strings.CutPrefix(bucket, bucketOf("")); ours && !followed[space] {
-				followed[space] = true
-				group.Go(bus.Guard(func() { followSpace(ctx, b, log, space, newsCh) }))
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(driverKnock):
-		}
-	}
-}
-
-// followSpace tells of the leases of one namespace.
-func followSpace(ctx context.Context, b *bus.Bus, log *slog.Logger, space string, newsCh chan<- leaseNews) {
 	for ctx.Err() == nil {
-		kv, err := b.KV(ctx, bus.KVConfig{Bucket: bucketOf(space)})
 		var events <-chan bus.Event
+		reg, err := openRegistry(ctx, b, "")
 		if err == nil {
-			events, err = kv.Watch(ctx, "driver")
+			events, err = reg.leases.Watch(ctx, "")
 		}
 		for ev := range events {
-			if ev.Kind == bus.EventComplete {
+			space, rest, _ := strings.Cut(ev.Key, ".")
+			session, ours := strings.CutPrefix(rest, driverKey(""))
+			if ev.Kind == bus.EventComplete || !ours {
 				continue
 			}
-			news := leaseNews{reg: registry{kv: kv}, space: space, session: strings.TrimPrefix(ev.Key, driverKey("")), value: ev.Value, revision: ev.Revision, gone: ev.Kind == bus.EventDelete}
+			news := leaseNews{reg: reg.of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == bus.EventDelete}
 			select {
 			case newsCh <- news:
 			case <-ctx.Done():
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			log.Debug("roles: the leases of drivers cannot be watched; trying again", "namespace", space, "error", err)
+			log.Debug("roles: the leases of drivers cannot be watched; trying again", "error", err)
 		}
 		select {
 		case <-ctx.Done():

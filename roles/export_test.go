@@ -16,7 +16,7 @@ func (rt *Runtime) Reown(ctx context.Context, name, session string) error {
 	rec.Owner = session
 	value, err := encodeRecord(rec)
 	if err == nil {
-		_, err = reg.kv.Update(ctx, roleKey(name), value, rev)
+		_, err = reg.kv.Update(ctx, reg.key(roleKey(name)), value, rev)
 	}
 	return err
 }

@@ -40,7 +40,7 @@ func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
 		var events <-chan bus.Event
 		reg, err := rt.registry(rt.ctx)
 		if err == nil {
-			events, err = reg.kv.Watch(rt.ctx, "driver")
+			events, err = reg.leases.Watch(rt.ctx, reg.key("driver"))
 		}
 		if err == nil {
 			for ev := range events {

@@ -19,7 +19,7 @@ func (rt *Runtime) takeLease(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	lease, err := reg.kv.Lease(ctx, driverKey(rt.ep.Session()), rt.leaseValue(), rt.cfg.Lease)
+	lease, err := reg.leases.Lease(ctx, reg.key(driverKey(rt.ep.Session())), rt.leaseValue(), rt.cfg.Lease)
 	if err != nil {
 		return err
 	}

@@ -14,8 +14,10 @@ import (
 )
 
 const (
-	lifeBuffer   = 4096                    // messages about one role's workers that wait to be looked at
+	lifeBuffer   = 512                     // messages about one role's workers that wait to be looked at, at least
+	lifeEach     = 4                       // and for each worker: all of them may beat, fail and stop at the same time
 	suspectAfter = 1300 * time.Millisecond // a worker that has been silent for so long is asked: it beats once a second
+	maxLosses    = 4 * maxWorld            // that are remembered, for calls that were sent while they became known
 	goneAfter    = 800 * time.Millisecond  // and is gone, if the server says for so long that nobody listens there
 )
 
@@ -57,7 +59,7 @@ type loss struct {
 
 func newLife(c *Cluster) *life {
 	l := &life{
-		cluster: c, msgCh: make(chan *nats.Msg, lifeBuffer), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
+		cluster: c, msgCh: make(chan *nats.Msg, max(lifeBuffer, lifeEach*c.rec.World)), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
 		changed: make(chan struct{}),
 	}
 	for len(l.beats) < len(c.rec.Seats) { // some are just coming to the role, or leaving it
@@ -223,6 +225,9 @@ func lossOf(b actors.Beat, role string) loss {
 // lost notes a loss and tells the cluster. When nobody is left, a cluster that nobody closes is let go of.
 func (l *life) lost(one loss, certain bool) {
 	l.mu.Lock()
+	if len(l.losses) >= maxLosses {
+		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // whoever called those has been told
+	}
 	l.losses = append(l.losses, one)
 	all := true
 	for i := range l.beats {

@@ -12,6 +12,11 @@ import (
 	"troupe/bus"
 )
 
+const (
+	sharedMost = 4096 // workers on one connection: what its buffers are made for
+	dialsMost  = 64   // connections that are made at the same time
+)
+
 // Local runs workers as goroutines of this process. One Local may serve several drivers, and then the roles they
 // detach outlive them.
 type Local struct {
@@ -23,6 +28,8 @@ type Local struct {
 	ownProcess bool
 	beatEvery  time.Duration                            // zero: the actors' own
 	classFunc  func(name string) (*actors.Class, error) // for those that are not among classes; nil: there are none
+
+	dialCh chan struct{} // holds a token for each connection that is being made or proved
 
 	group  sync.WaitGroup    // of constructors, and of connections that close behind their workers; see spawn
 	mu     sync.Mutex        // guards what follows
@@ -52,7 +59,7 @@ func newLocal(b *bus.Bus, classes []*actors.Class) *Local {
 	if err != nil {
 		node = "local"
 	}
-	return &Local{bus: b, classes: classes, node: node, shared: map[string]*place{}, own: map[*place]struct{}{}}
+	return &Local{bus: b, classes: classes, node: node, dialCh: make(chan struct{}, dialsMost), shared: map[string]*place{}, own: map[*place]struct{}{}}
 }
 
 func (l *Local) class(name string) (*actors.Class, error) {
@@ -104,7 +111,7 @@ func (l *Local) startOne(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 		return worker, err
 	}
 	if err == nil { // the connection is this worker's own
-		err = settle(ctx, p.bus)
+		err = l.taking(ctx, func() error { return settle(ctx, p.bus) })
 	}
 	if err != nil {
 		_ = l.closePlace(context.WithoutCancel(ctx), p) // the worker's error says more
@@ -124,11 +131,11 @@ func (l *Local) placeFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 	if err != nil || !spec.OwnConnections {
 		return shared, err
 	}
-	b, err := l.bus.Dial(ctx, fmt.Sprintf("%s/%s/%d", ns, spec.Name, w.Rank))
+	b, err := l.dial(ctx, fmt.Sprintf("%s/%s/%d", ns, spec.Name, w.Rank))
 	if err != nil {
 		return nil, err
 	}
-	p, err := l.newPlace(b, ns)
+	p, err := l.newPlace(b, ns, 1)
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -143,6 +150,24 @@ func (l *Local) placeFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 	return p, nil
 }
 
+// dial makes a connection for one worker.
+func (l *Local) dial(ctx context.Context, name string) (b *bus.Bus, err error) {
+	err = l.taking(ctx, func() error { b, err = l.bus.Dial(ctx, name); return err })
+	return b, err
+}
+
+// taking waits for one of a few turns at the server. Not all workers of a large role connect at once: the server would answer
+// the last of them too late.
+func (l *Local) taking(ctx context.Context, turn func() error) error {
+	select {
+	case l.dialCh <- struct{}{}:
+		defer func() { <-l.dialCh }()
+		return turn()
+	case <-ctx.Done():
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "connect: %w", ctx.Err())
+	}
+}
+
 func (l *Local) sharedPlace(namespace string) (*place, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,7 +177,7 @@ func (l *Local) sharedPlace(namespace string) (*place, error) {
 	if p := l.shared[namespace]; p != nil {
 		return p, nil
 	}
-	p, err := l.newPlace(l.bus, namespace)
+	p, err := l.newPlace(l.bus, namespace, sharedMost)
 	if err != nil {
 		return nil, err
 	}
@@ -175,13 +200,13 @@ func (l *Local) follow(rec Record) error {
 	return err
 }
 
-func (l *Local) newPlace(b *bus.Bus, namespace string) (*place, error) {
+func (l *Local) newPlace(b *bus.Bus, namespace string, workers int) (*place, error) {
 	ep, err := b.Endpoint(namespace)
 	if err != nil {
 		return nil, err
 	}
 	rt := newInside(ep)
-	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, BeatEvery: l.beatEvery, Node: l.node, Above: rt, OwnProcess: l.ownProcess})
+	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, BeatEvery: l.beatEvery, Node: l.node, Above: rt, OwnProcess: l.ownProcess, Workers: workers})
 	if err != nil {
 		rt.closeInside()
 		ep.Close()

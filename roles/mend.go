@@ -22,9 +22,11 @@ type Failure struct {
 // mending is the restarts of a role whose policy has them, as one cluster sees them. Its driver and the head carry them out;
 // the others wait for them. One goroutine does so at a time.
 type mending struct {
-	mu      sync.Mutex
-	lost    []loss // to be dealt with
-	news    bool   // the registry is to be looked at
+	gateMu sync.Mutex // held while a loss is noted and the gate closed, and while the gate is set as the record says
+
+	mu      sync.Mutex // guards what follows
+	lost    []loss     // to be dealt with
+	news    bool       // the registry is to be looked at
 	running bool
 	wakeCh  chan struct{} // holds one; nil before somebody waits
 }
@@ -36,6 +38,19 @@ func (m *mending) take() []loss {
 	lost := m.lost
 	m.lost, m.news = nil, false
 	return lost
+}
+
+func (m *mending) add(l loss) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lost = append(m.lost, l)
+}
+
+// pending is what was lost and not yet taken.
+func (m *mending) pending() []loss {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.lost)
 }
 
 // waiting reports whether another loss waits to be dealt with: then that is the next thing to do.
@@ -86,8 +101,7 @@ func (c *Cluster) mend(l loss) bool {
 		return false
 	}
 	m := &c.mending
-	m.mu.Lock()
-	m.lost = append(m.lost, l)
+	m.mu.Lock() // hold has noted the loss
 	if !m.running {
 		m.running = c.rt.spawn(c.mendAll)
 	}

@@ -3,7 +3,6 @@ package roles
 import (
 	"context"
 	"errors"
-	"strings"
 
 	"troupe/bus"
 )
@@ -11,22 +10,17 @@ import (
 // Orphans lists the namespaces of the bus in which a role or a reservation has lost its driver. Whoever opens a session there
 // ends those, once their driver has had time to come back: a head does so, because after the last driver nobody else is left.
 func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
-	lister := b.JetStream().KeyValueStoreNames(ctx)
-	var namespaces, out []string
-	for bucket := range lister.Name() {
-		if ns, ours := strings.CutPrefix(bucket, bucketOf("")); ours {
-			namespaces = append(namespaces, ns)
-		}
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return nil, err
 	}
-	if err := lister.Error(); err != nil {
-		return nil, bus.Errorf(bus.CodeUnavailable, "list the namespaces: %w", err)
+	all, err := reg.namespaces(ctx)
+	if err != nil {
+		return nil, err
 	}
-	for _, ns := range namespaces {
-		kv, err := b.KV(ctx, bus.KVConfig{Bucket: bucketOf(ns)})
-		if err != nil {
-			return nil, err
-		}
-		has, err := registry{kv: kv}.orphans(ctx)
+	var out []string
+	for _, ns := range all {
+		has, err := reg.of(ns).orphans(ctx)
 		if err != nil {
 			return nil, err
 		}

@@ -104,7 +104,7 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 	}
 	local := newLocal(p.bus, cfg.Classes)
 	local.node, local.ownProcess, local.classFunc, local.beatEvery = assigned.Node, true, cfg.ClassFunc, p.Assignment.BeatEvery
-	if p.place, err = local.newPlace(p.bus, p.Assignment.Namespace); err != nil {
+	if p.place, err = local.newPlace(p.bus, p.Assignment.Namespace, 1); err != nil {
 		p.unclaim()
 		return nil, errors.Join(err, p.bus.Close())
 	}

@@ -75,7 +75,7 @@ func (c *Cluster) keepRecipe(ctx context.Context, config bus.Raw) error {
 	if err != nil {
 		return err
 	}
-	_, err = reg.kv.Put(ctx, recipeKey(rec.Name), value) // over what an earlier role of the name has left
+	_, err = reg.kv.Put(ctx, reg.key(recipeKey(rec.Name)), value) // over what an earlier role of the name has left
 	return err
 }
 
@@ -110,7 +110,7 @@ func (c *Cluster) startedWith(ctx context.Context, rec Record) (*recipe, error) 
 	if err != nil {
 		return nil, err
 	}
-	e, err := reg.kv.Get(ctx, recipeKey(rec.Name))
+	e, err := reg.kv.Get(ctx, reg.key(recipeKey(rec.Name)))
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the registry does not have what its workers are started with")
 	}

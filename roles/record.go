@@ -15,7 +15,7 @@ import (
 	"troupe/dispatch"
 )
 
-// Record is what the registry says of a role: the key role.<name> in the namespace's bucket. It is JSON, so that an
+// Record is what the registry says of a role: the key <namespace>.role.<name> in its bucket. It is JSON, so that an
 // operator can read it with any tool.
 type Record struct {
 	Namespace   string              `json:"namespace"`
@@ -99,14 +99,8 @@ func (r Record) method(name string) (actors.MethodInfo, error) {
 	return actors.MethodInfo{}, bus.Errorf(bus.CodeNotFound, "role %s (class %s) has no method %q; it has %s", r.Name, r.Class, name, strings.Join(names, ", "))
 }
 
-// bucketOf is the bucket of a namespace. Its prefix keeps it apart from the buckets that belong to no namespace.
-func bucketOf(namespace string) string { return "troupe_ns_" + namespace }
-
 func roleKey(name string) string      { return "role." + name }
 func driverKey(session string) string { return "driver." + session }
-
-// registry is the roles of one namespace in KV.
-type registry struct{ kv *bus.KV }
 
 func decodeRecord(e bus.Entry) (Record, error) {
 	var r Record
@@ -145,7 +139,7 @@ func (g registry) get(ctx context.Context, name string) (Record, error) {
 
 // read returns a role's record and its revision.
 func (g registry) read(ctx context.Context, name string) (Record, uint64, error) {
-	e, err := g.kv.Get(ctx, roleKey(name))
+	e, err := g.kv.Get(ctx, g.key(roleKey(name)))
 	if err != nil {
 		return Record{}, 0, err
 	}
@@ -167,7 +161,7 @@ func (g registry) unknown(ctx context.Context, name string) error {
 
 // list returns the roles by name. Records that cannot be read are an error beside the others.
 func (g registry) list(ctx context.Context) ([]Record, error) {
-	entries, err := g.kv.List(ctx, "role")
+	entries, err := g.kv.List(ctx, g.key("role"))
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +182,7 @@ func (g registry) list(ctx context.Context) ([]Record, error) {
 func (g registry) create(ctx context.Context, r Record) error {
 	value, err := encodeRecord(r)
 	if err == nil {
-		_, err = g.kv.Create(ctx, roleKey(r.Name), value)
+		_, err = g.kv.Create(ctx, g.key(roleKey(r.Name)), value)
 	}
 	return err
 }
@@ -203,7 +197,7 @@ func encodeRecord(r Record) ([]byte, error) {
 
 // alive reports whether a driver's lease is there. Doubt counts for the driver.
 func (g registry) alive(ctx context.Context, session string) bool {
-	_, err := g.kv.Get(ctx, driverKey(session))
+	_, err := g.leases.Get(ctx, g.key(driverKey(session)))
 	return !errors.Is(err, bus.ErrNotFound)
 }
 
@@ -226,7 +220,7 @@ func (g registry) step(ctx context.Context, r Record, to RoleState, cause string
 		if err != nil {
 			return r, err
 		}
-		if _, err = g.kv.Update(ctx, roleKey(r.Name), value, rev); !errors.Is(err, bus.ErrConflict) {
+		if _, err = g.kv.Update(ctx, g.key(roleKey(r.Name)), value, rev); !errors.Is(err, bus.ErrConflict) {
 			return held, err
 		}
 	}
@@ -251,7 +245,7 @@ func (g registry) edit(ctx context.Context, r Record, change func(*Record)) (Rec
 		if err != nil {
 			return r, err
 		}
-		if _, err = g.kv.Update(ctx, roleKey(r.Name), value, rev); !errors.Is(err, bus.ErrConflict) {
+		if _, err = g.kv.Update(ctx, g.key(roleKey(r.Name)), value, rev); !errors.Is(err, bus.ErrConflict) {
 			return held, err
 		}
 	}
@@ -267,7 +261,7 @@ func (g registry) remove(ctx context.Context, r Record) error {
 		if err != nil {
 			return err
 		}
-		if err := g.kv.Delete(ctx, roleKey(r.Name), rev); !errors.Is(err, bus.ErrConflict) {
+		if err := g.kv.Delete(ctx, g.key(roleKey(r.Name)), rev); !errors.Is(err, bus.ErrConflict) {
 			return err
 		}
 	}

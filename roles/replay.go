@@ -143,6 +143,13 @@ func (k *keeping) settle(ctx context.Context) error {
 	}
 }
 
+// settleReplays is settle for whoever leaves a role that goes on.
+func (c *Cluster) settleReplays(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+	defer cancel()
+	return c.keeping.settle(ctx)
+}
+
 // over is a call with what an earlier one said to ranks that it did not go to.
 func (call replayedCall) over(old replayedCall) replayedCall {
 	called := map[int]bool{}
@@ -212,9 +219,9 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 			return c.tooLarge(ctx, call)
 		}
 		if err == nil && rev == 0 {
-			_, err = reg.kv.Create(ctx, replayKey(c.Name()), value)
+			_, err = reg.kv.Create(ctx, reg.key(replayKey(c.Name())), value)
 		} else if err == nil {
-			_, err = reg.kv.Update(ctx, replayKey(c.Name()), value, rev)
+			_, err = reg.kv.Update(ctx, reg.key(replayKey(c.Name())), value, rev)
 		}
 		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
 			return err
@@ -237,7 +244,7 @@ func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
 // replays reads the calls that are replayed on a role's restarted workers. Revision 0: there are none.
 func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, error) {
 	none := replays{Incarnation: rec.Incarnation}
-	e, err := g.kv.Get(ctx, replayKey(rec.Name))
+	e, err := g.kv.Get(ctx, g.key(replayKey(rec.Name)))
 	if errors.Is(err, bus.ErrNotFound) {
 		return none, 0, nil
 	}

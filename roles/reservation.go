@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"strings"
 	"time"
 
 	"troupe/bus"
@@ -18,7 +17,7 @@ type Reservation struct {
 	rt *Runtime
 }
 
-// hold is a reservation in the registry: the key hold.<id> in the namespace's bucket. It is written before the
+// hold is a reservation in the registry: the key <namespace>.hold.<id>. It is written before the
 // reservation is asked for, so that one whose driver is gone can be found.
 type hold struct {
 	ID    string        `json:"id"`
@@ -98,7 +97,7 @@ func (g registry) hold(ctx context.Context, h hold) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeInternal, "encode the hold of %s: %w", h.ID, err)
 	}
-	if _, err := g.kv.Create(ctx, holdKey(h.ID), value); errors.Is(err, bus.ErrExists) {
+	if _, err := g.kv.Create(ctx, g.key(holdKey(h.ID)), value); errors.Is(err, bus.ErrExists) {
 		return bus.Errorf(bus.CodeExists, "reservation %s exists already in this namespace; choose another id", h.ID)
 	} else if err != nil {
 		return err
@@ -107,9 +106,9 @@ func (g registry) hold(ctx context.Context, h hold) error {
 }
 
 func (g registry) unhold(ctx context.Context, id string) error {
-	e, err := g.kv.Get(ctx, holdKey(id))
+	e, err := g.kv.Get(ctx, g.key(holdKey(id)))
 	if err == nil {
-		err = g.kv.Delete(ctx, holdKey(id), e.Revision)
+		err = g.kv.Delete(ctx, g.key(holdKey(id)), e.Revision)
 	}
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil
@@ -119,7 +118,7 @@ func (g registry) unhold(ctx context.Context, id string) error {
 
 // holds lists what drivers hold. What cannot be read is left alone: it is nobody's that we know of.
 func (g registry) holds(ctx context.Context) ([]hold, error) {
-	entries, err := g.kv.List(ctx, strings.TrimSuffix(holdKey(""), "."))
+	entries, err := g.kv.List(ctx, g.key("hold"))
 	if err != nil {
 		return nil, err
 	}

@@ -101,7 +101,7 @@ func (g registry) alter(ctx context.Context, r Record, change func(*Record) erro
 		if err != nil {
 			return r, err
 		}
-		if _, err = g.kv.Update(ctx, roleKey(r.Name), value, rev); !errors.Is(err, bus.ErrConflict) {
+		if _, err = g.kv.Update(ctx, g.key(roleKey(r.Name)), value, rev); !errors.Is(err, bus.ErrConflict) {
 			return held, err
 		}
 	}
@@ -126,8 +126,12 @@ func (c *Cluster) setRecord(rec Record) {
 	c.rec = rec
 }
 
-// hold keeps back the calls to ranks that are about to be restarted, as far as the role's policy says which they are.
+// hold notes a loss, and keeps back the calls to ranks that are about to be restarted, as far as the role's policy says which
+// they are.
 func (c *Cluster) hold(l loss) {
+	c.mending.gateMu.Lock()
+	defer c.mending.gateMu.Unlock()
+	c.mending.add(l)
 	ranks := []int{l.rank}
 	if c.Record().Policy == RestartRole {
 		ranks = c.Record().allRanks()
@@ -135,6 +139,33 @@ func (c *Cluster) hold(l loss) {
 	c.gate.Hold(ranks, func(rank int) *bus.Error {
 		return c.away(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
 	})
+}
+
+// siblings are the other clusters that this runtime has of the role: one it is attached to, and one it watches over. A call
+// fails in all of them at once, because they share an endpoint; so its next one must find the gate closed in all of them.
+func (c *Cluster) siblings() []*Cluster {
+	c.rt.mu.Lock()
+	defer c.rt.mu.Unlock()
+	var out []*Cluster
+	for s := range c.rt.clusters {
+		if s != c && s.to == c.to {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// holdSiblings keeps back the calls of the siblings to the ranks of a restart, until they have looked at the record.
+func (c *Cluster) holdSiblings(r *Restart) {
+	for _, s := range c.siblings() {
+		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.away(rank, r.why(rank)) })
+		s.restartNews()
+	}
+}
+
+// why is what a call is told whose rank is away.
+func (r *Restart) why(rank int) *bus.Error {
+	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.doing(), r.Why)
 }
 
 // away is what a call is told that does not wait for a rank.
@@ -146,13 +177,18 @@ func (c *Cluster) away(rank int, e *bus.Error) *bus.Error {
 // holdFor keeps back the calls to the ranks that the record says are restarting and to those that are lost and not yet
 // replaced, and lets those to the others go.
 func (c *Cluster) holdFor(rec Record, lost []loss) {
+	c.mending.gateMu.Lock()
+	defer c.mending.gateMu.Unlock()
 	var away []int
-	for _, l := range stillLost(rec, lost) {
+	for _, l := range stillLost(rec, append(slices.Clone(lost), c.mending.pending()...)) {
 		away = append(away, l.rank)
+		if rec.Policy == RestartRole {
+			away = union(away, rec.allRanks())
+		}
 	}
 	if r := rec.Restart; rec.State == RoleRestarting && r != nil {
 		c.gate.Hold(r.Ranks, func(rank int) *bus.Error {
-			return c.away(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.doing(), r.Why))
+			return c.away(rank, r.why(rank))
 		})
 		away = append(away, r.Ranks...)
 	}
@@ -217,8 +253,8 @@ func (c *Cluster) recover(lost []loss) *bus.Error {
 			return nil
 		default:
 			c.adopt(rec)
-			c.failRestarted(rec, &seen)
 			c.holdFor(rec, lost)
+			c.failRestarted(rec, &seen)
 			if rec.State == RoleReady && len(stillLost(rec, lost)) == 0 {
 				c.life.expectAll()
 				return nil
@@ -281,7 +317,27 @@ func (c *Cluster) overElsewhere(why, failed *bus.Error) {
 	c.endAs(why, failed)
 	c.failPending()
 	if c.tie == opened || c.tie == followed {
-		c.release()
+		c.rt.spawn(c.releaseSoon)
+	}
+}
+
+// releaseSoon lets go of a role that has ended, when its workers have said their last words or had time to.
+func (c *Cluster) releaseSoon() {
+	defer c.release()
+	limit := time.NewTimer(lastActs)
+	defer limit.Stop()
+	for {
+		left, changedCh := c.life.notOver(c.Record().allRanks())
+		if len(left) == 0 {
+			return
+		}
+		select {
+		case <-changedCh:
+		case <-limit.C:
+			return
+		case <-c.rt.ctx.Done():
+			return
+		}
 	}
 }
 
@@ -298,9 +354,9 @@ func (c *Cluster) failRestarted(rec Record, seen *restartSeen) {
 		return
 	}
 	*seen = restartSeen{r.Gen, time.Now()}
+	c.holdSiblings(r)
 	for _, rank := range r.Ranks {
-		why := bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.doing(), r.Why)
-		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.away(rank, why))
+		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.away(rank, r.why(rank)))
 	}
 }
 
@@ -508,6 +564,7 @@ func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
 		c.tell(l, then)
 	}
 	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.doing(), r.Why))
+	c.holdSiblings(r)
 	if rec.Policy == RestartRole {
 		c.failOthers(r)
 	}

@@ -320,6 +320,26 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
+// What the head cannot have kept for it, it cannot replay: the role fails, and says why.
+func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
+	t.Parallel()
+	tr := startTroupe(t, false)
+	head := tr.driver(t, roles.Config{Name: "the head"})
+	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: time.Second})
+	require.NoError(t, err)
+	spec := restartable("infer", 1, roles.RestartRank, 10*time.Millisecond)
+	spec.Detached = true
+	c := create(t, driver, spec)
+	_, err = c.Call(patient(t), "initialize", strings.Repeat("weights-", 100<<10))
+	require.NoError(t, err)
+	require.NoError(t, driver.Close(patient(t)))
+	require.NoError(t, head.WatchOver(patient(t)))
+	kill(t, attach(t, tr.driver(t, roles.Config{}), "infer"), 0)
+	eventually(t, "the role fails", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleFailed })
+	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed on it: its arguments (800 KiB) are kept by the driver that made the call")
+	eventually(t, "and holds nothing", func() bool { return len(tr.reservations(t)) == 0 })
+}
+
 // While a driver is cut off the head restarts its role's workers, once; the driver goes on with the new ones.
 func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	t.Parallel()

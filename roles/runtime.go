@@ -110,8 +110,8 @@ type Runtime struct {
 	creating sync.WaitGroup // of those
 	closedCh chan struct{}  // closed when Close has ended
 
-	kvMu sync.Mutex // held while the bucket is opened, which all who need it wait for
-	kv   *bus.KV
+	regMu sync.Mutex // held while the registry is opened, which all that need it wait for
+	reg   *registry
 
 	mu       sync.Mutex // guards what follows
 	lease    *bus.Lease // nil for the workers' own
@@ -167,6 +167,9 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	}
 	rt.spawn(rt.keepLease)
 	rt.mind()
+	if rt.ownsBus && rt.bus.Private() { // else a head does it
+		rt.spawn(func() { _ = Maintain(rt.ctx, rt.bus) }) // the registry is open, so nothing fails but later, which is logged
+	}
 	return nil
 }
 
@@ -181,18 +184,18 @@ func (rt *Runtime) spawn(do func()) bool {
 	return true
 }
 
-// registry opens the namespace's bucket if that has not been done.
+// registry opens the registry if that has not been done.
 func (rt *Runtime) registry(ctx context.Context) (registry, error) {
-	rt.kvMu.Lock()
-	defer rt.kvMu.Unlock()
-	if rt.kv == nil {
-		kv, err := rt.bus.KV(ctx, bus.KVConfig{Bucket: bucketOf(rt.cfg.Namespace)})
+	rt.regMu.Lock()
+	defer rt.regMu.Unlock()
+	if rt.reg == nil {
+		reg, err := openRegistry(ctx, rt.bus, rt.cfg.Namespace)
 		if err != nil {
 			return registry{}, err
 		}
-		rt.kv = kv
+		rt.reg = &reg
 	}
-	return registry{kv: rt.kv}, nil
+	return *rt.reg, nil
 }
 
 func whoAmI() string {

@@ -212,7 +212,9 @@ func (c *Cluster) stoppedElsewhere(l loss) {
 		c.restartNews()
 		return
 	}
-	if c.end(c.takenDown()) && c.isUp() && c.tie == created {
+	if c.tie != created {
+		c.overElsewhere(c.takenDown(), nil)
+	} else if c.end(c.takenDown()) && c.isUp() {
 		c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) })
 	}
 }

@@ -28,7 +28,7 @@ func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]node
 	if err != nil {
 		return nil, err
 	}
-	s := &strays{bus: b, olderThan: olderThan, agents: nodes.NewClient(b), namespaces: map[string]registry{}}
+	s := &strays{bus: b, olderThan: olderThan, agents: nodes.NewClient(b)}
 	var group sync.WaitGroup
 	for _, node := range all {
 		if node.State == placement.NodeLost {
@@ -45,10 +45,10 @@ type strays struct {
 	agents    *nodes.Client
 	olderThan time.Duration
 
-	mu         sync.Mutex // guards what follows
-	namespaces map[string]registry
-	ended      []nodes.Status
-	errs       []error
+	mu    sync.Mutex // guards what follows
+	open  *registry  // nil until it is needed
+	ended []nodes.Status
+	errs  []error
 }
 
 func (s *strays) endOn(ctx context.Context, node string) {
@@ -102,17 +102,16 @@ func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
 	return len(rec.Seats) > 0 && (!known || rec.Seats[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
 }
 
-// registry opens the bucket of a namespace, if there is one: a namespace without a bucket has no roles.
+// registry is that of a namespace.
 func (s *strays) registry(ctx context.Context, namespace string) (registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if reg, ok := s.namespaces[namespace]; ok {
-		return reg, nil
+	if s.open == nil {
+		reg, err := openRegistry(ctx, s.bus, namespace)
+		if err != nil {
+			return registry{}, err
+		}
+		s.open = &reg
 	}
-	kv, err := s.bus.KV(ctx, bus.KVConfig{Bucket: bucketOf(namespace)})
-	if err != nil {
-		return registry{}, err
-	}
-	s.namespaces[namespace] = registry{kv: kv}
-	return registry{kv: kv}, nil
+	return s.open.of(namespace), nil
 }

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,8 +18,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// serveEnv, when set, makes this program a nats-server with its store in the folder it names.
-const serveEnv = "TROUPE_BUSTEST_SERVER"
+// serveEnv, when set, makes this program a nats-server with its store in the folder it names; syncEnv is the port of one
+// that syncs every write.
+const (
+	serveEnv = "TROUPE_BUSTEST_SERVER"
+	syncEnv  = "TROUPE_BUSTEST_SYNC"
+)
 
 // Main is a package's whole TestMain. It fails the tests that leave a goroutine behind.
 func Main(m *testing.M) {
@@ -43,11 +49,13 @@ func ServeIfAsked() {
 	os.Exit(0)
 }
 
-// serve changes no limit: this is the server a user would have installed.
+// serve changes no limit: this is the server a user would have installed. With syncEnv it syncs like the embedded one.
 func serve(dir string) error {
-	srv, err := server.NewServer(&server.Options{
-		Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true,
-	})
+	opts := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true}
+	if port, err := strconv.Atoi(os.Getenv(syncEnv)); err == nil {
+		opts.Port, opts.SyncAlways = port, true
+	}
+	srv, err := server.NewServer(opts)
 	if err != nil {
 		return err
 	}
@@ -66,6 +74,56 @@ func serve(dir string) error {
 // with this process. It returns the server's URL. The package's TestMain must call Main or ServeIfAsked.
 func External(t testing.TB) string {
 	t.Helper()
+	cmd, stdin, waited, url := startServer(t, serveEnv+"="+t.TempDir())
+	t.Cleanup(func() { stop(t, cmd, stdin, waited) })
+	return url
+}
+
+// Crashable is a nats-server in a process of its own that syncs every write and can be killed. It ends with the test.
+type Crashable struct {
+	t      testing.TB
+	URL    string
+	Store  string // its folder
+	port   int
+	cmd    *exec.Cmd
+	stdin  io.Closer
+	waited chan error
+}
+
+// StartCrashable starts one.
+func StartCrashable(t testing.TB) *Crashable {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("bustest.StartCrashable: %v", err)
+	}
+	c := &Crashable{t: t, Store: t.TempDir(), port: l.Addr().(*net.TCPAddr).Port}
+	_ = l.Close() // the server takes the port at once
+	c.Start()
+	t.Cleanup(func() {
+		if c.cmd != nil {
+			stop(t, c.cmd, c.stdin, c.waited)
+		}
+	})
+	return c
+}
+
+// Start starts a server that was killed, on its store and its port.
+func (c *Crashable) Start() {
+	c.t.Helper()
+	c.cmd, c.stdin, c.waited, c.URL = startServer(c.t, serveEnv+"="+c.Store, syncEnv+"="+strconv.Itoa(c.port))
+}
+
+// Kill ends the server with SIGKILL, as a crash would.
+func (c *Crashable) Kill() {
+	_ = c.cmd.Process.Kill() // its end is waited for
+	<-c.waited
+	_ = c.stdin.Close()
+	c.cmd = nil
+}
+
+func startServer(t testing.TB, env ...string) (cmd *exec.Cmd, stdin io.Closer, waited chan error, url string) {
+	t.Helper()
 	if os.Getenv(serveEnv) != "" {
 		t.Fatal("bustest.External: TestMain does not call bustest.Main or bustest.ServeIfAsked")
 	}
@@ -73,8 +131,8 @@ func External(t testing.TB) string {
 	if err != nil {
 		t.Fatalf("bustest.External: %v", err)
 	}
-	cmd := exec.Command(exe, "-test.run=^$") // a program that does not know our variable runs no test and prints no URL
-	cmd.Env = append(os.Environ(), serveEnv+"="+t.TempDir())
+	cmd = exec.Command(exe, "-test.run=^$") // a program that does not know our variable runs no test and prints no URL
+	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	stdin, err1 := cmd.StdinPipe()
@@ -86,11 +144,10 @@ func External(t testing.TB) string {
 	if err != nil {
 		t.Fatalf("bustest.External: %v", err)
 	}
-	t.Cleanup(func() { stop(t, cmd, stdin, waited) })
 	if !strings.HasPrefix(line, "nats://") {
 		t.Fatalf("bustest.External: the child said %q, not a URL; does TestMain call bustest.Main or bustest.ServeIfAsked?", line)
 	}
-	return line
+	return cmd, stdin, waited, line
 }
 
 // spawn starts cmd and reads the first line it prints. waited gets the result of its end. The death signal is bound to

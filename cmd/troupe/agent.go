@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/roles"
 )
@@ -39,6 +40,9 @@ type agentSpec struct {
 	Grace  time.Duration     `json:"grace"`
 	Wait   time.Duration     `json:"wait"`
 	Own    bool              `json:"own,omitempty"` // of the head's machine: it ends with the head, not with a word
+	// ExitWhenLost ends the agent when the head has been gone for the grace, instead of waiting for it to come back. An agent
+	// of the head's machine always does: nothing else would ever end it.
+	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
 }
 
 // workerProgram is what an agent starts for a launch without a command. Tests, whose program is another, set it.
@@ -64,22 +68,43 @@ func newAgent(c *cli) *cobra.Command {
 	}
 }
 
-// agent is an agent until ctx ends, or the head has been gone for too long; neither is an error. readyFunc is called when
-// its nodes are registered.
+// agent is an agent until ctx ends, or the head says that the run is over, or, if it is to end then, the head has been gone for
+// the grace; none of these is an error. Otherwise an agent whose head is gone ends its workers after the grace, and joins again
+// when the head is back. readyFunc is called each time its nodes are registered.
 func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
 	c.unread = nil // whoever reads the log may go
-	log := c.logger(slog.LevelWarn)
-	b, err := c.joinBus(ctx, spec, log)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = b.Close() }() // everything has been said
 	claims := filepath.Join(spec.Dir, "sim")
 	inventories, err := openDevices(spec.GPUs, spec.Name, claims)
 	if err != nil {
 		return usagef("--gpus: %w", err)
 	}
 	defer closeDevices(inventories)
+	ends := spec.Own || spec.ExitWhenLost
+	for again := false; ; again = true {
+		err := c.agentOnce(ctx, spec, inventories, again, readyFunc)
+		if !errors.Is(err, errHeadGone) || ctx.Err() != nil {
+			return err
+		}
+		if ends {
+			c.warnf("troupe: %v\n", err)
+			return nil
+		}
+		c.warnf("troupe: %v; it joins again when the head is back\n", err)
+	}
+}
+
+// agentOnce is an agent from when its head is there until it is gone, which is errHeadGone. again: the head was there before.
+func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, again bool, readyFunc func()) error {
+	log := c.logger(slog.LevelWarn)
+	b, err := c.joinBus(ctx, spec, again, log)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = b.Close() }() // everything has been said
+	if again && !awaitHead(ctx, b) {
+		return ctx.Err()
+	}
+	claims := filepath.Join(spec.Dir, "sim")
 	program, err := workerProgram()
 	if err != nil {
 		return err
@@ -102,17 +127,35 @@ func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error
 	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {
-		c.warnf("troupe: %v\n", cause)
 		var over *runOver
-		if errors.As(cause, &over) && over.code != 0 {
+		switch {
+		case errors.Is(cause, errHeadGone):
+			return cause
+		case errors.As(cause, &over) && over.code != 0:
+			c.warnf("troupe: %v\n", cause)
 			return over
 		}
+		c.warnf("troupe: %v\n", cause)
 	}
 	return err
 }
 
-// joinBus connects, and waits for a head that is not there yet.
-func (c *cli) joinBus(ctx context.Context, spec agentSpec, log *slog.Logger) (*bus.Bus, error) {
+// awaitHead returns when the head answers: a NATS of one's own is there without it. It reports false when ctx has ended.
+func awaitHead(ctx context.Context, b *bus.Bus) bool {
+	for ctx.Err() == nil {
+		if b.Conn().IsConnected() && askHead(ctx, b) != nil {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(headAsk / 2):
+		}
+	}
+	return false
+}
+
+// joinBus connects, and waits for a head that is not there yet; for one that was there before it waits for ever.
+func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (*bus.Bus, error) {
 	cfg := bus.Config{
 		Name: "troupe-agent-" + spec.Name, URLs: spec.Access.URLs, TokenFile: spec.Access.TokenFile, CredsFile: spec.Access.CredsFile,
 		TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}, Logger: log,
@@ -123,10 +166,10 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, log *slog.Logger) (*b
 		if err == nil || !errors.Is(err, bus.ErrUnavailable) || ctx.Err() != nil {
 			return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
 		}
-		if time.Now().Add(pause).After(end) {
-			return nil, bus.Errorf(bus.CodeUnavailable, "%w; it was waited for %v (--wait)", err, spec.Wait)
+		if !again && time.Now().Add(pause).After(end) {
+			return nil, &tryLaterError{bus.Errorf(bus.CodeUnavailable, "%w; it was waited for %v (--wait)", err, spec.Wait)}
 		}
-		if time.Since(said) > waitWord {
+		if !again && time.Since(said) > waitWord {
 			said = time.Now()
 			c.warnf("troupe: no head at %s yet; waiting\n", spec.Access.URLs[0])
 		}
@@ -139,7 +182,7 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, log *slog.Logger) (*b
 }
 
 // errHeadGone is why an agent ends by itself; runOver is the other reason.
-var errHeadGone = errors.New("the head has been gone for too long; the agent has ended its workers")
+var errHeadGone = errors.New("the head has been gone for longer than the grace; the agent has ended its workers")
 
 // watchHead ends the agent when the head has been gone for the grace, or says that the run is over.
 func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {

@@ -13,6 +13,7 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/roles"
 )
 
 const (
@@ -26,6 +27,9 @@ type headStatus struct {
 	Since   time.Time `json:"since"`
 	Version string    `json:"version"`
 	Refused uint64    `json:"refused"` // connections without credentials
+	// Replicas is how many servers have a copy of what the head must not lose: the ledger, the registry and the leases.
+	Replicas  int  `json:"replicas"`
+	Clustered bool `json:"clustered"` // whether there could be more
 }
 
 // desk is where a head answers how it is, and where nodes that come and go are noted as events.
@@ -37,6 +41,8 @@ type desk struct {
 	stop  context.CancelFunc
 	group sync.WaitGroup
 
+	replicas int
+
 	mu   sync.Mutex
 	seen map[string]seenNode
 }
@@ -46,12 +52,16 @@ type seenNode struct {
 	at      time.Time
 }
 
-func openDesk(ctx context.Context, b *bus.Bus, log *slog.Logger) (*desk, error) {
-	if err := nodes.KeepEvents(ctx, b); err != nil {
+func openDesk(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*desk, error) {
+	if err := nodes.KeepEvents(ctx, b, replicas); err != nil {
+		return nil, err
+	}
+	has, err := roles.Replicas(ctx, b, replicas)
+	if err != nil {
 		return nil, err
 	}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	d := &desk{b: b, log: log, since: time.Now().UTC(), stop: cancel, seen: map[string]seenNode{}}
+	d := &desk{b: b, log: log, since: time.Now().UTC(), stop: cancel, replicas: has, seen: map[string]seenNode{}}
 	for subject, handle := range map[string]nats.MsgHandler{bus.NodesHead(): d.answer, bus.NodeBeats(): d.beat} {
 		sub, err := b.Conn().Subscribe(subject, handle)
 		if err != nil {
@@ -73,7 +83,7 @@ func (d *desk) close() {
 }
 
 func (d *desk) answer(m *nats.Msg) {
-	data, err := json.Marshal(headStatus{PID: os.Getpid(), Since: d.since, Version: version, Refused: d.b.Refused()})
+	data, err := json.Marshal(headStatus{PID: os.Getpid(), Since: d.since, Version: version, Refused: d.b.Refused(), Replicas: d.replicas, Clustered: d.b.Clustered()})
 	if err == nil {
 		err = m.Respond(data)
 	}

@@ -104,7 +104,9 @@ func deviceRows(ctx context.Context, client *placement.Client) ([]gpu.Row, error
 			if node.State != placement.NodeReady && row.Device.Health.Lost == "" {
 				row.Device.Health.Lost = "the node is " + string(node.State) + ": " + node.Why
 			}
-			row.Closed = closedBy(node.Cordons, row.Device.UUID)
+			if row.Closed = closedBy(node.Cordons, row.Device.UUID); row.Closed == "" {
+				row.Closed = node.Unverified[row.Device.UUID]
+			}
 			rows = append(rows, row)
 		}
 	}

@@ -39,9 +39,19 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 			if err == nil {
 				err = attend(ctx, b, log, sessions, orphans)
 			}
-			endStrays(ctx, b, log)
 			if err != nil && ctx.Err() == nil {
 				log.Warn("troupe: roles of lost drivers cannot be looked for; trying again", "error", err)
+			}
+		}
+	})
+	group.Go(func() { // apart: it waits for agents that do not answer
+		for tick := time.NewTicker(every); ; {
+			select {
+			case <-ctx.Done():
+				tick.Stop()
+				return
+			case <-tick.C:
+				endStrays(ctx, b, log)
 			}
 		}
 	})
@@ -88,4 +98,19 @@ func attend(ctx context.Context, b *bus.Bus, log *slog.Logger, sessions map[stri
 		errs = append(errs, rt.WatchOver(ctx))
 	}
 	return errors.Join(errs...)
+}
+
+// maintainRegistry keeps the registry small until it is stopped.
+func maintainRegistry(ctx context.Context, b *bus.Bus, log *slog.Logger) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := roles.Maintain(ctx, b); err != nil && ctx.Err() == nil {
+			log.Warn("troupe: the registry is not maintained, and grows with each role that ends", "error", err)
+		}
+	})
+	return func() {
+		cancel()
+		group.Wait()
+	}
 }

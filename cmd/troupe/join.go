@@ -28,6 +28,7 @@ type joinFlags struct {
 	dir         string
 	wait        time.Duration
 	grace       time.Duration
+	exit        bool
 }
 
 func newJoin(c *cli) *cobra.Command {
@@ -43,7 +44,12 @@ beyond loopback is known by its certificate's fingerprint, which "troupe up" pri
 TROUPE_CREDS names a credentials file.
 
 TERM, INT and HUP end the workers and then the agent, with exit code 0. When the head is gone, the workers go on for
---grace; a head that is back by then finds everything as it was. Otherwise they are ended, and the agent with exit code 0.`,
+--grace; a head that is back by then finds everything as it was. Otherwise they are ended, and the agent joins again when the
+head is back. In a batch job, which is to end with its head, --exit-when-lost ends the agent instead, with exit code 0.
+
+Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the loss of the head; 75 when no head was there
+within --wait, so that a supervisor tries again; 2 for a mistake on the command line, and 1 for any other failure, such as a
+token that is refused.`,
 		Example: `  troupe join tls://head:7422 --fingerprint 3f… --token-file token
   ssh box troupe join tls://head:7422 --fingerprint 3f… --token-file - < token
   troupe join nats://127.0.0.1:7422 --gpus sim:2x8 --name box --labels rack=r7,kind=h200`,
@@ -72,7 +78,8 @@ func (f *joinFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.creds, "creds", "", "NATS credentials file, for a NATS of your own (default $TROUPE_CREDS)")
 	cmd.Flags().StringVar(&f.fingerprint, "fingerprint", "", "SHA-256 of the head's certificate (default $TROUPE_FINGERPRINT)")
 	cmd.Flags().StringVar(&f.dir, "dir", "", "folder of the agent (default in the user's state folder)")
-	cmd.Flags().DurationVar(&f.wait, "wait", 5*time.Minute, "how long to wait for a head that is not there yet")
+	cmd.Flags().DurationVar(&f.wait, "wait", 5*time.Minute, "how long to wait for a head that is not there yet; then exit with 75")
+	cmd.Flags().BoolVar(&f.exit, "exit-when-lost", false, "end, with exit code 0, when the head has been gone for the grace")
 	f.graceFlag(cmd)
 }
 
@@ -82,7 +89,7 @@ func (f *joinFlags) graceFlag(cmd *cobra.Command) {
 
 // joinSpec is what the flags and the environment come to. A token that is in no file yet gets one.
 func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, error) {
-	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace}
+	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace, ExitWhenLost: f.exit}
 	var err error
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return spec, err

@@ -275,7 +275,7 @@ func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
 	}
 	defer func() { _ = os.RemoveAll(dir) }() // a temporary folder that stays does no harm
 	spec := agentSpec{
-		GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Dir: dir, Grace: f.grace, Wait: f.wait,
+		GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Dir: dir, Grace: f.grace, Wait: f.wait, ExitWhenLost: true,
 		Access: nodes.Access{URLs: []string{"tls://" + f.head}, TokenFile: filepath.Join(dir, "token"), Fingerprint: fingerprint},
 	}
 	if spec.Labels, err = f.node.parseLabels(); err != nil {

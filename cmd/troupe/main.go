@@ -46,8 +46,17 @@ func run(args []string, c *cli) int {
 	return execute(ctx, args, c)
 }
 
-// execute returns the exit code: 0, 1 for a failure, 2 for a mistake on the command line. An error is printed here and
-// nowhere else.
+// tryLater is the exit code of a command that may succeed later, as it is: EX_TEMPFAIL of sysexits.h. A supervisor starts it
+// again.
+const tryLater = 75
+
+// tryLaterError is such an end: an agent whose head was not there in time.
+type tryLaterError struct{ error }
+
+func (e *tryLaterError) Unwrap() error { return e.error }
+
+// execute returns the exit code: 0, 1 for a failure, 2 for a mistake on the command line, tryLater. An error is printed here
+// and nowhere else.
 func execute(ctx context.Context, args []string, c *cli) int {
 	root := newRoot(c)
 	root.SetArgs(args)
@@ -66,6 +75,10 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return 2
+	}
+	var later *tryLaterError
+	if errors.As(err, &later) {
+		return tryLater
 	}
 	return 1
 }

@@ -173,7 +173,7 @@ func TestJoinIsRefusedWithoutToken(t *testing.T) {
 	require.Contains(t, stranger.with("TROUPE_TOKEN", "wrong").fails(1, "join", head.URL, "--gpus", "none", "--name", "x"), "credentials")
 }
 
-// An agent waits for its head, and leaves with exit code 0 when that has been gone for too long.
+// An agent waits for its head, and with --exit-when-lost leaves with exit code 0 when that has been gone for too long.
 func TestJoinWaitsAndLeaves(t *testing.T) {
 	u := newUser(t)
 	store := t.TempDir()
@@ -181,8 +181,8 @@ func TestJoinWaitsAndLeaves(t *testing.T) {
 	stop()
 	token, err := os.ReadFile(filepath.Join(store, "token"))
 	require.NoError(t, err)
-	require.Contains(t, u.with("TROUPE_TOKEN", strings.TrimSpace(string(token))).fails(1, "join", head.URL, "--gpus", "none", "--wait", "0s"), "--wait")
-	cmd, out := u.with("TROUPE_TOKEN", strings.TrimSpace(string(token))).process("join", head.URL, "--gpus", "none", "--name", "late", "--grace", "500ms")
+	require.Contains(t, u.with("TROUPE_TOKEN", strings.TrimSpace(string(token))).fails(75, "join", head.URL, "--gpus", "none", "--wait", "0s"), "--wait")
+	cmd, out := u.with("TROUPE_TOKEN", strings.TrimSpace(string(token))).process("join", head.URL, "--gpus", "none", "--name", "late", "--grace", "500ms", "--exit-when-lost")
 	again, stop := u.up("--store", store, "--no-agent")
 	require.Equal(t, head.URL, again.URL)
 	require.Contains(t, out.line(t, out.String), "joined")
@@ -191,6 +191,28 @@ func TestJoinWaitsAndLeaves(t *testing.T) {
 	stop()
 	require.NoError(t, cmd.Wait(), "exit code 0")
 	require.True(t, gone(worker))
+}
+
+// Harm forbidden: an agent that has lost its head ends with exit code 0, and no supervisor starts it again. It ends its workers
+// after the grace, stays, and is there for the next head.
+func TestAgentOutlivesItsHead(t *testing.T) {
+	u := newUser(t)
+	store := t.TempDir()
+	head, stop := u.up("--store", store, "--no-agent")
+	cmd, out := newUser(t).process("join", head.URL, "--token-file", head.TokenFile, "--gpus", "none", "--name", "faithful", "--grace", "500ms")
+	require.Contains(t, out.line(t, out.String), "joined")
+	worker := sleeps(t, u.on(head), "faithful", 0)
+	stop()
+	require.Eventually(t, func() bool { return gone(worker) }, 20*time.Second, 20*time.Millisecond, "after the grace its workers are ended")
+	require.False(t, gone(cmd.Process.Pid))
+	again, _ := u.up("--store", store, "--no-agent")
+	require.Equal(t, head.URL, again.URL)
+	stdout, stderr, _ := u.types("wait", "--nodes", "1", "--timeout", "20s")
+	require.Equal(t, "1 nodes with 0 devices are there\n", stdout, stderr)
+	next := sleeps(t, u.on(again), "faithful", 1)
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "exit code 0")
+	require.True(t, gone(next))
 }
 
 // Two runs side by side on one host, and one of them torn down.
@@ -261,11 +283,33 @@ func TestHeadGoneFromExternalNATS(t *testing.T) {
 	url := bustest.External(t)
 	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")
 	head := u.ready(out)
-	agent, said := newUser(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms")
+	agent, said := newUser(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms", "--exit-when-lost")
 	require.Contains(t, said.line(t, said.String), "joined")
 	worker := sleeps(t, u.on(head), "box", 0)
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
 	require.NoError(t, agent.Wait(), "exit code 0")
 	require.True(t, gone(worker))
+}
+
+// The same, with an agent that stays until there is a head again.
+func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
+	u := newUser(t)
+	url := bustest.External(t)
+	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")
+	head := u.ready(out)
+	agent, said := newUser(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms")
+	require.Contains(t, said.line(t, said.String), "joined")
+	worker := sleeps(t, u.on(head), "box", 0)
+	require.NoError(t, cmd.Process.Kill())
+	require.Error(t, cmd.Wait())
+	require.Eventually(t, func() bool { return gone(worker) }, 30*time.Second, 20*time.Millisecond)
+	_, out = u.process("up", "--json", "--nats", url, "--no-agent")
+	head = u.ready(out)
+	stdout, stderr, _ := u.types("wait", "--nodes", "1", "--timeout", "25s")
+	require.Contains(t, stdout, "1 nodes", stderr)
+	next := sleeps(t, u.on(head), "box", 1)
+	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, agent.Wait(), "exit code 0")
+	require.True(t, gone(next))
 }

@@ -97,7 +97,7 @@ func (c *cli) showStatuses(namespace string, all []pipeline.Status) error {
 			}
 			continue
 		}
-		c.printf("pipeline %s, version %v, %d dead letters, by %s since %s\n", st.Name, st.Version, st.Dead, st.By, age(st.Since))
+		c.printf("pipeline %s, version %v, %d dead letters (%d given up since it was opened), by %s since %s\n", st.Name, st.Version, st.Dead, st.GivenUp, st.By, age(st.Since))
 		if err := c.table("STAGE ROLE WORKERS IN_FLIGHT WAITING PER_S DONE RETRIES LOST DEAD P50 P99 STATE", stageRows(st)); err != nil {
 			return err
 		}

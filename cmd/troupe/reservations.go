@@ -41,7 +41,7 @@ func (c *cli) reservations(ctx context.Context, all bool) error {
 		}
 		rows := make([][]string, 0, len(list.Records)+len(list.Waiting))
 		for _, r := range list.Records {
-			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), age(r.Since), itoa(len(r.Workers)), held(r), itoa(r.Priority), r.Why})
+			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), age(r.Since), itoa(len(r.Workers)), held(r), itoa(r.Priority), why(r)})
 		}
 		for _, w := range list.Waiting {
 			waits := (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()
@@ -49,6 +49,17 @@ func (c *cli) reservations(ctx context.Context, all bool) error {
 		}
 		return c.table("ID NAMESPACE HOLDER STATE SINCE WORKERS DEVICES PRIORITY WHY", rows)
 	})
+}
+
+// why is what there is to say about a reservation.
+func why(r placement.Record) string {
+	switch {
+	case r.Unconfirmed == "":
+		return r.Why
+	case r.Why == "":
+		return "not confirmed: " + r.Unconfirmed
+	}
+	return r.Why + "; not confirmed: " + r.Unconfirmed
 }
 
 // held is how many devices a reservation has, on how many nodes.

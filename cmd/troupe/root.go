@@ -61,9 +61,9 @@ Commands that talk to a head find the one on this machine by themselves. These v
 		return usagef("%w (see %s --help)", err, cmd.CommandPath())
 	})
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newDestroy(c), newDemo(c), newBench(c), newVersion(c))
-	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newCordon(c), newUncordon(c))
+	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
 	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
-	root.AddCommand(newRun(c), newPipeline(c))
+	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root
@@ -74,7 +74,9 @@ func strict(cmd *cobra.Command) {
 	check := cmd.Args
 	if cmd.HasSubCommands() {
 		check = noSuchCommand
-		cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		if cmd.RunE == nil {
+			cmd.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
 	}
 	if check != nil {
 		cmd.Args = func(cmd *cobra.Command, args []string) error {

@@ -30,6 +30,8 @@ type overview struct {
 	Roles   []roles.Record      `json:"roles"` // of the namespace
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
+
+	Ledger placement.LedgerStatus `json:"ledger"`
 }
 
 type nodeOverview struct {
@@ -54,7 +56,7 @@ a node's agent does not answer within a second is left open.`,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.status(cmd.Context()) },
 	}
 	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue")
+	c.jsonFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue, ledger")
 	return cmd
 }
 
@@ -105,6 +107,9 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 		return view, err
 	}
 	view.Held, view.Waiting = held.Records, held.Waiting
+	if view.Ledger, err = client.Ledger(ctx); err != nil && bus.CodeOf(err) != bus.CodeVersion {
+		return view, err // a head of an older version does not know the question
+	}
 	view.Nodes = lookAtNodes(ctx, b, list, held.Records)
 	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Name: "troupe status"})
 	if err != nil {
@@ -174,7 +179,7 @@ func overviewOf(n placement.NodeStatus, users map[string]bool) nodeOverview {
 		if users[d.UUID] {
 			v.Held++
 		}
-		if len(n.Report.Unfit(d)) > 0 {
+		if len(n.Report.Unfit(d)) > 0 || n.Unverified[d.UUID] != "" {
 			v.Unfit++
 		}
 	}
@@ -186,6 +191,15 @@ func (c *cli) showStatus(v overview, namespace string) error {
 		c.printf("HEAD   %s: no head answers there\n", v.URL)
 	} else {
 		c.printf("HEAD   %s, pid %d, up %s, version %s, connections refused: %d\n", v.URL, h.PID, time.Since(h.Since).Round(time.Second), h.Version, h.Refused)
+		switch {
+		case h.Clustered && h.Replicas == 1:
+			c.printf("WARNING: the ledger and the registry have one replica; if its server loses its disk, reservations are forgotten (troupe up --replicas 3)\n")
+		case h.Clustered:
+			c.printf("STORE  %d replicas\n", h.Replicas)
+		}
+	}
+	if v.Ledger.Doubt != "" || v.Ledger.Unconfirmed > 0 {
+		c.printf("%s\n", ledgerLine(v.Ledger))
 	}
 	c.printf("\n")
 	var rows [][]string

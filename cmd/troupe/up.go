@@ -19,20 +19,23 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles"
 )
 
 // upFlags is a head as the command line says it.
 type upFlags struct {
-	listen  string
-	store   string
-	nats    []string
-	creds   string
-	noAgent bool
-	grace   time.Duration
-	stdin   bool
-	metrics string
-	limit   string
-	node    nodeFlags
+	listen   string
+	store    string
+	nats     []string
+	creds    string
+	noAgent  bool
+	grace    time.Duration
+	stdin    bool
+	metrics  string
+	replicas int
+	limit    string
+	node     nodeFlags
 }
 
 func newUp(c *cli) *cobra.Command {
@@ -93,6 +96,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input does: for a head that belongs to another program")
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to tell Prometheus at, HOST:PORT, by plain HTTP (default nowhere)")
+	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "servers of a NATS cluster that keep the ledger, registry, leases and events, 1 to 5 (default as many as there are, up to 3)")
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "the most that is stored, such as 10GiB (default 16GiB)")
 	f.node.add(cmd)
 }
@@ -120,8 +124,9 @@ type head struct {
 	file  headFile
 	level slog.LevelVar // what is logged: less when the head ends, because its parts see each other go
 
-	metrics string // where to serve them; empty: nowhere
-	limit   int64  // bytes of the store; zero: the bus's own
+	metrics  string // where to serve them; empty: nowhere
+	replicas int    // as in bus.KVConfig
+	limit    int64  // bytes of the store; zero: the bus's own
 }
 
 // newHead checks the flags. It opens nothing.
@@ -139,6 +144,12 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 		if _, _, err := net.SplitHostPort(h.metrics); err != nil {
 			return nil, usagef("--metrics %q: give HOST:PORT, as in 127.0.0.1:9422", h.metrics)
 		}
+	}
+	switch h.replicas = cmp.Or(f.replicas, bus.AllReplicas); {
+	case f.replicas < 0 || f.replicas > 5:
+		return nil, usagef("--replicas %d: give 1 to 5", f.replicas)
+	case f.replicas > 1 && len(f.nats) == 0:
+		return nil, usagef("--replicas %d: the head's own server is one server; use --nats with the URLs of a NATS cluster", f.replicas)
 	}
 	if f.limit != "" {
 		limit, err := gpu.ParseBytes(f.limit)
@@ -196,13 +207,13 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	parts, err := place(ctx, b, h.file.Name)
+	parts, err := place(ctx, b, h.file.Name, h.replicas)
 	if err != nil {
 		return err
 	}
 	defer parts.stop()
 	log := c.loggerAt(&h.level)
-	desk, err := openDesk(ctx, b, log)
+	desk, err := openDesk(ctx, b, log, h.replicas)
 	if err != nil {
 		return err
 	}
@@ -228,11 +239,15 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return fmt.Errorf("announce the head: %w", err)
 	}
 	defer withdraw()
+	if err := roles.AdoptNamespaces(ctx, b, log); err != nil {
+		return err
+	}
 	defer keepHouse(ctx, b, log, houseEvery)()
+	defer maintainRegistry(ctx, b, log)()
 	if inside != nil {
 		return inside(ctx, b)
 	}
-	if err := c.sayReady(h); err != nil {
+	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
 	select {
@@ -308,15 +323,20 @@ func (h *head) agentSpec() agentSpec {
 	return spec
 }
 
-func (c *cli) sayReady(h *head) error {
+func (c *cli) sayReady(h *head, ledger placement.LedgerStatus) error {
 	if c.json {
 		return c.printJSON(struct {
 			headFile
 			Store   string `json:"store"`
 			Metrics string `json:"metrics,omitempty"`
-		}{h.file, h.store, h.metrics})
+			Doubt   string `json:"doubt,omitempty"` // why nothing is granted
+		}{h.file, h.store, h.metrics, ledger.Doubt})
 	}
-	c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	if ledger.Doubt != "" {
+		c.printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", h.file.URL, h.store, ledger)
+	} else {
+		c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+	}
 	if h.file.Fingerprint != "" && len(h.nats) == 0 {
 		c.printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())
 	}

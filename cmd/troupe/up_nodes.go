@@ -86,11 +86,11 @@ type placed struct {
 }
 
 // place starts the service.
-func place(ctx context.Context, b *bus.Bus, id string) (*placed, error) {
+func place(ctx context.Context, b *bus.Bus, id string, replicas int) (*placed, error) {
 	p := &placed{failedCh: make(chan error, 1)}
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p.cancel = cancel
-	service, err := placement.NewService(placement.Config{Bus: b, ID: id})
+	service, err := placement.NewService(placement.Config{Bus: b, ID: id, Replicas: replicas})
 	if err != nil {
 		cancel()
 		return nil, err

@@ -13,6 +13,7 @@
     ├── CancelledError        the caller gave up, or a sibling failed first
     ├── WorkerLostError       the worker is known to be dead
     ├── OutcomeUnknownError   it may or may not have happened
+    ├── NoSpaceError          the head's store is full; nothing was written (also an OSError)
     ├── UnavailableError      the head cannot be reached (also a ConnectionError)
     ├── ClosedError           this side has been closed
     ├── VersionError          the peer speaks another version of the wire
@@ -148,6 +149,10 @@ class OutcomeUnknownError(Error):
     code = "outcome_unknown"
 
 
+class NoSpaceError(Error, OSError):
+    code = "no_space"
+
+
 class UnavailableError(Error, ConnectionError):
     code = "unavailable"
 
@@ -180,7 +185,7 @@ _CLASSES: dict[str, type[Error]] = {
     c.code: c
     for c in (
         ApplicationError, PanicError, RefusedError, BusyError, NotFoundError, ExistsError, ConflictError, FencedError,
-        TimedOutError, CancelledError, WorkerLostError, OutcomeUnknownError, UnavailableError, ClosedError, VersionError,
+        TimedOutError, CancelledError, WorkerLostError, OutcomeUnknownError, NoSpaceError, UnavailableError, ClosedError, VersionError,
         MalformedError, InvalidError, InternalError,
     )
 }  # fmt: skip

@@ -206,9 +206,10 @@ def init(
 
     url: of the head; None: TROUPE_URL, or a private head on `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
     names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
-    folder that workers run in, instead of this process's. lease: seconds after which this driver counts as dead when the head
-    hears nothing of it, and its roles and reservations end; 1 to 86,400, and 0 for the default. A session that is open is
-    returned again; one with another url or namespace must be closed first. Usable as a context manager.
+    folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
+    it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
+    whatever the lease is. A session that is open is returned again; one with another url or namespace must be closed first.
+    Usable as a context manager.
     """
     global _current
     lease = _lease(lease)

@@ -1,0 +1,73 @@
+package bus
+
+import (
+	"context"
+	"errors"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	mostReplicas         = 3
+	codeNoSuitablePeers  = jetstream.ErrorCode(10005)
+	codeReplicasNotAlone = jetstream.ErrorCode(10074) // the server is not in a cluster
+)
+
+// createReplicated creates a stream; with AllReplicas it has as many as the cluster offers, up to three.
+func (b *Bus) createReplicated(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.CreateStream(ctx, cfg) })
+}
+
+// updateReplicated changes a stream from has to want, whose AllReplicas never means fewer than there are.
+func (b *Bus) updateReplicated(ctx context.Context, has, want jetstream.StreamConfig) (jetstream.Stream, error) {
+	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.UpdateStream(ctx, cfg) })
+}
+
+// tryReplicas finds out how many replicas the cluster offers by asking for them: without access to its system account
+// there is no other way.
+func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstream.StreamConfig) (jetstream.Stream, error)) (jetstream.Stream, error) {
+	if cfg.Replicas != AllReplicas {
+		return try(cfg)
+	}
+	cfg.Replicas = mostReplicas
+	if !b.Clustered() {
+		cfg.Replicas = least
+	}
+	for ; ; cfg.Replicas-- {
+		s, err := try(cfg)
+		if cfg.Replicas <= least || !codeIs(err, codeNoSuitablePeers, codeReplicasNotAlone) {
+			return s, err
+		}
+	}
+}
+
+// Clustered reports whether the server is one of a cluster.
+func (b *Bus) Clustered() bool { return b.nc.ConnectedClusterName() != "" }
+
+// OpenStream finds a stream, or creates it. One that is there keeps its limits; cfg.Replicas is as in KVConfig.
+func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+	replicas := cfg.Replicas
+	s, err := b.js.Stream(ctx, cfg.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		if cfg.Replicas == 0 {
+			cfg.Replicas = AllReplicas
+		}
+		s, err = b.createReplicated(ctx, cfg)
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process created it in between
+			s, err = b.js.Stream(ctx, cfg.Name)
+		}
+	}
+	if err != nil {
+		return nil, Errorf(CodeUnavailable, "stream %s: %w", cfg.Name, err)
+	}
+	has := s.CachedInfo().Config
+	if replicas == 0 || replicas == has.Replicas {
+		return s, nil
+	}
+	want := has
+	want.Replicas = replicas
+	if s, err = b.updateReplicated(ctx, has, want); err != nil {
+		return nil, Errorf(CodeUnavailable, "stream %s: change its replicas from %d: %w", cfg.Name, has.Replicas, err)
+	}
+	return s, nil
+}

@@ -1,0 +1,167 @@
+package bus
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/minio/highwayhash"
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// A stream of the embedded server is a folder with its messages and two small files, meta.inf and its checksum meta.sum. A
+// server that cannot read these does not know the stream, says so only in its log, and creates it anew when it is asked
+// for: over the messages, if the new stream begins at a higher sequence, as our buckets do. So the embedded server keeps copies
+// of these files, and puts them back before it starts.
+const (
+	metaCopies      = "meta"    // in the store: <stream>/meta.inf and meta.sum
+	damagedStreams  = "damaged" // in the store: streams that could not be recovered, with the time they were moved
+	metaCopiedEvery = 2 * time.Second
+)
+
+// streamsDir is where the server keeps the streams of the one account there is.
+func streamsDir(store string) string {
+	return filepath.Join(store, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams")
+}
+
+// metaValid reports whether the server would recover a stream from these files.
+func metaValid(dir, stream string) bool {
+	meta, err := os.ReadFile(filepath.Join(dir, server.JetStreamMetaFile))
+	sum, err2 := os.ReadFile(filepath.Join(dir, server.JetStreamMetaFileSum))
+	if err != nil || err2 != nil || len(meta) == 0 {
+		return false
+	}
+	key := sha256.Sum256([]byte(stream))
+	hash, err := highwayhash.New64(key[:])
+	if err != nil {
+		return false
+	}
+	_, _ = hash.Write(meta) // a hash takes everything
+	return hex.EncodeToString(hash.Sum(nil)) == string(sum)
+}
+
+// deletedHalf reports whether a crash may have interrupted the deletion of a stream: the server removes meta.inf first. Nobody
+// deletes our own buckets.
+func deletedHalf(dir, stream string) bool {
+	_, err := os.Stat(filepath.Join(dir, server.JetStreamMetaFile))
+	return errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(stream, "KV_troupe_")
+}
+
+// repairStreams puts back the files of streams that the server would not find. One of which there is no copy is moved out of
+// the way, where it is kept.
+func repairStreams(store string, log *slog.Logger) error {
+	streams, err := os.ReadDir(streamsDir(store))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, entry := range streams {
+		name := entry.Name()
+		dir, kept := filepath.Join(streamsDir(store), name), filepath.Join(store, metaCopies, name)
+		if !entry.IsDir() || strings.HasPrefix(name, ".") || metaValid(dir, name) || deletedHalf(dir, name) {
+			continue
+		}
+		if metaValid(kept, name) {
+			if err := copyMeta(kept, dir); err != nil {
+				return fmt.Errorf("restore the configuration of stream %s: %w", name, err)
+			}
+			log.Error("bus: the configuration of a stream was damaged and is restored from its copy", "stream", name, "folder", dir)
+			continue
+		}
+		moved := filepath.Join(store, damagedStreams, fmt.Sprintf("%s.%d", name, time.Now().Unix()))
+		err := os.MkdirAll(filepath.Dir(moved), 0o700)
+		if err == nil {
+			err = os.Rename(dir, moved)
+		}
+		if err != nil {
+			return fmt.Errorf("move the damaged stream %s out of the way: %w", name, err)
+		}
+		log.Error("bus: the configuration of a stream is damaged and there is no copy of it; its messages are kept", "stream", name, "folder", moved)
+	}
+	return err
+}
+
+// copyStreams copies the files of all streams that have changed since.
+func copyStreams(store string) error {
+	streams, err := os.ReadDir(streamsDir(store))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	errs := []error{err}
+	for _, entry := range streams {
+		name := entry.Name()
+		dir, kept := filepath.Join(streamsDir(store), name), filepath.Join(store, metaCopies, name)
+		if !sameMeta(dir, kept) && metaValid(dir, name) {
+			errs = append(errs, copyMeta(dir, kept))
+		}
+	}
+	copies, _ := os.ReadDir(filepath.Join(store, metaCopies)) // none is as good as none that can be read
+	for _, entry := range copies {
+		if _, err := os.Stat(filepath.Join(streamsDir(store), entry.Name())); errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, os.RemoveAll(filepath.Join(store, metaCopies, entry.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func sameMeta(a, b string) bool {
+	x, err := os.ReadFile(filepath.Join(a, server.JetStreamMetaFileSum))
+	y, err2 := os.ReadFile(filepath.Join(b, server.JetStreamMetaFileSum))
+	return err == nil && err2 == nil && bytes.Equal(x, y)
+}
+
+// copyMeta copies meta.inf and then meta.sum, each whole or not at all.
+func copyMeta(from, to string) error {
+	if err := os.MkdirAll(to, 0o700); err != nil {
+		return err
+	}
+	for _, name := range []string{server.JetStreamMetaFile, server.JetStreamMetaFileSum} {
+		data, err := os.ReadFile(filepath.Join(from, name))
+		if err == nil {
+			err = writeSynced(filepath.Join(to, name), data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeSynced replaces a file.
+func writeSynced(path string, data []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	err = errors.Join(err, f.Sync(), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name()) // it is of no use
+	}
+	return err
+}
+
+// keepCopies copies what changes, until ctx ends.
+func keepCopies(ctx context.Context, store string, log *slog.Logger) {
+	failed := ""
+	for {
+		if err := copyStreams(store); err != nil && err.Error() != failed {
+			failed = err.Error()
+			log.Warn("bus: the configuration of streams cannot be copied", "store", store, "error", err)
+		}
+		if pause(ctx, metaCopiedEvery) != nil {
+			return
+		}
+	}
+}

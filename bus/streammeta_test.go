@@ -1,0 +1,59 @@
+package bus_test
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+// Harm forbidden: a stream whose configuration was damaged is created anew over its messages, which could be recovered.
+func TestDamagedConfigurationLosesNoKey(t *testing.T) {
+	t.Parallel()
+	for _, damage := range []string{"meta.inf", "meta.sum"} {
+		t.Run(damage, func(t *testing.T) {
+			t.Parallel()
+			store := t.TempDir()
+			dir := filepath.Join(store, "jetstream", "$G", "streams", "KV_test")
+			cfg := bus.Config{Server: bus.ServerConfig{StoreDir: store, SyncAlways: true}}
+			b, err := bus.Open(t.Context(), cfg)
+			require.NoError(t, err)
+			revision, err := openKV(t, b, bus.KVConfig{}).Put(t.Context(), "k", []byte("v"))
+			require.NoError(t, err)
+			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(store, "meta", "KV_test", "meta.sum")); return err == nil }, 20*time.Second, 20*time.Millisecond)
+			require.NoError(t, b.Close())
+			require.NoError(t, os.Truncate(filepath.Join(dir, damage), 0))
+
+			e, err := openKV(t, bustest.Open(t, cfg), bus.KVConfig{}).Get(t.Context(), "k")
+			require.NoError(t, err)
+			require.Equal(t, "v", string(e.Value))
+			require.Equal(t, revision, e.Revision)
+		})
+	}
+}
+
+// A stream that cannot be recovered is not written over either: its messages are kept for whoever can read them.
+func TestDamagedStreamIsKept(t *testing.T) {
+	t.Parallel()
+	store := t.TempDir()
+	dir := filepath.Join(store, "jetstream", "$G", "streams", "KV_test")
+	cfg := bus.Config{Server: bus.ServerConfig{StoreDir: store}}
+	b, err := bus.Open(context.Background(), cfg)
+	require.NoError(t, err)
+	_, err = openKV(t, b, bus.KVConfig{}).Put(t.Context(), "k", []byte("v"))
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
+	require.NoError(t, os.RemoveAll(filepath.Join(store, "meta")))
+	require.NoError(t, os.Truncate(filepath.Join(dir, "meta.inf"), 0))
+	_, err = openKV(t, bustest.Open(t, cfg), bus.KVConfig{}).Get(t.Context(), "k")
+	require.ErrorIs(t, err, bus.ErrNotFound)
+	kept, err := filepath.Glob(filepath.Join(store, "damaged", "KV_test.*", "msgs", "*.blk"))
+	require.NoError(t, err)
+	require.NotEmpty(t, kept)
+}

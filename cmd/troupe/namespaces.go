@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"troupe/bus"
+	"troupe/pipeline"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+func newNamespaces(c *cli) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "namespaces",
+		Short: "List the namespaces that have something",
+		Long: `Namespaces lists the namespaces in which there are drivers, roles, reservations or pipelines. A namespace with nothing in it
+costs nothing and is not listed; there is no need to remove it.`,
+		Example: "  troupe namespaces\n  troupe namespaces --json | jq '.[].name'\n  troupe namespaces rm old-run",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.namespaces(cmd.Context()) },
+	}
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print one JSON array")
+	cmd.AddCommand(newNamespacesRemove(c))
+	return cmd
+}
+
+// namespaceView is a namespace with all that is in it.
+type namespaceView struct {
+	roles.Namespace
+	Pipelines []string `json:"pipelines"`
+}
+
+func (c *cli) namespaces(ctx context.Context) error {
+	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+		all, err := listNamespaces(ctx, b)
+		if err != nil {
+			return err
+		}
+		if c.json {
+			return c.printJSON(all)
+		}
+		rows := make([][]string, len(all))
+		for i, n := range all {
+			used := "–"
+			if !n.Used.IsZero() {
+				used = time.Since(n.Used).Round(time.Second).String() + " ago"
+			}
+			rows[i] = []string{n.Name, itoa(len(n.Drivers)), itoa(len(n.Roles)), itoa(len(n.Reservations)), itoa(len(n.Pipelines)), used}
+		}
+		return c.tableOr("no namespace has anything", "NAMESPACE DRIVERS ROLES RESERVATIONS PIPELINES WRITTEN", rows)
+	})
+}
+
+// listNamespaces joins what the registry, the ledger and the pipelines know.
+func listNamespaces(ctx context.Context, b *bus.Bus) ([]namespaceView, error) {
+	known, err := roles.Namespaces(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	list, err := client.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	views := map[string]*namespaceView{}
+	view := func(name string) *namespaceView {
+		if views[name] == nil {
+			views[name] = &namespaceView{Namespace: roles.Namespace{Name: name, Drivers: []string{}, Roles: []string{}}}
+		}
+		return views[name]
+	}
+	for _, n := range known {
+		view(n.Name).Namespace = n
+	}
+	for _, v := range views {
+		v.Reservations = nil // those in the ledger, which has them all
+	}
+	for _, r := range list.Records {
+		if r.Namespace != "" { // else an operator's
+			view(r.Namespace).Reservations = append(view(r.Namespace).Reservations, r.ID)
+		}
+	}
+	stored, err := pipeline.ListAll(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	for namespace, names := range stored {
+		view(namespace).Pipelines = names
+	}
+	out := []namespaceView{}
+	for _, name := range slices.Sorted(maps.Keys(views)) {
+		v := *views[name]
+		v.Reservations, v.Pipelines = append([]string{}, v.Reservations...), append([]string{}, v.Pipelines...) // never null in JSON
+		out = append(out, v)
+	}
+	return out, nil
+}
+
+func newNamespacesRemove(c *cli) *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "rm NAMESPACE",
+		Short: "End everything in a namespace and remove it",
+		Long: `Rm takes down the roles of a namespace, releases its reservations and removes its pipelines with what they have stored. While a
+driver works there it refuses, unless --force is given; a pipeline that runs has to be shut down first.`,
+		Example: "  troupe namespaces rm old-run",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := bus.CheckName("namespace", args[0]); err != nil {
+				return &usageError{err}
+			}
+			return c.removeNamespace(cmd.Context(), args[0], force)
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "even if a driver works there")
+	c.serverFlags(cmd)
+	c.jsonFlag(cmd, "print what was removed as one JSON object")
+	return cmd
+}
+
+func (c *cli) removeNamespace(ctx context.Context, name string, force bool) error {
+	return c.withBus(ctx, func(b *bus.Bus, _ server) error {
+		all, err := listNamespaces(ctx, b)
+		if err != nil {
+			return err
+		}
+		var found *namespaceView
+		for i := range all {
+			if all[i].Name == name {
+				found = &all[i]
+			}
+		}
+		if found == nil {
+			return bus.Errorf(bus.CodeNotFound, "namespace %s has nothing; `troupe namespaces` lists those that have something", name)
+		}
+		if len(found.Drivers) > 0 && !force {
+			return bus.Errorf(bus.CodeRefused, "%d drivers work in namespace %s (%s); end them first, or give --force", len(found.Drivers), name, strings.Join(found.Drivers, ", "))
+		}
+		if err := emptyNamespace(ctx, b, *found); err != nil {
+			return err
+		}
+		if c.json {
+			return c.printJSON(found)
+		}
+		c.printf("namespace %s is empty: %d roles, %d reservations and %d pipelines are gone\n", name, len(found.Roles), len(found.Reservations), len(found.Pipelines))
+		return nil
+	})
+}
+
+func emptyNamespace(ctx context.Context, b *bus.Bus, n namespaceView) (err error) {
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: n.Name})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, rt.Close(ctx)) }()
+	if err := rt.DestroyAll(ctx); err != nil {
+		return err
+	}
+	client, err := placement.NewClient(b, n.Name)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	list, err := client.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, r := range list.Records {
+		if err := client.Release(ctx, r.ID, r.Token); err != nil {
+			return err
+		}
+	}
+	for _, name := range n.Pipelines {
+		p, err := pipeline.Connect(b, n.Name, name)
+		if err == nil {
+			err = p.Remove(ctx)
+		}
+		if err != nil && !errors.Is(err, bus.ErrNotFound) {
+			return err
+		}
+	}
+	return nil
+}

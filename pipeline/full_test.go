@@ -1,0 +1,69 @@
+package pipeline_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/pipeline"
+)
+
+// Harm forbidden: a put waits for a timeout while the store is full; or a pipeline does not go on when there is space again,
+// or has lost what it took in.
+func TestPipelineOverAFullDisk(t *testing.T) {
+	disk := bustest.SmallDisk(t, 16<<20)
+	if disk == "" {
+		return
+	}
+	quiet := bus.Config{Logger: slog.New(slog.DiscardHandler), OnError: func(error) {}, Server: bus.ServerConfig{Listen: "127.0.0.1:0", StoreDir: disk, SyncAlways: true}}
+	head := bustest.Open(t, quiet)
+	quiet.Server, quiet.URLs = bus.ServerConfig{}, []string{head.URL()}
+	p := open(t, bustest.Open(t, quiet), pipeline.Spec{Name: "p",
+		Streams: []pipeline.StreamSpec{{Name: "a", Bytes: 64 << 20}, {Name: "b", Sink: true, Bytes: 64 << 20}},
+		Stages:  []pipeline.StageSpec{{Name: "one", In: []string{"a"}, Out: []string{"b"}, Func: pass}}})
+	all := items(1000)
+	require.NoError(t, p.Put(patient(t), "a", all[:100]...))
+	free := bustest.FillDisk(t, disk)
+	stored := 100
+	var refusal error
+	for refusal == nil { // those that fit still are stored
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		refusal = p.Put(ctx, "a", all[stored])
+		cancel()
+		stored++ // refused for want of time it may be stored, too
+	}
+	for range 3 {
+		began := time.Now()
+		err := p.Put(patient(t), "a", pipeline.Item{ID: "late", Body: all[0].Body})
+		require.ErrorIs(t, err, bus.ErrNoSpace)
+		require.ErrorContains(t, err, "no space left in the head's store")
+		require.Less(t, time.Since(began), time.Second)
+	}
+	free()
+	for {
+		err := p.Put(patient(t), "a", pipeline.Item{ID: "last", Body: all[0].Body})
+		if err == nil {
+			break
+		}
+		require.ErrorIs(t, err, bus.ErrNoSpace)
+		time.Sleep(100 * time.Millisecond) // the engine has no signal for it
+	}
+	seen := map[string]int{}
+	for _, it := range drainSink(t, p, "b", 100) {
+		seen[it.ID]++
+	}
+	for len(seen) < stored && seen["last"] == 0 {
+		for _, it := range drainSink(t, p, "b", 1) {
+			seen[it.ID]++
+		}
+	}
+	for i := range stored - 1 {
+		require.Equal(t, 1, seen[all[i].ID], "%s was acknowledged", all[i].ID)
+	}
+	require.Zero(t, seen["late"], "what was refused is not there")
+}

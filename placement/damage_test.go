@@ -1,0 +1,376 @@
+package placement_test
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/gpu"
+	agent "troupe/nodes"
+	"troupe/placement"
+)
+
+// fakeHost is a node whose workers a test says.
+type fakeHost struct {
+	mu      sync.Mutex
+	running []gpu.Running
+	ended   []gpu.Ended
+	wakeCh  chan struct{}
+}
+
+// runs makes the host report what workers of these reservations would use, and nothing else.
+func (h *fakeHost) runs(name string, records ...placement.Record) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.running = nil
+	for _, r := range records {
+		run := gpu.Running{Reservation: r.ID, Token: r.Token, Namespace: r.Namespace, Over: r.Over}
+		for _, w := range r.Workers {
+			for _, slot := range w.Slots {
+				if slot.Node == name {
+					run.Devices = append(run.Devices, gpu.DeviceShare{UUID: slot.UUID, Milli: int(slot.Share)})
+				}
+			}
+		}
+		h.running = append(h.running, run)
+	}
+	select {
+	case h.wakeCh <- struct{}{}:
+	default:
+	}
+}
+
+func (h *fakeHost) killed() []gpu.Ended {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.ended)
+}
+
+// addHost starts a reporter of a node with two devices that reports what the returned host runs.
+func (s *stage) addHost(name string) (*fakeHost, *bustest.Faults) {
+	s.t.Helper()
+	h, line, readyCh := &fakeHost{wakeCh: make(chan struct{}, 1)}, bustest.NewFaults(s.srv), make(chan struct{})
+	r, err := agent.NewReporter(agent.Config{
+		Bus: s.busAt(bus.Config{InProcess: line}), Name: name, CPUs: 4, Lease: s.lease, Beat: 50 * time.Millisecond,
+		Inventory:   gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, name)[0],
+		RunningFunc: func() []gpu.Running { h.mu.Lock(); defer h.mu.Unlock(); return slices.Clone(h.running) }, RunningCh: h.wakeCh,
+		EndFunc:        func(all []gpu.Ended) { h.mu.Lock(); defer h.mu.Unlock(); h.ended = append(h.ended, all...) },
+		RegisteredFunc: func() { close(readyCh) },
+	})
+	require.NoError(s.t, err)
+	s.run(name, r.Run)
+	<-readyCh
+	return h, line
+}
+
+// marked returns when the mark covers all that the ledger has said so far.
+func (s *stage) marked() {
+	s.t.Helper()
+	kv, err := s.bus().KV(s.t.Context(), bus.KVConfig{Bucket: "troupe_ledger_mark"})
+	require.NoError(s.t, err)
+	ledger, err := s.bus().KV(s.t.Context(), bus.KVConfig{Bucket: "troupe_ledger"})
+	require.NoError(s.t, err)
+	s.eventually(func() bool {
+		var mark struct {
+			Round uint64 `msgpack:"round"`
+		}
+		entry, err := kv.Get(s.t.Context(), "mark")
+		if err != nil || bus.Unmarshal(entry.Value, &mark) != nil {
+			return false
+		}
+		entries, err := ledger.List(s.t.Context(), "journal")
+		require.NoError(s.t, err)
+		for _, e := range entries {
+			var round struct {
+				N uint64 `msgpack:"n"`
+			}
+			if e.Key != "journal.done" && bus.Unmarshal(e.Value, &round) == nil && round.N > mark.Round {
+				return false
+			}
+		}
+		return mark.Round > 0
+	}, "the mark is written")
+}
+
+// damaged is a server on a file store with two hosts, one reservation on each and one over both, and a ledger that was
+// damaged while the server was down. No service runs yet.
+type damaged struct {
+	*stage
+	store  string
+	c      *placement.Client
+	op     *placement.Client
+	near   *fakeHost
+	far    *fakeHost
+	farBus *bustest.Faults
+	one    placement.Record
+	both   placement.Record
+}
+
+func newDamaged(t *testing.T, harm func(stream string)) *damaged {
+	store := t.TempDir()
+	d := &damaged{stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}, store: store}
+	service := d.service(placement.Config{})
+	d.c, d.op = d.client("default"), d.client("")
+	d.near, _ = d.addHost("near")
+	d.far, d.farBus = d.addHost("far")
+	d.ready(d.c, 2)
+	ctx := within(t, 30*time.Second)
+	var err error
+	d.one, err = d.c.Reserve(ctx, placement.Request{ID: "one", Bundles: []placement.Bundle{on("near", 1)}})
+	require.NoError(t, err)
+	d.both, err = d.c.Reserve(ctx, placement.Request{ID: "both", Bundles: []placement.Bundle{on("near", 1), on("far", 1)}})
+	require.NoError(t, err)
+	d.near.runs("near", d.one, d.both)
+	d.far.runs("far", d.both)
+	d.marked()
+	service.stop()
+	d.srv.Stop()
+	streams, err := filepath.Glob(filepath.Join(store, "jetstream", "*", "streams", "KV_troupe_ledger"))
+	require.NoError(t, err)
+	require.Len(t, streams, 1)
+	harm(streams[0])
+	d.srv.Restart()
+	return d
+}
+
+// emptied empties the files of a stream that match, and removes the index, which after a crash is out of date anyway.
+func emptied(t *testing.T, stream string, patterns ...string) {
+	_ = os.Remove(filepath.Join(stream, "msgs", "index.db")) // it is not always there
+	for _, pattern := range patterns {
+		files, err := filepath.Glob(filepath.Join(stream, pattern))
+		require.NoError(t, err)
+		require.NotEmpty(t, files, pattern)
+		for _, file := range files {
+			require.NoError(t, os.Truncate(file, 0))
+		}
+	}
+}
+
+func (d *damaged) records() map[string]placement.Record {
+	list, err := d.c.List(within(d.t, 20*time.Second))
+	require.NoError(d.t, err)
+	found := map[string]placement.Record{}
+	for _, r := range list.Records {
+		found[r.ID] = r
+	}
+	return found
+}
+
+// A ledger whose messages are gone is not believed: nothing is granted until the nodes have said what they run, which is
+// adopted under its tokens.
+func TestEmptyLedgerIsNotTrusted(t *testing.T) {
+	for name, patterns := range map[string][]string{"block": {"msgs/*.blk"}, "meta.inf": {"meta.inf"}, "meta.sum": {"meta.sum"}} {
+		t.Run(name, func(t *testing.T) {
+			d := newDamaged(t, func(stream string) { emptied(t, stream, patterns...) })
+			d.farBus.Freeze()
+			d.service(placement.Config{})
+			ctx := within(t, 60*time.Second)
+			status, err := d.op.Ledger(ctx)
+			require.NoError(t, err)
+			if status.Doubt == "" && strings.HasPrefix(name, "meta") && len(d.records()) == 2 {
+				t.Log("the store was recovered as it was")
+				d.farBus.Thaw()
+				d.ready(d.c, 2)
+			} else {
+				require.Contains(t, status.Doubt, "ledger")
+				d.eventually(func() bool { return len(d.records()) == 2 }, "what runs on near is adopted")
+				_, err = d.c.TryReserve(ctx, placement.Request{ID: "x", AwaitNodes: true, Bundles: []placement.Bundle{on("near", 1)}})
+				require.ErrorIs(t, err, placement.ErrLedgerDoubt)
+				require.Equal(t, bus.CodeUnavailable, bus.CodeOf(err))
+				require.ErrorContains(t, err, "missing: far")
+				require.ErrorContains(t, err, "troupe ledger accept")
+				x, err := d.c.Explain(ctx, gang("", 1, 1))
+				require.NoError(t, err)
+				require.False(t, x.Granted)
+				d.farBus.Thaw()
+				d.eventually(func() bool { s, err := d.op.Ledger(ctx); return err == nil && s.Doubt == "" }, "all nodes have reported")
+			}
+			d.ready(d.c, 2)
+			d.eventually(func() bool { return len(d.records()["both"].Workers) == 2 }, "the gang is whole")
+			found := d.records()
+			require.Equal(t, d.one.Token, found["one"].Token)
+			require.Equal(t, d.both.Token, found["both"].Token)
+			require.Equal(t, d.one.Workers[0].Slots[0].UUID, found["one"].Workers[0].Slots[0].UUID)
+			_, err = d.c.TryReserve(ctx, placement.Request{ID: "x", Bundles: []placement.Bundle{on("near", 1)}})
+			require.ErrorIs(t, err, placement.ErrMustWait, "granted over what runs there")
+			rest, err := d.c.Reserve(ctx, placement.Request{ID: "rest", Bundles: []placement.Bundle{on("far", 1)}})
+			require.NoError(t, err, "what is free is granted")
+			require.Greater(t, rest.Token, d.both.Token)
+			require.Empty(t, d.near.killed())
+			require.Empty(t, d.far.killed())
+
+			d.near.runs("near", d.both)
+			require.NoError(t, d.c.Release(ctx, "one", d.one.Token), "its holder releases it with its token")
+			_, err = d.c.Reserve(ctx, placement.Request{ID: "x", Bundles: []placement.Bundle{on("near", 1)}})
+			require.NoError(t, err)
+		})
+	}
+}
+
+// An operator may accept the loss. Devices of a node that has not reported are still not granted.
+func TestAcceptLedger(t *testing.T) {
+	d := newDamaged(t, func(stream string) { emptied(t, stream, "msgs/*.blk") })
+	d.farBus.Freeze()
+	d.service(placement.Config{})
+	ctx := within(t, 60*time.Second)
+	d.eventually(func() bool { return len(d.records()) == 2 }, "what runs on near is adopted")
+	_, err := d.c.AcceptLedger(ctx)
+	require.ErrorIs(t, err, bus.ErrRefused, "an operator's")
+	waiting := d.waits(d.c, placement.Request{ID: "late", AwaitNodes: true, Bundles: []placement.Bundle{on("far", 2)}})
+	status, err := d.op.AcceptLedger(ctx)
+	require.NoError(t, err)
+	require.Empty(t, status.Doubt)
+	require.Empty(t, waiting)
+	d.farBus.Thaw()
+	d.eventually(func() bool { return len(d.records()["both"].Workers) == 2 }, "adopted when it has come")
+	require.Empty(t, waiting)
+	d.near.runs("near", d.one)
+	d.far.runs("far")
+	require.NoError(t, d.c.Release(ctx, "both", d.both.Token))
+	require.NoError(t, <-waiting)
+}
+
+// A ledger that was rolled back to an earlier state, as if an older copy of the store had been put back, is found out by its
+// mark; what was released since is dropped, and what was granted since is adopted.
+func TestRolledBackLedger(t *testing.T) {
+	store := t.TempDir()
+	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}
+	service := s.service(placement.Config{})
+	c, op := s.client("default"), s.client("")
+	near, _ := s.addHost("near")
+	s.ready(c, 1)
+	ctx := within(t, 60*time.Second)
+	released, err := c.Reserve(ctx, placement.Request{ID: "released", Bundles: []placement.Bundle{on("near", 1)}})
+	require.NoError(t, err)
+	s.marked()
+	service.stop()
+	s.srv.Stop()
+	streams, err := filepath.Glob(filepath.Join(store, "jetstream", "*", "streams", "KV_troupe_ledger"))
+	require.NoError(t, err)
+	old := filepath.Join(t.TempDir(), "old")
+	require.NoError(t, os.CopyFS(old, os.DirFS(streams[0])))
+	s.srv.Restart()
+
+	service = s.service(placement.Config{})
+	s.ready(c, 1)
+	require.NoError(t, c.Release(ctx, "released", released.Token))
+	kept, err := c.Reserve(ctx, placement.Request{ID: "kept", Bundles: []placement.Bundle{on("near", 1)}})
+	require.NoError(t, err)
+	require.Equal(t, released.Workers[0].Slots[0].UUID, kept.Workers[0].Slots[0].UUID, "the device is another's now")
+	near.runs("near", kept)
+	s.marked()
+	service.stop()
+	s.srv.Stop()
+	require.NoError(t, os.RemoveAll(streams[0]))
+	require.NoError(t, os.CopyFS(streams[0], os.DirFS(old)))
+	s.srv.Restart()
+
+	s.service(placement.Config{})
+	s.ready(c, 1)
+	s.eventually(func() bool { return state(t, c, "kept") == placement.StateGranted && state(t, c, "released") == "" }, "what runs, and no ghost")
+	s.eventually(func() bool { st, err := op.Ledger(ctx); return err == nil && st.Doubt == "" }, "resolved")
+	next, err := c.Reserve(ctx, placement.Request{ID: "next", Bundles: []placement.Bundle{on("near", 1)}})
+	require.NoError(t, err)
+	require.NotEqual(t, kept.Workers[0].Slots[0].UUID, next.Workers[0].Slots[0].UUID)
+	require.Greater(t, next.Token, kept.Token, "tokens never go back")
+	require.Empty(t, near.killed())
+}
+
+// The mark alone may be lost: the ledger is fine.
+func TestLostMarkIsNoConflict(t *testing.T) {
+	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+	service := s.service(placement.Config{})
+	c := s.client("default")
+	s.addHost("near")
+	s.ready(c, 1)
+	ctx := within(t, 60*time.Second)
+	_, err := c.Reserve(ctx, placement.Request{ID: "a", Bundles: []placement.Bundle{on("near", 1)}})
+	require.NoError(t, err)
+	s.marked()
+	service.stop()
+	require.NoError(t, s.bus().JetStream().DeleteStream(ctx, "KV_troupe_ledger_mark"))
+	s.service(placement.Config{})
+	_, err = c.Reserve(ctx, placement.Request{ID: "b", Bundles: []placement.Bundle{on("near", 1)}})
+	require.NoError(t, err)
+	s.marked()
+}
+
+// legacy makes the ledger one that a version without identity and mark would have written.
+func (s *stage) legacy() {
+	s.t.Helper()
+	ctx := within(s.t, 20*time.Second)
+	kv, err := s.bus().KV(ctx, bus.KVConfig{Bucket: "troupe_ledger"})
+	require.NoError(s.t, err)
+	entries, err := kv.List(ctx, "")
+	require.NoError(s.t, err)
+	for _, e := range entries {
+		if e.Key == "ledger" || strings.HasPrefix(e.Key, "journal.") && e.Key != "journal.done" {
+			require.NoError(s.t, kv.Delete(ctx, e.Key, 0))
+		}
+	}
+	require.NoError(s.t, s.bus().JetStream().DeleteStream(ctx, "KV_troupe_ledger_mark"))
+}
+
+// Harm forbidden: reservations that a store of an earlier version brought back are held for ever; or those that are in use
+// are dropped.
+func TestLegacyLedger(t *testing.T) {
+	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+	service := s.service(placement.Config{})
+	c := s.client("default")
+	near, _ := s.addHost("near")
+	far, _ := s.addHost("far")
+	s.addNode(s.bus(), "mute", gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "mute")[0]) // of an agent that does not say what it runs
+	s.ready(c, 3)
+	ctx := within(t, 60*time.Second)
+	held := map[string]placement.Record{}
+	for id, node := range map[string]string{"ghost": "near", "runs": "near", "claimed": "far", "asked": "far", "unknown": "mute"} {
+		r, err := c.Reserve(ctx, placement.Request{ID: id, Bundles: []placement.Bundle{on(node, 1)}})
+		require.NoError(t, err)
+		held[id] = r
+	}
+	s.marked()
+	service.stop()
+	s.legacy()
+	near.runs("near", held["runs"])
+	far.runs("far")
+
+	dropped := make(chan placement.Event, 8)
+	s.run("events", func(ctx context.Context) error {
+		return c.Events(ctx, func(e placement.Event) {
+			if e.Kind == placement.EventDropped {
+				dropped <- e
+			}
+		})
+	})
+	s.service(placement.Config{})
+	unknown, err := c.Confirm(ctx, []placement.Holding{{ID: "claimed", Token: held["claimed"].Token}, {ID: "gone", Token: 7}, {ID: "ghost", Token: 1}})
+	require.NoError(t, err)
+	require.Equal(t, []placement.Holding{{ID: "gone", Token: 7}, {ID: "ghost", Token: 1}}, unknown)
+	_, err = c.Reserve(ctx, placement.Request{ID: "asked", Bundles: []placement.Bundle{on("far", 1)}})
+	require.NoError(t, err, "its driver asks for it again")
+
+	ev := <-dropped
+	require.Equal(t, "ghost", ev.ID)
+	require.Empty(t, state(t, c, "ghost"))
+	list, err := c.List(ctx)
+	require.NoError(t, err)
+	for _, r := range list.Records {
+		require.Equal(t, held[r.ID].Token, r.Token)
+		require.Equal(t, r.ID == "unknown", r.Unconfirmed != "", "%s: %s", r.ID, r.Unconfirmed)
+	}
+	require.Len(t, list.Records, 4)
+	time.Sleep(2 * s.lease)
+	require.Empty(t, dropped)
+	require.Equal(t, placement.StateGranted, state(t, c, "unknown"), "what is not known is kept")
+	require.Empty(t, cmp.Or(len(near.killed()), len(far.killed())))
+}

@@ -1,0 +1,59 @@
+package roles_test
+
+import (
+	"encoding/json"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus/bustest"
+	"troupe/dispatch"
+	"troupe/roles"
+)
+
+// The buckets of an earlier version give their records to the registry, once: one that a crash brings back does not bring its
+// roles back.
+func TestNamespacesOfAnEarlierVersion(t *testing.T) {
+	ctx, b := t.Context(), bustest.Open(t)
+	mesh, err := dispatch.Mesh{}.Resolve(1)
+	require.NoError(t, err)
+	rec := roles.Record{
+		Namespace: "run", Name: "kept", Incarnation: "i", Class: "c", World: 1, Mesh: mesh, Detached: true, State: roles.RoleFailed,
+		Cause: "an old cause", Since: time.Now(), Owner: "gone", By: "anna", Lease: time.Second,
+	}
+	value, err := json.Marshal(rec)
+	require.NoError(t, err)
+	write := func() {
+		old, err := b.JetStream().CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "troupe_ns_run", Storage: jetstream.FileStorage})
+		require.NoError(t, err)
+		_, err = old.Put(ctx, "role.kept", value)
+		require.NoError(t, err)
+		_, err = old.Put(ctx, "driver.gone", nil)
+		require.NoError(t, err)
+	}
+	write()
+	require.NoError(t, roles.AdoptNamespaces(ctx, b, slog.Default()))
+	_, err = b.JetStream().KeyValue(ctx, "troupe_ns_run")
+	require.ErrorIs(t, err, jetstream.ErrBucketNotFound)
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: "run"})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, rt.Close(ctx)) }()
+	all, err := rt.Roles(ctx)
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.Equal(t, "an old cause", all[0].Cause)
+	c, err := rt.Attach(ctx, "kept")
+	require.NoError(t, err)
+	require.NoError(t, c.Destroy(ctx))
+
+	write()
+	require.NoError(t, roles.AdoptNamespaces(ctx, b, slog.Default()))
+	all, err = rt.Roles(ctx)
+	require.NoError(t, err)
+	require.Empty(t, all)
+	_, err = b.JetStream().KeyValue(ctx, "troupe_ns_run")
+	require.ErrorIs(t, err, jetstream.ErrBucketNotFound)
+}

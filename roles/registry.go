@@ -1,0 +1,162 @@
+package roles
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"troupe/bus"
+)
+
+// The registry of all namespaces is two buckets, in which each namespace has the keys that begin with its name: so a
+// namespace with nothing in it costs nothing. Nobody has to delete a namespace.
+const (
+	registryBucket = "troupe_registry" // <namespace>.role.<name>, .recipe.<name>, .replay.<name>, .hold.<id>
+	leaseBucket    = "troupe_leases"   // <namespace>.driver.<session>
+	registryBytes  = 256 << 20
+	leaseBytes     = 64 << 20
+)
+
+// registry is what one namespace has in KV: its roles and reservations, and the leases of its drivers.
+type registry struct {
+	kv        *bus.KV
+	leases    *bus.KV
+	namespace string
+}
+
+func openRegistry(ctx context.Context, b *bus.Bus, namespace string) (registry, error) {
+	return openReplicated(ctx, b, namespace, 0)
+}
+
+func openReplicated(ctx context.Context, b *bus.Bus, namespace string, replicas int) (registry, error) {
+	kv, err := b.KV(ctx, bus.KVConfig{Bucket: registryBucket, MaxBytes: registryBytes, Replicas: replicas})
+	if err != nil {
+		return registry{}, err
+	}
+	leases, err := b.KV(ctx, bus.KVConfig{Bucket: leaseBucket, MaxBytes: leaseBytes, Replicas: replicas, Leases: true})
+	return registry{kv: kv, leases: leases, namespace: namespace}, err
+}
+
+// of is the registry of another namespace.
+func (g registry) of(namespace string) registry {
+	g.namespace = namespace
+	return g
+}
+
+func (g registry) key(within string) string { return g.namespace + "." + within }
+
+// namespaces lists the namespaces that have something, by name.
+func (g registry) namespaces(ctx context.Context) ([]string, error) {
+	var out []string
+	for _, kv := range []*bus.KV{g.kv, g.leases} {
+		keys, err := kv.Keys(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		for _, key := range keys {
+			if ns, _, _ := strings.Cut(key, "."); bus.CheckName("namespace", ns) == nil {
+				out = append(out, ns)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// Maintain keeps the registry of all namespaces small, until ctx ends: it removes what is left of deleted keys, and what a
+// crash of the server brings back. A head runs it. An error means that it has not begun.
+func Maintain(ctx context.Context, b *bus.Bus) error {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return err
+	}
+	reg.kv.Maintain(ctx)
+	return nil
+}
+
+// Replicas gives the registry so many replicas, as in bus.KVConfig, and returns how many it has now.
+func Replicas(ctx context.Context, b *bus.Bus, replicas int) (int, error) {
+	reg, err := openReplicated(ctx, b, "", replicas)
+	if err != nil {
+		return 0, err
+	}
+	return min(reg.kv.Replicas(), reg.leases.Replicas()), nil
+}
+
+// Namespace is what a namespace has.
+type Namespace struct {
+	Name         string    `json:"name"`
+	Drivers      []string  `json:"drivers"`      // that are alive, for people
+	Roles        []string  `json:"roles"`        // by name
+	Reservations []string  `json:"reservations"` // that drivers hold without a role
+	Used         time.Time `json:"used"`         // when the newest of these was last written, by the server's clock
+}
+
+// Namespaces lists those that have something, by name. One that has nothing costs nothing and is not there.
+func Namespaces(ctx context.Context, b *bus.Bus) ([]Namespace, error) {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return nil, err
+	}
+	found := map[string]*Namespace{}
+	for _, kv := range []*bus.KV{reg.kv, reg.leases} {
+		entries, err := kv.List(ctx, "")
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			name, rest, _ := strings.Cut(e.Key, ".")
+			kind, id, _ := strings.Cut(rest, ".")
+			if bus.CheckName("namespace", name) != nil {
+				continue
+			}
+			if found[name] == nil {
+				found[name] = &Namespace{Name: name, Drivers: []string{}, Roles: []string{}, Reservations: []string{}}
+			}
+			found[name].add(kind, id, e)
+		}
+	}
+	out := make([]Namespace, 0, len(found))
+	for _, name := range slices.Sorted(maps.Keys(found)) {
+		out = append(out, *found[name])
+	}
+	return out, nil
+}
+
+func (n *Namespace) add(kind, id string, e bus.Entry) {
+	if e.Time.After(n.Used) {
+		n.Used = e.Time
+	}
+	switch kind {
+	case "role":
+		n.Roles = append(n.Roles, id)
+	case "hold":
+		n.Reservations = append(n.Reservations, id)
+	case "driver":
+		n.Drivers = append(n.Drivers, cmp.Or(readHolder(e.Value).Name, id))
+	}
+}
+
+// DestroyAll takes down every role of the namespace and releases what drivers hold in it, whoever made it. Drivers that live
+// there see their roles end.
+func (rt *Runtime) DestroyAll(ctx context.Context) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := reg.list(ctx)
+	errs := []error{err}
+	for _, rec := range all {
+		errs = append(errs, rt.sweepRole(ctx, rec))
+	}
+	holds, err := reg.holds(ctx)
+	errs = append(errs, err)
+	for _, h := range holds {
+		errs = append(errs, rt.sweepHold(ctx, h))
+	}
+	return errors.Join(errs...)
+}
