@@ -83,7 +83,7 @@ func newChaos(t *testing.T, program string, servers int) *chaos {
 		h.stop()
 		h.group.Wait()
 		if err := rig.Close(); err != nil {
-			t.Errorf("end of the rig: %v", err)
+			t.Errorf("end of the rig: %v\n%s", err, rig.Tails(200))
 		}
 	})
 	h.watch(ctx, seed)

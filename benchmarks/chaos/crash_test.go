@@ -82,7 +82,7 @@ func newTrial(t *testing.T, program string, servers int) *trial {
 			tr.view.close()
 		}
 		if err := tr.c.Close(); err != nil {
-			t.Errorf("end of the cluster: %v", err)
+			t.Errorf("end of the cluster: %v\n%s", err, tr.c.Tails(200))
 		}
 	})
 	require.NoError(t, tr.c.Start(tr.ctx))

@@ -54,9 +54,9 @@ func start(name, dir, netns string, env []string, argv ...string) (*Process, err
 	var group sync.WaitGroup
 	group.Go(func() { p.read(out, log) })
 	go func() {
-		_ = p.cmd.Wait()                                                       // how it ended is in the log, if anywhere
-		_ = out.SetReadDeadline(time.Now().Add(time.Second))                   // a child of it may keep the pipe open
-		fmt.Fprintln(log, "chaos: the process has ended:", p.cmd.ProcessState) // into a file that is only read by people
+		_ = p.cmd.Wait()                                                              // how it ended is in the log, if anywhere
+		_ = out.SetReadDeadline(time.Now().Add(time.Second))                          // a child of it may keep the pipe open
+		_, _ = fmt.Fprintln(log, "chaos: the process has ended:", p.cmd.ProcessState) // into a file that is only read by people
 		group.Wait()
 		_ = out.Close()
 		_ = log.Close()
@@ -110,11 +110,12 @@ func (p *Process) Running() bool {
 // Kill ends the process at once and returns when it has ended.
 func (p *Process) Kill() error { return p.end(syscall.SIGKILL) }
 
-// Stop ends the process in order; one that does not end in time is killed, and an error says so.
+// Stop ends the process in order. One that does not end in time writes its stacks into its log and is killed, and an error
+// says so.
 func (p *Process) Stop() error {
 	err := p.end(syscall.SIGTERM)
 	if err != nil {
-		err = errors.Join(err, p.Kill())
+		err = errors.Join(err, p.end(syscall.SIGQUIT), p.Kill())
 	}
 	return err
 }

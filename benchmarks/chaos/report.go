@@ -103,7 +103,7 @@ func last(all []float64) float64 {
 
 // Table is the summary for people.
 func (r *Report) Table(w io.Writer) {
-	p := func(format string, args ...any) { fmt.Fprintf(w, format, args...) } // to a terminal or a buffer
+	p := func(format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) } // to a terminal or a buffer
 	p("seed %d, %d servers, %s\n", r.Seed, r.Servers, r.Line())
 	p("%-16s %5s %14s %14s\n", "fault", "n", "mean to well", "worst to well")
 	for _, name := range slices.Sorted(maps.Keys(r.Faults)) {

@@ -8,19 +8,35 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"unsafe"
 )
 
-// wireNet is the network of the namespaces that the test makes. Nothing else is ever addressed.
-var wireNet = netip.MustParsePrefix("10.231.77.0/24")
+// freeNet is the network of the namespaces that this process makes, 10.231.<n>.0/24. Nothing else is ever addressed. Tests of
+// several processes on one machine have one each.
+func freeNet() (netip.Prefix, error) {
+	taken, err := net.InterfaceAddrs()
+	for n := range 250 {
+		at := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 231, byte(1 + (os.Getpid()+n)%250), 0}), 24)
+		used := slices.ContainsFunc(taken, func(a net.Addr) bool {
+			p, err := netip.ParsePrefix(a.String())
+			return err == nil && p.Overlaps(at)
+		})
+		if err == nil && !used {
+			return at, nil
+		}
+	}
+	return netip.Prefix{}, errors.Join(errors.New("no network 10.231.n.0/24 is free"), err)
+}
 
 // Wire connects this machine and network namespaces, each by a TUN device. The harness itself carries every packet, so that it
 // can lose some or all of them: that needs neither a firewall nor the kernel's netem, which not every kernel has.
 type Wire struct {
 	id    string
+	net   netip.Prefix
 	ports []*wirePort // 0 is this machine, the others are namespaces
 	group sync.WaitGroup
 
@@ -43,14 +59,11 @@ func NewWire(n int, seed uint64) (*Wire, error) {
 	if _, err := exec.LookPath("ip"); err != nil || os.Getuid() != 0 {
 		return nil, ErrNoNamespaces
 	}
-	if taken, err := net.InterfaceAddrs(); err == nil {
-		for _, a := range taken {
-			if strings.HasPrefix(a.String(), addrOf(0).String()+"/") {
-				return nil, fmt.Errorf("%s is in use: another chaos run is on this machine; wait for its end", addrOf(0))
-			}
-		}
+	at, err := freeNet()
+	if err != nil {
+		return nil, err
 	}
-	w := &Wire{id: fmt.Sprintf("trp%d", os.Getpid()%100000), loss: make([]float64, n+1), rng: rand.New(rand.NewPCG(seed, 99))}
+	w := &Wire{net: at, id: fmt.Sprintf("trp%d", os.Getpid()%100000), loss: make([]float64, n+1), rng: rand.New(rand.NewPCG(seed, 99))}
 	for i := range n + 1 {
 		if err := w.addPort(i); err != nil {
 			return nil, errors.Join(ErrNoNamespaces, err, w.Close())
@@ -69,7 +82,7 @@ func (w *Wire) addPort(i int) error {
 	if err != nil {
 		return err
 	}
-	p := &wirePort{tun: tun, addr: addrOf(i)}
+	p := &wirePort{tun: tun, addr: w.addrOf(i)}
 	w.ports = append(w.ports, p)
 	in := []string{"ip"}
 	if i > 0 {
@@ -85,12 +98,12 @@ func (w *Wire) addPort(i int) error {
 			return err
 		}
 	}
-	return errors.Join(ip(append(in[1:], "addr", "add", netip.PrefixFrom(p.addr, wireNet.Bits()).String(), "dev", name)...),
+	return errors.Join(ip(append(in[1:], "addr", "add", netip.PrefixFrom(p.addr, w.net.Bits()).String(), "dev", name)...),
 		ip(append(in[1:], "link", "set", name, "up")...))
 }
 
-func addrOf(i int) netip.Addr {
-	a := wireNet.Addr().As4()
+func (w *Wire) addrOf(i int) netip.Addr {
+	a := w.net.Addr().As4()
 	a[3] = byte(i + 1)
 	return netip.AddrFrom4(a)
 }
