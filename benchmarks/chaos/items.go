@@ -17,7 +17,7 @@ type Items struct {
 
 	mu    sync.Mutex
 	puts  map[string]bool // true: acknowledged; false: the outcome is not known
-	taken map[string]bool // acknowledged
+	taken map[string]bool // true: acknowledged; false: the outcome is not known, and the item comes again or does not
 	next  int
 	bad   []string
 }
@@ -67,13 +67,14 @@ func (s *Items) take(ctx context.Context) int {
 		return 0
 	}
 	s.see(loan.Items)
-	if loan.Done(ctx) != nil {
-		return 0 // they come again, or do not
-	}
+	err = loan.Done(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, it := range loan.Items {
-		s.taken[it.ID] = true
+		s.taken[it.ID] = s.taken[it.ID] || err == nil
+	}
+	if err != nil {
+		return 0
 	}
 	return len(loan.Items)
 }
@@ -101,15 +102,19 @@ func (s *Items) see(items []pipeline.LentItem) {
 func (s *Items) Counts() (put, taken int, bad []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, acked := range s.puts {
-		if acked {
-			put++
-		}
-	}
-	return put, len(s.taken), s.bad
+	return trues(s.puts), trues(s.taken), s.bad
 }
 
-// Drain takes until every acknowledged item is taken, or ctx ends, and names those that are missing.
+func trues(all map[string]bool) (n int) {
+	for _, acked := range all {
+		if acked {
+			n++
+		}
+	}
+	return n
+}
+
+// Drain takes until every acknowledged item has been taken, or may have been, and names those that are missing when ctx ends.
 func (s *Items) Drain(ctx context.Context) (missing []string) {
 	for {
 		for s.take(ctx) > 0 {
@@ -126,7 +131,7 @@ func (s *Items) missing() (ids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, acked := range s.puts {
-		if acked && !s.taken[id] {
+		if _, taken := s.taken[id]; acked && !taken {
 			ids = append(ids, id)
 		}
 	}
