@@ -4,7 +4,7 @@ PACKAGES := ./...
 VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
-.PHONY: soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
+.PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
 .PHONY: python python-test python-lint wheel bench-python
 
 help: ## this list
@@ -98,6 +98,14 @@ soak-pipeline: ## 100,000 items under kills; a fast producer for a minute; 100 k
 	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestAKilledWorkersItemsAreHandedOn' ./pipeline
 	TROUPE_LARGE_MIB=256 $(GO) test -count=1 -timeout 10m -v -run 'TestItemsLargerThanAMessage' ./pipeline
 	$(GO) test -count=1 -timeout 10m -run 'TestEffectsHappenOnce' ./pipeline -rapid.checks=50000
+
+CRASH_RESTARTS ?= 300
+crash-model: ## 300 kills of the head, and 75 of head and NATS servers, against a model of all that is stored (CRASH_RESTARTS)
+	TROUPE_CRASH_RESTARTS=$(CRASH_RESTARTS) $(GO) test -count=1 -timeout 120m -v -run 'TestNothingComesBackAfterACrash' ./benchmarks/chaos
+
+TROUPE_CHAOS ?= 30m
+chaos: ## kills, freezes, partitions, packet loss and a full disk for TROUPE_CHAOS=30m; needs root, iproute2 and /dev/net/tun
+	TROUPE_CHAOS=$(TROUPE_CHAOS) $(GO) test -count=1 -timeout 24h -v -run 'TestChaos$$' ./benchmarks/chaos
 
 verify: test race ## test and race
 

@@ -279,7 +279,7 @@ func TestModelOfCrashes(t *testing.T) {
 	var group sync.WaitGroup
 	putCh := make(chan error, 1)
 	group.Go(func() {
-		putCh <- m.putAll(ctx, rand.New(rand.NewPCG(seed, 2)), 150*restarts, 40*time.Millisecond)
+		putCh <- m.putAll(ctx, rand.New(rand.NewPCG(seed, 2)), 130*restarts, 40*time.Millisecond)
 	})
 	group.Go(func() {
 		for working.Err() == nil {
@@ -302,7 +302,7 @@ func TestModelOfCrashes(t *testing.T) {
 		engine = spawn(t, nil, modelRole, srv.url())
 	}
 	for i := range restarts {
-		time.Sleep(time.Duration(300+r.IntN(1200)) * time.Millisecond) // long enough for marks to be over and blocks to be rewritten
+		time.Sleep(time.Duration(200+r.IntN(1100)) * time.Millisecond) // sometimes long enough for blocks to be rewritten
 		switch r.IntN(4) {
 		case 0:
 			newEngine(false)
@@ -333,8 +333,11 @@ func TestModelOfCrashes(t *testing.T) {
 	require.NoError(t, c.Remove(ctx))
 	srv.crash()
 	engine = spawn(t, nil, modelRole, srv.url())
-	st, err := c.Status(ctx)
-	require.NoError(t, err)
+	var st pipeline.Status
+	require.Eventually(t, func() bool {
+		st, err = c.Status(ctx)
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
 	require.Zero(t, st.Dead)
 	for _, s := range st.Streams {
 		require.Zero(t, s.Items, s.Name)
@@ -373,12 +376,20 @@ func (m *model) settle(ctx context.Context) {
 // compare holds every item against the model.
 func (m *model) compare(ctx context.Context) {
 	letters := map[string]bool{}
-	all := m.look(ctx)
+	var all []pipeline.DeadLetter
+	require.Eventually(m.t, func() bool {
+		all = m.look(ctx)
+		return all != nil
+	}, 20*time.Second, 10*time.Millisecond)
 	for _, d := range all {
 		letters[d.ID] = true
 	}
-	st, err := m.c.Status(ctx)
-	require.NoError(m.t, err)
+	var st pipeline.Status
+	require.Eventually(m.t, func() bool {
+		var err error
+		st, err = m.c.Status(ctx)
+		return err == nil
+	}, 20*time.Second, 10*time.Millisecond)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if st.Dead != len(all) {

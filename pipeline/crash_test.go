@@ -3,6 +3,7 @@ package pipeline_test
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -220,4 +223,121 @@ func lettersOf(t testing.TB, b *bus.Bus) []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+// Dead letters that an earlier version has stored have no numbers. They are numbered when the pipeline is opened, once, and can be
+// ended as others.
+func TestLettersOfAnEarlierVersion(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	p := open(t, b, refuses())
+	require.NoError(t, p.Close(patient(t)))
+	at := bus.Pipeline{Namespace: "default", Name: "p"}
+	log, err := b.JetStream().Stream(patient(t), at.Stream())
+	require.NoError(t, err)
+	record, err := log.GetLastMsgForSubject(patient(t), at.State())
+	require.NoError(t, err)
+	fields := map[string]any{}
+	require.NoError(t, json.Unmarshal(record.Data, &fields))
+	delete(fields, "letters")
+	old, err := json.Marshal(fields)
+	require.NoError(t, err)
+	for i := range 3 {
+		m := nats.NewMsg(at.Dead("work", fmt.Sprint("old-", i)))
+		m.Header.Set("Troupe-Letter", fmt.Sprintf(`{"id":"bad-old%d","stage":"work","stream":"in","reason":"failures","attempts":1,"failures":[],"at":"2026-01-02T03:04:05Z","version":0,"size":1}`, i))
+		m.Data = []byte{0xc0}
+		_, err := b.JetStream().PublishMsg(patient(t), m)
+		require.NoError(t, err)
+	}
+	_, err = b.JetStream().Publish(patient(t), at.State(), old)
+	require.NoError(t, err)
+	require.Equal(t, []string{"bad-old0", "bad-old1", "bad-old2"}, lettersOf(t, b), "before it is opened")
+	for range 2 {
+		p = open(t, b, refuses())
+		require.Equal(t, 3, status(t, p).Dead)
+		require.Equal(t, []string{"bad-old0", "bad-old1", "bad-old2"}, lettersOf(t, b))
+		require.NoError(t, p.Close(patient(t)))
+	}
+	p = open(t, b, refuses())
+	dead, err := p.Dead(patient(t))
+	require.NoError(t, err)
+	n, err := p.DropDead(patient(t), []uint64{dead[0].Seq}, false)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, []string{"bad-old1", "bad-old2"}, lettersOf(t, b))
+}
+
+// A stream that is not declared for a while goes on with its numbers when it is again: what lay there before, and comes back when
+// a server is killed, is not taken for what is put then.
+func TestAStreamDeclaredAgainGoesOnWithItsNumbers(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	spec := oneStage(pipeline.StageSpec{Func: pass})
+	p := open(t, b, spec)
+	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	drainSink(t, p, "out", 3)
+	require.NoError(t, p.Close(patient(t)))
+	other := spec
+	other.Streams = []pipeline.StreamSpec{stream("elsewhere"), sink("out")}
+	other.Stages = []pipeline.StageSpec{{Name: "work", In: []string{"elsewhere"}, Out: []string{"out"}, Func: pass}}
+	p = open(t, b, other)
+	require.NoError(t, p.Close(patient(t)))
+	m := nats.NewMsg(bus.Pipeline{Namespace: "default", Name: "p"}.Items("in", 0)) // one of the three is back
+	m.Header.Set("Troupe-Item", `{"n":1,"id":"i0","v":0,"at":0}`)
+	restore(t, b, m)
+	p = open(t, b, spec)
+	require.NoError(t, p.Pause(patient(t), "work"))
+	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "new"}))
+	require.NoError(t, p.Close(patient(t)))
+	p = open(t, b, spec)
+	require.NoError(t, p.Resume(patient(t), "work"))
+	require.Equal(t, []string{"new"}, ids(drainSink(t, p, "out", 1)))
+	require.NoError(t, p.Drain(patient(t)))
+	require.Zero(t, status(t, p).Streams[1].Items)
+}
+
+// restore brings a message back into the log, behind which the last record follows: to a pipeline it is one of before.
+func restore(t testing.TB, b *bus.Bus, m *nats.Msg) {
+	t.Helper()
+	at := bus.Pipeline{Namespace: "default", Name: "p"}
+	log, err := b.JetStream().Stream(patient(t), at.Stream())
+	require.NoError(t, err)
+	record, err := log.GetLastMsgForSubject(patient(t), at.State())
+	require.NoError(t, err)
+	_, err = b.JetStream().PublishMsg(patient(t), m)
+	require.NoError(t, err)
+	_, err = b.JetStream().Publish(patient(t), at.State(), record.Data)
+	require.NoError(t, err)
+}
+
+// Half a batch that was removed counts for nothing when it comes back, although its numbers were given to others.
+func TestHalfABatchThatComesBack(t *testing.T) {
+	t.Parallel()
+	b := newBus(t)
+	spec := oneStage(pipeline.StageSpec{Func: pass})
+	p := open(t, b, spec)
+	require.NoError(t, p.Pause(patient(t), "work"))
+	require.NoError(t, p.Close(patient(t)))
+	at := bus.Pipeline{Namespace: "default", Name: "p"}
+	ghost := nats.NewMsg(at.Items("in", 0))
+	ghost.Header.Set("Troupe-Item", `{"n":1,"id":"ghost","v":0,"at":0}`)
+	ack, err := b.JetStream().PublishMsg(patient(t), ghost)
+	require.NoError(t, err)
+	p = open(t, b, spec)
+	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "real"}))
+	log, err := b.JetStream().Stream(patient(t), at.Stream())
+	require.NoError(t, err)
+	record, err := log.GetMsg(patient(t), lastSeq(t, log))
+	require.NoError(t, err)
+	text := record.Header.Get("Troupe-Record") + string(record.Data)
+	require.Contains(t, text, fmt.Sprintf(`"void":[[%d,%d]]`, ack.Sequence, ack.Sequence), "the record names it for as long as it is needed")
+	require.NoError(t, p.Resume(patient(t), "work"))
+	require.Equal(t, []string{"real"}, ids(drainSink(t, p, "out", 1)))
+}
+
+func lastSeq(t testing.TB, s jetstream.Stream) uint64 {
+	t.Helper()
+	info, err := s.Info(patient(t))
+	require.NoError(t, err)
+	return info.State.LastSeq
 }

@@ -93,7 +93,7 @@ type StageSpec struct {
 	Advance Version
 
 	// Failures is after how many an item goes to the dead letters. Zero: three. Losses is the same for workers that
-	// died with it in hand; zero: ten.
+	// died with it, and nothing else, in hand; zero: ten.
 	Failures int
 	Losses   int
 	// Backoff is the wait after the first failure; it doubles up to 64 times that. Zero: 100 ms.

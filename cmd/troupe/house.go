@@ -39,6 +39,9 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 			if err == nil {
 				err = attend(ctx, b, log, sessions, orphans)
 			}
+			if confirmErr := roles.ConfirmReservations(ctx, b); confirmErr != nil && ctx.Err() == nil {
+				log.Debug("troupe: reservations that are in doubt cannot be confirmed; trying again", "error", confirmErr)
+			}
 			if err != nil && ctx.Err() == nil {
 				log.Warn("troupe: roles of lost drivers cannot be looked for; trying again", "error", err)
 			}
