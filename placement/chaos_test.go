@@ -202,6 +202,13 @@ func (c *chaos) history(seed uint64) {
 	for _, line := range c.allLines() {
 		line.SetRule(faults)
 	}
+	if !c.reports { // a node that does not say what runs on it is safe only while it keeps its lease
+		for _, h := range c.hosts {
+			h.line.SetRule(bustest.Random(seed, 0.03, 0.05, 0.08, 0.05, func(m bustest.Message) bool {
+				return !strings.HasPrefix(m.Reply, "$JS.ACK.") && !strings.HasPrefix(m.Subject, "$KV.") && !strings.Contains(string(m.Payload), `"stream":"KV_`)
+			}))
+		}
+	}
 	defer func() {
 		if c.t.Failed() {
 			c.dump()
