@@ -101,7 +101,8 @@ func (d *drivers) run(ctx context.Context) {
 			ask = func() { d.ask(inbox) }
 		}
 	}
-	fullCh, _ := d.Bus.StoreErr()
+	fullCh, full := d.Bus.StoreErr()
+	d.reach.block(full != nil)
 	for asked := time.Now(); ; {
 		select {
 		case <-ctx.Done():
@@ -116,9 +117,9 @@ func (d *drivers) run(ctx context.Context) {
 					one.since = time.Now()
 				}
 			}
-		case <-fullCh: // a store that took no writes took no renewals either
-			d.reach.restart()
-			fullCh, _ = d.Bus.StoreErr()
+		case <-fullCh: // a store that takes no writes takes no renewals either, and leases that end then prove nothing
+			fullCh, full = d.Bus.StoreErr()
+			d.reach.block(full != nil)
 		case now := <-look.C:
 			d.judge(ctx, now)
 			if now.Sub(asked) >= driverKnock {
