@@ -117,7 +117,7 @@ func (c *Crashable) Start() {
 // Kill ends the server with SIGKILL, as a crash would.
 func (c *Crashable) Kill() {
 	_ = c.cmd.Process.Kill() // its end is waited for
-	_ = <-c.waited // it was killed, which is an error
+	_ = <-c.waited           // it was killed, which is an error
 	_ = c.stdin.Close()
 	c.cmd = nil
 }
