@@ -117,7 +117,9 @@ func (c *Crashable) Start() {
 // Kill ends the server with SIGKILL, as a crash would.
 func (c *Crashable) Kill() {
 	_ = c.cmd.Process.Kill() // its end is waited for
-	_ = <-c.waited           // it was killed, which is an error
+	if err := <-c.waited; err == nil {
+		c.t.Error("bustest: the server ended by itself before it was killed")
+	}
 	_ = c.stdin.Close()
 	c.cmd = nil
 }
