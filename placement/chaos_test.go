@@ -177,6 +177,9 @@ func (d *diary) Write(line []byte) (int, error) {
 	if strings.Contains(string(line), "nothing is granted") {
 		d.c.t.Errorf("the ledger is in doubt, though the store has lost nothing: %s", line)
 	}
+	if strings.Contains(string(line), "placement: leading") { // it refuses what it could grant until the nodes have reported
+		d.c.inexact()
+	}
 	if text := string(line); !strings.Contains(text, "asynchronous") {
 		d.c.say("service %d: %s", d.n, strings.TrimSpace(text[strings.Index(text, "level="):]))
 	}
@@ -445,6 +448,9 @@ func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
 	c.add(op.client, op, op.began, outcome{devices: devicesOf(r)}, now)
 	for _, w := range r.Workers {
 		for _, slot := range w.Slots {
+			if c.overtaken(slot, r.Token) { // an answer that was on its way for longer than the grant lasted
+				continue
+			}
 			if err := c.sims[host(slot)].Acquire(slot.UUID, op.id, int(slot.Share)); err != nil {
 				c.t.Errorf("%s: %v", op.id, err)
 			}
@@ -452,6 +458,18 @@ func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
 			c.ran(host(slot))
 		}
 	}
+}
+
+// overtaken is an agent's check of a token: whether a later grant uses the device.
+func (c *chaos) overtaken(slot placement.Slot, token uint64) bool {
+	for _, r := range c.running[host(slot)] {
+		for _, w := range r.Workers {
+			if r.Token > token && slices.ContainsFunc(w.Slots, func(s placement.Slot) bool { return s.UUID == slot.UUID }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // ran wakes the reporter of a node.

@@ -24,9 +24,9 @@ const (
 	renewEvery      = time.Second     // a client that waits says so
 	queueTTL        = 5 * renewEvery  // one that does not is forgotten
 	tickEvery       = 100 * time.Millisecond
-	askEvery        = time.Second // a node that does not report, or runs what has ended
-	verifyMost      = time.Minute // for how long a device that is being seen to be empty is counted on
-	inboxLimit      = 1 << 16     // messages that wait for the loop; beyond them clients are told to come back
+	askEvery        = 250 * time.Millisecond // a node that does not report, or runs what has ended
+	verifyMost      = time.Minute            // for how long a device that is being seen to be empty is counted on
+	inboxLimit      = 1 << 16                // messages that wait for the loop; beyond them clients are told to come back
 	pageBytes       = 256 << 10
 	maxReasonsTold  = 256
 	standAgainPause = 200 * time.Millisecond
