@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,13 +20,15 @@ import (
 )
 
 const (
-	spaceLook    = time.Second      // between two looks at the free space, and before the first attempt to go on
-	spacePause   = 15 * time.Second // between two attempts to go on, at most
-	spaceSteady  = time.Minute      // a store that stays writable for so long has recovered: the next pause is short again
-	reserveLeast = 256 << 10        // free bytes that a full store needs before it goes on: a hundredth of the disk, within
-	reserveMost  = 64 << 20         // these bounds. Below half of it the store counts as full before a write fails.
-	probeBytes   = 128 << 10        // what is written to find out whether the disk takes writes again
-	refusalLog   = 64 << 10         // messages that wait for their refusal
+	spaceLook     = time.Second      // between two looks at the free space, and before the first attempt to go on
+	spacePause    = 15 * time.Second // between two attempts to go on, at most
+	spaceSteady   = time.Minute      // a store that stays writable for so long has recovered: the next pause is short again
+	reserveLeast  = 256 << 10        // free bytes that a full store needs before it goes on: a hundredth of the disk, within
+	reserveMost   = 64 << 20         // these bounds. Below half of it the store counts as full before a write fails.
+	shutdownLimit = 5 * time.Second  // for JetStream to end before requests are refused
+	shutdownLate  = 30 * time.Second // and before its stacks are written down
+	probeBytes    = 128 << 10        // what is written to find out whether the disk takes writes again
+	refusalLog    = 64 << 10         // messages that wait for their refusal
 )
 
 // The server's codes for a store without room: its limit is reached, or (our own answer) its disk is full.
@@ -174,7 +177,15 @@ func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 	cause := g.cause(why)
 	g.log.Error("bus: the store takes no writes; requests to it are refused until it does", "store", g.dir, "error", why)
 	subjects := g.subjects()
-	_ = g.srv.ShutdownJetStream() // it returns no error outside a cluster
+	offCh := make(chan struct{})
+	Go(func() {
+		defer close(offCh)
+		_ = g.srv.ShutdownJetStream() // it returns no error outside a cluster
+	})
+	select {
+	case <-offCh:
+	case <-time.After(shutdownLimit): // it answers nothing any more in any case
+	}
 	g.set(cause)
 	r, err := newRefuser(g.srv, g.token, subjects, cause)
 	if err != nil {
@@ -184,6 +195,9 @@ func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 		r.close()
 		g.set(nil)
 	}()
+	if !g.awaitOff(offCh) {
+		return false
+	}
 	for {
 		select {
 		case <-g.stopCh:
@@ -204,6 +218,24 @@ func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 		}
 		g.log.Warn("bus: the store takes writes again", "store", g.dir)
 		return true
+	}
+}
+
+// awaitOff waits until JetStream is off, and says with all stacks if that takes too long: nothing but another start of the
+// program helps then. It reports false when the guard was stopped meanwhile.
+func (g *storeGuard) awaitOff(offCh <-chan struct{}) bool {
+	late := time.After(shutdownLate)
+	for {
+		select {
+		case <-offCh:
+			return true
+		case <-g.stopCh:
+			return false
+		case <-late:
+			stacks := make([]byte, 1<<20)
+			stacks = stacks[:runtime.Stack(stacks, true)]
+			g.log.Error("bus: JetStream does not end after a full disk; requests to the store are refused until this program is started again", "store", g.dir, "stacks", string(stacks))
+		}
 	}
 }
 
