@@ -269,23 +269,7 @@ func goneKey(session string) string { return "gone." + session }
 // followLeases tells of every driver's lease in every namespace, again at each renewal, until ctx ends.
 func followLeases(ctx context.Context, b *bus.Bus, log *slog.Logger, newsCh chan<- leaseNews) {
 	for ctx.Err() == nil {
-		var events <-chan bus.Event
-		reg, err := openRegistry(ctx, b, "")
-		if err == nil {
-			events, err = reg.leases.Watch(ctx, "")
-		}
-		for ev := range events {
-			space, rest, _ := strings.Cut(ev.Key, ".")
-			session, ours := strings.CutPrefix(rest, driverKey(""))
-			if ev.Kind == bus.EventComplete || !ours {
-				continue
-			}
-			news := leaseNews{reg: reg.of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == bus.EventDelete}
-			select {
-			case newsCh <- news:
-			case <-ctx.Done():
-			}
-		}
+		err := followOnce(ctx, b, newsCh)
 		if err != nil && ctx.Err() == nil {
 			log.Debug("roles: the leases of drivers cannot be watched; trying again", "error", err)
 		}
@@ -294,4 +278,29 @@ func followLeases(ctx context.Context, b *bus.Bus, log *slog.Logger, newsCh chan
 		case <-time.After(sweepAgain):
 		}
 	}
+}
+
+// followOnce is one watch, until it ends.
+func followOnce(ctx context.Context, b *bus.Bus, newsCh chan<- leaseNews) error {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return err
+	}
+	events, err := reg.leases.Watch(ctx, "")
+	if err != nil {
+		return err
+	}
+	for ev := range events {
+		space, rest, _ := strings.Cut(ev.Key, ".")
+		session, ours := strings.CutPrefix(rest, driverKey(""))
+		if ev.Kind == bus.EventComplete || !ours {
+			continue
+		}
+		news := leaseNews{reg: reg.of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == bus.EventDelete}
+		select {
+		case newsCh <- news:
+		case <-ctx.Done():
+		}
+	}
+	return nil
 }
