@@ -105,7 +105,7 @@ crash-model: ## 300 kills of the head, and 75 of head and NATS servers, against 
 
 TROUPE_CHAOS ?= 30m
 chaos: ## kills, freezes, partitions, packet loss and a full disk for TROUPE_CHAOS=30m; needs root, iproute2 and /dev/net/tun
-	TROUPE_CHAOS=$(TROUPE_CHAOS) $(GO) test -count=1 -timeout 24h -v -run 'TestChaos$$' ./benchmarks/chaos
+	TROUPE_CHAOS=$(TROUPE_CHAOS) $(GO) test -count=1 -timeout 24h -v -run 'TestWire|TestChaos$$' ./benchmarks/chaos
 
 verify: test race ## test and race
 
