@@ -54,7 +54,8 @@ type spawned struct {
 func newSpawner() *spawner {
 	s := &spawner{askCh: make(chan spawnAsk), doneCh: make(chan struct{})}
 	bus.Go(func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread() // the thread goes on: other goroutines may have started processes on it that would end with it
 		defer close(s.doneCh)
 		for ask := range s.askCh {
 			p, err := ask.program.start()
@@ -72,7 +73,7 @@ func (s *spawner) start(p program) (process, error) {
 	return got.process, got.err
 }
 
-// close ends the thread, and with it every process that it started and that is still there.
+// close ends the loop. The agent calls it when all workers have ended.
 func (s *spawner) close() {
 	close(s.askCh)
 	<-s.doneCh

@@ -17,7 +17,7 @@ func Tie(cmd *exec.Cmd, by syscall.Signal) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
-	cmd.SysProcAttr.Pdeathsig = by // of the thread, strictly; Go ends none on which nothing was locked
+	cmd.SysProcAttr.Pdeathsig = by // the kernel sends it when the forking thread ends; no code here ends a thread of the Go runtime
 }
 
 // Freeze stops a process and returns when it has. The signal alone is a promise: until one of its threads has got to it,

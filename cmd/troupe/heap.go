@@ -13,7 +13,7 @@ const (
 	// ballastSize is never touched and takes no memory, but has the collector wait until there is as much garbage.
 	ballastSize = 64 << 20
 	heapLook    = 250 * time.Millisecond
-	heapBusy    = 16 << 20         // bytes that are allocated between two looks while large bodies pass
+	heapBusy    = 64 << 20         // bytes allocated between two looks while large bodies pass; creating roles allocates a quarter of that
 	heapCalm    = 10 * time.Second // without that, until the memory of the garbage is given back
 )
 
