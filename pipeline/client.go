@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/pipeline/spec"
 )
 
 // Client talks to a pipeline that runs in any process.
@@ -56,66 +57,66 @@ func ListAll(ctx context.Context, b *bus.Bus) (map[string][]string, error) {
 
 // Producer is a new producer for the pipeline.
 func (c *Client) Producer() *Producer {
-	return &Producer{b: c.b, at: c.at, name: bus.NewID(), turnCh: make(chan struct{}, 1)}
+	return &Producer{b: c.b, at: c.at, name: bus.NewID(), lockCh: make(chan struct{}, 1)}
 }
 
 // Order is what a verb needs to know.
-type Order struct {
-	Stage   string   `json:"stage,omitempty"`
-	ID      string   `json:"id,omitempty"`
-	Workers int      `json:"workers,omitempty"`
-	Version *Version `json:"version,omitempty"`
-	Seqs    []uint64 `json:"seqs,omitempty"`
-	All     bool     `json:"all,omitempty"`
-	Holder  string   `json:"holder,omitempty"` // where who takes items answers for as long as it lives
+type request struct {
+	Stage   string        `json:"stage,omitempty"`
+	ID      string        `json:"id,omitempty"`
+	Workers int           `json:"workers,omitempty"`
+	Version *spec.Version `json:"version,omitempty"`
+	Seqs    []uint64      `json:"seqs,omitempty"`
+	All     bool          `json:"all,omitempty"`
+	Holder  string        `json:"holder,omitempty"` // where who takes items answers for as long as it lives
 }
 
 // reply is what the engine says.
-type reply struct {
+type response struct {
 	Code    bus.Code        `json:"code,omitempty"`
 	Message string          `json:"message,omitempty"`
 	Result  json.RawMessage `json:"result,omitempty"`
 }
 
-const verbLimit = 5 * time.Second
+const requestTimeout = 5 * time.Second
 
 // Status is how the pipeline is now.
 func (c *Client) Status(ctx context.Context) (Status, error) {
 	var st Status
-	err := c.verb(ctx, "status", Order{}, &st)
+	err := c.call(ctx, "status", request{}, &st)
 	return st, err
 }
 
 // Pause stops handing items to a stage; what it has in hand goes on. Resume takes it up again. Both outlast a restart.
 func (c *Client) Pause(ctx context.Context, stage string) error {
-	return c.verb(ctx, "pause", Order{Stage: stage}, nil)
+	return c.call(ctx, "pause", request{Stage: stage}, nil)
 }
 
 // Resume hands items to the stage again.
 func (c *Client) Resume(ctx context.Context, stage string) error {
-	return c.verb(ctx, "resume", Order{Stage: stage}, nil)
+	return c.call(ctx, "resume", request{Stage: stage}, nil)
 }
 
 // Scale gives a stage so many workers.
 func (c *Client) Scale(ctx context.Context, stage string, workers int) error {
-	return c.verb(ctx, "scale", Order{Stage: stage, Workers: workers}, nil)
+	return c.call(ctx, "scale", request{Stage: stage, Workers: workers}, nil)
 }
 
 // Abort ends an item: its handler is cancelled, and what it hands back travels on.
 func (c *Client) Abort(ctx context.Context, id string) error {
-	return c.verb(ctx, "abort", Order{ID: id}, nil)
+	return c.call(ctx, "abort", request{ID: id}, nil)
 }
 
 // SetVersion sets the version that new items are stamped with and stale ones are measured by. It only grows.
-func (c *Client) SetVersion(ctx context.Context, v Version) error {
-	return c.verb(ctx, "version", Order{Version: &v}, nil)
+func (c *Client) SetVersion(ctx context.Context, v spec.Version) error {
+	return c.call(ctx, "version", request{Version: &v}, nil)
 }
 
 // Drain has the pipeline take nothing more in, and waits until it is empty.
 func (c *Client) Drain(ctx context.Context) error {
 	for {
 		var empty bool
-		if err := c.verb(ctx, "drain", Order{}, &empty); err != nil || empty {
+		if err := c.call(ctx, "drain", request{}, &empty); err != nil || empty {
 			return err
 		}
 	}
@@ -123,38 +124,38 @@ func (c *Client) Drain(ctx context.Context) error {
 
 // Take takes up to n items out of a sink, 100 at most, and gives them to do, which may take as long as it likes. They are
 // dealt with when do has returned without an error, and otherwise go back. None is no error.
-func (c *Client) Take(ctx context.Context, stream string, n int, do func([]LentItem) error) error {
-	l, err := c.Lend(ctx, stream, n)
+func (c *Client) Take(ctx context.Context, stream string, n int, do func([]ClaimedItem) error) error {
+	l, err := c.Claim(ctx, stream, n)
 	if err != nil || l == nil {
 		return err
 	}
 	returned := false
 	defer func() {
 		if !returned { // it panicked
-			_ = l.Return(context.WithoutCancel(ctx))
+			_ = l.Nak(context.WithoutCancel(ctx))
 		}
 	}()
 	err = do(l.Items)
 	returned = true
 	if err != nil {
-		return errors.Join(err, l.Return(context.WithoutCancel(ctx)))
+		return errors.Join(err, l.Nak(context.WithoutCancel(ctx)))
 	}
-	return l.Done(ctx)
+	return l.Ack(ctx)
 }
 
 // Shutdown ends the pipeline in the process that runs it: what is in hand is finished or goes back to its stream.
-func (c *Client) Shutdown(ctx context.Context) error { return c.verb(ctx, "shutdown", Order{}, nil) }
+func (c *Client) Shutdown(ctx context.Context) error { return c.call(ctx, "shutdown", request{}, nil) }
 
-func (c *Client) verb(ctx context.Context, verb string, o Order, result any) error {
+func (c *Client) call(ctx context.Context, verb string, o request, result any) error {
 	body, err := json.Marshal(o)
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "%s: %w", verb, err)
 	}
-	return ask(ctx, c.b, c.at, verb, body, result, verbLimit)
+	return sendRequest(ctx, c.b, c.at, verb, body, result, requestTimeout)
 }
 
 // ask sends a request to the engine and reads what it says.
-func ask(ctx context.Context, b *bus.Bus, at bus.Pipeline, verb string, body []byte, result any, limit time.Duration) error {
+func sendRequest(ctx context.Context, b *bus.Bus, at bus.Pipeline, verb string, body []byte, result any, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	m, err := b.Conn().RequestWithContext(ctx, at.Ask(verb), body)
@@ -162,9 +163,9 @@ func ask(ctx context.Context, b *bus.Bus, at bus.Pipeline, verb string, body []b
 	case errors.Is(err, nats.ErrNoResponders):
 		return bus.Errorf(bus.CodeNotFound, "pipeline %s does not run in namespace %s; start it with troupe run, or pipeline.Open", at.Name, at.Namespace)
 	case err != nil:
-		return bus.Errorf(codeOf(err), "pipeline %s: %s: no answer: %w", at.Name, verb, err)
+		return bus.Errorf(errorCode(err), "pipeline %s: %s: no answer: %w", at.Name, verb, err)
 	}
-	var r reply
+	var r response
 	if err := json.Unmarshal(m.Data, &r); err != nil {
 		return bus.Errorf(bus.CodeMalformed, "pipeline %s: %s: %w", at.Name, verb, err)
 	}
@@ -177,7 +178,7 @@ func ask(ctx context.Context, b *bus.Bus, at bus.Pipeline, verb string, body []b
 	return json.Unmarshal(r.Result, result)
 }
 
-func codeOf(err error) bus.Code {
+func errorCode(err error) bus.Code {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 		return bus.CodeOf(err)
 	}
@@ -185,14 +186,14 @@ func codeOf(err error) bus.Code {
 }
 
 // again says that a request may be repeated: nobody was there, or nobody answered.
-func again(err error) bool {
+func isRetryable(err error) bool {
 	return errors.Is(err, bus.ErrTimedOut) || errors.Is(err, bus.ErrUnavailable) || errors.Is(err, bus.ErrNotFound) && strings.Contains(err.Error(), "does not run") ||
 		errors.Is(err, bus.ErrClosed)
 }
 
 // respond answers a request; a connection that is gone has nobody to tell.
 func respond(m *nats.Msg, result any, err error) {
-	var r reply
+	var r response
 	if err != nil {
 		e := bus.AsError(err)
 		r.Code, r.Message = e.Code, err.Error()

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/pipeline/flow"
 	"troupe/roles"
 )
 
@@ -29,7 +30,7 @@ type Config struct {
 	Grace time.Duration
 	// Loan is how long items of a sink stay with another process that does not say that it still has them. Zero: half a
 	// minute.
-	Loan time.Duration
+	ClaimTimeout time.Duration
 	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
 	Logger *slog.Logger
 }
@@ -45,8 +46,8 @@ func (c Config) withDefaults() Config {
 	if c.Grace == 0 {
 		c.Grace = 10 * time.Second
 	}
-	if c.Loan == 0 {
-		c.Loan = defaultLoan
+	if c.ClaimTimeout == 0 {
+		c.ClaimTimeout = defaultClaimTimeout
 	}
 	if c.Logger == nil && c.Bus != nil {
 		c.Logger = c.Bus.Logger()
@@ -61,11 +62,11 @@ func (c Config) validate() error {
 	if c.Grace < 0 {
 		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Grace %v must not be negative", c.Grace)
 	}
-	if c.Loan < 0 {
-		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Loan %v must not be negative", c.Loan)
+	if c.ClaimTimeout < 0 {
+		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Loan %v must not be negative", c.ClaimTimeout)
 	}
-	if most := c.Bus.Conn().MaxPayload(); most < leastPayload {
-		return bus.Errorf(bus.CodeInvalid, "the server takes messages of %d bytes; a pipeline needs %d at least (raise its max_payload)", most, leastPayload)
+	if most := c.Bus.Conn().MaxPayload(); most < minPayload {
+		return bus.Errorf(bus.CodeInvalid, "the server takes messages of %d bytes; a pipeline needs %d at least (raise its max_payload)", most, minPayload)
 	}
 	return bus.CheckName("namespace", c.Namespace)
 }
@@ -73,12 +74,12 @@ func (c Config) validate() error {
 // worker does tasks. Both methods are called by the engine's loop and must not block; what came of a task is told to
 // the engine's inbox.
 type worker interface {
-	start(t *task)
-	cancel(t *task, abort bool)
+	start(t *flow.Task)
+	cancel(t *flow.Task, abort bool)
 }
 
 // lastActs is what may still be stored when the time to close is over.
-const lastActs = 10 * time.Second
+const closeTimeout = 10 * time.Second
 
 func detached(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), d)

@@ -141,7 +141,7 @@ func (m *model) prepare(ctx context.Context) {
 func (m *model) takeSome(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, opLimit)
 	defer cancel()
-	l, err := m.c.Lend(ctx, "out", 100)
+	l, err := m.c.Claim(ctx, "out", 100)
 	if err != nil || l == nil {
 		return // the server or the pipeline is away, or there is nothing
 	}
@@ -155,7 +155,7 @@ func (m *model) takeSome(ctx context.Context) {
 		}
 	}
 	m.mu.Unlock()
-	err = l.Done(ctx)
+	err = l.Ack(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, it := range l.Items {

@@ -1,5 +1,9 @@
 package pipeline
 
+import (
+	"troupe/pipeline/flow"
+)
+
 import "sync"
 
 // event is something that happened. It is applied by the engine's loop, which owns all state.
@@ -10,7 +14,9 @@ type eventFunc func(p *Pipeline)
 
 func (f eventFunc) apply(p *Pipeline) { f(p) }
 
-func (o *outcome) apply(p *Pipeline) { p.flow.finish(*o) }
+type resultEvent struct{ flow.Result }
+
+func (e *resultEvent) apply(p *Pipeline) { p.flow.Finish(e.Result) }
 
 // inbox is where events wait for the loop. Those who bring them are bounded: by credits, by the line before a stream, by
 // the one commit under way.

@@ -68,9 +68,9 @@ func TestItemsLargerThanAMessage(t *testing.T) {
 
 	p = open(t, b, spec, with(c))
 	require.NoError(t, p.Resume(patient(t), "func"))
-	var got []pipeline.LentItem
+	var got []pipeline.ClaimedItem
 	for len(got) < 3 {
-		require.NoError(t, other.Take(patient(t), "out", 3, func(items []pipeline.LentItem) error {
+		require.NoError(t, other.Take(patient(t), "out", 3, func(items []pipeline.ClaimedItem) error {
 			got = append(got, items...)
 			return nil
 		}))
@@ -200,33 +200,33 @@ func TestALongItemDoesNotKeepLargeBodiesOnDisk(t *testing.T) {
 func TestLoansAreProlonged(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	p := open(t, bustest.Open(t, bus.Config{InProcess: srv}), oneStage(pipeline.StageSpec{Func: pass}), func(c *pipeline.Config) { c.Loan = 150 * time.Millisecond })
+	p := open(t, bustest.Open(t, bus.Config{InProcess: srv}), oneStage(pipeline.StageSpec{Func: pass}), func(c *pipeline.Config) { c.ClaimTimeout = 150 * time.Millisecond })
 	theirs := bustest.Open(t, bus.Config{InProcess: srv})
 	c, err := pipeline.Connect(theirs, "default", "p")
 	require.NoError(t, err)
 	require.NoError(t, p.Put(patient(t), "in", items(2)...))
 	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 2 }, 20*time.Second, time.Millisecond)
 
-	slow, err := c.Lend(patient(t), "out", 1)
+	slow, err := c.Claim(patient(t), "out", 1)
 	require.NoError(t, err)
 	f := bustest.NewFaults(srv)
 	dying, err := pipeline.Connect(bustest.Open(t, bus.Config{InProcess: f, OnError: func(error) {}}), "default", "p")
 	require.NoError(t, err)
-	lost, err := dying.Lend(patient(t), "out", 1)
+	lost, err := dying.Claim(patient(t), "out", 1)
 	require.NoError(t, err)
 	require.Equal(t, "i1", lost.Items[0].ID)
 	f.Freeze()
-	var again *pipeline.Loan
+	var again *pipeline.Claim
 	require.Eventually(t, func() bool {
-		again, err = c.Lend(patient(t), "out", 2)
+		again, err = c.Claim(patient(t), "out", 2)
 		return err == nil && again != nil
 	}, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, "i1", again.Items[0].ID, "what nobody says to have goes back")
 	require.Len(t, again.Items, 1, "what somebody has stays with him, many times as long")
 	f.Thaw()
-	require.ErrorIs(t, lost.Done(patient(t)), bus.ErrNotFound)
-	require.NoError(t, slow.Done(patient(t)))
-	require.NoError(t, again.Return(patient(t)))
+	require.ErrorIs(t, lost.Ack(patient(t)), bus.ErrNotFound)
+	require.NoError(t, slow.Ack(patient(t)))
+	require.NoError(t, again.Nak(patient(t)))
 	require.Equal(t, []string{"i1"}, ids(drainSink(t, p, "out", 1)), "what is given back is there at once")
 	require.NoError(t, p.Drain(patient(t)))
 	require.Zero(t, status(t, p).Streams[1].Items)

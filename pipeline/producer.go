@@ -7,29 +7,31 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/pipeline/flow"
+	"troupe/pipeline/spec"
 )
 
 const (
-	wireItems = 500       // of one put on the wire
-	wireBytes = 512 << 10 // and their bytes, unless one item alone is more
-	putAgain  = 2 * time.Second
+	maxPutItems       = 500       // of one put on the wire
+	maxPutBytes       = 512 << 10 // and their bytes, unless one item alone is more
+	putAttemptTimeout = 2 * time.Second
 )
 
 // putEvent is a put on its way to the loop.
 type putEvent struct {
-	put
+	flow.Put
 	name string
 	end  func(error) // told what came of it; it must not block
 }
 
 func (e *putEvent) apply(p *Pipeline) {
-	e.stream = p.flow.streamOf(e.name)
-	if e.stream == nil {
+	e.Stream = p.flow.StreamNamed(e.name)
+	if e.Stream == nil {
 		e.reply(p.noStream(e.name))
 		return
 	}
-	e.token = e
-	p.flow.put(&e.put)
+	e.Token = e
+	p.flow.Put(&e.Put)
 }
 
 func (e *putEvent) reply(err error) { e.end(err) }
@@ -49,16 +51,16 @@ func (p *Pipeline) streamNames() []string {
 // Put stores items in a stream. It returns when they are stored, or says why they are not: bus.ErrBusy when the stream
 // is full and declared to refuse. While a stream that blocks is full, it waits. Up to 900 items of 4 MiB are stored all
 // or nothing; more, in pieces, in order.
-func (p *Pipeline) Put(ctx context.Context, stream string, items ...Item) error {
-	return inPieces(items, maxGroup, maxCommitBytes, func(piece []Item) error { return p.putPiece(ctx, stream, piece) })
+func (p *Pipeline) Put(ctx context.Context, stream string, items ...spec.Item) error {
+	return inBatches(items, spec.MaxGroup, flow.MaxCommitBytes, func(piece []spec.Item) error { return p.putBatch(ctx, stream, piece) })
 }
 
-func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) error {
-	if full := p.full.Load(); full != nil {
+func (p *Pipeline) putBatch(ctx context.Context, stream string, items []spec.Item) error {
+	if full := p.storeFull.Load(); full != nil {
 		return full
 	}
 	doneCh := make(chan error, 1)
-	e := &putEvent{put: put{items: items}, name: stream, end: func(err error) { doneCh <- err }}
+	e := &putEvent{Put: flow.Put{Items: items}, name: stream, end: func(err error) { doneCh <- err }}
 	p.inbox.push(e)
 	select {
 	case err := <-doneCh:
@@ -72,16 +74,16 @@ func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) er
 		}
 	case <-ctx.Done():
 	}
-	p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.withdraw(e) }))
+	p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.WithdrawPut(e) }))
 	return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w", stream, ctx.Err())
 }
 
 // inPieces cuts items into what is stored at once.
-func inPieces(items []Item, most int, mostBytes int64, do func([]Item) error) error {
+func inBatches(items []spec.Item, most int, mostBytes int64, do func([]spec.Item) error) error {
 	for len(items) > 0 {
 		n, bytes := 0, int64(0)
 		for n < len(items) && n < most {
-			more := weight(&items[n]) + int64(len(items[n].ID))
+			more := flow.Weight(&items[n]) + int64(len(items[n].ID))
 			if n > 0 && bytes+more > mostBytes {
 				break
 			}
@@ -104,7 +106,7 @@ type Producer struct {
 	at   bus.Pipeline
 	name string
 
-	turnCh chan struct{} // holds one: whose turn it is, who owns what follows
+	lockCh chan struct{} // holds one: whose turn it is, who owns what follows
 	seq    uint64
 }
 
@@ -133,7 +135,7 @@ type wireItem struct {
 	Body     bus.Raw  `msgpack:"body"`
 }
 
-func toWire(it *Item) wireItem {
+func toWire(it *spec.Item) wireItem {
 	w := wireItem{
 		ID: it.ID, Key: it.Key, Group: it.Group, Of: it.Of, Priority: it.Priority, Attempt: it.Attempt, Stale: it.Stale, Stream: it.Stream, Body: it.Body,
 	}
@@ -144,30 +146,30 @@ func toWire(it *Item) wireItem {
 	return w
 }
 
-func (w wireItem) item() Item {
-	it := Item{ID: w.ID, Key: w.Key, Group: w.Group, Of: w.Of, Priority: w.Priority, Body: w.Body}
+func (w wireItem) item() spec.Item {
+	it := spec.Item{ID: w.ID, Key: w.Key, Group: w.Group, Of: w.Of, Priority: w.Priority, Body: w.Body}
 	if w.Version != nil {
-		it.Version, it.Stamped = VersionOf(*w.Version), true
+		it.Version, it.Stamped = spec.VersionOf(*w.Version), true
 	}
 	return it
 }
 
 // Put stores items in a stream, as Pipeline.Put does, and goes on through restarts of the server and of the pipeline
 // until ctx ends.
-func (r *Producer) Put(ctx context.Context, stream string, items ...Item) error {
+func (r *Producer) Put(ctx context.Context, stream string, items ...spec.Item) error {
 	select {
-	case r.turnCh <- struct{}{}:
-		defer func() { <-r.turnCh }()
+	case r.lockCh <- struct{}{}:
+		defer func() { <-r.lockCh }()
 	case <-ctx.Done():
 		return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: %w", stream, ctx.Err())
 	}
-	return inPieces(items, wireItems, r.pieceBytes(), func(piece []Item) error { return r.putPiece(ctx, stream, piece) })
+	return inBatches(items, maxPutItems, r.batchBytes(), func(piece []spec.Item) error { return r.putBatch(ctx, stream, piece) })
 }
 
 // pieceBytes is how much of a put goes into one message.
-func (r *Producer) pieceBytes() int64 { return min(wireBytes, r.b.Conn().MaxPayload()/2) }
+func (r *Producer) batchBytes() int64 { return min(maxPutBytes, r.b.Conn().MaxPayload()/2) }
 
-func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) error {
+func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Item) error {
 	r.seq++
 	req := putRequest{Source: r.name, Seq: r.seq, Stream: stream, Items: make([]wireItem, len(items))}
 	for i := range items {
@@ -176,7 +178,7 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 			req.Items[i].Body = bus.Raw{0xc0}
 		}
 	}
-	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.pieceBytes()/2 {
+	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.batchBytes()/2 {
 		stop, err := r.offer(&req, large)
 		if err != nil {
 			return err
@@ -187,9 +189,9 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (bus.Marshal): %w", stream, err)
 	}
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		err := ask(ctx, r.b, r.at, "put", body, nil, putAgain)
-		if err == nil || !again(err) {
+	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+		err := sendRequest(ctx, r.b, r.at, "put", body, nil, putAttemptTimeout)
+		if err == nil || !isRetryable(err) {
 			return err
 		}
 		select {
@@ -204,7 +206,7 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error) {
 	inbox := r.b.Conn().NewInbox()
 	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {
-		servePart(m, func(of uint64, _ int) []byte {
+		serveChunk(m, func(of uint64, _ int) []byte {
 			if of != req.Seq {
 				return nil
 			}

@@ -8,88 +8,89 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/pipeline/flow"
 )
 
 // reader reads one lane of the log in order. It is used by one goroutine at a time.
-type reader struct {
-	consumer jetstream.Consumer
-	at       uint64   // where it is in the log
-	left     []*entry // read, without their large bodies, and not asked for yet
-	count    uint64   // messages that came
-	bodies   *bodyReader
+type laneReader struct {
+	consumer  jetstream.Consumer
+	at        uint64        // where it is in the log
+	unclaimed []*flow.Entry // read, without their large bodies, and not asked for yet
+	count     uint64        // messages that came
+	bodies    *bodyReader
 }
 
-const fetchAtOnce = 256
+const fetchBatch = 256
 
 // read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended or
 // there were bytes enough.
-func (j *journal) read(ctx context.Context, want load) (got loaded, err error) {
-	r := j.readers[want.lane]
-	if r == nil || r.at != want.after && len(r.left) == 0 || len(r.left) > 0 && r.left[0].n > want.from {
+func (j *journal) read(ctx context.Context, want flow.ReadRequest) (got flow.ReadResult, err error) {
+	r := j.readers[want.Lane]
+	if r == nil || r.at != want.AfterSeq && len(r.unclaimed) == 0 || len(r.unclaimed) > 0 && r.unclaimed[0].Ordinal > want.From {
 		if r, err = j.newReader(ctx, want); err != nil {
-			return loaded{}, err
+			return flow.ReadResult{}, err
 		}
-		j.readers[want.lane] = r
+		j.readers[want.Lane] = r
 	}
-	got.upTo, got.last = want.from-1, want.after
+	got.UpTo, got.LastSeq = want.From-1, want.AfterSeq
 	for bytes := int64(0); ; {
-		for len(r.left) > 0 && r.left[0].n <= want.to {
-			if got.upTo >= want.from && bytes >= want.bytes {
+		for len(r.unclaimed) > 0 && r.unclaimed[0].Ordinal <= want.To {
+			if got.UpTo >= want.From && bytes >= want.MaxBytes {
 				return got, nil
 			}
-			e := r.left[0]
-			if e.n >= want.from && !want.done.has(e.n) {
+			e := r.unclaimed[0]
+			if e.Ordinal >= want.From && !want.Done.Contains(e.Ordinal) {
 				if err := j.fetchBody(ctx, r, e); err != nil {
-					return j.broken(want, got, err)
+					return j.abandonReader(want, got, err)
 				}
-				got.entries, bytes = append(got.entries, e), bytes+weight(&e.Item)
-			} else if e.n >= want.from {
-				got.passed = append(got.passed, strayOf(e, max(e.size, len(e.Body))))
+				got.Entries, bytes = append(got.Entries, e), bytes+flow.Weight(&e.Item)
+			} else if e.Ordinal >= want.From {
+				got.Completed = append(got.Completed, flow.NewCompletedItem(e, max(e.BodySize, len(e.Body))))
 			}
-			r.left[0] = nil // its body may be large
-			r.left = r.left[1:]
-			got.upTo, got.last = max(got.upTo, e.n), e.seq
+			r.unclaimed[0] = nil // its body may be large
+			r.unclaimed = r.unclaimed[1:]
+			got.UpTo, got.LastSeq = max(got.UpTo, e.Ordinal), e.Seq
 		}
-		if len(r.left) > 0 || got.upTo == want.to {
-			got.upTo = want.to
+		if len(r.unclaimed) > 0 || got.UpTo == want.To {
+			got.UpTo = want.To
 			return got, nil
 		}
-		more, err := j.fetch(ctx, r, want.lane, min(fetchAtOnce, int(want.to-want.from)+1))
+		more, err := j.fetch(ctx, r, want.Lane, min(fetchBatch, int(want.To-want.From)+1))
 		if err == nil && !more {
 			more, err = r.more(ctx)
 			if err == nil && !more {
-				got.upTo = want.to
+				got.UpTo = want.To
 				return got, nil
 			}
 		}
 		if err != nil {
-			return j.broken(want, got, err)
+			return j.abandonReader(want, got, err)
 		}
 	}
 }
 
 // broken gives what was read before something went wrong. The next read begins with a new reader.
-func (j *journal) broken(want load, got loaded, err error) (loaded, error) {
-	delete(j.readers, want.lane)
-	if got.upTo >= want.from {
+func (j *journal) abandonReader(want flow.ReadRequest, got flow.ReadResult, err error) (flow.ReadResult, error) {
+	delete(j.readers, want.Lane)
+	if got.UpTo >= want.From {
 		return got, nil
 	}
-	return loaded{}, err
+	return flow.ReadResult{}, err
 }
 
 // more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
 // server may have been slow.
-func (r *reader) more(ctx context.Context) (bool, error) {
-	more, err := unread(ctx, r.consumer, r.count)
+func (r *laneReader) more(ctx context.Context) (bool, error) {
+	more, err := hasUnread(ctx, r.consumer, r.count)
 	if err != nil {
 		return false, err
 	}
-	return more, wait(ctx, time.Millisecond)
+	return more, sleep(ctx, time.Millisecond)
 }
 
 // inOrder counts the messages of a consumer. One that is missing was lost on its way, with a connection: what it said must not
 // be taken for absent.
-func inOrder(m jetstream.Msg, count *uint64) error {
+func checkOrder(m jetstream.Msg, count *uint64) error {
 	meta, err := m.Metadata()
 	if err != nil {
 		return err
@@ -101,7 +102,7 @@ func inOrder(m jetstream.Msg, count *uint64) error {
 }
 
 // unread says whether a consumer has more than the messages that came. That nothing came proves nothing.
-func unread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, error) {
+func hasUnread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, error) {
 	info, err := c.Info(ctx)
 	if err == nil && info.Delivered.Consumer > count {
 		err = bus.Errorf(bus.CodeUnavailable, "%d messages of the log were lost on their way", info.Delivered.Consumer-count)
@@ -112,25 +113,25 @@ func unread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, erro
 	return info.NumPending > 0, nil
 }
 
-func (j *journal) newReader(ctx context.Context, want load) (*reader, error) {
+func (j *journal) newReader(ctx context.Context, want flow.ReadRequest) (*laneReader, error) {
 	c, err := j.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		FilterSubject: j.at.Items(want.lane.stream.spec.Name, want.lane.priority), AckPolicy: jetstream.AckNonePolicy,
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: want.after + 1,
+		FilterSubject: j.at.Items(want.Lane.StreamName(), want.Lane.Priority), AckPolicy: jetstream.AckNonePolicy,
+		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: want.AfterSeq + 1,
 		InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
 	})
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", j.at.Name, err)
 	}
-	return &reader{consumer: c, at: want.after}, nil
+	return &laneReader{consumer: c, at: want.AfterSeq}, nil
 }
 
 // fetch reads up to n messages more; it reports false when there are none.
-func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bool, err error) {
+func (j *journal) fetch(ctx context.Context, r *laneReader, l *flow.Lane, n int) (more bool, err error) {
 	batch, err := r.consumer.FetchNoWait(n)
 	if err != nil {
 		return false, err
 	}
-	var got []*entry
+	var got []*flow.Entry
 	count := r.count
 	for {
 		select {
@@ -142,75 +143,75 @@ func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bo
 					return false, err
 				}
 				for _, e := range got {
-					r.at = e.seq
+					r.at = e.Seq
 				}
 				r.count = count
-				r.left = append(r.left, got...)
+				r.unclaimed = append(r.unclaimed, got...)
 				return more, nil
 			}
 			e, err := entryOf(m, l)
 			if err == nil {
-				err = inOrder(m, &count)
+				err = checkOrder(m, &count)
 			}
 			if err != nil {
 				return false, err
 			}
 			more = true
-			if !j.isVoid(e.seq) {
+			if !j.isDiscarded(e.Seq) {
 				got = append(got, e)
 			}
 		}
 	}
 }
 
-func entryOf(m jetstream.Msg, l *lane) (*entry, error) {
+func entryOf(m jetstream.Msg, l *flow.Lane) (*flow.Entry, error) {
 	meta, err := m.Metadata()
 	if err != nil {
 		return nil, err
 	}
-	lb, err := parseLabel(m.Headers().Get(headerLabel))
+	lb, err := parseLabel(m.Headers().Get(headerItem))
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeMalformed, "an item at %d of the log has no label that can be read: %w", meta.Sequence.Stream, err)
 	}
-	e := &entry{Item: lb.item(l.stream.spec.Name, l.priority, m.Data()), lane: l, n: lb.N, seq: meta.Sequence.Stream}
-	if len(lb.At) > 0 {
-		e.stash, e.size = &stash{shelf: l.shelf, at: lb.At}, lb.Size
+	e := &flow.Entry{Item: lb.item(l.StreamName(), l.Priority, m.Data()), Lane: l, Ordinal: lb.N, Seq: meta.Sequence.Stream}
+	if len(lb.Body) > 0 {
+		e.BodyRef, e.BodySize = &flow.PendingBody{Stream: l.Bodies, Seqs: lb.Body}, lb.Size
 	}
 	return e, nil
 }
 
 // fetchBody gives an item that was read its body, if that lies apart.
-func (j *journal) fetchBody(ctx context.Context, r *reader, e *entry) (err error) {
-	if e.stash == nil {
+func (j *journal) fetchBody(ctx context.Context, r *laneReader, e *flow.Entry) (err error) {
+	if e.BodyRef == nil {
 		return nil
 	}
 	if r.bodies == nil {
-		if r.bodies, err = j.newBodyReader(ctx, e.lane.shelf, e.stash.at[0][0]); err != nil {
+		if r.bodies, err = j.newBodyReader(ctx, e.Lane.Bodies, e.BodyRef.Seqs[0][0]); err != nil {
 			return err
 		}
 	}
-	if e.Body, err = r.bodies.read(ctx, e.stash.at, e.size); err != nil {
-		return bus.Errorf(bus.CodeOf(err), "pipeline %s: item %d of stream %s: %w", j.at.Name, e.n, e.lane.stream.spec.Name, err)
+	if e.Body, err = r.bodies.read(ctx, e.BodyRef.Seqs, e.BodySize); err != nil {
+		return bus.Errorf(bus.CodeOf(err), "pipeline %s: item %d of stream %s: %w", j.at.Name, e.Ordinal, e.Lane.StreamName(), err)
 	}
 	return nil
 }
 
 // each visits the newest message of every subject that matches, in the order of the log.
 func (j *journal) each(ctx context.Context, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	return eachLast(ctx, j.stream, filter, func(m jetstream.Msg, seq uint64) error {
-		if j.isVoid(seq) {
+	return eachMessage(ctx, j.stream, filter, func(m jetstream.Msg, seq uint64) error {
+		if j.isDiscarded(seq) {
 			return nil
 		}
 		return do(m, seq)
 	})
 }
 
-func eachLast(ctx context.Context, s jetstream.Stream, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	return eachOf(ctx, s, jetstream.ConsumerConfig{FilterSubject: filter}, do)
+func eachMessage(ctx context.Context, s jetstream.Stream, filter string, do func(m jetstream.Msg, seq uint64) error) error {
+	return eachOfConsumer(ctx, s, jetstream.ConsumerConfig{FilterSubject: filter}, do)
 }
 
 // eachOf visits the messages that a consumer would get.
-func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfig, do func(m jetstream.Msg, seq uint64) error) error {
+func eachOfConsumer(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfig, do func(m jetstream.Msg, seq uint64) error) error {
 	cfg.AckPolicy, cfg.DeliverPolicy = jetstream.AckNonePolicy, jetstream.DeliverAllPolicy
 	cfg.InactiveThreshold, cfg.MemoryStorage, cfg.Replicas = 30*time.Second, true, 1
 	c, err := s.CreateConsumer(ctx, cfg)
@@ -219,7 +220,7 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 	}
 	defer func() { _ = s.DeleteConsumer(context.WithoutCancel(ctx), c.CachedInfo().Name) }() // else it goes by itself
 	for count := uint64(0); ; {
-		batch, err := c.FetchNoWait(fetchAtOnce)
+		batch, err := c.FetchNoWait(fetchBatch)
 		if err != nil {
 			return err
 		}
@@ -228,7 +229,7 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 			n++
 			meta, err := m.Metadata()
 			if err == nil {
-				err = inOrder(m, &count)
+				err = checkOrder(m, &count)
 			}
 			if err != nil {
 				return err
@@ -246,14 +247,14 @@ func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfi
 		if n > 0 {
 			continue
 		}
-		if more, err := unread(ctx, c, count); err != nil || !more {
+		if more, err := hasUnread(ctx, c, count); err != nil || !more {
 			return err
 		}
-		if err := wait(ctx, time.Millisecond); err != nil {
+		if err := sleep(ctx, time.Millisecond); err != nil {
 			return err
 		}
 	}
 }
 
 // lastWord is the last token of a subject.
-func lastWord(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
+func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }

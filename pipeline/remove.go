@@ -21,7 +21,7 @@ func (c *Client) Remove(ctx context.Context) error {
 	case !errors.Is(err, bus.ErrNotFound): // it may run, and be slow to answer
 		return err
 	}
-	names, err := c.stored(ctx)
+	names, err := c.storedStreams(ctx)
 	if err != nil {
 		return err
 	}
@@ -32,11 +32,11 @@ func (c *Client) Remove(ctx context.Context) error {
 		// Emptied first: a server that is killed in the middle of a deletion may find the stream again when one of that name is made.
 		if s, err := c.b.JetStream().Stream(ctx, name); err == nil {
 			if err := s.Purge(ctx); err != nil {
-				return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
+				return bus.Errorf(errorCode(err), "remove pipeline %s: %w", c.at.Name, err)
 			}
 		}
 		if err := c.b.JetStream().DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
+			return bus.Errorf(errorCode(err), "remove pipeline %s: %w", c.at.Name, err)
 		}
 	}
 	return nil
@@ -44,7 +44,7 @@ func (c *Client) Remove(ctx context.Context) error {
 
 // stored names the JetStream streams of the pipeline, its log first: without it the others mean nothing, and a removal that
 // was interrupted is taken up again.
-func (c *Client) stored(ctx context.Context) ([]string, error) {
+func (c *Client) storedStreams(ctx context.Context) ([]string, error) {
 	bodies := strings.TrimSuffix(c.at.BodyStream("", 0), "@0")
 	var out []string
 	all := c.b.JetStream().StreamNames(ctx)

@@ -10,6 +10,7 @@ import (
 
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/pipeline/flow"
 	"troupe/roles"
 )
 
@@ -38,7 +39,7 @@ type Request struct {
 	Named map[string]any
 	// Again sends the request to another rank when the one that had it dies. Zero: that is the error, for a request
 	// that may have had its effect.
-	Again bool
+	RetryOnLoss bool
 }
 
 // Router spreads requests over the ranks of roles: each goes to the least loaded, or to the one that has its key. Ranks
@@ -47,11 +48,11 @@ type Router struct {
 	cfg RouterConfig
 
 	mu        sync.Mutex // guards what follows
-	hands     hands
-	ranks     map[*hand]roles.Worker
+	workers   flow.WorkerPool
+	ranks     map[*flow.WorkerSlots]roles.Worker
 	waiting   []*waitingRequest
-	running   map[string]*routed // by id; those that wait too
-	lost      []lostRank         // ranks that were gone; they are back when their role has restarted them
+	running   map[string]*activeRequest // by id; those that wait too
+	lost      []lostRank                // ranks that were gone; they are back when their role has restarted them
 	suspended bool
 	changedCh chan struct{} // closed and replaced when a rank has let go of a request
 	served    uint64
@@ -59,7 +60,7 @@ type Router struct {
 
 type waitingRequest struct {
 	key     string
-	grantCh chan *hand // holds one
+	grantCh chan *flow.WorkerSlots // holds one
 }
 
 // lostRank is a rank that was gone, and when that was noticed.
@@ -69,7 +70,7 @@ type lostRank struct {
 	gen uint32
 }
 
-type routed struct {
+type activeRequest struct {
 	rank   *roles.Worker // nil: it waits for one
 	cancel context.CancelCauseFunc
 }
@@ -88,7 +89,7 @@ func NewRouter(cfg RouterConfig) (*Router, error) {
 	if cfg.Waiting == 0 {
 		cfg.Waiting = 1024
 	}
-	return &Router{cfg: cfg, ranks: map[*hand]roles.Worker{}, running: map[string]*routed{}, changedCh: make(chan struct{})}, nil
+	return &Router{cfg: cfg, ranks: map[*flow.WorkerSlots]roles.Worker{}, running: map[string]*activeRequest{}, changedCh: make(chan struct{})}, nil
 }
 
 // Join adds ranks of a cluster, all of them if none is named.
@@ -109,21 +110,21 @@ func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 			r.add(w)
 		}
 	}
-	r.serve()
+	r.assign()
 	return nil
 }
 
 // add gives a rank its place, under the lock.
 func (r *Router) add(w roles.Worker) {
-	h := r.hands.add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
-	h.gen = genOf(w)
+	h := r.workers.Add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
+	h.Generation = generationOf(w)
 	r.ranks[h] = w
 }
 
 // has says whether a rank has its place, and is not about to leave it.
 func (r *Router) has(w roles.Worker) bool {
 	for h, o := range r.ranks {
-		if o == w && !h.draining {
+		if o == w && !h.Draining {
 			return true
 		}
 	}
@@ -138,23 +139,23 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 	}
 	r.mu.Lock()
 	r.lost = slices.DeleteFunc(r.lost, func(l lostRank) bool { return named(l.Worker) })
-	var leaving []*hand
+	var leaving []*flow.WorkerSlots
 	for h, w := range r.ranks {
 		if named(w) {
-			h.draining = true
-			r.hands.unstick(h)
+			h.Draining = true
+			r.workers.Unpin(h)
 			leaving = append(leaving, h)
 		}
 	}
-	r.serve()
+	r.assign()
 	r.mu.Unlock()
 	for {
 		r.mu.Lock()
-		busy := slices.ContainsFunc(leaving, func(h *hand) bool { return h.running > 0 })
+		busy := slices.ContainsFunc(leaving, func(h *flow.WorkerSlots) bool { return h.Running > 0 })
 		changedCh := r.changedCh
 		if !busy {
 			for _, h := range leaving {
-				r.forget(h)
+				r.removeRank(h)
 			}
 		}
 		r.mu.Unlock()
@@ -170,8 +171,8 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 }
 
 // forget takes a rank out, under the lock.
-func (r *Router) forget(h *hand) {
-	r.hands.remove(h)
+func (r *Router) removeRank(h *flow.WorkerSlots) {
+	r.workers.Remove(h)
 	delete(r.ranks, h)
 }
 
@@ -185,24 +186,24 @@ func (r *Router) setSuspended(yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.suspended = yes
-	r.serve()
+	r.assign()
 }
 
 // Call sends the request to a rank and gives its answer.
 func (r *Router) Call(ctx context.Context, q Request) (bus.Raw, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if err := r.enter(q.ID, cancel); err != nil {
+	if err := r.register(q.ID, cancel); err != nil {
 		return nil, err
 	}
-	defer r.exit(q.ID)
+	defer r.unregister(q.ID)
 	for {
 		h, err := r.acquire(ctx, q)
 		if err != nil {
 			return nil, orAborted(ctx, err)
 		}
 		body, err := r.send(ctx, q, h)
-		if err == nil || !q.Again || !goneFor(err) || ctx.Err() != nil {
+		if err == nil || !q.RetryOnLoss || !isWorkerLost(err) || ctx.Err() != nil {
 			return body, orAborted(ctx, err)
 		}
 	}
@@ -217,7 +218,7 @@ func orAborted(ctx context.Context, err error) error {
 }
 
 // enter makes a request known by its id, and exit ends that.
-func (r *Router) enter(id string, cancel context.CancelCauseFunc) error {
+func (r *Router) register(id string, cancel context.CancelCauseFunc) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id == "" {
@@ -226,29 +227,29 @@ func (r *Router) enter(id string, cancel context.CancelCauseFunc) error {
 	if r.running[id] != nil {
 		return bus.Errorf(bus.CodeExists, "there is a request %q; give each an id of its own", id)
 	}
-	r.running[id] = &routed{cancel: cancel}
+	r.running[id] = &activeRequest{cancel: cancel}
 	return nil
 }
 
-func (r *Router) exit(id string) {
+func (r *Router) unregister(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.running, id)
 }
 
 // acquire waits for a rank.
-func (r *Router) acquire(ctx context.Context, q Request) (*hand, error) {
+func (r *Router) acquire(ctx context.Context, q Request) (*flow.WorkerSlots, error) {
 	r.mu.Lock()
-	w := &waitingRequest{key: q.Key, grantCh: make(chan *hand, 1)}
+	w := &waitingRequest{key: q.Key, grantCh: make(chan *flow.WorkerSlots, 1)}
 	r.waiting = append(r.waiting, w)
-	r.takeBack()
+	r.rejoinRestarted()
 	if len(r.waiting) > r.cfg.Waiting {
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 		r.mu.Unlock()
 		return nil, bus.Errorf(bus.CodeBusy, "%d requests wait for a rank that has room; try again later", r.cfg.Waiting)
 	}
 	r.mu.Unlock()
-	ticker := time.NewTicker(backEvery)
+	ticker := time.NewTicker(restartPollInterval)
 	defer ticker.Stop()
 	for {
 		select {
@@ -258,7 +259,7 @@ func (r *Router) acquire(ctx context.Context, q Request) (*hand, error) {
 			return nil, r.withdraw(ctx, w)
 		case <-ticker.C:
 			r.mu.Lock()
-			r.takeBack()
+			r.rejoinRestarted()
 			r.mu.Unlock()
 		}
 	}
@@ -278,9 +279,9 @@ func (r *Router) withdraw(ctx context.Context, w *waitingRequest) error {
 }
 
 // takeBack takes ranks in again that their roles have restarted, and grants them. Under the lock.
-func (r *Router) takeBack() {
+func (r *Router) rejoinRestarted() {
 	r.lost = slices.DeleteFunc(r.lost, func(w lostRank) bool {
-		if time.Since(w.at) < backEvery {
+		if time.Since(w.at) < restartPollInterval {
 			return false // what is known of it may be of before
 		}
 		c := w.Cluster()
@@ -288,17 +289,17 @@ func (r *Router) takeBack() {
 			return true // it does not come back
 		}
 		beats := c.Health()
-		if w.Rank() >= len(beats) || !isBack(beats[w.Rank()], w.gen, w.at) {
+		if w.Rank() >= len(beats) || !isRestarted(beats[w.Rank()], w.gen, w.at) {
 			return w.Rank() >= len(beats) // the role has shrunk
 		}
 		r.add(w.Worker)
 		return true
 	})
-	r.serve()
+	r.assign()
 }
 
 // serve grants ranks to those who wait, in order; one whose rank is busy lets the next pass. Under the lock.
-func (r *Router) serve() {
+func (r *Router) assign() {
 	if r.suspended {
 		return
 	}
@@ -307,52 +308,52 @@ func (r *Router) serve() {
 		if h == nil {
 			return false
 		}
-		h.running++
+		h.Running++
 		w.grantCh <- h
 		return true
 	})
 }
 
-func (r *Router) pick(key string) *hand {
+func (r *Router) pick(key string) *flow.WorkerSlots {
 	if !r.cfg.Sticky || key == "" {
-		return r.hands.least()
+		return r.workers.LeastLoaded()
 	}
-	h := r.hands.stuck(key)
+	h := r.workers.Pinned(key)
 	if h == nil {
-		if h = r.hands.least(); h != nil {
-			r.hands.stick(key, h)
+		if h = r.workers.LeastLoaded(); h != nil {
+			r.workers.Pin(key, h)
 		}
 		return h
 	}
-	if h.free() <= 0 {
+	if h.Free() <= 0 {
 		return nil
 	}
 	return h
 }
 
 // release gives a rank's credit back, under the lock.
-func (r *Router) release(h *hand) {
-	h.running--
+func (r *Router) release(h *flow.WorkerSlots) {
+	h.Running--
 	close(r.changedCh)
 	r.changedCh = make(chan struct{})
-	r.serve()
+	r.assign()
 }
 
 // send makes the call, and gives the credit back. A rank that is gone is taken out.
-func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err error) {
+func (r *Router) send(ctx context.Context, q Request, h *flow.WorkerSlots) (_ bus.Raw, err error) {
 	ctx, cancel := context.WithCancel(ctx) // the call ends with it
 	defer cancel()
 	r.mu.Lock()
 	rank := r.ranks[h]
-	r.hold(q.ID, &rank)
+	r.setRank(q.ID, &rank)
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.hold(q.ID, nil)
-		if _, there := r.ranks[h]; there && err != nil && goneFor(err) {
-			r.forget(h)
-			r.lost = append(r.lost, lostRank{rank, time.Now(), h.gen})
+		r.setRank(q.ID, nil)
+		if _, there := r.ranks[h]; there && err != nil && isWorkerLost(err) {
+			r.removeRank(h)
+			r.lost = append(r.lost, lostRank{rank, time.Now(), h.Generation})
 		}
 		r.served++
 		r.release(h)
@@ -373,7 +374,7 @@ func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err e
 }
 
 // hold notes which rank has a request, under the lock.
-func (r *Router) hold(id string, rank *roles.Worker) {
+func (r *Router) setRank(id string, rank *roles.Worker) {
 	if q := r.running[id]; q != nil {
 		q.rank = rank
 	}
@@ -448,10 +449,10 @@ type RouterStatus struct {
 func (r *Router) Status() RouterStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	st := RouterStatus{Ranks: len(r.hands.all), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
-	for _, h := range r.hands.all {
-		st.Credits += h.credits
-		st.InFlight += h.running
+	st := RouterStatus{Ranks: len(r.workers.All), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
+	for _, h := range r.workers.All {
+		st.Credits += h.Credits
+		st.InFlight += h.Running
 	}
 	return st
 }

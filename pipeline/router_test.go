@@ -133,7 +133,7 @@ func TestRouterOutlivesARank(t *testing.T) {
 	r := newRouter(t, pipeline.RouterConfig{Method: "hold", Credits: 2})
 	require.NoError(t, r.Join(victim.cluster, 0))
 	ask := func(id string, again bool) <-chan asked {
-		return askRouter(r, patient(t), pipeline.Request{ID: id, Arg: wire{ID: id, Body: 1}, Again: again})
+		return askRouter(r, patient(t), pipeline.Request{ID: id, Arg: wire{ID: id, Body: 1}, RetryOnLoss: again})
 	}
 	once, again := ask("once", false), ask("again", true)
 	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 20*time.Second, time.Millisecond)

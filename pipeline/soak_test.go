@@ -152,7 +152,7 @@ func TestSoak(t *testing.T) {
 		for _, it := range batch.Items {
 			seen[it.ID]++
 		}
-		require.NoError(t, batch.Done(ctx))
+		require.NoError(t, batch.Ack(ctx))
 		left -= len(batch.Items)
 	}
 	require.Len(t, seen, n)

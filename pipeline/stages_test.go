@@ -129,7 +129,7 @@ func TestOrderByKey(t *testing.T) {
 
 func TestBackPressure(t *testing.T) {
 	t.Parallel()
-	for _, full := range []pipeline.Full{pipeline.Block, pipeline.Refuse, pipeline.DropOldest} {
+	for _, full := range []pipeline.FullPolicy{pipeline.Block, pipeline.Refuse, pipeline.DropOldest} {
 		t.Run(string(full), func(t *testing.T) {
 			t.Parallel()
 			g := newGate()
@@ -283,7 +283,7 @@ func TestStaleness(t *testing.T) {
 	at := func(id string, v float64) pipeline.Item {
 		return pipeline.Item{ID: id, Version: pipeline.VersionOf(v), Stamped: true}
 	}
-	for _, then := range []pipeline.Then{pipeline.Drop, pipeline.Requeue, pipeline.HandOver} {
+	for _, then := range []pipeline.StalePolicy{pipeline.Drop, pipeline.Requeue, pipeline.HandOver} {
 		t.Run(string(then), func(t *testing.T) {
 			t.Parallel()
 			spec := oneStage(pipeline.StageSpec{Func: pass, Stale: &pipeline.StaleSpec{Bound: pipeline.VersionOf(0.3), Then: then}})
@@ -425,7 +425,7 @@ func TestTakingAtTheLastMoment(t *testing.T) {
 			continue
 		}
 		got += len(b.Items)
-		require.NoError(t, b.Done(patient(t)))
+		require.NoError(t, b.Ack(patient(t)))
 	}
 	require.Positive(t, late, "none ended in that moment")
 	drainSink(t, p, "b", n-got) // it would wait for those that are in nobody's hand

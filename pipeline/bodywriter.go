@@ -1,0 +1,259 @@
+package pipeline
+
+import (
+	"context"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+	"troupe/pipeline/flow"
+)
+
+const (
+	largeBodyMin     = 16 << 10 // from here on a body is stored apart
+	maxBatchMessages = 500      // messages that are sent before the server has answered
+	maxBatchBytes    = 4 << 20  // and their bytes
+	maxChunk         = 1 << 20  // of a body, in one message
+	minPayload       = 64 << 10 // what a server has to take in one message
+)
+
+// bodyWriter stores the large bodies of one shelf ahead of the commits that name them, in order, as many at once as have
+// come while the ones before were being stored. The flow bounds what waits: it hands nothing out while much does.
+type bodyWriter struct {
+	p      *Pipeline
+	stream *flow.BodyStream
+	wakeCh chan struct{} // holds one
+	inbox  string
+	ackCh  chan *nats.Msg
+	number uint64 // of what was sent
+	ways   ways
+
+	mu      sync.Mutex // guards what follows
+	waiting []*flow.PendingBody
+}
+
+// storeBodies gives bodies to the writers of their shelves, in the loop.
+func (p *Pipeline) storeBodies(bodies []*flow.PendingBody) {
+	for _, b := range bodies {
+		w := p.bodyWriters[b.Stream]
+		if w == nil {
+			w = &bodyWriter{p: p, stream: b.Stream, wakeCh: make(chan struct{}, 1), ackCh: make(chan *nats.Msg, maxBatchMessages+1)}
+			p.bodyWriters[b.Stream] = w
+			p.group.Go(bus.Guard(w.run))
+		}
+		w.push(b)
+	}
+}
+
+func (w *bodyWriter) push(b *flow.PendingBody) {
+	w.mu.Lock()
+	w.waiting = append(w.waiting, b)
+	w.mu.Unlock()
+	select {
+	case w.wakeCh <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the next to store, in order: several small ones, or one that is large.
+func (w *bodyWriter) take() []*flow.PendingBody {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	n, bytes := 0, 0
+	for n < len(w.waiting) && n < maxBatchMessages && (n == 0 || bytes+len(w.waiting[n].Data) <= maxBatchBytes) {
+		bytes += len(w.waiting[n].Data)
+		n++
+	}
+	out := w.waiting[:n:n]
+	if w.waiting = w.waiting[n:]; len(w.waiting) == 0 {
+		w.waiting = nil
+	}
+	return out
+}
+
+func (w *bodyWriter) run() {
+	w.inbox = w.p.cfg.Bus.Conn().NewInbox()
+	sub, err := w.p.cfg.Bus.Conn().ChanSubscribe(w.inbox+".*", w.ackCh)
+	if err != nil {
+		w.p.cancel(bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", w.p.at.Name, err))
+		return
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	for {
+		bodies := w.take()
+		for len(bodies) == 0 {
+			select {
+			case <-w.p.ctx.Done():
+				return
+			case <-w.wakeCh:
+			}
+			bodies = w.take()
+		}
+		if !w.storeAll(bodies) {
+			return
+		}
+		w.p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.BodiesStored(bodies) }))
+	}
+}
+
+// part is one message of a body.
+type chunk struct {
+	of   *flow.PendingBody
+	data []byte
+}
+
+// storeAll stores bodies, cut into messages, some of those at a time. It reports false when the pipeline ends first.
+func (w *bodyWriter) storeAll(bodies []*flow.PendingBody) bool {
+	size := min(maxChunk, int(w.p.cfg.Bus.Conn().MaxPayload())-headerRoom)
+	var some []chunk
+	bytes := 0
+	for _, b := range bodies {
+		for rest := b.Data; len(rest) > 0; {
+			data := rest[:min(size, len(rest))]
+			rest = rest[len(data):]
+			if bytes+len(data) > maxBatchBytes || len(some) == maxBatchMessages {
+				if !w.store(some) {
+					return false
+				}
+				some, bytes = some[:0], 0
+			}
+			some, bytes = append(some, chunk{b, data}), bytes+len(data)
+		}
+	}
+	return w.store(some)
+}
+
+// store tries until the parts are stored; it reports false when the pipeline ends first. One that is stored twice, because
+// an answer was lost, is in nobody's way and is let go of with its neighbours.
+func (w *bodyWriter) store(parts []chunk) bool {
+	pause := minBackoff
+	for attempt := 1; ; attempt++ {
+		seqs, err := w.try(parts)
+		for len(parts) > 0 && len(seqs) > 0 && seqs[0] > 0 { // up to the first that is not stored
+			parts[0].of.Seqs = parts[0].of.Seqs.Append(seqs[0])
+			parts, seqs = parts[1:], seqs[1:]
+		}
+		if len(parts) == 0 {
+			return true
+		}
+		if sleep(w.p.ctx, pause) != nil {
+			return false
+		}
+		if pause = min(2*pause, maxBackoff); attempt == 5 {
+			w.p.cfg.Logger.Warn("pipeline: bodies cannot be stored; trying again", "pipeline", w.p.at.Name, "stream", w.stream.Name, "error", err)
+		}
+	}
+}
+
+// try sends the parts and waits until all of them are stored.
+func (w *bodyWriter) try(parts []chunk) ([]uint64, error) {
+	ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptTimeout)
+	defer cancel()
+	if _, err := w.p.journal.bodyStream(ctx, w.stream, true); err != nil {
+		return nil, err
+	}
+	batch := len(parts) > 1 && w.ways.batch()
+	start := time.Now()
+	seqs, err := w.send(ctx, parts, batch)
+	if err == nil && len(parts) > 1 {
+		w.ways.took(batch, time.Since(start), len(parts))
+	}
+	return seqs, err
+}
+
+// send publishes the parts, in one batch with one answer or each with its own, and gathers where they lie.
+func (w *bodyWriter) send(ctx context.Context, parts []chunk, batch bool) ([]uint64, error) {
+	nc := w.p.cfg.Bus.Conn()
+	subject := w.p.at.Bodies(w.stream.Name, w.stream.Priority)
+	w.number += uint64(len(parts)) // an answer to an earlier attempt has a smaller one
+	first := w.number - uint64(len(parts)) + 1
+	id := []string{w.p.journal.engine + "." + strconv.FormatUint(first, 36)}
+	for i, part := range parts {
+		m := &nats.Msg{Subject: subject, Data: part.data}
+		last := i == len(parts)-1
+		if batch {
+			m.Header = nats.Header{headerBatchID: id, headerBatchSeq: batchNumbers[i]}
+			if last {
+				m.Header[headerBatchCommit] = []string{"1"}
+			}
+		}
+		if last || !batch {
+			m.Reply = w.inbox + "." + strconv.FormatUint(first+uint64(i), 36)
+		}
+		if err := nc.PublishMsg(m); err != nil {
+			return nil, err
+		}
+	}
+	return w.gather(ctx, first, len(parts), batch)
+}
+
+// gather reads the server's answers: where each part lies; 0: that is not known.
+func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool) ([]uint64, error) {
+	seqs := make([]uint64, n)
+	var failed error
+	for left := n; left > 0; {
+		var m *nats.Msg
+		select {
+		case m = <-w.ackCh:
+		case <-ctx.Done():
+			return seqs, ctx.Err()
+		}
+		number, err := strconv.ParseUint(lastToken(m.Subject), 36, 64)
+		if err != nil || number < first || seqs[number-first] > 0 {
+			continue // of an earlier attempt
+		}
+		seq, err := ackSeq(m)
+		if err != nil {
+			failed = err
+		}
+		if !batch {
+			seqs[number-first] = seq
+			left--
+			continue
+		}
+		if err != nil {
+			return seqs, err
+		}
+		if seq < uint64(n) {
+			return nil, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to %d", n, seq)
+		}
+		for i := range seqs {
+			seqs[i] = seq - uint64(n-1-i)
+		}
+		return seqs, nil
+	}
+	return seqs, failed
+}
+
+// ways are the two of storing several messages: as a batch, which the server writes twice and syncs once, or one by one,
+// each synced if the server syncs at all. Which is faster depends on its disk and its settings, so both are measured.
+type ways struct {
+	cost  [2]float64 // seconds a message, smoothed; 0: not known
+	turns int
+}
+
+const otherWayEvery = 64
+
+func (w *ways) batch() bool {
+	w.turns++
+	faster := w.cost[1] == 0 || w.cost[0] > 0 && w.cost[1] <= w.cost[0]
+	if w.turns == 2 || w.turns%otherWayEvery == 0 {
+		return !faster
+	}
+	return faster
+}
+
+func (w *ways) took(batch bool, d time.Duration, n int) {
+	way := 0
+	if batch {
+		way = 1
+	}
+	if c := d.Seconds() / float64(n); w.cost[way] == 0 {
+		w.cost[way] = c
+	} else {
+		w.cost[way] += (c - w.cost[way]) / 4
+	}
+}

@@ -1,0 +1,249 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+	"troupe/pipeline/spec"
+)
+
+const (
+	defaultClaimTimeout = 30 * time.Second
+	maxClaimItems       = 100 // items
+	holderCheckInterval = 500 * time.Millisecond
+	holderTimeout       = 4 * time.Second // so long a connection may take to come back
+)
+
+// loan is a batch for another process, on the wire.
+type claimResponse struct {
+	ID    uint64        `json:"id"`
+	For   int64         `json:"for_ms"` // how long, unless it is prolonged
+	Items []ClaimedItem `json:"items"`
+}
+
+// LentItem is an item of a sink, as another process sees it.
+type ClaimedItem struct {
+	ID       string       `json:"id"`
+	Key      string       `json:"key,omitempty"`
+	Group    string       `json:"group,omitempty"`
+	Of       int          `json:"of,omitempty"`
+	Priority int          `json:"priority,omitempty"`
+	Version  spec.Version `json:"version"`
+	Body     []byte       `json:"body,omitempty"`
+	Size     int          `json:"apart,omitempty"` // on the wire: the bytes of a body that is fetched apart
+}
+
+// loans are what other processes have of the sinks.
+type openClaims struct {
+	mu   sync.Mutex // guards what follows
+	byID map[uint64]*openClaim
+}
+
+type openClaim struct {
+	batch      *Batch
+	holder     string        // the subject that who has it listens to; empty: it does not say
+	extendedCh chan struct{} // holds one: it was prolonged
+	doneCh     chan struct{} // closed when it is over
+}
+
+func (l *openClaims) find(id uint64) *openClaim {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.byID[id]
+}
+
+// remove takes a loan out; nil: it is over.
+func (l *openClaims) remove(id uint64) *openClaim {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	o := l.byID[id]
+	if o != nil {
+		delete(l.byID, id)
+		close(o.doneCh)
+	}
+	return o
+}
+
+// lend takes items out of a sink for another process; none is no error.
+func (p *Pipeline) claimItems(ctx context.Context, stream string, n int, holder string) (claimResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout/5)
+	defer cancel()
+	b, err := p.Take(ctx, stream, max(1, min(n, maxClaimItems)))
+	if errors.Is(err, bus.ErrTimedOut) {
+		return claimResponse{}, nil
+	}
+	if err != nil {
+		return claimResponse{}, err
+	}
+	o := &openClaim{batch: b, holder: holder, extendedCh: make(chan struct{}, 1), doneCh: make(chan struct{})}
+	p.claims.mu.Lock()
+	p.claims.byID[b.id] = o
+	p.claims.mu.Unlock()
+	p.group.Go(bus.Guard(func() { p.watchClaim(o) }))
+	return p.encodeClaim(b), nil
+}
+
+// loanOf is a batch on the wire: what does not fit into one message with the others is fetched apart.
+func (p *Pipeline) encodeClaim(b *Batch) claimResponse {
+	l := claimResponse{ID: b.id, For: p.cfg.ClaimTimeout.Milliseconds()}
+	room := int(p.cfg.Bus.Conn().MaxPayload()) / 2
+	for _, it := range b.Items {
+		lent := ClaimedItem{ID: it.ID, Key: it.Key, Group: it.Group, Of: it.Of, Priority: it.Priority, Version: it.Version}
+		if room -= 4*len(it.Body)/3 + 1024; room > 0 {
+			lent.Body = it.Body
+		} else {
+			lent.Size = len(it.Body)
+			room += 4 * len(it.Body) / 3
+		}
+		l.Items = append(l.Items, lent)
+	}
+	return l
+}
+
+// callIn puts a loan's items back when nobody has said for too long that he still has them, or the server has known of nobody
+// who holds them for longer than a connection takes to come back.
+func (p *Pipeline) watchClaim(o *openClaim) {
+	look := time.NewTicker(holderCheckInterval)
+	defer look.Stop()
+	kept, heard := time.Now(), time.Now()
+	for time.Since(kept) < p.cfg.ClaimTimeout && time.Since(heard) < holderTimeout {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-o.doneCh:
+			return
+		case <-o.extendedCh:
+			kept = time.Now()
+		case <-time.After(time.Until(kept.Add(p.cfg.ClaimTimeout))):
+		case <-look.C:
+			if !p.isGone(o.holder) {
+				heard = time.Now()
+			}
+		}
+	}
+	if p.claims.remove(o.batch.id) != nil {
+		_ = o.batch.Nak(p.ctx) // it fails only with the pipeline
+	}
+}
+
+// missing reports whether the server says that nobody listens there. One who listens and does not answer may be busy.
+func (p *Pipeline) isGone(holder string) bool {
+	if holder == "" {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(p.ctx, holderCheckInterval)
+	defer cancel()
+	_, err := p.cfg.Bus.Conn().RequestWithContext(ctx, holder, nil)
+	return errors.Is(err, nats.ErrNoResponders)
+}
+
+// keep prolongs loans, and settle ends them: their items are done, or go back.
+func (p *Pipeline) extendClaims(ids []uint64) error {
+	for _, id := range ids {
+		o := p.claims.find(id)
+		if o == nil {
+			return errClaimExpired
+		}
+		select {
+		case o.extendedCh <- struct{}{}:
+		default:
+		}
+	}
+	return nil
+}
+
+var errClaimExpired = bus.Errorf(bus.CodeNotFound, "the items have gone back to their sink: nobody said in time that he still had them, or the pipeline was opened anew")
+
+func (p *Pipeline) settleClaims(ctx context.Context, ids []uint64, done bool) error {
+	for _, id := range ids {
+		o := p.claims.remove(id)
+		if o == nil {
+			return errClaimExpired
+		}
+		if err := o.batch.settle(ctx, done); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// servePart gives a part of a body that is on loan.
+func (p *Pipeline) serveClaimChunk(m *nats.Msg) {
+	serveChunk(m, func(of uint64, item int) []byte {
+		if o := p.claims.find(of); o != nil && item >= 0 && item < len(o.batch.Items) {
+			return o.batch.Items[item].Body
+		}
+		return nil
+	})
+}
+
+// Loan is items of a sink that this process has, however long it takes: while it lives, it says so to the pipeline. Done
+// or Return ends it; when the process dies, the items go back within seconds, or half a minute if its host is gone with it.
+type Claim struct {
+	Items []ClaimedItem
+
+	c          *Client
+	id         uint64
+	presence   *nats.Subscription // by which the pipeline knows that we are there
+	cancel     context.CancelFunc
+	keepalives sync.WaitGroup
+}
+
+// Lend takes up to n items out of a sink, 100 at most; nil when there were none within a second.
+func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error) {
+	nc := c.b.Conn()
+	holds, err := nc.Subscribe(nc.NewInbox(), bus.GuardMsg(func(m *nats.Msg) { _ = m.Respond(nil) })) // asked again if it is lost
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "take from %s: %w", stream, err)
+	}
+	var w claimResponse
+	if err := c.call(ctx, "take", request{ID: stream, Workers: n, Holder: holds.Subject}, &w); err != nil || w.ID == 0 {
+		_ = holds.Unsubscribe() // fails only on a closed connection, as below
+		return nil, err
+	}
+	l := &Claim{Items: w.Items, c: c, id: w.ID, presence: holds}
+	keeping, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	l.cancel = cancel
+	l.keepalives.Go(bus.Guard(func() { l.keepAlive(keeping, time.Duration(w.For)*time.Millisecond/3) }))
+	for i := range l.Items {
+		it := &l.Items[i]
+		if it.Size == 0 {
+			continue
+		}
+		body, err := fetchBody(ctx, c.b.Conn(), c.at.Ask("part"), w.ID, i, it.Size)
+		if err != nil {
+			return nil, errors.Join(err, l.Nak(context.WithoutCancel(ctx)))
+		}
+		it.Body, it.Size = body, 0
+	}
+	return l, nil
+}
+
+// keep says that the items are still in hand. An answer that does not come is no reason to stop: the pipeline's process
+// may be restarted, and then says so. A connection that is closed for good is.
+func (l *Claim) keepAlive(ctx context.Context, every time.Duration) {
+	for sleep(ctx, every) == nil {
+		err := l.c.call(ctx, "keep", request{Seqs: []uint64{l.id}}, nil)
+		if errors.Is(err, errClaimExpired) || l.c.b.Conn().IsClosed() {
+			return
+		}
+	}
+}
+
+// Done says that the items are dealt with. It fails with bus.ErrNotFound when they have gone back.
+func (l *Claim) Ack(ctx context.Context) error { return l.settle(ctx, "taken") }
+
+// Return puts the items back.
+func (l *Claim) Nak(ctx context.Context) error { return l.settle(ctx, "given-back") }
+
+func (l *Claim) settle(ctx context.Context, verb string) error {
+	l.cancel()
+	l.keepalives.Wait()
+	defer func() { _ = l.presence.Unsubscribe() }()
+	return l.c.call(ctx, verb, request{Seqs: []uint64{l.id}}, nil)
+}

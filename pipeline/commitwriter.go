@@ -1,0 +1,146 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"troupe/bus"
+)
+
+// writer brings commits into the log, in order. Several may be on their way: each is aimed behind the one before it, so
+// that one that fails takes those behind it along, and they are sent again together. It belongs to one goroutine.
+type commitWriter struct {
+	p        *Pipeline
+	inflight []*inflightCommit
+	inbox    string
+	ackCh    chan *nats.Msg
+	backoff  time.Duration
+}
+
+func (p *Pipeline) writeLoop() {
+	w := &commitWriter{p: p, inbox: p.cfg.Bus.Conn().NewInbox(), ackCh: make(chan *nats.Msg, 64)}
+	sub, err := p.cfg.Bus.Conn().ChanSubscribe(w.inbox+".*", w.ackCh)
+	if err != nil {
+		p.cancel(bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", p.at.Name, err))
+		return
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
+	if err := w.run(); err != nil {
+		p.cancel(err) // nothing of what is in memory can be stored any more
+	}
+}
+
+func (w *commitWriter) run() error {
+	timer := time.NewTimer(attemptTimeout)
+	defer timer.Stop()
+	for {
+		in := w.p.commitCh
+		if len(w.inflight) >= maxCommitsInFlight {
+			in = nil
+		}
+		select {
+		case <-w.p.ctx.Done():
+			return nil
+		case c := <-in:
+			fl, err := w.p.journal.encodeCommit(c)
+			if err != nil {
+				return err
+			}
+			w.inflight = append(w.inflight, fl)
+			w.send(fl)
+		case m := <-w.ackCh:
+			if err := w.handleAck(m); err != nil {
+				return err
+			}
+		case <-timer.C:
+			if len(w.inflight) > 0 && time.Since(w.inflight[0].sent) >= attemptTimeout {
+				if err := w.resend(); err != nil {
+					return err
+				}
+			}
+			timer.Reset(attemptTimeout / 4)
+		}
+	}
+}
+
+// send aims a commit behind the one before it. What cannot be sent is noticed by its missing answer.
+func (w *commitWriter) send(fl *inflightCommit) {
+	fl.expectAfter(w.p.lastWritten)
+	fl.sent = time.Now()
+	w.p.lastWritten = fl.lastSeq()
+	_ = w.p.journal.publish(fl, w.inbox+"."+strconv.FormatUint(fl.commit.Number, 36)+"-"+strconv.Itoa(fl.attempt))
+}
+
+// acked takes the server's answer. Answers to earlier attempts are passed over.
+func (w *commitWriter) handleAck(m *nats.Msg) error {
+	for i, fl := range w.inflight {
+		if lastToken(m.Subject) != strconv.FormatUint(fl.commit.Number, 36)+"-"+strconv.Itoa(fl.attempt) {
+			continue
+		}
+		if err := checkAck(m, fl); err != nil {
+			w.noteStoreFull(err)
+			return w.resend()
+		}
+		w.reportCommitted(i + 1) // those before it are there too
+		w.backoff = 0
+		w.p.storeFull.Store(nil)
+		return nil
+	}
+	return nil
+}
+
+// noteFull has puts refused while the store is full, until the commit that waits for it has landed: they would wait for that
+// as well.
+func (w *commitWriter) noteStoreFull(err error) {
+	if e := bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", w.p.at.Name, err); e.Code == bus.CodeNoSpace {
+		w.p.storeFull.Store(e)
+	}
+}
+
+// land tells the loop of the first n commits.
+func (w *commitWriter) reportCommitted(n int) {
+	for _, fl := range w.inflight[:n] {
+		w.p.inbox.push(&commitDone{fl.commit, fl.firstSeq()})
+	}
+	w.inflight = append(w.inflight[:0], w.inflight[n:]...)
+}
+
+// resolve finds out which commits are in the log, and sends the others again.
+func (w *commitWriter) resend() error {
+	for {
+		w.backoff = min(max(2*w.backoff, minBackoff), maxBackoff)
+		if sleep(w.p.ctx, w.backoff) != nil {
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptTimeout)
+		rec, last, err := w.p.journal.readCheckpoint(ctx)
+		cancel()
+		if errors.Is(err, bus.ErrMalformed) {
+			return err
+		}
+		if err != nil {
+			w.noteStoreFull(err)
+			continue // the server is away
+		}
+		if rec == nil || rec.Engine != w.p.journal.engine {
+			return w.p.journal.fenced(rec)
+		}
+		n := 0
+		for n < len(w.inflight) && w.inflight[n].commit.Number <= rec.Commit {
+			n++
+		}
+		w.reportCommitted(n)
+		w.p.lastWritten = last
+		for _, fl := range w.inflight {
+			if err := w.p.journal.reencode(fl); err != nil {
+				return err
+			}
+			w.send(fl)
+		}
+		return nil
+	}
+}

@@ -1,0 +1,309 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+	"troupe/pipeline/flow"
+)
+
+// Dead lists the dead letters, oldest first, whether the pipeline runs or not. Bodies are left out unless asked for: all
+// of them are in memory then, however large.
+func (c *Client) Dead(ctx context.Context, bodies bool) ([]flow.DeadLetter, error) {
+	j, err := c.journal(ctx)
+	if err != nil {
+		return nil, err
+	}
+	all, _, err := j.deadLetters(ctx)
+	for i := range all {
+		if !bodies {
+			all[i].Body = nil
+		} else if err == nil {
+			err = j.loadLetterBody(ctx, &all[i])
+		}
+	}
+	return all, err
+}
+
+// DeadLetter is one dead letter, by its place in the log, with its body.
+func (c *Client) DeadLetter(ctx context.Context, seq uint64) (flow.DeadLetter, error) {
+	j, err := c.journal(ctx)
+	if err != nil {
+		return flow.DeadLetter{}, err
+	}
+	all, _, err := j.deadLetters(ctx)
+	if err != nil {
+		return flow.DeadLetter{}, err
+	}
+	i := slices.IndexFunc(all, func(d flow.DeadLetter) bool { return d.Seq == seq })
+	if i < 0 {
+		return flow.DeadLetter{}, bus.Errorf(bus.CodeNotFound, "pipeline %s has no dead letter %d", c.at.Name, seq)
+	}
+	return all[i], j.loadLetterBody(ctx, &all[i])
+}
+
+// journal is the pipeline's log, to read in.
+func (c *Client) journal(ctx context.Context) (*journal, error) {
+	s, err := c.b.JetStream().Stream(ctx, c.at.Stream())
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil, bus.Errorf(bus.CodeNotFound, "there is no pipeline %s in namespace %s", c.at.Name, c.at.Namespace)
+	}
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", c.at.Name, err)
+	}
+	return &journal{b: c.b, at: c.at, stream: s, bodyStreams: map[*flow.BodyStream]jetstream.Stream{}}, nil
+}
+
+// letters lists the dead letters; those with large bodies come without them. ended is where letters lie that were retried or
+// dropped: they are about to go, or came back when a server was killed.
+func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ended []uint64, err error) {
+	all, ended, err := j.readLetters(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	rec, last, half, err := j.findCheckpoint(ctx) // after them: it knows of all that it is asked of
+	if err != nil || rec == nil {
+		return nil, nil, err
+	}
+	j.restoreDiscarded(rec, last)
+	done, _, err := j.readResolved(ctx, rec)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, d := range all {
+		switch {
+		case slices.Contains(half, d.Seq):
+		case !j.isDiscarded(d.Seq) && rec.Letters.IsLive(done, d.Ordinal, d.Seq):
+			live = append(live, d)
+		case rec.Letters == nil || d.Ordinal <= rec.Letters.Head:
+			ended = append(ended, d.Seq)
+		}
+	}
+	return live, ended, nil
+}
+
+// readEndings reads which letters of a record were ended, and where blocks lie that are not needed any more.
+func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *flow.ResolvedLetters, stale []uint64, err error) {
+	e = flow.NewResolvedLetters(rec)
+	at := map[uint64]uint64{}
+	err = j.each(ctx, j.at.Ended("*"), func(m jetstream.Msg, seq uint64) error {
+		block, err := strconv.ParseUint(lastToken(m.Subject()), 10, 64)
+		if err != nil {
+			return bus.Errorf(bus.CodeMalformed, "%s in the log cannot be read: %w", m.Subject(), err)
+		}
+		switch {
+		case len(m.Data()) == 0: // it lies under the floor, and is about to go
+		case !e.LoadBlock(block, m.Data()):
+			stale = append(stale, seq)
+		default: // the newest of a block counts
+			if before := at[block]; before > 0 {
+				stale = append(stale, before)
+			}
+			at[block] = seq
+		}
+		return nil
+	})
+	return e, stale, err
+}
+
+// readLetters reads the letters that lie in the log, and where those lie that were ended before letters had numbers.
+func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended []uint64, err error) {
+	old := map[string]int{} // letters without a number, by subject
+	err = eachMessage(ctx, j.stream, j.at.Dead("*", "*"), func(m jetstream.Msg, seq uint64) error {
+		text := m.Headers().Get(headerLetter)
+		if text == "" { // what lay here was ended
+			if i, ok := old[m.Subject()]; ok {
+				ended = append(ended, out[i].Seq)
+				out[i].Subject = ""
+			}
+			return nil
+		}
+		d, err := flow.DecodeLetter(text)
+		if err != nil {
+			return bus.Errorf(bus.CodeMalformed, "a dead letter at %d of the log cannot be read: %w", seq, err)
+		}
+		d.Seq, d.Subject = seq, m.Subject()
+		if d.BodyRef == nil {
+			d.Body = m.Data()
+		}
+		if d.Ordinal == 0 {
+			old[d.Subject] = len(out)
+		}
+		out = append(out, d)
+		return nil
+	})
+	return slices.DeleteFunc(out, func(d flow.DeadLetter) bool { return d.Subject == "" }), ended, err
+}
+
+// fillLetter reads the body of a letter if that lies apart.
+func (j *journal) loadLetterBody(ctx context.Context, d *flow.DeadLetter) (err error) {
+	if d.BodyRef == nil {
+		return nil
+	}
+	if d.Body, err = j.readBody(ctx, &flow.BodyStream{Name: flow.DeadBodiesName}, d.BodyRef.Seqs, d.Size); err != nil {
+		return bus.Errorf(bus.CodeOf(err), "pipeline %s: dead letter %d: %w", j.at.Name, d.Seq, err)
+	}
+	return nil
+}
+
+// RetryDead puts dead letters back into their streams. It returns how many.
+func (c *Client) RetryDead(ctx context.Context, seqs []uint64, all bool) (n int, err error) {
+	err = c.call(ctx, "dead-retry", request{Seqs: seqs, All: all}, &n)
+	return n, err
+}
+
+// DropDead removes dead letters. It returns how many.
+func (c *Client) DropDead(ctx context.Context, seqs []uint64, all bool) (n int, err error) {
+	err = c.call(ctx, "dead-drop", request{Seqs: seqs, All: all}, &n)
+	return n, err
+}
+
+// Dead lists the dead letters, oldest first, with their bodies.
+func (p *Pipeline) Dead(ctx context.Context) ([]flow.DeadLetter, error) {
+	return (&Client{b: p.cfg.Bus, at: p.at}).Dead(ctx, true)
+}
+
+// recallLetters counts the letters, numbers those of an earlier version, and lets go of what belongs to none: letters that were
+// ended and have come back, and bodies that an engine which was killed stored before their letter came to be, or did not let
+// go of after its end.
+func (p *Pipeline) restoreDeadLetters(ctx context.Context) error {
+	live, ended, err := p.journal.deadLetters(ctx)
+	if err != nil {
+		return err
+	}
+	if slices.ContainsFunc(live, func(d flow.DeadLetter) bool { return d.Ordinal == 0 }) {
+		if live, ended, err = p.numberLetters(ctx, live, ended); err != nil {
+			return err
+		}
+	}
+	p.deadLetters = len(live)
+	p.garbage.add(ended)
+	return p.deleteOrphanBodies(ctx, live)
+}
+
+// recallEndings reads back which letters were ended.
+func (p *Pipeline) restoreResolved(ctx context.Context, rec *flow.Checkpoint) error {
+	e, stale, err := p.journal.readResolved(ctx, rec)
+	if err != nil {
+		return err
+	}
+	if rec != nil && rec.Letters == nil { // an earlier version wrote last: new numbers begin behind all that the log knows of
+		all, _, err := p.journal.readLetters(ctx)
+		if err != nil {
+			return err
+		}
+		e.SkipKnown(all)
+	}
+	p.flow.Resolved = e
+	p.garbage.add(stale)
+	return nil
+}
+
+// numberLetters stores letters of an earlier version anew, with numbers, some in each commit; they lie elsewhere in the log
+// then. It is called before anything else is written.
+func (p *Pipeline) numberLetters(ctx context.Context, live []flow.DeadLetter, ended []uint64) ([]flow.DeadLetter, []uint64, error) {
+	rest := slices.DeleteFunc(slices.Clone(live), func(d flow.DeadLetter) bool { return d.Ordinal > 0 })
+	for len(rest) > 0 {
+		n := p.flow.NumberLetters(rest)
+		for _, d := range rest[:n] {
+			ended = append(ended, d.Seq)
+		}
+		rest = rest[n:]
+		if err := p.commitSync(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	live, _, err := p.journal.deadLetters(ctx)
+	return live, ended, err
+}
+
+// removeOrphans lets go of bodies that belong to no letter.
+func (p *Pipeline) deleteOrphanBodies(ctx context.Context, live []flow.DeadLetter) error {
+	named := map[uint64]bool{}
+	for _, d := range live {
+		if d.BodyRef != nil {
+			for _, seq := range d.BodyRef.Seqs.All() {
+				named[seq] = true
+			}
+		}
+	}
+	s, err := p.journal.bodyStream(ctx, p.flow.DeadBodies, false)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var orphans []uint64
+	err = eachOfConsumer(ctx, s, jetstream.ConsumerConfig{HeadersOnly: true}, func(_ jetstream.Msg, seq uint64) error {
+		if !named[seq] {
+			orphans = append(orphans, seq)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return deleteMessages(ctx, s, orphans)
+}
+
+// RetryDead puts dead letters back into their streams, by their place in the log, or all of them. It returns how many.
+func (p *Pipeline) RetryDead(ctx context.Context, seqs []uint64, all bool) (int, error) {
+	return p.resolveDead(ctx, seqs, all, true)
+}
+
+// DropDead removes dead letters.
+func (p *Pipeline) DropDead(ctx context.Context, seqs []uint64, all bool) (int, error) {
+	return p.resolveDead(ctx, seqs, all, false)
+}
+
+// endDead takes letters out of the log, each in one commit with what becomes of it. The letters are those of before:
+// one that somebody else ends in between is passed over.
+func (p *Pipeline) resolveDead(ctx context.Context, seqs []uint64, all, retry bool) (int, error) {
+	found, _, err := p.journal.deadLetters(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for _, seq := range seqs {
+		if !slices.ContainsFunc(found, func(d flow.DeadLetter) bool { return d.Seq == seq }) {
+			return 0, bus.Errorf(bus.CodeNotFound, "pipeline %s has no dead letter %d", p.at.Name, seq)
+		}
+	}
+	n := 0
+	for _, d := range found {
+		if !all && !slices.Contains(seqs, d.Seq) {
+			continue
+		}
+		if retry {
+			if err := p.journal.loadLetterBody(ctx, &d); err != nil {
+				return n, err
+			}
+		}
+		ended := false
+		err := p.commitAndWait(ctx, func(token any) (err error) {
+			ended, err = p.resolveLetter(&d, retry, token)
+			return err
+		})
+		if err != nil {
+			return n, err
+		}
+		if ended {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// endLetter ends one letter, in the loop.
+func (p *Pipeline) resolveLetter(d *flow.DeadLetter, retry bool, token any) (bool, error) {
+	ended, err := p.flow.ResolveLetter(d, retry, token)
+	if ended {
+		p.deadLetters--
+	}
+	return ended, err
+}

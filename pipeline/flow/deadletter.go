@@ -1,0 +1,102 @@
+package flow
+
+import (
+	"encoding/json"
+	"strconv"
+	"time"
+
+	"troupe/bus"
+	"troupe/pipeline/spec"
+)
+
+// DeadLetter is an item that was given up, with what went wrong.
+type DeadLetter struct {
+	ID       string       `json:"id"`
+	Stage    string       `json:"stage"`
+	Stream   string       `json:"stream"` // where it was, and where it goes when it is tried again
+	Reason   string       `json:"reason"` // failures, losses, rounds
+	Attempts int          `json:"attempts"`
+	Failures []Failure    `json:"failures"`
+	At       time.Time    `json:"at"`
+	Key      string       `json:"key,omitempty"`
+	Group    string       `json:"group,omitempty"`
+	Of       int          `json:"of,omitempty"`
+	Priority int          `json:"priority,omitempty"`
+	Version  spec.Version `json:"version"`
+	Size     int          `json:"size"`
+	Number   uint64       `json:"number,omitempty"` // of the item in its stream and priority
+	Seq      uint64       `json:"seq"`              // its place in the log, and its name for show, retry and drop
+	Body     bus.Raw      `json:"-"`
+
+	Ordinal uint64       `json:"-"` // among the dead letters; 0: written by a version without ordinals
+	Subject string       `json:"-"`
+	BodyRef *PendingBody `json:"-"` // where the body lies, if that is apart
+}
+
+// letterRecord is a dead letter in the log.
+type storedLetter struct {
+	DeadLetter
+	Body    SeqRanges `json:"body,omitempty"`
+	Ordinal uint64    `json:"ordinal,omitempty"`
+}
+
+// encode keeps a letter with long stacks within a number of bytes.
+func (d *DeadLetter) Encode(limit int) (string, error) {
+	r := storedLetter{DeadLetter: *d, Ordinal: d.Ordinal}
+	if d.BodyRef != nil {
+		r.Body = d.BodyRef.Seqs
+	}
+	text, err := json.Marshal(r)
+	if err != nil || len(text) <= limit {
+		return string(text), err
+	}
+	r.Failures = nil
+	for _, f := range d.Failures[max(0, len(d.Failures)-4):] {
+		f.Stack, f.Error = truncate(f.Stack, 600), truncate(f.Error, 300)
+		r.Failures = append(r.Failures, f)
+	}
+	text, err = json.Marshal(r)
+	return string(text), err
+}
+
+// decodeLetter is the reverse of encode.
+func DecodeLetter(text string) (DeadLetter, error) {
+	var r storedLetter
+	err := json.Unmarshal([]byte(text), &r)
+	d := r.DeadLetter
+	d.Ordinal = r.Ordinal
+	if len(r.Body) > 0 {
+		d.BodyRef = &PendingBody{Seqs: r.Body}
+	}
+	return d, err
+}
+
+// cause is the last failure, cut to a number of bytes.
+func (d *DeadLetter) Cause(limit int) string {
+	if n := len(d.Failures); n > 0 {
+		return truncate(d.Failures[n-1].Error, limit)
+	}
+	return ""
+}
+
+func truncate(s string, n int) string {
+	if len(s) <= n {
+		return s
+	}
+	return s[:n] + "…"
+}
+
+func newDeadLetter(s *StageState, e *Entry, reason string, failures []Failure, now time.Time) *DeadLetter {
+	return &DeadLetter{
+		ID: e.ID, Stage: s.Spec.Name, Stream: e.Stream, Reason: reason, Attempts: max(e.Attempt, len(failures)), Failures: failures,
+		At: now.UTC(), Key: e.Key, Group: e.Group, Of: e.Of, Priority: e.Priority, Version: e.Version, Size: len(e.Body), Body: e.Body,
+		Number: e.Ordinal,
+	}
+}
+
+// item is the letter as an item again, with all its attempts before it.
+func (d *DeadLetter) item() spec.Item {
+	return spec.Item{ID: d.ID, Key: d.Key, Group: d.Group, Of: d.Of, Priority: d.Priority, Version: d.Version, Stamped: true, Body: d.Body}
+}
+
+func defaultID(e *Entry) string { return e.Stream + "-" + strconv.FormatUint(e.Ordinal, 10) }

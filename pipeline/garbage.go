@@ -1,0 +1,170 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+	"troupe/pipeline/flow"
+)
+
+// garbage is what of the log and of the bodies is done, and is to be let go of.
+type garbage struct {
+	wakeCh chan struct{} // holds one: there is something
+
+	mu          sync.Mutex // guards what follows
+	purgePoints map[*flow.Lane]flow.PurgePoint
+	completed   map[*flow.Lane][]flow.CompletedItem
+	deadBodies  []uint64 // bodies of dead letters
+	staleSeqs   []uint64 // messages of the log: what the record says is over, and lies there all the same
+}
+
+func newGarbage() *garbage {
+	return &garbage{wakeCh: make(chan struct{}, 1), purgePoints: map[*flow.Lane]flow.PurgePoint{}, completed: map[*flow.Lane][]flow.CompletedItem{}}
+}
+
+// take returns what there is.
+func (g *garbage) take() *garbage {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	out := &garbage{purgePoints: g.purgePoints, completed: g.completed, deadBodies: g.deadBodies, staleSeqs: g.staleSeqs}
+	g.purgePoints, g.completed, g.deadBodies, g.staleSeqs = map[*flow.Lane]flow.PurgePoint{}, map[*flow.Lane][]flow.CompletedItem{}, nil, nil
+	return out
+}
+
+// add notes messages of the log that are over.
+func (g *garbage) add(stale []uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.staleSeqs = append(g.staleSeqs, stale...)
+}
+
+// letGo notes what is done now that the commit is in the log; nil: what is known to be without one.
+func (p *Pipeline) collectGarbage(c *flow.Commit) {
+	g := p.garbage
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c != nil {
+		g.deadBodies = append(g.deadBodies, c.FreedBodies()...)
+	}
+	for l := range p.flow.Lanes() {
+		if strays := l.TakeCompleted(); len(strays) > 0 {
+			g.completed[l] = append(g.completed[l], strays...)
+		}
+		if m := l.TakePurgePoint(); m.Seq > 0 {
+			g.purgePoints[l] = flow.PurgePoint{Seq: m.Seq, BodySeq: max(m.BodySeq, g.purgePoints[l].BodySeq)}
+		}
+	}
+	if len(g.purgePoints)+len(g.completed)+len(g.deadBodies)+len(g.staleSeqs) > 0 {
+		select {
+		case g.wakeCh <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// purgeEvery is how long what is done may lie in the log before it is let go of: each time costs the server a
+// millisecond, whatever there is.
+const purgeInterval = time.Second
+
+func (p *Pipeline) purgeLoop() {
+	for {
+		select {
+		case <-p.ctx.Done():
+			return
+		case <-p.garbage.wakeCh:
+		}
+		p.purge(p.garbage.take())
+		if sleep(p.ctx, purgeInterval) != nil {
+			return
+		}
+	}
+}
+
+// purge lets go of what is done. What could not be let go of goes with what comes after it, or stays until then.
+func (p *Pipeline) purge(g *garbage) {
+	warn := func(stream string, err error) {
+		if err != nil && p.ctx.Err() == nil {
+			p.cfg.Logger.Warn("pipeline: what is done stays in the log until what comes after it is let go of", "pipeline", p.at.Name, "stream", stream, "error", err)
+		}
+	}
+	for l, some := range g.completed {
+		warn(l.StreamName(), p.journal.deleteCompleted(p.ctx, l, some))
+	}
+	for l, m := range g.purgePoints {
+		ctx, cancel := context.WithTimeout(p.ctx, attemptTimeout)
+		warn(l.StreamName(), p.journal.purge(ctx, l, m))
+		cancel()
+	}
+	if len(g.deadBodies) > 0 {
+		warn(flow.DeadBodiesName, p.journal.deleteBodies(p.ctx, p.flow.DeadBodies, g.deadBodies))
+	}
+	warn("", deleteMessages(p.ctx, p.journal.stream, g.staleSeqs))
+}
+
+// makeRoom lets go of what the record says is done before anything is written, if the log is more than half full: what came
+// back when a server was killed counts against its bound, and nothing could be written to go on. It may be done beside
+// another engine: what is done stays so.
+func (p *Pipeline) purgeBeforeFirstWrite(ctx context.Context, rec *flow.Checkpoint) error {
+	info, err := p.journal.stream.Info(ctx)
+	if err != nil {
+		return bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", p.at.Name, err)
+	}
+	if rec == nil || int64(info.State.Bytes) < info.Config.MaxBytes/2 {
+		return nil
+	}
+	for name, sr := range rec.Streams {
+		for priority, l := range sr.Lanes {
+			if err := p.journal.purgeDone(ctx, p.at.Items(name, priority), l.Floor, info.State); err != nil {
+				return bus.Errorf(bus.CodeUnavailable, "pipeline %s: make room in its log: %w", p.at.Name, err)
+			}
+		}
+	}
+	_, ended, err := p.journal.deadLetters(ctx)
+	if err != nil {
+		return err
+	}
+	return deleteMessages(ctx, p.journal.stream, append(ended, p.garbage.take().staleSeqs...))
+}
+
+// purgeDone lets go of the items of a lane up to its floor. Numbers rise along the log, so it is halved until the first item
+// above the floor is found.
+func (j *journal) purgeDone(ctx context.Context, subject string, floor uint64, state jetstream.StreamState) error {
+	from, to := state.FirstSeq, state.LastSeq+1 // the first one lies in between, or there is none
+	for from < to {
+		middle := from + (to-from)/2
+		seq, n, err := j.nextItem(ctx, subject, middle)
+		switch {
+		case err != nil:
+			return err
+		case seq == 0 || n > floor:
+			to = middle
+		default:
+			from = seq + 1
+		}
+	}
+	return j.stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(from))
+}
+
+// itemFrom is where the next item of a lane lies, and its number; 0: there is none.
+func (j *journal) nextItem(ctx context.Context, subject string, seq uint64) (at, n uint64, err error) {
+	for {
+		m, err := j.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			return 0, 0, nil
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		if j.isDiscarded(m.Sequence) {
+			seq = m.Sequence + 1
+			continue
+		}
+		lb, err := parseLabel(m.Header.Get(headerItem))
+		return m.Sequence, lb.N, err
+	}
+}

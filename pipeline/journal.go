@@ -1,0 +1,474 @@
+package pipeline
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"hash/fnv"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+	"troupe/pipeline/flow"
+	"troupe/pipeline/spec"
+)
+
+const (
+	headerItem        = "Troupe-Item"
+	headerLetter      = "Troupe-Letter"
+	headerCheckpoint  = "Troupe-Record"
+	headerBatchID     = "Nats-Batch-Id"
+	headerBatchSeq    = "Nats-Batch-Sequence"
+	headerBatchCommit = "Nats-Batch-Commit"
+	headerRollup      = "Nats-Rollup"
+	rollupSubject     = "sub"
+
+	attemptTimeout = 2 * time.Second
+	minBackoff     = 5 * time.Millisecond
+	maxBackoff     = 500 * time.Millisecond
+	producerTTL    = 24 * time.Hour
+	tombstoneTTL   = time.Second // of what says that something is no more
+	headerRoom     = 8 << 10     // what a label and our headers may take of a message
+)
+
+// journal is the pipeline's log: one JetStream stream, which only the engine writes. A commit is one atomic batch that
+// ends with the record, or one message that carries it, and says behind which message of the log it belongs: one that
+// comes twice, late, or from an engine that has been replaced, is refused whole.
+type journal struct {
+	b      *bus.Bus
+	at     bus.Pipeline
+	stream jetstream.Stream
+	engine string
+	by     string
+
+	replicas int
+
+	readers map[*flow.Lane]*laneReader // the read loop's
+
+	mu          sync.Mutex // guards what follows
+	bodyStreams map[*flow.BodyStream]jetstream.Stream
+	discarded   flow.SeqRanges // see record
+}
+
+// openJournal finds the log or makes it, and reads the record and where the log ends; nil: there is none yet.
+func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
+	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: spec.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]jetstream.Stream{}}
+	s, err := b.JetStream().CreateOrUpdateStream(ctx, j.config(spec))
+	if err != nil {
+		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
+	}
+	j.stream = s
+	if rec, last, err = j.readCheckpoint(ctx); err != nil {
+		return nil, nil, 0, err
+	}
+	if rec != nil {
+		if name := rec.UndeclaredStream(spec); name != "" {
+			return nil, nil, 0, bus.Errorf(bus.CodeInvalid, "pipeline %s: there are items in stream %s (or in a priority of it) that is not declared any more; declare it, or remove the pipeline's log", at.Name, name)
+		}
+	}
+	return j, rec, last, nil
+}
+
+// config is the stream of the log. Its bound is that of the declared streams with room for what is done and not yet
+// let go of; beyond it the server refuses, and the pipeline waits.
+func (j *journal) config(spec spec.Spec) jetstream.StreamConfig {
+	var bytes int64
+	for _, s := range spec.WithDefaults().Streams {
+		bytes += s.Bytes
+	}
+	return jetstream.StreamConfig{
+		Name: j.at.Stream(), Subjects: []string{j.at.Log()}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
+		Discard: jetstream.DiscardNew, MaxBytes: bytes + bytes/4 + 64<<20, Replicas: j.replicas,
+		AllowAtomicPublish: true, AllowRollup: true, AllowMsgTTL: true,
+	}
+}
+
+// readRecord reads the newest record, from the leader, and where the log ends: its last message is a record, or carries
+// one. Where a server was stopped in the middle of a batch and could not make it whole again, there is half a batch behind
+// the record; it is given time to become whole, and is then removed.
+func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, err error) {
+	var before uint64
+	for tries := 0; ; tries++ {
+		var half []uint64
+		if rec, last, half, err = j.findCheckpoint(ctx); err != nil {
+			return rec, last, err
+		}
+		j.restoreDiscarded(rec, last)
+		if len(half) == 0 {
+			return rec, last, nil
+		}
+		if tries >= partialChecks && last == before {
+			j.discard(half)
+			return rec, last, j.deletePartial(ctx, half)
+		}
+		before = last
+		if err := sleep(ctx, partialCheckPause); err != nil {
+			return nil, 0, err
+		}
+	}
+}
+
+const (
+	partialChecks      = 3
+	partialCheckPause  = 100 * time.Millisecond
+	maxPartial         = 2000 // messages; a batch has half of that at most
+	noCheckpointFormat = "pipeline %s: the last messages of its log are no records of ours; has somebody else written to it?"
+)
+
+// findRecord looks for the newest record from the end of the log, and for the messages behind it. A commit that comes in
+// between replaces the record under our eyes: then it looks again.
+func (j *journal) findCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
+	for {
+		info, err := j.stream.Info(ctx)
+		if err != nil || info.State.LastSeq == 0 {
+			return nil, 0, nil, err
+		}
+		rec, last, half, err = j.scanBack(ctx, info.State)
+		again, infoErr := j.stream.Info(ctx)
+		if infoErr != nil {
+			return nil, 0, nil, infoErr
+		}
+		if again.State.LastSeq == info.State.LastSeq {
+			return rec, last, half, err
+		}
+	}
+}
+
+func (j *journal) scanBack(ctx context.Context, state jetstream.StreamState) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
+	last = state.LastSeq
+	for seq := last; seq > 0 && last-seq < maxPartial; seq-- {
+		m, err := j.stream.GetMsg(ctx, seq)
+		if errors.Is(err, jetstream.ErrMsgNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, 0, nil, err
+		}
+		text := []byte(m.Header.Get(headerCheckpoint))
+		if m.Subject == j.at.State() {
+			text = m.Data
+		}
+		if len(text) == 0 {
+			half = append(half, seq)
+			continue
+		}
+		rec = &flow.Checkpoint{}
+		if err := json.Unmarshal(text, rec); err != nil {
+			return nil, 0, nil, bus.Errorf(bus.CodeMalformed, noCheckpointFormat+" %w", j.at.Name, err)
+		}
+		return rec, last, half, nil
+	}
+	if state.Msgs == 0 {
+		return nil, last, nil, nil
+	}
+	return nil, 0, nil, bus.Errorf(bus.CodeMalformed, noCheckpointFormat, j.at.Name)
+}
+
+// takeVoid takes over what a record says of halves of batches. What lies behind the end of the log is forgotten: a server
+// that was killed after they were removed may begin anew where they began.
+func (j *journal) restoreDiscarded(rec *flow.Checkpoint, last uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if rec != nil && len(j.discarded) == 0 {
+		j.discarded = slices.Clone(rec.Discarded)
+	}
+	j.discarded = slices.DeleteFunc(slices.Clone(j.discarded), func(r [2]uint64) bool { return r[1] > last })
+}
+
+// maxVoid is how many halves of batches are known: each takes a server that was killed in the middle of one. The numbers
+// in older ones have long been passed.
+const maxDiscarded = 64
+
+// addVoid notes messages that are half a batch. They are removed; if they come back, they are known.
+func (j *journal) discard(half []uint64) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	void := append(slices.Clone(j.discarded), [2]uint64{slices.Min(half), slices.Max(half)}) // all of what lies behind the record
+	j.discarded = void[max(0, len(void)-maxDiscarded):]
+}
+
+// isVoid says that a message of the log counts for nothing.
+func (j *journal) isDiscarded(seq uint64) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.discarded.Contains(seq)
+}
+
+func (j *journal) deletePartial(ctx context.Context, half []uint64) error {
+	for _, seq := range half {
+		if err := j.stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
+			return err
+		}
+	}
+	return nil
+}
+
+// take writes the first commit of an engine: from then on the one before it is refused. It says where it begins and ends.
+func (j *journal) writeFirst(ctx context.Context, c *flow.Commit, last uint64) (first, end uint64, err error) {
+	fl, err := j.encodeCommit(c)
+	if err != nil {
+		return 0, 0, err
+	}
+	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+		fl.expectAfter(last)
+		if err = j.request(ctx, fl); err == nil {
+			return fl.firstSeq(), fl.lastSeq(), nil
+		}
+		rec, at, lookErr := j.readCheckpoint(ctx)
+		switch {
+		case lookErr == nil && rec != nil && rec.Engine == j.engine && rec.Commit == c.Number:
+			return fl.firstSeq(), fl.lastSeq(), nil
+		case lookErr == nil && at != last:
+			return 0, 0, j.fenced(rec)
+		}
+		if sleep(ctx, pause) != nil {
+			return 0, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be written: %w", j.at.Name, err)
+		}
+	}
+}
+
+func (j *journal) fenced(rec *flow.Checkpoint) error {
+	if rec == nil {
+		return bus.Errorf(bus.CodeFenced, "pipeline %s: its log has been removed", j.at.Name)
+	}
+	return bus.Errorf(bus.CodeFenced, "pipeline %s: it is run by %s since %s", j.at.Name, rec.By, rec.At.Format(time.RFC3339))
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// flight is a commit on its way: its messages, and where in the log the last of them will lie.
+type inflightCommit struct {
+	commit   *flow.Commit
+	msgs     []*nats.Msg
+	attempt  int
+	expected uint64 // the last message of the log before it
+	sent     time.Time
+}
+
+func (j *journal) encodeCommit(c *flow.Commit) (*inflightCommit, error) {
+	j.mu.Lock()
+	c.Checkpoint.Engine, c.Checkpoint.By, c.Checkpoint.Discarded = j.engine, j.by, j.discarded
+	j.mu.Unlock()
+	msgs, err := j.messages(c)
+	return &inflightCommit{commit: c, msgs: msgs}, err
+}
+
+// renew makes the messages of a commit anew: what the log has void may have changed.
+func (j *journal) reencode(fl *inflightCommit) error {
+	anew, err := j.encodeCommit(fl.commit)
+	fl.msgs = anew.msgs
+	return err
+}
+
+func (fl *inflightCommit) firstSeq() uint64 { return fl.expected + 1 }
+func (fl *inflightCommit) lastSeq() uint64  { return fl.expected + uint64(len(fl.msgs)) }
+
+// aim says behind which message of the log the commit belongs: anywhere else it is refused.
+func (fl *inflightCommit) expectAfter(last uint64) {
+	fl.expected = last
+	fl.attempt++
+	fl.msgs[0].Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(last, 10)}
+}
+
+// publish sends the messages. A repetition is a new batch to the server, which may still have halves of the old one.
+func (j *journal) publish(fl *inflightCommit, reply string) error {
+	last := len(fl.msgs) - 1
+	if last > 0 {
+		id := []string{j.engine + "." + strconv.FormatUint(fl.commit.Number, 36) + "." + strconv.Itoa(fl.attempt)}
+		for i, m := range fl.msgs {
+			m.Header[headerBatchID], m.Header[headerBatchSeq] = id, batchNumbers[i]
+		}
+		fl.msgs[last].Header[headerBatchCommit] = []string{"1"}
+	}
+	fl.msgs[last].Reply = reply
+	for _, m := range fl.msgs {
+		if err := j.b.Conn().PublishMsg(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// request sends the messages and waits for the answer.
+func (j *journal) request(ctx context.Context, fl *inflightCommit) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	inbox := j.b.Conn().NewInbox()
+	sub, err := j.b.Conn().SubscribeSync(inbox)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = sub.Unsubscribe() }()
+	if err := j.publish(fl, inbox); err != nil {
+		return err
+	}
+	m, err := sub.NextMsgWithContext(ctx)
+	if err != nil {
+		return err
+	}
+	return checkAck(m, fl)
+}
+
+// ackOf reads the server's answer to a commit.
+func checkAck(m *nats.Msg, fl *inflightCommit) error {
+	seq, err := ackSeq(m)
+	if err == nil && seq != fl.lastSeq() {
+		err = bus.Errorf(bus.CodeInternal, "a commit landed at %d, and not at %d", seq, fl.lastSeq())
+	}
+	return err
+}
+
+// seqOf reads where the server has stored the last message.
+func ackSeq(m *nats.Msg) (uint64, error) {
+	if len(m.Data) == 0 && m.Header.Get("Status") != "" {
+		return 0, nats.ErrNoResponders
+	}
+	var ack struct {
+		Error *jetstream.APIError `json:"error"`
+		Seq   uint64              `json:"seq"`
+	}
+	if err := json.Unmarshal(m.Data, &ack); err != nil {
+		return 0, err
+	}
+	if ack.Error != nil {
+		return 0, ack.Error
+	}
+	return ack.Seq, nil
+}
+
+// batchNumbers are made once: every message of a batch carries one.
+var batchNumbers = func() (out [1001][]string) {
+	for i := range out {
+		out[i] = []string{strconv.Itoa(i + 1)}
+	}
+	return out
+}()
+
+// messages are the commit as the log keeps it; the record is the last.
+func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
+	msgs := make([]*nats.Msg, 0, len(c.Entries)+len(c.DeadLetters)+len(c.ClosedGroups)+len(c.Sources)+2*len(c.Resolved)+1)
+	subjects := map[*flow.Lane]string{}
+	label := make([]byte, 0, 256)
+	for _, e := range c.Entries {
+		subject := subjects[e.Lane]
+		if subject == "" {
+			subject = j.at.Items(e.Lane.StreamName(), e.Lane.Priority)
+			subjects[e.Lane] = subject
+		}
+		label = appendLabel(label[:0], e.Ordinal, e.BodyRef, &e.Item)
+		m := &nats.Msg{Subject: subject, Header: nats.Header{headerItem: {string(label)}}}
+		if e.BodyRef == nil {
+			m.Data = e.Body
+		}
+		msgs = append(msgs, m)
+	}
+	for i, d := range c.DeadLetters {
+		text, err := d.Encode(headerRoom / 2)
+		if err != nil {
+			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: a dead letter: %w", j.at.Name, err)
+		}
+		id := strconv.FormatUint(c.Number, 36) + "-" + strconv.Itoa(i)
+		m := &nats.Msg{Subject: j.at.Dead(d.Stage, id), Header: nats.Header{headerLetter: {text}}}
+		if d.BodyRef == nil {
+			m.Data = d.Body
+		}
+		msgs = append(msgs, m)
+	}
+	for _, g := range c.ClosedGroups {
+		text, _ := json.Marshal(closedGroupRecord{Group: g.Group, Missing: g.Missing, At: c.Checkpoint.At.UnixMilli()}) // a string and a number
+		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.Stage, subjectToken(g.Group)), Data: text, Header: ttlHeader(max(g.Remember, time.Second))})
+	}
+	for name, seq := range c.Sources {
+		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: ttlHeader(producerTTL)})
+	}
+	for _, r := range c.Resolved { // which makes room; that it was ended is in its block
+		msgs = append(msgs, &nats.Msg{Subject: r.Subject, Header: ttlHeader(tombstoneTTL)})
+	}
+	for block, text := range c.ResolvedBlocks {
+		m := &nats.Msg{Subject: j.at.Ended(strconv.FormatUint(block, 10)), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}
+		if text == nil {
+			m.Header = ttlHeader(tombstoneTTL)
+		}
+		msgs = append(msgs, m)
+	}
+	tries, err := j.retryMessages(c)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: what went wrong with an item: %w", j.at.Name, err)
+	}
+	msgs = append(msgs, tries...)
+	text, err := c.Checkpoint.Encode()
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: its record: %w", j.at.Name, err)
+	}
+	if len(msgs) == 1 && len(c.Entries) == 1 && len(text) < headerRoom/2 { // one message needs no batch
+		msgs[0].Header[headerCheckpoint] = []string{string(text)}
+		return msgs, nil
+	}
+	return append(msgs, &nats.Msg{Subject: j.at.State(), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}), nil
+}
+
+// closedRecord is a group that was handed over, in the log.
+type closedGroupRecord struct {
+	Group   string `json:"group"`
+	Missing int    `json:"left"`
+	At      int64  `json:"at"` // milliseconds since 1970
+}
+
+// lasting is the header of a message that replaces the one before it, and is forgotten after a while.
+func ttlHeader(d time.Duration) nats.Header {
+	return nats.Header{headerRollup: {rollupSubject}, jetstream.MsgTTLHeader: {d.String()}}
+}
+
+// tokenOf makes any text a word of a subject.
+func subjectToken(text string) string {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(text)) // never fails
+	return strconv.FormatUint(h.Sum64(), 36)
+}
+
+// remove lets go of items one by one, and of their bodies.
+func (j *journal) deleteCompleted(ctx context.Context, l *flow.Lane, strays []flow.CompletedItem) error {
+	var items, parts []uint64
+	for _, st := range strays {
+		items, parts = append(items, st.Seq), append(parts, st.Body.All()...)
+	}
+	if err := deleteMessages(ctx, j.stream, items); err != nil || len(parts) == 0 {
+		return err
+	}
+	return j.deleteBodies(ctx, l.Bodies, parts)
+}
+
+// removeBodies lets go of messages of a shelf.
+func (j *journal) deleteBodies(ctx context.Context, sh *flow.BodyStream, parts []uint64) error {
+	s, err := j.bodyStream(ctx, sh, false)
+	if err != nil {
+		return err
+	}
+	return deleteMessages(ctx, s, parts)
+}
+
+// purge lets go of the items of a lane up to a mark, and of their bodies.
+func (j *journal) purge(ctx context.Context, l *flow.Lane, m flow.PurgePoint) error {
+	stream := l.StreamName()
+	err := j.stream.Purge(ctx, jetstream.WithPurgeSubject(j.at.Items(stream, l.Priority)), jetstream.WithPurgeSequence(m.Seq+1))
+	if m.BodySeq == 0 || err != nil {
+		return err
+	}
+	s, err := j.bodyStream(ctx, l.Bodies, false)
+	if err == nil {
+		err = s.Purge(ctx, jetstream.WithPurgeSequence(m.BodySeq+1))
+	}
+	return err
+}

@@ -1,0 +1,199 @@
+package pipeline
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"sync"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/dispatch"
+	"troupe/pipeline/flow"
+	"troupe/pipeline/spec"
+	"troupe/roles"
+)
+
+// rankWorker calls a method of one rank for each task. The call is sent in the order of hand-out; its answer comes to a
+// goroutine of its own, of which there are no more than credits.
+type rankWorker struct {
+	p    *Pipeline
+	rank roles.Worker
+
+	mu      sync.Mutex // guards what follows
+	cancels map[uint64]context.CancelCauseFunc
+}
+
+// styleMeta tells the host of a method that its argument is an item, which anybody may have put: {"pipeline": style}.
+var styleMeta = map[spec.Style][]byte{spec.Bodies: metaOf(spec.Bodies), spec.Items: metaOf(spec.Items)}
+
+func metaOf(s spec.Style) []byte {
+	body, _ := bus.Marshal(map[string]spec.Style{"pipeline": s}) // a text
+	return body
+}
+
+// StyleOf says from the metadata of a call how a pipeline has made it; empty: it is no pipeline's.
+func StyleOf(meta []byte) spec.Style {
+	for style, m := range styleMeta {
+		if bytes.Equal(meta, m) {
+			return style
+		}
+	}
+	return ""
+}
+
+func (w *rankWorker) start(t *flow.Task) {
+	ctx, cancel := context.WithCancelCause(w.p.ctx)
+	w.mu.Lock()
+	w.cancels[t.Id] = cancel
+	w.mu.Unlock()
+	arg, err := argument(t)
+	var f *dispatch.Future
+	if err == nil {
+		f, err = w.rank.Go(ctx, dispatch.Call{Method: t.Stage.Spec.Method, Args: []any{arg}, Timeout: t.Stage.Spec.Timeout, Meta: styleMeta[t.Stage.Spec.Style], NoWait: true})
+	}
+	w.p.group.Go(bus.Guard(func() {
+		defer cancel(nil)
+		o := &resultEvent{flow.Result{TaskID: t.Id, Stage: t.Stage}}
+		if err == nil {
+			o.Outs, err = outputsOf(ctx, f, t)
+		}
+		w.mu.Lock()
+		delete(w.cancels, t.Id)
+		w.mu.Unlock()
+		w.report(ctx, t, o, err)
+	}))
+}
+
+// tell says what came of the task. A worker that is gone is taken out of the stage, with all it had.
+func (w *rankWorker) report(ctx context.Context, t *flow.Task, o *resultEvent, err error) {
+	o.Err = err
+	switch {
+	case err == nil:
+	case errors.Is(context.Cause(ctx), errRevoked):
+		o.Kind = flow.Revoked
+	case isWorkerLost(err):
+		w.p.inbox.push(eventFunc(func(p *Pipeline) {
+			if p.workers[t.Worker] == worker(w) {
+				p.removeLostWorker(t.Stage, t.Worker, 0, err)
+			}
+		}))
+		return
+	default:
+		o.Kind = flow.Failed
+	}
+	w.p.inbox.push(o)
+}
+
+// goneFor says that the error means the end of the worker, not of the call.
+func isWorkerLost(err error) bool {
+	code := bus.CodeOf(err)
+	return code == bus.CodeWorkerLost || code == bus.CodeNotFound && errors.Is(err, bus.ErrNotFound) && !isMethodMissing(err) || code == bus.CodeClosed
+}
+
+// isDisplaced says that the rank did not die by itself: its role is restarted because of another rank, it was asked to stop, as
+// a drain does, or its role is over. What it had in hand is not to blame.
+func (w *rankWorker) isDisplaced(why error) bool {
+	if code := bus.CodeOf(why); code == bus.CodeNotFound || code == bus.CodeClosed {
+		return true
+	}
+	c, rank := w.rank.Cluster(), w.rank.Rank()
+	for cause := why; cause != nil; cause = errors.Unwrap(cause) {
+		if e, ok := cause.(*bus.Error); ok && e.Role == c.Name() && e.Rank >= 0 && e.Rank != rank {
+			return true
+		}
+	}
+	beats := c.Health()
+	return rank < len(beats) && beats[rank].State == actors.Stopped
+}
+
+// isMethodMissing tells a role that has ended from a method that it does not have.
+func isMethodMissing(err error) bool {
+	var e *bus.Error
+	return errors.As(err, &e) && e.Rank >= 0
+}
+
+// cancel takes the task back, or aborts it: by the stage's abort method if it has one, which lets the rank answer with
+// what it has.
+func (w *rankWorker) cancel(t *flow.Task, abort bool) {
+	if abort && t.Stage.Spec.AbortMethod != "" {
+		w.p.group.Go(bus.Guard(func() {
+			for _, e := range t.Entries {
+				f, err := w.rank.Go(w.p.ctx, dispatch.Call{Method: t.Stage.Spec.AbortMethod, Args: []any{e.ID}, Control: true, Timeout: requestTimeout})
+				if err == nil {
+					err = f.Wait(w.p.ctx)
+				}
+				if err != nil {
+					w.cancelTask(t.Id, ErrAborted) // it does not listen: no partial result
+				}
+			}
+		}))
+		return
+	}
+	why := error(errRevoked)
+	if abort {
+		why = ErrAborted
+	}
+	w.cancelTask(t.Id, why)
+}
+
+func (w *rankWorker) cancelTask(id uint64, why error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if cancel := w.cancels[id]; cancel != nil {
+		cancel(why)
+	}
+}
+
+// abandon gives up every call: the rank is dead.
+func (w *rankWorker) cancelAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, cancel := range w.cancels {
+		cancel(errRevoked)
+	}
+}
+
+// argument is what the method gets.
+func argument(t *flow.Task) (any, error) {
+	items := make([]wireItem, len(t.Entries))
+	bodies := make([]bus.Raw, len(t.Entries))
+	for i, e := range t.Entries {
+		items[i], bodies[i] = toWire(&e.Item), e.Body
+		if len(e.Body) == 0 {
+			items[i].Body, bodies[i] = bus.Raw{0xc0}, bus.Raw{0xc0}
+		}
+	}
+	switch {
+	case t.Stage.Spec.Style == spec.Items && t.Grouped:
+		return items, nil
+	case t.Stage.Spec.Style == spec.Items:
+		return items[0], nil
+	case t.Grouped:
+		return bodies, nil
+	}
+	return bodies[0], nil
+}
+
+// answerOf waits for the rank's answer and reads the outputs in it.
+func outputsOf(ctx context.Context, f *dispatch.Future, t *flow.Task) ([]spec.Out, error) {
+	if t.Stage.Spec.Style == spec.Items {
+		answers, err := dispatch.AwaitEach[[]wireItem](ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		outs := make([]spec.Out, len(answers[0]))
+		for i, w := range answers[0] {
+			outs[i] = spec.Out{To: w.To, Item: w.item()}
+		}
+		return outs, nil
+	}
+	answers, err := dispatch.AwaitEach[bus.Raw](ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	if answers[0].IsNil() || len(t.Stage.Outputs) == 0 {
+		return nil, nil
+	}
+	return []spec.Out{{Item: spec.Item{Body: answers[0]}}}, nil
+}

@@ -1,0 +1,71 @@
+package pipeline
+
+import (
+	"context"
+	"encoding/json"
+	"strconv"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+	"troupe/pipeline/flow"
+)
+
+// triesMessages are the tries of a commit in the log: those that are new, and those that go with their items. There is one
+// for an item, the last.
+func (j *journal) retryMessages(c *flow.Commit) (out []*nats.Msg, err error) {
+	at := map[string]int{}
+	add := func(e *flow.Entry, m *nats.Msg) {
+		m.Subject = j.at.Tries(e.Lane.StreamName(), e.Lane.Priority, strconv.FormatUint(e.Ordinal, 10))
+		if i, twice := at[m.Subject]; twice {
+			out[i] = m
+			return
+		}
+		at[m.Subject] = len(out)
+		out = append(out, m)
+	}
+	noted, gone := c.RetryStates()
+	for _, e := range noted {
+		text, err := json.Marshal(e.Retries.Truncated())
+		if err != nil {
+			return nil, err
+		}
+		add(e, &nats.Msg{Data: text, Header: nats.Header{headerRollup: {rollupSubject}}})
+	}
+	for _, e := range gone {
+		add(e, &nats.Msg{Header: ttlHeader(tombstoneTTL)})
+	}
+	return out, nil
+}
+
+// recallTries reads back what has gone wrong with items that are not done. What lies there of items that are, or under what was
+// written later, was left by an engine that was killed, or came back when a server was.
+func (p *Pipeline) restoreRetries(ctx context.Context) error {
+	var stale []uint64
+	defer func() { p.garbage.add(stale) }()
+	for l := range p.flow.Lanes() {
+		at := map[uint64]uint64{}
+		err := p.journal.each(ctx, p.at.Tries(l.StreamName(), l.Priority, "*"), func(m jetstream.Msg, seq uint64) error {
+			n, err := strconv.ParseUint(lastToken(m.Subject()), 10, 64)
+			if err != nil || len(m.Data()) == 0 {
+				return err
+			}
+			if l.IsDone(n) {
+				stale = append(stale, seq)
+				return nil
+			}
+			if before := at[n]; before > 0 { // the newest counts
+				stale = append(stale, before)
+			}
+			at[n] = seq
+			t := &flow.RetryState{}
+			l.RestoreRetries(n, t)
+			return json.Unmarshal(m.Data(), t)
+		})
+		if err != nil {
+			return bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", p.at.Name, err)
+		}
+	}
+	return nil
+}

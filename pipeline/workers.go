@@ -1,0 +1,143 @@
+package pipeline
+
+import (
+	"context"
+	"fmt"
+
+	"troupe/bus"
+	"troupe/pipeline/flow"
+	"troupe/roles"
+)
+
+// staff gives every stage its workers.
+func (p *Pipeline) startWorkers() error {
+	for _, s := range p.flow.Stages {
+		if s.Spec.Func != nil {
+			p.addFuncWorker(s)
+			continue
+		}
+		for _, c := range p.cfg.Clusters {
+			if c.Name() == s.Spec.Role {
+				if err := p.addRankWorkers(s, c, nil); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// hire makes goroutines for a function.
+func (p *Pipeline) addFuncWorker(s *flow.StageState) {
+	credits := s.Spec.Workers * s.Spec.InFlight
+	h := p.flow.AddWorker(s, "func", credits)
+	p.workers[h] = newFuncWorker(p, s, s.Spec.Workers, credits)
+}
+
+// enlist makes workers of ranks of a cluster; no ranks: all.
+func (p *Pipeline) addRankWorkers(s *flow.StageState, c *roles.Cluster, ranks []int) error {
+	if len(ranks) == 0 {
+		for r := range c.WorldSize() {
+			ranks = append(ranks, r)
+		}
+	}
+	for _, r := range ranks {
+		rank, err := c.Worker(r)
+		if err != nil {
+			return err
+		}
+		h := p.flow.AddWorker(s, fmt.Sprintf("%s[%d]", c.Name(), r), s.Spec.InFlight)
+		h.Generation = generationOf(rank)
+		h.Suspended = s.Spec.Workers > 0 && len(s.Workers.All) > s.Spec.Workers
+		p.workers[h] = &rankWorker{p: p, rank: rank, cancels: map[uint64]context.CancelCauseFunc{}}
+	}
+	return nil
+}
+
+// Join gives a stage more workers: ranks of a cluster, or all of them.
+func (p *Pipeline) Join(ctx context.Context, to string, c *roles.Cluster, ranks ...int) error {
+	return p.inStage(ctx, to, func(s *flow.StageState) error {
+		if s.Spec.Func != nil {
+			return bus.Errorf(bus.CodeInvalid, "stage %s is a function and has no ranks; use Scale", to)
+		}
+		return p.addRankWorkers(s, c, ranks)
+	})
+}
+
+// Leave takes ranks of a cluster out of a stage, all of them if none is named. They get nothing more, and it waits until
+// they have finished what they have.
+func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks ...int) error {
+	var left []*flow.WorkerSlots
+	err := p.inStage(ctx, to, func(s *flow.StageState) error {
+		for _, h := range p.workersOf(s, c, ranks) {
+			h.Draining = true
+			p.flow.Unassign(s, h)
+			left = append(left, h)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.awaitState(ctx, func(p *Pipeline) bool {
+		for _, h := range left {
+			if h.Running > 0 {
+				return false
+			}
+		}
+		s := p.flow.StageNamed(to)
+		for _, h := range left {
+			p.flow.RemoveWorker(s, h, flow.Revoked, 0, nil)
+			delete(p.workers, h)
+		}
+		return true
+	})
+}
+
+// Lost says that ranks of a cluster are dead, all of them if none is named: what they had is handed to others at once.
+// Whoever learns of a death calls it; calls that fail because of one have the same effect.
+func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why error, ranks ...int) error {
+	return p.inStage(ctx, to, func(s *flow.StageState) error {
+		all, tasks := p.workersOf(s, c, ranks), 0
+		for _, h := range all {
+			tasks += h.Running
+		}
+		for _, h := range all {
+			p.removeLostWorker(s, h, tasks-h.Running, why)
+		}
+		return nil
+	})
+}
+
+// gone takes a dead worker out of its stage, in the loop. Those that died with it had so many other tasks.
+func (p *Pipeline) removeLostWorker(s *flow.StageState, h *flow.WorkerSlots, others int, why error) {
+	w, ok := p.workers[h].(*rankWorker)
+	delete(p.workers, h)
+	end := flow.WorkerLost
+	if ok && w.isDisplaced(why) {
+		end = flow.WorkerStopped
+	}
+	p.flow.RemoveWorker(s, h, end, others, why)
+	if ok {
+		w.cancelAll()
+		p.awaitRestart(s, w.rank, h.Generation)
+	}
+}
+
+func (p *Pipeline) workersOf(s *flow.StageState, c *roles.Cluster, ranks []int) []*flow.WorkerSlots {
+	var out []*flow.WorkerSlots
+	for _, h := range s.Workers.All {
+		w, ok := p.workers[h].(*rankWorker)
+		if !ok || w.rank.Cluster() != c {
+			continue
+		}
+		wanted := len(ranks) == 0
+		for _, r := range ranks {
+			wanted = wanted || r == w.rank.Rank()
+		}
+		if wanted {
+			out = append(out, h)
+		}
+	}
+	return out
+}
