@@ -12,9 +12,9 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// bodies is the stream of a shelf; made if it is not there and create says so. A large body goes ahead of the commit of
-// its item, and counts only when the item that names it is committed. Each lane has a shelf: what is done goes from its
-// beginning, whole files at a time, where one stream for all would be read through for it.
+// bodyStream opens a body stream, and creates or updates it if create is set. A large body is stored before the commit
+// of its item and counts only once an item refers to it. Each lane has a body stream of its own: completed bodies are
+// then purged from its beginning, whole files at a time.
 func (j *journal) bodyStream(ctx context.Context, sh *flow.BodyStream, create bool) (jetstream.Stream, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -35,12 +35,12 @@ func (j *journal) bodyStream(ctx context.Context, sh *flow.BodyStream, create bo
 	return s, err
 }
 
-// differs says that a stream was made for other bounds, or another number of replicas.
+// differs reports whether a stream has other bounds or replicas than wanted.
 func differs(have, want jetstream.StreamConfig) bool {
 	return have.MaxBytes != want.MaxBytes || have.Replicas != max(1, want.Replicas)
 }
 
-// lastBody is where the bodies of a shelf end; 0: it has none.
+// lastBodySeq is the last sequence of a body stream; 0: it has none.
 func (j *journal) lastBodySeq(ctx context.Context, sh *flow.BodyStream) (uint64, error) {
 	s, err := j.bodyStream(ctx, sh, false)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -56,7 +56,8 @@ func (j *journal) lastBodySeq(ctx context.Context, sh *flow.BodyStream) (uint64,
 	return info.State.LastSeq, nil
 }
 
-// bodyReader reads the bodies of a shelf, in order. Those in between belong to items that are done, or never came to be.
+// bodyReader reads the bodies of a stream in order. Messages in between belong to completed items, or to items that
+// were never committed.
 type bodyReader struct{ consumer jetstream.Consumer }
 
 const chunksPerFetch = 16
@@ -73,7 +74,7 @@ func (j *journal) newBodyReader(ctx context.Context, sh *flow.BodyStream, from u
 	return &bodyReader{c}, err
 }
 
-// read reads on until it has the body that lies at a place.
+// read reads on to the body at the given sequences.
 func (r *bodyReader) read(ctx context.Context, at flow.SeqRanges, size int) ([]byte, error) {
 	seqs := at.All()
 	body := make([]byte, 0, size)
@@ -96,23 +97,23 @@ func (r *bodyReader) read(ctx context.Context, at flow.SeqRanges, size int) ([]b
 			case len(seqs) > 0 && seq == seqs[0]:
 				body, seqs = append(body, m.Data()...), seqs[1:]
 			case len(seqs) > 0 && seq > seqs[0]:
-				return nil, bus.Errorf(bus.CodeNotFound, "the body at %d is not in the log", seqs[0])
+				return nil, bus.Errorf(bus.CodeNotFound, "the body at sequence %d is missing", seqs[0])
 			}
 		}
 		if err := batch.Error(); err != nil {
 			return nil, err
 		}
 		if n == 0 {
-			return nil, bus.Errorf(bus.CodeTimedOut, "the body at %d did not come", seqs[0])
+			return nil, bus.Errorf(bus.CodeTimedOut, "the body at sequence %d was not delivered", seqs[0])
 		}
 	}
 	if len(body) != size {
-		return nil, bus.Errorf(bus.CodeMalformed, "a body at %v has %d bytes, and not %d", at, len(body), size)
+		return nil, bus.Errorf(bus.CodeMalformed, "the body at %v has %d bytes instead of %d", at, len(body), size)
 	}
 	return body, nil
 }
 
-// readOne reads one body from its shelf.
+// readBody reads one body.
 func (j *journal) readBody(ctx context.Context, sh *flow.BodyStream, at flow.SeqRanges, size int) ([]byte, error) {
 	r, err := j.newBodyReader(ctx, sh, at[0][0])
 	if err != nil {
@@ -124,14 +125,13 @@ func (j *journal) readBody(ctx context.Context, sh *flow.BodyStream, at flow.Seq
 
 func (r *bodyReader) close(ctx context.Context, j *journal, sh *flow.BodyStream) {
 	if s, err := j.bodyStream(ctx, sh, false); err == nil {
-		_ = s.DeleteConsumer(context.WithoutCancel(ctx), r.consumer.CachedInfo().Name) // else it goes by itself
+		_ = s.DeleteConsumer(context.WithoutCancel(ctx), r.consumer.CachedInfo().Name) // otherwise it expires
 	}
 }
 
-// removals is how many messages are let go of at the same time.
 const maxDeletesInFlight = 32
 
-// removeAll lets go of messages one by one. One that the server does not have is gone.
+// deleteMessages deletes messages one by one. A message that does not exist is no error.
 func deleteMessages(ctx context.Context, s jetstream.Stream, seqs []uint64) error {
 	var group sync.WaitGroup
 	var mu sync.Mutex

@@ -13,29 +13,29 @@ import (
 )
 
 const (
-	largeBodyMin     = 16 << 10 // from here on a body is stored apart
-	maxBatchMessages = 500      // messages that are sent before the server has answered
-	maxBatchBytes    = 4 << 20  // and their bytes
-	maxChunk         = 1 << 20  // of a body, in one message
-	minPayload       = 64 << 10 // what a server has to take in one message
+	largeBodyMin     = 16 << 10 // larger bodies go to a body stream
+	maxBatchMessages = 500      // sent before the server has acknowledged one
+	maxBatchBytes    = 4 << 20
+	maxChunk         = 1 << 20  // bytes of a body in one message
+	minPayload       = 64 << 10 // payload that a server must accept
 )
 
-// bodyWriter stores the large bodies of one shelf ahead of the commits that name them, in order, as many at once as have
-// come while the ones before were being stored. The flow bounds what waits: it hands nothing out while much does.
+// bodyWriter stores the large bodies of one body stream before the commits that refer to them, in order, in batches.
+// The flow bounds what waits: it starts no tasks while many bytes do.
 type bodyWriter struct {
 	p      *Pipeline
 	stream *flow.BodyStream
-	wakeCh chan struct{} // holds one
+	wakeCh chan struct{} // capacity one
 	inbox  string
 	ackCh  chan *nats.Msg
-	number uint64 // of what was sent
+	number uint64 // of the last message sent
 	ways   ways
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	waiting []*flow.PendingBody
 }
 
-// storeBodies gives bodies to the writers of their shelves, in the loop.
+// storeBodies passes bodies to the writers of their streams. It is called in the loop.
 func (p *Pipeline) storeBodies(bodies []*flow.PendingBody) {
 	for _, b := range bodies {
 		w := p.bodyWriters[b.Stream]
@@ -58,7 +58,7 @@ func (w *bodyWriter) push(b *flow.PendingBody) {
 	}
 }
 
-// take returns the next to store, in order: several small ones, or one that is large.
+// take returns the next bodies to store, in order: several small ones or a large one.
 func (w *bodyWriter) take() []*flow.PendingBody {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -99,13 +99,13 @@ func (w *bodyWriter) run() {
 	}
 }
 
-// part is one message of a body.
+// chunk is one message of a body.
 type chunk struct {
 	of   *flow.PendingBody
 	data []byte
 }
 
-// storeAll stores bodies, cut into messages, some of those at a time. It reports false when the pipeline ends first.
+// storeAll stores bodies in chunks. It reports false when the pipeline ends first.
 func (w *bodyWriter) storeAll(bodies []*flow.PendingBody) bool {
 	size := min(maxChunk, int(w.p.cfg.Bus.Conn().MaxPayload())-headerRoom)
 	var some []chunk
@@ -126,8 +126,8 @@ func (w *bodyWriter) storeAll(bodies []*flow.PendingBody) bool {
 	return w.store(some)
 }
 
-// store tries until the parts are stored; it reports false when the pipeline ends first. One that is stored twice, because
-// an answer was lost, is in nobody's way and is let go of with its neighbours.
+// store retries until the chunks are stored; it reports false when the pipeline ends first. A chunk that is stored
+// twice, because an acknowledgement was lost, is purged with its neighbours.
 func (w *bodyWriter) store(parts []chunk) bool {
 	pause := minBackoff
 	for attempt := 1; ; attempt++ {
@@ -143,12 +143,12 @@ func (w *bodyWriter) store(parts []chunk) bool {
 			return false
 		}
 		if pause = min(2*pause, maxBackoff); attempt == 5 {
-			w.p.cfg.Logger.Warn("pipeline: bodies cannot be stored; trying again", "pipeline", w.p.at.Name, "stream", w.stream.Name, "error", err)
+			w.p.cfg.Logger.Warn("pipeline: large bodies cannot be stored; retrying", "pipeline", w.p.at.Name, "stream", w.stream.Name, "error", err)
 		}
 	}
 }
 
-// try sends the parts and waits until all of them are stored.
+// try sends the chunks and waits until all are stored.
 func (w *bodyWriter) try(parts []chunk) ([]uint64, error) {
 	ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptTimeout)
 	defer cancel()
@@ -164,11 +164,11 @@ func (w *bodyWriter) try(parts []chunk) ([]uint64, error) {
 	return seqs, err
 }
 
-// send publishes the parts, in one batch with one answer or each with its own, and gathers where they lie.
+// send publishes the chunks, as a batch with one acknowledgement or each with its own, and returns their sequences.
 func (w *bodyWriter) send(ctx context.Context, parts []chunk, batch bool) ([]uint64, error) {
 	nc := w.p.cfg.Bus.Conn()
 	subject := w.p.at.Bodies(w.stream.Name, w.stream.Priority)
-	w.number += uint64(len(parts)) // an answer to an earlier attempt has a smaller one
+	w.number += uint64(len(parts)) // acknowledgements of earlier attempts have lower numbers
 	first := w.number - uint64(len(parts)) + 1
 	id := []string{w.p.journal.engine + "." + strconv.FormatUint(first, 36)}
 	for i, part := range parts {
@@ -190,7 +190,7 @@ func (w *bodyWriter) send(ctx context.Context, parts []chunk, batch bool) ([]uin
 	return w.gather(ctx, first, len(parts), batch)
 }
 
-// gather reads the server's answers: where each part lies; 0: that is not known.
+// gather reads the acknowledgements: the sequence of each chunk; 0: unknown.
 func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool) ([]uint64, error) {
 	seqs := make([]uint64, n)
 	var failed error
@@ -218,7 +218,7 @@ func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool
 			return seqs, err
 		}
 		if seq < uint64(n) {
-			return nil, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to %d", n, seq)
+			return nil, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to sequence %d", n, seq)
 		}
 		for i := range seqs {
 			seqs[i] = seq - uint64(n-1-i)

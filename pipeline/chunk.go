@@ -14,19 +14,19 @@ import (
 
 const (
 	headerError    = "Troupe-Error"
-	chunksInFlight = 4 // parts of one body that are on their way
+	chunksInFlight = 4 // of one body
 	chunkAttempts  = 3
 )
 
-// partRequest asks for a part of a body that another process has. Bodies are pulled: who receives says how fast.
+// chunkRequest asks another process for a chunk of a body. The receiver pulls, so it sets the pace.
 type chunkRequest struct {
-	Of   uint64 `json:"of"`   // which put, or which loan
-	Item int    `json:"item"` // which of its items
+	Of   uint64 `json:"of"`   // number of the put, or id of the claim
+	Item int    `json:"item"` // index of the item
 	At   int    `json:"at"`
 	Len  int    `json:"len"`
 }
 
-// servePart answers a request for a part of what find knows; nil: it has no such body, or not any more.
+// serveChunk answers a request for a chunk of a body; find returns nil for a body that does not exist any more.
 func serveChunk(m *nats.Msg, find func(of uint64, item int) []byte) {
 	var r chunkRequest
 	err := json.Unmarshal(m.Data, &r)
@@ -37,16 +37,16 @@ func serveChunk(m *nats.Msg, find func(of uint64, item int) []byte) {
 	reply := &nats.Msg{}
 	switch {
 	case err != nil:
-		reply.Header = nats.Header{headerError: {"the request for a part cannot be read"}}
+		reply.Header = nats.Header{headerError: {"malformed chunk request"}}
 	case r.At < 0 || r.Len < 0 || r.At+r.Len > len(body):
-		reply.Header = nats.Header{headerError: {"there is no such body, or not any more"}}
+		reply.Header = nats.Header{headerError: {"the body does not exist any more"}}
 	default:
 		reply.Data = body[r.At : r.At+r.Len]
 	}
-	_ = m.RespondMsg(reply) // who asked is told, or asks again
+	_ = m.RespondMsg(reply) // a lost answer is requested again
 }
 
-// pullBody fetches a body, some parts at a time.
+// fetchBody fetches a body, several chunks at a time.
 func fetchBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item, size int) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -64,7 +64,7 @@ func fetchBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item,
 				n := min(step, size-at)
 				data, err := fetchChunk(ctx, nc, from, chunkRequest{Of: of, Item: item, At: at, Len: n})
 				if err == nil && len(data) != n {
-					err = bus.Errorf(bus.CodeMalformed, "a part of %d bytes has %d", n, len(data))
+					err = bus.Errorf(bus.CodeMalformed, "a chunk has %[2]d bytes instead of %[1]d", n, len(data))
 				}
 				if err != nil {
 					cancel(err)
@@ -76,12 +76,12 @@ func fetchBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item,
 	}
 	group.Wait()
 	if err := context.Cause(ctx); err != nil {
-		return nil, bus.Errorf(bus.CodeUnavailable, "a body of %d bytes could not be fetched: %w", size, err)
+		return nil, bus.Errorf(bus.CodeUnavailable, "fetch a body of %d bytes: %w", size, err)
 	}
 	return body, nil
 }
 
-// pullPart asks for one part; what is lost is asked for again.
+// fetchChunk fetches one chunk, with retries.
 func fetchChunk(ctx context.Context, nc *nats.Conn, from string, r chunkRequest) ([]byte, error) {
 	text, err := json.Marshal(r)
 	if err != nil {

@@ -14,19 +14,19 @@ import (
 
 const (
 	defaultClaimTimeout = 30 * time.Second
-	maxClaimItems       = 100 // items
+	maxClaimItems       = 100
 	holderCheckInterval = 500 * time.Millisecond
-	holderTimeout       = 4 * time.Second // so long a connection may take to come back
+	holderTimeout       = 4 * time.Second // time for a connection to come back
 )
 
-// loan is a batch for another process, on the wire.
+// claimResponse is claimed items on the wire.
 type claimResponse struct {
 	ID    uint64        `json:"id"`
-	For   int64         `json:"for_ms"` // how long, unless it is prolonged
+	For   int64         `json:"for_ms"` // timeout in milliseconds, unless it is extended
 	Items []ClaimedItem `json:"items"`
 }
 
-// LentItem is an item of a sink, as another process sees it.
+// ClaimedItem is an item of a sink that another process has claimed.
 type ClaimedItem struct {
 	ID       string       `json:"id"`
 	Key      string       `json:"key,omitempty"`
@@ -35,20 +35,20 @@ type ClaimedItem struct {
 	Priority int          `json:"priority,omitempty"`
 	Version  spec.Version `json:"version"`
 	Body     []byte       `json:"body,omitempty"`
-	Size     int          `json:"apart,omitempty"` // on the wire: the bytes of a body that is fetched apart
+	Size     int          `json:"apart,omitempty"` // on the wire: length of a body that has to be fetched
 }
 
-// loans are what other processes have of the sinks.
+// openClaims is the claims of other processes.
 type openClaims struct {
-	mu   sync.Mutex // guards what follows
+	mu   sync.Mutex // guards the following fields
 	byID map[uint64]*openClaim
 }
 
 type openClaim struct {
 	batch      *Batch
-	holder     string        // the subject that who has it listens to; empty: it does not say
-	extendedCh chan struct{} // holds one: it was prolonged
-	doneCh     chan struct{} // closed when it is over
+	holder     string        // subject that the holder answers on while it lives; empty: none
+	extendedCh chan struct{} // capacity one: the holder extended the claim
+	doneCh     chan struct{} // closed when the claim has ended
 }
 
 func (l *openClaims) find(id uint64) *openClaim {
@@ -57,7 +57,7 @@ func (l *openClaims) find(id uint64) *openClaim {
 	return l.byID[id]
 }
 
-// remove takes a loan out; nil: it is over.
+// remove removes a claim; nil: it has ended.
 func (l *openClaims) remove(id uint64) *openClaim {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -69,7 +69,7 @@ func (l *openClaims) remove(id uint64) *openClaim {
 	return o
 }
 
-// lend takes items out of a sink for another process; none is no error.
+// claimItems takes items from a sink for another process; none is no error.
 func (p *Pipeline) claimItems(ctx context.Context, stream string, n int, holder string) (claimResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout/5)
 	defer cancel()
@@ -88,7 +88,7 @@ func (p *Pipeline) claimItems(ctx context.Context, stream string, n int, holder 
 	return p.encodeClaim(b), nil
 }
 
-// loanOf is a batch on the wire: what does not fit into one message with the others is fetched apart.
+// encodeClaim encodes a batch; bodies that do not fit into one message are fetched separately.
 func (p *Pipeline) encodeClaim(b *Batch) claimResponse {
 	l := claimResponse{ID: b.id, For: p.cfg.ClaimTimeout.Milliseconds()}
 	room := int(p.cfg.Bus.Conn().MaxPayload()) / 2
@@ -105,8 +105,8 @@ func (p *Pipeline) encodeClaim(b *Batch) claimResponse {
 	return l
 }
 
-// callIn puts a loan's items back when nobody has said for too long that he still has them, or the server has known of nobody
-// who holds them for longer than a connection takes to come back.
+// watchClaim returns the items of a claim that was not extended in time, or whose holder has had no subscription for
+// longer than a reconnect takes.
 func (p *Pipeline) watchClaim(o *openClaim) {
 	look := time.NewTicker(holderCheckInterval)
 	defer look.Stop()
@@ -127,11 +127,11 @@ func (p *Pipeline) watchClaim(o *openClaim) {
 		}
 	}
 	if p.claims.remove(o.batch.id) != nil {
-		_ = o.batch.Nak(p.ctx) // it fails only with the pipeline
+		_ = o.batch.Nak(p.ctx) // fails only if the pipeline ends
 	}
 }
 
-// missing reports whether the server says that nobody listens there. One who listens and does not answer may be busy.
+// isGone reports whether the holder has no subscription. A holder that does not answer may be busy.
 func (p *Pipeline) isGone(holder string) bool {
 	if holder == "" {
 		return false
@@ -142,7 +142,7 @@ func (p *Pipeline) isGone(holder string) bool {
 	return errors.Is(err, nats.ErrNoResponders)
 }
 
-// keep prolongs loans, and settle ends them: their items are done, or go back.
+// extendClaims extends the timeout of claims.
 func (p *Pipeline) extendClaims(ids []uint64) error {
 	for _, id := range ids {
 		o := p.claims.find(id)
@@ -157,7 +157,7 @@ func (p *Pipeline) extendClaims(ids []uint64) error {
 	return nil
 }
 
-var errClaimExpired = bus.Errorf(bus.CodeNotFound, "the items have gone back to their sink: nobody said in time that he still had them, or the pipeline was opened anew")
+var errClaimExpired = bus.Errorf(bus.CodeNotFound, "the claim has expired and its items are back in their sink: it was not extended in time, or the pipeline was restarted")
 
 func (p *Pipeline) settleClaims(ctx context.Context, ids []uint64, done bool) error {
 	for _, id := range ids {
@@ -172,7 +172,7 @@ func (p *Pipeline) settleClaims(ctx context.Context, ids []uint64, done bool) er
 	return nil
 }
 
-// servePart gives a part of a body that is on loan.
+// serveClaimChunk serves a chunk of a claimed body.
 func (p *Pipeline) serveClaimChunk(m *nats.Msg) {
 	serveChunk(m, func(of uint64, item int) []byte {
 		if o := p.claims.find(of); o != nil && item >= 0 && item < len(o.batch.Items) {
@@ -182,22 +182,22 @@ func (p *Pipeline) serveClaimChunk(m *nats.Msg) {
 	})
 }
 
-// Loan is items of a sink that this process has, however long it takes: while it lives, it says so to the pipeline. Done
-// or Return ends it; when the process dies, the items go back within seconds, or half a minute if its host is gone with it.
+// Claim is items of a sink that this process has claimed. It is extended in the background until Ack or Nak ends it.
+// When the process dies, the items go back within seconds, or within half a minute if its host fails.
 type Claim struct {
 	Items []ClaimedItem
 
 	c          *Client
 	id         uint64
-	presence   *nats.Subscription // by which the pipeline knows that we are there
+	presence   *nats.Subscription // proves to the pipeline that the holder lives
 	cancel     context.CancelFunc
 	keepalives sync.WaitGroup
 }
 
-// Lend takes up to n items out of a sink, 100 at most; nil when there were none within a second.
+// Claim takes up to n items from a sink, 100 at most; nil when there was none within a second.
 func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error) {
 	nc := c.b.Conn()
-	holds, err := nc.Subscribe(nc.NewInbox(), bus.GuardMsg(func(m *nats.Msg) { _ = m.Respond(nil) })) // asked again if it is lost
+	holds, err := nc.Subscribe(nc.NewInbox(), bus.GuardMsg(func(m *nats.Msg) { _ = m.Respond(nil) })) // a lost answer is requested again
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "take from %s: %w", stream, err)
 	}
@@ -224,8 +224,8 @@ func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error
 	return l, nil
 }
 
-// keep says that the items are still in hand. An answer that does not come is no reason to stop: the pipeline's process
-// may be restarted, and then says so. A connection that is closed for good is.
+// keepAlive extends the claim. A missing answer is no reason to stop, because the pipeline may be restarting; a closed
+// connection is.
 func (l *Claim) keepAlive(ctx context.Context, every time.Duration) {
 	for sleep(ctx, every) == nil {
 		err := l.c.call(ctx, "keep", request{Seqs: []uint64{l.id}}, nil)
@@ -235,10 +235,10 @@ func (l *Claim) keepAlive(ctx context.Context, every time.Duration) {
 	}
 }
 
-// Done says that the items are dealt with. It fails with bus.ErrNotFound when they have gone back.
+// Ack completes the items. It fails with bus.ErrNotFound when the claim has expired.
 func (l *Claim) Ack(ctx context.Context) error { return l.settle(ctx, "taken") }
 
-// Return puts the items back.
+// Nak returns the items to the sink.
 func (l *Claim) Nak(ctx context.Context) error { return l.settle(ctx, "given-back") }
 
 func (l *Claim) settle(ctx context.Context, verb string) error {

@@ -6,8 +6,8 @@ import (
 
 import "troupe/bus"
 
-// MarshalItems writes items as a method with the style "item" gets a group of them: a list of maps. It is for functions
-// that run in another language.
+// MarshalItems encodes items as a method with the style "item" receives a group: a list of maps. It is for functions in
+// another language.
 func MarshalItems(items []spec.Item) (bus.Raw, error) {
 	out := make([]wireItem, len(items))
 	for i := range items {
@@ -23,11 +23,11 @@ func MarshalItems(items []spec.Item) (bus.Raw, error) {
 	return body, nil
 }
 
-// UnmarshalOuts reads what such a function gives: a list of maps, with "to" where there are several outputs.
+// UnmarshalOuts decodes the outputs of such a function: a list of maps, with "to" if there are several outputs.
 func UnmarshalOuts(body []byte) ([]spec.Out, error) {
 	var all []wireItem
 	if err := bus.Unmarshal(body, &all); err != nil {
-		return nil, bus.Errorf(bus.CodeMalformed, "what a handler gave cannot be read: %w", err)
+		return nil, bus.Errorf(bus.CodeMalformed, "decode the outputs of a handler: %w", err)
 	}
 	outs := make([]spec.Out, len(all))
 	for i, w := range all {

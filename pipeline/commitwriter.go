@@ -11,8 +11,8 @@ import (
 	"troupe/bus"
 )
 
-// writer brings commits into the log, in order. Several may be on their way: each is aimed behind the one before it, so
-// that one that fails takes those behind it along, and they are sent again together. It belongs to one goroutine.
+// commitWriter writes commits to the log, in order. Several may be in flight; each has to follow the one before it, so
+// a failed one fails all later ones, and they are sent again together. One goroutine owns it.
 type commitWriter struct {
 	p        *Pipeline
 	inflight []*inflightCommit
@@ -30,7 +30,7 @@ func (p *Pipeline) writeLoop() {
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
 	if err := w.run(); err != nil {
-		p.cancel(err) // nothing of what is in memory can be stored any more
+		p.cancel(err) // the state in memory can no longer be stored
 	}
 }
 
@@ -67,7 +67,7 @@ func (w *commitWriter) run() error {
 	}
 }
 
-// send aims a commit behind the one before it. What cannot be sent is noticed by its missing answer.
+// send sends a commit that follows the previous one. A failure shows as a missing acknowledgement.
 func (w *commitWriter) send(fl *inflightCommit) {
 	fl.expectAfter(w.p.lastWritten)
 	fl.sent = time.Now()
@@ -75,7 +75,7 @@ func (w *commitWriter) send(fl *inflightCommit) {
 	_ = w.p.journal.publish(fl, w.inbox+"."+strconv.FormatUint(fl.commit.Number, 36)+"-"+strconv.Itoa(fl.attempt))
 }
 
-// acked takes the server's answer. Answers to earlier attempts are passed over.
+// handleAck takes an acknowledgement. Those of earlier attempts are ignored.
 func (w *commitWriter) handleAck(m *nats.Msg) error {
 	for i, fl := range w.inflight {
 		if lastToken(m.Subject) != strconv.FormatUint(fl.commit.Number, 36)+"-"+strconv.Itoa(fl.attempt) {
@@ -85,7 +85,7 @@ func (w *commitWriter) handleAck(m *nats.Msg) error {
 			w.noteStoreFull(err)
 			return w.resend()
 		}
-		w.reportCommitted(i + 1) // those before it are there too
+		w.reportCommitted(i + 1) // earlier commits are stored as well
 		w.backoff = 0
 		w.p.storeFull.Store(nil)
 		return nil
@@ -93,15 +93,14 @@ func (w *commitWriter) handleAck(m *nats.Msg) error {
 	return nil
 }
 
-// noteFull has puts refused while the store is full, until the commit that waits for it has landed: they would wait for that
-// as well.
+// noteStoreFull rejects puts while the store is full, until the waiting commit is stored.
 func (w *commitWriter) noteStoreFull(err error) {
 	if e := bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", w.p.at.Name, err); e.Code == bus.CodeNoSpace {
 		w.p.storeFull.Store(e)
 	}
 }
 
-// land tells the loop of the first n commits.
+// reportCommitted tells the loop that the first n commits are stored.
 func (w *commitWriter) reportCommitted(n int) {
 	for _, fl := range w.inflight[:n] {
 		w.p.inbox.push(&commitDone{fl.commit, fl.firstSeq()})
@@ -109,7 +108,7 @@ func (w *commitWriter) reportCommitted(n int) {
 	w.inflight = append(w.inflight[:0], w.inflight[n:]...)
 }
 
-// resolve finds out which commits are in the log, and sends the others again.
+// resend finds out which commits are in the log and sends the others again.
 func (w *commitWriter) resend() error {
 	for {
 		w.backoff = min(max(2*w.backoff, minBackoff), maxBackoff)
@@ -124,7 +123,7 @@ func (w *commitWriter) resend() error {
 		}
 		if err != nil {
 			w.noteStoreFull(err)
-			continue // the server is away
+			continue // the server is not available
 		}
 		if rec == nil || rec.Engine != w.p.journal.engine {
 			return w.p.journal.fenced(rec)

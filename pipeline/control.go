@@ -9,7 +9,7 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// stageNamed finds a stage, in the loop.
+// stageNamed finds a stage. It is called in the loop.
 func (p *Pipeline) stageNamed(name string) (*flow.StageState, error) {
 	if s := p.flow.StageNamed(name); s != nil {
 		return s, nil
@@ -21,7 +21,7 @@ func (p *Pipeline) stageNamed(name string) (*flow.StageState, error) {
 	return nil, bus.Errorf(bus.CodeNotFound, "pipeline %s has no stage %q%s; it has %v", p.at.Name, name, spec.Suggest(name, names...), names)
 }
 
-// inStage runs do in the loop for a stage.
+// inStage calls do with a stage, in the loop.
 func (p *Pipeline) inStage(ctx context.Context, name string, do func(s *flow.StageState) error) error {
 	var inner error
 	err := p.inLoop(ctx, func(p *Pipeline) {
@@ -37,12 +37,12 @@ func (p *Pipeline) inStage(ctx context.Context, name string, do func(s *flow.Sta
 	return inner
 }
 
-// Pause stops handing items to a stage; what it has in hand goes on. It outlasts a restart.
+// Pause starts no more tasks of a stage; running ones continue. It lasts until Resume, also over restarts.
 func (p *Pipeline) Pause(ctx context.Context, stage string) error {
 	return p.setPaused(ctx, stage, true)
 }
 
-// Resume hands items to the stage again.
+// Resume starts tasks of the stage again.
 func (p *Pipeline) Resume(ctx context.Context, stage string) error {
 	return p.setPaused(ctx, stage, false)
 }
@@ -58,12 +58,11 @@ func (p *Pipeline) setPaused(ctx context.Context, stage string, paused bool) err
 	})
 }
 
-// signal is a replier with a channel.
 type replyChan chan error
 
 func (s replyChan) reply(err error) { s <- err }
 
-// stored runs do in the loop, which gives the token to something that is to be stored, and waits until it is.
+// commitAndWait calls do in the loop with a token that is answered when the change is committed, and waits for that.
 func (p *Pipeline) commitAndWait(ctx context.Context, do func(token any) error) error {
 	doneCh := make(replyChan, 1)
 	p.inbox.push(eventFunc(func(*Pipeline) {
@@ -81,7 +80,7 @@ func (p *Pipeline) commitAndWait(ctx context.Context, do func(token any) error) 
 	}
 }
 
-// SetVersion sets the version that new items are stamped with and stale ones are measured by. It only grows.
+// SetVersion sets the version that new items get and stale items are compared with. It must not decrease.
 func (p *Pipeline) SetVersion(ctx context.Context, v spec.Version) error {
 	return p.commitAndWait(ctx, func(token any) error {
 		if now := p.flow.Version; v < now {
@@ -92,21 +91,21 @@ func (p *Pipeline) SetVersion(ctx context.Context, v spec.Version) error {
 	})
 }
 
-// Abort ends an item: the handler that has it is cancelled, with ErrAborted as the cause, and what it returns travels on.
-// One that waits is dropped when its turn comes.
+// Abort aborts an item: its handler is cancelled with ErrAborted as the cause, and what it returns is stored. A waiting
+// item is dropped when its turn comes.
 func (p *Pipeline) Abort(ctx context.Context, id string) error {
 	found := false
 	if err := p.inLoop(ctx, func(p *Pipeline) { found = p.flow.Abort(id) }); err != nil {
 		return err
 	}
 	if !found {
-		return bus.Errorf(bus.CodeNotFound, "pipeline %s: item %q is neither in hand nor waiting in memory", p.at.Name, id)
+		return bus.Errorf(bus.CodeNotFound, "pipeline %s: item %q is neither running nor waiting in memory", p.at.Name, id)
 	}
 	return nil
 }
 
-// Scale gives a stage so many workers: goroutines for a function, ranks for a role of processes, which grows or shrinks.
-// Work in hand is finished.
+// Scale sets the number of workers of a stage: goroutines of a function, or ranks of a role of processes. Running tasks
+// finish.
 func (p *Pipeline) Scale(ctx context.Context, name string, workers int) error {
 	if workers < 1 {
 		return bus.Errorf(bus.CodeInvalid, "stage %s: %d workers; pause it instead", name, workers)
@@ -124,7 +123,7 @@ func (p *Pipeline) Scale(ctx context.Context, name string, workers int) error {
 	return p.resize(ctx, name, workers)
 }
 
-// scaleFunc replaces the goroutines of a function: the old ones finish what they have.
+// scaleFunc replaces the goroutines of a function; the old ones finish their tasks.
 func (p *Pipeline) scaleFunc(s *flow.StageState, workers int) {
 	for _, h := range s.Workers.All {
 		h.Draining = true
@@ -134,21 +133,21 @@ func (p *Pipeline) scaleFunc(s *flow.StageState, workers int) {
 	p.addFuncWorker(s)
 }
 
-// Batch is items taken out of a sink.
+// Batch is items taken from a sink.
 type Batch struct {
 	Items []spec.Item
 	p     *Pipeline
 	id    uint64
 }
 
-// Take takes up to n items out of a sink, and waits until there is one at least. They are in the caller's hand until
-// Done or Return is called, and back in the sink when the pipeline is opened again.
+// Take takes up to n items from a sink, and waits for at least one. They belong to the caller until Ack or Nak, and go
+// back to the sink when the pipeline is opened again.
 func (p *Pipeline) Take(ctx context.Context, stream string, n int) (*Batch, error) {
 	b := &Batch{p: p}
 	var bad error
 	err := p.awaitState(ctx, func(p *Pipeline) bool {
 		if ctx.Err() != nil {
-			return true // nobody is there to take them
+			return true // the caller has gone
 		}
 		if !p.flow.IsSink(stream) {
 			bad = bus.Errorf(bus.CodeInvalid, "pipeline %s has no sink %q; its streams are %v", p.at.Name, stream, p.streamNames())
@@ -171,16 +170,16 @@ func (p *Pipeline) Take(ctx context.Context, stream string, n int) (*Batch, erro
 	return b, nil
 }
 
-// Done says that the items are dealt with.
+// Ack completes the items.
 func (b *Batch) Ack(ctx context.Context) error { return b.settle(ctx, true) }
 
-// Return puts the items back.
+// Nak returns the items to the sink.
 func (b *Batch) Nak(ctx context.Context) error { return b.settle(ctx, false) }
 
 func (b *Batch) settle(ctx context.Context, done bool) error {
 	return b.p.commitAndWait(ctx, func(token any) error {
 		if !b.p.flow.Settle(b.id, done, token) {
-			return bus.Errorf(bus.CodeInvalid, "the batch was given back before")
+			return bus.Errorf(bus.CodeInvalid, "the batch was settled before")
 		}
 		return nil
 	})

@@ -12,8 +12,7 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// Dead lists the dead letters, oldest first, whether the pipeline runs or not. Bodies are left out unless asked for: all
-// of them are in memory then, however large.
+// Dead lists the dead letters, oldest first, whether the pipeline runs or not. bodies loads all bodies into memory.
 func (c *Client) Dead(ctx context.Context, bodies bool) ([]flow.DeadLetter, error) {
 	j, err := c.journal(ctx)
 	if err != nil {
@@ -30,7 +29,7 @@ func (c *Client) Dead(ctx context.Context, bodies bool) ([]flow.DeadLetter, erro
 	return all, err
 }
 
-// DeadLetter is one dead letter, by its place in the log, with its body.
+// DeadLetter loads one dead letter by its sequence, with its body.
 func (c *Client) DeadLetter(ctx context.Context, seq uint64) (flow.DeadLetter, error) {
 	j, err := c.journal(ctx)
 	if err != nil {
@@ -47,7 +46,7 @@ func (c *Client) DeadLetter(ctx context.Context, seq uint64) (flow.DeadLetter, e
 	return all[i], j.loadLetterBody(ctx, &all[i])
 }
 
-// journal is the pipeline's log, to read in.
+// journal opens the log for reading.
 func (c *Client) journal(ctx context.Context) (*journal, error) {
 	s, err := c.b.JetStream().Stream(ctx, c.at.Stream())
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
@@ -59,14 +58,14 @@ func (c *Client) journal(ctx context.Context) (*journal, error) {
 	return &journal{b: c.b, at: c.at, stream: s, bodyStreams: map[*flow.BodyStream]jetstream.Stream{}}, nil
 }
 
-// letters lists the dead letters; those with large bodies come without them. ended is where letters lie that were retried or
-// dropped: they are about to go, or came back when a server was killed.
+// deadLetters lists unresolved dead letters, without large bodies. ended is the sequences of resolved ones that are
+// still in the log, or were restored by a killed server.
 func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ended []uint64, err error) {
 	all, ended, err := j.readLetters(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
-	rec, last, half, err := j.findCheckpoint(ctx) // after them: it knows of all that it is asked of
+	rec, last, half, err := j.findCheckpoint(ctx) // read after them, so that it covers all of them
 	if err != nil || rec == nil {
 		return nil, nil, err
 	}
@@ -87,20 +86,20 @@ func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ende
 	return live, ended, nil
 }
 
-// readEndings reads which letters of a record were ended, and where blocks lie that are not needed any more.
+// readResolved reads which dead letters are resolved, and the sequences of obsolete blocks.
 func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *flow.ResolvedLetters, stale []uint64, err error) {
 	e = flow.NewResolvedLetters(rec)
 	at := map[uint64]uint64{}
 	err = j.each(ctx, j.at.Ended("*"), func(m jetstream.Msg, seq uint64) error {
 		block, err := strconv.ParseUint(lastToken(m.Subject()), 10, 64)
 		if err != nil {
-			return bus.Errorf(bus.CodeMalformed, "%s in the log cannot be read: %w", m.Subject(), err)
+			return bus.Errorf(bus.CodeMalformed, "malformed subject %s in the log: %w", m.Subject(), err)
 		}
 		switch {
-		case len(m.Data()) == 0: // it lies under the floor, and is about to go
+		case len(m.Data()) == 0: // below the floor; it expires
 		case !e.LoadBlock(block, m.Data()):
 			stale = append(stale, seq)
-		default: // the newest of a block counts
+		default: // the newest message of a block counts
 			if before := at[block]; before > 0 {
 				stale = append(stale, before)
 			}
@@ -111,7 +110,8 @@ func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *fl
 	return e, stale, err
 }
 
-// readLetters reads the letters that lie in the log, and where those lie that were ended before letters had numbers.
+// readLetters reads the dead letters in the log, and the sequences of those that were resolved before dead letters had
+// ordinals.
 func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended []uint64, err error) {
 	old := map[string]int{} // letters without a number, by subject
 	err = eachMessage(ctx, j.stream, j.at.Dead("*", "*"), func(m jetstream.Msg, seq uint64) error {
@@ -140,7 +140,7 @@ func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended
 	return slices.DeleteFunc(out, func(d flow.DeadLetter) bool { return d.Subject == "" }), ended, err
 }
 
-// fillLetter reads the body of a letter if that lies apart.
+// loadLetterBody reads the large body of a dead letter.
 func (j *journal) loadLetterBody(ctx context.Context, d *flow.DeadLetter) (err error) {
 	if d.BodyRef == nil {
 		return nil
@@ -157,7 +157,7 @@ func (c *Client) RetryDead(ctx context.Context, seqs []uint64, all bool) (n int,
 	return n, err
 }
 
-// DropDead removes dead letters. It returns how many.
+// DropDead drops dead letters. It returns how many.
 func (c *Client) DropDead(ctx context.Context, seqs []uint64, all bool) (n int, err error) {
 	err = c.call(ctx, "dead-drop", request{Seqs: seqs, All: all}, &n)
 	return n, err
@@ -168,9 +168,8 @@ func (p *Pipeline) Dead(ctx context.Context) ([]flow.DeadLetter, error) {
 	return (&Client{b: p.cfg.Bus, at: p.at}).Dead(ctx, true)
 }
 
-// recallLetters counts the letters, numbers those of an earlier version, and lets go of what belongs to none: letters that were
-// ended and have come back, and bodies that an engine which was killed stored before their letter came to be, or did not let
-// go of after its end.
+// restoreDeadLetters counts dead letters, rewrites those of an earlier version with ordinals, and deletes leftovers:
+// resolved dead letters that were restored, and bodies without a dead letter.
 func (p *Pipeline) restoreDeadLetters(ctx context.Context) error {
 	live, ended, err := p.journal.deadLetters(ctx)
 	if err != nil {
@@ -186,13 +185,13 @@ func (p *Pipeline) restoreDeadLetters(ctx context.Context) error {
 	return p.deleteOrphanBodies(ctx, live)
 }
 
-// recallEndings reads back which letters were ended.
+// restoreResolved reads which dead letters are resolved.
 func (p *Pipeline) restoreResolved(ctx context.Context, rec *flow.Checkpoint) error {
 	e, stale, err := p.journal.readResolved(ctx, rec)
 	if err != nil {
 		return err
 	}
-	if rec != nil && rec.Letters == nil { // an earlier version wrote last: new numbers begin behind all that the log knows of
+	if rec != nil && rec.Letters == nil { // an earlier version wrote last
 		all, _, err := p.journal.readLetters(ctx)
 		if err != nil {
 			return err
@@ -204,8 +203,8 @@ func (p *Pipeline) restoreResolved(ctx context.Context, rec *flow.Checkpoint) er
 	return nil
 }
 
-// numberLetters stores letters of an earlier version anew, with numbers, some in each commit; they lie elsewhere in the log
-// then. It is called before anything else is written.
+// numberLetters rewrites dead letters of an earlier version with ordinals, several per commit. It is called before
+// anything else is written.
 func (p *Pipeline) numberLetters(ctx context.Context, live []flow.DeadLetter, ended []uint64) ([]flow.DeadLetter, []uint64, error) {
 	rest := slices.DeleteFunc(slices.Clone(live), func(d flow.DeadLetter) bool { return d.Ordinal > 0 })
 	for len(rest) > 0 {
@@ -222,7 +221,7 @@ func (p *Pipeline) numberLetters(ctx context.Context, live []flow.DeadLetter, en
 	return live, ended, err
 }
 
-// removeOrphans lets go of bodies that belong to no letter.
+// deleteOrphanBodies deletes bodies that belong to no dead letter.
 func (p *Pipeline) deleteOrphanBodies(ctx context.Context, live []flow.DeadLetter) error {
 	named := map[uint64]bool{}
 	for _, d := range live {
@@ -252,18 +251,17 @@ func (p *Pipeline) deleteOrphanBodies(ctx context.Context, live []flow.DeadLette
 	return deleteMessages(ctx, s, orphans)
 }
 
-// RetryDead puts dead letters back into their streams, by their place in the log, or all of them. It returns how many.
+// RetryDead puts dead letters back into their streams, by sequence, or all of them. It returns how many.
 func (p *Pipeline) RetryDead(ctx context.Context, seqs []uint64, all bool) (int, error) {
 	return p.resolveDead(ctx, seqs, all, true)
 }
 
-// DropDead removes dead letters.
+// DropDead drops dead letters, by sequence, or all of them. It returns how many.
 func (p *Pipeline) DropDead(ctx context.Context, seqs []uint64, all bool) (int, error) {
 	return p.resolveDead(ctx, seqs, all, false)
 }
 
-// endDead takes letters out of the log, each in one commit with what becomes of it. The letters are those of before:
-// one that somebody else ends in between is passed over.
+// resolveDead resolves dead letters, each in one commit. A dead letter that is resolved meanwhile is skipped.
 func (p *Pipeline) resolveDead(ctx context.Context, seqs []uint64, all, retry bool) (int, error) {
 	found, _, err := p.journal.deadLetters(ctx)
 	if err != nil {
@@ -299,7 +297,7 @@ func (p *Pipeline) resolveDead(ctx context.Context, seqs []uint64, all, retry bo
 	return n, nil
 }
 
-// endLetter ends one letter, in the loop.
+// resolveLetter resolves one dead letter. It is called in the loop.
 func (p *Pipeline) resolveLetter(d *flow.DeadLetter, retry bool, token any) (bool, error) {
 	ended, err := p.flow.ResolveLetter(d, retry, token)
 	if ended {

@@ -14,50 +14,50 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// Pipeline is a pipeline that runs in this process. It is safe for concurrent use.
+// Pipeline is a pipeline that runs in this process (the engine). It is safe for concurrent use.
 type Pipeline struct {
 	cfg     Config
 	spec    spec.Spec
 	at      bus.Pipeline
-	journal *journal // written to by the writer, read by the readers
+	journal *journal // the commit writer writes, the readers read
 	inbox   *inbox
 	sub     *nats.Subscription
 
-	ctx         context.Context // of everything in the background
+	ctx         context.Context // of all background goroutines
 	cancel      context.CancelCauseFunc
 	group       sync.WaitGroup
 	doneCh      chan struct{} // closed when the loop has ended
 	commitCh    chan *flow.Commit
-	storeFull   atomic.Pointer[bus.Error] // the store is, and a commit waits for it: no more is taken in; the writer's to set
-	lastWritten uint64                    // the writer's: where the log ends
+	storeFull   atomic.Pointer[bus.Error] // set by the commit writer while a commit waits for a full store: puts are rejected meanwhile
+	lastWritten uint64                    // owned by the commit writer: the last sequence of the log
 	readCh      chan flow.ReadRequest
 
-	// The loop owns what follows.
+	// The loop's goroutine owns the following fields.
 	flow            *flow.Flow
 	workers         map[*flow.WorkerSlots]worker
 	bodyWriters     map[*flow.BodyStream]*bodyWriter
-	commitsInFlight int      // commits
-	closing         bool     // it is to end when nothing is in hand and all is stored
-	waiters         []waiter // for a state of affairs
+	commitsInFlight int
+	closing         bool // the loop ends when no task is running and everything is committed
+	waiters         []waiter
 	began           time.Time
-	deadLetters     int // letters in the log
+	deadLetters     int // unresolved dead letters in the log
 	report          deadLetterReport
 
-	garbage *garbage // for the purge loop
+	garbage *garbage // owned by the purge loop, filled by the loop
 
 	fetches bodyFetches
 	claims  openClaims
 
-	err error // why it ended; set before doneCh is closed
+	err error // why the engine ended; set before doneCh is closed
 }
 
-// waiter waits until the flow is as it wants.
+// waiter is woken when its condition holds after a turn of the loop.
 type waiter struct {
 	until func(p *Pipeline) bool
 	ch    chan struct{}
 }
 
-// Open starts a pipeline, or goes on with it where it was.
+// Open starts a pipeline, or continues it from its log.
 func Open(ctx context.Context, cfg Config, spec spec.Spec) (*Pipeline, error) {
 	cfg = cfg.withDefaults()
 	if err := errors.Join(cfg.validate(), spec.Check()); err != nil {
@@ -81,14 +81,14 @@ func Open(ctx context.Context, cfg Config, spec spec.Spec) (*Pipeline, error) {
 	return p, nil
 }
 
-// alone refuses to take a pipeline away from a process that runs it.
+// refuseSecondEngine fails if another process runs the pipeline and answers.
 func (p *Pipeline) refuseSecondEngine(ctx context.Context) error {
 	if p.cfg.TakeOver {
 		return nil
 	}
 	st, err := (&Client{b: p.cfg.Bus, at: p.at}).Status(ctx)
 	if err == nil {
-		return bus.Errorf(bus.CodeExists, "pipeline %s runs already, in %s; stop it there, or take it over", p.at.Name, st.By)
+		return bus.Errorf(bus.CodeExists, "pipeline %s is already running, in %s; stop it there, or set TakeOver", p.at.Name, st.By)
 	}
 	return nil
 }
@@ -111,7 +111,7 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	p.flow.CountCrash(rec)
 	p.lastWritten = last
 	at := last + 1
-	if err := p.commitSync(ctx); err != nil { // from here on the engine before us is refused
+	if err := p.commitSync(ctx); err != nil { // from here on commits of the previous engine are rejected
 		return err
 	}
 	if err := p.restoreDeadLetters(ctx); err != nil {
@@ -141,7 +141,7 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// commitNow stores what waits, and a record in any case, before the loops begin.
+// commitSync commits everything that is queued, and at least a checkpoint, before the loops are started.
 func (p *Pipeline) commitSync(ctx context.Context) error {
 	for {
 		c := p.flow.BuildCommit()
@@ -156,7 +156,7 @@ func (p *Pipeline) commitSync(ctx context.Context) error {
 	}
 }
 
-// loop applies events, decides, and carries out. It ends with the pipeline.
+// loop applies events, lets the flow decide, and applies its effects.
 func (p *Pipeline) loop() {
 	defer close(p.doneCh)
 	timer := time.NewTimer(time.Hour)
@@ -174,7 +174,7 @@ func (p *Pipeline) loop() {
 			p.emitDeadLetters(true)
 			return
 		}
-		wait := time.Second // and at least that often, for the rates
+		wait := time.Second // at least once a second, for the rates
 		if at := p.flow.NextWake(); !at.IsZero() {
 			wait = min(wait, max(time.Until(at), time.Millisecond))
 		}
@@ -190,7 +190,7 @@ func (p *Pipeline) loop() {
 	}
 }
 
-// over says whether the loop may end: it is closing, and all that was done is stored.
+// isFinished wakes waiters and reports whether the loop may end: the pipeline is closing and everything is committed.
 func (p *Pipeline) isFinished() bool {
 	left := p.waiters[:0]
 	for _, w := range p.waiters {
@@ -211,7 +211,7 @@ func (p *Pipeline) isFinished() bool {
 	return false
 }
 
-// abandon tells everybody who waits that nothing will come.
+// failWaiters answers all requests with the error that ended the pipeline.
 func (p *Pipeline) failWaiters() {
 	why := bus.Errorf(bus.CodeClosed, "pipeline %s has ended: %w", p.at.Name, p.err)
 	for _, e := range p.inbox.take() {
@@ -225,10 +225,10 @@ func (p *Pipeline) failWaiters() {
 	p.reply(p.flow.TakeEffects().Replies)
 }
 
-// replier is who waits for an answer. It must not block.
+// replier receives the result of a request. It must not block.
 type replier interface{ reply(err error) }
 
-// carryOut does what the flow decided.
+// applyEffects does what the flow decided.
 func (p *Pipeline) applyEffects() {
 	do := p.flow.TakeEffects()
 	for _, t := range do.Starts {
@@ -240,7 +240,7 @@ func (p *Pipeline) applyEffects() {
 		}
 	}
 	for _, l := range do.Reads {
-		p.readCh <- l // a lane has one under way, and there are fewer lanes than places
+		p.readCh <- l // does not block: a lane has one read in flight, and there are fewer lanes than slots
 	}
 	p.reply(do.Replies)
 	p.storeBodies(do.Bodies)
@@ -258,7 +258,7 @@ func (p *Pipeline) reply(answers []flow.Reply) {
 	}
 }
 
-// maxFlights is how many commits may be on their way. While one is, only a good load is worth another.
+// While a commit is in flight, another one is sent only if it is large enough to be worthwhile.
 const (
 	maxCommitsInFlight = 3
 	worthwhileMessages = 256
@@ -283,7 +283,7 @@ func (l *commitDone) apply(p *Pipeline) {
 	p.collectGarbage(l.commit)
 }
 
-// readLoop reads what lies in the log and has room in memory now.
+// readLoop reads items from the log that now fit into memory.
 func (p *Pipeline) readLoop() {
 	for {
 		select {
@@ -303,7 +303,7 @@ func (p *Pipeline) readLoop() {
 	}
 }
 
-// readAll tries until it has read, or the pipeline ends.
+// readWithRetry reads until it succeeds or the pipeline ends.
 func (p *Pipeline) readWithRetry(want flow.ReadRequest) (got flow.ReadResult, ok bool) {
 	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
 		ctx, cancel := context.WithTimeout(p.ctx, 5*attemptTimeout)
@@ -318,7 +318,7 @@ func (p *Pipeline) readWithRetry(want flow.ReadRequest) (got flow.ReadResult, ok
 	}
 }
 
-// do runs f in the loop and waits until it has run.
+// inLoop runs f in the loop and waits for it.
 func (p *Pipeline) inLoop(ctx context.Context, f func(p *Pipeline)) error {
 	ranCh := make(chan struct{})
 	p.inbox.push(eventFunc(func(p *Pipeline) { f(p); close(ranCh) }))
@@ -332,7 +332,7 @@ func (p *Pipeline) inLoop(ctx context.Context, f func(p *Pipeline)) error {
 	}
 }
 
-// await waits until the flow is as until says. It is asked after each turn of the loop.
+// awaitState waits until the condition holds. It is evaluated after each turn of the loop.
 func (p *Pipeline) awaitState(ctx context.Context, until func(p *Pipeline) bool) error {
 	w := waiter{until: until, ch: make(chan struct{})}
 	if err := p.inLoop(ctx, func(p *Pipeline) { p.waiters = append(p.waiters, w) }); err != nil {
@@ -356,10 +356,10 @@ func (p *Pipeline) ended() error {
 	return bus.Errorf(bus.CodeClosed, "pipeline %s is closed", p.at.Name)
 }
 
-// Done is closed when the pipeline has ended; Err then says why, nil if it was closed.
+// Done is closed when the pipeline has ended; Err then returns why, nil if it was closed.
 func (p *Pipeline) Done() <-chan struct{} { return p.doneCh }
 
-// Err is why the pipeline ended: ErrFenced when another process has taken it over.
+// Err is why the pipeline ended: bus.ErrFenced when another process has taken it over.
 func (p *Pipeline) Err() error {
 	select {
 	case <-p.doneCh:
@@ -369,8 +369,7 @@ func (p *Pipeline) Err() error {
 	}
 }
 
-// Drain takes nothing more in and waits until everything that is in the pipeline has gone through: what is left lies in
-// its sinks and in the dead letters.
+// Drain accepts no more puts and waits until every item has passed all stages: the rest is in sinks and dead letters.
 func (p *Pipeline) Drain(ctx context.Context) error {
 	if err := p.inLoop(ctx, func(p *Pipeline) { p.flow.CloseIntake() }); err != nil {
 		return err
@@ -378,8 +377,8 @@ func (p *Pipeline) Drain(ctx context.Context) error {
 	return p.awaitState(ctx, func(p *Pipeline) bool { return p.flow.Idle() && p.commitsInFlight == 0 })
 }
 
-// Close hands nothing more out, lets handlers finish within the grace, and stores what they did. What they did not finish
-// is back in its stream, and the next Open goes on with it. It may be called more than once.
+// Close starts no more tasks, lets handlers finish within Config.Grace, and commits their results. Unfinished items
+// stay in their streams, and the next Open continues with them. It may be called more than once.
 func (p *Pipeline) Close(ctx context.Context) error {
 	ctx, cancel := detached(ctx, p.cfg.Grace+closeTimeout)
 	defer cancel()
@@ -399,19 +398,19 @@ func (p *Pipeline) Close(ctx context.Context) error {
 	return nil
 }
 
-// finishUp waits for handlers, then takes back what they still have, and waits until all is stored.
+// drainHandlers waits for handlers, then revokes the remaining tasks, and waits until everything is committed.
 func (p *Pipeline) drainHandlers(ctx context.Context) {
 	select {
 	case <-p.doneCh:
 		return
 	case <-time.After(p.cfg.Grace):
 	}
-	_ = p.inLoop(ctx, func(p *Pipeline) { p.flow.RevokeAll() }) // an end in between is what is wanted
+	_ = p.inLoop(ctx, func(p *Pipeline) { p.flow.RevokeAll() }) // an error means that the pipeline has ended, as intended
 	select {
 	case <-p.doneCh:
 	case <-ctx.Done():
 	}
 }
 
-// Spec is the pipeline as it was declared, with what was left out filled in.
+// Spec is the declaration of the pipeline, with defaults filled in.
 func (p *Pipeline) Spec() spec.Spec { return p.spec }

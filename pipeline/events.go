@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// EventDeadLettered is the kind of the event that items were given up.
+	// EventDeadLettered is the kind of the event for items that became dead letters.
 	EventDeadLettered = "item_dead_lettered"
 
-	deadLetterEventInterval = time.Second // events of items that were given up
-	maxCauseBytes           = 300         // bytes of a cause
+	deadLetterEventInterval = time.Second
+	maxCauseBytes           = 300
 )
 
-// report is what operators are yet to be told of items that were given up. It belongs to the loop.
+// deadLetterReport is the dead letters since the last event. The loop owns it.
 type deadLetterReport struct {
 	first *flow.DeadLetter // since the last event; nil: none
 	count int
@@ -25,7 +25,7 @@ type deadLetterReport struct {
 	last  time.Time
 }
 
-// noteDead notes letters that are stored now.
+// countDeadLetters notes dead letters that were committed.
 func (p *Pipeline) countDeadLetters(letters []*flow.DeadLetter) {
 	for _, d := range letters {
 		if p.report.first == nil {
@@ -37,7 +37,7 @@ func (p *Pipeline) countDeadLetters(letters []*flow.DeadLetter) {
 	p.emitDeadLetters(false)
 }
 
-// tellDead tells of items that were given up, once a second at most: the first of them, and how many there were.
+// emitDeadLetters emits an event for the dead letters since the last one, at most once a second unless now is set.
 func (p *Pipeline) emitDeadLetters(now bool) {
 	r := &p.report
 	if r.first == nil || !now && p.flow.Now.Sub(r.last) < deadLetterEventInterval {
@@ -50,13 +50,13 @@ func (p *Pipeline) emitDeadLetters(now bool) {
 	if count > 1 {
 		text += fmt.Sprintf("; and %d others", count-1)
 	}
-	p.cfg.Logger.Warn("pipeline: items were given up and are dead letters now", "pipeline", p.at.Name, "stage", d.Stage, "stream", d.Stream, "item", d.ID,
+	p.cfg.Logger.Warn("pipeline: items became dead letters", "pipeline", p.at.Name, "stage", d.Stage, "stream", d.Stream, "item", d.ID,
 		"tries", d.Attempts, "reason", d.Reason, "cause", cause, "count", count)
 	err := nodes.Emit(p.cfg.Bus, nodes.Event{Kind: EventDeadLettered, Namespace: p.at.Namespace, Text: text, Details: map[string]string{
 		"pipeline": p.at.Name, "stage": d.Stage, "stream": d.Stream, "item": d.ID, "number": strconv.FormatUint(d.Number, 10), "letter": strconv.FormatUint(d.Seq, 10),
 		"tries": strconv.Itoa(d.Attempts), "reason": d.Reason, "cause": cause, "count": strconv.Itoa(count),
 	}})
 	if err != nil {
-		p.cfg.Logger.Debug("pipeline: an event is lost", "pipeline", p.at.Name, "error", err)
+		p.cfg.Logger.Debug("pipeline: cannot emit an event", "pipeline", p.at.Name, "error", err)
 	}
 }

@@ -10,26 +10,27 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// bodiesInLine is how many large bodies of other processes may be in memory before one stream.
+// maxFetchesPerStream bounds the large bodies of other processes in memory that wait for room in one stream.
 const maxFetchesPerStream = 2
 
-// pulls are puts of other processes whose body is fetched, one for each producer.
+// bodyFetches is the puts of other processes whose body is being fetched, one per producer.
 type bodyFetches struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the following fields
 	inFlight map[string]*bodyFetch
 	roomCh   map[string]chan struct{} // by stream
 }
 
-// pull is one put whose body is fetched. It is answered to who asked last: a producer repeats what takes long.
+// bodyFetch is one put whose body is being fetched. The last request gets the answer: a producer repeats a request that
+// takes long.
 type bodyFetch struct {
 	all *bodyFetches
 	req putRequest
 
-	mu  sync.Mutex // guards what follows
+	mu  sync.Mutex // guards the following fields
 	msg *nats.Msg
 }
 
-// begin notes a put; nil: it is being fetched already.
+// begin registers a fetch; nil: the same put is being fetched already.
 func (ps *bodyFetches) begin(req putRequest, m *nats.Msg) (*bodyFetch, chan struct{}) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -49,7 +50,6 @@ func (ps *bodyFetches) begin(req putRequest, m *nats.Msg) (*bodyFetch, chan stru
 	return u, roomCh
 }
 
-// end answers the put.
 func (u *bodyFetch) end(err error) {
 	u.all.mu.Lock()
 	if u.all.inFlight[u.req.Source] == u {
@@ -61,7 +61,7 @@ func (u *bodyFetch) end(err error) {
 	respond(u.msg, nil, err)
 }
 
-// receiveLarge takes a put of one item whose body has to be fetched from who puts it.
+// handleLargePut handles a put of one item whose body has to be fetched from the producer.
 func (p *Pipeline) handleLargePut(req putRequest, m *nats.Msg) {
 	s := p.flow.StreamNamed(req.Stream)
 	switch {
@@ -69,7 +69,7 @@ func (p *Pipeline) handleLargePut(req putRequest, m *nats.Msg) {
 		respond(m, nil, p.noStream(req.Stream))
 		return
 	case len(req.Items) != 1:
-		respond(m, nil, bus.Errorf(bus.CodeMalformed, "put: a large body and %d items", len(req.Items)))
+		respond(m, nil, bus.Errorf(bus.CodeMalformed, "put: a large body with %d items", len(req.Items)))
 		return
 	}
 	it := req.Items[0].item()
@@ -91,7 +91,7 @@ func (p *Pipeline) handleLargePut(req putRequest, m *nats.Msg) {
 	}))
 }
 
-// fetchPut fetches the body, unless it is stored already, and puts the item.
+// fetchPut fetches the body, unless the put was accepted before, and puts the item.
 func (p *Pipeline) fetchPut(u *bodyFetch, it spec.Item, end func(error)) {
 	known := false
 	err := p.inLoop(p.ctx, func(p *Pipeline) {

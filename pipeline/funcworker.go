@@ -11,23 +11,23 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// ErrAborted is the cause of the end of a handler's context when its item is aborted. What the handler returns then
-// travels on.
+// ErrAborted is the cause of a handler's context when its item is aborted. The outputs that the handler returns then
+// are stored.
 var ErrAborted = bus.Errorf(bus.CodeCancelled, "the item was aborted")
 
-// errTakenBack is the cause when the item is taken back: the worker leaves, or the pipeline closes.
-var errRevoked = bus.Errorf(bus.CodeCancelled, "the item was taken back")
+// errRevoked is the cause when the task is revoked: the worker leaves, or the pipeline closes.
+var errRevoked = bus.Errorf(bus.CodeCancelled, "the task was revoked")
 
-// funcWorker runs a Func on some goroutines of this process. It is one worker with as many credits as items they may
-// have, taken in the order in which they were handed out.
+// funcWorker runs a Func on goroutines of this process. It is one worker whose credits cover all goroutines; tasks run
+// in order.
 type funcWorker struct {
 	p     *Pipeline
 	do    spec.Func
-	tasks chan *flow.Task // has room for all credits
+	tasks chan *flow.Task // capacity: all credits
 
-	mu             sync.Mutex // guards what follows
+	mu             sync.Mutex // guards the following fields
 	cancels        map[uint64]context.CancelCauseFunc
-	cancelledEarly map[uint64]error // cancelled before they began
+	cancelledEarly map[uint64]error // cancelled before they started
 }
 
 func newFuncWorker(p *Pipeline, s *flow.StageState, goroutines, credits int) *funcWorker {
@@ -47,10 +47,10 @@ func (w *funcWorker) cancel(t *flow.Task, abort bool) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if end := w.cancels[t.Id]; end != nil {
+	if end := w.cancels[t.ID]; end != nil {
 		end(why)
 	} else {
-		w.cancelledEarly[t.Id] = why
+		w.cancelledEarly[t.ID] = why
 	}
 }
 
@@ -69,13 +69,13 @@ func (w *funcWorker) handle(t *flow.Task) {
 	ctx, end := context.WithCancelCause(w.p.ctx)
 	defer end(nil)
 	w.mu.Lock()
-	w.cancels[t.Id] = end
-	if why := w.cancelledEarly[t.Id]; why != nil {
-		delete(w.cancelledEarly, t.Id)
+	w.cancels[t.ID] = end
+	if why := w.cancelledEarly[t.ID]; why != nil {
+		delete(w.cancelledEarly, t.ID)
 		end(why)
 	}
 	w.mu.Unlock()
-	o := &resultEvent{flow.Result{TaskID: t.Id, Stage: t.Stage}}
+	o := &resultEvent{flow.Result{TaskID: t.ID, Stage: t.Stage}}
 	if limit := t.Stage.Spec.Timeout; limit > 0 {
 		timed, stop := context.WithTimeoutCause(ctx, limit, bus.Errorf(bus.CodeTimedOut, "the handler took longer than %v (timeout)", limit))
 		o.Outs, o.Err = callHandler(timed, w.do, itemsOf(t))
@@ -87,8 +87,8 @@ func (w *funcWorker) handle(t *flow.Task) {
 		o.Kind = flow.Failed
 	}
 	w.mu.Lock()
-	delete(w.cancels, t.Id)
-	delete(w.cancelledEarly, t.Id)
+	delete(w.cancels, t.ID)
+	delete(w.cancelledEarly, t.ID)
 	w.mu.Unlock()
 	w.p.inbox.push(o)
 }
@@ -101,7 +101,7 @@ func itemsOf(t *flow.Task) []spec.Item {
 	return items
 }
 
-// call runs a handler; a panic is its error.
+// callHandler calls a handler; a panic becomes its error.
 func callHandler(ctx context.Context, do spec.Func, items []spec.Item) (outs []spec.Out, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -12,22 +12,22 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// garbage is what of the log and of the bodies is done, and is to be let go of.
+// garbage is what can be deleted from the log and the body streams.
 type garbage struct {
-	wakeCh chan struct{} // holds one: there is something
+	wakeCh chan struct{} // capacity one
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the following fields
 	purgePoints map[*flow.Lane]flow.PurgePoint
 	completed   map[*flow.Lane][]flow.CompletedItem
-	deadBodies  []uint64 // bodies of dead letters
-	staleSeqs   []uint64 // messages of the log: what the record says is over, and lies there all the same
+	deadBodies  []uint64 // of resolved dead letters
+	staleSeqs   []uint64 // messages of the log that the checkpoint marks as obsolete
 }
 
 func newGarbage() *garbage {
 	return &garbage{wakeCh: make(chan struct{}, 1), purgePoints: map[*flow.Lane]flow.PurgePoint{}, completed: map[*flow.Lane][]flow.CompletedItem{}}
 }
 
-// take returns what there is.
+// take removes and returns everything.
 func (g *garbage) take() *garbage {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -36,14 +36,14 @@ func (g *garbage) take() *garbage {
 	return out
 }
 
-// add notes messages of the log that are over.
+// add adds obsolete messages of the log.
 func (g *garbage) add(stale []uint64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.staleSeqs = append(g.staleSeqs, stale...)
 }
 
-// letGo notes what is done now that the commit is in the log; nil: what is known to be without one.
+// collectGarbage notes what can be deleted now that the commit is stored; nil: no commit.
 func (p *Pipeline) collectGarbage(c *flow.Commit) {
 	g := p.garbage
 	g.mu.Lock()
@@ -67,8 +67,7 @@ func (p *Pipeline) collectGarbage(c *flow.Commit) {
 	}
 }
 
-// purgeEvery is how long what is done may lie in the log before it is let go of: each time costs the server a
-// millisecond, whatever there is.
+// purgeInterval is the time between two purges: each costs the server a millisecond, however little there is to purge.
 const purgeInterval = time.Second
 
 func (p *Pipeline) purgeLoop() {
@@ -85,11 +84,11 @@ func (p *Pipeline) purgeLoop() {
 	}
 }
 
-// purge lets go of what is done. What could not be let go of goes with what comes after it, or stays until then.
+// purge deletes garbage. What could not be deleted is covered by a later purge.
 func (p *Pipeline) purge(g *garbage) {
 	warn := func(stream string, err error) {
 		if err != nil && p.ctx.Err() == nil {
-			p.cfg.Logger.Warn("pipeline: what is done stays in the log until what comes after it is let go of", "pipeline", p.at.Name, "stream", stream, "error", err)
+			p.cfg.Logger.Warn("pipeline: completed items were not purged; a later purge covers them", "pipeline", p.at.Name, "stream", stream, "error", err)
 		}
 	}
 	for l, some := range g.completed {
@@ -106,9 +105,9 @@ func (p *Pipeline) purge(g *garbage) {
 	warn("", deleteMessages(p.ctx, p.journal.stream, g.staleSeqs))
 }
 
-// makeRoom lets go of what the record says is done before anything is written, if the log is more than half full: what came
-// back when a server was killed counts against its bound, and nothing could be written to go on. It may be done beside
-// another engine: what is done stays so.
+// purgeBeforeFirstWrite purges completed items before anything is written, if the log is more than half full: messages
+// that a killed server restored count against its bound, and could block every write. It is harmless beside another
+// engine, because completed items stay completed.
 func (p *Pipeline) purgeBeforeFirstWrite(ctx context.Context, rec *flow.Checkpoint) error {
 	info, err := p.journal.stream.Info(ctx)
 	if err != nil {
@@ -131,10 +130,10 @@ func (p *Pipeline) purgeBeforeFirstWrite(ctx context.Context, rec *flow.Checkpoi
 	return deleteMessages(ctx, p.journal.stream, append(ended, p.garbage.take().staleSeqs...))
 }
 
-// purgeDone lets go of the items of a lane up to its floor. Numbers rise along the log, so it is halved until the first item
-// above the floor is found.
+// purgeDone purges the items of a lane up to its floor. Ordinals rise along the log, so the first item above the floor
+// is found by binary search.
 func (j *journal) purgeDone(ctx context.Context, subject string, floor uint64, state jetstream.StreamState) error {
-	from, to := state.FirstSeq, state.LastSeq+1 // the first one lies in between, or there is none
+	from, to := state.FirstSeq, state.LastSeq+1 // the first item above the floor is in between, or there is none
 	for from < to {
 		middle := from + (to-from)/2
 		seq, n, err := j.nextItem(ctx, subject, middle)
@@ -150,7 +149,7 @@ func (j *journal) purgeDone(ctx context.Context, subject string, floor uint64, s
 	return j.stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(from))
 }
 
-// itemFrom is where the next item of a lane lies, and its number; 0: there is none.
+// nextItem is the sequence and the ordinal of the next item of a lane; 0: there is none.
 func (j *journal) nextItem(ctx context.Context, subject string, seq uint64) (at, n uint64, err error) {
 	for {
 		m, err := j.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))

@@ -6,10 +6,10 @@ import (
 
 import "sync"
 
-// event is something that happened. It is applied by the engine's loop, which owns all state.
+// event is something that happened. The loop, which owns all state, applies it.
 type event interface{ apply(p *Pipeline) }
 
-// eventFunc is an event that is rare enough to be a function.
+// eventFunc is an event for rare cases.
 type eventFunc func(p *Pipeline)
 
 func (f eventFunc) apply(p *Pipeline) { f(p) }
@@ -18,12 +18,12 @@ type resultEvent struct{ flow.Result }
 
 func (e *resultEvent) apply(p *Pipeline) { p.flow.Finish(e.Result) }
 
-// inbox is where events wait for the loop. Those who bring them are bounded: by credits, by the line before a stream, by
-// the one commit under way.
+// inbox holds events for the loop. Its length is bounded by credits, by the puts that may wait, and by the commits in
+// flight.
 type inbox struct {
-	wakeCh chan struct{} // holds one
+	wakeCh chan struct{} // capacity one
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the following fields
 	events []event
 	spare  []event
 }
@@ -43,7 +43,7 @@ func (b *inbox) push(e event) {
 	}
 }
 
-// take returns what has come since the last time. It is valid until the next take.
+// take returns the events since the last call. They are valid until the next call.
 func (b *inbox) take() []event {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -32,13 +32,13 @@ const (
 	minBackoff     = 5 * time.Millisecond
 	maxBackoff     = 500 * time.Millisecond
 	producerTTL    = 24 * time.Hour
-	tombstoneTTL   = time.Second // of what says that something is no more
-	headerRoom     = 8 << 10     // what a label and our headers may take of a message
+	tombstoneTTL   = time.Second // of messages that delete the previous one of their subject
+	headerRoom     = 8 << 10     // bytes reserved in a message for our headers
 )
 
-// journal is the pipeline's log: one JetStream stream, which only the engine writes. A commit is one atomic batch that
-// ends with the record, or one message that carries it, and says behind which message of the log it belongs: one that
-// comes twice, late, or from an engine that has been replaced, is refused whole.
+// journal is the log of a pipeline: one JetStream stream, which only the engine writes. A commit is one atomic batch
+// that ends with the checkpoint, or one message that carries it in a header. It names the sequence it has to follow, so
+// a commit that is repeated, late, or from a replaced engine is rejected as a whole.
 type journal struct {
 	b      *bus.Bus
 	at     bus.Pipeline
@@ -48,19 +48,19 @@ type journal struct {
 
 	replicas int
 
-	readers map[*flow.Lane]*laneReader // the read loop's
+	readers map[*flow.Lane]*laneReader // owned by the read loop
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the following fields
 	bodyStreams map[*flow.BodyStream]jetstream.Stream
-	discarded   flow.SeqRanges // see record
+	discarded   flow.SeqRanges // see Checkpoint.Discarded
 }
 
-// openJournal finds the log or makes it, and reads the record and where the log ends; nil: there is none yet.
+// openJournal opens or creates the log. It returns the last checkpoint (nil: none yet) and the last sequence.
 func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
 	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: spec.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]jetstream.Stream{}}
 	s, err := b.JetStream().CreateOrUpdateStream(ctx, j.config(spec))
 	if err != nil {
-		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be opened: %w", at.Name, err)
+		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: cannot open its log: %w", at.Name, err)
 	}
 	j.stream = s
 	if rec, last, err = j.readCheckpoint(ctx); err != nil {
@@ -68,14 +68,14 @@ func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec spec.Spe
 	}
 	if rec != nil {
 		if name := rec.UndeclaredStream(spec); name != "" {
-			return nil, nil, 0, bus.Errorf(bus.CodeInvalid, "pipeline %s: there are items in stream %s (or in a priority of it) that is not declared any more; declare it, or remove the pipeline's log", at.Name, name)
+			return nil, nil, 0, bus.Errorf(bus.CodeInvalid, "pipeline %s: stream %s, or one of its priorities, has items in the log but is no longer declared; declare it, or remove the pipeline's log", at.Name, name)
 		}
 	}
 	return j, rec, last, nil
 }
 
-// config is the stream of the log. Its bound is that of the declared streams with room for what is done and not yet
-// let go of; beyond it the server refuses, and the pipeline waits.
+// config is the configuration of the log. Its bound is the sum of the streams' bounds, with room for completed items
+// that are not purged yet. Beyond it the server rejects commits, and the pipeline waits.
 func (j *journal) config(spec spec.Spec) jetstream.StreamConfig {
 	var bytes int64
 	for _, s := range spec.WithDefaults().Streams {
@@ -88,9 +88,9 @@ func (j *journal) config(spec spec.Spec) jetstream.StreamConfig {
 	}
 }
 
-// readRecord reads the newest record, from the leader, and where the log ends: its last message is a record, or carries
-// one. Where a server was stopped in the middle of a batch and could not make it whole again, there is half a batch behind
-// the record; it is given time to become whole, and is then removed.
+// readCheckpoint reads the last checkpoint and the last sequence from the leader. The last message is a checkpoint or
+// carries one, unless a server stopped in the middle of a batch and could not complete it. Such a partial batch is
+// given time to become complete, then deleted.
 func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, err error) {
 	var before uint64
 	for tries := 0; ; tries++ {
@@ -116,12 +116,12 @@ func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, las
 const (
 	partialChecks      = 3
 	partialCheckPause  = 100 * time.Millisecond
-	maxPartial         = 2000 // messages; a batch has half of that at most
-	noCheckpointFormat = "pipeline %s: the last messages of its log are no records of ours; has somebody else written to it?"
+	maxPartial         = 2000 // messages; a batch has at most half of that
+	noCheckpointFormat = "pipeline %s: the last messages of its log have no checkpoint; has another program written to it?"
 )
 
-// findRecord looks for the newest record from the end of the log, and for the messages behind it. A commit that comes in
-// between replaces the record under our eyes: then it looks again.
+// findCheckpoint searches backwards from the end of the log for the last checkpoint and the messages after it (half).
+// If a commit arrives meanwhile, it starts again.
 func (j *journal) findCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
 	for {
 		info, err := j.stream.Info(ctx)
@@ -169,8 +169,8 @@ func (j *journal) scanBack(ctx context.Context, state jetstream.StreamState) (re
 	return nil, 0, nil, bus.Errorf(bus.CodeMalformed, noCheckpointFormat, j.at.Name)
 }
 
-// takeVoid takes over what a record says of halves of batches. What lies behind the end of the log is forgotten: a server
-// that was killed after they were removed may begin anew where they began.
+// restoreDiscarded takes over the discarded sequences of a checkpoint. Those after the end of the log are forgotten: a
+// server that was killed after their deletion may assign them again.
 func (j *journal) restoreDiscarded(rec *flow.Checkpoint, last uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -180,19 +180,19 @@ func (j *journal) restoreDiscarded(rec *flow.Checkpoint, last uint64) {
 	j.discarded = slices.DeleteFunc(slices.Clone(j.discarded), func(r [2]uint64) bool { return r[1] > last })
 }
 
-// maxVoid is how many halves of batches are known: each takes a server that was killed in the middle of one. The numbers
-// in older ones have long been passed.
+// maxDiscarded bounds the ranges that are remembered; each one is a server killed in the middle of a batch. Ordinals in
+// older ranges are below the floors of their lanes.
 const maxDiscarded = 64
 
-// addVoid notes messages that are half a batch. They are removed; if they come back, they are known.
+// discard remembers a partial batch before its deletion: a killed server may restore it.
 func (j *journal) discard(half []uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	void := append(slices.Clone(j.discarded), [2]uint64{slices.Min(half), slices.Max(half)}) // all of what lies behind the record
+	void := append(slices.Clone(j.discarded), [2]uint64{slices.Min(half), slices.Max(half)}) // everything after the checkpoint
 	j.discarded = void[max(0, len(void)-maxDiscarded):]
 }
 
-// isVoid says that a message of the log counts for nothing.
+// isDiscarded reports whether a message belongs to a partial batch.
 func (j *journal) isDiscarded(seq uint64) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -208,7 +208,8 @@ func (j *journal) deletePartial(ctx context.Context, half []uint64) error {
 	return nil
 }
 
-// take writes the first commit of an engine: from then on the one before it is refused. It says where it begins and ends.
+// writeFirst writes the first commit of an engine; from then on commits of the previous engine are rejected. It returns
+// the first and the last sequence of the commit.
 func (j *journal) writeFirst(ctx context.Context, c *flow.Commit, last uint64) (first, end uint64, err error) {
 	fl, err := j.encodeCommit(c)
 	if err != nil {
@@ -227,7 +228,7 @@ func (j *journal) writeFirst(ctx context.Context, c *flow.Commit, last uint64) (
 			return 0, 0, j.fenced(rec)
 		}
 		if sleep(ctx, pause) != nil {
-			return 0, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: its log cannot be written: %w", j.at.Name, err)
+			return 0, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: cannot write its log: %w", j.at.Name, err)
 		}
 	}
 }
@@ -236,7 +237,7 @@ func (j *journal) fenced(rec *flow.Checkpoint) error {
 	if rec == nil {
 		return bus.Errorf(bus.CodeFenced, "pipeline %s: its log has been removed", j.at.Name)
 	}
-	return bus.Errorf(bus.CodeFenced, "pipeline %s: it is run by %s since %s", j.at.Name, rec.By, rec.At.Format(time.RFC3339))
+	return bus.Errorf(bus.CodeFenced, "pipeline %s: run by %s since %s", j.at.Name, rec.By, rec.At.Format(time.RFC3339))
 }
 
 func sleep(ctx context.Context, d time.Duration) error {
@@ -248,12 +249,12 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// flight is a commit on its way: its messages, and where in the log the last of them will lie.
+// inflightCommit is a commit that was sent: its messages and the sequence it has to follow.
 type inflightCommit struct {
 	commit   *flow.Commit
 	msgs     []*nats.Msg
 	attempt  int
-	expected uint64 // the last message of the log before it
+	expected uint64 // last sequence of the log before it
 	sent     time.Time
 }
 
@@ -265,7 +266,7 @@ func (j *journal) encodeCommit(c *flow.Commit) (*inflightCommit, error) {
 	return &inflightCommit{commit: c, msgs: msgs}, err
 }
 
-// renew makes the messages of a commit anew: what the log has void may have changed.
+// reencode encodes the messages again: the discarded sequences may have changed.
 func (j *journal) reencode(fl *inflightCommit) error {
 	anew, err := j.encodeCommit(fl.commit)
 	fl.msgs = anew.msgs
@@ -275,14 +276,15 @@ func (j *journal) reencode(fl *inflightCommit) error {
 func (fl *inflightCommit) firstSeq() uint64 { return fl.expected + 1 }
 func (fl *inflightCommit) lastSeq() uint64  { return fl.expected + uint64(len(fl.msgs)) }
 
-// aim says behind which message of the log the commit belongs: anywhere else it is refused.
+// expectAfter sets the sequence that the commit has to follow; the server rejects it elsewhere.
 func (fl *inflightCommit) expectAfter(last uint64) {
 	fl.expected = last
 	fl.attempt++
 	fl.msgs[0].Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(last, 10)}
 }
 
-// publish sends the messages. A repetition is a new batch to the server, which may still have halves of the old one.
+// publish sends the messages. Each attempt has a batch id of its own: the server may still have a part of the last
+// attempt.
 func (j *journal) publish(fl *inflightCommit, reply string) error {
 	last := len(fl.msgs) - 1
 	if last > 0 {
@@ -301,7 +303,7 @@ func (j *journal) publish(fl *inflightCommit, reply string) error {
 	return nil
 }
 
-// request sends the messages and waits for the answer.
+// request sends the messages and waits for the acknowledgement.
 func (j *journal) request(ctx context.Context, fl *inflightCommit) error {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -321,16 +323,16 @@ func (j *journal) request(ctx context.Context, fl *inflightCommit) error {
 	return checkAck(m, fl)
 }
 
-// ackOf reads the server's answer to a commit.
+// checkAck checks the acknowledgement of a commit.
 func checkAck(m *nats.Msg, fl *inflightCommit) error {
 	seq, err := ackSeq(m)
 	if err == nil && seq != fl.lastSeq() {
-		err = bus.Errorf(bus.CodeInternal, "a commit landed at %d, and not at %d", seq, fl.lastSeq())
+		err = bus.Errorf(bus.CodeInternal, "a commit was stored at sequence %d instead of %d", seq, fl.lastSeq())
 	}
 	return err
 }
 
-// seqOf reads where the server has stored the last message.
+// ackSeq is the sequence of the last message, from an acknowledgement.
 func ackSeq(m *nats.Msg) (uint64, error) {
 	if len(m.Data) == 0 && m.Header.Get("Status") != "" {
 		return 0, nats.ErrNoResponders
@@ -348,7 +350,7 @@ func ackSeq(m *nats.Msg) (uint64, error) {
 	return ack.Seq, nil
 }
 
-// batchNumbers are made once: every message of a batch carries one.
+// batchNumbers are the values of the sequence header of a batch.
 var batchNumbers = func() (out [1001][]string) {
 	for i := range out {
 		out[i] = []string{strconv.Itoa(i + 1)}
@@ -356,7 +358,7 @@ var batchNumbers = func() (out [1001][]string) {
 	return out
 }()
 
-// messages are the commit as the log keeps it; the record is the last.
+// messages encodes a commit; the checkpoint is last.
 func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 	msgs := make([]*nats.Msg, 0, len(c.Entries)+len(c.DeadLetters)+len(c.ClosedGroups)+len(c.Sources)+2*len(c.Resolved)+1)
 	subjects := map[*flow.Lane]string{}
@@ -377,7 +379,7 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 	for i, d := range c.DeadLetters {
 		text, err := d.Encode(headerRoom / 2)
 		if err != nil {
-			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: a dead letter: %w", j.at.Name, err)
+			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: encode a dead letter: %w", j.at.Name, err)
 		}
 		id := strconv.FormatUint(c.Number, 36) + "-" + strconv.Itoa(i)
 		m := &nats.Msg{Subject: j.at.Dead(d.Stage, id), Header: nats.Header{headerLetter: {text}}}
@@ -387,13 +389,13 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 		msgs = append(msgs, m)
 	}
 	for _, g := range c.ClosedGroups {
-		text, _ := json.Marshal(closedGroupRecord{Group: g.Group, Missing: g.Missing, At: c.Checkpoint.At.UnixMilli()}) // a string and a number
+		text, _ := json.Marshal(closedGroupRecord{Group: g.Group, Missing: g.Missing, At: c.Checkpoint.At.UnixMilli()}) // cannot fail
 		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.Stage, subjectToken(g.Group)), Data: text, Header: ttlHeader(max(g.Remember, time.Second))})
 	}
 	for name, seq := range c.Sources {
 		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: ttlHeader(producerTTL)})
 	}
-	for _, r := range c.Resolved { // which makes room; that it was ended is in its block
+	for _, r := range c.Resolved { // frees its space; the block below marks it as resolved
 		msgs = append(msgs, &nats.Msg{Subject: r.Subject, Header: ttlHeader(tombstoneTTL)})
 	}
 	for block, text := range c.ResolvedBlocks {
@@ -405,40 +407,40 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 	}
 	tries, err := j.retryMessages(c)
 	if err != nil {
-		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: what went wrong with an item: %w", j.at.Name, err)
+		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: encode the retry state of an item: %w", j.at.Name, err)
 	}
 	msgs = append(msgs, tries...)
 	text, err := c.Checkpoint.Encode()
 	if err != nil {
-		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: its record: %w", j.at.Name, err)
+		return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: encode the checkpoint: %w", j.at.Name, err)
 	}
-	if len(msgs) == 1 && len(c.Entries) == 1 && len(text) < headerRoom/2 { // one message needs no batch
+	if len(msgs) == 1 && len(c.Entries) == 1 && len(text) < headerRoom/2 { // a single message needs no batch
 		msgs[0].Header[headerCheckpoint] = []string{string(text)}
 		return msgs, nil
 	}
 	return append(msgs, &nats.Msg{Subject: j.at.State(), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}), nil
 }
 
-// closedRecord is a group that was handed over, in the log.
+// closedGroupRecord is a ClosedGroup as stored in the log.
 type closedGroupRecord struct {
 	Group   string `json:"group"`
 	Missing int    `json:"left"`
 	At      int64  `json:"at"` // milliseconds since 1970
 }
 
-// lasting is the header of a message that replaces the one before it, and is forgotten after a while.
+// ttlHeader is the header of a message that replaces the previous one of its subject and expires after d.
 func ttlHeader(d time.Duration) nats.Header {
 	return nats.Header{headerRollup: {rollupSubject}, jetstream.MsgTTLHeader: {d.String()}}
 }
 
-// tokenOf makes any text a word of a subject.
+// subjectToken hashes any text to a valid token of a subject.
 func subjectToken(text string) string {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(text)) // never fails
 	return strconv.FormatUint(h.Sum64(), 36)
 }
 
-// remove lets go of items one by one, and of their bodies.
+// deleteCompleted deletes items and their bodies one by one.
 func (j *journal) deleteCompleted(ctx context.Context, l *flow.Lane, strays []flow.CompletedItem) error {
 	var items, parts []uint64
 	for _, st := range strays {
@@ -450,7 +452,7 @@ func (j *journal) deleteCompleted(ctx context.Context, l *flow.Lane, strays []fl
 	return j.deleteBodies(ctx, l.Bodies, parts)
 }
 
-// removeBodies lets go of messages of a shelf.
+// deleteBodies deletes messages of a body stream.
 func (j *journal) deleteBodies(ctx context.Context, sh *flow.BodyStream, parts []uint64) error {
 	s, err := j.bodyStream(ctx, sh, false)
 	if err != nil {
@@ -459,7 +461,7 @@ func (j *journal) deleteBodies(ctx context.Context, sh *flow.BodyStream, parts [
 	return deleteMessages(ctx, s, parts)
 }
 
-// purge lets go of the items of a lane up to a mark, and of their bodies.
+// purge purges the items of a lane up to a purge point, and their bodies.
 func (j *journal) purge(ctx context.Context, l *flow.Lane, m flow.PurgePoint) error {
 	stream := l.StreamName()
 	err := j.stream.Purge(ctx, jetstream.WithPurgeSubject(j.at.Items(stream, l.Priority)), jetstream.WithPurgeSequence(m.Seq+1))

@@ -10,11 +10,11 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// label is an item without its body, as the header of its message says it.
+// itemLabel is an item without its body, in a header of its message.
 type itemLabel struct {
 	N       uint64         `json:"n"`
-	Body    flow.SeqRanges `json:"body,omitempty"` // where the body lies, if that is apart
-	Size    int            `json:"size,omitempty"` // and its bytes
+	Body    flow.SeqRanges `json:"body,omitempty"` // sequences of a large body
+	Size    int            `json:"size,omitempty"` // and its length
 	ID      string         `json:"id,omitempty"`
 	Key     string         `json:"key,omitempty"`
 	Group   string         `json:"group,omitempty"`
@@ -24,7 +24,7 @@ type itemLabel struct {
 	Stored  int64          `json:"at"` // milliseconds since 1970
 }
 
-// appendLabel writes by hand what encoding/json would: it is done for every item.
+// appendLabel encodes an itemLabel.
 func appendLabel(dst []byte, n uint64, apart *flow.PendingBody, it *spec.Item) []byte {
 	dst = strconv.AppendUint(append(dst, `{"n":`...), n, 10)
 	if apart != nil {

@@ -12,16 +12,15 @@ import (
 )
 
 const (
-	maxPutItems       = 500       // of one put on the wire
-	maxPutBytes       = 512 << 10 // and their bytes, unless one item alone is more
+	maxPutItems       = 500       // in one message
+	maxPutBytes       = 512 << 10 // bytes in one message, unless one item is larger
 	putAttemptTimeout = 2 * time.Second
 )
 
-// putEvent is a put on its way to the loop.
 type putEvent struct {
 	flow.Put
 	name string
-	end  func(error) // told what came of it; it must not block
+	end  func(error) // receives the result; must not block
 }
 
 func (e *putEvent) apply(p *Pipeline) {
@@ -48,9 +47,9 @@ func (p *Pipeline) streamNames() []string {
 	return out
 }
 
-// Put stores items in a stream. It returns when they are stored, or says why they are not: bus.ErrBusy when the stream
-// is full and declared to refuse. While a stream that blocks is full, it waits. Up to 900 items of 4 MiB are stored all
-// or nothing; more, in pieces, in order.
+// Put stores items in a stream. It returns when they are committed, or an error: bus.ErrBusy if the stream is full and
+// its policy is Refuse. With Block it waits for room. Up to 900 items of 4 MiB are stored atomically; more are stored
+// in several parts, in order.
 func (p *Pipeline) Put(ctx context.Context, stream string, items ...spec.Item) error {
 	return inBatches(items, spec.MaxGroup, flow.MaxCommitBytes, func(piece []spec.Item) error { return p.putBatch(ctx, stream, piece) })
 }
@@ -75,10 +74,10 @@ func (p *Pipeline) putBatch(ctx context.Context, stream string, items []spec.Ite
 	case <-ctx.Done():
 	}
 	p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.WithdrawPut(e) }))
-	return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w", stream, ctx.Err())
+	return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: outcome unknown: %w", stream, ctx.Err())
 }
 
-// inPieces cuts items into what is stored at once.
+// inBatches splits items into batches that are stored atomically.
 func inBatches(items []spec.Item, most int, mostBytes int64, do func([]spec.Item) error) error {
 	for len(items) > 0 {
 		n, bytes := 0, int64(0)
@@ -98,15 +97,14 @@ func inBatches(items []spec.Item, most int, mostBytes int64, do func([]spec.Item
 	return nil
 }
 
-// Producer puts items into a pipeline that runs in any process. Each put has a number: one that has to be repeated,
-// because its answer or the process that runs the pipeline was lost, is stored once. It is safe for concurrent use; puts
-// go one after the other.
+// Producer puts items into a pipeline that runs in any process. Puts are numbered, so a put that is repeated because
+// its answer or the engine was lost is stored once. It is safe for concurrent use; puts are sequential.
 type Producer struct {
 	b    *bus.Bus
 	at   bus.Pipeline
 	name string
 
-	lockCh chan struct{} // holds one: whose turn it is, who owns what follows
+	lockCh chan struct{} // capacity one: a lock that guards seq
 	seq    uint64
 }
 
@@ -116,11 +114,11 @@ type putRequest struct {
 	Seq    uint64     `msgpack:"seq"`
 	Stream string     `msgpack:"stream"`
 	Items  []wireItem `msgpack:"items"`
-	Size   int64      `msgpack:"size,omitempty"` // of the body of its only item, which is to be fetched
-	From   string     `msgpack:"from,omitempty"` // here
+	Size   int64      `msgpack:"size,omitempty"` // length of the body of the only item, which has to be fetched
+	From   string     `msgpack:"from,omitempty"` // from this subject
 }
 
-// wireItem is an item on the wire, and what a method with the style "item" sees and gives.
+// wireItem is an item on the wire, as methods with the style "item" receive and return it.
 type wireItem struct {
 	To       string   `msgpack:"to,omitempty"`
 	ID       string   `msgpack:"id,omitempty"`
@@ -154,8 +152,8 @@ func (w wireItem) item() spec.Item {
 	return it
 }
 
-// Put stores items in a stream, as Pipeline.Put does, and goes on through restarts of the server and of the pipeline
-// until ctx ends.
+// Put stores items in a stream, as Pipeline.Put does. It retries over restarts of the server and of the pipeline until
+// ctx ends.
 func (r *Producer) Put(ctx context.Context, stream string, items ...spec.Item) error {
 	select {
 	case r.lockCh <- struct{}{}:
@@ -166,7 +164,6 @@ func (r *Producer) Put(ctx context.Context, stream string, items ...spec.Item) e
 	return inBatches(items, maxPutItems, r.batchBytes(), func(piece []spec.Item) error { return r.putBatch(ctx, stream, piece) })
 }
 
-// pieceBytes is how much of a put goes into one message.
 func (r *Producer) batchBytes() int64 { return min(maxPutBytes, r.b.Conn().MaxPayload()/2) }
 
 func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Item) error {
@@ -196,13 +193,13 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 		}
 		select {
 		case <-ctx.Done():
-			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w (%w)", stream, err, ctx.Err())
+			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: outcome unknown: %w (%w)", stream, err, ctx.Err())
 		case <-time.After(pause):
 		}
 	}
 }
 
-// offer leaves a large body out of a put: the pipeline fetches it from here, until stop is called.
+// offer serves a large body to the pipeline, which fetches it, until stop is called.
 func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error) {
 	inbox := r.b.Conn().NewInbox()
 	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {

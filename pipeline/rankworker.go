@@ -14,25 +14,26 @@ import (
 	"troupe/roles"
 )
 
-// rankWorker calls a method of one rank for each task. The call is sent in the order of hand-out; its answer comes to a
-// goroutine of its own, of which there are no more than credits.
+// rankWorker calls a method of one rank for each task. Calls are sent in the order of the tasks; a goroutine per task
+// waits for the answer, so there are at most as many as credits.
 type rankWorker struct {
 	p    *Pipeline
 	rank roles.Worker
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the following fields
 	cancels map[uint64]context.CancelCauseFunc
 }
 
-// styleMeta tells the host of a method that its argument is an item, which anybody may have put: {"pipeline": style}.
+// styleMeta is the metadata of a pipeline's calls, {"pipeline": style}: it tells the worker that the argument is an
+// item, which any client may have put.
 var styleMeta = map[spec.Style][]byte{spec.Bodies: metaOf(spec.Bodies), spec.Items: metaOf(spec.Items)}
 
 func metaOf(s spec.Style) []byte {
-	body, _ := bus.Marshal(map[string]spec.Style{"pipeline": s}) // a text
+	body, _ := bus.Marshal(map[string]spec.Style{"pipeline": s}) // cannot fail
 	return body
 }
 
-// StyleOf says from the metadata of a call how a pipeline has made it; empty: it is no pipeline's.
+// StyleOf is the style of a call, from its metadata; empty: the caller is not a pipeline.
 func StyleOf(meta []byte) spec.Style {
 	for style, m := range styleMeta {
 		if bytes.Equal(meta, m) {
@@ -45,7 +46,7 @@ func StyleOf(meta []byte) spec.Style {
 func (w *rankWorker) start(t *flow.Task) {
 	ctx, cancel := context.WithCancelCause(w.p.ctx)
 	w.mu.Lock()
-	w.cancels[t.Id] = cancel
+	w.cancels[t.ID] = cancel
 	w.mu.Unlock()
 	arg, err := argument(t)
 	var f *dispatch.Future
@@ -54,18 +55,18 @@ func (w *rankWorker) start(t *flow.Task) {
 	}
 	w.p.group.Go(bus.Guard(func() {
 		defer cancel(nil)
-		o := &resultEvent{flow.Result{TaskID: t.Id, Stage: t.Stage}}
+		o := &resultEvent{flow.Result{TaskID: t.ID, Stage: t.Stage}}
 		if err == nil {
 			o.Outs, err = outputsOf(ctx, f, t)
 		}
 		w.mu.Lock()
-		delete(w.cancels, t.Id)
+		delete(w.cancels, t.ID)
 		w.mu.Unlock()
 		w.report(ctx, t, o, err)
 	}))
 }
 
-// tell says what came of the task. A worker that is gone is taken out of the stage, with all it had.
+// report passes the result of a task to the loop. A lost worker is removed from the stage with all its tasks.
 func (w *rankWorker) report(ctx context.Context, t *flow.Task, o *resultEvent, err error) {
 	o.Err = err
 	switch {
@@ -85,14 +86,15 @@ func (w *rankWorker) report(ctx context.Context, t *flow.Task, o *resultEvent, e
 	w.p.inbox.push(o)
 }
 
-// goneFor says that the error means the end of the worker, not of the call.
+// isWorkerLost reports whether the error means the end of the worker rather than of the call.
 func isWorkerLost(err error) bool {
 	code := bus.CodeOf(err)
 	return code == bus.CodeWorkerLost || code == bus.CodeNotFound && errors.Is(err, bus.ErrNotFound) && !isMethodMissing(err) || code == bus.CodeClosed
 }
 
-// isDisplaced says that the rank did not die by itself: its role is restarted because of another rank, it was asked to stop, as
-// a drain does, or its role is over. What it had in hand is not to blame.
+// isDisplaced reports whether the rank was stopped for another reason than a failure of its own: its role restarts
+// because of another rank, it was asked to stop (a drain), or its role has ended. Its tasks are not charged with the
+// loss.
 func (w *rankWorker) isDisplaced(why error) bool {
 	if code := bus.CodeOf(why); code == bus.CodeNotFound || code == bus.CodeClosed {
 		return true
@@ -107,14 +109,14 @@ func (w *rankWorker) isDisplaced(why error) bool {
 	return rank < len(beats) && beats[rank].State == actors.Stopped
 }
 
-// isMethodMissing tells a role that has ended from a method that it does not have.
+// isMethodMissing distinguishes a missing method from a role that has ended.
 func isMethodMissing(err error) bool {
 	var e *bus.Error
 	return errors.As(err, &e) && e.Rank >= 0
 }
 
-// cancel takes the task back, or aborts it: by the stage's abort method if it has one, which lets the rank answer with
-// what it has.
+// cancel revokes or aborts the task. An abort uses the stage's abort method if there is one, which lets the rank return
+// a partial result.
 func (w *rankWorker) cancel(t *flow.Task, abort bool) {
 	if abort && t.Stage.Spec.AbortMethod != "" {
 		w.p.group.Go(bus.Guard(func() {
@@ -124,7 +126,7 @@ func (w *rankWorker) cancel(t *flow.Task, abort bool) {
 					err = f.Wait(w.p.ctx)
 				}
 				if err != nil {
-					w.cancelTask(t.Id, ErrAborted) // it does not listen: no partial result
+					w.cancelTask(t.ID, ErrAborted) // no answer: no partial result
 				}
 			}
 		}))
@@ -134,7 +136,7 @@ func (w *rankWorker) cancel(t *flow.Task, abort bool) {
 	if abort {
 		why = ErrAborted
 	}
-	w.cancelTask(t.Id, why)
+	w.cancelTask(t.ID, why)
 }
 
 func (w *rankWorker) cancelTask(id uint64, why error) {
@@ -145,7 +147,7 @@ func (w *rankWorker) cancelTask(id uint64, why error) {
 	}
 }
 
-// abandon gives up every call: the rank is dead.
+// cancelAll cancels every call of a dead rank.
 func (w *rankWorker) cancelAll() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -154,7 +156,7 @@ func (w *rankWorker) cancelAll() {
 	}
 }
 
-// argument is what the method gets.
+// argument is the argument of the method.
 func argument(t *flow.Task) (any, error) {
 	items := make([]wireItem, len(t.Entries))
 	bodies := make([]bus.Raw, len(t.Entries))
@@ -175,7 +177,7 @@ func argument(t *flow.Task) (any, error) {
 	return bodies[0], nil
 }
 
-// answerOf waits for the rank's answer and reads the outputs in it.
+// outputsOf waits for the rank's answer and decodes the outputs.
 func outputsOf(ctx context.Context, f *dispatch.Future, t *flow.Task) ([]spec.Out, error) {
 	if t.Stage.Spec.Style == spec.Items {
 		answers, err := dispatch.AwaitEach[[]wireItem](ctx, f)

@@ -11,19 +11,19 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// reader reads one lane of the log in order. It is used by one goroutine at a time.
+// laneReader reads one lane of the log in order. It is used by one goroutine at a time.
 type laneReader struct {
 	consumer  jetstream.Consumer
-	at        uint64        // where it is in the log
-	unclaimed []*flow.Entry // read, without their large bodies, and not asked for yet
-	count     uint64        // messages that came
+	at        uint64        // last sequence read
+	unclaimed []*flow.Entry // read, without large bodies, and not returned yet
+	count     uint64        // messages received
 	bodies    *bodyReader
 }
 
 const fetchBatch = 256
 
-// read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended or
-// there were bytes enough.
+// read reads the items of a lane in a range of ordinals. It returns early when it has read enough bytes, or what it has
+// when an error occurs.
 func (j *journal) read(ctx context.Context, want flow.ReadRequest) (got flow.ReadResult, err error) {
 	r := j.readers[want.Lane]
 	if r == nil || r.at != want.AfterSeq && len(r.unclaimed) == 0 || len(r.unclaimed) > 0 && r.unclaimed[0].Ordinal > want.From {
@@ -47,7 +47,7 @@ func (j *journal) read(ctx context.Context, want flow.ReadRequest) (got flow.Rea
 			} else if e.Ordinal >= want.From {
 				got.Completed = append(got.Completed, flow.NewCompletedItem(e, max(e.BodySize, len(e.Body))))
 			}
-			r.unclaimed[0] = nil // its body may be large
+			r.unclaimed[0] = nil // the body may be large
 			r.unclaimed = r.unclaimed[1:]
 			got.UpTo, got.LastSeq = max(got.UpTo, e.Ordinal), e.Seq
 		}
@@ -69,7 +69,7 @@ func (j *journal) read(ctx context.Context, want flow.ReadRequest) (got flow.Rea
 	}
 }
 
-// broken gives what was read before something went wrong. The next read begins with a new reader.
+// abandonReader returns what was read before an error. The next read uses a new consumer.
 func (j *journal) abandonReader(want flow.ReadRequest, got flow.ReadResult, err error) (flow.ReadResult, error) {
 	delete(j.readers, want.Lane)
 	if got.UpTo >= want.From {
@@ -78,8 +78,7 @@ func (j *journal) abandonReader(want flow.ReadRequest, got flow.ReadResult, err 
 	return flow.ReadResult{}, err
 }
 
-// more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
-// server may have been slow.
+// more reports whether the lane has more messages. An empty fetch is not proof: the server may have been slow.
 func (r *laneReader) more(ctx context.Context) (bool, error) {
 	more, err := hasUnread(ctx, r.consumer, r.count)
 	if err != nil {
@@ -88,24 +87,24 @@ func (r *laneReader) more(ctx context.Context) (bool, error) {
 	return more, sleep(ctx, time.Millisecond)
 }
 
-// inOrder counts the messages of a consumer. One that is missing was lost on its way, with a connection: what it said must not
-// be taken for absent.
+// checkOrder counts the messages of a consumer. A gap is a message that was lost with a connection, and must not be
+// mistaken for a deleted one.
 func checkOrder(m jetstream.Msg, count *uint64) error {
 	meta, err := m.Metadata()
 	if err != nil {
 		return err
 	}
 	if *count++; meta.Sequence.Consumer != *count {
-		return bus.Errorf(bus.CodeUnavailable, "message %d of the log was lost on its way", meta.Sequence.Stream)
+		return bus.Errorf(bus.CodeUnavailable, "message %d of the log was lost in transit", meta.Sequence.Stream)
 	}
 	return nil
 }
 
-// unread says whether a consumer has more than the messages that came. That nothing came proves nothing.
+// hasUnread asks the server whether the consumer has more messages than were received: an empty fetch is not proof.
 func hasUnread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, error) {
 	info, err := c.Info(ctx)
 	if err == nil && info.Delivered.Consumer > count {
-		err = bus.Errorf(bus.CodeUnavailable, "%d messages of the log were lost on their way", info.Delivered.Consumer-count)
+		err = bus.Errorf(bus.CodeUnavailable, "%d messages of the log were lost in transit", info.Delivered.Consumer-count)
 	}
 	if err != nil {
 		return false, err
@@ -125,7 +124,7 @@ func (j *journal) newReader(ctx context.Context, want flow.ReadRequest) (*laneRe
 	return &laneReader{consumer: c, at: want.AfterSeq}, nil
 }
 
-// fetch reads up to n messages more; it reports false when there are none.
+// fetch reads up to n more messages; it reports false when there are none.
 func (j *journal) fetch(ctx context.Context, r *laneReader, l *flow.Lane, n int) (more bool, err error) {
 	batch, err := r.consumer.FetchNoWait(n)
 	if err != nil {
@@ -171,7 +170,7 @@ func entryOf(m jetstream.Msg, l *flow.Lane) (*flow.Entry, error) {
 	}
 	lb, err := parseLabel(m.Headers().Get(headerItem))
 	if err != nil {
-		return nil, bus.Errorf(bus.CodeMalformed, "an item at %d of the log has no label that can be read: %w", meta.Sequence.Stream, err)
+		return nil, bus.Errorf(bus.CodeMalformed, "the item at sequence %d of the log has no valid label: %w", meta.Sequence.Stream, err)
 	}
 	e := &flow.Entry{Item: lb.item(l.StreamName(), l.Priority, m.Data()), Lane: l, Ordinal: lb.N, Seq: meta.Sequence.Stream}
 	if len(lb.Body) > 0 {
@@ -180,7 +179,7 @@ func entryOf(m jetstream.Msg, l *flow.Lane) (*flow.Entry, error) {
 	return e, nil
 }
 
-// fetchBody gives an item that was read its body, if that lies apart.
+// fetchBody reads the large body of an item.
 func (j *journal) fetchBody(ctx context.Context, r *laneReader, e *flow.Entry) (err error) {
 	if e.BodyRef == nil {
 		return nil
@@ -196,7 +195,7 @@ func (j *journal) fetchBody(ctx context.Context, r *laneReader, e *flow.Entry) (
 	return nil
 }
 
-// each visits the newest message of every subject that matches, in the order of the log.
+// each visits the messages of all matching subjects in log order, without partial batches.
 func (j *journal) each(ctx context.Context, filter string, do func(m jetstream.Msg, seq uint64) error) error {
 	return eachMessage(ctx, j.stream, filter, func(m jetstream.Msg, seq uint64) error {
 		if j.isDiscarded(seq) {
@@ -210,7 +209,7 @@ func eachMessage(ctx context.Context, s jetstream.Stream, filter string, do func
 	return eachOfConsumer(ctx, s, jetstream.ConsumerConfig{FilterSubject: filter}, do)
 }
 
-// eachOf visits the messages that a consumer would get.
+// eachOfConsumer visits the messages that a consumer with this configuration delivers.
 func eachOfConsumer(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfig, do func(m jetstream.Msg, seq uint64) error) error {
 	cfg.AckPolicy, cfg.DeliverPolicy = jetstream.AckNonePolicy, jetstream.DeliverAllPolicy
 	cfg.InactiveThreshold, cfg.MemoryStorage, cfg.Replicas = 30*time.Second, true, 1
@@ -218,7 +217,7 @@ func eachOfConsumer(ctx context.Context, s jetstream.Stream, cfg jetstream.Consu
 	if err != nil {
 		return err
 	}
-	defer func() { _ = s.DeleteConsumer(context.WithoutCancel(ctx), c.CachedInfo().Name) }() // else it goes by itself
+	defer func() { _ = s.DeleteConsumer(context.WithoutCancel(ctx), c.CachedInfo().Name) }() // otherwise it expires
 	for count := uint64(0); ; {
 		batch, err := c.FetchNoWait(fetchBatch)
 		if err != nil {
@@ -256,5 +255,4 @@ func eachOfConsumer(ctx context.Context, s jetstream.Stream, cfg jetstream.Consu
 	}
 }
 
-// lastWord is the last token of a subject.
 func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }

@@ -10,14 +10,14 @@ import (
 	"troupe/roles"
 )
 
-// backEvery is how often a rank that is being restarted is looked for.
+// restartPollInterval is how often a rank that is being restarted is checked.
 const restartPollInterval = 50 * time.Millisecond
 
-// sameWorker is after how long a rank that is said to be lost and says that it is ready is believed: that it died would be
-// known by then.
+// trustReadyAfter is after how long a rank that was reported lost and reports itself as ready is trusted: its death
+// would be known by then.
 const trustReadyAfter = 3 * time.Second
 
-// genOf is the generation of a rank's worker: each that takes the place of another has a higher one.
+// generationOf is the generation of a rank's worker; a replacement has a higher one.
 func generationOf(rank roles.Worker) uint32 {
 	if beats := rank.Cluster().Health(); rank.Rank() < len(beats) {
 		return beats[rank.Rank()].Gen
@@ -25,17 +25,17 @@ func generationOf(rank roles.Worker) uint32 {
 	return 0
 }
 
-// isBack says from its beat whether a rank is there again that was lost in a generation. What was last heard of it may be of
-// before: then it is ready, and the next call would be lost at once.
+// isRestarted reports whether the beat of a rank shows that it runs again after it was lost. The last beat may be from
+// before the loss: then the rank appears ready, and the next call would fail at once.
 func isRestarted(beat actors.Beat, gen uint32, lost time.Time) bool {
 	return beat.State == actors.Ready && (beat.Gen > gen || time.Since(lost) >= trustReadyAfter)
 }
 
-// awaitBack gives a rank its place in the stage again when its role has restarted it. It is called in the loop.
+// awaitRestart adds a rank to the stage again when its role has restarted it. It is called in the loop.
 func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint32) {
 	c := rank.Cluster()
 	if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
-		return // it does not come back
+		return // the role does not restart ranks
 	}
 	lost := time.Now()
 	p.group.Go(bus.Guard(func() {
@@ -60,7 +60,7 @@ func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint3
 	}))
 }
 
-// resize gives a stage of a role of processes more ranks or fewer: those that go get nothing more, and finish first.
+// resize grows or shrinks the role of a stage; ranks that are removed finish their tasks first.
 func (p *Pipeline) resize(ctx context.Context, name string, workers int) error {
 	var c *roles.Cluster
 	err := p.inStage(ctx, name, func(s *flow.StageState) error {

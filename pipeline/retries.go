@@ -12,8 +12,8 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// triesMessages are the tries of a commit in the log: those that are new, and those that go with their items. There is one
-// for an item, the last.
+// retryMessages encodes the retry states of a commit: new ones, and tombstones for completed items. An item has one
+// message.
 func (j *journal) retryMessages(c *flow.Commit) (out []*nats.Msg, err error) {
 	at := map[string]int{}
 	add := func(e *flow.Entry, m *nats.Msg) {
@@ -39,8 +39,8 @@ func (j *journal) retryMessages(c *flow.Commit) (out []*nats.Msg, err error) {
 	return out, nil
 }
 
-// recallTries reads back what has gone wrong with items that are not done. What lies there of items that are, or under what was
-// written later, was left by an engine that was killed, or came back when a server was.
+// restoreRetries reads the retry states of items that are not completed. Others are obsolete: a killed engine left
+// them, or a killed server restored them.
 func (p *Pipeline) restoreRetries(ctx context.Context) error {
 	var stale []uint64
 	defer func() { p.garbage.add(stale) }()
@@ -55,7 +55,7 @@ func (p *Pipeline) restoreRetries(ctx context.Context) error {
 				stale = append(stale, seq)
 				return nil
 			}
-			if before := at[n]; before > 0 { // the newest counts
+			if before := at[n]; before > 0 { // the newest message counts
 				stale = append(stale, before)
 			}
 			at[n] = seq

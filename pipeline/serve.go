@@ -13,7 +13,7 @@ import (
 	"troupe/pipeline/flow"
 )
 
-// listen takes requests from other processes.
+// serve subscribes to requests of other processes.
 func (p *Pipeline) serve() (err error) {
 	if p.sub, err = p.cfg.Bus.Conn().Subscribe(p.at.Ask("*"), bus.GuardMsg(p.handleRequest)); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", p.at.Name, err)
@@ -21,7 +21,7 @@ func (p *Pipeline) serve() (err error) {
 	return p.cfg.Bus.Conn().Flush()
 }
 
-// receive runs in the subscription's goroutine and must not wait.
+// handleRequest runs in the subscription's goroutine and must not block.
 func (p *Pipeline) handleRequest(m *nats.Msg) {
 	verb := lastToken(m.Subject)
 	switch verb {
@@ -70,7 +70,7 @@ func (p *Pipeline) handlePut(m *nats.Msg) {
 	p.inbox.push(e)
 }
 
-// obey carries out a verb.
+// execute runs an operation.
 func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, error) {
 	switch verb {
 	case "status":
@@ -85,7 +85,7 @@ func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, er
 		return nil, p.Abort(ctx, o.ID)
 	case "version":
 		if o.Version == nil {
-			return nil, bus.Errorf(bus.CodeInvalid, "version: none given")
+			return nil, bus.Errorf(bus.CodeInvalid, "version: no version given")
 		}
 		return nil, p.SetVersion(ctx, *o.Version)
 	case "drain":
@@ -93,11 +93,11 @@ func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, er
 		defer cancel()
 		err := p.Drain(ctx)
 		if ctx.Err() != nil {
-			return false, nil // not yet; it is asked again
+			return false, nil // the client repeats the request
 		}
 		return err == nil, err
 	case "shutdown":
-		bus.Go(func() { _ = p.Close(context.Background()) }) // its owner sees Done
+		bus.Go(func() { _ = p.Close(context.Background()) }) // the owner of the pipeline sees Done
 		return nil, nil
 	case "take":
 		return p.claimItems(ctx, o.ID, o.Workers, o.Holder)
@@ -112,10 +112,10 @@ func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, er
 	case "dead-drop":
 		return p.DropDead(ctx, o.Seqs, o.All)
 	}
-	return nil, bus.Errorf(bus.CodeNotFound, "a pipeline has no verb %q", verb)
+	return nil, bus.Errorf(bus.CodeNotFound, "a pipeline has no operation %q", verb)
 }
 
-// recall reads back what is not in the record: who has put what, and which groups were handed over.
+// restoreProducersAndGroups reads what is not in the checkpoint: the last put of each producer, and the closed groups.
 func (p *Pipeline) restoreProducersAndGroups(ctx context.Context) error {
 	err := p.journal.each(ctx, p.at.Source("*"), func(m jetstream.Msg, _ uint64) error {
 		seq, err := strconv.ParseUint(string(m.Data()), 10, 64)

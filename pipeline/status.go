@@ -8,7 +8,7 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// Status is how a pipeline is.
+// Status is the state of a pipeline.
 type Status struct {
 	Name      string              `json:"name"`
 	Namespace string              `json:"namespace"`
@@ -17,13 +17,13 @@ type Status struct {
 	Version   spec.Version        `json:"version"`
 	Commits   uint64              `json:"commits"`
 	Draining  bool                `json:"draining,omitempty"`
-	Dead      int                 `json:"dead"`          // letters that lie in the log
-	GivenUp   uint64              `json:"dead_lettered"` // items that became dead letters since it was opened
+	Dead      int                 `json:"dead"`          // unresolved dead letters
+	GivenUp   uint64              `json:"dead_lettered"` // items that became dead letters since the pipeline was opened
 	Stages    []flow.StageStatus  `json:"stages"`
 	Streams   []flow.StreamStatus `json:"streams"`
 }
 
-// Status is how the pipeline is now.
+// Status is the state of the pipeline.
 func (p *Pipeline) Status(ctx context.Context) (Status, error) {
 	var st Status
 	err := p.inLoop(ctx, func(p *Pipeline) { st = p.status() })

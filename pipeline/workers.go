@@ -9,7 +9,7 @@ import (
 	"troupe/roles"
 )
 
-// staff gives every stage its workers.
+// startWorkers gives every stage its workers.
 func (p *Pipeline) startWorkers() error {
 	for _, s := range p.flow.Stages {
 		if s.Spec.Func != nil {
@@ -27,14 +27,14 @@ func (p *Pipeline) startWorkers() error {
 	return nil
 }
 
-// hire makes goroutines for a function.
+// addFuncWorker starts the goroutines of a function.
 func (p *Pipeline) addFuncWorker(s *flow.StageState) {
 	credits := s.Spec.Workers * s.Spec.InFlight
 	h := p.flow.AddWorker(s, "func", credits)
 	p.workers[h] = newFuncWorker(p, s, s.Spec.Workers, credits)
 }
 
-// enlist makes workers of ranks of a cluster; no ranks: all.
+// addRankWorkers adds ranks of a cluster to a stage; no ranks: all.
 func (p *Pipeline) addRankWorkers(s *flow.StageState, c *roles.Cluster, ranks []int) error {
 	if len(ranks) == 0 {
 		for r := range c.WorldSize() {
@@ -54,7 +54,7 @@ func (p *Pipeline) addRankWorkers(s *flow.StageState, c *roles.Cluster, ranks []
 	return nil
 }
 
-// Join gives a stage more workers: ranks of a cluster, or all of them.
+// Join adds ranks of a cluster to a stage, all of them if none is given.
 func (p *Pipeline) Join(ctx context.Context, to string, c *roles.Cluster, ranks ...int) error {
 	return p.inStage(ctx, to, func(s *flow.StageState) error {
 		if s.Spec.Func != nil {
@@ -64,8 +64,8 @@ func (p *Pipeline) Join(ctx context.Context, to string, c *roles.Cluster, ranks 
 	})
 }
 
-// Leave takes ranks of a cluster out of a stage, all of them if none is named. They get nothing more, and it waits until
-// they have finished what they have.
+// Leave removes ranks of a cluster from a stage, all of them if none is given. They get no more tasks, and it waits
+// until they have finished the ones they have.
 func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks ...int) error {
 	var left []*flow.WorkerSlots
 	err := p.inStage(ctx, to, func(s *flow.StageState) error {
@@ -94,8 +94,8 @@ func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks
 	})
 }
 
-// Lost says that ranks of a cluster are dead, all of them if none is named: what they had is handed to others at once.
-// Whoever learns of a death calls it; calls that fail because of one have the same effect.
+// Lost reports ranks of a cluster as dead, all of them if none is given: their tasks are given to other workers at
+// once. Failed calls have the same effect.
 func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why error, ranks ...int) error {
 	return p.inStage(ctx, to, func(s *flow.StageState) error {
 		all, tasks := p.workersOf(s, c, ranks), 0
@@ -109,7 +109,8 @@ func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why er
 	})
 }
 
-// gone takes a dead worker out of its stage, in the loop. Those that died with it had so many other tasks.
+// removeLostWorker removes a dead worker from its stage. others is the number of tasks of workers that died with it. It
+// is called in the loop.
 func (p *Pipeline) removeLostWorker(s *flow.StageState, h *flow.WorkerSlots, others int, why error) {
 	w, ok := p.workers[h].(*rankWorker)
 	delete(p.workers, h)

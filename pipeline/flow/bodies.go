@@ -1,10 +1,10 @@
 package flow
 
-// place is where a body lies that is stored apart: runs of messages in a stream of bodies, in order. A body that fits
-// into one message is one run of one; one that was stored in several goes, in which others came in between, is several.
+// SeqRanges is a list of sequence ranges, both ends included, in order: the messages of a large body. A body that was
+// stored in one piece is one range.
 type SeqRanges [][2]uint64
 
-// add puts the next message of the body behind the others.
+// Append adds the next sequence.
 func (p SeqRanges) Append(seq uint64) SeqRanges {
 	if n := len(p); n > 0 && p[n-1][1]+1 == seq {
 		p[n-1][1] = seq
@@ -13,7 +13,6 @@ func (p SeqRanges) Append(seq uint64) SeqRanges {
 	return append(p, [2]uint64{seq, seq})
 }
 
-// has says whether a message is among them.
 func (p SeqRanges) Contains(seq uint64) bool {
 	for _, r := range p {
 		if r[0] <= seq && seq <= r[1] {
@@ -23,7 +22,7 @@ func (p SeqRanges) Contains(seq uint64) bool {
 	return false
 }
 
-// last is where the body ends; 0: it is nowhere.
+// last is the last sequence; 0: the list is empty.
 func (p SeqRanges) last() uint64 {
 	if len(p) == 0 {
 		return 0
@@ -31,7 +30,7 @@ func (p SeqRanges) last() uint64 {
 	return p[len(p)-1][1]
 }
 
-// seqs are the messages of the body.
+// All lists every sequence.
 func (p SeqRanges) All() (out []uint64) {
 	for _, r := range p {
 		for seq := r[0]; seq <= r[1]; seq++ {
@@ -41,20 +40,21 @@ func (p SeqRanges) All() (out []uint64) {
 	return out
 }
 
-// shelf is a stream of bodies: of a lane, or of the dead letters.
+// BodyStream is a JetStream stream of large bodies: of one lane, or of the dead letters.
 type BodyStream struct {
 	Name     string
 	Priority int
-	MaxBytes int64 // what may lie there at most
+	MaxBytes int64
 }
 
-// deadShelf is the name of the dead letters' shelf. No stream can be called so.
+// DeadBodiesName is the name of the body stream of dead letters. It is not a valid name of a declared stream.
 const DeadBodiesName = "@dead"
 
-// stash is a body that is stored apart, ahead of the commit that names it.
+// PendingBody is a large body, which is stored before the commit that refers to it. Seqs is its location once it is
+// stored.
 type PendingBody struct {
 	Stream *BodyStream
 	Data   []byte
 	Seqs   SeqRanges
-	change *change // what is to be stored after it
+	change *change // waits for the body; nil: stored
 }

@@ -8,39 +8,39 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// commit is what goes into the log at once: new items, marks of what is dealt with, and the record that says so.
+// Commit is one atomic write to the log: new items, dead letters, retry states, and the checkpoint.
 type Commit struct {
 	Number         uint64
 	changes        []*change
 	Entries        []*Entry
 	DeadLetters    []*DeadLetter
 	Resolved       []ResolvedLetter
-	ResolvedBlocks map[uint64][]byte // blocks of the letters that are ended, as they are then; nil: under the floor
+	ResolvedBlocks map[uint64][]byte // changed blocks of ResolvedLetters; nil: below the floor
 	ClosedGroups   []*ClosedGroup
 	Sources        map[string]uint64
 	Checkpoint     Checkpoint
 }
 
-// record is the state of the pipeline in the log: what of each stream is dealt with. It is written with the outputs of
-// what it marks as dealt with, in one atomic batch, and outlives them: an item that is handled twice cannot give its
-// outputs twice, because the second record would have to replace one that is no longer there.
+// Checkpoint is the state of the pipeline in the log: which items of each stream are completed. It is written in one
+// atomic batch with the outputs of the items it marks as completed. An item that is handled twice cannot produce its
+// outputs twice: the second commit would have to follow a log position that is no longer the last one.
 type Checkpoint struct {
 	Commit    uint64                      `json:"commit"`
-	Engine    string                      `json:"engine"` // who wrote it
-	By        string                      `json:"by"`     // the same, for people
+	Engine    string                      `json:"engine"` // id of the engine that wrote it
+	By        string                      `json:"by"`     // the process of that engine, for operators
 	At        time.Time                   `json:"at"`
 	Version   spec.Version                `json:"version"`
-	Closed    bool                        `json:"closed,omitempty"` // it is the last of an engine that was closed, and not killed
+	Closed    bool                        `json:"closed,omitempty"` // the engine was closed, not killed
 	Paused    []string                    `json:"paused,omitempty"`
 	Streams   map[string]StreamCheckpoint `json:"streams"`
-	Letters   *LetterCheckpoint           `json:"letters,omitempty"` // nil: it is of a version that did not number them
-	Discarded SeqRanges                   `json:"void,omitempty"`    // of the log: halves of batches, which count for nothing if they come back
+	Letters   *LetterCheckpoint           `json:"letters,omitempty"` // nil: written by a version without ordinals of dead letters
+	Discarded SeqRanges                   `json:"void,omitempty"`    // sequences of partial batches; a killed server may restore these messages
 }
 
 type StreamCheckpoint struct {
 	Bytes   int64            `json:"bytes"`
 	Lanes   []LaneCheckpoint `json:"lanes"`
-	Running []SeqRanges      `json:"hands,omitempty"` // of each lane, what functions have in hand
+	Running []SeqRanges      `json:"hands,omitempty"` // per lane, ordinals that functions are running
 }
 
 type LaneCheckpoint struct {
@@ -48,17 +48,17 @@ type LaneCheckpoint struct {
 	OrdinalSet
 }
 
-// pending is how many items of the lane are not dealt with.
+// pending is the number of items that are not completed.
 func (l LaneCheckpoint) pending() int { return int(l.Head - l.Floor - l.countAbove()) }
 
-// Limits of one commit. The server takes 1,000 messages.
+// Limits of one commit. The server accepts batches of 1,000 messages.
 const (
 	maxCommit      = 990
 	MaxCommitBytes = 4 << 20
 )
 
-// build takes from the queue what fits into one commit, and gives the new items their numbers. From here on the state
-// is that of after the commit: one that cannot be made ends the pipeline's run.
+// BuildCommit takes the next changes from the queue and assigns ordinals to new items. The state of the flow is then
+// that after the commit, so a commit that cannot be written ends the engine.
 func (f *Flow) BuildCommit() *Commit {
 	c := &Commit{Sources: map[string]uint64{}, ResolvedBlocks: map[uint64][]byte{}}
 	messages, bytes := 0, int64(0)
@@ -82,12 +82,13 @@ func (f *Flow) BuildCommit() *Commit {
 	return c
 }
 
-// buildable says that there is something to commit whose bodies are stored.
+// CanCommit reports whether a queued change can be committed now.
 func (f *Flow) CanCommit() bool { return slices.ContainsFunc(f.queue.all(), f.commitFilter()) }
 
-// free gives a function that says of each change, asked of them in order, whether it may be committed: its bodies are
-// stored, and it does not overtake one with items of the same lanes, nor, in an ordered stage, one with items from the
-// same. So a body that waits for room on its shelf does not hold up those who make the room, and order is kept.
+// commitFilter returns a function that is called with the queued changes in order and reports whether each may be
+// committed: its bodies are stored, no earlier blocked change has new items in the same lanes, and, for an ordered
+// stage, no earlier blocked change completes items of the same lanes. So a body that waits for room does not block the
+// changes that make room, and order is kept.
 func (f *Flow) commitFilter() func(*change) bool {
 	f.scanNumber++
 	passed := false
@@ -167,15 +168,15 @@ func (f *Flow) checkpoint() Checkpoint {
 	return r
 }
 
-// keepRetired adds the lanes of priorities that are not declared any more. Their numbers go on when they are declared again:
-// what was stored there before, and comes back when a server is killed, must not be taken for what is stored then.
+// keepRetired adds the lanes of priorities that are no longer declared. If they are declared again, their ordinals
+// continue: items stored there before may be restored by a killed server and must not be mistaken for new ones.
 func (f *Flow) keepRetired(name string, sr *StreamCheckpoint) {
 	if lanes := f.retired[name].Lanes; len(lanes) > len(sr.Lanes) {
 		sr.Lanes = append(sr.Lanes, lanes[len(sr.Lanes):]...)
 	}
 }
 
-// landed takes in that the commit is in the log, its first item at first.
+// Committed is called when the commit is in the log; first is the sequence of its first message.
 func (f *Flow) Committed(c *Commit, first uint64) {
 	last, bodies := map[*Lane]*Entry{}, map[*Lane]uint64{}
 	for i, e := range c.Entries {
@@ -214,14 +215,14 @@ func (f *Flow) Committed(c *Commit, first uint64) {
 			f.Replies = append(f.Replies, Reply{token, nil})
 		}
 		for _, t := range ch.starts {
-			if t.Stage.running[t.Id] == t { // it may have been taken back
+			if t.Stage.running[t.ID] == t { // it may have been revoked
 				f.Starts = append(f.Starts, t)
 			}
 		}
 	}
 }
 
-// restore takes the state up where the record left it. What lies in the log is read as it is needed.
+// restore continues from a checkpoint. Items are read from the log as they are needed.
 func (f *Flow) restore(r *Checkpoint) {
 	f.CommitNumber, f.Version = r.Commit, r.Version
 	if r.Letters != nil {
@@ -251,7 +252,8 @@ func (f *Flow) restore(r *Checkpoint) {
 	}
 }
 
-// misfit says what lies in the log and has no place in the pipeline as it is declared now; empty: nothing.
+// UndeclaredStream names a stream that has items in the log and is not declared, or not with enough priorities; empty:
+// none.
 func (r *Checkpoint) UndeclaredStream(spec spec.Spec) string {
 	declared := map[string]int{}
 	for _, s := range spec.WithDefaults().Streams {
@@ -269,7 +271,7 @@ func (r *Checkpoint) UndeclaredStream(spec spec.Spec) string {
 
 func (r *Checkpoint) Encode() ([]byte, error) { return json.Marshal(r) }
 
-// retries are the items whose tries are to be written, and those whose tries go because they are done.
+// RetryStates returns the items whose retry state is written, and completed items whose retry state is deleted.
 func (c *Commit) RetryStates() (noted, gone []*Entry) {
 	for _, ch := range c.changes {
 		noted = append(noted, ch.retried...)
@@ -282,7 +284,7 @@ func (c *Commit) RetryStates() (noted, gone []*Entry) {
 	return noted, gone
 }
 
-// freed is where bodies of dead letters lay that were retried or dropped.
+// FreedBodies returns the sequences of the bodies of resolved dead letters.
 func (c *Commit) FreedBodies() (out []uint64) {
 	for _, ch := range c.changes {
 		out = append(out, ch.freedBodies...)

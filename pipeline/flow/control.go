@@ -7,13 +7,13 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// join gives the stage one more worker.
+// AddWorker adds a worker to the stage.
 func (f *Flow) AddWorker(s *StageState, name string, credits int) *WorkerSlots {
 	return s.Workers.Add(name, credits)
 }
 
-// part takes a worker out. Its tasks are given back at once, as what end says: lost if it died, with so many other tasks in the
-// hands of workers that died with it.
+// RemoveWorker removes a worker. Its tasks end as end says; others is the number of tasks of other workers that died
+// with it.
 func (f *Flow) RemoveWorker(s *StageState, h *WorkerSlots, end ResultKind, others int, why error) {
 	s.requeue(s.Workers.Remove(h))
 	var tasks []*Task
@@ -22,7 +22,7 @@ func (f *Flow) RemoveWorker(s *StageState, h *WorkerSlots, end ResultKind, other
 			tasks = append(tasks, t)
 		}
 	}
-	slices.SortFunc(tasks, func(a, b *Task) int { return int(b.Id) - int(a.Id) }) // each goes to the front
+	slices.SortFunc(tasks, func(a, b *Task) int { return int(b.ID) - int(a.ID) }) // each is pushed to the front
 	s.parked = 0
 	for _, o := range s.Workers.All {
 		s.parked += o.queue.len()
@@ -36,12 +36,12 @@ func (f *Flow) RemoveWorker(s *StageState, h *WorkerSlots, end ResultKind, other
 		if end == Revoked {
 			f.Cancels = append(f.Cancels, Cancellation{Task: t})
 		}
-		f.Finish(Result{TaskID: t.Id, Stage: s, Kind: end, Err: why, onlyTask: len(tasks)+others == 1})
+		f.Finish(Result{TaskID: t.ID, Stage: s, Kind: end, Err: why, onlyTask: len(tasks)+others == 1})
 	}
 }
 
-// abort ends an item wherever it is: the handler that has it is cancelled and may hand back what it has; an item that
-// waits is dropped when its turn comes. It reports false when it is not in memory.
+// Abort aborts an item: a running handler is cancelled and may return a partial result; a waiting item is dropped when
+// its turn comes. It reports false when the item is not in memory.
 func (f *Flow) Abort(id string) bool {
 	found := false
 	for _, s := range f.Stages {
@@ -69,7 +69,7 @@ func (f *Flow) Abort(id string) bool {
 	return found
 }
 
-// eachWaiting visits the work that is in the stage and in nobody's hand.
+// eachWaiting visits the work of the stage that is not running.
 func (s *StageState) eachWaiting(do func(*Work)) {
 	for _, w := range s.runnable.all() {
 		do(w)
@@ -94,26 +94,26 @@ func (s *StageState) eachWaiting(do func(*Work)) {
 	}
 }
 
-// stop hands nothing more out and takes nothing more in; those who wait to put are told.
+// Stop starts no more tasks and accepts no more puts.
 func (f *Flow) Stop() {
 	f.stopped, f.IntakeClosed = true, true
 	f.RejectPuts()
 }
 
-// refuse tells those who wait to put that nothing more is taken in.
+// RejectPuts answers all waiting puts with an error.
 func (f *Flow) RejectPuts() {
 	for _, s := range f.streams {
 		for s.waiting.len() > 0 {
 			p, _ := s.waiting.pop()
-			f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeClosed, "the pipeline takes nothing more: it is being drained or shut down")})
+			f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeClosed, "the pipeline accepts no items: it is being drained or shut down")})
 		}
 	}
 }
 
-// taking is items that somebody outside has taken out of a sink.
+// takenItems is items that a client has taken from a sink.
 type takenItems struct{ entries []*Entry }
 
-// takeOut takes up to n items out of a sink.
+// Take takes up to n items from a sink; id 0: there is none.
 func (f *Flow) Take(name string, n int) (id uint64, items []spec.Item) {
 	s := f.StreamNamed(name)
 	t := &takenItems{}
@@ -133,7 +133,8 @@ func (f *Flow) Take(name string, n int) (id uint64, items []spec.Item) {
 	return f.nextTask, items
 }
 
-// takenOut ends a taking: the items are done, or go back to where they were.
+// Settle ends a take: the items are completed, or go back to the front of the sink. It reports false when the take is
+// not known.
 func (f *Flow) Settle(id uint64, done bool, token any) bool {
 	t := f.taken[id]
 	if t == nil {
@@ -152,25 +153,25 @@ func (f *Flow) Settle(id uint64, done bool, token any) bool {
 	return true
 }
 
-// setPaused pauses or resumes a stage; the token is answered when the record says so.
+// SetPaused pauses or resumes a stage; the token is answered when that is committed.
 func (f *Flow) SetPaused(s *StageState, paused bool, token any) {
 	s.paused = paused
 	f.enqueue(&change{tokens: []any{token}})
 }
 
-// setVersion sets the version; the token is answered when it is stored.
+// SetVersion sets the version; the token is answered when it is committed.
 func (f *Flow) SetVersion(v spec.Version, token any) {
 	f.Version = v
 	f.enqueue(&change{tokens: []any{token}})
 }
 
-// closeIntake refuses puts from now on.
+// CloseIntake rejects puts from now on.
 func (f *Flow) CloseIntake() {
 	f.IntakeClosed = true
 	f.RejectPuts()
 }
 
-// finalCheckpoint enqueues the last record of this engine; it reports false when that was done before.
+// FinalCheckpoint enqueues the last checkpoint of this engine; it reports false if that was done before.
 func (f *Flow) FinalCheckpoint() bool {
 	if f.finalEnqueued {
 		return false
@@ -180,7 +181,7 @@ func (f *Flow) FinalCheckpoint() bool {
 	return true
 }
 
-// failQueued answers everything that waits to be stored with an error.
+// FailQueued answers everything that waits for a commit with an error.
 func (f *Flow) FailQueued(err error) {
 	for f.queue.len() > 0 {
 		c, _ := f.queue.pop()
@@ -190,7 +191,7 @@ func (f *Flow) FailQueued(err error) {
 	}
 }
 
-// revokeAll takes every task back from its worker.
+// RevokeAll takes every task back from its worker.
 func (f *Flow) RevokeAll() {
 	for _, s := range f.Stages {
 		for _, h := range slices.Clone(s.Workers.All) {
@@ -199,7 +200,7 @@ func (f *Flow) RevokeAll() {
 	}
 }
 
-// isSink says that a stream is declared as one.
+// IsSink reports whether there is a sink of this name.
 func (f *Flow) IsSink(name string) bool {
 	s := f.StreamNamed(name)
 	return s != nil && s.spec.Sink

@@ -9,11 +9,11 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// DeadLetter is an item that was given up, with what went wrong.
+// DeadLetter is an item that was given up, with its failures.
 type DeadLetter struct {
 	ID       string       `json:"id"`
 	Stage    string       `json:"stage"`
-	Stream   string       `json:"stream"` // where it was, and where it goes when it is tried again
+	Stream   string       `json:"stream"` // where it was, and where a retry puts it
 	Reason   string       `json:"reason"` // failures, losses, rounds
 	Attempts int          `json:"attempts"`
 	Failures []Failure    `json:"failures"`
@@ -24,23 +24,23 @@ type DeadLetter struct {
 	Priority int          `json:"priority,omitempty"`
 	Version  spec.Version `json:"version"`
 	Size     int          `json:"size"`
-	Number   uint64       `json:"number,omitempty"` // of the item in its stream and priority
-	Seq      uint64       `json:"seq"`              // its place in the log, and its name for show, retry and drop
+	Number   uint64       `json:"number,omitempty"` // ordinal of the item in its stream and priority
+	Seq      uint64       `json:"seq"`              // sequence in the log; identifies the dead letter for show, retry and drop
 	Body     bus.Raw      `json:"-"`
 
 	Ordinal uint64       `json:"-"` // among the dead letters; 0: written by a version without ordinals
 	Subject string       `json:"-"`
-	BodyRef *PendingBody `json:"-"` // where the body lies, if that is apart
+	BodyRef *PendingBody `json:"-"` // location of a large body; nil: the body is in the message
 }
 
-// letterRecord is a dead letter in the log.
+// storedLetter is a dead letter as stored in the log.
 type storedLetter struct {
 	DeadLetter
 	Body    SeqRanges `json:"body,omitempty"`
 	Ordinal uint64    `json:"ordinal,omitempty"`
 }
 
-// encode keeps a letter with long stacks within a number of bytes.
+// Encode is the JSON of a dead letter; if that exceeds limit, older failures and long texts are cut.
 func (d *DeadLetter) Encode(limit int) (string, error) {
 	r := storedLetter{DeadLetter: *d, Ordinal: d.Ordinal}
 	if d.BodyRef != nil {
@@ -59,7 +59,7 @@ func (d *DeadLetter) Encode(limit int) (string, error) {
 	return string(text), err
 }
 
-// decodeLetter is the reverse of encode.
+// DecodeLetter is the reverse of Encode.
 func DecodeLetter(text string) (DeadLetter, error) {
 	var r storedLetter
 	err := json.Unmarshal([]byte(text), &r)
@@ -71,7 +71,7 @@ func DecodeLetter(text string) (DeadLetter, error) {
 	return d, err
 }
 
-// cause is the last failure, cut to a number of bytes.
+// Cause is the text of the last failure, cut to limit bytes.
 func (d *DeadLetter) Cause(limit int) string {
 	if n := len(d.Failures); n > 0 {
 		return truncate(d.Failures[n-1].Error, limit)
@@ -94,7 +94,7 @@ func newDeadLetter(s *StageState, e *Entry, reason string, failures []Failure, n
 	}
 }
 
-// item is the letter as an item again, with all its attempts before it.
+// item is the item to put back for a retry.
 func (d *DeadLetter) item() spec.Item {
 	return spec.Item{ID: d.ID, Key: d.Key, Group: d.Group, Of: d.Of, Priority: d.Priority, Version: d.Version, Stamped: true, Body: d.Body}
 }

@@ -2,7 +2,7 @@ package flow
 
 import "slices"
 
-// fifo is a queue. The zero fifo is empty.
+// fifo is a queue. The zero value is empty.
 type fifo[T any] struct {
 	items []T
 	head  int
@@ -12,7 +12,6 @@ func (q *fifo[T]) len() int { return len(q.items) - q.head }
 
 func (q *fifo[T]) push(v T) { q.items = append(q.items, v) }
 
-// pushFront puts v back before the others.
 func (q *fifo[T]) pushFront(v T) {
 	if q.head > 0 {
 		q.head--
@@ -22,7 +21,7 @@ func (q *fifo[T]) pushFront(v T) {
 	q.items = slices.Insert(q.items, 0, v)
 }
 
-// front is the next one; the queue must not be empty.
+// front returns the next element; the queue must not be empty.
 func (q *fifo[T]) front() T { return q.items[q.head] }
 
 func (q *fifo[T]) pop() (v T, ok bool) {
@@ -43,16 +42,17 @@ func (q *fifo[T]) pop() (v T, ok bool) {
 	return v, true
 }
 
-// all is what is in the queue, oldest first. It is valid until the next change.
+// all returns the elements, oldest first. It is valid until the next change.
 func (q *fifo[T]) all() []T { return q.items[q.head:] }
 
-// remove takes out those for which gone holds.
+// remove removes the elements for which gone returns true.
 func (q *fifo[T]) remove(gone func(T) bool) {
 	q.items = slices.DeleteFunc(slices.Clone(q.all()), gone)
 	q.head = 0
 }
 
-// takeIf takes out those that fit, in order, until take says that there are enough.
+// takeIf calls take with the elements that fit, in order, and removes those taken, until take reports that it wants no
+// more.
 func (q *fifo[T]) takeIf(fits func(T) bool, take func(T) (taken, more bool)) {
 	all := q.all()
 	left := all[:0]

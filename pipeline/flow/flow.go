@@ -10,51 +10,51 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// flow decides: what is handed to whom, what is stored, what is dropped. It is values alone: time comes in with each
-// event, what is to be done goes out as effects, and one goroutine owns it. The loop around it (engine.go) carries the
-// effects out and comes back with events.
+// Flow decides which task a worker gets, what is committed and what is dropped. It does no I/O and reads no clock: the
+// engine sets Now, reports events by calling methods, and carries out the effects that TakeEffects returns. One
+// goroutine owns a Flow and everything reachable from it.
 type Flow struct {
 	streams      []*StreamState
 	Stages       []*StageState
 	Version      spec.Version
 	Now          time.Time
-	sampled      time.Time // when the rates were
+	sampled      time.Time // last update of the rates
 	window       memoryWindow
 	maxBody      int
-	LargeBodyMin int // bodies of so many bytes are stored apart from their items; 0: none
+	LargeBodyMin int // bodies of at least this many bytes go to a body stream; 0: none
 
 	sources          map[string]*producerState
-	queue            fifo[*change] // what waits to be committed, in order
-	queued           int           // messages in it
+	queue            fifo[*change] // changes to commit, in order
+	queued           int           // messages in queue
 	queuedBytes      int64
-	pendingBodyBytes int64  // bytes of bodies that are stored apart and wait
-	CommitNumber     uint64 // of the last commit that was built
-	scanNumber       uint64 // of the queue
+	pendingBodyBytes int64  // bytes of large bodies that are not stored yet
+	CommitNumber     uint64 // number of the last commit that was built
+	scanNumber       uint64 // number of the current scan of queue, see commitFilter
 	nextTask         uint64
-	stopped          bool // nothing is handed out any more
-	IntakeClosed     bool // and nothing taken in
-	finalEnqueued    bool // the record is the last of this engine
+	stopped          bool // no new tasks
+	IntakeClosed     bool // no new puts
+	finalEnqueued    bool // the last checkpoint of this engine is in the queue
 	taken            map[uint64]*takenItems
-	isolated         *isolatedRetry // nil: nobody
-	DeadBodies       *BodyStream    // of the bodies of dead letters
+	isolated         *isolatedRetry // work that has to run while no other function runs; nil: none
+	DeadBodies       *BodyStream    // bodies of dead letters
 	Resolved         *ResolvedLetters
-	renumberedUpTo   uint64                      // see lettersRecord
-	retired          map[string]StreamCheckpoint // of the record that it began with
+	renumberedUpTo   uint64                      // see LetterCheckpoint
+	retired          map[string]StreamCheckpoint // streams of the first checkpoint, declared or not
 
 	Effects
-	spare Effects // what the engine was given last, to be used again
+	spare Effects // slices of the last TakeEffects, for reuse
 }
 
-// effects is what the engine has to do now.
+// Effects is what the engine has to do.
 type Effects struct {
-	Starts  []*Task        // hand these out,
-	Cancels []Cancellation // take these back,
-	Bodies  []*PendingBody // store these apart,
-	Reads   []ReadRequest  // read these,
-	Replies []Reply        // and tell who waits
+	Starts  []*Task        // give these tasks to their workers
+	Cancels []Cancellation // cancel these tasks
+	Bodies  []*PendingBody // store these bodies
+	Reads   []ReadRequest  // read these items from the log
+	Replies []Reply        // answer these requests
 }
 
-// takeEffects gives what is to be done since it was called last. It is valid until it is called again.
+// TakeEffects returns the effects since the last call. They are valid until the next call.
 func (f *Flow) TakeEffects() Effects {
 	clear(f.spare.Starts)
 	clear(f.spare.Bodies)
@@ -65,7 +65,7 @@ func (f *Flow) TakeEffects() Effects {
 	return out
 }
 
-// lanes are all lanes of all streams.
+// Lanes iterates over the lanes of all streams.
 func (f *Flow) Lanes() iter.Seq[*Lane] {
 	return func(yield func(*Lane) bool) {
 		for _, s := range f.streams {
@@ -78,61 +78,61 @@ func (f *Flow) Lanes() iter.Seq[*Lane] {
 	}
 }
 
-// hasQueued says that something waits to be committed, and backlog how much.
+// HasQueued reports whether changes wait for a commit.
 func (f *Flow) HasQueued() bool { return f.queue.len() > 0 }
 
 func (f *Flow) Backlog() (messages int, bytes int64) { return f.queued, f.queuedBytes }
 
-// wasAccepted says that a put of a source is in the pipeline, stored or about to be.
+// WasAccepted reports whether a put of this producer is committed or queued.
 func (f *Flow) WasAccepted(name string, seq uint64) bool {
 	src := f.sources[name]
 	return src != nil && seq <= src.accepted
 }
 
-// restoreSource takes in the last put of a source that the log has.
+// RestoreSource sets the last committed put of a producer, as read from the log.
 func (f *Flow) RestoreSource(name string, seq uint64) {
 	f.sources[name] = &producerState{accepted: seq, stored: seq, used: f.Now}
 }
 
-// checkSize refuses an item that could never be stored in the stream; its body has so many bytes.
+// CheckSize rejects an item that could never be stored in the stream; size is the length of its body.
 func (f *Flow) CheckSize(s *StreamState, it *spec.Item, size int) error {
 	return s.checkSize(it, size, f.maxBody)
 }
 
-// source is who puts: the last of its puts that was accepted, and the last that is stored.
+// producerState is the last accepted and the last committed put of a producer.
 type producerState struct {
 	accepted, stored uint64
 	used             time.Time
 }
 
-// change is what is stored together: all of it, or nothing.
+// change is a set of writes that are committed together or not at all.
 type change struct {
-	done           []*Entry // these are dealt with
-	puts           []*Entry // these are new
+	done           []*Entry // completed items
+	puts           []*Entry // new items
 	dead           []*DeadLetter
-	retried        []*Entry         // something went wrong with these
-	starts         []*Task          // these are handed out when it is stored
-	resolved       []ResolvedLetter // dead letters that are so no more,
-	freedBodies    []uint64         // and where their bodies lay
-	renumberedUpTo uint64           // up to here in the log, letters without a number are among its own now
+	retried        []*Entry         // items whose retry state is written
+	starts         []*Task          // tasks to start once the change is committed
+	resolved       []ResolvedLetter // dead letters that were retried or dropped
+	freedBodies    []uint64         // sequences of their bodies
+	renumberedUpTo uint64           // dead letters without an ordinal up to this sequence have been rewritten with one
 	closed         *ClosedGroup
 	advance        spec.Version
 	source         string
 	seq            uint64
-	tokens         []any // told when it is stored
-	pendingBodies  int   // bodies that are to be stored before it
-	ordered        bool  // it ends items of an ordered stage
-	afterAll       bool  // it is stored after all that were there before it
+	tokens         []any // answered when the change is committed
+	pendingBodies  int   // bodies to be stored before the commit
+	ordered        bool  // it completes items of an ordered stage
+	afterAll       bool  // it is committed after every change that was queued before it
 }
 
-// closing is a group that was handed over; what comes of it later is late.
+// ClosedGroup is a group that was handed over before all of its items arrived: items that arrive later are late.
 type ClosedGroup struct {
 	Stage, Group string
 	Missing      int
 	Remember     time.Duration
 }
 
-// revival is a dead letter that is retried or dropped.
+// ResolvedLetter is a dead letter that was retried or dropped.
 type ResolvedLetter struct {
 	Subject string
 	ordinal uint64
@@ -141,14 +141,14 @@ type ResolvedLetter struct {
 type (
 	Cancellation struct {
 		Task  *Task
-		Abort bool // it may hand back what it has
+		Abort bool // the task may return a partial result
 	}
 	ReadRequest struct {
 		Lane     *Lane
 		From, To uint64
-		AfterSeq uint64     // where in the log to begin
-		MaxBytes int64      // so many are enough
-		Done     OrdinalSet // these are not wanted
+		AfterSeq uint64     // read after this sequence of the log
+		MaxBytes int64      // stop when this many bytes were read
+		Done     OrdinalSet // ordinals to skip
 	}
 	Reply struct {
 		Token any
@@ -190,7 +190,8 @@ func (f *Flow) connect(s *StageState) *StageState {
 	return s
 }
 
-// unblock keeps the stages of a cycle from waiting for each other for ever: within it, a full stream holds nobody up.
+// exemptCycle removes the streams of a cycle from the streams that block its stages: stages that wait for each other
+// would never run.
 func (f *Flow) exemptCycle(cycle []spec.StageSpec) {
 	for _, member := range cycle {
 		s := f.StageNamed(member.Name)
@@ -216,7 +217,7 @@ func (f *Flow) StageNamed(name string) *StageState {
 	return f.Stages[i]
 }
 
-// enqueue puts a change in line to be stored. What it deals with no longer counts against the bounds.
+// enqueue adds a change to the queue. Its completed items stop counting against the bounds of their streams.
 func (f *Flow) enqueue(c *change) {
 	for _, e := range c.done {
 		e.Lane.stream.uncount(&e.Item)
@@ -225,7 +226,7 @@ func (f *Flow) enqueue(c *change) {
 		e.BodyRef = f.storeSeparately(c, e.Body, e.Lane.Bodies)
 	}
 	for _, d := range c.dead {
-		if d.BodyRef == nil { // one that is moved has its body where it was
+		if d.BodyRef == nil { // a rewritten dead letter keeps its stored body
 			d.BodyRef = f.storeSeparately(c, d.Body, f.DeadBodies)
 		}
 	}
@@ -234,7 +235,7 @@ func (f *Flow) enqueue(c *change) {
 	f.queuedBytes += c.size()
 }
 
-// putApart has a large body stored ahead of the change that names it; nil: it is not large.
+// storeSeparately has a large body stored before the change that refers to it is committed; nil: the body is small.
 func (f *Flow) storeSeparately(c *change, body []byte, on *BodyStream) *PendingBody {
 	if f.LargeBodyMin == 0 || len(body) < f.LargeBodyMin {
 		return nil
@@ -246,7 +247,7 @@ func (f *Flow) storeSeparately(c *change, body []byte, on *BodyStream) *PendingB
 	return b
 }
 
-// messages is how many the change needs in the log.
+// messages is the number of messages the change needs in the log.
 func (c *change) messages() int {
 	n := len(c.puts) + len(c.dead) + 2*len(c.resolved) + len(c.retried)
 	for _, e := range c.done {
@@ -277,7 +278,7 @@ func (c *change) size() (n int64) {
 	return n
 }
 
-// bodiesStored takes in that bodies are stored apart.
+// BodiesStored is called when large bodies are stored.
 func (f *Flow) BodiesStored(bodies []*PendingBody) {
 	for _, b := range bodies {
 		b.change.pendingBodies--
@@ -286,7 +287,7 @@ func (f *Flow) BodiesStored(bodies []*PendingBody) {
 	}
 }
 
-// put takes items from outside, or has them wait, or refuses them.
+// Put accepts, queues or rejects items.
 func (f *Flow) Put(p *Put) {
 	if err := p.Stream.check(p.Items, f.maxBody); err != nil {
 		f.Replies = append(f.Replies, Reply{p.Token, err})
@@ -296,7 +297,7 @@ func (f *Flow) Put(p *Put) {
 		return
 	}
 	if f.IntakeClosed {
-		f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeClosed, "the pipeline takes nothing more: it is being drained or shut down")})
+		f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeClosed, "the pipeline accepts no items: it is being drained or shut down")})
 		return
 	}
 	for i := range p.Items {
@@ -307,7 +308,8 @@ func (f *Flow) Put(p *Put) {
 	}
 }
 
-// known answers a repetition: when it is stored, or with what stores it.
+// isRepeat reports whether the put was accepted before, and then answers it, at once or when the first one is
+// committed.
 func (f *Flow) isRepeat(p *Put) bool {
 	src := f.sources[p.Source]
 	if p.Source == "" {
@@ -320,12 +322,12 @@ func (f *Flow) isRepeat(p *Put) bool {
 	if p.Seq <= src.stored {
 		f.Replies = append(f.Replies, Reply{p.Token, nil})
 	} else {
-		f.enqueue(&change{tokens: []any{p.Token}, afterAll: true}) // it is in the queue before this one
+		f.enqueue(&change{tokens: []any{p.Token}, afterAll: true}) // the first one is ahead of this change in the queue
 	}
 	return true
 }
 
-// again finds a put that is in line already: who asks last is told.
+// joinWaiting finds the same put in the queue of its stream; the last request gets the answer.
 func (f *Flow) joinWaiting(p *Put) bool {
 	for _, w := range p.Stream.waiting.all() {
 		if w.Source == p.Source && w.Seq == p.Seq {
@@ -336,7 +338,7 @@ func (f *Flow) joinWaiting(p *Put) bool {
 	return false
 }
 
-// maxWaiting bounds the line before a stream that is full.
+// maxWaiting bounds the puts that wait for room in a stream.
 const maxWaiting = 4096
 
 func (f *Flow) enqueuePut(p *Put) {
@@ -345,13 +347,13 @@ func (f *Flow) enqueuePut(p *Put) {
 	case s.spec.Full == spec.Refuse:
 		f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeBusy, "stream %s is full: %d of %d items, %d of %d bytes", s.spec.Name, s.items, s.spec.Items, s.bytes, s.spec.Bytes)})
 	case s.waiting.len() >= maxWaiting:
-		f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeBusy, "stream %s is full, and %d puts wait before it", s.spec.Name, maxWaiting)})
+		f.Replies = append(f.Replies, Reply{p.Token, bus.Errorf(bus.CodeBusy, "stream %s is full, and %d puts wait for room", s.spec.Name, maxWaiting)})
 	default:
 		s.waiting.push(p)
 	}
 }
 
-// admit accepts a put if there is room, or can be made.
+// admit accepts a put if the stream has room, or room can be made.
 func (f *Flow) admit(p *Put) bool {
 	c := &change{source: p.Source, seq: p.Seq}
 	if p.Token != nil {
@@ -381,7 +383,8 @@ func (f *Flow) admit(p *Put) bool {
 	return true
 }
 
-// move makes an item an entry of the stream, which counts it from now on. Its number is given when it is committed.
+// newEntry makes the item an entry that counts against the bounds of the stream. It gets its ordinal when it is
+// committed.
 func (f *Flow) newEntry(to *StreamState, it spec.Item) *Entry {
 	it.Stored, it.Stream, it.Attempt, it.Stale = f.Now, to.spec.Name, 0, false
 	it.Priority = min(it.Priority, to.spec.Priorities-1)
@@ -389,7 +392,7 @@ func (f *Flow) newEntry(to *StreamState, it spec.Item) *Entry {
 	return &Entry{Item: it, Lane: to.lanes[it.Priority]}
 }
 
-// makeRoom drops the oldest items that nobody has in hand.
+// dropOldest drops the oldest items that are not running until the new ones fit.
 func (f *Flow) dropOldest(s *StreamState, items int, bytes int64, c *change) {
 	var freed int
 	var freedBytes int64
@@ -409,14 +412,14 @@ func (f *Flow) dropOldest(s *StreamState, items int, bytes int64, c *change) {
 	}
 }
 
-// withdraw gives up puts that still wait.
+// WithdrawPut removes puts that still wait for room.
 func (f *Flow) WithdrawPut(token any) {
 	for _, s := range f.streams {
 		s.waiting.remove(func(p *Put) bool { return p.Token == token })
 	}
 }
 
-// pump hands out what can be handed out, and asks for what should be read.
+// Schedule admits waiting puts, starts tasks, and requests reads of items that now fit into memory.
 func (f *Flow) Schedule() {
 	for _, s := range f.streams {
 		for s.waiting.len() > 0 && f.admit(s.waiting.front()) {
@@ -438,7 +441,7 @@ func (f *Flow) Schedule() {
 	}
 }
 
-// age drops what has been too long in a stream.
+// expire drops items that exceed the age bound of the stream.
 func (f *Flow) expire(s *StreamState) {
 	if s.spec.Age == 0 {
 		return
@@ -452,18 +455,19 @@ func (f *Flow) expire(s *StreamState) {
 	}
 }
 
-// maxQueued stops handing out while so many messages wait to be stored: the log is slower than the handlers.
+// maxQueued bounds the messages that wait for a commit: beyond it no task is started, because the log is slower than
+// the handlers.
 const maxQueued = 8192
 
-// maxHeavy is the same for bodies that are stored apart.
+// maxPendingBodyBytes is the same bound for large bodies.
 const maxPendingBodyBytes = 64 << 20
 
-// open says that the stage may hand something out.
+// canStart reports whether the stage may start a task now.
 func (f *Flow) canStart(s *StageState) bool {
 	return f.mayStart(s) && s.Workers.freeSlots() > 0 && s.exclusiveWork() == nil
 }
 
-// mayStart is the same without a worker that has room.
+// mayStart is canStart without the check for a free worker.
 func (f *Flow) mayStart(s *StageState) bool {
 	return !s.paused && !f.stopped && f.queued < maxQueued && f.pendingBodyBytes < maxPendingBodyBytes && s.outputsHaveRoom()
 }
@@ -507,7 +511,7 @@ func (f *Flow) scheduleStage(s *StageState) {
 	}
 }
 
-// nextWork is the next to hand out: what was put aside, or what comes out of the streams.
+// nextWork returns the next work of the stage: requeued work first, then new items.
 func (f *Flow) nextWork(s *StageState) *Work {
 	for {
 		if w, ok := s.runnable.pop(); ok {
@@ -526,8 +530,7 @@ func (f *Flow) nextWork(s *StageState) *Work {
 	}
 }
 
-// take1 takes an item out of the stage's streams: of the highest priority, and of several streams of the one whose
-// item is the oldest.
+// nextEntry takes the next item from the stage's input streams: highest priority first, then the oldest.
 func (f *Flow) nextEntry(s *StageState) *Entry {
 	var best *Lane
 	for _, in := range s.inputs {
@@ -549,7 +552,7 @@ func (f *Flow) nextEntry(s *StageState) *Entry {
 	return e
 }
 
-// accept brings an item into the stage. It returns work if there is some now.
+// accept brings an item into the stage. It returns work that is complete now, or nil.
 func (f *Flow) accept(s *StageState, e *Entry) *Work {
 	switch in := e.Lane.stream; {
 	case e.aborted:
@@ -562,7 +565,7 @@ func (f *Flow) accept(s *StageState, e *Entry) *Work {
 		return nil
 	case s.Spec.Rounds > 0 && e.Rounds >= s.Spec.Rounds:
 		s.dead++
-		why := Failure{At: f.Now, Code: bus.CodeRefused, Error: "it has come through here " + strconv.Itoa(e.Rounds) + " times (rounds)"}
+		why := Failure{At: f.Now, Code: bus.CodeRefused, Error: "it has passed this stage " + strconv.Itoa(e.Rounds) + " times (rounds)"}
 		f.enqueue(&change{done: []*Entry{e}, dead: []*DeadLetter{newDeadLetter(s, e, "rounds", []Failure{why}, f.Now)}})
 		return nil
 	}
@@ -598,12 +601,12 @@ func (f *Flow) handleLate(s *StageState, e *Entry) {
 
 func (f *Flow) start(s *StageState, w *Work, h *WorkerSlots) {
 	f.nextTask++
-	t := &Task{Work: w, Id: f.nextTask, Stage: s, Worker: h, started: f.Now, version: f.Version}
+	t := &Task{Work: w, ID: f.nextTask, Stage: s, Worker: h, started: f.Now, version: f.Version}
 	for _, e := range w.Entries {
 		e.Attempt = len(w.failures) + w.losses + 1
 	}
 	h.Running++
-	s.running[t.Id] = t
+	s.running[t.ID] = t
 	for _, out := range s.blockingOutputs {
 		out.reservedOutputs++
 	}
@@ -614,7 +617,7 @@ func (f *Flow) start(s *StageState, w *Work, h *WorkerSlots) {
 	f.Starts = append(f.Starts, t)
 }
 
-// next is when pump has something to do by itself; zero: not for now.
+// NextWake is when Schedule has to be called without an event; zero: not for now.
 func (f *Flow) NextWake() time.Time {
 	var t time.Time
 	sooner := func(at time.Time) {
@@ -635,7 +638,7 @@ func (f *Flow) NextWake() time.Time {
 	return t
 }
 
-// idle says that nothing is in hand, waits or is to be stored.
+// Idle reports whether nothing is running, waiting or queued.
 func (f *Flow) Idle() bool {
 	if f.queue.len() > 0 {
 		return false
@@ -648,7 +651,7 @@ func (f *Flow) Idle() bool {
 	return f.RunningTasks() == 0
 }
 
-// inHand is how many tasks workers have.
+// RunningTasks is the number of tasks that workers have.
 func (f *Flow) RunningTasks() int {
 	n := 0
 	for _, s := range f.Stages {

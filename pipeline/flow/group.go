@@ -7,11 +7,11 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// grouper gathers items until a group is to be handed over.
+// grouper collects items until a group is handed over.
 type grouper struct {
 	spec   spec.GroupSpec
 	open   map[string]*group
-	order  []*group // by opening
+	order  []*group // by age
 	closed map[string]*rememberedGroup
 	size   int
 }
@@ -22,9 +22,9 @@ type group struct {
 	since   time.Time
 }
 
-// closedGroup is one that was handed over: what still comes of it is late.
+// rememberedGroup is a group that was handed over before all of its items arrived.
 type rememberedGroup struct {
-	missing int // how many are still to come; -1: unknown
+	missing int // items that have not arrived; -1: unknown
 	until   time.Time
 }
 
@@ -41,7 +41,7 @@ func (g *grouper) keyOf(e *Entry) string {
 	return ""
 }
 
-// isLate says that the item's group was handed over without it, and forgets the group when that was the last of it.
+// isLate reports whether the item's group was handed over without it, and forgets the group with its last item.
 func (g *grouper) isLate(e *Entry, now time.Time) bool {
 	if g.spec.First == 0 {
 		return false
@@ -58,7 +58,7 @@ func (g *grouper) isLate(e *Entry, now time.Time) bool {
 	return true
 }
 
-// add takes an item in. It returns the group that is complete with it.
+// add adds an item. It returns the group if that is complete now.
 func (g *grouper) add(e *Entry, now time.Time) *group {
 	key := g.keyOf(e)
 	o := g.open[key]
@@ -75,7 +75,7 @@ func (g *grouper) add(e *Entry, now time.Time) *group {
 	return nil
 }
 
-// close takes a group out to be handed over, and remembers it if more of it may come.
+// close removes a group to hand it over, and remembers it if more items of it may arrive.
 func (g *grouper) close(o *group, now time.Time) *group {
 	delete(g.open, o.key)
 	g.order = slices.DeleteFunc(g.order, func(x *group) bool { return x == o })
@@ -103,7 +103,7 @@ func (g *grouper) remember(key string, left int, now time.Time) {
 	g.closed[key] = &rememberedGroup{missing: left, until: now.Add(g.spec.Remember)}
 }
 
-// forget lets go of what is over, and of the oldest if that is not enough.
+// forget removes groups whose time is over, and at least a quarter of all.
 func (g *grouper) forget(now time.Time) {
 	type aged struct {
 		key   string
@@ -121,7 +121,7 @@ func (g *grouper) forget(now time.Time) {
 	}
 }
 
-// due takes out the groups whose time has come.
+// due removes and returns the groups whose time has come.
 func (g *grouper) due(now time.Time) []*group {
 	var out []*group
 	for g.spec.Every > 0 && len(g.order) > 0 && !now.Before(g.order[0].since.Add(g.spec.Every)) {
@@ -138,7 +138,8 @@ func (g *grouper) next() time.Time {
 	return g.order[0].since.Add(g.spec.Every)
 }
 
-// restoreClosed takes in a group that the log says was handed over. The newest counts, also where it has nothing to remember.
+// RestoreClosedGroup sets a group that was handed over, as read from the log. The newest message of a group counts,
+// also if nothing is missing.
 func (s *StageState) RestoreClosedGroup(group string, left int, at time.Time) {
 	delete(s.groups.closed, group)
 	s.groups.remember(group, left, at)

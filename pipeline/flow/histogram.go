@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// histogram counts times in buckets an eighth of a power of two wide, from a microsecond on.
+// histogram counts durations in buckets an eighth of a power of two wide, from one microsecond.
 type histogram struct {
 	counts [41 * 8]uint64
 	total  uint64
@@ -19,7 +19,7 @@ func bucketOf(us uint64) int {
 	return min(8+exp*8+int(us>>exp)-8, 41*8-1)
 }
 
-// floorOf is the smallest time of a bucket, in microseconds.
+// bucketFloor is the smallest duration of a bucket, in microseconds.
 func bucketFloor(b int) uint64 {
 	if b < 16 {
 		return uint64(b)
@@ -32,7 +32,7 @@ func (h *histogram) add(d time.Duration) {
 	h.total++
 }
 
-// quantile is the time that q of the counted ones did not exceed, to an eighth.
+// quantile is the duration that a fraction q of all did not exceed, accurate to an eighth.
 func (h *histogram) quantile(q float64) time.Duration {
 	want := uint64(q*float64(h.total) + 0.5)
 	var seen uint64

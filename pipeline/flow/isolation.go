@@ -1,28 +1,28 @@
 package flow
 
-// loner is work that has its last chance: it was in the hands of a function so often when the engine was killed that once
-// more would be too often. It is handed out when no function has anything else in hand, so that nobody pays for another.
+// isolatedRetry is work on its last attempt: it was running in a function at so many crashes of the engine that one
+// more makes it a dead letter. It runs while no other function runs, so that a crash is charged to the right work.
 type isolatedRetry struct {
 	stage   *StageState
 	work    *Work
-	started bool // it is in hand
+	started bool // it is running
 }
 
-// lastChance says that the work has to be handed out alone.
+// needsIsolation reports whether the work has to be the only running function.
 func (s *StageState) needsIsolation(w *Work) bool {
 	return w.losses > 0 && w.losses+1 >= s.Spec.Losses && s.mayHaveCrashedEngine(w)
 }
 
-// sharedLimit is after how many deaths of workers that had other work in hand as well a work is handed out alone: if it is to
-// blame, that shows then. After twice as many, because ranks die together, it is alone in its stage.
+// sharedLossLimit is after how many worker deaths shared with other tasks work runs as the only task of a worker: if it
+// is the cause, it is charged then. After twice as many it is the only task of its stage, because ranks die together.
 const sharedLossLimit = 3
 
-// isSuspect says that the work has to be alone in the hand of a rank.
+// needsOwnWorker reports whether the work has to be the only task of a rank.
 func (s *StageState) needsOwnWorker(w *Work) bool {
 	return s.Spec.Func == nil && w.sharedLosses >= sharedLossLimit
 }
 
-// soloist is work that has to be alone in the stage, in hand or not; nil: there is none.
+// exclusiveWork is work that has to be the only task of the stage, running or not; nil: none.
 func (s *StageState) exclusiveWork() *Work {
 	for _, h := range s.Workers.All {
 		if h.isolated != nil && h.isolated.sharedLosses >= 2*sharedLossLimit {
@@ -32,7 +32,7 @@ func (s *StageState) exclusiveWork() *Work {
 	return nil
 }
 
-// startSolos hands work out that has to be alone, where a rank has finished what it had.
+// startIsolated starts work that has to be the only task of its worker, where the worker is idle.
 func (f *Flow) startIsolated(s *StageState) {
 	for _, h := range s.Workers.All {
 		if h.isolated == nil || h.isolatedStarted || h.Running > 0 || h.Draining || !f.mayStart(s) {
@@ -51,8 +51,8 @@ func (f *Flow) startIsolated(s *StageState) {
 	}
 }
 
-// runAlone hands the loner out if it is the stage's and nothing else is in hand. A stage that can hand nothing out now
-// gives its place up: others must not wait for what waits for them.
+// startExclusive starts the isolated retry if it belongs to this stage and no function is running. If the stage cannot
+// start tasks now, the retry is requeued: other stages must not wait for a stage that may be waiting for them.
 func (f *Flow) startExclusive(s *StageState) {
 	w := f.isolated.work
 	if f.isolated.stage != s || f.isolated.started {

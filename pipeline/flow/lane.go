@@ -4,62 +4,63 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// entry is an item in memory that lies in the log.
+// Entry is an item in memory that is in the log or about to be committed.
 type Entry struct {
 	spec.Item
 	Lane    *Lane
-	Ordinal uint64 // its number in the lane, from 1
-	Seq     uint64 // where it lies in the log; 0 until it is known to
-	aborted bool   // while it waited
+	Ordinal uint64 // number in its lane, from 1
+	Seq     uint64 // sequence in the log; 0: not committed
+	aborted bool   // aborted while it waited
 
-	Retries  *RetryState  // what has gone wrong with it, as the log has it; nil: nothing
-	BodyRef  *PendingBody // where its body lies, if that is apart
-	BodySize int          // of a body that is not in memory yet
+	Retries  *RetryState  // as stored in the log; nil: no failed attempt
+	BodyRef  *PendingBody // location of a large body; nil: the body is in the item's message
+	BodySize int          // size of a large body that is not in memory
 }
 
-// weight is what an item counts against bounds in bytes. It must not change while the item is stored: its id may.
+// Weight is what an item counts against bounds in bytes. It leaves out the id, which may be set after the item is
+// counted.
 func Weight(it *spec.Item) int64 { return weightWith(it, len(it.Body)) }
 
 func weightWith(it *spec.Item, body int) int64 {
 	return int64(body + len(it.Key) + len(it.Group) + 128)
 }
 
-// lane is one stream at one priority: a numbered row of items. Its beginning is in memory, up to a window; the rest, if
-// there is more, is only in the log until there is room.
+// Lane is the part of a stream with one priority. Items have ordinals from 1. The first ones are in memory, up to a
+// window; the rest is only in the log until there is room.
 //
-//	1 … floor     floor+1 … loaded            loaded+1 … visible     … head
-//	done          ready, in hand or done      only in the log        being committed
+//	1 … floor     floor+1 … loaded             loaded+1 … visible     … head
+//	completed     ready, running or completed  only in the log        being committed
 type Lane struct {
 	stream   *StreamState
 	Priority int
 	Bodies   *BodyStream
 
-	head        uint64 // the last number given
-	visible     uint64 // the last number known to be in the log
-	loaded      uint64 // the last number that has been in memory
-	lastSeq     uint64 // where that one lies; reading goes on behind it
+	head        uint64 // last ordinal assigned
+	visible     uint64 // last ordinal known to be committed
+	loaded      uint64 // last ordinal that has been in memory
+	lastSeq     uint64 // sequence of that item; reads start after it
 	done        OrdinalSet
 	retries     map[uint64]*RetryState // of items that are not in memory yet, from before the start
-	suspectUpTo uint64                 // up to here, they were there when the engine before this one was killed
+	suspectUpTo uint64                 // items up to this ordinal existed when the previous engine was killed
 
 	ready          fifo[*Entry]
 	readyBytes     int64
 	loading        bool
-	firstUnread    bool             // it was taken over with items, and the first that is not done has not been read
-	blockedScan    uint64           // the scan of the queue that found a change with new items of this lane which cannot be stored yet,
-	endedScan      uint64           // and the one that found a change of an ordered stage which ends items of it
-	committedFloor uint64           // the floor as the log has it; done may be ahead of it by what is being committed
-	purgePoints    fifo[PurgePoint] // where numbers lie in the log, for letting go of what is done
+	firstUnread    bool             // the lane was restored with items, and the first one that is not completed has not been read
+	blockedScan    uint64           // last scan that found a blocked change with new items of this lane
+	endedScan      uint64           // last scan that found a blocked change that completes items of this lane in order
+	committedFloor uint64           // floor in the last committed checkpoint; done may be ahead of it
+	purgePoints    fifo[PurgePoint] // which sequences may be purged once the floor reaches an ordinal
 	completed      fifo[CompletedItem]
 	completedBytes int64
 }
 
 type PurgePoint struct{ ordinal, Seq, BodySeq uint64 }
 
-// stray is an item that is done, and in the log, above the floor of its lane.
+// CompletedItem is an item above the floor of its lane that is completed and still in the log.
 type CompletedItem struct {
 	ordinal, Seq uint64
-	Body         SeqRanges // of its body, if that is apart
+	Body         SeqRanges // sequences of a large body
 	weight       int64
 }
 
@@ -76,7 +77,7 @@ func (l *Lane) pop() (*Entry, bool) {
 	return e, ok
 }
 
-// room is how many more items may come into memory.
+// room is how many more items may be loaded into memory.
 func (l *Lane) room(w memoryWindow) int {
 	if l.readyBytes >= w.bytes {
 		return 0
@@ -84,7 +85,7 @@ func (l *Lane) room(w memoryWindow) int {
 	return w.items - l.ready.len()
 }
 
-// appear takes a new item that is in the log now. While more lies in the log than in memory, it stays there.
+// committed makes a newly committed item ready. While older items are only in the log, it stays there too.
 func (l *Lane) committed(e *Entry, w memoryWindow) {
 	l.visible = e.Ordinal
 	if l.loading || l.loaded != e.Ordinal-1 || l.room(w) <= 0 {
@@ -94,7 +95,7 @@ func (l *Lane) committed(e *Entry, w memoryWindow) {
 	l.push(e)
 }
 
-// want is what should be read from the log now, if anything.
+// nextRead returns the range of ordinals to read from the log now, if any.
 func (l *Lane) nextRead(w memoryWindow) (from, to uint64, ok bool) {
 	room := l.room(w)
 	if l.loading || l.loaded >= l.visible || room < w.items/2 || l.readyBytes > w.bytes/2 {
@@ -103,16 +104,16 @@ func (l *Lane) nextRead(w memoryWindow) (from, to uint64, ok bool) {
 	return l.loaded + 1, min(l.visible, l.loaded+uint64(min(room, maxRead))), true
 }
 
-// loaded is what was read of a lane.
+// ReadResult is what was read of a lane.
 type ReadResult struct {
 	Entries   []*Entry
-	Completed []CompletedItem // items that are done and lie in the log all the same
-	UpTo      uint64          // all up to this number that is not done is among the entries
-	LastSeq   uint64          // where the last of them lies
+	Completed []CompletedItem // completed items that are still in the log
+	UpTo      uint64          // Entries has every item up to this ordinal that is not completed
+	LastSeq   uint64          // sequence of the last item read
 }
 
-// arrived takes what was read. It reports whether there is something to let go of: an engine that was killed may have left what
-// is done, and a server that was killed may have brought it back.
+// ReadDone takes what was read. It reports whether messages can be purged: a killed engine may have left completed
+// items in the log, and a killed server may have restored some.
 func (l *Lane) ReadDone(got ReadResult) bool {
 	l.loading = false
 	first := len(got.Entries) > 0 && l.firstUnread
@@ -136,7 +137,7 @@ func (l *Lane) ReadDone(got ReadResult) bool {
 	return first || len(got.Completed) > 0
 }
 
-// beforeFirst is the mark of what lies before the first items of a lane that are not done, and before their bodies.
+// purgePointBefore is the purge point before the first items of a lane that are not completed, and before their bodies.
 func purgePointBefore(entries []*Entry) PurgePoint {
 	m := PurgePoint{Seq: entries[0].Seq - 1}
 	for _, e := range entries {
@@ -148,7 +149,7 @@ func purgePointBefore(entries []*Entry) PurgePoint {
 	return m
 }
 
-// passed is up to where in the log, and among the bodies, everything is done; zero: nothing new.
+// TakePurgePoint returns the highest purge point that the committed floor has reached; zero: none new.
 func (l *Lane) TakePurgePoint() (m PurgePoint) {
 	for l.purgePoints.len() > 0 && l.purgePoints.front().ordinal <= l.committedFloor {
 		next, _ := l.purgePoints.pop()
@@ -157,14 +158,14 @@ func (l *Lane) TakePurgePoint() (m PurgePoint) {
 	return m
 }
 
-// maxStrays is how many items may be done above the floor before they are let go of one by one, and maxStrayBytes how
-// large: an item that takes an hour must not keep all on disk that has passed it.
+// maxCompleted and maxCompletedBytes bound the completed items above the floor. Beyond them, items are deleted one by
+// one: one item that takes an hour must not keep all later items on disk.
 const (
 	maxCompleted      = 8192
 	maxCompletedBytes = 32 << 20
 )
 
-// passedBy are items to let go of one by one, because one before them takes long.
+// TakeCompleted returns items to delete one by one, because an older item is still running.
 func (l *Lane) TakeCompleted() (out []CompletedItem) {
 	for l.completed.len() > 0 && l.completed.front().ordinal <= l.committedFloor {
 		l.popCompleted()
@@ -189,7 +190,7 @@ func (l *Lane) addCompleted(s CompletedItem) {
 	l.completedBytes += s.weight
 }
 
-// strayOf is an item as a stray. Its body may not be in memory, and has so many bytes.
+// NewCompletedItem makes a CompletedItem of an entry whose body has size bytes and may not be in memory.
 func NewCompletedItem(e *Entry, size int) CompletedItem {
 	s := CompletedItem{ordinal: e.Ordinal, Seq: e.Seq, weight: weightWith(&e.Item, size)}
 	if e.BodyRef != nil {
@@ -204,10 +205,10 @@ func (l *Lane) popCompleted() CompletedItem {
 	return s
 }
 
-// maxLoad is how much is read at a time.
+// maxRead bounds the items of one read.
 const maxRead = 1024
 
-// window bounds what of a lane is in memory, ready to be handed out.
+// memoryWindow bounds the ready items of a lane in memory.
 type memoryWindow struct {
 	items int
 	bytes int64
@@ -215,14 +216,15 @@ type memoryWindow struct {
 
 var defaultWindow = memoryWindow{items: 4096, bytes: 32 << 20}
 
-// name is the stream's.
+// StreamName is the name of the lane's stream.
 func (l *Lane) StreamName() string { return l.stream.spec.Name }
 
-// isDone says that an item is dealt with.
+// IsDone reports whether an item is completed.
 func (l *Lane) IsDone(n uint64) bool { return l.done.Contains(n) }
 
-// restoreTries takes in what the log says has gone wrong with an item.
+// RestoreRetries sets the retry state of an item, as read from the log.
 func (l *Lane) RestoreRetries(n uint64, t *RetryState) { l.retries[n] = t }
 
-// addMark notes that all items up to the newest lie up to there in the log, and their bodies in the shelf.
+// AddPurgePoint notes that all items assigned so far are at or before this sequence, and their bodies at or before
+// body.
 func (l *Lane) AddPurgePoint(seq, body uint64) { l.purgePoints.push(PurgePoint{l.head, seq, body}) }

@@ -122,7 +122,7 @@ func (th *theatre) pump() {
 	for _, b := range do.Bodies {
 		th.shelves[b.Stream] = append(th.shelves[b.Stream], b)
 	}
-	th.tasks = slices.DeleteFunc(th.tasks, func(t *Task) bool { return t.Stage.running[t.Id] == nil })
+	th.tasks = slices.DeleteFunc(th.tasks, func(t *Task) bool { return t.Stage.running[t.ID] == nil })
 	if len(th.flights) < 3 && th.f.CanCommit() {
 		th.flights = append(th.flights, th.f.BuildCommit())
 	}
@@ -276,7 +276,7 @@ func (th *theatre) end(t *Task, how ResultKind, bytes int) {
 	for _, e := range t.Entries {
 		names = append(names, e.ID)
 	}
-	o := Result{TaskID: t.Id, Stage: t.Stage, Kind: how, Outs: []spec.Out{{Item: spec.Item{ID: strings.Join(names, "+"), Body: make([]byte, bytes)}}}}
+	o := Result{TaskID: t.ID, Stage: t.Stage, Kind: how, Outs: []spec.Out{{Item: spec.Item{ID: strings.Join(names, "+"), Body: make([]byte, bytes)}}}}
 	if how != Handled {
 		o.Outs, o.Err = nil, errors.New("it did not work")
 	}

@@ -2,14 +2,13 @@ package flow
 
 import "slices"
 
-// ordinals is a set of numbers from 1 on that fills up from below: a floor under which all are in, and ranges above it.
-// It is how a stream knows what of it is done, in a few bytes, however much has passed.
+// OrdinalSet is a set of numbers from 1 that fills up from below: a floor, up to which all are in, and ranges above it.
+// It says which items of a lane are completed in a few bytes, however many there were.
 type OrdinalSet struct {
 	Floor  uint64      `json:"floor"`            // all up to here
-	Ranges [][2]uint64 `json:"ranges,omitempty"` // and these, both ends included, sorted, apart from each other
+	Ranges [][2]uint64 `json:"ranges,omitempty"` // both ends included, sorted, with gaps between them
 }
 
-// has reports whether n is in.
 func (o *OrdinalSet) Contains(n uint64) bool {
 	if n <= o.Floor {
 		return true
@@ -18,7 +17,7 @@ func (o *OrdinalSet) Contains(n uint64) bool {
 	return i < len(o.Ranges) && o.Ranges[i][0] <= n
 }
 
-// search is the first range that ends at n or later.
+// search is the index of the first range that ends at n or later.
 func (o *OrdinalSet) search(n uint64) int {
 	i, _ := slices.BinarySearchFunc(o.Ranges, n, func(r [2]uint64, n uint64) int {
 		switch {
@@ -32,7 +31,7 @@ func (o *OrdinalSet) search(n uint64) int {
 	return i
 }
 
-// add puts n in; it reports false when it was.
+// add reports false when n was in the set.
 func (o *OrdinalSet) add(n uint64) bool {
 	if n == o.Floor+1 {
 		o.Floor = n
@@ -58,7 +57,7 @@ func (o *OrdinalSet) add(n uint64) bool {
 	return true
 }
 
-// settle lets the floor rise through the range that begins right above it.
+// absorb raises the floor over the range that begins right above it.
 func (o *OrdinalSet) absorb() {
 	for len(o.Ranges) > 0 && o.Ranges[0][0] == o.Floor+1 {
 		o.Floor = o.Ranges[0][1]
@@ -66,7 +65,7 @@ func (o *OrdinalSet) absorb() {
 	}
 }
 
-// above is how many are in over the floor.
+// countAbove is how many numbers above the floor are in the set.
 func (o *OrdinalSet) countAbove() uint64 {
 	var n uint64
 	for _, r := range o.Ranges {

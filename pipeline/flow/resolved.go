@@ -7,15 +7,16 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// endings is which dead letters were retried or dropped. Letters have numbers from 1 on. That one was ended is a bit which is
-// stored in the commit that ends it and never goes: the absence of its message proves nothing, because a server that was
-// killed may bring back what was deleted. Bits are stored in blocks, each a message that is only overwritten; once all of a
-// block and of those before it are set, the record's floor says so, and the block is needed no more.
+// ResolvedLetters is the set of dead letters that were retried or dropped. Dead letters have ordinals from 1. A bit per
+// dead letter is written in the commit that resolves it and never removed: a missing message proves nothing, because a
+// killed server may restore deleted messages. Bits are stored in blocks, one message each, which are only overwritten.
+// Once all bits of a block and of the blocks before it are set, the floor in the checkpoint covers them and the block
+// is deleted.
 type ResolvedLetters struct {
-	head      uint64                    // the last number given
-	floor     uint64                    // all up to here are ended; whole blocks
+	head      uint64                    // last ordinal assigned
+	floor     uint64                    // all up to here are resolved; a multiple of the block size
 	blocks    map[uint64]*resolvedBlock // above the floor
-	requested map[uint64]bool           // letters whose end is to be stored
+	requested map[uint64]bool           // resolved, but not committed yet
 }
 
 const resolvedBlockBits = 4096 // of a block
@@ -25,15 +26,15 @@ type resolvedBlock struct {
 	set  int
 }
 
-// lettersRecord is what the record says of dead letters.
+// LetterCheckpoint is the part of the checkpoint about dead letters.
 type LetterCheckpoint struct {
 	Head           uint64 `json:"head"`
 	Floor          uint64 `json:"floor,omitempty"`
-	RenumberedUpTo uint64 `json:"moved,omitempty"` // letters of an earlier version are no more up to here in the log
+	RenumberedUpTo uint64 `json:"moved,omitempty"` // dead letters of an earlier version up to this sequence have been rewritten
 }
 
-// isLive says of a letter that lies in the log whether it waits to be retried or dropped. Number 0: it has none, and is moved
-// to one that has when the pipeline is opened.
+// IsLive reports whether a dead letter in the log is unresolved. Number 0 is a dead letter of an earlier version, which
+// is rewritten when the pipeline is opened.
 func (r *LetterCheckpoint) IsLive(e *ResolvedLetters, number, seq uint64) bool {
 	if number == 0 {
 		return r == nil || seq > r.RenumberedUpTo
@@ -41,7 +42,7 @@ func (r *LetterCheckpoint) IsLive(e *ResolvedLetters, number, seq uint64) bool {
 	return (r == nil || number <= r.Head) && !e.contains(number)
 }
 
-// newEndings begins with what a record says; nil: there is none.
+// NewResolvedLetters starts from a checkpoint; nil: none.
 func NewResolvedLetters(rec *Checkpoint) *ResolvedLetters {
 	e := &ResolvedLetters{blocks: map[uint64]*resolvedBlock{}, requested: map[uint64]bool{}}
 	if rec != nil && rec.Letters != nil {
@@ -50,7 +51,7 @@ func NewResolvedLetters(rec *Checkpoint) *ResolvedLetters {
 	return e
 }
 
-// skip has new numbers begin behind all that the log knows of: an earlier version wrote last.
+// SkipKnown makes new ordinals start after all that the log has: an earlier version, without ordinals, wrote last.
 func (e *ResolvedLetters) SkipKnown(letters []DeadLetter) {
 	for _, d := range letters {
 		e.head = max(e.head, d.Ordinal)
@@ -60,7 +61,6 @@ func (e *ResolvedLetters) SkipKnown(letters []DeadLetter) {
 	}
 }
 
-// blockOf is the block of a letter, and bitOf its place there.
 func blockOf(number uint64) uint64 { return (number - 1) / resolvedBlockBits }
 func bitOf(number uint64) uint64   { return (number - 1) % resolvedBlockBits }
 
@@ -77,7 +77,7 @@ func (e *ResolvedLetters) contains(number uint64) bool {
 	return b != nil && b.bits[bitOf(number)/8]&(1<<(bitOf(number)%8)) != 0
 }
 
-// end notes that a letter was ended; the floor rises through blocks that are full.
+// add marks a dead letter as resolved, and raises the floor over full blocks.
 func (e *ResolvedLetters) add(number uint64) {
 	delete(e.requested, number)
 	if e.contains(number) {
@@ -104,7 +104,7 @@ func (e *ResolvedLetters) raiseFloor() {
 	}
 }
 
-// text is a block as it is stored; nil: it lies under the floor.
+// encodeBlock is a block as it is stored; nil: it is below the floor.
 func (e *ResolvedLetters) encodeBlock(block uint64) []byte {
 	b := e.blocks[block]
 	if b == nil {
@@ -117,7 +117,7 @@ func (e *ResolvedLetters) encodeBlock(block uint64) []byte {
 	return slices.Clone(b.bits[:n])
 }
 
-// load takes in a block that was stored; it reports false when the block lies under the floor.
+// LoadBlock loads a stored block; it reports false when the block is below the floor.
 func (e *ResolvedLetters) LoadBlock(block uint64, text []byte) bool {
 	if (block+1)*resolvedBlockBits <= e.floor {
 		return false
@@ -133,8 +133,8 @@ func (e *ResolvedLetters) LoadBlock(block uint64, text []byte) bool {
 	return true
 }
 
-// endLetter ends a dead letter: it goes back to its stream, or is dropped. The token is answered when that is stored; it
-// reports false when the letter was ended before.
+// ResolveLetter puts a dead letter back into its stream, or drops it. The token is answered when that is committed. It
+// reports false when the dead letter is resolved already.
 func (f *Flow) ResolveLetter(d *DeadLetter, retry bool, token any) (bool, error) {
 	if f.Resolved.requested[d.Ordinal] || f.Resolved.contains(d.Ordinal) {
 		f.Replies = append(f.Replies, Reply{token, nil})
@@ -147,7 +147,7 @@ func (f *Flow) ResolveLetter(d *DeadLetter, retry bool, token any) (bool, error)
 	if retry {
 		to := f.StreamNamed(d.Stream)
 		if to == nil {
-			return false, bus.Errorf(bus.CodeNotFound, "dead letter %d was in stream %s, which is not declared any more; drop it", d.Seq, d.Stream)
+			return false, bus.Errorf(bus.CodeNotFound, "dead letter %d was in stream %s, which is no longer declared; drop it", d.Seq, d.Stream)
 		}
 		c.puts = append(c.puts, f.newEntry(to, d.item()))
 	}
@@ -156,7 +156,8 @@ func (f *Flow) ResolveLetter(d *DeadLetter, retry bool, token any) (bool, error)
 	return true, nil
 }
 
-// numberLetters enqueues letters without a number to be stored with one, as many as fit into a commit. It returns how many.
+// NumberLetters enqueues dead letters without an ordinal to be rewritten with one, as many as fit into a commit. It
+// returns how many.
 func (f *Flow) NumberLetters(letters []DeadLetter) int {
 	c := &change{}
 	for len(c.dead) < len(letters) && len(c.dead) < spec.MaxGroup && c.size() < MaxCommitBytes/2 {

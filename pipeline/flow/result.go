@@ -8,29 +8,29 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// ending is how a task ended.
+// ResultKind is how a task ended.
 type ResultKind uint8
 
 const (
-	Handled       ResultKind = iota // with outputs, or none
-	Failed                          // with an error
-	WorkerLost                      // its worker died
-	WorkerStopped                   // its worker was stopped, for a reason that lies elsewhere: nobody is to blame
-	Revoked                         // it was taken back: nobody is to blame
+	Handled       ResultKind = iota // the handler returned
+	Failed                          // the handler returned an error
+	WorkerLost                      // the worker died
+	WorkerStopped                   // the worker was stopped for a reason that is not this task
+	Revoked                         // the task was cancelled to run elsewhere or later
 )
 
-// outcome is what came of a task.
+// Result is the result of a task.
 type Result struct {
 	TaskID   uint64
 	Stage    *StageState
 	Kind     ResultKind
 	Outs     []spec.Out
 	Err      error
-	onlyTask bool // of what was lost: the worker had nothing else in hand
+	onlyTask bool // WorkerLost: the worker had no other task
 }
 
-// finish takes in what came of a task. One that is not known any more was taken back before, and is passed over: this
-// is what makes a late answer of a worker that was given up harmless.
+// Finish takes the result of a task. A task that is not running any more was revoked, and its result is ignored: a late
+// answer of a lost worker has no effect.
 func (f *Flow) Finish(o Result) {
 	t := o.Stage.running[o.TaskID]
 	if t == nil {
@@ -50,7 +50,7 @@ func (f *Flow) Finish(o Result) {
 		o.Kind, o.Err = Failed, err
 	}
 	switch {
-	case t.aborted: // and nothing was handed back
+	case t.aborted: // without a partial result
 		s.aborted++
 		f.enqueue(&change{done: t.Entries, closed: f.closedGroup(t)})
 		s.leaveKey(t.Work)
@@ -67,7 +67,7 @@ func (f *Flow) Finish(o Result) {
 }
 
 func (f *Flow) release(t *Task) {
-	delete(t.Stage.running, t.Id)
+	delete(t.Stage.running, t.ID)
 	if f.isolated != nil && f.isolated.work == t.Work {
 		f.isolated = nil
 	}
@@ -80,7 +80,7 @@ func (f *Flow) release(t *Task) {
 	}
 }
 
-// outputs makes a change of what a handler gave.
+// outputs turns the outputs of a handler into a change.
 func (f *Flow) outputs(t *Task, outs []spec.Out) (*change, error) {
 	s := t.Stage
 	c := &change{done: t.Entries, closed: f.closedGroup(t), advance: s.Spec.Advance, ordered: s.Spec.Ordered}
@@ -97,11 +97,11 @@ func (f *Flow) outputs(t *Task, outs []spec.Out) (*change, error) {
 		}
 		to[i] = st
 		if bytes[st] += Weight(&outs[i].Item); bytes[st] > st.spec.Bytes {
-			return nil, bus.Errorf(bus.CodeInvalid, "stage %s: a handler gave %d bytes for stream %s, which has a bound of %d; give less at once, or raise bytes", s.Spec.Name, bytes[st], st.spec.Name, st.spec.Bytes)
+			return nil, bus.Errorf(bus.CodeInvalid, "stage %s: the handler returned %d bytes for stream %s, which has a bound of %d; return less at once, or raise bytes", s.Spec.Name, bytes[st], st.spec.Name, st.spec.Bytes)
 		}
 	}
 	if len(outs) > spec.MaxGroup {
-		return nil, bus.Errorf(bus.CodeInvalid, "stage %s: a handler gave %d outputs; at most %d are stored at once", s.Spec.Name, len(outs), spec.MaxGroup)
+		return nil, bus.Errorf(bus.CodeInvalid, "stage %s: the handler returned %d outputs; at most %d are stored at once", s.Spec.Name, len(outs), spec.MaxGroup)
 	}
 	for i := range outs {
 		if to[i].spec.Full == spec.DropOldest {
@@ -116,8 +116,8 @@ func (f *Flow) outputs(t *Task, outs []spec.Out) (*change, error) {
 	return c, nil
 }
 
-// inherit fills in what a handler left out: an output goes on under the name, key, group, priority and version of what
-// it was made of.
+// inherit fills in what the handler left empty: an output inherits id, key, group, priority and version from its
+// inputs.
 func inherit(t *Task, it *spec.Item, to *StreamState, i, of int) {
 	from := t.Entries[0]
 	if it.ID == "" {
@@ -150,7 +150,7 @@ func inherit(t *Task, it *spec.Item, to *StreamState, i, of int) {
 	}
 }
 
-// closingOf is what has to be remembered of a group when its work is stored.
+// closedGroup is what has to be stored about the task's group when its result is committed; nil: nothing.
 func (f *Flow) closedGroup(t *Task) *ClosedGroup {
 	if !t.Grouped || t.Stage.groups.spec.First == 0 {
 		return nil
@@ -162,7 +162,7 @@ func (f *Flow) closedGroup(t *Task) *ClosedGroup {
 	return &ClosedGroup{Stage: t.Stage.Spec.Name, Group: t.group, Missing: c.missing, Remember: t.Stage.groups.spec.Remember}
 }
 
-// fail counts a failure: the work is tried again later, or goes to the dead letters.
+// handlerFailed counts a failure: the work is retried later or becomes a dead letter.
 func (f *Flow) handlerFailed(t *Task, err error) {
 	s, e := t.Stage, bus.AsError(err)
 	s.failed++
@@ -175,8 +175,9 @@ func (f *Flow) handlerFailed(t *Task, err error) {
 	f.deadLetter(t, "failures")
 }
 
-// lose gives the work of a dead worker back at once. Only what was alone in its hand can be to blame: work that has cost many
-// workers so is given up. What was one of several is no attempt; after some deaths it is handed out alone.
+// workerLost requeues the work of a dead worker at once. Only a task that was the worker's only one is charged with the
+// loss, and becomes a dead letter after Losses of them. A loss shared with other tasks does not count as an attempt;
+// after several of them the work runs isolated.
 func (f *Flow) workerLost(t *Task, alone bool, err error) {
 	s := t.Stage
 	s.lost++
@@ -195,9 +196,9 @@ func (f *Flow) workerLost(t *Task, alone bool, err error) {
 	f.deadLetter(t, "losses")
 }
 
-// giveUp buries work that was in hand too often when the engine was killed.
+// giveUp turns work into dead letters that was running at too many crashes of the engine.
 func (f *Flow) giveUp(s *StageState, w *Work) {
-	w.failures = append(w.failures, Failure{At: f.Now, Code: bus.CodeWorkerLost, Error: "the process that runs the pipeline ended with it in hand, again and again"})
+	w.failures = append(w.failures, Failure{At: f.Now, Code: bus.CodeWorkerLost, Error: "the process that runs the pipeline ended repeatedly while this item was running"})
 	for _, e := range w.Entries {
 		e.Attempt = w.losses + len(w.failures) - 1
 	}
@@ -205,7 +206,7 @@ func (f *Flow) giveUp(s *StageState, w *Work) {
 	f.deadLetter(&Task{Work: w, Stage: s}, "losses")
 }
 
-// bury moves work to the dead letters.
+// deadLetter moves the items of a task to the dead letters.
 func (f *Flow) deadLetter(t *Task, reason string) {
 	c := &change{done: t.Entries, closed: f.closedGroup(t), ordered: t.Stage.Spec.Ordered}
 	for _, e := range t.Entries {

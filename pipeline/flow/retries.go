@@ -6,8 +6,8 @@ import (
 
 import "slices"
 
-// tries are what has gone wrong with an item, as the log keeps it: written when something does, and gone with the item.
-// Those of a group are kept with its first item.
+// RetryState is the failed attempts of an item, as stored in the log: written when an attempt fails, deleted with the
+// item. A group's is kept with its first item.
 type RetryState struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Losses   int       `json:"losses,omitempty"`
@@ -15,18 +15,18 @@ type RetryState struct {
 }
 
 const (
-	keptFailures = 8   // the newest, with their words; of those before only the number counts
+	keptFailures = 8   // newest failures kept with their text; of older ones only the count matters
 	keptStack    = 800 // bytes
 )
 
-// note stores what has gone wrong with the work so far.
+// saveRetryState stores the failed attempts of the work.
 func (f *Flow) saveRetryState(w *Work) {
 	e := w.Entries[0]
 	e.Retries = &RetryState{Failures: w.failures, Losses: w.losses, Shared: w.sharedLosses}
 	f.enqueue(&change{retried: []*Entry{e}})
 }
 
-// resume gives work what went wrong with its items before the engine was started.
+// restoreRetries takes over failed attempts from before the engine was started.
 func (w *Work) restoreRetries() {
 	for _, e := range w.Entries {
 		if e.Retries == nil {
@@ -39,7 +39,7 @@ func (w *Work) restoreRetries() {
 	}
 }
 
-// clipped are the tries without long stacks.
+// Truncated is a copy without long texts.
 func (t *RetryState) Truncated() RetryState {
 	out := RetryState{Failures: make([]Failure, len(t.Failures)), Losses: t.Losses, Shared: t.Shared}
 	for i, f := range t.Failures {
@@ -52,8 +52,8 @@ func (t *RetryState) Truncated() RetryState {
 	return out
 }
 
-// crashed counts what functions had in hand when the engine before this one was killed: each is a loss. An item that
-// kills the engine is given up in the end, and does not for ever.
+// CountCrash charges a loss to every item that functions were running when the previous engine was killed, so that an
+// item that kills the engine becomes a dead letter in the end.
 func (f *Flow) CountCrash(r *Checkpoint) {
 	if r == nil || r.Closed {
 		return
@@ -78,14 +78,14 @@ func (f *Flow) CountCrash(r *Checkpoint) {
 			}
 		}
 	}
-	for len(c.retried) > spec.MaxGroup { // of one commit; the rest follows
+	for len(c.retried) > spec.MaxGroup { // limit of one commit
 		f.enqueue(&change{retried: c.retried[:spec.MaxGroup:spec.MaxGroup]})
 		c.retried = c.retried[spec.MaxGroup:]
 	}
 	f.enqueue(c)
 }
 
-// handsOf are the numbers of each lane that functions have in hand, as the record says them; nil: none.
+// runningOrdinals is the ordinals per lane that functions are running; nil: none.
 func (f *Flow) runningOrdinals(s *StreamState) []SeqRanges {
 	numbers := make([][]uint64, len(s.lanes))
 	some := false
@@ -114,8 +114,8 @@ func (f *Flow) runningOrdinals(s *StreamState) []SeqRanges {
 	return out
 }
 
-// suspects says that the work may have killed the engine before this one: then it is written down before it is handed
-// to a function, and not after.
+// mayHaveCrashedEngine reports whether the work may have killed the previous engine. Such work is started only after a
+// checkpoint that lists it as running.
 func (s *StageState) mayHaveCrashedEngine(w *Work) bool {
 	if s.Spec.Func == nil {
 		return false

@@ -8,22 +8,22 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// maxHeld is how many items a stage may take out of its streams to look for one it can hand out.
+// maxParked bounds the items that a stage takes from its streams without being able to start them.
 const maxParked = 2048
 
-// work is what one call of a handler gets: an item, or a group of them.
+// Work is the argument of one handler call: an item or a group.
 type Work struct {
 	Entries      []*Entry
 	key          string
 	group        string
 	Grouped      bool
 	failures     []Failure
-	losses       int       // workers that died with nothing else in hand, or engines with it
-	sharedLosses int       // workers that died with this and other work in hand
-	retryAt      time.Time // before then it is not tried again
+	losses       int       // workers that died while this was their only task, or engines that died with it running
+	sharedLosses int       // workers that died with this and other tasks
+	retryAt      time.Time // not retried before
 }
 
-// Failure is one attempt that did not end well.
+// Failure is one failed attempt.
 type Failure struct {
 	At     time.Time `json:"at"`
 	Worker string    `json:"worker"`
@@ -32,36 +32,36 @@ type Failure struct {
 	Stack  string    `json:"stack,omitempty"`
 }
 
-// task is work in a worker's hand.
+// Task is work that was given to a worker.
 type Task struct {
 	*Work
-	Id      uint64
+	ID      uint64
 	Stage   *StageState
 	Worker  *WorkerSlots
 	started time.Time
-	version spec.Version // the pipeline's, when it was handed out
+	version spec.Version // of the pipeline, when the task started
 	aborted bool
 }
 
-// stage is one declared stage: what waits in it, and who works for it.
+// StageState is one declared stage: its waiting work, its running tasks and its workers.
 type StageState struct {
 	Spec            spec.StageSpec
 	inputs          []*StreamState
 	Outputs         []*StreamState
-	blockingOutputs []*StreamState // outputs that hold the stage up while they are full; those of a cycle do not
+	blockingOutputs []*StreamState // outputs that block the stage while they are full; never those of a cycle
 
 	Workers  WorkerPool
-	runnable fifo[*Work]             // next, in this order
-	keys     map[string]*fifo[*Work] // of ordered stages: those behind one that is under way; nil queue: none behind
-	parked   int                     // in keys and in the workers' queues
-	delayed  []*Work                 // failed, by when they are tried again
-	groups   *grouper                // nil: one item at a time
+	runnable fifo[*Work]             // next to start, in order
+	keys     map[string]*fifo[*Work] // ordered stages: work that waits behind running work of the same key; a nil queue: nothing waits
+	parked   int                     // work in keys and in the queues of workers
+	delayed  []*Work                 // failed work, by time of the next attempt
+	groups   *grouper                // nil: the stage does not group
 	running  map[uint64]*Task
 	paused   bool
 
 	handled, failed, lost, aborted, dead uint64
 	times                                histogram
-	rate                                 rate // of handled items
+	rate                                 rate // of Handled results
 }
 
 func newStage(spec spec.StageSpec) *StageState {
@@ -72,7 +72,7 @@ func newStage(spec spec.StageSpec) *StageState {
 	return s
 }
 
-// clear says whether the outputs have room for what the next item may give.
+// outputsHaveRoom reports whether every blocking output has room for one more item.
 func (s *StageState) outputsHaveRoom() bool {
 	for _, out := range s.blockingOutputs {
 		if !out.hasOutputRoom() {
@@ -82,7 +82,7 @@ func (s *StageState) outputsHaveRoom() bool {
 	return true
 }
 
-// outOf finds an output by name; the only one for no name.
+// output finds an output stream by name; an empty name is the only output.
 func (s *StageState) output(name string) (*StreamState, error) {
 	if name == "" && len(s.Outputs) == 1 {
 		return s.Outputs[0], nil
@@ -92,14 +92,14 @@ func (s *StageState) output(name string) (*StreamState, error) {
 	case i >= 0:
 		return s.Outputs[i], nil
 	case len(s.Outputs) == 0:
-		return nil, bus.Errorf(bus.CodeInvalid, "stage %s has no outputs, and its handler gave one; declare a stream in out", s.Spec.Name)
+		return nil, bus.Errorf(bus.CodeInvalid, "stage %s has no outputs, but its handler returned one; declare a stream in out", s.Spec.Name)
 	case name == "":
-		return nil, bus.Errorf(bus.CodeInvalid, "stage %s has several outputs (%v), and its handler did not say which; set To", s.Spec.Name, s.Spec.Out)
+		return nil, bus.Errorf(bus.CodeInvalid, "stage %s has several outputs (%v), but its handler did not choose one; set To", s.Spec.Name, s.Spec.Out)
 	}
 	return nil, bus.Errorf(bus.CodeInvalid, "stage %s has no output %q; it has %v", s.Spec.Name, name, s.Spec.Out)
 }
 
-// admit gives ordered work its turn: it reports false when another item of its key is before it.
+// enterKey reports whether ordered work may run now. If work of the same key is running, it queues behind that.
 func (s *StageState) enterKey(w *Work) bool {
 	if !s.Spec.Ordered || w.key == "" {
 		return true
@@ -118,7 +118,7 @@ func (s *StageState) enterKey(w *Work) bool {
 	return false
 }
 
-// leave ends the turn of ordered work; the next of its key becomes runnable.
+// leaveKey ends the turn of ordered work; the next work of its key becomes runnable.
 func (s *StageState) leaveKey(w *Work) {
 	if !s.Spec.Ordered || w.key == "" {
 		return
@@ -133,8 +133,7 @@ func (s *StageState) leaveKey(w *Work) {
 	s.runnable.push(next)
 }
 
-// choose finds a worker for the work. For work whose key sticks to a busy one there is none, and it waits for that one:
-// taken is then true.
+// chooseWorker finds a worker. Work that is pinned to a busy worker is queued for that worker, and taken is true.
 func (s *StageState) chooseWorker(w *Work) (h *WorkerSlots, taken bool) {
 	if !s.Spec.Sticky || w.key == "" {
 		return s.Workers.LeastLoaded(), false
@@ -154,7 +153,7 @@ func (s *StageState) chooseWorker(w *Work) (h *WorkerSlots, taken bool) {
 	return nil, true
 }
 
-// fromQueues is work that waited for its worker, which has room now.
+// nextPinned returns work that was queued for a worker which now has a free slot.
 func (s *StageState) nextPinned() (*Work, *WorkerSlots) {
 	if s.parked == 0 || !s.Spec.Sticky {
 		return nil, nil
@@ -169,26 +168,26 @@ func (s *StageState) nextPinned() (*Work, *WorkerSlots) {
 	return nil, nil
 }
 
-// giveBack makes work runnable again that waited for, or was with, a worker that is gone.
+// requeue makes the work of a removed worker runnable again, before other work.
 func (s *StageState) requeue(works []*Work) {
 	for _, w := range slices.Backward(works) {
 		s.runnable.pushFront(w)
 	}
 }
 
-// delay puts failed work aside.
+// delay parks failed work until its next attempt.
 func (s *StageState) delay(w *Work, until time.Time) {
 	w.retryAt = until
 	i, _ := slices.BinarySearchFunc(s.delayed, w, func(a, b *Work) int {
 		if a.retryAt.After(b.retryAt) {
 			return 1
 		}
-		return -1 // behind its equals
+		return -1 // after equal times
 	})
 	s.delayed = slices.Insert(s.delayed, i, w)
 }
 
-// wake makes delayed work runnable whose time has come, and groups that are due.
+// wake makes delayed work and due groups runnable.
 func (s *StageState) wake(now time.Time) {
 	for len(s.delayed) > 0 && !now.Before(s.delayed[0].retryAt) {
 		s.runnable.push(s.delayed[0])
@@ -207,7 +206,7 @@ func workOf(g *group) *Work {
 	return w
 }
 
-// next is when wake will have something to do; zero: not for now.
+// nextWake is when wake has something to do; zero: not for now.
 func (s *StageState) nextWake() time.Time {
 	var t time.Time
 	if len(s.delayed) > 0 {
@@ -221,7 +220,7 @@ func (s *StageState) nextWake() time.Time {
 	return t
 }
 
-// waits is how many items the stage has taken out of its streams and not handed out.
+// waiting is the number of items that were taken from the streams and have not been started.
 func (s *StageState) waiting() int {
 	n := s.parked + len(s.delayed) + s.runnable.len()
 	for _, h := range s.Workers.All {

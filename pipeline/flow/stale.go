@@ -6,8 +6,8 @@ import (
 
 import "slices"
 
-// sift takes out of the work what was aborted, and what is too old, as the stage declares. It reports false when nothing is left to hand out
-// now.
+// filterStale removes aborted and stale items from the work, as the stage declares. It reports false when nothing is
+// left to start now.
 func (f *Flow) filterStale(s *StageState, w *Work) bool {
 	if s.Spec.Stale == nil && !slices.ContainsFunc(w.Entries, func(e *Entry) bool { return e.aborted }) {
 		return true
@@ -34,13 +34,13 @@ func (f *Flow) filterStale(s *StageState, w *Work) bool {
 	if len(fresh) == len(w.Entries) {
 		return true
 	}
-	if w.Grouped && len(fresh) > 0 { // the group is short now and goes on gathering
+	if w.Grouped && len(fresh) > 0 { // the rest of the group waits until it is complete again
 		f.regroup(s, w.group, fresh)
 	}
-	return false // single work of a stale item is over
+	return false
 }
 
-// outdated does with a stale item what the stage declares.
+// handleStale drops, requeues or forwards a stale item.
 func (f *Flow) handleStale(s *StageState, e *Entry) {
 	c := &change{done: []*Entry{e}}
 	if rule := s.Spec.Stale; rule.Then != spec.Drop {
@@ -58,7 +58,7 @@ func (f *Flow) handleStale(s *StageState, e *Entry) {
 	f.enqueue(c)
 }
 
-// regroup puts what is left of a group back, so that it is handed over when it is complete again.
+// regroup puts the rest of a group back, to be handed over when it is complete again.
 func (f *Flow) regroup(s *StageState, key string, entries []*Entry) {
 	delete(s.groups.closed, key)
 	for _, e := range entries {

@@ -2,14 +2,14 @@ package flow
 
 import "time"
 
-// StageStatus is how a stage is. Times are of the handler, from hand-out to answer.
+// StageStatus is the state of a stage. Times are of the handler, from start to result.
 type StageStatus struct {
 	Name     string  `json:"name"`
 	Role     string  `json:"role,omitempty"`
 	Workers  int     `json:"workers"`
 	Credits  int     `json:"credits"`
 	InFlight int     `json:"in_flight"`
-	Waiting  int     `json:"waiting"` // taken out of the streams and not handed out
+	Waiting  int     `json:"waiting"` // taken from the streams and not started
 	Paused   bool    `json:"paused,omitempty"`
 	Handled  uint64  `json:"handled"`
 	PerS     float64 `json:"per_s"`
@@ -21,10 +21,10 @@ type StageStatus struct {
 	P99      float64 `json:"p99_us"`
 }
 
-// StreamStatus is how a stream is.
+// StreamStatus is the state of a stream.
 type StreamStatus struct {
 	Name     string  `json:"name"`
-	Items    int     `json:"items"` // not done, in hand or not
+	Items    int     `json:"items"` // not completed
 	MaxItems int     `json:"max_items"`
 	Bytes    int64   `json:"bytes"`
 	MaxBytes int64   `json:"max_bytes"`
@@ -34,14 +34,14 @@ type StreamStatus struct {
 	Out      uint64  `json:"out"`
 	InPerS   float64 `json:"in_per_s"`
 	OutPerS  float64 `json:"out_per_s"`
-	Oldest   float64 `json:"oldest_s"` // of what is in memory
+	Oldest   float64 `json:"oldest_s"` // age of the oldest item in memory
 	Dropped  uint64  `json:"dropped"`
 	Expired  uint64  `json:"expired"`
 	Late     uint64  `json:"late"`
 	Stale    uint64  `json:"stale"`
 }
 
-// rate is how fast a counter grows, over about the last second or two.
+// rate is the growth of a counter per second, over the last second or two.
 type rate struct {
 	last uint64
 	at   time.Time
@@ -57,7 +57,7 @@ func (r *rate) observe(n uint64, now time.Time) {
 	}
 }
 
-// sample takes the rates, at most once a second.
+// Sample updates the rates, at most once a second.
 func (f *Flow) Sample() {
 	if f.Now.Sub(f.sampled) < time.Second {
 		return

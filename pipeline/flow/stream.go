@@ -7,14 +7,14 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// stream is one declared stream: its lanes, and what counts against its bounds.
+// StreamState is one declared stream: its lanes, and what counts against its bounds.
 type StreamState struct {
 	spec            spec.StreamSpec
 	lanes           []*Lane // by priority
-	items           int     // accepted and not done
+	items           int     // accepted and not completed
 	bytes           int64
-	storedBytes     int64 // bytes in the log that are not done
-	reservedOutputs int   // outputs that items in hand may still give
+	storedBytes     int64 // bytes of committed items that are not completed
+	reservedOutputs int   // outputs that running tasks may still produce
 	waiting         fifo[*Put]
 
 	in, out, dropped, expired, late, stale uint64
@@ -29,41 +29,41 @@ func newStream(spec spec.StreamSpec) *StreamState {
 	return s
 }
 
-// put is items that somebody outside wants stored.
+// Put is a request to store items in a stream.
 type Put struct {
 	Stream *StreamState
 	Items  []spec.Item
 	bytes  int64
-	Source string // whose; with seq, a repetition is known again
+	Source string // the producer; Source and Seq identify a repeat
 	Seq    uint64
-	Token  any // of who waits for the answer
+	Token  any // identifies the request in Reply
 }
 
-// fits says whether so much more is within the bounds.
+// fits reports whether the bounds leave room for so many items and bytes.
 func (s *StreamState) fits(items int, bytes int64) bool {
 	return s.items+items <= s.spec.Items && s.bytes+bytes <= s.spec.Bytes
 }
 
-// takes says whether an item may be handed out whose output comes here.
+// hasOutputRoom reports whether a task that writes to this stream may start.
 func (s *StreamState) hasOutputRoom() bool {
 	return s.items+s.reservedOutputs < s.spec.Items && s.bytes < s.spec.Bytes
 }
 
-// count notes an item that was accepted.
+// count adds an accepted item to the counters.
 func (s *StreamState) count(it *spec.Item) {
 	s.items++
 	s.in++
 	s.bytes += Weight(it)
 }
 
-// uncount notes an item that is done.
+// uncount removes a completed item from them.
 func (s *StreamState) uncount(it *spec.Item) {
 	s.items--
 	s.out++
 	s.bytes -= Weight(it)
 }
 
-// next is the item to hand out: of the highest priority, the oldest.
+// popNext takes the oldest item of the highest priority.
 func (s *StreamState) popNext() (*Entry, bool) {
 	for p := len(s.lanes) - 1; p >= 0; p-- {
 		if e, ok := s.lanes[p].pop(); ok {
@@ -73,7 +73,7 @@ func (s *StreamState) popNext() (*Entry, bool) {
 	return nil, false
 }
 
-// oldestReady takes the item that goes first where the oldest are dropped: of the lowest priority.
+// popOldest takes the oldest item of the lowest priority, which is dropped first.
 func (s *StreamState) popOldest() (*Entry, bool) {
 	for _, l := range s.lanes {
 		if e, ok := l.pop(); ok {
@@ -83,12 +83,12 @@ func (s *StreamState) popOldest() (*Entry, bool) {
 	return nil, false
 }
 
-// tooOld says whether the item has outlived the stream's bound.
+// isExpired reports whether the item exceeds the age bound.
 func (s *StreamState) isExpired(it *spec.Item, now time.Time) bool {
 	return s.spec.Age > 0 && now.Sub(it.Stored) > s.spec.Age
 }
 
-// check refuses items that could never be stored.
+// check rejects items that could never be stored.
 func (s *StreamState) check(items []spec.Item, maxBody int) error {
 	if len(items) > s.spec.Items {
 		return bus.Errorf(bus.CodeInvalid, "stream %s: a put of %d items never fits into a bound of %d; put fewer at once, or raise items", s.spec.Name, len(items), s.spec.Items)
@@ -106,13 +106,13 @@ func (s *StreamState) check(items []spec.Item, maxBody int) error {
 	return nil
 }
 
-const maxNameBytes = 512 // of an id, a key, a group
+const maxNameBytes = 512 // of an id, key or group
 
 func (s *StreamState) checkItem(it *spec.Item, maxBody int) error {
 	return s.checkSize(it, len(it.Body), maxBody)
 }
 
-// checkSize checks an item whose body has so many bytes.
+// checkSize checks an item with a body of size bytes.
 func (s *StreamState) checkSize(it *spec.Item, size, maxBody int) error {
 	switch {
 	case it.Priority < 0 || it.Priority >= s.spec.Priorities:

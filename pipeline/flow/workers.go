@@ -2,18 +2,18 @@ package flow
 
 import "slices"
 
-// hand is one worker as the decision sees it: how much it may have at once, and how much it has.
+// WorkerSlots is one worker as the scheduler sees it: how many tasks it may have and how many it has.
 type WorkerSlots struct {
 	id              int
 	name            string
 	Credits         int
 	Running         int
-	Suspended       bool // gets nothing new for now
-	Draining        bool // gets nothing new for ever
+	Suspended       bool // gets no new tasks for now
+	Draining        bool // gets no new tasks any more
 	queue           fifo[*Work]
-	isolated        *Work  // handed out when nothing else is in hand, and nothing beside it; nil: none
-	isolatedStarted bool   // it is in hand
-	Generation      uint32 // of the worker, if it is a rank
+	isolated        *Work  // work that runs as the worker's only task; nil: none
+	isolatedStarted bool   // that work is running
+	Generation      uint32 // of the worker process, if the worker is a rank
 }
 
 func (h *WorkerSlots) Free() int {
@@ -23,15 +23,15 @@ func (h *WorkerSlots) Free() int {
 	return h.Credits - h.Running
 }
 
-// hands are the workers of one stage, or of one router.
+// WorkerPool is the workers of one stage or of one router.
 type WorkerPool struct {
 	All    []*WorkerSlots // by id
 	byKey  map[string]*WorkerSlots
-	keys   fifo[string] // sticky keys, oldest first
+	keys   fifo[string] // pinned keys, oldest first
 	nextID int
 }
 
-// maxSticky is how many keys are remembered with their worker.
+// maxPinnedKeys bounds the keys that are remembered with their worker.
 const maxPinnedKeys = 1 << 16
 
 func (p *WorkerPool) Add(name string, credits int) *WorkerSlots {
@@ -41,14 +41,14 @@ func (p *WorkerPool) Add(name string, credits int) *WorkerSlots {
 	return h
 }
 
-// remove takes a worker out and gives back what waited for it.
+// Remove removes a worker and returns the work that was queued for it.
 func (p *WorkerPool) Remove(h *WorkerSlots) []*Work {
 	p.All = slices.DeleteFunc(p.All, func(o *WorkerSlots) bool { return o == h })
 	p.Unpin(h)
 	return h.takeQueued()
 }
 
-// empty takes out what waits for the worker.
+// takeQueued removes and returns the work that is queued for the worker.
 func (h *WorkerSlots) takeQueued() []*Work {
 	var waiting []*Work
 	if h.isolated != nil && !h.isolatedStarted {
@@ -59,7 +59,7 @@ func (h *WorkerSlots) takeQueued() []*Work {
 	return waiting
 }
 
-// unstick forgets which keys belong to the worker.
+// Unpin forgets the keys that are pinned to the worker.
 func (p *WorkerPool) Unpin(h *WorkerSlots) {
 	for k, o := range p.byKey {
 		if o == h {
@@ -68,7 +68,7 @@ func (p *WorkerPool) Unpin(h *WorkerSlots) {
 	}
 }
 
-// free is how many more items the workers may have now.
+// freeSlots is how many more tasks the workers may have.
 func (p *WorkerPool) freeSlots() int {
 	n := 0
 	for _, h := range p.All {
@@ -77,7 +77,7 @@ func (p *WorkerPool) freeSlots() int {
 	return n
 }
 
-// least is the worker with the most credits left; ties fall to the one that was there first.
+// LeastLoaded is the worker with the most free slots, the oldest one on a tie; nil: none is free.
 func (p *WorkerPool) LeastLoaded() *WorkerSlots {
 	var best *WorkerSlots
 	for _, h := range p.All {
@@ -88,7 +88,7 @@ func (p *WorkerPool) LeastLoaded() *WorkerSlots {
 	return best
 }
 
-// stuck is the worker that has the key, if it is still there.
+// Pinned is the worker that the key is pinned to; nil: none, or it is draining.
 func (p *WorkerPool) Pinned(key string) *WorkerSlots {
 	h := p.byKey[key]
 	if h != nil && h.Draining {
@@ -97,7 +97,7 @@ func (p *WorkerPool) Pinned(key string) *WorkerSlots {
 	return h
 }
 
-// stick gives the key to the worker. The oldest keys are forgotten when there are too many.
+// Pin pins the key to the worker. Beyond maxPinnedKeys the oldest keys are forgotten.
 func (p *WorkerPool) Pin(key string, h *WorkerSlots) {
 	if p.byKey == nil {
 		p.byKey = map[string]*WorkerSlots{}
@@ -112,7 +112,7 @@ func (p *WorkerPool) Pin(key string, h *WorkerSlots) {
 	}
 }
 
-// returnQueue makes runnable again what waited for a worker that gets nothing more.
+// Unassign stops giving a worker keys and work; work that was queued for it becomes runnable.
 func (f *Flow) Unassign(s *StageState, h *WorkerSlots) {
 	s.parked -= h.queue.len()
 	s.requeue(h.takeQueued())

@@ -8,10 +8,10 @@ import (
 	"troupe/bus"
 )
 
-// Problem is one mistake in a pipeline: where, what, and what to do about it.
+// Problem is one mistake in a declaration, with its location and a remedy.
 type Problem struct {
 	Where string // "streams.prompts.items"
-	Line  int    // in the file it came from; 0: none
+	Line  int    // in the file; 0: not from a file
 	What  string
 	Try   string
 }
@@ -27,7 +27,7 @@ func (p Problem) String() string {
 	return at + ": " + p.What + "; " + p.Try
 }
 
-// SpecError is everything that is wrong with a pipeline.
+// SpecError is all mistakes in a declaration.
 type SpecError struct{ Problems []Problem }
 
 func (e *SpecError) Error() string {
@@ -41,21 +41,21 @@ func (e *SpecError) Error() string {
 	return fmt.Sprintf("%d mistakes:\n  %s", len(lines), strings.Join(lines, "\n  "))
 }
 
-// Is says that it is the caller's own input that is wrong.
+// Is makes a SpecError match bus.ErrInvalid.
 func (e *SpecError) Is(target error) bool { return target == error(bus.ErrInvalid) }
 
-// checker collects what is wrong.
+// checker collects mistakes.
 type checker struct {
 	spec     Spec
 	problems []Problem
-	declared bool // it comes from a file: functions are not expected
+	declared bool // the declaration is from a file, which has no functions
 }
 
 func (c *checker) add(where, try, format string, args ...any) {
 	c.problems = append(c.problems, Problem{Where: where, What: fmt.Sprintf(format, args...), Try: try})
 }
 
-// Check reports everything that is wrong with the pipeline, or nil.
+// Check reports all mistakes in the declaration, or nil.
 func (s Spec) Check() error {
 	c := &checker{spec: s}
 	c.all()
@@ -70,7 +70,7 @@ func (c *checker) all() {
 		c.add("name", "", "%v", err)
 	}
 	if c.spec.Replicas < 0 || c.spec.Replicas > maxReplicas {
-		c.add("replicas", fmt.Sprintf("give 1 to %d; 3 outlive the death of a server", maxReplicas), "%d replicas", c.spec.Replicas)
+		c.add("replicas", fmt.Sprintf("give 1 to %d; with 3, one server may fail", maxReplicas), "%d replicas", c.spec.Replicas)
 	}
 	if len(c.spec.Stages) == 0 {
 		c.add("stages", "declare at least one", "there are none")
@@ -118,7 +118,7 @@ func (c *checker) stream(s StreamSpec) {
 		c.add(at+".age", "leave it out for none", "a bound of %v", s.Age)
 	}
 	if !slices.Contains([]FullPolicy{"", Block, Refuse, DropOldest}, s.Full) {
-		c.add(at+".full", "give block, refuse or drop_oldest"+Suggest(string(s.Full), "block", "refuse", "drop_oldest"), "%q is no rule for a full stream", s.Full)
+		c.add(at+".full", "give block, refuse or drop_oldest"+Suggest(string(s.Full), "block", "refuse", "drop_oldest"), "%q is not a policy for a full stream", s.Full)
 	}
 	if s.Priorities < 0 || s.Priorities > maxPriorities {
 		c.add(at+".priorities", fmt.Sprintf("give 1 to %d", maxPriorities), "%d priorities", s.Priorities)
@@ -146,7 +146,7 @@ func (c *checker) stage(s StageSpec) {
 		c.add(at, "", "%v", err)
 	}
 	if len(s.In) == 0 {
-		c.add(at+".in", "name the stream it takes items from", "the stage reads nothing")
+		c.add(at+".in", "name the stream it takes items from", "the stage has no input")
 	}
 	for _, name := range s.In {
 		c.known(at+".in", name)
@@ -165,14 +165,14 @@ func (c *checker) worker(at string, s StageSpec) {
 	case s.Func != nil && s.Role != "":
 		c.add(at+".role", "choose one", "the stage has a function and a role")
 	case s.Func == nil && s.Role == "" && c.declared:
-		c.add(at+".role", "name a role that does the work", "a stage with no role")
+		c.add(at+".role", "name the role that handles the items", "the stage has no role")
 	case s.Func == nil && s.Role == "":
 		c.add(at+".role", "set Func, or Role and Method", "the stage has neither a function nor a role")
 	case s.Role != "" && s.Method == "":
-		c.add(at+".method", "name the method that takes the items", "a stage of role %s without a method", s.Role)
+		c.add(at+".method", "name the method that takes the items", "a stage of role %s has no method", s.Role)
 	}
 	if !slices.Contains([]Style{"", Bodies, Items}, s.Style) {
-		c.add(at+".style", "give body or item"+Suggest(string(s.Style), "body", "item"), "%q is no style", s.Style)
+		c.add(at+".style", "give body or item"+Suggest(string(s.Style), "body", "item"), "%q is not a style", s.Style)
 	}
 }
 
@@ -202,7 +202,7 @@ func (c *checker) group(at string, s StageSpec) {
 	case g.First < 0 || g.Count < 0 || g.Every < 0 || g.Remember < 0:
 		c.add(at, "leave out what is not needed", "a negative number")
 	case g.First == 0 && g.Count == 0 && g.Every == 0:
-		c.add(at, "give first, count or every", "a group without a rule")
+		c.add(at, "give first, count or every", "the group has no rule")
 	case g.First > 0 && g.Count > 0:
 		c.add(at+".count", "choose one", "first and count are both given")
 	case g.First > MaxGroup || g.Count > MaxGroup:
@@ -231,14 +231,14 @@ func (c *checker) stale(at string, s StageSpec) {
 		c.add(at+".bound", "0 takes only the current version", "a bound of %v", s.Stale.Bound)
 	}
 	if !slices.Contains([]StalePolicy{"", Drop, Requeue, HandOver}, s.Stale.Then) {
-		c.add(at+".then", "give drop, requeue or hand_over"+Suggest(string(s.Stale.Then), "drop", "requeue", "hand_over"), "%q is no rule for stale items", s.Stale.Then)
+		c.add(at+".then", "give drop, requeue or hand_over"+Suggest(string(s.Stale.Then), "drop", "requeue", "hand_over"), "%q is not a policy for stale items", s.Stale.Then)
 	}
 	if s.Stale.To != "" {
 		c.known(at+".to", s.Stale.To)
 	}
 }
 
-// readers finds streams that fill up because nobody reads them, and those that two stages would tear apart.
+// readers finds streams that no stage reads, and streams that several stages read.
 func (c *checker) readers() {
 	for _, st := range c.spec.Streams {
 		var by []string
@@ -249,7 +249,7 @@ func (c *checker) readers() {
 		}
 		switch {
 		case len(by) == 0 && !st.Sink:
-			c.add("streams."+st.Name, "name it in a stage's in, or mark it as sink: true if it is read from outside", "nobody reads the stream")
+			c.add("streams."+st.Name, "name it in a stage's in, or mark it as sink: true if it is read from outside", "no stage reads the stream")
 		case len(by) > 0 && st.Sink:
 			c.add("streams."+st.Name+".sink", "leave sink out", "stage %s reads the stream", by[0])
 		case len(by) > 1:
@@ -270,7 +270,7 @@ func (s StageSpec) targets() []string {
 	return out
 }
 
-// cycles finds those without a stage that bounds the rounds.
+// cycles finds cycles without a stage that bounds the rounds.
 func (c *checker) cycles() {
 	for _, cycle := range c.spec.Cycles() {
 		if !slices.ContainsFunc(cycle, func(s StageSpec) bool { return s.Rounds > 0 }) {
@@ -278,12 +278,12 @@ func (c *checker) cycles() {
 			for _, s := range cycle {
 				names = append(names, s.Name)
 			}
-			c.add("stages."+names[0], "give one of them rounds: how often an item may come through", "a cycle without a bound: %s", strings.Join(append(names, names[0]), " → "))
+			c.add("stages."+names[0], "give one of them rounds: how often an item may pass it", "a cycle without a bound: %s", strings.Join(append(names, names[0]), " → "))
 		}
 	}
 }
 
-// cycles lists the simple cycles that begin at their first stage in the order of declaration.
+// Cycles lists the simple cycles, each starting with its first declared stage.
 func (s Spec) Cycles() [][]StageSpec {
 	var out [][]StageSpec
 	var walk func(first int, path []int)
@@ -310,7 +310,7 @@ func (s Spec) Cycles() [][]StageSpec {
 	return out
 }
 
-// near is a suggestion for a word that is almost one of the others.
+// Suggest is " (did you mean x?)" for the candidate that is nearly the word; empty: none is.
 func Suggest(word string, others ...string) string {
 	best, least := "", 3
 	for _, o := range others {
@@ -324,7 +324,7 @@ func Suggest(word string, others ...string) string {
 	return fmt.Sprintf(" (did you mean %s?)", best)
 }
 
-// distance is how many letters must be put in, taken out, changed or swapped with the next.
+// distance is the number of insertions, deletions, changes and swaps of neighbours between two words.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {

@@ -17,20 +17,20 @@ import (
 	"troupe/dispatch"
 )
 
-// File is a run as it is declared in YAML: roles, streams and stages.
+// File is a run declared in YAML: roles, streams and stages.
 type File struct {
 	Namespace string
 	Roles     []RoleSpec
 	Spec      Spec
 }
 
-// RoleSpec is a role of a file.
+// RoleSpec declares a role in a file.
 type RoleSpec struct {
 	Name      string
-	Class     string   // of this program, or of the command's; zero: named as the role
-	Python    string   // instead of Class: the path of a Python class, as in package.module.Class
-	Function  string   // instead of Class: the path of a Python function, as in package.module.function
-	Command   []string // what its workers run; zero: goroutines, or the agent's own program where they need anything
+	Class     string   // a class of this program, or of the command; zero: the role's name
+	Python    string   // instead of Class: path of a Python class, such as package.module.Class
+	Function  string   // instead of Class: path of a Python function, such as package.module.function
+	Command   []string // program of the workers; zero: goroutines, or the agent's own program if they need resources
 	World     int
 	Mesh      dispatch.Mesh
 	Resources Resources
@@ -39,7 +39,7 @@ type RoleSpec struct {
 	Config    any
 }
 
-// Resources are what one worker needs.
+// Resources is what one worker needs.
 type Resources struct {
 	GPUs   float64
 	CPUs   float64
@@ -48,8 +48,8 @@ type Resources struct {
 
 var policies = []string{"fail", "restart_rank", "restart_role", "ignore"}
 
-// ParseFile reads a file and checks it as a whole. classes are those that the program knows. The error is a *SpecError
-// with every mistake and its line.
+// ParseFile parses and checks a file. classes are the classes of the program. The error is a *SpecError with all
+// mistakes and their lines.
 func ParseFile(text []byte, classes []*actors.Class) (File, error) {
 	d := &decoder{lines: map[string]int{}, classes: classes}
 	var root yaml.Node
@@ -57,7 +57,7 @@ func ParseFile(text []byte, classes []*actors.Class) (File, error) {
 		return File{}, syntaxError(err)
 	}
 	if len(root.Content) == 0 {
-		return File{}, &SpecError{[]Problem{{Where: "file", Line: 1, What: "it is empty", Try: "declare name, roles, streams and stages"}}}
+		return File{}, &SpecError{[]Problem{{Where: "file", Line: 1, What: "the file is empty", Try: "declare name, roles, streams and stages"}}}
 	}
 	d.file(root.Content[0])
 	d.check()
@@ -79,10 +79,10 @@ func syntaxError(err error) error {
 	return &SpecError{[]Problem{p}}
 }
 
-// decoder reads a file by hand: every mistake with its line, and none hides another.
+// decoder decodes a file node by node, so that every mistake is reported with its line and none hides another.
 type decoder struct {
 	out      File
-	lines    map[string]int // of everything that was read, by path
+	lines    map[string]int // line of every path that was decoded
 	problems []Problem
 	classes  []*actors.Class
 }
@@ -91,10 +91,10 @@ func (d *decoder) bad(n *yaml.Node, at, try, format string, args ...any) {
 	d.problems = append(d.problems, Problem{Where: at, Line: n.Line, What: fmt.Sprintf(format, args...), Try: try})
 }
 
-// fields says how to read each field of a mapping.
+// fields maps the name of a field to its decoder.
 type fields map[string]func(at string, n *yaml.Node)
 
-// mapping reads the fields of n; an unknown one is a mistake.
+// mapping decodes the fields of n; an unknown field is a mistake.
 func (d *decoder) mapping(at string, n *yaml.Node, known fields) {
 	d.each(at, n, func(name, at string, key, value *yaml.Node) {
 		read, ok := known[name]
@@ -116,7 +116,7 @@ func (d *decoder) each(at string, n *yaml.Node, do func(name, at string, key, va
 		return
 	}
 	if n.Kind != yaml.MappingNode {
-		d.bad(n, at, "write it as name: value lines", "fields are wanted here, and not %s", kindOf(n))
+		d.bad(n, at, "write it as name: value lines", "expected fields, got %s", kindOf(n))
 		return
 	}
 	seen := map[string]int{}
@@ -124,7 +124,7 @@ func (d *decoder) each(at string, n *yaml.Node, do func(name, at string, key, va
 		key, value := n.Content[i], n.Content[i+1]
 		where := join(at, key.Value)
 		if line, twice := seen[key.Value]; twice {
-			d.bad(key, where, "keep one", "it is given twice, first in line %d", line)
+			d.bad(key, where, "keep one", "given twice, first in line %d", line)
 			continue
 		}
 		seen[key.Value] = key.Line
@@ -200,7 +200,7 @@ func (d *decoder) roles(at string, n *yaml.Node) {
 
 var pythonPath = regexp.MustCompile(`^[A-Za-z_]\w*(\.[A-Za-z_]\w*)+$`)
 
-// role checks what one role says as a whole.
+// role checks the fields of one role together.
 func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
 	if err := bus.CheckRoleName(r.Name); err != nil {
 		d.bad(n, at, "", "%v", err)
@@ -213,11 +213,11 @@ func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
 	case r.Function != "" && r.Class+r.Python != "":
 		d.at(at+".function", n, "keep one of them", "role %s has a class %s and a function %s", r.Name, r.Class+r.Python, r.Function)
 	case r.Function != "" && !pythonPath.MatchString(r.Function):
-		d.at(at+".function", n, "write it as package.module.function", "%q is no path of a Python function", r.Function)
+		d.at(at+".function", n, "write it as package.module.function", "%q is not the path of a Python function", r.Function)
 	case r.Function != "" && r.Config != nil:
-		d.at(at+".config", n, "write a class with a method, or read env", "role %s is a function, which takes no configuration", r.Name)
+		d.at(at+".config", n, "write a class with a method, or read env", "role %s is a function, which has no configuration", r.Name)
 	case r.Python != "" && !pythonPath.MatchString(r.Python):
-		d.at(at+".python", n, "write it as package.module.Class", "%q is no path of a Python class", r.Python)
+		d.at(at+".python", n, "write it as package.module.Class", "%q is not the path of a Python class", r.Python)
 	case len(r.Command) == 0 && d.class(r.Class) == nil:
 		var names []string
 		for _, c := range d.classes {
@@ -230,7 +230,7 @@ func (d *decoder) role(n *yaml.Node, at string, r RoleSpec) {
 	}
 }
 
-// at reports a mistake at the line of a field, or of what it belongs to.
+// at reports a mistake at the line of a field, or of its parent.
 func (d *decoder) at(where string, n *yaml.Node, try, format string, args ...any) {
 	line := n.Line
 	if l := d.lines[where]; l > 0 {
@@ -294,7 +294,7 @@ func (d *decoder) stale(at string, n *yaml.Node) *StaleSpec {
 	d.mapping(at, n, fields{"bound": d.version(&s.Bound), "then": d.oneOf(&then, string(Drop), string(Requeue), string(HandOver)), "to": d.text(&s.To)})
 	s.Then = StalePolicy(then)
 	if d.lines[at+".bound"] == 0 {
-		d.bad(n, at, "add bound: how far behind the current version an item may be", "a staleness rule without a bound")
+		d.bad(n, at, "add bound: how far behind the current version an item may be", "the staleness rule has no bound")
 	}
 	return s
 }
@@ -302,7 +302,7 @@ func (d *decoder) stale(at string, n *yaml.Node) *StaleSpec {
 // stage checks a stage against the roles.
 func (d *decoder) stage(n *yaml.Node, at string, s *StageSpec) {
 	if s.Role == "" {
-		return // said by the check of the whole
+		return // reported by checker
 	}
 	i := slices.IndexFunc(d.out.Roles, func(r RoleSpec) bool { return r.Name == s.Role })
 	if i < 0 {
@@ -317,7 +317,7 @@ func (d *decoder) stage(n *yaml.Node, at string, s *StageSpec) {
 		d.function(n, at, s)
 	}
 	if len(d.out.Roles[i].Command) > 0 {
-		return // what it can do is known when it runs
+		return // its methods are known when it runs
 	}
 	c := d.class(d.out.Roles[i].Class)
 	for field, method := range map[string]string{"method": s.Method, "abort": s.AbortMethod} {
@@ -334,20 +334,20 @@ func (d *decoder) stage(n *yaml.Node, at string, s *StageSpec) {
 	}
 }
 
-// The methods of a role that is a function, as troupe.worker has them. On the wire all of them take items, so that one can be
-// aborted by its id.
+// Methods of a role that is a function, as troupe.worker implements them. All of them take items, so that an item can
+// be aborted by its id.
 const (
-	functionItem  = "call_item" // the function gets items and gives items
-	functionValue = "call"      // values
-	functionLast  = "call_last" // the same, and what it gives goes nowhere: the stage has no outputs
+	functionItem  = "call_item" // the function takes and returns items
+	functionValue = "call"      // the function takes and returns values
+	functionLast  = "call_last" // as call, for a stage without outputs: the returned value is dropped
 	functionAbort = "abort"
 )
 
-// function has a stage call a role that is a function.
+// function makes a stage call a role that is a function.
 func (d *decoder) function(n *yaml.Node, at string, s *StageSpec) {
 	for field, method := range map[string]string{"method": s.Method, "abort": s.AbortMethod} {
 		if method != "" {
-			d.at(at+"."+field, n, "leave it out", "role %s is a function, and has no methods", s.Role)
+			d.at(at+"."+field, n, "leave it out", "role %s is a function, which has no methods", s.Role)
 		}
 	}
 	s.Method, s.AbortMethod = functionValue, functionAbort
@@ -360,13 +360,13 @@ func (d *decoder) function(n *yaml.Node, at string, s *StageSpec) {
 	s.Style = Items
 }
 
-// check is what can be said only of the whole, with the lines of where it was said.
+// check runs the checks of the whole declaration and adds the line of each mistake.
 func (d *decoder) check() {
 	c := &checker{spec: d.out.Spec, declared: true}
 	c.all()
 	for _, p := range c.problems {
 		if p.Where == "name" && d.out.Spec.Name == "" {
-			continue // said before
+			continue // reported before
 		}
 		for at := p.Where; p.Line == 0 && at != ""; {
 			p.Line = d.lines[at]
@@ -378,12 +378,12 @@ func (d *decoder) check() {
 	}
 }
 
-// What follows reads scalars.
+// Decoders of scalars.
 
 func (d *decoder) text(to *string) func(string, *yaml.Node) {
 	return func(at string, n *yaml.Node) {
 		if n.Kind != yaml.ScalarNode {
-			d.bad(n, at, "write one word", "a text is wanted here, and not %s", kindOf(n))
+			d.bad(n, at, "write one word", "expected a text, got %s", kindOf(n))
 			return
 		}
 		*to = n.Value
@@ -397,7 +397,7 @@ func (d *decoder) words(to *[]string) func(string, *yaml.Node) {
 			return
 		}
 		if err := n.Decode(to); err != nil {
-			d.bad(n, at, "write one word, or [several, of, them]", "a list of words is wanted here, and not %s", kindOf(n))
+			d.bad(n, at, "write one word, or [several, of, them]", "expected a list of words, got %s", kindOf(n))
 		}
 	}
 }
@@ -405,12 +405,12 @@ func (d *decoder) words(to *[]string) func(string, *yaml.Node) {
 func (d *decoder) flag(to *bool) func(string, *yaml.Node) {
 	return func(at string, n *yaml.Node) {
 		if err := n.Decode(to); err != nil {
-			d.bad(n, at, "write true or false", "%s is neither yes nor no", kindOf(n))
+			d.bad(n, at, "write true or false", "%s is neither true nor false", kindOf(n))
 		}
 	}
 }
 
-// count is a whole number from 1 on.
+// count decodes a whole number from 1.
 func (d *decoder) count(to *int) func(string, *yaml.Node) { return d.bound(to, "the default") }
 
 func (d *decoder) bound(to *int, without string) func(string, *yaml.Node) {
@@ -418,9 +418,9 @@ func (d *decoder) bound(to *int, without string) func(string, *yaml.Node) {
 		v, err := strconv.Atoi(n.Value)
 		switch {
 		case n.Kind != yaml.ScalarNode || err != nil:
-			d.bad(n, at, "write a number such as 100", "a whole number is wanted here, and not %s", kindOf(n))
+			d.bad(n, at, "write a number such as 100", "expected a whole number, got %s", kindOf(n))
 		case v == 0:
-			d.bad(n, at, "leave it out for "+without, "a bound of zero lets nothing through")
+			d.bad(n, at, "leave it out for "+without, "a bound of zero admits nothing")
 		case v < 0:
 			d.bad(n, at, "leave it out for "+without, "%d is negative", v)
 		default:
@@ -433,7 +433,7 @@ func (d *decoder) number(to *float64) func(string, *yaml.Node) {
 	return func(at string, n *yaml.Node) {
 		v, err := strconv.ParseFloat(n.Value, 64)
 		if n.Kind != yaml.ScalarNode || err != nil || v < 0 {
-			d.bad(n, at, "write a number such as 1 or 0.5", "a number is wanted here, and not %s", kindOf(n))
+			d.bad(n, at, "write a number such as 1 or 0.5", "expected a number, got %s", kindOf(n))
 			return
 		}
 		*to = v
@@ -453,9 +453,9 @@ func (d *decoder) duration(to *time.Duration) func(string, *yaml.Node) {
 		v, err := time.ParseDuration(n.Value)
 		switch {
 		case n.Kind != yaml.ScalarNode || err != nil:
-			d.bad(n, at, "write a number with its unit, such as 500ms, 30s or 10m", "a time is wanted here, and not %s", kindOf(n))
+			d.bad(n, at, "write a number with its unit, such as 500ms, 30s or 10m", "expected a duration, got %s", kindOf(n))
 		case v <= 0:
-			d.bad(n, at, "leave it out for none", "a bound of zero lets nothing through")
+			d.bad(n, at, "leave it out for none", "a bound of zero admits nothing")
 		default:
 			*to = v
 		}
@@ -466,7 +466,7 @@ func (d *decoder) bytes(to *int64) func(string, *yaml.Node) {
 	return func(at string, n *yaml.Node) {
 		v, err := parseBytes(n.Value)
 		if n.Kind != yaml.ScalarNode || err != nil {
-			d.bad(n, at, "write a number of bytes, or one with KiB, MiB or GiB", "a size is wanted here, and not %s", kindOf(n))
+			d.bad(n, at, "write a number of bytes, or one with KiB, MiB or GiB", "expected a size, got %s", kindOf(n))
 			return
 		}
 		*to = v
@@ -478,7 +478,7 @@ func (d *decoder) boundBytes(to *int64) func(string, *yaml.Node) {
 		before := len(d.problems)
 		d.bytes(to)(at, n)
 		if len(d.problems) == before && *to <= 0 {
-			d.bad(n, at, "leave it out for 256MiB", "a bound of zero lets nothing through")
+			d.bad(n, at, "leave it out for 256MiB", "a bound of zero admits nothing")
 		}
 	}
 }

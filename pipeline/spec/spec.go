@@ -5,62 +5,63 @@ import (
 	"time"
 )
 
-// Full is what a put does when the stream is full.
+// FullPolicy is what a put does when the stream is full.
 type FullPolicy string
 
 const (
-	Block      FullPolicy = "block"       // it waits until there is room, or its context ends
-	Refuse     FullPolicy = "refuse"      // it is bus.ErrBusy at once
-	DropOldest FullPolicy = "drop_oldest" // the oldest item that nobody has in hand goes
+	Block      FullPolicy = "block"       // wait until there is room or the context ends
+	Refuse     FullPolicy = "refuse"      // fail with bus.ErrBusy
+	DropOldest FullPolicy = "drop_oldest" // drop the oldest item that is not running
 )
 
-// Then is what happens to an item that is older than a stage's bound.
+// StalePolicy is what happens to an item that is older than a stage's bound.
 type StalePolicy string
 
 const (
-	Drop     StalePolicy = "drop"      // it is gone, and counted
-	Requeue  StalePolicy = "requeue"   // it goes to the end of To, or of its own stream, stamped anew
-	HandOver StalePolicy = "hand_over" // it goes to To as it is, or without To to the handler, marked as stale
+	Drop     StalePolicy = "drop"      // drop it and count it
+	Requeue  StalePolicy = "requeue"   // move it to the end of To, or of its own stream, with the current version
+	HandOver StalePolicy = "hand_over" // move it to To unchanged, or without To pass it to the handler, marked as stale
 )
 
-// Style is how a role's method sees an item.
+// Style is how a role's method receives items.
 type Style string
 
 const (
-	Bodies Style = "body" // the argument is the body (of a group: the list of bodies), the answer is one output's body; nil: no output
-	Items  Style = "item" // the argument is a map with id, key, group, version and body (of a group: a list), the answer a list of such
+	Bodies Style = "body" // the argument is the body (of a group: the list of bodies), the answer is the body of one output; nil: no output
+	Items  Style = "item" // the argument is a map with id, key, group, version and body (of a group: a list), the answer is a list of such maps
 )
 
-// Func is a stage that is a plain function. It gets one item, or a whole group of them. When ctx ends with ErrAborted as
-// its cause, what it returns still travels on: a partial result. It may be called again with the same items after a
-// failure, or after the death of the process; its outputs are stored once.
+// Func is the handler of a stage that runs in the pipeline's process. It receives one item or a whole group. When ctx
+// ends with ErrAborted as its cause, the returned outputs are still stored: a partial result. It may be called again
+// with the same items after a failure or a restart of the process; its outputs are stored once.
 type Func func(ctx context.Context, items []Item) ([]Out, error)
 
-// Spec is a pipeline: streams, and stages between them.
+// Spec declares a pipeline: streams, and stages between them.
 type Spec struct {
 	Name string
-	// Replicas is how many servers of a NATS cluster keep what the pipeline stores: with three, one may die. Zero: one.
+	// Replicas is how many servers of a NATS cluster store the pipeline: with three, one may fail. Zero: one.
 	Replicas int
 	Streams  []StreamSpec
 	Stages   []StageSpec
 }
 
-// StreamSpec is a durable, bounded stream. Every bound counts what is not done yet, in hand or not.
+// StreamSpec declares a durable, bounded stream. Bounds count every item that is not completed, running ones included.
 type StreamSpec struct {
 	Name string
-	// Items, Bytes and Age bound it. Zero: 10,000 items, 256 MiB, no age. What is older than Age is dropped and counted.
+	// Items, Bytes and Age are the bounds. Zero: 10,000 items, 256 MiB, no age. Items older than Age are dropped and
+	// counted.
 	Items int
 	Bytes int64
 	Age   time.Duration
-	// Full is what a put does then. Zero: Block.
+	// Full is what a put does when a bound is reached. Zero: Block.
 	Full FullPolicy
-	// Priorities is how many there are, from 0 to one less; the largest goes first. Zero: one.
+	// Priorities is the number of priorities, from 0; the largest goes first. Zero: one.
 	Priorities int
-	// Sink says that the stream is read from outside, with Take. A stream that no stage reads needs it.
+	// Sink marks a stream that clients read with Take. A stream that no stage reads must be a sink.
 	Sink bool
 }
 
-// StageSpec is a stage: what it reads, what it writes, and who does the work: a Func, or a method of a role.
+// StageSpec declares a stage: its inputs, its outputs, and its handler, which is a Func or a method of a role.
 type StageSpec struct {
 	Name string
 	In   []string
@@ -70,53 +71,55 @@ type StageSpec struct {
 	Role   string
 	Method string
 	Style  Style // zero: Bodies
-	// AbortMethod is called on the rank, in the control lane, with the id of an item to abort; the method that has the
-	// item then answers with what it has. Zero: the call is cancelled, and the item is gone.
+	// AbortMethod is called on the rank, in the control lane, with the id of an item to abort; the method that handles
+	// the item then returns a partial result. Zero: the call is cancelled and the item is dropped.
 	AbortMethod string
 
-	// Workers is how many items a Func may have at once. Zero: one. For a role, how many ranks; zero: those it has.
+	// Workers is how many items a Func handles at once. Zero: one. For a role, how many ranks are used; zero: all.
 	Workers int
-	// InFlight is how many items one rank may have at once, its credits. Zero: one.
+	// InFlight is how many items one rank has at once (its credits). Zero: one.
 	InFlight int
-	// Timeout bounds one attempt. Zero: none; a handler of hours keeps its item for as long as its worker lives.
+	// Timeout bounds one attempt. Zero: no bound; the item stays with its worker for as long as that lives.
 	Timeout time.Duration
 
-	// Ordered handles the items of one key one after the other, in the order of their stream.
+	// Ordered handles the items of one key one after the other, in stream order.
 	Ordered bool
-	// Sticky gives all items of one key to the same rank while it is there.
+	// Sticky sends all items of one key to the same rank while that is available.
 	Sticky bool
 	Group  *GroupSpec
 	Stale  *StaleSpec
-	// Stamp gives outputs the version that was current when the item was handed out. Zero: they inherit the item's.
+	// Stamp gives outputs the version that was current when the item was started. Zero: they inherit the item's.
 	Stamp bool
-	// Advance is added to the pipeline's version with each item or group that is done.
+	// Advance is added to the pipeline's version with each completed item or group.
 	Advance Version
 
-	// Failures is after how many an item goes to the dead letters. Zero: three. Losses is the same for workers that
-	// died with it, and nothing else, in hand; zero: ten.
+	// Failures is after how many failed attempts an item becomes a dead letter. Zero: three. Losses is the same for
+	// workers that died while the item was their only task; zero: ten.
 	Failures int
 	Losses   int
-	// Backoff is the wait after the first failure; it doubles up to 64 times that. Zero: 100 ms.
+	// Backoff is the delay after the first failure; it doubles, up to 64 times that. Zero: 100 ms.
 	Backoff time.Duration
-	// Rounds is how often one item, or what was made of it, may come through here. A cycle needs a stage with one.
+	// Rounds is how often one item, or an item derived from it, may pass this stage. Every cycle needs a stage with
+	// Rounds.
 	Rounds int
 }
 
-// GroupSpec makes the stage take several items at once. First takes by Item.Group; Count and Every take any.
+// GroupSpec makes the stage handle several items at once. First groups by Item.Group; Count and Every group any items.
 type GroupSpec struct {
-	// First hands a group over when so many of it are in. Those that come later are dropped, unless Late says otherwise.
+	// First hands a group over when so many of its items have arrived. Later items are late.
 	First int
 	// Count hands over so many items, whatever their group.
 	Count int
-	// Every hands over what there is, this long after the first came. Beside First, an incomplete group goes then.
+	// Every hands over what has arrived this long after the first item. With First, an incomplete group is handed over
+	// then.
 	Every time.Duration
-	// Late is where late items go. Zero: they are dropped and counted.
+	// Late is the stream that late items go to. Zero: they are dropped and counted.
 	Late string
-	// Remember is how long a group that was handed over is known, if not all of it have come. Zero: ten minutes.
+	// Remember is how long an incomplete group is remembered after it was handed over. Zero: ten minutes.
 	Remember time.Duration
 }
 
-// StaleSpec bounds how old an item may be when it is handed out: its version must be Bound or less behind.
+// StaleSpec bounds how many versions an item may be behind when it is started.
 type StaleSpec struct {
 	Bound Version
 	Then  StalePolicy // zero: Drop
@@ -133,7 +136,7 @@ const (
 	backoffGrowth   = 64
 	maxPriorities   = 16
 	maxReplicas     = 5
-	MaxGroup        = 900 // of one commit
+	MaxGroup        = 900 // limit of one commit
 )
 
 func (s StreamSpec) withDefaults() StreamSpec {
@@ -194,10 +197,10 @@ func (s Spec) WithDefaults() Spec {
 	return out
 }
 
-// retryDelay is the wait after the n-th failure.
+// RetryDelay is the delay after the n-th failure.
 func (s StageSpec) RetryDelay(n int) time.Duration {
 	return s.Backoff * time.Duration(min(1<<min(n-1, 20), backoffGrowth))
 }
 
-// stale says whether an item of that version is too old for the bound.
+// IsStale reports whether an item of this version is behind the bound.
 func (s *StaleSpec) IsStale(item, current Version) bool { return s != nil && item < current-s.Bound }
