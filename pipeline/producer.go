@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
 )
@@ -130,7 +131,7 @@ type wireItem struct {
 	Attempt  int      `msgpack:"attempt,omitempty"`
 	Stale    bool     `msgpack:"stale,omitempty"`
 	Stream   string   `msgpack:"stream,omitempty"`
-	Body     bus.Raw  `msgpack:"body"`
+	Body     wire.Raw `msgpack:"body"`
 }
 
 func toWire(it *spec.Item) wireItem {
@@ -172,7 +173,7 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 	for i := range items {
 		req.Items[i] = toWire(&items[i])
 		if len(req.Items[i].Body) == 0 {
-			req.Items[i].Body = bus.Raw{0xc0}
+			req.Items[i].Body = wire.Raw{0xc0}
 		}
 	}
 	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.batchBytes()/2 {
@@ -182,9 +183,9 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 		}
 		defer stop()
 	}
-	body, err := bus.Marshal(req)
+	body, err := wire.Marshal(req)
 	if err != nil {
-		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (bus.Marshal): %w", stream, err)
+		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (wire.Marshal): %w", stream, err)
 	}
 	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
 		err := sendRequest(ctx, r.b, r.at, "put", body, nil, putAttemptTimeout)
@@ -200,7 +201,7 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 }
 
 // offer serves a large body to the pipeline, which fetches it, until stop is called.
-func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error) {
+func (r *Producer) offer(req *putRequest, body wire.Raw) (stop func(), err error) {
 	inbox := r.b.Conn().NewInbox()
 	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {
 		serveChunk(m, func(of uint64, _ int) []byte {
@@ -213,6 +214,6 @@ func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
 	}
-	req.Size, req.From, req.Items[0].Body = int64(len(body)), inbox, bus.Raw{0xc0}
+	req.Size, req.From, req.Items[0].Body = int64(len(body)), inbox, wire.Raw{0xc0}
 	return func() { _ = sub.Unsubscribe() }, nil // fails only on a closed connection
 }

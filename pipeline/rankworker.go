@@ -8,6 +8,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
@@ -29,7 +30,7 @@ type rankWorker struct {
 var styleMeta = map[spec.Style][]byte{spec.Bodies: metaOf(spec.Bodies), spec.Items: metaOf(spec.Items)}
 
 func metaOf(s spec.Style) []byte {
-	body, _ := bus.Marshal(map[string]spec.Style{"pipeline": s}) // cannot fail
+	body, _ := wire.Marshal(map[string]spec.Style{"pipeline": s}) // cannot fail
 	return body
 }
 
@@ -159,11 +160,11 @@ func (w *rankWorker) cancelAll() {
 // argument is the argument of the method.
 func argument(t *flow.Task) (any, error) {
 	items := make([]wireItem, len(t.Entries))
-	bodies := make([]bus.Raw, len(t.Entries))
+	bodies := make([]wire.Raw, len(t.Entries))
 	for i, e := range t.Entries {
 		items[i], bodies[i] = toWire(&e.Item), e.Body
 		if len(e.Body) == 0 {
-			items[i].Body, bodies[i] = bus.Raw{0xc0}, bus.Raw{0xc0}
+			items[i].Body, bodies[i] = wire.Raw{0xc0}, wire.Raw{0xc0}
 		}
 	}
 	switch {
@@ -190,7 +191,7 @@ func outputsOf(ctx context.Context, f *dispatch.Future, t *flow.Task) ([]spec.Ou
 		}
 		return outs, nil
 	}
-	answers, err := dispatch.AwaitEach[bus.Raw](ctx, f)
+	answers, err := dispatch.AwaitEach[wire.Raw](ctx, f)
 	if err != nil {
 		return nil, err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/pipeline/flow"
 	"troupe/roles"
@@ -190,7 +191,7 @@ func (r *Router) setSuspended(yes bool) {
 }
 
 // Call sends the request to a rank and returns its answer.
-func (r *Router) Call(ctx context.Context, q Request) (bus.Raw, error) {
+func (r *Router) Call(ctx context.Context, q Request) (wire.Raw, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if err := r.register(q.ID, cancel); err != nil {
@@ -341,7 +342,7 @@ func (r *Router) release(h *flow.WorkerSlots) {
 }
 
 // send makes the call and frees the slot. A lost rank is removed.
-func (r *Router) send(ctx context.Context, q Request, h *flow.WorkerSlots) (_ bus.Raw, err error) {
+func (r *Router) send(ctx context.Context, q Request, h *flow.WorkerSlots) (_ wire.Raw, err error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the call
 	defer cancel()
 	r.mu.Lock()
@@ -367,7 +368,7 @@ func (r *Router) send(ctx context.Context, q Request, h *flow.WorkerSlots) (_ bu
 	if err != nil {
 		return nil, err
 	}
-	answers, err := dispatch.AwaitEach[bus.Raw](ctx, f)
+	answers, err := dispatch.AwaitEach[wire.Raw](ctx, f)
 	if err != nil {
 		return nil, err
 	}

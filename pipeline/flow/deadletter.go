@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline/spec"
 )
 
@@ -26,7 +26,7 @@ type DeadLetter struct {
 	Size     int          `json:"size"`
 	Number   uint64       `json:"number,omitempty"` // ordinal of the item in its stream and priority
 	Seq      uint64       `json:"seq"`              // sequence in the log; identifies the dead letter for show, retry and drop
-	Body     bus.Raw      `json:"-"`
+	Body     wire.Raw     `json:"-"`
 
 	Ordinal uint64       `json:"-"` // among the dead letters; 0: written by a version without ordinals
 	Subject string       `json:"-"`

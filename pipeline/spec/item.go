@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Version is a number in millionths, so that a bound of 0.3 is exactly 0.3.
@@ -49,7 +49,7 @@ type Item struct {
 	// version when it is put, and an output gets that of its inputs.
 	Version Version
 	Stamped bool
-	Body    bus.Raw
+	Body    wire.Raw
 
 	// The pipeline sets the following fields.
 
