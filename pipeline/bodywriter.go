@@ -6,9 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/pipeline/flow"
 )
 
@@ -27,7 +26,7 @@ type bodyWriter struct {
 	stream *flow.BodyStream
 	wakeCh chan struct{} // capacity one
 	inbox  string
-	ackCh  chan *nats.Msg
+	ackCh  chan *bus.Msg
 	number uint64 // of the last message sent
 	ways   ways
 
@@ -40,7 +39,7 @@ func (p *Pipeline) storeBodies(bodies []*flow.PendingBody) {
 	for _, b := range bodies {
 		w := p.bodyWriters[b.Stream]
 		if w == nil {
-			w = &bodyWriter{p: p, stream: b.Stream, wakeCh: make(chan struct{}, 1), ackCh: make(chan *nats.Msg, maxBatchMessages+1)}
+			w = &bodyWriter{p: p, stream: b.Stream, wakeCh: make(chan struct{}, 1), ackCh: make(chan *bus.Msg, maxBatchMessages+1)}
 			p.bodyWriters[b.Stream] = w
 			p.group.Go(bus.Guard(w.run))
 		}
@@ -75,8 +74,8 @@ func (w *bodyWriter) take() []*flow.PendingBody {
 }
 
 func (w *bodyWriter) run() {
-	w.inbox = w.p.cfg.Bus.Conn().NewInbox()
-	sub, err := w.p.cfg.Bus.Conn().ChanSubscribe(w.inbox+".*", w.ackCh)
+	w.inbox = w.p.cfg.Bus.NewInbox()
+	sub, err := w.p.cfg.Bus.SubscribeChan(w.inbox+".*", w.ackCh)
 	if err != nil {
 		w.p.cancel(bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", w.p.at.Name, err))
 		return
@@ -107,7 +106,7 @@ type chunk struct {
 
 // storeAll stores bodies in chunks. It reports false when the pipeline ends first.
 func (w *bodyWriter) storeAll(bodies []*flow.PendingBody) bool {
-	size := min(maxChunk, int(w.p.cfg.Bus.Conn().MaxPayload())-headerRoom)
+	size := min(maxChunk, w.p.cfg.Bus.MaxPayload()-headerRoom)
 	var some []chunk
 	bytes := 0
 	for _, b := range bodies {
@@ -129,7 +128,7 @@ func (w *bodyWriter) storeAll(bodies []*flow.PendingBody) bool {
 // store retries until the chunks are stored; it reports false when the pipeline ends first. A chunk that is stored
 // twice, because an acknowledgement was lost, is purged with its neighbours.
 func (w *bodyWriter) store(parts []chunk) bool {
-	pause := minBackoff
+	waits := backoff.Start()
 	for attempt := 1; ; attempt++ {
 		seqs, err := w.try(parts)
 		for len(parts) > 0 && len(seqs) > 0 && seqs[0] > 0 { // up to the first that is not stored
@@ -139,10 +138,10 @@ func (w *bodyWriter) store(parts []chunk) bool {
 		if len(parts) == 0 {
 			return true
 		}
-		if sleep(w.p.ctx, pause) != nil {
+		if waits.Wait(w.p.ctx) != nil {
 			return false
 		}
-		if pause = min(2*pause, maxBackoff); attempt == 5 {
+		if attempt == 5 {
 			w.p.cfg.Logger.Warn("pipeline: large bodies cannot be stored; retrying", "pipeline", w.p.at.Name, "stream", w.stream.Name, "error", err)
 		}
 	}
@@ -166,24 +165,25 @@ func (w *bodyWriter) try(parts []chunk) ([]uint64, error) {
 
 // send publishes the chunks, as a batch with one acknowledgement or each with its own, and returns their sequences.
 func (w *bodyWriter) send(ctx context.Context, parts []chunk, batch bool) ([]uint64, error) {
-	nc := w.p.cfg.Bus.Conn()
 	subject := w.p.at.Bodies(w.stream.Name, w.stream.Priority)
 	w.number += uint64(len(parts)) // acknowledgements of earlier attempts have lower numbers
 	first := w.number - uint64(len(parts)) + 1
-	id := []string{w.p.journal.engine + "." + strconv.FormatUint(first, 36)}
+	msgs := make([]*bus.Msg, len(parts))
 	for i, part := range parts {
-		m := &nats.Msg{Subject: subject, Data: part.data}
-		last := i == len(parts)-1
+		msgs[i] = &bus.Msg{Subject: subject, Data: part.data}
+	}
+	reply := func(i int) string { return w.inbox + "." + strconv.FormatUint(first+uint64(i), 36) }
+	if batch {
+		id := w.p.journal.engine + "." + strconv.FormatUint(first, 36)
+		if err := stream.AppendAsync(w.p.cfg.Bus, msgs, id, reply(len(msgs)-1)); err != nil {
+			return nil, err
+		}
+	}
+	for i := range msgs {
 		if batch {
-			m.Header = nats.Header{headerBatchID: id, headerBatchSeq: batchNumbers[i]}
-			if last {
-				m.Header[headerBatchCommit] = []string{"1"}
-			}
+			break
 		}
-		if last || !batch {
-			m.Reply = w.inbox + "." + strconv.FormatUint(first+uint64(i), 36)
-		}
-		if err := nc.PublishMsg(m); err != nil {
+		if err := stream.AppendAsync(w.p.cfg.Bus, msgs[i:i+1], "", reply(i)); err != nil {
 			return nil, err
 		}
 	}
@@ -195,7 +195,7 @@ func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool
 	seqs := make([]uint64, n)
 	var failed error
 	for left := n; left > 0; {
-		var m *nats.Msg
+		var m *bus.Msg
 		select {
 		case m = <-w.ackCh:
 		case <-ctx.Done():
@@ -205,7 +205,8 @@ func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool
 		if err != nil || number < first || seqs[number-first] > 0 {
 			continue // of an earlier attempt
 		}
-		seq, err := ackSeq(m)
+		ack, err := stream.ParseAck(m)
+		seq := ack.Seq
 		if err != nil {
 			failed = err
 		}

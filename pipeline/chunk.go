@@ -7,15 +7,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 )
 
 const (
-	headerError    = "Troupe-Error"
-	chunksInFlight = 4 // of one body
-	chunkAttempts  = 3
+	headerError     = "Troupe-Error"
+	chunksInFlight  = 4 // of one body
+	chunkAttempts   = 3
+	chunkRetryDelay = 50 * time.Millisecond
 )
 
 // chunkRequest asks another process for a chunk of a body. The receiver pulls, so it sets the pace.
@@ -27,19 +26,19 @@ type chunkRequest struct {
 }
 
 // serveChunk answers a request for a chunk of a body; find returns nil for a body that does not exist any more.
-func serveChunk(m *nats.Msg, find func(of uint64, item int) []byte) {
+func serveChunk(m *bus.Msg, find func(of uint64, item int) []byte) {
 	var r chunkRequest
 	err := json.Unmarshal(m.Data, &r)
 	body := []byte(nil)
 	if err == nil {
 		body = find(r.Of, r.Item)
 	}
-	reply := &nats.Msg{}
+	reply := &bus.Msg{}
 	switch {
 	case err != nil:
-		reply.Header = nats.Header{headerError: {"malformed chunk request"}}
+		reply.Header = bus.Header{headerError: {"malformed chunk request"}}
 	case r.At < 0 || r.Len < 0 || r.At+r.Len > len(body):
-		reply.Header = nats.Header{headerError: {"the body does not exist any more"}}
+		reply.Header = bus.Header{headerError: {"the body does not exist any more"}}
 	default:
 		reply.Data = body[r.At : r.At+r.Len]
 	}
@@ -47,11 +46,11 @@ func serveChunk(m *nats.Msg, find func(of uint64, item int) []byte) {
 }
 
 // fetchBody fetches a body, several chunks at a time.
-func fetchBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item, size int) ([]byte, error) {
+func fetchBody(ctx context.Context, b *bus.Bus, from string, of uint64, item, size int) ([]byte, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	body := make([]byte, size)
-	step := min(maxChunk, int(nc.MaxPayload())) - headerRoom
+	step := min(maxChunk, b.MaxPayload()) - headerRoom
 	atCh := make(chan int, size/step+1)
 	for at := 0; at < size; at += step {
 		atCh <- at
@@ -62,7 +61,7 @@ func fetchBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item,
 		group.Go(bus.Guard(func() {
 			for at := range atCh {
 				n := min(step, size-at)
-				data, err := fetchChunk(ctx, nc, from, chunkRequest{Of: of, Item: item, At: at, Len: n})
+				data, err := fetchChunk(ctx, b, from, chunkRequest{Of: of, Item: item, At: at, Len: n})
 				if err == nil && len(data) != n {
 					err = bus.Errorf(bus.CodeMalformed, "a chunk has %[2]d bytes instead of %[1]d", n, len(data))
 				}
@@ -82,25 +81,28 @@ func fetchBody(ctx context.Context, nc *nats.Conn, from string, of uint64, item,
 }
 
 // fetchChunk fetches one chunk, with retries.
-func fetchChunk(ctx context.Context, nc *nats.Conn, from string, r chunkRequest) ([]byte, error) {
+func fetchChunk(ctx context.Context, b *bus.Bus, from string, r chunkRequest) ([]byte, error) {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
 	}
-	for try := 1; ; try++ {
+	var data []byte
+	attempts := 0
+	err = bus.Retry(ctx, bus.Backoff{First: chunkRetryDelay}, func() error {
 		once, cancel := context.WithTimeout(ctx, attemptTimeout)
-		m, err := nc.RequestWithContext(once, from, text)
-		cancel()
-		switch {
-		case err == nil && m.Header.Get(headerError) != "":
-			return nil, errors.New(m.Header.Get(headerError))
-		case err == nil:
-			return m.Data, nil
-		case ctx.Err() != nil || try == chunkAttempts:
-			return nil, err
+		defer cancel()
+		m, err := b.Request(once, from, text)
+		if err != nil {
+			if attempts++; attempts == chunkAttempts {
+				return bus.Permanent(err)
+			}
+			return err
 		}
-		if err := sleep(ctx, time.Duration(try)*50*time.Millisecond); err != nil {
-			return nil, err
+		if refusal := m.Header.Get(headerError); refusal != "" {
+			return bus.Permanent(errors.New(refusal))
 		}
-	}
+		data = m.Data
+		return nil
+	})
+	return data, err
 }

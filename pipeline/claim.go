@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/pipeline/spec"
 )
@@ -91,7 +89,7 @@ func (p *Pipeline) claimItems(ctx context.Context, stream string, n int, holder 
 // encodeClaim encodes a batch; bodies that do not fit into one message are fetched separately.
 func (p *Pipeline) encodeClaim(b *Batch) claimResponse {
 	l := claimResponse{ID: b.id, For: p.cfg.ClaimTimeout.Milliseconds()}
-	room := int(p.cfg.Bus.Conn().MaxPayload()) / 2
+	room := p.cfg.Bus.MaxPayload() / 2
 	for _, it := range b.Items {
 		lent := ClaimedItem{ID: it.ID, Key: it.Key, Group: it.Group, Of: it.Of, Priority: it.Priority, Version: it.Version}
 		if room -= 4*len(it.Body)/3 + 1024; room > 0 {
@@ -138,8 +136,8 @@ func (p *Pipeline) isGone(holder string) bool {
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, holderCheckInterval)
 	defer cancel()
-	_, err := p.cfg.Bus.Conn().RequestWithContext(ctx, holder, nil)
-	return errors.Is(err, nats.ErrNoResponders)
+	_, err := p.cfg.Bus.Request(ctx, holder, nil)
+	return errors.Is(err, bus.ErrNoResponders)
 }
 
 // extendClaims extends the timeout of claims.
@@ -173,7 +171,7 @@ func (p *Pipeline) settleClaims(ctx context.Context, ids []uint64, done bool) er
 }
 
 // serveClaimChunk serves a chunk of a claimed body.
-func (p *Pipeline) serveClaimChunk(m *nats.Msg) {
+func (p *Pipeline) serveClaimChunk(m *bus.Msg) {
 	serveChunk(m, func(of uint64, item int) []byte {
 		if o := p.claims.find(of); o != nil && item >= 0 && item < len(o.batch.Items) {
 			return o.batch.Items[item].Body
@@ -189,15 +187,14 @@ type Claim struct {
 
 	c          *Client
 	id         uint64
-	presence   *nats.Subscription // proves to the pipeline that the holder lives
+	presence   *bus.Subscription // proves to the pipeline that the holder lives
 	cancel     context.CancelFunc
 	keepalives sync.WaitGroup
 }
 
 // Claim takes up to n items from a sink, 100 at most; nil when there was none within a second.
 func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error) {
-	nc := c.b.Conn()
-	holds, err := nc.Subscribe(nc.NewInbox(), bus.GuardMsg(func(m *nats.Msg) { _ = m.Respond(nil) })) // a lost answer is requested again
+	holds, err := c.b.Subscribe(c.b.NewInbox(), func(m *bus.Msg) { _ = m.Respond(nil) }) // a lost answer is requested again
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "take from %s: %w", stream, err)
 	}
@@ -215,7 +212,7 @@ func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error
 		if it.Size == 0 {
 			continue
 		}
-		body, err := fetchBody(ctx, c.b.Conn(), c.at.Ask("part"), w.ID, i, it.Size)
+		body, err := fetchBody(ctx, c.b, c.at.Ask("part"), w.ID, i, it.Size)
 		if err != nil {
 			return nil, errors.Join(err, l.Nak(context.WithoutCancel(ctx)))
 		}
@@ -227,9 +224,9 @@ func (c *Client) Claim(ctx context.Context, stream string, n int) (*Claim, error
 // keepAlive extends the claim. A missing answer is no reason to stop, because the pipeline may be restarting; a closed
 // connection is.
 func (l *Claim) keepAlive(ctx context.Context, every time.Duration) {
-	for sleep(ctx, every) == nil {
+	for bus.Sleep(ctx, every) == nil {
 		err := l.c.call(ctx, "keep", request{Seqs: []uint64{l.id}}, nil)
-		if errors.Is(err, errClaimExpired) || l.c.b.Conn().IsClosed() {
+		if errors.Is(err, errClaimExpired) || l.c.b.Closed() {
 			return
 		}
 	}

@@ -8,10 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/pipeline/spec"
 )
 
@@ -38,16 +36,15 @@ func List(ctx context.Context, b *bus.Bus, namespace string) ([]string, error) {
 // ListAll is List for all namespaces.
 func ListAll(ctx context.Context, b *bus.Bus) (map[string][]string, error) {
 	prefix := strings.TrimSuffix(bus.Pipeline{}.Stream(), "@")
+	names, err := stream.Names(ctx, b, prefix)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
+	}
 	all := map[string][]string{}
-	names := b.JetStream().StreamNames(ctx)
-	for stream := range names.Name() {
-		rest, ok := strings.CutPrefix(stream, prefix)
-		if namespace, name, named := strings.Cut(rest, "@"); ok && named {
+	for _, name := range names {
+		if namespace, name, ok := strings.Cut(strings.TrimPrefix(name, prefix), "@"); ok {
 			all[namespace] = append(all[namespace], name)
 		}
-	}
-	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
 	}
 	for _, list := range all {
 		slices.Sort(list)
@@ -161,9 +158,9 @@ var errNotRunning = errors.New("does not run")
 func sendRequest(ctx context.Context, b *bus.Bus, at bus.Pipeline, verb string, body []byte, result any, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	m, err := b.Conn().RequestWithContext(ctx, at.Ask(verb), body)
+	m, err := b.Request(ctx, at.Ask(verb), body)
 	switch {
-	case errors.Is(err, nats.ErrNoResponders):
+	case errors.Is(err, bus.ErrNoResponders):
 		return bus.Errorf(bus.CodeNotFound, "pipeline %s %w in namespace %s; start it with troupe run, or pipeline.Open", at.Name, errNotRunning, at.Namespace)
 	case err != nil:
 		return bus.Errorf(errorCode(err), "pipeline %s: %s: no answer: %w", at.Name, verb, err)
@@ -195,7 +192,7 @@ func isRetryable(err error) bool {
 }
 
 // respond answers a request; errors are ignored, because the requester repeats it.
-func respond(m *nats.Msg, result any, err error) {
+func respond(m *bus.Msg, result any, err error) {
 	var r response
 	if err != nil {
 		e := bus.AsError(err)

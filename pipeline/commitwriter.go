@@ -6,9 +6,8 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 )
 
 // commitWriter writes commits to the log, in order. Several may be in flight; each has to follow the one before it, so
@@ -17,13 +16,13 @@ type commitWriter struct {
 	p        *Pipeline
 	inflight []*inflightCommit
 	inbox    string
-	ackCh    chan *nats.Msg
-	backoff  time.Duration
+	ackCh    chan *bus.Msg
+	waits    *bus.Waits // between attempts
 }
 
 func (p *Pipeline) writeLoop() {
-	w := &commitWriter{p: p, inbox: p.cfg.Bus.Conn().NewInbox(), ackCh: make(chan *nats.Msg, 64)}
-	sub, err := p.cfg.Bus.Conn().ChanSubscribe(w.inbox+".*", w.ackCh)
+	w := &commitWriter{p: p, inbox: p.cfg.Bus.NewInbox(), ackCh: make(chan *bus.Msg, 64), waits: backoff.Start()}
+	sub, err := p.cfg.Bus.SubscribeChan(w.inbox+".*", w.ackCh)
 	if err != nil {
 		p.cancel(bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", p.at.Name, err))
 		return
@@ -72,21 +71,30 @@ func (w *commitWriter) send(fl *inflightCommit) {
 	fl.expectAfter(w.p.lastWritten)
 	fl.sent = time.Now()
 	w.p.lastWritten = fl.lastSeq()
-	_ = w.p.journal.publish(fl, w.inbox+"."+strconv.FormatUint(fl.commit.Number, 36)+"-"+strconv.Itoa(fl.attempt))
+	_ = stream.AppendAsync(w.p.cfg.Bus, fl.msgs, w.p.journal.batchID(fl), w.inbox+"."+fl.ackToken())
+}
+
+// ackToken tells the acknowledgements of attempts apart.
+func (fl *inflightCommit) ackToken() string {
+	return strconv.FormatUint(fl.commit.Number, 36) + "-" + strconv.Itoa(fl.attempt)
 }
 
 // handleAck takes an acknowledgement. Those of earlier attempts are ignored.
-func (w *commitWriter) handleAck(m *nats.Msg) error {
+func (w *commitWriter) handleAck(m *bus.Msg) error {
 	for i, fl := range w.inflight {
-		if lastToken(m.Subject) != strconv.FormatUint(fl.commit.Number, 36)+"-"+strconv.Itoa(fl.attempt) {
+		if lastToken(m.Subject) != fl.ackToken() {
 			continue
 		}
-		if err := checkAck(m, fl); err != nil {
+		ack, err := stream.ParseAck(m)
+		if err == nil {
+			err = fl.check(ack)
+		}
+		if err != nil {
 			w.noteStoreFull(err)
 			return w.resend()
 		}
 		w.reportCommitted(i + 1) // earlier commits are stored as well
-		w.backoff = 0
+		w.waits.Reset()
 		w.p.storeFull.Store(nil)
 		return nil
 	}
@@ -111,8 +119,7 @@ func (w *commitWriter) reportCommitted(n int) {
 // resend finds out which commits are in the log and sends the others again.
 func (w *commitWriter) resend() error {
 	for {
-		w.backoff = min(max(2*w.backoff, minBackoff), maxBackoff)
-		if sleep(w.p.ctx, w.backoff) != nil {
+		if w.waits.Wait(w.p.ctx) != nil {
 			return nil
 		}
 		ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptTimeout)

@@ -65,7 +65,7 @@ func (c Config) validate() error {
 	if c.ClaimTimeout < 0 {
 		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: ClaimTimeout %v must not be negative", c.ClaimTimeout)
 	}
-	if most := c.Bus.Conn().MaxPayload(); most < minPayload {
+	if most := c.Bus.MaxPayload(); most < minPayload {
 		return bus.Errorf(bus.CodeInvalid, "the server accepts messages of %d bytes; a pipeline needs at least %d (raise max_payload)", most, minPayload)
 	}
 	return bus.CheckName("namespace", c.Namespace)

@@ -6,9 +6,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/pipeline/flow"
 )
 
@@ -48,14 +47,14 @@ func (c *Client) DeadLetter(ctx context.Context, seq uint64) (flow.DeadLetter, e
 
 // journal opens the log for reading.
 func (c *Client) journal(ctx context.Context) (*journal, error) {
-	s, err := c.b.JetStream().Stream(ctx, c.at.Stream())
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
+	s, err := stream.Find(ctx, c.b, c.at.Stream())
+	if errors.Is(err, bus.ErrNotFound) {
 		return nil, bus.Errorf(bus.CodeNotFound, "there is no pipeline %s in namespace %s", c.at.Name, c.at.Namespace)
 	}
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", c.at.Name, err)
 	}
-	return &journal{b: c.b, at: c.at, stream: s, bodyStreams: map[*flow.BodyStream]jetstream.Stream{}}, nil
+	return &journal{b: c.b, at: c.at, stream: s, bodyStreams: map[*flow.BodyStream]*stream.Stream{}}, nil
 }
 
 // deadLetters lists unresolved dead letters, without large bodies. ended is the sequences of resolved ones that are
@@ -90,20 +89,20 @@ func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ende
 func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *flow.ResolvedLetters, stale []uint64, err error) {
 	e = flow.NewResolvedLetters(rec)
 	at := map[uint64]uint64{}
-	err = j.each(ctx, j.at.Ended("*"), func(m jetstream.Msg, seq uint64) error {
-		block, err := strconv.ParseUint(lastToken(m.Subject()), 10, 64)
+	err = j.each(ctx, j.at.Ended("*"), func(m stream.Message) error {
+		block, err := strconv.ParseUint(lastToken(m.Subject), 10, 64)
 		if err != nil {
-			return bus.Errorf(bus.CodeMalformed, "malformed subject %s in the log: %w", m.Subject(), err)
+			return bus.Errorf(bus.CodeMalformed, "malformed subject %s in the log: %w", m.Subject, err)
 		}
 		switch {
-		case len(m.Data()) == 0: // below the floor; it expires
-		case !e.LoadBlock(block, m.Data()):
-			stale = append(stale, seq)
+		case len(m.Data) == 0: // below the floor; it expires
+		case !e.LoadBlock(block, m.Data):
+			stale = append(stale, m.Seq)
 		default: // the newest message of a block counts
 			if before := at[block]; before > 0 {
 				stale = append(stale, before)
 			}
-			at[block] = seq
+			at[block] = m.Seq
 		}
 		return nil
 	})
@@ -114,10 +113,10 @@ func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *fl
 // ordinals.
 func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended []uint64, err error) {
 	old := map[string]int{} // letters without a number, by subject
-	err = eachMessage(ctx, j.stream, j.at.Dead("*", "*"), func(m jetstream.Msg, seq uint64) error {
-		text := m.Headers().Get(headerLetter)
+	err = j.stream.Each(ctx, stream.ReadOptions{Subject: j.at.Dead("*", "*")}, func(m stream.Message) error {
+		text := m.Header.Get(headerLetter)
 		if text == "" { // what lay here was ended
-			if i, ok := old[m.Subject()]; ok {
+			if i, ok := old[m.Subject]; ok {
 				ended = append(ended, out[i].Seq)
 				out[i].Subject = ""
 			}
@@ -125,11 +124,11 @@ func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended
 		}
 		d, err := flow.DecodeLetter(text)
 		if err != nil {
-			return bus.Errorf(bus.CodeMalformed, "a dead letter at %d of the log cannot be read: %w", seq, err)
+			return bus.Errorf(bus.CodeMalformed, "a dead letter at %d of the log cannot be read: %w", m.Seq, err)
 		}
-		d.Seq, d.Subject = seq, m.Subject()
+		d.Seq, d.Subject = m.Seq, m.Subject
 		if d.BodyRef == nil {
-			d.Body = m.Data()
+			d.Body = m.Data
 		}
 		if d.Ordinal == 0 {
 			old[d.Subject] = len(out)
@@ -232,23 +231,23 @@ func (p *Pipeline) deleteOrphanBodies(ctx context.Context, live []flow.DeadLette
 		}
 	}
 	s, err := p.journal.bodyStream(ctx, p.flow.DeadBodies, false)
-	if errors.Is(err, jetstream.ErrStreamNotFound) {
+	if errors.Is(err, bus.ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
 	var orphans []uint64
-	err = eachOfConsumer(ctx, s, jetstream.ConsumerConfig{HeadersOnly: true}, func(_ jetstream.Msg, seq uint64) error {
-		if !named[seq] {
-			orphans = append(orphans, seq)
+	err = s.Each(ctx, stream.ReadOptions{HeadersOnly: true}, func(m stream.Message) error {
+		if !named[m.Seq] {
+			orphans = append(orphans, m.Seq)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return deleteMessages(ctx, s, orphans)
+	return s.DeleteMessages(ctx, orphans)
 }
 
 // RetryDead puts dead letters back into their streams, by sequence, or all of them. It returns how many.

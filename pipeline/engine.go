@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
@@ -21,7 +19,7 @@ type Pipeline struct {
 	at      bus.Pipeline
 	journal *journal // the commit writer writes, the readers read
 	inbox   *inbox
-	sub     *nats.Subscription
+	sub     *bus.Subscription
 
 	ctx         context.Context // of all background goroutines
 	cancel      context.CancelCauseFunc
@@ -305,17 +303,13 @@ func (p *Pipeline) readLoop() {
 
 // readWithRetry reads until it succeeds or the pipeline ends.
 func (p *Pipeline) readWithRetry(want flow.ReadRequest) (got flow.ReadResult, ok bool) {
-	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+	err := bus.Retry(p.ctx, backoff, func() (err error) {
 		ctx, cancel := context.WithTimeout(p.ctx, 5*attemptTimeout)
-		got, err := p.journal.read(ctx, want)
-		cancel()
-		if err == nil {
-			return got, true
-		}
-		if sleep(p.ctx, pause) != nil {
-			return flow.ReadResult{}, false
-		}
-	}
+		defer cancel()
+		got, err = p.journal.read(ctx, want)
+		return err
+	})
+	return got, err == nil
 }
 
 // inLoop runs f in the loop and waits for it.

@@ -3,8 +3,6 @@ package pipeline
 import (
 	"sync"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
@@ -27,11 +25,11 @@ type bodyFetch struct {
 	req putRequest
 
 	mu  sync.Mutex // guards the following fields
-	msg *nats.Msg
+	msg *bus.Msg
 }
 
 // begin registers a fetch; nil: the same put is being fetched already.
-func (ps *bodyFetches) begin(req putRequest, m *nats.Msg) (*bodyFetch, chan struct{}) {
+func (ps *bodyFetches) begin(req putRequest, m *bus.Msg) (*bodyFetch, chan struct{}) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	if u := ps.inFlight[req.Source]; u != nil && u.req.Seq == req.Seq {
@@ -62,7 +60,7 @@ func (u *bodyFetch) end(err error) {
 }
 
 // handleLargePut handles a put of one item whose body has to be fetched from the producer.
-func (p *Pipeline) handleLargePut(req putRequest, m *nats.Msg) {
+func (p *Pipeline) handleLargePut(req putRequest, m *bus.Msg) {
 	s := p.flow.StreamNamed(req.Stream)
 	switch {
 	case s == nil:
@@ -98,7 +96,7 @@ func (p *Pipeline) fetchPut(u *bodyFetch, it spec.Item, end func(error)) {
 		known = p.flow.WasAccepted(u.req.Source, u.req.Seq)
 	})
 	if err == nil && !known {
-		it.Body, err = fetchBody(p.ctx, p.cfg.Bus.Conn(), u.req.From, u.req.Seq, 0, int(u.req.Size))
+		it.Body, err = fetchBody(p.ctx, p.cfg.Bus, u.req.From, u.req.Seq, 0, int(u.req.Size))
 	}
 	if err != nil {
 		end(err)

@@ -6,9 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/pipeline/flow"
 )
 
@@ -78,7 +77,7 @@ func (p *Pipeline) purgeLoop() {
 		case <-p.garbage.wakeCh:
 		}
 		p.purge(p.garbage.take())
-		if sleep(p.ctx, purgeInterval) != nil {
+		if bus.Sleep(p.ctx, purgeInterval) != nil {
 			return
 		}
 	}
@@ -102,23 +101,23 @@ func (p *Pipeline) purge(g *garbage) {
 	if len(g.deadBodies) > 0 {
 		warn(flow.DeadBodiesName, p.journal.deleteBodies(p.ctx, p.flow.DeadBodies, g.deadBodies))
 	}
-	warn("", deleteMessages(p.ctx, p.journal.stream, g.staleSeqs))
+	warn("", p.journal.stream.DeleteMessages(p.ctx, g.staleSeqs))
 }
 
 // purgeBeforeFirstWrite purges completed items before anything is written, if the log is more than half full: messages
 // that a killed server restored count against its bound, and could block every write. It is harmless beside another
 // engine, because completed items stay completed.
 func (p *Pipeline) purgeBeforeFirstWrite(ctx context.Context, rec *flow.Checkpoint) error {
-	info, err := p.journal.stream.Info(ctx)
+	state, err := p.journal.stream.State(ctx)
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", p.at.Name, err)
 	}
-	if rec == nil || int64(info.State.Bytes) < info.Config.MaxBytes/2 {
+	if rec == nil || int64(state.Bytes) < state.MaxBytes/2 {
 		return nil
 	}
 	for name, sr := range rec.Streams {
 		for priority, l := range sr.Lanes {
-			if err := p.journal.purgeDone(ctx, p.at.Items(name, priority), l.Floor, info.State); err != nil {
+			if err := p.journal.purgeDone(ctx, p.at.Items(name, priority), l.Floor, state); err != nil {
 				return bus.Errorf(bus.CodeUnavailable, "pipeline %s: make room in its log: %w", p.at.Name, err)
 			}
 		}
@@ -127,12 +126,12 @@ func (p *Pipeline) purgeBeforeFirstWrite(ctx context.Context, rec *flow.Checkpoi
 	if err != nil {
 		return err
 	}
-	return deleteMessages(ctx, p.journal.stream, append(ended, p.garbage.take().staleSeqs...))
+	return p.journal.stream.DeleteMessages(ctx, append(ended, p.garbage.take().staleSeqs...))
 }
 
 // purgeDone purges the items of a lane up to its floor. Ordinals rise along the log, so the first item above the floor
 // is found by binary search.
-func (j *journal) purgeDone(ctx context.Context, subject string, floor uint64, state jetstream.StreamState) error {
+func (j *journal) purgeDone(ctx context.Context, subject string, floor uint64, state stream.State) error {
 	from, to := state.FirstSeq, state.LastSeq+1 // the first item above the floor is in between, or there is none
 	for from < to {
 		middle := from + (to-from)/2
@@ -146,24 +145,24 @@ func (j *journal) purgeDone(ctx context.Context, subject string, floor uint64, s
 			from = seq + 1
 		}
 	}
-	return j.stream.Purge(ctx, jetstream.WithPurgeSubject(subject), jetstream.WithPurgeSequence(from))
+	return j.stream.Purge(ctx, subject, from)
 }
 
 // nextItem is the sequence and the ordinal of the next item of a lane; 0: there is none.
 func (j *journal) nextItem(ctx context.Context, subject string, seq uint64) (at, n uint64, err error) {
 	for {
-		m, err := j.stream.GetMsg(ctx, seq, jetstream.WithGetMsgSubject(subject))
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
+		m, err := j.stream.GetNext(ctx, subject, seq)
+		if errors.Is(err, bus.ErrNotFound) {
 			return 0, 0, nil
 		}
 		if err != nil {
 			return 0, 0, err
 		}
-		if j.isDiscarded(m.Sequence) {
-			seq = m.Sequence + 1
+		if j.isDiscarded(m.Seq) {
+			seq = m.Seq + 1
 			continue
 		}
 		lb, err := parseLabel(m.Header.Get(headerItem))
-		return m.Sequence, lb.N, err
+		return m.Seq, lb.N, err
 	}
 }

@@ -10,27 +10,21 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/pipeline/flow"
 	"troupe/pipeline/spec"
 )
 
+// backoff is the delay between attempts to reach the server.
+var backoff = bus.Backoff{First: 5 * time.Millisecond, Most: 500 * time.Millisecond}
+
 const (
-	headerItem        = "Troupe-Item"
-	headerLetter      = "Troupe-Letter"
-	headerCheckpoint  = "Troupe-Record"
-	headerBatchID     = "Nats-Batch-Id"
-	headerBatchSeq    = "Nats-Batch-Sequence"
-	headerBatchCommit = "Nats-Batch-Commit"
-	headerRollup      = "Nats-Rollup"
-	rollupSubject     = "sub"
+	headerItem       = "Troupe-Item"
+	headerLetter     = "Troupe-Letter"
+	headerCheckpoint = "Troupe-Record"
 
 	attemptTimeout = 2 * time.Second
-	minBackoff     = 5 * time.Millisecond
-	maxBackoff     = 500 * time.Millisecond
 	producerTTL    = 24 * time.Hour
 	tombstoneTTL   = time.Second // of messages that delete the previous one of their subject
 	headerRoom     = 8 << 10     // bytes reserved in a message for our headers
@@ -42,7 +36,7 @@ const (
 type journal struct {
 	b      *bus.Bus
 	at     bus.Pipeline
-	stream jetstream.Stream
+	stream *stream.Stream // the log
 	engine string
 	by     string
 
@@ -51,18 +45,16 @@ type journal struct {
 	readers map[*flow.Lane]*laneReader // owned by the read loop
 
 	mu          sync.Mutex // guards the following fields
-	bodyStreams map[*flow.BodyStream]jetstream.Stream
+	bodyStreams map[*flow.BodyStream]*stream.Stream
 	discarded   flow.SeqRanges // see Checkpoint.Discarded
 }
 
 // openJournal opens or creates the log. It returns the last checkpoint (nil: none yet) and the last sequence.
 func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
-	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: spec.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]jetstream.Stream{}}
-	s, err := b.JetStream().CreateOrUpdateStream(ctx, j.config(spec))
-	if err != nil {
+	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: spec.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]*stream.Stream{}}
+	if j.stream, err = stream.Create(ctx, b, j.config(spec)); err != nil {
 		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: cannot open its log: %w", at.Name, err)
 	}
-	j.stream = s
 	if rec, last, err = j.readCheckpoint(ctx); err != nil {
 		return nil, nil, 0, err
 	}
@@ -76,16 +68,12 @@ func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec spec.Spe
 
 // config is the configuration of the log. Its bound is the sum of the streams' bounds, with room for completed items
 // that are not purged yet. Beyond it the server rejects commits, and the pipeline waits.
-func (j *journal) config(spec spec.Spec) jetstream.StreamConfig {
+func (j *journal) config(declared spec.Spec) stream.Config {
 	var bytes int64
-	for _, s := range spec.WithDefaults().Streams {
+	for _, s := range declared.WithDefaults().Streams {
 		bytes += s.Bytes
 	}
-	return jetstream.StreamConfig{
-		Name: j.at.Stream(), Subjects: []string{j.at.Log()}, Storage: jetstream.FileStorage, Retention: jetstream.LimitsPolicy,
-		Discard: jetstream.DiscardNew, MaxBytes: bytes + bytes/4 + 64<<20, Replicas: j.replicas,
-		AllowAtomicPublish: true, AllowRollup: true, AllowMsgTTL: true,
-	}
+	return stream.Config{Name: j.at.Stream(), Subject: j.at.Log(), MaxBytes: bytes + bytes/4 + 64<<20, Replicas: j.replicas, Replace: true}
 }
 
 // readCheckpoint reads the last checkpoint and the last sequence from the leader. The last message is a checkpoint or
@@ -104,10 +92,10 @@ func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, las
 		}
 		if tries >= partialChecks && last == before {
 			j.discard(half)
-			return rec, last, j.deletePartial(ctx, half)
+			return rec, last, j.stream.DeleteMessages(ctx, half)
 		}
 		before = last
-		if err := sleep(ctx, partialCheckPause); err != nil {
+		if err := bus.Sleep(ctx, partialCheckPause); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -124,26 +112,26 @@ const (
 // If a commit arrives meanwhile, it starts again.
 func (j *journal) findCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
 	for {
-		info, err := j.stream.Info(ctx)
-		if err != nil || info.State.LastSeq == 0 {
+		before, err := j.stream.State(ctx)
+		if err != nil || before.LastSeq == 0 {
 			return nil, 0, nil, err
 		}
-		rec, last, half, err = j.scanBack(ctx, info.State)
-		again, infoErr := j.stream.Info(ctx)
-		if infoErr != nil {
-			return nil, 0, nil, infoErr
+		rec, last, half, err = j.scanBack(ctx, before)
+		after, stateErr := j.stream.State(ctx)
+		if stateErr != nil {
+			return nil, 0, nil, stateErr
 		}
-		if again.State.LastSeq == info.State.LastSeq {
+		if after.LastSeq == before.LastSeq {
 			return rec, last, half, err
 		}
 	}
 }
 
-func (j *journal) scanBack(ctx context.Context, state jetstream.StreamState) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
+func (j *journal) scanBack(ctx context.Context, state stream.State) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
 	last = state.LastSeq
 	for seq := last; seq > 0 && last-seq < maxPartial; seq-- {
-		m, err := j.stream.GetMsg(ctx, seq)
-		if errors.Is(err, jetstream.ErrMsgNotFound) {
+		m, err := j.stream.Get(ctx, seq)
+		if errors.Is(err, bus.ErrNotFound) {
 			continue
 		}
 		if err != nil {
@@ -163,7 +151,7 @@ func (j *journal) scanBack(ctx context.Context, state jetstream.StreamState) (re
 		}
 		return rec, last, half, nil
 	}
-	if state.Msgs == 0 {
+	if state.Messages == 0 {
 		return nil, last, nil, nil
 	}
 	return nil, 0, nil, bus.Errorf(bus.CodeMalformed, noCheckpointFormat, j.at.Name)
@@ -199,15 +187,6 @@ func (j *journal) isDiscarded(seq uint64) bool {
 	return j.discarded.Contains(seq)
 }
 
-func (j *journal) deletePartial(ctx context.Context, half []uint64) error {
-	for _, seq := range half {
-		if err := j.stream.DeleteMsg(ctx, seq); err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) {
-			return err
-		}
-	}
-	return nil
-}
-
 // writeFirst writes the first commit of an engine; from then on commits of the previous engine are rejected. It returns
 // the first and the last sequence of the commit.
 func (j *journal) writeFirst(ctx context.Context, c *flow.Commit, last uint64) (first, end uint64, err error) {
@@ -215,9 +194,9 @@ func (j *journal) writeFirst(ctx context.Context, c *flow.Commit, last uint64) (
 	if err != nil {
 		return 0, 0, err
 	}
-	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+	for waits := backoff.Start(); ; {
 		fl.expectAfter(last)
-		if err = j.request(ctx, fl); err == nil {
+		if err = j.append(ctx, fl); err == nil {
 			return fl.firstSeq(), fl.lastSeq(), nil
 		}
 		rec, at, lookErr := j.readCheckpoint(ctx)
@@ -227,7 +206,7 @@ func (j *journal) writeFirst(ctx context.Context, c *flow.Commit, last uint64) (
 		case lookErr == nil && at != last:
 			return 0, 0, j.fenced(rec)
 		}
-		if sleep(ctx, pause) != nil {
+		if waits.Wait(ctx) != nil {
 			return 0, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: cannot write its log: %w", j.at.Name, err)
 		}
 	}
@@ -240,19 +219,10 @@ func (j *journal) fenced(rec *flow.Checkpoint) error {
 	return bus.Errorf(bus.CodeFenced, "pipeline %s: run by %s since %s", j.at.Name, rec.By, rec.At.Format(time.RFC3339))
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
 // inflightCommit is a commit that was sent: its messages and the sequence it has to follow.
 type inflightCommit struct {
 	commit   *flow.Commit
-	msgs     []*nats.Msg
+	msgs     []*bus.Msg
 	attempt  int
 	expected uint64 // last sequence of the log before it
 	sent     time.Time
@@ -280,87 +250,36 @@ func (fl *inflightCommit) lastSeq() uint64  { return fl.expected + uint64(len(fl
 func (fl *inflightCommit) expectAfter(last uint64) {
 	fl.expected = last
 	fl.attempt++
-	fl.msgs[0].Header[jetstream.ExpectedLastSeqHeader] = []string{strconv.FormatUint(last, 10)}
+	stream.ExpectLast(fl.msgs[0], last)
 }
 
-// publish sends the messages. Each attempt has a batch id of its own: the server may still have a part of the last
-// attempt.
-func (j *journal) publish(fl *inflightCommit, reply string) error {
-	last := len(fl.msgs) - 1
-	if last > 0 {
-		id := []string{j.engine + "." + strconv.FormatUint(fl.commit.Number, 36) + "." + strconv.Itoa(fl.attempt)}
-		for i, m := range fl.msgs {
-			m.Header[headerBatchID], m.Header[headerBatchSeq] = id, batchNumbers[i]
-		}
-		fl.msgs[last].Header[headerBatchCommit] = []string{"1"}
+// batchID is new for each attempt.
+func (j *journal) batchID(fl *inflightCommit) string {
+	return j.engine + "." + strconv.FormatUint(fl.commit.Number, 36) + "." + strconv.Itoa(fl.attempt)
+}
+
+// append sends a commit and waits for the acknowledgement.
+func (j *journal) append(ctx context.Context, fl *inflightCommit) error {
+	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
+	ack, err := stream.Append(ctx, j.b, fl.msgs, j.batchID(fl))
+	if err != nil {
+		return err
 	}
-	fl.msgs[last].Reply = reply
-	for _, m := range fl.msgs {
-		if err := j.b.Conn().PublishMsg(m); err != nil {
-			return err
-		}
+	return fl.check(ack)
+}
+
+// check checks the acknowledgement of a commit.
+func (fl *inflightCommit) check(ack stream.Ack) error {
+	if ack.Seq != fl.lastSeq() {
+		return bus.Errorf(bus.CodeInternal, "a commit was stored at sequence %d instead of %d", ack.Seq, fl.lastSeq())
 	}
 	return nil
 }
 
-// request sends the messages and waits for the acknowledgement.
-func (j *journal) request(ctx context.Context, fl *inflightCommit) error {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
-	defer cancel()
-	inbox := j.b.Conn().NewInbox()
-	sub, err := j.b.Conn().SubscribeSync(inbox)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = sub.Unsubscribe() }()
-	if err := j.publish(fl, inbox); err != nil {
-		return err
-	}
-	m, err := sub.NextMsgWithContext(ctx)
-	if err != nil {
-		return err
-	}
-	return checkAck(m, fl)
-}
-
-// checkAck checks the acknowledgement of a commit.
-func checkAck(m *nats.Msg, fl *inflightCommit) error {
-	seq, err := ackSeq(m)
-	if err == nil && seq != fl.lastSeq() {
-		err = bus.Errorf(bus.CodeInternal, "a commit was stored at sequence %d instead of %d", seq, fl.lastSeq())
-	}
-	return err
-}
-
-// ackSeq is the sequence of the last message, from an acknowledgement.
-func ackSeq(m *nats.Msg) (uint64, error) {
-	if len(m.Data) == 0 && m.Header.Get("Status") != "" {
-		return 0, nats.ErrNoResponders
-	}
-	var ack struct {
-		Error *jetstream.APIError `json:"error"`
-		Seq   uint64              `json:"seq"`
-	}
-	if err := json.Unmarshal(m.Data, &ack); err != nil {
-		return 0, err
-	}
-	if ack.Error != nil {
-		return 0, ack.Error
-	}
-	return ack.Seq, nil
-}
-
-// batchNumbers are the values of the sequence header of a batch.
-var batchNumbers = func() (out [1001][]string) {
-	for i := range out {
-		out[i] = []string{strconv.Itoa(i + 1)}
-	}
-	return out
-}()
-
 // messages encodes a commit; the checkpoint is last.
-func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
-	msgs := make([]*nats.Msg, 0, len(c.Entries)+len(c.DeadLetters)+len(c.ClosedGroups)+len(c.Sources)+2*len(c.Resolved)+1)
+func (j *journal) messages(c *flow.Commit) ([]*bus.Msg, error) {
+	msgs := make([]*bus.Msg, 0, len(c.Entries)+len(c.DeadLetters)+len(c.ClosedGroups)+len(c.Sources)+2*len(c.Resolved)+1)
 	subjects := map[*flow.Lane]string{}
 	label := make([]byte, 0, 256)
 	for _, e := range c.Entries {
@@ -370,7 +289,7 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 			subjects[e.Lane] = subject
 		}
 		label = appendLabel(label[:0], e.Ordinal, e.BodyRef, &e.Item)
-		m := &nats.Msg{Subject: subject, Header: nats.Header{headerItem: {string(label)}}}
+		m := &bus.Msg{Subject: subject, Header: bus.Header{headerItem: {string(label)}}}
 		if e.BodyRef == nil {
 			m.Data = e.Body
 		}
@@ -382,7 +301,7 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: encode a dead letter: %w", j.at.Name, err)
 		}
 		id := strconv.FormatUint(c.Number, 36) + "-" + strconv.Itoa(i)
-		m := &nats.Msg{Subject: j.at.Dead(d.Stage, id), Header: nats.Header{headerLetter: {text}}}
+		m := &bus.Msg{Subject: j.at.Dead(d.Stage, id), Header: bus.Header{headerLetter: {text}}}
 		if d.BodyRef == nil {
 			m.Data = d.Body
 		}
@@ -390,18 +309,18 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 	}
 	for _, g := range c.ClosedGroups {
 		text, _ := json.Marshal(closedGroupRecord{Group: g.Group, Missing: g.Missing, At: c.Checkpoint.At.UnixMilli()}) // cannot fail
-		msgs = append(msgs, &nats.Msg{Subject: j.at.Closed(g.Stage, subjectToken(g.Group)), Data: text, Header: ttlHeader(max(g.Remember, time.Second))})
+		msgs = append(msgs, &bus.Msg{Subject: j.at.Closed(g.Stage, subjectToken(g.Group)), Data: text, Header: stream.Replacing(max(g.Remember, time.Second))})
 	}
 	for name, seq := range c.Sources {
-		msgs = append(msgs, &nats.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: ttlHeader(producerTTL)})
+		msgs = append(msgs, &bus.Msg{Subject: j.at.Source(name), Data: strconv.AppendUint(nil, seq, 10), Header: stream.Replacing(producerTTL)})
 	}
 	for _, r := range c.Resolved { // frees its space; the block below marks it as resolved
-		msgs = append(msgs, &nats.Msg{Subject: r.Subject, Header: ttlHeader(tombstoneTTL)})
+		msgs = append(msgs, &bus.Msg{Subject: r.Subject, Header: stream.Replacing(tombstoneTTL)})
 	}
 	for block, text := range c.ResolvedBlocks {
-		m := &nats.Msg{Subject: j.at.Ended(strconv.FormatUint(block, 10)), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}
+		m := &bus.Msg{Subject: j.at.Ended(strconv.FormatUint(block, 10)), Data: text, Header: stream.Replacing(0)}
 		if text == nil {
-			m.Header = ttlHeader(tombstoneTTL)
+			m.Header = stream.Replacing(tombstoneTTL)
 		}
 		msgs = append(msgs, m)
 	}
@@ -418,7 +337,7 @@ func (j *journal) messages(c *flow.Commit) ([]*nats.Msg, error) {
 		msgs[0].Header[headerCheckpoint] = []string{string(text)}
 		return msgs, nil
 	}
-	return append(msgs, &nats.Msg{Subject: j.at.State(), Data: text, Header: nats.Header{headerRollup: {rollupSubject}}}), nil
+	return append(msgs, &bus.Msg{Subject: j.at.State(), Data: text, Header: stream.Replacing(0)}), nil
 }
 
 // closedGroupRecord is a ClosedGroup as stored in the log.
@@ -426,11 +345,6 @@ type closedGroupRecord struct {
 	Group   string `json:"group"`
 	Missing int    `json:"left"`
 	At      int64  `json:"at"` // milliseconds since 1970
-}
-
-// ttlHeader is the header of a message that replaces the previous one of its subject and expires after d.
-func ttlHeader(d time.Duration) nats.Header {
-	return nats.Header{headerRollup: {rollupSubject}, jetstream.MsgTTLHeader: {d.String()}}
 }
 
 // subjectToken hashes any text to a valid token of a subject.
@@ -446,7 +360,7 @@ func (j *journal) deleteCompleted(ctx context.Context, l *flow.Lane, strays []fl
 	for _, st := range strays {
 		items, parts = append(items, st.Seq), append(parts, st.Body.All()...)
 	}
-	if err := deleteMessages(ctx, j.stream, items); err != nil || len(parts) == 0 {
+	if err := j.stream.DeleteMessages(ctx, items); err != nil || len(parts) == 0 {
 		return err
 	}
 	return j.deleteBodies(ctx, l.Bodies, parts)
@@ -458,19 +372,18 @@ func (j *journal) deleteBodies(ctx context.Context, sh *flow.BodyStream, parts [
 	if err != nil {
 		return err
 	}
-	return deleteMessages(ctx, s, parts)
+	return s.DeleteMessages(ctx, parts)
 }
 
 // purge purges the items of a lane up to a purge point, and their bodies.
 func (j *journal) purge(ctx context.Context, l *flow.Lane, m flow.PurgePoint) error {
-	stream := l.StreamName()
-	err := j.stream.Purge(ctx, jetstream.WithPurgeSubject(j.at.Items(stream, l.Priority)), jetstream.WithPurgeSequence(m.Seq+1))
+	err := j.stream.Purge(ctx, j.at.Items(l.StreamName(), l.Priority), m.Seq+1)
 	if m.BodySeq == 0 || err != nil {
 		return err
 	}
 	s, err := j.bodyStream(ctx, l.Bodies, false)
 	if err == nil {
-		err = s.Purge(ctx, jetstream.WithPurgeSequence(m.BodySeq+1))
+		err = s.Purge(ctx, "", m.BodySeq+1)
 	}
 	return err
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/pipeline/flow"
@@ -165,7 +163,7 @@ func (r *Producer) Put(ctx context.Context, stream string, items ...spec.Item) e
 	return inBatches(items, maxPutItems, r.batchBytes(), func(piece []spec.Item) error { return r.putBatch(ctx, stream, piece) })
 }
 
-func (r *Producer) batchBytes() int64 { return min(maxPutBytes, r.b.Conn().MaxPayload()/2) }
+func (r *Producer) batchBytes() int64 { return int64(min(maxPutBytes, r.b.MaxPayload()/2)) }
 
 func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Item) error {
 	r.seq++
@@ -187,30 +185,28 @@ func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Ite
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (wire.Marshal): %w", stream, err)
 	}
-	for pause := minBackoff; ; pause = min(2*pause, maxBackoff) {
+	for waits := backoff.Start(); ; {
 		err := sendRequest(ctx, r.b, r.at, "put", body, nil, putAttemptTimeout)
 		if err == nil || !isRetryable(err) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if waits.Wait(ctx) != nil {
 			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: outcome unknown: %w (%w)", stream, err, ctx.Err())
-		case <-time.After(pause):
 		}
 	}
 }
 
 // offer serves a large body to the pipeline, which fetches it, until stop is called.
 func (r *Producer) offer(req *putRequest, body wire.Raw) (stop func(), err error) {
-	inbox := r.b.Conn().NewInbox()
-	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {
+	inbox := r.b.NewInbox()
+	sub, err := r.b.Subscribe(inbox, func(m *bus.Msg) {
 		serveChunk(m, func(of uint64, _ int) []byte {
 			if of != req.Seq {
 				return nil
 			}
 			return body
 		})
-	}))
+	})
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
 	}

@@ -3,12 +3,10 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 )
 
 // Remove deletes the stored state of a pipeline that is not running: its log, streams and dead letters. If there is
@@ -29,14 +27,7 @@ func (c *Client) Remove(ctx context.Context) error {
 		return bus.Errorf(bus.CodeNotFound, "there is no pipeline %s in namespace %s", c.at.Name, c.at.Namespace)
 	}
 	for _, name := range names {
-		// Purged first: a server that is killed during the deletion may restore the messages when a stream of the same
-		// name is created.
-		if s, err := c.b.JetStream().Stream(ctx, name); err == nil {
-			if err := s.Purge(ctx); err != nil {
-				return bus.Errorf(errorCode(err), "remove pipeline %s: %w", c.at.Name, err)
-			}
-		}
-		if err := c.b.JetStream().DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
+		if err := stream.Delete(ctx, c.b, name); err != nil {
 			return bus.Errorf(errorCode(err), "remove pipeline %s: %w", c.at.Name, err)
 		}
 	}
@@ -46,17 +37,16 @@ func (c *Client) Remove(ctx context.Context) error {
 // storedStreams lists the JetStream streams of the pipeline, its log first: without the log the others are not used,
 // and an interrupted removal can be repeated.
 func (c *Client) storedStreams(ctx context.Context) ([]string, error) {
-	bodies := strings.TrimSuffix(c.at.BodyStream("", 0), "@0")
-	var out []string
-	all := c.b.JetStream().StreamNames(ctx)
-	for name := range all.Name() {
-		if name == c.at.Stream() || strings.HasPrefix(name, bodies) {
-			out = append(out, name)
-		}
-	}
-	if err := all.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+	bodies, err := stream.Names(ctx, c.b, strings.TrimSuffix(c.at.BodyStream("", 0), "@0"))
+	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
 	}
-	slices.SortFunc(out, func(a, b string) int { return strings.Compare(b, a) }) // troupe_pipeline_… before troupe_bodies_…
-	return out, nil
+	_, err = stream.Find(ctx, c.b, c.at.Stream())
+	switch {
+	case err == nil:
+		return append([]string{c.at.Stream()}, bodies...), nil
+	case errors.Is(err, bus.ErrNotFound):
+		return bodies, nil
+	}
+	return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
 }

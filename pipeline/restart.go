@@ -39,7 +39,7 @@ func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint3
 	}
 	lost := time.Now()
 	p.group.Go(bus.Guard(func() {
-		for sleep(p.ctx, restartPollInterval) == nil {
+		for bus.Sleep(p.ctx, restartPollInterval) == nil {
 			switch c.Record().State {
 			case roles.RoleFailed, roles.RoleStopping:
 				return

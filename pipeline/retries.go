@@ -5,18 +5,16 @@ import (
 	"encoding/json"
 	"strconv"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/pipeline/flow"
 )
 
 // retryMessages encodes the retry states of a commit: new ones, and tombstones for completed items. An item has one
 // message.
-func (j *journal) retryMessages(c *flow.Commit) (out []*nats.Msg, err error) {
+func (j *journal) retryMessages(c *flow.Commit) (out []*bus.Msg, err error) {
 	at := map[string]int{}
-	add := func(e *flow.Entry, m *nats.Msg) {
+	add := func(e *flow.Entry, m *bus.Msg) {
 		m.Subject = j.at.Tries(e.Lane.StreamName(), e.Lane.Priority, strconv.FormatUint(e.Ordinal, 10))
 		if i, twice := at[m.Subject]; twice {
 			out[i] = m
@@ -31,10 +29,10 @@ func (j *journal) retryMessages(c *flow.Commit) (out []*nats.Msg, err error) {
 		if err != nil {
 			return nil, err
 		}
-		add(e, &nats.Msg{Data: text, Header: nats.Header{headerRollup: {rollupSubject}}})
+		add(e, &bus.Msg{Data: text, Header: stream.Replacing(0)})
 	}
 	for _, e := range gone {
-		add(e, &nats.Msg{Header: ttlHeader(tombstoneTTL)})
+		add(e, &bus.Msg{Header: stream.Replacing(tombstoneTTL)})
 	}
 	return out, nil
 }
@@ -46,22 +44,22 @@ func (p *Pipeline) restoreRetries(ctx context.Context) error {
 	defer func() { p.garbage.add(stale) }()
 	for l := range p.flow.Lanes() {
 		at := map[uint64]uint64{}
-		err := p.journal.each(ctx, p.at.Tries(l.StreamName(), l.Priority, "*"), func(m jetstream.Msg, seq uint64) error {
-			n, err := strconv.ParseUint(lastToken(m.Subject()), 10, 64)
-			if err != nil || len(m.Data()) == 0 {
+		err := p.journal.each(ctx, p.at.Tries(l.StreamName(), l.Priority, "*"), func(m stream.Message) error {
+			n, err := strconv.ParseUint(lastToken(m.Subject), 10, 64)
+			if err != nil || len(m.Data) == 0 {
 				return err
 			}
 			if l.IsDone(n) {
-				stale = append(stale, seq)
+				stale = append(stale, m.Seq)
 				return nil
 			}
 			if before := at[n]; before > 0 { // the newest message counts
 				stale = append(stale, before)
 			}
-			at[n] = seq
+			at[n] = m.Seq
 			t := &flow.RetryState{}
 			l.RestoreRetries(n, t)
-			return json.Unmarshal(m.Data(), t)
+			return json.Unmarshal(m.Data, t)
 		})
 		if err != nil {
 			return bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", p.at.Name, err)

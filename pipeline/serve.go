@@ -6,24 +6,22 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 	"troupe/pipeline/flow"
 )
 
 // serve subscribes to requests of other processes.
 func (p *Pipeline) serve() (err error) {
-	if p.sub, err = p.cfg.Bus.Conn().Subscribe(p.at.Ask("*"), bus.GuardMsg(p.handleRequest)); err != nil {
+	if p.sub, err = p.cfg.Bus.Subscribe(p.at.Ask("*"), p.handleRequest); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "pipeline %s: %w", p.at.Name, err)
 	}
-	return p.cfg.Bus.Conn().Flush()
+	return p.cfg.Bus.Flush(p.ctx)
 }
 
 // handleRequest runs in the subscription's goroutine and must not block.
-func (p *Pipeline) handleRequest(m *nats.Msg) {
+func (p *Pipeline) handleRequest(m *bus.Msg) {
 	verb := lastToken(m.Subject)
 	switch verb {
 	case "put":
@@ -46,7 +44,7 @@ func (p *Pipeline) handleRequest(m *nats.Msg) {
 	}))
 }
 
-func (p *Pipeline) handlePut(m *nats.Msg) {
+func (p *Pipeline) handlePut(m *bus.Msg) {
 	var req putRequest
 	if err := wire.Unmarshal(m.Data, &req); err != nil {
 		respond(m, nil, bus.Errorf(bus.CodeMalformed, "put: %w", err))
@@ -118,9 +116,9 @@ func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, er
 
 // restoreProducersAndGroups reads what is not in the checkpoint: the last put of each producer, and the closed groups.
 func (p *Pipeline) restoreProducersAndGroups(ctx context.Context) error {
-	err := p.journal.each(ctx, p.at.Source("*"), func(m jetstream.Msg, _ uint64) error {
-		seq, err := strconv.ParseUint(string(m.Data()), 10, 64)
-		p.flow.RestoreSource(lastToken(m.Subject()), seq)
+	err := p.journal.each(ctx, p.at.Source("*"), func(m stream.Message) error {
+		seq, err := strconv.ParseUint(string(m.Data), 10, 64)
+		p.flow.RestoreSource(lastToken(m.Subject), seq)
 		return err
 	})
 	if err != nil {
@@ -130,9 +128,9 @@ func (p *Pipeline) restoreProducersAndGroups(ctx context.Context) error {
 		if s.Spec.Group == nil {
 			continue
 		}
-		err := p.journal.each(ctx, p.at.Closed(s.Spec.Name, "*"), func(m jetstream.Msg, _ uint64) error {
+		err := p.journal.each(ctx, p.at.Closed(s.Spec.Name, "*"), func(m stream.Message) error {
 			var c closedGroupRecord
-			if err := json.Unmarshal(m.Data(), &c); err != nil {
+			if err := json.Unmarshal(m.Data, &c); err != nil {
 				return err
 			}
 			s.RestoreClosedGroup(c.Group, c.Missing, time.UnixMilli(c.At))
