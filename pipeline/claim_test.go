@@ -11,18 +11,18 @@ import (
 	"troupe/pipeline"
 )
 
-// What a process that died had on loan goes back when the server knows of nobody who holds it, long before its time is up; a
-// process whose connection was only gone for a moment keeps what it has.
-func TestLoansOfTheDead(t *testing.T) {
+// The items of a claim go back when its holder has no subscription any more, long before the claim expires. A holder
+// whose connection was interrupted briefly keeps them.
+func TestClaimsOfADeadProcessReturn(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	p := open(t, bustest.Open(t, bus.Config{InProcess: srv}), oneStage(pipeline.StageSpec{Func: pass}))
-	require.NoError(t, p.Put(patient(t), "in", items(2)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(2)...))
 	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 2 }, 20*time.Second, time.Millisecond)
 	lend := func(b *bus.Bus) *pipeline.Claim {
 		c, err := pipeline.Connect(b, "default", "p")
 		require.NoError(t, err)
-		loan, err := c.Claim(patient(t), "out", 1)
+		loan, err := c.Claim(testContext(t), "out", 1)
 		require.NoError(t, err)
 		return loan
 	}
@@ -32,7 +32,7 @@ func TestLoansOfTheDead(t *testing.T) {
 	dying := bustest.Open(t, bus.Config{URLs: []string{srv.URL()}})
 	lost := lend(dying)
 	require.Equal(t, "i1", lost.Items[0].ID)
-	dying.Conn().Close() // as the kernel does for a process that was killed
+	dying.Conn().Close() // as the kernel does for a killed process
 	began := time.Now()
 	var again *pipeline.Claim
 	require.Eventually(t, func() bool { again = lend(alive); return again != nil }, 20*time.Second, 10*time.Millisecond)
@@ -41,8 +41,8 @@ func TestLoansOfTheDead(t *testing.T) {
 
 	srv.Restart()
 	require.Eventually(t, alive.Conn().IsConnected, 20*time.Second, time.Millisecond)
-	time.Sleep(6 * time.Second) // longer than anybody is missed
-	require.NoError(t, held.Ack(patient(t)))
-	require.NoError(t, again.Ack(patient(t)))
-	require.Error(t, lost.Nak(patient(t)), "the dead have nothing to return")
+	time.Sleep(6 * time.Second) // longer than holderTimeout
+	require.NoError(t, held.Ack(testContext(t)))
+	require.NoError(t, again.Ack(testContext(t)))
+	require.Error(t, lost.Nak(testContext(t)), "the claim has ended")
 }

@@ -281,15 +281,17 @@ func (fl *inflightCommit) check(ack stream.Ack) error {
 func (j *journal) messages(c *flow.Commit) ([]*bus.Msg, error) {
 	msgs := make([]*bus.Msg, 0, len(c.Entries)+len(c.DeadLetters)+len(c.ClosedGroups)+len(c.Sources)+2*len(c.Resolved)+1)
 	subjects := map[*flow.Lane]string{}
-	label := make([]byte, 0, 256)
 	for _, e := range c.Entries {
 		subject := subjects[e.Lane]
 		if subject == "" {
 			subject = j.at.Items(e.Lane.StreamName(), e.Lane.Priority)
 			subjects[e.Lane] = subject
 		}
-		label = appendLabel(label[:0], e.Ordinal, e.BodyRef, &e.Item)
-		m := &bus.Msg{Subject: subject, Header: bus.Header{headerItem: {string(label)}}}
+		label, err := labelOf(e)
+		if err != nil {
+			return nil, bus.Errorf(bus.CodeInternal, "pipeline %s: encode an item: %w", j.at.Name, err)
+		}
+		m := &bus.Msg{Subject: subject, Header: bus.Header{headerItem: {label}}}
 		if e.BodyRef == nil {
 			m.Data = e.Body
 		}

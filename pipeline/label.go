@@ -2,8 +2,6 @@ package pipeline
 
 import (
 	"encoding/json"
-	"strconv"
-	"strings"
 	"time"
 
 	"troupe/pipeline/flow"
@@ -13,63 +11,24 @@ import (
 // itemLabel is an item without its body, in a header of its message.
 type itemLabel struct {
 	N       uint64         `json:"n"`
-	Body    flow.SeqRanges `json:"body,omitempty"` // sequences of a large body
-	Size    int            `json:"size,omitempty"` // and its length
+	Size    int            `json:"size,omitempty"` // length of a large body
+	Body    flow.SeqRanges `json:"body,omitempty"` // and its sequences
 	ID      string         `json:"id,omitempty"`
 	Key     string         `json:"key,omitempty"`
 	Group   string         `json:"group,omitempty"`
 	Of      int            `json:"of,omitempty"`
-	Version spec.Version   `json:"v"`
 	Rounds  int            `json:"rounds,omitempty"`
+	Version spec.Version   `json:"v"`
 	Stored  int64          `json:"at"` // milliseconds since 1970
 }
 
-// appendLabel encodes an itemLabel.
-func appendLabel(dst []byte, n uint64, apart *flow.PendingBody, it *spec.Item) []byte {
-	dst = strconv.AppendUint(append(dst, `{"n":`...), n, 10)
-	if apart != nil {
-		dst = strconv.AppendInt(append(dst, `,"size":`...), int64(len(it.Body)), 10)
-		dst = append(appendRanges(append(dst, `,"body":[`...), apart.Seqs), ']')
+func labelOf(e *flow.Entry) (string, error) {
+	l := itemLabel{N: e.Ordinal, ID: e.ID, Key: e.Key, Group: e.Group, Of: e.Of, Rounds: e.Rounds, Version: e.Version, Stored: e.Stored.UnixMilli()}
+	if e.BodyRef != nil {
+		l.Size, l.Body = len(e.Body), e.BodyRef.Seqs
 	}
-	text := func(name, value string) {
-		if value != "" {
-			dst = appendJSONString(append(append(append(dst, `,"`...), name...), `":`...), value)
-		}
-	}
-	number := func(name string, value int) {
-		if value != 0 {
-			dst = strconv.AppendInt(append(append(append(dst, `,"`...), name...), `":`...), int64(value), 10)
-		}
-	}
-	text("id", it.ID)
-	text("key", it.Key)
-	text("group", it.Group)
-	number("of", it.Of)
-	number("rounds", it.Rounds)
-	dst = strconv.AppendFloat(append(dst, `,"v":`...), it.Version.Float(), 'f', -1, 64)
-	dst = strconv.AppendInt(append(dst, `,"at":`...), it.Stored.UnixMilli(), 10)
-	return append(dst, '}')
-}
-
-func appendRanges(dst []byte, at flow.SeqRanges) []byte {
-	for i, r := range at {
-		if i > 0 {
-			dst = append(dst, ',')
-		}
-		dst = strconv.AppendUint(append(dst, '['), r[0], 10)
-		dst = strconv.AppendUint(append(dst, ','), r[1], 10)
-		dst = append(dst, ']')
-	}
-	return dst
-}
-
-// appendText quotes s. What is not plain goes the long way, which also keeps line ends out of the header.
-func appendJSONString(dst []byte, s string) []byte {
-	if strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r > '~' || r == '"' || r == '\\' }) < 0 {
-		return append(append(append(dst, '"'), s...), '"')
-	}
-	quoted, _ := json.Marshal(s) // a string always can be
-	return append(dst, quoted...)
+	text, err := json.Marshal(l)
+	return string(text), err
 }
 
 func parseLabel(text string) (itemLabel, error) {

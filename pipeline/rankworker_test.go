@@ -23,43 +23,45 @@ import (
 	"troupe/roles"
 )
 
-// judge is the worker of these tests. What it holds, it holds until it is aborted or the test lets it go.
-type judge struct {
+// testWorker is the worker class of these tests. Hold blocks until it is aborted or the test releases it.
+type testWorker struct {
 	setup actors.Setup
-	troop *troop
+	troop *workerSet
 
 	mu   sync.Mutex
 	held map[string]chan struct{}
 }
 
-// troop is what a test sees of the workers of its process.
-type troop struct {
-	cameCh chan string // "rank id" of what is in hold
+// workerSet is what a test sees of the workers of its process.
+type workerSet struct {
+	cameCh chan string // "rank id" of items in Hold
 	goCh   chan struct{}
 }
 
-func newTroop() *troop { return &troop{cameCh: make(chan string, 1000), goCh: make(chan struct{})} }
+func newWorkerSet() *workerSet {
+	return &workerSet{cameCh: make(chan string, 1000), goCh: make(chan struct{})}
+}
 
-func (tr *troop) class() *actors.Class {
-	k := actors.NewClass("judge", func(_ context.Context, s actors.Setup) (*judge, error) {
-		return &judge{setup: s, troop: tr, held: map[string]chan struct{}{}}, nil
+func (tr *workerSet) class() *actors.Class {
+	k := actors.NewClass("judge", func(_ context.Context, s actors.Setup) (*testWorker, error) {
+		return &testWorker{setup: s, troop: tr, held: map[string]chan struct{}{}}, nil
 	})
 	many := actors.MethodOptions{Lane: actors.Concurrent(64)}
-	actors.Method(k, "score", (*judge).Score, many)
-	actors.Method(k, "same", (*judge).Same, many)
-	actors.Method(k, "fragile", (*judge).Fragile, many)
-	actors.Method(k, "sum", (*judge).Sum)
-	actors.Method(k, "split", (*judge).Split)
-	actors.Method(k, "hold", (*judge).Hold, many)
-	actors.Method(k, "abort", (*judge).Abort, actors.MethodOptions{Lane: actors.Control})
+	actors.Method(k, "score", (*testWorker).Score, many)
+	actors.Method(k, "same", (*testWorker).Same, many)
+	actors.Method(k, "fragile", (*testWorker).Fragile, many)
+	actors.Method(k, "sum", (*testWorker).Sum)
+	actors.Method(k, "split", (*testWorker).Split)
+	actors.Method(k, "hold", (*testWorker).Hold, many)
+	actors.Method(k, "abort", (*testWorker).Abort, actors.MethodOptions{Lane: actors.Control})
 	return k.Class
 }
 
-// Score answers its number with the rank and process that had it.
-func (j *judge) Score(_ context.Context, n int) (int, error) { return n*10 + j.setup.Rank, nil }
+// Score returns its number with the rank and process.
+func (j *testWorker) Score(_ context.Context, n int) (int, error) { return n*10 + j.setup.Rank, nil }
 
-// Fragile answers what it gets; a negative number ends the process, once others have come that are in hand with it.
-func (j *judge) Fragile(ctx context.Context, n int) (int, error) {
+// Fragile returns its argument; a negative number ends the process, once other items are running there.
+func (j *testWorker) Fragile(ctx context.Context, n int) (int, error) {
 	select {
 	case <-ctx.Done():
 		return 0, ctx.Err()
@@ -72,10 +74,9 @@ func (j *judge) Fragile(ctx context.Context, n int) (int, error) {
 	return n, nil
 }
 
-// Same answers what it gets.
-func (j *judge) Same(_ context.Context, n int) (int, error) { return n, nil }
+func (j *testWorker) Same(_ context.Context, n int) (int, error) { return n, nil }
 
-func (j *judge) Sum(_ context.Context, ns []int) (int, error) {
+func (j *testWorker) Sum(_ context.Context, ns []int) (int, error) {
 	sum := 0
 	for _, n := range ns {
 		sum += n
@@ -83,7 +84,7 @@ func (j *judge) Sum(_ context.Context, ns []int) (int, error) {
 	return sum, nil
 }
 
-// itemFrame is an item as a method sees it that takes items.
+// itemFrame is an item as a method with the style "item" receives it.
 type itemFrame struct {
 	To      string  `msgpack:"to,omitempty"`
 	ID      string  `msgpack:"id,omitempty"`
@@ -96,12 +97,12 @@ type itemFrame struct {
 	Body    int     `msgpack:"body"`
 }
 
-// Split gives two outputs for one item.
-func (j *judge) Split(_ context.Context, it itemFrame) ([]itemFrame, error) {
+// Split returns two outputs for one item.
+func (j *testWorker) Split(_ context.Context, it itemFrame) ([]itemFrame, error) {
 	return []itemFrame{{To: "out", Key: "low", Body: it.Body}, {To: "out", Key: "high", Body: it.Body + 100}}, nil
 }
 
-func (j *judge) Hold(ctx context.Context, it itemFrame) ([]itemFrame, error) {
+func (j *testWorker) Hold(ctx context.Context, it itemFrame) ([]itemFrame, error) {
 	ch := make(chan struct{})
 	j.mu.Lock()
 	j.held[it.ID] = ch
@@ -117,7 +118,7 @@ func (j *judge) Hold(ctx context.Context, it itemFrame) ([]itemFrame, error) {
 	}
 }
 
-func (j *judge) Abort(_ context.Context, id string) (actors.None, error) {
+func (j *testWorker) Abort(_ context.Context, id string) (actors.None, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if ch := j.held[id]; ch != nil {
@@ -127,19 +128,19 @@ func (j *judge) Abort(_ context.Context, id string) (actors.None, error) {
 	return actors.None{}, nil
 }
 
-func (tr *troop) came(t testing.TB) string {
+func (tr *workerSet) came(t testing.TB) string {
 	t.Helper()
 	select {
 	case s := <-tr.cameCh:
 		return s
 	case <-time.After(20 * time.Second):
-		t.Fatal("nothing was handed out")
+		t.Fatal("no item was started")
 	}
 	return ""
 }
 
-// company is a driver with one role of judges.
-func company(t testing.TB, b *bus.Bus, tr *troop, name string, world int) *roles.Cluster {
+// startRole starts a role of testWorkers.
+func startRole(t testing.TB, b *bus.Bus, tr *workerSet, name string, world int) *roles.Cluster {
 	t.Helper()
 	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{tr.class()}})
 	require.NoError(t, err)
@@ -172,10 +173,10 @@ func bodies[T any](t testing.TB, items []pipeline.Item) []T {
 func TestARoleIsAStage(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	c := company(t, b, newTroop(), "judges", 3)
+	c := startRole(t, b, newWorkerSet(), "judges", 3)
 	t.Run("bodies", func(t *testing.T) {
 		p := open(t, b, roleStage("score", func(s *pipeline.StageSpec) { s.InFlight = 4 }), with(c))
-		require.NoError(t, p.Put(patient(t), "in", items(60)...))
+		require.NoError(t, p.Put(testContext(t), "in", items(60)...))
 		got := bodies[int](t, drainSink(t, p, "out", 60))
 		ranks := map[int]int{}
 		for i := range got {
@@ -192,7 +193,7 @@ func TestARoleIsAStage(t *testing.T) {
 		spec := roleStage("sum", func(s *pipeline.StageSpec) { s.Group = &pipeline.GroupSpec{Count: 10} })
 		spec.Name = "groups"
 		p := open(t, b, spec, with(c))
-		require.NoError(t, p.Put(patient(t), "in", items(20)...))
+		require.NoError(t, p.Put(testContext(t), "in", items(20)...))
 		got := bodies[int](t, drainSink(t, p, "out", 2))
 		require.Equal(t, 190, got[0]+got[1])
 	})
@@ -200,7 +201,7 @@ func TestARoleIsAStage(t *testing.T) {
 		spec := roleStage("split", func(s *pipeline.StageSpec) { s.Style = pipeline.Items })
 		spec.Name = "items"
 		p := open(t, b, spec, with(c))
-		require.NoError(t, p.Put(patient(t), "in", items(1)...))
+		require.NoError(t, p.Put(testContext(t), "in", items(1)...))
 		got := drainSink(t, p, "out", 2)
 		require.Equal(t, []string{"i0.0", "i0.1"}, ids(got))
 		require.Equal(t, []int{0, 100}, bodies[int](t, got))
@@ -211,14 +212,14 @@ func TestARoleIsAStage(t *testing.T) {
 func TestStickyKeysAndPartialResults(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	tr := newTroop()
-	c := company(t, b, tr, "judges", 2)
+	tr := newWorkerSet()
+	c := startRole(t, b, tr, "judges", 2)
 	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) {
 		s.Style, s.Sticky, s.AbortMethod, s.InFlight = pipeline.Items, true, "abort", 2
 	}), with(c))
 	put := func(id, key string) {
 		body, _ := wire.Marshal(7)
-		require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: id, Key: key, Body: body}))
+		require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: id, Key: key, Body: body}))
 	}
 	put("a1", "a")
 	put("b1", "b")
@@ -229,8 +230,8 @@ func TestStickyKeysAndPartialResults(t *testing.T) {
 	require.Equal(t, "0 a2", tr.came(t), "the same key goes to the same rank")
 	put("a3", "a")
 	put("b2", "b")
-	require.Equal(t, "1 b2", tr.came(t), "a3 waits for its rank, b2 does not wait for a3")
-	require.NoError(t, p.Abort(patient(t), "a1"))
+	require.Equal(t, "1 b2", tr.came(t), "a3 waits for its rank, and b2 is not blocked by a3")
+	require.NoError(t, p.Abort(testContext(t), "a1"))
 	got := drainSink(t, p, "out", 1)
 	require.Equal(t, "a1 partial", got[0].ID+" "+got[0].Key)
 	require.Equal(t, "0 a3", tr.came(t))
@@ -238,21 +239,21 @@ func TestStickyKeysAndPartialResults(t *testing.T) {
 	drainSink(t, p, "out", 4)
 }
 
-// Ranks leave in order: they get nothing more and finish what they have. Others join while it runs.
+// Ranks that leave get no more items and finish the ones they have. Others join while the pipeline runs.
 func TestRanksLeaveAndJoin(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	tr := newTroop()
-	c := company(t, b, tr, "judges", 2)
+	tr := newWorkerSet()
+	c := startRole(t, b, tr, "judges", 2)
 	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style = pipeline.Items }), with(c))
-	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(3)...))
 	tr.came(t)
 	tr.came(t)
 	leftCh := make(chan error, 1)
-	go func() { leftCh <- p.Leave(patient(t), "work", c, 0) }()
-	other := newTroop()
-	more := company(t, b, other, "others", 1)
-	require.NoError(t, p.Join(patient(t), "work", more))
+	go func() { leftCh <- p.Leave(testContext(t), "work", c, 0) }()
+	other := newWorkerSet()
+	more := startRole(t, b, other, "others", 1)
+	require.NoError(t, p.Join(testContext(t), "work", more))
 	require.Equal(t, "0 i2", other.came(t))
 	select {
 	case err := <-leftCh:
@@ -264,10 +265,10 @@ func TestRanksLeaveAndJoin(t *testing.T) {
 	close(other.goCh)
 	drainSink(t, p, "out", 3)
 	require.Equal(t, 2, status(t, p).Stages[0].Workers)
-	require.ErrorIs(t, p.Scale(patient(t), "work", 5), bus.ErrRefused, "its ranks are of two roles")
+	require.ErrorIs(t, p.Scale(testContext(t), "work", 5), bus.ErrRefused, "its ranks are of two roles")
 }
 
-// A child is this program once more, with these variables set: a process whose workers serve one role until it is killed.
+// A child is this test binary with these variables set: a process whose workers serve one role until it is killed.
 const (
 	childEnv    = "TROUPE_PIPELINE_TEST_CHILD" // the role
 	childURLEnv = "TROUPE_PIPELINE_TEST_URL"
@@ -282,9 +283,6 @@ func childIfAsked() {
 	if role == engineRole || role == poisonRole || role == modelRole {
 		serve = serveEngine
 	}
-	if role == serverRole {
-		serve = serveNATS
-	}
 	if err := serve(role, os.Getenv(childURLEnv)); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
 		os.Exit(1)
@@ -292,8 +290,8 @@ func childIfAsked() {
 	os.Exit(0)
 }
 
-// engineRole is the child that runs the pipeline "p" of three stages, and poisonRole the one whose function does not
-// survive every item.
+// engineRole is the child that runs the pipeline "p" of three stages, and poisonRole the one whose function ends the
+// process for some items.
 const (
 	engineRole = "@engine"
 	poisonRole = "@poison"
@@ -340,7 +338,7 @@ func serveEngine(role, url string) error {
 // serveRole hosts a role of two ranks and ends with its parent.
 func serveRole(role, url string) error {
 	ctx := context.Background()
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}}, Name: "child", Lease: time.Second, Classes: []*actors.Class{newTroop().class()}})
+	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}}, Name: "child", Lease: time.Second, Classes: []*actors.Class{newWorkerSet().class()}})
 	if err != nil {
 		return err
 	}
@@ -354,23 +352,23 @@ func serveRole(role, url string) error {
 	return err
 }
 
-// process is a child, as its parent holds it.
+// process is a child process.
 type process struct {
 	cmd     *exec.Cmd
 	cluster *roles.Cluster
-	diedCh  chan struct{} // closed when the wait for it has returned
+	diedCh  chan struct{} // closed when the process has been waited for
 	stdin   io.Closer
 }
 
 // spawn starts a child and attaches to its role.
 func spawn(t testing.TB, rt *roles.Runtime, role, url string) *process {
 	t.Helper()
-	p, err := spawnQuietly(patient(t), rt, role, url)
+	p, err := spawnQuietly(testContext(t), rt, role, url)
 	require.NoError(t, err)
 	return p
 }
 
-// spawnQuietly is spawn where a failure is not the test's.
+// spawnQuietly is spawn for callers that tolerate failures.
 func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -393,7 +391,7 @@ func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*pr
 	_, err = bufio.NewReader(stdout).ReadString('\n')
 	p := &process{cmd: cmd, diedCh: make(chan struct{}), stdin: stdin}
 	go func() {
-		_ = cmd.Wait() // it is killed
+		_ = cmd.Wait() // killed
 		close(p.diedCh)
 	}()
 	if err == nil && rt != nil {
@@ -411,30 +409,29 @@ func (p *process) kill() {
 	<-p.diedCh
 }
 
-// A worker process is killed with items in its hands. Whoever waits on the process says so, and others have the items
-// at once.
-func TestAKilledWorkersItemsAreHandedOn(t *testing.T) {
+// A worker process is killed with running items. The items run on other workers at once.
+func TestItemsOfAKilledWorkerMoveToOthers(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	rt, err := roles.Open(t.Context(), roles.Config{Bus: b})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
-	tr := newTroop()
-	survivors := company(t, b, tr, "survivors", 1)
+	tr := newWorkerSet()
+	survivors := startRole(t, b, tr, "survivors", 1)
 	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style, s.InFlight = pipeline.Items, 2 }))
 	var times []time.Duration
 	rounds := soakNumber(t, "TROUPE_SOAK_KILLS", 3)
 	for round := range rounds {
 		victim := spawn(t, rt, fmt.Sprintf("victims%d", round), srv.URL())
 		t.Cleanup(victim.kill)
-		require.NoError(t, p.Join(patient(t), "work", victim.cluster))
-		require.NoError(t, p.Put(patient(t), "in", items(4)...))
+		require.NoError(t, p.Join(testContext(t), "work", victim.cluster))
+		require.NoError(t, p.Put(testContext(t), "in", items(4)...))
 		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 20*time.Second, time.Millisecond)
 		victim.kill()
 		known := time.Now()
-		require.NoError(t, p.Lost(patient(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))
-		require.NoError(t, p.Join(patient(t), "work", survivors))
+		require.NoError(t, p.Lost(testContext(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))
+		require.NoError(t, p.Join(testContext(t), "work", survivors))
 		for range 2 {
 			tr.came(t)
 		}
@@ -447,10 +444,10 @@ func TestAKilledWorkersItemsAreHandedOn(t *testing.T) {
 		tr.goCh <- struct{}{}
 		tr.goCh <- struct{}{}
 		drainSink(t, p, "out", 4)
-		require.NoError(t, p.Leave(patient(t), "work", survivors))
+		require.NoError(t, p.Leave(testContext(t), "work", survivors))
 	}
 	slices.Sort(times)
-	t.Logf("from the known death to the items in other hands, %d times: median %v, slowest %v", rounds, times[rounds/2], times[rounds-1])
+	t.Logf("from the known death to the items running elsewhere, %d times: median %v, slowest %v", rounds, times[rounds/2], times[rounds-1])
 	require.Less(t, times[rounds-1], 500*time.Millisecond)
 	require.EqualValues(t, 4*rounds, status(t, p).Stages[0].Lost)
 	require.Zero(t, status(t, p).Dead)

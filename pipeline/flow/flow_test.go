@@ -20,19 +20,19 @@ func twoStages(ordered bool) spec.Spec {
 		}}
 }
 
-// steps are what may happen; the common ones are there more than once.
+// steps are the events of the model test; frequent ones occur more than once.
 var steps = []string{
 	"put", "put", "put", "put", "land", "land", "land", "reach", "read", "read", "body", "body", "body", "end", "end", "end", "end", "end", "late answer", "kill", "pause",
 	"crash", "time", "abort", "scale", "take", "take", "give", "version",
 }
 
-// aPlay is a pipeline of two stages with what the dice give them: order, groups, bounds of age, functions or roles, few
-// attempts or many.
-func aPlay(t *rapid.T) spec.Spec {
+// anySpec is a pipeline of two stages with random rules: order, groups, staleness, functions or roles, few attempts or
+// many.
+func anySpec(t *rapid.T) spec.Spec {
 	declared := twoStages(rapid.Bool().Draw(t, "ordered"))
 	if rapid.Bool().Draw(t, "functions") {
-		declared.Stages[0].Func = never
-		declared.Stages[1].Func = never
+		declared.Stages[0].Func = notCalled
+		declared.Stages[1].Func = notCalled
 	}
 	if rapid.Bool().Draw(t, "few attempts") {
 		for i := range declared.Stages {
@@ -52,52 +52,52 @@ func aPlay(t *rapid.T) spec.Spec {
 	return declared
 }
 
-// Whatever is killed, paused, aborted, scaled, delivered late or twice, and wherever the engine dies: what was stored once
-// has one end, in the sink, among the dead letters or dropped by rule; nothing stays behind, bounds hold, and keys keep
-// their order.
-func TestEffectsHappenOnce(t *testing.T) {
+// Whatever is killed, paused, aborted, scaled, delivered late or repeated, and whenever the engine crashes: every
+// stored item has one end, in the sink, in the dead letters or dropped by a rule; nothing is left over, bounds hold,
+// and keys keep their order.
+func TestEveryItemHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		declared := aPlay(t)
-		th := newTheatre(t, declared)
+		declared := anySpec(t)
+		th := newModel(t, declared)
 		size := rapid.SampledFrom([]int{1, 1, 20})
 		for range rapid.IntRange(0, 400).Draw(t, "steps") {
 			th.step(rapid.SampledFrom(steps).Draw(t, "step"), size)
-			th.pump()
-			th.bounded()
+			th.schedule()
+			th.checkBounds()
 		}
 		th.finish()
-		th.oneEnd()
+		th.checkOneEnd()
 		if declared.Stages[0].Ordered && declared.Stages[1].Ordered {
-			th.inOrder()
+			th.checkOrder()
 		}
-		th.empty()
+		th.checkEmpty()
 	})
 }
 
-func (th *theatre) step(what string, size *rapid.Generator[int]) {
+func (th *model) step(what string, size *rapid.Generator[int]) {
 	t := th.t
 	switch what {
 	case "put":
 		th.putOne(spec.Item{Key: rapid.SampledFrom([]string{"x", "y", ""}).Draw(t, "key"), Body: make([]byte, size.Draw(t, "size"))})
 	case "land":
-		th.reach()
-		th.hear()
+		th.storeCommit()
+		th.acknowledge()
 	case "reach":
-		th.reach()
+		th.storeCommit()
 	case "read":
 		th.read()
 	case "body":
-		th.storeBody(th.anyShelf(func(all []*BodyStream) *BodyStream { return all[rapid.IntRange(0, len(all)-1).Draw(t, "shelf")] }))
+		th.storeBody(th.anyBodyStream(func(all []*BodyStream) *BodyStream { return all[rapid.IntRange(0, len(all)-1).Draw(t, "shelf")] }))
 	case "end":
 		if len(th.tasks) > 0 {
 			th.end(rapid.SampledFrom(th.tasks).Draw(t, "task"), rapid.SampledFrom([]ResultKind{Handled, Handled, Handled, Failed, WorkerLost, Revoked}).Draw(t, "how"), size.Draw(t, "size"))
 		}
 	case "late answer":
-		if len(th.stale) > 0 {
-			th.end(rapid.SampledFrom(th.stale).Draw(t, "task"), Handled, 1)
+		if len(th.revoked) > 0 {
+			th.end(rapid.SampledFrom(th.revoked).Draw(t, "task"), Handled, 1)
 		}
 	case "kill":
-		th.killOne(rapid.SampledFrom(th.f.Stages).Draw(t, "stage"), rapid.Bool().Draw(t, "died"))
+		th.removeWorker(rapid.SampledFrom(th.f.Stages).Draw(t, "stage"), rapid.Bool().Draw(t, "died"))
 	case "pause":
 		s := rapid.SampledFrom(th.f.Stages).Draw(t, "stage")
 		s.paused = !s.paused
@@ -113,26 +113,26 @@ func (th *theatre) step(what string, size *rapid.Generator[int]) {
 	case "take":
 		th.take(rapid.IntRange(1, 3).Draw(t, "items"))
 	case "give":
-		th.give(rapid.Bool().Draw(t, "done"))
+		th.settle(rapid.Bool().Draw(t, "done"))
 	case "version":
 		th.f.Version += spec.VersionOf(0.7)
 	}
 }
 
-// bounded checks that a stream has no more than its bound, outputs that are still in hand included. What was done and not
-// stored when the engine died is there again.
-func (th *theatre) bounded() {
+// checkBounds checks that no stream exceeds its bound, reserved outputs included. Results that were lost in a crash
+// count again.
+func (th *model) checkBounds() {
 	requeues := th.spec.Stages[0].Stale != nil
 	for _, s := range th.f.streams {
 		if s.spec.Name == "a" && requeues {
-			continue // what goes back to its stream is not refused
+			continue // requeued items are not rejected
 		}
 		require.LessOrEqual(th.t, s.items+s.reservedOutputs, s.spec.Items+th.undone, s.spec.Name)
 	}
 }
 
-// oneEnd checks that each item that was stored has come to one end.
-func (th *theatre) oneEnd() {
+// checkOneEnd checks that each stored item has one end.
+func (th *model) checkOneEnd() {
 	for i := range th.put {
 		id := fmt.Sprint(i + 1)
 		ends := th.out[id] + th.dead[id] + th.dropped[id]
@@ -143,7 +143,7 @@ func (th *theatre) oneEnd() {
 	}
 }
 
-func (th *theatre) inOrder() {
+func (th *model) checkOrder() {
 	last := map[string]int{}
 	for _, e := range th.log {
 		if e.Stream != "out" || e.Key == "" {
@@ -157,8 +157,8 @@ func (th *theatre) inOrder() {
 	}
 }
 
-// empty checks that nothing is in flight, in the streams or in the log but what lies in the sink.
-func (th *theatre) empty() {
+// checkEmpty checks that only the items of the sink are left.
+func (th *model) checkEmpty() {
 	t, f := th.t, th.f
 	require.Zero(t, f.RunningTasks())
 	require.Zero(t, f.queued)
@@ -166,8 +166,8 @@ func (th *theatre) empty() {
 	require.Zero(t, f.pendingBodyBytes)
 	require.Nil(t, f.isolated)
 	require.Empty(t, f.taken)
-	for _, left := range th.tried {
-		require.Empty(t, left, "what went wrong goes with its item")
+	for _, left := range th.retries {
+		require.Empty(t, left, "retry states are deleted with their items")
 	}
 	inSink := 0
 	for _, e := range th.log {
@@ -184,20 +184,20 @@ func (th *theatre) empty() {
 		require.Zero(t, s.items, s.spec.Name)
 		require.Zero(t, s.bytes, s.spec.Name)
 		for _, l := range s.lanes {
-			require.Equal(t, l.head, l.done.Floor, "all of %s is done", s.spec.Name)
+			require.Equal(t, l.head, l.done.Floor, "all of %s is completed", s.spec.Name)
 		}
 	}
 }
 
-// A stream never has more than its bound, but for what was in hand when it filled up.
+// A stream never exceeds its bound.
 func TestBoundsHold(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		th := newTheatre(t, twoStages(false))
+		th := newModel(t, twoStages(false))
 		t.Repeat(map[string]func(*rapid.T){
 			"put": func(*rapid.T) { th.putOne(spec.Item{Body: []byte{1}}) },
 			"land": func(*rapid.T) {
-				th.reach()
-				th.hear()
+				th.storeCommit()
+				th.acknowledge()
 				th.read()
 			},
 			"end": func(t *rapid.T) {
@@ -206,7 +206,7 @@ func TestBoundsHold(t *testing.T) {
 				}
 			},
 			"": func(t *rapid.T) {
-				th.pump()
+				th.schedule()
 				for _, s := range th.f.streams {
 					require.LessOrEqual(t, s.items+s.reservedOutputs, s.spec.Items, s.spec.Name)
 					for _, l := range s.lanes {
@@ -218,13 +218,13 @@ func TestBoundsHold(t *testing.T) {
 	})
 }
 
-// Groups: exactly the first K of a group are handed over together, the others are late, however they are mixed.
-func TestGroupsTakeTheFirst(t *testing.T) {
+// The first K items of each group are handed over together and the others are late, in any order of arrival.
+func TestGroupsAreTheFirstItems(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		declared := twoStages(false)
 		declared.Streams[0].Items = 1 << 20
 		declared.Stages[0].Group = &spec.GroupSpec{First: 3}
-		th := newTheatre(t, declared)
+		th := newModel(t, declared)
 		count := map[string]int{}
 		for range rapid.IntRange(0, 60).Draw(t, "items") {
 			g := rapid.SampledFrom([]string{"g", "h", "i", "j"}).Draw(t, "group")
@@ -233,9 +233,9 @@ func TestGroupsTakeTheFirst(t *testing.T) {
 			th.f.Now = th.now
 			th.f.Put(&Put{Stream: th.f.StreamNamed("a"), Items: []spec.Item{{ID: fmt.Sprint(th.put), Group: g, Of: 1000}}})
 			if rapid.Bool().Draw(t, "go on") {
-				th.pump()
-				th.reach()
-				th.hear()
+				th.schedule()
+				th.storeCommit()
+				th.acknowledge()
 				th.read()
 				for _, x := range slices.Clone(th.tasks) {
 					th.end(x, Handled, 1)
@@ -243,9 +243,9 @@ func TestGroupsTakeTheFirst(t *testing.T) {
 			}
 		}
 		for range 300 {
-			th.pump()
-			th.reach()
-			th.hear()
+			th.schedule()
+			th.storeCommit()
+			th.acknowledge()
 			th.read()
 			for _, x := range slices.Clone(th.tasks) {
 				th.end(x, Handled, 1)

@@ -13,51 +13,51 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// theatre drives a flow without a server: what is committed goes into a log that is a list, and survives the flow. Time
-// is a number. The flow is the real one; what the engine does around it is done here, in an order that the dice choose:
-// bodies that are stored ahead, commits that reach the log, answers that come back, reads, ends of handlers.
-type theatre struct {
+// model drives a Flow without a server. The log is a list, which survives a crash of the flow, and time is a number.
+// The flow is the real one; the model does what the engine does, in random order: storing bodies, storing and
+// acknowledging commits, reads, results.
+type model struct {
 	t    *rapid.T
 	spec spec.Spec
 	f    *Flow
 	now  time.Time
 
-	rec     *Checkpoint // the newest in the log
-	log     []*Entry    // every item that was committed, in order
-	flights []*Commit   // built, and not yet known to be in the log
-	inLog   int         // how many of them are
-	purged  map[*Entry]bool
-	tried   map[string]map[uint64]RetryState // what went wrong, as the log has it, by lane
-	tasks   []*Task                          // in somebody's hand
-	stale   []*Task                          // taken back: their answers come late
-	reads   []ReadRequest
-	shelves map[*BodyStream][]*PendingBody // bodies that are to be stored, in order
-	bodySeq uint64
-	taken   []uint64
-	put     int
-	stored  map[string]bool // those that were answered
-	workers int
+	rec           *Checkpoint // the last one in the log
+	log           []*Entry    // every committed item, in order
+	inflight      []*Commit   // built, and not acknowledged
+	inLog         int         // how many of them are in the log
+	purged        map[*Entry]bool
+	retries       map[string]map[uint64]RetryState // by lane, as stored in the log
+	tasks         []*Task                          // running
+	revoked       []*Task                          // their results arrive late
+	reads         []ReadRequest
+	pendingBodies map[*BodyStream][]*PendingBody // not stored yet, in order
+	bodySeq       uint64
+	taken         []uint64
+	put           int
+	stored        map[string]bool // acknowledged
+	workers       int
 
-	// What came of each item, in the log: it lies in the sink, or among the dead letters, or was dropped.
+	// Where each item ended.
 	out, dead, dropped map[string]int
-	served             int // out of the sink
-	undone             int // ends that were taken in, and lost in a crash before they were stored
+	served             int // taken from the sink
+	undone             int // results that were lost in a crash
 }
 
-func newTheatre(t *rapid.T, spec spec.Spec) *theatre {
-	th := &theatre{
-		t: t, spec: spec, now: time.Unix(1000, 0), stored: map[string]bool{}, purged: map[*Entry]bool{}, tried: map[string]map[uint64]RetryState{},
+func newModel(t *rapid.T, spec spec.Spec) *model {
+	th := &model{
+		t: t, spec: spec, now: time.Unix(1000, 0), stored: map[string]bool{}, purged: map[*Entry]bool{}, retries: map[string]map[uint64]RetryState{},
 		out: map[string]int{}, dead: map[string]int{}, dropped: map[string]int{},
 	}
 	th.open()
 	return th
 }
 
-// open is a start: the first one, or one after a crash. It takes over what the log says, and nothing else.
-func (th *theatre) open() {
+// open starts the flow, the first time or after a crash, from the log alone.
+func (th *model) open() {
 	if th.f != nil {
 		lost := slices.Clone(th.f.queue.all())
-		for _, c := range th.flights[th.inLog:] {
+		for _, c := range th.inflight[th.inLog:] {
 			lost = append(lost, c.changes...)
 		}
 		for _, ch := range lost {
@@ -68,51 +68,51 @@ func (th *theatre) open() {
 	th.f.window = memoryWindow{items: 4, bytes: 1 << 20}
 	th.f.LargeBodyMin = 10
 	th.f.Now = th.now
-	th.tasks, th.stale, th.reads, th.flights, th.inLog, th.taken = nil, nil, nil, nil, 0, nil
-	th.shelves = map[*BodyStream][]*PendingBody{}
+	th.tasks, th.revoked, th.reads, th.inflight, th.inLog, th.taken = nil, nil, nil, nil, 0, nil
+	th.pendingBodies = map[*BodyStream][]*PendingBody{}
 	for _, s := range th.f.streams {
 		for _, l := range s.lanes {
-			for n, tr := range th.tried[laneName(l)] {
+			for n, tr := range th.retries[laneName(l)] {
 				l.retries[n] = &tr
 			}
 		}
 	}
 	th.f.CountCrash(th.rec)
-	th.flights = append(th.flights, th.f.BuildCommit())
-	th.reach()
-	th.hear()
+	th.inflight = append(th.inflight, th.f.BuildCommit())
+	th.storeCommit()
+	th.acknowledge()
 	for _, s := range th.f.Stages {
-		th.hire(s)
+		th.addWorker(s)
 	}
 }
 
 func laneName(l *Lane) string { return fmt.Sprint(l.stream.spec.Name, l.Priority) }
 
-func (th *theatre) hire(s *StageState) {
+func (th *model) addWorker(s *StageState) {
 	th.workers++
 	th.f.AddWorker(s, fmt.Sprint("w", th.workers), 2)
 }
 
-// scale replaces a stage's workers by another number of them: the old ones finish what they have.
-func (th *theatre) scale(s *StageState, n int) {
+// scale replaces a stage's workers; the old ones finish their tasks.
+func (th *model) scale(s *StageState, n int) {
 	for _, h := range s.Workers.All {
 		h.Draining = true
 		th.f.Unassign(s, h)
 	}
 	for range n {
-		th.hire(s)
+		th.addWorker(s)
 	}
 }
 
-// pump lets the flow decide and takes its effects.
-func (th *theatre) pump() {
+// schedule lets the flow decide and takes its effects.
+func (th *model) schedule() {
 	th.f.Now = th.now
 	th.f.Schedule()
 	do := th.f.TakeEffects()
 	th.tasks = append(th.tasks, do.Starts...)
 	th.reads = append(th.reads, do.Reads...)
 	for _, c := range do.Cancels {
-		th.stale = append(th.stale, c.Task)
+		th.revoked = append(th.revoked, c.Task)
 	}
 	for _, a := range do.Replies {
 		if id, ok := a.Token.(string); ok && a.Err == nil {
@@ -120,37 +120,37 @@ func (th *theatre) pump() {
 		}
 	}
 	for _, b := range do.Bodies {
-		th.shelves[b.Stream] = append(th.shelves[b.Stream], b)
+		th.pendingBodies[b.Stream] = append(th.pendingBodies[b.Stream], b)
 	}
 	th.tasks = slices.DeleteFunc(th.tasks, func(t *Task) bool { return t.Stage.running[t.ID] == nil })
-	if len(th.flights) < 3 && th.f.CanCommit() {
-		th.flights = append(th.flights, th.f.BuildCommit())
+	if len(th.inflight) < 3 && th.f.CanCommit() {
+		th.inflight = append(th.inflight, th.f.BuildCommit())
 	}
 }
 
-// storeBody stores the next body of a shelf.
-func (th *theatre) storeBody(sh *BodyStream) {
-	if len(th.shelves[sh]) == 0 {
+// storeBody stores the next body of a stream.
+func (th *model) storeBody(sh *BodyStream) {
+	if len(th.pendingBodies[sh]) == 0 {
 		return
 	}
-	b := th.shelves[sh][0]
-	th.shelves[sh] = th.shelves[sh][1:]
+	b := th.pendingBodies[sh][0]
+	th.pendingBodies[sh] = th.pendingBodies[sh][1:]
 	th.bodySeq++
 	b.Seqs = b.Seqs.Append(th.bodySeq)
 	th.f.BodiesStored([]*PendingBody{b})
 }
 
-// anyShelf is one of those with bodies to store, in a fixed order.
-func (th *theatre) anyShelf(pick func([]*BodyStream) *BodyStream) *BodyStream {
+// anyBodyStream picks a stream with bodies to store.
+func (th *model) anyBodyStream(pick func([]*BodyStream) *BodyStream) *BodyStream {
 	var all []*BodyStream
 	for _, s := range th.f.streams {
 		for _, l := range s.lanes {
-			if len(th.shelves[l.Bodies]) > 0 {
+			if len(th.pendingBodies[l.Bodies]) > 0 {
 				all = append(all, l.Bodies)
 			}
 		}
 	}
-	if len(th.shelves[th.f.DeadBodies]) > 0 {
+	if len(th.pendingBodies[th.f.DeadBodies]) > 0 {
 		all = append(all, th.f.DeadBodies)
 	}
 	if len(all) == 0 {
@@ -159,12 +159,12 @@ func (th *theatre) anyShelf(pick func([]*BodyStream) *BodyStream) *BodyStream {
 	return pick(all)
 }
 
-// reach brings the next commit into the log.
-func (th *theatre) reach() {
-	if th.inLog == len(th.flights) {
+// storeCommit stores the next commit.
+func (th *model) storeCommit() {
+	if th.inLog == len(th.inflight) {
 		return
 	}
-	c := th.flights[th.inLog]
+	c := th.inflight[th.inLog]
 	th.inLog++
 	last := map[*BodyStream]uint64{}
 	for _, e := range c.Entries {
@@ -185,16 +185,16 @@ func (th *theatre) reach() {
 	th.rec = &rec
 }
 
-// account notes what a change that is in the log did.
-func (th *theatre) account(ch *change) {
+// account notes the changes of a stored commit.
+func (th *model) account(ch *change) {
 	for _, e := range ch.retried {
-		if th.tried[laneName(e.Lane)] == nil {
-			th.tried[laneName(e.Lane)] = map[uint64]RetryState{}
+		if th.retries[laneName(e.Lane)] == nil {
+			th.retries[laneName(e.Lane)] = map[uint64]RetryState{}
 		}
-		th.tried[laneName(e.Lane)][e.Ordinal] = e.Retries.Truncated()
+		th.retries[laneName(e.Lane)][e.Ordinal] = e.Retries.Truncated()
 	}
 	for _, e := range ch.done {
-		delete(th.tried[laneName(e.Lane)], e.Ordinal)
+		delete(th.retries[laneName(e.Lane)], e.Ordinal)
 		if e.Stream == "out" {
 			th.served++
 		} else if len(ch.puts)+len(ch.dead) == 0 {
@@ -211,23 +211,23 @@ func (th *theatre) account(ch *change) {
 	}
 }
 
-// count counts the items that one was made of.
+// count counts the items that an output was made of.
 func count(into map[string]int, id string) {
 	for _, one := range strings.Split(id, "+") {
 		into[one]++
 	}
 }
 
-// hear brings the next answer back, and lets go of what is done.
-func (th *theatre) hear() {
+// acknowledge acknowledges the next commit, and purges.
+func (th *model) acknowledge() {
 	if th.inLog == 0 {
 		return
 	}
-	c := th.flights[0]
+	c := th.inflight[0]
 	at := slices.IndexFunc(th.log, func(e *Entry) bool {
 		return len(c.Entries) > 0 && e.Stream == c.Entries[0].Stream && e.Ordinal == c.Entries[0].Ordinal
 	})
-	th.flights, th.inLog = th.flights[1:], th.inLog-1
+	th.inflight, th.inLog = th.inflight[1:], th.inLog-1
 	th.f.Committed(c, uint64(at+1))
 	for _, s := range th.f.streams {
 		for _, l := range s.lanes {
@@ -241,7 +241,7 @@ func (th *theatre) hear() {
 	}
 }
 
-func (th *theatre) read() {
+func (th *model) read() {
 	if len(th.reads) == 0 {
 		return
 	}
@@ -262,15 +262,15 @@ func (th *theatre) read() {
 	want.Lane.ReadDone(ReadResult{Entries: got, UpTo: want.To, LastSeq: last})
 }
 
-func (th *theatre) putOne(it spec.Item) {
+func (th *model) putOne(it spec.Item) {
 	th.put++
 	it.ID = fmt.Sprint(th.put)
 	th.f.Now = th.now
 	th.f.Put(&Put{Stream: th.f.StreamNamed("a"), Items: []spec.Item{it}, Token: it.ID})
 }
 
-// end gives a task an end. What it gives is named after all it was made of.
-func (th *theatre) end(t *Task, how ResultKind, bytes int) {
+// end ends a task. Its output is named after all its inputs.
+func (th *model) end(t *Task, how ResultKind, bytes int) {
 	th.f.Now = th.now
 	var names []string
 	for _, e := range t.Entries {
@@ -278,20 +278,20 @@ func (th *theatre) end(t *Task, how ResultKind, bytes int) {
 	}
 	o := Result{TaskID: t.ID, Stage: t.Stage, Kind: how, Outs: []spec.Out{{Item: spec.Item{ID: strings.Join(names, "+"), Body: make([]byte, bytes)}}}}
 	if how != Handled {
-		o.Outs, o.Err = nil, errors.New("it did not work")
+		o.Outs, o.Err = nil, errors.New("failed by the model")
 	}
 	th.f.Finish(o)
 }
 
-// killOne takes a worker away with what it has, and puts another in its place.
-func (th *theatre) killOne(s *StageState, died bool) {
+// removeWorker removes a worker with its tasks and adds another.
+func (th *model) removeWorker(s *StageState, died bool) {
 	if len(s.Workers.All) == 0 {
 		return
 	}
 	h := s.Workers.All[0]
 	for _, t := range th.tasks {
 		if t.Worker == h {
-			th.stale = append(th.stale, t)
+			th.revoked = append(th.revoked, t)
 		}
 	}
 	th.f.Now = th.now
@@ -300,17 +300,17 @@ func (th *theatre) killOne(s *StageState, died bool) {
 		end = WorkerLost
 	}
 	th.f.RemoveWorker(s, h, end, 0, errors.New("killed"))
-	th.hire(s)
+	th.addWorker(s)
 }
 
-// take takes out of the sink, and give ends that.
-func (th *theatre) take(n int) {
+// take takes items from the sink; settle ends a take.
+func (th *model) take(n int) {
 	if id, _ := th.f.Take("out", n); id != 0 {
 		th.taken = append(th.taken, id)
 	}
 }
 
-func (th *theatre) give(done bool) {
+func (th *model) settle(done bool) {
 	if len(th.taken) > 0 {
 		th.f.Now = th.now
 		th.f.Settle(th.taken[0], done, nil)
@@ -318,30 +318,30 @@ func (th *theatre) give(done bool) {
 	}
 }
 
-// finish lets everything go through.
-func (th *theatre) finish() {
+// finish runs the flow until it is idle.
+func (th *model) finish() {
 	for _, s := range th.f.Stages {
 		s.paused = false
 	}
 	for range 10_000 {
-		th.pump()
-		for th.anyShelf(func(all []*BodyStream) *BodyStream { th.storeBody(all[0]); return all[0] }) != nil {
+		th.schedule()
+		for th.anyBodyStream(func(all []*BodyStream) *BodyStream { th.storeBody(all[0]); return all[0] }) != nil {
 		}
-		th.pump()
-		th.reach()
-		th.hear()
+		th.schedule()
+		th.storeCommit()
+		th.acknowledge()
 		th.read()
-		th.give(true)
+		th.settle(true)
 		for _, t := range slices.Clone(th.tasks) {
 			th.end(t, Handled, 1)
 		}
 		th.now = th.now.Add(time.Second)
-		if th.f.Idle() && len(th.flights) == 0 && len(th.reads) == 0 && len(th.taken) == 0 {
+		if th.f.Idle() && len(th.inflight) == 0 && len(th.reads) == 0 && len(th.taken) == 0 {
 			return
 		}
 	}
-	th.t.Fatalf("it does not come to an end: %+v", th.f.streams)
+	th.t.Fatalf("the flow does not become idle: %+v", th.f.streams)
 }
 
-// never is a function of a stage that is played by the theatre.
-func never(context.Context, []spec.Item) ([]spec.Out, error) { panic("the theatre plays it") }
+// notCalled marks a stage as a function; the model ends its tasks.
+func notCalled(context.Context, []spec.Item) ([]spec.Out, error) { panic("not called by the flow") }

@@ -8,8 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// The set agrees with a plain one, whatever the order, and never keeps more ranges than there are gaps.
-func TestOrdinalsAreASet(t *testing.T) {
+// The set agrees with a map, in any order of additions, and has no more ranges than gaps.
+func TestOrdinalSet(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var o OrdinalSet
 		in := map[uint64]bool{}

@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every letter that was ended is so after its block was stored and read back, the floor rises through whole blocks, and no other
-// letter is ended.
-func TestEndings(t *testing.T) {
+// Resolved dead letters are resolved after their blocks were stored and loaded, the floor rises over full blocks, and
+// no other dead letter is resolved.
+func TestResolvedLettersRoundTrip(t *testing.T) {
 	const n = 3*resolvedBlockBits + 100
 	e, stored, want := NewResolvedLetters(nil), map[uint64][]byte{}, map[uint64]bool{}
 	for range n {
@@ -23,7 +23,7 @@ func TestEndings(t *testing.T) {
 		}
 		return again
 	}
-	for i, at := range rand.Perm(n - 1) { // the last one stays
+	for i, at := range rand.Perm(n - 1) { // the last one stays unresolved
 		number := uint64(at + 1)
 		e.add(number)
 		want[number] = true

@@ -56,34 +56,34 @@ func TestAFileIsRead(t *testing.T) {
 	require.Equal(t, &GroupSpec{Count: 16, Every: 5 * time.Second}, f.Spec.Stages[1].Group)
 }
 
-// Every mistake is found, with its line and what to do about it, and none hides another.
+// Every mistake is reported with its line and a remedy, and none hides another.
 func TestMistakesInAFile(t *testing.T) {
 	for name, c := range map[string]struct{ old, new, want string }{
-		"unknown field":         {"items: 100,", "itmes: 100,", `line 8: streams.prompts.itmes: unknown field "itmes"; it can have age, bytes, full, items, priorities, sink (did you mean items?)`},
-		"bound of zero":         {"items: 100,", "items: 0,", "line 8: streams.prompts.items: a bound of zero admits nothing; leave it out for 10000 items"},
-		"bytes of zero":         {"bytes: 64MiB", "bytes: 0", "line 8: streams.prompts.bytes: a bound of zero admits nothing; leave it out for 256MiB"},
-		"age of zero":           {"age: 10m", "age: 0s", "line 8: streams.prompts.age: a bound of zero admits nothing; leave it out for none"},
-		"not a number":          {"items: 100,", "items: many,", `line 8: streams.prompts.items: expected a whole number, got "many"; write a number such as 100`},
-		"time without unit":     {"age: 10m", "age: 10", `line 8: streams.prompts.age: expected a duration, got "10"; write a number with its unit`},
-		"a stage with no role":  {"    role: learner\n", "", "line 13: stages.train.role: the stage has no role; name the role that handles the items"},
-		"an unknown role":       {"role: learner", "role: lerner", `line 14: stages.train.role: there is no role "lerner"; declare it under roles, before the stages (did you mean learner?)`},
-		"an unknown stream":     {"out: scored,", "out: scores,", `line 12: stages.reward.out: there is no stream "scores"; declare it under streams (did you mean scored?)`},
-		"a stream nobody reads": {"done: {sink: true}", "done:", "line 10: streams.done: no stage reads the stream; name it in a stage's in, or mark it as sink: true"},
-		"a cycle without bound": {"    rounds: 3\n", "", "line 12: stages.reward: a cycle without a bound: reward → train → reward; give one of them rounds"},
-		"rounds of zero":        {"rounds: 3", "rounds: 0", "line 21: stages.train.rounds: a bound of zero"},
-		"an unknown class":      {"class: scorer", "class: scorrer", `line 4: roles.reward.class: there is no class "scorrer"; this program has scorer (did you mean scorer?)`},
-		"an unknown method":     {"method: score,", "method: scroe,", `line 12: stages.reward.method: class scorer has no method "scroe"; it has score (did you mean score?)`},
-		"no class, no command":  {"    command: [python, learner.py]\n", "", "line 5: roles.learner: role learner has neither a class nor a command; give class, python, function or command"},
-		"two classes":           {"    command: [python, learner.py]\n", "    class: a\n    python: m.Learner\n", "roles.learner.python: role learner has a class a and a Python class m.Learner; keep one of them"},
-		"no Python class":       {"    command: [python, learner.py]\n", "    python: Learner\n", "line 6: roles.learner.python: \"Learner\" is not the path of a Python class; write it as package.module.Class"},
-		"a mesh that is wrong":  {"mesh: {tp: 2}", "mesh: {tp: 3}", "line 4: roles.reward.mesh:"},
-		"an unknown policy":     {"restart_rank", "restart", `line 4: roles.reward.policy: "restart" is none of them; give fail, restart_rank, restart_role, ignore`},
-		"an unknown rule":       {"drop_oldest", "drop_olest", `(did you mean drop_oldest?)`},
-		"given twice":           {"  scored:\n", "  scored:\n  prompts:\n", "line 10: streams.prompts: given twice, first in line 8; keep one"},
-		"no name":               {"name: rl\n", "", "line 1: name: the pipeline has no name"},
-		"stale without a bound": {"bound: 1.5, ", "", "line 19: stages.train.stale: the staleness rule has no bound"},
-		"broken yaml":           {"stages:\n", "stages: [\n", "line "},
-		"a group without rule":  {"{count: 16, every: 5s}", "{late: done}", "line 18: stages.train.group: the group has no rule; give first, count or every"},
+		"unknown field":           {"items: 100,", "itmes: 100,", `line 8: streams.prompts.itmes: unknown field "itmes"; it can have age, bytes, full, items, priorities, sink (did you mean items?)`},
+		"bound of zero":           {"items: 100,", "items: 0,", "line 8: streams.prompts.items: a bound of zero admits nothing; leave it out for 10000 items"},
+		"bytes of zero":           {"bytes: 64MiB", "bytes: 0", "line 8: streams.prompts.bytes: a bound of zero admits nothing; leave it out for 256MiB"},
+		"age of zero":             {"age: 10m", "age: 0s", "line 8: streams.prompts.age: a bound of zero admits nothing; leave it out for none"},
+		"not a number":            {"items: 100,", "items: many,", `line 8: streams.prompts.items: expected a whole number, got "many"; write a number such as 100`},
+		"time without unit":       {"age: 10m", "age: 10", `line 8: streams.prompts.age: expected a duration, got "10"; write a number with its unit`},
+		"a stage with no role":    {"    role: learner\n", "", "line 13: stages.train.role: the stage has no role; name the role that handles the items"},
+		"an unknown role":         {"role: learner", "role: lerner", `line 14: stages.train.role: there is no role "lerner"; declare it under roles, before the stages (did you mean learner?)`},
+		"an unknown stream":       {"out: scored,", "out: scores,", `line 12: stages.reward.out: there is no stream "scores"; declare it under streams (did you mean scored?)`},
+		"a stream no stage reads": {"done: {sink: true}", "done:", "line 10: streams.done: no stage reads the stream; name it in a stage's in, or mark it as sink: true"},
+		"a cycle without bound":   {"    rounds: 3\n", "", "line 12: stages.reward: a cycle without a bound: reward → train → reward; give one of them rounds"},
+		"rounds of zero":          {"rounds: 3", "rounds: 0", "line 21: stages.train.rounds: a bound of zero"},
+		"an unknown class":        {"class: scorer", "class: scorrer", `line 4: roles.reward.class: there is no class "scorrer"; this program has scorer (did you mean scorer?)`},
+		"an unknown method":       {"method: score,", "method: scroe,", `line 12: stages.reward.method: class scorer has no method "scroe"; it has score (did you mean score?)`},
+		"no class, no command":    {"    command: [python, learner.py]\n", "", "line 5: roles.learner: role learner has neither a class nor a command; give class, python, function or command"},
+		"two classes":             {"    command: [python, learner.py]\n", "    class: a\n    python: m.Learner\n", "roles.learner.python: role learner has a class a and a Python class m.Learner; keep one of them"},
+		"no Python class":         {"    command: [python, learner.py]\n", "    python: Learner\n", "line 6: roles.learner.python: \"Learner\" is not the path of a Python class; write it as package.module.Class"},
+		"a mesh that is wrong":    {"mesh: {tp: 2}", "mesh: {tp: 3}", "line 4: roles.reward.mesh:"},
+		"an unknown policy":       {"restart_rank", "restart", `line 4: roles.reward.policy: "restart" is none of them; give fail, restart_rank, restart_role, ignore`},
+		"an unknown rule":         {"drop_oldest", "drop_olest", `(did you mean drop_oldest?)`},
+		"given twice":             {"  scored:\n", "  scored:\n  prompts:\n", "line 10: streams.prompts: given twice, first in line 8; keep one"},
+		"no name":                 {"name: rl\n", "", "line 1: name: the pipeline has no name"},
+		"stale without a bound":   {"bound: 1.5, ", "", "line 19: stages.train.stale: the staleness rule has no bound"},
+		"broken yaml":             {"stages:\n", "stages: [\n", "line "},
+		"a group without rule":    {"{count: 16, every: 5s}", "{late: done}", "line 18: stages.train.group: the group has no rule; give first, count or every"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			require.Contains(t, goodFile, c.old)
@@ -103,7 +103,7 @@ func TestMistakesInAFile(t *testing.T) {
 	require.ErrorContains(t, err, "4 mistakes", "an unknown class, a bound of zero, an unknown field, and no method")
 }
 
-// A role may be a function: its stages need no method, and an item can be aborted in it.
+// A role may be a function: its stages need no method, and its items can be aborted.
 func TestFileFunctions(t *testing.T) {
 	t.Parallel()
 	f, err := ParseFile([]byte(`
