@@ -255,19 +255,19 @@ func (m *usageModel) operate(ctx context.Context, r *rand.Rand) {
 
 // TestModelOfCrashes puts, takes, retries and drops while the server and the engine are killed at random with SIGKILL,
 // and compares the result with a model: every item is delivered to the sink once, is one dead letter, or was dropped;
-// what was resolved stays resolved; attempts never decrease; a removed pipeline stays removed. `make crash-pipeline`
-// runs it for longer.
+// what was resolved stays resolved; attempts never decrease; a removed pipeline stays removed. TROUPE_CRASH_RESTARTS is
+// the number of kills.
 func TestModelOfCrashes(t *testing.T) {
+	t.Parallel()
 	restarts := soakNumber(t, "TROUPE_CRASH_RESTARTS", 10)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	tries := filepath.Join(t.TempDir(), "tries")
-	t.Setenv(modelTriesEnv, tries)
 	srv := bustest.StartCrashable(t)
 	c, err := pipeline.Connect(bustest.Open(t, bus.Config{URLs: []string{srv.URL}}), "default", "p")
 	require.NoError(t, err)
-	engine := spawn(t, nil, modelRole, srv.URL)
+	engine := spawn(t, nil, modelRole, srv.URL, modelTriesEnv+"="+tries)
 	t.Cleanup(func() { engine.kill() })
 	m := &usageModel{
 		t: t, c: c, put: map[string]bool{}, taken: map[string]bool{}, maybeTaken: map[string]bool{}, dropped: map[string]bool{},
@@ -291,7 +291,7 @@ func TestModelOfCrashes(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		for working.Err() == nil {
 			m.operate(ctx, r)
-			_ = sleep(working, 50*time.Millisecond)
+			_ = bus.Sleep(working, 50*time.Millisecond)
 		}
 	})
 	newEngine := func(crash bool) {
@@ -300,7 +300,7 @@ func TestModelOfCrashes(t *testing.T) {
 		if crash {
 			crashServer(srv)
 		}
-		engine = spawn(t, nil, modelRole, srv.URL)
+		engine = spawn(t, nil, modelRole, srv.URL, modelTriesEnv+"="+tries)
 	}
 	for i := range restarts {
 		time.Sleep(time.Duration(200+r.IntN(1100)) * time.Millisecond) // sometimes long enough for blocks to be rewritten
@@ -333,7 +333,7 @@ func TestModelOfCrashes(t *testing.T) {
 	<-engine.diedCh
 	require.NoError(t, c.Remove(ctx))
 	crashServer(srv)
-	engine = spawn(t, nil, modelRole, srv.URL)
+	engine = spawn(t, nil, modelRole, srv.URL, modelTriesEnv+"="+tries)
 	var st pipeline.Status
 	require.Eventually(t, func() bool {
 		st, err = c.Status(ctx)
@@ -342,15 +342,6 @@ func TestModelOfCrashes(t *testing.T) {
 	require.Zero(t, st.Dead)
 	for _, s := range st.Streams {
 		require.Zero(t, s.Items, s.Name)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 

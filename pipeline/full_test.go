@@ -16,6 +16,7 @@ import (
 // While the store is full, puts fail at once; when there is space again, the pipeline continues without losing accepted
 // items.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 16<<20)
 	if disk == "" {
 		return

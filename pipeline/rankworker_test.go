@@ -361,21 +361,21 @@ type process struct {
 }
 
 // spawn starts a child and attaches to its role.
-func spawn(t testing.TB, rt *roles.Runtime, role, url string) *process {
+func spawn(t testing.TB, rt *roles.Runtime, role, url string, env ...string) *process {
 	t.Helper()
-	p, err := spawnQuietly(testContext(t), rt, role, url)
+	p, err := spawnQuietly(testContext(t), rt, role, url, env...)
 	require.NoError(t, err)
 	return p
 }
 
 // spawnQuietly is spawn for callers that tolerate failures.
-func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string) (*process, error) {
+func spawnQuietly(ctx context.Context, rt *roles.Runtime, role, url string, env ...string) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	cmd := exec.Command(exe, "-test.run=^$")
-	cmd.Env = append(os.Environ(), childEnv+"="+role, childURLEnv+"="+url)
+	cmd.Env = append(append(os.Environ(), childEnv+"="+role, childURLEnv+"="+url), env...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

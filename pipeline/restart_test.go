@@ -303,6 +303,7 @@ func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 // The process that runs the pipeline is killed again and again. The next one continues from the log, and the producer,
 // which repeats unanswered puts, stores nothing twice.
 func TestTheEngineIsKilled(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ items, piece, bytes, through int }{
 		"small items":                 {2000, 8, 0, 150},
 		"items larger than a message": {36, 1, 2_500_000, 3},

@@ -115,11 +115,11 @@ func TestSoak(t *testing.T) {
 	p := open(t, b, spec)
 	work, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
-	var crews []*processSet
+	var sets []*processSet
 	for _, st := range spec.Stages {
 		c := &processSet{t: t, p: p, rt: rt, url: srv.URL(), stage: st.Name}
 		c.keep(work, &group, 2)
-		crews = append(crews, c)
+		sets = append(sets, c)
 	}
 	t.Cleanup(func() { stop(); group.Wait() })
 
@@ -133,7 +133,7 @@ func TestSoak(t *testing.T) {
 	for done := uint64(0); done < uint64(n); {
 		select {
 		case <-killing.C:
-			crews[rand.IntN(3)].killOne()
+			sets[rand.IntN(3)].killOne()
 		case <-ctx.Done():
 			t.Fatalf("%d of %d in time: %+v", done, n, status(t, p))
 		}
@@ -162,7 +162,7 @@ func TestSoak(t *testing.T) {
 	}
 	require.Zero(t, st.Dead)
 	killed, lost := 0, uint64(0)
-	for i, c := range crews {
+	for i, c := range sets {
 		c.mu.Lock()
 		killed += c.killed
 		c.mu.Unlock()
