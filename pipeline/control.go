@@ -2,7 +2,6 @@ package pipeline
 
 import (
 	"context"
-	"fmt"
 
 	"troupe/bus"
 	"troupe/pipeline/flow"
@@ -184,5 +183,3 @@ func (b *Batch) settle(ctx context.Context, done bool) error {
 		return nil
 	})
 }
-
-func (b *Batch) String() string { return fmt.Sprintf("%d items", len(b.Items)) }

@@ -1,6 +1,7 @@
 // Package stream stores messages in JetStream streams and reads them back in order. Packages above bus use it instead of
-// JetStream itself. Errors have the codes of bus: ErrNotFound for a stream or message that does not exist, ErrNoSpace for
-// a full store, ErrUnavailable for a server that cannot be reached or that refuses a write.
+// JetStream itself. Errors have the codes of bus: ErrNotFound for a stream or message that does not exist, ErrConflict for
+// a write that does not follow the expected sequence, ErrNoSpace for a full store, ErrUnavailable for everything that may
+// succeed later.
 //
 //	s, err := stream.Create(ctx, b, stream.Config{Name: "orders", Subject: "orders.>", MaxBytes: 1 << 20})
 //	stream.ExpectLast(msgs[0], last)              // the write is refused unless it follows this sequence

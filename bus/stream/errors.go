@@ -10,6 +10,12 @@ import (
 	"troupe/bus"
 )
 
+// Codes of a write that does not follow the expected sequence.
+const (
+	codeWrongLastSeq      = jetstream.ErrorCode(10071)
+	codeWrongLastSeqBatch = jetstream.ErrorCode(10164)
+)
+
 // coded gives an error of NATS its code; nil stays nil.
 func coded(doing string, err error) error {
 	switch {
@@ -19,6 +25,8 @@ func coded(doing string, err error) error {
 		return bus.Errorf(bus.CodeNotFound, "%s: %w", doing, err)
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return bus.Errorf(bus.CodeOf(err), "%s: %w", doing, err)
+	case bus.HasServerCode(err, codeWrongLastSeq, codeWrongLastSeqBatch):
+		return bus.Errorf(bus.CodeConflict, "%s: %w", doing, err)
 	case errors.Is(err, nats.ErrConnectionClosed):
 		return bus.Errorf(bus.CodeClosed, "%s: %w", doing, err)
 	}

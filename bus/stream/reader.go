@@ -26,9 +26,20 @@ type Message struct {
 
 // ReadOptions say what to read. The zero value reads everything.
 type ReadOptions struct {
-	Subject     string // may have wildcards
-	From        uint64 // first sequence
-	HeadersOnly bool   // leave out the bodies
+	Subject     string    // may have wildcards
+	From        uint64    // first sequence
+	Since       time.Time // first time of storage; not with From
+	HeadersOnly bool      // leave out the bodies
+}
+
+func (o ReadOptions) start() (jetstream.DeliverPolicy, uint64, *time.Time) {
+	switch {
+	case o.From > 0:
+		return jetstream.DeliverByStartSequencePolicy, o.From, nil
+	case !o.Since.IsZero():
+		return jetstream.DeliverByStartTimePolicy, 0, &o.Since
+	}
+	return jetstream.DeliverAllPolicy, 0, nil
 }
 
 // Reader reads messages in order. A message that is lost on its way is an error, so a missing message was deleted. One
@@ -42,12 +53,10 @@ type Reader struct {
 // Reader starts reading. Close frees its resources on the server.
 func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
 	cfg := jetstream.ConsumerConfig{
-		FilterSubject: o.Subject, AckPolicy: jetstream.AckNonePolicy, DeliverPolicy: jetstream.DeliverAllPolicy, HeadersOnly: o.HeadersOnly,
+		FilterSubject: o.Subject, AckPolicy: jetstream.AckNonePolicy, HeadersOnly: o.HeadersOnly,
 		InactiveThreshold: readerIdleTime, MemoryStorage: true, Replicas: 1,
 	}
-	if o.From > 0 {
-		cfg.DeliverPolicy, cfg.OptStartSeq = jetstream.DeliverByStartSequencePolicy, o.From
-	}
+	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
 	c, err := s.js.CreateConsumer(ctx, cfg)
 	if err != nil {
 		return nil, coded("read stream "+s.name(), err)
@@ -104,7 +113,7 @@ func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int,
 				return nil, received, bus.Errorf(bus.CodeUnavailable, "message %d was lost in transit", meta.Sequence.Stream)
 			}
 			if m.Headers().Get(jetstream.MarkerReasonHeader) == "" {
-				out = append(out, Message{Subject: m.Subject(), Header: bus.Header(m.Headers()), Data: m.Data(), Seq: meta.Sequence.Stream, Time: meta.Timestamp})
+				out = append(out, messageOf(m, meta))
 			}
 		}
 	}
@@ -133,4 +142,47 @@ func (s *Stream) Each(ctx context.Context, o ReadOptions, do func(Message) error
 			}
 		}
 	}
+}
+
+// Follow calls do with each message, in order, also with those that are stored later, until do returns an error or ctx
+// ends. It survives restarts of the server.
+func (s *Stream) Follow(ctx context.Context, o ReadOptions, do func(Message) error) error {
+	cfg := jetstream.OrderedConsumerConfig{HeadersOnly: o.HeadersOnly}
+	if o.Subject != "" {
+		cfg.FilterSubjects = []string{o.Subject}
+	}
+	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
+	c, err := s.js.OrderedConsumer(ctx, cfg)
+	if err != nil {
+		return coded("read stream "+s.name(), err)
+	}
+	messages, err := c.Messages()
+	if err != nil {
+		return coded("read stream "+s.name(), err)
+	}
+	defer messages.Stop()
+	defer context.AfterFunc(ctx, bus.Guard(messages.Stop))()
+	for {
+		m, err := messages.Next()
+		if ctx.Err() != nil {
+			return coded("read stream "+s.name(), ctx.Err())
+		}
+		if err != nil {
+			return coded("read stream "+s.name(), err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return coded("read stream "+s.name(), err)
+		}
+		if m.Headers().Get(jetstream.MarkerReasonHeader) != "" {
+			continue
+		}
+		if err := do(messageOf(m, meta)); err != nil {
+			return err
+		}
+	}
+}
+
+func messageOf(m jetstream.Msg, meta *jetstream.MsgMetadata) Message {
+	return Message{Subject: m.Subject(), Header: m.Headers(), Data: m.Data(), Seq: meta.Sequence.Stream, Time: meta.Timestamp}
 }
