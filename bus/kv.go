@@ -407,6 +407,8 @@ func (kv *KV) fail(ctx context.Context, doing string, err error) error {
 		code, why = CodeInvalid, fmt.Sprintf("a value is over the server's limit of %d bytes", kv.b.nc.MaxPayload())
 	case unsent(err), !kv.b.nc.IsConnected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		code, why = CodeUnavailable, "the server cannot be reached"
+	case codeIs(err, codeStoreFailed):
+		code, why = CodeUnavailable, "the store takes no writes"
 	case transient(err):
 		code, why = CodeTimedOut, "no answer in time"
 	}
