@@ -32,6 +32,7 @@ const (
 	stuckAfter    = 30 * time.Second      // for JetStream to end before the store counts as stuck
 	openLimit     = 10 * time.Minute      // for JetStream to read its files again before the store counts as stuck
 	reportLimit   = time.Second           // for the server to name its streams
+	resumesMost   = 16                    // times that a process which can be replaced turns JetStream on again
 	runawayBytes  = 512 << 20             // by which the heap may grow before a server that does not end counts as stuck
 	probeBytes    = 128 << 10             // what is written to find out whether the disk takes writes again
 	refusalLog    = 64 << 10              // messages that wait for their refusal
@@ -91,8 +92,8 @@ func (b *Bus) StoreErr() (changed <-chan struct{}, err error) {
 }
 
 // StoreStuck is closed when the embedded server could not close its store after a failed write, although the disk takes writes
-// again: only another process can open the store then. StoreErr has the reason. Until the process ends, every request to the
-// store is refused at once. The channel is nil, which never is ready, for a server that is not ours.
+// again: only another process can open the store then. With ServerConfig.Replaceable it is also closed when the store has been
+// closed and opened too often. StoreErr has the reason. Until the process ends, every request to the store is refused at once. The channel is nil, which never is ready, for a server that is not ours.
 func (b *Bus) StoreStuck() <-chan struct{} {
 	if b.srv == nil || b.srv.guard == nil {
 		return nil
@@ -121,6 +122,8 @@ type storeGuard struct {
 	log   *slog.Logger
 	hang  time.Duration // see ServerConfig.HangStore
 
+	replaceable bool // see ServerConfig.Replaceable
+
 	failedCh chan string // holds one: what the server's log says of a failed write
 	stuckCh  chan struct{}
 	stuck    func() // closes stuckCh, once
@@ -129,6 +132,7 @@ type storeGuard struct {
 
 	mu      sync.Mutex // guards what follows
 	err     *Error     // why writes are refused; nil while they are not
+	resumes int        // how often JetStream was turned on again
 	config  server.JetStreamConfig
 	changed chan struct{} // closed and replaced when err changes
 }
@@ -136,7 +140,7 @@ type storeGuard struct {
 func newStoreGuard(dir string, cfg ServerConfig, log *slog.Logger) *storeGuard {
 	stuckCh := make(chan struct{})
 	return &storeGuard{
-		dir: dir, token: cfg.Token, log: log, hang: cfg.HangStore, failedCh: make(chan string, 1),
+		dir: dir, token: cfg.Token, log: log, hang: cfg.HangStore, replaceable: cfg.Replaceable, failedCh: make(chan string, 1),
 		stuckCh: stuckCh, stuck: sync.OnceFunc(func() { close(stuckCh) }),
 		stopCh: make(chan struct{}), doneCh: make(chan struct{}), changed: make(chan struct{}),
 	}
@@ -231,6 +235,11 @@ func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 		}
 		if err := takesWrites(g.dir); err != nil {
 			continue
+		}
+		if g.worn() {
+			g.declareStuck(r, Errorf(CodeUnavailable, "the head's store was closed and opened %d times; the process that runs the head has to be started anew", resumesMost))
+			<-g.stopCh
+			return false
 		}
 		r.close() // first: what JetStream answers must not be refused as well
 		openCh, resumed := make(chan struct{}), error(nil)
@@ -327,13 +336,26 @@ func (g *storeGuard) await(doneCh <-chan struct{}, limit time.Duration, heap uin
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		g.log.Error("bus: nats-server does not close or open its store after a failed write; only another process can", "store", g.dir, "error", why, "stacks", string(stacks))
-		cause := Errorf(CodeUnavailable, "the head's store could not be closed after a failed write (%s), and this process cannot open it again; end the process that runs the head and start it anew", clip(why))
-		g.set(cause)
-		r.close()
-		r.open(cause)
-		g.stuck()
+		g.declareStuck(r, Errorf(CodeUnavailable, "the head's store could not be closed after a failed write (%s), and this process cannot open it again; end the process that runs the head and start it anew", clip(why)))
 		limit, heap = math.MaxInt64, math.MaxUint64
 	}
+}
+
+// declareStuck has requests refused with cause, and tells whoever can replace the process.
+func (g *storeGuard) declareStuck(r *refuser, cause *Error) {
+	g.set(cause)
+	r.close()
+	r.open(cause)
+	g.stuck()
+}
+
+// worn reports whether the process should be replaced rather than JetStream turned on again. Each time nats-server keeps the
+// handler of all requests to JetStream, so that it executes each request once more, and the goroutines behind it; and each
+// atomic batch that begins on a full disk leaves a goroutine with its buffers. That was about 1.3 MB for each full disk.
+func (g *storeGuard) worn() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.replaceable && g.resumes >= resumesMost
 }
 
 // heapBytes is the size of the objects on the heap, dead ones included.
@@ -433,6 +455,9 @@ func (g *storeGuard) resume() error {
 	case <-g.failedCh: // of a write before, or of the shutdown
 	default:
 	}
+	g.mu.Lock()
+	g.resumes++
+	g.mu.Unlock()
 	cfg := g.config
 	cfg.StoreDir = g.dir
 	return g.srv.EnableJetStream(&cfg)

@@ -204,6 +204,42 @@ func TestRunawayStore(t *testing.T) {
 	os.Exit(0)
 }
 
+// A process that can be replaced does not close and open its store without end: nats-server keeps memory each time.
+func TestWornStore(t *testing.T) {
+	dir := bustest.SmallDisk(t, 8<<20)
+	if dir == "" {
+		return
+	}
+	b, err := bus.Open(t.Context(), bus.Config{Logger: slog.New(slog.DiscardHandler), Server: bus.ServerConfig{StoreDir: dir, Replaceable: true}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	change := func(changedCh <-chan struct{}) {
+		select {
+		case <-changedCh:
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "the store does not change")
+		}
+	}
+	for _, resumes := range []int{bus.ResumesMost - 1, bus.ResumesMost} {
+		b.SetStoreResumes(resumes)
+		changedCh, err := b.StoreErr()
+		require.NoError(t, err)
+		free := bustest.FillDisk(t, dir)
+		change(changedCh)
+		changedCh, err = b.StoreErr()
+		require.ErrorIs(t, err, bus.ErrNoSpace)
+		free()
+		change(changedCh)
+	}
+	select {
+	case <-b.StoreStuck():
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "the store is opened again")
+	}
+	_, err = b.StoreErr()
+	require.ErrorContains(t, err, "has to be started anew")
+}
+
 // A store whose limit is reached refuses with the same code: the remedy is the same.
 func TestStoreLimit(t *testing.T) {
 	b, err := bus.Open(t.Context(), bus.Config{Logger: slog.New(slog.DiscardHandler), Server: bus.ServerConfig{MaxStore: 8 << 20}})

@@ -79,6 +79,7 @@ TROUPE_TOKEN.`,
 			if flags.stdin {
 				ctx = untilClosed(ctx, cmd.InOrStdin())
 			}
+			h.replaceable = true
 			return c.up(ctx, h, nil)
 		},
 	}
@@ -130,6 +131,8 @@ type head struct {
 	metrics  string // where to serve them; empty: nowhere
 	replicas int    // as in bus.KVConfig
 	limit    int64  // bytes of the store; zero: the bus's own
+
+	replaceable bool // the process runs this head alone: it may replace itself
 }
 
 // newHead checks the flags. It opens nothing.
@@ -285,7 +288,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 		b, err := bus.Open(ctx, cfg)
 		return b, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
 	}
-	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true}
+	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true, Replaceable: h.replaceable}
 	var err error
 	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.env("TROUPE_TOKEN")); err != nil {
 		return nil, fmt.Errorf("token in %s: %w", h.store, err)
