@@ -16,6 +16,8 @@ import (
 	"syscall"
 	"time"
 
+	"troupe/bus/wire"
+
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -42,7 +44,7 @@ const (
 const (
 	codeStorageExceeded = jetstream.ErrorCode(10047)
 	codeNoResources     = jetstream.ErrorCode(10023)
-	codeStoreFailed     = jetstream.ErrorCode(10077)
+	CodeStoreFailed     = jetstream.ErrorCode(10077)
 )
 
 // noSpaceText is the remedy that every such error ends with.
@@ -336,7 +338,7 @@ func (g *storeGuard) await(doneCh <-chan struct{}, limit time.Duration, heap uin
 		stacks := make([]byte, 1<<20)
 		stacks = stacks[:runtime.Stack(stacks, true)]
 		g.log.Error("bus: nats-server does not close or open its store after a failed write; only another process can", "store", g.dir, "error", why, "stacks", string(stacks))
-		g.declareStuck(r, Errorf(CodeUnavailable, "the head's store could not be closed after a failed write (%s), and this process cannot open it again; end the process that runs the head and start it anew", clip(why)))
+		g.declareStuck(r, Errorf(CodeUnavailable, "the head's store could not be closed after a failed write (%s), and this process cannot open it again; end the process that runs the head and start it anew", wire.Clip(why)))
 		limit, heap = math.MaxInt64, math.MaxUint64
 	}
 }
@@ -372,7 +374,7 @@ func (g *storeGuard) cause(why string) *Error {
 			return Errorf(CodeNoSpace, "%s", noSpaceText)
 		}
 	}
-	return Errorf(CodeUnavailable, "the head's store cannot be written: %s; repair its disk, and try again", clip(why))
+	return Errorf(CodeUnavailable, "the head's store cannot be written: %s; repair its disk, and try again", wire.Clip(why))
 }
 
 func (g *storeGuard) set(err *Error) {
@@ -428,8 +430,10 @@ func AwaitSpace(ctx context.Context, dir string) error {
 		if err == nil {
 			return nil
 		}
-		if pause(ctx, spaceLook) != nil {
+		select {
+		case <-ctx.Done():
 			return Errorf(CodeOf(ctx.Err()), "wait for space in %s: %w", dir, err)
+		case <-time.After(spaceLook):
 		}
 	}
 }
@@ -537,7 +541,7 @@ func (r *refuser) close() {
 func refusal(cause *Error) []byte {
 	code := codeStorageExceeded
 	if cause.Code != CodeNoSpace {
-		code = codeStoreFailed
+		code = CodeStoreFailed
 	}
 	body, _ := json.Marshal(map[string]any{ // strings and numbers
 		"type":  "io.nats.jetstream.api.v1.pub_ack_response",

@@ -11,6 +11,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
 )
@@ -50,7 +52,7 @@ func beats(t *testing.T, b *bus.Bus) <-chan gpu.Beat {
 	ch := make(chan gpu.Beat, 1024)
 	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) {
 		var beat gpu.Beat
-		if err := bus.Unmarshal(m.Data, &beat); err != nil {
+		if err := wire.Unmarshal(m.Data, &beat); err != nil {
 			t.Error(err)
 		}
 		ch <- beat
@@ -90,12 +92,12 @@ func TestReporter(t *testing.T) {
 	require.Positive(t, first.Report.Memory)
 	next(t, ch, func(beat gpu.Beat) bool { return beat.Report == nil }) // most are light
 
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	entry, err := kv.Get(t.Context(), gpu.NodeKey("host"))
+	entry, err := bucket.Get(t.Context(), gpu.NodeKey("host"))
 	require.NoError(t, err)
 	var leased gpu.Report
-	require.NoError(t, bus.Unmarshal(entry.Value, &leased))
+	require.NoError(t, wire.Unmarshal(entry.Value, &leased))
 	require.Equal(t, first.Session, leased.Session)
 
 	uuid := first.Report.Devices[0].UUID
@@ -108,7 +110,7 @@ func TestReporter(t *testing.T) {
 
 	stop()
 	next(t, ch, func(beat gpu.Beat) bool { return beat.Bye })
-	_, err = kv.Get(t.Context(), gpu.NodeKey("host"))
+	_, err = bucket.Get(t.Context(), gpu.NodeKey("host"))
 	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is given up")
 }
 
@@ -175,10 +177,10 @@ func TestReporterComesBackAtOnce(t *testing.T) {
 	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)
 	for range 3 {
 		bustest.Reconnected(t, b.Conn(), srv.Restart)
-		kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+		bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
-			_, err := kv.Get(t.Context(), gpu.NodeKey("host"))
+			_, err := bucket.Get(t.Context(), gpu.NodeKey("host"))
 			return err == nil
 		}, 4*time.Second, 10*time.Millisecond, "the lease is renewed every five seconds only")
 	}

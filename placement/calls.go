@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // session is one client as the leader of this term knows it. A call that is over keeps its answer until the client says
@@ -260,7 +261,7 @@ func (r *reign) setRules(c *call) {
 		r.finishErr(c, bus.Errorf(bus.CodeInvalid, "%w", err))
 		return
 	}
-	value, err := bus.Marshal(*c.Rules)
+	value, err := wire.Marshal(*c.Rules)
 	if err != nil {
 		r.finishErr(c, err)
 		return

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Cordon closes a node, or one device of it, to new grants. What is held there stays held. It is kept in the ledger
@@ -68,12 +69,12 @@ func (c cordons) encode() ([]byte, error) {
 	if len(c) == 0 {
 		return nil, nil
 	}
-	return bus.Marshal(c.list())
+	return wire.Marshal(c.list())
 }
 
 func decodeCordons(value []byte) (cordons, error) {
 	var list []Cordon
-	if err := bus.Unmarshal(value, &list); err != nil {
+	if err := wire.Unmarshal(value, &list); err != nil {
 		return nil, err
 	}
 	c := cordons{}

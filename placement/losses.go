@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/gpu"
 )
 
@@ -105,7 +106,7 @@ func (r *reign) ask(m *member) {
 		return
 	}
 	m.asked = r.book.Now
-	data, err := bus.Marshal(gpu.Question{Stamp: m.stamp, Ended: m.ended})
+	data, err := wire.Marshal(gpu.Question{Stamp: m.stamp, Ended: m.ended})
 	if err != nil {
 		r.cfg.Logger.Error("placement: a question cannot be written", "node", m.name, "error", err)
 		return
@@ -125,7 +126,7 @@ func (r *reign) needed(name string) bool {
 
 // seat writes a newcomer's rank. If that fails it is tried again at the next tick.
 func (r *reign) seat(m *member) {
-	value, err := bus.Marshal(seat{m.rank})
+	value, err := wire.Marshal(seat{m.rank})
 	if err != nil {
 		return
 	}

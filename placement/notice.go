@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Notice is something about reservations that an operator may want to know of. It is stored with the other events, whose
@@ -33,7 +34,7 @@ func (r *reign) record(n Notice) {
 		return
 	}
 	n.At = r.book.Now.UTC()
-	data, err := bus.Marshal(n)
+	data, err := wire.Marshal(n)
 	if err == nil {
 		r.publish(bus.Events(n.Namespace), data)
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Record is a reservation as the ledger has it.
@@ -60,13 +61,13 @@ func reservationKey(id string) string { return "reservation." + id }
 // known yet: it is left out then, and put in when the record is rewritten.
 func (s *stored) encode() ([]byte, error) {
 	s.Version = recordVersion
-	return bus.Marshal(s)
+	return wire.Marshal(s)
 }
 
 // decodeRecord reads what was written at a revision.
 func decodeRecord(w written) (*stored, error) {
 	var s stored
-	if err := bus.Unmarshal(w.value, &s); err != nil {
+	if err := wire.Unmarshal(w.value, &s); err != nil {
 		return nil, err
 	}
 	if s.Version != recordVersion {

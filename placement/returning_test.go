@@ -10,6 +10,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	agent "troupe/nodes"
 	"troupe/placement"
@@ -91,7 +93,7 @@ func TestReturningNode(t *testing.T) {
 
 	// A late order must not reach the new holder, and a late start under the old token is refused.
 	fresh := s.sleeper(r)
-	question, err := bus.Marshal(gpu.Question{Ended: []gpu.Ended{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
+	question, err := wire.Marshal(gpu.Question{Ended: []gpu.Ended{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
 	require.NoError(t, err)
 	require.NoError(t, s.bus().Conn().Publish(bus.NodeAsk("far"), question))
 	client := agent.NewClient(s.bus())
@@ -142,22 +144,22 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	c := s.client("default")
 	s.ready(c, 1)
 	b := s.bus()
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
 	report := gpu.Report{
 		Node: "slow", Session: "one", Seq: 1, CPUs: 1, RunningComplete: true, Answered: gpu.NotAsked,
 		Devices: []gpu.Device{{UUID: "GPU-slow", Index: 0}},
 	}
-	value, err := bus.Marshal(report)
+	value, err := wire.Marshal(report)
 	require.NoError(t, err)
 	sub, err := b.Conn().SubscribeSync(bus.NodeAsk("slow"))
 	require.NoError(t, err)
-	lease, err := kv.Lease(t.Context(), gpu.NodeKey("slow"), value, s.lease)
+	lease, err := bucket.Lease(t.Context(), gpu.NodeKey("slow"), value, s.lease)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = lease.Release(t.Context()) })
 	beat := func() {
 		report.Seq++
-		data, err := bus.Marshal(gpu.Beat{Node: "slow", Session: "one", Report: &report})
+		data, err := wire.Marshal(gpu.Beat{Node: "slow", Session: "one", Report: &report})
 		require.NoError(t, err)
 		require.NoError(t, b.Conn().Publish(bus.NodeBeat("slow"), data))
 	}
@@ -168,7 +170,7 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	m, err := sub.NextMsg(10 * time.Second)
 	require.NoError(t, err)
 	var q gpu.Question
-	require.NoError(t, bus.Unmarshal(m.Data, &q))
+	require.NoError(t, wire.Unmarshal(m.Data, &q))
 	require.Greater(t, q.Stamp, uint64(gpu.NotAsked))
 	report.Answered = q.Stamp
 	s.eventually(func() bool {

@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/roles"
@@ -95,7 +96,7 @@ func (d *desk) answer(m *nats.Msg) {
 // beat notes a node's sign of life.
 func (d *desk) beat(m *nats.Msg) {
 	var beat gpu.Beat
-	if bus.Unmarshal(m.Data, &beat) != nil {
+	if wire.Unmarshal(m.Data, &beat) != nil {
 		return // the placement service complains of it
 	}
 	d.mu.Lock()
