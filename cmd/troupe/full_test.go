@@ -131,3 +131,22 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 	require.NoError(t, cmd.Wait(), "the new head ends in order")
 	require.False(t, locked(filepath.Join(disk, "agent", "lock")), "and its agent with it")
 }
+
+// A head that replaced itself while the disk is still full waits for space: nothing else would start it again.
+func TestReplacedHeadWaitsForSpace(t *testing.T) {
+	disk := bustest.SmallDisk(t, 24<<20)
+	if disk == "" {
+		return
+	}
+	free := bustest.FillDisk(t, disk)
+	u := newUser(t).with(replacedEnv, "1")
+	cmd, out := u.process("up", "--json", "--no-agent", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
+	for late := time.Now().Add(20 * time.Second); !locked(filepath.Join(disk, "lock")); {
+		require.True(t, time.Now().Before(late), "the head does not start")
+		time.Sleep(10 * time.Millisecond) // the file may not be there yet
+	}
+	free()
+	var head readyHead
+	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &head))
+	require.Equal(t, cmd.Process.Pid, head.PID)
+}
