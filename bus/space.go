@@ -44,7 +44,8 @@ const (
 const (
 	codeStorageExceeded = jetstream.ErrorCode(10047)
 	codeNoResources     = jetstream.ErrorCode(10023)
-	CodeStoreFailed     = jetstream.ErrorCode(10077)
+	CodeStoreFailed     = jetstream.ErrorCode(10077) // also of a stream that is full
+	CodeStoreOffline    = jetstream.ErrorCode(10118) // our own answer for a store that cannot be written for another reason
 )
 
 // noSpaceText is the remedy that every such error ends with.
@@ -541,7 +542,7 @@ func (r *refuser) close() {
 func refusal(cause *Error) []byte {
 	code := codeStorageExceeded
 	if cause.Code != CodeNoSpace {
-		code = CodeStoreFailed
+		code = CodeStoreOffline
 	}
 	body, _ := json.Marshal(map[string]any{ // strings and numbers
 		"type":  "io.nats.jetstream.api.v1.pub_ack_response",
