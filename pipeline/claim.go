@@ -238,9 +238,9 @@ func (l *Claim) Ack(ctx context.Context) error { return l.settle(ctx, "taken") }
 // Nak returns the items to the sink.
 func (l *Claim) Nak(ctx context.Context) error { return l.settle(ctx, "given-back") }
 
-func (l *Claim) settle(ctx context.Context, verb string) error {
+func (l *Claim) settle(ctx context.Context, op string) error {
 	l.cancel()
 	l.keepalives.Wait()
 	defer func() { _ = l.presence.Unsubscribe() }()
-	return l.c.call(ctx, verb, request{Seqs: []uint64{l.id}}, nil)
+	return l.c.call(ctx, op, request{Seqs: []uint64{l.id}}, nil)
 }

@@ -143,31 +143,31 @@ func (c *Client) Take(ctx context.Context, stream string, n int, do func([]Claim
 // Shutdown closes the pipeline in the process that runs it, as Pipeline.Close does.
 func (c *Client) Shutdown(ctx context.Context) error { return c.call(ctx, "shutdown", request{}, nil) }
 
-func (c *Client) call(ctx context.Context, verb string, o request, result any) error {
-	body, err := json.Marshal(o)
+func (c *Client) call(ctx context.Context, op string, req request, result any) error {
+	body, err := json.Marshal(req)
 	if err != nil {
-		return bus.Errorf(bus.CodeInvalid, "%s: %w", verb, err)
+		return bus.Errorf(bus.CodeInvalid, "%s: %w", op, err)
 	}
-	return sendRequest(ctx, c.b, c.at, verb, body, result, requestTimeout)
+	return sendRequest(ctx, c.b, c.at, op, body, result, requestTimeout)
 }
 
 // errNotRunning is part of the error of a request that no engine received.
 var errNotRunning = errors.New("does not run")
 
 // sendRequest sends a request to the engine and decodes the response.
-func sendRequest(ctx context.Context, b *bus.Bus, at bus.Pipeline, verb string, body []byte, result any, limit time.Duration) error {
+func sendRequest(ctx context.Context, b *bus.Bus, at bus.Pipeline, op string, body []byte, result any, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	m, err := b.Request(ctx, at.Ask(verb), body)
+	m, err := b.Request(ctx, at.Ask(op), body)
 	switch {
 	case errors.Is(err, bus.ErrNoResponders):
 		return bus.Errorf(bus.CodeNotFound, "pipeline %s %w in namespace %s; start it with troupe run, or pipeline.Open", at.Name, errNotRunning, at.Namespace)
 	case err != nil:
-		return bus.Errorf(errorCode(err), "pipeline %s: %s: no answer: %w", at.Name, verb, err)
+		return bus.Errorf(errorCode(err), "pipeline %s: %s: no answer: %w", at.Name, op, err)
 	}
 	var r response
 	if err := json.Unmarshal(m.Data, &r); err != nil {
-		return bus.Errorf(bus.CodeMalformed, "pipeline %s: %s: %w", at.Name, verb, err)
+		return bus.Errorf(bus.CodeMalformed, "pipeline %s: %s: %w", at.Name, op, err)
 	}
 	if r.Code != "" {
 		return bus.Errorf(r.Code, "%s", r.Message)

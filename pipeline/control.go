@@ -124,9 +124,9 @@ func (p *Pipeline) Scale(ctx context.Context, name string, workers int) error {
 
 // scaleFunc replaces the goroutines of a function; the old ones finish their tasks.
 func (p *Pipeline) scaleFunc(s *flow.StageState, workers int) {
-	for _, h := range s.Workers.All {
-		h.Draining = true
-		p.flow.Unassign(s, h)
+	for _, slots := range s.Workers.All {
+		slots.Draining = true
+		p.flow.Unassign(s, slots)
 	}
 	s.Spec.Workers = workers
 	p.addFuncWorker(s)

@@ -64,7 +64,7 @@ func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ende
 	if err != nil {
 		return nil, nil, err
 	}
-	rec, last, half, err := j.findCheckpoint(ctx) // read after them, so that it covers all of them
+	rec, last, partial, err := j.findCheckpoint(ctx) // read after them, so that it covers all of them
 	if err != nil || rec == nil {
 		return nil, nil, err
 	}
@@ -75,7 +75,7 @@ func (j *journal) deadLetters(ctx context.Context) (live []flow.DeadLetter, ende
 	}
 	for _, d := range all {
 		switch {
-		case slices.Contains(half, d.Seq):
+		case slices.Contains(partial, d.Seq):
 		case !j.isDiscarded(d.Seq) && rec.Letters.IsLive(done, d.Ordinal, d.Seq):
 			live = append(live, d)
 		case rec.Letters == nil || d.Ordinal <= rec.Letters.Head:
@@ -112,10 +112,10 @@ func (j *journal) readResolved(ctx context.Context, rec *flow.Checkpoint) (e *fl
 // readLetters reads the dead letters in the log, and the sequences of those that were resolved before dead letters had
 // ordinals.
 func (j *journal) readLetters(ctx context.Context) (out []flow.DeadLetter, ended []uint64, err error) {
-	old := map[string]int{} // letters without a number, by subject
+	old := map[string]int{} // dead letters without an ordinal, by subject
 	err = j.stream.Each(ctx, stream.ReadOptions{Subject: j.at.Dead("*", "*")}, func(m stream.Message) error {
 		text := m.Header.Get(headerLetter)
-		if text == "" { // what lay here was ended
+		if text == "" { // a tombstone: the dead letter was resolved
 			if i, ok := old[m.Subject]; ok {
 				ended = append(ended, out[i].Seq)
 				out[i].Subject = ""

@@ -51,8 +51,8 @@ func (p *Pipeline) collectGarbage(c *flow.Commit) {
 		g.deadBodies = append(g.deadBodies, c.FreedBodies()...)
 	}
 	for l := range p.flow.Lanes() {
-		if strays := l.TakeCompleted(); len(strays) > 0 {
-			g.completed[l] = append(g.completed[l], strays...)
+		if completed := l.TakeCompleted(); len(completed) > 0 {
+			g.completed[l] = append(g.completed[l], completed...)
 		}
 		if m := l.TakePurgePoint(); m.Seq > 0 {
 			g.purgePoints[l] = flow.PurgePoint{Seq: m.Seq, BodySeq: max(m.BodySeq, g.purgePoints[l].BodySeq)}
@@ -90,8 +90,8 @@ func (p *Pipeline) purge(g *garbage) {
 			p.cfg.Logger.Warn("pipeline: completed items were not purged; a later purge covers them", "pipeline", p.at.Name, "stream", stream, "error", err)
 		}
 	}
-	for l, some := range g.completed {
-		warn(l.StreamName(), p.journal.deleteCompleted(p.ctx, l, some))
+	for l, items := range g.completed {
+		warn(l.StreamName(), p.journal.deleteCompleted(p.ctx, l, items))
 	}
 	for l, m := range g.purgePoints {
 		ctx, cancel := context.WithTimeout(p.ctx, attemptTimeout)

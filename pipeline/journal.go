@@ -82,17 +82,17 @@ func (j *journal) config(declared spec.Spec) stream.Config {
 func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, err error) {
 	var before uint64
 	for tries := 0; ; tries++ {
-		var half []uint64
-		if rec, last, half, err = j.findCheckpoint(ctx); err != nil {
+		var partial []uint64
+		if rec, last, partial, err = j.findCheckpoint(ctx); err != nil {
 			return rec, last, err
 		}
 		j.restoreDiscarded(rec, last)
-		if len(half) == 0 {
+		if len(partial) == 0 {
 			return rec, last, nil
 		}
 		if tries >= partialChecks && last == before {
-			j.discard(half)
-			return rec, last, j.stream.DeleteMessages(ctx, half)
+			j.discard(partial)
+			return rec, last, j.stream.DeleteMessages(ctx, partial)
 		}
 		before = last
 		if err := bus.Sleep(ctx, partialCheckPause); err != nil {
@@ -104,30 +104,30 @@ func (j *journal) readCheckpoint(ctx context.Context) (rec *flow.Checkpoint, las
 const (
 	partialChecks      = 3
 	partialCheckPause  = 100 * time.Millisecond
-	maxPartial         = 2000 // messages; a batch has at most half of that
+	maxPartial         = 2000 // messages; a batch has at most partial of that
 	noCheckpointFormat = "pipeline %s: the last messages of its log have no checkpoint; has another program written to it?"
 )
 
-// findCheckpoint searches backwards from the end of the log for the last checkpoint and the messages after it (half).
+// findCheckpoint searches backwards from the end of the log for the last checkpoint and the messages after it (partial).
 // If a commit arrives meanwhile, it starts again.
-func (j *journal) findCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
+func (j *journal) findCheckpoint(ctx context.Context) (rec *flow.Checkpoint, last uint64, partial []uint64, err error) {
 	for {
 		before, err := j.stream.State(ctx)
 		if err != nil || before.LastSeq == 0 {
 			return nil, 0, nil, err
 		}
-		rec, last, half, err = j.scanBack(ctx, before)
+		rec, last, partial, err = j.scanBack(ctx, before)
 		after, stateErr := j.stream.State(ctx)
 		if stateErr != nil {
 			return nil, 0, nil, stateErr
 		}
 		if after.LastSeq == before.LastSeq {
-			return rec, last, half, err
+			return rec, last, partial, err
 		}
 	}
 }
 
-func (j *journal) scanBack(ctx context.Context, state stream.State) (rec *flow.Checkpoint, last uint64, half []uint64, err error) {
+func (j *journal) scanBack(ctx context.Context, state stream.State) (rec *flow.Checkpoint, last uint64, partial []uint64, err error) {
 	last = state.LastSeq
 	for seq := last; seq > 0 && last-seq < maxPartial; seq-- {
 		m, err := j.stream.Get(ctx, seq)
@@ -142,14 +142,14 @@ func (j *journal) scanBack(ctx context.Context, state stream.State) (rec *flow.C
 			text = m.Data
 		}
 		if len(text) == 0 {
-			half = append(half, seq)
+			partial = append(partial, seq)
 			continue
 		}
 		rec = &flow.Checkpoint{}
 		if err := json.Unmarshal(text, rec); err != nil {
 			return nil, 0, nil, bus.Errorf(bus.CodeMalformed, noCheckpointFormat+" %w", j.at.Name, err)
 		}
-		return rec, last, half, nil
+		return rec, last, partial, nil
 	}
 	if state.Messages == 0 {
 		return nil, last, nil, nil
@@ -173,11 +173,11 @@ func (j *journal) restoreDiscarded(rec *flow.Checkpoint, last uint64) {
 const maxDiscarded = 64
 
 // discard remembers a partial batch before its deletion: a killed server may restore it.
-func (j *journal) discard(half []uint64) {
+func (j *journal) discard(partial []uint64) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	void := append(slices.Clone(j.discarded), [2]uint64{slices.Min(half), slices.Max(half)}) // everything after the checkpoint
-	j.discarded = void[max(0, len(void)-maxDiscarded):]
+	discarded := append(slices.Clone(j.discarded), [2]uint64{slices.Min(partial), slices.Max(partial)}) // everything after the checkpoint
+	j.discarded = discarded[max(0, len(discarded)-maxDiscarded):]
 }
 
 // isDiscarded reports whether a message belongs to a partial batch.
@@ -357,24 +357,24 @@ func subjectToken(text string) string {
 }
 
 // deleteCompleted deletes items and their bodies one by one.
-func (j *journal) deleteCompleted(ctx context.Context, l *flow.Lane, strays []flow.CompletedItem) error {
-	var items, parts []uint64
-	for _, st := range strays {
-		items, parts = append(items, st.Seq), append(parts, st.Body.All()...)
+func (j *journal) deleteCompleted(ctx context.Context, l *flow.Lane, items []flow.CompletedItem) error {
+	var seqs, bodies []uint64
+	for _, it := range items {
+		seqs, bodies = append(seqs, it.Seq), append(bodies, it.Body.All()...)
 	}
-	if err := j.stream.DeleteMessages(ctx, items); err != nil || len(parts) == 0 {
+	if err := j.stream.DeleteMessages(ctx, seqs); err != nil || len(bodies) == 0 {
 		return err
 	}
-	return j.deleteBodies(ctx, l.Bodies, parts)
+	return j.deleteBodies(ctx, l.Bodies, bodies)
 }
 
 // deleteBodies deletes messages of a body stream.
-func (j *journal) deleteBodies(ctx context.Context, sh *flow.BodyStream, parts []uint64) error {
-	s, err := j.bodyStream(ctx, sh, false)
+func (j *journal) deleteBodies(ctx context.Context, bs *flow.BodyStream, seqs []uint64) error {
+	s, err := j.bodyStream(ctx, bs, false)
 	if err != nil {
 		return err
 	}
-	return s.DeleteMessages(ctx, parts)
+	return s.DeleteMessages(ctx, seqs)
 }
 
 // purge purges the items of a lane up to a purge point, and their bodies.

@@ -64,8 +64,8 @@ func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint3
 func (p *Pipeline) resize(ctx context.Context, name string, workers int) error {
 	var c *roles.Cluster
 	err := p.inStage(ctx, name, func(s *flow.StageState) error {
-		for _, h := range s.Workers.All {
-			if w, ok := p.workers[h].(*rankWorker); ok {
+		for _, slots := range s.Workers.All {
+			if w, ok := p.workers[slots].(*rankWorker); ok {
 				if c != nil && c != w.rank.Cluster() {
 					return bus.Errorf(bus.CodeRefused, "stage %s has ranks of several roles (%s, %s); join or leave them one by one", name, c.Name(), w.rank.Cluster().Name())
 				}

@@ -117,15 +117,15 @@ func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 
 // add adds a rank. The caller holds the lock.
 func (r *Router) add(w roles.Worker) {
-	h := r.workers.Add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
-	h.Generation = generationOf(w)
-	r.ranks[h] = w
+	slots := r.workers.Add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
+	slots.Generation = generationOf(w)
+	r.ranks[slots] = w
 }
 
 // has reports whether a rank is in the pool and not draining.
 func (r *Router) has(w roles.Worker) bool {
-	for h, o := range r.ranks {
-		if o == w && !h.Draining {
+	for slots, o := range r.ranks {
+		if o == w && !slots.Draining {
 			return true
 		}
 	}
@@ -141,22 +141,22 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 	r.mu.Lock()
 	r.lost = slices.DeleteFunc(r.lost, func(l lostRank) bool { return named(l.Worker) })
 	var leaving []*flow.WorkerSlots
-	for h, w := range r.ranks {
+	for slots, w := range r.ranks {
 		if named(w) {
-			h.Draining = true
-			r.workers.Unpin(h)
-			leaving = append(leaving, h)
+			slots.Draining = true
+			r.workers.Unpin(slots)
+			leaving = append(leaving, slots)
 		}
 	}
 	r.assign()
 	r.mu.Unlock()
 	for {
 		r.mu.Lock()
-		busy := slices.ContainsFunc(leaving, func(h *flow.WorkerSlots) bool { return h.Running > 0 })
+		busy := slices.ContainsFunc(leaving, func(slots *flow.WorkerSlots) bool { return slots.Running > 0 })
 		changedCh := r.changedCh
 		if !busy {
-			for _, h := range leaving {
-				r.removeRank(h)
+			for _, slots := range leaving {
+				r.removeRank(slots)
 			}
 		}
 		r.mu.Unlock()
@@ -172,9 +172,9 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 }
 
 // removeRank removes a rank. The caller holds the lock.
-func (r *Router) removeRank(h *flow.WorkerSlots) {
-	r.workers.Remove(h)
-	delete(r.ranks, h)
+func (r *Router) removeRank(slots *flow.WorkerSlots) {
+	r.workers.Remove(slots)
+	delete(r.ranks, slots)
 }
 
 // Suspend sends no more requests to ranks; they wait for Resume.
@@ -199,11 +199,11 @@ func (r *Router) Call(ctx context.Context, q Request) (wire.Raw, error) {
 	}
 	defer r.unregister(q.ID)
 	for {
-		h, err := r.acquire(ctx, q)
+		slots, err := r.acquire(ctx, q)
 		if err != nil {
 			return nil, orAborted(ctx, err)
 		}
-		body, err := r.send(ctx, q, h)
+		body, err := r.send(ctx, q, slots)
 		if err == nil || !q.RetryOnLoss || !isWorkerLost(err) || ctx.Err() != nil {
 			return body, orAborted(ctx, err)
 		}
@@ -254,8 +254,8 @@ func (r *Router) acquire(ctx context.Context, q Request) (*flow.WorkerSlots, err
 	defer ticker.Stop()
 	for {
 		select {
-		case h := <-w.grantCh:
-			return h, nil
+		case slots := <-w.grantCh:
+			return slots, nil
 		case <-ctx.Done():
 			return nil, r.withdraw(ctx, w)
 		case <-ticker.C:
@@ -271,8 +271,8 @@ func (r *Router) withdraw(ctx context.Context, w *waitingRequest) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	select {
-	case h := <-w.grantCh: // granted at the same moment
-		r.release(h)
+	case slots := <-w.grantCh: // granted at the same moment
+		r.release(slots)
 	default:
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 	}
@@ -306,12 +306,12 @@ func (r *Router) assign() {
 		return
 	}
 	r.waiting = slices.DeleteFunc(r.waiting, func(w *waitingRequest) bool {
-		h := r.pick(w.key)
-		if h == nil {
+		slots := r.pick(w.key)
+		if slots == nil {
 			return false
 		}
-		h.Running++
-		w.grantCh <- h
+		slots.Running++
+		w.grantCh <- slots
 		return true
 	})
 }
@@ -320,45 +320,45 @@ func (r *Router) pick(key string) *flow.WorkerSlots {
 	if !r.cfg.Sticky || key == "" {
 		return r.workers.LeastLoaded()
 	}
-	h := r.workers.Pinned(key)
-	if h == nil {
-		if h = r.workers.LeastLoaded(); h != nil {
-			r.workers.Pin(key, h)
+	slots := r.workers.Pinned(key)
+	if slots == nil {
+		if slots = r.workers.LeastLoaded(); slots != nil {
+			r.workers.Pin(key, slots)
 		}
-		return h
+		return slots
 	}
-	if h.Free() <= 0 {
+	if slots.Free() <= 0 {
 		return nil
 	}
-	return h
+	return slots
 }
 
 // release frees a slot. The caller holds the lock.
-func (r *Router) release(h *flow.WorkerSlots) {
-	h.Running--
+func (r *Router) release(slots *flow.WorkerSlots) {
+	slots.Running--
 	close(r.changedCh)
 	r.changedCh = make(chan struct{})
 	r.assign()
 }
 
 // send makes the call and frees the slot. A lost rank is removed.
-func (r *Router) send(ctx context.Context, q Request, h *flow.WorkerSlots) (_ wire.Raw, err error) {
+func (r *Router) send(ctx context.Context, q Request, slots *flow.WorkerSlots) (_ wire.Raw, err error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the call
 	defer cancel()
 	r.mu.Lock()
-	rank := r.ranks[h]
+	rank := r.ranks[slots]
 	r.setRank(q.ID, &rank)
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.setRank(q.ID, nil)
-		if _, there := r.ranks[h]; there && err != nil && isWorkerLost(err) {
-			r.removeRank(h)
-			r.lost = append(r.lost, lostRank{rank, time.Now(), h.Generation})
+		if _, there := r.ranks[slots]; there && err != nil && isWorkerLost(err) {
+			r.removeRank(slots)
+			r.lost = append(r.lost, lostRank{rank, time.Now(), slots.Generation})
 		}
 		r.served++
-		r.release(h)
+		r.release(slots)
 	}()
 	args := q.Args
 	if args == nil && q.Named == nil {
@@ -451,9 +451,9 @@ func (r *Router) Status() RouterStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	st := RouterStatus{Ranks: len(r.workers.All), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
-	for _, h := range r.workers.All {
-		st.Credits += h.Credits
-		st.InFlight += h.Running
+	for _, slots := range r.workers.All {
+		st.Credits += slots.Credits
+		st.InFlight += slots.Running
 	}
 	return st
 }

@@ -22,8 +22,8 @@ func (p *Pipeline) serve() (err error) {
 
 // handleRequest runs in the subscription's goroutine and must not block.
 func (p *Pipeline) handleRequest(m *bus.Msg) {
-	verb := lastToken(m.Subject)
-	switch verb {
+	op := lastToken(m.Subject)
+	switch op {
 	case "put":
 		p.handlePut(m)
 		return
@@ -31,15 +31,15 @@ func (p *Pipeline) handleRequest(m *bus.Msg) {
 		p.group.Go(bus.Guard(func() { p.serveClaimChunk(m) }))
 		return
 	}
-	var o request
-	if err := json.Unmarshal(m.Data, &o); err != nil {
-		respond(m, nil, bus.Errorf(bus.CodeMalformed, "%s: %w", verb, err))
+	var req request
+	if err := json.Unmarshal(m.Data, &req); err != nil {
+		respond(m, nil, bus.Errorf(bus.CodeMalformed, "%s: %w", op, err))
 		return
 	}
 	p.group.Go(bus.Guard(func() {
 		ctx, cancel := context.WithTimeout(p.ctx, requestTimeout-500*time.Millisecond)
 		defer cancel()
-		result, err := p.execute(ctx, verb, o)
+		result, err := p.execute(ctx, op, req)
 		respond(m, result, err)
 	}))
 }
@@ -70,23 +70,23 @@ func (p *Pipeline) handlePut(m *bus.Msg) {
 }
 
 // execute runs an operation.
-func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, error) {
-	switch verb {
+func (p *Pipeline) execute(ctx context.Context, op string, req request) (any, error) {
+	switch op {
 	case "status":
 		return p.Status(ctx)
 	case "pause":
-		return nil, p.Pause(ctx, o.Stage)
+		return nil, p.Pause(ctx, req.Stage)
 	case "resume":
-		return nil, p.Resume(ctx, o.Stage)
+		return nil, p.Resume(ctx, req.Stage)
 	case "scale":
-		return nil, p.Scale(ctx, o.Stage, o.Workers)
+		return nil, p.Scale(ctx, req.Stage, req.Workers)
 	case "abort":
-		return nil, p.Abort(ctx, o.ID)
+		return nil, p.Abort(ctx, req.ID)
 	case "version":
-		if o.Version == nil {
+		if req.Version == nil {
 			return nil, bus.Errorf(bus.CodeInvalid, "version: no version given")
 		}
-		return nil, p.SetVersion(ctx, *o.Version)
+		return nil, p.SetVersion(ctx, *req.Version)
 	case "drain":
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout/2)
 		defer cancel()
@@ -99,19 +99,19 @@ func (p *Pipeline) execute(ctx context.Context, verb string, o request) (any, er
 		bus.Go(func() { _ = p.Close(context.Background()) }) // the owner of the pipeline sees Done
 		return nil, nil
 	case "take":
-		return p.claimItems(ctx, o.ID, o.Workers, o.Holder)
+		return p.claimItems(ctx, req.ID, req.Workers, req.Holder)
 	case "taken":
-		return nil, p.settleClaims(ctx, o.Seqs, true)
+		return nil, p.settleClaims(ctx, req.Seqs, true)
 	case "given-back":
-		return nil, p.settleClaims(ctx, o.Seqs, false)
+		return nil, p.settleClaims(ctx, req.Seqs, false)
 	case "keep":
-		return nil, p.extendClaims(o.Seqs)
+		return nil, p.extendClaims(req.Seqs)
 	case "dead-retry":
-		return p.RetryDead(ctx, o.Seqs, o.All)
+		return p.RetryDead(ctx, req.Seqs, req.All)
 	case "dead-drop":
-		return p.DropDead(ctx, o.Seqs, o.All)
+		return p.DropDead(ctx, req.Seqs, req.All)
 	}
-	return nil, bus.Errorf(bus.CodeNotFound, "a pipeline has no operation %q", verb)
+	return nil, bus.Errorf(bus.CodeNotFound, "a pipeline has no operation %q", op)
 }
 
 // restoreProducersAndGroups reads what is not in the checkpoint: the last put of each producer, and the closed groups.

@@ -30,8 +30,8 @@ func (p *Pipeline) startWorkers() error {
 // addFuncWorker starts the goroutines of a function.
 func (p *Pipeline) addFuncWorker(s *flow.StageState) {
 	credits := s.Spec.Workers * s.Spec.InFlight
-	h := p.flow.AddWorker(s, "func", credits)
-	p.workers[h] = newFuncWorker(p, s, s.Spec.Workers, credits)
+	slots := p.flow.AddWorker(s, "func", credits)
+	p.workers[slots] = newFuncWorker(p, s, s.Spec.Workers, credits)
 }
 
 // addRankWorkers adds ranks of a cluster to a stage; no ranks: all.
@@ -46,10 +46,10 @@ func (p *Pipeline) addRankWorkers(s *flow.StageState, c *roles.Cluster, ranks []
 		if err != nil {
 			return err
 		}
-		h := p.flow.AddWorker(s, fmt.Sprintf("%s[%d]", c.Name(), r), s.Spec.InFlight)
-		h.Generation = generationOf(rank)
-		h.Suspended = s.Spec.Workers > 0 && len(s.Workers.All) > s.Spec.Workers
-		p.workers[h] = &rankWorker{p: p, rank: rank, cancels: map[uint64]context.CancelCauseFunc{}}
+		slots := p.flow.AddWorker(s, fmt.Sprintf("%s[%d]", c.Name(), r), s.Spec.InFlight)
+		slots.Generation = generationOf(rank)
+		slots.Suspended = s.Spec.Workers > 0 && len(s.Workers.All) > s.Spec.Workers
+		p.workers[slots] = &rankWorker{p: p, rank: rank, cancels: map[uint64]context.CancelCauseFunc{}}
 	}
 	return nil
 }
@@ -69,10 +69,10 @@ func (p *Pipeline) Join(ctx context.Context, to string, c *roles.Cluster, ranks 
 func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks ...int) error {
 	var left []*flow.WorkerSlots
 	err := p.inStage(ctx, to, func(s *flow.StageState) error {
-		for _, h := range p.workersOf(s, c, ranks) {
-			h.Draining = true
-			p.flow.Unassign(s, h)
-			left = append(left, h)
+		for _, slots := range p.workersOf(s, c, ranks) {
+			slots.Draining = true
+			p.flow.Unassign(s, slots)
+			left = append(left, slots)
 		}
 		return nil
 	})
@@ -80,15 +80,15 @@ func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks
 		return err
 	}
 	return p.awaitState(ctx, func(p *Pipeline) bool {
-		for _, h := range left {
-			if h.Running > 0 {
+		for _, slots := range left {
+			if slots.Running > 0 {
 				return false
 			}
 		}
 		s := p.flow.StageNamed(to)
-		for _, h := range left {
-			p.flow.RemoveWorker(s, h, flow.Revoked, 0, nil)
-			delete(p.workers, h)
+		for _, slots := range left {
+			p.flow.RemoveWorker(s, slots, flow.Revoked, 0, nil)
+			delete(p.workers, slots)
 		}
 		return true
 	})
@@ -99,11 +99,11 @@ func (p *Pipeline) Leave(ctx context.Context, to string, c *roles.Cluster, ranks
 func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why error, ranks ...int) error {
 	return p.inStage(ctx, to, func(s *flow.StageState) error {
 		all, tasks := p.workersOf(s, c, ranks), 0
-		for _, h := range all {
-			tasks += h.Running
+		for _, slots := range all {
+			tasks += slots.Running
 		}
-		for _, h := range all {
-			p.removeLostWorker(s, h, tasks-h.Running, why)
+		for _, slots := range all {
+			p.removeLostWorker(s, slots, tasks-slots.Running, why)
 		}
 		return nil
 	})
@@ -111,24 +111,24 @@ func (p *Pipeline) Lost(ctx context.Context, to string, c *roles.Cluster, why er
 
 // removeLostWorker removes a dead worker from its stage. others is the number of tasks of workers that died with it. It
 // is called in the loop.
-func (p *Pipeline) removeLostWorker(s *flow.StageState, h *flow.WorkerSlots, others int, why error) {
-	w, ok := p.workers[h].(*rankWorker)
-	delete(p.workers, h)
+func (p *Pipeline) removeLostWorker(s *flow.StageState, slots *flow.WorkerSlots, others int, why error) {
+	w, ok := p.workers[slots].(*rankWorker)
+	delete(p.workers, slots)
 	end := flow.WorkerLost
 	if ok && w.isDisplaced(why) {
 		end = flow.WorkerStopped
 	}
-	p.flow.RemoveWorker(s, h, end, others, why)
+	p.flow.RemoveWorker(s, slots, end, others, why)
 	if ok {
 		w.cancelAll()
-		p.awaitRestart(s, w.rank, h.Generation)
+		p.awaitRestart(s, w.rank, slots.Generation)
 	}
 }
 
 func (p *Pipeline) workersOf(s *flow.StageState, c *roles.Cluster, ranks []int) []*flow.WorkerSlots {
 	var out []*flow.WorkerSlots
-	for _, h := range s.Workers.All {
-		w, ok := p.workers[h].(*rankWorker)
+	for _, slots := range s.Workers.All {
+		w, ok := p.workers[slots].(*rankWorker)
 		if !ok || w.rank.Cluster() != c {
 			continue
 		}
@@ -137,7 +137,7 @@ func (p *Pipeline) workersOf(s *flow.StageState, c *roles.Cluster, ranks []int) 
 			wanted = wanted || r == w.rank.Rank()
 		}
 		if wanted {
-			out = append(out, h)
+			out = append(out, slots)
 		}
 	}
 	return out

@@ -14,11 +14,11 @@ func (f *Flow) AddWorker(s *StageState, name string, credits int) *WorkerSlots {
 
 // RemoveWorker removes a worker. Its tasks end as end says; others is the number of tasks of other workers that died
 // with it.
-func (f *Flow) RemoveWorker(s *StageState, h *WorkerSlots, end ResultKind, others int, why error) {
-	s.requeue(s.Workers.Remove(h))
+func (f *Flow) RemoveWorker(s *StageState, slots *WorkerSlots, end ResultKind, others int, why error) {
+	s.requeue(s.Workers.Remove(slots))
 	var tasks []*Task
 	for _, t := range s.running {
-		if t.Worker == h {
+		if t.Worker == slots {
 			tasks = append(tasks, t)
 		}
 	}
@@ -84,12 +84,12 @@ func (s *StageState) eachWaiting(do func(*Work)) {
 			}
 		}
 	}
-	for _, h := range s.Workers.All {
-		for _, w := range h.queue.all() {
+	for _, slots := range s.Workers.All {
+		for _, w := range slots.queue.all() {
 			do(w)
 		}
-		if h.isolated != nil && !h.isolatedStarted {
-			do(h.isolated)
+		if slots.isolated != nil && !slots.isolatedStarted {
+			do(slots.isolated)
 		}
 	}
 }
@@ -194,8 +194,8 @@ func (f *Flow) FailQueued(err error) {
 // RevokeAll takes every task back from its worker.
 func (f *Flow) RevokeAll() {
 	for _, s := range f.Stages {
-		for _, h := range slices.Clone(s.Workers.All) {
-			f.RemoveWorker(s, h, Revoked, 0, nil)
+		for _, slots := range slices.Clone(s.Workers.All) {
+			f.RemoveWorker(s, slots, Revoked, 0, nil)
 		}
 	}
 }

@@ -479,13 +479,13 @@ func (f *Flow) scheduleStage(s *StageState) {
 	}
 	f.startIsolated(s)
 	for f.canStart(s) {
-		w, h := s.nextPinned()
+		w, slots := s.nextPinned()
 		if w == nil {
 			if w = f.nextWork(s); w == nil {
 				return
 			}
 			taken := false
-			if h, taken = s.chooseWorker(w); taken {
+			if slots, taken = s.chooseWorker(w); taken {
 				continue
 			}
 		}
@@ -503,11 +503,11 @@ func (f *Flow) scheduleStage(s *StageState) {
 			return
 		}
 		if s.needsOwnWorker(w) {
-			h.isolated = w
+			slots.isolated = w
 			f.startIsolated(s)
 			continue
 		}
-		f.start(s, w, h)
+		f.start(s, w, slots)
 	}
 }
 
@@ -599,13 +599,13 @@ func (f *Flow) handleLate(s *StageState, e *Entry) {
 	f.enqueue(c)
 }
 
-func (f *Flow) start(s *StageState, w *Work, h *WorkerSlots) {
+func (f *Flow) start(s *StageState, w *Work, slots *WorkerSlots) {
 	f.nextTask++
-	t := &Task{Work: w, ID: f.nextTask, Stage: s, Worker: h, started: f.Now, version: f.Version}
+	t := &Task{Work: w, ID: f.nextTask, Stage: s, Worker: slots, started: f.Now, version: f.Version}
 	for _, e := range w.Entries {
 		e.Attempt = len(w.failures) + w.losses + 1
 	}
-	h.Running++
+	slots.Running++
 	s.running[t.ID] = t
 	for _, out := range s.blockingOutputs {
 		out.reservedOutputs++

@@ -58,119 +58,119 @@ func anySpec(t *rapid.T) spec.Spec {
 func TestEveryItemHasOneEnd(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		declared := anySpec(t)
-		th := newModel(t, declared)
+		md := newModel(t, declared)
 		size := rapid.SampledFrom([]int{1, 1, 20})
 		for range rapid.IntRange(0, 400).Draw(t, "steps") {
-			th.step(rapid.SampledFrom(steps).Draw(t, "step"), size)
-			th.schedule()
-			th.checkBounds()
+			md.step(rapid.SampledFrom(steps).Draw(t, "step"), size)
+			md.schedule()
+			md.checkBounds()
 		}
-		th.finish()
-		th.checkOneEnd()
+		md.finish()
+		md.checkOneEnd()
 		if declared.Stages[0].Ordered && declared.Stages[1].Ordered {
-			th.checkOrder()
+			md.checkOrder()
 		}
-		th.checkEmpty()
+		md.checkEmpty()
 	})
 }
 
-func (th *model) step(what string, size *rapid.Generator[int]) {
-	t := th.t
+func (md *model) step(what string, size *rapid.Generator[int]) {
+	t := md.t
 	switch what {
 	case "put":
-		th.putOne(spec.Item{Key: rapid.SampledFrom([]string{"x", "y", ""}).Draw(t, "key"), Body: make([]byte, size.Draw(t, "size"))})
+		md.putOne(spec.Item{Key: rapid.SampledFrom([]string{"x", "y", ""}).Draw(t, "key"), Body: make([]byte, size.Draw(t, "size"))})
 	case "land":
-		th.storeCommit()
-		th.acknowledge()
+		md.storeCommit()
+		md.acknowledge()
 	case "reach":
-		th.storeCommit()
+		md.storeCommit()
 	case "read":
-		th.read()
+		md.read()
 	case "body":
-		th.storeBody(th.anyBodyStream(func(all []*BodyStream) *BodyStream { return all[rapid.IntRange(0, len(all)-1).Draw(t, "shelf")] }))
+		md.storeBody(md.anyBodyStream(func(all []*BodyStream) *BodyStream { return all[rapid.IntRange(0, len(all)-1).Draw(t, "shelf")] }))
 	case "end":
-		if len(th.tasks) > 0 {
-			th.end(rapid.SampledFrom(th.tasks).Draw(t, "task"), rapid.SampledFrom([]ResultKind{Handled, Handled, Handled, Failed, WorkerLost, Revoked}).Draw(t, "how"), size.Draw(t, "size"))
+		if len(md.tasks) > 0 {
+			md.end(rapid.SampledFrom(md.tasks).Draw(t, "task"), rapid.SampledFrom([]ResultKind{Handled, Handled, Handled, Failed, WorkerLost, Revoked}).Draw(t, "how"), size.Draw(t, "size"))
 		}
 	case "late answer":
-		if len(th.revoked) > 0 {
-			th.end(rapid.SampledFrom(th.revoked).Draw(t, "task"), Handled, 1)
+		if len(md.revoked) > 0 {
+			md.end(rapid.SampledFrom(md.revoked).Draw(t, "task"), Handled, 1)
 		}
 	case "kill":
-		th.removeWorker(rapid.SampledFrom(th.f.Stages).Draw(t, "stage"), rapid.Bool().Draw(t, "died"))
+		md.removeWorker(rapid.SampledFrom(md.f.Stages).Draw(t, "stage"), rapid.Bool().Draw(t, "died"))
 	case "pause":
-		s := rapid.SampledFrom(th.f.Stages).Draw(t, "stage")
+		s := rapid.SampledFrom(md.f.Stages).Draw(t, "stage")
 		s.paused = !s.paused
 	case "crash":
-		th.open()
+		md.open()
 	case "time":
-		th.now = th.now.Add(time.Second)
+		md.now = md.now.Add(time.Second)
 	case "abort":
-		th.f.Now = th.now
-		th.f.Abort(fmt.Sprint(rapid.IntRange(1, max(1, th.put)).Draw(t, "item")))
+		md.f.Now = md.now
+		md.f.Abort(fmt.Sprint(rapid.IntRange(1, max(1, md.put)).Draw(t, "item")))
 	case "scale":
-		th.scale(rapid.SampledFrom(th.f.Stages).Draw(t, "stage"), rapid.IntRange(1, 3).Draw(t, "workers"))
+		md.scale(rapid.SampledFrom(md.f.Stages).Draw(t, "stage"), rapid.IntRange(1, 3).Draw(t, "workers"))
 	case "take":
-		th.take(rapid.IntRange(1, 3).Draw(t, "items"))
+		md.take(rapid.IntRange(1, 3).Draw(t, "items"))
 	case "give":
-		th.settle(rapid.Bool().Draw(t, "done"))
+		md.settle(rapid.Bool().Draw(t, "done"))
 	case "version":
-		th.f.Version += spec.VersionOf(0.7)
+		md.f.Version += spec.VersionOf(0.7)
 	}
 }
 
 // checkBounds checks that no stream exceeds its bound, reserved outputs included. Results that were lost in a crash
 // count again.
-func (th *model) checkBounds() {
-	requeues := th.spec.Stages[0].Stale != nil
-	for _, s := range th.f.streams {
+func (md *model) checkBounds() {
+	requeues := md.spec.Stages[0].Stale != nil
+	for _, s := range md.f.streams {
 		if s.spec.Name == "a" && requeues {
 			continue // requeued items are not rejected
 		}
-		require.LessOrEqual(th.t, s.items+s.reservedOutputs, s.spec.Items+th.undone, s.spec.Name)
+		require.LessOrEqual(md.t, s.items+s.reservedOutputs, s.spec.Items+md.undone, s.spec.Name)
 	}
 }
 
 // checkOneEnd checks that each stored item has one end.
-func (th *model) checkOneEnd() {
-	for i := range th.put {
+func (md *model) checkOneEnd() {
+	for i := range md.put {
 		id := fmt.Sprint(i + 1)
-		ends := th.out[id] + th.dead[id] + th.dropped[id]
-		require.LessOrEqual(th.t, ends, 1, "item %s: %d in the sink, %d dead, %d dropped", id, th.out[id], th.dead[id], th.dropped[id])
-		if th.stored[id] {
-			require.Equal(th.t, 1, ends, "item %s was stored", id)
+		ends := md.out[id] + md.dead[id] + md.dropped[id]
+		require.LessOrEqual(md.t, ends, 1, "item %s: %d in the sink, %d dead, %d dropped", id, md.out[id], md.dead[id], md.dropped[id])
+		if md.stored[id] {
+			require.Equal(md.t, 1, ends, "item %s was stored", id)
 		}
 	}
 }
 
-func (th *model) checkOrder() {
+func (md *model) checkOrder() {
 	last := map[string]int{}
-	for _, e := range th.log {
+	for _, e := range md.log {
 		if e.Stream != "out" || e.Key == "" {
 			continue
 		}
 		var n int
 		_, err := fmt.Sscan(e.ID, &n)
-		require.NoError(th.t, err)
-		require.Greater(th.t, n, last[e.Key], "key %s", e.Key)
+		require.NoError(md.t, err)
+		require.Greater(md.t, n, last[e.Key], "key %s", e.Key)
 		last[e.Key] = n
 	}
 }
 
 // checkEmpty checks that only the items of the sink are left.
-func (th *model) checkEmpty() {
-	t, f := th.t, th.f
+func (md *model) checkEmpty() {
+	t, f := md.t, md.f
 	require.Zero(t, f.RunningTasks())
 	require.Zero(t, f.queued)
 	require.Zero(t, f.queuedBytes)
 	require.Zero(t, f.pendingBodyBytes)
 	require.Nil(t, f.isolated)
 	require.Empty(t, f.taken)
-	for _, left := range th.retries {
+	for _, left := range md.retries {
 		require.Empty(t, left, "retry states are deleted with their items")
 	}
 	inSink := 0
-	for _, e := range th.log {
+	for _, e := range md.log {
 		if e.Stream == "out" {
 			inSink++
 		}
@@ -178,7 +178,7 @@ func (th *model) checkEmpty() {
 	for _, s := range f.streams {
 		require.Zero(t, s.reservedOutputs, s.spec.Name)
 		if s.spec.Sink {
-			require.Equal(t, inSink-th.served, s.items)
+			require.Equal(t, inSink-md.served, s.items)
 			continue
 		}
 		require.Zero(t, s.items, s.spec.Name)
@@ -192,25 +192,25 @@ func (th *model) checkEmpty() {
 // A stream never exceeds its bound.
 func TestBoundsHold(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		th := newModel(t, twoStages(false))
+		md := newModel(t, twoStages(false))
 		t.Repeat(map[string]func(*rapid.T){
-			"put": func(*rapid.T) { th.putOne(spec.Item{Body: []byte{1}}) },
+			"put": func(*rapid.T) { md.putOne(spec.Item{Body: []byte{1}}) },
 			"land": func(*rapid.T) {
-				th.storeCommit()
-				th.acknowledge()
-				th.read()
+				md.storeCommit()
+				md.acknowledge()
+				md.read()
 			},
 			"end": func(t *rapid.T) {
-				if len(th.tasks) > 0 {
-					th.end(rapid.SampledFrom(th.tasks).Draw(t, "task"), Handled, 1)
+				if len(md.tasks) > 0 {
+					md.end(rapid.SampledFrom(md.tasks).Draw(t, "task"), Handled, 1)
 				}
 			},
 			"": func(t *rapid.T) {
-				th.schedule()
-				for _, s := range th.f.streams {
+				md.schedule()
+				for _, s := range md.f.streams {
 					require.LessOrEqual(t, s.items+s.reservedOutputs, s.spec.Items, s.spec.Name)
 					for _, l := range s.lanes {
-						require.LessOrEqual(t, l.ready.len(), th.f.window.items+2)
+						require.LessOrEqual(t, l.ready.len(), md.f.window.items+2)
 					}
 				}
 			},
@@ -224,31 +224,31 @@ func TestGroupsAreTheFirstItems(t *testing.T) {
 		declared := twoStages(false)
 		declared.Streams[0].Items = 1 << 20
 		declared.Stages[0].Group = &spec.GroupSpec{First: 3}
-		th := newModel(t, declared)
+		md := newModel(t, declared)
 		count := map[string]int{}
 		for range rapid.IntRange(0, 60).Draw(t, "items") {
 			g := rapid.SampledFrom([]string{"g", "h", "i", "j"}).Draw(t, "group")
 			count[g]++
-			th.put++
-			th.f.Now = th.now
-			th.f.Put(&Put{Stream: th.f.StreamNamed("a"), Items: []spec.Item{{ID: fmt.Sprint(th.put), Group: g, Of: 1000}}})
+			md.put++
+			md.f.Now = md.now
+			md.f.Put(&Put{Stream: md.f.StreamNamed("a"), Items: []spec.Item{{ID: fmt.Sprint(md.put), Group: g, Of: 1000}}})
 			if rapid.Bool().Draw(t, "go on") {
-				th.schedule()
-				th.storeCommit()
-				th.acknowledge()
-				th.read()
-				for _, x := range slices.Clone(th.tasks) {
-					th.end(x, Handled, 1)
+				md.schedule()
+				md.storeCommit()
+				md.acknowledge()
+				md.read()
+				for _, x := range slices.Clone(md.tasks) {
+					md.end(x, Handled, 1)
 				}
 			}
 		}
 		for range 300 {
-			th.schedule()
-			th.storeCommit()
-			th.acknowledge()
-			th.read()
-			for _, x := range slices.Clone(th.tasks) {
-				th.end(x, Handled, 1)
+			md.schedule()
+			md.storeCommit()
+			md.acknowledge()
+			md.read()
+			for _, x := range slices.Clone(md.tasks) {
+				md.end(x, Handled, 1)
 			}
 		}
 		late := uint64(0)
@@ -259,9 +259,9 @@ func TestGroupsAreTheFirstItems(t *testing.T) {
 				late += uint64(n - 3)
 			}
 		}
-		require.Equal(t, late, th.f.streams[0].late)
+		require.Equal(t, late, md.f.streams[0].late)
 		outs := 0
-		for _, e := range th.log {
+		for _, e := range md.log {
 			if e.Stream == "out" {
 				outs++
 			}

@@ -24,9 +24,9 @@ func (s *StageState) needsOwnWorker(w *Work) bool {
 
 // exclusiveWork is work that has to be the only task of the stage, running or not; nil: none.
 func (s *StageState) exclusiveWork() *Work {
-	for _, h := range s.Workers.All {
-		if h.isolated != nil && h.isolated.sharedLosses >= 2*sharedLossLimit {
-			return h.isolated
+	for _, slots := range s.Workers.All {
+		if slots.isolated != nil && slots.isolated.sharedLosses >= 2*sharedLossLimit {
+			return slots.isolated
 		}
 	}
 	return nil
@@ -34,18 +34,18 @@ func (s *StageState) exclusiveWork() *Work {
 
 // startIsolated starts work that has to be the only task of its worker, where the worker is idle.
 func (f *Flow) startIsolated(s *StageState) {
-	for _, h := range s.Workers.All {
-		if h.isolated == nil || h.isolatedStarted || h.Running > 0 || h.Draining || !f.mayStart(s) {
+	for _, slots := range s.Workers.All {
+		if slots.isolated == nil || slots.isolatedStarted || slots.Running > 0 || slots.Draining || !f.mayStart(s) {
 			continue
 		}
-		if only := s.exclusiveWork(); only != nil && (only != h.isolated || len(s.running) > 0) {
+		if only := s.exclusiveWork(); only != nil && (only != slots.isolated || len(s.running) > 0) {
 			continue
 		}
-		if w := h.isolated; f.filterStale(s, w) {
-			h.isolatedStarted = true
-			f.start(s, w, h)
+		if w := slots.isolated; f.filterStale(s, w) {
+			slots.isolatedStarted = true
+			f.start(s, w, slots)
 		} else {
-			h.isolated = nil
+			slots.isolated = nil
 			s.leaveKey(w)
 		}
 	}

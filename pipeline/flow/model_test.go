@@ -45,113 +45,113 @@ type model struct {
 }
 
 func newModel(t *rapid.T, spec spec.Spec) *model {
-	th := &model{
+	md := &model{
 		t: t, spec: spec, now: time.Unix(1000, 0), stored: map[string]bool{}, purged: map[*Entry]bool{}, retries: map[string]map[uint64]RetryState{},
 		out: map[string]int{}, dead: map[string]int{}, dropped: map[string]int{},
 	}
-	th.open()
-	return th
+	md.open()
+	return md
 }
 
 // open starts the flow, the first time or after a crash, from the log alone.
-func (th *model) open() {
-	if th.f != nil {
-		lost := slices.Clone(th.f.queue.all())
-		for _, c := range th.inflight[th.inLog:] {
+func (md *model) open() {
+	if md.f != nil {
+		lost := slices.Clone(md.f.queue.all())
+		for _, c := range md.inflight[md.inLog:] {
 			lost = append(lost, c.changes...)
 		}
 		for _, ch := range lost {
-			th.undone += len(ch.done)
+			md.undone += len(ch.done)
 		}
 	}
-	th.f = New(th.spec, th.rec)
-	th.f.window = memoryWindow{items: 4, bytes: 1 << 20}
-	th.f.LargeBodyMin = 10
-	th.f.Now = th.now
-	th.tasks, th.revoked, th.reads, th.inflight, th.inLog, th.taken = nil, nil, nil, nil, 0, nil
-	th.pendingBodies = map[*BodyStream][]*PendingBody{}
-	for _, s := range th.f.streams {
+	md.f = New(md.spec, md.rec)
+	md.f.window = memoryWindow{items: 4, bytes: 1 << 20}
+	md.f.LargeBodyMin = 10
+	md.f.Now = md.now
+	md.tasks, md.revoked, md.reads, md.inflight, md.inLog, md.taken = nil, nil, nil, nil, 0, nil
+	md.pendingBodies = map[*BodyStream][]*PendingBody{}
+	for _, s := range md.f.streams {
 		for _, l := range s.lanes {
-			for n, tr := range th.retries[laneName(l)] {
+			for n, tr := range md.retries[laneName(l)] {
 				l.retries[n] = &tr
 			}
 		}
 	}
-	th.f.CountCrash(th.rec)
-	th.inflight = append(th.inflight, th.f.BuildCommit())
-	th.storeCommit()
-	th.acknowledge()
-	for _, s := range th.f.Stages {
-		th.addWorker(s)
+	md.f.CountCrash(md.rec)
+	md.inflight = append(md.inflight, md.f.BuildCommit())
+	md.storeCommit()
+	md.acknowledge()
+	for _, s := range md.f.Stages {
+		md.addWorker(s)
 	}
 }
 
 func laneName(l *Lane) string { return fmt.Sprint(l.stream.spec.Name, l.Priority) }
 
-func (th *model) addWorker(s *StageState) {
-	th.workers++
-	th.f.AddWorker(s, fmt.Sprint("w", th.workers), 2)
+func (md *model) addWorker(s *StageState) {
+	md.workers++
+	md.f.AddWorker(s, fmt.Sprint("w", md.workers), 2)
 }
 
 // scale replaces a stage's workers; the old ones finish their tasks.
-func (th *model) scale(s *StageState, n int) {
-	for _, h := range s.Workers.All {
-		h.Draining = true
-		th.f.Unassign(s, h)
+func (md *model) scale(s *StageState, n int) {
+	for _, slots := range s.Workers.All {
+		slots.Draining = true
+		md.f.Unassign(s, slots)
 	}
 	for range n {
-		th.addWorker(s)
+		md.addWorker(s)
 	}
 }
 
 // schedule lets the flow decide and takes its effects.
-func (th *model) schedule() {
-	th.f.Now = th.now
-	th.f.Schedule()
-	do := th.f.TakeEffects()
-	th.tasks = append(th.tasks, do.Starts...)
-	th.reads = append(th.reads, do.Reads...)
+func (md *model) schedule() {
+	md.f.Now = md.now
+	md.f.Schedule()
+	do := md.f.TakeEffects()
+	md.tasks = append(md.tasks, do.Starts...)
+	md.reads = append(md.reads, do.Reads...)
 	for _, c := range do.Cancels {
-		th.revoked = append(th.revoked, c.Task)
+		md.revoked = append(md.revoked, c.Task)
 	}
 	for _, a := range do.Replies {
 		if id, ok := a.Token.(string); ok && a.Err == nil {
-			th.stored[id] = true
+			md.stored[id] = true
 		}
 	}
 	for _, b := range do.Bodies {
-		th.pendingBodies[b.Stream] = append(th.pendingBodies[b.Stream], b)
+		md.pendingBodies[b.Stream] = append(md.pendingBodies[b.Stream], b)
 	}
-	th.tasks = slices.DeleteFunc(th.tasks, func(t *Task) bool { return t.Stage.running[t.ID] == nil })
-	if len(th.inflight) < 3 && th.f.CanCommit() {
-		th.inflight = append(th.inflight, th.f.BuildCommit())
+	md.tasks = slices.DeleteFunc(md.tasks, func(t *Task) bool { return t.Stage.running[t.ID] == nil })
+	if len(md.inflight) < 3 && md.f.CanCommit() {
+		md.inflight = append(md.inflight, md.f.BuildCommit())
 	}
 }
 
 // storeBody stores the next body of a stream.
-func (th *model) storeBody(sh *BodyStream) {
-	if len(th.pendingBodies[sh]) == 0 {
+func (md *model) storeBody(sh *BodyStream) {
+	if len(md.pendingBodies[sh]) == 0 {
 		return
 	}
-	b := th.pendingBodies[sh][0]
-	th.pendingBodies[sh] = th.pendingBodies[sh][1:]
-	th.bodySeq++
-	b.Seqs = b.Seqs.Append(th.bodySeq)
-	th.f.BodiesStored([]*PendingBody{b})
+	b := md.pendingBodies[sh][0]
+	md.pendingBodies[sh] = md.pendingBodies[sh][1:]
+	md.bodySeq++
+	b.Seqs = b.Seqs.Append(md.bodySeq)
+	md.f.BodiesStored([]*PendingBody{b})
 }
 
 // anyBodyStream picks a stream with bodies to store.
-func (th *model) anyBodyStream(pick func([]*BodyStream) *BodyStream) *BodyStream {
+func (md *model) anyBodyStream(pick func([]*BodyStream) *BodyStream) *BodyStream {
 	var all []*BodyStream
-	for _, s := range th.f.streams {
+	for _, s := range md.f.streams {
 		for _, l := range s.lanes {
-			if len(th.pendingBodies[l.Bodies]) > 0 {
+			if len(md.pendingBodies[l.Bodies]) > 0 {
 				all = append(all, l.Bodies)
 			}
 		}
 	}
-	if len(th.pendingBodies[th.f.DeadBodies]) > 0 {
-		all = append(all, th.f.DeadBodies)
+	if len(md.pendingBodies[md.f.DeadBodies]) > 0 {
+		all = append(all, md.f.DeadBodies)
 	}
 	if len(all) == 0 {
 		return nil
@@ -160,53 +160,53 @@ func (th *model) anyBodyStream(pick func([]*BodyStream) *BodyStream) *BodyStream
 }
 
 // storeCommit stores the next commit.
-func (th *model) storeCommit() {
-	if th.inLog == len(th.inflight) {
+func (md *model) storeCommit() {
+	if md.inLog == len(md.inflight) {
 		return
 	}
-	c := th.inflight[th.inLog]
-	th.inLog++
+	c := md.inflight[md.inLog]
+	md.inLog++
 	last := map[*BodyStream]uint64{}
 	for _, e := range c.Entries {
 		copied := *e
-		copied.Seq = uint64(len(th.log) + 1)
-		th.log = append(th.log, &copied)
+		copied.Seq = uint64(len(md.log) + 1)
+		md.log = append(md.log, &copied)
 		if e.BodyRef != nil {
 			if e.BodyRef.Seqs.last() <= last[e.BodyRef.Stream] {
-				th.t.Fatalf("the bodies of %s are not in the order of its items", e.Stream)
+				md.t.Fatalf("the bodies of %s are not in the order of its items", e.Stream)
 			}
 			last[e.BodyRef.Stream] = e.BodyRef.Seqs.last()
 		}
 	}
 	for _, ch := range c.changes {
-		th.account(ch)
+		md.account(ch)
 	}
 	rec := c.Checkpoint
-	th.rec = &rec
+	md.rec = &rec
 }
 
 // account notes the changes of a stored commit.
-func (th *model) account(ch *change) {
+func (md *model) account(ch *change) {
 	for _, e := range ch.retried {
-		if th.retries[laneName(e.Lane)] == nil {
-			th.retries[laneName(e.Lane)] = map[uint64]RetryState{}
+		if md.retries[laneName(e.Lane)] == nil {
+			md.retries[laneName(e.Lane)] = map[uint64]RetryState{}
 		}
-		th.retries[laneName(e.Lane)][e.Ordinal] = e.Retries.Truncated()
+		md.retries[laneName(e.Lane)][e.Ordinal] = e.Retries.Truncated()
 	}
 	for _, e := range ch.done {
-		delete(th.retries[laneName(e.Lane)], e.Ordinal)
+		delete(md.retries[laneName(e.Lane)], e.Ordinal)
 		if e.Stream == "out" {
-			th.served++
+			md.served++
 		} else if len(ch.puts)+len(ch.dead) == 0 {
-			count(th.dropped, e.ID)
+			count(md.dropped, e.ID)
 		}
 	}
 	for _, d := range ch.dead {
-		count(th.dead, d.ID)
+		count(md.dead, d.ID)
 	}
 	for _, e := range ch.puts {
 		if e.Stream == "out" {
-			count(th.out, e.ID)
+			count(md.out, e.ID)
 		}
 	}
 }
@@ -219,37 +219,37 @@ func count(into map[string]int, id string) {
 }
 
 // acknowledge acknowledges the next commit, and purges.
-func (th *model) acknowledge() {
-	if th.inLog == 0 {
+func (md *model) acknowledge() {
+	if md.inLog == 0 {
 		return
 	}
-	c := th.inflight[0]
-	at := slices.IndexFunc(th.log, func(e *Entry) bool {
+	c := md.inflight[0]
+	at := slices.IndexFunc(md.log, func(e *Entry) bool {
 		return len(c.Entries) > 0 && e.Stream == c.Entries[0].Stream && e.Ordinal == c.Entries[0].Ordinal
 	})
-	th.inflight, th.inLog = th.inflight[1:], th.inLog-1
-	th.f.Committed(c, uint64(at+1))
-	for _, s := range th.f.streams {
+	md.inflight, md.inLog = md.inflight[1:], md.inLog-1
+	md.f.Committed(c, uint64(at+1))
+	for _, s := range md.f.streams {
 		for _, l := range s.lanes {
 			m := l.TakePurgePoint()
-			for _, e := range th.log {
+			for _, e := range md.log {
 				if e.Stream == s.spec.Name && e.Priority == l.Priority && e.Seq <= m.Seq {
-					th.purged[e] = true
+					md.purged[e] = true
 				}
 			}
 		}
 	}
 }
 
-func (th *model) read() {
-	if len(th.reads) == 0 {
+func (md *model) read() {
+	if len(md.reads) == 0 {
 		return
 	}
-	want := th.reads[0]
-	th.reads = th.reads[1:]
+	want := md.reads[0]
+	md.reads = md.reads[1:]
 	var got []*Entry
-	for i, e := range th.log {
-		if e.Stream == want.Lane.stream.spec.Name && e.Priority == want.Lane.Priority && e.Ordinal >= want.From && e.Ordinal <= want.To && !th.purged[e] {
+	for i, e := range md.log {
+		if e.Stream == want.Lane.stream.spec.Name && e.Priority == want.Lane.Priority && e.Ordinal >= want.From && e.Ordinal <= want.To && !md.purged[e] {
 			copied := *e
 			copied.Lane, copied.Seq, copied.Retries, copied.aborted = want.Lane, uint64(i+1), nil, false
 			got = append(got, &copied)
@@ -262,16 +262,16 @@ func (th *model) read() {
 	want.Lane.ReadDone(ReadResult{Entries: got, UpTo: want.To, LastSeq: last})
 }
 
-func (th *model) putOne(it spec.Item) {
-	th.put++
-	it.ID = fmt.Sprint(th.put)
-	th.f.Now = th.now
-	th.f.Put(&Put{Stream: th.f.StreamNamed("a"), Items: []spec.Item{it}, Token: it.ID})
+func (md *model) putOne(it spec.Item) {
+	md.put++
+	it.ID = fmt.Sprint(md.put)
+	md.f.Now = md.now
+	md.f.Put(&Put{Stream: md.f.StreamNamed("a"), Items: []spec.Item{it}, Token: it.ID})
 }
 
 // end ends a task. Its output is named after all its inputs.
-func (th *model) end(t *Task, how ResultKind, bytes int) {
-	th.f.Now = th.now
+func (md *model) end(t *Task, how ResultKind, bytes int) {
+	md.f.Now = md.now
 	var names []string
 	for _, e := range t.Entries {
 		names = append(names, e.ID)
@@ -280,67 +280,67 @@ func (th *model) end(t *Task, how ResultKind, bytes int) {
 	if how != Handled {
 		o.Outs, o.Err = nil, errors.New("failed by the model")
 	}
-	th.f.Finish(o)
+	md.f.Finish(o)
 }
 
 // removeWorker removes a worker with its tasks and adds another.
-func (th *model) removeWorker(s *StageState, died bool) {
+func (md *model) removeWorker(s *StageState, died bool) {
 	if len(s.Workers.All) == 0 {
 		return
 	}
-	h := s.Workers.All[0]
-	for _, t := range th.tasks {
-		if t.Worker == h {
-			th.revoked = append(th.revoked, t)
+	slots := s.Workers.All[0]
+	for _, t := range md.tasks {
+		if t.Worker == slots {
+			md.revoked = append(md.revoked, t)
 		}
 	}
-	th.f.Now = th.now
+	md.f.Now = md.now
 	end := Revoked
 	if died {
 		end = WorkerLost
 	}
-	th.f.RemoveWorker(s, h, end, 0, errors.New("killed"))
-	th.addWorker(s)
+	md.f.RemoveWorker(s, slots, end, 0, errors.New("killed"))
+	md.addWorker(s)
 }
 
 // take takes items from the sink; settle ends a take.
-func (th *model) take(n int) {
-	if id, _ := th.f.Take("out", n); id != 0 {
-		th.taken = append(th.taken, id)
+func (md *model) take(n int) {
+	if id, _ := md.f.Take("out", n); id != 0 {
+		md.taken = append(md.taken, id)
 	}
 }
 
-func (th *model) settle(done bool) {
-	if len(th.taken) > 0 {
-		th.f.Now = th.now
-		th.f.Settle(th.taken[0], done, nil)
-		th.taken = th.taken[1:]
+func (md *model) settle(done bool) {
+	if len(md.taken) > 0 {
+		md.f.Now = md.now
+		md.f.Settle(md.taken[0], done, nil)
+		md.taken = md.taken[1:]
 	}
 }
 
 // finish runs the flow until it is idle.
-func (th *model) finish() {
-	for _, s := range th.f.Stages {
+func (md *model) finish() {
+	for _, s := range md.f.Stages {
 		s.paused = false
 	}
 	for range 10_000 {
-		th.schedule()
-		for th.anyBodyStream(func(all []*BodyStream) *BodyStream { th.storeBody(all[0]); return all[0] }) != nil {
+		md.schedule()
+		for md.anyBodyStream(func(all []*BodyStream) *BodyStream { md.storeBody(all[0]); return all[0] }) != nil {
 		}
-		th.schedule()
-		th.storeCommit()
-		th.acknowledge()
-		th.read()
-		th.settle(true)
-		for _, t := range slices.Clone(th.tasks) {
-			th.end(t, Handled, 1)
+		md.schedule()
+		md.storeCommit()
+		md.acknowledge()
+		md.read()
+		md.settle(true)
+		for _, t := range slices.Clone(md.tasks) {
+			md.end(t, Handled, 1)
 		}
-		th.now = th.now.Add(time.Second)
-		if th.f.Idle() && len(th.inflight) == 0 && len(th.reads) == 0 && len(th.taken) == 0 {
+		md.now = md.now.Add(time.Second)
+		if md.f.Idle() && len(md.inflight) == 0 && len(md.reads) == 0 && len(md.taken) == 0 {
 			return
 		}
 	}
-	th.t.Fatalf("the flow does not become idle: %+v", th.f.streams)
+	md.t.Fatalf("the flow does not become idle: %+v", md.f.streams)
 }
 
 // notCalled marks a stage as a function; the model ends its tasks.

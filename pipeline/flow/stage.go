@@ -134,21 +134,21 @@ func (s *StageState) leaveKey(w *Work) {
 }
 
 // chooseWorker finds a worker. Work that is pinned to a busy worker is queued for that worker, and taken is true.
-func (s *StageState) chooseWorker(w *Work) (h *WorkerSlots, taken bool) {
+func (s *StageState) chooseWorker(w *Work) (slots *WorkerSlots, taken bool) {
 	if !s.Spec.Sticky || w.key == "" {
 		return s.Workers.LeastLoaded(), false
 	}
-	h = s.Workers.Pinned(w.key)
-	if h == nil {
-		if h = s.Workers.LeastLoaded(); h != nil {
-			s.Workers.Pin(w.key, h)
+	slots = s.Workers.Pinned(w.key)
+	if slots == nil {
+		if slots = s.Workers.LeastLoaded(); slots != nil {
+			s.Workers.Pin(w.key, slots)
 		}
-		return h, false
+		return slots, false
 	}
-	if h.Free() > 0 {
-		return h, false
+	if slots.Free() > 0 {
+		return slots, false
 	}
-	h.queue.push(w)
+	slots.queue.push(w)
 	s.parked++
 	return nil, true
 }
@@ -158,11 +158,11 @@ func (s *StageState) nextPinned() (*Work, *WorkerSlots) {
 	if s.parked == 0 || !s.Spec.Sticky {
 		return nil, nil
 	}
-	for _, h := range s.Workers.All {
-		if h.Free() > 0 && h.queue.len() > 0 {
-			w, _ := h.queue.pop()
+	for _, slots := range s.Workers.All {
+		if slots.Free() > 0 && slots.queue.len() > 0 {
+			w, _ := slots.queue.pop()
 			s.parked--
-			return w, h
+			return w, slots
 		}
 	}
 	return nil, nil
@@ -223,8 +223,8 @@ func (s *StageState) nextWake() time.Time {
 // waiting is the number of items that were taken from the streams and have not been started.
 func (s *StageState) waiting() int {
 	n := s.parked + len(s.delayed) + s.runnable.len()
-	for _, h := range s.Workers.All {
-		if h.isolated != nil && !h.isolatedStarted {
+	for _, slots := range s.Workers.All {
+		if slots.isolated != nil && !slots.isolatedStarted {
 			n++
 		}
 	}

@@ -91,8 +91,8 @@ func (s *StageState) status() StageStatus {
 	if s.Spec.Func != nil {
 		out.Workers = s.Spec.Workers
 	}
-	for _, h := range s.Workers.All {
-		out.Credits += h.Credits
+	for _, slots := range s.Workers.All {
+		out.Credits += slots.Credits
 	}
 	return out
 }

@@ -16,11 +16,11 @@ type WorkerSlots struct {
 	Generation      uint32 // of the worker process, if the worker is a rank
 }
 
-func (h *WorkerSlots) Free() int {
-	if h.Suspended || h.Draining || h.isolated != nil {
+func (slots *WorkerSlots) Free() int {
+	if slots.Suspended || slots.Draining || slots.isolated != nil {
 		return 0
 	}
-	return h.Credits - h.Running
+	return slots.Credits - slots.Running
 }
 
 // WorkerPool is the workers of one stage or of one router.
@@ -36,33 +36,33 @@ const maxPinnedKeys = 1 << 16
 
 func (p *WorkerPool) Add(name string, credits int) *WorkerSlots {
 	p.nextID++
-	h := &WorkerSlots{id: p.nextID, name: name, Credits: credits}
-	p.All = append(p.All, h)
-	return h
+	slots := &WorkerSlots{id: p.nextID, name: name, Credits: credits}
+	p.All = append(p.All, slots)
+	return slots
 }
 
 // Remove removes a worker and returns the work that was queued for it.
-func (p *WorkerPool) Remove(h *WorkerSlots) []*Work {
-	p.All = slices.DeleteFunc(p.All, func(o *WorkerSlots) bool { return o == h })
-	p.Unpin(h)
-	return h.takeQueued()
+func (p *WorkerPool) Remove(slots *WorkerSlots) []*Work {
+	p.All = slices.DeleteFunc(p.All, func(o *WorkerSlots) bool { return o == slots })
+	p.Unpin(slots)
+	return slots.takeQueued()
 }
 
 // takeQueued removes and returns the work that is queued for the worker.
-func (h *WorkerSlots) takeQueued() []*Work {
+func (slots *WorkerSlots) takeQueued() []*Work {
 	var waiting []*Work
-	if h.isolated != nil && !h.isolatedStarted {
-		waiting, h.isolated = append(waiting, h.isolated), nil
+	if slots.isolated != nil && !slots.isolatedStarted {
+		waiting, slots.isolated = append(waiting, slots.isolated), nil
 	}
-	waiting = append(waiting, h.queue.all()...)
-	h.queue = fifo[*Work]{}
+	waiting = append(waiting, slots.queue.all()...)
+	slots.queue = fifo[*Work]{}
 	return waiting
 }
 
 // Unpin forgets the keys that are pinned to the worker.
-func (p *WorkerPool) Unpin(h *WorkerSlots) {
+func (p *WorkerPool) Unpin(slots *WorkerSlots) {
 	for k, o := range p.byKey {
-		if o == h {
+		if o == slots {
 			delete(p.byKey, k)
 		}
 	}
@@ -71,8 +71,8 @@ func (p *WorkerPool) Unpin(h *WorkerSlots) {
 // freeSlots is how many more tasks the workers may have.
 func (p *WorkerPool) freeSlots() int {
 	n := 0
-	for _, h := range p.All {
-		n += max(0, h.Free())
+	for _, slots := range p.All {
+		n += max(0, slots.Free())
 	}
 	return n
 }
@@ -80,9 +80,9 @@ func (p *WorkerPool) freeSlots() int {
 // LeastLoaded is the worker with the most free slots, the oldest one on a tie; nil: none is free.
 func (p *WorkerPool) LeastLoaded() *WorkerSlots {
 	var best *WorkerSlots
-	for _, h := range p.All {
-		if f := h.Free(); f > 0 && (best == nil || f > best.Free()) {
-			best = h
+	for _, slots := range p.All {
+		if f := slots.Free(); f > 0 && (best == nil || f > best.Free()) {
+			best = slots
 		}
 	}
 	return best
@@ -90,22 +90,22 @@ func (p *WorkerPool) LeastLoaded() *WorkerSlots {
 
 // Pinned is the worker that the key is pinned to; nil: none, or it is draining.
 func (p *WorkerPool) Pinned(key string) *WorkerSlots {
-	h := p.byKey[key]
-	if h != nil && h.Draining {
+	slots := p.byKey[key]
+	if slots != nil && slots.Draining {
 		return nil
 	}
-	return h
+	return slots
 }
 
 // Pin pins the key to the worker. Beyond maxPinnedKeys the oldest keys are forgotten.
-func (p *WorkerPool) Pin(key string, h *WorkerSlots) {
+func (p *WorkerPool) Pin(key string, slots *WorkerSlots) {
 	if p.byKey == nil {
 		p.byKey = map[string]*WorkerSlots{}
 	}
 	if _, known := p.byKey[key]; !known {
 		p.keys.push(key)
 	}
-	p.byKey[key] = h
+	p.byKey[key] = slots
 	for p.keys.len() > maxPinnedKeys {
 		old, _ := p.keys.pop()
 		delete(p.byKey, old)
@@ -113,8 +113,8 @@ func (p *WorkerPool) Pin(key string, h *WorkerSlots) {
 }
 
 // Unassign stops giving a worker keys and work; work that was queued for it becomes runnable.
-func (f *Flow) Unassign(s *StageState, h *WorkerSlots) {
-	s.parked -= h.queue.len()
-	s.requeue(h.takeQueued())
-	s.Workers.Unpin(h)
+func (f *Flow) Unassign(s *StageState, slots *WorkerSlots) {
+	s.parked -= slots.queue.len()
+	s.requeue(slots.takeQueued())
+	s.Workers.Unpin(slots)
 }
