@@ -4,7 +4,6 @@ import (
 	"context"
 	"strconv"
 	"sync"
-	"time"
 
 	"troupe/bus"
 	"troupe/bus/stream"
@@ -28,7 +27,6 @@ type bodyWriter struct {
 	inbox  string
 	ackCh  chan *bus.Msg
 	number uint64 // of the last message sent
-	ways   ways
 
 	mu      sync.Mutex // guards the following fields
 	waiting []*flow.PendingBody
@@ -100,7 +98,7 @@ func (w *bodyWriter) run() {
 
 // chunk is one message of a body.
 type chunk struct {
-	of   *flow.PendingBody
+	body *flow.PendingBody
 	data []byte
 }
 
@@ -127,15 +125,15 @@ func (w *bodyWriter) storeAll(bodies []*flow.PendingBody) bool {
 
 // store retries until the chunks are stored; it reports false when the pipeline ends first. A chunk that is stored
 // twice, because an acknowledgement was lost, is purged with its neighbours.
-func (w *bodyWriter) store(parts []chunk) bool {
+func (w *bodyWriter) store(chunks []chunk) bool {
 	waits := backoff.Start()
 	for attempt := 1; ; attempt++ {
-		seqs, err := w.try(parts)
-		for len(parts) > 0 && len(seqs) > 0 && seqs[0] > 0 { // up to the first that is not stored
-			parts[0].of.Seqs = parts[0].of.Seqs.Append(seqs[0])
-			parts, seqs = parts[1:], seqs[1:]
+		seqs, err := w.try(chunks)
+		for len(chunks) > 0 && len(seqs) > 0 && seqs[0] > 0 { // up to the first that is not stored
+			chunks[0].body.Seqs = chunks[0].body.Seqs.Append(seqs[0])
+			chunks, seqs = chunks[1:], seqs[1:]
 		}
-		if len(parts) == 0 {
+		if len(chunks) == 0 {
 			return true
 		}
 		if waits.Wait(w.p.ctx) != nil {
@@ -148,113 +146,53 @@ func (w *bodyWriter) store(parts []chunk) bool {
 }
 
 // try sends the chunks and waits until all are stored.
-func (w *bodyWriter) try(parts []chunk) ([]uint64, error) {
+func (w *bodyWriter) try(chunks []chunk) ([]uint64, error) {
 	ctx, cancel := context.WithTimeout(w.p.ctx, 5*attemptTimeout)
 	defer cancel()
 	if _, err := w.p.journal.bodyStream(ctx, w.stream, true); err != nil {
 		return nil, err
 	}
-	batch := len(parts) > 1 && w.ways.batch()
-	start := time.Now()
-	seqs, err := w.send(ctx, parts, batch)
-	if err == nil && len(parts) > 1 {
-		w.ways.took(batch, time.Since(start), len(parts))
-	}
-	return seqs, err
+	return w.send(ctx, chunks)
 }
 
-// send publishes the chunks, as a batch with one acknowledgement or each with its own, and returns their sequences.
-func (w *bodyWriter) send(ctx context.Context, parts []chunk, batch bool) ([]uint64, error) {
+// send publishes the chunks and returns their sequences; 0: not stored, or unknown.
+func (w *bodyWriter) send(ctx context.Context, chunks []chunk) ([]uint64, error) {
 	subject := w.p.at.Bodies(w.stream.Name, w.stream.Priority)
-	w.number += uint64(len(parts)) // acknowledgements of earlier attempts have lower numbers
-	first := w.number - uint64(len(parts)) + 1
-	msgs := make([]*bus.Msg, len(parts))
-	for i, part := range parts {
-		msgs[i] = &bus.Msg{Subject: subject, Data: part.data}
-	}
-	reply := func(i int) string { return w.inbox + "." + strconv.FormatUint(first+uint64(i), 36) }
-	if batch {
-		id := w.p.journal.engine + "." + strconv.FormatUint(first, 36)
-		if err := stream.AppendAsync(w.p.cfg.Bus, msgs, id, reply(len(msgs)-1)); err != nil {
+	w.number += uint64(len(chunks)) // acknowledgements of earlier attempts have lower numbers
+	first := w.number - uint64(len(chunks)) + 1
+	for i, c := range chunks {
+		m := &bus.Msg{Subject: subject, Data: c.data}
+		if err := stream.AppendAsync(w.p.cfg.Bus, []*bus.Msg{m}, "", w.inbox+"."+strconv.FormatUint(first+uint64(i), 36)); err != nil {
 			return nil, err
 		}
 	}
-	for i := range msgs {
-		if batch {
-			break
-		}
-		if err := stream.AppendAsync(w.p.cfg.Bus, msgs[i:i+1], "", reply(i)); err != nil {
-			return nil, err
-		}
-	}
-	return w.gather(ctx, first, len(parts), batch)
-}
-
-// gather reads the acknowledgements: the sequence of each chunk; 0: unknown.
-func (w *bodyWriter) gather(ctx context.Context, first uint64, n int, batch bool) ([]uint64, error) {
-	seqs := make([]uint64, n)
+	seqs := make([]uint64, len(chunks))
 	var failed error
-	for left := n; left > 0; {
-		var m *bus.Msg
-		select {
-		case m = <-w.ackCh:
-		case <-ctx.Done():
-			return seqs, ctx.Err()
+	for range chunks {
+		number, ack, err := w.nextAck(ctx, first)
+		if number == 0 {
+			return seqs, err
 		}
-		number, err := strconv.ParseUint(lastToken(m.Subject), 36, 64)
-		if err != nil || number < first || seqs[number-first] > 0 {
-			continue // of an earlier attempt
-		}
-		ack, err := stream.ParseAck(m)
-		seq := ack.Seq
 		if err != nil {
 			failed = err
 		}
-		if !batch {
-			seqs[number-first] = seq
-			left--
-			continue
-		}
-		if err != nil {
-			return seqs, err
-		}
-		if seq < uint64(n) {
-			return nil, bus.Errorf(bus.CodeInternal, "%d bodies were stored up to sequence %d", n, seq)
-		}
-		for i := range seqs {
-			seqs[i] = seq - uint64(n-1-i)
-		}
-		return seqs, nil
+		seqs[number-first] = ack.Seq
 	}
 	return seqs, failed
 }
 
-// ways are the two of storing several messages: as a batch, which the server writes twice and syncs once, or one by one,
-// each synced if the server syncs at all. Which is faster depends on its disk and its settings, so both are measured.
-type ways struct {
-	cost  [2]float64 // seconds a message, smoothed; 0: not known
-	turns int
-}
-
-const otherWayEvery = 64
-
-func (w *ways) batch() bool {
-	w.turns++
-	faster := w.cost[1] == 0 || w.cost[0] > 0 && w.cost[1] <= w.cost[0]
-	if w.turns == 2 || w.turns%otherWayEvery == 0 {
-		return !faster
-	}
-	return faster
-}
-
-func (w *ways) took(batch bool, d time.Duration, n int) {
-	way := 0
-	if batch {
-		way = 1
-	}
-	if c := d.Seconds() / float64(n); w.cost[way] == 0 {
-		w.cost[way] = c
-	} else {
-		w.cost[way] += (c - w.cost[way]) / 4
+// nextAck waits for an acknowledgement of a message with this number or a later one.
+func (w *bodyWriter) nextAck(ctx context.Context, first uint64) (number uint64, ack stream.Ack, err error) {
+	for {
+		select {
+		case m := <-w.ackCh:
+			number, err = strconv.ParseUint(lastToken(m.Subject), 36, 64)
+			if err == nil && number >= first { // otherwise of an earlier attempt
+				ack, err = stream.ParseAck(m)
+				return number, ack, err
+			}
+		case <-ctx.Done():
+			return 0, stream.Ack{}, ctx.Err()
+		}
 	}
 }

@@ -3,7 +3,6 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"strconv"
 	"time"
 
 	"troupe/bus"
@@ -72,11 +71,6 @@ func (w *commitWriter) send(fl *inflightCommit) {
 	fl.sent = time.Now()
 	w.p.lastWritten = fl.lastSeq()
 	_ = stream.AppendAsync(w.p.cfg.Bus, fl.msgs, w.p.journal.batchID(fl), w.inbox+"."+fl.ackToken())
-}
-
-// ackToken tells the acknowledgements of attempts apart.
-func (fl *inflightCommit) ackToken() string {
-	return strconv.FormatUint(fl.commit.Number, 36) + "-" + strconv.Itoa(fl.attempt)
 }
 
 // handleAck takes an acknowledgement. Those of earlier attempts are ignored.

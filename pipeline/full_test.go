@@ -29,6 +29,9 @@ func TestFullDisk(t *testing.T) {
 		Stages:  []pipeline.StageSpec{{Name: "one", In: []string{"a"}, Out: []string{"b"}, Func: pass}}})
 	all := items(1000)
 	require.NoError(t, p.Put(testContext(t), "a", all[:100]...))
+	// A purge that meets the full disk can hang nats-server for good (see docs/limits.md).
+	log := findStream(t, head, bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	require.Eventually(t, func() bool { return stateOf(t, log).Messages < 105 }, 20*time.Second, 10*time.Millisecond, "the items of a are purged")
 	free := bustest.FillDisk(t, disk)
 	stored := 100
 	var refusal error
@@ -46,13 +49,13 @@ func TestFullDisk(t *testing.T) {
 		require.Less(t, time.Since(began), time.Second)
 	}
 	free()
-	for {
-		err := p.Put(testContext(t), "a", pipeline.Item{ID: "last", Body: all[0].Body})
+	for recovered := testContext(t); ; {
+		err := p.Put(recovered, "a", pipeline.Item{ID: "last", Body: all[0].Body})
 		if err == nil {
 			break
 		}
 		require.ErrorIs(t, err, bus.ErrNoSpace)
-		time.Sleep(100 * time.Millisecond) // the engine has no signal for it
+		require.NoError(t, bus.Sleep(recovered, 100*time.Millisecond), "the pipeline continues when there is space")
 	}
 	seen := map[string]int{}
 	for _, it := range drainSink(t, p, "b", 100) {

@@ -58,3 +58,24 @@ type PendingBody struct {
 	Seqs   SeqRanges
 	change *change // waits for the body; nil: stored
 }
+
+// BodiesStored is called when large bodies are stored.
+func (f *Flow) BodiesStored(bodies []*PendingBody) {
+	for _, b := range bodies {
+		b.change.pendingBodies--
+		f.pendingBodyBytes -= int64(len(b.Data))
+		b.change, b.Data = nil, nil
+	}
+}
+
+// storeSeparately has a large body stored before the change that refers to it is committed; nil: the body is small.
+func (f *Flow) storeSeparately(c *change, body []byte, on *BodyStream) *PendingBody {
+	if f.LargeBodyMin == 0 || len(body) < f.LargeBodyMin {
+		return nil
+	}
+	b := &PendingBody{Stream: on, Data: body, change: c}
+	c.pendingBodies++
+	f.pendingBodyBytes += int64(len(body))
+	f.Bodies = append(f.Bodies, b)
+	return b
+}

@@ -29,16 +29,6 @@ func newStream(spec spec.StreamSpec) *StreamState {
 	return s
 }
 
-// Put is a request to store items in a stream.
-type Put struct {
-	Stream *StreamState
-	Items  []spec.Item
-	bytes  int64
-	Source string // the producer; Source and Seq identify a repeat
-	Seq    uint64
-	Token  any // identifies the request in Reply
-}
-
 // fits reports whether the bounds leave room for so many items and bytes.
 func (s *StreamState) fits(items int, bytes int64) bool {
 	return s.items+items <= s.spec.Items && s.bytes+bytes <= s.spec.Bytes
