@@ -56,13 +56,13 @@ type waiter struct {
 }
 
 // Open starts a pipeline, or continues it from its log.
-func Open(ctx context.Context, cfg Config, spec spec.Spec) (*Pipeline, error) {
+func Open(ctx context.Context, cfg Config, declared spec.Spec) (*Pipeline, error) {
 	cfg = cfg.withDefaults()
-	if err := errors.Join(cfg.validate(), spec.Check()); err != nil {
+	if err := errors.Join(cfg.validate(), declared.Check()); err != nil {
 		return nil, err
 	}
 	p := &Pipeline{
-		cfg: cfg, spec: spec.WithDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: spec.Name}, inbox: newInbox(),
+		cfg: cfg, spec: declared.WithDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: declared.Name}, inbox: newInbox(),
 		doneCh: make(chan struct{}), commitCh: make(chan *flow.Commit, maxCommitsInFlight), readCh: make(chan flow.ReadRequest, 256),
 		workers: map[*flow.WorkerSlots]worker{}, bodyWriters: map[*flow.BodyStream]*bodyWriter{}, garbage: newGarbage(), began: time.Now(),
 		fetches: bodyFetches{inFlight: map[string]*bodyFetch{}, roomCh: map[string]chan struct{}{}}, claims: openClaims{byID: map[uint64]*openClaim{}},

@@ -48,16 +48,16 @@ type journal struct {
 }
 
 // openJournal opens or creates the log. It returns the last checkpoint (nil: none yet) and the last sequence.
-func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, spec spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
-	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: spec.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]*stream.Stream{}}
-	if j.stream, err = stream.Create(ctx, b, j.config(spec)); err != nil {
+func openJournal(ctx context.Context, b *bus.Bus, at bus.Pipeline, declared spec.Spec, by string) (_ *journal, rec *flow.Checkpoint, last uint64, err error) {
+	j := &journal{b: b, at: at, engine: bus.NewID(), by: by, replicas: declared.Replicas, readers: map[*flow.Lane]*laneReader{}, bodyStreams: map[*flow.BodyStream]*stream.Stream{}}
+	if j.stream, err = stream.Create(ctx, b, j.config(declared)); err != nil {
 		return nil, nil, 0, bus.Errorf(bus.CodeUnavailable, "pipeline %s: cannot open its log: %w", at.Name, err)
 	}
 	if rec, last, err = j.readCheckpoint(ctx); err != nil {
 		return nil, nil, 0, err
 	}
 	if rec != nil {
-		if name := rec.UndeclaredStream(spec); name != "" {
+		if name := rec.UndeclaredStream(declared); name != "" {
 			return nil, nil, 0, bus.Errorf(bus.CodeInvalid, "pipeline %s: stream %s, or one of its priorities, has items in the log but is no longer declared; declare it, or remove the pipeline's log", at.Name, name)
 		}
 	}

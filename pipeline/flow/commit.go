@@ -254,9 +254,9 @@ func (f *Flow) restore(r *Checkpoint) {
 
 // UndeclaredStream names a stream that has items in the log and is not declared, or not with enough priorities; empty:
 // none.
-func (r *Checkpoint) UndeclaredStream(spec spec.Spec) string {
+func (r *Checkpoint) UndeclaredStream(current spec.Spec) string {
 	declared := map[string]int{}
-	for _, s := range spec.WithDefaults().Streams {
+	for _, s := range current.WithDefaults().Streams {
 		declared[s.Name] = s.Priorities
 	}
 	for name, sr := range r.Streams {

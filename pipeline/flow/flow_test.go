@@ -87,7 +87,7 @@ func (md *model) step(what string, size *rapid.Generator[int]) {
 	case "read":
 		md.read()
 	case "body":
-		md.storeBody(md.anyBodyStream(func(all []*BodyStream) *BodyStream { return all[rapid.IntRange(0, len(all)-1).Draw(t, "shelf")] }))
+		md.storeBody(md.anyBodyStream(func(all []*BodyStream) *BodyStream { return all[rapid.IntRange(0, len(all)-1).Draw(t, "body stream")] }))
 	case "end":
 		if len(md.tasks) > 0 {
 			md.end(rapid.SampledFrom(md.tasks).Draw(t, "task"), rapid.SampledFrom([]ResultKind{Handled, Handled, Handled, Failed, WorkerLost, Revoked}).Draw(t, "how"), size.Draw(t, "size"))
