@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
@@ -254,6 +255,10 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil { // nothing happens without systemd
+		log.Warn("troupe: systemd was not told that the head is ready", "error", err)
+	}
+	defer func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }() // it is ending in any case
 	select {
 	case <-ctx.Done():
 	case err := <-parts.failedCh:

@@ -157,7 +157,9 @@ func TestPageShowsRolesLive(t *testing.T) {
 	require.NoError(t, err)
 	go func() { _, _ = busy.Call(stuck, "step", 3_600_000) }() // it is cancelled
 	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/role/run/actor_train"), chromedp.WaitVisible("canvas.grid")))
-	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "Rank 5 on") && strings.Contains(text(t, ctx), "is idle while most ranks run step") }, 30*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool {
+		return strings.Contains(text(t, ctx), "Rank 5 on") && strings.Contains(text(t, ctx), "is idle while most ranks run step")
+	}, 30*time.Second, 100*time.Millisecond)
 	shoot(t, ctx, "role")
 
 	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/events"), chromedp.WaitVisible("input[type=search]"), chromedp.SendKeys("input[type=search]", "sigkill reward")))
