@@ -10,6 +10,7 @@ import (
 
 	"troupe/gpu"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // PlacementConfig says what to measure: reserve and release, one after the other, by so many clients at once.
@@ -107,7 +108,7 @@ func planLarge(each func(PlacementResult) error) error {
 	if err != nil {
 		return err
 	}
-	book, err := placement.NewBook(placement.Snapshot{Now: time.Now(), Nodes: placement.NodesOf(reports)})
+	book, err := planner.NewBook(planner.Snapshot{Now: time.Now(), Nodes: placement.NodesOf(reports)})
 	if err != nil {
 		return err
 	}

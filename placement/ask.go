@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/placement/planner"
 )
 
 // Release gives a reservation back. It may be repeated: what is not there has been released. A token other than that of
@@ -36,7 +37,7 @@ func (c *Client) Explain(ctx context.Context, r Request) (Explanation, error) {
 	}
 	x := *a.Explanation
 	if x.Reasons == nil {
-		x.Reasons = []Reason{}
+		x.Reasons = []planner.Reason{}
 	}
 	if x.Workers == nil {
 		x.Workers = []Worker{}

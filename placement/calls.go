@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/placement/internal/text"
+	"troupe/placement/planner"
 )
 
 // session is one client as the leader of this term knows it. A call that is over keeps its answer until the client says
@@ -198,10 +200,10 @@ func (r *reign) checkReserve(c *call) error {
 		return err
 	}
 	if q.Namespace != c.namespace && c.namespace != "" || q.Namespace == "" {
-		return bus.Errorf(bus.CodeInvalid, "a reservation for namespace %q is asked for in namespace %q", clipped(q.Namespace), c.namespace)
+		return bus.Errorf(bus.CodeInvalid, "a reservation for namespace %q is asked for in namespace %q", text.Clip(q.Namespace), c.namespace)
 	}
 	if q.PerInstance != 0 {
-		return &RequestError{ErrBadInstances, "a reservation of instances", "each instance is reserved by itself: Request.Instances"}
+		return &RequestError{Problem: planner.ErrBadInstances, Wrong: "a reservation of instances", Exists: "each instance is reserved by itself: Request.Instances"}
 	}
 	return bus.CheckName("namespace", q.Namespace)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/placement/planner"
 )
 
 const (
@@ -214,7 +215,7 @@ func (c *Client) publish(m *message) error {
 		return err
 	}
 	if limit := c.b.Conn().MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		return &RequestError{ErrTooManyBundles, fmt.Sprintf("a request of %d bytes is too large", len(data)), fmt.Sprintf("the server takes %d", limit)}
+		return &RequestError{Problem: planner.ErrTooManyBundles, Wrong: fmt.Sprintf("a request of %d bytes is too large", len(data)), Exists: fmt.Sprintf("the server takes %d", limit)}
 	}
 	err = c.b.Conn().PublishRequest(c.subject, c.replyTo(m.Seq), data)
 	if errors.Is(err, nats.ErrConnectionClosed) {
@@ -327,7 +328,7 @@ func (c *Client) reserveOnce(ctx context.Context, id string, raw bus.Raw, try bo
 	}
 	defer c.end(seq)
 	m := &message{Session: c.session, Seq: seq, Verb: verbReserve, Request: raw, Try: try}
-	var last *Wait
+	var last *planner.Wait
 	a, err := c.persist(ctx, m, p, func(a *answer) { last = a.Wait })
 	if err == nil {
 		return a.record()
@@ -339,7 +340,7 @@ func (c *Client) reserveOnce(ctx context.Context, id string, raw bus.Raw, try bo
 }
 
 // giveUp withdraws a request whose client does not wait any longer.
-func (c *Client) giveUp(ctx context.Context, id string, seq uint64, last *Wait) error {
+func (c *Client) giveUp(ctx context.Context, id string, seq uint64, last *planner.Wait) error {
 	cause := context.Cause(ctx)
 	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
 	defer cancel()

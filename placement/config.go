@@ -3,10 +3,12 @@ package placement
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"troupe/bus"
+	"troupe/placement/planner"
 )
 
 const (
@@ -56,7 +58,7 @@ type Config struct {
 
 // Rules are what an operator says about the queue.
 type Rules struct {
-	Policy
+	planner.Policy
 	// Grace is how long a reservation that is preempted has to go. Zero: 30 s.
 	Grace time.Duration `json:"grace,omitempty" msgpack:"grace,omitempty"`
 }
@@ -106,7 +108,7 @@ func (r Rules) check() error {
 			errs = append(errs, err)
 		}
 		if quota < 0 {
-			errs = append(errs, badShare(quota.String(), "a quota is not negative"))
+			errs = append(errs, &RequestError{Problem: planner.ErrBadShare, Wrong: fmt.Sprintf("namespace %q has a quota of %s devices", namespace, quota), Exists: "a quota must not be negative"})
 		}
 	}
 	if r.Grace < 0 {
@@ -119,6 +121,6 @@ func (r Rules) grace() time.Duration { return cmp.Or(r.Grace, defaultGrace) }
 
 // WithDefaults is the rules with what they do not say as it is taken to be, for people.
 func (r Rules) WithDefaults() Rules {
-	r.Grace, r.BackfillDepth = r.grace(), r.backfillDepth()
+	r.Grace, r.Policy = r.grace(), r.Policy.WithDefaults()
 	return r
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/placement/internal/text"
 )
 
 // Holding names a grant by its reservation and token.
@@ -91,7 +92,7 @@ func (r *reign) unconfirmAll(why string) {
 		}
 		next := e.stored
 		e.supported = r.book.Now
-		next.Unconfirmed = clippedAt(why, 2*textLimit)
+		next.Unconfirmed = text.Truncate(why, 2*text.ClipLimit)
 		r.rewrite(e, next, Event{})
 		r.anyUnconfirmed = true
 	}
@@ -110,7 +111,7 @@ func (r *reign) reviewUnconfirmed(now time.Time) {
 			continue
 		}
 		r.anyUnconfirmed = true
-		if now.Sub(e.supported) > 2*r.cfg.NodeLease && !slices.ContainsFunc(e.nodes(), r.mayRun) {
+		if now.Sub(e.supported) > 2*r.cfg.NodeLease && !slices.ContainsFunc(e.Nodes(), r.mayRun) {
 			r.drop(e, fmt.Sprintf("no agent runs it, and its holder has not confirmed it within %v", 2*r.cfg.NodeLease))
 		}
 	}

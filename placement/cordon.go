@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/placement/internal/text"
+	"troupe/placement/planner"
 )
 
 // Cordon closes a node, or one device of it, to new grants. What is held there stays held. It is kept in the ledger
@@ -23,14 +25,14 @@ type Cordon struct {
 
 // String is the cordon in words: "by anna since 2026-11-15 05:20 UTC: a new fan".
 func (c Cordon) String() string {
-	text := "by " + cmp.Or(clipped(c.By), "an operator")
+	said := "by " + cmp.Or(text.Clip(c.By), "an operator")
 	if !c.Since.IsZero() {
-		text += " since " + c.Since.UTC().Format("2006-01-02 15:04 MST")
+		said += " since " + c.Since.UTC().Format("2006-01-02 15:04 MST")
 	}
 	if c.Why != "" {
-		text += ": " + clipped(c.Why)
+		said += ": " + text.Clip(c.Why)
 	}
-	return text
+	return said
 }
 
 // place is what is closed, in words.
@@ -143,7 +145,7 @@ func (r *reign) cordonOf(c *call) (Cordon, error) {
 	one := *c.Cordon
 	m, known := r.roster.members[one.Node]
 	if _, closed := r.roster.cordons[one.Node]; !known && !closed {
-		return one, &RequestError{ErrUnknownNode, fmt.Sprintf("node %q is unknown", clipped(one.Node)), r.roster.exist()}
+		return one, &RequestError{Problem: planner.ErrUnknownNode, Wrong: fmt.Sprintf("node %q is unknown", text.Clip(one.Node)), Exists: r.roster.exist()}
 	}
 	if one.Device == "" {
 		return one, nil
@@ -162,7 +164,7 @@ func (r *reign) cordonOf(c *call) (Cordon, error) {
 		}
 		devices[i] = fmt.Sprintf("%d (%s)", d.Index, d.UUID)
 	}
-	return one, &RequestError{ErrUnknownDevice, fmt.Sprintf("node %s has no device %q", one.Node, clipped(one.Device)), "it has " + cmp.Or(listed(", ", devices), "none")}
+	return one, &RequestError{Problem: planner.ErrUnknownDevice, Wrong: fmt.Sprintf("node %s has no device %q", one.Node, text.Clip(one.Device)), Exists: "it has " + cmp.Or(text.Join(", ", devices), "none")}
 }
 
 // exist says which nodes there are.
@@ -170,5 +172,5 @@ func (r *roster) exist() string {
 	if len(r.members) == 0 {
 		return "there are no nodes"
 	}
-	return "there are " + listed(", ", slices.Sorted(maps.Keys(r.members)))
+	return "there are " + text.Join(", ", slices.Sorted(maps.Keys(r.members)))
 }

@@ -8,6 +8,7 @@ import (
 
 	"troupe/bus"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // Harm forbidden: something new lands on what was closed; or what is there is disturbed; or another leader forgets.
@@ -38,7 +39,7 @@ func TestCordon(t *testing.T) {
 		x, err := c.Explain(ctx, gang("y", 1, 2))
 		require.NoError(t, err)
 		require.False(t, x.Granted)
-		require.Equal(t, placement.ReasonCordoned, x.Reasons[2].Code)
+		require.Equal(t, planner.ReasonCordoned, x.Reasons[2].Code)
 		require.Contains(t, x.Reasons[1].Text, "1 cordoned by ben since 2")
 		require.Equal(t, placement.StateGranted, state(t, c, "before"))
 		nodes, err := op.Nodes(ctx)
@@ -91,13 +92,13 @@ func TestCordonBadInput(t *testing.T) {
 	s.ready(op, 2)
 	ctx := within(t, 20*time.Second)
 	_, err := op.Cordon(ctx, placement.Cordon{Node: "n7"})
-	require.ErrorIs(t, err, placement.ErrUnknownNode)
+	require.ErrorIs(t, err, planner.ErrUnknownNode)
 	require.ErrorContains(t, err, "there are n0, n1")
 	_, err = op.Cordon(ctx, placement.Cordon{Node: "n0", Device: "5"})
-	require.ErrorIs(t, err, placement.ErrUnknownDevice)
+	require.ErrorIs(t, err, planner.ErrUnknownDevice)
 	require.ErrorContains(t, err, "it has 0 (GPU-sim")
 	_, err = op.Uncordon(ctx, "n7", "")
-	require.ErrorIs(t, err, placement.ErrUnknownNode)
+	require.ErrorIs(t, err, planner.ErrUnknownNode)
 	_, err = s.client("default").Cordon(ctx, placement.Cordon{Node: "n0"})
 	require.ErrorIs(t, err, bus.ErrRefused)
 }

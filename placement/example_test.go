@@ -5,14 +5,15 @@ import (
 	"time"
 
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
-func nodes() []placement.Node {
-	var nodes []placement.Node
+func nodes() []planner.Node {
+	var nodes []planner.Node
 	for n := range 2 {
-		node := placement.Node{ID: fmt.Sprintf("n%d", n), Rank: n}
+		node := planner.Node{ID: fmt.Sprintf("n%d", n), Rank: n}
 		for i := range 4 {
-			node.Devices = append(node.Devices, placement.Device{UUID: fmt.Sprintf("GPU-%d-%d", n, i), Index: i})
+			node.Devices = append(node.Devices, planner.Device{UUID: fmt.Sprintf("GPU-%d-%d", n, i), Index: i})
 		}
 		nodes = append(nodes, node)
 	}
@@ -21,7 +22,7 @@ func nodes() []placement.Node {
 
 // A snapshot and a request make a plan.
 func ExampleDecide() {
-	plan, err := placement.Decide(placement.Snapshot{Nodes: nodes()}, placement.Request{
+	plan, err := planner.Decide(planner.Snapshot{Nodes: nodes()}, placement.Request{
 		Bundles:  placement.Repeat(3, placement.Bundle{Devices: placement.Wholes(2)}),
 		Strategy: placement.Pack,
 	})
@@ -41,7 +42,7 @@ func ExampleDecide() {
 // A long-lived owner keeps a book; a refusal says what it waits for.
 func ExampleBook() {
 	start := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
-	book, err := placement.NewBook(placement.Snapshot{Now: start, Nodes: nodes()})
+	book, err := planner.NewBook(planner.Snapshot{Now: start, Nodes: nodes()})
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -74,9 +75,9 @@ func ExampleBook() {
 
 // The textual forms of a device mapping are parsed, never evaluated.
 func ExampleParseMapping() {
-	ids, err := placement.ParseMapping("list(range(0,2)) + [6, 7]")
+	ids, err := planner.ParseMapping("list(range(0,2)) + [6, 7]")
 	fmt.Println(ids, err)
-	_, err = placement.ParseMapping("__import__('os')")
+	_, err = planner.ParseMapping("__import__('os')")
 	fmt.Println(err)
 	// Output:
 	// [0 1 6 7] <nil>

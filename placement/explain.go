@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"slices"
 	"time"
+	"troupe/placement/planner"
 )
 
 // position is where the request of that id would stand in the queue if it were there, from 1.
-func position(d Decision, id string) int {
-	at := slices.IndexFunc(d.Waits, func(w Wait) bool { return w.ID == id })
+func position(d planner.Decision, id string) int {
+	at := slices.IndexFunc(d.Waits, func(w planner.Wait) bool { return w.ID == id })
 	return at + 1
 }
 
@@ -19,7 +20,7 @@ func (r *reign) explain(c *call, now time.Time) (*Explanation, error) {
 		held := e.Record
 		x.Held = &held
 	}
-	if x.Held != nil || request.ID == "" || r.book.groups[request.ID] > 0 {
+	if x.Held != nil || request.ID == "" || r.book.NameTaken(request.ID) {
 		request.ID = r.trialID()
 	}
 	request.AwaitNodes = request.AwaitNodes || r.roster.settling(now)
@@ -31,8 +32,8 @@ func (r *reign) explain(c *call, now time.Time) (*Explanation, error) {
 	x.Reasons, x.WaitsFor = limited(plan.Reasons), limited(plan.WaitsFor)
 	if err := r.ledgerError(); err != nil {
 		x.Granted, x.Never, x.Workers = false, false, []Worker{}
-		x.Reasons = []Reason{{Code: ReasonLedger, Text: err.Error()}}
-		x.Wait = &Wait{ID: request.ID, Code: WaitLedger, Text: err.Error()}
+		x.Reasons = []planner.Reason{{Code: planner.ReasonLedger, Text: err.Error()}}
+		x.Wait = &planner.Wait{ID: request.ID, Code: planner.WaitLedger, Text: err.Error()}
 		return x, nil
 	}
 	if request.PerInstance > 0 {
@@ -44,7 +45,7 @@ func (r *reign) explain(c *call, now time.Time) (*Explanation, error) {
 // trialID is a name that no reservation has or may have.
 func (r *reign) trialID() string {
 	for trial := 0; ; trial++ {
-		if id := fmt.Sprintf("(this request %d)", trial); r.book.groups[id] == 0 && r.book.byName[id] == nil {
+		if id := fmt.Sprintf("(this request %d)", trial); !r.book.NameTaken(id) {
 			return id
 		}
 	}
@@ -69,20 +70,20 @@ func (r *reign) explainQueue(x *Explanation, request *Request, now time.Time) er
 	}
 	if x.Granted && x.Position > 0 { // there is room, but not for it
 		x.Granted, x.Workers = false, []Worker{}
-		x.Reasons = []Reason{{Code: ReasonGang, Text: x.Wait.Text}}
+		x.Reasons = []planner.Reason{{Code: planner.ReasonGang, Text: x.Wait.Text}}
 	}
 	return nil
 }
 
 // queueWith is the queue with a request in it, which may be there already.
-func (r *reign) queueWith(request *Request, now time.Time) []Queued {
-	queue := []Queued{{Request: *request, Since: now}}
+func (r *reign) queueWith(request *Request, now time.Time) []planner.Queued {
+	queue := []planner.Queued{{Request: *request, Since: now}}
 	for id, w := range r.queue {
 		if id == request.ID {
 			queue[0].Since = w.since
 			continue
 		}
-		queue = append(queue, Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted})
+		queue = append(queue, planner.Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted})
 	}
 	return queue
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"time"
+	"troupe/placement/planner"
 )
 
 // expire forgets who is not heard any more, and ends what had to go by now.
@@ -41,7 +42,7 @@ func (r *reign) evict(e *entry) {
 		for i := range e.Workers {
 			r.roster.suspect(e.Workers[i].Slots, "not shown clean since "+e.ID+" was preempted", r.book.Now)
 		}
-		for _, name := range e.nodes() {
+		for _, name := range e.Nodes() {
 			if m := r.roster.members[name]; m != nil {
 				r.tellBook(m)
 				r.ask(m)
@@ -62,9 +63,9 @@ func (r *reign) schedule(now time.Time) {
 		r.holdQueue(err)
 		return
 	}
-	queue := make([]Queued, 0, len(r.queue))
+	queue := make([]planner.Queued, 0, len(r.queue))
 	for _, w := range r.queue {
-		q := Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted}
+		q := planner.Queued{Request: w.call.request, Since: w.since, Admitted: w.admitted}
 		q.Request.AwaitNodes = q.Request.AwaitNodes || settling
 		queue = append(queue, q)
 	}
@@ -91,7 +92,7 @@ func (r *reign) holdQueue(err error) {
 			r.fail(w, err)
 			continue
 		}
-		w.wait = Wait{ID: id, Code: WaitLedger, Text: err.Error()}
+		w.wait = planner.Wait{ID: id, Code: planner.WaitLedger, Text: err.Error()}
 		if !w.told {
 			w.told = true
 			r.send(w.call, &answer{Kind: answerWaits, Wait: &w.wait})
@@ -100,7 +101,7 @@ func (r *reign) holdQueue(err error) {
 }
 
 // grant writes a reservation into the ledger. It enters the book and is told when it is there.
-func (r *reign) grant(g *Grant) {
+func (r *reign) grant(g *planner.Grant) {
 	w := r.queue[g.Reservation.ID]
 	delete(r.queue, g.Reservation.ID)
 	e := &entry{stored: stored{
@@ -109,7 +110,7 @@ func (r *reign) grant(g *Grant) {
 	}}
 	value, err := e.encode()
 	if err == nil && int64(len(value)) > r.maxRecord() {
-		err = &RequestError{ErrTooManyBundles, fmt.Sprintf("a reservation of %d workers takes %d bytes", len(e.Workers), len(value)), fmt.Sprintf("the server takes %d", r.maxRecord())}
+		err = &RequestError{Problem: planner.ErrTooManyBundles, Wrong: fmt.Sprintf("a reservation of %d workers takes %d bytes", len(e.Workers), len(value)), Exists: fmt.Sprintf("the server takes %d", r.maxRecord())}
 	}
 	if err != nil {
 		r.fail(w, err)
@@ -153,7 +154,7 @@ func (r *reign) fail(w *waiter, err error) {
 }
 
 // wait leaves a request in the queue and says so, the first time; one that would not wait is refused.
-func (r *reign) wait(wait *Wait, position int, settling bool) {
+func (r *reign) wait(wait *planner.Wait, position int, settling bool) {
 	w := r.queue[wait.ID]
 	if w.call.Try {
 		r.fail(w, r.whyNot(w, wait))
@@ -168,25 +169,25 @@ func (r *reign) wait(wait *Wait, position int, settling bool) {
 }
 
 // told is a wait that fits into a message.
-func told(w *Wait) *Wait {
+func told(w *planner.Wait) *planner.Wait {
 	short := *w
 	short.WaitsFor = limited(w.WaitsFor)
 	return &short
 }
 
 // whyNot is the refusal of a request that could wait but does not want to.
-func (r *reign) whyNot(w *waiter, wait *Wait) error {
-	if over := r.rules.overQuota(&w.call.request, r.book.usage[w.call.request.Namespace]); over != nil {
+func (r *reign) whyNot(w *waiter, wait *planner.Wait) error {
+	if over := r.book.OverQuota(&w.call.request, r.rules.Policy); over != nil {
 		return over
 	}
 	if plan, err := r.book.Plan(w.call.request); err == nil && !plan.Granted && !plan.Never {
 		return plan.Err()
 	}
-	return &NoCapacityError{Reasons: []Reason{{Code: ReasonGang, Text: wait.Text}}, WaitsFor: wait.WaitsFor}
+	return &NoCapacityError{Reasons: []planner.Reason{{Code: planner.ReasonGang, Text: wait.Text}}, WaitsFor: wait.WaitsFor}
 }
 
 // preempt tells reservations to go.
-func (r *reign) preempt(p Preemption) {
+func (r *reign) preempt(p planner.Preemption) {
 	grace := r.rules.grace()
 	for _, id := range p.Victims {
 		e := r.held[id]
@@ -214,5 +215,5 @@ func (r *reign) requestName(id string) string {
 	if w == nil {
 		return id
 	}
-	return named(id, w.call.request.Holder, w.call.request.Namespace)
+	return planner.ReservationName(id, w.call.request.Holder, w.call.request.Namespace)
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/placement/internal/text"
 )
 
 // identity says which ledger this is, and from where on it is complete. It tells a reservation that has ended from one
@@ -193,7 +194,7 @@ func (r *reign) doubt(why string, nodes []string, now time.Time) {
 	}
 	r.identity.Offset += tokenSlack
 	r.identity = identity{
-		ID: nuid.Next(), Born: r.newest() + 1, Offset: r.identity.Offset, Doubt: clippedAt(why, 4*textLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
+		ID: nuid.Next(), Born: r.newest() + 1, Offset: r.identity.Offset, Doubt: text.Truncate(why, 4*text.ClipLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
 	}
 	r.unconfirmAll("the ledger had lost something: " + why)
 	r.writeIdentity()

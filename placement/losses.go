@@ -116,7 +116,7 @@ func (r *reign) ask(m *member) {
 // needed reports whether a reservation has something on a node.
 func (r *reign) needed(name string) bool {
 	for _, e := range r.held {
-		if slices.Contains(e.nodes(), name) {
+		if slices.Contains(e.Nodes(), name) {
 			return true
 		}
 	}
@@ -178,7 +178,7 @@ func (r *reign) restoreOn(node string) {
 
 // whole reports whether all nodes of a reservation are there and alive.
 func (r *reign) whole(e *entry) bool {
-	return !slices.ContainsFunc(e.nodes(), func(name string) bool {
+	return !slices.ContainsFunc(e.Nodes(), func(name string) bool {
 		m := r.roster.members[name]
 		return m == nil || !m.present() || m.state == NodeLost
 	})
@@ -194,7 +194,7 @@ func (r *reign) endOn(node string) {
 		ended := e.stored
 		ended.Ended = append(slices.Clone(e.Ended), node)
 		ended.State, ended.Why = StateLost, "the lease of node "+node+" is over"
-		if len(ended.Ended) == len(e.nodes()) {
+		if len(ended.Ended) == len(e.Nodes()) {
 			r.end(e, Event{Kind: EventEnded, Why: ended.Why}, nil)
 			continue
 		}
@@ -205,7 +205,7 @@ func (r *reign) endOn(node string) {
 func (r *reign) heldOn(node string) []*entry {
 	var found []*entry
 	for _, e := range r.held {
-		if slices.Contains(e.nodes(), node) {
+		if slices.Contains(e.Nodes(), node) {
 			found = append(found, e)
 		}
 	}

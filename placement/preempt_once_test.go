@@ -12,6 +12,7 @@ import (
 	"troupe/gpu"
 	agent "troupe/nodes"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // addOwn starts a reporter of one node with four devices that takes every process on them for its own.
@@ -34,7 +35,7 @@ func (s *stage) addOwn(name string) *gpu.Sim {
 func TestPreemptsOnce(t *testing.T) {
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	require.NoError(t, agent.KeepEvents(t.Context(), s.bus(), 0))
-	s.service(placement.Config{Rules: placement.Rules{Policy: placement.Policy{Preempt: true}, Grace: 100 * time.Millisecond}})
+	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 100 * time.Millisecond}})
 	c := s.client("default")
 	sim := s.addOwn("host")
 	s.ready(c, 1)

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // waits starts a reserve that has to wait, and returns where its end comes to.
@@ -90,7 +91,7 @@ func TestPreemptionIsOffByDefault(t *testing.T) {
 	require.Empty(t, high)
 
 	// An operator allows it: then it is told to go, and its grace is respected.
-	require.NoError(t, s.client("").SetRules(t.Context(), placement.Rules{Policy: placement.Policy{Preempt: true}, Grace: 200 * time.Millisecond}))
+	require.NoError(t, s.client("").SetRules(t.Context(), placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 200 * time.Millisecond}))
 	require.NoError(t, <-high)
 }
 

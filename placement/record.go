@@ -1,14 +1,13 @@
 package placement
 
 import (
-	"slices"
-
 	"troupe/bus"
+	"troupe/placement/planner"
 )
 
 // Record is a reservation as the ledger has it.
 type Record struct {
-	Reservation
+	planner.Reservation
 
 	// Token is the fencing token of the grant: greater than that of any earlier grant of the same id or of one of the
 	// same devices. Whoever works for the reservation shows it, and is refused once it is stale.
@@ -76,23 +75,6 @@ func decodeRecord(w written) (*stored, error) {
 		s.Token = w.revision + s.Offset
 	}
 	return &s, nil
-}
-
-// nodes are the nodes on which r has something, each once.
-func (r *Reservation) nodes() []string {
-	var names []string
-	add := func(name string) {
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	for i := range r.Workers {
-		add(r.Workers[i].Node)
-		for j := range r.Workers[i].Slots {
-			add(r.Workers[i].Slots[j].Node)
-		}
-	}
-	return names
 }
 
 // seat is a node's rank, which it keeps for as long as it is there or somebody has something on it.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/placement/planner"
 )
 
 // reign is all that a leader knows in one term. The loop owns it; what is committed changes it, in apply, and nothing
@@ -17,7 +18,7 @@ type reign struct {
 	began  time.Time
 	in     *inbox
 
-	book     *Book
+	book     *planner.Book
 	held     map[string]*entry
 	queue    map[string]*waiter
 	roster   *roster
@@ -64,7 +65,7 @@ type waiter struct {
 	renewed  time.Time
 	admitted bool
 	told     bool // its client knows that it waits
-	wait     Wait
+	wait     planner.Wait
 }
 
 // newReign begins a term with what is in the ledger.
@@ -80,7 +81,7 @@ func newReign(cfg Config, l *ledger, c contents, m *mark, now time.Time) (*reign
 	if c.rules != nil {
 		r.rules = *c.rules
 	}
-	snapshot := Snapshot{Now: now}
+	snapshot := planner.Snapshot{Now: now}
 	for _, s := range c.records {
 		e := &entry{stored: *s, supported: now}
 		r.anyUnconfirmed = r.anyUnconfirmed || s.Unconfirmed != ""
@@ -95,7 +96,7 @@ func newReign(cfg Config, l *ledger, c contents, m *mark, now time.Time) (*reign
 	for _, name := range slices.Sorted(maps.Keys(c.seats)) {
 		r.roster.sit(name, c.seats[name])
 	}
-	book, err := NewBook(snapshot)
+	book, err := planner.NewBook(snapshot)
 	if err != nil {
 		return nil, fmt.Errorf("the ledger contradicts itself: %w", err)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/gpu"
+	"troupe/placement/planner"
 )
 
 // roster is what the leader knows of the nodes. It is told what is heard, and when, and says which nodes have changed;
@@ -336,17 +337,17 @@ func (m *member) leave() {
 }
 
 // node is the member as the planner sees it.
-func (m *member) node() Node {
-	n := Node{
+func (m *member) node() planner.Node {
+	n := planner.Node{
 		ID: m.name, Rank: m.rank, Labels: m.report.Labels, CPUs: Wholes(m.report.CPUs), Memory: int64(m.report.Memory),
-		State: m.state, Why: m.why, Since: m.since, Cordoned: m.cordons.words(""), Devices: make([]Device, len(m.report.Devices)),
+		State: m.state, Why: m.why, Since: m.since, Cordoned: m.cordons.words(""), Devices: make([]planner.Device, len(m.report.Devices)),
 	}
 	if one, closed := m.cordons[""]; closed && m.state == NodeReady {
 		n.Since = one.Since
 	}
 	islands := gpu.Islands(m.report.Devices)
 	for i, d := range m.report.Devices {
-		n.Devices[i] = Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d), Clearing: m.clearing(d), Cordoned: m.cordons.words(d.UUID)}
+		n.Devices[i] = planner.Device{UUID: d.UUID, Index: d.Index, NUMA: numa(d), Island: islands[i], Unfit: m.unfit(d), Clearing: m.clearing(d), Cordoned: m.cordons.words(d.UUID)}
 	}
 	return n
 }
@@ -391,8 +392,8 @@ func (m *member) status() NodeStatus {
 func (m *member) String() string { return fmt.Sprintf("node %s (%s)", m.name, m.state) }
 
 // NodesOf makes the planner's nodes of reports, in their order: what a leader would see if all of them were ready.
-func NodesOf(reports []gpu.Report) []Node {
-	nodes := make([]Node, len(reports))
+func NodesOf(reports []gpu.Report) []planner.Node {
+	nodes := make([]planner.Node, len(reports))
 	for i := range reports {
 		m := member{name: reports[i].Node, rank: i, report: &reports[i], state: NodeReady}
 		nodes[i] = m.node()

@@ -8,6 +8,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/placement/planner"
 )
 
 // compare holds what a node says it runs against the ledger. Workers of a reservation that has ended make their devices
@@ -87,7 +88,7 @@ func (r *reign) support(e *entry, m *member, run *gpu.Running, now time.Time) {
 
 // covers reports whether a record has all that a grant uses on a node.
 func (e *entry) covers(m *member, run *gpu.Running) bool {
-	if !slices.Contains(e.nodes(), m.name) {
+	if !slices.Contains(e.Nodes(), m.name) {
 		return false
 	}
 	has := map[string]bool{}
@@ -111,7 +112,7 @@ func (r *reign) adopt(m *member, run *gpu.Running, now time.Time) {
 	why := fmt.Sprintf("adopted from the report of node %s: the ledger did not have it", m.name)
 	next := stored{
 		Record: Record{
-			Reservation: Reservation{ID: run.Reservation, Namespace: run.Namespace, Over: run.Over, Since: now.UTC()},
+			Reservation: planner.Reservation{ID: run.Reservation, Namespace: run.Namespace, Over: run.Over, Since: now.UTC()},
 			Token:       run.Token, State: StateGranted, Why: why, Unconfirmed: "its holder has not been heard since",
 		},
 		Adopted: true,
@@ -128,7 +129,7 @@ func (r *reign) adopt(m *member, run *gpu.Running, now time.Time) {
 	if err := r.enterAdopted(&next, m); err != nil {
 		r.cfg.Logger.Error("placement: what a node runs cannot be adopted; its devices stay as the ledger has them", "node", m.name, "reservation", run.Reservation, "error", err)
 		if old != nil {
-			_ = r.book.add(old.Reservation) // as it was
+			_ = r.book.Restore(old.Reservation) // as it was
 		}
 		return
 	}
@@ -153,7 +154,7 @@ func (r *reign) adopt(m *member, run *gpu.Running, now time.Time) {
 // enterAdopted puts an adopted reservation into the book. Reservations in its way that nobody has confirmed give way to
 // the workers that run.
 func (r *reign) enterAdopted(next *stored, m *member) error {
-	err := r.book.add(next.Reservation)
+	err := r.book.Restore(next.Reservation)
 	if err == nil {
 		return nil
 	}
@@ -164,11 +165,11 @@ func (r *reign) enterAdopted(next *stored, m *member) error {
 			r.book.Release(e.ID) // before its end is in the ledger: both are in one round, and this is no grant
 		}
 	}
-	return r.book.add(next.Reservation)
+	return r.book.Restore(next.Reservation)
 }
 
 // overlaps reports whether two reservations have a device in common.
-func overlaps(a, b *Reservation) bool {
+func overlaps(a, b *planner.Reservation) bool {
 	has := map[string]bool{}
 	for i := range a.Workers {
 		for _, slot := range a.Workers[i].Slots {
@@ -198,7 +199,7 @@ func workerOf(m *member, run *gpu.Running, rank int) Worker {
 // endedOn compares the nodes of a reservation that has just ended with the ledger again: workers of it that the newest
 // reports still show keep their devices from being granted until a later report does not.
 func (r *reign) endedOn(e *entry, now time.Time) {
-	for _, name := range e.nodes() {
+	for _, name := range e.Nodes() {
 		m := r.roster.members[name]
 		if m == nil || m.report == nil || !slices.ContainsFunc(m.report.Running, func(run gpu.Running) bool { return run.Reservation == e.ID }) {
 			continue

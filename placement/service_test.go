@@ -11,6 +11,7 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func TestReserveAndRelease(t *testing.T) {
@@ -56,7 +57,7 @@ func TestReserveAndRelease(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, x.Granted, "what is free is kept for b")
 	require.Equal(t, 2, x.Position)
-	require.Equal(t, placement.WaitBehind, x.Wait.Code)
+	require.Equal(t, planner.WaitBehind, x.Wait.Code)
 	require.Equal(t, "b", x.Wait.Behind)
 
 	require.ErrorIs(t, c.Release(ctx, "a", a.Token-1), placement.ErrStaleToken)
@@ -88,18 +89,18 @@ func TestBadInput(t *testing.T) {
 		is   error
 		says string
 	}{
-		"strategy":     {placement.Request{Strategy: "SIDEWAYS", Bundles: []placement.Bundle{one}}, placement.ErrUnknownStrategy, "SIDEWAYS"},
-		"negative":     {bundle(placement.Bundle{Devices: -1000}), placement.ErrBadShare, "-1"},
-		"beyond whole": {bundle(placement.Bundle{Devices: 1500}), placement.ErrBadShare, "1.5"},
-		"out of range": {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{0, 99}}}, placement.ErrUnknownDevice, "99"},
-		"repeats":      {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{1, 1}}}, placement.ErrBadMapping, "twice"},
-		"too large":    {bundle(placement.Bundle{Devices: 9000}), placement.ErrBundleTooLarge, "9"},
-		"colocate":     {placement.Request{Colocate: "nobody", Bundles: []placement.Bundle{one}}, placement.ErrUnknownReservation, "nobody"},
-		"empty":        {placement.Request{}, placement.ErrEmptyRequest, "no bundles"},
-		"labels":       {bundle(placement.Bundle{Devices: 1000, Labels: map[string]string{"rack": "z"}}), placement.ErrNoSuchLabel, "rack"},
-		"node":         {bundle(placement.Bundle{Devices: 1000, Node: "n9"}), placement.ErrUnknownNode, "n9"},
-		"topology":     {placement.Request{Topology: placement.Topology{Within: "galaxy"}, Bundles: []placement.Bundle{one}}, placement.ErrBadTopology, "galaxy"},
-		"instances":    {placement.Request{PerInstance: 2, Bundles: placement.Repeat(4, one)}, placement.ErrBadInstances, "instance"},
+		"strategy":     {placement.Request{Strategy: "SIDEWAYS", Bundles: []placement.Bundle{one}}, planner.ErrUnknownStrategy, "SIDEWAYS"},
+		"negative":     {bundle(placement.Bundle{Devices: -1000}), planner.ErrBadShare, "-1"},
+		"beyond whole": {bundle(placement.Bundle{Devices: 1500}), planner.ErrBadShare, "1.5"},
+		"out of range": {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{0, 99}}}, planner.ErrUnknownDevice, "99"},
+		"repeats":      {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{1, 1}}}, planner.ErrBadMapping, "twice"},
+		"too large":    {bundle(placement.Bundle{Devices: 9000}), planner.ErrBundleTooLarge, "9"},
+		"colocate":     {placement.Request{Colocate: "nobody", Bundles: []placement.Bundle{one}}, planner.ErrUnknownReservation, "nobody"},
+		"empty":        {placement.Request{}, planner.ErrEmptyRequest, "no bundles"},
+		"labels":       {bundle(placement.Bundle{Devices: 1000, Labels: map[string]string{"rack": "z"}}), planner.ErrNoSuchLabel, "rack"},
+		"node":         {bundle(placement.Bundle{Devices: 1000, Node: "n9"}), planner.ErrUnknownNode, "n9"},
+		"topology":     {placement.Request{Topology: placement.Topology{Within: "galaxy"}, Bundles: []placement.Bundle{one}}, planner.ErrBadTopology, "galaxy"},
+		"instances":    {placement.Request{PerInstance: 2, Bundles: placement.Repeat(4, one)}, planner.ErrBadInstances, "instance"},
 		"never":        {placement.Request{Strategy: placement.StrictSpread, Bundles: placement.Repeat(3, one)}, placement.ErrNeverFits, "STRICT_SPREAD"},
 		"id":           {placement.Request{ID: "a.b", Bundles: []placement.Bundle{one}}, bus.ErrInvalid, "a.b"},
 		"namespace":    {placement.Request{Namespace: "other", Bundles: []placement.Bundle{one}}, bus.ErrInvalid, "other"},
@@ -148,7 +149,7 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	first := s.service(placement.Config{})
 	op, c := s.client(""), s.client("small")
 	s.ready(op, 1)
-	rules := placement.Rules{Policy: placement.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2)}}, Grace: time.Second}
+	rules := placement.Rules{Policy: planner.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2)}}, Grace: time.Second}
 	require.NoError(t, op.SetRules(t.Context(), rules))
 	a, err := c.Reserve(t.Context(), gang("a", 1, 2))
 	require.NoError(t, err)
@@ -160,7 +161,7 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	require.Equal(t, rules, got)
 	s.ready(op, 1)
 	_, err = c.TryReserve(t.Context(), gang("b", 1, 1))
-	var over *placement.QuotaError
+	var over *planner.QuotaError
 	require.ErrorAs(t, err, &over)
 	require.Equal(t, placement.Wholes(2), over.Held)
 	_, err = c.Reserve(t.Context(), gang("c", 1, 3))
@@ -173,7 +174,7 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 // Harm forbidden: a holder is preempted without notice, or its devices are granted while it may still use them.
 func TestPreemption(t *testing.T) {
 	s := newStage(t, "sim:1x2")
-	s.service(placement.Config{Rules: placement.Rules{Policy: placement.Policy{Preempt: true}, Grace: 300 * time.Millisecond}})
+	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 300 * time.Millisecond}})
 	c := s.client("default")
 	s.ready(c, 1)
 	events := make(chan placement.Event, 8)

@@ -7,6 +7,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/placement/planner"
 )
 
 // verb is what a client asks of the service.
@@ -70,12 +71,12 @@ type bundleRun struct {
 }
 
 func encodeRequest(r Request) (bus.Raw, error) {
-	if err := r.checkSize(); err != nil {
+	if err := r.CheckSize(); err != nil {
 		return nil, err
 	}
 	w := wireRequest{Request: r}
 	for i := range r.Bundles {
-		if last := len(w.Runs) - 1; last >= 0 && w.Runs[last].Bundle.like(&r.Bundles[i]) {
+		if last := len(w.Runs) - 1; last >= 0 && w.Runs[last].Bundle.Equal(&r.Bundles[i]) {
 			w.Runs[last].N++
 			continue
 		}
@@ -92,8 +93,8 @@ func decodeRequest(raw bus.Raw) (Request, error) {
 	}
 	total := 0
 	for _, run := range w.Runs {
-		if run.N < 0 || run.N > maxBundles || total > maxBundles {
-			return Request{}, &RequestError{ErrTooManyBundles, "the bundles are too many", ""}
+		if run.N < 0 || run.N > planner.MaxBundles || total > planner.MaxBundles {
+			return Request{}, &RequestError{Problem: planner.ErrTooManyBundles, Wrong: "the bundles are too many"}
 		}
 		total += run.N
 	}
@@ -103,7 +104,7 @@ func decodeRequest(raw bus.Raw) (Request, error) {
 	for _, run := range w.Runs {
 		w.Bundles = append(w.Bundles, Repeat(run.N, run.Bundle)...)
 	}
-	return w.Request, w.Request.checkSize()
+	return w.Request, w.Request.CheckSize()
 }
 
 // digest tells whether two requests under one id ask for the same.
@@ -131,18 +132,18 @@ type answer struct {
 	Epoch   uint64     `msgpack:"epoch"`
 	Now     int64      `msgpack:"now"` // microseconds of the term
 
-	Error       *wireError   `msgpack:"error,omitempty"`
-	Record      bus.Raw      `msgpack:"record,omitempty"` // stored
-	Token       uint64       `msgpack:"token,omitempty"`
-	Wait        *Wait        `msgpack:"wait,omitempty"`
-	Position    int          `msgpack:"position,omitempty"`
-	Explanation *Explanation `msgpack:"explanation,omitempty"`
-	Records     []Record     `msgpack:"records,omitempty"`
-	Waiting     []Waiting    `msgpack:"waiting,omitempty"`
-	Nodes       []NodeStatus `msgpack:"nodes,omitempty"`
-	Next        string       `msgpack:"next,omitempty"` // there is more behind this one
-	Rules       *Rules       `msgpack:"rules,omitempty"`
-	Cordon      *Cordon      `msgpack:"cordon,omitempty"` // that is there now, or was
+	Error       *wireError    `msgpack:"error,omitempty"`
+	Record      bus.Raw       `msgpack:"record,omitempty"` // stored
+	Token       uint64        `msgpack:"token,omitempty"`
+	Wait        *planner.Wait `msgpack:"wait,omitempty"`
+	Position    int           `msgpack:"position,omitempty"`
+	Explanation *Explanation  `msgpack:"explanation,omitempty"`
+	Records     []Record      `msgpack:"records,omitempty"`
+	Waiting     []Waiting     `msgpack:"waiting,omitempty"`
+	Nodes       []NodeStatus  `msgpack:"nodes,omitempty"`
+	Next        string        `msgpack:"next,omitempty"` // there is more behind this one
+	Rules       *Rules        `msgpack:"rules,omitempty"`
+	Cordon      *Cordon       `msgpack:"cordon,omitempty"` // that is there now, or was
 
 	Unknown []Holding     `msgpack:"unknown,omitempty"` // of a confirmation: what the ledger does not have
 	Ledger  *LedgerStatus `msgpack:"ledger,omitempty"`
@@ -150,22 +151,22 @@ type answer struct {
 
 // Explanation says what would become of a request now.
 type Explanation struct {
-	Plan
-	Position int      `json:"position,omitempty" msgpack:"position,omitempty"` // in the queue, from 1, if it would wait
-	Wait     *Wait    `json:"wait,omitempty" msgpack:"wait,omitempty"`         // what it would wait for
-	Held     *Record  `json:"held,omitempty" msgpack:"held,omitempty"`         // the reservation of that id, if there is one
-	Preempts []string `json:"preempts,omitempty" msgpack:"preempts,omitempty"` // who would be told to go for it
+	planner.Plan
+	Position int           `json:"position,omitempty" msgpack:"position,omitempty"` // in the queue, from 1, if it would wait
+	Wait     *planner.Wait `json:"wait,omitempty" msgpack:"wait,omitempty"`         // what it would wait for
+	Held     *Record       `json:"held,omitempty" msgpack:"held,omitempty"`         // the reservation of that id, if there is one
+	Preempts []string      `json:"preempts,omitempty" msgpack:"preempts,omitempty"` // who would be told to go for it
 }
 
 // Waiting is a request in the queue.
 type Waiting struct {
-	ID        string `json:"id" msgpack:"id"`
-	Namespace string `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
-	Holder    string `json:"holder,omitempty" msgpack:"holder,omitempty"`
-	Priority  int    `json:"priority,omitempty" msgpack:"priority,omitempty"`
-	Devices   Share  `json:"devices" msgpack:"devices"`
-	Waited    int64  `json:"waited_ms" msgpack:"waited"` // milliseconds
-	Wait      Wait   `json:"wait" msgpack:"wait"`
+	ID        string       `json:"id" msgpack:"id"`
+	Namespace string       `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder    string       `json:"holder,omitempty" msgpack:"holder,omitempty"`
+	Priority  int          `json:"priority,omitempty" msgpack:"priority,omitempty"`
+	Devices   Share        `json:"devices" msgpack:"devices"`
+	Waited    int64        `json:"waited_ms" msgpack:"waited"` // milliseconds
+	Wait      planner.Wait `json:"wait" msgpack:"wait"`
 }
 
 // NodeStatus is a node as the leader sees it.
@@ -182,15 +183,15 @@ type NodeStatus struct {
 
 // wireError is an error of this package on its way: the code and the words, and the facts of the typed ones.
 type wireError struct {
-	Code     bus.Code         `msgpack:"code"`
-	Message  string           `msgpack:"message"`
-	Problems []RequestError   `msgpack:"problems,omitempty"`
-	Capacity *NoCapacityError `msgpack:"capacity,omitempty"`
-	Quota    *QuotaError      `msgpack:"quota,omitempty"`
-	Stale    *StaleTokenError `msgpack:"stale,omitempty"`
-	Exists   bool             `msgpack:"exists,omitempty"`
-	Ended    bool             `msgpack:"ended,omitempty"`
-	Ledger   *LedgerError     `msgpack:"ledger,omitempty"`
+	Code     bus.Code            `msgpack:"code"`
+	Message  string              `msgpack:"message"`
+	Problems []RequestError      `msgpack:"problems,omitempty"`
+	Capacity *NoCapacityError    `msgpack:"capacity,omitempty"`
+	Quota    *planner.QuotaError `msgpack:"quota,omitempty"`
+	Stale    *StaleTokenError    `msgpack:"stale,omitempty"`
+	Exists   bool                `msgpack:"exists,omitempty"`
+	Ended    bool                `msgpack:"ended,omitempty"`
+	Ledger   *LedgerError        `msgpack:"ledger,omitempty"`
 }
 
 func toWire(err error) *wireError {
@@ -200,7 +201,7 @@ func toWire(err error) *wireError {
 		told.Reasons, told.WaitsFor = limited(e.Reasons), limited(e.WaitsFor)
 		w.Capacity = &told
 	}
-	w.Quota, _ = errors.AsType[*QuotaError](err)
+	w.Quota, _ = errors.AsType[*planner.QuotaError](err)
 	w.Stale, _ = errors.AsType[*StaleTokenError](err)
 	w.Ledger, _ = errors.AsType[*LedgerError](err)
 	return w

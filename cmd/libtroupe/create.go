@@ -9,6 +9,7 @@ import (
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/placement"
+	"troupe/placement/planner"
 	"troupe/roles"
 )
 
@@ -69,7 +70,7 @@ func (s specRequest) needs() (placement.Request, error) {
 		}
 		return r, nil
 	}
-	devices, err := placement.ParseMapping(s.Mapping)
+	devices, err := planner.ParseMapping(s.Mapping)
 	if err != nil {
 		return r, bus.Errorf(bus.CodeInvalid, "role %q: device_mapping: %w", s.Name, err)
 	}

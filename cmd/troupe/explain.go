@@ -10,6 +10,7 @@ import (
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newExplain(c *cli) *cobra.Command {
@@ -77,7 +78,7 @@ func explainOffline(ctx context.Context, r placement.Request, spec string) (plac
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}
 	}
-	plan, err := placement.Decide(placement.Snapshot{Nodes: placement.NodesOf(reports)}, r)
+	plan, err := planner.Decide(planner.Snapshot{Nodes: placement.NodesOf(reports)}, r)
 	return placement.Explanation{Plan: plan}, err
 }
 
