@@ -23,11 +23,12 @@ var allowed = map[string][]string{
 	"gpu/nvml":                {"gpu"},
 	"actors":                  {"bus"},
 	"actors/actorstest":       {"bus", "actors"},
-	"placement":               {"bus", "gpu", "placement/planner", "placement/internal/text"},
+	"placement":               {"bus", "gpu", "nodes/protocol", "placement/planner", "placement/internal/text"},
 	"placement/planner":       {"placement/internal/text"},
 	"placement/internal/text": nil,
 	"dispatch":                {"bus", "actors"},
-	"nodes":                   {"bus", "gpu"},
+	"nodes":                   {"bus", "gpu", "nodes/protocol"},
+	"nodes/protocol":          {"gpu"},
 	"roles":                   {"bus", "actors", "dispatch", "placement", "gpu", "nodes"},
 	"pipeline":                {"bus", "actors", "dispatch", "roles", "nodes"},
 	"benchmarks":              {"*"},
@@ -37,7 +38,7 @@ var allowed = map[string][]string{
 }
 
 // pure names the packages and files that decide without a clock, dice or the order of a map.
-var pure = []string{"gpu/", "placement/planner/", "dispatch/mesh.go", "dispatch/plan.go", "dispatch/mode.go", "dispatch/selector.go", "dispatch/split.go", "dispatch/merge.go",
+var pure = []string{"gpu/", "nodes/protocol/", "placement/planner/", "dispatch/mesh.go", "dispatch/plan.go", "dispatch/mode.go", "dispatch/selector.go", "dispatch/split.go", "dispatch/merge.go",
 	"pipeline/check.go", "pipeline/commit.go", "pipeline/credit.go", "pipeline/endings.go", "pipeline/flow.go", "pipeline/group.go", "pipeline/lane.go", "pipeline/ordinals.go",
 	"pipeline/outcome.go", "pipeline/spec.go", "pipeline/stage.go", "pipeline/stale.go", "pipeline/stream.go", "pipeline/verbs.go"}
 

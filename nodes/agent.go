@@ -14,6 +14,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -256,7 +257,7 @@ func (a *Agent) tidyLogs() {
 func (a *Agent) logFailed(w *worker, err error) {
 	a.cfg.Logger.Error("nodes: the output of a worker cannot be written down", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
-		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+		Kind: protocol.EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
 		Text: fmt.Sprintf("its output cannot be written to %s; it goes on: %v", w.log.path, err),
 	})
 }

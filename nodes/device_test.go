@@ -11,6 +11,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 // on puts the worker of a launch on devices, under a reservation.
@@ -130,11 +131,11 @@ func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	newStandAt(t, b, dir).stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	killed, err := bus.Marshal(gpu.Report{Node: "host", Session: identity + ".old"})
+	killed, err := bus.Marshal(protocol.Report{Node: "host", Session: identity + ".old"})
 	require.NoError(t, err)
-	lease, err := kv.Lease(t.Context(), gpu.NodeKey("host"), killed, time.Hour)
+	lease, err := kv.Lease(t.Context(), protocol.LeaseKey("host"), killed, time.Hour)
 	require.NoError(t, err)
 	defer func() { _ = lease.Release(t.Context()) }()
 	begin := time.Now()

@@ -25,6 +25,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/gpu"
 	agent "troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 )
 
@@ -143,8 +144,8 @@ func newChaos(t *testing.T, seed uint64, all *tally) *chaos {
 		c.sims = append(c.sims, sim)
 		c.hosts = append(c.hosts, &hurt{line, c.addNode(c.busAt(bus.Config{InProcess: line}), fmt.Sprintf("n%d", i), sim, func(cfg *agent.Config) {
 			if c.reports {
-				cfg.RunningFunc, cfg.RunningCh = func() []gpu.Running { return c.runs(i) }, c.ranCh[i]
-				cfg.EndFunc = func(all []gpu.Ended) { c.endUnder(i, all) }
+				cfg.RunningFunc, cfg.RunningCh = func() []protocol.RunningGrant { return c.runs(i) }, c.ranCh[i]
+				cfg.EndFunc = func(all []protocol.KillOrder) { c.endUnder(i, all) }
 			}
 		})})
 	}
@@ -270,16 +271,16 @@ func (c *chaos) hurtSomebody() {
 }
 
 // runs is what a node reports to run.
-func (c *chaos) runs(node int) []gpu.Running {
+func (c *chaos) runs(node int) []protocol.RunningGrant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var list []gpu.Running
+	var list []protocol.RunningGrant
 	for _, r := range sortedRecords(c.running[node]) {
-		run := gpu.Running{Reservation: r.ID, Token: r.Token, Namespace: "default"}
+		run := protocol.RunningGrant{Reservation: r.ID, Token: r.Token, Namespace: "default"}
 		for _, w := range r.Workers {
 			for _, slot := range w.Slots {
 				if host(slot) == node {
-					run.Devices = append(run.Devices, gpu.DeviceShare{UUID: slot.UUID, Milli: int(slot.Share)})
+					run.Devices = append(run.Devices, protocol.DeviceShare{UUID: slot.UUID, Milli: int(slot.Share)})
 				}
 			}
 		}
@@ -289,7 +290,7 @@ func (c *chaos) runs(node int) []gpu.Running {
 }
 
 // endUnder is an agent that is told what has ended.
-func (c *chaos) endUnder(node int, all []gpu.Ended) {
+func (c *chaos) endUnder(node int, all []protocol.KillOrder) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range all {

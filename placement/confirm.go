@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes/protocol"
 	"troupe/placement/internal/text"
 )
 
@@ -128,6 +129,6 @@ func (r *reign) mayRun(name string) bool {
 func (r *reign) drop(e *entry, why string) {
 	why = fmt.Sprintf("%s; %s", e.Unconfirmed, why)
 	r.cfg.Logger.Warn("placement: a reservation is dropped", "id", e.ID, "namespace", e.Namespace, "holder", e.Holder, "why", why)
-	r.record(noticeOf(e, NoticeDropped, "reservation "+e.ID+" is dropped: "+why))
+	r.emit(reservationEvent(e, protocol.EventReservationDropped, "reservation "+e.ID+" is dropped: "+why))
 	r.end(e, Event{Kind: EventDropped, Why: why}, nil)
 }

@@ -17,14 +17,15 @@ import (
 	"troupe/bus/bustest"
 	"troupe/gpu"
 	agent "troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 )
 
 // fakeHost is a node whose workers a test says.
 type fakeHost struct {
 	mu      sync.Mutex
-	running []gpu.Running
-	ended   []gpu.Ended
+	running []protocol.RunningGrant
+	ended   []protocol.KillOrder
 	wakeCh  chan struct{}
 }
 
@@ -34,11 +35,11 @@ func (h *fakeHost) runs(name string, records ...placement.Record) {
 	defer h.mu.Unlock()
 	h.running = nil
 	for _, r := range records {
-		run := gpu.Running{Reservation: r.ID, Token: r.Token, Namespace: r.Namespace, Over: r.Over}
+		run := protocol.RunningGrant{Reservation: r.ID, Token: r.Token, Namespace: r.Namespace, SharesWith: r.Over}
 		for _, w := range r.Workers {
 			for _, slot := range w.Slots {
 				if slot.Node == name {
-					run.Devices = append(run.Devices, gpu.DeviceShare{UUID: slot.UUID, Milli: int(slot.Share)})
+					run.Devices = append(run.Devices, protocol.DeviceShare{UUID: slot.UUID, Milli: int(slot.Share)})
 				}
 			}
 		}
@@ -50,7 +51,7 @@ func (h *fakeHost) runs(name string, records ...placement.Record) {
 	}
 }
 
-func (h *fakeHost) killed() []gpu.Ended {
+func (h *fakeHost) killed() []protocol.KillOrder {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.ended)
@@ -63,8 +64,8 @@ func (s *stage) addHost(name string) (*fakeHost, *bustest.Faults) {
 	r, err := agent.NewReporter(agent.Config{
 		Bus: s.busAt(bus.Config{InProcess: line}), Name: name, CPUs: 4, Lease: s.lease, Beat: 50 * time.Millisecond,
 		Inventory:   gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, name)[0],
-		RunningFunc: func() []gpu.Running { h.mu.Lock(); defer h.mu.Unlock(); return slices.Clone(h.running) }, RunningCh: h.wakeCh,
-		EndFunc:        func(all []gpu.Ended) { h.mu.Lock(); defer h.mu.Unlock(); h.ended = append(h.ended, all...) },
+		RunningFunc: func() []protocol.RunningGrant { h.mu.Lock(); defer h.mu.Unlock(); return slices.Clone(h.running) }, RunningCh: h.wakeCh,
+		EndFunc:        func(all []protocol.KillOrder) { h.mu.Lock(); defer h.mu.Unlock(); h.ended = append(h.ended, all...) },
 		RegisteredFunc: func() { close(readyCh) },
 	})
 	require.NoError(s.t, err)

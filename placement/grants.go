@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
 
@@ -38,7 +40,7 @@ func (r *reign) evict(e *entry) {
 		if err != nil {
 			return
 		}
-		r.record(noticeOf(e, NoticeEvicted, "reservation "+e.ID+" is ended: "+why))
+		r.emit(reservationEvent(e, protocol.EventReservationEvicted, "reservation "+e.ID+" is ended: "+why))
 		for i := range e.Workers {
 			r.roster.suspect(e.Workers[i].Slots, "not shown clean since "+e.ID+" was preempted", r.book.Now)
 		}
@@ -203,9 +205,9 @@ func (r *reign) preempt(p planner.Preemption) {
 			continue
 		}
 		r.rewrite(e, leaving, Event{Kind: EventLeave, Why: leaving.Why, Grace: grace.Milliseconds()})
-		n := noticeOf(e, NoticePreempted, fmt.Sprintf("reservation %s is sent away to make room for %s; it has %v to go", id, r.requestName(p.For), grace))
+		n := reservationEvent(e, protocol.EventReservationPreempted, fmt.Sprintf("reservation %s is sent away to make room for %s; it has %v to go", id, r.requestName(p.For), grace))
 		n.Details["for"] = p.For
-		r.record(n)
+		r.emit(n)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/nodes/protocol"
 	"troupe/placement/internal/text"
 )
 
@@ -198,7 +199,7 @@ func (r *reign) doubt(why string, nodes []string, now time.Time) {
 	}
 	r.unconfirmAll("the ledger had lost something: " + why)
 	r.writeIdentity()
-	r.record(Notice{Kind: NoticeLedgerDoubt, Text: r.ledgerError().Error()})
+	r.emit(protocol.Event{Kind: protocol.EventLedgerDoubt, Text: r.ledgerError().Error()})
 }
 
 func (r *reign) writeIdentity() {
@@ -246,7 +247,7 @@ func (r *reign) settleDoubt() {
 
 func (r *reign) endDoubt(why string) {
 	r.cfg.Logger.Warn("placement: the ledger is trusted again", "why", why, "doubt", r.identity.Doubt)
-	r.record(Notice{Kind: NoticeLedgerTrusted, Text: "devices are granted again: " + why})
+	r.emit(protocol.Event{Kind: protocol.EventLedgerTrusted, Text: "devices are granted again: " + why})
 	r.identity.Doubt, r.identity.Awaits, r.identity.Since = "", nil, time.Time{}
 	clear(r.accounted)
 	r.dirty = true

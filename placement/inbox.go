@@ -3,7 +3,7 @@ package placement
 import (
 	"sync"
 
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // inbox is everything that reaches the leader, in the order of arrival. Subscriptions put in, the loop takes all there
@@ -20,15 +20,15 @@ type inbox struct {
 // item is one of: a request, a beat, news of a lease.
 type item struct {
 	call  *call
-	beat  *gpu.Beat
+	beat  *protocol.Heartbeat
 	lease *leaseNews
 }
 
 // leaseNews is what the watch of the nodes' leases has seen.
 type leaseNews struct {
-	report *gpu.Report // taken or renewed
-	gone   string      // the node whose lease is over
-	all    bool        // those that there are have been seen
+	report *protocol.Report // taken or renewed
+	gone   string           // the node whose lease is over
+	all    bool             // those that there are have been seen
 }
 
 func newInbox() *inbox { return &inbox{wakeCh: make(chan struct{}, 1)} }

@@ -7,12 +7,19 @@ import (
 	"time"
 
 	"troupe/bus"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 func (r *reign) hearLease(news *leaseNews, now time.Time) {
 	switch {
 	case news.report != nil:
+		old := r.roster.members[news.report.Node]
+		switch {
+		case old == nil || old.report == nil:
+			r.emitNode(protocol.EventNodeJoined, news.report.Node, "its agent has registered")
+		case old.session != news.report.Session:
+			r.emitNode(protocol.EventNodeJoined, news.report.Node, "its agent was started again")
+		}
 		m := r.roster.leaseTaken(news.report, now)
 		r.tellBook(m)
 		r.ask(m)
@@ -24,13 +31,20 @@ func (r *reign) hearLease(news *leaseNews, now time.Time) {
 }
 
 // hearBeat takes a sign of life, and holds a report against the ledger.
-func (r *reign) hearBeat(b *gpu.Beat, now time.Time) {
+func (r *reign) hearBeat(b *protocol.Heartbeat, now time.Time) {
 	if b.Bye {
-		r.account(b.Node) // nothing of it is left
+		r.account(b.Node) // no worker of it is left
 	}
+	lost := r.roster.isLost(b.Node)
 	m := r.roster.beat(b, now)
+	if left := r.roster.members[b.Node]; b.Bye && left != nil && left.departed {
+		r.emitNode(protocol.EventNodeLeft, b.Node, "its agent has ended in order")
+	}
 	if m == nil {
 		return
+	}
+	if lost && m.state != NodeLost {
+		r.emitNode(protocol.EventNodeJoined, b.Node, "its heartbeats have resumed")
 	}
 	if b.Report != nil && m.report == b.Report {
 		r.compare(m, true, now)
@@ -48,10 +62,14 @@ func (r *reign) watchNodes(now time.Time) {
 	lost, gone := r.roster.judge(now)
 	for _, m := range lost {
 		r.cfg.Logger.Warn("placement: a node is lost", "node", m.name, "why", m.why)
+		r.emitNode(protocol.EventNodeLost, m.name, m.why)
 		r.loseOn(m.name, m.why)
 	}
 	for _, m := range gone {
 		r.cfg.Logger.Warn("placement: a node is gone", "node", m.name)
+		if m.state != NodeLost && !m.departed {
+			r.emitNode(protocol.EventNodeLost, m.name, "its lease has expired")
+		}
 		r.endOn(m.name)
 		m.leave()
 	}
@@ -105,7 +123,7 @@ func (r *reign) ask(m *member) {
 		return
 	}
 	m.asked = r.book.Now
-	data, err := bus.Marshal(gpu.Question{Stamp: m.stamp, Ended: m.ended})
+	data, err := bus.Marshal(protocol.ReportRequest{Stamp: m.stamp, Ended: m.ended})
 	if err != nil {
 		r.cfg.Logger.Error("placement: a question cannot be written", "node", m.name, "error", err)
 		return

@@ -2,14 +2,17 @@ package placement_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 )
 
@@ -20,6 +23,22 @@ func (s *stage) doomed(name string) (*bustest.Faults, *gpu.Sim) {
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, name)[0]
 	s.addNode(b, name, sim)
 	return f, sim
+}
+
+// nodeEvents returns the events of nodes from now on, as "kind on node".
+func (s *stage) nodeEvents() <-chan string {
+	s.t.Helper()
+	ch := make(chan string, 64)
+	b := s.bus()
+	_, err := b.Conn().Subscribe(bus.Events(""), func(m *nats.Msg) {
+		var e protocol.Event
+		if bus.Unmarshal(m.Data, &e) == nil && strings.HasPrefix(e.Kind, "node_") {
+			ch <- e.Kind + " on " + e.Node
+		}
+	})
+	require.NoError(s.t, err)
+	require.NoError(s.t, b.Conn().Flush())
+	return ch
 }
 
 func on(node string, devices int) placement.Bundle {
@@ -63,8 +82,10 @@ func TestNodeLoss(t *testing.T) {
 	require.NoError(t, err)
 	time.Sleep(s.lease) // the leader judges nobody before
 
+	events := s.nodeEvents()
 	f.Freeze()
 	s.eventually(func() bool { return state(t, c, "alone") == placement.StateLost }, "lost")
+	require.Equal(t, "node_lost on far", <-events)
 	require.Equal(t, placement.StateLost, state(t, c, "both"))
 	_, err = c.TryReserve(ctx, placement.Request{ID: "x", Bundles: []placement.Bundle{on("far", 1)}})
 	require.ErrorIs(t, err, placement.ErrMustWait)
@@ -73,6 +94,7 @@ func TestNodeLoss(t *testing.T) {
 	f.Thaw() // in time: nothing has ended
 	s.eventually(func() bool { return state(t, c, "alone") == placement.StateGranted }, "restored")
 	s.eventually(func() bool { return state(t, c, "both") == placement.StateGranted }, "restored")
+	require.Equal(t, "node_joined on far", <-events)
 
 	f.Freeze()
 	s.eventually(func() bool { return state(t, c, "alone") == "" }, "ended with the lease")
@@ -87,6 +109,8 @@ func TestNodeLoss(t *testing.T) {
 	require.NoError(t, sim.Soil(devices[0].UUID, gpu.Process{PID: 99, Kind: gpu.Compute}))
 	f.Thaw()
 	s.ready(c, 2)
+	require.Equal(t, "node_lost on far", <-events, "one event, when its heartbeats stop, and none when its lease expires")
+	require.Equal(t, "node_joined on far", <-events)
 	require.NoError(t, c.Release(ctx, "both", both.Token))
 	_, err = c.TryReserve(ctx, placement.Request{ID: "x", Bundles: []placement.Bundle{on("far", 2)}})
 	require.ErrorIs(t, err, placement.ErrMustWait)
@@ -131,7 +155,9 @@ func TestNodeLeaves(t *testing.T) {
 	s.ready(c, 3)
 	a, err := c.Reserve(t.Context(), placement.Request{ID: "a", Bundles: []placement.Bundle{on("n1", 1)}})
 	require.NoError(t, err)
+	events := s.nodeEvents()
 	s.nodes[1].stop()
+	require.Equal(t, "node_left on n1", <-events)
 	s.eventually(func() bool { _, there := nodeState(t, c, "n1"); return !there }, "gone")
 	require.Equal(t, placement.State(""), state(t, c, "a"))
 	require.NoError(t, c.Release(t.Context(), "a", a.Token))
@@ -140,6 +166,7 @@ func TestNodeLeaves(t *testing.T) {
 
 	s.addNodes("sim:1x1")
 	s.ready(c, 3)
+	require.Equal(t, "node_joined on n3", <-events)
 	b, err := c.Reserve(within(t, 5*time.Second), placement.Request{ID: "b", Bundles: []placement.Bundle{on("n3", 1)}})
 	require.NoError(t, err)
 	require.Equal(t, 1, b.Workers[0].NodeRank, "the rank that was free")

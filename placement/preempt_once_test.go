@@ -11,6 +11,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/gpu"
 	agent "troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 	"troupe/placement/planner"
 )
@@ -70,7 +71,7 @@ func TestPreemptsOnce(t *testing.T) {
 	require.Len(t, told, 2, "it is told to go, and that it is over")
 	var stored []agent.Event
 	require.NoError(t, agent.ReadEvents(ctx, s.bus(), agent.EventQuery{Namespace: "default"}, func(e agent.Event) error {
-		if e.Kind == placement.NoticePreempted {
+		if e.Kind == protocol.EventReservationPreempted {
 			stored = append(stored, e)
 		}
 		return nil

@@ -12,6 +12,7 @@ import (
 	"troupe/bus/bustest"
 	"troupe/gpu"
 	agent "troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 )
 
@@ -91,7 +92,7 @@ func TestReturningNode(t *testing.T) {
 
 	// A late order must not reach the new holder, and a late start under the old token is refused.
 	fresh := s.sleeper(r)
-	question, err := bus.Marshal(gpu.Question{Ended: []gpu.Ended{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
+	question, err := bus.Marshal(protocol.ReportRequest{Ended: []protocol.KillOrder{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
 	require.NoError(t, err)
 	require.NoError(t, s.bus().Conn().Publish(bus.NodeAsk("far"), question))
 	client := agent.NewClient(s.bus())
@@ -142,22 +143,22 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	c := s.client("default")
 	s.ready(c, 1)
 	b := s.bus()
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	report := gpu.Report{
-		Node: "slow", Session: "one", Seq: 1, CPUs: 1, RunningComplete: true, Answered: gpu.NotAsked,
+	report := protocol.Report{
+		Node: "slow", Session: "one", Seq: 1, CPUs: 1, RunningComplete: true, Answered: protocol.NoStamp,
 		Devices: []gpu.Device{{UUID: "GPU-slow", Index: 0}},
 	}
 	value, err := bus.Marshal(report)
 	require.NoError(t, err)
 	sub, err := b.Conn().SubscribeSync(bus.NodeAsk("slow"))
 	require.NoError(t, err)
-	lease, err := kv.Lease(t.Context(), gpu.NodeKey("slow"), value, s.lease)
+	lease, err := kv.Lease(t.Context(), protocol.LeaseKey("slow"), value, s.lease)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = lease.Release(t.Context()) })
 	beat := func() {
 		report.Seq++
-		data, err := bus.Marshal(gpu.Beat{Node: "slow", Session: "one", Report: &report})
+		data, err := bus.Marshal(protocol.Heartbeat{Node: "slow", Session: "one", Report: &report})
 		require.NoError(t, err)
 		require.NoError(t, b.Conn().Publish(bus.NodeBeat("slow"), data))
 	}
@@ -167,9 +168,9 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	require.ErrorIs(t, err, placement.ErrMustWait)
 	m, err := sub.NextMsg(10 * time.Second)
 	require.NoError(t, err)
-	var q gpu.Question
+	var q protocol.ReportRequest
 	require.NoError(t, bus.Unmarshal(m.Data, &q))
-	require.Greater(t, q.Stamp, uint64(gpu.NotAsked))
+	require.Greater(t, q.Stamp, uint64(protocol.NoStamp))
 	report.Answered = q.Stamp
 	s.eventually(func() bool {
 		beat()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
 
@@ -33,13 +34,14 @@ type member struct {
 	rank   int
 	seated bool // its rank is in the ledger
 
-	leased  bool
-	heard   time.Time // the last beat or lease; zero: never in this term
-	session string
-	report  *gpu.Report
-	proven  bool // its report was made in this term, and since it was last lost
-	asked   time.Time
-	stamp   uint64 // of the question that a report must answer to prove anything
+	leased   bool
+	departed bool      // its agent has said that it ends
+	heard    time.Time // the last beat or lease; zero: never in this term
+	session  string
+	report   *protocol.Report
+	proven   bool // its report was made in this term, and since it was last lost
+	asked    time.Time
+	stamp    uint64 // of the question that a report must answer to prove anything
 
 	cordons cordons // shared with the roster, which replaces it as a whole
 	state   NodeState
@@ -51,9 +53,9 @@ type member struct {
 	// report shows workers of reservations that the ledger says have ended.
 	probation map[string]*unverified
 	stale     map[string]*unverified
-	ended     []gpu.Ended // what its agent is to end, as the newest report shows; asked for until it is gone
-	changed   bool        // the book has not been told yet
-	over      bool        // it is gone, and what that ends has been ended
+	ended     []protocol.KillOrder // what its agent is to end, as the newest report shows; asked for until it is gone
+	changed   bool                 // the book has not been told yet
+	over      bool                 // it is gone, and what that ends has been ended
 }
 
 // unverified is a device that has not been seen empty since its last use.
@@ -128,7 +130,7 @@ func (r *roster) newcomer(name string) *member {
 }
 
 // leaseTaken is a lease that was seen in the bucket: at the beginning, at a renewal, or because the node is new.
-func (r *roster) leaseTaken(report *gpu.Report, now time.Time) *member {
+func (r *roster) leaseTaken(report *protocol.Report, now time.Time) *member {
 	m := r.members[report.Node]
 	if m == nil {
 		m = r.newcomer(report.Node)
@@ -146,7 +148,7 @@ func (r *roster) leaseTaken(report *gpu.Report, now time.Time) *member {
 		m.report = report
 		r.returns(m, report.Session, "another agent of that name has come", now)
 	}
-	m.leased, m.over = true, false
+	m.leased, m.over, m.departed = true, false, false
 	return m
 }
 
@@ -158,7 +160,7 @@ func (r *roster) leaseGone(name string) {
 }
 
 // beat is a sign of life. Nodes are introduced by their lease, so one that has none yet is not known.
-func (r *roster) beat(b *gpu.Beat, now time.Time) *member {
+func (r *roster) beat(b *protocol.Heartbeat, now time.Time) *member {
 	m := r.members[b.Node]
 	if m != nil && m.report == nil && !b.Bye {
 		m.heard = now // it lives, though its lease has not been seen yet
@@ -167,7 +169,7 @@ func (r *roster) beat(b *gpu.Beat, now time.Time) *member {
 		return nil // of an agent that was replaced, or that is not known yet
 	}
 	if b.Bye {
-		m.leased, m.heard = false, time.Time{}
+		m.leased, m.heard, m.departed = false, time.Time{}, true
 		return nil
 	}
 	m.heard = now
@@ -178,6 +180,11 @@ func (r *roster) beat(b *gpu.Beat, now time.Time) *member {
 		m.learn(b.Report, now)
 	}
 	return m
+}
+
+func (r *roster) isLost(name string) bool {
+	m := r.members[name]
+	return m != nil && m.state == NodeLost
 }
 
 // returns is a node that was not to be relied on for a while: nothing is granted on it before it has reported anew, and
@@ -200,7 +207,7 @@ func (m *member) set(s NodeState, why string, now time.Time) {
 
 // learn takes a report of this term. One that was made before the newest question, and was held up on its way, says what
 // there is, but proves nothing.
-func (m *member) learn(report *gpu.Report, now time.Time) {
+func (m *member) learn(report *protocol.Report, now time.Time) {
 	before := m.report
 	m.report = report
 	if m.answered() {
@@ -224,12 +231,12 @@ func (m *member) explained(uuid string) bool {
 	if !m.report.RunningComplete || len(m.report.Foreign[uuid]) > 0 {
 		return false
 	}
-	return slices.ContainsFunc(m.report.Running, func(run gpu.Running) bool { return uses(&run, uuid) })
+	return slices.ContainsFunc(m.report.Running, func(run protocol.RunningGrant) bool { return uses(&run, uuid) })
 }
 
 // uses reports whether workers of a grant have a device.
-func uses(run *gpu.Running, uuid string) bool {
-	return slices.ContainsFunc(run.Devices, func(d gpu.DeviceShare) bool { return d.UUID == uuid })
+func uses(run *protocol.RunningGrant, uuid string) bool {
+	return slices.ContainsFunc(run.Devices, func(d protocol.DeviceShare) bool { return d.UUID == uuid })
 }
 
 // setStale replaces the devices on which there are workers whose reservations have ended.
@@ -268,7 +275,7 @@ func inUse(d gpu.Device) bool {
 }
 
 // sameNode reports whether two reports are the same to the planner.
-func sameNode(a, b *gpu.Report) bool {
+func sameNode(a, b *protocol.Report) bool {
 	return a.CPUs == b.CPUs && a.Memory == b.Memory && maps.Equal(a.Labels, b.Labels) &&
 		slices.EqualFunc(a.Devices, b.Devices, func(x, y gpu.Device) bool {
 			return x.UUID == y.UUID && x.Index == y.Index && numa(x) == numa(y) && slices.Equal(a.Unfit(x), b.Unfit(y))
@@ -392,7 +399,7 @@ func (m *member) status() NodeStatus {
 func (m *member) String() string { return fmt.Sprintf("node %s (%s)", m.name, m.state) }
 
 // NodesOf makes the planner's nodes of reports, in their order: what a leader would see if all of them were ready.
-func NodesOf(reports []gpu.Report) []planner.Node {
+func NodesOf(reports []protocol.Report) []planner.Node {
 	nodes := make([]planner.Node, len(reports))
 	for i := range reports {
 		m := member{name: reports[i].Node, rank: i, report: &reports[i], state: NodeReady}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
 
@@ -16,7 +16,7 @@ import (
 // end them. What the ledger has forgotten is adopted.
 func (r *reign) compare(m *member, fresh bool, now time.Time) {
 	stale := map[string]string{}
-	var ended []gpu.Ended
+	var ended []protocol.KillOrder
 	for i := range m.report.Running {
 		run := &m.report.Running[i]
 		e := r.held[run.Reservation]
@@ -27,7 +27,7 @@ func (r *reign) compare(m *member, fresh bool, now time.Time) {
 			r.adopt(m, run, now)
 		default:
 			why := fmt.Sprintf("reservation %s with token %d has ended", run.Reservation, run.Token)
-			ended = append(ended, gpu.Ended{Reservation: run.Reservation, Token: run.Token, Why: why})
+			ended = append(ended, protocol.KillOrder{Reservation: run.Reservation, Token: run.Token, Why: why})
 			for _, d := range run.Devices {
 				stale[d.UUID] = "in use by workers of a reservation that has ended: " + run.Reservation
 			}
@@ -43,7 +43,7 @@ func (r *reign) compare(m *member, fresh bool, now time.Time) {
 }
 
 // orderEnd makes an agent end workers, at once and then every second until its report does not show them any more.
-func (r *reign) orderEnd(m *member, ended []gpu.Ended) {
+func (r *reign) orderEnd(m *member, ended []protocol.KillOrder) {
 	more := false
 	for _, one := range ended {
 		if slices.Contains(m.ended, one) {
@@ -51,7 +51,7 @@ func (r *reign) orderEnd(m *member, ended []gpu.Ended) {
 		}
 		more = true
 		r.cfg.Logger.Warn("placement: a node runs workers of a reservation that has ended; its agent is told to kill them", "node", m.name, "reservation", one.Reservation, "token", one.Token)
-		r.record(Notice{Kind: NoticeStaleWorkers, Node: m.name, Text: one.Why + "; its workers are killed", Details: map[string]string{"reservation": one.Reservation}})
+		r.emit(protocol.Event{Kind: protocol.EventStaleWorkers, Node: m.name, Text: one.Why + "; its workers are killed", Details: map[string]string{"reservation": one.Reservation}})
 	}
 	if m.ended = ended; more {
 		m.asked = time.Time{}
@@ -60,7 +60,7 @@ func (r *reign) orderEnd(m *member, ended []gpu.Ended) {
 
 // forgotten reports whether a grant that an agent knows, and the ledger does not have as e, is one that the ledger has
 // lost rather than ended. See identity.
-func (r *reign) forgotten(run *gpu.Running, e *entry) bool {
+func (r *reign) forgotten(run *protocol.RunningGrant, e *entry) bool {
 	switch {
 	case e != nil && (e.Token == 0 || e.Token > run.Token):
 		return false // it was granted again since
@@ -72,7 +72,7 @@ func (r *reign) forgotten(run *gpu.Running, e *entry) bool {
 
 // support is an agent that runs workers of a reservation. That confirms it; but for one that was adopted from such a
 // report, and may have nobody else: its holder has to be heard as well before it stays without workers.
-func (r *reign) support(e *entry, m *member, run *gpu.Running, now time.Time) {
+func (r *reign) support(e *entry, m *member, run *protocol.RunningGrant, now time.Time) {
 	if e.Unconfirmed == "" || e.ending {
 		return
 	}
@@ -87,7 +87,7 @@ func (r *reign) support(e *entry, m *member, run *gpu.Running, now time.Time) {
 }
 
 // covers reports whether a record has all that a grant uses on a node.
-func (e *entry) covers(m *member, run *gpu.Running) bool {
+func (e *entry) covers(m *member, run *protocol.RunningGrant) bool {
 	if !slices.Contains(e.Nodes(), m.name) {
 		return false
 	}
@@ -102,7 +102,7 @@ func (e *entry) covers(m *member, run *gpu.Running) bool {
 
 // adopt writes a record for what an agent runs and the ledger does not have: so nothing is granted over it, and its holder
 // can release it with the token it knows. What a gang has on several nodes is put together from their reports.
-func (r *reign) adopt(m *member, run *gpu.Running, now time.Time) {
+func (r *reign) adopt(m *member, run *protocol.RunningGrant, now time.Time) {
 	if run.Token > r.newest() {
 		why := fmt.Sprintf("the ledger is older than what node %s runs: reservation %s has token %d, and the newest it has granted is %d", m.name, run.Reservation, run.Token, r.newest())
 		r.identity.Offset += run.Token - r.newest()
@@ -112,7 +112,7 @@ func (r *reign) adopt(m *member, run *gpu.Running, now time.Time) {
 	why := fmt.Sprintf("adopted from the report of node %s: the ledger did not have it", m.name)
 	next := stored{
 		Record: Record{
-			Reservation: planner.Reservation{ID: run.Reservation, Namespace: run.Namespace, Over: run.Over, Since: now.UTC()},
+			Reservation: planner.Reservation{ID: run.Reservation, Namespace: run.Namespace, Over: run.SharesWith, Since: now.UTC()},
 			Token:       run.Token, State: StateGranted, Why: why, Unconfirmed: "its holder has not been heard since",
 		},
 		Adopted: true,
@@ -145,9 +145,9 @@ func (r *reign) adopt(m *member, run *gpu.Running, now time.Time) {
 	r.round.put(reservationKey(e.ID), value, func(uint64, time.Time) {
 		r.cfg.Logger.Warn("placement: a reservation is adopted", "id", e.ID, "token", e.Token, "why", why)
 		r.announce(e, Event{Kind: EventAdopted, Why: why})
-		n := noticeOf(e, NoticeAdopted, "reservation "+e.ID+" is "+why)
+		n := reservationEvent(e, protocol.EventReservationAdopted, "reservation "+e.ID+" is "+why)
 		n.Node = m.name
-		r.record(n)
+		r.emit(n)
 	}, nil)
 }
 
@@ -182,10 +182,10 @@ func overlaps(a, b *planner.Reservation) bool {
 }
 
 // workerOf is what a grant has on a node, as one worker: how many there are only its holder knows.
-func workerOf(m *member, run *gpu.Running, rank int) Worker {
+func workerOf(m *member, run *protocol.RunningGrant, rank int) Worker {
 	w := Worker{Rank: rank, NodeRank: m.rank, Node: m.name, Devices: []int{}}
 	for _, d := range m.report.Devices {
-		at := slices.IndexFunc(run.Devices, func(s gpu.DeviceShare) bool { return s.UUID == d.UUID })
+		at := slices.IndexFunc(run.Devices, func(s protocol.DeviceShare) bool { return s.UUID == d.UUID })
 		if at < 0 {
 			continue
 		}
@@ -201,7 +201,7 @@ func workerOf(m *member, run *gpu.Running, rank int) Worker {
 func (r *reign) endedOn(e *entry, now time.Time) {
 	for _, name := range e.Nodes() {
 		m := r.roster.members[name]
-		if m == nil || m.report == nil || !slices.ContainsFunc(m.report.Running, func(run gpu.Running) bool { return run.Reservation == e.ID }) {
+		if m == nil || m.report == nil || !slices.ContainsFunc(m.report.Running, func(run protocol.RunningGrant) bool { return run.Reservation == e.ID }) {
 			continue
 		}
 		r.compare(m, false, now)

@@ -9,7 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // Service grants devices. Of all that run on one bus one leads; the others stand by.
@@ -57,7 +57,7 @@ func (s *Service) stand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	if err != nil {
 		return err
 	}
@@ -172,10 +172,10 @@ func (s *Service) hearLease(in *inbox, ev bus.Event) {
 	case bus.EventComplete:
 		news.all = true
 	case bus.EventDelete:
-		news.gone = ev.Key[len(gpu.NodeKey("")):]
+		news.gone = ev.Key[len(protocol.LeaseKey("")):]
 	case bus.EventPut:
-		news.report = new(gpu.Report)
-		if err := bus.Unmarshal(ev.Value, news.report); err != nil || gpu.NodeKey(news.report.Node) != ev.Key {
+		news.report = new(protocol.Report)
+		if err := bus.Unmarshal(ev.Value, news.report); err != nil || protocol.LeaseKey(news.report.Node) != ev.Key {
 			s.cfg.Logger.Warn("placement: a node's lease cannot be read", "key", ev.Key, "error", err)
 			return
 		}
@@ -184,7 +184,7 @@ func (s *Service) hearLease(in *inbox, ev bus.Event) {
 }
 
 func (s *Service) hearBeat(in *inbox, m *nats.Msg) {
-	beat := new(gpu.Beat)
+	beat := new(protocol.Heartbeat)
 	if err := bus.Unmarshal(m.Data, beat); err != nil || bus.NodeBeat(beat.Node) != m.Subject {
 		s.cfg.Logger.Warn("placement: a heartbeat cannot be read", "subject", m.Subject, "error", err)
 		return

@@ -6,7 +6,7 @@ import (
 	"hash/fnv"
 
 	"troupe/bus"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
 
@@ -171,11 +171,11 @@ type Waiting struct {
 
 // NodeStatus is a node as the leader sees it.
 type NodeStatus struct {
-	Rank    int        `json:"rank" msgpack:"rank"` // -1: it is away, and only its cordons are known
-	State   NodeState  `json:"state,omitempty" msgpack:"state,omitempty"`
-	Why     string     `json:"why,omitempty" msgpack:"why,omitempty"`
-	Cordons []Cordon   `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
-	Report  gpu.Report `json:"report" msgpack:"report"`
+	Rank    int             `json:"rank" msgpack:"rank"` // -1: it is away, and only its cordons are known
+	State   NodeState       `json:"state,omitempty" msgpack:"state,omitempty"`
+	Why     string          `json:"why,omitempty" msgpack:"why,omitempty"`
+	Cordons []Cordon        `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
+	Report  protocol.Report `json:"report" msgpack:"report"`
 
 	// Unverified is why devices that are well are not granted, by UUID: they have not been seen empty since their last use.
 	Unverified map[string]string `json:"unverified,omitempty" msgpack:"unverified,omitempty"`
