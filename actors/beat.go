@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Beat is what a host says of one of its workers, regularly and when its state changes. It tells busy from dead: a
@@ -51,12 +52,12 @@ func (h *Host) beat(a bus.Address, workers []*Worker) {
 	for i, w := range workers {
 		beats[i] = w.beatNow()
 	}
-	body, err := bus.Marshal(beats)
+	body, err := wire.Marshal(beats)
 	if err != nil {
 		h.cfg.Logger.Error("actors: a beat cannot be encoded", "error", err)
 		return
 	}
-	_ = h.ep.Send(a.Life(), &bus.Frame{Kind: bus.KindBeat, Header: bus.Header{Session: h.ep.Session()}, Body: body}) // the next one comes soon
+	_ = h.ep.Send(a.Life(), &wire.Frame{Kind: wire.KindBeat, Header: wire.Header{Session: h.ep.Session()}, Body: body}) // the next one comes soon
 }
 
 func (w *Worker) beatNow() Beat {

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -284,12 +285,12 @@ func (h *Host) fetch(calls []*call) {
 	if len(calls) == 0 {
 		return
 	}
-	byRef := map[bus.Ref][]*call{}
+	byRef := map[wire.Ref][]*call{}
 	for _, c := range calls {
 		byRef[c.header.Ref] = append(byRef[c.header.Ref], c)
 	}
 	for ref, group := range byRef {
-		var ranks bus.RankSet
+		var ranks wire.RankSet
 		for _, c := range group {
 			ranks.Add(c.worker.spec.Rank)
 		}

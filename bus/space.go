@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"troupe/bus/wire"
+
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -35,7 +37,7 @@ const (
 const (
 	codeStorageExceeded = jetstream.ErrorCode(10047)
 	codeNoResources     = jetstream.ErrorCode(10023)
-	codeStoreFailed     = jetstream.ErrorCode(10077)
+	CodeStoreFailed     = jetstream.ErrorCode(10077)
 )
 
 // noSpaceText is the remedy that every such error ends with.
@@ -246,7 +248,7 @@ func (g *storeGuard) cause(why string) *Error {
 			return Errorf(CodeNoSpace, "%s", noSpaceText)
 		}
 	}
-	return Errorf(CodeUnavailable, "the head's store cannot be written: %s; repair its disk, and try again", clip(why))
+	return Errorf(CodeUnavailable, "the head's store cannot be written: %s; repair its disk, and try again", wire.Clip(why))
 }
 
 func (g *storeGuard) set(err *Error) {
@@ -372,7 +374,7 @@ func (r *refuser) close() {
 func refusal(cause *Error) []byte {
 	code := codeStorageExceeded
 	if cause.Code != CodeNoSpace {
-		code = codeStoreFailed
+		code = CodeStoreFailed
 	}
 	body, _ := json.Marshal(map[string]any{ // strings and numbers
 		"type":  "io.nats.jetstream.api.v1.pub_ack_response",

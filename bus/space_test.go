@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
 )
 
 // Harm forbidden: a disk that was full for a while leaves a server that takes no writes until it is started anew, and
@@ -29,28 +30,28 @@ func TestFullDisk(t *testing.T) {
 	b, err := bus.Open(t.Context(), bus.Config{Logger: quiet, URLs: []string{head.URL()}, Token: "secret"})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: "full", MaxBytes: 4 << 20})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "full", MaxBytes: 4 << 20})
 	require.NoError(t, err)
-	leases, err := b.KV(t.Context(), bus.KVConfig{Bucket: "leases", MaxBytes: 1 << 20, Leases: true})
+	leases, err := kv.Open(t.Context(), b, kv.Config{Bucket: "leases", MaxBytes: 1 << 20, Leases: true})
 	require.NoError(t, err)
 	_, err = b.JetStream().CreateStream(t.Context(), jetstream.StreamConfig{Name: "lines", Subjects: []string{"lines.>"}})
 	require.NoError(t, err)
-	before, err := kv.Put(t.Context(), "kept", []byte("value"))
+	before, err := bucket.Put(t.Context(), "kept", []byte("value"))
 	require.NoError(t, err)
 	watching, endWatch := context.WithCancel(t.Context())
 	defer endWatch()
-	events, err := kv.Watch(watching, "late")
+	events, err := bucket.Watch(watching, "late")
 	require.NoError(t, err)
 
 	free := bustest.FillDisk(t, dir)
 	var full error
 	for i := 0; full == nil; i++ { // what is still in the blocks of the file system may be written
-		_, full = kv.Put(t.Context(), "k"+strconv.Itoa(i), make([]byte, 4096))
+		_, full = bucket.Put(t.Context(), "k"+strconv.Itoa(i), make([]byte, 4096))
 	}
 	for _, write := range map[string]func(context.Context) error{
-		"put": func(ctx context.Context) error { _, err := kv.Put(ctx, "a", []byte("b")); return err },
+		"put": func(ctx context.Context) error { _, err := bucket.Put(ctx, "a", []byte("b")); return err },
 		"batch": func(ctx context.Context) error {
-			_, err := kv.Apply(ctx, []bus.Op{bus.OpPut("x", nil), bus.OpPut("y", nil)})
+			_, err := bucket.Apply(ctx, []kv.Op{kv.OpPut("x", nil), kv.OpPut("y", nil)})
 			return err
 		},
 		"lease": func(ctx context.Context) error { _, err := leases.Lease(ctx, "l", nil, time.Second); return err },
@@ -58,7 +59,10 @@ func TestFullDisk(t *testing.T) {
 			_, err := b.JetStream().Publish(ctx, "lines.a", []byte("b"))
 			return bus.Errorf(bus.CodeUnavailable, "publish: %w", err)
 		},
-		"open": func(ctx context.Context) error { _, err := b.KV(ctx, bus.KVConfig{Bucket: "another"}); return err },
+		"open": func(ctx context.Context) error {
+			_, err := kv.Open(ctx, b, kv.Config{Bucket: "another"})
+			return err
+		},
 	} {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		began := time.Now()
@@ -87,19 +91,19 @@ func TestFullDisk(t *testing.T) {
 			require.Fail(t, "the store does not come back by itself", "%v", err)
 		}
 	}
-	e, err := kv.Get(t.Context(), "kept")
+	e, err := bucket.Get(t.Context(), "kept")
 	require.NoError(t, err)
 	require.Equal(t, before, e.Revision, "nothing that was acknowledged is lost")
-	_, err = kv.Put(t.Context(), "late", []byte("b"))
+	_, err = bucket.Put(t.Context(), "late", []byte("b"))
 	require.NoError(t, err)
 	for ev := range events {
-		if ev.Kind == bus.EventPut && ev.Key == "late" {
+		if ev.Kind == kv.EventPut && ev.Key == "late" {
 			break // the watch goes on as well
 		}
 	}
 	_, err = b.JetStream().Publish(t.Context(), "lines.a", []byte("b"))
 	require.NoError(t, err)
-	_, err = kv.Apply(t.Context(), []bus.Op{bus.OpPut("x", nil), bus.OpPut("y", nil)})
+	_, err = bucket.Apply(t.Context(), []kv.Op{kv.OpPut("x", nil), kv.OpPut("y", nil)})
 	require.NoError(t, err)
 	usage, _ = head.Store()
 	require.False(t, usage.Full)
@@ -111,7 +115,7 @@ func TestStoreLimit(t *testing.T) {
 	b, err := bus.Open(t.Context(), bus.Config{Logger: slog.New(slog.DiscardHandler), Server: bus.ServerConfig{MaxStore: 8 << 20}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	_, err = b.KV(t.Context(), bus.KVConfig{Bucket: "large", MaxBytes: 16 << 20})
+	_, err = kv.Open(t.Context(), b, kv.Config{Bucket: "large", MaxBytes: 16 << 20})
 	require.ErrorIs(t, err, bus.ErrNoSpace)
 	require.ErrorContains(t, err, "--store-limit")
 	_, err = b.JetStream().CreateStream(t.Context(), jetstream.StreamConfig{Name: "lines", Subjects: []string{"lines.>"}})

@@ -9,6 +9,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/nodes/protocol"
@@ -131,11 +133,11 @@ func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	newStandAt(t, b, dir).stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	killed, err := bus.Marshal(protocol.Report{Node: "host", Session: identity + ".old"})
+	killed, err := wire.Marshal(protocol.Report{Node: "host", Session: identity + ".old"})
 	require.NoError(t, err)
-	lease, err := kv.Lease(t.Context(), protocol.LeaseKey("host"), killed, time.Hour)
+	lease, err := bucket.Lease(t.Context(), protocol.LeaseKey("host"), killed, time.Hour)
 	require.NoError(t, err)
 	defer func() { _ = lease.Release(t.Context()) }()
 	begin := time.Now()

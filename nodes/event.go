@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 )
 
@@ -23,7 +24,7 @@ func Emit(b *bus.Bus, e Event) error {
 			return err
 		}
 	}
-	data, err := bus.Marshal(e)
+	data, err := wire.Marshal(e)
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "event %s: %w", e.Kind, err)
 	}
@@ -56,7 +57,7 @@ func ReadEvents(ctx context.Context, b *bus.Bus, q EventQuery, f func(Event) err
 	}
 	return readStream(ctx, b, eventStreamConfig(), filter, q.Since, q.Follow, func(m jetstream.Msg) error {
 		var e Event
-		if err := bus.Unmarshal(m.Data(), &e); err != nil {
+		if err := wire.Unmarshal(m.Data(), &e); err != nil {
 			return bus.Errorf(bus.CodeMalformed, "an event on %s: %w", m.Subject(), err)
 		}
 		return f(e)

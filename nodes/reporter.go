@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes/protocol"
 )
@@ -45,11 +47,11 @@ func (r *Reporter) Name() string { return r.cfg.Name }
 // everything that runs on the node. A lease that somebody else holds is waited for; one that is lost in an outage is
 // taken again.
 func (r *Reporter) Run(ctx context.Context) error {
-	kv, err := r.open(ctx)
+	bucket, err := r.open(ctx)
 	if err != nil {
 		return ended(ctx, err)
 	}
-	run := &running{Config: r.cfg, session: r.session, kv: kv, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
+	run := &running{Config: r.cfg, session: r.session, kv: bucket, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
 	run.stamp.Store(protocol.NoStamp)
 	for _, whom := range []string{r.cfg.Name, ""} {
 		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(m *nats.Msg) { run.asked(m.Data) }))
@@ -75,12 +77,12 @@ func (r *Reporter) Run(ctx context.Context) error {
 }
 
 // open opens the bucket of the leases, and waits for a server that cannot be reached.
-func (r *Reporter) open(ctx context.Context) (*bus.KV, error) {
+func (r *Reporter) open(ctx context.Context) (*kv.Bucket, error) {
 	for {
-		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+		bucket, err := kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 		full := errors.Is(err, bus.ErrNoSpace)
 		if !full && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
-			return kv, err
+			return bucket, err
 		}
 		r.cfg.Logger.Warn("nodes: the server is not to be had yet", "node", r.cfg.Name, "error", err)
 		if full { // which is refused at once
@@ -111,13 +113,13 @@ func wake(ch chan struct{}) {
 type running struct {
 	Config
 	session   string
-	kv        *bus.KV
+	kv        *kv.Bucket
 	askCh     chan struct{} // somebody wants the report
 	stamp     atomic.Uint64 // of the newest question; set before askCh is woken
 	changedCh chan struct{} // a device may have failed or recovered
 	group     sync.WaitGroup
 
-	lease  *bus.Lease
+	lease  *kv.Lease
 	report protocol.Report
 	beats  int
 	unread string // why the last reading failed; empty if it did not
@@ -208,7 +210,7 @@ func (r *running) loop(ctx context.Context) error {
 func (r *running) asked(data []byte) {
 	var q protocol.ReportRequest
 	if len(data) > 0 {
-		if err := bus.Unmarshal(data, &q); err != nil {
+		if err := wire.Unmarshal(data, &q); err != nil {
 			r.Logger.Warn("nodes: a question cannot be read", "node", r.Name, "error", err)
 			return
 		}
@@ -244,7 +246,7 @@ func sameRunning(a, b protocol.RunningGrant) bool {
 
 // recheck gives up a lease that the server has forgotten, so that it is taken again at once rather than at its next
 // renewal.
-func (r *running) recheck(ctx context.Context, lease *bus.Lease) {
+func (r *running) recheck(ctx context.Context, lease *kv.Lease) {
 	ctx, cancel := context.WithTimeout(ctx, recheckMost)
 	defer cancel()
 	for {
@@ -266,7 +268,7 @@ func (r *running) recheck(ctx context.Context, lease *bus.Lease) {
 
 // registered is what came of taking the lease.
 type registered struct {
-	lease *bus.Lease
+	lease *kv.Lease
 	err   error
 }
 
@@ -339,7 +341,7 @@ func (r *running) beat(full bool) {
 }
 
 func (r *running) publish(beat protocol.Heartbeat) {
-	data, err := bus.Marshal(beat)
+	data, err := wire.Marshal(beat)
 	if err == nil {
 		err = r.Bus.Conn().Publish(bus.NodeBeat(r.Name), data)
 	}
@@ -350,11 +352,11 @@ func (r *running) publish(beat protocol.Heartbeat) {
 
 // register takes the lease, or takes back the one that was lost, and waits as long as it must. It touches nothing that
 // the loop owns.
-func (r *running) register(ctx context.Context, lost *bus.Lease, report protocol.Report) (*bus.Lease, error) {
+func (r *running) register(ctx context.Context, lost *kv.Lease, report protocol.Report) (*kv.Lease, error) {
 	if lost != nil && lost.Regain(ctx) == nil {
 		return lost, nil
 	}
-	value, err := bus.Marshal(report)
+	value, err := wire.Marshal(report)
 	if err != nil {
 		return nil, err
 	}
@@ -385,9 +387,9 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report protocol
 
 // holder says who has the name, without the whole of its report.
 func holder(err error) error {
-	var held *bus.LeaseHeldError
+	var held *kv.LeaseHeldError
 	var report protocol.Report
-	if !errors.As(err, &held) || bus.Unmarshal(held.Holder, &report) != nil {
+	if !errors.As(err, &held) || wire.Unmarshal(held.Holder, &report) != nil {
 		return err
 	}
 	return bus.Errorf(bus.CodeExists, "the agent of session %s with %d devices has it until %s, unless it gives another sign of life", report.Session, len(report.Devices), held.Expires.Format(time.RFC3339))
@@ -398,7 +400,7 @@ func holder(err error) error {
 func (r *running) inherit(ctx context.Context) bool {
 	entry, err := r.kv.Get(ctx, protocol.LeaseKey(r.Name))
 	var before protocol.Report
-	if err != nil || r.identity == "" || bus.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
+	if err != nil || r.identity == "" || wire.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
 		return false
 	}
 	return r.kv.Delete(ctx, protocol.LeaseKey(r.Name), entry.Revision) == nil

@@ -11,6 +11,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/nodes/protocol"
@@ -51,7 +53,7 @@ func beats(t *testing.T, b *bus.Bus) <-chan protocol.Heartbeat {
 	ch := make(chan protocol.Heartbeat, 1024)
 	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) {
 		var beat protocol.Heartbeat
-		if err := bus.Unmarshal(m.Data, &beat); err != nil {
+		if err := wire.Unmarshal(m.Data, &beat); err != nil {
 			t.Error(err)
 		}
 		ch <- beat
@@ -91,12 +93,12 @@ func TestReporter(t *testing.T) {
 	require.Positive(t, first.Report.Memory)
 	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report == nil }) // most are light
 
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	entry, err := kv.Get(t.Context(), protocol.LeaseKey("host"))
+	entry, err := bucket.Get(t.Context(), protocol.LeaseKey("host"))
 	require.NoError(t, err)
 	var leased protocol.Report
-	require.NoError(t, bus.Unmarshal(entry.Value, &leased))
+	require.NoError(t, wire.Unmarshal(entry.Value, &leased))
 	require.Equal(t, first.Session, leased.Session)
 
 	uuid := first.Report.Devices[0].UUID
@@ -109,7 +111,7 @@ func TestReporter(t *testing.T) {
 
 	stop()
 	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Bye })
-	_, err = kv.Get(t.Context(), protocol.LeaseKey("host"))
+	_, err = bucket.Get(t.Context(), protocol.LeaseKey("host"))
 	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is given up")
 }
 
@@ -178,10 +180,10 @@ func TestReporterComesBackAtOnce(t *testing.T) {
 	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)
 	for range 3 {
 		bustest.Reconnected(t, b.Conn(), srv.Restart)
-		kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+		bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
-			_, err := kv.Get(t.Context(), protocol.LeaseKey("host"))
+			_, err := bucket.Get(t.Context(), protocol.LeaseKey("host"))
 			return err == nil
 		}, 4*time.Second, 10*time.Millisecond, "the lease is renewed every five seconds only")
 	}

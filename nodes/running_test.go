@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 )
 
@@ -35,7 +36,7 @@ func TestReportsSayWhatRuns(t *testing.T) {
 
 	// A report that was made after a question says so, and one that was made before does not.
 	ask := func(q protocol.ReportRequest) {
-		data, err := bus.Marshal(q)
+		data, err := wire.Marshal(q)
 		require.NoError(t, err)
 		require.NoError(t, s.bus.Conn().Publish(bus.NodeAsk("host"), data))
 	}

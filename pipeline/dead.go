@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // DeadLetter is an item that was given up, with what went wrong.
@@ -25,7 +25,7 @@ type DeadLetter struct {
 	Size     int       `json:"size"`
 	Number   uint64    `json:"number,omitempty"` // of the item in its stream and priority
 	Seq      uint64    `json:"seq"`              // its place in the log, and its name for show, retry and drop
-	Body     bus.Raw   `json:"-"`
+	Body     wire.Raw  `json:"-"`
 
 	ordinal uint64 // among the letters; 0: it was written by a version without
 	subject string

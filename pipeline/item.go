@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Version is a number that counts in millionths, so that a bound of 0.3 means 0.3 and not 0.30000000000000004.
@@ -49,7 +49,7 @@ type Item struct {
 	// and an output has the version of what it was made of.
 	Version Version
 	Stamped bool
-	Body    bus.Raw
+	Body    wire.Raw
 
 	// What follows is set by the pipeline.
 

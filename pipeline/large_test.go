@@ -15,12 +15,13 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 	"troupe/roles"
 )
 
 // bodyOf is a msgpack value of so many bytes, and a few more, that is different for each i.
-func bodyOf(i, bytes int) bus.Raw {
+func bodyOf(i, bytes int) wire.Raw {
 	data := make([]byte, bytes)
 	dice := rand.New(rand.NewPCG(uint64(i), 1))
 	for at := 0; at+8 <= len(data); at += 512 {
@@ -28,14 +29,14 @@ func bodyOf(i, bytes int) bus.Raw {
 			data[at+k] = byte(dice.Uint32())
 		}
 	}
-	body, _ := bus.Marshal(data)
+	body, _ := wire.Marshal(data)
 	return body
 }
 
 // echo answers with what it was given.
 type echo struct{}
 
-func (*echo) Same(_ context.Context, body bus.Raw) (bus.Raw, error) { return body, nil }
+func (*echo) Same(_ context.Context, body wire.Raw) (wire.Raw, error) { return body, nil }
 
 // Items much larger than a message of the server come through a stage of a role and one of a function, from a producer
 // and to a consumer in other processes, over a restart in the middle. `TROUPE_LARGE_MIB=256` makes them that large.

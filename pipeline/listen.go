@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // listen takes requests from other processes.
@@ -46,7 +47,7 @@ func (p *Pipeline) receive(m *nats.Msg) {
 
 func (p *Pipeline) receivePut(m *nats.Msg) {
 	var req putRequest
-	if err := bus.Unmarshal(m.Data, &req); err != nil {
+	if err := wire.Unmarshal(m.Data, &req); err != nil {
 		respond(m, nil, bus.Errorf(bus.CodeMalformed, "put: %w", err))
 		return
 	}

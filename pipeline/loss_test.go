@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/roles"
@@ -87,7 +88,7 @@ func TestAnItemThatKillsItsWorkersIsGivenUp(t *testing.T) {
 	p := open(t, b, roleStage("fragile", func(s *pipeline.StageSpec) { s.InFlight, s.Losses = 4, 2 }))
 	all := items(8)
 	all[3].ID = "poison"
-	all[3].Body, err = bus.Marshal(-1)
+	all[3].Body, err = wire.Marshal(-1)
 	require.NoError(t, err)
 	require.NoError(t, p.Put(patient(t), "in", all...))
 	deaths := 0

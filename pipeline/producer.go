@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -130,7 +131,7 @@ type wireItem struct {
 	Attempt  int      `msgpack:"attempt,omitempty"`
 	Stale    bool     `msgpack:"stale,omitempty"`
 	Stream   string   `msgpack:"stream,omitempty"`
-	Body     bus.Raw  `msgpack:"body"`
+	Body     wire.Raw `msgpack:"body"`
 }
 
 func toWire(it *Item) wireItem {
@@ -173,7 +174,7 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 	for i := range items {
 		req.Items[i] = toWire(&items[i])
 		if len(req.Items[i].Body) == 0 {
-			req.Items[i].Body = bus.Raw{0xc0}
+			req.Items[i].Body = wire.Raw{0xc0}
 		}
 	}
 	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.pieceBytes()/2 {
@@ -183,7 +184,7 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 		}
 		defer stop()
 	}
-	body, err := bus.Marshal(req)
+	body, err := wire.Marshal(req)
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (bus.Marshal): %w", stream, err)
 	}
@@ -201,7 +202,7 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 }
 
 // offer leaves a large body out of a put: the pipeline fetches it from here, until stop is called.
-func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error) {
+func (r *Producer) offer(req *putRequest, body wire.Raw) (stop func(), err error) {
 	inbox := r.b.Conn().NewInbox()
 	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {
 		servePart(m, func(of uint64, _ int) []byte {
@@ -214,6 +215,6 @@ func (r *Producer) offer(req *putRequest, body bus.Raw) (stop func(), err error)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
 	}
-	req.Size, req.From, req.Items[0].Body = int64(len(body)), inbox, bus.Raw{0xc0}
+	req.Size, req.From, req.Items[0].Body = int64(len(body)), inbox, wire.Raw{0xc0}
 	return func() { _ = sub.Unsubscribe() }, nil // fails only on a closed connection
 }

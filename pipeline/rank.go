@@ -8,6 +8,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -26,7 +27,7 @@ type rankWorker struct {
 var styleMeta = map[Style][]byte{Bodies: metaOf(Bodies), Items: metaOf(Items)}
 
 func metaOf(s Style) []byte {
-	body, _ := bus.Marshal(map[string]Style{"pipeline": s}) // a text
+	body, _ := wire.Marshal(map[string]Style{"pipeline": s}) // a text
 	return body
 }
 
@@ -155,11 +156,11 @@ func (w *rankWorker) abandon() {
 // argument is what the method gets.
 func argument(t *task) (any, error) {
 	items := make([]wireItem, len(t.entries))
-	bodies := make([]bus.Raw, len(t.entries))
+	bodies := make([]wire.Raw, len(t.entries))
 	for i, e := range t.entries {
 		items[i], bodies[i] = toWire(&e.Item), e.Body
 		if len(e.Body) == 0 {
-			items[i].Body, bodies[i] = bus.Raw{0xc0}, bus.Raw{0xc0}
+			items[i].Body, bodies[i] = wire.Raw{0xc0}, wire.Raw{0xc0}
 		}
 	}
 	switch {
@@ -186,7 +187,7 @@ func answerOf(ctx context.Context, f *dispatch.Future, t *task) ([]Out, error) {
 		}
 		return outs, nil
 	}
-	answers, err := dispatch.AwaitEach[bus.Raw](ctx, f)
+	answers, err := dispatch.AwaitEach[wire.Raw](ctx, f)
 	if err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 	"troupe/roles"
 )
@@ -82,8 +83,8 @@ func (j *judge) Sum(_ context.Context, ns []int) (int, error) {
 	return sum, nil
 }
 
-// wire is an item as a method sees it that takes items.
-type wire struct {
+// itemFrame is an item as a method sees it that takes items.
+type itemFrame struct {
 	To      string  `msgpack:"to,omitempty"`
 	ID      string  `msgpack:"id,omitempty"`
 	Key     string  `msgpack:"key,omitempty"`
@@ -96,11 +97,11 @@ type wire struct {
 }
 
 // Split gives two outputs for one item.
-func (j *judge) Split(_ context.Context, it wire) ([]wire, error) {
-	return []wire{{To: "out", Key: "low", Body: it.Body}, {To: "out", Key: "high", Body: it.Body + 100}}, nil
+func (j *judge) Split(_ context.Context, it itemFrame) ([]itemFrame, error) {
+	return []itemFrame{{To: "out", Key: "low", Body: it.Body}, {To: "out", Key: "high", Body: it.Body + 100}}, nil
 }
 
-func (j *judge) Hold(ctx context.Context, it wire) ([]wire, error) {
+func (j *judge) Hold(ctx context.Context, it itemFrame) ([]itemFrame, error) {
 	ch := make(chan struct{})
 	j.mu.Lock()
 	j.held[it.ID] = ch
@@ -108,9 +109,9 @@ func (j *judge) Hold(ctx context.Context, it wire) ([]wire, error) {
 	j.troop.cameCh <- fmt.Sprintf("%d %s", j.setup.Rank, it.ID)
 	select {
 	case <-j.troop.goCh:
-		return []wire{{Key: "whole", Body: it.Body}}, nil
+		return []itemFrame{{Key: "whole", Body: it.Body}}, nil
 	case <-ch:
-		return []wire{{Key: "partial", Body: it.Body}}, nil
+		return []itemFrame{{Key: "partial", Body: it.Body}}, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
@@ -163,7 +164,7 @@ func with(c *roles.Cluster) func(*pipeline.Config) {
 func bodies[T any](t testing.TB, items []pipeline.Item) []T {
 	out := make([]T, len(items))
 	for i, it := range items {
-		require.NoError(t, bus.Unmarshal(it.Body, &out[i]))
+		require.NoError(t, wire.Unmarshal(it.Body, &out[i]))
 	}
 	return out
 }
@@ -216,7 +217,7 @@ func TestStickyKeysAndPartialResults(t *testing.T) {
 		s.Style, s.Sticky, s.AbortMethod, s.InFlight = pipeline.Items, true, "abort", 2
 	}), with(c))
 	put := func(id, key string) {
-		body, _ := bus.Marshal(7)
+		body, _ := wire.Marshal(7)
 		require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: id, Key: key, Body: body}))
 	}
 	put("a1", "a")

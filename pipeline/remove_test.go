@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -26,7 +27,7 @@ func TestRemove(t *testing.T) {
 		require.NoError(t, err)
 		return p
 	}
-	large, err := bus.Marshal(string(bytes.Repeat([]byte("x"), 200<<10)))
+	large, err := wire.Marshal(string(bytes.Repeat([]byte("x"), 200<<10)))
 	require.NoError(t, err)
 	for _, name := range []string{"a", "ab"} {
 		p := open(name)
@@ -55,6 +56,6 @@ func TestRemove(t *testing.T) {
 	batch, err := p.Take(patient(t), "out", 2)
 	require.NoError(t, err)
 	require.Len(t, batch.Items, 1)
-	require.Equal(t, bus.Raw(large), batch.Items[0].Body)
+	require.Equal(t, wire.Raw(large), batch.Items[0].Body)
 	require.NoError(t, p.Close(patient(t)))
 }

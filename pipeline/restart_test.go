@@ -16,6 +16,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -116,8 +117,8 @@ func TestLargeBodies(t *testing.T) {
 	spec := oneStage(pipeline.StageSpec{Func: pass, InFlight: 8})
 	p := open(t, b, spec)
 	require.NoError(t, p.Pause(patient(t), "work"))
-	body := func(i int) bus.Raw {
-		raw := make(bus.Raw, 20_000+3000*i)
+	body := func(i int) wire.Raw {
+		raw := make(wire.Raw, 20_000+3000*i)
 		for k := range raw {
 			raw[k] = byte(i + k)
 		}
@@ -125,7 +126,7 @@ func TestLargeBodies(t *testing.T) {
 	}
 	var all []pipeline.Item
 	for i := range 40 {
-		all = append(all, pipeline.Item{ID: fmt.Sprint(i), Body: body(i)}, pipeline.Item{ID: fmt.Sprint("small", i), Body: bus.Raw{1}})
+		all = append(all, pipeline.Item{ID: fmt.Sprint(i), Body: body(i)}, pipeline.Item{ID: fmt.Sprint("small", i), Body: wire.Raw{1}})
 	}
 	require.NoError(t, p.Put(patient(t), "in", all...))
 	require.NoError(t, p.Close(patient(t)))
@@ -142,10 +143,10 @@ func TestLargeBodies(t *testing.T) {
 		info, err := s.Info(patient(t))
 		return err == nil && info.State.Msgs == 0
 	}, 20*time.Second, 50*time.Millisecond, "bodies that are done are let go of")
-	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, pipeline.MaxBody+1)})
+	err = p.Put(patient(t), "in", pipeline.Item{Body: make(wire.Raw, pipeline.MaxBody+1)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "an item may have 536870912 (cut it into several")
-	err = p.Put(patient(t), "in", pipeline.Item{Body: make(bus.Raw, 300<<20)})
+	err = p.Put(patient(t), "in", pipeline.Item{Body: make(wire.Raw, 300<<20)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "never fits into a bound of 268435456; raise bytes")
 }
@@ -173,7 +174,7 @@ func TestMemoryStaysBounded(t *testing.T) {
 		group.Go(func() {
 			batch := make([]pipeline.Item, 40)
 			for i := range batch {
-				batch[i].Body = make(bus.Raw, 8<<10)
+				batch[i].Body = make(wire.Raw, 8<<10)
 			}
 			for p.Put(ctx, "in", batch...) == nil {
 				put.Add(int64(len(batch)))

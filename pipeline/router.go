@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -189,7 +190,7 @@ func (r *Router) setSuspended(yes bool) {
 }
 
 // Call sends the request to a rank and gives its answer.
-func (r *Router) Call(ctx context.Context, q Request) (bus.Raw, error) {
+func (r *Router) Call(ctx context.Context, q Request) (wire.Raw, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if err := r.enter(q.ID, cancel); err != nil {
@@ -339,7 +340,7 @@ func (r *Router) release(h *hand) {
 }
 
 // send makes the call, and gives the credit back. A rank that is gone is taken out.
-func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err error) {
+func (r *Router) send(ctx context.Context, q Request, h *hand) (_ wire.Raw, err error) {
 	ctx, cancel := context.WithCancel(ctx) // the call ends with it
 	defer cancel()
 	r.mu.Lock()
@@ -365,7 +366,7 @@ func (r *Router) send(ctx context.Context, q Request, h *hand) (_ bus.Raw, err e
 	if err != nil {
 		return nil, err
 	}
-	answers, err := dispatch.AwaitEach[bus.Raw](ctx, f)
+	answers, err := dispatch.AwaitEach[wire.Raw](ctx, f)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 	"troupe/roles"
 )
@@ -22,7 +23,7 @@ func newRouter(t testing.TB, cfg pipeline.RouterConfig) *pipeline.Router {
 
 // asked is a request under way.
 type asked struct {
-	body bus.Raw
+	body wire.Raw
 	err  error
 }
 
@@ -54,7 +55,7 @@ func TestRouterSpreadsByCredits(t *testing.T) {
 			body, err := r.Call(patient(t), pipeline.Request{Arg: i})
 			var got int
 			if err == nil {
-				err = bus.Unmarshal(body, &got)
+				err = wire.Unmarshal(body, &got)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -77,7 +78,7 @@ func TestRouterSticksSuspendsAborts(t *testing.T) {
 	c := company(t, b, tr, "judges", 2)
 	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort", Credits: 1, Sticky: true, Waiting: 3})
 	ask := func(id, key string) <-chan asked {
-		return askRouter(r, patient(t), pipeline.Request{ID: id, Key: key, Arg: wire{ID: id, Body: 1}})
+		return askRouter(r, patient(t), pipeline.Request{ID: id, Key: key, Arg: itemFrame{ID: id, Body: 1}})
 	}
 	a1 := ask("a1", "a")
 	waits(t, r, 1)
@@ -92,8 +93,8 @@ func TestRouterSticksSuspendsAborts(t *testing.T) {
 	require.NoError(t, r.Abort(patient(t), "a1"))
 	got := <-a1
 	require.NoError(t, got.err)
-	var outs []wire
-	require.NoError(t, bus.Unmarshal(got.body, &outs))
+	var outs []itemFrame
+	require.NoError(t, wire.Unmarshal(got.body, &outs))
 	require.Equal(t, "partial", outs[0].Key)
 	require.Equal(t, 1, r.Status().Waiting, "suspended")
 	r.Resume()
@@ -133,7 +134,7 @@ func TestRouterOutlivesARank(t *testing.T) {
 	r := newRouter(t, pipeline.RouterConfig{Method: "hold", Credits: 2})
 	require.NoError(t, r.Join(victim.cluster, 0))
 	ask := func(id string, again bool) <-chan asked {
-		return askRouter(r, patient(t), pipeline.Request{ID: id, Arg: wire{ID: id, Body: 1}, Again: again})
+		return askRouter(r, patient(t), pipeline.Request{ID: id, Arg: itemFrame{ID: id, Body: 1}, Again: again})
 	}
 	once, again := ask("once", false), ask("again", true)
 	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 20*time.Second, time.Millisecond)

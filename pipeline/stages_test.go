@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -30,7 +31,7 @@ func (g *gate) handle(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, 
 	case <-g.goCh:
 	case <-ctx.Done():
 		if errors.Is(context.Cause(ctx), pipeline.ErrAborted) {
-			body, _ := bus.Marshal("partial")
+			body, _ := wire.Marshal("partial")
 			return []pipeline.Out{{Item: pipeline.Item{Body: body}}}, nil
 		}
 		return nil, context.Cause(ctx)
@@ -243,12 +244,12 @@ func TestDeadLetters(t *testing.T) {
 func TestGroups(t *testing.T) {
 	t.Parallel()
 	join := func(_ context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
-		body, err := bus.Marshal(ids(in))
+		body, err := wire.Marshal(ids(in))
 		return []pipeline.Out{{Item: pipeline.Item{Body: body}}}, err
 	}
 	member := func(id, group string) pipeline.Item { return pipeline.Item{ID: id, Group: group, Of: 4} }
 	bodyOf := func(it pipeline.Item) (out []string) {
-		require.NoError(t, bus.Unmarshal(it.Body, &out))
+		require.NoError(t, wire.Unmarshal(it.Body, &out))
 		return out
 	}
 	t.Run("first of a group, late ones by rule, over a restart", func(t *testing.T) {
@@ -336,7 +337,7 @@ func TestAbort(t *testing.T) {
 	require.NoError(t, p.Abort(patient(t), "i0"), "it is in hand")
 	got := drainSink(t, p, "out", 1)
 	var body string
-	require.NoError(t, bus.Unmarshal(got[0].Body, &body))
+	require.NoError(t, wire.Unmarshal(got[0].Body, &body))
 	require.Equal(t, "i0 partial", got[0].ID+" "+body)
 	require.Equal(t, "i2", g.came(t).ID, "the one that waited is gone")
 	close(g.goCh)

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -40,7 +41,7 @@ func newBus(t testing.TB) *bus.Bus { return bustest.Open(t) }
 func items(n int) []pipeline.Item {
 	out := make([]pipeline.Item, n)
 	for i := range out {
-		body, _ := bus.Marshal(i)
+		body, _ := wire.Marshal(i)
 		out[i] = pipeline.Item{ID: fmt.Sprintf("i%d", i), Body: body}
 	}
 	return out

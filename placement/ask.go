@@ -7,6 +7,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/placement/planner"
 )
 
@@ -139,7 +140,7 @@ func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, t
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {
 	sub, err := c.b.Conn().Subscribe(bus.PlacementEvents(c.namespace), bus.GuardMsg(func(m *nats.Msg) {
 		var ev Event
-		if bus.Unmarshal(m.Data, &ev) == nil {
+		if wire.Unmarshal(m.Data, &ev) == nil {
 			handle(ev)
 		}
 	}))

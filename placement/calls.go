@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/placement/internal/text"
 	"troupe/placement/planner"
 )
@@ -262,7 +263,7 @@ func (r *reign) setRules(c *call) {
 		r.finishErr(c, bus.Errorf(bus.CodeInvalid, "%w", err))
 		return
 	}
-	value, err := bus.Marshal(*c.Rules)
+	value, err := wire.Marshal(*c.Rules)
 	if err != nil {
 		r.finishErr(c, err)
 		return

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	agent "troupe/nodes"
 )
@@ -69,14 +70,14 @@ func (h *byHand) list() []Record {
 
 func (h *byHand) send(m message) (answer, error) {
 	m.Session, m.Epoch, m.Until = "by-hand", h.epoch, time.Hour.Microseconds()
-	data, err := bus.Marshal(m)
+	data, err := wire.Marshal(m)
 	require.NoError(h.t, err)
 	reply, err := h.b.Conn().Request(bus.PlacementRequest("default"), data, 300*time.Millisecond)
 	if err != nil {
 		return answer{}, err
 	}
 	var a answer
-	require.NoError(h.t, bus.Unmarshal(reply.Data, &a))
+	require.NoError(h.t, wire.Unmarshal(reply.Data, &a))
 	return a, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/placement/planner"
 )
 
@@ -91,7 +92,7 @@ func (c *Client) hear(m *nats.Msg) {
 		return
 	}
 	a := new(answer)
-	if err := bus.Unmarshal(m.Data, a); err != nil {
+	if err := wire.Unmarshal(m.Data, a); err != nil {
 		return
 	}
 	now := time.Now()
@@ -210,7 +211,7 @@ func (c *Client) persist(ctx context.Context, m *message, p *pending, waits func
 }
 
 func (c *Client) publish(m *message) error {
-	data, err := bus.Marshal(m)
+	data, err := wire.Marshal(m)
 	if err != nil {
 		return err
 	}
@@ -321,7 +322,7 @@ func (c *Client) reserve(ctx context.Context, r Request, try bool) (Record, erro
 	}
 }
 
-func (c *Client) reserveOnce(ctx context.Context, id string, raw bus.Raw, try bool) (Record, error) {
+func (c *Client) reserveOnce(ctx context.Context, id string, raw wire.Raw, try bool) (Record, error) {
 	seq, p, err := c.begin()
 	if err != nil {
 		return Record{}, err
@@ -353,7 +354,7 @@ func (c *Client) giveUp(ctx context.Context, id string, seq uint64, last *planne
 // record is the reservation of an answer.
 func (a *answer) record() (Record, error) {
 	var s stored
-	if err := bus.Unmarshal(a.Record, &s); err != nil {
+	if err := wire.Unmarshal(a.Record, &s); err != nil {
 		return Record{}, err
 	}
 	s.Token = a.Token

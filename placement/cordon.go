@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/placement/internal/text"
 	"troupe/placement/planner"
 )
@@ -70,12 +71,12 @@ func (c cordons) encode() ([]byte, error) {
 	if len(c) == 0 {
 		return nil, nil
 	}
-	return bus.Marshal(c.list())
+	return wire.Marshal(c.list())
 }
 
 func decodeCordons(value []byte) (cordons, error) {
 	var list []Cordon
-	if err := bus.Unmarshal(value, &list); err != nil {
+	if err := wire.Unmarshal(value, &list); err != nil {
 		return nil, err
 	}
 	c := cordons{}

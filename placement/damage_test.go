@@ -15,6 +15,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	agent "troupe/nodes"
 	"troupe/nodes/protocol"
@@ -77,16 +79,16 @@ func (s *stage) addHost(name string) (*fakeHost, *bustest.Faults) {
 // marked returns when the mark covers all that the ledger has said so far.
 func (s *stage) marked() {
 	s.t.Helper()
-	kv, err := s.bus().KV(s.t.Context(), bus.KVConfig{Bucket: "troupe_ledger_mark"})
+	bucket, err := kv.Open(s.t.Context(), s.bus(), kv.Config{Bucket: "troupe_ledger_mark"})
 	require.NoError(s.t, err)
-	ledger, err := s.bus().KV(s.t.Context(), bus.KVConfig{Bucket: "troupe_ledger"})
+	ledger, err := kv.Open(s.t.Context(), s.bus(), kv.Config{Bucket: "troupe_ledger"})
 	require.NoError(s.t, err)
 	s.eventually(func() bool {
 		var mark struct {
 			Round uint64 `msgpack:"round"`
 		}
-		entry, err := kv.Get(s.t.Context(), "mark")
-		if err != nil || bus.Unmarshal(entry.Value, &mark) != nil {
+		entry, err := bucket.Get(s.t.Context(), "mark")
+		if err != nil || wire.Unmarshal(entry.Value, &mark) != nil {
 			return false
 		}
 		entries, err := ledger.List(s.t.Context(), "journal")
@@ -95,7 +97,7 @@ func (s *stage) marked() {
 			var round struct {
 				N uint64 `msgpack:"n"`
 			}
-			if e.Key != "journal.done" && bus.Unmarshal(e.Value, &round) == nil && round.N > mark.Round {
+			if e.Key != "journal.done" && wire.Unmarshal(e.Value, &round) == nil && round.N > mark.Round {
 				return false
 			}
 		}
@@ -310,13 +312,13 @@ func TestLostMarkIsNoConflict(t *testing.T) {
 func (s *stage) legacy() {
 	s.t.Helper()
 	ctx := within(s.t, 20*time.Second)
-	kv, err := s.bus().KV(ctx, bus.KVConfig{Bucket: "troupe_ledger"})
+	bucket, err := kv.Open(ctx, s.bus(), kv.Config{Bucket: "troupe_ledger"})
 	require.NoError(s.t, err)
-	entries, err := kv.List(ctx, "")
+	entries, err := bucket.List(ctx, "")
 	require.NoError(s.t, err)
 	for _, e := range entries {
 		if e.Key == "ledger" || strings.HasPrefix(e.Key, "journal.") && e.Key != "journal.done" {
-			require.NoError(s.t, kv.Delete(ctx, e.Key, 0))
+			require.NoError(s.t, bucket.Delete(ctx, e.Key, 0))
 		}
 	}
 	require.NoError(s.t, s.bus().JetStream().DeleteStream(ctx, "KV_troupe_ledger_mark"))

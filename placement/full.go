@@ -6,6 +6,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // refuseWhileFull answers requests with ErrNoSpace while the store of the head's own server takes no writes: there is no
@@ -42,10 +43,10 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 // the client would pass over.
 func (s *Service) refuse(m *nats.Msg, full error) {
 	var msg message
-	if m.Reply == "" || bus.Unmarshal(m.Data, &msg) != nil {
+	if m.Reply == "" || wire.Unmarshal(m.Data, &msg) != nil {
 		return
 	}
-	data, err := bus.Marshal(&answer{Seq: msg.Seq, Attempt: msg.Attempt, Epoch: msg.Epoch, Kind: answerFailed, Error: toWire(full)})
+	data, err := wire.Marshal(&answer{Seq: msg.Seq, Attempt: msg.Attempt, Epoch: msg.Epoch, Kind: answerFailed, Error: toWire(full)})
 	if err == nil {
 		err = m.Respond(data)
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 	"troupe/placement/internal/text"
 )
@@ -59,12 +61,12 @@ const (
 
 // marker writes the mark. A checkpoint owns it while it is under way.
 type marker struct {
-	kv       *bus.KV
+	kv       *kv.Bucket
 	revision uint64 // of the mark that is there; zero: none
 }
 
-func openMark(ctx context.Context, cfg Config) (*bus.KV, error) {
-	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: markBucket, Replicas: cfg.Replicas, MaxBytes: markBytes})
+func openMark(ctx context.Context, cfg Config) (*kv.Bucket, error) {
+	return kv.Open(ctx, cfg.Bus, kv.Config{Bucket: markBucket, Replicas: cfg.Replicas, MaxBytes: markBytes})
 }
 
 // read is the mark; nil if there is none. One that cannot be read is none either.
@@ -78,7 +80,7 @@ func (m *marker) read(ctx context.Context) (*mark, error) {
 	}
 	m.revision = entry.Revision
 	found := new(mark)
-	if bus.Unmarshal(entry.Value, found) != nil {
+	if wire.Unmarshal(entry.Value, found) != nil {
 		return nil, nil
 	}
 	return found, nil
@@ -203,7 +205,7 @@ func (r *reign) doubt(why string, nodes []string, now time.Time) {
 }
 
 func (r *reign) writeIdentity() {
-	value, err := bus.Marshal(r.identity)
+	value, err := wire.Marshal(r.identity)
 	if err != nil {
 		r.cfg.Logger.Error("placement: the ledger's identity cannot be written", "error", err)
 		return

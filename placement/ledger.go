@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 )
 
 const (
@@ -20,7 +22,7 @@ const (
 	checkpointAfter = 384 // rounds after which what they changed is written to the records
 	checkpointIdle  = 500 * time.Millisecond
 	journalBytes    = 512 << 10 // of one round in one message; a longer one takes several
-	batchSize       = bus.MaxBatch / 2
+	batchSize       = kv.MaxBatch / 2
 	batchFrom       = 64 // on file storage a batch costs the server a store of its own, about as much as so many messages
 	sweepAtMost     = 32 // slots that a checkpoint clears away
 )
@@ -38,8 +40,8 @@ const (
 //
 // The loop owns it, but for what a checkpoint under way was given.
 type ledger struct {
-	kv   *bus.KV
-	term *bus.Term
+	kv   *kv.Bucket
+	term *kv.Term
 
 	half    int    // of the journal, that rounds go to now
 	at      int    // the slot of the next
@@ -108,8 +110,8 @@ const doneKey = "journal.done"
 
 func slotKey(half, at int) string { return fmt.Sprintf("journal.%d-%d", half, at) }
 
-func openLedger(ctx context.Context, cfg Config) (*bus.KV, error) {
-	return cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes})
+func openLedger(ctx context.Context, cfg Config) (*kv.Bucket, error) {
+	return kv.Open(ctx, cfg.Bus, kv.Config{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes})
 }
 
 // contents is the ledger as a new leader reads it.
@@ -161,7 +163,7 @@ type numbered struct {
 }
 
 // replay is the records with the rounds after the checkpoint on top.
-func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
+func (l *ledger) replay(entries []kv.Entry) (map[string]written, error) {
 	l.dirty, l.records, l.live = map[string]written{}, map[string]bool{}, map[string]bool{}
 	state := map[string]written{}
 	var rounds []numbered
@@ -169,7 +171,7 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 		var err error
 		switch kind, _, _ := strings.Cut(e.Key, "."); {
 		case e.Key == doneKey:
-			err = bus.Unmarshal(e.Value, &l.done)
+			err = wire.Unmarshal(e.Value, &l.done)
 		case kind == "journal":
 			var r numbered
 			r, err = l.readSlot(e)
@@ -191,13 +193,13 @@ func (l *ledger) replay(entries []bus.Entry) (map[string]written, error) {
 }
 
 // readSlot is one slot of the journal.
-func (l *ledger) readSlot(e bus.Entry) (numbered, error) {
+func (l *ledger) readSlot(e kv.Entry) (numbered, error) {
 	r := numbered{revision: e.Revision}
 	var half, at int
 	if _, err := fmt.Sscanf(e.Key, "journal.%d-%d", &half, &at); err == nil && half&^1 == 0 {
 		l.used[half] = max(l.used[half], at+1)
 	}
-	err := bus.Unmarshal(e.Value, &r.roundRecord)
+	err := wire.Unmarshal(e.Value, &r.roundRecord)
 	return r, err
 }
 
@@ -247,16 +249,16 @@ func (c *contents) add(key string, w written) error {
 		}
 	case kind == "node":
 		var s seat
-		err = bus.Unmarshal(w.value, &s)
+		err = wire.Unmarshal(w.value, &s)
 		c.seats[name] = s.Rank
 	case kind == "cordon":
 		c.cordons[name], err = decodeCordons(w.value)
 	case key == identityKey:
 		c.identity = new(identity)
-		err = bus.Unmarshal(w.value, c.identity)
+		err = wire.Unmarshal(w.value, c.identity)
 	case key == rulesKey:
 		c.rules = new(Rules)
-		err = bus.Unmarshal(w.value, c.rules)
+		err = wire.Unmarshal(w.value, c.rules)
 	}
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "the ledger's %s cannot be read: %w", key, err)
@@ -292,7 +294,7 @@ func (l *ledger) write(ctx context.Context, changes []*change) {
 	r.Sum = &sum
 	var value []byte
 	if err == nil {
-		value, err = bus.Marshal(r)
+		value, err = wire.Marshal(r)
 	}
 	var revision uint64
 	if err == nil {
@@ -374,7 +376,7 @@ func (l *ledger) save(ctx context.Context) {
 		m.Round, m.Sum, m.Nodes = c.upTo, l.sum, append(nodesOf(l.live), m.Nodes...)
 		slices.Sort(m.Nodes)
 		m.Nodes = slices.Compact(m.Nodes)
-		c.mark, _ = bus.Marshal(m) // strings and numbers
+		c.mark, _ = wire.Marshal(m) // strings and numbers
 	}
 	bus.Go(func() {
 		defer close(c.doneCh)
@@ -388,25 +390,25 @@ func (l *ledger) save(ctx context.Context) {
 }
 
 // write makes the records say what the rounds did, and then says so: until then the rounds count.
-func (c *checkpoint) write(ctx context.Context, term *bus.Term, known map[string]bool) error {
-	var ops []bus.Op
+func (c *checkpoint) write(ctx context.Context, term *kv.Term, known map[string]bool) error {
+	var ops []kv.Op
 	for _, key := range slices.Sorted(maps.Keys(c.dirty)) {
 		w := c.dirty[key]
 		switch {
 		case w.value == nil && known[key]:
-			ops = append(ops, bus.OpDelete(key, 0))
+			ops = append(ops, kv.OpDelete(key, 0))
 		case w.value != nil:
 			value, err := w.settled(key)
 			if err != nil {
 				return err
 			}
-			ops = append(ops, bus.OpPut(key, value))
+			ops = append(ops, kv.OpPut(key, value))
 		}
 	}
 	if err := applyAll(ctx, term, ops); err != nil {
 		return err
 	}
-	done, err := bus.Marshal(c.upTo)
+	done, err := wire.Marshal(c.upTo)
 	if err != nil {
 		return err
 	}
@@ -417,20 +419,20 @@ func (c *checkpoint) write(ctx context.Context, term *bus.Term, known map[string
 }
 
 // sweep clears slots away after a busy time, or there would be ever more for a new leader to read.
-func (c *checkpoint) sweep(ctx context.Context, term *bus.Term) error {
+func (c *checkpoint) sweep(ctx context.Context, term *kv.Term) error {
 	if c.busy {
 		return nil
 	}
 	c.swept = min(c.used, sweepAtMost)
-	ops := make([]bus.Op, c.swept)
+	ops := make([]kv.Op, c.swept)
 	for i := range ops {
-		ops[i] = bus.OpDelete(slotKey(c.half, c.used-1-i), 0)
+		ops[i] = kv.OpDelete(slotKey(c.half, c.used-1-i), 0)
 	}
 	return applyAll(ctx, term, ops)
 }
 
 // applyAll makes writes that do not depend on each other: many as batches, few as messages that are under way together.
-func applyAll(ctx context.Context, term *bus.Term, ops []bus.Op) error {
+func applyAll(ctx context.Context, term *kv.Term, ops []kv.Op) error {
 	if len(ops) >= batchFrom {
 		for batch := range slices.Chunk(ops, batchSize) {
 			if _, err := term.Apply(ctx, batch); err != nil {
@@ -442,7 +444,7 @@ func applyAll(ctx context.Context, term *bus.Term, ops []bus.Op) error {
 	errs := make([]error, len(ops))
 	var group sync.WaitGroup
 	for i, op := range ops {
-		group.Go(bus.Guard(func() { _, errs[i] = term.Apply(ctx, []bus.Op{op}) }))
+		group.Go(bus.Guard(func() { _, errs[i] = term.Apply(ctx, []kv.Op{op}) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // page is a part of a sorted list that fits into a message: what comes behind after, and the last of it if there is
@@ -17,7 +17,7 @@ func page[T any](items []T, name func(*T) string, after string) (part []T, next 
 		if name(&items[i]) <= after && after != "" {
 			continue
 		}
-		one, err := bus.Marshal(items[i])
+		one, err := wire.Marshal(items[i])
 		if err != nil {
 			continue
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 )
 
@@ -123,7 +124,7 @@ func (r *reign) ask(m *member) {
 		return
 	}
 	m.asked = r.book.Now
-	data, err := bus.Marshal(protocol.ReportRequest{Stamp: m.stamp, Ended: m.ended})
+	data, err := wire.Marshal(protocol.ReportRequest{Stamp: m.stamp, Ended: m.ended})
 	if err != nil {
 		r.cfg.Logger.Error("placement: a question cannot be written", "node", m.name, "error", err)
 		return
@@ -143,7 +144,7 @@ func (r *reign) needed(name string) bool {
 
 // seat writes a newcomer's rank. If that fails it is tried again at the next tick.
 func (r *reign) seat(m *member) {
-	value, err := bus.Marshal(seat{m.rank})
+	value, err := wire.Marshal(seat{m.rank})
 	if err != nil {
 		return
 	}

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes/protocol"
 	"troupe/placement"
@@ -32,7 +33,7 @@ func (s *stage) nodeEvents() <-chan string {
 	b := s.bus()
 	_, err := b.Conn().Subscribe(bus.Events(""), func(m *nats.Msg) {
 		var e protocol.Event
-		if bus.Unmarshal(m.Data, &e) == nil && strings.HasPrefix(e.Kind, "node_") {
+		if wire.Unmarshal(m.Data, &e) == nil && strings.HasPrefix(e.Kind, "node_") {
 			ch <- e.Kind + " on " + e.Node
 		}
 	})

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 )
 
@@ -11,7 +12,7 @@ func (r *reign) emit(e protocol.Event) {
 		return
 	}
 	e.At = r.book.Now.UTC()
-	data, err := bus.Marshal(e)
+	data, err := wire.Marshal(e)
 	if err == nil {
 		r.publish(bus.Events(e.Namespace), data)
 	}

@@ -2,6 +2,7 @@ package placement
 
 import (
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/placement/planner"
 )
 
@@ -59,13 +60,13 @@ func reservationKey(id string) string { return "reservation." + id }
 // known yet: it is left out then, and put in when the record is rewritten.
 func (s *stored) encode() ([]byte, error) {
 	s.Version = recordVersion
-	return bus.Marshal(s)
+	return wire.Marshal(s)
 }
 
 // decodeRecord reads what was written at a revision.
 func decodeRecord(w written) (*stored, error) {
 	var s stored
-	if err := bus.Unmarshal(w.value, &s); err != nil {
+	if err := wire.Unmarshal(w.value, &s); err != nil {
 		return nil, err
 	}
 	if s.Version != recordVersion {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/placement/planner"
 )
 
@@ -40,7 +41,7 @@ type reign struct {
 // entry is a record with what the leader does about it.
 type entry struct {
 	stored
-	raw     bus.Raw   // the record as it was written; nil: to be written anew for an answer
+	raw     wire.Raw  // the record as it was written; nil: to be written anew for an answer
 	evictAt time.Time // when the grace of one that is leaving is over
 
 	supported time.Time // when an agent last ran it, or this term began; of one that is unconfirmed
@@ -173,7 +174,7 @@ func (r *reign) rewrite(e *entry, next stored, news Event) {
 
 func (r *reign) announce(e *entry, news Event) {
 	news.ID, news.Namespace, news.Token = e.ID, e.Namespace, e.Token
-	data, err := bus.Marshal(news)
+	data, err := wire.Marshal(news)
 	if err != nil || e.Namespace == "" {
 		return
 	}

@@ -10,6 +10,8 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	agent "troupe/nodes"
 	"troupe/nodes/protocol"
@@ -92,7 +94,7 @@ func TestReturningNode(t *testing.T) {
 
 	// A late order must not reach the new holder, and a late start under the old token is refused.
 	fresh := s.sleeper(r)
-	question, err := bus.Marshal(protocol.ReportRequest{Ended: []protocol.KillOrder{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
+	question, err := wire.Marshal(protocol.ReportRequest{Ended: []protocol.KillOrder{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
 	require.NoError(t, err)
 	require.NoError(t, s.bus().Conn().Publish(bus.NodeAsk("far"), question))
 	client := agent.NewClient(s.bus())
@@ -143,22 +145,22 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	c := s.client("default")
 	s.ready(c, 1)
 	b := s.bus()
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
 	report := protocol.Report{
 		Node: "slow", Session: "one", Seq: 1, CPUs: 1, RunningComplete: true, Answered: protocol.NoStamp,
 		Devices: []gpu.Device{{UUID: "GPU-slow", Index: 0}},
 	}
-	value, err := bus.Marshal(report)
+	value, err := wire.Marshal(report)
 	require.NoError(t, err)
 	sub, err := b.Conn().SubscribeSync(bus.NodeAsk("slow"))
 	require.NoError(t, err)
-	lease, err := kv.Lease(t.Context(), protocol.LeaseKey("slow"), value, s.lease)
+	lease, err := bucket.Lease(t.Context(), protocol.LeaseKey("slow"), value, s.lease)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = lease.Release(t.Context()) })
 	beat := func() {
 		report.Seq++
-		data, err := bus.Marshal(protocol.Heartbeat{Node: "slow", Session: "one", Report: &report})
+		data, err := wire.Marshal(protocol.Heartbeat{Node: "slow", Session: "one", Report: &report})
 		require.NoError(t, err)
 		require.NoError(t, b.Conn().Publish(bus.NodeBeat("slow"), data))
 	}
@@ -169,7 +171,7 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	m, err := sub.NextMsg(10 * time.Second)
 	require.NoError(t, err)
 	var q protocol.ReportRequest
-	require.NoError(t, bus.Unmarshal(m.Data, &q))
+	require.NoError(t, wire.Unmarshal(m.Data, &q))
 	require.Greater(t, q.Stamp, uint64(protocol.NoStamp))
 	report.Answered = q.Stamp
 	s.eventually(func() bool {

@@ -9,6 +9,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 )
 
@@ -53,15 +55,15 @@ func (s *Service) Run(ctx context.Context) error {
 
 // stand opens the buckets and leads when its turn comes.
 func (s *Service) stand(ctx context.Context) error {
-	kv, err := openLedger(ctx, s.cfg)
+	bucket, err := openLedger(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
-	nodes, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+	nodes, err := kv.Open(ctx, s.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	if err != nil {
 		return err
 	}
-	leases, err := s.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: ledgerBucket + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
+	leases, err := kv.Open(ctx, s.cfg.Bus, kv.Config{Bucket: ledgerBucket + "_leases", Replicas: s.cfg.Replicas, MaxBytes: leaseBytes, Leases: true})
 	if err != nil {
 		return err
 	}
@@ -69,12 +71,12 @@ func (s *Service) stand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return kv.Lead(ctx, bus.LeadConfig{Key: "lead", Leases: leases, ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *bus.Term) error {
+	return bucket.Lead(ctx, kv.LeadConfig{Key: "lead", Leases: leases, ID: s.cfg.ID, TTL: s.cfg.Lead}, func(ctx context.Context, term *kv.Term) error {
 		maintaining, stop := context.WithCancel(ctx)
 		var group sync.WaitGroup
-		group.Go(bus.Guard(func() { kv.Maintain(maintaining) }))
+		group.Go(bus.Guard(func() { bucket.Maintain(maintaining) }))
 		defer func() { stop(); group.Wait() }()
-		return s.lead(ctx, &ledger{kv: kv, term: term, mark: &marker{kv: mark}, log: s.cfg.Logger}, nodes)
+		return s.lead(ctx, &ledger{kv: bucket, term: term, mark: &marker{kv: mark}, log: s.cfg.Logger}, nodes)
 	})
 }
 
@@ -106,7 +108,7 @@ func (e *stepDownError) Error() string { return "the leader cannot go on: " + e.
 func (e *stepDownError) Unwrap() error { return e.cause }
 
 // lead is one term: read the ledger, listen, decide.
-func (s *Service) lead(ctx context.Context, l *ledger, nodes *bus.KV) error {
+func (s *Service) lead(ctx context.Context, l *ledger, nodes *kv.Bucket) error {
 	began := time.Now()
 	marked, err := l.mark.read(ctx)
 	if err != nil {
@@ -132,7 +134,7 @@ func (s *Service) lead(ctx context.Context, l *ledger, nodes *bus.KV) error {
 }
 
 // listen fills the inbox. stop, which is there even after an error, returns when nothing more comes; ctx has ended then.
-func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop func(), err error) {
+func (s *Service) listen(ctx context.Context, r *reign, nodes *kv.Bucket) (stop func(), err error) {
 	nc := s.cfg.Bus.Conn()
 	var subs []*nats.Subscription
 	watchedCh := make(chan struct{})
@@ -166,16 +168,16 @@ func (s *Service) listen(ctx context.Context, r *reign, nodes *bus.KV) (stop fun
 	return stop, nc.Publish(bus.NodeAsk(""), nil)
 }
 
-func (s *Service) hearLease(in *inbox, ev bus.Event) {
+func (s *Service) hearLease(in *inbox, ev kv.Event) {
 	news := &leaseNews{}
 	switch ev.Kind {
-	case bus.EventComplete:
+	case kv.EventComplete:
 		news.all = true
-	case bus.EventDelete:
+	case kv.EventDelete:
 		news.gone = ev.Key[len(protocol.LeaseKey("")):]
-	case bus.EventPut:
+	case kv.EventPut:
 		news.report = new(protocol.Report)
-		if err := bus.Unmarshal(ev.Value, news.report); err != nil || protocol.LeaseKey(news.report.Node) != ev.Key {
+		if err := wire.Unmarshal(ev.Value, news.report); err != nil || protocol.LeaseKey(news.report.Node) != ev.Key {
 			s.cfg.Logger.Warn("placement: a node's lease cannot be read", "key", ev.Key, "error", err)
 			return
 		}
@@ -185,7 +187,7 @@ func (s *Service) hearLease(in *inbox, ev bus.Event) {
 
 func (s *Service) hearBeat(in *inbox, m *nats.Msg) {
 	beat := new(protocol.Heartbeat)
-	if err := bus.Unmarshal(m.Data, beat); err != nil || bus.NodeBeat(beat.Node) != m.Subject {
+	if err := wire.Unmarshal(m.Data, beat); err != nil || bus.NodeBeat(beat.Node) != m.Subject {
 		s.cfg.Logger.Warn("placement: a heartbeat cannot be read", "subject", m.Subject, "error", err)
 		return
 	}
@@ -198,7 +200,7 @@ func (s *Service) hearRequest(r *reign, m *nats.Msg) {
 		return // nobody waits for an answer
 	}
 	c := &call{reply: m.Reply, namespace: bus.PlacementRequester(m.Subject)}
-	err := bus.Unmarshal(m.Data, &c.message)
+	err := wire.Unmarshal(m.Data, &c.message)
 	if err == nil && len(c.message.Request) > 0 {
 		c.request, c.err = decodeRequest(c.message.Request)
 		c.digest = digest(c.message.Request)
@@ -247,10 +249,10 @@ func (s *Service) loop(ctx context.Context, r *reign) error {
 // send answers a call. An answer that is lost is asked for again.
 func (r *reign) send(c *call, a *answer) []byte {
 	a.Seq, a.Attempt, a.Epoch, a.Now = c.Seq, c.Attempt, r.ledger.term.Epoch(), r.termTime(time.Now())
-	data, err := bus.Marshal(a)
+	data, err := wire.Marshal(a)
 	if err != nil {
 		a = &answer{Seq: a.Seq, Attempt: a.Attempt, Epoch: a.Epoch, Now: a.Now, Kind: answerFailed, Error: toWire(err)}
-		data, _ = bus.Marshal(a) // an error and four numbers
+		data, _ = wire.Marshal(a) // an error and four numbers
 	}
 	r.publish(c.reply, data)
 	return data

@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 	"troupe/placement/planner"
 )
@@ -47,14 +48,14 @@ type message struct {
 	Epoch uint64 `msgpack:"epoch"`
 	Until int64  `msgpack:"until"`
 
-	Request bus.Raw `msgpack:"request,omitempty"` // wireRequest, of reserve and explain
-	Try     bool    `msgpack:"try,omitempty"`     // grant it at once or not at all
-	Waited  int64   `msgpack:"waited,omitempty"`  // microseconds since the client first asked
-	ID      string  `msgpack:"id,omitempty"`      // of a release; of a page, the last one of the page before
-	Token   uint64  `msgpack:"token,omitempty"`
-	Call    uint64  `msgpack:"call,omitempty"` // of a withdrawal: the reserve that it ends
-	Rules   *Rules  `msgpack:"rules,omitempty"`
-	Cordon  *Cordon `msgpack:"cordon,omitempty"`
+	Request wire.Raw `msgpack:"request,omitempty"` // wireRequest, of reserve and explain
+	Try     bool     `msgpack:"try,omitempty"`     // grant it at once or not at all
+	Waited  int64    `msgpack:"waited,omitempty"`  // microseconds since the client first asked
+	ID      string   `msgpack:"id,omitempty"`      // of a release; of a page, the last one of the page before
+	Token   uint64   `msgpack:"token,omitempty"`
+	Call    uint64   `msgpack:"call,omitempty"` // of a withdrawal: the reserve that it ends
+	Rules   *Rules   `msgpack:"rules,omitempty"`
+	Cordon  *Cordon  `msgpack:"cordon,omitempty"`
 
 	Held []Holding `msgpack:"held,omitempty"` // of a confirmation
 }
@@ -70,7 +71,7 @@ type bundleRun struct {
 	Bundle Bundle `msgpack:"bundle"`
 }
 
-func encodeRequest(r Request) (bus.Raw, error) {
+func encodeRequest(r Request) (wire.Raw, error) {
 	if err := r.CheckSize(); err != nil {
 		return nil, err
 	}
@@ -83,12 +84,12 @@ func encodeRequest(r Request) (bus.Raw, error) {
 		w.Runs = append(w.Runs, bundleRun{1, r.Bundles[i]})
 	}
 	w.Bundles = nil
-	return bus.Marshal(w)
+	return wire.Marshal(w)
 }
 
-func decodeRequest(raw bus.Raw) (Request, error) {
+func decodeRequest(raw wire.Raw) (Request, error) {
 	var w wireRequest
-	if err := bus.UnmarshalWith(raw, &w, bus.UnmarshalOptions{Strict: true}); err != nil {
+	if err := wire.UnmarshalWith(raw, &w, wire.UnmarshalOptions{Strict: true}); err != nil {
 		return Request{}, err
 	}
 	total := 0
@@ -108,7 +109,7 @@ func decodeRequest(raw bus.Raw) (Request, error) {
 }
 
 // digest tells whether two requests under one id ask for the same.
-func digest(raw bus.Raw) uint64 {
+func digest(raw wire.Raw) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write(raw) // never fails
 	return h.Sum64()
@@ -133,7 +134,7 @@ type answer struct {
 	Now     int64      `msgpack:"now"` // microseconds of the term
 
 	Error       *wireError    `msgpack:"error,omitempty"`
-	Record      bus.Raw       `msgpack:"record,omitempty"` // stored
+	Record      wire.Raw      `msgpack:"record,omitempty"` // stored
 	Token       uint64        `msgpack:"token,omitempty"`
 	Wait        *planner.Wait `msgpack:"wait,omitempty"`
 	Position    int           `msgpack:"position,omitempty"`

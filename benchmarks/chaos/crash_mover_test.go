@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -98,7 +99,7 @@ func (v *mover) putSome(ctx context.Context, rng *rand.Rand) {
 	for range 1 + rng.IntN(4) {
 		v.put++
 		id := "i" + strconv.Itoa(v.put)
-		body, _ := bus.Marshal(v.put) // a number
+		body, _ := wire.Marshal(v.put) // a number
 		items = append(items, pipeline.Item{ID: id, Body: body})
 		v.mu.Lock()
 		v.poison[id] = rng.IntN(3) == 0

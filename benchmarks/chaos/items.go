@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -39,7 +40,7 @@ func (s *Items) Produce(ctx context.Context) {
 		id := fmt.Sprintf("i%d", s.next)
 		s.puts[id] = false
 		s.mu.Unlock()
-		body, _ := bus.Marshal(id) // text
+		body, _ := wire.Marshal(id) // text
 		putting, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		err := s.producer.Put(putting, "in", pipeline.Item{ID: id, Body: body})
 		cancel()

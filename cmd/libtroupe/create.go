@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/placement"
 	"troupe/placement/planner"
@@ -19,7 +20,7 @@ type specRequest struct {
 	Class        string        `msgpack:"class"`
 	World        int           `msgpack:"world"` // 0: as many as Mapping has places for
 	Mesh         dispatch.Mesh `msgpack:"mesh"`
-	Config       bus.Raw       `msgpack:"config"`
+	Config       wire.Raw      `msgpack:"config"`
 	Ordered      bool          `msgpack:"ordered"`
 	Detached     bool          `msgpack:"detached"`
 	QueueLimit   int           `msgpack:"queue_limit"`

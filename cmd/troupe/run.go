@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/pipeline"
 	"troupe/placement"
@@ -189,7 +190,7 @@ func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
 	if r.Config != nil {
 		args = append(args, r.Config)
 	}
-	body, err := bus.Marshal([]any{args, nil})
+	body, err := wire.Marshal([]any{args, nil})
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "config: %w", err)
 	}

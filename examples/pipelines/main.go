@@ -18,6 +18,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 	"troupe/roles"
 )
@@ -106,13 +107,13 @@ func train(_ context.Context, group []pipeline.Item) ([]pipeline.Out, error) {
 	var sum float64
 	for _, it := range group {
 		var s sample
-		if err := bus.Unmarshal(it.Body, &s); err != nil {
+		if err := wire.Unmarshal(it.Body, &s); err != nil {
 			return nil, err
 		}
 		sum += s.Reward
 	}
 	policy.Add(int64(10 + 5*sum/float64(len(group))))
-	body, err := bus.Marshal(sum / float64(len(group)))
+	body, err := wire.Marshal(sum / float64(len(group)))
 	return []pipeline.Out{{Item: pipeline.Item{Body: body}}}, err
 }
 
@@ -170,7 +171,7 @@ func run(ctx context.Context) error {
 	}
 	defer func() { _ = p.Close(ctx) }()
 	for i := range prompts {
-		body, err := bus.Marshal(i)
+		body, err := wire.Marshal(i)
 		if err != nil {
 			return err
 		}
