@@ -109,7 +109,7 @@ func planLarge(each func(PlacementResult) error) error {
 	if err != nil {
 		return err
 	}
-	book, err := planner.NewBook(planner.Snapshot{Now: time.Now(), Nodes: placement.NodesOf(reports)})
+	book, err := planner.New(planner.Snapshot{Now: time.Now(), Nodes: placement.NodesFromReports(reports)})
 	if err != nil {
 		return err
 	}

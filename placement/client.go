@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	firstRetry    = 250 * time.Millisecond // a message that is not answered is sent again after this; doubled up to renewEvery
-	absentPause   = 25 * time.Millisecond  // nobody leads: look again soon
-	clientTimeout = 10 * time.Second       // of a call whose context has no deadline, but for Reserve, which waits
-	lastActs      = 3 * time.Second        // of a withdrawal, whose own context has ended
+	initialRetry    = 250 * time.Millisecond // a message that is not answered is sent again after this; doubled up to renewEvery
+	noLeaderPause   = 25 * time.Millisecond  // nobody leads: look again soon
+	clientTimeout   = 10 * time.Second       // of a call whose context has no deadline, but for Reserve, which waits
+	withdrawTimeout = 3 * time.Second        // of a withdrawal, whose own context has ended
 )
 
 // Client asks the placement service. It is safe for concurrent use.
@@ -36,20 +36,20 @@ type Client struct {
 	replies   [8]string // the subjects of answers
 	sub       *nats.Subscription
 
-	mu     sync.Mutex // guards what follows
-	seq    uint64
-	floor  uint64 // every call up to this one is over
-	open   map[uint64]*pending
-	epoch  uint64    // of the leader that answered last
-	base   time.Time // when its term began, by our clock
-	heard  time.Time // when it last answered
-	closed bool
+	mu         sync.Mutex // guards what follows
+	seq        uint64
+	floor      uint64 // every call up to this one is over
+	open       map[uint64]*pendingCall
+	epoch      uint64    // of the leader that answered last
+	termStart  time.Time // when its term began, by our clock
+	lastAnswer time.Time // when it last answered
+	closed     bool
 }
 
 // pending is a call that waits for its answer.
-type pending struct {
-	answerCh chan *answer
-	absentCh chan struct{} // nobody took the message
+type pendingCall struct {
+	answerCh   chan *answer
+	noLeaderCh chan struct{} // nobody took the message
 }
 
 // NewClient is a client that works in a namespace, or with an empty one an operator, who works for all of them. The
@@ -60,12 +60,12 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{b: b, namespace: namespace, session: nuid.Next(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pending{}}
+	c := &Client{b: b, namespace: namespace, session: nuid.Next(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pendingCall{}}
 	reply := bus.PlacementReply(namespace, c.session) + "."
 	for i := range c.replies {
 		c.replies[i] = reply + strconv.Itoa(i)
 	}
-	sub, err := b.Conn().Subscribe(reply+"*", bus.GuardMsg(c.hear))
+	sub, err := b.Conn().Subscribe(reply+"*", bus.GuardMsg(c.handleAnswer))
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeClosed, "placement client: %w", err)
 	}
@@ -86,9 +86,9 @@ func (c *Client) Close() {
 }
 
 // hear hands an answer to its call. One that comes for a call that is over is dropped.
-func (c *Client) hear(m *nats.Msg) {
+func (c *Client) handleAnswer(m *nats.Msg) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		c.hearNobody(m.Subject)
+		c.handleNoResponders(m.Subject)
 		return
 	}
 	a := new(answer)
@@ -100,9 +100,9 @@ func (c *Client) hear(m *nats.Msg) {
 	defer c.mu.Unlock()
 	// Epochs go back where the ledger has lost its end. A leader that has been followed does not answer, and what was held up
 	// on its way does no harm: the leader says hello again.
-	if a.Epoch >= c.epoch || now.Sub(c.heard) > freshFor {
+	if a.Epoch >= c.epoch || now.Sub(c.lastAnswer) > messageTTL {
 		// The answer was on its way for a while, so the term is older than this: what we stamp counts rather too short.
-		c.epoch, c.base, c.heard = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond), now
+		c.epoch, c.termStart, c.lastAnswer = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond), now
 	}
 	if p := c.open[a.Seq]; p != nil {
 		select {
@@ -113,12 +113,12 @@ func (c *Client) hear(m *nats.Msg) {
 }
 
 // hearNobody wakes the calls of which one found nobody to take it. The others look again a little early.
-func (c *Client) hearNobody(subject string) {
+func (c *Client) handleNoResponders(subject string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for seq, p := range c.open {
 		if c.replyTo(seq) == subject {
-			wake(p.absentCh)
+			wake(p.noLeaderCh)
 		}
 	}
 }
@@ -134,20 +134,20 @@ func wake(ch chan struct{}) {
 }
 
 // begin opens a call.
-func (c *Client) begin() (uint64, *pending, error) {
+func (c *Client) openCall() (uint64, *pendingCall, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return 0, nil, bus.Errorf(bus.CodeClosed, "the placement client is closed")
 	}
 	c.seq++
-	p := &pending{answerCh: make(chan *answer, 8), absentCh: make(chan struct{}, 1)}
+	p := &pendingCall{answerCh: make(chan *answer, 8), noLeaderCh: make(chan struct{}, 1)}
 	c.open[c.seq] = p
 	return c.seq, p, nil
 }
 
 // end closes a call.
-func (c *Client) end(seq uint64) {
+func (c *Client) closeCall(seq uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.open, seq)
@@ -158,33 +158,33 @@ func (c *Client) end(seq uint64) {
 
 // stamp says which leader a message is for and until when it counts: no longer than its client waits.
 func (c *Client) stamp(m *message, deadline time.Time) {
-	until := time.Now().Add(freshFor)
+	until := time.Now().Add(messageTTL)
 	if !deadline.IsZero() && deadline.Before(until) {
 		until = deadline
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m.Floor, m.Epoch, m.Until = c.floor, c.epoch, until.Sub(c.base).Microseconds()
+	m.Floor, m.Epoch, m.Until = c.floor, c.epoch, until.Sub(c.termStart).Microseconds()
 }
 
 // do makes a call. waits, if any, is told each time the service says that the request waits.
-func (c *Client) do(ctx context.Context, m *message, waits func(*answer)) (*answer, error) {
-	seq, p, err := c.begin()
+func (c *Client) call(ctx context.Context, m *message, waits func(*answer)) (*answer, error) {
+	seq, p, err := c.openCall()
 	if err != nil {
 		return nil, err
 	}
-	defer c.end(seq)
+	defer c.closeCall(seq)
 	m.Session, m.Seq = c.session, seq
-	return c.persist(ctx, m, p, waits)
+	return c.sendUntilAnswered(ctx, m, p, waits)
 }
 
 // persist sends until there is an answer.
-func (c *Client) persist(ctx context.Context, m *message, p *pending, waits func(*answer)) (*answer, error) {
+func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCall, waits func(*answer)) (*answer, error) {
 	began := time.Now()
 	deadline, _ := ctx.Deadline()
-	retry := time.NewTimer(firstRetry)
+	retry := time.NewTimer(initialRetry)
 	defer retry.Stop()
-	pause, queued := firstRetry, false
+	pause, queued := initialRetry, false
 	for {
 		if m.Attempt++; m.Attempt > 1 && m.Verb == verbReserve {
 			m.Waited = time.Since(began).Microseconds()
@@ -197,7 +197,7 @@ func (c *Client) persist(ctx context.Context, m *message, p *pending, waits func
 		if !queued {
 			pause = min(2*pause, renewEvery)
 		}
-		a, err := c.await(ctx, m, p, retry.C, func(a *answer) {
+		a, err := c.awaitAnswer(ctx, m, p, retry.C, func(a *answer) {
 			queued, pause = true, renewEvery
 			retry.Reset(renewEvery)
 			if waits != nil {
@@ -216,7 +216,7 @@ func (c *Client) publish(m *message) error {
 		return err
 	}
 	if limit := c.b.Conn().MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		return &RequestError{Problem: planner.ErrTooManyBundles, Wrong: fmt.Sprintf("a request of %d bytes is too large", len(data)), Exists: fmt.Sprintf("the server takes %d", limit)}
+		return &RequestError{Problem: planner.ErrTooManyBundles, Detail: fmt.Sprintf("a request of %d bytes is too large", len(data)), Hint: fmt.Sprintf("the server takes %d", limit)}
 	}
 	err = c.b.Conn().PublishRequest(c.subject, c.replyTo(m.Seq), data)
 	if errors.Is(err, nats.ErrConnectionClosed) {
@@ -226,32 +226,32 @@ func (c *Client) publish(m *message) error {
 }
 
 // await returns the last answer of the call, or nothing when it is time to send the message again.
-func (c *Client) await(ctx context.Context, m *message, p *pending, retryCh <-chan time.Time, waits func(*answer)) (*answer, error) {
+func (c *Client) awaitAnswer(ctx context.Context, m *message, p *pendingCall, retryCh <-chan time.Time, waits func(*answer)) (*answer, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-retryCh:
 			return nil, nil
-		case <-p.absentCh:
+		case <-p.noLeaderCh:
 			select {
-			case <-time.After(absentPause):
+			case <-time.After(noLeaderPause):
 				return nil, nil
 			case a, ok := <-p.answerCh: // from one that has just gone
-				if over, err := c.judge(a, ok, m); over || err != nil {
+				if over, err := c.isFinal(a, ok, m); over || err != nil {
 					return a, err
 				}
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
 		case a, ok := <-p.answerCh:
-			over, err := c.judge(a, ok, m)
+			over, err := c.isFinal(a, ok, m)
 			switch {
 			case over || err != nil:
 				return a, err
 			case a.Kind == answerWaits && a.Epoch == m.Epoch:
 				waits(a)
-			case a.Kind == answerHello && a.Attempt == m.Attempt:
+			case a.Kind == answerResync && a.Attempt == m.Attempt:
 				return nil, nil
 			}
 		}
@@ -260,7 +260,7 @@ func (c *Client) await(ctx context.Context, m *message, p *pending, retryCh <-ch
 
 // judge reports whether an answer ends its call. A refusal of a leader that has been followed by another is none: the
 // other may grant.
-func (c *Client) judge(a *answer, ok bool, m *message) (over bool, err error) {
+func (c *Client) isFinal(a *answer, ok bool, m *message) (over bool, err error) {
 	switch {
 	case !ok:
 		return false, bus.Errorf(bus.CodeClosed, "the placement client is closed")
@@ -270,13 +270,13 @@ func (c *Client) judge(a *answer, ok bool, m *message) (over bool, err error) {
 		if a.Error == nil {
 			return true, bus.Errorf(bus.CodeMalformed, "the placement service failed without a word")
 		}
-		return true, a.Error.err()
+		return true, a.Error.decode()
 	}
 	return false, nil
 }
 
 // bounded gives a call without a deadline one.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
 	}
@@ -284,7 +284,7 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 }
 
 // named fills in what a request need not say. The id makes the reservation findable when the answer is lost.
-func (c *Client) named(r Request) Request {
+func (c *Client) withDefaults(r Request) Request {
 	r.ID = cmp.Or(r.ID, nuid.Next())
 	r.Namespace = cmp.Or(r.Namespace, c.namespace)
 	return r
@@ -298,14 +298,14 @@ func (c *Client) named(r Request) Request {
 // memory. A request without an id gets one. A client that gives up takes its request back; if even that could not be
 // told to anybody, the error matches bus.ErrOutcomeUnknown, and the reservation may be found by its id.
 func (c *Client) Reserve(ctx context.Context, r Request) (Record, error) {
-	return c.reserve(ctx, c.named(r), false)
+	return c.reserve(ctx, c.withDefaults(r), false)
 }
 
 // TryReserve is Reserve without waiting: what is not free now is a *NoCapacityError that says what it would wait for.
 func (c *Client) TryReserve(ctx context.Context, r Request) (Record, error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	return c.reserve(ctx, c.named(r), true)
+	return c.reserve(ctx, c.withDefaults(r), true)
 }
 
 // reserve asks, and asks again after a grant that has ended before we heard of it.
@@ -323,29 +323,29 @@ func (c *Client) reserve(ctx context.Context, r Request, try bool) (Record, erro
 }
 
 func (c *Client) reserveOnce(ctx context.Context, id string, raw wire.Raw, try bool) (Record, error) {
-	seq, p, err := c.begin()
+	seq, p, err := c.openCall()
 	if err != nil {
 		return Record{}, err
 	}
-	defer c.end(seq)
+	defer c.closeCall(seq)
 	m := &message{Session: c.session, Seq: seq, Verb: verbReserve, Request: raw, Try: try}
 	var last *planner.Wait
-	a, err := c.persist(ctx, m, p, func(a *answer) { last = a.Wait })
+	a, err := c.sendUntilAnswered(ctx, m, p, func(a *answer) { last = a.Wait })
 	if err == nil {
 		return a.record()
 	}
 	if a != nil || ctx.Err() == nil {
 		return Record{}, err // the service has refused it, or nothing was sent
 	}
-	return Record{}, c.giveUp(ctx, id, seq, last)
+	return Record{}, c.withdraw(ctx, id, seq, last)
 }
 
 // giveUp withdraws a request whose client does not wait any longer.
-func (c *Client) giveUp(ctx context.Context, id string, seq uint64, last *planner.Wait) error {
+func (c *Client) withdraw(ctx context.Context, id string, seq uint64, last *planner.Wait) error {
 	cause := context.Cause(ctx)
-	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	if _, err := c.do(final, &message{Verb: verbWithdraw, ID: id, Call: seq}, nil); err != nil {
+	if _, err := c.call(final, &message{Verb: verbWithdraw, ID: id, Call: seq}, nil); err != nil {
 		return bus.Errorf(bus.CodeOutcomeUnknown, "reservation %s: %w, and the placement service cannot be told; if it is granted all the same, it is found and released by its id", id, cause)
 	}
 	return &WaitError{ID: id, Wait: last, cause: cause}
@@ -353,7 +353,7 @@ func (c *Client) giveUp(ctx context.Context, id string, seq uint64, last *planne
 
 // record is the reservation of an answer.
 func (a *answer) record() (Record, error) {
-	var s stored
+	var s storedRecord
 	if err := wire.Unmarshal(a.Record, &s); err != nil {
 		return Record{}, err
 	}

@@ -12,26 +12,26 @@ import (
 )
 
 const (
-	ledgerBucket = "troupe_ledger"
-	markBucket   = "troupe_ledger_mark"
+	ledgerBucket    = "troupe_ledger"
+	watermarkBucket = "troupe_ledger_mark"
 
-	defaultLead     = 2 * time.Second
-	defaultLease    = 15 * time.Second
-	defaultSilence  = 5 * time.Second
-	defaultGrace    = 30 * time.Second
-	defaultLedger   = 256 << 20
-	leaseBytes      = 1 << 20         // of the bucket with the lease of the lead
-	freshFor        = 4 * time.Second // how long a message of a client counts after it was sent
-	sessionTTL      = 4 * freshFor    // of a client that is not heard any more
-	renewEvery      = time.Second     // a client that waits says so
-	queueTTL        = 5 * renewEvery  // one that does not is forgotten
-	tickEvery       = 100 * time.Millisecond
-	askEvery        = 250 * time.Millisecond // a node that does not report, or runs what has ended
-	verifyMost      = time.Minute            // for how long a device that is being seen to be empty is counted on
-	inboxLimit      = 1 << 16                // messages that wait for the loop; beyond them clients are told to come back
-	pageBytes       = 256 << 10
-	maxReasonsTold  = 256
-	standAgainPause = 200 * time.Millisecond
+	defaultLead        = 2 * time.Second
+	defaultLease       = 15 * time.Second
+	defaultSilence     = 5 * time.Second
+	defaultGrace       = 30 * time.Second
+	defaultLedger      = 256 << 20
+	leaseBytes         = 1 << 20         // of the bucket with the lease of the lead
+	messageTTL         = 4 * time.Second // how long a message of a client counts after it was sent
+	sessionTTL         = 4 * messageTTL  // of a client that is not heard any more
+	renewEvery         = time.Second     // a client that waits says so
+	queueTTL           = 5 * renewEvery  // one that does not is forgotten
+	tickEvery          = 100 * time.Millisecond
+	reportRequestEvery = 250 * time.Millisecond // a node that does not report, or runs what has ended
+	maxVerification    = time.Minute            // for how long a device that is being seen to be empty is counted on
+	maxInputs          = 1 << 16                // messages that wait for the loop; beyond them clients are told to come back
+	pageBytes          = 256 << 10
+	maxListed          = 256
+	campaignPause      = 200 * time.Millisecond
 )
 
 // Config is a placement service. Several may run; one of them leads.
@@ -108,7 +108,7 @@ func (r Rules) check() error {
 			errs = append(errs, err)
 		}
 		if quota < 0 {
-			errs = append(errs, &RequestError{Problem: planner.ErrBadShare, Wrong: fmt.Sprintf("namespace %q has a quota of %s devices", namespace, quota), Exists: "a quota must not be negative"})
+			errs = append(errs, &RequestError{Problem: planner.ErrBadShare, Detail: fmt.Sprintf("namespace %q has a quota of %s devices", namespace, quota), Hint: "a quota must not be negative"})
 		}
 	}
 	if r.Grace < 0 {

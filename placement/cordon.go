@@ -37,7 +37,7 @@ func (c Cordon) String() string {
 }
 
 // place is what is closed, in words.
-func (c Cordon) place() string {
+func (c Cordon) target() string {
 	if c.Device == "" {
 		return "node " + c.Node
 	}
@@ -50,7 +50,7 @@ type cordons map[string]Cordon
 func cordonKey(node string) string { return "cordon." + node }
 
 // words is the cordon of a device, or with an empty one of the node; empty if there is none.
-func (c cordons) words(device string) string {
+func (c cordons) describe(device string) string {
 	if one, closed := c[device]; closed {
 		return one.String()
 	}
@@ -88,13 +88,13 @@ func decodeCordons(value []byte) (cordons, error) {
 
 // setCordon closes something, or opens it again, for good. Only operators may. Closing what is closed changes who and
 // why, not since when; opening what is open changes nothing.
-func (r *reign) setCordon(c *call, closed bool, now time.Time) {
-	one, err := r.cordonOf(c)
+func (t *leaderTerm) handleCordon(c *call, closed bool, now time.Time) {
+	one, err := t.parseCordon(c)
 	if err != nil {
-		r.finishErr(c, err)
+		t.answerErr(c, err)
 		return
 	}
-	before := r.roster.cordons[one.Node]
+	before := t.nodes.cordons[one.Node]
 	old, was := before[one.Device]
 	after := maps.Clone(before)
 	if after == nil {
@@ -108,70 +108,70 @@ func (r *reign) setCordon(c *call, closed bool, now time.Time) {
 		}
 		after[one.Device], done.Cordon = one, &one
 	case !was:
-		r.finish(c, &answer{Kind: answerDone})
+		t.answerCall(c, &answer{Kind: answerDone})
 		return
 	default:
 		delete(after, one.Device)
 	}
 	value, err := after.encode()
 	if err != nil {
-		r.finishErr(c, err)
+		t.answerErr(c, err)
 		return
 	}
-	r.close(one.Node, after)
-	r.round.put(cordonKey(one.Node), value, func(uint64, time.Time) { r.finish(c, done) }, func(err error) {
-		r.close(one.Node, before)
-		r.finishErr(c, err)
+	t.applyCordons(one.Node, after)
+	t.round.put(cordonKey(one.Node), value, func(uint64, time.Time) { t.answerCall(c, done) }, func(err error) {
+		t.applyCordons(one.Node, before)
+		t.answerErr(c, err)
 	})
 }
 
 // close makes the cordons of a node count, from now on: what is granted in the same round is written with them.
-func (r *reign) close(node string, all cordons) {
-	r.roster.cordons[node] = all
+func (t *leaderTerm) applyCordons(node string, all cordons) {
+	t.nodes.cordons[node] = all
 	if len(all) == 0 {
-		delete(r.roster.cordons, node)
+		delete(t.nodes.cordons, node)
 	}
-	if m := r.roster.members[node]; m != nil {
-		m.cordons, m.changed = all, true
-		r.tellBook(m)
+	if n := t.nodes.byName[node]; n != nil {
+		n.cordons, n.changed = all, true
+		t.syncPlanner(n)
 	}
-	r.dirty = r.dirty || len(r.queue) > 0
+	t.needsSchedule = t.needsSchedule || len(t.queue) > 0
 }
 
 // cordonOf is what a call wants to close or open, with its device by UUID.
-func (r *reign) cordonOf(c *call) (Cordon, error) {
+func (t *leaderTerm) parseCordon(c *call) (Cordon, error) {
 	if c.namespace != "" || c.Cordon == nil {
 		return Cordon{}, bus.Errorf(bus.CodeRefused, "nodes are cordoned by an operator, not from within namespace %q", c.namespace)
 	}
 	one := *c.Cordon
-	m, known := r.roster.members[one.Node]
-	if _, closed := r.roster.cordons[one.Node]; !known && !closed {
-		return one, &RequestError{Problem: planner.ErrUnknownNode, Wrong: fmt.Sprintf("node %q is unknown", text.Clip(one.Node)), Exists: r.roster.exist()}
+	n, known := t.nodes.byName[one.Node]
+	if _, closed := t.nodes.cordons[one.Node]; !known && !closed {
+		return one, &RequestError{Problem: planner.ErrUnknownNode, Detail: fmt.Sprintf("node %q is unknown", text.Clip(one.Node)), Hint: t.nodes.describeNodes()}
 	}
 	if one.Device == "" {
 		return one, nil
 	}
-	if _, closed := r.roster.cordons[one.Node][one.Device]; closed {
+	if _, closed := t.nodes.cordons[one.Node][one.Device]; closed {
 		return one, nil // though its node may be away, or it be gone from there
 	}
-	if m == nil || m.report == nil {
+	if n == nil || n.report == nil {
 		return one, bus.Errorf(bus.CodeUnavailable, "node %s has not reported its devices; cordon the whole node, or wait until it is back", one.Node)
 	}
-	devices := make([]string, len(m.report.Devices))
-	for i, d := range m.report.Devices {
+	devices := make([]string, len(n.report.Devices))
+	for i, d := range n.report.Devices {
 		if one.Device == d.UUID || one.Device == strconv.Itoa(d.Index) {
 			one.Device = d.UUID
 			return one, nil
 		}
 		devices[i] = fmt.Sprintf("%d (%s)", d.Index, d.UUID)
 	}
-	return one, &RequestError{Problem: planner.ErrUnknownDevice, Wrong: fmt.Sprintf("node %s has no device %q", one.Node, text.Clip(one.Device)), Exists: "it has " + cmp.Or(text.Join(", ", devices), "none")}
+	return one, &RequestError{Problem: planner.ErrUnknownDevice, Detail: fmt.Sprintf("node %s has no device %q", one.Node, text.Clip(one.Device)), Hint: "it has " + cmp.Or(text.Join(", ", devices), "none")}
 }
 
 // exist says which nodes there are.
-func (r *roster) exist() string {
-	if len(r.members) == 0 {
+func (t *nodeTable) describeNodes() string {
+	if len(t.byName) == 0 {
 		return "there are no nodes"
 	}
-	return "there are " + text.Join(", ", slices.Sorted(maps.Keys(r.members)))
+	return "there are " + text.Join(", ", slices.Sorted(maps.Keys(t.byName)))
 }

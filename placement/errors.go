@@ -17,7 +17,7 @@ var (
 	ErrEnded = errors.New("the reservation has ended")
 
 	// ErrLedgerDoubt is every *LedgerError: the ledger has lost something, and nothing is granted until that is resolved.
-	ErrLedgerDoubt = errors.New("the ledger cannot be trusted")
+	ErrLedgerUntrusted = errors.New("the ledger cannot be trusted")
 )
 
 // StaleTokenError refuses what was asked under another token than that of the reservation as it is now. It matches
@@ -50,7 +50,7 @@ func (e *LedgerError) Error() string {
 }
 
 // Unwrap lets errors.Is find ErrLedgerDoubt.
-func (e *LedgerError) Unwrap() error { return ErrLedgerDoubt }
+func (e *LedgerError) Unwrap() error { return ErrLedgerUntrusted }
 
 // WaitError is a request that was taken back because its client did not wait any longer. It matches the cause of that:
 // context.DeadlineExceeded, say.

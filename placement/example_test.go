@@ -40,9 +40,9 @@ func ExampleDecide() {
 }
 
 // A long-lived owner keeps a book; a refusal says what it waits for.
-func ExampleBook() {
+func ExamplePlanner() {
 	start := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
-	book, err := planner.NewBook(planner.Snapshot{Now: start, Nodes: nodes()})
+	book, err := planner.New(planner.Snapshot{Now: start, Nodes: nodes()})
 	if err != nil {
 		fmt.Println(err)
 		return

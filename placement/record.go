@@ -42,7 +42,7 @@ const (
 const recordVersion = 1
 
 // stored is a record as it is written, with what is needed to know a repeated request again.
-type stored struct {
+type storedRecord struct {
 	Version int `msgpack:"v"`
 	Record
 	Session string   `msgpack:"session,omitempty"` // the call that made it
@@ -58,14 +58,14 @@ func reservationKey(id string) string { return "reservation." + id }
 
 // encode is the record as a value of the ledger. The token of a grant is the revision it is written at, which is not
 // known yet: it is left out then, and put in when the record is rewritten.
-func (s *stored) encode() ([]byte, error) {
+func (s *storedRecord) encode() ([]byte, error) {
 	s.Version = recordVersion
 	return wire.Marshal(s)
 }
 
 // decodeRecord reads what was written at a revision.
-func decodeRecord(w written) (*stored, error) {
-	var s stored
+func decodeRecord(w pendingValue) (*storedRecord, error) {
+	var s storedRecord
 	if err := wire.Unmarshal(w.value, &s); err != nil {
 		return nil, err
 	}
@@ -79,10 +79,10 @@ func decodeRecord(w written) (*stored, error) {
 }
 
 // seat is a node's rank, which it keeps for as long as it is there or somebody has something on it.
-type seat struct {
+type storedRank struct {
 	Rank int `msgpack:"rank"`
 }
 
-func seatKey(node string) string { return "node." + node }
+func rankKey(node string) string { return "node." + node }
 
 const rulesKey = "rules"

@@ -19,7 +19,7 @@ type change struct {
 	err      error
 }
 
-func (c *change) keyedChange() keyedChange { return keyedChange{c.key, c.value} }
+func (c *change) journalChange() journalChange { return journalChange{c.key, c.value} }
 
 func newRound() *round { return &round{byKey: map[string]*change{}} }
 

@@ -57,7 +57,7 @@ type message struct {
 	Rules   *Rules   `msgpack:"rules,omitempty"`
 	Cordon  *Cordon  `msgpack:"cordon,omitempty"`
 
-	Held []Holding `msgpack:"held,omitempty"` // of a confirmation
+	Refs []ReservationRef `msgpack:"held,omitempty"` // of a confirmation
 }
 
 // wireRequest is a request with its bundles counted rather than repeated.
@@ -95,7 +95,7 @@ func decodeRequest(raw wire.Raw) (Request, error) {
 	total := 0
 	for _, run := range w.Runs {
 		if run.N < 0 || run.N > planner.MaxBundles || total > planner.MaxBundles {
-			return Request{}, &RequestError{Problem: planner.ErrTooManyBundles, Wrong: "the bundles are too many"}
+			return Request{}, &RequestError{Problem: planner.ErrTooManyBundles, Detail: "the bundles are too many"}
 		}
 		total += run.N
 	}
@@ -119,7 +119,7 @@ func digest(raw wire.Raw) uint64 {
 type answerKind string
 
 const (
-	answerHello  answerKind = "hello"  // the message did not count: this is the leader and its time, send it again
+	answerResync answerKind = "hello"  // the message did not count: this is the leader and its time, send it again
 	answerWaits  answerKind = "waits"  // the request is in the queue
 	answerDone   answerKind = "done"   // the call is over, and went well
 	answerFailed answerKind = "failed" // the call is over, and did not
@@ -146,8 +146,8 @@ type answer struct {
 	Rules       *Rules        `msgpack:"rules,omitempty"`
 	Cordon      *Cordon       `msgpack:"cordon,omitempty"` // that is there now, or was
 
-	Unknown []Holding     `msgpack:"unknown,omitempty"` // of a confirmation: what the ledger does not have
-	Ledger  *LedgerStatus `msgpack:"ledger,omitempty"`
+	Unknown []ReservationRef `msgpack:"unknown,omitempty"` // of a confirmation: what the ledger does not have
+	Ledger  *LedgerStatus    `msgpack:"ledger,omitempty"`
 }
 
 // Explanation says what would become of a request now.
@@ -195,11 +195,11 @@ type wireError struct {
 	Ledger   *LedgerError        `msgpack:"ledger,omitempty"`
 }
 
-func toWire(err error) *wireError {
+func encodeError(err error) *wireError {
 	w := &wireError{Code: codeOf(err), Message: err.Error(), Problems: problemsOf(err), Exists: errors.Is(err, ErrDuplicate), Ended: errors.Is(err, ErrEnded)}
 	if e, ok := errors.AsType[*NoCapacityError](err); ok {
 		told := *e
-		told.Reasons, told.WaitsFor = limited(e.Reasons), limited(e.WaitsFor)
+		told.Reasons, told.WaitsFor = clipList(e.Reasons), clipList(e.WaitsFor)
 		w.Capacity = &told
 	}
 	w.Quota, _ = errors.AsType[*planner.QuotaError](err)
@@ -209,7 +209,7 @@ func toWire(err error) *wireError {
 }
 
 // limited keeps an answer about thousands of nodes within one message.
-func limited[T any](list []T) []T { return list[:min(len(list), maxReasonsTold)] }
+func clipList[T any](list []T) []T { return list[:min(len(list), maxListed)] }
 
 func codeOf(err error) bus.Code {
 	switch {
@@ -223,7 +223,7 @@ func codeOf(err error) bus.Code {
 		return bus.CodeExists
 	case errors.Is(err, ErrStaleToken):
 		return bus.CodeFenced
-	case errors.Is(err, ErrLedgerDoubt):
+	case errors.Is(err, ErrLedgerUntrusted):
 		return bus.CodeUnavailable
 	}
 	return bus.CodeOf(err)
@@ -248,7 +248,7 @@ func problemsOf(err error) []RequestError {
 }
 
 // err is the error again, with the typed one inside.
-func (w *wireError) err() error {
+func (w *wireError) decode() error {
 	cause := make([]error, 0, 4)
 	for i := range w.Problems {
 		cause = append(cause, &w.Problems[i])

@@ -79,7 +79,7 @@ func explainOffline(ctx context.Context, r placement.Request, spec string) (plac
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}
 	}
-	plan, err := planner.Decide(planner.Snapshot{Nodes: placement.NodesOf(reports)}, r)
+	plan, err := planner.Decide(planner.Snapshot{Nodes: placement.NodesFromReports(reports)}, r)
 	return placement.Explanation{Plan: plan}, err
 }
 

@@ -20,10 +20,10 @@ func simNodes(nodes, devices int) []Node {
 	return all
 }
 
-func simBook(t testing.TB, nodes, devices int) *Book {
-	b, err := NewBook(Snapshot{Now: testNow, Nodes: simNodes(nodes, devices)})
+func simPlanner(t testing.TB, nodes, devices int) *Planner {
+	pl, err := New(Snapshot{Now: testNow, Nodes: simNodes(nodes, devices)})
 	require.NoError(t, err)
-	return b
+	return pl
 }
 
 var testNow = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
@@ -34,11 +34,11 @@ func BenchmarkPlanLargeGang(b *testing.B) {
 			continue
 		}
 		b.Run(string(strategy), func(b *testing.B) {
-			book := simBook(b, 4096, 8)
+			pl := simPlanner(b, 4096, 8)
 			r := Request{ID: "r", Bundles: Repeat(1024, Bundle{Devices: Wholes(8), CPUs: Wholes(8)}), Strategy: strategy}
 			b.ReportAllocs()
 			for b.Loop() {
-				if p, err := book.Plan(r); err != nil || !p.Granted {
+				if p, err := pl.Plan(r); err != nil || !p.Granted {
 					b.Fatal(p.Err(), err)
 				}
 			}
@@ -49,11 +49,11 @@ func BenchmarkPlanLargeGang(b *testing.B) {
 func BenchmarkPlanSingle(b *testing.B) {
 	for _, nodes := range []int{64, 1024, 4096} {
 		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) {
-			book := simBook(b, nodes, 8)
+			pl := simPlanner(b, nodes, 8)
 			r := Request{ID: "r", Bundles: Repeat(1, Bundle{Devices: Whole})}
 			b.ReportAllocs()
 			for b.Loop() {
-				if p, err := book.Plan(r); err != nil || !p.Granted {
+				if p, err := pl.Plan(r); err != nil || !p.Granted {
 					b.Fatal(p.Err(), err)
 				}
 			}
@@ -65,7 +65,7 @@ func BenchmarkNewBook(b *testing.B) {
 	s := Snapshot{Now: testNow, Nodes: simNodes(4096, 8)}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := NewBook(s); err != nil {
+		if _, err := New(s); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -75,18 +75,18 @@ func BenchmarkReserveRelease(b *testing.B) {
 	for _, nodes := range []int{64, 1024} {
 		for _, bundles := range []int{1, 8, 64} {
 			b.Run(fmt.Sprintf("nodes=%d/bundles=%d", nodes, bundles), func(b *testing.B) {
-				book := simBook(b, nodes, 8)
+				pl := simPlanner(b, nodes, 8)
 				r := Request{ID: "r", Bundles: Repeat(bundles, Bundle{Devices: Wholes(1)})}
 				b.ReportAllocs()
 				for b.Loop() {
-					p, err := book.Plan(r)
+					p, err := pl.Plan(r)
 					if err != nil || !p.Granted {
 						b.Fatal(p.Err(), err)
 					}
-					if err := book.Grant(p.Reservation(r, testNow)); err != nil {
+					if err := pl.Grant(p.Reservation(r, testNow)); err != nil {
 						b.Fatal(err)
 					}
-					book.Release(r.ID)
+					pl.Release(r.ID)
 				}
 			})
 		}
@@ -94,12 +94,12 @@ func BenchmarkReserveRelease(b *testing.B) {
 }
 
 // fullBook is a book in which every device is held by a reservation of its own.
-func fullBook(t testing.TB, nodes int) *Book {
-	book := simBook(t, nodes, 8)
+func fullPlanner(t testing.TB, nodes int) *Planner {
+	pl := simPlanner(t, nodes, 8)
 	for i := range 8 * nodes {
-		require.True(t, grant(t, book, Request{ID: fmt.Sprintf("r%d", i), Bundles: Repeat(1, Bundle{Devices: Whole})}, testNow))
+		require.True(t, grant(t, pl, Request{ID: fmt.Sprintf("r%d", i), Bundles: Repeat(1, Bundle{Devices: Whole})}, testNow))
 	}
-	return book
+	return pl
 }
 
 // BenchmarkRefuse is an explanation of what a request waits for, on full nodes.
@@ -107,10 +107,10 @@ func BenchmarkRefuse(b *testing.B) {
 	for _, nodes := range []int{64, 1024} {
 		for _, bundles := range []int{1, 16} {
 			b.Run(fmt.Sprintf("nodes=%d/bundles=%d", nodes, bundles), func(b *testing.B) {
-				book := fullBook(b, nodes)
+				pl := fullPlanner(b, nodes)
 				r := Request{ID: "r", Bundles: Repeat(bundles, Bundle{Devices: Wholes(8)})}
 				for b.Loop() {
-					if p, err := book.Plan(r); err != nil || p.Granted || len(p.WaitsFor) != 8*bundles {
+					if p, err := pl.Plan(r); err != nil || p.Granted || len(p.WaitsFor) != 8*bundles {
 						b.Fatal(p.Err(), err)
 					}
 				}
@@ -124,16 +124,16 @@ func BenchmarkRefuse(b *testing.B) {
 func BenchmarkSchedule(b *testing.B) {
 	for _, free := range []bool{true, false} {
 		b.Run(fmt.Sprintf("nodes=64/queue=100/fits=%v", free), func(b *testing.B) {
-			book := simBook(b, 64, 8)
+			pl := simPlanner(b, 64, 8)
 			if !free {
-				book = fullBook(b, 64)
+				pl = fullPlanner(b, 64)
 			}
 			var queue []Queued
 			for i := range 100 {
 				queue = append(queue, Queued{Admitted: true, Request: Request{ID: fmt.Sprintf("q%d", i), Bundles: Repeat(1, Bundle{Devices: Wholes(i%4 + 1)})}})
 			}
 			for b.Loop() {
-				if d := book.Schedule(queue, Policy{}); free != (len(d.Grants) == 100) {
+				if d := pl.Schedule(queue, Policy{}); free != (len(d.Grants) == 100) {
 					b.Fatal(len(d.Grants), len(d.Waits))
 				}
 			}

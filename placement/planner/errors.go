@@ -46,15 +46,15 @@ var (
 // RequestError says what is wrong with a request and what there is instead.
 type RequestError struct {
 	Problem Problem `msgpack:"problem"`
-	Wrong   string  `msgpack:"wrong"`            // what the request said, quoted
-	Exists  string  `msgpack:"exists,omitempty"` // what would have been understood, or what there is
+	Detail  string  `msgpack:"wrong"`            // what the request said, quoted
+	Hint    string  `msgpack:"exists,omitempty"` // what would have been understood, or what there is
 }
 
 func (e *RequestError) Error() string {
-	if e.Exists == "" {
-		return e.Wrong
+	if e.Hint == "" {
+		return e.Detail
 	}
-	return e.Wrong + "; " + e.Exists
+	return e.Detail + "; " + e.Hint
 }
 
 // Unwrap lets errors.Is find the Problem and ErrInvalid.

@@ -10,41 +10,41 @@ import (
 
 // gang is a request made ready for placing: its bundles by kind.
 type gang struct {
-	request  *Request
-	strategy Strategy
-	classes  []class // in the order they are placed: the hardest to place first
-	host     *held   // the reservation it is laid over, if any
-	effort   int     // what is left of the budget for searching
+	request     *Request
+	strategy    Strategy
+	kinds       []bundleKind // in the order they are placed: the hardest to place first
+	colocated   *allocation  // the reservation it is laid over, if any
+	searchSteps int          // what is left of the budget for searching
 }
 
 // class is bundles of a gang that ask for the same.
-type class struct {
+type bundleKind struct {
 	index  int // in the gang's classes
 	bundle *Bundle
 	ranks  []int // their numbers in the request, ascending
 }
 
 // classify sorts bundles by what they ask for, and stops at one kind too many.
-func classify(bundles []Bundle) []class {
-	var classes []class
+func groupByKind(bundles []Bundle) []bundleKind {
+	var kinds []bundleKind
 	for rank := range bundles {
-		if len(classes) > maxKinds {
+		if len(kinds) > maxKinds {
 			break
 		}
-		at := slices.IndexFunc(classes, func(c class) bool { return c.bundle.Equal(&bundles[rank]) })
+		at := slices.IndexFunc(kinds, func(kind bundleKind) bool { return kind.bundle.Equal(&bundles[rank]) })
 		if at < 0 {
-			at = len(classes)
-			classes = append(classes, class{bundle: &bundles[rank]})
+			at = len(kinds)
+			kinds = append(kinds, bundleKind{bundle: &bundles[rank]})
 		}
-		classes[at].ranks = append(classes[at].ranks, rank)
+		kinds[at].ranks = append(kinds[at].ranks, rank)
 	}
-	return classes
+	return kinds
 }
 
 // check finds what is wrong with the bundles of a class, all at once.
-func (c *class) check() error {
-	bundle := "bundle " + strconv.Itoa(c.ranks[0])
-	b := c.bundle
+func (kind *bundleKind) check() error {
+	bundle := "bundle " + strconv.Itoa(kind.ranks[0])
+	b := kind.bundle
 	var errs []error
 	wrong := func(what string, exists string) {
 		errs = append(errs, &RequestError{ErrBadShare, bundle + " asks for " + what, exists})
@@ -57,17 +57,17 @@ func (c *class) check() error {
 			fmt.Sprintf("the most is %s devices or CPUs and %d bytes", maxShare, int64(maxMemory)))
 	}
 	if b.Devices > Whole && b.Devices%Whole != 0 {
-		wrong(b.Devices.devices(), "more than one device is asked for in whole ones")
+		wrong(b.Devices.describeDevices(), "more than one device is asked for in whole ones")
 	}
 	return errors.Join(errs...)
 }
 
 // hardestFirst puts classes in the order in which they are placed: those that are tied to few nodes, then the large
 // ones, and last those that may span nodes, because they take whatever is left.
-func hardestFirst(classes []class) {
-	slices.SortStableFunc(classes, func(a, b class) int { return a.bundle.before(b.bundle) })
-	for i := range classes {
-		classes[i].index = i
+func hardestFirst(kinds []bundleKind) {
+	slices.SortStableFunc(kinds, func(a, b bundleKind) int { return a.bundle.before(b.bundle) })
+	for i := range kinds {
+		kinds[i].index = i
 	}
 }
 
@@ -102,14 +102,14 @@ func (g *gang) size() int {
 }
 
 // asksLike reports whether g and other ask for the same, so that where one finds no room the other will not either.
-func (g *gang) asksLike(other *gang) bool {
-	if g.host != other.host || g.strategy != other.strategy || g.request.Topology != other.request.Topology {
+func (g *gang) sameDemand(other *gang) bool {
+	if g.colocated != other.colocated || g.strategy != other.strategy || g.request.Topology != other.request.Topology {
 		return false
 	}
 	if g.request.Mapping != nil || other.request.Mapping != nil {
 		return false
 	}
-	return slices.EqualFunc(g.classes, other.classes, func(a, b class) bool {
+	return slices.EqualFunc(g.kinds, other.kinds, func(a, b bundleKind) bool {
 		return len(a.ranks) == len(b.ranks) && a.bundle.Equal(b.bundle)
 	})
 }

@@ -9,13 +9,13 @@ type layout struct {
 }
 
 func newLayout(devices []Device) *layout {
-	islands := grouped(devices, func(d *Device) int { return d.Island })
-	numas := grouped(devices, func(d *Device) int { return d.NUMA })
+	islands := groupPositions(devices, func(d *Device) int { return d.Island })
+	numas := groupPositions(devices, func(d *Device) int { return d.NUMA })
 	return &layout{islandsFirst: [][]bitset{islands, numas}, numasFirst: [][]bitset{numas, islands}}
 }
 
 // grouped is the positions of the devices for each value of key, the group of the first device first.
-func grouped(devices []Device, key func(*Device) int) []bitset {
+func groupPositions(devices []Device, key func(*Device) int) []bitset {
 	var keys []int
 	var groups []bitset
 	for pos := range devices {
@@ -31,7 +31,7 @@ func grouped(devices []Device, key func(*Device) int) []bitset {
 }
 
 // lieAlike reports whether devices have the same layout.
-func lieAlike(a, b []Device) bool {
+func sameLayout(a, b []Device) bool {
 	return slices.EqualFunc(a, b, func(x, y Device) bool { return x.NUMA == y.NUMA && x.Island == y.Island })
 }
 

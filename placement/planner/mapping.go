@@ -200,7 +200,7 @@ func (p *mappingParser) unexpected(wanted string) error {
 	}
 	return &RequestError{
 		Problem: ErrBadMapping,
-		Wrong:   fmt.Sprintf("mapping, at byte %d: found %s where %s should be", p.pos, found, wanted),
-		Exists:  mappingForms,
+		Detail:  fmt.Sprintf("mapping, at byte %d: found %s where %s should be", p.pos, found, wanted),
+		Hint:    mappingForms,
 	}
 }

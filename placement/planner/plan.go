@@ -3,6 +3,8 @@ package planner
 import (
 	"cmp"
 	"errors"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -12,44 +14,44 @@ type Plan struct {
 	Reasons []Reason `json:"reasons" msgpack:"reasons"` // of a refusal: the gang first, then node by node
 	Workers []Worker `json:"workers" msgpack:"workers"` // by rank; empty unless granted
 
-	Never    bool       `json:"never,omitempty" msgpack:"never,omitempty"`         // no release, repair or return of a node would be enough
-	WaitsFor []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // once all of these are gone, there is room
-	Unmet    string     `json:"unmet,omitempty" msgpack:"unmet,omitempty"`         // the preference for a topology that could not be met
-	Over     string     `json:"over,omitempty" msgpack:"over,omitempty"`           // the group whose devices are shared on purpose
+	Never      bool       `json:"never,omitempty" msgpack:"never,omitempty"`         // no release, repair or return of a node would be enough
+	WaitsFor   []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // once all of these are gone, there is room
+	Unmet      string     `json:"unmet,omitempty" msgpack:"unmet,omitempty"`         // the preference for a topology that could not be met
+	SharesWith string     `json:"over,omitempty" msgpack:"over,omitempty"`           // the group whose devices are shared on purpose
 }
 
 // Decide is the plan for a request in a snapshot. It depends on nothing else, and the order of the snapshot's nodes and
 // reservations makes no difference.
 func Decide(s Snapshot, r Request) (Plan, error) {
-	b, err := NewBook(s)
+	pl, err := New(s)
 	if err != nil {
 		return Plan{}, err
 	}
-	return b.Plan(r)
+	return pl.Plan(r)
 }
 
 // Plan says what would be granted now, or why nothing is. The error is a *RequestError, or several joined, for a
 // request that makes no sense; a refusal is a plan. The book is left as it was.
 //
 // A request with instances is granted if all of them are, one after the other.
-func (b *Book) Plan(r Request) (Plan, error) {
-	g, err := b.prepare(&r)
+func (pl *Planner) Plan(r Request) (Plan, error) {
+	g, err := pl.prepare(&r)
 	switch {
-	case err != nil && r.AwaitNodes && namesTheMissing(err):
-		return awaits(err.Error()), nil
+	case err != nil && r.AwaitNodes && fixableByNodes(err):
+		return awaitNodesPlan(err.Error()), nil
 	case err != nil:
 		return Plan{}, err
 	case r.PerInstance > 0:
-		return b.planInstances(&r)
+		return pl.planInstances(&r)
 	}
-	if placed, ok := b.place(g); ok {
-		return granted(placed, g), nil
+	if placement, ok := pl.place(g); ok {
+		return grantedPlan(placement, g), nil
 	}
-	return b.refuse(g)
+	return pl.refuse(g)
 }
 
 // planInstances plans the instances of a request, each beside those before it.
-func (b *Book) planInstances(r *Request) (Plan, error) {
+func (pl *Planner) planInstances(r *Request) (Plan, error) {
 	instances, err := r.Instances()
 	if err != nil {
 		return Plan{}, err
@@ -58,22 +60,22 @@ func (b *Book) planInstances(r *Request) (Plan, error) {
 	var trial []string
 	defer func() {
 		for _, id := range trial {
-			b.Release(id)
+			pl.Release(id)
 		}
 	}()
 	for _, one := range instances {
-		plan, err := b.Plan(one)
+		plan, err := pl.Plan(one)
 		if err != nil || !plan.Granted {
 			return plan, err
 		}
 		one.ID += " (of this request)" // no name that a reservation may have
-		if err := b.Grant(plan.Reservation(one, b.Now)); err != nil {
+		if err := pl.Grant(plan.Reservation(one, pl.Now)); err != nil {
 			return Plan{}, err
 		}
-		b.byName[one.ID].trial = true
+		pl.byReservation[one.ID].tentative = true
 		trial = append(trial, one.ID)
 		all.Workers = append(all.Workers, plan.Workers...)
-		all.Over, all.Unmet = plan.Over, cmp.Or(all.Unmet, plan.Unmet)
+		all.SharesWith, all.Unmet = plan.SharesWith, cmp.Or(all.Unmet, plan.Unmet)
 	}
 	return all, nil
 }
@@ -81,13 +83,13 @@ func (b *Book) planInstances(r *Request) (Plan, error) {
 // Reservation is the granted plan of r as it goes into the book and the ledger.
 func (p Plan) Reservation(r Request, since time.Time) Reservation {
 	return Reservation{
-		ID:        r.ID,
-		Namespace: r.Namespace,
-		Holder:    r.Holder,
-		Priority:  r.Priority,
-		Since:     since,
-		Workers:   p.Workers,
-		Over:      p.Over,
+		ID:         r.ID,
+		Namespace:  r.Namespace,
+		Holder:     r.Holder,
+		Priority:   r.Priority,
+		Since:      since,
+		Workers:    p.Workers,
+		SharesWith: p.SharesWith,
 	}
 }
 
@@ -100,68 +102,68 @@ func (p Plan) Err() error {
 }
 
 // placed is a whole gang in its place.
-type placed struct {
+type gangPlacement struct {
 	workers []Worker
 	unmet   string
 }
 
-func granted(p placed, g *gang) Plan {
+func grantedPlan(p gangPlacement, g *gang) Plan {
 	plan := Plan{Granted: true, Reasons: []Reason{}, Workers: p.workers, Unmet: p.unmet}
-	if g.host != nil {
-		plan.Over = g.host.group()
+	if g.colocated != nil {
+		plan.SharesWith = g.colocated.groupName()
 	}
 	return plan
 }
 
 // refusal is plan with the lists that JSON readers expect.
-func refusal(plan Plan) Plan {
+func refusedPlan(plan Plan) Plan {
 	plan.Workers = []Worker{}
 	return plan
 }
 
 // awaits is the refusal of a request that waits for the nodes it is short of.
-func awaits(why string) Plan {
-	return refusal(Plan{Reasons: []Reason{{Code: ReasonAwaitsNodes, Text: "it waits for more nodes: " + why}}})
+func awaitNodesPlan(why string) Plan {
+	return refusedPlan(Plan{Reasons: []Reason{{Code: ReasonAwaitsNodes, Text: "it waits for more nodes: " + why}}})
 }
 
 // refuse says why g finds no room: never, or not before certain obstacles are gone.
-func (b *Book) refuse(g *gang) (Plan, error) {
-	outlook, possible := b.outlook(g, scope{})
+func (pl *Planner) refuse(g *gang) (Plan, error) {
+	analysis, possible := pl.analyzeWait(g, analysisScope{})
 	if possible {
-		return refusal(Plan{Reasons: b.reasons(g), WaitsFor: outlook.waitsFor()}), nil
+		return refusedPlan(Plan{Reasons: pl.reasons(g), WaitsFor: analysis.waitsFor()}), nil
 	}
-	err := b.checkInventory(g)
+	err := pl.checkInventory(g)
 	switch {
 	case g.request.AwaitNodes && err != nil:
-		return awaits(err.Error()), nil
+		return awaitNodesPlan(err.Error()), nil
 	case g.request.AwaitNodes:
-		return awaits(outlook.reasons[0].Text), nil
+		return awaitNodesPlan(analysis.reasons[0].Text), nil
 	case err != nil:
 		return Plan{}, err
 	}
-	return refusal(Plan{Never: true, Reasons: outlook.reasons}), nil
+	return refusedPlan(Plan{Never: true, Reasons: analysis.reasons}), nil
 }
 
 // prepare makes a request ready for placing, or says everything that is wrong with it.
-func (b *Book) prepare(r *Request) (*gang, error) {
+func (pl *Planner) prepare(r *Request) (*gang, error) {
 	if err := r.CheckSize(); err != nil {
 		return nil, err
 	}
-	g := &gang{request: r, strategy: cmp.Or(r.Strategy, Pack), classes: classify(r.Bundles), effort: searchBudget}
-	if err := r.check(g.classes); err != nil {
+	g := &gang{request: r, strategy: cmp.Or(r.Strategy, Pack), kinds: groupByKind(r.Bundles), searchSteps: maxSearchSteps}
+	if err := r.check(g.kinds); err != nil {
 		return nil, err
 	}
-	hardestFirst(g.classes)
+	hardestFirst(g.kinds)
 	if r.Colocate != "" {
-		host, err := b.hostOf(r)
+		host, err := pl.colocationTarget(r)
 		if err != nil {
 			return nil, err
 		}
-		g.host = host
+		g.colocated = host
 	}
 	if r.Mapping != nil {
-		g.classes = []class{r.mappedClass()}
-		if _, err := g.mapped(b.numbering(g)); err != nil {
+		g.kinds = []bundleKind{r.mappedKind()}
+		if _, err := g.mappedDevices(pl.numberingFor(g)); err != nil {
 			return nil, err
 		}
 	}
@@ -169,37 +171,73 @@ func (b *Book) prepare(r *Request) (*gang, error) {
 }
 
 // place puts the gang into the book, notes where, and takes it out again.
-func (b *Book) place(g *gang) (placed, bool) {
-	var d draft
+func (pl *Planner) place(g *gang) (gangPlacement, bool) {
+	var d draftPlan
 	defer d.undo(0)
 	switch {
 	case g.request.Mapping != nil:
-		if !g.placeMapped(&d, b.numbering(g)) {
-			return placed{}, false
+		if !g.placeMapped(&d, pl.numberingFor(g)) {
+			return gangPlacement{}, false
 		}
-		return placed{workers: d.workers(g)}, true
-	case g.host != nil:
-		return g.placeOver(&d, b.over(g.host))
+		return gangPlacement{workers: d.workers(g)}, true
+	case g.colocated != nil:
+		return g.placeColocated(&d, pl.colocatedView(g.colocated))
 	}
-	return g.placeFreely(&d, b.sites)
+	return g.placeAnywhere(&d, pl.candidates)
 }
 
 // placeFreely puts the gang anywhere on the nodes and ranks it.
-func (g *gang) placeFreely(d *draft, nodes []site) (placed, bool) {
+func (g *gang) placeAnywhere(d *draftPlan, nodes []candidate) (gangPlacement, bool) {
 	unmet, ok := g.place(d, nodes)
 	if !ok {
-		return placed{}, false
+		return gangPlacement{}, false
 	}
 	d.inRankOrder()
-	return placed{d.workers(g), unmet}, true
+	return gangPlacement{d.workers(g), unmet}, true
 }
 
 // namesTheMissing reports whether err is about what the nodes do not have, so that another node could be the cure.
-func namesTheMissing(err error) bool {
+func fixableByNodes(err error) bool {
 	for _, p := range []Problem{ErrBundleTooLarge, ErrNoSuchLabel, ErrUnknownNode, ErrUnknownDevice} {
 		if errors.Is(err, p) {
 			return true
 		}
 	}
 	return false
+}
+
+// Worker is where one rank runs and what it holds there.
+type Worker struct {
+	Rank     int    `json:"rank" msgpack:"rank"`
+	NodeRank int    `json:"node_rank" msgpack:"node_rank"` // the rank of its node among the nodes
+	Node     string `json:"node" msgpack:"node"`
+	Devices  []int  `json:"devices" msgpack:"devices"` // local indices, in rank order; of every node, when its bundle spans nodes
+	Slots    []Slot `json:"slots,omitempty" msgpack:"slots,omitempty"`
+	CPUs     Share  `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
+	Memory   int64  `json:"memory,omitempty" msgpack:"memory,omitempty"`
+}
+
+// Slot is one device, or a part of one, that a worker holds.
+type Slot struct {
+	Node     string `json:"node" msgpack:"node"`
+	NodeRank int    `json:"node_rank" msgpack:"node_rank"`
+	Index    int    `json:"index" msgpack:"index"`
+	UUID     string `json:"uuid" msgpack:"uuid"`
+	Share    Share  `json:"share" msgpack:"share"`
+}
+
+// Name is the worker's name in a role: actor_train-0-G0, actor_infer-0-G01 (local device indices), reward-0 without
+// devices.
+func (w Worker) Name(role string) string {
+	var b strings.Builder
+	b.WriteString(role)
+	b.WriteByte('-')
+	b.WriteString(strconv.Itoa(w.Rank))
+	if len(w.Devices) > 0 {
+		b.WriteString("-G")
+	}
+	for _, index := range w.Devices {
+		b.WriteString(strconv.Itoa(index))
+	}
+	return b.String()
 }

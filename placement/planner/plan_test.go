@@ -44,29 +44,29 @@ func TestPlanInJSON(t *testing.T) {
 }
 
 func TestRefusalsAsErrors(t *testing.T) {
-	b := simBook(t, 1, 4)
-	require.True(t, grant(t, b, Request{ID: "a", Holder: "trainer", Bundles: Repeat(1, Bundle{Devices: Whole})}, testNow))
+	pl := simPlanner(t, 1, 4)
+	require.True(t, grant(t, pl, Request{ID: "a", Holder: "trainer", Bundles: Repeat(1, Bundle{Devices: Whole})}, testNow))
 
-	plan, err := b.Plan(Request{Bundles: Repeat(1, Bundle{Devices: Wholes(4)})})
+	plan, err := pl.Plan(Request{Bundles: Repeat(1, Bundle{Devices: Wholes(4)})})
 	require.NoError(t, err)
 	require.ErrorIs(t, plan.Err(), ErrMustWait)
 	require.ErrorContains(t, plan.Err(), "trainer")
 
-	plan, err = b.Plan(Request{Bundles: Repeat(2, Bundle{Devices: Wholes(4)})})
+	plan, err = pl.Plan(Request{Bundles: Repeat(2, Bundle{Devices: Wholes(4)})})
 	require.NoError(t, err)
 	require.ErrorIs(t, plan.Err(), ErrNeverFits)
 	var full *NoCapacityError
 	require.ErrorAs(t, plan.Err(), &full)
 	require.Len(t, full.Reasons, 2, "the gang, and its only node")
 
-	plan, err = b.Plan(Request{Bundles: Repeat(3, Bundle{Devices: Whole})})
+	plan, err = pl.Plan(Request{Bundles: Repeat(3, Bundle{Devices: Whole})})
 	require.NoError(t, err)
 	require.NoError(t, plan.Err())
 }
 
 // Each kind of mistake has a type of its own, whatever the words.
 func TestMistakes(t *testing.T) {
-	b := simBook(t, 2, 4)
+	pl := simPlanner(t, 2, 4)
 	one := Bundle{Devices: Whole}
 	for problem, r := range map[Problem]Request{
 		ErrEmptyRequest:       {},
@@ -82,23 +82,23 @@ func TestMistakes(t *testing.T) {
 		ErrNoSuchLabel:        {Bundles: Repeat(1, Bundle{Labels: map[string]string{"rack": "r9"}})},
 		ErrBadInstances:       {Bundles: Repeat(3, one), PerInstance: 2},
 	} {
-		_, err := b.Plan(r)
+		_, err := pl.Plan(r)
 		require.ErrorIs(t, err, problem)
 		require.ErrorIs(t, err, ErrInvalid)
 		var wrong *RequestError
 		require.ErrorAs(t, err, &wrong)
-		require.NotEmpty(t, wrong.Wrong)
-		require.NotEmpty(t, wrong.Exists, "%v: it says what there is", problem)
-		requireSound(t, b)
+		require.NotEmpty(t, wrong.Detail)
+		require.NotEmpty(t, wrong.Hint, "%v: it says what there is", problem)
+		requireSound(t, pl)
 	}
 	var kinds []Bundle
 	for i := range maxKinds + 1 {
 		kinds = append(kinds, Bundle{CPUs: Share(i)})
 	}
-	_, err := b.Plan(Request{Bundles: kinds})
+	_, err := pl.Plan(Request{Bundles: kinds})
 	require.ErrorIs(t, err, ErrTooManyBundles)
 	for _, share := range []Share{1500, maxShare + Whole} {
-		_, err := b.Plan(Request{Bundles: Repeat(1, Bundle{Devices: share})})
+		_, err := pl.Plan(Request{Bundles: Repeat(1, Bundle{Devices: share})})
 		require.ErrorIs(t, err, ErrBadShare)
 	}
 }
@@ -111,16 +111,16 @@ func TestNamesOfWorkers(t *testing.T) {
 
 // A request for instances is planned as it will be granted: each by itself.
 func TestInstances(t *testing.T) {
-	b := simBook(t, 2, 4)
+	pl := simPlanner(t, 2, 4)
 	r := Request{ID: "infer", Bundles: Repeat(4, Bundle{Devices: Wholes(2)}), Strategy: StrictPack, PerInstance: 2}
-	plan, err := b.Plan(r)
+	plan, err := pl.Plan(r)
 	require.NoError(t, err)
 	require.True(t, plan.Granted, "two instances, each packed on a node of its own")
 	require.Len(t, plan.Workers, 4)
 	require.Equal(t, 3, plan.Workers[3].Rank)
 	require.Equal(t, "n1", plan.Workers[3].Node)
-	requireSound(t, b)
-	require.Empty(t, b.Snapshot().Reservations)
+	requireSound(t, pl)
+	require.Empty(t, pl.Snapshot().Reservations)
 
 	instances, err := r.Instances()
 	require.NoError(t, err)
@@ -130,7 +130,7 @@ func TestInstances(t *testing.T) {
 
 // What waits for nodes that are yet to come waits, instead of failing.
 func TestAwaitNodes(t *testing.T) {
-	empty, err := NewBook(Snapshot{Now: testNow})
+	empty, err := New(Snapshot{Now: testNow})
 	require.NoError(t, err)
 	r := Request{ID: "r", Bundles: Repeat(2, Bundle{Devices: Wholes(4)})}
 	_, err = empty.Plan(r)
@@ -169,19 +169,19 @@ func TestSearchIsBounded(t *testing.T) {
 	for i := range nodes {
 		nodes[i].CPUs = Wholes(i + 1)
 	}
-	b, err := NewBook(Snapshot{Nodes: nodes})
+	pl, err := New(Snapshot{Nodes: nodes})
 	require.NoError(t, err)
 	r := Request{Bundles: append(Repeat(41, Bundle{Devices: Wholes(5)}), Repeat(60, Bundle{Devices: Whole})...)}
-	g, err := b.prepare(&r)
+	g, err := pl.prepare(&r)
 	require.NoError(t, err)
-	_, ok := b.place(g)
+	_, ok := pl.place(g)
 	require.False(t, ok)
-	require.Negative(t, g.effort, "it went on until the budget was spent")
+	require.Negative(t, g.searchSteps, "it went on until the budget was spent")
 
 	var plan Plan
-	took := computed(t, func() { plan, err = b.Plan(r) })
+	took := computed(t, func() { plan, err = pl.Plan(r) })
 	require.NoError(t, err)
 	require.True(t, plan.Never)
 	require.Less(t, took, time.Second)
-	requireSound(t, b)
+	requireSound(t, pl)
 }

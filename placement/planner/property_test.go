@@ -85,43 +85,43 @@ func genRequest(t *rapid.T, id string, hosts []string) Request {
 }
 
 // genBook draws nodes and fills them with the plans of random requests.
-func genBook(t *rapid.T, nodes, requests int) *Book {
-	b, err := NewBook(Snapshot{Now: testNow, Nodes: genNodes(t, nodes)})
+func genPlanner(t *rapid.T, nodes, requests int) *Planner {
+	pl, err := New(Snapshot{Now: testNow, Nodes: genNodes(t, nodes)})
 	require.NoError(t, err)
 	var ids []string
 	for i := range rapid.IntRange(0, requests).Draw(t, "requests") {
 		r := genRequest(t, fmt.Sprintf("r%d", i), ids)
-		if grant(t, b, r, testNow.Add(time.Duration(i-100)*time.Second)) {
+		if grant(t, pl, r, testNow.Add(time.Duration(i-100)*time.Second)) {
 			ids = append(ids, r.ID)
 		}
 	}
-	return b
+	return pl
 }
 
 // grant enters the plan of r, if it is granted.
-func grant(t require.TestingT, b *Book, r Request, since time.Time) bool {
-	plan, err := b.Plan(r)
+func grant(t require.TestingT, pl *Planner, r Request, since time.Time) bool {
+	plan, err := pl.Plan(r)
 	if err != nil || !plan.Granted {
 		return false
 	}
-	require.NoError(t, b.Grant(plan.Reservation(r, since)))
+	require.NoError(t, pl.Grant(plan.Reservation(r, since)))
 	return true
 }
 
 // requireSound checks what must hold of any book: no device over-granted, and all counts true.
-func requireSound(t require.TestingT, b *Book) {
-	for _, s := range b.stocks {
-		fresh := newStock(s.node, s.layout)
-		require.Zero(t, s.load, "something of a plan was left behind")
+func requireSound(t require.TestingT, pl *Planner) {
+	for _, s := range pl.nodes {
+		fresh := newNodeState(s.info, s.layout)
+		require.Zero(t, s.gangBundles, "something of a plan was left behind")
 		for pos := range s.used {
-			sums := map[string]map[*held]Share{}
-			for _, h := range b.held {
-				for _, spot := range h.spots {
-					if spot.stock == s && spot.pos == pos {
-						if sums[h.group()] == nil {
-							sums[h.group()] = map[*held]Share{}
+			sums := map[string]map[*allocation]Share{}
+			for _, alloc := range pl.allocations {
+				for _, dev := range alloc.devices {
+					if dev.node == s && dev.pos == pos {
+						if sums[alloc.groupName()] == nil {
+							sums[alloc.groupName()] = map[*allocation]Share{}
 						}
-						sums[h.group()][h] += spot.slot.Share
+						sums[alloc.groupName()][alloc] += dev.slot.Share
 					}
 				}
 			}
@@ -133,36 +133,36 @@ func requireSound(t require.TestingT, b *Book) {
 				}
 				used += most
 			}
-			require.LessOrEqual(t, used, Whole, "device %d of %s is over-granted", pos, s.node.ID)
+			require.LessOrEqual(t, used, Whole, "device %d of %s is over-granted", pos, s.info.ID)
 			require.Equal(t, used, s.used[pos])
 			fresh.use(pos, used)
 		}
-		require.Equal(t, []int{fresh.idle, fresh.chipped}, []int{s.idle, s.chipped})
+		require.Equal(t, []int{fresh.freeCount, fresh.partlyUsed}, []int{s.freeCount, s.partlyUsed})
 		require.Equal(t, fresh.free, s.free)
-		require.Equal(t, fresh.fit, s.fit)
+		require.Equal(t, fresh.grantable, s.grantable)
 		require.Equal(t, fresh.open, s.open)
 	}
 }
 
 func TestNoDeviceIsOverGranted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		requireSound(t, genBook(t, 4, 8))
+		requireSound(t, genPlanner(t, 4, 8))
 	})
 }
 
 func TestNothingOnAClosedNodeOrAnUnfitDevice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 5)
-		plan, err := b.Plan(genRequest(t, "new", nil))
+		pl := genPlanner(t, 4, 5)
+		plan, err := pl.Plan(genRequest(t, "new", nil))
 		if err != nil {
 			return
 		}
 		for _, w := range plan.Workers {
-			require.True(t, b.byID[w.Node].node.open(), "worker %d on %s", w.Rank, w.Node)
+			require.True(t, pl.byID[w.Node].info.open(), "worker %d on %s", w.Rank, w.Node)
 			for _, slot := range w.Slots {
-				s := b.byID[slot.Node]
-				require.True(t, s.node.open())
-				require.True(t, s.node.Devices[s.position(&slot)].fit())
+				s := pl.byID[slot.Node]
+				require.True(t, s.info.open())
+				require.True(t, s.info.Devices[s.position(&slot)].grantable())
 			}
 		}
 	})
@@ -170,9 +170,9 @@ func TestNothingOnAClosedNodeOrAnUnfitDevice(t *testing.T) {
 
 func TestNoGangInHalves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 5)
+		pl := genPlanner(t, 4, 5)
 		r := genRequest(t, "new", nil)
-		plan, err := b.Plan(r)
+		plan, err := pl.Plan(r)
 		if err != nil {
 			require.ErrorIs(t, err, ErrInvalid)
 			return
@@ -184,15 +184,15 @@ func TestNoGangInHalves(t *testing.T) {
 		}
 		require.Len(t, plan.Workers, len(r.Bundles))
 		for i, w := range plan.Workers {
-			requireServed(t, b, r.Bundles[i], w)
+			requireServed(t, pl, r.Bundles[i], w)
 			require.Equal(t, i, w.Rank)
 		}
-		requireStrategy(t, b, r, plan.Workers)
+		requireStrategy(t, pl, r, plan.Workers)
 	})
 }
 
 // requireServed checks that a worker has what its bundle asks for.
-func requireServed(t require.TestingT, b *Book, bundle Bundle, w Worker) {
+func requireServed(t require.TestingT, pl *Planner, bundle Bundle, w Worker) {
 	var sum Share
 	for i, slot := range w.Slots {
 		sum += slot.Share
@@ -202,11 +202,11 @@ func requireServed(t require.TestingT, b *Book, bundle Bundle, w Worker) {
 	require.Equal(t, bundle.Devices, sum)
 	require.Equal(t, bundle.CPUs, w.CPUs)
 	require.Equal(t, bundle.Memory, w.Memory)
-	require.True(t, b.byID[w.Node].admits(&bundle))
-	require.GreaterOrEqual(t, b.byID[w.Node].cpus, w.CPUs)
+	require.True(t, pl.byID[w.Node].matches(&bundle))
+	require.GreaterOrEqual(t, pl.byID[w.Node].cpus, w.CPUs)
 }
 
-func requireStrategy(t require.TestingT, b *Book, r Request, workers []Worker) {
+func requireStrategy(t require.TestingT, pl *Planner, r Request, workers []Worker) {
 	nodes := map[string]int{}
 	for _, w := range workers {
 		on := map[string]bool{w.Node: true}
@@ -226,21 +226,21 @@ func requireStrategy(t require.TestingT, b *Book, r Request, workers []Worker) {
 		}
 	}
 	if r.Topology.Required {
-		requireTopology(t, b, r, workers, nodes)
+		requireTopology(t, pl, r, workers, nodes)
 	}
 }
 
-func requireTopology(t require.TestingT, b *Book, r Request, workers []Worker, nodes map[string]int) {
+func requireTopology(t require.TestingT, pl *Planner, r Request, workers []Worker, nodes map[string]int) {
 	racks := map[string]bool{}
 	for node := range nodes {
-		racks[b.byID[node].node.Labels["rack"]] = true
+		racks[pl.byID[node].info.Labels["rack"]] = true
 	}
 	require.True(t, r.Topology.Label == "" || len(racks) == 1, "%v", racks)
 	for _, w := range workers {
 		near := map[int]bool{}
 		for _, slot := range w.Slots {
-			s := b.byID[slot.Node]
-			switch d := s.node.Devices[s.position(&slot)]; r.Topology.Within {
+			s := pl.byID[slot.Node]
+			switch d := s.info.Devices[s.position(&slot)]; r.Topology.Within {
 			case Island:
 				near[d.Island] = true
 			case NUMA:
@@ -253,35 +253,35 @@ func requireTopology(t require.TestingT, b *Book, r Request, workers []Worker, n
 
 func TestPlanningAgainChangesNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 6)
-		before := b.Snapshot()
+		pl := genPlanner(t, 4, 6)
+		before := pl.Snapshot()
 		r := genRequest(t, "new", nil)
-		first, err := b.Plan(r)
-		again, errAgain := b.Plan(r)
+		first, err := pl.Plan(r)
+		again, errAgain := pl.Plan(r)
 		require.Equal(t, first, again)
 		require.Equal(t, err, errAgain)
-		require.Equal(t, before, b.Snapshot())
-		requireSound(t, b)
+		require.Equal(t, before, pl.Snapshot())
+		requireSound(t, pl)
 	})
 }
 
 func TestHistoryDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 6)
-		for _, h := range slices.Clone(b.held) {
+		pl := genPlanner(t, 4, 6)
+		for _, alloc := range slices.Clone(pl.allocations) {
 			if rapid.Bool().Draw(t, "release") {
-				b.Release(h.ID)
+				pl.Release(alloc.ID)
 			}
 		}
-		if len(b.stocks) > 1 && rapid.Bool().Draw(t, "flap") {
-			node := *b.stocks[0].node
-			b.RemoveNode(node.ID)
-			require.NoError(t, b.SetNode(node))
+		if len(pl.nodes) > 1 && rapid.Bool().Draw(t, "flap") {
+			node := *pl.nodes[0].info
+			pl.RemoveNode(node.ID)
+			require.NoError(t, pl.SetNode(node))
 		}
-		requireSound(t, b)
+		requireSound(t, pl)
 		r := genRequest(t, "new", nil)
-		plan, err := b.Plan(r)
-		fresh, errFresh := Decide(b.Snapshot(), r)
+		plan, err := pl.Plan(r)
+		fresh, errFresh := Decide(pl.Snapshot(), r)
 		require.Equal(t, plan, fresh)
 		require.Equal(t, err, errFresh)
 	})
@@ -289,7 +289,7 @@ func TestHistoryDoesNotMatter(t *testing.T) {
 
 func TestOrderOfInputDoesNotMatter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s := genBook(t, 4, 6).Snapshot()
+		s := genPlanner(t, 4, 6).Snapshot()
 		r := genRequest(t, "new", nil)
 		plan, err := Decide(s, r)
 		permuted := s
@@ -308,28 +308,28 @@ func TestOrderOfInputDoesNotMatter(t *testing.T) {
 func TestReleaseOfAllLeavesNothingBehind(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		nodes := genNodes(t, 4)
-		b, err := NewBook(Snapshot{Now: testNow, Nodes: nodes})
+		pl, err := New(Snapshot{Now: testNow, Nodes: nodes})
 		require.NoError(t, err)
-		empty := b.Snapshot()
+		empty := pl.Snapshot()
 		var ids []string
 		for i := range rapid.IntRange(1, 8).Draw(t, "requests") {
-			if r := genRequest(t, fmt.Sprintf("r%d", i), ids); grant(t, b, r, testNow) {
+			if r := genRequest(t, fmt.Sprintf("r%d", i), ids); grant(t, pl, r, testNow) {
 				ids = append(ids, r.ID)
 			}
 		}
 		for _, id := range rapid.Permutation(ids).Draw(t, "order") {
-			_, released := b.Release(id)
+			_, released := pl.Release(id)
 			require.True(t, released)
-			_, again := b.Release(id)
+			_, again := pl.Release(id)
 			require.False(t, again, "releasing again changes nothing")
-			requireSound(t, b)
+			requireSound(t, pl)
 		}
-		require.Equal(t, empty, b.Snapshot())
-		require.Empty(t, b.groups)
-		require.Empty(t, b.usage)
-		for _, s := range b.stocks {
-			require.Equal(t, s.node.CPUs, s.cpus)
-			require.Equal(t, s.node.Memory, s.memory)
+		require.Equal(t, empty, pl.Snapshot())
+		require.Empty(t, pl.groups)
+		require.Empty(t, pl.usage)
+		for _, s := range pl.nodes {
+			require.Equal(t, s.info.CPUs, s.cpus)
+			require.Equal(t, s.info.Memory, s.memory)
 		}
 	})
 }
@@ -337,46 +337,46 @@ func TestReleaseOfAllLeavesNothingBehind(t *testing.T) {
 // A wait tells the truth: once what it names is gone, there is room; and none of it is named in vain.
 func TestNoWaitIsForTheWrongThing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 8)
+		pl := genPlanner(t, 4, 8)
 		r := genRequest(t, "new", nil)
-		plan, err := b.Plan(r)
+		plan, err := pl.Plan(r)
 		if err != nil || plan.Granted || plan.Never {
 			return
 		}
 		require.NotEmpty(t, plan.WaitsFor)
-		snapshot := b.Snapshot()
+		snapshot := pl.Snapshot()
 		for i := range plan.WaitsFor {
-			partly, err := NewBook(snapshot)
+			pl2, err := New(snapshot)
 			require.NoError(t, err)
-			remove(t, partly, slices.Delete(slices.Clone(plan.WaitsFor), i, i+1))
-			after, err := partly.Plan(r)
+			remove(t, pl2, slices.Delete(slices.Clone(plan.WaitsFor), i, i+1))
+			after, err := pl2.Plan(r)
 			require.NoError(t, err)
 			require.False(t, after.Granted, "named in vain: %v", plan.WaitsFor[i])
 		}
-		remove(t, b, plan.WaitsFor)
-		after, err := b.Plan(r)
+		remove(t, pl, plan.WaitsFor)
+		after, err := pl.Plan(r)
 		require.NoError(t, err)
 		require.True(t, after.Granted, "waited for %v, then: %v", plan.WaitsFor, after.Reasons)
 	})
 }
 
 // remove takes away what a request waits for.
-func remove(t require.TestingT, b *Book, obstacles []Obstacle) {
+func remove(t require.TestingT, pl *Planner, obstacles []Obstacle) {
 	for _, o := range obstacles {
 		switch o.Kind {
 		case ObstacleHeld:
-			_, ok := b.Release(o.Reservation)
+			_, ok := pl.Release(o.Reservation)
 			require.True(t, ok)
 		case ObstacleNode:
-			node := *b.byID[o.Node].node
+			node := *pl.byID[o.Node].info
 			node.State, node.Cordoned = NodeReady, ""
-			require.NoError(t, b.SetNode(node))
+			require.NoError(t, pl.SetNode(node))
 		case ObstacleDevice:
-			node := *b.byID[o.Node].node
+			node := *pl.byID[o.Node].info
 			node.Devices = slices.Clone(node.Devices)
 			pos := slices.IndexFunc(node.Devices, func(d Device) bool { return d.UUID == o.Devices[0].UUID })
 			node.Devices[pos].Unfit, node.Devices[pos].Cordoned = "", ""
-			require.NoError(t, b.SetNode(node))
+			require.NoError(t, pl.SetNode(node))
 		}
 	}
 }
@@ -384,30 +384,30 @@ func remove(t require.TestingT, b *Book, obstacles []Obstacle) {
 // Whatever fits somehow is granted: an exhaustive placer agrees.
 func TestNothingThatFitsIsRefused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 3, 4)
+		pl := genPlanner(t, 3, 4)
 		r := genRequest(t, "new", nil)
 		r.Topology = Topology{}
 		for i := range r.Bundles {
 			r.Bundles[i].Spans = false
 		}
-		plan, err := b.Plan(r)
-		require.Equal(t, bruteForce(b, r), err == nil && plan.Granted, "%v %v", err, plan.Reasons)
+		plan, err := pl.Plan(r)
+		require.Equal(t, bruteForce(pl, r), err == nil && plan.Granted, "%v %v", err, plan.Reasons)
 	})
 }
 
 // bruteForce reports whether the bundles of r find room in any arrangement.
-func bruteForce(b *Book, r Request) bool {
+func bruteForce(pl *Planner, r Request) bool {
 	type machine struct {
 		left   []Share
 		cpus   Share
 		memory int64
 		load   int
 	}
-	machines := make([]machine, len(b.stocks))
-	for i, s := range b.stocks {
+	machines := make([]machine, len(pl.nodes))
+	for i, s := range pl.nodes {
 		machines[i] = machine{cpus: s.cpus, memory: s.memory}
 		for pos := range s.used {
-			machines[i].left = append(machines[i].left, s.left(pos))
+			machines[i].left = append(machines[i].left, s.available(pos))
 		}
 	}
 	var from func(rank, only int) bool
@@ -416,9 +416,9 @@ func bruteForce(b *Book, r Request) bool {
 			return true
 		}
 		bundle := &r.Bundles[rank]
-		for i, s := range b.stocks {
+		for i, s := range pl.nodes {
 			m := &machines[i]
-			if only >= 0 && i != only || !s.open || !s.admits(bundle) || m.cpus < bundle.CPUs || m.memory < bundle.Memory {
+			if only >= 0 && i != only || !s.open || !s.matches(bundle) || m.cpus < bundle.CPUs || m.memory < bundle.Memory {
 				continue
 			}
 			if r.Strategy == StrictSpread && m.load > 0 {

@@ -38,7 +38,7 @@ func (p Policy) WithDefaults() Policy {
 }
 
 // inLine is the queue by priority, then age, then id. Every instance of a request stands in it by itself.
-func inLine(queue []Queued) []Queued {
+func sortQueue(queue []Queued) []Queued {
 	line := make([]Queued, 0, len(queue))
 	for _, q := range queue {
 		instances, err := q.Request.Instances()

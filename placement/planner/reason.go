@@ -48,57 +48,57 @@ type Blocked struct {
 }
 
 // reasons says why the gang finds no room in the book as it is: in one sentence, and node by node.
-func (b *Book) reasons(g *gang) []Reason {
+func (pl *Planner) reasons(g *gang) []Reason {
 	if g.request.Mapping != nil {
-		return b.mappedReasons(g)
+		return pl.mappedReasons(g)
 	}
-	stocks := b.stocks
-	if g.host != nil {
-		stocks = b.over(g.host)
+	nodes := pl.nodes
+	if g.colocated != nil {
+		nodes = pl.colocatedView(g.colocated)
 	}
-	reasons := make([]Reason, 1, len(stocks)+1)
+	reasons := make([]Reason, 1, len(nodes)+1)
 	able, room := 0, 0
-	for _, s := range stocks {
-		r := b.reason(g, s)
+	for _, s := range nodes {
+		r := pl.reason(g, s)
 		if r.Fits > 0 {
 			able++
 		}
 		room += r.Fits
 		reasons = append(reasons, r)
 	}
-	reasons[0] = Reason{Code: ReasonGang, Fits: room, Text: g.summary(able, room, len(stocks))}
+	reasons[0] = Reason{Code: ReasonGang, Fits: room, Text: g.summary(able, room, len(nodes))}
 	return reasons
 }
 
 // reasonsForNever is reasons for a gang that finds no room even where all obstacles are lifted.
-func (b *Book) reasonsForNever(g *gang) []Reason {
-	reasons := b.reasons(g)
+func (pl *Planner) reasonsForNever(g *gang) []Reason {
+	reasons := pl.reasons(g)
 	reasons[0].Text += ", with everything released and in order"
 	return reasons
 }
 
 // summary is the refusal in one sentence.
 func (g *gang) summary(able, room, nodes int) string {
-	where := counted(nodes, "node")
-	if g.host != nil {
-		where += " of reservation " + g.host.ID
+	where := plural(nodes, "node")
+	if g.colocated != nil {
+		where += " of reservation " + g.colocated.ID
 	}
-	bundles := counted(g.size(), "bundle")
+	bundles := plural(g.size(), "bundle")
 	switch t := g.request.Topology; {
 	case t.Required && t.Label != "":
 		return fmt.Sprintf("%s in one %s: no single one on %s has room for all", bundles, t.Label, where)
 	case g.strategy == StrictSpread:
-		return fmt.Sprintf("STRICT_SPREAD puts %s on %s: %d of %s can take one", bundles, counted(g.size(), "node"), able, where)
+		return fmt.Sprintf("STRICT_SPREAD puts %s on %s: %d of %s can take one", bundles, plural(g.size(), "node"), able, where)
 	case g.strategy == StrictPack:
 		return fmt.Sprintf("STRICT_PACK puts %s on one node: none of %s can take that", bundles, where)
-	case len(g.classes) > 1:
-		return fmt.Sprintf("%s of %d kinds do not fit together on %s", bundles, len(g.classes), where)
+	case len(g.kinds) > 1:
+		return fmt.Sprintf("%s of %d kinds do not fit together on %s", bundles, len(g.kinds), where)
 	}
-	return fmt.Sprintf("%s of %s: there is room for %d on %s", bundles, g.classes[0].bundle.inWords(), room, where)
+	return fmt.Sprintf("%s of %s: there is room for %d on %s", bundles, g.kinds[0].bundle.describe(), room, where)
 }
 
 // counted is "1 node", "2 nodes".
-func counted(n int, noun string) string {
+func plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
 	}
@@ -106,16 +106,16 @@ func counted(n int, noun string) string {
 }
 
 // reason is what one node has to say.
-func (b *Book) reason(g *gang, s *stock) Reason {
-	r := Reason{Node: s.node.ID, Devices: s.blocked()}
-	if r.Code, r.Text = s.closed(); r.Text != "" {
+func (pl *Planner) reason(g *gang, s *nodeState) Reason {
+	r := Reason{Node: s.info.ID, Devices: s.blockedDevices()}
+	if r.Code, r.Text = s.closedReason(); r.Text != "" {
 		return r
 	}
-	for i := range g.classes {
-		c := &g.classes[i]
-		n := g.confined(s).fits(c.bundle, len(c.ranks))
+	for i := range g.kinds {
+		kind := &g.kinds[i]
+		n := g.strictestCandidate(s).fits(kind.bundle, len(kind.ranks))
 		if n == 0 && r.Text == "" {
-			r.Code, r.Text = g.shortOf(s, c.bundle)
+			r.Code, r.Text = g.shortage(s, kind.bundle)
 		}
 		r.Fits += n
 	}
@@ -123,46 +123,46 @@ func (b *Book) reason(g *gang, s *stock) Reason {
 		r.Fits = min(r.Fits, 1)
 	}
 	if r.Text == "" {
-		r.Code, r.Text = ReasonPartly, fmt.Sprintf("it has room for %d of %s", r.Fits, counted(g.size(), "bundle"))
+		r.Code, r.Text = ReasonPartly, fmt.Sprintf("it has room for %d of %s", r.Fits, plural(g.size(), "bundle"))
 	}
-	if why := b.inWords(r.Devices); why != "" {
+	if why := pl.describeBlocked(r.Devices); why != "" {
 		r.Text += "; " + why
 	}
 	return r
 }
 
 // confined is the stock as a place for the gang's bundles, at its strictest.
-func (g *gang) confined(s *stock) site {
+func (g *gang) strictestCandidate(s *nodeState) candidate {
 	if t := g.request.Topology; t.Required && t.Within != Anywhere {
-		return site{s, s.layout.levels(t.Within)[0]}
+		return candidate{s, s.layout.levels(t.Within)[0]}
 	}
-	return site{stock: s}
+	return candidate{nodeState: s}
 }
 
 // closed is why the node takes no work at all; nothing if it does.
-func (s *stock) closed() (ReasonCode, string) {
+func (s *nodeState) closedReason() (ReasonCode, string) {
 	switch {
 	case s.open:
 		return "", ""
-	case s.node.State == NodeReady:
-		return ReasonCordoned, s.node.condition()
+	case s.info.State == NodeReady:
+		return ReasonCordoned, s.info.describeState()
 	}
-	return ReasonNotReady, s.node.condition()
+	return ReasonNotReady, s.info.describeState()
 }
 
 // shortOf is the first thing that b does not find on a node.
-func (g *gang) shortOf(s *stock, b *Bundle) (ReasonCode, string) {
+func (g *gang) shortage(s *nodeState, b *Bundle) (ReasonCode, string) {
 	switch {
-	case b.Node != "" && b.Node != s.node.ID:
+	case b.Node != "" && b.Node != s.info.ID:
 		return ReasonPinned, "the bundle is pinned to node " + b.Node
-	case !s.admits(b):
+	case !s.matches(b):
 		return ReasonLabels, "it does not carry " + s.missingLabels(b)
 	case b.CPUs > s.cpus:
-		return ReasonCPUs, fmt.Sprintf("%s of %s CPUs are free, a bundle takes %s", max(0, s.cpus), s.node.CPUs, b.CPUs)
+		return ReasonCPUs, fmt.Sprintf("%s of %s CPUs are free, a bundle takes %s", max(0, s.cpus), s.info.CPUs, b.CPUs)
 	case b.Memory > s.memory:
-		return ReasonMemory, fmt.Sprintf("%s of %s are free, a bundle takes %s", bytesInWords(max(0, s.memory)), bytesInWords(s.node.Memory), bytesInWords(b.Memory))
+		return ReasonMemory, fmt.Sprintf("%s of %s are free, a bundle takes %s", formatBytes(max(0, s.memory)), formatBytes(s.info.Memory), formatBytes(b.Memory))
 	}
-	text := fmt.Sprintf("%d of %s are free, a bundle takes %s", s.idle, Wholes(s.offered()).devices(), b.Devices)
+	text := fmt.Sprintf("%d of %s are free, a bundle takes %s", s.freeCount, Wholes(s.visibleCount()).describeDevices(), b.Devices)
 	if t := g.request.Topology; t.Required && t.Within != Anywhere {
 		text += " in one " + string(t.Within)
 	}
@@ -170,11 +170,11 @@ func (g *gang) shortOf(s *stock, b *Bundle) (ReasonCode, string) {
 }
 
 // mappedReasons is the nodes of a mapping, each with what of it is not to be had there.
-func (b *Book) mappedReasons(g *gang) []Reason {
-	n := b.numbering(g)
+func (pl *Planner) mappedReasons(g *gang) []Reason {
+	n := pl.numberingFor(g)
 	reasons := []Reason{{Code: ReasonGang, Text: "not everything that is mapped is to be had"}}
-	for _, s := range n.stocks {
-		if r, concerned := b.mappedReason(g, n, s); concerned {
+	for _, s := range n.nodes {
+		if r, concerned := pl.mappedReason(g, n, s); concerned {
 			reasons = append(reasons, r)
 		}
 	}
@@ -182,44 +182,44 @@ func (b *Book) mappedReasons(g *gang) []Reason {
 }
 
 // mappedReason is what one node of a mapping has to say, if it has a device of it or the mapping has none.
-func (b *Book) mappedReason(g *gang, n numbering, s *stock) (r Reason, concerned bool) {
-	spots, _ := g.mapped(n) // checked when the gang was made
-	r = Reason{Node: s.node.ID, Code: ReasonPartly, Text: "what is mapped here is to be had"}
-	mapped, concerned := newBitset(len(s.used)), len(spots) == 0
-	for _, spot := range spots {
-		if spot.stock.node == s.node {
-			mapped.set(spot.pos, true)
+func (pl *Planner) mappedReason(g *gang, n deviceNumbering, s *nodeState) (r Reason, concerned bool) {
+	refs, _ := g.mappedDevices(n) // checked when the gang was made
+	r = Reason{Node: s.info.ID, Code: ReasonPartly, Text: "what is mapped here is to be had"}
+	mapped, concerned := newBitset(len(s.used)), len(refs) == 0
+	for _, ref := range refs {
+		if ref.node.info == s.info {
+			mapped.set(ref.pos, true)
 			concerned = true
 		}
 	}
-	if code, text := s.closed(); text != "" {
+	if code, text := s.closedReason(); text != "" {
 		r.Code, r.Text = code, text
 		return r, concerned
 	}
-	r.Devices = slices.DeleteFunc(s.blocked(), func(d Blocked) bool { return !mapped.has(s.position(&Slot{Index: d.Index, UUID: d.UUID})) })
-	rest := *g.classes[0].bundle
+	r.Devices = slices.DeleteFunc(s.blockedDevices(), func(d Blocked) bool { return !mapped.has(s.position(&Slot{Index: d.Index, UUID: d.UUID})) })
+	rest := *g.kinds[0].bundle
 	rest.Devices = 0
 	switch {
 	case len(r.Devices) > 0:
-		r.Code, r.Text = ReasonDevices, b.inWords(r.Devices)
-	case site{stock: s}.fits(&rest, 1) == 0:
-		r.Code, r.Text = g.shortOf(s, &rest)
+		r.Code, r.Text = ReasonDevices, pl.describeBlocked(r.Devices)
+	case candidate{nodeState: s}.fits(&rest, 1) == 0:
+		r.Code, r.Text = g.shortage(s, &rest)
 	}
 	return r, concerned
 }
 
 // offered is how many devices are to be seen here.
-func (s *stock) offered() int {
-	if s.only == nil {
-		return len(s.node.Devices)
+func (s *nodeState) visibleCount() int {
+	if s.visible == nil {
+		return len(s.info.Devices)
 	}
-	return s.only.countIn(s.only)
+	return s.visible.countIn(s.visible)
 }
 
-func (s *stock) missingLabels(b *Bundle) string {
+func (s *nodeState) missingLabels(b *Bundle) string {
 	var missing []string
 	for key, value := range b.Labels {
-		if has, ok := s.node.Labels[key]; !ok || has != value {
+		if has, ok := s.info.Labels[key]; !ok || has != value {
 			missing = append(missing, key+"="+value)
 		}
 	}
@@ -229,20 +229,20 @@ func (s *stock) missingLabels(b *Bundle) string {
 
 // blocked is the devices of a node that are not to be had whole. To what is laid over a reservation, that and the
 // others laid over it are not in the way.
-func (s *stock) blocked() []Blocked {
+func (s *nodeState) blockedDevices() []Blocked {
 	var blocked []Blocked
-	for pos := range s.node.Devices {
-		d := &s.node.Devices[pos]
-		if !s.offers(pos) || s.left(pos) == Whole {
+	for pos := range s.info.Devices {
+		d := &s.info.Devices[pos]
+		if !s.isVisible(pos) || s.available(pos) == Whole {
 			continue
 		}
 		entry := Blocked{Index: d.Index, UUID: d.UUID}
-		if !s.fit.has(pos) {
+		if !s.grantable.has(pos) {
 			entry.Unfit, entry.Cordoned = d.Unfit, d.Cordoned
 		}
 		if holders := s.holders(pos); len(holders) > 0 && s.used[pos] > 0 {
-			h := holders[0]
-			entry.Reservation, entry.Namespace, entry.Holder, entry.Since = h.ID, h.Namespace, h.Holder, h.Since
+			alloc := holders[0]
+			entry.Reservation, entry.Namespace, entry.Holder, entry.Since = alloc.ID, alloc.Namespace, alloc.Holder, alloc.Since
 		}
 		blocked = append(blocked, entry)
 	}
@@ -250,14 +250,14 @@ func (s *stock) blocked() []Blocked {
 }
 
 // inWords is why devices are not to be had, and since when: "0, 1 held by actor_train (r-1) for 4m0s; 5 unfit: XID 79".
-func (b *Book) inWords(blocked []Blocked) string {
+func (pl *Planner) describeBlocked(blocked []Blocked) string {
 	type tenancy struct {
 		indices []string
 		what    string
 	}
 	var tenancies []tenancy
 	for _, d := range blocked {
-		what := "held by " + ReservationName(d.Reservation, d.Holder, d.Namespace) + b.ago(d.Since)
+		what := "held by " + ReservationName(d.Reservation, d.Holder, d.Namespace) + pl.sinceText(d.Since)
 		switch {
 		case d.Unfit != "":
 			what = "unfit: " + d.Unfit
@@ -279,15 +279,15 @@ func (b *Book) inWords(blocked []Blocked) string {
 }
 
 // ago is how long something has lasted.
-func (b *Book) ago(since time.Time) string {
-	if since.IsZero() || b.Now.IsZero() {
+func (pl *Planner) sinceText(since time.Time) string {
+	if since.IsZero() || pl.Now.IsZero() {
 		return ""
 	}
-	return " for " + b.Now.Sub(since).Round(time.Second).String()
+	return " for " + pl.Now.Sub(since).Round(time.Second).String()
 }
 
 // condition is why a node is given no work, in words.
-func (n *Node) condition() string {
+func (n *Node) describeState() string {
 	var said []string
 	if n.State != NodeReady {
 		said = append(said, string(n.State)+": "+n.Why)

@@ -6,6 +6,9 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
+
+	"troupe/placement/internal/text"
 )
 
 // Request is what somebody wants to hold: bundles laid out by a strategy, or an exact mapping.
@@ -104,7 +107,7 @@ func (r *Request) CheckSize() error {
 }
 
 // check finds everything that is wrong with r whatever the nodes are. Equal bundles are complained of once.
-func (r *Request) check(classes []class) error {
+func (r *Request) check(kinds []bundleKind) error {
 	var errs []error
 	if _, err := ParseStrategy(string(r.Strategy)); err != nil {
 		errs = append(errs, err)
@@ -112,11 +115,11 @@ func (r *Request) check(classes []class) error {
 	if len(r.Bundles) == 0 && r.Mapping == nil {
 		errs = append(errs, &RequestError{ErrEmptyRequest, "the request has no bundles and no mapping", "it takes at least one of them"})
 	}
-	if len(classes) > maxKinds {
+	if len(kinds) > maxKinds {
 		errs = append(errs, &RequestError{ErrTooManyBundles, fmt.Sprintf("%d different kinds of bundle and more are too many", maxKinds+1), fmt.Sprintf("the most is %d", maxKinds)})
 	}
-	for i := range classes {
-		if err := classes[i].check(); err != nil {
+	for i := range kinds {
+		if err := kinds[i].check(); err != nil {
 			errs = append(errs, err)
 		}
 	}
@@ -180,3 +183,34 @@ func (b *Bundle) partial() bool { return b.Devices > 0 && b.Devices < Whole }
 
 // spans reports whether b may lie on several nodes.
 func (b *Bundle) spans() bool { return b.Spans && b.Devices > Whole }
+
+// Strategy says how the bundles of a gang lie on the nodes.
+type Strategy string
+
+const (
+	Pack         Strategy = "PACK"          // on as few nodes as possible; the default
+	Spread       Strategy = "SPREAD"        // as evenly over the nodes as possible
+	StrictPack   Strategy = "STRICT_PACK"   // on one node, or not at all
+	StrictSpread Strategy = "STRICT_SPREAD" // no two on one node, or not at all
+)
+
+var strategies = []Strategy{Pack, Spread, StrictPack, StrictSpread}
+
+// ParseStrategy reads the name of a strategy. Nothing is PACK.
+func ParseStrategy(input string) (Strategy, error) {
+	if input == "" {
+		return Pack, nil
+	}
+	if s := Strategy(input); slices.Contains(strategies, s) {
+		return s, nil
+	}
+	names := make([]string, len(strategies))
+	for i, s := range strategies {
+		names[i] = string(s)
+	}
+	return "", &RequestError{
+		Problem: ErrUnknownStrategy,
+		Detail:  fmt.Sprintf("strategy %q is unknown", text.Clip(input)),
+		Hint:    "there are " + strings.Join(names, ", "),
+	}
+}

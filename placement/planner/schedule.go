@@ -16,9 +16,9 @@ type Decision struct {
 
 // Grant is a request that is to be granted now.
 type Grant struct {
-	Reservation Reservation `json:"reservation" msgpack:"reservation"`
-	Unmet       string      `json:"unmet,omitempty" msgpack:"unmet,omitempty"`   // as in Plan
-	Passed      string      `json:"passed,omitempty" msgpack:"passed,omitempty"` // the head of the queue that it went past
+	Reservation    Reservation `json:"reservation" msgpack:"reservation"`
+	Unmet          string      `json:"unmet,omitempty" msgpack:"unmet,omitempty"`   // as in Plan
+	BackfilledPast string      `json:"passed,omitempty" msgpack:"passed,omitempty"` // the head of the queue that it went past
 }
 
 // Preemption asks for reservations to be told to go. Whoever tells them marks them as Leaving; those that are leaving
@@ -56,11 +56,11 @@ type Refusal struct {
 
 // Schedule is Book.Schedule on a snapshot.
 func Schedule(s Snapshot, queue []Queued, p Policy) (Decision, error) {
-	b, err := NewBook(s)
+	pl, err := New(s)
 	if err != nil {
 		return Decision{}, err
 	}
-	return b.Schedule(queue, p), nil
+	return pl.Schedule(queue, p), nil
 }
 
 // Schedule goes through a queue by priority and age and says who gets what now. The first request that finds no room
@@ -68,39 +68,39 @@ func Schedule(s Snapshot, queue []Queued, p Policy) (Decision, error) {
 // granted only what lies beside. So nothing passes the head that would make it wait longer.
 //
 // The book is left as it was; whoever owns it enters the grants with Grant once they are committed.
-func (b *Book) Schedule(queue []Queued, p Policy) Decision {
-	s := pass{book: b, policy: p, depth: p.WithDefaults().BackfillDepth, full: map[string]*QuotaError{}}
+func (pl *Planner) Schedule(queue []Queued, p Policy) Decision {
+	s := queuePass{planner: pl, policy: p, backfillLeft: p.WithDefaults().BackfillDepth, quotaWaits: map[string]*QuotaError{}}
 	defer s.undo()
-	for _, q := range inLine(queue) {
+	for _, q := range sortQueue(queue) {
 		s.consider(&q)
 	}
 	return s.decision
 }
 
 // pass is one pass over a queue.
-type pass struct {
-	book     *Book
+type queuePass struct {
+	planner  *Planner
 	policy   Policy
 	decision Decision
 
-	head   *gang                  // the first that found no room; nil while everything fits
-	kept   earmark                // what is kept for it
-	full   map[string]*QuotaError // namespaces of which a request waits for the quota
-	failed []*gang                // what found no room beside the earmark
-	depth  int                    // how many more are tried behind the head
+	head         *gang                  // the first that found no room; nil while everything fits
+	reserve      headReserve            // what is kept for it
+	quotaWaits   map[string]*QuotaError // namespaces of which a request waits for the quota
+	unplaceable  []*gang                // what found no room beside the earmark
+	backfillLeft int                    // how many more are tried behind the head
 }
 
 // undo takes back what the pass tried out.
-func (s *pass) undo() {
-	s.kept.drop(s.book)
+func (s *queuePass) undo() {
+	s.reserve.release(s.planner)
 	for _, g := range s.decision.Grants {
-		s.book.Release(g.Reservation.ID)
+		s.planner.Release(g.Reservation.ID)
 	}
 }
 
 // consider decides on the next request in the queue.
-func (s *pass) consider(q *Queued) {
-	g, err := s.book.prepare(&q.Request)
+func (s *queuePass) consider(q *Queued) {
+	g, err := s.planner.prepare(&q.Request)
 	if err != nil {
 		s.refuse(&q.Request, err)
 		return
@@ -109,15 +109,15 @@ func (s *pass) consider(q *Queued) {
 		s.waitForQuota(q, g, over)
 		return
 	}
-	if s.head != nil && s.passesBy(g) {
+	if s.head != nil && s.skips(g) {
 		s.waitBehind(q, g)
 		return
 	}
-	switch placed, ok := s.book.place(g); {
+	switch placement, ok := s.planner.place(g); {
 	case ok:
-		s.grant(g, placed)
+		s.grant(g, placement)
 	case s.head != nil:
-		s.failed = append(s.failed, g)
+		s.unplaceable = append(s.unplaceable, g)
 		s.waitBehind(q, g)
 	default:
 		s.becomeHead(g)
@@ -126,83 +126,83 @@ func (s *pass) consider(q *Queued) {
 
 // overQuota is why the request exceeds the quota of its namespace, if it does. Once one request of a namespace waits
 // for the quota, those behind it do too: they would take what it waits for.
-func (s *pass) overQuota(r *Request) *QuotaError {
-	over := s.policy.overQuota(r, s.book.usage[r.Namespace])
+func (s *queuePass) overQuota(r *Request) *QuotaError {
+	over := s.policy.overQuota(r, s.planner.usage[r.Namespace])
 	if over == nil && r.Devices() > 0 {
-		over = s.full[r.Namespace]
+		over = s.quotaWaits[r.Namespace]
 	}
 	return over
 }
 
-func (s *pass) waitForQuota(q *Queued, g *gang, over *QuotaError) {
+func (s *queuePass) waitForQuota(q *Queued, g *gang, over *QuotaError) {
 	if errors.Is(over, ErrNeverFits) {
 		s.refuse(g.request, over)
 		return
 	}
-	s.full[over.Namespace] = over
+	s.quotaWaits[over.Namespace] = over
 	s.wait(q, g, Wait{Code: WaitQuota, Text: over.Error()})
 }
 
 // passesBy reports whether a request behind the head is not even tried: the pass has tried enough, or the same in vain.
 // What is laid over a reservation is always tried, because the head may be waiting for that to get on with its work.
-func (s *pass) passesBy(g *gang) bool {
-	if g.host != nil {
+func (s *queuePass) skips(g *gang) bool {
+	if g.colocated != nil {
 		return false
 	}
-	s.depth--
-	return s.depth < 0 || slices.ContainsFunc(s.failed, g.asksLike)
+	s.backfillLeft--
+	return s.backfillLeft < 0 || slices.ContainsFunc(s.unplaceable, g.sameDemand)
 }
 
 // grant enters the request into the book for the rest of the pass.
-func (s *pass) grant(g *gang, p placed) {
-	r := granted(p, g).Reservation(*g.request, s.book.Now)
-	if err := s.book.Grant(r); err != nil {
+func (s *queuePass) grant(g *gang, p gangPlacement) {
+	r := grantedPlan(p, g).Reservation(*g.request, s.planner.Now)
+	if err := s.planner.Grant(r); err != nil {
 		s.refuse(g.request, err)
 		return
 	}
-	s.decision.Grants = append(s.decision.Grants, Grant{Reservation: r, Unmet: p.unmet, Passed: s.headID()})
+	s.decision.Grants = append(s.decision.Grants, Grant{Reservation: r, Unmet: p.unmet, BackfilledPast: s.headID()})
 }
 
 // becomeHead keeps for the request what it will need, and sends away whoever may be sent away for it.
-func (s *pass) becomeHead(g *gang) {
-	outlook, possible := s.book.outlook(g, scope{})
+func (s *queuePass) becomeHead(g *gang) {
+	analysis, possible := s.planner.analyzeWait(g, analysisScope{})
 	if !possible {
-		s.refuseImpossible(g, outlook.reasons)
+		s.refuseImpossible(g, analysis.reasons)
 		return
 	}
 	if s.policy.Preempt {
-		outlook = s.preempt(g, outlook)
+		analysis = s.preempt(g, analysis)
 	}
 	s.head = g
-	s.kept = s.book.keep(outlook.workers, g.request)
+	s.reserve = s.planner.reserveForHead(analysis.workers, g.request)
 	s.decision.Waits = append(s.decision.Waits, Wait{
 		ID:       g.request.ID,
 		Code:     WaitCapacity,
 		Text:     "it is next, once what it waits for is gone",
-		WaitsFor: outlook.waitsFor(),
+		WaitsFor: analysis.waitsFor(),
 	})
 }
 
 // preempt asks for reservations of a lower priority to go, if that is enough; otherwise it is o that is waited for. Those
 // that are leaving anyway are counted on first, and so are devices whose last holders have gone and that have only to be
 // seen empty: so whoever was sent away for a request suffices until the request is granted.
-func (s *pass) preempt(g *gang, o outlook) outlook {
-	sc := scope{preempt: true, below: g.request.Priority}
-	lower, possible := s.book.outlook(g, sc)
+func (s *queuePass) preempt(g *gang, analysis waitAnalysis) waitAnalysis {
+	sc := analysisScope{preempt: true, belowPriority: g.request.Priority}
+	lower, possible := s.planner.analyzeWait(g, sc)
 	if !possible {
-		return o
+		return analysis
 	}
-	victims := s.book.victims(lower)
+	victims := s.planner.victims(lower)
 	if len(victims) > 1 {
 		sc.fewest = true
-		if other, possible := s.book.outlook(g, sc); possible && preferred(s.book.victims(other), victims) {
-			lower, victims = other, s.book.victims(other)
+		if other, possible := s.planner.analyzeWait(g, sc); possible && betterVictims(s.planner.victims(other), victims) {
+			lower, victims = other, s.planner.victims(other)
 		}
 	}
 	if len(victims) > 0 {
 		p := Preemption{For: g.request.ID}
-		for _, h := range victims {
-			p.Victims = append(p.Victims, h.ID)
+		for _, alloc := range victims {
+			p.Victims = append(p.Victims, alloc.ID)
 		}
 		s.decision.Preemptions = append(s.decision.Preemptions, p)
 	}
@@ -210,11 +210,11 @@ func (s *pass) preempt(g *gang, o outlook) outlook {
 }
 
 // victims are the reservations that an outlook needs to be gone and that have not been told to go, by age.
-func (b *Book) victims(o outlook) []*held {
-	var victims []*held
-	for _, h := range b.held {
-		if !h.Leaving && o.needs(h) {
-			victims = append(victims, h)
+func (pl *Planner) victims(analysis waitAnalysis) []*allocation {
+	var victims []*allocation
+	for _, alloc := range pl.allocations {
+		if !alloc.Leaving && analysis.includes(alloc) {
+			victims = append(victims, alloc)
 		}
 	}
 	return victims
@@ -222,11 +222,11 @@ func (b *Book) victims(o outlook) []*held {
 
 // preferred reports whether one set of victims is to be preferred to another: the fewer, then the lower their highest
 // priority.
-func preferred(these, those []*held) bool {
-	highest := func(all []*held) int {
+func betterVictims(these, those []*allocation) bool {
+	highest := func(all []*allocation) int {
 		most := all[0].Priority
-		for _, h := range all {
-			most = max(most, h.Priority)
+		for _, alloc := range all {
+			most = max(most, alloc.Priority)
 		}
 		return most
 	}
@@ -237,8 +237,8 @@ func preferred(these, those []*held) bool {
 }
 
 // refuseImpossible ends a request that nothing would be enough for.
-func (s *pass) refuseImpossible(g *gang, reasons []Reason) {
-	err := s.book.checkInventory(g)
+func (s *queuePass) refuseImpossible(g *gang, reasons []Reason) {
+	err := s.planner.checkInventory(g)
 	if err == nil {
 		err = &NoCapacityError{Never: true, Reasons: reasons}
 	}
@@ -246,20 +246,20 @@ func (s *pass) refuseImpossible(g *gang, reasons []Reason) {
 }
 
 // refuse ends a request, unless it waits for the nodes that would make it possible.
-func (s *pass) refuse(r *Request, err error) {
-	if r.AwaitNodes && (namesTheMissing(err) || errors.Is(err, ErrNeverFits)) {
+func (s *queuePass) refuse(r *Request, err error) {
+	if r.AwaitNodes && (fixableByNodes(err) || errors.Is(err, ErrNeverFits)) {
 		s.decision.Waits = append(s.decision.Waits, Wait{ID: r.ID, Code: WaitNodes, Text: err.Error()})
 		return
 	}
 	s.decision.Refusals = append(s.decision.Refusals, Refusal{ID: r.ID, Err: err})
 }
 
-func (s *pass) waitBehind(q *Queued, g *gang) {
+func (s *queuePass) waitBehind(q *Queued, g *gang) {
 	s.wait(q, g, Wait{Code: WaitBehind, Behind: s.headID(), Text: "there is no room beside what is kept for " + s.headID()})
 }
 
 // headID is the head of the queue; empty while everything fits.
-func (s *pass) headID() string {
+func (s *queuePass) headID() string {
 	if s.head == nil {
 		return ""
 	}
@@ -267,11 +267,11 @@ func (s *pass) headID() string {
 }
 
 // wait leaves a request in the queue, if it can ever be granted.
-func (s *pass) wait(q *Queued, g *gang, w Wait) {
+func (s *queuePass) wait(q *Queued, g *gang, w Wait) {
 	if !q.Admitted {
-		s.kept.take(-1)
-		reasons, possible := s.book.possible(g)
-		s.kept.take(+1)
+		s.reserve.apply(-1)
+		reasons, possible := s.planner.canEverFit(g)
+		s.reserve.apply(+1)
 		if !possible {
 			s.refuseImpossible(g, reasons)
 			return

@@ -32,11 +32,11 @@ func genPolicy(t *rapid.T) Policy {
 }
 
 // enter grants what was decided; it must all fit together.
-func enter(t require.TestingT, b *Book, d Decision) {
+func enter(t require.TestingT, pl *Planner, d Decision) {
 	for _, g := range d.Grants {
-		require.NoError(t, b.Grant(g.Reservation))
+		require.NoError(t, pl.Grant(g.Reservation))
 	}
-	requireSound(t, b)
+	requireSound(t, pl)
 }
 
 // head is the wait of the head of the queue, if there is one.
@@ -60,13 +60,13 @@ func requestOf(queue []Queued, id string) Request {
 
 func TestNoRequestIsLostInTheQueue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 6)
-		before := b.Snapshot()
+		pl := genPlanner(t, 4, 6)
+		before := pl.Snapshot()
 		queue := genQueue(t, nil)
 		policy := genPolicy(t)
-		d := b.Schedule(queue, policy)
-		requireSound(t, b)
-		require.Equal(t, before, b.Snapshot())
+		d := pl.Schedule(queue, policy)
+		requireSound(t, pl)
+		require.Equal(t, before, pl.Snapshot())
 
 		seen := map[string]int{}
 		for _, g := range d.Grants {
@@ -77,12 +77,12 @@ func TestNoRequestIsLostInTheQueue(t *testing.T) {
 		}
 		for _, r := range d.Refusals {
 			seen[r.ID]++
-			requireHopeless(t, b, requestOf(queue, r.ID), r.Err)
+			requireHopeless(t, pl, requestOf(queue, r.ID), r.Err)
 		}
 		for _, q := range queue {
 			require.Equal(t, 1, seen[q.Request.ID], q.Request.ID)
 		}
-		enter(t, b, d)
+		enter(t, pl, d)
 
 		permuted := rapid.Permutation(queue).Draw(t, "order")
 		again, err := Schedule(before, permuted, policy)
@@ -92,8 +92,8 @@ func TestNoRequestIsLostInTheQueue(t *testing.T) {
 }
 
 // requireHopeless checks that a refused request makes no sense, exceeds its quota or can never fit.
-func requireHopeless(t require.TestingT, b *Book, r Request, err error) {
-	plan, planErr := b.Plan(r)
+func requireHopeless(t require.TestingT, pl *Planner, r Request, err error) {
+	plan, planErr := pl.Plan(r)
 	var quota *QuotaError
 	switch {
 	case errors.As(err, &quota):
@@ -108,17 +108,17 @@ func requireHopeless(t require.TestingT, b *Book, r Request, err error) {
 // What passes the head takes nothing of what it waits for: once that is gone, the head fits, whoever has passed.
 func TestNobodyPassesTheHeadToItsHarm(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 6)
+		pl := genPlanner(t, 4, 6)
 		queue := genQueue(t, nil)
-		d := b.Schedule(queue, Policy{})
+		d := pl.Schedule(queue, Policy{})
 		require.Empty(t, d.Preemptions, "preemption is off")
 		head, ok := d.head()
 		if !ok {
 			return
 		}
-		enter(t, b, d)
-		remove(t, b, head.WaitsFor)
-		plan, err := b.Plan(requestOf(queue, head.ID))
+		enter(t, pl, d)
+		remove(t, pl, head.WaitsFor)
+		plan, err := pl.Plan(requestOf(queue, head.ID))
 		require.NoError(t, err)
 		require.True(t, plan.Granted, "%v", plan.Reasons)
 	})
@@ -126,31 +126,31 @@ func TestNobodyPassesTheHeadToItsHarm(t *testing.T) {
 
 func TestNoQuotaIsExceeded(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 4)
+		pl := genPlanner(t, 4, 4)
 		policy := genPolicy(t)
-		held := b.usage["other"]
-		enter(t, b, b.Schedule(genQueue(t, nil), policy))
+		held := pl.usage["other"]
+		enter(t, pl, pl.Schedule(genQueue(t, nil), policy))
 		if quota, limited := policy.Quotas["other"]; limited {
-			require.LessOrEqual(t, b.usage["other"], max(quota, held))
+			require.LessOrEqual(t, pl.usage["other"], max(quota, held))
 		}
 	})
 }
 
 func TestNobodyIsPreemptedInVain(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		b := genBook(t, 4, 8)
+		pl := genPlanner(t, 4, 8)
 		queue := genQueue(t, nil)
-		d := b.Schedule(queue, Policy{Preempt: true})
-		enter(t, b, d)
+		d := pl.Schedule(queue, Policy{Preempt: true})
+		enter(t, pl, d)
 		require.LessOrEqual(t, len(d.Preemptions), 1)
 		for _, p := range d.Preemptions {
 			head := requestOf(queue, p.For)
 			for _, id := range p.Victims {
-				victim, ok := b.Release(id)
+				victim, ok := pl.Release(id)
 				require.True(t, ok)
 				require.Less(t, victim.Priority, head.Priority)
 			}
-			plan, err := b.Plan(head)
+			plan, err := pl.Plan(head)
 			require.NoError(t, err)
 			require.True(t, plan.Granted, "%v", plan.Reasons)
 		}

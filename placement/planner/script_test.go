@@ -60,14 +60,14 @@ func lastLine(s string) string {
 
 // script is a book, a queue and a clock that the commands of a script change.
 type script struct {
-	book  *Book
-	now   time.Time
-	queue []Queued
+	planner *Planner
+	now     time.Time
+	queue   []Queued
 }
 
 func (s *script) run(t *testing.T, words []string) string {
-	if s.book != nil {
-		s.book.Now = s.now
+	if s.planner != nil {
+		s.planner.Now = s.now
 	}
 	verb, args := words[0], words[1:]
 	switch verb {
@@ -76,7 +76,7 @@ func (s *script) run(t *testing.T, words []string) string {
 	case "node":
 		return s.node(t, args)
 	case "remove":
-		s.book.RemoveNode(args[0])
+		s.planner.RemoveNode(args[0])
 		return s.show()
 	case "wait":
 		d, err := time.ParseDuration(args[0])
@@ -86,12 +86,12 @@ func (s *script) run(t *testing.T, words []string) string {
 	case "reserve", "explain":
 		return s.plan(t, verb == "reserve", args)
 	case "release":
-		_, ok := s.book.Release(args[0])
+		_, ok := s.planner.Release(args[0])
 		return fmt.Sprintf("%v\n%s", ok, s.show())
 	case "leaving":
-		r, _ := s.book.Release(args[0])
+		r, _ := s.planner.Release(args[0])
 		r.Leaving = true
-		require.NoError(t, s.book.Grant(r))
+		require.NoError(t, s.planner.Grant(r))
 		return "ok\n"
 	case "queue":
 		s.queue = append(s.queue, Queued{Request: parseRequest(t, args), Since: s.now})
@@ -126,14 +126,14 @@ func (s *script) nodes(t *testing.T, args []string) string {
 			nodes[i].Devices[j].Island = j * options["islands"] / d
 		}
 	}
-	s.book, err = NewBook(Snapshot{Now: s.now, Nodes: nodes})
+	s.planner, err = New(Snapshot{Now: s.now, Nodes: nodes})
 	require.NoError(t, err)
 	return s.show()
 }
 
 // node ID ready|lost|unproven|cordoned|cordoned=INDEX|unfit=INDEX|fit=INDEX [why…] changes a node.
 func (s *script) node(t *testing.T, args []string) string {
-	node := *s.book.byID[args[0]].node
+	node := *s.planner.byID[args[0]].info
 	node.Devices = slices.Clone(node.Devices)
 	why := strings.Join(args[2:], " ")
 	what, index, _ := strings.Cut(args[1], "=")
@@ -163,13 +163,13 @@ func (s *script) node(t *testing.T, args []string) string {
 	default:
 		t.Fatalf("unknown change %q", args[1])
 	}
-	require.NoError(t, s.book.SetNode(node))
+	require.NoError(t, s.planner.SetNode(node))
 	return s.show()
 }
 
 func (s *script) plan(t *testing.T, keep bool, args []string) string {
 	r := parseRequest(t, args)
-	plan, err := s.book.Plan(r)
+	plan, err := s.planner.Plan(r)
 	if err != nil {
 		return fmt.Sprintf("error: %v\n", err)
 	}
@@ -177,7 +177,7 @@ func (s *script) plan(t *testing.T, keep bool, args []string) string {
 		return planText(plan)
 	}
 	if keep {
-		require.NoError(t, s.book.Grant(plan.Reservation(r, s.now)))
+		require.NoError(t, s.planner.Grant(plan.Reservation(r, s.now)))
 	}
 	return planText(plan)
 }
@@ -243,14 +243,14 @@ func (s *script) schedule(t *testing.T, args []string) string {
 			policy.Quotas = map[string]Share{namespace: quota}
 		}
 	}
-	return s.enter(t, s.book.Schedule(s.queue, policy))
+	return s.enter(t, s.planner.Schedule(s.queue, policy))
 }
 
 func (s *script) enter(t *testing.T, d Decision) string {
 	var b strings.Builder
 	for _, g := range d.Grants {
-		require.NoError(t, s.book.Grant(g.Reservation))
-		fmt.Fprintf(&b, "%s granted%s\n%s", g.Reservation.ID, prefixed(", past ", g.Passed), workersText(g.Reservation.Workers))
+		require.NoError(t, s.planner.Grant(g.Reservation))
+		fmt.Fprintf(&b, "%s granted%s\n%s", g.Reservation.ID, prefixed(", past ", g.BackfilledPast), workersText(g.Reservation.Workers))
 	}
 	for _, p := range d.Preemptions {
 		fmt.Fprintf(&b, "%s sends away %s\n", p.For, strings.Join(p.Victims, ", "))
@@ -273,22 +273,22 @@ func (s *script) enter(t *testing.T, d Decision) string {
 // show is one line for each node: its devices, free (.), unfit (!), or the last letter of who holds them.
 func (s *script) show() string {
 	var b strings.Builder
-	for _, st := range s.book.stocks {
-		fmt.Fprintf(&b, "%s ", st.node.ID)
-		for pos := range st.node.Devices {
-			switch holders := st.holders(pos); {
+	for _, node := range s.planner.nodes {
+		fmt.Fprintf(&b, "%s ", node.info.ID)
+		for pos := range node.info.Devices {
+			switch holders := node.holders(pos); {
 			case len(holders) > 1:
 				b.WriteString("*")
 			case len(holders) == 1:
 				b.WriteString(holders[0].ID[len(holders[0].ID)-1:])
-			case !st.fit.has(pos):
+			case !node.grantable.has(pos):
 				b.WriteString("!")
 			default:
 				b.WriteString(".")
 			}
 		}
-		if !st.open {
-			fmt.Fprintf(&b, " %s", st.node.condition())
+		if !node.open {
+			fmt.Fprintf(&b, " %s", node.info.describeState())
 		}
 		b.WriteString("\n")
 	}

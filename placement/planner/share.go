@@ -85,7 +85,7 @@ func (s *Share) UnmarshalJSON(text []byte) error {
 }
 
 // devices is s in words, for reasons: "1 device", "0.5 of a device", "4 devices".
-func (s Share) devices() string {
+func (s Share) describeDevices() string {
 	switch {
 	case s > 0 && s < Whole:
 		return s.String() + " of a device"

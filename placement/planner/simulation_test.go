@@ -69,7 +69,7 @@ func (f *firstFit) forget(id int) {
 // planned is the planner with PACK.
 type planned struct {
 	t    *testing.T
-	book *Book
+	book *Planner
 }
 
 func (p *planned) admit(id int, a arrival) bool {
@@ -129,12 +129,12 @@ func compareWithFirstFit(t *testing.T, fleet []int) {
 	for i, devices := range fleet {
 		nodes[i].Devices = nodes[i].Devices[:devices]
 	}
-	book, err := NewBook(Snapshot{Now: testNow, Nodes: nodes})
+	pl, err := New(Snapshot{Now: testNow, Nodes: nodes})
 	require.NoError(t, err)
 
 	arrivals := readArrivals(t)
 	first, firstWork := simulate(arrivals, &firstFit{free: slices.Clone(fleet), held: map[int][]int{}})
-	ours, ourWork := simulate(arrivals, &planned{t, book})
+	ours, ourWork := simulate(arrivals, &planned{t, pl})
 
 	asked := tally{}
 	for _, a := range arrivals {

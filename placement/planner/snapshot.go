@@ -60,10 +60,10 @@ type Device struct {
 }
 
 // fit reports whether the device may be granted.
-func (d *Device) fit() bool { return d.Unfit == "" && d.Cordoned == "" }
+func (d *Device) grantable() bool { return d.Unfit == "" && d.Cordoned == "" }
 
 // condition is why it may not be, in words.
-func (d *Device) condition() string {
+func (d *Device) describeState() string {
 	switch {
 	case d.Cordoned == "":
 		return d.Unfit
@@ -84,16 +84,16 @@ type Reservation struct {
 
 	// Over is the first of the reservations that share their devices on purpose, when this one was laid over it. Those
 	// with one Over, and the first itself, count once; the devices are free when the last of them is gone.
-	Over string `json:"over,omitempty" msgpack:"over,omitempty"`
+	SharesWith string `json:"over,omitempty" msgpack:"over,omitempty"`
 
 	// Leaving is set when the holder has been told to go; preemption counts on its devices.
 	Leaving bool `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
 }
 
 // group is the name under which r shares devices.
-func (r *Reservation) group() string {
-	if r.Over != "" {
-		return r.Over
+func (r *Reservation) groupName() string {
+	if r.SharesWith != "" {
+		return r.SharesWith
 	}
 	return r.ID
 }

@@ -6,17 +6,17 @@ import (
 )
 
 // spread puts all bundles of c, each where the fewest bundles of the gang lie so far.
-func (d *draft) spread(sites []site, c *class) bool {
-	able := candidates(sites, c, len(c.ranks))
-	slices.SortFunc(able, candidate.byAptness)
-	for left := len(c.ranks); left > 0; {
-		level, any := lightest(able)
+func (d *draftPlan) spread(cands []candidate, kind *bundleKind) bool {
+	able := rankCandidates(cands, kind, len(kind.ranks))
+	slices.SortFunc(able, ranked.byScore)
+	for left := len(kind.ranks); left > 0; {
+		level, any := leastLoaded(able)
 		if !any {
 			return false
 		}
 		for i := range able {
-			if a := &able[i]; left > 0 && a.fits > 0 && a.load == level {
-				d.put(a.site, c, 1)
+			if a := &able[i]; left > 0 && a.fits > 0 && a.gangBundles == level {
+				d.assignBundles(a.candidate, kind, 1)
 				a.fits--
 				left--
 			}
@@ -26,23 +26,23 @@ func (d *draft) spread(sites []site, c *class) bool {
 }
 
 // lightest is the least load among the candidates that still take something.
-func lightest(able []candidate) (load int, any bool) {
+func leastLoaded(able []ranked) (load int, any bool) {
 	for _, a := range able {
-		if a.fits > 0 && (!any || a.load < load) {
-			load, any = a.load, true
+		if a.fits > 0 && (!any || a.gangBundles < load) {
+			load, any = a.gangBundles, true
 		}
 	}
 	return load, any
 }
 
 // spreadStrictly puts each bundle of c on a node of its own, the fullest ones that take it.
-func (d *draft) spreadStrictly(sites []site, c *class) bool {
-	able := candidates(sites, c, 1)
-	slices.SortFunc(able, candidate.byAptness)
-	left := len(c.ranks)
+func (d *draftPlan) spreadStrictly(cands []candidate, kind *bundleKind) bool {
+	able := rankCandidates(cands, kind, 1)
+	slices.SortFunc(able, ranked.byScore)
+	left := len(kind.ranks)
 	for _, a := range able {
-		if left > 0 && a.load == 0 {
-			d.put(a.site, c, 1)
+		if left > 0 && a.gangBundles == 0 {
+			d.assignBundles(a.candidate, kind, 1)
 			left--
 		}
 	}
@@ -51,9 +51,9 @@ func (d *draft) spreadStrictly(sites []site, c *class) bool {
 
 // putSpanning puts the bundles of a class that may span nodes: on one node if one takes them, and otherwise over as
 // few as possible.
-func (g *gang) putSpanning(d *draft, sites []site, c *class) bool {
-	for range c.ranks {
-		if open := g.unused(sites); !d.putOnBest(open, c, 1) && !d.span(open, c) {
+func (g *gang) placeSpanning(d *draftPlan, cands []candidate, kind *bundleKind) bool {
+	for range kind.ranks {
+		if open := g.eligible(cands); !d.placeOnBest(open, kind, 1) && !d.span(open, kind) {
 			return false
 		}
 	}
@@ -61,85 +61,85 @@ func (g *gang) putSpanning(d *draft, sites []site, c *class) bool {
 }
 
 // unused is the sites on which another bundle may lie.
-func (g *gang) unused(sites []site) []site {
+func (g *gang) eligible(cands []candidate) []candidate {
 	if g.strategy != StrictSpread {
-		return sites
+		return cands
 	}
-	return slices.DeleteFunc(slices.Clone(sites), func(s site) bool { return s.load > 0 })
+	return slices.DeleteFunc(slices.Clone(cands), func(cand candidate) bool { return cand.gangBundles > 0 })
 }
 
 // span puts one bundle of c over several nodes. The worker runs on the first of them that has the CPUs and the memory.
 // Where bundles must lie in a neighbourhood, none spans nodes.
-func (d *draft) span(sites []site, c *class) bool {
-	able := donors(sites, c)
-	k := c.bundle.devices()
-	chosen := chosenBy(able, k)
+func (d *draftPlan) span(cands []candidate, kind *bundleKind) bool {
+	donors := spanningCandidates(cands, kind)
+	k := kind.bundle.devices()
+	chosen := fewestCandidates(donors, k)
 	if len(chosen) == 0 {
 		return false
 	}
-	runner := slices.IndexFunc(chosen, func(s site) bool { return s.runs(c.bundle) })
+	runner := slices.IndexFunc(chosen, func(cand candidate) bool { return cand.canRun(kind.bundle) })
 	if runner < 0 {
-		if chosen, runner = aroundRunner(able, k, c.bundle), 0; chosen == nil {
+		if chosen, runner = withRunner(donors, k, kind.bundle), 0; chosen == nil {
 			return false
 		}
 	}
 	first := chosen[runner]
-	spots := d.donate(nil, first, k)
-	for _, s := range slices.Delete(chosen, runner, runner+1) {
-		spots = d.donate(spots, s, k)
+	refs := d.takeFree(nil, first, k)
+	for _, cand := range slices.Delete(chosen, runner, runner+1) {
+		refs = d.takeFree(refs, cand, k)
 	}
-	d.laySpots(first.stock, c, spots)
+	d.assignDevices(first.nodeState, kind, refs)
 	return true
 }
 
 // donate appends free devices of a site to spots, until there are k.
-func (d *draft) donate(spots []spot, s site, k int) []spot {
-	for _, pos := range s.wholes(nil, min(k-len(spots), s.idle), d.within) {
-		spots = append(spots, spot{s.stock, pos})
+func (d *draftPlan) takeFree(refs []deviceRef, cand candidate, k int) []deviceRef {
+	for _, pos := range cand.pickWhole(nil, min(k-len(refs), cand.freeCount), d.within) {
+		refs = append(refs, deviceRef{cand.nodeState, pos})
 	}
-	return spots
+	return refs
 }
 
 // donors are the sites that can give devices to a spanning bundle, the fewest first.
-func donors(sites []site, c *class) []site {
-	var able []site
-	for _, s := range sites {
-		if s.open && s.idle > 0 && s.groups == nil && s.admits(c.bundle) {
-			able = append(able, s)
+func spanningCandidates(cands []candidate, kind *bundleKind) []candidate {
+	var donors []candidate
+	for _, cand := range cands {
+		if cand.open && cand.freeCount > 0 && cand.groups == nil && cand.matches(kind.bundle) {
+			donors = append(donors, cand)
 		}
 	}
-	slices.SortFunc(able, func(a, b site) int { return cmp.Or(a.idle-b.idle, a.order-b.order) })
-	return able
+	slices.SortFunc(donors, func(a, b candidate) int { return cmp.Or(a.freeCount-b.freeCount, a.order-b.order) })
+	return donors
 }
 
 // chosenBy is the fewest of the sites that have k devices together, by rank; nil if all have not.
-func chosenBy(able []site, k int) []site {
-	sizes := make([]int, len(able))
-	for i, s := range able {
-		sizes[i] = s.idle
+func fewestCandidates(cands []candidate, k int) []candidate {
+	sizes := make([]int, len(cands))
+	for i, cand := range cands {
+		sizes[i] = cand.freeCount
 	}
-	var chosen []site
+	var chosen []candidate
 	for _, i := range fewest(sizes, k) {
-		chosen = append(chosen, able[i])
+		chosen = append(chosen, cands[i])
 	}
-	slices.SortFunc(chosen, func(a, b site) int { return a.order - b.order })
+	slices.SortFunc(chosen, func(a, b candidate) int { return a.order - b.order })
 	return chosen
 }
 
 // aroundRunner is the largest site on which the worker can run, and then the fewest others that make up k devices.
-func aroundRunner(able []site, k int, b *Bundle) []site {
-	for i, s := range slices.Backward(able) {
-		if !s.runs(b) {
+func withRunner(cands []candidate, k int, b *Bundle) []candidate {
+	for i, cand := range slices.Backward(cands) {
+		if !cand.canRun(b) {
 			continue
 		}
-		others := chosenBy(slices.Delete(slices.Clone(able), i, i+1), k-s.idle)
+		others := fewestCandidates(slices.Delete(slices.Clone(cands), i, i+1), k-cand.freeCount)
 		if others == nil {
 			return nil
 		}
-		return append([]site{s}, others...)
+		return append([]candidate{cand}, others...)
 	}
 	return nil
 }
 
 // runs reports whether the worker of b, without its devices, finds room.
-func (s site) runs(b *Bundle) bool { return s.cpus >= b.CPUs && s.memory >= b.Memory }
+func (cand candidate) canRun(b *Bundle) bool { return cand.cpus >= b.CPUs && cand.memory >= b.Memory }

@@ -37,38 +37,38 @@ func (t Topology) check() error {
 }
 
 // area is a way to divide the nodes: into those with one value of a label, or not at all.
-type area struct {
+type partition struct {
 	label bool
-	parts [][]site
+	parts [][]candidate
 }
 
-func (g *gang) areas(nodes []site) []area {
-	all := area{parts: [][]site{nodes}}
+func (g *gang) partitions(nodes []candidate) []partition {
+	all := partition{parts: [][]candidate{nodes}}
 	t := g.request.Topology
 	switch {
 	case t.Label == "":
-		return []area{all}
+		return []partition{all}
 	case t.Required:
-		return []area{{true, byLabel(nodes, t.Label)}}
+		return []partition{{true, byLabel(nodes, t.Label)}}
 	}
-	return []area{{true, byLabel(nodes, t.Label)}, all}
+	return []partition{{true, byLabel(nodes, t.Label)}, all}
 }
 
 // byLabel divides nodes by their value of a label, those with the fewest free devices first: a gang goes to the
 // fullest rack that takes it. Nodes without the label are in none.
-func byLabel(nodes []site, label string) [][]site {
-	parts := map[string][]site{}
+func byLabel(nodes []candidate, label string) [][]candidate {
+	parts := map[string][]candidate{}
 	idle := map[string]int{}
-	for _, s := range nodes {
-		if value, ok := s.node.Labels[label]; ok {
-			parts[value] = append(parts[value], s)
-			idle[value] += s.idle
+	for _, cand := range nodes {
+		if value, ok := cand.info.Labels[label]; ok {
+			parts[value] = append(parts[value], cand)
+			idle[value] += cand.freeCount
 		}
 	}
 	values := slices.SortedFunc(maps.Keys(parts), func(a, b string) int {
 		return cmp.Or(idle[a]-idle[b], cmp.Compare(a, b))
 	})
-	divided := make([][]site, len(values))
+	divided := make([][]candidate, len(values))
 	for i, value := range values {
 		divided[i] = parts[value]
 	}
@@ -76,17 +76,17 @@ func byLabel(nodes []site, label string) [][]site {
 }
 
 // tie says how much must lie in one neighbourhood of devices.
-type tie int
+type affinity int
 
 const (
-	untied     tie = iota // nothing
-	bundleTied            // each bundle by itself
-	gangTied              // the whole gang
+	noAffinity     affinity = iota // nothing
+	bundleAffinity                 // each bundle by itself
+	gangAffinity                   // the whole gang
 )
 
-func (g *gang) ties() []tie {
+func (g *gang) affinities() []affinity {
 	t := g.request.Topology
-	ties := []tie{gangTied, bundleTied, untied}
+	ties := []affinity{gangAffinity, bundleAffinity, noAffinity}
 	switch {
 	case t.Within == Anywhere:
 		return ties[2:]
@@ -101,30 +101,30 @@ func (g *gang) ties() []tie {
 
 // confine is nodes as places for bundles under a tie: as they are, each with its neighbourhoods, or each neighbourhood
 // by itself.
-func (t tie) confine(nodes []site, w Within) []site {
-	if t == untied {
+func (t affinity) restrict(nodes []candidate, w Within) []candidate {
+	if t == noAffinity {
 		return nodes
 	}
-	confined := make([]site, 0, len(nodes))
-	for _, s := range nodes {
-		groups := s.layout.levels(w)[0]
-		if t == bundleTied {
-			confined = append(confined, site{s.stock, groups})
+	confined := make([]candidate, 0, len(nodes))
+	for _, cand := range nodes {
+		groups := cand.layout.levels(w)[0]
+		if t == bundleAffinity {
+			confined = append(confined, candidate{cand.nodeState, groups})
 			continue
 		}
 		for i := range groups {
-			confined = append(confined, site{s.stock, groups[i : i+1]})
+			confined = append(confined, candidate{cand.nodeState, groups[i : i+1]})
 		}
 	}
 	return confined
 }
 
 // unmetBy is the part of a topology that was let go, in words; empty if none was.
-func unmetBy(sameLabel bool, t tie, asked Topology) string {
+func unmetTopology(sameLabel bool, t affinity, asked Topology) string {
 	switch {
 	case asked.Label != "" && !sameLabel:
 		return "no single " + asked.Label + " has room for all of it"
-	case asked.Within != Anywhere && t == untied:
+	case asked.Within != Anywhere && t == noAffinity:
 		return "not every bundle finds room in one " + string(asked.Within)
 	}
 	return ""

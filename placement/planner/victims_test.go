@@ -9,17 +9,17 @@ import (
 // Harm forbidden: several are sent away where one is enough, or one of a higher priority than need be.
 func TestFewestVictims(t *testing.T) {
 	nodes := simNodes(2, 4)
-	book, err := NewBook(Snapshot{Now: testNow, Nodes: nodes})
+	pl, err := New(Snapshot{Now: testNow, Nodes: nodes})
 	require.NoError(t, err)
 	hold := func(id, node string, devices, priority int) {
 		r := Request{ID: id, Priority: priority, Bundles: []Bundle{{Node: node, Devices: Wholes(devices)}}}
-		require.True(t, grant(t, book, r, testNow), id)
+		require.True(t, grant(t, pl, r, testNow), id)
 	}
 	hold("half-a", "n0", 2, 0)
 	hold("half-b", "n0", 2, 0)
 	hold("whole", "n1", 4, 1)
 	victims := func(priority, devices int) []string {
-		d := book.Schedule([]Queued{{Request: Request{ID: "x", Priority: priority, Bundles: []Bundle{{Devices: Wholes(devices)}}}, Since: testNow}}, Policy{Preempt: true})
+		d := pl.Schedule([]Queued{{Request: Request{ID: "x", Priority: priority, Bundles: []Bundle{{Devices: Wholes(devices)}}}, Since: testNow}}, Policy{Preempt: true})
 		if len(d.Preemptions) == 0 {
 			return nil
 		}
@@ -31,8 +31,8 @@ func TestFewestVictims(t *testing.T) {
 	require.NotContains(t, victims(5, 2), "whole", "of the lowest priority")
 
 	// Devices that have only to be seen empty are waited for.
-	cleared, _ := book.Release("half-a")
-	node := *book.byID["n0"].node
+	cleared, _ := pl.Release("half-a")
+	node := *pl.byID["n0"].info
 	node.Devices = append([]Device{}, node.Devices...)
 	for i := range node.Devices {
 		for _, slot := range cleared.Workers[0].Slots {
@@ -41,7 +41,7 @@ func TestFewestVictims(t *testing.T) {
 			}
 		}
 	}
-	require.NoError(t, book.SetNode(node))
+	require.NoError(t, pl.SetNode(node))
 	require.Empty(t, victims(5, 2))
 	require.Equal(t, []string{"half-b"}, victims(1, 4), "beside what is enough with them")
 }

@@ -28,7 +28,7 @@ import (
 //   - A token above the newest was granted by a later state of this ledger, which was lost since. No record: nobody knows.
 //
 // What nobody knows is adopted. Where a ledger is found to be damaged it gets another identity.
-type identity struct {
+type ledgerIdentity struct {
 	ID     string `msgpack:"id"`
 	Born   uint64 `msgpack:"born"`             // the first token that absence says something about
 	Offset uint64 `msgpack:"offset,omitempty"` // tokens are revisions plus this; it grows when agents know greater tokens
@@ -42,11 +42,11 @@ const identityKey = "ledger"
 
 // tokenSlack is by how much tokens leap when a ledger has lost something: what it granted after the state that is left had
 // lower tokens than that, so that they are below Born too, however late the nodes report them.
-const tokenSlack = 1 << 20
+const tokenGap = 1 << 20
 
 // mark is what is kept of the ledger in a second place: a bucket of its own, written after each checkpoint. A ledger that
 // is missing, another, or behind its mark has lost something. A mark that is missing says nothing.
-type mark struct {
+type watermark struct {
 	Ledger string   `msgpack:"ledger"`
 	Epoch  uint64   `msgpack:"epoch"`
 	Round  uint64   `msgpack:"round"` // the last round that the checkpoint covers
@@ -55,31 +55,31 @@ type mark struct {
 }
 
 const (
-	markKey   = "mark"
-	markBytes = 4 << 20
+	watermarkKey   = "mark"
+	watermarkBytes = 4 << 20
 )
 
 // marker writes the mark. A checkpoint owns it while it is under way.
-type marker struct {
+type watermarkStore struct {
 	kv       *kv.Bucket
 	revision uint64 // of the mark that is there; zero: none
 }
 
-func openMark(ctx context.Context, cfg Config) (*kv.Bucket, error) {
-	return kv.Open(ctx, cfg.Bus, kv.Config{Bucket: markBucket, Replicas: cfg.Replicas, MaxBytes: markBytes})
+func openWatermark(ctx context.Context, cfg Config) (*kv.Bucket, error) {
+	return kv.Open(ctx, cfg.Bus, kv.Config{Bucket: watermarkBucket, Replicas: cfg.Replicas, MaxBytes: watermarkBytes})
 }
 
 // read is the mark; nil if there is none. One that cannot be read is none either.
-func (m *marker) read(ctx context.Context) (*mark, error) {
-	entry, err := m.kv.Get(ctx, markKey)
+func (w *watermarkStore) read(ctx context.Context) (*watermark, error) {
+	entry, err := w.kv.Get(ctx, watermarkKey)
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	m.revision = entry.Revision
-	found := new(mark)
+	w.revision = entry.Revision
+	found := new(watermark)
 	if wire.Unmarshal(entry.Value, found) != nil {
 		return nil, nil
 	}
@@ -88,42 +88,42 @@ func (m *marker) read(ctx context.Context) (*mark, error) {
 
 // write replaces the mark, unless a later leader has. A mark that is not written is made up for by the next: the ledger is
 // only less well guarded meanwhile.
-func (m *marker) write(ctx context.Context, value []byte, epoch uint64) error {
+func (w *watermarkStore) write(ctx context.Context, value []byte, epoch uint64) error {
 	for {
-		revision, err := m.put(ctx, value)
+		revision, err := w.put(ctx, value)
 		if err == nil {
-			m.revision = revision
+			w.revision = revision
 			return nil
 		}
 		if !errors.Is(err, bus.ErrConflict) && !errors.Is(err, bus.ErrExists) {
 			return err
 		}
-		there, err := m.read(ctx)
+		there, err := w.read(ctx)
 		if err != nil || there != nil && there.Epoch > epoch {
 			return err
 		}
 		if there == nil {
-			m.revision = 0
+			w.revision = 0
 		}
 	}
 }
 
-func (m *marker) put(ctx context.Context, value []byte) (uint64, error) {
-	if m.revision == 0 {
-		return m.kv.Create(ctx, markKey, value)
+func (w *watermarkStore) put(ctx context.Context, value []byte) (uint64, error) {
+	if w.revision == 0 {
+		return w.kv.Create(ctx, watermarkKey, value)
 	}
-	return m.kv.Update(ctx, markKey, value, m.revision)
+	return w.kv.Update(ctx, watermarkKey, value, w.revision)
 }
 
 // summed reports whether a key belongs to the sum of all keys: what rounds write.
-func summed(key string) bool {
+func isSummedKey(key string) bool {
 	kind, _, _ := strings.Cut(key, ".")
 	return kind == "reservation" || kind == "node" || kind == "cordon" || key == rulesKey || key == identityKey
 }
 
 // sumOf is a key's part in the sum of all keys, which is the same in whatever order they came.
-func sumOf(key string) uint64 {
-	if !summed(key) {
+func keySum(key string) uint64 {
+	if !isSummedKey(key) {
 		return 0
 	}
 	h := fnv.New64a()
@@ -136,19 +136,19 @@ func sumOf(key string) uint64 {
 
 // inspect says what is wrong with a ledger as it was read; empty if nothing is. legacy is a ledger that was written by a
 // version that kept no identity: its records may be complete or not.
-func (c *contents) inspect(m *mark) (wrong string, legacy bool) {
+func (c *ledgerContents) inspect(w *watermark) (wrong string, legacy bool) {
 	switch {
-	case c.identity == nil && m != nil:
-		return fmt.Sprintf("the ledger is missing or empty: its mark names ledger %s at round %d", m.Ledger, m.Round), false
+	case c.identity == nil && w != nil:
+		return fmt.Sprintf("the ledger is missing or empty: its mark names ledger %s at round %d", w.Ledger, w.Round), false
 	case c.identity == nil:
-		return c.broken, c.broken == "" && c.written
-	case m != nil && m.Ledger != c.identity.ID:
-		return fmt.Sprintf("the ledger is another than its mark names: %s instead of %s", c.identity.ID, m.Ledger), false
-	case m != nil && c.round < m.Round:
-		return fmt.Sprintf("the ledger is older than its mark: it ends at round %d, and was at round %d", c.round, m.Round), false
-	case c.broken != "":
-		return c.broken, false
-	case m != nil && m.Round == c.round && c.sum != nil && *c.sum != m.Sum:
+		return c.damage, c.damage == "" && c.notEmpty
+	case w != nil && w.Ledger != c.identity.ID:
+		return fmt.Sprintf("the ledger is another than its mark names: %s instead of %s", c.identity.ID, w.Ledger), false
+	case w != nil && c.round < w.Round:
+		return fmt.Sprintf("the ledger is older than its mark: it ends at round %d, and was at round %d", c.round, w.Round), false
+	case c.damage != "":
+		return c.damage, false
+	case w != nil && w.Round == c.round && c.sum != nil && *c.sum != w.Sum:
 		return fmt.Sprintf("the ledger's keys are not those that it had at round %d", c.round), false
 	}
 	return "", false
@@ -156,77 +156,77 @@ func (c *contents) inspect(m *mark) (wrong string, legacy bool) {
 
 // beginLedger decides what a leader believes of the ledger as it was read, and enters what it has to write about that into the
 // first round: after it the ledger has an identity.
-func (r *reign) beginLedger(c *contents, m *mark, now time.Time) {
-	wrong, legacy := c.inspect(m)
+func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time) {
+	wrong, legacy := c.inspect(w)
 	if c.identity != nil {
-		r.identity = *c.identity
+		t.identity = *c.identity
 	}
 	switch {
 	case wrong != "":
-		nodes := slices.Collect(maps.Keys(c.seats))
-		if m != nil {
-			nodes = append(nodes, m.Nodes...)
+		nodes := slices.Collect(maps.Keys(c.ranks))
+		if w != nil {
+			nodes = append(nodes, w.Nodes...)
 		}
-		r.doubt(wrong, nodes, now)
-		r.settleDoubt() // if no node was ever there
+		t.distrust(wrong, nodes, now)
+		t.resolveDoubt() // if no node was ever there
 	case legacy:
-		r.identity = identity{ID: nuid.Next(), Born: r.newest() + 1}
-		r.unconfirmAll("it was written by a version that kept no evidence of it")
-		r.writeIdentity()
+		t.identity = ledgerIdentity{ID: nuid.Next(), Born: t.newestToken() + 1}
+		t.unconfirmAll("it was written by a version that kept no evidence of it")
+		t.writeIdentity()
 	case c.identity == nil:
-		r.identity = identity{ID: nuid.Next(), Born: r.newest() + 1}
-		r.writeIdentity()
+		t.identity = ledgerIdentity{ID: nuid.Next(), Born: t.newestToken() + 1}
+		t.writeIdentity()
 	default:
-		r.ledger.marking(r.identity.ID, r.identity.Awaits)
+		t.ledger.enableWatermark(t.identity.ID, t.identity.Awaits)
 	}
-	if r.identity.Doubt != "" {
-		r.cfg.Logger.Error("placement: nothing is granted", "error", r.ledgerError())
+	if t.identity.Doubt != "" {
+		t.cfg.Logger.Error("placement: nothing is granted", "error", t.ledgerError())
 	}
 }
 
 // newest is a token that no grant up to now exceeds.
-func (r *reign) newest() uint64 { return r.ledger.newest() + r.identity.Offset }
+func (t *leaderTerm) newestToken() uint64 { return t.ledger.newestRevision() + t.identity.Offset }
 
 // doubt stops the granting until the nodes have reported what runs on them. The ledger gets another identity, so that
 // what it does not have counts as forgotten rather than as ended; and what it has must be confirmed.
-func (r *reign) doubt(why string, nodes []string, now time.Time) {
-	nodes = append(nodes, r.identity.Awaits...)
+func (t *leaderTerm) distrust(why string, nodes []string, now time.Time) {
+	nodes = append(nodes, t.identity.Awaits...)
 	slices.Sort(nodes)
-	if r.identity.Doubt != "" && r.identity.Doubt != why {
-		why = r.identity.Doubt + "; " + why
+	if t.identity.Doubt != "" && t.identity.Doubt != why {
+		why = t.identity.Doubt + "; " + why
 	}
-	r.identity.Offset += tokenSlack
-	r.identity = identity{
-		ID: nuid.Next(), Born: r.newest() + 1, Offset: r.identity.Offset, Doubt: text.Truncate(why, 4*text.ClipLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
+	t.identity.Offset += tokenGap
+	t.identity = ledgerIdentity{
+		ID: nuid.Next(), Born: t.newestToken() + 1, Offset: t.identity.Offset, Doubt: text.Truncate(why, 4*text.ClipLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
 	}
-	r.unconfirmAll("the ledger had lost something: " + why)
-	r.writeIdentity()
-	r.emit(protocol.Event{Kind: protocol.EventLedgerDoubt, Text: r.ledgerError().Error()})
+	t.unconfirmAll("the ledger had lost something: " + why)
+	t.writeIdentity()
+	t.emit(protocol.Event{Kind: protocol.EventLedgerDoubt, Text: t.ledgerError().Error()})
 }
 
-func (r *reign) writeIdentity() {
-	value, err := wire.Marshal(r.identity)
+func (t *leaderTerm) writeIdentity() {
+	value, err := wire.Marshal(t.identity)
 	if err != nil {
-		r.cfg.Logger.Error("placement: the ledger's identity cannot be written", "error", err)
+		t.cfg.Logger.Error("placement: the ledger's identity cannot be written", "error", err)
 		return
 	}
-	id, awaits := r.identity.ID, r.identity.Awaits
-	r.round.put(identityKey, value, func(uint64, time.Time) { r.ledger.marking(id, awaits) }, nil)
+	id, awaits := t.identity.ID, t.identity.Awaits
+	t.round.put(identityKey, value, func(uint64, time.Time) { t.ledger.enableWatermark(id, awaits) }, nil)
 }
 
 // ledgerError is why nothing is granted; nil if grants are made.
-func (r *reign) ledgerError() error {
-	if r.identity.Doubt == "" {
+func (t *leaderTerm) ledgerError() error {
+	if t.identity.Doubt == "" {
 		return nil
 	}
-	return &LedgerError{Why: r.identity.Doubt, Awaits: limited(r.missing())}
+	return &LedgerError{Why: t.identity.Doubt, Awaits: clipList(t.awaitedNodes())}
 }
 
 // missing is the nodes that have not reported yet what runs on them.
-func (r *reign) missing() []string {
+func (t *leaderTerm) awaitedNodes() []string {
 	var missing []string
-	for _, name := range r.identity.Awaits {
-		if m := r.roster.members[name]; !r.accounted[name] && (m == nil || !m.proven || !m.report.RunningComplete) {
+	for _, name := range t.identity.Awaits {
+		if n := t.nodes.byName[name]; !t.reported[name] && (n == nil || !n.verified || !n.report.RunningComplete) {
 			missing = append(missing, name)
 		}
 	}
@@ -234,38 +234,38 @@ func (r *reign) missing() []string {
 }
 
 // account notes that a node has said all that runs on it, or that nothing of it is left.
-func (r *reign) account(node string) {
-	if r.identity.Doubt != "" {
-		r.accounted[node] = true
+func (t *leaderTerm) markReported(node string) {
+	if t.identity.Doubt != "" {
+		t.reported[node] = true
 	}
 }
 
 // settleDoubt ends the doubt when every node has reported.
-func (r *reign) settleDoubt() {
-	if r.identity.Doubt != "" && len(r.missing()) == 0 {
-		r.endDoubt("every node has reported what runs on it")
+func (t *leaderTerm) resolveDoubt() {
+	if t.identity.Doubt != "" && len(t.awaitedNodes()) == 0 {
+		t.trustLedger("every node has reported what runs on it")
 	}
 }
 
-func (r *reign) endDoubt(why string) {
-	r.cfg.Logger.Warn("placement: the ledger is trusted again", "why", why, "doubt", r.identity.Doubt)
-	r.emit(protocol.Event{Kind: protocol.EventLedgerTrusted, Text: "devices are granted again: " + why})
-	r.identity.Doubt, r.identity.Awaits, r.identity.Since = "", nil, time.Time{}
-	clear(r.accounted)
-	r.dirty = true
-	r.writeIdentity()
+func (t *leaderTerm) trustLedger(why string) {
+	t.cfg.Logger.Warn("placement: the ledger is trusted again", "why", why, "doubt", t.identity.Doubt)
+	t.emit(protocol.Event{Kind: protocol.EventLedgerTrusted, Text: "devices are granted again: " + why})
+	t.identity.Doubt, t.identity.Awaits, t.identity.Since = "", nil, time.Time{}
+	clear(t.reported)
+	t.needsSchedule = true
+	t.writeIdentity()
 }
 
 // acceptLedger is an operator who takes the ledger as it is. Only operators may.
-func (r *reign) acceptLedger(c *call) {
+func (t *leaderTerm) handleAcceptLedger(c *call) {
 	if c.namespace != "" {
-		r.finishErr(c, bus.Errorf(bus.CodeRefused, "the ledger is accepted by an operator, not from within namespace %q", c.namespace))
+		t.answerErr(c, bus.Errorf(bus.CodeRefused, "the ledger is accepted by an operator, not from within namespace %q", c.namespace))
 		return
 	}
-	if r.identity.Doubt != "" {
-		r.endDoubt("an operator has accepted the ledger as it is")
+	if t.identity.Doubt != "" {
+		t.trustLedger("an operator has accepted the ledger as it is")
 	}
-	r.finish(c, &answer{Kind: answerDone, Ledger: r.ledgerStatus()})
+	t.answerCall(c, &answer{Kind: answerDone, Ledger: t.ledgerStatus()})
 }
 
 // LedgerStatus is whether the ledger is believed.
@@ -286,12 +286,12 @@ func (s LedgerStatus) String() string {
 	return (&LedgerError{Why: s.Doubt, Awaits: s.Awaits}).Error()
 }
 
-func (r *reign) ledgerStatus() *LedgerStatus {
-	s := &LedgerStatus{ID: r.identity.ID, Doubt: r.identity.Doubt, Since: r.identity.Since}
+func (t *leaderTerm) ledgerStatus() *LedgerStatus {
+	s := &LedgerStatus{ID: t.identity.ID, Doubt: t.identity.Doubt, Since: t.identity.Since}
 	if s.Doubt != "" {
-		s.Awaits = limited(r.missing())
+		s.Awaits = clipList(t.awaitedNodes())
 	}
-	for _, e := range r.held {
+	for _, e := range t.records {
 		if e.Unconfirmed != "" {
 			s.Unconfirmed++
 		}
@@ -300,10 +300,10 @@ func (r *reign) ledgerStatus() *LedgerStatus {
 }
 
 // nodesOf is the names behind the seats among the keys.
-func nodesOf(keys map[string]bool) []string {
+func rankedNodes(keys map[string]bool) []string {
 	var names []string
 	for key := range keys {
-		if name, seat := strings.CutPrefix(key, seatKey("")); seat {
+		if name, seat := strings.CutPrefix(key, rankKey("")); seat {
 			names = append(names, name)
 		}
 	}

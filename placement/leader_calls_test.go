@@ -128,7 +128,7 @@ func TestLateCopyOfAGrantThatHasEnded(t *testing.T) {
 		a, err := h.send(m)
 		require.NoError(t, err)
 		require.Equal(t, answerFailed, a.Kind)
-		require.ErrorIs(t, a.Error.err(), ErrEnded)
+		require.ErrorIs(t, a.Error.decode(), ErrEnded)
 		require.Empty(t, h.list())
 	}
 }

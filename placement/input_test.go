@@ -12,9 +12,9 @@ import (
 // Harm forbidden: a round waits for somebody who does not come; or does not wait for those who are about to.
 func TestGathering(t *testing.T) {
 	const took = time.Millisecond
-	arrive := func(in *inbox, after ...time.Duration) {
+	arrive := func(q *inputQueue, after ...time.Duration) {
 		for _, d := range after {
-			go func() { time.Sleep(d); in.put(item{call: &call{}}) }()
+			go func() { time.Sleep(d); q.put(input{call: &call{}}) }()
 		}
 	}
 	for name, tc := range map[string]struct {
@@ -35,24 +35,24 @@ func TestGathering(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				in := newInbox()
+				q := newInputQueue()
 				for range tc.there {
-					in.put(item{call: &call{}})
+					q.put(input{call: &call{}})
 				}
-				g, spent := newGathering(in), took
+				w, spent := newBatchWindow(q), took
 				want := tc.waits
 				if name == "the disk is slow" {
-					spent, want = time.Minute, gatherMost
+					spent, want = time.Minute, maxBatchWait
 				}
-				g.after(tc.calls, tc.written, spent)
-				arrive(in, tc.arrive...)
+				w.roundDone(tc.calls, tc.written, spent)
+				arrive(q, tc.arrive...)
 				began := time.Now()
-				require.Equal(t, tc.anybody, g.wait(context.Background()))
+				require.Equal(t, tc.anybody, w.wait(context.Background()))
 				require.Equal(t, want, time.Since(began))
-				require.Len(t, in.take(nil), tc.there+len(tc.arrive))
-				in.put(item{})
+				require.Len(t, q.take(nil), tc.there+len(tc.arrive))
+				q.put(input{})
 				select {
-				case <-in.wakeCh:
+				case <-q.wakeCh:
 				default:
 					t.Error("news of a node does not wake the loop")
 				}

@@ -14,9 +14,9 @@ import (
 // Release gives a reservation back. It may be repeated: what is not there has been released. A token other than that of
 // the grant is refused with a *StaleTokenError.
 func (c *Client) Release(ctx context.Context, id string, token uint64) error {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	_, err := c.do(ctx, &message{Verb: verbRelease, ID: id, Token: token}, nil)
+	_, err := c.call(ctx, &message{Verb: verbRelease, ID: id, Token: token}, nil)
 	return wrap("release "+id, err)
 }
 
@@ -27,9 +27,9 @@ func (c *Client) Explain(ctx context.Context, r Request) (Explanation, error) {
 	if err != nil {
 		return Explanation{}, err
 	}
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	a, err := c.do(ctx, &message{Verb: verbExplain, Request: raw}, nil)
+	a, err := c.call(ctx, &message{Verb: verbExplain, Request: raw}, nil)
 	if err != nil {
 		return Explanation{}, wrap("explain", err)
 	}
@@ -55,11 +55,11 @@ type Listing struct {
 // List is the reservations of the namespace, for an operator of all of them, by id, and the queue. A list that takes
 // several messages may be of several moments.
 func (c *Client) List(ctx context.Context) (Listing, error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	list := Listing{Records: []Record{}, Waiting: []Waiting{}}
 	for after, first := "", true; first || after != ""; first = false {
-		a, err := c.do(ctx, &message{Verb: verbList, ID: after}, nil)
+		a, err := c.call(ctx, &message{Verb: verbList, ID: after}, nil)
 		if err != nil {
 			return Listing{}, wrap("list", err)
 		}
@@ -74,11 +74,11 @@ func (c *Client) List(ctx context.Context) (Listing, error) {
 
 // Nodes is every node that the leader knows, by name.
 func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	nodes := []NodeStatus{}
 	for after, first := "", true; first || after != ""; first = false {
-		a, err := c.do(ctx, &message{Verb: verbNodes, ID: after}, nil)
+		a, err := c.call(ctx, &message{Verb: verbNodes, ID: after}, nil)
 		if err != nil {
 			return nil, wrap("nodes", err)
 		}
@@ -90,9 +90,9 @@ func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) {
 
 // Rules are the rules of the queue.
 func (c *Client) Rules(ctx context.Context) (Rules, error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	a, err := c.do(ctx, &message{Verb: verbRules}, nil)
+	a, err := c.call(ctx, &message{Verb: verbRules}, nil)
 	if err != nil {
 		return Rules{}, wrap("rules", err)
 	}
@@ -104,9 +104,9 @@ func (c *Client) Rules(ctx context.Context) (Rules, error) {
 
 // SetRules changes the rules for good. Only an operator may.
 func (c *Client) SetRules(ctx context.Context, r Rules) error {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	_, err := c.do(ctx, &message{Verb: verbSetRules, Rules: &r}, nil)
+	_, err := c.call(ctx, &message{Verb: verbSetRules, Rules: &r}, nil)
 	return wrap("set the rules", err)
 }
 
@@ -114,7 +114,7 @@ func (c *Client) SetRules(ctx context.Context, r Rules) error {
 // cordon as it is kept. What is held there stays. Doing it again changes who and why. Only an operator may.
 func (c *Client) Cordon(ctx context.Context, one Cordon) (Cordon, error) {
 	kept, _, err := c.setCordon(ctx, verbCordon, one)
-	return kept, wrap("cordon "+one.place(), err)
+	return kept, wrap("cordon "+one.target(), err)
 }
 
 // Uncordon opens again what was cordoned, and reports whether it was. Only an operator may. Devices that were cordoned by
@@ -122,13 +122,13 @@ func (c *Client) Cordon(ctx context.Context, one Cordon) (Cordon, error) {
 func (c *Client) Uncordon(ctx context.Context, node, device string) (bool, error) {
 	one := Cordon{Node: node, Device: device}
 	_, was, err := c.setCordon(ctx, verbUncordon, one)
-	return was, wrap("uncordon "+one.place(), err)
+	return was, wrap("uncordon "+one.target(), err)
 }
 
 func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, there bool, err error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	a, err := c.do(ctx, &message{Verb: v, Cordon: &one}, nil)
+	a, err := c.call(ctx, &message{Verb: v, Cordon: &one}, nil)
 	if err != nil || a.Cordon == nil {
 		return one, false, err
 	}

@@ -37,7 +37,7 @@ func (h *fakeHost) runs(name string, records ...placement.Record) {
 	defer h.mu.Unlock()
 	h.running = nil
 	for _, r := range records {
-		run := protocol.RunningGrant{Reservation: r.ID, Token: r.Token, Namespace: r.Namespace, SharesWith: r.Over}
+		run := protocol.RunningGrant{Reservation: r.ID, Token: r.Token, Namespace: r.Namespace, SharesWith: r.SharesWith}
 		for _, w := range r.Workers {
 			for _, slot := range w.Slots {
 				if slot.Node == name {
@@ -188,7 +188,7 @@ func TestEmptyLedgerIsNotTrusted(t *testing.T) {
 				require.Contains(t, status.Doubt, "ledger")
 				d.eventually(func() bool { return len(d.records()) == 2 }, "what runs on near is adopted")
 				_, err = d.c.TryReserve(ctx, placement.Request{ID: "x", AwaitNodes: true, Bundles: []placement.Bundle{on("near", 1)}})
-				require.ErrorIs(t, err, placement.ErrLedgerDoubt)
+				require.ErrorIs(t, err, placement.ErrLedgerUntrusted)
 				require.Equal(t, bus.CodeUnavailable, bus.CodeOf(err))
 				require.ErrorContains(t, err, "missing: far")
 				require.ErrorContains(t, err, "troupe ledger accept")
@@ -356,9 +356,9 @@ func TestLegacyLedger(t *testing.T) {
 		})
 	})
 	s.service(placement.Config{})
-	unknown, err := c.Confirm(ctx, []placement.Holding{{ID: "claimed", Token: held["claimed"].Token}, {ID: "gone", Token: 7}, {ID: "ghost", Token: 1}})
+	unknown, err := c.Confirm(ctx, []placement.ReservationRef{{ID: "claimed", Token: held["claimed"].Token}, {ID: "gone", Token: 7}, {ID: "ghost", Token: 1}})
 	require.NoError(t, err)
-	require.Equal(t, []placement.Holding{{ID: "gone", Token: 7}, {ID: "ghost", Token: 1}}, unknown)
+	require.Equal(t, []placement.ReservationRef{{ID: "gone", Token: 7}, {ID: "ghost", Token: 1}}, unknown)
 	_, err = c.Reserve(ctx, placement.Request{ID: "asked", Bundles: []placement.Bundle{on("far", 1)}})
 	require.NoError(t, err, "its driver asks for it again")
 

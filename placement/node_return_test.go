@@ -44,7 +44,7 @@ func (s *stage) sleeper(r placement.Record) []int {
 	var pids []int
 	for _, w := range r.Workers {
 		l := agent.Launch{
-			Node: w.Node, Reservation: r.ID, Token: r.Token, Over: r.Over, Program: agent.Program{Command: []string{"sh", "-c", "exec sleep 1000"}},
+			Node: w.Node, Reservation: r.ID, Token: r.Token, Over: r.SharesWith, Program: agent.Program{Command: []string{"sh", "-c", "exec sleep 1000"}},
 			Workers: []agent.Start{{ID: agent.WorkerID{Namespace: "default", Role: r.ID, Incarnation: fmt.Sprint(r.Token), Rank: w.Rank}, Name: r.ID}},
 		}
 		for _, slot := range w.Slots {

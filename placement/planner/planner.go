@@ -1,0 +1,284 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Book is a snapshot kept up to date: the nodes, what is held on them and what is free, indexed so that a plan costs
+// microseconds. What it answers depends on what is in it, never on how that came about: a book made afresh from
+// Snapshot plans the same.
+//
+// A Book is owned by one goroutine. Plan and Schedule try things out in it and leave it as it was.
+type Planner struct {
+	Now time.Time // the time of the decisions; its owner sets it
+
+	nodes          []*nodeState // by rank of the node
+	candidates     []candidate  // the same, as places for bundles
+	byID           map[string]*nodeState
+	byRank         map[int]*nodeState
+	labelSets      map[string]int // labels of nodes, numbered as they were first seen
+	devicesPerNode int            // devices per node of global ids, as set; zero: derived
+
+	allocations   []*allocation // by age
+	byReservation map[string]*allocation
+	groups        map[string]int   // how many reservations share under a name
+	usage         map[string]Share // devices held, by namespace; what is shared on purpose counts once
+}
+
+// NewBook is a book of a snapshot, whose nodes and reservations it keeps and does not change. It refuses a snapshot
+// that contradicts itself.
+func New(s Snapshot) (*Planner, error) {
+	pl := &Planner{
+		Now:            s.Now,
+		nodes:          make([]*nodeState, 0, len(s.Nodes)),
+		byID:           make(map[string]*nodeState, len(s.Nodes)),
+		byRank:         make(map[int]*nodeState, len(s.Nodes)),
+		labelSets:      map[string]int{},
+		devicesPerNode: s.DevicesPerNode,
+		byReservation:  make(map[string]*allocation, len(s.Reservations)),
+		groups:         make(map[string]int, len(s.Reservations)),
+		usage:          map[string]Share{},
+	}
+	if err := pl.addNodes(s.Nodes); err != nil {
+		return nil, err
+	}
+	for _, r := range s.Reservations {
+		if err := pl.Restore(r); err != nil {
+			return nil, fmt.Errorf("read the snapshot: %w", err)
+		}
+	}
+	return pl, nil
+}
+
+// addNodes fills an empty book.
+func (pl *Planner) addNodes(nodes []Node) error {
+	var last *nodeState
+	for i := range nodes {
+		if err := pl.checkNode(&nodes[i], nil); err != nil {
+			return err
+		}
+		last = pl.nodeStateFor(nodes[i], last)
+		pl.nodes = append(pl.nodes, last)
+		pl.byID[last.info.ID], pl.byRank[last.info.Rank] = last, last
+	}
+	slices.SortFunc(pl.nodes, func(x, y *nodeState) int { return cmp.Compare(x.info.Rank, y.info.Rank) })
+	pl.renumber()
+	return nil
+}
+
+// newStock is an empty stock of a node; like is one, or nil, that it may have things in common with.
+func (pl *Planner) nodeStateFor(n Node, like *nodeState) *nodeState {
+	n.Devices = inRankOrder(n.Devices)
+	var shared *layout
+	if like != nil && sameLayout(n.Devices, like.info.Devices) {
+		shared = like.layout
+	}
+	s := newNodeState(&n, shared)
+	if like != nil && maps.Equal(n.Labels, like.info.Labels) {
+		s.labelSet = like.labelSet
+	} else {
+		s.labelSet = pl.labelSetOf(n.Labels)
+	}
+	return s
+}
+
+// kinOf numbers a set of labels.
+func (pl *Planner) labelSetOf(labels map[string]string) int {
+	if len(labels) == 0 {
+		return -1
+	}
+	var key strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		fmt.Fprintf(&key, "%q=%q,", name, labels[name])
+	}
+	kin, seen := pl.labelSets[key.String()]
+	if !seen {
+		kin = len(pl.labelSets)
+		pl.labelSets[key.String()] = kin
+	}
+	return kin
+}
+
+// number tells the stocks their order.
+func (pl *Planner) renumber() {
+	for i, s := range pl.nodes {
+		s.order = i
+	}
+	pl.candidates = candidatesOf(pl.nodes)
+}
+
+// checkNode refuses a node that contradicts itself or another one than the one it replaces.
+func (pl *Planner) checkNode(n *Node, replaced *nodeState) error {
+	if same := pl.byID[n.ID]; same != replaced {
+		return &SnapshotError{n.ID, "it is there twice"}
+	}
+	if other := pl.byRank[n.Rank]; other != nil && other != replaced {
+		return &SnapshotError{n.ID, fmt.Sprintf("its rank %d is that of node %q", n.Rank, other.info.ID)}
+	}
+	if n.CPUs < 0 || n.Memory < 0 || n.Rank < 0 {
+		return &SnapshotError{n.ID, fmt.Sprintf("it has rank %d, %s CPUs and %d bytes", n.Rank, n.CPUs, n.Memory)}
+	}
+	for i := range n.Devices {
+		if err := checkDevice(n.ID, n.Devices[:i], &n.Devices[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkDevice refuses a device that cannot be told from those before it.
+func checkDevice(node string, before []Device, d *Device) error {
+	if d.Index < 0 {
+		return &SnapshotError{node, fmt.Sprintf("device %q has index %d", d.UUID, d.Index)}
+	}
+	for i := range before {
+		if before[i].Index == d.Index || before[i].UUID == d.UUID {
+			return &SnapshotError{node, fmt.Sprintf("devices %d and %d, %q and %q, are one", before[i].Index, d.Index, before[i].UUID, d.UUID)}
+		}
+	}
+	return nil
+}
+
+// Snapshot is what the book holds now. Nodes are by rank, reservations by age; the workers are the book's own and must
+// not be changed.
+func (pl *Planner) Snapshot() Snapshot {
+	s := Snapshot{Now: pl.Now, DevicesPerNode: pl.devicesPerNode, Nodes: make([]Node, len(pl.nodes)), Reservations: make([]Reservation, len(pl.allocations))}
+	for i, node := range pl.nodes {
+		s.Nodes[i] = *node.info
+	}
+	for i, alloc := range pl.allocations {
+		s.Reservations[i] = alloc.Reservation
+	}
+	return s
+}
+
+// SetNode adds a node or replaces what is known of it. What is held there stays held: a device that is gone counts
+// again when it comes back.
+func (pl *Planner) SetNode(n Node) error {
+	old := pl.byID[n.ID]
+	if err := pl.checkNode(&n, old); err != nil {
+		return err
+	}
+	pl.replaceNode(n.ID, pl.nodeStateFor(n, old))
+	return nil
+}
+
+// RemoveNode forgets a node. What is held there stays in the book, without its devices.
+func (pl *Planner) RemoveNode(id string) { pl.replaceNode(id, nil) }
+
+// replace puts fresh, unless it is nil, in the place of the stock of a node, and counts again what is held there.
+func (pl *Planner) replaceNode(id string, fresh *nodeState) {
+	var there []*allocation
+	for _, alloc := range pl.allocations {
+		if alloc.usesNode(id) {
+			pl.charge(alloc.Namespace, -alloc.free())
+			there = append(there, alloc)
+		}
+	}
+	if old := pl.byID[id]; old != nil {
+		delete(pl.byID, id)
+		delete(pl.byRank, old.info.Rank)
+		pl.nodes = slices.Delete(pl.nodes, old.order, old.order+1)
+	}
+	if fresh != nil {
+		pl.byID[id], pl.byRank[fresh.info.Rank] = fresh, fresh
+		at, _ := slices.BinarySearchFunc(pl.nodes, fresh.info.Rank, func(s *nodeState, rank int) int { return cmp.Compare(s.info.Rank, rank) })
+		pl.nodes = slices.Insert(pl.nodes, at, fresh)
+	}
+	pl.renumber()
+	for _, alloc := range there {
+		pl.resolve(alloc)
+		pl.charge(alloc.Namespace, alloc.allocate())
+	}
+}
+
+// Grant enters a reservation. It refuses one whose id is in use, and one that holds what another holds, whatever the
+// plan it came from said. Nodes and devices that are not there are no obstacle.
+func (pl *Planner) Grant(r Reservation) error {
+	if pl.groups[r.ID] > 0 { // the first of a group is gone, but not what was laid over it
+		return fmt.Errorf("reservation %q: %w", r.ID, ErrDuplicate)
+	}
+	return pl.Restore(r)
+}
+
+// add is Grant for a reservation that is known to be new to its group: the first of a group may come after the others.
+func (pl *Planner) Restore(r Reservation) error {
+	if pl.byReservation[r.ID] != nil {
+		return fmt.Errorf("reservation %q: %w", r.ID, ErrDuplicate)
+	}
+	if err := r.checkSlots(); err != nil {
+		return err
+	}
+	alloc := &allocation{Reservation: r}
+	pl.resolve(alloc)
+	more := alloc.allocate()
+	if err := alloc.conflict(); err != nil {
+		alloc.free()
+		return err
+	}
+	pl.charge(alloc.Namespace, more)
+	at, _ := slices.BinarySearchFunc(pl.allocations, alloc, (*allocation).compareAge)
+	pl.allocations = slices.Insert(pl.allocations, at, alloc)
+	pl.byReservation[r.ID] = alloc
+	pl.groups[alloc.groupName()]++
+	return nil
+}
+
+// Release removes a reservation and returns it. Releasing what is not there changes nothing.
+func (pl *Planner) Release(id string) (Reservation, bool) {
+	alloc := pl.byReservation[id]
+	if alloc == nil {
+		return Reservation{}, false
+	}
+	pl.charge(alloc.Namespace, -alloc.free())
+	at, _ := slices.BinarySearchFunc(pl.allocations, alloc, (*allocation).compareAge)
+	pl.allocations = slices.Delete(pl.allocations, at, at+1)
+	delete(pl.byReservation, id)
+	if pl.groups[alloc.groupName()]--; pl.groups[alloc.groupName()] == 0 {
+		delete(pl.groups, alloc.groupName())
+	}
+	return alloc.Reservation, true
+}
+
+// charge counts devices towards what a namespace holds.
+func (pl *Planner) charge(namespace string, devices Share) {
+	if pl.usage[namespace] += devices; pl.usage[namespace] == 0 {
+		delete(pl.usage, namespace)
+	}
+}
+
+// Reservation is the one with this id.
+func (pl *Planner) Reservation(id string) (Reservation, bool) {
+	alloc := pl.byReservation[id]
+	if alloc == nil {
+		return Reservation{}, false
+	}
+	return alloc.Reservation, true
+}
+
+// NameTaken reports whether a reservation, or a group of reservations that share devices, has this name.
+func (pl *Planner) NameTaken(id string) bool { return pl.groups[id] > 0 || pl.byReservation[id] != nil }
+
+// OverQuota returns the quota that granting r would exceed; nil if there is none.
+func (pl *Planner) OverQuota(r *Request, p Policy) *QuotaError {
+	return p.overQuota(r, pl.usage[r.Namespace])
+}
+
+// perNode is the stride of global device ids.
+func (pl *Planner) deviceStride() int {
+	if pl.devicesPerNode > 0 {
+		return pl.devicesPerNode
+	}
+	most := 0
+	for _, s := range pl.nodes {
+		for i := range s.info.Devices {
+			most = max(most, s.info.Devices[i].Index+1)
+		}
+	}
+	return most
+}
