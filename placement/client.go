@@ -18,42 +18,42 @@ import (
 )
 
 const (
-	initialRetry    = 250 * time.Millisecond // a message that is not answered is sent again after this; doubled up to renewEvery
-	noLeaderPause   = 25 * time.Millisecond  // nobody leads: look again soon
-	clientTimeout   = 10 * time.Second       // of a call whose context has no deadline, but for Reserve, which waits
-	withdrawTimeout = 3 * time.Second        // of a withdrawal, whose own context has ended
+	initialRetry    = 250 * time.Millisecond // until the first repetition; doubled up to renewEvery
+	noLeaderPause   = 25 * time.Millisecond  // before a repetition when no leader listens
+	clientTimeout   = 10 * time.Second       // of calls whose context has no deadline, other than Reserve
+	withdrawTimeout = 3 * time.Second        // of a withdrawal, which outlives its context
 )
 
-// Client asks the placement service. It is safe for concurrent use.
+// Client calls the placement service. It is safe for concurrent use.
 //
-// Every call is sent again, under its number, until it is answered or its context ends, over changes of leaders and
-// outages of the server; however often it arrives, it is done once.
+// Every call is repeated under its sequence number until it is answered or its context ends, across leader changes and
+// server outages. The service performs it once, however often it arrives.
 type Client struct {
 	b         *bus.Bus
 	namespace string
 	session   string
 	subject   string
-	replies   [8]string // the subjects of answers
+	replies   [8]string // subjects of answers
 	sub       *nats.Subscription
 
-	mu         sync.Mutex // guards what follows
+	mu         sync.Mutex // guards the fields below
 	seq        uint64
-	floor      uint64 // every call up to this one is over
+	floor      uint64 // every call up to this one has ended
 	open       map[uint64]*pendingCall
 	epoch      uint64    // of the leader that answered last
-	termStart  time.Time // when its term began, by our clock
+	termStart  time.Time // of its term, by the local clock
 	lastAnswer time.Time // when it last answered
 	closed     bool
 }
 
-// pending is a call that waits for its answer.
+// pendingCall is a call that waits for its answer.
 type pendingCall struct {
 	answerCh   chan *answer
-	noLeaderCh chan struct{} // nobody took the message
+	noLeaderCh chan struct{} // no leader listens
 }
 
-// NewClient is a client that works in a namespace, or with an empty one an operator, who works for all of them. The
-// bus stays the caller's.
+// NewClient returns a client of a namespace. An empty namespace makes it an operator, which may act in all of them. The
+// caller keeps the ownership of the bus.
 func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 	if namespace != "" {
 		if err := bus.CheckName("namespace", namespace); err != nil {
@@ -73,7 +73,7 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the client; calls that wait fail. What was reserved stays reserved.
+// Close ends the client and fails pending calls. Reservations remain.
 func (c *Client) Close() {
 	_ = c.sub.Unsubscribe() // fails only if the connection is closed
 	c.mu.Lock()
@@ -85,7 +85,7 @@ func (c *Client) Close() {
 	}
 }
 
-// hear hands an answer to its call. One that comes for a call that is over is dropped.
+// handleAnswer passes an answer to its call. Answers to calls that have ended are dropped.
 func (c *Client) handleAnswer(m *nats.Msg) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		c.handleNoResponders(m.Subject)
@@ -98,21 +98,22 @@ func (c *Client) handleAnswer(m *nats.Msg) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Epochs go back where the ledger has lost its end. A leader that has been followed does not answer, and what was held up
-	// on its way does no harm: the leader says hello again.
+	// Epochs decrease when the ledger has lost its end. A deposed leader does not answer, and a delayed answer is
+	// harmless: the leader answers the next message with a resync.
 	if a.Epoch >= c.epoch || now.Sub(c.lastAnswer) > messageTTL {
-		// The answer was on its way for a while, so the term is older than this: what we stamp counts rather too short.
+		// The answer has travelled for a while, so the term is older than this: deadlines in term time are rather too
+		// early.
 		c.epoch, c.termStart, c.lastAnswer = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond), now
 	}
 	if p := c.open[a.Seq]; p != nil {
 		select {
 		case p.answerCh <- a:
-		default: // it has enough to read; the message will be sent again
+		default: // the buffer is full; the message will be repeated
 		}
 	}
 }
 
-// hearNobody wakes the calls of which one found nobody to take it. The others look again a little early.
+// handleNoResponders wakes the calls that use a reply subject. Other calls of the subject repeat a little early.
 func (c *Client) handleNoResponders(subject string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -123,7 +124,8 @@ func (c *Client) handleNoResponders(subject string) {
 	}
 }
 
-// replyTo is where the answer of a call goes. There are few such subjects, because the server remembers the way of each.
+// replyTo returns the subject for the answer of a call. The number of subjects is small because the server keeps a
+// route for each.
 func (c *Client) replyTo(seq uint64) string { return c.replies[seq%uint64(len(c.replies))] }
 
 func wake(ch chan struct{}) {
@@ -133,7 +135,6 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// begin opens a call.
 func (c *Client) openCall() (uint64, *pendingCall, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +147,7 @@ func (c *Client) openCall() (uint64, *pendingCall, error) {
 	return c.seq, p, nil
 }
 
-// end closes a call.
+// closeCall removes a call and raises the floor.
 func (c *Client) closeCall(seq uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -156,7 +157,7 @@ func (c *Client) closeCall(seq uint64) {
 	}
 }
 
-// stamp says which leader a message is for and until when it counts: no longer than its client waits.
+// stamp sets the leader that a message is for and its deadline: at most messageTTL, and no later than the client's.
 func (c *Client) stamp(m *message, deadline time.Time) {
 	until := time.Now().Add(messageTTL)
 	if !deadline.IsZero() && deadline.Before(until) {
@@ -167,7 +168,7 @@ func (c *Client) stamp(m *message, deadline time.Time) {
 	m.Floor, m.Epoch, m.Until = c.floor, c.epoch, until.Sub(c.termStart).Microseconds()
 }
 
-// do makes a call. waits, if any, is told each time the service says that the request waits.
+// call makes a call. waits, if not nil, is called each time the service reports that the request waits.
 func (c *Client) call(ctx context.Context, m *message, waits func(*answer)) (*answer, error) {
 	seq, p, err := c.openCall()
 	if err != nil {
@@ -178,7 +179,7 @@ func (c *Client) call(ctx context.Context, m *message, waits func(*answer)) (*an
 	return c.sendUntilAnswered(ctx, m, p, waits)
 }
 
-// persist sends until there is an answer.
+// sendUntilAnswered repeats the message until it is answered.
 func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCall, waits func(*answer)) (*answer, error) {
 	began := time.Now()
 	deadline, _ := ctx.Deadline()
@@ -222,10 +223,10 @@ func (c *Client) publish(m *message) error {
 	if errors.Is(err, nats.ErrConnectionClosed) {
 		return bus.Errorf(bus.CodeClosed, "the connection to the bus is closed: %w", err)
 	}
-	return nil // anything else is an outage, and the message is sent again
+	return nil // other errors are outages; the message will be repeated
 }
 
-// await returns the last answer of the call, or nothing when it is time to send the message again.
+// awaitAnswer returns the final answer of the call, or nil when the message must be repeated.
 func (c *Client) awaitAnswer(ctx context.Context, m *message, p *pendingCall, retryCh <-chan time.Time, waits func(*answer)) (*answer, error) {
 	for {
 		select {
@@ -237,7 +238,7 @@ func (c *Client) awaitAnswer(ctx context.Context, m *message, p *pendingCall, re
 			select {
 			case <-time.After(noLeaderPause):
 				return nil, nil
-			case a, ok := <-p.answerCh: // from one that has just gone
+			case a, ok := <-p.answerCh: // of a leader that has just stepped down
 				if over, err := c.isFinal(a, ok, m); over || err != nil {
 					return a, err
 				}
@@ -258,8 +259,7 @@ func (c *Client) awaitAnswer(ctx context.Context, m *message, p *pendingCall, re
 	}
 }
 
-// judge reports whether an answer ends its call. A refusal of a leader that has been followed by another is none: the
-// other may grant.
+// isFinal reports whether an answer ends its call. A refusal by a deposed leader does not: its successor may grant.
 func (c *Client) isFinal(a *answer, ok bool, m *message) (over bool, err error) {
 	switch {
 	case !ok:
@@ -275,7 +275,7 @@ func (c *Client) isFinal(a *answer, ok bool, m *message) (over bool, err error) 
 	return false, nil
 }
 
-// bounded gives a call without a deadline one.
+// withTimeout adds clientTimeout to a context without a deadline.
 func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
@@ -283,7 +283,7 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, clientTimeout)
 }
 
-// named fills in what a request need not say. The id makes the reservation findable when the answer is lost.
+// withDefaults sets the id and the namespace. The id makes the reservation findable when the answer is lost.
 func (c *Client) withDefaults(r Request) Request {
 	r.ID = cmp.Or(r.ID, nuid.Next())
 	r.Namespace = cmp.Or(r.Namespace, c.namespace)
@@ -291,24 +291,25 @@ func (c *Client) withDefaults(r Request) Request {
 }
 
 // Reserve asks for a reservation and waits in the queue until it is granted or ctx ends; a context without a deadline
-// waits for ever. The error says what is wrong: a *RequestError for a request that makes no sense, a *NoCapacityError
-// that can never fit, a *WaitError when ctx ended first.
+// waits without limit. The error is a *RequestError for an invalid request, a *NoCapacityError for one that never fits,
+// and a *WaitError if ctx ends first.
 //
-// Asking again with the id and the same request finds the reservation if it was granted, so that a driver may lose its
-// memory. A request without an id gets one. A client that gives up takes its request back; if even that could not be
-// told to anybody, the error matches bus.ErrOutcomeUnknown, and the reservation may be found by its id.
+// Repeating the call with the same id and request returns the reservation if it was granted, so a restarted driver
+// finds it. A request without an id gets one. When ctx ends, the client withdraws the request; if the service cannot be
+// reached for that, the error matches bus.ErrOutcomeUnknown, and the reservation may exist under its id.
 func (c *Client) Reserve(ctx context.Context, r Request) (Record, error) {
 	return c.reserve(ctx, c.withDefaults(r), false)
 }
 
-// TryReserve is Reserve without waiting: what is not free now is a *NoCapacityError that says what it would wait for.
+// TryReserve is Reserve without waiting. A request that does not fit now fails with a *NoCapacityError that lists what
+// it would wait for.
 func (c *Client) TryReserve(ctx context.Context, r Request) (Record, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
 	return c.reserve(ctx, c.withDefaults(r), true)
 }
 
-// reserve asks, and asks again after a grant that has ended before we heard of it.
+// reserve repeats the request if its grant has ended before the answer arrived.
 func (c *Client) reserve(ctx context.Context, r Request, try bool) (Record, error) {
 	raw, err := encodeRequest(r)
 	if err != nil {
@@ -335,12 +336,12 @@ func (c *Client) reserveOnce(ctx context.Context, id string, raw wire.Raw, try b
 		return a.record()
 	}
 	if a != nil || ctx.Err() == nil {
-		return Record{}, err // the service has refused it, or nothing was sent
+		return Record{}, err // the service has refused, or nothing was sent
 	}
 	return Record{}, c.withdraw(ctx, id, seq, last)
 }
 
-// giveUp withdraws a request whose client does not wait any longer.
+// withdraw takes back a request whose context has ended.
 func (c *Client) withdraw(ctx context.Context, id string, seq uint64, last *planner.Wait) error {
 	cause := context.Cause(ctx)
 	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
@@ -351,7 +352,7 @@ func (c *Client) withdraw(ctx context.Context, id string, seq uint64, last *plan
 	return &WaitError{ID: id, Wait: last, cause: cause}
 }
 
-// record is the reservation of an answer.
+// record decodes the reservation of an answer.
 func (a *answer) record() (Record, error) {
 	var s storedRecord
 	if err := wire.Unmarshal(a.Record, &s); err != nil {
@@ -361,7 +362,7 @@ func (a *answer) record() (Record, error) {
 	return s.Record, nil
 }
 
-// wrap says what was being done.
+// wrap adds the operation to an error.
 func wrap(doing string, err error) error {
 	if err == nil {
 		return nil

@@ -11,8 +11,8 @@ import (
 	"troupe/placement/planner"
 )
 
-// Release gives a reservation back. It may be repeated: what is not there has been released. A token other than that of
-// the grant is refused with a *StaleTokenError.
+// Release releases a reservation. It may be repeated: releasing an unknown reservation succeeds. A token other than
+// that of the grant is refused with a *StaleTokenError.
 func (c *Client) Release(ctx context.Context, id string, token uint64) error {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
@@ -20,7 +20,7 @@ func (c *Client) Release(ctx context.Context, id string, token uint64) error {
 	return wrap("release "+id, err)
 }
 
-// Explain says what would become of a request now, and changes nothing.
+// Explain returns what would happen to a request now. It changes nothing.
 func (c *Client) Explain(ctx context.Context, r Request) (Explanation, error) {
 	r.Namespace = cmp.Or(r.Namespace, c.namespace)
 	raw, err := encodeRequest(r)
@@ -46,14 +46,14 @@ func (c *Client) Explain(ctx context.Context, r Request) (Explanation, error) {
 	return x, nil
 }
 
-// Listing is what is held and what waits.
+// Listing is the reservations and the queue.
 type Listing struct {
 	Records []Record  `json:"reservations"`
-	Waiting []Waiting `json:"waiting"` // in the order of the queue, as far as a message goes
+	Waiting []Waiting `json:"waiting"` // in the order of the queue, up to the limit of one message
 }
 
-// List is the reservations of the namespace, for an operator of all of them, by id, and the queue. A list that takes
-// several messages may be of several moments.
+// List returns the reservations of the namespace by id, and its part of the queue; for an operator, those of all
+// namespaces. A long list takes several messages, and its parts may differ in time.
 func (c *Client) List(ctx context.Context) (Listing, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
@@ -72,7 +72,7 @@ func (c *Client) List(ctx context.Context) (Listing, error) {
 	return list, nil
 }
 
-// Nodes is every node that the leader knows, by name.
+// Nodes returns the nodes that the leader knows, by name.
 func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
@@ -88,7 +88,7 @@ func (c *Client) Nodes(ctx context.Context) ([]NodeStatus, error) {
 	return nodes, nil
 }
 
-// Rules are the rules of the queue.
+// Rules returns the rules of the queue.
 func (c *Client) Rules(ctx context.Context) (Rules, error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
@@ -102,7 +102,7 @@ func (c *Client) Rules(ctx context.Context) (Rules, error) {
 	return *a.Rules, nil
 }
 
-// SetRules changes the rules for good. Only an operator may.
+// SetRules stores new rules. Only operators may.
 func (c *Client) SetRules(ctx context.Context, r Rules) error {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
@@ -110,15 +110,15 @@ func (c *Client) SetRules(ctx context.Context, r Rules) error {
 	return wrap("set the rules", err)
 }
 
-// Cordon closes a node to new grants, or with a Device (its UUID, or its index on that node) only that, and returns the
-// cordon as it is kept. What is held there stays. Doing it again changes who and why. Only an operator may.
+// Cordon closes a node to new grants, or only one device of it (by UUID or index), and returns the stored cordon.
+// Existing reservations are not affected. Repeating it replaces By and Why. Only operators may.
 func (c *Client) Cordon(ctx context.Context, one Cordon) (Cordon, error) {
 	kept, _, err := c.setCordon(ctx, verbCordon, one)
 	return kept, wrap("cordon "+one.target(), err)
 }
 
-// Uncordon opens again what was cordoned, and reports whether it was. Only an operator may. Devices that were cordoned by
-// themselves stay so when their node is opened.
+// Uncordon removes a cordon and reports whether there was one. Cordons of devices remain when their node is uncordoned.
+// Only operators may.
 func (c *Client) Uncordon(ctx context.Context, node, device string) (bool, error) {
 	one := Cordon{Node: node, Device: device}
 	_, was, err := c.setCordon(ctx, verbUncordon, one)
@@ -135,8 +135,8 @@ func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, t
 	return *a.Cordon, true, nil
 }
 
-// Events calls handle, one at a time, for what becomes of the namespace's reservations, until ctx ends, which is no
-// error. Events can be lost with the connection: after a doubt, List has the truth.
+// Events calls handle, one event at a time, for the reservations of the namespace until ctx ends, which is no error.
+// Events are lost with the connection; List returns the current state.
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {
 	sub, err := c.b.Conn().Subscribe(bus.PlacementEvents(c.namespace), bus.GuardMsg(func(m *nats.Msg) {
 		var ev Event

@@ -12,16 +12,16 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Holding names a grant by its reservation and token.
+// ReservationRef names a grant by its reservation and token.
 type ReservationRef struct {
 	ID    string `json:"id" msgpack:"id"`
 	Token uint64 `json:"token" msgpack:"token"`
 }
 
-// Confirm says that the caller still holds reservations of its namespace, and returns those that the ledger does not have
-// under these tokens. A leader that does not trust its ledger alone, because something in it was lost or because it was
-// written by a version that kept no evidence, drops reservations that no agent runs and nobody confirms within two leases
-// of a node (30 s). Whoever holds reservations without workers confirms them every few seconds. To repeat it is harmless.
+// Confirm states that the caller still holds reservations of its namespace, and returns those that the ledger does not
+// have under these tokens. A leader whose ledger has lost data, or was written by a version without identity, drops
+// reservations that no agent runs and no holder confirms within two node leases (30 s). Holders of reservations without
+// workers confirm them every few seconds. Repetition is harmless.
 func (c *Client) Confirm(ctx context.Context, held []ReservationRef) (unknown []ReservationRef, err error) {
 	ctx, cancel := withTimeout(ctx)
 	defer cancel()
@@ -35,14 +35,14 @@ func (c *Client) Confirm(ctx context.Context, held []ReservationRef) (unknown []
 	return unknown, nil
 }
 
-// confirmMost is how many reservations one message confirms.
+// maxConfirm is the number of reservations that one message confirms.
 const maxConfirm = 1024
 
-// Ledger is whether the placement service trusts its ledger, and why not.
+// Ledger returns whether the placement service trusts its ledger.
 func (c *Client) Ledger(ctx context.Context) (LedgerStatus, error) { return c.ledger(ctx, verbLedger) }
 
-// AcceptLedger makes the placement service grant again though its ledger has lost something and nodes have not reported
-// what runs on them. Devices of such a node are still granted only after it has reported. Only an operator may.
+// AcceptLedger makes the placement service grant again although its ledger has lost data and some nodes have not
+// reported. Devices of those nodes are still granted only after they have reported. Only operators may.
 func (c *Client) AcceptLedger(ctx context.Context) (LedgerStatus, error) {
 	return c.ledger(ctx, verbAccept)
 }
@@ -60,7 +60,7 @@ func (c *Client) ledger(ctx context.Context, v verb) (LedgerStatus, error) {
 	return *a.Ledger, nil
 }
 
-// confirmCall is a holder who confirms. Whoever asks again gets the same answer.
+// handleConfirm is idempotent: a repetition gets the same answer.
 func (t *leaderTerm) handleConfirm(c *call) {
 	a := &answer{Kind: answerDone}
 	for _, h := range c.Refs {
@@ -74,7 +74,7 @@ func (t *leaderTerm) handleConfirm(c *call) {
 	t.answerCall(c, a)
 }
 
-// confirm takes the reservation for what it says from now on.
+// confirm marks the reservation as confirmed.
 func (t *leaderTerm) confirm(e *ledgerEntry) {
 	if e.Unconfirmed == "" || e.ending {
 		return
@@ -84,7 +84,7 @@ func (t *leaderTerm) confirm(e *ledgerEntry) {
 	t.updateRecord(e, next, Event{})
 }
 
-// unconfirmAll makes every reservation need to be confirmed.
+// unconfirmAll marks every reservation as unconfirmed.
 func (t *leaderTerm) unconfirmAll(why string) {
 	for _, id := range slices.Sorted(maps.Keys(t.records)) {
 		e := t.records[id]
@@ -99,8 +99,8 @@ func (t *leaderTerm) unconfirmAll(why string) {
 	}
 }
 
-// reviewUnconfirmed drops the reservations that all their nodes have reported not to run, and that nobody has confirmed
-// within two leases.
+// dropUnconfirmed drops the reservations that none of their nodes runs and that no holder has confirmed within two node
+// leases.
 func (t *leaderTerm) dropUnconfirmed(now time.Time) {
 	if !t.anyUnconfirmed || !t.nodes.leasesSeen || now.Before(t.nodes.judgeFrom) {
 		return
@@ -118,14 +118,14 @@ func (t *leaderTerm) dropUnconfirmed(now time.Time) {
 	}
 }
 
-// mayRun reports whether a node may run what it has not reported: it is there, and has not said all that runs on it. A
-// node that is not there has nothing.
+// mayRunMore reports whether a node may run workers that it has not reported: it is present and has not sent a complete
+// report.
 func (t *leaderTerm) mayRunMore(name string) bool {
 	n := t.nodes.byName[name]
 	return n != nil && !n.gone && (n.report == nil || !n.verified || !n.report.RunningComplete)
 }
 
-// drop ends a reservation that is only in the ledger.
+// drop ends a reservation that only the ledger knows.
 func (t *leaderTerm) drop(e *ledgerEntry, why string) {
 	why = fmt.Sprintf("%s; %s", e.Unconfirmed, why)
 	t.cfg.Logger.Warn("placement: a reservation is dropped", "id", e.ID, "namespace", e.Namespace, "holder", e.Holder, "why", why)

@@ -14,17 +14,17 @@ import (
 	"troupe/placement/planner"
 )
 
-// Cordon closes a node, or one device of it, to new grants. What is held there stays held. It is kept in the ledger
-// under the node's name until it is taken back: neither a new leader nor a node that goes and comes back ends it.
+// Cordon closes a node, or one device of it, to new grants. Existing reservations are not affected. It is stored in the
+// ledger under the node's name until it is removed; leader changes and the absence of the node do not end it.
 type Cordon struct {
 	Node   string    `json:"node" msgpack:"node"`
-	Device string    `json:"device,omitempty" msgpack:"device,omitempty"` // its UUID; empty: the whole node
-	By     string    `json:"by,omitempty" msgpack:"by,omitempty"`         // who wants it, in words
+	Device string    `json:"device,omitempty" msgpack:"device,omitempty"` // UUID; empty: the whole node
+	By     string    `json:"by,omitempty" msgpack:"by,omitempty"`         // the operator
 	Why    string    `json:"why,omitempty" msgpack:"why,omitempty"`
 	Since  time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 }
 
-// String is the cordon in words: "by anna since 2026-11-15 05:20 UTC: a new fan".
+// String describes the cordon: "by anna since 2026-11-15 05:20 UTC: a new fan".
 func (c Cordon) String() string {
 	said := "by " + cmp.Or(text.Clip(c.By), "an operator")
 	if !c.Since.IsZero() {
@@ -36,7 +36,7 @@ func (c Cordon) String() string {
 	return said
 }
 
-// place is what is closed, in words.
+// target describes what is closed.
 func (c Cordon) target() string {
 	if c.Device == "" {
 		return "node " + c.Node
@@ -44,12 +44,12 @@ func (c Cordon) target() string {
 	return fmt.Sprintf("device %s of node %s", c.Device, c.Node)
 }
 
-// cordons are those of one node, by device; that of the whole node is under "".
+// cordons are those of one node by device UUID; the cordon of the whole node has the key "".
 type cordons map[string]Cordon
 
 func cordonKey(node string) string { return "cordon." + node }
 
-// words is the cordon of a device, or with an empty one of the node; empty if there is none.
+// describe returns the cordon of a device, or for "" of the node; empty if there is none.
 func (c cordons) describe(device string) string {
 	if one, closed := c[device]; closed {
 		return one.String()
@@ -57,7 +57,7 @@ func (c cordons) describe(device string) string {
 	return ""
 }
 
-// list is the cordons in order, that of the node first.
+// list returns the cordons in order, that of the node first.
 func (c cordons) list() []Cordon {
 	var list []Cordon
 	for _, device := range slices.Sorted(maps.Keys(c)) {
@@ -66,7 +66,7 @@ func (c cordons) list() []Cordon {
 	return list
 }
 
-// encode is the cordons as a value of the ledger; nil, which deletes the key, if there are none left.
+// encode returns the value for the ledger; nil, which deletes the key, if there are none.
 func (c cordons) encode() ([]byte, error) {
 	if len(c) == 0 {
 		return nil, nil
@@ -86,8 +86,8 @@ func decodeCordons(value []byte) (cordons, error) {
 	return c, nil
 }
 
-// setCordon closes something, or opens it again, for good. Only operators may. Closing what is closed changes who and
-// why, not since when; opening what is open changes nothing.
+// handleCordon adds or removes a cordon. Cordoning again replaces By and Why but not Since; removing a cordon that does
+// not exist changes nothing. Only operators may.
 func (t *leaderTerm) handleCordon(c *call, closed bool, now time.Time) {
 	one, err := t.parseCordon(c)
 	if err != nil {
@@ -125,7 +125,7 @@ func (t *leaderTerm) handleCordon(c *call, closed bool, now time.Time) {
 	})
 }
 
-// close makes the cordons of a node count, from now on: what is granted in the same round is written with them.
+// applyCordons makes the cordons of a node effective before they are stored: grants of the same round respect them.
 func (t *leaderTerm) applyCordons(node string, all cordons) {
 	t.nodes.cordons[node] = all
 	if len(all) == 0 {
@@ -138,7 +138,7 @@ func (t *leaderTerm) applyCordons(node string, all cordons) {
 	t.needsSchedule = t.needsSchedule || len(t.queue) > 0
 }
 
-// cordonOf is what a call wants to close or open, with its device by UUID.
+// parseCordon returns the cordon of a call, with its device as a UUID.
 func (t *leaderTerm) parseCordon(c *call) (Cordon, error) {
 	if c.namespace != "" || c.Cordon == nil {
 		return Cordon{}, bus.Errorf(bus.CodeRefused, "nodes are cordoned by an operator, not from within namespace %q", c.namespace)
@@ -152,7 +152,7 @@ func (t *leaderTerm) parseCordon(c *call) (Cordon, error) {
 		return one, nil
 	}
 	if _, closed := t.nodes.cordons[one.Node][one.Device]; closed {
-		return one, nil // though its node may be away, or it be gone from there
+		return one, nil // the node, or the device, may be absent
 	}
 	if n == nil || n.report == nil {
 		return one, bus.Errorf(bus.CodeUnavailable, "node %s has not reported its devices; cordon the whole node, or wait until it is back", one.Node)
@@ -168,7 +168,6 @@ func (t *leaderTerm) parseCordon(c *call) (Cordon, error) {
 	return one, &RequestError{Problem: planner.ErrUnknownDevice, Detail: fmt.Sprintf("node %s has no device %q", one.Node, text.Clip(one.Device)), Hint: "it has " + cmp.Or(text.Join(", ", devices), "none")}
 }
 
-// exist says which nodes there are.
 func (t *nodeTable) describeNodes() string {
 	if len(t.byName) == 0 {
 		return "there are no nodes"

@@ -10,32 +10,33 @@ import (
 )
 
 var (
-	// ErrStaleToken is every *StaleTokenError: the reservation is another's now, or another grant of the same name.
+	// ErrStaleToken matches every *StaleTokenError: the reservation has been granted again since.
 	ErrStaleToken = errors.New("the token is stale")
 
-	// ErrEnded is a reservation that was granted and has ended before its client heard of it. Client asks again by itself.
+	// ErrEnded reports that a reservation was granted and has ended before its client received the answer. Client
+	// repeats the request by itself.
 	ErrEnded = errors.New("the reservation has ended")
 
-	// ErrLedgerDoubt is every *LedgerError: the ledger has lost something, and nothing is granted until that is resolved.
+	// ErrLedgerUntrusted matches every *LedgerError: the ledger has lost data, and nothing is granted until that is
+	// resolved.
 	ErrLedgerUntrusted = errors.New("the ledger cannot be trusted")
 )
 
-// StaleTokenError refuses what was asked under another token than that of the reservation as it is now. It matches
-// bus.ErrFenced.
+// StaleTokenError refuses a call with a token other than the current one of the reservation. It matches bus.ErrFenced.
 type StaleTokenError struct {
 	ID    string `msgpack:"id"`
-	Token uint64 `msgpack:"token"` // that was given
-	Now   uint64 `msgpack:"now"`   // that is valid
+	Token uint64 `msgpack:"token"` // of the call
+	Now   uint64 `msgpack:"now"`   // the current one
 }
 
 func (e *StaleTokenError) Error() string {
 	return fmt.Sprintf("reservation %q: token %d is stale; it is held under %d now", text.Clip(e.ID), e.Token, e.Now)
 }
 
-// Unwrap lets errors.Is find ErrStaleToken and bus.ErrFenced.
+// Unwrap makes errors.Is match ErrStaleToken and bus.ErrFenced.
 func (e *StaleTokenError) Unwrap() []error { return []error{ErrStaleToken, bus.ErrFenced} }
 
-// LedgerError refuses a grant because the ledger has lost something: devices may be in use that it knows nothing of.
+// LedgerError refuses a grant because the ledger has lost data: devices may be in use that it does not know of.
 type LedgerError struct {
 	Why    string   `msgpack:"why"`              // what is missing
 	Awaits []string `msgpack:"awaits,omitempty"` // nodes that have not reported yet what runs on them
@@ -49,14 +50,14 @@ func (e *LedgerError) Error() string {
 	return said + ", or an operator accepts the loss with troupe ledger accept"
 }
 
-// Unwrap lets errors.Is find ErrLedgerDoubt.
+// Unwrap makes errors.Is match ErrLedgerUntrusted.
 func (e *LedgerError) Unwrap() error { return ErrLedgerUntrusted }
 
-// WaitError is a request that was taken back because its client did not wait any longer. It matches the cause of that:
-// context.DeadlineExceeded, say.
+// WaitError is a request that was withdrawn because its context ended. It matches the cause, such as
+// context.DeadlineExceeded.
 type WaitError struct {
 	ID    string
-	Wait  *planner.Wait // what it waited for, as far as the service said
+	Wait  *planner.Wait // what it waited for, as last reported by the service
 	cause error
 }
 
@@ -75,5 +76,4 @@ func (e *WaitError) Error() string {
 	return said
 }
 
-// Unwrap is the cause.
 func (e *WaitError) Unwrap() error { return e.cause }

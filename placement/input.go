@@ -8,34 +8,34 @@ import (
 	"troupe/nodes/protocol"
 )
 
-// inbox is everything that reaches the leader, in the order of arrival. Subscriptions put in, the loop takes all there
-// is at once: so what waits while one round is committed makes up the next.
+// inputQueue is the input of the leader, in the order of arrival. Subscriptions add to it; the loop takes everything at
+// once, so the requests that arrive while a round is committed form the next round.
 type inputQueue struct {
 	wakeCh chan struct{}
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	items []input
-	calls int // of them, requests
-	want  int // requests that must be there before one more wakes the loop
+	calls int // number of requests in items
+	want  int // number of requests at which the loop is woken
 }
 
-// item is one of: a request, a beat, news of a lease.
+// input is one of: a request, a heartbeat, a change of a lease.
 type input struct {
 	call      *call
 	heartbeat *protocol.Heartbeat
 	lease     *leaseChange
 }
 
-// leaseNews is what the watch of the nodes' leases has seen.
+// leaseChange is an event of the watch on the nodes' leases.
 type leaseChange struct {
 	report   *protocol.Report // taken or renewed
-	gone     string           // the node whose lease is over
-	complete bool             // those that there are have been seen
+	gone     string           // node whose lease has ended
+	complete bool             // all leases that existed at the start have been seen
 }
 
 func newInputQueue() *inputQueue { return &inputQueue{wakeCh: make(chan struct{}, 1)} }
 
-// put reports false if there is no room; only requests are refused.
+// put reports false if the queue is full. Only requests are refused.
 func (q *inputQueue) put(it input) bool {
 	q.mu.Lock()
 	full := len(q.items) >= maxInputs && it.call != nil
@@ -56,7 +56,7 @@ func (q *inputQueue) put(it input) bool {
 	return !full
 }
 
-// take empties the inbox; spare is a slice to fill next.
+// take empties the queue; spare is a slice to reuse.
 func (q *inputQueue) take(spare []input) []input {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -65,15 +65,14 @@ func (q *inputQueue) take(spare []input) []input {
 	return items
 }
 
-// waiting is how many requests are there.
 func (q *inputQueue) callCount() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.calls
 }
 
-// gather lets the loop sleep until so many requests are there, and reports whether they are already. The next take ends
-// that.
+// awaitCalls makes put wake the loop only at n requests, until the next take. It reports whether there are as many
+// already.
 func (q *inputQueue) awaitCalls(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -81,17 +80,17 @@ func (q *inputQueue) awaitCalls(n int) bool {
 	return q.calls >= n
 }
 
-// gatherMost bounds how long a round is held up for those who are about to ask, however slow the disk is.
+// maxBatchWait bounds how long a round waits for further requests, however slow the disk is.
 const maxBatchWait = 2 * time.Millisecond
 
-// gathering lets those who ask again and again be written together. Whoever has just been answered is likely to ask next;
-// without it the others, who came while the round was written, would be written by themselves, and everybody would wait
-// for two writes instead of one. So the next round waits for as many as it knows of, for no longer than the last took
-// to be written. The loop owns it.
+// batchWindow lets the requests of clients that call repeatedly share one write. A client that has just been answered
+// is likely to send its next request soon; without the window, requests that arrived during the last write would be
+// written alone, and clients would split into two groups that wait for each other's writes. The next round waits for as
+// many requests as the last one had, for no longer than the last write took. The loop owns it.
 type batchWindow struct {
 	inputs  *inputQueue
 	timer   *time.Timer
-	expect  int // requests that are there, or answered just now
+	expect  int // requests that are queued or were just answered
 	maxWait time.Duration
 }
 
@@ -101,7 +100,7 @@ func newBatchWindow(q *inputQueue) *batchWindow {
 	return w
 }
 
-// after is the end of a round: so many requests were in it, and writing it, if anything was written, took so long.
+// roundDone records a round: its requests, whether it was written, and the duration.
 func (w *batchWindow) roundDone(calls int, written bool, took time.Duration) {
 	w.expect, w.maxWait = 0, 0
 	if written {
@@ -109,9 +108,9 @@ func (w *batchWindow) roundDone(calls int, written bool, took time.Duration) {
 	}
 }
 
-// wait returns when all that are expected are there, or it is time. It reports whether anybody is.
+// wait returns when the expected requests are there or the time is over. It reports whether there are any requests.
 func (w *batchWindow) wait(ctx context.Context) bool {
-	if w.expect < 2 { // it comes when it comes
+	if w.expect < 2 { // nothing to batch
 		return w.inputs.callCount() > 0
 	}
 	w.timer.Reset(w.maxWait)

@@ -11,8 +11,8 @@ import (
 	"troupe/placement/planner"
 )
 
-// reign is all that a leader knows in one term. The loop owns it; what is committed changes it, in apply, and nothing
-// else does, but for what only a term knows: the queue, the clients, the nodes' signs of life.
+// leaderTerm is the state of a leader during one term. The loop owns it. Committed changes are applied in apply; only
+// state that is not stored (the queue, clients, liveness of nodes) changes elsewhere.
 type leaderTerm struct {
 	cfg       Config
 	ledger    *ledger
@@ -27,25 +27,25 @@ type leaderTerm struct {
 	rules    Rules
 	identity ledgerIdentity
 
-	reported       map[string]bool // nodes that have said all that runs on them, while the ledger is in doubt
-	anyUnconfirmed bool            // a record may be unconfirmed
+	reported       map[string]bool // nodes that have reported everything that runs on them while the ledger is untrusted
+	anyUnconfirmed bool            // records may contain unconfirmed ones
 
-	needsSchedule bool // there may be something to grant
-	nodesPending  bool // nodes may still come back
-	anyLost       bool // a record may be lost
+	needsSchedule bool // the queue or the free resources have changed
+	nodesPending  bool // nodes may still return after the start of the term
+	anyLost       bool // records may contain lost ones
 	lastTick      time.Time
 	reconnects    uint64
-	round         *round // the one being decided, or the next
+	round         *round // that is being decided
 }
 
-// entry is a record with what the leader does about it.
+// ledgerEntry is a record with the state that only the leader has.
 type ledgerEntry struct {
 	storedRecord
-	encoded wire.Raw  // the record as it was written; nil: to be written anew for an answer
-	evictAt time.Time // when the grace of one that is leaving is over
+	encoded wire.Raw  // as stored; nil: encoded when needed
+	evictAt time.Time // end of the grace period of a leaving reservation
 
-	lastConfirmed time.Time // when an agent last ran it, or this term began; of one that is unconfirmed
-	ending        bool      // its deletion is in this round, and then
+	lastConfirmed time.Time // of an unconfirmed one: when an agent last ran it, or the start of the term
+	ending        bool      // its deletion is in the current round
 	onEnd         []func(error)
 }
 
@@ -56,20 +56,20 @@ type call struct {
 	namespace string // empty: an operator
 	request   Request
 	digest    uint64
-	err       error // what is wrong with the message itself
+	err       error // of decoding the message
 }
 
 // waiter is a request in the queue.
 type waiter struct {
-	call     *call // the latest message of it
+	call     *call // its latest message
 	since    time.Time
 	renewed  time.Time
 	admitted bool
-	notified bool // its client knows that it waits
+	notified bool // the client has been told that it waits
 	wait     planner.Wait
 }
 
-// newReign begins a term with what is in the ledger.
+// newLeaderTerm starts a term with the contents of the ledger.
 func newLeaderTerm(cfg Config, l *ledger, c ledgerContents, w *watermark, now time.Time) (*leaderTerm, error) {
 	t := &leaderTerm{
 		cfg: cfg, ledger: l, startedAt: now, inputs: newInputQueue(), rules: cfg.Rules, round: newRound(),
@@ -106,10 +106,10 @@ func newLeaderTerm(cfg Config, l *ledger, c ledgerContents, w *watermark, now ti
 	return t, nil
 }
 
-// termTime is the time of this term in microseconds, which clients stamp their messages with.
+// termTime returns the time since the start of the term in microseconds. Clients stamp their messages with it.
 func (t *leaderTerm) termTime(now time.Time) int64 { return now.Sub(t.startedAt).Microseconds() }
 
-// decide takes in what has come and returns what is to be written.
+// decide processes the inputs and returns the round to write.
 func (t *leaderTerm) decide(items []input, now time.Time) *round {
 	t.round.now = now
 	t.planner.Now = now
@@ -135,12 +135,12 @@ func (t *leaderTerm) decide(items []input, now time.Time) *round {
 		t.schedule(now)
 	}
 	decided := t.round
-	t.round = newRound() // what is decided while this one is written comes into the next
+	t.round = newRound() // decisions made while the round is written go into the next
 	return decided
 }
 
-// apply enters what was committed. What failed for certain is answered with its error. What is unknown is returned: then
-// this leader must go, after everybody else in the round has got an answer.
+// apply applies one committed change. A definite failure is answered with its error. An unknown outcome is returned:
+// the leader must step down after the rest of the round is answered.
 func (t *leaderTerm) apply(c *change, now time.Time) error {
 	switch {
 	case c.err == nil:
@@ -155,10 +155,10 @@ func (t *leaderTerm) apply(c *change, now time.Time) error {
 	return nil
 }
 
-// rewrite writes a record over its old self and tells its holder.
+// updateRecord replaces a record and notifies its holder.
 func (t *leaderTerm) updateRecord(e *ledgerEntry, next storedRecord, news Event) {
 	t.anyLost = t.anyLost || next.State == StateLost
-	e.storedRecord = next // before it is written, so that nothing is decided twice; if it fails, this term ends or nobody minds
+	e.storedRecord = next // before the write, so that nothing is decided twice; an unknown outcome ends the term
 	value, err := e.encode()
 	if err != nil {
 		t.cfg.Logger.Error("placement: a record cannot be written", "id", e.ID, "error", err)
@@ -181,8 +181,8 @@ func (t *leaderTerm) notifyHolder(e *ledgerEntry, news Event) {
 	t.publish(bus.PlacementEvents(e.Namespace), data)
 }
 
-// end deletes a record. then, if any, is called when it is gone, or could not be deleted. Several may end one in one
-// round: it is gone once, and each is told.
+// endReservation deletes a record. then, if not nil, is called after the deletion or its failure. Several calls in one
+// round delete once, and each then is called.
 func (t *leaderTerm) endReservation(e *ledgerEntry, news Event, then func(error)) {
 	if then != nil {
 		e.onEnd = append(e.onEnd, then)
@@ -198,7 +198,7 @@ func (t *leaderTerm) endReservation(e *ledgerEntry, news Event, then func(error)
 		e.ending, e.onEnd = false, nil
 	}
 	t.round.put(reservationKey(e.ID), nil, func(_ uint64, now time.Time) {
-		if t.records[e.ID] == e { // else an agent was found to run a later grant of it meanwhile
+		if t.records[e.ID] == e { // otherwise an agent was found to run a later grant of the same id
 			delete(t.records, e.ID)
 			t.planner.Release(e.ID)
 			t.reconcileNodesOf(e, now)

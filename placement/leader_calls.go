@@ -9,22 +9,22 @@ import (
 	"troupe/placement/planner"
 )
 
-// session is one client as the leader of this term knows it. A call that is over keeps its answer until the client says
-// that it has it; so a message that comes again gets the same answer, and nothing is done twice.
+// clientSession is one client in this term. The answer of a call is kept until the client acknowledges it with the
+// floor, so a repeated message gets the same answer and nothing is done twice.
 type clientSession struct {
 	lastMessage time.Time
-	floor       uint64                 // every call up to this one is over for the client
+	floor       uint64                 // the client has received the answers of all calls up to this one
 	answers     map[uint64]savedAnswer // of calls above the floor
-	open        map[uint64]bool        // calls above the floor that are under way
+	open        map[uint64]bool        // calls above the floor without an answer
 }
 
-// kept is the answer of a call that is over.
+// savedAnswer is the answer of a call that has ended.
 type savedAnswer struct {
 	data  []byte       // nil: the call was withdrawn
-	grant *ledgerEntry // that it tells of
+	grant *ledgerEntry // that the answer contains
 }
 
-// ended reports whether the answer tells of a reservation that is not there any more.
+// ended reports whether the granted reservation has ended since.
 func (k savedAnswer) ended(t *leaderTerm) bool {
 	return k.grant != nil && t.records[k.grant.ID] != k.grant
 }
@@ -46,10 +46,10 @@ func (s *clientSession) raiseFloor(floor uint64) {
 	}
 }
 
-// take begins a call, unless it is a repetition.
+// handleCall starts a call, unless it is a repetition.
 func (t *leaderTerm) handleCall(c *call, now time.Time) {
 	if c.Session == "" {
-		return // not even an answer could be told apart
+		return // an answer could not be matched
 	}
 	if c.Epoch != t.ledger.term.Epoch() || t.termTime(now) > c.Until {
 		t.send(c, &answer{Kind: answerResync})
@@ -65,11 +65,11 @@ func (t *leaderTerm) handleCall(c *call, now time.Time) {
 	answered, over := s.answers[c.Seq]
 	switch {
 	case c.Seq <= s.floor:
-	case over && answered.data == nil: // it was withdrawn
+	case over && answered.data == nil: // withdrawn
 	case over && answered.ended(t):
 		t.send(c, &answer{Kind: answerFailed, Error: encodeError(bus.Errorf(bus.CodeFenced, "reservation %q was granted, but you did not hear of it in time: %w", c.request.ID, ErrEnded))})
 	case over && answered.grant != nil:
-		t.answerGrant(c, answered.grant) // as it is now: it may be lost
+		t.answerGrant(c, answered.grant) // with its current state
 	case over:
 		t.publish(c.reply, answered.data)
 	case s.open[c.Seq]:
@@ -82,10 +82,10 @@ func (t *leaderTerm) handleCall(c *call, now time.Time) {
 	}
 }
 
-// finish answers a call and keeps the answer.
+// answerCall answers a call and keeps the answer.
 func (t *leaderTerm) answerCall(c *call, a *answer) { t.answerWithGrant(c, a, nil) }
 
-// finishWith is finish for an answer that tells of a grant.
+// answerWithGrant is answerCall for an answer with a grant.
 func (t *leaderTerm) answerWithGrant(c *call, a *answer, grant *ledgerEntry) {
 	data := t.send(c, a)
 	if s := t.sessions[c.Session]; s != nil && c.Verb.changes() && c.Seq > s.floor {
@@ -145,11 +145,11 @@ func (t *leaderTerm) startCall(c *call, now time.Time) {
 	}
 }
 
-// renew is a message of a call that is under way: its client still waits.
+// renewWait handles a repeated message of a waiting request.
 func (t *leaderTerm) renewWait(c *call, now time.Time) {
 	w := t.queue[c.request.ID]
 	if w == nil || w.call.Session != c.Session || w.call.Seq != c.Seq {
-		return // it is being written; the answer comes
+		return // it is being written; the answer follows
 	}
 	w.call, w.renewed = c, now
 	if w.notified {
@@ -157,8 +157,7 @@ func (t *leaderTerm) renewWait(c *call, now time.Time) {
 	}
 }
 
-// reserve puts a request into the queue, unless its reservation is there: then this is a client that has lost the
-// answer, or has forgotten that it asked.
+// handleReserve queues a request, unless its reservation exists: then the client has lost the answer or was restarted.
 func (t *leaderTerm) handleReserve(c *call, now time.Time) {
 	q := &c.request
 	if err := t.checkReserve(c); err != nil {
@@ -186,7 +185,7 @@ func (t *leaderTerm) handleReserve(c *call, now time.Time) {
 			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q is asked for already, and is another: %w", q.ID, ErrDuplicate))
 			return
 		}
-		// Its client was started anew, and has forgotten the other call.
+		// The client was restarted.
 		t.answerErr(w.call, bus.Errorf(bus.CodeCancelled, "reservation %q is asked for by another call now", q.ID))
 		w.call, w.renewed, w.notified = c, now, false
 		t.needsSchedule = true
@@ -211,7 +210,7 @@ func (t *leaderTerm) checkReserve(c *call) error {
 	return bus.CheckName("namespace", q.Namespace)
 }
 
-// release ends a reservation. One that is not there has been released already.
+// handleRelease ends a reservation. An unknown one has been released already.
 func (t *leaderTerm) handleRelease(c *call) {
 	e := t.records[c.ID]
 	switch {
@@ -224,13 +223,13 @@ func (t *leaderTerm) handleRelease(c *call) {
 	}
 }
 
-// withdraw ends a reserve whose client has given up: from now on it is over, and what it got, from this leader or one
-// before, is released.
+// handleWithdraw ends a reserve call whose client has given up, and releases what it was granted by this leader or an
+// earlier one.
 func (t *leaderTerm) handleWithdraw(c *call) {
 	s := t.sessions[c.Session]
 	delete(s.open, c.Call)
 	if _, over := s.answers[c.Call]; !over && c.Call > s.floor {
-		s.answers[c.Call] = savedAnswer{} // a copy of it that is still on its way does nothing
+		s.answers[c.Call] = savedAnswer{} // a delayed copy of the call does nothing
 	}
 	if w := t.queue[c.ID]; w != nil && w.call.Session == c.Session && w.call.Seq == c.Call {
 		delete(t.queue, c.ID)
@@ -255,7 +254,7 @@ func (t *leaderTerm) handleExplain(c *call, now time.Time) {
 	t.answerCall(c, &answer{Kind: answerDone, Explanation: x})
 }
 
-// setRules writes new rules, which hold from the next round on. Only operators may.
+// handleSetRules stores new rules, which apply from the next round on. Only operators may.
 func (t *leaderTerm) handleSetRules(c *call) {
 	if c.namespace != "" || c.Rules == nil {
 		t.answerErr(c, bus.Errorf(bus.CodeRefused, "rules are set by an operator, not from within namespace %q", c.namespace))

@@ -31,7 +31,7 @@ func (t *leaderTerm) handleLease(change *leaseChange, now time.Time) {
 	}
 }
 
-// hearBeat takes a sign of life, and holds a report against the ledger.
+// handleHeartbeat records a heartbeat and compares its report with the ledger.
 func (t *leaderTerm) handleHeartbeat(hb *protocol.Heartbeat, now time.Time) {
 	if hb.Bye {
 		t.markReported(hb.Node) // no worker of it is left
@@ -54,7 +54,7 @@ func (t *leaderTerm) handleHeartbeat(hb *protocol.Heartbeat, now time.Time) {
 	t.requestReport(n)
 }
 
-// watchNodes judges the nodes and tells the book, and the holders of what is lost.
+// checkNodes finds lost nodes, updates the planner, and notifies the holders of lost reservations.
 func (t *leaderTerm) checkNodes(now time.Time) {
 	if n := t.reconnectCount(); n != t.reconnects {
 		t.reconnects = n
@@ -91,7 +91,7 @@ func (t *leaderTerm) reconnectCount() uint64 {
 	return t.cfg.Bus.Conn().Stats().Reconnects
 }
 
-// tellBook brings the book up to date with one node, if it is one. A newcomer is seated first.
+// syncPlanner brings the planner up to date with one node. The rank of a new node is stored first.
 func (t *leaderTerm) syncPlanner(n *nodeEntry) {
 	switch {
 	case n == nil:
@@ -117,7 +117,8 @@ func (t *leaderTerm) syncPlanner(n *nodeEntry) {
 	n.changed = false
 }
 
-// ask asks a node that has a lease for the report that is missing, or tells it what to end. What is lost is asked again.
+// requestReport asks a node with a lease for a missing report, or orders it to kill workers. It repeats until the
+// report arrives.
 func (t *leaderTerm) requestReport(n *nodeEntry) {
 	awaited := !n.verified || len(n.unverified) > 0 && !n.answersNewest() || len(n.killOrders) > 0
 	if !awaited || !n.leased || !n.rankStored || t.planner.Now.Sub(n.requestedAt) < reportRequestEvery {
@@ -132,7 +133,7 @@ func (t *leaderTerm) requestReport(n *nodeEntry) {
 	t.publish(bus.NodeAsk(n.name), data)
 }
 
-// needed reports whether a reservation has something on a node.
+// nodeInUse reports whether a reservation uses a node.
 func (t *leaderTerm) nodeInUse(name string) bool {
 	for _, e := range t.records {
 		if slices.Contains(e.Nodes(), name) {
@@ -142,7 +143,7 @@ func (t *leaderTerm) nodeInUse(name string) bool {
 	return false
 }
 
-// seat writes a newcomer's rank. If that fails it is tried again at the next tick.
+// storeRank stores the rank of a new node. The next tick repeats a failed write.
 func (t *leaderTerm) storeRank(n *nodeEntry) {
 	value, err := wire.Marshal(storedRank{n.rank})
 	if err != nil {
@@ -163,12 +164,12 @@ func (t *leaderTerm) deleteRank(n *nodeEntry) {
 		if n.report == nil {
 			delete(t.nodes.byName, n.name)
 		} else {
-			n.rankStored = false // it came back meanwhile
+			n.rankStored = false // it has returned in the meantime
 		}
 	}, nil)
 }
 
-// loseOn marks what is held on a node as lost.
+// markLostOn marks the reservations on a node as lost.
 func (t *leaderTerm) markLostOn(node, why string) {
 	for _, e := range t.entriesOn(node) {
 		if e.State != StateGranted || e.ending {
@@ -180,7 +181,7 @@ func (t *leaderTerm) markLostOn(node, why string) {
 	}
 }
 
-// restoreOn takes back the loss of what is held on a node that has come back in time.
+// restoreOn restores the lost reservations on a node that has returned before its lease expired.
 func (t *leaderTerm) restoreOn(node string) {
 	if !t.anyLost {
 		return
@@ -195,7 +196,7 @@ func (t *leaderTerm) restoreOn(node string) {
 	}
 }
 
-// whole reports whether all nodes of a reservation are there and alive.
+// allNodesAlive reports whether all nodes of a reservation are present and not lost.
 func (t *leaderTerm) allNodesAlive(e *ledgerEntry) bool {
 	return !slices.ContainsFunc(e.Nodes(), func(name string) bool {
 		n := t.nodes.byName[name]
@@ -203,8 +204,8 @@ func (t *leaderTerm) allNodesAlive(e *ledgerEntry) bool {
 	})
 }
 
-// endOn ends what was granted on a node whose lease is over: the whole reservation, if it has nothing on any other.
-// What it has elsewhere may still be in use, and is its holder's to release.
+// endOn ends the grants on a node whose lease has expired: the whole reservation if it uses no other node. Otherwise
+// its workers on other nodes may be running, and the holder must release it.
 func (t *leaderTerm) endOn(node string) {
 	for _, e := range t.entriesOn(node) {
 		if e.ending || slices.Contains(e.Ended, node) {

@@ -10,13 +10,13 @@ import (
 	"troupe/placement/planner"
 )
 
-// position is where the request of that id would stand in the queue if it were there, from 1.
+// queuePosition returns the position of a request in the queue, from 1; zero if it does not wait.
 func queuePosition(d planner.Decision, id string) int {
 	at := slices.IndexFunc(d.Waits, func(w planner.Wait) bool { return w.ID == id })
 	return at + 1
 }
 
-// explain says what would become of a request now.
+// explain returns what would happen to a request now.
 func (t *leaderTerm) explain(c *call, now time.Time) (*Explanation, error) {
 	request, x := c.request, &Explanation{}
 	if e := t.records[request.ID]; e != nil && request.ID != "" {
@@ -45,7 +45,7 @@ func (t *leaderTerm) explain(c *call, now time.Time) (*Explanation, error) {
 	return x, t.explainQueue(x, &request, now)
 }
 
-// trialID is a name that no reservation has or may have.
+// unusedID returns an id that no reservation has and no request may use.
 func (t *leaderTerm) unusedID() string {
 	for trial := 0; ; trial++ {
 		if id := fmt.Sprintf("(this request %d)", trial); !t.planner.NameTaken(id) {
@@ -54,7 +54,7 @@ func (t *leaderTerm) unusedID() string {
 	}
 }
 
-// explainQueue adds what the queue has to say: that may be in the way of a request for which there is room.
+// explainQueue adds the effect of the queue, which may hold back a request that fits.
 func (t *leaderTerm) explainQueue(x *Explanation, request *Request, now time.Time) error {
 	d := t.planner.Schedule(t.queueWith(request, now), t.rules.Policy)
 	x.Position = queuePosition(d, request.ID)
@@ -71,14 +71,14 @@ func (t *leaderTerm) explainQueue(x *Explanation, request *Request, now time.Tim
 			return refusal.Err
 		}
 	}
-	if x.Granted && x.Position > 0 { // there is room, but not for it
+	if x.Granted && x.Position > 0 { // it fits, but other requests go first
 		x.Granted, x.Workers = false, []Worker{}
 		x.Reasons = []planner.Reason{{Code: planner.ReasonGang, Text: x.Wait.Text}}
 	}
 	return nil
 }
 
-// queueWith is the queue with a request in it, which may be there already.
+// queueWith returns the queue with the request added or in its place.
 func (t *leaderTerm) queueWith(request *Request, now time.Time) []planner.Queued {
 	queue := []planner.Queued{{Request: *request, Since: now}}
 	for id, w := range t.queue {
@@ -91,7 +91,7 @@ func (t *leaderTerm) queueWith(request *Request, now time.Time) []planner.Queued
 	return queue
 }
 
-// page is a part of a sorted list that fits into a message: what comes behind after, and the last of it if there is
+// page returns the part of a sorted list behind after that fits into a message. next is its last item if there are
 // more.
 func page[T any](items []T, name func(*T) string, after string) (part []T, next string) {
 	slices.SortFunc(items, func(a, b T) int { return cmp.Compare(name(&a), name(&b)) })

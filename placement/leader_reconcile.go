@@ -11,9 +11,9 @@ import (
 	"troupe/placement/planner"
 )
 
-// compare holds what a node says it runs against the ledger. Workers of a reservation that has ended make their devices
-// unfit until a report shows them gone, and with fresh, which says that the report has just come, their agent is told to
-// end them. What the ledger has forgotten is adopted.
+// reconcile compares the running workers of a node with the ledger. Devices with workers of ended reservations are
+// unfit until a report shows them gone; if fresh (the report has just arrived), the agent is ordered to kill these
+// workers. Grants that the ledger has lost are adopted.
 func (t *leaderTerm) reconcile(n *nodeEntry, fresh bool, now time.Time) {
 	stale := map[string]string{}
 	var ended []protocol.KillOrder
@@ -42,7 +42,8 @@ func (t *leaderTerm) reconcile(n *nodeEntry, fresh bool, now time.Time) {
 	}
 }
 
-// orderEnd makes an agent end workers, at once and then every second until its report does not show them any more.
+// orderKills makes requestReport send kill orders, at once and then repeatedly until the report no longer shows the
+// workers.
 func (t *leaderTerm) orderKills(n *nodeEntry, ended []protocol.KillOrder) {
 	more := false
 	for _, one := range ended {
@@ -58,20 +59,20 @@ func (t *leaderTerm) orderKills(n *nodeEntry, ended []protocol.KillOrder) {
 	}
 }
 
-// forgotten reports whether a grant that an agent knows, and the ledger does not have as e, is one that the ledger has
-// lost rather than ended. See identity.
+// lostByLedger reports whether a running grant that is not in the ledger as e was lost by the ledger rather than ended.
+// See ledgerIdentity.
 func (t *leaderTerm) lostByLedger(run *protocol.RunningGrant, e *ledgerEntry) bool {
 	switch {
 	case e != nil && (e.Token == 0 || e.Token > run.Token):
-		return false // it was granted again since
+		return false // it has been granted again since
 	case bus.CheckName("reservation", run.Reservation) != nil || bus.CheckName("namespace", run.Namespace) != nil:
-		return false // no ledger has granted that
+		return false // no ledger grants invalid names
 	}
 	return run.Token < t.identity.Born || run.Token > t.newestToken()
 }
 
-// support is an agent that runs workers of a reservation. That confirms it; but for one that was adopted from such a
-// report, and may have nobody else: its holder has to be heard as well before it stays without workers.
+// confirmByReport confirms a reservation that an agent runs. An adopted one is not confirmed by reports alone: its
+// holder must confirm it too before it remains without workers.
 func (t *leaderTerm) confirmByReport(e *ledgerEntry, n *nodeEntry, run *protocol.RunningGrant, now time.Time) {
 	if e.Unconfirmed == "" || e.ending {
 		return
@@ -86,7 +87,7 @@ func (t *leaderTerm) confirmByReport(e *ledgerEntry, n *nodeEntry, run *protocol
 	}
 }
 
-// covers reports whether a record has all that a grant uses on a node.
+// coversGrant reports whether a record contains all that a grant uses on a node.
 func (e *ledgerEntry) coversGrant(n *nodeEntry, run *protocol.RunningGrant) bool {
 	if !slices.Contains(e.Nodes(), n.name) {
 		return false
@@ -100,8 +101,9 @@ func (e *ledgerEntry) coversGrant(n *nodeEntry, run *protocol.RunningGrant) bool
 	return !slices.ContainsFunc(workerFor(n, run, 0).Slots, func(s Slot) bool { return !has[s.UUID] })
 }
 
-// adopt writes a record for what an agent runs and the ledger does not have: so nothing is granted over it, and its holder
-// can release it with the token it knows. What a gang has on several nodes is put together from their reports.
+// adopt stores a record for a grant that an agent runs and the ledger does not have, so that its devices are not
+// granted again and its holder can release it with the token. The parts of a gang on several nodes are merged from
+// their reports.
 func (t *leaderTerm) adopt(n *nodeEntry, run *protocol.RunningGrant, now time.Time) {
 	if run.Token > t.newestToken() {
 		why := fmt.Sprintf("the ledger is older than what node %s runs: reservation %s has token %d, and the newest it has granted is %d", n.name, run.Reservation, run.Token, t.newestToken())
@@ -129,7 +131,7 @@ func (t *leaderTerm) adopt(n *nodeEntry, run *protocol.RunningGrant, now time.Ti
 	if err := t.enterAdopted(&next, n); err != nil {
 		t.cfg.Logger.Error("placement: what a node runs cannot be adopted; its devices stay as the ledger has them", "node", n.name, "reservation", run.Reservation, "error", err)
 		if old != nil {
-			_ = t.planner.Restore(old.Reservation) // as it was
+			_ = t.planner.Restore(old.Reservation) // restores the previous state
 		}
 		return
 	}
@@ -151,8 +153,7 @@ func (t *leaderTerm) adopt(n *nodeEntry, run *protocol.RunningGrant, now time.Ti
 	}, nil)
 }
 
-// enterAdopted puts an adopted reservation into the book. Reservations in its way that nobody has confirmed give way to
-// the workers that run.
+// enterAdopted adds an adopted reservation to the planner. Unconfirmed reservations of the same devices are dropped.
 func (t *leaderTerm) enterAdopted(next *storedRecord, n *nodeEntry) error {
 	err := t.planner.Restore(next.Reservation)
 	if err == nil {
@@ -162,13 +163,13 @@ func (t *leaderTerm) enterAdopted(next *storedRecord, n *nodeEntry) error {
 		e := t.records[id]
 		if e.Unconfirmed != "" && !e.Adopted && !e.ending && e.ID != next.ID && shareDevice(&e.Reservation, &next.Reservation) {
 			t.drop(e, "node "+n.name+" runs "+next.ID+" on its devices")
-			t.planner.Release(e.ID) // before its end is in the ledger: both are in one round, and this is no grant
+			t.planner.Release(e.ID) // before the deletion is stored: both are in one round, and this is not a grant
 		}
 	}
 	return t.planner.Restore(next.Reservation)
 }
 
-// overlaps reports whether two reservations have a device in common.
+// shareDevice reports whether two reservations have a device in common.
 func shareDevice(a, b *planner.Reservation) bool {
 	has := map[string]bool{}
 	for i := range a.Workers {
@@ -181,7 +182,7 @@ func shareDevice(a, b *planner.Reservation) bool {
 	})
 }
 
-// workerOf is what a grant has on a node, as one worker: how many there are only its holder knows.
+// workerFor returns all that a grant uses on a node as one worker: the report does not tell workers apart.
 func workerFor(n *nodeEntry, run *protocol.RunningGrant, rank int) Worker {
 	w := Worker{Rank: rank, NodeRank: n.rank, Node: n.name, Devices: []int{}}
 	for _, d := range n.report.Devices {
@@ -196,8 +197,8 @@ func workerFor(n *nodeEntry, run *protocol.RunningGrant, rank int) Worker {
 	return w
 }
 
-// endedOn compares the nodes of a reservation that has just ended with the ledger again: workers of it that the newest
-// reports still show keep their devices from being granted until a later report does not.
+// reconcileNodesOf compares the nodes of a reservation that has just ended with the ledger again: devices on which the
+// newest reports still show its workers are not granted until a later report shows them gone.
 func (t *leaderTerm) reconcileNodesOf(e *ledgerEntry, now time.Time) {
 	for _, name := range e.Nodes() {
 		n := t.nodes.byName[name]

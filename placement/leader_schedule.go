@@ -10,15 +10,15 @@ import (
 	"troupe/placement/planner"
 )
 
-// expire forgets who is not heard any more, and ends what had to go by now.
+// expireClients removes requests and sessions of silent clients, and evicts reservations whose grace period is over.
 func (t *leaderTerm) expireClients(now time.Time) {
 	for id, w := range t.queue {
 		if now.Sub(w.renewed) > queueTTL {
 			if s := t.sessions[w.call.Session]; s != nil {
-				delete(s.open, w.call.Seq) // should it be heard again, it begins anew
+				delete(s.open, w.call.Seq) // a later repetition starts anew
 			}
 			delete(t.queue, id)
-			t.needsSchedule = true // the next may be the head now
+			t.needsSchedule = true // the next request may become the head
 		}
 	}
 	for name, s := range t.sessions {
@@ -33,7 +33,7 @@ func (t *leaderTerm) expireClients(now time.Time) {
 	}
 }
 
-// evict ends a reservation that was told to go. Nobody has seen its end, so its devices have to be shown clean.
+// evict ends a preempted reservation. Its workers may still run, so its devices need verification.
 func (t *leaderTerm) evict(e *ledgerEntry) {
 	why := "its grace is over; it was " + e.Why
 	t.endReservation(e, Event{Kind: EventPreempted, Why: why}, func(err error) {
@@ -53,8 +53,8 @@ func (t *leaderTerm) evict(e *ledgerEntry) {
 	})
 }
 
-// schedule goes through the queue and enters what comes of it into the round. What is granted does not count on
-// anything that is only being released: a grant must not reach the ledger before the release that it lives on.
+// schedule decides on the queue and adds the grants to the round. Grants never use resources of releases that are not
+// committed yet: the planner frees them only after the commit.
 func (t *leaderTerm) schedule(now time.Time) {
 	if len(t.queue) == 0 {
 		return
@@ -86,7 +86,7 @@ func (t *leaderTerm) schedule(now time.Time) {
 	}
 }
 
-// holdQueue leaves everything in the queue while the ledger is in doubt.
+// suspendQueue keeps all requests waiting while the ledger is untrusted.
 func (t *leaderTerm) suspendQueue(err error) {
 	for _, id := range slices.Sorted(maps.Keys(t.queue)) {
 		w := t.queue[id]
@@ -102,7 +102,7 @@ func (t *leaderTerm) suspendQueue(err error) {
 	}
 }
 
-// grant writes a reservation into the ledger. It enters the book and is told when it is there.
+// grant adds a reservation to the planner and the round. It is answered after the commit.
 func (t *leaderTerm) grant(g *planner.Grant) {
 	w := t.queue[g.Reservation.ID]
 	delete(t.queue, g.Reservation.ID)
@@ -141,21 +141,19 @@ func (t *leaderTerm) maxRecord() int64 {
 	return t.cfg.Bus.Conn().MaxPayload() - 4096
 }
 
-// grantTo answers a call with a reservation.
 func (t *leaderTerm) answerGrant(c *call, e *ledgerEntry) {
 	if e.encoded == nil {
-		e.encoded, _ = e.encode() // it was decoded from such bytes
+		e.encoded, _ = e.encode() // cannot fail: it was decoded from such bytes
 	}
 	t.answerWithGrant(c, &answer{Kind: answerDone, Record: e.encoded, Token: e.Token}, e)
 }
 
-// fail ends a waiting request with an error.
 func (t *leaderTerm) refuseWaiter(w *waiter, err error) {
 	delete(t.queue, w.call.request.ID)
 	t.answerCall(w.call, &answer{Kind: answerFailed, Error: encodeError(err)})
 }
 
-// wait leaves a request in the queue and says so, the first time; one that would not wait is refused.
+// keepWaiting leaves a request in the queue and notifies its client once; a request that must not wait is refused.
 func (t *leaderTerm) keepWaiting(wait *planner.Wait, position int, settling bool) {
 	w := t.queue[wait.ID]
 	if w.call.Try {
@@ -170,14 +168,14 @@ func (t *leaderTerm) keepWaiting(wait *planner.Wait, position int, settling bool
 	}
 }
 
-// told is a wait that fits into a message.
+// clipWait limits a wait to the size of a message.
 func clipWait(w *planner.Wait) *planner.Wait {
 	short := *w
 	short.WaitsFor = clipList(w.WaitsFor)
 	return &short
 }
 
-// whyNot is the refusal of a request that could wait but does not want to.
+// refusalReason returns the error for a request that must not wait.
 func (t *leaderTerm) refusalReason(w *waiter, wait *planner.Wait) error {
 	if over := t.planner.OverQuota(&w.call.request, t.rules.Policy); over != nil {
 		return over
@@ -188,7 +186,7 @@ func (t *leaderTerm) refusalReason(w *waiter, wait *planner.Wait) error {
 	return &NoCapacityError{Reasons: []planner.Reason{{Code: planner.ReasonGang, Text: wait.Text}}, WaitsFor: wait.WaitsFor}
 }
 
-// preempt tells reservations to go.
+// preempt starts the grace period of the victims.
 func (t *leaderTerm) preempt(p planner.Preemption) {
 	grace := t.rules.grace()
 	for _, id := range p.Victims {
@@ -211,7 +209,6 @@ func (t *leaderTerm) preempt(p planner.Preemption) {
 	}
 }
 
-// requestName is a waiting request in words.
 func (t *leaderTerm) requestName(id string) string {
 	w := t.queue[id]
 	if w == nil {

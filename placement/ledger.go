@@ -18,59 +18,59 @@ import (
 )
 
 const (
-	journalSlots    = 512 // rounds that one half of the journal has room for
-	checkpointAfter = 384 // rounds after which what they changed is written to the records
+	journalSlots    = 512 // rounds in one half of the journal
+	checkpointAfter = 384 // rounds
 	checkpointIdle  = 500 * time.Millisecond
-	journalBytes    = 512 << 10 // of one round in one message; a longer one takes several
+	journalBytes    = 512 << 10 // of one message; a longer round takes several
 	batchSize       = kv.MaxBatch / 2
-	minBatch        = 64 // on file storage a batch costs the server a store of its own, about as much as so many messages
-	maxSweep        = 32 // slots that a checkpoint clears away
+	minBatch        = 64 // on file storage a batch makes the server create a store, which costs about as much as this many messages
+	maxSweep        = 32 // slots that one checkpoint deletes
 )
 
-// ledger is the bucket under one term. All its writes are fenced by the term's epoch.
+// ledger is the bucket during one term. All writes are fenced by the term's epoch.
 //
-// What a round changes is written as one message, into the next slot of a journal: so many requests cost one write, and
-// on a server that syncs, one sync. Now and then a checkpoint brings the records up to date, one for each reservation,
-// and says up to which round they are; what was granted and released in between is never written. A new leader reads
-// the records and goes through the rounds after the checkpoint again, in their order. Doing that with rounds that the
-// records have already seen changes nothing: the last round to touch a key decides.
+// A round is written as one message into the next slot of a journal, so all its requests share one write and one sync.
+// A checkpoint brings the records, one for each reservation, up to date with the journal and stores the number of the
+// last round that they contain; reservations that were granted and released in between are never written as records. A
+// new leader reads the records and replays the rounds after the checkpoint. Replaying a round that the records contain
+// changes nothing: the last round that touches a key decides.
 //
-// The journal has two halves. While a checkpoint covers one, rounds go to the other; so no slot is overwritten, or
-// cleared away, before the records have what is in it.
+// The journal has two halves. While a checkpoint covers one, rounds go to the other, so no slot is overwritten or
+// deleted before the records contain it.
 //
-// The loop owns it, but for what a checkpoint under way was given.
+// The loop owns it, except for the data handed to a running checkpoint.
 type ledger struct {
 	kv   *kv.Bucket
 	term *kv.Term
 
-	half         int    // of the journal, that rounds go to now
-	slot         int    // the slot of the next
-	used         [2]int // slots of each half that may hold something
-	nextRound    uint64 // the number of the next round
-	checkpointed uint64 // every round up to this one is in the records
+	half         int    // of the journal, for the next round
+	slot         int    // in that half, for the next round
+	used         [2]int // slots of each half that may contain a round
+	nextRound    uint64
+	checkpointed uint64 // the records contain all rounds up to this one
 	pending      map[string]pendingValue
-	storedKeys   map[string]bool // the keys that are there
-	idleSince    time.Time       // when something was last written
-	checkpoint   *checkpoint     // under way; nil if none is
+	storedKeys   map[string]bool // keys of records in the bucket
+	idleSince    time.Time       // of the last round; zero: set by the next maintain
+	checkpoint   *checkpoint     // running; nil: none
 
-	liveKeys      map[string]bool // the keys after the last round
-	sum           uint64          // of them
-	lastRevision  uint64          // the revision of the last round of this term
-	damage        string          // as in contents
+	liveKeys      map[string]bool // keys after the last round
+	sum           uint64          // of liveKeys
+	lastRevision  uint64          // of the last round of this term
+	damage        string          // as in ledgerContents
 	watermarks    *watermarkStore
-	watermarkBase *watermark // what every checkpoint writes as the mark, but for its round; nil until the ledger has an identity
+	watermarkBase *watermark // watermark that checkpoints complete and write; nil until the ledger has an identity
 	log           *slog.Logger
 }
 
-// newest is a revision that no round up to now exceeds.
+// newestRevision returns an upper bound of the revisions of all rounds.
 func (l *ledger) newestRevision() uint64 { return max(l.term.Epoch(), l.lastRevision) }
 
-// marking makes checkpoints write the mark from now on, for a ledger of this identity.
+// enableWatermark makes checkpoints write the watermark, for a ledger with this identity.
 func (l *ledger) enableWatermark(id string, nodes []string) {
 	l.watermarkBase = &watermark{Ledger: id, Epoch: l.term.Epoch(), Nodes: nodes}
 }
 
-// toggled is the sum after a change of a key, which is then there or not.
+// sumAfter returns the sum after a key is set or deleted.
 func (l *ledger) sumAfter(sum uint64, key string, there bool) uint64 {
 	if l.liveKeys[key] == there {
 		return sum
@@ -78,7 +78,7 @@ func (l *ledger) sumAfter(sum uint64, key string, there bool) uint64 {
 	return sum ^ keySum(key)
 }
 
-// enter notes that a key is there, or not any more.
+// setKey records that a key exists, or no longer exists.
 func (l *ledger) setKey(key string, there bool) {
 	l.sum = l.sumAfter(l.sum, key, there)
 	if there {
@@ -88,7 +88,7 @@ func (l *ledger) setKey(key string, there bool) {
 	}
 }
 
-// written is the latest value of a key that the records do not have yet; nil if it was deleted.
+// pendingValue is the latest value of a key that the records do not contain yet; nil if it was deleted.
 type pendingValue struct {
 	value    []byte
 	revision uint64
@@ -98,12 +98,12 @@ type pendingValue struct {
 type roundRecord struct {
 	N       uint64          `msgpack:"n"`
 	Changes []journalChange `msgpack:"changes"`
-	Sum     *uint64         `msgpack:"sum,omitempty"` // of the keys that are there after it; nil: a version that did not say
+	Sum     *uint64         `msgpack:"sum,omitempty"` // of the keys after it; nil in rounds of older versions
 }
 
 type journalChange struct {
 	Key   string `msgpack:"key"`
-	Value []byte `msgpack:"value"` // nil: it is deleted
+	Value []byte `msgpack:"value"` // nil: deleted
 }
 
 const doneKey = "journal.done"
@@ -114,21 +114,21 @@ func openLedger(ctx context.Context, cfg Config) (*kv.Bucket, error) {
 	return kv.Open(ctx, cfg.Bus, kv.Config{Bucket: ledgerBucket, Replicas: cfg.Replicas, MaxBytes: cfg.MaxBytes})
 }
 
-// contents is the ledger as a new leader reads it.
+// ledgerContents is the ledger as a new leader reads it.
 type ledgerContents struct {
 	records []*storedRecord
-	ranks   map[string]int // ranks by node
+	ranks   map[string]int // by node
 	cordons map[string]cordons
 	rules   *Rules
 
-	identity *ledgerIdentity // nil: it has none
-	notEmpty bool            // it is not new
-	round    uint64          // the last that it has
+	identity *ledgerIdentity // nil: none
+	notEmpty bool
+	round    uint64          // the last one
 	sum      *uint64         // of its keys
-	damage   string          // what is missing in it; empty: nothing that it can tell by itself
+	damage   string          // what is missing; empty: nothing that the ledger alone can show
 }
 
-// read is the state that the ledger says, and makes the ledger ready for the next round.
+// read returns the contents and prepares the ledger for the next round.
 func (l *ledger) read(ctx context.Context) (ledgerContents, error) {
 	entries, err := l.kv.List(ctx, "")
 	if err != nil {
@@ -140,7 +140,7 @@ func (l *ledger) read(ctx context.Context) (ledgerContents, error) {
 	}
 	c := ledgerContents{ranks: map[string]int{}, cordons: map[string]cordons{}, round: l.nextRound - 1, sum: &l.sum, damage: l.damage}
 	c.notEmpty = len(state) > 0 || c.round > 0
-	if l.nextRound-1 > l.checkpointed { // then both halves of the journal are free
+	if l.nextRound-1 > l.checkpointed { // afterwards both halves are free
 		l.startCheckpoint(ctx)
 		if err := l.finishCheckpoint(ctx); err != nil {
 			return ledgerContents{}, err
@@ -156,13 +156,13 @@ func (l *ledger) read(ctx context.Context) (ledgerContents, error) {
 	return c, errors.Join(errs...)
 }
 
-// numbered is a round of the journal as it is read back.
+// journalRound is a round as read from the journal.
 type journalRound struct {
 	roundRecord
 	revision uint64
 }
 
-// replay is the records with the rounds after the checkpoint on top.
+// replay returns the records with the rounds after the checkpoint applied.
 func (l *ledger) replay(entries []kv.Entry) (map[string]pendingValue, error) {
 	l.pending, l.storedKeys, l.liveKeys = map[string]pendingValue{}, map[string]bool{}, map[string]bool{}
 	state := map[string]pendingValue{}
@@ -192,7 +192,6 @@ func (l *ledger) replay(entries []kv.Entry) (map[string]pendingValue, error) {
 	return state, nil
 }
 
-// readSlot is one slot of the journal.
 func (l *ledger) readSlot(e kv.Entry) (journalRound, error) {
 	r := journalRound{revision: e.Revision}
 	var half, at int
@@ -203,8 +202,8 @@ func (l *ledger) readSlot(e kv.Entry) (journalRound, error) {
 	return r, err
 }
 
-// redo goes through the rounds after the checkpoint again, in their order. One that is missing, and keys that are not
-// those that the last round left, mean that the store has lost something: what is there is still the best there is.
+// replayRounds applies the rounds after the checkpoint in order. A missing round, or keys that differ from the sum of
+// the last round, show that the store has lost data; the rest is still used.
 func (l *ledger) replayRounds(state map[string]pendingValue, rounds []journalRound) {
 	slices.SortFunc(rounds, func(a, b journalRound) int { return cmp.Compare(a.N, b.N) })
 	l.nextRound = l.checkpointed + 1
@@ -234,12 +233,11 @@ func (l *ledger) replayRounds(state map[string]pendingValue, rounds []journalRou
 	}
 }
 
-// note remembers what the records do not have yet.
 func (l *ledger) setPending(c journalChange, revision uint64) {
 	l.pending[c.Key] = pendingValue{c.Value, revision}
 }
 
-// add reads one key.
+// add decodes one key.
 func (c *ledgerContents) add(key string, w pendingValue) error {
 	kind, name, _ := strings.Cut(key, ".")
 	var err error
@@ -268,7 +266,7 @@ func (c *ledgerContents) add(key string, w pendingValue) error {
 	return nil
 }
 
-// commit writes a round, and calls each for every change of it when it is known what has become of that.
+// commit writes a round, and calls each for every change once its outcome is known.
 func (l *ledger) commit(ctx context.Context, changes []*change, each func(*change)) {
 	for len(changes) > 0 {
 		n, size := 0, 0
@@ -284,7 +282,7 @@ func (l *ledger) commit(ctx context.Context, changes []*change, each func(*chang
 	}
 }
 
-// write is one message.
+// write writes one message.
 func (l *ledger) write(ctx context.Context, changes []*change) {
 	err := l.ensureSlot(ctx)
 	r := roundRecord{N: l.nextRound, Changes: make([]journalChange, len(changes))}
@@ -319,7 +317,7 @@ func (l *ledger) write(ctx context.Context, changes []*change) {
 	}
 }
 
-// room waits until there is a slot for the next round.
+// ensureSlot waits until a slot is free for the next round.
 func (l *ledger) ensureSlot(ctx context.Context) error {
 	if l.slot < journalSlots {
 		return nil
@@ -333,21 +331,21 @@ func (l *ledger) ensureSlot(ctx context.Context) error {
 	return nil
 }
 
-// checkpoint is records on their way.
+// checkpoint is a checkpoint in progress.
 type checkpoint struct {
 	upTo      uint64
 	pending   map[string]pendingValue
 	half      int // of the journal, that it covers
 	busy      bool
-	used      int    // slots there
-	swept     int    // of those, cleared away, from the last
-	watermark []byte // to be written when it is done; nil: none
+	used      int    // slots in that half
+	swept     int    // slots deleted, from the last
+	watermark []byte // written after the records; nil: none
 	doneCh    chan struct{}
 	err       error
 }
 
-// tend begins a checkpoint when it is time for one, and takes note of one that is over. An error means that this leader
-// must go.
+// maintain starts a checkpoint when one is due, and completes one that has ended. An error means that the leader must
+// step down.
 func (l *ledger) maintain(ctx context.Context, now time.Time) error {
 	if l.checkpoint != nil {
 		select {
@@ -367,7 +365,7 @@ func (l *ledger) maintain(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// save starts a checkpoint of everything up to now, beside the rounds that follow. None may be under way.
+// startCheckpoint writes everything up to now in the background. No checkpoint may be running.
 func (l *ledger) startCheckpoint(ctx context.Context) {
 	c := &checkpoint{upTo: l.nextRound - 1, pending: l.pending, half: l.half, used: l.used[l.half], busy: l.slot >= checkpointAfter, doneCh: make(chan struct{})}
 	l.checkpoint, l.pending = c, map[string]pendingValue{}
@@ -378,7 +376,7 @@ func (l *ledger) startCheckpoint(ctx context.Context) {
 		m.Round, m.Sum, m.Nodes = c.upTo, l.sum, append(rankedNodes(l.liveKeys), m.Nodes...)
 		slices.Sort(m.Nodes)
 		m.Nodes = slices.Compact(m.Nodes)
-		c.watermark, _ = wire.Marshal(m) // strings and numbers
+		c.watermark, _ = wire.Marshal(m) // cannot fail: strings and numbers
 	}
 	bus.Go(func() {
 		defer close(c.doneCh)
@@ -391,7 +389,7 @@ func (l *ledger) startCheckpoint(ctx context.Context) {
 	})
 }
 
-// write makes the records say what the rounds did, and then says so: until then the rounds count.
+// write writes the records, and then the number of the last round they contain. Until then the rounds count.
 func (c *checkpoint) write(ctx context.Context, term *kv.Term, known map[string]bool) error {
 	var ops []kv.Op
 	for _, key := range slices.Sorted(maps.Keys(c.pending)) {
@@ -420,7 +418,7 @@ func (c *checkpoint) write(ctx context.Context, term *kv.Term, known map[string]
 	return c.sweep(ctx, term)
 }
 
-// sweep clears slots away after a busy time, or there would be ever more for a new leader to read.
+// sweep deletes slots when the load is low, which bounds what a new leader reads.
 func (c *checkpoint) sweep(ctx context.Context, term *kv.Term) error {
 	if c.busy {
 		return nil
@@ -433,7 +431,7 @@ func (c *checkpoint) sweep(ctx context.Context, term *kv.Term) error {
 	return applyAll(ctx, term, ops)
 }
 
-// applyAll makes writes that do not depend on each other: many as batches, few as messages that are under way together.
+// applyAll makes independent writes: many as batches, few as concurrent messages.
 func applyAll(ctx context.Context, term *kv.Term, ops []kv.Op) error {
 	if len(ops) >= minBatch {
 		for batch := range slices.Chunk(ops, batchSize) {
@@ -452,7 +450,7 @@ func applyAll(ctx context.Context, term *kv.Term, ops []kv.Op) error {
 	return errors.Join(errs...)
 }
 
-// settled is the value as a record: with its token, which was not known when it was written.
+// withToken returns the value of a record with its token, which was not known when the round was written.
 func (w pendingValue) withToken(key string) ([]byte, error) {
 	if !strings.HasPrefix(key, "reservation.") {
 		return w.value, nil
@@ -464,7 +462,7 @@ func (w pendingValue) withToken(key string) ([]byte, error) {
 	return s.encode()
 }
 
-// finish waits for the checkpoint under way.
+// finishCheckpoint waits for the running checkpoint.
 func (l *ledger) finishCheckpoint(ctx context.Context) error {
 	c := l.checkpoint
 	select {
@@ -488,15 +486,14 @@ func (l *ledger) finishCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// stop waits until nothing is on its way.
 func (l *ledger) awaitCheckpoint() {
 	if l.checkpoint != nil {
 		<-l.checkpoint.doneCh
 	}
 }
 
-// resolved reports whether an error says for certain that the write was not made. Otherwise only the ledger itself can
-// tell, to the next leader.
+// isDefinite reports whether an error states that the write was not made. Otherwise the next leader finds out from the
+// ledger.
 func isDefinite(err error) bool {
 	return !errors.Is(err, bus.ErrOutcomeUnknown) && !errors.Is(err, bus.ErrFenced)
 }

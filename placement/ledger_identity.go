@@ -19,37 +19,36 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// identity says which ledger this is, and from where on it is complete. It tells a reservation that has ended from one
-// that was forgotten, when an agent runs workers under a token that no record has:
+// ledgerIdentity identifies a ledger and the tokens for which it is complete. It tells an ended reservation from a lost
+// one when an agent runs workers under a token without a record:
 //
-//   - A token from Born up to the newest was granted by this ledger, which has every grant since. No record: it has ended.
-//   - A token below Born was granted by a ledger that was lost or damaged, or before there was an identity. No record:
-//     nobody knows.
-//   - A token above the newest was granted by a later state of this ledger, which was lost since. No record: nobody knows.
+//   - A token from Born to the newest was granted by this ledger, which contains every grant since. No record: it has ended.
+//   - A token below Born was granted by a ledger that was lost or damaged, or before identities existed. No record: unknown.
+//   - A token above the newest was granted by a later state of this ledger, which was lost. No record: unknown.
 //
-// What nobody knows is adopted. Where a ledger is found to be damaged it gets another identity.
+// Unknown grants are adopted. A ledger that is found to be damaged gets a new identity.
 type ledgerIdentity struct {
 	ID     string `msgpack:"id"`
-	Born   uint64 `msgpack:"born"`             // the first token that absence says something about
-	Offset uint64 `msgpack:"offset,omitempty"` // tokens are revisions plus this; it grows when agents know greater tokens
+	Born   uint64 `msgpack:"born"`             // the first token for which a missing record means that the grant has ended
+	Offset uint64 `msgpack:"offset,omitempty"` // token = revision + Offset; it grows when agents know greater tokens
 
 	Doubt  string    `msgpack:"doubt,omitempty"`  // what is wrong; nothing is granted until that is resolved
-	Awaits []string  `msgpack:"awaits,omitempty"` // nodes that have to report what runs on them first
+	Awaits []string  `msgpack:"awaits,omitempty"` // nodes that must report first
 	Since  time.Time `msgpack:"since,omitempty"`  // of the doubt
 }
 
 const identityKey = "ledger"
 
-// tokenSlack is by how much tokens leap when a ledger has lost something: what it granted after the state that is left had
-// lower tokens than that, so that they are below Born too, however late the nodes report them.
+// tokenGap is added to tokens when a ledger has lost data. Grants of the lost part had smaller tokens, so they are
+// below Born however late nodes report them.
 const tokenGap = 1 << 20
 
-// mark is what is kept of the ledger in a second place: a bucket of its own, written after each checkpoint. A ledger that
-// is missing, another, or behind its mark has lost something. A mark that is missing says nothing.
+// watermark is a second record of the ledger's state in a bucket of its own, written after each checkpoint. A ledger
+// that is missing, has another identity, or is behind its watermark has lost data. A missing watermark shows nothing.
 type watermark struct {
 	Ledger string   `msgpack:"ledger"`
 	Epoch  uint64   `msgpack:"epoch"`
-	Round  uint64   `msgpack:"round"` // the last round that the checkpoint covers
+	Round  uint64   `msgpack:"round"` // the last round that the checkpoint contains
 	Sum    uint64   `msgpack:"sum"`   // of the keys after it
 	Nodes  []string `msgpack:"nodes,omitempty"`
 }
@@ -59,17 +58,17 @@ const (
 	watermarkBytes = 4 << 20
 )
 
-// marker writes the mark. A checkpoint owns it while it is under way.
+// watermarkStore writes the watermark. A running checkpoint owns it.
 type watermarkStore struct {
 	kv       *kv.Bucket
-	revision uint64 // of the mark that is there; zero: none
+	revision uint64 // of the stored watermark; zero: none
 }
 
 func openWatermark(ctx context.Context, cfg Config) (*kv.Bucket, error) {
 	return kv.Open(ctx, cfg.Bus, kv.Config{Bucket: watermarkBucket, Replicas: cfg.Replicas, MaxBytes: watermarkBytes})
 }
 
-// read is the mark; nil if there is none. One that cannot be read is none either.
+// read returns the watermark; nil if there is none or it cannot be decoded.
 func (w *watermarkStore) read(ctx context.Context) (*watermark, error) {
 	entry, err := w.kv.Get(ctx, watermarkKey)
 	if errors.Is(err, bus.ErrNotFound) {
@@ -86,8 +85,7 @@ func (w *watermarkStore) read(ctx context.Context) (*watermark, error) {
 	return found, nil
 }
 
-// write replaces the mark, unless a later leader has. A mark that is not written is made up for by the next: the ledger is
-// only less well guarded meanwhile.
+// write replaces the watermark, unless a later leader has. If it fails, the next checkpoint writes one.
 func (w *watermarkStore) write(ctx context.Context, value []byte, epoch uint64) error {
 	for {
 		revision, err := w.put(ctx, value)
@@ -115,13 +113,13 @@ func (w *watermarkStore) put(ctx context.Context, value []byte) (uint64, error) 
 	return w.kv.Update(ctx, watermarkKey, value, w.revision)
 }
 
-// summed reports whether a key belongs to the sum of all keys: what rounds write.
+// isSummedKey reports whether rounds write this key, so that the sum contains it.
 func isSummedKey(key string) bool {
 	kind, _, _ := strings.Cut(key, ".")
 	return kind == "reservation" || kind == "node" || kind == "cordon" || key == rulesKey || key == identityKey
 }
 
-// sumOf is a key's part in the sum of all keys, which is the same in whatever order they came.
+// keySum returns the part of a key in the sum of all keys, which does not depend on their order.
 func keySum(key string) uint64 {
 	if !isSummedKey(key) {
 		return 0
@@ -134,8 +132,8 @@ func keySum(key string) uint64 {
 	return x ^ x>>33
 }
 
-// inspect says what is wrong with a ledger as it was read; empty if nothing is. legacy is a ledger that was written by a
-// version that kept no identity: its records may be complete or not.
+// inspect returns what is wrong with the ledger; empty if nothing is. legacy is true for a ledger of a version without
+// identity, whose records may be incomplete.
 func (c *ledgerContents) inspect(w *watermark) (wrong string, legacy bool) {
 	switch {
 	case c.identity == nil && w != nil:
@@ -154,8 +152,7 @@ func (c *ledgerContents) inspect(w *watermark) (wrong string, legacy bool) {
 	return "", false
 }
 
-// beginLedger decides what a leader believes of the ledger as it was read, and enters what it has to write about that into the
-// first round: after it the ledger has an identity.
+// checkLedger decides whether the leader trusts the ledger, and adds an identity to the first round if there is none.
 func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time) {
 	wrong, legacy := c.inspect(w)
 	if c.identity != nil {
@@ -168,7 +165,7 @@ func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time)
 			nodes = append(nodes, w.Nodes...)
 		}
 		t.distrust(wrong, nodes, now)
-		t.resolveDoubt() // if no node was ever there
+		t.resolveDoubt() // no node is known
 	case legacy:
 		t.identity = ledgerIdentity{ID: nuid.Next(), Born: t.newestToken() + 1}
 		t.unconfirmAll("it was written by a version that kept no evidence of it")
@@ -184,11 +181,11 @@ func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time)
 	}
 }
 
-// newest is a token that no grant up to now exceeds.
+// newestToken returns an upper bound of the tokens of all grants.
 func (t *leaderTerm) newestToken() uint64 { return t.ledger.newestRevision() + t.identity.Offset }
 
-// doubt stops the granting until the nodes have reported what runs on them. The ledger gets another identity, so that
-// what it does not have counts as forgotten rather than as ended; and what it has must be confirmed.
+// distrust stops grants until the nodes have reported what runs on them. The ledger gets a new identity, so that
+// missing records count as lost rather than ended, and existing ones must be confirmed.
 func (t *leaderTerm) distrust(why string, nodes []string, now time.Time) {
 	nodes = append(nodes, t.identity.Awaits...)
 	slices.Sort(nodes)
@@ -214,7 +211,7 @@ func (t *leaderTerm) writeIdentity() {
 	t.round.put(identityKey, value, func(uint64, time.Time) { t.ledger.enableWatermark(id, awaits) }, nil)
 }
 
-// ledgerError is why nothing is granted; nil if grants are made.
+// ledgerError returns why nothing is granted; nil if the ledger is trusted.
 func (t *leaderTerm) ledgerError() error {
 	if t.identity.Doubt == "" {
 		return nil
@@ -222,7 +219,7 @@ func (t *leaderTerm) ledgerError() error {
 	return &LedgerError{Why: t.identity.Doubt, Awaits: clipList(t.awaitedNodes())}
 }
 
-// missing is the nodes that have not reported yet what runs on them.
+// awaitedNodes returns the nodes that have not reported yet what runs on them.
 func (t *leaderTerm) awaitedNodes() []string {
 	var missing []string
 	for _, name := range t.identity.Awaits {
@@ -233,14 +230,14 @@ func (t *leaderTerm) awaitedNodes() []string {
 	return missing
 }
 
-// account notes that a node has said all that runs on it, or that nothing of it is left.
+// markReported records that a node has reported everything that runs on it, or has ended in order.
 func (t *leaderTerm) markReported(node string) {
 	if t.identity.Doubt != "" {
 		t.reported[node] = true
 	}
 }
 
-// settleDoubt ends the doubt when every node has reported.
+// resolveDoubt trusts the ledger again once every node has reported.
 func (t *leaderTerm) resolveDoubt() {
 	if t.identity.Doubt != "" && len(t.awaitedNodes()) == 0 {
 		t.trustLedger("every node has reported what runs on it")
@@ -256,7 +253,7 @@ func (t *leaderTerm) trustLedger(why string) {
 	t.writeIdentity()
 }
 
-// acceptLedger is an operator who takes the ledger as it is. Only operators may.
+// handleAcceptLedger trusts the ledger on behalf of an operator. Only operators may.
 func (t *leaderTerm) handleAcceptLedger(c *call) {
 	if c.namespace != "" {
 		t.answerErr(c, bus.Errorf(bus.CodeRefused, "the ledger is accepted by an operator, not from within namespace %q", c.namespace))
@@ -268,17 +265,17 @@ func (t *leaderTerm) handleAcceptLedger(c *call) {
 	t.answerCall(c, &answer{Kind: answerDone, Ledger: t.ledgerStatus()})
 }
 
-// LedgerStatus is whether the ledger is believed.
+// LedgerStatus is whether the placement service trusts its ledger.
 type LedgerStatus struct {
 	ID     string    `json:"id" msgpack:"id"`
-	Doubt  string    `json:"doubt,omitempty" msgpack:"doubt,omitempty"`   // why nothing is granted; empty: grants are made
-	Awaits []string  `json:"awaits,omitempty" msgpack:"awaits,omitempty"` // the nodes that have to report what runs on them
+	Doubt  string    `json:"doubt,omitempty" msgpack:"doubt,omitempty"`   // why nothing is granted; empty: the ledger is trusted
+	Awaits []string  `json:"awaits,omitempty" msgpack:"awaits,omitempty"` // nodes that must report what runs on them
 	Since  time.Time `json:"since,omitzero" msgpack:"since,omitempty"`    // of the doubt
-	// Unconfirmed is how many reservations neither an agent nor a holder has confirmed yet.
+	// Unconfirmed is the number of reservations that neither an agent nor a holder has confirmed yet.
 	Unconfirmed int `json:"unconfirmed,omitempty" msgpack:"unconfirmed,omitempty"`
 }
 
-// String is the status for a person.
+// String describes the status in one line.
 func (s LedgerStatus) String() string {
 	if s.Doubt == "" {
 		return "trusted"
@@ -299,7 +296,7 @@ func (t *leaderTerm) ledgerStatus() *LedgerStatus {
 	return s
 }
 
-// nodesOf is the names behind the seats among the keys.
+// rankedNodes returns the nodes whose rank is among the keys.
 func rankedNodes(keys map[string]bool) []string {
 	var names []string
 	for key := range keys {

@@ -12,70 +12,72 @@ import (
 	"troupe/placement/planner"
 )
 
-// roster is what the leader knows of the nodes. It is told what is heard, and when, and says which nodes have changed;
-// it has no clock of its own. The loop owns it.
+// nodeTable is the leader's knowledge of the nodes. Its callers pass in what has been received and the time; it has no
+// clock. The loop owns it.
 //
-//	absent ──lease──▶ unproven ──report──▶ ready ──silence──▶ lost ──beat──▶ unproven
-//	   ▲                                     │ good-bye         │ lease over
-//	   └─────────────────────────────────────┴──────────────────┘
+// \tabsent ──lease──▶ unproven ──report──▶ ready ──silence──▶ lost ──heartbeat──▶ unproven
+// \t   ▲                                     │ goodbye          │ lease expired
+// \t   └─────────────────────────────────────┴──────────────────┘
 type nodeTable struct {
 	lease      time.Duration
 	silence    time.Duration
-	judgeFrom  time.Time // nobody is judged before
+	judgeFrom  time.Time // no node is declared lost before
 	byName     map[string]*nodeEntry
-	cordons    map[string]cordons // by node; of those that are away too
-	leasesSeen bool               // all leases that there were at the beginning have been seen
-	lastStamp  uint64             // the last stamp of a question
+	cordons    map[string]cordons // by node, absent ones included
+	leasesSeen bool               // all leases that existed at the start have been seen
+	lastStamp  uint64             // of report requests
 }
 
-// member is one node, by name. It stays for as long as it has a seat in the ledger.
+// nodeEntry is one node. It exists for as long as its rank is stored in the ledger.
 type nodeEntry struct {
 	name       string
 	rank       int
-	rankStored bool // its rank is in the ledger
+	rankStored bool // in the ledger
 
 	leased      bool
-	departed    bool      // its agent has said that it ends
-	lastHeard   time.Time // the last beat or lease; zero: never in this term
+	departed    bool      // its agent has ended in order
+	lastHeard   time.Time // the last heartbeat; zero: none in this term
 	session     string
 	report      *protocol.Report
-	verified    bool // its report was made in this term, and since it was last lost
+	verified    bool // the report was made in this term, and after the node was last lost
 	requestedAt time.Time
-	stamp       uint64 // of the question that a report must answer to prove anything
+	stamp       uint64 // that a report must answer to verify anything
 
-	cordons cordons // shared with the roster, which replaces it as a whole
+	cordons cordons // shared with the table, which replaces the map as a whole
 	state   NodeState
 	why     string
 	since   time.Time
 
-	// probation is the devices that were in use by what has ended without anybody having seen the end: they are unfit
-	// until a report that answers the newest question shows nothing on them. stale is the devices on which the newest
-	// report shows workers of reservations that the ledger says have ended.
+	// unverified is the devices whose last workers have not been seen to end: they are unfit until a report that
+	// answers the newest request shows nothing on them. stale is the devices on which the newest report shows workers
+	// of ended reservations.
 	unverified map[string]*unverifiedDevice
 	stale      map[string]*unverifiedDevice
-	killOrders []protocol.KillOrder // what its agent is to end, as the newest report shows; asked for until it is gone
-	changed    bool                 // the book has not been told yet
-	gone       bool                 // it is gone, and what that ends has been ended
+	killOrders []protocol.KillOrder // according to the newest report; sent until a report no longer shows the workers
+	changed    bool                 // since the last syncPlanner
+	gone       bool                 // its grants have been ended
 }
 
-// unverified is a device that has not been seen empty since its last use.
+// unverifiedDevice is a device that has not been seen empty since its last use.
 type unverifiedDevice struct {
 	why   string
 	since time.Time
-	late  bool // it has lasted so long that nobody counts on it
+	late  bool // maxVerification is over
 }
 
 func newNodeTable(lease, silence time.Duration, now time.Time) *nodeTable {
 	return &nodeTable{
 		lease: lease, silence: silence, judgeFrom: now.Add(lease), byName: map[string]*nodeEntry{}, cordons: map[string]cordons{},
-		lastStamp: uint64(now.UnixMicro()), // another than those of the leader before
+		lastStamp: uint64(now.UnixMicro()), // differs from the stamps of earlier leaders
 	}
 }
 
-// calm starts the time in which nobody is judged anew: the server was away, and so nobody could be heard.
+// postponeJudgement restarts the period without loss detection after a server outage, during which no heartbeat could
+// arrive.
 func (t *nodeTable) postponeJudgement(now time.Time) { t.judgeFrom = now.Add(t.lease) }
 
-// settling reports whether nodes that were there before may still come back, so that nothing is impossible yet.
+// nodesPending reports whether nodes may still return after the start of the term, so that no request is impossible
+// yet.
 func (t *nodeTable) nodesPending(now time.Time) bool {
 	if !now.Before(t.judgeFrom) {
 		return false
@@ -91,22 +93,22 @@ func (t *nodeTable) nodesPending(now time.Time) bool {
 	return false
 }
 
-// question makes the next question to a node a new one: only a report that was made after it proves anything.
+// renewStamp makes the next report request a new one: only a report made after it verifies anything.
 func (t *nodeTable) renewStamp(n *nodeEntry) {
 	t.lastStamp++
 	n.stamp, n.requestedAt = t.lastStamp, time.Time{}
 }
 
-// answered reports whether the newest report of the node was made after the newest question. An agent of a version that
-// does not answer stamps is believed.
+// answersNewest reports whether the newest report was made after the newest request. Reports of agents without stamps
+// are accepted.
 func (n *nodeEntry) answersNewest() bool {
 	return n.report != nil && (n.report.Answered == 0 || n.report.Answered == n.stamp)
 }
 
-// present reports whether the node belongs in the book.
+// isUsable reports whether the node belongs in the planner.
 func (n *nodeEntry) isUsable() bool { return n.report != nil && n.rankStored }
 
-// sit enters a node with its rank as the ledger has it.
+// restore adds a node with the rank recorded in the ledger.
 func (t *nodeTable) restore(name string, rank int) *nodeEntry {
 	n := &nodeEntry{name: name, rank: rank, rankStored: true, cordons: t.cordons[name], state: NodeUnproven, why: "it has not reported yet"}
 	t.renewStamp(n)
@@ -114,7 +116,7 @@ func (t *nodeTable) restore(name string, rank int) *nodeEntry {
 	return n
 }
 
-// newcomer gives a node that is not known the lowest rank that is free. It is seated once that is in the ledger.
+// add adds an unknown node with the lowest free rank, which is not stored yet.
 func (t *nodeTable) add(name string) *nodeEntry {
 	taken := map[int]bool{}
 	for _, n := range t.byName {
@@ -129,13 +131,13 @@ func (t *nodeTable) add(name string) *nodeEntry {
 	return n
 }
 
-// leaseTaken is a lease that was seen in the bucket: at the beginning, at a renewal, or because the node is new.
+// leaseTaken records a lease: seen at the start, renewed, or of a new node.
 func (t *nodeTable) leaseTaken(report *protocol.Report, now time.Time) *nodeEntry {
 	n := t.byName[report.Node]
 	if n == nil {
 		n = t.add(report.Node)
 		n.report = report
-		t.markReturned(n, report.Session, "it has not reported yet", now) // it may have been here before, and nobody remembers
+		t.markReturned(n, report.Session, "it has not reported yet", now) // it may have been known to an earlier ledger
 	}
 	switch {
 	case n.report == nil && n.gone:
@@ -152,21 +154,22 @@ func (t *nodeTable) leaseTaken(report *protocol.Report, now time.Time) *nodeEntr
 	return n
 }
 
-// leaseGone is a lease that has expired or was given up.
+// leaseGone records that a lease has expired or was released.
 func (t *nodeTable) leaseGone(name string) {
 	if n := t.byName[name]; n != nil {
 		n.leased = false
 	}
 }
 
-// beat is a sign of life. Nodes are introduced by their lease, so one that has none yet is not known.
+// heartbeat records a heartbeat. It returns nil for nodes whose lease has not been seen, for replaced agents, and for
+// the last heartbeat.
 func (t *nodeTable) heartbeat(hb *protocol.Heartbeat, now time.Time) *nodeEntry {
 	n := t.byName[hb.Node]
 	if n != nil && n.report == nil && !hb.Bye {
-		n.lastHeard = now // it lives, though its lease has not been seen yet
+		n.lastHeard = now // it is alive, though its lease has not been seen yet
 	}
 	if n == nil || n.report == nil || n.session != hb.Session {
-		return nil // of an agent that was replaced, or that is not known yet
+		return nil // a replaced agent, or an unknown node
 	}
 	if hb.Bye {
 		n.leased, n.lastHeard, n.departed = false, time.Time{}, true
@@ -187,8 +190,8 @@ func (t *nodeTable) isLost(name string) bool {
 	return n != nil && n.state == NodeLost
 }
 
-// returns is a node that was not to be relied on for a while: nothing is granted on it before it has reported anew, and
-// no device before it was shown clean.
+// markReturned marks a node as unproven: nothing is granted on it before it reports again, and no device before a
+// report shows it empty.
 func (t *nodeTable) markReturned(n *nodeEntry, session, why string, now time.Time) {
 	n.session, n.verified, n.changed = session, false, true
 	n.unverified = map[string]*unverifiedDevice{}
@@ -205,8 +208,8 @@ func (n *nodeEntry) setState(s NodeState, why string, now time.Time) {
 	}
 }
 
-// learn takes a report of this term. One that was made before the newest question, and was held up on its way, says what
-// there is, but proves nothing.
+// applyReport records a report. A delayed report that was made before the newest request updates the devices but
+// verifies nothing.
 func (n *nodeEntry) applyReport(report *protocol.Report, now time.Time) {
 	before := n.report
 	n.report = report
@@ -225,8 +228,8 @@ func (n *nodeEntry) applyReport(report *protocol.Report, now time.Time) {
 	n.changed = n.changed || !sameResources(before, report)
 }
 
-// explained reports whether what is on a device is the work of workers that the report names: whether they may be there
-// is judged by the ledger.
+// usedByWorkers reports whether the processes on a device are those of workers that the report lists. reconcile decides
+// whether these may run.
 func (n *nodeEntry) usedByWorkers(uuid string) bool {
 	if !n.report.RunningComplete || len(n.report.Foreign[uuid]) > 0 {
 		return false
@@ -234,12 +237,12 @@ func (n *nodeEntry) usedByWorkers(uuid string) bool {
 	return slices.ContainsFunc(n.report.Running, func(run protocol.RunningGrant) bool { return grantUses(&run, uuid) })
 }
 
-// uses reports whether workers of a grant have a device.
+// grantUses reports whether workers of a grant use a device.
 func grantUses(run *protocol.RunningGrant, uuid string) bool {
 	return slices.ContainsFunc(run.Devices, func(d protocol.DeviceShare) bool { return d.UUID == uuid })
 }
 
-// setStale replaces the devices on which there are workers whose reservations have ended.
+// setStale replaces the devices with workers of ended reservations.
 func (n *nodeEntry) setStale(why map[string]string, now time.Time) {
 	for uuid := range n.stale {
 		if _, still := why[uuid]; !still {
@@ -258,7 +261,7 @@ func (n *nodeEntry) setStale(why map[string]string, now time.Time) {
 	}
 }
 
-// lapse marks the devices that were not seen empty for so long that nobody should count on them.
+// expireUnverified marks devices that have waited for verification longer than maxVerification.
 func (n *nodeEntry) expireUnverified(now time.Time) {
 	for _, all := range []map[string]*unverifiedDevice{n.unverified, n.stale} {
 		for _, u := range all {
@@ -269,12 +272,12 @@ func (n *nodeEntry) expireUnverified(now time.Time) {
 	}
 }
 
-// inUse reports whether somebody computes on the device. A driver that does not say is believed.
+// inUse reports whether a compute process is on the device. A driver that reports no processes is trusted.
 func inUse(d gpu.Device) bool {
 	return slices.ContainsFunc(d.Sample.Processes, func(p gpu.Process) bool { return p.Kind == gpu.Compute })
 }
 
-// sameNode reports whether two reports are the same to the planner.
+// sameResources reports whether two reports are equal for the planner.
 func sameResources(a, b *protocol.Report) bool {
 	return a.CPUs == b.CPUs && a.Memory == b.Memory && maps.Equal(a.Labels, b.Labels) &&
 		slices.EqualFunc(a.Devices, b.Devices, func(x, y gpu.Device) bool {
@@ -289,7 +292,7 @@ func numa(d gpu.Device) int {
 	return *d.NUMA
 }
 
-// suspect puts devices on probation, until a report that is made from now on.
+// requireVerification makes devices unfit until a report made from now on shows them empty.
 func (t *nodeTable) requireVerification(slots []Slot, why string, now time.Time) {
 	for _, slot := range slots {
 		n := t.byName[slot.Node]
@@ -304,13 +307,13 @@ func (t *nodeTable) requireVerification(slots []Slot, why string, now time.Time)
 	}
 }
 
-// judge finds the nodes that are lost and those that are gone: silent, and without a lease. A leader that has not seen
-// the leases yet cannot tell.
+// findLost returns the nodes that are newly lost, and those that are gone: silent and without a lease. Before the
+// leases have been seen, it returns none.
 func (t *nodeTable) findLost(now time.Time) (lost, gone []*nodeEntry) {
 	for _, name := range slices.Sorted(maps.Keys(t.byName)) {
 		n := t.byName[name]
 		silent := now.Sub(n.lastHeard) > t.silence
-		left := n.lastHeard.IsZero() && !n.leased && n.report != nil && n.verified // it said good-bye
+		left := n.lastHeard.IsZero() && !n.leased && n.report != nil && n.verified // it has ended in order
 		switch {
 		case n.gone:
 		case left:
@@ -327,7 +330,7 @@ func (t *nodeTable) findLost(now time.Time) (lost, gone []*nodeEntry) {
 	return lost, gone
 }
 
-// lastHeard is when a node was last heard of, as far as this leader can know.
+// heardSince returns when a node was last heard, or the earliest time that this leader can know of.
 func (t *nodeTable) heardSince(n *nodeEntry) time.Time {
 	if n.lastHeard.IsZero() {
 		return t.judgeFrom.Add(-t.lease)
@@ -335,7 +338,7 @@ func (t *nodeTable) heardSince(n *nodeEntry) time.Time {
 	return n.lastHeard
 }
 
-// leave makes a node that is gone absent. Its seat stays until nobody needs it.
+// markGone makes a node absent. Its rank remains until no reservation uses the node.
 func (n *nodeEntry) markGone() {
 	n.report, n.leased, n.lastHeard, n.verified, n.session = nil, false, time.Time{}, false, ""
 	n.state, n.why = NodeUnproven, "it has not reported yet"
@@ -343,7 +346,7 @@ func (n *nodeEntry) markGone() {
 	n.changed, n.gone = true, true
 }
 
-// node is the member as the planner sees it.
+// plannerNode returns the node for the planner.
 func (n *nodeEntry) plannerNode() planner.Node {
 	node := planner.Node{
 		ID: n.name, Rank: n.rank, Labels: n.report.Labels, CPUs: Wholes(n.report.CPUs), Memory: int64(n.report.Memory),
@@ -369,7 +372,7 @@ func (n *nodeEntry) unfitReason(d gpu.Device) string {
 	return strings.Join(reasons, "; ")
 }
 
-// clearing reports whether a device is unfit only until it was seen empty, which should be soon.
+// clearing reports whether a device is unfit only until a report shows it empty, which is expected soon.
 func (n *nodeEntry) clearing(d gpu.Device) bool {
 	stale, probation := n.stale[d.UUID], n.unverified[d.UUID]
 	if stale == nil && probation == nil || len(n.report.Unfit(d)) > 0 {
@@ -398,7 +401,7 @@ func (n *nodeEntry) status() NodeStatus {
 
 func (n *nodeEntry) String() string { return fmt.Sprintf("node %s (%s)", n.name, n.state) }
 
-// NodesOf makes the planner's nodes of reports, in their order: what a leader would see if all of them were ready.
+// NodesFromReports returns planner nodes for reports, in their order, as if all nodes were ready.
 func NodesFromReports(reports []protocol.Report) []planner.Node {
 	nodes := make([]planner.Node, len(reports))
 	for i := range reports {

@@ -14,12 +14,12 @@ import (
 	"troupe/nodes/protocol"
 )
 
-// Service grants devices. Of all that run on one bus one leads; the others stand by.
+// Service is a placement service. Of all services on one bus one leads; the others stand by.
 type Service struct {
 	cfg Config
 }
 
-// NewService is a service that does nothing before Run.
+// NewService returns a service that does nothing before Run.
 func NewService(cfg Config) (*Service, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -28,9 +28,9 @@ func NewService(cfg Config) (*Service, error) {
 	return &Service{cfg: cfg}, nil
 }
 
-// Run serves until ctx ends, which is no error. A leader that is deposed, or does not know what has become of a write,
-// stands by again and reads the ledger anew when it next leads. Run ends by itself only if that can never go well: the
-// bus is closed, or the ledger makes no sense.
+// Run serves until ctx ends, which is no error. A leader that is deposed, or does not know the outcome of a write,
+// steps down, and reads the ledger again when it next leads. Run fails only if the bus is closed or the ledger cannot
+// be decoded.
 func (s *Service) Run(ctx context.Context) error {
 	refusing, stop := context.WithCancel(ctx)
 	stoppedCh := make(chan struct{})
@@ -53,7 +53,7 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// stand opens the buckets and leads when its turn comes.
+// campaign opens the buckets and leads when the lease is free.
 func (s *Service) campaign(ctx context.Context) error {
 	bucket, err := openLedger(ctx, s.cfg)
 	if err != nil {
@@ -80,7 +80,8 @@ func (s *Service) campaign(ctx context.Context) error {
 	})
 }
 
-// passing reports whether an error may be gone the next time: a leader had to go, or the server was away.
+// isTransient reports whether the error may be gone at the next attempt: the leader stepped down, or the server was
+// unavailable.
 func isTransient(err error) bool {
 	var down *stepDownError
 	if errors.As(err, &down) {
@@ -93,7 +94,7 @@ func isTransient(err error) bool {
 	return false
 }
 
-// ended is err, unless ctx was ended: that is what was asked for.
+// ignoreCancelled returns err, or nil if ctx has ended.
 func ignoreCancelled(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -101,13 +102,13 @@ func ignoreCancelled(ctx context.Context, err error) error {
 	return err
 }
 
-// stepDownError is a leader that must not go on, though another may, or it itself in another term.
+// stepDownError ends the term of a leader. Another leader, or the same one in a new term, may continue.
 type stepDownError struct{ cause error }
 
 func (e *stepDownError) Error() string { return "the leader cannot go on: " + e.cause.Error() }
 func (e *stepDownError) Unwrap() error { return e.cause }
 
-// lead is one term: read the ledger, listen, decide.
+// serveTerm runs one term: read the ledger, subscribe, decide.
 func (s *Service) serveTerm(ctx context.Context, l *ledger, nodes *kv.Bucket) error {
 	began := time.Now()
 	mark, err := l.watermarks.read(ctx)
@@ -133,7 +134,8 @@ func (s *Service) serveTerm(ctx context.Context, l *ledger, nodes *kv.Bucket) er
 	return s.loop(ctx, t)
 }
 
-// listen fills the inbox. stop, which is there even after an error, returns when nothing more comes; ctx has ended then.
+// listen fills the input queue. stop is valid even after an error; it returns when nothing more arrives. ctx has ended
+// by then.
 func (s *Service) listen(ctx context.Context, t *leaderTerm, nodes *kv.Bucket) (stop func(), err error) {
 	nc := s.cfg.Bus.Conn()
 	var subs []*nats.Subscription
@@ -194,10 +196,10 @@ func (s *Service) receiveHeartbeat(q *inputQueue, m *nats.Msg) {
 	q.put(input{heartbeat: hb})
 }
 
-// hearRequest decodes a request where it arrives, so that the loop need not.
+// receiveRequest decodes a request outside the loop.
 func (s *Service) receiveRequest(t *leaderTerm, m *nats.Msg) {
 	if m.Reply == "" {
-		return // nobody waits for an answer
+		return // no reply subject
 	}
 	c := &call{reply: m.Reply, namespace: bus.PlacementRequester(m.Subject)}
 	err := wire.Unmarshal(m.Data, &c.message)
@@ -214,7 +216,7 @@ func (s *Service) receiveRequest(t *leaderTerm, m *nats.Msg) {
 	}
 }
 
-// loop decides and commits, round after round, until the lead is lost. It owns r.
+// loop decides and commits rounds until the lead is lost. It owns t.
 func (s *Service) loop(ctx context.Context, t *leaderTerm) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
@@ -246,13 +248,13 @@ func (s *Service) loop(ctx context.Context, t *leaderTerm) error {
 	}
 }
 
-// send answers a call. An answer that is lost is asked for again.
+// send answers a call. The client asks again for an answer that is lost.
 func (t *leaderTerm) send(c *call, a *answer) []byte {
 	a.Seq, a.Attempt, a.Epoch, a.Now = c.Seq, c.Attempt, t.ledger.term.Epoch(), t.termTime(time.Now())
 	data, err := wire.Marshal(a)
 	if err != nil {
 		a = &answer{Seq: a.Seq, Attempt: a.Attempt, Epoch: a.Epoch, Now: a.Now, Kind: answerFailed, Error: encodeError(err)}
-		data, _ = wire.Marshal(a) // an error and four numbers
+		data, _ = wire.Marshal(a) // cannot fail: an error and four numbers
 	}
 	t.publish(c.reply, data)
 	return data
@@ -264,9 +266,9 @@ func (t *leaderTerm) publish(subject string, data []byte) {
 	}
 }
 
-// refuseWhileFull answers requests with ErrNoSpace while the store of the head's own server takes no writes: there is no
-// leader then, because the lead is a lease in that store, and clients would ask until their time is up. It returns when ctx
-// ends. A server that is not the head's own answers for itself.
+// refuseWhileFull answers requests with ErrNoSpace while the store of the embedded server takes no writes. Without it
+// no leader would answer, because the leader's lease is in that store, and clients would repeat until their deadline.
+// It returns when ctx ends. An external server reports a full store by itself.
 func (s *Service) refuseWhileFull(ctx context.Context) {
 	var sub *nats.Subscription
 	stop := func() {
@@ -294,8 +296,8 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 	}
 }
 
-// refuse answers one request with an error. It is an answer of the leader that the client has heard last: another one's
-// the client would pass over.
+// refuseMessage answers one request with an error, under the epoch that the client has last seen: the client ignores
+// answers of other epochs.
 func (s *Service) refuseMessage(m *nats.Msg, full error) {
 	var msg message
 	if m.Reply == "" || wire.Unmarshal(m.Data, &msg) != nil {

@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// held is a reservation as the book counts it: with the stocks and positions that its nodes and devices resolve to.
+// allocation is a reservation in the planner's state, resolved to nodes and device positions.
 type allocation struct {
 	Reservation
-	tentative   bool              // it is part of the very plan that is being made, and never in its own way
-	workerNodes []*nodeState      // by worker; nil where the node is not there
-	devices     []allocatedDevice // the slots of all workers; those whose device is not there are left out
+	tentative   bool              // part of the request that is being planned; never counts as a blocker of it
+	workerNodes []*nodeState      // by worker; nil if the node is absent
+	devices     []allocatedDevice // of all workers; devices that are absent are left out
 }
 
 type allocatedDevice struct {
@@ -20,7 +20,7 @@ type allocatedDevice struct {
 	slot *Slot
 }
 
-// resolve finds the stocks of h. Nodes and devices that are not there count again when they come back.
+// resolve sets the nodes and devices of alloc. Absent nodes and devices are resolved again when the node is set.
 func (pl *Planner) resolve(alloc *allocation) {
 	total := 0
 	for i := range alloc.Workers {
@@ -47,8 +47,8 @@ func (pl *Planner) resolve(alloc *allocation) {
 	}
 }
 
-// enter counts h in the stocks it resolved to. It returns by how much more of the devices is used for it: what is
-// shared on purpose is used already.
+// allocate subtracts alloc from the free resources of its nodes. It returns by how much the use of devices grows;
+// devices shared with colocated reservations are in use already.
 func (alloc *allocation) allocate() Share {
 	for i, s := range alloc.workerNodes {
 		if s != nil {
@@ -63,7 +63,7 @@ func (alloc *allocation) allocate() Share {
 	return more
 }
 
-// leave is the inverse of enter.
+// free is the inverse of allocate.
 func (alloc *allocation) free() Share {
 	for i, s := range alloc.workerNodes {
 		if s != nil {
@@ -78,7 +78,8 @@ func (alloc *allocation) free() Share {
 	return less
 }
 
-// claim adds to h's hold on a device, or with a negative share takes from it, and returns what that changes of its use.
+// claim changes the allocation's share of a device by the given amount, which may be negative, and returns the change
+// of the device's use.
 func (at allocatedDevice) claim(alloc *allocation, share Share) Share {
 	s := at.node
 	if s.claims == nil {
@@ -92,7 +93,7 @@ func (at allocatedDevice) claim(alloc *allocation, share Share) Share {
 	return change
 }
 
-// claimed is claims with h's share changed.
+// changeClaim returns claims with the share of alloc changed.
 func changeClaim(claims []claim, alloc *allocation, share Share) []claim {
 	at := slices.IndexFunc(claims, func(c claim) bool { return c.allocation == alloc })
 	if at < 0 {
@@ -104,8 +105,8 @@ func changeClaim(claims []claim, alloc *allocation, share Share) []claim {
 	return claims
 }
 
-// claimedBy is the share of a device that a group uses: reservations that share on purpose count once, with the largest
-// of their holds.
+// groupUse returns the share of a device that a group uses: colocated reservations count once, with the largest of
+// their shares.
 func (s *nodeState) groupUse(pos int, group string) Share {
 	var most Share
 	for _, c := range s.claims[pos] {
@@ -116,7 +117,7 @@ func (s *nodeState) groupUse(pos int, group string) Share {
 	return most
 }
 
-// holders are the reservations with a hold on a device, the oldest first.
+// holders returns the allocations with a share of a device, the oldest first.
 func (s *nodeState) holders(pos int) []*allocation {
 	if s.claims == nil {
 		return nil
@@ -129,7 +130,7 @@ func (s *nodeState) holders(pos int) []*allocation {
 	return holders
 }
 
-// conflict is the first device of h that is held beyond the whole of it; nil if none is.
+// conflict returns the first device of alloc that is allocated beyond its whole; nil if there is none.
 func (alloc *allocation) conflict() *ConflictError {
 	for _, dev := range alloc.devices {
 		if dev.node.used[dev.pos] <= Whole {
@@ -146,7 +147,7 @@ func (alloc *allocation) conflict() *ConflictError {
 	return nil
 }
 
-// checkSlots refuses a hold that is no part of a device.
+// checkSlots refuses shares that are not part of one device.
 func (r *Reservation) checkSlots() error {
 	for i := range r.Workers {
 		for _, slot := range r.Workers[i].Slots {
@@ -158,14 +159,14 @@ func (r *Reservation) checkSlots() error {
 	return nil
 }
 
-// touches reports whether h has something on a node.
+// usesNode reports whether alloc has a worker or a device on a node.
 func (alloc *allocation) usesNode(node string) bool {
 	return slices.ContainsFunc(alloc.Workers, func(w Worker) bool {
 		return w.Node == node || slices.ContainsFunc(w.Slots, func(s Slot) bool { return s.Node == node })
 	})
 }
 
-// older orders reservations by age.
+// compareAge orders allocations by age, then by id.
 func (alloc *allocation) compareAge(other *allocation) int {
 	return cmp.Or(alloc.Since.Compare(other.Since), cmp.Compare(alloc.ID, other.ID))
 }

@@ -2,8 +2,8 @@ package planner
 
 import "math/bits"
 
-// bitset is a set of device positions on one node. Positions ascend by NUMA node and index, so the lowest bits are
-// the devices that come first in rank order.
+// bitset is a set of device positions on one node. Positions ascend by NUMA node and index, so the lowest bits are the
+// devices that come first in rank order.
 type bitset []uint64
 
 func newBitset(n int) bitset { return make(bitset, (n+63)/64) }
@@ -18,7 +18,7 @@ func (b bitset) set(pos int, in bool) {
 	}
 }
 
-// countIn is how many positions b and mask have in common.
+// countIn returns the number of positions in both b and mask.
 func (b bitset) countIn(mask bitset) int {
 	n := 0
 	for i, word := range b {
@@ -27,7 +27,7 @@ func (b bitset) countIn(mask bitset) int {
 	return n
 }
 
-// and is what b and mask have in common, as a new set.
+// and returns the intersection of b and mask as a new set.
 func (b bitset) and(mask bitset) bitset {
 	both := make(bitset, len(b))
 	for i, word := range b {

@@ -2,14 +2,14 @@ package planner
 
 import "slices"
 
-// site is a stock as a place for bundles, confined to the given neighbourhoods: each bundle inside one of them.
-// Without groups, anywhere on the node.
+// candidate is a node on which bundles may be placed, restricted to groups of devices: each bundle stays inside one
+// group. Nil groups mean the whole node.
 type candidate struct {
 	*nodeState
 	groups []bitset
 }
 
-// sitesOf is stocks as places for bundles, anywhere on them.
+// candidatesOf returns unrestricted candidates.
 func candidatesOf(nodes []*nodeState) []candidate {
 	cands := make([]candidate, len(nodes))
 	for i, s := range nodes {
@@ -18,7 +18,7 @@ func candidatesOf(nodes []*nodeState) []candidate {
 	return cands
 }
 
-// fits is how many bundles like b find room now, up to limit.
+// fits returns how many bundles equal to b fit now, up to limit.
 func (cand candidate) fits(b *Bundle, limit int) int {
 	if !cand.open || !cand.matches(b) {
 		return 0
@@ -40,7 +40,7 @@ func (cand candidate) fits(b *Bundle, limit int) int {
 	return max(n, 0)
 }
 
-// wholesFor is how many times k free devices are there, each time inside one group.
+// wholeSlots returns how many disjoint sets of k free devices exist, each inside one group.
 func (cand candidate) wholeSlots(k int) int {
 	if cand.groups == nil {
 		return cand.freeCount / k
@@ -52,7 +52,7 @@ func (cand candidate) wholeSlots(k int) int {
 	return n
 }
 
-// partsFor is how many parts of the given size are there.
+// partSlots returns how many parts of the given size fit.
 func (cand candidate) partSlots(share Share) int {
 	n := cand.freeDevices() * int(Whole/share)
 	if cand.partlyUsed == 0 {
@@ -66,7 +66,7 @@ func (cand candidate) partSlots(share Share) int {
 	return n
 }
 
-// spare is how many free devices the site has.
+// freeDevices returns the number of free devices in the groups.
 func (cand candidate) freeDevices() int {
 	if cand.groups == nil {
 		return cand.freeCount
@@ -90,7 +90,8 @@ func (cand candidate) inGroups(pos int) bool {
 	return false
 }
 
-// chip is the partly used device that a part of this size leaves the least of; -1 if none has so much left.
+// bestPartlyUsed returns the partly used device on which a part of this size leaves the smallest remainder; -1 if none
+// has room.
 func (cand candidate) bestPartlyUsed(share Share) int {
 	best := -1
 	if cand.partlyUsed == 0 {
@@ -104,7 +105,7 @@ func (cand candidate) bestPartlyUsed(share Share) int {
 	return best
 }
 
-// part is the device to take a part of this size from: a partly used one, or else one that is whole.
+// pickPart returns the device for a part of this size: a partly used one if possible, otherwise a free one.
 func (cand candidate) pickPart(share Share, w Within) int {
 	if pos := cand.bestPartlyUsed(share); pos >= 0 {
 		return pos
@@ -113,7 +114,8 @@ func (cand candidate) pickPart(share Share, w Within) int {
 	return cand.pickWhole(one[:0], 1, w)[0]
 }
 
-// wholes appends k free devices to dst, in rank order. There must be as many, inside one group where there are groups.
+// pickWhole appends k free devices to dst, in rank order. The caller has checked that as many exist, inside one group
+// if there are groups.
 func (cand candidate) pickWhole(dst []int, k int, w Within) []int {
 	switch {
 	case k == 0:
@@ -130,7 +132,7 @@ func (cand candidate) pickWhole(dst []int, k int, w Within) []int {
 	return dst
 }
 
-// gathered is s confined to one neighbourhood that has all the devices needed, if there is one.
+// narrowed returns the candidate restricted to one group that has all the devices needed, if such a group exists.
 func (cand candidate) narrowed(need int, w Within) candidate {
 	var one bitset
 	if cand.groups == nil {
@@ -144,7 +146,7 @@ func (cand candidate) narrowed(need int, w Within) candidate {
 	return candidate{cand.nodeState, []bitset{one}}
 }
 
-// waste is 1 where b would use up something better than it needs: devices' company for a bundle without any, a whole
+// waste is 1 if b would use up a scarcer resource than it needs: a node with devices for a bundle without, or a free
 // device for a part.
 func (cand candidate) waste(b *Bundle) int {
 	switch {
@@ -156,8 +158,8 @@ func (cand candidate) waste(b *Bundle) int {
 	return 0
 }
 
-// aptness is how well a bundle fills a site, the best first: without waste, then where the least is free, then the
-// lower rank. Whole nodes and whole islands come last and so stay whole.
+// score orders candidates by how well a bundle fills them, the best first: without waste, then with the fewest free
+// devices, then by rank. Empty nodes and islands come last, so they stay whole.
 type score struct {
 	waste, freeDevices, freeCount, order int
 }

@@ -7,7 +7,7 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// hostOf is the reservation that r is to be laid over.
+// colocationTarget returns the reservation that r is colocated with.
 func (pl *Planner) colocationTarget(r *Request) (*allocation, error) {
 	if alloc := pl.byReservation[r.Colocate]; alloc != nil && alloc.Namespace == r.Namespace {
 		return alloc, nil
@@ -28,9 +28,9 @@ func (pl *Planner) colocationTarget(r *Request) (*allocation, error) {
 	return nil, &RequestError{ErrUnknownReservation, fmt.Sprintf("reservation %q is unknown", text.Clip(r.Colocate)), exists}
 }
 
-// over is the stocks of h's nodes as a gang laid over h sees them: h's devices are free, whoever else is laid over
-// them, and there are no others. CPUs and memory are those of the nodes. The stocks are copies, numbered among
-// themselves.
+// colocatedView returns the nodes of alloc as a gang colocated with it sees them: the devices of alloc are free,
+// whatever else is colocated with them, and no other devices exist. CPUs and memory are those of the nodes. The node
+// states are copies, numbered within the reservation.
 func (pl *Planner) colocatedView(alloc *allocation) []*nodeState {
 	var nodes []*nodeState
 	for number, id := range alloc.Nodes() {
@@ -41,7 +41,7 @@ func (pl *Planner) colocatedView(alloc *allocation) []*nodeState {
 	return nodes
 }
 
-// copyWith is s with nothing to give but what h holds of it.
+// restrictedTo returns a copy of s whose only available devices are those of alloc.
 func (s *nodeState) restrictedTo(alloc *allocation, number int) *nodeState {
 	c := *s
 	n := len(s.used)
@@ -58,7 +58,8 @@ func (s *nodeState) restrictedTo(alloc *allocation, number int) *nodeState {
 	return &c
 }
 
-// placeOver puts the gang on the stocks of the reservation it is laid over: rank on rank if it is shaped like it.
+// placeColocated places the gang on the nodes of the reservation it is colocated with: by rank if both have the same
+// shape.
 func (g *gang) placeColocated(d *draftPlan, nodes []*nodeState) (gangPlacement, bool) {
 	if g.strategy == Pack && g.sameShapeAsTarget() {
 		if g.placeByRank(d, nodes) {
@@ -69,7 +70,8 @@ func (g *gang) placeColocated(d *draftPlan, nodes []*nodeState) (gangPlacement, 
 	return g.placeAnywhere(d, candidatesOf(nodes))
 }
 
-// shapedLikeHost reports whether every bundle asks for as many devices as the worker of that rank holds, or none does.
+// sameShapeAsTarget reports whether every bundle asks for as many devices as the worker of the same rank holds, or
+// every bundle asks for none.
 func (g *gang) sameShapeAsTarget() bool {
 	bundles, workers := g.request.Bundles, g.colocated.Workers
 	if len(bundles) != len(workers) {
@@ -87,7 +89,7 @@ func (g *gang) sameShapeAsTarget() bool {
 	return same || none
 }
 
-// placeRankOnRank puts every bundle where the worker of that rank is. stocks are those of the host.
+// placeByRank places every bundle where the worker of the same rank is.
 func (g *gang) placeByRank(d *draftPlan, nodes []*nodeState) bool {
 	byID := make(map[string]*nodeState, len(nodes))
 	for _, s := range nodes {
@@ -110,7 +112,7 @@ func (g *gang) placeByRank(d *draftPlan, nodes []*nodeState) bool {
 	return true
 }
 
-// spotsOf is the devices of a worker; not ok if one of them cannot be had.
+// devicesOf returns the devices of a worker; false if one of them is not available.
 func devicesOf(w *Worker, byID map[string]*nodeState) ([]deviceRef, bool) {
 	refs := make([]deviceRef, 0, len(w.Slots))
 	for i := range w.Slots {
@@ -128,7 +130,7 @@ func devicesOf(w *Worker, byID map[string]*nodeState) ([]deviceRef, bool) {
 	return refs, true
 }
 
-// classOfRank is the class of every bundle.
+// kindOfRank returns the kind of every bundle, by rank.
 func (g *gang) kindOfRank() []*bundleKind {
 	of := make([]*bundleKind, len(g.request.Bundles))
 	for i := range g.kinds {

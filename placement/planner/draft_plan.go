@@ -2,28 +2,28 @@ package planner
 
 import "slices"
 
-// draft is a plan in the making. What it puts somewhere it takes out of the stock there at once, so that the next
-// bundle sees what is left, and undo gives it back: after undo(0) every stock is as it was.
+// draftPlan is an incomplete plan. Each assignment takes its resources out of the node states at once, so that the next
+// bundle sees what is left. undo returns them: after undo(0) every node state is as before.
 type draftPlan struct {
-	within      Within // the neighbourhood to keep together
+	within      Within // the group of devices to keep together
 	assignments []assignment
 }
 
-// placement is one bundle in its place.
+// assignment is one bundle on its node and devices.
 type assignment struct {
 	kind    *bundleKind
-	node    *nodeState // where the worker runs
+	node    *nodeState // that the worker runs on
 	devices []deviceRef
-	share   Share // of each spot
+	share   Share // of each device
 }
 
-// spot is one device, by the position on its node.
+// deviceRef is one device by its position on a node.
 type deviceRef struct {
 	node *nodeState
 	pos  int
 }
 
-// put lays n bundles of c, which fit, on a site: together in one neighbourhood if they can be.
+// assignBundles assigns n bundles to a candidate with room for them, inside one group of devices if possible.
 func (d *draftPlan) assignBundles(cand candidate, kind *bundleKind, n int) {
 	k := kind.bundle.devices()
 	if n > 1 && k > 0 {
@@ -41,7 +41,7 @@ func (d *draftPlan) assignBundles(cand candidate, kind *bundleKind, n int) {
 	}
 }
 
-// lay puts one bundle of c on the given devices of a stock.
+// assign assigns one bundle to devices of one node.
 func (d *draftPlan) assign(s *nodeState, kind *bundleKind, positions []int) {
 	refs := make([]deviceRef, len(positions))
 	for i, pos := range positions {
@@ -50,14 +50,14 @@ func (d *draftPlan) assign(s *nodeState, kind *bundleKind, positions []int) {
 	d.assignDevices(s, kind, refs)
 }
 
-// laySpots puts one bundle of c on devices of any stocks, to run on one of them.
+// assignDevices assigns one bundle to devices of any nodes; the worker runs on one of them.
 func (d *draftPlan) assignDevices(runs *nodeState, kind *bundleKind, refs []deviceRef) {
 	p := assignment{kind: kind, node: runs, devices: refs, share: min(kind.bundle.Devices, Whole)}
 	p.apply(+1)
 	d.assignments = append(d.assignments, p)
 }
 
-// undo gives back what was put since there were mark placements.
+// undo removes the assignments made after the first mark ones.
 func (d *draftPlan) undo(mark int) {
 	for _, p := range slices.Backward(d.assignments[mark:]) {
 		p.apply(-1)
@@ -65,7 +65,7 @@ func (d *draftPlan) undo(mark int) {
 	d.assignments = d.assignments[:mark]
 }
 
-// take takes what the placement needs out of the stocks, or with -1 gives it back.
+// apply takes the resources of the assignment out of the node states; with -1 it returns them.
 func (p *assignment) apply(sign Share) {
 	b := p.kind.bundle
 	p.node.cpus -= sign * b.CPUs
@@ -79,7 +79,7 @@ func (p *assignment) apply(sign Share) {
 	}
 }
 
-// inRankOrder sorts the placements by node, NUMA node and index, the order in which bundles alike get their ranks.
+// inRankOrder sorts the assignments by node, NUMA node and index: the order in which equal bundles get their ranks.
 func (d *draftPlan) inRankOrder() {
 	slices.SortStableFunc(d.assignments, func(a, b assignment) int {
 		if a.node != b.node {
@@ -89,7 +89,7 @@ func (d *draftPlan) inRankOrder() {
 	})
 }
 
-// first is the position of the placement's first device; -1 without devices.
+// firstPosition returns the position of the first device; -1 without devices.
 func (p *assignment) firstPosition() int {
 	if len(p.devices) == 0 {
 		return -1
@@ -97,7 +97,7 @@ func (p *assignment) firstPosition() int {
 	return p.devices[0].pos
 }
 
-// workers are the placements by rank. The bundles of a class get its ranks in the order of the placements.
+// workers returns the workers by rank. The bundles of a kind get its ranks in the order of the assignments.
 func (d *draftPlan) workers(g *gang) []Worker {
 	total := 0
 	for i := range d.assignments {
@@ -117,7 +117,7 @@ func (d *draftPlan) workers(g *gang) []Worker {
 	return workers
 }
 
-// worker is the placement as a plan states it, in the given memory.
+// worker returns the assignment as a Worker that uses the given slices.
 func (p *assignment) worker(rank int, indices []int, slots []Slot) Worker {
 	for i, ref := range p.devices {
 		node := ref.node.info

@@ -7,47 +7,47 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Problem is what is wrong with a request, as a constant that errors.Is finds inside a *RequestError. Its text is
-// stable and may be used as a code on the wire.
+// Problem is the kind of a *RequestError, as a constant that errors.Is finds. Its text is stable and serves as a code
+// on the wire.
 type Problem string
 
-// Error makes a Problem a sentinel.
 func (p Problem) Error() string { return string(p) }
 
 const (
-	ErrEmptyRequest       Problem = "empty request"           // no bundle, no mapping, or a world of nobody
+	ErrEmptyRequest       Problem = "empty request"           // no bundle and no mapping, or a mapping for no workers
 	ErrUnknownStrategy    Problem = "unknown strategy"        // not one of the four
-	ErrBadShare           Problem = "bad share"               // negative, finer than thousandths, 1.5 devices, absurdly many
-	ErrTooManyBundles     Problem = "too many bundles"        // beyond what anybody runs
-	ErrBadMapping         Problem = "bad mapping"             // not one of the forms, a repeat, does not divide
-	ErrUnknownDevice      Problem = "unknown device"          // a mapping out of range
-	ErrBadTopology        Problem = "bad topology preference" // an unknown neighbourhood, or nothing required
-	ErrBundleTooLarge     Problem = "bundle too large"        // larger than any node, however empty
-	ErrUnknownReservation Problem = "unknown reservation"     // colocation with what is not held in this namespace
-	ErrUnknownNode        Problem = "unknown node"            // a bundle pinned to a node that is not there
-	ErrNoSuchLabel        Problem = "no such label"           // no node carries the labels a bundle asks for
+	ErrBadShare           Problem = "bad share"               // negative, finer than thousandths, a fraction above one device, or above the limit
+	ErrTooManyBundles     Problem = "too many bundles"        // above the limit
+	ErrBadMapping         Problem = "bad mapping"             // a syntax error, a repeated device, or a count that does not divide
+	ErrUnknownDevice      Problem = "unknown device"          // a mapping names a device that does not exist
+	ErrBadTopology        Problem = "bad topology preference" // an unknown group of devices, or nothing that is required
+	ErrBundleTooLarge     Problem = "bundle too large"        // larger than any node
+	ErrUnknownReservation Problem = "unknown reservation"     // colocation with a reservation that does not exist in the namespace
+	ErrUnknownNode        Problem = "unknown node"            // a bundle is pinned to a node that does not exist
+	ErrNoSuchLabel        Problem = "no such label"           // no node carries the labels of a bundle
 	ErrBadInstances       Problem = "bad instances"           // the bundles do not divide into instances
 )
 
 var (
-	// ErrInvalid is every *RequestError: the request makes no sense here, and asking again will not help.
+	// ErrInvalid matches every *RequestError: the request is invalid for these nodes, and repeating it does not help.
 	ErrInvalid = errors.New("the request makes no sense")
 
-	// ErrNeverFits is a *NoCapacityError for which no release, repair or return of a node would be enough.
+	// ErrNeverFits matches a *NoCapacityError that no release, repair or return of a node can resolve.
 	ErrNeverFits = errors.New("the request can never fit")
 
-	// ErrMustWait is a *NoCapacityError that names what it waits for.
+	// ErrMustWait matches a *NoCapacityError that lists what the request waits for.
 	ErrMustWait = errors.New("the request must wait")
 
-	// ErrDuplicate is a reservation whose id is in use, by itself or by what is still laid over it.
+	// ErrDuplicate reports that the id of a reservation is in use, by a reservation or by others that are still
+	// colocated with it.
 	ErrDuplicate = errors.New("the reservation exists")
 )
 
-// RequestError says what is wrong with a request and what there is instead.
+// RequestError is an invalid request, with a hint about what would be valid.
 type RequestError struct {
 	Problem Problem `msgpack:"problem"`
-	Detail  string  `msgpack:"wrong"`            // what the request said, quoted
-	Hint    string  `msgpack:"exists,omitempty"` // what would have been understood, or what there is
+	Detail  string  `msgpack:"wrong"`            // what is invalid, quoted from the request
+	Hint    string  `msgpack:"exists,omitempty"` // what would be valid, or what exists
 }
 
 func (e *RequestError) Error() string {
@@ -57,12 +57,12 @@ func (e *RequestError) Error() string {
 	return e.Detail + "; " + e.Hint
 }
 
-// Unwrap lets errors.Is find the Problem and ErrInvalid.
+// Unwrap makes errors.Is match the Problem and ErrInvalid.
 func (e *RequestError) Unwrap() []error { return []error{e.Problem, ErrInvalid} }
 
-// NoCapacityError is a refusal as an error: Plan.Err makes it.
+// NoCapacityError is a refusal as an error; Plan.Err returns it.
 type NoCapacityError struct {
-	Never    bool       `msgpack:"never,omitempty"` // nothing that could be released or repaired would make it fit
+	Never    bool       `msgpack:"never,omitempty"` // no release and no repair makes the request fit
 	Reasons  []Reason   `msgpack:"reasons,omitempty"`
 	WaitsFor []Obstacle `msgpack:"waits_for,omitempty"`
 }
@@ -78,7 +78,7 @@ func (e *NoCapacityError) Error() string {
 	return e.sentinel().Error() + ": " + text.Join("; ", said)
 }
 
-// Unwrap lets errors.Is tell ErrNeverFits from ErrMustWait.
+// Unwrap makes errors.Is match ErrNeverFits or ErrMustWait.
 func (e *NoCapacityError) Unwrap() error { return e.sentinel() }
 
 func (e *NoCapacityError) sentinel() error {
@@ -88,7 +88,7 @@ func (e *NoCapacityError) sentinel() error {
 	return ErrMustWait
 }
 
-// QuotaError is a namespace at its limit.
+// QuotaError is a request that exceeds the quota of its namespace.
 type QuotaError struct {
 	Namespace string `msgpack:"namespace"`
 	Quota     Share  `msgpack:"quota"`
@@ -100,7 +100,8 @@ func (e *QuotaError) Error() string {
 	return fmt.Sprintf("namespace %q may hold %s devices and holds %s; %s more are asked for", e.Namespace, e.Quota, e.Held, e.Asked)
 }
 
-// Unwrap tells a request that exceeds the quota by itself from one that waits for its namespace to release something.
+// Unwrap returns ErrNeverFits for a request that exceeds the quota alone, and ErrMustWait for one that waits for
+// releases in its namespace.
 func (e *QuotaError) Unwrap() error {
 	if e.Asked > e.Quota {
 		return ErrNeverFits
@@ -108,7 +109,7 @@ func (e *QuotaError) Unwrap() error {
 	return ErrMustWait
 }
 
-// ConflictError is a reservation that would hold what another one holds. The book is as it was.
+// ConflictError is a reservation of a device that another reservation holds. The planner is unchanged.
 type ConflictError struct {
 	Reservation string
 	Slot        Slot
@@ -119,7 +120,7 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("reservation %q: device %d of node %q is held by %s", e.Reservation, e.Slot.Index, e.Slot.Node, text.Join(", ", e.Holders))
 }
 
-// SnapshotError is a snapshot that contradicts itself.
+// SnapshotError is an inconsistent snapshot.
 type SnapshotError struct {
 	Node string
 	Why  string

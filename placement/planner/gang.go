@@ -8,23 +8,23 @@ import (
 	"strconv"
 )
 
-// gang is a request made ready for placing: its bundles by kind.
+// gang is a request prepared for placement, with its bundles grouped by kind.
 type gang struct {
 	request     *Request
 	strategy    Strategy
-	kinds       []bundleKind // in the order they are placed: the hardest to place first
-	colocated   *allocation  // the reservation it is laid over, if any
-	searchSteps int          // what is left of the budget for searching
+	kinds       []bundleKind // in the order of placement: the hardest to place first
+	colocated   *allocation  // the reservation it is colocated with; nil: none
+	searchSteps int          // left for search
 }
 
-// class is bundles of a gang that ask for the same.
+// bundleKind is the bundles of a gang that are equal.
 type bundleKind struct {
-	index  int // in the gang's classes
+	index  int // in gang.kinds
 	bundle *Bundle
-	ranks  []int // their numbers in the request, ascending
+	ranks  []int // of the bundles in the request, ascending
 }
 
-// classify sorts bundles by what they ask for, and stops at one kind too many.
+// groupByKind groups equal bundles. It stops at maxKinds+1 kinds.
 func groupByKind(bundles []Bundle) []bundleKind {
 	var kinds []bundleKind
 	for rank := range bundles {
@@ -41,7 +41,7 @@ func groupByKind(bundles []Bundle) []bundleKind {
 	return kinds
 }
 
-// check finds what is wrong with the bundles of a class, all at once.
+// check returns all errors of the bundles of a kind, joined.
 func (kind *bundleKind) check() error {
 	bundle := "bundle " + strconv.Itoa(kind.ranks[0])
 	b := kind.bundle
@@ -62,8 +62,8 @@ func (kind *bundleKind) check() error {
 	return errors.Join(errs...)
 }
 
-// hardestFirst puts classes in the order in which they are placed: those that are tied to few nodes, then the large
-// ones, and last those that may span nodes, because they take whatever is left.
+// hardestFirst sorts kinds in the order of placement: pinned and labelled ones first, then the large ones, and last
+// those that may span nodes, because they can use any remainder.
 func hardestFirst(kinds []bundleKind) {
 	slices.SortStableFunc(kinds, func(a, b bundleKind) int { return a.bundle.before(b.bundle) })
 	for i := range kinds {
@@ -71,7 +71,7 @@ func hardestFirst(kinds []bundleKind) {
 	}
 }
 
-// before is negative if b is to be placed before other.
+// before is negative if b is placed before other.
 func (b *Bundle) before(other *Bundle) int {
 	return cmp.Or(
 		falseFirst(b.spans(), other.spans()),
@@ -93,7 +93,7 @@ func falseFirst(a, b bool) int {
 	return 1
 }
 
-// size is how many bundles the gang has.
+// size returns the number of bundles.
 func (g *gang) size() int {
 	if m := g.request.Mapping; m != nil {
 		return m.World
@@ -101,7 +101,7 @@ func (g *gang) size() int {
 	return len(g.request.Bundles)
 }
 
-// asksLike reports whether g and other ask for the same, so that where one finds no room the other will not either.
+// sameDemand reports whether g and other ask for the same, so that neither fits where the other does not.
 func (g *gang) sameDemand(other *gang) bool {
 	if g.colocated != other.colocated || g.strategy != other.strategy || g.request.Topology != other.request.Topology {
 		return false

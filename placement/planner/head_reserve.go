@@ -1,13 +1,14 @@
 package planner
 
-// earmark is what of a future plan is free today, taken out of the book so that nobody else plans with it.
+// headReserve is the currently free part of the resources that the head of the queue will use. It is taken out of the
+// planner's state so that no other request is placed on it.
 type headReserve struct {
 	namespace string
-	devices   Share // as the plan counts towards its namespace's quota
+	devices   Share // charged to the quota of the namespace
 	parts     []reservedPart
 }
 
-// keptPart is what is kept on one node, of one device or of its CPUs and memory.
+// reservedPart is the part on one node: of one device, or CPUs and memory.
 type reservedPart struct {
 	node   *nodeState
 	pos    int // -1: no device
@@ -16,7 +17,8 @@ type reservedPart struct {
 	memory int64
 }
 
-// keep takes out of the book what is free of what the workers will need, and charges the namespace for all of it.
+// reserveForHead takes the free part of what the workers need out of the planner's state, and charges the namespace for
+// all of it.
 func (pl *Planner) reserveForHead(workers []Worker, r *Request) headReserve {
 	k := headReserve{namespace: r.Namespace, devices: r.Devices()}
 	pl.charge(k.namespace, k.devices)
@@ -39,7 +41,7 @@ func (pl *Planner) reserveForHead(workers []Worker, r *Request) headReserve {
 	return k
 }
 
-// within is as much of want as there is.
+// atMost limits want to what is there.
 func atMost[T Share | int64](want, there T) T { return min(want, max(0, there)) }
 
 func (k *headReserve) add(p reservedPart) {
@@ -47,14 +49,14 @@ func (k *headReserve) add(p reservedPart) {
 	k.parts = append(k.parts, p)
 }
 
-// take takes what is kept out of the book, or with -1 gives it back for a while.
+// apply takes the reserve out of the planner's state; with -1 it returns it temporarily.
 func (k *headReserve) apply(sign Share) {
 	for _, p := range k.parts {
 		p.apply(sign)
 	}
 }
 
-// drop gives back what was kept, for good.
+// release returns the reserve for good.
 func (k *headReserve) release(pl *Planner) {
 	k.apply(-1)
 	k.parts = nil

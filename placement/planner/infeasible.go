@@ -8,8 +8,9 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// checkInventory says what of the gang no node could ever satisfy, and what the nodes have instead; nil if each bundle
-// by itself would find a node. It is asked when the gang fits nowhere, to tell a mistake from a shortage.
+// checkInventory returns an error if no node could ever hold some bundle of the gang, and names what the nodes have;
+// nil if each bundle alone fits an empty node. It is called for gangs that never fit, to tell an invalid request from a
+// shortage.
 func (pl *Planner) checkInventory(g *gang) error {
 	if len(pl.nodes) == 0 {
 		return &RequestError{ErrBundleTooLarge, "there is no room for anything", "there are no nodes"}
@@ -45,7 +46,7 @@ func (pl *Planner) checkKind(kind *bundleKind, s Strategy) error {
 	return checkFitsOneNode(kind, admitting)
 }
 
-// checkAlone refuses a bundle that is larger than any of the nodes.
+// checkFitsOneNode refuses a bundle that is larger than each of the nodes.
 func checkFitsOneNode(kind *bundleKind, nodes []*nodeState) error {
 	largest := nodes[0]
 	for _, s := range nodes {
@@ -64,7 +65,7 @@ func checkFitsOneNode(kind *bundleKind, nodes []*nodeState) error {
 	}
 }
 
-// checkTogether refuses a bundle that is larger than all of the nodes together.
+// checkFitsTogether refuses a bundle that is larger than all of the nodes together.
 func checkFitsTogether(kind *bundleKind, nodes []*nodeState) error {
 	devices, runs := 0, false
 	for _, s := range nodes {
@@ -81,7 +82,7 @@ func checkFitsTogether(kind *bundleKind, nodes []*nodeState) error {
 	}
 }
 
-// unmatched is a bundle whose labels, or pinned node with them, match nothing.
+// labelMismatch returns the error for a bundle whose labels, or pinned node together with labels, match no node.
 func (pl *Planner) labelMismatch(kind *bundleKind) error {
 	for _, key := range slices.Sorted(maps.Keys(kind.bundle.Labels)) {
 		if err := pl.checkLabel(key); err != nil {
@@ -115,7 +116,7 @@ func (pl *Planner) checkLabel(key string) error {
 	return &RequestError{ErrNoSuchLabel, fmt.Sprintf("no node carries the label %q", text.Clip(key)), exists}
 }
 
-// labelValues are the values of a label, sorted.
+// labelValues returns the values of a label, sorted.
 func (pl *Planner) labelValues(key string) []string {
 	values := map[string]bool{}
 	for _, s := range pl.nodes {
@@ -126,7 +127,7 @@ func (pl *Planner) labelValues(key string) []string {
 	return slices.Sorted(maps.Keys(values))
 }
 
-// labelKeys are the labels that any node carries, sorted.
+// labelKeys returns the labels that any node carries, sorted.
 func (pl *Planner) labelKeys() []string {
 	keys := map[string]bool{}
 	for _, s := range pl.nodes {
@@ -145,7 +146,7 @@ func (pl *Planner) nodeIDs() []string {
 	return ids
 }
 
-// inWords is what a bundle takes: "4 devices, 8 CPUs, 1.5 GiB".
+// describe returns the resources of a bundle as text: "4 devices, 8 CPUs, 1.5 GiB".
 func (b *Bundle) describe() string {
 	words := b.Devices.describeDevices()
 	if b.CPUs > 0 {
@@ -157,7 +158,7 @@ func (b *Bundle) describe() string {
 	return words
 }
 
-// bytesInWords is a size to two digits or so: "512 MiB", "1.5 GiB".
+// formatBytes returns a size with a binary unit: "512 MiB", "1.5 GiB".
 func formatBytes(n int64) string {
 	units := []string{"bytes", "KiB", "MiB", "GiB", "TiB"}
 	size, unit := float64(n), 0

@@ -2,10 +2,11 @@ package planner
 
 import "slices"
 
-// layout is how the devices of a node lie to each other, by position. Nodes built alike share one; it never changes.
+// layout is the NVLink islands and NUMA nodes of a node's devices, by position. It is immutable; nodes with the same
+// layout share one.
 type layout struct {
 	islandsFirst [][]bitset // the islands, then the NUMA nodes
-	numasFirst   [][]bitset // the other way round
+	numasFirst   [][]bitset // the NUMA nodes, then the islands
 }
 
 func newLayout(devices []Device) *layout {
@@ -14,7 +15,7 @@ func newLayout(devices []Device) *layout {
 	return &layout{islandsFirst: [][]bitset{islands, numas}, numasFirst: [][]bitset{numas, islands}}
 }
 
-// grouped is the positions of the devices for each value of key, the group of the first device first.
+// groupPositions returns the positions of the devices for each value of key, in the order of each group's first device.
 func groupPositions(devices []Device, key func(*Device) int) []bitset {
 	var keys []int
 	var groups []bitset
@@ -30,12 +31,11 @@ func groupPositions(devices []Device, key func(*Device) int) []bitset {
 	return groups
 }
 
-// lieAlike reports whether devices have the same layout.
 func sameLayout(a, b []Device) bool {
 	return slices.EqualFunc(a, b, func(x, y Device) bool { return x.NUMA == y.NUMA && x.Island == y.Island })
 }
 
-// levels are the kinds of neighbourhood, the one to keep together first.
+// levels returns the groups of devices by level, the level to keep together first.
 func (l *layout) levels(w Within) [][]bitset {
 	if w == NUMA {
 		return l.numasFirst
@@ -43,8 +43,8 @@ func (l *layout) levels(w Within) [][]bitset {
 	return l.islandsFirst
 }
 
-// choose appends k devices of pool to dst. They come from the smallest neighbourhood that has k of them, so that the
-// larger ones stay whole, and otherwise from as few as possible.
+// choose appends k devices of pool to dst. They come from the smallest group that has k of them, so that larger groups
+// stay whole, and otherwise from as few groups as possible.
 func choose(dst []int, pool bitset, k int, levels [][]bitset) []int {
 	if len(levels) == 0 {
 		return pool.appendLowest(dst, k)
@@ -64,8 +64,8 @@ func choose(dst []int, pool bitset, k int, levels [][]bitset) []int {
 	return dst
 }
 
-// narrow is the part of pool that lies in the smallest neighbourhood with k devices, and inside that in the smallest
-// of the next kind; nil if no single one has k.
+// narrow returns the part of pool in the smallest group with k devices and, inside it, in the smallest group of the
+// next level; nil if no group has k.
 func narrow(pool bitset, k int, levels [][]bitset) bitset {
 	var within bitset
 	for _, groups := range levels {
@@ -77,7 +77,8 @@ func narrow(pool bitset, k int, levels [][]bitset) bitset {
 	return within
 }
 
-// smallest is the group that has the fewest devices of pool, but at least k; nil if none has. Ties fall to the first.
+// smallest returns the group with the fewest devices of pool, but at least k; nil if there is none. Ties go to the
+// first.
 func smallest(pool bitset, k int, groups []bitset) bitset {
 	var best bitset
 	least := 0
@@ -89,7 +90,7 @@ func smallest(pool bitset, k int, groups []bitset) bitset {
 	return best
 }
 
-// ascending is groups by how much of pool they have.
+// ascending sorts groups by their number of devices in pool.
 func ascending(pool bitset, groups []bitset) (sorted []bitset, sizes []int) {
 	sorted = slices.Clone(groups)
 	slices.SortStableFunc(sorted, func(a, b bitset) int { return pool.countIn(a) - pool.countIn(b) })
@@ -99,10 +100,10 @@ func ascending(pool bitset, groups []bitset) (sorted []bitset, sizes []int) {
 	return sorted, sizes
 }
 
-// fewest chooses out of sizes, which ascend, as few as add up to need and, among those, the smallest: large ones are
-// left whole. It returns their indexes, ascending; nil if all together are too little.
+// fewest chooses from sizes, which ascend, as few as add up to need and, among those, the smallest, so that large ones
+// stay whole. It returns their indexes, ascending; nil if all sizes together are too small.
 //
-// With n to choose, each in turn is the smallest from which the n-1 largest can still finish.
+// With n left to choose, the next choice is the smallest size with which the n-1 largest still add up to need.
 func fewest(sizes []int, need int) []int {
 	n, sum := 0, 0
 	for ; sum < need; n++ {

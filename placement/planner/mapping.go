@@ -8,27 +8,26 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Mapping is an exact wish: these devices, dealt in this order to World workers, equally many to each. An id is
-// node rank × devices-per-node + index. In a request that colocates with a reservation the ids count over the nodes
-// of that reservation instead, which is how a driver with nodes of its own numbers their devices.
+// Mapping assigns exactly these devices, in this order, to World workers, the same number to each. A device id is node
+// rank × devices per node + index. In a request that is colocated with a reservation, the ids count over the nodes of
+// that reservation.
 //
-// Without devices the workers need none and go round the nodes in turn.
+// Workers of a mapping without devices are placed on the nodes in turn.
 type Mapping struct {
 	World   int   `json:"world" msgpack:"world"`
 	Devices []int `json:"devices,omitempty" msgpack:"devices,omitempty"`
 }
 
 const (
-	maxMappingText = 1 << 20 // bytes of text
-	maxMappingIDs  = 1 << 18 // ids of one mapping, and so the most that a short text can make of memory
+	maxMappingText = 1 << 20 // bytes
+	maxMappingIDs  = 1 << 18 // bounds the memory that a short text can cause
 	maxMappingID   = 1 << 30
 
 	mappingForms = "a mapping is list(range(a,b)), a sum of those, list([a,b,c]) or [a,b,c]"
 )
 
-// ParseMapping reads the textual forms of a device mapping: list(range(a,b)), sums of those, list([a,b,c]) and
-// [a,b,c]. It is a parser of these forms and of nothing else; it evaluates nothing. A range may have a single bound or
-// a positive step, as in Python, and any of the forms may be a term of a sum.
+// ParseMapping parses a device mapping: list(range(a,b)), list([a,b,c]), [a,b,c], and sums of these. It evaluates
+// nothing else. A range may have a single bound or a positive step, as in Python.
 func ParseMapping(input string) ([]int, error) {
 	if len(input) > maxMappingText {
 		return nil, &RequestError{ErrBadMapping, fmt.Sprintf("a mapping of %d bytes is too long", len(input)), fmt.Sprintf("the most is %d", maxMappingText)}
@@ -43,8 +42,7 @@ func ParseMapping(input string) ([]int, error) {
 	return p.ids, nil
 }
 
-// mappingParser reads sum = term {"+" term}, from left to right, into ids. Nothing in the forms nests, so neither does
-// it.
+// mappingParser parses sum = term {"+" term} into ids.
 type mappingParser struct {
 	text string
 	pos  int
@@ -66,7 +64,7 @@ func (p *mappingParser) sum() error {
 	return nil
 }
 
-// term is "[" numbers "]" or "list" "(" ("range" "(" bounds ")" | "[" numbers "]") ")".
+// term parses "[" numbers "]" or "list" "(" ("range" "(" bounds ")" | "[" numbers "]") ")".
 func (p *mappingParser) term() error {
 	if p.accept("[") {
 		return p.list()
@@ -95,7 +93,7 @@ func (p *mappingParser) term() error {
 	return nil
 }
 
-// list is what follows a "[": ids up to the "]", with a comma after the last one if the writer likes.
+// list parses what follows a "[": ids up to the "]", with an optional comma after the last.
 func (p *mappingParser) list() error {
 	for !p.accept("]") {
 		id, err := p.number()
@@ -115,7 +113,7 @@ func (p *mappingParser) list() error {
 	return nil
 }
 
-// rangeBounds is "(" [start ","] stop ["," step] ")".
+// rangeBounds parses "(" [start ","] stop ["," step] ")".
 func (p *mappingParser) rangeBounds() error {
 	if !p.accept("(") {
 		return p.unexpected("(")
@@ -146,7 +144,7 @@ func (p *mappingParser) rangeBounds() error {
 	return p.append(bounds[0], bounds[1], bounds[2])
 }
 
-// append adds start, start+step, … below stop, after it has counted them.
+// append adds start, start+step, … below stop. It checks the number of ids first.
 func (p *mappingParser) append(start, stop, step int) error {
 	n := 0
 	if stop > start {
@@ -192,7 +190,7 @@ func (p *mappingParser) skipSpace() {
 	}
 }
 
-// unexpected says what stands at the current position in place of what was wanted there.
+// unexpected returns the error for the input at the current position.
 func (p *mappingParser) unexpected(wanted string) error {
 	found := "the end"
 	if p.pos < len(p.text) {

@@ -8,7 +8,7 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// mappedClass is the workers of a mapping: bundles alike, whose devices may lie on several nodes.
+// mappedKind returns the workers of a mapping as one kind of bundle whose devices may span nodes.
 func (r *Request) mappedKind() bundleKind {
 	var bundle Bundle
 	if len(r.Bundles) > 0 {
@@ -23,14 +23,14 @@ func (r *Request) mappedKind() bundleKind {
 	return bundleKind{bundle: &bundle, ranks: ranks}
 }
 
-// numbering is how a mapping names devices: id = number of the stock × stride + index.
+// deviceNumbering resolves device ids of a mapping: id = node number × stride + index.
 type deviceNumbering struct {
 	stride  int
 	nodes   []*nodeState // by number
-	subject string       // in words
+	subject string       // of the sentence that describe returns
 }
 
-// numbering is that of all nodes or, for a gang laid over a reservation, that of its nodes.
+// numberingFor returns the numbering of all nodes or, for a colocated gang, of the nodes of its reservation.
 func (pl *Planner) numberingFor(g *gang) deviceNumbering {
 	if g.colocated == nil {
 		return deviceNumbering{pl.deviceStride(), pl.nodes, "there are"}
@@ -38,7 +38,7 @@ func (pl *Planner) numberingFor(g *gang) deviceNumbering {
 	return deviceNumbering{pl.deviceStride(), pl.colocatedView(g.colocated), fmt.Sprintf("reservation %q has", g.colocated.ID)}
 }
 
-// find is the device with a global id.
+// find returns the device with a global id.
 func (n deviceNumbering) find(id int) (deviceRef, bool) {
 	if id < 0 || n.stride == 0 {
 		return deviceRef{}, false
@@ -52,7 +52,7 @@ func (n deviceNumbering) find(id int) (deviceRef, bool) {
 	return deviceRef{s, pos}, pos >= 0 && s.isVisible(pos)
 }
 
-// describe is what ids there are, in words: "there are devices 0 to 7, 16 to 23".
+// describe lists the ids that exist: "there are devices 0 to 7, 16 to 23".
 func (n deviceNumbering) describe() string {
 	var ids []int
 	for _, s := range n.nodes {
@@ -69,7 +69,7 @@ func (n deviceNumbering) describe() string {
 	return n.subject + " devices " + text.Join(", ", formatRanges(ids))
 }
 
-// runs is ascending ids, those without gaps as "0 to 7".
+// formatRanges formats ascending ids, consecutive ones as "0 to 7".
 func formatRanges(ids []int) []string {
 	var said []string
 	for first := 0; first < len(ids); {
@@ -87,7 +87,7 @@ func formatRanges(ids []int) []string {
 	return said
 }
 
-// mapped is the devices of the gang's mapping, in its order.
+// mappedDevices returns the devices of the gang's mapping, in its order.
 func (g *gang) mappedDevices(n deviceNumbering) ([]deviceRef, error) {
 	ids := g.request.Mapping.Devices
 	refs := make([]deviceRef, len(ids))
@@ -101,8 +101,8 @@ func (g *gang) mappedDevices(n deviceNumbering) ([]deviceRef, error) {
 	return refs, nil
 }
 
-// placeMapped puts every worker on exactly the devices it is mapped to; it runs on the node of the first. Workers
-// without devices go round the nodes in turn.
+// placeMapped assigns every worker exactly the devices of its part of the mapping; it runs on the node of the first.
+// Workers without devices are placed on the nodes in turn.
 func (g *gang) placeMapped(d *draftPlan, n deviceNumbering) bool {
 	kind := &g.kinds[0]
 	refs, err := g.mappedDevices(n)
@@ -123,10 +123,10 @@ func (g *gang) placeMapped(d *draftPlan, n deviceNumbering) bool {
 	return true
 }
 
-// taken reports whether the device is not wholly to be had.
+// unavailable reports whether any part of the device is not available.
 func (s deviceRef) unavailable() bool { return !s.node.open || s.node.available(s.pos) < Whole }
 
-// putInTurn puts each bundle of c on the next node that takes it.
+// placeRoundRobin places each bundle on the next node with room for it.
 func (d *draftPlan) placeRoundRobin(nodes []*nodeState, kind *bundleKind) bool {
 	next := 0
 	for range kind.ranks {

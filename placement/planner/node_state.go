@@ -1,37 +1,36 @@
 package planner
 
-// stock is one node with what is still free on it. Devices are only ever changed through change, so that the counts stay
-// true.
+// nodeState is one node with its free resources. Devices are changed through setDevice only, which keeps the counts.
 type nodeState struct {
-	info     *Node // Devices in rank order; not changed
+	info     *Node // with Devices in rank order; immutable
 	layout   *layout
-	order    int // its place among the stocks
-	idNumber int // its number in global device ids: the node's rank, or its place in a reservation
-	labelSet int // the same for nodes with the same labels
+	order    int // index in Planner.nodes
+	idNumber int // in global device ids: the node's rank, or its number within a reservation
+	labelSet int // equal for nodes with the same labels
 
-	open   bool // the node may be given work
+	open   bool // the node is ready and not cordoned
 	cpus   Share
 	memory int64
 
-	// By position.
+	// By device position.
 	used      []Share
-	grantable bitset    // those that may be granted at all
-	free      bitset    // those that are fit and wholly unused
-	claims    [][]claim // who holds a part; nil until somebody does
-	visible   bitset    // in a copy laid over a reservation, the devices of that; nil: all of the node's
+	grantable bitset    // healthy and not cordoned
+	free      bitset    // grantable and unused
+	claims    [][]claim // by allocations; nil until the first one
+	visible   bitset    // in a copy for a colocated gang, the devices of its reservation; nil: all
 
-	freeCount   int // how many are free
-	partlyUsed  int // how many are fit and partly used
-	gangBundles int // how many bundles of the gang being placed lie here; zero between plans
+	freeCount   int // of devices
+	partlyUsed  int // grantable devices that are partly used
+	gangBundles int // bundles of the gang that is being placed; zero between plans
 }
 
-// claim is one reservation's hold on a device.
+// claim is the share of a device that one allocation holds.
 type claim struct {
 	allocation *allocation
 	share      Share
 }
 
-// newStock is node with nothing held on it, and with a layout that may be shared; nil: it makes its own.
+// newNodeState returns node without allocations. shared is a layout to reuse; nil: a new one is made.
 func newNodeState(node *Node, shared *layout) *nodeState {
 	n := len(node.Devices)
 	words := (n + 63) / 64
@@ -56,7 +55,7 @@ func newNodeState(node *Node, shared *layout) *nodeState {
 	return s
 }
 
-// change sets what is used of a device and whether it is fit.
+// setDevice sets the used share of a device and whether it may be granted.
 func (s *nodeState) setDevice(pos int, used Share, fit bool) {
 	s.adjustCounts(pos, -1)
 	s.used[pos] = used
@@ -64,7 +63,7 @@ func (s *nodeState) setDevice(pos int, used Share, fit bool) {
 	s.adjustCounts(pos, +1)
 }
 
-// count adds the device's state to the counts, or takes it out.
+// adjustCounts adds the device to the counts, or removes it from them.
 func (s *nodeState) adjustCounts(pos, by int) {
 	switch {
 	case !s.grantable.has(pos):
@@ -76,12 +75,12 @@ func (s *nodeState) adjustCounts(pos, by int) {
 	}
 }
 
-// use adds to what is used of a device; a negative share gives back.
+// use changes the used share of a device; a negative share frees.
 func (s *nodeState) use(pos int, share Share) {
 	s.setDevice(pos, s.used[pos]+share, s.grantable.has(pos))
 }
 
-// left is what can still be had of a device.
+// available returns the share of a device that can be granted.
 func (s *nodeState) available(pos int) Share {
 	if !s.grantable.has(pos) {
 		return 0
@@ -89,14 +88,13 @@ func (s *nodeState) available(pos int) Share {
 	return Whole - s.used[pos]
 }
 
-// offers reports whether a device is to be seen here at all.
 func (s *nodeState) isVisible(pos int) bool { return s.visible == nil || s.visible.has(pos) }
 
-// position is where the device of a slot is; -1 if the node does not have it.
+// position returns the position of a slot's device; -1 if the node does not have it.
 func (s *nodeState) position(slot *Slot) int {
 	devices := s.info.Devices
 	if i := slot.Index; i >= 0 && i < len(devices) && devices[i].UUID == slot.UUID {
-		return i // where it is on nearly every machine
+		return i // the common case
 	}
 	for pos := range devices {
 		if devices[pos].UUID == slot.UUID {
@@ -106,7 +104,7 @@ func (s *nodeState) position(slot *Slot) int {
 	return -1
 }
 
-// admits reports whether b may lie here at all, however empty the node.
+// matches reports whether b may be placed on the node, regardless of free resources.
 func (s *nodeState) matches(b *Bundle) bool {
 	if b.Node != "" && b.Node != s.info.ID {
 		return false
@@ -114,7 +112,6 @@ func (s *nodeState) matches(b *Bundle) bool {
 	return len(b.Labels) == 0 || s.hasLabels(b.Labels)
 }
 
-// carries reports whether the node has all of these labels.
 func (s *nodeState) hasLabels(labels map[string]string) bool {
 	for key, value := range labels {
 		if has, ok := s.info.Labels[key]; !ok || has != value {
@@ -124,7 +121,7 @@ func (s *nodeState) hasLabels(labels map[string]string) bool {
 	return true
 }
 
-// holds reports whether b could lie here if all of the node were free.
+// couldFit reports whether b would fit on the node if all of it were free.
 func (s *nodeState) couldFit(b *Bundle) bool {
 	return s.matches(b) && b.Devices <= Wholes(len(s.info.Devices)) && b.CPUs <= s.info.CPUs && b.Memory <= s.info.Memory
 }

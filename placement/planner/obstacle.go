@@ -9,32 +9,32 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Obstacle is something that a waiting request waits for: a reservation to be released, a node to be back, a device to
-// be fit again.
+// Obstacle is something that a waiting request waits for: the release of a reservation, the return of a node, or the
+// repair of a device.
 type Obstacle struct {
 	Kind ObstacleKind `json:"kind" msgpack:"kind"`
 
-	Reservation string    `json:"reservation,omitempty" msgpack:"reservation,omitempty"` // who holds it
+	Reservation string    `json:"reservation,omitempty" msgpack:"reservation,omitempty"` // that holds the devices
 	Namespace   string    `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
 	Holder      string    `json:"holder,omitempty" msgpack:"holder,omitempty"`
-	Leaving     bool      `json:"leaving,omitempty" msgpack:"leaving,omitempty"` // it has been told to go
+	Leaving     bool      `json:"leaving,omitempty" msgpack:"leaving,omitempty"` // it is preempted and in its grace period
 	Since       time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 
 	Node    string `json:"node,omitempty" msgpack:"node,omitempty"` // of a node or a device
 	Why     string `json:"why,omitempty" msgpack:"why,omitempty"`
-	Devices []Slot `json:"devices,omitempty" msgpack:"devices,omitempty"` // those that are in the way; none where CPUs or memory are
+	Devices []Slot `json:"devices,omitempty" msgpack:"devices,omitempty"` // that the request needs; empty if it needs CPUs or memory
 }
 
-// ObstacleKind says which.
+// ObstacleKind is the kind of an Obstacle.
 type ObstacleKind string
 
 const (
-	ObstacleHeld   ObstacleKind = "held"   // a reservation holds what is needed
+	ObstacleHeld   ObstacleKind = "held"   // a reservation holds resources that the request needs
 	ObstacleNode   ObstacleKind = "node"   // a node is cordoned, lost or unproven
 	ObstacleDevice ObstacleKind = "device" // a device is unfit or cordoned
 )
 
-// String is the obstacle in words, without the time: that is for whoever knows what now is.
+// String describes the obstacle without times.
 func (o Obstacle) String() string {
 	switch o.Kind {
 	case ObstacleNode:
@@ -49,7 +49,7 @@ func (o Obstacle) String() string {
 	return fmt.Sprintf("%s held by %s", what, ReservationName(o.Reservation, o.Holder, o.Namespace))
 }
 
-// devicesInWords is "n0: 0, 1; n1: 0".
+// formatDevices returns "n0: 0, 1; n1: 0".
 func formatDevices(slots []Slot) string {
 	var nodes []string
 	for _, onNode := range byNode(slots) {
@@ -65,7 +65,7 @@ func formatDevices(slots []Slot) string {
 	return "devices " + text.Join("; ", nodes)
 }
 
-// chunked is slots by node, in their order.
+// byNode splits slots into runs on the same node.
 func byNode(slots []Slot) [][]Slot {
 	var chunks [][]Slot
 	for len(slots) > 0 {
@@ -79,7 +79,7 @@ func byNode(slots []Slot) [][]Slot {
 	return chunks
 }
 
-// named is a reservation in words: "actor_train (r-17 of namespace default)".
+// ReservationName describes a reservation: "actor_train (r-17 of namespace default)".
 func ReservationName(id, holder, namespace string) string {
 	if namespace != "" {
 		id += " of namespace " + namespace
@@ -90,7 +90,8 @@ func ReservationName(id, holder, namespace string) string {
 	return fmt.Sprintf("%s (%s)", holder, id)
 }
 
-// block is an obstacle in the book: it can be lifted, to see what would be, and is then put back.
+// blocker is an obstacle in the planner's state. It can be removed to find out whether a gang would fit, and is then
+// restored.
 type blocker struct {
 	kind       ObstacleKind
 	allocation *allocation
@@ -101,7 +102,6 @@ type blocker struct {
 func removeBlockers(blocks []blocker)  { toggleBlockers(blocks, true) }
 func restoreBlockers(blocks []blocker) { toggleBlockers(blocks, false) }
 
-// move takes all of them out of the way, or puts them back there.
 func toggleBlockers(blocks []blocker, away bool) {
 	for _, b := range blocks {
 		switch {
@@ -117,8 +117,8 @@ func toggleBlockers(blocks []blocker, away bool) {
 	}
 }
 
-// blocks is all in scope that can be in the way of g, what is least to be waited for first: nodes and devices out of
-// order, then reservations.
+// blockers returns everything in scope that can block g. The earlier a blocker is in the list, the sooner it is
+// restored: nodes and devices that need repair come first, then reservations.
 func (pl *Planner) blockers(g *gang, sc analysisScope) []blocker {
 	if sc.preempt {
 		return append(pl.allocationBlockers(g, sc), pl.clearingBlockers()...)
@@ -137,7 +137,8 @@ func (pl *Planner) blockers(g *gang, sc analysisScope) []blocker {
 	return slices.Concat(nodes, devices, pl.allocationBlockers(g, sc))
 }
 
-// clearing is the devices that are only waiting to be seen empty. They come last: who waits for them sends nobody away.
+// clearingBlockers returns the devices that only wait for verification. They come last: waiting for them evicts no
+// reservation.
 func (pl *Planner) clearingBlockers() []blocker {
 	var devices []blocker
 	for _, s := range pl.nodes {
@@ -150,9 +151,9 @@ func (pl *Planner) clearingBlockers() []blocker {
 	return devices
 }
 
-// heldBlocks is the reservations in scope, those that are to be kept first: the ones that have not been told to go, of
-// the smaller if few are to go, of the higher priority if it is about preemption, on the fuller nodes, the larger, the older. What g is laid over
-// stays.
+// allocationBlockers returns the reservations in scope, those to keep first: those that are not leaving; the smaller
+// ones if the number of victims is minimized; in a preemption those of higher priority; then those on fuller nodes, the
+// larger, the older. Reservations that share devices with the target of g are left out.
 func (pl *Planner) allocationBlockers(g *gang, sc analysisScope) []blocker {
 	type weighed struct {
 		*allocation
@@ -189,7 +190,8 @@ func (pl *Planner) allocationBlockers(g *gang, sc analysisScope) []blocker {
 	return blocks
 }
 
-// roomBeside is the most free devices on any node of h: where there are many, few more are missing.
+// mostFreeBeside returns the largest number of free devices on any node of alloc: where many are free, few more are
+// missing.
 func (alloc *allocation) mostFreeBeside() int {
 	most := 0
 	for _, dev := range alloc.devices {
@@ -198,7 +200,7 @@ func (alloc *allocation) mostFreeBeside() int {
 	return most
 }
 
-// obstacle is the block in public terms.
+// public returns the blocker as an Obstacle.
 func (b blocker) public(area footprint) Obstacle {
 	if b.kind == ObstacleHeld {
 		alloc := b.allocation

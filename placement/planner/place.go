@@ -4,8 +4,8 @@ import (
 	"slices"
 )
 
-// place puts the whole gang on the nodes, or nothing, and reports which. The topology it asks for is tried first;
-// unless it is required, the gang is then placed without. unmet is what had to be let go.
+// place assigns the whole gang to the nodes, or nothing, and reports which. It tries the requested topology first and,
+// unless that is required, then without it. unmet describes the part of the topology that is not met.
 func (g *gang) place(d *draftPlan, nodes []candidate) (unmet string, ok bool) {
 	t := g.request.Topology
 	d.within = t.Within
@@ -21,8 +21,8 @@ func (g *gang) place(d *draftPlan, nodes []candidate) (unmet string, ok bool) {
 	return "", false
 }
 
-// arrange puts the whole gang on the sites by its strategy, or nothing. If the straight way fails for a gang of
-// several kinds of bundle, a search of bounded length follows, because the order of kinds may be what failed.
+// placeByStrategy assigns the whole gang by its strategy, or nothing. If the greedy order fails for a gang of several
+// kinds, a bounded search follows.
 func (g *gang) placeByStrategy(d *draftPlan, cands []candidate, onOneNode bool) bool {
 	mark := len(d.assignments)
 	if g.placeGreedy(d, cands, onOneNode) {
@@ -49,7 +49,7 @@ func (g *gang) placeGreedy(d *draftPlan, cands []candidate, onOneNode bool) bool
 	return true
 }
 
-// putClass puts all bundles of a class by the strategy, which is none that wants them on one node.
+// placeKind assigns all bundles of a kind by a strategy that allows several nodes.
 func (g *gang) placeKind(d *draftPlan, cands []candidate, kind *bundleKind) bool {
 	switch {
 	case kind.bundle.spans():
@@ -62,7 +62,7 @@ func (g *gang) placeKind(d *draftPlan, cands []candidate, kind *bundleKind) bool
 	return d.pack(cands, kind)
 }
 
-// onOne puts the whole gang on the fullest site that takes it.
+// placeOnOne assigns the whole gang to the best candidate that has room for all of it.
 func (g *gang) placeOnOne(d *draftPlan, cands []candidate) bool {
 	if len(g.kinds) == 1 {
 		return d.placeOnBest(cands, &g.kinds[0], len(g.kinds[0].ranks))
@@ -82,7 +82,7 @@ func (g *gang) placeOnOne(d *draftPlan, cands []candidate) bool {
 	return false
 }
 
-// fitsEach reports whether each class would fit by itself.
+// fitsEach reports whether each kind alone fits.
 func (g *gang) fitsEach(cand candidate) bool {
 	for i := range g.kinds {
 		if n := len(g.kinds[i].ranks); cand.fits(g.kinds[i].bundle, n) < n {
@@ -105,7 +105,7 @@ func (g *gang) placeAllOn(d *draftPlan, cand candidate) bool {
 	return true
 }
 
-// putOnBest puts n bundles of c on the fullest site that takes them all.
+// placeOnBest assigns n bundles to the best candidate that has room for all of them.
 func (d *draftPlan) placeOnBest(cands []candidate, kind *bundleKind, n int) bool {
 	var best ranked
 	for _, cand := range cands {
@@ -123,14 +123,14 @@ func (d *draftPlan) placeOnBest(cands []candidate, kind *bundleKind, n int) bool
 	return true
 }
 
-// candidate is a site with the number of bundles it takes and how well they fill it.
+// ranked is a candidate with the number of bundles that fit and its score.
 type ranked struct {
 	candidate
 	fits  int
 	score score
 }
 
-// candidates are the sites that take bundles of c, each up to limit of them.
+// rankCandidates returns the candidates on which at least one bundle fits, each with up to limit bundles.
 func rankCandidates(cands []candidate, kind *bundleKind, limit int) []ranked {
 	able := make([]ranked, 0, len(cands))
 	for _, cand := range cands {
@@ -143,7 +143,7 @@ func rankCandidates(cands []candidate, kind *bundleKind, limit int) []ranked {
 
 func (a ranked) byScore(b ranked) int { return a.score.compare(b.score) }
 
-// bySize puts those that take the fewest first.
+// bySize orders by the number of bundles that fit, ascending.
 func (a ranked) bySize(b ranked) int {
 	if a.fits != b.fits {
 		return a.fits - b.fits
@@ -151,8 +151,8 @@ func (a ranked) bySize(b ranked) int {
 	return a.byScore(b)
 }
 
-// pack puts all bundles of c on as few sites as possible: what fits beside the rest of the gang, and then the smallest
-// sites that will do, so that large ones stay whole for large gangs.
+// pack assigns all bundles of a kind to as few nodes as possible: first to nodes that the gang uses already, then to
+// the smallest nodes that suffice, so that large ones stay whole for large gangs.
 func (d *draftPlan) pack(cands []candidate, kind *bundleKind) bool {
 	left := len(kind.ranks) - d.packNextToGang(cands, kind)
 	if left == 0 || d.placeOnBest(cands, kind, left) {
@@ -173,7 +173,7 @@ func (d *draftPlan) pack(cands []candidate, kind *bundleKind) bool {
 	return chosen != nil
 }
 
-// packBeside puts as many bundles of c as possible where other bundles of the gang already lie, and returns how many.
+// packNextToGang assigns bundles to the nodes that the gang uses already, and returns how many.
 func (d *draftPlan) packNextToGang(cands []candidate, kind *bundleKind) int {
 	put := 0
 	if len(d.assignments) == 0 {
@@ -191,7 +191,7 @@ func (d *draftPlan) packNextToGang(cands []candidate, kind *bundleKind) int {
 	return put
 }
 
-// withoutDevices leaves nodes with devices alone when the bundles need none and the other nodes have room for them.
+// preferNodesWithoutDevices drops nodes with devices if the bundles need none and the other nodes have room for them.
 func preferNodesWithoutDevices(able []ranked, kind *bundleKind, need int) []ranked {
 	if kind.bundle.Devices > 0 {
 		return able

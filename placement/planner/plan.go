@@ -8,20 +8,20 @@ import (
 	"time"
 )
 
-// Plan is the answer to a request: where every worker goes, or why not.
+// Plan is the decision on a request: the place of every worker, or the reasons for a refusal.
 type Plan struct {
 	Granted bool     `json:"granted" msgpack:"granted"`
-	Reasons []Reason `json:"reasons" msgpack:"reasons"` // of a refusal: the gang first, then node by node
+	Reasons []Reason `json:"reasons" msgpack:"reasons"` // of a refusal: first for the gang, then by node
 	Workers []Worker `json:"workers" msgpack:"workers"` // by rank; empty unless granted
 
-	Never      bool       `json:"never,omitempty" msgpack:"never,omitempty"`         // no release, repair or return of a node would be enough
-	WaitsFor   []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // once all of these are gone, there is room
-	Unmet      string     `json:"unmet,omitempty" msgpack:"unmet,omitempty"`         // the preference for a topology that could not be met
-	SharesWith string     `json:"over,omitempty" msgpack:"over,omitempty"`           // the group whose devices are shared on purpose
+	Never      bool       `json:"never,omitempty" msgpack:"never,omitempty"`         // no release, repair or return of a node makes the request fit
+	WaitsFor   []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // the request fits once all of these are gone
+	Unmet      string     `json:"unmet,omitempty" msgpack:"unmet,omitempty"`         // the part of the topology preference that is not met
+	SharesWith string     `json:"over,omitempty" msgpack:"over,omitempty"`           // the group of reservations whose devices it shares
 }
 
-// Decide is the plan for a request in a snapshot. It depends on nothing else, and the order of the snapshot's nodes and
-// reservations makes no difference.
+// Decide returns the plan for a request in a snapshot. The result depends on nothing else, and not on the order of the
+// snapshot's nodes and reservations.
 func Decide(s Snapshot, r Request) (Plan, error) {
 	pl, err := New(s)
 	if err != nil {
@@ -30,10 +30,10 @@ func Decide(s Snapshot, r Request) (Plan, error) {
 	return pl.Plan(r)
 }
 
-// Plan says what would be granted now, or why nothing is. The error is a *RequestError, or several joined, for a
-// request that makes no sense; a refusal is a plan. The book is left as it was.
+// Plan returns what would be granted now, or the reasons for a refusal. The error is one *RequestError, or several
+// joined, for an invalid request. The planner is unchanged.
 //
-// A request with instances is granted if all of them are, one after the other.
+// A request with instances is granted if all of them fit, one after the other.
 func (pl *Planner) Plan(r Request) (Plan, error) {
 	g, err := pl.prepare(&r)
 	switch {
@@ -50,7 +50,7 @@ func (pl *Planner) Plan(r Request) (Plan, error) {
 	return pl.refuse(g)
 }
 
-// planInstances plans the instances of a request, each beside those before it.
+// planInstances plans the instances of a request one after the other, each in the state that the previous ones leave.
 func (pl *Planner) planInstances(r *Request) (Plan, error) {
 	instances, err := r.Instances()
 	if err != nil {
@@ -68,7 +68,7 @@ func (pl *Planner) planInstances(r *Request) (Plan, error) {
 		if err != nil || !plan.Granted {
 			return plan, err
 		}
-		one.ID += " (of this request)" // no name that a reservation may have
+		one.ID += " (of this request)" // not a valid name of a reservation
 		if err := pl.Grant(plan.Reservation(one, pl.Now)); err != nil {
 			return Plan{}, err
 		}
@@ -80,7 +80,7 @@ func (pl *Planner) planInstances(r *Request) (Plan, error) {
 	return all, nil
 }
 
-// Reservation is the granted plan of r as it goes into the book and the ledger.
+// Reservation returns the reservation that the granted plan of r becomes.
 func (p Plan) Reservation(r Request, since time.Time) Reservation {
 	return Reservation{
 		ID:         r.ID,
@@ -93,7 +93,7 @@ func (p Plan) Reservation(r Request, since time.Time) Reservation {
 	}
 }
 
-// Err is nil for a granted plan and a *NoCapacityError for a refusal.
+// Err returns nil for a granted plan and a *NoCapacityError for a refusal.
 func (p Plan) Err() error {
 	if p.Granted {
 		return nil
@@ -101,7 +101,7 @@ func (p Plan) Err() error {
 	return &NoCapacityError{Never: p.Never, Reasons: p.Reasons, WaitsFor: p.WaitsFor}
 }
 
-// placed is a whole gang in its place.
+// gangPlacement is the result of placing a whole gang.
 type gangPlacement struct {
 	workers []Worker
 	unmet   string
@@ -115,18 +115,18 @@ func grantedPlan(p gangPlacement, g *gang) Plan {
 	return plan
 }
 
-// refusal is plan with the lists that JSON readers expect.
+// refusedPlan sets the lists that readers of the JSON expect.
 func refusedPlan(plan Plan) Plan {
 	plan.Workers = []Worker{}
 	return plan
 }
 
-// awaits is the refusal of a request that waits for the nodes it is short of.
+// awaitNodesPlan returns the plan of a request that waits for more nodes.
 func awaitNodesPlan(why string) Plan {
 	return refusedPlan(Plan{Reasons: []Reason{{Code: ReasonAwaitsNodes, Text: "it waits for more nodes: " + why}}})
 }
 
-// refuse says why g finds no room: never, or not before certain obstacles are gone.
+// refuse returns the plan, or the error, for a gang that does not fit now.
 func (pl *Planner) refuse(g *gang) (Plan, error) {
 	analysis, possible := pl.analyzeWait(g, analysisScope{})
 	if possible {
@@ -144,7 +144,7 @@ func (pl *Planner) refuse(g *gang) (Plan, error) {
 	return refusedPlan(Plan{Never: true, Reasons: analysis.reasons}), nil
 }
 
-// prepare makes a request ready for placing, or says everything that is wrong with it.
+// prepare returns the gang of a request, or all errors of the request.
 func (pl *Planner) prepare(r *Request) (*gang, error) {
 	if err := r.CheckSize(); err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (pl *Planner) prepare(r *Request) (*gang, error) {
 	return g, nil
 }
 
-// place puts the gang into the book, notes where, and takes it out again.
+// place assigns the gang, records the result, and undoes the assignments.
 func (pl *Planner) place(g *gang) (gangPlacement, bool) {
 	var d draftPlan
 	defer d.undo(0)
@@ -186,7 +186,7 @@ func (pl *Planner) place(g *gang) (gangPlacement, bool) {
 	return g.placeAnywhere(&d, pl.candidates)
 }
 
-// placeFreely puts the gang anywhere on the nodes and ranks it.
+// placeAnywhere assigns the gang to any nodes and gives ranks.
 func (g *gang) placeAnywhere(d *draftPlan, nodes []candidate) (gangPlacement, bool) {
 	unmet, ok := g.place(d, nodes)
 	if !ok {
@@ -196,7 +196,7 @@ func (g *gang) placeAnywhere(d *draftPlan, nodes []candidate) (gangPlacement, bo
 	return gangPlacement{d.workers(g), unmet}, true
 }
 
-// namesTheMissing reports whether err is about what the nodes do not have, so that another node could be the cure.
+// fixableByNodes reports whether another node could make the request valid.
 func fixableByNodes(err error) bool {
 	for _, p := range []Problem{ErrBundleTooLarge, ErrNoSuchLabel, ErrUnknownNode, ErrUnknownDevice} {
 		if errors.Is(err, p) {
@@ -206,12 +206,12 @@ func fixableByNodes(err error) bool {
 	return false
 }
 
-// Worker is where one rank runs and what it holds there.
+// Worker is the place of one rank: its node and what it holds.
 type Worker struct {
 	Rank     int    `json:"rank" msgpack:"rank"`
-	NodeRank int    `json:"node_rank" msgpack:"node_rank"` // the rank of its node among the nodes
+	NodeRank int    `json:"node_rank" msgpack:"node_rank"` // of its node among all nodes
 	Node     string `json:"node" msgpack:"node"`
-	Devices  []int  `json:"devices" msgpack:"devices"` // local indices, in rank order; of every node, when its bundle spans nodes
+	Devices  []int  `json:"devices" msgpack:"devices"` // local indices, in rank order; of all its nodes if the bundle spans nodes
 	Slots    []Slot `json:"slots,omitempty" msgpack:"slots,omitempty"`
 	CPUs     Share  `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
 	Memory   int64  `json:"memory,omitempty" msgpack:"memory,omitempty"`
@@ -226,8 +226,8 @@ type Slot struct {
 	Share    Share  `json:"share" msgpack:"share"`
 }
 
-// Name is the worker's name in a role: actor_train-0-G0, actor_infer-0-G01 (local device indices), reward-0 without
-// devices.
+// Name returns the worker's name in a role: actor_train-0-G0, actor_infer-0-G01 (local device indices), reward-0
+// without devices.
 func (w Worker) Name(role string) string {
 	var b strings.Builder
 	b.WriteString(role)

@@ -9,29 +9,28 @@ import (
 	"time"
 )
 
-// Book is a snapshot kept up to date: the nodes, what is held on them and what is free, indexed so that a plan costs
-// microseconds. What it answers depends on what is in it, never on how that came about: a book made afresh from
-// Snapshot plans the same.
+// Planner is a snapshot that is kept up to date, with an index of free resources, so that a plan takes microseconds.
+// Its decisions depend on its contents only: a planner made from Snapshot decides the same.
 //
-// A Book is owned by one goroutine. Plan and Schedule try things out in it and leave it as it was.
+// A Planner is owned by one goroutine. Plan and Schedule change it while they run and restore it before they return.
 type Planner struct {
-	Now time.Time // the time of the decisions; its owner sets it
+	Now time.Time // the time of decisions, set by the owner
 
-	nodes          []*nodeState // by rank of the node
-	candidates     []candidate  // the same, as places for bundles
+	nodes          []*nodeState // by rank
+	candidates     []candidate  // of the same nodes, unrestricted
 	byID           map[string]*nodeState
 	byRank         map[int]*nodeState
-	labelSets      map[string]int // labels of nodes, numbered as they were first seen
-	devicesPerNode int            // devices per node of global ids, as set; zero: derived
+	labelSets      map[string]int // numbers of label sets, in the order in which they were first seen
+	devicesPerNode int            // as set by the snapshot; zero: derived
 
 	allocations   []*allocation // by age
 	byReservation map[string]*allocation
-	groups        map[string]int   // how many reservations share under a name
-	usage         map[string]Share // devices held, by namespace; what is shared on purpose counts once
+	groups        map[string]int   // number of reservations by group
+	usage         map[string]Share // devices held by namespace; shared devices count once
 }
 
-// NewBook is a book of a snapshot, whose nodes and reservations it keeps and does not change. It refuses a snapshot
-// that contradicts itself.
+// New returns a planner for a snapshot. It keeps the snapshot's nodes and reservations and does not change them. An
+// inconsistent snapshot is refused.
 func New(s Snapshot) (*Planner, error) {
 	pl := &Planner{
 		Now:            s.Now,
@@ -55,7 +54,7 @@ func New(s Snapshot) (*Planner, error) {
 	return pl, nil
 }
 
-// addNodes fills an empty book.
+// addNodes fills an empty planner.
 func (pl *Planner) addNodes(nodes []Node) error {
 	var last *nodeState
 	for i := range nodes {
@@ -71,7 +70,8 @@ func (pl *Planner) addNodes(nodes []Node) error {
 	return nil
 }
 
-// newStock is an empty stock of a node; like is one, or nil, that it may have things in common with.
+// nodeStateFor returns the state of a node without allocations. like is a state, or nil, whose layout and label set may
+// be shared.
 func (pl *Planner) nodeStateFor(n Node, like *nodeState) *nodeState {
 	n.Devices = inRankOrder(n.Devices)
 	var shared *layout
@@ -87,7 +87,7 @@ func (pl *Planner) nodeStateFor(n Node, like *nodeState) *nodeState {
 	return s
 }
 
-// kinOf numbers a set of labels.
+// labelSetOf returns the number of a set of labels.
 func (pl *Planner) labelSetOf(labels map[string]string) int {
 	if len(labels) == 0 {
 		return -1
@@ -104,7 +104,7 @@ func (pl *Planner) labelSetOf(labels map[string]string) int {
 	return kin
 }
 
-// number tells the stocks their order.
+// renumber sets the order of the node states.
 func (pl *Planner) renumber() {
 	for i, s := range pl.nodes {
 		s.order = i
@@ -112,7 +112,7 @@ func (pl *Planner) renumber() {
 	pl.candidates = candidatesOf(pl.nodes)
 }
 
-// checkNode refuses a node that contradicts itself or another one than the one it replaces.
+// checkNode refuses a node that is inconsistent or conflicts with a node other than the one it replaces.
 func (pl *Planner) checkNode(n *Node, replaced *nodeState) error {
 	if same := pl.byID[n.ID]; same != replaced {
 		return &SnapshotError{n.ID, "it is there twice"}
@@ -131,7 +131,7 @@ func (pl *Planner) checkNode(n *Node, replaced *nodeState) error {
 	return nil
 }
 
-// checkDevice refuses a device that cannot be told from those before it.
+// checkDevice refuses a device with the index or the UUID of an earlier one.
 func checkDevice(node string, before []Device, d *Device) error {
 	if d.Index < 0 {
 		return &SnapshotError{node, fmt.Sprintf("device %q has index %d", d.UUID, d.Index)}
@@ -144,8 +144,8 @@ func checkDevice(node string, before []Device, d *Device) error {
 	return nil
 }
 
-// Snapshot is what the book holds now. Nodes are by rank, reservations by age; the workers are the book's own and must
-// not be changed.
+// Snapshot returns the contents of the planner: nodes by rank, reservations by age. The workers belong to the planner
+// and must not be changed.
 func (pl *Planner) Snapshot() Snapshot {
 	s := Snapshot{Now: pl.Now, DevicesPerNode: pl.devicesPerNode, Nodes: make([]Node, len(pl.nodes)), Reservations: make([]Reservation, len(pl.allocations))}
 	for i, node := range pl.nodes {
@@ -157,8 +157,8 @@ func (pl *Planner) Snapshot() Snapshot {
 	return s
 }
 
-// SetNode adds a node or replaces what is known of it. What is held there stays held: a device that is gone counts
-// again when it comes back.
+// SetNode adds or replaces a node. Reservations keep their devices there: a device that is absent counts again when it
+// returns.
 func (pl *Planner) SetNode(n Node) error {
 	old := pl.byID[n.ID]
 	if err := pl.checkNode(&n, old); err != nil {
@@ -168,10 +168,10 @@ func (pl *Planner) SetNode(n Node) error {
 	return nil
 }
 
-// RemoveNode forgets a node. What is held there stays in the book, without its devices.
+// RemoveNode removes a node. Reservations with workers there remain, without their devices on it.
 func (pl *Planner) RemoveNode(id string) { pl.replaceNode(id, nil) }
 
-// replace puts fresh, unless it is nil, in the place of the stock of a node, and counts again what is held there.
+// replaceNode replaces the state of a node, or removes it if fresh is nil, and allocates again what is held there.
 func (pl *Planner) replaceNode(id string, fresh *nodeState) {
 	var there []*allocation
 	for _, alloc := range pl.allocations {
@@ -197,16 +197,16 @@ func (pl *Planner) replaceNode(id string, fresh *nodeState) {
 	}
 }
 
-// Grant enters a reservation. It refuses one whose id is in use, and one that holds what another holds, whatever the
-// plan it came from said. Nodes and devices that are not there are no obstacle.
+// Grant adds a reservation. It refuses an id that is in use, and devices that another reservation holds, whatever the
+// plan said. Absent nodes and devices are no error.
 func (pl *Planner) Grant(r Reservation) error {
-	if pl.groups[r.ID] > 0 { // the first of a group is gone, but not what was laid over it
+	if pl.groups[r.ID] > 0 { // the first reservation of a group is gone, but not all that share with it
 		return fmt.Errorf("reservation %q: %w", r.ID, ErrDuplicate)
 	}
 	return pl.Restore(r)
 }
 
-// add is Grant for a reservation that is known to be new to its group: the first of a group may come after the others.
+// Restore is Grant without the check of the group: the first reservation of a group may be restored after the others.
 func (pl *Planner) Restore(r Reservation) error {
 	if pl.byReservation[r.ID] != nil {
 		return fmt.Errorf("reservation %q: %w", r.ID, ErrDuplicate)
@@ -229,7 +229,7 @@ func (pl *Planner) Restore(r Reservation) error {
 	return nil
 }
 
-// Release removes a reservation and returns it. Releasing what is not there changes nothing.
+// Release removes a reservation and returns it. Releasing an unknown id changes nothing.
 func (pl *Planner) Release(id string) (Reservation, bool) {
 	alloc := pl.byReservation[id]
 	if alloc == nil {
@@ -245,14 +245,14 @@ func (pl *Planner) Release(id string) (Reservation, bool) {
 	return alloc.Reservation, true
 }
 
-// charge counts devices towards what a namespace holds.
+// charge adds devices to the usage of a namespace.
 func (pl *Planner) charge(namespace string, devices Share) {
 	if pl.usage[namespace] += devices; pl.usage[namespace] == 0 {
 		delete(pl.usage, namespace)
 	}
 }
 
-// Reservation is the one with this id.
+// Reservation returns the reservation with this id.
 func (pl *Planner) Reservation(id string) (Reservation, bool) {
 	alloc := pl.byReservation[id]
 	if alloc == nil {
@@ -269,7 +269,7 @@ func (pl *Planner) OverQuota(r *Request, p Policy) *QuotaError {
 	return p.overQuota(r, pl.usage[r.Namespace])
 }
 
-// perNode is the stride of global device ids.
+// deviceStride returns the stride of global device ids.
 func (pl *Planner) deviceStride() int {
 	if pl.devicesPerNode > 0 {
 		return pl.devicesPerNode

@@ -6,26 +6,26 @@ import (
 	"time"
 )
 
-// Queued is a request that waits.
+// Queued is a waiting request.
 type Queued struct {
 	Request Request   `json:"request" msgpack:"request"`
 	Since   time.Time `json:"since" msgpack:"since"` // when it was made
 
-	// Admitted says that an earlier pass left it waiting. Others that cannot be granted are first asked whether they
-	// ever can, so that what can never fit fails at once; that costs more than a plan.
+	// Admitted states that an earlier pass left the request waiting. For requests that are not admitted, Schedule first
+	// checks whether they can ever fit, which costs more than a plan.
 	Admitted bool `json:"admitted,omitempty" msgpack:"admitted,omitempty"`
 }
 
-// Policy is how a queue is served. The zero value is: no quotas, no preemption.
+// Policy configures Schedule. The zero value means no quotas and no preemption.
 type Policy struct {
-	// Quotas is the most devices that each namespace may hold. One that is not in it is not limited.
+	// Quotas is the maximum of devices by namespace. Namespaces without an entry are not limited.
 	Quotas map[string]Share `json:"quotas,omitempty" msgpack:"quotas,omitempty"`
 
-	// Preempt lets the head of the queue send away reservations of a lower priority.
+	// Preempt allows the head of the queue to preempt reservations of lower priority.
 	Preempt bool `json:"preempt,omitempty" msgpack:"preempt,omitempty"`
 
-	// BackfillDepth is how many requests behind the head are tried in one pass. Zero is 128, less than zero is none;
-	// every one costs a plan.
+	// BackfillDepth is the number of requests behind the head that one pass tries; each costs a plan. Zero: 128;
+	// negative: none.
 	BackfillDepth int `json:"backfill_depth,omitempty" msgpack:"backfill_depth,omitempty"`
 }
 
@@ -37,13 +37,13 @@ func (p Policy) WithDefaults() Policy {
 	return p
 }
 
-// inLine is the queue by priority, then age, then id. Every instance of a request stands in it by itself.
+// sortQueue sorts the queue by priority, age and id. Every instance of a request is an entry of its own.
 func sortQueue(queue []Queued) []Queued {
 	line := make([]Queued, 0, len(queue))
 	for _, q := range queue {
 		instances, err := q.Request.Instances()
 		if err != nil {
-			instances = []Request{q.Request} // refused when its turn comes
+			instances = []Request{q.Request} // refused by consider
 		}
 		for _, one := range instances {
 			line = append(line, Queued{one, q.Since, q.Admitted})
@@ -59,7 +59,7 @@ func sortQueue(queue []Queued) []Queued {
 	return line
 }
 
-// overQuota is the namespace of r at its limit, if granting r would exceed it; nil otherwise.
+// overQuota returns an error if granting r would exceed the quota of its namespace; nil otherwise.
 func (p Policy) overQuota(r *Request, held Share) *QuotaError {
 	quota, limited := p.Quotas[r.Namespace]
 	asked := r.Devices()

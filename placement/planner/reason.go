@@ -9,45 +9,45 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Reason is why a request was refused: by the gang as a whole, or by one node.
+// Reason is one reason for a refusal, of the gang as a whole or of one node.
 type Reason struct {
 	Node    string     `json:"node,omitempty" msgpack:"node,omitempty"` // empty: the gang as a whole
 	Code    ReasonCode `json:"code" msgpack:"code"`
 	Text    string     `json:"text" msgpack:"text"`
-	Fits    int        `json:"fits" msgpack:"fits"`                           // bundles that would find room there, each kind by itself
-	Devices []Blocked  `json:"devices,omitempty" msgpack:"devices,omitempty"` // those of the node that are not to be had
+	Fits    int        `json:"fits" msgpack:"fits"`                           // bundles that fit there, each kind alone
+	Devices []Blocked  `json:"devices,omitempty" msgpack:"devices,omitempty"` // of the node that are not available
 }
 
-// ReasonCode says what kind of reason it is.
+// ReasonCode is the kind of a Reason.
 type ReasonCode string
 
 const (
-	ReasonGang        ReasonCode = "gang"         // the nodes together do not take it
+	ReasonGang        ReasonCode = "gang"         // the gang does not fit on the nodes together
 	ReasonNotReady    ReasonCode = "not_ready"    // the node is lost or unproven
-	ReasonCordoned    ReasonCode = "cordoned"     // an operator wants nothing new on it
-	ReasonLabels      ReasonCode = "labels"       // it does not carry the labels
-	ReasonPinned      ReasonCode = "pinned"       // the bundle names another node
+	ReasonCordoned    ReasonCode = "cordoned"     // the node is cordoned
+	ReasonLabels      ReasonCode = "labels"       // the node does not carry the labels
+	ReasonPinned      ReasonCode = "pinned"       // the bundle is pinned to another node
 	ReasonDevices     ReasonCode = "devices"      // too few devices are free
 	ReasonCPUs        ReasonCode = "cpus"         // too few CPUs are free
 	ReasonMemory      ReasonCode = "memory"       // too little memory is free
-	ReasonPartly      ReasonCode = "partly"       // it takes some of the bundles, not all
-	ReasonAwaitsNodes ReasonCode = "awaits_nodes" // today's nodes could never hold it
-	ReasonLedger      ReasonCode = "ledger"       // the ledger has lost something, and nothing is granted
+	ReasonPartly      ReasonCode = "partly"       // only some of the bundles fit
+	ReasonAwaitsNodes ReasonCode = "awaits_nodes" // the request never fits on the present nodes
+	ReasonLedger      ReasonCode = "ledger"       // the ledger has lost data: nothing is granted
 )
 
-// Blocked is a device that is not to be had, and why.
+// Blocked is a device that is not available, with the cause.
 type Blocked struct {
 	Index       int       `json:"index" msgpack:"index"`
 	UUID        string    `json:"uuid" msgpack:"uuid"`
-	Reservation string    `json:"reservation,omitempty" msgpack:"reservation,omitempty"` // who holds it, the oldest first
+	Reservation string    `json:"reservation,omitempty" msgpack:"reservation,omitempty"` // that holds it; the oldest if there are several
 	Namespace   string    `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
 	Holder      string    `json:"holder,omitempty" msgpack:"holder,omitempty"`
 	Since       time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 	Unfit       string    `json:"unfit,omitempty" msgpack:"unfit,omitempty"`
-	Cordoned    string    `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // by whom, since when and why
+	Cordoned    string    `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as in Cordon.String
 }
 
-// reasons says why the gang finds no room in the book as it is: in one sentence, and node by node.
+// reasons returns why the gang does not fit now: one reason for the gang, then one by node.
 func (pl *Planner) reasons(g *gang) []Reason {
 	if g.request.Mapping != nil {
 		return pl.mappedReasons(g)
@@ -70,14 +70,14 @@ func (pl *Planner) reasons(g *gang) []Reason {
 	return reasons
 }
 
-// reasonsForNever is reasons for a gang that finds no room even where all obstacles are lifted.
+// reasonsForNever returns the reasons of a gang that does not fit even with all blockers removed.
 func (pl *Planner) reasonsForNever(g *gang) []Reason {
 	reasons := pl.reasons(g)
 	reasons[0].Text += ", with everything released and in order"
 	return reasons
 }
 
-// summary is the refusal in one sentence.
+// summary describes the refusal in one sentence.
 func (g *gang) summary(able, room, nodes int) string {
 	where := plural(nodes, "node")
 	if g.colocated != nil {
@@ -97,7 +97,7 @@ func (g *gang) summary(able, room, nodes int) string {
 	return fmt.Sprintf("%s of %s: there is room for %d on %s", bundles, g.kinds[0].bundle.describe(), room, where)
 }
 
-// counted is "1 node", "2 nodes".
+// plural returns "1 node", "2 nodes".
 func plural(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun
@@ -105,7 +105,7 @@ func plural(n int, noun string) string {
 	return fmt.Sprintf("%d %ss", n, noun)
 }
 
-// reason is what one node has to say.
+// reason returns why the gang does not fit on one node.
 func (pl *Planner) reason(g *gang, s *nodeState) Reason {
 	r := Reason{Node: s.info.ID, Devices: s.blockedDevices()}
 	if r.Code, r.Text = s.closedReason(); r.Text != "" {
@@ -131,7 +131,7 @@ func (pl *Planner) reason(g *gang, s *nodeState) Reason {
 	return r
 }
 
-// confined is the stock as a place for the gang's bundles, at its strictest.
+// strictestCandidate returns the node restricted to the groups that a required topology allows.
 func (g *gang) strictestCandidate(s *nodeState) candidate {
 	if t := g.request.Topology; t.Required && t.Within != Anywhere {
 		return candidate{s, s.layout.levels(t.Within)[0]}
@@ -139,7 +139,7 @@ func (g *gang) strictestCandidate(s *nodeState) candidate {
 	return candidate{nodeState: s}
 }
 
-// closed is why the node takes no work at all; nothing if it does.
+// closedReason returns why the node takes no work; empty if it does.
 func (s *nodeState) closedReason() (ReasonCode, string) {
 	switch {
 	case s.open:
@@ -150,7 +150,7 @@ func (s *nodeState) closedReason() (ReasonCode, string) {
 	return ReasonNotReady, s.info.describeState()
 }
 
-// shortOf is the first thing that b does not find on a node.
+// shortage returns the first resource that is missing for b on a node.
 func (g *gang) shortage(s *nodeState, b *Bundle) (ReasonCode, string) {
 	switch {
 	case b.Node != "" && b.Node != s.info.ID:
@@ -169,7 +169,7 @@ func (g *gang) shortage(s *nodeState, b *Bundle) (ReasonCode, string) {
 	return ReasonDevices, text
 }
 
-// mappedReasons is the nodes of a mapping, each with what of it is not to be had there.
+// mappedReasons returns the nodes of a mapping, each with what is not available there.
 func (pl *Planner) mappedReasons(g *gang) []Reason {
 	n := pl.numberingFor(g)
 	reasons := []Reason{{Code: ReasonGang, Text: "not everything that is mapped is to be had"}}
@@ -181,9 +181,10 @@ func (pl *Planner) mappedReasons(g *gang) []Reason {
 	return reasons
 }
 
-// mappedReason is what one node of a mapping has to say, if it has a device of it or the mapping has none.
+// mappedReason returns the reason of one node of a mapping. concerned is false if the mapping has devices but none on
+// the node.
 func (pl *Planner) mappedReason(g *gang, n deviceNumbering, s *nodeState) (r Reason, concerned bool) {
-	refs, _ := g.mappedDevices(n) // checked when the gang was made
+	refs, _ := g.mappedDevices(n) // checked by prepare
 	r = Reason{Node: s.info.ID, Code: ReasonPartly, Text: "what is mapped here is to be had"}
 	mapped, concerned := newBitset(len(s.used)), len(refs) == 0
 	for _, ref := range refs {
@@ -208,7 +209,7 @@ func (pl *Planner) mappedReason(g *gang, n deviceNumbering, s *nodeState) (r Rea
 	return r, concerned
 }
 
-// offered is how many devices are to be seen here.
+// visibleCount returns the number of devices that a gang sees.
 func (s *nodeState) visibleCount() int {
 	if s.visible == nil {
 		return len(s.info.Devices)
@@ -227,8 +228,8 @@ func (s *nodeState) missingLabels(b *Bundle) string {
 	return strings.Join(missing, ", ")
 }
 
-// blocked is the devices of a node that are not to be had whole. To what is laid over a reservation, that and the
-// others laid over it are not in the way.
+// blockedDevices returns the devices that are not wholly available. For a colocated gang, the devices of its
+// reservation are available.
 func (s *nodeState) blockedDevices() []Blocked {
 	var blocked []Blocked
 	for pos := range s.info.Devices {
@@ -249,7 +250,7 @@ func (s *nodeState) blockedDevices() []Blocked {
 	return blocked
 }
 
-// inWords is why devices are not to be had, and since when: "0, 1 held by actor_train (r-1) for 4m0s; 5 unfit: XID 79".
+// describeBlocked returns why devices are not available: "0, 1 held by actor_train (r-1) for 4m0s; 5 unfit: XID 79".
 func (pl *Planner) describeBlocked(blocked []Blocked) string {
 	type tenancy struct {
 		indices []string
@@ -278,7 +279,7 @@ func (pl *Planner) describeBlocked(blocked []Blocked) string {
 	return text.Join("; ", said)
 }
 
-// ago is how long something has lasted.
+// sinceText returns " for" and the time since then; empty if either time is unknown.
 func (pl *Planner) sinceText(since time.Time) string {
 	if since.IsZero() || pl.Now.IsZero() {
 		return ""
@@ -286,7 +287,7 @@ func (pl *Planner) sinceText(since time.Time) string {
 	return " for " + pl.Now.Sub(since).Round(time.Second).String()
 }
 
-// condition is why a node is given no work, in words.
+// describeState returns why a node takes no work.
 func (n *Node) describeState() string {
 	var said []string
 	if n.State != NodeReady {

@@ -11,58 +11,57 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Request is what somebody wants to hold: bundles laid out by a strategy, or an exact mapping.
+// Request asks for a reservation: bundles that are placed by a strategy, or an exact mapping.
 type Request struct {
-	ID        string `json:"id,omitempty" msgpack:"id,omitempty"` // of the reservation it becomes
+	ID        string `json:"id,omitempty" msgpack:"id,omitempty"` // of the reservation; empty: chosen by the client
 	Namespace string `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
-	Holder    string `json:"holder,omitempty" msgpack:"holder,omitempty"`     // who asks, in words, for those who will wait for it
+	Holder    string `json:"holder,omitempty" msgpack:"holder,omitempty"`     // description of the owner, shown to requests that wait for it
 	Priority  int    `json:"priority,omitempty" msgpack:"priority,omitempty"` // higher goes first
 
-	// Bundles are what the workers take, by rank. With a Mapping there may be one, for what every worker takes beside
-	// its devices.
+	// Bundles are the resources of the workers, by rank. A request with a Mapping may have one, for the CPUs and memory
+	// of every worker.
 	Bundles  []Bundle `json:"bundles,omitempty" msgpack:"bundles,omitempty"`
-	Strategy Strategy `json:"strategy,omitempty" msgpack:"strategy,omitempty"` // empty is PACK; a Mapping leaves nothing to it
+	Strategy Strategy `json:"strategy,omitempty" msgpack:"strategy,omitempty"` // empty: PACK; ignored with a Mapping
 	Topology Topology `json:"topology,omitzero" msgpack:"topology,omitempty"`
 	Mapping  *Mapping `json:"mapping,omitempty" msgpack:"mapping,omitempty"`
 
-	// Colocate names a reservation of the same namespace over whose devices this one is laid, shared on purpose. CPUs
-	// and memory are still counted.
+	// Colocate names a reservation of the same namespace whose devices this one shares. CPUs and memory are not shared.
 	Colocate string `json:"colocate,omitempty" msgpack:"colocate,omitempty"`
 
-	// PerInstance makes every so many bundles an instance with a reservation of its own, so that instances can be
-	// added and removed one by one. Zero is one reservation for all.
+	// PerInstance is the number of bundles of an instance. Each instance has a reservation of its own, so that
+	// instances can be added and removed one by one. Zero: one reservation for all bundles.
 	PerInstance int `json:"per_instance,omitempty" msgpack:"per_instance,omitempty"`
-	FirstRank   int `json:"first_rank,omitempty" msgpack:"first_rank,omitempty"` // the rank of the first bundle; instances count on
+	FirstRank   int `json:"first_rank,omitempty" msgpack:"first_rank,omitempty"` // the rank of the first bundle; ranks continue over instances
 
-	// AwaitNodes lets a request that today's nodes could never hold wait for more of them, instead of failing.
+	// AwaitNodes makes a request that never fits on the present nodes wait for more nodes instead of failing.
 	AwaitNodes bool `json:"await_nodes,omitempty" msgpack:"await_nodes,omitempty"`
 }
 
-// Bundle is what one worker takes, all of it on one node unless it Spans. A bundle that takes nothing is a worker
-// without resources, which lies wherever the strategy puts it.
+// Bundle is the resources of one worker, on one node unless Spans is set. An empty bundle is a worker without
+// resources; the strategy chooses its node.
 type Bundle struct {
-	Devices Share             `json:"devices,omitempty" msgpack:"devices,omitempty"` // whole devices, or less than one
+	Devices Share             `json:"devices,omitempty" msgpack:"devices,omitempty"` // whole devices, or a part of one
 	CPUs    Share             `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
 	Memory  int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
-	Labels  map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"` // the node must carry every one
-	Node    string            `json:"node,omitempty" msgpack:"node,omitempty"`     // this node and no other
+	Labels  map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"` // that the node must carry
+	Node    string            `json:"node,omitempty" msgpack:"node,omitempty"`     // pins the bundle to this node
 
-	// Spans lets the devices lie on several nodes. The worker runs on the node of the first, where its CPUs and memory
-	// are taken.
+	// Spans allows devices on several nodes. The worker runs on the node of the first device, which provides its CPUs
+	// and memory.
 	Spans bool `json:"spans,omitempty" msgpack:"spans,omitempty"`
 }
 
 const (
 	MaxBundles = 1 << 16
 	maxKinds   = 256
-	maxMemory  = 1 << 46 // bytes; so many bundles of it still add up in 64 bits
+	maxMemory  = 1 << 46 // bytes; MaxBundles times this fits in 64 bits
 )
 
-// Repeat is n bundles alike.
+// Repeat returns n bundles that are equal to b.
 func Repeat(n int, b Bundle) []Bundle { return slices.Repeat([]Bundle{b}, n) }
 
-// Instances are the requests for r's reservations: r itself, or one for every PerInstance bundles, numbered behind r's
-// id.
+// Instances returns one request for each reservation: r itself, or one for every PerInstance bundles, with -0, -1, …
+// appended to the id.
 func (r *Request) Instances() ([]Request, error) {
 	n := r.PerInstance
 	if n == 0 {
@@ -83,7 +82,7 @@ func (r *Request) Instances() ([]Request, error) {
 	return instances, nil
 }
 
-// Devices is how many devices r takes in all. What is laid over another reservation takes none.
+// Devices returns the number of devices that r takes in total. A colocated request takes none.
 func (r *Request) Devices() Share {
 	if r.Colocate != "" {
 		return 0
@@ -98,7 +97,7 @@ func (r *Request) Devices() Share {
 	return sum
 }
 
-// checkSize refuses what is too much to look at.
+// CheckSize refuses requests with more than MaxBundles bundles.
 func (r *Request) CheckSize() error {
 	if n := len(r.Bundles); n > MaxBundles {
 		return &RequestError{ErrTooManyBundles, fmt.Sprintf("%d bundles are too many", n), fmt.Sprintf("the most is %d", MaxBundles)}
@@ -106,7 +105,7 @@ func (r *Request) CheckSize() error {
 	return nil
 }
 
-// check finds everything that is wrong with r whatever the nodes are. Equal bundles are complained of once.
+// check returns all errors of r that do not depend on the nodes, joined. Equal bundles are reported once.
 func (r *Request) check(kinds []bundleKind) error {
 	var errs []error
 	if _, err := ParseStrategy(string(r.Strategy)); err != nil {
@@ -127,7 +126,7 @@ func (r *Request) check(kinds []bundleKind) error {
 	return errors.Join(errs...)
 }
 
-// checkMapping finds what is wrong with the mapping whatever devices there are.
+// checkMapping returns errors of the mapping that do not depend on the nodes.
 func (r *Request) checkMapping() error {
 	m := r.Mapping
 	switch {
@@ -169,34 +168,34 @@ func (r *Request) checkInstances() error {
 	return nil
 }
 
-// like reports whether a and b ask for the same.
+// Equal reports whether both bundles ask for the same.
 func (b *Bundle) Equal(other *Bundle) bool {
 	return b.Devices == other.Devices && b.CPUs == other.CPUs && b.Memory == other.Memory && b.Node == other.Node &&
 		b.Spans == other.Spans && maps.Equal(b.Labels, other.Labels)
 }
 
-// devices is how many whole devices b takes; a part of one is none.
+// devices returns the number of whole devices; zero for a part of one.
 func (b *Bundle) devices() int { return int(b.Devices / Whole) }
 
 // partial reports whether b takes a part of one device.
 func (b *Bundle) partial() bool { return b.Devices > 0 && b.Devices < Whole }
 
-// spans reports whether b may lie on several nodes.
+// spans reports whether b may use several nodes.
 func (b *Bundle) spans() bool { return b.Spans && b.Devices > Whole }
 
-// Strategy says how the bundles of a gang lie on the nodes.
+// Strategy is how the bundles of a gang are distributed over nodes.
 type Strategy string
 
 const (
-	Pack         Strategy = "PACK"          // on as few nodes as possible; the default
+	Pack         Strategy = "PACK"          // as few nodes as possible; the default
 	Spread       Strategy = "SPREAD"        // as evenly over the nodes as possible
 	StrictPack   Strategy = "STRICT_PACK"   // on one node, or not at all
-	StrictSpread Strategy = "STRICT_SPREAD" // no two on one node, or not at all
+	StrictSpread Strategy = "STRICT_SPREAD" // each on a node of its own, or not at all
 )
 
 var strategies = []Strategy{Pack, Spread, StrictPack, StrictSpread}
 
-// ParseStrategy reads the name of a strategy. Nothing is PACK.
+// ParseStrategy parses the name of a strategy. Empty means PACK.
 func ParseStrategy(input string) (Strategy, error) {
 	if input == "" {
 		return Pack, nil

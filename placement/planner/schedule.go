@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Decision is what a pass over a queue comes to. Every request, or instance of one, is in exactly one of Grants, Waits
-// and Refusals, each list in the order of the queue.
+// Decision is the result of one pass over a queue. Every request, or instance of one, is in exactly one of Grants,
+// Waits and Refusals, each in the order of the queue.
 type Decision struct {
 	Grants      []Grant      `json:"grants,omitempty" msgpack:"grants,omitempty"`
 	Preemptions []Preemption `json:"preemptions,omitempty" msgpack:"preemptions,omitempty"`
@@ -14,47 +14,47 @@ type Decision struct {
 	Refusals    []Refusal    `json:"refusals,omitempty" msgpack:"refusals,omitempty"`
 }
 
-// Grant is a request that is to be granted now.
+// Grant is a request to grant now.
 type Grant struct {
 	Reservation    Reservation `json:"reservation" msgpack:"reservation"`
 	Unmet          string      `json:"unmet,omitempty" msgpack:"unmet,omitempty"`   // as in Plan
-	BackfilledPast string      `json:"passed,omitempty" msgpack:"passed,omitempty"` // the head of the queue that it went past
+	BackfilledPast string      `json:"passed,omitempty" msgpack:"passed,omitempty"` // the head of the queue, if the request was granted out of turn
 }
 
-// Preemption asks for reservations to be told to go. Whoever tells them marks them as Leaving; those that are leaving
-// already are not named again.
+// Preemption asks for the eviction of reservations. The owner of the planner notifies the holders and sets Leaving;
+// reservations that are leaving already are not listed.
 type Preemption struct {
 	For     string   `json:"for" msgpack:"for"`
 	Victims []string `json:"victims" msgpack:"victims"` // by age
 }
 
-// Wait is a request that stays in the queue, and why.
+// Wait is a request that stays in the queue, with the cause.
 type Wait struct {
 	ID       string     `json:"id" msgpack:"id"`
 	Code     WaitCode   `json:"code" msgpack:"code"`
 	Text     string     `json:"text" msgpack:"text"`
 	Behind   string     `json:"behind,omitempty" msgpack:"behind,omitempty"`       // the head of the queue, for WaitBehind
-	WaitsFor []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // for WaitCapacity; Book.Plan has them for any request
+	WaitsFor []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // for WaitCapacity; Planner.Plan returns them for any request
 }
 
-// WaitCode says what kind of wait it is.
+// WaitCode is the kind of a Wait.
 type WaitCode string
 
 const (
-	WaitCapacity WaitCode = "capacity" // it is the head of the queue: the next that fits
-	WaitBehind   WaitCode = "behind"   // there is no room beside what is kept for the head
-	WaitQuota    WaitCode = "quota"    // its namespace holds as much as it may
-	WaitNodes    WaitCode = "nodes"    // it could only fit on nodes that are yet to come
-	WaitLedger   WaitCode = "ledger"   // the ledger has lost something: nothing is granted until that is resolved
+	WaitCapacity WaitCode = "capacity" // the request is the head of the queue: it is granted as soon as it fits
+	WaitBehind   WaitCode = "behind"   // it does not fit next to the reserve for the head
+	WaitQuota    WaitCode = "quota"    // the namespace has reached its quota
+	WaitNodes    WaitCode = "nodes"    // it fits only on nodes that are not there yet
+	WaitLedger   WaitCode = "ledger"   // the ledger has lost data: nothing is granted until that is resolved
 )
 
-// Refusal is a request that must leave the queue: it makes no sense or can never fit.
+// Refusal is a request that leaves the queue: it is invalid or never fits.
 type Refusal struct {
 	ID  string `json:"id" msgpack:"id"`
 	Err error  `json:"-"` // a *RequestError, a *NoCapacityError or a *QuotaError
 }
 
-// Schedule is Book.Schedule on a snapshot.
+// Schedule returns Planner.Schedule of a snapshot.
 func Schedule(s Snapshot, queue []Queued, p Policy) (Decision, error) {
 	pl, err := New(s)
 	if err != nil {
@@ -63,11 +63,11 @@ func Schedule(s Snapshot, queue []Queued, p Policy) (Decision, error) {
 	return pl.Schedule(queue, p), nil
 }
 
-// Schedule goes through a queue by priority and age and says who gets what now. The first request that finds no room
-// is the head: the room that it will have once what it waits for is gone is kept for it, and those behind it are
-// granted only what lies beside. So nothing passes the head that would make it wait longer.
+// Schedule decides on a queue by priority and age. The first request that does not fit is the head: the free part of
+// the resources it will use is reserved for it, and requests behind it are granted only on what remains. So backfilling
+// never delays the head.
 //
-// The book is left as it was; whoever owns it enters the grants with Grant once they are committed.
+// The planner is unchanged; its owner adds the grants with Grant once they are committed.
 func (pl *Planner) Schedule(queue []Queued, p Policy) Decision {
 	s := queuePass{planner: pl, policy: p, backfillLeft: p.WithDefaults().BackfillDepth, quotaWaits: map[string]*QuotaError{}}
 	defer s.undo()
@@ -77,20 +77,20 @@ func (pl *Planner) Schedule(queue []Queued, p Policy) Decision {
 	return s.decision
 }
 
-// pass is one pass over a queue.
+// queuePass is the state of one pass over a queue.
 type queuePass struct {
 	planner  *Planner
 	policy   Policy
 	decision Decision
 
-	head         *gang                  // the first that found no room; nil while everything fits
-	reserve      headReserve            // what is kept for it
-	quotaWaits   map[string]*QuotaError // namespaces of which a request waits for the quota
-	unplaceable  []*gang                // what found no room beside the earmark
-	backfillLeft int                    // how many more are tried behind the head
+	head         *gang                  // the first request that does not fit; nil: all fit so far
+	reserve      headReserve            // for the head
+	quotaWaits   map[string]*QuotaError // namespaces in which a request waits for the quota
+	unplaceable  []*gang                // requests that do not fit next to the reserve
+	backfillLeft int                    // requests behind the head that are still tried
 }
 
-// undo takes back what the pass tried out.
+// undo restores the planner.
 func (s *queuePass) undo() {
 	s.reserve.release(s.planner)
 	for _, g := range s.decision.Grants {
@@ -98,7 +98,7 @@ func (s *queuePass) undo() {
 	}
 }
 
-// consider decides on the next request in the queue.
+// consider decides on the next request of the queue.
 func (s *queuePass) consider(q *Queued) {
 	g, err := s.planner.prepare(&q.Request)
 	if err != nil {
@@ -124,8 +124,8 @@ func (s *queuePass) consider(q *Queued) {
 	}
 }
 
-// overQuota is why the request exceeds the quota of its namespace, if it does. Once one request of a namespace waits
-// for the quota, those behind it do too: they would take what it waits for.
+// overQuota returns an error if the request exceeds the quota of its namespace. Once one request of a namespace waits
+// for the quota, later ones of the namespace wait too: they would take what it waits for.
 func (s *queuePass) overQuota(r *Request) *QuotaError {
 	over := s.policy.overQuota(r, s.planner.usage[r.Namespace])
 	if over == nil && r.Devices() > 0 {
@@ -143,8 +143,8 @@ func (s *queuePass) waitForQuota(q *Queued, g *gang, over *QuotaError) {
 	s.wait(q, g, Wait{Code: WaitQuota, Text: over.Error()})
 }
 
-// passesBy reports whether a request behind the head is not even tried: the pass has tried enough, or the same in vain.
-// What is laid over a reservation is always tried, because the head may be waiting for that to get on with its work.
+// skips reports whether a request behind the head is not tried: the backfill depth is used up, or an equal request did
+// not fit. Colocated requests are always tried, because the head may wait for the work they belong to.
 func (s *queuePass) skips(g *gang) bool {
 	if g.colocated != nil {
 		return false
@@ -153,7 +153,7 @@ func (s *queuePass) skips(g *gang) bool {
 	return s.backfillLeft < 0 || slices.ContainsFunc(s.unplaceable, g.sameDemand)
 }
 
-// grant enters the request into the book for the rest of the pass.
+// grant adds the request to the planner for the rest of the pass.
 func (s *queuePass) grant(g *gang, p gangPlacement) {
 	r := grantedPlan(p, g).Reservation(*g.request, s.planner.Now)
 	if err := s.planner.Grant(r); err != nil {
@@ -163,7 +163,7 @@ func (s *queuePass) grant(g *gang, p gangPlacement) {
 	s.decision.Grants = append(s.decision.Grants, Grant{Reservation: r, Unmet: p.unmet, BackfilledPast: s.headID()})
 }
 
-// becomeHead keeps for the request what it will need, and sends away whoever may be sent away for it.
+// becomeHead reserves what the request will need, and preempts for it if the policy allows.
 func (s *queuePass) becomeHead(g *gang) {
 	analysis, possible := s.planner.analyzeWait(g, analysisScope{})
 	if !possible {
@@ -183,9 +183,9 @@ func (s *queuePass) becomeHead(g *gang) {
 	})
 }
 
-// preempt asks for reservations of a lower priority to go, if that is enough; otherwise it is o that is waited for. Those
-// that are leaving anyway are counted on first, and so are devices whose last holders have gone and that have only to be
-// seen empty: so whoever was sent away for a request suffices until the request is granted.
+// preempt selects victims of lower priority if their eviction suffices; otherwise it returns the given analysis.
+// Reservations that are leaving and devices that only wait for verification count as available first, so the victims of
+// one request suffice until it is granted.
 func (s *queuePass) preempt(g *gang, analysis waitAnalysis) waitAnalysis {
 	sc := analysisScope{preempt: true, belowPriority: g.request.Priority}
 	lower, possible := s.planner.analyzeWait(g, sc)
@@ -209,7 +209,7 @@ func (s *queuePass) preempt(g *gang, analysis waitAnalysis) waitAnalysis {
 	return lower
 }
 
-// victims are the reservations that an outlook needs to be gone and that have not been told to go, by age.
+// victims returns the reservations that the analysis needs gone and that are not leaving yet, by age.
 func (pl *Planner) victims(analysis waitAnalysis) []*allocation {
 	var victims []*allocation
 	for _, alloc := range pl.allocations {
@@ -220,8 +220,7 @@ func (pl *Planner) victims(analysis waitAnalysis) []*allocation {
 	return victims
 }
 
-// preferred reports whether one set of victims is to be preferred to another: the fewer, then the lower their highest
-// priority.
+// betterVictims reports whether the first set of victims is better: fewer, then a lower maximum priority.
 func betterVictims(these, those []*allocation) bool {
 	highest := func(all []*allocation) int {
 		most := all[0].Priority
@@ -236,7 +235,7 @@ func betterVictims(these, those []*allocation) bool {
 	return highest(these) < highest(those)
 }
 
-// refuseImpossible ends a request that nothing would be enough for.
+// refuseImpossible refuses a request that never fits.
 func (s *queuePass) refuseImpossible(g *gang, reasons []Reason) {
 	err := s.planner.checkInventory(g)
 	if err == nil {
@@ -245,7 +244,7 @@ func (s *queuePass) refuseImpossible(g *gang, reasons []Reason) {
 	s.refuse(g.request, err)
 }
 
-// refuse ends a request, unless it waits for the nodes that would make it possible.
+// refuse removes a request from the queue, unless it waits for more nodes.
 func (s *queuePass) refuse(r *Request, err error) {
 	if r.AwaitNodes && (fixableByNodes(err) || errors.Is(err, ErrNeverFits)) {
 		s.decision.Waits = append(s.decision.Waits, Wait{ID: r.ID, Code: WaitNodes, Text: err.Error()})
@@ -258,7 +257,7 @@ func (s *queuePass) waitBehind(q *Queued, g *gang) {
 	s.wait(q, g, Wait{Code: WaitBehind, Behind: s.headID(), Text: "there is no room beside what is kept for " + s.headID()})
 }
 
-// headID is the head of the queue; empty while everything fits.
+// headID returns the id of the head; empty if all requests fit so far.
 func (s *queuePass) headID() string {
 	if s.head == nil {
 		return ""
@@ -266,7 +265,7 @@ func (s *queuePass) headID() string {
 	return s.head.request.ID
 }
 
-// wait leaves a request in the queue, if it can ever be granted.
+// wait leaves a request in the queue if it can ever be granted, and refuses it otherwise.
 func (s *queuePass) wait(q *Queued, g *gang, w Wait) {
 	if !q.Admitted {
 		s.reserve.apply(-1)

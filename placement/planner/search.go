@@ -2,12 +2,11 @@ package planner
 
 import "slices"
 
-// searchBudget bounds the searches of one decision by the sites they look at: some milliseconds.
+// maxSearchSteps bounds the candidates that the searches of one decision visit: some milliseconds.
 const maxSearchSteps = 1 << 16
 
-// search looks for any arrangement of a gang with several kinds of bundle, bundle by bundle and backwards out of dead
-// ends. It finds one if there is one and the budget suffices: {4,2,2} and {3,3,2} fill two nodes of eight, which largest
-// first never finds.
+// search tries all assignments of a gang with several kinds of bundle, with backtracking. It finds one if one exists
+// and the budget suffices: {4,2,2} and {3,3,2} fill two nodes of eight, which largest-first never finds.
 func (g *gang) search(d *draftPlan, cands []candidate, onOneNode bool) bool {
 	s := search{gang: g, draft: d}
 	for i := range g.kinds {
@@ -33,13 +32,14 @@ type search struct {
 	steps []*bundleKind // one for each bundle
 }
 
-// over searches the given sites, unless they are too little in all.
+// searchOver searches the given candidates, unless their total is too small.
 func (s *search) searchOver(cands []candidate) bool {
 	s.sites = cands
 	return s.gang.totalSuffices(cands) && s.placeFrom(0, 0)
 }
 
-// roomInAll reports whether the sites together have what the gang takes, which does not mean that it fits.
+// totalSuffices reports whether the candidates together have the resources of the gang, a necessary condition for a
+// fit.
 func (g *gang) totalSuffices(cands []candidate) bool {
 	var devices, cpus Share
 	var memory int64
@@ -59,7 +59,7 @@ func (g *gang) totalSuffices(cands []candidate) bool {
 	return devices >= 0 && cpus >= 0 && memory >= 0
 }
 
-// leftInAll is what can still be had of all devices.
+// availableTotal returns the sum of the available shares of all devices.
 func (s *nodeState) availableTotal() Share {
 	sum := Wholes(s.freeCount)
 	if s.partlyUsed == 0 {
@@ -73,8 +73,8 @@ func (s *nodeState) availableTotal() Share {
 	return sum
 }
 
-// from puts the bundles from step on. Bundles alike are interchangeable, so each lies on the same site as the one
-// before it, or on a later one: first.
+// placeFrom assigns the bundles from step on. Equal bundles are interchangeable, so each is placed on the same
+// candidate as the one before it or on a later one.
 func (s *search) placeFrom(step, first int) bool {
 	if step == len(s.steps) {
 		return true
@@ -105,7 +105,8 @@ func (s *search) accepts(cand candidate, kind *bundleKind) bool {
 	return cand.fits(kind.bundle, 1) == 1
 }
 
-// try puts the bundle of a step on one site, in every way that makes a difference, and goes on from there.
+// try assigns the bundle of a step to one candidate, in every way that makes a difference, and continues with the next
+// step.
 func (s *search) try(cand candidate, step, index int) bool {
 	kind := s.steps[step]
 	mark := len(s.draft.assignments)
@@ -128,7 +129,7 @@ func (s *search) backtrack(mark int) bool {
 	return false
 }
 
-// trySpanning lays the bundle of a step over several nodes, if it may, and goes on from there.
+// trySpanning assigns the bundle of a step to several nodes, if allowed, and continues with the next step.
 func (s *search) trySpanning(step int) bool {
 	mark := len(s.draft.assignments)
 	if kind := s.steps[step]; !kind.bundle.spans() || s.gang.strategy == StrictPack || !s.draft.span(s.gang.eligible(s.sites), kind) {
@@ -137,7 +138,7 @@ func (s *search) trySpanning(step int) bool {
 	return s.placeFrom(step+1, 0) || s.backtrack(mark)
 }
 
-// distinctFor is one device for each different remainder that has room for a part.
+// distinctPartDevices returns one device for each distinct remainder that has room for a part.
 func (cand candidate) distinctPartDevices(share Share) []int {
 	var distinct []int
 	var seen []Share
@@ -149,8 +150,8 @@ func (cand candidate) distinctPartDevices(share Share) []int {
 	return distinct
 }
 
-// likeness is all that makes a difference between two sites to the rest of a search. Sites whose devices are not all
-// alike are like themselves only.
+// equivalence is all that distinguishes two candidates for the rest of a search. A candidate with partly used devices
+// or groups is equivalent to itself only.
 type equivalence struct {
 	labelSet, freeCount int
 	cpus                Share

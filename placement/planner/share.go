@@ -8,8 +8,8 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Share is an amount of devices or CPUs in thousandths: 500 is half a device, 8000 are eight whole ones. Integers add
-// up exactly, which 0.48 + 0.5 does not.
+// Share is an amount of devices or CPUs in thousandths: 500 is half a device, 8000 is eight devices. Integers add up
+// exactly.
 type Share int64
 
 const (
@@ -19,10 +19,10 @@ const (
 	maxShare = 1 << 20 * Whole
 )
 
-// Wholes is n whole devices or CPUs.
+// Wholes returns the share of n whole devices or CPUs.
 func Wholes(n int) Share { return Share(n) * Whole }
 
-// ParseShare reads a decimal number of devices or CPUs with at most three decimals: "8", "0.5", "2.125".
+// ParseShare parses a decimal number of devices or CPUs with at most three decimals: "8", "0.5", "2.125".
 func ParseShare(input string) (Share, error) {
 	whole, fraction, hasPoint := strings.Cut(strings.TrimSpace(input), ".")
 	if hasPoint {
@@ -58,7 +58,7 @@ func digits(s string) bool {
 	return true
 }
 
-// String is the decimal number that ParseShare reads.
+// String returns the decimal number that ParseShare accepts.
 func (s Share) String() string {
 	if s < 0 {
 		return "-" + (-s).String()
@@ -69,10 +69,10 @@ func (s Share) String() string {
 	return strings.TrimRight(fmt.Sprintf("%d.%03d", s/Whole, s%Whole), "0")
 }
 
-// MarshalJSON writes a share as people write it: 0.5, not 500.
+// MarshalJSON writes the decimal number: 0.5, not 500.
 func (s Share) MarshalJSON() ([]byte, error) { return []byte(s.String()), nil }
 
-// UnmarshalJSON reads a number with at most three decimals.
+// UnmarshalJSON reads a decimal number with at most three decimals.
 func (s *Share) UnmarshalJSON(text []byte) error {
 	if string(text) == "null" {
 		return nil
@@ -84,7 +84,7 @@ func (s *Share) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// devices is s in words, for reasons: "1 device", "0.5 of a device", "4 devices".
+// describeDevices returns "1 device", "0.5 of a device", "4 devices".
 func (s Share) describeDevices() string {
 	switch {
 	case s > 0 && s < Whole:

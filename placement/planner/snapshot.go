@@ -6,19 +6,18 @@ import (
 	"time"
 )
 
-// Snapshot is all that a decision depends on: the nodes, what is held on them, and the time.
+// Snapshot is the input of a decision: the nodes, the reservations and the time.
 type Snapshot struct {
 	Now          time.Time     `json:"now" msgpack:"now"`
 	Nodes        []Node        `json:"nodes" msgpack:"nodes"`
 	Reservations []Reservation `json:"reservations,omitempty" msgpack:"reservations,omitempty"`
 
-	// DevicesPerNode is the stride of global device ids: id = node rank × DevicesPerNode + index. Zero is the largest
-	// index on any node, plus one, which moves when nodes of another size come and go; whoever hands out ids fixes it.
+	// DevicesPerNode is the stride of global device ids: id = node rank × DevicesPerNode + index. Zero: the largest
+	// index on any node plus one, which changes when nodes of another size come and go.
 	DevicesPerNode int `json:"devices_per_node,omitempty" msgpack:"devices_per_node,omitempty"`
 }
 
-// Node is a machine as the planner sees it. The order of nodes is the order of their ranks, which are unique and need
-// not be dense.
+// Node is a machine with devices. Nodes are ordered by rank; ranks are unique and may have gaps.
 type Node struct {
 	ID       string            `json:"id" msgpack:"id"`
 	Rank     int               `json:"rank" msgpack:"rank"`
@@ -27,42 +26,42 @@ type Node struct {
 	Memory   int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
 	Devices  []Device          `json:"devices,omitempty" msgpack:"devices,omitempty"`
 	State    NodeState         `json:"state,omitempty" msgpack:"state,omitempty"`
-	Cordoned string            `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // who wants nothing new on it, since when and why; empty: nobody
-	Why      string            `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is not ready, for reasons
-	Since    time.Time         `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is not
+	Cordoned string            `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as in Cordon.String; empty: not cordoned
+	Why      string            `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is not ready
+	Since    time.Time         `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is not ready
 }
 
-// NodeState says whether a node may be given work, as far as the node itself is concerned.
+// NodeState is whether a node may be given work, cordons aside.
 type NodeState string
 
 const (
-	NodeReady    NodeState = ""         // it beats and its devices were shown clean
-	NodeLost     NodeState = "lost"     // its heartbeats stopped; what it holds stays held until its lease is over
-	NodeUnproven NodeState = "unproven" // it came back, or has just come, and has not yet shown its devices clean
+	NodeReady    NodeState = ""         // it sends heartbeats and its devices are verified
+	NodeLost     NodeState = "lost"     // heartbeats have stopped; its reservations remain until its lease expires
+	NodeUnproven NodeState = "unproven" // it is new or has returned, and its devices are not verified yet
 )
 
-// open reports whether the node may be given new work.
+// open reports whether the node takes new work.
 func (n *Node) open() bool { return n.State == NodeReady && n.Cordoned == "" }
 
-// Device is one accelerator of a node, named by its UUID and numbered by its Index there.
+// Device is one accelerator of a node.
 type Device struct {
 	UUID   string `json:"uuid" msgpack:"uuid"`
 	Index  int    `json:"index" msgpack:"index"`
 	NUMA   int    `json:"numa,omitempty" msgpack:"numa,omitempty"`
-	Island int    `json:"island,omitempty" msgpack:"island,omitempty"` // devices with the same number reach each other over NVLink
-	Unfit  string `json:"unfit,omitempty" msgpack:"unfit,omitempty"`   // why it must not be granted ("XID 79", "process 4711 is on it"); empty: it may
+	Island int    `json:"island,omitempty" msgpack:"island,omitempty"` // devices with the same number are connected by NVLink
+	Unfit  string `json:"unfit,omitempty" msgpack:"unfit,omitempty"`   // why it must not be granted ("XID 79", "process 4711 is on it"); empty: it may be
 
-	// Clearing says that it is unfit only because it has not been seen empty since its last use, which should be soon: so
-	// nobody else is sent away for what it has room for.
+	// Clearing states that the device is unfit only until a report shows it empty after its last use, which is expected
+	// soon. Preemption counts on such a device.
 	Clearing bool `json:"clearing,omitempty" msgpack:"clearing,omitempty"`
 
-	Cordoned string `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as of a Node
+	Cordoned string `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as in Node
 }
 
-// fit reports whether the device may be granted.
+// grantable reports whether the device may be granted.
 func (d *Device) grantable() bool { return d.Unfit == "" && d.Cordoned == "" }
 
-// condition is why it may not be, in words.
+// describeState returns why it may not be granted.
 func (d *Device) describeState() string {
 	switch {
 	case d.Cordoned == "":
@@ -73,24 +72,24 @@ func (d *Device) describeState() string {
 	return d.Unfit + "; cordoned " + d.Cordoned
 }
 
-// Reservation is a granted gang: what the ledger keeps and the book counts.
+// Reservation is a granted gang.
 type Reservation struct {
 	ID        string    `json:"id" msgpack:"id"`
 	Namespace string    `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
-	Holder    string    `json:"holder,omitempty" msgpack:"holder,omitempty"` // who asked, in words: a role
+	Holder    string    `json:"holder,omitempty" msgpack:"holder,omitempty"` // description of the owner, such as a role
 	Priority  int       `json:"priority,omitempty" msgpack:"priority,omitempty"`
 	Since     time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 	Workers   []Worker  `json:"workers" msgpack:"workers"`
 
-	// Over is the first of the reservations that share their devices on purpose, when this one was laid over it. Those
-	// with one Over, and the first itself, count once; the devices are free when the last of them is gone.
+	// SharesWith is the first reservation of the group that this one is colocated with. The reservations of a group
+	// count once, and their devices are free when the last of them is released.
 	SharesWith string `json:"over,omitempty" msgpack:"over,omitempty"`
 
-	// Leaving is set when the holder has been told to go; preemption counts on its devices.
+	// Leaving states that the reservation is preempted and in its grace period; preemption counts on its devices.
 	Leaving bool `json:"leaving,omitempty" msgpack:"leaving,omitempty"`
 }
 
-// group is the name under which r shares devices.
+// groupName returns the name of the group of reservations that share devices.
 func (r *Reservation) groupName() string {
 	if r.SharesWith != "" {
 		return r.SharesWith
@@ -124,7 +123,7 @@ func (r *Reservation) Nodes() []string {
 	return names
 }
 
-// inRankOrder is devices by NUMA node and index: the order in which ranks are given. The caller's slice is left alone.
+// inRankOrder returns devices by NUMA node and index, the order of ranks. It does not change the argument.
 func inRankOrder(devices []Device) []Device {
 	before := func(a, b Device) int {
 		if a.NUMA != b.NUMA {

@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// spread puts all bundles of c, each where the fewest bundles of the gang lie so far.
+// spread assigns each bundle to the node with the fewest bundles of the gang so far.
 func (d *draftPlan) spread(cands []candidate, kind *bundleKind) bool {
 	able := rankCandidates(cands, kind, len(kind.ranks))
 	slices.SortFunc(able, ranked.byScore)
@@ -25,7 +25,7 @@ func (d *draftPlan) spread(cands []candidate, kind *bundleKind) bool {
 	return true
 }
 
-// lightest is the least load among the candidates that still take something.
+// leastLoaded returns the smallest number of bundles of the gang on a candidate that has room.
 func leastLoaded(able []ranked) (load int, any bool) {
 	for _, a := range able {
 		if a.fits > 0 && (!any || a.gangBundles < load) {
@@ -35,7 +35,7 @@ func leastLoaded(able []ranked) (load int, any bool) {
 	return load, any
 }
 
-// spreadStrictly puts each bundle of c on a node of its own, the fullest ones that take it.
+// spreadStrictly assigns each bundle to a node of its own, by score.
 func (d *draftPlan) spreadStrictly(cands []candidate, kind *bundleKind) bool {
 	able := rankCandidates(cands, kind, 1)
 	slices.SortFunc(able, ranked.byScore)
@@ -49,8 +49,7 @@ func (d *draftPlan) spreadStrictly(cands []candidate, kind *bundleKind) bool {
 	return left == 0
 }
 
-// putSpanning puts the bundles of a class that may span nodes: on one node if one takes them, and otherwise over as
-// few as possible.
+// placeSpanning assigns bundles that may span nodes: to one node if possible, otherwise to as few as possible.
 func (g *gang) placeSpanning(d *draftPlan, cands []candidate, kind *bundleKind) bool {
 	for range kind.ranks {
 		if open := g.eligible(cands); !d.placeOnBest(open, kind, 1) && !d.span(open, kind) {
@@ -60,7 +59,7 @@ func (g *gang) placeSpanning(d *draftPlan, cands []candidate, kind *bundleKind) 
 	return true
 }
 
-// unused is the sites on which another bundle may lie.
+// eligible returns the candidates on which another bundle may be placed.
 func (g *gang) eligible(cands []candidate) []candidate {
 	if g.strategy != StrictSpread {
 		return cands
@@ -68,8 +67,8 @@ func (g *gang) eligible(cands []candidate) []candidate {
 	return slices.DeleteFunc(slices.Clone(cands), func(cand candidate) bool { return cand.gangBundles > 0 })
 }
 
-// span puts one bundle of c over several nodes. The worker runs on the first of them that has the CPUs and the memory.
-// Where bundles must lie in a neighbourhood, none spans nodes.
+// span assigns one bundle to several nodes. The worker runs on the first of them that has the CPUs and the memory.
+// Bundles that must stay in a group of devices do not span nodes.
 func (d *draftPlan) span(cands []candidate, kind *bundleKind) bool {
 	donors := spanningCandidates(cands, kind)
 	k := kind.bundle.devices()
@@ -92,7 +91,7 @@ func (d *draftPlan) span(cands []candidate, kind *bundleKind) bool {
 	return true
 }
 
-// donate appends free devices of a site to spots, until there are k.
+// takeFree appends free devices of a candidate until refs has k.
 func (d *draftPlan) takeFree(refs []deviceRef, cand candidate, k int) []deviceRef {
 	for _, pos := range cand.pickWhole(nil, min(k-len(refs), cand.freeCount), d.within) {
 		refs = append(refs, deviceRef{cand.nodeState, pos})
@@ -100,7 +99,7 @@ func (d *draftPlan) takeFree(refs []deviceRef, cand candidate, k int) []deviceRe
 	return refs
 }
 
-// donors are the sites that can give devices to a spanning bundle, the fewest first.
+// spanningCandidates returns the candidates with free devices for a spanning bundle, those with the fewest first.
 func spanningCandidates(cands []candidate, kind *bundleKind) []candidate {
 	var donors []candidate
 	for _, cand := range cands {
@@ -112,7 +111,8 @@ func spanningCandidates(cands []candidate, kind *bundleKind) []candidate {
 	return donors
 }
 
-// chosenBy is the fewest of the sites that have k devices together, by rank; nil if all have not.
+// fewestCandidates returns the fewest candidates with k free devices together, by rank; nil if all together have too
+// few.
 func fewestCandidates(cands []candidate, k int) []candidate {
 	sizes := make([]int, len(cands))
 	for i, cand := range cands {
@@ -126,7 +126,8 @@ func fewestCandidates(cands []candidate, k int) []candidate {
 	return chosen
 }
 
-// aroundRunner is the largest site on which the worker can run, and then the fewest others that make up k devices.
+// withRunner returns the largest candidate on which the worker can run, followed by the fewest others that complete k
+// devices.
 func withRunner(cands []candidate, k int, b *Bundle) []candidate {
 	for i, cand := range slices.Backward(cands) {
 		if !cand.canRun(b) {
@@ -141,5 +142,5 @@ func withRunner(cands []candidate, k int, b *Bundle) []candidate {
 	return nil
 }
 
-// runs reports whether the worker of b, without its devices, finds room.
+// canRun reports whether the CPUs and the memory of b are free.
 func (cand candidate) canRun(b *Bundle) bool { return cand.cpus >= b.CPUs && cand.memory >= b.Memory }

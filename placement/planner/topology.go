@@ -9,20 +9,20 @@ import (
 	"troupe/placement/internal/text"
 )
 
-// Topology is a preference for what lies near to each other. It is met if it can be, and then best first: the whole
-// gang in one neighbourhood, otherwise each bundle in one.
+// Topology is a preference for proximity. It is met as well as possible: the whole gang in one group of devices,
+// otherwise each bundle in one group.
 type Topology struct {
 	Within   Within `json:"within,omitempty" msgpack:"within,omitempty"`
-	Label    string `json:"label,omitempty" msgpack:"label,omitempty"`       // all the nodes carry one value of this label, such as "rack"
-	Required bool   `json:"required,omitempty" msgpack:"required,omitempty"` // rather nothing than without it
+	Label    string `json:"label,omitempty" msgpack:"label,omitempty"`       // all nodes have the same value of this label, such as "rack"
+	Required bool   `json:"required,omitempty" msgpack:"required,omitempty"` // refuse the request rather than place it otherwise
 }
 
-// Within is a neighbourhood of devices on one node.
+// Within is a kind of group of devices on one node.
 type Within string
 
 const (
 	Anywhere Within = ""
-	Island   Within = "island" // joined by NVLink
+	Island   Within = "island" // connected by NVLink
 	NUMA     Within = "numa"   // on one NUMA node
 )
 
@@ -36,7 +36,7 @@ func (t Topology) check() error {
 	return nil
 }
 
-// area is a way to divide the nodes: into those with one value of a label, or not at all.
+// partition is a division of the nodes: by the value of a label, or none.
 type partition struct {
 	label bool
 	parts [][]candidate
@@ -54,8 +54,8 @@ func (g *gang) partitions(nodes []candidate) []partition {
 	return []partition{{true, byLabel(nodes, t.Label)}, all}
 }
 
-// byLabel divides nodes by their value of a label, those with the fewest free devices first: a gang goes to the
-// fullest rack that takes it. Nodes without the label are in none.
+// byLabel divides nodes by their value of a label, the part with the fewest free devices first: a gang is placed in the
+// fullest rack that has room. Nodes without the label are left out.
 func byLabel(nodes []candidate, label string) [][]candidate {
 	parts := map[string][]candidate{}
 	idle := map[string]int{}
@@ -75,13 +75,13 @@ func byLabel(nodes []candidate, label string) [][]candidate {
 	return divided
 }
 
-// tie says how much must lie in one neighbourhood of devices.
+// affinity is how much must be placed in one group of devices.
 type affinity int
 
 const (
-	noAffinity     affinity = iota // nothing
-	bundleAffinity                 // each bundle by itself
-	gangAffinity                   // the whole gang
+	noAffinity     affinity = iota
+	bundleAffinity                 // each bundle in one group
+	gangAffinity                   // the whole gang in one group
 )
 
 func (g *gang) affinities() []affinity {
@@ -99,8 +99,8 @@ func (g *gang) affinities() []affinity {
 	return ties
 }
 
-// confine is nodes as places for bundles under a tie: as they are, each with its neighbourhoods, or each neighbourhood
-// by itself.
+// restrict returns nodes restricted by the affinity: unrestricted, each with its groups, or one candidate for each
+// group.
 func (t affinity) restrict(nodes []candidate, w Within) []candidate {
 	if t == noAffinity {
 		return nodes
@@ -119,7 +119,7 @@ func (t affinity) restrict(nodes []candidate, w Within) []candidate {
 	return confined
 }
 
-// unmetBy is the part of a topology that was let go, in words; empty if none was.
+// unmetTopology describes the part of the topology that is not met; empty if all is.
 func unmetTopology(sameLabel bool, t affinity, asked Topology) string {
 	switch {
 	case asked.Label != "" && !sameLabel:

@@ -4,22 +4,22 @@ import (
 	"slices"
 )
 
-// outlook is what a gang that finds no room now can expect.
+// waitAnalysis is what a gang that does not fit now waits for.
 type waitAnalysis struct {
-	blockers []blocker // once these are gone it fits
-	workers  []Worker  // where it would then be
-	reasons  []Reason  // why it does not, if nothing at all is enough
+	blockers []blocker // once these are gone, the gang fits
+	workers  []Worker  // of the gang, once it fits
+	reasons  []Reason  // why the gang never fits
 }
 
-// scope is what an outlook may think away.
+// analysisScope limits what an analysis may assume to be gone.
 type analysisScope struct {
-	preempt       bool // only reservations of a lower priority, those that are leaving and what they left, and no repairs
+	preempt       bool // only reservations of lower priority, those that are leaving, and devices that wait for verification; no repairs
 	belowPriority int
-	fewest        bool // rather one large reservation than several small ones
+	fewest        bool // prefer few large reservations over many small ones
 }
 
-// outlook looks for a small set of obstacles without which g fits: none of them can be left out, as far as the budget
-// for finding that out goes. It reports false if lifting all of them would not be enough. The book is left as it was.
+// analyzeWait finds a small set of blockers without which g fits. The set is minimal as far as maxAnalysisPlacements
+// allows. It reports false if g does not fit without any blockers. The planner is unchanged.
 func (pl *Planner) analyzeWait(g *gang, sc analysisScope) (waitAnalysis, bool) {
 	all := pl.blockers(g, sc)
 	removeBlockers(all)
@@ -42,7 +42,7 @@ func (pl *Planner) analyzeWait(g *gang, sc analysisScope) (waitAnalysis, bool) {
 	return waitAnalysis{blockers: needed, workers: p.result.workers}, true
 }
 
-// possible reports whether g would fit if every obstacle were gone and, if not, why.
+// canEverFit reports whether g fits without any blockers, and why not.
 func (pl *Planner) canEverFit(g *gang) ([]Reason, bool) {
 	all := pl.blockers(g, analysisScope{})
 	removeBlockers(all)
@@ -54,7 +54,7 @@ func (pl *Planner) canEverFit(g *gang) ([]Reason, bool) {
 	return pl.reasonsForNever(g), false
 }
 
-// waitsFor is the needed obstacles in public terms.
+// waitsFor returns the blockers as obstacles.
 func (analysis waitAnalysis) waitsFor() []Obstacle {
 	area := footprintOf(analysis.workers)
 	obstacles := make([]Obstacle, len(analysis.blockers))
@@ -64,25 +64,25 @@ func (analysis waitAnalysis) waitsFor() []Obstacle {
 	return obstacles
 }
 
-// needs reports whether h is one of the obstacles.
+// includes reports whether alloc is one of the blockers.
 func (analysis waitAnalysis) includes(alloc *allocation) bool {
 	return slices.ContainsFunc(analysis.blockers, func(b blocker) bool { return b.allocation == alloc })
 }
 
-// probeBudget bounds how often a gang is placed to find out what it waits for. Beyond it, the answer may name more
-// obstacles than need be; it is still enough that all of them go.
+// maxAnalysisPlacements bounds the placements of one analysis. Beyond it, the analysis may name more blockers than
+// necessary; the gang still fits without them.
 const maxAnalysisPlacements = 256
 
-// probe finds out which of the lifted obstacles a gang cannot do without.
+// blockerSearch finds which of the removed blockers a gang cannot be placed with.
 type blockerSearch struct {
 	planner        *Planner
 	gang           *gang
-	result         gangPlacement // where the gang is if no more is lifted than needed so far
+	result         gangPlacement // of the gang without the blockers found so far
 	placementsLeft int
 }
 
-// needed puts back all of blocks, which are lifted, but those that the gang cannot fit beside, and returns these.
-// Because it halves the blocks, about k·log(n/k) placements find k out of n.
+// minimize restores all of the removed blockers with which the gang fits, and returns the others. It halves the list:
+// about k·log(n/k) placements find k out of n.
 func (p *blockerSearch) minimize(blocks []blocker) []blocker {
 	if len(blocks) == 0 || p.placementsLeft <= 0 {
 		return blocks
@@ -101,10 +101,10 @@ func (p *blockerSearch) minimize(blocks []blocker) []blocker {
 	return slices.Concat(p.minimize(blocks[:half]), p.minimize(blocks[half:]))
 }
 
-// ground is what workers stand on.
+// footprint is the set of nodes and devices that a plan uses.
 type footprint struct {
 	nodes        map[string]bool
-	computeNodes map[string]bool // nodes where they take CPUs or memory
+	computeNodes map[string]bool // nodes that provide CPUs or memory
 	devices      map[deviceKey]bool
 }
 
@@ -126,7 +126,7 @@ func footprintOf(workers []Worker) footprint {
 	return area
 }
 
-// feels reports whether the obstacle lies on the ground.
+// overlaps reports whether the blocker is on a node or device of the footprint.
 func (area footprint) overlaps(b blocker) bool {
 	switch b.kind {
 	case ObstacleNode:
@@ -139,7 +139,7 @@ func (area footprint) overlaps(b blocker) bool {
 	})
 }
 
-// shared is the devices that the ground and a reservation have in common.
+// sharedDevices returns the devices that the footprint and an allocation have in common.
 func (area footprint) sharedDevices(alloc *allocation) []Slot {
 	var slots []Slot
 	for _, dev := range alloc.devices {
