@@ -123,9 +123,9 @@ type ledgerContents struct {
 
 	identity *ledgerIdentity // nil: none
 	notEmpty bool
-	round    uint64          // the last one
-	sum      *uint64         // of its keys
-	damage   string          // what is missing; empty: nothing that the ledger alone can show
+	round    uint64  // the last one
+	sum      *uint64 // of its keys
+	damage   string  // what is missing; empty: nothing that the ledger alone can show
 }
 
 // read returns the contents and prepares the ledger for the next round.

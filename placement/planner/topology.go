@@ -80,8 +80,8 @@ type affinity int
 
 const (
 	noAffinity     affinity = iota
-	bundleAffinity                 // each bundle in one group
-	gangAffinity                   // the whole gang in one group
+	bundleAffinity          // each bundle in one group
+	gangAffinity            // the whole gang in one group
 )
 
 func (g *gang) affinities() []affinity {
