@@ -193,8 +193,14 @@ func natsError(doing string, err error) error {
 		return Errorf(CodeClosed, "%s: the connection to the bus is closed (%w)", doing, err)
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
 		return Errorf(CodeUnavailable, "%s: the server cannot be reached at the moment (%w)", doing, err)
+	case errors.Is(err, nats.ErrNoResponders):
+		e := Errorf(CodeUnavailable, "%s: no process serves it (%w)", doing, err)
+		e.AppCode = ErrNoResponders.AppCode
+		return e
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
 		return Errorf(CodeTimedOut, "%s: %w", doing, err)
+	case errors.Is(err, context.Canceled):
+		return Errorf(CodeCancelled, "%s: %w", doing, err)
 	}
 	return Errorf(CodeInternal, "%s: %w", doing, err)
 }
