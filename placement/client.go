@@ -9,16 +9,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/placement/planner"
 )
 
 const (
-	initialRetry    = 250 * time.Millisecond // until the first repetition; doubled up to renewEvery
+	initialRetry    = 250 * time.Millisecond // until the first repetition; it grows up to renewEvery
 	noLeaderPause   = 25 * time.Millisecond  // before a repetition when no leader listens
 	clientTimeout   = 10 * time.Second       // of calls whose context has no deadline, other than Reserve
 	withdrawTimeout = 3 * time.Second        // of a withdrawal, which outlives its context
@@ -34,7 +31,7 @@ type Client struct {
 	session   string
 	subject   string
 	replies   [8]string // subjects of answers
-	sub       *nats.Subscription
+	sub       *bus.Subscription
 
 	mu         sync.Mutex // guards the fields below
 	seq        uint64
@@ -50,6 +47,8 @@ type Client struct {
 type pendingCall struct {
 	answerCh   chan *answer
 	noLeaderCh chan struct{} // no leader listens
+
+	noLeaderWaits *bus.Waits // owned by the calling goroutine
 }
 
 // NewClient returns a client of a namespace. An empty namespace makes it an operator, which may act in all of them. The
@@ -60,12 +59,12 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 			return nil, err
 		}
 	}
-	c := &Client{b: b, namespace: namespace, session: nuid.Next(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pendingCall{}}
+	c := &Client{b: b, namespace: namespace, session: bus.NewID(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pendingCall{}}
 	reply := bus.PlacementReply(namespace, c.session) + "."
 	for i := range c.replies {
 		c.replies[i] = reply + strconv.Itoa(i)
 	}
-	sub, err := b.Conn().Subscribe(reply+"*", bus.GuardMsg(c.handleAnswer))
+	sub, err := b.Subscribe(reply+"*", c.handleAnswer)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeClosed, "placement client: %w", err)
 	}
@@ -86,7 +85,7 @@ func (c *Client) Close() {
 }
 
 // handleAnswer passes an answer to its call. Answers to calls that have ended are dropped.
-func (c *Client) handleAnswer(m *nats.Msg) {
+func (c *Client) handleAnswer(m *bus.Msg) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
 		c.handleNoResponders(m.Subject)
 		return
@@ -142,7 +141,7 @@ func (c *Client) openCall() (uint64, *pendingCall, error) {
 		return 0, nil, bus.Errorf(bus.CodeClosed, "the placement client is closed")
 	}
 	c.seq++
-	p := &pendingCall{answerCh: make(chan *answer, 8), noLeaderCh: make(chan struct{}, 1)}
+	p := &pendingCall{answerCh: make(chan *answer, 8), noLeaderCh: make(chan struct{}, 1), noLeaderWaits: bus.Backoff{First: noLeaderPause, Most: 4 * noLeaderPause}.Start()}
 	c.open[c.seq] = p
 	return c.seq, p, nil
 }
@@ -183,9 +182,10 @@ func (c *Client) call(ctx context.Context, m *message, waits func(*answer)) (*an
 func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCall, waits func(*answer)) (*answer, error) {
 	began := time.Now()
 	deadline, _ := ctx.Deadline()
+	backoff := bus.Backoff{First: initialRetry, Most: renewEvery}.Start()
 	retry := time.NewTimer(initialRetry)
 	defer retry.Stop()
-	pause, queued := initialRetry, false
+	queued := false
 	for {
 		if m.Attempt++; m.Attempt > 1 && m.Verb == verbReserve {
 			m.Waited = time.Since(began).Microseconds()
@@ -194,12 +194,13 @@ func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCa
 		if err := c.publish(m); err != nil {
 			return nil, err
 		}
-		retry.Reset(pause)
-		if !queued {
-			pause = min(2*pause, renewEvery)
+		if queued {
+			retry.Reset(renewEvery)
+		} else {
+			retry.Reset(backoff.Next())
 		}
 		a, err := c.awaitAnswer(ctx, m, p, retry.C, func(a *answer) {
-			queued, pause = true, renewEvery
+			queued = true
 			retry.Reset(renewEvery)
 			if waits != nil {
 				waits(a)
@@ -216,11 +217,11 @@ func (c *Client) publish(m *message) error {
 	if err != nil {
 		return err
 	}
-	if limit := c.b.Conn().MaxPayload(); limit > 0 && int64(len(data)) > limit {
+	if limit := c.b.MaxPayload(); limit > 0 && len(data) > limit {
 		return &RequestError{Problem: planner.ErrTooManyBundles, Detail: fmt.Sprintf("a request of %d bytes is too large", len(data)), Hint: fmt.Sprintf("the server takes %d", limit)}
 	}
-	err = c.b.Conn().PublishRequest(c.subject, c.replyTo(m.Seq), data)
-	if errors.Is(err, nats.ErrConnectionClosed) {
+	err = c.b.PublishRequest(c.subject, c.replyTo(m.Seq), data)
+	if errors.Is(err, bus.ErrClosed) {
 		return bus.Errorf(bus.CodeClosed, "the connection to the bus is closed: %w", err)
 	}
 	return nil // other errors are outages; the message will be repeated
@@ -236,7 +237,7 @@ func (c *Client) awaitAnswer(ctx context.Context, m *message, p *pendingCall, re
 			return nil, nil
 		case <-p.noLeaderCh:
 			select {
-			case <-time.After(noLeaderPause):
+			case <-time.After(p.noLeaderWaits.Next()):
 				return nil, nil
 			case a, ok := <-p.answerCh: // of a leader that has just stepped down
 				if over, err := c.isFinal(a, ok, m); over || err != nil {
@@ -285,7 +286,7 @@ func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 
 // withDefaults sets the id and the namespace. The id makes the reservation findable when the answer is lost.
 func (c *Client) withDefaults(r Request) Request {
-	r.ID = cmp.Or(r.ID, nuid.Next())
+	r.ID = cmp.Or(r.ID, bus.NewID())
 	r.Namespace = cmp.Or(r.Namespace, c.namespace)
 	return r
 }

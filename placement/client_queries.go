@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"context"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/placement/planner"
@@ -138,12 +136,12 @@ func (c *Client) setCordon(ctx context.Context, v verb, one Cordon) (_ Cordon, t
 // Events calls handle, one event at a time, for the reservations of the namespace until ctx ends, which is no error.
 // Events are lost with the connection; List returns the current state.
 func (c *Client) Events(ctx context.Context, handle func(Event)) error {
-	sub, err := c.b.Conn().Subscribe(bus.PlacementEvents(c.namespace), bus.GuardMsg(func(m *nats.Msg) {
+	sub, err := c.b.Subscribe(bus.PlacementEvents(c.namespace), func(m *bus.Msg) {
 		var ev Event
 		if wire.Unmarshal(m.Data, &ev) == nil {
 			handle(ev)
 		}
-	}))
+	})
 	if err != nil {
 		return bus.Errorf(bus.CodeClosed, "placement events: %w", err)
 	}

@@ -19,11 +19,13 @@ type inputQueue struct {
 	want  int // number of requests at which the loop is woken
 }
 
-// input is one of: a request, a heartbeat, a change of a lease.
+// input is one of: a request, a heartbeat, a change of a lease, a reconnection.
 type input struct {
 	call      *call
 	heartbeat *protocol.Heartbeat
 	lease     *leaseChange
+
+	reconnected bool // the connection to the server was down and is up again
 }
 
 // leaseChange is an event of the watch on the nodes' leases.

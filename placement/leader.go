@@ -34,7 +34,6 @@ type leaderTerm struct {
 	nodesPending  bool // nodes may still return after the start of the term
 	anyLost       bool // records may contain lost ones
 	lastTick      time.Time
-	reconnects    uint64
 	round         *round // that is being decided
 }
 
@@ -76,9 +75,6 @@ func newLeaderTerm(cfg Config, l *ledger, c ledgerContents, w *watermark, now ti
 		records: map[string]*ledgerEntry{}, queue: map[string]*waiter{}, sessions: map[string]*clientSession{}, reported: map[string]bool{},
 		nodes: newNodeTable(cfg.NodeLease, cfg.NodeSilence, now),
 	}
-	if cfg.Bus != nil {
-		t.reconnects = cfg.Bus.Conn().Stats().Reconnects
-	}
 	if c.rules != nil {
 		t.rules = *c.rules
 	}
@@ -117,6 +113,8 @@ func (t *leaderTerm) decide(items []input, now time.Time) *round {
 		switch {
 		case it.lease != nil:
 			t.handleLease(it.lease, now)
+		case it.reconnected:
+			t.nodes.postponeJudgement(now)
 		case it.heartbeat != nil:
 			t.handleHeartbeat(it.heartbeat, now)
 		default:

@@ -72,7 +72,9 @@ func (h *byHand) send(m message) (answer, error) {
 	m.Session, m.Epoch, m.Until = "by-hand", h.epoch, time.Hour.Microseconds()
 	data, err := wire.Marshal(m)
 	require.NoError(h.t, err)
-	reply, err := h.b.Conn().Request(bus.PlacementRequest("default"), data, 300*time.Millisecond)
+	ctx, cancel := context.WithTimeout(h.t.Context(), 300*time.Millisecond)
+	defer cancel()
+	reply, err := h.b.Request(ctx, bus.PlacementRequest("default"), data)
 	if err != nil {
 		return answer{}, err
 	}

@@ -38,6 +38,7 @@ func (s *stage) child() (kill func()) {
 
 // Harm forbidden: a leader that is killed takes acknowledged reservations with it, or they are granted twice.
 func TestKilledLeader(t *testing.T) {
+	t.Parallel()
 	const total, clients = 1000, 8
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{Listen: true}), lease: 15 * time.Second}
 	s.addNodes("sim:16x8")

@@ -56,10 +56,6 @@ func (t *leaderTerm) handleHeartbeat(hb *protocol.Heartbeat, now time.Time) {
 
 // checkNodes finds lost nodes, updates the planner, and notifies the holders of lost reservations.
 func (t *leaderTerm) checkNodes(now time.Time) {
-	if n := t.reconnectCount(); n != t.reconnects {
-		t.reconnects = n
-		t.nodes.postponeJudgement(now)
-	}
 	lost, gone := t.nodes.findLost(now)
 	for _, n := range lost {
 		t.cfg.Logger.Warn("placement: a node is lost", "node", n.name, "why", n.why)
@@ -82,13 +78,6 @@ func (t *leaderTerm) checkNodes(now time.Time) {
 	if settling := t.nodes.nodesPending(now); settling != t.nodesPending {
 		t.nodesPending, t.needsSchedule = settling, true
 	}
-}
-
-func (t *leaderTerm) reconnectCount() uint64 {
-	if t.cfg.Bus == nil {
-		return 0
-	}
-	return t.cfg.Bus.Conn().Stats().Reconnects
 }
 
 // syncPlanner brings the planner up to date with one node. The rank of a new node is stored first.

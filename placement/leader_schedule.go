@@ -138,7 +138,7 @@ func (t *leaderTerm) maxRecord() int64 {
 	if t.cfg.Bus == nil {
 		return 1 << 20
 	}
-	return t.cfg.Bus.Conn().MaxPayload() - 4096
+	return int64(t.cfg.Bus.MaxPayload()) - 4096
 }
 
 func (t *leaderTerm) answerGrant(c *call, e *ledgerEntry) {

@@ -172,8 +172,10 @@ func (d *damaged) records() map[string]placement.Record {
 // A ledger whose messages are gone is not believed: nothing is granted until the nodes have said what they run, which is
 // adopted under its tokens.
 func TestEmptyLedgerIsNotTrusted(t *testing.T) {
+	t.Parallel()
 	for name, patterns := range map[string][]string{"block": {"msgs/*.blk"}, "meta.inf": {"meta.inf"}, "meta.sum": {"meta.sum"}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			d := newDamaged(t, func(stream string) { emptied(t, stream, patterns...) })
 			d.farBus.Freeze()
 			d.service(placement.Config{})
@@ -222,6 +224,7 @@ func TestEmptyLedgerIsNotTrusted(t *testing.T) {
 
 // An operator may accept the loss. Devices of a node that has not reported are still not granted.
 func TestAcceptLedger(t *testing.T) {
+	t.Parallel()
 	d := newDamaged(t, func(stream string) { emptied(t, stream, "msgs/*.blk") })
 	d.farBus.Freeze()
 	d.service(placement.Config{})
@@ -246,6 +249,7 @@ func TestAcceptLedger(t *testing.T) {
 // A ledger that was rolled back to an earlier state, as if an older copy of the store had been put back, is found out by its
 // mark; what was released since is dropped, and what was granted since is adopted.
 func TestRolledBackLedger(t *testing.T) {
+	t.Parallel()
 	store := t.TempDir()
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}
 	service := s.service(placement.Config{})
@@ -291,6 +295,7 @@ func TestRolledBackLedger(t *testing.T) {
 
 // The mark alone may be lost: the ledger is fine.
 func TestLostMarkIsNoConflict(t *testing.T) {
+	t.Parallel()
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	service := s.service(placement.Config{})
 	c := s.client("default")
@@ -327,6 +332,7 @@ func (s *stage) legacy() {
 // Harm forbidden: reservations that a store of an earlier version brought back are held for ever; or those that are in use
 // are dropped.
 func TestLegacyLedger(t *testing.T) {
+	t.Parallel()
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	service := s.service(placement.Config{})
 	c := s.client("default")

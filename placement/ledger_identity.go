@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/bus/wire"
@@ -167,11 +165,11 @@ func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time)
 		t.distrust(wrong, nodes, now)
 		t.resolveDoubt() // no node is known
 	case legacy:
-		t.identity = ledgerIdentity{ID: nuid.Next(), Born: t.newestToken() + 1}
+		t.identity = ledgerIdentity{ID: bus.NewID(), Born: t.newestToken() + 1}
 		t.unconfirmAll("it was written by a version that kept no evidence of it")
 		t.writeIdentity()
 	case c.identity == nil:
-		t.identity = ledgerIdentity{ID: nuid.Next(), Born: t.newestToken() + 1}
+		t.identity = ledgerIdentity{ID: bus.NewID(), Born: t.newestToken() + 1}
 		t.writeIdentity()
 	default:
 		t.ledger.enableWatermark(t.identity.ID, t.identity.Awaits)
@@ -194,7 +192,7 @@ func (t *leaderTerm) distrust(why string, nodes []string, now time.Time) {
 	}
 	t.identity.Offset += tokenGap
 	t.identity = ledgerIdentity{
-		ID: nuid.Next(), Born: t.newestToken() + 1, Offset: t.identity.Offset, Doubt: text.Truncate(why, 4*text.ClipLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
+		ID: bus.NewID(), Born: t.newestToken() + 1, Offset: t.identity.Offset, Doubt: text.Truncate(why, 4*text.ClipLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
 	}
 	t.unconfirmAll("the ledger had lost something: " + why)
 	t.writeIdentity()

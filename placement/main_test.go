@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -23,6 +24,9 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		os.Exit(0)
+	}
+	if err := flag.Set("test.parallel", "6"); err != nil { // the parallel tests wait for leases most of the time
+		panic(err)
 	}
 	bustest.Main(m)
 }

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -31,14 +30,14 @@ func (s *stage) nodeEvents() <-chan string {
 	s.t.Helper()
 	ch := make(chan string, 64)
 	b := s.bus()
-	_, err := b.Conn().Subscribe(bus.Events(""), func(m *nats.Msg) {
+	_, err := b.Subscribe(bus.Events(""), func(m *bus.Msg) {
 		var e protocol.Event
 		if wire.Unmarshal(m.Data, &e) == nil && strings.HasPrefix(e.Kind, "node_") {
 			ch <- e.Kind + " on " + e.Node
 		}
 	})
 	require.NoError(s.t, err)
-	require.NoError(s.t, b.Conn().Flush())
+	require.NoError(s.t, b.Flush(s.t.Context()))
 	return ch
 }
 
@@ -71,6 +70,7 @@ func nodeState(t testing.TB, c *placement.Client, name string) (placement.NodeSt
 
 // Harm forbidden: what a lost node holds is granted again before its lease is over; or never.
 func TestNodeLoss(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
@@ -122,6 +122,7 @@ func TestNodeLoss(t *testing.T) {
 
 // Harm forbidden: after the server was away, nodes that could not be heard are taken for dead.
 func TestNobodyIsJudgedAfterAnOutage(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "sim:2x2")
 	s.service(placement.Config{})
 	c := s.client("default")

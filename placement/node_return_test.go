@@ -63,6 +63,7 @@ func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 // Harm forbidden: a node that was cut off for longer than its lease comes back, and its devices are granted while the
 // workers of the reservation that ended are still on them.
 func TestReturningNode(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "sim:1x1")
 	s.service(placement.Config{})
 	c := s.client("default")
@@ -96,7 +97,7 @@ func TestReturningNode(t *testing.T) {
 	fresh := s.sleeper(r)
 	question, err := wire.Marshal(protocol.ReportRequest{Ended: []protocol.KillOrder{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
 	require.NoError(t, err)
-	require.NoError(t, s.bus().Conn().Publish(bus.NodeAsk("far"), question))
+	require.NoError(t, s.bus().Publish(bus.NodeAsk("far"), question))
 	client := agent.NewClient(s.bus())
 	_, err = client.Workers(ctx, "far")
 	require.NoError(t, err)
@@ -112,6 +113,7 @@ func TestReturningNode(t *testing.T) {
 // Harm forbidden: the workers of a gang that lost one node are killed on that node's return though their reservation, and
 // its token, still stand.
 func TestReturningNodeOfAGang(t *testing.T) {
+	t.Parallel()
 	s := newStage(t, "sim:1x1")
 	s.service(placement.Config{})
 	c := s.client("default")
@@ -153,7 +155,8 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 	}
 	value, err := wire.Marshal(report)
 	require.NoError(t, err)
-	sub, err := b.Conn().SubscribeSync(bus.NodeAsk("slow"))
+	requests := make(chan *bus.Msg, 64)
+	_, err = b.SubscribeChan(bus.NodeAsk("slow"), requests)
 	require.NoError(t, err)
 	lease, err := bucket.Lease(t.Context(), protocol.LeaseKey("slow"), value, s.lease)
 	require.NoError(t, err)
@@ -162,14 +165,13 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 		report.Seq++
 		data, err := wire.Marshal(protocol.Heartbeat{Node: "slow", Session: "one", Report: &report})
 		require.NoError(t, err)
-		require.NoError(t, b.Conn().Publish(bus.NodeBeat("slow"), data))
+		require.NoError(t, b.Publish(bus.NodeBeat("slow"), data))
 	}
 	s.eventually(func() bool { beat(); _, there := nodeState(t, c, "slow"); return there }, "known")
 	beat() // unasked, or asked before the question
 	_, err = c.TryReserve(t.Context(), placement.Request{ID: "x", Bundles: []placement.Bundle{on("slow", 1)}})
 	require.ErrorIs(t, err, placement.ErrMustWait)
-	m, err := sub.NextMsg(10 * time.Second)
-	require.NoError(t, err)
+	m := <-requests
 	var q protocol.ReportRequest
 	require.NoError(t, wire.Unmarshal(m.Data, &q))
 	require.Greater(t, q.Stamp, uint64(protocol.NoStamp))

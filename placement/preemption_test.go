@@ -34,6 +34,7 @@ func (s *stage) addOwn(name string) *gpu.Sim {
 // Harm forbidden: while the devices of the first victim are not yet seen empty, a second and larger victim is sent away
 // for the same request.
 func TestPreemptsOnce(t *testing.T) {
+	t.Parallel()
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	require.NoError(t, agent.KeepEvents(t.Context(), s.bus(), 0))
 	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 100 * time.Millisecond}})

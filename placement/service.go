@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/bus/wire"
@@ -39,16 +37,18 @@ func (s *Service) Run(ctx context.Context) error {
 		s.refuseWhileFull(refusing)
 	})
 	defer func() { stop(); <-stoppedCh }()
+	backoff := bus.Backoff{First: campaignPause, Most: 10 * campaignPause}.Start()
 	for {
 		err := s.campaign(ctx)
 		if ctx.Err() != nil || !isTransient(err) {
 			return ignoreCancelled(ctx, err)
 		}
 		s.cfg.Logger.Warn("placement: standing again", "id", s.cfg.ID, "error", err)
-		select {
-		case <-ctx.Done():
+		if errors.As(err, new(*stepDownError)) {
+			backoff.Reset() // it has led
+		}
+		if backoff.Wait(ctx) != nil {
 			return nil
-		case <-time.After(campaignPause):
 		}
 	}
 }
@@ -137,10 +137,11 @@ func (s *Service) serveTerm(ctx context.Context, l *ledger, nodes *kv.Bucket) er
 // listen fills the input queue. stop is valid even after an error; it returns when nothing more arrives. ctx has ended
 // by then.
 func (s *Service) listen(ctx context.Context, t *leaderTerm, nodes *kv.Bucket) (stop func(), err error) {
-	nc := s.cfg.Bus.Conn()
-	var subs []*nats.Subscription
+	var subs []*bus.Subscription
 	watchedCh := make(chan struct{})
+	upCh, stopConnections := s.cfg.Bus.Connections()
 	stop = func() {
+		stopConnections()
 		for _, sub := range subs {
 			_ = sub.Unsubscribe() // fails only if the connection is closed
 		}
@@ -153,21 +154,31 @@ func (s *Service) listen(ctx context.Context, t *leaderTerm, nodes *kv.Bucket) (
 	}
 	bus.Go(func() {
 		defer close(watchedCh)
-		for ev := range events {
-			s.receiveLease(t.inputs, ev)
+		for {
+			select {
+			case ev, open := <-events:
+				if !open {
+					return
+				}
+				s.receiveLease(t.inputs, ev)
+			case up := <-upCh:
+				if up {
+					t.inputs.put(input{reconnected: true})
+				}
+			}
 		}
 	})
-	for subject, hear := range map[string]nats.MsgHandler{
-		bus.PlacementRequests(): func(m *nats.Msg) { s.receiveRequest(t, m) },
-		bus.NodeBeats():         func(m *nats.Msg) { s.receiveHeartbeat(t.inputs, m) },
+	for subject, hear := range map[string]func(*bus.Msg){
+		bus.PlacementRequests(): func(m *bus.Msg) { s.receiveRequest(t, m) },
+		bus.NodeBeats():         func(m *bus.Msg) { s.receiveHeartbeat(t.inputs, m) },
 	} {
-		sub, err := nc.Subscribe(subject, bus.GuardMsg(hear))
+		sub, err := s.cfg.Bus.Subscribe(subject, hear)
 		if err != nil {
 			return stop, err
 		}
 		subs = append(subs, sub)
 	}
-	return stop, nc.Publish(bus.NodeAsk(""), nil)
+	return stop, s.cfg.Bus.Publish(bus.NodeAsk(""), nil)
 }
 
 func (s *Service) receiveLease(q *inputQueue, ev kv.Event) {
@@ -187,7 +198,7 @@ func (s *Service) receiveLease(q *inputQueue, ev kv.Event) {
 	q.put(input{lease: change})
 }
 
-func (s *Service) receiveHeartbeat(q *inputQueue, m *nats.Msg) {
+func (s *Service) receiveHeartbeat(q *inputQueue, m *bus.Msg) {
 	hb := new(protocol.Heartbeat)
 	if err := wire.Unmarshal(m.Data, hb); err != nil || bus.NodeBeat(hb.Node) != m.Subject {
 		s.cfg.Logger.Warn("placement: a heartbeat cannot be read", "subject", m.Subject, "error", err)
@@ -197,7 +208,7 @@ func (s *Service) receiveHeartbeat(q *inputQueue, m *nats.Msg) {
 }
 
 // receiveRequest decodes a request outside the loop.
-func (s *Service) receiveRequest(t *leaderTerm, m *nats.Msg) {
+func (s *Service) receiveRequest(t *leaderTerm, m *bus.Msg) {
 	if m.Reply == "" {
 		return // no reply subject
 	}
@@ -261,7 +272,7 @@ func (t *leaderTerm) send(c *call, a *answer) []byte {
 }
 
 func (t *leaderTerm) publish(subject string, data []byte) {
-	if err := t.cfg.Bus.Conn().Publish(subject, data); err != nil {
+	if err := t.cfg.Bus.Publish(subject, data); err != nil {
 		t.cfg.Logger.Debug("placement: an answer is lost", "error", err)
 	}
 }
@@ -270,7 +281,7 @@ func (t *leaderTerm) publish(subject string, data []byte) {
 // no leader would answer, because the leader's lease is in that store, and clients would repeat until their deadline.
 // It returns when ctx ends. An external server reports a full store by itself.
 func (s *Service) refuseWhileFull(ctx context.Context) {
-	var sub *nats.Subscription
+	var sub *bus.Subscription
 	stop := func() {
 		if sub != nil {
 			_ = sub.Unsubscribe() // fails only if the connection is closed
@@ -283,7 +294,7 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 		stop()
 		if full != nil {
 			var err error
-			sub, err = s.cfg.Bus.Conn().Subscribe(bus.PlacementRequests(), bus.GuardMsg(func(m *nats.Msg) { s.refuseMessage(m, full) }))
+			sub, err = s.cfg.Bus.Subscribe(bus.PlacementRequests(), func(m *bus.Msg) { s.refuseMessage(m, full) })
 			if err != nil {
 				s.cfg.Logger.Warn("placement: requests are not refused while the store is full; they time out", "error", err)
 			}
@@ -298,7 +309,7 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 
 // refuseMessage answers one request with an error, under the epoch that the client has last seen: the client ignores
 // answers of other epochs.
-func (s *Service) refuseMessage(m *nats.Msg, full error) {
+func (s *Service) refuseMessage(m *bus.Msg, full error) {
 	var msg message
 	if m.Reply == "" || wire.Unmarshal(m.Data, &msg) != nil {
 		return

@@ -179,7 +179,7 @@ func TestPreemption(t *testing.T) {
 	s.ready(c, 1)
 	events := make(chan placement.Event, 8)
 	s.run("events", func(ctx context.Context) error { return c.Events(ctx, func(e placement.Event) { events <- e }) })
-	require.NoError(t, s.bus().Conn().Flush())
+	require.NoError(t, s.bus().Flush(t.Context()))
 	low, err := c.Reserve(t.Context(), gang("low", 1, 2))
 	require.NoError(t, err)
 	urgent := gang("high", 1, 1)
