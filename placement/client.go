@@ -269,7 +269,7 @@ func (c *Client) isFinal(a *answer, ok bool, m *message) (over bool, err error) 
 		return true, nil
 	case a.Kind == answerFailed && a.Epoch == m.Epoch:
 		if a.Error == nil {
-			return true, bus.Errorf(bus.CodeMalformed, "the placement service failed without a word")
+			return true, bus.Errorf(bus.CodeMalformed, "the placement service sent a failure without an error")
 		}
 		return true, a.Error.decode()
 	}
@@ -348,7 +348,7 @@ func (c *Client) withdraw(ctx context.Context, id string, seq uint64, last *plan
 	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
 	if _, err := c.call(final, &message{Verb: verbWithdraw, ID: id, Call: seq}, nil); err != nil {
-		return bus.Errorf(bus.CodeOutcomeUnknown, "reservation %s: %w, and the placement service cannot be told; if it is granted all the same, it is found and released by its id", id, cause)
+		return bus.Errorf(bus.CodeOutcomeUnknown, "reservation %s: %w, and the withdrawal did not reach the placement service; if the request is granted nevertheless, find and release the reservation by its id", id, cause)
 	}
 	return &WaitError{ID: id, Wait: last, cause: cause}
 }

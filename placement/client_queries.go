@@ -32,7 +32,7 @@ func (c *Client) Explain(ctx context.Context, r Request) (Explanation, error) {
 		return Explanation{}, wrap("explain", err)
 	}
 	if a.Explanation == nil {
-		return Explanation{}, bus.Errorf(bus.CodeMalformed, "an explanation without one")
+		return Explanation{}, bus.Errorf(bus.CodeMalformed, "the answer contains no explanation")
 	}
 	x := *a.Explanation
 	if x.Reasons == nil {

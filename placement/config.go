@@ -93,7 +93,7 @@ func (c Config) validate() error {
 		bad("placement.Config: Bus is not set")
 	}
 	if c.Lead < time.Second || c.NodeLease < time.Second {
-		bad("placement.Config: Lead %v, NodeLease %v: the server counts in seconds; give one or more", c.Lead, c.NodeLease)
+		bad("placement.Config: Lead %v, NodeLease %v: both must be at least 1s", c.Lead, c.NodeLease)
 	}
 	if c.NodeSilence < 0 {
 		bad("placement.Config: NodeSilence %v must not be negative", c.NodeSilence)

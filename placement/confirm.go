@@ -55,7 +55,7 @@ func (c *Client) ledger(ctx context.Context, v verb) (LedgerStatus, error) {
 		return LedgerStatus{}, wrap("ledger", err)
 	}
 	if a.Ledger == nil {
-		return LedgerStatus{}, bus.Errorf(bus.CodeMalformed, "an answer about the ledger without one")
+		return LedgerStatus{}, bus.Errorf(bus.CodeMalformed, "the answer contains no ledger status")
 	}
 	return *a.Ledger, nil
 }

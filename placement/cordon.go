@@ -141,7 +141,7 @@ func (t *leaderTerm) applyCordons(node string, all cordons) {
 // parseCordon returns the cordon of a call, with its device as a UUID.
 func (t *leaderTerm) parseCordon(c *call) (Cordon, error) {
 	if c.namespace != "" || c.Cordon == nil {
-		return Cordon{}, bus.Errorf(bus.CodeRefused, "nodes are cordoned by an operator, not from within namespace %q", c.namespace)
+		return Cordon{}, bus.Errorf(bus.CodeRefused, "only operators may cordon nodes, not clients of namespace %q", c.namespace)
 	}
 	one := *c.Cordon
 	n, known := t.nodes.byName[one.Node]

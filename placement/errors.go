@@ -43,7 +43,7 @@ type LedgerError struct {
 }
 
 func (e *LedgerError) Error() string {
-	said := e.Why + "; nothing is granted until every node that it knew has reported what runs there"
+	said := e.Why + "; nothing is granted until every known node has reported what runs on it"
 	if len(e.Awaits) > 0 {
 		said += " (missing: " + text.Join(", ", e.Awaits) + ")"
 	}
@@ -64,7 +64,7 @@ type WaitError struct {
 func (e *WaitError) Error() string {
 	said := fmt.Sprintf("reservation %s: %v", e.ID, e.cause)
 	if e.Wait == nil {
-		return said + ", and the placement service has not said why"
+		return said + ", and the placement service has given no reason"
 	}
 	said += "; " + e.Wait.Text
 	for i, o := range e.Wait.WaitsFor {

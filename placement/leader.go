@@ -95,7 +95,7 @@ func newLeaderTerm(cfg Config, l *ledger, c ledgerContents, w *watermark, now ti
 	}
 	book, err := planner.New(snapshot)
 	if err != nil {
-		return nil, fmt.Errorf("the ledger contradicts itself: %w", err)
+		return nil, fmt.Errorf("the ledger is inconsistent: %w", err)
 	}
 	t.planner = book
 	t.checkLedger(&c, w, now)
@@ -148,7 +148,7 @@ func (t *leaderTerm) apply(c *change, now time.Time) error {
 	case c.failed != nil:
 		c.failed(c.err)
 	default:
-		t.cfg.Logger.Error("placement: the ledger does not take a write", "key", c.key, "error", c.err)
+		t.cfg.Logger.Error("placement: a write to the ledger failed", "key", c.key, "error", c.err)
 	}
 	return nil
 }

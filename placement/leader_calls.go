@@ -67,7 +67,7 @@ func (t *leaderTerm) handleCall(c *call, now time.Time) {
 	case c.Seq <= s.floor:
 	case over && answered.data == nil: // withdrawn
 	case over && answered.ended(t):
-		t.send(c, &answer{Kind: answerFailed, Error: encodeError(bus.Errorf(bus.CodeFenced, "reservation %q was granted, but you did not hear of it in time: %w", c.request.ID, ErrEnded))})
+		t.send(c, &answer{Kind: answerFailed, Error: encodeError(bus.Errorf(bus.CodeFenced, "reservation %q was granted and has ended before the answer was received: %w", c.request.ID, ErrEnded))})
 	case over && answered.grant != nil:
 		t.answerGrant(c, answered.grant) // with its current state
 	case over:
@@ -141,7 +141,7 @@ func (t *leaderTerm) startCall(c *call, now time.Time) {
 	case verbCordon, verbUncordon:
 		t.handleCordon(c, c.Verb == verbCordon, now)
 	default:
-		t.answerErr(c, bus.Errorf(bus.CodeVersion, "the placement service does not know %q", c.Verb))
+		t.answerErr(c, bus.Errorf(bus.CodeVersion, "the placement service does not support operation %q", c.Verb))
 	}
 }
 
@@ -169,11 +169,11 @@ func (t *leaderTerm) handleReserve(c *call, now time.Time) {
 	}
 	if e := t.records[q.ID]; e != nil {
 		if e.Adopted && e.Namespace == q.Namespace {
-			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q is there, %s; use it under the token %d that its workers have, or release it: %w", q.ID, e.Why, e.Token, ErrDuplicate))
+			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q exists, %s; use it under token %d, or release it: %w", q.ID, e.Why, e.Token, ErrDuplicate))
 			return
 		}
 		if e.Namespace != q.Namespace || e.Digest != c.digest {
-			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q is there, and is another: %w", q.ID, ErrDuplicate))
+			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q exists with a different request: %w", q.ID, ErrDuplicate))
 			return
 		}
 		t.confirm(e)
@@ -182,11 +182,11 @@ func (t *leaderTerm) handleReserve(c *call, now time.Time) {
 	}
 	if w := t.queue[q.ID]; w != nil {
 		if w.call.namespace != c.namespace || w.call.digest != c.digest {
-			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q is asked for already, and is another: %w", q.ID, ErrDuplicate))
+			t.answerErr(c, bus.Errorf(bus.CodeExists, "reservation %q is already requested with a different request: %w", q.ID, ErrDuplicate))
 			return
 		}
 		// The client was restarted.
-		t.answerErr(w.call, bus.Errorf(bus.CodeCancelled, "reservation %q is asked for by another call now", q.ID))
+		t.answerErr(w.call, bus.Errorf(bus.CodeCancelled, "another call has taken over the request for reservation %q", q.ID))
 		w.call, w.renewed, w.notified = c, now, false
 		t.needsSchedule = true
 		return
@@ -202,7 +202,7 @@ func (t *leaderTerm) checkReserve(c *call) error {
 		return err
 	}
 	if q.Namespace != c.namespace && c.namespace != "" || q.Namespace == "" {
-		return bus.Errorf(bus.CodeInvalid, "a reservation for namespace %q is asked for in namespace %q", text.Clip(q.Namespace), c.namespace)
+		return bus.Errorf(bus.CodeInvalid, "a client of namespace %q asks for a reservation in namespace %q", c.namespace, text.Clip(q.Namespace))
 	}
 	if q.PerInstance != 0 {
 		return &RequestError{Problem: planner.ErrBadInstances, Detail: "a reservation of instances", Hint: "each instance is reserved by itself: Request.Instances"}
@@ -257,7 +257,7 @@ func (t *leaderTerm) handleExplain(c *call, now time.Time) {
 // handleSetRules stores new rules, which apply from the next round on. Only operators may.
 func (t *leaderTerm) handleSetRules(c *call) {
 	if c.namespace != "" || c.Rules == nil {
-		t.answerErr(c, bus.Errorf(bus.CodeRefused, "rules are set by an operator, not from within namespace %q", c.namespace))
+		t.answerErr(c, bus.Errorf(bus.CodeRefused, "only operators may set rules, not clients of namespace %q", c.namespace))
 		return
 	}
 	if err := c.Rules.check(); err != nil {

@@ -93,7 +93,7 @@ func (t *leaderTerm) syncPlanner(n *nodeEntry) {
 		return
 	case n.isUsable():
 		if err := t.planner.SetNode(n.plannerNode()); err != nil {
-			t.cfg.Logger.Error("placement: a node's report makes no sense", "node", n.name, "error", err)
+			t.cfg.Logger.Error("placement: a node's report is invalid", "node", n.name, "error", err)
 		}
 		if n.state == NodeReady {
 			t.restoreOn(n.name)
@@ -116,7 +116,7 @@ func (t *leaderTerm) requestReport(n *nodeEntry) {
 	n.requestedAt = t.planner.Now
 	data, err := wire.Marshal(protocol.ReportRequest{Stamp: n.stamp, Ended: n.killOrders})
 	if err != nil {
-		t.cfg.Logger.Error("placement: a question cannot be written", "node", n.name, "error", err)
+		t.cfg.Logger.Error("placement: a report request cannot be encoded", "node", n.name, "error", err)
 		return
 	}
 	t.publish(bus.NodeAsk(n.name), data)
@@ -202,7 +202,7 @@ func (t *leaderTerm) endOn(node string) {
 		}
 		ended := e.storedRecord
 		ended.Ended = append(slices.Clone(e.Ended), node)
-		ended.State, ended.Why = StateLost, "the lease of node "+node+" is over"
+		ended.State, ended.Why = StateLost, "the lease of node "+node+" has expired"
 		if len(ended.Ended) == len(e.Nodes()) {
 			t.endReservation(e, Event{Kind: EventEnded, Why: ended.Why}, nil)
 			continue

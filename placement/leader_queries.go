@@ -145,7 +145,7 @@ func (t *leaderTerm) listNodes(after string) (nodes []NodeStatus, next string) {
 	}
 	for name, all := range t.nodes.cordons {
 		if t.nodes.byName[name] == nil {
-			away := NodeStatus{Rank: -1, State: NodeUnproven, Why: "it is away", Cordons: all.list()}
+			away := NodeStatus{Rank: -1, State: NodeUnproven, Why: "the node is absent", Cordons: all.list()}
 			away.Report.Node = name
 			nodes = append(nodes, away)
 		}

@@ -51,7 +51,7 @@ func (t *leaderTerm) orderKills(n *nodeEntry, ended []protocol.KillOrder) {
 			continue
 		}
 		more = true
-		t.cfg.Logger.Warn("placement: a node runs workers of a reservation that has ended; its agent is told to kill them", "node", n.name, "reservation", one.Reservation, "token", one.Token)
+		t.cfg.Logger.Warn("placement: a node runs workers of a reservation that has ended; its agent is ordered to kill them", "node", n.name, "reservation", one.Reservation, "token", one.Token)
 		t.emit(protocol.Event{Kind: protocol.EventStaleWorkers, Node: n.name, Text: one.Why + "; its workers are killed", Details: map[string]string{"reservation": one.Reservation}})
 	}
 	if n.killOrders = ended; more {
@@ -115,7 +115,7 @@ func (t *leaderTerm) adopt(n *nodeEntry, run *protocol.RunningGrant, now time.Ti
 	next := storedRecord{
 		Record: Record{
 			Reservation: planner.Reservation{ID: run.Reservation, Namespace: run.Namespace, SharesWith: run.SharesWith, Since: now.UTC()},
-			Token:       run.Token, State: StateGranted, Why: why, Unconfirmed: "its holder has not been heard since",
+			Token:       run.Token, State: StateGranted, Why: why, Unconfirmed: "its holder has not confirmed it",
 		},
 		Adopted: true,
 	}
@@ -129,7 +129,7 @@ func (t *leaderTerm) adopt(n *nodeEntry, run *protocol.RunningGrant, now time.Ti
 		t.planner.Release(old.ID)
 	}
 	if err := t.enterAdopted(&next, n); err != nil {
-		t.cfg.Logger.Error("placement: what a node runs cannot be adopted; its devices stay as the ledger has them", "node", n.name, "reservation", run.Reservation, "error", err)
+		t.cfg.Logger.Error("placement: a running grant cannot be adopted; the ledger stays as it is", "node", n.name, "reservation", run.Reservation, "error", err)
 		if old != nil {
 			_ = t.planner.Restore(old.Reservation) // restores the previous state
 		}

@@ -35,14 +35,14 @@ func (t *leaderTerm) expireClients(now time.Time) {
 
 // evict ends a preempted reservation. Its workers may still run, so its devices need verification.
 func (t *leaderTerm) evict(e *ledgerEntry) {
-	why := "its grace is over; it was " + e.Why
+	why := "its grace period is over; it was " + e.Why
 	t.endReservation(e, Event{Kind: EventPreempted, Why: why}, func(err error) {
 		if err != nil {
 			return
 		}
-		t.emit(reservationEvent(e, protocol.EventReservationEvicted, "reservation "+e.ID+" is ended: "+why))
+		t.emit(reservationEvent(e, protocol.EventReservationEvicted, "reservation "+e.ID+" is evicted: "+why))
 		for i := range e.Workers {
-			t.nodes.requireVerification(e.Workers[i].Slots, "not shown clean since "+e.ID+" was preempted", t.planner.Now)
+			t.nodes.requireVerification(e.Workers[i].Slots, "not verified to be empty since "+e.ID+" was preempted", t.planner.Now)
 		}
 		for _, name := range e.Nodes() {
 			if n := t.nodes.byName[name]; n != nil {
@@ -203,7 +203,7 @@ func (t *leaderTerm) preempt(p planner.Preemption) {
 			continue
 		}
 		t.updateRecord(e, leaving, Event{Kind: EventLeave, Why: leaving.Why, Grace: grace.Milliseconds()})
-		n := reservationEvent(e, protocol.EventReservationPreempted, fmt.Sprintf("reservation %s is sent away to make room for %s; it has %v to go", id, t.requestName(p.For), grace))
+		n := reservationEvent(e, protocol.EventReservationPreempted, fmt.Sprintf("reservation %s is preempted for %s; its grace period is %v", id, t.requestName(p.For), grace))
 		n.Details["for"] = p.For
 		t.emit(n)
 	}

@@ -384,7 +384,7 @@ func (l *ledger) startCheckpoint(ctx context.Context) {
 			return
 		}
 		if err := l.watermarks.write(ctx, c.watermark, l.term.Epoch()); err != nil {
-			l.log.Warn("placement: the ledger's mark is not written; the next checkpoint writes it", "error", err)
+			l.log.Warn("placement: the ledger's watermark was not written; the next checkpoint writes it", "error", err)
 		}
 	})
 }

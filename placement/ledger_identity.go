@@ -135,13 +135,13 @@ func keySum(key string) uint64 {
 func (c *ledgerContents) inspect(w *watermark) (wrong string, legacy bool) {
 	switch {
 	case c.identity == nil && w != nil:
-		return fmt.Sprintf("the ledger is missing or empty: its mark names ledger %s at round %d", w.Ledger, w.Round), false
+		return fmt.Sprintf("the ledger is missing or empty: its watermark names ledger %s at round %d", w.Ledger, w.Round), false
 	case c.identity == nil:
 		return c.damage, c.damage == "" && c.notEmpty
 	case w != nil && w.Ledger != c.identity.ID:
-		return fmt.Sprintf("the ledger is another than its mark names: %s instead of %s", c.identity.ID, w.Ledger), false
+		return fmt.Sprintf("the ledger has identity %s, and its watermark names %s", c.identity.ID, w.Ledger), false
 	case w != nil && c.round < w.Round:
-		return fmt.Sprintf("the ledger is older than its mark: it ends at round %d, and was at round %d", c.round, w.Round), false
+		return fmt.Sprintf("the ledger is older than its watermark: it ends at round %d, and the watermark is at round %d", c.round, w.Round), false
 	case c.damage != "":
 		return c.damage, false
 	case w != nil && w.Round == c.round && c.sum != nil && *c.sum != w.Sum:
@@ -166,7 +166,7 @@ func (t *leaderTerm) checkLedger(c *ledgerContents, w *watermark, now time.Time)
 		t.resolveDoubt() // no node is known
 	case legacy:
 		t.identity = ledgerIdentity{ID: bus.NewID(), Born: t.newestToken() + 1}
-		t.unconfirmAll("it was written by a version that kept no evidence of it")
+		t.unconfirmAll("it was written by a version without ledger identities")
 		t.writeIdentity()
 	case c.identity == nil:
 		t.identity = ledgerIdentity{ID: bus.NewID(), Born: t.newestToken() + 1}
@@ -194,7 +194,7 @@ func (t *leaderTerm) distrust(why string, nodes []string, now time.Time) {
 	t.identity = ledgerIdentity{
 		ID: bus.NewID(), Born: t.newestToken() + 1, Offset: t.identity.Offset, Doubt: text.Truncate(why, 4*text.ClipLimit), Awaits: slices.Compact(nodes), Since: now.UTC(),
 	}
-	t.unconfirmAll("the ledger had lost something: " + why)
+	t.unconfirmAll("the ledger has lost data: " + why)
 	t.writeIdentity()
 	t.emit(protocol.Event{Kind: protocol.EventLedgerDoubt, Text: t.ledgerError().Error()})
 }
@@ -254,7 +254,7 @@ func (t *leaderTerm) trustLedger(why string) {
 // handleAcceptLedger trusts the ledger on behalf of an operator. Only operators may.
 func (t *leaderTerm) handleAcceptLedger(c *call) {
 	if c.namespace != "" {
-		t.answerErr(c, bus.Errorf(bus.CodeRefused, "the ledger is accepted by an operator, not from within namespace %q", c.namespace))
+		t.answerErr(c, bus.Errorf(bus.CodeRefused, "only operators may accept the ledger, not clients of namespace %q", c.namespace))
 		return
 	}
 	if t.identity.Doubt != "" {

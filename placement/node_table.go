@@ -142,13 +142,13 @@ func (t *nodeTable) leaseTaken(report *protocol.Report, now time.Time) *nodeEntr
 	switch {
 	case n.report == nil && n.gone:
 		n.report = report
-		t.markReturned(n, report.Session, "it was gone and is back", now)
+		t.markReturned(n, report.Session, "it was gone and has returned", now)
 	case n.report == nil:
 		n.report, n.session, n.changed = report, report.Session, true
 		n.setState(NodeUnproven, "it has not reported yet", now)
 	case n.session != report.Session:
 		n.report = report
-		t.markReturned(n, report.Session, "another agent of that name has come", now)
+		t.markReturned(n, report.Session, "another agent has registered under this name", now)
 	}
 	n.leased, n.gone, n.departed = true, false, false
 	return n
@@ -177,7 +177,7 @@ func (t *nodeTable) heartbeat(hb *protocol.Heartbeat, now time.Time) *nodeEntry 
 	}
 	n.lastHeard = now
 	if n.state == NodeLost {
-		t.markReturned(n, hb.Session, "it was lost and is back", now)
+		t.markReturned(n, hb.Session, "it was lost and has returned", now)
 	}
 	if hb.Report != nil && hb.Report.Seq >= n.report.Seq {
 		n.applyReport(hb.Report, now)
@@ -196,7 +196,7 @@ func (t *nodeTable) markReturned(n *nodeEntry, session, why string, now time.Tim
 	n.session, n.verified, n.changed = session, false, true
 	n.unverified = map[string]*unverifiedDevice{}
 	for _, d := range n.report.Devices {
-		n.unverified[d.UUID] = &unverifiedDevice{why: "not shown clean since the node came back", since: now}
+		n.unverified[d.UUID] = &unverifiedDevice{why: "not verified to be empty since the node returned", since: now}
 	}
 	t.renewStamp(n)
 	n.setState(NodeUnproven, why, now)

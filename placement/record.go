@@ -70,7 +70,7 @@ func decodeRecord(w pendingValue) (*storedRecord, error) {
 		return nil, err
 	}
 	if s.Version != recordVersion {
-		return nil, bus.Errorf(bus.CodeVersion, "it is of version %d; this service writes %d", s.Version, recordVersion)
+		return nil, bus.Errorf(bus.CodeVersion, "the record has version %d; this service supports %d", s.Version, recordVersion)
 	}
 	if s.Token == 0 {
 		s.Token = w.revision + s.Offset

@@ -43,7 +43,7 @@ func (s *Service) Run(ctx context.Context) error {
 		if ctx.Err() != nil || !isTransient(err) {
 			return ignoreCancelled(ctx, err)
 		}
-		s.cfg.Logger.Warn("placement: standing again", "id", s.cfg.ID, "error", err)
+		s.cfg.Logger.Warn("placement: the term has ended; campaigning again", "id", s.cfg.ID, "error", err)
 		if errors.As(err, new(*stepDownError)) {
 			backoff.Reset() // it has led
 		}
@@ -105,7 +105,7 @@ func ignoreCancelled(ctx context.Context, err error) error {
 // stepDownError ends the term of a leader. Another leader, or the same one in a new term, may continue.
 type stepDownError struct{ cause error }
 
-func (e *stepDownError) Error() string { return "the leader cannot go on: " + e.cause.Error() }
+func (e *stepDownError) Error() string { return "the leader steps down: " + e.cause.Error() }
 func (e *stepDownError) Unwrap() error { return e.cause }
 
 // serveTerm runs one term: read the ledger, subscribe, decide.
@@ -296,7 +296,7 @@ func (s *Service) refuseWhileFull(ctx context.Context) {
 			var err error
 			sub, err = s.cfg.Bus.Subscribe(bus.PlacementRequests(), func(m *bus.Msg) { s.refuseMessage(m, full) })
 			if err != nil {
-				s.cfg.Logger.Warn("placement: requests are not refused while the store is full; they time out", "error", err)
+				s.cfg.Logger.Warn("placement: cannot refuse requests while the store is full; they will time out", "error", err)
 			}
 		}
 		select {

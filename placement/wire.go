@@ -95,7 +95,7 @@ func decodeRequest(raw wire.Raw) (Request, error) {
 	total := 0
 	for _, run := range w.Runs {
 		if run.N < 0 || run.N > planner.MaxBundles || total > planner.MaxBundles {
-			return Request{}, &RequestError{Problem: planner.ErrTooManyBundles, Detail: "the bundles are too many"}
+			return Request{}, &RequestError{Problem: planner.ErrTooManyBundles, Detail: "the request has too many bundles"}
 		}
 		total += run.N
 	}

@@ -152,7 +152,7 @@ func (r *Reservation) checkSlots() error {
 	for i := range r.Workers {
 		for _, slot := range r.Workers[i].Slots {
 			if slot.Share <= 0 || slot.Share > Whole {
-				return fmt.Errorf("reservation %q: %w", r.ID, badShare(slot.Share.String(), "a hold is more than nothing and at most one device"))
+				return fmt.Errorf("reservation %q: %w", r.ID, badShare(slot.Share.String(), "a share of a device must be above 0 and at most 1"))
 			}
 		}
 	}

@@ -30,7 +30,7 @@ const (
 
 var (
 	// ErrInvalid matches every *RequestError: the request is invalid for these nodes, and repeating it does not help.
-	ErrInvalid = errors.New("the request makes no sense")
+	ErrInvalid = errors.New("the request is invalid")
 
 	// ErrNeverFits matches a *NoCapacityError that no release, repair or return of a node can resolve.
 	ErrNeverFits = errors.New("the request can never fit")

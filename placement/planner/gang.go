@@ -50,14 +50,14 @@ func (kind *bundleKind) check() error {
 		errs = append(errs, &RequestError{ErrBadShare, bundle + " asks for " + what, exists})
 	}
 	if b.Devices < 0 || b.CPUs < 0 || b.Memory < 0 {
-		wrong(fmt.Sprintf("%s devices, %s CPUs, %d bytes", b.Devices, b.CPUs, b.Memory), "none of these is negative")
+		wrong(fmt.Sprintf("%s devices, %s CPUs, %d bytes", b.Devices, b.CPUs, b.Memory), "negative amounts are not allowed")
 	}
 	if b.Devices > maxShare || b.CPUs > maxShare || b.Memory > maxMemory {
 		wrong(fmt.Sprintf("%s devices, %s CPUs, %d bytes", b.Devices, b.CPUs, b.Memory),
-			fmt.Sprintf("the most is %s devices or CPUs and %d bytes", maxShare, int64(maxMemory)))
+			fmt.Sprintf("the maximum is %s devices or CPUs and %d bytes", maxShare, int64(maxMemory)))
 	}
 	if b.Devices > Whole && b.Devices%Whole != 0 {
-		wrong(b.Devices.describeDevices(), "more than one device is asked for in whole ones")
+		wrong(b.Devices.describeDevices(), "amounts above one device must be whole")
 	}
 	return errors.Join(errs...)
 }

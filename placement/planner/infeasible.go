@@ -13,7 +13,7 @@ import (
 // shortage.
 func (pl *Planner) checkInventory(g *gang) error {
 	if len(pl.nodes) == 0 {
-		return &RequestError{ErrBundleTooLarge, "there is no room for anything", "there are no nodes"}
+		return &RequestError{ErrBundleTooLarge, "the request does not fit", "there are no nodes"}
 	}
 	for i := range g.kinds {
 		if err := pl.checkKind(&g.kinds[i], g.strategy); err != nil {
@@ -60,7 +60,7 @@ func checkFitsOneNode(kind *bundleKind, nodes []*nodeState) error {
 	n := largest.info
 	return &RequestError{
 		Problem: ErrBundleTooLarge,
-		Detail:  fmt.Sprintf("bundle %d is larger than any node it may lie on: it takes %s", kind.ranks[0], kind.bundle.describe()),
+		Detail:  fmt.Sprintf("bundle %d is larger than any node it may be placed on: it needs %s", kind.ranks[0], kind.bundle.describe()),
 		Hint:    fmt.Sprintf("the largest, %s, has %s", n.ID, (&Bundle{Devices: Wholes(len(n.Devices)), CPUs: n.CPUs, Memory: n.Memory}).describe()),
 	}
 }
@@ -77,7 +77,7 @@ func checkFitsTogether(kind *bundleKind, nodes []*nodeState) error {
 	}
 	return &RequestError{
 		Problem: ErrBundleTooLarge,
-		Detail:  fmt.Sprintf("bundle %d is larger than all nodes it may lie on: it takes %s", kind.ranks[0], kind.bundle.describe()),
+		Detail:  fmt.Sprintf("bundle %d is larger than all nodes it may be placed on together: it needs %s", kind.ranks[0], kind.bundle.describe()),
 		Hint:    fmt.Sprintf("these %d nodes have %s", len(nodes), Wholes(devices).describeDevices()),
 	}
 }

@@ -30,7 +30,7 @@ const (
 // nothing else. A range may have a single bound or a positive step, as in Python.
 func ParseMapping(input string) ([]int, error) {
 	if len(input) > maxMappingText {
-		return nil, &RequestError{ErrBadMapping, fmt.Sprintf("a mapping of %d bytes is too long", len(input)), fmt.Sprintf("the most is %d", maxMappingText)}
+		return nil, &RequestError{ErrBadMapping, fmt.Sprintf("a mapping of %d bytes is too long", len(input)), fmt.Sprintf("the maximum is %d", maxMappingText)}
 	}
 	p := mappingParser{text: input}
 	if err := p.sum(); err != nil {
@@ -151,7 +151,7 @@ func (p *mappingParser) append(start, stop, step int) error {
 		n = (stop - start + step - 1) / step
 	}
 	if len(p.ids)+n > maxMappingIDs {
-		return &RequestError{ErrBadMapping, fmt.Sprintf("a mapping of %d devices is too long", len(p.ids)+n), fmt.Sprintf("the most is %d", maxMappingIDs)}
+		return &RequestError{ErrBadMapping, fmt.Sprintf("a mapping of %d devices is too long", len(p.ids)+n), fmt.Sprintf("the maximum is %d", maxMappingIDs)}
 	}
 	for id := start; id < stop; id += step {
 		p.ids = append(p.ids, id)

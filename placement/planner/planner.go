@@ -115,7 +115,7 @@ func (pl *Planner) renumber() {
 // checkNode refuses a node that is inconsistent or conflicts with a node other than the one it replaces.
 func (pl *Planner) checkNode(n *Node, replaced *nodeState) error {
 	if same := pl.byID[n.ID]; same != replaced {
-		return &SnapshotError{n.ID, "it is there twice"}
+		return &SnapshotError{n.ID, "the node is listed twice"}
 	}
 	if other := pl.byRank[n.Rank]; other != nil && other != replaced {
 		return &SnapshotError{n.ID, fmt.Sprintf("its rank %d is that of node %q", n.Rank, other.info.ID)}
@@ -138,7 +138,7 @@ func checkDevice(node string, before []Device, d *Device) error {
 	}
 	for i := range before {
 		if before[i].Index == d.Index || before[i].UUID == d.UUID {
-			return &SnapshotError{node, fmt.Sprintf("devices %d and %d, %q and %q, are one", before[i].Index, d.Index, before[i].UUID, d.UUID)}
+			return &SnapshotError{node, fmt.Sprintf("devices %d and %d (%q and %q) have the same index or UUID", before[i].Index, d.Index, before[i].UUID, d.UUID)}
 		}
 	}
 	return nil

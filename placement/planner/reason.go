@@ -73,7 +73,7 @@ func (pl *Planner) reasons(g *gang) []Reason {
 // reasonsForNever returns the reasons of a gang that does not fit even with all blockers removed.
 func (pl *Planner) reasonsForNever(g *gang) []Reason {
 	reasons := pl.reasons(g)
-	reasons[0].Text += ", with everything released and in order"
+	reasons[0].Text += ", even with all reservations released and all devices healthy"
 	return reasons
 }
 
@@ -86,11 +86,11 @@ func (g *gang) summary(able, room, nodes int) string {
 	bundles := plural(g.size(), "bundle")
 	switch t := g.request.Topology; {
 	case t.Required && t.Label != "":
-		return fmt.Sprintf("%s in one %s: no single one on %s has room for all", bundles, t.Label, where)
+		return fmt.Sprintf("%s in one %s: none on %s has room for all", bundles, t.Label, where)
 	case g.strategy == StrictSpread:
-		return fmt.Sprintf("STRICT_SPREAD puts %s on %s: %d of %s can take one", bundles, plural(g.size(), "node"), able, where)
+		return fmt.Sprintf("STRICT_SPREAD puts %s on %s: %d of %s have room for one", bundles, plural(g.size(), "node"), able, where)
 	case g.strategy == StrictPack:
-		return fmt.Sprintf("STRICT_PACK puts %s on one node: none of %s can take that", bundles, where)
+		return fmt.Sprintf("STRICT_PACK puts %s on one node: none of %s has room for all", bundles, where)
 	case len(g.kinds) > 1:
 		return fmt.Sprintf("%s of %d kinds do not fit together on %s", bundles, len(g.kinds), where)
 	}
@@ -172,7 +172,7 @@ func (g *gang) shortage(s *nodeState, b *Bundle) (ReasonCode, string) {
 // mappedReasons returns the nodes of a mapping, each with what is not available there.
 func (pl *Planner) mappedReasons(g *gang) []Reason {
 	n := pl.numberingFor(g)
-	reasons := []Reason{{Code: ReasonGang, Text: "not everything that is mapped is to be had"}}
+	reasons := []Reason{{Code: ReasonGang, Text: "some mapped devices are unavailable"}}
 	for _, s := range n.nodes {
 		if r, concerned := pl.mappedReason(g, n, s); concerned {
 			reasons = append(reasons, r)
@@ -185,7 +185,7 @@ func (pl *Planner) mappedReasons(g *gang) []Reason {
 // the node.
 func (pl *Planner) mappedReason(g *gang, n deviceNumbering, s *nodeState) (r Reason, concerned bool) {
 	refs, _ := g.mappedDevices(n) // checked by prepare
-	r = Reason{Node: s.info.ID, Code: ReasonPartly, Text: "what is mapped here is to be had"}
+	r = Reason{Node: s.info.ID, Code: ReasonPartly, Text: "all mapped devices are available here"}
 	mapped, concerned := newBitset(len(s.used)), len(refs) == 0
 	for _, ref := range refs {
 		if ref.node.info == s.info {

@@ -100,7 +100,7 @@ func (r *Request) Devices() Share {
 // CheckSize refuses requests with more than MaxBundles bundles.
 func (r *Request) CheckSize() error {
 	if n := len(r.Bundles); n > MaxBundles {
-		return &RequestError{ErrTooManyBundles, fmt.Sprintf("%d bundles are too many", n), fmt.Sprintf("the most is %d", MaxBundles)}
+		return &RequestError{ErrTooManyBundles, fmt.Sprintf("%d bundles are too many", n), fmt.Sprintf("the maximum is %d", MaxBundles)}
 	}
 	return nil
 }
@@ -112,10 +112,10 @@ func (r *Request) check(kinds []bundleKind) error {
 		errs = append(errs, err)
 	}
 	if len(r.Bundles) == 0 && r.Mapping == nil {
-		errs = append(errs, &RequestError{ErrEmptyRequest, "the request has no bundles and no mapping", "it takes at least one of them"})
+		errs = append(errs, &RequestError{ErrEmptyRequest, "the request has no bundles and no mapping", "at least one is required"})
 	}
 	if len(kinds) > maxKinds {
-		errs = append(errs, &RequestError{ErrTooManyBundles, fmt.Sprintf("%d different kinds of bundle and more are too many", maxKinds+1), fmt.Sprintf("the most is %d", maxKinds)})
+		errs = append(errs, &RequestError{ErrTooManyBundles, fmt.Sprintf("%d or more different kinds of bundle are too many", maxKinds+1), fmt.Sprintf("the maximum is %d", maxKinds)})
 	}
 	for i := range kinds {
 		if err := kinds[i].check(); err != nil {
@@ -133,13 +133,13 @@ func (r *Request) checkMapping() error {
 	case m == nil:
 		return nil
 	case m.World <= 0:
-		return &RequestError{ErrEmptyRequest, fmt.Sprintf("a mapping to a world of %d workers", m.World), "there is at least one"}
+		return &RequestError{ErrEmptyRequest, fmt.Sprintf("the mapping has a world of %d workers", m.World), "at least one is required"}
 	case m.World > MaxBundles || len(m.Devices) > maxMappingIDs:
-		return &RequestError{ErrBadMapping, fmt.Sprintf("%d devices for %d workers are too many", len(m.Devices), m.World), fmt.Sprintf("the most are %d for %d", maxMappingIDs, MaxBundles)}
+		return &RequestError{ErrBadMapping, fmt.Sprintf("%d devices for %d workers are too many", len(m.Devices), m.World), fmt.Sprintf("the maximum is %d devices for %d workers", maxMappingIDs, MaxBundles)}
 	case len(m.Devices)%m.World != 0:
-		return &RequestError{ErrBadMapping, fmt.Sprintf("%d devices cannot be dealt equally to %d workers", len(m.Devices), m.World), "every worker of a mapping has equally many"}
+		return &RequestError{ErrBadMapping, fmt.Sprintf("%d devices cannot be divided evenly among %d workers", len(m.Devices), m.World), "every worker of a mapping needs the same number"}
 	case len(r.Bundles) > 1 || len(r.Bundles) == 1 && r.Bundles[0].Devices != 0:
-		return &RequestError{ErrBadMapping, "a mapping beside bundles that ask for devices", "one bundle may say what each worker takes beside its devices"}
+		return &RequestError{ErrBadMapping, "a mapping together with bundles that ask for devices", "a mapping allows one bundle, for the CPUs and memory of every worker"}
 	}
 	return m.checkRepeats()
 }
@@ -148,7 +148,7 @@ func (m *Mapping) checkRepeats() error {
 	firstAt := make(map[int]int, len(m.Devices))
 	for i, id := range m.Devices {
 		if at, repeated := firstAt[id]; repeated {
-			return &RequestError{ErrBadMapping, fmt.Sprintf("device %d is mapped twice, at %d and at %d", id, at, i), "a mapping names a device once; roles that share devices are laid over one reservation"}
+			return &RequestError{ErrBadMapping, fmt.Sprintf("device %d is mapped twice, at %d and at %d", id, at, i), "a mapping names a device once; to share devices, colocate roles with one reservation"}
 		}
 		firstAt[id] = i
 	}
@@ -163,7 +163,7 @@ func (r *Request) checkInstances() error {
 	case n < 0 || r.Mapping != nil:
 		return &RequestError{ErrBadInstances, fmt.Sprintf("instances of %d bundles", n), "an instance has one bundle or more, and no mapping"}
 	case len(r.Bundles)%n != 0:
-		return &RequestError{ErrBadInstances, fmt.Sprintf("%d bundles do not divide into instances of %d", len(r.Bundles), n), "every instance has equally many"}
+		return &RequestError{ErrBadInstances, fmt.Sprintf("%d bundles do not divide into instances of %d", len(r.Bundles), n), "every instance needs the same number"}
 	}
 	return nil
 }

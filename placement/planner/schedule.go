@@ -178,7 +178,7 @@ func (s *queuePass) becomeHead(g *gang) {
 	s.decision.Waits = append(s.decision.Waits, Wait{
 		ID:       g.request.ID,
 		Code:     WaitCapacity,
-		Text:     "it is next, once what it waits for is gone",
+		Text:     "it is the head of the queue and is granted as soon as it fits",
 		WaitsFor: analysis.waitsFor(),
 	})
 }
@@ -254,7 +254,7 @@ func (s *queuePass) refuse(r *Request, err error) {
 }
 
 func (s *queuePass) waitBehind(q *Queued, g *gang) {
-	s.wait(q, g, Wait{Code: WaitBehind, Behind: s.headID(), Text: "there is no room beside what is kept for " + s.headID()})
+	s.wait(q, g, Wait{Code: WaitBehind, Behind: s.headID(), Text: "it does not fit next to what is reserved for " + s.headID()})
 }
 
 // headID returns the id of the head; empty if all requests fit so far.

@@ -36,17 +36,17 @@ func ParseShare(input string) (Share, error) {
 	case len(fraction) > 3:
 		return 0, badShare(input, "a share has at most three decimals: it is counted in whole thousandths")
 	case len(whole) > 7:
-		return 0, badShare(input, fmt.Sprintf("the most is %s", maxShare))
+		return 0, badShare(input, fmt.Sprintf("the maximum is %s", maxShare))
 	}
 	n, err := strconv.ParseInt(whole+(fraction + "000")[:3], 10, 64)
 	if err != nil || Share(n) > maxShare {
-		return 0, badShare(input, fmt.Sprintf("the most is %s", maxShare))
+		return 0, badShare(input, fmt.Sprintf("the maximum is %s", maxShare))
 	}
 	return Share(n), nil
 }
 
 func badShare(input, exists string) error {
-	return &RequestError{ErrBadShare, fmt.Sprintf("share %q makes no sense", text.Clip(input)), exists}
+	return &RequestError{ErrBadShare, fmt.Sprintf("share %q is invalid", text.Clip(input)), exists}
 }
 
 func digits(s string) bool {

@@ -29,9 +29,9 @@ const (
 func (t Topology) check() error {
 	switch {
 	case t.Within != Anywhere && t.Within != Island && t.Within != NUMA:
-		return &RequestError{ErrBadTopology, fmt.Sprintf("neighbourhood %q is unknown", text.Clip(string(t.Within))), "there are island, numa and, as a label, any label of the nodes"}
+		return &RequestError{ErrBadTopology, fmt.Sprintf("topology %q is unknown", text.Clip(string(t.Within))), "valid are island, numa and, as a label, any label of the nodes"}
 	case t.Required && t.Within == Anywhere && t.Label == "":
-		return &RequestError{ErrBadTopology, "a topology is required, but none is named", "there are island, numa and, as a label, any label of the nodes"}
+		return &RequestError{ErrBadTopology, "a topology is required, but none is named", "valid are island, numa and, as a label, any label of the nodes"}
 	}
 	return nil
 }
@@ -125,7 +125,7 @@ func unmetTopology(sameLabel bool, t affinity, asked Topology) string {
 	case asked.Label != "" && !sameLabel:
 		return "no single " + asked.Label + " has room for all of it"
 	case asked.Within != Anywhere && t == noAffinity:
-		return "not every bundle finds room in one " + string(asked.Within)
+		return "not every bundle fits in one " + string(asked.Within)
 	}
 	return ""
 }
