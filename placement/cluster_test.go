@@ -18,36 +18,35 @@ import (
 	"troupe/placement"
 )
 
-// stage is a server with simulated nodes, and the services and clients that a test puts on it. All of it ends with the
-// test.
-type stage struct {
+// testCluster is a server with simulated nodes, and the services and clients of a test. All of it ends with the test.
+type testCluster struct {
 	t     testing.TB
 	srv   *bustest.Server
 	lease time.Duration // of the nodes
-	beat  time.Duration // of the nodes; zero: 50 ms
+	beat  time.Duration // interval of heartbeats; zero: 50 ms
 	sims  []*gpu.Sim
-	nodes []*actor
+	nodes []*background
 }
 
-// actor is something that runs until it is stopped.
-type actor struct {
+// background is something that runs until it is stopped.
+type background struct {
 	name string
 	stop func() // waits for the end; may be called again
 }
 
-func newStage(t testing.TB, spec string) *stage {
-	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+func newTestCluster(t testing.TB, spec string) *testCluster {
+	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	s.addNodes(spec)
 	return s
 }
 
-// bus is a connection of its own.
-func (s *stage) bus() *bus.Bus { return s.busAt(bus.Config{InProcess: s.srv}) }
+// bus returns a new connection.
+func (s *testCluster) bus() *bus.Bus { return s.busAt(bus.Config{InProcess: s.srv}) }
 
-func (s *stage) busAt(cfg bus.Config) *bus.Bus {
+func (s *testCluster) busAt(cfg bus.Config) *bus.Bus {
 	s.t.Helper()
 	if cfg.OnError == nil {
-		cfg.OnError = func(error) {} // what is lost on the way is what these tests are about
+		cfg.OnError = func(error) {} // these tests lose messages on purpose
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -55,8 +54,8 @@ func (s *stage) busAt(cfg bus.Config) *bus.Bus {
 	return bustest.Open(s.t, cfg)
 }
 
-// run starts something and returns what stops it and waits for its end, which is no failure.
-func (s *stage) run(name string, run func(context.Context) error) *actor {
+// run starts a function in the background. An error of it fails the test.
+func (s *testCluster) run(name string, run func(context.Context) error) *background {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan struct{})
 	go func() {
@@ -65,13 +64,13 @@ func (s *stage) run(name string, run func(context.Context) error) *actor {
 			s.t.Errorf("%s: %v", name, err)
 		}
 	}()
-	a := &actor{name: name, stop: sync.OnceFunc(func() { cancel(); <-doneCh })}
+	a := &background{name: name, stop: sync.OnceFunc(func() { cancel(); <-doneCh })}
 	s.t.Cleanup(a.stop)
 	return a
 }
 
-// addNodes starts a reporter for each node of the spec, one after the other, so that their ranks are their order.
-func (s *stage) addNodes(spec string) {
+// addNodes starts a reporter for each node of the spec, one after the other, so that their ranks are in this order.
+func (s *testCluster) addNodes(spec string) {
 	s.t.Helper()
 	b := s.bus()
 	parsed, err := gpu.ParseSim(spec)
@@ -82,7 +81,7 @@ func (s *stage) addNodes(spec string) {
 	}
 }
 
-func (s *stage) addNode(b *bus.Bus, name string, sim *gpu.Sim, change ...func(*agent.Config)) *actor {
+func (s *testCluster) addNode(b *bus.Bus, name string, sim *gpu.Sim, change ...func(*agent.Config)) *background {
 	s.t.Helper()
 	readyCh := make(chan struct{})
 	cfg := agent.Config{
@@ -100,8 +99,8 @@ func (s *stage) addNode(b *bus.Bus, name string, sim *gpu.Sim, change ...func(*a
 	return a
 }
 
-// service starts one on a connection of its own.
-func (s *stage) service(cfg placement.Config) *actor {
+// service starts a service on a new connection.
+func (s *testCluster) service(cfg placement.Config) *background {
 	s.t.Helper()
 	if cfg.Bus == nil {
 		cfg.Bus = s.bus()
@@ -113,9 +112,11 @@ func (s *stage) service(cfg placement.Config) *actor {
 	return s.run("service", svc.Run)
 }
 
-func (s *stage) client(namespace string) *placement.Client { return s.clientAt(s.bus(), namespace) }
+func (s *testCluster) client(namespace string) *placement.Client {
+	return s.clientAt(s.bus(), namespace)
+}
 
-func (s *stage) clientAt(b *bus.Bus, namespace string) *placement.Client {
+func (s *testCluster) clientAt(b *bus.Bus, namespace string) *placement.Client {
 	s.t.Helper()
 	c, err := placement.NewClient(b, namespace)
 	require.NoError(s.t, err)
@@ -123,8 +124,8 @@ func (s *stage) clientAt(b *bus.Bus, namespace string) *placement.Client {
 	return c
 }
 
-// ready returns when the leader takes n nodes for ready.
-func (s *stage) ready(c *placement.Client, n int) {
+// ready waits until n nodes are ready.
+func (s *testCluster) ready(c *placement.Client, n int) {
 	s.t.Helper()
 	s.eventually(func() bool {
 		nodes, err := c.Nodes(s.t.Context())
@@ -138,8 +139,8 @@ func (s *stage) ready(c *placement.Client, n int) {
 	}, "%d nodes are ready", n)
 }
 
-// eventually asks every few milliseconds; what it asks about is on the other side of the bus.
-func (s *stage) eventually(is func() bool, what string, args ...any) {
+// eventually polls a condition on the other side of the bus.
+func (s *testCluster) eventually(is func() bool, what string, args ...any) {
 	s.t.Helper()
 	require.Eventually(s.t, is, 20*time.Second, 5*time.Millisecond, what, args)
 }
@@ -148,7 +149,7 @@ func gang(id string, bundles, devices int) placement.Request {
 	return placement.Request{ID: id, Holder: "role-" + id, Bundles: placement.Repeat(bundles, placement.Bundle{Devices: placement.Wholes(devices)})}
 }
 
-// within is a context that a call must not outlive.
+// within returns a context with a timeout.
 func within(t testing.TB, d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	t.Cleanup(cancel)

@@ -11,9 +11,10 @@ import (
 	"troupe/placement/planner"
 )
 
-// Harm forbidden: something new lands on what was closed; or what is there is disturbed; or another leader forgets.
+// Nothing new is granted on a cordoned node or device, reservations there are not affected, and a new leader keeps the
+// cordon.
 func TestCordon(t *testing.T) {
-	s := newStage(t, "sim:2x2")
+	s := newTestCluster(t, "sim:2x2")
 	first := s.service(placement.Config{})
 	c, op := s.client("default"), s.client("")
 	s.ready(op, 2)
@@ -53,7 +54,7 @@ func TestCordon(t *testing.T) {
 	s.ready(op, 2)
 	closed()
 
-	// A node that leaves and comes back is still closed; while it is away its cordon is to be seen, and can be undone.
+	// A node that leaves and returns is still cordoned; while it is absent, its cordon is listed and can be removed.
 	require.NoError(t, c.Release(ctx, "before", before.Token))
 	s.nodes[1].stop()
 	s.eventually(func() bool {
@@ -65,7 +66,7 @@ func TestCordon(t *testing.T) {
 	_, err = c.TryReserve(ctx, placement.Request{ID: "x", Bundles: []placement.Bundle{on("n1", 1)}})
 	require.ErrorContains(t, err, "cordoned by carl")
 
-	// Who waits is granted as soon as it is open.
+	// A waiting request is granted as soon as the cordon is removed.
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := c.Reserve(ctx, gang("all", 2, 2))
@@ -86,7 +87,7 @@ func TestCordon(t *testing.T) {
 }
 
 func TestCordonBadInput(t *testing.T) {
-	s := newStage(t, "sim:2x2")
+	s := newTestCluster(t, "sim:2x2")
 	s.service(placement.Config{})
 	op := s.client("")
 	s.ready(op, 2)

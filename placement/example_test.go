@@ -20,7 +20,7 @@ func nodes() []planner.Node {
 	return nodes
 }
 
-// A snapshot and a request make a plan.
+// A snapshot and a request give a plan.
 func ExampleDecide() {
 	plan, err := planner.Decide(planner.Snapshot{Nodes: nodes()}, placement.Request{
 		Bundles:  placement.Repeat(3, placement.Bundle{Devices: placement.Wholes(2)}),
@@ -39,7 +39,7 @@ func ExampleDecide() {
 	// actor_train-2-G01 on n1
 }
 
-// A long-lived owner keeps a book; a refusal says what it waits for.
+// The owner of a planner keeps it up to date; a refusal lists what the request waits for.
 func ExamplePlanner() {
 	start := time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 	book, err := planner.New(planner.Snapshot{Now: start, Nodes: nodes()})
@@ -73,7 +73,7 @@ func ExamplePlanner() {
 	// true
 }
 
-// The textual forms of a device mapping are parsed, never evaluated.
+// Device mappings are parsed, never evaluated.
 func ExampleParseMapping() {
 	ids, err := planner.ParseMapping("list(range(0,2)) + [6, 7]")
 	fmt.Println(ids, err)

@@ -11,13 +11,12 @@ import (
 	"troupe/placement"
 )
 
-// TestServiceIsShutOut: a service whose credentials have expired, and are not renewed, ends and says why. It would lead
-// nobody for ever otherwise.
-func TestServiceIsShutOut(t *testing.T) {
+// A service whose credentials have expired and are not renewed ends with an error.
+func TestExpiredCredentialsEndTheService(t *testing.T) {
 	t.Parallel()
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	file := op.Creds(bustest.Grant{Expires: time.Now().Add(2 * time.Second)})
-	b := (&stage{t: t}).busAt(bus.Config{URLs: []string{op.URL()}, CredsFile: file, OutageLimit: 500 * time.Millisecond})
+	b := (&testCluster{t: t}).busAt(bus.Config{URLs: []string{op.URL()}, CredsFile: file, OutageLimit: 500 * time.Millisecond})
 	svc, err := placement.NewService(placement.Config{Bus: b})
 	require.NoError(t, err)
 	doneCh := make(chan error, 1)

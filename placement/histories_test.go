@@ -30,11 +30,11 @@ import (
 )
 
 const (
-	chaosNodes   = 3
-	chaosDevices = 4              // of each
-	chaosCalls   = 16             // in a history
-	chaosMost    = chaosCalls + 2 // with those for nodes that came back
-	perBubble    = 5              // histories that share a server
+	historyNodes    = 3
+	historyDevices  = 4                // of each
+	historyCalls    = 16               // in a history
+	maxReservations = historyCalls + 2 // including requests for nodes that have returned
+	perBubble       = 5                // histories that share a server
 )
 
 // TestHistories lets clients reserve and release while leaders are killed and paused, nodes are lost, and messages are
@@ -59,13 +59,13 @@ func TestHistories(t *testing.T) {
 	ats.Register() // outside, because it lives as long as the process
 	t.Cleanup(func() {
 		ats.Unregister()
-		runtime.GC() // nats.go keeps timers in a pool, and those of a bubble are of no use outside
+		runtime.GC() // nats.go keeps timers in a pool, and those of a bubble cannot be used outside
 		runtime.GC()
 	})
 	var all tally
 	for range (n + perBubble - 1) / perBubble {
 		t.Run(strconv.FormatUint(seed, 10), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) { newChaos(t, seed, &all).run() })
+			synctest.Test(t, func(t *testing.T) { newHistory(t, seed, &all).run() })
 		})
 		runtime.GC()
 		runtime.GC()
@@ -75,16 +75,16 @@ func TestHistories(t *testing.T) {
 		seed++
 	}
 	if t.Logf("%+v", all); n > 3*perBubble {
-		fmt.Printf("%+v\n", all) // a long run should say what it did, though it went well
+		fmt.Printf("%+v\n", all) // a long run prints what it did
 	}
 	require.Positive(t, all.Granted)
 	require.Positive(t, all.Kills+all.Pauses)
 }
 
-// The model itself: what lay on two nodes ends with the second of them, and not before.
+// The model: a reservation on two nodes ends with the second of them, and not before.
 func TestModelOfLosses(t *testing.T) {
 	var o owners
-	o.of[0], o.of[chaosDevices], o.of[1] = 1, 1, 2
+	o.of[0], o.of[historyDevices], o.of[1] = 1, 1, 2
 	o = o.afterLossOf(0)
 	require.Equal(t, uint8(0), o.nodes(2))
 	require.Equal(t, uint8(0b11), o.nodes(1), "what it has elsewhere may be in use")
@@ -92,21 +92,21 @@ func TestModelOfLosses(t *testing.T) {
 	require.Equal(t, uint8(0b11), o.afterLossOf(0).nodes(1))
 }
 
-// tally is what has happened, so that a test in which nothing happens is seen to be one.
+// tally counts what happened, so that a history without events is noticed.
 type tally struct {
 	Histories, Granted, Refused, Withdrawn, Unknown, Found int
 	Kills, Pauses, Losses, Returns, Ended                  int
 }
 
-// chaos is one server with all that is on it, on virtual time.
-type chaos struct {
-	*stage
+// history is one server with everything that uses it, on virtual time.
+type history struct {
+	*testCluster
 	rnd   *rand.Rand
 	tally *tally
 	seed  uint64
 
-	services []*hurt // that stand or lead
-	hosts    []*hurt
+	services []*faulty // that stand by or lead
+	hosts    []*faulty
 	clients  []*placement.Client
 	lines    []*bustest.Faults // of the clients
 	operator *placement.Client
@@ -114,35 +114,35 @@ type chaos struct {
 	mu      sync.Mutex
 	ops     []porcupine.Operation
 	calls   []*reserveOp
-	held    map[string]placement.Record // as the holders know
+	held    map[string]placement.Record // as known to the holders
 	byID    map[string]int
-	exact   bool // every refusal in the history must be right
+	exact   bool // every refusal in the history is checked
 	reports bool // the nodes report what runs on them
-	running [chaosNodes]map[string]placement.Record
-	ranCh   [chaosNodes]chan struct{}
-	group   sync.WaitGroup // of what dies
+	running [historyNodes]map[string]placement.Record
+	ranCh   [historyNodes]chan struct{}
+	group   sync.WaitGroup // of services that are being killed
 	numbers int
 	said    []string
 	made    int
 }
 
-// hurt is a part on a bad line.
-type hurt struct {
+// faulty is a service or node behind a connection with faults.
+type faulty struct {
 	line  *bustest.Faults
-	actor *actor
+	actor *background
 }
 
-func newChaos(t *testing.T, seed uint64, all *tally) *chaos {
-	c := &chaos{
-		stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second, beat: 100 * time.Millisecond},
-		rnd:   rand.New(rand.NewPCG(seed, 1)), tally: all, seed: seed, reports: seed%2 == 0,
+func newHistory(t *testing.T, seed uint64, all *tally) *history {
+	c := &history{
+		testCluster: &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second, beat: 100 * time.Millisecond},
+		rnd:         rand.New(rand.NewPCG(seed, 1)), tally: all, seed: seed, reports: seed%2 == 0,
 	}
-	for i := range chaosNodes {
+	for i := range historyNodes {
 		c.running[i], c.ranCh[i] = map[string]placement.Record{}, make(chan struct{}, 1)
 		line := bustest.NewFaults(c.srv)
-		sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: chaosDevices}, fmt.Sprint(i))[0]
+		sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: historyDevices}, fmt.Sprint(i))[0]
 		c.sims = append(c.sims, sim)
-		c.hosts = append(c.hosts, &hurt{line, c.addNode(c.busAt(bus.Config{InProcess: line}), fmt.Sprintf("n%d", i), sim, func(cfg *agent.Config) {
+		c.hosts = append(c.hosts, &faulty{line, c.addNode(c.busAt(bus.Config{InProcess: line}), fmt.Sprintf("n%d", i), sim, func(cfg *agent.Config) {
 			if c.reports {
 				cfg.RunningFunc, cfg.RunningCh = func() []protocol.RunningGrant { return c.runs(i) }, c.ranCh[i]
 				cfg.EndFunc = func(all []protocol.KillOrder) { c.endUnder(i, all) }
@@ -161,20 +161,20 @@ func newChaos(t *testing.T, seed uint64, all *tally) *chaos {
 	return c
 }
 
-func (c *chaos) addService() {
+func (c *history) addService() {
 	line := bustest.NewFaults(c.srv)
 	c.made++
-	log := slog.New(slog.NewTextHandler(&diary{c, c.made}, &slog.HandlerOptions{Level: slog.LevelInfo}))
-	c.services = append(c.services, &hurt{line, c.service(placement.Config{Bus: c.busAt(bus.Config{InProcess: line, Logger: log})})})
+	log := slog.New(slog.NewTextHandler(&logRecorder{c, c.made}, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	c.services = append(c.services, &faulty{line, c.service(placement.Config{Bus: c.busAt(bus.Config{InProcess: line, Logger: log})})})
 }
 
-// diary is a service's log among what is said.
-type diary struct {
-	c *chaos
+// logRecorder adds the log of a service to the dump.
+type logRecorder struct {
+	c *history
 	n int
 }
 
-func (d *diary) Write(line []byte) (int, error) {
+func (d *logRecorder) Write(line []byte) (int, error) {
 	if strings.Contains(string(line), "nothing is granted") {
 		d.c.t.Errorf("the ledger is in doubt, though the store has lost nothing: %s", line)
 	}
@@ -187,26 +187,26 @@ func (d *diary) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-func (c *chaos) run() {
+func (c *history) run() {
 	for i := range perBubble {
-		c.ready(c.operator, chaosNodes)
-		c.history(c.seed<<8 + uint64(i))
+		c.ready(c.operator, historyNodes)
+		c.runOne(c.seed<<8 + uint64(i))
 		if c.t.Failed() {
 			return
 		}
 	}
 }
 
-// history is some calls under faults, then peace, then the judgement.
-func (c *chaos) history(seed uint64) {
+// runOne makes some calls under faults, ends the faults, and checks the result.
+func (c *history) runOne(seed uint64) {
 	// A device whose last report is older than its release is refused for a moment.
 	c.ops, c.calls, c.held, c.byID, c.exact, c.numbers, c.said = nil, nil, map[string]placement.Record{}, map[string]int{}, !c.reports, 0, nil
-	// The reading of a bucket is spared: it is made of many messages, and begins anew when one of them is missing.
+	// Reads of a bucket are spared: they consist of many messages and restart when one of them is missing.
 	faults := bustest.Random(seed, 0.03, 0.05, 0.08, 0.05, func(m bustest.Message) bool { return !strings.HasPrefix(m.Reply, "$JS.ACK.") })
 	for _, line := range c.allLines() {
 		line.SetRule(faults)
 	}
-	if !c.reports { // a node that does not say what runs on it is safe only while it keeps its lease
+	if !c.reports { // a node that does not report its workers is safe only while it keeps its lease
 		for _, h := range c.hosts {
 			h.line.SetRule(bustest.Random(seed, 0.03, 0.05, 0.08, 0.05, func(m bustest.Message) bool {
 				return !strings.HasPrefix(m.Reply, "$JS.ACK.") && !strings.HasPrefix(m.Subject, "$KV.") && !strings.Contains(string(m.Payload), `"stream":"KV_`)
@@ -223,7 +223,7 @@ func (c *chaos) history(seed uint64) {
 		rnd := rand.New(rand.NewPCG(seed, uint64(i)+10))
 		group.Go(func() { c.work(i, client, rnd) })
 	}
-	c.hurtSomebody()
+	c.injectFaults()
 	group.Wait()
 	for _, line := range c.allLines() {
 		line.SetRule(nil)
@@ -234,7 +234,7 @@ func (c *chaos) history(seed uint64) {
 	c.tally.Histories++
 }
 
-func (c *chaos) allLines() []*bustest.Faults {
+func (c *history) allLines() []*bustest.Faults {
 	lines := slices.Clone(c.lines)
 	for _, h := range append(slices.Clone(c.services), c.hosts...) {
 		lines = append(lines, h.line)
@@ -242,8 +242,8 @@ func (c *chaos) allLines() []*bustest.Faults {
 	return lines
 }
 
-// hurtSomebody kills or pauses services and loses nodes, while the clients work.
-func (c *chaos) hurtSomebody() {
+// injectFaults kills or pauses services and loses nodes while the clients work.
+func (c *history) injectFaults() {
 	pause := func(d time.Duration) { time.Sleep(time.Duration(c.rnd.Int64N(int64(d)))) }
 	for range 1 + c.rnd.IntN(2) {
 		pause(time.Second)
@@ -260,7 +260,7 @@ func (c *chaos) hurtSomebody() {
 		case 2:
 			c.tally.Kills++
 			c.say("kill service %d", at)
-			victim.line.SetRule(func(bustest.Message) bustest.Verdict { return bustest.Drop }) // nothing it would still do
+			victim.line.SetRule(func(bustest.Message) bustest.Verdict { return bustest.Drop }) // it can do nothing more
 			c.services = slices.Delete(c.services, at, at+1)
 			c.addService()
 			victim.actor.stop()
@@ -270,8 +270,8 @@ func (c *chaos) hurtSomebody() {
 	}
 }
 
-// runs is what a node reports to run.
-func (c *chaos) runs(node int) []protocol.RunningGrant {
+// runs returns what a node reports to run.
+func (c *history) runs(node int) []protocol.RunningGrant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []protocol.RunningGrant
@@ -289,8 +289,8 @@ func (c *chaos) runs(node int) []protocol.RunningGrant {
 	return list
 }
 
-// endUnder is an agent that is told what has ended.
-func (c *chaos) endUnder(node int, all []protocol.KillOrder) {
+// endUnder is the agent's handling of kill orders.
+func (c *history) endUnder(node int, all []protocol.KillOrder) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range all {
@@ -300,7 +300,7 @@ func (c *chaos) endUnder(node int, all []protocol.KillOrder) {
 		}
 		c.tally.Ended++
 		c.group.Go(func() {
-			time.Sleep(time.Duration(e.Token % 700 * uint64(time.Millisecond))) // processes take their time to die
+			time.Sleep(time.Duration(e.Token % 700 * uint64(time.Millisecond))) // processes take time to end
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			if now, runs := c.running[node][r.ID]; runs && now.Token == r.Token {
@@ -310,12 +310,12 @@ func (c *chaos) endUnder(node int, all []protocol.KillOrder) {
 	}
 }
 
-// contend asks for all of a node that has come back with what ran there.
-func (c *chaos) contend(node int) {
-	op := c.number(chaosDevices)
+// contend requests all of a node that has returned with its workers.
+func (c *history) contend(node int) {
+	op := c.number(historyDevices)
 	ctx, cancel := context.WithTimeout(c.t.Context(), 4*time.Second)
 	defer cancel()
-	request := gang(op.id, chaosDevices, 1)
+	request := gang(op.id, historyDevices, 1)
 	request.Namespace, request.AwaitNodes = "default", true
 	for i := range request.Bundles {
 		request.Bundles[i].Node = fmt.Sprintf("n%d", node)
@@ -325,9 +325,9 @@ func (c *chaos) contend(node int) {
 	c.note(25+node, op, began, r, err)
 }
 
-// loseNode cuts a node off, perhaps for longer than its lease. Before it is back its agent has ended what ran there, or it
-// comes back with all of it.
-func (c *chaos) loseNode(pause func(time.Duration)) {
+// loseNode cuts a node off, perhaps for longer than its lease. Its agent has ended its workers before it returns, or
+// returns with all of them.
+func (c *history) loseNode(pause func(time.Duration)) {
 	c.tally.Losses++
 	at := c.rnd.IntN(len(c.hosts))
 	c.say("lose n%d", at)
@@ -353,15 +353,15 @@ func (c *chaos) loseNode(pause func(time.Duration)) {
 	}
 }
 
-func (c *chaos) inexact() {
+func (c *history) inexact() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.exact = false
 }
 
 // work is one client: it reserves, uses and releases.
-func (c *chaos) work(n int, client *placement.Client, rnd *rand.Rand) {
-	for range chaosCalls / len(c.clients) {
+func (c *history) work(n int, client *placement.Client, rnd *rand.Rand) {
+	for range historyCalls / len(c.clients) {
 		op := c.number(1 + rnd.IntN(6))
 		ctx, cancel := context.WithTimeout(c.t.Context(), 200*time.Millisecond+time.Duration(rnd.Int64N(int64(4*time.Second))))
 		request := gang(op.id, op.bundles, 1)
@@ -372,7 +372,7 @@ func (c *chaos) work(n int, client *placement.Client, rnd *rand.Rand) {
 		if op.try = rnd.IntN(3) > 0; op.try {
 			r, err = client.TryReserve(ctx, request)
 		} else {
-			c.inexact() // what waits keeps others from what is free
+			c.inexact() // a waiting request holds back others from free devices
 			r, err = client.Reserve(ctx, request)
 		}
 		cancel()
@@ -398,13 +398,13 @@ type goneOp struct{ node int }
 
 type releaseOp struct{ number uint8 }
 
-// outcome is the output of a reserve: the devices, or none.
+// outcome is the output of a reserve: the devices; none for a refusal.
 type outcome struct {
 	devices uint16
-	exact   bool // a refusal that must be right
+	exact   bool // a refusal that is checked
 }
 
-func (c *chaos) number(bundles int) *reserveOp {
+func (c *history) number(bundles int) *reserveOp {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.numbers++
@@ -413,8 +413,8 @@ func (c *chaos) number(bundles int) *reserveOp {
 	return op
 }
 
-// note writes down what a reserve came to.
-func (c *chaos) note(n int, op *reserveOp, began time.Time, r placement.Record, err error) {
+// note records the result of a reserve.
+func (c *history) note(n int, op *reserveOp, began time.Time, r placement.Record, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	op.began, op.client = began, n
@@ -440,8 +440,8 @@ func (c *chaos) note(n int, op *reserveOp, began time.Time, r placement.Record, 
 	}
 }
 
-// enter begins to use what was granted.
-func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
+// enter starts the use of a grant.
+func (c *history) enter(op *reserveOp, r placement.Record, now time.Time) {
 	if len(r.Workers) != op.bundles {
 		c.t.Errorf("%s: a gang of %d in part: %+v", op.id, op.bundles, r.Workers)
 	}
@@ -449,7 +449,7 @@ func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
 	c.add(op.client, op, op.began, outcome{devices: devicesOf(r)}, now)
 	for _, w := range r.Workers {
 		for _, slot := range w.Slots {
-			if c.overtaken(slot, r.Token) { // an answer that was on its way for longer than the grant lasted
+			if c.overtaken(slot, r.Token) { // the answer was delayed for longer than the grant lasted
 				continue
 			}
 			if err := c.sims[host(slot)].Acquire(slot.UUID, op.id, int(slot.Share)); err != nil {
@@ -461,8 +461,8 @@ func (c *chaos) enter(op *reserveOp, r placement.Record, now time.Time) {
 	}
 }
 
-// overtaken is an agent's check of a token: whether a later grant uses the device.
-func (c *chaos) overtaken(slot placement.Slot, token uint64) bool {
+// overtaken is the agent's check of a token: whether a later grant uses the device.
+func (c *history) overtaken(slot placement.Slot, token uint64) bool {
 	for _, r := range c.running[host(slot)] {
 		for _, w := range r.Workers {
 			if r.Token > token && slices.ContainsFunc(w.Slots, func(s placement.Slot) bool { return s.UUID == slot.UUID }) {
@@ -474,7 +474,7 @@ func (c *chaos) overtaken(slot placement.Slot, token uint64) bool {
 }
 
 // ran wakes the reporter of a node.
-func (c *chaos) ran(node int) {
+func (c *history) ran(node int) {
 	select {
 	case c.ranCh[node] <- struct{}{}:
 	default:
@@ -482,9 +482,9 @@ func (c *chaos) ran(node int) {
 }
 
 // stopUsing ends the use of what a reservation has on one node, or on all of them.
-func (c *chaos) stopUsing(id string, node int) { c.stop(c.held[id], node) }
+func (c *history) stopUsing(id string, node int) { c.stop(c.held[id], node) }
 
-func (c *chaos) stop(r placement.Record, node int) {
+func (c *history) stop(r placement.Record, node int) {
 	for _, w := range r.Workers {
 		for _, slot := range w.Slots {
 			if node < 0 || host(slot) == node {
@@ -496,24 +496,24 @@ func (c *chaos) stop(r placement.Record, node int) {
 	}
 }
 
-// host is which of the nodes a slot is on. Ranks may change: a node that was gone comes back as another.
+// host returns the index of a slot's node. Ranks may change: a node that was gone may return with another.
 func host(s placement.Slot) int { return int(s.Node[1] - '0') }
 
 func devicesOf(r placement.Record) (mask uint16) {
 	for _, w := range r.Workers {
 		for _, slot := range w.Slots {
-			mask |= 1 << (host(slot)*chaosDevices + slot.Index)
+			mask |= 1 << (host(slot)*historyDevices + slot.Index)
 		}
 	}
 	return mask
 }
 
-func (c *chaos) add(n int, input any, began time.Time, output any, ended time.Time) {
+func (c *history) add(n int, input any, began time.Time, output any, ended time.Time) {
 	c.ops = append(c.ops, porcupine.Operation{ClientId: n, Input: input, Call: began.UnixNano(), Output: output, Return: ended.UnixNano()})
 }
 
-// release gives back, and tries until it is told that this is done.
-func (c *chaos) release(n int, client *placement.Client, r placement.Record) {
+// release releases a reservation, repeating until it is confirmed.
+func (c *history) release(n int, client *placement.Client, r placement.Record) {
 	c.mu.Lock()
 	c.stopUsing(r.ID, -1)
 	delete(c.held, r.ID)
@@ -530,11 +530,11 @@ func (c *chaos) release(n int, client *placement.Client, r placement.Record) {
 	c.add(n, releaseOp{number}, began, nil, time.Now())
 }
 
-// settle finds out what has become of calls without an answer, and releases everything.
-func (c *chaos) settle() {
+// settle resolves calls without an answer, and releases everything.
+func (c *history) settle() {
 	c.say("peace")
-	time.Sleep(6 * time.Second) // longer than any message counts and any lease lasts
-	c.ready(c.operator, chaosNodes)
+	time.Sleep(6 * time.Second) // longer than any message is valid and any lease lasts
+	c.ready(c.operator, historyNodes)
 	list, err := c.operator.List(within(c.t, time.Minute))
 	require.NoError(c.t, err)
 	for _, r := range list.Records {
@@ -552,14 +552,14 @@ func (c *chaos) settle() {
 	for i, r := range sortedRecords(c.held) {
 		c.release(30+i, c.operator, r)
 	}
-	// All of it is free again: as one gang.
+	// Everything is free again: one gang takes all of it.
 	reserve := c.operator.TryReserve
-	if c.reports { // the nodes have to be heard first
+	if c.reports { // the nodes must report first
 		reserve = c.operator.Reserve
 	}
 	all, err := reserve(within(c.t, time.Minute), placement.Request{
 		ID: fmt.Sprintf("all-%d", c.tally.Histories), Namespace: "default",
-		Bundles: placement.Repeat(chaosNodes*chaosDevices, placement.Bundle{Devices: placement.Whole}),
+		Bundles: placement.Repeat(historyNodes*historyDevices, placement.Bundle{Devices: placement.Whole}),
 	})
 	if err != nil {
 		c.t.Errorf("something is left: %v", err)
@@ -585,7 +585,7 @@ func sortedRecords(held map[string]placement.Record) []placement.Record {
 	return list
 }
 
-func (c *chaos) judge(seed uint64) {
+func (c *history) judge(seed uint64) {
 	for i, sim := range c.sims {
 		require.Empty(c.t, sim.Overuses(), "node %d, seed %d", i, seed)
 	}
@@ -603,8 +603,8 @@ func (c *chaos) judge(seed uint64) {
 	}
 }
 
-// dump shows a history that failed, by time.
-func (c *chaos) dump() {
+// dump prints a failed history by time.
+func (c *history) dump() {
 	slices.SortFunc(c.ops, func(a, b porcupine.Operation) int { return int(a.Call - b.Call) })
 	for _, op := range c.ops {
 		c.t.Logf("%d: [%d, %d] %+v → %+v", op.ClientId, op.Call/1e6%1e6, op.Return/1e6%1e6, op.Input, op.Output)
@@ -614,17 +614,18 @@ func (c *chaos) dump() {
 	}
 }
 
-// say notes what is done to whom, for a dump.
-func (c *chaos) say(format string, args ...any) {
+// say records a fault for the dump.
+func (c *history) say(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.said = append(c.said, fmt.Sprintf("%d: ", time.Now().UnixMilli()%1e6)+fmt.Sprintf(format, args...))
 }
 
-// owners is who has each device; 0 is nobody. ended is the nodes, as bits, whose lease is over, by reservation.
+// owners is the holder of each device; 0: free. ended is the set of nodes, as bits, whose lease has expired, by
+// reservation.
 type owners struct {
-	of    [chaosNodes * chaosDevices]uint8
-	ended [chaosMost + 1]uint8
+	of    [historyNodes * historyDevices]uint8
+	ended [maxReservations + 1]uint8
 }
 
 func (o owners) free() uint16 {
@@ -637,7 +638,7 @@ func (o owners) free() uint16 {
 	return mask
 }
 
-// reservations is what the service promises, as a machine that does one thing after the other.
+// reservations is the sequential specification of the service.
 var reservations = porcupine.NondeterministicModel{
 	Init: func() []any { return []any{owners{}} },
 	Step: func(state, input, output any) []any {
@@ -647,7 +648,7 @@ var reservations = porcupine.NondeterministicModel{
 			return o.reserve(in, output.(outcome))
 		case releaseOp:
 			return []any{o.without(in.number)}
-		case goneOp: // its lease may have ended, or not
+		case goneOp: // its lease may have expired, or not
 			return []any{o, o.afterLossOf(in.node)}
 		}
 		return nil
@@ -658,11 +659,11 @@ var reservations = porcupine.NondeterministicModel{
 func (o owners) reserve(in *reserveOp, out outcome) []any {
 	switch {
 	case out.devices == 0 && out.exact && bits.OnesCount16(o.free()) >= in.bundles:
-		return nil // there was room
+		return nil // the request would have fit
 	case out.devices == 0:
 		return []any{o}
 	case out.devices&^o.free() != 0:
-		return nil // somebody has it
+		return nil // the device is held
 	}
 	for i := range o.of {
 		if out.devices&(1<<i) != 0 {
@@ -682,19 +683,19 @@ func (o owners) without(number uint8) owners {
 	return o
 }
 
-// nodes is where a reservation has something, as bits.
+// nodes returns the nodes of a reservation, as bits.
 func (o owners) nodes(number uint8) (nodes uint8) {
 	for i := range o.of {
 		if o.of[i] == number {
-			nodes |= 1 << (i / chaosDevices)
+			nodes |= 1 << (i / historyDevices)
 		}
 	}
 	return nodes
 }
 
-// afterLossOf ends what has nothing on any node but this one and those that were lost before.
+// afterLossOf ends the reservations without devices on other nodes that are not lost.
 func (o owners) afterLossOf(node int) owners {
-	for number := uint8(1); number <= chaosMost; number++ {
+	for number := uint8(1); number <= maxReservations; number++ {
 		on := o.nodes(number)
 		if on&(1<<node) == 0 {
 			continue

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Harm forbidden: a round waits for somebody who does not come; or does not wait for those who are about to.
-func TestGathering(t *testing.T) {
+// A round waits for the requests that are expected soon, and not for others.
+func TestBatchWindow(t *testing.T) {
 	const took = time.Millisecond
 	arrive := func(q *inputQueue, after ...time.Duration) {
 		for _, d := range after {
@@ -18,8 +18,8 @@ func TestGathering(t *testing.T) {
 		}
 	}
 	for name, tc := range map[string]struct {
-		calls   int // in the round before
-		there   int // that came meanwhile
+		calls   int // in the previous round
+		there   int // that arrived since
 		arrive  []time.Duration
 		written bool
 		waits   time.Duration

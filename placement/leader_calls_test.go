@@ -14,7 +14,7 @@ import (
 	agent "troupe/nodes"
 )
 
-// background runs until the returned function is called, which waits for the end.
+// background runs a function until the returned stop is called, which waits for the end.
 func background(t *testing.T, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan error, 1)
@@ -30,16 +30,16 @@ func background(t *testing.T, run func(context.Context) error) (stop func()) {
 	return stop
 }
 
-// byHand is a client whose messages are made by hand, on a bus with one node of two devices.
-type byHand struct {
+// rawClient is a client with hand-made messages, on a bus with one node of two devices.
+type rawClient struct {
 	t        *testing.T
 	b        *bus.Bus
 	operator *Client
 	epoch    uint64 // of the leader
 }
 
-func newByHand(t *testing.T) *byHand {
-	h := &byHand{t: t, b: bustest.Open(t)}
+func newRawClient(t *testing.T) *rawClient {
+	h := &rawClient{t: t, b: bustest.Open(t)}
 	reporter, err := agent.NewReporter(agent.Config{Bus: h.b, Name: "n0", Inventory: gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, "")[0]})
 	require.NoError(t, err)
 	background(t, reporter.Run)
@@ -50,7 +50,7 @@ func newByHand(t *testing.T) *byHand {
 }
 
 // lead starts a service, and returns when it leads and knows the client.
-func (h *byHand) lead() (stop func()) {
+func (h *rawClient) lead() (stop func()) {
 	s, err := NewService(Config{Bus: h.b, Lead: time.Second})
 	require.NoError(h.t, err)
 	stop = background(h.t, s.Run)
@@ -62,13 +62,13 @@ func (h *byHand) lead() (stop func()) {
 	return stop
 }
 
-func (h *byHand) list() []Record {
+func (h *rawClient) list() []Record {
 	l, err := h.operator.List(h.t.Context())
 	require.NoError(h.t, err)
 	return l.Records
 }
 
-func (h *byHand) send(m message) (answer, error) {
+func (h *rawClient) send(m message) (answer, error) {
 	m.Session, m.Epoch, m.Until = "by-hand", h.epoch, time.Hour.Microseconds()
 	data, err := wire.Marshal(m)
 	require.NoError(h.t, err)
@@ -84,7 +84,7 @@ func (h *byHand) send(m message) (answer, error) {
 }
 
 // reserve sends a request for reservation x until it is granted, and returns the message.
-func (h *byHand) reserve(seq uint64) message {
+func (h *rawClient) reserve(seq uint64) message {
 	raw, err := encodeRequest(Request{ID: "x", Namespace: "default", Bundles: Repeat(1, Bundle{Devices: Whole})})
 	require.NoError(h.t, err)
 	m := message{Seq: seq, Verb: verbReserve, Request: raw}
@@ -95,10 +95,10 @@ func (h *byHand) reserve(seq uint64) message {
 	return m
 }
 
-// Harm forbidden: a copy of a request that was held up on its way is granted after its client has withdrawn it, so that
-// nobody knows of the grant. What was withdrawn may have been granted by a leader before.
+// A delayed copy of a request is not granted after its client has withdrawn it, also if an earlier leader had granted
+// it.
 func TestLateCopyOfAWithdrawnRequest(t *testing.T) {
-	h := newByHand(t)
+	h := newRawClient(t)
 	first := h.lead()
 	m := h.reserve(2)
 	require.Len(t, h.list(), 1)
@@ -115,10 +115,9 @@ func TestLateCopyOfAWithdrawnRequest(t *testing.T) {
 	require.Empty(t, h.list())
 }
 
-// Harm forbidden: a client that has lost the answer is told of a grant that has ended meanwhile, with its node say, and
-// uses devices that are another's by now; or a copy of the request that comes after the release is granted to nobody.
+// A repeated request is not answered with a grant that has ended since, and is not granted again.
 func TestLateCopyOfAGrantThatHasEnded(t *testing.T) {
-	h := newByHand(t)
+	h := newRawClient(t)
 	h.lead()
 	m := h.reserve(2)
 	again, err := h.send(m)

@@ -17,8 +17,8 @@ import (
 	"troupe/placement"
 )
 
-// child starts a service in a process of its own, and returns what kills it.
-func (s *stage) child() (kill func()) {
+// child starts a service in a process of its own, and returns a function that kills it.
+func (s *testCluster) child() (kill func()) {
 	exe, err := os.Executable()
 	require.NoError(s.t, err)
 	cmd := exec.Command(exe)
@@ -36,11 +36,11 @@ func (s *stage) child() (kill func()) {
 	return kill
 }
 
-// Harm forbidden: a leader that is killed takes acknowledged reservations with it, or they are granted twice.
+// Acknowledged reservations survive the death of a leader, and none is granted twice.
 func TestKilledLeader(t *testing.T) {
 	t.Parallel()
 	const total, clients = 1000, 8
-	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{Listen: true}), lease: 15 * time.Second}
+	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{Listen: true}), lease: 15 * time.Second}
 	s.addNodes("sim:16x8")
 	kill := s.child()
 	op := s.client("")

@@ -23,7 +23,7 @@ import (
 	"troupe/placement"
 )
 
-// fakeHost is a node whose workers a test says.
+// fakeHost is a node whose running grants the test sets.
 type fakeHost struct {
 	mu      sync.Mutex
 	running []protocol.RunningGrant
@@ -31,7 +31,7 @@ type fakeHost struct {
 	wakeCh  chan struct{}
 }
 
-// runs makes the host report what workers of these reservations would use, and nothing else.
+// runs makes the host report the devices of these reservations as running, and nothing else.
 func (h *fakeHost) runs(name string, records ...placement.Record) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -60,7 +60,7 @@ func (h *fakeHost) killed() []protocol.KillOrder {
 }
 
 // addHost starts a reporter of a node with two devices that reports what the returned host runs.
-func (s *stage) addHost(name string) (*fakeHost, *bustest.Faults) {
+func (s *testCluster) addHost(name string) (*fakeHost, *bustest.Faults) {
 	s.t.Helper()
 	h, line, readyCh := &fakeHost{wakeCh: make(chan struct{}, 1)}, bustest.NewFaults(s.srv), make(chan struct{})
 	r, err := agent.NewReporter(agent.Config{
@@ -76,8 +76,8 @@ func (s *stage) addHost(name string) (*fakeHost, *bustest.Faults) {
 	return h, line
 }
 
-// marked returns when the mark covers all that the ledger has said so far.
-func (s *stage) marked() {
+// marked waits until the watermark covers the whole journal.
+func (s *testCluster) marked() {
 	s.t.Helper()
 	bucket, err := kv.Open(s.t.Context(), s.bus(), kv.Config{Bucket: "troupe_ledger_mark"})
 	require.NoError(s.t, err)
@@ -105,10 +105,10 @@ func (s *stage) marked() {
 	}, "the mark is written")
 }
 
-// damaged is a server on a file store with two hosts, one reservation on each and one over both, and a ledger that was
-// damaged while the server was down. No service runs yet.
+// damaged is a server on a file store with two hosts, two reservations (one of them on both hosts), and a ledger that
+// was damaged while the server was down. No service runs yet.
 type damaged struct {
-	*stage
+	*testCluster
 	store  string
 	c      *placement.Client
 	op     *placement.Client
@@ -121,7 +121,7 @@ type damaged struct {
 
 func newDamaged(t *testing.T, harm func(stream string)) *damaged {
 	store := t.TempDir()
-	d := &damaged{stage: &stage{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}, store: store}
+	d := &damaged{testCluster: &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}, store: store}
 	service := d.service(placement.Config{})
 	d.c, d.op = d.client("default"), d.client("")
 	d.near, _ = d.addHost("near")
@@ -146,9 +146,9 @@ func newDamaged(t *testing.T, harm func(stream string)) *damaged {
 	return d
 }
 
-// emptied empties the files of a stream that match, and removes the index, which after a crash is out of date anyway.
+// emptied truncates the matching files of a stream, and removes its index.
 func emptied(t *testing.T, stream string, patterns ...string) {
-	_ = os.Remove(filepath.Join(stream, "msgs", "index.db")) // it is not always there
+	_ = os.Remove(filepath.Join(stream, "msgs", "index.db")) // it does not always exist
 	for _, pattern := range patterns {
 		files, err := filepath.Glob(filepath.Join(stream, pattern))
 		require.NoError(t, err)
@@ -169,8 +169,8 @@ func (d *damaged) records() map[string]placement.Record {
 	return found
 }
 
-// A ledger whose messages are gone is not believed: nothing is granted until the nodes have said what they run, which is
-// adopted under its tokens.
+// A ledger that has lost its messages is not trusted: nothing is granted until the nodes have reported what they run,
+// which is adopted under its tokens.
 func TestEmptyLedgerIsNotTrusted(t *testing.T) {
 	t.Parallel()
 	for name, patterns := range map[string][]string{"block": {"msgs/*.blk"}, "meta.inf": {"meta.inf"}, "meta.sum": {"meta.sum"}} {
@@ -246,12 +246,12 @@ func TestAcceptLedger(t *testing.T) {
 	require.NoError(t, <-waiting)
 }
 
-// A ledger that was rolled back to an earlier state, as if an older copy of the store had been put back, is found out by its
-// mark; what was released since is dropped, and what was granted since is adopted.
+// A ledger that was replaced by an older copy is detected by its watermark: reservations released since are dropped,
+// and those granted since are adopted.
 func TestRolledBackLedger(t *testing.T) {
 	t.Parallel()
 	store := t.TempDir()
-	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}
+	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{StoreDir: store}), lease: 2 * time.Second}
 	service := s.service(placement.Config{})
 	c, op := s.client("default"), s.client("")
 	near, _ := s.addHost("near")
@@ -293,10 +293,10 @@ func TestRolledBackLedger(t *testing.T) {
 	require.Empty(t, near.killed())
 }
 
-// The mark alone may be lost: the ledger is fine.
-func TestLostMarkIsNoConflict(t *testing.T) {
+// A ledger without its watermark is trusted.
+func TestLostWatermark(t *testing.T) {
 	t.Parallel()
-	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	service := s.service(placement.Config{})
 	c := s.client("default")
 	s.addHost("near")
@@ -313,8 +313,8 @@ func TestLostMarkIsNoConflict(t *testing.T) {
 	s.marked()
 }
 
-// legacy makes the ledger one that a version without identity and mark would have written.
-func (s *stage) legacy() {
+// legacy turns the ledger into one of a version without identity and watermark.
+func (s *testCluster) legacy() {
 	s.t.Helper()
 	ctx := within(s.t, 20*time.Second)
 	bucket, err := kv.Open(ctx, s.bus(), kv.Config{Bucket: "troupe_ledger"})
@@ -329,16 +329,15 @@ func (s *stage) legacy() {
 	require.NoError(s.t, s.bus().JetStream().DeleteStream(ctx, "KV_troupe_ledger_mark"))
 }
 
-// Harm forbidden: reservations that a store of an earlier version brought back are held for ever; or those that are in use
-// are dropped.
+// Stale reservations in a ledger of an earlier version are dropped, and those in use are kept.
 func TestLegacyLedger(t *testing.T) {
 	t.Parallel()
-	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	service := s.service(placement.Config{})
 	c := s.client("default")
 	near, _ := s.addHost("near")
 	far, _ := s.addHost("far")
-	s.addNode(s.bus(), "mute", gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "mute")[0]) // of an agent that does not say what it runs
+	s.addNode(s.bus(), "mute", gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "mute")[0]) // its agent does not report what it runs
 	s.ready(c, 3)
 	ctx := within(t, 60*time.Second)
 	held := map[string]placement.Record{}

@@ -16,8 +16,8 @@ import (
 	"troupe/placement"
 )
 
-// doomed adds a node on a bad line, so that it can be cut off.
-func (s *stage) doomed(name string) (*bustest.Faults, *gpu.Sim) {
+// doomed adds a node on a connection that can be cut.
+func (s *testCluster) doomed(name string) (*bustest.Faults, *gpu.Sim) {
 	f := bustest.NewFaults(s.srv)
 	b := s.busAt(bus.Config{InProcess: f})
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, name)[0]
@@ -26,7 +26,7 @@ func (s *stage) doomed(name string) (*bustest.Faults, *gpu.Sim) {
 }
 
 // nodeEvents returns the events of nodes from now on, as "kind on node".
-func (s *stage) nodeEvents() <-chan string {
+func (s *testCluster) nodeEvents() <-chan string {
 	s.t.Helper()
 	ch := make(chan string, 64)
 	b := s.bus()
@@ -45,7 +45,7 @@ func on(node string, devices int) placement.Bundle {
 	return placement.Bundle{Node: node, Devices: placement.Wholes(devices)}
 }
 
-// state is what has become of a reservation; empty if it is not there.
+// state returns the state of a reservation; empty if it does not exist.
 func state(t testing.TB, c *placement.Client, id string) placement.State {
 	list, err := c.List(within(t, 10*time.Second))
 	require.NoError(t, err)
@@ -68,10 +68,10 @@ func nodeState(t testing.TB, c *placement.Client, name string) (placement.NodeSt
 	return "", false
 }
 
-// Harm forbidden: what a lost node holds is granted again before its lease is over; or never.
+// Devices of a lost node are granted again only after its lease has expired.
 func TestNodeLoss(t *testing.T) {
 	t.Parallel()
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	f, sim := s.doomed("far")
@@ -81,7 +81,7 @@ func TestNodeLoss(t *testing.T) {
 	require.NoError(t, err)
 	both, err := c.Reserve(ctx, placement.Request{ID: "both", Bundles: []placement.Bundle{on("n0", 1), on("far", 1)}})
 	require.NoError(t, err)
-	time.Sleep(s.lease) // the leader judges nobody before
+	time.Sleep(s.lease) // the leader declares no node lost before
 
 	events := s.nodeEvents()
 	f.Freeze()
@@ -92,7 +92,7 @@ func TestNodeLoss(t *testing.T) {
 	require.ErrorIs(t, err, placement.ErrMustWait)
 	require.ErrorContains(t, err, "no heartbeat")
 
-	f.Thaw() // in time: nothing has ended
+	f.Thaw() // before the lease has expired: nothing has ended
 	s.eventually(func() bool { return state(t, c, "alone") == placement.StateGranted }, "restored")
 	s.eventually(func() bool { return state(t, c, "both") == placement.StateGranted }, "restored")
 	require.Equal(t, "node_joined on far", <-events)
@@ -104,7 +104,7 @@ func TestNodeLoss(t *testing.T) {
 	require.ErrorIs(t, err, placement.ErrMustWait)
 	require.NoError(t, c.Release(ctx, "alone", alone.Token), "released already")
 
-	// Somebody computes on what was lost: it is not clean, whoever started that.
+	// A foreign process makes a returned device unfit.
 	devices, err := sim.Devices(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, sim.Soil(devices[0].UUID, gpu.Process{PID: 99, Kind: gpu.Compute}))
@@ -120,10 +120,10 @@ func TestNodeLoss(t *testing.T) {
 	require.NoError(t, err, "shown clean")
 }
 
-// Harm forbidden: after the server was away, nodes that could not be heard are taken for dead.
-func TestNobodyIsJudgedAfterAnOutage(t *testing.T) {
+// After a server outage, nodes whose heartbeats could not arrive are not declared lost.
+func TestNoNodeIsLostAfterAnOutage(t *testing.T) {
 	t.Parallel()
-	s := newStage(t, "sim:2x2")
+	s := newTestCluster(t, "sim:2x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
@@ -141,7 +141,7 @@ func TestNobodyIsJudgedAfterAnOutage(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, a.Token, again.Token)
 	s.ready(c, 2)
-	// A request for all of it waits, and does not fail, whatever is back by then.
+	// A request for all devices waits and does not fail, whichever nodes have returned.
 	_, err = c.TryReserve(ctx, gang("b", 2, 2))
 	require.ErrorIs(t, err, placement.ErrMustWait)
 	time.Sleep(s.lease + time.Second)
@@ -149,9 +149,9 @@ func TestNobodyIsJudgedAfterAnOutage(t *testing.T) {
 	require.Empty(t, events)
 }
 
-// A node that leaves in order is gone at once, and so is its rank.
+// A node that leaves in order is gone at once, and its rank is free.
 func TestNodeLeaves(t *testing.T) {
-	s := newStage(t, "sim:3x1")
+	s := newTestCluster(t, "sim:3x1")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 3)
@@ -174,9 +174,9 @@ func TestNodeLeaves(t *testing.T) {
 	require.Equal(t, 1, b.Workers[0].NodeRank, "the rank that was free")
 }
 
-// Harm forbidden: ranks move when another leads.
+// A new leader keeps the ranks of nodes.
 func TestRanksOutliveTheLeader(t *testing.T) {
-	s := newStage(t, "sim:1x1")
+	s := newTestCluster(t, "sim:1x1")
 	s.addNode(s.bus(), "zz", gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "zz")[0])
 	s.addNode(s.bus(), "aa", gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "aa")[0])
 	first := s.service(placement.Config{})

@@ -18,8 +18,8 @@ import (
 	"troupe/placement"
 )
 
-// addAgent starts an agent with one simulated node of two devices, on a line that can be cut.
-func (s *stage) addAgent(name string) *bustest.Faults {
+// addAgent starts an agent with one simulated node of two devices, on a connection that can be cut.
+func (s *testCluster) addAgent(name string) *bustest.Faults {
 	s.t.Helper()
 	line := bustest.NewFaults(s.srv)
 	readyCh := make(chan struct{})
@@ -37,8 +37,8 @@ func (s *stage) addAgent(name string) *bustest.Faults {
 	return line
 }
 
-// sleeper starts a worker that never ends by itself for each bundle of a reservation, and returns their processes.
-func (s *stage) sleeper(r placement.Record) []int {
+// sleeper starts a worker that does not end by itself for each bundle of a reservation, and returns the pids.
+func (s *testCluster) sleeper(r placement.Record) []int {
 	s.t.Helper()
 	client := agent.NewClient(s.bus())
 	var pids []int
@@ -60,11 +60,11 @@ func (s *stage) sleeper(r placement.Record) []int {
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 
-// Harm forbidden: a node that was cut off for longer than its lease comes back, and its devices are granted while the
-// workers of the reservation that ended are still on them.
+// The devices of a node that was cut off for longer than its lease are granted only after the workers of the ended
+// reservation are gone.
 func TestReturningNode(t *testing.T) {
 	t.Parallel()
-	s := newStage(t, "sim:1x1")
+	s := newTestCluster(t, "sim:1x1")
 	s.service(placement.Config{})
 	c := s.client("default")
 	line := s.addAgent("far")
@@ -73,7 +73,7 @@ func TestReturningNode(t *testing.T) {
 	old, err := c.Reserve(ctx, placement.Request{ID: "old", Bundles: []placement.Bundle{on("far", 2)}})
 	require.NoError(t, err)
 	pids := s.sleeper(old)
-	time.Sleep(s.lease) // the leader judges nobody before
+	time.Sleep(s.lease) // the leader declares no node lost before
 
 	line.Freeze()
 	s.eventually(func() bool { return state(t, c, "old") == "" }, "ended with the lease")
@@ -93,7 +93,7 @@ func TestReturningNode(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second, "it is killed at once, and not at the next sweep")
 	require.Greater(t, r.Token, old.Token)
 
-	// A late order must not reach the new holder, and a late start under the old token is refused.
+	// A late kill order does not affect the new holder, and a late start under the old token is refused.
 	fresh := s.sleeper(r)
 	question, err := wire.Marshal(protocol.ReportRequest{Ended: []protocol.KillOrder{{Reservation: "next", Token: old.Token}, {Reservation: "old", Token: old.Token}}})
 	require.NoError(t, err)
@@ -110,11 +110,10 @@ func TestReturningNode(t *testing.T) {
 	require.True(t, alive(fresh[0]))
 }
 
-// Harm forbidden: the workers of a gang that lost one node are killed on that node's return though their reservation, and
-// its token, still stand.
+// The workers of a gang whose reservation still exists are not killed when a lost node of it returns.
 func TestReturningNodeOfAGang(t *testing.T) {
 	t.Parallel()
-	s := newStage(t, "sim:1x1")
+	s := newTestCluster(t, "sim:1x1")
 	s.service(placement.Config{})
 	c := s.client("default")
 	line := s.addAgent("far")
@@ -133,16 +132,15 @@ func TestReturningNodeOfAGang(t *testing.T) {
 	_, err = c.TryReserve(ctx, placement.Request{ID: "all", Bundles: []placement.Bundle{on("far", 2)}})
 	require.ErrorIs(t, err, placement.ErrMustWait, "its holder has not released it")
 	require.True(t, alive(pids[0]))
-	require.NoError(t, c.Release(ctx, "both", both.Token)) // without having ended its workers: then the agents do
+	require.NoError(t, c.Release(ctx, "both", both.Token)) // its workers still run: the agents kill them
 	_, err = c.Reserve(ctx, placement.Request{ID: "all", Bundles: []placement.Bundle{on("far", 2), on("near", 2)}})
 	require.NoError(t, err)
 	require.False(t, alive(pids[0]) || alive(pids[1]))
 }
 
-// Harm forbidden: a report that was made before a node was lost, and was held up on its way, proves that its devices are
-// empty.
-func TestHeldUpReportProvesNothing(t *testing.T) {
-	s := newStage(t, "sim:1x1")
+// A delayed report that was made before a node was lost does not verify that its devices are empty.
+func TestDelayedReportVerifiesNothing(t *testing.T) {
+	s := newTestCluster(t, "sim:1x1")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
@@ -168,7 +166,7 @@ func TestHeldUpReportProvesNothing(t *testing.T) {
 		require.NoError(t, b.Publish(bus.NodeBeat("slow"), data))
 	}
 	s.eventually(func() bool { beat(); _, there := nodeState(t, c, "slow"); return there }, "known")
-	beat() // unasked, or asked before the question
+	beat() // not an answer to the newest request
 	_, err = c.TryReserve(t.Context(), placement.Request{ID: "x", Bundles: []placement.Bundle{on("slow", 1)}})
 	require.ErrorIs(t, err, placement.ErrMustWait)
 	m := <-requests

@@ -16,8 +16,8 @@ import (
 	"troupe/placement/planner"
 )
 
-// addOwn starts a reporter of one node with four devices that takes every process on them for its own.
-func (s *stage) addOwn(name string) *gpu.Sim {
+// addOwn starts a reporter of one node with four devices whose agent takes every process on them for its own.
+func (s *testCluster) addOwn(name string) *gpu.Sim {
 	s.t.Helper()
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 4}, name)[0]
 	readyCh := make(chan struct{})
@@ -31,11 +31,10 @@ func (s *stage) addOwn(name string) *gpu.Sim {
 	return sim
 }
 
-// Harm forbidden: while the devices of the first victim are not yet seen empty, a second and larger victim is sent away
-// for the same request.
-func TestPreemptsOnce(t *testing.T) {
+// While the devices of the first victim wait for verification, no second victim is preempted for the same request.
+func TestOnePreemptionPerRequest(t *testing.T) {
 	t.Parallel()
-	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
+	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
 	require.NoError(t, agent.KeepEvents(t.Context(), s.bus(), 0))
 	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 100 * time.Millisecond}})
 	c := s.client("default")
@@ -47,7 +46,7 @@ func TestPreemptsOnce(t *testing.T) {
 	_, err = c.Reserve(ctx, gang("large", 1, 3))
 	require.NoError(t, err)
 	uuid := small.Workers[0].Slots[0].UUID
-	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 99, Kind: gpu.Compute})) // its worker, which takes its time to die
+	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 99, Kind: gpu.Compute})) // its worker, which takes time to end
 	var mu sync.Mutex
 	var told []placement.Event
 	s.run("events", func(ctx context.Context) error {
@@ -56,7 +55,7 @@ func TestPreemptsOnce(t *testing.T) {
 
 	urgentCh := s.waits(c, urgent(gang("urgent", 1, 1), 5))
 	s.eventually(func() bool { return state(t, c, "small") == "" }, "the smaller is sent away")
-	time.Sleep(time.Second) // many rounds, and ten times the grace
+	time.Sleep(time.Second) // many rounds, and ten times the grace period
 	require.Equal(t, placement.StateGranted, state(t, c, "large"), "a second one was sent away for nothing")
 	require.Empty(t, urgentCh)
 	require.NoError(t, sim.Recover(uuid))

@@ -10,8 +10,8 @@ import (
 	"troupe/placement/planner"
 )
 
-// waits starts a reserve that has to wait, and returns where its end comes to.
-func (s *stage) waits(c *placement.Client, r placement.Request) chan error {
+// waits starts a reserve call that has to wait, and returns the channel of its result.
+func (s *testCluster) waits(c *placement.Client, r placement.Request) chan error {
 	s.t.Helper()
 	before, err := c.List(s.t.Context())
 	require.NoError(s.t, err)
@@ -32,10 +32,9 @@ func urgent(r placement.Request, priority int) placement.Request {
 	return r
 }
 
-// Harm forbidden: the queue is not served by priority and age; or what is small is held up for nothing; or passes the
-// head though that then waits longer.
-func TestQueueOfTheService(t *testing.T) {
-	s := newStage(t, "sim:2x4")
+// The queue is served by priority and age; small requests are backfilled unless they would delay the head.
+func TestQueueOrder(t *testing.T) {
+	s := newTestCluster(t, "sim:2x4")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
@@ -45,7 +44,7 @@ func TestQueueOfTheService(t *testing.T) {
 	b, err := c.Reserve(ctx, placement.Request{ID: "b", Bundles: []placement.Bundle{on("n1", 2)}})
 	require.NoError(t, err)
 
-	low := s.waits(c, gang("low", 1, 4)) // it will have n1, once b is gone
+	low := s.waits(c, gang("low", 1, 4)) // it will use n1 after the release of b
 	high := s.waits(c, urgent(gang("high", 2, 4), 5))
 	list, err := c.List(ctx)
 	require.NoError(t, err)
@@ -62,7 +61,7 @@ func TestQueueOfTheService(t *testing.T) {
 	require.NoError(t, c.Release(ctx, "high", list.Records[0].Token))
 	require.NoError(t, <-low)
 
-	// The head needs the node that low has; what is small goes past it, to the other.
+	// The head needs the node of low; the small request is backfilled on the other one.
 	list, err = c.List(ctx)
 	require.NoError(t, err)
 	full := list.Records[0].Workers[0].Node
@@ -75,9 +74,9 @@ func TestQueueOfTheService(t *testing.T) {
 	require.NoError(t, <-big)
 }
 
-// Harm forbidden: somebody is sent away though nobody has allowed that.
+// Without a rule that allows it, no reservation is preempted.
 func TestPreemptionIsOffByDefault(t *testing.T) {
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
@@ -90,15 +89,15 @@ func TestPreemptionIsOffByDefault(t *testing.T) {
 	require.Equal(t, placement.StateGranted, state(t, c, "low"))
 	require.Empty(t, high)
 
-	// An operator allows it: then it is told to go, and its grace is respected.
+	// After an operator has allowed preemption, the victim is notified and its grace period is respected.
 	require.NoError(t, s.client("").SetRules(t.Context(), placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 200 * time.Millisecond}))
 	require.NoError(t, <-high)
 }
 
-// Of several services one leads, and the next takes over when it goes, at once if it goes in order.
+// Of several services one leads; the next one takes over, at once if the leader ends in order.
 func TestStandBy(t *testing.T) {
-	s := newStage(t, "sim:1x2")
-	services := []*actor{s.service(placement.Config{ID: "first"})}
+	s := newTestCluster(t, "sim:1x2")
+	services := []*background{s.service(placement.Config{ID: "first"})}
 	c := s.client("default")
 	s.ready(c, 1)
 	for range 2 {

@@ -15,7 +15,7 @@ import (
 )
 
 func TestReserveAndRelease(t *testing.T) {
-	s := newStage(t, "sim:2x4")
+	s := newTestCluster(t, "sim:2x4")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
@@ -76,9 +76,9 @@ func TestReserveAndRelease(t *testing.T) {
 	require.Empty(t, list.Records)
 }
 
-// Harm forbidden: a request that makes no sense, or can never fit, waits in silence.
+// Invalid requests and requests that never fit are refused at once.
 func TestBadInput(t *testing.T) {
-	s := newStage(t, "sim:2x4")
+	s := newTestCluster(t, "sim:2x4")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
@@ -119,9 +119,9 @@ func TestBadInput(t *testing.T) {
 	require.Empty(t, list.Waiting)
 }
 
-// Harm forbidden: who has given up is granted something, or keeps others waiting.
+// A withdrawn request is not granted and does not hold back others.
 func TestGivingUpWithdraws(t *testing.T) {
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
@@ -145,7 +145,7 @@ func TestGivingUpWithdraws(t *testing.T) {
 }
 
 func TestRulesOutliveTheLeader(t *testing.T) {
-	s := newStage(t, "sim:1x4")
+	s := newTestCluster(t, "sim:1x4")
 	first := s.service(placement.Config{})
 	op, c := s.client(""), s.client("small")
 	s.ready(op, 1)
@@ -171,9 +171,9 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Harm forbidden: a holder is preempted without notice, or its devices are granted while it may still use them.
+// The holder is notified before an eviction, and its devices are granted only after verification.
 func TestPreemption(t *testing.T) {
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 300 * time.Millisecond}})
 	c := s.client("default")
 	s.ready(c, 1)
@@ -197,9 +197,9 @@ func TestPreemption(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), "low", low.Token), "released already")
 }
 
-// Harm forbidden: a device that is dirty or broken is granted; or never again.
+// Unfit devices are not granted until they recover.
 func TestUnfitDevicesAreRefusedByName(t *testing.T) {
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
@@ -210,7 +210,7 @@ func TestUnfitDevicesAreRefusedByName(t *testing.T) {
 	var short *placement.NoCapacityError
 	s.eventually(func() bool {
 		r, err := c.TryReserve(t.Context(), gang("", 1, 2))
-		if err == nil { // not told yet
+		if err == nil { // not reported yet
 			require.NoError(t, c.Release(t.Context(), r.ID, r.Token))
 		}
 		return errors.As(err, &short) && len(short.WaitsFor) == 2

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// simNodes is nodes alike: two NUMA nodes and two islands each.
+// simNodes returns equal nodes with two NUMA nodes and two islands each.
 func simNodes(nodes, devices int) []Node {
 	all := make([]Node, nodes)
 	for n := range all {
@@ -61,7 +61,7 @@ func BenchmarkPlanSingle(b *testing.B) {
 	}
 }
 
-func BenchmarkNewBook(b *testing.B) {
+func BenchmarkNew(b *testing.B) {
 	s := Snapshot{Now: testNow, Nodes: simNodes(4096, 8)}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -93,7 +93,7 @@ func BenchmarkReserveRelease(b *testing.B) {
 	}
 }
 
-// fullBook is a book in which every device is held by a reservation of its own.
+// fullPlanner returns a planner in which every device is held by a reservation of its own.
 func fullPlanner(t testing.TB, nodes int) *Planner {
 	pl := simPlanner(t, nodes, 8)
 	for i := range 8 * nodes {
@@ -102,7 +102,7 @@ func fullPlanner(t testing.TB, nodes int) *Planner {
 	return pl
 }
 
-// BenchmarkRefuse is an explanation of what a request waits for, on full nodes.
+// BenchmarkRefuse measures the wait analysis on full nodes.
 func BenchmarkRefuse(b *testing.B) {
 	for _, nodes := range []int{64, 1024} {
 		for _, bundles := range []int{1, 16} {
@@ -119,8 +119,7 @@ func BenchmarkRefuse(b *testing.B) {
 	}
 }
 
-// BenchmarkSchedule is a pass over a queue whose head is stuck and of which nothing fits, and one over a queue of which
-// everything does.
+// BenchmarkSchedule measures a pass over a queue in which nothing fits, and one in which everything does.
 func BenchmarkSchedule(b *testing.B) {
 	for _, free := range []bool{true, false} {
 		b.Run(fmt.Sprintf("nodes=64/queue=100/fits=%v", free), func(b *testing.B) {

@@ -14,7 +14,7 @@ func TestFewest(t *testing.T) {
 		need  int
 		want  []int
 	}{
-		{[]int{6, 6, 8, 8}, 12, []int{0, 1}}, // not 8 and 4 of 6: both whole ones are left
+		{[]int{6, 6, 8, 8}, 12, []int{0, 1}}, // not 8 and 4 of 6: both large ones stay whole
 		{[]int{5, 6, 8, 8}, 13, []int{0, 2}},
 		{[]int{1, 2, 8}, 3, []int{2}},
 		{[]int{1, 2, 8}, 9, []int{0, 2}},
@@ -25,7 +25,7 @@ func TestFewest(t *testing.T) {
 	}
 }
 
-// No other choice has fewer, and none of as many has less left over in its smallest members.
+// No other choice has fewer, and none of the same number leaves less in its smallest members.
 func TestFewestWastesNoNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sizes := rapid.SliceOfN(rapid.IntRange(1, 8), 0, 8).Draw(t, "sizes")
@@ -55,7 +55,7 @@ func TestFewestWastesNoNode(t *testing.T) {
 	})
 }
 
-// The islands that stay whole are those that need not be broken.
+// Islands stay whole if possible.
 func TestChooseKeepsIslandsWhole(t *testing.T) {
 	devices := make([]Device, 8)
 	for i := range devices {

@@ -64,8 +64,8 @@ func TestRefusalsAsErrors(t *testing.T) {
 	require.NoError(t, plan.Err())
 }
 
-// Each kind of mistake has a type of its own, whatever the words.
-func TestMistakes(t *testing.T) {
+// Each kind of invalid request has its own Problem.
+func TestInvalidRequests(t *testing.T) {
 	pl := simPlanner(t, 2, 4)
 	one := Bundle{Devices: Whole}
 	for problem, r := range map[Problem]Request{
@@ -109,7 +109,7 @@ func TestNamesOfWorkers(t *testing.T) {
 	require.Equal(t, "reward-7", Worker{Rank: 7}.Name("reward"))
 }
 
-// A request for instances is planned as it will be granted: each by itself.
+// A request for instances is planned like its grants: one instance after the other.
 func TestInstances(t *testing.T) {
 	pl := simPlanner(t, 2, 4)
 	r := Request{ID: "infer", Bundles: Repeat(4, Bundle{Devices: Wholes(2)}), Strategy: StrictPack, PerInstance: 2}
@@ -128,7 +128,7 @@ func TestInstances(t *testing.T) {
 	require.Equal(t, 2, instances[1].FirstRank)
 }
 
-// What waits for nodes that are yet to come waits, instead of failing.
+// A request that awaits nodes waits instead of failing.
 func TestAwaitNodes(t *testing.T) {
 	empty, err := New(Snapshot{Now: testNow})
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestAwaitNodes(t *testing.T) {
 	require.ErrorIs(t, err, ErrBadMapping, "no node will make sense of it")
 }
 
-// computed is how long the processor was busy with it: on a machine with other work the clock says something else.
+// computed returns the CPU time of a function, which other load on the machine does not affect.
 func computed(t *testing.T, do func()) time.Duration {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -163,7 +163,7 @@ func computed(t *testing.T, do func()) time.Duration {
 	return time.Duration(after.Utime.Nano() - before.Utime.Nano() + after.Stime.Nano() - before.Stime.Nano())
 }
 
-// A search without end ends, and soon: nodes that all differ, and one bundle of five too many for nodes of eight.
+// The search ends within its budget: nodes that all differ, and one bundle of five too many for nodes of eight.
 func TestSearchIsBounded(t *testing.T) {
 	nodes := simNodes(40, 8)
 	for i := range nodes {

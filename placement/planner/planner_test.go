@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestGrantRefusesWhatIsHeld(t *testing.T) {
+func TestGrantRefusesHeldDevices(t *testing.T) {
 	pl := simPlanner(t, 1, 2)
 	plan, err := pl.Plan(Request{ID: "a", Bundles: Repeat(1, Bundle{Devices: Wholes(2)})})
 	require.NoError(t, err)
@@ -25,7 +25,7 @@ func TestGrantRefusesWhatIsHeld(t *testing.T) {
 	require.ErrorIs(t, pl.Grant(bad), ErrBadShare, "nobody frees a device by holding less than nothing")
 }
 
-// Parts of one reservation on a device add up; what is laid over it does not.
+// Parts of one reservation on a device add up; colocated reservations do not.
 func TestPartsAddUp(t *testing.T) {
 	pl := simPlanner(t, 1, 1)
 	require.True(t, grant(t, pl, Request{ID: "halves", Bundles: Repeat(2, Bundle{Devices: 500})}, testNow))
@@ -40,7 +40,7 @@ func TestPartsAddUp(t *testing.T) {
 	require.True(t, grant(t, pl, Request{ID: "more", Bundles: Repeat(1, Bundle{Devices: 1})}, testNow))
 }
 
-// A node that goes and comes back finds its devices held; one that was seen on no node is no obstacle.
+// The devices of a reservation are still held when their node is removed and returns.
 func TestNodesComeAndGo(t *testing.T) {
 	pl := simPlanner(t, 2, 2)
 	require.True(t, grant(t, pl, Request{ID: "a", Bundles: Repeat(2, Bundle{Devices: Whole, Node: "n1", CPUs: Whole})}, testNow))
@@ -67,7 +67,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	require.Empty(t, pl.usage)
 }
 
-func TestContradictionsAreRefused(t *testing.T) {
+func TestInconsistentSnapshots(t *testing.T) {
 	nodes := simNodes(2, 2)
 	for name, change := range map[string]func([]Node){
 		"a name twice":     func(n []Node) { n[1].ID = "n0" },
@@ -101,7 +101,7 @@ func TestContradictionsAreRefused(t *testing.T) {
 	require.ErrorAs(t, err, &conflict)
 }
 
-// A node with more devices than a machine word has bits is like any other.
+// A node may have more devices than a machine word has bits.
 func TestLargeNodes(t *testing.T) {
 	pl := simPlanner(t, 1, 1000)
 	require.True(t, grant(t, pl, Request{ID: "a", Bundles: Repeat(999, Bundle{Devices: Whole})}, testNow))

@@ -63,7 +63,7 @@ func genBundle(t *rapid.T) Bundle {
 	return b
 }
 
-// genRequest draws a request, laid over one of the hosts now and then.
+// genRequest draws a request, now and then colocated with one of the hosts.
 func genRequest(t *rapid.T, id string, hosts []string) Request {
 	r := Request{
 		ID:       id,
@@ -84,7 +84,7 @@ func genRequest(t *rapid.T, id string, hosts []string) Request {
 	return r
 }
 
-// genBook draws nodes and fills them with the plans of random requests.
+// genPlanner draws nodes and grants random requests on them.
 func genPlanner(t *rapid.T, nodes, requests int) *Planner {
 	pl, err := New(Snapshot{Now: testNow, Nodes: genNodes(t, nodes)})
 	require.NoError(t, err)
@@ -98,7 +98,7 @@ func genPlanner(t *rapid.T, nodes, requests int) *Planner {
 	return pl
 }
 
-// grant enters the plan of r, if it is granted.
+// grant grants r, if it fits.
 func grant(t require.TestingT, pl *Planner, r Request, since time.Time) bool {
 	plan, err := pl.Plan(r)
 	if err != nil || !plan.Granted {
@@ -108,7 +108,7 @@ func grant(t require.TestingT, pl *Planner, r Request, since time.Time) bool {
 	return true
 }
 
-// requireSound checks what must hold of any book: no device over-granted, and all counts true.
+// requireSound checks the invariants of a planner: no device is over-granted, and all counts are correct.
 func requireSound(t require.TestingT, pl *Planner) {
 	for _, s := range pl.nodes {
 		fresh := newNodeState(s.info, s.layout)
@@ -150,7 +150,7 @@ func TestNoDeviceIsOverGranted(t *testing.T) {
 	})
 }
 
-func TestNothingOnAClosedNodeOrAnUnfitDevice(t *testing.T) {
+func TestOnlyGrantableDevices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pl := genPlanner(t, 4, 5)
 		plan, err := pl.Plan(genRequest(t, "new", nil))
@@ -168,7 +168,7 @@ func TestNothingOnAClosedNodeOrAnUnfitDevice(t *testing.T) {
 	})
 }
 
-func TestNoGangInHalves(t *testing.T) {
+func TestGangsAreGrantedWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pl := genPlanner(t, 4, 5)
 		r := genRequest(t, "new", nil)
@@ -334,8 +334,8 @@ func TestReleaseOfAllLeavesNothingBehind(t *testing.T) {
 	})
 }
 
-// A wait tells the truth: once what it names is gone, there is room; and none of it is named in vain.
-func TestNoWaitIsForTheWrongThing(t *testing.T) {
+// Once what a wait lists is gone, the request fits; and every item of the list is necessary.
+func TestWaitsAreExact(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pl := genPlanner(t, 4, 8)
 		r := genRequest(t, "new", nil)
@@ -360,7 +360,7 @@ func TestNoWaitIsForTheWrongThing(t *testing.T) {
 	})
 }
 
-// remove takes away what a request waits for.
+// remove removes the obstacles of a request.
 func remove(t require.TestingT, pl *Planner, obstacles []Obstacle) {
 	for _, o := range obstacles {
 		switch o.Kind {
@@ -381,7 +381,7 @@ func remove(t require.TestingT, pl *Planner, obstacles []Obstacle) {
 	}
 }
 
-// Whatever fits somehow is granted: an exhaustive placer agrees.
+// Every request that fits somehow is granted: an exhaustive search agrees.
 func TestNothingThatFitsIsRefused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pl := genPlanner(t, 3, 4)
@@ -395,7 +395,7 @@ func TestNothingThatFitsIsRefused(t *testing.T) {
 	})
 }
 
-// bruteForce reports whether the bundles of r find room in any arrangement.
+// bruteForce reports whether the bundles of r fit in any assignment.
 func bruteForce(pl *Planner, r Request) bool {
 	type machine struct {
 		left   []Share

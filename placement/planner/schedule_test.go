@@ -31,7 +31,7 @@ func genPolicy(t *rapid.T) Policy {
 	return p
 }
 
-// enter grants what was decided; it must all fit together.
+// enter grants the decision; all of it must fit together.
 func enter(t require.TestingT, pl *Planner, d Decision) {
 	for _, g := range d.Grants {
 		require.NoError(t, pl.Grant(g.Reservation))
@@ -39,7 +39,7 @@ func enter(t require.TestingT, pl *Planner, d Decision) {
 	requireSound(t, pl)
 }
 
-// head is the wait of the head of the queue, if there is one.
+// head returns the wait of the head of the queue, if there is one.
 func (d Decision) head() (Wait, bool) {
 	for _, w := range d.Waits {
 		if w.Code == WaitCapacity {
@@ -77,7 +77,7 @@ func TestNoRequestIsLostInTheQueue(t *testing.T) {
 		}
 		for _, r := range d.Refusals {
 			seen[r.ID]++
-			requireHopeless(t, pl, requestOf(queue, r.ID), r.Err)
+			requireImpossible(t, pl, requestOf(queue, r.ID), r.Err)
 		}
 		for _, q := range queue {
 			require.Equal(t, 1, seen[q.Request.ID], q.Request.ID)
@@ -91,8 +91,8 @@ func TestNoRequestIsLostInTheQueue(t *testing.T) {
 	})
 }
 
-// requireHopeless checks that a refused request makes no sense, exceeds its quota or can never fit.
-func requireHopeless(t require.TestingT, pl *Planner, r Request, err error) {
+// requireHopeless checks that a refused request is invalid, exceeds its quota or never fits.
+func requireImpossible(t require.TestingT, pl *Planner, r Request, err error) {
 	plan, planErr := pl.Plan(r)
 	var quota *QuotaError
 	switch {
@@ -105,8 +105,8 @@ func requireHopeless(t require.TestingT, pl *Planner, r Request, err error) {
 	}
 }
 
-// What passes the head takes nothing of what it waits for: once that is gone, the head fits, whoever has passed.
-func TestNobodyPassesTheHeadToItsHarm(t *testing.T) {
+// Backfilled requests use nothing that the head waits for: once that is gone, the head fits.
+func TestBackfillNeverDelaysTheHead(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pl := genPlanner(t, 4, 6)
 		queue := genQueue(t, nil)
@@ -136,7 +136,7 @@ func TestNoQuotaIsExceeded(t *testing.T) {
 	})
 }
 
-func TestNobodyIsPreemptedInVain(t *testing.T) {
+func TestPreemptionSuffices(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		pl := genPlanner(t, 4, 8)
 		queue := genQueue(t, nil)

@@ -17,8 +17,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the transcripts in testdata")
 
-// TestScripts runs the commands of testdata/*.txt and compares what they print. A script is blocks of one command, a
-// line "----" and its output, with an empty line between blocks.
+// TestScripts runs the commands of testdata/*.txt and compares their output. A script consists of blocks: a command, a
+// line "----" and the output, separated by empty lines.
 func TestScripts(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.txt")
 	require.NoError(t, err)
@@ -58,7 +58,7 @@ func lastLine(s string) string {
 	return lines[len(lines)-1]
 }
 
-// script is a book, a queue and a clock that the commands of a script change.
+// script is the planner, the queue and the clock of a script.
 type script struct {
 	planner *Planner
 	now     time.Time
@@ -105,7 +105,7 @@ func (s *script) run(t *testing.T, words []string) string {
 	return ""
 }
 
-// nodes NxD [numa=N] [islands=N] [cpus=N] [racks=N] makes a book of nodes alike.
+// nodes NxD [numa=N] [islands=N] [cpus=N] [racks=N] makes a planner with equal nodes.
 func (s *script) nodes(t *testing.T, args []string) string {
 	var n, d int
 	_, err := fmt.Sscanf(args[0], "%dx%d", &n, &d)
@@ -208,7 +208,7 @@ func prefixed(prefix, text string) string {
 	return prefix + text
 }
 
-// workersText is one line for each worker.
+// workersText returns one line for each worker.
 func workersText(workers []Worker) string {
 	var b strings.Builder
 	for _, w := range workers {
@@ -226,7 +226,7 @@ func workersText(workers []Worker) string {
 	return b.String()
 }
 
-// schedule [preempt] [quota=NAMESPACE:N] [depth=N] goes over the queue once and enters what is granted.
+// schedule [preempt] [quota=NAMESPACE:N] [depth=N] runs one pass over the queue and adds the grants.
 func (s *script) schedule(t *testing.T, args []string) string {
 	var policy Policy
 	for _, arg := range args {
@@ -270,7 +270,7 @@ func (s *script) enter(t *testing.T, d Decision) string {
 	return b.String()
 }
 
-// show is one line for each node: its devices, free (.), unfit (!), or the last letter of who holds them.
+// show returns one line for each node: its devices, free (.), unfit (!), or the last letter of their holder.
 func (s *script) show() string {
 	var b strings.Builder
 	for _, node := range s.planner.nodes {
@@ -295,7 +295,7 @@ func (s *script) show() string {
 	return b.String()
 }
 
-// parseRequest reads ID key=value…, with "+" before a further kind of bundle.
+// parseRequest parses ID key=value…, with "+" before a further kind of bundle.
 func parseRequest(t *testing.T, args []string) Request {
 	r := Request{ID: args[0], Holder: "role_" + args[0]}
 	count, bundle := 0, Bundle{}

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// arrival is one line of testdata/arrivals.csv: a gang that comes, stays for a while if it is admitted, and goes.
+// arrival is one line of testdata/arrivals.csv: a gang that arrives, runs for a while if it is admitted, and ends.
 type arrival struct{ minute, bundles, devices, lasts int }
 
 func readArrivals(t *testing.T) []arrival {
@@ -32,13 +32,13 @@ func readArrivals(t *testing.T) []arrival {
 	return arrivals
 }
 
-// placer admits a gang, or not, and forgets it again.
+// placer admits or refuses gangs.
 type placer interface {
 	admit(id int, a arrival) bool
 	forget(id int)
 }
 
-// firstFit is the placer to be better than: each bundle on the first node with enough free devices.
+// firstFit is the baseline: each bundle on the first node with enough free devices.
 type firstFit struct {
 	free []int
 	held map[int][]int
@@ -79,7 +79,7 @@ func (p *planned) admit(id int, a arrival) bool {
 
 func (p *planned) forget(id int) { p.book.Release(fmt.Sprint(id)) }
 
-// tally is how many gangs were admitted, by the devices they take.
+// tally is the number of admitted gangs by devices.
 type tally map[int]int
 
 func (t tally) atLeast(devices int) int {
@@ -112,9 +112,9 @@ func simulate(arrivals []arrival, p placer) (admitted tally, deviceMinutes int) 
 	return admitted, deviceMinutes
 }
 
-// On a recorded sequence of requests, packing so that whole nodes stay whole admits more of the large gangs than
-// first-fit does, and more work in all, on nodes alike and on nodes of two sizes.
-func TestLargeGangsAreNotCrowdedOut(t *testing.T) {
+// On a recorded sequence of requests, PACK admits more of the large gangs and more work in total than first-fit, on
+// equal nodes and on nodes of two sizes.
+func TestPackAdmitsMoreLargeGangs(t *testing.T) {
 	fleets := map[string][]int{
 		"32 nodes of 8":             slices.Repeat([]int{8}, 32),
 		"24 nodes of 8 and 16 of 4": slices.Repeat([]int{8, 4, 8, 8, 4}, 8),

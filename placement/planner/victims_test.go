@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Harm forbidden: several are sent away where one is enough, or one of a higher priority than need be.
+// Preemption selects as few victims as possible, and none of a higher priority than necessary.
 func TestFewestVictims(t *testing.T) {
 	nodes := simNodes(2, 4)
 	pl, err := New(Snapshot{Now: testNow, Nodes: nodes})
@@ -30,7 +30,7 @@ func TestFewestVictims(t *testing.T) {
 	require.Len(t, victims(5, 2), 1)
 	require.NotContains(t, victims(5, 2), "whole", "of the lowest priority")
 
-	// Devices that have only to be seen empty are waited for.
+	// Devices that only wait for verification are not preempted for.
 	cleared, _ := pl.Release("half-a")
 	node := *pl.byID["n0"].info
 	node.Devices = append([]Device{}, node.Devices...)
