@@ -129,7 +129,7 @@ type history struct {
 // faulty is a service or node behind a connection with faults.
 type faulty struct {
 	line  *bustest.Faults
-	actor *background
+	running *background
 }
 
 func newHistory(t *testing.T, seed uint64, all *tally) *history {
@@ -263,7 +263,7 @@ func (c *history) injectFaults() {
 			victim.line.SetRule(func(bustest.Message) bustest.Verdict { return bustest.Drop }) // it can do nothing more
 			c.services = slices.Delete(c.services, at, at+1)
 			c.addService()
-			victim.actor.stop()
+			victim.running.stop()
 		default:
 			c.loseNode(pause)
 		}

@@ -1,10 +1,9 @@
-package placement_test
+package planner_test
 
 import (
 	"fmt"
 	"time"
 
-	"troupe/placement"
 	"troupe/placement/planner"
 )
 
@@ -22,9 +21,9 @@ func nodes() []planner.Node {
 
 // A snapshot and a request give a plan.
 func ExampleDecide() {
-	plan, err := planner.Decide(planner.Snapshot{Nodes: nodes()}, placement.Request{
-		Bundles:  placement.Repeat(3, placement.Bundle{Devices: placement.Wholes(2)}),
-		Strategy: placement.Pack,
+	plan, err := planner.Decide(planner.Snapshot{Nodes: nodes()}, planner.Request{
+		Bundles:  planner.Repeat(3, planner.Bundle{Devices: planner.Wholes(2)}),
+		Strategy: planner.Pack,
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -47,7 +46,7 @@ func ExamplePlanner() {
 		fmt.Println(err)
 		return
 	}
-	train := placement.Request{ID: "r-1", Holder: "actor_train", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Wholes(3)})}
+	train := planner.Request{ID: "r-1", Holder: "actor_train", Bundles: planner.Repeat(2, planner.Bundle{Devices: planner.Wholes(3)})}
 	plan, _ := book.Plan(train)
 	if err := book.Grant(plan.Reservation(train, book.Now)); err != nil {
 		fmt.Println(err)
@@ -55,7 +54,7 @@ func ExamplePlanner() {
 	}
 
 	book.Now = start.Add(90 * time.Second)
-	plan, _ = book.Plan(placement.Request{ID: "r-2", Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(2)})})
+	plan, _ = book.Plan(planner.Request{ID: "r-2", Bundles: planner.Repeat(1, planner.Bundle{Devices: planner.Wholes(2)})})
 	for _, r := range plan.Reasons {
 		fmt.Println(r.Node, r.Text)
 	}
@@ -63,7 +62,7 @@ func ExamplePlanner() {
 		fmt.Println("waits for", o)
 	}
 	book.Release("r-1")
-	plan, _ = book.Plan(placement.Request{ID: "r-2", Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(2)})})
+	plan, _ = book.Plan(planner.Request{ID: "r-2", Bundles: planner.Repeat(1, planner.Bundle{Devices: planner.Wholes(2)})})
 	fmt.Println(plan.Granted)
 	// Output:
 	// 1 bundle of 2 devices: there is room for 0 on 2 nodes
