@@ -128,7 +128,7 @@ type history struct {
 
 // faulty is a service or node behind a connection with faults.
 type faulty struct {
-	line  *bustest.Faults
+	line    *bustest.Faults
 	running *background
 }
 

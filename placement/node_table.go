@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -398,8 +397,6 @@ func (n *nodeEntry) status() NodeStatus {
 	}
 	return s
 }
-
-func (n *nodeEntry) String() string { return fmt.Sprintf("node %s (%s)", n.name, n.state) }
 
 // NodesFromReports returns planner nodes for reports, in their order, as if all nodes were ready.
 func NodesFromReports(reports []protocol.Report) []planner.Node {
