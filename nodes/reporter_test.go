@@ -102,8 +102,8 @@ func TestReporter(t *testing.T) {
 	require.Equal(t, first.Session, leased.Session)
 
 	uuid := first.Report.Devices[0].UUID
-	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
-	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
+	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
+	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
 	dirty := next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report != nil && len(beat.Report.Foreign) > 0 })
 	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "its own are not foreign")
 	require.NoError(t, sim.Recover(uuid))

@@ -545,7 +545,7 @@ func (c *history) settle() {
 			c.tally.Found++
 			c.enter(c.calls[i], r, time.Now())
 		} else if !known {
-			c.t.Errorf("%s is left, and nobody has it", r.ID)
+			c.t.Errorf("%s is left without a holder", r.ID)
 		}
 		c.mu.Unlock()
 	}

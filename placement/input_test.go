@@ -23,11 +23,11 @@ func TestBatchWindow(t *testing.T) {
 		arrive  []time.Duration
 		written bool
 		waits   time.Duration
-		anybody bool
+		pending bool
 	}{
 		"all come":         {2, 1, []time.Duration{100, 300}, true, 300, true},
 		"one stays away":   {2, 1, []time.Duration{100}, true, took, true},
-		"nobody comes":     {2, 0, nil, true, took, false},
+		"no request comes": {2, 0, nil, true, took, false},
 		"alone":            {1, 0, nil, true, 0, false},
 		"all are there":    {0, 3, nil, true, 0, true},
 		"nothing written":  {4, 1, nil, false, 0, true},
@@ -47,7 +47,7 @@ func TestBatchWindow(t *testing.T) {
 				w.roundDone(tc.calls, tc.written, spent)
 				arrive(q, tc.arrive...)
 				began := time.Now()
-				require.Equal(t, tc.anybody, w.wait(context.Background()))
+				require.Equal(t, tc.pending, w.wait(context.Background()))
 				require.Equal(t, want, time.Since(began))
 				require.Len(t, q.take(nil), tc.there+len(tc.arrive))
 				q.put(input{})

@@ -107,7 +107,7 @@ func TestNodeLoss(t *testing.T) {
 	// A foreign process makes a returned device unfit.
 	devices, err := sim.Devices(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, sim.Soil(devices[0].UUID, gpu.Process{PID: 99, Kind: gpu.Compute}))
+	require.NoError(t, sim.AddProcess(devices[0].UUID, gpu.Process{PID: 99, Kind: gpu.Compute}))
 	f.Thaw()
 	s.ready(c, 2)
 	require.Equal(t, "node_lost on far", <-events, "one event, when its heartbeats stop, and none when its lease expires")

@@ -46,7 +46,7 @@ func TestOnePreemptionPerRequest(t *testing.T) {
 	_, err = c.Reserve(ctx, gang("large", 1, 3))
 	require.NoError(t, err)
 	uuid := small.Workers[0].Slots[0].UUID
-	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 99, Kind: gpu.Compute})) // its worker, which takes time to end
+	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 99, Kind: gpu.Compute})) // its worker, which takes time to end
 	var mu sync.Mutex
 	var told []placement.Event
 	s.run("events", func(ctx context.Context) error {

@@ -205,7 +205,7 @@ func TestUnfitDevicesAreRefusedByName(t *testing.T) {
 	s.ready(c, 1)
 	devices, err := s.sims[0].Devices(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, s.sims[0].Soil(devices[0].UUID, gpu.Process{PID: 4711, Name: "python3", Kind: gpu.Compute}))
+	require.NoError(t, s.sims[0].AddProcess(devices[0].UUID, gpu.Process{PID: 4711, Name: "python3", Kind: gpu.Compute}))
 	require.NoError(t, s.sims[0].Fail(devices[1].UUID, "XID 79"))
 	var short *placement.NoCapacityError
 	s.eventually(func() bool {

@@ -15,14 +15,14 @@ func TestGrantRefusesHeldDevices(t *testing.T) {
 	require.ErrorIs(t, pl.Grant(plan.Reservation(Request{ID: "a"}, testNow)), ErrDuplicate)
 	before := pl.Snapshot()
 	var conflict *ConflictError
-	require.ErrorAs(t, pl.Grant(plan.Reservation(Request{ID: "b"}, testNow)), &conflict, "a plan made before somebody else's grant")
+	require.ErrorAs(t, pl.Grant(plan.Reservation(Request{ID: "b"}, testNow)), &conflict, "a plan made before another grant")
 	require.Equal(t, []string{"a"}, conflict.Holders)
 	require.Equal(t, before, pl.Snapshot())
 	requireSound(t, pl)
 
 	bad := plan.Reservation(Request{ID: "c"}, testNow)
 	bad.Workers = []Worker{{Node: "n0", Slots: []Slot{{Node: "n0", UUID: "GPU-0000-00", Share: -Whole}}}}
-	require.ErrorIs(t, pl.Grant(bad), ErrBadShare, "nobody frees a device by holding less than nothing")
+	require.ErrorIs(t, pl.Grant(bad), ErrBadShare, "a negative share must not free a device")
 }
 
 // Parts of one reservation on a device add up; colocated reservations do not.
