@@ -182,7 +182,7 @@ func (c *Client) call(ctx context.Context, m *message, waits func(*answer)) (*an
 func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCall, waits func(*answer)) (*answer, error) {
 	began := time.Now()
 	deadline, _ := ctx.Deadline()
-	backoff := bus.Backoff{First: initialRetry, Most: renewEvery}.Start()
+	backoff := bus.Backoff{First: initialRetry, Most: renewEvery * 2 / 3}.Start() // at most renewEvery with its jitter
 	retry := time.NewTimer(initialRetry)
 	defer retry.Stop()
 	queued := false

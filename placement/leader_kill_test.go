@@ -37,8 +37,7 @@ func (s *testCluster) child() (kill func()) {
 }
 
 // Acknowledged reservations survive the death of a leader, and none is granted twice.
-func TestKilledLeader(t *testing.T) {
-	t.Parallel()
+func TestKilledLeader(t *testing.T) { // not parallel: it measures the time of a takeover
 	const total, clients = 1000, 8
 	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{Listen: true}), lease: 15 * time.Second}
 	s.addNodes("sim:16x8")
