@@ -168,4 +168,4 @@ def _decode_queue(codec: _codec.Codec, value: Any) -> Queue:
     return Queue._of(value[0])
 
 
-_codec._DECODERS[_codec.QUEUE] = _decode_queue
+_codec.set_decoder(_codec.QUEUE, _decode_queue)

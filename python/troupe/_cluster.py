@@ -12,12 +12,11 @@ from typing import Any
 
 import msgpack
 
-from . import _codec, _core, _errors, _origin, _session, _split
+from . import _call, _codec, _core, _errors, _launch, _origin, _session, _split
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
 from ._resources import ResourceManager
-from ._worker import Call, _call
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
@@ -139,8 +138,6 @@ class Cluster(_codec.Walked):
             raise _errors.InvalidError('Cluster needs worker_cls: a class, or "package.module.Class"')
         config = worker_config if worker_config is not None else WorkerConfig()
         name = name or setting(config, "name", "") or getattr(worker_cls, "__name__", "")
-        from . import _launch
-
         spec = _launch.spec(session, name, worker_cls, resource_manager, config, tuple(worker_args), worker_kwargs or {}, node)
         try:
             fields = session.core.ask("create", runtime=session.id, spec=spec).get()
@@ -448,8 +445,8 @@ class Cluster(_codec.Walked):
 
     def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
         """A worker that waits for a call to itself waits for ever, if that call waits for the one that is being served."""
-        serving = _call.get()
-        if serving is None or method in self._beside or self._own_rank not in plan.called() or Call(*serving).method in self._beside:
+        serving = _call.current.get()
+        if serving is None or method in self._beside or self._own_rank not in plan.called() or _call.IncomingCall(*serving).method in self._beside:
             return
         future._behind = serving[1]
         if blocking:
@@ -542,8 +539,6 @@ class Cluster(_codec.Walked):
 
     def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
         """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""
-        from . import _launch
-
         _core.refuse_in_loop("`await asyncio.to_thread(cluster.create_engine, …)`")
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
@@ -620,6 +615,9 @@ def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
 
 def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
     return data if fields["rank"] < 0 else bytes(msgpack.packb({**fields, "rank": -1}))
+
+
+_codec.set_handle_decoder(from_handle)
 
 
 def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:

@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 from . import _core, _errors, _serve, _session
+from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
 from ._core import CANCEL
 from ._future import Waitable
-from ._worker import Call
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
 _numbers = itertools.count(1)
@@ -132,7 +132,7 @@ class Desk(_serve.Server):
         if kind == CANCEL:
             self.cancel_in(token)
             return
-        call = Call(self.core, token, meta)
+        call = IncomingCall(self.core, token, meta)
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
         if made is None or runner is None:
             self.fail(token, _errors.ClosedError("the driver no longer serves this"))

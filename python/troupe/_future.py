@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, overload
 
-from . import _codec, _core, _errors, _split
+import msgpack
+
+from . import _call, _codec, _core, _errors, _origin, _split
 from ._core import CAUSE, FAILED, LAST, NONE, OVER, WHOLE
-from ._worker import Call, _call
 
 
 class Waitable(_codec.Eventual):
@@ -182,18 +183,16 @@ class Future(Waitable, Sequence[RankFuture]):
                 wake()
 
     def _raise_from(self, body: Any) -> _errors.Error:
-        from . import _origin
-
         return _origin.chain(_errors.from_body(body), self._codec.pickle)
 
     # For callers.
 
     def _refuse_own(self) -> None:
         """Whoever serves the call that this one waits for must not wait for it."""
-        serving = _call.get()
+        serving = _call.current.get()
         if serving is None or serving[1] != self._behind:
             return
-        busy, method = Call(*serving).method, self._where[1]
+        busy, method = _call.IncomingCall(*serving).method, self._where[1]
         raise _errors.RefusedError(
             f"{self._what} on the worker's own rank would wait for itself: its turn comes when {busy!r}, which made the call, has returned; "
             f"call self.{method}(…) directly, do not wait for the future, or mark {method} with @register(lane=\"control\") or "
@@ -353,10 +352,6 @@ class Asked(Waitable):
         self._finish()
 
     def _store(self, flags: int, body: Any) -> None:
-        import msgpack
-
-        from . import _origin
-
         if flags & FAILED:
             self._error = _origin.chain(_errors.from_body(body), self._trusted)
         else:

@@ -110,16 +110,16 @@ class Pipeline(Held):
         self._name(session, name)
         crew = 0
         if declared.functions:
-            from . import _crew
+            from . import _stage_functions
 
-            functions = {stage: _crew.Function(work, stages[stage]) for stage, work in declared.functions.items()}
-            crew = _crew.Crew(session.core, self._codec, functions).token
+            functions = {stage: _stage_functions.Function(work, stages[stage]) for stage, work in declared.functions.items()}
+            crew = _stage_functions.FunctionRunner(session.core, self._codec, functions).token
         request = {"text": declared.text(), "clusters": clusters, "crew": crew, "grace": float(grace), "take_over": take_over}
         self._open(session, Asked(session.core, "pipeline_open", runtime=session.id, name=_session._who(), pipeline=request))
 
     def _name(self, session: Session, name: str) -> None:
         self.name = name
-        self._codec = _codec.Codec(why_not=_WHY_NOT, open_handle=session.codec(False).open_handle)
+        self._codec = _codec.Codec(why_not=_WHY_NOT, handles=True)
 
     @classmethod
     def attach(cls, name: str) -> Pipeline:

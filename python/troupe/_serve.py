@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from . import _codec, _core, _errors, _item, _origin, _register
+from . import _call, _codec, _core, _errors, _item, _origin, _register
+from ._call import LENGTHS, IncomingCall
 from ._future import Waitable
-from ._worker import _LENGTHS, Call, Worker, _call
 
 PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
 
@@ -44,18 +44,18 @@ class Server:
         """Whether the caller may send pickles."""
         raise NotImplementedError
 
-    def verb(self, call: Call, body: Any) -> Any:
+    def verb(self, call: IncomingCall, body: Any) -> Any:
         """What the core asks for itself."""
         raise _errors.NotFoundError(f"there is no {call.method}")
 
     def serve(self, token: int, meta: bytes, body: Any) -> None:
         """Runs a call and answers it. This is the path of every short call."""
-        mark = _call.set((self.core, token, meta))
+        mark = _call.current.set((self.core, token, meta))
         try:
             codec, owner, name = self.known.get(meta[:24] + meta[40:]) or self.learn(meta)
             method = self.method(owner, name)
             if method is None:
-                value = self.verb(Call(self.core, token, meta), body)
+                value = self.verb(IncomingCall(self.core, token, meta), body)
             else:
                 args, kwargs = read_args(codec, body)
                 if meta[0] & ITEMS:
@@ -76,7 +76,7 @@ class Server:
             self.fail(token, err)
             raise
         finally:
-            _call.reset(mark)
+            _call.current.reset(mark)
         if type(answer) is bytes and len(answer) <= _core._LARGE:
             if self.lib.troupe_answer(token, self.how, answer, len(answer)) > 0:
                 self.core.take_now()
@@ -85,7 +85,7 @@ class Server:
 
     def learn(self, meta: bytes) -> tuple[_codec.Codec, str, str]:
         """Reads what a call says of itself, and remembers it for those that say the same."""
-        _, k, n, m = _LENGTHS.unpack_from(meta)
+        _, k, n, m = LENGTHS.unpack_from(meta)
         texts = meta[40 + k : 40 + k + n + m]
         found = (self.codecs[self.trusts(meta)], texts[n:].decode(), texts[:n].decode())
         if len(self.known) >= _KNOWN:  # of many callers, or with traces
@@ -125,21 +125,21 @@ class Server:
 
     # Async methods on a loop that is not the main thread's.
 
-    def begin_in(self, loop: Loop, token: int, call: Call, body: Any) -> None:
+    def begin_in(self, loop: Loop, token: int, call: IncomingCall, body: Any) -> None:
         """Has a loop begin a call. Called by the reader, which must not wait."""
         self.loops[token] = loop
         if not loop.soon(self._begin, token, call, body):
             self.loops.pop(token, None)
             self.fail(token, _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"))
 
-    def _begin(self, token: int, call: Call, body: Any) -> None:
+    def _begin(self, token: int, call: IncomingCall, body: Any) -> None:
         import asyncio
 
         task = asyncio.get_running_loop().create_task(self._serve_beside(token, call, body))
         self.tasks[token] = task
         task.add_done_callback(lambda _: self.loops.pop(token, None))
 
-    async def _serve_beside(self, token: int, call: Call, body: Any) -> None:
+    async def _serve_beside(self, token: int, call: IncomingCall, body: Any) -> None:
         try:
             await self.serve_async(token, call, body)
         except SystemExit as err:  # it would end the loop, and everything else that runs there
@@ -157,11 +157,11 @@ class Server:
         if task is not None:
             task.cancel()
 
-    async def serve_async(self, token: int, call: Call, body: Any) -> None:
+    async def serve_async(self, token: int, call: IncomingCall, body: Any) -> None:
         import asyncio
 
         try:
-            _call.set((self.core, token, call._meta))
+            _call.current.set((self.core, token, call._meta))
             codec, owner, name = self.known.get(call._meta[:24] + call._meta[40:]) or self.learn(call._meta)
             value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
@@ -176,7 +176,7 @@ class Server:
             self.core.push_soon(asyncio.get_running_loop())
         self.answer(token, answer)
 
-    async def invoke_async(self, call: Call, codec: _codec.Codec, method: Any, body: Any) -> Any:
+    async def invoke_async(self, call: IncomingCall, codec: _codec.Codec, method: Any, body: Any) -> Any:
         if method is None:
             value = self.verb(call, body)
         else:
@@ -250,8 +250,6 @@ def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
     cls = type(value)
     marks = _register.marks_of(cls)
     names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]
-    if not issubclass(cls, Worker):
-        names = [n for n in names if isinstance(n, str)]
     is_async = any(is_coroutine_function(getattr(cls, n, None)) for n in names)
     lanes: dict[str, str] = {}
     methods: list[dict[str, Any]] = []

@@ -122,15 +122,13 @@ class Session:
 
     def codec(self, trusted: bool) -> _codec.Codec:
         """How values travel to and from a cluster: one that this driver created may be sent pickles."""
-        from . import _cluster
-
         if not self.pickle:
             why = "pickles were turned off with troupe.init(pickle=False)"
         elif not trusted:
             why = "pickles travel only between a driver and the workers it started"
         else:
             why = ""
-        return _codec.Codec(pickle=not why, why_not=why, open_handle=_cluster.from_handle)
+        return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
     def close(self) -> None:
         """Takes down what this driver created and ends the session. It may be called more than once."""

@@ -16,10 +16,11 @@ from typing import Any
 import msgpack
 
 from . import _core, _errors, _launch, _origin, _session
+from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED
 from ._future import Waitable
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
-from ._worker import _LENGTHS, Call, Worker
+from ._worker import Worker
 
 
 class Host(Server):
@@ -135,7 +136,7 @@ class Host(Server):
 
     # What the core asks for.
 
-    def verb(self, call: Call, body: Any) -> Any:
+    def verb(self, call: IncomingCall, body: Any) -> Any:
         if call.method == "@make":
             return self.make(call.object, body)
         if call.method == "@set_env":
@@ -221,7 +222,7 @@ class Host(Server):
     def beside(self, item: tuple[int, int, bytes, Any]) -> bool:
         """Runs a call on a thread, if its lane is not the main thread's."""
         _, token, meta, body = item
-        call = Call(self.core, token, meta)
+        call = IncomingCall(self.core, token, meta)
         made = self.objects.get(call.object)
         if made is None or call.method.startswith("@"):
             return False
@@ -269,7 +270,7 @@ class Host(Server):
         elif self.held is not None:
             self.held[token] = item
         else:
-            call = Call(self.core, token, meta)
+            call = IncomingCall(self.core, token, meta)
             task = self.loop.create_task(self.serve_async(token, call, body))
             self.tasks[token] = task
             if call.method == "initialize":
@@ -305,7 +306,7 @@ def _function(work: Any) -> Any:
 
 def is_verb(meta: bytes) -> bool:
     """Whether a call is one of ours, and not of a method."""
-    _, k, _, _ = _LENGTHS.unpack_from(meta)
+    _, k, _, _ = LENGTHS.unpack_from(meta)
     return meta[40 + k : 41 + k] == b"@"
 
 

@@ -10,7 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from . import _codec, _core, _errors, _item, _serve, _stage, _worker
+from . import _call, _codec, _core, _errors, _item, _serve, _stage
 from ._future import Waitable
 
 _HEAD = struct.Struct("<QII")  # see cmd/libtroupe/crew.go
@@ -45,7 +45,7 @@ class Work:
         return codec.encode(_item.outputs(_stage.result(self.function.manner, value)))
 
 
-class Crew(_serve.Server):
+class FunctionRunner(_serve.Server):
     """Threads for functions, as many as the pipeline has work for at once: it keeps to the `workers` of its stages. One more
     reads completions, so that work is begun while nobody in this process waits for anything."""
 
@@ -79,7 +79,7 @@ class Crew(_serve.Server):
             return
         meta = bytes(body[_HEAD.size : _HEAD.size + n])
         start = (_HEAD.size + n + _ALIGN - 1) & -_ALIGN
-        function = self._functions[_worker.Call(self.core, number, meta).method]
+        function = self._functions[_call.IncomingCall(self.core, number, meta).method]
         work = Work(number, flags, meta, function, memoryview(body)[start:])
         if function.is_async:
             self._in_loop(work)
@@ -122,14 +122,14 @@ class Crew(_serve.Server):
             del work, answer
 
     def _do(self, work: Work) -> Callable[[], None]:
-        mark = _worker._call.set((self.core, work.number, work.meta))
+        mark = _call.current.set((self.core, work.number, work.meta))
         try:
             value = work.function.work(work.argument(self._codec))
             answer = work.answer(self._codec, value.result() if isinstance(value, Waitable) else value)
         except BaseException as err:  # also of sys.exit: it ends the item, not the driver
             return partial(self.fail, work.number, err)
         finally:
-            _worker._call.reset(mark)
+            _call.current.reset(mark)
         return partial(self.answer, work.number, answer)
 
     # The loop.
@@ -149,7 +149,7 @@ class Crew(_serve.Server):
             task.get_loop().call_soon(task.cancel)  # after its first step: one that has not begun would never say what it has
 
     async def _do_async(self, work: Work) -> None:
-        _worker._call.set((self.core, work.number, work.meta))
+        _call.current.set((self.core, work.number, work.meta))
         try:
             answer = work.answer(self._codec, await work.function.work(work.argument(self._codec)))
         except (Exception, SystemExit) as err:  # sys.exit ends the item, not the loop
