@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 import troupe
 from troupe import Dispatch, register
@@ -45,6 +46,11 @@ class Stage(troupe.Worker):
             troupe.current_call().check()
             time.sleep(0.005)
         return self.rank
+
+    def compute(self, path, seconds):
+        """Creates a file and works for so long, whatever its caller does."""
+        open(path, "w").close()
+        time.sleep(seconds)
 
     def hold_lock(self, seconds):
         """Holds the interpreter lock, as foreign code may."""
@@ -175,8 +181,28 @@ class Loop:
     async def ask(self, handle, method, *args):
         return await getattr(handle, method).remote(*args)
 
-    async def block_in_loop(self, handle):
-        return handle.pid()
+    async def block_in_loop(self, handle, seconds):
+        if not hasattr(self, "_caught"):
+            self._warnings = warnings.catch_warnings(record=True)
+            self._caught = self._warnings.__enter__()
+            warnings.simplefilter("always")
+        return handle.sleep(seconds)
+
+    def warned(self):
+        return [str(w.message) for w in self._caught]
+
+    async def block_in_thread(self, handle, seconds):
+        """How long a call took that a thread of this worker made."""
+        began = time.monotonic()
+
+        def call():
+            handle.sleep(seconds)
+            return time.monotonic() - began
+
+        return await asyncio.to_thread(call)
+
+    async def block_on_itself(self, handle):
+        return handle.plain()
 
 
 class Stalled:

@@ -120,13 +120,13 @@ class Queue(_codec.Walked):
 
     def put(self, item: Any, timeout: float | None = None) -> None:
         """Puts an item in; waits while the queue is full. TimedOutError after the timeout."""
-        _core.refuse_in_loop("`await queue.aput(…)`")
+        _core.warn_in_serving_loop("`await queue.aput(…)`")
         if not self._actor.put(item, timeout):
             raise _errors.TimedOutError(f"the queue was full for {timeout} s")
 
     def get(self, timeout: float | None = None) -> Any:
         """Takes an item out; waits while there is none. TimedOutError after the timeout."""
-        _core.refuse_in_loop("`await queue.aget(…)`")
+        _core.warn_in_serving_loop("`await queue.aget(…)`")
         there, item = self._actor.get(timeout)
         if not there:
             raise _errors.TimedOutError(f"the queue was empty for {timeout} s")
@@ -145,7 +145,6 @@ class Queue(_codec.Walked):
         return item
 
     def qsize(self) -> int:
-        _core.refuse_in_loop("`await asyncio.to_thread(queue.qsize)`")
         return int(self._actor.qsize())
 
     def empty(self) -> bool:
@@ -153,7 +152,6 @@ class Queue(_codec.Walked):
 
     def close(self) -> None:
         """No more is put in; what is in can still be taken. Those who wait for more get ClosedError."""
-        _core.refuse_in_loop("`await asyncio.to_thread(queue.close)`")
         self._actor.shut()
 
     def shutdown(self) -> None:

@@ -20,6 +20,7 @@ from ._resources import ResourceManager
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
+_ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT = 1, 2, 4, 8, 16, 32
 
 
@@ -130,7 +131,6 @@ class Cluster(_codec.Walked):
         worker_kwargs: dict[str, Any] | None = None,
         node: str = "",
     ) -> None:
-        _core.refuse_in_loop("`await asyncio.to_thread(troupe.Cluster, …)`, or create it before the loop runs")
         session = _session.current()
         if session.is_worker:
             raise _errors.RefusedError("a worker creates no clusters: it holds no lease that could end them; let the driver do it")
@@ -159,6 +159,7 @@ class Cluster(_codec.Walked):
         self._workers: list[WorkerHandle] | None = None
         self._id = 0
         self._closed = False
+        self._interrupted: set[int] = set()  # ranks that may still run a call which was cancelled, or whose wait was interrupted
         self._on_shutdown: Callable[[], None] | None = None
         self._handle = handle or b""
         if fields is not None:
@@ -194,7 +195,7 @@ class Cluster(_codec.Walked):
         """A cluster that came as an argument is opened when it is first used."""
         if not self._id:
             request = msgpack.packb(msgpack.ExtType(_codec.HANDLE, self._handle))
-            fields = self._core.ask("open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)).get(brief=True)
+            fields = self._core.ask("open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)).get()
             self._id = fields["cluster"]
         return self
 
@@ -202,7 +203,7 @@ class Cluster(_codec.Walked):
     def attach(cls, name: str) -> Cluster:
         """A role that another program created, by its name."""
         session = _session.current()
-        fields = session.core.ask("attach", runtime=session.id, name=name).get(brief=True)
+        fields = session.core.ask("attach", runtime=session.id, name=name).get()
         cluster = cls.__new__(cls)
         cluster._setup(session, fields, trusted=False)
         return cluster
@@ -258,18 +259,16 @@ class Cluster(_codec.Walked):
 
     def info(self) -> list[dict[str, Any]]:
         """What each worker says of itself; it answers while it is busy."""
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.info)`")
         return list(self._core.ask("info", cluster=self._open()._id).get())
 
     def health(self) -> list[dict[str, Any]]:
         """What was last heard of each worker."""
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.health)`")
         return list(self._core.ask("health", cluster=self._open()._id).get())
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
         it fails meanwhile."""
-        _core.refuse_in_loop("`await cluster.await_ready()`")
+        _core.warn_in_serving_loop("`await cluster.await_ready()`")
         self._ready(timeout).now()
 
     async def await_ready(self, timeout: float | None = None) -> None:
@@ -280,6 +279,17 @@ class Cluster(_codec.Walked):
         if timeout is not None and timeout <= 0:
             raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
         return Asked(self._core, "wait_ready", cluster=self._open()._id, timeout=float(timeout or 0))
+
+    def _activity(self, ranks: Sequence[int]) -> dict[int, str]:
+        """By rank, what its worker is doing, in words. The core of a worker answers while Python is busy; a rank that does not answer
+        within a second is described as such."""
+        settings = {"collect_all": True, "timeout": _ACTIVITY_TIMEOUT}
+        plan = self._plan_ranks(list(ranks))
+        try:
+            told: Any = self._send_bodies("@info", [msgpack.packb([[], None])] * len(plan.parts), plan, blocking=False, settings=settings)._ended_values()
+        except _errors.Error:
+            told = [None] * len(ranks)
+        return {rank: _activity_text(info) for rank, info in zip(plan.collect, told, strict=True)}
 
     # Calls.
 
@@ -369,8 +379,6 @@ class Cluster(_codec.Walked):
         self, method: str, bodies: list[Any], plan: _split.Plan, *, one: bool = False, info: Any = None, blocking: bool = True,
         timeout: float | None = None, settings: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        if blocking and _core.running_loop() is not None:
-            _core.refuse_in_loop()
         settings = settings or {}
         collect, keep_all, need = settings.get("collect", True), settings.get("collect_all", False), settings.get("need", 0)
         timeout = timeout if timeout is not None else settings.get("timeout")
@@ -380,7 +388,7 @@ class Cluster(_codec.Walked):
             (0 if blocking or (plan.single and len(plan.parts[0][1]) == 1) else _STREAM)
             | (0 if collect else _NO_COLLECT)
             | (_COLLECT_ALL if keep_all else 0)
-            | (_CONTROL if method in self._control else 0)
+            | (_CONTROL if method in self._control or method == "@info" else 0)
             | (0 if blocking else _MORE)
             | (0 if settings.get("wait", True) else _NO_WAIT)
         )
@@ -409,7 +417,10 @@ class Cluster(_codec.Walked):
             return future
         try:
             if not future._done:
-                self._core.idle(future, get_ident())
+                if self._interrupted:
+                    future._wait(None)
+                else:
+                    self._core.idle(future, get_ident())
             value = future._get()
             if future._where[1] == "initialize" and self._learns_mesh():
                 self.update_mesh()
@@ -421,8 +432,6 @@ class Cluster(_codec.Walked):
 
     def _short(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, one: bool, blocking: bool) -> Any:
         """A call with the settings that most have: what does not change between two of them is made once."""
-        if blocking and _core.running_loop() is not None:
-            _core.refuse_in_loop()
         for value in args:
             if isinstance(value, (Waitable, list)):
                 args = tuple([resolve(a) for a in args])
@@ -446,6 +455,11 @@ class Cluster(_codec.Walked):
     def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
         """A worker that waits for a call to itself waits for ever, if that call waits for the one that is being served."""
         serving = _call.current.get()
+        if serving is not None and self._own_rank in plan.called() and _core.running_loop() in _core.serving_loops:
+            future._behind_loop = _core.running_loop()
+            if blocking:
+                future._refuse_own_loop()
+            return
         if serving is None or method in self._beside or self._own_rank not in plan.called() or _call.IncomingCall(*serving).method in self._beside:
             return
         future._behind = serving[1]
@@ -539,7 +553,6 @@ class Cluster(_codec.Walked):
 
     def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
         """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.create_engine, …)`")
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
         self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))
@@ -547,7 +560,7 @@ class Cluster(_codec.Walked):
     def update_mesh(self) -> None:
         """Asks the workers how they are laid out: an engine may learn its mesh late, and set rank_info in initialize. It is
         asked for by itself when the result of initialize is taken."""
-        _core.refuse_in_loop("`await cluster.aupdate_mesh()`")
+        _core.warn_in_serving_loop("`await cluster.aupdate_mesh()`")
         self._take_mesh(self._ask_mesh(True))
 
     async def aupdate_mesh(self) -> None:
@@ -575,7 +588,6 @@ class Cluster(_codec.Walked):
         """Takes the role down, whoever created it. It may be called more than once."""
         if self._closed or self._session.closed:
             return
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.shutdown)`")
         self._core.ask("destroy", cluster=self._open()._id).get()
         self._closed = True
         if self._on_shutdown is not None:
@@ -618,6 +630,19 @@ def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
 
 
 _codec.set_handle_decoder(from_handle)
+
+
+def _activity_text(info: Any) -> str:
+    """The description of a worker's state, from what it says of itself."""
+    if not isinstance(info, dict):
+        return "does not answer"
+    running = [c for c in info["calls"] or [] if c["running"] and not c["method"].startswith("@")]
+    if not running:
+        return str(info["state"]) if info["state"] != "ready" else "idle"
+    shown = [f"runs {c['method']!r} for {c['for'] / 1e9:.1f} s{' (cancelled)' if c['cancelled'] else ''}" for c in running[:3]]
+    more = f" and {len(running) - 3} more" if len(running) > 3 else ""
+    waiting = sum(lane["queued"] for lane in info["lanes"] or [])
+    return ", ".join(shown) + more + (f"; {waiting} calls wait" if waiting else "")
 
 
 def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:

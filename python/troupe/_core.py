@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -301,11 +302,12 @@ class Core:
         """Wakes the reader."""
         os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
-    def wait(self, what: Waited, deadline: float | None, *, brief: bool = False) -> bool:
-        """Waits until what is over, or the deadline. A brief wait is let through in a running event loop."""
+    def wait(self, what: Waited, deadline: float | None) -> bool:
+        """Blocks this thread until what is over, or the deadline. In an event loop it stops that loop and nothing else: the thread reads
+        completions itself, or sleeps while another thread does."""
         self.check()
-        if not brief:
-            refuse_in_loop()
+        if serving_loops:
+            warn_in_serving_loop()
         while not what._done:
             if self._reader.acquire(False):
                 what._waiters.append(self._wake_reader)
@@ -353,6 +355,8 @@ class Core:
     def idle(self, what: Waited, thread: int) -> None:
         """Waits without a deadline, on the thread with that number: the way of every short call, at both of its ends. Who
         reads need not be woken by what is over: nobody else can have read it."""
+        if serving_loops:
+            warn_in_serving_loop()
         if not self._reader.acquire(False):
             self.wait(what, None)
             return
@@ -497,9 +501,29 @@ def running_loop() -> Any | None:
     return None if events is None else events._get_running_loop()
 
 
-def refuse_in_loop(remedy: str = "call with blocking=False (or .remote, or execute_…_async) and `await` the future") -> None:
-    if running_loop() is not None:
-        raise _errors.InvalidError(f"a blocking call inside a running event loop would stop the loop: {remedy}")
+# Event loops of this process that serve calls: of an async worker, of async engines, of async objects that a driver serves.
+serving_loops: set[Any] = set()
+_warned = False
+
+
+def warn_in_serving_loop(remedy: str = "`await handle.method.remote(…)`, or `await` the future of a call with blocking=False") -> None:
+    """Warns, once in a process, that a blocking call stops an event loop that serves calls; remedy is the form that does not."""
+    global _warned
+    if not _warned and running_loop() in serving_loops:
+        _warned = True
+        text = f"a blocking call inside the event loop of an async worker stops all calls on that loop until it returns; use {remedy}"
+        warnings.warn(text, RuntimeWarning, stacklevel=user_stacklevel())
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def user_stacklevel() -> int:
+    """The stacklevel with which a warning that the caller of this function issues names the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class Ask:
@@ -522,11 +546,11 @@ class Ask:
         for wake in list(self._waiters):
             wake()
 
-    def get(self, timeout: float | None = None, *, brief: bool = False) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            if not self.core.wait(self, deadline, brief=brief):
+            if not self.core.wait(self, deadline):
                 raise _errors.TimedOutError(f"no answer within {timeout} s")
         except BaseException:
             if not self._done and self.core._pid == os.getpid():

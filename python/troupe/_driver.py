@@ -51,7 +51,7 @@ def driver() -> WorkerHandle:
 def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
     """What the driver with that session serves. The role is looked up each time, and shared."""
     session = _session.current(start=False)
-    found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE, brief=True)
+    found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE)
     codec = session.codec(False)
     cluster: Cluster = from_handle(found.data, codec._unpack(found.data))
     if trusted and not cluster._trusted:
@@ -91,7 +91,7 @@ class Desk(_serve.Server):
         """Makes a role of it."""
         request = {"class": type(self.objects[key].value).__name__, "object": key, "table": self.tables[key]}
         try:
-            fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE, brief=True)
+            fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE)
         except BaseException:
             self.remove(key)
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, overload
 
@@ -12,6 +13,9 @@ import msgpack
 
 from . import _call, _codec, _core, _errors, _origin, _split
 from ._core import CAUSE, FAILED, LAST, NONE, OVER, WHOLE
+
+_SILENCE = 1.0  # seconds that a call waits behind an interrupted one before it says so
+_SHOWN = 8  # ranks that a message describes
 
 
 class Waitable(_codec.Eventual):
@@ -139,6 +143,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _value: Any = None
     _has_value = False
     _told = False  # of initialize: the workers have been asked for their mesh since
+    _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
     _behind = 0  # the call that this one waits for: that of the method which made it, on the same worker
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
@@ -200,10 +205,56 @@ class Future(Waitable, Sequence[RankFuture]):
             role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
         )  # fmt: skip
 
+    def _refuse_own_loop(self) -> None:
+        """A blocking wait in a worker's event loop for a call that the same loop must serve would never end."""
+        if _core.running_loop() is self._behind_loop:
+            method = self._where[1]
+            raise _errors.RefusedError(
+                f"{self._what} on the worker's own rank would wait for itself: it runs on the event loop that this wait blocks; "
+                f"`await handle.{method}.remote(…)`, or call self.{method}(…) directly",
+                role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
+            )  # fmt: skip
+
     def _wait(self, timeout: float | None) -> bool:
-        if self._behind and timeout is None and not self._done:
-            self._refuse_own()
-        return super()._wait(timeout)
+        if timeout is None and not self._done:
+            if self._behind:
+                self._refuse_own()
+            if self._behind_loop is not None:
+                self._refuse_own_loop()
+        try:
+            if not self._done and not self._where[0]._interrupted.isdisjoint(self._plan.called()):
+                return self._wait_behind_interrupted(timeout)
+            return super()._wait(timeout)
+        except KeyboardInterrupt:
+            self._where[0]._interrupted.update(self._plan.called())
+            raise
+
+    def _wait_behind_interrupted(self, timeout: float | None) -> bool:
+        """Waits, and after a second says what the workers still run of calls that were cancelled or no longer waited for."""
+        cluster = self._where[0]
+        if timeout is not None and timeout <= _SILENCE:
+            return super()._wait(timeout)
+        if super()._wait(_SILENCE):
+            cluster._interrupted.difference_update(self._plan.called())
+            return True
+        busy = {r: text for r, text in cluster._activity(self._missing()).items() if not text.startswith("idle")}
+        cluster._interrupted.difference_update(self._plan.called())
+        if busy and not self._done:
+            shown = "; ".join(f"rank {r} {text}" for r, text in list(busy.items())[:_SHOWN])
+            warnings.warn(
+                f"{self._what} waits for a worker of {cluster.name} that is busy with an earlier call: {shown}. A method ends early only if it checks "
+                "troupe.current_call().cancelled; cluster.shutdown() ends the worker", RuntimeWarning, stacklevel=_core.user_stacklevel(),
+            )  # fmt: skip
+        return super()._wait(None if timeout is None else timeout - _SILENCE)
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not answered."""
+        return [r for r in self._plan.called() if r not in self._answers]
+
+    def _ended_values(self) -> list[Any]:
+        """Waits for the end and gives by rank what was answered, None where nothing was."""
+        self._core.wait(self, None)
+        return [None if self._failed(r) else self._answer(r) for r in self._plan.collect]
 
     def _answer(self, rank: int) -> Any:
         if rank in self._decoded:
@@ -266,7 +317,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if not self._done and not self._wait(timeout):
             raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
         value = self._get()
-        if self._where[1] == "initialize" and _core.running_loop() is None and self._news():
+        if self._where[1] == "initialize" and self._news():
             self._where[0].update_mesh()
         return value
 
@@ -287,6 +338,7 @@ class Future(Waitable, Sequence[RankFuture]):
         """Gives the call up; its workers are told. False: it was over."""
         if self._done or not self._token:
             return False
+        self._where[0]._interrupted.update(self._plan.called())
         self._core.cancel(self._token)
         return True
 
@@ -521,8 +573,6 @@ class _Line:
 def resolve(value: Any) -> Any:
     """An argument that is a future, or a list with futures in it, as its value."""
     if isinstance(value, Waitable):
-        if not value._done:
-            _core.refuse_in_loop()
         return value.result()
     if type(value) is list and any(isinstance(v, Waitable) for v in value):
         return [resolve(v) for v in value]

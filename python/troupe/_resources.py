@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _core, _errors, _session
+from . import _errors, _session
 
 
 class ResourceManager:
@@ -11,7 +11,6 @@ class ResourceManager:
     def __init__(self, num_gpus_per_node: int = 0, num_nodes: int = 1, *, wait: float = 0.0) -> None:
         if num_gpus_per_node < 0 or num_nodes < 1:
             raise _errors.InvalidError(f"num_gpus_per_node {num_gpus_per_node} and num_nodes {num_nodes}: there is at least one node")
-        _core.refuse_in_loop("`await asyncio.to_thread(troupe.ResourceManager, …)`, or create it before the loop runs")
         self.num_gpus_per_node = num_gpus_per_node
         self.num_nodes = num_nodes
         self._session = _session.current()

@@ -213,6 +213,7 @@ class OwnLoop(Loop):
         import asyncio
 
         super().__init__(asyncio.new_event_loop())
+        _core.serving_loops.add(self.loop)
         threading.Thread(target=self.run, daemon=True, name="troupe-loop").start()
 
     def run(self) -> None:
@@ -224,6 +225,7 @@ class OwnLoop(Loop):
             task.cancel()
         if left:
             self.loop.run_until_complete(asyncio.wait(left, timeout=1))
+        _core.serving_loops.discard(self.loop)
         self.loop.close()
 
     def end(self) -> None:

@@ -151,7 +151,7 @@ class Session:
         self.core.cancel_all()  # nobody will see their results: the workers need not finish them
         ask = self.core.ask("close", runtime=self.id)
         deadline = time.monotonic() + 15
-        self.core.wait(ask, deadline, brief=True)
+        self.core.wait(ask, deadline)
 
     def __enter__(self) -> Session:
         return self
@@ -244,7 +244,7 @@ def init(
             fields = core.ask(
                 "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=lease,
                 private=head is not None,
-            ).get(timeout, brief=True)
+            ).get(timeout)
         except BaseException:
             if head is not None:
                 head.close()

@@ -247,6 +247,7 @@ class Host(Server):
 
         self.loop = asyncio.get_running_loop()
         self.over = self.loop.create_future()
+        _core.serving_loops.add(self.loop)
         self.core.enter_loop(self.loop)
         while self.queue:
             self.in_loop(self.queue.popleft())
