@@ -306,3 +306,69 @@ class LoopCaller:
 
     async def tell(self, method, *args):
         return await getattr(troupe.driver(), method).remote(*args)
+
+
+class Streams:
+    """Generator methods."""
+
+    def __init__(self):
+        self._produced = self._closed = 0
+
+    def count(self, n):
+        self._produced = 0
+        try:
+            for i in range(n):
+                self._produced += 1
+                yield i
+        except GeneratorExit:
+            self._closed += 1
+            raise
+
+    def fail_after(self, n):
+        yield from range(n)
+        1 / 0  # noqa: B018
+
+    @register(concurrency=2)
+    def count_in_lane(self, n):
+        yield from range(n)
+
+    def produced(self):
+        return self._produced
+
+    def closed(self):
+        return self._closed
+
+    def sum_of(self, handle, n):
+        return sum(handle.count(n))
+
+    def pid(self):
+        return os.getpid()
+
+
+class AsyncStreams:
+    """Async generator methods."""
+
+    def __init__(self):
+        self._produced = self._closed = 0
+
+    async def count(self, n):
+        self._produced = 0
+        try:
+            for i in range(n):
+                self._produced += 1
+                yield i
+                await asyncio.sleep(0)
+        except (GeneratorExit, asyncio.CancelledError):
+            self._closed += 1
+            raise
+
+    async def fail_after(self, n):
+        for i in range(n):
+            yield i
+        1 / 0  # noqa: B018
+
+    def produced(self):
+        return self._produced
+
+    def closed(self):
+        return self._closed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import _codec, _core, _errors
+from . import _check, _codec, _core, _errors
 from ._cluster import Cluster, WorkerHandle
 from ._config import WorkerConfig
 
@@ -21,7 +21,18 @@ def actor(
     detached: bool = False,
     **kwargs: Any,
 ) -> WorkerHandle:
-    """One worker without devices. With a name it is a singleton of the namespace; get_if_exists gives the one there is."""
+    """One worker without devices. With a name it is a singleton of the namespace; get_if_exists gives the one there is. Other keyword
+    arguments are the constructor's."""
+    return create(
+        cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
+    )  # fmt: skip
+
+
+def create(
+    cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None = None, get_if_exists: bool = False,
+    max_concurrency: int = 1000, node: str = "", env: dict[str, str] | None = None, detached: bool = False,
+) -> WorkerHandle:  # fmt: skip
+    """actor with the constructor's arguments apart, so that none can be taken for a setting."""
     if name is not None and get_if_exists:
         found = _existing(name)
         if found is not None:
@@ -120,12 +131,14 @@ class Queue(_codec.Walked):
 
     def put(self, item: Any, timeout: float | None = None) -> None:
         """Puts an item in; waits while the queue is full. TimedOutError after the timeout."""
+        _check.seconds("timeout", timeout, zero=True)
         _core.warn_in_serving_loop("`await queue.aput(…)`")
         if not self._actor.put(item, timeout):
             raise _errors.TimedOutError(f"the queue was full for {timeout} s")
 
     def get(self, timeout: float | None = None) -> Any:
         """Takes an item out; waits while there is none. TimedOutError after the timeout."""
+        _check.seconds("timeout", timeout, zero=True)
         _core.warn_in_serving_loop("`await queue.aget(…)`")
         there, item = self._actor.get(timeout)
         if not there:

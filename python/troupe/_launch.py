@@ -139,7 +139,10 @@ def _environment(config: Any) -> dict[str, str]:
     for key, value in own.items():
         if not isinstance(value, str):
             raise _errors.InvalidError(f"env: the value of {key} is of type {type(value).__name__}; give text")
-    return {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
+    env = {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
+    if path := _python_path(env.get("PYTHONPATH", "")):
+        env["PYTHONPATH"] = path
+    return env
 
 
 def _config(
@@ -153,7 +156,7 @@ def _config(
         "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": search_path(),
         "shipped": session.working_dir is not None,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(setting(config, "max_concurrency", 1000)),
-        "troupe": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        "troupe": _PACKAGE_IN,
     }  # fmt: skip
 
 
@@ -189,5 +192,32 @@ def here() -> str:
 
 def search_path() -> list[str]:
     """Where this process finds modules; what is not there is not looked for elsewhere either."""
-    paths = [os.path.abspath(p) if p else here() for p in sys.path]
-    return [p for p in paths if os.path.exists(p)]
+    paths = [absolute for p in sys.path for absolute in _absolute(p)]
+    return [p for p in dict.fromkeys(paths) if os.path.exists(p)]
+
+
+def _absolute(path: str) -> list[str]:
+    """An entry of sys.path as the folders that it means: a relative one where this process is, and where it was when it imported us."""
+    if os.path.isabs(path):
+        return [path]
+    return [os.path.normpath(os.path.join(folder, path)) for folder in dict.fromkeys((here(), _STARTED_IN))]
+
+
+def _python_path(inherited: str) -> str:
+    """The PYTHONPATH of a worker: the inherited one with absolute entries, and the folder that holds this package unless it is
+    installed, where the worker's interpreter finds it anyway."""
+    paths = [absolute for p in inherited.split(os.pathsep) if p for absolute in _absolute(p) if os.path.exists(absolute)]
+    if os.path.basename(_PACKAGE_IN) not in ("site-packages", "dist-packages"):
+        paths.append(_PACKAGE_IN)
+    return os.pathsep.join(dict.fromkeys(paths))
+
+
+def _start_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
+_STARTED_IN = _start_folder()
+_PACKAGE_IN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

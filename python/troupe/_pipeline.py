@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from . import _codec, _core, _errors, _session
+from . import _check, _codec, _core, _errors, _session
 from ._cluster import Cluster
 from ._future import Asked
 from ._item import Item
@@ -343,9 +343,7 @@ def _by_name(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _positive(timeout: float | None) -> float | None:
-    if timeout is not None and timeout <= 0:
-        raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
-    return None if timeout is None else float(timeout)
+    return _check.seconds("timeout", timeout)
 
 
 class _Declared:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from . import _errors, _session
+from . import _check, _errors, _session
 from ._cluster import Cluster
 from ._future import Asked, resolve
 from ._pipeline import Held, settle, warn_if_blocking
@@ -20,7 +20,7 @@ class Request(Asked):
         self._router = router
         self.id = id
         super().__init__(
-            router._session.core, "router_call", read=router._decode, trusted=router._codec.pickle, router={"id": router._id, "request": id, **fields}
+            router._session.core, "router_call", read=router._decode, codec=router._codec, router={"id": router._id, "request": id, **fields}
         )  # fmt: skip
 
     def abort(self, *, blocking: bool = True) -> Any:
@@ -74,8 +74,7 @@ class Router(Held):
         given. again: send it to another rank if the one that has it dies; without, that is a WorkerLostError. timeout: seconds, the
         wait for a rank included."""
         warn_if_blocking("router.call", blocking)
-        if timeout is not None and timeout <= 0:
-            raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
+        _check.seconds("timeout", timeout)
         body = self._codec.encode([[resolve(a) for a in args], {n: resolve(v) for n, v in kwargs.items()} or None])
         fields = {"key": key, "again": again, "timeout": timeout if timeout is None else float(timeout), "body": body if isinstance(body, bytes) else body.join()}
         return settle(Request(self, id or os.urandom(8).hex(), **fields), blocking)

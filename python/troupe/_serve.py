@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from . import _call, _codec, _core, _errors, _item, _origin, _register
+from . import _call, _codec, _core, _error_transfer, _errors, _item, _register, _result_stream
 from ._call import LENGTHS, IncomingCall
 from ._future import Waitable
 
@@ -20,12 +21,22 @@ _KNOWN = 256
 class Object:
     """One object in the worker: the worker's own, or a named engine."""
 
-    __slots__ = ("is_async", "lanes", "value")
+    __slots__ = ("generators", "is_async", "lanes", "streams", "value")
 
-    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str]) -> None:
+    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str], generators: dict[str, str]) -> None:
         self.value = value
         self.is_async = is_async
         self.lanes = lanes  # of methods that do not run on the main thread: control, concurrent
+        self.generators = generators  # by generator method, the method that advances its streams
+        self.streams = _result_stream.OpenStreams()
+
+    def stream_method(self, name: str) -> Any:
+        """The method of that name that advances or closes a stream; None if there is none."""
+        if name == _result_stream.CLOSE:
+            return self.streams.aclose if self.is_async else self.streams.close
+        if name.startswith(_result_stream.NEXT):
+            return self.streams.anext if self.is_async else self.streams.next
+        return None
 
 
 class Server:
@@ -63,18 +74,23 @@ class Server:
                 value = method(*args, **kwargs)
                 if isinstance(value, Waitable):
                     value = value.result()
+                elif type(value) is GeneratorType:
+                    value = self.stream(owner, name, value)
                 if meta[0] & ITEMS:
                     value = _item.outputs(value)
             answer = codec.encode(value)
         except Exception as err:
-            self.fail(token, err)
+            self.fail(token, err, meta)
             return
         except KeyboardInterrupt:
             self.fail(token, _errors.CancelledError("the worker was interrupted"))
             return
-        except BaseException as err:  # sys.exit in a method ends the worker
-            self.fail(token, err)
-            raise
+        except SystemExit as err:
+            self.exited(token, err, meta)
+            return
+        except BaseException as err:
+            self.fail(token, err, meta)
+            return
         finally:
             _call.current.reset(mark)
         if type(answer) is bytes and len(answer) <= _core._LARGE:
@@ -97,11 +113,25 @@ class Server:
         """The method that is called; None: it is one of ours."""
         if name[0] == "@":
             return None
-        owner = self.objects[owner_name].value
+        made = self.objects[owner_name]
+        owner = made.value
+        if made.generators and (stream := made.stream_method(name)) is not None:
+            return stream
         method = getattr(owner, name, None)
         if method is None or name[0] == "_" or not callable(method):
             raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {name!r}")
         return method
+
+    def stream(self, owner: str, name: str, value: Any) -> Any:
+        """What a method returned, as a stream if it is a generator method."""
+        made = self.objects[owner]
+        if name not in made.generators:
+            return value
+        if made.is_async:
+            import asyncio
+
+            return made.streams.add(value, asyncio.Lock(), made.generators[name])
+        return made.streams.add(value, threading.Lock(), made.generators[name])
 
     def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
         n = len(answer)
@@ -115,9 +145,14 @@ class Server:
             return
         self.say(token, 0, address, n)
 
-    def fail(self, token: int, err: BaseException) -> None:
-        body = _origin.encode(err)
+    def fail(self, token: int, err: BaseException, meta: bytes = b"") -> None:
+        """Answers a call with an exception. With the call's meta, the exception's arguments travel as the caller's values do."""
+        body = _error_transfer.encode(err, self.codecs[self.trusts(meta)] if meta else None)
         self.say(token, FAILED, body, len(body))
+
+    def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
+        """A method called sys.exit: in a driver that fails the call, and nothing else."""
+        self.fail(token, err, meta)
 
     def say(self, token: int, failed: int, body: bytes | int, n: int) -> None:
         if self.lib.troupe_answer(token, self.how | failed, body, n) > 0:
@@ -135,15 +170,9 @@ class Server:
     def _begin(self, token: int, call: IncomingCall, body: Any) -> None:
         import asyncio
 
-        task = asyncio.get_running_loop().create_task(self._serve_beside(token, call, body))
+        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body))
         self.tasks[token] = task
         task.add_done_callback(lambda _: self.loops.pop(token, None))
-
-    async def _serve_beside(self, token: int, call: IncomingCall, body: Any) -> None:
-        try:
-            await self.serve_async(token, call, body)
-        except SystemExit as err:  # it would end the loop, and everything else that runs there
-            self.fail(token, err)
 
     def cancel_in(self, token: int) -> bool:
         """Has the loop of a call cancel it. False: it has none."""
@@ -169,7 +198,10 @@ class Server:
             self.fail(token, _errors.CancelledError("the call was cancelled"))
             return
         except Exception as err:
-            self.fail(token, err)
+            self.fail(token, err, call._meta)
+            return
+        except SystemExit as err:
+            self.exited(token, err, call._meta)
             return
         finally:
             self.tasks.pop(token, None)
@@ -186,6 +218,8 @@ class Server:
             value = method(*args, **kwargs)
         while hasattr(value, "__await__"):
             value = await value
+        if type(value) in (GeneratorType, AsyncGeneratorType):
+            value = self.stream(call.object, call.method, value)
         return _item.outputs(value) if call._meta[0] & ITEMS else value
 
 
@@ -247,6 +281,11 @@ def is_coroutine_function(function: Any) -> bool:
     return bool(code is not None and code.co_flags & 0x280)  # a coroutine, or an async generator
 
 
+def is_generator_function(function: Any) -> bool:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return bool(code is not None and code.co_flags & 0x220)  # a generator, or an async generator
+
+
 def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
     """What an object can do: its public methods, each with its mode and lane."""
     cls = type(value)
@@ -270,5 +309,17 @@ def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
             lanes[name] = str(lane["name"])
         replay = {"replay": True} if mark.get("replay") else {}
         methods.append({"name": name, "mode": mark.get("mode", ""), "lane": lane, **replay})
+    generators: dict[str, str] = {}
+    by_name = {m["name"]: m for m in methods}
+    for name in [n for n in names if is_generator_function(getattr(cls, n, None))]:
+        lane = by_name[name]["lane"]
+        advance = _result_stream.NEXT if lane["name"] == "work" or is_async else f"{_result_stream.NEXT}-{lane['name']}"[:64]
+        generators[name] = advance
+        for extra in (advance, _result_stream.CLOSE):
+            if extra not in by_name:
+                by_name[extra] = {"name": extra, "mode": "", "lane": {"name": "work", "limit": 1} if extra == _result_stream.CLOSE and not is_async else lane}
+                methods.append(by_name[extra])
+                if lane["name"] != "work" and not is_async and extra != _result_stream.CLOSE:
+                    lanes[extra] = str(lane["name"])
     table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async}
-    return Object(value, is_async, lanes), table
+    return Object(value, is_async, lanes, generators), table

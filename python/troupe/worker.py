@@ -11,11 +11,11 @@ import signal
 import sys
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 import msgpack
 
-from . import _core, _errors, _launch, _origin, _session
+from . import _core, _error_transfer, _errors, _launch, _session
 from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED
 from ._future import Waitable
@@ -130,8 +130,13 @@ class Host(Server):
             self.failed = True
             sys.stderr.write(f"troupe worker: {_errors.from_body(body)}\n")
 
+    def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
+        """A method called sys.exit: the process ends at once, whatever thread the method ran on. The call is not answered: its caller
+        gets the error of a lost worker with the exit code, always."""
+        end_process(err)
+
     def trusts(self, meta: bytes) -> bool:
-        """Whether the call is the driver's own, who may send pickles. An item that it hands on may be anybody's."""
+        """Whether the caller may send pickles: the driver that created this worker. An item of a pipeline may be from any program."""
         return self.session.pickle and meta.startswith(self.driver, 40) and not meta[0] & PIPELINE
 
     # What the core asks for.
@@ -400,19 +405,30 @@ def main() -> int:
         try:
             prepare(host)
         except _errors.Error as err:
-            host.core.ask("worker_fail", error=_origin.describe(err)).get(5)
+            host.core.ask("worker_fail", error=_error_transfer.describe(err)).get(5)
             sys.stderr.write(f"troupe worker: {err}\n")
             return 1
         code = host.run()
     except SystemExit as err:
-        code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
-        sys.stderr.flush()
-        os._exit(code)  # a method ended the process: the agent tells
+        end_process(err)
     try:
         host.core.ask("worker_close").get(6)
     except _errors.Error:
         pass
     return code
+
+
+def end_process(err: SystemExit) -> NoReturn:
+    """Ends the process as sys.exit does: a text goes to standard error, and the exit code is 1."""
+    code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
+    if not isinstance(err.code, (int, type(None))):
+        sys.stderr.write(f"{_errors.text_of(err.code)}\n")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    os._exit(code)
 
 
 def _exit(code: int) -> None:

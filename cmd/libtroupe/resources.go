@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+
+	"troupe/gpu"
+	"troupe/placement"
+)
+
+// nodeResources is a node with its totals and what is not reserved of them.
+type nodeResources struct {
+	Node    string            `msgpack:"node"`
+	Rank    int               `msgpack:"rank"`  // -1: the node is away
+	State   string            `msgpack:"state"` // empty: it takes workers
+	Labels  map[string]string `msgpack:"labels"`
+	CPUs    int               `msgpack:"cpus"`
+	Memory  int64             `msgpack:"memory"` // bytes
+	Devices []gpu.Device      `msgpack:"devices"`
+
+	FreeCPUs    int64 `msgpack:"free_cpus"` // thousandths
+	FreeMemory  int64 `msgpack:"free_memory"`
+	FreeDevices int64 `msgpack:"free_devices"` // thousandths, of all devices together
+}
+
+// nodes lists the nodes that the placement service knows, with what the reservations of all namespaces leave free.
+func (c *core) nodes(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	client, err := placement.NewClient(rt.Bus(), "")
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	known, err := client.Nodes(ctx)
+	if err != nil {
+		return nil, err
+	}
+	listing, err := client.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	used := usedOf(listing.Records)
+	out := make([]nodeResources, len(known))
+	for i, n := range known {
+		u := used[n.Report.Node]
+		out[i] = nodeResources{
+			Node: n.Report.Node, Rank: n.Rank, State: string(n.State), Labels: n.Report.Labels, CPUs: n.Report.CPUs, Memory: int64(n.Report.Memory),
+			Devices:  n.Report.Devices,
+			FreeCPUs: int64(placement.Wholes(n.Report.CPUs) - u.cpus), FreeMemory: int64(n.Report.Memory) - u.memory,
+			FreeDevices: int64(placement.Wholes(len(n.Report.Devices)) - u.devices()),
+		}
+	}
+	return out, nil
+}
+
+// nodeUse is what reservations hold of one node.
+type nodeUse struct {
+	cpus   placement.Share
+	memory int64
+	shares map[string]map[string]placement.Share // by device and by group of reservations that share it
+}
+
+// usedOf adds up what reservations hold, by node. Reservations that share devices on purpose count once.
+func usedOf(records []placement.Record) map[string]nodeUse {
+	used := map[string]nodeUse{}
+	for _, rec := range records {
+		group := rec.Over
+		if group == "" {
+			group = rec.ID
+		}
+		for _, w := range rec.Workers {
+			u := used[w.Node]
+			u.cpus, u.memory = u.cpus+w.CPUs, u.memory+w.Memory
+			used[w.Node] = u
+			for _, s := range w.Slots {
+				addSlot(used, group, s)
+			}
+		}
+	}
+	return used
+}
+
+func addSlot(used map[string]nodeUse, group string, s placement.Slot) {
+	u := used[s.Node]
+	if u.shares == nil {
+		u.shares = map[string]map[string]placement.Share{}
+	}
+	if u.shares[s.UUID] == nil {
+		u.shares[s.UUID] = map[string]placement.Share{}
+	}
+	if by := u.shares[s.UUID]; by[group] < s.Share {
+		by[group] = s.Share
+	}
+	used[s.Node] = u
+}
+
+// devices is what is held of all devices of the node, in thousandths.
+func (u nodeUse) devices() placement.Share {
+	var total placement.Share
+	for _, groups := range u.shares {
+		var device placement.Share
+		for _, share := range groups {
+			device += share
+		}
+		total += min(device, placement.Whole)
+	}
+	return total
+}
