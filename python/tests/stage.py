@@ -372,3 +372,59 @@ class AsyncStreams:
 
     def closed(self):
         return self._closed
+
+
+class Deferred:
+    """Methods that return futures and awaitables of their own."""
+
+    def __init__(self):
+        from concurrent.futures import Future
+
+        self._futures = [Future() for _ in range(4)]
+
+    @register(concurrency=8)
+    def wait_for(self, i):
+        return self._futures[i]
+
+    @register(lane="control")
+    def resolve(self, i, value):
+        self._futures[i].set_result(value)
+
+    @register(lane="control")
+    def break_off(self, i):
+        self._futures[i].set_exception(LookupError(i))
+
+    def coroutine(self, seconds):
+        async def later():
+            await asyncio.sleep(seconds)
+            return "later"
+
+        return later()
+
+    def of_another(self, handle, x):
+        return handle.echo.remote(x)
+
+    @register(lane="control")
+    def threads(self):
+        import threading
+
+        return [t.name for t in threading.enumerate()]
+
+
+class AsyncDeferred:
+    def __init__(self):
+        self.order = []
+
+    async def note(self, n):
+        self.order.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    async def noted(self):
+        return self.order
+
+    def in_pool(self):
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.pool = ThreadPoolExecutor(1)
+        return self.pool.submit(lambda: "from a thread")

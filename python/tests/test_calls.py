@@ -194,3 +194,29 @@ def test_a_lost_worker_ends_its_streams(session):
         for _ in stream:
             pass
     handle.cluster.shutdown()
+
+
+# Deferred answers.
+
+
+def test_a_method_answers_later_with_a_future_of_its_own(session, workers):
+    handle = troupe.actor(stage.Deferred)
+    waiting = [handle.wait_for.remote(i) for i in range(4)]
+    handle.resolve(2, "two")
+    assert waiting[2].result(10) == "two" and not waiting[0].done()
+    handle.break_off(0)
+    with pytest.raises(LookupError):
+        waiting[0].result(10)
+    handle.resolve(1, {1})
+    handle.resolve(3, None)
+    assert troupe.get(waiting[1:], 10) == [{1}, "two", None]
+    assert handle.coroutine(0.05) == "later" and handle.of_another(workers.workers[0], 5) == 5
+    handle.cluster.shutdown()
+
+
+def test_a_thousand_calls_of_an_async_worker_start_in_order_of_arrival(session):
+    handle = troupe.actor(stage.AsyncDeferred)
+    assert troupe.get([handle.note.remote(i) for i in range(1000)], 30) == list(range(1000))
+    assert handle.noted() == list(range(1000))
+    assert handle.in_pool() == "from a thread"
+    handle.cluster.shutdown()

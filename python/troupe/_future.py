@@ -653,7 +653,8 @@ def _show_progress(futures: Sequence[Any], timeout: float | None) -> None:
                 raise _errors.TimedOutError(f"{len(left)} of {len(parts)} parts were not over within {timeout} s{_what_is_missing(left)}")
             if not ended:
                 bar.set_postfix_str(_what_is_missing(left).removeprefix("; "))
-            bar.update(sum(f._done for f in left))
+            for _ in range(sum(f._done for f in left)):
+                bar.update(1)
             left = [f for f in left if not f._done]
     finally:
         bar.close()

@@ -204,11 +204,11 @@ def _absolute(path: str) -> list[str]:
 
 
 def _python_path(inherited: str) -> str:
-    """The PYTHONPATH of a worker: the inherited one with absolute entries, and the folder that holds this package unless it is
-    installed, where the worker's interpreter finds it anyway."""
+    """The PYTHONPATH of a worker: the folder that holds this package, and the inherited one with absolute entries. An installed package
+    is left out: the worker's interpreter finds it anyway."""
     paths = [absolute for p in inherited.split(os.pathsep) if p for absolute in _absolute(p) if os.path.exists(absolute)]
     if os.path.basename(_PACKAGE_IN) not in ("site-packages", "dist-packages"):
-        paths.append(_PACKAGE_IN)
+        paths.insert(0, _PACKAGE_IN)
     return os.pathsep.join(dict.fromkeys(paths))
 
 

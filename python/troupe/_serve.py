@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -15,6 +16,7 @@ PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items ins
 FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
 
 _NONE: dict[str, Any] = {}
+_PLAIN = {type(None), bool, int, float, str, bytes, list, dict, tuple}  # results that are sent as they are
 _KNOWN = 256
 
 
@@ -50,6 +52,8 @@ class Server:
     tasks: dict[int, Any]  # of async methods, by token
     loops: dict[int, Loop]  # of those that run beside, where each does
     how = 0  # answers are given: see troupe_answer
+    awaitables: OwnLoop | None = None  # the loop of awaitables that sync methods return
+    _beside: Server | None = None
 
     def trusts(self, meta: bytes) -> bool:
         """Whether the caller may send pickles."""
@@ -72,10 +76,11 @@ class Server:
                 if meta[0] & ITEMS:
                     args = [_item.given(args[0])]
                 value = method(*args, **kwargs)
-                if isinstance(value, Waitable):
-                    value = value.result()
-                elif type(value) is GeneratorType:
-                    value = self.stream(owner, name, value)
+                if type(value) not in _PLAIN:
+                    if type(value) is GeneratorType:
+                        value = self.stream(owner, name, value)
+                    elif self.defer(token, meta, codec, value):
+                        return
                 if meta[0] & ITEMS:
                     value = _item.outputs(value)
             answer = codec.encode(value)
@@ -98,6 +103,57 @@ class Server:
                 self.core.take_now()
         else:
             self.answer(token, answer)
+
+    # Deferred answers: a method may return a future or an awaitable, which is answered when it is done.
+
+    def defer(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> bool:
+        """Has a future or awaitable answer the call when it is done; False if the value is neither. No thread waits for it. The call
+        keeps its place in its lane."""
+        if isinstance(value, Waitable) or (type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback")):
+            value.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
+            return True
+        if not hasattr(value, "__await__"):
+            return False
+        loop = getattr(value, "get_loop", self.deferred_loop)()  # an asyncio future belongs to its loop
+        loop.call_soon_threadsafe(self._await_deferred, token, meta, codec, value)
+        return True
+
+    def deferred_loop(self) -> Any:
+        """The event loop on which awaitables that sync methods return run."""
+        if self.awaitables is None:
+            self.awaitables = OwnLoop()
+        return self.awaitables.loop
+
+    def _await_deferred(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> None:
+        import asyncio
+
+        async def wait() -> Any:
+            return await value
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self.tasks[token] = task
+        task.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
+
+    def answer_deferred(self, token: int, meta: bytes, codec: _codec.Codec, done: Any) -> None:
+        """Answers a call with the result of a future that is done. It runs on any thread, and must not block."""
+        self.tasks.pop(token, None)
+        try:
+            value = done._get() if isinstance(done, Waitable) else done.result()
+            answer = codec.encode(_item.outputs(value) if meta[0] & ITEMS else value)
+        except BaseException as err:
+            cancelled = type(err).__name__ == "CancelledError" and not isinstance(err, _errors.Error)
+            self.beside_thread().fail(token, _errors.CancelledError("the future that the method returned was cancelled") if cancelled else err, meta)
+            return
+        self.beside_thread().answer(token, answer)
+
+    def beside_thread(self) -> Server:
+        """This server for threads that do not take completions when they answer."""
+        if self.how == 0:
+            return self
+        if self._beside is None:
+            self._beside = copy.copy(self)
+            self._beside.how = 0
+        return self._beside
 
     def learn(self, meta: bytes) -> tuple[_codec.Codec, str, str]:
         """Reads what a call says of itself, and remembers it for those that say the same."""
@@ -216,7 +272,13 @@ class Server:
             if call._meta[0] & ITEMS:
                 args = [_item.given(args[0])]
             value = method(*args, **kwargs)
-        while hasattr(value, "__await__"):
+        while type(value) not in _PLAIN:
+            if type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback"):
+                import asyncio
+
+                value = asyncio.wrap_future(value)
+            if not hasattr(value, "__await__"):
+                break
             value = await value
         if type(value) in (GeneratorType, AsyncGeneratorType):
             value = self.stream(call.object, call.method, value)
@@ -286,8 +348,9 @@ def is_generator_function(function: Any) -> bool:
     return bool(code is not None and code.co_flags & 0x220)  # a generator, or an async generator
 
 
-def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
-    """What an object can do: its public methods, each with its mode and lane."""
+def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[str, Any]]:
+    """What an object can do: its public methods, each with its mode and lane. side: which of its calls are for the side queue, if it is
+    async: "all", or none with an empty text; "all" also if it is not."""
     cls = type(value)
     marks = _register.marks_of(cls)
     names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]
@@ -321,5 +384,5 @@ def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
                 methods.append(by_name[extra])
                 if lane["name"] != "work" and not is_async and extra != _result_stream.CLOSE:
                     lanes[extra] = str(lane["name"])
-    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async}
+    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async, "side": side if is_async or side == "all" else "beside" if lanes else ""}
     return Object(value, is_async, lanes, generators), table

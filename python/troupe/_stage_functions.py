@@ -46,22 +46,20 @@ class Work:
 
 
 class FunctionRunner(_serve.Server):
-    """Threads for functions, as many as the pipeline has work for at once: it keeps to the `workers` of its stages. One more
-    reads completions, so that work is begun while nobody in this process waits for anything."""
+    """Threads for functions, as many as the pipeline has work for at once: it keeps to the `workers` of its stages. The
+    thread of the side queue reads their work, so that it begins while no other thread reads completions."""
 
     def __init__(self, core: _core.Core, codec: _codec.Codec, functions: dict[str, Function]) -> None:
         self.core, self.lib = core, core.lib
         self._codec = codec
         self._functions = functions
-        self._done = False
-        self._waiters: list[Any] = []
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the two counts
         self._threads = self._idle = 0
         self._loop: _serve.OwnLoop | None = None  # of async functions
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by number; the loop's
         self.token = core.send(self, lambda token: 0)
-        self._thread(core.wait, self, None)
+        core.share_side()
 
     def _thread(self, do: Callable[..., Any], *args: Any) -> None:
         threading.Thread(target=do, args=args, daemon=True, name="troupe-stage").start()
@@ -101,9 +99,6 @@ class FunctionRunner(_serve.Server):
         self._loop.soon(self._begin_work, work)
 
     def _over(self) -> None:
-        self._done = True
-        for wake in list(self._waiters):
-            wake()
         with self._lock:
             threads, self._threads = self._threads, 0
         for _ in range(threads):

@@ -18,7 +18,6 @@ import msgpack
 from . import _core, _error_transfer, _errors, _launch, _session
 from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED
-from ._future import Waitable
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
 from ._worker import Worker
 
@@ -68,8 +67,6 @@ class Host(Server):
             else:
                 self.loop.call_soon_threadsafe(self.in_loop, item)
             return
-        if self.wants_thread and (self.beside(item) if kind == CALL else kind == CANCEL and self.cancel_in(token)):
-            return
         self.queue.append(item)
         self._done = True
         if self._waiters:
@@ -113,7 +110,7 @@ class Host(Server):
         self._done = False
 
     def run_sync(self) -> None:
-        self.how = 0 if self.wants_thread else TAKES
+        self.how = TAKES
         queue = self.queue
         while not self.stopped:
             self.await_some()
@@ -172,9 +169,11 @@ class Host(Server):
             cls = self.find(config["class"])
             args, kwargs = read_args(self.codecs[self.session.pickle], config.get("args") or b"")
             value = _function(cls) if config.get("function") else self.construct(cls, args, kwargs, name)
-        made = describe(value, int(self.config.get("max_concurrency") or 1000))
+        made = describe(value, int(self.config.get("max_concurrency") or 1000), "")
         if made[0].is_async and name and self.loop is None and not any(o.is_async for o in self.objects.values()):
             self.side = OwnLoop()
+        if made[0].is_async and self.side is not None:
+            made[1]["side"] = "all"
         self.objects[name] = made[0]
         if made[0].lanes or self.side is not None:
             self.start_thread()
@@ -214,30 +213,26 @@ class Host(Server):
     # Methods beside the main thread.
 
     def start_thread(self) -> None:
-        """Somebody must read while the main thread runs a method, for the lanes that do not wait for it."""
+        """Starts the thread that reads calls of lanes which run beside the main thread."""
         if self.wants_thread or self.loop is not None:
             return
         from concurrent.futures import ThreadPoolExecutor
 
         self.wants_thread = True
-        self.how = 0  # answers come from several threads
         self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
-        threading.Thread(target=self.core.wait, args=(Waitable(self.core), None), daemon=True, name="troupe-reader").start()
+        self.core.on_side_call = self.arrived_beside
+        self.core.read_side()
 
-    def beside(self, item: tuple[int, int, bytes, Any]) -> bool:
-        """Runs a call on a thread, if its lane is not the main thread's."""
-        _, token, meta, body = item
+    def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        """Begins a call of a lane that is not the main thread's. Called by the thread that reads the side queue."""
+        if kind == CANCEL:
+            self.cancel_in(token)
+            return
         call = IncomingCall(self.core, token, meta)
-        made = self.objects.get(call.object)
-        if made is None or call.method.startswith("@"):
-            return False
-        if made.is_async and self.side is not None:
-            self.begin_in(self.side, token, call, body)
-            return True
-        if call.method not in made.lanes:
-            return False
-        self.pool.submit(self.serve, token, meta, body)
-        return True
+        if self.objects[call.object].is_async:
+            self.beside_thread().begin_in(self.side, token, call, body)
+        else:
+            self.pool.submit(self.beside_thread().serve, token, meta, body)
 
     # Async classes.
 
