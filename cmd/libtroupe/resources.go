@@ -62,38 +62,41 @@ type nodeUse struct {
 	shares map[string]map[string]placement.Share // by device and by group of reservations that share it
 }
 
-// usedOf adds up what reservations hold, by node. Reservations that share devices on purpose count once.
+// usedOf adds up what reservations hold, by node. Of reservations that share devices on purpose the largest share counts.
 func usedOf(records []placement.Record) map[string]nodeUse {
 	used := map[string]nodeUse{}
+	at := func(node string) nodeUse {
+		u, ok := used[node]
+		if !ok {
+			u.shares = map[string]map[string]placement.Share{}
+		}
+		return u
+	}
 	for _, rec := range records {
 		group := rec.Over
 		if group == "" {
 			group = rec.ID
 		}
+		type device struct{ node, uuid string }
+		held := map[device]placement.Share{} // by this reservation
 		for _, w := range rec.Workers {
-			u := used[w.Node]
+			u := at(w.Node)
 			u.cpus, u.memory = u.cpus+w.CPUs, u.memory+w.Memory
 			used[w.Node] = u
 			for _, s := range w.Slots {
-				addSlot(used, group, s)
+				held[device{s.Node, s.UUID}] += s.Share
 			}
+		}
+		for d, share := range held {
+			u := at(d.node)
+			used[d.node] = u
+			if u.shares[d.uuid] == nil {
+				u.shares[d.uuid] = map[string]placement.Share{}
+			}
+			u.shares[d.uuid][group] = max(u.shares[d.uuid][group], share)
 		}
 	}
 	return used
-}
-
-func addSlot(used map[string]nodeUse, group string, s placement.Slot) {
-	u := used[s.Node]
-	if u.shares == nil {
-		u.shares = map[string]map[string]placement.Share{}
-	}
-	if u.shares[s.UUID] == nil {
-		u.shares[s.UUID] = map[string]placement.Share{}
-	}
-	if by := u.shares[s.UUID]; by[group] < s.Share {
-		by[group] = s.Share
-	}
-	used[s.Node] = u
 }
 
 // devices is what is held of all devices of the node, in thousandths.

@@ -37,6 +37,37 @@ def number(name: str, value: Any, *, unit: str = "") -> float:
     return float(value)
 
 
+def thousandths(name: str, value: Any) -> int:
+    """A number of devices or CPUs in thousandths, which it must be a whole number of."""
+    amount = round(number(name, value) * 1000)
+    if abs(amount - float(value) * 1000) > 1e-6:
+        raise _errors.InvalidError(f"{name}={value!r} has more than three decimals: shares are counted in thousandths")
+    return amount
+
+
+def devices(name: str, value: Any) -> int:
+    """A number of devices in thousandths: whole ones, or a share of one."""
+    amount = thousandths(name, value)
+    if amount > 1000 and amount % 1000:
+        raise _errors.InvalidError(f"{name}={value!r} must be a whole number of devices, or less than one: a share is of a single device")
+    return amount
+
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+def memory(name: str, value: Any) -> int:
+    """Bytes, as a number or as text with a unit: "4GiB"."""
+    if isinstance(value, str):
+        digits = value.rstrip("BKMGTi ")
+        unit = value[len(digits) :].strip()
+        try:
+            return int(float(digits) * _UNITS[unit])
+        except (ValueError, KeyError, OverflowError):
+            raise _errors.InvalidError(f"{name}={value!r} is no amount of memory; give bytes, or text such as \"4GiB\"") from None
+    return int(number(name, value, unit="bytes"))
+
+
 def flag(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
