@@ -26,8 +26,8 @@ def actor(
     restarts: int = 0,
     **kwargs: Any,
 ) -> WorkerHandle:
-    """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace; get_if_exists gives the one there is. Other keyword
-    arguments are the constructor's."""
+    """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace;
+    get_if_exists gives the one there is. Other keyword arguments are the constructor's."""
     return create(
         cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
         num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, policy=policy, restarts=restarts,
