@@ -12,7 +12,7 @@ import (
 
 // guarded are the packages that run inside an interpreter, under cmd/libtroupe: a panic in one of their goroutines must be
 // tellable (see bus.OnPanic).
-var guarded = []string{"bus", "actors", "dispatch", "placement", "nodes", "roles", "pipeline"}
+var guarded = []string{"bus", "bus/kv", "bus/wire", "actors", "dispatch", "placement", "nodes", "roles", "pipeline"}
 
 // TestGoroutinesAreGuarded finds goroutines, timers and handlers of subscriptions that a panic would leave unseen.
 func TestGoroutinesAreGuarded(t *testing.T) {
@@ -50,12 +50,20 @@ func startedBy(call *ast.CallExpr) ast.Expr {
 	switch {
 	case sel.Sel.Name == "Go" && n == 1 && (on == nil || on.Name != "bus"):
 		return call.Args[0]
-	case sel.Sel.Name == "AfterFunc" && n == 2, sel.Sel.Name == "Subscribe" && n == 2, sel.Sel.Name == "Consume" && n == 1:
+	case sel.Sel.Name == "AfterFunc" && n == 2, sel.Sel.Name == "Consume" && n == 1:
 		return call.Args[n-1]
-	case sel.Sel.Name == "QueueSubscribe" && n == 3:
-		return call.Args[2]
+	case (sel.Sel.Name == "Subscribe" || sel.Sel.Name == "QueueSubscribe") && n >= 2 && onNATS(sel.X): // Bus.Subscribe guards its handlers itself
+		return call.Args[n-1]
 	}
 	return nil
+}
+
+// onNATS reports whether an expression is a connection of NATS: nc, b.nc or b.Conn().
+func onNATS(on ast.Expr) bool {
+	if call, ok := on.(*ast.CallExpr); ok {
+		return nameOf(call.Fun) == "Conn"
+	}
+	return nameOf(on) == "nc"
 }
 
 func isGuarded(what ast.Expr) bool {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // arrive takes a call from the wire, and whatever calls were waiting for it. It returns those whose body must be
@@ -24,7 +25,7 @@ func (w *Worker) arrive(d *delivery, body []byte, now time.Time, lend, alone boo
 
 // newCall is memory for a call: that of the delivery it came with, if no other rank's call has it. Whoever fetches its
 // body keeps the call for as long as that takes, so such a one is not used again.
-func (w *Worker) newCall(h *bus.Header) *call {
+func (w *Worker) newCall(h *wire.Header) *call {
 	d := w.spare
 	if d == nil || h != &d.frame.Header {
 		return new(call)
@@ -52,7 +53,7 @@ func (w *Worker) nextDelivery() *delivery {
 	return d
 }
 
-func (w *Worker) take(h *bus.Header, body []byte, now time.Time) (fetch []*call) {
+func (w *Worker) take(h *wire.Header, body []byte, now time.Time) (fetch []*call) {
 	s := w.sessionOf(h, now)
 	s.acknowledge(h.Acked, w.forget, w.giveUp)
 	st := w.streamOf(s, h, now)
@@ -84,7 +85,7 @@ func (w *Worker) admitReleased(st *stream) (fetch []*call) {
 
 // sessionOf returns what is remembered of the caller. It may have been known before and forgotten: then nobody knows
 // what became of the calls it sent before that.
-func (w *Worker) sessionOf(h *bus.Header, now time.Time) *session {
+func (w *Worker) sessionOf(h *wire.Header, now time.Time) *session {
 	if s := w.lastSession; s != nil && s.id == h.Session {
 		s.lastSeen = now
 		return s
@@ -102,7 +103,7 @@ func (w *Worker) sessionOf(h *bus.Header, now time.Time) *session {
 }
 
 // streamOf returns the stream in which a call of the session has its place.
-func (w *Worker) streamOf(s *session, h *bus.Header, now time.Time) *stream {
+func (w *Worker) streamOf(s *session, h *wire.Header, now time.Time) *stream {
 	if h.Stream != "" {
 		return w.streamNamed(streamOf(h), now)
 	}
@@ -136,7 +137,7 @@ func (w *Worker) dropHeld() {
 }
 
 // admit queues a call whose turn has come, or answers it at once if it is a repeat or cannot be taken.
-func (w *Worker) admit(s *session, h *bus.Header, body []byte, now time.Time) *call {
+func (w *Worker) admit(s *session, h *wire.Header, body []byte, now time.Time) *call {
 	if known, over := s.find(h, now); known != nil || over {
 		if known != nil && known.phase == answered {
 			w.host.ep.Repeat(s.inbox, &known.reply)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // answerLocked sends the answer, unless the caller gave up, and keeps it until the caller acknowledges it. A good
@@ -23,9 +24,12 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	if buf == nil { // it never ran
 		buf = w.buffer()
 	}
-	h := bus.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
+	h := wire.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
 	if c.started != 0 {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
+		if !isQuiet(c.header.Method) {
+			w.stats.add(c.header.Method, h.Ran, err != nil)
+		}
 	}
 	c.session.lastSeen = now
 	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the worker's end is why
@@ -76,10 +80,10 @@ func (w *Worker) sayable(err error) *bus.Error {
 // encodeError says an error in the room the caller has made for the answer: as much of it as fits.
 func (w *Worker) encodeError(err error, room int) (bus.Code, []byte) {
 	e := w.sayable(err)
-	body, encErr := bus.Marshal(e)
+	body, encErr := wire.Marshal(e)
 	if encErr != nil || len(body) > room { // an error can always be said
 		short := bus.Error{Code: e.Code, AppCode: e.AppCode, Rank: -1, Node: cut(e.Node, room/8), Message: cut(e.Message, room/2), Stack: cut(e.Stack, room/8)}
-		body, _ = bus.Marshal(&short)
+		body, _ = wire.Marshal(&short)
 	}
 	return e.Code, body
 }
@@ -138,10 +142,10 @@ func (w *Worker) bodyArrived(c *call, body []byte, err error) {
 }
 
 // asked answers a caller that misses an answer.
-func (w *Worker) asked(h *bus.Header, now time.Time) {
+func (w *Worker) asked(h *wire.Header, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	answer := bus.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: bus.StateNever}
+	answer := wire.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: wire.StateNever}
 	s := w.sessions[h.Session]
 	if s == nil {
 		s = &session{blankUntil: w.lastPurge}
@@ -151,25 +155,25 @@ func (w *Worker) asked(h *bus.Header, now time.Time) {
 	switch {
 	case c == nil:
 		if a := w.heldCall(h); a != nil {
-			answer.State, answer.Queued = bus.StateQueued, now.Sub(a.at)
+			answer.State, answer.Queued = wire.StateQueued, now.Sub(a.at)
 		} else if over {
-			answer.State = bus.StateUnknown
+			answer.State = wire.StateUnknown
 		}
 	case c.phase == answered:
 		w.host.ep.Repeat(s.inbox, &c.reply)
 		return
 	case c.phase == running:
-		answer.State, answer.Ran = bus.StateRunning, instantOf(now).sub(c.started)
+		answer.State, answer.Ran = wire.StateRunning, instantOf(now).sub(c.started)
 	case c.phase == queued:
-		answer.State, answer.Queued = bus.StateQueued, instantOf(now).sub(c.arrived)
+		answer.State, answer.Queued = wire.StateQueued, instantOf(now).sub(c.arrived)
 	default:
-		answer.State = bus.StateUnknown
+		answer.State = wire.StateUnknown
 	}
-	w.tell(h.Session, &bus.Frame{Kind: bus.KindStatus, Header: answer})
+	w.tell(h.Session, &wire.Frame{Kind: wire.KindStatus, Header: answer})
 }
 
 // heldCall finds a call that waits for an earlier one.
-func (w *Worker) heldCall(h *bus.Header) *arrival {
+func (w *Worker) heldCall(h *wire.Header) *arrival {
 	for _, st := range w.streams {
 		for a := range st.Held {
 			if a.header.Session == h.Session && a.header.Seq == h.Seq {
@@ -180,11 +184,11 @@ func (w *Worker) heldCall(h *bus.Header) *arrival {
 	return nil
 }
 
-func (w *Worker) sayUnknown(h *bus.Header) {
-	w.tell(h.Session, &bus.Frame{Kind: bus.KindStatus, Header: bus.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: bus.StateUnknown}})
+func (w *Worker) sayUnknown(h *wire.Header) {
+	w.tell(h.Session, &wire.Frame{Kind: wire.KindStatus, Header: wire.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: wire.StateUnknown}})
 }
 
-func (w *Worker) tell(session string, f *bus.Frame) {
+func (w *Worker) tell(session string, f *wire.Frame) {
 	_ = w.host.ep.Tell(session, f) // the caller asks again if it is lost
 }
 

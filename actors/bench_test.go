@@ -12,6 +12,7 @@ import (
 	"troupe/actors/actorstest"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // BenchmarkFan is a broadcast of 64 bytes to so many ranks and their answers, the ranks on one connection or each on
@@ -50,9 +51,9 @@ func benchFan(b *testing.B, own bool, world int) {
 	b.Cleanup(func() { require.NoError(b, driver.Close()) })
 	ep, err := driver.Endpoint("bench")
 	require.NoError(b, err)
-	raw, err := bus.Marshal(make([]byte, 64))
+	raw, err := wire.Marshal(make([]byte, 64))
 	require.NoError(b, err)
-	body := bus.Args{Positional: []bus.Raw{raw}}.Append(nil, nil)
+	body := wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)
 	call := func() {
 		g, err := ep.Scatter(context.Background(), bus.Call{To: address, Method: "echo", World: world, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: ranks, Body: body}}})
 		if err != nil {

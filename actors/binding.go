@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // binding is one method of one object of a worker: found once, and then at hand for every call of it. The worker's
@@ -35,7 +36,7 @@ type methodID struct{ object, method string }
 const maxBindings = 1024
 
 // bindingOf finds the method that a call is for. w.mu is held.
-func (w *Worker) bindingOf(h *bus.Header) (*binding, error) {
+func (w *Worker) bindingOf(h *wire.Header) (*binding, error) {
 	if b := w.lastBinding; b != nil && b.method == h.Method && b.object == h.Object {
 		return b, nil
 	}
@@ -55,7 +56,7 @@ func (w *Worker) bindingOf(h *bus.Header) (*binding, error) {
 	return b, nil
 }
 
-func (w *Worker) newBinding(h *bus.Header, info MethodInfo) *binding {
+func (w *Worker) newBinding(h *wire.Header, info MethodInfo) *binding {
 	b := &binding{object: h.Object, method: h.Method, queue: w.queueOf(info.Lane)}
 	if verb, ok := verbs[h.Method]; ok {
 		b.handle = func(ctx context.Context, body []byte) ([]byte, error) { return verb.do(w, ctx, body) }
@@ -83,7 +84,7 @@ func (w *Worker) queueOf(lane Lane) *queue {
 	return q
 }
 
-func (w *Worker) lookup(h *bus.Header) (MethodInfo, error) {
+func (w *Worker) lookup(h *wire.Header) (MethodInfo, error) {
 	if info, ok := verbInfo(h.Method); ok {
 		return info, nil
 	}

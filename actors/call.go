@@ -4,13 +4,14 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it. When it
 // is forgotten, and nobody refers to it any more, its memory is used again.
 type call struct {
 	worker   *Worker
-	header   *bus.Header // shared with the other ranks of this process; read only
+	header   *wire.Header // shared with the other ranks of this process; read only
 	session  *session
 	binding  *binding     // nil: it was refused
 	ctx      *callContext // nil until it runs

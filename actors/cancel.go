@@ -5,11 +5,12 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // cancelCall is the caller's word that it gave up. A call that waits is taken out, one that runs is told through its
 // context, one that has not arrived will not be run.
-func (w *Worker) cancelCall(h *bus.Header, now time.Time) {
+func (w *Worker) cancelCall(h *wire.Header, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	s := w.sessionOf(h, now)
@@ -41,7 +42,7 @@ func (w *Worker) giveUp(c *call) {
 
 // skip is the word of whoever orders the calls that up to that place nothing more comes than what was just sent again.
 // If some of that was lost, the word counts for nothing: the gap is reported once more.
-func (w *Worker) skip(h *bus.Header) (fetch []*call) {
+func (w *Worker) skip(h *wire.Header) (fetch []*call) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	st := w.streams[streamOf(h)]
@@ -59,8 +60,8 @@ func (w *Worker) reportGap(id streamID, st *stream) {
 		return
 	}
 	st.askedAt = time.Now()
-	h := bus.Header{Stream: id.session, Object: w.spec.Address.Prefix(), Rank: w.spec.Rank, Gen: w.spec.Gen, Prev: after, Order: upTo}
-	w.tell(id.session, &bus.Frame{Kind: bus.KindMissing, Header: h})
+	h := wire.Header{Stream: id.session, Object: w.spec.Address.Prefix(), Rank: w.spec.Rank, Gen: w.spec.Gen, Prev: after, Order: upTo}
+	w.tell(id.session, &wire.Frame{Kind: wire.KindMissing, Header: h})
 	time.AfterFunc(missingEvery, bus.Guard(func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Class is a kind of worker: a name, a table of methods, and a way to make one. Typed classes are made by NewClass;
@@ -51,7 +52,7 @@ type (
 	}
 	// Configurer takes the configure verb: a new configuration, as the msgpack value the caller gave.
 	Configurer interface {
-		Configure(ctx context.Context, config bus.Raw) error
+		Configure(ctx context.Context, config wire.Raw) error
 	}
 	// EnvSetter takes the set_env verb.
 	EnvSetter interface {
@@ -76,9 +77,9 @@ type Setup struct {
 	World  int
 	Gen    uint32
 	Node   string
-	Object string  // the name of the object; empty: the worker's own
-	Config bus.Raw // the role's configuration, msgpack; Decode it with DecodeConfig
-	Host   *Host   // where the worker lives; its endpoint makes calls of its own
+	Object string   // the name of the object; empty: the worker's own
+	Config wire.Raw // the role's configuration, msgpack; Decode it with DecodeConfig
+	Host   *Host    // where the worker lives; its endpoint makes calls of its own
 }
 
 // DecodeConfig reads the configuration into v. No configuration leaves v as it is.
@@ -86,7 +87,7 @@ func (s Setup) DecodeConfig(v any) error {
 	if len(s.Config) == 0 || s.Config.IsNil() {
 		return nil
 	}
-	if err := bus.Unmarshal(s.Config, v); err != nil {
+	if err := wire.Unmarshal(s.Config, v); err != nil {
 		return bus.Errorf(bus.CodeRefused, "configuration of %s: %w", s.Role.Role, err)
 	}
 	return nil
@@ -143,7 +144,7 @@ func Method[T, A, R any](c *ClassOf[T], name string, f func(*T, context.Context,
 		if err != nil {
 			return nil, err
 		}
-		if out, ok := bus.AppendQuick(dst, &result); ok {
+		if out, ok := wire.AppendQuick(dst, &result); ok {
 			return out, nil
 		}
 		return appendSlow(dst, result)
@@ -153,8 +154,8 @@ func Method[T, A, R any](c *ClassOf[T], name string, f func(*T, context.Context,
 // quickArg reads the one plain argument of a short call. It is apart from slowArg, as appendSlow is from AppendQuick, so
 // that argument and result stay off the heap.
 func quickArg[A any](body []byte) (arg A, ok bool) {
-	raw, ok := bus.SingleArg(body)
-	ok = ok && bus.ReadQuick(raw, &arg)
+	raw, ok := wire.SingleArg(body)
+	ok = ok && wire.ReadQuick(raw, &arg)
 	return arg, ok
 }
 
@@ -163,7 +164,7 @@ func slowArg[A any](body []byte) (arg A, err error) {
 	return arg, err
 }
 
-func appendSlow(dst []byte, result any) ([]byte, error) { return bus.AppendMarshal(dst, result) }
+func appendSlow(dst []byte, result any) ([]byte, error) { return wire.AppendMarshal(dst, result) }
 
 // MethodOptions are the extras of a method.
 type MethodOptions struct {
@@ -252,7 +253,7 @@ func (h *typedHandler[T]) Close(ctx context.Context) error {
 	return nil
 }
 
-func (h *typedHandler[T]) Configure(ctx context.Context, config bus.Raw) error {
+func (h *typedHandler[T]) Configure(ctx context.Context, config wire.Raw) error {
 	if c, ok := any(h.obj).(Configurer); ok {
 		return c.Configure(ctx, config)
 	}
@@ -270,7 +271,7 @@ func (h *typedHandler[T]) SetEnv(ctx context.Context, env map[string]string) err
 type None struct{}
 
 // Args is a call's arguments as they came, for a method that takes several or decides by itself.
-type Args = bus.Args
+type Args = wire.Args
 
 // decodeArgs reads a call's body, [positional, named], into a method's one argument. An empty body is a call without
 // data: the argument stays zero.
@@ -279,12 +280,12 @@ func decodeArgs[A any](body []byte, arg *A) error {
 		return nil
 	}
 	_, none := any(arg).(*None)
-	if one, ok := bus.SingleArg(body); ok && !none {
+	if one, ok := wire.SingleArg(body); ok && !none {
 		if _, all := any(arg).(*Args); !all {
 			return decodeArg(one, arg)
 		}
 	}
-	args, err := bus.ParseArgs(body)
+	args, err := wire.ParseArgs(body)
 	if err != nil {
 		return err
 	}
@@ -299,7 +300,7 @@ func decodeArgs[A any](body []byte, arg *A) error {
 	case len(args.Positional) == 1 && len(args.Named) == 0:
 		raw = args.Positional[0]
 	case len(args.Positional) == 0 && len(args.Named) > 0:
-		if raw, err = bus.Marshal(args.Named); err != nil {
+		if raw, err = wire.Marshal(args.Named); err != nil {
 			return err
 		}
 	case len(args.Positional) == 0:
@@ -312,7 +313,7 @@ func decodeArgs[A any](body []byte, arg *A) error {
 
 // decodeArg refuses fields the argument does not have: a mistyped name must not pass as a default.
 func decodeArg[A any](raw []byte, arg *A) error {
-	if err := bus.UnmarshalWith(raw, arg, bus.UnmarshalOptions{Strict: true}); err != nil {
+	if err := wire.UnmarshalWith(raw, arg, wire.UnmarshalOptions{Strict: true}); err != nil {
 		return bus.Errorf(bus.CodeRefused, "argument: want %s: %w", typeName(*arg), err)
 	}
 	return nil

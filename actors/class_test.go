@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 type counter struct{ n int }
@@ -33,8 +34,8 @@ func (c *counter) Which(ctx context.Context, _ None) (any, error) {
 	i, _ := Current(ctx)
 	return i.Caller, nil
 }
-func (c *counter) Configure(_ context.Context, raw bus.Raw) error { return bus.Unmarshal(raw, &c.n) }
-func (c *counter) Fail(context.Context, None) (None, error)       { return None{}, errCounter }
+func (c *counter) Configure(_ context.Context, raw wire.Raw) error { return wire.Unmarshal(raw, &c.n) }
+func (c *counter) Fail(context.Context, None) (None, error)        { return None{}, errCounter }
 
 var errCounter = errors.New("no more")
 
@@ -104,9 +105,9 @@ func TestArguments(t *testing.T) {
 	st := newStand(t, counterClass().Class)
 	st.start(WorkerSpec{})
 	named := func(method string, names []string, values ...int) bus.Answer {
-		a := bus.Args{Named: map[string]bus.Raw{}}
+		a := wire.Args{Named: map[string]wire.Raw{}}
 		for i, n := range names {
-			a.Named[n] = bus.Raw{byte(values[i])}
+			a.Named[n] = wire.Raw{byte(values[i])}
 		}
 		g := st.send(bus.Call{Method: method, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: a.Append(nil, names)}}})
 		<-g.Done()
@@ -116,7 +117,7 @@ func TestArguments(t *testing.T) {
 	require.EqualValues(t, 3, st.do("add"), "no argument is a zero one")
 	require.EqualValues(t, 12, st.do("move", map[string]int{"x": 1, "y": 2}))
 	var sum int
-	require.NoError(t, bus.Unmarshal(named("move", []string{"x", "y"}, 3, 4).Body, &sum))
+	require.NoError(t, wire.Unmarshal(named("move", []string{"x", "y"}, 3, 4).Body, &sum))
 	require.Equal(t, 34, sum)
 	require.ErrorContains(t, named("move", []string{"x", "z"}, 3, 4).Err, `"z"`)
 	require.ErrorContains(t, st.fails("add", 1, 2), "takes one argument, or named ones; it was given 2 positional and 0 named")
@@ -143,9 +144,9 @@ func TestArgumentsAreTheMethodsOwn(t *testing.T) {
 	st.world = 2
 	st.start(WorkerSpec{Rank: 0})
 	st.start(WorkerSpec{Rank: 1})
-	raw, err := bus.Marshal([]byte{1})
+	raw, err := wire.Marshal([]byte{1})
 	require.NoError(t, err)
-	g := st.send(bus.Call{Method: "bytes", Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}, Body: bus.Args{Positional: []bus.Raw{raw}}.Append(nil, nil)}}})
+	g := st.send(bus.Call{Method: "bytes", Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}, Body: wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)}}})
 	<-g.Done()
 	for _, a := range g.Answers() {
 		require.NoError(t, a.Err)
@@ -187,13 +188,13 @@ func TestDecodeConfig(t *testing.T) {
 	s := Setup{Role: bus.Address{Role: "r"}}
 	v := 7
 	require.NoError(t, s.DecodeConfig(&v))
-	s.Config = bus.Raw{0xc0}
+	s.Config = wire.Raw{0xc0}
 	require.NoError(t, s.DecodeConfig(&v))
 	require.Equal(t, 7, v)
-	s.Config = bus.Raw{3}
+	s.Config = wire.Raw{3}
 	require.NoError(t, s.DecodeConfig(&v))
 	require.Equal(t, 3, v)
-	s.Config = bus.Raw{0xa1, 'x'}
+	s.Config = wire.Raw{0xa1, 'x'}
 	require.ErrorContains(t, s.DecodeConfig(&v), "configuration of r")
 	require.ErrorIs(t, s.DecodeConfig(&v), bus.ErrRefused)
 }

@@ -12,6 +12,7 @@ import (
 	"troupe/actors"
 	"troupe/actors/actorstest"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // TestConformance plays the suite's workers as goroutines: on one connection, each on its own, and as a foreign class,
@@ -86,7 +87,7 @@ func (f foreign) Handle(ctx context.Context, method string, body []byte) ([]byte
 	return f.inner.Handle(ctx, method, append([]byte(nil), body...))
 }
 
-func (f foreign) Configure(ctx context.Context, config bus.Raw) error {
+func (f foreign) Configure(ctx context.Context, config wire.Raw) error {
 	if c, ok := f.inner.(actors.Configurer); ok {
 		return c.Configure(ctx, config)
 	}

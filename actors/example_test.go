@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Counter is a class like any other: its methods take a context and one argument, and return a result and an error.
@@ -42,15 +43,15 @@ func Example() {
 	}
 	defer host.Close(ctx)
 	role, _ := bus.NewAddress("default", "tally", "i1")
-	start, _ := bus.Marshal(40)
+	start, _ := wire.Marshal(40)
 	if _, err := host.Start(ctx, actors.WorkerSpec{Address: role, Class: "counter", World: 1, Config: start}); err != nil {
 		log.Fatal(err)
 	}
 
 	call := func(method string, arg any) {
-		raw, _ := bus.Marshal(arg)
+		raw, _ := wire.Marshal(arg)
 		gather, err := endpoint.Scatter(ctx, bus.Call{To: role, Method: method, World: 1, Parts: []bus.Part{
-			{Scope: bus.OneRank(0), Ranks: []int{0}, Body: bus.Args{Positional: []bus.Raw{raw}}.Append(nil, nil)},
+			{Scope: bus.OneRank(0), Ranks: []int{0}, Body: wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)},
 		}})
 		if err != nil {
 			log.Fatal(err)
@@ -62,7 +63,7 @@ func Example() {
 			return
 		}
 		var n int
-		_ = bus.Unmarshal(answer.Body, &n)
+		_ = wire.Unmarshal(answer.Body, &n)
 		fmt.Println(method, "gives", n)
 	}
 	call("add", 2)
@@ -102,7 +103,7 @@ type interpreter struct{ role string }
 
 func (i interpreter) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
 	call, _ := actors.Current(ctx)
-	return bus.Marshal(fmt.Sprintf("%s(%d bytes) on rank %d of %s", method, len(body), call.Rank, i.role))
+	return wire.Marshal(fmt.Sprintf("%s(%d bytes) on rank %d of %s", method, len(body), call.Rank, i.role))
 }
 
 // A class whose methods are known only at run time. Its bodies pass through untouched.
@@ -142,7 +143,7 @@ func ExampleClass() {
 	<-gather.Done()
 	for _, answer := range gather.Answers() {
 		var said string
-		_ = bus.Unmarshal(answer.Body, &said)
+		_ = wire.Unmarshal(answer.Body, &said)
 		fmt.Println(said)
 	}
 	// Output:

@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // logging is an object that notes what runs on which rank.
@@ -110,7 +111,7 @@ func TestNoCallRunsTwice(t *testing.T) {
 		now, seq, acked := begin, uint64(0), uint64(0)
 		sentAt := map[uint64]time.Time{}
 		send := func(s uint64, age time.Duration) {
-			w.inject(bus.Header{Session: "s", Seq: s, Order: s, Prev: s - 1, Acked: acked, Method: "note", Age: age}, nil, now)
+			w.inject(wire.Header{Session: "s", Seq: s, Order: s, Prev: s - 1, Acked: acked, Method: "note", Age: age}, nil, now)
 		}
 		for range rapid.IntRange(1, 60).Draw(rt, "steps") {
 			now = now.Add(time.Millisecond)
@@ -128,11 +129,11 @@ func TestNoCallRunsTwice(t *testing.T) {
 			case step == 4: // again
 				send(s, now.Sub(sentAt[s])+1)
 			case step == 5:
-				w.cancelCall(&bus.Header{Session: "s", Seq: s}, now)
+				w.cancelCall(&wire.Header{Session: "s", Seq: s}, now)
 			case step == 6:
 				acked = max(acked, s)
 			case step == 7:
-				w.asked(&bus.Header{Session: "s", Seq: s, Age: now.Sub(sentAt[s]) + 1}, now)
+				w.asked(&wire.Header{Session: "s", Seq: s, Age: now.Sub(sentAt[s]) + 1}, now)
 			case step == 8:
 				if rapid.Bool().Draw(rt, "silence") {
 					now = now.Add(sessionTTL + time.Second)
@@ -140,7 +141,7 @@ func TestNoCallRunsTwice(t *testing.T) {
 				w.purge(now)
 			}
 		}
-		w.skip(&bus.Header{Session: "s", Order: seq})
+		w.skip(&wire.Header{Session: "s", Order: seq})
 		w.rest(t)
 		l.mu.Lock()
 		defer l.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -156,7 +157,7 @@ func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 		return nil, err
 	}
 	if h.cfg.OwnProcess {
-		h.beat(spec.Address, []*Worker{w}) // nobody waits for the next one
+		h.beat(spec.Address, []*Worker{w}, true) // nobody waits for the next one
 	}
 	return w, nil
 }
@@ -167,7 +168,7 @@ func (h *Host) stillborn(w *Worker, why error) error {
 	e.Role, e.Rank, e.Node = w.spec.Address.Role, w.spec.Rank, h.cfg.Node
 	w.become(Failed, e)
 	if h.cfg.OwnProcess {
-		h.beat(w.spec.Address, []*Worker{w})
+		h.beat(w.spec.Address, []*Worker{w}, true)
 		_ = h.ep.Bus().Conn().FlushTimeout(lastGrace) // the agent says that the process ended, if this does not get through
 	}
 	return e
@@ -266,7 +267,7 @@ func (h *Host) remove(w *Worker) {
 	h.mu.Unlock()
 	if stopSequencer != nil {
 		stopSequencer()
-		h.beat(w.spec.Address, []*Worker{w}) // last words: stopped, or failed and why
+		h.beat(w.spec.Address, []*Worker{w}, true) // last words: stopped, or failed and why
 	}
 }
 
@@ -284,12 +285,12 @@ func (h *Host) fetch(calls []*call) {
 	if len(calls) == 0 {
 		return
 	}
-	byRef := map[bus.Ref][]*call{}
+	byRef := map[wire.Ref][]*call{}
 	for _, c := range calls {
 		byRef[c.header.Ref] = append(byRef[c.header.Ref], c)
 	}
 	for ref, group := range byRef {
-		var ranks bus.RankSet
+		var ranks wire.RankSet
 		for _, c := range group {
 			ranks.Add(c.worker.spec.Rank)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // TestStartThatFailsLeavesNothing: no worker, no subscription, no sequencer, whichever way the constructor fails.
@@ -145,7 +146,7 @@ func TestCurrent(t *testing.T) {
 	st.send(bus.Call{Method: "before"})
 	<-before.beganCh
 	g := st.send(bus.Call{Method: "look", AskAfter: time.Millisecond, Meta: []byte{7}, Trace: "00-1-2-3", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
-	require.Eventually(t, func() bool { return g.Progress()[0].State == bus.StateQueued }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return g.Progress()[0].State == wire.StateQueued }, 10*time.Second, time.Millisecond)
 	close(before.releaseCh)
 	<-g.Done()
 	require.NoError(t, g.Answers()[0].Err)
@@ -169,7 +170,7 @@ func TestWorkerCallsWorker(t *testing.T) {
 				return nil, err
 			}
 			<-g.Done()
-			return bus.Marshal(g.AllGood())
+			return wire.Marshal(g.AllGood())
 		},
 	}))
 	st.world = 2
@@ -199,7 +200,7 @@ func TestConfigureAnObject(t *testing.T) {
 	st.do(VerbCreate, CreateRequest{Name: "second", Class: "counter"})
 	st.do(VerbCreate, CreateRequest{Name: "third", Class: "puppet"})
 	configure := func(object string, v int) error {
-		body := bus.Args{Positional: []bus.Raw{{byte(v)}}}.Append(nil, nil)
+		body := wire.Args{Positional: []wire.Raw{{byte(v)}}}.Append(nil, nil)
 		g := st.send(bus.Call{Method: VerbConfigure, Object: object, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}}})
 		<-g.Done()
 		return g.Answers()[0].Err

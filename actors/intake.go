@@ -8,6 +8,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const keepWhole = 1 << 10 // a body that may stay in memory with its envelope
@@ -18,7 +19,7 @@ type intake struct {
 	host    *Host
 	ch      chan *nats.Msg
 	work    bool // it is the one that takes work, and may run a call itself
-	reader  bus.FrameReader
+	reader  wire.FrameReader
 	next    *delivery // to be filled by the next message
 	lending lending
 
@@ -31,7 +32,7 @@ type intake struct {
 // delivery is a message on its way to the workers it is for, and the memory for the first of their calls. Most hosts have
 // one worker, which then has all of it to itself and uses it again for a later call.
 type delivery struct {
-	frame bus.Frame
+	frame wire.Frame
 	first call
 }
 
@@ -80,15 +81,15 @@ func (in *intake) handle(m *nats.Msg) (lent job) {
 	}
 	now := time.Now()
 	switch f.Kind {
-	case bus.KindCall:
+	case wire.KindCall:
 		return in.call(m, now)
-	case bus.KindChunk:
+	case wire.KindChunk:
 		h.ep.Chunk(f)
-	case bus.KindAsk:
+	case wire.KindAsk:
 		in.each(m, f, func(w *Worker) { w.asked(&f.Header, now) })
-	case bus.KindCancel:
+	case wire.KindCancel:
 		in.each(m, f, func(w *Worker) { w.cancelCall(&f.Header, now) })
-	case bus.KindSkip:
+	case wire.KindSkip:
 		in.each(m, f, func(w *Worker) { h.fetch(w.skip(&f.Header)) })
 	default:
 		h.cfg.Logger.Warn("actors: a frame of an unknown kind", "subject", m.Subject, "kind", f.Kind.String())
@@ -105,7 +106,7 @@ func (in *intake) behind(m *nats.Msg) []*Worker {
 	return in.workers
 }
 
-func (in *intake) each(m *nats.Msg, f *bus.Frame, do func(*Worker)) {
+func (in *intake) each(m *nats.Msg, f *wire.Frame, do func(*Worker)) {
 	for _, w := range in.behind(m) {
 		if f.Header.For(w.spec.Rank) {
 			do(w)
@@ -144,6 +145,6 @@ func (in *intake) call(m *nats.Msg, now time.Time) (lent job) {
 }
 
 // detach makes an envelope independent of its message: it is remembered longer than a body should be.
-func detach(h *bus.Header) {
+func detach(h *wire.Header) {
 	h.Meta, h.Ranks, h.Collect = bytes.Clone(h.Meta), h.Ranks.Clone(), h.Collect.Clone()
 }

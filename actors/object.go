@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // construct makes the worker's own object. A panic in the constructor is its error.
@@ -28,7 +29,7 @@ func (w *Worker) construct(ctx context.Context) error {
 }
 
 // create makes a named object of a class in this worker.
-func (w *Worker) create(ctx context.Context, name string, class *Class, config bus.Raw) error {
+func (w *Worker) create(ctx context.Context, name string, class *Class, config wire.Raw) error {
 	w.mu.Lock()
 	_, taken := w.objects[name]
 	w.mu.Unlock()

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // echoes is a typed class whose method looks at its call before and after others had a chance to get in between.
@@ -55,8 +56,8 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 			dice := rand.New(rand.NewPCG(1, uint64(caller)))
 			for i := range 500 {
 				arg := binary.BigEndian.AppendUint64(make([]byte, 64), uint64(caller)<<32|uint64(i))
-				body, _ := bus.AppendMarshal(bus.AppendArgsHead(nil, 1), arg)
-				body = bus.AppendNamedHead(body, 0)
+				body, _ := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), arg)
+				body = wire.AppendNamedHead(body, 0)
 				g, err := ep.Scatter(t.Context(), bus.Call{
 					To: st.address, World: 1, Method: "echo", Timeout: 30 * time.Second, AskAfter: time.Millisecond,
 					Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}},
@@ -77,7 +78,7 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 					continue
 				}
 				var got []byte
-				if err := bus.Unmarshal(a.Body, &got); a.Err != nil || err != nil || string(got) != string(arg) {
+				if err := wire.Unmarshal(a.Body, &got); a.Err != nil || err != nil || string(got) != string(arg) {
 					t.Errorf("call %d of %d: %x, %v, %v", i, caller, got, a.Err, err)
 					return
 				}
@@ -86,7 +87,7 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 	}
 	group.Go(func() { // somebody asks about calls that were, or were not
 		for seq := range uint64(2000) {
-			w.asked(&bus.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
+			w.asked(&wire.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
 		}
 	})
 	group.Wait()
@@ -108,9 +109,9 @@ func TestAllocationsOfACall(t *testing.T) {
 	st := newStandOf(t, HostConfig{Classes: []*Class{echoes(func(context.Context) {})}, BeatEvery: time.Hour})
 	w := st.start(WorkerSpec{})
 	in := newIntake(st.host, st.host.workCh)
-	body, err := bus.AppendMarshal(bus.AppendArgsHead(nil, 1), make([]byte, 64))
+	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), make([]byte, 64))
 	require.NoError(t, err)
-	f := bus.Frame{Kind: bus.KindCall, Body: bus.AppendNamedHead(body, 0), Header: bus.Header{Session: "s", Method: "echo", Caller: "test", Inline: 1 << 10}}
+	f := wire.Frame{Kind: wire.KindCall, Body: wire.AppendNamedHead(body, 0), Header: wire.Header{Session: "s", Method: "echo", Caller: "test", Inline: 1 << 10}}
 	msg := &nats.Msg{Subject: st.address.Rank(0)}
 	call := func() {
 		f.Header.Seq++
@@ -132,10 +133,10 @@ func TestAllocationsOfACall(t *testing.T) {
 func TestForgottenCallsAreReferredToByNobody(t *testing.T) {
 	st := newStand(t, echoes(func(context.Context) {}))
 	w := st.start(WorkerSpec{})
-	body, err := bus.AppendMarshal(bus.AppendArgsHead(nil, 1), []byte("x"))
+	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), []byte("x"))
 	require.NoError(t, err)
 	g, err := st.ep.Scatter(t.Context(), bus.Call{
-		To: st.address, World: 1, Method: "echo", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: bus.AppendNamedHead(body, 0)}},
+		To: st.address, World: 1, Method: "echo", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: wire.AppendNamedHead(body, 0)}},
 	})
 	require.NoError(t, err)
 	<-g.Done()

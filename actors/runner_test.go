@@ -8,9 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/require"
+	"troupe/bus/wire"
 
-	"troupe/bus"
+	"github.com/stretchr/testify/require"
 )
 
 // silent is a handler whose calls are never answered, so that it needs no bus.
@@ -35,7 +35,7 @@ func silentWorker(method func()) *Worker {
 
 // start runs a call of the method on the host's runners.
 func (w *Worker) start(q *queue) {
-	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &bus.Header{Method: "m"}, bodyHere: true}
+	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &wire.Header{Method: "m"}, bodyHere: true}
 	c.binding = &binding{queue: q, handle: func(ctx context.Context, body []byte) ([]byte, error) { return w.objects[""].Handle(ctx, "m", body) }}
 	w.mu.Lock()
 	defer w.mu.Unlock()

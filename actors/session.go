@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -37,7 +38,7 @@ type session struct {
 var gone = &call{phase: forgotten}
 
 // find reports what is known of a call: its entry, or whether it is known to be over, or may be.
-func (s *session) find(h *bus.Header, now time.Time) (c *call, over bool) {
+func (s *session) find(h *wire.Header, now time.Time) (c *call, over bool) {
 	c = s.calls[h.Seq]
 	return c, c == nil && (h.Seq <= s.floor || h.Age > 0 && now.Add(-h.Age).Before(s.blankUntil))
 }
@@ -143,13 +144,13 @@ type streamID struct {
 	sequencer bool
 }
 
-func streamOf(h *bus.Header) streamID {
+func streamOf(h *wire.Header) streamID {
 	return streamID{session: h.OrderedBy(), sequencer: h.Stream != ""}
 }
 
 // arrival is a call that came before its turn.
 type arrival struct {
-	header *bus.Header
+	header *wire.Header
 	body   []byte
 	at     time.Time
 }

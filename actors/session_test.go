@@ -4,10 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"troupe/bus/wire"
+
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
-
-	"troupe/bus"
 )
 
 func newSession() *session { return &session{calls: map[uint64]*call{}} }
@@ -35,7 +35,7 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 		for range rapid.IntRange(1, 150).Draw(t, "steps") {
 			step := rapid.IntRange(0, 7).Draw(t, "step")
 			if step < 3 || len(all) == 0 {
-				h := &bus.Header{Seq: uint64(len(all) + 1)}
+				h := &wire.Header{Seq: uint64(len(all) + 1)}
 				if c, over := s.find(h, now); c != nil || over {
 					t.Fatalf("call %d has not come yet", h.Seq)
 				}
@@ -94,7 +94,7 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 // TestSessionIsBounded: a caller that acknowledges nothing for long costs no more than so many entries.
 func TestSessionIsBounded(t *testing.T) {
 	s, now := newSession(), time.Now()
-	slow := &call{header: &bus.Header{Seq: 1}, session: s, phase: running}
+	slow := &call{header: &wire.Header{Seq: 1}, session: s, phase: running}
 	s.calls[1] = slow
 	const n = 5 * maxRemembered
 	for seq := uint64(2); seq <= n; seq++ {
@@ -104,12 +104,12 @@ func TestSessionIsBounded(t *testing.T) {
 		}
 	}
 	for _, seq := range []uint64{2, n / 2, n} {
-		c, over := s.find(&bus.Header{Seq: seq}, now)
+		c, over := s.find(&wire.Header{Seq: seq}, now)
 		require.True(t, c == gone || over, "%d", seq)
 	}
-	c, over := s.find(&bus.Header{Seq: n + 1}, now)
+	c, over := s.find(&wire.Header{Seq: n + 1}, now)
 	require.True(t, c == nil && !over)
-	c, _ = s.find(&bus.Header{Seq: 1}, now)
+	c, _ = s.find(&wire.Header{Seq: 1}, now)
 	require.Same(t, slow, c)
 
 	none := func(*call) {}
@@ -127,13 +127,13 @@ func TestSessionAfterItWasForgotten(t *testing.T) {
 	s := newSession()
 	s.blankUntil = now.Add(-time.Minute)
 	for age, want := range map[time.Duration]bool{0: false, time.Second: false, 2 * time.Minute: true} {
-		_, over := s.find(&bus.Header{Seq: 1, Age: age}, now)
+		_, over := s.find(&wire.Header{Seq: 1, Age: age}, now)
 		require.Equal(t, want, over, "first sent %s ago", age)
 	}
 }
 
 func TestAStreamOfItsOwnForSequencers(t *testing.T) {
-	own, sequenced := streamOf(&bus.Header{Session: "a"}), streamOf(&bus.Header{Session: "b", Stream: "a"})
+	own, sequenced := streamOf(&wire.Header{Session: "a"}), streamOf(&wire.Header{Session: "b", Stream: "a"})
 	require.Equal(t, own.session, sequenced.session)
 	require.NotEqual(t, own, sequenced)
 }

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // stand is a host on a bus and a driver that calls its workers.
@@ -73,9 +74,9 @@ func (st *stand) spec(spec WorkerSpec) WorkerSpec {
 
 func (st *stand) send(c bus.Call, args ...any) *bus.Gather {
 	st.t.Helper()
-	var a bus.Args
+	var a wire.Args
 	for _, v := range args {
-		raw, err := bus.Marshal(v)
+		raw, err := wire.Marshal(v)
 		require.NoError(st.t, err)
 		a.Positional = append(a.Positional, raw)
 	}
@@ -105,7 +106,7 @@ func (st *stand) do(method string, args ...any) any {
 	a := st.call(method, args...)
 	require.NoError(st.t, a.Err)
 	var v any
-	require.NoError(st.t, bus.Unmarshal(a.Body, &v))
+	require.NoError(st.t, wire.Unmarshal(a.Body, &v))
 	return v
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // The built-in verbs. They are called like methods, on the control subjects; their names begin with @, which no method
@@ -57,7 +58,7 @@ func verbOf[A, R any](f func(*Worker, context.Context, A) (R, error)) func(*Work
 		if err != nil {
 			return nil, err
 		}
-		return bus.Marshal(result)
+		return wire.Marshal(result)
 	}
 }
 
@@ -120,9 +121,9 @@ type CallState struct {
 
 // CreateRequest asks for another object in the worker.
 type CreateRequest struct {
-	Name   string  `msgpack:"name"`
-	Class  string  `msgpack:"class"`
-	Config bus.Raw `msgpack:"config"`
+	Name   string   `msgpack:"name"`
+	Class  string   `msgpack:"class"`
+	Config wire.Raw `msgpack:"config"`
 }
 
 // StopRequest ends a worker. What runs may finish within Grace.
@@ -146,7 +147,7 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 	defer w.mu.Unlock()
 	info := Info{
 		Role: w.spec.Address.Role, Class: w.class.Name, Rank: w.spec.Rank, World: w.spec.World, Gen: w.spec.Gen,
-		Node: w.host.cfg.Node, PID: os.Getpid(), Wire: bus.Major, Runtime: runtime.Version(), State: w.state,
+		Node: w.host.cfg.Node, PID: os.Getpid(), Wire: wire.Major, Runtime: runtime.Version(), State: w.state,
 		Objects: slices.Sorted(maps.Keys(w.objects)), Lanes: []LaneInfo{}, Calls: []CallState{},
 		Methods: w.class.Methods, Open: w.class.Open,
 	}
@@ -173,7 +174,7 @@ func (c *call) stateNow() CallState {
 	return CallState{Method: c.header.Method, Caller: strings.ToValidUTF8(c.header.Caller, "\uFFFD"), Running: c.phase == running, For: time.Since(since.time()), Cancelled: c.ctx != nil && c.ctx.Err() != nil}
 }
 
-func (w *Worker) configure(ctx context.Context, config bus.Raw) (None, error) {
+func (w *Worker) configure(ctx context.Context, config wire.Raw) (None, error) {
 	name := ctx.Value(callKey{}).(*callContext).call.header.Object
 	w.mu.Lock()
 	obj, class := w.objects[name], w.classes[name]

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // WorkerSpec says which worker to start.
@@ -13,7 +14,7 @@ type WorkerSpec struct {
 	Rank    int
 	World   int
 	Gen     uint32
-	Config  bus.Raw
+	Config  wire.Raw
 	Slices  []Slice // the data-parallel slices it belongs to
 	Ordered bool    // the role has a sequencer; rank 0 runs it
 	// QueueLimit is how many calls may wait in one lane; the next one is refused as busy. Zero: 10,000.

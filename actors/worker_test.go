@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // beats gives the beats of the stand's role.
@@ -32,9 +33,9 @@ func (st *stand) beats() func() Beat {
 		for len(got) == 0 {
 			m, err := sub.NextMsg(20 * time.Second)
 			require.NoError(st.t, err)
-			f, err := bus.ParseFrame(m.Data)
+			f, err := wire.ParseFrame(m.Data)
 			require.NoError(st.t, err)
-			require.NoError(st.t, bus.Unmarshal(f.Body, &got))
+			require.NoError(st.t, wire.Unmarshal(f.Body, &got))
 		}
 		b := got[0]
 		got = got[1:]
@@ -313,9 +314,9 @@ func TestCreateThatOutlivesTheWorker(t *testing.T) {
 }
 
 // inject is a call as the host would hand it over.
-func (w *Worker) inject(h bus.Header, body []byte, now time.Time) {
+func (w *Worker) inject(h wire.Header, body []byte, now time.Time) {
 	h.Inline = max(h.Inline, 32<<10)
-	_, _ = w.arrive(&delivery{frame: bus.Frame{Header: h}}, body, now, false, true)
+	_, _ = w.arrive(&delivery{frame: wire.Frame{Header: h}}, body, now, false, true)
 }
 
 func (w *Worker) rest(t *testing.T) {
@@ -335,26 +336,26 @@ func (w *Worker) rest(t *testing.T) {
 }
 
 // inbox listens to what is said to a session.
-func (st *stand) inbox(session string) func() bus.Frame {
+func (st *stand) inbox(session string) func() wire.Frame {
 	st.t.Helper()
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox(session))
 	require.NoError(st.t, err)
 	require.NoError(st.t, st.ep.Bus().Conn().Flush())
 	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
 	var data []byte // of a bundle, what is left
-	return func() bus.Frame {
+	return func() wire.Frame {
 		if len(data) == 0 {
 			m, err := sub.NextMsg(20 * time.Second)
 			require.NoError(st.t, err)
-			f, err := bus.ParseFrame(m.Data)
+			f, err := wire.ParseFrame(m.Data)
 			require.NoError(st.t, err)
-			if f.Kind != bus.KindBundle {
+			if f.Kind != wire.KindBundle {
 				return f
 			}
 			data = f.Body
 		}
 		n := 4 + binary.BigEndian.Uint32(data)
-		f, err := bus.ParseFrame(data[4:n])
+		f, err := wire.ParseFrame(data[4:n])
 		require.NoError(st.t, err)
 		data = data[n:]
 		return f
@@ -367,13 +368,13 @@ func TestAnswersAreKeptInBounds(t *testing.T) {
 	var ran atomic.Int64
 	st := newStand(t, puppetClass(methods{
 		"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil },
-		"long":  func(context.Context, []byte) ([]byte, error) { return bus.Marshal(make([]byte, 30<<10)) },
+		"long":  func(context.Context, []byte) ([]byte, error) { return wire.Marshal(make([]byte, 30<<10)) },
 	}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
 	const n = maxKept + 500
 	for seq := range uint64(n) {
-		w.inject(bus.Header{Session: "s", Seq: seq + 1, Method: "count"}, nil, now)
+		w.inject(wire.Header{Session: "s", Seq: seq + 1, Method: "count"}, nil, now)
 	}
 	w.rest(t)
 	require.EqualValues(t, n, ran.Load())
@@ -385,23 +386,23 @@ func TestAnswersAreKeptInBounds(t *testing.T) {
 
 	next := st.inbox("s")
 	for _, seq := range []uint64{1, 500} {
-		w.asked(&bus.Header{Session: "s", Seq: seq, Age: 1}, now)
-		require.Equal(t, bus.StateUnknown, next().Header.State)
+		w.asked(&wire.Header{Session: "s", Seq: seq, Age: 1}, now)
+		require.Equal(t, wire.StateUnknown, next().Header.State)
 	}
-	w.asked(&bus.Header{Session: "s", Seq: 501, Age: 1}, now)
-	require.Equal(t, bus.KindAnswer, next().Kind)
-	w.inject(bus.Header{Session: "s", Seq: 1, Method: "count", Age: 1}, nil, now)
+	w.asked(&wire.Header{Session: "s", Seq: 501, Age: 1}, now)
+	require.Equal(t, wire.KindAnswer, next().Kind)
+	w.inject(wire.Header{Session: "s", Seq: 1, Method: "count", Age: 1}, nil, now)
 	w.rest(t)
 	require.EqualValues(t, n, ran.Load())
 
-	w.inject(bus.Header{Session: "s", Seq: n + 1, Acked: n, Method: "count"}, nil, now)
+	w.inject(wire.Header{Session: "s", Seq: n + 1, Acked: n, Method: "count"}, nil, now)
 	w.rest(t)
 	require.Len(t, s.calls, 1)
 	require.Zero(t, s.gone)
 	require.Equal(t, w.kept.newest.reply.Size(), w.keptBytes)
 
 	for seq := range uint64(1000) {
-		w.inject(bus.Header{Session: "t", Seq: seq + 1, Method: "long"}, nil, now)
+		w.inject(wire.Header{Session: "t", Seq: seq + 1, Method: "long"}, nil, now)
 	}
 	w.rest(t)
 	require.LessOrEqual(t, w.keptBytes, maxKeptBytes)
@@ -415,8 +416,8 @@ func TestBodiesAreNotKept(t *testing.T) {
 	var bodies []weak.Pointer[byte]
 	func() {
 		for i := range 20 {
-			h := bus.Header{Session: "s", Seq: uint64(i + 1), Method: "ok", Inline: 1 << 10, Meta: []byte{0xc0}, Some: true, Ranks: bus.Ranks(0), CollectSome: true, Collect: bus.Ranks(0)}
-			msg := (&bus.Frame{Kind: bus.KindCall, Header: h, Body: make([]byte, 32<<10)}).Append(nil)
+			h := wire.Header{Session: "s", Seq: uint64(i + 1), Method: "ok", Inline: 1 << 10, Meta: []byte{0xc0}, Some: true, Ranks: wire.Ranks(0), CollectSome: true, Collect: wire.Ranks(0)}
+			msg := (&wire.Frame{Kind: wire.KindCall, Header: h, Body: make([]byte, 32<<10)}).Append(nil)
 			bodies = append(bodies, weak.Make(&msg[0]))
 			newIntake(st.host, st.host.controlCh).handle(&nats.Msg{Subject: st.address.Rank(0), Data: msg})
 		}
@@ -443,8 +444,8 @@ func TestLargeErrorsAreNotHeld(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"fail": failing(errors.New(strings.Repeat("blah ", 1000)))}))
 	w := st.start(WorkerSpec{})
 	next := st.inbox("s")
-	h := bus.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
-	_, _ = w.arrive(&delivery{frame: bus.Frame{Header: h}}, nil, time.Now(), false, true)
+	h := wire.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
+	_, _ = w.arrive(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
 	f := next()
 	require.Equal(t, bus.CodeApplication, f.Header.Code)
 	require.LessOrEqual(t, len(f.Body), minErrorRoom)
@@ -484,9 +485,9 @@ func TestSilentCallersAreForgotten(t *testing.T) {
 	w := st.start(WorkerSpec{})
 	begin := time.Now()
 	next := st.inbox("gone")
-	w.inject(bus.Header{Session: "gone", Seq: 1, Method: "count", Order: 7}, nil, begin)
-	require.Equal(t, bus.KindAnswer, next().Kind)
-	w.inject(bus.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, begin.Add(-time.Hour))
+	w.inject(wire.Header{Session: "gone", Seq: 1, Method: "count", Order: 7}, nil, begin)
+	require.Equal(t, wire.KindAnswer, next().Kind)
+	w.inject(wire.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, begin.Add(-time.Hour))
 	<-b.beganCh
 	w.purge(begin.Add(sessionTTL / 2))
 	require.Len(t, w.sessions, 2)
@@ -496,16 +497,16 @@ func TestSilentCallersAreForgotten(t *testing.T) {
 	require.Contains(t, w.sessions, "busy")
 	require.NotContains(t, w.streams, streamID{session: "gone"})
 
-	w.asked(&bus.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
-	require.Equal(t, bus.StateUnknown, next().Header.State)
-	w.inject(bus.Header{Session: "gone", Seq: 2, Method: "count"}, nil, later) // a new call makes it known again
-	require.Equal(t, bus.KindAnswer, next().Kind)
-	w.inject(bus.Header{Session: "gone", Seq: 1, Method: "count", Age: sessionTTL}, nil, later)
-	require.Equal(t, bus.StateUnknown, next().Header.State)
-	w.asked(&bus.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
-	require.Equal(t, bus.StateUnknown, next().Header.State)
-	w.asked(&bus.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
-	require.Equal(t, bus.StateNever, next().Header.State, "sent since")
+	w.asked(&wire.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	require.Equal(t, wire.StateUnknown, next().Header.State)
+	w.inject(wire.Header{Session: "gone", Seq: 2, Method: "count"}, nil, later) // a new call makes it known again
+	require.Equal(t, wire.KindAnswer, next().Kind)
+	w.inject(wire.Header{Session: "gone", Seq: 1, Method: "count", Age: sessionTTL}, nil, later)
+	require.Equal(t, wire.StateUnknown, next().Header.State)
+	w.asked(&wire.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	require.Equal(t, wire.StateUnknown, next().Header.State)
+	w.asked(&wire.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
+	require.Equal(t, wire.StateNever, next().Header.State, "sent since")
 	require.EqualValues(t, 2, ran.Load())
 
 	close(b.releaseCh)
@@ -521,10 +522,10 @@ func TestTooManyCallers(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing, "c_block": b.method}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
-	w.inject(bus.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, now)
+	w.inject(wire.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, now)
 	<-b.beganCh
 	for i := range 3 * maxSessions {
-		w.cancelCall(&bus.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
+		w.cancelCall(&wire.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
 		require.LessOrEqual(t, len(w.sessions), maxSessions)
 	}
 	require.Contains(t, w.sessions, "busy")
@@ -539,8 +540,8 @@ func TestSequencersAreRemembered(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
 	w := st.start(WorkerSpec{})
 	begin := time.Now()
-	sequenced := func(session string, seq, order, prev uint64) bus.Header {
-		return bus.Header{Session: session, Seq: seq, Method: "count", Stream: "q", Order: order, Prev: prev}
+	sequenced := func(session string, seq, order, prev uint64) wire.Header {
+		return wire.Header{Session: session, Seq: seq, Method: "count", Stream: "q", Order: order, Prev: prev}
 	}
 	w.inject(sequenced("a", 1, 1, 0), nil, begin)
 	w.inject(sequenced("q", 1, 2, 1), nil, begin) // the sequencer's process calls as well
@@ -567,14 +568,14 @@ func TestANewSequencer(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing}))
 	w := st.start(WorkerSpec{})
 	next, now := st.inbox("a"), time.Now()
-	w.inject(bus.Header{Session: "a", Seq: 1, Method: "ok", Stream: "old", Order: 2, Prev: 1}, nil, now)
-	w.asked(&bus.Header{Session: "a", Seq: 1, Age: 1}, now)
-	require.Equal(t, bus.StateQueued, next().Header.State)
-	w.inject(bus.Header{Session: "b", Seq: 1, Method: "ok", Stream: "new", Order: 1}, nil, now)
-	w.asked(&bus.Header{Session: "a", Seq: 1, Age: 1}, now)
-	require.Equal(t, bus.StateNever, next().Header.State)
-	w.inject(bus.Header{Session: "a", Seq: 1, Method: "ok", Stream: "new", Order: 2, Prev: 1, Age: 1}, nil, now)
-	require.Equal(t, bus.KindAnswer, next().Kind)
+	w.inject(wire.Header{Session: "a", Seq: 1, Method: "ok", Stream: "old", Order: 2, Prev: 1}, nil, now)
+	w.asked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
+	require.Equal(t, wire.StateQueued, next().Header.State)
+	w.inject(wire.Header{Session: "b", Seq: 1, Method: "ok", Stream: "new", Order: 1}, nil, now)
+	w.asked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
+	require.Equal(t, wire.StateNever, next().Header.State)
+	w.inject(wire.Header{Session: "a", Seq: 1, Method: "ok", Stream: "new", Order: 2, Prev: 1, Age: 1}, nil, now)
+	require.Equal(t, wire.KindAnswer, next().Kind)
 }
 
 // TestHeldCallOfAForgottenCaller: the caller is remembered anew when its call's turn comes.
@@ -583,11 +584,11 @@ func TestHeldCallOfAForgottenCaller(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
-	w.inject(bus.Header{Session: "a", Seq: 1, Method: "count", Stream: "q", Order: 2, Prev: 1}, nil, now)
+	w.inject(wire.Header{Session: "a", Seq: 1, Method: "count", Stream: "q", Order: 2, Prev: 1}, nil, now)
 	w.mu.Lock()
 	delete(w.sessions, "a")
 	w.mu.Unlock()
-	w.inject(bus.Header{Session: "b", Seq: 1, Method: "count", Stream: "q", Order: 1}, nil, now)
+	w.inject(wire.Header{Session: "b", Seq: 1, Method: "count", Stream: "q", Order: 1}, nil, now)
 	w.rest(t)
 	require.EqualValues(t, 2, ran.Load())
 }
@@ -597,18 +598,18 @@ func TestCallOlderThanTheWorker(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing}))
 	w := st.start(WorkerSpec{})
 	next := st.inbox("early")
-	w.asked(&bus.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
-	require.Equal(t, bus.StateNever, next().Header.State)
-	w.inject(bus.Header{Session: "early", Seq: 1, Method: "ok", Age: time.Hour}, nil, time.Now())
-	require.Equal(t, bus.KindAnswer, next().Kind)
+	w.asked(&wire.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
+	require.Equal(t, wire.StateNever, next().Header.State)
+	w.inject(wire.Header{Session: "early", Seq: 1, Method: "ok", Age: time.Hour}, nil, time.Now())
+	require.Equal(t, wire.KindAnswer, next().Kind)
 }
 
 // TestBodyThatComesTooLate is not attached to a call that is over.
 func TestBodyThatComesTooLate(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing}))
 	w := st.start(WorkerSpec{})
-	h := bus.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: bus.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
-	fetch, _ := w.arrive(&delivery{frame: bus.Frame{Header: h}}, nil, time.Now(), false, true)
+	h := wire.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: wire.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
+	fetch, _ := w.arrive(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
 	require.Len(t, fetch, 1)
 	w.beginStop()
 	require.Equal(t, answered, fetch[0].phase)

@@ -3,6 +3,8 @@ package bus
 import (
 	"context"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 // Answer is what one rank said. Body is nil for a mere acknowledgement; it belongs to the caller.
@@ -19,7 +21,7 @@ type Answer struct {
 type Progress struct {
 	Rank     int
 	Answered bool
-	State    State         // as the worker last said when asked
+	State    wire.State    // as the worker last said when asked
 	For      time.Duration // how long it had been queued or running then
 }
 

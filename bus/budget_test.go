@@ -3,6 +3,7 @@ package bus
 import (
 	"runtime"
 	"testing"
+	"unsafe"
 	"weak"
 
 	"github.com/stretchr/testify/require"
@@ -108,4 +109,9 @@ func TestBudgetForgets(t *testing.T) {
 		require.True(t, body.Value() == nil, "body %d is kept", i)
 	}
 	runtime.KeepAlive(b)
+}
+
+// Every rank of every call has a slot, so its size is bounded.
+func TestSlotSize(t *testing.T) {
+	require.LessOrEqual(t, unsafe.Sizeof(slot{}), uintptr(96))
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"runtime"
 	"sync"
+
+	"troupe/bus/wire"
 )
 
 const bundleLimit = 64 << 10 // a bundle is sent when it has grown to this
@@ -41,7 +43,7 @@ func (b *bundler) add(inbox string, frame []byte) {
 		b.send(inbox, u)
 	}
 	if u.n == 0 {
-		u.buf = (&Frame{Kind: KindBundle}).Append(u.buf[:0])
+		u.buf = (&wire.Frame{Kind: wire.KindBundle}).Append(u.buf[:0])
 	}
 	u.buf = append(binary.BigEndian.AppendUint32(u.buf, uint32(len(frame))), frame...)
 	u.n++

@@ -19,6 +19,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"troupe/bus/wire"
+
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -33,9 +35,9 @@ type Bus struct {
 	budget *budget   // bytes of large bodies on their way to this connection
 
 	asyncErrors atomic.Uint64
-	dropped     *atomic.Uint64       // times that messages were dropped, also by connections that were made of this one
-	dialled     atomic.Pointer[wire] // the socket that was made last
-	wire        atomic.Pointer[wire] // the same, while the bus may write to it itself
+	dropped     *atomic.Uint64            // times that messages were dropped, also by connections that were made of this one
+	dialled     atomic.Pointer[batchConn] // the socket that was made last
+	wire        atomic.Pointer[batchConn] // the same, while the bus may write to it itself
 
 	mu        sync.Mutex
 	endpoints map[*Endpoint]struct{}
@@ -291,7 +293,7 @@ func (t TLSConfig) options() ([]nats.Option, error) {
 	if t.Fingerprint != "" {
 		want, err := hex.DecodeString(strings.ReplaceAll(strings.ToLower(t.Fingerprint), ":", ""))
 		if err != nil || len(want) != sha256.Size {
-			return nil, Errorf(CodeInvalid, "TLS fingerprint %q: give the SHA-256 of the certificate, 64 hexadecimal digits", clip(t.Fingerprint))
+			return nil, Errorf(CodeInvalid, "TLS fingerprint %q: give the SHA-256 of the certificate, 64 hexadecimal digits", wire.Clip(t.Fingerprint))
 		}
 		opts = append(opts, nats.Secure(pinned(want)))
 	}
@@ -352,7 +354,7 @@ func (b *Bus) watchStatus() {
 	defer close(b.watchDone)
 	for s := range b.statusCh {
 		if s == nats.CLOSED {
-			b.eachEndpoint(func(e *Endpoint) { e.fail(b.closedError()) })
+			b.eachEndpoint(func(e *Endpoint) { e.fail(b.ClosedError()) })
 			return
 		}
 		b.eachEndpoint((*Endpoint).askNow)
@@ -376,6 +378,9 @@ func (b *Bus) Conn() *nats.Conn { return b.nc }
 
 // JetStream is the connection's JetStream context.
 func (b *Bus) JetStream() jetstream.JetStream { return b.js }
+
+// Done is closed when the bus has been closed and its connection has ended.
+func (b *Bus) Done() <-chan struct{} { return b.watchDone }
 
 // Logger is the logger the bus was opened with.
 func (b *Bus) Logger() *slog.Logger { return b.cfg.Logger }

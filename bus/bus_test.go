@@ -29,6 +29,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // echoed proves that a bus works, with a message through the server.
@@ -103,13 +104,13 @@ func TestStoreStays(t *testing.T) {
 	for i := range 2 {
 		b, err := bus.Open(t.Context(), cfg)
 		require.NoError(t, err)
-		kv, err := b.JetStream().CreateOrUpdateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "b"})
+		bucket, err := b.JetStream().CreateOrUpdateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "b"})
 		require.NoError(t, err)
 		if i == 0 {
-			_, err = kv.PutString(t.Context(), "k", "kept")
+			_, err = bucket.PutString(t.Context(), "k", "kept")
 			require.NoError(t, err)
 		}
-		e, err := kv.Get(t.Context(), "k")
+		e, err := bucket.Get(t.Context(), "k")
 		require.NoError(t, err)
 		require.Equal(t, "kept", string(e.Value()))
 		require.NoError(t, b.Close())
@@ -344,7 +345,7 @@ func TestNothingIsSaidLate(t *testing.T) {
 	bustest.Reconnected(t, b.Conn(), func() {
 		srv.Stop()
 		require.Eventually(t, func() bool {
-			err := ep.Send("late", &bus.Frame{Kind: bus.KindBeat})
+			err := ep.Send("late", &wire.Frame{Kind: wire.KindBeat})
 			return errors.Is(err, bus.ErrUnavailable)
 		}, 5*time.Second, time.Millisecond)
 		srv.Restart()

@@ -1,6 +1,10 @@
 package bus
 
-import "time"
+import (
+	"time"
+
+	"troupe/bus/wire"
+)
 
 // Call is one invocation over a role, as the bus sees it: parts, each published once, and the ranks that must answer.
 type Call struct {
@@ -12,8 +16,8 @@ type Call struct {
 	World   int  // the role's world size
 	Parts   []Part
 
-	CollectSome bool    // only the answers of Collect carry a body
-	Collect     RankSet // when CollectSome
+	CollectSome bool         // only the answers of Collect carry a body
+	Collect     wire.RankSet // when CollectSome
 	Gens        map[int]uint32
 	Meta        []byte
 	Trace       string

@@ -3,18 +3,20 @@ package bus
 import (
 	"slices"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 // lastWord is a frame to the workers of a call that is over.
 type lastWord struct {
 	subject string
-	frame   Frame
+	frame   wire.Frame
 }
 
 // tellCancelled tells the workers that nobody waits for them. If the word is lost, in an outage for instance, it is said
 // again after the reconnect; and the next call says as much.
-func (g *Gather) tellCancelled(ranks RankSet) {
-	f := Frame{Kind: KindCancel, Header: Header{Session: g.ep.session, Seq: g.seq}}
+func (g *Gather) tellCancelled(ranks wire.RankSet) {
+	f := wire.Frame{Kind: wire.KindCancel, Header: wire.Header{Session: g.ep.session, Seq: g.seq}}
 	subject, _ := g.control(ranks, &f)
 	_ = g.ep.send(subject, &f)
 	g.ep.mu.Lock()

@@ -110,8 +110,8 @@ func (b *Bus) away() string {
 	return fmt.Sprintf(" (it refuses us: %s)", b.refusals.why)
 }
 
-// closedError is what is said of a connection that is closed.
-func (b *Bus) closedError() error {
+// ClosedError is what is said of a connection that is closed.
+func (b *Bus) ClosedError() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.refusals.ended {

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
 )
 
 // TestCredentials: with a credentials file everything works: messages, keys and values, leases, calls.
@@ -22,10 +23,11 @@ func TestCredentials(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			b := bustest.Open(t, cfg)
 			echoed(t, b)
-			kv := openLeases(t, b)
-			l, err := kv.Lease(t.Context(), "lease", []byte("me"), time.Minute)
+			bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "leases", Memory: true, Leases: true})
 			require.NoError(t, err)
-			_, err = kv.Lease(t.Context(), "lease", []byte("you"), time.Minute)
+			l, err := bucket.Lease(t.Context(), "lease", []byte("me"), time.Minute)
+			require.NoError(t, err)
+			_, err = bucket.Lease(t.Context(), "lease", []byte("you"), time.Minute)
 			require.ErrorIs(t, err, bus.ErrExists)
 			require.NoError(t, l.Release(t.Context()))
 
@@ -83,7 +85,7 @@ func TestCredentialsExpireInUse(t *testing.T) {
 	require.ErrorContains(t, err, file)
 	require.ErrorContains(t, err, "expired")
 	require.Eventually(t, b.Conn().IsClosed, 10*time.Second, time.Millisecond)
-	_, err = b.KV(t.Context(), bus.KVConfig{Bucket: "b"})
+	_, err = kv.Open(t.Context(), b, kv.Config{Bucket: "b"})
 	require.ErrorIs(t, err, bus.ErrClosed)
 	require.ErrorContains(t, err, "expired")
 	require.Empty(t, told, "it is said once, not at each attempt")

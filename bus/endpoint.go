@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"troupe/bus/wire"
+
 	"github.com/nats-io/nats.go"
 )
 
@@ -164,9 +166,9 @@ func (e *Endpoint) pendingLocked() []*Gather {
 var frameBuffers = sync.Pool{New: func() any { b := make([]byte, 0, 4096); return &b }}
 
 // send publishes one frame. NATS copies the bytes before it returns.
-func (e *Endpoint) send(subject string, f *Frame) error { return e.sendFrom(subject, "", f) }
+func (e *Endpoint) send(subject string, f *wire.Frame) error { return e.sendFrom(subject, "", f) }
 
-func (e *Endpoint) sendFrom(subject, reply string, f *Frame) error {
+func (e *Endpoint) sendFrom(subject, reply string, f *wire.Frame) error {
 	buf := frameBuffers.Get().(*[]byte)
 	*buf = f.Append((*buf)[:0])
 	err := e.bus.publish(subject, reply, *buf)
@@ -177,10 +179,10 @@ func (e *Endpoint) sendFrom(subject, reply string, f *Frame) error {
 }
 
 // Send publishes a frame that is no call: a host's status or beat.
-func (e *Endpoint) Send(subject string, f *Frame) error { return e.send(subject, f) }
+func (e *Endpoint) Send(subject string, f *wire.Frame) error { return e.send(subject, f) }
 
 // Tell publishes a frame to the inbox of another session in the namespace.
-func (e *Endpoint) Tell(session string, f *Frame) error {
+func (e *Endpoint) Tell(session string, f *wire.Frame) error {
 	return e.send(replyIn(e.namespace, session), f)
 }
 
@@ -191,8 +193,14 @@ func natsError(doing string, err error) error {
 		return Errorf(CodeClosed, "%s: the connection to the bus is closed (%w)", doing, err)
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
 		return Errorf(CodeUnavailable, "%s: the server cannot be reached at the moment (%w)", doing, err)
+	case errors.Is(err, nats.ErrNoResponders):
+		e := Errorf(CodeUnavailable, "%s: no process serves it (%w)", doing, err)
+		e.AppCode = ErrNoResponders.AppCode
+		return e
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, nats.ErrTimeout):
 		return Errorf(CodeTimedOut, "%s: %w", doing, err)
+	case errors.Is(err, context.Canceled):
+		return Errorf(CodeCancelled, "%s: %w", doing, err)
 	}
 	return Errorf(CodeInternal, "%s: %w", doing, err)
 }
@@ -210,33 +218,33 @@ func (e *Endpoint) receive(m *nats.Msg) {
 }
 
 func (e *Endpoint) receiveFrame(data []byte) {
-	var f Frame
-	if err := f.parse(data, nil); err != nil {
+	var f wire.Frame
+	if err := f.Parse(data, nil); err != nil {
 		e.bus.cfg.Logger.Warn("bus: a frame in the inbox cannot be read", "error", err)
 		return
 	}
 	switch f.Kind {
-	case KindBundle:
+	case wire.KindBundle:
 		if !unbundle(f.Body, e.receiveBundled) {
 			e.bus.cfg.Logger.Warn("bus: a bundle in the inbox is cut off")
 		}
-	case KindAnswer:
+	case wire.KindAnswer:
 		e.answered(&f)
-	case KindStatus:
+	case wire.KindStatus:
 		if g := e.gather(f.Header.Seq); g != nil {
 			g.status(&f)
 		}
-	case KindWant:
+	case wire.KindWant:
 		e.store.wanted(&f)
-	case KindProgress:
+	case wire.KindProgress:
 		e.store.progressed(&f)
-	case KindDone:
+	case wire.KindDone:
 		e.store.done(&f)
-	case KindGone:
+	case wire.KindGone:
 		e.receipts.gone(f.Header.Ref)
-	case KindChunk:
+	case wire.KindChunk:
 		e.Chunk(&f)
-	case KindMissing:
+	case wire.KindMissing:
 		e.missing(&f)
 	default:
 		e.bus.cfg.Logger.Warn("bus: a frame of an unknown kind in the inbox", "kind", f.Kind.String())
@@ -245,7 +253,7 @@ func (e *Endpoint) receiveFrame(data []byte) {
 
 // receiveBundled takes one frame of a bundle; a bundle inside a bundle is refused, so that nothing nests.
 func (e *Endpoint) receiveBundled(data []byte) {
-	if len(data) >= frameHead && Kind(data[3]) == KindBundle {
+	if len(data) >= wire.HeadSize && wire.Kind(data[3]) == wire.KindBundle {
 		e.bus.cfg.Logger.Warn("bus: a bundle inside a bundle")
 		return
 	}
@@ -264,21 +272,21 @@ func (e *Endpoint) receiveAside(m *nats.Msg) {
 		g.nobodyListens(part)
 		return
 	}
-	if len(m.Data) >= frameHead && Kind(m.Data[3]) == KindVersion {
-		g.abort(Errorf(CodeVersion, "%s speaks version %d of the wire, this side version %d; run the same major version on both", g.call.To.Role, m.Data[2], Major))
+	if len(m.Data) >= wire.HeadSize && wire.Kind(m.Data[3]) == wire.KindVersion {
+		g.abort(Errorf(CodeVersion, "%s speaks version %d of the wire, this side version %d; run the same major version on both", g.call.To.Role, m.Data[2], wire.Major))
 	}
 }
 
 // Knock has the server asked whether anybody listens to the inbox of another session. If not, OnAbsent's function is
 // told; if so, nothing happens.
 func (e *Endpoint) Knock(session string) {
-	_ = e.sendFrom(replyIn(e.namespace, session), e.knockPrefix+session, &Frame{Kind: KindProgress}) // whoever knocks does so again
+	_ = e.sendFrom(replyIn(e.namespace, session), e.knockPrefix+session, &wire.Frame{Kind: wire.KindProgress}) // whoever knocks does so again
 }
 
 // Knock has the server asked whether the inbox of a session has a subscriber: if not, an empty message with the status 503
 // comes to reply, and otherwise nothing does. What is lost on the way is asked again by the caller.
 func (b *Bus) Knock(namespace, session, reply string) {
-	_ = b.publish(replyIn(namespace, session), reply, (&Frame{Kind: KindProgress}).Append(nil))
+	_ = b.publish(replyIn(namespace, session), reply, (&wire.Frame{Kind: wire.KindProgress}).Append(nil))
 }
 
 // OnAbsent sets who is told that nobody listens to a session's inbox. tell runs on the inbox's goroutine and must not
@@ -295,12 +303,12 @@ func (e *Endpoint) knocked(m *nats.Msg) {
 // AnswerVersion tells the sender of a frame we cannot read which version we speak. reply is the message's own.
 func (e *Endpoint) AnswerVersion(reply string) {
 	if reply != "" {
-		_ = e.send(reply, &Frame{Kind: KindVersion}) // the caller asks again if this is lost
+		_ = e.send(reply, &wire.Frame{Kind: wire.KindVersion}) // the caller asks again if this is lost
 	}
 }
 
 // answered takes in an answer, which is mostly to the same call as the one before.
-func (e *Endpoint) answered(f *Frame) {
+func (e *Endpoint) answered(f *wire.Frame) {
 	g := e.lastGather.Load()
 	if g == nil || g.seq != f.Header.Seq {
 		if g = e.gather(f.Header.Seq); g != nil {
@@ -314,7 +322,7 @@ func (e *Endpoint) answered(f *Frame) {
 		return
 	}
 	if f.Header.Ref.Owner != "" { // nobody waits for it any more
-		e.release(f.Header.Ref, RankSet{})
+		e.release(f.Header.Ref, wire.RankSet{})
 	}
 }
 

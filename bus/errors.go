@@ -1,84 +1,68 @@
 package bus
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"strings"
-	"sync"
+
+	"troupe/bus/wire"
 )
 
-// Code is the stable name of a kind of failure. Codes cross the wire, Python maps them to classes, and errors.Is
-// compares them; the message beside a code is for people and may change.
-type Code string
+// Errors are defined in bus/wire, because they cross it. These are the same types and values under the name that the
+// packages above use.
+type (
+	Code  = wire.Code
+	Error = wire.Error
+)
 
 const (
-	CodeApplication    Code = "application"     // the method itself returned an error
-	CodePanic          Code = "panic"           // the method panicked; the stack is the worker's
-	CodeRefused        Code = "refused"         // the receiver would not take it: bad argument, wrong state, no right
-	CodeBusy           Code = "busy"            // a bounded queue is full; try again later
-	CodeNotFound       Code = "not_found"       // no such role, method, object, key
-	CodeExists         Code = "exists"          // the name or key is taken
-	CodeConflict       Code = "conflict"        // compare-and-set lost: somebody wrote in between
-	CodeFenced         Code = "fenced"          // the writer has been deposed; its token is stale
-	CodeTimedOut       Code = "timed_out"       // the deadline passed
-	CodeCancelled      Code = "cancelled"       // the caller gave up, or a sibling failed first
-	CodeWorkerLost     Code = "worker_lost"     // the worker is known to be dead
-	CodeOutcomeUnknown Code = "outcome_unknown" // it may or may not have happened; it will not be tried again
-	CodeUnavailable    Code = "unavailable"     // the server cannot be reached
-	CodeNoSpace        Code = "no_space"        // the head's store is full; nothing was written
-	CodeClosed         Code = "closed"          // this side has been closed
-	CodeVersion        Code = "version"         // the peer speaks another major version of the wire
-	CodeMalformed      Code = "malformed"       // the frame or body is not what the wire allows
-	CodeInvalid        Code = "invalid"         // the caller's own input is wrong; nothing was sent
-	CodeInternal       Code = "internal"        // a bug on the other side
+	CodeApplication    = wire.CodeApplication
+	CodePanic          = wire.CodePanic
+	CodeRefused        = wire.CodeRefused
+	CodeBusy           = wire.CodeBusy
+	CodeNotFound       = wire.CodeNotFound
+	CodeExists         = wire.CodeExists
+	CodeConflict       = wire.CodeConflict
+	CodeFenced         = wire.CodeFenced
+	CodeTimedOut       = wire.CodeTimedOut
+	CodeCancelled      = wire.CodeCancelled
+	CodeWorkerLost     = wire.CodeWorkerLost
+	CodeOutcomeUnknown = wire.CodeOutcomeUnknown
+	CodeUnavailable    = wire.CodeUnavailable
+	CodeNoSpace        = wire.CodeNoSpace
+	CodeClosed         = wire.CodeClosed
+	CodeVersion        = wire.CodeVersion
+	CodeMalformed      = wire.CodeMalformed
+	CodeInvalid        = wire.CodeInvalid
+	CodeInternal       = wire.CodeInternal
 )
 
-// Sentinels, one for each code a caller may act on. errors.Is(err, bus.ErrTimedOut) holds for every error of that
-// code, whether it was made here or came over the wire.
 var (
-	ErrApplication    = &Error{Code: CodeApplication, Message: "the method returned an error"}
-	ErrPanic          = &Error{Code: CodePanic, Message: "the method panicked"}
-	ErrRefused        = &Error{Code: CodeRefused, Message: "refused"}
-	ErrBusy           = &Error{Code: CodeBusy, Message: "a bounded queue is full"}
-	ErrNotFound       = &Error{Code: CodeNotFound, Message: "not found"}
-	ErrExists         = &Error{Code: CodeExists, Message: "already exists"}
-	ErrConflict       = &Error{Code: CodeConflict, Message: "somebody else wrote first"}
-	ErrFenced         = &Error{Code: CodeFenced, Message: "the token is stale"}
-	ErrTimedOut       = &Error{Code: CodeTimedOut, Message: "the deadline passed"}
-	ErrCancelled      = &Error{Code: CodeCancelled, Message: "cancelled"}
-	ErrWorkerLost     = &Error{Code: CodeWorkerLost, Message: "the worker is lost"}
-	ErrOutcomeUnknown = &Error{Code: CodeOutcomeUnknown, Message: "the outcome is unknown"}
-	ErrUnavailable    = &Error{Code: CodeUnavailable, Message: "the server cannot be reached"}
-	ErrNoSpace        = &Error{Code: CodeNoSpace, Message: noSpaceText}
-	ErrClosed         = &Error{Code: CodeClosed, Message: "closed"}
-	ErrVersion        = &Error{Code: CodeVersion, Message: "another version of the wire"}
-	ErrMalformed      = &Error{Code: CodeMalformed, Message: "malformed frame"}
-	ErrInvalid        = &Error{Code: CodeInvalid, Message: "invalid input"}
-	ErrInternal       = &Error{Code: CodeInternal, Message: "internal error"}
+	ErrApplication    = wire.ErrApplication
+	ErrPanic          = wire.ErrPanic
+	ErrRefused        = wire.ErrRefused
+	ErrBusy           = wire.ErrBusy
+	ErrNotFound       = wire.ErrNotFound
+	ErrExists         = wire.ErrExists
+	ErrConflict       = wire.ErrConflict
+	ErrFenced         = wire.ErrFenced
+	ErrTimedOut       = wire.ErrTimedOut
+	ErrCancelled      = wire.ErrCancelled
+	ErrWorkerLost     = wire.ErrWorkerLost
+	ErrOutcomeUnknown = wire.ErrOutcomeUnknown
+	ErrUnavailable    = wire.ErrUnavailable
+	ErrNoSpace        = wire.ErrNoSpace
+	ErrClosed         = wire.ErrClosed
+	ErrVersion        = wire.ErrVersion
+	ErrMalformed      = wire.ErrMalformed
+	ErrInvalid        = wire.ErrInvalid
+	ErrInternal       = wire.ErrInternal
 )
 
-// Error is the one error type that crosses the wire. Code says what kind, Message says it to a person, and the
-// remaining fields say where it happened, as far as that is known.
-type Error struct {
-	Code    Code              `msgpack:"code"`
-	Message string            `msgpack:"message"`
-	Role    string            `msgpack:"role,omitempty"`
-	Rank    int               `msgpack:"rank"` // -1 or meaningless when Role is empty
-	Node    string            `msgpack:"node,omitempty"`
-	Method  string            `msgpack:"method,omitempty"`
-	Stack   string            `msgpack:"stack,omitempty"`   // the worker's own stack or traceback
-	AppCode Code              `msgpack:"app,omitempty"`     // a code registered with RegisterError
-	Details map[string]string `msgpack:"details,omitempty"` // facts for programs: exit_code, signal, type, …
-	cause   error             // local only; what errors.Unwrap returns
-}
-
-// Errorf makes an *Error of the given code. A %w in format is kept as the local cause. A refusal whose cause is a full store
-// becomes CodeNoSpace: the layers between the store and the caller cannot know a better remedy. An unknown outcome stays one.
+// Errorf makes an *Error of the given code. A %w in format is kept as the local cause. A refusal whose cause is a full
+// store becomes CodeNoSpace, because the layers between the store and the caller do not know a better remedy. An unknown
+// outcome stays unknown.
 func Errorf(code Code, format string, args ...any) *Error {
-	err := fmt.Errorf(format, args...)
-	e := &Error{Code: code, Message: err.Error(), Rank: -1, cause: errors.Unwrap(err)}
-	if (code == CodeRefused || code == CodeUnavailable || code == CodeNoSpace) && noSpace(e.cause) {
+	e := wire.Errorf(code, format, args...)
+	if (code == CodeRefused || code == CodeUnavailable || code == CodeNoSpace) && noSpace(e.Unwrap()) {
 		e.Code = CodeNoSpace
 		if !strings.Contains(e.Message, noSpaceText) {
 			e.Message += ": " + noSpaceText
@@ -87,117 +71,11 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return e
 }
 
-func (e *Error) Error() string {
-	var where []string
-	if e.Role != "" {
-		if e.Rank >= 0 {
-			where = append(where, fmt.Sprintf("%s[%d]", e.Role, e.Rank))
-		} else {
-			where = append(where, e.Role)
-		}
-	}
-	if e.Method != "" {
-		where = append(where, e.Method)
-	}
-	if e.Node != "" {
-		where = append(where, "on "+e.Node)
-	}
-	if len(where) == 0 {
-		return e.Message
-	}
-	return strings.Join(where, " ") + ": " + e.Message
-}
-
-// Is compares codes, so that the sentinels above match errors that came over the wire, and matches the sentinels
-// that were registered under the error's application code.
-func (e *Error) Is(target error) bool {
-	if t, ok := target.(*Error); ok {
-		return t.Code == e.Code && (t.AppCode == "" || t.AppCode == e.AppCode)
-	}
-	switch e.Code {
-	case CodeTimedOut:
-		if target == context.DeadlineExceeded {
-			return true
-		}
-	case CodeCancelled:
-		if target == context.Canceled {
-			return true
-		}
-	}
-	return e.AppCode != "" && registeredError(e.AppCode) == target
-}
-
-// Unwrap returns the local cause. An error that came over the wire has none.
-func (e *Error) Unwrap() error { return e.cause }
-
-// WithCause returns a copy of e whose local cause is err.
-func (e *Error) WithCause(err error) *Error {
-	c := *e
-	c.cause = err
-	return &c
-}
-
 // CodeOf is the code of err: its own if it is an *Error, CodeApplication otherwise; empty for nil.
-func CodeOf(err error) Code {
-	var e *Error
-	switch {
-	case err == nil:
-		return ""
-	case errors.As(err, &e):
-		return e.Code
-	case errors.Is(err, context.DeadlineExceeded):
-		return CodeTimedOut
-	case errors.Is(err, context.Canceled):
-		return CodeCancelled
-	}
-	return CodeApplication
-}
+func CodeOf(err error) Code { return wire.CodeOf(err) }
 
-// registry of application sentinels. Written at start-up by RegisterError, read for every failed call.
-var registry = struct {
-	sync.RWMutex
-	byCode map[Code]error
-}{byCode: map[Code]error{}}
+// AsError turns any error into the *Error that crosses the wire.
+func AsError(err error) *Error { return wire.AsError(err) }
 
-// RegisterError gives an application's sentinel error a code, so that errors.Is(err, sentinel) holds on the caller's
-// side when a worker returned it. Both programs register it, usually in a package variable or init. It panics when
-// the code is empty or taken by another error.
-func RegisterError(code Code, sentinel error) {
-	registry.Lock()
-	defer registry.Unlock()
-	if code == "" || sentinel == nil {
-		panic("bus: RegisterError needs a code and an error")
-	}
-	if old, taken := registry.byCode[code]; taken && old != sentinel {
-		panic(fmt.Sprintf("bus: error code %q is registered twice", code))
-	}
-	registry.byCode[code] = sentinel
-}
-
-func registeredError(code Code) error {
-	registry.RLock()
-	defer registry.RUnlock()
-	return registry.byCode[code]
-}
-
-// AsError turns any error into the *Error that will cross the wire.
-func AsError(err error) *Error {
-	var e *Error
-	if errors.As(err, &e) {
-		c := *e
-		if err != error(e) { // wrapped: the outer words are the message, and say where it was
-			c.Message = err.Error()
-			c.Role, c.Rank, c.Method, c.Node = "", -1, "", ""
-		}
-		return &c
-	}
-	e = &Error{Code: CodeOf(err), Message: err.Error(), Rank: -1, cause: err}
-	registry.RLock()
-	defer registry.RUnlock()
-	for code, sentinel := range registry.byCode {
-		if errors.Is(err, sentinel) {
-			e.AppCode = code
-		}
-	}
-	return e
-}
+// RegisterError gives an application's sentinel error a code; see wire.RegisterError.
+func RegisterError(code Code, sentinel error) { wire.RegisterError(code, sentinel) }

@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // theatre is a driver and a role of four ranks on two hosts, each on a line of its own to one server.
@@ -123,9 +124,9 @@ func TestNothingIsLostOnABadLine(t *testing.T) {
 	}
 }
 
-var everyKind = []bus.Kind{
-	bus.KindCall, bus.KindAnswer, bus.KindAsk, bus.KindStatus, bus.KindWant, bus.KindChunk, bus.KindProgress, bus.KindDone,
-	bus.KindMissing, bus.KindSkip, bus.KindBundle,
+var everyKind = []wire.Kind{
+	wire.KindCall, wire.KindAnswer, wire.KindAsk, wire.KindStatus, wire.KindWant, wire.KindChunk, wire.KindProgress, wire.KindDone,
+	wire.KindMissing, wire.KindSkip, wire.KindBundle,
 }
 
 // TestEachKindOnABadLine does its harm to one kind of frame alone, where much of it meets.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"sync"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 // Gather is one call under way: the ranks that must answer and what they have said. It is over when every rank has
@@ -15,10 +17,10 @@ type Gather struct {
 	seq    uint64
 	inline uint32
 	sentAt time.Time
-	stop   func() // unhooks the context
-	place  place  // in the order of the role's calls
-	refs   []Ref  // of parts whose body is held; zero where it travels inline
-	oneRef [1]Ref // most calls have one part
+	stop   func()      // unhooks the context
+	place  place       // in the order of the role's calls
+	refs   []wire.Ref  // of parts whose body is held; zero where it travels inline
+	oneRef [1]wire.Ref // most calls have one part
 
 	mu       sync.Mutex // guards what follows
 	deadline time.Time
@@ -44,12 +46,12 @@ type slot struct {
 	rare     *rareSlot // nil until needed
 	part     int32
 	answered bool
-	state    State
+	state    wire.State
 }
 
 // rareSlot is about an answer that is large or late.
 type rareSlot struct {
-	fetching  Ref
+	fetching  wire.Ref
 	stateFor  time.Duration
 	resentAt  time.Time
 	noneSince time.Time // since when the server has said, each time, that nobody listens
@@ -64,9 +66,9 @@ func (s *slot) more() *rareSlot {
 }
 
 // fetching is the body that is being pulled for the rank; the zero Ref: none is.
-func (s *slot) fetching() Ref {
+func (s *slot) fetching() wire.Ref {
 	if s.rare == nil {
-		return Ref{}
+		return wire.Ref{}
 	}
 	return s.rare.fetching
 }
@@ -81,7 +83,8 @@ const (
 // its workers are told, when ctx ends. A call that is Held is published by Send.
 func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, &Error{Code: CodeOf(err), Message: "the deadline passed or the caller gave up before the call was sent", Role: c.To.Role, Rank: -1, Method: c.Method, cause: err}
+		e := &Error{Code: CodeOf(err), Message: "the deadline passed or the caller gave up before the call was sent", Role: c.To.Role, Rank: -1, Method: c.Method}
+		return nil, e.WithCause(err)
 	}
 	g, err := newGather(e, c)
 	if err != nil {
@@ -139,7 +142,7 @@ func (g *Gather) Send(gens map[int]uint32) {
 	over := g.over
 	g.mu.Unlock()
 	if over { // while it was published: its workers do not know
-		g.tellCancelled(Ranks(g.ranks()...))
+		g.tellCancelled(wire.Ranks(g.ranks()...))
 	}
 }
 
@@ -168,7 +171,8 @@ func (g *Gather) contextError(ctx context.Context) error {
 		words += "; the server cannot be reached at the moment"
 	}
 	c := &g.call
-	return &Error{Code: CodeOf(ctx.Err()), Message: words, Role: c.To.Role, Rank: -1, Method: c.Method, cause: context.Cause(ctx)}
+	e := &Error{Code: CodeOf(ctx.Err()), Message: words, Role: c.To.Role, Rank: -1, Method: c.Method}
+	return e.WithCause(context.Cause(ctx))
 }
 
 func newGather(e *Endpoint, c Call) (*Gather, error) {
@@ -233,7 +237,7 @@ func (g *Gather) slotOf(rank int) (*slot, int) {
 func (g *Gather) holdLarge() {
 	g.refs = g.oneRef[:]
 	if len(g.call.Parts) > 1 {
-		g.refs = make([]Ref, len(g.call.Parts))
+		g.refs = make([]wire.Ref, len(g.call.Parts))
 	}
 	payload := int(g.ep.bus.nc.MaxPayload()) - maxEnvelope
 	limit := min(MaxInline, payload)
@@ -249,7 +253,7 @@ func (g *Gather) holdLarge() {
 		if len(p.Ranks) > 1 {
 			subject = p.Scope.subject(g.call.To, false)
 		}
-		g.refs[i] = g.ep.Hold(p.Body, Ranks(p.Ranks...), subject, p.doneFunc())
+		g.refs[i] = g.ep.Hold(p.Body, wire.Ranks(p.Ranks...), subject, p.doneFunc())
 	}
 }
 
@@ -273,19 +277,19 @@ func (g *Gather) letGo() {
 }
 
 // frame makes the frame of one part as it would be sent now.
-func (g *Gather) frame(part int) Frame {
+func (g *Gather) frame(part int) wire.Frame {
 	p, c := &g.call.Parts[part], &g.call
 	g.ep.mu.Lock()
 	acked := g.ep.acked
 	g.ep.mu.Unlock()
-	f := Frame{Kind: KindCall, Header: Header{
+	f := wire.Frame{Kind: wire.KindCall, Header: wire.Header{
 		Session: g.ep.session, Seq: g.seq, Acked: acked, Method: c.Method, Object: c.Object,
 		Caller: g.ep.caller, Trace: c.Trace, Meta: c.Meta, NoData: p.NoData, Inline: g.inline,
 		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part],
 		Order: g.place.order, Prev: g.place.prev, Prevs: g.place.prevs,
 	}}
 	if p.Some {
-		f.Header.Some, f.Header.Ranks = true, Ranks(p.Ranks...)
+		f.Header.Some, f.Header.Ranks = true, wire.Ranks(p.Ranks...)
 	}
 	if !g.deadline.IsZero() {
 		f.Header.Timeout = max(time.Until(g.deadline), time.Microsecond)
@@ -298,7 +302,7 @@ func (g *Gather) frame(part int) Frame {
 
 // answer takes in one rank's answer, and reports whether the call is over. A repeat is ignored, as is the word of an
 // earlier generation.
-func (g *Gather) answer(f *Frame) (over bool) {
+func (g *Gather) answer(f *wire.Frame) (over bool) {
 	h := &f.Header
 	g.mu.Lock()
 	s, i := g.slotOf(h.Rank)
@@ -307,7 +311,7 @@ func (g *Gather) answer(f *Frame) (over bool) {
 		over = g.over
 		g.mu.Unlock()
 		if h.Ref.Owner != "" && !fetching {
-			g.ep.release(h.Ref, RankSet{})
+			g.ep.release(h.Ref, wire.RankSet{})
 		}
 		return over
 	}
@@ -344,12 +348,12 @@ func (g *Gather) genOf(rank int) uint32 {
 }
 
 // fetch pulls the body of an answer.
-func (g *Gather) fetch(i int, ref Ref, code Code) {
+func (g *Gather) fetch(i int, ref wire.Ref, code Code) {
 	memory := g.call.Memory
 	if code != "" { // it is an error, and read here
 		memory = nil
 	}
-	g.ep.Fetch(ref, RankSet{}, memory, func(body []byte, err error) {
+	g.ep.Fetch(ref, wire.RankSet{}, memory, func(body []byte, err error) {
 		if err != nil {
 			g.settle(i, nil, err)
 			return
@@ -376,7 +380,7 @@ func (g *Gather) deliver(i int, code Code, body []byte) {
 // remoteError reads the error a worker sent, and fills in what the caller knows better.
 func (g *Gather) remoteError(rank int, code Code, body []byte) error {
 	e := &Error{}
-	if err := Unmarshal(body, e); err != nil {
+	if err := wire.Unmarshal(body, e); err != nil {
 		e.Message = "the worker's error could not be read: " + err.Error()
 	}
 	e.Code, e.Role, e.Rank, e.Method = code, g.call.To.Role, rank, g.call.Method
@@ -485,8 +489,8 @@ func (g *Gather) finish(cause error) {
 		return
 	}
 	g.over = true
-	var unanswered RankSet
-	var fetching []Ref
+	var unanswered wire.RankSet
+	var fetching []wire.Ref
 	for i := 0; i < len(g.slots) && g.left > 0; i++ {
 		s := &g.slots[i]
 		if s.answered {
@@ -525,9 +529,7 @@ func (g *Gather) finish(cause error) {
 func (g *Gather) siblingError(rank int, cause error) error {
 	e := AsError(cause)
 	if e.Role != "" && e.Rank >= 0 {
-		c := Errorf(CodeCancelled, "cancelled because of rank %d: %s", e.Rank, e.Message)
-		c.cause = cause
-		e = c
+		e = Errorf(CodeCancelled, "cancelled because of rank %d: %s", e.Rank, e.Message).WithCause(cause)
 	}
 	e.Role, e.Rank, e.Method = g.call.To.Role, rank, g.call.Method
 	return e

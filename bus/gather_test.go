@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 func TestEveryRankAnswers(t *testing.T) {
@@ -59,7 +60,7 @@ func TestUncollectedRanksAnswerWithoutABody(t *testing.T) {
 	s := newStage(t, 3)
 	s.play(b)
 	c := s.call("big", []byte("300000"))
-	c.CollectSome, c.Collect = true, bus.Ranks(1)
+	c.CollectSome, c.Collect = true, wire.Ranks(1)
 	out := good(t, scatter(t, endpoint(t, b), c))
 	require.Equal(t, []int{0, 300000, 0}, []int{len(out[0].Body), len(out[1].Body), len(out[2].Body)})
 }
@@ -212,7 +213,7 @@ func TestResentCallHasLessTimeLeft(t *testing.T) {
 				driver := bustest.Open(t, bus.Config{InProcess: srv})
 				from := time.Now()
 				worker.faults.SetRule(func(m bustest.Message) bustest.Verdict {
-					if f, ok := m.Frame(); ok && f.Kind == bus.KindCall && m.Toward == bustest.ToClient && time.Since(from) < 5*time.Second {
+					if f, ok := m.Frame(); ok && f.Kind == wire.KindCall && m.Toward == bustest.ToClient && time.Since(from) < 5*time.Second {
 						return bustest.Drop
 					}
 					return bustest.Pass
@@ -279,7 +280,7 @@ func TestLostCancelIsMadeUpFor(t *testing.T) {
 	s := newStage(t, 1)
 	s.play(bustest.Open(t, bus.Config{InProcess: srv}))
 	ep := endpoint(t, driver.Bus)
-	driver.faults.SetRule(bustest.Once(bustest.Drop, kind(bustest.ToServer, bus.KindCancel)))
+	driver.faults.SetRule(bustest.Once(bustest.Drop, kind(bustest.ToServer, wire.KindCancel)))
 	g := scatter(t, ep, s.call("wait", nil))
 	<-s.started
 	g.Cancel()
@@ -453,12 +454,12 @@ func TestProgressSaysWhatTheWorkersSay(t *testing.T) {
 		first, second := scatter(t, ep, s.call("hold", nil)), scatter(t, ep, s.call("hold", nil))
 		time.Sleep(3 * time.Second)
 		for _, p := range first.Progress() {
-			require.Equal(t, bus.StateRunning, p.State)
+			require.Equal(t, wire.StateRunning, p.State)
 			require.Greater(t, p.For, time.Second)
 			require.False(t, p.Answered)
 		}
 		for _, p := range second.Progress() {
-			require.Equal(t, bus.StateQueued, p.State)
+			require.Equal(t, wire.StateQueued, p.State)
 		}
 		close(s.gate)
 		good(t, first)
@@ -503,7 +504,7 @@ func TestManyCallsInFlight(t *testing.T) {
 }
 
 // kind accepts frames of that kind on their way there.
-func kind(toward bustest.Direction, kinds ...bus.Kind) func(bustest.Message) bool {
+func kind(toward bustest.Direction, kinds ...wire.Kind) func(bustest.Message) bool {
 	return func(m bustest.Message) bool {
 		f, ok := m.Frame()
 		if !ok || m.Toward != toward {

@@ -1,8 +1,10 @@
 package bus
 
 import (
+	"context"
 	"runtime/debug"
 	"sync/atomic"
+	"time"
 
 	"github.com/nats-io/nats.go"
 )
@@ -55,5 +57,15 @@ func GuardMsg(hear nats.MsgHandler) nats.MsgHandler {
 	return func(m *nats.Msg) {
 		defer Recover()
 		hear(m)
+	}
+}
+
+// Sleep waits for d, or returns the cause when ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
 	}
 }

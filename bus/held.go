@@ -3,6 +3,8 @@ package bus
 import (
 	"sync"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 const (
@@ -27,14 +29,14 @@ type store struct {
 // held is one body that receivers pull. Its bytes are never written to while it is held.
 type held struct {
 	st      *store
-	ref     Ref
+	ref     wire.Ref
 	body    []byte
 	subject string // where all its receivers listen, for one stream to all; empty: to each its own inbox
 	onDone  func() // called once, when nobody reads the body any more
 
 	mu      sync.Mutex
-	needed  RankSet // ranks that have not said Done; empty for a caller's inbox, which is done at once
-	wanting RankSet // of those, the ranks that want it in the next stream
+	needed  wire.RankSet // ranks that have not said Done; empty for a caller's inbox, which is done at once
+	wanting wire.RankSet // of those, the ranks that want it in the next stream
 	wants   []want
 	first   time.Time            // of the oldest entry of wants
 	latest  time.Time            // of the newest
@@ -53,34 +55,34 @@ type held struct {
 type want struct {
 	session string
 	offset  int
-	ranks   RankSet
+	ranks   wire.RankSet
 }
 
 // receiver is one of those a stream runs to.
 type receiver struct {
-	ranks RankSet   // of its process; empty for a caller
-	acked int       // it has this much
-	told  int       // it has asked from there, and was told how much was sent; -1: it has not asked
-	moved time.Time // when it last said something, or when its stream began
+	ranks wire.RankSet // of its process; empty for a caller
+	acked int          // it has this much
+	told  int          // it has asked from there, and was told how much was sent; -1: it has not asked
+	moved time.Time    // when it last said something, or when its stream began
 }
 
 func newStore(ep *Endpoint) *store { return &store{ep: ep, held: map[uint64]*held{}} }
 
 // Hold keeps body until everyone in ranks is done with it (a single unnamed receiver if ranks is empty), or until it
 // is dropped; onDone, if set, is called when nobody reads it any more. subject is where all those ranks listen, or empty.
-func (e *Endpoint) Hold(body []byte, ranks RankSet, subject string, onDone func()) Ref {
+func (e *Endpoint) Hold(body []byte, ranks wire.RankSet, subject string, onDone func()) wire.Ref {
 	st := e.store
 	h := &held{st: st, body: body, subject: subject, needed: ranks, onDone: onDone, serving: map[string]*receiver{}, tried: map[string]bool{}, wakeCh: make(chan struct{}, 1)}
 	st.mu.Lock()
 	st.next++
-	h.ref = Ref{Owner: e.session, ID: st.next, Len: int64(len(body))}
+	h.ref = wire.Ref{Owner: e.session, ID: st.next, Len: int64(len(body))}
 	st.held[h.ref.ID] = h
 	st.mu.Unlock()
 	return h.ref
 }
 
 // Drop forgets a held body. It may be called for one that is gone.
-func (e *Endpoint) Drop(ref Ref) {
+func (e *Endpoint) Drop(ref wire.Ref) {
 	if h := e.store.get(ref.ID); h != nil {
 		e.store.forget(h)
 	}
@@ -142,11 +144,11 @@ func (st *store) dropAll() {
 }
 
 // wanted notes a receiver's request and sees to it that somebody serves it.
-func (st *store) wanted(f *Frame) {
+func (st *store) wanted(f *wire.Frame) {
 	inbox := replyIn(st.ep.namespace, f.Header.Session)
 	h := st.get(f.Header.Ref.ID)
 	if h == nil || f.Header.Offset > uint64(len(h.body)) {
-		_ = st.ep.send(inbox, &Frame{Kind: KindGone, Header: Header{Ref: f.Header.Ref}}) // the receiver asks again if it is lost
+		_ = st.ep.send(inbox, &wire.Frame{Kind: wire.KindGone, Header: wire.Header{Ref: f.Header.Ref}}) // the receiver asks again if it is lost
 		return
 	}
 	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}
@@ -161,7 +163,7 @@ func (st *store) wanted(f *Frame) {
 		sign.subject = inbox
 	}
 	if sign.say {
-		_ = st.ep.send(sign.subject, &Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: uint64(sign.offset)}})
+		_ = st.ep.send(sign.subject, &wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(sign.offset)}})
 	}
 }
 
@@ -250,7 +252,7 @@ func (st *store) remind(now time.Time) {
 		if due {
 			h.active = now
 		}
-		f := Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: uint64(len(h.body))}}
+		f := wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(len(h.body))}}
 		inbox := replyIn(st.ep.namespace, h.asker)
 		h.mu.Unlock()
 		if due {
@@ -269,7 +271,7 @@ func withoutWant(ws []want, session string) []want {
 	return out
 }
 
-func (st *store) progressed(f *Frame) {
+func (st *store) progressed(f *wire.Frame) {
 	if h := st.get(f.Header.Ref.ID); h != nil {
 		h.mu.Lock()
 		if r := h.serving[f.Header.Session]; r != nil {
@@ -281,7 +283,7 @@ func (st *store) progressed(f *Frame) {
 }
 
 // done notes that a receiver needs nothing more; with the last one the body is forgotten.
-func (st *store) done(f *Frame) {
+func (st *store) done(f *wire.Frame) {
 	h := st.get(f.Header.Ref.ID)
 	if h == nil {
 		return
@@ -308,7 +310,7 @@ func (h *held) leave(session string) {
 
 // unneeded notes that a rank will not come for the body: it is dead, or has answered. With its last rank a receiver
 // leaves the set that gives credit.
-func (e *Endpoint) unneeded(ref Ref, rank int) {
+func (e *Endpoint) unneeded(ref wire.Ref, rank int) {
 	h := e.store.get(ref.ID)
 	if h == nil {
 		return
@@ -322,7 +324,7 @@ func (e *Endpoint) unneeded(ref Ref, rank int) {
 		}
 	}
 	h.mu.Unlock()
-	h.st.done(&Frame{Header: Header{Ref: ref, Some: true, Ranks: Ranks(rank)}})
+	h.st.done(&wire.Frame{Header: wire.Header{Ref: ref, Some: true, Ranks: wire.Ranks(rank)}})
 }
 
 func (h *held) wake() {
@@ -376,7 +378,7 @@ func (h *held) nextRound() (together, alone []want, more bool) {
 				alone = append(alone, w)
 			}
 		}
-		h.wants, h.wanting = nil, RankSet{}
+		h.wants, h.wanting = nil, wire.RankSet{}
 		h.mu.Unlock()
 		return together, alone, true
 	}
@@ -404,7 +406,7 @@ func (h *held) stream(subject string, to []want, offset int) {
 			return
 		}
 		end := min(off+size, len(h.body))
-		f := Frame{Kind: KindChunk, Header: Header{Ref: h.ref, Offset: uint64(off)}, Body: h.body[off:end]}
+		f := wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(off)}, Body: h.body[off:end]}
 		if h.st.ep.send(subject, &f) != nil {
 			return // disconnected: the receivers ask again
 		}

@@ -3,10 +3,12 @@ package bus
 import (
 	"cmp"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 // control is the one subject for a control frame to some ranks, and the part that nobody has heard if nobody is there.
-func (g *Gather) control(ranks RankSet, f *Frame) (subject string, part int) {
+func (g *Gather) control(ranks wire.RankSet, f *wire.Frame) (subject string, part int) {
 	list := ranks.List()
 	if len(list) == 1 {
 		s, _ := g.slotOf(list[0])
@@ -32,7 +34,7 @@ func (g *Gather) ask(now time.Time, all bool) {
 		g.askDelay = min(2*g.askDelay, maxAsk)
 	}
 	g.nextAsk = now.Add(g.askDelay)
-	var ranks RankSet
+	var ranks wire.RankSet
 	for i := range g.slots {
 		if s := &g.slots[i]; !s.answered && s.fetching().Owner == "" {
 			ranks.Add(s.answer.Rank)
@@ -40,15 +42,15 @@ func (g *Gather) ask(now time.Time, all bool) {
 	}
 	g.mu.Unlock()
 	if ranks.Len() > 0 {
-		h := Header{Session: g.ep.session, Seq: g.seq, Age: time.Since(g.sentAt)}
-		f := Frame{Kind: KindAsk, Header: h}
+		h := wire.Header{Session: g.ep.session, Seq: g.seq, Age: time.Since(g.sentAt)}
+		f := wire.Frame{Kind: wire.KindAsk, Header: h}
 		subject, part := g.control(ranks, &f)
 		_ = g.ep.sendFrom(subject, appendReplyCall(g.ep.callPrefix, g.seq, part), &f) // the next one follows
 	}
 }
 
 // status takes in what a worker says when asked. A call it never saw is sent again, under its id.
-func (g *Gather) status(f *Frame) {
+func (g *Gather) status(f *wire.Frame) {
 	g.mu.Lock()
 	s, i := g.slotOf(f.Header.Rank)
 	if g.over || s == nil || s.answered || f.Header.Gen != g.genOf(f.Header.Rank) {
@@ -58,13 +60,13 @@ func (g *Gather) status(f *Frame) {
 	rare := s.more()
 	rare.noneLast = time.Time{}
 	s.state, rare.stateFor = f.Header.State, max(f.Header.Queued, f.Header.Ran)
-	resend := f.Header.State == StateNever && time.Since(rare.resentAt) > sweepEvery
+	resend := f.Header.State == wire.StateNever && time.Since(rare.resentAt) > sweepEvery
 	if resend {
 		rare.resentAt = time.Now()
 	}
 	g.mu.Unlock()
 	switch {
-	case f.Header.State == StateUnknown:
+	case f.Header.State == wire.StateUnknown:
 		g.settle(i, nil, Errorf(CodeOutcomeUnknown, "the worker no longer has the answer; the call may have run and will not be run again"))
 	case resend:
 		g.target.resend(g, f.Header.Rank)

@@ -2,10 +2,9 @@ package bus
 
 import (
 	"crypto/rand"
-	"strings"
-)
 
-const maxName = 64
+	"troupe/bus/wire"
+)
 
 // NameRule is the rule for every name, in words, as errors quote it.
 const NameRule = "a name has 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
@@ -13,8 +12,8 @@ const NameRule = "a name has 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
 // CheckName refuses a name that could not be a token of a subject or a key. what says whose name it is: "role",
 // "namespace", "mesh".
 func CheckName(what, name string) error {
-	if !isName(name, maxName) {
-		return Errorf(CodeInvalid, "%s name %q: %s", what, clip(name), NameRule)
+	if !isName(name, wire.MaxName) {
+		return Errorf(CodeInvalid, "%s name %q: %s", what, wire.Clip(name), NameRule)
 	}
 	return nil
 }
@@ -40,10 +39,10 @@ func isName(name string, most int) bool {
 	return ok
 }
 
-// checkBucket is CheckName for a bucket, whose name may be made of a name and a prefix.
-func checkBucket(name string) error {
-	if !isName(name, 2*maxName) {
-		return Errorf(CodeInvalid, "bucket name %q: it has 1 to %d characters out of A-Z, a-z, 0-9, _ and -", clip(name), 2*maxName)
+// CheckBucketName is CheckName for a bucket, whose name may be made of a name and a prefix.
+func CheckBucketName(name string) error {
+	if !isName(name, 2*wire.MaxName) {
+		return Errorf(CodeInvalid, "bucket name %q: it has 1 to %d characters out of A-Z, a-z, 0-9, _ and -", wire.Clip(name), 2*wire.MaxName)
 	}
 	return nil
 }
@@ -54,12 +53,4 @@ func CheckRoleName(name string) error {
 		return Errorf(CodeInvalid, "role name %q is taken by the bus itself; choose another", name)
 	}
 	return CheckName("role", name)
-}
-
-// clip keeps a hostile name from filling an error message.
-func clip(s string) string {
-	if len(s) > 80 {
-		return strings.ToValidUTF8(s[:80], "") + "…"
-	}
-	return s
 }

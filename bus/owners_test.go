@@ -14,6 +14,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // keeper is a worker whose large bodies lie in a memory of its own. It answers later, from another goroutine.
@@ -105,7 +106,7 @@ func (th *theatre) lent(m *bustest.Memory, dice *rand.Rand) bus.Call {
 	case 2:
 		c.Timeout = time.Duration(1+dice.IntN(500)) * time.Millisecond
 	case 3:
-		c.CollectSome, c.Collect = true, bus.Ranks(dice.IntN(th.world))
+		c.CollectSome, c.Collect = true, wire.Ranks(dice.IntN(th.world))
 	}
 	c.OverFunc = func(g *bus.Gather) {
 		for _, a := range g.Arrived() {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 // Large bodies are pulled. The frame that needs one carries a Ref; the receiver asks for room in its connection's
@@ -31,13 +33,13 @@ const (
 type receipts struct {
 	ep *Endpoint
 	mu sync.Mutex
-	in map[Ref]*receipt
+	in map[wire.Ref]*receipt
 }
 
 // receipt is one body on its way in. Its fields are guarded by mu; done is called without it.
 type receipt struct {
-	ref       Ref
-	ranks     RankSet // the ranks of this process that need it; empty for a caller
+	ref       wire.Ref
+	ranks     wire.RankSet // the ranks of this process that need it; empty for a caller
 	memory    Memory
 	done      []func([]byte, error)
 	admission *admission
@@ -56,13 +58,13 @@ type receipt struct {
 }
 
 func newReceipts(ep *Endpoint) *receipts {
-	return &receipts{ep: ep, in: map[Ref]*receipt{}}
+	return &receipts{ep: ep, in: map[wire.Ref]*receipt{}}
 }
 
 // Fetch asks for a body and calls done with it, whole, or with the reason why it will not come. The body is of memory, which
 // may be nil, and belongs to whoever is called. Several callers of Fetch for one ref must not write to it; without a
 // memory they share it. done must not block.
-func (e *Endpoint) Fetch(ref Ref, ranks RankSet, memory Memory, done func([]byte, error)) {
+func (e *Endpoint) Fetch(ref wire.Ref, ranks wire.RankSet, memory Memory, done func([]byte, error)) {
 	if ref.Len > e.bus.cfg.MaxBody {
 		e.release(ref, ranks)
 		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
@@ -117,21 +119,21 @@ func (rs *receipts) admit(r *receipt) {
 func (rs *receipts) want(r *receipt) {
 	r.mu.Lock()
 	r.asked = time.Now()
-	h := Header{Session: rs.ep.session, Ref: r.ref, Offset: uint64(r.got), Some: r.ranks.Len() > 0, Ranks: r.ranks}
+	h := wire.Header{Session: rs.ep.session, Ref: r.ref, Offset: uint64(r.got), Some: r.ranks.Len() > 0, Ranks: r.ranks}
 	r.mu.Unlock()
-	_ = rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &Frame{Kind: KindWant, Header: h}) // repeated if nothing comes
+	_ = rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &wire.Frame{Kind: wire.KindWant, Header: h}) // repeated if nothing comes
 }
 
 // Chunk takes in a piece of a body. An empty one says how much was sent before it. One that is not the next belongs to
 // another receiver's stream and is ignored; or something before it was lost, and then it is asked for.
-func (e *Endpoint) Chunk(f *Frame) {
+func (e *Endpoint) Chunk(f *wire.Frame) {
 	rs := e.receipts
 	rs.mu.Lock()
 	r := rs.in[f.Header.Ref]
 	rs.mu.Unlock()
 	if r == nil {
 		if len(f.Body) == 0 && f.Header.Offset == uint64(f.Header.Ref.Len) {
-			e.release(f.Header.Ref, RankSet{}) // we had said so, but its owner does not know
+			e.release(f.Header.Ref, wire.RankSet{}) // we had said so, but its owner does not know
 		}
 		return
 	}
@@ -177,8 +179,8 @@ func (e *Endpoint) Chunk(f *Frame) {
 	case whole:
 		rs.finish(r, nil)
 	case confirm:
-		h := Header{Session: e.session, Ref: f.Header.Ref, Offset: got}
-		_ = e.send(replyIn(e.namespace, r.ref.Owner), &Frame{Kind: KindProgress, Header: h}) // the next one says as much
+		h := wire.Header{Session: e.session, Ref: f.Header.Ref, Offset: got}
+		_ = e.send(replyIn(e.namespace, r.ref.Owner), &wire.Frame{Kind: wire.KindProgress, Header: h}) // the next one says as much
 	}
 }
 
@@ -218,13 +220,13 @@ func (rs *receipts) finish(r *receipt, err error) {
 }
 
 // release tells the owner that this endpoint needs nothing more of the body.
-func (e *Endpoint) release(ref Ref, ranks RankSet) {
-	h := Header{Session: e.session, Ref: ref, Some: ranks.Len() > 0, Ranks: ranks}
-	_ = e.send(replyIn(e.namespace, ref.Owner), &Frame{Kind: KindDone, Header: h}) // the call's end says as much
+func (e *Endpoint) release(ref wire.Ref, ranks wire.RankSet) {
+	h := wire.Header{Session: e.session, Ref: ref, Some: ranks.Len() > 0, Ranks: ranks}
+	_ = e.send(replyIn(e.namespace, ref.Owner), &wire.Frame{Kind: wire.KindDone, Header: h}) // the call's end says as much
 }
 
 // abandon ends a receipt that nobody needs any more.
-func (rs *receipts) abandon(ref Ref, why error) {
+func (rs *receipts) abandon(ref wire.Ref, why error) {
 	rs.mu.Lock()
 	r := rs.in[ref]
 	rs.mu.Unlock()
@@ -234,7 +236,7 @@ func (rs *receipts) abandon(ref Ref, why error) {
 }
 
 // gone is the owner's word that it does not have the body.
-func (rs *receipts) gone(ref Ref) {
+func (rs *receipts) gone(ref wire.Ref) {
 	rs.abandon(ref, Errorf(CodeOutcomeUnknown, "the body of %d bytes is no longer held by its owner", ref.Len))
 }
 

@@ -3,6 +3,7 @@ package bus
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/nats-io/nats.go/jetstream"
 )
@@ -13,13 +14,13 @@ const (
 	codeReplicasNotAlone = jetstream.ErrorCode(10074) // the server is not in a cluster
 )
 
-// createReplicated creates a stream; with AllReplicas it has as many as the cluster offers, up to three.
-func (b *Bus) createReplicated(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
+// CreateStream creates a stream; with AllReplicas it has as many as the cluster offers, up to three.
+func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.CreateStream(ctx, cfg) })
 }
 
-// updateReplicated changes a stream from has to want, whose AllReplicas never means fewer than there are.
-func (b *Bus) updateReplicated(ctx context.Context, has, want jetstream.StreamConfig) (jetstream.Stream, error) {
+// UpdateStream changes a stream from has to want, whose AllReplicas never means fewer than there are.
+func (b *Bus) UpdateStream(ctx context.Context, has, want jetstream.StreamConfig) (jetstream.Stream, error) {
 	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.UpdateStream(ctx, cfg) })
 }
 
@@ -35,7 +36,7 @@ func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstr
 	}
 	for ; ; cfg.Replicas-- {
 		s, err := try(cfg)
-		if cfg.Replicas <= least || !codeIs(err, codeNoSuitablePeers, codeReplicasNotAlone) {
+		if cfg.Replicas <= least || !HasServerCode(err, codeNoSuitablePeers, codeReplicasNotAlone) {
 			return s, err
 		}
 	}
@@ -52,7 +53,7 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 		if cfg.Replicas == 0 {
 			cfg.Replicas = AllReplicas
 		}
-		s, err = b.createReplicated(ctx, cfg)
+		s, err = b.CreateStream(ctx, cfg)
 		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process created it in between
 			s, err = b.js.Stream(ctx, cfg.Name)
 		}
@@ -66,8 +67,17 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 	}
 	want := has
 	want.Replicas = replicas
-	if s, err = b.updateReplicated(ctx, has, want); err != nil {
+	if s, err = b.UpdateStream(ctx, has, want); err != nil {
 		return nil, Errorf(CodeUnavailable, "stream %s: change its replicas from %d: %w", cfg.Name, has.Replicas, err)
 	}
 	return s, nil
+}
+
+// AllReplicas, as a number of replicas, stands for as many as the cluster offers, up to three. An existing bucket that
+// has fewer is raised.
+const AllReplicas = -1
+
+func HasServerCode(err error, codes ...jetstream.ErrorCode) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && slices.Contains(codes, api.ErrorCode)
 }

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
 )
 
 // Harm forbidden: a cluster of three servers keeps the ledger on one of them, whose disk takes it along.
@@ -16,20 +17,20 @@ func TestBucketsHaveTheReplicasThatAClusterOffers(t *testing.T) {
 	t.Parallel()
 	servers := bustest.StartCluster(t)
 	b := bustest.Open(t, bus.Config{InProcess: servers[0], OnError: func(error) {}})
-	open := func(bucket string, replicas int) (kv *bus.KV) {
+	open := func(name string, replicas int) (bucket *kv.Bucket) {
 		require.Eventually(t, func() bool { // the last peers may still be on their way
 			var err error
-			kv, err = b.KV(t.Context(), bus.KVConfig{Bucket: bucket, Replicas: replicas})
-			return err == nil && (replicas > 0 || kv.Replicas() == 3)
+			bucket, err = kv.Open(t.Context(), b, kv.Config{Bucket: name, Replicas: replicas})
+			return err == nil && (replicas > 0 || bucket.Replicas() == 3)
 		}, 30*time.Second, 100*time.Millisecond)
-		return kv
+		return bucket
 	}
 	require.Equal(t, 1, open("old", 1).Replicas(), "as an earlier version made it")
 	revision, err := open("old", 1).Put(t.Context(), "k", []byte("v"))
 	require.NoError(t, err)
-	kv := open("old", bus.AllReplicas)
-	require.Equal(t, 3, kv.Replicas(), "an existing bucket is raised")
-	e, err := kv.Get(t.Context(), "k")
+	bucket := open("old", bus.AllReplicas)
+	require.Equal(t, 3, bucket.Replicas(), "an existing bucket is raised")
+	e, err := bucket.Get(t.Context(), "k")
 	require.NoError(t, err)
 	require.Equal(t, revision, e.Revision)
 	require.Equal(t, 3, open("new", 0).Replicas())
@@ -57,5 +58,5 @@ func TestBucketsHaveTheReplicasThatAClusterOffers(t *testing.T) {
 		}
 	}
 	victim.Shutdown()
-	require.Eventually(t, func() bool { e, err := kv.Get(t.Context(), "k"); return err == nil && e.Revision == revision }, 30*time.Second, 100*time.Millisecond, "it outlives a server")
+	require.Eventually(t, func() bool { e, err := bucket.Get(t.Context(), "k"); return err == nil && e.Revision == revision }, 30*time.Second, 100*time.Millisecond, "it outlives a server")
 }

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"troupe/bus/wire"
+
 	"github.com/nats-io/nats.go"
 )
 
@@ -70,7 +72,7 @@ type sequenced struct {
 
 type sequencedFrame struct {
 	subject string
-	frame   Frame
+	frame   wire.Frame
 	ranks   []int
 }
 
@@ -119,21 +121,21 @@ func (ss *sequencers) closeAll() {
 
 // toSequencer sends all frames of a call in one message, behind the call of that place. For a repeat, ranks are those
 // who miss it; for a first sending it is empty.
-func (t *target) toSequencer(g *Gather, prev uint64, ranks RankSet) error {
+func (t *target) toSequencer(g *Gather, prev uint64, ranks wire.RankSet) error {
 	parts := g.call.Parts
 	var body []byte
 	for i := range parts {
 		f := g.frame(i)
 		f.Header.Order, f.Header.Prev, f.Header.Prevs = 0, 0, nil // the sequencer's to give
 		if !parts[i].Scope.All {                                  // the sequencer knows no meshes
-			f.Header.Some, f.Header.Ranks = true, Ranks(parts[i].Ranks...)
+			f.Header.Some, f.Header.Ranks = true, wire.Ranks(parts[i].Ranks...)
 		}
-		body = packBin(packStr(body, parts[i].Scope.subject(t.to, false)), f.Append(nil))
+		body = wire.AppendRouted(body, parts[i].Scope.subject(t.to, false), &f)
 	}
 	if len(body) > int(t.ep.bus.nc.MaxPayload())-maxEnvelope {
 		return Errorf(CodeInvalid, "a call of %d parts is too large for the sequencer of %s; address fewer ranks or send fewer small arguments", len(parts), t.to.Role)
 	}
-	f := Frame{Kind: KindSequence, Header: Header{Session: t.ep.session, Seq: g.seq, Order: g.place.order, Prev: prev}, Body: body}
+	f := wire.Frame{Kind: wire.KindSequence, Header: wire.Header{Session: t.ep.session, Seq: g.seq, Order: g.place.order, Prev: prev}, Body: body}
 	if ranks.Len() > 0 {
 		f.Header.Some, f.Header.Ranks = true, ranks
 	}
@@ -142,7 +144,7 @@ func (t *target) toSequencer(g *Gather, prev uint64, ranks RankSet) error {
 
 // receive takes a message for the sequencer. Nothing in it blocks.
 func (s *sequencer) receive(m *nats.Msg) {
-	f, err := ParseFrame(m.Data)
+	f, err := wire.ParseFrame(m.Data)
 	if err != nil {
 		s.ep.bus.cfg.Logger.Warn("bus: a message for a sequencer cannot be read", "role", s.to.Role, "error", err)
 		if errors.Is(err, ErrVersion) {
@@ -154,9 +156,9 @@ func (s *sequencer) receive(m *nats.Msg) {
 	defer s.mu.Unlock()
 	now := time.Now()
 	switch f.Kind {
-	case KindSequence:
+	case wire.KindSequence:
 		s.arrive(&f, now)
-	case KindSkip:
+	case wire.KindSkip:
 		from := s.callerOf(f.Header.Session, now)
 		from.Skip(f.Header.Order, f.Header.Prev)
 		s.release(from, now)
@@ -167,7 +169,7 @@ func (s *sequencer) receive(m *nats.Msg) {
 
 // arrive gives a call its place and publishes it, if its turn has come. One that has its place is sent again to those
 // who miss it, who recognise it.
-func (s *sequencer) arrive(f *Frame, now time.Time) {
+func (s *sequencer) arrive(f *wire.Frame, now time.Time) {
 	h := &f.Header
 	if c := s.byID[callID{h.Session, h.Seq}]; c != nil {
 		s.repeat(c, h.Ranks, now)
@@ -208,7 +210,7 @@ func (s *sequencer) publish(c *sequenced, now time.Time) {
 }
 
 // repeat sends a call again to some of its ranks, each by its own subject.
-func (s *sequencer) repeat(c *sequenced, ranks RankSet, now time.Time) {
+func (s *sequencer) repeat(c *sequenced, ranks wire.RankSet, now time.Time) {
 	for i := range c.frames {
 		f := c.frameAt(i, now)
 		for _, rank := range c.frames[i].ranks {
@@ -220,13 +222,13 @@ func (s *sequencer) repeat(c *sequenced, ranks RankSet, now time.Time) {
 }
 
 // sayUnknown tells the caller in the name of some ranks that nobody knows what became of the call.
-func (s *sequencer) sayUnknown(c *sequenced, ranks RankSet) {
+func (s *sequencer) sayUnknown(c *sequenced, ranks wire.RankSet) {
 	for i := range c.frames {
 		h := &c.frames[i].frame.Header
 		for _, rank := range c.frames[i].ranks {
 			if ranks.Has(rank) {
-				say := Header{Seq: c.id.seq, Rank: rank, Gen: h.Gens[rank], State: StateUnknown}
-				_ = s.ep.Tell(c.id.session, &Frame{Kind: KindStatus, Header: say}) // the caller asks again if it is lost
+				say := wire.Header{Seq: c.id.seq, Rank: rank, Gen: h.Gens[rank], State: wire.StateUnknown}
+				_ = s.ep.Tell(c.id.session, &wire.Frame{Kind: wire.KindStatus, Header: say}) // the caller asks again if it is lost
 			}
 		}
 	}
@@ -239,8 +241,8 @@ func (s *sequencer) reportGap(session string, from *caller, now time.Time) {
 		return
 	}
 	from.askedAt = now
-	h := Header{Stream: session, Object: s.to.Sequencer(), Prev: after, Order: upTo}
-	_ = s.ep.Tell(session, &Frame{Kind: KindMissing, Header: h})
+	h := wire.Header{Stream: session, Object: s.to.Sequencer(), Prev: after, Order: upTo}
+	_ = s.ep.Tell(session, &wire.Frame{Kind: wire.KindMissing, Header: h})
 	time.AfterFunc(missingEvery, Guard(func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -270,7 +272,7 @@ func (s *sequencer) callerOf(session string, now time.Time) *caller {
 }
 
 // frameAt is a frame of the call as it would be sent now: with the time that is left.
-func (c *sequenced) frameAt(i int, now time.Time) Frame {
+func (c *sequenced) frameAt(i int, now time.Time) wire.Frame {
 	f := c.frames[i].frame
 	f.Header.Age = now.Sub(c.at)
 	if f.Header.Timeout > 0 {
@@ -280,22 +282,21 @@ func (c *sequenced) frameAt(i int, now time.Time) Frame {
 }
 
 // parse takes only frames for the role itself: the sequencer is nobody's way to other subjects.
-func (s *sequencer) parse(outer *Frame, now time.Time) *sequenced {
+func (s *sequencer) parse(outer *wire.Frame, now time.Time) *sequenced {
 	c := &sequenced{id: callID{outer.Header.Session, outer.Header.Seq}, at: now, bytes: len(outer.Body)}
-	u := unpacker{b: outer.Body}
-	for len(u.b) > 0 && !u.bad {
-		subject := u.str()
-		f, err := ParseFrame(u.bin())
-		if err != nil || u.bad || f.Kind != KindCall || !strings.HasPrefix(subject, s.to.Prefix()+".") {
+	for rest := outer.Body; len(rest) > 0; {
+		subject, f, after, err := wire.ReadRouted(rest)
+		if err != nil || f.Kind != wire.KindCall || !strings.HasPrefix(subject, s.to.Prefix()+".") {
 			return nil
 		}
+		rest = after
 		c.frames = append(c.frames, sequencedFrame{subject: subject, frame: f, ranks: s.heardBy(subject, &f)})
 	}
 	return c
 }
 
 // heardBy lists the ranks a frame is for.
-func (s *sequencer) heardBy(subject string, f *Frame) []int {
+func (s *sequencer) heardBy(subject string, f *wire.Frame) []int {
 	switch {
 	case f.Header.Some:
 		return f.Header.Ranks.List()
@@ -330,7 +331,7 @@ func (s *sequencer) place(c *sequenced) {
 }
 
 // missing repeats to one rank what it has not received, and reports false if no sequencer of that role is here.
-func (ss *sequencers) missing(f *Frame) bool {
+func (ss *sequencers) missing(f *wire.Frame) bool {
 	ss.mu.Lock()
 	s := ss.of[f.Header.Object]
 	ss.mu.Unlock()
@@ -352,7 +353,7 @@ func (ss *sequencers) missing(f *Frame) bool {
 			}
 		}
 	}
-	skip := Frame{Kind: KindSkip, Header: Header{Session: ss.ep.session, Stream: ss.ep.session, Order: f.Header.Order, Prev: after}}
+	skip := wire.Frame{Kind: wire.KindSkip, Header: wire.Header{Session: ss.ep.session, Stream: ss.ep.session, Order: f.Header.Order, Prev: after}}
 	_ = ss.ep.send(subject, &skip)
 	return true
 }

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // TestTwoDriversOneOrder: the ranks of an ordered role agree on the order of calls from two drivers, on a good line and
@@ -42,7 +43,7 @@ func TestOrderWhenOneRankMissesCalls(t *testing.T) {
 		second := newLine(t, th.srv)
 		from := time.Now()
 		th.hosts[1].faults.SetRule(func(m bustest.Message) bustest.Verdict {
-			if kind(bustest.ToClient, bus.KindCall, bus.KindSkip)(m) && time.Since(from) < 3*time.Second {
+			if kind(bustest.ToClient, wire.KindCall, wire.KindSkip)(m) && time.Since(from) < 3*time.Second {
 				return bustest.Drop
 			}
 			return bustest.Pass
@@ -87,11 +88,11 @@ func TestSequencerServesItsRoleAlone(t *testing.T) {
 	s.play(b)
 	heard, err := b.Conn().SubscribeSync("elsewhere.>")
 	require.NoError(t, err)
-	call := bus.Frame{Kind: bus.KindCall, Header: bus.Header{Session: "s", Seq: 1, Method: "echo"}}
+	call := wire.Frame{Kind: wire.KindCall, Header: wire.Header{Session: "s", Seq: 1, Method: "echo"}}
 	inner := append([]byte{0xac}, "elsewhere.to"...)
 	inner = append(append(inner, 0xc4, byte(len(call.Append(nil)))), call.Append(nil)...)
 	for _, body := range [][]byte{inner, {0xff}, nil} {
-		f := bus.Frame{Kind: bus.KindSequence, Header: bus.Header{Session: "s", Seq: 1}, Body: body}
+		f := wire.Frame{Kind: wire.KindSequence, Header: wire.Header{Session: "s", Seq: 1}, Body: body}
 		require.NoError(t, b.Conn().Publish(s.to.Sequencer(), f.Append(nil)))
 	}
 	require.NoError(t, b.Conn().Publish(s.to.Sequencer(), []byte("no frame")))

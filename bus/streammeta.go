@@ -160,7 +160,7 @@ func keepCopies(ctx context.Context, store string, log *slog.Logger) {
 			failed = err.Error()
 			log.Warn("bus: the configuration of streams cannot be copied", "store", store, "error", err)
 		}
-		if pause(ctx, metaCopiedEvery) != nil {
+		if Sleep(ctx, metaCopiedEvery) != nil {
 			return
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
 )
 
 // Harm forbidden: a stream whose configuration was damaged is created anew over its messages, which could be recovered.
@@ -24,13 +25,13 @@ func TestDamagedConfigurationLosesNoKey(t *testing.T) {
 			cfg := bus.Config{Server: bus.ServerConfig{StoreDir: store, SyncAlways: true}}
 			b, err := bus.Open(t.Context(), cfg)
 			require.NoError(t, err)
-			revision, err := openKV(t, b, bus.KVConfig{}).Put(t.Context(), "k", []byte("v"))
+			revision, err := openBucket(t, b).Put(t.Context(), "k", []byte("v"))
 			require.NoError(t, err)
 			require.Eventually(t, func() bool { _, err := os.Stat(filepath.Join(store, "meta", "KV_test", "meta.sum")); return err == nil }, 20*time.Second, 20*time.Millisecond)
 			require.NoError(t, b.Close())
 			require.NoError(t, os.Truncate(filepath.Join(dir, damage), 0))
 
-			e, err := openKV(t, bustest.Open(t, cfg), bus.KVConfig{}).Get(t.Context(), "k")
+			e, err := openBucket(t, bustest.Open(t, cfg)).Get(t.Context(), "k")
 			require.NoError(t, err)
 			require.Equal(t, "v", string(e.Value))
 			require.Equal(t, revision, e.Revision)
@@ -46,14 +47,22 @@ func TestDamagedStreamIsKept(t *testing.T) {
 	cfg := bus.Config{Server: bus.ServerConfig{StoreDir: store}}
 	b, err := bus.Open(context.Background(), cfg)
 	require.NoError(t, err)
-	_, err = openKV(t, b, bus.KVConfig{}).Put(t.Context(), "k", []byte("v"))
+	_, err = openBucket(t, b).Put(t.Context(), "k", []byte("v"))
 	require.NoError(t, err)
 	require.NoError(t, b.Close())
 	require.NoError(t, os.RemoveAll(filepath.Join(store, "meta")))
 	require.NoError(t, os.Truncate(filepath.Join(dir, "meta.inf"), 0))
-	_, err = openKV(t, bustest.Open(t, cfg), bus.KVConfig{}).Get(t.Context(), "k")
+	_, err = openBucket(t, bustest.Open(t, cfg)).Get(t.Context(), "k")
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	kept, err := filepath.Glob(filepath.Join(store, "damaged", "KV_test.*", "msgs", "*.blk"))
 	require.NoError(t, err)
 	require.NotEmpty(t, kept)
+}
+
+// openBucket opens the bucket "test" on b.
+func openBucket(t *testing.T, b *bus.Bus) *kv.Bucket {
+	t.Helper()
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "test"})
+	require.NoError(t, err)
+	return bucket
 }

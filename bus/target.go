@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"troupe/bus/wire"
 )
 
 // target is what an endpoint remembers of one running role: in which order it has called the role's ranks. One call is
@@ -127,7 +129,7 @@ func (t *target) publish(g *Gather) error {
 		g.place = p
 		t.ep.mu.Unlock()
 		if c.Ordered {
-			return t.toSequencer(g, p.prev, RankSet{})
+			return t.toSequencer(g, p.prev, wire.RankSet{})
 		}
 	}
 	var first error
@@ -161,11 +163,11 @@ func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 	s, _ := g.slotOf(rank)
 	part := int(s.part)
 	if g.call.Ordered && !g.call.Control {
-		_ = t.toSequencer(g, prev, Ranks(rank)) // it knows the call by its id, and repeats what the rank missed
+		_ = t.toSequencer(g, prev, wire.Ranks(rank)) // it knows the call by its id, and repeats what the rank missed
 		return
 	}
 	f := g.frame(part)
-	f.Header.Some, f.Header.Ranks = false, RankSet{}
+	f.Header.Some, f.Header.Ranks = false, wire.RankSet{}
 	f.Header.Prev, f.Header.Prevs = prev, nil
 	f.Header.Age = max(time.Since(g.sentAt), time.Microsecond)
 	subject := OneRank(rank).subject(t.to, g.call.Control)
@@ -175,7 +177,7 @@ func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 // missing answers a rank, or a sequencer, that received a call out of turn: everything it may not have seen up to that
 // call is sent again, in order, and then it is told to go on, if it has received what was sent. Calls that are over need
 // not be run.
-func (e *Endpoint) missing(f *Frame) {
+func (e *Endpoint) missing(f *wire.Frame) {
 	if e.sequencers.missing(f) {
 		return
 	}
@@ -186,7 +188,7 @@ func (e *Endpoint) missing(f *Frame) {
 		case g.call.Ordered != sequencer:
 			continue
 		case sequencer:
-			_ = g.target.toSequencer(g, after, RankSet{}) // it asks again if it is lost
+			_ = g.target.toSequencer(g, after, wire.RankSet{}) // it asks again if it is lost
 		case g.expects(rank):
 			g.target.resendAfter(g, rank, after)
 		default:
@@ -198,7 +200,7 @@ func (e *Endpoint) missing(f *Frame) {
 	if !sequencer {
 		subject += ".rank." + strconv.Itoa(rank)
 	}
-	skip := Frame{Kind: KindSkip, Header: Header{Session: e.session, Order: upTo, Prev: after}}
+	skip := wire.Frame{Kind: wire.KindSkip, Header: wire.Header{Session: e.session, Order: upTo, Prev: after}}
 	_ = e.send(subject, &skip) // whoever misses something asks again if it is lost
 }
 

@@ -10,19 +10,20 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // tally counts the frames that pass a line.
 type tally struct{ frames [2][32]atomic.Int64 }
 
 func (c *tally) rule(m bustest.Message) bustest.Verdict {
-	if f, ok := m.Frame(); ok && (f.Kind != bus.KindChunk || len(f.Body) > 0) {
+	if f, ok := m.Frame(); ok && (f.Kind != wire.KindChunk || len(f.Body) > 0) {
 		c.frames[m.Toward][f.Kind].Add(1)
 	}
 	return bustest.Pass
 }
 
-func (c *tally) of(toward bustest.Direction, k bus.Kind) int { return int(c.frames[toward][k].Load()) }
+func (c *tally) of(toward bustest.Direction, k wire.Kind) int { return int(c.frames[toward][k].Load()) }
 
 // TestHealthyTransferWaitsForNoTimer: on virtual time a transfer in which nothing is lost takes no time, because nobody
 // ever waits for more than the next message; and nothing is asked for or sent twice.
@@ -53,8 +54,8 @@ func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 					require.Equal(t, checksum(body), a.Body)
 				}
 				require.Less(t, time.Since(began), 50*time.Millisecond, "somebody waited for a timer")
-				require.Equal(t, chunks, count.of(bustest.ToServer, bus.KindChunk), "the bytes travel once")
-				require.Equal(t, receivers, count.of(bustest.ToClient, bus.KindWant))
+				require.Equal(t, chunks, count.of(bustest.ToServer, wire.KindChunk), "the bytes travel once")
+				require.Equal(t, receivers, count.of(bustest.ToClient, wire.KindWant))
 
 				driver.faults.SetRule((&count).rule)
 				began = time.Now()
@@ -62,9 +63,9 @@ func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 					require.Equal(t, checksum(pattern(size, r)), checksum(a.Body))
 				}
 				require.Less(t, time.Since(began), 50*time.Millisecond, "somebody waited for a timer")
-				require.Equal(t, world*chunks, count.of(bustest.ToClient, bus.KindChunk))
-				require.Equal(t, world, count.of(bustest.ToServer, bus.KindWant))
-				require.Zero(t, count.of(bustest.ToServer, bus.KindAsk))
+				require.Equal(t, world*chunks, count.of(bustest.ToClient, wire.KindChunk))
+				require.Equal(t, world, count.of(bustest.ToServer, wire.KindWant))
+				require.Zero(t, count.of(bustest.ToServer, wire.KindAsk))
 				time.Sleep(time.Second) // the last words arrive
 				require.Zero(t, ep.Holding())
 			})
@@ -87,7 +88,7 @@ func TestOneDeadReceiverDoesNotHoldUpTheOthers(t *testing.T) {
 				s.play(sick.Bus, 2)
 				ep := endpoint(t, driver)
 				sick.faults.SetRule(func(m bustest.Message) bustest.Verdict {
-					if m.Toward == bustest.ToClient && kind(bustest.ToClient, bus.KindChunk)(m) || kind(bustest.ToServer, bus.KindProgress)(m) {
+					if m.Toward == bustest.ToClient && kind(bustest.ToClient, wire.KindChunk)(m) || kind(bustest.ToServer, wire.KindProgress)(m) {
 						return bustest.Drop
 					}
 					return bustest.Pass
@@ -129,7 +130,7 @@ func TestLostChunkIsMadeUpForSoon(t *testing.T) {
 				s.play(sick.Bus, world-1)
 				sick.faults.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool {
 					f, ok := m.Frame()
-					return ok && f.Kind == bus.KindChunk && f.Header.Offset == 3<<20
+					return ok && f.Kind == wire.KindChunk && f.Header.Offset == 3<<20
 				}))
 				var count tally
 				driver.faults.SetRule(count.rule)
@@ -142,7 +143,7 @@ func TestLostChunkIsMadeUpForSoon(t *testing.T) {
 				if world > 1 {
 					most = 2 * 64
 				}
-				require.LessOrEqual(t, count.of(bustest.ToServer, bus.KindChunk), most)
+				require.LessOrEqual(t, count.of(bustest.ToServer, wire.KindChunk), most)
 			})
 		})
 	}
@@ -158,7 +159,7 @@ func TestAnswerOnItsWayIsNotLost(t *testing.T) {
 		s.play(bustest.Open(t, bus.Config{InProcess: srv}), 0)
 		from := time.Now()
 		driver.faults.SetRule(func(m bustest.Message) bustest.Verdict {
-			if kind(bustest.ToClient, bus.KindChunk)(m) && time.Since(from) < 8*time.Second {
+			if kind(bustest.ToClient, wire.KindChunk)(m) && time.Since(from) < 8*time.Second {
 				return bustest.Drop
 			}
 			return bustest.Pass
@@ -184,7 +185,7 @@ func TestManyReceiversOneByOne(t *testing.T) {
 		driver.faults.SetRule(func(m bustest.Message) bustest.Verdict {
 			f, ok := m.Frame()
 			switch {
-			case !ok || m.Toward == bustest.ToClient || f.Kind != bus.KindChunk || len(f.Body) == 0:
+			case !ok || m.Toward == bustest.ToClient || f.Kind != wire.KindChunk || len(f.Body) == 0:
 				return bustest.Pass
 			case m.Subject == s.to.All():
 				return map[bool]bustest.Verdict{true: bustest.Drop}[f.Header.Offset > 0]
@@ -212,7 +213,7 @@ func TestDoneIsLost(t *testing.T) {
 		s := newStage(t, 2)
 		host := s.play(bustest.Open(t, bus.Config{InProcess: srv}))
 		ep := endpoint(t, driver.Bus)
-		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, bus.KindDone)))
+		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, wire.KindDone)))
 		good(t, scatter(t, ep, s.call("big", []byte("3000000"))))
 		require.Equal(t, 2, host.Endpoint().Holding())
 		driver.faults.SetRule(nil)
@@ -235,7 +236,7 @@ func TestDoneIsLostBehindAnOlderCall(t *testing.T) {
 		older.Parts[0].Scope, older.Parts[0].Ranks = bus.OneRank(1), []int{1}
 		later.Parts[0].Scope, later.Parts[0].Ranks = bus.OneRank(0), []int{0}
 		g := scatter(t, ep, older)
-		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, bus.KindDone)))
+		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, wire.KindDone)))
 		good(t, scatter(t, ep, later))
 		require.Equal(t, 1, host.Endpoint().Holding())
 		driver.faults.SetRule(nil)
@@ -254,7 +255,7 @@ func TestLostRankLeavesNoRoomTaken(t *testing.T) {
 		s := newStage(t, 8)
 		s.play(bustest.Open(t, bus.Config{InProcess: srv}))
 		ep := endpoint(t, driver.Bus)
-		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToClient, bus.KindChunk)))
+		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToClient, wire.KindChunk)))
 		g := scatter(t, ep, s.call("big", []byte("8000000")))
 		time.Sleep(100 * time.Millisecond)
 		for r := range 7 {

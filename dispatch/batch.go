@@ -6,25 +6,25 @@ import (
 	"slices"
 	"strings"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Batch is arrays with one row a sample, and metadata about all of them. It is cut and joined along the rows; ranks that
 // are called without data get the metadata alone. A Batch without arrays is metadata alone: it has no rows to cut. On the
 // wire it is extension type 2.
 type Batch struct {
-	Arrays map[string]bus.Tensor `json:"arrays"`
-	Meta   map[string]any        `json:"meta"`
+	Arrays map[string]wire.Tensor `json:"arrays"`
+	Meta   map[string]any         `json:"meta"`
 }
 
 // wireBatch is what extension type 2 holds.
 type wireBatch struct {
-	Arrays map[string]bus.Tensor `msgpack:"arrays"`
-	Meta   map[string]any        `msgpack:"meta"`
+	Arrays map[string]wire.Tensor `msgpack:"arrays"`
+	Meta   map[string]any         `msgpack:"meta"`
 }
 
 func init() {
-	bus.RegisterExt(bus.ExtBatch,
+	wire.RegisterExt(wire.ExtBatch,
 		func(b Batch) (wireBatch, error) { return wireBatch(b), b.Validate() },
 		func(w wireBatch) (Batch, error) { return Batch(w), Batch(w).Validate() })
 }
@@ -61,7 +61,7 @@ func (b Batch) Len() int {
 // Slice is the batch of rows i to j, with all of the metadata. It shares memory with b, and like the slicing of a slice
 // it panics when there are no such rows.
 func (b Batch) Slice(i, j int) any {
-	out := Batch{Arrays: make(map[string]bus.Tensor, len(b.Arrays)), Meta: b.Meta}
+	out := Batch{Arrays: make(map[string]wire.Tensor, len(b.Arrays)), Meta: b.Meta}
 	for name, t := range b.Arrays {
 		out.Arrays[name] = sliceRows(t, i, j)
 	}
@@ -90,20 +90,20 @@ func JoinBatches(batches []Batch, policy MetaPolicy) (Batch, error) {
 	return Batch{Arrays: arrays, Meta: meta}, err
 }
 
-func joinArrays(batches []Batch) (map[string]bus.Tensor, error) {
+func joinArrays(batches []Batch) (map[string]wire.Tensor, error) {
 	names := slices.Sorted(maps.Keys(batches[0].Arrays))
 	for i, b := range batches {
 		if other := slices.Sorted(maps.Keys(b.Arrays)); !slices.Equal(names, other) {
 			return nil, unjoinable("batches with different arrays cannot be joined: %v in the first, %v in batch %d", names, other, i)
 		}
 	}
-	out := make(map[string]bus.Tensor, len(names))
+	out := make(map[string]wire.Tensor, len(names))
 	for _, name := range names {
-		column := make([]bus.Tensor, len(batches))
+		column := make([]wire.Tensor, len(batches))
 		for i, b := range batches {
 			column[i] = b.Arrays[name]
 		}
-		joined, err := bus.ConcatRows(column)
+		joined, err := wire.ConcatRows(column)
 		if err != nil {
 			return nil, unjoinable("join array %q: %w", name, err)
 		}
@@ -113,7 +113,7 @@ func joinArrays(batches []Batch) (map[string]bus.Tensor, error) {
 }
 
 // checkRows refuses a tensor that has no rows, or not the bytes its shape asks for.
-func checkRows(t bus.Tensor) error {
+func checkRows(t wire.Tensor) error {
 	if len(t.Shape) == 0 {
 		return invalid("a tensor without axes has no rows")
 	}
@@ -121,7 +121,7 @@ func checkRows(t bus.Tensor) error {
 }
 
 // sliceRows cuts a tensor that was checked.
-func sliceRows(t bus.Tensor, i, j int) bus.Tensor {
+func sliceRows(t wire.Tensor, i, j int) wire.Tensor {
 	out, err := t.SliceRows(i, j)
 	if err != nil {
 		panic(err)

@@ -7,15 +7,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
-func tensor(values ...byte) bus.Tensor {
-	return bus.Tensor{DType: "uint8", Shape: []int{len(values)}, Data: values}
+func tensor(values ...byte) wire.Tensor {
+	return wire.Tensor{DType: "uint8", Shape: []int{len(values)}, Data: values}
 }
 
 func TestBatchIsCutAndJoined(t *testing.T) {
 	batch := Batch{
-		Arrays: map[string]bus.Tensor{"ids": tensor(1, 2, 3), "mask": tensor(4, 5, 6)},
+		Arrays: map[string]wire.Tensor{"ids": tensor(1, 2, 3), "mask": tensor(4, 5, 6)},
 		Meta:   map[string]any{"step": 7},
 	}
 	plan := mustPlan(t, DPMPDispatchFirst, Mesh{DP: 2, TP: 2, PP: 1, CP: 1})
@@ -31,7 +32,7 @@ func TestBatchIsCutAndJoined(t *testing.T) {
 		whole, err := shards.Merge([]any{first[0], second[0]})
 		require.NoError(t, err)
 		assert.Equal(t, batch, whole)
-		rows, err := MergeRows(shards, plan.Collect, []bus.Tensor{first[1].(bus.Tensor), second[1].(bus.Tensor)})
+		rows, err := MergeRows(shards, plan.Collect, []wire.Tensor{first[1].(wire.Tensor), second[1].(wire.Tensor)})
 		require.NoError(t, err)
 		assert.Equal(t, tensor(7, 8, 9), rows)
 	}
@@ -56,7 +57,7 @@ func TestBatchOfMetadataAloneIsBroadcast(t *testing.T) {
 
 func TestBatchRefuses(t *testing.T) {
 	plan := mustPlan(t, DPMPCompute, dp(2))
-	for words, arrays := range map[string]map[string]bus.Tensor{
+	for words, arrays := range map[string]map[string]wire.Tensor{
 		"argument 1: the arrays of a batch must have the same number of rows: a has 2, b has 3": {"a": tensor(1, 2), "b": tensor(1, 2, 3)},
 		`argument 1: array "a": a tensor without axes has no rows`:                              {"a": {DType: "uint8", Data: []byte{1}}},
 	} {
@@ -66,22 +67,22 @@ func TestBatchRefuses(t *testing.T) {
 			assert.ErrorIs(t, err, bus.ErrInvalid)
 		}
 	}
-	a, b := Batch{Arrays: map[string]bus.Tensor{"a": tensor(1)}}, Batch{Arrays: map[string]bus.Tensor{"b": tensor(1)}}
+	a, b := Batch{Arrays: map[string]wire.Tensor{"a": tensor(1)}}, Batch{Arrays: map[string]wire.Tensor{"b": tensor(1)}}
 	_, err := Join([]any{a, b}, FirstWins)
 	assert.ErrorContains(t, err, "batches with different arrays cannot be joined: [a] in the first, [b] in batch 1")
 }
 
 // A batch keeps its type on the wire, whatever it is read into.
 func TestBatchTravels(t *testing.T) {
-	x, err := bus.TensorOf([]int{2, 3}, []float32{1, 2, 3, 4, 5, 6})
+	x, err := wire.TensorOf([]int{2, 3}, []float32{1, 2, 3, 4, 5, 6})
 	require.NoError(t, err)
-	sent := Batch{Arrays: map[string]bus.Tensor{"x": x}, Meta: map[string]any{"step": int64(3)}}
-	body, err := bus.Marshal(sent)
+	sent := Batch{Arrays: map[string]wire.Tensor{"x": x}, Meta: map[string]any{"step": int64(3)}}
+	body, err := wire.Marshal(sent)
 	require.NoError(t, err)
 	var untyped any
-	require.NoError(t, bus.Unmarshal(body, &untyped))
+	require.NoError(t, wire.Unmarshal(body, &untyped))
 	require.Equal(t, sent, untyped)
 	var typed Batch
-	require.NoError(t, bus.Unmarshal(body, &typed))
+	require.NoError(t, wire.Unmarshal(body, &typed))
 	require.Equal(t, sent, typed)
 }

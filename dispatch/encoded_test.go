@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // A call that was cut and encoded elsewhere arrives as one made here does, and says when answers come and when it is over.
@@ -17,15 +18,15 @@ func TestEncodedCall(t *testing.T) {
 	mesh := Mesh{DP: 2, TP: 2, PP: 1, CP: 1}
 	group := newGroup(t, mesh, methods{"sum": func(_ context.Context, rank int, args actors.Args) (any, error) {
 		var n []int
-		err := bus.Unmarshal(args.Positional[0], &n)
+		err := wire.Unmarshal(args.Positional[0], &n)
 		return len(n) + 10*rank, err
 	}})
 	plan, err := NewPlan(DPMPCompute, mesh)
 	require.NoError(t, err)
 	body := func(v any) []byte {
-		raw, err := bus.Marshal(v)
+		raw, err := wire.Marshal(v)
 		require.NoError(t, err)
-		return bus.Args{Positional: []bus.Raw{raw}}.Append(nil, nil)
+		return wire.Args{Positional: []wire.Raw{raw}}.Append(nil, nil)
 	}
 	var arrivals, ends atomic.Int32
 	overCh := make(chan struct{})

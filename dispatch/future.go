@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Future is a call under way. It can be awaited, cancelled, watched rank by rank, streamed, and given to another call
@@ -218,9 +219,9 @@ func AwaitOutcomes[R any](ctx context.Context, f *Future) ([]Outcome[R], error) 
 		return nil, err
 	}
 	var out []Outcome[R]
-	var counted bus.RankSet
+	var counted wire.RankSet
 	if !f.call.NoCollect {
-		counted = bus.Ranks(f.shards.Plan.Collect...)
+		counted = wire.Ranks(f.shards.Plan.Collect...)
 		for _, rank := range f.shards.Plan.Collect {
 			out = append(out, outcomeOf[R](f, f.gather.Answer(rank)))
 		}
@@ -279,7 +280,7 @@ func decodeAnswers[R any](f *Future) (ranks []int, values []R, err error) {
 }
 
 func decodeAnswer(f *Future, a bus.Answer, v any) error {
-	if err := bus.Unmarshal(a.Body, v); err != nil {
+	if err := wire.Unmarshal(a.Body, v); err != nil {
 		e := bus.Errorf(bus.CodeMalformed, "the answer cannot be read as the type asked for: %w", err)
 		e.Role, e.Rank, e.Method = f.role, a.Rank, f.call.Method
 		return e

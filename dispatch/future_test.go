@@ -14,6 +14,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 var errNoTokens = errors.New("no tokens left")
@@ -142,7 +143,7 @@ func TestFutureStreamsInOrderOfArrival(t *testing.T) {
 			require.ErrorIs(t, err, errNoTokens)
 		} else {
 			require.NoError(t, err)
-			require.NoError(t, bus.Unmarshal(a.Body, &rank))
+			require.NoError(t, wire.Unmarshal(a.Body, &rank))
 			require.Equal(t, a.Rank, rank)
 		}
 		got = append(got, a.Rank)

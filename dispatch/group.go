@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Group is the ranks of one running role as a caller sees them: where they are and how they are laid out. It is safe
@@ -142,7 +143,7 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 	if c.NoCollect {
 		call.CollectSome = true
 	} else if len(shards.Plan.Collect) < called {
-		call.CollectSome, call.Collect = true, bus.Ranks(shards.Plan.Collect...)
+		call.CollectSome, call.Collect = true, wire.Ranks(shards.Plan.Collect...)
 	}
 	return shards, call, c.checkNeed(shards.Plan, called)
 }
@@ -302,21 +303,21 @@ type argEncoder struct {
 func (e *argEncoder) body(p Part) ([]byte, error) {
 	values := e.shards.Args(p)
 	positional := len(values) - len(e.names)
-	b := bus.AppendArgsHead(make([]byte, 0, shortBody), positional)
+	b := wire.AppendArgsHead(make([]byte, 0, shortBody), positional)
 	var err error
 	for i, v := range values {
 		if i == positional {
-			b = bus.AppendNamedHead(b, len(e.names))
+			b = wire.AppendNamedHead(b, len(e.names))
 		}
 		if i >= positional {
-			b = bus.AppendName(b, e.names[i-positional])
+			b = wire.AppendName(b, e.names[i-positional])
 		}
 		if b, err = e.value(b, i, v); err != nil {
 			return nil, invalid("%s: %w", place{i, len(values), e.names}, err)
 		}
 	}
 	if len(e.names) == 0 {
-		b = bus.AppendNamedHead(b, 0)
+		b = wire.AppendNamedHead(b, 0)
 	}
 	return b, nil
 }
@@ -326,7 +327,7 @@ func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
 		return append(b, enc...), nil
 	}
 	start := len(b)
-	b, err := bus.AppendMarshal(b, v)
+	b, err := wire.AppendMarshal(b, v)
 	if err == nil && e.shards.Shared(i) && len(e.shards.Plan.Parts) > 1 {
 		if e.shared == nil {
 			e.shared = map[int][]byte{}

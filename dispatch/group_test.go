@@ -15,6 +15,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // echo answers [rank, its first argument].
@@ -29,9 +30,9 @@ func rowsBack(_ context.Context, _ int, args actors.Args) (any, error) { return 
 // describe answers the arguments as text: positional ones in order, then the named ones by name.
 func describe(_ context.Context, _ int, args actors.Args) (any, error) {
 	var words []string
-	add := func(prefix string, raw bus.Raw) error {
+	add := func(prefix string, raw wire.Raw) error {
 		var v any
-		err := bus.Unmarshal(raw, &v)
+		err := wire.Unmarshal(raw, &v)
 		words = append(words, prefix+fmt.Sprint(v))
 		return err
 	}
@@ -155,7 +156,7 @@ func TestGroupTakesAModeOfTheCallersOwn(t *testing.T) {
 
 func TestGroupSendsBatches(t *testing.T) {
 	g := newGroup(t, Mesh{DP: 2, TP: 2, PP: 1, CP: 1}, methods{"echo": rowsBack})
-	batch := Batch{Arrays: map[string]bus.Tensor{"ids": tensor(1, 2, 3)}, Meta: map[string]any{"step": int64(7)}}
+	batch := Batch{Arrays: map[string]wire.Tensor{"ids": tensor(1, 2, 3)}, Meta: map[string]any{"step": int64(7)}}
 	for _, mode := range []Mode{DPMPCompute, DPMPDispatchFirst} {
 		f, err := g.Go(patient(t), Call{Method: "echo", Args: []any{batch}, Mode: mode})
 		require.NoError(t, err)
@@ -173,7 +174,7 @@ func TestGroupTrimsPadding(t *testing.T) {
 	received := map[int]int{}
 	g := newGroup(t, dp(4), methods{"double": func(_ context.Context, rank int, args actors.Args) (any, error) {
 		var rows []int
-		if err := bus.Unmarshal(args.Positional[0], &rows); err != nil {
+		if err := wire.Unmarshal(args.Positional[0], &rows); err != nil {
 			return nil, err
 		}
 		mu.Lock()
@@ -280,9 +281,9 @@ func (c *counted) Len() int           { return len(c.values) }
 func (c *counted) Slice(i, j int) any { return &counted{c.values[i:j], c.encoded} }
 func (c *counted) MarshalMsgpack() ([]byte, error) {
 	c.encoded.Add(1)
-	return bus.Marshal(c.values)
+	return wire.Marshal(c.values)
 }
-func (c *counted) UnmarshalMsgpack(raw []byte) error { return bus.Unmarshal(raw, &c.values) }
+func (c *counted) UnmarshalMsgpack(raw []byte) error { return wire.Unmarshal(raw, &c.values) }
 
 // The harm: the same shard is encoded once for every rank that needs it.
 func TestGroupEncodesEachPartOnce(t *testing.T) {

@@ -3,7 +3,7 @@ package dispatch
 import (
 	"reflect"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Joiner is a value whose rows can be joined with others of its kind. Join is called on the first part and given all
@@ -25,7 +25,7 @@ func rowsOf(v any) (r rows, ok bool, err error) {
 		return rows{}, false, nil
 	}
 	switch v := v.(type) {
-	case bus.Tensor:
+	case wire.Tensor:
 		if len(v.Shape) == 0 {
 			return rows{}, false, nil
 		}
@@ -88,8 +88,8 @@ func joinRows(parts []any, meta MetaPolicy) (any, error) {
 		}
 	}
 	switch v := parts[0].(type) {
-	case bus.Tensor:
-		joined, err := bus.ConcatRows(typed[bus.Tensor](parts))
+	case wire.Tensor:
+		joined, err := wire.ConcatRows(typed[wire.Tensor](parts))
 		if err != nil {
 			return nil, unjoinable("%w", err)
 		}

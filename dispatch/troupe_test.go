@@ -12,6 +12,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // methods are what the workers of a test's role can do.
@@ -109,5 +110,5 @@ func (s *stage) drive(to bus.Address, mesh Mesh) *Group {
 
 // first is the first positional argument, decoded.
 func first(args actors.Args) (v any, err error) {
-	return v, bus.Unmarshal(args.Positional[0], &v)
+	return v, wire.Unmarshal(args.Positional[0], &v)
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -256,7 +258,7 @@ func (a *Agent) tidyLogs() {
 func (a *Agent) logFailed(w *worker, err error) {
 	a.cfg.Logger.Error("nodes: the output of a worker cannot be written down", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
-		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+		Kind: protocol.EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
 		Text: fmt.Sprintf("its output cannot be written to %s; it goes on: %v", w.log.path, err),
 	})
 }
@@ -280,7 +282,7 @@ func (a *Agent) goes(f func()) bool {
 
 // tell publishes an exit. One that is lost is told again.
 func (a *Agent) tell(e Exit) {
-	data, err := bus.Marshal(e)
+	data, err := wire.Marshal(e)
 	if err == nil {
 		err = a.cfg.Bus.Conn().Publish(e.ID.Address().Exit(), data)
 	}
@@ -325,20 +327,20 @@ func (a *Agent) playing() map[bus.Address]bool {
 func (a *Agent) serve(s *site, m *nats.Msg) {
 	var req request
 	var r reply
-	if err := bus.Unmarshal(m.Data, &req); err != nil {
+	if err := wire.Unmarshal(m.Data, &req); err != nil {
 		r = failed(bus.Errorf(bus.CodeMalformed, "node %s: a request that cannot be read: %w", s.name, err))
 	} else {
 		r = a.answer(s, req)
 	}
-	data, err := bus.Marshal(r)
+	data, err := wire.Marshal(r)
 	if part := partOf(a.cfg.Bus); err == nil && len(data) > part {
 		var first parcel
 		if first, err = a.parcels.keep(data, part, time.Now()); err == nil {
-			data, err = bus.Marshal(reply{Parcel: &first})
+			data, err = wire.Marshal(reply{Parcel: &first})
 		}
 	}
 	if err != nil {
-		data, _ = bus.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error can be said
+		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error can be said
 	}
 	if err := m.Respond(data); err != nil {
 		a.cfg.Logger.Debug("nodes: an answer is lost; it will be asked for again", "node", s.name, "error", err)
@@ -379,7 +381,7 @@ func (a *Agent) part(s *site, ask parcelAsk) reply {
 		return reply{Parcel: &parcel{ID: ask.ID, Have: have, Total: ask.Total}}
 	}
 	var req request
-	if err := bus.Unmarshal(whole, &req); err != nil || req.Op == opPart {
+	if err := wire.Unmarshal(whole, &req); err != nil || req.Op == opPart {
 		return failed(bus.Errorf(bus.CodeMalformed, "node %s: a request that cannot be read: %w", s.name, err))
 	}
 	return a.answer(s, req)

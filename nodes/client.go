@@ -10,6 +10,7 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -92,7 +93,7 @@ func (c *Client) Exits(ctx context.Context, role bus.Address, f func(Exit)) (sto
 	nc := c.b.Conn()
 	sub, err := nc.Subscribe(role.Exit(), bus.GuardMsg(func(m *nats.Msg) {
 		var e Exit
-		if err := bus.Unmarshal(m.Data, &e); err != nil {
+		if err := wire.Unmarshal(m.Data, &e); err != nil {
 			c.b.Logger().Error("nodes: an exit that cannot be read", "role", role.Role, "error", err)
 			return
 		}
@@ -118,7 +119,7 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 	}
 	ctx, cancel := bounded(ctx)
 	defer cancel()
-	data, err := bus.Marshal(req)
+	data, err := wire.Marshal(req)
 	if err != nil {
 		return reply{}, bus.Errorf(bus.CodeInvalid, "%s on %s: %w", req.Op, req.Node, err)
 	}
@@ -212,14 +213,14 @@ func (c *Client) whole(ctx context.Context, node string, r reply, err error) (re
 		data = append(data, r.Parcel.Data...)
 	}
 	var out reply
-	if err := bus.Unmarshal(data, &out); err != nil {
+	if err := wire.Unmarshal(data, &out); err != nil {
 		return reply{}, bus.Errorf(bus.CodeMalformed, "the answer of node %s: %w", node, err)
 	}
 	return out, nil
 }
 
 func (c *Client) parcel(ctx context.Context, node, op string, ask parcelAsk) (reply, error) {
-	data, err := bus.Marshal(request{Op: op, Node: node, Parcel: &ask})
+	data, err := wire.Marshal(request{Op: op, Node: node, Parcel: &ask})
 	if err != nil {
 		return reply{}, err
 	}
@@ -240,7 +241,7 @@ func (c *Client) message(ctx context.Context, node string, data []byte) (reply, 
 		return reply{}, bus.Errorf(bus.CodeUnavailable, "%w", err)
 	}
 	var r reply
-	if err := bus.Unmarshal(m.Data, &r); err != nil {
+	if err := wire.Unmarshal(m.Data, &r); err != nil {
 		return reply{}, bus.Errorf(bus.CodeMalformed, "the answer of node %s: %w", node, err)
 	}
 	return r, nil

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // LogQuery says which lines are wanted.
@@ -29,7 +30,7 @@ func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) e
 	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
 	return readStream(ctx, b, logStreamConfig(), filter, q.Since, q.Follow, func(m jetstream.Msg) error {
 		var p page
-		if err := bus.Unmarshal(m.Data(), &p); err != nil {
+		if err := wire.Unmarshal(m.Data(), &p); err != nil {
 			return bus.Errorf(bus.CodeMalformed, "a page of logs on %s: %w", m.Subject(), err)
 		}
 		for _, l := range once.lines(p) {
@@ -144,7 +145,7 @@ func (w *Follower) run(ctx context.Context, f func(Line)) {
 	for ctx.Err() == nil {
 		err := readStream(ctx, w.client.b, logStreamConfig(), filter, time.Time{}, true, func(m jetstream.Msg) error {
 			var p page
-			if bus.Unmarshal(m.Data(), &p) == nil { // one that cannot be read is nobody's line
+			if wire.Unmarshal(m.Data(), &p) == nil { // one that cannot be read is nobody's line
 				for _, l := range once.lines(p) {
 					f(l)
 				}

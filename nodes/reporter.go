@@ -14,7 +14,10 @@ import (
 	"github.com/nats-io/nuid"
 
 	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // Reporter says that a node is there and how it is: a long lease for what is granted on it, a heartbeat for whether it
@@ -44,12 +47,12 @@ func (r *Reporter) Name() string { return r.cfg.Name }
 // everything that runs on the node. A lease that somebody else holds is waited for; one that is lost in an outage is
 // taken again.
 func (r *Reporter) Run(ctx context.Context) error {
-	kv, err := r.open(ctx)
+	bucket, err := r.open(ctx)
 	if err != nil {
 		return ended(ctx, err)
 	}
-	run := &running{Config: r.cfg, session: r.session, kv: kv, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
-	run.stamp.Store(gpu.NotAsked)
+	run := &running{Config: r.cfg, session: r.session, kv: bucket, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
+	run.stamp.Store(protocol.NoStamp)
 	for _, whom := range []string{r.cfg.Name, ""} {
 		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(m *nats.Msg) { run.asked(m.Data) }))
 		if err != nil {
@@ -74,12 +77,12 @@ func (r *Reporter) Run(ctx context.Context) error {
 }
 
 // open opens the bucket of the leases, and waits for a server that cannot be reached.
-func (r *Reporter) open(ctx context.Context) (*bus.KV, error) {
+func (r *Reporter) open(ctx context.Context) (*kv.Bucket, error) {
 	for {
-		kv, err := r.cfg.Bus.KV(ctx, bus.KVConfig{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+		bucket, err := kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 		full := errors.Is(err, bus.ErrNoSpace)
 		if !full && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
-			return kv, err
+			return bucket, err
 		}
 		r.cfg.Logger.Warn("nodes: the server is not to be had yet", "node", r.cfg.Name, "error", err)
 		if full { // which is refused at once
@@ -110,14 +113,14 @@ func wake(ch chan struct{}) {
 type running struct {
 	Config
 	session   string
-	kv        *bus.KV
+	kv        *kv.Bucket
 	askCh     chan struct{} // somebody wants the report
 	stamp     atomic.Uint64 // of the newest question; set before askCh is woken
 	changedCh chan struct{} // a device may have failed or recovered
 	group     sync.WaitGroup
 
-	lease  *bus.Lease
-	report gpu.Report
+	lease  *kv.Lease
+	report protocol.Report
 	beats  int
 	unread string // why the last reading failed; empty if it did not
 }
@@ -205,9 +208,9 @@ func (r *running) loop(ctx context.Context) error {
 
 // asked hears a question. An empty one, of a leader of an older version, wants the report as it is.
 func (r *running) asked(data []byte) {
-	var q gpu.Question
+	var q protocol.ReportRequest
 	if len(data) > 0 {
-		if err := bus.Unmarshal(data, &q); err != nil {
+		if err := wire.Unmarshal(data, &q); err != nil {
 			r.Logger.Warn("nodes: a question cannot be read", "node", r.Name, "error", err)
 			return
 		}
@@ -233,17 +236,17 @@ func (r *running) rerun() bool {
 func (r *running) look() {
 	r.report.Running, r.report.RunningComplete = nil, false
 	if r.RunningFunc != nil {
-		r.report.Running, r.report.RunningComplete = gpu.LimitRunning(r.RunningFunc())
+		r.report.Running, r.report.RunningComplete = protocol.LimitRunning(r.RunningFunc())
 	}
 }
 
-func sameRunning(a, b gpu.Running) bool {
+func sameRunning(a, b protocol.RunningGrant) bool {
 	return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
 }
 
 // recheck gives up a lease that the server has forgotten, so that it is taken again at once rather than at its next
 // renewal.
-func (r *running) recheck(ctx context.Context, lease *bus.Lease) {
+func (r *running) recheck(ctx context.Context, lease *kv.Lease) {
 	ctx, cancel := context.WithTimeout(ctx, recheckMost)
 	defer cancel()
 	for {
@@ -265,7 +268,7 @@ func (r *running) recheck(ctx context.Context, lease *bus.Lease) {
 
 // registered is what came of taking the lease.
 type registered struct {
-	lease *bus.Lease
+	lease *kv.Lease
 	err   error
 }
 
@@ -282,7 +285,7 @@ func (r *running) read(ctx context.Context) error {
 			foreign[d.UUID] = found
 		}
 	}
-	r.report = gpu.Report{
+	r.report = protocol.Report{
 		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
 		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
@@ -318,7 +321,7 @@ func (r *running) reread(ctx context.Context) bool {
 }
 
 // differs reports whether what decides on grants is another than before. Readings such as the temperature do not count.
-func (r *running) differs(old gpu.Report) bool {
+func (r *running) differs(old protocol.Report) bool {
 	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
 		return true
 	}
@@ -330,15 +333,15 @@ func (r *running) differs(old gpu.Report) bool {
 
 // beat gives a sign of life. One that is lost, or cannot be sent, is made up for by the next.
 func (r *running) beat(full bool) {
-	beat := gpu.Beat{Node: r.Name, Session: r.session}
+	beat := protocol.Heartbeat{Node: r.Name, Session: r.session}
 	if full {
 		beat.Report = &r.report
 	}
 	r.publish(beat)
 }
 
-func (r *running) publish(beat gpu.Beat) {
-	data, err := bus.Marshal(beat)
+func (r *running) publish(beat protocol.Heartbeat) {
+	data, err := wire.Marshal(beat)
 	if err == nil {
 		err = r.Bus.Conn().Publish(bus.NodeBeat(r.Name), data)
 	}
@@ -349,17 +352,17 @@ func (r *running) publish(beat gpu.Beat) {
 
 // register takes the lease, or takes back the one that was lost, and waits as long as it must. It touches nothing that
 // the loop owns.
-func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Report) (*bus.Lease, error) {
+func (r *running) register(ctx context.Context, lost *kv.Lease, report protocol.Report) (*kv.Lease, error) {
 	if lost != nil && lost.Regain(ctx) == nil {
 		return lost, nil
 	}
-	value, err := bus.Marshal(report)
+	value, err := wire.Marshal(report)
 	if err != nil {
 		return nil, err
 	}
 	said := false
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		lease, err := r.kv.Lease(ctx, gpu.NodeKey(r.Name), value, r.Lease)
+		lease, err := r.kv.Lease(ctx, protocol.LeaseKey(r.Name), value, r.Lease)
 		switch {
 		case err == nil:
 			return lease, nil
@@ -384,9 +387,9 @@ func (r *running) register(ctx context.Context, lost *bus.Lease, report gpu.Repo
 
 // holder says who has the name, without the whole of its report.
 func holder(err error) error {
-	var held *bus.LeaseHeldError
-	var report gpu.Report
-	if !errors.As(err, &held) || bus.Unmarshal(held.Holder, &report) != nil {
+	var held *kv.LeaseHeldError
+	var report protocol.Report
+	if !errors.As(err, &held) || wire.Unmarshal(held.Holder, &report) != nil {
 		return err
 	}
 	return bus.Errorf(bus.CodeExists, "the agent of session %s with %d devices has it until %s, unless it gives another sign of life", report.Session, len(report.Devices), held.Expires.Format(time.RFC3339))
@@ -395,12 +398,12 @@ func holder(err error) error {
 // inherit ends the lease of an earlier agent of the same folder. That agent is dead, because we have its folder, and what
 // it left has been ended.
 func (r *running) inherit(ctx context.Context) bool {
-	entry, err := r.kv.Get(ctx, gpu.NodeKey(r.Name))
-	var before gpu.Report
-	if err != nil || r.identity == "" || bus.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
+	entry, err := r.kv.Get(ctx, protocol.LeaseKey(r.Name))
+	var before protocol.Report
+	if err != nil || r.identity == "" || wire.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
 		return false
 	}
-	return r.kv.Delete(ctx, gpu.NodeKey(r.Name), entry.Revision) == nil
+	return r.kv.Delete(ctx, protocol.LeaseKey(r.Name), entry.Revision) == nil
 }
 
 func (r *running) tell() {
@@ -414,7 +417,7 @@ func (r *running) leave(ctx context.Context) {
 	if r.lease == nil {
 		return
 	}
-	r.publish(gpu.Beat{Node: r.Name, Session: r.session, Bye: true})
+	r.publish(protocol.Heartbeat{Node: r.Name, Session: r.session, Bye: true})
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
 	defer cancel()
 	if err := r.lease.Release(last); err != nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -218,7 +219,7 @@ func (s *shipper) round(ctx context.Context) bool {
 // ship stores the first lines of a worker.
 func (s *shipper) ship(ctx context.Context, p *pendingPage) bool {
 	msg, taken := s.head(p)
-	data, err := bus.Marshal(msg)
+	data, err := wire.Marshal(msg)
 	if err == nil {
 		try, cancel := context.WithTimeout(ctx, shipTry)
 		defer cancel()

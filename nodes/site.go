@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/gpu"
 )
 
@@ -114,7 +115,7 @@ func (s *site) subscribe() error {
 		select {
 		case s.slotCh <- struct{}{}:
 		default:
-			data, _ := bus.Marshal(failed(bus.Errorf(bus.CodeBusy, "node %s answers %d requests already", s.name, requestsMost)))
+			data, _ := wire.Marshal(failed(bus.Errorf(bus.CodeBusy, "node %s answers %d requests already", s.name, requestsMost)))
 			_ = m.Respond(data) // or the asker asks again
 			return
 		}

@@ -5,6 +5,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -18,7 +19,7 @@ type Assignment struct {
 	World       int           `msgpack:"world"`
 	Gen         uint32        `msgpack:"gen"`
 	Mesh        dispatch.Mesh `msgpack:"mesh"`
-	Config      bus.Raw       `msgpack:"config"` // given to the constructor; nil: none
+	Config      wire.Raw      `msgpack:"config"` // given to the constructor; nil: none
 	Ordered     bool          `msgpack:"ordered"`
 	QueueLimit  int           `msgpack:"queue_limit"`
 	PanicFails  bool          `msgpack:"panic_fails"`

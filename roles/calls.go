@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -120,7 +120,7 @@ func (c *Cluster) CreateObject(ctx context.Context, name, class string, config a
 		return err
 	}
 	if raw == nil {
-		raw = bus.Raw{0xc0}
+		raw = wire.Raw{0xc0}
 	}
 	f, err := c.Go(ctx, dispatch.Call{Method: actors.VerbCreate, Args: []any{actors.CreateRequest{Name: name, Class: class, Config: raw}}})
 	if err != nil {

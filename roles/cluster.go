@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
 )
@@ -87,7 +88,7 @@ func (c *Cluster) Health() []actors.Beat {
 }
 
 // start makes the workers and waits until each hears every subject.
-func (c *Cluster) start(ctx context.Context, config bus.Raw) error {
+func (c *Cluster) start(ctx context.Context, config wire.Raw) error {
 	var err error
 	if c.spec.Process != nil {
 		err = c.startProcesses(ctx, config)
@@ -128,7 +129,7 @@ func (c *Cluster) begun(err error) error {
 }
 
 // startLocal makes workers that are goroutines of this process.
-func (c *Cluster) startLocal(ctx context.Context, config bus.Raw) error {
+func (c *Cluster) startLocal(ctx context.Context, config wire.Raw) error {
 	specs := make([]actors.WorkerSpec, c.WorldSize())
 	for rank := range specs {
 		specs[rank] = actors.WorkerSpec{

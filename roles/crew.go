@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/placement"
@@ -71,7 +72,7 @@ func (s *services) close() {
 
 // startProcesses takes a role from its name to processes that are ready: reservation, seats, a port for rank 0, launch.
 // Each step is in the registry before the next, so that whoever has to take the role down finds all of it.
-func (c *Cluster) startProcesses(ctx context.Context, config bus.Raw) error {
+func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 	if err := c.reserve(ctx); err != nil {
 		return err
 	}
@@ -121,7 +122,7 @@ func (c *Cluster) reserve(ctx context.Context) error {
 			seat.Held = i
 			seats = append(seats, seat)
 		}
-		if err := c.edit(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over}) }); err != nil {
+		if err := c.edit(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.SharesWith}) }); err != nil {
 			return err
 		}
 	}
@@ -214,7 +215,7 @@ func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Recor
 	c.mu.Unlock()
 	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
 	for _, rank := range ranks {
-		assignment, err := bus.Marshal(recipe.assignment(rec, rank))
+		assignment, err := wire.Marshal(recipe.assignment(rec, rank))
 		if err != nil {
 			return bus.Errorf(bus.CodeInternal, "role %s: the assignment of rank %d: %w", c.Name(), rank, err)
 		}

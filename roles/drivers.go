@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
+	"troupe/bus/kv"
 )
 
 const (
@@ -84,7 +85,7 @@ type drivers struct {
 
 // proof is the mark of a driver that is known to have ended.
 type proof struct {
-	lease *bus.Lease
+	lease *kv.Lease
 	until time.Time
 }
 
@@ -293,10 +294,10 @@ func followOnce(ctx context.Context, b *bus.Bus, newsCh chan<- leaseNews) error 
 	for ev := range events {
 		space, rest, _ := strings.Cut(ev.Key, ".")
 		session, ours := strings.CutPrefix(rest, driverKey(""))
-		if ev.Kind == bus.EventComplete || !ours {
+		if ev.Kind == kv.EventComplete || !ours {
 			continue
 		}
-		news := leaseNews{reg: reg.of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == bus.EventDelete}
+		news := leaseNews{reg: reg.of(space), space: space, session: session, value: ev.Value, revision: ev.Revision, gone: ev.Kind == kv.EventDelete}
 		select {
 		case newsCh <- news:
 		case <-ctx.Done():

@@ -10,13 +10,14 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes"
 )
 
 // receiveExit takes in how a worker's process ended. Agents say it more than once, which is harmless: the first counts.
 func (l *life) receiveExit(data []byte) {
 	var e nodes.Exit
-	if err := bus.Unmarshal(data, &e); err != nil {
+	if err := wire.Unmarshal(data, &e); err != nil {
 		l.cluster.rt.log.Warn("roles: the end of a process cannot be read", "role", l.cluster.Name(), "error", err)
 		return
 	}

@@ -6,6 +6,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -24,9 +25,9 @@ func (w Worker) Handle() Handle { return Handle{Record: w.cluster.Record(), Rank
 
 // A cluster and a worker can be given to a call as they are, also inside other values: they travel as their handles, and
 // are received as such.
-func (c *Cluster) MarshalMsgpack() ([]byte, error) { return bus.Marshal(c.Handle()) }
+func (c *Cluster) MarshalMsgpack() ([]byte, error) { return wire.Marshal(c.Handle()) }
 func (c *Cluster) UnmarshalMsgpack([]byte) error   { return errReceived }
-func (w *Worker) MarshalMsgpack() ([]byte, error)  { return bus.Marshal(w.Handle()) }
+func (w *Worker) MarshalMsgpack() ([]byte, error)  { return wire.Marshal(w.Handle()) }
 func (w *Worker) UnmarshalMsgpack([]byte) error    { return errReceived }
 
 var errReceived = bus.Errorf(bus.CodeInvalid, "a cluster or a worker is received as a roles.Handle; take that, and open it")
@@ -48,7 +49,7 @@ type wireHandle struct {
 }
 
 func init() {
-	bus.RegisterExt(bus.ExtHandle, packHandle, unpackHandle)
+	wire.RegisterExt(wire.ExtHandle, packHandle, unpackHandle)
 }
 
 func packHandle(h Handle) (wireHandle, error) {

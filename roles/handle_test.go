@@ -10,6 +10,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -70,9 +71,9 @@ func TestAHandleComesBack(t *testing.T) {
 	assert.Same(t, opened, again)
 
 	var cluster roles.Cluster
-	raw, err := bus.Marshal(c)
+	raw, err := wire.Marshal(c)
 	require.NoError(t, err)
-	assert.ErrorContains(t, bus.Unmarshal(raw, &cluster), "received as a roles.Handle")
+	assert.ErrorContains(t, wire.Unmarshal(raw, &cluster), "received as a roles.Handle")
 }
 
 func second2[T any](v T, _ error) T { return v }
@@ -110,10 +111,10 @@ func TestHostileHandles(t *testing.T) {
 	} {
 		h := roles.Handle{Record: good, Rank: -1}
 		change(&h)
-		raw, err := bus.Marshal(h)
+		raw, err := wire.Marshal(h)
 		require.NoError(t, err)
 		var back roles.Handle
-		assert.ErrorContains(t, bus.Unmarshal(raw, &back), words)
+		assert.ErrorContains(t, wire.Unmarshal(raw, &back), words)
 	}
 }
 
@@ -122,7 +123,7 @@ type sayer struct{}
 
 func (sayer) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
 	info, _ := actors.Current(ctx)
-	return bus.Marshal(info.Session)
+	return wire.Marshal(info.Session)
 }
 
 func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/kv"
 )
 
 const (
@@ -37,14 +38,14 @@ func (rt *Runtime) janitor() {
 // watchDrivers wakes the janitor when a lease has ended, and when one may have ended unseen.
 func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
 	for {
-		var events <-chan bus.Event
+		var events <-chan kv.Event
 		reg, err := rt.registry(rt.ctx)
 		if err == nil {
 			events, err = reg.leases.Watch(rt.ctx, reg.key("driver"))
 		}
 		if err == nil {
 			for ev := range events {
-				if ev.Kind != bus.EventPut {
+				if ev.Kind != kv.EventPut {
 					select {
 					case wakeCh <- struct{}{}:
 					default:

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/kv"
 )
 
 const (
@@ -44,7 +45,7 @@ func (rt *Runtime) witness(ctx context.Context) error {
 	return nil
 }
 
-func (rt *Runtime) currentLease() *bus.Lease {
+func (rt *Runtime) currentLease() *kv.Lease {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	return rt.lease

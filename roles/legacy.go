@@ -9,6 +9,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/bus/kv"
 )
 
 // legacyStream is what the stream of a namespace's bucket began with before all namespaces shared one.
@@ -47,7 +48,7 @@ func AdoptNamespaces(ctx context.Context, b *bus.Bus, log *slog.Logger) error {
 // adopt copies what the namespace's own bucket has, and deletes it. That it was copied is written down first and for good: a
 // bucket that a crash brings back must not bring back roles that have ended since.
 func (g registry) adopt(ctx context.Context, b *bus.Bus) error {
-	old, err := b.KV(ctx, bus.KVConfig{Bucket: strings.TrimPrefix(legacyStream, "KV_") + g.namespace})
+	old, err := kv.Open(ctx, b, kv.Config{Bucket: strings.TrimPrefix(legacyStream, "KV_") + g.namespace})
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 const (
@@ -142,12 +143,12 @@ func (l *life) receive(m *nats.Msg) {
 		l.receiveExit(m.Data)
 		return
 	}
-	f, err := bus.ParseFrame(m.Data)
-	if err != nil || f.Kind != bus.KindBeat {
+	f, err := wire.ParseFrame(m.Data)
+	if err != nil || f.Kind != wire.KindBeat {
 		return // a stranger on our subject; the workers' silence would be noticed
 	}
 	var beats []actors.Beat
-	if err := bus.Unmarshal(f.Body, &beats); err != nil {
+	if err := wire.Unmarshal(f.Body, &beats); err != nil {
 		l.cluster.rt.log.Warn("roles: a heartbeat cannot be read", "role", l.cluster.Name(), "error", err)
 		return
 	}

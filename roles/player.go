@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
 )
@@ -87,7 +88,7 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 		return nil, err
 	}
 	p := &Player{Node: assigned.Node, unclaim: func() {}}
-	if err := bus.Unmarshal(assigned.Assignment, &p.Assignment); err != nil {
+	if err := wire.Unmarshal(assigned.Assignment, &p.Assignment); err != nil {
 		return nil, bus.Errorf(bus.CodeMalformed, "the assignment of %s: %w", assigned.Name, err)
 	}
 	if err := p.Assignment.check(); err != nil {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/placement"
 )
@@ -21,7 +22,7 @@ type recipe struct {
 	Incarnation    string            `msgpack:"incarnation"`
 	Program        nodes.Program     `msgpack:"program"`
 	LateRendezvous bool              `msgpack:"late_rendezvous,omitempty"`
-	Config         bus.Raw           `msgpack:"config"`
+	Config         wire.Raw          `msgpack:"config"`
 	QueueLimit     int               `msgpack:"queue_limit,omitempty"`
 	PanicFails     bool              `msgpack:"panic_fails,omitempty"`
 	Needs          placement.Request `msgpack:"needs"`
@@ -50,7 +51,7 @@ func (r *recipe) process() *Process {
 
 // keepRecipe notes what the workers are started with, here and, if the role's policy restarts them, in the registry. One
 // that is too large for the registry leaves restarts to the driver, which the record says.
-func (c *Cluster) keepRecipe(ctx context.Context, config bus.Raw) error {
+func (c *Cluster) keepRecipe(ctx context.Context, config wire.Raw) error {
 	p, rec := c.spec.Process, c.Record()
 	c.mu.Lock()
 	c.recipe = &recipe{
@@ -63,7 +64,7 @@ func (c *Cluster) keepRecipe(ctx context.Context, config bus.Raw) error {
 	if !rec.restarts() {
 		return nil
 	}
-	value, err := bus.Marshal(r)
+	value, err := wire.Marshal(r)
 	if err != nil {
 		return bus.Errorf(bus.CodeInternal, "role %s: encode what its workers are started with: %w", c.Name(), err)
 	}
@@ -118,7 +119,7 @@ func (c *Cluster) startedWith(ctx context.Context, rec Record) (*recipe, error) 
 		return nil, err
 	}
 	r = &recipe{}
-	if err := bus.Unmarshal(e.Value, r); err != nil || r.Incarnation != rec.Incarnation {
+	if err := wire.Unmarshal(e.Value, r); err != nil || r.Incarnation != rec.Incarnation {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: what its workers are started with cannot be read from the registry (%v)", err)
 	}
 	c.mu.Lock()

@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/kv"
 	"troupe/dispatch"
 )
 
@@ -102,7 +103,7 @@ func (r Record) method(name string) (actors.MethodInfo, error) {
 func roleKey(name string) string      { return "role." + name }
 func driverKey(session string) string { return "driver." + session }
 
-func decodeRecord(e bus.Entry) (Record, error) {
+func decodeRecord(e kv.Entry) (Record, error) {
 	var r Record
 	err := json.Unmarshal(e.Value, &r)
 	if err == nil {

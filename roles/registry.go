@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/kv"
 )
 
 // The registry of all namespaces is two buckets, in which each namespace has the keys that begin with its name: so a
@@ -23,8 +24,8 @@ const (
 
 // registry is what one namespace has in KV: its roles and reservations, and the leases of its drivers.
 type registry struct {
-	kv        *bus.KV
-	leases    *bus.KV
+	kv        *kv.Bucket
+	leases    *kv.Bucket
 	namespace string
 }
 
@@ -33,12 +34,12 @@ func openRegistry(ctx context.Context, b *bus.Bus, namespace string) (registry, 
 }
 
 func openReplicated(ctx context.Context, b *bus.Bus, namespace string, replicas int) (registry, error) {
-	kv, err := b.KV(ctx, bus.KVConfig{Bucket: registryBucket, MaxBytes: registryBytes, Replicas: replicas})
+	bucket, err := kv.Open(ctx, b, kv.Config{Bucket: registryBucket, MaxBytes: registryBytes, Replicas: replicas})
 	if err != nil {
 		return registry{}, err
 	}
-	leases, err := b.KV(ctx, bus.KVConfig{Bucket: leaseBucket, MaxBytes: leaseBytes, Replicas: replicas, Leases: true})
-	return registry{kv: kv, leases: leases, namespace: namespace}, err
+	leases, err := kv.Open(ctx, b, kv.Config{Bucket: leaseBucket, MaxBytes: leaseBytes, Replicas: replicas, Leases: true})
+	return registry{kv: bucket, leases: leases, namespace: namespace}, err
 }
 
 // of is the registry of another namespace.
@@ -52,8 +53,8 @@ func (g registry) key(within string) string { return g.namespace + "." + within 
 // namespaces lists the namespaces that have something, by name.
 func (g registry) namespaces(ctx context.Context) ([]string, error) {
 	var out []string
-	for _, kv := range []*bus.KV{g.kv, g.leases} {
-		keys, err := kv.Keys(ctx, "")
+	for _, bucket := range []*kv.Bucket{g.kv, g.leases} {
+		keys, err := bucket.Keys(ctx, "")
 		if err != nil {
 			return nil, err
 		}
@@ -103,8 +104,8 @@ func Namespaces(ctx context.Context, b *bus.Bus) ([]Namespace, error) {
 		return nil, err
 	}
 	found := map[string]*Namespace{}
-	for _, kv := range []*bus.KV{reg.kv, reg.leases} {
-		entries, err := kv.List(ctx, "")
+	for _, bucket := range []*kv.Bucket{reg.kv, reg.leases} {
+		entries, err := bucket.List(ctx, "")
 		if err != nil {
 			return nil, err
 		}
@@ -127,7 +128,7 @@ func Namespaces(ctx context.Context, b *bus.Bus) ([]Namespace, error) {
 	return out, nil
 }
 
-func (n *Namespace) add(kind, id string, e bus.Entry) {
+func (n *Namespace) add(kind, id string, e kv.Entry) {
 	if e.Time.After(n.Used) {
 		n.Used = e.Time
 	}

@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -214,7 +215,7 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 			return old.Method == call.Method
 		})
 		all.Calls = append(all.Calls, one)
-		value, err := bus.Marshal(all)
+		value, err := wire.Marshal(all)
 		if err == nil && len(value) > maxStored {
 			return c.tooLarge(ctx, call)
 		}
@@ -252,7 +253,7 @@ func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, err
 		return none, 0, err
 	}
 	var all replays
-	if err := bus.Unmarshal(e.Value, &all); err != nil {
+	if err := wire.Unmarshal(e.Value, &all); err != nil {
 		return none, 0, bus.Errorf(bus.CodeMalformed, "the calls that are replayed on role %s cannot be read: %w", rec.Name, err)
 	}
 	if all.Incarnation != rec.Incarnation {

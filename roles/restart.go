@@ -10,6 +10,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/placement"
 )
@@ -678,9 +679,9 @@ func (c *Cluster) note(r *Restart, state actors.State) {
 	for i, rank := range r.Ranks {
 		beats[i] = actors.Beat{Rank: rank, Gen: r.Gen, State: state}
 	}
-	body, err := bus.Marshal(beats)
+	body, err := wire.Marshal(beats)
 	if err == nil {
-		err = c.rt.ep.Send(c.to.Life(), &bus.Frame{Kind: bus.KindBeat, Header: bus.Header{Session: c.rt.ep.Session()}, Body: body})
+		err = c.rt.ep.Send(c.to.Life(), &wire.Frame{Kind: wire.KindBeat, Header: wire.Header{Session: c.rt.ep.Session()}, Body: body})
 	}
 	if err != nil {
 		c.rt.log.Debug("roles: a restart is not told", "role", c.Name(), "error", err)

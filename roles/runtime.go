@@ -14,6 +14,8 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -114,7 +116,7 @@ type Runtime struct {
 	reg   *registry
 
 	mu       sync.Mutex // guards what follows
-	lease    *bus.Lease // nil for the workers' own
+	lease    *kv.Lease  // nil for the workers' own
 	clusters map[*Cluster]struct{}
 	opened   map[bus.Address]*Cluster // those of clusters that were opened from handles
 	closing  bool                     // no cluster is added any more
@@ -362,7 +364,7 @@ func (rt *Runtime) unclaim(ctx context.Context, rec Record, why error) {
 }
 
 // start makes the workers of a role whose name is ours. What fails is taken down whole.
-func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config bus.Raw) (*Cluster, error) {
+func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config wire.Raw) (*Cluster, error) {
 	c, err := rt.newCluster(rec, created, spec)
 	if err != nil {
 		return nil, err
@@ -404,11 +406,11 @@ func checkMethods(class string, methods []actors.MethodInfo) error {
 	return nil
 }
 
-func encodeConfig(spec Spec) (bus.Raw, error) {
+func encodeConfig(spec Spec) (wire.Raw, error) {
 	if spec.Config == nil {
 		return nil, nil
 	}
-	raw, err := bus.Marshal(spec.Config)
+	raw, err := wire.Marshal(spec.Config)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeInvalid, "role %q: Config: %w", spec.Name, err)
 	}

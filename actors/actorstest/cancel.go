@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // cancel reaches a call wherever it is, and the worker goes on with the next.
@@ -36,12 +37,12 @@ func (s *suite) cancel(t *testing.T) {
 	t.Run("not arrived yet", func(t *testing.T) {
 		st := s.stage(t, Role{})
 		w := st.wire("hasty")
-		w.control(bus.KindCancel, 1)
+		w.control(wire.KindCancel, 1)
 		st.events(0) // the cancel is in: it came by the same connection and the same lane
 		w.call(w.header(1, "note"), "never")
 		w.call(w.header(2, "note"), "after")
 		require.EqualValues(t, 1, w.good(2))
-		require.Equal(t, bus.StateUnknown, w.asked(1))
+		require.Equal(t, wire.StateUnknown, w.asked(1))
 		require.Equal(t, []string{"after"}, st.events(0))
 	})
 	t.Run("a method that ignores it", func(t *testing.T) {
@@ -49,7 +50,7 @@ func (s *suite) cancel(t *testing.T) {
 		w := st.wire("impatient")
 		w.call(w.header(1, "ignore"), "k")
 		st.await(0, "begin k")
-		w.control(bus.KindCancel, 1)
+		w.control(wire.KindCancel, 1)
 		st.await(0, "cancel k")
 		calls := st.info(0).Calls
 		require.Len(t, calls, 1)
@@ -57,11 +58,11 @@ func (s *suite) cancel(t *testing.T) {
 		require.True(t, calls[0].Running)
 		require.True(t, calls[0].Cancelled)
 		require.Positive(t, calls[0].For)
-		require.Equal(t, bus.StateRunning, w.asked(1))
+		require.Equal(t, wire.StateRunning, w.asked(1))
 		w.call(w.header(2, "note"), "after")
 		st.release(0, "k")
 		require.EqualValues(t, 4, w.good(2), "the late answer is dropped, the next comes")
-		require.Equal(t, bus.StateUnknown, w.asked(1))
+		require.Equal(t, wire.StateUnknown, w.asked(1))
 		require.Equal(t, []string{"begin k", "cancel k", "end k", "after"}, st.events(0))
 	})
 	t.Run("siblings of a failure", func(t *testing.T) {

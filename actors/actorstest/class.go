@@ -8,7 +8,7 @@ import (
 	"sync"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // The names of the two classes.
@@ -51,7 +51,7 @@ func Classes() []*actors.Class {
 // worker is an object of the class. It is safe for concurrent use.
 type worker struct {
 	mu       sync.Mutex
-	config   bus.Raw
+	config   wire.Raw
 	env      map[string]string
 	events   []string
 	happened map[string]chan struct{} // by event; closed when it has happened
@@ -62,7 +62,7 @@ func newWorker(_ context.Context, s actors.Setup) (*worker, error) {
 	return &worker{config: s.Config, env: map[string]string{}, happened: map[string]chan struct{}{}, released: map[string]chan struct{}{}}, nil
 }
 
-func (w *worker) Configure(_ context.Context, config bus.Raw) error {
+func (w *worker) Configure(_ context.Context, config wire.Raw) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.config = config
@@ -104,7 +104,7 @@ func closeOnce(ch chan struct{}) {
 	}
 }
 
-func (w *worker) echo(_ context.Context, v bus.Raw) (bus.Raw, error) { return v, nil }
+func (w *worker) echo(_ context.Context, v wire.Raw) (wire.Raw, error) { return v, nil }
 
 func (w *worker) args(_ context.Context, a actors.Args) ([]any, error) {
 	return []any{len(a.Positional), append([]string{}, slices.Sorted(maps.Keys(a.Named))...)}, nil
@@ -179,7 +179,7 @@ func (w *worker) release(_ context.Context, key string) (actors.None, error) {
 	return actors.None{}, nil
 }
 
-func (w *worker) configured(context.Context, actors.None) (bus.Raw, error) {
+func (w *worker) configured(context.Context, actors.None) (wire.Raw, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.config, nil

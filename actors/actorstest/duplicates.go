@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // duplicates: a call that arrives again, at whatever moment, is answered from memory or with "outcome unknown", and
@@ -17,7 +18,7 @@ func (s *suite) duplicates(t *testing.T) {
 	t.Run("at every moment", func(t *testing.T) {
 		st := s.stage(t, Role{})
 		w := st.wire("twice")
-		require.Equal(t, bus.StateNever, w.asked(1))
+		require.Equal(t, wire.StateNever, w.asked(1))
 		block, note := w.header(1, "block"), w.header(2, "note")
 		w.call(block, "k")
 		st.await(0, "begin k")
@@ -29,10 +30,10 @@ func (s *suite) duplicates(t *testing.T) {
 		other := st.wire("other")
 		other.call(other.header(1, "note"), "behind")
 		st.until("all that was taken", func() bool { return st.lane(0, "work").Queued == 2 })
-		require.Equal(t, bus.StateRunning, w.asked(1))
-		w.control(bus.KindAsk, 2)
+		require.Equal(t, wire.StateRunning, w.asked(1))
+		w.control(wire.KindAsk, 2)
 		waits := w.status(2)
-		require.Equal(t, bus.StateQueued, waits.State)
+		require.Equal(t, wire.StateQueued, waits.State)
 		require.Positive(t, waits.Queued)
 		st.release(0, "k")
 		require.Equal(t, "k", w.good(1))
@@ -40,7 +41,7 @@ func (s *suite) duplicates(t *testing.T) {
 
 		w.again(block, "k") // after the answer
 		require.Equal(t, "k", w.good(1))
-		w.control(bus.KindAsk, 2)
+		w.control(wire.KindAsk, 2)
 		require.EqualValues(t, 3, w.good(2))
 
 		h := w.header(3, "note")
@@ -48,8 +49,8 @@ func (s *suite) duplicates(t *testing.T) {
 		w.call(h, "m")
 		require.EqualValues(t, 5, w.good(3))
 		w.again(block, "k") // after it was acknowledged
-		require.Equal(t, bus.StateUnknown, w.status(1).State)
-		require.Equal(t, bus.StateUnknown, w.asked(2))
+		require.Equal(t, wire.StateUnknown, w.status(1).State)
+		require.Equal(t, wire.StateUnknown, w.asked(2))
 		w.call(note, "n") // very late on the way
 		w.call(w.header(4, "note"), "o")
 		require.EqualValues(t, 6, w.good(4))

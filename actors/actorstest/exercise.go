@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Role is a role whose workers the suite asks for.
@@ -18,7 +19,7 @@ type Role struct {
 	Address    bus.Address
 	World      int
 	Gen        uint32           // of every rank
-	Config     bus.Raw          // for the constructor
+	Config     wire.Raw         // for the constructor
 	Slices     [][]actors.Slice // by rank; empty: none
 	QueueLimit int              // zero: the runtime's own
 	BeatEvery  time.Duration    // zero: the runtime's own
@@ -113,9 +114,9 @@ const patience = 30 * time.Second
 // body encodes a call's arguments; without any it is the body of a call that gives none.
 func (st *stage) body(args ...any) []byte {
 	st.t.Helper()
-	var a bus.Args
+	var a wire.Args
 	for _, arg := range args {
-		raw, err := bus.Marshal(arg)
+		raw, err := wire.Marshal(arg)
 		require.NoError(st.t, err)
 		a.Positional = append(a.Positional, raw)
 	}
@@ -188,7 +189,7 @@ func (st *stage) finish(g *bus.Gather) []bus.Answer {
 func read[R any](st *stage, a bus.Answer) R {
 	st.t.Helper()
 	var r R
-	require.NoError(st.t, bus.Unmarshal(a.Body, &r))
+	require.NoError(st.t, wire.Unmarshal(a.Body, &r))
 	return r
 }
 

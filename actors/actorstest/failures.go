@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // failures are one call's, say where and why, and leave the worker as it was.
@@ -70,7 +71,7 @@ func (s *suite) failures(t *testing.T) {
 		f := w.answer(1)
 		require.LessOrEqual(t, len(f.Body), 1<<10, "the caller has made room for no more")
 		var short bus.Error
-		require.NoError(t, bus.Unmarshal(f.Body, &short))
+		require.NoError(t, wire.Unmarshal(f.Body, &short))
 		require.Contains(t, short.Message, "blah")
 	})
 	t.Run("no frame at all", func(t *testing.T) {
@@ -89,9 +90,9 @@ func (s *suite) failures(t *testing.T) {
 		st := s.stage(t, Role{})
 		m, err := st.ep.Bus().Conn().Request(st.role.Address.Rank(0), []byte("Tp\x63\x01\x00\x00\x00\x01\x80"), patience)
 		require.NoError(t, err)
-		f, err := bus.ParseFrame(m.Data)
+		f, err := wire.ParseFrame(m.Data)
 		require.NoError(t, err)
-		require.Equal(t, bus.KindVersion, f.Kind)
+		require.Equal(t, wire.KindVersion, f.Kind)
 	})
 	t.Run("an earlier or later generation is not heard", func(t *testing.T) {
 		st := s.stage(t, Role{Gen: 2})

@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // life: beats come whatever the worker does, and tell busy from dead; a call may last longer than any of them.
@@ -41,7 +42,7 @@ func (s *suite) life(t *testing.T) {
 		var first time.Duration
 		st.until("the caller has asked twice", func() bool {
 			p := g.Progress()[0]
-			if p.State != bus.StateRunning {
+			if p.State != wire.StateRunning {
 				return false
 			}
 			if first == 0 {
@@ -86,10 +87,10 @@ func (l *life) until(rank int, holds func(actors.Beat) bool) actors.Beat {
 		for len(l.got) == 0 {
 			m, err := l.sub.NextMsg(patience)
 			require.NoError(l.st.t, err, "no beat")
-			f, err := bus.ParseFrame(m.Data)
+			f, err := wire.ParseFrame(m.Data)
 			require.NoError(l.st.t, err)
-			require.Equal(l.st.t, bus.KindBeat, f.Kind)
-			require.NoError(l.st.t, bus.Unmarshal(f.Body, &l.got))
+			require.Equal(l.st.t, wire.KindBeat, f.Kind)
+			require.NoError(l.st.t, wire.Unmarshal(f.Body, &l.got))
 		}
 		b := l.got[0]
 		l.got = l.got[1:]

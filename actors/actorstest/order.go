@@ -11,6 +11,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // order: a caller's calls run in the order in which it made them, on every rank, whichever subject they came by; a call
@@ -100,7 +101,7 @@ func (s *suite) order(t *testing.T) {
 	t.Run("a call that overtakes waits", func(t *testing.T) {
 		st := s.stage(t, Role{})
 		w := st.wire("a")
-		h := func(seq, order, prev uint64) bus.Header {
+		h := func(seq, order, prev uint64) wire.Header {
 			h := w.header(seq, "note")
 			h.Order, h.Prev = order, prev
 			return h
@@ -111,7 +112,7 @@ func (s *suite) order(t *testing.T) {
 		gap := w.missing()
 		require.Equal(t, []uint64{1, 2}, []uint64{gap.Prev, gap.Order}, "what lies after 1, up to 2, is missing")
 		require.Equal(t, st.role.Address.Prefix(), gap.Object)
-		require.Equal(t, bus.StateQueued, w.asked(3))
+		require.Equal(t, wire.StateQueued, w.asked(3))
 		w.call(h(2, 2, 1), "two")
 		require.EqualValues(t, 2, w.good(2))
 		require.EqualValues(t, 3, w.good(3))
@@ -119,7 +120,7 @@ func (s *suite) order(t *testing.T) {
 		w.call(h(9, 9, 8), "nine")
 		for gap = w.missing(); gap.Order != 8; gap = w.missing() {
 		}
-		w.send(st.role.Address.Rank(0), bus.Frame{Kind: bus.KindSkip, Header: bus.Header{Session: w.session, Order: 8}})
+		w.send(st.role.Address.Rank(0), wire.Frame{Kind: wire.KindSkip, Header: wire.Header{Session: w.session, Order: 8}})
 		require.EqualValues(t, 4, w.good(9))
 		require.Equal(t, []string{"one", "two", "three", "nine"}, st.events(0))
 	})

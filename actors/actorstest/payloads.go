@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // payloads of any size arrive whole, in both directions; what need not travel does not.
@@ -38,13 +39,13 @@ func (s *suite) payloads(t *testing.T) {
 		require.Equal(t, []any{int64(2), []any{}}, get[any](st, 0, "args", "a", 3))
 		g := st.send(bus.Call{Method: "args", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
 		require.Equal(t, []any{int64(0), []any{}}, read[any](st, st.finish(g)[0]))
-		named := bus.Args{Named: map[string]bus.Raw{"y": {2}, "x": {1}}}
+		named := wire.Args{Named: map[string]wire.Raw{"y": {2}, "x": {1}}}
 		g = st.send(bus.Call{Method: "args", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: named.Append(nil, []string{"x", "y"})}}})
 		require.Equal(t, []any{int64(0), []any{"x", "y"}}, read[any](st, st.finish(g)[0]))
 	})
 	t.Run("not collected", func(t *testing.T) {
 		st := s.stage(t, Role{World: 3})
-		g := st.send(bus.Call{Method: "note", Parts: st.all("n"), CollectSome: true, Collect: bus.Ranks(1)})
+		g := st.send(bus.Call{Method: "note", Parts: st.all("n"), CollectSome: true, Collect: wire.Ranks(1)})
 		for _, a := range st.finish(g) {
 			require.Equal(t, a.Rank == 1, a.Body != nil, "rank %d", a.Rank)
 			require.Equal(t, []string{"n"}, st.events(a.Rank))

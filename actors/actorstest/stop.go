@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // stop: what runs may finish, what waits and what comes is refused, but for control; past the grace what runs is
@@ -42,8 +43,8 @@ func (s *suite) stop(t *testing.T) {
 		require.ErrorIs(t, st.fails(actors.VerbConfigure, "late"), bus.ErrRefused)
 		stop(st, patience) // a second one changes nothing
 		w := st.wire("gone")
-		w.control(bus.KindAsk, 1)
-		require.Equal(t, bus.StateNever, w.status(1).State, "it still answers those who ask")
+		w.control(wire.KindAsk, 1)
+		require.Equal(t, wire.StateNever, w.status(1).State, "it still answers those who ask")
 		st.release(0, "k") // control is taken to the end
 		require.Equal(t, "k", read[string](st, st.finish(running)[0]))
 		life.await(0, actors.Stopped)

@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // verbs are answered by every worker, whatever its class.
@@ -26,7 +27,7 @@ func (s *suite) verbs(t *testing.T) {
 		require.Empty(t, health.Error)
 
 		info := st.info(1)
-		require.Equal(t, []any{st.role.Address.Role, ClassName, 1, 2, uint32(0), actors.Ready, bus.Major},
+		require.Equal(t, []any{st.role.Address.Role, ClassName, 1, 2, uint32(0), actors.Ready, wire.Major},
 			[]any{info.Role, info.Class, info.Rank, info.World, info.Gen, info.State, info.Wire})
 		require.NotEmpty(t, info.Node)
 		require.NotEmpty(t, info.Runtime)
@@ -59,7 +60,7 @@ func (s *suite) verbs(t *testing.T) {
 		}
 	})
 	t.Run("configure", func(t *testing.T) {
-		config, err := bus.Marshal(map[string]int{"layers": 2})
+		config, err := wire.Marshal(map[string]int{"layers": 2})
 		require.NoError(t, err)
 		st := s.stage(t, Role{Config: config})
 		require.Equal(t, map[string]any{"layers": int64(2)}, ask[any](st, 0, "configured"))
@@ -111,8 +112,8 @@ func (s *suite) verbs(t *testing.T) {
 
 func (s *suite) create(t *testing.T) {
 	st := s.stage(t, Role{World: 2})
-	config := func(s string) bus.Raw {
-		raw, err := bus.Marshal(s)
+	config := func(s string) wire.Raw {
+		raw, err := wire.Marshal(s)
 		require.NoError(t, err)
 		return raw
 	}

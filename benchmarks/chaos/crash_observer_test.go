@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/kv"
 	"troupe/pipeline"
 	"troupe/placement"
 	"troupe/roles"
@@ -118,11 +119,11 @@ func (o *observer) roles(ctx context.Context, seen map[string]string) error {
 
 // leases are those of the drivers that the model knows.
 func (o *observer) leases(ctx context.Context, seen map[string]string) error {
-	kv, err := o.b.KV(ctx, bus.KVConfig{Bucket: "troupe_leases", Leases: true})
+	bucket, err := kv.Open(ctx, o.b, kv.Config{Bucket: "troupe_leases", Leases: true})
 	if err != nil {
 		return err
 	}
-	entries, err := kv.List(ctx, "")
+	entries, err := bucket.List(ctx, "")
 	for _, e := range entries {
 		if key := "lease/" + e.Key[strings.LastIndexByte(e.Key, '.')+1:]; o.m.Known(key) {
 			seen[key] = "held"
@@ -147,12 +148,12 @@ func (o *observer) items(ctx context.Context, seen map[string]string) error {
 	if err != nil || st.Streams[1].Items == 0 {
 		return err
 	}
-	loan, err := o.moves.Lend(ctx, "out", 100)
+	loan, err := o.moves.Claim(ctx, "out", 100)
 	if err != nil || loan == nil {
 		return err
 	}
 	for _, it := range loan.Items {
 		seen["item/"+it.ID] = inSink
 	}
-	return loan.Return(ctx)
+	return loan.Nak(ctx)
 }

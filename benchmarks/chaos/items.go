@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -39,7 +40,7 @@ func (s *Items) Produce(ctx context.Context) {
 		id := fmt.Sprintf("i%d", s.next)
 		s.puts[id] = false
 		s.mu.Unlock()
-		body, _ := bus.Marshal(id) // text
+		body, _ := wire.Marshal(id) // text
 		putting, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		err := s.producer.Put(putting, "in", pipeline.Item{ID: id, Body: body})
 		cancel()
@@ -62,12 +63,12 @@ func (s *Items) Consume(ctx context.Context) {
 func (s *Items) take(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	loan, err := s.client.Lend(ctx, "out", 50)
+	loan, err := s.client.Claim(ctx, "out", 50)
 	if err != nil || loan == nil {
 		return 0
 	}
 	s.see(loan.Items)
-	err = loan.Done(ctx)
+	err = loan.Ack(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, it := range loan.Items {
@@ -80,7 +81,7 @@ func (s *Items) take(ctx context.Context) int {
 }
 
 // see finds items that were taken before, or never put.
-func (s *Items) see(items []pipeline.LentItem) {
+func (s *Items) see(items []pipeline.ClaimedItem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	here := map[string]bool{}

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // Direction is which way a message goes.
@@ -29,8 +29,8 @@ type Message struct {
 }
 
 // Frame reads the payload as a frame of the bus; false if it is none.
-func (m Message) Frame() (bus.Frame, bool) {
-	f, err := bus.ParseFrame(m.Payload)
+func (m Message) Frame() (wire.Frame, bool) {
+	f, err := wire.ParseFrame(m.Payload)
 	return f, err == nil
 }
 

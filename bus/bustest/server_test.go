@@ -18,9 +18,9 @@ import (
 func TestRestartKeepsStoreAndPort(t *testing.T) {
 	srv := StartServer(t, Options{Listen: true})
 	inside := Open(t, bus.Config{InProcess: NewFaults(srv)})
-	kv, err := inside.JetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "b"})
+	bucket, err := inside.JetStream().CreateKeyValue(t.Context(), jetstream.KeyValueConfig{Bucket: "b"})
 	require.NoError(t, err)
-	_, err = kv.PutString(t.Context(), "k", "v")
+	_, err = bucket.PutString(t.Context(), "k", "v")
 	require.NoError(t, err)
 	outside := Open(t, bus.Config{URLs: []string{srv.URL()}})
 
@@ -33,9 +33,9 @@ func TestRestartKeepsStoreAndPort(t *testing.T) {
 		})
 	})
 	for _, b := range []*bus.Bus{inside, outside} {
-		kv, err := b.JetStream().KeyValue(t.Context(), "b")
+		bucket, err := b.JetStream().KeyValue(t.Context(), "b")
 		require.NoError(t, err)
-		e, err := kv.Get(t.Context(), "k")
+		e, err := bucket.Get(t.Context(), "k")
 		require.NoError(t, err)
 		require.Equal(t, "v", string(e.Value()))
 	}

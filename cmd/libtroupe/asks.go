@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/roles"
@@ -14,11 +15,11 @@ import (
 
 // request is what troupe_ask is asked; each op uses some of the fields.
 type request struct {
-	Op      string  `msgpack:"op"`
-	Runtime uint64  `msgpack:"runtime"` // a session's number
-	Cluster uint64  `msgpack:"cluster"`
-	Name    string  `msgpack:"name"`
-	Handle  bus.Raw `msgpack:"handle"` // ext type 3
+	Op      string   `msgpack:"op"`
+	Runtime uint64   `msgpack:"runtime"` // a session's number
+	Cluster uint64   `msgpack:"cluster"`
+	Name    string   `msgpack:"name"`
+	Handle  wire.Raw `msgpack:"handle"` // ext type 3
 
 	Bus       busRequest     `msgpack:"bus"`
 	Namespace string         `msgpack:"namespace"`
@@ -56,7 +57,7 @@ func (b busRequest) config() bus.Config {
 // answer does what is asked. Each op's comment says what it takes beside op, and gives.
 func (c *core) answer(ctx context.Context, raw []byte) (any, error) {
 	var r request
-	if err := bus.UnmarshalWith(raw, &r, bus.UnmarshalOptions{Strict: true}); err != nil {
+	if err := wire.UnmarshalWith(raw, &r, wire.UnmarshalOptions{Strict: true}); err != nil {
 		return nil, err
 	}
 	if err := c.sound(); err != nil && !leavingOps[r.Op] {
@@ -181,7 +182,7 @@ type described struct {
 
 	Incarnation string              `msgpack:"incarnation"`
 	Methods     []actors.MethodInfo `msgpack:"methods"`
-	Handle      bus.Raw             `msgpack:"handle"` // the role as it travels
+	Handle      wire.Raw            `msgpack:"handle"` // the role as it travels
 	Seats       []seat              `msgpack:"seats"`  // where its workers run, if they are processes
 	MasterAddr  string              `msgpack:"master_addr"`
 	MasterPort  int                 `msgpack:"master_port"`
@@ -189,7 +190,7 @@ type described struct {
 
 func (c *core) addCluster(cl *roles.Cluster) (any, error) {
 	rec := cl.Record()
-	handle, err := bus.Marshal(cl.Handle())
+	handle, err := wire.Marshal(cl.Handle())
 	if err != nil {
 		return nil, err
 	}
@@ -206,11 +207,11 @@ func (c *core) describe(_ context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	handle, err := bus.Marshal(cl.Handle())
+	handle, err := wire.Marshal(cl.Handle())
 	return describe(r.Cluster, cl.Record(), handle), err
 }
 
-func describe(id uint64, rec roles.Record, handle bus.Raw) described {
+func describe(id uint64, rec roles.Record, handle wire.Raw) described {
 	seats, host, port := seatsOf(rec)
 	return described{
 		Seats: seats, MasterAddr: host, MasterPort: port,
@@ -237,7 +238,7 @@ func (c *core) openHandle(_ context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	var h roles.Handle
-	if err := bus.Unmarshal(r.Handle, &h); err != nil {
+	if err := wire.Unmarshal(r.Handle, &h); err != nil {
 		return nil, err
 	}
 	cl, err := rt.Open(h)
@@ -282,7 +283,7 @@ func (c *core) roles(ctx context.Context, r *request) (any, error) {
 	all, err := rt.Roles(ctx)
 	out := make([]described, len(all))
 	for i, rec := range all {
-		out[i] = describe(0, rec, bus.Raw{0xc0})
+		out[i] = describe(0, rec, wire.Raw{0xc0})
 	}
 	return out, err
 }
@@ -329,7 +330,7 @@ type assigned struct {
 	Gen     uint32        `msgpack:"gen"`
 	Mesh    dispatch.Mesh `msgpack:"mesh"`
 	Node    string        `msgpack:"node"`
-	Config  bus.Raw       `msgpack:"config"`
+	Config  wire.Raw      `msgpack:"config"`
 	Devices []string      `msgpack:"devices"`
 }
 
@@ -344,7 +345,7 @@ func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
 	a := p.Assignment
 	config := a.Config
 	if len(config) == 0 {
-		config = bus.Raw{0xc0}
+		config = wire.Raw{0xc0}
 	}
 	return assigned{
 		session: c.addRuntime(p.Runtime()), Role: a.Role, Inc: a.Incarnation, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,

@@ -15,6 +15,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 )
 
 // bomb is a logger with a bug: whatever is logged panics, where it is logged.
@@ -27,11 +28,11 @@ func (b bomb) WithGroup(string) slog.Handler           { return b }
 
 func mustAnswer(t *testing.T, c *core, request any) []byte {
 	t.Helper()
-	raw, err := bus.Marshal(request)
+	raw, err := wire.Marshal(request)
 	require.NoError(t, err)
 	value, err := c.answer(t.Context(), raw)
 	require.NoError(t, err)
-	body, err := bus.Marshal(value)
+	body, err := wire.Marshal(value)
 	require.NoError(t, err)
 	return body
 }
@@ -45,7 +46,7 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	c.log = slog.New(bomb{}) // nothing is logged while all goes well
 	var s session
 	opened := mustAnswer(t, c, map[string]any{"op": "open", "bus": map[string]any{"urls": []string{b.URL()}}, "namespace": "test", "name": "test"})
-	require.NoError(t, bus.Unmarshal(opened, &s))
+	require.NoError(t, wire.Unmarshal(opened, &s))
 	rt, err := c.runtime(s.Runtime)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
@@ -55,7 +56,7 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	served := mustAnswer(t, c, map[string]any{"op": "serve", "runtime": s.Runtime, "serve": map[string]any{
 		"class": "Holder", "object": "served-1", "table": map[string]any{"methods": methods},
 	}})
-	require.NoError(t, bus.Unmarshal(served, &cl))
+	require.NoError(t, wire.Unmarshal(served, &cl))
 	plan, err := c.plan(cl.Cluster, []byte(`{"ranks": [0]}`))
 	require.NoError(t, err)
 	var p planAnswer
@@ -68,7 +69,7 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	defer ep.Close()
 	role, err := c.cluster(cl.Cluster)
 	require.NoError(t, err)
-	require.NoError(t, ep.Send(role.Record().Address().Life(), &bus.Frame{Kind: bus.KindBeat, Body: []byte{0xc1}}))
+	require.NoError(t, ep.Send(role.Record().Address().Life(), &wire.Frame{Kind: wire.KindBeat, Body: []byte{0xc1}}))
 	require.Eventually(t, func() bool { return c.sound() != nil }, 5*time.Second, time.Millisecond)
 	require.True(t, has(c, kindOver, 77), "what was under way has failed")
 	err = c.sound()
@@ -77,7 +78,7 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	require.True(t, errors.As(err, &why))
 	assert.Contains(t, why.Stack, "roles.(*life)", "where it happened")
 
-	raw, err := bus.Marshal(map[string]any{"op": "roles", "runtime": s.Runtime})
+	raw, err := wire.Marshal(map[string]any{"op": "roles", "runtime": s.Runtime})
 	require.NoError(t, err)
 	_, err = c.answer(t.Context(), raw)
 	assert.ErrorContains(t, err, "the logger has a bug", "and whatever is asked for is refused")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -222,14 +223,14 @@ func (r *report) whole(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
 	if slices.ContainsFunc(all, func(a bus.Answer) bool { return len(a.Body) > wholeLimit }) { // also of one who was not asked for it
 		return nil, false
 	}
-	values, size := make([]bus.Raw, len(r.collect)), 0
+	values, size := make([]wire.Raw, len(r.collect)), 0
 	for i, rank := range r.collect {
 		values[i] = g.Answer(rank).Body
 		if size += len(values[i]); len(values[i]) == 0 || size > wholeLimit {
 			return nil, false
 		}
 	}
-	body, err := bus.Marshal(values)
+	body, err := wire.Marshal(values)
 	return body, err == nil // else somebody answers with what cannot be read: each is reported for itself
 }
 

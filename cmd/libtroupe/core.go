@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -152,7 +153,7 @@ func (c *core) ask(token uint64, request []byte) {
 func resultOf(token uint64, result any, err error) completion {
 	out := completion{kind: kindResult, flags: flagLast, token: token}
 	if err == nil {
-		out.body, err = bus.Marshal(result)
+		out.body, err = wire.Marshal(result)
 	}
 	if err != nil {
 		out.flags |= flagFailed
@@ -168,9 +169,9 @@ func encodeError(err error) []byte {
 		err = call.Cause
 	}
 	e := bus.AsError(err)
-	body, encErr := bus.Marshal(e)
+	body, encErr := wire.Marshal(e)
 	if encErr != nil {
-		body, _ = bus.Marshal(&bus.Error{Code: e.Code, Rank: -1, Message: "an error whose text cannot be sent"})
+		body, _ = wire.Marshal(&bus.Error{Code: e.Code, Rank: -1, Message: "an error whose text cannot be sent"})
 	}
 	return body
 }

@@ -7,8 +7,10 @@ import (
 	"strconv"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/placement"
+	"troupe/placement/planner"
 	"troupe/roles"
 )
 
@@ -18,7 +20,7 @@ type specRequest struct {
 	Class        string        `msgpack:"class"`
 	World        int           `msgpack:"world"` // 0: as many as Mapping has places for
 	Mesh         dispatch.Mesh `msgpack:"mesh"`
-	Config       bus.Raw       `msgpack:"config"`
+	Config       wire.Raw      `msgpack:"config"`
 	Ordered      bool          `msgpack:"ordered"`
 	Detached     bool          `msgpack:"detached"`
 	QueueLimit   int           `msgpack:"queue_limit"`
@@ -69,7 +71,7 @@ func (s specRequest) needs() (placement.Request, error) {
 		}
 		return r, nil
 	}
-	devices, err := placement.ParseMapping(s.Mapping)
+	devices, err := planner.ParseMapping(s.Mapping)
 	if err != nil {
 		return r, bus.Errorf(bus.CodeInvalid, "role %q: device_mapping: %w", s.Name, err)
 	}

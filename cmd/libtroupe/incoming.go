@@ -9,6 +9,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -76,7 +77,7 @@ func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
 // side calls it.
 func (t *taken) failure(body []byte) error {
 	e := &bus.Error{Rank: -1}
-	if err := bus.Unmarshal(body, e); err != nil {
+	if err := wire.Unmarshal(body, e); err != nil {
 		return bus.Errorf(bus.CodeInternal, "the worker's error cannot be read: %w", err)
 	}
 	if e.Code == bus.CodeCancelled && errors.Is(t.ctx.Err(), context.DeadlineExceeded) {

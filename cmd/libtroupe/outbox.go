@@ -17,8 +17,8 @@ func (o *outbox) together(do func() (now bool)) {
 	var now bool
 	if all := o.buses.Load(); all != nil {
 		for _, b := range *all {
-			cork := b.Cork()
-			defer func() { cork.Out(now) }()
+			cork := b.BatchWrites()
+			defer func() { cork.Flush(now) }()
 		}
 	}
 	now = do()

@@ -17,6 +17,7 @@ import (
 	"troupe/actors"
 	"troupe/actors/actorstest"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/roles"
@@ -52,10 +53,10 @@ func TestConformance(t *testing.T) {
 		for ready := map[int]bool{}; len(ready) < role.World; {
 			m, err := life.NextMsg(30 * time.Second)
 			require.NoError(t, err, "not all workers came up")
-			f, err := bus.ParseFrame(m.Data)
+			f, err := wire.ParseFrame(m.Data)
 			require.NoError(t, err)
 			var beats []actors.Beat
-			require.NoError(t, bus.Unmarshal(f.Body, &beats))
+			require.NoError(t, wire.Unmarshal(f.Body, &beats))
 			for _, beat := range beats {
 				require.NotEqual(t, actors.Failed, beat.State, "%v", beat.Err)
 				if beat.State == actors.Ready {
@@ -75,7 +76,7 @@ func startPython(t *testing.T, exe string, b *bus.Bus, role actorstest.Role, ran
 	if len(role.Slices) > 0 {
 		a.Slices = role.Slices[rank]
 	}
-	body, err := bus.Marshal(a)
+	body, err := wire.Marshal(a)
 	require.NoError(t, err)
 	file, err := json.Marshal(nodes.Assigned{Node: "here", Name: fmt.Sprintf("%s-%d", a.Role, rank), URLs: []string{b.URL()}, Assignment: body})
 	require.NoError(t, err)

@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -81,13 +82,13 @@ func (r *router) until(ctx context.Context, timeout *float64) (context.Context, 
 
 // arguments reads the body of a call, [positional, named], no further than into pieces.
 func arguments(body []byte) (args []any, named map[string]any, err error) {
-	var halves []bus.Raw
-	if err := bus.Unmarshal(body, &halves); err != nil || len(halves) != 2 {
+	var halves []wire.Raw
+	if err := wire.Unmarshal(body, &halves); err != nil || len(halves) != 2 {
 		return nil, nil, bus.Errorf(bus.CodeMalformed, "the body of a call must be [positional, named]")
 	}
-	var positional []bus.Raw
-	var byName map[string]bus.Raw
-	if err := errors.Join(bus.Unmarshal(halves[0], &positional), bus.Unmarshal(halves[1], &byName)); err != nil {
+	var positional []wire.Raw
+	var byName map[string]wire.Raw
+	if err := errors.Join(wire.Unmarshal(halves[0], &positional), wire.Unmarshal(halves[1], &byName)); err != nil {
 		return nil, nil, err
 	}
 	args = []any{}
@@ -108,7 +109,7 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := pipeline.Request{ID: r.Router.Request, Key: r.Router.Key, Again: r.Router.Again}
+	q := pipeline.Request{ID: r.Router.Request, Key: r.Router.Key, RetryOnLoss: r.Router.Again}
 	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
 	"troupe/placement"
@@ -81,7 +82,7 @@ func TestVectors(t *testing.T) {
 }
 
 func createPython(t *testing.T, rt *roles.Runtime, exe, tests string, mesh dispatch.Mesh) *roles.Cluster {
-	args, err := bus.Marshal([]any{[]any{"", map[string]any{}}, nil})
+	args, err := wire.Marshal([]any{[]any{"", map[string]any{}}, nil})
 	require.NoError(t, err)
 	c, err := rt.Create(t.Context(), roles.Spec{
 		Name: "vectors-" + bus.NewID()[:8], Class: "Vector", World: mesh.World(), Mesh: mesh,

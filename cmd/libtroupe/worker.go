@@ -7,6 +7,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/roles"
 )
 
@@ -30,8 +31,8 @@ type worker struct {
 
 // makeRequest asks for an object.
 type makeRequest struct {
-	Class  string  `msgpack:"class"`
-	Config bus.Raw `msgpack:"config"`
+	Class  string   `msgpack:"class"`
+	Config wire.Raw `msgpack:"config"`
 }
 
 // table is what an object says of itself.
@@ -48,7 +49,7 @@ type table struct {
 func (c *core) class(name string) (*actors.Class, error) {
 	return &actors.Class{Name: className(name), Open: true, New: func(ctx context.Context, s actors.Setup) (actors.Handler, error) {
 		obj := &object{core: c, name: s.Object}
-		request, err := bus.Marshal(makeRequest{Class: name, Config: s.Config})
+		request, err := wire.Marshal(makeRequest{Class: name, Config: s.Config})
 		if err != nil {
 			return nil, err
 		}
@@ -56,7 +57,7 @@ func (c *core) class(name string) (*actors.Class, error) {
 		if err != nil {
 			return nil, err
 		}
-		return obj, bus.Unmarshal(answer, &obj.table)
+		return obj, wire.Unmarshal(answer, &obj.table)
 	}}, nil
 }
 
@@ -136,13 +137,13 @@ func (o *object) Close(ctx context.Context) error {
 	return err
 }
 
-func (o *object) Configure(ctx context.Context, config bus.Raw) error {
+func (o *object) Configure(ctx context.Context, config wire.Raw) error {
 	_, err := o.wait(ctx, verbConfigure, config)
 	return err
 }
 
 func (o *object) SetEnv(ctx context.Context, env map[string]string) error {
-	body, err := bus.Marshal(env)
+	body, err := wire.Marshal(env)
 	if err == nil {
 		_, err = o.wait(ctx, verbSetEnv, body)
 	}

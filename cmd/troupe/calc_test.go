@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -44,12 +44,12 @@ func (k *calc) double(_ context.Context, rows []int) ([]int, error) {
 
 func (k *calc) add(_ context.Context, v addends) (int, error) { return v.A + v.B, nil }
 
-func (k *calc) ones(_ context.Context, n int) (bus.Tensor, error) {
+func (k *calc) ones(_ context.Context, n int) (wire.Tensor, error) {
 	ones := make([]float32, n)
 	for i := range ones {
 		ones[i] = 1
 	}
-	return bus.TensorOf([]int{n, 1}, ones)
+	return wire.TensorOf([]int{n, 1}, ones)
 }
 
 func (k *calc) fail(context.Context, actors.None) (actors.None, error) {

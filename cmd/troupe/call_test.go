@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 func TestCall(t *testing.T) {
@@ -124,7 +125,7 @@ func TestCompletion(t *testing.T) {
 
 func TestWaitingFor(t *testing.T) {
 	require.Equal(t, "1 of 3 ranks have answered; rank 1 is running for 3s", waitingFor([]bus.Progress{
-		{Rank: 0, Answered: true}, {Rank: 1, State: bus.StateRunning, For: 3100 * time.Millisecond}, {Rank: 2},
+		{Rank: 0, Answered: true}, {Rank: 1, State: wire.StateRunning, For: 3100 * time.Millisecond}, {Rank: 2},
 	}))
 }
 
@@ -143,8 +144,8 @@ func TestParseArgs(t *testing.T) {
 
 // Whatever a worker can answer can be printed.
 func TestPlain(t *testing.T) {
-	tensor := func(dtype bus.DType, data ...byte) bus.Tensor {
-		return bus.Tensor{DType: dtype, Shape: []int{len(data) / dtype.Size()}, Data: data}
+	tensor := func(dtype wire.DType, data ...byte) wire.Tensor {
+		return wire.Tensor{DType: dtype, Shape: []int{len(data) / dtype.Size()}, Data: data}
 	}
 	for _, test := range []struct {
 		value any
@@ -154,17 +155,17 @@ func TestPlain(t *testing.T) {
 		{[]any{math.NaN(), math.Inf(-1), 0.5}, `["NaN","-Inf",0.5]`},
 		{map[any]any{int64(1): []byte{}}, `{"1":""}`},
 		{map[string]any{"t": time.Unix(0, 0).UTC()}, `{"t":"1970-01-01T00:00:00Z"}`},
-		{tensor(bus.BFloat16, 0x80, 0x3f, 0x80, 0x7f), `{"dtype":"bfloat16","shape":[2],"values":[1,"+Inf"]}`},
-		{tensor(bus.Uint8, 1, 255), `{"dtype":"uint8","shape":[2],"values":[1,255]}`},
-		{tensor(bus.Bool, 1, 0), `{"dtype":"bool","shape":[2],"values":[true,false]}`},
-		{tensor(bus.Int16, 255, 255), `{"dtype":"int16","shape":[1],"values":[-1]}`},
-		{tensor(bus.Float64, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f), `{"dtype":"float64","shape":[1],"values":[1]}`},
+		{tensor(wire.BFloat16, 0x80, 0x3f, 0x80, 0x7f), `{"dtype":"bfloat16","shape":[2],"values":[1,"+Inf"]}`},
+		{tensor(wire.Uint8, 1, 255), `{"dtype":"uint8","shape":[2],"values":[1,255]}`},
+		{tensor(wire.Bool, 1, 0), `{"dtype":"bool","shape":[2],"values":[true,false]}`},
+		{tensor(wire.Int16, 255, 255), `{"dtype":"int16","shape":[1],"values":[-1]}`},
+		{tensor(wire.Float64, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f), `{"dtype":"float64","shape":[1],"values":[1]}`},
 	} {
 		got, err := json.Marshal(plain(test.value))
 		require.NoError(t, err)
 		require.JSONEq(t, test.want, string(got))
 	}
-	for _, dtype := range bus.DTypes {
+	for _, dtype := range wire.DTypes {
 		shown := plain(tensor(dtype, make([]byte, 16)...)).(map[string]any)
 		require.Contains(t, shown, "values", dtype)
 	}

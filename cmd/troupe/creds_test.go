@@ -15,8 +15,8 @@ import (
 	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
-	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 	"troupe/roles"
 )
@@ -105,11 +105,11 @@ func TestLeastPermissions(t *testing.T) {
 		}}},
 	})
 	require.NoError(t, err)
-	large := pipeline.Item{Body: append(bus.Raw{0xc6, 0, 0x20, 0, 0}, make([]byte, 2<<20)...)} // stored in a stream of its own
-	require.NoError(t, p.Put(ctx, "in", large, pipeline.Item{Body: bus.Raw{1}}))
+	large := pipeline.Item{Body: append(wire.Raw{0xc6, 0, 0x20, 0, 0}, make([]byte, 2<<20)...)} // stored in a stream of its own
+	require.NoError(t, p.Put(ctx, "in", large, pipeline.Item{Body: wire.Raw{1}}))
 	got, err := p.Take(ctx, "out", 2)
 	require.NoError(t, err)
-	require.NoError(t, got.Done(ctx))
+	require.NoError(t, got.Ack(ctx))
 	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").sees("pipeline", "top", "--once"), "work")
 	require.NoError(t, p.Close(ctx))
 	for _, words := range [][]string{{"status"}, {"events"}, {"logs", "one"}, {"gpus"}, {"reservations"}, {"explain", "--bundles", "1", "--devices", "1"}} {

@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -200,7 +201,7 @@ type judged struct{ rewards, reference, values []float32 }
 
 // judge has three roles in flight at once. The answers that one role gave are the arguments of the next ones as they are.
 func (d *demo) judge(ctx context.Context, answers dispatch.Batch) (judged, error) {
-	texts := dispatch.Batch{Arrays: map[string]bus.Tensor{"tokens": answers.Arrays["tokens"]}}
+	texts := dispatch.Batch{Arrays: map[string]wire.Tensor{"tokens": answers.Arrays["tokens"]}}
 	var out judged
 	parts := []struct {
 		cluster *roles.Cluster
@@ -225,7 +226,7 @@ func (d *demo) judge(ctx context.Context, answers dispatch.Batch) (judged, error
 		if err != nil {
 			return out, err
 		}
-		if *p.to, err = bus.Values[float32](b.Arrays[p.array]); err != nil {
+		if *p.to, err = wire.Values[float32](b.Arrays[p.array]); err != nil {
 			return out, err
 		}
 	}
@@ -235,7 +236,7 @@ func (d *demo) judge(ctx context.Context, answers dispatch.Batch) (judged, error
 
 // learn updates the policy and the critic at the same time, and asks the policy's workers how they are while they work.
 func (d *demo) learn(ctx context.Context, answers dispatch.Batch, j judged) (demoStep, error) {
-	old, err := bus.Values[float32](answers.Arrays["log_probs"])
+	old, err := wire.Values[float32](answers.Arrays["log_probs"])
 	if err != nil {
 		return demoStep{}, err
 	}
@@ -364,7 +365,7 @@ func metric(b dispatch.Batch, name string, fold func(a, b float64) float64) floa
 
 // sample is the first text of a batch, prompt and answer.
 func sample(b dispatch.Batch) string {
-	tokens, err := bus.Values[int32](b.Arrays["tokens"])
+	tokens, err := wire.Values[int32](b.Arrays["tokens"])
 	if err != nil || len(tokens) < promptLen+answerLen {
 		return ""
 	}

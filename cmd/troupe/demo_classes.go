@@ -8,7 +8,7 @@ import (
 	"strconv"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -56,7 +56,7 @@ func (g *generator) loadWeights(_ context.Context, s shard) (actors.None, error)
 
 // generate answers the prompts letter by letter and says how probable each letter was.
 func (g *generator) generate(_ context.Context, b dispatch.Batch) (dispatch.Batch, error) {
-	prompts, err := bus.Values[int32](b.Arrays["prompts"])
+	prompts, err := wire.Values[int32](b.Arrays["prompts"])
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
@@ -135,7 +135,7 @@ func (s *scorer) logProbs(ctx context.Context, b dispatch.Batch) (dispatch.Batch
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
-	tokens, err := bus.Values[int32](text)
+	tokens, err := wire.Values[int32](text)
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
@@ -152,8 +152,8 @@ func (s *scorer) logProbs(ctx context.Context, b dispatch.Batch) (dispatch.Batch
 	return newBatch(text.Rows(), column("log_probs", out))
 }
 
-func (s *scorer) firstStage(ctx context.Context, next int, tag string, text bus.Tensor) error {
-	tokens, err := bus.Values[int32](text)
+func (s *scorer) firstStage(ctx context.Context, next int, tag string, text wire.Tensor) error {
+	tokens, err := wire.Values[int32](text)
 	if err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (k *critic) initialise(ctx context.Context, self roles.Handle) (actors.None
 }
 
 func (k *critic) guess(_ context.Context, b dispatch.Batch) (dispatch.Batch, error) {
-	tokens, err := bus.Values[int32](b.Arrays["tokens"])
+	tokens, err := wire.Values[int32](b.Arrays["tokens"])
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
@@ -197,11 +197,11 @@ func (k *critic) guess(_ context.Context, b dispatch.Batch) (dispatch.Batch, err
 
 // update moves each guess most of the way to the mean reward that all replicas have seen, and reports the loss before.
 func (k *critic) update(ctx context.Context, b dispatch.Batch) (dispatch.Batch, error) {
-	tokens, err := bus.Values[int32](b.Arrays["tokens"])
+	tokens, err := wire.Values[int32](b.Arrays["tokens"])
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
-	rewards, err := bus.Values[float32](b.Arrays["rewards"])
+	rewards, err := wire.Values[float32](b.Arrays["rewards"])
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
@@ -239,7 +239,7 @@ func judgeClass() *actors.Class {
 }
 
 func (*judge) score(_ context.Context, b dispatch.Batch) (dispatch.Batch, error) {
-	tokens, err := bus.Values[int32](b.Arrays["tokens"])
+	tokens, err := wire.Values[int32](b.Arrays["tokens"])
 	if err != nil {
 		return dispatch.Batch{}, err
 	}

@@ -5,7 +5,7 @@ import (
 	"math"
 	"slices"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 )
 
@@ -71,13 +71,13 @@ func (l layer) backward(tokens []int32, grad []float32) []float32 {
 
 // shard is columns of a layer's table as they travel.
 type shard struct {
-	Layer int        `msgpack:"layer"`
-	From  int        `msgpack:"from"`
-	Table bus.Tensor `msgpack:"table"`
+	Layer int         `msgpack:"layer"`
+	From  int         `msgpack:"from"`
+	Table wire.Tensor `msgpack:"table"`
 }
 
 func (l layer) shard() (shard, error) {
-	t, err := bus.TensorOf([]int{letters, l.cols}, l.table)
+	t, err := wire.TensorOf([]int{letters, l.cols}, l.table)
 	return shard{Layer: l.index, From: l.from, Table: t}, err
 }
 
@@ -108,17 +108,17 @@ func logSumExp(x []float32) float32 {
 }
 
 // named is an array of a batch under its name, or why there is none.
-type named func(rows int) (string, bus.Tensor, error)
+type named func(rows int) (string, wire.Tensor, error)
 
-func column[T bus.Element](name string, values []T) named {
-	return func(rows int) (string, bus.Tensor, error) {
-		t, err := bus.TensorOf([]int{rows, len(values) / max(rows, 1)}, values)
+func column[T wire.Element](name string, values []T) named {
+	return func(rows int) (string, wire.Tensor, error) {
+		t, err := wire.TensorOf([]int{rows, len(values) / max(rows, 1)}, values)
 		return name, t, err
 	}
 }
 
 func newBatch(rows int, columns ...named) (dispatch.Batch, error) {
-	b := dispatch.Batch{Arrays: map[string]bus.Tensor{}}
+	b := dispatch.Batch{Arrays: map[string]wire.Tensor{}}
 	for _, c := range columns {
 		name, t, err := c(rows)
 		if err != nil {

@@ -7,7 +7,7 @@ import (
 	"sync"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -19,15 +19,15 @@ type peers struct {
 	cluster *roles.Cluster // its own role, once the driver has handed it over
 
 	mu    sync.Mutex
-	boxes map[string]chan bus.Tensor
+	boxes map[string]chan wire.Tensor
 }
 
-func newPeers(s actors.Setup) peers { return peers{rank: s.Rank, boxes: map[string]chan bus.Tensor{}} }
+func newPeers(s actors.Setup) peers { return peers{rank: s.Rank, boxes: map[string]chan wire.Tensor{}} }
 
 // mail is what one rank sends another. No two have the same tag on the same rank.
 type mail struct {
-	Tag    string     `msgpack:"tag"`
-	Tensor bus.Tensor `msgpack:"tensor"`
+	Tag    string      `msgpack:"tag"`
+	Tensor wire.Tensor `msgpack:"tensor"`
 }
 
 // peerMethods adds the methods of a class whose workers talk to each other.
@@ -50,17 +50,17 @@ func (p *peers) open(ctx context.Context, self roles.Handle) (dispatch.RankInfo,
 }
 
 // box holds one tensor, so that neither side waits for the other to be there.
-func (p *peers) box(tag string) chan bus.Tensor {
+func (p *peers) box(tag string) chan wire.Tensor {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.boxes[tag] == nil {
-		p.boxes[tag] = make(chan bus.Tensor, 1)
+		p.boxes[tag] = make(chan wire.Tensor, 1)
 	}
 	return p.boxes[tag]
 }
 
 // send returns when the other rank has the tensor.
-func (p *peers) send(ctx context.Context, to int, tag string, t bus.Tensor) error {
+func (p *peers) send(ctx context.Context, to int, tag string, t wire.Tensor) error {
 	f, err := p.cluster.Go(ctx, dispatch.Call{Method: "deliver", Ranks: []int{to}, Args: []any{mail{tag, t}}})
 	if err != nil {
 		return err
@@ -68,7 +68,7 @@ func (p *peers) send(ctx context.Context, to int, tag string, t bus.Tensor) erro
 	return f.Wait(ctx)
 }
 
-func (p *peers) receive(ctx context.Context, tag string) (bus.Tensor, error) {
+func (p *peers) receive(ctx context.Context, tag string) (wire.Tensor, error) {
 	select {
 	case t := <-p.box(tag):
 		p.mu.Lock()
@@ -76,12 +76,12 @@ func (p *peers) receive(ctx context.Context, tag string) (bus.Tensor, error) {
 		delete(p.boxes, tag)
 		return t, nil
 	case <-ctx.Done():
-		return bus.Tensor{}, fmt.Errorf("rank %d waits for %s: %w", p.rank, tag, ctx.Err())
+		return wire.Tensor{}, fmt.Errorf("rank %d waits for %s: %w", p.rank, tag, ctx.Err())
 	}
 }
 
 func (p *peers) sendFloats(ctx context.Context, to int, tag string, values []float32) error {
-	t, err := bus.TensorOf([]int{len(values)}, values)
+	t, err := wire.TensorOf([]int{len(values)}, values)
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"strconv"
 
 	"troupe/actors"
-	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -86,7 +86,7 @@ func (t *trainer) beginStep(_ context.Context, step int) (float32, error) {
 // trainStep is one step of policy gradient. Scores go from stage to stage, the last stage's tensor-parallel ranks agree
 // on the probabilities, gradients go back, and the replicas add theirs up.
 func (t *trainer) trainStep(ctx context.Context, b dispatch.Batch) (dispatch.Batch, error) {
-	tokens, err := bus.Values[int32](b.Arrays["tokens"])
+	tokens, err := wire.Values[int32](b.Arrays["tokens"])
 	if err != nil {
 		return dispatch.Batch{}, err
 	}
@@ -135,11 +135,11 @@ func (t *trainer) throughNext(ctx context.Context, next int, x []float32) ([]flo
 
 // loss is the last stage: the gradient of the clipped policy loss in this rank's columns, and what there is to report.
 func (t *trainer) loss(ctx context.Context, b dispatch.Batch, tokens []int32, x []float32) ([]float32, dispatch.Batch, error) {
-	old, err := bus.Values[float32](b.Arrays["log_probs"])
+	old, err := wire.Values[float32](b.Arrays["log_probs"])
 	if err != nil {
 		return nil, dispatch.Batch{}, err
 	}
-	advantages, err := bus.Values[float32](b.Arrays["advantages"])
+	advantages, err := wire.Values[float32](b.Arrays["advantages"])
 	if err != nil {
 		return nil, dispatch.Batch{}, err
 	}

@@ -15,6 +15,7 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
 	"troupe/placement"
 	"troupe/roles"
 )
@@ -70,7 +71,7 @@ func TestHouseLeavesTheLivingAlone(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, orphans)
 
-	kv, err := b.KV(t.Context(), bus.KVConfig{Bucket: "troupe_registry"})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "troupe_registry"})
 	require.NoError(t, err)
 	all, err := rt.Roles(t.Context())
 	require.NoError(t, err)
@@ -80,14 +81,14 @@ func TestHouseLeavesTheLivingAlone(t *testing.T) {
 		rec.Detached = detached
 		data, err := json.Marshal(rec)
 		require.NoError(t, err)
-		_, err = kv.Put(t.Context(), "run.role.kept", data)
+		_, err = bucket.Put(t.Context(), "run.role.kept", data)
 		require.NoError(t, err)
 		orphans, err = roles.Orphans(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, detached, len(orphans) == 0)
 	}
 	require.Equal(t, []string{"run"}, orphans)
-	require.NoError(t, kv.Delete(t.Context(), "run.role.kept", 0))
+	require.NoError(t, bucket.Delete(t.Context(), "run.role.kept", 0))
 }
 
 // A detached role outlives its driver. The head moves its workers off a drained node and restarts one that is killed, and

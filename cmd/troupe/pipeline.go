@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/pipeline"
 )
 
@@ -91,7 +92,7 @@ func newPipelinePut(c *cli) *cobra.Command {
 			}
 			var items []pipeline.Item
 			for _, v := range values {
-				body, err := bus.Marshal(v)
+				body, err := wire.Marshal(v)
 				if err != nil {
 					return usagef("--args: %w", err)
 				}
@@ -134,7 +135,7 @@ func newPipelineTake(c *cli) *cobra.Command {
 	return cmd
 }
 
-func (c *cli) printItems(items []pipeline.LentItem) error {
+func (c *cli) printItems(items []pipeline.ClaimedItem) error {
 	for _, it := range items {
 		if err := c.printJSON(map[string]any{"id": it.ID, "key": it.Key, "version": it.Version, "body": bodyJSON(it.Body)}); err != nil {
 			return err
@@ -146,7 +147,7 @@ func (c *cli) printItems(items []pipeline.LentItem) error {
 // bodyJSON shows a body: as its value where it is one, as bytes where it is not.
 func bodyJSON(body []byte) any {
 	var v any
-	if err := bus.Unmarshal(body, &v); err != nil {
+	if err := wire.Unmarshal(body, &v); err != nil {
 		return body
 	}
 	return plain(v)

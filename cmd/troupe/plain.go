@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // shownElements is how many elements of a tensor are printed.
@@ -86,7 +86,7 @@ func plain(v any) any {
 		if math.IsNaN(v) || math.IsInf(v, 0) {
 			return fmt.Sprint(v) // "NaN", "+Inf": JSON has no such numbers
 		}
-	case bus.Tensor:
+	case wire.Tensor:
 		return plainTensor(v)
 	case []any:
 		out := make([]any, len(v))
@@ -111,7 +111,7 @@ func plain(v any) any {
 }
 
 // plainTensor shows a small tensor with its elements, in C order, and a large one without.
-func plainTensor(t bus.Tensor) map[string]any {
+func plainTensor(t wire.Tensor) map[string]any {
 	out := map[string]any{"dtype": string(t.DType), "shape": t.Shape}
 	elements := 1
 	for _, n := range t.Shape {
@@ -127,38 +127,38 @@ func plainTensor(t bus.Tensor) map[string]any {
 }
 
 // tensorValues is the elements as JSON can say them; nil for a dtype it has no word for.
-func tensorValues(t bus.Tensor) any {
+func tensorValues(t wire.Tensor) any {
 	if f, err := t.Float32s(); err == nil {
 		return plainFloats(f)
 	}
 	switch t.DType {
-	case bus.Float64:
+	case wire.Float64:
 		return plainFloats(valuesOf[float64](t))
-	case bus.Bool:
+	case wire.Bool:
 		return valuesOf[bool](t)
-	case bus.Int8:
+	case wire.Int8:
 		return valuesOf[int8](t)
-	case bus.Int16:
+	case wire.Int16:
 		return valuesOf[int16](t)
-	case bus.Int32:
+	case wire.Int32:
 		return valuesOf[int32](t)
-	case bus.Int64:
+	case wire.Int64:
 		return valuesOf[int64](t)
-	case bus.Uint8:
+	case wire.Uint8:
 		return plainInts(valuesOf[uint8](t)) // a list of bytes would become base64
-	case bus.Uint16:
+	case wire.Uint16:
 		return valuesOf[uint16](t)
-	case bus.Uint32:
+	case wire.Uint32:
 		return valuesOf[uint32](t)
-	case bus.Uint64:
+	case wire.Uint64:
 		return valuesOf[uint64](t)
 	}
 	return nil
 }
 
 // valuesOf is the elements of a tensor whose dtype was looked at.
-func valuesOf[T bus.Element](t bus.Tensor) []T {
-	values, _ := bus.Values[T](t)
+func valuesOf[T wire.Element](t wire.Tensor) []T {
+	values, _ := wire.Values[T](t)
 	return values
 }
 

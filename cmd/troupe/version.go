@@ -3,9 +3,9 @@ package main
 import (
 	"runtime"
 
-	"github.com/spf13/cobra"
+	"troupe/bus/wire"
 
-	"troupe/bus"
+	"github.com/spf13/cobra"
 )
 
 func newVersion(c *cli) *cobra.Command {
@@ -16,9 +16,9 @@ func newVersion(c *cli) *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if c.json {
-				return c.printJSON(map[string]any{"version": version, "wire": bus.Major, "go": runtime.Version()})
+				return c.printJSON(map[string]any{"version": version, "wire": wire.Major, "go": runtime.Version()})
 			}
-			c.printf("troupe %s, wire %d, %s %s/%s\n", version, bus.Major, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+			c.printf("troupe %s, wire %d, %s %s/%s\n", version, wire.Major, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 			return nil
 		},
 	}

@@ -17,7 +17,7 @@ import conftest
 import troupe
 from troupe import _codec
 
-WIRE = os.path.join(conftest.ROOT, "bus", "testdata", "wire")
+WIRE = os.path.join(conftest.ROOT, "bus", "wire", "testdata")
 
 
 class Color(enum.Enum):

@@ -12,6 +12,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/roles"
 )
@@ -35,7 +36,7 @@ type vector struct {
 func (v *vector) step(ctx context.Context, args actors.Args) (any, error) {
 	var part any
 	if len(args.Positional) > 0 {
-		if err := bus.Unmarshal(args.Positional[0], &part); err != nil {
+		if err := wire.Unmarshal(args.Positional[0], &part); err != nil {
 			return nil, err
 		}
 	}

@@ -1,0 +1,232 @@
+package kv
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"troupe/bus"
+
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	markersKept    = 1000             // deletion markers that a bucket may have however few its keys are
+	maintainEvery  = 5 * time.Second  // how often Maintain looks at the size of the bucket
+	rescanEvery    = 10 * time.Minute // how often it reads the bucket though nothing seems to have changed
+	maintainAct    = time.Minute      // what one compaction may take
+	removeTogether = 32               // writes under way at once while markers are removed
+)
+
+// Compaction is what Compact found and did.
+type Compaction struct {
+	Live    int // keys
+	Markers int // of deleted keys that were there
+	Ghosts  int // values that a crash brought back
+	Removed int // markers and ghosts that are gone now
+}
+
+// Compact removes ghosts, and the markers of deleted keys if there are more than max(1,000, live keys), or in any case if
+// all is true. Writers and other compactors may be at work meanwhile. The order of steps is what makes it safe:
+//
+//  1. the stream's last sequence is read: the new floor;
+//  2. the bucket is read;
+//  3. a checkpoint is written that names the live keys up to the floor, in the place of the checkpoint that step 2 was
+//     judged by, or not at all;
+//  4. only then are markers up to the floor removed.
+//
+// A key that is written after step 1 is above the floor. A crash after step 4 may bring back what the markers had ended:
+// it is not above the floor, and the checkpoint does not name it.
+//
+// In a bucket that is full, the size limit is raised meanwhile: the new checkpoint needs room beside the old one.
+func (bucket *Bucket) Compact(ctx context.Context, all bool) (Compaction, error) {
+	if !bucket.cfg.durable() {
+		return Compaction{}, nil
+	}
+	done, err := bucket.compact(ctx, all)
+	if !bus.HasServerCode(err, bus.CodeStoreFailed) {
+		return done, err
+	}
+	reserve := int64(checkpointPart + 200*(done.Live+done.Markers+done.Ghosts))
+	if err := bucket.raiseLimit(ctx, reserve); err != nil {
+		return done, err
+	}
+	done, err = bucket.compact(ctx, all)
+	return done, errors.Join(err, bucket.raiseLimit(ctx, -reserve))
+}
+
+func (bucket *Bucket) compact(ctx context.Context, all bool) (done Compaction, err error) {
+	old, err := bucket.checkpoint(ctx)
+	if err != nil {
+		return done, err
+	}
+	floor, err := bucket.lastSequence(ctx)
+	if err != nil {
+		return done, err
+	}
+	records, err := bucket.scan(ctx)
+	if err != nil {
+		return done, bucket.fail(ctx, "compact", err)
+	}
+	next := &checkpoint{head: checkpointHead{Floor: max(floor, old.head.Floor)}, live: map[string]uint64{}}
+	var markers, ghosts []record
+	for _, rec := range records {
+		switch {
+		case isReserved(rec.Key):
+		case rec.deleted && rec.ttl > 0: // about to go
+		case rec.deleted:
+			markers = append(markers, rec)
+		case !old.covers(rec.Key, rec.Revision):
+			ghosts = append(ghosts, rec)
+		default:
+			done.Live++
+			if rec.Revision <= next.head.Floor {
+				next.live[rec.Key] = rec.Revision
+			}
+		}
+	}
+	done.Markers, done.Ghosts = len(markers), len(ghosts)
+	remove := ghosts // the old checkpoint hides them already
+	if len(markers) > 0 && (all || len(markers) > max(markersKept, done.Live)) {
+		ops, err := next.ops(old)
+		if err != nil {
+			return done, err
+		}
+		if _, err := bucket.commit(ctx, ops, nil); err != nil {
+			return done, err
+		}
+		for _, rec := range markers {
+			if rec.Revision <= next.head.Floor {
+				remove = append(remove, rec)
+			}
+		}
+	}
+	done.Removed, err = bucket.removeAll(ctx, remove)
+	return done, err
+}
+
+func (bucket *Bucket) raiseLimit(ctx context.Context, by int64) error {
+	s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
+	if err == nil {
+		cfg := s.CachedInfo().Config
+		cfg.MaxBytes += by
+		_, err = bucket.b.JetStream().UpdateStream(ctx, cfg)
+	}
+	if err != nil {
+		return bucket.fail(ctx, "change the size limit", err)
+	}
+	return nil
+}
+
+// lastSequence is that of the newest message that the bucket has ever had.
+func (bucket *Bucket) lastSequence(ctx context.Context) (last uint64, err error) {
+	err = bucket.persist(ctx, func(ctx context.Context) error {
+		s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
+		if err == nil {
+			last = s.CachedInfo().State.LastSeq
+		}
+		return err
+	})
+	if err != nil {
+		return 0, bucket.fail(ctx, "read the last sequence", err)
+	}
+	return last, nil
+}
+
+// scan reads the newest record of every key, markers too, without their values. Everything acknowledged before the call is
+// in it.
+func (bucket *Bucket) scan(ctx context.Context) ([]record, error) {
+	w := &watch{kv: bucket, filters: []string{bucket.prefix + ">"}, known: map[string]uint64{}, bare: true}
+	ctx, cancel := w.untilReconnect(ctx)
+	defer cancel()
+	s, err := w.open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close(ctx)
+	found := map[string]record{}
+	for s.pending > 0 || s.highest < s.floor {
+		rec, err := s.next(ctx, false)
+		if err != nil {
+			return nil, err
+		}
+		if rec != nil {
+			found[rec.Key] = *rec
+		}
+	}
+	return slices.Collect(maps.Values(found)), nil
+}
+
+// removeAll puts a marker that expires in the place of each record, unless it has been replaced meanwhile. Publishing is
+// all it needs: neither a purge nor a deletion in the stream would survive a crash any better.
+func (bucket *Bucket) removeAll(ctx context.Context, records []record) (removed int, err error) {
+	for chunk := range slices.Chunk(records, removeTogether) {
+		errs := make([]error, len(chunk))
+		var group sync.WaitGroup
+		for i, rec := range chunk {
+			group.Go(bus.Guard(func() { errs[i] = bucket.remove(ctx, rec) }))
+		}
+		group.Wait()
+		for _, err := range errs {
+			switch {
+			case err == nil:
+				removed++
+			case !bus.HasServerCode(err, codeWrongRevision, codeWrongRevision2): // else another write was there first
+				return removed, bucket.fail(ctx, "remove a marker", err)
+			}
+		}
+	}
+	return removed, nil
+}
+
+func (bucket *Bucket) remove(ctx context.Context, rec record) error {
+	m := bucket.message(OpDelete(rec.Key, rec.Revision))
+	m.Header[jetstream.MsgTTLHeader] = []string{"1s"}
+	return bucket.persist(ctx, func(ctx context.Context) error {
+		_, err := bucket.append(ctx, []*bus.Msg{m}, "") // a repetition is refused, or removes the same again
+		return err
+	})
+}
+
+// Maintain compacts the bucket whenever it is due, and removes ghosts after each restart of the server, until ctx ends.
+// One process does it for all that use the bucket; that several do is harmless. It needs the right to write every key.
+func (bucket *Bucket) Maintain(ctx context.Context) {
+	var scanned time.Time
+	var reconnects uint64
+	var due uint64 // messages in the bucket from which on it may have to be compacted
+	for ctx.Err() == nil {
+		messages, full := bucket.size(ctx)
+		now := bucket.b.Conn().Stats().Reconnects
+		if scanned.IsZero() || time.Since(scanned) > rescanEvery || now != reconnects || messages > due || full {
+			act, cancel := context.WithTimeout(ctx, maintainAct)
+			done, err := bucket.Compact(act, full)
+			cancel()
+			switch {
+			case err == nil:
+				scanned, reconnects, due = time.Now(), now, uint64(done.Live+max(markersKept, done.Live)+markersKept/10)
+				if done.Ghosts > 0 {
+					bucket.b.Logger().Warn("bus: a restart of the server brought back values that had been deleted; they were not used and are removed", "bucket", bucket.cfg.Bucket, "ghosts", done.Ghosts)
+				}
+			case ctx.Err() == nil:
+				bucket.b.Logger().Warn("bus: a bucket cannot be compacted; trying again", "bucket", bucket.cfg.Bucket, "error", err)
+			}
+		}
+		_ = bus.Sleep(ctx, maintainEvery/2+rand.N(maintainEvery)) // the loop looks at ctx itself
+	}
+}
+
+// size is how many messages the bucket has, and whether it is nearly full; zero if the server does not say.
+func (bucket *Bucket) size(ctx context.Context) (messages uint64, full bool) {
+	ctx, cancel := context.WithTimeout(ctx, attemptLimit)
+	defer cancel()
+	s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
+	if err != nil {
+		return 0, false
+	}
+	info := s.CachedInfo()
+	return info.State.Msgs, info.Config.MaxBytes > 0 && info.State.Bytes > uint64(info.Config.MaxBytes)/4*3
+}

@@ -1,0 +1,161 @@
+package kv_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/bus/kv"
+)
+
+// candidate stands for the lead in the background until its context ends. Its terms arrive on termCh, each with the
+// context it was led under, what Lead returns on doneCh. An error on resignCh makes it resign with that.
+type candidate struct {
+	termCh   chan ledTerm
+	resignCh chan error
+	doneCh   chan error
+}
+
+type ledTerm struct {
+	*kv.Term
+	ctx context.Context
+}
+
+// side is the bucket that is led, and that of the leases, over one connection.
+type side struct{ kv, leases *kv.Bucket }
+
+func openSide(t *testing.T, b *bus.Bus) side { return side{openKV(t, b), openLeases(t, b)} }
+
+func stand(ctx context.Context, on side, id string) candidate {
+	c := candidate{make(chan ledTerm, 8), make(chan error), make(chan error, 1)}
+	go func() {
+		c.doneCh <- on.kv.Lead(ctx, kv.LeadConfig{Key: "lead", Leases: on.leases, ID: id, TTL: 2 * time.Second}, func(ctx context.Context, t *kv.Term) error {
+			c.termCh <- ledTerm{t, ctx}
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case err := <-c.resignCh:
+				return err
+			}
+		})
+	}()
+	return c
+}
+
+// Harm forbidden: a leader that was asleep writes over its successor.
+func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, badBus, goodBus *bus.Bus) {
+		bad, good := openSide(t, badBus), openSide(t, goodBus)
+		ctx, cancel := context.WithCancel(t.Context())
+		a := stand(ctx, bad, "a")
+		first := <-a.termCh
+		revision, err := first.Create(ctx, "r1", []byte("a"))
+		require.NoError(t, err)
+		_, err = first.Update(ctx, "r1", []byte("a2"), revision)
+		require.NoError(t, err)
+		_, err = first.Create(ctx, "r1", nil)
+		require.ErrorIs(t, err, bus.ErrExists, "its own checks hold under the fence")
+
+		b := stand(ctx, good, "b")
+		cut := time.Now()
+		f.Freeze()
+		second := <-b.termCh
+		require.Less(t, time.Since(cut), 2500*time.Millisecond, "takeover")
+		require.Greater(t, second.Epoch(), first.Epoch())
+		<-first.ctx.Done() // by its own clock
+
+		f.Thaw()
+		for name, write := range map[string]func() error{
+			"put":    func() error { _, err := first.Put(ctx, "r1", nil); return err },
+			"create": func() error { _, err := first.Create(ctx, "r2", nil); return err },
+			"update": func() error { _, err := first.Update(ctx, "r1", nil, revision); return err },
+			"delete": func() error { return first.Delete(ctx, "r1", 0) },
+			"batch": func() error {
+				_, err := first.Apply(ctx, []kv.Op{kv.OpPut("r1", nil), kv.OpPut("r2", nil)})
+				return err
+			},
+		} {
+			require.ErrorIs(t, write(), bus.ErrFenced, name)
+		}
+		e, err := second.Put(ctx, "r1", []byte("b"))
+		require.NoError(t, err)
+		got, err := bad.kv.Get(ctx, "r1")
+		require.NoError(t, err)
+		require.Equal(t, e, got.Revision)
+
+		resigned := errors.New("enough")
+		b.resignCh <- resigned
+		require.ErrorIs(t, <-b.doneCh, resigned)
+		back := time.Now()
+		third := <-a.termCh // a stands by again, and takes over at once
+		require.Less(t, time.Since(back), 100*time.Millisecond)
+		require.Greater(t, third.Epoch(), second.Epoch())
+		cancel()
+		require.ErrorIs(t, <-a.doneCh, context.Canceled)
+		_, err = good.leases.Get(context.Background(), "lead")
+		require.ErrorIs(t, err, bus.ErrNotFound, "it has resigned")
+	})
+}
+
+func TestLeaderIsOne(t *testing.T) {
+	busBubble(t, func(t *testing.T, f *bustest.Faults, _, goodBus *bus.Bus) {
+		good := openSide(t, goodBus)
+		ctx, cancel := context.WithCancel(t.Context())
+		termCh := make(chan ledTerm)
+		candidates := []candidate{}
+		for range 3 {
+			c := stand(ctx, good, "x")
+			candidates = append(candidates, c)
+			go func() {
+				for t := range c.termCh {
+					termCh <- t
+				}
+			}()
+		}
+		seen := []ledTerm{<-termCh}
+		for range 2 {
+			time.Sleep(10 * time.Second)
+			require.NoError(t, seen[len(seen)-1].ctx.Err())
+			select {
+			case <-termCh:
+				t.Fatal("two leaders")
+			default:
+			}
+			require.NoError(t, good.leases.Delete(ctx, "lead", 0)) // an operator throws it out
+			seen = append(seen, <-termCh)
+			<-seen[len(seen)-2].ctx.Done()
+			_, err := seen[len(seen)-2].Put(ctx, "k", nil)
+			require.ErrorIs(t, err, bus.ErrFenced)
+		}
+		cancel()
+		for _, c := range candidates {
+			require.ErrorIs(t, <-c.doneCh, context.Canceled)
+			close(c.termCh)
+		}
+	})
+}
+
+// A bucket that is lost and made again must not give out an old epoch again.
+func TestLeaderOfALostBucketIsFenced(t *testing.T) {
+	t.Parallel()
+	srv := bustest.StartServer(t, bustest.Options{})
+	on := openSide(t, bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	c := stand(ctx, on, "a")
+	first := <-c.termCh
+	srv.Restart()
+	second := <-c.termCh
+	require.Greater(t, second.Epoch(), first.Epoch())
+	_, err := first.Put(ctx, "k", nil)
+	require.ErrorIs(t, err, bus.ErrFenced)
+	_, err = second.Put(ctx, "k", nil)
+	require.NoError(t, err)
+	cancel()
+	require.ErrorIs(t, <-c.doneCh, context.Canceled)
+}

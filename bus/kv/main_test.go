@@ -1,0 +1,9 @@
+package kv_test
+
+import (
+	"testing"
+
+	"troupe/bus/bustest"
+)
+
+func TestMain(m *testing.M) { bustest.Main(m) }

@@ -1,0 +1,333 @@
+package kv
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"troupe/bus"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	watchAhead     = 128                    // messages asked for ahead of the reader: what bounds a watch's memory
+	watchExpires   = 30 * time.Second       // how long the server waits to answer; then it is asked again
+	watchHeartbeat = time.Second            // twice this in silence, and the session is begun anew
+	watchRecheck   = 100 * time.Millisecond // how often an unfinished state is compared with the leader's
+	watchPause     = time.Second            // between sessions that fail, at most
+)
+
+// EventKind says what an Event is about.
+type EventKind uint8
+
+const (
+	EventPut      EventKind = iota + 1 // the key has this value
+	EventDelete                        // the key is gone: deleted, expired, or lost with its bucket
+	EventComplete                      // the current state has been delivered; comes again after each interruption
+)
+
+// Event is one thing a watch has seen. A deletion has no value, and no revision if it was found out after the fact.
+type Event struct {
+	Kind EventKind
+	Entry
+}
+
+// Watch delivers the key named prefix and every key under it (all keys if it is empty), then EventComplete, then each
+// change. It is not a log: values that are replaced quickly may be passed over, but the last event of a key is always its
+// latest state, also over reconnects, restarts of the server and buckets that are lost and made again. At EventComplete
+// everything acknowledged before the call has been delivered. The watch ends, and the channel is closed, when ctx ends or
+// the bus is closed. A slow reader holds up nobody but itself.
+func (bucket *Bucket) Watch(ctx context.Context, prefix string) (<-chan Event, error) {
+	w := &watch{kv: bucket, ch: make(chan Event), known: map[string]uint64{}, filters: []string{bucket.prefix + ">"}}
+	if prefix != "" {
+		if err := checkKey(prefix); err != nil {
+			return nil, err
+		}
+		w.filters = []string{bucket.prefix + prefix, bucket.prefix + prefix + ".>"}
+	}
+	bus.Go(func() { w.run(ctx) })
+	return w.ch, nil
+}
+
+// watch is owned by its goroutine.
+type watch struct {
+	kv      *Bucket
+	filters []string
+	ch      chan Event
+	known   map[string]uint64 // the keys the reader believes to exist, at which revision
+	born    time.Time         // of the bucket those revisions belong to
+	bare    bool              // values are not needed
+}
+
+var errReconnected = errors.New("reconnected")
+
+func (w *watch) run(ctx context.Context) {
+	defer close(w.ch)
+	for wait := retryPause; ; wait = min(2*wait, watchPause) {
+		completed, err := w.session(ctx)
+		if ctx.Err() != nil || w.kv.b.Conn().IsClosed() {
+			return
+		}
+		w.kv.b.Logger().Debug("bus: watch interrupted", "bucket", w.kv.cfg.Bucket, "error", err)
+		if completed || errors.Is(err, errReconnected) {
+			wait = retryPause
+		}
+		if bus.Sleep(ctx, wait) != nil {
+			return
+		}
+	}
+}
+
+// session follows one consumer for as long as that can be trusted, and reports whether it got through the current state.
+func (w *watch) session(ctx context.Context) (completed bool, err error) {
+	ctx, cancel := w.untilReconnect(ctx)
+	defer cancel()
+	s, err := w.open(ctx)
+	if err != nil {
+		return false, cmp.Or(context.Cause(ctx), err)
+	}
+	defer s.close(ctx)
+	for {
+		if !completed && s.pending == 0 && s.highest >= s.floor {
+			if err := w.complete(ctx, s); err != nil {
+				return false, err
+			}
+			completed = true
+		}
+		rec, err := s.next(ctx, completed)
+		if err != nil {
+			return completed, err
+		}
+		if rec != nil {
+			if err := w.see(ctx, s, *rec); err != nil {
+				return completed, err
+			}
+		}
+	}
+}
+
+// untilReconnect ends the context when the connection has been replaced: what was on its way is lost.
+func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	statusCh := w.kv.b.Conn().StatusChanged(nats.CONNECTED, nats.CLOSED)
+	bus.Go(func() {
+		select {
+		case <-statusCh:
+			cancel(errReconnected)
+		case <-ctx.Done():
+		}
+		w.kv.b.Conn().RemoveStatusListener(statusCh)
+	})
+	return ctx, func() { cancel(nil) }
+}
+
+// session is a consumer and what is known of its place. It begins with the last message of every key.
+type session struct {
+	w        *watch
+	consumer jetstream.Consumer
+	sub      *nats.Subscription
+	msgCh    chan *nats.Msg      // has room for all that one request can bring, heartbeats too
+	asked    int                 // how many messages the current request may still bring
+	absent   int                 // how often in a row nobody took our request
+	silence  time.Duration       // since the last message or heartbeat
+	floor    uint64              // the leader's newest message: a replica that lags behind has not shown us everything
+	highest  uint64              // the newest that we have seen
+	pending  uint64              // how many more there are
+	sequence uint64              // of the consumer; a gap is a loss
+	fresh    map[string]struct{} // keys seen to exist; nil once the state is complete
+	ghosts   ghostFilter         // only what was stored before the session began can be a ghost
+}
+
+func (w *watch) open(ctx context.Context) (*session, error) {
+	call, cancel := bounded(ctx)
+	defer cancel()
+	stream, err := w.kv.open(call, w.kv.cfg.Memory)
+	if err != nil {
+		return nil, err
+	}
+	if born := stream.CachedInfo().Created; !born.Equal(w.born) { // another bucket: its revisions say nothing about ours
+		w.born = born
+		for key := range w.known {
+			w.known[key] = 0
+		}
+	}
+	s := &session{w: w, fresh: map[string]struct{}{}}
+	if s.floor, err = w.newest(call); err != nil {
+		return nil, err
+	}
+	s.consumer, err = stream.CreateConsumer(call, jetstream.ConsumerConfig{
+		FilterSubjects:    w.filters,
+		DeliverPolicy:     jetstream.DeliverLastPerSubjectPolicy,
+		AckPolicy:         jetstream.AckNonePolicy,
+		MemoryStorage:     true,
+		Replicas:          1,
+		HeadersOnly:       w.bare,
+		InactiveThreshold: 30 * time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if s.ghosts, err = w.kv.ghostFilter(call); err != nil {
+		return nil, err
+	}
+	s.pending = s.consumer.CachedInfo().NumPending
+	s.msgCh = make(chan *nats.Msg, watchAhead+2*int(watchExpires/watchHeartbeat))
+	s.sub, err = w.kv.b.Conn().ChanSubscribe(w.kv.b.Conn().NewInbox(), s.msgCh)
+	return s, err
+}
+
+// newest is the revision of the leader's newest message that concerns this watch.
+func (w *watch) newest(ctx context.Context) (revision uint64, err error) {
+	for _, filter := range w.filters {
+		rec, err := w.kv.last(ctx, filter)
+		if err != nil {
+			return 0, err
+		}
+		revision = max(revision, rec.Revision)
+	}
+	return revision, nil
+}
+
+// close gives the consumer back at the end of the watch. After a failure it is left to expire.
+func (s *session) close(ctx context.Context) {
+	_ = s.sub.Unsubscribe() // fails only if the connection is closed
+	if err := context.Cause(ctx); err == nil || errors.Is(err, errReconnected) {
+		return
+	}
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), attemptLimit)
+	defer cancel()
+	_ = s.w.kv.b.JetStream().DeleteConsumer(last, s.w.kv.stream, s.consumer.CachedInfo().Name) // expires if this fails
+}
+
+// next returns the next record. While the state is incomplete it also returns without one, after a look at where
+// consumer and leader are: a message that was counted may have expired before it was sent.
+func (s *session) next(ctx context.Context, completed bool) (*record, error) {
+	if s.asked == 0 {
+		if err := s.ask(); err != nil {
+			return nil, err
+		}
+	}
+	patience := 2 * watchHeartbeat
+	if !completed {
+		patience = watchRecheck
+	}
+	select {
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	case msg := <-s.msgCh:
+		s.silence = 0
+		return s.read(ctx, msg)
+	case <-time.After(patience):
+		if s.silence += patience; s.silence >= 2*watchHeartbeat {
+			return nil, errors.New("the consumer is silent")
+		}
+		return nil, s.recheck(ctx)
+	}
+}
+
+// ask requests the next messages. There is one request at a time.
+func (s *session) ask() error {
+	s.asked = watchAhead
+	subject := "$JS.API.CONSUMER.MSG.NEXT." + s.w.kv.stream + "." + s.consumer.CachedInfo().Name
+	request := fmt.Sprintf(`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, watchAhead, watchExpires, watchHeartbeat)
+	return s.w.kv.b.Conn().PublishRequest(subject, s.sub.Subject, []byte(request))
+}
+
+func (s *session) recheck(ctx context.Context) (err error) {
+	call, cancel := bounded(ctx)
+	defer cancel()
+	info, err := s.consumer.Info(call)
+	if err != nil {
+		return err
+	}
+	if info.Delivered.Consumer == s.sequence { // nothing is on its way
+		s.pending = info.NumPending
+	}
+	s.floor, err = s.w.newest(call)
+	return err
+}
+
+// read takes a message, or what the server says instead of one; then there is no record.
+func (s *session) read(ctx context.Context, msg *nats.Msg) (*record, error) {
+	switch status := msg.Header.Get("Status"); status {
+	case "":
+	case "100": // a heartbeat
+		return nil, nil
+	case "408": // the request has expired
+		s.asked = 0
+		return nil, nil
+	case "503": // in a cluster, a new consumer may not be known everywhere yet
+		if s.absent++; s.absent > 10 {
+			return nil, errors.New("the consumer is gone")
+		}
+		s.asked = 0
+		return nil, bus.Sleep(ctx, time.Duration(s.absent)*retryPause)
+	default:
+		return nil, fmt.Errorf("the consumer ends: %s %s", status, msg.Header.Get("Description"))
+	}
+	meta, err := msg.Metadata()
+	if err != nil {
+		return nil, err
+	}
+	s.asked, s.absent, s.sequence = s.asked-1, 0, s.sequence+1
+	if meta.Sequence.Consumer != s.sequence {
+		return nil, errors.New("messages were lost on the way")
+	}
+	s.pending, s.highest = meta.NumPending, max(s.highest, meta.Sequence.Stream)
+	rec := newRecord(strings.TrimPrefix(msg.Subject, s.w.kv.prefix), msg.Data, meta.Sequence.Stream, meta.Timestamp, msg.Header)
+	return &rec, nil
+}
+
+// see delivers what is news. Only what the reader has taken is known: the session may end while it makes us wait.
+func (w *watch) see(ctx context.Context, s *session, rec record) error {
+	if isReserved(rec.Key) {
+		return nil
+	}
+	rec.deleted = rec.deleted || s.ghosts.hide(rec)
+	revision, known := w.known[rec.Key]
+	if s.fresh != nil && !rec.deleted {
+		s.fresh[rec.Key] = struct{}{}
+	}
+	switch {
+	case known && rec.Revision <= revision, rec.deleted && !known:
+		return nil
+	case rec.deleted:
+		delete(s.fresh, rec.Key)
+		return w.deliver(ctx, Event{Kind: EventDelete, Entry: Entry{Key: rec.Key, Revision: rec.Revision, Time: rec.Time}})
+	}
+	return w.deliver(ctx, Event{Kind: EventPut, Entry: rec.Entry})
+}
+
+// complete delivers the deletions that nobody told us of, and says that this is the state.
+func (w *watch) complete(ctx context.Context, s *session) error {
+	for key := range w.known {
+		if _, ok := s.fresh[key]; ok {
+			continue
+		}
+		if err := w.deliver(ctx, Event{Kind: EventDelete, Entry: Entry{Key: key}}); err != nil {
+			return err
+		}
+	}
+	s.fresh = nil
+	return w.deliver(ctx, Event{Kind: EventComplete})
+}
+
+func (w *watch) deliver(ctx context.Context, ev Event) error {
+	select {
+	case w.ch <- ev:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	switch ev.Kind {
+	case EventPut:
+		w.known[ev.Key] = ev.Revision
+	case EventDelete:
+		delete(w.known, ev.Key)
+	}
+	return nil
+}

@@ -1,0 +1,201 @@
+package wire
+
+import (
+	"fmt"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Ext is the number of a msgpack ext type: what a body says of a value that msgpack itself has no form for. A number
+// never changes its meaning and is never used again.
+type Ext int8
+
+const (
+	ExtTimestamp Ext = -1 // an instant; msgpack's own
+	ExtTensor    Ext = 1  // Tensor: dtype, shape, bytes
+	ExtBatch     Ext = 2  // named tensors with equally many rows, and metadata
+	ExtHandle    Ext = 3  // a role, or a worker of one, to be called
+
+	// 16 to 31 are Python's: values that keep their Python type between Python programs. Go passes them on inside a
+	// Raw, and does not read them.
+	ExtPythonTuple     Ext = 16
+	ExtPythonSet       Ext = 17
+	ExtPythonFrozenset Ext = 18
+	ExtPythonDataclass Ext = 19
+	ExtPythonEnum      Ext = 20
+	ExtNumpyScalar     Ext = 21
+	ExtPickle          Ext = 22
+	ExtPythonException Ext = 23
+	ExtPythonComplex   Ext = 24
+	ExtPythonDecimal   Ext = 25
+	ExtPythonTime      Ext = 26
+	ExtPythonQueue     Ext = 27
+
+	extPythonFirst, extPythonLast Ext = 16, 31
+)
+
+// extNames says what each ext type is called, and what a sender can do about one that the receiver does not read.
+var extNames = map[Ext]struct{ name, remedy string }{
+	ExtTimestamp:       {"timestamp", ""},
+	ExtTensor:          {"tensor", ""},
+	ExtBatch:           {"batch", "the program must import the package that defines batches"},
+	ExtHandle:          {"handle", "the program must import the package that defines handles"},
+	ExtPythonTuple:     {"Python tuple", "send a list"},
+	ExtPythonSet:       {"Python set", "send a sorted list"},
+	ExtPythonFrozenset: {"Python frozenset", "send a sorted list"},
+	ExtPythonDataclass: {"Python dataclass", "send dataclasses.asdict(value)"},
+	ExtPythonEnum:      {"Python enum", "send its .value"},
+	ExtNumpyScalar:     {"numpy scalar", "send its .item()"},
+	ExtPickle:          {"Python pickle", "send dicts, lists, numbers, strings, bytes and arrays"},
+	ExtPythonException: {"Python exception", "raise it, or send its text"},
+	ExtPythonComplex:   {"Python complex", "send the real and the imaginary part"},
+	ExtPythonDecimal:   {"Python decimal", "send its text"},
+	ExtPythonTime:      {"Python date or time", "send a datetime in UTC, or its text"},
+	ExtPythonQueue:     {"Python queue", "send the worker behind it"},
+}
+
+func (x Ext) String() string {
+	if known, ok := extNames[x]; ok {
+		return fmt.Sprintf("a %s (ext %d)", known.name, int8(x))
+	}
+	if x >= extPythonFirst && x <= extPythonLast {
+		return fmt.Sprintf("a Python value of a later version (ext %d)", int8(x))
+	}
+	return fmt.Sprintf("the unknown ext type %d", int8(x))
+}
+
+// refusal is what a reader says that does not know x.
+func (x Ext) refusal() string {
+	if remedy := extNames[x].remedy; remedy != "" {
+		return fmt.Sprintf("%s cannot be read here; %s", x, remedy)
+	}
+	return fmt.Sprintf("%s cannot be read here; run the same version on both sides", x)
+}
+
+// extCodec is how one ext type is read and written here.
+type extCodec struct {
+	check  func(payload []byte) error // nil: the payload is a value of its own, which is checked like any other
+	decode func(d *decoder, h head) (any, error)
+	codec  typeCodec
+}
+
+// The ext types this program knows, by number and by Go type. Written at start-up, read on every message.
+var exts struct {
+	byID   [256]atomic.Pointer[extCodec] // by the number as a uint8
+	byType sync.Map                      // reflect.Type → *extCodec
+}
+
+func init() {
+	addExt(ExtTimestamp, checkTime, (*decoder).time, encTime)
+	addExt(ExtTensor, checkTensor, (*decoder).tensor, encTensor)
+}
+
+func extByID(x Ext) *extCodec { return exts.byID[uint8(x)].Load() }
+
+func extByType(t reflect.Type) *extCodec {
+	c, _ := exts.byType.Load(t)
+	found, _ := c.(*extCodec)
+	return found
+}
+
+// RegisterExt says that values of type T travel as the ext type id, ExtBatch or ExtHandle, whose payload is the body of
+// what pack makes of them; unpack makes a T again, or refuses what is not one. What pack returns is not changed; what
+// unpack is given is T's to keep, but for UnmarshalShared its bytes are views of the body. The package that defines T
+// calls this from init; it panics when the number or the type is taken. A T that is a pointer is nil in a body when it
+// is nil.
+func RegisterExt[T, P any](id Ext, pack func(T) (P, error), unpack func(P) (T, error)) {
+	if id != ExtBatch && id != ExtHandle {
+		panic(fmt.Sprintf("bus: %s is not one to register", id))
+	}
+	registerExt(id, pack, unpack)
+}
+
+func registerExt[T, P any](id Ext, pack func(T) (P, error), unpack func(P) (T, error)) {
+	encode := func(e *encoder, v reflect.Value) error {
+		if v.Kind() == reflect.Pointer && v.IsNil() {
+			e.nil()
+			return nil
+		}
+		p, err := pack(v.Interface().(T))
+		if err != nil {
+			return selfError(CodeInvalid, v, err)
+		}
+		return e.nested(id, reflect.ValueOf(&p).Elem())
+	}
+	decode := func(d *decoder, h head) (T, error) {
+		var p P
+		var zero T
+		if err := codecOf(reflect.TypeFor[P]()).dec(d, d.head(), reflect.ValueOf(&p).Elem()); err != nil {
+			return zero, under(fmt.Sprintf("(%s)", extNames[id].name), err)
+		}
+		v, err := unpack(p)
+		if err != nil {
+			return zero, refuse(CodeRefused, "%s: %w", id, err)
+		}
+		return v, nil
+	}
+	addExt(id, nil, decode, encode)
+}
+
+// addExt enters a type in the tables.
+func addExt[T any](id Ext, check func([]byte) error, decode func(*decoder, head) (T, error), encode encFunc) {
+	t := reflect.TypeFor[T]()
+	x := &extCodec{
+		check:  check,
+		decode: func(d *decoder, h head) (any, error) { return decode(d, h) },
+	}
+	x.codec = typeCodec{enc: encode, dec: func(d *decoder, h head, v reflect.Value) error {
+		switch {
+		case h.form == formNil && t.Kind() == reflect.Pointer:
+			v.SetZero()
+			return nil
+		case h.form != formExt || h.ext != id:
+			return mismatch(h, t)
+		}
+		got, err := decode(d, h)
+		if err == nil {
+			v.Set(reflect.ValueOf(&got).Elem())
+		}
+		return err
+	}}
+	_, typeTaken := exts.byType.LoadOrStore(t, x)
+	if typeTaken || !exts.byID[uint8(id)].CompareAndSwap(nil, x) {
+		panic(fmt.Sprintf("bus: %s or the type %s is registered twice", id, t))
+	}
+}
+
+// nested writes an ext type whose payload is the value v. Its head is an ext32 whatever the length, so that the
+// places of tensors in it are known before it is.
+func (e *encoder) nested(id Ext, v reflect.Value) error {
+	e.depth++
+	if e.depth > MaxDepth {
+		return tooDeep()
+	}
+	if err := e.count(1); err != nil {
+		return err
+	}
+	e.buf = appendExt32Head(e.buf, id, 0)
+	patch, start := len(e.buf), e.pos()
+	if err := codecOf(v.Type()).enc(e, v); err != nil {
+		return under(fmt.Sprintf("(%s)", extNames[id].name), err)
+	}
+	n := e.pos() - start
+	if uint64(n) > maxLen {
+		return tooLong(n)
+	}
+	appendExt32Head(e.buf[:patch-maxHead], id, n)
+	e.depth--
+	return nil
+}
+
+func (d *decoder) time(h head) (time.Time, error) { return readTime(d.take(h.n)) }
+
+func (d *decoder) tensor(h head) (Tensor, error) {
+	t, err := readTensor(d.take(h.n), nil)
+	if err == nil {
+		t.Data = d.own(t.Data)
+	}
+	return t, err
+}

@@ -1,0 +1,89 @@
+package bus_test
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/bustest"
+)
+
+func overTCP(t *testing.T, srv *bustest.Server) *bus.Bus {
+	b, err := bus.Open(t.Context(), bus.Config{URLs: []string{srv.URL()}, Name: t.Name()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = b.Close() })
+	return b
+}
+
+// Calls under a cork get their answers, the first of a new endpoint too: its subscription goes out before them.
+func TestCorkedCalls(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	s, b := newStage(t, 4), overTCP(t, srv)
+	s.play(overTCP(t, srv), upTo(4)...)
+	for i := range 50 {
+		ep := endpoint(t, b)
+		var calls []*bus.Gather
+		cork := b.BatchWrites()
+		for n := range 1 + i%5 {
+			calls = append(calls, scatter(t, ep, s.call("crc", pattern(100*n, i))))
+		}
+		cork.Flush(i%2 == 0)
+		for n, g := range calls {
+			for _, a := range good(t, g) {
+				require.Equal(t, checksum(pattern(100*n, i)), a.Body)
+			}
+		}
+		ep.Close()
+	}
+}
+
+// A cork that is in while the server goes and comes back holds nothing up, and calls made under it end.
+func TestCorkOverAReconnect(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	s, b := newStage(t, 2), overTCP(t, srv)
+	s.play(overTCP(t, srv), upTo(2)...)
+	ep := endpoint(t, b)
+	good(t, scatter(t, ep, s.call("crc", nil)))
+	for i := range 3 {
+		cork := b.BatchWrites()
+		srv.Restart()
+		require.Eventually(t, func() bool { return b.Conn().IsConnected() }, 20*time.Second, 5*time.Millisecond)
+		cork.Flush(true)
+		require.Eventually(t, func() bool {
+			cork := b.BatchWrites()
+			g, err := ep.Scatter(t.Context(), s.call("crc", pattern(100, i)))
+			cork.Flush(true)
+			if err != nil {
+				return false
+			}
+			answers(t, g)
+			return g.AllGood()
+		}, 20*time.Second, 10*time.Millisecond)
+	}
+}
+
+// Many goroutines with corks on one connection: nothing is lost and nothing waits for a cork that is another's.
+func TestManyCorks(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{Listen: true})
+	s, b := newStage(t, 2), overTCP(t, srv)
+	s.play(overTCP(t, srv), upTo(2)...)
+	ep := endpoint(t, b)
+	var group sync.WaitGroup
+	for i := range 8 {
+		group.Go(func() {
+			for n := range 100 {
+				cork := b.BatchWrites()
+				g, err := ep.Scatter(t.Context(), s.call("crc", []byte(fmt.Sprint(i, n))))
+				cork.Flush(n%2 == 0)
+				require.NoError(t, err)
+				good(t, g)
+			}
+		})
+	}
+	group.Wait()
+	require.Zero(t, ep.Pending())
+}
