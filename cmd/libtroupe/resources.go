@@ -5,6 +5,7 @@ import (
 
 	"troupe/gpu"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // nodeResources is a node with its totals and what is not reserved of them.
@@ -48,8 +49,8 @@ func (c *core) nodes(ctx context.Context, r *request) (any, error) {
 		out[i] = nodeResources{
 			Node: n.Report.Node, Rank: n.Rank, State: string(n.State), Labels: n.Report.Labels, CPUs: n.Report.CPUs, Memory: int64(n.Report.Memory),
 			Devices:  n.Report.Devices,
-			FreeCPUs: int64(placement.Wholes(n.Report.CPUs) - u.cpus), FreeMemory: int64(n.Report.Memory) - u.memory,
-			FreeDevices: int64(placement.Wholes(len(n.Report.Devices)) - u.devices()),
+			FreeCPUs: int64(planner.Wholes(n.Report.CPUs) - u.cpus), FreeMemory: int64(n.Report.Memory) - u.memory,
+			FreeDevices: int64(planner.Wholes(len(n.Report.Devices)) - u.devices()),
 		}
 	}
 	return out, nil
@@ -57,9 +58,9 @@ func (c *core) nodes(ctx context.Context, r *request) (any, error) {
 
 // nodeUse is what reservations hold of one node.
 type nodeUse struct {
-	cpus   placement.Share
+	cpus   planner.Share
 	memory int64
-	shares map[string]map[string]placement.Share // by device and by group of reservations that share it
+	shares map[string]map[string]planner.Share // by device and by group of reservations that share it
 }
 
 // usedOf adds up what reservations hold, by node. Of reservations that share devices on purpose the largest share counts.
@@ -68,17 +69,17 @@ func usedOf(records []placement.Record) map[string]nodeUse {
 	at := func(node string) nodeUse {
 		u, ok := used[node]
 		if !ok {
-			u.shares = map[string]map[string]placement.Share{}
+			u.shares = map[string]map[string]planner.Share{}
 		}
 		return u
 	}
 	for _, rec := range records {
-		group := rec.Over
+		group := rec.SharesWith
 		if group == "" {
 			group = rec.ID
 		}
 		type device struct{ node, uuid string }
-		held := map[device]placement.Share{} // by this reservation
+		held := map[device]planner.Share{} // by this reservation
 		for _, w := range rec.Workers {
 			u := at(w.Node)
 			u.cpus, u.memory = u.cpus+w.CPUs, u.memory+w.Memory
@@ -91,7 +92,7 @@ func usedOf(records []placement.Record) map[string]nodeUse {
 			u := at(d.node)
 			used[d.node] = u
 			if u.shares[d.uuid] == nil {
-				u.shares[d.uuid] = map[string]placement.Share{}
+				u.shares[d.uuid] = map[string]planner.Share{}
 			}
 			u.shares[d.uuid][group] = max(u.shares[d.uuid][group], share)
 		}
@@ -100,14 +101,14 @@ func usedOf(records []placement.Record) map[string]nodeUse {
 }
 
 // devices is what is held of all devices of the node, in thousandths.
-func (u nodeUse) devices() placement.Share {
-	var total placement.Share
+func (u nodeUse) devices() planner.Share {
+	var total planner.Share
 	for _, groups := range u.shares {
-		var device placement.Share
+		var device planner.Share
 		for _, share := range groups {
 			device += share
 		}
-		total += min(device, placement.Whole)
+		total += min(device, planner.Whole)
 	}
 	return total
 }
