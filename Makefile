@@ -36,7 +36,7 @@ LIB    := python/troupe/bin/libtroupe.so
 
 $(VENV)/ready: python/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff nbclient ipykernel
 	mkdir -p python/troupe/bin
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python --config-settings editable_mode=compat
 	touch $@

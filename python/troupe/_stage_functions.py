@@ -10,7 +10,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from . import _codec, _core, _errors, _item, _serve, _stage, _worker
+from . import _call, _codec, _core, _errors, _item, _serve, _stage
 from ._future import Waitable
 
 _HEAD = struct.Struct("<QII")  # see cmd/libtroupe/crew.go
@@ -45,23 +45,21 @@ class Work:
         return codec.encode(_item.outputs(_stage.result(self.function.manner, value)))
 
 
-class Crew(_serve.Server):
-    """Threads for functions, as many as the pipeline has work for at once: it keeps to the `workers` of its stages. One more
-    reads completions, so that work is begun while nobody in this process waits for anything."""
+class FunctionRunner(_serve.Server):
+    """Threads for functions, as many as the pipeline has work for at once: it keeps to the `workers` of its stages. The
+    thread of the side queue reads their work, so that it begins while no other thread reads completions."""
 
     def __init__(self, core: _core.Core, codec: _codec.Codec, functions: dict[str, Function]) -> None:
         self.core, self.lib = core, core.lib
         self._codec = codec
         self._functions = functions
-        self._done = False
-        self._waiters: list[Any] = []
         self._queue: SimpleQueue[Work | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards the two counts
         self._threads = self._idle = 0
         self._loop: _serve.OwnLoop | None = None  # of async functions
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by number; the loop's
         self.token = core.send(self, lambda token: 0)
-        self._thread(core.wait, self, None)
+        core.share_side()
 
     def _thread(self, do: Callable[..., Any], *args: Any) -> None:
         threading.Thread(target=do, args=args, daemon=True, name="troupe-stage").start()
@@ -79,7 +77,7 @@ class Crew(_serve.Server):
             return
         meta = bytes(body[_HEAD.size : _HEAD.size + n])
         start = (_HEAD.size + n + _ALIGN - 1) & -_ALIGN
-        function = self._functions[_worker.Call(self.core, number, meta).method]
+        function = self._functions[_call.IncomingCall(self.core, number, meta).method]
         work = Work(number, flags, meta, function, memoryview(body)[start:])
         if function.is_async:
             self._in_loop(work)
@@ -101,9 +99,6 @@ class Crew(_serve.Server):
         self._loop.soon(self._begin_work, work)
 
     def _over(self) -> None:
-        self._done = True
-        for wake in list(self._waiters):
-            wake()
         with self._lock:
             threads, self._threads = self._threads, 0
         for _ in range(threads):
@@ -122,14 +117,14 @@ class Crew(_serve.Server):
             del work, answer
 
     def _do(self, work: Work) -> Callable[[], None]:
-        mark = _worker._call.set((self.core, work.number, work.meta))
+        mark = _call.current.set((self.core, work.number, work.meta))
         try:
             value = work.function.work(work.argument(self._codec))
             answer = work.answer(self._codec, value.result() if isinstance(value, Waitable) else value)
         except BaseException as err:  # also of sys.exit: it ends the item, not the driver
             return partial(self.fail, work.number, err)
         finally:
-            _worker._call.reset(mark)
+            _call.current.reset(mark)
         return partial(self.answer, work.number, answer)
 
     # The loop.
@@ -149,7 +144,7 @@ class Crew(_serve.Server):
             task.get_loop().call_soon(task.cancel)  # after its first step: one that has not begun would never say what it has
 
     async def _do_async(self, work: Work) -> None:
-        _worker._call.set((self.core, work.number, work.meta))
+        _call.current.set((self.core, work.number, work.meta))
         try:
             answer = work.answer(self._codec, await work.function.work(work.argument(self._codec)))
         except (Exception, SystemExit) as err:  # sys.exit ends the item, not the loop
