@@ -18,32 +18,6 @@ func page(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The program in the README is the example that the tests run, to the letter; so are the lines after it, but for the
-// space before their comments.
-func TestReadmeProgram(t *testing.T) {
-	var blocks []string
-	for i, text := range strings.Split(page(t, "README.md"), "```go\n") {
-		if block, _, _ := strings.Cut(text, "```"); i > 0 {
-			blocks = append(blocks, block)
-		}
-	}
-	require.Len(t, blocks, 4)
-	program := blocks[0]
-	example := page(t, "cmd/troupe/readme_example_test.go")
-	example, output, found := strings.Cut(example, "\t// Output:\n")
-	require.True(t, found)
-	example = strings.NewReplacer("package main_test", "package main", "func Example_readme()", "func main()").Replace(example + "}\n")
-	require.Equal(t, example, program)
-	output = strings.ReplaceAll(strings.TrimSuffix(output, "}\n"), "\t// ", "")
-	require.Contains(t, page(t, "README.md"), "```\n"+output+"```")
-	tried := page(t, "cmd/troupe/readme_lines_test.go")
-	for _, line := range strings.Split(strings.TrimSpace(blocks[1]+blocks[2]+blocks[3]), "\n") {
-		code, comment, _ := strings.Cut(line, " //")
-		require.Contains(t, tried, strings.TrimSpace(code))
-		require.Contains(t, tried, comment)
-	}
-}
-
 // Every command and every flag is explained in a page about the command line.
 func TestDocumentedCommands(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/cli*.md")
