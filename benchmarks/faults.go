@@ -11,7 +11,6 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/placement"
@@ -36,22 +35,6 @@ type FaultResult struct {
 	MB               *float64 `json:"mb,omitempty"`
 	CallsLost        *int     `json:"calls_lost,omitempty"`
 	ReservationsLost *int     `json:"reservations_lost,omitempty"`
-}
-
-// FaultClass is what the workers of this benchmark play; the program hosts it.
-func FaultClass() *actors.Class {
-	type worker struct{}
-	k := actors.NewClass("bench", func(context.Context, actors.Setup) (*worker, error) { return &worker{}, nil })
-	actors.Method(k, "pid", func(*worker, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
-	actors.Method(k, "hold", func(_ *worker, ctx context.Context, d time.Duration) (int, error) {
-		select {
-		case <-time.After(d):
-			return os.Getpid(), nil
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
-	})
-	return k.Class
 }
 
 // Faults makes every fault on real processes and measures how long it takes until somebody knows, or all is well again.
@@ -180,7 +163,7 @@ func (f *faults) idle(ctx context.Context) error {
 // bench is the spec of a role of processes on a node.
 func (f *faults) bench(name, node string, world int, devices int) roles.Spec {
 	needs := placement.Request{Bundles: []placement.Bundle{{Node: node, Devices: placement.Wholes(devices)}}}
-	return roles.Spec{Name: name, Class: "bench", World: world, Process: &roles.Process{Command: []string{f.Program}, Needs: needs}}
+	return roles.Spec{Name: name, Class: "text", World: world, Process: &roles.Process{Command: []string{f.Program}, Needs: needs}}
 }
 
 // createDestroy makes many workers, up to the first answered call, and takes them down, until nothing is left.
@@ -246,7 +229,7 @@ func (f *faults) workerKills(ctx context.Context) error {
 
 // lost is the time from a fault until a call of all ranks fails because of it, with the right kind of error.
 func (f *faults) lost(ctx context.Context, c *roles.Cluster, fault func() error) (time.Duration, error) {
-	future, err := c.ExecuteAllAsync(ctx, "hold", time.Minute)
+	future, err := c.ExecuteAllAsync(ctx, "wait", "1m")
 	if err != nil {
 		return 0, err
 	}
@@ -371,7 +354,7 @@ func (f *faults) headRestarts(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		running, err := c.Go(ctx, dispatch.Call{Method: "hold", Args: []any{2 * time.Second}, Ranks: []int{0, 1}})
+		running, err := c.Go(ctx, dispatch.Call{Method: "wait", Args: []any{"2s"}, Ranks: []int{0, 1}})
 		if err != nil {
 			return err
 		}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"troupe/actors"
-	"troupe/benchmarks"
 	"troupe/roles"
 )
 
@@ -24,7 +23,7 @@ func main() {
 }
 
 // hosted are the classes of workers that this program can be.
-func hosted() []*actors.Class { return append(demoClasses(), benchmarks.FaultClass(), textClass()) }
+func hosted() []*actors.Class { return []*actors.Class{textClass()} }
 
 // insistAfter is how long a second signal is taken for the first one: make and timeout tell a whole group and then its members, and
 // the kernel tells of a dead parent once for each of its threads.
