@@ -15,16 +15,17 @@ import (
 
 // A driver: the session, roles and their running workers.
 type (
-	Config    = roles.Config
-	BusConfig = bus.Config
-	Runtime   = roles.Runtime
-	Spec      = roles.Spec
-	Process   = roles.Process
-	Cluster   = roles.Cluster
-	Worker    = roles.Worker
-	Group     = roles.Group
-	Handle    = roles.Handle
-	Failure   = roles.Failure
+	Config       = roles.Config
+	BusConfig    = bus.Config       // of a server to connect to, or of one inside this process
+	ServerConfig = bus.ServerConfig // BusConfig.Server
+	Runtime      = roles.Runtime
+	Spec         = roles.Spec
+	Process      = roles.Process
+	Cluster      = roles.Cluster
+	Worker       = roles.Worker
+	Group        = roles.Group
+	Handle       = roles.Handle
+	Failure      = roles.Failure
 )
 
 // What happens when a worker process fails; see Process.Policy.
@@ -56,6 +57,16 @@ func Self() []string { return roles.Self() }
 func GPUs(n int) placement.Request {
 	return placement.Request{Bundles: []placement.Bundle{{Devices: placement.Wholes(n)}}}
 }
+
+// Errors of calls, for errors.Is. An error says which rank failed, on which node and how.
+var (
+	ErrApplication    = bus.ErrApplication
+	ErrRefused        = bus.ErrRefused
+	ErrTimedOut       = bus.ErrTimedOut
+	ErrUnavailable    = bus.ErrUnavailable
+	ErrWorkerLost     = bus.ErrWorkerLost
+	ErrOutcomeUnknown = bus.ErrOutcomeUnknown
+)
 
 // A class of workers and its methods.
 type (

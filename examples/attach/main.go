@@ -12,8 +12,7 @@ import (
 	"os"
 	"time"
 
-	"troupe/bus"
-	"troupe/roles"
+	"troupe"
 )
 
 func main() {
@@ -32,7 +31,7 @@ func main() {
 }
 
 func run(ctx context.Context, url, name string) (err error) {
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}}})
+	rt, err := troupe.Open(ctx, troupe.Config{BusConfig: troupe.BusConfig{URLs: []string{url}}})
 	if err != nil {
 		return err
 	}

@@ -14,12 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/actors"
-	"troupe/bus"
-	"troupe/dispatch"
-	"troupe/nodes"
-	"troupe/placement"
-	"troupe/roles"
+	"troupe"
 )
 
 // Trainer is a worker. It runs in a process of its own, which sees the devices that were reserved for it and no others.
@@ -37,9 +32,9 @@ func (t *Trainer) Step(_ context.Context, rows []float64) ([]string, error) {
 }
 
 func main() {
-	class := actors.NewClass("trainer", func(context.Context, actors.Setup) (*Trainer, error) { return &Trainer{}, nil })
-	actors.Method(class, "step", (*Trainer).Step, actors.MethodOptions{Mode: string(dispatch.DPMPCompute)})
-	roles.Main(class.Class) // in a worker process this does not return
+	class := troupe.NewClass("trainer", func(context.Context, troupe.Setup) (*Trainer, error) { return &Trainer{}, nil })
+	troupe.Method(class, "step", (*Trainer).Step, troupe.MethodOptions{Mode: troupe.DPMPCompute})
+	troupe.Main(class.Class) // in a worker process this does not return
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -50,22 +45,22 @@ func main() {
 }
 
 func drive(ctx context.Context) (err error) {
-	head, err := nodes.Find(os.Getenv)
+	head, err := troupe.FindHead()
 	if err != nil {
 		return err
 	}
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: head})
+	rt, err := troupe.Open(ctx, troupe.Config{BusConfig: head})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // takes down what this program created
 
-	trainer, err := rt.Create(ctx, roles.Spec{
-		Name: "trainer", Class: "trainer", World: 4, Mesh: dispatch.Mesh{TP: 2},
-		Process: &roles.Process{
-			Command: roles.Self(), // this program, on a node that has it
-			Needs:   placement.Request{Bundles: []placement.Bundle{{Devices: placement.Wholes(1)}}},
-			Policy:  roles.RestartRank, // a worker that dies is replaced
+	trainer, err := rt.Create(ctx, troupe.Spec{
+		Name: "trainer", Class: "trainer", World: 4, Mesh: troupe.Mesh{TP: 2},
+		Process: &troupe.Process{
+			Command: troupe.Self(), // this program, on a node that has it
+			Needs:   troupe.GPUs(1),
+			Policy:  troupe.RestartRank, // a worker that dies is replaced
 			Output:  os.Stdout,
 		},
 	})
@@ -75,7 +70,7 @@ func drive(ctx context.Context) (err error) {
 	for rank, seat := range trainer.Record().Seats {
 		fmt.Printf("rank %d: %s on node %s\n", rank, seat.Name, seat.Node)
 	}
-	sums, err := roles.Call[[]string](ctx, trainer, "step", []float64{1, 2, 3, 4, 5})
+	sums, err := troupe.Call[[]string](ctx, trainer, "step", []float64{1, 2, 3, 4, 5})
 	if err != nil {
 		return err
 	}
@@ -86,7 +81,7 @@ func drive(ctx context.Context) (err error) {
 }
 
 // killed ends a worker as an accident would, and shows what its caller sees.
-func killed(ctx context.Context, trainer *roles.Cluster) error {
+func killed(ctx context.Context, trainer *troupe.Cluster) error {
 	info, err := trainer.Info(ctx)
 	if err != nil {
 		return err
@@ -95,8 +90,8 @@ func killed(ctx context.Context, trainer *roles.Cluster) error {
 		return err
 	}
 	for { // until the rank has been replaced
-		_, err := roles.Call[[]string](ctx, trainer, "step", []float64{1, 2})
-		if !errors.Is(err, bus.ErrWorkerLost) {
+		_, err := troupe.Call[[]string](ctx, trainer, "step", []float64{1, 2})
+		if !errors.Is(err, troupe.ErrWorkerLost) {
 			return err
 		}
 		fmt.Println("the caller is told:", err)
