@@ -9,10 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
-	"troupe/roles"
 )
 
 // FanoutConfig says what to measure: for each number of workers and both layouts, how long a ONE_TO_ALL call takes
@@ -138,25 +136,8 @@ func (*echo) Echo(_ context.Context, b []byte) ([]byte, error) { return b, nil }
 
 // troupeFanout makes a role of n workers and returns one ONE_TO_ALL call on it, answers decoded and counted.
 func troupeFanout(ctx context.Context, url string, n int, layout string, arg []byte) (call func(context.Context) error, stop func(), err error) {
-	class := actors.NewClass("echo", func(context.Context, actors.Setup) (*echo, error) { return &echo{}, nil })
-	actors.Method(class, "echo", (*echo).Echo)
-	workers, err := bus.Open(ctx, bus.Config{URLs: []string{url}, Name: "bench-workers"})
+	cluster, stop, err := echoCluster(ctx, bus.Config{URLs: []string{url}}, n, layout)
 	if err != nil {
-		return nil, nil, err
-	}
-	local := roles.NewLocal(workers, []*actors.Class{class.Class})
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}, Name: "bench-driver"}, Namespace: "bench", Local: local})
-	if err != nil {
-		return nil, nil, errors.Join(err, workers.Close())
-	}
-	stop = func() {
-		_ = rt.Close(ctx)
-		_ = local.Close(ctx)
-		_ = workers.Close()
-	}
-	cluster, err := rt.Create(ctx, roles.Spec{Name: "echo", Class: "echo", World: n, OwnConnections: layout == Own})
-	if err != nil {
-		stop()
 		return nil, nil, err
 	}
 	return func(ctx context.Context) error {

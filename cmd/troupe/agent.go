@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
@@ -24,7 +23,7 @@ const (
 	defaultGrace = time.Minute            // how long agents keep their workers while the head is gone
 	headLook     = 250 * time.Millisecond // between two looks whether it is there
 	headAsk      = 2 * time.Second        // between two questions to it
-	waitWord     = 10 * time.Second       // between two words about a head that is waited for
+	waitReport   = 10 * time.Second       // between two messages about a missing head
 )
 
 // agentSpec is what an agent is told: on the command line for people, in this form by its head. It holds no secret. An
@@ -140,45 +139,48 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	return err
 }
 
-// awaitHead returns when the head answers: a NATS of one's own is there without it. It reports false when ctx has ended.
+// awaitHead returns when the head answers: an external NATS server can be there without a head. It reports false when ctx
+// has ended.
 func awaitHead(ctx context.Context, b *bus.Bus) bool {
-	for ctx.Err() == nil {
-		if b.Conn().IsConnected() && askHead(ctx, b) != nil {
-			return true
+	return bus.Retry(ctx, bus.Backoff{First: headAsk / 2, Most: headAsk / 2}, func() error {
+		if !b.Connected() || askHead(ctx, b) == nil {
+			return bus.ErrUnavailable
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(headAsk / 2):
-		}
-	}
-	return false
+		return nil
+	}) == nil
 }
 
-// joinBus connects, and waits for a head that is not there yet; for one that was there before it waits for ever.
-func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (*bus.Bus, error) {
+// joinBus connects, and waits for a head that is not there yet: for spec.Wait, or without a limit for a head that was there
+// before.
+func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (b *bus.Bus, err error) {
 	cfg := bus.Config{
 		Name: "troupe-agent-" + spec.Name, URLs: spec.Access.URLs, TokenFile: spec.Access.TokenFile, CredsFile: spec.Access.CredsFile,
 		TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}, Logger: log,
 	}
-	end, said := time.Now().Add(spec.Wait), time.Time{}
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
-		b, err := bus.Open(ctx, cfg)
-		if err == nil || !errors.Is(err, bus.ErrUnavailable) || ctx.Err() != nil {
-			return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
+	wait, reported := ctx, time.Time{}
+	if !again {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(ctx, spec.Wait)
+		defer cancel()
+	}
+	_ = bus.Retry(wait, bus.Backoff{Most: 2 * time.Second}, func() error {
+		b, err = bus.Open(ctx, cfg)
+		if err == nil || !errors.Is(err, bus.ErrUnavailable) {
+			return bus.Permanent(err)
 		}
-		if !again && time.Now().Add(pause).After(end) {
-			return nil, &tryLaterError{bus.Errorf(bus.CodeUnavailable, "%w; it was waited for %v (--wait)", err, spec.Wait)}
-		}
-		if !again && time.Since(said) > waitWord {
-			said = time.Now()
+		if !again && spec.Wait > 0 && time.Since(reported) > waitReport {
+			reported = time.Now()
 			c.warnf("troupe: no head at %s yet; waiting\n", spec.Access.URLs[0])
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(pause):
-		}
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, bus.ErrUnavailable):
+		return nil, &tryLaterError{bus.Errorf(bus.CodeUnavailable, "%w; gave up after %v (--wait)", err, spec.Wait)}
 	}
+	return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
 }
 
 // errHeadGone is why an agent ends by itself; runOver is the other reason.
@@ -188,10 +190,10 @@ var errHeadGone = errors.New("the head has been gone for longer than the grace; 
 func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	doneCh := make(chan struct{})
-	var sub *nats.Subscription
+	var sub *bus.Subscription
 	if !spec.Own {
 		var err error
-		if sub, err = b.Conn().Subscribe(bus.NodesEnd(), func(m *nats.Msg) { end(parseOver(m.Data)) }); err != nil {
+		if sub, err = b.Subscribe(bus.NodesEnd(), func(m *bus.Msg) { end(parseOver(m.Data)) }); err != nil {
 			c.warnf("troupe: the end of the run will not be heard: %v\n", err)
 		}
 	}
@@ -230,7 +232,7 @@ type headWatch struct {
 }
 
 func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
-	if !b.Conn().IsConnected() {
+	if !b.Connected() {
 		return
 	}
 	if !w.there || time.Since(w.asked) > headAsk {

@@ -15,7 +15,7 @@ func newBench(c *cli) *cobra.Command {
 		Short:   "Measure Troupe beside a floor of bare NATS, in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
-	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c))
+	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchAB(c), newBenchABRow(c))
 	return cmd
 }
 

@@ -6,13 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus/bustest"
@@ -123,10 +123,8 @@ func noSecret(t *testing.T, creds string, files ...string) {
 	t.Helper()
 	text, err := os.ReadFile(creds)
 	require.NoError(t, err)
-	key, err := nkeys.ParseDecoratedUserNKey(text)
-	require.NoError(t, err)
-	seed, err := key.Seed()
-	require.NoError(t, err)
+	seed := regexp.MustCompile(`(?m)^SU[A-Z2-7]{50,}$`).Find(text)
+	require.NotEmpty(t, seed)
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -112,7 +112,7 @@ func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, m
 		select {
 		case <-ctx.Done():
 			return before, left, ctx.Err()
-		case <-time.After(waitLook):
+		case <-time.After(nodesPoll):
 		}
 	}
 }

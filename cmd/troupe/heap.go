@@ -7,6 +7,8 @@ import (
 	runtimemetrics "runtime/metrics"
 	"sync"
 	"time"
+
+	"troupe/internal/ab"
 )
 
 const (
@@ -21,6 +23,9 @@ const (
 // is small: without ballast the collector would run a hundred times a second. With it, garbage of ordinary work is kept as
 // well, tens of megabytes that never go back to the system. So there is ballast only while large bodies pass.
 func tendHeap(ctx context.Context) (stop func()) {
+	if !ab.On(ab.HeapBallast) {
+		return func() {}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() {

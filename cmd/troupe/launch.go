@@ -203,7 +203,7 @@ func (c *cli) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags,
 	wait, cancel := context.WithTimeout(ctx, f.wait)
 	defer cancel()
 	missing := ""
-	if _, err := c.awaitNodes(wait, client, wanted{nodes: f.world * len(names)}, &missing); err != nil {
+	if _, err := c.awaitWanted(wait, client, wanted{nodes: f.world * len(names)}, &missing); err != nil {
 		c.endRun(ctx, b, client, h, 1)
 		return fmt.Errorf("the replicas have not all joined within %v: %s: %w", f.wait, missing, err)
 	}
@@ -245,16 +245,14 @@ func (c *cli) endRun(ctx context.Context, b *bus.Bus, client *placement.Client, 
 	if err != nil {
 		return
 	}
-	for ctx.Err() == nil {
-		_ = b.Conn().Publish(bus.NodesEnd(), []byte(strconv.Itoa(code))) // said again if it is lost
-		list, err := client.Nodes(ctx)
-		if err == nil && countReady(list).nodes <= len(own) {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(waitLook):
-		}
+	publish := func() { _ = b.Publish(bus.NodesEnd(), []byte(strconv.Itoa(code))) } // repeated, so a lost message does no harm
+	publish()
+	err = awaitNodes(ctx, client, nodesPoll, func(list []placement.NodeStatus) bool {
+		publish()
+		return countReady(list).nodes <= len(own)
+	})
+	if err == nil {
+		return
 	}
 	c.warnf("troupe: not all agents have left\n")
 }

@@ -96,18 +96,10 @@ func (c *cli) runBus(ctx context.Context, file pipeline.File, flags runFlags) (*
 	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" {
 		c.namespace = file.Namespace
 	}
-	s, err := c.server()
+	b, s, err := c.open(ctx)
 	if errors.Is(err, nodes.ErrNoHead) {
 		c.say("head", "private", "no head on this machine: one for this run alone")
-		s.bus = bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}}
-		err = nil
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	b, err := bus.Open(ctx, s.bus)
-	if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
-		err = s.head.silent(err)
+		b, err = bus.Open(ctx, bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}})
 	}
 	return b, s.namespace, err
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -73,23 +71,6 @@ func (c *cli) status(ctx context.Context) error {
 	})
 }
 
-// withBus runs do with a connection to the head.
-func (c *cli) withBus(ctx context.Context, do func(*bus.Bus, server) error) error {
-	s, err := c.server()
-	if err != nil {
-		return err
-	}
-	b, err := bus.Open(ctx, s.bus)
-	if err != nil {
-		if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
-			return s.head.silent(err)
-		}
-		return err
-	}
-	defer func() { _ = b.Close() }() // nothing is left to say
-	return do(b, s)
-}
-
 // look asks everybody.
 func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 	view := overview{URL: b.URL(), Head: askHead(ctx, b), Nodes: []nodeOverview{}}
@@ -118,17 +99,6 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 	defer func() { _ = rt.Close(ctx) }() // it has made nothing
 	view.Roles, err = rt.Roles(ctx)
 	return view, err
-}
-
-func askHead(ctx context.Context, b *bus.Bus) *headStatus {
-	ctx, cancel := context.WithTimeout(ctx, askNode)
-	defer cancel()
-	m, err := b.Conn().RequestWithContext(ctx, bus.NodesHead(), nil)
-	var status headStatus
-	if err != nil || json.Unmarshal(m.Data, &status) != nil {
-		return nil
-	}
-	return &status
 }
 
 // lookAtNodes asks the agents, all at once.

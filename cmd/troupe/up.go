@@ -207,17 +207,17 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	parts, err := place(ctx, b, h.file.Name, h.replicas)
+	service, err := startPlacement(ctx, b, h.file.Name, h.replicas)
 	if err != nil {
 		return err
 	}
-	defer parts.stop()
+	defer service.stop()
 	log := c.loggerAt(&h.level)
-	desk, err := openDesk(ctx, b, log, h.replicas)
+	status, err := serveStatus(ctx, b, log, h.replicas)
 	if err != nil {
 		return err
 	}
-	defer desk.close()
+	defer status.close()
 	if h.metrics != "" {
 		where, stop, err := serveMetrics(h.metrics, b, log)
 		if err != nil {
@@ -242,8 +242,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if err := roles.AdoptNamespaces(ctx, b, log); err != nil {
 		return err
 	}
-	defer keepHouse(ctx, b, log, houseEvery)()
-	defer maintainRegistry(ctx, b, log)()
+	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()
 	if inside != nil {
 		return inside(ctx, b)
 	}
@@ -252,7 +251,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	}
 	select {
 	case <-ctx.Done():
-	case err := <-parts.failedCh:
+	case err := <-service.failedCh:
 		return err
 	}
 	if !c.json {

@@ -26,8 +26,8 @@ const (
 	agentStart = 10 * time.Second       // for its nodes to be registered
 	agentEnd   = 30 * time.Second       // for its workers to end with it
 	agentLook  = 200 * time.Millisecond // between two looks whether it is there
-	grantLook  = 5 * time.Millisecond   // between two looks whether its nodes are granted
-	agentPause = time.Second            // before one that died is started again
+	grantPoll  = 5 * time.Millisecond
+	agentPause = time.Second // before one that died is started again
 	agentLog   = "agent.log"
 	agentLogs  = 4 << 20 // bytes of it; then it is begun anew
 )
@@ -102,7 +102,7 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 	}
 }
 
-// granted closes the channel when the placement service grants what is on the nodes.
+// granted closes the channel when the placement service grants devices of all the nodes.
 func granted(ctx context.Context, b *bus.Bus, names []string) (<-chan struct{}, func(), error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
@@ -112,15 +112,11 @@ func granted(ctx context.Context, b *bus.Bus, names []string) (<-chan struct{}, 
 	ch, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(doneCh)
-		for ctx.Err() == nil {
-			if list, err := client.Nodes(ctx); err == nil && allReady(list, names) {
-				close(ch)
-				return
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(grantLook):
-			}
+		err := bus.Retry(ctx, bus.Backoff{First: grantPoll, Most: grantPoll}, func() error {
+			return awaitNodes(ctx, client, grantPoll, func(list []placement.NodeStatus) bool { return allReady(list, names) })
+		})
+		if err == nil {
+			close(ch)
 		}
 	}()
 	return ch, func() { cancel(); <-doneCh; client.Close() }, nil

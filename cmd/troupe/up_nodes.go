@@ -78,33 +78,30 @@ func nodeName(name string, i, n int) string {
 	return fmt.Sprintf("%s-%d", name, i)
 }
 
-// placed is the placement service of a head.
-type placed struct {
+// placementService is the placement service of a head.
+type placementService struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
-	failedCh chan error // it ended by itself
+	failedCh chan error // holds one: the error of a service that ended without stop
 }
 
-// place starts the service.
-func place(ctx context.Context, b *bus.Bus, id string, replicas int) (*placed, error) {
-	p := &placed{failedCh: make(chan error, 1)}
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p.cancel = cancel
+func startPlacement(ctx context.Context, b *bus.Bus, id string, replicas int) (*placementService, error) {
 	service, err := placement.NewService(placement.Config{Bus: b, ID: id, Replicas: replicas})
 	if err != nil {
-		cancel()
 		return nil, err
 	}
+	p := &placementService{failedCh: make(chan error, 1)}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p.cancel = cancel
 	p.group.Go(func() {
 		if err := service.Run(run); run.Err() == nil {
-			p.failedCh <- errors.Join(errors.New("a part of the head has ended"), err)
+			p.failedCh <- errors.Join(errors.New("the placement service has ended"), err)
 		}
 	})
 	return p, nil
 }
 
-// stop ends the service.
-func (p *placed) stop() {
+func (p *placementService) stop() {
 	p.cancel()
 	p.group.Wait()
 }

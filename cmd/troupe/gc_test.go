@@ -14,8 +14,6 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
-	"troupe/bus/bustest"
-	"troupe/bus/kv"
 	"troupe/placement"
 	"troupe/roles"
 )
@@ -55,40 +53,8 @@ func TestHeadEndsRolesOfDeadDrivers(t *testing.T) {
 	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	defer keepHouse(t.Context(), b, (&cli{err: t.Output()}).logger(0), 20*time.Millisecond)() // the head's own looks now and then
+	defer roles.GC{Bus: b, Interval: 20 * time.Millisecond}.Start(t.Context())() // the head's own looks now and then
 	require.Eventually(t, func() bool { return u.sees("roles", "--json") == "" }, 30*time.Second, 100*time.Millisecond)
-}
-
-// Roles whose driver lives are left alone, and so are those that are detached.
-func TestHouseLeavesTheLivingAlone(t *testing.T) {
-	b := bustest.Open(t)
-	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Namespace: "run", Lease: time.Second, Classes: []*actors.Class{calcClass()}})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, rt.Close(context.Background())) }()
-	_, err = rt.Create(t.Context(), roles.Spec{Name: "mine", Class: "calc", World: 1})
-	require.NoError(t, err)
-	orphans, err := roles.Orphans(t.Context(), b)
-	require.NoError(t, err)
-	require.Empty(t, orphans)
-
-	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "troupe_registry"})
-	require.NoError(t, err)
-	all, err := rt.Roles(t.Context())
-	require.NoError(t, err)
-	rec := all[0]
-	rec.Name, rec.Owner = "kept", "nobody"
-	for _, detached := range []bool{true, false} {
-		rec.Detached = detached
-		data, err := json.Marshal(rec)
-		require.NoError(t, err)
-		_, err = bucket.Put(t.Context(), "run.role.kept", data)
-		require.NoError(t, err)
-		orphans, err = roles.Orphans(t.Context(), b)
-		require.NoError(t, err)
-		require.Equal(t, detached, len(orphans) == 0)
-	}
-	require.Equal(t, []string{"run"}, orphans)
-	require.NoError(t, bucket.Delete(t.Context(), "run.role.kept", 0))
 }
 
 // A detached role outlives its driver. The head moves its workers off a drained node and restarts one that is killed, and
