@@ -20,14 +20,14 @@ import (
 )
 
 const (
-	defaultGrace = time.Minute            // how long agents keep their workers while the head is gone
-	headLook     = 250 * time.Millisecond // between two looks whether it is there
-	headAsk      = 2 * time.Second        // between two questions to it
+	defaultGrace = time.Minute            // how long an agent keeps its workers without a head
+	headPoll     = 250 * time.Millisecond // between two checks of the connection to the head
+	headAsk      = 2 * time.Second        // between two requests for the head's status
 	waitReport   = 10 * time.Second       // between two messages about a missing head
 )
 
-// agentSpec is what an agent is told: on the command line for people, in this form by its head. It holds no secret. An
-// agent whose spec is another than the head wants is replaced.
+// agentSpec is the configuration of an agent: of `troupe join` from the command line, of a head's own agent as JSON. It holds
+// no secret. A head replaces an agent that runs with another spec.
 type agentSpec struct {
 	Access nodes.Access      `json:"access"`
 	GPUs   string            `json:"gpus"`
@@ -38,19 +38,19 @@ type agentSpec struct {
 	Host   string            `json:"host,omitempty"`
 	Grace  time.Duration     `json:"grace"`
 	Wait   time.Duration     `json:"wait"`
-	Own    bool              `json:"own,omitempty"` // of the head's machine: it ends with the head, not with a word
-	// ExitWhenLost ends the agent when the head has been gone for the grace, instead of waiting for it to come back. An agent
-	// of the head's machine always does: nothing else would ever end it.
+	Own    bool              `json:"own,omitempty"` // the agent of the head's machine, which ends with the head
+	// ExitWhenLost ends the agent when the head has been gone for longer than Grace, instead of waiting for its return. An
+	// Own agent always ends then: nothing else would end it.
 	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
 }
 
-// workerProgram is what an agent starts for a launch without a command. Tests, whose program is another, set it.
+// workerProgram is the command of workers without a command of their own. Tests replace it.
 var workerProgram = func() ([]string, error) {
 	self, err := os.Executable()
 	return []string{self, "worker"}, err
 }
 
-// newAgent is the command that a head runs for its own machine; people join.
+// newAgent is the command that a head runs for its own machine. Users run join.
 func newAgent(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:    "agent SPEC",
@@ -67,11 +67,11 @@ func newAgent(c *cli) *cobra.Command {
 	}
 }
 
-// agent is an agent until ctx ends, or the head says that the run is over, or, if it is to end then, the head has been gone for
-// the grace; none of these is an error. Otherwise an agent whose head is gone ends its workers after the grace, and joins again
-// when the head is back. readyFunc is called each time its nodes are registered.
+// agent runs an agent until ctx ends, the head ends the run, or, with Own or ExitWhenLost, the head has been gone for longer
+// than Grace; none of these is an error. Any other agent ends its workers then, and joins again when the head is back.
+// readyFunc is called each time the nodes are registered.
 func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
-	c.unread = nil // whoever reads the log may go
+	c.unread = nil // an agent runs on when its output is closed
 	claims := filepath.Join(spec.Dir, "sim")
 	inventories, err := openDevices(spec.GPUs, spec.Name, claims)
 	if err != nil {
@@ -92,14 +92,14 @@ func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error
 	}
 }
 
-// agentOnce is an agent from when its head is there until it is gone, which is errHeadGone. again: the head was there before.
+// agentOnce runs an agent until its head is gone, which is errHeadGone. again: a head was there before.
 func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, again bool, readyFunc func()) error {
 	log := c.logger(slog.LevelWarn)
 	b, err := c.joinBus(ctx, spec, again, log)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = b.Close() }() // everything has been said
+	defer func() { _ = b.Close() }() // fails only if the server is gone
 	if again && !awaitHead(ctx, b) {
 		return ctx.Err()
 	}
@@ -122,7 +122,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
-	_, stopDrivers := roles.DriverWatch{Bus: b, Logger: log}.Start(run) // of this host: their processes can be seen from here
+	_, stopDrivers := roles.DriverWatch{Bus: b, Logger: log}.Start(run) // it sees the processes of drivers on this host
 	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {
@@ -183,10 +183,10 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog
 	return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
 }
 
-// errHeadGone is why an agent ends by itself; runOver is the other reason.
-var errHeadGone = errors.New("the head has been gone for longer than the grace; the agent has ended its workers")
+// errHeadGone ends an agent without a signal, as runOver does.
+var errHeadGone = errors.New("the head has been gone for longer than --grace; the agent has ended its workers")
 
-// watchHead ends the agent when the head has been gone for the grace, or says that the run is over.
+// watchHead calls end when the head has been gone for longer than Grace, or ends the run.
 func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	doneCh := make(chan struct{})
@@ -194,13 +194,13 @@ func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end con
 	if !spec.Own {
 		var err error
 		if sub, err = b.Subscribe(bus.NodesEnd(), func(m *bus.Msg) { end(parseOver(m.Data)) }); err != nil {
-			c.warnf("troupe: the end of the run will not be heard: %v\n", err)
+			c.warnf("troupe: this agent cannot learn the end of the run: %v\n", err)
 		}
 	}
 	go func() {
 		defer close(doneCh)
 		watch := headWatch{last: time.Now()}
-		for tick := time.NewTicker(headLook); ; {
+		for tick := time.NewTicker(headPoll); ; {
 			watch.look(ctx, b)
 			if time.Since(watch.last) > spec.Grace && ctx.Err() == nil {
 				end(errHeadGone)
@@ -222,13 +222,13 @@ func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end con
 	}
 }
 
-// headWatch is when an agent was last sure that its head is there. With an embedded server that is while it is connected; a
-// NATS of one's own stays when the head goes, so a head that has answered once must go on answering.
+// headWatch is when the head was last known to be there. The connection proves an embedded server. An external NATS server
+// outlives the head, so a head that has answered once must keep answering.
 type headWatch struct {
 	last     time.Time
 	asked    time.Time
-	there    bool // it answered the last question
-	answered bool // it has, ever
+	there    bool // the head answered the last request
+	answered bool // the head has answered at least once
 }
 
 func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
@@ -245,14 +245,14 @@ func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
 	}
 }
 
-// sameAs reports whether an agent of that spec is what the head wants.
+// sameAs reports whether the specs are equal.
 func (s agentSpec) sameAs(other agentSpec) bool {
 	a, errA := json.Marshal(s)
 	b, errB := json.Marshal(other)
 	return errA == nil && errB == nil && slices.Equal(a, b)
 }
 
-// nodeCount is how many nodes the agent stands for.
+// names are the names of the agent's nodes: one, or several simulated ones.
 func (s agentSpec) names() ([]string, error) {
 	n, err := countNodes(s.GPUs)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 func newBench(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "bench",
-		Short:   "Measure Troupe beside a floor of bare NATS, in the same run",
+		Short:   "Measure Troupe and bare NATS in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
 	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchAB(c), newBenchABRow(c))

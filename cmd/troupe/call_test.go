@@ -161,12 +161,12 @@ func TestPlain(t *testing.T) {
 		{tensor(wire.Int16, 255, 255), `{"dtype":"int16","shape":[1],"values":[-1]}`},
 		{tensor(wire.Float64, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f), `{"dtype":"float64","shape":[1],"values":[1]}`},
 	} {
-		got, err := json.Marshal(plain(test.value))
+		got, err := json.Marshal(jsonValue(test.value))
 		require.NoError(t, err)
 		require.JSONEq(t, test.want, string(got))
 	}
 	for _, dtype := range wire.DTypes {
-		shown := plain(tensor(dtype, make([]byte, 16)...)).(map[string]any)
+		shown := jsonValue(tensor(dtype, make([]byte, 16)...)).(map[string]any)
 		require.Contains(t, shown, "values", dtype)
 	}
 }
