@@ -10,6 +10,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"troupe/actors"
@@ -40,9 +42,9 @@ type ABResult struct {
 
 // The rows.
 const (
-	RowCall     = "call_1_1"    // a call of one worker until its answer, as a multiple of nc.Request
-	RowInFlight = "in_flight"   // 1,000 calls of one worker in flight, µs a call
-	RowBodies   = "bodies_64mb" // an argument and an answer of 64 MiB through a head, ms
+	RowCall     = "call_1_1"     // a call of one worker until its answer, as a multiple of nc.Request
+	RowInFlight = "in_flight"    // 1,000 calls of one worker in flight: CPU time of server, driver and worker, µs a call
+	RowBodies   = "bodies_64mib" // an argument and an answer of 64 MiB through a head: CPU time of the head, ms a call
 )
 
 var abRows = map[string][]string{
@@ -134,15 +136,16 @@ func ABRow(ctx context.Context, program, row string, d time.Duration) (ABValue, 
 		return ABValue{r.RatioP50, "× nc.Request"}, err
 	case RowInFlight:
 		v, err := inFlight(ctx, d)
-		return ABValue{v, "µs"}, err
+		return ABValue{v, "µs of CPU"}, err
 	case RowBodies:
 		v, err := largeBodies(ctx, program, d)
-		return ABValue{v, "ms"}, err
+		return ABValue{v, "ms of CPU"}, err
 	}
 	return ABValue{}, fmt.Errorf("no row %q", row)
 }
 
-// inFlight is the time of a call, in µs, while 1,000 are in flight.
+// inFlight is the CPU time of a call, in µs, while 1,000 are in flight. CPU time, unlike the time of the clock, does not depend on
+// other processes on the machine.
 func inFlight(ctx context.Context, d time.Duration) (_ float64, err error) {
 	server, err := bus.Open(ctx, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
 	if err != nil {
@@ -157,8 +160,8 @@ func inFlight(ctx context.Context, d time.Duration) (_ float64, err error) {
 	const width = 1000
 	window := make([]*dispatch.Future, width)
 	arg := bytes.Repeat([]byte{7}, 64)
-	n, began := 0, time.Now()
-	for end := began.Add(d); time.Now().Before(end) || n%width != 0; n++ {
+	n, began := 0, cpuTime(os.Getpid())
+	for end := time.Now().Add(d); time.Now().Before(end) || n%width != 0; n++ {
 		if f := window[n%width]; f != nil {
 			if err := f.Wait(ctx); err != nil {
 				return 0, err
@@ -173,10 +176,10 @@ func inFlight(ctx context.Context, d time.Duration) (_ float64, err error) {
 			return 0, err
 		}
 	}
-	return float64(time.Since(began).Microseconds()) / float64(n), nil
+	return float64((cpuTime(os.Getpid()) - began).Microseconds()) / float64(n), nil
 }
 
-// largeBodies is the median time, in ms, of a call with 64 MiB each way. The server is that of a head, a process of its own.
+// largeBodies is the CPU time of a head, in ms, for a call with 64 MiB each way.
 func largeBodies(ctx context.Context, program string, d time.Duration) (_ float64, err error) {
 	dir, err := os.MkdirTemp("", "troupe-bench-")
 	if err != nil {
@@ -194,15 +197,34 @@ func largeBodies(ctx context.Context, program string, d time.Duration) (_ float6
 	}
 	defer stop()
 	arg := bytes.Repeat([]byte{7}, 64<<20)
-	var times []float64
-	for end := time.Now().Add(d); time.Now().Before(end) || len(times) < 8; {
-		began := time.Now()
+	var n int
+	var began time.Duration
+	for end := time.Now().Add(d); time.Now().Before(end) || n < 8; n++ {
+		if n == warmBodies {
+			began = cpuTime(head.PID())
+		}
 		if _, err := roles.CallEach[[]byte](ctx, cluster, "echo", arg); err != nil {
 			return 0, err
 		}
-		times = append(times, float64(time.Since(began).Microseconds())/1000)
 	}
-	return median(times[3:]), nil // the ballast takes a moment to be there
+	return float64((cpuTime(head.PID()) - began).Microseconds()) / 1000 / float64(n-warmBodies), nil
+}
+
+const warmBodies = 3 // calls until the head has its ballast
+
+// cpuTime is the CPU time of a process so far; zero if it cannot be read.
+func cpuTime(pid int) time.Duration {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	var ticks int64
+	for _, field := range strings.Fields(rest)[11:13] { // user and system time, in hundredths of a second
+		n, _ := strconv.ParseInt(field, 10, 64)
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
 }
 
 // echoCluster is a role of n workers that answer with their argument, in this process.

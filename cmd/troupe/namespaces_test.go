@@ -60,7 +60,7 @@ func TestNamespacesAreListedAndRemoved(t *testing.T) {
 	require.Equal(t, []string{"anna"}, all[1].Drivers)
 	require.Regexp(t, `run +1 +1 +0 +0 +\d+s ago`, u.sees("namespaces"))
 
-	require.Contains(t, u.fails(1, "namespaces", "rm", "run"), "1 drivers work in namespace run (anna)")
+	require.Contains(t, u.fails(1, "namespaces", "rm", "run"), "1 drivers use namespace run (anna)")
 	require.Contains(t, u.sees("namespaces", "rm", "run", "--force"), "1 roles, 0 reservations and 0 pipelines are gone")
 	require.Contains(t, u.sees("namespaces", "rm", "other"), "1 reservations")
 	require.Contains(t, u.fails(1, "namespaces", "rm", "other"), "has nothing")

@@ -115,7 +115,7 @@ func TestSenselessRequests(t *testing.T) {
 		"--bundles 1 --devices 9 --spans":             {"larger than all nodes", "these 2 nodes have 8 devices"},
 		"--bundles 1 --devices 1 --colocate nobody":   {`reservation "nobody" is unknown`, "there are tr in namespace default"},
 		"":                               {"give --bundles", "--device-mapping TEXT"},
-		"--bundles 0":                    {"--bundles 0", "one bundle or more"},
+		"--bundles 0":                    {"--bundles 0", "must be positive"},
 		"--bundles 99999999 --devices 1": {"--bundles 99999999", "the most is 65536"},
 		"--bundles 2 --devices 1 --device-mapping [0] --world 1": {"--bundles and --device-mapping", "give one"},
 		"--bundles 1 --devices 1 --labels rack":                  {`--labels "rack"`, "k=v"},

@@ -86,7 +86,7 @@ func TestRunAFile(t *testing.T) {
 
 	u.sees("pipeline", "put", "words", "hard", "--args", `["x"]`)
 	require.Eventually(t, func() bool {
-		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x")
+		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "asked to fail: x")
 	}, 20*time.Second, 10*time.Millisecond)
 	var letter pipeline.DeadLetter
 	require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "dead", "ls", "words", "--json")), &letter))
@@ -95,7 +95,7 @@ func TestRunAFile(t *testing.T) {
 	require.Contains(t, shown, `"body":"x"`)
 	require.Equal(t, "1\n", u.sees("pipeline", "dead", "retry", "words", fmtSeq(letter.Seq)))
 	require.Eventually(t, func() bool {
-		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x")
+		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "asked to fail: x")
 	}, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, "1\n", u.sees("pipeline", "dead", "drop", "words", "--all"))
 	require.Equal(t, "no dead letters\n", u.sees("pipeline", "dead", "ls", "words"))

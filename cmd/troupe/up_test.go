@@ -96,7 +96,7 @@ func TestSecondUp(t *testing.T) {
 		stderr := eager.fails(1, words...)
 		require.Contains(t, stderr, port)
 		require.Contains(t, stderr, "--listen")
-		require.Contains(t, stderr, "a head of yours")
+		require.Contains(t, stderr, "your own head")
 	}
 	require.NoDirExists(t, other)
 	stderr := eager.fails(1, "up", "--listen", "127.0.0.1:0")
@@ -112,7 +112,7 @@ func TestPortTakenByAStranger(t *testing.T) {
 	defer l.Close()
 	stderr := newUser(t).fails(1, "up", "--listen", l.Addr().String())
 	require.Contains(t, stderr, l.Addr().String())
-	require.NotContains(t, stderr, "a head of yours")
+	require.NotContains(t, stderr, "your own head")
 }
 
 // The head that came last is found; when it goes, the one before it is found again, if it is still there.
