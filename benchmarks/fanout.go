@@ -13,8 +13,8 @@ import (
 	"troupe/dispatch"
 )
 
-// FanoutConfig says what to measure: for each number of workers and both layouts, how long a ONE_TO_ALL call takes
-// until all answers are in.
+// FanoutConfig configures Fanout: the time of a ONE_TO_ALL call until all answers are in, for each number of workers and both
+// layouts of connections.
 type FanoutConfig struct {
 	Workers []int
 	Bytes   int           // of the argument and of each answer; zero: 64
@@ -41,8 +41,8 @@ const (
 	Shared = "shared"
 )
 
-// Fanout measures every size in both layouts and calls each with the results as they come. The server is embedded and
-// is reached by TCP on loopback, as worker processes would reach it.
+// Fanout measures every number of workers in both layouts and calls each with every result. The connections to the embedded
+// server are TCP on loopback, as those of worker processes.
 func Fanout(ctx context.Context, cfg FanoutConfig, each func(FanoutResult) error) error {
 	if cfg.Bytes == 0 {
 		cfg.Bytes = 64
@@ -93,7 +93,7 @@ func fanoutOne(ctx context.Context, cfg FanoutConfig, n int, layout string) (_ F
 	return r, nil
 }
 
-// interleave runs both in turns of about 20 ms until the time is over, after a warm-up of each.
+// interleave runs both in turns of about 20 ms for the duration d, after a warm-up of each.
 func interleave(ctx context.Context, d time.Duration, ours, floor func(context.Context) error) (a, b []time.Duration, err error) {
 	turn := func(do func(context.Context) error, out []time.Duration) ([]time.Duration, error) {
 		for until := time.Now().Add(20 * time.Millisecond); ; {
@@ -123,8 +123,7 @@ func interleave(ctx context.Context, d time.Duration, ours, floor func(context.C
 	return a, b, nil
 }
 
-// quantile is the smallest time, in microseconds, that a share q of the times are at or under: of three, the p99 is the
-// largest.
+// quantile is the smallest time, in microseconds, that at least a share q of the times do not exceed. It sorts them.
 func quantile(times []time.Duration, q float64) float64 {
 	slices.Sort(times)
 	return float64(times[max(int(math.Ceil(q*float64(len(times))))-1, 0)].Nanoseconds()) / 1000
@@ -134,7 +133,7 @@ type echo struct{}
 
 func (*echo) Echo(_ context.Context, b []byte) ([]byte, error) { return b, nil }
 
-// troupeFanout makes a role of n workers and returns one ONE_TO_ALL call on it, answers decoded and counted.
+// troupeFanout creates a role of n workers; call is one ONE_TO_ALL call, with its answers decoded and counted.
 func troupeFanout(ctx context.Context, url string, n int, layout string, arg []byte) (call func(context.Context) error, stop func(), err error) {
 	cluster, stop, err := echoCluster(ctx, bus.Config{URLs: []string{url}}, n, layout)
 	if err != nil {

@@ -67,7 +67,7 @@ func nodeAndDevice(text string) (node, device string, err error) {
 }
 
 // whoami is the user and the host of this process.
-func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "somebody") + "@" + nodes.HostName() }
+func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "unknown") + "@" + nodes.HostName() }
 
 func (c *cli) cordon(ctx context.Context, one placement.Cordon) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {

@@ -6,9 +6,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The demo is a program of its own; where it is not installed, the command says how to get it.
+// Without the demo program, the error says how to build it.
 func TestDemoIsNotInstalled(t *testing.T) {
-	_, stderr, code := newUser(t).types("demo")
+	_, stderr, code := newShell(t).run("demo")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "run `make demo`")
 }

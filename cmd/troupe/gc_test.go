@@ -18,7 +18,7 @@ import (
 	"troupe/roles"
 )
 
-// driverEnv turns the test binary into a driver with a role on the head at this URL, with the token of this file.
+// driverEnv makes the test binary a driver with a role on the head at this URL; TROUPE_TEST_TOKEN names the token file.
 const driverEnv = "TROUPE_TEST_DRIVER"
 
 // drive runs until it is killed.
@@ -39,30 +39,30 @@ func drive(url string) error {
 	select {}
 }
 
-// A driver that is killed leaves a role behind. The head ends it, though no other driver is there.
+// The head ends the role of a killed driver, also when there is no other driver.
 func TestHeadEndsRolesOfDeadDrivers(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up()
 	driver := u.with(driverEnv, head.URL).with("TROUPE_TEST_TOKEN", head.TokenFile)
 	cmd, out := driver.process()
 	require.Equal(t, "ready", out.line(t, out.String))
-	require.Contains(t, u.sees("roles"), "four")
+	require.Contains(t, u.output("roles"), "four")
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
 
 	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, b.Close()) }()
-	defer roles.GC{Bus: b, Interval: 20 * time.Millisecond}.Start(t.Context())() // the head's own looks now and then
-	require.Eventually(t, func() bool { return u.sees("roles", "--json") == "" }, 30*time.Second, 100*time.Millisecond)
+	defer roles.GC{Bus: b, Interval: 20 * time.Millisecond}.Start(t.Context())() // the head's own interval is longer
+	require.Eventually(t, func() bool { return u.output("roles", "--json") == "" }, 30*time.Second, 100*time.Millisecond)
 }
 
-// A detached role outlives its driver. The head moves its workers off a drained node and restarts one that is killed, and
-// the tables, the JSON and the events say so.
+// The head moves the workers of a detached role off a drained node and restarts a killed one, and tables, JSON and events show
+// it.
 func TestHeadRestartsADetachedRole(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up("--gpus", "sim:2x2", "--name", "box")
-	u.sees("wait", "--nodes", "2", "--gpus", "4")
+	u.output("wait", "--nodes", "2", "--gpus", "4")
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: head.access(), Lease: time.Second})
 	require.NoError(t, err)
 	_, err = driver.Create(t.Context(), roles.Spec{
@@ -74,7 +74,7 @@ func TestHeadRestartsADetachedRole(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(t.Context()))
 	ranks := func() (all []rank) {
-		for line := range strings.Lines(u.sees("roles", "infer", "--json")) {
+		for line := range strings.Lines(u.output("roles", "infer", "--json")) {
 			var r rank
 			require.NoError(t, json.Unmarshal([]byte(line), &r))
 			all = append(all, r)
@@ -85,25 +85,25 @@ func TestHeadRestartsADetachedRole(t *testing.T) {
 	require.Len(t, before, 2)
 	require.NotEqual(t, before[0].Node, before[1].Node)
 
-	require.Contains(t, u.sees("drain", before[0].Node, "--why", "a new fan"), "is drained")
+	require.Contains(t, u.output("drain", before[0].Node, "--why", "a new fan"), "is drained")
 	require.Eventually(t, func() bool {
 		now := ranks()
 		return now[0].State == "ready" && now[0].Node == before[1].Node
 	}, 40*time.Second, 100*time.Millisecond)
-	require.Equal(t, "[0,1]\n", u.sees("call", "infer", "rank"))
+	require.Equal(t, "[0,1]\n", u.output("call", "infer", "rank"))
 
 	require.NoError(t, syscall.Kill(ranks()[1].PID, syscall.SIGKILL))
 	require.Eventually(t, func() bool { return ranks()[1].State == "restarting" }, 20*time.Second, 10*time.Millisecond)
-	require.Regexp(t, `infer +calc .* restarting .* restart 1 of 3, ranks \[1\]: its process .* was killed by SIGKILL`, u.sees("roles"))
-	require.Regexp(t, `(?s)1 +infer-1-G\d +box-\d +\d +– +restarting .*role infer is restarting since .*SIGKILL`, u.sees("roles", "infer"))
-	require.NotContains(t, u.sees("roles", "--json"), "hush-hush")
-	stdout, stderr, code := u.types("call", "infer", "rank")
+	require.Regexp(t, `infer +calc .* restarting .* restart 1 of 3, ranks \[1\]: its process .* was killed by SIGKILL`, u.output("roles"))
+	require.Regexp(t, `(?s)1 +infer-1-G\d +box-\d +\d +– +restarting .*role infer is restarting since .*SIGKILL`, u.output("roles", "infer"))
+	require.NotContains(t, u.output("roles", "--json"), "hush-hush")
+	stdout, stderr, code := u.run("call", "infer", "rank")
 	require.Zero(t, code, stderr)
 	require.Equal(t, "[0,1]\n", stdout, "it waits for the restart")
-	events := u.sees("events")
+	events := u.output("events")
 	for _, text := range []string{"role_restarting default/infer: ranks [0], moved to another node: it was stopped: node", "a new fan", "ranks [1], restarting (1 of 3)", "run again"} {
 		require.Contains(t, events, text)
 	}
-	require.Contains(t, u.sees("destroy", "infer"), "role infer is gone")
-	require.Contains(t, u.sees("reservations"), "nothing is reserved")
+	require.Contains(t, u.output("destroy", "infer"), "role infer is gone")
+	require.Contains(t, u.output("reservations"), "nothing is reserved")
 }

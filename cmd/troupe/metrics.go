@@ -36,7 +36,7 @@ var (
 	fullDesc     = describe("store_full", "1 if the head's store takes no writes, because its disk is full or cannot be written.")
 	nodeDesc     = describe("node_ready", "1 if the node is ready, 0 if it is lost or has yet to show its devices.", "node")
 	cordonDesc   = describe("node_cordoned", "1 if an operator wants nothing new on the node.", "node")
-	deviceDesc   = describe("device_held", "1 if somebody holds the device or a part of it.", "node", "index", "uuid", "model")
+	deviceDesc   = describe("device_held", "1 if the device or a part of it is reserved.", "node", "index", "uuid", "model")
 	unfitDesc    = describe("device_unfit", "1 if the device must not be granted, for its health or a foreign process.", "node", "index", "uuid", "model")
 	memoryDesc   = describe("device_memory_bytes", "Memory of the device.", "node", "index", "uuid", "kind")
 	busyDesc     = describe("device_utilisation_ratio", "Share of the time in which a kernel ran.", "node", "index", "uuid")

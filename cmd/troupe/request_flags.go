@@ -49,7 +49,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.spans, "spans", false, "let the devices of one bundle lie on several nodes")
 	flags.IntVar(&f.priority, "priority", 0, "place in the queue: the higher goes first")
 	flags.StringVar(&f.id, "id", "", "name of the reservation (default a new one)")
-	flags.StringVar(&f.holder, "holder", "", "who holds it, for those who wait")
+	flags.StringVar(&f.holder, "holder", "", "name of the holder, shown to waiting requests")
 	flags.StringVar(&f.colocate, "colocate", "", "lay it over the devices of this reservation, shared on purpose")
 	flags.StringVar(&f.within, "within", "", "keep devices near to each other: island (NVLink) or numa")
 	flags.StringVar(&f.label, "same", "", "keep the nodes within one value of this label, such as rack")

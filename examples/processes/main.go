@@ -1,4 +1,4 @@
-// Processes is a driver whose workers are processes on the nodes, each with devices of its own. Start a head first, with
+// Processes is a driver whose workers are processes on the nodes, each with its own devices. Start a head first, with
 // simulated devices if the machine has none, and then run it:
 //
 //	troupe up --gpus sim:2x4 &
@@ -17,7 +17,7 @@ import (
 	"troupe"
 )
 
-// Trainer is a worker. It runs in a process of its own, which sees the devices that were reserved for it and no others.
+// Trainer is a worker. It runs in its own process, which sees only the devices that were reserved for it.
 type Trainer struct{ step int }
 
 // Step trains on this replica's share of the rows.
@@ -27,7 +27,7 @@ func (t *Trainer) Step(_ context.Context, rows []float64) ([]string, error) {
 	for _, r := range rows {
 		sum += r
 	}
-	fmt.Printf("step %d on %d rows\n", t.step, len(rows)) // is shown by the driver, and kept: troupe logs trainer
+	fmt.Printf("step %d on %d rows\n", t.step, len(rows)) // printed by the driver, and stored: troupe logs trainer
 	return []string{fmt.Sprintf("rank %s of %s on device %s: %.1f", os.Getenv("RANK"), os.Getenv("WORLD_SIZE"), os.Getenv("CUDA_VISIBLE_DEVICES"), sum)}, nil
 }
 
@@ -53,19 +53,19 @@ func drive(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // takes down what this program created
+	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // ends the roles that this program created
 
 	trainer, err := rt.Create(ctx, troupe.Spec{
 		Name: "trainer", Class: "trainer", World: 4, Mesh: troupe.Mesh{TP: 2},
 		Process: &troupe.Process{
 			Command: troupe.Self(), // this program, on a node that has it
 			Needs:   troupe.GPUs(1),
-			Policy:  troupe.RestartRank, // a worker that dies is replaced
+			Policy:  troupe.RestartRank, // replaces a dead worker
 			Output:  os.Stdout,
 		},
 	})
 	if err != nil {
-		return err // who waits for what, or which rank failed and how
+		return err // what the request waits for, or which rank failed and how
 	}
 	for rank, seat := range trainer.Record().Seats {
 		fmt.Printf("rank %d: %s on node %s\n", rank, seat.Name, seat.Node)
@@ -80,7 +80,7 @@ func drive(ctx context.Context) (err error) {
 	return killed(ctx, trainer)
 }
 
-// killed ends a worker as an accident would, and shows what its caller sees.
+// killed kills a worker, and prints the error of its caller.
 func killed(ctx context.Context, trainer *troupe.Cluster) error {
 	info, err := trainer.Info(ctx)
 	if err != nil {

@@ -17,7 +17,7 @@ type learner struct {
 
 type settings struct{ Rate float64 }
 
-// What travels is plain data: exported fields, lists, maps, numbers, text, bytes and tensors.
+// Arguments and results are plain data: exported fields, lists, maps, numbers, text, bytes and tensors.
 type (
 	point struct{ X, Y float64 }
 	line  struct{ Slope, Offset float64 }
@@ -25,7 +25,7 @@ type (
 
 func (l line) at(x float64) float64 { return l.Slope*x + l.Offset }
 
-// newClass says how a learner is made, what can be called, and in which mode it is called unless the caller says otherwise.
+// newClass declares the constructor and the methods of a learner, with their default modes.
 func newClass() *troupe.Class {
 	class := troupe.NewClass("learner", newLearner)
 	mode := func(m troupe.Mode) troupe.MethodOptions { return troupe.MethodOptions{Mode: m} }
@@ -52,7 +52,7 @@ func (l *learner) Introduce(_ context.Context, name string) (string, error) {
 	return fmt.Sprintf("%s is rank %d", name, l.rank), nil
 }
 
-// TrainStep takes one step down the gradient of its rows and gives the loss of each before it.
+// TrainStep is one step of gradient descent on its rows. It returns the loss of each row before the step.
 func (l *learner) TrainStep(_ context.Context, rows []point) ([]float64, error) {
 	losses := make([]float64, len(rows))
 	var slope, offset float64

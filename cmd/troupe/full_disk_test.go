@@ -13,14 +13,14 @@ import (
 	"troupe/placement"
 )
 
-// Harm forbidden: after its disk was full for a while, a head grants nothing until it is started anew; and meanwhile its
-// clients wait for their timeouts.
+// While its disk is full, a head refuses at once whatever needs the store; when there is space again, it accepts writes without
+// a restart.
 func TestHeadOutlivesFullDisk(t *testing.T) {
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return
 	}
-	g := &granter{user: newUser(t)}
+	g := &granter{shell: newShell(t)}
 	defer g.close()
 	g.words = []string{"up", "--json", "--gpus", "sim:1x8", "--name", "host", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB", "--metrics", "127.0.0.1:0"}
 	cmd, out := g.process(g.words...)
@@ -63,7 +63,7 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 		}
 		require.NoError(t, ctx.Err(), "the placement service does not come back: %v", err)
 		require.ErrorIs(t, err, bus.ErrNoSpace)
-		time.Sleep(100 * time.Millisecond) // there is no signal for it across processes
+		time.Sleep(100 * time.Millisecond) // another process has no signal to wait for
 	}
 	list, err := c.List(ctx)
 	require.NoError(t, err)
@@ -72,5 +72,5 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 		held[r.ID] = true
 	}
 	require.True(t, held[kept.ID], "what was granted before is still held")
-	require.Contains(t, g.sees("roles"), "no roles")
+	require.Contains(t, g.output("roles"), "no roles")
 }

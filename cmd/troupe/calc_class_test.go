@@ -64,8 +64,8 @@ func (k *calc) wait(ctx context.Context, _ actors.None) (actors.None, error) {
 	return actors.None{}, ctx.Err()
 }
 
-// runs starts roles of calc at the user's head, as a driver in another program would, until the test ends.
-func (u *user) runs(specs ...roles.Spec) *roles.Runtime {
+// runs creates roles of class calc at the head, with a session of its own, until the test ends.
+func (u *shell) runs(specs ...roles.Spec) *roles.Runtime {
 	u.t.Helper()
 	s, err := (&cli{err: u.t.Output(), env: u.getenv}).server()
 	require.NoError(u.t, err)

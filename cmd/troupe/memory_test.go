@@ -18,14 +18,14 @@ import (
 	"troupe/roles"
 )
 
-// Harm forbidden: a head, or an agent, grows with every role that was ever created. After a warm-up, hundreds of creations
-// more change neither by more than a few megabytes. TROUPE_HEAVY makes it ten times as many.
+// The memory of a head and of an agent does not grow with the number of roles that were created. TROUPE_HEAVY makes it ten
+// times as many.
 func TestMemoryStaysFlat(t *testing.T) {
 	goroutines, processes, remembered := 600, 20, 16
 	if os.Getenv("TROUPE_HEAVY") != "" {
 		goroutines, processes, remembered = 6000, 500, 32
 	}
-	u := newUser(t)
+	u := newShell(t)
 	store := t.TempDir()
 	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:1x8", "--name", "box")
 	head := u.ready(out)
@@ -60,10 +60,10 @@ func TestMemoryStaysFlat(t *testing.T) {
 	t.Logf("the head had %d MiB and has %d; its agent had %d and has %d", warm, now, warmAgent, nowAgent)
 	require.Less(t, now, fresh+48, "the head has grown since it was started")
 	require.Less(t, now, warm+24, "the head grows")
-	require.Less(t, nowAgent, warmAgent+remembered, "the agent grows") // it remembers 4,096 ends for ten minutes, 5 KiB each
+	require.Less(t, nowAgent, warmAgent+remembered, "the agent grows") // it keeps 4,096 exits for ten minutes, 5 KiB each
 }
 
-// resident is the least memory that a process has, in MiB, of a few looks: garbage comes and goes.
+// resident is the smallest of five readings of the memory of a process, in MiB: garbage makes single readings vary.
 func resident(t *testing.T, pid int) int {
 	t.Helper()
 	least := 1 << 30

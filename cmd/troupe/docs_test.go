@@ -18,7 +18,7 @@ func page(t *testing.T, path string) string {
 	return string(text)
 }
 
-// Every command and every flag is explained in a page about the command line.
+// Every command and flag is in one of docs/cli*.md.
 func TestDocumentedCommands(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/cli*.md")
 	require.NoError(t, err)
@@ -40,7 +40,7 @@ func TestDocumentedCommands(t *testing.T) {
 			section := sections[cmd.CommandPath()]
 			require.NotEmpty(t, section, "no page in docs has a section \"## %s\"", cmd.CommandPath())
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Name != "help" && f.Name != "url" && f.Name != "namespace" { // those two have a section of their own
+				if f.Name != "help" && f.Name != "url" && f.Name != "namespace" { // these two have their own section
 					require.Contains(t, section, "--"+f.Name, "in the section about %s", cmd.CommandPath())
 				}
 			})
@@ -54,7 +54,7 @@ func TestDocumentedCommands(t *testing.T) {
 
 var link = regexp.MustCompile(`\]\(([\w./-]+)(?:#[\w-]+)?\)`)
 
-// Pages point at files that are there.
+// Links lead to files that exist.
 func TestLinks(t *testing.T) {
 	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md", "docs/cli-placement.md", "docs/cli-nodes.md", "docs/nodes.md"} {
 		for _, m := range link.FindAllStringSubmatch(page(t, path), -1) {
