@@ -132,7 +132,7 @@ func ABRow(ctx context.Context, program, row string, d time.Duration) (ABValue, 
 	}
 	switch row {
 	case RowCall:
-		r, err := fanoutOne(ctx, FanoutConfig{Bytes: 64, Each: d}, 1, Own)
+		r, err := fanoutOne(ctx, FanoutConfig{Each: d}, 1, 64, Own)
 		return ABValue{r.RatioP50, "× nc.Request"}, err
 	case RowInFlight:
 		v, err := inFlight(ctx, d)
