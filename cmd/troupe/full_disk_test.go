@@ -21,6 +21,7 @@ import (
 // While its disk is full, a head refuses at once whatever needs the store; when there is space again, it accepts writes without
 // a restart.
 func TestHeadOutlivesFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return
@@ -83,6 +84,7 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 // A head whose server cannot close its store after a full disk replaces itself: the process id, the agent and the reservations
 // stay, and placement grants again without anybody's help.
 func TestStuckHeadReplacesItself(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return
@@ -134,6 +136,7 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 
 // A head that replaced itself while the disk is still full waits for space: nothing else would start it again.
 func TestReplacedHeadWaitsForSpace(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return

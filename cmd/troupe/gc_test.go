@@ -41,6 +41,7 @@ func drive(url string) error {
 
 // The head ends the role of a killed driver, also when there is no other driver.
 func TestHeadEndsRolesOfDeadDrivers(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	head, _ := u.up()
 	driver := u.with(driverEnv, head.URL).with("TROUPE_TEST_TOKEN", head.TokenFile)
@@ -60,6 +61,7 @@ func TestHeadEndsRolesOfDeadDrivers(t *testing.T) {
 // The head moves the workers of a detached role off a drained node and restarts a killed one, and tables, JSON and events show
 // it.
 func TestHeadRestartsADetachedRole(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	head, _ := u.up("--gpus", "sim:2x2", "--name", "box")
 	u.output("wait", "--nodes", "2", "--gpus", "4")

@@ -146,6 +146,7 @@ func driveOn(t *testing.T, head readyHead, namespace string) *roles.Runtime {
 // TestTwoHosts: a head and an agent on two machines, over TLS; workers that connect to each other; a killed worker on the second
 // machine; two runs, of which one is destroyed; a link that is cut and restored.
 func TestTwoHosts(t *testing.T) {
+	t.Parallel()
 	h, u := newHosts(t), newShell(t)
 	store := t.TempDir()
 	_, out := u.process("up", "--json", "--listen", h.near+":0", "--store", store, "--gpus", "sim:1x4", "--name", "near")

@@ -57,6 +57,7 @@ func driveDevices(url, namespace string) error {
 // head's host, and a child keeps its connection open; "far" runs in its own PID namespace, so that the head cannot see its
 // process, as on another host.
 func TestKilledDriverFreesItsDevices(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	began := time.Now()
 	head, _ := u.up("--gpus", "sim:1x8", "--name", "box")

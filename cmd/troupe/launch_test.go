@@ -22,6 +22,7 @@ func freePort(t *testing.T) int {
 
 // The same command on every replica, as under Slurm and Kubernetes: all end with the driver's exit code.
 func TestLaunch(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		env  func(u *shell, rank, port int) *shell
 		code int

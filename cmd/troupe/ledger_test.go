@@ -17,6 +17,7 @@ import (
 
 // A head with a damaged ledger says so, and does not grant the devices of running workers.
 func TestHeadWithADamagedLedger(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	store := t.TempDir()
 	words := []string{"up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:2x2", "--name", "box"}

@@ -37,6 +37,7 @@ func TestHang(t *testing.T) {
 
 // The processes that tests start end when the test process is killed.
 func TestNothingOutlivesAKilledTest(t *testing.T) {
+	t.Parallel()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestHang$", "-test.v")
 	cmd.Env = append(os.Environ(), hangEnv+"=1", "TMPDIR="+t.TempDir()) // a killed test does not remove its folders
 	cmd.Stderr = t.Output()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -45,6 +46,10 @@ func TestMain(m *testing.M) {
 		}
 		fmt.Fprintln(os.Stderr, drive(url))
 		os.Exit(1)
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil { // parallel tests wait for processes, not for a CPU
+		panic(err)
 	}
 	bustest.Main(m)
 }

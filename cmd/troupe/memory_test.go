@@ -7,9 +7,11 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"troupe/actors"
@@ -38,13 +40,21 @@ func TestMemoryStaysFlat(t *testing.T) {
 	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{calcClass()}})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, rt.Close(context.Background())) }()
-	create := func(first, n int, spec roles.Spec) {
-		for i := range n {
-			spec.Name = fmt.Sprintf("r%d", first+i)
-			c, err := rt.Create(t.Context(), spec)
-			require.NoError(t, err)
-			require.NoError(t, c.Destroy(t.Context()))
+	create := func(first, n int, spec roles.Spec) { // four at a time: most of a creation is waiting
+		var group sync.WaitGroup
+		for worker := range 4 {
+			group.Go(func() {
+				for i := first + worker; i < first+n; i += 4 {
+					spec := spec
+					spec.Name = fmt.Sprintf("r%d", i)
+					c, err := rt.Create(t.Context(), spec)
+					if !assert.NoError(t, err) || !assert.NoError(t, c.Destroy(t.Context())) {
+						return
+					}
+				}
+			})
 		}
+		group.Wait()
 	}
 	local := roles.Spec{Class: "calc", World: 4}
 	process := roles.Spec{Class: "calc", World: 2, Process: &roles.Process{Needs: placement.Request{Bundles: []placement.Bundle{{Devices: 1000}}}}}

@@ -96,6 +96,7 @@ func (u *shell) killAfter(store string) {
 
 // The agent and the workers of a killed head run on; the next head on the same store takes them over, and its end ends them.
 func TestAgentOutlivesAKilledHead(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	store := t.TempDir()
 	words := []string{"up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:2x2", "--name", "box"}
@@ -127,6 +128,7 @@ func TestAgentOutlivesAKilledHead(t *testing.T) {
 
 // A head restarts its killed agent, and the new agent ends the orphan processes.
 func TestKilledAgentIsStartedAgain(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
@@ -174,6 +176,7 @@ func TestJoinIsRefusedWithoutToken(t *testing.T) {
 
 // An agent waits for its head; with --exit-when-lost it exits with code 0 when the head has been gone for longer than --grace.
 func TestJoinWaitsAndLeaves(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	store := t.TempDir()
 	head, stop := u.up("--store", store, "--no-agent")
@@ -194,6 +197,7 @@ func TestJoinWaitsAndLeaves(t *testing.T) {
 
 // An agent without a head ends its workers after --grace, does not exit, and joins the next head.
 func TestAgentOutlivesItsHead(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	store := t.TempDir()
 	head, stop := u.up("--store", store, "--no-agent")
@@ -215,6 +219,7 @@ func TestAgentOutlivesItsHead(t *testing.T) {
 
 // Two heads on one host: the end of one does not affect the other.
 func TestTwoHeadsSideBySide(t *testing.T) {
+	t.Parallel()
 	one, two := newShell(t), newShell(t)
 	first, stop := one.up("--gpus", "none", "--name", "box")
 	second, _ := two.up("--gpus", "none", "--name", "box")
@@ -226,6 +231,7 @@ func TestTwoHeadsSideBySide(t *testing.T) {
 
 // A frozen agent is lost; when it continues, its node and workers are back.
 func TestFrozenAgent(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
@@ -241,6 +247,7 @@ func TestFrozenAgent(t *testing.T) {
 
 // A head replaces an agent with another spec, and finds an agent without a recorded pid by its lock.
 func TestAgentIsReplaced(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	store := t.TempDir()
 	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:1x2", "--name", "box")
@@ -277,6 +284,7 @@ func TestExternalNATS(t *testing.T) {
 
 // Agents notice the end of a head whose external NATS server stays.
 func TestHeadGoneFromExternalNATS(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	url := bustest.External(t)
 	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")
@@ -292,6 +300,7 @@ func TestHeadGoneFromExternalNATS(t *testing.T) {
 
 // An agent on an external NATS server waits for the next head.
 func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	url := bustest.External(t)
 	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")

@@ -25,6 +25,7 @@ func script(t *testing.T, client *nodes.Client, node string, rank int, text stri
 
 // An operator's session: status, logs, events, drain.
 func TestOperator(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	head, _ := u.up("--gpus", "sim:2x2", "--name", "box", "--labels", "rack=r7")
 	require.Equal(t, "2 nodes with 4 devices are there\n", u.output("wait", "--nodes", "2", "--gpus", "4"))

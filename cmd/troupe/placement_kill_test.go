@@ -52,6 +52,7 @@ func (g *granter) client(namespace string) *placement.Client {
 
 // Acknowledged reservations survive the kill of a head, and the next head grants no device twice.
 func TestKilledHeadKeepsReservations(t *testing.T) {
+	t.Parallel()
 	const total, clients = 1000, 8
 	g := &granter{shell: newShell(t)}
 	defer g.close()

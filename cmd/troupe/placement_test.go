@@ -140,6 +140,7 @@ func TestInvalidRequests(t *testing.T) {
 }
 
 func TestRulesOnAHead(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	u.up("--gpus", "sim:1x4", "--name", "host")
 	require.Equal(t, "preemption: off\nbackfill: 128 behind the head\nquotas: none\n", u.output("rules"))

@@ -175,6 +175,7 @@ func (u *shell) process(words ...string) (*exec.Cmd, *screen) {
 
 // The stale file of a killed head makes commands fail with an error that says so, and the next head replaces it.
 func TestKilledHead(t *testing.T) {
+	t.Parallel()
 	u := newShell(t)
 	store := t.TempDir()
 	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store)
