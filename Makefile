@@ -101,9 +101,9 @@ soak: ## five rounds of every test, under the race detector
 SOAK_ITEMS ?= 100000
 soak-pipeline: ## 100,000 items under kills; a fast producer for a minute; 100 killed workers; items of 256 MiB; 50,000 schedules
 	TROUPE_SOAK_ITEMS=$(SOAK_ITEMS) TROUPE_SOAK_SECONDS=60 TROUPE_SOAK_KILLS=100 \
-	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestAKilledWorkersItemsAreHandedOn' ./pipeline
+	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestItemsOfAKilledWorkerMoveToOthers' ./pipeline
 	TROUPE_LARGE_MIB=256 $(GO) test -count=1 -timeout 10m -v -run 'TestItemsLargerThanAMessage' ./pipeline
-	$(GO) test -count=1 -timeout 10m -run 'TestEffectsHappenOnce' ./pipeline -rapid.checks=50000
+	$(GO) test -count=1 -timeout 10m -run 'TestEveryItemHasOneEnd' ./pipeline/flow -rapid.checks=50000
 
 CRASH_RESTARTS ?= 300
 crash-model: ## 300 kills of the head, and 75 of head and NATS servers, against a model of all that is stored (CRASH_RESTARTS)

@@ -5,19 +5,11 @@ import (
 	"encoding/json"
 	"log/slog"
 	"os"
-	"sync"
 	"time"
 
 	"troupe/bus"
-	"troupe/bus/wire"
-	"troupe/gpu"
 	"troupe/nodes"
 	"troupe/roles"
-)
-
-const (
-	lostAfter = 3 * time.Second // without a heartbeat a node counts as lost
-	deskLook  = 250 * time.Millisecond
 )
 
 // headStatus is the answer of a head to askHead.
@@ -31,24 +23,13 @@ type headStatus struct {
 	Clustered bool `json:"clustered"` // whether the server is one of several
 }
 
-// statusServer answers requests for the status of the head, and emits events of nodes that come and go.
+// statusServer answers requests for the status of the head.
 type statusServer struct {
-	b     *bus.Bus
-	log   *slog.Logger
-	since time.Time
-	subs  []*bus.Subscription
-	stop  context.CancelFunc
-	group sync.WaitGroup
-
+	b        *bus.Bus
+	log      *slog.Logger
+	since    time.Time
+	sub      *bus.Subscription
 	replicas int
-
-	mu   sync.Mutex
-	seen map[string]seenNode
-}
-
-type seenNode struct {
-	session string
-	at      time.Time
 }
 
 func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*statusServer, error) {
@@ -59,26 +40,16 @@ func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int
 	if err != nil {
 		return nil, err
 	}
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	s := &statusServer{b: b, log: log, since: time.Now().UTC(), stop: cancel, replicas: has, seen: map[string]seenNode{}}
-	for subject, handle := range map[string]func(*bus.Msg){bus.NodesHead(): s.answer, bus.NodeBeats(): s.beat} {
-		sub, err := b.Subscribe(subject, handle)
-		if err != nil {
-			s.close()
-			return nil, err
-		}
-		s.subs = append(s.subs, sub)
+	s := &statusServer{b: b, log: log, since: time.Now().UTC(), replicas: has}
+	s.sub, err = b.Subscribe(bus.NodesHead(), s.answer)
+	if err != nil {
+		return nil, err
 	}
-	s.group.Go(func() { s.look(run) })
 	return s, nil
 }
 
 func (s *statusServer) close() {
-	for _, sub := range s.subs {
-		_ = sub.Unsubscribe() // fails only if the connection is closed
-	}
-	s.stop()
-	s.group.Wait()
+	_ = s.sub.Unsubscribe() // fails only if the connection is closed
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
@@ -88,60 +59,6 @@ func (s *statusServer) answer(m *bus.Msg) {
 	}
 	if err != nil {
 		s.log.Debug("troupe: an answer about the status of the head is lost", "error", err)
-	}
-}
-
-// beat records the heartbeat of a node.
-func (s *statusServer) beat(m *bus.Msg) {
-	var beat gpu.Beat
-	if wire.Unmarshal(m.Data, &beat) != nil {
-		return // the placement service reports it
-	}
-	s.mu.Lock()
-	old, known := s.seen[beat.Node]
-	if beat.Bye {
-		delete(s.seen, beat.Node)
-	} else {
-		s.seen[beat.Node] = seenNode{beat.Session, time.Now()}
-	}
-	s.mu.Unlock()
-	switch {
-	case beat.Bye:
-		s.emit(nodes.EventNodeLeft, beat.Node, "its agent has ended in order")
-	case !known:
-		s.emit(nodes.EventNodeJoined, beat.Node, "its agent is there")
-	case old.session != beat.Session:
-		s.emit(nodes.EventNodeJoined, beat.Node, "its agent was started again")
-	}
-}
-
-// look emits an event for each node without a heartbeat.
-func (s *statusServer) look(ctx context.Context) {
-	for tick := time.NewTicker(deskLook); ; {
-		select {
-		case <-ctx.Done():
-			tick.Stop()
-			return
-		case <-tick.C:
-		}
-		s.mu.Lock()
-		var lost []string
-		for name, n := range s.seen {
-			if time.Since(n.at) > lostAfter {
-				lost = append(lost, name)
-				delete(s.seen, name)
-			}
-		}
-		s.mu.Unlock()
-		for _, name := range lost {
-			s.emit(nodes.EventNodeLost, name, "no sign of life for "+lostAfter.String())
-		}
-	}
-}
-
-func (s *statusServer) emit(kind, node, text string) {
-	if err := nodes.Emit(s.b, nodes.Event{Kind: kind, Node: node, Text: text}); err != nil {
-		s.log.Debug("troupe: an event is lost", "kind", kind, "error", err)
 	}
 }
 
