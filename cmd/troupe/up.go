@@ -195,7 +195,7 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 // the lock of the store, in this order, before it writes anything, so that it does not change the files of a running head.
 func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
 	c.unread = nil // a head runs on when its output is closed
-	defer tendHeap(ctx)()
+	defer manageBallast(ctx)()
 	if len(h.nats) == 0 {
 		h.at = h.at.kept(h.store)
 		if err := h.at.checkFree(c.env); err != nil {
