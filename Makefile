@@ -10,11 +10,12 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## bin/troupe
+build: ## bin/troupe, and bin/troupe-demo
 	$(GO) build -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
+	$(GO) build -o bin/troupe-demo ./examples/demo
 
 demo: build ## a small training job over five roles, in one process
-	bin/troupe demo
+	bin/troupe-demo
 
 test: build lint python ## everything a change must pass
 	$(GO) test -timeout 8m $(PACKAGES)

@@ -31,10 +31,11 @@ BUDGET = 240.0  # seconds for everything
 class System:
     """A child process that measures rows of one system."""
 
-    def __init__(self, name: str, python: str) -> None:
+    def __init__(self, name: str, python: str, env: dict[str, str] | None = None) -> None:
         self.name = name
         self.process: subprocess.Popen[str] | None = subprocess.Popen(
-            [python, os.path.join(HERE, f"on_{name}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL if name != "troupe" else None
+            [python, os.path.join(HERE, f"on_{name}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL if name != "troupe" else None,
+            env={**os.environ, **(env or {})},
         )
 
     def measure(self, row: str, limit: float) -> dict[str, Any] | None:

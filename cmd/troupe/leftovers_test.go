@@ -16,18 +16,18 @@ import (
 	"troupe/bus/bustest"
 )
 
-// hangEnv makes TestHang hang, with the parts of a run beside it.
+// hangEnv makes TestHang start the parts of a run and hang.
 const hangEnv = "TROUPE_TEST_HANG"
 
-// TestHang is what TestNothingOutlivesAKilledTest kills.
+// TestHang is killed by TestNothingOutlivesAKilledTest.
 func TestHang(t *testing.T) {
 	if os.Getenv(hangEnv) == "" {
 		t.Log("it does nothing by itself; TestNothingOutlivesAKilledTest runs it")
 		return
 	}
-	u := newUser(t)
+	u := newShell(t)
 	near, _ := u.up("--gpus", "none", "--name", "near") // a head in this process
-	far := newUser(t)
+	far := newShell(t)
 	cmd, out := far.process("up", "--json", "--listen", "127.0.0.1:0", "--store", t.TempDir(), "--gpus", "none", "--name", "far")
 	other := far.ready(out)
 	pids := []int{cmd.Process.Pid, agentOf(t, near.Store), agentOf(t, other.Store), sleeps(t, u.on(near), "near", 0), sleeps(t, far.on(other), "far", 0)}
@@ -35,10 +35,11 @@ func TestHang(t *testing.T) {
 	select {}
 }
 
-// TestNothingOutlivesAKilledTest: what tests start is not left behind when they are killed.
+// The processes that tests start end when the test process is killed.
 func TestNothingOutlivesAKilledTest(t *testing.T) {
+	t.Parallel()
 	cmd := exec.Command(os.Args[0], "-test.run=^TestHang$", "-test.v")
-	cmd.Env = append(os.Environ(), hangEnv+"=1", "TMPDIR="+t.TempDir()) // nobody removes its folders
+	cmd.Env = append(os.Environ(), hangEnv+"=1", "TMPDIR="+t.TempDir()) // a killed test does not remove its folders
 	cmd.Stderr = t.Output()
 	bustest.Tie(cmd, syscall.SIGKILL)
 	stdout, err := cmd.StdoutPipe()
@@ -60,8 +61,8 @@ func TestNothingOutlivesAKilledTest(t *testing.T) {
 	}
 }
 
-// Ctrl-C in "troupe up | tee log" ends tee first; what the head says then is read by nobody.
-func TestHeadThatNobodyReads(t *testing.T) {
+// A head ends in order when its output is closed, as by Ctrl-C in "troupe up | tee log", which ends tee first.
+func TestHeadWithClosedOutput(t *testing.T) {
 	read, write, err := os.Pipe()
 	require.NoError(t, err)
 	store := t.TempDir()
@@ -74,19 +75,19 @@ func TestHeadThatNobodyReads(t *testing.T) {
 	_, err = bufio.NewReader(read).ReadString('\n')
 	require.NoError(t, err)
 	agent := agentOf(t, store)
-	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGKILL) }) // it has ended
+	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGKILL) }) // fails if it has ended
 	require.NoError(t, read.Close())
-	for range 20 { // make and timeout say it more than once, too
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	for range 20 { // make and timeout send more than one signal, too
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
 		time.Sleep(100 * time.Microsecond)
 	}
 	require.NoError(t, cmd.Wait())
 	require.True(t, gone(agent), "its agent is left")
 }
 
-// A command that prints for ever ends when nobody reads it.
-func TestCommandThatNobodyReads(t *testing.T) {
-	u := newUser(t)
+// A command with endless output ends when its output is closed.
+func TestCommandWithClosedOutput(t *testing.T) {
+	u := newShell(t)
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	script(t, u.on(head), "box", 0, "while :; do echo more; sleep 0.05; done")
 	for _, words := range [][]string{{"logs", "role", "-f"}, {"logs", "role", "-f", "--json"}} {
@@ -102,7 +103,7 @@ func TestCommandThatNobodyReads(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, read.Close())
 		late := time.AfterFunc(10*time.Second, func() { _ = cmd.Process.Kill() })
-		_ = cmd.Wait() // with whatever code
+		_ = cmd.Wait() // any exit code
 		require.True(t, late.Stop(), "troupe %s does not end", strings.Join(words, " "))
 	}
 }

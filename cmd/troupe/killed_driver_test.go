@@ -17,10 +17,10 @@ import (
 	"troupe/roles"
 )
 
-// deviceDriverEnv turns the test binary into a driver with a role of processes on two devices, in this namespace.
+// deviceDriverEnv makes the test binary a driver with a role of processes on two devices, in this namespace.
 const deviceDriverEnv = "TROUPE_TEST_DEVICE_DRIVER"
 
-// driveDevices runs until it is killed. Its child keeps the driver's sockets open when it is.
+// driveDevices runs until it is killed. A child process then keeps the driver's sockets open.
 func driveDevices(url, namespace string) error {
 	rt, err := roles.Open(context.Background(), roles.Config{
 		BusConfig: bus.Config{URLs: []string{url}, TokenFile: os.Getenv("TROUPE_TEST_TOKEN")}, Namespace: namespace,
@@ -53,11 +53,12 @@ func driveDevices(url, namespace string) error {
 	select {}
 }
 
-// Harm forbidden: a driver that was killed holds its devices for half a minute; or one that was only suspended loses its
-// role. The driver "near" is on the head's host, and a child of it keeps its connection open; "far" is in a process
-// namespace of its own, so that its process cannot be seen, as if it were on another host.
+// The devices of a killed driver are free within seconds, and a suspended driver keeps its role. The driver "near" is on the
+// head's host, and a child keeps its connection open; "far" runs in its own PID namespace, so that the head cannot see its
+// process, as on another host.
 func TestKilledDriverFreesItsDevices(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	began := time.Now()
 	head, _ := u.up("--gpus", "sim:1x8", "--name", "box")
 	b, err := bus.Open(t.Context(), head.access())
@@ -116,7 +117,7 @@ func TestKilledDriverFreesItsDevices(t *testing.T) {
 	require.True(t, holds("suspended"), "a driver that is only suspended keeps its role until its lease expires")
 	require.NoError(t, suspended.Process.Signal(syscall.SIGCONT))
 
-	// Nothing is judged by silence before the server has been there for the length of a lease.
+	// A missing lease counts only after the server has been there for the length of a lease.
 	require.Eventually(t, func() bool { return time.Since(began) > 16*time.Second }, time.Minute, 100*time.Millisecond)
 	kill(far, "far", 10*time.Second)
 	require.True(t, holds("suspended"))

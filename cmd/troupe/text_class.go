@@ -11,7 +11,7 @@ import (
 	"troupe/actors"
 )
 
-// text is a class for trying pipelines out: what it does is little, and what came through is easy to see.
+// text is a worker class of simple text functions, for trials of roles and pipelines and for benchmarks.
 type text struct{ rank int }
 
 func textClass() *actors.Class {
@@ -27,17 +27,17 @@ func textClass() *actors.Class {
 
 func (t *text) upper(_ context.Context, s string) (string, error) { return strings.ToUpper(s), nil }
 
-// length answers the text with how long it is and which rank has counted.
+// length answers with the text, its length and the rank.
 func (t *text) length(_ context.Context, s string) (string, error) {
 	return fmt.Sprintf("%s=%d by rank %d", s, len(s), t.rank), nil
 }
 
-// join makes one text of a group.
+// join concatenates the texts of a group.
 func (t *text) join(_ context.Context, all []string) (string, error) {
 	return strings.Join(all, "+"), nil
 }
 
-// wait holds its text for as long as that says: "50ms".
+// wait answers with its text after the duration that the text is: "50ms".
 func (t *text) wait(ctx context.Context, s string) (string, error) {
 	d, err := time.ParseDuration(s)
 	if err != nil {
@@ -54,5 +54,5 @@ func (t *text) wait(ctx context.Context, s string) (string, error) {
 func (t *text) pid(context.Context, actors.None) (int, error) { return os.Getpid(), nil }
 
 func (t *text) fail(_ context.Context, s string) (string, error) {
-	return "", errors.New("there is no doing it: " + s)
+	return "", errors.New("asked to fail: " + s)
 }

@@ -23,11 +23,11 @@ type addends struct {
 func calcClass() *actors.Class {
 	c := actors.NewClass("calc", func(_ context.Context, s actors.Setup) (*calc, error) { return &calc{s.Rank}, nil })
 	actors.Method(c, "rank", (*calc).rankOf)
-	actors.Method(c, "double", (*calc).double, mode(dispatch.DPMPCompute))
-	actors.Method(c, "add", (*calc).add, mode(dispatch.RankZero))
-	actors.Method(c, "same", func(_ *calc, _ context.Context, v any) (any, error) { return v, nil }, mode(dispatch.RankZero))
-	actors.Method(c, "own", func(k *calc, _ context.Context, n int) (int, error) { return n + 100*k.rank, nil }, mode(dispatch.AllToAll))
-	actors.Method(c, "ones", (*calc).ones, mode(dispatch.RankZero))
+	actors.Method(c, "double", (*calc).double, actors.MethodOptions{Mode: string(dispatch.DPMPCompute)})
+	actors.Method(c, "add", (*calc).add, actors.MethodOptions{Mode: string(dispatch.RankZero)})
+	actors.Method(c, "same", func(_ *calc, _ context.Context, v any) (any, error) { return v, nil }, actors.MethodOptions{Mode: string(dispatch.RankZero)})
+	actors.Method(c, "own", func(k *calc, _ context.Context, n int) (int, error) { return n + 100*k.rank, nil }, actors.MethodOptions{Mode: string(dispatch.AllToAll)})
+	actors.Method(c, "ones", (*calc).ones, actors.MethodOptions{Mode: string(dispatch.RankZero)})
 	actors.Method(c, "fail", (*calc).fail)
 	actors.Method(c, "wait", (*calc).wait)
 	return c.Class
@@ -64,8 +64,8 @@ func (k *calc) wait(ctx context.Context, _ actors.None) (actors.None, error) {
 	return actors.None{}, ctx.Err()
 }
 
-// runs starts roles of calc at the user's head, as a driver in another program would, until the test ends.
-func (u *user) runs(specs ...roles.Spec) *roles.Runtime {
+// runs creates roles of class calc at the head, with a session of its own, until the test ends.
+func (u *shell) runs(specs ...roles.Spec) *roles.Runtime {
 	u.t.Helper()
 	s, err := (&cli{err: u.t.Output(), env: u.getenv}).server()
 	require.NoError(u.t, err)

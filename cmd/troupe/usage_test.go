@@ -8,10 +8,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A mistake on the command line ends with 2 and one line that names it. There is no head here, and none is asked for:
-// flags are checked before the bus is opened.
+// A mistake on the command line ends with exit code 2 and one line that names it. Flags are checked before a connection is
+// opened: there is no head here.
 func TestMistakes(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	for _, test := range []struct {
 		words []string
 		names string
@@ -59,21 +59,21 @@ func TestMistakes(t *testing.T) {
 	require.NoDirExists(t, u.stateFile(""), "nothing was written")
 }
 
-// What cannot be known without trying ends with 1, and says what to do about it.
-func TestNobodyThere(t *testing.T) {
-	u := newUser(t)
+// Without a head, commands end with exit code 1 and say what to do.
+func TestNoHead(t *testing.T) {
+	u := newShell(t)
 	stderr := u.fails(1, "roles")
 	require.Contains(t, stderr, "troupe up")
 	require.Contains(t, u.fails(1, "roles", "--url", "nats://127.0.0.1:1"), "127.0.0.1:1")
 	require.Contains(t, u.with("TROUPE_URL", "127.0.0.1:1").fails(1, "call", "r", "m"), "127.0.0.1:1")
-	homeless := &user{t: t, env: map[string]string{}}
+	homeless := &shell{t: t, env: map[string]string{}}
 	require.Contains(t, homeless.fails(1, "roles"), "HOME")
 	require.Contains(t, u.fails(1, "up", "--listen", "192.0.2.1:7422"), "192.0.2.1:7422")
 }
 
-// Every command says what it is for, and shows how it is used.
+// Every command has a description and an example.
 func TestHelp(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	var visit func(cmd *cobra.Command, path []string)
 	visit = func(cmd *cobra.Command, path []string) {
 		for _, sub := range cmd.Commands() {
@@ -81,12 +81,12 @@ func TestHelp(t *testing.T) {
 				visit(sub, append(path[:len(path):len(path)], sub.Name()))
 			}
 		}
-		help := u.sees(append(path, "--help")...)
+		help := u.output(append(path, "--help")...)
 		require.Contains(t, help, "Examples:", "troupe %s", strings.Join(path, " "))
 		require.Contains(t, help, "Usage:")
 	}
 	visit(newRoot(&cli{env: u.getenv}), nil)
-	require.Contains(t, u.sees(), "Available Commands:")
-	require.Contains(t, u.sees("bench"), "fanout")
-	require.Contains(t, u.sees("completion", "bash"), "__start_troupe")
+	require.Contains(t, u.output(), "Available Commands:")
+	require.Contains(t, u.output("bench"), "fanout")
+	require.Contains(t, u.output("completion", "bash"), "__start_troupe")
 }

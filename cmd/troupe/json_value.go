@@ -14,10 +14,10 @@ import (
 	"troupe/bus/wire"
 )
 
-// shownElements is how many elements of a tensor are printed.
+// shownElements is the size of the largest tensor that is printed with its elements.
 const shownElements = 256
 
-// parseArgs reads JSON arguments. Whole numbers stay whole, and one that would have to be rounded is refused.
+// parseArgs reads JSON arguments. Integers stay integers, and a number that would be rounded is refused.
 func parseArgs(text string) (positional []any, named map[string]any, err error) {
 	dec := json.NewDecoder(bytes.NewReader([]byte(text)))
 	dec.UseNumber()
@@ -41,7 +41,7 @@ func parseArgs(text string) (positional []any, named map[string]any, err error) 
 	}
 }
 
-// numbers replaces every JSON number inside v.
+// numbers converts every json.Number in v.
 func numbers(v any) (any, error) {
 	var err error
 	switch v := v.(type) {
@@ -77,41 +77,41 @@ func number(text string) (any, error) {
 	return f, nil
 }
 
-// plain turns a decoded value into one that JSON can say.
-func plain(v any) any {
+// jsonValue converts a decoded value to one that encoding/json can write.
+func jsonValue(v any) any {
 	switch v := v.(type) {
 	case []byte:
 		return base64.StdEncoding.EncodeToString(v)
 	case float64:
 		if math.IsNaN(v) || math.IsInf(v, 0) {
-			return fmt.Sprint(v) // "NaN", "+Inf": JSON has no such numbers
+			return fmt.Sprint(v) // JSON has no NaN and no infinity
 		}
 	case wire.Tensor:
-		return plainTensor(v)
+		return jsonTensor(v)
 	case []any:
 		out := make([]any, len(v))
 		for i := range v {
-			out[i] = plain(v[i])
+			out[i] = jsonValue(v[i])
 		}
 		return out
 	case map[string]any:
 		out := make(map[string]any, len(v))
 		for k := range v {
-			out[k] = plain(v[k])
+			out[k] = jsonValue(v[k])
 		}
 		return out
 	case map[any]any:
 		out := make(map[string]any, len(v))
 		for k := range v {
-			out[fmt.Sprint(k)] = plain(v[k])
+			out[fmt.Sprint(k)] = jsonValue(v[k])
 		}
 		return out
 	}
 	return v
 }
 
-// plainTensor shows a small tensor with its elements, in C order, and a large one without.
-func plainTensor(t wire.Tensor) map[string]any {
+// jsonTensor has the elements of a small tensor, in C order, and only dtype and shape of a large one.
+func jsonTensor(t wire.Tensor) map[string]any {
 	out := map[string]any{"dtype": string(t.DType), "shape": t.Shape}
 	elements := 1
 	for _, n := range t.Shape {
@@ -126,14 +126,14 @@ func plainTensor(t wire.Tensor) map[string]any {
 	return out
 }
 
-// tensorValues is the elements as JSON can say them; nil for a dtype it has no word for.
+// tensorValues are the elements; nil for a dtype that JSON cannot represent.
 func tensorValues(t wire.Tensor) any {
 	if f, err := t.Float32s(); err == nil {
-		return plainFloats(f)
+		return jsonFloats(f)
 	}
 	switch t.DType {
 	case wire.Float64:
-		return plainFloats(valuesOf[float64](t))
+		return jsonFloats(valuesOf[float64](t))
 	case wire.Bool:
 		return valuesOf[bool](t)
 	case wire.Int8:
@@ -145,7 +145,7 @@ func tensorValues(t wire.Tensor) any {
 	case wire.Int64:
 		return valuesOf[int64](t)
 	case wire.Uint8:
-		return plainInts(valuesOf[uint8](t)) // a list of bytes would become base64
+		return jsonInts(valuesOf[uint8](t)) // encoding/json writes []uint8 as base64
 	case wire.Uint16:
 		return valuesOf[uint16](t)
 	case wire.Uint32:
@@ -156,13 +156,13 @@ func tensorValues(t wire.Tensor) any {
 	return nil
 }
 
-// valuesOf is the elements of a tensor whose dtype was looked at.
+// valuesOf are the elements of a tensor whose dtype is known to be T's.
 func valuesOf[T wire.Element](t wire.Tensor) []T {
 	values, _ := wire.Values[T](t)
 	return values
 }
 
-func plainFloats[T float32 | float64](values []T) []any {
+func jsonFloats[T float32 | float64](values []T) []any {
 	out := make([]any, len(values))
 	for i, v := range values {
 		out[i] = v
@@ -173,7 +173,7 @@ func plainFloats[T float32 | float64](values []T) []any {
 	return out
 }
 
-func plainInts(values []uint8) []int {
+func jsonInts(values []uint8) []int {
 	out := make([]int, len(values))
 	for i, v := range values {
 		out[i] = int(v)

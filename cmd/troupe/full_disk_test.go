@@ -18,14 +18,15 @@ import (
 	"troupe/placement"
 )
 
-// Harm forbidden: after its disk was full for a while, a head grants nothing until it is started anew; and meanwhile its
-// clients wait for their timeouts.
+// While its disk is full, a head refuses at once whatever needs the store; when there is space again, it accepts writes without
+// a restart.
 func TestHeadOutlivesFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return
 	}
-	g := &granter{user: newUser(t)}
+	g := &granter{shell: newShell(t)}
 	defer g.close()
 	g.words = []string{"up", "--json", "--gpus", "sim:1x8", "--name", "host", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB", "--metrics", "127.0.0.1:0"}
 	cmd, out := g.process(g.words...)
@@ -68,7 +69,7 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 		}
 		require.NoError(t, ctx.Err(), "the placement service does not come back: %v", err)
 		require.ErrorIs(t, err, bus.ErrNoSpace)
-		time.Sleep(100 * time.Millisecond) // there is no signal for it across processes
+		time.Sleep(100 * time.Millisecond) // another process has no signal to wait for
 	}
 	list, err := c.List(ctx)
 	require.NoError(t, err)
@@ -77,17 +78,18 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 		held[r.ID] = true
 	}
 	require.True(t, held[kept.ID], "what was granted before is still held")
-	require.Contains(t, g.sees("roles"), "no roles")
+	require.Contains(t, g.output("roles"), "no roles")
 }
 
 // A head whose server cannot close its store after a full disk replaces itself: the process id, the agent and the reservations
 // stay, and placement grants again without anybody's help.
 func TestStuckHeadReplacesItself(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return
 	}
-	g := &granter{user: newUser(t).with(hangStoreEnv, "2s")}
+	g := &granter{shell: newShell(t).with(hangStoreEnv, "2s")}
 	defer g.close()
 	cmd, out := g.process("up", "--json", "--gpus", "sim:1x8", "--name", "host", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
 	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &g.head))
@@ -134,12 +136,13 @@ func TestStuckHeadReplacesItself(t *testing.T) {
 
 // A head that replaced itself while the disk is still full waits for space: nothing else would start it again.
 func TestReplacedHeadWaitsForSpace(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 24<<20)
 	if disk == "" {
 		return
 	}
 	free := bustest.FillDisk(t, disk)
-	u := newUser(t).with(replacedEnv, "1")
+	u := newShell(t).with(replacedEnv, "1")
 	cmd, out := u.process("up", "--json", "--no-agent", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
 	for late := time.Now().Add(20 * time.Second); !locked(filepath.Join(disk, "lock")); {
 		require.True(t, time.Now().Before(late), "the head does not start")

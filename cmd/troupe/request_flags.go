@@ -14,7 +14,7 @@ import (
 	"troupe/placement/planner"
 )
 
-// requestFlags is a request as the command line says it; explain and reserve take the same.
+// requestFlags are the flags of a placement request, shared by explain and reserve.
 type requestFlags struct {
 	bundles  int
 	devices  string
@@ -50,7 +50,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.spans, "spans", false, "let the devices of one bundle lie on several nodes")
 	flags.IntVar(&f.priority, "priority", 0, "place in the queue: the higher goes first")
 	flags.StringVar(&f.id, "id", "", "name of the reservation (default a new one)")
-	flags.StringVar(&f.holder, "holder", "", "who holds it, for those who wait")
+	flags.StringVar(&f.holder, "holder", "", "name of the holder, shown to waiting requests")
 	flags.StringVar(&f.colocate, "colocate", "", "lay it over the devices of this reservation, shared on purpose")
 	flags.StringVar(&f.within, "within", "", "keep devices near to each other: island (NVLink) or numa")
 	flags.StringVar(&f.label, "same", "", "keep the nodes within one value of this label, such as rack")
@@ -58,7 +58,7 @@ func (f *requestFlags) add(cmd *cobra.Command) {
 	flags.BoolVar(&f.await, "await-nodes", false, "wait for nodes that are yet to come, rather than fail")
 }
 
-// request is what the flags ask for. Everything that is wrong with them is a usage error.
+// request makes the request. Every wrong flag is a usage error.
 func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 	r := placement.Request{
 		ID: f.id, Holder: f.holder, Priority: f.priority, Colocate: f.colocate, AwaitNodes: f.await,
@@ -81,9 +81,9 @@ func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 			r.Bundles = []placement.Bundle{bundle}
 		}
 	case mapping != nil:
-		return r, usagef("--bundles and --device-mapping are two ways to ask; give one")
+		return r, usagef("--bundles and --device-mapping exclude each other; give one")
 	case f.bundles <= 0 && cmd.Flags().Changed("bundles"):
-		return r, usagef("--bundles %d: a gang has one bundle or more", f.bundles)
+		return r, usagef("--bundles %d: must be positive", f.bundles)
 	case f.bundles == 0:
 		return r, usagef("give --bundles N and --devices D, or --world N and --device-mapping TEXT")
 	case f.bundles > 1<<16:
@@ -121,7 +121,7 @@ func (f *requestFlags) bundle() (b placement.Bundle, err error) {
 	return b, errors.Join(errs...)
 }
 
-// share reads a flag that may be left out.
+// share parses an optional flag.
 func share(flag, text string) (placement.Share, error) {
 	if text == "" {
 		return 0, nil
@@ -140,7 +140,7 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 		return nil, nil
 	case !world || f.world <= 0:
 		return nil, usagef("--device-mapping needs --world N, one or more workers to deal the devices to; it is %d", f.world)
-	case !mapping: // workers without devices, round the nodes
+	case !mapping: // workers without devices, spread over the nodes
 		return &placement.Mapping{World: f.world}, nil
 	}
 	ids, err := planner.ParseMapping(f.mapping)
@@ -150,7 +150,7 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 	return &placement.Mapping{World: f.world, Devices: ids}, nil
 }
 
-// withPlacement runs do with a client of the placement service; operator lets it see every namespace.
+// withPlacement calls do with a client of the placement service. An operator's client sees every namespace.
 func (c *cli) withPlacement(ctx context.Context, operator bool, do func(*placement.Client) error) error {
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
 		namespace := s.namespace
@@ -162,19 +162,19 @@ func (c *cli) withPlacement(ctx context.Context, operator bool, do func(*placeme
 			return err
 		}
 		defer client.Close()
-		return senseless(do(client))
+		return usageIfInvalid(do(client))
 	})
 }
 
-// senseless makes a request that makes no sense a usage error.
-func senseless(err error) error {
+// usageIfInvalid makes an invalid request a usage error.
+func usageIfInvalid(err error) error {
 	if errors.Is(err, placement.ErrInvalid) || errors.Is(err, bus.ErrInvalid) {
 		return &usageError{err}
 	}
 	return err
 }
 
-// workerRows is where workers lie, as rows of a table.
+// workerRows are the nodes and devices of workers, as rows of a table.
 func (c *cli) workersTable(workers []placement.Worker) error {
 	rows := make([][]string, len(workers))
 	for i, w := range workers {
@@ -194,7 +194,7 @@ func indices(devices []int) string {
 	return strings.Join(text, ",")
 }
 
-// parts is how much of its device a worker has, if that is less than all of it.
+// parts is a worker's share of its device; empty for a whole device.
 func parts(w placement.Worker) string {
 	at := slices.IndexFunc(w.Slots, func(s placement.Slot) bool { return s.Share < placement.Whole })
 	if at < 0 {

@@ -18,33 +18,7 @@ func page(t *testing.T, path string) string {
 	return string(text)
 }
 
-// The program in the README is the example that the tests run, to the letter; so are the lines after it, but for the
-// space before their comments.
-func TestReadmeProgram(t *testing.T) {
-	var blocks []string
-	for i, text := range strings.Split(page(t, "README.md"), "```go\n") {
-		if block, _, _ := strings.Cut(text, "```"); i > 0 {
-			blocks = append(blocks, block)
-		}
-	}
-	require.Len(t, blocks, 4)
-	program := blocks[0]
-	example := page(t, "cmd/troupe/readme_example_test.go")
-	example, output, found := strings.Cut(example, "\t// Output:\n")
-	require.True(t, found)
-	example = strings.NewReplacer("package main_test", "package main", "func Example_readme()", "func main()").Replace(example + "}\n")
-	require.Equal(t, example, program)
-	output = strings.ReplaceAll(strings.TrimSuffix(output, "}\n"), "\t// ", "")
-	require.Contains(t, page(t, "README.md"), "```\n"+output+"```")
-	tried := page(t, "cmd/troupe/readme_lines_test.go")
-	for _, line := range strings.Split(strings.TrimSpace(blocks[1]+blocks[2]+blocks[3]), "\n") {
-		code, comment, _ := strings.Cut(line, " //")
-		require.Contains(t, tried, strings.TrimSpace(code))
-		require.Contains(t, tried, comment)
-	}
-}
-
-// Every command and every flag is explained in a page about the command line.
+// Every command and flag is in one of docs/cli*.md.
 func TestDocumentedCommands(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/cli*.md")
 	require.NoError(t, err)
@@ -66,7 +40,7 @@ func TestDocumentedCommands(t *testing.T) {
 			section := sections[cmd.CommandPath()]
 			require.NotEmpty(t, section, "no page in docs has a section \"## %s\"", cmd.CommandPath())
 			cmd.Flags().VisitAll(func(f *pflag.Flag) {
-				if f.Name != "help" && f.Name != "url" && f.Name != "namespace" { // those two have a section of their own
+				if f.Name != "help" && f.Name != "url" && f.Name != "namespace" { // these two have their own section
 					require.Contains(t, section, "--"+f.Name, "in the section about %s", cmd.CommandPath())
 				}
 			})
@@ -80,7 +54,7 @@ func TestDocumentedCommands(t *testing.T) {
 
 var link = regexp.MustCompile(`\]\(([\w./-]+)(?:#[\w-]+)?\)`)
 
-// Pages point at files that are there.
+// Links lead to files that exist.
 func TestLinks(t *testing.T) {
 	for _, path := range []string{"README.md", "DESIGN.md", "CHANGELOG.md", "docs/cli.md", "docs/cli-placement.md", "docs/cli-nodes.md", "docs/nodes.md"} {
 		for _, m := range link.FindAllStringSubmatch(page(t, path), -1) {
