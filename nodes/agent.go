@@ -11,27 +11,25 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
 const (
 	keepEnded  = 10 * time.Minute       // how long an exit is remembered
-	endedMost  = 4096                   // and how many of them
-	tellMost   = 30 * time.Second       // between two tellings of an exit that nobody has asked about
-	housework  = 250 * time.Millisecond // between two looks at what is to be told or forgotten
-	tidyEvery  = time.Minute            // between two looks at how much is in the log folder
-	endingMost = 20 * time.Second       // for what does not die when the agent ends
+	endedMost  = 4096                   // and how many exits
+	tellMost   = 30 * time.Second       // the longest interval between two publications of an exit that no driver has confirmed
+	housework  = 250 * time.Millisecond // interval of maintenance
+	tidyEvery  = time.Minute            // interval of pruning the log folder
+	endingMost = 20 * time.Second       // how long the end of the agent waits for workers that survive SIGKILL
 )
 
-// Agent is the Troupe process of one machine: it reports its nodes, starts and ends worker processes on them, and says
-// how they ended.
+// Agent runs on one machine: it reports the machine's nodes, starts and stops worker processes on them, and publishes
+// their exits.
 type Agent struct {
 	cfg AgentConfig
 
-	// What Run makes before anything else runs, and leaves as it is.
+	// Set by Run before any goroutine starts, and constant afterwards.
 	identity string
 	spawner  *spawner
 	sweeper  *sweeper
@@ -50,7 +48,7 @@ type Agent struct {
 	closed  bool // no more requests
 }
 
-// NewAgent is an agent as cfg says. It does nothing before Run.
+// NewAgent makes the agent that cfg describes. It does nothing before Run.
 func NewAgent(cfg AgentConfig) (*Agent, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -59,7 +57,7 @@ func NewAgent(cfg AgentConfig) (*Agent, error) {
 	if len(cfg.Program) == 0 {
 		self, err := os.Executable()
 		if err != nil {
-			return nil, bus.Errorf(bus.CodeInternal, "nodes.AgentConfig: Program is not set, and this program does not know where it is: %w", err)
+			return nil, bus.Errorf(bus.CodeInternal, "nodes.AgentConfig: Program is not set, and the path of this executable is unknown: %w", err)
 		}
 		cfg.Program = []string{self, "worker"}
 	}
@@ -74,8 +72,8 @@ func NewAgent(cfg AgentConfig) (*Agent, error) {
 	return a, nil
 }
 
-// Run is the agent until ctx ends, which is no error: then it takes no more workers, ends those it has, and leaves. It
-// begins by ending what an earlier agent of the same folder left behind.
+// Run runs the agent until ctx ends, which is no error: then it refuses new workers, stops the running ones and gives
+// up its nodes. First it kills the processes that an earlier agent of the same folder left.
 func (a *Agent) Run(ctx context.Context) (err error) {
 	removeDir, err := a.cfg.makeDirs()
 	if err != nil {
@@ -105,7 +103,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.tidyLogs()
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failedCh := make(chan error, 3*len(a.sites)) // room for all, so that nobody waits
+	failedCh := make(chan error, 3*len(a.sites)) // every goroutine can send without blocking
 	var reporters sync.WaitGroup
 	for _, s := range a.sites {
 		if err := s.begin(ctx, run, &reporters, failedCh); err != nil {
@@ -116,7 +114,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	reporters.Go(bus.Guard(func() { a.tellReady(run) }))
 	err = a.await(ctx, failedCh)
 	a.end()
-	stop() // only now: nothing of the nodes is left
+	stop() // only now: no worker is left on the nodes
 	reporters.Wait()
 	for _, s := range a.sites {
 		s.close()
@@ -128,7 +126,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	return ended(ctx, err)
 }
 
-// tellReady says that the nodes are registered, once all of them are: another agent may hold a name for a while.
+// callReady calls ReadyFunc when all nodes are registered, which lasts while another agent holds a name.
 func (a *Agent) tellReady(run context.Context) {
 	for _, s := range a.sites {
 		select {
@@ -142,12 +140,12 @@ func (a *Agent) tellReady(run context.Context) {
 	}
 }
 
-// clear ends what an earlier agent of this folder left.
+// killOrphans kills the processes and removes the files that an earlier agent of this folder left.
 func (a *Agent) clear() error {
 	a.cgroups.clear()
 	mine := func(marker string) bool { return strings.HasPrefix(marker, a.identity+".") }
 	if left := killMarked(mine, sweepMost); len(left) > 0 {
-		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent cannot be killed: %v", left)
+		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent survive SIGKILL: %v", left)
 	}
 	old, err := filepath.Glob(filepath.Join(a.cfg.Dir, workersDir, "*"))
 	for _, dir := range append(old, filepath.Join(a.cfg.Dir, foldersDir)) {
@@ -156,10 +154,10 @@ func (a *Agent) clear() error {
 	return err
 }
 
-// adopt reaps what workers leave, until the returned function is called.
+// reapOrphans reaps orphaned descendants of workers until the returned function is called.
 func (a *Agent) adopt() (stop func()) {
 	if err := adopt(); err != nil {
-		a.cfg.Logger.Warn("nodes: what workers leave behind is reaped by the system", "error", err)
+		a.cfg.Logger.Warn("nodes: orphaned processes of workers are reaped by init", "error", err)
 	}
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
 	bus.Go(func() {
@@ -169,7 +167,8 @@ func (a *Agent) adopt() (stop func()) {
 	return func() { close(stopCh); <-doneCh }
 }
 
-// awaits reports whether a process is a worker's own. One that is just being started counts, because it is not known yet.
+// awaits reports whether a process is a worker's own child process. While a worker is being started its pid is unknown,
+// so that every pid counts.
 func (a *Agent) awaits(pid int) bool {
 	for _, s := range a.sites {
 		if s.awaits(pid) {
@@ -179,10 +178,10 @@ func (a *Agent) awaits(pid int) bool {
 	return false
 }
 
-// own reports whether a process is of a worker's tree.
+// own reports whether a process belongs to the process tree of a worker.
 func (a *Agent) own(pid int) bool { return strings.HasPrefix(markerOf(pid), a.identity+".") }
 
-// await keeps house until ctx ends or a part of the agent does.
+// await does the periodic maintenance until ctx ends or a part of the agent fails.
 func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 	tick, tidy := time.NewTicker(housework), time.NewTicker(tidyEvery)
 	defer tick.Stop()
@@ -198,7 +197,7 @@ func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 			a.tidyLogs()
 		case <-tick.C:
 			back := !connected
-			connected = a.cfg.Bus.Conn().IsConnected()
+			connected = a.cfg.Bus.Connected()
 			for _, s := range a.sites {
 				if back && connected {
 					s.tellSoon()
@@ -210,7 +209,7 @@ func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 	}
 }
 
-// end refuses new workers and ends those that there are.
+// end refuses new workers and stops the running ones.
 func (a *Agent) end() {
 	a.mu.Lock()
 	a.closing = true
@@ -220,14 +219,14 @@ func (a *Agent) end() {
 		all = append(all, s.all()...)
 	}
 	for _, w := range all {
-		w.stop(a.cfg.Grace, "the agent of its node was ended")
+		w.stop(a.cfg.Grace, "the agent of its node was stopped")
 	}
 	late := time.After(a.cfg.Grace + termGrace + endingMost)
 	for _, w := range all {
 		select {
 		case <-w.goneCh:
 		case <-late:
-			a.cfg.Logger.Error("nodes: a worker does not end", "worker", w.ID.String())
+			a.cfg.Logger.Error("nodes: a worker survives SIGKILL", "worker", w.ID.String())
 		}
 	}
 }
@@ -238,7 +237,7 @@ func (a *Agent) isClosing() bool {
 	return a.closing
 }
 
-// tidyLogs keeps the log folder within its bound.
+// pruneLogs keeps the log folder within its limit.
 func (a *Agent) tidyLogs() {
 	busy := map[string]bool{}
 	for _, s := range a.sites {
@@ -249,27 +248,27 @@ func (a *Agent) tidyLogs() {
 		}
 	}
 	if err := pruneLogs(a.cfg.LogDir, a.cfg.LogTotal, func(path string) bool { return busy[path] }); err != nil {
-		a.cfg.Logger.Warn("nodes: old logs cannot be removed", "folder", a.cfg.LogDir, "error", err)
+		a.cfg.Logger.Warn("nodes: pruning the log folder failed", "folder", a.cfg.LogDir, "error", err)
 	}
 }
 
-// logFailed says that a worker's lines are lost; the worker goes on.
+// logFailed reports that lines of a worker's output are lost; the worker continues.
 func (a *Agent) logFailed(w *worker, err error) {
-	a.cfg.Logger.Error("nodes: the output of a worker cannot be written down", "worker", w.ID.String(), "error", err)
+	a.cfg.Logger.Error("nodes: writing a worker's log file failed", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
 		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
-		Text: fmt.Sprintf("its output cannot be written to %s; it goes on: %v", w.log.path, err),
+		Text: fmt.Sprintf("writing its output to %s failed; the worker continues: %v", w.log.path, err),
 	})
 }
 
-// emit tells of an event, if it can be.
+// emit publishes an event, and drops it when that fails.
 func (a *Agent) emit(e Event) {
 	if err := Emit(a.cfg.Bus, e); err != nil {
-		a.cfg.Logger.Debug("nodes: an event is lost", "kind", e.Kind, "error", err)
+		a.cfg.Logger.Debug("nodes: publishing an event failed", "kind", e.Kind, "error", err)
 	}
 }
 
-// goes runs f unless the agent has ended.
+// spawn runs f in a goroutine that Run waits for, unless Run has ended.
 func (a *Agent) goes(f func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -279,18 +278,18 @@ func (a *Agent) goes(f func()) bool {
 	return !a.closed
 }
 
-// tell publishes an exit. One that is lost is told again.
+// publishExit publishes an exit. A lost message is repeated by maintain.
 func (a *Agent) tell(e Exit) {
 	data, err := wire.Marshal(e)
 	if err == nil {
-		err = a.cfg.Bus.Conn().Publish(e.ID.Address().Exit(), data)
+		err = a.cfg.Bus.Publish(e.ID.Address().Exit(), data)
 	}
 	if err != nil {
-		a.cfg.Logger.Debug("nodes: an exit could not be told yet", "worker", e.ID.String(), "error", err)
+		a.cfg.Logger.Debug("nodes: publishing an exit failed; it is repeated", "worker", e.ID.String(), "error", err)
 	}
 }
 
-// workerGone returns the ports of a role that was stopped, with its last worker.
+// workerGone releases the ports of a role that was stopped on request, with its last worker.
 func (a *Agent) workerGone(w *worker) {
 	role := w.ID.Address()
 	if a.plays(role) {
@@ -304,12 +303,12 @@ func (a *Agent) workerGone(w *worker) {
 	}
 }
 
-// plays reports whether a worker of the role may be running.
+// hosts reports whether a worker of the role may be running.
 func (a *Agent) plays(role bus.Address) bool {
 	return slices.ContainsFunc(a.sites, func(s *site) bool { return s.plays(role) })
 }
 
-// playing are the roles that have a worker here.
+// hostedRoles is the roles with a running worker.
 func (a *Agent) playing() map[bus.Address]bool {
 	roles := map[bus.Address]bool{}
 	for _, s := range a.sites {
@@ -322,12 +321,12 @@ func (a *Agent) playing() map[bus.Address]bool {
 	return roles
 }
 
-// serve answers one message.
-func (a *Agent) serve(s *site, m *nats.Msg) {
+// serve answers one request.
+func (a *Agent) serve(s *site, m *bus.Msg) {
 	var req request
 	var r reply
 	if err := wire.Unmarshal(m.Data, &req); err != nil {
-		r = failed(bus.Errorf(bus.CodeMalformed, "node %s: a request that cannot be read: %w", s.name, err))
+		r = failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err))
 	} else {
 		r = a.answer(s, req)
 	}
@@ -339,10 +338,10 @@ func (a *Agent) serve(s *site, m *nats.Msg) {
 		}
 	}
 	if err != nil {
-		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error can be said
+		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error reply always fits
 	}
 	if err := m.Respond(data); err != nil {
-		a.cfg.Logger.Debug("nodes: an answer is lost; it will be asked for again", "node", s.name, "error", err)
+		a.cfg.Logger.Debug("nodes: sending an answer failed; the client repeats its request", "node", s.name, "error", err)
 	}
 }
 
@@ -367,10 +366,10 @@ func (a *Agent) answer(s *site, req request) reply {
 		}
 		return reply{Parcel: &p}
 	}
-	return failed(bus.Errorf(bus.CodeVersion, "node %s: its agent does not know %q; it may be older than the asker", s.name, req.Op))
+	return failed(bus.Errorf(bus.CodeVersion, "node %s: the agent does not support %q; it may be older than the client: upgrade it", s.name, req.Op))
 }
 
-// part takes in a part of a request, and with the last one carries it out.
+// part adds one part of a long request, and answers the request with its last part.
 func (a *Agent) part(s *site, ask parcelAsk) reply {
 	whole, have, err := a.parcels.add(ask, time.Now())
 	switch {
@@ -381,7 +380,7 @@ func (a *Agent) part(s *site, ask parcelAsk) reply {
 	}
 	var req request
 	if err := wire.Unmarshal(whole, &req); err != nil || req.Op == opPart {
-		return failed(bus.Errorf(bus.CodeMalformed, "node %s: a request that cannot be read: %w", s.name, err))
+		return failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err))
 	}
 	return a.answer(s, req)
 }
@@ -400,4 +399,4 @@ func (a *Agent) ports(ask portsAsk) reply {
 	return reply{Host: a.cfg.Host, Ports: ports}
 }
 
-var errClosing = bus.Errorf(bus.CodeUnavailable, "the agent is ending and starts nothing more")
+var errClosing = bus.Errorf(bus.CodeUnavailable, "the agent is stopping and starts no more workers")

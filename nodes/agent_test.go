@@ -21,7 +21,7 @@ import (
 	"troupe/nodes"
 )
 
-// stand is an agent and somebody who asks it.
+// testAgent is a running agent and a client of it.
 type stand struct {
 	t      *testing.T
 	bus    *bus.Bus
@@ -37,7 +37,8 @@ func id(rank int) nodes.WorkerID {
 	return nodes.WorkerID{Namespace: role.Namespace, Role: role.Role, Incarnation: role.Incarnation, Rank: rank}
 }
 
-// newStand runs an agent until the test ends or stop is called. Nothing of its workers may be left then.
+// startAgent runs an agent until the test ends or stop is called, and checks that no process of its workers is left
+// then.
 func newStand(t *testing.T, change ...func(*nodes.AgentConfig)) *stand {
 	t.Helper()
 	return newStandAt(t, bustest.Open(t), t.TempDir(), change...)
@@ -69,7 +70,7 @@ func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.Agen
 		if cancel(); !ended {
 			ended = true
 			require.NoError(t, <-doneCh)
-			require.Empty(t, s.left(), "nothing is left")
+			require.Empty(t, s.left(), "orphan processes")
 		}
 	}
 	t.Cleanup(s.stop)
@@ -79,7 +80,7 @@ func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.Agen
 	return s
 }
 
-// left are the processes that the agent's workers have left.
+// orphans is the processes of the agent's workers.
 func (s *stand) left() (found []string) {
 	identity, err := os.ReadFile(filepath.Join(s.dir, "identity"))
 	require.NoError(s.t, err)
@@ -102,7 +103,7 @@ func sh(script string, ranks ...int) nodes.Launch {
 	return l
 }
 
-// launch starts workers that must start.
+// launch starts workers and checks that they start.
 func (s *stand) launch(l nodes.Launch) []nodes.Started {
 	s.t.Helper()
 	started, err := s.client.Launch(s.t.Context(), l)
@@ -114,7 +115,7 @@ func (s *stand) launch(l nodes.Launch) []nodes.Started {
 	return started
 }
 
-// fails launches one worker that must not start, and returns why.
+// fails launches one worker, checks that it does not start, and returns its error.
 func (s *stand) fails(l nodes.Launch) *bus.Error {
 	s.t.Helper()
 	started, err := s.client.Launch(s.t.Context(), l)
@@ -123,19 +124,19 @@ func (s *stand) fails(l nodes.Launch) *bus.Error {
 	return started[0].Err
 }
 
-// exit is the next exit that is told.
+// exit is the next published exit.
 func (s *stand) exit() nodes.Exit {
 	s.t.Helper()
 	select {
 	case e := <-s.exits:
 		return e
 	case <-time.After(10 * time.Second):
-		s.t.Fatal("no exit is told")
+		s.t.Fatal("no exit is published")
 		panic("")
 	}
 }
 
-// alive reports whether a process is there and no zombie.
+// alive reports whether a process exists and is no zombie.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
@@ -154,8 +155,8 @@ func TestWorkerRunsAndEnds(t *testing.T) {
 
 	again, err := s.client.Launch(t.Context(), sh("exit 9", 0))
 	require.NoError(t, err)
-	require.ErrorIs(t, again[0].Err, bus.ErrWorkerLost, "a repeat answers with what became of the first")
-	require.Contains(t, again[0].Err.Error(), "exit code 3")
+	require.ErrorIs(t, again[0].Err, bus.ErrWorkerLost, "a repeated launch returns the outcome of the first")
+	require.Contains(t, again[0].Err.Error(), "exited with code 3")
 	status, err := s.client.Workers(t.Context(), "host")
 	require.NoError(t, err)
 	require.Len(t, status, 1)
@@ -173,7 +174,7 @@ func TestKilledWorkerIsToldAtOnce(t *testing.T) {
 	require.Equal(t, "SIGKILL", e.Signal)
 }
 
-// The driver may not have been there when it happened, or the message was lost.
+// Harm forbidden: a driver that missed the message of an exit never learns of it.
 func TestExitIsToldAgain(t *testing.T) {
 	s := newStand(t)
 	s.launch(sh(`exit 1`, 0))
@@ -182,7 +183,7 @@ func TestExitIsToldAgain(t *testing.T) {
 	exits, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, exits[0].Code)
-	require.False(t, exits[0].Asked, "it had ended by itself")
+	require.False(t, exits[0].Asked, "it exited by itself")
 }
 
 func TestStop(t *testing.T) {
@@ -211,18 +212,18 @@ func TestStop(t *testing.T) {
 		require.False(t, e.Failed())
 	}
 	require.Empty(t, s.left())
-	require.ErrorIs(t, s.fails(sh("true", 3)), bus.ErrCancelled, "what was stopped is not started afterwards")
+	require.ErrorIs(t, s.fails(sh("true", 3)), bus.ErrCancelled, "a stopped worker is not started afterwards")
 	again, err := s.client.Stop(t.Context(), "host", ids, 0)
 	require.NoError(t, err)
 	require.Equal(t, exits[:3], again[:3])
 }
 
-// Harm forbidden: a process of the tree outlives the worker, or keeps its end from being told.
+// Harm forbidden: a process of the tree outlives the worker, or delays the publication of its exit.
 func TestGrandchildren(t *testing.T) {
 	s := newStand(t)
 	s.launch(sh(`setsid sh -c 'trap "" INT TERM HUP; while :; do sleep 0.1; done' & sleep 1000 & (setsid sleep 1001 &) ; echo started; exit 5`, 0))
 	e := s.exit()
-	require.Equal(t, 5, e.Code, "told though others have its output open")
+	require.Equal(t, 5, e.Code, "other processes have its output open")
 	require.Equal(t, []string{"started"}, e.Last)
 	_, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
 	require.NoError(t, err)
@@ -252,12 +253,12 @@ func TestSilentNode(t *testing.T) {
 	s := newStand(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := s.client.Workers(ctx, "nobody")
+	_, err := s.client.Workers(ctx, "absent")
 	require.ErrorIs(t, err, bus.ErrTimedOut)
-	require.ErrorContains(t, err, "nobody")
+	require.ErrorContains(t, err, "absent")
 }
 
-// What does not fit into a message goes in parts, both ways.
+// Harm forbidden: a request or an answer that exceeds the size of a message fails.
 func TestLongRequestsAndAnswers(t *testing.T) {
 	s := newStand(t)
 	l := sh(`yes "$(head -c 1200 /dev/zero | tr '\0' x)" | head -n 60; wc -c <$TROUPE_ASSIGNMENT; exit 1`)
@@ -270,7 +271,7 @@ func TestLongRequestsAndAnswers(t *testing.T) {
 		l.Workers = append(l.Workers, start)
 		ids = append(ids, start.ID)
 	}
-	_, err := s.client.Launch(t.Context(), l) // some have ended by then
+	_, err := s.client.Launch(t.Context(), l) // some workers have exited by then
 	require.NoError(t, err)
 	for range ids {
 		require.Len(t, s.exit().Last, 50)
@@ -291,7 +292,7 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// spawn runs a program that is nobody's worker until the test ends.
+// spawn runs a process that is no worker until the test ends.
 func spawn(t *testing.T, env string, words ...string) int {
 	t.Helper()
 	cmd := exec.Command(words[0], words[1:]...)
@@ -304,7 +305,7 @@ func spawn(t *testing.T, env string, words ...string) int {
 	return cmd.Process.Pid
 }
 
-// Harm forbidden: it takes long until a death is known.
+// Harm forbidden: the exit of a worker is published late.
 func TestExitLatency(t *testing.T) {
 	s := newStand(t)
 	var took []time.Duration
@@ -312,7 +313,7 @@ func TestExitLatency(t *testing.T) {
 		started := s.launch(sh(`exec sleep 1000`, rank))
 		at := time.Now()
 		require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
-		for s.exit().ID != id(rank) { // one that is told again
+		for s.exit().ID != id(rank) { // a repeated exit
 		}
 		took = append(took, time.Since(at))
 	}
@@ -321,7 +322,7 @@ func TestExitLatency(t *testing.T) {
 	require.Less(t, took[len(took)/2], 50*time.Millisecond, "on a busy machine too")
 }
 
-// Who is drained has not been asked to end by its driver: that is a failure, with a reason.
+// A worker that an operator or the agent stops has failed, for a stated reason.
 func TestEvict(t *testing.T) {
 	s := newStand(t)
 	f := s.follow()
@@ -340,7 +341,7 @@ func TestEvict(t *testing.T) {
 	require.Contains(t, e.Why, "agent")
 }
 
-// A shipped folder is on the node once for all workers, and is gone with the last of them.
+// A shipped folder is on the node once for all workers, and is removed with the last of them.
 func TestShippedFolder(t *testing.T) {
 	s := newStand(t)
 	dir := t.TempDir()
@@ -355,7 +356,7 @@ func TestShippedFolder(t *testing.T) {
 	s.launch(l)
 	e := s.exit()
 	require.Equal(t, []string{"in " + hash}, e.Last)
-	require.DirExists(t, filepath.Join(s.dir, "folders", hash), "rank 1 is in it")
+	require.DirExists(t, filepath.Join(s.dir, "folders", hash), "rank 1 uses it")
 	_, err = s.client.Stop(t.Context(), "host", ids(0, 1), 0)
 	require.NoError(t, err)
 	require.NoDirExists(t, filepath.Join(s.dir, "folders", hash))
@@ -368,7 +369,7 @@ func TestShippedFolder(t *testing.T) {
 	require.ErrorIs(t, s.fails(l), bus.ErrInvalid)
 }
 
-// A worker that is frozen is ended like any other.
+// A frozen worker is stopped like any other.
 func TestFrozenWorker(t *testing.T) {
 	s := newStand(t)
 	started := s.launch(sh(`exec sleep 1000`, 0))

@@ -7,23 +7,24 @@ import (
 	"troupe/bus"
 )
 
-// AssignmentEnv names the file in which a worker process finds what it is to do. Only its owner can read it, and it goes
-// with the worker.
+// AssignmentEnv names the file with a worker's assignment. Only its owner can read it; the agent removes it with the
+// worker.
 const AssignmentEnv = "TROUPE_ASSIGNMENT"
 
-// Assigned is what an agent gives to a worker process: how to reach the bus, and what its driver had to say.
+// Assigned is the content of an assignment file: how the worker connects to the bus, and the assignment made by its
+// driver.
 type Assigned struct {
 	Node        string   `json:"node"`
-	Name        string   `json:"name"` // of the worker, for people
+	Name        string   `json:"name"` // of the worker, for display
 	URLs        []string `json:"urls"`
 	TokenFile   string   `json:"token_file,omitempty"`
 	CredsFile   string   `json:"creds_file,omitempty"`
 	CAFile      string   `json:"ca_file,omitempty"`
 	Fingerprint string   `json:"fingerprint,omitempty"`
-	Assignment  []byte   `json:"assignment"` // the driver's, untouched
+	Assignment  []byte   `json:"assignment"` // opaque to the agent
 }
 
-// BusConfig is how the worker connects.
+// BusConfig is the configuration of the worker's connection.
 func (a Assigned) BusConfig() bus.Config {
 	return bus.Config{
 		Name: a.Name, URLs: a.URLs, TokenFile: a.TokenFile, CredsFile: a.CredsFile,
@@ -31,7 +32,7 @@ func (a Assigned) BusConfig() bus.Config {
 	}
 }
 
-// ReadAssigned reads such a file. A driver's program calls it with the value of AssignmentEnv when that is set.
+// ReadAssigned reads an assignment file. A worker program calls it with the value of AssignmentEnv.
 func ReadAssigned(path string) (Assigned, error) {
 	var a Assigned
 	data, err := os.ReadFile(path)
@@ -39,7 +40,7 @@ func ReadAssigned(path string) (Assigned, error) {
 		err = json.Unmarshal(data, &a)
 	}
 	if err != nil {
-		return a, bus.Errorf(bus.CodeInvalid, "the assignment in %s=%s cannot be read: %w; it is set by the agent that starts a worker", AssignmentEnv, path, err)
+		return a, bus.Errorf(bus.CodeInvalid, "read the assignment file in %s=%s: %w; the agent that starts a worker sets this variable", AssignmentEnv, path, err)
 	}
 	return a, nil
 }

@@ -6,13 +6,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
-// Kinds of events that this package and the head tell of. Others may tell of theirs.
+// Kinds of events of this package and the head. Other packages have their own.
 const (
 	EventNodeJoined = "node_joined"
 	EventNodeLeft   = "node_left"
@@ -21,11 +19,11 @@ const (
 	EventLogsFailed = "logs_failed"
 )
 
-// Event is something that an operator may want to know of, in one line.
+// Event is one line for the operator.
 type Event struct {
 	At        time.Time         `json:"at" msgpack:"at"` // zero: now
 	Kind      string            `json:"kind" msgpack:"kind"`
-	Namespace string            `json:"namespace,omitempty" msgpack:"namespace,omitempty"` // of the run, if it is of one
+	Namespace string            `json:"namespace,omitempty" msgpack:"namespace,omitempty"` // of a run; empty: of none
 	Role      string            `json:"role,omitempty" msgpack:"role,omitempty"`
 	Rank      *int              `json:"rank,omitempty" msgpack:"rank,omitempty"`
 	Node      string            `json:"node,omitempty" msgpack:"node,omitempty"`
@@ -33,7 +31,7 @@ type Event struct {
 	Details   map[string]string `json:"details,omitempty" msgpack:"details,omitempty"`
 }
 
-// String is the event for a person, without its time.
+// String is the event for display, without its time.
 func (e Event) String() string {
 	words := []string{e.Kind}
 	switch {
@@ -48,7 +46,7 @@ func (e Event) String() string {
 	return strings.Join(words, " ") + ": " + e.Text
 }
 
-// Emit tells of an event. It does not wait: an event that is lost in an outage is lost.
+// Emit publishes an event and does not wait: an event is lost in an outage.
 func Emit(b *bus.Bus, e Event) error {
 	if e.At.IsZero() {
 		e.At = time.Now().UTC()
@@ -62,37 +60,36 @@ func Emit(b *bus.Bus, e Event) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeInvalid, "event %s: %w", e.Kind, err)
 	}
-	if err := b.Conn().Publish(bus.Events(e.Namespace), data); err != nil {
+	if err := b.Publish(bus.Events(e.Namespace), data); err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "event %s: %w", e.Kind, err)
 	}
 	return nil
 }
 
-// KeepEvents creates the stream in which events are stored, with so many replicas, as in bus.KVConfig.
-func KeepEvents(ctx context.Context, b *bus.Bus, replicas int) error {
-	cfg := eventStreamConfig()
-	cfg.Replicas = replicas
-	_, err := openStream(ctx, b, cfg)
+// CreateEventStream creates the stream that stores events; replicas as in bus.AllReplicas.
+func CreateEventStream(ctx context.Context, b *bus.Bus, replicas int) error {
+	_, err := b.OpenLogStream(ctx, eventStreamConfig(replicas))
 	return err
 }
 
-// EventQuery says which events are wanted.
+// EventQuery selects stored events.
 type EventQuery struct {
 	Namespace string    // zero: all
 	Since     time.Time // zero: from the beginning
 	Follow    bool
 }
 
-// ReadEvents calls f with the stored events, and with Follow goes on until ctx ends, which is no error then.
+// ReadEvents calls f with the selected events; with Follow it waits for later ones until ctx ends, which is no error
+// then.
 func ReadEvents(ctx context.Context, b *bus.Bus, q EventQuery, f func(Event) error) error {
 	filter := bus.AllEvents()
 	if q.Namespace != "" {
 		filter = bus.Events(q.Namespace)
 	}
-	return readStream(ctx, b, eventStreamConfig(), filter, q.Since, q.Follow, func(m jetstream.Msg) error {
+	return readStream(ctx, b, eventStreamConfig(0), bus.LogStreamQuery{Subject: filter, Since: q.Since, Follow: q.Follow}, func(m bus.StoredMsg) error {
 		var e Event
-		if err := wire.Unmarshal(m.Data(), &e); err != nil {
-			return bus.Errorf(bus.CodeMalformed, "an event on %s: %w", m.Subject(), err)
+		if err := wire.Unmarshal(m.Data, &e); err != nil {
+			return bus.Errorf(bus.CodeMalformed, "the event on %s: %w", m.Subject, err)
 		}
 		return f(e)
 	})

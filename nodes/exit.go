@@ -8,22 +8,22 @@ import (
 	"troupe/bus"
 )
 
-// Words say how the worker ended: "exit code 3", "SIGSEGV", "SIGKILL for want of memory".
+// Words describes the exit: "exit code 3", "killed by SIGSEGV", "killed by the OOM killer".
 func (e Exit) Words() string {
 	switch {
 	case e.Why != "":
 		return "it was stopped: " + e.Why
 	case e.Unknown:
-		return "it is not known to its node"
+		return "its node does not know it"
 	case e.OOM:
-		return "it was killed for want of memory"
+		return "it was killed by the OOM killer"
 	case e.Signal != "":
-		return "it was ended by " + e.Signal
+		return "it was killed by " + e.Signal
 	}
-	return fmt.Sprintf("it ended with exit code %d", e.Code)
+	return fmt.Sprintf("it exited with code %d", e.Code)
 }
 
-// AsError is the exit as an error: the worker is lost, with what it printed last as its trace.
+// AsError is the exit as an error: worker lost, with the last lines of output as the stack.
 func (e Exit) AsError() *bus.Error {
 	err := bus.Errorf(bus.CodeWorkerLost, "worker %s (pid %d): %s", e.Name, e.PID, e.Words())
 	err.Role, err.Rank, err.Node = e.ID.Role, e.ID.Rank, e.Node

@@ -13,7 +13,7 @@ const (
 	claimsKept  = 16   // per device, the newest
 )
 
-// claim is a reservation's hold on a device, as a launch under it said.
+// claim is the use of a device under a reservation, as a launch requested it.
 type claim struct {
 	Reservation string `json:"reservation"`
 	Over        string `json:"over,omitempty"`
@@ -21,11 +21,11 @@ type claim struct {
 	Share       int    `json:"share"` // thousandths
 }
 
-// root is the reservation that a claim lies over, or its own.
+// root is the reservation that shares its devices with the claim's, or the claim's own.
 func (c claim) root() string { return cmp.Or(c.Over, c.Reservation) }
 
-// bears reports whether two claims may be on one device at once: they are of one reservation as it was granted once, one
-// is laid over the other, both over a third, or each has a part of the device.
+// bears reports whether two claims may use one device at the same time: both belong to one grant of a reservation, one
+// reservation lies over the other, both lie over a third, or their shares fit together.
 func (c claim) bears(d claim) bool {
 	if c.Reservation == d.Reservation {
 		return c.Token == d.Token
@@ -33,23 +33,22 @@ func (c claim) bears(d claim) bool {
 	return c.root() == d.root() || c.Share+d.Share <= wholeDevice
 }
 
-// fence is the claims that an agent has seen, by device: what it needs to tell a holder that was deposed.
+// fence is the claims that an agent has seen, by device. It identifies a holder whose grant was superseded.
 type fence map[string][]claim
 
-// use is a worker on a device.
+// use is a running worker's claim on a device.
 type use struct {
 	id    WorkerID
 	uuid  string
 	claim claim
 }
 
-// admit decides on a claim to a device on which others are. It is refused if it bears no newer claim that was seen; those
-// of running that it does not bear are to be ended first, because their devices were granted again. The second result is
-// which.
+// admit decides on a claim to a device. A claim that conflicts with a newer one seen before is refused; ended are the
+// running workers with older conflicting claims, which must be stopped first.
 func (f fence) admit(uuid string, c claim, running []use) (ended []use, err error) {
 	for _, seen := range f[uuid] {
 		if seen.Token > c.Token && !seen.bears(c) {
-			return nil, bus.Errorf(bus.CodeFenced, "device %s: reservation %s with token %d is stale; it was granted to %s with token %d since", uuid, c.Reservation, c.Token, seen.Reservation, seen.Token)
+			return nil, bus.Errorf(bus.CodeFenced, "device %s: reservation %s with token %d is stale: the device was granted to %s with token %d since", uuid, c.Reservation, c.Token, seen.Reservation, seen.Token)
 		}
 	}
 	sum := c.Share
@@ -57,7 +56,7 @@ func (f fence) admit(uuid string, c claim, running []use) (ended []use, err erro
 		switch {
 		case u.uuid != uuid:
 		case !u.claim.bears(c) && u.claim.Token >= c.Token:
-			return nil, bus.Errorf(bus.CodeFenced, "device %s is used by %s under reservation %s, which %s was not laid over", uuid, u.id, u.claim.Reservation, c.Reservation)
+			return nil, bus.Errorf(bus.CodeFenced, "device %s is used by %s under reservation %s, and reservation %s does not share its devices", uuid, u.id, u.claim.Reservation, c.Reservation)
 		case !u.claim.bears(c):
 			ended = append(ended, u)
 		case u.claim.root() != c.root():
@@ -65,12 +64,12 @@ func (f fence) admit(uuid string, c claim, running []use) (ended []use, err erro
 		}
 	}
 	if sum > wholeDevice {
-		return nil, bus.Errorf(bus.CodeRefused, "device %s: %d thousandths of it would be in use", uuid, sum)
+		return nil, bus.Errorf(bus.CodeRefused, "device %s: the shares of its workers would be %d thousandths", uuid, sum)
 	}
 	return ended, nil
 }
 
-// note remembers a claim that was admitted.
+// note stores an admitted claim.
 func (f fence) note(uuid string, c claim) (changed bool) {
 	if slices.Contains(f[uuid], c) {
 		return false
@@ -81,14 +80,14 @@ func (f fence) note(uuid string, c claim) (changed bool) {
 	return true
 }
 
-// claimOf is what a worker of a launch claims of each of its devices.
+// claimOf is the claim of a worker on each of its devices.
 func claimOf(l Launch, s Start) (claim, error) {
 	c := claim{Reservation: l.Reservation, Over: l.Over, Token: l.Token, Share: cmp.Or(s.Share, wholeDevice)}
 	switch {
 	case c.Reservation == "" || c.Token == 0:
-		return c, bus.Errorf(bus.CodeInvalid, "worker %s has devices and the launch no reservation; devices are used only under one", s.ID)
+		return c, bus.Errorf(bus.CodeInvalid, "worker %s has devices, and its launch names no reservation: set Reservation and Token", s.ID)
 	case c.Share < 1 || c.Share > wholeDevice:
-		return c, bus.Errorf(bus.CodeInvalid, "worker %s: a share of %d thousandths; give 1 to %d", s.ID, s.Share, wholeDevice)
+		return c, bus.Errorf(bus.CodeInvalid, "worker %s: Share is %d thousandths; set 1 to %d", s.ID, s.Share, wholeDevice)
 	}
 	return c, nil
 }

@@ -14,23 +14,23 @@ import (
 	"troupe/bus"
 )
 
-// ErrNoHead says that no head was named, and that none of this user's runs on this machine.
+// ErrNoHead says that no head was named and that none of this user runs on this machine.
 var ErrNoHead = errors.New("no head on this machine; start one with `troupe up`, or name one with --url or TROUPE_URL")
 
-// HeadFile is what a running head leaves in the user's state folder, so that programs on this machine find it. The token
-// is not in it, but in a file of its own that only its owner can read.
+// HeadFile describes a running head in the user's state folder, so that programs on this machine find it. The token is
+// in a file of its own that only its owner can read.
 type HeadFile struct {
 	URL         string `json:"url"`
 	TokenFile   string `json:"token_file"`
 	CredsFile   string `json:"creds_file,omitempty"`
 	Fingerprint string `json:"fingerprint,omitempty"`
-	Name        string `json:"name,omitempty"` // of its own node, or the first part of it
+	Name        string `json:"name,omitempty"` // of the head's own node, or the common prefix of its nodes
 	PID         int    `json:"pid"`
 }
 
-// Find says how a driver reaches the head: TROUPE_URL with TROUPE_TOKEN, TROUPE_TOKEN_FILE or TROUPE_CREDS and
-// TROUPE_FINGERPRINT, as an agent and `troupe launch` set them, or the head that this user runs on this machine. env is
-// usually os.Getenv.
+// Find returns the configuration that connects to the head: TROUPE_URL with TROUPE_TOKEN, TROUPE_TOKEN_FILE or
+// TROUPE_CREDS and TROUPE_FINGERPRINT, as an agent and `troupe launch` set them, or the head that this user runs on
+// this machine. env is usually os.Getenv.
 func Find(env func(string) string) (bus.Config, error) {
 	cfg := bus.Config{Token: env("TROUPE_TOKEN"), CredsFile: env("TROUPE_CREDS"), TLS: bus.TLSConfig{Fingerprint: env("TROUPE_FINGERPRINT")}}
 	if cfg.Token == "" && cfg.CredsFile == "" {
@@ -52,7 +52,7 @@ func Find(env func(string) string) (bus.Config, error) {
 	return cfg, nil
 }
 
-// Apply fills in what the head asks of those who connect, where the user has not said it.
+// Apply sets the credentials that the head needs, where cfg has none.
 func (h HeadFile) Apply(cfg *bus.Config) {
 	if cfg.Token == "" && cfg.TokenFile == "" && cfg.CredsFile == "" {
 		cfg.TokenFile, cfg.CredsFile = h.TokenFile, h.CredsFile
@@ -62,12 +62,12 @@ func (h HeadFile) Apply(cfg *bus.Config) {
 	}
 }
 
-// IsAt reports whether a URL is this head's.
+// IsAt reports whether a URL belongs to this head.
 func (h HeadFile) IsAt(url string) bool {
 	return slices.ContainsFunc(strings.Split(h.URL, ","), func(own string) bool { return HostPort(url) == HostPort(own) })
 }
 
-// HostPort is where a URL points, with one name for loopback.
+// HostPort is the host and port of a URL, with one name for loopback.
 func HostPort(text string) string {
 	if _, rest, ok := strings.Cut(text, "://"); ok {
 		text = rest
@@ -85,25 +85,25 @@ func HostPort(text string) string {
 	return net.JoinHostPort(host, port)
 }
 
-// StateDir is where Troupe keeps what outlives a command.
+// StateDir is the folder of files that outlive a command.
 func StateDir(env func(string) string) (string, error) {
 	if dir := env("XDG_STATE_HOME"); dir != "" {
 		return filepath.Join(dir, "troupe"), nil
 	}
 	home := env("HOME")
 	if home == "" {
-		return "", errors.New("neither XDG_STATE_HOME nor HOME is set: give --store, and --url to the other commands")
+		return "", errors.New("neither XDG_STATE_HOME nor HOME is set: set one, or use --store, and --url for the other commands")
 	}
 	return filepath.Join(home, ".local", "state", "troupe"), nil
 }
 
-// HeadPath is where a head leaves its file.
+// HeadPath is the path of the HeadFile.
 func HeadPath(env func(string) string) (string, error) {
 	dir, err := StateDir(env)
 	return filepath.Join(dir, "head.json"), err
 }
 
-// ReadHead reads that file.
+// ReadHead reads the HeadFile.
 func ReadHead(env func(string) string) (HeadFile, error) {
 	path, err := HeadPath(env)
 	if err != nil {
@@ -118,7 +118,7 @@ func ReadHead(env func(string) string) (HeadFile, error) {
 	}
 	var h HeadFile
 	if err := json.Unmarshal(data, &h); err != nil {
-		return HeadFile{}, fmt.Errorf("find the local head: %s cannot be read: %w", path, err)
+		return HeadFile{}, fmt.Errorf("find the local head: %s is malformed: %w", path, err)
 	}
 	return h, nil
 }

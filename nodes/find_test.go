@@ -11,7 +11,8 @@ import (
 	"troupe/nodes"
 )
 
-// TestFind: what is named comes first; a head of this machine says what it asks for, also to those who name it.
+// A named URL has precedence; the head file of this machine supplies its credentials, also for a URL that names the
+// same head.
 func TestFind(t *testing.T) {
 	home := t.TempDir()
 	env := map[string]string{"XDG_STATE_HOME": home}
@@ -31,7 +32,7 @@ func TestFind(t *testing.T) {
 	env["TROUPE_URL"] = "tls://localhost:7422"
 	cfg, err = nodes.Find(get)
 	require.NoError(t, err)
-	require.Equal(t, "/t", cfg.TokenFile, "it is the same one")
+	require.Equal(t, "/t", cfg.TokenFile, "the same head")
 	env["TROUPE_URL"], env["TROUPE_TOKEN"] = "nats://elsewhere:4222,nats://there:4222", "secret"
 	cfg, err = nodes.Find(get)
 	require.NoError(t, err)

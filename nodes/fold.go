@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	foldFor  = 5 * time.Second // how long a line that comes again is counted rather than shown
+	foldFor  = 5 * time.Second // how long a repeated line is counted rather than shown
 	foldMost = 1024            // texts that are remembered
 )
 
-// Fold turns the lines of many workers into what a person wants to read: a text that several ranks print, or one prints
-// again and again, is shown once and then counted. It is a value without a clock: time comes with what it is told.
+// Fold merges equal lines of many workers for display: a text that several ranks print, or one prints repeatedly, is
+// shown once and then counted. It has no clock: its methods take the time.
 type Fold struct {
 	texts map[string]*folded
 	order []string // oldest first
@@ -23,12 +23,12 @@ type Fold struct {
 
 type folded struct {
 	first  Line
-	times  int // after the first
+	times  int // repetitions
 	ranks  map[int]bool
 	expiry time.Time
 }
 
-// Add takes a line in and returns what is to be shown now.
+// Add adds a line and returns the lines to display now.
 func (f *Fold) Add(l Line, now time.Time) []string {
 	out := f.Tick(now)
 	key := l.ID.Role + "\x00" + l.Text
@@ -48,7 +48,7 @@ func (f *Fold) Add(l Line, now time.Time) []string {
 	return append(out, fmt.Sprintf("%s/%d: %s", l.ID.Role, l.ID.Rank, l.Text))
 }
 
-// Tick returns what is to be said of the lines that have been counted for long enough.
+// Tick returns the counts of the lines whose time is over.
 func (f *Fold) Tick(now time.Time) (out []string) {
 	for len(f.order) > 0 && !f.texts[f.order[0]].expiry.After(now) {
 		out = append(out, f.forget()...)
@@ -56,7 +56,7 @@ func (f *Fold) Tick(now time.Time) (out []string) {
 	return out
 }
 
-// Flush returns what is to be said of all of them.
+// Flush returns the counts of all lines.
 func (f *Fold) Flush() (out []string) {
 	for len(f.order) > 0 {
 		out = append(out, f.forget()...)
@@ -75,7 +75,7 @@ func (f *Fold) forget() []string {
 	return []string{fmt.Sprintf("%s/%s: %s [%d times more]", old.first.ID.Role, ranges(old.ranks), old.first.Text, old.times)}
 }
 
-// ranges is a set of ranks for people: "0-3,7".
+// ranges formats a set of ranks: "0-3,7".
 func ranges(set map[int]bool) string {
 	var all []int
 	for rank := range set {

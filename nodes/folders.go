@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
 )
 
@@ -23,8 +21,8 @@ const (
 
 var folderName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// folders are the shipped folders of a node: each is fetched once, for all workers that run in it, and removed with the
-// last of them.
+// folders is the node's cache of shipped folders: each is fetched once for all workers that use it, and removed with
+// the last of them.
 type folders struct {
 	b   *bus.Bus
 	dir string
@@ -35,14 +33,14 @@ type folders struct {
 
 type heldFolder struct {
 	users  int
-	doneCh chan struct{} // closed when it is there, or err says why not
+	doneCh chan struct{} // closed when the folder is complete or err is set
 	err    error
 }
 
-// take returns where a folder is, and keeps it there until it is given back.
+// take returns the path of a folder and keeps the folder until giveBack.
 func (f *folders) take(name string) (string, error) {
 	if !folderName.MatchString(name) {
-		return "", bus.Errorf(bus.CodeInvalid, "folder %q: give the hash that Ship returned", name)
+		return "", bus.Errorf(bus.CodeInvalid, "folder %q: use the hash that Ship returned", name)
 	}
 	f.mu.Lock()
 	h := f.held[name]
@@ -59,7 +57,7 @@ func (f *folders) take(name string) (string, error) {
 	}
 	h.users++
 	f.mu.Unlock()
-	<-h.doneCh // a fetch ends by itself
+	<-h.doneCh // fetch has a timeout
 	if h.err != nil {
 		f.giveBack(name)
 		return "", h.err
@@ -69,7 +67,7 @@ func (f *folders) take(name string) (string, error) {
 
 func (f *folders) path(name string) string { return filepath.Join(f.dir, name) }
 
-// giveBack removes a folder that nobody uses any more.
+// giveBack removes a folder with its last user.
 func (f *folders) giveBack(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -83,7 +81,7 @@ func (f *folders) giveBack(name string) {
 	}
 }
 
-// fetch gets a folder from the head. It is unpacked beside its place first, so that it is there whole or not at all.
+// fetch downloads a folder. It is unpacked under another name and renamed, so that it is complete or absent.
 func (f *folders) fetch(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), fetchFolder)
 	defer cancel()
@@ -91,18 +89,18 @@ func (f *folders) fetch(name string) error {
 	if err != nil {
 		return err
 	}
-	data, err := store.GetBytes(ctx, name)
-	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		return bus.Errorf(bus.CodeNotFound, "the folder %s was not shipped, or a day ago; ship it again", name)
+	data, err := store.Get(ctx, name)
+	if errors.Is(err, bus.ErrNotFound) {
+		return bus.Errorf(bus.CodeNotFound, "folder %s was not shipped, or more than a day ago; ship it again", name)
 	}
 	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "fetch the folder %s: %w", name, err)
+		return bus.Errorf(bus.CodeUnavailable, "fetch folder %s: %w", name, err)
 	}
 	if sum := sha256.Sum256(data); hex.EncodeToString(sum[:]) != name {
-		return bus.Errorf(bus.CodeMalformed, "the folder %s has another content than it should", name)
+		return bus.Errorf(bus.CodeMalformed, "folder %s: the content does not match the hash", name)
 	}
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "unpack the folder %s: %w", name, err)
+		return bus.Errorf(bus.CodeUnavailable, "unpack folder %s: %w", name, err)
 	}
 	tmp, err := os.MkdirTemp(f.dir, ".new-")
 	if err == nil {
@@ -110,11 +108,11 @@ func (f *folders) fetch(name string) error {
 			err = os.Rename(tmp, f.path(name))
 		}
 		if err != nil {
-			_ = os.RemoveAll(tmp) // the first error is the one to tell
+			_ = os.RemoveAll(tmp) // the first error counts
 		}
 	}
 	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "unpack the folder %s: %w", name, err)
+		return bus.Errorf(bus.CodeUnavailable, "unpack folder %s: %w", name, err)
 	}
 	return nil
 }

@@ -8,8 +8,8 @@ import (
 
 const loopback = "127.0.0.1"
 
-// hostToward is this machine's address on the way to the first of the URLs that it has a way to; loopback if there is
-// none. Nothing is sent: the system is asked which address it would send from.
+// hostToward is this machine's address on the route to the first reachable URL; loopback if there is none. Nothing is
+// sent: the kernel chooses the source address.
 func hostToward(urls []string) string {
 	for _, text := range urls {
 		if !strings.Contains(text, "://") {

@@ -1,27 +1,30 @@
 package nodes
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 )
 
-// Harm forbidden: an agent keeps long answers that have been fetched, until it has no room for another.
+// Harm forbidden: answers that were sent fill the agent's memory for answers.
 func TestFetchedAnswerIsDropped(t *testing.T) {
 	var p parcels
 	now := time.Now()
 	const part = 1 << 20
-	for range 1000 { // four times what an agent keeps
+	answer := make([]byte, part+1)
+	for range 1000 { // four times the limit
 		now = now.Add(parcelDone + time.Millisecond)
-		first, err := p.keep(make([]byte, part+1), part, now)
+		first, err := p.keep(answer, part, now)
 		require.NoError(t, err)
 		last, err := p.rest(parcelAsk{ID: first.ID, Offset: first.Have}, part, now)
 		require.NoError(t, err)
 		require.Equal(t, last.Total, last.Have)
+		require.Len(t, last.Data, 1)
 		again, err := p.rest(parcelAsk{ID: first.ID, Offset: first.Have}, part, now)
-		require.NoError(t, err, "the last part may be lost on its way, and be asked for again")
-		require.Equal(t, last, again)
+		require.NoError(t, err, "the last part may be lost, and requested again")
+		require.True(t, bytes.Equal(last.Data, again.Data))
 	}
 	p.expire(now.Add(parcelDone + time.Millisecond))
 	require.Zero(t, p.bytes)

@@ -13,21 +13,21 @@ import (
 )
 
 const (
-	portsMost   = 1024            // that one holder may lease
+	portsMost   = 1024            // ports of one holder
 	portLow     = 15000           // ports are leased from here up to the ephemeral range
-	portUnused  = 2 * time.Minute // how long a lease waits for a worker of its role: the first, or one that is restarted
-	ephemeralLo = 32768           // where the system's own choice begins, if it does not say
+	portUnused  = 2 * time.Minute // how long a lease without a worker of its role lasts: before the first, or between restarts
+	ephemeralLo = 32768           // default start of the ephemeral range
 )
 
-// leases are the ports that are held for roles. A port is held by a socket that is bound and does not listen, so that a
-// worker which sets SO_REUSEADDR can listen on it and nobody gets it by chance.
+// leases are the ports that are reserved for roles. A bound socket that does not listen reserves a port, so that a
+// worker that sets SO_REUSEADDR can listen on it and no other process gets it.
 type leases struct {
 	mu    sync.Mutex
 	held  map[leaseKey]*lease
-	spare map[leaseKey][]int // ports of roles that had stopped, for one that goes on
+	spare map[leaseKey][]int // ports of stopped roles, which get them again
 }
 
-// leaseKey is a role's rank, of one incarnation.
+// leaseKey is a rank of one incarnation of a role.
 type leaseKey struct {
 	role bus.Address
 	rank int
@@ -36,13 +36,13 @@ type leaseKey struct {
 type lease struct {
 	ports []int
 	fds   []int
-	idle  time.Time // since when none runs any more; zero: one does
+	idle  time.Time // since when no worker of the role runs; zero: one does
 }
 
-// take leases n ports, or as many more as the holder has not.
+// take leases n ports, and reuses those that the holder has.
 func (l *leases) take(holder WorkerID, n int) ([]int, error) {
 	if n < 1 || n > portsMost {
-		return nil, bus.Errorf(bus.CodeInvalid, "%d ports for %s: give 1 to %d", n, holder, portsMost)
+		return nil, bus.Errorf(bus.CodeInvalid, "%d ports for %s: request 1 to %d", n, holder, portsMost)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -76,7 +76,7 @@ func (l *lease) hold(ports []int) {
 	}
 }
 
-// using says that a worker of the role runs: ports that were returned are held again, if nobody has taken them.
+// using notes that a worker of the role runs: released ports are bound again if they are free.
 func (l *leases) using(role bus.Address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,7 +89,7 @@ func (l *leases) using(role bus.Address) {
 	}
 }
 
-// release returns the ports of a role. Their numbers are remembered for a while: a role that goes on keeps them.
+// release releases the ports of a role. Their numbers are remembered for a restart of the role.
 func (l *leases) release(role bus.Address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,16 +111,16 @@ func (l *leases) releaseAll() {
 // drop is called with mu held.
 func (l *leases) drop(key leaseKey, has *lease) {
 	for _, fd := range has.fds {
-		_ = syscall.Close(fd) // only a number
+		_ = syscall.Close(fd)
 	}
 	delete(l.held, key)
 	if len(l.spare) >= portsMost {
-		clear(l.spare) // long gone, most of them
+		clear(l.spare) // bounded memory
 	}
 	l.spare[key] = has.ports
 }
 
-// tidy returns what was leased for workers that never came, or that have all ended and nobody has stopped.
+// expire releases ports whose role has had no worker for a while.
 func (l *leases) tidy(now time.Time, playing map[bus.Address]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,8 +136,8 @@ func (l *leases) tidy(now time.Time, playing map[bus.Address]bool) {
 	}
 }
 
-// holdPort binds a port in both families and lets others who say so bind it too. That is allowed only after the binding:
-// until then two agents could each believe that the port was theirs.
+// holdPort binds a port in both address families and then allows other sockets to bind it too. With the option set
+// before binding, two agents could both bind the port.
 func holdPort(port int) ([]int, error) {
 	v4, err := bound(syscall.AF_INET, &syscall.SockaddrInet4{Port: port})
 	if err != nil {
@@ -151,7 +151,7 @@ func holdPort(port int) ([]int, error) {
 		_ = syscall.Close(v4) // nothing was sent
 		return nil, err
 	}
-	return []int{v4}, nil // a machine without IPv6
+	return []int{v4}, nil // no IPv6
 }
 
 func bound(family int, at syscall.Sockaddr) (int, error) {
@@ -175,7 +175,7 @@ func bound(family int, at syscall.Sockaddr) (int, error) {
 	return fd, nil
 }
 
-// ephemeralLow is the lowest port that the system gives out by itself.
+// ephemeralLow is the first port of the ephemeral range.
 func ephemeralLow() int {
 	data, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if fields := strings.Fields(string(data)); err == nil && len(fields) == 2 {

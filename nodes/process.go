@@ -11,31 +11,31 @@ import (
 	"troupe/bus"
 )
 
-// program is a process to be started: everything it gets from us.
+// program is everything that a new process gets.
 type program struct {
 	path   string
 	argv   []string
 	dir    string
 	env    []string
-	stdout *os.File // write ends of our pipes
+	stdout *os.File // write ends of pipes
 	stderr *os.File
-	cgroup int // a folder's descriptor; -1 for none
+	cgroup int // descriptor of its control group; -1: none
 }
 
-// process is a child of ours.
+// process is a child process.
 type process struct {
 	pid int
-	fd  *os.File // a pidfd in the runtime's poller; nil on a kernel without
+	fd  *os.File // a pidfd in the runtime's poller; nil where the kernel has none
 }
 
-// ending is how a process ended.
+// ending is the exit status of a process.
 type ending struct {
-	code   int // -1 if a signal did it
+	code   int // -1: killed by signal
 	signal syscall.Signal
 }
 
-// spawner starts processes from one thread that does not end before the spawner does: a child dies with the thread that
-// forked it, and threads of the Go runtime come and go.
+// spawner forks from one thread that lives as long as the spawner: Pdeathsig kills a child when the thread that forked
+// it ends, and threads of the Go runtime come and go.
 type spawner struct {
 	askCh  chan spawnAsk
 	doneCh chan struct{}
@@ -55,7 +55,7 @@ func newSpawner() *spawner {
 	s := &spawner{askCh: make(chan spawnAsk), doneCh: make(chan struct{})}
 	bus.Go(func() {
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread() // the thread goes on: other goroutines may have started processes on it that would end with it
+		defer runtime.UnlockOSThread() // the thread must not end: processes forked on it by other goroutines would be killed
 		defer close(s.doneCh)
 		for ask := range s.askCh {
 			p, err := ask.program.start()
@@ -65,7 +65,7 @@ func newSpawner() *spawner {
 	return s
 }
 
-// start starts a process. It waits for the program to be loaded, which on a hung file system lasts.
+// start forks and waits for exec, which blocks on a hung file system.
 func (s *spawner) start(p program) (process, error) {
 	replyCh := make(chan spawned, 1)
 	s.askCh <- spawnAsk{p, replyCh}
@@ -73,7 +73,7 @@ func (s *spawner) start(p program) (process, error) {
 	return got.process, got.err
 }
 
-// close ends the loop. The agent calls it when all workers have ended.
+// close ends the thread. The agent calls it when all workers have exited.
 func (s *spawner) close() {
 	close(s.askCh)
 	<-s.doneCh
@@ -84,7 +84,7 @@ func (p program) start() (process, error) {
 	if err != nil {
 		return process{}, err
 	}
-	defer func() { _ = null.Close() }() // it was only read
+	defer func() { _ = null.Close() }()
 	pidfd := -1
 	attr := &syscall.ProcAttr{
 		Dir: p.dir, Env: p.env, Files: []uintptr{null.Fd(), p.stdout.Fd(), p.stderr.Fd()},
@@ -104,7 +104,7 @@ func (p program) start() (process, error) {
 	return child, nil
 }
 
-// The parts of waitid that the standard library does not offer.
+// Parts of waitid that the standard library lacks.
 const (
 	idPID    = 1
 	exited   = 4         // WEXITED
@@ -114,8 +114,8 @@ const (
 	infoSize = 128
 )
 
-// await blocks until the process has ended and says how. It leaves it unreaped: its number, and that of its group, stay
-// its own until reap.
+// await blocks until the process has exited. The process stays a zombie, so that its pid and process group are not
+// reused before reap.
 func (p process) await() (ending, error) {
 	if p.fd != nil {
 		if raw, err := p.fd.SyscallConn(); err == nil {
@@ -131,11 +131,11 @@ func (p process) await() (ending, error) {
 			}
 		}
 	}
-	end, _, err := p.peek(0) // it keeps a thread
+	end, _, err := p.peek(0) // blocks a thread
 	return end, err
 }
 
-// peek asks how the process ended, without reaping it.
+// peek reads the exit status without reaping; ok is false while the process runs.
 func (p process) peek(flags int) (end ending, ok bool, err error) {
 	var info [infoSize]byte
 	for {
@@ -149,7 +149,7 @@ func (p process) peek(flags int) (end ending, ok bool, err error) {
 		break
 	}
 	field := func(i int) int32 { return *(*int32)(unsafe.Pointer(&info[i])) }
-	if field(0) == 0 { // si_signo: nothing yet
+	if field(0) == 0 { // si_signo: still running
 		return ending{}, false, nil
 	}
 	code, status := field(8), field(24) // si_code, si_status
@@ -159,7 +159,7 @@ func (p process) peek(flags int) (end ending, ok bool, err error) {
 	return ending{code: -1, signal: syscall.Signal(status)}, true, nil
 }
 
-// reap takes the process out of the system's table, and lets go of it.
+// reap removes the zombie and closes the pidfd.
 func (p process) reap() {
 	for {
 		var status syscall.WaitStatus
@@ -168,18 +168,18 @@ func (p process) reap() {
 		}
 	}
 	if p.fd != nil {
-		_ = p.fd.Close() // only a number
+		_ = p.fd.Close()
 	}
 }
 
-// signal sends a signal to the process, which has not been reaped.
-func (p process) signal(s syscall.Signal) { _ = syscall.Kill(p.pid, s) } // it may have ended
+// signal sends a signal to the process, which must not be reaped.
+func (p process) signal(s syscall.Signal) { _ = syscall.Kill(p.pid, s) } // the process may have exited
 
-// signalGroup sends a signal to those of its process group that are left. Not after reap.
+// signalGroup sends a signal to the process group. Not after reap.
 func (p process) signalGroup(s syscall.Signal) { _ = syscall.Kill(-p.pid, s) }
 
-// reapAdopted reaps what others left to us until stopCh is closed: processes whose parents, our children, have ended. own
-// reports whether a process is a child of ours that somebody awaits.
+// reapAdopted reaps orphaned processes, whose parents were children of this process, until stopCh is closed. own
+// reports whether a process is a child that another goroutine awaits.
 func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan struct{}) {
 	for tick := time.NewTicker(every); ; {
 		select {
@@ -193,7 +193,7 @@ func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan stru
 			_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, 0, 0, uintptr(unsafe.Pointer(&info)), uintptr(exited|noReap|noHang), 0, 0)
 			pid := int(*(*int32)(unsafe.Pointer(&info[16]))) // si_pid
 			if errno != 0 || pid == 0 || own(pid) {
-				break // the next round finds what lies behind a child that is about to be reaped
+				break // the next round finds processes behind a child that is about to be reaped
 			}
 			var status syscall.WaitStatus
 			if _, err := syscall.Wait4(pid, &status, syscall.WNOHANG, nil); err != nil {
@@ -203,7 +203,7 @@ func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan stru
 	}
 }
 
-// adopt makes this process the parent of what its children leave.
+// adopt makes this process the subreaper of its descendants.
 func adopt() error {
 	const prSetChildSubreaper = 36
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {

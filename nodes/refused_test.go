@@ -12,7 +12,7 @@ import (
 	"troupe/nodes"
 )
 
-// TestAgentIsShutOut: an agent whose credentials have expired, and are not renewed, ends and says why.
+// An agent whose credentials have expired ends with an error that says so.
 func TestAgentIsShutOut(t *testing.T) {
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{
@@ -26,7 +26,7 @@ func TestAgentIsShutOut(t *testing.T) {
 	select {
 	case err = <-doneCh:
 	case <-time.After(20 * time.Second):
-		t.Fatal("the agent goes on")
+		t.Fatal("the agent is still running")
 	}
 	require.ErrorIs(t, err, bus.ErrClosed)
 	require.ErrorContains(t, err, "expired")

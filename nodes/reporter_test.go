@@ -3,10 +3,11 @@ package nodes_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -19,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { bustest.Main(m) }
 
-// report runs a reporter until the returned function is called, which waits for its end.
+// report runs a reporter until the returned function is called, which waits for the end of Run.
 func report(t *testing.T, b *bus.Bus, sim gpu.Inventory, own func(int) bool) (stop func()) {
 	t.Helper()
 	thereCh := make(chan struct{})
@@ -46,11 +47,11 @@ func report(t *testing.T, b *bus.Bus, sim gpu.Inventory, own func(int) bool) (st
 	return stop
 }
 
-// beats are the node's, in the order of arrival.
+// beats receives the node's heartbeats.
 func beats(t *testing.T, b *bus.Bus) <-chan gpu.Beat {
 	t.Helper()
 	ch := make(chan gpu.Beat, 1024)
-	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) {
+	sub, err := b.Subscribe(bus.NodeBeats(), func(m *bus.Msg) {
 		var beat gpu.Beat
 		if err := wire.Unmarshal(m.Data, &beat); err != nil {
 			t.Error(err)
@@ -59,11 +60,11 @@ func beats(t *testing.T, b *bus.Bus) <-chan gpu.Beat {
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = sub.Unsubscribe() })
-	require.NoError(t, b.Conn().Flush())
+	require.NoError(t, b.Flush(t.Context()))
 	return ch
 }
 
-// next is the first beat that is as wanted.
+// next is the next matching heartbeat.
 func next(t *testing.T, ch <-chan gpu.Beat, want func(gpu.Beat) bool) gpu.Beat {
 	t.Helper()
 	late := time.After(10 * time.Second)
@@ -90,7 +91,7 @@ func TestReporter(t *testing.T) {
 	require.Len(t, first.Report.Devices, 2)
 	require.Positive(t, first.Report.CPUs)
 	require.Positive(t, first.Report.Memory)
-	next(t, ch, func(beat gpu.Beat) bool { return beat.Report == nil }) // most are light
+	next(t, ch, func(beat gpu.Beat) bool { return beat.Report == nil }) // most have no report
 
 	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
@@ -104,17 +105,17 @@ func TestReporter(t *testing.T) {
 	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
 	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
 	dirty := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Foreign) > 0 })
-	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "its own are not foreign")
+	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "own processes are not foreign")
 	require.NoError(t, sim.Recover(uuid))
 	next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Foreign) == 0 })
 
 	stop()
 	next(t, ch, func(beat gpu.Beat) bool { return beat.Bye })
 	_, err = bucket.Get(t.Context(), gpu.NodeKey("host"))
-	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is given up")
+	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is released")
 }
 
-// broken is a driver that stops answering.
+// broken is a device driver that stops answering.
 type broken struct {
 	gpu.Inventory
 	fails chan struct{}
@@ -129,7 +130,7 @@ func (b broken) Devices(ctx context.Context) ([]gpu.Device, error) {
 	}
 }
 
-// Harm forbidden: what cannot be read any more is granted.
+// Harm forbidden: devices that cannot be read are granted.
 func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	b := bustest.Open(t)
 	ch := beats(t, b)
@@ -140,7 +141,7 @@ func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	require.Contains(t, told.Report.Devices[0].Unfit()[0], "it hangs")
 }
 
-// A name has one agent at a time: the second waits.
+// Harm forbidden: two agents register one name.
 func TestNameIsHeldOnce(t *testing.T) {
 	b := bustest.Open(t)
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0]
@@ -170,7 +171,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// A server that was started again has forgotten the leases: they are there again long before their renewal.
+// A restarted server has lost the leases: the reporter acquires its lease again long before the renewal.
 func TestReporterComesBackAtOnce(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
@@ -184,4 +185,33 @@ func TestReporterComesBackAtOnce(t *testing.T) {
 			return err == nil
 		}, 4*time.Second, 10*time.Millisecond, "the lease is renewed every five seconds only")
 	}
+}
+
+// Harm forbidden: a reporter on a server without JetStream retries without a delay and floods the log.
+func TestServerWithoutJetStream(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{NoJetStream: true})
+	var warnings atomic.Int64
+	b := bustest.Open(t, bus.Config{InProcess: srv, Logger: slog.New(warningCounter{slog.DiscardHandler, &warnings})})
+	r, err := nodes.NewReporter(nodes.Config{Bus: b, Name: "host"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	require.NoError(t, r.Run(ctx))
+	require.Positive(t, warnings.Load())
+	require.Less(t, warnings.Load(), int64(20))
+}
+
+// warningCounter counts log records of the level warning.
+type warningCounter struct {
+	slog.Handler
+	n *atomic.Int64
+}
+
+func (c warningCounter) Enabled(context.Context, slog.Level) bool { return true }
+
+func (c warningCounter) Handle(_ context.Context, r slog.Record) error {
+	if r.Level == slog.LevelWarn {
+		c.n.Add(1)
+	}
+	return nil
 }

@@ -10,27 +10,27 @@ import (
 	"troupe/gpu"
 )
 
-// tellWait is how long the answer to a stop waits until the node's report says that the workers are gone. A report that
-// takes longer is made up for by the next: the devices are only granted a little later.
+// tellWait is how long the answer to a stop waits for a report without the stopped workers. A later report only delays
+// the next grant of their devices.
 const tellWait = 200 * time.Millisecond
 
-// telling is how far the reports are with what runs.
+// telling tracks which reports of running workers have been published.
 type telling struct {
 	mu     sync.Mutex // guards what follows
-	asked  uint64     // how often somebody has waited
-	read   uint64     // of those, how many before the reading that is being reported
-	told   uint64     // and how many before one that has been
+	asked  uint64     // calls of wait
+	read   uint64     // of those, the calls before the reading in progress
+	told   uint64     // of those, the calls before the last published reading
 	doneCh chan struct{}
 }
 
-// begin is called before what runs is read.
+// begin is called before running workers are read.
 func (t *telling) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.read = t.asked
 }
 
-// done is called when what was read last has been reported.
+// done is called when the last reading has been published.
 func (t *telling) done() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -40,7 +40,7 @@ func (t *telling) done() {
 	}
 }
 
-// wait returns when what runs now has been reported, or so much time has passed.
+// wait returns when a reading made after this call has been published, or after most.
 func (t *telling) wait(wakeCh chan struct{}, most time.Duration) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
@@ -68,11 +68,11 @@ func (t *telling) wait(wakeCh chan struct{}, most time.Duration) {
 	}
 }
 
-// oversMost is how many ended grants a site remembers, the newest.
+// oversMost is the number of ended grants that are remembered.
 const oversMost = 4096
 
-// running is the grants under which something of a worker may be there, for the node's reports: from the moment a worker
-// is enlisted until its whole tree is gone. Those with devices come first.
+// running is the grants with worker processes, for the node's reports: from the moment a worker is added until its
+// whole tree is gone. Grants with devices come first.
 func (s *site) running() []gpu.Running {
 	s.told.begin()
 	var list []gpu.Running
@@ -103,7 +103,7 @@ func (s *site) running() []gpu.Running {
 	return list
 }
 
-// withShare adds a worker's share of a device to those of its reservation, by UUID. No more than the whole can be held.
+// withShare adds a worker's share of a device to those of its reservation, at most the whole device.
 func withShare(devices []gpu.DeviceShare, uuid string, milli int) []gpu.DeviceShare {
 	i, found := slices.BinarySearchFunc(devices, uuid, func(d gpu.DeviceShare, uuid string) int { return cmp.Compare(d.UUID, uuid) })
 	if found {
@@ -113,7 +113,7 @@ func withShare(devices []gpu.DeviceShare, uuid string, milli int) []gpu.DeviceSh
 	return slices.Insert(devices, i, gpu.DeviceShare{UUID: uuid, Milli: min(milli, wholeDevice)})
 }
 
-// lingers reports whether something of the worker may be there: it runs, or processes of it could not be killed.
+// lingers reports whether processes of the worker may exist: it runs, or some survived SIGKILL.
 func (w *worker) lingers() bool {
 	if w.running() {
 		return true
@@ -123,9 +123,9 @@ func (w *worker) lingers() bool {
 	return slices.ContainsFunc(w.left, func(pid int) bool { return syscall.Kill(pid, 0) == nil })
 }
 
-// endUnder kills the workers that run under grants that are over, and forbids later starts under them. It does not wait
-// for their end, which the next report shows. A repeat changes nothing, and a grant of the same reservation under another
-// token is left alone.
+// endUnder kills the workers that run under ended grants, and refuses later starts under them. It does not wait for
+// their exits, which the next report shows. It may be repeated, and ignores grants of the same reservation under
+// another token.
 func (s *site) endUnder(all []gpu.Ended) {
 	why := map[grant]string{}
 	s.mu.Lock()
@@ -148,7 +148,7 @@ func (s *site) endUnder(all []gpu.Ended) {
 		if !ended || w.launch.Reservation == "" || !w.running() {
 			continue
 		}
-		s.agent.cfg.Logger.Warn("nodes: a worker is killed: its reservation has ended", "worker", w.ID.String(), "reservation", w.launch.Reservation, "token", w.launch.Token, "why", words)
+		s.agent.cfg.Logger.Warn("nodes: killing a worker whose reservation has ended", "worker", w.ID.String(), "reservation", w.launch.Reservation, "token", w.launch.Token, "why", words)
 		w.stop(0, words)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"troupe/gpu"
 )
 
-// Harm forbidden: nobody but the agent knows under which grants workers run; or a stop is answered while the node still
-// reports its workers.
+// Harm forbidden: reports omit the grants under which workers run, or a stop is answered while the node still reports
+// the stopped workers.
 func TestReportsSayWhatRuns(t *testing.T) {
 	s := newStand(t)
 	ch := beats(t, s.bus)
@@ -23,7 +23,7 @@ func TestReportsSayWhatRuns(t *testing.T) {
 		l.Workers[i].Devices, l.Workers[i].Share = devices, 250
 	}
 	s.launch(l)
-	free := sh(`exec sleep 1000`, 3) // without a reservation: nobody's business
+	free := sh(`exec sleep 1000`, 3) // without a reservation: not reported
 	s.launch(free)
 	beat := next(t, ch, func(b gpu.Beat) bool {
 		return b.Report != nil && len(b.Report.Running) > 0 && b.Report.Running[0].Devices[0].Milli == 750
@@ -34,11 +34,11 @@ func TestReportsSayWhatRuns(t *testing.T) {
 		Devices: []gpu.DeviceShare{{UUID: devices[0], Milli: 750}, {UUID: devices[1], Milli: 750}},
 	}}, beat.Report.Running)
 
-	// A report that was made after a question says so, and one that was made before does not.
+	// A report that was made after a request carries its stamp.
 	ask := func(q gpu.Question) {
 		data, err := wire.Marshal(q)
 		require.NoError(t, err)
-		require.NoError(t, s.bus.Conn().Publish(bus.NodeAsk("host"), data))
+		require.NoError(t, s.bus.Publish(bus.NodeAsk("host"), data))
 	}
 	require.Equal(t, uint64(gpu.NotAsked), beat.Report.Answered)
 	ask(gpu.Question{Stamp: 4711})
@@ -48,7 +48,7 @@ func TestReportsSayWhatRuns(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.client.Stop(t.Context(), "host", ids(2), 0)
 	require.NoError(t, err)
-	require.NoError(t, s.bus.Conn().Flush()) // what was reported before the answer has been heard
+	require.NoError(t, s.bus.Flush(t.Context())) // reports published before the answer have arrived
 	var last gpu.Report
 	require.Eventually(t, func() bool {
 		for len(ch) > 0 {
@@ -59,7 +59,7 @@ func TestReportsSayWhatRuns(t *testing.T) {
 		return len(last.Running) == 0 && last.RunningComplete
 	}, time.Second, time.Millisecond)
 
-	// Workers of a grant that is over are killed, those of another token are not, and no more are started under it.
+	// Workers of an ended grant are killed, those of another token are not, and no more are started under it.
 	first, second := sh(`exec sleep 1000`, 4), sh(`exec sleep 1000`, 5)
 	first.Reservation, first.Token = "x", 8
 	second.Reservation, second.Token = "x", 9
@@ -81,5 +81,5 @@ func TestReportsSayWhatRuns(t *testing.T) {
 	started, err := s.client.Launch(t.Context(), late)
 	require.NoError(t, err)
 	require.Equal(t, bus.CodeFenced, started[0].Err.Code)
-	require.True(t, alive(pid), "the later grant goes on")
+	require.True(t, alive(pid), "the worker of the later grant runs")
 }

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 )
@@ -16,12 +14,14 @@ const (
 	shipDelay  = 20 * time.Millisecond // to collect lines
 	shipBatch  = 256 << 10             // bytes of lines in a message, about
 	shipTry    = 2 * time.Second       // for one message to be stored
-	shipPauses = 2 * time.Second       // between tries while the stream is away, at most
-	shipAtOnce = 16                    // workers whose lines are being stored at a time
-	shipMost   = 8 << 20               // bytes of lines that wait; beyond, the oldest are left to the files
-	shipRoles  = 4096                  // roles whose place in the stream is remembered
+	shipAtOnce = 16                    // workers whose lines are stored concurrently
+	shipMost   = 8 << 20               // bytes of pending lines; beyond, the oldest are dropped and only in the files
+	shipRoles  = 4096                  // roles whose stream sequence is remembered
 	lineFrame  = 64                    // bytes of a line beside its text, about
 )
+
+// shipBackoff paces attempts while the stream is unavailable.
+var shipBackoff = bus.Backoff{First: 2 * shipDelay, Most: 2 * time.Second}
 
 // page is a message in the log stream: lines of one worker.
 type page struct {
@@ -38,8 +38,8 @@ type line struct {
 	Text   string    `msgpack:"text"`
 }
 
-// shipper stores lines in the stream, a worker's own in their order. While the stream is away they wait, and when too many
-// wait the oldest are left out, which is said in their place.
+// shipper stores lines in the stream, those of one worker in order. While the stream is unavailable lines are pending;
+// of too many the oldest are dropped, and a line in the stream says so.
 type shipper struct {
 	b      *bus.Bus
 	wakeCh chan struct{}
@@ -50,8 +50,8 @@ type shipper struct {
 	mu      sync.Mutex
 	pending map[WorkerID]*pendingPage
 	bytes   int
-	hurry   bool                   // somebody waits
-	last    map[bus.Address]uint64 // the newest sequence of each role that was stored
+	hurry   bool                   // flush is waiting
+	last    map[bus.Address]uint64 // stream sequence of each role's newest line
 	idleCh  chan struct{}
 }
 
@@ -68,7 +68,7 @@ func newShipper(b *bus.Bus) *shipper {
 	return s
 }
 
-// add takes a line in. It does not block.
+// add queues a line. It does not block.
 func (s *shipper) add(l Line) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,13 +86,13 @@ func (s *shipper) add(l Line) {
 	wake(s.wakeCh)
 }
 
-// dropFirst is called with mu held.
+// dropFirst drops the oldest pending line. It is called with mu held.
 func (s *shipper) dropFirst(p *pendingPage) {
 	n := len(p.Lines[0].Text) + lineFrame
 	p.Lines, p.bytes, s.bytes, p.skipped = p.Lines[1:], p.bytes-n, s.bytes-n, p.skipped+1
 }
 
-// flush waits until everything that was added before is stored, and says up to where in the stream the role is.
+// flush waits until everything added before is stored, and returns the stream sequence of the role's newest line.
 func (s *shipper) flush(ctx context.Context, role bus.Address) (uint64, error) {
 	var until map[WorkerID]uint64
 	for {
@@ -129,15 +129,15 @@ func (p *pendingPage) newest() uint64 {
 	return p.Lines[len(p.Lines)-1].Seq
 }
 
-// has reports whether a line up to that one waits.
+// has reports whether a line up to seq is pending.
 func (p *pendingPage) has(seq uint64) bool {
 	return p != nil && len(p.Lines) > 0 && p.Lines[0].Seq <= seq
 }
 
-// close stores what it can in a short time, and ends.
+// close stores pending lines for a short time, and ends the goroutine.
 func (s *shipper) close() {
 	ctx, cancel := context.WithTimeout(context.Background(), shipTry)
-	_, _ = s.flush(ctx, bus.Address{}) // what cannot be stored is in the files
+	_, _ = s.flush(ctx, bus.Address{}) // the files have the rest
 	cancel()
 	s.stop()
 	<-s.doneCh
@@ -145,7 +145,8 @@ func (s *shipper) close() {
 
 func (s *shipper) run(ctx context.Context) {
 	defer close(s.doneCh)
-	opened, pause := false, shipDelay
+	var stream *bus.LogStream
+	waits, pause := shipBackoff.Start(), shipDelay
 	for {
 		select {
 		case <-ctx.Done():
@@ -155,22 +156,22 @@ func (s *shipper) run(ctx context.Context) {
 		if err := s.rest(ctx, pause); err != nil {
 			return
 		}
-		if !opened {
+		if stream == nil {
 			try, cancel := context.WithTimeout(ctx, shipTry)
-			_, err := openStream(try, s.b, logStreamConfig())
-			opened = err == nil
+			stream, _ = s.b.OpenLogStream(try, logStreamConfig()) // nil: retried
 			cancel()
 		}
-		if opened && s.round(ctx) {
+		if stream != nil && s.round(ctx, stream) {
 			pause = shipDelay
+			waits.Reset()
 			continue
 		}
-		opened, pause = false, min(2*pause, shipPauses)
+		stream, pause = nil, waits.Next()
 		wake(s.wakeCh)
 	}
 }
 
-// rest waits for lines to collect, unless somebody waits for them.
+// rest waits for lines to collect, unless flush is waiting.
 func (s *shipper) rest(ctx context.Context, d time.Duration) error {
 	s.mu.Lock()
 	hurry := s.hurry
@@ -188,8 +189,8 @@ func (s *shipper) rest(ctx context.Context, d time.Duration) error {
 	return ctx.Err()
 }
 
-// round stores a page of each worker that has lines, and reports whether all could be stored.
-func (s *shipper) round(ctx context.Context) bool {
+// round stores one message of each worker with pending lines, and reports whether all were stored.
+func (s *shipper) round(ctx context.Context, stream *bus.LogStream) bool {
 	s.mu.Lock()
 	var all []*pendingPage
 	for _, p := range s.pending {
@@ -202,7 +203,7 @@ func (s *shipper) round(ctx context.Context) bool {
 	for _, p := range all {
 		slots <- struct{}{}
 		group.Go(bus.Guard(func() {
-			okCh <- s.ship(ctx, p)
+			okCh <- s.ship(ctx, stream, p)
 			<-slots
 		}))
 	}
@@ -216,24 +217,22 @@ func (s *shipper) round(ctx context.Context) bool {
 	return good
 }
 
-// ship stores the first lines of a worker.
-func (s *shipper) ship(ctx context.Context, p *pendingPage) bool {
+// ship stores the first pending lines of a worker.
+func (s *shipper) ship(ctx context.Context, stream *bus.LogStream, p *pendingPage) bool {
 	msg, taken := s.head(p)
 	data, err := wire.Marshal(msg)
 	if err == nil {
 		try, cancel := context.WithTimeout(ctx, shipTry)
 		defer cancel()
-		m := nats.NewMsg(msg.ID.Address().Log(msg.ID.Rank))
-		m.Data = data
-		ack, pubErr := s.b.JetStream().PublishMsg(try, m)
-		if pubErr != nil {
+		seq, err := stream.Append(try, msg.ID.Address().Log(msg.ID.Rank), data)
+		if err != nil {
 			return false
 		}
 		s.mu.Lock()
-		s.stored(msg.ID.Address(), ack.Sequence)
+		s.stored(msg.ID.Address(), seq)
 		s.mu.Unlock()
 	}
-	s.mu.Lock() // stored, or can never be
+	s.mu.Lock() // stored, or impossible to encode
 	defer s.mu.Unlock()
 	for range taken {
 		if len(p.Lines) > 0 && p.Lines[0].Seq <= msg.Lines[len(msg.Lines)-1].Seq {
@@ -244,15 +243,15 @@ func (s *shipper) ship(ctx context.Context, p *pendingPage) bool {
 	return true
 }
 
-// stored is called with mu held.
+// stored notes the sequence of a role's newest line. It is called with mu held.
 func (s *shipper) stored(role bus.Address, seq uint64) {
 	if len(s.last) > shipRoles {
-		clear(s.last) // a barrier of a role that prints nothing more is passed without it
+		clear(s.last) // a flush of a role without new lines returns zero then
 	}
 	s.last[role] = max(s.last[role], seq)
 }
 
-// head is the first lines of a worker as a message, and how many they are.
+// head is the first pending lines of a worker as a message, and their number.
 func (s *shipper) head(p *pendingPage) (page, int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -262,7 +261,7 @@ func (s *shipper) head(p *pendingPage) (page, int) {
 		msg.Lines = append(msg.Lines, line{Stderr, first.At, first.Seq - 1, fmt.Sprintf("[%d lines are only in the log files of node %s]", p.skipped, p.Node)})
 		p.skipped = 0
 	}
-	taken, bytes, most := 0, 0, min(shipBatch, int(s.b.Conn().MaxPayload())/2)
+	taken, bytes, most := 0, 0, min(shipBatch, s.b.MaxPayload()/2)
 	for _, l := range p.Lines {
 		if bytes += len(l.Text) + lineFrame; bytes > most && taken > 0 {
 			break
@@ -273,7 +272,7 @@ func (s *shipper) head(p *pendingPage) (page, int) {
 	return msg, taken
 }
 
-// settle forgets workers that have no more lines, and tells those who wait.
+// settle drops workers without pending lines, and wakes flush.
 func (s *shipper) settle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

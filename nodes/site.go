@@ -10,16 +10,14 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/gpu"
 )
 
 const (
-	requestsMost = 256  // being answered at once; those beyond are told to come again
-	tombsMost    = 4096 // stopped before they were started
+	requestsMost = 256  // concurrent requests; more are refused as busy
+	tombsMost    = 4096 // workers that were stopped before they were started
 )
 
 // site is one node of an agent: its reporter and its workers.
@@ -28,28 +26,28 @@ type site struct {
 	cfg      Config
 	name     string
 	devices  gpu.Inventory
-	thereCh  chan struct{} // closed when the lease is taken
+	thereCh  chan struct{} // closed when the lease is held
 	servedCh chan struct{} // closed when requests are served
-	slotCh   chan struct{} // holds a token for each request that is being answered
-	ranCh    chan struct{} // woken when a worker was enlisted or is gone
-	told     telling       // of what runs
+	slotCh   chan struct{} // holds a token for each request in progress
+	ranCh    chan struct{} // woken when a worker was added or is gone
+	told     telling       // reports of running workers
 
-	sub *nats.Subscription // of begin's, until close
+	sub *bus.Subscription // set by subscribe
 
 	// mu guards what follows.
 	mu      sync.Mutex
 	workers map[WorkerID]*worker
-	order   []*worker         // as they came
-	tombs   map[WorkerID]bool // stopped, and not to be started
-	tombed  []WorkerID        // in order
+	order   []*worker         // in order of arrival
+	tombs   map[WorkerID]bool // workers that must not be started
+	tombed  []WorkerID        // tombs in order of arrival
 	fence   fence
-	known   []gpu.Device // as read last
+	known   []gpu.Device // as last read
 
-	over   map[grant]bool // grants that have ended: nothing is started under them
-	overed []grant        // in order
+	over   map[grant]bool // ended grants: nothing is started under them
+	overed []grant        // over in order of arrival
 }
 
-// grant is a reservation as it was granted once.
+// grant is one grant of a reservation.
 type grant struct {
 	reservation string
 	token       uint64
@@ -74,8 +72,8 @@ func newSite(a *Agent, cfg Config) (*site, error) {
 	return s, cfg.validate()
 }
 
-// begin registers the node and serves it. Before it has the node's name for itself it answers nothing. A name that is
-// not to be had for a while holds up nobody else.
+// begin registers the node and serves its requests once it holds the node's name. A name that another agent holds
+// delays this node only.
 func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh chan<- error) error {
 	if err := s.readFence(); err != nil {
 		return err
@@ -103,20 +101,19 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 	}))
 	select {
 	case <-s.servedCh:
-	case <-time.After(registration): // it goes on trying
+	case <-time.After(registration): // registration continues
 	case <-ctx.Done():
 	}
 	return nil
 }
 
 func (s *site) subscribe() error {
-	nc := s.agent.cfg.Bus.Conn()
-	sub, err := nc.Subscribe(bus.NodeDo(s.name), bus.GuardMsg(func(m *nats.Msg) {
+	sub, err := s.agent.cfg.Bus.Subscribe(bus.NodeDo(s.name), func(m *bus.Msg) {
 		select {
 		case s.slotCh <- struct{}{}:
 		default:
-			data, _ := wire.Marshal(failed(bus.Errorf(bus.CodeBusy, "node %s answers %d requests already", s.name, requestsMost)))
-			_ = m.Respond(data) // or the asker asks again
+			data, _ := wire.Marshal(failed(bus.Errorf(bus.CodeBusy, "node %s is answering %d requests; repeat the request later", s.name, requestsMost)))
+			_ = m.Respond(data) // a lost answer makes the client repeat its request
 			return
 		}
 		if !s.agent.goes(func() {
@@ -125,9 +122,9 @@ func (s *site) subscribe() error {
 		}) {
 			<-s.slotCh
 		}
-	}))
+	})
 	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "node %s: listen for requests: %w", s.name, err)
+		return fmt.Errorf("node %s: %w", s.name, err)
 	}
 	s.mu.Lock()
 	s.sub = sub
@@ -135,17 +132,17 @@ func (s *site) subscribe() error {
 	return nil
 }
 
-// close stops listening. Run calls it when nothing else of the site runs.
+// close unsubscribes. Run calls it when nothing else of the node runs.
 func (s *site) close() {
 	s.mu.Lock()
 	sub := s.sub
 	s.mu.Unlock()
 	if sub != nil {
-		_ = sub.Unsubscribe() // fails only if the connection is closed
+		_ = sub.Unsubscribe() // fails only on a closed connection
 	}
 }
 
-// launch starts those workers that it does not know, and answers for all.
+// launch starts the workers that it does not know, and answers for all.
 func (s *site) launch(l Launch) reply {
 	if err := l.check(); err != nil {
 		return failed(err)
@@ -165,13 +162,13 @@ func (s *site) launch(l Launch) reply {
 	return r
 }
 
-// enlist finds or makes the workers of a launch. Those that it makes are to be begun by the caller.
+// enlist finds or makes the workers of a launch. The caller starts the new ones.
 func (s *site) enlist(l Launch) (asked, fresh []*worker) {
 	starts := l.Workers
 	l.Workers = nil
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	closing := s.agent.isClosing() // read here, so that end sees every worker that it does not forbid
+	closing := s.agent.isClosing() // read with mu held, so that Agent.end sees every worker that is not refused here
 	for _, start := range starts {
 		w := s.workers[start.ID]
 		switch {
@@ -197,7 +194,7 @@ func (s *site) enlist(l Launch) (asked, fresh []*worker) {
 	return asked, fresh
 }
 
-// begins starts workers of one launch, one after the other.
+// startAll starts the workers of one launch one after the other.
 func (s *site) begins(fresh []*worker) {
 	for _, w := range fresh {
 		if err := s.claim(w); err != nil {
@@ -208,7 +205,7 @@ func (s *site) begins(fresh []*worker) {
 	}
 }
 
-// claim makes sure that the worker may have its devices, and ends those whose devices they no longer are.
+// claim checks that the worker may use its devices, and kills workers whose grant was superseded.
 func (s *site) claim(w *worker) error {
 	if len(w.Devices) == 0 {
 		return nil
@@ -222,11 +219,11 @@ func (s *site) claim(w *worker) error {
 		return err
 	}
 	for _, old := range ended {
-		s.agent.cfg.Logger.Warn("nodes: a worker is killed: its device was granted again", "worker", old.ID.String(), "now", w.ID.String())
+		s.agent.cfg.Logger.Warn("nodes: killing a worker whose device was granted again", "worker", old.ID.String(), "now", w.ID.String())
 		old.stop(0, fmt.Sprintf("its device was granted to %s", w.ID))
 	}
 	if !within(sweepMost+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
-		return bus.Errorf(bus.CodeUnavailable, "worker %s: those that had its devices before do not end", w.ID)
+		return bus.Errorf(bus.CodeUnavailable, "worker %s: earlier workers on its devices survive SIGKILL", w.ID)
 	}
 	return nil
 }
@@ -275,25 +272,25 @@ func (s *site) readFence() error {
 		err = json.Unmarshal(data, &s.fence)
 	}
 	if err != nil {
-		return bus.Errorf(bus.CodeInvalid, "the tokens that node %s has seen cannot be read: %w; remove %s only when nothing of an earlier agent runs", s.name, err, s.fencePath())
+		return bus.Errorf(bus.CodeInvalid, "read the fencing tokens of node %s: %w; remove %s only when no process of an earlier agent runs", s.name, err, s.fencePath())
 	}
 	return nil
 }
 
-// writeFence is called with mu held: a claim is not granted before it is written.
+// writeFence is called with mu held: a claim takes effect after it is written.
 func (s *site) writeFence() error {
 	data, err := json.Marshal(s.fence)
 	if err == nil {
 		err = WritePrivate(s.fencePath(), data)
 	}
 	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "node %s: write down a token: %w", s.name, err)
+		return bus.Errorf(bus.CodeUnavailable, "node %s: write the fencing tokens: %w", s.name, err)
 	}
 	return nil
 }
 
-// deviceVariables is what a worker with these devices is shown. What the devices are is read once, and again for one
-// that is not known.
+// deviceVariables is the environment of a worker with these devices. The devices are read once, and again for an
+// unknown one.
 func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string, error) {
 	s.mu.Lock()
 	known := s.known
@@ -313,7 +310,7 @@ func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string
 	return deviceVariables(known, uuids, form)
 }
 
-// stop ends workers and answers when they are gone. What is not known is remembered as not to be started.
+// stop stops workers and answers when they are gone. Unknown workers get a tombstone.
 func (s *site) stop(ask stopAsk) reply {
 	known, unknown := s.bury(ask.IDs)
 	for _, w := range known {
@@ -323,10 +320,10 @@ func (s *site) stop(ask stopAsk) reply {
 		return reply{Pending: true}
 	}
 	if slices.ContainsFunc(known, func(w *worker) bool { return w.launch.Reservation != "" }) {
-		s.told.wait(s.ranCh, tellWait) // so that what is released next can be granted at once
+		s.told.wait(s.ranCh, tellWait) // so that the devices, once released, can be granted at once
 	}
 	for _, w := range known {
-		s.agent.workerGone(w) // it may have ended by itself; and ports are returned before this is answered
+		s.agent.workerGone(w) // the worker may have exited by itself; ports are released before the answer
 	}
 	var r reply
 	for _, id := range ask.IDs {
@@ -344,7 +341,7 @@ func (s *site) stop(ask stopAsk) reply {
 	return r
 }
 
-// bury finds the workers, and leaves a mark for those that there are not.
+// findOrBury returns the known workers, and leaves a tombstone for unknown ones.
 func (s *site) bury(ids []WorkerID) (known []*worker, unknown map[WorkerID]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -360,7 +357,7 @@ func (s *site) bury(ids []WorkerID) (known []*worker, unknown map[WorkerID]bool)
 	return known, unknown
 }
 
-// tomb remembers a worker that must not be started. It is called with mu held.
+// tomb adds a tombstone. It is called with mu held.
 func (s *site) tomb(id WorkerID) {
 	if s.tombs[id] {
 		return
@@ -412,17 +409,17 @@ func (s *site) awaits(pid int) bool {
 		case <-w.startedCh:
 			return w.running() && w.is(pid)
 		default:
-			return true // it may be this one
+			return true // its pid is unknown
 		}
 	})
 }
 
-// plays reports whether a worker of the role may be running here.
+// hosts reports whether a worker of the role may be running here.
 func (s *site) plays(role bus.Address) bool {
 	return slices.ContainsFunc(s.all(), func(w *worker) bool { return w.ID.Address() == role && w.running() })
 }
 
-// keepHouse tells of exits again, and forgets what is old.
+// maintain repeats exits, and forgets old workers.
 func (s *site) keepHouse(now time.Time) {
 	s.mu.Lock()
 	var tell []Exit
@@ -449,7 +446,7 @@ func (s *site) keepHouse(now time.Time) {
 	}
 }
 
-// review says whether the exit is to be told again, and whether the worker may be forgotten.
+// review returns the exit if it must be published again, and whether the worker may be forgotten.
 func (w *worker) review(now time.Time) (tell *Exit, old bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -464,7 +461,7 @@ func (w *worker) review(now time.Time) (tell *Exit, old bool) {
 	return tell, now.Sub(at) > keepEnded
 }
 
-// tellSoon makes every exit that nobody has asked about be told again at once: the last telling may have been lost.
+// repeatExits publishes all unconfirmed exits again at once, after an outage.
 func (s *site) tellSoon() {
 	for _, w := range s.all() {
 		w.mu.Lock()
@@ -473,7 +470,7 @@ func (s *site) tellSoon() {
 	}
 }
 
-// within waits until a channel of each worker is closed, at most so long.
+// within waits until a channel of each worker is closed; false: not within most.
 func within(most time.Duration, workers []*worker, ch func(*worker) chan struct{}) bool {
 	t := time.NewTimer(most)
 	defer t.Stop()

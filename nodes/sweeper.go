@@ -8,9 +8,9 @@ import (
 	"troupe/bus"
 )
 
-const sweepMost = 5 * time.Second // for what does not die by KILL: it waits for a device that does not answer
+const sweepMost = 5 * time.Second // how long a process may survive SIGKILL while it waits for a device
 
-// sweeper ends what is left of workers' trees. It looks through all processes, once for all workers that ask at a time.
+// sweeper kills the rest of workers' process trees. One scan of all processes serves all pending requests.
 type sweeper struct {
 	askCh  chan sweepAsk
 	doneCh chan struct{}
@@ -35,7 +35,7 @@ func (s *sweeper) close() {
 	<-s.doneCh
 }
 
-// sweep kills every process with that marker, of that session or in that control group, and returns those that are left.
+// sweep kills every process with the marker, of the session or in the control group, and returns those that survive.
 func (s *sweeper) sweep(marker string, session int, cgroup string) []int {
 	leftCh := make(chan []int, 1)
 	s.askCh <- sweepAsk{marker, session, cgroup, time.Now().Add(sweepMost), leftCh}
@@ -57,7 +57,7 @@ func (s *sweeper) run() {
 			}
 			asks[ask.marker] = ask
 			pause = 0
-			continue // for others that come with it
+			continue // for requests that arrive at the same time
 		case <-nextCh:
 		}
 		if killFor(asks) == 0 || pause == 0 {
@@ -67,8 +67,8 @@ func (s *sweeper) run() {
 	}
 }
 
-// killFor looks once, kills what it finds, answers those who have nothing left or have waited long enough, and returns
-// how many wait.
+// killFor scans once, kills what it finds, answers requests without survivors or past their time, and returns the
+// number of pending requests.
 func killFor(asks map[string]sweepAsk) int {
 	found := treesOf(asks)
 	for _, marker := range slices.Collect(maps.Keys(asks)) {
@@ -84,7 +84,7 @@ func killFor(asks map[string]sweepAsk) int {
 	return len(asks)
 }
 
-// treesOf finds the living processes of the asks, by marker.
+// treesOf finds the live processes of each request, by marker.
 func treesOf(asks map[string]sweepAsk) map[string][]int {
 	sessions, members := map[int]string{}, map[int]string{}
 	for marker, ask := range asks {

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// MarkerEnv is in the environment of every process of a worker's tree, and says whose it is: the agent's identity, a dot,
-// and the worker's own. A process that leaves its group, its session and its parent keeps it.
+// MarkerEnv is in the environment of every process of a worker's tree: the agent's identity, a dot, and the worker's
+// id. A process that leaves its group, its session and its parent keeps it.
 const MarkerEnv = "TROUPE_WORKER"
 
-// markerOf reads the marker of a process; empty if it has none, has ended, or is somebody else's.
+// markerOf is the marker of a process; empty: none, exited, or of another user.
 func markerOf(pid int) string {
 	env, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {
@@ -28,13 +28,13 @@ func markerOf(pid int) string {
 	return ""
 }
 
-// pids are all processes that there are.
+// pids is all processes.
 func pids() []int {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil
 	}
-	names, _ := dir.Readdirnames(-1) // what could be read is what there is
+	names, _ := dir.Readdirnames(-1) // a partial list is used as it is
 	_ = dir.Close()
 	var out []int
 	for _, name := range names {
@@ -45,7 +45,7 @@ func pids() []int {
 	return out
 }
 
-// marked are the living processes whose marker is as wanted, by marker.
+// marked is the live processes whose marker matches, by marker.
 func marked(want func(marker string) bool) map[string][]int {
 	found := map[string][]int{}
 	self := os.Getpid()
@@ -60,7 +60,7 @@ func marked(want func(marker string) bool) map[string][]int {
 	return found
 }
 
-// sessionOf is the session of a process, and whether it is a zombie; ok is false if there is no such process.
+// sessionOf is the session of a process, and whether it is a zombie; ok is false if the process does not exist.
 func sessionOf(pid int) (session int, zombie, ok bool) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -75,8 +75,8 @@ func sessionOf(pid int) (session int, zombie, ok bool) {
 	return session, fields[0] == "Z" || fields[0] == "X", err == nil
 }
 
-// killMarked kills every process whose marker is as wanted, and again those that were forked meanwhile, until there is
-// none or the time is over. It returns those that are left.
+// killMarked kills every process whose marker matches, and those forked meanwhile, until there is none or most has
+// passed. It returns the survivors.
 func killMarked(want func(marker string) bool, most time.Duration) map[string][]int {
 	for end, pause := time.Now().Add(most), time.Millisecond; ; pause = min(2*pause, 50*time.Millisecond) {
 		found := marked(want)
@@ -92,5 +92,5 @@ func killMarked(want func(marker string) bool, most time.Duration) map[string][]
 	}
 }
 
-// killPID kills a process. One that has ended is as good; one that may not be killed is found again.
+// killPID kills a process. Callers scan again for survivors.
 func killPID(pid int) { _ = syscall.Kill(pid, syscall.SIGKILL) }

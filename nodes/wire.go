@@ -7,23 +7,22 @@ import (
 	"troupe/gpu"
 )
 
-// What an agent is asked for on NodeDo, and what it answers. Both are msgpack maps, and everything may be asked twice.
-// An answer that is not there yet comes as Pending within a second, and the asker asks again: so neither side waits long
-// for a message that may be lost. What does not fit into one message travels in parts, see parcel.go.
+// Operations of requests on NodeDo. Requests and answers are msgpack maps, and every request may be repeated. An answer
+// that takes longer than patience comes as Pending, and the client repeats the request: so that neither side waits long
+// for a lost message. Messages that are too long are split, see parcel.go.
 const (
 	opLaunch  = "launch"
 	opStop    = "stop"
 	opWorkers = "workers"
 	opPorts   = "ports"
 	opFlush   = "flush"
-	opPart    = "part" // one part of a request that is too long for a message
-	opRest    = "rest" // one more part of an answer that is too long for a message
+	opPart    = "part" // one part of a long request
+	opRest    = "rest" // the next part of a long answer
 )
 
-// patience is how long an agent keeps an asker waiting before it says Pending.
+// patience is how long an agent works on a request before it answers Pending.
 const patience = time.Second
 
-// request is one question to an agent.
 type request struct {
 	Op     string       `msgpack:"op"`
 	Node   string       `msgpack:"node"`
@@ -31,7 +30,7 @@ type request struct {
 	Stop   *stopAsk     `msgpack:"stop,omitempty"`
 	Ports  *portsAsk    `msgpack:"ports,omitempty"`
 	Role   *bus.Address `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
-	// Running lists workers that have not ended alone. An agent that does not know it lists all.
+	// Running lists running workers only. Older agents ignore it and list all.
 	Running bool       `msgpack:"running,omitempty"`
 	Parcel  *parcelAsk `msgpack:"parcel,omitempty"`
 }
@@ -39,7 +38,7 @@ type request struct {
 type stopAsk struct {
 	IDs   []WorkerID    `msgpack:"ids"`
 	Grace time.Duration `msgpack:"grace"`
-	Why   string        `msgpack:"why,omitempty"` // empty: the driver wants it
+	Why   string        `msgpack:"why,omitempty"` // empty: on request of the driver
 }
 
 type portsAsk struct {
@@ -47,28 +46,27 @@ type portsAsk struct {
 	N      int      `msgpack:"n"`
 }
 
-// reply is its answer.
 type reply struct {
 	Err     *bus.Error `msgpack:"err,omitempty"`
-	Pending bool       `msgpack:"pending,omitempty"` // ask again
+	Pending bool       `msgpack:"pending,omitempty"` // repeat the request
 	Started []Started  `msgpack:"started,omitempty"`
 	Exits   []Exit     `msgpack:"exits,omitempty"`
 	Workers []Status   `msgpack:"workers,omitempty"`
 	Host    string     `msgpack:"host,omitempty"`
 	Ports   []int      `msgpack:"ports,omitempty"`
-	Stored  uint64     `msgpack:"stored,omitempty"` // up to where in the stream the output is
-	Parcel  *parcel    `msgpack:"parcel,omitempty"` // this is only a part of the answer
+	Stored  uint64     `msgpack:"stored,omitempty"` // stream sequence of the stored output
+	Parcel  *parcel    `msgpack:"parcel,omitempty"` // this is a part of the answer
 }
 
 func failed(err error) reply { return reply{Err: bus.AsError(err)} }
 
-// check refuses a launch that no agent could carry out, before anything of it is.
+// check refuses an invalid launch before any of it is carried out.
 func (l Launch) check() error {
 	if l.Program.Dir != "" && l.Program.Folder != "" {
-		return bus.Errorf(bus.CodeInvalid, "launch on %s: Dir %q and Folder %q are both set; at most one of them can be the workers' folder", l.Node, l.Program.Dir, l.Program.Folder)
+		return bus.Errorf(bus.CodeInvalid, "launch on %s: Dir %q and Folder %q are both set; set at most one", l.Node, l.Program.Dir, l.Program.Folder)
 	}
 	if l.Program.Visible != gpu.ByIndex && l.Program.Visible != gpu.ByUUID {
-		return bus.Errorf(bus.CodeInvalid, "launch on %s: Visible %d is no form of a device's name", l.Node, l.Program.Visible)
+		return bus.Errorf(bus.CodeInvalid, "launch on %s: Visible %d is not a gpu.Form", l.Node, l.Program.Visible)
 	}
 	for _, s := range l.Workers {
 		if err := s.ID.check(); err != nil {
@@ -83,7 +81,7 @@ func (id WorkerID) check() error {
 		return err
 	}
 	if id.Rank < 0 {
-		return bus.Errorf(bus.CodeInvalid, "worker %s: a rank is 0 or more", id)
+		return bus.Errorf(bus.CodeInvalid, "worker %s: the rank must not be negative", id)
 	}
 	return nil
 }

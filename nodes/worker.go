@@ -13,23 +13,21 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/gpu"
 )
 
-// workersDir is the part of the run folder that has a folder for each worker: its assignment, and its own folder to run in
-// if it was given none.
+// workersDir is the folder in the run folder with one folder per worker: its assignment, and its working folder if the
+// launch sets none.
 const workersDir = "workers"
 
-// termGrace is how long a worker that has not ended by INT may take to end by TERM.
+// termGrace is the time between SIGTERM and SIGKILL.
 const termGrace = 2 * time.Second
 
-// worker is one worker process, from the request to start it until it is forgotten:
+// worker is one worker process, from the launch until it is forgotten:
 //
-//	starting ──► running ──► ended ──► gone (its whole tree) ──► forgotten
-//	    └──────────────────────────────►  (it could not be started)
+// \tstarting ──► running ──► ended ──► gone (its whole tree) ──► forgotten
+// \t    └──────────────────────────────►  (not started)
 type worker struct {
 	Start
 	site   *site
@@ -37,14 +35,14 @@ type worker struct {
 	launch Launch // without its workers
 	marker string
 	dir    string // in the run folder
-	cgroup string // its control group, if it has one
-	folder string // shipped, and to be given back; of start and then of supervise
+	cgroup string // path of its control group; empty: none
+	folder string // hash of its shipped folder, to be given back; owned by start, then by supervise
 
-	startedCh chan struct{} // closed when it runs, or will not
-	endedCh   chan struct{} // closed when its process has ended, with exit set
-	goneCh    chan struct{} // closed when nothing of it is left, or could not be killed
+	startedCh chan struct{} // closed when it runs, or failed to start
+	endedCh   chan struct{} // closed when its process has exited, with exit set
+	goneCh    chan struct{} // closed when its process tree is gone, or survives SIGKILL
 
-	// outMu guards what is printed.
+	// outMu guards the output.
 	outMu sync.Mutex
 	last  tail
 	seq   uint64
@@ -52,22 +50,22 @@ type worker struct {
 
 	// mu guards what follows.
 	mu      sync.Mutex
-	process process // once startedCh is closed without an error
+	process process // set before startedCh is closed, unless err is
 	since   time.Time
 	out     *capture
-	err     *bus.Error // it was not started
+	err     *bus.Error // why it was not started
 	exit    *Exit
-	left    []int // processes that could not be killed
-	asked   bool  // somebody wants it to end
+	left    []int // processes that survive SIGKILL
+	asked   bool  // a stop was requested
 	why     string
 	killAt  time.Time
-	told    bool // its exit has been answered to who stopped it
+	told    bool // its exit was returned to a stop request
 	tellAt  time.Time
 	telling time.Duration
 }
 
 func newWorker(s *site, l Launch, start Start, identity string) *worker {
-	marker, cfg := identity+"."+nuid.Next(), &s.agent.cfg
+	marker, cfg := identity+"."+bus.NewID(), &s.agent.cfg
 	w := &worker{
 		Start: start, site: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
 		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}),
@@ -76,7 +74,7 @@ func newWorker(s *site, l Launch, start Start, identity string) *worker {
 	return w
 }
 
-// refused is a worker that is not started.
+// refuse ends a worker that is not started.
 func (w *worker) refuse(err error) {
 	e := bus.AsError(err)
 	e.Node = w.site.name
@@ -90,7 +88,7 @@ func (w *worker) refuse(err error) {
 	wake(w.site.ranCh)
 }
 
-// start starts the process. It is called once, by the goroutine of the launch.
+// start starts the process. The goroutine of the launch calls it once.
 func (w *worker) start() {
 	if err := w.spawn(); err != nil {
 		w.cleanUp()
@@ -113,7 +111,7 @@ func (w *worker) spawn() error {
 	}
 	out, err := newCapture(w.print, w.printed)
 	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "worker %s: a pipe for its output: %w", w.ID, err)
+		return bus.Errorf(bus.CodeUnavailable, "worker %s: make a pipe for its output: %w", w.ID, err)
 	}
 	p.stdout, p.stderr = out.stdout, out.stderr
 	child, err := w.startIn(p)
@@ -130,13 +128,13 @@ func (w *worker) spawn() error {
 	return nil
 }
 
-// startIn starts the process in a control group of its own, or without one where that is not to be had.
+// startIn starts the process in a control group of its own, where the system permits it.
 func (w *worker) startIn(p program) (process, error) {
 	path, folder := w.site.agent.cgroups.make(w.marker)
 	if folder == nil {
 		return w.site.agent.spawner.start(p)
 	}
-	defer func() { _ = folder.Close() }() // only a number
+	defer func() { _ = folder.Close() }()
 	grouped := p
 	grouped.cgroup = int(folder.Fd())
 	child, err := w.site.agent.spawner.start(grouped)
@@ -145,17 +143,17 @@ func (w *worker) startIn(p program) (process, error) {
 		return child, nil
 	}
 	removeCgroup(path)
-	return w.site.agent.spawner.start(p) // the reason may be the group; if not, this says it
+	return w.site.agent.spawner.start(p) // without a group; if the group was not the cause, this returns the error
 }
 
 func startError(w *worker, p program, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return bus.Errorf(bus.CodeNotFound, "worker %s: start %s in %s: %w; it, or the interpreter in its first line, is not there", w.ID, p.path, p.dir, err)
+		return bus.Errorf(bus.CodeNotFound, "worker %s: start %s in %s: %w; the program, or the interpreter in its first line, does not exist", w.ID, p.path, p.dir, err)
 	}
 	return bus.Errorf(bus.CodeUnavailable, "worker %s: start %s in %s: %w", w.ID, p.path, p.dir, err)
 }
 
-// prepare makes the worker's folder, its assignment and its environment.
+// prepare makes the worker's folder, assignment file and environment.
 func (w *worker) prepare() (program, error) {
 	cfg := &w.site.agent.cfg
 	p := program{dir: w.launch.Program.Dir, cgroup: -1}
@@ -172,7 +170,7 @@ func (w *worker) prepare() (program, error) {
 			return p, bus.Errorf(bus.CodeUnavailable, "worker %s: make its folder: %w", w.ID, err)
 		}
 	} else if info, err := os.Stat(p.dir); err != nil || !info.IsDir() {
-		return p, bus.Errorf(bus.CodeNotFound, "worker %s: there is no folder %s on node %s", w.ID, p.dir, w.site.name)
+		return p, bus.Errorf(bus.CodeNotFound, "worker %s: folder %s does not exist on node %s", w.ID, p.dir, w.site.name)
 	}
 	path, err := w.assign()
 	if err != nil {
@@ -199,7 +197,7 @@ func (w *worker) prepare() (program, error) {
 	return p, nil
 }
 
-// simUse is what a worker with simulated devices is to claim of them.
+// simUse is the claim of a worker on simulated devices.
 func (w *worker) simUse() string {
 	if _, sim := w.site.devices.(*gpu.Sim); !sim || len(w.Devices) == 0 || w.site.agent.cfg.SimClaims == "" {
 		return ""
@@ -211,7 +209,7 @@ func (w *worker) simUse() string {
 	return strings.TrimPrefix(use.Env(), gpu.SimUseEnv+"=")
 }
 
-// assign writes the assignment and says where it is.
+// assign writes the assignment file and returns its path.
 func (w *worker) assign() (string, error) {
 	access := w.site.agent.cfg.Access
 	data, err := json.Marshal(Assigned{
@@ -228,7 +226,7 @@ func (w *worker) assign() (string, error) {
 	return path, WritePrivate(path, data)
 }
 
-// print takes a line of output, from the goroutine of its stream.
+// print receives a line of output, from the goroutine of its pipe.
 func (w *worker) print(stream Stream, text string) {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
@@ -239,14 +237,14 @@ func (w *worker) print(stream Stream, text string) {
 	w.site.agent.shipper.add(l)
 }
 
-// printed writes the lines down, from the same goroutines.
+// printed flushes the log file, from the same goroutines.
 func (w *worker) printed() {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
 	w.log.flush()
 }
 
-// flush returns when what the worker has printed so far has been taken in.
+// flush returns when the agent has read what the worker has printed so far.
 func (w *worker) flush(ctx context.Context) error {
 	w.mu.Lock()
 	out := w.out
@@ -257,11 +255,11 @@ func (w *worker) flush(ctx context.Context) error {
 	return out.flush(ctx)
 }
 
-// supervise waits for the end of the process, tells of it at once, and then ends what is left of its tree.
+// supervise waits for the exit of the process, publishes it at once, and then kills the rest of its tree.
 func (w *worker) supervise(child process, out *capture) {
 	end, err := child.await()
 	if err != nil {
-		w.site.agent.cfg.Logger.Error("nodes: a worker's end cannot be awaited", "worker", w.ID.String(), "pid", child.pid, "error", err)
+		w.site.agent.cfg.Logger.Error("nodes: waiting for a worker process failed", "worker", w.ID.String(), "pid", child.pid, "error", err)
 		end = ending{code: -1}
 	}
 	out.died()
@@ -284,23 +282,23 @@ func (w *worker) supervise(child process, out *capture) {
 	w.site.agent.workerGone(w)
 }
 
-// shedLocked drops what only a worker that runs needs. A worker that has ended is remembered for minutes, with thousands of
-// others: what its driver sent for it (environment, assignment) may be large, and its pipes and buffers are.
+// shedLocked drops what only a running worker needs. Thousands of exited workers are remembered for minutes: their
+// environment, assignment, pipes and buffers may be large.
 func (w *worker) shedLocked() {
 	w.launch.Program, w.Env, w.Assignment, w.out = Program{}, nil, nil, nil
 }
 
-// cleanUp removes what was made for the worker, as much of it as there is.
+// cleanUp removes the worker's folders.
 func (w *worker) cleanUp() {
 	if err := os.RemoveAll(w.dir); err != nil {
-		w.site.agent.cfg.Logger.Warn("nodes: a worker's folder cannot be removed", "worker", w.ID.String(), "error", err)
+		w.site.agent.cfg.Logger.Warn("nodes: removing a worker's folder failed", "worker", w.ID.String(), "error", err)
 	}
 	if w.folder != "" {
 		w.site.agent.folders.giveBack(w.folder)
 	}
 }
 
-// ended records the exit and tells of it.
+// ended records the exit and publishes it.
 func (w *worker) ended(child process, end ending) {
 	w.outMu.Lock()
 	last := append([]string(nil), w.last.lines...)
@@ -328,7 +326,7 @@ func (w *worker) ended(child process, end ending) {
 	}
 }
 
-// oomKilled reports whether the kernel says that it killed the process for want of memory. Nothing is guessed.
+// oomKilled reports whether the kernel says that the OOM killer killed the process.
 func (w *worker) oomKilled(pid int, end ending) bool {
 	if end.signal != syscall.SIGKILL {
 		return false
@@ -339,7 +337,7 @@ func (w *worker) oomKilled(pid int, end ending) bool {
 	return w.site.agent.kernel.killedForMemory(pid)
 }
 
-// started is the answer to whoever asked for it. It is called when startedCh is closed.
+// started is the outcome of the start. It is called after startedCh is closed.
 func (w *worker) started() Started {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -350,7 +348,7 @@ func (w *worker) started() Started {
 	return s
 }
 
-// status is the worker as it is.
+// status is the current state of the worker.
 func (w *worker) status() Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -364,8 +362,8 @@ func (w *worker) status() Status {
 	return s
 }
 
-// stop begins to end the worker, within the grace and a little more. To ask again changes something only if it is to end
-// sooner. why is empty if its driver wants it: whoever asks first is who ended it.
+// stop starts to stop the worker. A repeated call only takes effect if its deadline is earlier. why is empty on request
+// of the driver; the first call decides.
 func (w *worker) stop(grace time.Duration, why string) {
 	at := time.Now().Add(grace)
 	w.mu.Lock()
@@ -383,7 +381,7 @@ func (w *worker) stop(grace time.Duration, why string) {
 	}
 }
 
-// end sends the signals. A worker that is frozen gets them when it goes on, except for the last.
+// end sends the signals. A frozen worker handles SIGINT and SIGTERM when it continues.
 func (w *worker) end(first bool, grace time.Duration) {
 	<-w.startedCh
 	w.mu.Lock()
@@ -400,10 +398,10 @@ func (w *worker) end(first bool, grace time.Duration) {
 			return
 		}
 	}
-	w.signal(child.signalGroup, syscall.SIGKILL) // supervise ends what has left the group
+	w.signal(child.signalGroup, syscall.SIGKILL) // supervise kills processes that left the group
 }
 
-// signal sends a signal while the process is surely there, or reports that it has ended.
+// signal sends a signal unless the process has exited, which it reports.
 func (w *worker) signal(send func(syscall.Signal), s syscall.Signal) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -425,21 +423,21 @@ func (w *worker) endsWithin(d time.Duration) bool {
 	}
 }
 
-// stopped is the answer to who stopped it; it is called when goneCh is closed.
+// stopped is the answer to a stop request; it is called after goneCh is closed.
 func (w *worker) stopped() (Exit, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.told = true
 	switch {
 	case len(w.left) > 0:
-		return Exit{}, bus.Errorf(bus.CodeInternal, "processes %v of worker %s cannot be killed", w.left, w.ID)
+		return Exit{}, bus.Errorf(bus.CodeInternal, "processes %v of worker %s survive SIGKILL", w.left, w.ID)
 	case w.exit == nil:
 		return Exit{ID: w.ID, Name: w.Name, Node: w.site.name, Code: -1, Asked: true, Unknown: true, At: time.Now().UTC()}, nil
 	}
 	return *w.exit, nil
 }
 
-// running reports whether something of the worker may be there.
+// running reports whether processes of the worker may exist.
 func (w *worker) running() bool {
 	select {
 	case <-w.goneCh:
@@ -449,7 +447,7 @@ func (w *worker) running() bool {
 	}
 }
 
-// is reports whether a process is the worker's own, the one that is awaited.
+// is reports whether a process is the worker's own child process.
 func (w *worker) is(pid int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

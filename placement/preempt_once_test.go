@@ -33,7 +33,7 @@ func (s *stage) addOwn(name string) *gpu.Sim {
 // for the same request.
 func TestPreemptsOnce(t *testing.T) {
 	s := &stage{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
-	require.NoError(t, agent.KeepEvents(t.Context(), s.bus(), 0))
+	require.NoError(t, agent.CreateEventStream(t.Context(), s.bus(), 0))
 	s.service(placement.Config{Rules: placement.Rules{Policy: placement.Policy{Preempt: true}, Grace: 100 * time.Millisecond}})
 	c := s.client("default")
 	sim := s.addOwn("host")

@@ -176,7 +176,7 @@ func startTroupe(t *testing.T, ownProcess bool, agentVars ...string) *troupe {
 	t.Helper()
 	tr := &troupe{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
 	tr.bus = bustest.Open(t, bus.Config{InProcess: tr.server})
-	require.NoError(t, nodes.KeepEvents(t.Context(), tr.bus, 0))
+	require.NoError(t, nodes.CreateEventStream(t.Context(), tr.bus, 0))
 	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
 	require.NoError(t, err)
 	tr.run(t, service.Run)

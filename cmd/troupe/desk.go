@@ -54,7 +54,7 @@ type seenNode struct {
 }
 
 func openDesk(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*desk, error) {
-	if err := nodes.KeepEvents(ctx, b, replicas); err != nil {
+	if err := nodes.CreateEventStream(ctx, b, replicas); err != nil {
 		return nil, err
 	}
 	has, err := roles.Replicas(ctx, b, replicas)
