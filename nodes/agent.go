@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	keepEnded  = 10 * time.Minute       // how long an exit is remembered
-	endedMost  = 4096                   // and how many exits
-	tellMost   = 30 * time.Second       // the longest interval between two publications of an exit that no driver has confirmed
-	housework  = 250 * time.Millisecond // interval of maintenance
-	tidyEvery  = time.Minute            // interval of pruning the log folder
-	endingMost = 20 * time.Second       // how long the end of the agent waits for workers that survive SIGKILL
+	rememberExits    = 10 * time.Minute       // how long an exit is remembered
+	exitsMost        = 4096                   // and how many exits
+	publishAgainMost = 30 * time.Second       // the longest interval between two publications of an exit that no driver has confirmed
+	maintenanceEvery = 250 * time.Millisecond // interval of maintenance
+	pruneEvery       = time.Minute            // interval of pruning the log folder
+	killTimeout      = 20 * time.Second       // how long the end of the agent waits for workers that survive SIGKILL
 )
 
 // Agent runs on one machine: it reports the machine's nodes, starts and stops worker processes on them, and publishes
@@ -30,17 +30,17 @@ type Agent struct {
 	cfg AgentConfig
 
 	// Set by Run before any goroutine starts, and constant afterwards.
-	identity string
-	spawner  *spawner
-	sweeper  *sweeper
-	shipper  *shipper
-	cgroups  cgroups
-	kernel   *kernelLog
-	sites    []*site
-	leases   leases
-	folders  folders
-	parcels  parcels
-	group    sync.WaitGroup // the goroutines of workers and requests
+	identity   string
+	spawner    *spawner
+	treeKiller *treeKiller
+	uploader   *logUploader
+	cgroups    cgroups
+	kernel     *kernelLog
+	nodes      []*localNode
+	ports      portLeases
+	folders    folderCache
+	chunks     chunkStore
+	group      sync.WaitGroup // the goroutines of workers and requests
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -63,11 +63,11 @@ func NewAgent(cfg AgentConfig) (*Agent, error) {
 	}
 	a := &Agent{cfg: cfg}
 	for _, node := range cfg.Nodes {
-		s, err := newSite(a, node)
+		s, err := newLocalNode(a, node)
 		if err != nil {
 			return nil, err
 		}
-		a.sites = append(a.sites, s)
+		a.nodes = append(a.nodes, s)
 	}
 	return a, nil
 }
@@ -88,35 +88,35 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.identity, a.cgroups, a.kernel = identity, openCgroups(identity), openKernelLog()
 	defer a.kernel.close()
 	defer a.cgroups.remove()
-	if err := a.clear(); err != nil {
+	if err := a.killOrphans(); err != nil {
 		return err
 	}
 	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
-	a.spawner, a.sweeper, a.shipper = newSpawner(), newSweeper(), newShipper(a.cfg.Bus)
-	defer a.shipper.close()
-	defer a.sweeper.close()
+	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
+	defer a.uploader.close()
+	defer a.treeKiller.close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
-		defer a.adopt()()
+		defer a.reapOrphans()()
 	}
-	defer a.leases.releaseAll()
-	a.tidyLogs()
+	defer a.ports.releaseAll()
+	a.pruneLogs()
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failedCh := make(chan error, 3*len(a.sites)) // every goroutine can send without blocking
+	failedCh := make(chan error, 3*len(a.nodes)) // every goroutine can send without blocking
 	var reporters sync.WaitGroup
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		if err := s.begin(ctx, run, &reporters, failedCh); err != nil {
 			failedCh <- err
 			break
 		}
 	}
-	reporters.Go(bus.Guard(func() { a.tellReady(run) }))
-	err = a.await(ctx, failedCh)
-	a.end()
+	reporters.Go(bus.Guard(func() { a.callReady(run) }))
+	err = a.maintain(ctx, failedCh)
+	a.stopWorkers()
 	stop() // only now: no worker is left on the nodes
 	reporters.Wait()
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		s.close()
 	}
 	a.mu.Lock()
@@ -127,10 +127,10 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 }
 
 // callReady calls ReadyFunc when all nodes are registered, which lasts while another agent holds a name.
-func (a *Agent) tellReady(run context.Context) {
-	for _, s := range a.sites {
+func (a *Agent) callReady(run context.Context) {
+	for _, s := range a.nodes {
 		select {
-		case <-s.servedCh:
+		case <-s.servingCh:
 		case <-run.Done():
 			return
 		}
@@ -141,10 +141,10 @@ func (a *Agent) tellReady(run context.Context) {
 }
 
 // killOrphans kills the processes and removes the files that an earlier agent of this folder left.
-func (a *Agent) clear() error {
+func (a *Agent) killOrphans() error {
 	a.cgroups.clear()
 	mine := func(marker string) bool { return strings.HasPrefix(marker, a.identity+".") }
-	if left := killMarked(mine, sweepMost); len(left) > 0 {
+	if left := killMarked(mine, survivorTimeout); len(left) > 0 {
 		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent survive SIGKILL: %v", left)
 	}
 	old, err := filepath.Glob(filepath.Join(a.cfg.Dir, workersDir, "*"))
@@ -155,14 +155,14 @@ func (a *Agent) clear() error {
 }
 
 // reapOrphans reaps orphaned descendants of workers until the returned function is called.
-func (a *Agent) adopt() (stop func()) {
-	if err := adopt(); err != nil {
+func (a *Agent) reapOrphans() (stop func()) {
+	if err := becomeSubreaper(); err != nil {
 		a.cfg.Logger.Warn("nodes: orphaned processes of workers are reaped by init", "error", err)
 	}
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
 	bus.Go(func() {
 		defer close(doneCh)
-		reapAdopted(a.awaits, housework, stopCh)
+		reapAdopted(a.awaits, maintenanceEvery, stopCh)
 	})
 	return func() { close(stopCh); <-doneCh }
 }
@@ -170,7 +170,7 @@ func (a *Agent) adopt() (stop func()) {
 // awaits reports whether a process is a worker's own child process. While a worker is being started its pid is unknown,
 // so that every pid counts.
 func (a *Agent) awaits(pid int) bool {
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		if s.awaits(pid) {
 			return true
 		}
@@ -181,9 +181,9 @@ func (a *Agent) awaits(pid int) bool {
 // own reports whether a process belongs to the process tree of a worker.
 func (a *Agent) own(pid int) bool { return strings.HasPrefix(markerOf(pid), a.identity+".") }
 
-// await does the periodic maintenance until ctx ends or a part of the agent fails.
-func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
-	tick, tidy := time.NewTicker(housework), time.NewTicker(tidyEvery)
+// maintain does the periodic maintenance until ctx ends or a part of the agent fails.
+func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
+	tick, tidy := time.NewTicker(maintenanceEvery), time.NewTicker(pruneEvery)
 	defer tick.Stop()
 	defer tidy.Stop()
 	connected := true
@@ -194,34 +194,34 @@ func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 		case err := <-failedCh:
 			return err
 		case <-tidy.C:
-			a.tidyLogs()
+			a.pruneLogs()
 		case <-tick.C:
 			back := !connected
 			connected = a.cfg.Bus.Connected()
-			for _, s := range a.sites {
+			for _, s := range a.nodes {
 				if back && connected {
-					s.tellSoon()
+					s.repeatExits()
 				}
-				s.keepHouse(time.Now())
+				s.maintain(time.Now())
 			}
-			a.leases.tidy(time.Now(), a.playing())
+			a.ports.expire(time.Now(), a.hostedRoles())
 		}
 	}
 }
 
-// end refuses new workers and stops the running ones.
-func (a *Agent) end() {
+// stopWorkers refuses new workers and stops the running ones.
+func (a *Agent) stopWorkers() {
 	a.mu.Lock()
 	a.closing = true
 	a.mu.Unlock()
 	var all []*worker
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		all = append(all, s.all()...)
 	}
 	for _, w := range all {
 		w.stop(a.cfg.Grace, "the agent of its node was stopped")
 	}
-	late := time.After(a.cfg.Grace + termGrace + endingMost)
+	late := time.After(a.cfg.Grace + termGrace + killTimeout)
 	for _, w := range all {
 		select {
 		case <-w.goneCh:
@@ -238,9 +238,9 @@ func (a *Agent) isClosing() bool {
 }
 
 // pruneLogs keeps the log folder within its limit.
-func (a *Agent) tidyLogs() {
+func (a *Agent) pruneLogs() {
 	busy := map[string]bool{}
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		for _, w := range s.all() {
 			if w.running() {
 				busy[w.log.path] = true
@@ -256,7 +256,7 @@ func (a *Agent) tidyLogs() {
 func (a *Agent) logFailed(w *worker, err error) {
 	a.cfg.Logger.Error("nodes: writing a worker's log file failed", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
-		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
 		Text: fmt.Sprintf("writing its output to %s failed; the worker continues: %v", w.log.path, err),
 	})
 }
@@ -269,7 +269,7 @@ func (a *Agent) emit(e Event) {
 }
 
 // spawn runs f in a goroutine that Run waits for, unless Run has ended.
-func (a *Agent) goes(f func()) bool {
+func (a *Agent) spawn(f func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.closed {
@@ -279,7 +279,7 @@ func (a *Agent) goes(f func()) bool {
 }
 
 // publishExit publishes an exit. A lost message is repeated by maintain.
-func (a *Agent) tell(e Exit) {
+func (a *Agent) publishExit(e Exit) {
 	data, err := wire.Marshal(e)
 	if err == nil {
 		err = a.cfg.Bus.Publish(e.ID.Address().Exit(), data)
@@ -292,26 +292,26 @@ func (a *Agent) tell(e Exit) {
 // workerGone releases the ports of a role that was stopped on request, with its last worker.
 func (a *Agent) workerGone(w *worker) {
 	role := w.ID.Address()
-	if a.plays(role) {
+	if a.hosts(role) {
 		return
 	}
 	w.mu.Lock()
-	asked := w.asked
+	asked := w.stopping
 	w.mu.Unlock()
 	if asked {
-		a.leases.release(role)
+		a.ports.release(role)
 	}
 }
 
 // hosts reports whether a worker of the role may be running.
-func (a *Agent) plays(role bus.Address) bool {
-	return slices.ContainsFunc(a.sites, func(s *site) bool { return s.plays(role) })
+func (a *Agent) hosts(role bus.Address) bool {
+	return slices.ContainsFunc(a.nodes, func(s *localNode) bool { return s.hosts(role) })
 }
 
 // hostedRoles is the roles with a running worker.
-func (a *Agent) playing() map[bus.Address]bool {
+func (a *Agent) hostedRoles() map[bus.Address]bool {
 	roles := map[bus.Address]bool{}
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		for _, w := range s.all() {
 			if w.running() {
 				roles[w.ID.Address()] = true
@@ -322,7 +322,7 @@ func (a *Agent) playing() map[bus.Address]bool {
 }
 
 // serve answers one request.
-func (a *Agent) serve(s *site, m *bus.Msg) {
+func (a *Agent) serve(s *localNode, m *bus.Msg) {
 	var req request
 	var r reply
 	if err := wire.Unmarshal(m.Data, &req); err != nil {
@@ -331,10 +331,10 @@ func (a *Agent) serve(s *site, m *bus.Msg) {
 		r = a.answer(s, req)
 	}
 	data, err := wire.Marshal(r)
-	if part := partOf(a.cfg.Bus); err == nil && len(data) > part {
-		var first parcel
-		if first, err = a.parcels.keep(data, part, time.Now()); err == nil {
-			data, err = wire.Marshal(reply{Parcel: &first})
+	if part := chunkSizeOf(a.cfg.Bus); err == nil && len(data) > part {
+		var first chunk
+		if first, err = a.chunks.keep(data, part, time.Now()); err == nil {
+			data, err = wire.Marshal(reply{Chunk: &first})
 		}
 	}
 	if err != nil {
@@ -345,7 +345,7 @@ func (a *Agent) serve(s *site, m *bus.Msg) {
 	}
 }
 
-func (a *Agent) answer(s *site, req request) reply {
+func (a *Agent) answer(s *localNode, req request) reply {
 	switch {
 	case req.Op == opLaunch && req.Launch != nil:
 		return s.launch(*req.Launch)
@@ -354,29 +354,29 @@ func (a *Agent) answer(s *site, req request) reply {
 	case req.Op == opWorkers:
 		return s.workersReply(req)
 	case req.Op == opPorts && req.Ports != nil:
-		return a.ports(*req.Ports)
+		return a.leasePorts(*req.Ports)
 	case req.Op == opFlush && req.Role != nil:
 		return s.flush(*req.Role)
-	case req.Op == opPart && req.Parcel != nil:
-		return a.part(s, *req.Parcel)
-	case req.Op == opRest && req.Parcel != nil:
-		p, err := a.parcels.rest(*req.Parcel, partOf(a.cfg.Bus), time.Now())
+	case req.Op == opPart && req.Chunk != nil:
+		return a.part(s, *req.Chunk)
+	case req.Op == opRest && req.Chunk != nil:
+		p, err := a.chunks.rest(*req.Chunk, chunkSizeOf(a.cfg.Bus), time.Now())
 		if err != nil {
 			return failed(err)
 		}
-		return reply{Parcel: &p}
+		return reply{Chunk: &p}
 	}
 	return failed(bus.Errorf(bus.CodeVersion, "node %s: the agent does not support %q; it may be older than the client: upgrade it", s.name, req.Op))
 }
 
 // part adds one part of a long request, and answers the request with its last part.
-func (a *Agent) part(s *site, ask parcelAsk) reply {
-	whole, have, err := a.parcels.add(ask, time.Now())
+func (a *Agent) part(s *localNode, ask chunkRequest) reply {
+	whole, have, err := a.chunks.add(ask, time.Now())
 	switch {
 	case err != nil:
 		return failed(err)
 	case whole == nil:
-		return reply{Parcel: &parcel{ID: ask.ID, Have: have, Total: ask.Total}}
+		return reply{Chunk: &chunk{ID: ask.ID, Have: have, Total: ask.Total}}
 	}
 	var req request
 	if err := wire.Unmarshal(whole, &req); err != nil || req.Op == opPart {
@@ -385,14 +385,14 @@ func (a *Agent) part(s *site, ask parcelAsk) reply {
 	return a.answer(s, req)
 }
 
-func (a *Agent) ports(ask portsAsk) reply {
+func (a *Agent) leasePorts(ask portsRequest) reply {
 	if err := ask.Holder.check(); err != nil {
 		return failed(err)
 	}
 	if a.isClosing() {
 		return failed(errClosing)
 	}
-	ports, err := a.leases.take(ask.Holder, ask.N)
+	ports, err := a.ports.acquire(ask.Holder, ask.N)
 	if err != nil {
 		return failed(err)
 	}

@@ -3,8 +3,11 @@ package nodes
 import (
 	"errors"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"troupe/bus"
@@ -12,7 +15,7 @@ import (
 
 const (
 	defaultStopGrace = 5 * time.Second
-	registration     = 5 * time.Second // how long an agent waits for one node's lease before it registers the next
+	registrationWait = 5 * time.Second // how long an agent waits for one node's lease before it registers the next
 )
 
 // Access is how the workers of an agent connect to the bus. Secrets are named by file, so that they appear in no
@@ -83,7 +86,7 @@ func (c AgentConfig) withDefaults() AgentConfig {
 		c.Access.URLs = []string{c.Bus.URL()}
 	}
 	if c.Host == "" {
-		c.Host = hostToward(c.Access.URLs)
+		c.Host = addressToward(c.Access.URLs)
 	}
 	return c
 }
@@ -121,4 +124,34 @@ func (c *AgentConfig) makeDirs() (remove func(), err error) {
 		}
 	}
 	return remove, nil
+}
+
+const loopback = "127.0.0.1"
+
+// addressToward is this machine's address on the route to the first reachable URL; loopback if there is none. Nothing is
+// sent: the kernel chooses the source address.
+func addressToward(urls []string) string {
+	for _, text := range urls {
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text
+		}
+		u, err := url.Parse(text)
+		if err != nil || u.Hostname() == "" {
+			continue
+		}
+		port := u.Port()
+		if port == "" {
+			port = "4222"
+		}
+		conn, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), port))
+		if err != nil {
+			continue
+		}
+		host, _, err := net.SplitHostPort(conn.LocalAddr().String())
+		_ = conn.Close() // nothing was sent
+		if err == nil {
+			return host
+		}
+	}
+	return loopback
 }

@@ -22,7 +22,7 @@ import (
 )
 
 // testAgent is a running agent and a client of it.
-type stand struct {
+type testAgent struct {
 	t      *testing.T
 	bus    *bus.Bus
 	client *nodes.Client
@@ -39,14 +39,14 @@ func id(rank int) nodes.WorkerID {
 
 // startAgent runs an agent until the test ends or stop is called, and checks that no process of its workers is left
 // then.
-func newStand(t *testing.T, change ...func(*nodes.AgentConfig)) *stand {
+func startAgent(t *testing.T, change ...func(*nodes.AgentConfig)) *testAgent {
 	t.Helper()
-	return newStandAt(t, bustest.Open(t), t.TempDir(), change...)
+	return startAgentIn(t, bustest.Open(t), t.TempDir(), change...)
 }
 
-func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.AgentConfig)) *stand {
+func startAgentIn(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.AgentConfig)) *testAgent {
 	t.Helper()
-	s := &stand{t: t, bus: b, client: nodes.NewClient(b), dir: dir, exits: make(chan nodes.Exit, 1024)}
+	s := &testAgent{t: t, bus: b, client: nodes.NewClient(b), dir: dir, exits: make(chan nodes.Exit, 1024)}
 	readyCh := make(chan struct{})
 	cfg := nodes.AgentConfig{
 		Bus: b, Dir: dir, ReadyFunc: func() { close(readyCh) }, Access: nodes.Access{URLs: []string{"nats://127.0.0.1:1"}},
@@ -70,7 +70,7 @@ func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.Agen
 		if cancel(); !ended {
 			ended = true
 			require.NoError(t, <-doneCh)
-			require.Empty(t, s.left(), "orphan processes")
+			require.Empty(t, s.orphans(), "orphan processes")
 		}
 	}
 	t.Cleanup(s.stop)
@@ -81,7 +81,7 @@ func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.Agen
 }
 
 // orphans is the processes of the agent's workers.
-func (s *stand) left() (found []string) {
+func (s *testAgent) orphans() (found []string) {
 	identity, err := os.ReadFile(filepath.Join(s.dir, "identity"))
 	require.NoError(s.t, err)
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -104,7 +104,7 @@ func sh(script string, ranks ...int) nodes.Launch {
 }
 
 // launch starts workers and checks that they start.
-func (s *stand) launch(l nodes.Launch) []nodes.Started {
+func (s *testAgent) launch(l nodes.Launch) []nodes.Started {
 	s.t.Helper()
 	started, err := s.client.Launch(s.t.Context(), l)
 	require.NoError(s.t, err)
@@ -115,8 +115,8 @@ func (s *stand) launch(l nodes.Launch) []nodes.Started {
 	return started
 }
 
-// fails launches one worker, checks that it does not start, and returns its error.
-func (s *stand) fails(l nodes.Launch) *bus.Error {
+// launchFails launches one worker, checks that it does not start, and returns its error.
+func (s *testAgent) launchFails(l nodes.Launch) *bus.Error {
 	s.t.Helper()
 	started, err := s.client.Launch(s.t.Context(), l)
 	require.NoError(s.t, err)
@@ -125,7 +125,7 @@ func (s *stand) fails(l nodes.Launch) *bus.Error {
 }
 
 // exit is the next published exit.
-func (s *stand) exit() nodes.Exit {
+func (s *testAgent) exit() nodes.Exit {
 	s.t.Helper()
 	select {
 	case e := <-s.exits:
@@ -143,7 +143,7 @@ func alive(pid int) bool {
 }
 
 func TestWorkerRunsAndEnds(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	s.launch(sh(`echo hello $RANK; echo oops >&2; exit $((RANK+3))`, 0))
 	e := s.exit()
 	require.Equal(t, id(0), e.ID)
@@ -164,7 +164,7 @@ func TestWorkerRunsAndEnds(t *testing.T) {
 }
 
 func TestKilledWorkerIsToldAtOnce(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	started := s.launch(sh(`echo here; exec sleep 1000`, 0))
 	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
 	at := time.Now()
@@ -176,7 +176,7 @@ func TestKilledWorkerIsToldAtOnce(t *testing.T) {
 
 // Harm forbidden: a driver that missed the message of an exit never learns of it.
 func TestExitIsToldAgain(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	s.launch(sh(`exit 1`, 0))
 	s.exit()
 	s.exit()
@@ -187,7 +187,7 @@ func TestExitIsToldAgain(t *testing.T) {
 }
 
 func TestStop(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	f := s.follow()
 	s.launch(sh(`trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
 	s.launch(sh(`trap '' INT TERM; echo ready; while :; do sleep 0.05; done`, 1))
@@ -211,8 +211,8 @@ func TestStop(t *testing.T) {
 		require.True(t, e.Asked)
 		require.False(t, e.Failed())
 	}
-	require.Empty(t, s.left())
-	require.ErrorIs(t, s.fails(sh("true", 3)), bus.ErrCancelled, "a stopped worker is not started afterwards")
+	require.Empty(t, s.orphans())
+	require.ErrorIs(t, s.launchFails(sh("true", 3)), bus.ErrCancelled, "a stopped worker is not started afterwards")
 	again, err := s.client.Stop(t.Context(), "host", ids, 0)
 	require.NoError(t, err)
 	require.Equal(t, exits[:3], again[:3])
@@ -220,37 +220,37 @@ func TestStop(t *testing.T) {
 
 // Harm forbidden: a process of the tree outlives the worker, or delays the publication of its exit.
 func TestGrandchildren(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	s.launch(sh(`setsid sh -c 'trap "" INT TERM HUP; while :; do sleep 0.1; done' & sleep 1000 & (setsid sleep 1001 &) ; echo started; exit 5`, 0))
 	e := s.exit()
 	require.Equal(t, 5, e.Code, "other processes have its output open")
 	require.Equal(t, []string{"started"}, e.Last)
 	_, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
 	require.NoError(t, err)
-	require.Empty(t, s.left())
+	require.Empty(t, s.orphans())
 }
 
 func TestMissingProgramAndFolder(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	l := sh("", 0)
 	l.Program.Command = []string{"/no/such/program"}
-	err := s.fails(l)
+	err := s.launchFails(l)
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	require.ErrorContains(t, err, "/no/such/program")
 	require.ErrorContains(t, err, "host")
 	l = sh("true", 1)
 	l.Program.Dir = "/no/such/folder"
-	err = s.fails(l)
+	err = s.launchFails(l)
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	require.ErrorContains(t, err, "/no/such/folder")
 	require.ErrorContains(t, err, "host")
 	l = sh("", 2)
 	l.Program.Command = []string{"no-such-program"}
-	require.ErrorContains(t, s.fails(l), "no-such-program")
+	require.ErrorContains(t, s.launchFails(l), "no-such-program")
 }
 
 func TestSilentNode(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err := s.client.Workers(ctx, "absent")
@@ -260,7 +260,7 @@ func TestSilentNode(t *testing.T) {
 
 // Harm forbidden: a request or an answer that exceeds the size of a message fails.
 func TestLongRequestsAndAnswers(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	l := sh(`yes "$(head -c 1200 /dev/zero | tr '\0' x)" | head -n 60; wc -c <$TROUPE_ASSIGNMENT; exit 1`)
 	var ids []nodes.WorkerID
 	for rank := range 24 {
@@ -307,7 +307,7 @@ func spawn(t *testing.T, env string, words ...string) int {
 
 // Harm forbidden: the exit of a worker is published late.
 func TestExitLatency(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	var took []time.Duration
 	for rank := range 40 {
 		started := s.launch(sh(`exec sleep 1000`, rank))
@@ -324,7 +324,7 @@ func TestExitLatency(t *testing.T) {
 
 // A worker that an operator or the agent stops has failed, for a stated reason.
 func TestEvict(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	f := s.follow()
 	s.launch(sh(`trap 'exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
 	f.until("ready")
@@ -343,7 +343,7 @@ func TestEvict(t *testing.T) {
 
 // A shipped folder is on the node once for all workers, and is removed with the last of them.
 func TestShippedFolder(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "run.sh"), []byte("#!/bin/sh\necho in $(basename $(pwd)); [ $RANK = 0 ] || exec sleep 1000\n"), 0o755))
 	hash, err := s.client.Ship(t.Context(), dir)
@@ -363,15 +363,15 @@ func TestShippedFolder(t *testing.T) {
 
 	l = sh("true", 2)
 	l.Program.Folder = strings.Repeat("0", 64)
-	require.ErrorIs(t, s.fails(l), bus.ErrNotFound)
+	require.ErrorIs(t, s.launchFails(l), bus.ErrNotFound)
 	l = sh("true", 3)
 	l.Program.Folder = "../../etc"
-	require.ErrorIs(t, s.fails(l), bus.ErrInvalid)
+	require.ErrorIs(t, s.launchFails(l), bus.ErrInvalid)
 }
 
 // A frozen worker is stopped like any other.
 func TestFrozenWorker(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	started := s.launch(sh(`exec sleep 1000`, 0))
 	bustest.Freeze(t, started[0].PID)
 	exits, err := s.client.Stop(t.Context(), "host", ids(0), 100*time.Millisecond)

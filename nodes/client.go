@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	askLimit  = time.Minute            // deadline of a request whose context has none
-	askTry    = patience + time.Second // for one message and its answer; then the request is repeated
-	pendingIn = 10 * time.Millisecond  // before the request is repeated whose answer is not ready
+	askLimit     = time.Minute                // deadline of a request whose context has none
+	askTry       = answerWithin + time.Second // for one message and its answer; then the request is repeated
+	pendingDelay = 10 * time.Millisecond      // before the request is repeated whose answer is not ready
 )
 
 // Client sends requests to agents. It is safe for concurrent use and has no state. A request may reach an agent more
@@ -41,7 +41,7 @@ func (c *Client) Stop(ctx context.Context, node string, ids []WorkerID, grace ti
 	if grace < 0 {
 		return nil, bus.Errorf(bus.CodeInvalid, "stop on %s: the grace %v must not be negative", node, grace)
 	}
-	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopAsk{IDs: ids, Grace: grace}})
+	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopRequest{IDs: ids, Grace: grace}})
 	return r.Exits, err
 }
 
@@ -50,7 +50,7 @@ func (c *Client) Evict(ctx context.Context, node string, ids []WorkerID, grace t
 	if why == "" {
 		return nil, bus.Errorf(bus.CodeInvalid, "evict workers of %s: the reason is empty", node)
 	}
-	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopAsk{IDs: ids, Grace: grace, Why: why}})
+	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopRequest{IDs: ids, Grace: grace, Why: why}})
 	return r.Exits, err
 }
 
@@ -76,7 +76,7 @@ func (c *Client) Running(ctx context.Context, node string) ([]Status, error) {
 // The same holder gets the same ports again. The agent releases them when the last worker of the role on that node has
 // been stopped.
 func (c *Client) Ports(ctx context.Context, node string, holder WorkerID, n int) (host string, ports []int, err error) {
-	r, err := c.ask(ctx, request{Op: opPorts, Node: node, Ports: &portsAsk{Holder: holder, N: n}})
+	r, err := c.ask(ctx, request{Op: opPorts, Node: node, Ports: &portsRequest{Holder: holder, N: n}})
 	return r.Host, r.Ports, err
 }
 
@@ -119,12 +119,12 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 	var last error
 	for waits := (bus.Backoff{}).Start(); ; {
 		r, err := c.send(ctx, req.Node, data)
-		pause := pendingIn
+		pause := pendingDelay
 		switch {
 		case err == nil && r.Err != nil && r.Err.Code == bus.CodeBusy:
 			last, pause = r.Err, waits.Next()
 		case err == nil && r.Err != nil:
-			return reply{}, told(req.Node, r.Err)
+			return reply{}, fromAgent(req.Node, r.Err)
 		case err == nil && r.Pending:
 			waits.Reset()
 		case err == nil:
@@ -135,7 +135,7 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 			last, pause = err, waits.Next()
 		}
 		if bus.Sleep(ctx, pause) != nil {
-			return reply{}, silent(ctx, req, last)
+			return reply{}, unanswered(ctx, req, last)
 		}
 	}
 }
@@ -148,16 +148,16 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, askLimit)
 }
 
-// told adds the node to the error of an agent.
-func told(node string, err *bus.Error) error {
+// fromAgent adds the node to the error of an agent.
+func fromAgent(node string, err *bus.Error) error {
 	if err.Node == "" {
 		err.Node = node
 	}
 	return err
 }
 
-// silent is the error of a request that was not answered in time.
-func silent(ctx context.Context, req request, last error) error {
+// unanswered is the error of a request that was not answered in time.
+func unanswered(ctx context.Context, req request, last error) error {
 	if last == nil {
 		last = errors.New("the agent has accepted the request and is not done")
 	}
@@ -168,41 +168,41 @@ func silent(ctx context.Context, req request, last error) error {
 
 // send sends one request and returns its answer. Both are split into parts when they exceed the size of a message.
 func (c *Client) send(ctx context.Context, node string, data []byte) (reply, error) {
-	limit := c.part()
+	limit := c.chunkSize()
 	if len(data) <= limit {
 		r, err := c.message(ctx, node, data)
-		return c.whole(ctx, node, r, err)
+		return c.assemble(ctx, node, r, err)
 	}
 	id := bus.NewID()
 	for offset := 0; ; {
 		end := min(offset+limit, len(data))
-		r, err := c.parcel(ctx, node, opPart, parcelAsk{ID: id, Offset: offset, Total: len(data), Data: data[offset:end]})
-		if err != nil || r.Parcel == nil || r.Parcel.ID != id {
-			return c.whole(ctx, node, r, err)
+		r, err := c.sendChunk(ctx, node, opPart, chunkRequest{ID: id, Offset: offset, Total: len(data), Data: data[offset:end]})
+		if err != nil || r.Chunk == nil || r.Chunk.ID != id {
+			return c.assemble(ctx, node, r, err)
 		}
-		offset = r.Parcel.Have
+		offset = r.Chunk.Have
 		if ctx.Err() != nil {
 			return reply{}, ctx.Err()
 		}
 	}
 }
 
-// whole fetches the other parts of an answer that came in parts.
-func (c *Client) whole(ctx context.Context, node string, r reply, err error) (reply, error) {
-	if err != nil || r.Parcel == nil {
+// assemble fetches the other parts of an answer that came in parts.
+func (c *Client) assemble(ctx context.Context, node string, r reply, err error) (reply, error) {
+	if err != nil || r.Chunk == nil {
 		return r, err
 	}
-	first := *r.Parcel
+	first := *r.Chunk
 	data := append(make([]byte, 0, first.Total), first.Data...)
 	for len(data) < first.Total {
-		r, err := c.parcel(ctx, node, opRest, parcelAsk{ID: first.ID, Offset: len(data), Total: first.Total})
+		r, err := c.sendChunk(ctx, node, opRest, chunkRequest{ID: first.ID, Offset: len(data), Total: first.Total})
 		if err != nil || r.Err != nil {
 			return r, err
 		}
-		if r.Parcel == nil || len(r.Parcel.Data) == 0 {
+		if r.Chunk == nil || len(r.Chunk.Data) == 0 {
 			return reply{}, bus.Errorf(bus.CodeMalformed, "node %s: an answer of %d bytes stops after %d", node, first.Total, len(data))
 		}
-		data = append(data, r.Parcel.Data...)
+		data = append(data, r.Chunk.Data...)
 	}
 	var out reply
 	if err := wire.Unmarshal(data, &out); err != nil {
@@ -211,8 +211,8 @@ func (c *Client) whole(ctx context.Context, node string, r reply, err error) (re
 	return out, nil
 }
 
-func (c *Client) parcel(ctx context.Context, node, op string, ask parcelAsk) (reply, error) {
-	data, err := wire.Marshal(request{Op: op, Node: node, Parcel: &ask})
+func (c *Client) sendChunk(ctx context.Context, node, op string, ask chunkRequest) (reply, error) {
+	data, err := wire.Marshal(request{Op: op, Node: node, Chunk: &ask})
 	if err != nil {
 		return reply{}, err
 	}
@@ -239,7 +239,7 @@ func (c *Client) message(ctx context.Context, node string, data []byte) (reply, 
 	return r, nil
 }
 
-// part is the number of bytes of a request or an answer in one message.
-func (c *Client) part() int { return partOf(c.b) }
+// chunkSize is the number of bytes of a request or an answer in one message.
+func (c *Client) chunkSize() int { return chunkSizeOf(c.b) }
 
-func partOf(b *bus.Bus) int { return b.MaxPayload() - parcelRoom }
+func chunkSizeOf(b *bus.Bus) int { return b.MaxPayload() - chunkOverhead }

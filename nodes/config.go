@@ -16,11 +16,11 @@ import (
 )
 
 const (
-	defaultLease = 15 * time.Second
-	defaultBeat  = time.Second
-	fullEvery    = 5 // every fifth heartbeat carries the report even if it is unchanged
-	lastActs     = 2 * time.Second
-	recheckMost  = 10 * time.Second // how long a server that is back may take to answer whether it has the lease
+	defaultLease   = 15 * time.Second
+	defaultBeat    = time.Second
+	reportEvery    = 5 // every fifth heartbeat carries the report even if it is unchanged
+	leaveTimeout   = 2 * time.Second
+	recheckTimeout = 10 * time.Second // how long a server that is back may take to answer whether it has the lease
 
 )
 
@@ -52,8 +52,8 @@ type Config struct {
 	RunningFunc func() []gpu.Running
 	RunningCh   <-chan struct{}
 	EndFunc     func([]gpu.Ended)
-	// toldFunc is called when the last result of RunningFunc has been reported.
-	toldFunc func()
+	// reportedFunc is called when the last result of RunningFunc has been reported.
+	reportedFunc func()
 	// RegisteredFunc is called once, when the lease is acquired for the first time. It must not block.
 	RegisteredFunc func()
 	// Logger receives errors and warnings. Zero: the logger of Bus.

@@ -27,7 +27,7 @@ func on(l nodes.Launch, reservation string, token uint64, devices ...string) nod
 func device(i string) string { return "GPU-sim-0-" + i }
 
 func TestWorkerSeesItsDevices(t *testing.T) {
-	s := newStand(t, func(cfg *nodes.AgentConfig) { cfg.SimClaims = "/claims" })
+	s := startAgent(t, func(cfg *nodes.AgentConfig) { cfg.SimClaims = "/claims" })
 	s.launch(on(sh(`echo $CUDA_VISIBLE_DEVICES; echo $TROUPE_SIM_USE; exit 1`, 0), "r1", 1, device("2"), device("0")))
 	last := s.exit().Last
 	require.Equal(t, "2,0", last[0])
@@ -38,14 +38,14 @@ func TestWorkerSeesItsDevices(t *testing.T) {
 	require.Equal(t, []string{device("3")}, s.exit().Last)
 	s.launch(sh(`echo "[$CUDA_VISIBLE_DEVICES]"; exit 1`, 2))
 	require.Equal(t, []string{"[]"}, s.exit().Last, "a worker without devices sees none")
-	require.ErrorContains(t, s.fails(on(sh("true", 3), "r1", 1, "GPU-none")), "GPU-none")
-	require.ErrorIs(t, s.fails(on(sh("true", 4), "", 0, device("1"))), bus.ErrInvalid)
+	require.ErrorContains(t, s.launchFails(on(sh("true", 3), "r1", 1, "GPU-none")), "GPU-none")
+	require.ErrorIs(t, s.launchFails(on(sh("true", 4), "", 0, device("1"))), bus.ErrInvalid)
 }
 
 // Harm forbidden: two reservations that do not share devices use one device, or a superseded reservation gets it back.
 func TestStaleTokenIsRefused(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
-	s := newStandAt(t, b, dir)
+	s := startAgentIn(t, b, dir)
 	old := s.launch(on(sh("sleep 1000", 0), "r1", 5, device("0")))
 	s.launch(on(sh("sleep 1000", 1), "r1", 5, device("0"))) // same reservation
 	over := on(sh("sleep 1000", 2), "r2", 6, device("0"))
@@ -61,17 +61,17 @@ func TestStaleTokenIsRefused(t *testing.T) {
 		require.Less(t, e.ID.Rank, 3)
 		require.Equal(t, "SIGKILL", e.Signal)
 	}
-	require.ErrorIs(t, s.fails(on(sh("true", 5), "r1", 5, device("0"))), bus.ErrFenced)
+	require.ErrorIs(t, s.launchFails(on(sh("true", 5), "r1", 5, device("0"))), bus.ErrFenced)
 	s.stop()
 
-	s = newStandAt(t, b, dir) // the next agent of the folder has the claims
-	require.ErrorIs(t, s.fails(on(sh("true", 6), "r1", 5, device("0"))), bus.ErrFenced)
-	require.ErrorContains(t, s.fails(on(sh("true", 7), "r1", 5, device("0"))), "r3")
+	s = startAgentIn(t, b, dir) // the next agent of the folder has the claims
+	require.ErrorIs(t, s.launchFails(on(sh("true", 6), "r1", 5, device("0"))), bus.ErrFenced)
+	require.ErrorContains(t, s.launchFails(on(sh("true", 7), "r1", 5, device("0"))), "r3")
 	s.launch(on(sh("sleep 1000", 8), "r3", 7, device("0")))
 }
 
 func TestParts(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	half := func(rank int, reservation string, token uint64, share int) nodes.Launch {
 		l := on(sh("sleep 1000", rank), reservation, token, device("0"))
 		l.Workers[0].Share = share
@@ -80,13 +80,13 @@ func TestParts(t *testing.T) {
 	s.launch(half(0, "a", 1, 500))
 	s.launch(half(1, "b", 2, 300))
 	s.launch(half(2, "a", 1, 500)) // an older token whose share fits
-	require.ErrorIs(t, s.fails(half(3, "c", 3, 300)), bus.ErrRefused)
+	require.ErrorIs(t, s.launchFails(half(3, "c", 3, 300)), bus.ErrRefused)
 }
 
 func TestEnvironmentIsAsGiven(t *testing.T) {
 	t.Setenv("TROUPE_SECRET_OF_THE_AGENT", "x")
 	t.Setenv("LC_ALL", "C")
-	s := newStand(t)
+	s := startAgent(t)
 	odd := "a=b,c;\n'\"$HOME\\ ü€\t"
 	l := sh(`printf '%s|' "$ODD" "$MINE" "$TROUPE_SECRET_OF_THE_AGENT" "$LC_ALL" "$PYTHONUNBUFFERED"; pwd; exit 1`, 0)
 	l.Program.Env = map[string]string{"ODD": odd, "MINE": "role"}
@@ -98,7 +98,7 @@ func TestEnvironmentIsAsGiven(t *testing.T) {
 	for i, name := range []string{"CUDA_VISIBLE_DEVICES", nodes.AssignmentEnv, nodes.MarkerEnv, "A=B", ""} {
 		l := sh("true", i+1)
 		l.Program.Env = map[string]string{name: "0"}
-		err := s.fails(l)
+		err := s.launchFails(l)
 		require.ErrorIs(t, err, bus.ErrInvalid)
 		require.ErrorContains(t, err, name)
 	}
@@ -107,19 +107,19 @@ func TestEnvironmentIsAsGiven(t *testing.T) {
 // Orphan processes of a killed agent are killed by the next agent of its folder, before it starts.
 func TestLeftoversOfAnEarlierAgent(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
-	s := newStandAt(t, b, dir)
+	s := startAgentIn(t, b, dir)
 	s.stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
 	left := spawn(t, nodes.MarkerEnv+"="+identity+".x", "sleep", "1000")
 	other := spawn(t, nodes.MarkerEnv+"=other.x", "sleep", "1000")
-	newStandAt(t, b, dir)
+	startAgentIn(t, b, dir)
 	require.Eventually(t, func() bool { return !alive(left) }, 5*time.Second, time.Millisecond)
 	require.True(t, alive(other), "processes of another agent are not touched")
 }
 
 func TestOneAgentForAFolder(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
-	newStandAt(t, b, dir)
+	startAgentIn(t, b, dir)
 	a, err := nodes.NewAgent(nodes.AgentConfig{Bus: b, Dir: dir})
 	require.NoError(t, err)
 	err = a.Run(t.Context())
@@ -130,7 +130,7 @@ func TestOneAgentForAFolder(t *testing.T) {
 // Harm forbidden: after an agent was killed its node is unusable until a lease has expired.
 func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
-	newStandAt(t, b, dir).stop()
+	startAgentIn(t, b, dir).stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
 	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
@@ -140,7 +140,7 @@ func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = lease.Release(t.Context()) }()
 	begin := time.Now()
-	s := newStandAt(t, b, dir)
+	s := startAgentIn(t, b, dir)
 	require.Less(t, time.Since(begin), 4*time.Second)
 	s.launch(sh("true", 0))
 }

@@ -15,8 +15,8 @@ import (
 // GPU containers find their driver by it. A trailing star matches any suffix.
 var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
 
-// ours lists the variables that only an agent may set.
-var ours = []string{MarkerEnv, AssignmentEnv, gpu.SimUseEnv, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
+// reservedVariables lists the variables that only an agent may set.
+var reservedVariables = []string{MarkerEnv, AssignmentEnv, gpu.SimUseEnv, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
 
 func isInherited(name string) bool {
 	return slices.ContainsFunc(inherited, func(pattern string) bool {
@@ -56,7 +56,7 @@ func checkVariable(name, value string) error {
 		return bus.Errorf(bus.CodeInvalid, "environment: %q is not a valid name of a variable", name)
 	case strings.ContainsRune(value, 0):
 		return bus.Errorf(bus.CodeInvalid, "environment: the value of %s contains a zero byte", name)
-	case slices.Contains(ours, name):
+	case slices.Contains(reservedVariables, name):
 		return bus.Errorf(bus.CodeInvalid, "environment: %s is set by the node's agent from the granted devices; remove it", name)
 	}
 	return nil

@@ -17,7 +17,7 @@ import (
 // Harm forbidden: a worker is started twice, or never, because a message was lost, duplicated, delayed or reordered.
 func TestBadLineToTheAgent(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
-	newStandAt(t, bustest.Open(t, bus.Config{InProcess: srv}), t.TempDir())
+	startAgentIn(t, bustest.Open(t, bus.Config{InProcess: srv}), t.TempDir())
 	line := bustest.NewFaults(srv)
 	far := bustest.Open(t, bus.Config{InProcess: line})
 	client := nodes.NewClient(far)
@@ -49,7 +49,7 @@ func TestBadLineToTheAgent(t *testing.T) {
 func TestOutageDuringAStop(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
-	s := newStandAt(t, b, t.TempDir())
+	s := startAgentIn(t, b, t.TempDir())
 	f := s.follow()
 	s.launch(sh(`trap '' INT TERM; echo ready; while :; do sleep 0.05; done`, 0))
 	f.until("ready")
@@ -75,7 +75,7 @@ func TestOutageDuringAStop(t *testing.T) {
 func TestExitInAnOutage(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
-	s := newStandAt(t, b, t.TempDir())
+	s := startAgentIn(t, b, t.TempDir())
 	started := s.launch(sh(`exec sleep 1000`, 0))
 	srv.Stop()
 	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))

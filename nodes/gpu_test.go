@@ -25,7 +25,7 @@ func TestWorkerOnARealGPU(t *testing.T) {
 	require.NoError(t, err)
 	b := bustest.Open(t)
 	ch := beats(t, b)
-	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) {
+	s := startAgentIn(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) {
 		cfg.Nodes = []nodes.Config{{Name: "host", Inventory: inventory, Read: 200 * time.Millisecond}}
 	})
 	f := s.follow()

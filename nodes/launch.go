@@ -80,27 +80,6 @@ type Started struct {
 	Err *bus.Error `msgpack:"err"` // the worker was not started, or has exited: then with its exit
 }
 
-// Exit is the end of a worker process, as its agent's wait reports it. The agent publishes it on the role's exit
-// subject at once, repeats it until the worker is forgotten, and returns it to Stop and Workers.
-type Exit struct {
-	ID      WorkerID  `json:"id" msgpack:"id"`
-	Name    string    `json:"name" msgpack:"name"`
-	Node    string    `json:"node" msgpack:"node"`
-	PID     int       `json:"pid" msgpack:"pid"`
-	Devices []string  `json:"devices,omitempty" msgpack:"devices"`
-	Code    int       `json:"code" msgpack:"code"`                 // -1 if a signal killed it
-	Signal  string    `json:"signal,omitempty" msgpack:"signal"`   // "SIGKILL"
-	OOM     bool      `json:"oom,omitempty" msgpack:"oom"`         // killed by the OOM killer
-	Asked   bool      `json:"asked,omitempty" msgpack:"asked"`     // stopped by request of its driver
-	Unknown bool      `json:"unknown,omitempty" msgpack:"unknown"` // the agent knows no such worker: never started here, or forgotten
-	Why     string    `json:"why,omitempty" msgpack:"why"`         // stopped by an operator or by its agent, without a request of its driver
-	Last    []string  `json:"last,omitempty" msgpack:"last"`       // the last lines of output, at most 50
-	At      time.Time `json:"at" msgpack:"at"`
-}
-
-// Failed reports whether the exit is a failure.
-func (e Exit) Failed() bool { return !e.Asked && (e.Code != 0 || e.Unknown || e.Why != "") }
-
 // Status is the state of one worker.
 type Status struct {
 	ID          WorkerID      `json:"id" msgpack:"id"`

@@ -13,12 +13,12 @@ const (
 	lastBytes = 64 << 10 // and their bytes
 )
 
-// Stream is where a line was printed.
-type Stream string
+// OutputStream is where a line was printed.
+type OutputStream string
 
 const (
-	Stdout Stream = "stdout"
-	Stderr Stream = "stderr"
+	Stdout OutputStream = "stdout"
+	Stderr OutputStream = "stderr"
 )
 
 // splitter splits bytes into lines, which end with
@@ -82,11 +82,11 @@ func (t *tail) add(line string) {
 
 // Line is one line of a worker's output.
 type Line struct {
-	ID     WorkerID  `json:"id" msgpack:"id"`
-	Name   string    `json:"name" msgpack:"name"`
-	Node   string    `json:"node" msgpack:"node"`
-	Stream Stream    `json:"stream" msgpack:"stream"`
-	At     time.Time `json:"at" msgpack:"at"`
-	Seq    uint64    `json:"seq" msgpack:"seq"` // counts the worker's lines
-	Text   string    `json:"text" msgpack:"text"`
+	ID     WorkerID     `json:"id" msgpack:"id"`
+	Name   string       `json:"name" msgpack:"name"`
+	Node   string       `json:"node" msgpack:"node"`
+	Stream OutputStream `json:"stream" msgpack:"stream"`
+	At     time.Time    `json:"at" msgpack:"at"`
+	Seq    uint64       `json:"seq" msgpack:"seq"` // counts the worker's lines
+	Text   string       `json:"text" msgpack:"text"`
 }

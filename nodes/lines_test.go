@@ -92,7 +92,7 @@ func TestPruneLogs(t *testing.T) {
 }
 
 func TestFold(t *testing.T) {
-	var f Fold
+	var f LineMerger
 	at := time.Unix(0, 0)
 	say := func(rank int, text string) []string {
 		return f.Add(Line{ID: WorkerID{Role: "train", Rank: rank}, Text: text}, at)
@@ -102,7 +102,7 @@ func TestFold(t *testing.T) {
 		require.Empty(t, say(rank, "loading"))
 	}
 	require.Equal(t, []string{"train/3: loss 0.1"}, say(3, "loss 0.1"))
-	at = at.Add(foldFor)
+	at = at.Add(mergeFor)
 	require.Equal(t, []string{"train/0-3,7: loading [5 times more]"}, f.Tick(at))
 	require.Equal(t, []string{"train/1: loading"}, say(1, "loading"), "shown again after its time")
 	say(1, "loading")

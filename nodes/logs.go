@@ -26,7 +26,7 @@ func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) e
 	once := lineFilter{since: q.Since, seen: map[WorkerID]uint64{}}
 	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
 	return readStream(ctx, b, logStreamConfig(), bus.LogStreamQuery{Subject: filter, Since: q.Since, Follow: q.Follow}, func(m bus.StoredMsg) error {
-		var p page
+		var p lineBatch
 		if err := wire.Unmarshal(m.Data, &p); err != nil {
 			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", m.Subject, err)
 		}
@@ -45,7 +45,7 @@ type lineFilter struct {
 	seen  map[WorkerID]uint64
 }
 
-func (f lineFilter) lines(p page) (out []Line) {
+func (f lineFilter) lines(p lineBatch) (out []Line) {
 	for _, l := range p.Lines {
 		if l.Seq <= f.seen[p.ID] {
 			continue
@@ -99,7 +99,7 @@ func (w *Follower) run(ctx context.Context, f func(Line)) {
 	waits := (bus.Backoff{}).Start()
 	for ctx.Err() == nil {
 		err := readStream(ctx, w.client.b, logStreamConfig(), bus.LogStreamQuery{Subject: filter, Follow: true}, func(m bus.StoredMsg) error {
-			var p page
+			var p lineBatch
 			if wire.Unmarshal(m.Data, &p) == nil { // a malformed message has no lines
 				for _, l := range once.lines(p) {
 					f(l)

@@ -23,7 +23,7 @@ func TestOutOfMemory(t *testing.T) {
 	if err != nil {
 		t.Skipf("this test needs /dev/kmsg and a writable memory cgroup: %v", err)
 	}
-	s := newStand(t)
+	s := startAgent(t)
 	t.Cleanup(func() { s.stop(); require.NoError(t, os.Remove(group)) })
 	require.NoError(t, os.WriteFile(filepath.Join(group, "memory.limit_in_bytes"), []byte("33554432"), 0o644))
 	s.launch(sh(`echo $$ >`+group+`/cgroup.procs && echo begins && exec tail /dev/zero`, 0))
@@ -40,7 +40,7 @@ func TestOutOfMemory(t *testing.T) {
 
 // Harm forbidden: a process that has left its process group, its session and its environment outlives the worker.
 func TestCgroupHoldsTheTree(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	status := s.launch(sh(`setsid env -i sleep 1001 & echo up; exec sleep 1000`, 0))
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", status[0].PID))
 	require.NoError(t, err)

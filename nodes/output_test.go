@@ -18,7 +18,7 @@ import (
 )
 
 // lines is the stored lines.
-func (s *stand) lines(q nodes.LogQuery) (out []string) {
+func (s *testAgent) lines(q nodes.LogQuery) (out []string) {
 	s.t.Helper()
 	q.Namespace, q.Role = role.Namespace, role.Role
 	err := nodes.ReadLogs(s.t.Context(), s.bus, q, func(l nodes.Line) error {
@@ -36,7 +36,7 @@ type followed struct {
 	ch chan nodes.Line
 }
 
-func (s *stand) follow() followed {
+func (s *testAgent) follow() followed {
 	ch := make(chan nodes.Line, 1<<16)
 	f, err := s.client.Follow(role, func(l nodes.Line) { ch <- l })
 	require.NoError(s.t, err)
@@ -61,7 +61,7 @@ func (f followed) until(text string) nodes.Line {
 }
 
 func TestOutputIsFollowedAndKept(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	f := s.follow()
 	s.launch(sh(`echo one; echo two >&2; printf 'ten\rtwenty'; sleep 1000`, 0))
 	l := f.until("ten")
@@ -103,7 +103,7 @@ func sortedByStream(lines []string) (out []string) {
 
 // Flush returns while the worker goes on printing.
 func TestFlushWhileTheWorkerPrints(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	var told atomic.Int64
 	f, err := s.client.Follow(role, func(l nodes.Line) {
 		n, err := strconv.ParseInt(l.Text, 10, 64)
@@ -142,7 +142,7 @@ func TestFullLogFolder(t *testing.T) {
 	}
 	b := bustest.Open(t)
 	require.NoError(t, nodes.CreateEventStream(t.Context(), b, 0))
-	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.LogDir = filepath.Join(dir, "logs") })
+	s := startAgentIn(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.LogDir = filepath.Join(dir, "logs") })
 	f := s.follow()
 	s.launch(sh(`i=0; while [ $i -lt 3000 ]; do echo line $i with some more words to fill the disk; i=$((i+1)); done; echo done; exit 4`, 0))
 	f.until("done")

@@ -30,7 +30,7 @@ func listen(port int, network string, reuse int) error {
 }
 
 func TestPorts(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	host, ports, err := s.client.Ports(t.Context(), "host", id(0), 3)
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1", host)
@@ -68,8 +68,8 @@ func TestPorts(t *testing.T) {
 // Harm forbidden: two agents on one machine lease the same port.
 func TestPortsOfTwoAgents(t *testing.T) {
 	b := bustest.Open(t)
-	newStandAt(t, b, t.TempDir())
-	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.Nodes[0].Name = "other" })
+	startAgentIn(t, b, t.TempDir())
+	s := startAgentIn(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.Nodes[0].Name = "other" })
 	seen := map[int]bool{}
 	for _, node := range []string{"host", "other"} {
 		for rank := range 4 {

@@ -11,8 +11,8 @@ import (
 	"troupe/bus"
 )
 
-// program is everything that a new process gets.
-type program struct {
+// processSpec is everything that a new process gets.
+type processSpec struct {
 	path   string
 	argv   []string
 	dir    string
@@ -28,8 +28,8 @@ type process struct {
 	fd  *os.File // a pidfd in the runtime's poller; nil where the kernel has none
 }
 
-// ending is the exit status of a process.
-type ending struct {
+// exitStatus is the exit status of a process.
+type exitStatus struct {
 	code   int // -1: killed by signal
 	signal syscall.Signal
 }
@@ -37,49 +37,49 @@ type ending struct {
 // spawner forks from one thread that lives as long as the spawner: Pdeathsig kills a child when the thread that forked
 // it ends, and threads of the Go runtime come and go.
 type spawner struct {
-	askCh  chan spawnAsk
-	doneCh chan struct{}
+	requestCh chan spawnRequest
+	doneCh    chan struct{}
 }
 
-type spawnAsk struct {
-	program program
-	replyCh chan spawned // holds one
+type spawnRequest struct {
+	program processSpec
+	replyCh chan spawnResult // holds one
 }
 
-type spawned struct {
+type spawnResult struct {
 	process process
 	err     error
 }
 
 func newSpawner() *spawner {
-	s := &spawner{askCh: make(chan spawnAsk), doneCh: make(chan struct{})}
+	s := &spawner{requestCh: make(chan spawnRequest), doneCh: make(chan struct{})}
 	bus.Go(func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread() // the thread must not end: processes forked on it by other goroutines would be killed
 		defer close(s.doneCh)
-		for ask := range s.askCh {
+		for ask := range s.requestCh {
 			p, err := ask.program.start()
-			ask.replyCh <- spawned{p, err}
+			ask.replyCh <- spawnResult{p, err}
 		}
 	})
 	return s
 }
 
 // start forks and waits for exec, which blocks on a hung file system.
-func (s *spawner) start(p program) (process, error) {
-	replyCh := make(chan spawned, 1)
-	s.askCh <- spawnAsk{p, replyCh}
+func (s *spawner) start(p processSpec) (process, error) {
+	replyCh := make(chan spawnResult, 1)
+	s.requestCh <- spawnRequest{p, replyCh}
 	got := <-replyCh
 	return got.process, got.err
 }
 
 // close ends the thread. The agent calls it when all workers have exited.
 func (s *spawner) close() {
-	close(s.askCh)
+	close(s.requestCh)
 	<-s.doneCh
 }
 
-func (p program) start() (process, error) {
+func (p processSpec) start() (process, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return process{}, err
@@ -116,10 +116,10 @@ const (
 
 // await blocks until the process has exited. The process stays a zombie, so that its pid and process group are not
 // reused before reap.
-func (p process) await() (ending, error) {
+func (p process) await() (exitStatus, error) {
 	if p.fd != nil {
 		if raw, err := p.fd.SyscallConn(); err == nil {
-			var end ending
+			var end exitStatus
 			var ok bool
 			var failure error
 			err = raw.Read(func(uintptr) bool {
@@ -136,7 +136,7 @@ func (p process) await() (ending, error) {
 }
 
 // peek reads the exit status without reaping; ok is false while the process runs.
-func (p process) peek(flags int) (end ending, ok bool, err error) {
+func (p process) peek(flags int) (end exitStatus, ok bool, err error) {
 	var info [infoSize]byte
 	for {
 		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, idPID, uintptr(p.pid), uintptr(unsafe.Pointer(&info)), uintptr(exited|noReap|flags), 0, 0)
@@ -144,19 +144,19 @@ func (p process) peek(flags int) (end ending, ok bool, err error) {
 			continue
 		}
 		if errno != 0 {
-			return ending{}, false, errno
+			return exitStatus{}, false, errno
 		}
 		break
 	}
 	field := func(i int) int32 { return *(*int32)(unsafe.Pointer(&info[i])) }
 	if field(0) == 0 { // si_signo: still running
-		return ending{}, false, nil
+		return exitStatus{}, false, nil
 	}
 	code, status := field(8), field(24) // si_code, si_status
 	if code == cldExit {
-		return ending{code: int(status)}, true, nil
+		return exitStatus{code: int(status)}, true, nil
 	}
-	return ending{code: -1, signal: syscall.Signal(status)}, true, nil
+	return exitStatus{code: -1, signal: syscall.Signal(status)}, true, nil
 }
 
 // reap removes the zombie and closes the pidfd.
@@ -203,8 +203,8 @@ func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan stru
 	}
 }
 
-// adopt makes this process the subreaper of its descendants.
-func adopt() error {
+// becomeSubreaper makes this process the subreaper of its descendants.
+func becomeSubreaper() error {
 	const prSetChildSubreaper = 36
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {
 		return errno

@@ -47,10 +47,10 @@ func (r *Reporter) Run(ctx context.Context) error {
 	if err != nil {
 		return ended(ctx, err)
 	}
-	run := &running{Config: r.cfg, session: r.session, kv: bucket, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
+	run := &reporterRun{Config: r.cfg, session: r.session, kv: bucket, requestCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
 	run.stamp.Store(gpu.NotAsked)
 	for _, whom := range []string{r.cfg.Name, ""} {
-		sub, err := r.cfg.Bus.Subscribe(bus.NodeAsk(whom), func(m *bus.Msg) { run.asked(m.Data) })
+		sub, err := r.cfg.Bus.Subscribe(bus.NodeAsk(whom), func(m *bus.Msg) { run.requested(m.Data) })
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "node %s: %w", r.cfg.Name, err)
 		}
@@ -105,12 +105,12 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// running is the state of one Run, whose goroutine owns it.
-type running struct {
+// reporterRun is the state of one Run, whose goroutine owns it.
+type reporterRun struct {
 	Config
 	session   string
 	kv        *kv.Bucket
-	askCh     chan struct{} // a report was requested
+	requestCh chan struct{} // a report was requested
 	stamp     atomic.Uint64 // of the newest request; set before askCh is woken
 	changedCh chan struct{} // a device may have failed or recovered
 	group     sync.WaitGroup
@@ -123,7 +123,7 @@ type running struct {
 
 // loop reads, sends heartbeats and holds the lease. Heartbeats continue while a lost lease is acquired again: the node
 // is alive.
-func (r *running) loop(ctx context.Context) error {
+func (r *reporterRun) loop(ctx context.Context) error {
 	if err := r.read(ctx); err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (r *running) loop(ctx context.Context) error {
 		return err
 	}
 	r.lease = lease
-	r.tell()
+	r.callRegistered()
 	r.beat(true)
 	beat := time.NewTicker(r.Beat)
 	defer beat.Stop()
@@ -179,13 +179,13 @@ func (r *running) loop(ctx context.Context) error {
 			r.group.Go(bus.Guard(func() { r.recheck(ctx, r.lease) }))
 			r.reread(ctx)
 			changed = true
-		case <-r.askCh:
+		case <-r.requestCh:
 			if r.report.Answered != r.stamp.Load() {
 				r.reread(ctx) // the report must be newer than the request
 			}
 			changed = true
 		case <-r.RunningCh:
-			changed = r.rerun()
+			changed = r.runningChanged()
 		case <-r.changedCh:
 			changed = r.reread(ctx)
 		case <-read.C:
@@ -193,20 +193,20 @@ func (r *running) loop(ctx context.Context) error {
 			read.Reset(r.Read)
 		case <-beat.C:
 			r.beats++
-			r.beat(r.beats%fullEvery == 0)
+			r.beat(r.beats%reportEvery == 0)
 			continue
 		}
 		if changed {
 			r.beat(true)
 		}
-		if r.toldFunc != nil {
-			r.toldFunc() // an unchanged result needs no new report
+		if r.reportedFunc != nil {
+			r.reportedFunc() // an unchanged result needs no new report
 		}
 	}
 }
 
-// asked handles a request for the report. An empty one, of an older leader, wants the last report.
-func (r *running) asked(data []byte) {
+// requested handles a request for the report. An empty one, of an older leader, wants the last report.
+func (r *reporterRun) requested(data []byte) {
 	var q gpu.Question
 	if len(data) > 0 {
 		if err := wire.Unmarshal(data, &q); err != nil {
@@ -220,19 +220,19 @@ func (r *running) asked(data []byte) {
 	if q.Stamp != 0 {
 		r.stamp.Store(q.Stamp)
 	}
-	wake(r.askCh)
+	wake(r.requestCh)
 }
 
-// rerun reads the running workers, and reports whether they have changed.
-func (r *running) rerun() bool {
+// runningChanged reads the running workers, and reports whether they have changed.
+func (r *reporterRun) runningChanged() bool {
 	before := r.report.Running
 	r.report.Seq++
-	r.look()
+	r.readRunning()
 	return !slices.EqualFunc(before, r.report.Running, sameRunning)
 }
 
-// look adds the running workers to the report.
-func (r *running) look() {
+// readRunning adds the running workers to the report.
+func (r *reporterRun) readRunning() {
 	r.report.Running, r.report.RunningComplete = nil, false
 	if r.RunningFunc != nil {
 		r.report.Running, r.report.RunningComplete = gpu.LimitRunning(r.RunningFunc())
@@ -245,8 +245,8 @@ func sameRunning(a, b gpu.Running) bool {
 
 // recheck releases a lease that the server has lost, so that it is acquired again at once rather than at its next
 // renewal.
-func (r *running) recheck(ctx context.Context, lease *kv.Lease) {
-	ctx, cancel := context.WithTimeout(ctx, recheckMost)
+func (r *reporterRun) recheck(ctx context.Context, lease *kv.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, recheckTimeout)
 	defer cancel()
 	_ = bus.Retry(ctx, bus.Backoff{}, func() error { // without an answer the next renewal decides
 		_, err := r.kv.Get(ctx, lease.Key())
@@ -267,7 +267,7 @@ type registered struct {
 }
 
 // read fills the report.
-func (r *running) read(ctx context.Context) error {
+func (r *reporterRun) read(ctx context.Context) error {
 	stamp := r.stamp.Load() // before the devices are read
 	devices, err := r.Inventory.Devices(ctx)
 	if err != nil {
@@ -283,13 +283,13 @@ func (r *running) read(ctx context.Context) error {
 		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
 		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
-	r.look()
+	r.readRunning()
 	return nil
 }
 
 // reread reads the devices and reports whether the report must be published at once. Unreadable devices are reported as
 // unfit: they must not be granted.
-func (r *running) reread(ctx context.Context) bool {
+func (r *reporterRun) reread(ctx context.Context) bool {
 	old, stamp := r.report, r.stamp.Load()
 	err := r.read(ctx)
 	switch {
@@ -301,7 +301,7 @@ func (r *running) reread(ctx context.Context) bool {
 	}
 	r.report.Seq++
 	r.report.Answered = stamp // the unfit devices are newer than the request too
-	r.look()
+	r.readRunning()
 	if err.Error() == r.unread {
 		return !slices.EqualFunc(old.Running, r.report.Running, sameRunning)
 	}
@@ -315,7 +315,7 @@ func (r *running) reread(ctx context.Context) bool {
 }
 
 // differs reports whether something that decides on grants has changed. Readings such as the temperature do not count.
-func (r *running) differs(old gpu.Report) bool {
+func (r *reporterRun) differs(old gpu.Report) bool {
 	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
 		return true
 	}
@@ -326,7 +326,7 @@ func (r *running) differs(old gpu.Report) bool {
 }
 
 // beat sends a heartbeat. The next one makes up for a lost one.
-func (r *running) beat(full bool) {
+func (r *reporterRun) beat(full bool) {
 	beat := gpu.Beat{Node: r.Name, Session: r.session}
 	if full {
 		beat.Report = &r.report
@@ -334,7 +334,7 @@ func (r *running) beat(full bool) {
 	r.publish(beat)
 }
 
-func (r *running) publish(beat gpu.Beat) {
+func (r *reporterRun) publish(beat gpu.Beat) {
 	data, err := wire.Marshal(beat)
 	if err == nil {
 		err = r.Bus.Publish(bus.NodeBeat(r.Name), data)
@@ -345,7 +345,7 @@ func (r *running) publish(beat gpu.Beat) {
 }
 
 // register acquires the lease, or regains the lost one, and retries until ctx ends. It uses nothing that the loop owns.
-func (r *running) register(ctx context.Context, lost *kv.Lease, report gpu.Report) (*kv.Lease, error) {
+func (r *reporterRun) register(ctx context.Context, lost *kv.Lease, report gpu.Report) (*kv.Lease, error) {
 	if lost != nil && lost.Regain(ctx) == nil {
 		return lost, nil
 	}
@@ -383,7 +383,7 @@ func holder(err error) error {
 
 // inherit deletes the lease of an earlier agent of the same folder. That agent is dead, because this one has locked the
 // folder, and its processes have been killed.
-func (r *running) inherit(ctx context.Context) bool {
+func (r *reporterRun) inherit(ctx context.Context) bool {
 	entry, err := r.kv.Get(ctx, gpu.NodeKey(r.Name))
 	var before gpu.Report
 	if err != nil || r.identity == "" || wire.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
@@ -392,19 +392,19 @@ func (r *running) inherit(ctx context.Context) bool {
 	return r.kv.Delete(ctx, gpu.NodeKey(r.Name), entry.Revision) == nil
 }
 
-func (r *running) tell() {
+func (r *reporterRun) callRegistered() {
 	if r.RegisteredFunc != nil {
 		r.RegisteredFunc()
 	}
 }
 
 // leave announces the end of the node and releases the lease, so that no process waits for it to expire.
-func (r *running) leave(ctx context.Context) {
+func (r *reporterRun) leave(ctx context.Context) {
 	if r.lease == nil {
 		return
 	}
 	r.publish(gpu.Beat{Node: r.Name, Session: r.session, Bye: true})
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := r.lease.Release(last); err != nil {
 		r.Logger.Debug("nodes: releasing the lease failed; it expires", "node", r.Name, "error", err)

@@ -30,7 +30,7 @@ const termGrace = 2 * time.Second
 // \t    └──────────────────────────────►  (not started)
 type worker struct {
 	Start
-	site   *site
+	node   *localNode
 	claim  claim
 	launch Launch // without its workers
 	marker string
@@ -49,25 +49,25 @@ type worker struct {
 	log   logFile
 
 	// mu guards what follows.
-	mu      sync.Mutex
-	process process // set before startedCh is closed, unless err is
-	since   time.Time
-	out     *capture
-	err     *bus.Error // why it was not started
-	exit    *Exit
-	left    []int // processes that survive SIGKILL
-	asked   bool  // a stop was requested
-	why     string
-	killAt  time.Time
-	told    bool // its exit was returned to a stop request
-	tellAt  time.Time
-	telling time.Duration
+	mu             sync.Mutex
+	process        process // set before startedCh is closed, unless err is
+	since          time.Time
+	out            *outputCapture
+	err            *bus.Error // why it was not started
+	exit           *Exit
+	survivors      []int // processes that survive SIGKILL
+	stopping       bool  // a stop was requested
+	why            string
+	killAt         time.Time
+	confirmed      bool // its exit was returned to a stop request
+	publishAgainAt time.Time
+	publishAgainIn time.Duration
 }
 
-func newWorker(s *site, l Launch, start Start, identity string) *worker {
+func newWorker(s *localNode, l Launch, start Start, identity string) *worker {
 	marker, cfg := identity+"."+bus.NewID(), &s.agent.cfg
 	w := &worker{
-		Start: start, site: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
+		Start: start, node: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
 		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}),
 	}
 	w.log = logFile{path: logPath(cfg.LogDir, start.ID), most: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
@@ -77,15 +77,15 @@ func newWorker(s *site, l Launch, start Start, identity string) *worker {
 // refuse ends a worker that is not started.
 func (w *worker) refuse(err error) {
 	e := bus.AsError(err)
-	e.Node = w.site.name
+	e.Node = w.node.name
 	w.mu.Lock()
 	w.err, w.since = e, time.Now()
-	w.shedLocked()
+	w.dropBuffersLocked()
 	w.mu.Unlock()
 	close(w.startedCh)
 	close(w.endedCh)
 	close(w.goneCh)
-	wake(w.site.ranCh)
+	wake(w.node.runningCh)
 }
 
 // start starts the process. The goroutine of the launch calls it once.
@@ -100,7 +100,7 @@ func (w *worker) start() {
 
 func (w *worker) spawn() error {
 	w.mu.Lock()
-	asked := w.asked
+	asked := w.stopping
 	w.mu.Unlock()
 	if asked {
 		return bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", w.ID)
@@ -109,13 +109,13 @@ func (w *worker) spawn() error {
 	if err != nil {
 		return err
 	}
-	out, err := newCapture(w.print, w.printed)
+	out, err := newCapture(w.addLine, w.flushLog)
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: make a pipe for its output: %w", w.ID, err)
 	}
 	p.stdout, p.stderr = out.stdout, out.stderr
-	child, err := w.startIn(p)
-	out.started()
+	child, err := w.startInCgroup(p)
+	out.closeWriteEnds()
 	if err != nil {
 		out.close()
 		return startError(w, p, err)
@@ -123,30 +123,30 @@ func (w *worker) spawn() error {
 	w.mu.Lock()
 	w.process, w.since, w.out = child, time.Now(), out
 	w.mu.Unlock()
-	w.site.agent.leases.using(w.ID.Address())
-	w.site.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
+	w.node.agent.ports.workerStarted(w.ID.Address())
+	w.node.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
 	return nil
 }
 
-// startIn starts the process in a control group of its own, where the system permits it.
-func (w *worker) startIn(p program) (process, error) {
-	path, folder := w.site.agent.cgroups.make(w.marker)
+// startInCgroup starts the process in a control group of its own, where the system permits it.
+func (w *worker) startInCgroup(p processSpec) (process, error) {
+	path, folder := w.node.agent.cgroups.make(w.marker)
 	if folder == nil {
-		return w.site.agent.spawner.start(p)
+		return w.node.agent.spawner.start(p)
 	}
 	defer func() { _ = folder.Close() }()
 	grouped := p
 	grouped.cgroup = int(folder.Fd())
-	child, err := w.site.agent.spawner.start(grouped)
+	child, err := w.node.agent.spawner.start(grouped)
 	if err == nil {
 		w.cgroup = path
 		return child, nil
 	}
 	removeCgroup(path)
-	return w.site.agent.spawner.start(p) // without a group; if the group was not the cause, this returns the error
+	return w.node.agent.spawner.start(p) // without a group; if the group was not the cause, this returns the error
 }
 
-func startError(w *worker, p program, err error) error {
+func startError(w *worker, p processSpec, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return bus.Errorf(bus.CodeNotFound, "worker %s: start %s in %s: %w; the program, or the interpreter in its first line, does not exist", w.ID, p.path, p.dir, err)
 	}
@@ -154,13 +154,13 @@ func startError(w *worker, p program, err error) error {
 }
 
 // prepare makes the worker's folder, assignment file and environment.
-func (w *worker) prepare() (program, error) {
-	cfg := &w.site.agent.cfg
-	p := program{dir: w.launch.Program.Dir, cgroup: -1}
+func (w *worker) prepare() (processSpec, error) {
+	cfg := &w.node.agent.cfg
+	p := processSpec{dir: w.launch.Program.Dir, cgroup: -1}
 	if folder := w.launch.Program.Folder; folder != "" {
-		path, err := w.site.agent.folders.take(folder)
+		path, err := w.node.agent.folders.acquire(folder)
 		if err != nil {
-			return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.site.name, err)
+			return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.node.name, err)
 		}
 		w.folder, p.dir = folder, path
 	}
@@ -170,13 +170,13 @@ func (w *worker) prepare() (program, error) {
 			return p, bus.Errorf(bus.CodeUnavailable, "worker %s: make its folder: %w", w.ID, err)
 		}
 	} else if info, err := os.Stat(p.dir); err != nil || !info.IsDir() {
-		return p, bus.Errorf(bus.CodeNotFound, "worker %s: folder %s does not exist on node %s", w.ID, p.dir, w.site.name)
+		return p, bus.Errorf(bus.CodeNotFound, "worker %s: folder %s does not exist on node %s", w.ID, p.dir, w.node.name)
 	}
-	path, err := w.assign()
+	path, err := w.writeAssignment()
 	if err != nil {
 		return p, bus.Errorf(bus.CodeUnavailable, "worker %s: write its assignment: %w", w.ID, err)
 	}
-	added, err := w.site.deviceVariables(w.Devices, w.launch.Program.Visible)
+	added, err := w.node.deviceVariables(w.Devices, w.launch.Program.Visible)
 	if err != nil {
 		return p, fmt.Errorf("worker %s: %w", w.ID, err)
 	}
@@ -192,28 +192,28 @@ func (w *worker) prepare() (program, error) {
 		p.argv = cfg.Program
 	}
 	if p.path, err = locate(p.argv[0], p.dir, p.env); err != nil {
-		return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.site.name, err)
+		return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.node.name, err)
 	}
 	return p, nil
 }
 
 // simUse is the claim of a worker on simulated devices.
 func (w *worker) simUse() string {
-	if _, sim := w.site.devices.(*gpu.Sim); !sim || len(w.Devices) == 0 || w.site.agent.cfg.SimClaims == "" {
+	if _, sim := w.node.devices.(*gpu.Sim); !sim || len(w.Devices) == 0 || w.node.agent.cfg.SimClaims == "" {
 		return ""
 	}
-	use := gpu.SimUse{Dir: w.site.agent.cfg.SimClaims, Key: w.claim.root(), Holder: fmt.Sprintf("%s (reservation %s)", w.ID, w.claim.Reservation)}
+	use := gpu.SimUse{Dir: w.node.agent.cfg.SimClaims, Key: w.claim.root(), Holder: fmt.Sprintf("%s (reservation %s)", w.ID, w.claim.Reservation)}
 	for _, uuid := range w.Devices {
 		use.Devices = append(use.Devices, gpu.SimShare{UUID: uuid, Milli: w.claim.Share})
 	}
 	return strings.TrimPrefix(use.Env(), gpu.SimUseEnv+"=")
 }
 
-// assign writes the assignment file and returns its path.
-func (w *worker) assign() (string, error) {
-	access := w.site.agent.cfg.Access
-	data, err := json.Marshal(Assigned{
-		Node: w.site.name, Name: w.Name, URLs: access.URLs, TokenFile: access.TokenFile, CredsFile: access.CredsFile,
+// writeAssignment writes the assignment file and returns its path.
+func (w *worker) writeAssignment() (string, error) {
+	access := w.node.agent.cfg.Access
+	data, err := json.Marshal(AssignmentFile{
+		Node: w.node.name, Name: w.Name, URLs: access.URLs, TokenFile: access.TokenFile, CredsFile: access.CredsFile,
 		CAFile: access.CAFile, Fingerprint: access.Fingerprint, Assignment: w.Assignment,
 	})
 	if err != nil {
@@ -226,19 +226,19 @@ func (w *worker) assign() (string, error) {
 	return path, WritePrivate(path, data)
 }
 
-// print receives a line of output, from the goroutine of its pipe.
-func (w *worker) print(stream Stream, text string) {
+// addLine receives a line of output, from the goroutine of its pipe.
+func (w *worker) addLine(stream OutputStream, text string) {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
 	w.seq++
 	w.last.add(text)
-	l := Line{ID: w.ID, Name: w.Name, Node: w.site.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
+	l := Line{ID: w.ID, Name: w.Name, Node: w.node.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
 	w.log.add(l)
-	w.site.agent.shipper.add(l)
+	w.node.agent.uploader.add(l)
 }
 
-// printed flushes the log file, from the same goroutines.
-func (w *worker) printed() {
+// flushLog flushes the log file, from the same goroutines.
+func (w *worker) flushLog() {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
 	w.log.flush()
@@ -256,16 +256,16 @@ func (w *worker) flush(ctx context.Context) error {
 }
 
 // supervise waits for the exit of the process, publishes it at once, and then kills the rest of its tree.
-func (w *worker) supervise(child process, out *capture) {
+func (w *worker) supervise(child process, out *outputCapture) {
 	end, err := child.await()
 	if err != nil {
-		w.site.agent.cfg.Logger.Error("nodes: waiting for a worker process failed", "worker", w.ID.String(), "pid", child.pid, "error", err)
-		end = ending{code: -1}
+		w.node.agent.cfg.Logger.Error("nodes: waiting for a worker process failed", "worker", w.ID.String(), "pid", child.pid, "error", err)
+		end = exitStatus{code: -1}
 	}
-	out.died()
+	out.processExited()
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
-	left := w.site.agent.sweeper.sweep(w.marker, child.pid, w.cgroup)
+	left := w.node.agent.treeKiller.kill(w.marker, child.pid, w.cgroup)
 	child.reap()
 	removeCgroup(w.cgroup)
 	out.close()
@@ -274,67 +274,67 @@ func (w *worker) supervise(child process, out *capture) {
 	w.outMu.Unlock()
 	w.cleanUp()
 	w.mu.Lock()
-	w.left = left
-	w.shedLocked()
+	w.survivors = left
+	w.dropBuffersLocked()
 	w.mu.Unlock()
 	close(w.goneCh)
-	wake(w.site.ranCh)
-	w.site.agent.workerGone(w)
+	wake(w.node.runningCh)
+	w.node.agent.workerGone(w)
 }
 
-// shedLocked drops what only a running worker needs. Thousands of exited workers are remembered for minutes: their
+// dropBuffersLocked drops what only a running worker needs. Thousands of exited workers are remembered for minutes: their
 // environment, assignment, pipes and buffers may be large.
-func (w *worker) shedLocked() {
+func (w *worker) dropBuffersLocked() {
 	w.launch.Program, w.Env, w.Assignment, w.out = Program{}, nil, nil, nil
 }
 
 // cleanUp removes the worker's folders.
 func (w *worker) cleanUp() {
 	if err := os.RemoveAll(w.dir); err != nil {
-		w.site.agent.cfg.Logger.Warn("nodes: removing a worker's folder failed", "worker", w.ID.String(), "error", err)
+		w.node.agent.cfg.Logger.Warn("nodes: removing a worker's folder failed", "worker", w.ID.String(), "error", err)
 	}
 	if w.folder != "" {
-		w.site.agent.folders.giveBack(w.folder)
+		w.node.agent.folders.release(w.folder)
 	}
 }
 
 // ended records the exit and publishes it.
-func (w *worker) ended(child process, end ending) {
+func (w *worker) ended(child process, end exitStatus) {
 	w.outMu.Lock()
 	last := append([]string(nil), w.last.lines...)
 	w.outMu.Unlock()
 	oom := w.oomKilled(child.pid, end)
 	w.mu.Lock()
 	exit := Exit{
-		ID: w.ID, Name: w.Name, Node: w.site.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.asked && w.why == "", Why: w.why,
+		ID: w.ID, Name: w.Name, Node: w.node.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.stopping && w.why == "", Why: w.why,
 		OOM: oom, Last: last, At: time.Now().UTC(),
 	}
 	if end.code < 0 {
 		exit.Signal = signalName(end.signal)
 	}
 	w.exit = &exit
-	w.telling = time.Second
-	w.tellAt = time.Now().Add(w.telling)
+	w.publishAgainIn = time.Second
+	w.publishAgainAt = time.Now().Add(w.publishAgainIn)
 	w.mu.Unlock()
-	w.site.agent.tell(exit)
+	w.node.agent.publishExit(exit)
 	close(w.endedCh)
 	if !exit.Asked {
-		w.site.agent.emit(Event{
-			Kind: EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
-			Text: exit.Words(), Details: exit.AsError().Details,
+		w.node.agent.emit(Event{
+			Kind: EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
+			Text: exit.Describe(), Details: exit.AsError().Details,
 		})
 	}
 }
 
 // oomKilled reports whether the kernel says that the OOM killer killed the process.
-func (w *worker) oomKilled(pid int, end ending) bool {
+func (w *worker) oomKilled(pid int, end exitStatus) bool {
 	if end.signal != syscall.SIGKILL {
 		return false
 	}
 	if oom, known := cgroupOOM(w.cgroup); known {
 		return oom
 	}
-	return w.site.agent.kernel.killedForMemory(pid)
+	return w.node.agent.kernel.killedForMemory(pid)
 }
 
 // started is the outcome of the start. It is called after startedCh is closed.
@@ -352,7 +352,7 @@ func (w *worker) started() Started {
 func (w *worker) status() Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := Status{ID: w.ID, Name: w.Name, Node: w.site.name, PID: w.process.pid, Devices: w.Devices, Reservation: w.launch.Reservation, Token: w.launch.Token}
+	s := Status{ID: w.ID, Name: w.Name, Node: w.node.name, PID: w.process.pid, Devices: w.Devices, Reservation: w.launch.Reservation, Token: w.launch.Token}
 	if w.exit != nil {
 		e := *w.exit
 		s.Exit, s.For = &e, e.At.Sub(w.since)
@@ -367,22 +367,22 @@ func (w *worker) status() Status {
 func (w *worker) stop(grace time.Duration, why string) {
 	at := time.Now().Add(grace)
 	w.mu.Lock()
-	first := !w.asked
+	first := !w.stopping
 	sooner := first || at.Before(w.killAt)
 	if first {
 		w.why = why
 	}
 	if sooner {
-		w.asked, w.killAt = true, at
+		w.stopping, w.killAt = true, at
 	}
 	w.mu.Unlock()
 	if sooner {
-		w.site.agent.group.Go(bus.Guard(func() { w.end(first, grace) }))
+		w.node.agent.group.Go(bus.Guard(func() { w.signalUntilExit(first, grace) }))
 	}
 }
 
-// end sends the signals. A frozen worker handles SIGINT and SIGTERM when it continues.
-func (w *worker) end(first bool, grace time.Duration) {
+// signalUntilExit sends the signals. A frozen worker handles SIGINT and SIGTERM when it continues.
+func (w *worker) signalUntilExit(first bool, grace time.Duration) {
 	<-w.startedCh
 	w.mu.Lock()
 	child, failed := w.process, w.err != nil
@@ -427,12 +427,12 @@ func (w *worker) endsWithin(d time.Duration) bool {
 func (w *worker) stopped() (Exit, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = true
+	w.confirmed = true
 	switch {
-	case len(w.left) > 0:
-		return Exit{}, bus.Errorf(bus.CodeInternal, "processes %v of worker %s survive SIGKILL", w.left, w.ID)
+	case len(w.survivors) > 0:
+		return Exit{}, bus.Errorf(bus.CodeInternal, "processes %v of worker %s survive SIGKILL", w.survivors, w.ID)
 	case w.exit == nil:
-		return Exit{ID: w.ID, Name: w.Name, Node: w.site.name, Code: -1, Asked: true, Unknown: true, At: time.Now().UTC()}, nil
+		return Exit{ID: w.ID, Name: w.Name, Node: w.node.name, Code: -1, Asked: true, Unknown: true, At: time.Now().UTC()}, nil
 	}
 	return *w.exit, nil
 }

@@ -151,7 +151,7 @@ func exitWords(e nodes.Exit) string {
 	var words string
 	switch {
 	case e.Why != "":
-		return e.Words()
+		return e.Describe()
 	case e.Unknown:
 		return "its agent does not know it: the agent has been started anew, and the worker ended with the one before"
 	case e.OOM:

@@ -29,7 +29,7 @@ type output struct {
 
 	mu   sync.Mutex // guards what follows
 	to   io.Writer
-	fold nodes.Fold
+	fold nodes.LineMerger
 }
 
 // showOutput begins to show what the workers print, if the driver wants it.
@@ -38,7 +38,7 @@ func (c *Cluster) showOutput() error {
 		return nil
 	}
 	o := &output{to: c.spec.Process.Output, stopCh: make(chan struct{}), doneCh: make(chan struct{})}
-	follower, err := c.rt.agents().Follow(c.to, func(l nodes.Line) { o.print(func(f *nodes.Fold, now time.Time) []string { return f.Add(l, now) }) })
+	follower, err := c.rt.agents().Follow(c.to, func(l nodes.Line) { o.print(func(f *nodes.LineMerger, now time.Time) []string { return f.Add(l, now) }) })
 	if err != nil {
 		return err
 	}
@@ -50,7 +50,7 @@ func (c *Cluster) showOutput() error {
 	return nil
 }
 
-func (o *output) print(next func(*nodes.Fold, time.Time) []string) {
+func (o *output) print(next func(*nodes.LineMerger, time.Time) []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, line := range next(&o.fold, time.Now()) {
@@ -68,7 +68,7 @@ func (o *output) tick() {
 		case <-o.stopCh:
 			return
 		case <-t.C:
-			o.print((*nodes.Fold).Tick)
+			o.print((*nodes.LineMerger).Tick)
 		}
 	}
 }
@@ -81,7 +81,7 @@ func (o *output) stop() {
 		defer close(endedCh)
 		o.follower.Stop()
 		<-o.doneCh
-		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+		o.print(func(f *nodes.LineMerger, _ time.Time) []string { return f.Flush() })
 	})
 	select {
 	case <-endedCh:
@@ -113,7 +113,7 @@ func (o *output) flush(ctx context.Context) error {
 	writtenCh := make(chan struct{})
 	bus.Go(func() {
 		defer close(writtenCh)
-		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+		o.print(func(f *nodes.LineMerger, _ time.Time) []string { return f.Flush() })
 	})
 	select {
 	case <-writtenCh:

@@ -83,7 +83,7 @@ type Player struct {
 // OpenPlayer reads the assignment and connects. The worker is made by Start, so that a program may look at its
 // assignment first; if it then finds that it cannot play, it says so with Fail.
 func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
-	assigned, err := nodes.ReadAssigned(cfg.Assignment)
+	assigned, err := nodes.ReadAssignmentFile(cfg.Assignment)
 	if err != nil {
 		return nil, err
 	}

@@ -50,7 +50,7 @@ func main() {
 }
 
 func drive(ctx context.Context) (err error) {
-	head, err := nodes.Find(os.Getenv)
+	head, err := nodes.FindHead(os.Getenv)
 	if err != nil {
 		return err
 	}

@@ -10,12 +10,12 @@ import (
 	"troupe/gpu"
 )
 
-// tellWait is how long the answer to a stop waits for a report without the stopped workers. A later report only delays
+// reportWait is how long the answer to a stop waits for a report without the stopped workers. A later report only delays
 // the next grant of their devices.
-const tellWait = 200 * time.Millisecond
+const reportWait = 200 * time.Millisecond
 
-// telling tracks which reports of running workers have been published.
-type telling struct {
+// reportProgress tracks which reports of running workers have been published.
+type reportProgress struct {
 	mu     sync.Mutex // guards what follows
 	asked  uint64     // calls of wait
 	read   uint64     // of those, the calls before the reading in progress
@@ -24,14 +24,14 @@ type telling struct {
 }
 
 // begin is called before running workers are read.
-func (t *telling) begin() {
+func (t *reportProgress) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.read = t.asked
 }
 
 // done is called when the last reading has been published.
-func (t *telling) done() {
+func (t *reportProgress) done() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.told = t.read; t.doneCh != nil {
@@ -41,7 +41,7 @@ func (t *telling) done() {
 }
 
 // wait returns when a reading made after this call has been published, or after most.
-func (t *telling) wait(wakeCh chan struct{}, most time.Duration) {
+func (t *reportProgress) wait(wakeCh chan struct{}, most time.Duration) {
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	t.mu.Lock()
@@ -68,18 +68,18 @@ func (t *telling) wait(wakeCh chan struct{}, most time.Duration) {
 	}
 }
 
-// oversMost is the number of ended grants that are remembered.
-const oversMost = 4096
+// endedGrantsMost is the number of ended grants that are remembered.
+const endedGrantsMost = 4096
 
-// running is the grants with worker processes, for the node's reports: from the moment a worker is added until its
+// runningGrants is the grants with worker processes, for the node's reports: from the moment a worker is added until its
 // whole tree is gone. Grants with devices come first.
-func (s *site) running() []gpu.Running {
-	s.told.begin()
+func (s *localNode) runningGrants() []gpu.Running {
+	s.reported.begin()
 	var list []gpu.Running
 	at := map[grant]int{}
 	for _, w := range s.all() {
 		l := &w.launch
-		if l.Reservation == "" || l.Token == 0 || !w.lingers() {
+		if l.Reservation == "" || l.Token == 0 || !w.mayHaveProcesses() {
 			continue
 		}
 		key := grant{l.Reservation, l.Token}
@@ -113,33 +113,33 @@ func withShare(devices []gpu.DeviceShare, uuid string, milli int) []gpu.DeviceSh
 	return slices.Insert(devices, i, gpu.DeviceShare{UUID: uuid, Milli: min(milli, wholeDevice)})
 }
 
-// lingers reports whether processes of the worker may exist: it runs, or some survived SIGKILL.
-func (w *worker) lingers() bool {
+// mayHaveProcesses reports whether processes of the worker may exist: it runs, or some survived SIGKILL.
+func (w *worker) mayHaveProcesses() bool {
 	if w.running() {
 		return true
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return slices.ContainsFunc(w.left, func(pid int) bool { return syscall.Kill(pid, 0) == nil })
+	return slices.ContainsFunc(w.survivors, func(pid int) bool { return syscall.Kill(pid, 0) == nil })
 }
 
-// endUnder kills the workers that run under ended grants, and refuses later starts under them. It does not wait for
+// endGrants kills the workers that run under ended grants, and refuses later starts under them. It does not wait for
 // their exits, which the next report shows. It may be repeated, and ignores grants of the same reservation under
 // another token.
-func (s *site) endUnder(all []gpu.Ended) {
+func (s *localNode) endGrants(all []gpu.Ended) {
 	why := map[grant]string{}
 	s.mu.Lock()
 	for _, e := range all {
 		key := grant{e.Reservation, e.Token}
 		why[key] = cmp.Or(e.Why, "its reservation "+e.Reservation+" has ended")
-		if !s.over[key] {
-			s.over[key] = true
-			s.overed = append(s.overed, key)
+		if !s.endedGrants[key] {
+			s.endedGrants[key] = true
+			s.endedOrder = append(s.endedOrder, key)
 		}
 	}
-	for len(s.overed) > oversMost {
-		delete(s.over, s.overed[0])
-		s.overed = s.overed[1:]
+	for len(s.endedOrder) > endedGrantsMost {
+		delete(s.endedGrants, s.endedOrder[0])
+		s.endedOrder = s.endedOrder[1:]
 	}
 	found := slices.Clone(s.order)
 	s.mu.Unlock()

@@ -10,18 +10,18 @@ import (
 )
 
 const (
-	foldFor  = 5 * time.Second // how long a repeated line is counted rather than shown
-	foldMost = 1024            // texts that are remembered
+	mergeFor  = 5 * time.Second // how long a repeated line is counted rather than shown
+	mergeMost = 1024            // texts that are remembered
 )
 
-// Fold merges equal lines of many workers for display: a text that several ranks print, or one prints repeatedly, is
+// LineMerger merges equal lines of many workers for display: a text that several ranks print, or one prints repeatedly, is
 // shown once and then counted. It has no clock: its methods take the time.
-type Fold struct {
-	texts map[string]*folded
+type LineMerger struct {
+	texts map[string]*mergedLine
 	order []string // oldest first
 }
 
-type folded struct {
+type mergedLine struct {
 	first  Line
 	times  int // repetitions
 	ranks  map[int]bool
@@ -29,7 +29,7 @@ type folded struct {
 }
 
 // Add adds a line and returns the lines to display now.
-func (f *Fold) Add(l Line, now time.Time) []string {
+func (f *LineMerger) Add(l Line, now time.Time) []string {
 	out := f.Tick(now)
 	key := l.ID.Role + "\x00" + l.Text
 	if old := f.texts[key]; old != nil {
@@ -38,33 +38,33 @@ func (f *Fold) Add(l Line, now time.Time) []string {
 		return out
 	}
 	if f.texts == nil {
-		f.texts = map[string]*folded{}
+		f.texts = map[string]*mergedLine{}
 	}
-	for len(f.order) >= foldMost {
-		out = append(out, f.forget()...)
+	for len(f.order) >= mergeMost {
+		out = append(out, f.pop()...)
 	}
-	f.texts[key] = &folded{first: l, ranks: map[int]bool{l.ID.Rank: true}, expiry: now.Add(foldFor)}
+	f.texts[key] = &mergedLine{first: l, ranks: map[int]bool{l.ID.Rank: true}, expiry: now.Add(mergeFor)}
 	f.order = append(f.order, key)
 	return append(out, fmt.Sprintf("%s/%d: %s", l.ID.Role, l.ID.Rank, l.Text))
 }
 
 // Tick returns the counts of the lines whose time is over.
-func (f *Fold) Tick(now time.Time) (out []string) {
+func (f *LineMerger) Tick(now time.Time) (out []string) {
 	for len(f.order) > 0 && !f.texts[f.order[0]].expiry.After(now) {
-		out = append(out, f.forget()...)
+		out = append(out, f.pop()...)
 	}
 	return out
 }
 
 // Flush returns the counts of all lines.
-func (f *Fold) Flush() (out []string) {
+func (f *LineMerger) Flush() (out []string) {
 	for len(f.order) > 0 {
-		out = append(out, f.forget()...)
+		out = append(out, f.pop()...)
 	}
 	return out
 }
 
-func (f *Fold) forget() []string {
+func (f *LineMerger) pop() []string {
 	key := f.order[0]
 	old := f.texts[key]
 	f.order = f.order[1:]

@@ -14,7 +14,7 @@ import (
 // Harm forbidden: reports omit the grants under which workers run, or a stop is answered while the node still reports
 // the stopped workers.
 func TestReportsSayWhatRuns(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	ch := beats(t, s.bus)
 	devices := []string{"GPU-sim-0-0", "GPU-sim-0-1"}
 	l := sh(`exec sleep 1000`, 0, 1, 2)

@@ -24,20 +24,20 @@ type claim struct {
 // root is the reservation that shares its devices with the claim's, or the claim's own.
 func (c claim) root() string { return cmp.Or(c.Over, c.Reservation) }
 
-// bears reports whether two claims may use one device at the same time: both belong to one grant of a reservation, one
+// compatible reports whether two claims may use one device at the same time: both belong to one grant of a reservation, one
 // reservation lies over the other, both lie over a third, or their shares fit together.
-func (c claim) bears(d claim) bool {
+func (c claim) compatible(d claim) bool {
 	if c.Reservation == d.Reservation {
 		return c.Token == d.Token
 	}
 	return c.root() == d.root() || c.Share+d.Share <= wholeDevice
 }
 
-// fence is the claims that an agent has seen, by device. It identifies a holder whose grant was superseded.
-type fence map[string][]claim
+// deviceClaims is the claims that an agent has seen, by device. It identifies a holder whose grant was superseded.
+type deviceClaims map[string][]claim
 
-// use is a running worker's claim on a device.
-type use struct {
+// deviceUse is a running worker's claim on a device.
+type deviceUse struct {
 	id    WorkerID
 	uuid  string
 	claim claim
@@ -45,9 +45,9 @@ type use struct {
 
 // admit decides on a claim to a device. A claim that conflicts with a newer one seen before is refused; ended are the
 // running workers with older conflicting claims, which must be stopped first.
-func (f fence) admit(uuid string, c claim, running []use) (ended []use, err error) {
+func (f deviceClaims) admit(uuid string, c claim, running []deviceUse) (ended []deviceUse, err error) {
 	for _, seen := range f[uuid] {
-		if seen.Token > c.Token && !seen.bears(c) {
+		if seen.Token > c.Token && !seen.compatible(c) {
 			return nil, bus.Errorf(bus.CodeFenced, "device %s: reservation %s with token %d is stale: the device was granted to %s with token %d since", uuid, c.Reservation, c.Token, seen.Reservation, seen.Token)
 		}
 	}
@@ -55,9 +55,9 @@ func (f fence) admit(uuid string, c claim, running []use) (ended []use, err erro
 	for _, u := range running {
 		switch {
 		case u.uuid != uuid:
-		case !u.claim.bears(c) && u.claim.Token >= c.Token:
+		case !u.claim.compatible(c) && u.claim.Token >= c.Token:
 			return nil, bus.Errorf(bus.CodeFenced, "device %s is used by %s under reservation %s, and reservation %s does not share its devices", uuid, u.id, u.claim.Reservation, c.Reservation)
-		case !u.claim.bears(c):
+		case !u.claim.compatible(c):
 			ended = append(ended, u)
 		case u.claim.root() != c.root():
 			sum += u.claim.Share
@@ -69,8 +69,8 @@ func (f fence) admit(uuid string, c claim, running []use) (ended []use, err erro
 	return ended, nil
 }
 
-// note stores an admitted claim.
-func (f fence) note(uuid string, c claim) (changed bool) {
+// add stores an admitted claim.
+func (f deviceClaims) add(uuid string, c claim) (changed bool) {
 	if slices.Contains(f[uuid], c) {
 		return false
 	}

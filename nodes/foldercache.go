@@ -15,41 +15,41 @@ import (
 )
 
 const (
-	foldersDir  = "folders"
-	fetchFolder = 2 * time.Minute
+	foldersDir   = "folders"
+	fetchTimeout = 2 * time.Minute
 )
 
 var folderName = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// folders is the node's cache of shipped folders: each is fetched once for all workers that use it, and removed with
+// folderCache is the node's cache of shipped folders: each is fetched once for all workers that use it, and removed with
 // the last of them.
-type folders struct {
+type folderCache struct {
 	b   *bus.Bus
 	dir string
 
-	mu   sync.Mutex
-	held map[string]*heldFolder
+	mu     sync.Mutex
+	cached map[string]*cachedFolder
 }
 
-type heldFolder struct {
+type cachedFolder struct {
 	users  int
 	doneCh chan struct{} // closed when the folder is complete or err is set
 	err    error
 }
 
-// take returns the path of a folder and keeps the folder until giveBack.
-func (f *folders) take(name string) (string, error) {
+// acquire returns the path of a folder and keeps the folder until giveBack.
+func (f *folderCache) acquire(name string) (string, error) {
 	if !folderName.MatchString(name) {
 		return "", bus.Errorf(bus.CodeInvalid, "folder %q: use the hash that Ship returned", name)
 	}
 	f.mu.Lock()
-	h := f.held[name]
+	h := f.cached[name]
 	if h == nil {
-		h = &heldFolder{doneCh: make(chan struct{})}
-		if f.held == nil {
-			f.held = map[string]*heldFolder{}
+		h = &cachedFolder{doneCh: make(chan struct{})}
+		if f.cached == nil {
+			f.cached = map[string]*cachedFolder{}
 		}
-		f.held[name] = h
+		f.cached[name] = h
 		bus.Go(func() {
 			h.err = f.fetch(name)
 			close(h.doneCh)
@@ -59,31 +59,31 @@ func (f *folders) take(name string) (string, error) {
 	f.mu.Unlock()
 	<-h.doneCh // fetch has a timeout
 	if h.err != nil {
-		f.giveBack(name)
+		f.release(name)
 		return "", h.err
 	}
 	return f.path(name), nil
 }
 
-func (f *folders) path(name string) string { return filepath.Join(f.dir, name) }
+func (f *folderCache) path(name string) string { return filepath.Join(f.dir, name) }
 
-// giveBack removes a folder with its last user.
-func (f *folders) giveBack(name string) {
+// release removes a folder with its last user.
+func (f *folderCache) release(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	h := f.held[name]
+	h := f.cached[name]
 	if h == nil {
 		return
 	}
 	if h.users--; h.users == 0 {
-		delete(f.held, name)
+		delete(f.cached, name)
 		_ = os.RemoveAll(f.path(name)) // the next agent of this folder tries again
 	}
 }
 
 // fetch downloads a folder. It is unpacked under another name and renamed, so that it is complete or absent.
-func (f *folders) fetch(name string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), fetchFolder)
+func (f *folderCache) fetch(name string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), fetchTimeout)
 	defer cancel()
 	store, err := openFolders(ctx, f.b)
 	if err != nil {

@@ -11,24 +11,24 @@ import (
 
 // Harm forbidden: a port stays leased for a role whose driver never stopped it.
 func TestForgottenPortsAreReturned(t *testing.T) {
-	var l leases
+	var l portLeases
 	defer l.releaseAll()
 	id := WorkerID{Namespace: "run", Role: "role", Incarnation: "one"}
-	ports, err := l.take(id, 1)
+	ports, err := l.acquire(id, 1)
 	require.NoError(t, err)
 	hosted := map[bus.Address]bool{id.Address(): true}
 	at := time.Now()
-	l.tidy(at, hosted)
+	l.expire(at, hosted)
 	at = at.Add(time.Hour)
-	l.tidy(at, hosted)
-	require.Len(t, l.held, 1, "a worker of the role runs")
+	l.expire(at, hosted)
+	require.Len(t, l.leased, 1, "a worker of the role runs")
 	clear(hosted)
-	l.tidy(at, hosted)
-	l.tidy(at.Add(portUnused), hosted)
-	require.Len(t, l.held, 1, "the role may restart")
-	l.tidy(at.Add(portUnused+time.Second), hosted)
-	require.Empty(t, l.held)
-	fds, err := holdPort(ports[0])
+	l.expire(at, hosted)
+	l.expire(at.Add(portIdleTimeout), hosted)
+	require.Len(t, l.leased, 1, "the role may restart")
+	l.expire(at.Add(portIdleTimeout+time.Second), hosted)
+	require.Empty(t, l.leased)
+	fds, err := bindPort(ports[0])
 	require.NoError(t, err, "the port is free")
-	l.held[leaseKey{}] = &lease{fds: fds} // to be closed
+	l.leased[portHolder{}] = &portLease{fds: fds} // to be closed
 }

@@ -16,35 +16,35 @@ import (
 )
 
 const (
-	requestsMost = 256  // concurrent requests; more are refused as busy
-	tombsMost    = 4096 // workers that were stopped before they were started
+	requestsMost   = 256  // concurrent requests; more are refused as busy
+	tombstonesMost = 4096 // workers that were stopped before they were started
 )
 
-// site is one node of an agent: its reporter and its workers.
-type site struct {
-	agent    *Agent
-	cfg      Config
-	name     string
-	devices  gpu.Inventory
-	thereCh  chan struct{} // closed when the lease is held
-	servedCh chan struct{} // closed when requests are served
-	slotCh   chan struct{} // holds a token for each request in progress
-	ranCh    chan struct{} // woken when a worker was added or is gone
-	told     telling       // reports of running workers
+// localNode is one node of an agent: its reporter and its workers.
+type localNode struct {
+	agent        *Agent
+	cfg          Config
+	name         string
+	devices      gpu.Inventory
+	registeredCh chan struct{}  // closed when the lease is held
+	servingCh    chan struct{}  // closed when requests are served
+	slotCh       chan struct{}  // holds a token for each request in progress
+	runningCh    chan struct{}  // woken when a worker was added or is gone
+	reported     reportProgress // reports of running workers
 
 	sub *bus.Subscription // set by subscribe
 
 	// mu guards what follows.
-	mu      sync.Mutex
-	workers map[WorkerID]*worker
-	order   []*worker         // in order of arrival
-	tombs   map[WorkerID]bool // workers that must not be started
-	tombed  []WorkerID        // tombs in order of arrival
-	fence   fence
-	known   []gpu.Device // as last read
+	mu             sync.Mutex
+	workers        map[WorkerID]*worker
+	order          []*worker         // in order of arrival
+	tombstones     map[WorkerID]bool // workers that must not be started
+	tombstoneOrder []WorkerID        // tombs in order of arrival
+	claims         deviceClaims
+	known          []gpu.Device // as last read
 
-	over   map[grant]bool // ended grants: nothing is started under them
-	overed []grant        // over in order of arrival
+	endedGrants map[grant]bool // ended grants: nothing is started under them
+	endedOrder  []grant        // over in order of arrival
 }
 
 // grant is one grant of a reservation.
@@ -53,16 +53,16 @@ type grant struct {
 	token       uint64
 }
 
-func newSite(a *Agent, cfg Config) (*site, error) {
-	s := &site{
-		agent: a, thereCh: make(chan struct{}), servedCh: make(chan struct{}), slotCh: make(chan struct{}, requestsMost),
-		ranCh: make(chan struct{}, 1), workers: map[WorkerID]*worker{}, tombs: map[WorkerID]bool{}, fence: fence{}, over: map[grant]bool{},
+func newLocalNode(a *Agent, cfg Config) (*localNode, error) {
+	s := &localNode{
+		agent: a, registeredCh: make(chan struct{}), servingCh: make(chan struct{}), slotCh: make(chan struct{}, requestsMost),
+		runningCh: make(chan struct{}, 1), workers: map[WorkerID]*worker{}, tombstones: map[WorkerID]bool{}, claims: deviceClaims{}, endedGrants: map[grant]bool{},
 	}
 	registered := cfg.RegisteredFunc
 	cfg.Bus, cfg.Logger, cfg.OwnFunc = a.cfg.Bus, a.cfg.Logger, a.own
-	cfg.RunningFunc, cfg.RunningCh, cfg.EndFunc, cfg.toldFunc = s.running, s.ranCh, s.endUnder, s.told.done
+	cfg.RunningFunc, cfg.RunningCh, cfg.EndFunc, cfg.reportedFunc = s.runningGrants, s.runningCh, s.endGrants, s.reported.done
 	cfg.RegisteredFunc = func() {
-		close(s.thereCh)
+		close(s.registeredCh)
 		if registered != nil {
 			registered()
 		}
@@ -74,8 +74,8 @@ func newSite(a *Agent, cfg Config) (*site, error) {
 
 // begin registers the node and serves its requests once it holds the node's name. A name that another agent holds
 // delays this node only.
-func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh chan<- error) error {
-	if err := s.readFence(); err != nil {
+func (s *localNode) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh chan<- error) error {
+	if err := s.readClaims(); err != nil {
 		return err
 	}
 	s.cfg.identity = s.agent.identity
@@ -90,24 +90,24 @@ func (s *site) begin(ctx, run context.Context, group *sync.WaitGroup, failedCh c
 	}))
 	group.Go(bus.Guard(func() {
 		select {
-		case <-s.thereCh:
+		case <-s.registeredCh:
 			if err := s.subscribe(); err != nil {
 				failedCh <- err
 				return
 			}
-			close(s.servedCh)
+			close(s.servingCh)
 		case <-run.Done():
 		}
 	}))
 	select {
-	case <-s.servedCh:
-	case <-time.After(registration): // registration continues
+	case <-s.servingCh:
+	case <-time.After(registrationWait): // registration continues
 	case <-ctx.Done():
 	}
 	return nil
 }
 
-func (s *site) subscribe() error {
+func (s *localNode) subscribe() error {
 	sub, err := s.agent.cfg.Bus.Subscribe(bus.NodeDo(s.name), func(m *bus.Msg) {
 		select {
 		case s.slotCh <- struct{}{}:
@@ -116,7 +116,7 @@ func (s *site) subscribe() error {
 			_ = m.Respond(data) // a lost answer makes the client repeat its request
 			return
 		}
-		if !s.agent.goes(func() {
+		if !s.agent.spawn(func() {
 			defer func() { <-s.slotCh }()
 			s.agent.serve(s, m)
 		}) {
@@ -133,7 +133,7 @@ func (s *site) subscribe() error {
 }
 
 // close unsubscribes. Run calls it when nothing else of the node runs.
-func (s *site) close() {
+func (s *localNode) close() {
 	s.mu.Lock()
 	sub := s.sub
 	s.mu.Unlock()
@@ -143,16 +143,16 @@ func (s *site) close() {
 }
 
 // launch starts the workers that it does not know, and answers for all.
-func (s *site) launch(l Launch) reply {
+func (s *localNode) launch(l Launch) reply {
 	if err := l.check(); err != nil {
 		return failed(err)
 	}
-	asked, fresh := s.enlist(l)
+	asked, fresh := s.addWorkers(l)
 	if len(fresh) > 0 {
-		wake(s.ranCh)
-		s.agent.group.Go(bus.Guard(func() { s.begins(fresh) }))
+		wake(s.runningCh)
+		s.agent.group.Go(bus.Guard(func() { s.startAll(fresh) }))
 	}
-	if !within(patience, asked, func(w *worker) chan struct{} { return w.startedCh }) {
+	if !within(answerWithin, asked, func(w *worker) chan struct{} { return w.startedCh }) {
 		return reply{Pending: true}
 	}
 	var r reply
@@ -162,8 +162,8 @@ func (s *site) launch(l Launch) reply {
 	return r
 }
 
-// enlist finds or makes the workers of a launch. The caller starts the new ones.
-func (s *site) enlist(l Launch) (asked, fresh []*worker) {
+// addWorkers finds or makes the workers of a launch. The caller starts the new ones.
+func (s *localNode) addWorkers(l Launch) (asked, fresh []*worker) {
 	starts := l.Workers
 	l.Workers = nil
 	s.mu.Lock()
@@ -173,12 +173,12 @@ func (s *site) enlist(l Launch) (asked, fresh []*worker) {
 		w := s.workers[start.ID]
 		switch {
 		case w != nil:
-		case closing || s.tombs[start.ID] || s.over[grant{l.Reservation, l.Token}]:
+		case closing || s.tombstones[start.ID] || s.endedGrants[grant{l.Reservation, l.Token}]:
 			w = newWorker(s, l, start, s.agent.identity)
 			switch {
 			case closing:
 				w.refuse(errClosing)
-			case !s.tombs[start.ID]:
+			case !s.tombstones[start.ID]:
 				w.refuse(bus.Errorf(bus.CodeFenced, "worker %s: reservation %s with token %d has ended", start.ID, l.Reservation, l.Token))
 			default:
 				w.refuse(bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", start.ID))
@@ -195,7 +195,7 @@ func (s *site) enlist(l Launch) (asked, fresh []*worker) {
 }
 
 // startAll starts the workers of one launch one after the other.
-func (s *site) begins(fresh []*worker) {
+func (s *localNode) startAll(fresh []*worker) {
 	for _, w := range fresh {
 		if err := s.claim(w); err != nil {
 			w.refuse(err)
@@ -206,7 +206,7 @@ func (s *site) begins(fresh []*worker) {
 }
 
 // claim checks that the worker may use its devices, and kills workers whose grant was superseded.
-func (s *site) claim(w *worker) error {
+func (s *localNode) claim(w *worker) error {
 	if len(w.Devices) == 0 {
 		return nil
 	}
@@ -222,25 +222,25 @@ func (s *site) claim(w *worker) error {
 		s.agent.cfg.Logger.Warn("nodes: killing a worker whose device was granted again", "worker", old.ID.String(), "now", w.ID.String())
 		old.stop(0, fmt.Sprintf("its device was granted to %s", w.ID))
 	}
-	if !within(sweepMost+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
+	if !within(survivorTimeout+termGrace, ended, func(w *worker) chan struct{} { return w.goneCh }) {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: earlier workers on its devices survive SIGKILL", w.ID)
 	}
 	return nil
 }
 
-func (s *site) admit(w *worker, c claim) (ended []*worker, err error) {
+func (s *localNode) admit(w *worker, c claim) (ended []*worker, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var running []use
+	var running []deviceUse
 	for _, other := range s.order {
 		if other != w && other.running() && other.claim.Reservation != "" {
 			for _, uuid := range other.Devices {
-				running = append(running, use{other.ID, uuid, other.claim})
+				running = append(running, deviceUse{other.ID, uuid, other.claim})
 			}
 		}
 	}
 	for _, uuid := range w.Devices {
-		stale, err := s.fence.admit(uuid, c, running)
+		stale, err := s.claims.admit(uuid, c, running)
 		if err != nil {
 			return nil, err
 		}
@@ -252,36 +252,38 @@ func (s *site) admit(w *worker, c claim) (ended []*worker, err error) {
 	}
 	changed := false
 	for _, uuid := range w.Devices {
-		changed = s.fence.note(uuid, c) || changed
+		changed = s.claims.add(uuid, c) || changed
 	}
 	w.claim = c
 	if changed {
-		err = s.writeFence()
+		err = s.writeClaims()
 	}
 	return ended, err
 }
 
-func (s *site) fencePath() string { return filepath.Join(s.agent.cfg.Dir, "fence-"+s.name+".json") }
+func (s *localNode) claimsPath() string {
+	return filepath.Join(s.agent.cfg.Dir, "fence-"+s.name+".json")
+}
 
-func (s *site) readFence() error {
-	data, err := os.ReadFile(s.fencePath())
+func (s *localNode) readClaims() error {
+	data, err := os.ReadFile(s.claimsPath())
 	if os.IsNotExist(err) {
 		return nil
 	}
 	if err == nil {
-		err = json.Unmarshal(data, &s.fence)
+		err = json.Unmarshal(data, &s.claims)
 	}
 	if err != nil {
-		return bus.Errorf(bus.CodeInvalid, "read the fencing tokens of node %s: %w; remove %s only when no process of an earlier agent runs", s.name, err, s.fencePath())
+		return bus.Errorf(bus.CodeInvalid, "read the fencing tokens of node %s: %w; remove %s only when no process of an earlier agent runs", s.name, err, s.claimsPath())
 	}
 	return nil
 }
 
-// writeFence is called with mu held: a claim takes effect after it is written.
-func (s *site) writeFence() error {
-	data, err := json.Marshal(s.fence)
+// writeClaims is called with mu held: a claim takes effect after it is written.
+func (s *localNode) writeClaims() error {
+	data, err := json.Marshal(s.claims)
 	if err == nil {
-		err = WritePrivate(s.fencePath(), data)
+		err = WritePrivate(s.claimsPath(), data)
 	}
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "node %s: write the fencing tokens: %w", s.name, err)
@@ -291,7 +293,7 @@ func (s *site) writeFence() error {
 
 // deviceVariables is the environment of a worker with these devices. The devices are read once, and again for an
 // unknown one.
-func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string, error) {
+func (s *localNode) deviceVariables(uuids []string, form gpu.Form) (map[string]string, error) {
 	s.mu.Lock()
 	known := s.known
 	s.mu.Unlock()
@@ -299,7 +301,7 @@ func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string
 	if err == nil {
 		return env, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
 	defer cancel()
 	if known, err = s.devices.Devices(ctx); err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "read the devices: %w", err)
@@ -311,16 +313,16 @@ func (s *site) deviceVariables(uuids []string, form gpu.Form) (map[string]string
 }
 
 // stop stops workers and answers when they are gone. Unknown workers get a tombstone.
-func (s *site) stop(ask stopAsk) reply {
-	known, unknown := s.bury(ask.IDs)
+func (s *localNode) stop(ask stopRequest) reply {
+	known, unknown := s.findOrBury(ask.IDs)
 	for _, w := range known {
 		w.stop(ask.Grace, ask.Why)
 	}
-	if !within(patience, known, func(w *worker) chan struct{} { return w.goneCh }) {
+	if !within(answerWithin, known, func(w *worker) chan struct{} { return w.goneCh }) {
 		return reply{Pending: true}
 	}
 	if slices.ContainsFunc(known, func(w *worker) bool { return w.launch.Reservation != "" }) {
-		s.told.wait(s.ranCh, tellWait) // so that the devices, once released, can be granted at once
+		s.reported.wait(s.runningCh, reportWait) // so that the devices, once released, can be granted at once
 	}
 	for _, w := range known {
 		s.agent.workerGone(w) // the worker may have exited by itself; ports are released before the answer
@@ -342,7 +344,7 @@ func (s *site) stop(ask stopAsk) reply {
 }
 
 // findOrBury returns the known workers, and leaves a tombstone for unknown ones.
-func (s *site) bury(ids []WorkerID) (known []*worker, unknown map[WorkerID]bool) {
+func (s *localNode) findOrBury(ids []WorkerID) (known []*worker, unknown map[WorkerID]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	unknown = map[WorkerID]bool{}
@@ -352,41 +354,41 @@ func (s *site) bury(ids []WorkerID) (known []*worker, unknown map[WorkerID]bool)
 			continue
 		}
 		unknown[id] = true
-		s.tomb(id)
+		s.addTombstone(id)
 	}
 	return known, unknown
 }
 
-// tomb adds a tombstone. It is called with mu held.
-func (s *site) tomb(id WorkerID) {
-	if s.tombs[id] {
+// addTombstone adds a tombstone. It is called with mu held.
+func (s *localNode) addTombstone(id WorkerID) {
+	if s.tombstones[id] {
 		return
 	}
-	s.tombs[id] = true
-	s.tombed = append(s.tombed, id)
-	for len(s.tombed) > tombsMost {
-		delete(s.tombs, s.tombed[0])
-		s.tombed = s.tombed[1:]
+	s.tombstones[id] = true
+	s.tombstoneOrder = append(s.tombstoneOrder, id)
+	for len(s.tombstoneOrder) > tombstonesMost {
+		delete(s.tombstones, s.tombstoneOrder[0])
+		s.tombstoneOrder = s.tombstoneOrder[1:]
 	}
 }
 
 // flush stores what the role's workers have printed so far.
-func (s *site) flush(role bus.Address) reply {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func (s *localNode) flush(role bus.Address) reply {
+	ctx, cancel := context.WithTimeout(context.Background(), answerWithin)
 	defer cancel()
 	for _, w := range s.all() {
 		if w.ID.Address() == role && w.flush(ctx) != nil {
 			return reply{Pending: true}
 		}
 	}
-	stored, err := s.agent.shipper.flush(ctx, role)
+	stored, err := s.agent.uploader.flush(ctx, role)
 	if err != nil {
 		return reply{Pending: true}
 	}
 	return reply{Stored: stored}
 }
 
-func (s *site) workersReply(req request) reply {
+func (s *localNode) workersReply(req request) reply {
 	var r reply
 	for _, w := range s.all() {
 		if req.Role != nil && *req.Role != w.ID.Address() || req.Running && !w.running() {
@@ -397,13 +399,13 @@ func (s *site) workersReply(req request) reply {
 	return r
 }
 
-func (s *site) all() []*worker {
+func (s *localNode) all() []*worker {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.order)
 }
 
-func (s *site) awaits(pid int) bool {
+func (s *localNode) awaits(pid int) bool {
 	return slices.ContainsFunc(s.all(), func(w *worker) bool {
 		select {
 		case <-w.startedCh:
@@ -415,15 +417,15 @@ func (s *site) awaits(pid int) bool {
 }
 
 // hosts reports whether a worker of the role may be running here.
-func (s *site) plays(role bus.Address) bool {
+func (s *localNode) hosts(role bus.Address) bool {
 	return slices.ContainsFunc(s.all(), func(w *worker) bool { return w.ID.Address() == role && w.running() })
 }
 
 // maintain repeats exits, and forgets old workers.
-func (s *site) keepHouse(now time.Time) {
+func (s *localNode) maintain(now time.Time) {
 	s.mu.Lock()
 	var tell []Exit
-	excess := len(s.order) - endedMost
+	excess := len(s.order) - exitsMost
 	s.order = slices.DeleteFunc(s.order, func(w *worker) bool {
 		if w.running() {
 			return false
@@ -437,12 +439,12 @@ func (s *site) keepHouse(now time.Time) {
 		}
 		excess--
 		delete(s.workers, w.ID)
-		s.tomb(w.ID) // a late request must not start it again
+		s.addTombstone(w.ID) // a late request must not start it again
 		return true
 	})
 	s.mu.Unlock()
 	for _, e := range tell {
-		s.agent.tell(e)
+		s.agent.publishExit(e)
 	}
 }
 
@@ -453,19 +455,19 @@ func (w *worker) review(now time.Time) (tell *Exit, old bool) {
 	at := w.since
 	if w.exit != nil {
 		at = w.exit.At
-		if !w.told && now.After(w.tellAt) {
-			w.telling = min(2*w.telling, tellMost)
-			w.tellAt, tell = now.Add(w.telling), w.exit
+		if !w.confirmed && now.After(w.publishAgainAt) {
+			w.publishAgainIn = min(2*w.publishAgainIn, publishAgainMost)
+			w.publishAgainAt, tell = now.Add(w.publishAgainIn), w.exit
 		}
 	}
-	return tell, now.Sub(at) > keepEnded
+	return tell, now.Sub(at) > rememberExits
 }
 
 // repeatExits publishes all unconfirmed exits again at once, after an outage.
-func (s *site) tellSoon() {
+func (s *localNode) repeatExits() {
 	for _, w := range s.all() {
 		w.mu.Lock()
-		w.tellAt, w.telling = time.Time{}, time.Second
+		w.publishAgainAt, w.publishAgainIn = time.Time{}, time.Second
 		w.mu.Unlock()
 	}
 }

@@ -20,28 +20,28 @@ const (
 	opRest    = "rest" // the next part of a long answer
 )
 
-// patience is how long an agent works on a request before it answers Pending.
-const patience = time.Second
+// answerWithin is how long an agent works on a request before it answers Pending.
+const answerWithin = time.Second
 
 type request struct {
-	Op     string       `msgpack:"op"`
-	Node   string       `msgpack:"node"`
-	Launch *Launch      `msgpack:"launch,omitempty"`
-	Stop   *stopAsk     `msgpack:"stop,omitempty"`
-	Ports  *portsAsk    `msgpack:"ports,omitempty"`
-	Role   *bus.Address `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
+	Op     string        `msgpack:"op"`
+	Node   string        `msgpack:"node"`
+	Launch *Launch       `msgpack:"launch,omitempty"`
+	Stop   *stopRequest  `msgpack:"stop,omitempty"`
+	Ports  *portsRequest `msgpack:"ports,omitempty"`
+	Role   *bus.Address  `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
 	// Running lists running workers only. Older agents ignore it and list all.
-	Running bool       `msgpack:"running,omitempty"`
-	Parcel  *parcelAsk `msgpack:"parcel,omitempty"`
+	Running bool          `msgpack:"running,omitempty"`
+	Chunk   *chunkRequest `msgpack:"parcel,omitempty"`
 }
 
-type stopAsk struct {
+type stopRequest struct {
 	IDs   []WorkerID    `msgpack:"ids"`
 	Grace time.Duration `msgpack:"grace"`
 	Why   string        `msgpack:"why,omitempty"` // empty: on request of the driver
 }
 
-type portsAsk struct {
+type portsRequest struct {
 	Holder WorkerID `msgpack:"holder"`
 	N      int      `msgpack:"n"`
 }
@@ -55,7 +55,7 @@ type reply struct {
 	Host    string     `msgpack:"host,omitempty"`
 	Ports   []int      `msgpack:"ports,omitempty"`
 	Stored  uint64     `msgpack:"stored,omitempty"` // stream sequence of the stored output
-	Parcel  *parcel    `msgpack:"parcel,omitempty"` // this is a part of the answer
+	Chunk   *chunk     `msgpack:"parcel,omitempty"` // this is a part of the answer
 }
 
 func failed(err error) reply { return reply{Err: bus.AsError(err)} }

@@ -28,10 +28,10 @@ type HeadFile struct {
 	PID         int    `json:"pid"`
 }
 
-// Find returns the configuration that connects to the head: TROUPE_URL with TROUPE_TOKEN, TROUPE_TOKEN_FILE or
+// FindHead returns the configuration that connects to the head: TROUPE_URL with TROUPE_TOKEN, TROUPE_TOKEN_FILE or
 // TROUPE_CREDS and TROUPE_FINGERPRINT, as an agent and `troupe launch` set them, or the head that this user runs on
 // this machine. env is usually os.Getenv.
-func Find(env func(string) string) (bus.Config, error) {
+func FindHead(env func(string) string) (bus.Config, error) {
 	cfg := bus.Config{Token: env("TROUPE_TOKEN"), CredsFile: env("TROUPE_CREDS"), TLS: bus.TLSConfig{Fingerprint: env("TROUPE_FINGERPRINT")}}
 	if cfg.Token == "" && cfg.CredsFile == "" {
 		cfg.TokenFile = env("TROUPE_TOKEN_FILE")

@@ -11,9 +11,9 @@ import (
 // worker.
 const AssignmentEnv = "TROUPE_ASSIGNMENT"
 
-// Assigned is the content of an assignment file: how the worker connects to the bus, and the assignment made by its
+// AssignmentFile is the content of an assignment file: how the worker connects to the bus, and the assignment made by its
 // driver.
-type Assigned struct {
+type AssignmentFile struct {
 	Node        string   `json:"node"`
 	Name        string   `json:"name"` // of the worker, for display
 	URLs        []string `json:"urls"`
@@ -25,16 +25,16 @@ type Assigned struct {
 }
 
 // BusConfig is the configuration of the worker's connection.
-func (a Assigned) BusConfig() bus.Config {
+func (a AssignmentFile) BusConfig() bus.Config {
 	return bus.Config{
 		Name: a.Name, URLs: a.URLs, TokenFile: a.TokenFile, CredsFile: a.CredsFile,
 		TLS: bus.TLSConfig{CAFile: a.CAFile, Fingerprint: a.Fingerprint},
 	}
 }
 
-// ReadAssigned reads an assignment file. A worker program calls it with the value of AssignmentEnv.
-func ReadAssigned(path string) (Assigned, error) {
-	var a Assigned
+// ReadAssignmentFile reads an assignment file. A worker program calls it with the value of AssignmentEnv.
+func ReadAssignmentFile(path string) (AssignmentFile, error) {
+	var a AssignmentFile
 	data, err := os.ReadFile(path)
 	if err == nil {
 		err = json.Unmarshal(data, &a)
