@@ -163,7 +163,7 @@ func TestWorkerRunsAndEnds(t *testing.T) {
 	require.Equal(t, 3, status[0].Exit.Code)
 }
 
-func TestKilledWorkerIsToldAtOnce(t *testing.T) {
+func TestKillIsPublishedAtOnce(t *testing.T) {
 	s := startAgent(t)
 	started := s.launch(sh(`echo here; exec sleep 1000`, 0))
 	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
@@ -175,7 +175,7 @@ func TestKilledWorkerIsToldAtOnce(t *testing.T) {
 }
 
 // Harm forbidden: a driver that missed the message of an exit never learns of it.
-func TestExitIsToldAgain(t *testing.T) {
+func TestExitIsPublishedAgain(t *testing.T) {
 	s := startAgent(t)
 	s.launch(sh(`exit 1`, 0))
 	s.exit()
@@ -219,7 +219,7 @@ func TestStop(t *testing.T) {
 }
 
 // Harm forbidden: a process of the tree outlives the worker, or delays the publication of its exit.
-func TestGrandchildren(t *testing.T) {
+func TestProcessTreeIsKilled(t *testing.T) {
 	s := startAgent(t)
 	s.launch(sh(`setsid sh -c 'trap "" INT TERM HUP; while :; do sleep 0.1; done' & sleep 1000 & (setsid sleep 1001 &) ; echo started; exit 5`, 0))
 	e := s.exit()

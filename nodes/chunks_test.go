@@ -9,7 +9,7 @@ import (
 )
 
 // Harm forbidden: answers that were sent fill the agent's memory for answers.
-func TestFetchedAnswerIsDropped(t *testing.T) {
+func TestSentAnswersExpire(t *testing.T) {
 	var p chunkStore
 	now := time.Now()
 	const part = 1 << 20

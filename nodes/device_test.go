@@ -70,7 +70,7 @@ func TestStaleTokenIsRefused(t *testing.T) {
 	s.launch(on(sh("sleep 1000", 8), "r3", 7, device("0")))
 }
 
-func TestParts(t *testing.T) {
+func TestSharesOfADevice(t *testing.T) {
 	s := startAgent(t)
 	half := func(rank int, reservation string, token uint64, share int) nodes.Launch {
 		l := on(sh("sleep 1000", rank), reservation, token, device("0"))
@@ -105,7 +105,7 @@ func TestEnvironmentIsAsGiven(t *testing.T) {
 }
 
 // Orphan processes of a killed agent are killed by the next agent of its folder, before it starts.
-func TestLeftoversOfAnEarlierAgent(t *testing.T) {
+func TestOrphansOfAnEarlierAgent(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	s := startAgentIn(t, b, dir)
 	s.stop()
@@ -128,7 +128,7 @@ func TestOneAgentForAFolder(t *testing.T) {
 }
 
 // Harm forbidden: after an agent was killed its node is unusable until a lease has expired.
-func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
+func TestNextAgentInheritsTheLease(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	startAgentIn(t, b, dir).stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))

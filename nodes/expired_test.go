@@ -13,7 +13,7 @@ import (
 )
 
 // An agent whose credentials have expired ends with an error that says so.
-func TestAgentIsShutOut(t *testing.T) {
+func TestExpiredCredentials(t *testing.T) {
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{
 		URLs: []string{op.URL()}, CredsFile: op.Creds(bustest.Grant{Expires: time.Now().Add(2 * time.Second)}), OutageLimit: 500 * time.Millisecond,

@@ -15,7 +15,7 @@ import (
 )
 
 // Harm forbidden: a worker is started twice, or never, because a message was lost, duplicated, delayed or reordered.
-func TestBadLineToTheAgent(t *testing.T) {
+func TestUnreliableNetwork(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	startAgentIn(t, bustest.Open(t, bus.Config{InProcess: srv}), t.TempDir())
 	line := bustest.NewFaults(srv)
@@ -72,7 +72,7 @@ func TestOutageDuringAStop(t *testing.T) {
 }
 
 // An exit during an outage is published as soon as the server is back.
-func TestExitInAnOutage(t *testing.T) {
+func TestExitDuringAnOutage(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	s := startAgentIn(t, b, t.TempDir())

@@ -19,7 +19,7 @@ type reportProgress struct {
 	mu     sync.Mutex // guards what follows
 	asked  uint64     // calls of wait
 	read   uint64     // of those, the calls before the reading in progress
-	told   uint64     // of those, the calls before the last published reading
+	published   uint64     // of those, the calls before the last published reading
 	doneCh chan struct{}
 }
 
@@ -34,7 +34,7 @@ func (t *reportProgress) begin() {
 func (t *reportProgress) done() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.told = t.read; t.doneCh != nil {
+	if t.published = t.read; t.doneCh != nil {
 		close(t.doneCh)
 		t.doneCh = nil
 	}
@@ -51,7 +51,7 @@ func (t *reportProgress) wait(wakeCh chan struct{}, most time.Duration) {
 	wake(wakeCh)
 	for {
 		t.mu.Lock()
-		if t.told >= mine {
+		if t.published >= mine {
 			t.mu.Unlock()
 			return
 		}

@@ -13,7 +13,7 @@ import (
 
 // Harm forbidden: reports omit the grants under which workers run, or a stop is answered while the node still reports
 // the stopped workers.
-func TestReportsSayWhatRuns(t *testing.T) {
+func TestReportsOfRunningGrants(t *testing.T) {
 	s := startAgent(t)
 	ch := beats(t, s.bus)
 	devices := []string{"GPU-sim-0-0", "GPU-sim-0-1"}

@@ -13,7 +13,7 @@ import (
 
 // A named URL has precedence; the head file of this machine supplies its credentials, also for a URL that names the
 // same head.
-func TestFind(t *testing.T) {
+func TestFindHead(t *testing.T) {
 	home := t.TempDir()
 	env := map[string]string{"XDG_STATE_HOME": home}
 	get := func(name string) string { return env[name] }

@@ -91,7 +91,7 @@ func TestPruneLogs(t *testing.T) {
 	require.Equal(t, []string{filepath.Dir(busy), filepath.Join(dir, "ns", "3")}, left, "the oldest idle files are removed, with their folders")
 }
 
-func TestFold(t *testing.T) {
+func TestLineMerger(t *testing.T) {
 	var f LineMerger
 	at := time.Unix(0, 0)
 	say := func(rank int, text string) []string {

@@ -424,7 +424,7 @@ func (s *localNode) hosts(role bus.Address) bool {
 // maintain repeats exits, and forgets old workers.
 func (s *localNode) maintain(now time.Time) {
 	s.mu.Lock()
-	var tell []Exit
+	var again []Exit
 	excess := len(s.order) - exitsMost
 	s.order = slices.DeleteFunc(s.order, func(w *worker) bool {
 		if w.running() {
@@ -432,7 +432,7 @@ func (s *localNode) maintain(now time.Time) {
 		}
 		exit, old := w.review(now)
 		if exit != nil {
-			tell = append(tell, *exit)
+			again = append(again, *exit)
 		}
 		if !old && excess <= 0 {
 			return false
@@ -443,13 +443,13 @@ func (s *localNode) maintain(now time.Time) {
 		return true
 	})
 	s.mu.Unlock()
-	for _, e := range tell {
+	for _, e := range again {
 		s.agent.publishExit(e)
 	}
 }
 
 // review returns the exit if it must be published again, and whether the worker may be forgotten.
-func (w *worker) review(now time.Time) (tell *Exit, old bool) {
+func (w *worker) review(now time.Time) (again *Exit, old bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	at := w.since
@@ -457,10 +457,10 @@ func (w *worker) review(now time.Time) (tell *Exit, old bool) {
 		at = w.exit.At
 		if !w.confirmed && now.After(w.publishAgainAt) {
 			w.publishAgainIn = min(2*w.publishAgainIn, publishAgainMost)
-			w.publishAgainAt, tell = now.Add(w.publishAgainIn), w.exit
+			w.publishAgainAt, again = now.Add(w.publishAgainIn), w.exit
 		}
 	}
-	return tell, now.Sub(at) > rememberExits
+	return again, now.Sub(at) > rememberExits
 }
 
 // repeatExits publishes all unconfirmed exits again at once, after an outage.

@@ -30,7 +30,7 @@ type logFile struct {
 	lost    int    // lines that could not be written and are not yet mentioned in the file
 	torn    bool   // the last write was partial
 	retryAt time.Time
-	told    bool
+	reported    bool
 }
 
 // logPath is the path of a worker's log file.
@@ -55,7 +55,7 @@ func (f *logFile) flush() {
 		f.lost += f.lines
 		f.fail(err)
 	} else {
-		f.lost, f.told = 0, false
+		f.lost, f.reported = 0, false
 	}
 	f.buf, f.lines = f.buf[:0], 0
 	if f.size > f.most {
@@ -106,8 +106,8 @@ func (f *logFile) fail(err error) {
 		f.retryAt = time.Now().Add(logRetry)
 	}
 	f.close()
-	if !f.told && f.failedFunc != nil {
-		f.told = true
+	if !f.reported && f.failedFunc != nil {
+		f.reported = true
 		f.failedFunc(err)
 	}
 }

@@ -39,7 +39,7 @@ func TestOutOfMemory(t *testing.T) {
 }
 
 // Harm forbidden: a process that has left its process group, its session and its environment outlives the worker.
-func TestCgroupHoldsTheTree(t *testing.T) {
+func TestCgroupContainsTheTree(t *testing.T) {
 	s := startAgent(t)
 	status := s.launch(sh(`setsid env -i sleep 1001 & echo up; exec sleep 1000`, 0))
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", status[0].PID))

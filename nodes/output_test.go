@@ -104,11 +104,11 @@ func sortedByStream(lines []string) (out []string) {
 // Flush returns while the worker goes on printing.
 func TestFlushWhileTheWorkerPrints(t *testing.T) {
 	s := startAgent(t)
-	var told atomic.Int64
+	var followed atomic.Int64
 	f, err := s.client.Follow(role, func(l nodes.Line) {
 		n, err := strconv.ParseInt(l.Text, 10, 64)
 		if err == nil {
-			told.Store(n)
+			followed.Store(n)
 		}
 	})
 	require.NoError(t, err)
@@ -123,7 +123,7 @@ func TestFlushWhileTheWorkerPrints(t *testing.T) {
 			return printed > 0
 		}, 10*time.Second, time.Millisecond)
 		require.NoError(t, f.Flush(t.Context(), "host"))
-		require.GreaterOrEqual(t, told.Load(), printed)
+		require.GreaterOrEqual(t, followed.Load(), printed)
 	}
 	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)

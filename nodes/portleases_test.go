@@ -10,7 +10,7 @@ import (
 )
 
 // Harm forbidden: a port stays leased for a role whose driver never stopped it.
-func TestForgottenPortsAreReturned(t *testing.T) {
+func TestIdlePortsExpire(t *testing.T) {
 	var l portLeases
 	defer l.releaseAll()
 	id := WorkerID{Namespace: "run", Role: "role", Incarnation: "one"}

@@ -49,8 +49,8 @@ func (r *Reporter) Run(ctx context.Context) error {
 	}
 	run := &reporterRun{Config: r.cfg, session: r.session, kv: bucket, requestCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
 	run.stamp.Store(gpu.NotAsked)
-	for _, whom := range []string{r.cfg.Name, ""} {
-		sub, err := r.cfg.Bus.Subscribe(bus.NodeAsk(whom), func(m *bus.Msg) { run.requested(m.Data) })
+	for _, name := range []string{r.cfg.Name, ""} {
+		sub, err := r.cfg.Bus.Subscribe(bus.NodeAsk(name), func(m *bus.Msg) { run.requested(m.Data) })
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "node %s: %w", r.cfg.Name, err)
 		}

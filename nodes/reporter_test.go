@@ -137,12 +137,12 @@ func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	driver := broken{gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], make(chan struct{})}
 	report(t, b, driver, nil)
 	close(driver.fails)
-	told := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Devices[0].Unfit()) > 0 })
-	require.Contains(t, told.Report.Devices[0].Unfit()[0], "it hangs")
+	unfit := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Devices[0].Unfit()) > 0 })
+	require.Contains(t, unfit.Report.Devices[0].Unfit()[0], "it hangs")
 }
 
 // Harm forbidden: two agents register one name.
-func TestNameIsHeldOnce(t *testing.T) {
+func TestNameIsUnique(t *testing.T) {
 	b := bustest.Open(t)
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0]
 	stop := report(t, b, sim, nil)
@@ -172,7 +172,7 @@ func TestBadConfig(t *testing.T) {
 }
 
 // A restarted server has lost the leases: the reporter acquires its lease again long before the renewal.
-func TestReporterComesBackAtOnce(t *testing.T) {
+func TestLeaseAfterServerRestart(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)

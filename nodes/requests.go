@@ -9,7 +9,7 @@ import (
 
 // Operations of requests on NodeDo. Requests and answers are msgpack maps, and every request may be repeated. An answer
 // that takes longer than patience comes as Pending, and the client repeats the request: so that neither side waits long
-// for a lost message. Messages that are too long are split, see parcel.go.
+// for a lost message. Messages that are too long are split, see chunks.go.
 const (
 	opLaunch  = "launch"
 	opStop    = "stop"

@@ -56,7 +56,7 @@ func TestFoldersThatCannotBeShipped(t *testing.T) {
 }
 
 // Harm forbidden: a crafted archive writes outside its folder.
-func TestHostileFolder(t *testing.T) {
+func TestCraftedArchive(t *testing.T) {
 	for _, headers := range [][]tar.Header{
 		{{Name: "../out", Typeflag: tar.TypeReg}},
 		{{Name: "/out", Typeflag: tar.TypeReg}},
