@@ -9,9 +9,9 @@ import (
 	"troupe/placement"
 )
 
-// ConfirmReservations tells the placement service which of the reservations that it does not believe its ledger about are still
-// held: by a role whose driver lives or that is detached, or by a living driver itself. Without it those that run no worker
-// are dropped. A head calls it every few seconds; where nothing is in doubt it asks one question.
+// ConfirmReservations tells the placement service which of its unconfirmed reservations are in use: by a role whose
+// driver lives or that is detached, or by a live driver itself. The service drops the others unless workers run on
+// them. A head calls it every few seconds; without unconfirmed reservations it costs one request.
 func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
@@ -47,7 +47,7 @@ func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 	return err
 }
 
-// stands reports whether a role or a driver of the namespace still holds a reservation.
+// stands reports whether a role or a driver of the namespace uses a reservation.
 func (g registry) stands(ctx context.Context, id string) (bool, error) {
 	all, err := g.list(ctx)
 	for _, rec := range all {

@@ -19,14 +19,14 @@ import (
 )
 
 const (
-	killGrace   = 2 * time.Second         // for a process that was told to end, before it is made to
-	agentThere  = 1500 * time.Millisecond // for an agent to show that it is there
-	agentAnswer = 5 * time.Second         // what an agent may take to see its processes end, beyond the grace
-	lookEvery   = 3 * time.Second         // for the agents of workers that are not ready yet
-	releaseActs = 5 * time.Second         // and the placement service to take a reservation back
+	killGrace   = 2 * time.Second         // between SIGINT and SIGTERM
+	agentThere  = 1500 * time.Millisecond // timeout of probing an agent
+	agentAnswer = 5 * time.Second         // how long an agent may take to see its processes exit, beyond the grace
+	lookEvery   = 3 * time.Second         // interval of probing the agents of workers that are not ready
+	releaseActs = 5 * time.Second         // timeout of releasing a reservation
 )
 
-// services are what a runtime asks when workers are processes on nodes. They are made when they are first needed.
+// services are the clients of agents and placement, made on first use.
 type services struct {
 	mu        sync.Mutex
 	agents    *nodes.Client
@@ -55,7 +55,7 @@ func (rt *Runtime) placement() (*placement.Client, error) {
 	return rt.services.placement, nil
 }
 
-// used reports whether something may be held.
+// used reports whether reservations may exist.
 func (s *services) used() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +70,8 @@ func (s *services) close() {
 	}
 }
 
-// startProcesses takes a role from its name to processes that are ready: reservation, seats, a port for rank 0, launch.
-// Each step is in the registry before the next, so that whoever has to take the role down finds all of it.
+// startProcesses starts a role's worker processes: reservation, placements, a port for rank 0, launch. Each step is in
+// the registry before the next, so that any process can destroy all of it.
 func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 	if err := c.reserve(ctx); err != nil {
 		return err
@@ -96,7 +96,7 @@ func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 	return c.awaitReady(ctx, all)
 }
 
-// reserve holds what the workers need.
+// reserve reserves what the workers need.
 func (c *Cluster) reserve(ctx context.Context) error {
 	client, err := c.rt.placement()
 	if err != nil {
@@ -139,7 +139,7 @@ func (c *Cluster) reserveAs(ctx context.Context, client *placement.Client, reque
 	return got, nil
 }
 
-// reservationOf is the reservation of another role, to be laid over.
+// reservationOf is the reservation of another role, whose devices are shared.
 func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error) {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
@@ -147,29 +147,29 @@ func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error
 	}
 	rec, err := reg.get(ctx, role)
 	if err == nil && len(rec.Held) == 0 {
-		err = bus.Errorf(bus.CodeInvalid, "role %s runs in its driver's process and holds no devices", role)
+		err = bus.Errorf(bus.CodeInvalid, "role %s runs in its driver's process and has no devices", role)
 	}
 	if err != nil {
-		return "", bus.Errorf(bus.CodeOf(err), "role %s, which is to lie over %s: %w", c.Name(), role, err)
+		return "", bus.Errorf(bus.CodeOf(err), "role %s, which shares the devices of %s: %w", c.Name(), role, err)
 	}
 	return rec.Held[0].ID, nil
 }
 
-// meetAt finds an address for rank 0 that the others can reach, and a port that nobody else gets.
+// meetAt leases a port for rank 0 that the other ranks can reach.
 func (c *Cluster) meetAt(ctx context.Context) error {
 	rec := c.Record()
 	host, ports, err := c.rt.agents().Ports(ctx, rec.Seats[0].Node, rec.workerID(0), 1)
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "role %s: a port for rank 0: %w", c.Name(), err)
+		return bus.Errorf(bus.CodeOf(err), "role %s: lease a port for rank 0: %w", c.Name(), err)
 	}
 	return c.edit(ctx, func(r *Record) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
 }
 
-// makeProgram is what the processes are started with. A folder that is shipped is stored for a day; so it is shipped
-// again, which costs nothing while it is there, before workers are restarted.
+// makeProgram sets the program of the worker processes. Shipped folders are stored for a day; so a folder is shipped
+// again before a restart, which is cheap while it is stored.
 func (c *Cluster) makeProgram(ctx context.Context) error {
 	p := c.spec.Process
-	if p == nil { // it was not created here: what was shipped is at the head, or it is not
+	if p == nil { // created elsewhere
 		return nil
 	}
 	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible}
@@ -186,7 +186,7 @@ func (c *Cluster) makeProgram(ctx context.Context) error {
 	return nil
 }
 
-// launch starts the processes of some ranks, on all their nodes at once. The first that cannot be started is the error.
+// launch starts the processes of some ranks, on all nodes concurrently. It returns the first error.
 func (c *Cluster) launch(ctx context.Context, ranks []int, rec Record) error {
 	around := rec.surroundings()
 	order, groups := rec.berths(ranks)
@@ -217,7 +217,7 @@ func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Recor
 	for _, rank := range ranks {
 		assignment, err := wire.Marshal(recipe.assignment(rec, rank))
 		if err != nil {
-			return bus.Errorf(bus.CodeInternal, "role %s: the assignment of rank %d: %w", c.Name(), rank, err)
+			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
 			ID: rec.workerID(rank), Name: rec.Seats[rank].Name, Env: around.environment(rank, recipe.LateRendezvous),
@@ -246,8 +246,8 @@ func (r *recipe) assignment(rec Record, rank int) Assignment {
 	}
 }
 
-// awaitReady returns when the ranks have said that they are ready, or one is known not to become it. Its agent says when
-// a process ends; that the agent itself is still there is looked at now and then.
+// awaitReady returns when the ranks are ready, or one is known to have failed. Exits come from the agents; the agents
+// themselves are probed periodically.
 func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 	rec, begun := c.Record(), time.Now()
 	look := time.NewTicker(lookEvery)
@@ -280,7 +280,7 @@ func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 	}
 }
 
-// agentsThere makes sure that the agents of some ranks live and know them.
+// agentsThere checks that the agents of some ranks live and know their workers.
 func (c *Cluster) agentsThere(ctx context.Context, ranks []int, rec Record) error {
 	order, groups := rec.berths(ranks)
 	errs := make([]error, len(order))
@@ -298,20 +298,20 @@ func (c *Cluster) knownOn(ctx context.Context, node string, ranks []int, rec Rec
 	there, err := c.rt.agents().WorkersOf(asking, node, rec.Address())
 	if err != nil {
 		if ctx.Err() != nil {
-			return nil // the start is over, which its own error says
+			return nil // the start has its own error
 		}
-		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d cannot become ready: %w", c.Name(), ranks[0], err)
+		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d will not become ready: %w", c.Name(), ranks[0], err)
 	}
 	for _, rank := range ranks {
 		id := rec.workerID(rank)
 		if !slices.ContainsFunc(there, func(s nodes.Status) bool { return s.ID == id }) {
-			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d has ended with an earlier agent of node %s", c.Name(), rank, node)
+			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d exited with an earlier agent of node %s", c.Name(), rank, node)
 		}
 	}
 	return nil
 }
 
-// learn asks rank 0 what its class can do: the driver need not know a class that it does not host.
+// learn asks rank 0 for the methods of its class: the driver need not know a class that it does not host.
 func (c *Cluster) learn(ctx context.Context) error {
 	f, err := c.send(ctx, dispatch.Call{Method: actors.VerbInfo, Ranks: []int{0}, Control: true})
 	if err != nil {
@@ -319,7 +319,7 @@ func (c *Cluster) learn(ctx context.Context) error {
 	}
 	infos, err := dispatch.AwaitEach[actors.Info](ctx, f)
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "role %s: what rank 0 can do: %w", c.Name(), err)
+		return bus.Errorf(bus.CodeOf(err), "role %s: read the methods of rank 0: %w", c.Name(), err)
 	}
 	if err := checkMethods(infos[0].Class, infos[0].Methods); err != nil {
 		return err
@@ -343,16 +343,16 @@ func (c *Cluster) edit(ctx context.Context, change func(*Record)) error {
 	return nil
 }
 
-// stopProcesses ends the processes of some ranks: the workers are asked to stop in order, and then their agents see to it
-// that nothing is left, whether they could or not.
+// stopProcesses stops the processes of some ranks: the workers are asked to stop in order, and then their agents kill
+// what remains.
 func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Duration) error {
 	asking, cancel := context.WithTimeout(ctx, grace+time.Second)
-	_ = c.stopRemote(asking, c.reachable(ranks), grace) // whoever does not stop is made to
+	_ = c.stopRemote(asking, c.reachable(ranks), grace) // agents kill the others
 	cancel()
 	return c.endProcesses(ctx, ranks, c.Record())
 }
 
-// reachable leaves out the ranks that cannot hear: their driver knows that they have never been there.
+// reachable drops the ranks that are known never to have started.
 func (c *Cluster) reachable(ranks []int) []int {
 	if c.tie != created {
 		return ranks
@@ -361,8 +361,8 @@ func (c *Cluster) reachable(ranks []int) []int {
 	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return states[rank].State == "" })
 }
 
-// endProcesses returns when the agents have seen the processes end. The agent of a node that is lost cannot; its devices
-// are not granted before it has shown that they are free.
+// endProcesses returns when the agents have seen the processes exit. The agent of a lost node cannot; its devices are
+// not granted before it has shown that they are free.
 func (c *Cluster) endProcesses(ctx context.Context, ranks []int, rec Record) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentAnswer)
 	defer cancel()
@@ -382,7 +382,7 @@ func (c *Cluster) endOn(ctx context.Context, node string, ranks []int, rec Recor
 		ids[i] = rec.workerID(rank)
 	}
 	asking, cancel := context.WithTimeout(ctx, agentThere)
-	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an agent that is not there is not waited for
+	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
 	cancel()
 	if err == nil {
 		_, err = c.rt.agents().Stop(ctx, node, ids, killGrace)
@@ -390,15 +390,15 @@ func (c *Cluster) endOn(ctx context.Context, node string, ranks []int, rec Recor
 	if err == nil {
 		return nil
 	}
-	if left, _ := c.life.notOver(ranks); len(left) == 0 { // they are known to be lost, and that has been told
-		c.rt.log.Warn("roles: the agent of a node has not said that its workers ended", "role", c.Name(), "node", node, "error", err)
+	if left, _ := c.life.notOver(ranks); len(left) == 0 { // all of them are known to be lost
+		c.rt.log.Warn("roles: an agent has not confirmed the exit of its workers", "role", c.Name(), "node", node, "error", err)
 		return nil
 	}
-	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not said that its workers ended: %w", c.Name(), node, err)
+	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", c.Name(), node, err)
 }
 
-// giveBack releases what the role holds, also what it holds without knowing: a driver may have died between the grant
-// and its note in the registry.
+// giveBack releases the role's reservations, including one that was granted and not recorded because the driver died in
+// between.
 func (c *Cluster) giveBack(ctx context.Context) error {
 	rec := c.Record()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
@@ -416,7 +416,7 @@ func (c *Cluster) giveBack(ctx context.Context) error {
 	return release(ctx, client, held)
 }
 
-// release gives reservations back. One whose token is stale is no longer ours.
+// release releases reservations. A stale token is no error.
 func release(ctx context.Context, client *placement.Client, held []Held) error {
 	var errs []error
 	for _, h := range held {
@@ -427,7 +427,7 @@ func release(ctx context.Context, client *placement.Client, held []Held) error {
 	return errors.Join(errs...)
 }
 
-// heldUnder adds the reservations to held whose id is a role's, or begins with it.
+// heldUnder adds the reservations whose id belongs to the role.
 func heldUnder(ctx context.Context, client *placement.Client, id string, held []Held) ([]Held, error) {
 	list, err := client.List(ctx)
 	if err != nil {

@@ -3,7 +3,6 @@ package roles
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -12,29 +11,25 @@ import (
 	"troupe/placement"
 )
 
-const (
-	endPause  = 500 * time.Millisecond // before the agents of a failed role's workers are asked again, doubled up to
-	endPauses = 15 * time.Second       // this
-)
+// endBackoff paces requests to the agents of a failed role's workers.
+var endBackoff = bus.Backoff{First: 500 * time.Millisecond, Most: 15 * time.Second}
 
-// endFailed ends the processes of a role that has failed and gives back what they held. An agent that cannot be reached is
-// asked again, until it has seen its workers end or the placement service counts its node as lost. It goes on until this
-// runtime ends: the record stays, and with it the way for another process to finish.
+// endFailed kills the processes of a failed role and releases their reservations. It retries until every agent has seen
+// its workers exit or placement counts the node as lost, or this runtime ends: the record stays, so that another
+// process can finish.
 func (c *Cluster) endFailed() {
-	for pause := endPause; c.rt.ctx.Err() == nil; pause = min(2*pause, endPauses) {
+	for waits := endBackoff.Start(); c.rt.ctx.Err() == nil; {
 		done, err := c.endFailedOnce()
 		if done {
 			return
 		}
-		c.rt.log.Warn("roles: the workers of a failed role have not all ended; asking again", "role", c.Name(), "in", pause, "error", err)
-		select {
-		case <-c.rt.ctx.Done():
-		case <-time.After(pause/2 + rand.N(pause/2)):
-		}
+		pause := waits.Next()
+		c.rt.log.Warn("roles: some workers of a failed role may still run; retrying", "role", c.Name(), "in", pause, "error", err)
+		_ = bus.Sleep(c.rt.ctx, pause) // the loop checks the context
 	}
 }
 
-// endFailedOnce reports true when nothing of the role is left but its record, or somebody takes it down.
+// endFailedOnce reports whether only the record of the role is left, or another process destroys it.
 func (c *Cluster) endFailedOnce() (done bool, _ error) {
 	ctx, cancel := context.WithTimeout(c.rt.ctx, killGrace+agentAnswer+releaseActs+registryActs)
 	defer cancel()
@@ -65,7 +60,7 @@ func (c *Cluster) endFailedOnce() (done bool, _ error) {
 	return err == nil || errors.Is(err, bus.ErrNotFound), err
 }
 
-// workers are the processes of a role by node: those on its seats, and those that were replaced.
+// workers is the processes of a role by node: the current ones, and the replaced ones.
 func (r Record) workers() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
 	for rank, seat := range r.Seats {
@@ -77,7 +72,7 @@ func (r Record) workers() map[string][]nodes.WorkerID {
 	return out
 }
 
-// formers are the processes that were replaced, by node.
+// formers is the replaced processes, by node.
 func (r Record) formers() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
 	for _, f := range r.Former {
@@ -87,19 +82,19 @@ func (r Record) formers() map[string][]nodes.WorkerID {
 	return out
 }
 
-// endStrictly returns when every process of the role is known to have ended, or its node is lost.
+// endStrictly returns when every process of the role is known to have exited, or its node is lost.
 func (c *Cluster) endStrictly(ctx context.Context, rec Record) error {
 	return c.endWorkers(ctx, rec.workers())
 }
 
-// endFormer ends the processes that were replaced.
+// endFormer kills the replaced processes.
 func (c *Cluster) endFormer(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, killGrace+agentAnswer)
 	defer cancel()
 	return c.endWorkers(ctx, c.Record().formers())
 }
 
-// endWorkers asks the agents of all nodes at once. A node that does not answer is a failure, unless it is lost.
+// endWorkers kills processes on all nodes concurrently. A node that does not answer is an error, unless it is lost.
 func (c *Cluster) endWorkers(ctx context.Context, byNode map[string][]nodes.WorkerID) error {
 	var group sync.WaitGroup
 	var mu sync.Mutex
@@ -119,7 +114,7 @@ func (c *Cluster) endWorkers(ctx context.Context, byNode map[string][]nodes.Work
 
 func (c *Cluster) endThere(ctx context.Context, node string, ids []nodes.WorkerID) error {
 	asking, cancel := context.WithTimeout(ctx, agentThere)
-	_, err := c.rt.agents().Workers(asking, node) // an agent that is not there is not waited for
+	_, err := c.rt.agents().Workers(asking, node) // an absent agent is not waited for
 	cancel()
 	if err == nil {
 		_, err = c.rt.agents().Stop(ctx, node, ids, killGrace)
@@ -127,11 +122,11 @@ func (c *Cluster) endThere(ctx context.Context, node string, ids []nodes.WorkerI
 	if err == nil || c.nodeLost(ctx, node) {
 		return nil
 	}
-	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not said that its workers ended: %w", c.Name(), node, err)
+	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", c.Name(), node, err)
 }
 
-// nodeLost reports whether the placement service counts a node as lost: its devices are not granted again before it has
-// shown that they are free.
+// nodeLost reports whether placement counts a node as lost: its devices are not granted again before it has shown that
+// they are free.
 func (c *Cluster) nodeLost(ctx context.Context, node string) bool {
 	client, err := c.rt.placement()
 	if err != nil {

@@ -13,27 +13,27 @@ import (
 	"time"
 )
 
-// holder is the process behind a driver's lease, as the value of the lease says it.
+// holder is the process that holds a driver's lease, as the value of the lease describes it.
 type holder struct {
-	Name  string        `json:"name"`            // for people
-	Host  string        `json:"host,omitempty"`  // see thisHost; empty: not known
-	PID   int           `json:"pid,omitempty"`   // in the process namespace of Host
-	Start uint64        `json:"start,omitempty"` // of the process, in ticks since the host was started: with PID it is one process for ever
+	Name  string        `json:"name"`            // for display
+	Host  string        `json:"host,omitempty"`  // see thisHost; empty: unknown
+	PID   int           `json:"pid,omitempty"`   // in the pid namespace of Host
+	Start uint64        `json:"start,omitempty"` // start time of the process, in ticks since boot: together with PID it identifies the process
 	Lease time.Duration `json:"lease,omitempty"`
 }
 
-// leaseValue is what this driver writes into its lease.
+// leaseValue is the value of this driver's lease.
 func (rt *Runtime) leaseValue() []byte {
 	h := holder{Name: rt.cfg.Name, Host: thisHost(), PID: os.Getpid(), Lease: rt.cfg.Lease}
-	h.Start, _ = startedAt(h.PID) // zero is known to nobody
+	h.Start, _ = startedAt(h.PID) // zero: unknown
 	value, err := json.Marshal(h)
 	if err != nil {
-		return []byte(rt.cfg.Name) // a name that JSON does not take
+		return []byte(rt.cfg.Name) // a name that JSON cannot encode
 	}
 	return value
 }
 
-// readHolder reads a lease's value. An older driver's is its name alone.
+// readHolder reads the value of a lease. Older drivers write their name only.
 func readHolder(value []byte) holder {
 	var h holder
 	if json.Unmarshal(value, &h) != nil {
@@ -42,11 +42,11 @@ func readHolder(value []byte) holder {
 	return h
 }
 
-// here reports whether the process can be seen from this one.
+// here reports whether the process is visible from this one.
 func (h holder) here() bool { return h.Host != "" && h.Host == thisHost() && h.PID > 0 && h.Start > 0 }
 
-// dead reports whether it is certain that the process of a holder that is here has ended: its number is free, another
-// process has it, or it is a zombie. That /proc does not show it proves nothing: other users' processes may be hidden.
+// dead reports whether a visible process has certainly exited: its pid is free, was reused, or is a zombie. Its absence
+// in /proc proves nothing: processes of other users may be hidden.
 func (h holder) dead() bool {
 	if errors.Is(syscall.Kill(h.PID, 0), syscall.ESRCH) {
 		return true
@@ -55,10 +55,9 @@ func (h holder) dead() bool {
 	return errors.Is(err, errZombie) || err == nil && start != h.Start
 }
 
-var errZombie = errors.New("the process has ended and was not reaped")
+var errZombie = errors.New("the process is a zombie")
 
-// thisHost identifies what a process number means: the machine, its start, and the process namespace. It is empty where the
-// system does not say.
+// thisHost identifies the scope of a pid: the machine, its boot, and the pid namespace. Empty: unknown.
 var thisHost = sync.OnceValue(func() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -72,16 +71,16 @@ var thisHost = sync.OnceValue(func() string {
 	return strings.Join([]string{string(bytes.TrimSpace(machine)), string(bytes.TrimSpace(boot)), space}, "/")
 })
 
-// startedAt is when a process was started, in the kernel's ticks.
+// startedAt is the start time of a process, in ticks since boot.
 func startedAt(pid int) (uint64, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		return 0, err
 	}
-	_, rest, found := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ") // the name may hold anything
+	_, rest, found := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ") // the name may contain anything
 	fields := strings.Fields(rest)
 	if !found || len(fields) < 20 {
-		return 0, fmt.Errorf("/proc/%d/stat cannot be read", pid)
+		return 0, fmt.Errorf("/proc/%d/stat is malformed", pid)
 	}
 	if fields[0] == "Z" || fields[0] == "X" {
 		return 0, errZombie

@@ -10,13 +10,12 @@ import (
 )
 
 const (
-	sweepGrace = time.Second     // for the running calls of a role whose driver is gone
-	sweepAgain = 5 * time.Second // after a sweep that did not end well
+	sweepGrace = time.Second     // for running calls of a role whose driver is dead
+	sweepAgain = 5 * time.Second // before an incomplete pass is repeated
 )
 
-// janitor ends the owned roles of drivers whose lease has ended. Every driver in the namespace has one, and so has every
-// Local: whoever sees it does it, and doing it twice is harmless. The watch only wakes the loop; what is to be done is
-// read from the registry.
+// janitor destroys the owned roles of drivers whose lease has ended. Every driver and every Local of the namespace runs
+// it; doing it twice is harmless. The watch only wakes the loop; the registry says what to do.
 func (rt *Runtime) janitor() {
 	wakeCh := make(chan struct{}, 1)
 	rt.spawn(func() { rt.watchDrivers(wakeCh) })
@@ -35,15 +34,16 @@ func (rt *Runtime) janitor() {
 	}
 }
 
-// watchDrivers wakes the janitor when a lease has ended, and when one may have ended unseen.
+// watchDrivers wakes the loop when a lease has ended, and after each interruption of the watch.
 func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
-	for {
+	for waits := watchBackoff.Start(); rt.ctx.Err() == nil; {
 		var events <-chan kv.Event
 		reg, err := rt.registry(rt.ctx)
 		if err == nil {
 			events, err = reg.leases.Watch(rt.ctx, reg.key("driver"))
 		}
 		if err == nil {
+			waits.Reset()
 			for ev := range events {
 				if ev.Kind != kv.EventPut {
 					select {
@@ -53,18 +53,14 @@ func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
 				}
 			}
 		} else if rt.ctx.Err() == nil {
-			rt.log.Warn("roles: drivers cannot be watched; trying again", "error", err)
+			rt.log.Warn("roles: watching the leases of drivers failed; retrying", "error", err)
 		}
-		select {
-		case <-rt.ctx.Done():
-			return
-		case <-time.After(sweepAgain):
-		}
+		_ = waits.Wait(rt.ctx) // the loop checks the context
 	}
 }
 
-// sweep takes down every role whose driver is known to be gone, and returns after how long to look again: zero when
-// there is nothing to wait for.
+// sweep destroys every role whose driver is known to be dead, and returns the wait until the next pass; zero: none is
+// needed.
 func (rt *Runtime) sweep() time.Duration {
 	ctx, cancel := context.WithTimeout(rt.ctx, 3*lastActs)
 	defer cancel()
@@ -74,7 +70,7 @@ func (rt *Runtime) sweep() time.Duration {
 	}
 	all, err := reg.list(ctx)
 	if err != nil && rt.ctx.Err() == nil {
-		rt.log.Warn("roles: the registry cannot be read whole", "error", err)
+		rt.log.Warn("roles: reading a part of the registry failed", "error", err)
 	}
 	alive := map[string]bool{}
 	var group sync.WaitGroup
@@ -104,14 +100,14 @@ func (rt *Runtime) sweep() time.Duration {
 				left = min(left, rt.reach.missing(rec.Lease))
 			}
 			if left > 0 {
-				look(left) // its end may be proved meanwhile
+				look(left) // the death may be proved meanwhile
 				continue
 			}
 		}
 		group.Go(bus.Guard(func() {
-			rt.log.Warn("roles: the driver is gone; its role ends", "role", rec.Name, "driver", rec.By)
+			rt.log.Warn("roles: the driver is dead; destroying its role", "role", rec.Name, "driver", rec.By)
 			if err := rt.sweepRole(ctx, rec); err != nil && ctx.Err() == nil {
-				rt.log.Warn("roles: a lost driver's role was not taken down in order", "role", rec.Name, "error", err)
+				rt.log.Warn("roles: destroying a dead driver's role failed", "role", rec.Name, "error", err)
 				look(sweepAgain)
 			}
 		}))
@@ -126,7 +122,7 @@ func (rt *Runtime) sweep() time.Duration {
 	return again
 }
 
-// sweepHolds gives back what drivers held that are known to be gone, after the roles that were laid over it.
+// sweepHolds releases the reservations of drivers that are known to be dead, after the roles that share their devices.
 func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Duration) {
 	holds, err := reg.holds(ctx)
 	if err != nil {
@@ -142,9 +138,9 @@ func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Dur
 		}
 		if wait == 0 || reg.gone(ctx, h.Owner) {
 			wait = 0
-			rt.log.Warn("roles: the driver is gone; what it held is given back", "reservation", h.ID, "driver", h.By)
+			rt.log.Warn("roles: the driver is dead; releasing its reservation", "reservation", h.ID, "driver", h.By)
 			if err := rt.sweepHold(ctx, h); err != nil && ctx.Err() == nil {
-				rt.log.Warn("roles: what a lost driver held was not given back", "reservation", h.ID, "error", err)
+				rt.log.Warn("roles: releasing a dead driver's reservation failed", "reservation", h.ID, "error", err)
 				wait = sweepAgain
 			}
 		}
@@ -155,8 +151,8 @@ func (rt *Runtime) sweepHolds(ctx context.Context, reg registry) (again time.Dur
 	return again
 }
 
-// needsWatch reports whether a process that is not the role's driver is to follow it: to restart its workers when the
-// driver cannot, or, if the driver of a detached role is gone, to write down why one fails and end the others.
+// needsWatch reports whether a process other than the driver monitors the role: to restart its workers when the driver
+// cannot, or, if the driver of a detached role is dead, to record a failure and stop the other workers.
 func (rec Record) needsWatch(driverLives bool) bool {
 	switch {
 	case !rec.Process:
@@ -169,8 +165,8 @@ func (rec Record) needsWatch(driverLives bool) bool {
 	return false
 }
 
-// WatchOver follows the roles of the namespace whose workers are restarted when they are lost, also while their drivers
-// live: a driver may be cut off, or have left. A head calls it now and then; to call it again changes nothing.
+// WatchOver monitors the roles of the namespace whose policy restarts workers, also while their drivers live: a driver
+// may be disconnected. A head calls it periodically; it may be repeated.
 func (rt *Runtime) WatchOver(ctx context.Context) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
@@ -185,7 +181,7 @@ func (rt *Runtime) WatchOver(ctx context.Context) error {
 	return err
 }
 
-// watchOver follows a role of processes until it ends.
+// watchOver monitors a role of processes until it ends.
 func (rt *Runtime) watchOver(rec Record) {
 	if !rec.needsWatch(false) {
 		return
@@ -201,18 +197,18 @@ func (rt *Runtime) watchOver(rec Record) {
 	c, err := rt.newCluster(rec, followed, Spec{}.withDefaults())
 	switch {
 	case err != nil && rt.ctx.Err() == nil:
-		rt.log.Warn("roles: a role cannot be watched over", "role", rec.Name, "error", err)
+		rt.log.Warn("roles: monitoring a role failed", "role", rec.Name, "error", err)
 	case err != nil:
 	case rec.State == RoleRestarting:
 		c.holdFor(rec, nil)
 		c.restartNews()
-	case rec.State == RoleFailed: // its driver has not lived to end its workers
+	case rec.State == RoleFailed: // its driver died before it stopped the workers
 		c.end(rec.failure())
 		rt.spawn(func() { c.endFailed(); c.release() })
 	}
 }
 
-// sweepRole takes a role down whose driver is gone. Its workers may live on elsewhere, or have died with the driver.
+// sweepRole destroys a role whose driver is dead. Its workers may run elsewhere, or have died with the driver.
 func (rt *Runtime) sweepRole(ctx context.Context, rec Record) error {
 	c, err := rt.newCluster(rec, attached, Spec{StopGrace: sweepGrace})
 	if err != nil {

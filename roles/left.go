@@ -13,23 +13,23 @@ import (
 	"troupe/placement"
 )
 
-// maxMade is how many roles a driver remembers to have made.
+// maxMade is the number of created roles that a driver remembers.
 const maxMade = 4096
 
-// Left is what is still there of what a driver made: after it has closed its roles, nothing.
+// Left is what remains of what a driver created: after it has closed its roles, nothing.
 type Left struct {
 	Roles        []Record           `json:"roles"`
-	Workers      []nodes.Status     `json:"workers"`      // processes that run
-	Reservations []placement.Record `json:"reservations"` // that are held
-	Payloads     int                `json:"payloads"`     // large bodies that nobody has fetched
+	Workers      []nodes.Status     `json:"workers"`      // running processes
+	Reservations []placement.Record `json:"reservations"` // granted
+	Payloads     int                `json:"payloads"`     // large bodies that were not fetched
 }
 
-// Empty reports whether nothing is left.
+// Empty reports whether nothing remains.
 func (l Left) Empty() bool {
 	return len(l.Roles) == 0 && len(l.Workers) == 0 && len(l.Reservations) == 0 && l.Payloads == 0
 }
 
-// String says it in a line, or in several.
+// String describes it, one line per item.
 func (l Left) String() string {
 	if l.Empty() {
 		return "nothing is left"
@@ -50,7 +50,7 @@ func (l Left) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// made is the roles that a driver has made, by incarnation.
+// made is the roles that a driver has created, by incarnation.
 type made struct {
 	mu   sync.Mutex
 	list []Record
@@ -71,7 +71,7 @@ func (m *made) all() []Record {
 	return slices.Clone(m.list)
 }
 
-// Left looks for what is left of what this driver made, its detached roles apart.
+// Left finds what remains of what this driver created, except its detached roles.
 func (rt *Runtime) Left(ctx context.Context) (Left, error) {
 	var left Left
 	incarnations, reservations := map[string]bool{}, map[string]bool{}
@@ -122,7 +122,7 @@ func (rt *Runtime) leftHeld(ctx context.Context, reservations map[string]bool, l
 	return err
 }
 
-// leftRunning asks the agents of all nodes at once.
+// leftRunning asks the agents of all nodes concurrently.
 func (rt *Runtime) leftRunning(ctx context.Context, incarnations map[string]bool, left *Left) error {
 	client, err := rt.placement()
 	if err != nil {

@@ -7,83 +7,81 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
 const (
-	lifeBuffer   = 512                     // messages about one role's workers that wait to be looked at, at least
-	lifeEach     = 4                       // and for each worker: all of them may beat, fail and stop at the same time
-	suspectAfter = 1300 * time.Millisecond // a worker that has been silent for so long is asked: it beats once a second
-	maxLosses    = 4 * maxWorld            // that are remembered, for calls that were sent while they became known
-	goneAfter    = 800 * time.Millisecond  // and is gone, if the server says for so long that nobody listens there
+	lifeBuffer   = 512                     // queued messages about one role's workers, at least
+	lifeEach     = 4                       // queued messages per worker: all may beat, fail and stop at the same time
+	suspectAfter = 1300 * time.Millisecond // a worker that has been silent for this long is probed: it beats once a second
+	maxLosses    = 4 * maxWorld            // remembered losses, for calls sent while they became known
+	goneAfter    = 800 * time.Millisecond  // a silent worker whose subject has had no subscriber for this long is lost
 )
 
-// life follows the workers of one role: their heartbeats, and what their agents say of their ends. A worker that says it
-// failed, or whose process has ended, or who says nothing for too long, is lost, and so is every call that waits for it.
-// One goroutine takes it all in, because the last words of a worker come before the news of its end.
+// life monitors the workers of one role: their heartbeats, and the exits that their agents publish. A worker that
+// reports its failure, whose process has exited, or that is silent for too long is lost, and every call that waits for
+// it fails. One goroutine handles all messages, because the last heartbeat of a worker precedes its exit.
 type life struct {
 	cluster *Cluster
-	subs    []*nats.Subscription
-	msgCh   chan *nats.Msg
+	subs    []*bus.Subscription
+	msgCh   chan *bus.Msg
 	stopCh  chan struct{}
 	once    sync.Once
-	gens    atomic.Pointer[map[int]uint32] // of ranks that have been replaced; nil: none has
+	gens    atomic.Pointer[map[int]uint32] // of replaced ranks; nil: none
 
 	mu      sync.Mutex // guards what follows
 	beats   []beat
 	losses  []loss
-	changed chan struct{} // replaced and closed at each change of state
-	asking  bool          // silent workers are being asked
+	changed chan struct{} // closed and replaced at each change of state
+	asking  bool          // silent workers are being probed
 }
 
 type beat struct {
 	actors.Beat
-	at      time.Time // zero: nothing is expected yet
-	session string    // under which the worker makes its calls; empty: it has not been heard
-	unsaid  bool      // it has stopped, and its agent is yet to say why
+	at      time.Time // of the last heartbeat; zero: none is expected yet
+	session string    // of the worker's calls; empty: unknown
+	unsaid  bool      // it has stopped, and the exit from its agent is missing
 }
 
-// loss is a worker that is gone.
+// loss is the end of a worker.
 type loss struct {
 	rank   int
 	gen    uint32
 	why    *bus.Error
-	failed bool // and did not stop in order
+	failed bool // it did not stop in order
 
-	evicted bool // it was ended by an operator, and cannot be started on its node again
-	guessed bool // from its silence: neither it nor its agent has said so
+	evicted bool // an operator stopped it, and it cannot be started on its node again
+	guessed bool // concluded from silence: neither the worker nor its agent reported it
 }
 
 func newLife(c *Cluster) *life {
 	l := &life{
-		cluster: c, msgCh: make(chan *nats.Msg, max(lifeBuffer, lifeEach*c.rec.World)), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
+		cluster: c, msgCh: make(chan *bus.Msg, max(lifeBuffer, lifeEach*c.rec.World)), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
 		changed: make(chan struct{}),
 	}
-	for len(l.beats) < len(c.rec.Seats) { // some are just coming to the role, or leaving it
+	for len(l.beats) < len(c.rec.Seats) { // ranks that are being added or removed
 		l.beats = append(l.beats, beat{})
 	}
 	for rank, seat := range c.rec.Seats {
 		l.beats[rank].Gen = seat.Gen
 	}
 	l.publishGensLocked()
-	if c.tie != created { // a role that runs beats; one that is being created does not yet
+	if c.tie != created { // workers of a role that is being created do not beat yet
 		l.expectAll()
 	}
 	return l
 }
 
-// listen begins to follow the role.
+// listen subscribes to heartbeats and exits of the role.
 func (l *life) listen() error {
 	to := l.cluster.to
 	for _, subject := range []string{to.Life(), to.Exit()} {
-		sub, err := l.cluster.rt.bus.Conn().ChanSubscribe(subject, l.msgCh)
+		sub, err := l.cluster.rt.bus.SubscribeChan(subject, l.msgCh)
 		if err != nil {
 			l.stop()
-			return bus.Errorf(bus.CodeUnavailable, "subscribe to the life of %s: %w", l.cluster.Name(), err)
+			return err
 		}
 		l.subs = append(l.subs, sub)
 	}
@@ -99,7 +97,7 @@ func (l *life) stop() {
 	})
 }
 
-// expectAll has every rank judged by its silence from now on, also one that has never been heard.
+// expectAll expects heartbeats of every rank from now on, also of one that has never sent any.
 func (l *life) expectAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -111,13 +109,13 @@ func (l *life) expectAll() {
 	}
 }
 
-// run takes in what is said of the workers, and looks for silence. Nobody is judged for what was not heard while our own
-// connection was down.
+// run handles messages about the workers, and detects silence. Silence while the own connection was down does not
+// count.
 func (l *life) run() {
 	rt := l.cluster.rt
 	t := time.NewTicker(min(rt.cfg.LostAfter/8, suspectAfter/4))
 	defer t.Stop()
-	listening := time.Now() // since when we could have heard a beat
+	listening := time.Now() // since when heartbeats could arrive
 	for {
 		select {
 		case <-l.stopCh:
@@ -128,7 +126,7 @@ func (l *life) run() {
 			l.receive(m)
 		case now := <-t.C:
 			switch {
-			case !rt.bus.Conn().IsConnected():
+			case !rt.bus.Connected():
 				listening = now
 			case now.Sub(listening) >= rt.cfg.LostAfter:
 				l.ask(l.silent(now, suspectAfter))
@@ -138,18 +136,18 @@ func (l *life) run() {
 	}
 }
 
-func (l *life) receive(m *nats.Msg) {
+func (l *life) receive(m *bus.Msg) {
 	if m.Subject == l.cluster.to.Exit() {
 		l.receiveExit(m.Data)
 		return
 	}
 	f, err := wire.ParseFrame(m.Data)
 	if err != nil || f.Kind != wire.KindBeat {
-		return // a stranger on our subject; the workers' silence would be noticed
+		return // not a heartbeat; missing ones are noticed
 	}
 	var beats []actors.Beat
 	if err := wire.Unmarshal(f.Body, &beats); err != nil {
-		l.cluster.rt.log.Warn("roles: a heartbeat cannot be read", "role", l.cluster.Name(), "error", err)
+		l.cluster.rt.log.Warn("roles: a malformed heartbeat", "role", l.cluster.Name(), "error", err)
 		return
 	}
 	for _, b := range beats {
@@ -158,7 +156,7 @@ func (l *life) receive(m *nats.Msg) {
 }
 
 func (l *life) note(b actors.Beat, session string) {
-	if b.State == noteBegun || b.State == noteFinished { // of a process that restarts workers, about them
+	if b.State == noteBegun || b.State == noteFinished { // about restarts, sent by the process that restarts workers
 		if session != l.cluster.rt.ep.Session() {
 			l.cluster.restartNews()
 		}
@@ -175,7 +173,7 @@ func (l *life) note(b actors.Beat, session string) {
 	old := l.beats[b.Rank]
 	if b.Gen < old.Gen || old.State.Over() && b.Gen == old.Gen {
 		l.mu.Unlock()
-		return // an earlier worker's, or one after its last words
+		return // of an earlier generation, or after the last one
 	}
 	l.beats[b.Rank] = beat{Beat: b, at: time.Now(), session: session}
 	if old.State != b.State || old.Gen != b.Gen {
@@ -186,8 +184,8 @@ func (l *life) note(b actors.Beat, session string) {
 		l.publishGensLocked()
 	}
 	l.mu.Unlock()
-	if replaced { // whoever still waits for the one before
-		why := bus.Errorf(bus.CodeWorkerLost, "the worker has been replaced by another")
+	if replaced { // calls that wait for the earlier worker
+		why := bus.Errorf(bus.CodeWorkerLost, "the worker has been replaced")
 		why.Role, why.Rank, why.Node = l.cluster.Name(), b.Rank, old.Node
 		l.cluster.failCalls(loss{rank: b.Rank, gen: old.Gen, why: why, failed: true})
 	}
@@ -207,7 +205,7 @@ func (l *life) changedLocked() {
 	l.changed = make(chan struct{})
 }
 
-// lossOf reads a worker's last words.
+// lossOf is the loss that a worker's last heartbeat reports.
 func lossOf(b actors.Beat, role string) loss {
 	out := loss{rank: b.Rank, gen: b.Gen, failed: b.State == actors.Failed}
 	switch {
@@ -223,11 +221,11 @@ func lossOf(b actors.Beat, role string) loss {
 	return out
 }
 
-// lost notes a loss and tells the cluster. When nobody is left, a cluster that nobody closes is let go of.
+// lost records a loss and passes it to the cluster. After the last worker a cluster without an owner is released.
 func (l *life) lost(one loss, certain bool) {
 	l.mu.Lock()
 	if len(l.losses) >= maxLosses {
-		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // whoever called those has been told
+		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // their callers have been told
 	}
 	l.losses = append(l.losses, one)
 	all := true
@@ -241,7 +239,7 @@ func (l *life) lost(one loss, certain bool) {
 	}
 }
 
-// repeat tells the bus of the losses again, for a call that was sent while they became known.
+// repeat reports the losses again, for a call that was sent while they became known.
 func (l *life) repeat() {
 	l.mu.Lock()
 	losses := l.losses
@@ -251,7 +249,7 @@ func (l *life) repeat() {
 	}
 }
 
-// renew expects another worker in the place of one that is gone.
+// renew expects a new worker of a rank.
 func (l *life) renew(rank int, gen uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -259,7 +257,7 @@ func (l *life) renew(rank int, gen uint32) {
 	l.publishGensLocked()
 }
 
-// makeRoom follows so many ranks. Those that are gone stay: what is heard of them late is known for what it is.
+// makeRoom monitors at least this many ranks. Removed ranks stay: late messages of them are recognised.
 func (l *life) makeRoom(world int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -268,7 +266,7 @@ func (l *life) makeRoom(world int) {
 	}
 }
 
-// adopt takes the generations that the registry knows, where they are newer than what was heard.
+// adopt applies the generations of the registry where they are newer.
 func (l *life) adopt(seats []Seat) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -299,7 +297,7 @@ func (l *life) publishGensLocked() {
 	}
 }
 
-// generations are those of ranks that have been replaced, for calls.
+// generations is the generations of replaced ranks, for calls.
 func (l *life) generations() map[int]uint32 {
 	if gens := l.gens.Load(); gens != nil {
 		return *gens
@@ -307,7 +305,7 @@ func (l *life) generations() map[int]uint32 {
 	return nil
 }
 
-// lossOf is why a rank is gone, the first if there are several.
+// lossOf is the first known reason of a rank's loss.
 func (l *life) lossOf(rank int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -316,13 +314,13 @@ func (l *life) lossOf(rank int) error {
 			return one.why
 		}
 	}
-	if b := l.beats[rank].Beat; b.State.Over() { // its last words were heard, and are about to be noted
+	if b := l.beats[rank].Beat; b.State.Over() { // its last heartbeat is being handled
 		return lossOf(b, l.cluster.Name()).why
 	}
-	return bus.Errorf(bus.CodeWorkerLost, "rank %d is gone", rank)
+	return bus.Errorf(bus.CodeWorkerLost, "rank %d is lost", rank)
 }
 
-// silent is the ranks that should have been heard in the last while and were not.
+// silent is the ranks whose heartbeat is overdue.
 func (l *life) silent(now time.Time, limit time.Duration) []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -338,9 +336,8 @@ func (l *life) silent(now time.Time, limit time.Duration) []int {
 	return ranks
 }
 
-// ask finds out about silent workers. The server knows at once when nobody listens in their place any more, because the
-// process, and with it its connection, is gone; one that is only slow, or frozen, has still its subscription. An answer is
-// as good as a beat.
+// ask probes silent workers. The server answers at once when a worker's subject has no subscriber, because its process
+// and connection are gone; a slow or frozen worker keeps its subscription. An answer counts as a heartbeat.
 func (l *life) ask(ranks []int) {
 	if len(ranks) == 0 {
 		return
@@ -369,7 +366,7 @@ func (l *life) inquire(ranks []int) {
 		Timeout: 2 * goneAfter, AskAfter: goneAfter / 4, GoneAfter: goneAfter,
 	})
 	if err != nil {
-		return // the next time
+		return // probed again later
 	}
 	for {
 		a, ok, err := g.Next(rt.ctx)
@@ -380,12 +377,12 @@ func (l *life) inquire(ranks []int) {
 		case a.Err == nil:
 			l.heard(a.Rank)
 		case errors.Is(a.Err, bus.ErrWorkerLost):
-			l.judge(a.Rank, bus.Errorf(bus.CodeWorkerLost, "its process is gone: it has been silent and nobody listens in its place"))
+			l.judge(a.Rank, bus.Errorf(bus.CodeWorkerLost, "its process is gone: it sent no heartbeat and its subject has no subscriber"))
 		}
 	}
 }
 
-// heard takes an answer for a beat.
+// heard counts an answer as a heartbeat.
 func (l *life) heard(rank int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -405,7 +402,7 @@ func (l *life) judgeAt(now time.Time, limit time.Duration) {
 	}
 }
 
-// judge gives up a worker that has not said itself that it is over.
+// judge declares a silent worker lost.
 func (l *life) judge(rank int, why *bus.Error) {
 	l.mu.Lock()
 	b := l.beats[rank]
@@ -420,7 +417,7 @@ func (l *life) judge(rank int, why *bus.Error) {
 	l.lost(loss{rank: rank, gen: b.Gen, why: why, failed: true, guessed: true}, false)
 }
 
-// states returns what was last heard of each rank, and a channel that is closed at the next change.
+// states returns the last heartbeat of each rank, and a channel that is closed at the next change.
 func (l *life) states() ([]actors.Beat, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -432,14 +429,14 @@ func (l *life) states() ([]actors.Beat, <-chan struct{}) {
 	return out, l.changed
 }
 
-// heardFrom says whether one of the workers makes its calls under that session.
+// heardFrom reports whether one of the workers makes its calls under that session.
 func (l *life) heardFrom(session string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return slices.ContainsFunc(l.beats, func(b beat) bool { return b.session == session && !b.State.Over() })
 }
 
-// notOver is those of the ranks that have not ended, and a channel that is closed at the next change.
+// notOver is the given ranks that have not ended, and a channel that is closed at the next change.
 func (l *life) notOver(ranks []int) ([]int, <-chan struct{}) {
 	states, changedCh := l.states()
 	var left []int

@@ -9,29 +9,29 @@ import (
 	"troupe/bus"
 )
 
-// Failure is a worker that failed, and what is done about it.
+// Failure is the failure of a worker, and its consequence.
 type Failure struct {
 	Role string
 	Rank int
 	Gen  uint32
 	Node string
 	Err  error
-	Then string // in words: "the role fails", "the rank is restarted (1 of 3)"
+	Then string // for display: "the role fails", "the rank is restarted (1 of 3)"
 }
 
-// mending is the restarts of a role whose policy has them, as one cluster sees them. Its driver and the head carry them out;
-// the others wait for them. One goroutine does so at a time.
+// mending is the state of a role's restarts in one cluster. The driver and the head carry them out; other processes
+// wait for them. One goroutine at a time works on it.
 type mending struct {
-	gateMu sync.Mutex // held while a loss is noted and the gate closed, and while the gate is set as the record says
+	gateMu sync.Mutex // held while a loss is added and the gate closed, and while the gate is set from the record
 
 	mu      sync.Mutex // guards what follows
-	lost    []loss     // to be dealt with
-	news    bool       // the registry is to be looked at
+	lost    []loss     // to be handled
+	news    bool       // the record must be read
 	running bool
-	wakeCh  chan struct{} // holds one; nil before somebody waits
+	wakeCh  chan struct{} // holds one; nil before the first use
 }
 
-// take is what was lost since it was last asked.
+// take removes and returns the losses.
 func (m *mending) take() []loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -46,14 +46,14 @@ func (m *mending) add(l loss) {
 	m.lost = append(m.lost, l)
 }
 
-// pending is what was lost and not yet taken.
+// pending is the losses that were not taken.
 func (m *mending) pending() []loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.lost)
 }
 
-// waiting reports whether another loss waits to be dealt with: then that is the next thing to do.
+// waiting reports whether losses are pending.
 func (m *mending) waiting() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -76,7 +76,7 @@ func (m *mending) wake() {
 	}
 }
 
-// await returns when something has happened, or after one of the times; a second time of zero does not count.
+// await returns when wake is called, or after the shorter time; a second time of zero does not count.
 func (m *mending) await(ctx context.Context, d, or time.Duration) {
 	if or > 0 {
 		d = min(d, or)
@@ -88,20 +88,20 @@ func (m *mending) await(ctx context.Context, d, or time.Duration) {
 	}
 }
 
-// mend deals with a worker's failure by the role's policy; false: the role fails.
+// mend handles a worker's failure by the role's policy; false: the role fails.
 func (c *Cluster) mend(l loss) bool {
 	if !c.isUp() && c.tie == created {
-		return false // it is still being created: its first start fails
+		return false // the first start fails
 	}
 	switch rec := c.Record(); {
 	case rec.Policy == Ignore:
-		c.tell(l, "the others go on")
+		c.tell(l, "the others continue")
 		return true
 	case !rec.restarts():
 		return false
 	}
 	m := &c.mending
-	m.mu.Lock() // hold has noted the loss
+	m.mu.Lock() // the loss was added by hold
 	if !m.running {
 		m.running = c.rt.spawn(c.mendAll)
 	}
@@ -111,7 +111,7 @@ func (c *Cluster) mend(l loss) bool {
 	return running
 }
 
-// mendAll restarts what was lost, or follows its restart, until nothing is left to do.
+// mendAll restarts lost workers, or waits for their restart by another process, until no loss is left.
 func (c *Cluster) mendAll() {
 	for {
 		m := &c.mending
@@ -141,7 +141,7 @@ func (c *Cluster) isOver() bool {
 	return c.ended != nil
 }
 
-// tell tells the driver of a failure.
+// tell reports a failure to the driver.
 func (c *Cluster) tell(l loss, then string) {
 	c.rt.log.Warn("roles: a worker failed", "role", c.Name(), "rank", l.rank, "node", l.why.Node, "error", l.why.Message, "then", then)
 	c.emit(eventFailed, &l.rank, l.why.Node, l.why.Message+"; "+then)
@@ -149,7 +149,7 @@ func (c *Cluster) tell(l loss, then string) {
 		return
 	}
 	f := Failure{Role: c.Name(), Rank: l.rank, Gen: l.gen, Node: l.why.Node, Err: l.why, Then: then}
-	bus.Go(func() { c.spec.OnFailure(f) }) // nobody waits for it: it is the driver's own
+	bus.Go(func() { c.spec.OnFailure(f) }) // the callback may block
 }
 
 func ranksOf(lost []loss) []int {

@@ -10,11 +10,11 @@ import (
 	"troupe/placement"
 )
 
-// moveWait is how long a rank that is moved may wait in the queue for what it needs elsewhere.
+// moveWait bounds the queue time of a reservation for moved ranks.
 const moveWait = 15 * time.Second
 
-// move gives the ranks of a restart other seats whose nodes are to be avoided: those ranks alone, with a reservation of
-// their own, or, if all of the role is restarted, the whole role with new ones.
+// move places ranks of a restart on other nodes if theirs must be avoided: only those ranks, with a reservation of
+// their own, or with RestartRole the whole role with new reservations.
 func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
 	rec := c.Record()
 	r := rec.Restart
@@ -28,7 +28,7 @@ func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
 		return nil
 	}
 	if why := recipe.fixed(rec, ranks, r.Avoid); why != "" {
-		return bus.Errorf(bus.CodeRefused, "it cannot be moved to another node: %s", why)
+		return bus.Errorf(bus.CodeRefused, "moving to another node is impossible: %s", why)
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(moveWait, recipe.PlaceTimeout))
 	defer cancel()
@@ -52,9 +52,9 @@ func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
 func (r *recipe) fixed(rec Record, ranks []int, avoid []string) string {
 	switch {
 	case r.Needs.Mapping != nil && len(r.Needs.Mapping.Devices) > 0:
-		return "its device mapping names exact devices; ask for bundles instead"
+		return "its device mapping names exact devices; request bundles instead"
 	case r.Over != "" || r.Needs.Colocate != "":
-		return "it shares the devices of another reservation, which stays where it is"
+		return "it shares the devices of another reservation, which does not move"
 	}
 	for _, rank := range ranks {
 		if node := r.bundle(rank).Node; node != "" && slices.Contains(avoid, node) {
@@ -64,7 +64,7 @@ func (r *recipe) fixed(rec Record, ranks []int, avoid []string) string {
 	return ""
 }
 
-// bundle is what one rank takes.
+// bundle is the bundle of one rank.
 func (r *recipe) bundle(rank int) placement.Bundle {
 	switch all := r.Needs.Bundles; {
 	case len(all) == 0:
@@ -76,7 +76,7 @@ func (r *recipe) bundle(rank int) placement.Bundle {
 	}
 }
 
-// moveSome reserves for some ranks elsewhere. What they leave is released with the others that are on it.
+// moveSome reserves for some ranks elsewhere. Their old reservations are released when no rank uses them.
 func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) error {
 	client, err := c.rt.placement()
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) err
 	}
 	got, err := client.Reserve(ctx, request)
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "there is no room for it on another node: %w", err)
+		return bus.Errorf(bus.CodeOf(err), "no other node has room for it: %w", err)
 	}
 	for i := range got.Workers {
 		got.Workers[i].Rank = ranks[i]
@@ -105,7 +105,7 @@ func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) err
 	})
 }
 
-// moveAll gives back what the role holds, whose workers have all ended, and reserves for it anew.
+// moveAll releases the reservations of the role, whose workers have all exited, and reserves again.
 func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
 	client, err := c.rt.placement()
 	if err != nil {
@@ -124,7 +124,7 @@ func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
 	}
 	request := recipe.process().request(rec)
 	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens)
-	if n := len(request.Bundles); n > 1 && n != rec.World { // it has been resized
+	if n := len(request.Bundles); n > 1 && n != rec.World { // resized
 		request.Bundles = nil
 		for rank := range rec.World {
 			request.Bundles = append(request.Bundles, recipe.bundle(rank))
@@ -138,7 +138,7 @@ func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
 	for i, one := range instances {
 		got, err := client.Reserve(ctx, one)
 		if err != nil {
-			return bus.Errorf(bus.CodeOf(err), "there is no room for the role on other nodes: %w", err)
+			return bus.Errorf(bus.CodeOf(err), "the other nodes have no room for the role: %w", err)
 		}
 		for _, seat := range seatsOf(c.Name(), got.Workers) {
 			seat.Held = i

@@ -7,8 +7,8 @@ import (
 	"troupe/bus"
 )
 
-// Orphans lists the namespaces of the bus in which a role or a reservation has lost its driver. Whoever opens a session there
-// ends those, once their driver has had time to come back: a head does so, because after the last driver nobody else is left.
+// Orphans lists the namespaces in which a role or a reservation has lost its driver. A runtime opened there destroys
+// them after the grace period: a head does so, because no other process of the run may be left.
 func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
 	reg, err := openRegistry(ctx, b, "")
 	if err != nil {
@@ -31,7 +31,7 @@ func Orphans(ctx context.Context, b *bus.Bus) ([]string, error) {
 	return out, nil
 }
 
-// orphans reports whether a role should have ended with its driver and has not, or has processes that nobody watches over.
+// orphans reports whether a role should have ended with its driver, or has processes that no process monitors.
 func (g registry) orphans(ctx context.Context) (bool, error) {
 	all, err := g.list(ctx)
 	for _, r := range all {

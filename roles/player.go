@@ -17,23 +17,23 @@ import (
 	"troupe/nodes"
 )
 
-// playGrace is how long the running call of a worker process may go on after a signal. The agent's own patience, which
-// ends in a kill, is what counts; this only has to be shorter.
+// playGrace is how long the running call of a worker process may continue after a signal. It is shorter than the
+// agent's grace, which ends in SIGKILL.
 const playGrace = 5 * time.Second
 
-// Main makes this program the worker that an agent started it for, and does not return then; otherwise it does nothing.
-// A driver's program whose roles run in processes of their own calls it first, with the classes that it knows:
+// Main runs this program as the worker that an agent started it for, and does not return then; otherwise it does
+// nothing. A driver's program whose roles run in processes of their own calls it first, with its classes:
 //
-//	func main() {
-//		roles.Main(trainer.Class)
-//		...
-//	}
+// \tfunc main() {
+// \t\troles.Main(trainer.Class)
+// \t\t...
+// \t}
 func Main(classes ...*actors.Class) {
 	path := os.Getenv(nodes.AssignmentEnv)
 	if path == "" {
 		return
 	}
-	_ = os.Unsetenv(nodes.AssignmentEnv) // what the worker starts is not the worker once more; the name is no mistake
+	_ = os.Unsetenv(nodes.AssignmentEnv) // child processes are no workers
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	err := Play(ctx, path, classes...)
 	stop()
@@ -44,7 +44,7 @@ func Main(classes ...*actors.Class) {
 	os.Exit(0)
 }
 
-// Play plays the worker of the assignment in the file at path until it is stopped or ctx ends, which is no error.
+// Play runs the worker of the assignment file at path until it is stopped or ctx ends, which is no error.
 func Play(ctx context.Context, path string, classes ...*actors.Class) error {
 	p, err := OpenPlayer(ctx, PlayerConfig{Assignment: path, Classes: classes})
 	if err != nil {
@@ -60,16 +60,16 @@ func Play(ctx context.Context, path string, classes ...*actors.Class) error {
 	return p.Close(context.WithoutCancel(ctx))
 }
 
-// PlayerConfig is a worker process as its agent started it.
+// PlayerConfig configures a worker process that an agent has started.
 type PlayerConfig struct {
-	Assignment string          // path of the file; see nodes.AssignmentEnv
-	Classes    []*actors.Class // those that the process can play
-	// ClassFunc finds the others, by their name. Zero: there are none.
+	Assignment string          // path of the assignment file; see nodes.AssignmentEnv
+	Classes    []*actors.Class // classes of the program
+	// ClassFunc finds other classes by name. Zero: none.
 	ClassFunc func(name string) (*actors.Class, error)
-	Logger    *slog.Logger // zero: the bus's
+	Logger    *slog.Logger // zero: the logger of the bus
 }
 
-// Player is the one worker of a process.
+// Player is the worker of a worker process.
 type Player struct {
 	Assignment Assignment
 	Node       string
@@ -77,11 +77,11 @@ type Player struct {
 	bus     *bus.Bus
 	place   *place
 	worker  *actors.Worker
-	unclaim func() // lets go of simulated devices
+	unclaim func() // releases simulated devices
 }
 
-// OpenPlayer reads the assignment and connects. The worker is made by Start, so that a program may look at its
-// assignment first; if it then finds that it cannot play, it says so with Fail.
+// OpenPlayer reads the assignment and connects. Start makes the worker, so that a program can inspect the assignment
+// first; a program that cannot run it calls Fail.
 func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 	assigned, err := nodes.ReadAssignmentFile(cfg.Assignment)
 	if err != nil {
@@ -112,13 +112,13 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 	return p, nil
 }
 
-// Start makes the worker. One that cannot be made has said so on the bus.
+// Start makes the worker. The bus has been told of a failure.
 func (p *Player) Start(ctx context.Context) (err error) {
 	p.worker, err = p.place.host.Start(ctx, p.Assignment.Spec())
 	return err
 }
 
-// Fail says that the worker cannot be made, and why.
+// Fail reports that the worker cannot be made.
 func (p *Player) Fail(why error) { p.place.host.Fail(p.Assignment.Spec(), why) }
 
 // Worker is the worker; nil before Start.
@@ -127,14 +127,14 @@ func (p *Player) Worker() *actors.Worker { return p.worker }
 // Done is closed when the worker has ended.
 func (p *Player) Done() <-chan struct{} { return p.worker.Done() }
 
-// Runtime makes the calls of the worker to others.
+// Runtime makes the worker's calls to other roles.
 func (p *Player) Runtime() *Runtime { return p.place.rt }
 
-// Close stops the worker, if it runs, and disconnects. Its error is why the worker failed, if it did.
+// Close stops the worker, if it runs, and disconnects. It returns the worker's failure, if any.
 func (p *Player) Close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, playGrace)
 	defer cancel()
-	_ = p.place.host.Close(ctx) // what would not end is ended with the process
+	_ = p.place.host.Close(ctx) // the exit of the process ends the rest
 	var err error
 	if p.worker != nil {
 		_, err = p.worker.State()

@@ -5,47 +5,46 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
+	"troupe/bus"
 )
 
-// reach is since when the server can be reached without a break. A lease that is missing right after an outage means
-// that it has not been renewed yet: nobody is judged by it before it has had its whole length to come back.
+// reach is since when the server has been reachable without interruption. A lease that is missing after an outage may
+// not have been renewed yet: it proves nothing before the server has been reachable for the length of the lease.
 type reach struct {
 	mu      sync.Mutex
-	since   time.Time // zero while the server cannot be reached
-	blocked bool      // it can be reached, and takes no writes
+	since   time.Time // zero: unreachable
+	blocked bool      // reachable, but refuses writes
 }
 
-// watch follows the connection until ctx ends or it is closed.
-func (r *reach) watch(ctx context.Context, nc *nats.Conn) {
-	statusCh := nc.StatusChanged()
-	defer nc.RemoveStatusListener(statusCh)
-	r.set(nc.Status())
+// watch follows the connection until ctx ends or the bus is closed.
+func (r *reach) watch(ctx context.Context, b *bus.Bus) {
+	upCh, stop := b.Connections()
+	defer stop()
+	r.set(b.Connected())
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case s, ok := <-statusCh:
-			if !ok {
-				return
-			}
-			r.set(s)
+		case <-b.Done():
+			return
+		case up := <-upCh:
+			r.set(up)
 		}
 	}
 }
 
-func (r *reach) set(s nats.Status) {
+func (r *reach) set(up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
-	case s != nats.CONNECTED:
+	case !up:
 		r.since = time.Time{}
 	case r.since.IsZero():
 		r.since = time.Now()
 	}
 }
 
-// block notes that the server takes no writes, or takes them again.
+// block records whether the server refuses writes.
 func (r *reach) block(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -63,7 +62,7 @@ func (r *reach) restart() {
 	}
 }
 
-// missing is how much longer the server must be reachable until it has been for d; all of d while it is not.
+// missing is the time until the server has been reachable for d; all of d while it is unreachable.
 func (r *reach) missing(d time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,12 +12,12 @@ import (
 	"troupe/placement"
 )
 
-// maxStored is how many bytes one value of the registry may have: half of what a server lets through in one message.
+// maxStored limits one value of the registry: half of the default size of a message.
 const maxStored = 512 << 10
 
-// recipe is what the workers of a role are started with. Of a role whose policy restarts workers it is stored beside the
-// role's record, so that the head can restart them when the driver cannot. It holds the workers' environment, which may
-// have secrets: it is read by those who can read launch messages, with the same credentials, and is never printed.
+// recipe is the start parameters of a role's workers. If the role's policy restarts workers, it is stored beside the
+// role's record, so that the head can restart them when the driver cannot. It contains the workers' environment, which
+// may have secrets: readers need the same credentials as for launch messages, and it is never printed.
 type recipe struct {
 	Incarnation    string            `msgpack:"incarnation"`
 	Program        nodes.Program     `msgpack:"program"`
@@ -36,7 +36,7 @@ type recipe struct {
 
 func recipeKey(role string) string { return "recipe." + role }
 
-// restarts reports whether workers of the role that are lost are replaced by others.
+// restarts reports whether lost workers of the role are replaced.
 func (r Record) restarts() bool {
 	return r.Process && (r.Policy == RestartRank || r.Policy == RestartRole)
 }
@@ -49,8 +49,8 @@ func (r *recipe) process() *Process {
 	}
 }
 
-// keepRecipe notes what the workers are started with, here and, if the role's policy restarts them, in the registry. One
-// that is too large for the registry leaves restarts to the driver, which the record says.
+// keepRecipe stores the start parameters, here and, if the role's policy restarts workers, in the registry. If they are
+// too large for the registry only the driver can restart workers, which the record says.
 func (c *Cluster) keepRecipe(ctx context.Context, config wire.Raw) error {
 	p, rec := c.spec.Process, c.Record()
 	c.mu.Lock()
@@ -66,21 +66,21 @@ func (c *Cluster) keepRecipe(ctx context.Context, config wire.Raw) error {
 	}
 	value, err := wire.Marshal(r)
 	if err != nil {
-		return bus.Errorf(bus.CodeInternal, "role %s: encode what its workers are started with: %w", c.Name(), err)
+		return bus.Errorf(bus.CodeInternal, "role %s: encode the start parameters of its workers: %w", c.Name(), err)
 	}
 	if len(value) > maxStored {
-		why := fmt.Sprintf("what its workers are started with takes %d KiB, and the registry keeps %d; make its configuration or environment smaller", len(value)>>10, maxStored>>10)
+		why := fmt.Sprintf("the start parameters of its workers have %d KiB, and the registry takes %d KiB; reduce its configuration or environment", len(value)>>10, maxStored>>10)
 		return c.edit(ctx, func(r *Record) { r.OnlyDriver = why })
 	}
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = reg.kv.Put(ctx, reg.key(recipeKey(rec.Name)), value) // over what an earlier role of the name has left
+	_, err = reg.kv.Put(ctx, reg.key(recipeKey(rec.Name)), value) // replaces that of an earlier role of the name
 	return err
 }
 
-// forget deletes a value.
+// forget deletes a key.
 func (g registry) forget(ctx context.Context, key string) error {
 	for {
 		e, err := g.kv.Get(ctx, key)
@@ -96,7 +96,7 @@ func (g registry) forget(ctx context.Context, key string) error {
 	}
 }
 
-// startedWith is what the workers are started with; a role that was not created here has it in the registry.
+// startedWith is the start parameters; those of a role created elsewhere are read from the registry.
 func (c *Cluster) startedWith(ctx context.Context, rec Record) (*recipe, error) {
 	c.mu.Lock()
 	r := c.recipe
@@ -113,14 +113,14 @@ func (c *Cluster) startedWith(ctx context.Context, rec Record) (*recipe, error) 
 	}
 	e, err := reg.kv.Get(ctx, reg.key(recipeKey(rec.Name)))
 	if errors.Is(err, bus.ErrNotFound) {
-		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the registry does not have what its workers are started with")
+		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the registry does not have the start parameters of its workers")
 	}
 	if err != nil {
 		return nil, err
 	}
 	r = &recipe{}
 	if err := wire.Unmarshal(e.Value, r); err != nil || r.Incarnation != rec.Incarnation {
-		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: what its workers are started with cannot be read from the registry (%v)", err)
+		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the start parameters of its workers in the registry are malformed (%v)", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

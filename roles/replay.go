@@ -14,27 +14,26 @@ import (
 	"troupe/dispatch"
 )
 
-// maxReplay is how many bytes of arguments the driver of a role keeps for workers that are restarted.
+// maxReplay is the size of the arguments that the driver of a role keeps for restarted workers.
 const maxReplay = 64 << 20
 
-// replays are the last successful calls of the methods that are replayed on restarted workers, in the order in which they
-// were made: the key replay.<role> beside the role's record. Whoever made a call writes it, so that whoever restarts a worker
-// finds it.
+// replays is the last successful calls of the methods that are replayed on restarted workers, in order: the key
+// replay.<role> beside the role's record. The caller writes it, so that the process that restarts a worker finds it.
 type replays struct {
 	Incarnation string         `msgpack:"incarnation"`
 	Calls       []replayedCall `msgpack:"calls"`
 }
 
-// replayedCall is one of them.
+// replayedCall is one replayed call.
 type replayedCall struct {
 	Method string       `msgpack:"method"`
-	Parts  []replayPart `msgpack:"parts"`          // nil: they are too large, and Keeper has them
+	Parts  []replayPart `msgpack:"parts"`          // nil: too large; Keeper has them
 	Size   int          `msgpack:"size"`           // bytes of all bodies
-	Keeper string       `msgpack:"keeper"`         // session of the driver that has them
+	Keeper string       `msgpack:"keeper"`         // session of the driver that has Parts
 	Meta   []byte       `msgpack:"meta,omitempty"` // see bus.Call
 }
 
-// replayPart is what some ranks were called with.
+// replayPart is the arguments of some ranks.
 type replayPart struct {
 	Ranks  []int  `msgpack:"ranks"`
 	NoData bool   `msgpack:"no_data,omitempty"`
@@ -45,16 +44,16 @@ func replayKey(role string) string { return "replay." + role }
 
 // keeping is the calls of this process that are kept for restarted workers.
 type keeping struct {
-	turn sync.Mutex // held while the registry is written, so that the last call is the last to be written
+	turn sync.Mutex // held while the registry is written, so that the last call is written last
 
 	mu      sync.Mutex // guards what follows
 	large   map[string]replayedCall
 	writing int
-	idleCh  chan struct{} // closed when writing is 0; nil: it is
+	idleCh  chan struct{} // closed when writing becomes 0; nil: it is 0
 }
 
-// keepForReplay has a call of a method that is replayed kept when it has succeeded. One that could not be is refused before
-// it is sent.
+// keepForReplay stores a call when it has succeeded. A call that is too large to be stored is refused before it is
+// sent.
 func (c *Cluster) keepForReplay(call *dispatch.Call) {
 	kept := replayedCall{Method: call.Method, Keeper: c.rt.ep.Session()}
 	over := call.OverFunc
@@ -81,20 +80,20 @@ func (c *Cluster) keepForReplay(call *dispatch.Call) {
 	}
 }
 
-// checkReplay refuses arguments that are too large to be kept.
+// checkReplay refuses arguments that are too large to be stored.
 func (c *Cluster) checkReplay(call replayedCall) error {
 	remedy := "pass a path or a name instead of the value, or declare the method without Replay"
 	switch {
 	case call.Size > maxReplay:
-		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments take %d MiB; the most that is kept is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
+		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d MiB; the maximum is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
 	case call.Size > maxStored/2 && c.tie != created:
-		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments take %d KiB; a driver that has not created the role can have %d KiB kept: call it from the driver that created role %s, or %s",
+		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d KiB; the maximum for a driver that has not created the role is %d KiB: call it from the driver that created role %s, or %s",
 			call.Method, call.Size>>10, maxStored>>11, c.Name(), remedy)
 	}
 	return nil
 }
 
-// keepCall notes a call that has succeeded, here if it is large and in the registry.
+// keepCall stores a successful call, here if it is large and in the registry.
 func (c *Cluster) keepCall(call replayedCall) {
 	k := &c.keeping
 	k.mu.Lock()
@@ -128,7 +127,7 @@ func (k *keeping) written() {
 	}
 }
 
-// settle returns when the calls that have succeeded are in the registry.
+// settle returns when the successful calls are in the registry.
 func (k *keeping) settle(ctx context.Context) error {
 	k.mu.Lock()
 	idleCh := k.idleCh
@@ -140,18 +139,18 @@ func (k *keeping) settle(ctx context.Context) error {
 	case <-idleCh:
 		return nil
 	case <-ctx.Done():
-		return bus.Errorf(bus.CodeOf(ctx.Err()), "the arguments of calls that are replayed are not written yet: %w", ctx.Err())
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "store the arguments of replayed calls: %w", ctx.Err())
 	}
 }
 
-// settleReplays is settle for whoever leaves a role that goes on.
+// settleReplays is settle before this process leaves a role that continues.
 func (c *Cluster) settleReplays(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
 	defer cancel()
 	return c.keeping.settle(ctx)
 }
 
-// over is a call with what an earlier one said to ranks that it did not go to.
+// over merges a call with an earlier one for the ranks that it did not go to.
 func (call replayedCall) over(old replayedCall) replayedCall {
 	called := map[int]bool{}
 	for _, p := range call.Parts {
@@ -174,24 +173,21 @@ func (call replayedCall) over(old replayedCall) replayedCall {
 	return call
 }
 
-// writeCall writes a call into the registry, until that has succeeded or the role or the runtime has ended.
+// writeCall stores a call in the registry, and retries until the role or the runtime has ended.
 func (c *Cluster) writeCall(call replayedCall) {
 	defer c.keeping.written()
 	c.keeping.turn.Lock()
 	defer c.keeping.turn.Unlock()
-	for !c.isOver() && c.rt.ctx.Err() == nil {
+	_ = bus.Retry(c.rt.ctx, bus.Backoff{First: time.Second, Most: 5 * time.Second}, func() error { // the context's end ends the role here
 		ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+		defer cancel()
 		err := c.storeCall(ctx, call)
-		cancel()
-		if err == nil || errors.Is(err, bus.ErrNotFound) {
-			return
+		if err == nil || errors.Is(err, bus.ErrNotFound) || c.isOver() {
+			return nil
 		}
-		c.rt.log.Warn("roles: the arguments of a call that is replayed cannot be stored; trying again", "role", c.Name(), "method", call.Method, "error", err)
-		select {
-		case <-c.rt.ctx.Done():
-		case <-time.After(time.Second):
-		}
-	}
+		c.rt.log.Warn("roles: storing the arguments of a replayed call failed; retrying", "role", c.Name(), "method", call.Method, "error", err)
+		return err
+	})
 }
 
 func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
@@ -201,7 +197,7 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 	}
 	for {
 		if _, err := c.look(); err != nil {
-			return err // a role that has ended leaves nothing behind
+			return err // an ended role leaves no keys
 		}
 		all, rev, err := reg.replays(ctx, c.Record())
 		if err != nil {
@@ -230,10 +226,10 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 	}
 }
 
-// tooLarge keeps a call in this process alone, which several that are small each have made necessary.
+// tooLarge keeps a call in this process only, when several small calls exceed the limit together.
 func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
 	if call.Parts == nil {
-		return bus.Errorf(bus.CodeInternal, "the calls that are replayed on role %s are too many to be named", c.Name())
+		return bus.Errorf(bus.CodeInternal, "role %s has too many replayed calls", c.Name())
 	}
 	c.keeping.mu.Lock()
 	c.keeping.large[call.Method] = call
@@ -242,7 +238,7 @@ func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
 	return c.storeCall(ctx, call)
 }
 
-// replays reads the calls that are replayed on a role's restarted workers. Revision 0: there are none.
+// replays reads the replayed calls of a role. Revision 0: none.
 func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, error) {
 	none := replays{Incarnation: rec.Incarnation}
 	e, err := g.kv.Get(ctx, g.key(replayKey(rec.Name)))
@@ -254,15 +250,15 @@ func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, err
 	}
 	var all replays
 	if err := wire.Unmarshal(e.Value, &all); err != nil {
-		return none, 0, bus.Errorf(bus.CodeMalformed, "the calls that are replayed on role %s cannot be read: %w", rec.Name, err)
+		return none, 0, bus.Errorf(bus.CodeMalformed, "the replayed calls of role %s are malformed: %w", rec.Name, err)
 	}
 	if all.Incarnation != rec.Incarnation {
-		return none, e.Revision, nil // of an earlier role of the name
+		return none, e.Revision, nil // of an earlier incarnation
 	}
 	return all, e.Revision, nil
 }
 
-// replay calls restarted workers as the workers before them were last called, one method after the other.
+// replay repeats the stored calls on restarted workers, one method after the other.
 func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	rec := c.Record()
 	if !slices.ContainsFunc(rec.Methods, func(m actors.MethodInfo) bool { return m.Replay }) {
@@ -285,7 +281,7 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 			large := c.keeping.large[call.Method]
 			c.keeping.mu.Unlock()
 			if call.Keeper != c.rt.ep.Session() || large.Parts == nil {
-				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed on it: its arguments (%d KiB) are kept by the driver that made the call, and the registry keeps %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
+				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed: its arguments (%d KiB) are in the driver that made the call, because the registry takes %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
 			}
 			call.Parts = large.Parts
 		}
@@ -296,7 +292,7 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	return nil
 }
 
-// replayOne calls all the ranks at once: the method may have them meet.
+// replayOne calls all ranks concurrently: the method may be a collective.
 func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int) error {
 	var parts []bus.Part
 	for _, p := range call.Parts {
@@ -323,7 +319,7 @@ func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int)
 		}
 	}
 	if !g.AllGood() {
-		return bus.Errorf(bus.CodeTimedOut, "not every rank has answered")
+		return bus.Errorf(bus.CodeTimedOut, "some ranks have not answered")
 	}
 	return nil
 }

@@ -10,30 +10,30 @@ import (
 	"troupe/placement"
 )
 
-// Reservation is devices that a driver holds for roles to come. Roles are laid over it with Process.Needs.Colocate, and
-// share a device wherever they overlap. It ends with the driver's lease, unless it is released before.
+// Reservation is devices that a driver reserves for later roles. Roles use it with Process.Needs.Colocate, and share a
+// device wherever they overlap. It ends with the driver's lease, or with Release.
 type Reservation struct {
 	placement.Record
 	rt *Runtime
 }
 
-// hold is a reservation in the registry: the key <namespace>.hold.<id>. It is written before the
-// reservation is asked for, so that one whose driver is gone can be found.
+// hold is a driver's reservation in the registry: the key <namespace>.hold.<id>. It is written before the request, so
+// that the reservation of a dead driver can be found.
 type hold struct {
 	ID    string        `json:"id"`
 	Owner string        `json:"owner"` // session of the driver
-	By    string        `json:"by"`    // the driver, for people
+	By    string        `json:"by"`    // the driver, for display
 	Lease time.Duration `json:"lease"`
 	Since time.Time     `json:"since"`
 }
 
 func holdKey(id string) string { return "hold." + id }
 
-// Reserve holds devices for this driver; it waits in the queue until ctx ends, or a minute if ctx has no end. A request
-// that names no id gets one.
+// Reserve reserves devices for this driver; it queues until ctx ends, or for a minute without a deadline. A request
+// without an id gets one.
 func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Reservation, error) {
 	if rt.local == nil {
-		return nil, bus.Errorf(bus.CodeRefused, "a worker reserves nothing: it holds no lease that could end it; let the driver do it")
+		return nil, bus.Errorf(bus.CodeRefused, "a worker cannot reserve devices, because it holds no lease; reserve them in the driver")
 	}
 	client, err := rt.placement()
 	if err != nil {
@@ -69,14 +69,14 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 	return &Reservation{Record: rec, rt: rt}, nil
 }
 
-// Release gives the devices back. It may be called more than once.
+// Release releases the devices. It may be called more than once.
 func (r *Reservation) Release(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
 	defer cancel()
 	return r.rt.releaseHold(ctx, r.ID, r.Token)
 }
 
-// releaseHold gives a reservation back and forgets it.
+// releaseHold releases a reservation and deletes its key.
 func (rt *Runtime) releaseHold(ctx context.Context, id string, token uint64) error {
 	client, err := rt.placement()
 	if err != nil {
@@ -116,7 +116,7 @@ func (g registry) unhold(ctx context.Context, id string) error {
 	return err
 }
 
-// holds lists what drivers hold. What cannot be read is left alone: it is nobody's that we know of.
+// holds lists the drivers' reservations. Malformed entries are skipped.
 func (g registry) holds(ctx context.Context) ([]hold, error) {
 	entries, err := g.kv.List(ctx, g.key("hold"))
 	if err != nil {
@@ -132,7 +132,7 @@ func (g registry) holds(ctx context.Context) ([]hold, error) {
 	return out, nil
 }
 
-// sweepHold gives back what a driver held that is gone.
+// sweepHold releases a driver's reservation.
 func (rt *Runtime) sweepHold(ctx context.Context, h hold) error {
 	client, err := rt.placement()
 	if err != nil {
@@ -151,7 +151,7 @@ func (rt *Runtime) sweepHold(ctx context.Context, h hold) error {
 	return rt.releaseHold(ctx, h.ID, token)
 }
 
-// releaseOwn gives back what this driver holds.
+// releaseOwn releases this driver's reservations.
 func (rt *Runtime) releaseOwn(ctx context.Context) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {

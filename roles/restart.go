@@ -16,29 +16,29 @@ import (
 )
 
 const (
-	driverFirst   = 2 * time.Second        // for a driver that lives to begin a restart, before the head does
-	restartLook   = 2 * time.Second        // how often the registry is looked at during a restart that another process carries out
-	restartMargin = 30 * time.Second       // how much longer than planned a restart may take, before another process takes it over
-	drainSpread   = 200 * time.Millisecond // for the exits of a drained node's workers to arrive together
+	driverFirst   = 2 * time.Second        // how long the head waits for a live driver to start a restart
+	restartLook   = 2 * time.Second        // interval of reading the record during a restart by another process
+	restartMargin = 30 * time.Second       // how much longer than planned a restart may take, before another process takes over
+	drainSpread   = 200 * time.Millisecond // how long the exits of a drained node's workers may take to arrive
 	noteFinished  = actors.State("restarted")
 	noteBegun     = actors.State("restarting")
 )
 
-// Restart is a restart that is under way: it is in the role's record while the state is restarting. Exactly one process
-// carries it out, the one whose session is By; it writes that by compare-and-set before it does anything. When that process
-// is gone, or takes longer than Limit, another may replace it, with a new generation.
+// Restart is a restart in progress: it is in the role's record while the state is restarting. Exactly one process
+// carries it out, with the session By; it writes the record by compare-and-set before it does anything else. When that
+// process is dead, or takes longer than Limit, another may replace it, with a new generation.
 type Restart struct {
 	Ranks []int         `json:"ranks"`
-	Gen   uint32        `json:"gen"`             // of the workers that are being started
-	N     int           `json:"n"`               // how many restarts there have been, with this one
-	Of    int           `json:"of"`              // how many there may be
-	Why   string        `json:"why"`             // what was lost
-	Avoid []string      `json:"avoid,omitempty"` // nodes that the ranks are moved away from: drained, or lost
+	Gen   uint32        `json:"gen"`             // of the new workers
+	N     int           `json:"n"`               // the number of this restart
+	Of    int           `json:"of"`              // the maximum
+	Why   string        `json:"why"`             // the first loss
+	Avoid []string      `json:"avoid,omitempty"` // nodes that the ranks are moved away from: drained or lost
 	By    string        `json:"by"`              // session of the process that carries it out
 	Limit time.Duration `json:"limit"`           // how long it may take
 }
 
-// Former is a worker process that was replaced.
+// Former is a replaced worker process.
 type Former struct {
 	Node string `json:"node"`
 	Rank int    `json:"rank"`
@@ -46,24 +46,23 @@ type Former struct {
 }
 
 var (
-	errRoleEnded   = errors.New("the role is being taken down, or has failed")
+	errRoleEnded   = errors.New("the role is stopping or has failed")
 	errReplaced    = errors.New("its workers have been replaced")
-	errElsewhere   = errors.New("another process restarts it")
+	errElsewhere   = errors.New("another process restarts the role")
 	errDeposed     = errors.New("another process has taken the restart over")
 	errNoneAllowed = errors.New("no more restarts are allowed")
 )
 
-// Restarting are the ranks whose calls wait because their workers were lost and are being replaced, as far as this process
-// knows: a moment before the record says so, and as long as nobody has begun to replace them.
+// Restarting is the ranks whose calls wait because their workers are being replaced, as far as this process knows:
+// shortly before the record says so.
 func (c *Cluster) Restarting() []int {
 	away, _ := c.gate.Away()
 	return away
 }
 
-// WaitReady returns when every rank of the role takes calls, or why that will not be: the role has failed or been taken
-// down, or ctx has ended.
+// WaitReady returns when every rank takes calls, or an error if the role has failed or is destroyed, or ctx has ended.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	if c.Record().restarts() && c.tie != created { // a restart may not have been heard of
+	if c.Record().restarts() && c.tie != created { // messages about a restart may have been missed
 		if rec, ok := c.reread(); ok && rec.State == RoleRestarting {
 			c.restartNews()
 			c.holdFor(rec, nil)
@@ -85,7 +84,7 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 	}
 }
 
-// alter changes one incarnation's record by compare-and-set, whatever its state; change may refuse.
+// alter changes one incarnation's record by compare-and-set, in any state; change may refuse.
 func (g registry) alter(ctx context.Context, r Record, change func(*Record) error) (Record, error) {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
@@ -108,7 +107,7 @@ func (g registry) alter(ctx context.Context, r Record, change func(*Record) erro
 	}
 }
 
-// alter changes the role's record, whatever its state.
+// alter changes the role's record, in any state.
 func (c *Cluster) alter(ctx context.Context, change func(*Record) error) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
@@ -127,8 +126,7 @@ func (c *Cluster) setRecord(rec Record) {
 	c.rec = rec
 }
 
-// hold notes a loss, and keeps back the calls to ranks that are about to be restarted, as far as the role's policy says which
-// they are.
+// hold records a loss, and holds the calls to the ranks that the role's policy restarts.
 func (c *Cluster) hold(l loss) {
 	c.mending.gateMu.Lock()
 	defer c.mending.gateMu.Unlock()
@@ -142,8 +140,8 @@ func (c *Cluster) hold(l loss) {
 	})
 }
 
-// siblings are the other clusters that this runtime has of the role: one it is attached to, and one it watches over. A call
-// fails in all of them at once, because they share an endpoint; so its next one must find the gate closed in all of them.
+// siblings is the other clusters of the role in this runtime: one it is attached to, and one it monitors. A call fails
+// in all of them at once, because they share an endpoint; so the gate must be closed in all of them.
 func (c *Cluster) siblings() []*Cluster {
 	c.rt.mu.Lock()
 	defer c.rt.mu.Unlock()
@@ -156,7 +154,7 @@ func (c *Cluster) siblings() []*Cluster {
 	return out
 }
 
-// holdSiblings keeps back the calls of the siblings to the ranks of a restart, until they have looked at the record.
+// holdSiblings holds the calls of the siblings to the ranks of a restart, until they have read the record.
 func (c *Cluster) holdSiblings(r *Restart) {
 	for _, s := range c.siblings() {
 		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.away(rank, r.why(rank)) })
@@ -164,19 +162,19 @@ func (c *Cluster) holdSiblings(r *Restart) {
 	}
 }
 
-// why is what a call is told whose rank is away.
+// why is the error of calls to a restarting rank.
 func (r *Restart) why(rank int) *bus.Error {
 	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.doing(), r.Why)
 }
 
-// away is what a call is told that does not wait for a rank.
+// away sets the role and rank of an error.
 func (c *Cluster) away(rank int, e *bus.Error) *bus.Error {
 	e.Role, e.Rank = c.Name(), rank
 	return e
 }
 
-// holdFor keeps back the calls to the ranks that the record says are restarting and to those that are lost and not yet
-// replaced, and lets those to the others go.
+// holdFor holds the calls to the ranks that are restarting, or lost and not yet replaced, and releases those to the
+// others.
 func (c *Cluster) holdFor(rec Record, lost []loss) {
 	c.mending.gateMu.Lock()
 	defer c.mending.gateMu.Unlock()
@@ -196,7 +194,7 @@ func (c *Cluster) holdFor(rec Record, lost []loss) {
 	c.gate.Release(away)
 }
 
-// doing is what happens to a rank, in words.
+// doing describes a restart in progress.
 func (r *Restart) doing() string {
 	if r.N == 0 {
 		return "moved to another node"
@@ -204,7 +202,7 @@ func (r *Restart) doing() string {
 	return fmt.Sprintf("restarting (%d of %d)", r.N, r.Of)
 }
 
-// done is the same of one that is over, or about to be.
+// done describes a completed restart.
 func (r *Restart) done() string {
 	if r.N == 0 {
 		return "moved to another node"
@@ -212,14 +210,14 @@ func (r *Restart) done() string {
 	return fmt.Sprintf("restarted (%d of %d)", r.N, r.Of)
 }
 
-// stillLost are the losses whose rank has not got another worker.
+// stillLost is the losses whose rank has no new worker.
 func stillLost(rec Record, lost []loss) []loss {
 	return slices.DeleteFunc(slices.Clone(lost), func(l loss) bool {
 		return l.rank >= rec.World || l.rank < len(rec.Seats) && rec.Seats[l.rank].Gen > l.gen
 	})
 }
 
-// restartNews has the registry looked at: a restart has begun or ended elsewhere.
+// restartNews makes the record be read: a restart has begun or ended elsewhere.
 func (c *Cluster) restartNews() {
 	m := &c.mending
 	m.mu.Lock()
@@ -231,8 +229,8 @@ func (c *Cluster) restartNews() {
 	m.wake()
 }
 
-// recover returns when the ranks that were lost have other workers, or the role has ended: it restarts them itself, or waits
-// for whoever does. Its error is why the role fails.
+// recover returns when the lost ranks have new workers, or the role has ended: it restarts them, or waits for another
+// process to do so. Its error is why the role fails.
 func (c *Cluster) recover(lost []loss) *bus.Error {
 	begun, seen := time.Now(), restartSeen{}
 	first := driverFirst
@@ -248,7 +246,7 @@ func (c *Cluster) recover(lost []loss) *bus.Error {
 		case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
 			c.overElsewhere(c.takenDown(), nil)
 			return nil
-		case err != nil: // it cannot be reached; later
+		case err != nil: // unreachable; retried
 		case rec.State == RoleFailed:
 			c.overElsewhere(rec.failure(), rec.failure())
 			return nil
@@ -272,7 +270,7 @@ func (c *Cluster) recover(lost []loss) *bus.Error {
 	}
 }
 
-// waitFirst is how long the driver still has to begin a restart; zero: as long as it wants.
+// waitFirst is how long a live driver has left to start a restart; zero: no limit.
 func (c *Cluster) waitFirst(at time.Time) time.Duration {
 	if c.tie != followed {
 		return 0
@@ -295,7 +293,7 @@ func (c *Cluster) look() (Record, error) {
 	return rec, err
 }
 
-// adopt takes the record in: another process may have replaced workers or changed the role's size.
+// adopt applies the record: another process may have replaced workers or resized the role.
 func (c *Cluster) adopt(rec Record) {
 	c.mu.Lock()
 	same := c.rec.Mesh == rec.Mesh
@@ -308,12 +306,12 @@ func (c *Cluster) adopt(rec Record) {
 	}
 }
 
-// failure is why calls to a role that has failed cannot be made.
+// failure is the error of calls to a failed role.
 func (r Record) failure() *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "role %s has failed, at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
+	return bus.Errorf(bus.CodeWorkerLost, "role %s failed at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
 }
 
-// overElsewhere takes in that the role has ended.
+// overElsewhere handles the end of the role by another process.
 func (c *Cluster) overElsewhere(why, failed *bus.Error) {
 	c.endAs(why, failed)
 	c.failPending()
@@ -322,7 +320,7 @@ func (c *Cluster) overElsewhere(why, failed *bus.Error) {
 	}
 }
 
-// releaseSoon lets go of a role that has ended, when its workers have said their last words or had time to.
+// releaseSoon releases an ended role when its workers have reported their end, or after a timeout.
 func (c *Cluster) releaseSoon() {
 	defer c.release()
 	limit := time.NewTimer(lastActs)
@@ -342,13 +340,13 @@ func (c *Cluster) releaseSoon() {
 	}
 }
 
-// restartSeen is the restart of another process that was last seen, and since when.
+// restartSeen is the last seen restart of another process, and when it was seen first.
 type restartSeen struct {
 	gen uint32
 	at  time.Time
 }
 
-// failRestarted fails the calls that were under way to workers which a restart replaces, once for each restart.
+// failRestarted fails the pending calls to workers that a restart replaces, once per restart.
 func (c *Cluster) failRestarted(rec Record, seen *restartSeen) {
 	r := rec.Restart
 	if rec.State != RoleRestarting || r == nil || r.Gen == seen.gen {
@@ -361,8 +359,8 @@ func (c *Cluster) failRestarted(rec Record, seen *restartSeen) {
 	}
 }
 
-// mayRestart reports whether this process is to restart what is lost, now. A driver does at once; the head gives a driver
-// that lives a moment to do so, and both take a restart over whose process is gone or too slow.
+// mayRestart reports whether this process starts a restart now. A driver does at once; the head gives a live driver a
+// moment, and both take over a restart whose process is dead or too slow.
 func (c *Cluster) mayRestart(rec Record, seen *restartSeen, notBefore time.Time) bool {
 	if c.tie != created && c.tie != followed || c.rt.currentLease() == nil || !rec.restarts() {
 		return false
@@ -380,18 +378,17 @@ func (c *Cluster) mayRestart(rec Record, seen *restartSeen, notBefore time.Time)
 	return !time.Now().Before(notBefore) || c.tie == followed && !reg.alive(ctx, rec.Owner)
 }
 
-// restart puts new workers in the place of those that were lost, or of all. It reports true if the record has changed
-// meanwhile and is to be looked at again.
+// restart replaces the lost workers, or all. again: the record has changed and must be read again.
 func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
 	for _, l := range lost {
-		if l.evicted { // the others of its node end at the same moment
+		if l.evicted { // the other workers of its node exit at the same time
 			c.mending.await(c.rt.ctx, drainSpread, 0)
 			lost = append(lost, c.mending.take()...)
 			break
 		}
 	}
 	lost = c.explained(rec, stillLost(rec, lost))
-	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not finished")}
+	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not completed")}
 	if rec.Restart != nil && len(rec.Restart.Ranks) > 0 {
 		first.rank, first.why = rec.Restart.Ranks[0], bus.Errorf(bus.CodeWorkerLost, "%s", rec.Restart.Why)
 	}
@@ -406,7 +403,7 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 	recipe, err := c.startedWith(c.rt.ctx, rec)
 	if bus.CodeOf(err) == bus.CodeRefused {
 		if c.ownerLives(rec) {
-			return c.sleepABit(), nil // it restarts them, or its lease ends
+			return c.sleepABit(), nil // the owner restarts them, or its lease ends
 		}
 		return false, fails(err)
 	}
@@ -416,9 +413,9 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 	switch {
 	case errors.Is(err, errNoneAllowed):
 		why := *first.why
-		why.Message = fmt.Sprintf("%s (after %d restarts, and no more are allowed)", why.Message, recipe.Restarts)
+		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, recipe.Restarts)
 		return false, &why
-	case err != nil: // the record has changed, or cannot be written
+	case err != nil: // the record has changed, or the write failed
 		return c.sleepABit(), nil
 	}
 	err = c.carryOut(recipe, lost)
@@ -431,8 +428,8 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 	return false, fails(err)
 }
 
-// explained is losses with what the agents know of those that were only guessed: a process that has just begun to follow a
-// role has not heard how its workers ended.
+// explained replaces guessed losses by the exits that agents know: a process that has just begun to monitor a role has
+// missed them.
 func (c *Cluster) explained(rec Record, lost []loss) []loss {
 	out := slices.Clone(lost)
 	for i, l := range out {
@@ -440,7 +437,7 @@ func (c *Cluster) explained(rec Record, lost []loss) []loss {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(c.rt.ctx, agentThere)
-		all, _ := c.rt.agents().Workers(ctx, rec.Seats[l.rank].Node) // an agent that is silent knows no more
+		all, _ := c.rt.agents().Workers(ctx, rec.Seats[l.rank].Node) // a silent agent knows no exit
 		cancel()
 		id := rec.workerID(l.rank)
 		if at := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id }); at >= 0 && all[at].Exit != nil {
@@ -464,7 +461,7 @@ func (c *Cluster) ownerLives(rec Record) bool {
 	return err != nil || reg.alive(ctx, rec.Owner)
 }
 
-// beginRestart writes into the record that this process restarts the ranks. Whoever wrote it first does.
+// beginRestart writes into the record that this process restarts the ranks. The first writer wins.
 func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *recipe, seen *restartSeen) error {
 	avoid := c.unusable(rec, lost)
 	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.evicted })
@@ -515,7 +512,7 @@ func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *reci
 	return err
 }
 
-// unusable are the nodes that lost workers cannot be started on again: those they were evicted from, and those that
+// unusable is the nodes on which lost workers cannot be started again: those they were evicted from, and those that
 // placement counts as lost.
 func (c *Cluster) unusable(rec Record, lost []loss) []string {
 	var out []string
@@ -532,7 +529,7 @@ func (c *Cluster) unusable(rec Record, lost []loss) []string {
 	defer cancel()
 	all, err := client.Nodes(ctx)
 	if err != nil {
-		return out // the launch says what is wrong
+		return out // the launch reports the error
 	}
 	for _, seat := range rec.Seats {
 		if nodeGone(all, seat.Node) {
@@ -542,18 +539,18 @@ func (c *Cluster) unusable(rec Record, lost []loss) []string {
 	return out
 }
 
-// nodeGone reports whether the placement service counts a node as lost: it is not there, or its lease has ended.
+// nodeGone reports whether placement counts a node as lost: it is unknown, or its lease has ended.
 func nodeGone(all []placement.NodeStatus, node string) bool {
 	i := slices.IndexFunc(all, func(n placement.NodeStatus) bool { return n.Report.Node == node })
 	return i < 0 || all[i].Rank < 0 || all[i].State != placement.NodeReady && all[i].Report.Session == ""
 }
 
-// carryOut does what the record says this process does.
+// carryOut performs the restart in the record.
 func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
 	rec := c.Record()
 	r := rec.Restart
 	for _, rank := range r.Ranks {
-		c.life.renew(rank, rec.Seats[rank].Gen) // what the old ones say from now on is of another generation
+		c.life.renew(rank, rec.Seats[rank].Gen) // later messages of the old workers are of another generation
 	}
 	c.holdFor(rec, nil)
 	c.note(r, noteBegun)
@@ -592,7 +589,7 @@ func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
 	return err
 }
 
-// failOthers fails the calls of a role that is restarted because of one of its ranks.
+// failOthers fails all calls of a role that is restarted because of one rank.
 func (c *Cluster) failOthers(r *Restart) {
 	because := bus.Errorf(bus.CodeWorkerLost, "the role is restarted: %s", r.Why)
 	for rank := range c.WorldSize() {
@@ -600,7 +597,7 @@ func (c *Cluster) failOthers(r *Restart) {
 	}
 }
 
-// replace ends what is left of the ranks' processes and starts others, on the same seats or on those they are moved to.
+// replace kills the old processes of the ranks and starts new ones, on the same nodes or on others.
 func (c *Cluster) replace(ctx context.Context, recipe *recipe) error {
 	if err := c.makeProgram(ctx); err != nil {
 		return err
@@ -629,7 +626,7 @@ func (c *Cluster) replace(ctx context.Context, recipe *recipe) error {
 	return nil
 }
 
-// finishRestart makes the role ready again, and gives back what none of its workers is on any more.
+// finishRestart makes the role ready again, and releases reservations that no rank uses.
 func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
 	var unused []Held
 	err := c.alter(ctx, func(r *Record) error {
@@ -647,13 +644,13 @@ func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
 	if err == nil {
 		err = release(ctx, client, unused)
 	}
-	if err != nil { // its id is the role's, so whoever takes the role down finds it
-		c.rt.log.Warn("roles: a reservation that a role has left was not given back; it goes with the role", "role", c.Name(), "error", err)
+	if err != nil { // the id belongs to the role: destroying the role releases it
+		c.rt.log.Warn("roles: releasing an unused reservation failed; it is released with the role", "role", c.Name(), "error", err)
 	}
 	return nil
 }
 
-// dropUnused takes the reservations off the record that no seat is on.
+// dropUnused removes the reservations that no rank uses from the record.
 func (r *Record) dropUnused() (unused []Held) {
 	var kept []Held
 	place := map[int]int{}
@@ -672,8 +669,8 @@ func (r *Record) dropUnused() (unused []Held) {
 	return unused
 }
 
-// note tells those who follow the role that its record has changed. One that is lost is made up for by their looking now
-// and then.
+// note tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
+// reading.
 func (c *Cluster) note(r *Restart, state actors.State) {
 	beats := make([]actors.Beat, len(r.Ranks))
 	for i, rank := range r.Ranks {
@@ -684,11 +681,11 @@ func (c *Cluster) note(r *Restart, state actors.State) {
 		err = c.rt.ep.Send(c.to.Life(), &wire.Frame{Kind: wire.KindBeat, Header: wire.Header{Session: c.rt.ep.Session()}, Body: body})
 	}
 	if err != nil {
-		c.rt.log.Debug("roles: a restart is not told", "role", c.Name(), "error", err)
+		c.rt.log.Debug("roles: announcing a restart failed", "role", c.Name(), "error", err)
 	}
 }
 
-// union is the elements of both, sorted, each once.
+// union is the elements of both, sorted, without duplicates.
 func union[T int | string](a, b []T) []T {
 	out := append(slices.Clone(a), b...)
 	slices.Sort(out)

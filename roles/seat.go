@@ -8,26 +8,26 @@ import (
 	"troupe/placement"
 )
 
-// Seat is where one rank of a role runs, when its workers are processes on nodes.
+// Seat is where one rank of a role runs, when its workers are processes.
 type Seat struct {
 	Node     string   `json:"node"`
 	NodeRank int      `json:"node_rank"`         // of the node among all nodes
-	Name     string   `json:"name"`              // of the worker, for people: actor_train-0-G01
+	Name     string   `json:"name"`              // of the worker, for display: actor_train-0-G01
 	Devices  []int    `json:"devices,omitempty"` // local indices
-	UUIDs    []string `json:"uuids,omitempty"`   // those of them that are on its node, in the order it sees them
-	Share    int      `json:"share,omitempty"`   // of each, in thousandths; 0: all
-	Gen      uint32   `json:"gen,omitempty"`     // which of the role's generations its worker is of; 0: the first
-	Held     int      `json:"held,omitempty"`    // which of the role's reservations it is on
+	UUIDs    []string `json:"uuids,omitempty"`   // of devices on its node, in the order of the worker's indices
+	Share    int      `json:"share,omitempty"`   // of each device, in thousandths; 0: all
+	Gen      uint32   `json:"gen,omitempty"`     // generation of its worker; 0: the first
+	Held     int      `json:"held,omitempty"`    // index of its reservation in the record
 }
 
-// Held is a reservation that a role's workers run on.
+// Held is a reservation of a role's workers.
 type Held struct {
 	ID    string `json:"id"`
 	Token uint64 `json:"token"`
-	Over  string `json:"over,omitempty"` // the one it shares its devices with
+	Over  string `json:"over,omitempty"` // the reservation whose devices it shares
 }
 
-// seatsOf is where the workers of a reservation run, by rank.
+// seatsOf is the placements of a reservation's workers, by rank.
 func seatsOf(role string, workers []placement.Worker) []Seat {
 	seats := make([]Seat, len(workers))
 	for i, w := range workers {
@@ -45,11 +45,11 @@ func seatsOf(role string, workers []placement.Worker) []Seat {
 	return seats
 }
 
-// surroundings is what the processes of a role find themselves by, worked out once for all ranks.
+// surroundings computes the environment of a role's processes.
 type surroundings struct {
 	rec    Record
-	number map[string]int // of each node, as the ranks come upon them
-	beside map[string]int // how many workers of the role each node has
+	number map[string]int // of each node, in the order of ranks
+	beside map[string]int // workers of the role on each node
 }
 
 func (r Record) surroundings() surroundings {
@@ -62,7 +62,7 @@ func (r Record) surroundings() surroundings {
 	return s
 }
 
-// environment is a rank's own. LOCAL_RANK is 0, because it sees its own devices alone.
+// environment is a rank's own. LOCAL_RANK is 0, because a worker sees only its own devices.
 func (s surroundings) environment(rank int, lateRendezvous bool) map[string]string {
 	seat := s.rec.Seats[rank]
 	env := map[string]string{"CLUSTER_NAME": s.rec.Name, "WORKER_NAME": seat.Name}
@@ -78,18 +78,18 @@ func (s surroundings) environment(rank int, lateRendezvous bool) map[string]stri
 	return env
 }
 
-// workerID names the process that plays a rank now.
+// workerID is the current process of a rank.
 func (r Record) workerID(rank int) nodes.WorkerID {
 	return nodes.WorkerID{Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation, Rank: rank, Gen: r.Seats[rank].Gen}
 }
 
-// berth is what one launch is for: a node, and a reservation of the role's.
+// berth is the target of one launch: a node, and a reservation of the role.
 type berth struct {
 	node string
 	held int
 }
 
-// berths groups ranks by where they run, in the order of their first rank.
+// berths groups ranks by target, in the order of their first rank.
 func (r Record) berths(ranks []int) (order []berth, groups map[berth][]int) {
 	groups = map[berth][]int{}
 	for _, rank := range ranks {
@@ -102,10 +102,10 @@ func (r Record) berths(ranks []int) (order []berth, groups map[berth][]int) {
 	return order, groups
 }
 
-// seated are the ranks that have a seat: also those that are just coming to the role, or leaving it.
+// seated is the ranks with a placement: also those that are being added or removed.
 func (r Record) seated() []int { return Record{World: max(r.World, len(r.Seats))}.allRanks() }
 
-// allRanks are the ranks of the role.
+// allRanks is the ranks of the role.
 func (r Record) allRanks() []int {
 	ranks := make([]int, r.World)
 	for i := range ranks {

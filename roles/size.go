@@ -10,7 +10,7 @@ import (
 	"troupe/placement"
 )
 
-// takeShape lays the ranks out as the record says; calls that are under way keep the shape they were sent in.
+// takeShape applies the mesh of the record; pending calls keep the one they were sent with.
 func (c *Cluster) takeShape(rec Record) {
 	c.life.makeRoom(rec.World)
 	c.shape.Store(&dispatch.Group{
@@ -19,7 +19,8 @@ func (c *Cluster) takeShape(rec Record) {
 }
 
 // Grow adds n workers to a role of processes, with a reservation of their own, as its last ranks: more data-parallel
-// replicas. Its other workers do not notice. Those who are attached see the new size when the first newcomer beats.
+// replicas. Its other workers are not affected. Attached drivers see the new size with the first heartbeat of a new
+// worker.
 func (c *Cluster) Grow(ctx context.Context, n int) error {
 	mesh, err := c.resized(n)
 	if err != nil {
@@ -36,7 +37,7 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 		return err
 	}
 	rec := c.Record()
-	rec.World, rec.Mesh = first+n, mesh // as the newcomers are to see it
+	rec.World, rec.Mesh = first+n, mesh // for the assignments of the new workers
 	c.life.makeRoom(rec.World)
 	ranks := rec.allRanks()[first:]
 	for _, rank := range ranks {
@@ -60,10 +61,10 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 	return nil
 }
 
-// Shrink takes the last n workers of a role of processes down; running calls may finish within the spec's grace.
+// Shrink stops the last n workers of a role of processes; running calls may finish within the spec's grace.
 func (c *Cluster) Shrink(ctx context.Context, n int) error {
 	if n <= 0 {
-		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: give one or more", c.Name(), n)
+		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: the number must be positive", c.Name(), n)
 	}
 	mesh, err := c.resized(-n)
 	if err != nil {
@@ -77,7 +78,7 @@ func (c *Cluster) Shrink(ctx context.Context, n int) error {
 		return err
 	}
 	rec := c.Record()
-	c.takeShape(rec) // no new call goes to those that leave
+	c.takeShape(rec) // no new call goes to the removed ranks
 	leaving := rec.seated()[rec.World:]
 	for _, rank := range leaving {
 		c.life.retire(rank)
@@ -87,7 +88,7 @@ func (c *Cluster) Shrink(ctx context.Context, n int) error {
 	return err
 }
 
-// resized is the mesh of the role with n workers more.
+// resized is the mesh of the role with n more workers.
 func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 	rec := c.Record()
 	replica := rec.Mesh.TP * rec.Mesh.CP
@@ -98,15 +99,15 @@ func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 	case !rec.Process:
 		return refuse("its workers are goroutines of its driver's process")
 	case c.tie != created:
-		return refuse("this driver has not created it, and does not know what its workers were started with")
+		return refuse("another driver created it, and has the start parameters of its workers")
 	case rec.State == RoleRestarting:
-		return refuse("workers of it are being restarted; wait until it is ready")
+		return refuse("workers are being restarted; wait until it is ready")
 	case rec.Ordered:
-		return refuse("it is ordered, and a sequencer has one size")
+		return refuse("it is ordered, and the size of a sequencer is fixed")
 	case rec.Mesh.PP > 1:
-		return refuse("with %d pipeline stages its ranks would have to be numbered anew", rec.Mesh.PP)
+		return refuse("with %d pipeline stages its ranks would have to be renumbered", rec.Mesh.PP)
 	case n%replica != 0:
-		return refuse("a replica has %d workers (tp × cp), and %d is no multiple of that", replica, n)
+		return refuse("a replica has %d workers (tp × cp), and %d is not a multiple", replica, n)
 	case rec.World+n < 1:
 		return refuse("it has %d workers and would have none; destroy it instead", rec.World)
 	}
@@ -115,8 +116,8 @@ func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 	return mesh.Resolve(rec.World + n)
 }
 
-// reserveMore holds what more workers need and notes their seats in the registry. The role's size is what it was until
-// they are ready.
+// reserveMore reserves for more workers and records their placements. The role's size is unchanged until they are
+// ready.
 func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	client, err := c.rt.placement()
 	if err != nil {
@@ -125,7 +126,7 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	rec := c.Record()
 	request := c.spec.Process.request(rec)
 	if request.Mapping != nil && len(request.Mapping.Devices) > 0 {
-		return bus.Errorf(bus.CodeInvalid, "role %s has an exact mapping of devices, which names none for more workers", c.Name())
+		return bus.Errorf(bus.CodeInvalid, "role %s has an exact device mapping without devices for more workers", c.Name())
 	}
 	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens+1)
 	request.FirstRank, request.Mapping = rec.World, nil
@@ -153,10 +154,11 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
 	defer cancel()
-	return errors.Join(err, release(last, client, []Held{held})) // nobody who ends the role would find it
+	return errors.Join(err, release(last, client, []Held{held})) // it is not in the record
 }
 
-// retireFrom ends what is left of the workers from one rank on, gives back what only they were on, and forgets them.
+// retireFrom kills the workers from one rank on, releases reservations that only they used, and removes them from the
+// record.
 func (c *Cluster) retireFrom(ctx context.Context, first int) {
 	rec := c.Record()
 	ranks := rec.seated()[first:]
@@ -179,26 +181,26 @@ func (c *Cluster) retireFrom(ctx context.Context, first int) {
 	if err == nil {
 		err = c.edit(ctx, func(r *Record) { r.Seats, r.Held = r.Seats[:first], r.Held[:held] })
 	}
-	if err != nil { // the record still knows them, and they go with the role
-		c.rt.log.Warn("roles: workers that left a role are not all gone", "role", c.Name(), "error", err)
+	if err != nil { // they stay in the record and end with the role
+		c.rt.log.Warn("roles: some removed workers may still run", "role", c.Name(), "error", err)
 	}
 }
 
-// retired reports whether a rank is none of the role's any more.
+// retired reports whether a rank is no longer in the role.
 func (c *Cluster) retired(rank int) bool { return rank >= c.WorldSize() }
 
-// grewElsewhere takes in that the role has more ranks than were known here, if it has.
+// grewElsewhere reads the record, because another process may have grown the role.
 func (c *Cluster) grewElsewhere(rank int) {
 	if c.tie != created && rank < maxWorld {
 		c.rt.spawn(func() { c.reread() })
 	}
 }
 
-// stoppedElsewhere takes in that a worker has stopped in order: the role has been taken down, has become smaller, or is
-// restarted by another process.
+// stoppedElsewhere handles a worker that has stopped in order: the role is destroyed, smaller, or restarted by another
+// process.
 func (c *Cluster) stoppedElsewhere(l loss) {
 	if c.isOver() || c.tie == created && c.retired(l.rank) {
-		return // another of its workers was the first
+		return // handled with an earlier worker
 	}
 	rec, ok := c.reread()
 	switch {
@@ -219,7 +221,7 @@ func (c *Cluster) stoppedElsewhere(l loss) {
 	}
 }
 
-// reread takes in the record as it is now.
+// reread reads and applies the record.
 func (c *Cluster) reread() (Record, bool) {
 	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
 	defer cancel()

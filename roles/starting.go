@@ -11,12 +11,12 @@ import (
 	"troupe/bus"
 )
 
-// constructorGrace is how long constructors that were told to give up have for their last words.
+// constructorGrace is how long cancelled constructors may take to return their error.
 const constructorGrace = time.Second
 
-// start makes the workers of a role, all at once. The first that fails is the error, and the others are told to give up;
-// those that had started stay for the caller to stop. A constructor that does not return is left to itself, and what it
-// makes in the end is stopped.
+// start starts the workers of a role concurrently. It returns the first error and cancels the other constructors; the
+// caller stops the workers that have started. A constructor that does not return is abandoned, and its worker is
+// stopped if it ever returns.
 func (l *Local) start(ctx context.Context, spec Spec, specs []actors.WorkerSpec) ([]*actors.Worker, error) {
 	begun := time.Now()
 	making, giveUp := context.WithCancel(ctx)
@@ -46,18 +46,18 @@ func (l *Local) start(ctx context.Context, spec Spec, specs []actors.WorkerSpec)
 	return workers, settle(ctx, l.bus)
 }
 
-// starting is the workers of a role while they are made.
+// starting is the workers of a role while they are constructed.
 type starting struct {
 	mu      sync.Mutex
 	workers []*actors.Worker
 	left    int
-	first   error // of the worker that failed first
-	over    bool  // nobody waits any more
+	first   error // of the first worker that failed
+	over    bool  // the caller no longer waits
 
-	allCh chan struct{} // closed when none is left
+	allCh chan struct{} // closed when all have returned
 }
 
-// note takes in what became of one worker. One that comes too late is stopped.
+// note records the result of one constructor. A late worker is stopped.
 func (s *starting) note(rank int, w *actors.Worker, err error) {
 	s.mu.Lock()
 	over := s.over
@@ -74,11 +74,11 @@ func (s *starting) note(rank int, w *actors.Worker, err error) {
 	if over && w != nil {
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
-		_ = w.Stop(ended) // nobody is left to tell
+		_ = w.Stop(ended) // no caller is left
 	}
 }
 
-// wait returns when all have been made or have failed, or, some time after ctx, without them.
+// wait returns when all constructors have returned, or some time after ctx has ended.
 func (s *starting) wait(ctx context.Context) {
 	select {
 	case <-s.allCh:
@@ -98,9 +98,9 @@ func (s *starting) end() ([]*actors.Worker, error) {
 	return s.workers, s.first
 }
 
-// overdue says which workers were missing when time was up.
+// overdue is the error of a start that took too long, with the missing ranks.
 func overdue(role string, workers []*actors.Worker, after time.Duration, why error) error {
-	words := "its last rank had just been made"
+	words := "its last rank had just started"
 	var missing []string
 	for rank, w := range workers {
 		if w == nil {
@@ -108,7 +108,7 @@ func overdue(role string, workers []*actors.Worker, after time.Duration, why err
 		}
 	}
 	if len(missing) > 0 {
-		words = "rank " + strings.Join(missing, ", ") + " had not been made"
+		words = "rank " + strings.Join(missing, ", ") + " had not started"
 	}
 	return bus.Errorf(bus.CodeOf(why), "role %s had not started after %s: %s: %w", role, after.Round(time.Millisecond), words, why)
 }

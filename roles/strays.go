@@ -11,13 +11,13 @@ import (
 	"troupe/placement"
 )
 
-// strayAnswer is how long an agent has to say what runs on its node. One that does not is asked the next time.
+// strayAnswer is the timeout of listing a node's workers; a silent node is listed the next time.
 const strayAnswer = 2 * time.Second
 
-// EndStrays ends the worker processes that no role knows, and returns them: those of a node that was cut off while their
-// role was taken down or restarted, and is back. A role's record is there before the first of its processes, and goes
-// after the last that could be reached; so whoever runs without one has been forgotten. Only those that have run for as
-// long as olderThan are ended. A head calls it now and then.
+// EndStrays kills the worker processes that belong to no role, and returns them: those of a node that was unreachable
+// while their role was destroyed or restarted. A role's record exists before its first process and until after the last
+// that could be reached, so that a process without a record is an orphan. Only processes older than olderThan are
+// killed. A head calls it periodically.
 func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]nodes.Status, error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
@@ -32,7 +32,7 @@ func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]node
 	var group sync.WaitGroup
 	for _, node := range all {
 		if node.State == placement.NodeLost {
-			continue // it does not answer
+			continue // unreachable
 		}
 		group.Go(bus.Guard(func() { s.endOn(ctx, node.Report.Node) }))
 	}
@@ -56,7 +56,7 @@ func (s *strays) endOn(ctx context.Context, node string) {
 	workers, err := s.agents.Running(asking, node)
 	cancel()
 	if err != nil {
-		return // the node's own silence is told by others
+		return // reported by placement
 	}
 	var ids []nodes.WorkerID
 	var found []nodes.Status
@@ -80,7 +80,7 @@ func (s *strays) endOn(ctx context.Context, node string) {
 	s.ended = append(s.ended, found...)
 }
 
-// isStray reports whether it is certain that no role has this process.
+// isStray reports whether the process certainly belongs to no role.
 func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
 	reg, err := s.registry(ctx, id.Namespace)
 	if err != nil {
@@ -96,13 +96,13 @@ func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
 		return true
 	}
 	if rec.State == RoleFailed {
-		return true // its driver ends it, or did not live to
+		return true // its driver kills it, or died before
 	}
 	known := id.Rank < len(rec.Seats)
 	return len(rec.Seats) > 0 && (!known || rec.Seats[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
 }
 
-// registry is that of a namespace.
+// registry is the registry of a namespace.
 func (s *strays) registry(ctx context.Context, namespace string) (registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
