@@ -24,7 +24,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name
 		if info.Replay && c.Record().restarts() {
-			c.keepForReplay(&call)
+			c.recordReplay(&call)
 		}
 	}
 	f, err := c.send(ctx, call)
@@ -38,7 +38,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 func (c *Cluster) send(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
 	f, err := c.group().Go(ctx, call)
 	if err == nil {
-		c.life.repeat()
+		c.liveness.repeat()
 	}
 	return f, err
 }

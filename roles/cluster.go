@@ -15,47 +15,47 @@ import (
 	"troupe/nodes"
 )
 
-// newsSpread is how long the failure of a worker may take to reach all clusters of its role.
-const newsSpread = 50 * time.Millisecond
+// failureSpread is how long the failure of a worker may take to reach all clusters of its role.
+const failureSpread = 50 * time.Millisecond
 
-// answersArrive is how long answers of a stopped worker may be in transit.
-const answersArrive = 300 * time.Millisecond
+// answersTransit is how long answers of a stopped worker may be in transit.
+const answersTransit = 300 * time.Millisecond
 
 // Cluster is a driver's handle on the running workers of one role. It is safe for concurrent use, and it can be an
 // argument of a call, alone or inside another value: the method receives its Handle.
 type Cluster struct {
-	rt    *Runtime
-	tie   tie
-	spec  Spec // of a role created elsewhere, only StopGrace
-	to    bus.Address
-	life  *life
-	shape atomic.Pointer[dispatch.Group] // current layout of the ranks; see size.go
-	gate  dispatch.Gate                  // holds calls to ranks that are being restarted
+	rt       *Runtime
+	origin   origin
+	spec     Spec // of a role created elsewhere, only StopGrace
+	to       bus.Address
+	liveness *liveness
+	shape    atomic.Pointer[dispatch.Group] // current layout of the ranks; see size.go
+	gate     dispatch.Gate                  // holds calls to ranks that are being restarted
 
-	downCh chan struct{} // holds one: a lock of destroying and resizing the role
+	destroyCh chan struct{} // holds one: a lock of destroying and resizing the role
 
-	mu      sync.Mutex // guards what follows
-	rec     Record
-	workers []*actors.Worker // goroutines of this process
-	program nodes.Program    // of worker processes
-	recipe  *recipe          // start parameters of worker processes; nil: created elsewhere and not needed yet
-	mending mending          // restarts of lost workers
-	keeping keeping          // calls that are replayed on restarted workers
-	output  *output          // nil: output is not shown
-	up      bool             // the start is complete: the first observer of a failure destroys the role, not start
-	ended   *bus.Error       // why calls are refused; nil: they are not
-	failed  *bus.Error       // ended, if a worker's failure is the reason
-	gone    bool             // the role is destroyed and its name is free
+	mu          sync.Mutex // guards what follows
+	rec         RoleRecord
+	workers     []*actors.Worker // goroutines of this process
+	program     nodes.Program    // of worker processes
+	startParams *startParams     // start parameters of worker processes; nil: created elsewhere and not needed yet
+	recovery    recovery         // restarts of lost workers
+	replayCache replayCache      // calls that are replayed on restarted workers
+	output      *output          // nil: output is not shown
+	started     bool             // the start is complete: the first observer of a failure destroys the role, not start
+	ended       *bus.Error       // why calls are refused; nil: they are not
+	failed      *bus.Error       // ended, if a worker's failure is the reason
+	destroyed   bool             // the role is destroyed and its name is free
 }
 
-// tie is how a runtime obtained a role.
-type tie uint8
+// origin is how a runtime obtained a role.
+type origin uint8
 
 const (
-	created  tie = iota // created here: destroyed with the runtime unless detached
-	attached            // attached by name
-	opened              // opened from a handle and shared in the process, until the role ends
-	followed            // monitored by a Local or a head, because its driver may be gone
+	created  origin = iota // created here: destroyed with the runtime unless detached
+	attached               // attached by name
+	opened                 // opened from a handle and shared in the process, until the role ends
+	followed               // monitored by a Local or a head, because its driver may be gone
 )
 
 // Name is the role's name.
@@ -75,7 +75,7 @@ func (c *Cluster) CPSize() int    { return c.mesh().CP }
 func (c *Cluster) RankInfo(rank int) (dispatch.RankInfo, error) { return c.mesh().Info(rank) }
 
 // Record is the role's registry entry as last read by this process.
-func (c *Cluster) Record() Record {
+func (c *Cluster) Record() RoleRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rec
@@ -83,7 +83,7 @@ func (c *Cluster) Record() Record {
 
 // Health is the last heartbeat of each worker.
 func (c *Cluster) Health() []actors.Beat {
-	beats, _ := c.life.states()
+	beats, _ := c.liveness.states()
 	return beats
 }
 
@@ -99,23 +99,23 @@ func (c *Cluster) start(ctx context.Context, config wire.Raw) error {
 		err = c.barrier(ctx, c.Record().allRanks())
 	}
 	if err == nil && c.spec.Process != nil {
-		err = c.learn(ctx)
+		err = c.readMethods(ctx)
 	}
 	if err == nil {
-		c.life.expectAll()
+		c.liveness.expectAll()
 		err = c.step(ctx, RoleReady, "")
 	}
 	if err == nil && c.spec.Detached && c.spec.Process == nil {
 		err = c.rt.local.follow(c.Record())
 	}
-	if err = c.begun(err); err == nil {
+	if err = c.startResult(err); err == nil {
 		c.emit(eventRole, nil, "", fmt.Sprintf("%d workers of class %s, for %s", c.WorldSize(), c.Record().Class, c.rt.cfg.Name))
 	}
 	return err
 }
 
-// begun is the result of a start.
-func (c *Cluster) begun(err error) error {
+// startResult is the result of a start.
+func (c *Cluster) startResult(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed != nil { // the failure of a worker is the cause
@@ -124,7 +124,7 @@ func (c *Cluster) begun(err error) error {
 	if err == nil && c.ended != nil {
 		return c.ended
 	}
-	c.up = err == nil
+	c.started = err == nil
 	return err
 }
 
@@ -185,7 +185,7 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 	probes := []bus.Call{{Parts: role}, {Parts: ranks}, {Parts: slices}, {Parts: role, Control: true}, {Parts: ranks, Control: true}}
 	for _, p := range probes {
 		p.To, p.Method, p.World, p.FailFast = c.to, actors.VerbProbe, world, true
-		p.Ordered, p.AskAfter, p.Gens = c.group().Ordered && !p.Control, 100*time.Millisecond, c.life.generations()
+		p.Ordered, p.AskAfter, p.Gens = c.group().Ordered && !p.Control, 100*time.Millisecond, c.liveness.generations()
 		g, err := c.rt.ep.Scatter(ctx, p)
 		if err != nil {
 			return err
@@ -205,38 +205,40 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 // workers; of a detached role, whose driver may be gone, every cluster does, if certain: the worker or its agent
 // reported the failure.
 func (c *Cluster) workerLost(l loss, certain bool) {
-	if l.failed && c.tie == opened && !c.Record().Process { // the handle may lack the policy
+	if l.failed && c.origin == opened && !c.Record().Process { // the handle may lack the policy
 		c.failCalls(l)
 		c.rt.spawn(func() {
-			c.reread()
-			c.workerGone(l, certain)
+			c.reloadRecord()
+			c.handleLoss(l, certain)
 		})
 		return
 	}
-	c.workerGone(l, certain)
+	c.handleLoss(l, certain)
 }
 
 // restartable reports whether lost workers are replaced.
-func (c *Cluster) restartable() bool { return c.Record().restarts() && (c.tie != created || c.isUp()) }
+func (c *Cluster) restartable() bool {
+	return c.Record().restarts() && (c.origin != created || c.isStarted())
+}
 
-func (c *Cluster) workerGone(l loss, certain bool) {
+func (c *Cluster) handleLoss(l loss, certain bool) {
 	if l.failed && c.restartable() {
 		siblings := c.siblings()
 		for _, s := range append(siblings, c) {
 			if s.restartable() {
-				s.hold(l)
+				s.holdCalls(l)
 			}
 		}
 		defer func() {
 			for _, s := range siblings {
 				if s.restartable() {
-					s.mend(l)
+					s.handleFailure(l)
 				}
 			}
 		}()
 	}
 	c.failCalls(l)
-	if l.failed && c.mend(l) {
+	if l.failed && c.handleFailure(l) {
 		return
 	}
 	if !l.failed && c.Record().Process {
@@ -247,8 +249,8 @@ func (c *Cluster) workerGone(l loss, certain bool) {
 		if c.retired(l.rank) {
 			return
 		}
-		if c.end(c.takenDown()) && c.isUp() {
-			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }) })
+		if c.end(c.errDestroyed()) && c.isStarted() {
+			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }) })
 		}
 		return
 	}
@@ -263,12 +265,12 @@ func (c *Cluster) failWith(l loss, certain bool) {
 		return
 	}
 	c.failPending()
-	c.tell(l, "the role fails")
-	if c.isUp() || c.tie == followed && c.Record().Process || certain && c.tie != opened && c.Record().Detached {
+	c.reportFailure(l, "the role fails")
+	if c.isStarted() || c.origin == followed && c.Record().Process || certain && c.origin != opened && c.Record().Detached {
 		c.rt.spawn(func() {
 			c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) })
 			if c.Record().Process {
-				c.endFailed()
+				c.killFailed()
 			}
 		})
 	}
@@ -281,17 +283,17 @@ func (c *Cluster) failCalls(l loss) {
 	if l.failed {
 		lose()
 	} else {
-		time.AfterFunc(answersArrive, bus.Guard(lose))
+		time.AfterFunc(answersTransit, bus.Guard(lose))
 	}
 }
 
-func (c *Cluster) takenDown() *bus.Error {
+func (c *Cluster) errDestroyed() *bus.Error {
 	return bus.Errorf(bus.CodeNotFound, "role %s has been destroyed", c.Name())
 }
 
 // cleanUp runs do in the background and logs its error.
 func (c *Cluster) cleanUp(do func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StopGrace+lastActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StopGrace+closeTimeout)
 	defer cancel()
 	if err := do(ctx); err != nil && c.rt.ctx.Err() == nil {
 		c.rt.log.Warn("roles: cleaning up a role failed", "role", c.Name(), "error", err)
@@ -306,7 +308,7 @@ func (c *Cluster) fail(ctx context.Context, why error) error {
 		err = nil // another process is destroying it, or has
 	}
 	select { // callers of these workers receive the cause before the workers stop
-	case <-time.After(newsSpread):
+	case <-time.After(failureSpread):
 	case <-ctx.Done():
 	}
 	return errors.Join(err, c.stopWorkers(ctx, 0))
@@ -321,10 +323,10 @@ func (c *Cluster) failPending() {
 	}
 }
 
-func (c *Cluster) isUp() bool {
+func (c *Cluster) isStarted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.up
+	return c.started
 }
 
 func (c *Cluster) failure() *bus.Error {
@@ -346,7 +348,7 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 	if first {
 		c.gate.End(why)
 	}
-	if first && c.tie == opened {
+	if first && c.origin == opened {
 		c.rt.unshare(c)
 	}
 	return first
@@ -354,39 +356,39 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 
 // Destroy stops every worker, rank 0 last, and frees the name. Running calls may finish within the grace of the spec.
 // Any attached driver may destroy a role. It may be called more than once.
-func (c *Cluster) Destroy(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }
+func (c *Cluster) Destroy(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }
 
 // Close releases the cluster: a role that was created here and is not detached is destroyed, others stay. A cluster
 // opened from a handle is shared and stays open.
 func (c *Cluster) Close(ctx context.Context) error {
 	switch {
-	case c.tie == created && !c.Record().Detached:
+	case c.origin == created && !c.Record().Detached:
 		return c.Destroy(ctx)
-	case c.tie != opened:
-		err := c.settleReplays(ctx)
+	case c.origin != opened:
+		err := c.flushReplays(ctx)
 		c.release()
 		return err
 	}
 	return nil
 }
 
-// leave is Close at the end of the runtime. A detached role stays: its workers are processes, or run in a Local that is
+// closeWithRuntime is Close at the end of the runtime. A detached role stays: its workers are processes, or run in a Local that is
 // not the runtime's own.
-func (c *Cluster) leave(ctx context.Context) error {
+func (c *Cluster) closeWithRuntime(ctx context.Context) error {
 	defer c.release()
-	if c.tie == created && !c.Record().Detached {
+	if c.origin == created && !c.Record().Detached {
 		return c.Destroy(ctx)
 	}
-	return c.settleReplays(ctx)
+	return c.flushReplays(ctx)
 }
 
 // release ends the monitoring of the role and refuses calls.
 func (c *Cluster) release() {
 	c.end(bus.Errorf(bus.CodeClosed, "this handle of role %s is closed", c.Name()))
-	c.life.stop()
+	c.liveness.stop()
 	c.endOutput(c.rt.ctx)
 	c.mu.Lock()
-	gone := c.gone
+	gone := c.destroyed
 	c.mu.Unlock()
 	if gone {
 		c.rt.ep.Forget(c.to) // only of an ended role: the order of calls to a live one must continue
@@ -396,31 +398,31 @@ func (c *Cluster) release() {
 	delete(c.rt.clusters, c)
 }
 
-// takeDown stops all workers and frees the name, one caller at a time.
-func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
-	if err := c.takeTurn(ctx); err != nil {
+// destroy stops all workers and frees the name, one caller at a time.
+func (c *Cluster) destroy(ctx context.Context, grace time.Duration) error {
+	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
-	defer func() { <-c.downCh }()
+	defer func() { <-c.destroyCh }()
 	c.mu.Lock()
-	gone := c.gone
+	gone := c.destroyed
 	c.mu.Unlock()
 	if gone {
 		return nil
 	}
-	c.end(c.takenDown())
-	patience := registryActs
+	c.end(c.errDestroyed())
+	patience := registryTimeout
 	if c.markStopping(ctx) != nil {
 		patience /= 10 // the server was unreachable for a full timeout already
 	}
-	c.life.makeRoom(len(c.Record().Seats)) // another process may have grown it
+	c.liveness.resize(len(c.Record().Placements)) // another process may have grown it
 	err := c.stopWorkers(ctx, grace)
 	if c.Record().Process {
-		if formerErr := c.endFormer(context.WithoutCancel(ctx)); formerErr != nil { // the head kills orphan processes
+		if formerErr := c.killReplaced(context.WithoutCancel(ctx)); formerErr != nil { // the head kills orphan processes
 			c.rt.log.Warn("roles: some replaced workers may still run", "role", c.Name(), "error", formerErr)
 		}
 		c.endOutput(ctx)
-		if releaseErr := c.giveBack(ctx); releaseErr != nil {
+		if releaseErr := c.releaseReservations(ctx); releaseErr != nil {
 			return errors.Join(err, releaseErr) // the record stays, so that the reservations can be found
 		}
 	}
@@ -428,7 +430,7 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 		return errors.Join(err, removeErr)
 	}
 	c.mu.Lock()
-	c.gone = true
+	c.destroyed = true
 	c.mu.Unlock()
 	c.emit(eventGone, nil, "", "the role is destroyed")
 	c.release()
@@ -437,29 +439,29 @@ func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
 
 // markStopping sets the state stopping in the registry. It only returns the error of an unreachable server.
 func (c *Cluster) markStopping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, registryActs)
+	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
 	err := c.step(ctx, RoleStopping, "")
 	if errors.Is(err, bus.ErrUnavailable) {
 		return err
 	}
 	if errors.Is(err, bus.ErrConflict) { // another process is destroying it; the record lists what to stop
-		if rec, err := c.look(); err == nil {
+		if rec, err := c.readRecord(); err == nil {
 			c.setRecord(rec)
 		}
 	}
 	return nil
 }
 
-// takeTurn waits while another goroutine destroys or resizes the role. A free turn is taken even if ctx has ended.
-func (c *Cluster) takeTurn(ctx context.Context) error {
+// lockDestroy waits while another goroutine destroys or resizes the role. A free turn is taken even if ctx has ended.
+func (c *Cluster) lockDestroy(ctx context.Context) error {
 	select {
-	case c.downCh <- struct{}{}:
+	case c.destroyCh <- struct{}{}:
 		return nil
 	default:
 	}
 	select {
-	case c.downCh <- struct{}{}:
+	case c.destroyCh <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s is being destroyed or resized: %w", c.Name(), ctx.Err())
@@ -475,7 +477,7 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 		return err
 	}
 	if rec := c.Record(); rec.restarts() { // before the record, so that a role without a record has no other keys
-		if err := errors.Join(reg.forget(ctx, reg.key(recipeKey(rec.Name))), reg.forget(ctx, reg.key(replayKey(rec.Name)))); err != nil {
+		if err := errors.Join(reg.deleteKey(ctx, reg.key(startParamsKey(rec.Name))), reg.deleteKey(ctx, reg.key(replayKey(rec.Name)))); err != nil {
 			return err
 		}
 	}
@@ -484,14 +486,14 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 
 // stopWorkers stops all ranks concurrently, and rank 0 after the others, which may need it to stop.
 func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration) error {
-	others := c.Record().seated()[1:]
+	others := c.Record().placedRanks()[1:]
 	stop := c.stopRemote
 	switch rec := c.Record(); {
-	case rec.Process && len(rec.Seats) == 0:
+	case rec.Process && len(rec.Placements) == 0:
 		return nil // none was started
 	case rec.Process:
 		stop = c.stopProcesses
-	case c.tie == created:
+	case c.origin == created:
 		stop = c.stopLocal
 	}
 	return errors.Join(stop(ctx, others, grace), stop(ctx, []int{0}, grace))
@@ -525,9 +527,9 @@ func stopWorker(ctx context.Context, w *actors.Worker) error {
 
 // stopRemote asks workers of other processes to stop, and waits until each has reported its end or is lost.
 func (c *Cluster) stopRemote(ctx context.Context, ranks []int, grace time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, grace+lastActs)
+	ctx, cancel := context.WithTimeout(ctx, grace+closeTimeout)
 	defer cancel()
-	left, _ := c.life.notOver(ranks)
+	left, _ := c.liveness.notOver(ranks)
 	if len(left) == 0 {
 		return nil
 	}
@@ -549,7 +551,7 @@ func (c *Cluster) stopRemote(ctx context.Context, ranks []int, grace time.Durati
 	}
 	for {
 		var changedCh <-chan struct{}
-		if left, changedCh = c.life.notOver(left); len(left) == 0 {
+		if left, changedCh = c.liveness.notOver(left); len(left) == 0 {
 			return nil
 		}
 		select {

@@ -68,7 +68,7 @@ func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 }
 
 // recordNow is the record as the registry gives it: a time in JSON has no monotonic clock.
-func recordNow(c *roles.Cluster) roles.Record {
+func recordNow(c *roles.Cluster) roles.RoleRecord {
 	r := c.Record()
 	r.Since = r.Since.Round(0)
 	return r

@@ -21,25 +21,25 @@ func FromContext(ctx context.Context) (*Runtime, error) {
 	return rt, nil
 }
 
-// newInside makes the runtime of the workers at one endpoint.
-func newInside(ep *bus.Endpoint) *Runtime {
+// newWorkerRuntime makes the runtime of the workers at one endpoint.
+func newWorkerRuntime(ep *bus.Endpoint) *Runtime {
 	rt := newRuntime(Config{Namespace: ep.Namespace()}.withDefaults(), ep.Bus())
 	rt.ep, rt.log = ep, ep.Bus().Logger()
 	return rt
 }
 
-// mind starts to destroy the roles of dead drivers.
-func (rt *Runtime) mind() {
-	rt.spawn(func() { rt.reach.watch(rt.ctx, rt.bus) })
-	rt.spawn(rt.janitor)
+// startOrphanReaper starts to destroy the roles of dead drivers.
+func (rt *Runtime) startOrphanReaper() {
+	rt.spawn(func() { rt.uptime.watch(rt.ctx, rt.bus) })
+	rt.spawn(rt.runOrphanReaper)
 }
 
-// closeInside closes what the workers opened.
-func (rt *Runtime) closeInside() {
-	for _, c := range rt.noMore() {
+// closeWorkerRuntime closes what the workers opened.
+func (rt *Runtime) closeWorkerRuntime() {
+	for _, c := range rt.refuseClusters() {
 		c.release()
 	}
-	rt.wait()
+	rt.endBackground()
 	if lease := rt.currentLease(); lease != nil {
 		_ = lease.Release(context.Background()) // otherwise it expires
 	}

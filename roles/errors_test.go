@@ -78,7 +78,7 @@ func TestMistakes(t *testing.T) {
 			"a worker creates no roles: it holds no lease that could end them; let the driver create role another"},
 		{"a handle outside of a method", second((roles.Handle{}).Open(t.Context())), bus.ErrInvalid,
 			"this context does not belong to a method of a worker"},
-		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.Record{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
+		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.RoleRecord{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
 			`role x lives in namespace "elsewhere", this driver in "default"`},
 		{"a lease too short", second(roles.Open(t.Context(), roles.Config{Lease: time.Millisecond, LostAfter: time.Second, Namespace: "a b"})), bus.ErrInvalid,
 			"Lease 1ms: the least is a second"},
@@ -211,7 +211,7 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 	require.Zero(t, cast.living())
 	for _, err := range []error{
 		second(rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})),
-		second(rt.Open(roles.Handle{Record: roles.Record{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
+		second(rt.Open(roles.Handle{Record: roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
 	} {
 		require.ErrorIs(t, err, bus.ErrClosed)
 	}

@@ -11,15 +11,15 @@ import (
 	"troupe/placement"
 )
 
-// endBackoff paces requests to the agents of a failed role's workers.
-var endBackoff = bus.Backoff{First: 500 * time.Millisecond, Most: 15 * time.Second}
+// killBackoff paces requests to the agents of a failed role's workers.
+var killBackoff = bus.Backoff{First: 500 * time.Millisecond, Most: 15 * time.Second}
 
-// endFailed kills the processes of a failed role and releases their reservations. It retries until every agent has seen
+// killFailed kills the processes of a failed role and releases their reservations. It retries until every agent has seen
 // its workers exit or placement counts the node as lost, or this runtime ends: the record stays, so that another
 // process can finish.
-func (c *Cluster) endFailed() {
-	for waits := endBackoff.Start(); c.rt.ctx.Err() == nil; {
-		done, err := c.endFailedOnce()
+func (c *Cluster) killFailed() {
+	for waits := killBackoff.Start(); c.rt.ctx.Err() == nil; {
+		done, err := c.killFailedOnce()
 		if done {
 			return
 		}
@@ -29,15 +29,15 @@ func (c *Cluster) endFailed() {
 	}
 }
 
-// endFailedOnce reports whether only the record of the role is left, or another process destroys it.
-func (c *Cluster) endFailedOnce() (done bool, _ error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, killGrace+agentAnswer+releaseActs+registryActs)
+// killFailedOnce reports whether only the record of the role is left, or another process destroys it.
+func (c *Cluster) killFailedOnce() (done bool, _ error) {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, killGrace+agentTimeout+releaseTimeout+registryTimeout)
 	defer cancel()
-	if err := c.takeTurn(ctx); err != nil {
+	if err := c.lockDestroy(ctx); err != nil {
 		return false, err
 	}
-	defer func() { <-c.downCh }()
-	rec, err := c.look()
+	defer func() { <-c.destroyCh }()
+	rec, err := c.readRecord()
 	switch {
 	case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
 		return true, nil
@@ -45,63 +45,63 @@ func (c *Cluster) endFailedOnce() (done bool, _ error) {
 		return false, err
 	}
 	c.setRecord(rec)
-	if err := c.endStrictly(ctx, rec); err != nil {
+	if err := c.killAll(ctx, rec); err != nil {
 		return false, err
 	}
-	if err := c.giveBack(ctx); err != nil {
+	if err := c.releaseReservations(ctx); err != nil {
 		return false, err
 	}
-	err = c.alter(ctx, func(r *Record) error {
+	err = c.alter(ctx, func(r *RoleRecord) error {
 		if r.State == RoleFailed {
-			r.Held, r.Former = nil, nil
+			r.Reservations, r.Replaced = nil, nil
 		}
 		return nil
 	})
 	return err == nil || errors.Is(err, bus.ErrNotFound), err
 }
 
-// workers is the processes of a role by node: the current ones, and the replaced ones.
-func (r Record) workers() map[string][]nodes.WorkerID {
+// workersByNode is the processes of a role by node: the current ones, and the replaced ones.
+func (r RoleRecord) workersByNode() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
-	for rank, seat := range r.Seats {
+	for rank, seat := range r.Placements {
 		out[seat.Node] = append(out[seat.Node], r.workerID(rank))
 	}
-	for node, ids := range r.formers() {
+	for node, ids := range r.replacedByNode() {
 		out[node] = append(out[node], ids...)
 	}
 	return out
 }
 
-// formers is the replaced processes, by node.
-func (r Record) formers() map[string][]nodes.WorkerID {
+// replacedByNode is the replaced processes, by node.
+func (r RoleRecord) replacedByNode() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
-	for _, f := range r.Former {
+	for _, f := range r.Replaced {
 		id := nodes.WorkerID{Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation, Rank: f.Rank, Gen: f.Gen}
 		out[f.Node] = append(out[f.Node], id)
 	}
 	return out
 }
 
-// endStrictly returns when every process of the role is known to have exited, or its node is lost.
-func (c *Cluster) endStrictly(ctx context.Context, rec Record) error {
-	return c.endWorkers(ctx, rec.workers())
+// killAll returns when every process of the role is known to have exited, or its node is lost.
+func (c *Cluster) killAll(ctx context.Context, rec RoleRecord) error {
+	return c.killWorkers(ctx, rec.workersByNode())
 }
 
-// endFormer kills the replaced processes.
-func (c *Cluster) endFormer(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, killGrace+agentAnswer)
+// killReplaced kills the replaced processes.
+func (c *Cluster) killReplaced(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, killGrace+agentTimeout)
 	defer cancel()
-	return c.endWorkers(ctx, c.Record().formers())
+	return c.killWorkers(ctx, c.Record().replacedByNode())
 }
 
-// endWorkers kills processes on all nodes concurrently. A node that does not answer is an error, unless it is lost.
-func (c *Cluster) endWorkers(ctx context.Context, byNode map[string][]nodes.WorkerID) error {
+// killWorkers kills processes on all nodes concurrently. A node that does not answer is an error, unless it is lost.
+func (c *Cluster) killWorkers(ctx context.Context, byNode map[string][]nodes.WorkerID) error {
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
 	for node, ids := range byNode {
 		group.Go(bus.Guard(func() {
-			if err := c.endThere(ctx, node, ids); err != nil {
+			if err := c.killWorkersOn(ctx, node, ids); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, err)
@@ -112,8 +112,8 @@ func (c *Cluster) endWorkers(ctx context.Context, byNode map[string][]nodes.Work
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) endThere(ctx context.Context, node string, ids []nodes.WorkerID) error {
-	asking, cancel := context.WithTimeout(ctx, agentThere)
+func (c *Cluster) killWorkersOn(ctx context.Context, node string, ids []nodes.WorkerID) error {
+	asking, cancel := context.WithTimeout(ctx, agentProbe)
 	_, err := c.rt.agents().Workers(asking, node) // an absent agent is not waited for
 	cancel()
 	if err == nil {
@@ -136,5 +136,5 @@ func (c *Cluster) nodeLost(ctx context.Context, node string) bool {
 	if all, err = client.Nodes(ctx); err != nil {
 		return false
 	}
-	return nodeGone(all, node)
+	return nodeIsLost(all, node)
 }

@@ -13,7 +13,7 @@ import (
 // Handle is a cluster or a worker as a value in a call, which the receiver can open. On the wire it is extension type
 // 3.
 type Handle struct {
-	Record Record
+	Record RoleRecord
 	Rank   int // of the worker; -1: the whole role
 }
 
@@ -61,7 +61,7 @@ func packHandle(h Handle) (wireHandle, error) {
 }
 
 func unpackHandle(w wireHandle) (Handle, error) {
-	h := Handle{Rank: w.Rank, Record: Record{
+	h := Handle{Rank: w.Rank, Record: RoleRecord{
 		Namespace: w.Namespace, Name: w.Role, Incarnation: w.Incarnation, Class: w.Class, World: w.World, Mesh: w.Mesh,
 		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady, Process: w.Process, Policy: w.Policy,
 	}}

@@ -101,7 +101,7 @@ func TestOpeningAHandleAgainHoldsNothingMore(t *testing.T) {
 
 // A handle comes from outside: what it says is checked before anything is made of it.
 func TestHostileHandles(t *testing.T) {
-	good := roles.Record{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
+	good := roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
 	for words, change := range map[string]func(*roles.Handle){
 		"role name":                             func(h *roles.Handle) { h.Record.Name = "a.>" },
 		"has a world of 1099511627776; the mos": func(h *roles.Handle) { h.Record.World = 1 << 40 },
@@ -146,14 +146,14 @@ func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
 	h.Rank = 0
 	session, err := workers.ExecuteRankZero(patient(t), "ask", h)
 	require.NoError(t, err)
-	eventually(t, "the worker has beaten", func() bool { return rt.Made(session.(string)) })
+	eventually(t, "the worker has beaten", func() bool { return rt.StartedWorker(session.(string)) })
 
 	other := open(t, roles.Config{Bus: b})
-	assert.False(t, other.Made(session.(string)), "another driver's")
-	assert.False(t, rt.Made(other.Session()))
-	assert.False(t, rt.Made(""))
+	assert.False(t, other.StartedWorker(session.(string)), "another driver's")
+	assert.False(t, rt.StartedWorker(other.Session()))
+	assert.False(t, rt.StartedWorker(""))
 	_, err = other.Find(patient(t), "jury")
 	assert.ErrorIs(t, err, bus.ErrNotFound)
 	require.NoError(t, workers.Destroy(patient(t)))
-	eventually(t, "it has ended", func() bool { return !rt.Made(session.(string)) })
+	eventually(t, "it has ended", func() bool { return !rt.StartedWorker(session.(string)) })
 }

@@ -9,11 +9,11 @@ import (
 	"troupe/bus/kv"
 )
 
-// retakeBackoff paces attempts to regain a lost lease.
-var retakeBackoff = bus.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
+// regainBackoff paces attempts to regain a lost lease.
+var regainBackoff = bus.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
 
-// takeLease acquires the lease that says that this driver lives.
-func (rt *Runtime) takeLease(ctx context.Context) error {
+// acquireLease acquires the lease that says that this driver lives.
+func (rt *Runtime) acquireLease(ctx context.Context) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
@@ -28,18 +28,18 @@ func (rt *Runtime) takeLease(ctx context.Context) error {
 	return nil
 }
 
-// witness acquires a lease for this runtime before it judges drivers by theirs: what prevents renewals, such as a full
+// ensureLease acquires a lease for this runtime before it judges drivers by theirs: what prevents renewals, such as a full
 // disk of the server, is then noticed here too. Drivers have one anyway; runtimes of workers acquire one on first use,
 // and count the server's uptime from there.
-func (rt *Runtime) witness(ctx context.Context) error {
+func (rt *Runtime) ensureLease(ctx context.Context) error {
 	if rt.currentLease() != nil {
 		return nil
 	}
-	if err := rt.takeLease(ctx); err != nil {
+	if err := rt.acquireLease(ctx); err != nil {
 		return err
 	}
-	rt.reach.restart()
-	rt.spawn(rt.keepLease)
+	rt.uptime.restart()
+	rt.spawn(rt.maintainLease)
 	return nil
 }
 
@@ -49,8 +49,8 @@ func (rt *Runtime) currentLease() *kv.Lease {
 	return rt.lease
 }
 
-// keepLease regains the lease whenever it is lost, which happens when the server was unreachable for too long.
-func (rt *Runtime) keepLease() {
+// maintainLease regains the lease whenever it is lost, which happens when the server was unreachable for too long.
+func (rt *Runtime) maintainLease() {
 	for {
 		select {
 		case <-rt.ctx.Done():
@@ -61,20 +61,20 @@ func (rt *Runtime) keepLease() {
 			return // the bus was closed, or the lease released by Close
 		}
 		rt.log.Warn("roles: the driver's lease is lost; regaining it", "error", rt.currentLease().Err())
-		rt.reach.block(true) // other drivers may have been unable to renew theirs too
-		if !rt.retake() {
+		rt.uptime.block(true) // other drivers may have been unable to renew theirs too
+		if !rt.regainLease() {
 			return
 		}
-		rt.reach.block(false)
+		rt.uptime.block(false)
 	}
 }
 
-// retake regains the lease; false: the runtime has ended.
-func (rt *Runtime) retake() bool {
-	return bus.Retry(rt.ctx, retakeBackoff, func() error {
+// regainLease regains the lease; false: the runtime has ended.
+func (rt *Runtime) regainLease() bool {
+	return bus.Retry(rt.ctx, regainBackoff, func() error {
 		err := rt.currentLease().Regain(rt.ctx)
 		if errors.Is(err, bus.ErrConflict) { // expired
-			err = rt.takeLease(rt.ctx)
+			err = rt.acquireLease(rt.ctx)
 		}
 		return err
 	}) == nil

@@ -20,7 +20,7 @@ func TestNamespacesOfAnEarlierVersion(t *testing.T) {
 	ctx, b := t.Context(), bustest.Open(t)
 	mesh, err := dispatch.Mesh{}.Resolve(1)
 	require.NoError(t, err)
-	rec := roles.Record{
+	rec := roles.RoleRecord{
 		Namespace: "run", Name: "kept", Incarnation: "i", Class: "c", World: 1, Mesh: mesh, Detached: true, State: roles.RoleFailed,
 		Cause: "an old cause", Since: time.Now(), Owner: "gone", By: "anna", Lease: time.Second,
 	}

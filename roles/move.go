@@ -15,16 +15,16 @@ const moveWait = 15 * time.Second
 
 // move places ranks of a restart on other nodes if theirs must be avoided: only those ranks, with a reservation of
 // their own, or with RestartRole the whole role with new reservations.
-func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
+func (c *Cluster) move(ctx context.Context, recipe *startParams) error {
 	rec := c.Record()
 	r := rec.Restart
 	var ranks []int
 	for _, rank := range r.Ranks {
-		if slices.Contains(r.Avoid, rec.Seats[rank].Node) {
+		if slices.Contains(r.Avoid, rec.Placements[rank].Node) {
 			ranks = append(ranks, rank)
 		}
 	}
-	if len(ranks) == 0 && len(rec.Held) > 0 {
+	if len(ranks) == 0 && len(rec.Reservations) > 0 {
 		return nil
 	}
 	if why := recipe.fixed(rec, ranks, r.Avoid); why != "" {
@@ -32,7 +32,7 @@ func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, min(moveWait, recipe.PlaceTimeout))
 	defer cancel()
-	at := rec.Seats[0].Node
+	at := rec.Placements[0].Node
 	var err error
 	if rec.Policy == RestartRole {
 		err = c.moveAll(ctx, recipe)
@@ -42,14 +42,14 @@ func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
 	if err != nil {
 		return err
 	}
-	if c.Record().Seats[0].Node != at {
-		return c.meetAt(ctx)
+	if c.Record().Placements[0].Node != at {
+		return c.leaseMasterPort(ctx)
 	}
 	return nil
 }
 
 // fixed is why ranks cannot be moved; empty: they can.
-func (r *recipe) fixed(rec Record, ranks []int, avoid []string) string {
+func (r *startParams) fixed(rec RoleRecord, ranks []int, avoid []string) string {
 	switch {
 	case r.Needs.Mapping != nil && len(r.Needs.Mapping.Devices) > 0:
 		return "its device mapping names exact devices; request bundles instead"
@@ -65,7 +65,7 @@ func (r *recipe) fixed(rec Record, ranks []int, avoid []string) string {
 }
 
 // bundle is the bundle of one rank.
-func (r *recipe) bundle(rank int) placement.Bundle {
+func (r *startParams) bundle(rank int) placement.Bundle {
 	switch all := r.Needs.Bundles; {
 	case len(all) == 0:
 		return placement.Bundle{}
@@ -77,14 +77,14 @@ func (r *recipe) bundle(rank int) placement.Bundle {
 }
 
 // moveSome reserves for some ranks elsewhere. Their old reservations are released when no rank uses them.
-func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) error {
+func (c *Cluster) moveSome(ctx context.Context, recipe *startParams, ranks []int) error {
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
 	}
 	rec := c.Record()
-	request := recipe.process().request(rec)
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens)
+	request := recipe.restartProcess().request(rec)
+	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
 	request.Mapping, request.PerInstance, request.FirstRank, request.Bundles = nil, 0, ranks[0], nil
 	for _, rank := range ranks {
 		request.Bundles = append(request.Bundles, recipe.bundle(rank))
@@ -96,34 +96,34 @@ func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) err
 	for i := range got.Workers {
 		got.Workers[i].Rank = ranks[i]
 	}
-	return c.alterRestart(ctx, func(r *Record) {
-		for i, seat := range seatsOf(r.Name, got.Workers) {
-			seat.Gen, seat.Held = r.Seats[ranks[i]].Gen, len(r.Held)
-			r.Seats[ranks[i]] = seat
+	return c.alterRestart(ctx, func(r *RoleRecord) {
+		for i, seat := range placementsOf(r.Name, got.Workers) {
+			seat.Gen, seat.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
+			r.Placements[ranks[i]] = seat
 		}
-		r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over})
+		r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
 	})
 }
 
 // moveAll releases the reservations of the role, whose workers have all exited, and reserves again.
-func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
+func (c *Cluster) moveAll(ctx context.Context, recipe *startParams) error {
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
 	}
 	rec := c.Record()
-	held, err := heldUnder(ctx, client, reservationID(rec), rec.Held)
+	held, err := withUnrecorded(ctx, client, reservationID(rec), rec.Reservations)
 	if err == nil {
 		err = release(ctx, client, held)
 	}
 	if err == nil {
-		err = c.alterRestart(ctx, func(r *Record) { r.Held = nil })
+		err = c.alterRestart(ctx, func(r *RoleRecord) { r.Reservations = nil })
 	}
 	if err != nil {
 		return err
 	}
-	request := recipe.process().request(rec)
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens)
+	request := recipe.restartProcess().request(rec)
+	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
 	if n := len(request.Bundles); n > 1 && n != rec.World { // resized
 		request.Bundles = nil
 		for rank := range rec.World {
@@ -134,34 +134,36 @@ func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
 	if err != nil {
 		return err
 	}
-	var seats []Seat
+	var seats []RankPlacement
 	for i, one := range instances {
 		got, err := client.Reserve(ctx, one)
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "the other nodes have no room for the role: %w", err)
 		}
-		for _, seat := range seatsOf(c.Name(), got.Workers) {
-			seat.Held = i
+		for _, seat := range placementsOf(c.Name(), got.Workers) {
+			seat.Reservation = i
 			seats = append(seats, seat)
 		}
-		if err := c.alterRestart(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over}) }); err != nil {
+		if err := c.alterRestart(ctx, func(r *RoleRecord) {
+			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
+		}); err != nil {
 			return err
 		}
 	}
-	return c.alterRestart(ctx, func(r *Record) {
+	return c.alterRestart(ctx, func(r *RoleRecord) {
 		for rank := range seats {
-			seats[rank].Gen = r.Seats[rank].Gen
+			seats[rank].Gen = r.Placements[rank].Gen
 		}
-		r.Seats = seats
+		r.Placements = seats
 	})
 }
 
 // alterRestart changes the record while this process restarts the role.
-func (c *Cluster) alterRestart(ctx context.Context, change func(*Record)) error {
+func (c *Cluster) alterRestart(ctx context.Context, change func(*RoleRecord)) error {
 	gen := c.Record().Restart.Gen
-	return c.alter(ctx, func(r *Record) error {
+	return c.alter(ctx, func(r *RoleRecord) error {
 		if r.State != RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
-			return errDeposed
+			return errSuperseded
 		}
 		change(r)
 		return nil

@@ -99,7 +99,7 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 	if o == nil {
 		return bus.Errorf(bus.CodeInvalid, "role %s: Process.Output was not set when the role was created", c.Name())
 	}
-	order, _ := rec.berths(rec.seated())
+	order, _ := rec.launchTargets(rec.placedRanks())
 	names := make([]string, 0, len(order))
 	for _, at := range order {
 		names = append(names, at.node)
@@ -145,7 +145,7 @@ func (c *Cluster) endOutput(ctx context.Context) {
 // emit publishes an event of a role of processes.
 func (c *Cluster) emit(kind string, rank *int, node, text string) {
 	rec := c.Record()
-	if !rec.Process || c.tie == opened || c.tie == attached {
+	if !rec.Process || c.origin == opened || c.origin == attached {
 		return
 	}
 	e := nodes.Event{Kind: kind, Namespace: rec.Namespace, Role: rec.Name, Rank: rank, Node: node, Text: text}

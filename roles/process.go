@@ -168,7 +168,7 @@ func (p *Process) remedy(name string) string {
 }
 
 // request is the request to the placement service.
-func (p *Process) request(rec Record) placement.Request {
+func (p *Process) request(rec RoleRecord) placement.Request {
 	r := p.Needs
 	r.ID, r.Namespace, r.Holder = reservationID(rec), rec.Namespace, rec.Name
 	switch {
@@ -185,4 +185,4 @@ func (p *Process) request(rec Record) placement.Request {
 }
 
 // reservationID is derived from the record, so that the reservation of a role can be found before it is recorded.
-func reservationID(rec Record) string { return rec.Name + "-" + rec.Incarnation }
+func reservationID(rec RoleRecord) string { return rec.Name + "-" + rec.Incarnation }

@@ -82,7 +82,7 @@ func TestAWorkerIsKilled(t *testing.T) {
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, 1, e.Rank)
-	require.Equal(t, c.Record().Seats[1].Node, e.Node)
+	require.Equal(t, c.Record().Placements[1].Node, e.Node)
 	require.Contains(t, e.Error(), "SIGKILL")
 	require.Contains(t, e.Error(), "the last thing I said")
 	require.Equal(t, "SIGKILL", e.Details["signal"])
@@ -162,7 +162,7 @@ func TestRestartARank(t *testing.T) {
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	_, err := c.Call(patient(t), "add", 5)
 	require.NoError(t, err)
-	seats := c.Record().Seats
+	seats := c.Record().Placements
 	for n := range 2 {
 		_, err = c.Call(patient(t), "exit", 1)
 		require.ErrorIs(t, err, bus.ErrWorkerLost)
@@ -174,8 +174,8 @@ func TestRestartARank(t *testing.T) {
 			})
 		}
 		rec := rolesOf(t, rt)["infer"]
-		require.Equal(t, uint32(n+1), rec.Seats[1].Gen)
-		require.Equal(t, seats[1].UUIDs, rec.Seats[1].UUIDs)
+		require.Equal(t, uint32(n+1), rec.Placements[1].Gen)
+		require.Equal(t, seats[1].UUIDs, rec.Placements[1].UUIDs)
 	}
 	_, err = c.Call(patient(t), "exit", 2)
 	require.Error(t, err)
@@ -236,8 +236,8 @@ func TestLaidOver(t *testing.T) {
 	spec := players("infer", 1, placement.Wholes(4))
 	spec.Process.Over = "train"
 	infer := create(t, rt, spec)
-	require.Equal(t, []int{0, 1, 2, 3}, infer.Record().Seats[0].Devices)
-	require.Equal(t, "infer-0-G0123", infer.Record().Seats[0].Name)
+	require.Equal(t, []int{0, 1, 2, 3}, infer.Record().Placements[0].Devices)
+	require.Equal(t, "infer-0-G0123", infer.Record().Placements[0].Name)
 	require.NoError(t, train.Destroy(patient(t)))
 	_, err := infer.Call(patient(t), "pid")
 	require.NoError(t, err)
@@ -255,8 +255,8 @@ func TestADriversReservation(t *testing.T) {
 		return create(t, rt, spec)
 	}
 	a, b := create2("a", 0, 1, 4, 5), create2("b", 4, 5, 6, 7)
-	require.Equal(t, "n-1", a.Record().Seats[1].Node)
-	require.Equal(t, []int{0, 1}, b.Record().Seats[0].Devices)
+	require.Equal(t, "n-1", a.Record().Placements[1].Node)
+	require.Equal(t, []int{0, 1}, b.Record().Placements[0].Devices)
 	_, err = rt.Create(patient(t), func() roles.Spec {
 		s := players("c", 1, placement.Wholes(1))
 		s.Process.PlaceTimeout = 300 * time.Millisecond
@@ -404,7 +404,7 @@ func TestGrowAndShrink(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int{2, 4, 6, 8}, rows)
 		require.Len(t, tr.reservations(t), 2)
-		require.Equal(t, "infer-3-G3", c.Record().Seats[3].Name)
+		require.Equal(t, "infer-3-G3", c.Record().Placements[3].Name)
 
 		pids, err := roles.CallEach[int](patient(t), c, "pid")
 		require.NoError(t, err)
@@ -428,11 +428,11 @@ func TestGrowAndShrink(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{7, 7}, totals)
 	require.ErrorContains(t, other.Grow(patient(t), 1), "has not created it")
-	left, err := rt.Left(patient(t))
+	left, err := rt.Leftovers(patient(t))
 	require.NoError(t, err)
 	require.Len(t, left.Workers, 2)
 	require.NoError(t, c.Destroy(patient(t)))
-	left, err = rt.Left(patient(t))
+	left, err = rt.Leftovers(patient(t))
 	require.NoError(t, err)
 	require.Equal(t, "nothing is left", left.String())
 }
@@ -474,14 +474,14 @@ func TestStraysAreEnded(t *testing.T) {
 	kept, lost := create(t, rt, players("kept", 1, 0)), create(t, rt, players("lost", 2, 0))
 	pids, err := roles.CallEach[int](patient(t), lost, "pid")
 	require.NoError(t, err)
-	ended, err := roles.EndStrays(patient(t), tr.bus, 0)
+	ended, err := roles.KillOrphanProcesses(patient(t), tr.bus, 0)
 	require.NoError(t, err)
 	require.Empty(t, ended)
 	require.NoError(t, rt.Forget(patient(t), lost))
-	ended, err = roles.EndStrays(patient(t), tr.bus, time.Hour)
+	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, time.Hour)
 	require.NoError(t, err)
 	require.Empty(t, ended, "they have not run for so long")
-	ended, err = roles.EndStrays(patient(t), tr.bus, 0)
+	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, 0)
 	require.NoError(t, err)
 	require.Len(t, ended, 2)
 	gone(t, pids...)
@@ -546,7 +546,7 @@ func TestGrowARoleThatIsTakenDown(t *testing.T) {
 	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "somebody has begun")
 	require.ErrorIs(t, c.Grow(patient(t), 1), bus.ErrConflict)
 	require.Len(t, tr.reservations(t), 1)
-	require.Len(t, rolesOf(t, rt)["infer"].Seats, 1)
+	require.Len(t, rolesOf(t, rt)["infer"].Placements, 1)
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Empty(t, tr.reservations(t))
 }

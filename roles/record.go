@@ -16,9 +16,9 @@ import (
 	"troupe/dispatch"
 )
 
-// Record is the registry entry of a role: the key <namespace>.role.<name>. It is JSON, so that an operator can read it
+// RoleRecord is the registry entry of a role: the key <namespace>.role.<name>. It is JSON, so that an operator can read it
 // with any tool.
-type Record struct {
+type RoleRecord struct {
 	Namespace   string              `json:"namespace"`
 	Name        string              `json:"name"`
 	Incarnation string              `json:"incarnation"`
@@ -37,17 +37,17 @@ type Record struct {
 	Cause       string              `json:"cause,omitempty"`
 
 	// Process says that the workers are processes on nodes; the following fields belong to them.
-	Process bool   `json:"process,omitempty"`
-	Seats   []Seat `json:"seats,omitempty"`  // by rank
-	Held    []Held `json:"held,omitempty"`   // reservations of the workers
-	Master  string `json:"master,omitempty"` // address of rank 0: HOST:PORT
-	Policy  Policy `json:"policy,omitempty"`
-	Gens    uint32 `json:"gens,omitempty"` // generations of workers after the first
+	Process      bool             `json:"process,omitempty"`
+	Placements   []RankPlacement  `json:"seats,omitempty"`  // by rank
+	Reservations []ReservationRef `json:"held,omitempty"`   // reservations of the workers
+	Master       string           `json:"master,omitempty"` // address of rank 0: HOST:PORT
+	Policy       Policy           `json:"policy,omitempty"`
+	Generations  uint32           `json:"gens,omitempty"` // generations of workers after the first
 
-	Restarts   int      `json:"restarts,omitempty"`    // restarts so far
-	Restart    *Restart `json:"restart,omitempty"`     // the restart in progress
-	Former     []Former `json:"former,omitempty"`      // replaced workers that are not known to have exited
-	OnlyDriver string   `json:"only_driver,omitempty"` // why the head cannot restart the workers; empty: it can
+	Restarts   int              `json:"restarts,omitempty"`    // restarts so far
+	Restart    *Restart         `json:"restart,omitempty"`     // the restart in progress
+	Replaced   []ReplacedWorker `json:"former,omitempty"`      // replaced workers that are not known to have exited
+	DriverOnly string           `json:"only_driver,omitempty"` // why the head cannot restart the workers; empty: it can
 }
 
 // RoleState is the state of a role.
@@ -78,12 +78,12 @@ var roleSuccessors = map[RoleState][]RoleState{
 }
 
 // Address is the address of the role on the bus.
-func (r Record) Address() bus.Address {
+func (r RoleRecord) Address() bus.Address {
 	return bus.Address{Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation}
 }
 
 // method is the declaration of a method.
-func (r Record) method(name string) (actors.MethodInfo, error) {
+func (r RoleRecord) method(name string) (actors.MethodInfo, error) {
 	for _, m := range r.Methods {
 		if m.Name == name {
 			return m, nil
@@ -103,8 +103,8 @@ func (r Record) method(name string) (actors.MethodInfo, error) {
 func roleKey(name string) string      { return "role." + name }
 func driverKey(session string) string { return "driver." + session }
 
-func decodeRecord(e kv.Entry) (Record, error) {
-	var r Record
+func decodeRecord(e kv.Entry) (RoleRecord, error) {
+	var r RoleRecord
 	err := json.Unmarshal(e.Value, &r)
 	if err == nil {
 		err = r.check()
@@ -116,7 +116,7 @@ func decodeRecord(e kv.Entry) (Record, error) {
 }
 
 // check refuses an invalid record, or part of one in a handle.
-func (r Record) check() error {
+func (r RoleRecord) check() error {
 	if err := r.Address().Check(); err != nil {
 		return err
 	}
@@ -130,19 +130,19 @@ func (r Record) check() error {
 }
 
 // get returns a role's record; the error of an unknown role lists the existing ones.
-func (g registry) get(ctx context.Context, name string) (Record, error) {
+func (g registry) get(ctx context.Context, name string) (RoleRecord, error) {
 	r, _, err := g.read(ctx, name)
 	if errors.Is(err, bus.ErrNotFound) {
-		return Record{}, g.unknown(ctx, name)
+		return RoleRecord{}, g.unknown(ctx, name)
 	}
 	return r, err
 }
 
 // read returns a role's record and its revision.
-func (g registry) read(ctx context.Context, name string) (Record, uint64, error) {
+func (g registry) read(ctx context.Context, name string) (RoleRecord, uint64, error) {
 	e, err := g.kv.Get(ctx, g.key(roleKey(name)))
 	if err != nil {
-		return Record{}, 0, err
+		return RoleRecord{}, 0, err
 	}
 	r, err := decodeRecord(e)
 	return r, e.Revision, err
@@ -161,12 +161,12 @@ func (g registry) unknown(ctx context.Context, name string) error {
 }
 
 // list returns the roles by name. Malformed records are an error beside the others.
-func (g registry) list(ctx context.Context) ([]Record, error) {
+func (g registry) list(ctx context.Context) ([]RoleRecord, error) {
 	entries, err := g.kv.List(ctx, g.key("role"))
 	if err != nil {
 		return nil, err
 	}
-	out := make([]Record, 0, len(entries))
+	out := make([]RoleRecord, 0, len(entries))
 	var errs []error
 	for _, e := range entries {
 		r, err := decodeRecord(e)
@@ -180,7 +180,7 @@ func (g registry) list(ctx context.Context) ([]Record, error) {
 }
 
 // create writes the record of a new role. The error of a taken name is ErrExists.
-func (g registry) create(ctx context.Context, r Record) error {
+func (g registry) create(ctx context.Context, r RoleRecord) error {
 	value, err := encodeRecord(r)
 	if err == nil {
 		_, err = g.kv.Create(ctx, g.key(roleKey(r.Name)), value)
@@ -188,7 +188,7 @@ func (g registry) create(ctx context.Context, r Record) error {
 	return err
 }
 
-func encodeRecord(r Record) ([]byte, error) {
+func encodeRecord(r RoleRecord) ([]byte, error) {
 	value, err := json.Marshal(r)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeInternal, "encode the record of %s: %w", r.Name, err)
@@ -204,7 +204,7 @@ func (g registry) alive(ctx context.Context, session string) bool {
 
 // step changes the state of one incarnation of a role and returns its record. Several processes may do so; a transition
 // that the diagram does not have is ErrConflict, and an ended role ErrNotFound.
-func (g registry) step(ctx context.Context, r Record, to RoleState, cause string) (Record, error) {
+func (g registry) step(ctx context.Context, r RoleRecord, to RoleState, cause string) (RoleRecord, error) {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
 		if err != nil {
@@ -229,7 +229,7 @@ func (g registry) step(ctx context.Context, r Record, to RoleState, cause string
 
 // edit changes one incarnation's record except its state. For a stopping or failed role it is ErrConflict: the process
 // that ends it has read what to end.
-func (g registry) edit(ctx context.Context, r Record, change func(*Record)) (Record, error) {
+func (g registry) edit(ctx context.Context, r RoleRecord, change func(*RoleRecord)) (RoleRecord, error) {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
 		if err == nil && held.Incarnation != r.Incarnation {
@@ -253,7 +253,7 @@ func (g registry) edit(ctx context.Context, r Record, change func(*Record)) (Rec
 }
 
 // remove deletes the record of one incarnation. Another incarnation, or none, is no error.
-func (g registry) remove(ctx context.Context, r Record) error {
+func (g registry) remove(ctx context.Context, r RoleRecord) error {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
 		if errors.Is(err, bus.ErrNotFound) || err == nil && held.Incarnation != r.Incarnation {
@@ -269,7 +269,7 @@ func (g registry) remove(ctx context.Context, r Record) error {
 }
 
 // TakenError is the error of a role name that is taken. It matches bus.ErrExists.
-type TakenError struct{ Record Record }
+type TakenError struct{ Record RoleRecord }
 
 func (e *TakenError) Error() string {
 	r := e.Record

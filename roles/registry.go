@@ -138,7 +138,7 @@ func (n *Namespace) add(kind, id string, e kv.Entry) {
 	case "hold":
 		n.Reservations = append(n.Reservations, id)
 	case "driver":
-		n.Drivers = append(n.Drivers, cmp.Or(readHolder(e.Value).Name, id))
+		n.Drivers = append(n.Drivers, cmp.Or(readDriverProcess(e.Value).Name, id))
 	}
 }
 
@@ -152,12 +152,12 @@ func (rt *Runtime) DestroyAll(ctx context.Context) error {
 	all, err := reg.list(ctx)
 	errs := []error{err}
 	for _, rec := range all {
-		errs = append(errs, rt.sweepRole(ctx, rec))
+		errs = append(errs, rt.destroyRole(ctx, rec))
 	}
-	holds, err := reg.holds(ctx)
+	holds, err := reg.driverReservations(ctx)
 	errs = append(errs, err)
 	for _, h := range holds {
-		errs = append(errs, rt.sweepHold(ctx, h))
+		errs = append(errs, rt.releaseDriverReservation(ctx, h))
 	}
 	return errors.Join(errs...)
 }

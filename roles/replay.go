@@ -42,8 +42,8 @@ type replayPart struct {
 
 func replayKey(role string) string { return "replay." + role }
 
-// keeping is the calls of this process that are kept for restarted workers.
-type keeping struct {
+// replayCache is the calls of this process that are kept for restarted workers.
+type replayCache struct {
 	turn sync.Mutex // held while the registry is written, so that the last call is written last
 
 	mu      sync.Mutex // guards what follows
@@ -52,9 +52,9 @@ type keeping struct {
 	idleCh  chan struct{} // closed when writing becomes 0; nil: it is 0
 }
 
-// keepForReplay stores a call when it has succeeded. A call that is too large to be stored is refused before it is
+// recordReplay stores a call when it has succeeded. A call that is too large to be stored is refused before it is
 // sent.
-func (c *Cluster) keepForReplay(call *dispatch.Call) {
+func (c *Cluster) recordReplay(call *dispatch.Call) {
 	kept := replayedCall{Method: call.Method, Keeper: c.rt.ep.Session()}
 	over := call.OverFunc
 	call.PreparedFunc = func(b *bus.Call) error {
@@ -72,7 +72,7 @@ func (c *Cluster) keepForReplay(call *dispatch.Call) {
 	}
 	call.OverFunc = func(g *bus.Gather) {
 		if g.AllGood() {
-			c.keepCall(kept)
+			c.storeReplay(kept)
 		}
 		if over != nil {
 			over(g)
@@ -86,23 +86,23 @@ func (c *Cluster) checkReplay(call replayedCall) error {
 	switch {
 	case call.Size > maxReplay:
 		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d MiB; the maximum is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
-	case call.Size > maxStored/2 && c.tie != created:
+	case call.Size > maxStored/2 && c.origin != created:
 		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d KiB; the maximum for a driver that has not created the role is %d KiB: call it from the driver that created role %s, or %s",
 			call.Method, call.Size>>10, maxStored>>11, c.Name(), remedy)
 	}
 	return nil
 }
 
-// keepCall stores a successful call, here if it is large and in the registry.
-func (c *Cluster) keepCall(call replayedCall) {
-	k := &c.keeping
+// storeReplay stores a successful call, here if it is large and in the registry.
+func (c *Cluster) storeReplay(call replayedCall) {
+	k := &c.replayCache
 	k.mu.Lock()
 	if k.large == nil {
 		k.large = map[string]replayedCall{}
 	}
 	if call.Size > maxStored/2 {
 		old := k.large[call.Method]
-		call = call.over(old)
+		call = call.merge(old)
 		k.large[call.Method] = call
 		call.Parts = nil
 	} else {
@@ -118,7 +118,7 @@ func (c *Cluster) keepCall(call replayedCall) {
 	}
 }
 
-func (k *keeping) written() {
+func (k *replayCache) written() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.writing--; k.writing == 0 {
@@ -127,8 +127,8 @@ func (k *keeping) written() {
 	}
 }
 
-// settle returns when the successful calls are in the registry.
-func (k *keeping) settle(ctx context.Context) error {
+// flush returns when the successful calls are in the registry.
+func (k *replayCache) flush(ctx context.Context) error {
 	k.mu.Lock()
 	idleCh := k.idleCh
 	k.mu.Unlock()
@@ -143,15 +143,15 @@ func (k *keeping) settle(ctx context.Context) error {
 	}
 }
 
-// settleReplays is settle before this process leaves a role that continues.
-func (c *Cluster) settleReplays(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+// flushReplays is settle before this process leaves a role that continues.
+func (c *Cluster) flushReplays(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout)
 	defer cancel()
-	return c.keeping.settle(ctx)
+	return c.replayCache.flush(ctx)
 }
 
-// over merges a call with an earlier one for the ranks that it did not go to.
-func (call replayedCall) over(old replayedCall) replayedCall {
+// merge merges a call with an earlier one for the ranks that it did not go to.
+func (call replayedCall) merge(old replayedCall) replayedCall {
 	called := map[int]bool{}
 	for _, p := range call.Parts {
 		for _, rank := range p.Ranks {
@@ -175,11 +175,11 @@ func (call replayedCall) over(old replayedCall) replayedCall {
 
 // writeCall stores a call in the registry, and retries until the role or the runtime has ended.
 func (c *Cluster) writeCall(call replayedCall) {
-	defer c.keeping.written()
-	c.keeping.turn.Lock()
-	defer c.keeping.turn.Unlock()
+	defer c.replayCache.written()
+	c.replayCache.turn.Lock()
+	defer c.replayCache.turn.Unlock()
 	_ = bus.Retry(c.rt.ctx, bus.Backoff{First: time.Second, Most: 5 * time.Second}, func() error { // the context's end ends the role here
-		ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+		ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 		defer cancel()
 		err := c.storeCall(ctx, call)
 		if err == nil || errors.Is(err, bus.ErrNotFound) || c.isOver() {
@@ -196,7 +196,7 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 		return err
 	}
 	for {
-		if _, err := c.look(); err != nil {
+		if _, err := c.readRecord(); err != nil {
 			return err // an ended role leaves no keys
 		}
 		all, rev, err := reg.replays(ctx, c.Record())
@@ -206,7 +206,7 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 		one := call
 		all.Calls = slices.DeleteFunc(all.Calls, func(old replayedCall) bool {
 			if old.Method == call.Method && one.Parts != nil {
-				one = one.over(old)
+				one = one.merge(old)
 			}
 			return old.Method == call.Method
 		})
@@ -231,15 +231,15 @@ func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
 	if call.Parts == nil {
 		return bus.Errorf(bus.CodeInternal, "role %s has too many replayed calls", c.Name())
 	}
-	c.keeping.mu.Lock()
-	c.keeping.large[call.Method] = call
-	c.keeping.mu.Unlock()
+	c.replayCache.mu.Lock()
+	c.replayCache.large[call.Method] = call
+	c.replayCache.mu.Unlock()
 	call.Parts = nil
 	return c.storeCall(ctx, call)
 }
 
 // replays reads the replayed calls of a role. Revision 0: none.
-func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, error) {
+func (g registry) replays(ctx context.Context, rec RoleRecord) (replays, uint64, error) {
 	none := replays{Incarnation: rec.Incarnation}
 	e, err := g.kv.Get(ctx, g.key(replayKey(rec.Name)))
 	if errors.Is(err, bus.ErrNotFound) {
@@ -264,7 +264,7 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	if !slices.ContainsFunc(rec.Methods, func(m actors.MethodInfo) bool { return m.Replay }) {
 		return nil
 	}
-	if err := c.keeping.settle(ctx); err != nil {
+	if err := c.replayCache.flush(ctx); err != nil {
 		return err
 	}
 	reg, err := c.rt.registry(ctx)
@@ -277,9 +277,9 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	}
 	for _, call := range all.Calls {
 		if call.Parts == nil && call.Size > 0 {
-			c.keeping.mu.Lock()
-			large := c.keeping.large[call.Method]
-			c.keeping.mu.Unlock()
+			c.replayCache.mu.Lock()
+			large := c.replayCache.large[call.Method]
+			c.replayCache.mu.Unlock()
 			if call.Keeper != c.rt.ep.Session() || large.Parts == nil {
 				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed: its arguments (%d KiB) are in the driver that made the call, because the registry takes %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
 			}
@@ -306,7 +306,7 @@ func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int)
 		return nil
 	}
 	g, err := c.rt.ep.Scatter(ctx, bus.Call{
-		To: c.to, Method: call.Method, World: c.WorldSize(), Parts: parts, Ordered: c.group().Ordered, Gens: c.life.generations(),
+		To: c.to, Method: call.Method, World: c.WorldSize(), Parts: parts, Ordered: c.group().Ordered, Gens: c.liveness.generations(),
 		Meta: call.Meta, CollectSome: true, FailFast: true,
 	})
 	if err != nil {

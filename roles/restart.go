@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	driverFirst   = 2 * time.Second        // how long the head waits for a live driver to start a restart
-	restartLook   = 2 * time.Second        // interval of reading the record during a restart by another process
-	restartMargin = 30 * time.Second       // how much longer than planned a restart may take, before another process takes over
-	drainSpread   = 200 * time.Millisecond // how long the exits of a drained node's workers may take to arrive
-	noteFinished  = actors.State("restarted")
-	noteBegun     = actors.State("restarting")
+	driverGrace     = 2 * time.Second        // how long the head waits for a live driver to start a restart
+	restartPoll     = 2 * time.Second        // interval of reading the record during a restart by another process
+	restartMargin   = 30 * time.Second       // how much longer than planned a restart may take, before another process takes over
+	drainDelay      = 200 * time.Millisecond // how long the exits of a drained node's workers may take to arrive
+	stateRestarted  = actors.State("restarted")
+	stateRestarting = actors.State("restarting")
 )
 
 // Restart is a restart in progress: it is in the role's record while the state is restarting. Exactly one process
@@ -38,19 +38,19 @@ type Restart struct {
 	Limit time.Duration `json:"limit"`           // how long it may take
 }
 
-// Former is a replaced worker process.
-type Former struct {
+// ReplacedWorker is a replaced worker process.
+type ReplacedWorker struct {
 	Node string `json:"node"`
 	Rank int    `json:"rank"`
 	Gen  uint32 `json:"gen"`
 }
 
 var (
-	errRoleEnded   = errors.New("the role is stopping or has failed")
-	errReplaced    = errors.New("its workers have been replaced")
-	errElsewhere   = errors.New("another process restarts the role")
-	errDeposed     = errors.New("another process has taken the restart over")
-	errNoneAllowed = errors.New("no more restarts are allowed")
+	errRoleEnded       = errors.New("the role is stopping or has failed")
+	errReplaced        = errors.New("its workers have been replaced")
+	errElsewhere       = errors.New("another process restarts the role")
+	errSuperseded      = errors.New("another process has taken the restart over")
+	errTooManyRestarts = errors.New("no more restarts are allowed")
 )
 
 // Restarting is the ranks whose calls wait because their workers are being replaced, as far as this process knows:
@@ -62,10 +62,10 @@ func (c *Cluster) Restarting() []int {
 
 // WaitReady returns when every rank takes calls, or an error if the role has failed or is destroyed, or ctx has ended.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	if c.Record().restarts() && c.tie != created { // messages about a restart may have been missed
-		if rec, ok := c.reread(); ok && rec.State == RoleRestarting {
-			c.restartNews()
-			c.holdFor(rec, nil)
+	if c.Record().restarts() && c.origin != created { // messages about a restart may have been missed
+		if rec, ok := c.reloadRecord(); ok && rec.State == RoleRestarting {
+			c.restartChanged()
+			c.holdRestarting(rec, nil)
 		}
 	}
 	for {
@@ -85,7 +85,7 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 }
 
 // alter changes one incarnation's record by compare-and-set, in any state; change may refuse.
-func (g registry) alter(ctx context.Context, r Record, change func(*Record) error) (Record, error) {
+func (g registry) alter(ctx context.Context, r RoleRecord, change func(*RoleRecord) error) (RoleRecord, error) {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
 		if err == nil && held.Incarnation != r.Incarnation {
@@ -108,7 +108,7 @@ func (g registry) alter(ctx context.Context, r Record, change func(*Record) erro
 }
 
 // alter changes the role's record, in any state.
-func (c *Cluster) alter(ctx context.Context, change func(*Record) error) error {
+func (c *Cluster) alter(ctx context.Context, change func(*RoleRecord) error) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
@@ -120,23 +120,23 @@ func (c *Cluster) alter(ctx context.Context, change func(*Record) error) error {
 	return err
 }
 
-func (c *Cluster) setRecord(rec Record) {
+func (c *Cluster) setRecord(rec RoleRecord) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rec = rec
 }
 
-// hold records a loss, and holds the calls to the ranks that the role's policy restarts.
-func (c *Cluster) hold(l loss) {
-	c.mending.gateMu.Lock()
-	defer c.mending.gateMu.Unlock()
-	c.mending.add(l)
+// holdCalls records a loss, and holds the calls to the ranks that the role's policy restarts.
+func (c *Cluster) holdCalls(l loss) {
+	c.recovery.gateMu.Lock()
+	defer c.recovery.gateMu.Unlock()
+	c.recovery.add(l)
 	ranks := []int{l.rank}
 	if c.Record().Policy == RestartRole {
 		ranks = c.Record().allRanks()
 	}
 	c.gate.Hold(ranks, func(rank int) *bus.Error {
-		return c.away(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
+		return c.withRank(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
 	})
 }
 
@@ -154,32 +154,32 @@ func (c *Cluster) siblings() []*Cluster {
 	return out
 }
 
-// holdSiblings holds the calls of the siblings to the ranks of a restart, until they have read the record.
-func (c *Cluster) holdSiblings(r *Restart) {
+// holdSiblingCalls holds the calls of the siblings to the ranks of a restart, until they have read the record.
+func (c *Cluster) holdSiblingCalls(r *Restart) {
 	for _, s := range c.siblings() {
-		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.away(rank, r.why(rank)) })
-		s.restartNews()
+		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.withRank(rank, r.callError(rank)) })
+		s.restartChanged()
 	}
 }
 
-// why is the error of calls to a restarting rank.
-func (r *Restart) why(rank int) *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.doing(), r.Why)
+// callError is the error of calls to a restarting rank.
+func (r *Restart) callError(rank int) *bus.Error {
+	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.progress(), r.Why)
 }
 
-// away sets the role and rank of an error.
-func (c *Cluster) away(rank int, e *bus.Error) *bus.Error {
+// withRank sets the role and rank of an error.
+func (c *Cluster) withRank(rank int, e *bus.Error) *bus.Error {
 	e.Role, e.Rank = c.Name(), rank
 	return e
 }
 
-// holdFor holds the calls to the ranks that are restarting, or lost and not yet replaced, and releases those to the
+// holdRestarting holds the calls to the ranks that are restarting, or lost and not yet replaced, and releases those to the
 // others.
-func (c *Cluster) holdFor(rec Record, lost []loss) {
-	c.mending.gateMu.Lock()
-	defer c.mending.gateMu.Unlock()
+func (c *Cluster) holdRestarting(rec RoleRecord, lost []loss) {
+	c.recovery.gateMu.Lock()
+	defer c.recovery.gateMu.Unlock()
 	var away []int
-	for _, l := range stillLost(rec, append(slices.Clone(lost), c.mending.pending()...)) {
+	for _, l := range stillLost(rec, append(slices.Clone(lost), c.recovery.pending()...)) {
 		away = append(away, l.rank)
 		if rec.Policy == RestartRole {
 			away = union(away, rec.allRanks())
@@ -187,23 +187,23 @@ func (c *Cluster) holdFor(rec Record, lost []loss) {
 	}
 	if r := rec.Restart; rec.State == RoleRestarting && r != nil {
 		c.gate.Hold(r.Ranks, func(rank int) *bus.Error {
-			return c.away(rank, r.why(rank))
+			return c.withRank(rank, r.callError(rank))
 		})
 		away = append(away, r.Ranks...)
 	}
 	c.gate.Release(away)
 }
 
-// doing describes a restart in progress.
-func (r *Restart) doing() string {
+// progress describes a restart in progress.
+func (r *Restart) progress() string {
 	if r.N == 0 {
 		return "moved to another node"
 	}
 	return fmt.Sprintf("restarting (%d of %d)", r.N, r.Of)
 }
 
-// done describes a completed restart.
-func (r *Restart) done() string {
+// outcome describes a completed restart.
+func (r *Restart) outcome() string {
 	if r.N == 0 {
 		return "moved to another node"
 	}
@@ -211,19 +211,19 @@ func (r *Restart) done() string {
 }
 
 // stillLost is the losses whose rank has no new worker.
-func stillLost(rec Record, lost []loss) []loss {
+func stillLost(rec RoleRecord, lost []loss) []loss {
 	return slices.DeleteFunc(slices.Clone(lost), func(l loss) bool {
-		return l.rank >= rec.World || l.rank < len(rec.Seats) && rec.Seats[l.rank].Gen > l.gen
+		return l.rank >= rec.World || l.rank < len(rec.Placements) && rec.Placements[l.rank].Gen > l.gen
 	})
 }
 
-// restartNews makes the record be read: a restart has begun or ended elsewhere.
-func (c *Cluster) restartNews() {
-	m := &c.mending
+// restartChanged makes the record be read: a restart has begun or ended elsewhere.
+func (c *Cluster) restartChanged() {
+	m := &c.recovery
 	m.mu.Lock()
-	m.news = true
+	m.changed = true
 	if !m.running {
-		m.running = c.rt.spawn(c.mendAll)
+		m.running = c.rt.spawn(c.runRecovery)
 	}
 	m.mu.Unlock()
 	m.wake()
@@ -233,29 +233,29 @@ func (c *Cluster) restartNews() {
 // process to do so. Its error is why the role fails.
 func (c *Cluster) recover(lost []loss) *bus.Error {
 	begun, seen := time.Now(), restartSeen{}
-	first := driverFirst
-	if c.tie == created {
+	first := driverGrace
+	if c.origin == created {
 		first = 0
 	}
 	for {
-		lost = append(lost, c.mending.take()...)
-		rec, err := c.look()
+		lost = append(lost, c.recovery.take()...)
+		rec, err := c.readRecord()
 		switch {
 		case c.isOver() || c.rt.ctx.Err() != nil:
 			return nil
 		case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
-			c.overElsewhere(c.takenDown(), nil)
+			c.endedElsewhere(c.errDestroyed(), nil)
 			return nil
 		case err != nil: // unreachable; retried
 		case rec.State == RoleFailed:
-			c.overElsewhere(rec.failure(), rec.failure())
+			c.endedElsewhere(rec.failure(), rec.failure())
 			return nil
 		default:
-			c.adopt(rec)
-			c.holdFor(rec, lost)
+			c.applyRecord(rec)
+			c.holdRestarting(rec, lost)
 			c.failRestarted(rec, &seen)
 			if rec.State == RoleReady && len(stillLost(rec, lost)) == 0 {
-				c.life.expectAll()
+				c.liveness.expectAll()
 				return nil
 			}
 			if c.mayRestart(rec, &seen, begun.Add(first)) {
@@ -266,25 +266,25 @@ func (c *Cluster) recover(lost []loss) *bus.Error {
 				continue
 			}
 		}
-		c.mending.await(c.rt.ctx, restartLook/2+rand.N(restartLook/2), c.waitFirst(begun.Add(first)))
+		c.recovery.wait(c.rt.ctx, restartPoll/2+rand.N(restartPoll/2), c.driverTimeLeft(begun.Add(first)))
 	}
 }
 
-// waitFirst is how long a live driver has left to start a restart; zero: no limit.
-func (c *Cluster) waitFirst(at time.Time) time.Duration {
-	if c.tie != followed {
+// driverTimeLeft is how long a live driver has left to start a restart; zero: no limit.
+func (c *Cluster) driverTimeLeft(at time.Time) time.Duration {
+	if c.origin != followed {
 		return 0
 	}
 	return max(time.Until(at), 0)
 }
 
-// look reads the record.
-func (c *Cluster) look() (Record, error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+// readRecord reads the record.
+func (c *Cluster) readRecord() (RoleRecord, error) {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
-		return Record{}, err
+		return RoleRecord{}, err
 	}
 	rec, _, err := reg.read(ctx, c.Name())
 	if err == nil && rec.Incarnation != c.to.Incarnation {
@@ -293,29 +293,29 @@ func (c *Cluster) look() (Record, error) {
 	return rec, err
 }
 
-// adopt applies the record: another process may have replaced workers or resized the role.
-func (c *Cluster) adopt(rec Record) {
+// applyRecord applies the record: another process may have replaced workers or resized the role.
+func (c *Cluster) applyRecord(rec RoleRecord) {
 	c.mu.Lock()
 	same := c.rec.Mesh == rec.Mesh
 	c.rec = rec
 	c.mu.Unlock()
-	c.life.makeRoom(max(rec.World, len(rec.Seats)))
-	c.life.adopt(rec.Seats)
+	c.liveness.resize(max(rec.World, len(rec.Placements)))
+	c.liveness.applyPlacements(rec.Placements)
 	if !same {
-		c.takeShape(rec)
+		c.applyMesh(rec)
 	}
 }
 
 // failure is the error of calls to a failed role.
-func (r Record) failure() *bus.Error {
+func (r RoleRecord) failure() *bus.Error {
 	return bus.Errorf(bus.CodeWorkerLost, "role %s failed at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
 }
 
-// overElsewhere handles the end of the role by another process.
-func (c *Cluster) overElsewhere(why, failed *bus.Error) {
+// endedElsewhere handles the end of the role by another process.
+func (c *Cluster) endedElsewhere(why, failed *bus.Error) {
 	c.endAs(why, failed)
 	c.failPending()
-	if c.tie == opened || c.tie == followed {
+	if c.origin == opened || c.origin == followed {
 		c.rt.spawn(c.releaseSoon)
 	}
 }
@@ -323,10 +323,10 @@ func (c *Cluster) overElsewhere(why, failed *bus.Error) {
 // releaseSoon releases an ended role when its workers have reported their end, or after a timeout.
 func (c *Cluster) releaseSoon() {
 	defer c.release()
-	limit := time.NewTimer(lastActs)
+	limit := time.NewTimer(closeTimeout)
 	defer limit.Stop()
 	for {
-		left, changedCh := c.life.notOver(c.Record().allRanks())
+		left, changedCh := c.liveness.notOver(c.Record().allRanks())
 		if len(left) == 0 {
 			return
 		}
@@ -347,25 +347,25 @@ type restartSeen struct {
 }
 
 // failRestarted fails the pending calls to workers that a restart replaces, once per restart.
-func (c *Cluster) failRestarted(rec Record, seen *restartSeen) {
+func (c *Cluster) failRestarted(rec RoleRecord, seen *restartSeen) {
 	r := rec.Restart
 	if rec.State != RoleRestarting || r == nil || r.Gen == seen.gen {
 		return
 	}
 	*seen = restartSeen{r.Gen, time.Now()}
-	c.holdSiblings(r)
+	c.holdSiblingCalls(r)
 	for _, rank := range r.Ranks {
-		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.away(rank, r.why(rank)))
+		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.withRank(rank, r.callError(rank)))
 	}
 }
 
 // mayRestart reports whether this process starts a restart now. A driver does at once; the head gives a live driver a
 // moment, and both take over a restart whose process is dead or too slow.
-func (c *Cluster) mayRestart(rec Record, seen *restartSeen, notBefore time.Time) bool {
-	if c.tie != created && c.tie != followed || c.rt.currentLease() == nil || !rec.restarts() {
+func (c *Cluster) mayRestart(rec RoleRecord, seen *restartSeen, notBefore time.Time) bool {
+	if c.origin != created && c.origin != followed || c.rt.currentLease() == nil || !rec.restarts() {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
@@ -373,21 +373,21 @@ func (c *Cluster) mayRestart(rec Record, seen *restartSeen, notBefore time.Time)
 	}
 	if r := rec.Restart; rec.State == RoleRestarting && r != nil && r.By != c.rt.ep.Session() {
 		slow := time.Since(seen.at) > r.Limit
-		return slow || !reg.alive(ctx, r.By) && c.rt.reach.missing(rec.Lease) == 0
+		return slow || !reg.alive(ctx, r.By) && c.rt.uptime.remaining(rec.Lease) == 0
 	}
-	return !time.Now().Before(notBefore) || c.tie == followed && !reg.alive(ctx, rec.Owner)
+	return !time.Now().Before(notBefore) || c.origin == followed && !reg.alive(ctx, rec.Owner)
 }
 
 // restart replaces the lost workers, or all. again: the record has changed and must be read again.
-func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
+func (c *Cluster) restart(rec RoleRecord, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
 	for _, l := range lost {
 		if l.evicted { // the other workers of its node exit at the same time
-			c.mending.await(c.rt.ctx, drainSpread, 0)
-			lost = append(lost, c.mending.take()...)
+			c.recovery.wait(c.rt.ctx, drainDelay, 0)
+			lost = append(lost, c.recovery.take()...)
 			break
 		}
 	}
-	lost = c.explained(rec, stillLost(rec, lost))
+	lost = c.withExits(rec, stillLost(rec, lost))
 	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not completed")}
 	if rec.Restart != nil && len(rec.Restart.Ranks) > 0 {
 		first.rank, first.why = rec.Restart.Ranks[0], bus.Errorf(bus.CodeWorkerLost, "%s", rec.Restart.Why)
@@ -400,10 +400,10 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 		e.Node, e.Stack, e.Details = first.why.Node, first.why.Stack, first.why.Details
 		return e
 	}
-	recipe, err := c.startedWith(c.rt.ctx, rec)
+	recipe, err := c.loadStartParams(c.rt.ctx, rec)
 	if bus.CodeOf(err) == bus.CodeRefused {
-		if c.ownerLives(rec) {
-			return c.sleepABit(), nil // the owner restarts them, or its lease ends
+		if c.ownerAlive(rec) {
+			return c.waitAndRetry(), nil // the owner restarts them, or its lease ends
 		}
 		return false, fails(err)
 	}
@@ -411,33 +411,33 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 		err = c.beginRestart(rec, lost, first, recipe, seen)
 	}
 	switch {
-	case errors.Is(err, errNoneAllowed):
+	case errors.Is(err, errTooManyRestarts):
 		why := *first.why
 		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, recipe.Restarts)
 		return false, &why
 	case err != nil: // the record has changed, or the write failed
-		return c.sleepABit(), nil
+		return c.waitAndRetry(), nil
 	}
-	err = c.carryOut(recipe, lost)
+	err = c.performRestart(recipe, lost)
 	switch {
 	case err == nil || c.isOver() || c.rt.ctx.Err() != nil:
 		return false, nil
-	case errors.Is(err, errDeposed) || c.mending.waiting():
+	case errors.Is(err, errSuperseded) || c.recovery.waiting():
 		return true, nil
 	}
 	return false, fails(err)
 }
 
-// explained replaces guessed losses by the exits that agents know: a process that has just begun to monitor a role has
+// withExits replaces guessed losses by the exits that agents know: a process that has just begun to monitor a role has
 // missed them.
-func (c *Cluster) explained(rec Record, lost []loss) []loss {
+func (c *Cluster) withExits(rec RoleRecord, lost []loss) []loss {
 	out := slices.Clone(lost)
 	for i, l := range out {
-		if !l.guessed || l.rank >= len(rec.Seats) {
+		if !l.guessed || l.rank >= len(rec.Placements) {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(c.rt.ctx, agentThere)
-		all, _ := c.rt.agents().Workers(ctx, rec.Seats[l.rank].Node) // a silent agent knows no exit
+		ctx, cancel := context.WithTimeout(c.rt.ctx, agentProbe)
+		all, _ := c.rt.agents().Workers(ctx, rec.Placements[l.rank].Node) // a silent agent knows no exit
 		cancel()
 		id := rec.workerID(l.rank)
 		if at := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id }); at >= 0 && all[at].Exit != nil {
@@ -449,29 +449,29 @@ func (c *Cluster) explained(rec Record, lost []loss) []loss {
 	return out
 }
 
-func (c *Cluster) sleepABit() bool {
-	c.mending.await(c.rt.ctx, restartLook/4, 0)
+func (c *Cluster) waitAndRetry() bool {
+	c.recovery.wait(c.rt.ctx, restartPoll/4, 0)
 	return true
 }
 
-func (c *Cluster) ownerLives(rec Record) bool {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+func (c *Cluster) ownerAlive(rec RoleRecord) bool {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	return err != nil || reg.alive(ctx, rec.Owner)
 }
 
 // beginRestart writes into the record that this process restarts the ranks. The first writer wins.
-func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *recipe, seen *restartSeen) error {
-	avoid := c.unusable(rec, lost)
+func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, recipe *startParams, seen *restartSeen) error {
+	avoid := c.nodesToAvoid(rec, lost)
 	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.evicted })
 	before := uint32(0)
 	if rec.Restart != nil {
 		before = rec.Restart.Gen
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, 2*registryActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, 2*registryTimeout)
 	defer cancel()
-	err := c.alter(ctx, func(r *Record) error {
+	err := c.alter(ctx, func(r *RoleRecord) error {
 		ranks, n := ranksOf(stillLost(*r, lost)), 0
 		if r.Policy == RestartRole && len(ranks) > 0 {
 			ranks = r.allRanks()
@@ -489,19 +489,19 @@ func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *reci
 		}
 		if counts {
 			if r.Restarts++; r.Restarts > recipe.Restarts {
-				return errNoneAllowed
+				return errTooManyRestarts
 			}
 			n = r.Restarts
 		}
-		r.Gens++
+		r.Generations++
 		for _, rank := range ranks {
-			r.Former = append(r.Former, Former{r.Seats[rank].Node, rank, r.Seats[rank].Gen})
-			r.Seats[rank].Gen = r.Gens
+			r.Replaced = append(r.Replaced, ReplacedWorker{r.Placements[rank].Node, rank, r.Placements[rank].Gen})
+			r.Placements[rank].Gen = r.Generations
 		}
-		pause := recipe.process().pause(n)
+		pause := recipe.restartProcess().pause(n)
 		r.State, r.Since = RoleRestarting, time.Now().UTC()
 		r.Restart = &Restart{
-			Ranks: ranks, Gen: r.Gens, N: n, Of: recipe.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
+			Ranks: ranks, Gen: r.Generations, N: n, Of: recipe.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
 			Limit: pause + recipe.StartTimeout + restartMargin,
 		}
 		return nil
@@ -512,57 +512,57 @@ func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *reci
 	return err
 }
 
-// unusable is the nodes on which lost workers cannot be started again: those they were evicted from, and those that
+// nodesToAvoid is the nodes on which lost workers cannot be started again: those they were evicted from, and those that
 // placement counts as lost.
-func (c *Cluster) unusable(rec Record, lost []loss) []string {
+func (c *Cluster) nodesToAvoid(rec RoleRecord, lost []loss) []string {
 	var out []string
 	for _, l := range lost {
 		if l.evicted {
-			out = union(out, []string{rec.Seats[l.rank].Node})
+			out = union(out, []string{rec.Placements[l.rank].Node})
 		}
 	}
 	client, err := c.rt.placement()
 	if err != nil {
 		return out
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	all, err := client.Nodes(ctx)
 	if err != nil {
 		return out // the launch reports the error
 	}
-	for _, seat := range rec.Seats {
-		if nodeGone(all, seat.Node) {
+	for _, seat := range rec.Placements {
+		if nodeIsLost(all, seat.Node) {
 			out = union(out, []string{seat.Node})
 		}
 	}
 	return out
 }
 
-// nodeGone reports whether placement counts a node as lost: it is unknown, or its lease has ended.
-func nodeGone(all []placement.NodeStatus, node string) bool {
+// nodeIsLost reports whether placement counts a node as lost: it is unknown, or its lease has ended.
+func nodeIsLost(all []placement.NodeStatus, node string) bool {
 	i := slices.IndexFunc(all, func(n placement.NodeStatus) bool { return n.Report.Node == node })
 	return i < 0 || all[i].Rank < 0 || all[i].State != placement.NodeReady && all[i].Report.Session == ""
 }
 
-// carryOut performs the restart in the record.
-func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
+// performRestart performs the restart in the record.
+func (c *Cluster) performRestart(recipe *startParams, lost []loss) error {
 	rec := c.Record()
 	r := rec.Restart
 	for _, rank := range r.Ranks {
-		c.life.renew(rank, rec.Seats[rank].Gen) // later messages of the old workers are of another generation
+		c.liveness.expect(rank, rec.Placements[rank].Gen) // later messages of the old workers are of another generation
 	}
-	c.holdFor(rec, nil)
-	c.note(r, noteBegun)
-	then := "the rank is " + r.done()
+	c.holdRestarting(rec, nil)
+	c.announceRestart(r, stateRestarting)
+	then := "the rank is " + r.outcome()
 	if rec.Policy == RestartRole {
-		then = "the role is " + r.done()
+		then = "the role is " + r.outcome()
 	}
 	for _, l := range lost {
-		c.tell(l, then)
+		c.reportFailure(l, then)
 	}
-	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.doing(), r.Why))
-	c.holdSiblings(r)
+	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.progress(), r.Why))
+	c.holdSiblingCalls(r)
 	if rec.Policy == RestartRole {
 		c.failOthers(r)
 	}
@@ -570,7 +570,7 @@ func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
 		select {
 		case <-c.rt.ctx.Done():
 			return nil
-		case <-time.After(recipe.process().pause(r.N)):
+		case <-time.After(recipe.restartProcess().pause(r.N)):
 		}
 	}
 	ctx, cancel := context.WithTimeout(c.rt.ctx, recipe.StartTimeout)
@@ -580,11 +580,11 @@ func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
 		err = c.finishRestart(ctx, r.Gen)
 	}
 	if err == nil {
-		c.note(r, noteFinished)
-		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.done()))
-		c.holdFor(c.Record(), nil)
-	} else if rec, lookErr := c.look(); lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
-		err = errDeposed
+		c.announceRestart(r, stateRestarted)
+		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.outcome()))
+		c.holdRestarting(c.Record(), nil)
+	} else if rec, lookErr := c.readRecord(); lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
+		err = errSuperseded
 	}
 	return err
 }
@@ -598,11 +598,11 @@ func (c *Cluster) failOthers(r *Restart) {
 }
 
 // replace kills the old processes of the ranks and starts new ones, on the same nodes or on others.
-func (c *Cluster) replace(ctx context.Context, recipe *recipe) error {
+func (c *Cluster) replace(ctx context.Context, recipe *startParams) error {
 	if err := c.makeProgram(ctx); err != nil {
 		return err
 	}
-	if err := c.endFormer(ctx); err != nil {
+	if err := c.killReplaced(ctx); err != nil {
 		return err
 	}
 	if err := c.move(ctx, recipe); err != nil {
@@ -622,19 +622,19 @@ func (c *Cluster) replace(ctx context.Context, recipe *recipe) error {
 	if err := c.replay(ctx, ranks); err != nil {
 		return err
 	}
-	c.life.expectAll()
+	c.liveness.expectAll()
 	return nil
 }
 
 // finishRestart makes the role ready again, and releases reservations that no rank uses.
 func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
-	var unused []Held
-	err := c.alter(ctx, func(r *Record) error {
+	var unused []ReservationRef
+	err := c.alter(ctx, func(r *RoleRecord) error {
 		if r.State != RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
-			return errDeposed
+			return errSuperseded
 		}
 		unused = r.dropUnused()
-		r.State, r.Since, r.Restart, r.Former = RoleReady, time.Now().UTC(), nil, nil
+		r.State, r.Since, r.Restart, r.Replaced = RoleReady, time.Now().UTC(), nil, nil
 		return nil
 	})
 	if err != nil || len(unused) == 0 {
@@ -651,27 +651,27 @@ func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
 }
 
 // dropUnused removes the reservations that no rank uses from the record.
-func (r *Record) dropUnused() (unused []Held) {
-	var kept []Held
+func (r *RoleRecord) dropUnused() (unused []ReservationRef) {
+	var kept []ReservationRef
 	place := map[int]int{}
-	for i, h := range r.Held {
-		if slices.ContainsFunc(r.Seats, func(s Seat) bool { return s.Held == i }) {
+	for i, h := range r.Reservations {
+		if slices.ContainsFunc(r.Placements, func(s RankPlacement) bool { return s.Reservation == i }) {
 			place[i] = len(kept)
 			kept = append(kept, h)
 		} else {
 			unused = append(unused, h)
 		}
 	}
-	for i := range r.Seats {
-		r.Seats[i].Held = place[r.Seats[i].Held]
+	for i := range r.Placements {
+		r.Placements[i].Reservation = place[r.Placements[i].Reservation]
 	}
-	r.Held = kept
+	r.Reservations = kept
 	return unused
 }
 
-// note tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
+// announceRestart tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
 // reading.
-func (c *Cluster) note(r *Restart, state actors.State) {
+func (c *Cluster) announceRestart(r *Restart, state actors.State) {
 	beats := make([]actors.Beat, len(r.Ranks))
 	for i, rank := range r.Ranks {
 		beats[i] = actors.Beat{Rank: rank, Gen: r.Gen, State: state}

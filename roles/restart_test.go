@@ -101,7 +101,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 	rec = rolesOf(t, rt)["infer"]
 	require.Equal(t, roles.RoleReady, rec.State)
 	require.Nil(t, rec.Restart)
-	require.Empty(t, rec.Former)
+	require.Empty(t, rec.Replaced)
 }
 
 // What waits for a restart that does not succeed fails with why.
@@ -192,7 +192,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 			before, err := roles.CallEach[int](patient(t), c, "pid")
 			require.NoError(t, err)
 			var moved []int
-			for rank, seat := range c.Record().Seats {
+			for rank, seat := range c.Record().Placements {
 				if seat.Node == "n-0" {
 					moved = append(moved, rank)
 				}
@@ -217,7 +217,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 			eventually(t, "it is ready", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleReady })
 			rec := rolesOf(t, rt)["infer"]
 			require.Zero(t, rec.Restarts, "a drain is no failure of the role")
-			for _, seat := range rec.Seats {
+			for _, seat := range rec.Placements {
 				require.Equal(t, "n-1", seat.Node)
 			}
 			require.NoError(t, c.Destroy(patient(t)))
@@ -301,8 +301,8 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	_, err = c.Call(patient(t), "initialize", "the model")
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(patient(t)))
-	require.NoError(t, head.WatchOver(patient(t)))
-	require.NoError(t, head.WatchOver(patient(t)), "again is harmless")
+	require.NoError(t, head.MonitorRoles(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)), "again is harmless")
 
 	c = attach(t, tr.driver(t, roles.Config{}), "infer")
 	for range 2 {
@@ -333,7 +333,7 @@ func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	_, err = c.Call(patient(t), "initialize", strings.Repeat("weights-", 100<<10))
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(patient(t)))
-	require.NoError(t, head.WatchOver(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, attach(t, tr.driver(t, roles.Config{}), "infer"), 0)
 	eventually(t, "the role fails", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleFailed })
 	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed on it: its arguments (800 KiB) are kept by the driver that made the call")
@@ -349,7 +349,7 @@ func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	b := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
 	driver := open(t, roles.Config{Bus: b, Lease: 15 * time.Second})
 	c := create(t, driver, restartable("infer", 3, roles.RestartRole, 10*time.Millisecond))
-	require.NoError(t, head.WatchOver(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)))
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	before, err := roles.CallEach[int](patient(t), other, "pid")
 	require.NoError(t, err)
@@ -387,21 +387,21 @@ func TestARestartIsTakenOver(t *testing.T) {
 	spec.Detached = true
 	c := create(t, driver, spec)
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
-	require.NoError(t, head.WatchOver(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, c, 1)
 	eventually(t, "the driver restarts it", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleRestarting })
 	line.Freeze() // before it has launched anything
 	_, err := other.Call(patient(t), "pid")
 	require.NoError(t, err)
 	rec := rolesOf(t, head)["infer"]
-	require.Equal(t, uint32(2), rec.Seats[1].Gen)
+	require.Equal(t, uint32(2), rec.Placements[1].Gen)
 	require.Equal(t, 1, rec.Restarts)
 	line.Thaw()
 	eventually(t, "the driver goes on with the new worker", func() bool {
 		_, err := c.Call(timeout(t, 5*time.Second), "pid")
 		return err == nil
 	})
-	require.Equal(t, rec.Seats, rolesOf(t, head)["infer"].Seats, "it has not restarted it once more")
+	require.Equal(t, rec.Placements, rolesOf(t, head)["infer"].Placements, "it has not restarted it once more")
 	require.NoError(t, c.Destroy(patient(t)))
 }
 

@@ -24,8 +24,8 @@ const (
 	defaultLease     = 15 * time.Second
 	defaultLostAfter = 6 * time.Second
 	minLostAfter     = 2 * time.Second  // workers beat once a second
-	lastActs         = 10 * time.Second // timeout of closing
-	registryActs     = 3 * time.Second  // timeout of one registry operation
+	closeTimeout     = 10 * time.Second // timeout of closing
+	registryTimeout  = 3 * time.Second  // timeout of one registry operation
 )
 
 // Config configures a driver's runtime. The zero Config is a private bus and the namespace "default".
@@ -59,7 +59,7 @@ func (c Config) withDefaults() Config {
 		c.Namespace = defaultNamespace
 	}
 	if c.Name == "" {
-		c.Name = whoAmI()
+		c.Name = driverName()
 	}
 	if c.Lease == 0 {
 		c.Lease = defaultLease
@@ -97,19 +97,19 @@ type Runtime struct {
 	ep      *bus.Endpoint
 	local   *Local // nil in workers
 	log     *slog.Logger
-	reach   reach
+	uptime  serverUptime
 
-	services services // for worker processes
-	made     made
+	services     services // for worker processes
+	createdRoles roleLog
 
 	ctx    context.Context // of background goroutines; ends after the last role
 	cancel context.CancelFunc
 	group  sync.WaitGroup // of background goroutines; see spawn
 
-	taking   context.Context // ends when Close begins: roles that are being created are given up
-	takeNone context.CancelFunc
-	creating sync.WaitGroup // of calls of Create
-	closedCh chan struct{}  // closed when Close has returned
+	createCtx    context.Context // ends when Close begins: roles that are being created are given up
+	cancelCreate context.CancelFunc
+	creating     sync.WaitGroup // of calls of Create
+	closedCh     chan struct{}  // closed when Close has returned
 
 	regMu sync.Mutex // held while the registry is opened
 	reg   *registry
@@ -141,7 +141,7 @@ func newRuntime(cfg Config, b *bus.Bus) *Runtime {
 		cfg: cfg, bus: b, clusters: map[*Cluster]struct{}{}, opened: map[bus.Address]*Cluster{}, closedCh: make(chan struct{}),
 	}
 	rt.ctx, rt.cancel = context.WithCancel(context.Background())
-	rt.taking, rt.takeNone = context.WithCancel(rt.ctx)
+	rt.createCtx, rt.cancelCreate = context.WithCancel(rt.ctx)
 	return rt
 }
 
@@ -158,7 +158,7 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	if rt.ep, err = rt.bus.Endpoint(rt.cfg.Namespace); err != nil {
 		return err
 	}
-	if err := rt.takeLease(ctx); err != nil {
+	if err := rt.acquireLease(ctx); err != nil {
 		return err
 	}
 	rt.local = rt.cfg.Local
@@ -166,8 +166,8 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 		rt.local = newLocal(rt.bus, rt.cfg.Classes)
 		rt.local.classFunc = rt.cfg.ClassFunc
 	}
-	rt.spawn(rt.keepLease)
-	rt.mind()
+	rt.spawn(rt.maintainLease)
+	rt.startOrphanReaper()
 	if rt.ownsBus && rt.bus.Private() { // otherwise a head does it
 		rt.spawn(func() { _ = Maintain(rt.ctx, rt.bus) }) // the registry is open; later errors are logged
 	}
@@ -199,7 +199,7 @@ func (rt *Runtime) registry(ctx context.Context) (registry, error) {
 	return *rt.reg, nil
 }
 
-func whoAmI() string {
+func driverName() string {
 	name := "unknown"
 	if u, err := user.Current(); err == nil {
 		name = u.Username
@@ -220,22 +220,22 @@ func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 
-// Made reports whether a session belongs to a worker that this driver has started, and can be trusted like the driver.
+// StartedWorker reports whether a session belongs to a worker that this driver has started, and can be trusted like the driver.
 // A process is known when it is ready, a goroutine from its first heartbeat.
-func (rt *Runtime) Made(session string) bool {
+func (rt *Runtime) StartedWorker(session string) bool {
 	rt.mu.Lock()
 	all := make([]*Cluster, 0, len(rt.clusters))
 	for c := range rt.clusters {
-		if c.tie == created {
+		if c.origin == created {
 			all = append(all, c)
 		}
 	}
 	rt.mu.Unlock()
-	return session != "" && slices.ContainsFunc(all, func(c *Cluster) bool { return c.life.heardFrom(session) })
+	return session != "" && slices.ContainsFunc(all, func(c *Cluster) bool { return c.liveness.heardFrom(session) })
 }
 
 // Roles lists the roles of the namespace.
-func (rt *Runtime) Roles(ctx context.Context) ([]Record, error) {
+func (rt *Runtime) Roles(ctx context.Context) ([]RoleRecord, error) {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return nil, err
@@ -270,7 +270,7 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		return nil, err
 	}
 	defer done()
-	rec := Record{
+	rec := RoleRecord{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
 		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease,
@@ -282,7 +282,7 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		rt.unclaim(ctx, rec, err)
 		return nil, err
 	}
-	rt.made.add(rec)
+	rt.createdRoles.add(rec)
 	return rt.start(ctx, rec, spec, config)
 }
 
@@ -311,13 +311,13 @@ func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Contex
 	}
 	rt.creating.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, spec.StartTimeout)
-	unhook := context.AfterFunc(rt.taking, bus.Guard(cancel))
+	unhook := context.AfterFunc(rt.createCtx, bus.Guard(cancel))
 	return ctx, func() { unhook(); cancel(); rt.creating.Done() }, nil
 }
 
 // claim writes the record of a new role. A taken name is a TakenError; the name of a dead driver's role is taken over
 // after that role has been destroyed.
-func (rt *Runtime) claim(ctx context.Context, rec Record) error {
+func (rt *Runtime) claim(ctx context.Context, rec RoleRecord) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
@@ -337,21 +337,21 @@ func (rt *Runtime) claim(ctx context.Context, rec Record) error {
 			return &TakenError{Record: held}
 		}
 		rt.log.Warn("roles: the driver that owns the name seems to be dead; checking", "role", rec.Name, "driver", held.By)
-		if !reg.gone(ctx, held.Owner) && rt.reach.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
+		if !reg.provedDead(ctx, held.Owner) && rt.uptime.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
 			return &TakenError{Record: held}
 		}
-		if err := rt.sweepRole(ctx, held); err != nil {
+		if err := rt.destroyRole(ctx, held); err != nil {
 			return err
 		}
 	}
 }
 
 // unclaim removes a claim whose outcome is unknown.
-func (rt *Runtime) unclaim(ctx context.Context, rec Record, why error) {
+func (rt *Runtime) unclaim(ctx context.Context, rec RoleRecord, why error) {
 	if errors.As(why, new(*TakenError)) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout)
 	defer cancel()
 	reg, err := rt.registry(ctx)
 	if err == nil {
@@ -363,7 +363,7 @@ func (rt *Runtime) unclaim(ctx context.Context, rec Record, why error) {
 }
 
 // start starts the workers of a claimed role. On an error it destroys the role.
-func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config wire.Raw) (*Cluster, error) {
+func (rt *Runtime) start(ctx context.Context, rec RoleRecord, spec Spec, config wire.Raw) (*Cluster, error) {
 	c, err := rt.newCluster(rec, created, spec)
 	if err != nil {
 		return nil, err
@@ -372,9 +372,9 @@ func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config wire
 	if err == nil {
 		return c, nil
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	if downErr := c.takeDown(last, 0); downErr != nil {
+	if downErr := c.destroy(last, 0); downErr != nil {
 		err = errors.Join(err, downErr)
 	}
 	return nil, err
@@ -437,14 +437,14 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := settle(ctx, rt.bus); err != nil { // from here on no message of a worker is missed
+	if err := flushSubscriptions(ctx, rt.bus); err != nil { // from here on no message of a worker is missed
 		c.release()
 		return nil, err
 	}
 	switch rec.State {
 	case RoleRestarting:
-		c.holdFor(rec, nil)
-		c.restartNews()
+		c.holdRestarting(rec, nil)
+		c.restartChanged()
 	case RoleFailed:
 		c.end(rec.failure())
 	case RoleStopping:
@@ -454,23 +454,23 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 }
 
 // newCluster makes a cluster and starts to monitor its role.
-func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) {
-	c := &Cluster{rt: rt, tie: tie, spec: spec, to: rec.Address(), downCh: make(chan struct{}, 1), rec: rec}
-	c.life = newLife(c)
-	c.gate.SentFunc = c.life.repeat
-	c.takeShape(rec)
-	if err := c.life.listen(); err != nil {
+func (rt *Runtime) newCluster(rec RoleRecord, tie origin, spec Spec) (*Cluster, error) {
+	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address(), destroyCh: make(chan struct{}, 1), rec: rec}
+	c.liveness = newLiveness(c)
+	c.gate.SentFunc = c.liveness.repeat
+	c.applyMesh(rec)
+	if err := c.liveness.subscribe(); err != nil {
 		return nil, err
 	}
 	rt.mu.Lock()
 	open := !rt.closing || tie == created // Close waits for roles that are being created
 	if open {
 		rt.clusters[c] = struct{}{}
-		rt.group.Go(bus.Guard(c.life.run))
+		rt.group.Go(bus.Guard(c.liveness.run))
 	}
 	rt.mu.Unlock()
 	if !open {
-		c.life.stop()
+		c.liveness.stop()
 		return nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
 	}
 	return c, nil
@@ -479,7 +479,7 @@ func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) 
 // Close destroys the roles this driver owns, releases those it is attached to, and ends the session. Running calls may
 // continue for their role's StopGrace, at most ten seconds; ctx may have ended. It may be called more than once.
 func (rt *Runtime) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	rt.mu.Lock()
 	first := !rt.closing
@@ -493,29 +493,29 @@ func (rt *Runtime) Close(ctx context.Context) error {
 		return nil
 	}
 	defer close(rt.closedCh)
-	rt.takeNone()
+	rt.cancelCreate()
 	rt.creating.Wait()
 	err := rt.closeClusters(ctx)
 	if rt.services.used() {
 		err = errors.Join(err, rt.releaseOwn(ctx))
 	}
-	rt.wait()
+	rt.endBackground()
 	return errors.Join(err, rt.closeBelow(ctx))
 }
 
 func (rt *Runtime) closeClusters(ctx context.Context) error {
-	all := rt.noMore()
+	all := rt.refuseClusters()
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {
-		group.Go(bus.Guard(func() { errs[i] = c.leave(ctx) }))
+		group.Go(bus.Guard(func() { errs[i] = c.closeWithRuntime(ctx) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-// noMore refuses new clusters and returns the existing ones.
-func (rt *Runtime) noMore() []*Cluster {
+// refuseClusters refuses new clusters and returns the existing ones.
+func (rt *Runtime) refuseClusters() []*Cluster {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	rt.closing = true
@@ -526,8 +526,8 @@ func (rt *Runtime) noMore() []*Cluster {
 	return all
 }
 
-// wait ends the background goroutines.
-func (rt *Runtime) wait() {
+// endBackground ends the background goroutines.
+func (rt *Runtime) endBackground() {
 	rt.mu.Lock()
 	rt.ended = true
 	rt.mu.Unlock()

@@ -35,7 +35,7 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 			case <-endedCh: // at once
 			case <-tick.C:
 			}
-			orphans, err := roles.Orphans(ctx, b)
+			orphans, err := roles.OrphanNamespaces(ctx, b)
 			if err == nil {
 				err = attend(ctx, b, log, sessions, orphans)
 			}
@@ -69,7 +69,7 @@ func keepHouse(ctx context.Context, b *bus.Bus, log *slog.Logger, every time.Dur
 func endStrays(ctx context.Context, b *bus.Bus, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, strayAfter)
 	defer cancel()
-	ended, err := roles.EndStrays(ctx, b, strayAfter)
+	ended, err := roles.KillOrphanProcesses(ctx, b, strayAfter)
 	for _, w := range ended {
 		log.Warn("troupe: a worker that no role knows has been ended", "worker", w.ID.String(), "node", w.Node)
 	}
@@ -98,7 +98,7 @@ func attend(ctx context.Context, b *bus.Bus, log *slog.Logger, sessions map[stri
 		sessions[ns] = rt
 	}
 	for _, rt := range sessions {
-		errs = append(errs, rt.WatchOver(ctx))
+		errs = append(errs, rt.MonitorRoles(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -67,7 +67,7 @@ func TestHouseLeavesTheLivingAlone(t *testing.T) {
 	defer func() { require.NoError(t, rt.Close(context.Background())) }()
 	_, err = rt.Create(t.Context(), roles.Spec{Name: "mine", Class: "calc", World: 1})
 	require.NoError(t, err)
-	orphans, err := roles.Orphans(t.Context(), b)
+	orphans, err := roles.OrphanNamespaces(t.Context(), b)
 	require.NoError(t, err)
 	require.Empty(t, orphans)
 
@@ -83,7 +83,7 @@ func TestHouseLeavesTheLivingAlone(t *testing.T) {
 		require.NoError(t, err)
 		_, err = bucket.Put(t.Context(), "run.role.kept", data)
 		require.NoError(t, err)
-		orphans, err = roles.Orphans(t.Context(), b)
+		orphans, err = roles.OrphanNamespaces(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, detached, len(orphans) == 0)
 	}

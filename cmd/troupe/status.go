@@ -27,7 +27,7 @@ type overview struct {
 	Head    *headStatus         `json:"head,omitempty"` // nil if none answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
-	Roles   []roles.Record      `json:"roles"` // of the namespace
+	Roles   []roles.RoleRecord      `json:"roles"` // of the namespace
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
 

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// holder is the process that holds a driver's lease, as the value of the lease describes it.
-type holder struct {
+// driverProcess is the process that holds a driver's lease, as the value of the lease describes it.
+type driverProcess struct {
 	Name  string        `json:"name"`            // for display
 	Host  string        `json:"host,omitempty"`  // see thisHost; empty: unknown
 	PID   int           `json:"pid,omitempty"`   // in the pid namespace of Host
@@ -24,7 +24,7 @@ type holder struct {
 
 // leaseValue is the value of this driver's lease.
 func (rt *Runtime) leaseValue() []byte {
-	h := holder{Name: rt.cfg.Name, Host: thisHost(), PID: os.Getpid(), Lease: rt.cfg.Lease}
+	h := driverProcess{Name: rt.cfg.Name, Host: thisHost(), PID: os.Getpid(), Lease: rt.cfg.Lease}
 	h.Start, _ = startedAt(h.PID) // zero: unknown
 	value, err := json.Marshal(h)
 	if err != nil {
@@ -33,21 +33,23 @@ func (rt *Runtime) leaseValue() []byte {
 	return value
 }
 
-// readHolder reads the value of a lease. Older drivers write their name only.
-func readHolder(value []byte) holder {
-	var h holder
+// readDriverProcess reads the value of a lease. Older drivers write their name only.
+func readDriverProcess(value []byte) driverProcess {
+	var h driverProcess
 	if json.Unmarshal(value, &h) != nil {
-		return holder{Name: string(value)}
+		return driverProcess{Name: string(value)}
 	}
 	return h
 }
 
-// here reports whether the process is visible from this one.
-func (h holder) here() bool { return h.Host != "" && h.Host == thisHost() && h.PID > 0 && h.Start > 0 }
+// visible reports whether the process is visible from this one.
+func (h driverProcess) visible() bool {
+	return h.Host != "" && h.Host == thisHost() && h.PID > 0 && h.Start > 0
+}
 
 // dead reports whether a visible process has certainly exited: its pid is free, was reused, or is a zombie. Its absence
 // in /proc proves nothing: processes of other users may be hidden.
-func (h holder) dead() bool {
+func (h driverProcess) dead() bool {
 	if errors.Is(syscall.Kill(h.PID, 0), syscall.ESRCH) {
 		return true
 	}

@@ -17,9 +17,9 @@ import (
 	"troupe/nodes"
 )
 
-// playGrace is how long the running call of a worker process may continue after a signal. It is shorter than the
+// workerGrace is how long the running call of a worker process may continue after a signal. It is shorter than the
 // agent's grace, which ends in SIGKILL.
-const playGrace = 5 * time.Second
+const workerGrace = 5 * time.Second
 
 // Main runs this program as the worker that an agent started it for, and does not return then; otherwise it does
 // nothing. A driver's program whose roles run in processes of their own calls it first, with its classes:
@@ -35,7 +35,7 @@ func Main(classes ...*actors.Class) {
 	}
 	_ = os.Unsetenv(nodes.AssignmentEnv) // child processes are no workers
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	err := Play(ctx, path, classes...)
+	err := RunWorker(ctx, path, classes...)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "troupe worker:", err)
@@ -44,9 +44,9 @@ func Main(classes ...*actors.Class) {
 	os.Exit(0)
 }
 
-// Play runs the worker of the assignment file at path until it is stopped or ctx ends, which is no error.
-func Play(ctx context.Context, path string, classes ...*actors.Class) error {
-	p, err := OpenPlayer(ctx, PlayerConfig{Assignment: path, Classes: classes})
+// RunWorker runs the worker of the assignment file at path until it is stopped or ctx ends, which is no error.
+func RunWorker(ctx context.Context, path string, classes ...*actors.Class) error {
+	p, err := OpenWorkerProcess(ctx, WorkerProcessConfig{Assignment: path, Classes: classes})
 	if err != nil {
 		return err
 	}
@@ -60,8 +60,8 @@ func Play(ctx context.Context, path string, classes ...*actors.Class) error {
 	return p.Close(context.WithoutCancel(ctx))
 }
 
-// PlayerConfig configures a worker process that an agent has started.
-type PlayerConfig struct {
+// WorkerProcessConfig configures a worker process that an agent has started.
+type WorkerProcessConfig struct {
 	Assignment string          // path of the assignment file; see nodes.AssignmentEnv
 	Classes    []*actors.Class // classes of the program
 	// ClassFunc finds other classes by name. Zero: none.
@@ -69,25 +69,25 @@ type PlayerConfig struct {
 	Logger    *slog.Logger // zero: the logger of the bus
 }
 
-// Player is the worker of a worker process.
-type Player struct {
+// WorkerProcess is the worker of a worker process.
+type WorkerProcess struct {
 	Assignment Assignment
 	Node       string
 
 	bus     *bus.Bus
-	place   *place
+	host    *workerHost
 	worker  *actors.Worker
 	unclaim func() // releases simulated devices
 }
 
-// OpenPlayer reads the assignment and connects. Start makes the worker, so that a program can inspect the assignment
+// OpenWorkerProcess reads the assignment and connects. Start makes the worker, so that a program can inspect the assignment
 // first; a program that cannot run it calls Fail.
-func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
+func OpenWorkerProcess(ctx context.Context, cfg WorkerProcessConfig) (*WorkerProcess, error) {
 	assigned, err := nodes.ReadAssignmentFile(cfg.Assignment)
 	if err != nil {
 		return nil, err
 	}
-	p := &Player{Node: assigned.Node, unclaim: func() {}}
+	p := &WorkerProcess{Node: assigned.Node, unclaim: func() {}}
 	if err := wire.Unmarshal(assigned.Assignment, &p.Assignment); err != nil {
 		return nil, bus.Errorf(bus.CodeMalformed, "the assignment of %s: %w", assigned.Name, err)
 	}
@@ -105,7 +105,7 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 	}
 	local := newLocal(p.bus, cfg.Classes)
 	local.node, local.ownProcess, local.classFunc, local.beatEvery = assigned.Node, true, cfg.ClassFunc, p.Assignment.BeatEvery
-	if p.place, err = local.newPlace(p.bus, p.Assignment.Namespace, 1); err != nil {
+	if p.host, err = local.newWorkerHost(p.bus, p.Assignment.Namespace, 1); err != nil {
 		p.unclaim()
 		return nil, errors.Join(err, p.bus.Close())
 	}
@@ -113,34 +113,34 @@ func OpenPlayer(ctx context.Context, cfg PlayerConfig) (*Player, error) {
 }
 
 // Start makes the worker. The bus has been told of a failure.
-func (p *Player) Start(ctx context.Context) (err error) {
-	p.worker, err = p.place.host.Start(ctx, p.Assignment.Spec())
+func (p *WorkerProcess) Start(ctx context.Context) (err error) {
+	p.worker, err = p.host.host.Start(ctx, p.Assignment.Spec())
 	return err
 }
 
 // Fail reports that the worker cannot be made.
-func (p *Player) Fail(why error) { p.place.host.Fail(p.Assignment.Spec(), why) }
+func (p *WorkerProcess) Fail(why error) { p.host.host.Fail(p.Assignment.Spec(), why) }
 
 // Worker is the worker; nil before Start.
-func (p *Player) Worker() *actors.Worker { return p.worker }
+func (p *WorkerProcess) Worker() *actors.Worker { return p.worker }
 
 // Done is closed when the worker has ended.
-func (p *Player) Done() <-chan struct{} { return p.worker.Done() }
+func (p *WorkerProcess) Done() <-chan struct{} { return p.worker.Done() }
 
 // Runtime makes the worker's calls to other roles.
-func (p *Player) Runtime() *Runtime { return p.place.rt }
+func (p *WorkerProcess) Runtime() *Runtime { return p.host.rt }
 
 // Close stops the worker, if it runs, and disconnects. It returns the worker's failure, if any.
-func (p *Player) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, playGrace)
+func (p *WorkerProcess) Close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, workerGrace)
 	defer cancel()
-	_ = p.place.host.Close(ctx) // the exit of the process ends the rest
+	_ = p.host.host.Close(ctx) // the exit of the process ends the rest
 	var err error
 	if p.worker != nil {
 		_, err = p.worker.State()
 	}
-	p.place.rt.closeInside()
-	p.place.ep.Close()
+	p.host.rt.closeWorkerRuntime()
+	p.host.ep.Close()
 	p.unclaim()
 	return errors.Join(err, p.bus.Close())
 }

@@ -19,48 +19,48 @@ type Failure struct {
 	Then string // for display: "the role fails", "the rank is restarted (1 of 3)"
 }
 
-// mending is the state of a role's restarts in one cluster. The driver and the head carry them out; other processes
+// recovery is the state of a role's restarts in one cluster. The driver and the head carry them out; other processes
 // wait for them. One goroutine at a time works on it.
-type mending struct {
+type recovery struct {
 	gateMu sync.Mutex // held while a loss is added and the gate closed, and while the gate is set from the record
 
 	mu      sync.Mutex // guards what follows
 	lost    []loss     // to be handled
-	news    bool       // the record must be read
+	changed bool       // the record must be read
 	running bool
 	wakeCh  chan struct{} // holds one; nil before the first use
 }
 
 // take removes and returns the losses.
-func (m *mending) take() []loss {
+func (m *recovery) take() []loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	lost := m.lost
-	m.lost, m.news = nil, false
+	m.lost, m.changed = nil, false
 	return lost
 }
 
-func (m *mending) add(l loss) {
+func (m *recovery) add(l loss) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.lost = append(m.lost, l)
 }
 
 // pending is the losses that were not taken.
-func (m *mending) pending() []loss {
+func (m *recovery) pending() []loss {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.lost)
 }
 
 // waiting reports whether losses are pending.
-func (m *mending) waiting() bool {
+func (m *recovery) waiting() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.lost) > 0
 }
 
-func (m *mending) ch() chan struct{} {
+func (m *recovery) ch() chan struct{} {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.wakeCh == nil {
@@ -69,15 +69,15 @@ func (m *mending) ch() chan struct{} {
 	return m.wakeCh
 }
 
-func (m *mending) wake() {
+func (m *recovery) wake() {
 	select {
 	case m.ch() <- struct{}{}:
 	default:
 	}
 }
 
-// await returns when wake is called, or after the shorter time; a second time of zero does not count.
-func (m *mending) await(ctx context.Context, d, or time.Duration) {
+// wait returns when wake is called, or after the shorter time; a second time of zero does not count.
+func (m *recovery) wait(ctx context.Context, d, or time.Duration) {
 	if or > 0 {
 		d = min(d, or)
 	}
@@ -88,22 +88,22 @@ func (m *mending) await(ctx context.Context, d, or time.Duration) {
 	}
 }
 
-// mend handles a worker's failure by the role's policy; false: the role fails.
-func (c *Cluster) mend(l loss) bool {
-	if !c.isUp() && c.tie == created {
+// handleFailure handles a worker's failure by the role's policy; false: the role fails.
+func (c *Cluster) handleFailure(l loss) bool {
+	if !c.isStarted() && c.origin == created {
 		return false // the first start fails
 	}
 	switch rec := c.Record(); {
 	case rec.Policy == Ignore:
-		c.tell(l, "the others continue")
+		c.reportFailure(l, "the others continue")
 		return true
 	case !rec.restarts():
 		return false
 	}
-	m := &c.mending
+	m := &c.recovery
 	m.mu.Lock() // the loss was added by hold
 	if !m.running {
-		m.running = c.rt.spawn(c.mendAll)
+		m.running = c.rt.spawn(c.runRecovery)
 	}
 	running := m.running
 	m.mu.Unlock()
@@ -111,13 +111,13 @@ func (c *Cluster) mend(l loss) bool {
 	return running
 }
 
-// mendAll restarts lost workers, or waits for their restart by another process, until no loss is left.
-func (c *Cluster) mendAll() {
+// runRecovery restarts lost workers, or waits for their restart by another process, until no loss is left.
+func (c *Cluster) runRecovery() {
 	for {
-		m := &c.mending
+		m := &c.recovery
 		m.mu.Lock()
-		lost, news := m.lost, m.news
-		m.lost, m.news = nil, false
+		lost, news := m.lost, m.changed
+		m.lost, m.changed = nil, false
 		if len(lost) == 0 && !news || c.isOver() {
 			m.running = false
 			m.mu.Unlock()
@@ -141,8 +141,8 @@ func (c *Cluster) isOver() bool {
 	return c.ended != nil
 }
 
-// tell reports a failure to the driver.
-func (c *Cluster) tell(l loss, then string) {
+// reportFailure reports a failure to the driver.
+func (c *Cluster) reportFailure(l loss, then string) {
 	c.rt.log.Warn("roles: a worker failed", "role", c.Name(), "rank", l.rank, "node", l.why.Node, "error", l.why.Message, "then", then)
 	c.emit(eventFailed, &l.rank, l.why.Node, l.why.Message+"; "+then)
 	if c.spec.OnFailure == nil {

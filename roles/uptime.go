@@ -8,16 +8,16 @@ import (
 	"troupe/bus"
 )
 
-// reach is since when the server has been reachable without interruption. A lease that is missing after an outage may
+// serverUptime is since when the server has been reachable without interruption. A lease that is missing after an outage may
 // not have been renewed yet: it proves nothing before the server has been reachable for the length of the lease.
-type reach struct {
+type serverUptime struct {
 	mu      sync.Mutex
 	since   time.Time // zero: unreachable
 	blocked bool      // reachable, but refuses writes
 }
 
 // watch follows the connection until ctx ends or the bus is closed.
-func (r *reach) watch(ctx context.Context, b *bus.Bus) {
+func (r *serverUptime) watch(ctx context.Context, b *bus.Bus) {
 	upCh, stop := b.Connections()
 	defer stop()
 	r.set(b.Connected())
@@ -33,7 +33,7 @@ func (r *reach) watch(ctx context.Context, b *bus.Bus) {
 	}
 }
 
-func (r *reach) set(up bool) {
+func (r *serverUptime) set(up bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -45,7 +45,7 @@ func (r *reach) set(up bool) {
 }
 
 // block records whether the server refuses writes.
-func (r *reach) block(on bool) {
+func (r *serverUptime) block(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.blocked = on; !on && !r.since.IsZero() {
@@ -54,7 +54,7 @@ func (r *reach) block(on bool) {
 }
 
 // restart counts from now, as after an outage.
-func (r *reach) restart() {
+func (r *serverUptime) restart() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.since.IsZero() {
@@ -62,8 +62,8 @@ func (r *reach) restart() {
 	}
 }
 
-// missing is the time until the server has been reachable for d; all of d while it is unreachable.
-func (r *reach) missing(d time.Duration) time.Duration {
+// remaining is the time until the server has been reachable for d; all of d while it is unreachable.
+func (r *serverUptime) remaining(d time.Duration) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.since.IsZero() || r.blocked {
@@ -73,9 +73,9 @@ func (r *reach) missing(d time.Duration) time.Duration {
 }
 
 // await returns when the server has been reachable for d.
-func (r *reach) await(ctx context.Context, d time.Duration) error {
+func (r *serverUptime) await(ctx context.Context, d time.Duration) error {
 	for {
-		left := r.missing(d)
+		left := r.remaining(d)
 		if left == 0 {
 			return nil
 		}

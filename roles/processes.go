@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	killGrace   = 2 * time.Second         // between SIGINT and SIGTERM
-	agentThere  = 1500 * time.Millisecond // timeout of probing an agent
-	agentAnswer = 5 * time.Second         // how long an agent may take to see its processes exit, beyond the grace
-	lookEvery   = 3 * time.Second         // interval of probing the agents of workers that are not ready
-	releaseActs = 5 * time.Second         // timeout of releasing a reservation
+	killGrace       = 2 * time.Second         // between SIGINT and SIGTERM
+	agentProbe      = 1500 * time.Millisecond // timeout of probing an agent
+	agentTimeout    = 5 * time.Second         // how long an agent may take to see its processes exit, beyond the grace
+	agentProbeEvery = 3 * time.Second         // interval of probing the agents of workers that are not ready
+	releaseTimeout  = 5 * time.Second         // timeout of releasing a reservation
 )
 
 // services are the clients of agents and placement, made on first use.
@@ -76,13 +76,13 @@ func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 	if err := c.reserve(ctx); err != nil {
 		return err
 	}
-	if err := c.meetAt(ctx); err != nil {
+	if err := c.leaseMasterPort(ctx); err != nil {
 		return err
 	}
 	if err := c.makeProgram(ctx); err != nil {
 		return err
 	}
-	if err := c.keepRecipe(ctx, config); err != nil {
+	if err := c.storeStartParams(ctx, config); err != nil {
 		return err
 	}
 	if err := c.showOutput(); err != nil {
@@ -112,24 +112,26 @@ func (c *Cluster) reserve(ctx context.Context) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
 	}
-	var seats []Seat
+	var seats []RankPlacement
 	for i, one := range instances {
-		got, err := c.reserveAs(ctx, client, one)
+		got, err := c.reserveOne(ctx, client, one)
 		if err != nil {
 			return err
 		}
-		for _, seat := range seatsOf(c.Name(), got.Workers) {
-			seat.Held = i
+		for _, seat := range placementsOf(c.Name(), got.Workers) {
+			seat.Reservation = i
 			seats = append(seats, seat)
 		}
-		if err := c.edit(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over}) }); err != nil {
+		if err := c.edit(ctx, func(r *RoleRecord) {
+			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
+		}); err != nil {
 			return err
 		}
 	}
-	return c.edit(ctx, func(r *Record) { r.Seats, r.Policy = seats, c.spec.Process.Policy })
+	return c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Policy = seats, c.spec.Process.Policy })
 }
 
-func (c *Cluster) reserveAs(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
+func (c *Cluster) reserveOne(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.spec.Process.PlaceTimeout)
 	defer cancel()
 	got, err := client.Reserve(ctx, request)
@@ -146,23 +148,23 @@ func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error
 		return "", err
 	}
 	rec, err := reg.get(ctx, role)
-	if err == nil && len(rec.Held) == 0 {
+	if err == nil && len(rec.Reservations) == 0 {
 		err = bus.Errorf(bus.CodeInvalid, "role %s runs in its driver's process and has no devices", role)
 	}
 	if err != nil {
 		return "", bus.Errorf(bus.CodeOf(err), "role %s, which shares the devices of %s: %w", c.Name(), role, err)
 	}
-	return rec.Held[0].ID, nil
+	return rec.Reservations[0].ID, nil
 }
 
-// meetAt leases a port for rank 0 that the other ranks can reach.
-func (c *Cluster) meetAt(ctx context.Context) error {
+// leaseMasterPort leases a port for rank 0 that the other ranks can reach.
+func (c *Cluster) leaseMasterPort(ctx context.Context) error {
 	rec := c.Record()
-	host, ports, err := c.rt.agents().Ports(ctx, rec.Seats[0].Node, rec.workerID(0), 1)
+	host, ports, err := c.rt.agents().Ports(ctx, rec.Placements[0].Node, rec.workerID(0), 1)
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "role %s: lease a port for rank 0: %w", c.Name(), err)
 	}
-	return c.edit(ctx, func(r *Record) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
+	return c.edit(ctx, func(r *RoleRecord) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
 }
 
 // makeProgram sets the program of the worker processes. Shipped folders are stored for a day; so a folder is shipped
@@ -187,9 +189,9 @@ func (c *Cluster) makeProgram(ctx context.Context) error {
 }
 
 // launch starts the processes of some ranks, on all nodes concurrently. It returns the first error.
-func (c *Cluster) launch(ctx context.Context, ranks []int, rec Record) error {
-	around := rec.surroundings()
-	order, groups := rec.berths(ranks)
+func (c *Cluster) launch(ctx context.Context, ranks []int, rec RoleRecord) error {
+	around := rec.rankEnvironments()
+	order, groups := rec.launchTargets(ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
@@ -204,9 +206,9 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec Record) error {
 	return nil
 }
 
-func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Record, around surroundings) error {
-	node, held := at.node, rec.Held[at.held]
-	recipe, err := c.startedWith(ctx, rec)
+func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, rec RoleRecord, around rankEnvironments) error {
+	node, held := at.node, rec.Reservations[at.reservation]
+	recipe, err := c.loadStartParams(ctx, rec)
 	if err != nil {
 		return err
 	}
@@ -220,8 +222,8 @@ func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Recor
 			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
-			ID: rec.workerID(rank), Name: rec.Seats[rank].Name, Env: around.environment(rank, recipe.LateRendezvous),
-			Devices: rec.Seats[rank].UUIDs, Share: rec.Seats[rank].Share, Assignment: assignment,
+			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, recipe.LateRendezvous),
+			Devices: rec.Placements[rank].UUIDs, Share: rec.Placements[rank].Share, Assignment: assignment,
 		})
 	}
 	started, err := c.rt.agents().Launch(ctx, order)
@@ -238,11 +240,11 @@ func (c *Cluster) launchOn(ctx context.Context, at berth, ranks []int, rec Recor
 	return nil
 }
 
-func (r *recipe) assignment(rec Record, rank int) Assignment {
+func (r *startParams) assignment(rec RoleRecord, rank int) Assignment {
 	return Assignment{
 		Namespace: rec.Namespace, Role: rec.Name, Incarnation: rec.Incarnation, Class: rec.Class, Rank: rank, World: rec.World,
-		Gen: rec.Seats[rank].Gen, Mesh: rec.Mesh, Config: r.Config, Ordered: rec.Ordered, QueueLimit: r.QueueLimit,
-		PanicFails: r.PanicFails, Devices: rec.Seats[rank].UUIDs,
+		Gen: rec.Placements[rank].Gen, Mesh: rec.Mesh, Config: r.Config, Ordered: rec.Ordered, QueueLimit: r.QueueLimit,
+		PanicFails: r.PanicFails, Devices: rec.Placements[rank].UUIDs,
 	}
 }
 
@@ -250,18 +252,18 @@ func (r *recipe) assignment(rec Record, rank int) Assignment {
 // themselves are probed periodically.
 func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 	rec, begun := c.Record(), time.Now()
-	look := time.NewTicker(lookEvery)
+	look := time.NewTicker(agentProbeEvery)
 	defer look.Stop()
 	for {
-		states, changedCh := c.life.states()
+		states, changedCh := c.liveness.states()
 		var missing []int
 		for _, rank := range ranks {
 			b := states[rank]
 			switch {
-			case b.Gen != rec.Seats[rank].Gen || b.State != actors.Ready && !b.State.Over():
+			case b.Gen != rec.Placements[rank].Gen || b.State != actors.Ready && !b.State.Over():
 				missing = append(missing, rank)
 			case b.State.Over():
-				return c.life.lossOf(rank)
+				return c.liveness.lossOf(rank)
 			}
 		}
 		if len(missing) == 0 {
@@ -270,30 +272,30 @@ func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
 		select {
 		case <-changedCh:
 		case <-look.C:
-			if err := c.agentsThere(ctx, missing, rec); err != nil {
+			if err := c.checkAgents(ctx, missing, rec); err != nil {
 				return err
 			}
 		case <-ctx.Done():
 			return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s had not started after %s: %d of %d workers were not ready, rank %d on node %s among them; see `troupe logs %s/%d`: %w",
-				c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Seats[missing[0]].Node, c.Name(), missing[0], ctx.Err())
+				c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Placements[missing[0]].Node, c.Name(), missing[0], ctx.Err())
 		}
 	}
 }
 
-// agentsThere checks that the agents of some ranks live and know their workers.
-func (c *Cluster) agentsThere(ctx context.Context, ranks []int, rec Record) error {
-	order, groups := rec.berths(ranks)
+// checkAgents checks that the agents of some ranks live and know their workers.
+func (c *Cluster) checkAgents(ctx context.Context, ranks []int, rec RoleRecord) error {
+	order, groups := rec.launchTargets(ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.knownOn(ctx, at.node, groups[at], rec) }))
+		group.Go(bus.Guard(func() { errs[i] = c.checkAgent(ctx, at.node, groups[at], rec) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) knownOn(ctx context.Context, node string, ranks []int, rec Record) error {
-	asking, cancel := context.WithTimeout(ctx, 2*lookEvery)
+func (c *Cluster) checkAgent(ctx context.Context, node string, ranks []int, rec RoleRecord) error {
+	asking, cancel := context.WithTimeout(ctx, 2*agentProbeEvery)
 	defer cancel()
 	there, err := c.rt.agents().WorkersOf(asking, node, rec.Address())
 	if err != nil {
@@ -311,8 +313,8 @@ func (c *Cluster) knownOn(ctx context.Context, node string, ranks []int, rec Rec
 	return nil
 }
 
-// learn asks rank 0 for the methods of its class: the driver need not know a class that it does not host.
-func (c *Cluster) learn(ctx context.Context) error {
+// readMethods asks rank 0 for the methods of its class: the driver need not know a class that it does not host.
+func (c *Cluster) readMethods(ctx context.Context) error {
 	f, err := c.send(ctx, dispatch.Call{Method: actors.VerbInfo, Ranks: []int{0}, Control: true})
 	if err != nil {
 		return err
@@ -324,11 +326,11 @@ func (c *Cluster) learn(ctx context.Context) error {
 	if err := checkMethods(infos[0].Class, infos[0].Methods); err != nil {
 		return err
 	}
-	return c.edit(ctx, func(r *Record) { r.Methods, r.Open = infos[0].Methods, infos[0].Open })
+	return c.edit(ctx, func(r *RoleRecord) { r.Methods, r.Open = infos[0].Methods, infos[0].Open })
 }
 
 // edit changes the role's record.
-func (c *Cluster) edit(ctx context.Context, change func(*Record)) error {
+func (c *Cluster) edit(ctx context.Context, change func(*RoleRecord)) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
@@ -349,39 +351,39 @@ func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Dur
 	asking, cancel := context.WithTimeout(ctx, grace+time.Second)
 	_ = c.stopRemote(asking, c.reachable(ranks), grace) // agents kill the others
 	cancel()
-	return c.endProcesses(ctx, ranks, c.Record())
+	return c.killProcesses(ctx, ranks, c.Record())
 }
 
 // reachable drops the ranks that are known never to have started.
 func (c *Cluster) reachable(ranks []int) []int {
-	if c.tie != created {
+	if c.origin != created {
 		return ranks
 	}
-	states, _ := c.life.states()
+	states, _ := c.liveness.states()
 	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return states[rank].State == "" })
 }
 
-// endProcesses returns when the agents have seen the processes exit. The agent of a lost node cannot; its devices are
+// killProcesses returns when the agents have seen the processes exit. The agent of a lost node cannot; its devices are
 // not granted before it has shown that they are free.
-func (c *Cluster) endProcesses(ctx context.Context, ranks []int, rec Record) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentAnswer)
+func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec RoleRecord) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentTimeout)
 	defer cancel()
-	order, groups := rec.berths(ranks)
+	order, groups := rec.launchTargets(ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.endOn(ctx, at.node, groups[at], rec) }))
+		group.Go(bus.Guard(func() { errs[i] = c.killOn(ctx, at.node, groups[at], rec) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) endOn(ctx context.Context, node string, ranks []int, rec Record) error {
+func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec RoleRecord) error {
 	ids := make([]nodes.WorkerID, len(ranks))
 	for i, rank := range ranks {
 		ids[i] = rec.workerID(rank)
 	}
-	asking, cancel := context.WithTimeout(ctx, agentThere)
+	asking, cancel := context.WithTimeout(ctx, agentProbe)
 	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
 	cancel()
 	if err == nil {
@@ -390,26 +392,26 @@ func (c *Cluster) endOn(ctx context.Context, node string, ranks []int, rec Recor
 	if err == nil {
 		return nil
 	}
-	if left, _ := c.life.notOver(ranks); len(left) == 0 { // all of them are known to be lost
+	if left, _ := c.liveness.notOver(ranks); len(left) == 0 { // all of them are known to be lost
 		c.rt.log.Warn("roles: an agent has not confirmed the exit of its workers", "role", c.Name(), "node", node, "error", err)
 		return nil
 	}
 	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", c.Name(), node, err)
 }
 
-// giveBack releases the role's reservations, including one that was granted and not recorded because the driver died in
+// releaseReservations releases the role's reservations, including one that was granted and not recorded because the driver died in
 // between.
-func (c *Cluster) giveBack(ctx context.Context) error {
+func (c *Cluster) releaseReservations(ctx context.Context) error {
 	rec := c.Record()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
 	}
-	held := rec.Held
-	if c.tie != created || len(rec.Seats) == 0 || rec.Gens > 0 {
-		if held, err = heldUnder(ctx, client, reservationID(rec), held); err != nil {
+	held := rec.Reservations
+	if c.origin != created || len(rec.Placements) == 0 || rec.Generations > 0 {
+		if held, err = withUnrecorded(ctx, client, reservationID(rec), held); err != nil {
 			return err
 		}
 	}
@@ -417,7 +419,7 @@ func (c *Cluster) giveBack(ctx context.Context) error {
 }
 
 // release releases reservations. A stale token is no error.
-func release(ctx context.Context, client *placement.Client, held []Held) error {
+func release(ctx context.Context, client *placement.Client, held []ReservationRef) error {
 	var errs []error
 	for _, h := range held {
 		if err := client.Release(ctx, h.ID, h.Token); err != nil && !errors.As(err, new(*placement.StaleTokenError)) {
@@ -427,17 +429,17 @@ func release(ctx context.Context, client *placement.Client, held []Held) error {
 	return errors.Join(errs...)
 }
 
-// heldUnder adds the reservations whose id belongs to the role.
-func heldUnder(ctx context.Context, client *placement.Client, id string, held []Held) ([]Held, error) {
+// withUnrecorded adds the reservations whose id belongs to the role.
+func withUnrecorded(ctx context.Context, client *placement.Client, id string, held []ReservationRef) ([]ReservationRef, error) {
 	list, err := client.List(ctx)
 	if err != nil {
 		return nil, err
 	}
 	held = slices.Clone(held)
 	for _, r := range list.Records {
-		known := slices.ContainsFunc(held, func(h Held) bool { return h.ID == r.ID })
+		known := slices.ContainsFunc(held, func(h ReservationRef) bool { return h.ID == r.ID })
 		if !known && (r.ID == id || strings.HasPrefix(r.ID, id+"-")) {
-			held = append(held, Held{ID: r.ID, Token: r.Token})
+			held = append(held, ReservationRef{ID: r.ID, Token: r.Token})
 		}
 	}
 	return held, nil

@@ -57,10 +57,10 @@ func attach(t testing.TB, rt *roles.Runtime, name string) *roles.Cluster {
 	return c
 }
 
-func rolesOf(t testing.TB, rt *roles.Runtime) map[string]roles.Record {
+func rolesOf(t testing.TB, rt *roles.Runtime) map[string]roles.RoleRecord {
 	all, err := rt.Roles(patient(t))
 	require.NoError(t, err)
-	out := map[string]roles.Record{}
+	out := map[string]roles.RoleRecord{}
 	for _, r := range all {
 		out[r.Name] = r
 	}

@@ -13,24 +13,24 @@ import (
 	"troupe/placement"
 )
 
-// maxMade is the number of created roles that a driver remembers.
-const maxMade = 4096
+// maxRoleLog is the number of created roles that a driver remembers.
+const maxRoleLog = 4096
 
-// Left is what remains of what a driver created: after it has closed its roles, nothing.
-type Left struct {
-	Roles        []Record           `json:"roles"`
+// Leftovers is what remains of what a driver created: after it has closed its roles, nothing.
+type Leftovers struct {
+	Roles        []RoleRecord       `json:"roles"`
 	Workers      []nodes.Status     `json:"workers"`      // running processes
 	Reservations []placement.Record `json:"reservations"` // granted
 	Payloads     int                `json:"payloads"`     // large bodies that were not fetched
 }
 
 // Empty reports whether nothing remains.
-func (l Left) Empty() bool {
+func (l Leftovers) Empty() bool {
 	return len(l.Roles) == 0 && len(l.Workers) == 0 && len(l.Reservations) == 0 && l.Payloads == 0
 }
 
 // String describes it, one line per item.
-func (l Left) String() string {
+func (l Leftovers) String() string {
 	if l.Empty() {
 		return "nothing is left"
 	}
@@ -50,32 +50,32 @@ func (l Left) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// made is the roles that a driver has created, by incarnation.
-type made struct {
+// roleLog is the roles that a driver has created, by incarnation.
+type roleLog struct {
 	mu   sync.Mutex
-	list []Record
+	list []RoleRecord
 }
 
-func (m *made) add(rec Record) {
+func (m *roleLog) add(rec RoleRecord) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.list) == maxMade {
-		m.list = slices.Delete(m.list, 0, maxMade/2)
+	if len(m.list) == maxRoleLog {
+		m.list = slices.Delete(m.list, 0, maxRoleLog/2)
 	}
-	m.list = append(m.list, Record{Namespace: rec.Namespace, Name: rec.Name, Incarnation: rec.Incarnation, Detached: rec.Detached})
+	m.list = append(m.list, RoleRecord{Namespace: rec.Namespace, Name: rec.Name, Incarnation: rec.Incarnation, Detached: rec.Detached})
 }
 
-func (m *made) all() []Record {
+func (m *roleLog) all() []RoleRecord {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.list)
 }
 
-// Left finds what remains of what this driver created, except its detached roles.
-func (rt *Runtime) Left(ctx context.Context) (Left, error) {
-	var left Left
+// Leftovers finds what remains of what this driver created, except its detached roles.
+func (rt *Runtime) Leftovers(ctx context.Context) (Leftovers, error) {
+	var left Leftovers
 	incarnations, reservations := map[string]bool{}, map[string]bool{}
-	for _, rec := range rt.made.all() {
+	for _, rec := range rt.createdRoles.all() {
 		if !rec.Detached {
 			incarnations[rec.Incarnation], reservations[reservationID(rec)] = true, true
 		}
@@ -90,16 +90,16 @@ func (rt *Runtime) Left(ctx context.Context) (Left, error) {
 	if !rt.services.used() {
 		return left, err
 	}
-	holdsErr := rt.addHolds(ctx, reservations)
-	return left, errors.Join(err, holdsErr, rt.leftHeld(ctx, reservations, &left), rt.leftRunning(ctx, incarnations, &left))
+	holdsErr := rt.addReservations(ctx, reservations)
+	return left, errors.Join(err, holdsErr, rt.findReservations(ctx, reservations, &left), rt.findWorkers(ctx, incarnations, &left))
 }
 
-func (rt *Runtime) addHolds(ctx context.Context, reservations map[string]bool) error {
+func (rt *Runtime) addReservations(ctx context.Context, reservations map[string]bool) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	holds, err := reg.holds(ctx)
+	holds, err := reg.driverReservations(ctx)
 	for _, h := range holds {
 		if h.Owner == rt.ep.Session() {
 			reservations[h.ID] = true
@@ -108,7 +108,7 @@ func (rt *Runtime) addHolds(ctx context.Context, reservations map[string]bool) e
 	return err
 }
 
-func (rt *Runtime) leftHeld(ctx context.Context, reservations map[string]bool, left *Left) error {
+func (rt *Runtime) findReservations(ctx context.Context, reservations map[string]bool, left *Leftovers) error {
 	client, err := rt.placement()
 	if err != nil {
 		return err
@@ -122,8 +122,8 @@ func (rt *Runtime) leftHeld(ctx context.Context, reservations map[string]bool, l
 	return err
 }
 
-// leftRunning asks the agents of all nodes concurrently.
-func (rt *Runtime) leftRunning(ctx context.Context, incarnations map[string]bool, left *Left) error {
+// findWorkers asks the agents of all nodes concurrently.
+func (rt *Runtime) findWorkers(ctx context.Context, incarnations map[string]bool, left *Leftovers) error {
 	client, err := rt.placement()
 	if err != nil {
 		return err

@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	lifeBuffer   = 512                     // queued messages about one role's workers, at least
-	lifeEach     = 4                       // queued messages per worker: all may beat, fail and stop at the same time
-	suspectAfter = 1300 * time.Millisecond // a worker that has been silent for this long is probed: it beats once a second
-	maxLosses    = 4 * maxWorld            // remembered losses, for calls sent while they became known
-	goneAfter    = 800 * time.Millisecond  // a silent worker whose subject has had no subscriber for this long is lost
+	messagesLeast     = 512                     // queued messages about one role's workers, at least
+	messagesPerWorker = 4                       // queued messages per worker: all may beat, fail and stop at the same time
+	suspectAfter      = 1300 * time.Millisecond // a worker that has been silent for this long is probed: it beats once a second
+	maxLosses         = 4 * maxWorld            // remembered losses, for calls sent while they became known
+	goneAfter         = 800 * time.Millisecond  // a silent worker whose subject has had no subscriber for this long is lost
 )
 
-// life monitors the workers of one role: their heartbeats, and the exits that their agents publish. A worker that
+// liveness monitors the workers of one role: their heartbeats, and the exits that their agents publish. A worker that
 // reports its failure, whose process has exited, or that is silent for too long is lost, and every call that waits for
 // it fails. One goroutine handles all messages, because the last heartbeat of a worker precedes its exit.
-type life struct {
+type liveness struct {
 	cluster *Cluster
 	subs    []*bus.Subscription
 	msgCh   chan *bus.Msg
@@ -32,17 +32,17 @@ type life struct {
 	gens    atomic.Pointer[map[int]uint32] // of replaced ranks; nil: none
 
 	mu      sync.Mutex // guards what follows
-	beats   []beat
+	beats   []rankState
 	losses  []loss
 	changed chan struct{} // closed and replaced at each change of state
-	asking  bool          // silent workers are being probed
+	probing bool          // silent workers are being probed
 }
 
-type beat struct {
+type rankState struct {
 	actors.Beat
-	at      time.Time // of the last heartbeat; zero: none is expected yet
-	session string    // of the worker's calls; empty: unknown
-	unsaid  bool      // it has stopped, and the exit from its agent is missing
+	at           time.Time // of the last heartbeat; zero: none is expected yet
+	session      string    // of the worker's calls; empty: unknown
+	awaitingExit bool      // it has stopped, and the exit from its agent is missing
 }
 
 // loss is the end of a worker.
@@ -56,26 +56,26 @@ type loss struct {
 	guessed bool // concluded from silence: neither the worker nor its agent reported it
 }
 
-func newLife(c *Cluster) *life {
-	l := &life{
-		cluster: c, msgCh: make(chan *bus.Msg, max(lifeBuffer, lifeEach*c.rec.World)), stopCh: make(chan struct{}), beats: make([]beat, c.rec.World),
+func newLiveness(c *Cluster) *liveness {
+	l := &liveness{
+		cluster: c, msgCh: make(chan *bus.Msg, max(messagesLeast, messagesPerWorker*c.rec.World)), stopCh: make(chan struct{}), beats: make([]rankState, c.rec.World),
 		changed: make(chan struct{}),
 	}
-	for len(l.beats) < len(c.rec.Seats) { // ranks that are being added or removed
-		l.beats = append(l.beats, beat{})
+	for len(l.beats) < len(c.rec.Placements) { // ranks that are being added or removed
+		l.beats = append(l.beats, rankState{})
 	}
-	for rank, seat := range c.rec.Seats {
+	for rank, seat := range c.rec.Placements {
 		l.beats[rank].Gen = seat.Gen
 	}
 	l.publishGensLocked()
-	if c.tie != created { // workers of a role that is being created do not beat yet
+	if c.origin != created { // workers of a role that is being created do not beat yet
 		l.expectAll()
 	}
 	return l
 }
 
-// listen subscribes to heartbeats and exits of the role.
-func (l *life) listen() error {
+// subscribe subscribes to heartbeats and exits of the role.
+func (l *liveness) subscribe() error {
 	to := l.cluster.to
 	for _, subject := range []string{to.Life(), to.Exit()} {
 		sub, err := l.cluster.rt.bus.SubscribeChan(subject, l.msgCh)
@@ -88,7 +88,7 @@ func (l *life) listen() error {
 	return nil
 }
 
-func (l *life) stop() {
+func (l *liveness) stop() {
 	l.once.Do(func() {
 		for _, sub := range l.subs {
 			_ = sub.Unsubscribe() // fails only on a closed connection
@@ -98,7 +98,7 @@ func (l *life) stop() {
 }
 
 // expectAll expects heartbeats of every rank from now on, also of one that has never sent any.
-func (l *life) expectAll() {
+func (l *liveness) expectAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
@@ -111,7 +111,7 @@ func (l *life) expectAll() {
 
 // run handles messages about the workers, and detects silence. Silence while the own connection was down does not
 // count.
-func (l *life) run() {
+func (l *liveness) run() {
 	rt := l.cluster.rt
 	t := time.NewTicker(min(rt.cfg.LostAfter/8, suspectAfter/4))
 	defer t.Stop()
@@ -123,20 +123,20 @@ func (l *life) run() {
 		case <-rt.ctx.Done():
 			return
 		case m := <-l.msgCh:
-			l.receive(m)
+			l.handleMessage(m)
 		case now := <-t.C:
 			switch {
 			case !rt.bus.Connected():
 				listening = now
 			case now.Sub(listening) >= rt.cfg.LostAfter:
-				l.ask(l.silent(now, suspectAfter))
-				l.judgeAt(now, rt.cfg.LostAfter)
+				l.probeSilent(l.silent(now, suspectAfter))
+				l.checkSilence(now, rt.cfg.LostAfter)
 			}
 		}
 	}
 }
 
-func (l *life) receive(m *bus.Msg) {
+func (l *liveness) handleMessage(m *bus.Msg) {
 	if m.Subject == l.cluster.to.Exit() {
 		l.receiveExit(m.Data)
 		return
@@ -151,14 +151,14 @@ func (l *life) receive(m *bus.Msg) {
 		return
 	}
 	for _, b := range beats {
-		l.note(b, f.Header.Session)
+		l.handleBeat(b, f.Header.Session)
 	}
 }
 
-func (l *life) note(b actors.Beat, session string) {
-	if b.State == noteBegun || b.State == noteFinished { // about restarts, sent by the process that restarts workers
+func (l *liveness) handleBeat(b actors.Beat, session string) {
+	if b.State == stateRestarting || b.State == stateRestarted { // about restarts, sent by the process that restarts workers
 		if session != l.cluster.rt.ep.Session() {
-			l.cluster.restartNews()
+			l.cluster.restartChanged()
 		}
 		return
 	}
@@ -175,7 +175,7 @@ func (l *life) note(b actors.Beat, session string) {
 		l.mu.Unlock()
 		return // of an earlier generation, or after the last one
 	}
-	l.beats[b.Rank] = beat{Beat: b, at: time.Now(), session: session}
+	l.beats[b.Rank] = rankState{Beat: b, at: time.Now(), session: session}
 	if old.State != b.State || old.Gen != b.Gen {
 		l.changedLocked()
 	}
@@ -195,12 +195,12 @@ func (l *life) note(b actors.Beat, session string) {
 	case b.State.Over():
 		l.lost(lossOf(b, l.cluster.Name()), true)
 	}
-	if replaced && l.cluster.Record().restarts() && b.Rank < len(l.cluster.Record().Seats) && l.cluster.Record().Seats[b.Rank].Gen < b.Gen {
-		l.cluster.restartNews() // another process has replaced it
+	if replaced && l.cluster.Record().restarts() && b.Rank < len(l.cluster.Record().Placements) && l.cluster.Record().Placements[b.Rank].Gen < b.Gen {
+		l.cluster.restartChanged() // another process has replaced it
 	}
 }
 
-func (l *life) changedLocked() {
+func (l *liveness) changedLocked() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
@@ -222,7 +222,7 @@ func lossOf(b actors.Beat, role string) loss {
 }
 
 // lost records a loss and passes it to the cluster. After the last worker a cluster without an owner is released.
-func (l *life) lost(one loss, certain bool) {
+func (l *liveness) lost(one loss, certain bool) {
 	l.mu.Lock()
 	if len(l.losses) >= maxLosses {
 		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // their callers have been told
@@ -234,13 +234,13 @@ func (l *life) lost(one loss, certain bool) {
 	}
 	l.mu.Unlock()
 	l.cluster.workerLost(one, certain)
-	if all && (l.cluster.tie == opened || l.cluster.tie == followed) && !l.cluster.Record().restarts() {
+	if all && (l.cluster.origin == opened || l.cluster.origin == followed) && !l.cluster.Record().restarts() {
 		l.cluster.release()
 	}
 }
 
 // repeat reports the losses again, for a call that was sent while they became known.
-func (l *life) repeat() {
+func (l *liveness) repeat() {
 	l.mu.Lock()
 	losses := l.losses
 	l.mu.Unlock()
@@ -249,43 +249,43 @@ func (l *life) repeat() {
 	}
 }
 
-// renew expects a new worker of a rank.
-func (l *life) renew(rank int, gen uint32) {
+// expect expects a new worker of a rank.
+func (l *liveness) expect(rank int, gen uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.beats[rank] = beat{Beat: actors.Beat{Rank: rank, Gen: gen}}
+	l.beats[rank] = rankState{Beat: actors.Beat{Rank: rank, Gen: gen}}
 	l.publishGensLocked()
 }
 
-// makeRoom monitors at least this many ranks. Removed ranks stay: late messages of them are recognised.
-func (l *life) makeRoom(world int) {
+// resize monitors at least this many ranks. Removed ranks stay: late messages of them are recognised.
+func (l *liveness) resize(world int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for rank := len(l.beats); rank < world; rank++ {
-		l.beats = append(l.beats, beat{Beat: actors.Beat{Rank: rank}})
+		l.beats = append(l.beats, rankState{Beat: actors.Beat{Rank: rank}})
 	}
 }
 
-// adopt applies the generations of the registry where they are newer.
-func (l *life) adopt(seats []Seat) {
+// applyPlacements applies the generations of the registry where they are newer.
+func (l *liveness) applyPlacements(seats []RankPlacement) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for rank, seat := range seats {
 		if l.beats[rank].Gen < seat.Gen {
-			l.beats[rank] = beat{Beat: actors.Beat{Rank: rank, Gen: seat.Gen}}
+			l.beats[rank] = rankState{Beat: actors.Beat{Rank: rank, Gen: seat.Gen}}
 		}
 	}
 	l.publishGensLocked()
 }
 
 // retire expects nothing more of a rank.
-func (l *life) retire(rank int) {
+func (l *liveness) retire(rank int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.beats[rank].State, l.beats[rank].at = actors.Stopped, time.Time{}
 }
 
-func (l *life) publishGensLocked() {
+func (l *liveness) publishGensLocked() {
 	gens := map[int]uint32{}
 	for rank := range l.beats {
 		if g := l.beats[rank].Gen; g != 0 {
@@ -298,7 +298,7 @@ func (l *life) publishGensLocked() {
 }
 
 // generations is the generations of replaced ranks, for calls.
-func (l *life) generations() map[int]uint32 {
+func (l *liveness) generations() map[int]uint32 {
 	if gens := l.gens.Load(); gens != nil {
 		return *gens
 	}
@@ -306,7 +306,7 @@ func (l *life) generations() map[int]uint32 {
 }
 
 // lossOf is the first known reason of a rank's loss.
-func (l *life) lossOf(rank int) error {
+func (l *liveness) lossOf(rank int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, one := range l.losses {
@@ -321,10 +321,10 @@ func (l *life) lossOf(rank int) error {
 }
 
 // silent is the ranks whose heartbeat is overdue.
-func (l *life) silent(now time.Time, limit time.Duration) []int {
+func (l *liveness) silent(now time.Time, limit time.Duration) []int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.asking {
+	if l.probing {
 		return nil
 	}
 	var ranks []int
@@ -336,26 +336,26 @@ func (l *life) silent(now time.Time, limit time.Duration) []int {
 	return ranks
 }
 
-// ask probes silent workers. The server answers at once when a worker's subject has no subscriber, because its process
+// probeSilent probes silent workers. The server answers at once when a worker's subject has no subscriber, because its process
 // and connection are gone; a slow or frozen worker keeps its subscription. An answer counts as a heartbeat.
-func (l *life) ask(ranks []int) {
+func (l *liveness) probeSilent(ranks []int) {
 	if len(ranks) == 0 {
 		return
 	}
-	l.setAsking(true)
-	if !l.cluster.rt.spawn(func() { l.inquire(ranks) }) {
-		l.setAsking(false)
+	l.setProbing(true)
+	if !l.cluster.rt.spawn(func() { l.probe(ranks) }) {
+		l.setProbing(false)
 	}
 }
 
-func (l *life) setAsking(on bool) {
+func (l *liveness) setProbing(on bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.asking = on
+	l.probing = on
 }
 
-func (l *life) inquire(ranks []int) {
-	defer l.setAsking(false)
+func (l *liveness) probe(ranks []int) {
+	defer l.setProbing(false)
 	rt, to := l.cluster.rt, l.cluster.to
 	parts := make([]bus.Part, len(ranks))
 	for i, rank := range ranks {
@@ -375,15 +375,15 @@ func (l *life) inquire(ranks []int) {
 		}
 		switch {
 		case a.Err == nil:
-			l.heard(a.Rank)
+			l.countAsBeat(a.Rank)
 		case errors.Is(a.Err, bus.ErrWorkerLost):
-			l.judge(a.Rank, bus.Errorf(bus.CodeWorkerLost, "its process is gone: it sent no heartbeat and its subject has no subscriber"))
+			l.declareLost(a.Rank, bus.Errorf(bus.CodeWorkerLost, "its process is gone: it sent no heartbeat and its subject has no subscriber"))
 		}
 	}
 }
 
-// heard counts an answer as a heartbeat.
-func (l *life) heard(rank int) {
+// countAsBeat counts an answer as a heartbeat.
+func (l *liveness) countAsBeat(rank int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if b := &l.beats[rank]; !b.at.IsZero() && !b.State.Over() {
@@ -391,19 +391,19 @@ func (l *life) heard(rank int) {
 	}
 }
 
-func (l *life) judgeAt(now time.Time, limit time.Duration) {
+func (l *liveness) checkSilence(now time.Time, limit time.Duration) {
 	l.mu.Lock()
 	beats := slices.Clone(l.beats)
 	l.mu.Unlock()
 	for rank, b := range beats {
 		if silence := now.Sub(b.at); !b.at.IsZero() && !b.State.Over() && silence > limit {
-			l.judge(rank, bus.Errorf(bus.CodeWorkerLost, "no heartbeat for %s", silence.Round(100*time.Millisecond)))
+			l.declareLost(rank, bus.Errorf(bus.CodeWorkerLost, "no heartbeat for %s", silence.Round(100*time.Millisecond)))
 		}
 	}
 }
 
-// judge declares a silent worker lost.
-func (l *life) judge(rank int, why *bus.Error) {
+// declareLost declares a silent worker lost.
+func (l *liveness) declareLost(rank int, why *bus.Error) {
 	l.mu.Lock()
 	b := l.beats[rank]
 	if b.State.Over() || b.at.IsZero() {
@@ -418,7 +418,7 @@ func (l *life) judge(rank int, why *bus.Error) {
 }
 
 // states returns the last heartbeat of each rank, and a channel that is closed at the next change.
-func (l *life) states() ([]actors.Beat, <-chan struct{}) {
+func (l *liveness) states() ([]actors.Beat, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := make([]actors.Beat, len(l.beats))
@@ -430,14 +430,14 @@ func (l *life) states() ([]actors.Beat, <-chan struct{}) {
 }
 
 // heardFrom reports whether one of the workers makes its calls under that session.
-func (l *life) heardFrom(session string) bool {
+func (l *liveness) heardFrom(session string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.beats, func(b beat) bool { return b.session == session && !b.State.Over() })
+	return slices.ContainsFunc(l.beats, func(b rankState) bool { return b.session == session && !b.State.Over() })
 }
 
 // notOver is the given ranks that have not ended, and a channel that is closed at the next change.
-func (l *life) notOver(ranks []int) ([]int, <-chan struct{}) {
+func (l *liveness) notOver(ranks []int) ([]int, <-chan struct{}) {
 	states, changedCh := l.states()
 	var left []int
 	for _, rank := range ranks {

@@ -21,7 +21,7 @@ func (l *Local) start(ctx context.Context, spec Spec, specs []actors.WorkerSpec)
 	begun := time.Now()
 	making, giveUp := context.WithCancel(ctx)
 	defer giveUp()
-	s := &starting{workers: make([]*actors.Worker, len(specs)), left: len(specs), allCh: make(chan struct{})}
+	s := &constructors{workers: make([]*actors.Worker, len(specs)), left: len(specs), allCh: make(chan struct{})}
 	for rank, w := range specs {
 		construct := func() {
 			worker, err := l.startOne(making, spec, w)
@@ -43,11 +43,11 @@ func (l *Local) start(ctx context.Context, spec Spec, specs []actors.WorkerSpec)
 	if err != nil || spec.OwnConnections {
 		return workers, err
 	}
-	return workers, settle(ctx, l.bus)
+	return workers, flushSubscriptions(ctx, l.bus)
 }
 
-// starting is the workers of a role while they are constructed.
-type starting struct {
+// constructors is the workers of a role while they are constructed.
+type constructors struct {
 	mu      sync.Mutex
 	workers []*actors.Worker
 	left    int
@@ -58,7 +58,7 @@ type starting struct {
 }
 
 // note records the result of one constructor. A late worker is stopped.
-func (s *starting) note(rank int, w *actors.Worker, err error) {
+func (s *constructors) note(rank int, w *actors.Worker, err error) {
 	s.mu.Lock()
 	over := s.over
 	if !over {
@@ -79,7 +79,7 @@ func (s *starting) note(rank int, w *actors.Worker, err error) {
 }
 
 // wait returns when all constructors have returned, or some time after ctx has ended.
-func (s *starting) wait(ctx context.Context) {
+func (s *constructors) wait(ctx context.Context) {
 	select {
 	case <-s.allCh:
 		return
@@ -91,7 +91,7 @@ func (s *starting) wait(ctx context.Context) {
 	}
 }
 
-func (s *starting) end() ([]*actors.Worker, error) {
+func (s *constructors) end() ([]*actors.Worker, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = true

@@ -11,14 +11,14 @@ import (
 	"troupe/placement"
 )
 
-// strayAnswer is the timeout of listing a node's workers; a silent node is listed the next time.
-const strayAnswer = 2 * time.Second
+// listTimeout is the timeout of listing a node's workers; a silent node is listed the next time.
+const listTimeout = 2 * time.Second
 
-// EndStrays kills the worker processes that belong to no role, and returns them: those of a node that was unreachable
+// KillOrphanProcesses kills the worker processes that belong to no role, and returns them: those of a node that was unreachable
 // while their role was destroyed or restarted. A role's record exists before its first process and until after the last
 // that could be reached, so that a process without a record is an orphan. Only processes older than olderThan are
 // killed. A head calls it periodically.
-func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]nodes.Status, error) {
+func KillOrphanProcesses(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]nodes.Status, error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return nil, err
@@ -28,19 +28,19 @@ func EndStrays(ctx context.Context, b *bus.Bus, olderThan time.Duration) ([]node
 	if err != nil {
 		return nil, err
 	}
-	s := &strays{bus: b, olderThan: olderThan, agents: nodes.NewClient(b)}
+	s := &orphanKiller{bus: b, olderThan: olderThan, agents: nodes.NewClient(b)}
 	var group sync.WaitGroup
 	for _, node := range all {
 		if node.State == placement.NodeLost {
 			continue // unreachable
 		}
-		group.Go(bus.Guard(func() { s.endOn(ctx, node.Report.Node) }))
+		group.Go(bus.Guard(func() { s.killOn(ctx, node.Report.Node) }))
 	}
 	group.Wait()
 	return s.ended, errors.Join(s.errs...)
 }
 
-type strays struct {
+type orphanKiller struct {
 	bus       *bus.Bus
 	agents    *nodes.Client
 	olderThan time.Duration
@@ -51,8 +51,8 @@ type strays struct {
 	errs  []error
 }
 
-func (s *strays) endOn(ctx context.Context, node string) {
-	asking, cancel := context.WithTimeout(ctx, strayAnswer)
+func (s *orphanKiller) killOn(ctx context.Context, node string) {
+	asking, cancel := context.WithTimeout(ctx, listTimeout)
 	workers, err := s.agents.Running(asking, node)
 	cancel()
 	if err != nil {
@@ -61,14 +61,14 @@ func (s *strays) endOn(ctx context.Context, node string) {
 	var ids []nodes.WorkerID
 	var found []nodes.Status
 	for _, w := range workers {
-		if w.Exit == nil && w.For >= s.olderThan && s.isStray(ctx, w.ID) {
+		if w.Exit == nil && w.For >= s.olderThan && s.isOrphan(ctx, w.ID) {
 			ids, found = append(ids, w.ID), append(found, w)
 		}
 	}
 	if len(ids) == 0 {
 		return
 	}
-	ending, cancel := context.WithTimeout(ctx, killGrace+agentAnswer)
+	ending, cancel := context.WithTimeout(ctx, killGrace+agentTimeout)
 	defer cancel()
 	_, err = s.agents.Stop(ending, node, ids, killGrace)
 	s.mu.Lock()
@@ -80,8 +80,8 @@ func (s *strays) endOn(ctx context.Context, node string) {
 	s.ended = append(s.ended, found...)
 }
 
-// isStray reports whether the process certainly belongs to no role.
-func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
+// isOrphan reports whether the process certainly belongs to no role.
+func (s *orphanKiller) isOrphan(ctx context.Context, id nodes.WorkerID) bool {
 	reg, err := s.registry(ctx, id.Namespace)
 	if err != nil {
 		return false
@@ -98,12 +98,12 @@ func (s *strays) isStray(ctx context.Context, id nodes.WorkerID) bool {
 	if rec.State == RoleFailed {
 		return true // its driver kills it, or died before
 	}
-	known := id.Rank < len(rec.Seats)
-	return len(rec.Seats) > 0 && (!known || rec.Seats[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
+	known := id.Rank < len(rec.Placements)
+	return len(rec.Placements) > 0 && (!known || rec.Placements[id.Rank].Gen > id.Gen) && rec.State != RoleStarting
 }
 
 // registry is the registry of a namespace.
-func (s *strays) registry(ctx context.Context, namespace string) (registry, error) {
+func (s *orphanKiller) registry(ctx context.Context, namespace string) (registry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.open == nil {

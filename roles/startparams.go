@@ -15,10 +15,10 @@ import (
 // maxStored limits one value of the registry: half of the default size of a message.
 const maxStored = 512 << 10
 
-// recipe is the start parameters of a role's workers. If the role's policy restarts workers, it is stored beside the
+// startParams is the start parameters of a role's workers. If the role's policy restarts workers, it is stored beside the
 // role's record, so that the head can restart them when the driver cannot. It contains the workers' environment, which
 // may have secrets: readers need the same credentials as for launch messages, and it is never printed.
-type recipe struct {
+type startParams struct {
 	Incarnation    string            `msgpack:"incarnation"`
 	Program        nodes.Program     `msgpack:"program"`
 	LateRendezvous bool              `msgpack:"late_rendezvous,omitempty"`
@@ -34,32 +34,32 @@ type recipe struct {
 	MaxBackoff     time.Duration     `msgpack:"max_backoff"`
 }
 
-func recipeKey(role string) string { return "recipe." + role }
+func startParamsKey(role string) string { return "recipe." + role }
 
 // restarts reports whether lost workers of the role are replaced.
-func (r Record) restarts() bool {
+func (r RoleRecord) restarts() bool {
 	return r.Process && (r.Policy == RestartRank || r.Policy == RestartRole)
 }
 
-// process is the part of a Process that restarts need.
-func (r *recipe) process() *Process {
+// restartProcess is the part of a Process that restarts need.
+func (r *startParams) restartProcess() *Process {
 	return &Process{
 		Needs: r.Needs, Over: r.Over, PlaceTimeout: r.PlaceTimeout, Restarts: r.Restarts, Backoff: r.Backoff, MaxBackoff: r.MaxBackoff,
 		LateRendezvous: r.LateRendezvous,
 	}
 }
 
-// keepRecipe stores the start parameters, here and, if the role's policy restarts workers, in the registry. If they are
+// storeStartParams stores the start parameters, here and, if the role's policy restarts workers, in the registry. If they are
 // too large for the registry only the driver can restart workers, which the record says.
-func (c *Cluster) keepRecipe(ctx context.Context, config wire.Raw) error {
+func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
 	p, rec := c.spec.Process, c.Record()
 	c.mu.Lock()
-	c.recipe = &recipe{
+	c.startParams = &startParams{
 		Incarnation: rec.Incarnation, Program: c.program, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: c.spec.QueueLimit,
 		PanicFails: c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: c.spec.StartTimeout,
 		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff,
 	}
-	r := c.recipe
+	r := c.startParams
 	c.mu.Unlock()
 	if !rec.restarts() {
 		return nil
@@ -70,18 +70,18 @@ func (c *Cluster) keepRecipe(ctx context.Context, config wire.Raw) error {
 	}
 	if len(value) > maxStored {
 		why := fmt.Sprintf("the start parameters of its workers have %d KiB, and the registry takes %d KiB; reduce its configuration or environment", len(value)>>10, maxStored>>10)
-		return c.edit(ctx, func(r *Record) { r.OnlyDriver = why })
+		return c.edit(ctx, func(r *RoleRecord) { r.DriverOnly = why })
 	}
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	_, err = reg.kv.Put(ctx, reg.key(recipeKey(rec.Name)), value) // replaces that of an earlier role of the name
+	_, err = reg.kv.Put(ctx, reg.key(startParamsKey(rec.Name)), value) // replaces that of an earlier role of the name
 	return err
 }
 
-// forget deletes a key.
-func (g registry) forget(ctx context.Context, key string) error {
+// deleteKey deletes a key.
+func (g registry) deleteKey(ctx context.Context, key string) error {
 	for {
 		e, err := g.kv.Get(ctx, key)
 		if err == nil {
@@ -96,34 +96,34 @@ func (g registry) forget(ctx context.Context, key string) error {
 	}
 }
 
-// startedWith is the start parameters; those of a role created elsewhere are read from the registry.
-func (c *Cluster) startedWith(ctx context.Context, rec Record) (*recipe, error) {
+// loadStartParams is the start parameters; those of a role created elsewhere are read from the registry.
+func (c *Cluster) loadStartParams(ctx context.Context, rec RoleRecord) (*startParams, error) {
 	c.mu.Lock()
-	r := c.recipe
+	r := c.startParams
 	c.mu.Unlock()
 	if r != nil {
 		return r, nil
 	}
-	if rec.OnlyDriver != "" {
-		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: %s", rec.OnlyDriver)
+	if rec.DriverOnly != "" {
+		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: %s", rec.DriverOnly)
 	}
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e, err := reg.kv.Get(ctx, reg.key(recipeKey(rec.Name)))
+	e, err := reg.kv.Get(ctx, reg.key(startParamsKey(rec.Name)))
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the registry does not have the start parameters of its workers")
 	}
 	if err != nil {
 		return nil, err
 	}
-	r = &recipe{}
+	r = &startParams{}
 	if err := wire.Unmarshal(e.Value, r); err != nil || r.Incarnation != rec.Incarnation {
 		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the start parameters of its workers in the registry are malformed (%v)", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.recipe, c.program = r, r.Program
+	c.startParams, c.program = r, r.Program
 	return r, nil
 }
