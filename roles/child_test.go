@@ -22,13 +22,13 @@ import (
 	"troupe/roles"
 )
 
-// A child is this program once more, with these variables set.
+// A child is this program as another process, with these variables set.
 const (
 	childEnv    = "TROUPE_ROLES_TEST_CHILD" // what it is to do
 	childURLEnv = "TROUPE_ROLES_TEST_URL"
 )
 
-// children are what a child can do; it prints lines for its parent to read.
+// children are the programs of child processes; they print lines for the test to read.
 var children = map[string]func(ctx context.Context, rt *roles.Runtime) error{
 	"attach": childAttaches,
 	"drive":  childDrives,
@@ -81,7 +81,7 @@ func childAttaches(ctx context.Context, rt *roles.Runtime) error {
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{"rows": rows, "totals": totals, "error": failure.Error(), "by": c.Record().By})
 }
 
-// childDrives makes a role, says who it is, and waits to be killed.
+// childDrives creates a role, prints its session, and waits to be killed.
 func childDrives(ctx context.Context, rt *roles.Runtime) error {
 	if _, err := rt.Create(ctx, roles.Spec{Name: "childs", Class: "actor", World: 2}); err != nil {
 		return err
@@ -91,7 +91,7 @@ func childDrives(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
-// childDetaches makes a detached role of processes, and ends in order when its input does.
+// childDetaches creates a detached role of processes, and ends in order at the end of its input.
 func childDetaches(ctx context.Context, rt *roles.Runtime) error {
 	kept := players("kept", 2, placement.Wholes(1))
 	kept.Detached = true
@@ -103,7 +103,7 @@ func childDetaches(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
-// childOwns makes roles of processes, one of them detached, and waits to be killed.
+// childOwns creates roles of processes, one of them detached, and waits to be killed.
 func childOwns(ctx context.Context, rt *roles.Runtime) error {
 	kept := players("kept", 1, placement.Wholes(1))
 	kept.Detached = true
@@ -122,7 +122,7 @@ func childOwns(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
-// spawn starts a child and returns what it prints.
+// spawn starts a child and returns its output.
 func spawn(t *testing.T, what, url string) (*exec.Cmd, *bufio.Reader) {
 	return spawnWith(t, childEnv+"="+what, childURLEnv+"="+url)
 }
@@ -186,8 +186,8 @@ func TestAttachFromAnotherProcess(t *testing.T) {
 	require.Equal(t, []int{6, 6}, totals)
 }
 
-// The driver's process is killed; its workers live here, in another one. What it owned ends with its lease; what it
-// detached stays and can be called.
+// The driver's process is killed, and its workers run in another process. Its owned role ends with its lease; its
+// detached role stays and can be called.
 func TestADriverIsKilled(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})

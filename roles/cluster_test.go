@@ -58,16 +58,16 @@ func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 			assert.Zero(t, cast.living())
 			assert.Equal(t, 0, cast.stopped()[3], "rank 0 is stopped last")
 			_, err = c.Call(patient(t), "rank")
-			assert.EqualError(t, err, "actors rank: role actors has been taken down")
+			assert.EqualError(t, err, "actors rank: role actors has been destroyed")
 			assert.ErrorIs(t, err, bus.ErrNotFound)
-			require.NoError(t, c.Destroy(patient(t)), "once more is harmless")
+			require.NoError(t, c.Destroy(patient(t)), "a second Destroy is no error")
 			require.NoError(t, c.Close(patient(t)))
 			assert.Zero(t, rt.Holds())
 		})
 	}
 }
 
-// recordNow is the record as the registry gives it: a time in JSON has no monotonic clock.
+// recordNow is the record as read from the registry: a time in JSON has no monotonic clock.
 func recordNow(c *roles.Cluster) roles.RoleRecord {
 	r := c.Record()
 	r.Since = r.Since.Round(0)
@@ -100,7 +100,7 @@ func TestRoleInEveryMode(t *testing.T) {
 	assert.Equal(t, int64(0), zero)
 	each, err := c.ExecuteAll(patient(t), "zero")
 	require.NoError(t, err)
-	assert.Equal(t, all, each, "whatever the method's own mode is")
+	assert.Equal(t, all, each, "independent of the method's own mode")
 	f, err := c.ExecuteAllAsync(patient(t), "rank")
 	require.NoError(t, err)
 	g, err := c.ExecuteRankZeroAsync(patient(t), "rank")
@@ -149,7 +149,7 @@ func TestRoleAddressesItsWorkers(t *testing.T) {
 		"there is no rank 8: the ranks are 0 to 7":    second(c.Ranks(1, 8)),
 		"there is no dp=2, the mesh has dp 0 to 1":    second(c.Slice(2)),
 		`there is no axis "xp"`:                       second(c.Where("xp=0")),
-		"a call of rank on a group without workers":   second(roles.Group{}.Call(patient(t), "rank")),
+		"call rank: the group has no workers":         second(roles.Group{}.Call(patient(t), "rank")),
 		"rank 6 is named twice":                       second(roles.Group{some[0], some[0]}.Call(patient(t), "rank")),
 		`role actors (class actor) has no method "x"`: second(mixed.Call(patient(t), "x")),
 	} {
@@ -175,7 +175,7 @@ func TestGroupOverTwoRolesFailsFast(t *testing.T) {
 	await(t, cast.started, 2)
 	require.NoError(t, judges.Destroy(timeout(t, 0)))
 	require.ErrorIs(t, <-errCh, bus.ErrWorkerLost)
-	require.Subset(t, await(t, cast.ended, 2), []int{1}, "the worker of the other role was told")
+	require.Subset(t, await(t, cast.ended, 2), []int{1}, "the worker of the other role was cancelled")
 }
 
 func timeout(t testing.TB, d time.Duration) context.Context {
@@ -209,7 +209,7 @@ func TestNamedObjects(t *testing.T) {
 	err = c.CreateObject(patient(t), "engine", "actor", nil)
 	assert.ErrorIs(t, err, bus.ErrExists)
 	err = c.CreateObject(patient(t), "other", "nothing", nil)
-	assert.ErrorContains(t, err, `no class "nothing" in this program; it has [actor]`)
+	assert.ErrorContains(t, err, `class "nothing" is not registered in this program; it has [actor]`)
 	err = c.CreateObject(patient(t), "other", "actor", config{Fails: []int{1}})
 	assert.ErrorIs(t, err, errTired)
 	f, err = c.Go(patient(t), dispatch.Call{Method: "add", Args: []any{1}, Object: "nobody"})

@@ -42,16 +42,16 @@ func TestCloseEndsWhatIsOwnedAndLeavesTheRest(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{7, 7}, totals)
 	require.NoError(t, c.Close(patient(t)))
-	require.Equal(t, 2, cast.living(), "to let go of it is not to end it")
+	require.Equal(t, 2, cast.living(), "Close of a detached role does not end it")
 	again := attach(t, rt, "kept")
-	require.NoError(t, again.Destroy(patient(t)), "but anybody may")
+	require.NoError(t, again.Destroy(patient(t)), "any driver may destroy it")
 	require.Zero(t, cast.living())
 	require.Equal(t, 0, cast.stopped()[len(cast.stopped())-1], "rank 0 last")
 	require.Empty(t, rolesOf(t, rt))
 	require.NoError(t, again.Destroy(patient(t)))
 }
 
-// A detached role is refused where it would end with its driver, with what to do instead.
+// A detached role is refused where it would end with its driver, with a remedy.
 func TestDetachedRolesThatCannotBe(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -97,7 +97,7 @@ func TestLocalEndsBeforeItsDrivers(t *testing.T) {
 	require.NoError(t, local.Close(patient(t)))
 }
 
-// A driver that hangs loses its lease, and what it owned ends, although nobody is there but the process of the workers.
+// A frozen driver loses its lease, and its owned role is destroyed by the process of the workers.
 func TestOwnedRolesEndWithTheLease(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -130,13 +130,13 @@ func TestOwnedRolesEndWithTheLease(t *testing.T) {
 	require.NoError(t, driver.Close(patient(t)))
 }
 
-// A name whose driver is gone can be had, when that is certain and its workers are gone too.
+// The name of a dead driver's role can be taken over after its workers have ended.
 func TestANameIsTakenOver(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
 	cast := newCast()
-	// This Local is a runtime's own and leaves lost drivers to it, and it hangs with it.
+	// This Local belongs to a frozen runtime, which would destroy roles of dead drivers.
 	hung := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
 	driver, err := roles.Open(t.Context(), roles.Config{Bus: hung, Classes: []*actors.Class{cast.class()}, Lease: time.Second, Name: "the hung one"})
 	require.NoError(t, err)
@@ -158,7 +158,7 @@ func TestANameIsTakenOver(t *testing.T) {
 	require.Equal(t, 1, attach(t, rt, "actors").WorldSize())
 }
 
-// An outage longer than a lease ends no role: a lease that is missing then means that it has not been renewed yet.
+// Harm forbidden: an outage longer than a lease ends a role, because its driver could not renew the lease.
 func TestNobodyIsJudgedByAnOutage(t *testing.T) {
 	t.Parallel()
 	const lease = 5 * time.Second
@@ -177,7 +177,7 @@ func TestNobodyIsJudgedByAnOutage(t *testing.T) {
 	srv.Restart()
 	close(cast.gate)
 	ranks, err := dispatch.AwaitEach[int](patient(t), f)
-	require.NoError(t, err, "a call that ran over the outage")
+	require.NoError(t, err, "a call during the outage")
 	require.Equal(t, []int{0, 1}, ranks)
 	time.Sleep(lease + time.Second) // now somebody could have been judged
 	_, err = seen.ExecuteAll(patient(t), "rank")
@@ -209,13 +209,13 @@ func TestServerRestartsInTheMiddle(t *testing.T) {
 		assert.Equal(t, []int{0, 1, 2, 3}, ranks)
 		totals, err := dispatch.AwaitEach[int](patient(t), queued)
 		require.NoError(t, err)
-		assert.Equal(t, []int{1, 1, 1, 1}, totals, "nothing ran twice")
+		assert.Equal(t, []int{1, 1, 1, 1}, totals, "each call ran once")
 		assert.Equal(t, roles.RoleReady, rolesOf(t, rt)["actors"].State)
 		require.NoError(t, c.Destroy(patient(t)))
 	}
 }
 
-// Two runs side by side do not see each other.
+// Harm forbidden: two namespaces see each other's roles.
 func TestNamespaces(t *testing.T) {
 	t.Parallel()
 	b := bustest.Open(t)

@@ -16,7 +16,7 @@ import (
 	"troupe/roles"
 )
 
-// Each mistake gets the error a user would want: what is wrong, where, and what there is instead.
+// Errors of invalid use say what is wrong, where, and the remedy.
 func TestMistakes(t *testing.T) {
 	cast, rt, c := newRole(t, roles.Spec{World: 4})
 	create(t, rt, roles.Spec{Name: "reward", Class: "actor", World: 1})
@@ -59,7 +59,7 @@ func TestMistakes(t *testing.T) {
 		{"a mesh that does not divide", spec(roles.Spec{Name: "x", Class: "actor", World: 8, Mesh: dispatch.Mesh{TP: 3}}), bus.ErrInvalid,
 			`role "x": tp 3 × cp 1 × pp 1 = 3 does not divide the world of 8 ranks`},
 		{"a world beyond all bounds", spec(roles.Spec{Name: "x", Class: "actor", World: 1 << 17}), bus.ErrInvalid,
-			`role "x": World 131072: the most is 65536`},
+			`role "x": World 131072: the maximum is 65536`},
 		{"no world", spec(roles.Spec{Name: "x", Class: "actor"}), bus.ErrInvalid,
 			"a world of 0 ranks: there must be at least one"},
 		{"everything at once", spec(roles.Spec{Name: "ä", Class: "!", QueueLimit: -1, StopGrace: -1}), bus.ErrInvalid,
@@ -67,21 +67,21 @@ func TestMistakes(t *testing.T) {
 		{"everything at once, again", spec(roles.Spec{Name: "ä", Class: "!", QueueLimit: -1, StopGrace: -1}), bus.ErrInvalid,
 			"QueueLimit -1 must not be negative"},
 		{"unknown class", spec(roles.Spec{Name: "x", Class: "trainer", World: 1}), bus.ErrNotFound,
-			`no class "trainer" in this program; it has [actor]`},
+			`class "trainer" is not registered in this program; it has [actor]`},
 		{"a configuration that cannot travel", spec(roles.Spec{Name: "x", Class: "actor", World: 1, Config: func() {}}), bus.ErrInvalid,
 			`role "x": Config: encode func()`},
 		{"taken name", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
 			"role reward exists already: it is ready since 20"},
 		{"who holds it", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
-			", held by the test; attach to it, or choose another name"},
+			", owned by the test; attach to it, or choose another name"},
 		{"a worker that creates", call("create"), bus.ErrRefused,
-			"a worker creates no roles: it holds no lease that could end them; let the driver create role another"},
+			"a worker cannot create roles, because it holds no lease; create role another in the driver"},
 		{"a handle outside of a method", second((roles.Handle{}).Open(t.Context())), bus.ErrInvalid,
-			"this context does not belong to a method of a worker"},
+			"the context does not belong to a method of a worker"},
 		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.RoleRecord{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
-			`role x lives in namespace "elsewhere", this driver in "default"`},
+			`role x is in namespace "elsewhere", and this driver in "default"`},
 		{"a lease too short", second(roles.Open(t.Context(), roles.Config{Lease: time.Millisecond, LostAfter: time.Second, Namespace: "a b"})), bus.ErrInvalid,
-			"Lease 1ms: the least is a second"},
+			"Lease 1ms: the minimum is 1s"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			assert.ErrorContains(t, m.err, m.words)
@@ -126,11 +126,11 @@ func TestClosedServer(t *testing.T) {
 	err = rt.Close(t.Context())
 	assert.ErrorIs(t, err, bus.ErrUnavailable)
 	assert.Less(t, time.Since(begun), 15*time.Second)
-	assert.Zero(t, cast.living(), "its workers end all the same")
+	assert.Zero(t, cast.living(), "its workers end during the outage")
 
 	require.NoError(t, b.Close())
 	_, err = c.Call(t.Context(), "rank")
-	assert.ErrorContains(t, err, "actors rank: role actors has been taken down")
+	assert.ErrorContains(t, err, "actors rank: role actors has been destroyed")
 	_, err = roles.Open(t.Context(), roles.Config{Bus: b})
 	assert.ErrorIs(t, err, bus.ErrClosed)
 }
@@ -169,14 +169,14 @@ func TestStartFails(t *testing.T) {
 		err = start(config{Hangs: []int{1, 3}}, roles.Spec{OwnConnections: own, StartTimeout: time.Second})
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorContains(t, err, "role actors had not started after ")
-		assert.ErrorContains(t, err, "rank 1, 3 had not been made")
+		assert.ErrorContains(t, err, "rank 1, 3 had not started")
 		assert.Zero(t, cast.living())
 	}
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, Config: config{}})
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// A constructor that does not look at its context cannot hold up its driver, and what it makes at last is not left over.
+// Harm forbidden: a constructor that ignores its context blocks its driver, or its worker is left running.
 func TestStartDoesNotWaitForADeafConstructor(t *testing.T) {
 	t.Parallel()
 	cast := newCast()
@@ -186,7 +186,7 @@ func TestStartDoesNotWaitForADeafConstructor(t *testing.T) {
 		Name: "actors", Class: "actor", World: 3, Config: config{Deaf: []int{1}}, StartTimeout: time.Second,
 	})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "rank 1 had not been made")
+	require.ErrorContains(t, err, "rank 1 had not started")
 	require.Less(t, time.Since(begun), 10*time.Second)
 	require.Zero(t, cast.living())
 	close(cast.deafCh)
@@ -205,7 +205,7 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 	eventually(t, "the role is starting", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleStarting })
 	_, err := rt.Attach(patient(t), "actors")
 	require.ErrorIs(t, err, bus.ErrRefused)
-	require.ErrorContains(t, err, "role actors is still starting, since 20")
+	require.ErrorContains(t, err, "role actors has been starting since 20")
 	require.NoError(t, rt.Close(patient(t)))
 	require.ErrorIs(t, <-errCh, context.Canceled)
 	require.Zero(t, cast.living())
@@ -215,11 +215,11 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 	} {
 		require.ErrorIs(t, err, bus.ErrClosed)
 	}
-	require.NoError(t, rt.Close(patient(t)), "once more is harmless")
+	require.NoError(t, rt.Close(patient(t)), "a second Close is no error")
 	require.False(t, errors.Is(err, bus.ErrClosed))
 }
 
-// The harm: a claim whose answer is lost holds the name for as long as the driver lives.
+// Harm forbidden: a claim whose acknowledgement is lost keeps the name taken while the driver lives.
 func TestAClaimOfUnknownOutcomeIsTakenBack(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})

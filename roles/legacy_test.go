@@ -14,8 +14,8 @@ import (
 	"troupe/roles"
 )
 
-// The buckets of an earlier version give their records to the registry, once: one that a crash brings back does not bring its
-// roles back.
+// The records of an earlier version's buckets are moved to the registry once: a bucket that a crash restores does not
+// restore its roles.
 func TestNamespacesOfAnEarlierVersion(t *testing.T) {
 	ctx, b := t.Context(), bustest.Open(t)
 	mesh, err := dispatch.Mesh{}.Resolve(1)

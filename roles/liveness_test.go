@@ -16,7 +16,7 @@ import (
 	"troupe/roles"
 )
 
-// The first failure is the cause: every pending call of the role fails with it at once, and the registry says why.
+// The first failure is the cause: every pending call of the role fails with it at once, and the registry has it.
 func TestAFailedWorkerFailsTheRole(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -59,12 +59,12 @@ func TestAFailedWorkerFailsTheRole(t *testing.T) {
 
 	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
 	assert.ErrorIs(t, err, bus.ErrExists)
-	assert.ErrorContains(t, err, "held by the owner, and failed: actors[2]")
+	assert.ErrorContains(t, err, "owned by the owner, and failed: actors[2]")
 	assert.ErrorContains(t, err, "destroy it first")
 	late := attach(t, other, "actors")
 	_, err = late.Call(patient(t), "rank")
 	assert.ErrorIs(t, err, bus.ErrWorkerLost)
-	assert.ErrorContains(t, err, "role actors has failed, at 20")
+	assert.ErrorContains(t, err, "role actors failed at 20")
 	require.NoError(t, c.Destroy(patient(t)))
 	assert.Empty(t, rolesOf(t, other))
 	create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 1})
@@ -86,7 +86,7 @@ func detached(t *testing.T) (*bustest.Server, *cast, *roles.Runtime, *roles.Clus
 	return srv, cast, driver, create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
 }
 
-// A role that has nobody but a bystander: the failure of a detached role is seen to by whoever is attached.
+// The failure of a detached role without its driver is handled by an attached driver.
 func TestAFailedDetachedRole(t *testing.T) {
 	t.Parallel()
 	srv, cast, driver, _ := detached(t)
@@ -103,7 +103,7 @@ func TestAFailedDetachedRole(t *testing.T) {
 	require.Empty(t, rolesOf(t, rt))
 }
 
-// A detached role with no driver at all: the process of its workers follows it.
+// The failure of a detached role without any driver is handled by the process of its workers.
 func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	t.Parallel()
 	srv, cast, driver, c := detached(t)
@@ -119,8 +119,7 @@ func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	require.Contains(t, rolesOf(t, rt)["actors"].Cause, "actors[1]")
 }
 
-// A worker that is neither heard nor said to be gone is lost when it has been silent for too long; a call to it alone
-// would otherwise wait for ever.
+// Harm forbidden: a call to a silent worker waits forever. The worker is lost after LostAfter.
 func TestASilentWorkerIsLost(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -143,7 +142,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	eventually(t, "its owner stops the rest", func() bool { return cast.living() == 0 })
 }
 
-// One who comes when the workers are long dead hears nothing at all, and must not wait for ever either.
+// Harm forbidden: a driver that attaches after the workers died waits forever for heartbeats.
 func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -161,12 +160,12 @@ func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
 	require.ErrorContains(t, err, "no heartbeat for 2")
 	begun := time.Now()
-	require.NoError(t, c.Destroy(patient(t)), "and the name can be freed")
+	require.NoError(t, c.Destroy(patient(t)), "Destroy frees the name")
 	require.Less(t, time.Since(begun), 8*time.Second)
 	require.Empty(t, rolesOf(t, rt))
 }
 
-// A role ends as a unit, also when somebody stops one of its workers.
+// A role ends as a unit, also when one of its workers is stopped.
 func TestAStoppedWorkerEndsTheRole(t *testing.T) {
 	t.Parallel()
 	cast, rt, c := newRole(t, roles.Spec{World: 3, StopGrace: time.Second})
@@ -193,24 +192,24 @@ func TestDestroyLetsRunningCallsFinish(t *testing.T) {
 	assert.ErrorIs(t, err, bus.ErrNotFound)
 	attached := attach(t, rt, "actors")
 	_, err = attached.Call(patient(t), "rank")
-	assert.ErrorContains(t, err, "role actors is being taken down, since 20")
+	assert.ErrorContains(t, err, "role actors has been stopping since 20")
 	close(cast.gate)
 	ranks, err := dispatch.AwaitEach[int](patient(t), f)
 	require.NoError(t, err)
 	assert.Equal(t, []int{0, 1}, ranks)
 	require.NoError(t, <-errCh)
-	assert.Empty(t, cast.ended, "nobody was cancelled")
+	assert.Empty(t, cast.ended, "no call was cancelled")
 
 	cast, _, c = newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Millisecond})
 	f, err = c.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
 	await(t, cast.started, 2)
 	require.NoError(t, c.Destroy(patient(t)))
-	require.Len(t, await(t, cast.ended, 2), 2, "after the grace they are")
+	require.Len(t, await(t, cast.ended, 2), 2, "after the grace calls are cancelled")
 	require.Error(t, f.Wait(patient(t)))
 }
 
-// Several at once take the same role down: all succeed, and it is done once.
+// Several concurrent calls of Destroy succeed, and the role is destroyed once.
 func TestDestroyFromManySides(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -236,7 +235,7 @@ func TestDestroyFromManySides(t *testing.T) {
 	require.Zero(t, other.Holds())
 }
 
-// Calls that are sent while a role fails or goes fail too, and none waits for ever.
+// Harm forbidden: a call that is sent while a role fails or ends waits forever.
 func TestCallsRaceWithTheEnd(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})

@@ -16,8 +16,8 @@ import (
 	"troupe/roles"
 )
 
-// Harm forbidden: control messages of a role of a size that we advertise are dropped, because a buffer was too small. All
-// ranks answer at the same time here, on machines with few cores.
+// Harm forbidden: control messages of a role of a supported size are dropped, because a buffer is too small. All ranks
+// answer at the same time, on machines with few cores.
 func TestManyRanksDropNothing(t *testing.T) {
 	own := 512
 	if os.Getenv("TROUPE_HEAVY") != "" {

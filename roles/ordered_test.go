@@ -14,8 +14,8 @@ import (
 	"troupe/roles"
 )
 
-// choir is workers that sing each song together, as ranks meet in a collective: a rank in one song waits for the others,
-// so ranks that hear the songs in different orders wait for each other for ever.
+// collective is workers whose calls wait for each other on all ranks: ranks that receive calls in different orders
+// deadlock.
 type choir struct {
 	mu    sync.Mutex
 	songs map[string]*song

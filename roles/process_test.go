@@ -98,7 +98,7 @@ func TestAWorkerIsKilled(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// waiting has every rank of a role wait in a call.
+// waiting makes every rank wait in a call.
 func waiting(t *testing.T, c *roles.Cluster, world int) *dispatch.Future {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "waits")
@@ -119,7 +119,7 @@ func TestAProcessEndsByItself(t *testing.T) {
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, "3", e.Details["exit_code"])
-	require.Contains(t, e.Error(), "exit code 3; it last printed: that is enough")
+	require.Contains(t, e.Error(), "exited with code 3; last line of output: that is enough")
 }
 
 func TestAProcessThatDoesNotStart(t *testing.T) {
@@ -131,7 +131,7 @@ func TestAProcessThatDoesNotStart(t *testing.T) {
 		want   string
 	}{
 		"constructor": {func(s *roles.Spec) { s.Config = playerConfig{Fails: []int{1}} }, "tired"},
-		"exit":        {func(s *roles.Spec) { s.Config = playerConfig{Exits: []int{1}} }, "exit code 7; it last printed: no more room here"},
+		"exit":        {func(s *roles.Spec) { s.Config = playerConfig{Exits: []int{1}} }, "exited with code 7; last line of output: no more room here"},
 		"program":     {func(s *roles.Spec) { s.Process.Command = []string{"/not/there/at-all"} }, "/not/there/at-all"},
 		"folder":      {func(s *roles.Spec) { s.Process.Dir = "/not/there" }, "/not/there"},
 		"class":       {func(s *roles.Spec) { s.Class = "nobody" }, "nobody"},
@@ -211,7 +211,7 @@ func TestRestartARole(t *testing.T) {
 	for _, env := range envs {
 		require.Equal(t, port, env["MASTER_PORT"])
 	}
-	require.ErrorIs(t, bind(t, port), syscall.EADDRINUSE, "it is held for the role all the while")
+	require.ErrorIs(t, bind(t, port), syscall.EADDRINUSE, "the port stays leased to the role")
 }
 
 func TestIgnoreAWorkersEnd(t *testing.T) {
@@ -262,7 +262,7 @@ func TestADriversReservation(t *testing.T) {
 		s.Process.PlaceTimeout = 300 * time.Millisecond
 		return s
 	}())
-	require.ErrorContains(t, err, "nodes", "it waits for what is held")
+	require.ErrorContains(t, err, "nodes", "the error names what it waits for")
 	require.NoError(t, a.Destroy(patient(t)))
 	require.NoError(t, b.Destroy(patient(t)))
 	require.NoError(t, held.Release(patient(t)))
@@ -270,8 +270,8 @@ func TestADriversReservation(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// TestTheDriverOfProcessesDies: what it owned ends, processes and reservations, by whoever is left; what it detached
-// stays and can be called.
+// The owned roles of a killed driver are destroyed, with processes and reservations; its detached role stays and can be
+// called.
 func TestTheDriverOfProcessesDies(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -292,7 +292,7 @@ func TestTheDriverOfProcessesDies(t *testing.T) {
 	kept := attach(t, rest, "kept")
 	pid, err := kept.ExecuteRankZero(patient(t), "pid")
 	require.NoError(t, err)
-	require.NoError(t, kept.Close(patient(t)), "nobody is attached")
+	require.NoError(t, kept.Close(patient(t)), "no driver is attached")
 
 	require.NoError(t, syscall.Kill(int(pid.(int64)), syscall.SIGKILL))
 	eventually(t, "it is known that it failed, and why", func() bool {
@@ -320,7 +320,7 @@ func TestTheAgentIsKilled(t *testing.T) {
 	gone(t, pids...)
 }
 
-// TestTheAgentIsKilledAtTheStart: nobody waits for the whole StartTimeout.
+// Harm forbidden: a start whose agent was killed lasts for the whole StartTimeout.
 func TestTheAgentIsKilledAtTheStart(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, true)
@@ -358,7 +358,7 @@ func TestAFrozenWorker(t *testing.T) {
 	gone(t, pids...)
 }
 
-// TestManyRolesAtOnce: unrelated roles start and end side by side.
+// Unrelated roles start and end concurrently.
 func TestManyRolesAtOnce(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -382,7 +382,7 @@ func TestManyRolesAtOnce(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// TestGrowAndShrink: instances come and go while the others work; who is attached sees it.
+// Workers are added and removed while the others work, and attached drivers see the new size.
 func TestGrowAndShrink(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -419,15 +419,15 @@ func TestGrowAndShrink(t *testing.T) {
 	require.ErrorContains(t, c.Grow(patient(t), 7), "infer")
 	spec.Name, spec.Process = "instances", &roles.Process{Command: roles.Self(), Needs: placement.Request{PerInstance: 1, Bundles: spec.Process.Needs.Bundles}}
 	instances := create(t, rt, spec)
-	require.Len(t, tr.reservations(t), 3, "one for each of them")
+	require.Len(t, tr.reservations(t), 3, "one per role and growth")
 	require.NoError(t, instances.Shrink(patient(t), 1))
-	require.Len(t, tr.reservations(t), 2, "which ends with it")
+	require.Len(t, tr.reservations(t), 2, "released with its workers")
 	require.NoError(t, instances.Destroy(patient(t)))
 	require.ErrorContains(t, c.Shrink(patient(t), 2), "destroy it instead")
 	totals, err := roles.CallEach[int](patient(t), c, "add", 0)
 	require.NoError(t, err)
 	require.Equal(t, []int{7, 7}, totals)
-	require.ErrorContains(t, other.Grow(patient(t), 1), "has not created it")
+	require.ErrorContains(t, other.Grow(patient(t), 1), "another driver created it")
 	left, err := rt.Leftovers(patient(t))
 	require.NoError(t, err)
 	require.Len(t, left.Workers, 2)
@@ -437,7 +437,7 @@ func TestGrowAndShrink(t *testing.T) {
 	require.Equal(t, "nothing is left", left.String())
 }
 
-// TestOutputIsShown: what workers print, the driver sees: at once after a flush, folded, and to the last line.
+// The driver sees the workers' output: complete after a flush, repeated lines merged, up to the last line.
 func TestOutputIsShown(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -454,7 +454,7 @@ func TestOutputIsShown(t *testing.T) {
 	require.Error(t, err)
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Contains(t, out.String(), "train/1: that is enough")
-	require.ErrorContains(t, c.FlushOutput(patient(t)), "not shown here")
+	require.ErrorContains(t, c.FlushOutput(patient(t)), "Process.Output was not set")
 
 	var kinds []string
 	require.NoError(t, nodes.ReadEvents(patient(t), tr.bus, nodes.EventQuery{Namespace: "default"}, func(e nodes.Event) error {
@@ -466,7 +466,7 @@ func TestOutputIsShown(t *testing.T) {
 	require.Equal(t, "role_gone", kinds[len(kinds)-1])
 }
 
-// TestStraysAreEnded: processes that no role knows any more, and nothing else.
+// Orphan processes are killed, and no others.
 func TestStraysAreEnded(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -480,7 +480,7 @@ func TestStraysAreEnded(t *testing.T) {
 	require.NoError(t, rt.Forget(patient(t), lost))
 	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, time.Hour)
 	require.NoError(t, err)
-	require.Empty(t, ended, "they have not run for so long")
+	require.Empty(t, ended, "they are too young")
 	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, 0)
 	require.NoError(t, err)
 	require.Len(t, ended, 2)
@@ -489,7 +489,7 @@ func TestStraysAreEnded(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestAShippedFolder: the workers run in a copy of the driver's folder, also after a restart.
+// The workers run in a copy of the driver's folder, also after a restart.
 func TestAShippedFolder(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -516,7 +516,7 @@ func TestAShippedFolder(t *testing.T) {
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// bind tries to take a port as a stranger does, who does not set SO_REUSEADDR.
+// bind binds a port without SO_REUSEADDR.
 func bind(t *testing.T, port string) error {
 	n, err := strconv.Atoi(port)
 	require.NoError(t, err)
@@ -526,24 +526,24 @@ func bind(t *testing.T, port string) error {
 	return syscall.Bind(fd, &syscall.SockaddrInet4{Port: n, Addr: [4]byte{127, 0, 0, 1}})
 }
 
-// TestAWorkersChildIsNoWorker: a program that a worker starts, be it one that could play, is not the worker once more.
+// Harm forbidden: a child process of a worker runs as the same worker.
 func TestAWorkersChildIsNoWorker(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
 	c := create(t, tr.driver(t, roles.Config{}), players("train", 1, placement.Wholes(1)))
 	env, err := roles.Call[map[string]string](patient(t), c, "env", []string{nodes.AssignmentEnv, "RANK"})
 	require.NoError(t, err)
-	require.Equal(t, map[string]string{"RANK": "0"}, env, "what only the worker is to have it does not pass on")
+	require.Equal(t, map[string]string{"RANK": "0"}, env, "the worker's variables are not inherited")
 }
 
-// TestGrowARoleThatIsTakenDown: whoever adds workers while somebody else ends the role leaves nothing.
+// Harm forbidden: Grow of a role that another driver is destroying leaves workers behind.
 func TestGrowARoleThatIsTakenDown(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
 	rt := tr.driver(t, roles.Config{})
 	c := create(t, rt, players("infer", 1, placement.Wholes(1)))
 	other := tr.driver(t, roles.Config{})
-	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "somebody has begun")
+	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "another driver has begun")
 	require.ErrorIs(t, c.Grow(patient(t), 1), bus.ErrConflict)
 	require.Len(t, tr.reservations(t), 1)
 	require.Len(t, rolesOf(t, rt)["infer"].Placements, 1)
@@ -551,7 +551,7 @@ func TestGrowARoleThatIsTakenDown(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// stuckWriter takes nothing until it is let go.
+// stuckWriter blocks until it is released.
 type stuckWriter struct{ goCh chan struct{} }
 
 func (w stuckWriter) Write(p []byte) (int, error) {
@@ -559,7 +559,7 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestADriverThatDoesNotListen: neither where the output goes nor whoever is told of failures can hold up the end.
+// Harm forbidden: a blocked Output or OnFailure prevents the end of the role.
 func TestADriverThatDoesNotListen(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)

@@ -17,7 +17,7 @@ import (
 	"troupe/roles"
 )
 
-// restartable is a role whose lost workers are replaced, after a pause in which a test can look.
+// restartable is a role whose lost workers are replaced, after a pause for the test to observe.
 func restartable(name string, world int, policy roles.Policy, pause time.Duration) roles.Spec {
 	spec := players(name, world, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Backoff, spec.Process.MaxBackoff = policy, pause, pause
@@ -32,12 +32,12 @@ func kill(t *testing.T, c *roles.Cluster, rank int) {
 	f := waiting(t, c, c.WorldSize())
 	require.NoError(t, syscall.Kill(pids[rank], syscall.SIGKILL))
 	err = f.Wait(patient(t))
-	require.ErrorIs(t, err, bus.ErrWorkerLost, "what was under way fails at once")
+	require.ErrorIs(t, err, bus.ErrWorkerLost, "pending calls fail at once")
 	require.Contains(t, err.Error(), "SIGKILL")
 }
 
-// After a loss every call waits for the restart, in the driver, in another one and in a worker; NoWait fails at once; and
-// the registry says that the role is restarting.
+// After a loss every call waits for the restart, in the driver, in another driver and in a worker; NoWait fails at
+// once; and the registry says that the role is restarting.
 func TestCallsWaitForARestart(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -73,7 +73,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.Call(patient(t), "add", 0)
 	require.NoError(t, err)
-	require.Less(t, time.Since(begun), time.Second, "the others are called meanwhile")
+	require.Less(t, time.Since(begun), time.Second, "other ranks take calls meanwhile")
 
 	asked := make(chan error, 1)
 	go func() { _, err := ask(); asked <- err }()
@@ -87,11 +87,11 @@ func TestCallsWaitForARestart(t *testing.T) {
 	}
 	short, err := c.Go(patient(t), dispatch.Call{Method: "pid", Timeout: 50 * time.Millisecond})
 	require.NoError(t, err)
-	require.ErrorIs(t, short.Wait(patient(t)), bus.ErrTimedOut, "not longer than it may")
+	require.ErrorIs(t, short.Wait(patient(t)), bus.ErrTimedOut, "its own timeout applies")
 	for i, f := range order {
 		totals, err := dispatch.AwaitEach[int](patient(t), f)
 		require.NoError(t, err)
-		require.Equal(t, []int{5 + i + 1, i + 1, 5 + i + 1}, totals, "each once and in their order")
+		require.Equal(t, []int{5 + i + 1, i + 1, 5 + i + 1}, totals, "each once and in order")
 	}
 	require.Greater(t, time.Since(begun), time.Second)
 	require.NoError(t, <-asked)
@@ -104,7 +104,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 	require.Empty(t, rec.Replaced)
 }
 
-// What waits for a restart that does not succeed fails with why.
+// Calls that wait for a restart that fails get its error.
 func TestCallsWaitForARestartThatFails(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -123,7 +123,7 @@ func TestCallsWaitForARestartThatFails(t *testing.T) {
 	}
 }
 
-// A restarted worker is called again as the one before it was last called, before it counts as ready.
+// Replayed calls reach a restarted worker before it is ready.
 func TestReplayOnARestartedWorker(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -177,7 +177,7 @@ func (tr *troupe) drain(t *testing.T, node, why string) {
 	require.NoError(t, err)
 }
 
-// A drained node's workers are moved to others, by the policy of their role.
+// Workers of a drained node are moved to other nodes, by the policy of their role.
 func TestDrainMovesWorkers(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []roles.Policy{roles.RestartRank, roles.RestartRole} {
@@ -216,7 +216,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 			}
 			eventually(t, "it is ready", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleReady })
 			rec := rolesOf(t, rt)["infer"]
-			require.Zero(t, rec.Restarts, "a drain is no failure of the role")
+			require.Zero(t, rec.Restarts, "a drain does not count as a restart")
 			for _, seat := range rec.Placements {
 				require.Equal(t, "n-1", seat.Node)
 			}
@@ -226,7 +226,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 	}
 }
 
-// A drained node's workers that cannot be moved fail their role, and the reason that the operator gave is the cause.
+// Workers of a drained node that cannot be moved fail their role, with the operator's reason as the cause.
 func TestDrainFailsARoleWithTheReason(t *testing.T) {
 	t.Parallel()
 	tries := map[string]func(*roles.Spec){
@@ -257,7 +257,7 @@ func TestDrainFailsARoleWithTheReason(t *testing.T) {
 	}
 }
 
-// A detached role of processes outlives its driver, however that ends, until it is destroyed.
+// A detached role of processes outlives its driver until it is destroyed.
 func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*testing.T, *process){
@@ -288,7 +288,7 @@ func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 	}
 }
 
-// The head restarts the workers of a detached role whose driver has left.
+// The head restarts the workers of a detached role without a driver.
 func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -302,7 +302,7 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(patient(t)))
 	require.NoError(t, head.MonitorRoles(patient(t)))
-	require.NoError(t, head.MonitorRoles(patient(t)), "again is harmless")
+	require.NoError(t, head.MonitorRoles(patient(t)), "a repeated call is no error")
 
 	c = attach(t, tr.driver(t, roles.Config{}), "infer")
 	for range 2 {
@@ -320,7 +320,7 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// What the head cannot have kept for it, it cannot replay: the role fails, and says why.
+// A call whose arguments only its driver has cannot be replayed by the head: the role fails with that cause.
 func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -336,11 +336,11 @@ func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, attach(t, tr.driver(t, roles.Config{}), "infer"), 0)
 	eventually(t, "the role fails", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleFailed })
-	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed on it: its arguments (800 KiB) are kept by the driver that made the call")
+	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed: its arguments (800 KiB) are in the driver that made the call")
 	eventually(t, "and holds nothing", func() bool { return len(tr.reservations(t)) == 0 })
 }
 
-// While a driver is cut off the head restarts its role's workers, once; the driver goes on with the new ones.
+// The head restarts the workers of a disconnected driver once; the driver continues with the new workers.
 func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -371,11 +371,11 @@ func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	require.Equal(t, 1, rolesOf(t, head)["infer"].Restarts, "once")
 	kill(t, c, 2)
 	_, err = c.Call(patient(t), "pid")
-	require.NoError(t, err, "and the driver restarts again")
+	require.NoError(t, err, "the driver restarts the next loss")
 	require.Equal(t, 2, rolesOf(t, head)["infer"].Restarts)
 }
 
-// A restart whose process dies is taken over by another.
+// A restart whose process dies is taken over by another process.
 func TestARestartIsTakenOver(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, false)
@@ -401,11 +401,12 @@ func TestARestartIsTakenOver(t *testing.T) {
 		_, err := c.Call(timeout(t, 5*time.Second), "pid")
 		return err == nil
 	})
-	require.Equal(t, rec.Placements, rolesOf(t, head)["infer"].Placements, "it has not restarted it once more")
+	require.Equal(t, rec.Placements, rolesOf(t, head)["infer"].Placements, "no second restart")
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// The workers of a role that failed while their node was cut off are ended, and their devices given back, when it is back.
+// The workers of a role that failed while their node was unreachable are killed when it is back, and their devices
+// released.
 func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	t.Parallel()
 	tr := startTroupe(t, true, agentLease+"=1m")
@@ -428,6 +429,6 @@ func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	}
 	gone(t, pids...)
 	eventually(t, "nothing is held", func() bool { return len(tr.reservations(t)) == 0 })
-	require.Equal(t, roles.RoleFailed, rolesOf(t, rt)["train"].State, "why can still be read")
+	require.Equal(t, roles.RoleFailed, rolesOf(t, rt)["train"].State, "the cause stays readable")
 	require.NoError(t, c.Destroy(patient(t)))
 }

@@ -17,14 +17,14 @@ import (
 	"troupe/roles"
 )
 
-// patient is a context for what must end long before it does.
+// patient is a context with a deadline that is only reached by a failing test.
 func patient(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 40*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// open is a driver that ends with the test.
+// open is a driver that is closed with the test.
 func open(t testing.TB, cfg roles.Config) *roles.Runtime {
 	t.Helper()
 	if cfg.Bus == nil {
@@ -36,7 +36,7 @@ func open(t testing.TB, cfg roles.Config) *roles.Runtime {
 	return rt
 }
 
-// newLocal is a place for workers that ends with the test.
+// newLocal is a Local that is closed with the test.
 func newLocal(t testing.TB, b *bus.Bus, classes ...*actors.Class) *roles.Local {
 	l := roles.NewLocal(b, classes)
 	t.Cleanup(func() { require.NoError(t, l.Close(context.Background())) })
@@ -67,7 +67,7 @@ func rolesOf(t testing.TB, rt *roles.Runtime) map[string]roles.RoleRecord {
 	return out
 }
 
-// eventually waits for what has no signal: a record in the registry, as another driver sees it.
+// eventually polls a condition without a signal: a record in the registry, as another driver reads it.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	require.Eventually(t, cond, 30*time.Second, 20*time.Millisecond, what)
@@ -90,7 +90,7 @@ type config struct {
 	Deaf  []int // ranks whose constructor waits until the test lets it go
 }
 
-// cast is what a test sees of the workers of its classes, and how it holds them.
+// workerProbe observes the workers of its classes, and blocks them.
 type cast struct {
 	started chan int      // ranks in hold
 	ended   chan int      // ranks whose hold was cancelled
@@ -188,7 +188,7 @@ func (a *actor) Add(_ context.Context, n int) (int, error) {
 
 func (a *actor) Config(context.Context, actors.None) (config, error) { return a.config, nil }
 
-// Double answers its rows doubled, or its rank if it was called without any.
+// Double returns its rows doubled, or its rank without rows.
 func (a *actor) Double(ctx context.Context, rows []int) ([]int, error) {
 	if call, _ := actors.Current(ctx); call.NoData {
 		return []int{-a.setup.Rank}, nil
@@ -237,7 +237,7 @@ func (a *actor) Ask(ctx context.Context, h roles.Handle) (any, error) {
 	return w.Call(ctx, "rank")
 }
 
-// AskFail calls a worker whose method fails, and passes its error on.
+// AskFail calls a worker whose method fails, and returns its error.
 func (a *actor) AskFail(ctx context.Context, h roles.Handle) (any, error) {
 	w, err := h.OpenWorker(ctx)
 	if err != nil {
@@ -277,7 +277,7 @@ func (a *actor) Attach(ctx context.Context, name string) (any, error) {
 	return c.ExecuteRankZero(ctx, "rank")
 }
 
-// Holds counts the roles that the worker's process holds.
+// Holds counts the clusters of the worker's process.
 func (a *actor) Holds(ctx context.Context, _ actors.None) (int, error) {
 	rt, err := roles.FromContext(ctx)
 	if err != nil {
@@ -288,7 +288,7 @@ func (a *actor) Holds(ctx context.Context, _ actors.None) (int, error) {
 
 func (a *actor) Echo(_ context.Context, v any) (any, error) { return v, nil }
 
-// Create tries what a worker may not.
+// Create tries to create a role, which workers must not.
 func (a *actor) Create(ctx context.Context, _ actors.None) (actors.None, error) {
 	rt, err := roles.FromContext(ctx)
 	if err != nil {
@@ -298,7 +298,7 @@ func (a *actor) Create(ctx context.Context, _ actors.None) (actors.None, error) 
 	return actors.None{}, err
 }
 
-// await takes n ranks out of a channel.
+// await receives n ranks from a channel.
 func await(t testing.TB, ch <-chan int, n int) []int {
 	t.Helper()
 	var got []int
@@ -308,7 +308,7 @@ func await(t testing.TB, ch <-chan int, n int) []int {
 		case rank := <-ch:
 			got = append(got, rank)
 		case <-ctx.Done():
-			t.Fatalf("only %v came, not %d", got, n)
+			t.Fatalf("received %v, want %d ranks", got, n)
 		}
 	}
 	return got

@@ -25,7 +25,7 @@ import (
 	"troupe/roles"
 )
 
-// The worker processes of these tests are this program once more: TestMain calls roles.Main with this class.
+// The worker processes of these tests run this program: TestMain calls roles.Main with this class.
 type player struct {
 	setup actors.Setup
 	total int
@@ -33,14 +33,14 @@ type player struct {
 	inits int
 }
 
-// Initialize notes its argument, to be replayed.
+// Initialize stores its argument; it is replayed.
 func (p *player) Initialize(_ context.Context, model string) (actors.None, error) {
 	p.model = model
 	p.inits++
 	return actors.None{}, nil
 }
 
-// Initialized is how often it was initialized, and the beginning of its last argument.
+// Initialized is the number of calls of Initialize, and the beginning of the last argument.
 func (p *player) Initialized(context.Context, actors.None) (string, error) {
 	return fmt.Sprintf("%d %.8s %d", p.inits, p.model, len(p.model)), nil
 }
@@ -111,7 +111,7 @@ func (p *player) Env(_ context.Context, names []string) (map[string]string, erro
 	return out, nil
 }
 
-// Files are the names in the folder it runs in.
+// Files is the names in the working folder.
 func (p *player) Files(context.Context, actors.None) ([]string, error) {
 	entries, err := os.ReadDir(".")
 	names := []string{}
@@ -138,7 +138,7 @@ func (p *player) Say(_ context.Context, text string) (actors.None, error) {
 	return actors.None{}, nil
 }
 
-// Wait says that it waits, in a file of that name, and then does until it is cancelled.
+// Wait creates a file of that name, and blocks until it is cancelled.
 func (p *player) Wait(ctx context.Context, file string) (actors.None, error) {
 	if err := os.WriteFile(fmt.Sprintf("%s.%d", file, p.setup.Rank), nil, 0o600); err != nil {
 		return actors.None{}, err
@@ -147,7 +147,7 @@ func (p *player) Wait(ctx context.Context, file string) (actors.None, error) {
 	return actors.None{}, ctx.Err()
 }
 
-// Exit ends the process of one rank.
+// Exit exits the process of one rank.
 func (p *player) Exit(_ context.Context, rank int) (actors.None, error) {
 	if rank == p.setup.Rank {
 		fmt.Println("that is enough")
@@ -156,7 +156,7 @@ func (p *player) Exit(_ context.Context, rank int) (actors.None, error) {
 	return actors.None{}, nil
 }
 
-// troupe is a head in this process: a server, the placement service and an agent, as a process of its own if asked.
+// testHead is a head in this process: a server, the placement service and an agent, optionally as another process.
 type troupe struct {
 	server *bustest.Server
 	bus    *bus.Bus
@@ -171,7 +171,7 @@ const (
 	agentLease = "TROUPE_TEST_AGENT_LEASE" // how long its nodes may be silent; unset: 2 s
 )
 
-// startTroupe has nodes "n-0", "n-1" with four simulated devices each.
+// startHead has nodes "n-0" and "n-1" with four simulated devices each.
 func startTroupe(t *testing.T, ownProcess bool, agentVars ...string) *troupe {
 	t.Helper()
 	tr := &troupe{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
@@ -193,7 +193,7 @@ func startTroupe(t *testing.T, ownProcess bool, agentVars ...string) *troupe {
 	return tr
 }
 
-// awaitNodes returns when both nodes may be granted, so that the first is preferred.
+// awaitNodes returns when both nodes can be granted, so that the first is preferred.
 func (tr *troupe) awaitNodes(t *testing.T) {
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
@@ -232,7 +232,7 @@ func agentConfig(_ context.Context, b *bus.Bus, dir string, urls []string, ready
 	return cfg
 }
 
-// agentIfAsked makes this process an agent.
+// agentIfAsked runs this process as an agent.
 func agentIfAsked() {
 	dir := os.Getenv(agentEnv)
 	if dir == "" {
@@ -266,7 +266,7 @@ func (tr *troupe) spawnAgent(t *testing.T, env ...string) {
 	t.Cleanup(func() { _ = cmd.Process.Signal(syscall.SIGTERM) })
 }
 
-// driver is a driver on the troupe.
+// driver is a driver of the head.
 func (tr *troupe) driver(t *testing.T, cfg roles.Config) *roles.Runtime {
 	cfg.BusConfig = bus.Config{InProcess: tr.server}
 	if cfg.Lease == 0 {
@@ -275,7 +275,7 @@ func (tr *troupe) driver(t *testing.T, cfg roles.Config) *roles.Runtime {
 	return open(t, cfg)
 }
 
-// players is the spec of a role of processes.
+// workerSpec is the spec of a role of processes.
 func players(name string, world int, devices placement.Share) roles.Spec {
 	p := &roles.Process{Command: roles.Self(), Backoff: 10 * time.Millisecond}
 	if devices > 0 {
@@ -284,7 +284,7 @@ func players(name string, world int, devices placement.Share) roles.Spec {
 	return roles.Spec{Name: name, Class: "player", World: world, Process: p, StopGrace: time.Second, StartTimeout: 30 * time.Second}
 }
 
-// reservations is what is held now.
+// reservations is the current reservations.
 func (tr *troupe) reservations(t *testing.T) []string {
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
@@ -298,7 +298,7 @@ func (tr *troupe) reservations(t *testing.T) []string {
 	return ids
 }
 
-// gone waits until a process is no more.
+// gone waits until a process has exited.
 func gone(t *testing.T, pids ...int) {
 	t.Helper()
 	for _, pid := range pids {
