@@ -52,7 +52,7 @@ func child(do func(context.Context, *roles.Runtime) error) error {
 	ctx := context.Background()
 	rt, err := roles.Open(ctx, roles.Config{
 		BusConfig: bus.Config{URLs: []string{os.Getenv(childURLEnv)}}, Name: "the child", Lease: time.Second,
-		Classes: []*actors.Class{newCast().class()},
+		Classes: []*actors.Class{newWorkerProbe().class()},
 	})
 	if err != nil {
 		return err
@@ -93,7 +93,7 @@ func childDrives(ctx context.Context, rt *roles.Runtime) error {
 
 // childDetaches creates a detached role of processes, and ends in order at the end of its input.
 func childDetaches(ctx context.Context, rt *roles.Runtime) error {
-	kept := players("kept", 2, placement.Wholes(1))
+	kept := workerSpec("kept", 2, placement.Wholes(1))
 	kept.Detached = true
 	if _, err := rt.Create(ctx, kept); err != nil {
 		return err
@@ -105,11 +105,11 @@ func childDetaches(ctx context.Context, rt *roles.Runtime) error {
 
 // childOwns creates roles of processes, one of them detached, and waits to be killed.
 func childOwns(ctx context.Context, rt *roles.Runtime) error {
-	kept := players("kept", 1, placement.Wholes(1))
+	kept := workerSpec("kept", 1, placement.Wholes(1))
 	kept.Detached = true
 	_, err := rt.Create(ctx, kept)
 	if err == nil {
-		_, err = rt.Create(ctx, players("owned", 2, placement.Wholes(1)))
+		_, err = rt.Create(ctx, workerSpec("owned", 2, placement.Wholes(1)))
 	}
 	if err == nil {
 		_, err = rt.Reserve(ctx, placement.Request{Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(1)})})
@@ -166,8 +166,8 @@ func startWith(t *testing.T, env ...string) *process {
 func TestAttachFromAnotherProcess(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	cast := newCast()
-	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{cast.class()}, Name: "the parent"})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{probe.class()}, Name: "the parent"})
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	_, stdout := spawn(t, "attach", srv.URL())
 	line, err := stdout.ReadBytes('\n')
@@ -191,8 +191,8 @@ func TestAttachFromAnotherProcess(t *testing.T) {
 func TestADriverIsKilled(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Local: local, Lease: time.Second})
 	owned := create(t, rt, roles.Spec{Name: "owned", Class: "actor", World: 3})
 	kept := create(t, rt, roles.Spec{Name: "kept", Class: "actor", World: 2, Detached: true})
@@ -204,14 +204,14 @@ func TestADriverIsKilled(t *testing.T) {
 	}
 	f, err := owned.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 3)
+	await(t, probe.started, 3)
 	require.Len(t, rolesOf(t, rt), 3)
 
 	require.NoError(t, driver.Process.Kill())
-	require.Len(t, await(t, cast.ended, 3), 3, "running calls are cancelled")
+	require.Len(t, await(t, probe.ended, 3), 3, "running calls are cancelled")
 	require.Error(t, f.Wait(patient(t)))
-	eventually(t, "only the detached role is left", func() bool { return cast.living() == 2 && len(rolesOf(t, rt)) == 1 })
-	require.Equal(t, 0, cast.stopped()[2], "rank 0 last")
+	eventually(t, "only the detached role is left", func() bool { return probe.living() == 2 && len(rolesOf(t, rt)) == 1 })
+	require.Equal(t, 0, probe.stopped()[2], "rank 0 last")
 	_, err = owned.Call(patient(t), "rank")
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	totals, err := roles.CallEach[int](patient(t), kept, "add", 1)

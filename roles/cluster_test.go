@@ -15,18 +15,18 @@ import (
 )
 
 // newRole is a driver with one role named "actors".
-func newRole(t testing.TB, spec roles.Spec) (*cast, *roles.Runtime, *roles.Cluster) {
+func newRole(t testing.TB, spec roles.Spec) (*workerProbe, *roles.Runtime, *roles.Cluster) {
 	t.Helper()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}, Name: "the test"})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}, Name: "the test"})
 	spec.Name, spec.Class = "actors", "actor"
-	return cast, rt, create(t, rt, spec)
+	return probe, rt, create(t, rt, spec)
 }
 
 func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(map[bool]string{false: "shared connection", true: "own connections"}[own], func(t *testing.T) {
-			cast, rt, c := newRole(t, roles.Spec{World: 4, Mesh: dispatch.Mesh{TP: 2}, Config: config{Rate: 0.5}, OwnConnections: own})
+			probe, rt, c := newRole(t, roles.Spec{World: 4, Mesh: dispatch.Mesh{TP: 2}, Config: config{Rate: 0.5}, OwnConnections: own})
 			assert.Equal(t, []int{4, 2, 2, 1, 1}, []int{c.WorldSize(), c.DPSize(), c.TPSize(), c.PPSize(), c.CPSize()})
 			info, err := c.RankInfo(3)
 			require.NoError(t, err)
@@ -55,8 +55,8 @@ func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 
 			require.NoError(t, c.Destroy(patient(t)))
 			assert.Empty(t, rolesOf(t, rt))
-			assert.Zero(t, cast.living())
-			assert.Equal(t, 0, cast.stopped()[3], "rank 0 is stopped last")
+			assert.Zero(t, probe.living())
+			assert.Equal(t, 0, probe.stopped()[3], "rank 0 is stopped last")
 			_, err = c.Call(patient(t), "rank")
 			assert.EqualError(t, err, "actors rank: role actors has been destroyed")
 			assert.ErrorIs(t, err, bus.ErrNotFound)
@@ -161,7 +161,7 @@ func second[T any](_ T, err error) error { return err }
 
 // The first failure of a group cancels the others, in all roles.
 func TestGroupOverTwoRolesFailsFast(t *testing.T) {
-	cast, rt, c := newRole(t, roles.Spec{World: 2})
+	probe, rt, c := newRole(t, roles.Spec{World: 2})
 	judges := create(t, rt, roles.Spec{Name: "judges", Class: "actor", World: 1, PanicFails: true})
 	a, err := c.Worker(1)
 	require.NoError(t, err)
@@ -172,10 +172,10 @@ func TestGroupOverTwoRolesFailsFast(t *testing.T) {
 		_, err := roles.Group{a, b}.Call(patient(t), "hold")
 		errCh <- err
 	}()
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	require.NoError(t, judges.Destroy(timeout(t, 0)))
 	require.ErrorIs(t, <-errCh, bus.ErrWorkerLost)
-	require.Subset(t, await(t, cast.ended, 2), []int{1}, "the worker of the other role was cancelled")
+	require.Subset(t, await(t, probe.ended, 2), []int{1}, "the worker of the other role was cancelled")
 }
 
 func timeout(t testing.TB, d time.Duration) context.Context {

@@ -17,8 +17,8 @@ import (
 )
 
 // Errors of invalid use say what is wrong, where, and the remedy.
-func TestMistakes(t *testing.T) {
-	cast, rt, c := newRole(t, roles.Spec{World: 4})
+func TestErrorsOfInvalidUse(t *testing.T) {
+	probe, rt, c := newRole(t, roles.Spec{World: 4})
 	create(t, rt, roles.Spec{Name: "reward", Class: "actor", World: 1})
 	call := func(method string, args ...any) error { return second(c.Call(patient(t), method, args...)) }
 	spec := func(s roles.Spec) error { return second(rt.Create(patient(t), s)) }
@@ -88,7 +88,7 @@ func TestMistakes(t *testing.T) {
 			assert.ErrorIs(t, m.err, m.is)
 		})
 	}
-	assert.Equal(t, 5, cast.living(), "none of this has started or ended a worker")
+	assert.Equal(t, 5, probe.living(), "none of this has started or ended a worker")
 	assert.Len(t, rolesOf(t, rt), 2)
 	var taken *roles.TakenError
 	require.ErrorAs(t, spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), &taken)
@@ -97,7 +97,7 @@ func TestMistakes(t *testing.T) {
 }
 
 func TestMisspeltModeOfAClass(t *testing.T) {
-	k := actors.NewClass("actor", newCast().construct)
+	k := actors.NewClass("actor", newWorkerProbe().construct)
 	actors.Method(k, "step", (*actor).Rank, actors.MethodOptions{Mode: "DP_COMPUTE"})
 	rt := open(t, roles.Config{Classes: []*actors.Class{k.Class}})
 	_, err := rt.Create(patient(t), roles.Spec{Name: "x", Class: "actor", World: 1})
@@ -109,8 +109,8 @@ func TestClosedServer(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}})
-	cast := newCast()
-	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{probe.class()}})
 	require.NoError(t, err)
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	srv.Stop()
@@ -126,7 +126,7 @@ func TestClosedServer(t *testing.T) {
 	err = rt.Close(t.Context())
 	assert.ErrorIs(t, err, bus.ErrUnavailable)
 	assert.Less(t, time.Since(begun), 15*time.Second)
-	assert.Zero(t, cast.living(), "its workers end during the outage")
+	assert.Zero(t, probe.living(), "its workers end during the outage")
 
 	require.NoError(t, b.Close())
 	_, err = c.Call(t.Context(), "rank")
@@ -137,8 +137,8 @@ func TestClosedServer(t *testing.T) {
 
 func TestStartFails(t *testing.T) {
 	t.Parallel()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}})
 	start := func(cfg config, spec roles.Spec) error {
 		spec.Name, spec.Class, spec.World, spec.Config = "actors", "actor", 4, cfg
 		_, err := rt.Create(patient(t), spec)
@@ -151,7 +151,7 @@ func TestStartFails(t *testing.T) {
 		err := start(config{Fails: []int{2}}, roles.Spec{OwnConnections: own})
 		assert.ErrorIs(t, err, errTired, "the error is that worker's")
 		assert.ErrorContains(t, err, "actors[2] on ")
-		assert.Zero(t, cast.living(), "and all are stopped")
+		assert.Zero(t, probe.living(), "and all are stopped")
 		var e *bus.Error
 		require.ErrorAs(t, err, &e)
 		assert.Equal(t, 2, e.Rank)
@@ -164,23 +164,23 @@ func TestStartFails(t *testing.T) {
 		assert.ErrorContains(t, err, "actors[3] on ")
 		require.ErrorAs(t, err, &e)
 		assert.Contains(t, e.Stack, "stage_test.go")
-		assert.Zero(t, cast.living())
+		assert.Zero(t, probe.living())
 
 		err = start(config{Hangs: []int{1, 3}}, roles.Spec{OwnConnections: own, StartTimeout: time.Second})
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorContains(t, err, "role actors had not started after ")
 		assert.ErrorContains(t, err, "rank 1, 3 had not started")
-		assert.Zero(t, cast.living())
+		assert.Zero(t, probe.living())
 	}
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, Config: config{}})
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
 // Harm forbidden: a constructor that ignores its context blocks its driver, or its worker is left running.
-func TestStartDoesNotWaitForADeafConstructor(t *testing.T) {
+func TestStartAbandonsABlockedConstructor(t *testing.T) {
 	t.Parallel()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}})
 	begun := time.Now()
 	_, err := rt.Create(patient(t), roles.Spec{
 		Name: "actors", Class: "actor", World: 3, Config: config{Deaf: []int{1}}, StartTimeout: time.Second,
@@ -188,15 +188,15 @@ func TestStartDoesNotWaitForADeafConstructor(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "rank 1 had not started")
 	require.Less(t, time.Since(begun), 10*time.Second)
-	require.Zero(t, cast.living())
-	close(cast.deafCh)
-	eventually(t, "the late worker is stopped", func() bool { return len(cast.stopped()) == 3 && cast.living() == 0 })
+	require.Zero(t, probe.living())
+	close(probe.deafCh)
+	eventually(t, "the late worker is stopped", func() bool { return len(probe.stopped()) == 3 && probe.living() == 0 })
 }
 
-func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
+func TestCloseCancelsCreate(t *testing.T) {
 	t.Parallel()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}})
 	errCh := make(chan error, 1)
 	go func() {
 		_, err := rt.Create(context.Background(), roles.Spec{Name: "actors", Class: "actor", World: 2, Config: config{Hangs: []int{1}}})
@@ -208,7 +208,7 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 	require.ErrorContains(t, err, "role actors has been starting since 20")
 	require.NoError(t, rt.Close(patient(t)))
 	require.ErrorIs(t, <-errCh, context.Canceled)
-	require.Zero(t, cast.living())
+	require.Zero(t, probe.living())
 	for _, err := range []error{
 		second(rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})),
 		second(rt.Open(roles.Handle{Record: roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
@@ -220,12 +220,12 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 }
 
 // Harm forbidden: a claim whose acknowledgement is lost keeps the name taken while the driver lives.
-func TestAClaimOfUnknownOutcomeIsTakenBack(t *testing.T) {
+func TestClaimOfUnknownOutcomeIsRemoved(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
-	cast := newCast()
-	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: line, OnError: func(error) {}}, Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: line, OnError: func(error) {}}, Classes: []*actors.Class{probe.class()}})
 	other := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}})
 	deaf := time.Now().Add(time.Second)
 	line.SetRule(func(m bustest.Message) bustest.Verdict {

@@ -79,7 +79,7 @@ func TestAHandleComesBack(t *testing.T) {
 func second2[T any](v T, _ error) T { return v }
 
 // Harm forbidden: a worker that receives the same role in every call monitors it once per call, and never releases it.
-func TestOpeningAHandleAgainHoldsNothingMore(t *testing.T) {
+func TestOpenedHandlesShareACluster(t *testing.T) {
 	_, rt, c := newRole(t, roles.Spec{World: 2})
 	judges := create(t, rt, roles.Spec{Name: "judges", Class: "actor", World: 2})
 	for range 50 {
@@ -100,7 +100,7 @@ func TestOpeningAHandleAgainHoldsNothingMore(t *testing.T) {
 }
 
 // A received handle is validated before it is used.
-func TestHostileHandles(t *testing.T) {
+func TestInvalidHandles(t *testing.T) {
 	good := roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
 	for words, change := range map[string]func(*roles.Handle){
 		"role name":                             func(h *roles.Handle) { h.Record.Name = "a.>" },
@@ -127,7 +127,7 @@ func (sayer) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
 }
 
 func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
-	cast := newCast()
+	probe := newWorkerProbe()
 	found := func(name string) (*actors.Class, error) {
 		if name != "sayer" {
 			return nil, bus.Errorf(bus.CodeNotFound, "no class %q", name)
@@ -135,7 +135,7 @@ func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
 		return &actors.Class{Name: name, Open: true, New: func(context.Context, actors.Setup) (actors.Handler, error) { return sayer{}, nil }}, nil
 	}
 	b := bustest.Open(t, bus.Config{})
-	rt := open(t, roles.Config{Bus: b, Classes: []*actors.Class{cast.class()}, ClassFunc: found})
+	rt := open(t, roles.Config{Bus: b, Classes: []*actors.Class{probe.class()}, ClassFunc: found})
 	create(t, rt, roles.Spec{Name: "driver", Class: "sayer", World: 1})
 	_, err := rt.Create(patient(t), roles.Spec{Name: "x", Class: "nobody", World: 1})
 	assert.ErrorContains(t, err, `class "nobody" is not registered`)

@@ -26,7 +26,7 @@ import (
 )
 
 // The worker processes of these tests run this program: TestMain calls roles.Main with this class.
-type player struct {
+type testWorker struct {
 	setup actors.Setup
 	total int
 	model string
@@ -34,19 +34,19 @@ type player struct {
 }
 
 // Initialize stores its argument; it is replayed.
-func (p *player) Initialize(_ context.Context, model string) (actors.None, error) {
+func (p *testWorker) Initialize(_ context.Context, model string) (actors.None, error) {
 	p.model = model
 	p.inits++
 	return actors.None{}, nil
 }
 
 // Initialized is the number of calls of Initialize, and the beginning of the last argument.
-func (p *player) Initialized(context.Context, actors.None) (string, error) {
+func (p *testWorker) Initialized(context.Context, actors.None) (string, error) {
 	return fmt.Sprintf("%d %.8s %d", p.inits, p.model, len(p.model)), nil
 }
 
 // Ask calls another role from inside a worker.
-func (p *player) Ask(ctx context.Context, h roles.Handle) ([]any, error) {
+func (p *testWorker) Ask(ctx context.Context, h roles.Handle) ([]any, error) {
 	c, err := h.Open(ctx)
 	if err != nil {
 		return nil, err
@@ -54,30 +54,40 @@ func (p *player) Ask(ctx context.Context, h roles.Handle) ([]any, error) {
 	return c.ExecuteAll(ctx, "add", 0)
 }
 
-type playerConfig struct {
+// RestartingRanks is the ranks of another role that this worker knows to be restarting.
+func (p *testWorker) RestartingRanks(ctx context.Context, h roles.Handle) ([]int, error) {
+	c, err := h.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return c.Restarting(), nil
+}
+
+type testWorkerConfig struct {
 	Fails []int
 	Exits []int  // ranks whose constructor ends the process with code 7
 	Hangs string // constructors write a file of this name and do not return
 }
 
-func playerClass() *actors.Class {
-	k := actors.NewClass("player", newPlayer)
-	actors.Method(k, "pid", func(*player, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
-	actors.Method(k, "env", (*player).Env)
-	actors.Method(k, "add", (*player).Add)
-	actors.Method(k, "files", (*player).Files)
-	actors.Method(k, "double", (*player).Double, actors.MethodOptions{Mode: "DP_MP_COMPUTE"})
-	actors.Method(k, "say", (*player).Say)
-	actors.Method(k, "wait", (*player).Wait)
-	actors.Method(k, "exit", (*player).Exit)
-	actors.Method(k, "initialize", (*player).Initialize, actors.MethodOptions{Replay: true})
-	actors.Method(k, "initialized", (*player).Initialized)
-	actors.Method(k, "ask", (*player).Ask, actors.MethodOptions{Mode: "RANK_ZERO"})
+func testWorkerClass() *actors.Class {
+	k := actors.NewClass("testWorker", newTestWorker)
+	actors.Method(k, "pid", func(*testWorker, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
+	actors.Method(k, "env", (*testWorker).Env)
+	actors.Method(k, "add", (*testWorker).Add)
+	actors.Method(k, "files", (*testWorker).Files)
+	actors.Method(k, "double", (*testWorker).Double, actors.MethodOptions{Mode: "DP_MP_COMPUTE"})
+	actors.Method(k, "say", (*testWorker).Say)
+	actors.Method(k, "wait", (*testWorker).Wait)
+	actors.Method(k, "exit", (*testWorker).Exit)
+	actors.Method(k, "restarting_ranks", (*testWorker).RestartingRanks)
+	actors.Method(k, "initialize", (*testWorker).Initialize, actors.MethodOptions{Replay: true})
+	actors.Method(k, "initialized", (*testWorker).Initialized)
+	actors.Method(k, "ask", (*testWorker).Ask, actors.MethodOptions{Mode: "RANK_ZERO"})
 	return k.Class
 }
 
-func newPlayer(_ context.Context, s actors.Setup) (*player, error) {
-	var cfg playerConfig
+func newTestWorker(_ context.Context, s actors.Setup) (*testWorker, error) {
+	var cfg testWorkerConfig
 	if err := s.DecodeConfig(&cfg); err != nil {
 		return nil, err
 	}
@@ -98,10 +108,10 @@ func newPlayer(_ context.Context, s actors.Setup) (*player, error) {
 		}
 		select {}
 	}
-	return &player{setup: s}, nil
+	return &testWorker{setup: s}, nil
 }
 
-func (p *player) Env(_ context.Context, names []string) (map[string]string, error) {
+func (p *testWorker) Env(_ context.Context, names []string) (map[string]string, error) {
 	out := map[string]string{}
 	for _, name := range names {
 		if v, ok := os.LookupEnv(name); ok {
@@ -112,7 +122,7 @@ func (p *player) Env(_ context.Context, names []string) (map[string]string, erro
 }
 
 // Files is the names in the working folder.
-func (p *player) Files(context.Context, actors.None) ([]string, error) {
+func (p *testWorker) Files(context.Context, actors.None) ([]string, error) {
 	entries, err := os.ReadDir(".")
 	names := []string{}
 	for _, e := range entries {
@@ -121,25 +131,25 @@ func (p *player) Files(context.Context, actors.None) ([]string, error) {
 	return names, err
 }
 
-func (p *player) Add(_ context.Context, n int) (int, error) {
+func (p *testWorker) Add(_ context.Context, n int) (int, error) {
 	p.total += n
 	return p.total, nil
 }
 
-func (p *player) Double(_ context.Context, rows []int) ([]int, error) {
+func (p *testWorker) Double(_ context.Context, rows []int) ([]int, error) {
 	for i := range rows {
 		rows[i] *= 2
 	}
 	return rows, nil
 }
 
-func (p *player) Say(_ context.Context, text string) (actors.None, error) {
+func (p *testWorker) Say(_ context.Context, text string) (actors.None, error) {
 	fmt.Println(text)
 	return actors.None{}, nil
 }
 
 // Wait creates a file of that name, and blocks until it is cancelled.
-func (p *player) Wait(ctx context.Context, file string) (actors.None, error) {
+func (p *testWorker) Wait(ctx context.Context, file string) (actors.None, error) {
 	if err := os.WriteFile(fmt.Sprintf("%s.%d", file, p.setup.Rank), nil, 0o600); err != nil {
 		return actors.None{}, err
 	}
@@ -148,7 +158,7 @@ func (p *player) Wait(ctx context.Context, file string) (actors.None, error) {
 }
 
 // Exit exits the process of one rank.
-func (p *player) Exit(_ context.Context, rank int) (actors.None, error) {
+func (p *testWorker) Exit(_ context.Context, rank int) (actors.None, error) {
 	if rank == p.setup.Rank {
 		fmt.Println("that is enough")
 		os.Exit(3)
@@ -157,7 +167,7 @@ func (p *player) Exit(_ context.Context, rank int) (actors.None, error) {
 }
 
 // testHead is a head in this process: a server, the placement service and an agent, optionally as another process.
-type troupe struct {
+type testHead struct {
 	server *bustest.Server
 	bus    *bus.Bus
 	dir    string
@@ -172,9 +182,9 @@ const (
 )
 
 // startHead has nodes "n-0" and "n-1" with four simulated devices each.
-func startTroupe(t *testing.T, ownProcess bool, agentVars ...string) *troupe {
+func startHead(t *testing.T, ownProcess bool, agentVars ...string) *testHead {
 	t.Helper()
-	tr := &troupe{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
+	tr := &testHead{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
 	tr.bus = bustest.Open(t, bus.Config{InProcess: tr.server})
 	require.NoError(t, nodes.CreateEventStream(t.Context(), tr.bus, 0))
 	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
@@ -194,7 +204,7 @@ func startTroupe(t *testing.T, ownProcess bool, agentVars ...string) *troupe {
 }
 
 // awaitNodes returns when both nodes can be granted, so that the first is preferred.
-func (tr *troupe) awaitNodes(t *testing.T) {
+func (tr *testHead) awaitNodes(t *testing.T) {
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
 	defer client.Close()
@@ -205,7 +215,7 @@ func (tr *troupe) awaitNodes(t *testing.T) {
 }
 
 // run runs a part until the end of the test.
-func (tr *troupe) run(t *testing.T, run func(context.Context) error) {
+func (tr *testHead) run(t *testing.T, run func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan error, 1)
 	go func() { doneCh <- run(ctx) }()
@@ -257,7 +267,7 @@ func agentIfAsked() {
 	os.Exit(0)
 }
 
-func (tr *troupe) spawnAgent(t *testing.T, env ...string) {
+func (tr *testHead) spawnAgent(t *testing.T, env ...string) {
 	cmd, stdout := spawnWith(t, append(env, agentEnv+"="+tr.dir, agentURL+"="+tr.server.URL())...)
 	line, err := stdout.ReadString('\n')
 	require.NoError(t, err)
@@ -267,7 +277,7 @@ func (tr *troupe) spawnAgent(t *testing.T, env ...string) {
 }
 
 // driver is a driver of the head.
-func (tr *troupe) driver(t *testing.T, cfg roles.Config) *roles.Runtime {
+func (tr *testHead) driver(t *testing.T, cfg roles.Config) *roles.Runtime {
 	cfg.BusConfig = bus.Config{InProcess: tr.server}
 	if cfg.Lease == 0 {
 		cfg.Lease = 2 * time.Second
@@ -276,16 +286,16 @@ func (tr *troupe) driver(t *testing.T, cfg roles.Config) *roles.Runtime {
 }
 
 // workerSpec is the spec of a role of processes.
-func players(name string, world int, devices placement.Share) roles.Spec {
+func workerSpec(name string, world int, devices placement.Share) roles.Spec {
 	p := &roles.Process{Command: roles.Self(), Backoff: 10 * time.Millisecond}
 	if devices > 0 {
 		p.Needs.Bundles = []placement.Bundle{{Devices: devices}}
 	}
-	return roles.Spec{Name: name, Class: "player", World: world, Process: p, StopGrace: time.Second, StartTimeout: 30 * time.Second}
+	return roles.Spec{Name: name, Class: "testWorker", World: world, Process: p, StopGrace: time.Second, StartTimeout: 30 * time.Second}
 }
 
 // reservations is the current reservations.
-func (tr *troupe) reservations(t *testing.T) []string {
+func (tr *testHead) reservations(t *testing.T) []string {
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
 	defer client.Close()

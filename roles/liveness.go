@@ -200,6 +200,13 @@ func (l *liveness) handleBeat(b actors.Beat, session string) {
 	}
 }
 
+// notifyChanged wakes the readers of states.
+func (l *liveness) notifyChanged() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.changedLocked()
+}
+
 func (l *liveness) changedLocked() {
 	close(l.changed)
 	l.changed = make(chan struct{})

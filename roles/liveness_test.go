@@ -20,8 +20,8 @@ import (
 func TestAFailedWorkerFailsTheRole(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{cast.class()}, Name: "the owner"})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{probe.class()}, Name: "the owner"})
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, PanicFails: true})
 	other := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Name: "another"})
 	seen := attach(t, other, "actors")
@@ -32,7 +32,7 @@ func TestAFailedWorkerFailsTheRole(t *testing.T) {
 		return f
 	}
 	mine, theirs := hold(c, 0, 1), hold(seen, 3)
-	await(t, cast.started, 3)
+	await(t, probe.started, 3)
 	f, err := c.Go(patient(t), dispatch.Call{Method: "boom", Args: []any{2}, CollectAll: true})
 	require.NoError(t, err)
 
@@ -55,7 +55,7 @@ func TestAFailedWorkerFailsTheRole(t *testing.T) {
 	assert.ErrorContains(t, err, "actors rank on "+node(t)+": the role failed because of rank 2: the worker failed: panic: boom")
 	eventually(t, "the registry says failed", func() bool { return rolesOf(t, other)["actors"].State == roles.RoleFailed })
 	assert.Contains(t, rolesOf(t, other)["actors"].Cause, "actors[2] on "+node(t)+": the worker failed: panic: boom")
-	eventually(t, "the others are stopped", func() bool { return cast.living() == 0 })
+	eventually(t, "the others are stopped", func() bool { return probe.living() == 0 })
 
 	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
 	assert.ErrorIs(t, err, bus.ErrExists)
@@ -77,27 +77,27 @@ func node(t *testing.T) string {
 }
 
 // detached is a role that outlives its driver: the workers are not in its process.
-func detached(t *testing.T) (*bustest.Server, *cast, *roles.Runtime, *roles.Cluster) {
+func detached(t *testing.T) (*bustest.Server, *workerProbe, *roles.Runtime, *roles.Cluster) {
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
 	require.NoError(t, err)
-	return srv, cast, driver, create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
+	return srv, probe, driver, create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true, Detached: true})
 }
 
 // The failure of a detached role without its driver is handled by an attached driver.
 func TestAFailedDetachedRole(t *testing.T) {
 	t.Parallel()
-	srv, cast, driver, _ := detached(t)
+	srv, probe, driver, _ := detached(t)
 	require.NoError(t, driver.Close(patient(t)))
-	require.Equal(t, 3, cast.living())
+	require.Equal(t, 3, probe.living())
 
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
 	c := attach(t, rt, "actors")
 	_, err := c.Call(patient(t), "boom", 1)
 	require.ErrorIs(t, err, bus.ErrPanic)
-	eventually(t, "the rest is stopped", func() bool { return cast.living() == 0 })
+	eventually(t, "the rest is stopped", func() bool { return probe.living() == 0 })
 	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Empty(t, rolesOf(t, rt))
@@ -106,14 +106,14 @@ func TestAFailedDetachedRole(t *testing.T) {
 // The failure of a detached role without any driver is handled by the process of its workers.
 func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	t.Parallel()
-	srv, cast, driver, c := detached(t)
+	srv, probe, driver, c := detached(t)
 	ep, err := bustest.Open(t, bus.Config{InProcess: srv}).Endpoint("default") // somebody who only calls
 	require.NoError(t, err)
 	group := &dispatch.Group{Endpoint: ep, To: c.Record().Address(), Mesh: c.Record().Mesh, MeshName: "main"}
 	require.NoError(t, driver.Close(patient(t)))
 	_, err = group.Go(patient(t), dispatch.Call{Method: "boom", Args: []any{1}})
 	require.NoError(t, err)
-	eventually(t, "the rest is stopped", func() bool { return cast.living() == 0 })
+	eventually(t, "the rest is stopped", func() bool { return probe.living() == 0 })
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
 	eventually(t, "the registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
 	require.Contains(t, rolesOf(t, rt)["actors"].Cause, "actors[1]")
@@ -124,13 +124,13 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}}), probe.class())
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local, LostAfter: 2 * time.Second})
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	f, err := c.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	line.Freeze()
 	err = f.Wait(patient(t))
 	assert.ErrorIs(t, err, bus.ErrWorkerLost)
@@ -139,7 +139,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	assert.ErrorContains(t, err, "the role failed because of rank ")
 	line.Thaw()
 	eventually(t, "its registry says failed", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleFailed })
-	eventually(t, "its owner stops the rest", func() bool { return cast.living() == 0 })
+	eventually(t, "its owner stops the rest", func() bool { return probe.living() == 0 })
 }
 
 // Harm forbidden: a driver that attaches after the workers died waits forever for heartbeats.
@@ -147,9 +147,9 @@ func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
-	cast := newCast()
+	probe := newWorkerProbe()
 	workers := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
-	local := newLocal(t, workers, cast.class())
+	local := newLocal(t, workers, probe.class())
 	driver := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
 	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2, Detached: true})
 	line.Freeze()
@@ -168,12 +168,12 @@ func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
 // A role ends as a unit, also when one of its workers is stopped.
 func TestAStoppedWorkerEndsTheRole(t *testing.T) {
 	t.Parallel()
-	cast, rt, c := newRole(t, roles.Spec{World: 3, StopGrace: time.Second})
+	probe, rt, c := newRole(t, roles.Spec{World: 3, StopGrace: time.Second})
 	f, err := c.Go(patient(t), dispatch.Call{Method: actors.VerbStop, Args: []any{actors.StopRequest{}}, Ranks: []int{1}, Control: true})
 	require.NoError(t, err)
 	require.NoError(t, f.Wait(patient(t)))
-	eventually(t, "all end", func() bool { return cast.living() == 0 && len(rolesOf(t, rt)) == 0 })
-	require.Equal(t, []int{1, 2, 0}, cast.stopped())
+	eventually(t, "all end", func() bool { return probe.living() == 0 && len(rolesOf(t, rt)) == 0 })
+	require.Equal(t, []int{1, 2, 0}, probe.stopped())
 	_, err = c.Call(patient(t), "rank")
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	require.NoError(t, c.Destroy(patient(t)))
@@ -181,10 +181,10 @@ func TestAStoppedWorkerEndsTheRole(t *testing.T) {
 
 func TestDestroyLetsRunningCallsFinish(t *testing.T) {
 	t.Parallel()
-	cast, rt, c := newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Second})
+	probe, rt, c := newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Second})
 	f, err := c.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	errCh := make(chan error, 1)
 	go func() { errCh <- c.Destroy(patient(t)) }()
 	eventually(t, "it is stopping", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleStopping })
@@ -193,28 +193,28 @@ func TestDestroyLetsRunningCallsFinish(t *testing.T) {
 	attached := attach(t, rt, "actors")
 	_, err = attached.Call(patient(t), "rank")
 	assert.ErrorContains(t, err, "role actors has been stopping since 20")
-	close(cast.gate)
+	close(probe.gate)
 	ranks, err := dispatch.AwaitEach[int](patient(t), f)
 	require.NoError(t, err)
 	assert.Equal(t, []int{0, 1}, ranks)
 	require.NoError(t, <-errCh)
-	assert.Empty(t, cast.ended, "no call was cancelled")
+	assert.Empty(t, probe.ended, "no call was cancelled")
 
-	cast, _, c = newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Millisecond})
+	probe, _, c = newRole(t, roles.Spec{World: 2, StopGrace: 20 * time.Millisecond})
 	f, err = c.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	require.NoError(t, c.Destroy(patient(t)))
-	require.Len(t, await(t, cast.ended, 2), 2, "after the grace calls are cancelled")
+	require.Len(t, await(t, probe.ended, 2), 2, "after the grace calls are cancelled")
 	require.Error(t, f.Wait(patient(t)))
 }
 
 // Several concurrent calls of Destroy succeed, and the role is destroyed once.
-func TestDestroyFromManySides(t *testing.T) {
+func TestConcurrentDestroy(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
 	other := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
 	for range 10 {
@@ -228,7 +228,7 @@ func TestDestroyFromManySides(t *testing.T) {
 		for range 6 {
 			require.NoError(t, <-errCh)
 		}
-		require.Zero(t, cast.living())
+		require.Zero(t, probe.living())
 		require.Empty(t, rolesOf(t, rt))
 	}
 	require.Zero(t, rt.Holds())
@@ -239,8 +239,8 @@ func TestDestroyFromManySides(t *testing.T) {
 func TestCallsRaceWithTheEnd(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
 	for i := range 6 {
 		c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 3, PanicFails: true})

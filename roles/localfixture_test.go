@@ -77,7 +77,7 @@ func eventually(t testing.TB, what string, cond func() bool) {
 type actor struct {
 	setup  actors.Setup
 	config config
-	cast   *cast
+	probe  *workerProbe
 
 	total int
 }
@@ -91,7 +91,7 @@ type config struct {
 }
 
 // workerProbe observes the workers of its classes, and blocks them.
-type cast struct {
+type workerProbe struct {
 	started chan int      // ranks in hold
 	ended   chan int      // ranks whose hold was cancelled
 	gate    chan struct{} // lets go of what is in hold
@@ -102,17 +102,17 @@ type cast struct {
 	alive int
 }
 
-func newCast() *cast {
-	return &cast{started: make(chan int, 1024), ended: make(chan int, 1024), gate: make(chan struct{}), deafCh: make(chan struct{})}
+func newWorkerProbe() *workerProbe {
+	return &workerProbe{started: make(chan int, 1024), ended: make(chan int, 1024), gate: make(chan struct{}), deafCh: make(chan struct{})}
 }
 
-func (c *cast) stopped() []int {
+func (c *workerProbe) stopped() []int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.stops)
 }
 
-func (c *cast) living() int {
+func (c *workerProbe) living() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.alive
@@ -123,7 +123,7 @@ var errTired = errors.New("tired")
 func init() { bus.RegisterError("roles_test_tired", errTired) }
 
 // class is a class named actor.
-func (c *cast) class() *actors.Class {
+func (c *workerProbe) class() *actors.Class {
 	k := actors.NewClass("actor", c.construct)
 	mode := func(m dispatch.Mode) actors.MethodOptions { return actors.MethodOptions{Mode: string(m)} }
 	actors.Method(k, "rank", (*actor).Rank)
@@ -149,8 +149,8 @@ func (c *cast) class() *actors.Class {
 	return k.Class
 }
 
-func (c *cast) construct(ctx context.Context, s actors.Setup) (*actor, error) {
-	a := &actor{setup: s, cast: c}
+func (c *workerProbe) construct(ctx context.Context, s actors.Setup) (*actor, error) {
+	a := &actor{setup: s, probe: c}
 	if err := s.DecodeConfig(&a.config); err != nil {
 		return nil, err
 	}
@@ -172,10 +172,10 @@ func (c *cast) construct(ctx context.Context, s actors.Setup) (*actor, error) {
 }
 
 func (a *actor) Close(context.Context) error {
-	a.cast.mu.Lock()
-	defer a.cast.mu.Unlock()
-	a.cast.stops = append(a.cast.stops, a.setup.Rank)
-	a.cast.alive--
+	a.probe.mu.Lock()
+	defer a.probe.mu.Unlock()
+	a.probe.stops = append(a.probe.stops, a.setup.Rank)
+	a.probe.alive--
 	return nil
 }
 
@@ -204,12 +204,12 @@ func (a *actor) Own(_ context.Context, s string) (string, error) {
 }
 
 func (a *actor) Hold(ctx context.Context, _ actors.None) (int, error) {
-	a.cast.started <- a.setup.Rank
+	a.probe.started <- a.setup.Rank
 	select {
-	case <-a.cast.gate:
+	case <-a.probe.gate:
 		return a.setup.Rank, nil
 	case <-ctx.Done():
-		a.cast.ended <- a.setup.Rank
+		a.probe.ended <- a.setup.Rank
 		return 0, ctx.Err()
 	}
 }

@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	roles.Main(playerClass())
+	roles.Main(testWorkerClass())
 	agentIfAsked()
 	childIfAsked()
 	bustest.Main(m)

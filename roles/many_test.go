@@ -48,7 +48,7 @@ func manyRanks(t *testing.T, world int, own bool) {
 	hosts, err := bus.Open(ctx, cfg)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, hosts.Close()) }()
-	c := newCast()
+	c := newWorkerProbe()
 	local := roles.NewLocal(hosts, []*actors.Class{c.class()})
 	defer func() { require.NoError(t, local.Close(ctx)) }()
 	driver, err := bus.Open(ctx, cfg)

@@ -24,9 +24,9 @@ import (
 
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	spec := players("actor_train", 4, placement.Wholes(1))
+	spec := workerSpec("actor_train", 4, placement.Wholes(1))
 	spec.Mesh = dispatch.Mesh{TP: 2}
 	spec.Process.Env = map[string]string{"NCCL_DEBUG": "INFO", "ODD": "a=b,c d\n'\"$x", "EMPTY": ""}
 	c := create(t, rt, spec)
@@ -62,10 +62,10 @@ func TestProcesses(t *testing.T) {
 
 func TestAWorkerIsKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	failures := make(chan roles.Failure, 10)
-	spec := players("train", 3, placement.Wholes(1))
+	spec := workerSpec("train", 3, placement.Wholes(1))
 	spec.OnFailure = func(f roles.Failure) { failures <- f }
 	c := create(t, rt, spec)
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
@@ -113,8 +113,8 @@ func waiting(t *testing.T, c *roles.Cluster, world int) *dispatch.Future {
 
 func TestAProcessEndsByItself(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	c := create(t, tr.driver(t, roles.Config{}), players("train", 2, 0))
+	tr := startHead(t, false)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec("train", 2, 0))
 	_, err := c.Call(patient(t), "exit", 1)
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
@@ -124,14 +124,14 @@ func TestAProcessEndsByItself(t *testing.T) {
 
 func TestAProcessThatDoesNotStart(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	tries := map[string]struct {
 		change func(*roles.Spec)
 		want   string
 	}{
-		"constructor": {func(s *roles.Spec) { s.Config = playerConfig{Fails: []int{1}} }, "tired"},
-		"exit":        {func(s *roles.Spec) { s.Config = playerConfig{Exits: []int{1}} }, "exited with code 7; last line of output: no more room here"},
+		"constructor": {func(s *roles.Spec) { s.Config = testWorkerConfig{Fails: []int{1}} }, "tired"},
+		"exit":        {func(s *roles.Spec) { s.Config = testWorkerConfig{Exits: []int{1}} }, "exited with code 7; last line of output: no more room here"},
 		"program":     {func(s *roles.Spec) { s.Process.Command = []string{"/not/there/at-all"} }, "/not/there/at-all"},
 		"folder":      {func(s *roles.Spec) { s.Process.Dir = "/not/there" }, "/not/there"},
 		"class":       {func(s *roles.Spec) { s.Class = "nobody" }, "nobody"},
@@ -141,7 +141,7 @@ func TestAProcessThatDoesNotStart(t *testing.T) {
 		"policy":      {func(s *roles.Spec) { s.Process.Policy = "again" }, `Policy "again" is unknown`},
 	}
 	for name, try := range tries {
-		spec := players("train", 2, placement.Wholes(1))
+		spec := workerSpec("train", 2, placement.Wholes(1))
 		try.change(&spec)
 		_, err := rt.Create(patient(t), spec)
 		require.ErrorContains(t, err, try.want, name)
@@ -152,10 +152,10 @@ func TestAProcessThatDoesNotStart(t *testing.T) {
 
 func TestRestartARank(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	failures := make(chan roles.Failure, 10)
-	spec := players("infer", 3, placement.Wholes(1))
+	spec := workerSpec("infer", 3, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, 2
 	spec.OnFailure = func(f roles.Failure) { failures <- f }
 	c := create(t, rt, spec)
@@ -185,8 +185,8 @@ func TestRestartARank(t *testing.T) {
 
 func TestRestartARole(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	spec := players("train", 3, placement.Wholes(1))
+	tr := startHead(t, false)
+	spec := workerSpec("train", 3, placement.Wholes(1))
 	spec.Process.Policy = roles.RestartRole
 	c := create(t, tr.driver(t, roles.Config{}), spec)
 	before, err := roles.CallEach[int](patient(t), c, "pid")
@@ -216,8 +216,8 @@ func TestRestartARole(t *testing.T) {
 
 func TestIgnoreAWorkersEnd(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	spec := players("infer", 3, 0)
+	tr := startHead(t, false)
+	spec := workerSpec("infer", 3, 0)
 	spec.Process.Policy = roles.Ignore
 	c := create(t, tr.driver(t, roles.Config{}), spec)
 	_, err := c.Call(patient(t), "exit", 1)
@@ -228,12 +228,12 @@ func TestIgnoreAWorkersEnd(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestLaidOver(t *testing.T) {
+func TestSharedDevices(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	train := create(t, rt, players("train", 4, placement.Wholes(1)))
-	spec := players("infer", 1, placement.Wholes(4))
+	train := create(t, rt, workerSpec("train", 4, placement.Wholes(1)))
+	spec := workerSpec("infer", 1, placement.Wholes(4))
 	spec.Process.Over = "train"
 	infer := create(t, rt, spec)
 	require.Equal(t, []int{0, 1, 2, 3}, infer.Record().Placements[0].Devices)
@@ -245,12 +245,12 @@ func TestLaidOver(t *testing.T) {
 
 func TestADriversReservation(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	held, err := rt.Reserve(patient(t), placement.Request{ID: "nodes", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Wholes(4)}), Strategy: placement.StrictSpread})
 	require.NoError(t, err)
 	create2 := func(name string, devices ...int) *roles.Cluster {
-		spec := players(name, 2, 0)
+		spec := workerSpec(name, 2, 0)
 		spec.Process.Needs = placement.Request{Colocate: "nodes", Mapping: &placement.Mapping{Devices: devices}}
 		return create(t, rt, spec)
 	}
@@ -258,7 +258,7 @@ func TestADriversReservation(t *testing.T) {
 	require.Equal(t, "n-1", a.Record().Placements[1].Node)
 	require.Equal(t, []int{0, 1}, b.Record().Placements[0].Devices)
 	_, err = rt.Create(patient(t), func() roles.Spec {
-		s := players("c", 1, placement.Wholes(1))
+		s := workerSpec("c", 1, placement.Wholes(1))
 		s.Process.PlaceTimeout = 300 * time.Millisecond
 		return s
 	}())
@@ -272,9 +272,9 @@ func TestADriversReservation(t *testing.T) {
 
 // The owned roles of a killed driver are destroyed, with processes and reservations; its detached role stays and can be
 // called.
-func TestTheDriverOfProcessesDies(t *testing.T) {
+func TestDriverOfProcessesIsKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rest := tr.driver(t, roles.Config{Lease: time.Second})
 	driver, stdout := spawn(t, "own", tr.server.URL())
 	line, err := stdout.ReadString('\n')
@@ -305,8 +305,8 @@ func TestTheDriverOfProcessesDies(t *testing.T) {
 
 func TestTheAgentIsKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, true)
-	c := create(t, tr.driver(t, roles.Config{}), players("train", 2, placement.Wholes(1)))
+	tr := startHead(t, true)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec("train", 2, placement.Wholes(1)))
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	f := waiting(t, c, 2)
@@ -323,12 +323,12 @@ func TestTheAgentIsKilled(t *testing.T) {
 // Harm forbidden: a start whose agent was killed lasts for the whole StartTimeout.
 func TestTheAgentIsKilledAtTheStart(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, true)
+	tr := startHead(t, true)
 	rt := tr.driver(t, roles.Config{})
-	spec := players("train", 2, placement.Wholes(1))
+	spec := workerSpec("train", 2, placement.Wholes(1))
 	spec.StartTimeout = time.Minute
 	file := filepath.Join(t.TempDir(), "begun")
-	spec.Config = playerConfig{Hangs: file}
+	spec.Config = testWorkerConfig{Hangs: file}
 	errCh := make(chan error, 1)
 	go func() {
 		_, err := rt.Create(context.Background(), spec)
@@ -347,8 +347,8 @@ func TestTheAgentIsKilledAtTheStart(t *testing.T) {
 
 func TestAFrozenWorker(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	c := create(t, tr.driver(t, roles.Config{LostAfter: 2 * time.Second}), players("train", 2, 0))
+	tr := startHead(t, false)
+	c := create(t, tr.driver(t, roles.Config{LostAfter: 2 * time.Second}), workerSpec("train", 2, 0))
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	time.Sleep(2 * time.Second) // so that the driver has listened for long enough to judge
@@ -361,12 +361,12 @@ func TestAFrozenWorker(t *testing.T) {
 // Unrelated roles start and end concurrently.
 func TestManyRolesAtOnce(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	var group sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d"} {
 		group.Go(func() {
-			c, err := rt.Create(context.Background(), players(name, 2, placement.Wholes(1)))
+			c, err := rt.Create(context.Background(), workerSpec(name, 2, placement.Wholes(1)))
 			if err == nil {
 				_, err = c.Call(patient(t), "pid")
 			}
@@ -385,9 +385,9 @@ func TestManyRolesAtOnce(t *testing.T) {
 // Workers are added and removed while the others work, and attached drivers see the new size.
 func TestGrowAndShrink(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	spec := players("infer", 2, placement.Wholes(1))
+	spec := workerSpec("infer", 2, placement.Wholes(1))
 	spec.Process.PlaceTimeout = 300 * time.Millisecond
 	c := create(t, rt, spec)
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
@@ -440,10 +440,10 @@ func TestGrowAndShrink(t *testing.T) {
 // The driver sees the workers' output: complete after a flush, repeated lines merged, up to the last line.
 func TestOutputIsShown(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	var out safeBuffer
-	spec := players("train", 3, 0)
+	spec := workerSpec("train", 3, 0)
 	spec.Process.Output = &out
 	c := create(t, rt, spec)
 	_, err := c.Call(patient(t), "say", "all of us")
@@ -467,11 +467,11 @@ func TestOutputIsShown(t *testing.T) {
 }
 
 // Orphan processes are killed, and no others.
-func TestStraysAreEnded(t *testing.T) {
+func TestOrphanProcessesAreKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	kept, lost := create(t, rt, players("kept", 1, 0)), create(t, rt, players("lost", 2, 0))
+	kept, lost := create(t, rt, workerSpec("kept", 1, 0)), create(t, rt, workerSpec("lost", 2, 0))
 	pids, err := roles.CallEach[int](patient(t), lost, "pid")
 	require.NoError(t, err)
 	ended, err := roles.KillOrphanProcesses(patient(t), tr.bus, 0)
@@ -492,11 +492,11 @@ func TestStraysAreEnded(t *testing.T) {
 // The workers run in a copy of the driver's folder, also after a restart.
 func TestAShippedFolder(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	folder := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "weights.txt"), []byte("0.5"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "large.bin"), []byte("no"), 0o600))
-	spec := players("train", 2, placement.Wholes(1))
+	spec := workerSpec("train", 2, placement.Wholes(1))
 	spec.Process.Ship, spec.Process.Exclude, spec.Process.Policy = folder, []string{"*.bin"}, roles.RestartRank
 	c := create(t, tr.driver(t, roles.Config{}), spec)
 	for range 2 {
@@ -527,21 +527,21 @@ func bind(t *testing.T, port string) error {
 }
 
 // Harm forbidden: a child process of a worker runs as the same worker.
-func TestAWorkersChildIsNoWorker(t *testing.T) {
+func TestChildOfAWorkerIsNoWorker(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	c := create(t, tr.driver(t, roles.Config{}), players("train", 1, placement.Wholes(1)))
+	tr := startHead(t, false)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec("train", 1, placement.Wholes(1)))
 	env, err := roles.Call[map[string]string](patient(t), c, "env", []string{nodes.AssignmentEnv, "RANK"})
 	require.NoError(t, err)
 	require.Equal(t, map[string]string{"RANK": "0"}, env, "the worker's variables are not inherited")
 }
 
 // Harm forbidden: Grow of a role that another driver is destroying leaves workers behind.
-func TestGrowARoleThatIsTakenDown(t *testing.T) {
+func TestGrowDuringDestroy(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	c := create(t, rt, players("infer", 1, placement.Wholes(1)))
+	c := create(t, rt, workerSpec("infer", 1, placement.Wholes(1)))
 	other := tr.driver(t, roles.Config{})
 	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "another driver has begun")
 	require.ErrorIs(t, c.Grow(patient(t), 1), bus.ErrConflict)
@@ -560,13 +560,13 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 }
 
 // Harm forbidden: a blocked Output or OnFailure prevents the end of the role.
-func TestADriverThatDoesNotListen(t *testing.T) {
+func TestBlockedOutputAndCallback(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	goCh := make(chan struct{})
 	t.Cleanup(func() { close(goCh) })
-	spec := players("train", 2, 0)
+	spec := workerSpec("train", 2, 0)
 	spec.Process.Output = stuckWriter{goCh}
 	spec.OnFailure = func(roles.Failure) { <-goCh }
 	c := create(t, rt, spec)

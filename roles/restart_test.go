@@ -19,7 +19,7 @@ import (
 
 // restartable is a role whose lost workers are replaced, after a pause for the test to observe.
 func restartable(name string, world int, policy roles.Policy, pause time.Duration) roles.Spec {
-	spec := players(name, world, placement.Wholes(1))
+	spec := workerSpec(name, world, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Backoff, spec.Process.MaxBackoff = policy, pause, pause
 	return spec
 }
@@ -40,10 +40,10 @@ func kill(t *testing.T, c *roles.Cluster, rank int) {
 // once; and the registry says that the role is restarting.
 func TestCallsWaitForARestart(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	c := create(t, rt, restartable("infer", 3, roles.RestartRank, 1500*time.Millisecond))
-	router := create(t, rt, players("router", 1, 0))
+	router := create(t, rt, workerSpec("router", 1, 0))
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	ask := func() ([]any, error) {
 		v, err := router.Call(patient(t), "ask", c.Handle())
@@ -75,6 +75,10 @@ func TestCallsWaitForARestart(t *testing.T) {
 	require.NoError(t, err)
 	require.Less(t, time.Since(begun), time.Second, "other ranks take calls meanwhile")
 
+	require.Eventually(t, func() bool { // a call that is sent before the process knows of the loss fails with it
+		ranks, err := router.Call(patient(t), "restarting_ranks", c.Handle())
+		return err == nil && len(ranks.([]any)) > 0 && len(other.Restarting()) > 0
+	}, time.Second, time.Millisecond)
 	asked := make(chan error, 1)
 	go func() { _, err := ask(); asked <- err }()
 	attached := make(chan error, 1)
@@ -107,7 +111,7 @@ func TestCallsWaitForARestart(t *testing.T) {
 // Calls that wait for a restart that fails get its error.
 func TestCallsWaitForARestartThatFails(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	spec := restartable("infer", 2, roles.RestartRank, 500*time.Millisecond)
 	spec.Process.Dir = t.TempDir()
@@ -126,7 +130,7 @@ func TestCallsWaitForARestartThatFails(t *testing.T) {
 // Replayed calls reach a restarted worker before it is ready.
 func TestReplayOnARestartedWorker(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	c := create(t, rt, restartable("infer", 2, roles.RestartRank, 10*time.Millisecond))
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
@@ -157,7 +161,7 @@ func TestReplayOnARestartedWorker(t *testing.T) {
 }
 
 // drain does what `troupe drain` does.
-func (tr *troupe) drain(t *testing.T, node, why string) {
+func (tr *testHead) drain(t *testing.T, node, why string) {
 	t.Helper()
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
@@ -183,7 +187,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 	for _, policy := range []roles.Policy{roles.RestartRank, roles.RestartRole} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()
-			tr := startTroupe(t, false)
+			tr := startHead(t, false)
 			rt := tr.driver(t, roles.Config{})
 			spec := restartable("infer", 4, policy, 10*time.Millisecond)
 			spec.Process.Needs.Strategy = placement.Spread
@@ -239,7 +243,7 @@ func TestDrainFailsARoleWithTheReason(t *testing.T) {
 	for name, change := range tries {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tr := startTroupe(t, false)
+			tr := startHead(t, false)
 			rt := tr.driver(t, roles.Config{})
 			spec := restartable("infer", 2, roles.RestartRank, 10*time.Millisecond)
 			change(&spec)
@@ -267,7 +271,7 @@ func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tr := startTroupe(t, false)
+			tr := startHead(t, false)
 			rest := tr.driver(t, roles.Config{Lease: time.Second})
 			driver := start(t, "detach", tr.server.URL())
 			line, err := driver.stdout.ReadString('\n')
@@ -291,7 +295,7 @@ func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 // The head restarts the workers of a detached role without a driver.
 func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: time.Second})
 	require.NoError(t, err)
@@ -323,7 +327,7 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 // A call whose arguments only its driver has cannot be replayed by the head: the role fails with that cause.
 func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: time.Second})
 	require.NoError(t, err)
@@ -343,7 +347,7 @@ func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 // The head restarts the workers of a disconnected driver once; the driver continues with the new workers.
 func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	line := bustest.NewFaults(tr.server)
 	b := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
@@ -378,7 +382,7 @@ func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 // A restart whose process dies is taken over by another process.
 func TestARestartIsTakenOver(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	line := bustest.NewFaults(tr.server)
 	b := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
@@ -409,9 +413,9 @@ func TestARestartIsTakenOver(t *testing.T) {
 // released.
 func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, true, agentLease+"=1m")
+	tr := startHead(t, true, agentLease+"=1m")
 	rt := tr.driver(t, roles.Config{LostAfter: 2 * time.Second})
-	c := create(t, rt, players("train", 2, placement.Wholes(1)))
+	c := create(t, rt, workerSpec("train", 2, placement.Wholes(1)))
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	all := append([]int{tr.agent}, pids...)

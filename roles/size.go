@@ -16,6 +16,7 @@ func (c *Cluster) applyMesh(rec RoleRecord) {
 	c.shape.Store(&dispatch.Group{
 		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.liveness.generations, Gate: &c.gate,
 	})
+	c.liveness.notifyChanged()
 }
 
 // Grow adds n workers to a role of processes, with a reservation of their own, as its last ranks: more data-parallel
