@@ -179,7 +179,7 @@ func TestOutageEndsNoRole(t *testing.T) {
 	ranks, err := dispatch.AwaitEach[int](patient(t), f)
 	require.NoError(t, err, "a call during the outage")
 	require.Equal(t, []int{0, 1}, ranks)
-	time.Sleep(lease + time.Second) // now somebody could have been judged
+	time.Sleep(lease + time.Second) // an expired lease would have counted by now
 	_, err = seen.ExecuteAll(patient(t), "rank")
 	require.NoError(t, err)
 	require.Equal(t, roles.RoleReady, rolesOf(t, other)["actors"].State)

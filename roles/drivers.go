@@ -68,7 +68,7 @@ type driver struct {
 	again   time.Time // when ending its lease may be retried
 }
 
-// driverMonitor is a running DriverWatch. Its goroutine owns all fields but the channels and reach.
+// driverMonitor is a running DriverWatch. Its goroutine owns all fields but the channels and uptime.
 type driverMonitor struct {
 	DriverWatch
 	newsCh   chan leaseEvent

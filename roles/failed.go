@@ -63,8 +63,8 @@ func (c *Cluster) killFailedOnce() (done bool, _ error) {
 // workersByNode is the processes of a role by node: the current ones, and the replaced ones.
 func (r RoleRecord) workersByNode() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
-	for rank, seat := range r.Placements {
-		out[seat.Node] = append(out[seat.Node], r.workerID(rank))
+	for rank, placed := range r.Placements {
+		out[placed.Node] = append(out[placed.Node], r.workerID(rank))
 	}
 	for node, ids := range r.replacedByNode() {
 		out[node] = append(out[node], ids...)

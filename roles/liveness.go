@@ -64,8 +64,8 @@ func newLiveness(c *Cluster) *liveness {
 	for len(l.beats) < len(c.rec.Placements) { // ranks that are being added or removed
 		l.beats = append(l.beats, rankState{})
 	}
-	for rank, seat := range c.rec.Placements {
-		l.beats[rank].Gen = seat.Gen
+	for rank, placed := range c.rec.Placements {
+		l.beats[rank].Gen = placed.Gen
 	}
 	l.publishGensLocked()
 	if c.origin != created { // workers of a role that is being created do not beat yet
@@ -274,12 +274,12 @@ func (l *liveness) resize(world int) {
 }
 
 // applyPlacements applies the generations of the registry where they are newer.
-func (l *liveness) applyPlacements(seats []RankPlacement) {
+func (l *liveness) applyPlacements(placements []RankPlacement) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for rank, seat := range seats {
-		if l.beats[rank].Gen < seat.Gen {
-			l.beats[rank] = rankState{Beat: actors.Beat{Rank: rank, Gen: seat.Gen}}
+	for rank, placed := range placements {
+		if l.beats[rank].Gen < placed.Gen {
+			l.beats[rank] = rankState{Beat: actors.Beat{Rank: rank, Gen: placed.Gen}}
 		}
 	}
 	l.publishGensLocked()

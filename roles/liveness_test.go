@@ -107,7 +107,7 @@ func TestAFailedDetachedRole(t *testing.T) {
 func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	t.Parallel()
 	srv, probe, driver, c := detached(t)
-	ep, err := bustest.Open(t, bus.Config{InProcess: srv}).Endpoint("default") // somebody who only calls
+	ep, err := bustest.Open(t, bus.Config{InProcess: srv}).Endpoint("default") // a caller without a runtime
 	require.NoError(t, err)
 	group := &dispatch.Group{Endpoint: ep, To: c.Record().Address(), Mesh: c.Record().Mesh, MeshName: "main"}
 	require.NoError(t, driver.Close(patient(t)))

@@ -15,7 +15,7 @@ const moveWait = 15 * time.Second
 
 // move places ranks of a restart on other nodes if theirs must be avoided: only those ranks, with a reservation of
 // their own, or with RestartRole the whole role with new reservations.
-func (c *Cluster) move(ctx context.Context, recipe *startParams) error {
+func (c *Cluster) move(ctx context.Context, params *startParams) error {
 	rec := c.Record()
 	r := rec.Restart
 	var ranks []int
@@ -27,17 +27,17 @@ func (c *Cluster) move(ctx context.Context, recipe *startParams) error {
 	if len(ranks) == 0 && len(rec.Reservations) > 0 {
 		return nil
 	}
-	if why := recipe.fixed(rec, ranks, r.Avoid); why != "" {
+	if why := params.fixed(rec, ranks, r.Avoid); why != "" {
 		return bus.Errorf(bus.CodeRefused, "moving to another node is impossible: %s", why)
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(moveWait, recipe.PlaceTimeout))
+	ctx, cancel := context.WithTimeout(ctx, min(moveWait, params.PlaceTimeout))
 	defer cancel()
 	at := rec.Placements[0].Node
 	var err error
 	if rec.Policy == RestartRole {
-		err = c.moveAll(ctx, recipe)
+		err = c.moveAll(ctx, params)
 	} else {
-		err = c.moveSome(ctx, recipe, ranks)
+		err = c.moveSome(ctx, params, ranks)
 	}
 	if err != nil {
 		return err
@@ -77,17 +77,17 @@ func (r *startParams) bundle(rank int) placement.Bundle {
 }
 
 // moveSome reserves for some ranks elsewhere. Their old reservations are released when no rank uses them.
-func (c *Cluster) moveSome(ctx context.Context, recipe *startParams, ranks []int) error {
+func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int) error {
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
 	}
 	rec := c.Record()
-	request := recipe.restartProcess().request(rec)
+	request := params.restartProcess().request(rec)
 	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
 	request.Mapping, request.PerInstance, request.FirstRank, request.Bundles = nil, 0, ranks[0], nil
 	for _, rank := range ranks {
-		request.Bundles = append(request.Bundles, recipe.bundle(rank))
+		request.Bundles = append(request.Bundles, params.bundle(rank))
 	}
 	got, err := client.Reserve(ctx, request)
 	if err != nil {
@@ -97,16 +97,16 @@ func (c *Cluster) moveSome(ctx context.Context, recipe *startParams, ranks []int
 		got.Workers[i].Rank = ranks[i]
 	}
 	return c.alterRestart(ctx, func(r *RoleRecord) {
-		for i, seat := range placementsOf(r.Name, got.Workers) {
-			seat.Gen, seat.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
-			r.Placements[ranks[i]] = seat
+		for i, placed := range placementsOf(r.Name, got.Workers) {
+			placed.Gen, placed.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
+			r.Placements[ranks[i]] = placed
 		}
 		r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
 	})
 }
 
 // moveAll releases the reservations of the role, whose workers have all exited, and reserves again.
-func (c *Cluster) moveAll(ctx context.Context, recipe *startParams) error {
+func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
@@ -122,27 +122,27 @@ func (c *Cluster) moveAll(ctx context.Context, recipe *startParams) error {
 	if err != nil {
 		return err
 	}
-	request := recipe.restartProcess().request(rec)
+	request := params.restartProcess().request(rec)
 	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
 	if n := len(request.Bundles); n > 1 && n != rec.World { // resized
 		request.Bundles = nil
 		for rank := range rec.World {
-			request.Bundles = append(request.Bundles, recipe.bundle(rank))
+			request.Bundles = append(request.Bundles, params.bundle(rank))
 		}
 	}
 	instances, err := request.Instances()
 	if err != nil {
 		return err
 	}
-	var seats []RankPlacement
+	var placements []RankPlacement
 	for i, one := range instances {
 		got, err := client.Reserve(ctx, one)
 		if err != nil {
 			return bus.Errorf(bus.CodeOf(err), "the other nodes have no room for the role: %w", err)
 		}
-		for _, seat := range placementsOf(c.Name(), got.Workers) {
-			seat.Reservation = i
-			seats = append(seats, seat)
+		for _, placed := range placementsOf(c.Name(), got.Workers) {
+			placed.Reservation = i
+			placements = append(placements, placed)
 		}
 		if err := c.alterRestart(ctx, func(r *RoleRecord) {
 			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
@@ -151,10 +151,10 @@ func (c *Cluster) moveAll(ctx context.Context, recipe *startParams) error {
 		}
 	}
 	return c.alterRestart(ctx, func(r *RoleRecord) {
-		for rank := range seats {
-			seats[rank].Gen = r.Placements[rank].Gen
+		for rank := range placements {
+			placements[rank].Gen = r.Placements[rank].Gen
 		}
-		r.Placements = seats
+		r.Placements = placements
 	})
 }
 

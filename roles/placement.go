@@ -29,7 +29,7 @@ type ReservationRef struct {
 
 // placementsOf is the placements of a reservation's workers, by rank.
 func placementsOf(role string, workers []placement.Worker) []RankPlacement {
-	seats := make([]RankPlacement, len(workers))
+	placements := make([]RankPlacement, len(workers))
 	for i, w := range workers {
 		s := RankPlacement{Node: w.Node, NodeRank: w.NodeRank, Name: w.Name(role), Devices: w.Devices}
 		for _, slot := range w.Slots {
@@ -40,9 +40,9 @@ func placementsOf(role string, workers []placement.Worker) []RankPlacement {
 				}
 			}
 		}
-		seats[i] = s
+		placements[i] = s
 	}
-	return seats
+	return placements
 }
 
 // rankEnvironments computes the environment of a role's processes.
@@ -54,9 +54,9 @@ type rankEnvironments struct {
 
 func (r RoleRecord) rankEnvironments() rankEnvironments {
 	s := rankEnvironments{rec: r, nodeRank: map[string]int{}, onNode: map[string]int{}}
-	for _, seat := range r.Placements {
-		if s.onNode[seat.Node]++; s.onNode[seat.Node] == 1 {
-			s.nodeRank[seat.Node] = len(s.nodeRank)
+	for _, placed := range r.Placements {
+		if s.onNode[placed.Node]++; s.onNode[placed.Node] == 1 {
+			s.nodeRank[placed.Node] = len(s.nodeRank)
 		}
 	}
 	return s
@@ -64,14 +64,14 @@ func (r RoleRecord) rankEnvironments() rankEnvironments {
 
 // environment is a rank's own. LOCAL_RANK is 0, because a worker sees only its own devices.
 func (s rankEnvironments) environment(rank int, lateRendezvous bool) map[string]string {
-	seat := s.rec.Placements[rank]
-	env := map[string]string{"CLUSTER_NAME": s.rec.Name, "WORKER_NAME": seat.Name}
+	placed := s.rec.Placements[rank]
+	env := map[string]string{"CLUSTER_NAME": s.rec.Name, "WORKER_NAME": placed.Name}
 	if lateRendezvous {
 		return env
 	}
 	env["RANK"], env["WORLD_SIZE"] = strconv.Itoa(rank), strconv.Itoa(s.rec.World)
-	env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"] = "0", strconv.Itoa(s.onNode[seat.Node])
-	env["NODE_RANK"] = strconv.Itoa(s.nodeRank[seat.Node])
+	env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"] = "0", strconv.Itoa(s.onNode[placed.Node])
+	env["NODE_RANK"] = strconv.Itoa(s.nodeRank[placed.Node])
 	if host, port, err := net.SplitHostPort(s.rec.Master); err == nil {
 		env["MASTER_ADDR"], env["MASTER_PORT"] = host, port
 	}

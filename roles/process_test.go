@@ -162,7 +162,7 @@ func TestRestartARank(t *testing.T) {
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	_, err := c.Call(patient(t), "add", 5)
 	require.NoError(t, err)
-	seats := c.Record().Placements
+	placements := c.Record().Placements
 	for n := range 2 {
 		_, err = c.Call(patient(t), "exit", 1)
 		require.ErrorIs(t, err, bus.ErrWorkerLost)
@@ -175,7 +175,7 @@ func TestRestartARank(t *testing.T) {
 		}
 		rec := rolesOf(t, rt)["infer"]
 		require.Equal(t, uint32(n+1), rec.Placements[1].Gen)
-		require.Equal(t, seats[1].UUIDs, rec.Placements[1].UUIDs)
+		require.Equal(t, placements[1].UUIDs, rec.Placements[1].UUIDs)
 	}
 	_, err = c.Call(patient(t), "exit", 2)
 	require.Error(t, err)

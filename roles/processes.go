@@ -112,15 +112,15 @@ func (c *Cluster) reserve(ctx context.Context) error {
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
 	}
-	var seats []RankPlacement
+	var placements []RankPlacement
 	for i, one := range instances {
 		got, err := c.reserveOne(ctx, client, one)
 		if err != nil {
 			return err
 		}
-		for _, seat := range placementsOf(c.Name(), got.Workers) {
-			seat.Reservation = i
-			seats = append(seats, seat)
+		for _, placed := range placementsOf(c.Name(), got.Workers) {
+			placed.Reservation = i
+			placements = append(placements, placed)
 		}
 		if err := c.edit(ctx, func(r *RoleRecord) {
 			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
@@ -128,7 +128,7 @@ func (c *Cluster) reserve(ctx context.Context) error {
 			return err
 		}
 	}
-	return c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Policy = seats, c.spec.Process.Policy })
+	return c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Policy = placements, c.spec.Process.Policy })
 }
 
 func (c *Cluster) reserveOne(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
@@ -208,7 +208,7 @@ func (c *Cluster) launch(ctx context.Context, ranks []int, rec RoleRecord) error
 
 func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, rec RoleRecord, around rankEnvironments) error {
 	node, held := at.node, rec.Reservations[at.reservation]
-	recipe, err := c.loadStartParams(ctx, rec)
+	params, err := c.loadStartParams(ctx, rec)
 	if err != nil {
 		return err
 	}
@@ -217,12 +217,12 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 	c.mu.Unlock()
 	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
 	for _, rank := range ranks {
-		assignment, err := wire.Marshal(recipe.assignment(rec, rank))
+		assignment, err := wire.Marshal(params.assignment(rec, rank))
 		if err != nil {
 			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
-			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, recipe.LateRendezvous),
+			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params.LateRendezvous),
 			Devices: rec.Placements[rank].UUIDs, Share: rec.Placements[rank].Share, Assignment: assignment,
 		})
 	}

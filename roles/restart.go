@@ -400,7 +400,7 @@ func (c *Cluster) restart(rec RoleRecord, lost []loss, seen *restartSeen) (again
 		e.Node, e.Stack, e.Details = first.why.Node, first.why.Stack, first.why.Details
 		return e
 	}
-	recipe, err := c.loadStartParams(c.rt.ctx, rec)
+	params, err := c.loadStartParams(c.rt.ctx, rec)
 	if bus.CodeOf(err) == bus.CodeRefused {
 		if c.ownerAlive(rec) {
 			return c.waitAndRetry(), nil // the owner restarts them, or its lease ends
@@ -408,17 +408,17 @@ func (c *Cluster) restart(rec RoleRecord, lost []loss, seen *restartSeen) (again
 		return false, fails(err)
 	}
 	if err == nil {
-		err = c.beginRestart(rec, lost, first, recipe, seen)
+		err = c.beginRestart(rec, lost, first, params, seen)
 	}
 	switch {
 	case errors.Is(err, errTooManyRestarts):
 		why := *first.why
-		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, recipe.Restarts)
+		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, params.Restarts)
 		return false, &why
 	case err != nil: // the record has changed, or the write failed
 		return c.waitAndRetry(), nil
 	}
-	err = c.performRestart(recipe, lost)
+	err = c.performRestart(params, lost)
 	switch {
 	case err == nil || c.isOver() || c.rt.ctx.Err() != nil:
 		return false, nil
@@ -462,7 +462,7 @@ func (c *Cluster) ownerAlive(rec RoleRecord) bool {
 }
 
 // beginRestart writes into the record that this process restarts the ranks. The first writer wins.
-func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, recipe *startParams, seen *restartSeen) error {
+func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, params *startParams, seen *restartSeen) error {
 	avoid := c.nodesToAvoid(rec, lost)
 	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.evicted })
 	before := uint32(0)
@@ -488,7 +488,7 @@ func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, recipe *
 			return errReplaced
 		}
 		if counts {
-			if r.Restarts++; r.Restarts > recipe.Restarts {
+			if r.Restarts++; r.Restarts > params.Restarts {
 				return errTooManyRestarts
 			}
 			n = r.Restarts
@@ -498,11 +498,11 @@ func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, recipe *
 			r.Replaced = append(r.Replaced, ReplacedWorker{r.Placements[rank].Node, rank, r.Placements[rank].Gen})
 			r.Placements[rank].Gen = r.Generations
 		}
-		pause := recipe.restartProcess().pause(n)
+		pause := params.restartProcess().pause(n)
 		r.State, r.Since = RoleRestarting, time.Now().UTC()
 		r.Restart = &Restart{
-			Ranks: ranks, Gen: r.Generations, N: n, Of: recipe.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
-			Limit: pause + recipe.StartTimeout + restartMargin,
+			Ranks: ranks, Gen: r.Generations, N: n, Of: params.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
+			Limit: pause + params.StartTimeout + restartMargin,
 		}
 		return nil
 	})
@@ -531,9 +531,9 @@ func (c *Cluster) nodesToAvoid(rec RoleRecord, lost []loss) []string {
 	if err != nil {
 		return out // the launch reports the error
 	}
-	for _, seat := range rec.Placements {
-		if nodeIsLost(all, seat.Node) {
-			out = union(out, []string{seat.Node})
+	for _, placed := range rec.Placements {
+		if nodeIsLost(all, placed.Node) {
+			out = union(out, []string{placed.Node})
 		}
 	}
 	return out
@@ -546,7 +546,7 @@ func nodeIsLost(all []placement.NodeStatus, node string) bool {
 }
 
 // performRestart performs the restart in the record.
-func (c *Cluster) performRestart(recipe *startParams, lost []loss) error {
+func (c *Cluster) performRestart(params *startParams, lost []loss) error {
 	rec := c.Record()
 	r := rec.Restart
 	for _, rank := range r.Ranks {
@@ -570,12 +570,12 @@ func (c *Cluster) performRestart(recipe *startParams, lost []loss) error {
 		select {
 		case <-c.rt.ctx.Done():
 			return nil
-		case <-time.After(recipe.restartProcess().pause(r.N)):
+		case <-time.After(params.restartProcess().pause(r.N)):
 		}
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, recipe.StartTimeout)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, params.StartTimeout)
 	defer cancel()
-	err := c.replace(ctx, recipe)
+	err := c.replace(ctx, params)
 	if err == nil {
 		err = c.finishRestart(ctx, r.Gen)
 	}
@@ -598,14 +598,14 @@ func (c *Cluster) failOthers(r *Restart) {
 }
 
 // replace kills the old processes of the ranks and starts new ones, on the same nodes or on others.
-func (c *Cluster) replace(ctx context.Context, recipe *startParams) error {
+func (c *Cluster) replace(ctx context.Context, params *startParams) error {
 	if err := c.makeProgram(ctx); err != nil {
 		return err
 	}
 	if err := c.killReplaced(ctx); err != nil {
 		return err
 	}
-	if err := c.move(ctx, recipe); err != nil {
+	if err := c.move(ctx, params); err != nil {
 		return err
 	}
 	rec := c.Record()

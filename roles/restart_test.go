@@ -196,8 +196,8 @@ func TestDrainMovesWorkers(t *testing.T) {
 			before, err := roles.CallEach[int](patient(t), c, "pid")
 			require.NoError(t, err)
 			var moved []int
-			for rank, seat := range c.Record().Placements {
-				if seat.Node == "n-0" {
+			for rank, placed := range c.Record().Placements {
+				if placed.Node == "n-0" {
 					moved = append(moved, rank)
 				}
 			}
@@ -221,8 +221,8 @@ func TestDrainMovesWorkers(t *testing.T) {
 			eventually(t, "it is ready", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleReady })
 			rec := rolesOf(t, rt)["infer"]
 			require.Zero(t, rec.Restarts, "a drain does not count as a restart")
-			for _, seat := range rec.Placements {
-				require.Equal(t, "n-1", seat.Node)
+			for _, placed := range rec.Placements {
+				require.Equal(t, "n-1", placed.Node)
 			}
 			require.NoError(t, c.Destroy(patient(t)))
 			require.Empty(t, tr.reservations(t))

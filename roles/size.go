@@ -143,12 +143,12 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	held := ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over}
 	err = c.edit(ctx, func(r *RoleRecord) {
 		r.Generations++
-		seats := placementsOf(r.Name, got.Workers)
-		for i := range seats {
-			seats[i].Gen, seats[i].Reservation = r.Generations, len(r.Reservations)
+		placements := placementsOf(r.Name, got.Workers)
+		for i := range placements {
+			placements[i].Gen, placements[i].Reservation = r.Generations, len(r.Reservations)
 		}
 		r.Reservations = append(r.Reservations, held)
-		r.Placements = append(r.Placements[:r.World], seats...)
+		r.Placements = append(r.Placements[:r.World], placements...)
 	})
 	if err == nil {
 		return nil
