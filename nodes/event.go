@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 )
 
@@ -68,7 +69,7 @@ func Emit(b *bus.Bus, e Event) error {
 
 // CreateEventStream creates the stream that stores events; replicas as in bus.AllReplicas.
 func CreateEventStream(ctx context.Context, b *bus.Bus, replicas int) error {
-	_, err := b.OpenLogStream(ctx, eventStreamConfig(replicas))
+	_, err := stream.Open(ctx, b, eventStreamConfig(replicas))
 	return err
 }
 
@@ -86,7 +87,7 @@ func ReadEvents(ctx context.Context, b *bus.Bus, q EventQuery, f func(Event) err
 	if q.Namespace != "" {
 		filter = bus.Events(q.Namespace)
 	}
-	return readStream(ctx, b, eventStreamConfig(0), bus.LogStreamQuery{Subject: filter, Since: q.Since, Follow: q.Follow}, func(m bus.StoredMsg) error {
+	return readStream(ctx, b, eventStreamConfig(0), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
 		var e Event
 		if err := wire.Unmarshal(m.Data, &e); err != nil {
 			return bus.Errorf(bus.CodeMalformed, "the event on %s: %w", m.Subject, err)

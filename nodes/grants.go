@@ -16,11 +16,11 @@ const reportWait = 200 * time.Millisecond
 
 // reportProgress tracks which reports of running workers have been published.
 type reportProgress struct {
-	mu     sync.Mutex // guards what follows
-	asked  uint64     // calls of wait
-	read   uint64     // of those, the calls before the reading in progress
-	published   uint64     // of those, the calls before the last published reading
-	doneCh chan struct{}
+	mu        sync.Mutex // guards what follows
+	asked     uint64     // calls of wait
+	read      uint64     // of those, the calls before the reading in progress
+	published uint64     // of those, the calls before the last published reading
+	doneCh    chan struct{}
 }
 
 // begin is called before running workers are read.

@@ -23,14 +23,14 @@ type logFile struct {
 	// failedFunc is called with the first error, and again after a success.
 	failedFunc func(error)
 
-	file    *os.File
-	size    int64
-	buf     []byte // lines to write
-	lines   int    // in buf
-	lost    int    // lines that could not be written and are not yet mentioned in the file
-	torn    bool   // the last write was partial
-	retryAt time.Time
-	reported    bool
+	file     *os.File
+	size     int64
+	buf      []byte // lines to write
+	lines    int    // in buf
+	lost     int    // lines that could not be written and are not yet mentioned in the file
+	torn     bool   // the last write was partial
+	retryAt  time.Time
+	reported bool
 }
 
 // logPath is the path of a worker's log file.

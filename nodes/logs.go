@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 )
 
@@ -25,7 +26,7 @@ type LogQuery struct {
 func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) error {
 	once := lineFilter{since: q.Since, seen: map[WorkerID]uint64{}}
 	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
-	return readStream(ctx, b, logStreamConfig(), bus.LogStreamQuery{Subject: filter, Since: q.Since, Follow: q.Follow}, func(m bus.StoredMsg) error {
+	return readStream(ctx, b, logStreamConfig(), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
 		var p lineBatch
 		if err := wire.Unmarshal(m.Data, &p); err != nil {
 			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", m.Subject, err)
@@ -58,13 +59,21 @@ func (f lineFilter) lines(p lineBatch) (out []Line) {
 	return out
 }
 
-// readStream opens a stream and reads it; see bus.LogStream.Read.
-func readStream(ctx context.Context, b *bus.Bus, cfg bus.LogStreamConfig, q bus.LogStreamQuery, f func(bus.StoredMsg) error) error {
-	s, err := b.OpenLogStream(ctx, cfg)
-	if err != nil {
-		return err
+// readStream calls f with the selected messages of a stream; with follow it waits for later ones until ctx ends, which is
+// no error then.
+func readStream(ctx context.Context, b *bus.Bus, cfg stream.Config, o stream.ReadOptions, follow bool, f func(stream.Message) error) error {
+	s, err := stream.Open(ctx, b, cfg)
+	switch {
+	case err != nil:
+	case follow:
+		err = s.Follow(ctx, o, f)
+	default:
+		return s.Each(ctx, o, f)
 	}
-	return s.Read(ctx, q, f)
+	if follow && ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // Follower passes the output of a role's workers to its driver as it is printed.
@@ -98,7 +107,7 @@ func (w *Follower) run(ctx context.Context, f func(Line)) {
 	filter := bus.Logs(w.role.Namespace, w.role.Role, w.role.Incarnation, -1)
 	waits := (bus.Backoff{}).Start()
 	for ctx.Err() == nil {
-		err := readStream(ctx, w.client.b, logStreamConfig(), bus.LogStreamQuery{Subject: filter, Follow: true}, func(m bus.StoredMsg) error {
+		err := readStream(ctx, w.client.b, logStreamConfig(), stream.ReadOptions{Subject: filter}, true, func(m stream.Message) error {
 			var p lineBatch
 			if wire.Unmarshal(m.Data, &p) == nil { // a malformed message has no lines
 				for _, l := range once.lines(p) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 )
 
@@ -145,7 +146,7 @@ func (s *logUploader) close() {
 
 func (s *logUploader) run(ctx context.Context) {
 	defer close(s.doneCh)
-	var stream *bus.LogStream
+	opened := false
 	waits, pause := uploadBackoff.Start(), uploadDelay
 	for {
 		select {
@@ -156,17 +157,18 @@ func (s *logUploader) run(ctx context.Context) {
 		if err := s.waitForLines(ctx, pause); err != nil {
 			return
 		}
-		if stream == nil {
+		if !opened {
 			try, cancel := context.WithTimeout(ctx, uploadTimeout)
-			stream, _ = s.b.OpenLogStream(try, logStreamConfig()) // nil: retried
+			_, err := stream.Open(try, s.b, logStreamConfig())
+			opened = err == nil // otherwise retried
 			cancel()
 		}
-		if stream != nil && s.round(ctx, stream) {
+		if opened && s.round(ctx) {
 			pause = uploadDelay
 			waits.Reset()
 			continue
 		}
-		stream, pause = nil, waits.Next()
+		opened, pause = false, waits.Next()
 		wake(s.wakeCh)
 	}
 }
@@ -190,7 +192,7 @@ func (s *logUploader) waitForLines(ctx context.Context, d time.Duration) error {
 }
 
 // round stores one message of each worker with pending lines, and reports whether all were stored.
-func (s *logUploader) round(ctx context.Context, stream *bus.LogStream) bool {
+func (s *logUploader) round(ctx context.Context) bool {
 	s.mu.Lock()
 	var all []*pendingLines
 	for _, p := range s.pending {
@@ -203,7 +205,7 @@ func (s *logUploader) round(ctx context.Context, stream *bus.LogStream) bool {
 	for _, p := range all {
 		slots <- struct{}{}
 		group.Go(bus.Guard(func() {
-			okCh <- s.upload(ctx, stream, p)
+			okCh <- s.upload(ctx, p)
 			<-slots
 		}))
 	}
@@ -218,18 +220,18 @@ func (s *logUploader) round(ctx context.Context, stream *bus.LogStream) bool {
 }
 
 // upload stores the first pending lines of a worker.
-func (s *logUploader) upload(ctx context.Context, stream *bus.LogStream, p *pendingLines) bool {
+func (s *logUploader) upload(ctx context.Context, p *pendingLines) bool {
 	msg, taken := s.firstBatch(p)
 	data, err := wire.Marshal(msg)
 	if err == nil {
 		try, cancel := context.WithTimeout(ctx, uploadTimeout)
 		defer cancel()
-		seq, err := stream.Append(try, msg.ID.Address().Log(msg.ID.Rank), data)
+		ack, err := stream.Append(try, s.b, []*bus.Msg{{Subject: msg.ID.Address().Log(msg.ID.Rank), Data: data}}, "")
 		if err != nil {
 			return false
 		}
 		s.mu.Lock()
-		s.noteSequence(msg.ID.Address(), seq)
+		s.noteSequence(msg.ID.Address(), ack.Seq)
 		s.mu.Unlock()
 	}
 	s.mu.Lock() // stored, or impossible to encode
@@ -295,10 +297,10 @@ const (
 )
 
 // One replica: output is large, and the files of the nodes have it too.
-func logStreamConfig() bus.LogStreamConfig {
-	return bus.LogStreamConfig{Name: logStream, Subject: bus.Logs("", "", "", -1), MaxBytes: 256 << 20, MaxAge: 7 * 24 * time.Hour, Replicas: 1}
+func logStreamConfig() stream.Config {
+	return stream.Config{Lossy: true, Name: logStream, Subject: bus.Logs("", "", "", -1), MaxBytes: 256 << 20, MaxAge: 7 * 24 * time.Hour, Replicas: 1}
 }
 
-func eventStreamConfig(replicas int) bus.LogStreamConfig {
-	return bus.LogStreamConfig{Name: eventStream, Subject: bus.AllEvents(), MaxBytes: 16 << 20, MaxAge: 30 * 24 * time.Hour, Replicas: replicas}
+func eventStreamConfig(replicas int) stream.Config {
+	return stream.Config{Lossy: true, Name: eventStream, Subject: bus.AllEvents(), MaxBytes: 16 << 20, MaxAge: 30 * 24 * time.Hour, Replicas: replicas}
 }

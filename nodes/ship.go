@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 )
 
 const (
@@ -56,8 +57,8 @@ func (c *Client) Ship(ctx context.Context, folder string, excludes ...string) (s
 	return name, nil
 }
 
-func openFolders(ctx context.Context, b *bus.Bus) (*bus.ObjectStore, error) {
-	return b.OpenObjectStore(ctx, bus.ObjectStoreConfig{Name: folderBucket, MaxAge: folderLife, MaxBytes: foldersMost})
+func openFolders(ctx context.Context, b *bus.Bus) (*stream.ObjectStore, error) {
+	return stream.OpenObjectStore(ctx, b, stream.ObjectStoreConfig{Name: folderBucket, MaxAge: folderLife, MaxBytes: foldersMost})
 }
 
 // packFolder packs a folder: equal content gives equal bytes, independent of owner and times.

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/bus/stream"
 )
 
 // legacyStream is the prefix of the stream of a namespace's bucket in versions with one bucket per namespace.
@@ -18,15 +19,13 @@ const legacyStream = "KV_troupe_ns_"
 // deletes those buckets. Their drivers hold no lease that this version knows: their roles end unless they are detached.
 // A head calls it when it starts; an interrupted move is continued by the next call.
 func AdoptNamespaces(ctx context.Context, b *bus.Bus, log *slog.Logger) error {
-	names, err := b.StreamNames(ctx)
+	names, err := stream.Names(ctx, b, legacyStream)
 	if err != nil {
 		return fmt.Errorf("find the namespaces of an earlier version: %w", err)
 	}
 	var found []string
 	for _, name := range names {
-		if namespace, ok := strings.CutPrefix(name, legacyStream); ok {
-			found = append(found, namespace)
-		}
+		found = append(found, strings.TrimPrefix(name, legacyStream))
 	}
 	if len(found) == 0 {
 		return nil
@@ -71,5 +70,5 @@ func (g registry) adopt(ctx context.Context, b *bus.Bus) error {
 	} else if err != nil {
 		return err
 	}
-	return b.DeleteStream(ctx, legacyStream+g.namespace)
+	return stream.Delete(ctx, b, legacyStream+g.namespace)
 }

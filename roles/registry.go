@@ -161,3 +161,26 @@ func (rt *Runtime) DestroyAll(ctx context.Context) error {
 	}
 	return errors.Join(errs...)
 }
+
+// All lists the roles of every namespace, by key, for tools of operators. Records that cannot be decoded are skipped.
+func All(ctx context.Context, b *bus.Bus) ([]RoleRecord, error) {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return nil, err
+	}
+	entries, err := reg.kv.List(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	all := []RoleRecord{}
+	for _, e := range entries {
+		namespace, rest, _ := strings.Cut(e.Key, ".")
+		if !strings.HasPrefix(rest, roleKey("")) || bus.CheckName("namespace", namespace) != nil {
+			continue
+		}
+		if r, err := decodeRecord(e); err == nil {
+			all = append(all, r)
+		}
+	}
+	return all, nil
+}

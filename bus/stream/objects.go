@@ -1,4 +1,4 @@
-package bus
+package stream
 
 import (
 	"context"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
 )
 
 // ObjectStoreConfig describes a store of named byte strings.
@@ -22,18 +24,18 @@ type ObjectStore struct {
 }
 
 // OpenObjectStore opens a store, or creates it. An existing store keeps its limits.
-func (b *Bus) OpenObjectStore(ctx context.Context, cfg ObjectStoreConfig) (*ObjectStore, error) {
-	store, err := b.js.ObjectStore(ctx, cfg.Name)
+func OpenObjectStore(ctx context.Context, b *bus.Bus, cfg ObjectStoreConfig) (*ObjectStore, error) {
+	store, err := b.JetStream().ObjectStore(ctx, cfg.Name)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		store, err = b.js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: cfg.Name, TTL: cfg.MaxAge, MaxBytes: cfg.MaxBytes})
+		store, err = b.JetStream().CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: cfg.Name, TTL: cfg.MaxAge, MaxBytes: cfg.MaxBytes})
 	}
 	if err != nil {
-		return nil, Errorf(CodeUnavailable, "object store %s: %w", cfg.Name, err)
+		return nil, bus.Errorf(bus.CodeUnavailable, "object store %s: %w", cfg.Name, err)
 	}
 	return &ObjectStore{name: cfg.Name, store: store}, nil
 }
 
-// Size is the length of an object. The error is ErrNotFound when there is none of that name.
+// Size is the length of an object. The error is bus.ErrNotFound when there is none of that name.
 func (s *ObjectStore) Size(ctx context.Context, name string) (int64, error) {
 	info, err := s.store.GetInfo(ctx, name)
 	if err != nil {
@@ -50,7 +52,7 @@ func (s *ObjectStore) Put(ctx context.Context, name string, data []byte) error {
 	return nil
 }
 
-// Get reads an object. The error is ErrNotFound when there is none of that name.
+// Get reads an object. The error is bus.ErrNotFound when there is none of that name.
 func (s *ObjectStore) Get(ctx context.Context, name string) ([]byte, error) {
 	data, err := s.store.GetBytes(ctx, name)
 	if err != nil {
@@ -60,9 +62,9 @@ func (s *ObjectStore) Get(ctx context.Context, name string) ([]byte, error) {
 }
 
 func (s *ObjectStore) error(doing, name string, err error) error {
-	code := CodeUnavailable
+	code := bus.CodeUnavailable
 	if errors.Is(err, jetstream.ErrObjectNotFound) {
-		code = CodeNotFound
+		code = bus.CodeNotFound
 	}
-	return Errorf(code, "%s object %s in %s: %w", doing, name, s.name, err)
+	return bus.Errorf(code, "%s object %s in %s: %w", doing, name, s.name, err)
 }
