@@ -209,7 +209,7 @@ func TestNamedObjects(t *testing.T) {
 	err = c.CreateObject(patient(t), "engine", "actor", nil)
 	assert.ErrorIs(t, err, bus.ErrExists)
 	err = c.CreateObject(patient(t), "other", "nothing", nil)
-	assert.ErrorContains(t, err, `class "nothing" is not registered in this program; it has [actor]`)
+	assert.ErrorContains(t, err, `no class "nothing" in this program; it has [actor]`)
 	err = c.CreateObject(patient(t), "other", "actor", config{Fails: []int{1}})
 	assert.ErrorIs(t, err, errTired)
 	f, err = c.Go(patient(t), dispatch.Call{Method: "add", Args: []any{1}, Object: "nobody"})

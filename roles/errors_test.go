@@ -67,7 +67,7 @@ func TestErrorsOfInvalidUse(t *testing.T) {
 		{"everything at once, again", spec(roles.Spec{Name: "ä", Class: "!", QueueLimit: -1, StopGrace: -1}), bus.ErrInvalid,
 			"QueueLimit -1 must not be negative"},
 		{"unknown class", spec(roles.Spec{Name: "x", Class: "trainer", World: 1}), bus.ErrNotFound,
-			`class "trainer" is not registered in this program; it has [actor]`},
+			`no class "trainer" in this program; it has [actor]`},
 		{"a configuration that cannot travel", spec(roles.Spec{Name: "x", Class: "actor", World: 1, Config: func() {}}), bus.ErrInvalid,
 			`role "x": Config: encode func()`},
 		{"taken name", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
@@ -163,7 +163,7 @@ func TestStartFails(t *testing.T) {
 		assert.ErrorIs(t, err, bus.ErrPanic)
 		assert.ErrorContains(t, err, "actors[3] on ")
 		require.ErrorAs(t, err, &e)
-		assert.Contains(t, e.Stack, "stage_test.go")
+		assert.Contains(t, e.Stack, "localfixture_test.go")
 		assert.Zero(t, probe.living())
 
 		err = start(config{Hangs: []int{1, 3}}, roles.Spec{OwnConnections: own, StartTimeout: time.Second})

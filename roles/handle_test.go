@@ -138,7 +138,7 @@ func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
 	rt := open(t, roles.Config{Bus: b, Classes: []*actors.Class{probe.class()}, ClassFunc: found})
 	create(t, rt, roles.Spec{Name: "driver", Class: "sayer", World: 1})
 	_, err := rt.Create(patient(t), roles.Spec{Name: "x", Class: "nobody", World: 1})
-	assert.ErrorContains(t, err, `class "nobody" is not registered`)
+	assert.ErrorContains(t, err, `no class "nobody"`)
 	workers := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2, OwnConnections: true})
 
 	h, err := rt.Find(patient(t), "driver")

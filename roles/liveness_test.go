@@ -49,7 +49,7 @@ func TestAFailedWorkerFailsTheRole(t *testing.T) {
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
 	assert.Equal(t, 2, e.Rank)
-	assert.Contains(t, e.Stack, "stage_test.go")
+	assert.Contains(t, e.Stack, "localfixture_test.go")
 
 	_, err = seen.Call(patient(t), "rank")
 	assert.ErrorContains(t, err, "actors rank on "+node(t)+": the role failed because of rank 2: the worker failed: panic: boom")

@@ -72,7 +72,7 @@ func (l *Local) class(name string) (*actors.Class, error) {
 	if l.classFunc != nil {
 		return l.classFunc(name)
 	}
-	return nil, bus.Errorf(bus.CodeNotFound, "class %q is not registered in this program; it has %v", name, names)
+	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, names)
 }
 
 // spawn runs do in a goroutine that Close waits for, or returns an error after Close.

@@ -121,7 +121,7 @@ func joinRoles(records []roles.RoleRecord, workers []RoleWorkers) []Role {
 		if !heard {
 			w = RoleWorkers{Address: r.Address(), Ranks: []Rank{}}
 		}
-		out[i] = Role{Record: r, Workers: w}
+		out[i] = Role{RoleRecord: r, Workers: w}
 	}
 	return out
 }
