@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -256,7 +257,7 @@ func (a *Agent) pruneLogs() {
 func (a *Agent) logFailed(w *worker, err error) {
 	a.cfg.Logger.Error("nodes: writing a worker's log file failed", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
-		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
+		Kind: protocol.EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
 		Text: fmt.Sprintf("writing its output to %s failed; the worker continues: %v", w.log.path, err),
 	})
 }

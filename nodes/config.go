@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -49,9 +50,9 @@ type Config struct {
 	// RunningFunc returns the reservations under which workers run here; RunningCh, if set, signals a possible change.
 	// EndFunc receives grants that have ended: it kills the workers that run under exactly these tokens, and must not
 	// block. Zero: the report says nothing about workers, and no worker is killed.
-	RunningFunc func() []gpu.Running
+	RunningFunc func() []protocol.RunningGrant
 	RunningCh   <-chan struct{}
-	EndFunc     func([]gpu.Ended)
+	EndFunc     func([]protocol.KillOrder)
 	// reportedFunc is called when the last result of RunningFunc has been reported.
 	reportedFunc func()
 	// RegisteredFunc is called once, when the lease is acquired for the first time. It must not block.

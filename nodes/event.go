@@ -2,50 +2,16 @@ package nodes
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"time"
 
 	"troupe/bus"
 	"troupe/bus/stream"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 )
 
-// Kinds of events of this package and the head. Other packages have their own.
-const (
-	EventNodeJoined = "node_joined"
-	EventNodeLeft   = "node_left"
-	EventNodeLost   = "node_lost"
-	EventWorkerExit = "worker_exit"
-	EventLogsFailed = "logs_failed"
-)
-
-// Event is one line for the operator.
-type Event struct {
-	At        time.Time         `json:"at" msgpack:"at"` // zero: now
-	Kind      string            `json:"kind" msgpack:"kind"`
-	Namespace string            `json:"namespace,omitempty" msgpack:"namespace,omitempty"` // of a run; empty: of none
-	Role      string            `json:"role,omitempty" msgpack:"role,omitempty"`
-	Rank      *int              `json:"rank,omitempty" msgpack:"rank,omitempty"`
-	Node      string            `json:"node,omitempty" msgpack:"node,omitempty"`
-	Text      string            `json:"text" msgpack:"text"`
-	Details   map[string]string `json:"details,omitempty" msgpack:"details,omitempty"`
-}
-
-// String is the event for display, without its time.
-func (e Event) String() string {
-	words := []string{e.Kind}
-	switch {
-	case e.Role != "" && e.Rank != nil:
-		words = append(words, fmt.Sprintf("%s/%s/%d", e.Namespace, e.Role, *e.Rank))
-	case e.Role != "":
-		words = append(words, e.Namespace+"/"+e.Role)
-	}
-	if e.Node != "" {
-		words = append(words, "on "+e.Node)
-	}
-	return strings.Join(words, " ") + ": " + e.Text
-}
+// Event is one entry of the event stream that operators read.
+type Event = protocol.Event
 
 // Emit publishes an event and does not wait: an event is lost in an outage.
 func Emit(b *bus.Bus, e Event) error {

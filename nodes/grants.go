@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // reportWait is how long the answer to a stop waits for a report without the stopped workers. A later report only delays
@@ -73,9 +73,9 @@ const endedGrantsMost = 4096
 
 // runningGrants is the grants with worker processes, for the node's reports: from the moment a worker is added until its
 // whole tree is gone. Grants with devices come first.
-func (s *localNode) runningGrants() []gpu.Running {
+func (s *localNode) runningGrants() []protocol.RunningGrant {
 	s.reported.begin()
-	var list []gpu.Running
+	var list []protocol.RunningGrant
 	at := map[grant]int{}
 	for _, w := range s.all() {
 		l := &w.launch
@@ -87,13 +87,13 @@ func (s *localNode) runningGrants() []gpu.Running {
 		if !known {
 			i = len(list)
 			at[key] = i
-			list = append(list, gpu.Running{Reservation: l.Reservation, Token: l.Token, Namespace: w.ID.Namespace, Over: l.Over})
+			list = append(list, protocol.RunningGrant{Reservation: l.Reservation, Token: l.Token, Namespace: w.ID.Namespace, SharesWith: l.Over})
 		}
 		for _, uuid := range w.Devices {
 			list[i].Devices = withShare(list[i].Devices, uuid, cmp.Or(w.Share, wholeDevice))
 		}
 	}
-	slices.SortFunc(list, func(a, b gpu.Running) int {
+	slices.SortFunc(list, func(a, b protocol.RunningGrant) int {
 		return cmp.Or(
 			cmp.Compare(min(len(b.Devices), 1), min(len(a.Devices), 1)),
 			cmp.Compare(a.Reservation, b.Reservation),
@@ -104,13 +104,13 @@ func (s *localNode) runningGrants() []gpu.Running {
 }
 
 // withShare adds a worker's share of a device to those of its reservation, at most the whole device.
-func withShare(devices []gpu.DeviceShare, uuid string, milli int) []gpu.DeviceShare {
-	i, found := slices.BinarySearchFunc(devices, uuid, func(d gpu.DeviceShare, uuid string) int { return cmp.Compare(d.UUID, uuid) })
+func withShare(devices []protocol.DeviceShare, uuid string, milli int) []protocol.DeviceShare {
+	i, found := slices.BinarySearchFunc(devices, uuid, func(d protocol.DeviceShare, uuid string) int { return cmp.Compare(d.UUID, uuid) })
 	if found {
 		devices[i].Milli = min(devices[i].Milli+milli, wholeDevice)
 		return devices
 	}
-	return slices.Insert(devices, i, gpu.DeviceShare{UUID: uuid, Milli: min(milli, wholeDevice)})
+	return slices.Insert(devices, i, protocol.DeviceShare{UUID: uuid, Milli: min(milli, wholeDevice)})
 }
 
 // mayHaveProcesses reports whether processes of the worker may exist: it runs, or some survived SIGKILL.
@@ -126,7 +126,7 @@ func (w *worker) mayHaveProcesses() bool {
 // endGrants kills the workers that run under ended grants, and refuses later starts under them. It does not wait for
 // their exits, which the next report shows. It may be repeated, and ignores grants of the same reservation under
 // another token.
-func (s *localNode) endGrants(all []gpu.Ended) {
+func (s *localNode) endGrants(all []protocol.KillOrder) {
 	why := map[grant]string{}
 	s.mu.Lock()
 	for _, e := range all {

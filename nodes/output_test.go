@@ -15,6 +15,7 @@ import (
 
 	"troupe/bus/bustest"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 // lines is the stored lines.
@@ -153,7 +154,7 @@ func TestFullLogFolder(t *testing.T) {
 		kinds = append(kinds, e.Kind)
 		return nil
 	}))
-	require.Contains(t, kinds, nodes.EventLogsFailed)
-	require.Contains(t, kinds, nodes.EventWorkerExit)
+	require.Contains(t, kinds, protocol.protocol.EventLogsFailed)
+	require.Contains(t, kinds, protocol.protocol.EventWorkerExit)
 	s.stop()
 }

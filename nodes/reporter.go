@@ -14,6 +14,7 @@ import (
 	"troupe/bus/kv"
 	"troupe/bus/wire"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // Reporter registers a node and reports its state: a long lease for the grants on it, heartbeats for its liveness, and
@@ -48,7 +49,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		return ended(ctx, err)
 	}
 	run := &reporterRun{Config: r.cfg, session: r.session, kv: bucket, requestCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
-	run.stamp.Store(gpu.NotAsked)
+	run.stamp.Store(protocol.NoStamp)
 	for _, name := range []string{r.cfg.Name, ""} {
 		sub, err := r.cfg.Bus.Subscribe(bus.NodeAsk(name), func(m *bus.Msg) { run.requested(m.Data) })
 		if err != nil {
@@ -75,7 +76,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 // open opens the bucket of the leases, and retries while the server is unavailable or its disk is full.
 func (r *Reporter) open(ctx context.Context) (bucket *kv.Bucket, err error) {
 	err = bus.Retry(ctx, leaseBackoff, func() error {
-		bucket, err = kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+		bucket, err = kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 		if err != nil && !errors.Is(err, bus.ErrNoSpace) && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) {
 			return bus.Permanent(err)
 		}
@@ -116,7 +117,7 @@ type reporterRun struct {
 	group     sync.WaitGroup
 
 	lease  *kv.Lease
-	report gpu.Report
+	report protocol.Report
 	beats  int
 	unread string // error of the last reading; empty: it succeeded
 }
@@ -207,7 +208,7 @@ func (r *reporterRun) loop(ctx context.Context) error {
 
 // requested handles a request for the report. An empty one, of an older leader, wants the last report.
 func (r *reporterRun) requested(data []byte) {
-	var q gpu.Question
+	var q protocol.ReportRequest
 	if len(data) > 0 {
 		if err := wire.Unmarshal(data, &q); err != nil {
 			r.Logger.Warn("nodes: a malformed report request", "node", r.Name, "error", err)
@@ -235,11 +236,11 @@ func (r *reporterRun) runningChanged() bool {
 func (r *reporterRun) readRunning() {
 	r.report.Running, r.report.RunningComplete = nil, false
 	if r.RunningFunc != nil {
-		r.report.Running, r.report.RunningComplete = gpu.LimitRunning(r.RunningFunc())
+		r.report.Running, r.report.RunningComplete = protocol.LimitRunning(r.RunningFunc())
 	}
 }
 
-func sameRunning(a, b gpu.Running) bool {
+func sameRunning(a, b protocol.RunningGrant) bool {
 	return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
 }
 
@@ -279,7 +280,7 @@ func (r *reporterRun) read(ctx context.Context) error {
 			foreign[d.UUID] = found
 		}
 	}
-	r.report = gpu.Report{
+	r.report = protocol.Report{
 		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
 		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
@@ -315,7 +316,7 @@ func (r *reporterRun) reread(ctx context.Context) bool {
 }
 
 // differs reports whether something that decides on grants has changed. Readings such as the temperature do not count.
-func (r *reporterRun) differs(old gpu.Report) bool {
+func (r *reporterRun) differs(old protocol.Report) bool {
 	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
 		return true
 	}
@@ -327,14 +328,14 @@ func (r *reporterRun) differs(old gpu.Report) bool {
 
 // beat sends a heartbeat. The next one makes up for a lost one.
 func (r *reporterRun) beat(full bool) {
-	beat := gpu.Beat{Node: r.Name, Session: r.session}
+	beat := protocol.Heartbeat{Node: r.Name, Session: r.session}
 	if full {
 		beat.Report = &r.report
 	}
 	r.publish(beat)
 }
 
-func (r *reporterRun) publish(beat gpu.Beat) {
+func (r *reporterRun) publish(beat protocol.Heartbeat) {
 	data, err := wire.Marshal(beat)
 	if err == nil {
 		err = r.Bus.Publish(bus.NodeBeat(r.Name), data)
@@ -345,7 +346,7 @@ func (r *reporterRun) publish(beat gpu.Beat) {
 }
 
 // register acquires the lease, or regains the lost one, and retries until ctx ends. It uses nothing that the loop owns.
-func (r *reporterRun) register(ctx context.Context, lost *kv.Lease, report gpu.Report) (*kv.Lease, error) {
+func (r *reporterRun) register(ctx context.Context, lost *kv.Lease, report protocol.Report) (*kv.Lease, error) {
 	if lost != nil && lost.Regain(ctx) == nil {
 		return lost, nil
 	}
@@ -356,7 +357,7 @@ func (r *reporterRun) register(ctx context.Context, lost *kv.Lease, report gpu.R
 	said := false
 	var lease *kv.Lease
 	err = bus.Retry(ctx, leaseBackoff, func() error {
-		lease, err = r.kv.Lease(ctx, gpu.NodeKey(r.Name), value, r.Lease)
+		lease, err = r.kv.Lease(ctx, protocol.LeaseKey(r.Name), value, r.Lease)
 		switch {
 		case err == nil || ctx.Err() != nil:
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrRefused):
@@ -374,7 +375,7 @@ func (r *reporterRun) register(ctx context.Context, lost *kv.Lease, report gpu.R
 // holder describes the agent that holds the name, without its whole report.
 func holder(err error) error {
 	var held *kv.LeaseHeldError
-	var report gpu.Report
+	var report protocol.Report
 	if !errors.As(err, &held) || wire.Unmarshal(held.Holder, &report) != nil {
 		return err
 	}
@@ -384,12 +385,12 @@ func holder(err error) error {
 // inherit deletes the lease of an earlier agent of the same folder. That agent is dead, because this one has locked the
 // folder, and its processes have been killed.
 func (r *reporterRun) inherit(ctx context.Context) bool {
-	entry, err := r.kv.Get(ctx, gpu.NodeKey(r.Name))
-	var before gpu.Report
+	entry, err := r.kv.Get(ctx, protocol.LeaseKey(r.Name))
+	var before protocol.Report
 	if err != nil || r.identity == "" || wire.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
 		return false
 	}
-	return r.kv.Delete(ctx, gpu.NodeKey(r.Name), entry.Revision) == nil
+	return r.kv.Delete(ctx, protocol.LeaseKey(r.Name), entry.Revision) == nil
 }
 
 func (r *reporterRun) callRegistered() {
@@ -403,7 +404,7 @@ func (r *reporterRun) leave(ctx context.Context) {
 	if r.lease == nil {
 		return
 	}
-	r.publish(gpu.Beat{Node: r.Name, Session: r.session, Bye: true})
+	r.publish(protocol.Heartbeat{Node: r.Name, Session: r.session, Bye: true})
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := r.lease.Release(last); err != nil {

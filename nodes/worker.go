@@ -15,6 +15,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // workersDir is the folder in the run folder with one folder per worker: its assignment, and its working folder if the
@@ -320,7 +321,7 @@ func (w *worker) ended(child process, end exitStatus) {
 	close(w.endedCh)
 	if !exit.Asked {
 		w.node.agent.emit(Event{
-			Kind: EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
+			Kind: protocol.EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
 			Text: exit.Describe(), Details: exit.AsError().Details,
 		})
 	}

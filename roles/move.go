@@ -101,7 +101,7 @@ func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int
 			placed.Gen, placed.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
 			r.Placements[ranks[i]] = placed
 		}
-		r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
+		r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 	})
 }
 
@@ -145,7 +145,7 @@ func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 			placements = append(placements, placed)
 		}
 		if err := c.alterRestart(ctx, func(r *RoleRecord) {
-			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
+			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 		}); err != nil {
 			return err
 		}

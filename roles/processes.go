@@ -123,7 +123,7 @@ func (c *Cluster) reserve(ctx context.Context) error {
 			placements = append(placements, placed)
 		}
 		if err := c.edit(ctx, func(r *RoleRecord) {
-			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over})
+			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 		}); err != nil {
 			return err
 		}

@@ -140,7 +140,7 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	held := ReservationRef{ID: got.ID, Token: got.Token, Over: got.Over}
+	held := ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith}
 	err = c.edit(ctx, func(r *RoleRecord) {
 		r.Generations++
 		placements := placementsOf(r.Name, got.Workers)
