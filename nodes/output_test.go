@@ -154,7 +154,7 @@ func TestFullLogFolder(t *testing.T) {
 		kinds = append(kinds, e.Kind)
 		return nil
 	}))
-	require.Contains(t, kinds, protocol.protocol.EventLogsFailed)
-	require.Contains(t, kinds, protocol.protocol.EventWorkerExit)
+	require.Contains(t, kinds, protocol.EventLogsFailed)
+	require.Contains(t, kinds, protocol.EventWorkerExit)
 	s.stop()
 }
