@@ -380,7 +380,7 @@ func (g *Gather) deliver(i int, code Code, body []byte) {
 // remoteError reads the error a worker sent, and fills in what the caller knows better.
 func (g *Gather) remoteError(rank int, code Code, body []byte) error {
 	e := &Error{}
-	if err := wire.Unmarshal(body, e); err != nil {
+	if err := wire.UnmarshalRecord(body, e); err != nil {
 		e.Message = "the worker's error could not be read: " + err.Error()
 	}
 	e.Code, e.Role, e.Rank, e.Method = code, g.call.To.Role, rank, g.call.Method

@@ -78,7 +78,7 @@ func (b *Bus) Answer(m *Msg, handle func(m *Msg) (any, error)) {
 	if err != nil {
 		out.Err = AsError(err)
 	}
-	data, err := wire.Marshal(&out)
+	data, err := wire.MarshalRecord(&out)
 	if err != nil {
 		b.Logger().Error("bus: an answer cannot be encoded", "subject", m.Subject, "error", err)
 		return
@@ -114,7 +114,7 @@ func (b *Bus) askOnce(ctx context.Context, subject string, data []byte, result a
 		return Permanent(err)
 	}
 	var got reply
-	if err := wire.Unmarshal(m.Data, &got); err != nil {
+	if err := wire.UnmarshalRecord(m.Data, &got); err != nil {
 		return Permanent(Errorf(CodeMalformed, "the answer on %s cannot be read: %w", subject, err))
 	}
 	if got.Err != nil {
