@@ -298,7 +298,7 @@ func TestNoWriteComesBackAfterACrash(t *testing.T) {
 	}
 	compactor := openKV(t, openCrashable(t, srv), kv.Config{})
 	dice := rand.New(rand.NewPCG(seed, 1))
-	for round := range crashRestarts(8) {
+	for round := range crashRestarts(4) {
 		ctx, stop := context.WithCancel(t.Context())
 		writing, rest := context.WithCancel(ctx)
 		var group sync.WaitGroup
