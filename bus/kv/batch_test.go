@@ -102,9 +102,9 @@ func TestBatchKeepsTheSum(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 8 {
 			wg.Go(func() {
-				dice := rand.New(rand.NewPCG(1, uint64(i)))
+				rng := rand.New(rand.NewPCG(1, uint64(i)))
 				for range 30 {
-					perm := dice.Perm(accounts)
+					perm := rng.Perm(accounts)
 					switch err := transfer(ctx, []*kv.Bucket{good, bad}[i%2], strconv.Itoa(perm[0]), strconv.Itoa(perm[1])); bus.CodeOf(err) {
 					case "":
 						made.Add(1)

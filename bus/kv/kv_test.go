@@ -512,17 +512,17 @@ func TestKVWatchConvergesOnABadLine(t *testing.T) {
 				}
 			}
 		}()
-		dice := rand.New(rand.NewPCG(1, 2))
+		rng := rand.New(rand.NewPCG(1, 2))
 		for i := range 300 {
 			if i%30 == 29 {
 				f.Cut()
 			}
-			key := strconv.Itoa(dice.IntN(100))
-			if _, err = good.Put(ctx, key, nil); dice.IntN(3) == 0 {
+			key := strconv.Itoa(rng.IntN(100))
+			if _, err = good.Put(ctx, key, nil); rng.IntN(3) == 0 {
 				err = good.Delete(ctx, key, 0)
 			}
 			require.NoError(t, err)
-			time.Sleep(time.Duration(dice.IntN(10)) * time.Millisecond)
+			time.Sleep(time.Duration(rng.IntN(10)) * time.Millisecond)
 		}
 		f.SetRule(nil)
 		time.Sleep(time.Minute)

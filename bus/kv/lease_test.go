@@ -112,18 +112,18 @@ func TestLeaseHasOneBeliever(t *testing.T) {
 		var tenures atomic.Int64
 		for i, bucket := range []*kv.Bucket{bad, bad, good} {
 			wg.Go(func() {
-				dice := rand.New(rand.NewPCG(4, uint64(i)))
+				rng := rand.New(rand.NewPCG(4, uint64(i)))
 				for ctx.Err() == nil {
 					if l, err := bucket.Lease(ctx, "k", nil, time.Second); err == nil {
 						held[i].Store(l)
 						tenures.Add(1)
 						select {
 						case <-l.Lost():
-						case <-time.After(time.Duration(dice.IntN(5000)) * time.Millisecond):
+						case <-time.After(time.Duration(rng.IntN(5000)) * time.Millisecond):
 						}
 						_ = l.Release(ctx) // or it expires
 					}
-					time.Sleep(time.Duration(dice.IntN(500)) * time.Millisecond)
+					time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
 				}
 			})
 		}
