@@ -18,9 +18,10 @@ import (
 // a design decision.
 var allowed = map[string][]string{
 	"bus":               {"bus/wire"},
-	"bus/wire":          nil,
-	"bus/kv":            {"bus", "bus/wire"},
 	"bus/bustest":       {"bus", "bus/wire"},
+	"bus/wire":          nil,
+	"bus/kv":            {"bus", "bus/wire", "bus/stream"},
+	"bus/stream":        {"bus"},
 	"gpu":               nil,
 	"gpu/nvml":          {"gpu"},
 	"actors":            {"bus", "bus/wire"},
@@ -29,7 +30,9 @@ var allowed = map[string][]string{
 	"dispatch":          {"bus", "bus/wire", "actors"},
 	"nodes":             {"bus", "bus/wire", "bus/kv", "gpu"},
 	"roles":             {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "gpu", "nodes"},
-	"pipeline":          {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "roles", "nodes"},
+	"pipeline/spec":     {"bus", "bus/wire", "actors", "dispatch"},
+	"pipeline/flow":     {"bus", "bus/wire", "pipeline/spec"},
+	"pipeline":          {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
 	"benchmarks":        {"*"},
 	"cmd":               {"*"},
 	"examples":          {"*"},
@@ -38,8 +41,7 @@ var allowed = map[string][]string{
 
 // pure names the packages and files that decide without a clock, dice or the order of a map.
 var pure = []string{"gpu/", "placement/", "dispatch/mesh.go", "dispatch/plan.go", "dispatch/mode.go", "dispatch/selector.go", "dispatch/split.go", "dispatch/merge.go",
-	"pipeline/check.go", "pipeline/commit.go", "pipeline/credit.go", "pipeline/endings.go", "pipeline/flow.go", "pipeline/group.go", "pipeline/lane.go", "pipeline/ordinals.go",
-	"pipeline/outcome.go", "pipeline/spec.go", "pipeline/stage.go", "pipeline/stale.go", "pipeline/stream.go", "pipeline/verbs.go"}
+	"pipeline/flow/"}
 
 // impureFiles are the files of pure packages that run rather than decide.
 var impureFiles = []string{"gpu/nvml/", "placement/service.go", "placement/client.go"}
