@@ -102,10 +102,10 @@ func TestFailFastCancelsTheSiblings(t *testing.T) {
 	c.FailFast = true
 	out := answers(t, scatter(t, endpoint(t, b), c))
 	require.ErrorIs(t, out[2].Err, bus.ErrApplication)
-	require.EqualError(t, out[2].Err, "echo[2] fail on local: rank 2 does as it was told")
+	require.EqualError(t, out[2].Err, "echo[2] fail on local: rank 2 fails on request")
 	for _, r := range []int{0, 1, 3} {
 		require.ErrorIs(t, out[r].Err, bus.ErrCancelled)
-		require.EqualError(t, out[r].Err, fmt.Sprintf("echo[%d] fail: cancelled because of rank 2: rank 2 does as it was told", r))
+		require.EqualError(t, out[r].Err, fmt.Sprintf("echo[%d] fail: cancelled because of rank 2: rank 2 fails on request", r))
 		require.ErrorIs(t, out[r].Err, bus.ErrApplication, "the cause is kept")
 	}
 	for range 3 {
