@@ -399,7 +399,7 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	case unsent(err), !bucket.b.Conn().IsConnected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		code, why = bus.CodeUnavailable, "the server cannot be reached"
 	case bus.HasServerCode(err, bus.CodeStoreOffline):
-		code, why = bus.CodeUnavailable, "the store takes no writes"
+		code, why = bus.CodeUnavailable, "the store accepts no writes"
 	case transient(err):
 		code, why = bus.CodeTimedOut, "no answer in time"
 	}
