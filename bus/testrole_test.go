@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"os"
 	"runtime"
 	"strconv"
 	"sync"
@@ -23,35 +24,35 @@ import (
 	"troupe/bus/bustest"
 )
 
-// stage is a role whose workers note what they run. Its bodies are plain bytes.
-type stage struct {
+// testRole is a role whose workers record the calls that they run. Its bodies are plain bytes.
+type testRole struct {
 	t       testing.TB
 	to      bus.Address
 	world   int
 	ordered bool
-	journal journal
+	runs    runLog
 	waiting atomic.Int32  // ranks in wait
 	started chan int      // ranks whose wait has begun
 	ended   chan int      // ranks whose wait was cancelled
-	gate    chan struct{} // opens what waits in hold
+	gate    chan struct{} // ends the method hold
 }
 
-func newStage(t testing.TB, world int) *stage {
+func newTestRole(t testing.TB, world int) *testRole {
 	to, err := bus.NewAddress("test", "echo", nuid.Next())
 	require.NoError(t, err)
-	return &stage{
-		t: t, to: to, world: world, journal: journal{runs: map[run]int{}, order: map[int][]run{}},
+	return &testRole{
+		t: t, to: to, world: world, runs: runLog{runs: map[run]int{}, order: map[int][]run{}},
 		started: make(chan int, 1024), ended: make(chan int, 1024), gate: make(chan struct{}),
 	}
 }
 
-// play starts the given ranks, all if none are given, in one host on b, which ends with the test.
-func (s *stage) play(b *bus.Bus, ranks ...int) *actors.Host {
+// start starts the given ranks, all if none are given, in one host on b, which ends with the test.
+func (s *testRole) start(b *bus.Bus, ranks ...int) *actors.Host {
 	s.t.Helper()
 	ep, err := b.Endpoint(s.to.Namespace)
 	require.NoError(s.t, err)
 	class := &actors.Class{Name: "echo", Open: true, New: func(_ context.Context, setup actors.Setup) (actors.Handler, error) {
-		return &player{stage: s, rank: setup.Rank}, nil
+		return &echoWorker{role: s, rank: setup.Rank}, nil
 	}}
 	h, err := actors.NewHost(ep, actors.HostConfig{Classes: []*actors.Class{class}})
 	require.NoError(s.t, err)
@@ -73,8 +74,8 @@ func (s *stage) play(b *bus.Bus, ranks ...int) *actors.Host {
 	return h
 }
 
-// call is a call over the whole role.
-func (s *stage) call(method string, body []byte) bus.Call {
+// call is a call on the whole role.
+func (s *testRole) call(method string, body []byte) bus.Call {
 	return bus.Call{
 		To: s.to, Method: method, World: s.world, Ordered: s.ordered,
 		Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: upTo(s.world), Body: body}},
@@ -82,7 +83,7 @@ func (s *stage) call(method string, body []byte) bus.Call {
 }
 
 // callEach is a call with a part of its own for each rank.
-func (s *stage) callEach(method string, body func(rank int) []byte) bus.Call {
+func (s *testRole) callEach(method string, body func(rank int) []byte) bus.Call {
 	c := s.call(method, nil)
 	c.Parts = nil
 	for r := range s.world {
@@ -113,7 +114,7 @@ func scatter(t testing.TB, ep *bus.Endpoint, c bus.Call) *bus.Gather {
 	return g
 }
 
-// patience is how long a call may take: on virtual time long enough for any number of lost messages.
+// patience is the longest duration of a call: on virtual time long enough for any number of lost messages.
 func patience() time.Duration {
 	if time.Now().Year() == 2000 {
 		return time.Hour
@@ -132,19 +133,19 @@ func answers(t testing.TB, g *bus.Gather) []bus.Answer {
 	return g.Answers()
 }
 
-// within takes what comes out of the channel, and fails if nothing does.
+// within receives from the channel, and fails the test if nothing arrives.
 func within(t testing.TB, ch <-chan int) int {
 	t.Helper()
 	select {
 	case v := <-ch:
 		return v
 	case <-time.After(patience()):
-		t.Fatalf("nothing has come for %s", patience())
+		t.Fatalf("nothing has arrived for %s", patience())
 		return 0
 	}
 }
 
-// good waits for answers that are all without an error.
+// good waits for the answers and requires that none is an error.
 func good(t testing.TB, g *bus.Gather) []bus.Answer {
 	t.Helper()
 	out := answers(t, g)
@@ -161,22 +162,22 @@ type run struct {
 	rank    int
 }
 
-// journal is what the workers of a stage ran.
-type journal struct {
+// runLog records the calls that the workers ran.
+type runLog struct {
 	mu    sync.Mutex
 	runs  map[run]int
 	order map[int][]run // by rank
 }
 
-func (j *journal) note(r run) {
+func (j *runLog) note(r run) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.runs[r]++
 	j.order[r.rank] = append(j.order[r.rank], r)
 }
 
-// total counts what ran, on all ranks together.
-func (j *journal) total() int {
+// total counts the runs on all ranks.
+func (j *runLog) total() int {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	n := 0
@@ -186,8 +187,8 @@ func (j *journal) total() int {
 	return n
 }
 
-// of is what a rank ran, as session and sequence.
-func (j *journal) of(rank int) []run {
+// of returns the runs of a rank, as session and sequence.
+func (j *runLog) of(rank int) []run {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	out := append([]run(nil), j.order[rank]...)
@@ -197,8 +198,8 @@ func (j *journal) of(rank int) []run {
 	return out
 }
 
-// requireOnce fails if anything ran twice.
-func (j *journal) requireOnce(t testing.TB) {
+// requireOnce fails the test if a call ran twice.
+func (j *runLog) requireOnce(t testing.TB) {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -209,9 +210,9 @@ func (j *journal) requireOnce(t testing.TB) {
 	}
 }
 
-// requireFIFO fails if a rank ran a caller's later call before an earlier one. The calls must have been made one after
-// the other.
-func (j *journal) requireFIFO(t testing.TB) {
+// requireFIFO fails the test if a rank ran a caller's later call before an earlier one. The calls must have been made
+// one after the other.
+func (j *runLog) requireFIFO(t testing.TB) {
 	t.Helper()
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -226,8 +227,8 @@ func (j *journal) requireFIFO(t testing.TB) {
 	}
 }
 
-// requireOneOrder fails if two ranks ran the calls they both ran in different orders.
-func (j *journal) requireOneOrder(t testing.TB, world int) {
+// requireOneOrder fails the test if two ranks ran common calls in different orders.
+func (j *runLog) requireOneOrder(t testing.TB, world int) {
 	t.Helper()
 	first := map[[2]run]int{} // pairs in the order in which some rank ran them
 	for rank := range world {
@@ -244,17 +245,17 @@ func (j *journal) requireOneOrder(t testing.TB, world int) {
 	}
 }
 
-// player is one worker of a stage.
-type player struct {
-	stage *stage
-	rank  int
-	same  []byte
+// echoWorker is one worker of a testRole.
+type echoWorker struct {
+	role *testRole
+	rank int
+	same []byte
 }
 
-func (p *player) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
+func (p *echoWorker) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
 	info, _ := actors.Current(ctx)
-	s := p.stage
-	s.journal.note(run{info.Session, info.Seq, p.rank})
+	s := p.role
+	s.runs.note(run{info.Session, info.Seq, p.rank})
 	switch method {
 	case "echo":
 		return body, nil
@@ -274,12 +275,12 @@ func (p *player) Handle(ctx context.Context, method string, body []byte) ([]byte
 	case "fail":
 		if p.rank == number(body) {
 			p.afterOthers(ctx, s.world-1)
-			return nil, fmt.Errorf("rank %d does as it was told", p.rank)
+			return nil, fmt.Errorf("rank %d fails on request", p.rank)
 		}
 		return p.wait(ctx)
 	case "failOthers": // those above the number
 		if p.rank > number(body) {
-			return nil, fmt.Errorf("rank %d does as it was told", p.rank)
+			return nil, fmt.Errorf("rank %d fails on request", p.rank)
 		}
 		return body, nil
 	case "waitOthers":
@@ -301,18 +302,18 @@ func (p *player) Handle(ctx context.Context, method string, body []byte) ([]byte
 	return nil, bus.Errorf(bus.CodeNotFound, "no method %q", method)
 }
 
-func (p *player) wait(ctx context.Context) ([]byte, error) {
-	p.stage.waiting.Add(1)
-	defer p.stage.waiting.Add(-1)
-	p.stage.started <- p.rank
+func (p *echoWorker) wait(ctx context.Context) ([]byte, error) {
+	p.role.waiting.Add(1)
+	defer p.role.waiting.Add(-1)
+	p.role.started <- p.rank
 	<-ctx.Done()
-	p.stage.ended <- p.rank
+	p.role.ended <- p.rank
 	return nil, ctx.Err()
 }
 
-// afterOthers lets n others begin to wait first: a call that is given up before it began never ends.
-func (p *player) afterOthers(ctx context.Context, n int) {
-	for int(p.stage.waiting.Load()) < n && ctx.Err() == nil {
+// afterOthers waits until n other ranks wait: a call that is cancelled before it began never ends.
+func (p *echoWorker) afterOthers(ctx context.Context, n int) {
+	for int(p.role.waiting.Load()) < n && ctx.Err() == nil {
 		time.Sleep(100 * time.Microsecond)
 	}
 }
@@ -329,7 +330,7 @@ func checksum(body []byte) []byte {
 	return binary.BigEndian.AppendUint32(nil, crc32.ChecksumIEEE(body))
 }
 
-// pattern is n bytes that no other salt gives, and in which no two pieces are alike.
+// pattern is n bytes that differ for each salt, without equal pieces.
 func pattern(n, salt int) []byte {
 	out := make([]byte, n+8)
 	x := uint64(salt)*0x9e3779b97f4a7c15 + 1
@@ -342,39 +343,49 @@ func pattern(n, salt int) []byte {
 	return out[:n:n]
 }
 
-// bubble runs a test on virtual time: hours of asking and waiting pass in milliseconds. Servers must be in process.
-func bubble(t *testing.T, test func(t *testing.T)) {
+// virtualTime runs a test in a synctest bubble: hours of waiting pass in milliseconds. Servers must be in process. Such
+// a test must not be parallel, because nats.go pools timers.
+func virtualTime(t *testing.T, test func(t *testing.T)) {
 	t.Helper()
-	ats.Register() // outside, because it lives as long as the process
+	ats.Register() // outside the bubble, because it lasts as long as the process
 	defer ats.Unregister()
 	emptyPools()
 	defer emptyPools() // also when the test fails
 	synctest.Test(t, test)
 }
 
-// emptyPools lets go of what is kept for reuse: nats.go pools timers, and those of a bubble are of no use outside it, nor
-// the other way round.
+// emptyPools empties the pools: nats.go pools timers, and those of a bubble cannot be used outside it, nor the reverse.
 func emptyPools() {
 	runtime.GC()
 	runtime.GC()
 }
 
-// line is one bus on its own way to a server.
-type line struct {
+// faultyConn is a bus with a connection of its own that can drop, duplicate, delay and swap messages.
+type faultyConn struct {
 	*bus.Bus
 	faults *bustest.Faults
 }
 
-// newLine opens a bus whose way to srv can be made bad. Asynchronous errors are expected there.
-func newLine(t testing.TB, srv *bustest.Server) line { return newLineWith(t, srv, bus.Config{}) }
-
-func newLineWith(t testing.TB, srv *bustest.Server, cfg bus.Config) line {
-	f := bustest.NewFaults(srv)
-	cfg.InProcess, cfg.OnError, cfg.Logger = f, func(error) {}, slog.New(slog.DiscardHandler)
-	return line{bustest.Open(t, cfg), f}
+// newFaultyConn opens a faultyConn to srv. Asynchronous errors do not fail the test.
+func newFaultyConn(t testing.TB, srv *bustest.Server) faultyConn {
+	return newFaultyConnWith(t, srv, bus.Config{})
 }
 
-// dial opens one more connection to the server of b.
+func newFaultyConnWith(t testing.TB, srv *bustest.Server, cfg bus.Config) faultyConn {
+	f := bustest.NewFaults(srv)
+	cfg.InProcess, cfg.OnError, cfg.Logger = f, func(error) {}, slog.New(slog.DiscardHandler)
+	return faultyConn{bustest.Open(t, cfg), f}
+}
+
+// repeats is the number of random seeds of a test: usual, or all with TROUPE_HEAVY=1.
+func repeats(usual, all int) uint64 {
+	if os.Getenv("TROUPE_HEAVY") == "1" {
+		return uint64(all)
+	}
+	return uint64(usual)
+}
+
+// dial opens another connection to the server of b.
 func dial(t testing.TB, b *bus.Bus) *bus.Bus {
 	t.Helper()
 	other, err := b.Dial(t.Context(), "other")

@@ -2,17 +2,14 @@ package wire
 
 import (
 	"bytes"
-	"encoding/binary"
 
 	"troupe/internal/ab"
 )
 
 var quickValues = ab.On(ab.QuickValues)
 
-// The bodies of the shortest calls are one value of a plain type. They are written and read here without reflection,
-// and p, a pointer to the value, stays on its owner's stack. What is not so plain is left to the codec.
-
-// AppendQuick encodes what p points to after dst, if it is of a plain type.
+// AppendQuick appends the value that p points to, if it is []byte, bool, int, int64 or float64: the bodies of the
+// shortest calls. It uses no reflection, and the value stays on the caller's stack.
 func AppendQuick(dst []byte, p any) ([]byte, bool) {
 	if !quickValues {
 		return dst, false
@@ -22,7 +19,7 @@ func AppendQuick(dst []byte, p any) ([]byte, bool) {
 		if *p == nil || uint64(len(*p)) > maxLen {
 			return dst, false
 		}
-		return packBin(dst, *p), true
+		return appendBytes(dst, *p), true
 	case *bool:
 		return appendBool(dst, *p), true
 	case *int:
@@ -35,8 +32,8 @@ func AppendQuick(dst []byte, p any) ([]byte, bool) {
 	return dst, false
 }
 
-// ReadQuick decodes b into what p points to, if it is of a plain type and b is one such value. What it stores is its
-// own.
+// ReadQuick decodes b into the value that p points to, if that is []byte or bool and b is one value of that type. It
+// copies what it stores.
 func ReadQuick(b []byte, p any) bool {
 	if !quickValues {
 		return false
@@ -49,9 +46,9 @@ func ReadQuick(b []byte, p any) bool {
 		}
 		return ok
 	case *bool:
-		ok := p != nil && len(b) == 1 && (b[0] == 0xc2 || b[0] == 0xc3)
+		ok := p != nil && len(b) == 1 && (b[0] == codeFalse || b[0] == codeTrue)
 		if ok {
-			*p = b[0] == 0xc3
+			*p = b[0] == codeTrue
 		}
 		return ok
 	}
@@ -60,13 +57,7 @@ func ReadQuick(b []byte, p any) bool {
 
 // wholeBin is the content of b, if b is one binary value and nothing else.
 func wholeBin(b []byte) ([]byte, bool) {
-	switch {
-	case len(b) >= 2 && b[0] == 0xc4:
-		return b[2:], int(b[1]) == len(b)-2
-	case len(b) >= 3 && b[0] == 0xc5:
-		return b[3:], int(binary.BigEndian.Uint16(b[1:])) == len(b)-3
-	case len(b) >= 5 && b[0] == 0xc6:
-		return b[5:], int64(binary.BigEndian.Uint32(b[1:])) == int64(len(b)-5)
-	}
-	return nil, false
+	r := reader{b: b}
+	v := r.bin()
+	return v, !r.bad && len(r.b) == 0
 }
