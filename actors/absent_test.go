@@ -17,7 +17,7 @@ func TestAnswersOfADeadCaller(t *testing.T) {
 	w := st.start(WorkerSpec{})
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox("caller"))
 	require.NoError(t, err)
-	require.NoError(t, st.ep.Bus().Conn().Flush())
+	require.NoError(t, st.ep.Bus().Flush(context.Background()))
 	w.inject(wire.Header{Session: "caller", Seq: 1, Method: "large"}, nil, time.Now())
 	m, err := sub.NextMsg(10 * time.Second)
 	require.NoError(t, err)

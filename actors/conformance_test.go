@@ -38,7 +38,7 @@ func spawnShared(classes func() []*actors.Class) actorstest.Spawn {
 			_, err := h.Start(t.Context(), role.Spec(rank))
 			require.NoError(t, err)
 		}
-		require.NoError(t, b.Conn().Flush())
+		require.NoError(t, b.Flush(t.Context()))
 	}
 }
 
@@ -49,7 +49,7 @@ func spawnOwn(t *testing.T, b *bus.Bus, role actorstest.Role) {
 		t.Cleanup(func() { require.NoError(t, own.Close()) })
 		_, err = newHost(t, own, role, actorstest.Classes()).Start(t.Context(), role.Spec(rank))
 		require.NoError(t, err)
-		require.NoError(t, own.Conn().Flush())
+		require.NoError(t, own.Flush(t.Context()))
 	}
 }
 

@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 )
@@ -55,8 +53,8 @@ type Host struct {
 	cfg     HostConfig
 	classes map[string]*Class
 
-	workCh    chan *nats.Msg
-	controlCh chan *nats.Msg
+	workCh    chan *bus.Msg
+	controlCh chan *bus.Msg
 	closedCh  chan struct{}
 	closing   sync.Once
 	group     sync.WaitGroup
@@ -75,7 +73,7 @@ type Host struct {
 
 // route is one subscription and the workers behind it.
 type route struct {
-	sub     *nats.Subscription
+	sub     *bus.Subscription
 	workers []*Worker
 }
 
@@ -92,8 +90,8 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 	}
 	h := &Host{
 		ep: ep, cfg: cfg, classes: map[string]*Class{},
-		workCh:    make(chan *nats.Msg, max(workBuffer, workEach*cfg.Workers)),
-		controlCh: make(chan *nats.Msg, max(controlBuffer, controlEach*cfg.Workers)),
+		workCh:    make(chan *bus.Msg, max(workBuffer, workEach*cfg.Workers)),
+		controlCh: make(chan *bus.Msg, max(controlBuffer, controlEach*cfg.Workers)),
 		closedCh:  make(chan struct{}),
 		routes:    map[string]*route{}, workers: map[*Worker]func(){},
 	}
@@ -169,7 +167,9 @@ func (h *Host) stillborn(w *Worker, why error) error {
 	w.become(Failed, e)
 	if h.cfg.OwnProcess {
 		h.beat(w.spec.Address, []*Worker{w})
-		_ = h.ep.Bus().Conn().FlushTimeout(lastGrace) // the agent says that the process ended, if this does not get through
+		ctx, cancel := context.WithTimeout(context.Background(), lastGrace)
+		defer cancel()
+		_ = h.ep.Bus().Flush(ctx) // the agent says that the process ended, if this does not get through
 	}
 	return e
 }
@@ -224,7 +224,7 @@ var errHostClosed = bus.Errorf(bus.CodeClosed, "the host is closed")
 
 // subscribe adds the worker to the subject's route, and subscribes if it is the first. All subscriptions of a kind
 // feed one channel, which keeps the order of the connection.
-func (h *Host) subscribe(subject string, ch chan *nats.Msg, w *Worker) error {
+func (h *Host) subscribe(subject string, ch chan *bus.Msg, w *Worker) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, here := h.workers[w]; h.closed || !here {
@@ -232,9 +232,9 @@ func (h *Host) subscribe(subject string, ch chan *nats.Msg, w *Worker) error {
 	}
 	r := h.routes[subject]
 	if r == nil {
-		sub, err := h.ep.Bus().Conn().ChanSubscribe(subject, ch)
+		sub, err := h.ep.Bus().SubscribeChan(subject, ch)
 		if err != nil {
-			return bus.Errorf(bus.CodeUnavailable, "subscribe to %s: %w", subject, err)
+			return err
 		}
 		r = &route{sub: sub}
 		h.routes[subject] = r

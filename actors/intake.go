@@ -5,8 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 )
@@ -17,14 +15,14 @@ const keepWhole = 1 << 10 // a body that may stay in memory with its envelope
 // runs itself. It belongs to one goroutine.
 type intake struct {
 	host    *Host
-	ch      chan *nats.Msg
+	ch      chan *bus.Msg
 	work    bool // it is the one that takes work, and may run a call itself
 	reader  wire.FrameReader
 	next    *delivery // to be filled by the next message
 	lending lending
 
 	// Whom the last message was for: the next one mostly has the same subject.
-	sub     *nats.Subscription
+	sub     *bus.Subscription
 	changes uint64
 	workers []*Worker
 }
@@ -36,7 +34,7 @@ type delivery struct {
 	first call
 }
 
-func newIntake(h *Host, ch chan *nats.Msg) *intake {
+func newIntake(h *Host, ch chan *bus.Msg) *intake {
 	in := &intake{host: h, ch: ch, work: ch == h.workCh, next: new(delivery)}
 	if in.work {
 		h.lending.Store(&in.lending)
@@ -61,7 +59,7 @@ func (in *intake) loop() {
 func (h *Host) closeIntakes() {
 	close(h.closedCh)
 	h.over.Store(true)
-	for _, ch := range []chan *nats.Msg{h.workCh, h.controlCh} {
+	for _, ch := range []chan *bus.Msg{h.workCh, h.controlCh} {
 		select {
 		case ch <- nil:
 		default:
@@ -70,7 +68,7 @@ func (h *Host) closeIntakes() {
 }
 
 // handle takes one message. A call of the only worker here may be returned, to be run by the intake.
-func (in *intake) handle(m *nats.Msg) (lent job) {
+func (in *intake) handle(m *bus.Msg) (lent job) {
 	h, f := in.host, &in.next.frame
 	if err := in.reader.ParseInto(f, m.Data); err != nil {
 		h.cfg.Logger.Warn("actors: a message cannot be read", "subject", m.Subject, "error", err)
@@ -99,14 +97,14 @@ func (in *intake) handle(m *nats.Msg) (lent job) {
 }
 
 // behind are the workers that listen to the message's subject.
-func (in *intake) behind(m *nats.Msg) []*Worker {
+func (in *intake) behind(m *bus.Msg) []*Worker {
 	if changes := in.host.changes.Load(); in.sub == nil || in.sub != m.Sub || in.changes != changes {
 		in.sub, in.changes, in.workers = m.Sub, changes, in.host.behind(m.Subject)
 	}
 	return in.workers
 }
 
-func (in *intake) each(m *nats.Msg, f *wire.Frame, do func(*Worker)) {
+func (in *intake) each(m *bus.Msg, f *wire.Frame, do func(*Worker)) {
 	for _, w := range in.behind(m) {
 		if f.Header.For(w.spec.Rank) {
 			do(w)
@@ -115,7 +113,7 @@ func (in *intake) each(m *nats.Msg, f *wire.Frame, do func(*Worker)) {
 }
 
 // call gives a call to the workers it is for; the delivery is theirs from then on.
-func (in *intake) call(m *nats.Msg, now time.Time) (lent job) {
+func (in *intake) call(m *bus.Msg, now time.Time) (lent job) {
 	d, workers := in.next, in.behind(m)
 	alone := len(workers) == 1
 	if alone {

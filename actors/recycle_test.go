@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -112,7 +111,7 @@ func TestAllocationsOfACall(t *testing.T) {
 	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), make([]byte, 64))
 	require.NoError(t, err)
 	f := wire.Frame{Kind: wire.KindCall, Body: wire.AppendNamedHead(body, 0), Header: wire.Header{Session: "s", Method: "echo", Caller: "test", Inline: 1 << 10}}
-	msg := &nats.Msg{Subject: st.address.Rank(0)}
+	msg := &bus.Msg{Subject: st.address.Rank(0)}
 	call := func() {
 		f.Header.Seq++
 		f.Header.Acked = f.Header.Seq - 1

@@ -14,7 +14,6 @@ import (
 	"time"
 	"weak"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -26,7 +25,7 @@ func (st *stand) beats() func() Beat {
 	st.t.Helper()
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.address.Life())
 	require.NoError(st.t, err)
-	require.NoError(st.t, st.ep.Bus().Conn().Flush())
+	require.NoError(st.t, st.ep.Bus().Flush(context.Background()))
 	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
 	var got []Beat
 	return func() Beat {
@@ -62,7 +61,7 @@ func TestPanicFails(t *testing.T) {
 	<-stuck.beganCh
 	w.mu.Lock() // so that both wait when the panic comes
 	panicked, waiting := st.send(bus.Call{Method: "panic"}), st.send(bus.Call{Method: "next"})
-	require.NoError(t, st.ep.Bus().Conn().Flush())
+	require.NoError(t, st.ep.Bus().Flush(context.Background()))
 	w.mu.Unlock()
 	at := time.Now()
 	for b := next(); ; b = next() {
@@ -340,7 +339,7 @@ func (st *stand) inbox(session string) func() wire.Frame {
 	st.t.Helper()
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox(session))
 	require.NoError(st.t, err)
-	require.NoError(st.t, st.ep.Bus().Conn().Flush())
+	require.NoError(st.t, st.ep.Bus().Flush(context.Background()))
 	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
 	var data []byte // of a bundle, what is left
 	return func() wire.Frame {
@@ -419,7 +418,7 @@ func TestBodiesAreNotKept(t *testing.T) {
 			h := wire.Header{Session: "s", Seq: uint64(i + 1), Method: "ok", Inline: 1 << 10, Meta: []byte{0xc0}, Some: true, Ranks: wire.Ranks(0), CollectSome: true, Collect: wire.Ranks(0)}
 			msg := (&wire.Frame{Kind: wire.KindCall, Header: h, Body: make([]byte, 32<<10)}).Append(nil)
 			bodies = append(bodies, weak.Make(&msg[0]))
-			newIntake(st.host, st.host.controlCh).handle(&nats.Msg{Subject: st.address.Rank(0), Data: msg})
+			newIntake(st.host, st.host.controlCh).handle(&bus.Msg{Subject: st.address.Rank(0), Data: msg})
 		}
 		w.rest(t)
 	}()

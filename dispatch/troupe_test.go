@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nuid"
 	"github.com/stretchr/testify/require"
 
 	"troupe/actors"
@@ -73,7 +72,7 @@ func all(mesh Mesh) []int {
 }
 
 func (s *stage) address() bus.Address {
-	to, err := bus.NewAddress("test", "puppets", nuid.Next())
+	to, err := bus.NewAddress("test", "puppets", bus.NewID())
 	require.NoError(s.t, err)
 	return to
 }
@@ -98,7 +97,7 @@ func (s *stage) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.Class
 		})
 		require.NoError(s.t, err)
 	}
-	require.NoError(s.t, b.Conn().Flush()) // the server knows the subscriptions now
+	require.NoError(s.t, b.Flush(s.t.Context())) // the server knows the subscriptions now
 }
 
 // drive is the role from a connection that carries nothing else.

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -79,20 +78,19 @@ func (s *suite) duplicates(t *testing.T) {
 	})
 	t.Run("everything comes twice", func(t *testing.T) {
 		st := s.stage(t, Role{World: 2})
-		conn := st.bus.Conn()
 		repeated := 0
-		sub, err := conn.Subscribe(st.role.Address.All(), func(m *nats.Msg) {
+		sub, err := st.bus.Subscribe(st.role.Address.All(), func(m *bus.Msg) {
 			if m.Reply != "" { // a first sending
 				repeated++
-				_ = conn.Publish(m.Subject, m.Data)
+				_ = st.bus.Publish(m.Subject, m.Data)
 			}
 		})
 		require.NoError(t, err)
-		require.NoError(t, conn.Flush())
+		require.NoError(t, st.bus.Flush(t.Context()))
 		for i := range 30 {
 			st.finish(st.send(bus.Call{Method: "note", Parts: st.all(fmt.Sprint(i))}))
 		}
-		require.NoError(t, conn.Flush())
+		require.NoError(t, st.bus.Flush(t.Context()))
 		require.NoError(t, sub.Unsubscribe())
 		st.finish(st.send(bus.Call{Method: "note", Parts: st.all("last")}))
 		for r := range 2 {

@@ -219,6 +219,28 @@ func (st *stage) failure(g *bus.Gather) *bus.Error {
 	return bus.AsError(a.Err)
 }
 
+// subscribe receives the messages on a subject until the test ends.
+func (st *stage) subscribe(subject string) chan *bus.Msg {
+	st.t.Helper()
+	ch := make(chan *bus.Msg, 1024)
+	sub, err := st.ep.Bus().SubscribeChan(subject, ch)
+	require.NoError(st.t, err)
+	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
+	return ch
+}
+
+// receive is the data of the next message; the text is the failure if none comes in time.
+func (st *stage) receive(ch chan *bus.Msg, text string, args ...any) []byte {
+	st.t.Helper()
+	select {
+	case m := <-ch:
+		return m.Data
+	case <-time.After(patience):
+		require.FailNow(st.t, fmt.Sprintf(text, args...))
+		return nil
+	}
+}
+
 // events of a rank, its own in the order in which they happened.
 func (st *stage) events(rank int) []string { st.t.Helper(); return ask[[]string](st, rank, "events") }
 

@@ -76,7 +76,7 @@ func (s *suite) failures(t *testing.T) {
 	})
 	t.Run("no frame at all", func(t *testing.T) {
 		st := s.stage(t, Role{})
-		conn := st.ep.Bus().Conn()
+		conn := st.ep.Bus()
 		a := st.role.Address
 		for _, subject := range []string{a.All(), a.Rank(0), a.Control(), a.ControlRank(0)} {
 			for _, junk := range []string{"", "hello", "Tp\x01\x01\xff\xff\xff\xff", "Tp\x01\x63\x00\x00\x00\x01\x80", "Tp\x01\x01\x00\x00\x00\x01\x80"} {
@@ -88,7 +88,7 @@ func (s *suite) failures(t *testing.T) {
 	})
 	t.Run("another version of the wire", func(t *testing.T) {
 		st := s.stage(t, Role{})
-		m, err := st.ep.Bus().Conn().Request(st.role.Address.Rank(0), []byte("Tp\x63\x01\x00\x00\x00\x01\x80"), patience)
+		m, err := st.ep.Bus().Request(st.t.Context(), st.role.Address.Rank(0), []byte("Tp\x63\x01\x00\x00\x00\x01\x80"))
 		require.NoError(t, err)
 		f, err := wire.ParseFrame(m.Data)
 		require.NoError(t, err)

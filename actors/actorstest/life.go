@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/actors"
@@ -60,18 +59,15 @@ func (s *suite) life(t *testing.T) {
 // life follows the beats of a role.
 type life struct {
 	st  *stage
-	sub *nats.Subscription
+	ch  chan *bus.Msg
 	got []actors.Beat
 }
 
 func (st *stage) life() *life {
 	st.t.Helper()
-	conn := st.ep.Bus().Conn()
-	sub, err := conn.SubscribeSync(st.role.Address.Life())
-	require.NoError(st.t, err)
-	require.NoError(st.t, conn.Flush())
-	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	return &life{st: st, sub: sub}
+	ch := st.subscribe(st.role.Address.Life())
+	require.NoError(st.t, st.ep.Bus().Flush(st.t.Context()))
+	return &life{st: st, ch: ch}
 }
 
 // next is the next beat of that rank.
@@ -85,9 +81,7 @@ func (l *life) until(rank int, holds func(actors.Beat) bool) actors.Beat {
 	l.st.t.Helper()
 	for {
 		for len(l.got) == 0 {
-			m, err := l.sub.NextMsg(patience)
-			require.NoError(l.st.t, err, "no beat")
-			f, err := wire.ParseFrame(m.Data)
+			f, err := wire.ParseFrame(l.st.receive(l.ch, "no beat"))
 			require.NoError(l.st.t, err)
 			require.Equal(l.st.t, wire.KindBeat, f.Kind)
 			require.NoError(l.st.t, wire.Unmarshal(f.Body, &l.got))

@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
+	"troupe/bus"
 	"troupe/bus/wire"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 )
 
@@ -16,7 +16,7 @@ import (
 type rawCaller struct {
 	st      *stage
 	session string
-	sub     *nats.Subscription
+	ch      chan *bus.Msg
 	frames  []wire.Frame // received and not taken
 }
 
@@ -24,10 +24,7 @@ type rawCaller struct {
 func (st *stage) wire(session string) *rawCaller {
 	st.t.Helper()
 	w := &rawCaller{st: st, session: st.role.Address.Role + "-" + session}
-	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox(w.session))
-	require.NoError(st.t, err)
-	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	w.sub = sub
+	w.ch = st.subscribe(st.ep.Inbox(w.session))
 	return w
 }
 
@@ -68,7 +65,7 @@ func (w *rawCaller) control(kind wire.Kind, seq uint64) {
 
 func (w *rawCaller) send(subject string, f wire.Frame) {
 	w.st.t.Helper()
-	require.NoError(w.st.t, w.st.ep.Bus().Conn().Publish(subject, f.Append(nil)))
+	require.NoError(w.st.t, w.st.ep.Bus().Publish(subject, f.Append(nil)))
 }
 
 // next waits for the next frame in the inbox of which it holds; the others stay. Answers to several calls may come in
@@ -82,9 +79,7 @@ func (w *rawCaller) next(holds func(wire.Frame) bool) wire.Frame {
 				return f
 			}
 		}
-		m, err := w.sub.NextMsg(patience)
-		require.NoError(w.st.t, err, "no such frame in the inbox, only %v", w.frames)
-		w.take(m.Data)
+		w.take(w.st.receive(w.ch, "no such frame in the inbox, only %v", w.frames))
 	}
 }
 
