@@ -37,6 +37,6 @@ func TestAnswersOfADeadCaller(t *testing.T) {
 	require.NoError(t, sub.Unsubscribe())
 	require.Eventually(t, func() bool { return st.host.ep.Holding() == 0 && w.idle(true) }, 10*time.Second, time.Millisecond)
 	next := st.inbox("caller")
-	w.asked(&wire.Header{Session: "caller", Seq: 1, Age: 1}, time.Now())
+	w.statusAsked(&wire.Header{Session: "caller", Seq: 1, Age: 1}, time.Now())
 	require.Equal(t, wire.StateUnknown, next().Header.State, "if it was only away for long")
 }

@@ -29,7 +29,7 @@ func benchFan(b *testing.B, own bool, world int) {
 	main := bustest.Open(b)
 	address, err := bus.NewAddress("bench", "role", "i1")
 	require.NoError(b, err)
-	role := actorstest.Role{Address: address, World: world, BeatEvery: time.Minute}
+	role := actorstest.Role{Address: address, World: world, HeartbeatEvery: time.Minute}
 	var host *actors.Host
 	ranks := make([]int, world)
 	for rank := range world {

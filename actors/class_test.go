@@ -68,7 +68,7 @@ func TestClassMistakes(t *testing.T) {
 			Method(c, "one", (*counter).Add, MethodOptions{Lane: Concurrent(2)})
 			Method(c, "two", (*counter).Add, MethodOptions{Lane: Concurrent(3)})
 		},
-		`lane "work" is every worker's own`: func(c *ClassOf[counter]) {
+		`lane "work" is built in`: func(c *ClassOf[counter]) {
 			Method(c, "other", (*counter).Add, MethodOptions{Lane: Lane{Name: "work", Limit: 5}})
 		},
 	} {
@@ -93,7 +93,7 @@ func TestForeignClassMistakes(t *testing.T) {
 		`class name ""`:             {{New: make}},
 		`declares method "m" twice`: {{Name: "c", New: make, Methods: []MethodInfo{{Name: "m", Lane: Serial}, {Name: "m", Lane: Serial}}}},
 		"lane name":                 {{Name: "c", New: make, Methods: []MethodInfo{{Name: "m"}}}},
-		`class "c" is given twice`:  {{Name: "c", New: make}, {Name: "c", New: make}},
+		`has class "c" twice`:       {{Name: "c", New: make}, {Name: "c", New: make}},
 	} {
 		_, err := NewHost(st.host.ep, HostConfig{Classes: classes})
 		require.ErrorContains(t, err, words)
@@ -120,7 +120,7 @@ func TestArguments(t *testing.T) {
 	require.NoError(t, wire.Unmarshal(named("move", []string{"x", "y"}, 3, 4).Body, &sum))
 	require.Equal(t, 34, sum)
 	require.ErrorContains(t, named("move", []string{"x", "z"}, 3, 4).Err, `"z"`)
-	require.ErrorContains(t, st.fails("add", 1, 2), "takes one argument, or named ones; it was given 2 positional and 0 named")
+	require.ErrorContains(t, st.fails("add", 1, 2), "takes one positional argument or named ones, not 2 positional and 0 named")
 	require.ErrorContains(t, st.fails("add", 1.5), "want int")
 	require.ErrorContains(t, st.fails("move", []int{1}), "want actors.move")
 	require.Equal(t, "x", st.do("any", "x"))

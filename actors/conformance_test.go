@@ -57,7 +57,7 @@ func spawnOwn(t *testing.T, b *bus.Bus, role actorstest.Role) {
 func newHost(t testing.TB, b *bus.Bus, role actorstest.Role, classes []*actors.Class) *actors.Host {
 	ep, err := b.Endpoint(role.Address.Namespace)
 	require.NoError(t, err)
-	h, err := actors.NewHost(ep, actors.HostConfig{Classes: classes, BeatEvery: role.BeatEvery})
+	h, err := actors.NewHost(ep, actors.HostConfig{Classes: classes, HeartbeatEvery: role.HeartbeatEvery})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)

@@ -102,7 +102,7 @@ func TestNoCallRunsTwice(t *testing.T) {
 		w.become(Ready, nil)
 		obj, err := w.class.New(t.Context(), Setup{})
 		require.NoError(t, err)
-		w.put("", obj, w.class)
+		w.addObject("", obj, w.class)
 		l.mu.Lock()
 		l.ran[0] = nil
 		l.mu.Unlock()
@@ -129,20 +129,20 @@ func TestNoCallRunsTwice(t *testing.T) {
 			case step == 4: // again
 				send(s, now.Sub(sentAt[s])+1)
 			case step == 5:
-				w.cancelCall(&wire.Header{Session: "s", Seq: s}, now)
+				w.cancelRequested(&wire.Header{Session: "s", Seq: s}, now)
 			case step == 6:
 				acked = max(acked, s)
 			case step == 7:
-				w.asked(&wire.Header{Session: "s", Seq: s, Age: now.Sub(sentAt[s]) + 1}, now)
+				w.statusAsked(&wire.Header{Session: "s", Seq: s, Age: now.Sub(sentAt[s]) + 1}, now)
 			case step == 8:
 				if rapid.Bool().Draw(rt, "silence") {
-					now = now.Add(sessionTTL + time.Second)
+					now = now.Add(callerTTL + time.Second)
 				}
 				w.purge(now)
 			}
 		}
 		w.skip(&wire.Header{Session: "s", Order: seq})
-		w.rest(t)
+		w.addIdle(t)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		last := 0

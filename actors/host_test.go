@@ -66,7 +66,7 @@ func TestStartMistakes(t *testing.T) {
 	st.start(WorkerSpec{})
 	_, err := st.host.Start(t.Context(), st.spec(WorkerSpec{}))
 	require.ErrorIs(t, err, bus.ErrExists)
-	require.ErrorContains(t, err, "role[0] runs here already")
+	require.ErrorContains(t, err, "role[0] already runs in this process")
 	st.start(WorkerSpec{Gen: 1}) // its successor may come before it has gone
 	st.do("ok")
 }
@@ -207,7 +207,7 @@ func TestConfigureAnObject(t *testing.T) {
 	}
 	require.NoError(t, configure("", 10))
 	require.NoError(t, configure("second", 20))
-	require.ErrorContains(t, configure("third", 1), "class puppet takes no configuration")
+	require.ErrorContains(t, configure("third", 1), "class puppet cannot be configured")
 	require.ErrorIs(t, configure("fourth", 1), bus.ErrNotFound)
 	require.EqualValues(t, 11, st.do("add", 1))
 }
@@ -255,6 +255,6 @@ func TestBeatsOfOneRoleTravelTogether(t *testing.T) {
 	}
 	for rank := range 3 {
 		b := next()
-		require.Equal(t, Beat{Rank: rank, Gen: uint32(rank), State: Ready, Node: "here"}, b)
+		require.Equal(t, Heartbeat{Rank: rank, Gen: uint32(rank), State: Ready, Node: "here"}, b)
 	}
 }

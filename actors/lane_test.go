@@ -11,11 +11,11 @@ import (
 
 func TestLaneMistakes(t *testing.T) {
 	for words, l := range map[string]Lane{
-		"lane name":                     {Name: "", Limit: 1},
-		"at least 1, not 0":             Concurrent(0),
-		"at least 1, not -3":            {Name: "slow", Limit: -3},
-		`lane "work" is every worker's`: {Name: "work", Limit: 2},
-		"with limit 64, not 1":          {Name: "control", Limit: 1},
+		"lane name":               {Name: "", Limit: 1},
+		"at least 1, not 0":       Concurrent(0),
+		"at least 1, not -3":      {Name: "slow", Limit: -3},
+		`lane "work" is built in`: {Name: "work", Limit: 2},
+		"with limit 64, not 1":    {Name: "control", Limit: 1},
 	} {
 		require.ErrorContains(t, l.check(), words)
 		require.ErrorIs(t, l.check(), bus.ErrInvalid)

@@ -86,7 +86,7 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 	}
 	group.Go(func() { // somebody asks about calls that were, or were not
 		for seq := range uint64(2000) {
-			w.asked(&wire.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
+			w.statusAsked(&wire.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
 		}
 	})
 	group.Wait()
@@ -105,9 +105,9 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 // TestAllocationsOfACall is the budget of a short call of a lone worker, from its message to its answer: the context, the
 // argument, and what NATS takes.
 func TestAllocationsOfACall(t *testing.T) {
-	st := newStandOf(t, HostConfig{Classes: []*Class{echoes(func(context.Context) {})}, BeatEvery: time.Hour})
+	st := newStandOf(t, HostConfig{Classes: []*Class{echoes(func(context.Context) {})}, HeartbeatEvery: time.Hour})
 	w := st.start(WorkerSpec{})
-	in := newIntake(st.host, st.host.workCh)
+	r := newReceiver(st.host, st.host.workCh)
 	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), make([]byte, 64))
 	require.NoError(t, err)
 	f := wire.Frame{Kind: wire.KindCall, Body: wire.AppendNamedHead(body, 0), Header: wire.Header{Session: "s", Method: "echo", Caller: "test", Inline: 1 << 10}}
@@ -117,10 +117,10 @@ func TestAllocationsOfACall(t *testing.T) {
 		f.Header.Acked = f.Header.Seq - 1
 		f.Header.Order, f.Header.Prev = f.Header.Seq, f.Header.Seq-1
 		msg.Data = f.Append(msg.Data[:0])
-		if j := in.handle(msg); j.call != nil {
-			require.True(t, in.lending.run(j))
+		if j := r.handle(msg); j.call != nil {
+			require.True(t, r.inline.run(j))
 		}
-		w.rest(t)
+		w.addIdle(t)
 	}
 	for range 20 {
 		call() // until it is known to be short
@@ -141,7 +141,7 @@ func TestForgottenCallsAreReferredToByNobody(t *testing.T) {
 	<-g.Done()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, s := range w.sessions {
+	for _, s := range w.callers {
 		w.forgetAll(s)
 		for _, c := range s.calls {
 			require.False(t, slices.Contains(w.forgotten, c))

@@ -35,15 +35,15 @@ func silentWorker(method func()) *Worker {
 
 // start runs a call of the method on the host's runners.
 func (w *Worker) start(q *queue) {
-	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &wire.Header{Method: "m"}, bodyHere: true}
+	c := &call{worker: w, caller: &callerState{calls: map[uint64]*call{}}, header: &wire.Header{Method: "m"}, bodyHere: true}
 	c.binding = &binding{queue: q, handle: func(ctx context.Context, body []byte) ([]byte, error) { return w.objects[""].Handle(ctx, "m", body) }}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q.waiting.push(c)
-	w.kick(q, instantOf(time.Now()))
+	w.startReady(q, instantOf(time.Now()))
 }
 
-func (rs *runners) resting() int {
+func (rs *runners) idleCount() int {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	return len(rs.idle)
@@ -67,19 +67,19 @@ func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
 			synctest.Wait()
 		}
 		atOnce(5)
-		require.Equal(t, 5, rs.resting())
+		require.Equal(t, 5, rs.idleCount())
 
 		time.Sleep(runnerIdle / 2)
 		atOnce(3)
-		require.Equal(t, 5, rs.resting(), "no new one was needed")
+		require.Equal(t, 5, rs.idleCount(), "no new one was needed")
 		time.Sleep(runnerIdle/2 + time.Second)
-		require.Equal(t, 3, rs.resting(), "two have had nothing to do for too long")
+		require.Equal(t, 3, rs.idleCount(), "two have had nothing to do for too long")
 		time.Sleep(runnerIdle)
-		require.Zero(t, rs.resting())
+		require.Zero(t, rs.idleCount())
 		atOnce(1)
-		require.Equal(t, 1, rs.resting())
+		require.Equal(t, 1, rs.idleCount())
 		rs.close(time.Second)
-		require.Zero(t, rs.resting())
+		require.Zero(t, rs.idleCount())
 	})
 }
 

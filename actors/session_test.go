@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-func newSession() *session { return &session{calls: map[uint64]*call{}} }
+func newSession() *callerState { return &callerState{calls: map[uint64]*call{}} }
 
 // TestSessionNeverAdmitsACallTwice: whatever became of a call, found again it is known, or known to be over.
 func TestSessionNeverAdmitsACallTwice(t *testing.T) {
@@ -27,7 +27,7 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 			switch c.phase {
 			case queued:
 				c.dropped, c.phase = true, forgotten
-				s.leave(c)
+				s.retire(c)
 			case running:
 				c.dropped = true
 			}
@@ -39,7 +39,7 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 				if c, over := s.find(h, now); c != nil || over {
 					t.Fatalf("call %d has not come yet", h.Seq)
 				}
-				c := &call{header: h, session: s}
+				c := &call{header: h, caller: s}
 				s.calls[h.Seq] = c
 				all = append(all, c)
 				continue
@@ -52,13 +52,13 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 			case 4: // it ends, and is answered unless nobody waits
 				if c.phase == running && c.dropped {
 					c.phase = forgotten
-					s.leave(c)
+					s.retire(c)
 				} else if c.phase == running {
 					c.phase = answered
 				}
 			case 5: // no room for its answer any more
 				forget(c)
-				s.leave(c)
+				s.retire(c)
 			case 6:
 				giveUp(c)
 			case 7:
@@ -80,12 +80,12 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 				if c.phase <= running {
 					open++
 				}
-				if known == gone {
+				if known == tombstone {
 					buried++
 				}
 			}
-			if s.gone != buried || s.busy() != (open > 0) {
-				t.Fatalf("%d calls gone, not %d; %d under way, busy %t", buried, s.gone, open, s.busy())
+			if s.tombstones != buried || s.busy() != (open > 0) {
+				t.Fatalf("%d calls gone, not %d; %d under way, busy %t", buried, s.tombstones, open, s.busy())
 			}
 		}
 	})
@@ -94,18 +94,18 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 // TestSessionIsBounded: a caller that acknowledges nothing for long costs no more than so many entries.
 func TestSessionIsBounded(t *testing.T) {
 	s, now := newSession(), time.Now()
-	slow := &call{header: &wire.Header{Seq: 1}, session: s, phase: running}
+	slow := &call{header: &wire.Header{Seq: 1}, caller: s, phase: running}
 	s.calls[1] = slow
-	const n = 5 * maxRemembered
+	const n = 5 * maxTombstones
 	for seq := uint64(2); seq <= n; seq++ {
-		s.pass(seq)
-		if len(s.calls) > maxRemembered+1 {
+		s.markOver(seq)
+		if len(s.calls) > maxTombstones+1 {
 			t.Fatalf("%d entries after %d calls", len(s.calls), seq)
 		}
 	}
 	for _, seq := range []uint64{2, n / 2, n} {
 		c, over := s.find(&wire.Header{Seq: seq}, now)
-		require.True(t, c == gone || over, "%d", seq)
+		require.True(t, c == tombstone || over, "%d", seq)
 	}
 	c, over := s.find(&wire.Header{Seq: n + 1}, now)
 	require.True(t, c == nil && !over)
@@ -117,15 +117,15 @@ func TestSessionIsBounded(t *testing.T) {
 	require.Less(t, s.floor-s.acked, uint64(n))
 	slow.phase = forgotten
 	s.acknowledge(n, none, none)
-	s.leave(slow)
-	require.Zero(t, s.gone)
+	s.retire(slow)
+	require.Zero(t, s.tombstones)
 	require.LessOrEqual(t, len(s.calls), 1)
 }
 
 func TestSessionAfterItWasForgotten(t *testing.T) {
 	now := time.Now()
 	s := newSession()
-	s.blankUntil = now.Add(-time.Minute)
+	s.unknownBefore = now.Add(-time.Minute)
 	for age, want := range map[time.Duration]bool{0: false, time.Second: false, 2 * time.Minute: true} {
 		_, over := s.find(&wire.Header{Seq: 1, Age: age}, now)
 		require.Equal(t, want, over, "first sent %s ago", age)
@@ -133,7 +133,7 @@ func TestSessionAfterItWasForgotten(t *testing.T) {
 }
 
 func TestAStreamOfItsOwnForSequencers(t *testing.T) {
-	own, sequenced := streamOf(&wire.Header{Session: "a"}), streamOf(&wire.Header{Session: "b", Stream: "a"})
+	own, sequenced := orderOf(&wire.Header{Session: "a"}), orderOf(&wire.Header{Session: "b", Stream: "a"})
 	require.Equal(t, own.session, sequenced.session)
 	require.NotEqual(t, own, sequenced)
 }

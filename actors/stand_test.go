@@ -26,7 +26,7 @@ type stand struct {
 // newStand makes a host with these classes; it is closed at the end of the test, and what runs then is not waited for.
 func newStand(t *testing.T, classes ...*Class) *stand {
 	t.Helper()
-	return newStandOf(t, HostConfig{Classes: classes, BeatEvery: 20 * time.Millisecond})
+	return newStandOf(t, HostConfig{Classes: classes, HeartbeatEvery: 20 * time.Millisecond})
 }
 
 func newStandOf(t *testing.T, cfg HostConfig) *stand {

@@ -21,14 +21,14 @@ import (
 )
 
 // beats gives the beats of the stand's role.
-func (st *stand) beats() func() Beat {
+func (st *stand) beats() func() Heartbeat {
 	st.t.Helper()
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.address.Life())
 	require.NoError(st.t, err)
 	require.NoError(st.t, st.ep.Bus().Flush(context.Background()))
 	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	var got []Beat
-	return func() Beat {
+	var got []Heartbeat
+	return func() Heartbeat {
 		for len(got) == 0 {
 			m, err := sub.NextMsg(20 * time.Second)
 			require.NoError(st.t, err)
@@ -51,7 +51,7 @@ func TestPanicFails(t *testing.T) {
 		"c_block": running.method, "c_stuck": stuck.stubborn, "panic": panicking,
 		"next": func(context.Context, []byte) ([]byte, error) { began.Store(true); return nil, nil },
 	})
-	st := newStandOf(t, HostConfig{Classes: []*Class{class}, BeatEvery: time.Hour})
+	st := newStandOf(t, HostConfig{Classes: []*Class{class}, HeartbeatEvery: time.Hour})
 	defer close(stuck.releaseCh)
 	w := st.start(WorkerSpec{PanicFails: true})
 	next := st.beats()
@@ -72,7 +72,7 @@ func TestPanicFails(t *testing.T) {
 			break
 		}
 	}
-	require.Less(t, time.Since(at), lastGrace/2)
+	require.Less(t, time.Since(at), endGrace/2)
 	<-panicked.Done()
 	err := bus.AsError(panicked.Answers()[0].Err)
 	require.ErrorIs(t, err, bus.ErrPanic)
@@ -198,7 +198,7 @@ func TestStopIsBounded(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	err := st.host.Close(ctx)
-	require.Less(t, time.Since(began), lastGrace+2*time.Second)
+	require.Less(t, time.Since(began), endGrace+2*time.Second)
 	require.ErrorIs(t, err, bus.ErrTimedOut)
 	require.ErrorContains(t, err, "still running in role[0] although cancelled: c_stuck_too, stuck")
 	<-w.Done()
@@ -315,10 +315,10 @@ func TestCreateThatOutlivesTheWorker(t *testing.T) {
 // inject is a call as the host would hand it over.
 func (w *Worker) inject(h wire.Header, body []byte, now time.Time) {
 	h.Inline = max(h.Inline, 32<<10)
-	_, _ = w.arrive(&delivery{frame: wire.Frame{Header: h}}, body, now, false, true)
+	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, body, now, false, true)
 }
 
-func (w *Worker) rest(t *testing.T) {
+func (w *Worker) addIdle(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		w.mu.Lock()
@@ -371,41 +371,41 @@ func TestAnswersAreKeptInBounds(t *testing.T) {
 	}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
-	const n = maxKept + 500
+	const n = maxUnacked + 500
 	for seq := range uint64(n) {
 		w.inject(wire.Header{Session: "s", Seq: seq + 1, Method: "count"}, nil, now)
 	}
-	w.rest(t)
+	w.addIdle(t)
 	require.EqualValues(t, n, ran.Load())
-	require.Equal(t, maxKept, w.kept.n)
-	s := w.sessions["s"]
+	require.Equal(t, maxUnacked, w.unacked.n)
+	s := w.callers["s"]
 	require.Len(t, s.calls, n)
-	require.Equal(t, 500, s.gone)
-	require.Same(t, gone, s.calls[1])
+	require.Equal(t, 500, s.tombstones)
+	require.Same(t, tombstone, s.calls[1])
 
 	next := st.inbox("s")
 	for _, seq := range []uint64{1, 500} {
-		w.asked(&wire.Header{Session: "s", Seq: seq, Age: 1}, now)
+		w.statusAsked(&wire.Header{Session: "s", Seq: seq, Age: 1}, now)
 		require.Equal(t, wire.StateUnknown, next().Header.State)
 	}
-	w.asked(&wire.Header{Session: "s", Seq: 501, Age: 1}, now)
+	w.statusAsked(&wire.Header{Session: "s", Seq: 501, Age: 1}, now)
 	require.Equal(t, wire.KindAnswer, next().Kind)
 	w.inject(wire.Header{Session: "s", Seq: 1, Method: "count", Age: 1}, nil, now)
-	w.rest(t)
+	w.addIdle(t)
 	require.EqualValues(t, n, ran.Load())
 
 	w.inject(wire.Header{Session: "s", Seq: n + 1, Acked: n, Method: "count"}, nil, now)
-	w.rest(t)
+	w.addIdle(t)
 	require.Len(t, s.calls, 1)
-	require.Zero(t, s.gone)
-	require.Equal(t, w.kept.newest.reply.Size(), w.keptBytes)
+	require.Zero(t, s.tombstones)
+	require.Equal(t, w.unacked.newest.reply.Size(), w.unackedBytes)
 
 	for seq := range uint64(1000) {
 		w.inject(wire.Header{Session: "t", Seq: seq + 1, Method: "long"}, nil, now)
 	}
-	w.rest(t)
-	require.LessOrEqual(t, w.keptBytes, maxKeptBytes)
-	require.Greater(t, w.keptBytes, maxKeptBytes-64<<10)
+	w.addIdle(t)
+	require.LessOrEqual(t, w.unackedBytes, maxUnackedBytes)
+	require.Greater(t, w.unackedBytes, maxUnackedBytes-64<<10)
 }
 
 // TestBodiesAreNotKept: what a call was sent with is free when it is answered, although the answer is kept.
@@ -418,11 +418,11 @@ func TestBodiesAreNotKept(t *testing.T) {
 			h := wire.Header{Session: "s", Seq: uint64(i + 1), Method: "ok", Inline: 1 << 10, Meta: []byte{0xc0}, Some: true, Ranks: wire.Ranks(0), CollectSome: true, Collect: wire.Ranks(0)}
 			msg := (&wire.Frame{Kind: wire.KindCall, Header: h, Body: make([]byte, 32<<10)}).Append(nil)
 			bodies = append(bodies, weak.Make(&msg[0]))
-			newIntake(st.host, st.host.controlCh).handle(&bus.Msg{Subject: st.address.Rank(0), Data: msg})
+			newReceiver(st.host, st.host.controlCh).handle(&bus.Msg{Subject: st.address.Rank(0), Data: msg})
 		}
-		w.rest(t)
+		w.addIdle(t)
 	}()
-	require.Len(t, w.sessions["s"].calls, 20)
+	require.Len(t, w.callers["s"].calls, 20)
 	for end := time.Now().Add(10 * time.Second); ; {
 		runtime.GC()
 		left := 0
@@ -444,7 +444,7 @@ func TestLargeErrorsAreNotHeld(t *testing.T) {
 	w := st.start(WorkerSpec{})
 	next := st.inbox("s")
 	h := wire.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
-	_, _ = w.arrive(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
+	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
 	f := next()
 	require.Equal(t, bus.CodeApplication, f.Header.Code)
 	require.LessOrEqual(t, len(f.Body), minErrorRoom)
@@ -488,31 +488,31 @@ func TestSilentCallersAreForgotten(t *testing.T) {
 	require.Equal(t, wire.KindAnswer, next().Kind)
 	w.inject(wire.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, begin.Add(-time.Hour))
 	<-b.beganCh
-	w.purge(begin.Add(sessionTTL / 2))
-	require.Len(t, w.sessions, 2)
-	later := begin.Add(sessionTTL + time.Minute)
+	w.purge(begin.Add(callerTTL / 2))
+	require.Len(t, w.callers, 2)
+	later := begin.Add(callerTTL + time.Minute)
 	w.purge(later)
-	require.Len(t, w.sessions, 1)
-	require.Contains(t, w.sessions, "busy")
-	require.NotContains(t, w.streams, streamID{session: "gone"})
+	require.Len(t, w.callers, 1)
+	require.Contains(t, w.callers, "busy")
+	require.NotContains(t, w.orders, orderID{session: "gone"})
 
-	w.asked(&wire.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	w.statusAsked(&wire.Header{Session: "gone", Seq: 1, Age: callerTTL}, later)
 	require.Equal(t, wire.StateUnknown, next().Header.State)
 	w.inject(wire.Header{Session: "gone", Seq: 2, Method: "count"}, nil, later) // a new call makes it known again
 	require.Equal(t, wire.KindAnswer, next().Kind)
-	w.inject(wire.Header{Session: "gone", Seq: 1, Method: "count", Age: sessionTTL}, nil, later)
+	w.inject(wire.Header{Session: "gone", Seq: 1, Method: "count", Age: callerTTL}, nil, later)
 	require.Equal(t, wire.StateUnknown, next().Header.State)
-	w.asked(&wire.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	w.statusAsked(&wire.Header{Session: "gone", Seq: 1, Age: callerTTL}, later)
 	require.Equal(t, wire.StateUnknown, next().Header.State)
-	w.asked(&wire.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
+	w.statusAsked(&wire.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
 	require.Equal(t, wire.StateNever, next().Header.State, "sent since")
 	require.EqualValues(t, 2, ran.Load())
 
 	close(b.releaseCh)
-	w.rest(t)
-	require.WithinDuration(t, time.Now(), w.sessions["busy"].lastSeen, time.Minute, "it has just been answered")
-	w.purge(time.Now().Add(sessionTTL / 2))
-	require.Contains(t, w.sessions, "busy")
+	w.addIdle(t)
+	require.WithinDuration(t, time.Now(), w.callers["busy"].lastSeen, time.Minute, "it has just been answered")
+	w.purge(time.Now().Add(callerTTL / 2))
+	require.Contains(t, w.callers, "busy")
 }
 
 // TestTooManyCallers: the longest silent go, and never one whose call is under way.
@@ -523,13 +523,13 @@ func TestTooManyCallers(t *testing.T) {
 	now := time.Now()
 	w.inject(wire.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, now)
 	<-b.beganCh
-	for i := range 3 * maxSessions {
-		w.cancelCall(&wire.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
-		require.LessOrEqual(t, len(w.sessions), maxSessions)
+	for i := range 3 * maxCallers {
+		w.cancelRequested(&wire.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
+		require.LessOrEqual(t, len(w.callers), maxCallers)
 	}
-	require.Contains(t, w.sessions, "busy")
-	require.Contains(t, w.sessions, fmt.Sprint(3*maxSessions-1))
-	require.NotContains(t, w.sessions, "0")
+	require.Contains(t, w.callers, "busy")
+	require.Contains(t, w.callers, fmt.Sprint(3*maxCallers-1))
+	require.NotContains(t, w.callers, "0")
 	close(b.releaseCh)
 }
 
@@ -544,22 +544,22 @@ func TestSequencersAreRemembered(t *testing.T) {
 	}
 	w.inject(sequenced("a", 1, 1, 0), nil, begin)
 	w.inject(sequenced("q", 1, 2, 1), nil, begin) // the sequencer's process calls as well
-	w.rest(t)
-	later := begin.Add(2 * sessionTTL)
+	w.addIdle(t)
+	later := begin.Add(2 * callerTTL)
 	w.purge(later)
-	require.Empty(t, w.sessions)
+	require.Empty(t, w.callers)
 	w.inject(sequenced("b", 1, 3, 2), nil, later)
-	w.rest(t)
+	w.addIdle(t)
 	require.EqualValues(t, 3, ran.Load())
 	w.inject(sequenced("a", 1, 1, 0), nil, later) // a repeat
-	w.rest(t)
+	w.addIdle(t)
 	require.EqualValues(t, 3, ran.Load())
 
 	w.inject(sequenced("b", 3, 9, 8), nil, later)
-	id := streamID{session: "q", sequencer: true}
-	require.Len(t, slices.Collect(w.streams[id].Held), 1)
-	w.purge(later.Add(2 * sessionTTL))
-	require.Empty(t, slices.Collect(w.streams[id].Held), "its sequencer is gone, and will not be asked for ever")
+	id := orderID{session: "q", sequencer: true}
+	require.Len(t, slices.Collect(w.orders[id].Held), 1)
+	w.purge(later.Add(2 * callerTTL))
+	require.Empty(t, slices.Collect(w.orders[id].Held), "its sequencer is gone, and will not be asked for ever")
 }
 
 // TestANewSequencer: what still waited for the old one is not waited for any more.
@@ -568,10 +568,10 @@ func TestANewSequencer(t *testing.T) {
 	w := st.start(WorkerSpec{})
 	next, now := st.inbox("a"), time.Now()
 	w.inject(wire.Header{Session: "a", Seq: 1, Method: "ok", Stream: "old", Order: 2, Prev: 1}, nil, now)
-	w.asked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
+	w.statusAsked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
 	require.Equal(t, wire.StateQueued, next().Header.State)
 	w.inject(wire.Header{Session: "b", Seq: 1, Method: "ok", Stream: "new", Order: 1}, nil, now)
-	w.asked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
+	w.statusAsked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
 	require.Equal(t, wire.StateNever, next().Header.State)
 	w.inject(wire.Header{Session: "a", Seq: 1, Method: "ok", Stream: "new", Order: 2, Prev: 1, Age: 1}, nil, now)
 	require.Equal(t, wire.KindAnswer, next().Kind)
@@ -585,10 +585,10 @@ func TestHeldCallOfAForgottenCaller(t *testing.T) {
 	now := time.Now()
 	w.inject(wire.Header{Session: "a", Seq: 1, Method: "count", Stream: "q", Order: 2, Prev: 1}, nil, now)
 	w.mu.Lock()
-	delete(w.sessions, "a")
+	delete(w.callers, "a")
 	w.mu.Unlock()
 	w.inject(wire.Header{Session: "b", Seq: 1, Method: "count", Stream: "q", Order: 1}, nil, now)
-	w.rest(t)
+	w.addIdle(t)
 	require.EqualValues(t, 2, ran.Load())
 }
 
@@ -597,7 +597,7 @@ func TestCallOlderThanTheWorker(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing}))
 	w := st.start(WorkerSpec{})
 	next := st.inbox("early")
-	w.asked(&wire.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
+	w.statusAsked(&wire.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
 	require.Equal(t, wire.StateNever, next().Header.State)
 	w.inject(wire.Header{Session: "early", Seq: 1, Method: "ok", Age: time.Hour}, nil, time.Now())
 	require.Equal(t, wire.KindAnswer, next().Kind)
@@ -608,7 +608,7 @@ func TestBodyThatComesTooLate(t *testing.T) {
 	st := newStand(t, puppetClass(methods{"ok": nothing}))
 	w := st.start(WorkerSpec{})
 	h := wire.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: wire.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
-	fetch, _ := w.arrive(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
+	fetch, _ := w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
 	require.Len(t, fetch, 1)
 	w.beginStop()
 	require.Equal(t, answered, fetch[0].phase)

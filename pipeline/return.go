@@ -26,7 +26,7 @@ func genOf(rank roles.Worker) uint32 {
 
 // isBack says from its beat whether a rank is there again that was lost in a generation. What was last heard of it may be of
 // before: then it is ready, and the next call would be lost at once.
-func isBack(beat actors.Beat, gen uint32, lost time.Time) bool {
+func isBack(beat actors.Heartbeat, gen uint32, lost time.Time) bool {
 	return beat.State == actors.Ready && (beat.Gen > gen || time.Since(lost) >= sameWorker)
 }
 

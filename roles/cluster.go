@@ -82,7 +82,7 @@ func (c *Cluster) Record() Record {
 }
 
 // Health is what was last heard of each worker.
-func (c *Cluster) Health() []actors.Beat {
+func (c *Cluster) Health() []actors.Heartbeat {
 	beats, _ := c.life.states()
 	return beats
 }

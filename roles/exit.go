@@ -41,13 +41,13 @@ func (l *life) exited(e nodes.Exit) {
 	}
 	one := lossOfExit(e)
 	if old.unsaid && !one.evicted { // it has stopped in order
-		one = lossOf(old.Beat, l.cluster.Name())
+		one = lossOf(old.Heartbeat, l.cluster.Name())
 	}
-	now := actors.Beat{Rank: rank, Gen: e.ID.Gen, Node: e.Node, State: actors.Stopped}
+	now := actors.Heartbeat{Rank: rank, Gen: e.ID.Gen, Node: e.Node, State: actors.Stopped}
 	if one.failed {
 		now.State, now.Err = actors.Failed, one.why
 	}
-	l.beats[rank].Beat, l.beats[rank].unsaid = now, false
+	l.beats[rank].Heartbeat, l.beats[rank].unsaid = now, false
 	l.changedLocked()
 	l.mu.Unlock()
 	l.lost(one, true)
@@ -60,7 +60,7 @@ const (
 
 // awaitExit waits for the agent's word on a worker that has stopped in order: one that an operator has ended stops so too,
 // and only the agent knows why.
-func (l *life) awaitExit(b actors.Beat) {
+func (l *life) awaitExit(b actors.Heartbeat) {
 	l.mu.Lock()
 	l.beats[b.Rank].unsaid = true
 	l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *life) awaitExit(b actors.Beat) {
 	time.AfterFunc(exitSpread, bus.Guard(ask))
 }
 
-func (l *life) isUnsaid(b actors.Beat) bool {
+func (l *life) isUnsaid(b actors.Heartbeat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.beats[b.Rank]
@@ -101,7 +101,7 @@ func (l *life) isUnsaid(b actors.Beat) bool {
 }
 
 // stopped takes a worker at its own word.
-func (l *life) stopped(b actors.Beat) {
+func (l *life) stopped(b actors.Heartbeat) {
 	if !l.isUnsaid(b) {
 		return
 	}

@@ -41,7 +41,7 @@ type life struct {
 }
 
 type beat struct {
-	actors.Beat
+	actors.Heartbeat
 	at      time.Time // zero: nothing is expected yet
 	session string    // under which the worker makes its calls; empty: it has not been heard
 	unsaid  bool      // it has stopped, and its agent is yet to say why
@@ -147,7 +147,7 @@ func (l *life) receive(m *nats.Msg) {
 	if err != nil || f.Kind != wire.KindBeat {
 		return // a stranger on our subject; the workers' silence would be noticed
 	}
-	var beats []actors.Beat
+	var beats []actors.Heartbeat
 	if err := wire.Unmarshal(f.Body, &beats); err != nil {
 		l.cluster.rt.log.Warn("roles: a heartbeat cannot be read", "role", l.cluster.Name(), "error", err)
 		return
@@ -157,7 +157,7 @@ func (l *life) receive(m *nats.Msg) {
 	}
 }
 
-func (l *life) note(b actors.Beat, session string) {
+func (l *life) note(b actors.Heartbeat, session string) {
 	if b.State == noteBegun || b.State == noteFinished { // of a process that restarts workers, about them
 		if session != l.cluster.rt.ep.Session() {
 			l.cluster.restartNews()
@@ -177,7 +177,7 @@ func (l *life) note(b actors.Beat, session string) {
 		l.mu.Unlock()
 		return // an earlier worker's, or one after its last words
 	}
-	l.beats[b.Rank] = beat{Beat: b, at: time.Now(), session: session}
+	l.beats[b.Rank] = beat{Heartbeat: b, at: time.Now(), session: session}
 	if old.State != b.State || old.Gen != b.Gen {
 		l.changedLocked()
 	}
@@ -208,7 +208,7 @@ func (l *life) changedLocked() {
 }
 
 // lossOf reads a worker's last words.
-func lossOf(b actors.Beat, role string) loss {
+func lossOf(b actors.Heartbeat, role string) loss {
 	out := loss{rank: b.Rank, gen: b.Gen, failed: b.State == actors.Failed}
 	switch {
 	case !out.failed:
@@ -255,7 +255,7 @@ func (l *life) repeat() {
 func (l *life) renew(rank int, gen uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.beats[rank] = beat{Beat: actors.Beat{Rank: rank, Gen: gen}}
+	l.beats[rank] = beat{Heartbeat: actors.Heartbeat{Rank: rank, Gen: gen}}
 	l.publishGensLocked()
 }
 
@@ -264,7 +264,7 @@ func (l *life) makeRoom(world int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for rank := len(l.beats); rank < world; rank++ {
-		l.beats = append(l.beats, beat{Beat: actors.Beat{Rank: rank}})
+		l.beats = append(l.beats, beat{Heartbeat: actors.Heartbeat{Rank: rank}})
 	}
 }
 
@@ -274,7 +274,7 @@ func (l *life) adopt(seats []Seat) {
 	defer l.mu.Unlock()
 	for rank, seat := range seats {
 		if l.beats[rank].Gen < seat.Gen {
-			l.beats[rank] = beat{Beat: actors.Beat{Rank: rank, Gen: seat.Gen}}
+			l.beats[rank] = beat{Heartbeat: actors.Heartbeat{Rank: rank, Gen: seat.Gen}}
 		}
 	}
 	l.publishGensLocked()
@@ -316,7 +316,7 @@ func (l *life) lossOf(rank int) error {
 			return one.why
 		}
 	}
-	if b := l.beats[rank].Beat; b.State.Over() { // its last words were heard, and are about to be noted
+	if b := l.beats[rank].Heartbeat; b.State.Over() { // its last words were heard, and are about to be noted
 		return lossOf(b, l.cluster.Name()).why
 	}
 	return bus.Errorf(bus.CodeWorkerLost, "rank %d is gone", rank)
@@ -421,12 +421,12 @@ func (l *life) judge(rank int, why *bus.Error) {
 }
 
 // states returns what was last heard of each rank, and a channel that is closed at the next change.
-func (l *life) states() ([]actors.Beat, <-chan struct{}) {
+func (l *life) states() ([]actors.Heartbeat, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := make([]actors.Beat, len(l.beats))
+	out := make([]actors.Heartbeat, len(l.beats))
 	for i, b := range l.beats {
-		out[i] = b.Beat
+		out[i] = b.Heartbeat
 		out[i].Rank = i
 	}
 	return out, l.changed

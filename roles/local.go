@@ -206,7 +206,7 @@ func (l *Local) newPlace(b *bus.Bus, namespace string, workers int) (*place, err
 		return nil, err
 	}
 	rt := newInside(ep)
-	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, BeatEvery: l.beatEvery, Node: l.node, Above: rt, OwnProcess: l.ownProcess, Workers: workers})
+	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, HeartbeatEvery: l.beatEvery, Node: l.node, Owner: rt, OwnProcess: l.ownProcess, Workers: workers})
 	if err != nil {
 		rt.closeInside()
 		ep.Close()

@@ -675,9 +675,9 @@ func (r *Record) dropUnused() (unused []Held) {
 // note tells those who follow the role that its record has changed. One that is lost is made up for by their looking now
 // and then.
 func (c *Cluster) note(r *Restart, state actors.State) {
-	beats := make([]actors.Beat, len(r.Ranks))
+	beats := make([]actors.Heartbeat, len(r.Ranks))
 	for i, rank := range r.Ranks {
-		beats[i] = actors.Beat{Rank: rank, Gen: r.Gen, State: state}
+		beats[i] = actors.Heartbeat{Rank: rank, Gen: r.Gen, State: state}
 	}
 	body, err := wire.Marshal(beats)
 	if err == nil {

@@ -16,14 +16,14 @@ import (
 
 // Role is a role whose workers the suite asks for.
 type Role struct {
-	Address    bus.Address
-	World      int
-	Gen        uint32           // of every rank
-	Config     wire.Raw         // for the constructor
-	Slices     [][]actors.Slice // by rank; empty: none
-	QueueLimit int              // zero: the runtime's own
-	BeatEvery  time.Duration    // zero: the runtime's own
-	Ordered    bool             // rank 0 runs the role's sequencer
+	Address        bus.Address
+	World          int
+	Gen            uint32           // of every rank
+	Config         wire.Raw         // for the constructor
+	Slices         [][]actors.Slice // by rank; empty: none
+	QueueLimit     int              // zero: the runtime's own
+	HeartbeatEvery time.Duration    // zero: the runtime's own
+	Ordered        bool             // rank 0 runs the role's sequencer
 }
 
 // Spec is what a host in Go needs to know of one rank.

@@ -80,7 +80,7 @@ func (s *suite) lanes(t *testing.T) {
 		st.finish(waiting)
 	})
 	t.Run("a method that was always quick takes its time", func(t *testing.T) {
-		st := s.stage(t, Role{BeatEvery: 20 * time.Millisecond})
+		st := s.stage(t, Role{HeartbeatEvery: 20 * time.Millisecond})
 		st.release(0, "quick")
 		for range 20 {
 			get[string](st, 0, "block", "quick")

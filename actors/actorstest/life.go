@@ -15,7 +15,7 @@ import (
 func (s *suite) life(t *testing.T) {
 	const often = 15 * time.Millisecond
 	t.Run("beats tell busy from idle", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2, Gen: 3, BeatEvery: often})
+		st := s.stage(t, Role{World: 2, Gen: 3, HeartbeatEvery: often})
 		life := st.life()
 		idle := life.next(1)
 		require.Equal(t, []any{uint32(3), actors.Ready, time.Duration(0), 0, 0}, []any{idle.Gen, idle.State, idle.Busy, idle.Calls, idle.Queued})
@@ -23,18 +23,18 @@ func (s *suite) life(t *testing.T) {
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(1, "k")})
 		st.await(1, "begin k")
 		waiting := st.send(bus.Call{Method: "note", Parts: st.one(1, "n")})
-		busy := life.until(1, func(b actors.Beat) bool { return b.Busy > 0 && b.Queued == 1 })
+		busy := life.until(1, func(b actors.Heartbeat) bool { return b.Busy > 0 && b.Queued == 1 })
 		require.Equal(t, 1, busy.Calls)
-		later := life.until(1, func(b actors.Beat) bool { return b.Busy > 3*often })
+		later := life.until(1, func(b actors.Heartbeat) bool { return b.Busy > 3*often })
 		require.Greater(t, later.Busy, busy.Busy)
 		require.Zero(t, life.next(0).Busy)
 		st.release(1, "k")
 		st.finish(blocked)
 		st.finish(waiting)
-		life.until(1, func(b actors.Beat) bool { return b.Busy == 0 && b.Calls == 0 && b.Queued == 0 })
+		life.until(1, func(b actors.Heartbeat) bool { return b.Busy == 0 && b.Calls == 0 && b.Queued == 0 })
 	})
 	t.Run("a call longer than all patience", func(t *testing.T) {
-		st := s.stage(t, Role{BeatEvery: often})
+		st := s.stage(t, Role{HeartbeatEvery: often})
 		life := st.life()
 		g := st.send(bus.Call{Method: "block", Parts: st.one(0, "k"), AskAfter: often})
 		st.await(0, "begin k")
@@ -49,7 +49,7 @@ func (s *suite) life(t *testing.T) {
 			}
 			return p.For > first
 		})
-		life.until(0, func(b actors.Beat) bool { return b.Busy > 5*often })
+		life.until(0, func(b actors.Heartbeat) bool { return b.Busy > 5*often })
 		st.release(0, "k")
 		require.Equal(t, "k", read[string](st, st.finish(g)[0]))
 		require.Equal(t, 1, st.executions(0, "k"))
@@ -60,7 +60,7 @@ func (s *suite) life(t *testing.T) {
 type life struct {
 	st  *stage
 	ch  chan *bus.Msg
-	got []actors.Beat
+	got []actors.Heartbeat
 }
 
 func (st *stage) life() *life {
@@ -71,13 +71,13 @@ func (st *stage) life() *life {
 }
 
 // next is the next beat of that rank.
-func (l *life) next(rank int) actors.Beat {
+func (l *life) next(rank int) actors.Heartbeat {
 	l.st.t.Helper()
-	return l.until(rank, func(actors.Beat) bool { return true })
+	return l.until(rank, func(actors.Heartbeat) bool { return true })
 }
 
 // until is the next beat of that rank of which it holds.
-func (l *life) until(rank int, holds func(actors.Beat) bool) actors.Beat {
+func (l *life) until(rank int, holds func(actors.Heartbeat) bool) actors.Heartbeat {
 	l.st.t.Helper()
 	for {
 		for len(l.got) == 0 {
@@ -95,7 +95,7 @@ func (l *life) until(rank int, holds func(actors.Beat) bool) actors.Beat {
 }
 
 // await waits until the rank has said that it is in that state.
-func (l *life) await(rank int, state actors.State) actors.Beat {
+func (l *life) await(rank int, state actors.State) actors.Heartbeat {
 	l.st.t.Helper()
-	return l.until(rank, func(b actors.Beat) bool { return b.State == state })
+	return l.until(rank, func(b actors.Heartbeat) bool { return b.State == state })
 }

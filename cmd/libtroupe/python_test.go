@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, err, "not all workers came up")
 			f, err := wire.ParseFrame(m.Data)
 			require.NoError(t, err)
-			var beats []actors.Beat
+			var beats []actors.Heartbeat
 			require.NoError(t, wire.Unmarshal(f.Body, &beats))
 			for _, beat := range beats {
 				require.NotEqual(t, actors.Failed, beat.State, "%v", beat.Err)
@@ -71,7 +71,7 @@ func startPython(t *testing.T, exe string, b *bus.Bus, role actorstest.Role, ran
 	a := roles.Assignment{
 		Namespace: role.Address.Namespace, Role: role.Address.Role, Incarnation: role.Address.Incarnation, Class: actorstest.ClassName,
 		Rank: rank, World: role.World, Gen: role.Gen, Mesh: dispatch.Mesh{TP: 1, CP: 1, DP: role.World, PP: 1}, Config: role.Config,
-		Ordered: role.Ordered, QueueLimit: role.QueueLimit, BeatEvery: role.BeatEvery, Slices: []actors.Slice{},
+		Ordered: role.Ordered, QueueLimit: role.QueueLimit, BeatEvery: role.HeartbeatEvery, Slices: []actors.Slice{},
 	}
 	if len(role.Slices) > 0 {
 		a.Slices = role.Slices[rank]

@@ -62,7 +62,7 @@ func (cl *cluster) infosOf(ctx context.Context, rec roles.Record, away []int) ([
 }
 
 // beats are what was last heard of each worker, with the ranks that are being restarted marked.
-func (cl *cluster) beats() []actors.Beat {
+func (cl *cluster) beats() []actors.Heartbeat {
 	beats := slices.Clone(cl.Health())
 	for _, rank := range cl.Restarting() {
 		if rank < len(beats) {

@@ -78,9 +78,9 @@ type object struct {
 }
 
 var (
-	_ actors.Starter    = (*object)(nil)
-	_ actors.Keeper     = (*object)(nil)
-	_ actors.Tabled     = (*object)(nil)
+	_ actors.AsyncHandler    = (*object)(nil)
+	_ actors.MemoryProvider     = (*object)(nil)
+	_ actors.MethodProvider     = (*object)(nil)
 	_ actors.Closer     = (*object)(nil)
 	_ actors.Configurer = (*object)(nil)
 	_ actors.EnvSetter  = (*object)(nil)
