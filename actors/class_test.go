@@ -54,8 +54,8 @@ func counterClass() *ClassOf[counter] {
 	return c
 }
 
-// TestClassMistakes: a programmer's mistake panics where it is made, in words.
-func TestClassMistakes(t *testing.T) {
+// TestInvalidTypedClass: Method and NewClass panic with the reason.
+func TestInvalidTypedClass(t *testing.T) {
 	for words, mistake := range map[string]func(c *ClassOf[counter]){
 		`class name "a.b"`:                    func(*ClassOf[counter]) { NewClass("a.b", newCounter) },
 		`class counter declares method "add"`: func(c *ClassOf[counter]) { Method(c, "add", (*counter).Add) },
@@ -84,10 +84,10 @@ func TestClassMistakes(t *testing.T) {
 	}
 }
 
-// TestForeignClassMistakes: a class that was filled in by hand is checked before it is played.
-func TestForeignClassMistakes(t *testing.T) {
-	make := func(context.Context, Setup) (Handler, error) { return silent{}, nil }
-	st := newStand(t)
+// TestInvalidUntypedClass: NewHost checks a class that was filled in by hand.
+func TestInvalidUntypedClass(t *testing.T) {
+	make := func(context.Context, Setup) (Handler, error) { return unansweredHandler{}, nil }
+	st := newHostFixture(t)
 	for words, classes := range map[string][]*Class{
 		"New is not set":            {{Name: "c"}},
 		`class name ""`:             {{New: make}},
@@ -102,7 +102,7 @@ func TestForeignClassMistakes(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	st := newStand(t, counterClass().Class)
+	st := newHostFixture(t, counterClass().Class)
 	st.start(WorkerSpec{})
 	named := func(method string, names []string, values ...int) bus.Answer {
 		a := wire.Args{Named: map[string]wire.Raw{}}
@@ -138,9 +138,10 @@ func TestArguments(t *testing.T) {
 	require.ErrorIs(t, st.fails("fail"), errCounter, "a registered error survives the wire")
 }
 
-// TestArgumentsAreTheMethodsOwn: two ranks of one process get the same message and may both write to what they decode.
-func TestArgumentsAreTheMethodsOwn(t *testing.T) {
-	st := newStand(t, counterClass().Class)
+// TestRanksDoNotShareArguments: two ranks of one process get the same message, and both may write to their decoded
+// arguments.
+func TestRanksDoNotShareArguments(t *testing.T) {
+	st := newHostFixture(t, counterClass().Class)
 	st.world = 2
 	st.start(WorkerSpec{Rank: 0})
 	st.start(WorkerSpec{Rank: 1})
@@ -160,15 +161,15 @@ func TestMethodTable(t *testing.T) {
 	require.Equal(t, MethodInfo{Name: "move", Mode: "RANK_ZERO", Lane: Serial}, c.Methods[1])
 }
 
-// TestOpenClass takes methods that are not in its table, in the serial lane.
+// TestOpenClass: an open class accepts methods that are not in its table, in the serial lane.
 func TestOpenClass(t *testing.T) {
 	b := newBlocking()
-	class := puppetClass(methods{"c_ping": nothing})
+	class := funcClass(methods{"c_ping": returnNil})
 	class.Open = true
 	class.New = func(context.Context, Setup) (Handler, error) {
-		return &puppet{methods: methods{"c_ping": nothing, "block": b.method, "other": nothing}}, nil
+		return &funcObject{methods: methods{"c_ping": returnNil, "block": b.method, "other": returnNil}}, nil
 	}
-	st := newStand(t, class)
+	st := newHostFixture(t, class)
 	w := st.start(WorkerSpec{})
 	g := st.send(bus.Call{Method: "block"})
 	<-b.beganCh
@@ -181,7 +182,7 @@ func TestOpenClass(t *testing.T) {
 	<-g.Done()
 	<-waits.Done()
 	require.NoError(t, waits.Answers()[0].Err)
-	require.ErrorIs(t, st.fails("@nothing"), bus.ErrNotFound, "verbs are nobody's to make up")
+	require.ErrorIs(t, st.fails("@nothing"), bus.ErrNotFound, "an open class has no verbs of its own")
 }
 
 func TestDecodeConfig(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"troupe/bus/wire"
 )
 
-// echoes is a typed class whose method looks at its call before and after others had a chance to get in between.
-func echoes(keep func(context.Context)) *Class {
+// echoClass is a typed class whose method checks that its call does not change while others arrive.
+func echoClass(keep func(context.Context)) *Class {
 	type none struct{}
 	c := NewClass("echo", func(context.Context, Setup) (*none, error) { return &none{}, nil })
 	Method(c, "echo", func(_ *none, ctx context.Context, b []byte) ([]byte, error) {
@@ -33,12 +33,12 @@ func echoes(keep func(context.Context)) *Class {
 	return c.Class
 }
 
-// TestMemoryOfCallsIsUsedAgain: whatever is repeated, asked about, given up or kept by a method for longer than its call,
-// every call sees its own envelope and argument, and every caller gets its own answer.
-func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
+// TestReusedCallMemoryIsNotMixedUp: with repeats, status requests, cancellations and contexts that outlive their call,
+// every call sees its own header and argument, and every caller gets its own answer.
+func TestReusedCallMemoryIsNotMixedUp(t *testing.T) {
 	var mu sync.Mutex
 	var contexts []context.Context
-	st := newStand(t, echoes(func(ctx context.Context) {
+	st := newHostFixture(t, echoClass(func(ctx context.Context) {
 		mu.Lock()
 		defer mu.Unlock()
 		if len(contexts) < 1000 {
@@ -69,7 +69,7 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 				case 0:
 					g.Cancel()
 				case 1:
-					continue // the next one overlaps
+					continue // the next call overlaps
 				}
 				<-g.Done()
 				a := g.Answer(0)
@@ -84,7 +84,7 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 			}
 		})
 	}
-	group.Go(func() { // somebody asks about calls that were, or were not
+	group.Go(func() { // status requests about known and unknown calls
 		for seq := range uint64(2000) {
 			w.statusAsked(&wire.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
 		}
@@ -102,10 +102,10 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 	require.NotEmpty(t, w.forgotten, "there is memory to be used again")
 }
 
-// TestAllocationsOfACall is the budget of a short call of a lone worker, from its message to its answer: the context, the
-// argument, and what NATS takes.
+// TestAllocationsOfACall bounds the allocations of a short call to a single worker, from message to answer: the
+// context, the argument, and those of nats.go.
 func TestAllocationsOfACall(t *testing.T) {
-	st := newStandOf(t, HostConfig{Classes: []*Class{echoes(func(context.Context) {})}, HeartbeatEvery: time.Hour})
+	st := newHostFixtureWith(t, HostConfig{Classes: []*Class{echoClass(func(context.Context) {})}, HeartbeatEvery: time.Hour})
 	w := st.start(WorkerSpec{})
 	r := newReceiver(st.host, st.host.workCh)
 	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), make([]byte, 64))
@@ -120,17 +120,17 @@ func TestAllocationsOfACall(t *testing.T) {
 		if j := r.handle(msg); j.call != nil {
 			require.True(t, r.inline.run(j))
 		}
-		w.addIdle(t)
+		w.awaitNoCalls(t)
 	}
 	for range 20 {
-		call() // until it is known to be short
+		call() // until the method counts as short
 	}
 	require.LessOrEqual(t, testing.AllocsPerRun(500, call), 6.0)
 }
 
-// What is forgotten when a worker ends is used again by the next message: nothing may refer to it.
-func TestForgottenCallsAreReferredToByNobody(t *testing.T) {
-	st := newStand(t, echoes(func(context.Context) {}))
+// Memory of calls that are forgotten when a worker ends is reused by the next message: nothing may refer to it.
+func TestNothingRefersToForgottenCalls(t *testing.T) {
+	st := newHostFixture(t, echoClass(func(context.Context) {}))
 	w := st.start(WorkerSpec{})
 	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), []byte("x"))
 	require.NoError(t, err)

@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// silent is a handler whose calls are never answered, so that it needs no bus.
-type silent struct{ method func() }
+// unansweredHandler is a handler whose calls are not answered, so that it needs no bus.
+type unansweredHandler struct{ method func() }
 
-func (s silent) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
+func (s unansweredHandler) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
 	c := ctx.Value(callKey{}).(*callContext).call
 	c.worker.mu.Lock()
 	c.dropped = true
@@ -25,11 +25,11 @@ func (s silent) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) 
 	return nil, nil
 }
 
-// silentWorker is a ready worker without a bus.
-func silentWorker(method func()) *Worker {
+// busFreeWorker is a ready worker without a bus.
+func busFreeWorker(method func()) *Worker {
 	w := newWorker(&Host{}, WorkerSpec{}, &Class{})
 	w.state = Ready
-	w.objects[""], w.classes[""] = silent{method}, &Class{Open: true}
+	w.objects[""], w.classes[""] = unansweredHandler{method}, &Class{Open: true}
 	return w
 }
 
@@ -49,11 +49,11 @@ func (rs *runners) idleCount() int {
 	return len(rs.idle)
 }
 
-func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
+func TestRunnersAreReusedAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running atomic.Int32
 		releaseCh := make(chan struct{})
-		w := silentWorker(func() { running.Add(1); <-releaseCh })
+		w := busFreeWorker(func() { running.Add(1); <-releaseCh })
 		rs, q := &w.host.runners, &queue{lane: Concurrent(100)}
 		atOnce := func(n int) {
 			for range n {
@@ -83,15 +83,15 @@ func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
 	})
 }
 
-// TestRunnersChosenInTheLastMoment: a runner that is about to leave and is chosen runs the call.
-func TestRunnersChosenInTheLastMoment(t *testing.T) {
+// TestRunnerTakenWhileItEnds: a runner that start takes just before it ends still runs the call.
+func TestRunnerTakenWhileItEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ran atomic.Int32
-		w := silentWorker(func() { ran.Add(1) })
+		w := busFreeWorker(func() { ran.Add(1) })
 		q := &queue{lane: Concurrent(1)}
 		for i := range 50 {
 			w.start(q)
-			time.Sleep(runnerIdle) // exactly when it leaves
+			time.Sleep(runnerIdle) // the moment at which it ends
 			require.EqualValues(t, i+1, ran.Load())
 		}
 		w.host.runners.close(time.Second)
@@ -101,7 +101,7 @@ func TestRunnersChosenInTheLastMoment(t *testing.T) {
 func TestRunnersCloseIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		releaseCh := make(chan struct{})
-		w := silentWorker(func() { <-releaseCh })
+		w := busFreeWorker(func() { <-releaseCh })
 		w.start(&queue{lane: Serial})
 		began := time.Now()
 		w.host.runners.close(time.Second)
@@ -110,11 +110,11 @@ func TestRunnersCloseIsBounded(t *testing.T) {
 	})
 }
 
-// TestMethodEndsItsGoroutine: runtime.Goexit in a method costs a goroutine, not the lane.
-func TestMethodEndsItsGoroutine(t *testing.T) {
+// TestGoexitInAMethod: runtime.Goexit in a method ends a goroutine; the lane continues.
+func TestGoexitInAMethod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ran atomic.Int32
-		w := silentWorker(func() {
+		w := busFreeWorker(func() {
 			if ran.Add(1)%2 == 1 {
 				runtime.Goexit()
 			}

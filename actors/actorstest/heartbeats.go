@@ -11,12 +11,13 @@ import (
 	"troupe/bus/wire"
 )
 
-// life: beats come whatever the worker does, and tell busy from dead; a call may last longer than any of them.
-func (s *suite) life(t *testing.T) {
+// heartbeats are sent whatever the worker does and show whether it is busy; a call may last longer than any timeout of
+// the runtime.
+func (s *suite) heartbeats(t *testing.T) {
 	const often = 15 * time.Millisecond
-	t.Run("beats tell busy from idle", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2, Gen: 3, HeartbeatEvery: often})
-		life := st.life()
+	t.Run("heartbeats show busy and idle", func(t *testing.T) {
+		st := s.startRole(t, Role{World: 2, Gen: 3, HeartbeatEvery: often})
+		life := st.heartbeats()
 		idle := life.next(1)
 		require.Equal(t, []any{uint32(3), actors.Ready, time.Duration(0), 0, 0}, []any{idle.Gen, idle.State, idle.Busy, idle.Calls, idle.Queued})
 		require.NotEmpty(t, idle.Node)
@@ -33,9 +34,9 @@ func (s *suite) life(t *testing.T) {
 		st.finish(waiting)
 		life.until(1, func(b actors.Heartbeat) bool { return b.Busy == 0 && b.Calls == 0 && b.Queued == 0 })
 	})
-	t.Run("a call longer than all patience", func(t *testing.T) {
-		st := s.stage(t, Role{HeartbeatEvery: often})
-		life := st.life()
+	t.Run("a call longer than all timeouts", func(t *testing.T) {
+		st := s.startRole(t, Role{HeartbeatEvery: often})
+		life := st.heartbeats()
 		g := st.send(bus.Call{Method: "block", Parts: st.one(0, "k"), AskAfter: often})
 		st.await(0, "begin k")
 		var first time.Duration
@@ -56,32 +57,32 @@ func (s *suite) life(t *testing.T) {
 	})
 }
 
-// life follows the beats of a role.
-type life struct {
-	st  *stage
+// heartbeats receives the heartbeats of a role.
+type heartbeats struct {
+	st  *roleFixture
 	ch  chan *bus.Msg
 	got []actors.Heartbeat
 }
 
-func (st *stage) life() *life {
+func (st *roleFixture) heartbeats() *heartbeats {
 	st.t.Helper()
 	ch := st.subscribe(st.role.Address.Life())
 	require.NoError(st.t, st.ep.Bus().Flush(st.t.Context()))
-	return &life{st: st, ch: ch}
+	return &heartbeats{st: st, ch: ch}
 }
 
-// next is the next beat of that rank.
-func (l *life) next(rank int) actors.Heartbeat {
+// next returns the next heartbeat of the rank.
+func (l *heartbeats) next(rank int) actors.Heartbeat {
 	l.st.t.Helper()
 	return l.until(rank, func(actors.Heartbeat) bool { return true })
 }
 
-// until is the next beat of that rank of which it holds.
-func (l *life) until(rank int, holds func(actors.Heartbeat) bool) actors.Heartbeat {
+// until returns the next heartbeat of the rank for which holds is true.
+func (l *heartbeats) until(rank int, holds func(actors.Heartbeat) bool) actors.Heartbeat {
 	l.st.t.Helper()
 	for {
 		for len(l.got) == 0 {
-			f, err := wire.ParseFrame(l.st.receive(l.ch, "no beat"))
+			f, err := wire.ParseFrame(l.st.receive(l.ch, "no heartbeat"))
 			require.NoError(l.st.t, err)
 			require.Equal(l.st.t, wire.KindBeat, f.Kind)
 			require.NoError(l.st.t, wire.Unmarshal(f.Body, &l.got))
@@ -94,8 +95,8 @@ func (l *life) until(rank int, holds func(actors.Heartbeat) bool) actors.Heartbe
 	}
 }
 
-// await waits until the rank has said that it is in that state.
-func (l *life) await(rank int, state actors.State) actors.Heartbeat {
+// await waits for a heartbeat of the rank with that state.
+func (l *heartbeats) await(rank int, state actors.State) actors.Heartbeat {
 	l.st.t.Helper()
 	return l.until(rank, func(b actors.Heartbeat) bool { return b.State == state })
 }

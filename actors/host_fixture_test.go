@@ -14,8 +14,8 @@ import (
 	"troupe/bus/wire"
 )
 
-// stand is a host on a bus and a driver that calls its workers.
-type stand struct {
+// hostFixture is a host on a bus and a driver that calls its workers.
+type hostFixture struct {
 	t       *testing.T
 	host    *Host
 	ep      *bus.Endpoint // the driver's
@@ -23,18 +23,18 @@ type stand struct {
 	world   int
 }
 
-// newStand makes a host with these classes; it is closed at the end of the test, and what runs then is not waited for.
-func newStand(t *testing.T, classes ...*Class) *stand {
+// newHostFixture makes a host with these classes. The end of the test closes it without waiting for running calls.
+func newHostFixture(t *testing.T, classes ...*Class) *hostFixture {
 	t.Helper()
-	return newStandOf(t, HostConfig{Classes: classes, HeartbeatEvery: 20 * time.Millisecond})
+	return newHostFixtureWith(t, HostConfig{Classes: classes, HeartbeatEvery: 20 * time.Millisecond})
 }
 
-func newStandOf(t *testing.T, cfg HostConfig) *stand {
+func newHostFixtureWith(t *testing.T, cfg HostConfig) *hostFixture {
 	t.Helper()
 	b := bustest.Open(t)
 	address, err := bus.NewAddress("test", "role", "i1")
 	require.NoError(t, err)
-	st := &stand{t: t, address: address, world: 1, host: addHost(t, b, cfg)}
+	st := &hostFixture{t: t, address: address, world: 1, host: addHost(t, b, cfg)}
 	st.ep, err = b.Endpoint("test")
 	require.NoError(t, err)
 	return st
@@ -50,21 +50,21 @@ func addHost(t *testing.T, b *bus.Bus, cfg HostConfig) *Host {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithCancel(context.Background())
 		cancel()
-		_ = h.Close(ctx) // some tests leave methods behind on purpose
+		_ = h.Close(ctx) // some tests leave methods running
 	})
 	return h
 }
 
 // start starts a worker of the first class.
-func (st *stand) start(spec WorkerSpec) *Worker {
+func (st *hostFixture) start(spec WorkerSpec) *Worker {
 	st.t.Helper()
 	w, err := st.host.Start(st.t.Context(), st.spec(spec))
 	require.NoError(st.t, err)
 	return w
 }
 
-// spec fills in what the tests do not care about.
-func (st *stand) spec(spec WorkerSpec) WorkerSpec {
+// spec fills in the fields that most tests do not set.
+func (st *hostFixture) spec(spec WorkerSpec) WorkerSpec {
 	spec.Address, spec.World = st.address, st.world
 	if spec.Class == "" {
 		spec.Class = st.host.cfg.Classes[0].Name
@@ -72,7 +72,7 @@ func (st *stand) spec(spec WorkerSpec) WorkerSpec {
 	return spec
 }
 
-func (st *stand) send(c bus.Call, args ...any) *bus.Gather {
+func (st *hostFixture) send(c bus.Call, args ...any) *bus.Gather {
 	st.t.Helper()
 	var a wire.Args
 	for _, v := range args {
@@ -93,15 +93,15 @@ func (st *stand) send(c bus.Call, args ...any) *bus.Gather {
 }
 
 // call calls rank 0 and waits for the answer.
-func (st *stand) call(method string, args ...any) bus.Answer {
+func (st *hostFixture) call(method string, args ...any) bus.Answer {
 	st.t.Helper()
 	g := st.send(bus.Call{Method: method}, args...)
 	<-g.Done()
 	return g.Answers()[0]
 }
 
-// do is call for a call that must succeed.
-func (st *stand) do(method string, args ...any) any {
+// do calls rank 0; the call must succeed.
+func (st *hostFixture) do(method string, args ...any) any {
 	st.t.Helper()
 	a := st.call(method, args...)
 	require.NoError(st.t, a.Err)
@@ -110,24 +110,24 @@ func (st *stand) do(method string, args ...any) any {
 	return v
 }
 
-// fails is call for a call that must fail.
-func (st *stand) fails(method string, args ...any) *bus.Error {
+// fails calls rank 0; the call must fail.
+func (st *hostFixture) fails(method string, args ...any) *bus.Error {
 	st.t.Helper()
 	a := st.call(method, args...)
 	require.Error(st.t, a.Err)
 	return bus.AsError(a.Err)
 }
 
-// puppet is an object whose methods do what the test says.
-type puppet struct {
+// funcObject is an object whose methods are functions of the test.
+type funcObject struct {
 	mu      sync.Mutex
 	methods map[string]func(ctx context.Context, body []byte) ([]byte, error)
 }
 
-// puppetClass is a class with one method a function. Names that begin with c_ run in a lane of 64, the others in the
+// funcClass is a class with these methods. Names that begin with c_ run in a concurrent lane of 64, others in the
 // serial one.
-func puppetClass(methods map[string]func(ctx context.Context, body []byte) ([]byte, error)) *Class {
-	c := &Class{Name: "puppet", New: func(context.Context, Setup) (Handler, error) { return &puppet{methods: methods}, nil }}
+func funcClass(methods map[string]func(ctx context.Context, body []byte) ([]byte, error)) *Class {
+	c := &Class{Name: "funcs", New: func(context.Context, Setup) (Handler, error) { return &funcObject{methods: methods}, nil }}
 	for name := range methods {
 		lane := Serial
 		if name[:2] == "c_" {
@@ -138,7 +138,7 @@ func puppetClass(methods map[string]func(ctx context.Context, body []byte) ([]by
 	return c
 }
 
-func (p *puppet) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
+func (p *funcObject) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
 	p.mu.Lock()
 	do := p.methods[method]
 	p.mu.Unlock()
@@ -147,7 +147,7 @@ func (p *puppet) Handle(ctx context.Context, method string, body []byte) ([]byte
 
 type methods = map[string]func(ctx context.Context, body []byte) ([]byte, error)
 
-// blocking is a method that says when it has begun and waits for its release or its cancellation.
+// blocking is a method that reports its start and waits for its release or cancellation.
 type blocking struct {
 	beganCh   chan struct{}
 	releaseCh chan struct{}
@@ -167,17 +167,19 @@ func (b *blocking) method(ctx context.Context, _ []byte) ([]byte, error) {
 	}
 }
 
-// stubborn is the same without an ear for cancellation.
-func (b *blocking) stubborn(context.Context, []byte) ([]byte, error) {
+// ignoreCancel is the method without cancellation.
+func (b *blocking) ignoreCancel(context.Context, []byte) ([]byte, error) {
 	b.beganCh <- struct{}{}
 	<-b.releaseCh
 	return []byte{0xc0}, nil
 }
 
-func nothing(context.Context, []byte) ([]byte, error) { return []byte{0xc0}, nil }
+func returnNil(context.Context, []byte) ([]byte, error) { return []byte{0xc0}, nil }
 
-func failing(err error) func(context.Context, []byte) ([]byte, error) {
+func returnError(err error) func(context.Context, []byte) ([]byte, error) {
 	return func(context.Context, []byte) ([]byte, error) { return nil, err }
 }
 
-func panicking(context.Context, []byte) ([]byte, error) { panic(errors.New("the floor gave way")) }
+func panics(context.Context, []byte) ([]byte, error) { panic(errors.New("the floor gave way")) }
+
+func TestMain(m *testing.M) { bustest.Main(m) }

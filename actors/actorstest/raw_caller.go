@@ -11,24 +11,23 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// rawCaller is a caller that writes its frames by hand, to do what no honest driver does: say things twice, too late, in the
-// wrong order.
+// rawCaller is a caller that sends single frames, to produce repeats, delays and wrong orders.
 type rawCaller struct {
-	st      *stage
+	st      *roleFixture
 	session string
 	ch      chan *bus.Msg
-	frames  []wire.Frame // received and not taken
+	frames  []wire.Frame // received and not read yet
 }
 
-// wire opens a caller with a session of its own.
-func (st *stage) wire(session string) *rawCaller {
+// rawCaller opens a caller with its own session.
+func (st *roleFixture) rawCaller(session string) *rawCaller {
 	st.t.Helper()
 	w := &rawCaller{st: st, session: st.role.Address.Role + "-" + session}
 	w.ch = st.subscribe(st.ep.Inbox(w.session))
 	return w
 }
 
-// header is the envelope of a first sending to rank 0.
+// header is the envelope of a first message to rank 0.
 func (w *rawCaller) header(seq uint64, method string) wire.Header {
 	return wire.Header{Session: w.session, Seq: seq, Method: method, Caller: "wire", Inline: 32 << 10, Gens: w.gens()}
 }
@@ -46,14 +45,14 @@ func (w *rawCaller) call(h wire.Header, args ...any) {
 	w.send(w.st.role.Address.Rank(0), wire.Frame{Kind: wire.KindCall, Header: h, Body: w.st.body(args...)})
 }
 
-// again sends a call once more, as one who misses the answer would.
+// again repeats a call, as a caller does that misses the answer.
 func (w *rawCaller) again(h wire.Header, args ...any) {
 	w.st.t.Helper()
 	h.Age = time.Millisecond
 	w.call(h, args...)
 }
 
-// control sends a frame of the control subjects that is about a call.
+// control sends a control frame about a call.
 func (w *rawCaller) control(kind wire.Kind, seq uint64) {
 	w.st.t.Helper()
 	h := wire.Header{Session: w.session, Seq: seq}
@@ -68,8 +67,8 @@ func (w *rawCaller) send(subject string, f wire.Frame) {
 	require.NoError(w.st.t, w.st.ep.Bus().Publish(subject, f.Append(nil)))
 }
 
-// next waits for the next frame in the inbox of which it holds; the others stay. Answers to several calls may come in
-// any order.
+// next waits for the next frame for which holds is true; the others stay. Answers to several calls may come in any
+// order.
 func (w *rawCaller) next(holds func(wire.Frame) bool) wire.Frame {
 	w.st.t.Helper()
 	for seen := 0; ; {
@@ -83,19 +82,19 @@ func (w *rawCaller) next(holds func(wire.Frame) bool) wire.Frame {
 	}
 }
 
-// about waits for the next frame that is about that call.
+// about waits for the next frame about the call.
 func (w *rawCaller) about(seq uint64) wire.Frame {
 	w.st.t.Helper()
 	return w.next(func(f wire.Frame) bool { return f.Header.Seq == seq })
 }
 
-// missing waits for the next word that a call before another has not come.
+// missing waits for the next report of a missing call.
 func (w *rawCaller) missing() wire.Header {
 	w.st.t.Helper()
 	return w.next(func(f wire.Frame) bool { return f.Kind == wire.KindMissing }).Header
 }
 
-// take reads a message: a frame, or a bundle of frames.
+// take parses a message: a frame, or a bundle of frames.
 func (w *rawCaller) take(data []byte) {
 	w.st.t.Helper()
 	f, err := wire.ParseFrame(data)
@@ -111,7 +110,7 @@ func (w *rawCaller) take(data []byte) {
 	}
 }
 
-// answer waits for the next frame about that call, which must be its answer.
+// answer waits for the next frame about the call, which must be its answer.
 func (w *rawCaller) answer(seq uint64) wire.Frame {
 	w.st.t.Helper()
 	f := w.about(seq)
@@ -120,7 +119,7 @@ func (w *rawCaller) answer(seq uint64) wire.Frame {
 	return f
 }
 
-// good is an answer without an error, decoded.
+// good waits for the call's result and decodes it.
 func (w *rawCaller) good(seq uint64) any {
 	w.st.t.Helper()
 	f := w.answer(seq)
@@ -130,7 +129,7 @@ func (w *rawCaller) good(seq uint64) any {
 	return v
 }
 
-// status waits for the next frame about that call, which must be what the worker says of its state.
+// status waits for the next frame about the call, which must be its status.
 func (w *rawCaller) status(seq uint64) wire.Header {
 	w.st.t.Helper()
 	f := w.about(seq)
@@ -138,7 +137,7 @@ func (w *rawCaller) status(seq uint64) wire.Header {
 	return f.Header
 }
 
-// asked asks about a call and gives the state the worker says it is in.
+// asked asks for the status of the call and returns its state.
 func (w *rawCaller) asked(seq uint64) wire.State {
 	w.st.t.Helper()
 	w.control(wire.KindAsk, seq)

@@ -1,6 +1,7 @@
 package actors
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -10,13 +11,13 @@ import (
 	"pgregory.net/rapid"
 )
 
-func newSession() *callerState { return &callerState{calls: map[uint64]*call{}} }
+func newCallerState() *callerState { return &callerState{calls: map[uint64]*call{}} }
 
-// TestSessionNeverAdmitsACallTwice: whatever became of a call, found again it is known, or known to be over.
-func TestSessionNeverAdmitsACallTwice(t *testing.T) {
+// TestCallerNeverAdmitsACallTwice: in every state of a call, a repeat finds the call or that it is over.
+func TestCallerNeverAdmitsACallTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		s, now := newSession(), time.Now()
-		var all []*call // admitted, by sequence
+		s, now := newCallerState(), time.Now()
+		var all []*call // admitted calls, by sequence
 		pick := func() *call { return all[rapid.IntRange(0, len(all)-1).Draw(t, "call")] }
 		forget := func(c *call) {
 			if c.phase == answered {
@@ -49,14 +50,14 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 				if c.phase == queued {
 					c.phase = running
 				}
-			case 4: // it ends, and is answered unless nobody waits
+			case 4: // it ends, and is answered unless it was cancelled
 				if c.phase == running && c.dropped {
 					c.phase = forgotten
 					s.retire(c)
 				} else if c.phase == running {
 					c.phase = answered
 				}
-			case 5: // no room for its answer any more
+			case 5: // its answer is dropped
 				forget(c)
 				s.retire(c)
 			case 6:
@@ -73,7 +74,7 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 				case c.phase <= running && known != c:
 					t.Fatalf("call %d is under way and not known", c.header.Seq)
 				case c.phase <= running && !c.dropped && c.header.Seq <= s.acked:
-					t.Fatalf("call %d is under way and nobody waits for it", c.header.Seq)
+					t.Fatalf("call %d runs although its caller has cancelled it", c.header.Seq)
 				case c.phase > running && known != nil && c.header.Seq <= s.acked:
 					t.Fatalf("call %d is remembered for nothing", c.header.Seq)
 				}
@@ -91,9 +92,9 @@ func TestSessionNeverAdmitsACallTwice(t *testing.T) {
 	})
 }
 
-// TestSessionIsBounded: a caller that acknowledges nothing for long costs no more than so many entries.
-func TestSessionIsBounded(t *testing.T) {
-	s, now := newSession(), time.Now()
+// TestCallerTombstonesAreBounded: a caller that acknowledges nothing has a bounded number of entries.
+func TestCallerTombstonesAreBounded(t *testing.T) {
+	s, now := newCallerState(), time.Now()
 	slow := &call{header: &wire.Header{Seq: 1}, caller: s, phase: running}
 	s.calls[1] = slow
 	const n = 5 * maxTombstones
@@ -113,7 +114,7 @@ func TestSessionIsBounded(t *testing.T) {
 	require.Same(t, slow, c)
 
 	none := func(*call) {}
-	s.acknowledge(n/2, none, none) // far behind the floor, and still worth something
+	s.acknowledge(n/2, none, none) // far below the floor: still valid
 	require.Less(t, s.floor-s.acked, uint64(n))
 	slow.phase = forgotten
 	s.acknowledge(n, none, none)
@@ -122,9 +123,9 @@ func TestSessionIsBounded(t *testing.T) {
 	require.LessOrEqual(t, len(s.calls), 1)
 }
 
-func TestSessionAfterItWasForgotten(t *testing.T) {
+func TestCallerAfterPurge(t *testing.T) {
 	now := time.Now()
-	s := newSession()
+	s := newCallerState()
 	s.unknownBefore = now.Add(-time.Minute)
 	for age, want := range map[time.Duration]bool{0: false, time.Second: false, 2 * time.Minute: true} {
 		_, over := s.find(&wire.Header{Seq: 1, Age: age}, now)
@@ -132,8 +133,39 @@ func TestSessionAfterItWasForgotten(t *testing.T) {
 	}
 }
 
-func TestAStreamOfItsOwnForSequencers(t *testing.T) {
+func TestSequencerHasItsOwnOrder(t *testing.T) {
 	own, sequenced := orderOf(&wire.Header{Session: "a"}), orderOf(&wire.Header{Session: "b", Stream: "a"})
 	require.Equal(t, own.session, sequenced.session)
 	require.NotEqual(t, own, sequenced)
+}
+
+// TestLargeAnswersOfADeadCallerAreDropped: a large answer is held as long as its caller's inbox has a subscriber;
+// afterwards it is dropped and calls start again.
+func TestLargeAnswersOfADeadCallerAreDropped(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"large": func(context.Context, []byte) ([]byte, error) { return wire.Marshal(make([]byte, 1<<20)) }}))
+	w := st.start(WorkerSpec{})
+	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox("caller"))
+	require.NoError(t, err)
+	require.NoError(t, st.ep.Bus().Flush(context.Background()))
+	w.inject(wire.Header{Session: "caller", Seq: 1, Method: "large"}, nil, time.Now())
+	m, err := sub.NextMsg(10 * time.Second)
+	require.NoError(t, err)
+	f, err := wire.ParseFrame(m.Data)
+	require.NoError(t, err)
+	require.NotEmpty(t, f.Header.Ref.Owner)
+
+	for range 20 { // probes arrive and have no further effect
+		m, err := sub.NextMsg(10 * time.Second)
+		require.NoError(t, err)
+		f, err := wire.ParseFrame(m.Data)
+		require.NoError(t, err)
+		require.Equal(t, wire.KindProgress, f.Kind)
+	}
+	require.Equal(t, 1, st.host.ep.Holding())
+
+	require.NoError(t, sub.Unsubscribe())
+	require.Eventually(t, func() bool { return st.host.ep.Holding() == 0 && w.idle(true) }, 10*time.Second, time.Millisecond)
+	next := st.inbox("caller")
+	w.statusAsked(&wire.Header{Session: "caller", Seq: 1, Age: 1}, time.Now())
+	require.Equal(t, wire.StateUnknown, next().Header.State, "the caller may still exist")
 }
