@@ -10,26 +10,6 @@ import (
 	"troupe/roles"
 )
 
-// Seven rows and a learning rate for a role of two replicas, each of two ranks.
-func ExamplePlan_Cut() {
-	mesh, _ := dispatch.Mesh{TP: 2}.Resolve(4)
-	plan, _ := dispatch.NewPlan(dispatch.DPMPCompute, mesh)
-	shards, err := plan.Cut([]any{[]int{1, 2, 3, 4, 5, 6, 7}, 0.1}, dispatch.Options{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, part := range shards.Plan.Parts {
-		fmt.Println(part.Target.Kind, part.Target.N, "ranks", part.Ranks, "called with", shards.Args(part))
-	}
-	result, _ := shards.Merge([]any{[]any{"a", "b", "c", "d"}, []any{"e", "f", "g"}})
-	fmt.Println("ranks", shards.Plan.Collect, "answered", result)
-	// Output:
-	// slice 0 ranks [0 1] called with [[1 2 3 4] 0.1]
-	// slice 1 ranks [2 3] called with [[5 6 7] 0.1]
-	// ranks [0 2] answered [a b c d e f g]
-}
-
 // squarer is the worker of the examples below.
 type squarer struct{ rank int }
 

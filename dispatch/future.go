@@ -11,20 +11,21 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/dispatch/plan"
 )
 
 // Future is a call under way. It can be awaited, cancelled, watched rank by rank, streamed, and given to another call
 // as an argument. It is safe for concurrent use, but for Stream, which one goroutine may use.
 type Future struct {
 	gather *bus.Gather
-	shards *Shards
+	shards *plan.Shards
 	call   Call
 	role   string
 	doneCh <-chan struct{} // closed when the call's context ends; the call ends with it
 }
 
 // lastWords is how long a waiter whose context is the call's own waits for the call's error, which says more.
-const lastWords = 100 * time.Millisecond
+const errorGrace = 100 * time.Millisecond
 
 // Done is closed when the call is over.
 func (f *Future) Done() <-chan struct{} { return f.gather.Done() }
@@ -62,7 +63,7 @@ func (f *Future) over(ctx context.Context) bool {
 	select {
 	case <-f.gather.Done():
 		return true
-	case <-time.After(lastWords):
+	case <-time.After(errorGrace):
 		return false
 	}
 }
@@ -157,8 +158,8 @@ func (f *Future) Value(ctx context.Context) (any, error) {
 		return nil, err
 	case len(values) == len(f.shards.Plan.Collect):
 		return f.shards.Merge(values)
-	case f.shards.Plan.Result == Rows: // k of n were enough
-		return MergeRows(f.shards, ranks, values)
+	case f.shards.Plan.Result == plan.Rows: // k of n were enough
+		return plan.MergeRows(f.shards, ranks, values)
 	}
 	return values, nil
 }
@@ -167,7 +168,7 @@ func (f *Future) Value(ctx context.Context) (any, error) {
 // that gives rows, or what a mode of the caller's own makes of the answers. A list of one answer a rank is for AwaitEach.
 func Await[R any](ctx context.Context, f *Future) (R, error) {
 	var zero R
-	if f.shards.mergeFunc != nil || f.shards.Plan.Result == List && len(f.shards.Plan.Collect) > 1 {
+	if f.shards.HasMergeFunc() || f.shards.Plan.Result == plan.List && len(f.shards.Plan.Collect) > 1 {
 		return awaitMerged[R](ctx, f)
 	}
 	if err := f.Wait(ctx); err != nil {
@@ -177,8 +178,8 @@ func Await[R any](ctx context.Context, f *Future) (R, error) {
 	switch {
 	case err != nil || len(values) == 0:
 		return zero, err
-	case f.shards.Plan.Result == Rows:
-		return MergeRows(f.shards, ranks, values)
+	case f.shards.Plan.Result == plan.Rows:
+		return plan.MergeRows(f.shards, ranks, values)
 	}
 	return values[0], nil
 }
@@ -190,7 +191,7 @@ func awaitMerged[R any](ctx context.Context, f *Future) (R, error) {
 	switch {
 	case err != nil || ok || value == nil:
 		return r, err
-	case f.shards.mergeFunc != nil:
+	case f.shards.HasMergeFunc():
 		return r, invalid("%s makes a %T of the answers, and not a %s", f.shards.Plan.Mode, value, reflect.TypeFor[R]())
 	}
 	return r, invalid("%s on %s gives one answer a rank, a list, and not a %s; ask for each of them (AwaitEach, CallEach)", f.call.Method, f.role, reflect.TypeFor[R]())

@@ -103,7 +103,7 @@ func TestFutureWaitingEndsWithoutTheCall(t *testing.T) {
 	defer cancel()
 	_, err := f.Value(impatient)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "waiting for wait on puppets ended")
+	require.ErrorContains(t, err, "waiting for wait on role ended")
 	gs.released[0] <- nil
 	gs.released[1] <- nil
 	ranks, err := AwaitEach[int](patient(t), f)
@@ -190,7 +190,7 @@ func TestFutureIsAnArgument(t *testing.T) {
 
 	failed := call(Call{Method: "fail"})
 	_, err = g.Go(patient(t), Call{Method: "echo", Args: []any{1, Broadcast(failed)}})
-	require.ErrorContains(t, err, "puppets echo: argument 2 is a future that failed: puppets[")
+	require.ErrorContains(t, err, "role echo: argument 2 is a future that failed: role[")
 	require.ErrorIs(t, err, errNoTokens)
 	_, err = g.Go(patient(t), Call{Method: "echo", Named: map[string]any{"a": failed}})
 	require.ErrorContains(t, err, `argument "a" is a future that failed`)
@@ -205,12 +205,12 @@ func TestFailFastCancelsTheSiblings(t *testing.T) {
 	require.ElementsMatch(t, []int{0, 1, 3}, await(t, gs.ended, 3))
 	err := f.Wait(patient(t))
 	require.ErrorIs(t, err, errNoTokens)
-	require.EqualError(t, err, "puppets[2] wait on node-a: no tokens left")
+	require.EqualError(t, err, "role[2] wait on node-a: no tokens left")
 	var failed *CallError
 	require.ErrorAs(t, err, &failed)
 	require.Equal(t, 2, failed.Cause.Rank)
 	require.Len(t, failed.Failed, 4)
-	require.EqualError(t, failed.Failed[1], "puppets[1] wait: cancelled because of rank 2: no tokens left")
+	require.EqualError(t, failed.Failed[1], "role[1] wait: cancelled because of rank 2: no tokens left")
 	require.NotErrorIs(t, err, bus.ErrCancelled, "the siblings' end is a consequence")
 	_, err = f.Value(patient(t))
 	require.ErrorIs(t, err, errNoTokens)
@@ -238,7 +238,7 @@ func TestCollectAllGivesTheErrorsByRank(t *testing.T) {
 	require.ErrorAs(t, f.Wait(patient(t)), &failed)
 	require.Equal(t, 3, failed.Cause.Rank, "the first failure is the cause, whatever its rank")
 	require.Equal(t, []int{1, 3}, []int{failed.Failed[0].Rank, failed.Failed[1].Rank})
-	require.EqualError(t, failed, "puppets[3] wait on node-a: no tokens left (2 of 4 ranks failed)")
+	require.EqualError(t, failed, "role[3] wait on node-a: no tokens left (2 of 4 ranks failed)")
 }
 
 // The harm: a rank whose answer does not count fails, and nobody hears of it.
@@ -342,11 +342,11 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 		code   bus.Code
 		words  string
 	}{
-		{"sentinel", errNoTokens, bus.CodeApplication, "puppets[1] sentinel on node-a: generate: no tokens left"},
-		{"panic", bus.ErrPanic, bus.CodePanic, "puppets[1] panic on node-a: panic: out of cheese"},
-		{"late", context.DeadlineExceeded, bus.CodeTimedOut, "puppets[1] late on node-a: context deadline exceeded"},
-		{"busy", bus.ErrBusy, bus.CodeBusy, "puppets[1] busy on node-a: later"},
-		{"plain", bus.ErrApplication, bus.CodeApplication, "puppets[1] plain on node-a: file does not exist"},
+		{"sentinel", errNoTokens, bus.CodeApplication, "role[1] sentinel on node-a: generate: no tokens left"},
+		{"panic", bus.ErrPanic, bus.CodePanic, "role[1] panic on node-a: panic: out of cheese"},
+		{"late", context.DeadlineExceeded, bus.CodeTimedOut, "role[1] late on node-a: context deadline exceeded"},
+		{"busy", bus.ErrBusy, bus.CodeBusy, "role[1] busy on node-a: later"},
+		{"plain", bus.ErrApplication, bus.CodeApplication, "role[1] plain on node-a: file does not exist"},
 	} {
 		t.Run(c.method, func(t *testing.T) {
 			f, err := g.Go(patient(t), Call{Method: c.method, Ranks: []int{1}})
@@ -357,7 +357,7 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 			assert.Equal(t, c.code, bus.CodeOf(err))
 			var e *bus.Error
 			require.ErrorAs(t, err, &e)
-			assert.Equal(t, []any{"puppets", 1, "node-a", c.method}, []any{e.Role, e.Rank, e.Node, e.Method})
+			assert.Equal(t, []any{"role", 1, "node-a", c.method}, []any{e.Role, e.Rank, e.Node, e.Method})
 			if c.method == "panic" {
 				assert.Contains(t, e.Stack, "future_test.go")
 			}
@@ -397,9 +397,9 @@ func TestAwaitIsTyped(t *testing.T) {
 	require.Len(t, untyped, 2)
 
 	_, err = Await[score](patient(t), list)
-	require.ErrorContains(t, err, "score on puppets gives one answer a rank, a list, and not a dispatch.score; ask for each of them")
+	require.ErrorContains(t, err, "score on role gives one answer a rank, a list, and not a dispatch.score; ask for each of them")
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	_, err = AwaitEach[int](patient(t), list)
-	require.ErrorContains(t, err, "puppets[0] score: the answer cannot be read as the type asked for")
+	require.ErrorContains(t, err, "role[0] score: the answer cannot be read as the type asked for")
 	require.ErrorIs(t, err, bus.ErrMalformed)
 }

@@ -9,6 +9,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/dispatch/plan"
 )
 
 // Group is the ranks of one running role as a caller sees them: where they are and how they are laid out. It is safe
@@ -24,7 +25,7 @@ type Group struct {
 	// Gate keeps calls back while their ranks are being restarted. Nil: nothing is.
 	Gate *Gate
 
-	plans sync.Map // Mode → *Plan
+	plans sync.Map // Mode → *plan.Plan
 }
 
 // Call is one call, with its extras. The zero value of each is what most calls want.
@@ -74,7 +75,7 @@ type Call struct {
 // Encoded is a call whose arguments somebody else has cut as the plan says and encoded: one body for each of its parts.
 // The bodies must not be changed until the call is over, or DoneFunc is told.
 type Encoded struct {
-	Plan   *Plan
+	Plan   *plan.Plan
 	Bodies [][]byte
 	// DoneFunc is told when nobody reads the body of a part any more; see bus.Part. Nil: nobody wants to know.
 	DoneFunc func(part int)
@@ -90,7 +91,7 @@ type Resolver interface {
 func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	shards, call, err := g.prepare(ctx, c)
 	if err != nil {
-		return nil, g.explain(c, err)
+		return nil, g.describeError(c, err)
 	}
 	if c.PreparedFunc != nil {
 		err = c.PreparedFunc(&call)
@@ -100,7 +101,7 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 		gather, err = g.scatter(ctx, c, call)
 	}
 	if err != nil {
-		return nil, g.explain(c, err)
+		return nil, g.describeError(c, err)
 	}
 	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}, nil
 }
@@ -122,7 +123,7 @@ func (g *Group) gens() map[int]uint32 {
 }
 
 // prepare does all that can be done, and refused, before something is sent.
-func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) {
+func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, error) {
 	if err := c.check(); err != nil {
 		return nil, bus.Call{}, err
 	}
@@ -149,9 +150,9 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 }
 
 // parts cuts and encodes the arguments, if that has not been done.
-func (g *Group) parts(ctx context.Context, c Call) (*Shards, []bus.Part, error) {
+func (g *Group) parts(ctx context.Context, c Call) (*plan.Shards, []bus.Part, error) {
 	if c.Encoded != nil {
-		return &Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
+		return &plan.Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
 	}
 	shards, names, err := g.cut(ctx, c)
 	if err != nil {
@@ -164,7 +165,7 @@ func (g *Group) parts(ctx context.Context, c Call) (*Shards, []bus.Part, error) 
 func (g *Group) encoded(e *Encoded) []bus.Part {
 	parts := make([]bus.Part, len(e.Plan.Parts))
 	for i, p := range e.Plan.Parts {
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: e.Bodies[i]}
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: e.Bodies[i]}
 		if e.DoneFunc != nil && len(e.Bodies[i]) > bus.MaxInline {
 			parts[i].DoneFunc = func() { e.DoneFunc(i) }
 		}
@@ -194,7 +195,7 @@ func (c Call) check() error {
 }
 
 // checkNeed refuses a k of n that could not be had, or that ranks could fill whose answers do not count.
-func (c Call) checkNeed(p *Plan, called int) error {
+func (c Call) checkNeed(p *plan.Plan, called int) error {
 	switch collected := len(p.Collect); {
 	case c.Need > called:
 		return invalid("Need %d: the call goes to %d ranks", c.Need, called)
@@ -205,7 +206,7 @@ func (c Call) checkNeed(p *Plan, called int) error {
 }
 
 // explain says which call was refused, and because of which rank if its role names one that is being restarted.
-func (g *Group) explain(c Call, err error) error {
+func (g *Group) describeError(c Call, err error) error {
 	e := bus.AsError(err)
 	if e.Role != g.To.Role {
 		e.Rank = -1
@@ -215,7 +216,7 @@ func (g *Group) explain(c Call, err error) error {
 }
 
 // cut awaits arguments that are futures and cuts all of them for the call's plan. Named ones come last, by name.
-func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
+func (g *Group) cut(ctx context.Context, c Call) (*plan.Shards, []string, error) {
 	var names []string
 	if len(c.Named) > 0 {
 		names = slices.Sorted(maps.Keys(c.Named))
@@ -227,49 +228,46 @@ func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
 	for i, v := range values {
 		var err error
 		if values[i], err = resolve(ctx, v); err != nil {
-			at := place{i, len(values), names}
-			return nil, nil, bus.Errorf(bus.CodeOf(err), "%s is a future that failed: %w", at, err)
+			return nil, nil, bus.Errorf(bus.CodeOf(err), "%s is a future that failed: %w", plan.ArgName(i, len(values), names), err)
 		}
 	}
 	if c.Custom != nil {
 		s, err := c.Custom.Cut(g.Mesh, values[:len(c.Args)])
 		if err == nil {
-			err = s.beside(values[len(c.Args):], names)
+			err = s.AddNamed(values[len(c.Args):], names)
 		}
 		return s, names, err
 	}
-	plan, err := g.plan(c)
+	p, err := g.planOf(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := plan.cut(values, names, c.Options)
+	s, err := p.CutNamed(values, names, c.Options)
 	return s, names, err
 }
 
 // resolve awaits an argument that is not there yet. Its mark stays with it.
 func resolve(ctx context.Context, v any) (any, error) {
-	switch v := v.(type) {
-	case Resolver:
-		return v.Value(ctx)
-	case marked:
-		value, err := resolve(ctx, v.value)
-		return marked{v.mark, value}, err
-	}
-	return v, nil
+	return plan.MapArg(v, func(v any) (any, error) {
+		if r, ok := v.(Resolver); ok {
+			return r.Value(ctx)
+		}
+		return v, nil
+	})
 }
 
-func (g *Group) plan(c Call) (*Plan, error) {
+func (g *Group) planOf(c Call) (*plan.Plan, error) {
 	if c.Ranks != nil {
-		return PlanRanks(g.Mesh, c.Ranks)
+		return plan.PlanRanks(g.Mesh, c.Ranks)
 	}
 	mode := c.Mode
 	if mode == "" {
 		mode = OneToAll
 	}
 	if p, ok := g.plans.Load(mode); ok {
-		return p.(*Plan), nil
+		return p.(*plan.Plan), nil
 	}
-	p, err := NewPlan(mode, g.Mesh)
+	p, err := plan.NewPlan(mode, g.Mesh)
 	if err == nil {
 		g.plans.Store(mode, p)
 	}
@@ -277,7 +275,7 @@ func (g *Group) plan(c Call) (*Plan, error) {
 }
 
 // encode gives each part its body, once. An argument that all ranks share is encoded once for all parts.
-func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
+func (g *Group) encode(s *plan.Shards, names []string) ([]bus.Part, error) {
 	e := argEncoder{shards: s, names: names}
 	parts := make([]bus.Part, len(s.Plan.Parts))
 	for i, p := range s.Plan.Parts {
@@ -285,7 +283,7 @@ func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
 		if err != nil {
 			return nil, err
 		}
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: body}
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: body}
 	}
 	return parts, nil
 }
@@ -294,13 +292,13 @@ const shortBody = 96 // enough for the arguments of a short call
 
 // argEncoder encodes the arguments of one call.
 type argEncoder struct {
-	shards *Shards
+	shards *plan.Shards
 	names  []string
 	shared map[int][]byte // arguments that several parts have, by place
 }
 
 // body is what the ranks of one part are sent. Arguments are encoded in place, so that tensors are aligned.
-func (e *argEncoder) body(p Part) ([]byte, error) {
+func (e *argEncoder) body(p plan.Part) ([]byte, error) {
 	values := e.shards.Args(p)
 	positional := len(values) - len(e.names)
 	b := wire.AppendArgsHead(make([]byte, 0, shortBody), positional)
@@ -313,7 +311,7 @@ func (e *argEncoder) body(p Part) ([]byte, error) {
 			b = wire.AppendName(b, e.names[i-positional])
 		}
 		if b, err = e.value(b, i, v); err != nil {
-			return nil, invalid("%s: %w", place{i, len(values), e.names}, err)
+			return nil, invalid("%s: %w", plan.ArgName(i, len(values), e.names), err)
 		}
 	}
 	if len(e.names) == 0 {
@@ -337,11 +335,11 @@ func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
 	return b, err
 }
 
-func (g *Group) scope(t Target) bus.Scope {
+func (g *Group) scope(t plan.Target) bus.Scope {
 	switch t.Kind {
-	case ToRank:
+	case plan.ToRank:
 		return bus.OneRank(t.N)
-	case ToSlice:
+	case plan.ToSlice:
 		return bus.DPSlice(g.MeshName, t.N)
 	}
 	return bus.Everyone()

@@ -94,7 +94,7 @@ func TestGroupRefusesBeforeItSends(t *testing.T) {
 		`argument "a": the list must have one element a rank: it has 2, and there are 4`:   {Mode: AllToAll, Named: map[string]any{"a": []int{1, 2}}},
 		`argument "a": the list must have one element a rank: it is no list but of type i`: {Mode: AllToAll, Named: map[string]any{"a": 1}},
 		`argument "a" is marked split, but ONE_TO_ALL gives every rank`:                    {Named: map[string]any{"a": Split([]int{1})}},
-		"argument 1: encode dispatch.puppet: dis":                                          {Args: []any{puppet{}}},
+		"argument 1: encode dispatch.puppet: dis":                                          {Args: []any{rankObject{}}},
 		`argument "f": encode func(): func() can`:                                          {Named: map[string]any{"f": func() {}}},
 		"there is no rank 4: the ranks are 0 to 3":                                         {Ranks: []int{4}},
 		"a part must go to one rank at least":                                              {Ranks: []int{}},
@@ -110,7 +110,7 @@ func TestGroupRefusesBeforeItSends(t *testing.T) {
 		call.Method = "echo"
 		_, err := g.Go(patient(t), call)
 		assert.ErrorContains(t, err, words)
-		assert.ErrorContains(t, err, "puppets echo: ", "the error says which call it is about")
+		assert.ErrorContains(t, err, "role echo: ", "the error says which call it is about")
 		assert.ErrorIs(t, err, bus.ErrInvalid)
 		if strings.Contains(words, "odd") {
 			assert.ErrorIs(t, err, errOdd)
@@ -240,9 +240,9 @@ func TestGroupAnswersWithoutABodyWhereNoneIsWanted(t *testing.T) {
 }
 
 func TestTwoGroupsInFlightFromManyGoroutines(t *testing.T) {
-	stage := newStage(t)
+	busFixture := newBusFixture(t)
 	class := methods{"echo": echo}.class(actors.Serial)
-	train, infer := stage.play(Mesh{DP: 2, TP: 2, PP: 1, CP: 1}, class), stage.play(dp(3), class)
+	train, infer := busFixture.startRole(Mesh{DP: 2, TP: 2, PP: 1, CP: 1}, class), busFixture.startRole(dp(3), class)
 	infer.Endpoint = train.Endpoint // one driver
 	var group sync.WaitGroup
 	for i := range 16 {

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"troupe/dispatch/plan"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -178,11 +179,11 @@ func (v vector) plan() (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	plan, err := NewPlan(Mode(v.Mode), mesh)
+	p, err := plan.NewPlan(Mode(v.Mode), mesh)
 	if err != nil {
 		return outcome{}, err
 	}
-	shards, err := plan.Cut([]any{v.Input}, Options{})
+	shards, err := p.Cut([]any{v.Input}, Options{})
 	if err != nil {
 		return outcome{}, err
 	}
@@ -191,7 +192,7 @@ func (v vector) plan() (outcome, error) {
 		for _, rank := range part.Ranks {
 			o.parts[rank] = shards.Args(part)[0]
 			o.called = append(o.called, rank)
-			if part.Shard != NoData {
+			if part.Shard != plan.NoData {
 				o.data = append(o.data, rank)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 )
 
 // callHead is what troupe_call's blob begins with, little-endian: 40 bytes, the method, the object, for each part of the
@@ -87,9 +88,9 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		return errBlob
 	}
 	on, err := c.cluster(id)
-	var plan *dispatch.Plan
+	var p *plan.Plan
 	if err == nil {
-		plan, err = on.planOf(int(h.plan))
+		p, err = on.planOf(int(h.plan))
 	}
 	r := &report{core: c, token: token, need: int(h.need), large: large}
 	if err != nil {
@@ -97,10 +98,10 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		return nil
 	}
 	if h.flags&callNoCollect == 0 {
-		r.collect = plan.Collect
+		r.collect = p.Collect
 	}
 	call := dispatch.Call{
-		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: plan, Bodies: bodies}, Need: int(h.need),
+		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
 		OverFunc: r.over, Memory: c.memory,

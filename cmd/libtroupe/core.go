@@ -17,6 +17,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 	"troupe/roles"
 )
 
@@ -52,7 +53,7 @@ type core struct {
 type cluster struct {
 	*roles.Cluster
 	mu    sync.Mutex
-	plans []*dispatch.Plan // by number
+	plans []*plan.Plan // by number
 }
 
 var start = sync.OnceValues(newCore)

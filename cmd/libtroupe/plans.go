@@ -6,6 +6,7 @@ import (
 
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 )
 
 // planRequest is what troupe_plan is asked: a mode, some ranks, or pieces of the caller's own making.
@@ -20,12 +21,12 @@ type planRequest struct {
 }
 
 type planAnswer struct {
-	ID     int             `json:"id"`
-	Shards int             `json:"shards"`
-	Parts  []dispatch.Part `json:"parts"`
+	ID     int         `json:"id"`
+	Shards int         `json:"shards"`
+	Parts  []plan.Part `json:"parts"`
 	// Collect are the ranks whose answers count, in the order of the result; Called all that answer.
-	Collect []int           `json:"collect"`
-	Result  dispatch.Result `json:"result"`
+	Collect []int       `json:"collect"`
+	Result  plan.Result `json:"result"`
 }
 
 func (c *core) plan(id uint64, request []byte) ([]byte, error) {
@@ -45,10 +46,10 @@ func (c *core) plan(id uint64, request []byte) ([]byte, error) {
 	return json.Marshal(a)
 }
 
-func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
+func (r planRequest) plan(mesh dispatch.Mesh) (*plan.Plan, error) {
 	switch {
 	case r.Ranks != nil:
-		return dispatch.PlanRanks(mesh, r.Ranks)
+		return plan.PlanRanks(mesh, r.Ranks)
 	case r.Pieces != nil:
 		return r.custom(mesh)
 	}
@@ -62,7 +63,7 @@ func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 			return nil, err
 		}
 	}
-	p, err := dispatch.NewPlan(mode, mesh)
+	p, err := plan.NewPlan(mode, mesh)
 	if err == nil && r.Unsplit {
 		p = p.Unsplit()
 	}
@@ -73,19 +74,19 @@ func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 }
 
 // unsliced is a plan for a mesh whose slices nobody listens on: what would go to one goes to the role, for those ranks.
-func unsliced(p *dispatch.Plan) *dispatch.Plan {
+func unsliced(p *plan.Plan) *plan.Plan {
 	out := *p
 	out.Parts = slices.Clone(p.Parts)
 	for i := range out.Parts {
-		if t := &out.Parts[i].Target; t.Kind == dispatch.ToSlice {
-			*t = dispatch.Target{Kind: dispatch.ToRole, Partial: true}
+		if t := &out.Parts[i].Target; t.Kind == plan.ToSlice {
+			*t = plan.Target{Kind: plan.ToRole, Partial: true}
 		}
 	}
 	return &out
 }
 
 // custom is a plan whose pieces the caller has made itself.
-func (r planRequest) custom(mesh dispatch.Mesh) (*dispatch.Plan, error) {
+func (r planRequest) custom(mesh dispatch.Mesh) (*plan.Plan, error) {
 	mode := dispatch.Custom{Name: "the caller's own mode", SplitFunc: func(dispatch.Mesh, []any) ([]dispatch.Piece, error) {
 		pieces := make([]dispatch.Piece, len(r.Pieces))
 		for i, ranks := range r.Pieces {
@@ -103,14 +104,14 @@ func (r planRequest) custom(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 	return s.Plan, nil
 }
 
-func (cl *cluster) addPlan(p *dispatch.Plan) int {
+func (cl *cluster) addPlan(p *plan.Plan) int {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	cl.plans = append(cl.plans, p)
 	return len(cl.plans) - 1
 }
 
-func (cl *cluster) planOf(i int) (*dispatch.Plan, error) {
+func (cl *cluster) planOf(i int) (*plan.Plan, error) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	if i < 0 || i >= len(cl.plans) {

@@ -32,9 +32,9 @@ type servant struct {
 }
 
 var (
-	_ actors.AsyncHandler = (*servant)(nil)
-	_ actors.MemoryProvider  = (*servant)(nil)
-	_ actors.MethodProvider  = (*servant)(nil)
+	_ actors.AsyncHandler   = (*servant)(nil)
+	_ actors.MemoryProvider = (*servant)(nil)
+	_ actors.MethodProvider = (*servant)(nil)
 )
 
 func (s *servant) Table() ([]actors.MethodInfo, bool) { return s.object.Table() }

@@ -78,12 +78,12 @@ type object struct {
 }
 
 var (
-	_ actors.AsyncHandler    = (*object)(nil)
-	_ actors.MemoryProvider     = (*object)(nil)
-	_ actors.MethodProvider     = (*object)(nil)
-	_ actors.Closer     = (*object)(nil)
-	_ actors.Configurer = (*object)(nil)
-	_ actors.EnvSetter  = (*object)(nil)
+	_ actors.AsyncHandler   = (*object)(nil)
+	_ actors.MemoryProvider = (*object)(nil)
+	_ actors.MethodProvider = (*object)(nil)
+	_ actors.Closer         = (*object)(nil)
+	_ actors.Configurer     = (*object)(nil)
+	_ actors.EnvSetter      = (*object)(nil)
 )
 
 func (o *object) Table() ([]actors.MethodInfo, bool) { return o.table.Methods, o.table.Open }

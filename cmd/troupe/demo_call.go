@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 	"troupe/roles"
 )
 
@@ -96,9 +97,9 @@ func (d *demo) start(ctx context.Context, c *roles.Cluster, call dispatch.Call) 
 // planned is what the call's plan sends to whom. The plan is a pure function, and the call makes the same one.
 func planned(c *roles.Cluster, call dispatch.Call) ([]demoPart, error) {
 	mesh := c.Record().Mesh
-	plan, err := dispatch.PlanRanks(mesh, call.Ranks)
+	pl, err := plan.PlanRanks(mesh, call.Ranks)
 	if call.Mode != "" {
-		plan, err = dispatch.NewPlan(call.Mode, mesh)
+		pl, err = plan.NewPlan(call.Mode, mesh)
 	}
 	if err != nil {
 		return nil, err
@@ -106,13 +107,13 @@ func planned(c *roles.Cluster, call dispatch.Call) ([]demoPart, error) {
 	var rows []int // of each shard
 	for _, a := range call.Args {
 		if b, ok := a.(dispatch.Batch); ok {
-			rows = dispatch.Sizes(b.Len(), plan.Shards)
+			rows = plan.Sizes(b.Len(), pl.Shards)
 		}
 	}
-	parts := make([]demoPart, len(plan.Parts))
-	for i, p := range plan.Parts {
-		parts[i] = demoPart{Ranks: p.Ranks, Empty: p.Shard == dispatch.NoData}
-		if p.Shard != dispatch.NoData && rows != nil {
+	parts := make([]demoPart, len(pl.Parts))
+	for i, p := range pl.Parts {
+		parts[i] = demoPart{Ranks: p.Ranks, Empty: p.Shard == plan.NoData}
+		if p.Shard != plan.NoData && rows != nil {
 			parts[i].Rows = rows[p.Shard]
 			for _, n := range rows[:p.Shard] {
 				parts[i].From += n

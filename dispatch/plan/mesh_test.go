@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"testing"
@@ -7,15 +7,15 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 func TestMeshResolve(t *testing.T) {
 	for _, c := range []struct {
-		mesh  Mesh
-		world int
-		want  Mesh
-		words string
+		mesh     Mesh
+		world    int
+		want     Mesh
+		receiver string
 	}{
 		{Mesh{}, 4, Mesh{DP: 4, TP: 1, PP: 1, CP: 1}, ""},
 		{Mesh{TP: 2, PP: 2}, 8, Mesh{DP: 2, TP: 2, PP: 2, CP: 1}, ""},
@@ -28,9 +28,9 @@ func TestMeshResolve(t *testing.T) {
 		{Mesh{}, 0, Mesh{}, "a world of 0 ranks"},
 	} {
 		got, err := c.mesh.Resolve(c.world)
-		if c.words != "" {
-			assert.ErrorContains(t, err, c.words)
-			assert.ErrorIs(t, err, bus.ErrInvalid)
+		if c.receiver != "" {
+			assert.ErrorContains(t, err, c.receiver)
+			assert.ErrorIs(t, err, wire.ErrInvalid)
 			continue
 		}
 		require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestSelector(t *testing.T) {
 
 func TestSelectorRefuses(t *testing.T) {
 	mesh := Mesh{DP: 2, TP: 2, PP: 2, CP: 1}
-	for text, words := range map[string]string{
+	for text, receiver := range map[string]string{
 		"xp=0":      `there is no axis "xp", only tp, cp, dp and pp`,
 		"tp":        `"tp" is not of the form axis=coordinate`,
 		"tp=0,":     `"" is not of the form axis=coordinate`,
@@ -90,7 +90,7 @@ func TestSelectorRefuses(t *testing.T) {
 		if err == nil {
 			_, err = mesh.Select(s)
 		}
-		assert.ErrorContains(t, err, words)
-		assert.ErrorIs(t, err, bus.ErrInvalid)
+		assert.ErrorContains(t, err, receiver)
+		assert.ErrorIs(t, err, wire.ErrInvalid)
 	}
 }

@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"fmt"
@@ -30,6 +30,16 @@ func Broadcast(v any) any { return marked{broadcast, v} }
 // receiver is called with its element.
 func Scatter(list any) any { return marked{scatter, list} }
 
+// MapArg replaces the value of an argument and keeps its mark.
+func MapArg(v any, f func(any) (any, error)) (any, error) {
+	m, ok := v.(marked)
+	if !ok {
+		return f(v)
+	}
+	value, err := f(m.value)
+	return marked{m.mark, value}, err
+}
+
 type marked struct {
 	mark  mark
 	value any
@@ -45,11 +55,11 @@ const (
 )
 
 // markOf is the rule for an argument without a mark. It goes by the type, never by the length.
-func (c cut) markOf(hasRows bool) mark {
+func (s splitKind) defaultMark(hasRows bool) mark {
 	switch {
-	case c == cutByRank:
+	case s == splitByRank:
 		return scatter
-	case c == cutByDP && hasRows:
+	case s == splitByDP && hasRows:
 		return split
 	}
 	return broadcast
@@ -106,25 +116,25 @@ func Sizes(n, parts int) []int {
 // Cut cuts the arguments of a call. Of those without a mark, in the DP modes lists (slices and arrays, but not of bytes),
 // tensors, batches and Splitters are split and everything else is broadcast; in AllToAll each must be a list of one
 // element a rank; in the other modes all are broadcast.
-func (p *Plan) Cut(values []any, opt Options) (*Shards, error) { return p.cut(values, nil, opt) }
+func (p *Plan) Cut(values []any, opt Options) (*Shards, error) { return p.CutNamed(values, nil, opt) }
 
 // cut is Cut for a call whose last arguments have these names.
-func (p *Plan) cut(values []any, names []string, opt Options) (*Shards, error) {
+func (p *Plan) CutNamed(values []any, names []string, opt Options) (*Shards, error) {
 	r, err := ruleOf(p.Mode)
 	if err != nil {
 		return nil, err
 	}
-	if r.cut == cutNothing && !opt.Pad && !slices.ContainsFunc(values, notPlain) {
+	if r.split == splitNone && !opt.Pad && !slices.ContainsFunc(values, mayNeedCut) {
 		return &Shards{Plan: p.Unsplit(), meta: opt.Meta, args: [][]any{values}, others: values}, nil
 	}
 	args := make([]arg, len(values))
 	for i, v := range values {
-		if args[i], err = newArg(r, place{i, len(values), names}, v); err != nil {
+		if args[i], err = newArg(r, argPosition{i, len(values), names}, v); err != nil {
 			return nil, err
 		}
 	}
 	s := &Shards{Plan: p, meta: opt.Meta, args: make([][]any, p.Shards)}
-	if s.Rows, err = agree(args); err != nil {
+	if s.Rows, err = commonRows(args); err != nil {
 		return nil, err
 	}
 	if opt.Pad && s.Rows > 0 {
@@ -133,7 +143,7 @@ func (p *Plan) cut(values []any, names []string, opt Options) (*Shards, error) {
 		}
 		s.Padding = (p.Shards - s.Rows%p.Shards) % p.Shards
 	}
-	if err := s.fill(r, args); err != nil {
+	if err := s.addArgs(r, args); err != nil {
 		return nil, err
 	}
 	if !slices.ContainsFunc(args, func(a arg) bool { return a.mark != broadcast }) {
@@ -144,7 +154,7 @@ func (p *Plan) cut(values []any, names []string, opt Options) (*Shards, error) {
 
 // notPlain tells what may have rows or a mark from what certainly has neither, and need not be looked at where nothing is
 // cut.
-func notPlain(v any) bool {
+func mayNeedCut(v any) bool {
 	switch v.(type) {
 	case nil, bool, int, int32, int64, uint32, uint64, float32, float64, string, []byte:
 		return false
@@ -153,9 +163,9 @@ func notPlain(v any) bool {
 }
 
 // fill gives every argument its place in every shard.
-func (s *Shards) fill(r rule, args []arg) error {
+func (s *Shards) addArgs(r rule, args []arg) error {
 	for _, a := range args {
-		pieces, err := a.pieces(r.cut, len(s.args), s.Rows+s.Padding)
+		pieces, err := a.pieces(r.split, len(s.args), s.Rows+s.Padding)
 		if err != nil {
 			return err
 		}
@@ -168,14 +178,18 @@ func (s *Shards) fill(r rule, args []arg) error {
 	return nil
 }
 
-// place is where an argument stands among those of its call, of which the last have names.
-type place struct {
+// ArgName is the name of argument i of n in messages: its own name if it is one of the last, which names has, or else its
+// number from 1.
+func ArgName(i, n int, names []string) string { return argPosition{i, n, names}.String() }
+
+// argPosition is the position of an argument in a call whose last arguments are named.
+type argPosition struct {
 	i, n  int
 	names []string
 }
 
 // String is what messages call the argument: by its name, or by its number from 1.
-func (p place) String() string {
+func (p argPosition) String() string {
 	if named := p.i - (p.n - len(p.names)); named >= 0 {
 		return fmt.Sprintf("argument %q", p.names[named])
 	}
@@ -183,7 +197,7 @@ func (p place) String() string {
 }
 
 // beside gives every part these arguments, as they are, after those it has.
-func (s *Shards) beside(values []any, names []string) error {
+func (s *Shards) AddNamed(values []any, names []string) error {
 	for i, v := range values {
 		if m, ok := v.(marked); ok {
 			if m.mark != broadcast {
@@ -200,14 +214,14 @@ func (s *Shards) beside(values []any, names []string) error {
 
 // arg is one argument and what is to be done with it.
 type arg struct {
-	place place
-	value any
-	mark  mark
-	rows  rows // if it has any
+	position argPosition
+	value    any
+	mark     mark
+	rows     rows // if it has any
 }
 
-func newArg(r rule, at place, v any) (arg, error) {
-	a := arg{place: at, value: v}
+func newArg(r rule, at argPosition, v any) (arg, error) {
+	a := arg{position: at, value: v}
 	if m, ok := v.(marked); ok {
 		a.mark, a.value = m.mark, m.value
 	}
@@ -220,10 +234,10 @@ func newArg(r rule, at place, v any) (arg, error) {
 	}
 	a.rows = rows
 	if a.mark == unmarked {
-		a.mark = r.cut.markOf(hasRows)
+		a.mark = r.split.defaultMark(hasRows)
 	}
 	switch {
-	case a.mark != broadcast && r.cut == cutNothing:
+	case a.mark != broadcast && r.split == splitNone:
 		return a, invalid("%s is marked %s, but %s gives every rank the same arguments", at, a.mark, r.mode)
 	case a.mark == split && !hasRows:
 		return a, invalid("%s is marked split, but a value of type %T has no rows", at, a.value)
@@ -232,14 +246,14 @@ func newArg(r rule, at place, v any) (arg, error) {
 }
 
 // agree gives the number of rows of the split arguments, which must all have the same; 0 when there are none.
-func agree(args []arg) (int, error) {
+func commonRows(args []arg) (int, error) {
 	var counts []string
 	n, differ := 0, false
 	for _, a := range args {
 		if a.mark == split {
 			differ = differ || len(counts) > 0 && a.rows.n != n
 			n = a.rows.n
-			counts = append(counts, fmt.Sprintf("%s has %d", a.place, n))
+			counts = append(counts, fmt.Sprintf("%s has %d", a.position, n))
 		}
 	}
 	if differ {
@@ -249,12 +263,12 @@ func agree(args []arg) (int, error) {
 }
 
 // pieces cuts the argument into n, given the number of rows with padding.
-func (a arg) pieces(c cut, n, padded int) ([]any, error) {
+func (a arg) pieces(kind splitKind, n, padded int) ([]any, error) {
 	switch a.mark {
 	case split:
-		return a.split(c, n, padded)
+		return a.split(kind, n, padded)
 	case scatter:
-		return a.scatter(c, n)
+		return a.scatter(kind, n)
 	}
 	out := make([]any, n)
 	for i := range out {
@@ -263,16 +277,16 @@ func (a arg) pieces(c cut, n, padded int) ([]any, error) {
 	return out, nil
 }
 
-func (a arg) split(c cut, n, padded int) ([]any, error) {
+func (a arg) split(kind splitKind, n, padded int) ([]any, error) {
 	if padded < n {
-		return nil, invalid("fewer rows than %ss: %s has %d rows for %d %ss", c.words(), a.place, a.rows.n, n, c.words())
+		return nil, invalid("fewer rows than %ss: %s has %d rows for %d %ss", kind.receiver(), a.position, a.rows.n, n, kind.receiver())
 	}
 	out := make([]any, n)
 	from := 0
 	for i, size := range Sizes(padded, n) {
-		piece, err := a.rows.cycle(from, from+size)
+		piece, err := a.rows.sliceRepeated(from, from+size)
 		if err != nil {
-			return nil, invalid("pad %s: %w", a.place, err)
+			return nil, invalid("pad %s: %w", a.position, err)
 		}
 		out[i] = piece
 		from += size
@@ -280,8 +294,8 @@ func (a arg) split(c cut, n, padded int) ([]any, error) {
 	return out, nil
 }
 
-func (a arg) scatter(c cut, n int) ([]any, error) {
-	rule := fmt.Sprintf("%s: the list must have one element a %s", a.place, c.words())
+func (a arg) scatter(kind splitKind, n int) ([]any, error) {
+	rule := fmt.Sprintf("%s: the list must have one element a %s", a.position, kind.receiver())
 	if !isList(a.value) {
 		return nil, invalid("%s: it is no list but of type %T, and there are %d (mark it broadcast if all are to have it)", rule, a.value, n)
 	}

@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"reflect"
@@ -55,7 +55,7 @@ func isList(v any) bool {
 }
 
 // cycle gives rows i to j of the rows repeated without end. Only what crosses the end is copied.
-func (r rows) cycle(i, j int) (any, error) {
+func (r rows) sliceRepeated(i, j int) (any, error) {
 	if j <= r.n {
 		return r.slice(i, j), nil
 	}
@@ -84,23 +84,23 @@ func joinRows(parts []any, meta MetaPolicy) (any, error) {
 	first := reflect.TypeOf(parts[0])
 	for _, p := range parts[1:] {
 		if t := reflect.TypeOf(p); t != first {
-			return nil, unjoinable("rows of type %s cannot be joined to rows of type %s", t, first)
+			return nil, joinError("rows of type %s cannot be joined to rows of type %s", t, first)
 		}
 	}
 	switch v := parts[0].(type) {
 	case wire.Tensor:
-		joined, err := wire.ConcatRows(typed[wire.Tensor](parts))
+		joined, err := wire.ConcatRows(castAll[wire.Tensor](parts))
 		if err != nil {
-			return nil, unjoinable("%w", err)
+			return nil, joinError("%w", err)
 		}
 		return joined, nil
 	case Batch:
-		return JoinBatches(typed[Batch](parts), meta)
+		return JoinBatches(castAll[Batch](parts), meta)
 	case Joiner:
 		return v.Join(parts)
 	}
 	if first.Kind() != reflect.Slice {
-		return nil, unjoinable("a value of type %s cannot be joined: it has no method Join", first)
+		return nil, joinError("a value of type %s cannot be joined: it has no method Join", first)
 	}
 	total := 0
 	for _, p := range parts {
@@ -113,7 +113,7 @@ func joinRows(parts []any, meta MetaPolicy) (any, error) {
 	return out.Interface(), nil
 }
 
-func typed[T any](parts []any) []T {
+func castAll[T any](parts []any) []T {
 	out := make([]T, len(parts))
 	for i, p := range parts {
 		out[i] = p.(T)

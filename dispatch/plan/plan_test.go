@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"slices"
@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 var anyMesh = rapid.Custom(func(t *rapid.T) Mesh {
@@ -116,14 +116,14 @@ func TestPlanRanks(t *testing.T) {
 	assert.Equal(t, []Part{{0, []int{2, 3}, Target{Kind: ToSlice, N: 1}}}, p.Parts)
 	assert.Equal(t, []int{3, 2}, p.Collect, "answers come in the order in which the ranks were named")
 
-	for words, ranks := range map[string][]int{
+	for receiver, ranks := range map[string][]int{
 		"there is no rank 4: the ranks are 0 to 3": {1, 4},
 		"rank 1 is named twice":                    {1, 0, 1},
 		"one rank at least":                        {},
 	} {
 		_, err := PlanRanks(mesh, ranks)
-		assert.ErrorContains(t, err, words)
-		assert.ErrorIs(t, err, bus.ErrInvalid)
+		assert.ErrorContains(t, err, receiver)
+		assert.ErrorIs(t, err, wire.ErrInvalid)
 	}
 }
 

@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"fmt"
@@ -94,7 +94,7 @@ func joinArrays(batches []Batch) (map[string]wire.Tensor, error) {
 	names := slices.Sorted(maps.Keys(batches[0].Arrays))
 	for i, b := range batches {
 		if other := slices.Sorted(maps.Keys(b.Arrays)); !slices.Equal(names, other) {
-			return nil, unjoinable("batches with different arrays cannot be joined: %v in the first, %v in batch %d", names, other, i)
+			return nil, joinError("batches with different arrays cannot be joined: %v in the first, %v in batch %d", names, other, i)
 		}
 	}
 	out := make(map[string]wire.Tensor, len(names))
@@ -105,7 +105,7 @@ func joinArrays(batches []Batch) (map[string]wire.Tensor, error) {
 		}
 		joined, err := wire.ConcatRows(column)
 		if err != nil {
-			return nil, unjoinable("join array %q: %w", name, err)
+			return nil, joinError("join array %q: %w", name, err)
 		}
 		out[name] = joined
 	}

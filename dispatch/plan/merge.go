@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"maps"
@@ -9,7 +9,7 @@ import (
 // Merge makes the result of a call from the answers of the ranks in Plan.Collect, in that order.
 func (s *Shards) Merge(answers []any) (any, error) {
 	if len(answers) != len(s.Plan.Collect) {
-		return nil, unjoinable("%d answers for the %d collected ranks of %s", len(answers), len(s.Plan.Collect), s.Plan.Mode)
+		return nil, joinError("%d answers for the %d collected ranks of %s", len(answers), len(s.Plan.Collect), s.Plan.Mode)
 	}
 	if s.mergeFunc != nil {
 		return s.mergeFunc(s.Plan.Mesh, answers)
@@ -22,6 +22,9 @@ func (s *Shards) Merge(answers []any) (any, error) {
 	}
 	return MergeRows(s, s.Plan.Collect, answers)
 }
+
+// HasMergeFunc reports whether a custom mode makes the result.
+func (s *Shards) HasMergeFunc() bool { return s.mergeFunc != nil }
 
 // MergeRows trims the padding from the answers of those ranks, which may be some of the collected ones, and joins them.
 func MergeRows[R any](s *Shards, ranks []int, answers []R) (R, error) {
@@ -47,10 +50,10 @@ func Trim[R any](s *Shards, rank int, answer R) (R, error) {
 	}
 	size := (s.Rows + s.Padding) / s.Plan.Shards
 	if rows.n != size {
-		return answer, unjoinable("rank %d answered %d rows for its %d: padding can be trimmed only from one row a row", rank, rows.n, size)
+		return answer, joinError("rank %d answered %d rows for its %d: padding can be trimmed only from one row a row", rank, rows.n, size)
 	}
-	real := s.Rows - size*s.Plan.Mesh.Coord(rank).DP
-	return as[R](rows.slice(0, min(max(real, 0), size)))
+	realRows := s.Rows - size*s.Plan.Mesh.Coord(rank).DP
+	return castTo[R](rows.slice(0, min(max(realRows, 0), size)))
 }
 
 // Join joins answers in their order: rows (lists, tensors, batches, Joiners) one after the other, where nil is no rows.
@@ -62,7 +65,7 @@ func Join[R any](answers []R, meta MetaPolicy) (R, error) {
 		_, ok, err := rowsOf(answer)
 		switch {
 		case err != nil:
-			return *new(R), unjoinable("answer %d: %w", i, err)
+			return *new(R), joinError("answer %d: %w", i, err)
 		case canJoin(answer, ok):
 			withRows = append(withRows, answer)
 		case any(answer) != nil:
@@ -73,16 +76,16 @@ func Join[R any](answers []R, meta MetaPolicy) (R, error) {
 	case len(withRows) == 0 && len(without) == 0:
 		return *new(R), nil
 	case len(withRows) == 0:
-		return as[R](asList(answers))
+		return castTo[R](asList(answers))
 	case len(without) > 0:
-		return *new(R), unjoinable("%d answers are rows (%T) and %d are not (%T): they cannot be joined",
+		return *new(R), joinError("%d answers are rows (%T) and %d are not (%T): they cannot be joined",
 			len(withRows), withRows[0], len(without), without[0])
 	}
 	joined, err := joinRows(withRows, meta)
 	if err != nil {
 		return *new(R), err
 	}
-	return as[R](joined)
+	return castTo[R](joined)
 }
 
 func asList[R any](answers []R) []any {
@@ -93,10 +96,10 @@ func asList[R any](answers []R) []any {
 	return list
 }
 
-func as[R any](v any) (R, error) {
+func castTo[R any](v any) (R, error) {
 	r, ok := v.(R)
 	if !ok {
-		return r, unjoinable("answers of type %s cannot be joined into one: the result is of type %T", reflect.TypeFor[R](), v)
+		return r, joinError("answers of type %s cannot be joined into one: the result is of type %T", reflect.TypeFor[R](), v)
 	}
 	return r, nil
 }
@@ -129,7 +132,7 @@ func MergeMeta(policy MetaPolicy, metas []map[string]any) (map[string]any, error
 			}
 			first, taken := out[key]
 			if taken && policy == RefuseConflict && !reflect.DeepEqual(first, value) {
-				return nil, unjoinable("metadata %q differs: %v before, %v in answer %d", key, first, value, i)
+				return nil, joinError("metadata %q differs: %v before, %v in answer %d", key, first, value, i)
 			}
 			if !taken {
 				out[key] = value
@@ -142,7 +145,7 @@ func MergeMeta(policy MetaPolicy, metas []map[string]any) (map[string]any, error
 func addMetrics(to map[string]any, from any) error {
 	values, ok := from.(map[string]any)
 	if !ok {
-		return unjoinable("metadata %q must be a map of measurements, not of type %T", MetricsKey, from)
+		return joinError("metadata %q must be a map of measurements, not of type %T", MetricsKey, from)
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		list, _ := to[name].([]any)

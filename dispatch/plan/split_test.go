@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"slices"
@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 func mustPlan(t require.TestingT, mode Mode, mesh Mesh) *Plan {
@@ -139,7 +139,7 @@ func TestSplitSendsTheHeadToRanksWithoutData(t *testing.T) {
 }
 
 func TestSplitRefuses(t *testing.T) {
-	for words, c := range map[string]struct {
+	for receiver, c := range map[string]struct {
 		mode Mode
 		args []any
 		opt  Options
@@ -157,7 +157,7 @@ func TestSplitRefuses(t *testing.T) {
 		"DP_MP_DISPATCH_FIRST_COLLECT_ALL gives one answer a rank: padding could not be trimmed from it": {mode: DPMPDispatchFirstCollectAll, args: []any{make([]int, 5)}, opt: Options{Pad: true}},
 	} {
 		_, err := mustPlan(t, c.mode, dp(4)).Cut(c.args, c.opt)
-		assert.ErrorContains(t, err, words)
-		assert.ErrorIs(t, err, bus.ErrInvalid)
+		assert.ErrorContains(t, err, receiver)
+		assert.ErrorIs(t, err, wire.ErrInvalid)
 	}
 }

@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"testing"
@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"troupe/bus"
 	"troupe/bus/wire"
 )
 
@@ -57,14 +56,14 @@ func TestBatchOfMetadataAloneIsBroadcast(t *testing.T) {
 
 func TestBatchRefuses(t *testing.T) {
 	plan := mustPlan(t, DPMPCompute, dp(2))
-	for words, arrays := range map[string]map[string]wire.Tensor{
+	for receiver, arrays := range map[string]map[string]wire.Tensor{
 		"argument 1: the arrays of a batch must have the same number of rows: a has 2, b has 3": {"a": tensor(1, 2), "b": tensor(1, 2, 3)},
 		`argument 1: array "a": a tensor without axes has no rows`:                              {"a": {DType: "uint8", Data: []byte{1}}},
 	} {
 		for range 20 { // whatever the order of the map
 			_, err := plan.Cut([]any{Batch{Arrays: arrays}}, Options{})
-			assert.ErrorContains(t, err, words)
-			assert.ErrorIs(t, err, bus.ErrInvalid)
+			assert.ErrorContains(t, err, receiver)
+			assert.ErrorIs(t, err, wire.ErrInvalid)
 		}
 	}
 	a, b := Batch{Arrays: map[string]wire.Tensor{"a": tensor(1)}}, Batch{Arrays: map[string]wire.Tensor{"b": tensor(1)}}
@@ -82,7 +81,7 @@ func TestBatchTravels(t *testing.T) {
 	var untyped any
 	require.NoError(t, wire.Unmarshal(body, &untyped))
 	require.Equal(t, sent, untyped)
-	var typed Batch
-	require.NoError(t, wire.Unmarshal(body, &typed))
-	require.Equal(t, sent, typed)
+	var castAll Batch
+	require.NoError(t, wire.Unmarshal(body, &castAll))
+	require.Equal(t, sent, castAll)
 }

@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import "strings"
 
@@ -27,21 +27,21 @@ const (
 // rule is what there is to know about a mode: which part goes to whom, and whose answers count.
 type rule struct {
 	mode    Mode
-	cut     cut    // how the arguments are cut into shards
-	data    ranks  // who is given a shard
-	others  others // what becomes of the rest
-	answers ranks  // whose answers count, in rank order; within one stage that is dp order
-	result  Result // what is made of them
+	split   splitKind // how the arguments are cut into shards
+	data    ranks     // who is given a shard
+	others  others    // what becomes of the rest
+	answers ranks     // whose answers count, in rank order; within one stage that is dp order
+	result  Result    // what is made of them
 }
 
 var rules = []rule{
-	{RankZero, cutNothing, rankZero, notCalled, rankZero, Single},
-	{OneToAll, cutNothing, everyone, notCalled, everyone, List},
-	{OneToAllOne, cutNothing, everyone, notCalled, rankZero, Single},
-	{AllToAll, cutByRank, everyone, notCalled, everyone, List},
-	{DPMPCompute, cutByDP, everyone, notCalled, lastStage, Rows},
-	{DPMPDispatchFirst, cutByDP, firstStage, calledWithoutData, lastStage, Rows},
-	{DPMPDispatchFirstCollectAll, cutByDP, firstStage, calledWithoutData, everyone, List},
+	{RankZero, splitNone, rankZero, notCalled, rankZero, Single},
+	{OneToAll, splitNone, everyone, notCalled, everyone, List},
+	{OneToAllOne, splitNone, everyone, notCalled, rankZero, Single},
+	{AllToAll, splitByRank, everyone, notCalled, everyone, List},
+	{DPMPCompute, splitByDP, everyone, notCalled, lastStage, Rows},
+	{DPMPDispatchFirst, splitByDP, firstStage, calledWithoutData, lastStage, Rows},
+	{DPMPDispatchFirstCollectAll, splitByDP, firstStage, calledWithoutData, everyone, List},
 }
 
 // Modes lists them all.
@@ -73,25 +73,25 @@ func ruleOf(mode Mode) (rule, error) {
 }
 
 // cut is how the arguments of a call become shards.
-type cut int
+type splitKind int
 
 const (
-	cutNothing cut = iota // one shard: every argument as it is
-	cutByDP               // one shard a data-parallel replica
-	cutByRank             // one shard a rank
+	splitNone   splitKind = iota // one shard: every argument as it is
+	splitByDP                    // one shard a data-parallel replica
+	splitByRank                  // one shard a rank
 )
 
-func (c cut) shards(m Mesh) int {
-	return [...]int{cutNothing: 1, cutByDP: m.DP, cutByRank: m.World()}[c]
+func (s splitKind) shards(m Mesh) int {
+	return [...]int{splitNone: 1, splitByDP: m.DP, splitByRank: m.World()}[s]
 }
 
-func (c cut) shardOf(m Mesh, rank int) int {
-	return [...]int{cutNothing: 0, cutByDP: m.Coord(rank).DP, cutByRank: rank}[c]
+func (s splitKind) shardOf(m Mesh, rank int) int {
+	return [...]int{splitNone: 0, splitByDP: m.Coord(rank).DP, splitByRank: rank}[s]
 }
 
 // words names the receivers of one shard in messages.
-func (c cut) words() string {
-	return [...]string{cutNothing: "call", cutByDP: "data-parallel rank", cutByRank: "rank"}[c]
+func (s splitKind) receiver() string {
+	return [...]string{splitNone: "call", splitByDP: "data-parallel rank", splitByRank: "rank"}[s]
 }
 
 // others is what becomes of the ranks that are given no shard.

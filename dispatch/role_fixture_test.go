@@ -17,25 +17,25 @@ import (
 // methods are what the workers of a test's role can do.
 type methods map[string]func(ctx context.Context, rank int, args actors.Args) (any, error)
 
-type puppet struct{ rank int }
+type rankObject struct{ rank int }
 
 // class is a class with these methods, each in the lane.
 func (ms methods) class(lane actors.Lane) *actors.Class {
-	c := actors.NewClass("puppet", func(_ context.Context, s actors.Setup) (*puppet, error) { return &puppet{s.Rank}, nil })
+	c := actors.NewClass("methods", func(_ context.Context, s actors.Setup) (*rankObject, error) { return &rankObject{s.Rank}, nil })
 	for name, do := range ms {
-		play := func(p *puppet, ctx context.Context, args actors.Args) (any, error) { return do(ctx, p.rank, args) }
-		actors.Method(c, name, play, actors.MethodOptions{Lane: lane})
+		call := func(p *rankObject, ctx context.Context, args actors.Args) (any, error) { return do(ctx, p.rank, args) }
+		actors.Method(c, name, call, actors.MethodOptions{Lane: lane})
 	}
 	return c.Class
 }
 
 // stage is a bus with a server of its own.
-type stage struct {
+type busFixture struct {
 	t   testing.TB
 	bus *bus.Bus
 }
 
-func newStage(t testing.TB) *stage { return &stage{t, bustest.Open(t)} }
+func newBusFixture(t testing.TB) *busFixture { return &busFixture{t, bustest.Open(t)} }
 
 // patient is a context for calls that must end long before it does.
 func patient(t testing.TB) context.Context {
@@ -46,24 +46,24 @@ func patient(t testing.TB) context.Context {
 
 // newGroup is a role with one call at a time on a stage of its own.
 func newGroup(t testing.TB, mesh Mesh, ms methods) *Group {
-	return newStage(t).play(mesh, ms.class(actors.Serial))
+	return newBusFixture(t).startRole(mesh, ms.class(actors.Serial))
 }
 
 // play starts the workers of a role, all on one connection, and returns the group as a driver sees it that has a
 // connection of its own.
-func (s *stage) play(mesh Mesh, class *actors.Class) *Group {
+func (s *busFixture) startRole(mesh Mesh, class *actors.Class) *Group {
 	to := s.address()
 	s.start(s.bus, to, mesh, class, all(mesh)...)
-	return s.drive(to, mesh)
+	return s.newGroup(to, mesh)
 }
 
 // playApart is play with a connection for each worker.
-func (s *stage) playApart(mesh Mesh, class *actors.Class) *Group {
+func (s *busFixture) startRoleApart(mesh Mesh, class *actors.Class) *Group {
 	to := s.address()
 	for rank := range mesh.World() {
 		s.start(s.dial(fmt.Sprint("worker ", rank)), to, mesh, class, rank)
 	}
-	return s.drive(to, mesh)
+	return s.newGroup(to, mesh)
 }
 
 func all(mesh Mesh) []int {
@@ -71,20 +71,20 @@ func all(mesh Mesh) []int {
 	return ranks
 }
 
-func (s *stage) address() bus.Address {
-	to, err := bus.NewAddress("test", "puppets", bus.NewID())
+func (s *busFixture) address() bus.Address {
+	to, err := bus.NewAddress("test", "role", bus.NewID())
 	require.NoError(s.t, err)
 	return to
 }
 
-func (s *stage) dial(name string) *bus.Bus {
+func (s *busFixture) dial(name string) *bus.Bus {
 	b, err := s.bus.Dial(s.t.Context(), name)
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { require.NoError(s.t, b.Close()) })
 	return b
 }
 
-func (s *stage) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.Class, ranks ...int) {
+func (s *busFixture) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.Class, ranks ...int) {
 	ep, err := b.Endpoint(to.Namespace)
 	require.NoError(s.t, err)
 	host, err := actors.NewHost(ep, actors.HostConfig{Classes: []*actors.Class{class}, Node: "node-a"})
@@ -101,7 +101,7 @@ func (s *stage) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.Class
 }
 
 // drive is the role from a connection that carries nothing else.
-func (s *stage) drive(to bus.Address, mesh Mesh) *Group {
+func (s *busFixture) newGroup(to bus.Address, mesh Mesh) *Group {
 	ep, err := s.dial("driver").Endpoint(to.Namespace)
 	require.NoError(s.t, err)
 	return &Group{Endpoint: ep, To: to, Mesh: mesh, MeshName: "main"}
@@ -110,4 +110,12 @@ func (s *stage) drive(to bus.Address, mesh Mesh) *Group {
 // first is the first positional argument, decoded.
 func first(args actors.Args) (v any, err error) {
 	return v, wire.Unmarshal(args.Positional[0], &v)
+}
+
+func dp(n int) Mesh { return Mesh{DP: n, TP: 1, PP: 1, CP: 1} }
+
+func TestMain(m *testing.M) { bustest.Main(m) }
+
+func tensor(values ...byte) wire.Tensor {
+	return wire.Tensor{DType: "uint8", Shape: []int{len(values)}, Data: values}
 }

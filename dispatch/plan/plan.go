@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import "slices"
 
@@ -59,12 +59,12 @@ func NewPlan(mode Mode, mesh Mesh) (*Plan, error) {
 	if err := mesh.check(); err != nil {
 		return nil, err
 	}
-	shards := make([][]int, r.cut.shards(mesh))
+	shards := make([][]int, r.split.shards(mesh))
 	var others, collect []int
 	for rank := range mesh.World() {
 		at := mesh.Coord(rank)
 		if r.data(mesh, at) {
-			shard := r.cut.shardOf(mesh, rank)
+			shard := r.split.shardOf(mesh, rank)
 			shards[shard] = append(shards[shard], rank)
 		} else if r.others == calledWithoutData {
 			others = append(others, rank)

@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"testing"
@@ -6,13 +6,13 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 func TestJoin(t *testing.T) {
-	typed, err := Join([][]string{{"a"}, nil, {"b", "c"}}, FirstWins)
+	castAll, err := Join([][]string{{"a"}, nil, {"b", "c"}}, FirstWins)
 	require.NoError(t, err)
-	assert.Equal(t, []string{"a", "b", "c"}, typed)
+	assert.Equal(t, []string{"a", "b", "c"}, castAll)
 
 	for _, c := range []struct {
 		name    string
@@ -35,7 +35,7 @@ func TestJoin(t *testing.T) {
 func TestJoinRefuses(t *testing.T) {
 	_, err := Join([]any{[]any{1}, 2}, FirstWins)
 	assert.ErrorContains(t, err, "1 answers are rows ([]interface {}) and 1 are not (int)")
-	assert.ErrorIs(t, err, bus.ErrApplication)
+	assert.ErrorIs(t, err, wire.ErrApplication)
 	_, err = Join([]any{[]any{1}, []int{2}}, FirstWins)
 	assert.ErrorContains(t, err, "rows of type []int cannot be joined to rows of type []interface {}")
 	_, err = Join([]int{1, 2}, FirstWins)

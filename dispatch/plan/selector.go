@@ -1,4 +1,4 @@
-package dispatch
+package plan
 
 import (
 	"fmt"
@@ -103,9 +103,9 @@ func (s Selector) matches(c Coord) bool {
 
 // String is the form that ParseSelector reads.
 func (s Selector) String() string {
-	words := make([]string, len(s.terms))
+	receiver := make([]string, len(s.terms))
 	for i, t := range s.terms {
-		words[i] = fmt.Sprintf("%s=%d", t.axis, t.index)
+		receiver[i] = fmt.Sprintf("%s=%d", t.axis, t.index)
 	}
-	return strings.Join(words, ",")
+	return strings.Join(receiver, ",")
 }
