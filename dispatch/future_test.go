@@ -397,9 +397,9 @@ func TestAwaitIsTyped(t *testing.T) {
 	require.Len(t, untyped, 2)
 
 	_, err = Await[score](patient(t), list)
-	require.ErrorContains(t, err, "score on role gives one answer a rank, a list, and not a dispatch.score; ask for each of them")
+	require.ErrorContains(t, err, "score on role returns one answer for each rank, not a dispatch.score; use AwaitEach")
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	_, err = AwaitEach[int](patient(t), list)
-	require.ErrorContains(t, err, "role[0] score: the answer cannot be read as the type asked for")
+	require.ErrorContains(t, err, "role[0] score: the answer cannot be decoded into the requested type")
 	require.ErrorIs(t, err, bus.ErrMalformed)
 }

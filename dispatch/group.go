@@ -12,82 +12,81 @@ import (
 	"troupe/dispatch/plan"
 )
 
-// Group is the ranks of one running role as a caller sees them: where they are and how they are laid out. It is safe
-// for concurrent use; its fields are set once.
+// Group is the address and the mesh of a running role. It is safe for concurrent use; its fields are set once.
 type Group struct {
 	Endpoint *bus.Endpoint
 	To       bus.Address
 	Mesh     Mesh
-	MeshName string // the mesh whose slices the role listens on
-	Ordered  bool   // the role's calls pass its sequencer
-	// GensFunc gives the generations of ranks that have been replaced. Nil: none has.
+	MeshName string // the mesh whose slices the workers subscribe to
+	Ordered  bool   // the role has a sequencer
+	// GensFunc returns the generations of replaced ranks. Nil: no rank was replaced.
 	GensFunc func() map[int]uint32
-	// Gate keeps calls back while their ranks are being restarted. Nil: nothing is.
+	// Gate delays calls to restarting ranks. Nil: calls are never delayed.
 	Gate *Gate
 
 	plans sync.Map // Mode → *plan.Plan
 }
 
-// Call is one call, with its extras. The zero value of each is what most calls want.
+// Call is one call. Most calls set only the first fields.
 type Call struct {
 	Method string
 	Args   []any
-	Named  map[string]any // by name; cut like the others
+	Named  map[string]any // named arguments, cut like the others
 
 	Mode   Mode    // zero: OneToAll
-	Custom *Custom // a mode of the caller's own, instead of Mode
-	Ranks  []int   // only these, with the same arguments, instead of a mode
+	Custom *Custom // a mode of the caller, instead of Mode
+	Ranks  []int   // these ranks with the same arguments, instead of a mode
 
-	Object  string        // a named object in the workers
-	Control bool          // on the control lane
+	Object  string        // name of an object in the workers; empty: the main one
+	Control bool          // the call uses the control lane
 	Timeout time.Duration // zero: the context's deadline alone
 	Options Options       // padding and metadata
 
-	// NoCollect has every rank compute and answer with an acknowledgement alone.
+	// NoCollect lets every rank answer with an acknowledgement instead of a result.
 	NoCollect bool
-	// CollectAll waits for every rank whatever fails, and gives the errors by rank. Zero: the first failure cancels the
-	// others and is the error.
+	// CollectAll waits for every rank and returns the errors by rank. Zero: the first failure cancels the other ranks
+	// and is the error.
 	CollectAll bool
-	// Need ends the call when so many ranks have answered well; the others are cancelled, and the result is made of the
-	// answers that came. The mode must collect every rank it calls, or none. Zero: all must.
+	// Need ends the call after this many successful answers; the others are cancelled, and the result is made of the
+	// answers that came. The mode must collect all ranks that it calls, or none. Zero: all ranks must succeed.
 	Need int
-	// NoWait fails the call at once, with ErrWorkerLost, when one of its ranks is being restarted. Zero: it is sent when the
-	// rank is back, within Timeout and the context's deadline. A call on the control lane never waits.
+	// NoWait fails the call at once, with ErrWorkerLost, when one of its ranks is being restarted. Zero: the call is
+	// sent when the rank is back, within Timeout and the context's deadline. Calls on the control lane never wait.
 	NoWait bool
-	// Trace is a W3C traceparent that travels with the call.
+	// Trace is a W3C traceparent that is sent with the call.
 	Trace string
-	// Meta travels with the call for the method's host, which sees it beside the arguments: one msgpack value.
+	// Meta is a msgpack value that is sent with the call for the worker's host (actors.CallInfo.Meta).
 	Meta []byte
-	// AskAfter is when ranks that have not answered are first asked about the call. Zero: the bus's own time.
+	// AskAfter is the time after which silent ranks are first asked for the call's status. Zero: the default of bus.
 	AskAfter time.Duration
 
-	// Encoded is the arguments as another language has cut and encoded them, instead of Args, Named, Mode and Ranks.
+	// Encoded has the cut and encoded arguments, instead of Args, Named, Mode and Ranks.
 	Encoded *Encoded
-	// PreparedFunc sees the call as it is about to be sent, and may refuse it. Nil: nobody does.
+	// PreparedFunc is called with the call before it is sent, and may refuse it. It may be nil.
 	PreparedFunc func(*bus.Call) error
-	// ArrivedFunc and OverFunc are told what happens to the call; see bus.Call.
+	// ArrivedFunc and OverFunc report the progress of the call; see bus.Call.
 	ArrivedFunc func(*bus.Gather)
 	OverFunc    func(*bus.Gather)
-	// Memory is where large answers are put; see bus.Call.
+	// Memory holds large answers; see bus.Call.
 	Memory bus.Memory
 }
 
-// Encoded is a call whose arguments somebody else has cut as the plan says and encoded: one body for each of its parts.
-// The bodies must not be changed until the call is over, or DoneFunc is told.
+// Encoded is arguments that the caller has cut for a plan and encoded: one body for each part. The bodies must not
+// change until the call is over or DoneFunc is called.
 type Encoded struct {
 	Plan   *plan.Plan
 	Bodies [][]byte
-	// DoneFunc is told when nobody reads the body of a part any more; see bus.Part. Nil: nobody wants to know.
+	// DoneFunc is called when the body of a part is no longer read; see bus.Part. It may be nil.
 	DoneFunc func(part int)
 }
 
-// Resolver is an argument that is not there yet: a Future of another call. It is awaited before the call is sent.
+// Resolver is an argument that is not available yet, such as a Future. Its value is awaited before the call is sent.
 type Resolver interface {
 	Value(ctx context.Context) (any, error)
 }
 
-// Go sends the call and returns at once; only an argument that is a future is awaited, under ctx. A mistake in the call
-// is found before anything is sent, and is ErrInvalid. The call is over, and its workers are told, when ctx ends.
+// Go sends the call and returns at once; only arguments that are futures are awaited, under ctx. A mistake in the call
+// is ErrInvalid, and nothing is sent then. The end of ctx cancels the call.
 func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	shards, call, err := g.prepare(ctx, c)
 	if err != nil {
@@ -106,7 +105,7 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}, nil
 }
 
-// scatter sends the call, or has it wait for ranks that are being restarted.
+// scatter sends the call, or lets it wait for restarting ranks.
 func (g *Group) scatter(ctx context.Context, c Call, call bus.Call) (*bus.Gather, error) {
 	if g.Gate == nil || c.Control {
 		return g.Endpoint.Scatter(ctx, call)
@@ -114,7 +113,7 @@ func (g *Group) scatter(ctx context.Context, c Call, call bus.Call) (*bus.Gather
 	return g.Gate.scatter(ctx, g, call, c.NoWait)
 }
 
-// gens are the generations of ranks that have been replaced.
+// gens returns the generations of replaced ranks.
 func (g *Group) gens() map[int]uint32 {
 	if g.GensFunc == nil {
 		return nil
@@ -122,7 +121,7 @@ func (g *Group) gens() map[int]uint32 {
 	return g.GensFunc()
 }
 
-// prepare does all that can be done, and refused, before something is sent.
+// prepare makes the bus call, with every check that needs no message.
 func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, error) {
 	if err := c.check(); err != nil {
 		return nil, bus.Call{}, err
@@ -149,7 +148,7 @@ func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, er
 	return shards, call, c.checkNeed(shards.Plan, called)
 }
 
-// parts cuts and encodes the arguments, if that has not been done.
+// parts cuts and encodes the arguments, unless the caller has done so.
 func (g *Group) parts(ctx context.Context, c Call) (*plan.Shards, []bus.Part, error) {
 	if c.Encoded != nil {
 		return &plan.Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
@@ -173,19 +172,19 @@ func (g *Group) encoded(e *Encoded) []bus.Part {
 	return parts
 }
 
-// check refuses extras that contradict each other.
+// check refuses fields that contradict each other.
 func (c Call) check() error {
 	switch e := c.Encoded; {
 	case e != nil && (e.Plan == nil || len(e.Bodies) != len(e.Plan.Parts)):
-		return invalid("Encoded has not one body for each part of its plan")
+		return invalid("Encoded must have one body for each part of its plan")
 	case e != nil && (c.Args != nil || c.Named != nil || c.Custom != nil || c.Ranks != nil || c.Mode != ""):
-		return invalid("Encoded is given beside arguments or a mode; it has both")
+		return invalid("Encoded excludes Args, Named, Mode, Custom and Ranks")
 	case c.Custom != nil && (c.Mode != "" || c.Ranks != nil):
-		return invalid("Custom is given beside Mode or Ranks; choose one")
+		return invalid("Custom excludes Mode and Ranks; choose one")
 	case c.Mode != "" && c.Ranks != nil:
-		return invalid("Mode %s and Ranks are both given; a call of some ranks has no mode", c.Mode)
+		return invalid("Mode %s and Ranks exclude each other; choose one", c.Mode)
 	case c.Need != 0 && c.CollectAll:
-		return invalid("Need and CollectAll are both given; one ends the call early, the other never does")
+		return invalid("Need and CollectAll exclude each other; choose one")
 	case c.Need < 0:
 		return invalid("Need %d must not be negative", c.Need)
 	case c.Timeout < 0:
@@ -194,18 +193,18 @@ func (c Call) check() error {
 	return nil
 }
 
-// checkNeed refuses a k of n that could not be had, or that ranks could fill whose answers do not count.
+// checkNeed refuses a Need that cannot be reached, or that ranks without a result could reach.
 func (c Call) checkNeed(p *plan.Plan, called int) error {
 	switch collected := len(p.Collect); {
 	case c.Need > called:
 		return invalid("Need %d: the call goes to %d ranks", c.Need, called)
 	case c.Need > 0 && !c.NoCollect && collected < called:
-		return invalid("Need %d: %s calls %d ranks and collects %d, and any of them would count", c.Need, p.Mode, called, collected)
+		return invalid("Need %d: %s calls %d ranks and collects only %d; a mode with Need must collect every rank it calls", c.Need, p.Mode, called, collected)
 	}
 	return nil
 }
 
-// explain says which call was refused, and because of which rank if its role names one that is being restarted.
+// describeError adds role and method to an error, and keeps the rank if it is one of the role.
 func (g *Group) describeError(c Call, err error) error {
 	e := bus.AsError(err)
 	if e.Role != g.To.Role {
@@ -215,7 +214,7 @@ func (g *Group) describeError(c Call, err error) error {
 	return e
 }
 
-// cut awaits arguments that are futures and cuts all of them for the call's plan. Named ones come last, by name.
+// cut awaits arguments that are futures and cuts all arguments for the call's plan. Named ones come last, by name.
 func (g *Group) cut(ctx context.Context, c Call) (*plan.Shards, []string, error) {
 	var names []string
 	if len(c.Named) > 0 {
@@ -246,7 +245,7 @@ func (g *Group) cut(ctx context.Context, c Call) (*plan.Shards, []string, error)
 	return s, names, err
 }
 
-// resolve awaits an argument that is not there yet. Its mark stays with it.
+// resolve awaits an argument that is a Resolver. Its mark stays.
 func resolve(ctx context.Context, v any) (any, error) {
 	return plan.MapArg(v, func(v any) (any, error) {
 		if r, ok := v.(Resolver); ok {
@@ -274,7 +273,7 @@ func (g *Group) planOf(c Call) (*plan.Plan, error) {
 	return p, err
 }
 
-// encode gives each part its body, once. An argument that all ranks share is encoded once for all parts.
+// encode makes the body of each part. An argument that all parts share is encoded once.
 func (g *Group) encode(s *plan.Shards, names []string) ([]bus.Part, error) {
 	e := argEncoder{shards: s, names: names}
 	parts := make([]bus.Part, len(s.Plan.Parts))
@@ -288,16 +287,16 @@ func (g *Group) encode(s *plan.Shards, names []string) ([]bus.Part, error) {
 	return parts, nil
 }
 
-const shortBody = 96 // enough for the arguments of a short call
+const shortBody = 96 // room for the arguments of a short call
 
 // argEncoder encodes the arguments of one call.
 type argEncoder struct {
 	shards *plan.Shards
 	names  []string
-	shared map[int][]byte // arguments that several parts have, by place
+	shared map[int][]byte // encoded arguments that all parts share, by position
 }
 
-// body is what the ranks of one part are sent. Arguments are encoded in place, so that tensors are aligned.
+// body encodes the arguments of a part in place, so that tensors are aligned.
 func (e *argEncoder) body(p plan.Part) ([]byte, error) {
 	values := e.shards.Args(p)
 	positional := len(values) - len(e.names)

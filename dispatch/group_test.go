@@ -148,7 +148,7 @@ func TestGroupTakesAModeOfTheCallersOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "[[3 b] [2 a]]", merged)
 	_, err = Await[int](patient(t), f)
-	require.ErrorContains(t, err, "PAIRS makes a string of the answers, and not a int")
+	require.ErrorContains(t, err, "the result of PAIRS is of type string, not int")
 	each, err := AwaitEach[[]any](patient(t), f)
 	require.NoError(t, err)
 	require.Equal(t, [][]any{{int64(3), "b"}, {int64(2), "a"}}, each)

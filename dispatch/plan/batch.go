@@ -9,15 +9,14 @@ import (
 	"troupe/bus/wire"
 )
 
-// Batch is arrays with one row a sample, and metadata about all of them. It is cut and joined along the rows; ranks that
-// are called without data get the metadata alone. A Batch without arrays is metadata alone: it has no rows to cut. On the
-// wire it is extension type 2.
+// Batch is arrays with one row for each sample, and metadata. It is cut and joined along the rows; ranks without data
+// get only the metadata. A Batch without arrays has no rows to cut. On the wire it is extension type 2.
 type Batch struct {
 	Arrays map[string]wire.Tensor `json:"arrays"`
 	Meta   map[string]any         `json:"meta"`
 }
 
-// wireBatch is what extension type 2 holds.
+// wireBatch is the content of extension type 2.
 type wireBatch struct {
 	Arrays map[string]wire.Tensor `msgpack:"arrays"`
 	Meta   map[string]any         `msgpack:"meta"`
@@ -29,7 +28,7 @@ func init() {
 		func(w wireBatch) (Batch, error) { return Batch(w), Batch(w).Validate() })
 }
 
-// Validate refuses arrays that are not whole or have not the same number of rows.
+// Validate refuses incomplete arrays and arrays with different numbers of rows.
 func (b Batch) Validate() error {
 	counts := make([]string, 0, len(b.Arrays))
 	rows, differ := 0, false
@@ -50,7 +49,7 @@ func (b Batch) Validate() error {
 	return nil
 }
 
-// Len is the number of rows. All arrays must have as many, which Validate checks.
+// Len is the number of rows, which Validate checks to be the same in all arrays.
 func (b Batch) Len() int {
 	for _, t := range b.Arrays {
 		return t.Rows()
@@ -58,8 +57,7 @@ func (b Batch) Len() int {
 	return 0
 }
 
-// Slice is the batch of rows i to j, with all of the metadata. It shares memory with b, and like the slicing of a slice
-// it panics when there are no such rows.
+// Slice is the batch of rows i to j with all metadata. It shares memory with b, and panics like the slicing of a slice.
 func (b Batch) Slice(i, j int) any {
 	out := Batch{Arrays: make(map[string]wire.Tensor, len(b.Arrays)), Meta: b.Meta}
 	for name, t := range b.Arrays {
@@ -68,11 +66,11 @@ func (b Batch) Slice(i, j int) any {
 	return out
 }
 
-// Head is the metadata alone.
+// Head is the batch without its arrays.
 func (b Batch) Head() any { return Batch{Meta: b.Meta} }
 
-// JoinBatches puts batches one after the other and merges their metadata. Batches without arrays add metadata only; the
-// others must have the same arrays.
+// JoinBatches concatenates batches and merges their metadata. Batches without arrays add only metadata; the others must
+// have the same arrays.
 func JoinBatches(batches []Batch, policy MetaPolicy) (Batch, error) {
 	var withRows []Batch
 	metas := make([]map[string]any, len(batches))
@@ -112,7 +110,7 @@ func joinArrays(batches []Batch) (map[string]wire.Tensor, error) {
 	return out, nil
 }
 
-// checkRows refuses a tensor that has no rows, or not the bytes its shape asks for.
+// checkRows refuses a tensor without rows, or whose bytes do not match its shape.
 func checkRows(t wire.Tensor) error {
 	if len(t.Shape) == 0 {
 		return invalid("a tensor without axes has no rows")
@@ -120,7 +118,7 @@ func checkRows(t wire.Tensor) error {
 	return t.Valid()
 }
 
-// sliceRows cuts a tensor that was checked.
+// sliceRows slices a tensor that checkRows has accepted.
 func sliceRows(t wire.Tensor, i, j int) wire.Tensor {
 	out, err := t.SliceRows(i, j)
 	if err != nil {

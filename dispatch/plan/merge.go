@@ -26,7 +26,7 @@ func (s *Shards) Merge(answers []any) (any, error) {
 // HasMergeFunc reports whether a custom mode makes the result.
 func (s *Shards) HasMergeFunc() bool { return s.mergeFunc != nil }
 
-// MergeRows trims the padding from the answers of those ranks, which may be some of the collected ones, and joins them.
+// MergeRows removes the padding from the answers of the ranks, which may be some of the collected ones, and joins them.
 func MergeRows[R any](s *Shards, ranks []int, answers []R) (R, error) {
 	trimmed := make([]R, len(answers))
 	for i, answer := range answers {
@@ -38,8 +38,8 @@ func MergeRows[R any](s *Shards, ranks []int, answers []R) (R, error) {
 	return Join(trimmed, s.meta)
 }
 
-// Trim takes the rows that answer padding out of one rank's answer. An answer that is not rows stays as it is; one that
-// has not a row for each row cannot be trimmed and is an error.
+// Trim removes the rows that belong to padding from one rank's answer. An answer without rows is unchanged; an answer
+// whose number of rows differs from its input's is an error.
 func Trim[R any](s *Shards, rank int, answer R) (R, error) {
 	if s.Padding == 0 {
 		return answer, nil
@@ -56,9 +56,8 @@ func Trim[R any](s *Shards, rank int, answer R) (R, error) {
 	return castTo[R](rows.slice(0, min(max(realRows, 0), size)))
 }
 
-// Join joins answers in their order: rows (lists, tensors, batches, Joiners) one after the other, where nil is no rows.
-// Answers that are not rows can be joined only where any value will do (R is any), and become the list of them. Both
-// kinds at once are an error.
+// Join joins answers in order: rows (lists, tensors, batches, Joiners) are concatenated, and nil is no rows. Answers
+// without rows become a list if R is any. A mixture is an error.
 func Join[R any](answers []R, meta MetaPolicy) (R, error) {
 	var withRows, without []any
 	for i, answer := range answers {
@@ -104,19 +103,19 @@ func castTo[R any](v any) (R, error) {
 	return r, nil
 }
 
-// MetaPolicy says what happens when several ranks answer with metadata.
+// MetaPolicy is how the metadata of several ranks is merged.
 type MetaPolicy int
 
 const (
-	FirstWins      MetaPolicy = iota // where they differ, the first rank that has the key is right
+	FirstWins      MetaPolicy = iota // the first rank that has the key wins
 	RefuseConflict                   // a key with two values is an error
 )
 
-// MetricsKey is the metadata that is never in conflict: a map of measurements, of which every rank's are kept.
+// MetricsKey is the metadata key of a map of measurements, which are collected from every rank and never conflict.
 const MetricsKey = "metrics"
 
-// MergeMeta makes one metadata of the ranks', given in rank order. Under MetricsKey each measurement becomes the list of
-// the ranks' values; lists are put one after the other.
+// MergeMeta merges the metadata of the ranks, in rank order. Under MetricsKey each measurement becomes the list of the
+// ranks' values; lists are concatenated.
 func MergeMeta(policy MetaPolicy, metas []map[string]any) (map[string]any, error) {
 	out := map[string]any{}
 	metrics := map[string]any{}

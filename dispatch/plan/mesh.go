@@ -8,18 +8,18 @@ type Axis string
 const (
 	TP Axis = "tp" // tensor parallel: the ranks of one layer
 	CP Axis = "cp" // context parallel: the ranks of one sequence
-	DP Axis = "dp" // data parallel: the replicas, each with rows of its own
+	DP Axis = "dp" // data parallel: the replicas, each with its own rows
 	PP Axis = "pp" // pipeline parallel: the stages
 )
 
-// Axes are all of them, the fastest first: neighbouring ranks differ in tp.
+// Axes are all axes, the fastest first: neighbouring ranks differ in tp.
 var Axes = [...]Axis{TP, CP, DP, PP}
 
 // Mesh gives every rank of a world its coordinates:
 //
 //	rank = tp + TP*(cp + CP*(dp + DP*pp))
 //
-// A Mesh as a user writes it may leave axes out; Resolve fills them in, and every other method wants it resolved.
+// A user's Mesh may leave axes out; Resolve fills them in. All other methods need a resolved Mesh.
 type Mesh struct {
 	DP int `msgpack:"dp" json:"dp"`
 	TP int `msgpack:"tp" json:"tp"`
@@ -27,7 +27,7 @@ type Mesh struct {
 	CP int `msgpack:"cp" json:"cp"`
 }
 
-// Coord is one rank's place in a mesh.
+// Coord is the coordinates of a rank in a mesh.
 type Coord struct {
 	DP int `msgpack:"dp" json:"dp"`
 	TP int `msgpack:"tp" json:"tp"`
@@ -35,7 +35,7 @@ type Coord struct {
 	CP int `msgpack:"cp" json:"cp"`
 }
 
-// RankInfo is what a rank knows of its place.
+// RankInfo is the rank's position and the sizes of the mesh.
 type RankInfo struct {
 	Rank      int `msgpack:"rank" json:"rank"`
 	WorldSize int `msgpack:"world_size" json:"world_size"`
@@ -49,8 +49,8 @@ type RankInfo struct {
 	CPSize    int `msgpack:"cp_size" json:"cp_size"`
 }
 
-// Resolve fills the mesh in for a world of so many ranks: a zero axis is 1, a zero dp is what the others leave of the
-// world. The result multiplies to the world, or there is an error.
+// Resolve completes the mesh for a number of ranks: a zero axis becomes 1, a zero dp what the other axes leave of the
+// world. The product of the axes is the world; else there is an error.
 func (m Mesh) Resolve(world int) (Mesh, error) {
 	if world < 1 {
 		return Mesh{}, invalid("a world of %d ranks: there must be at least one", world)
@@ -77,7 +77,7 @@ func (m Mesh) Resolve(world int) (Mesh, error) {
 	return full, nil
 }
 
-// mismatch is the error for a mesh that does not multiply to the world. Its dp may still be open.
+// mismatch is the error of a mesh whose product is not the world. Its dp may still be zero.
 func (m Mesh) mismatch(world int) error {
 	model := float64(m.TP) * float64(m.CP) * float64(m.PP)
 	if m.DP == 0 {
@@ -87,7 +87,7 @@ func (m Mesh) mismatch(world int) error {
 		m.TP, m.CP, m.DP, m.PP, model*float64(m.DP), world)
 }
 
-// check refuses a mesh that was never resolved.
+// check refuses a mesh that is not resolved.
 func (m Mesh) check() error {
 	if min(m.TP, m.CP, m.DP, m.PP) < 1 {
 		return invalid("mesh %s is not resolved: every axis must be at least 1", m)
@@ -118,7 +118,7 @@ func (c Coord) On(axis Axis) int {
 	return 0
 }
 
-// Coord is the place of a rank of the world. It is the inverse of Rank.
+// Coord is the coordinates of a rank, the inverse of Rank.
 func (m Mesh) Coord(rank int) Coord {
 	var c Coord
 	c.TP, rank = rank%m.TP, rank/m.TP
@@ -128,12 +128,12 @@ func (m Mesh) Coord(rank int) Coord {
 	return c
 }
 
-// Rank is the rank at a place in the mesh.
+// Rank is the rank with these coordinates.
 func (m Mesh) Rank(c Coord) int {
 	return c.TP + m.TP*(c.CP+m.CP*(c.DP+m.DP*c.PP))
 }
 
-// Info describes a rank, or says which ranks there are.
+// Info describes a rank; a rank outside the mesh is an error.
 func (m Mesh) Info(rank int) (RankInfo, error) {
 	if err := m.check(); err != nil {
 		return RankInfo{}, err
@@ -158,7 +158,7 @@ func (m Mesh) checkRank(rank int) error {
 	return nil
 }
 
-// String writes the mesh as a user would: "tp=2 cp=1 dp=2 pp=2".
+// String returns the mesh as "tp=2 cp=1 dp=2 pp=2".
 func (m Mesh) String() string {
 	return fmt.Sprintf("tp=%d cp=%d dp=%d pp=%d", m.TP, m.CP, m.DP, m.PP)
 }

@@ -2,36 +2,36 @@ package plan
 
 import "strings"
 
-// Mode says how one call becomes many and many answers become one.
+// Mode defines how a call is distributed over ranks and how their answers become one result.
 type Mode string
 
 const (
-	// RankZero calls rank 0 alone and gives its answer.
+	// RankZero calls rank 0 only; the result is its answer.
 	RankZero Mode = "RANK_ZERO"
-	// OneToAll calls every rank with the same arguments and gives the list of answers.
+	// OneToAll calls every rank with the same arguments; the result is the list of answers.
 	OneToAll Mode = "ONE_TO_ALL"
-	// OneToAllOne calls every rank with the same arguments and gives rank 0's answer.
+	// OneToAllOne calls every rank with the same arguments; the result is rank 0's answer.
 	OneToAllOne Mode = "ONE_TO_ALL_ONE"
-	// AllToAll calls each rank with its own element of a list and gives the list of answers.
+	// AllToAll calls each rank with its element of a list; the result is the list of answers.
 	AllToAll Mode = "ALL_TO_ALL"
-	// DPMPCompute gives each data-parallel replica its rows, on all its ranks, and joins the rows that come out of the
-	// last stages.
+	// DPMPCompute sends each data-parallel replica its rows, on all its ranks; the result is the joined rows of the
+	// last pipeline stages.
 	DPMPCompute Mode = "DP_MP_COMPUTE"
-	// DPMPDispatchFirst sends the rows to the first rank of each replica only, calls the others with metadata alone,
-	// and joins the rows that come out of the last stages.
+	// DPMPDispatchFirst sends rows to the first rank of each replica and only metadata to the others; the result is the
+	// joined rows of the last pipeline stages.
 	DPMPDispatchFirst Mode = "DP_MP_DISPATCH_FIRST"
-	// DPMPDispatchFirstCollectAll sends as DPMPDispatchFirst does and gives the list of all answers.
+	// DPMPDispatchFirstCollectAll sends like DPMPDispatchFirst; the result is the list of all answers.
 	DPMPDispatchFirstCollectAll Mode = "DP_MP_DISPATCH_FIRST_COLLECT_ALL"
 )
 
-// rule is what there is to know about a mode: which part goes to whom, and whose answers count.
+// rule defines a mode.
 type rule struct {
 	mode    Mode
 	split   splitKind // how the arguments are cut into shards
-	data    ranks     // who is given a shard
-	others  others    // what becomes of the rest
-	answers ranks     // whose answers count, in rank order; within one stage that is dp order
-	result  Result    // what is made of them
+	data    ranks     // the ranks that get a shard
+	others  others    // whether the other ranks are called
+	answers ranks     // the ranks whose answers make the result, in rank order, which is dp order within a stage
+	result  Result    // the kind of result
 }
 
 var rules = []rule{
@@ -44,7 +44,7 @@ var rules = []rule{
 	{DPMPDispatchFirstCollectAll, splitByDP, firstStage, calledWithoutData, everyone, List},
 }
 
-// Modes lists them all.
+// Modes returns all modes.
 func Modes() []Mode {
 	modes := make([]Mode, len(rules))
 	for i, r := range rules {
@@ -53,7 +53,7 @@ func Modes() []Mode {
 	return modes
 }
 
-// ParseMode reads the name of a mode.
+// ParseMode returns the mode with that name.
 func ParseMode(name string) (Mode, error) {
 	r, err := ruleOf(Mode(name))
 	return r.mode, err
@@ -72,13 +72,13 @@ func ruleOf(mode Mode) (rule, error) {
 	return rule{}, invalid("there is no dispatch mode %q: the modes are %s", string(mode), strings.Join(names, ", "))
 }
 
-// cut is how the arguments of a call become shards.
+// splitKind is how the arguments of a call become shards.
 type splitKind int
 
 const (
-	splitNone   splitKind = iota // one shard: every argument as it is
-	splitByDP                    // one shard a data-parallel replica
-	splitByRank                  // one shard a rank
+	splitNone   splitKind = iota // one shard with whole arguments
+	splitByDP                    // one shard for each data-parallel replica
+	splitByRank                  // one shard for each rank
 )
 
 func (s splitKind) shards(m Mesh) int {
@@ -89,12 +89,12 @@ func (s splitKind) shardOf(m Mesh, rank int) int {
 	return [...]int{splitNone: 0, splitByDP: m.Coord(rank).DP, splitByRank: rank}[s]
 }
 
-// words names the receivers of one shard in messages.
+// receiver names the receiver of one shard in messages.
 func (s splitKind) receiver() string {
 	return [...]string{splitNone: "call", splitByDP: "data-parallel rank", splitByRank: "rank"}[s]
 }
 
-// others is what becomes of the ranks that are given no shard.
+// others is whether ranks without a shard are called.
 type others bool
 
 const (
@@ -102,7 +102,7 @@ const (
 	calledWithoutData others = true
 )
 
-// ranks is a set of ranks, told by their place in the mesh.
+// ranks is a set of ranks, given by their coordinates.
 type ranks func(Mesh, Coord) bool
 
 func everyone(Mesh, Coord) bool       { return true }
@@ -110,28 +110,28 @@ func rankZero(_ Mesh, c Coord) bool   { return c == Coord{} }
 func firstStage(_ Mesh, c Coord) bool { return c.TP == 0 && c.CP == 0 && c.PP == 0 }
 func lastStage(m Mesh, c Coord) bool  { return c.TP == 0 && c.CP == 0 && c.PP == m.PP-1 }
 
-// Custom is a mode of the caller's own. Its functions are called from the goroutine that makes the call, before
-// anything is sent and after everything has come, and may not keep what they are given.
+// Custom is a mode of the caller. Its functions run on the goroutine that makes the call, before it is sent and after
+// it is over, and must not keep their arguments.
 type Custom struct {
 	// Name is the mode's name in messages.
 	Name string
-	// SplitFunc says which part goes to whom. Each piece is encoded and published once; a rank is in one piece at
-	// most, and a rank in none is not called. It is given the positional arguments; named ones go to every called rank
-	// as they are.
+	// SplitFunc distributes the positional arguments. Each piece is encoded and published once; a rank is in at most
+	// one piece, and ranks in none are not called. Named arguments go to every called rank.
 	SplitFunc func(m Mesh, args []any) ([]Piece, error)
-	// CollectFunc says whose answers count, in the order MergeFunc wants them. Nil: every called rank's, in rank order.
+	// CollectFunc returns the ranks whose answers make the result, in the order that MergeFunc expects. Nil: every
+	// called rank, in rank order.
 	CollectFunc func(m Mesh) []int
-	// MergeFunc makes the result of the answers that count. Nil: the list of them.
+	// MergeFunc makes the result from the collected answers. Nil: the list of answers.
 	MergeFunc func(m Mesh, answers []any) (any, error)
 }
 
-// Piece is the arguments that some ranks are called with.
+// Piece is the arguments of some ranks.
 type Piece struct {
 	Ranks []int
 	Args  []any
 }
 
-// Cut plans one call of the mode.
+// Cut makes the plan and the shards of one call.
 func (c Custom) Cut(m Mesh, args []any) (*Shards, error) {
 	if c.SplitFunc == nil {
 		return nil, invalid("mode %s has no SplitFunc", c.Name)

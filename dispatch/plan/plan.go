@@ -1,38 +1,40 @@
+// Package plan decides, from arguments alone, which rank gets which part of a call and how the answers become one result:
+// mesh arithmetic, modes, selectors, splitting and merging. It does no I/O and imports only bus/wire.
 package plan
 
 import "slices"
 
-// Plan says what one call of a mode on a mesh sends to whom and whose answers count. It depends on nothing else, so it
-// can be made once and used for every call; nobody changes it after it was made.
+// Plan defines what a call of a mode on a mesh sends to which ranks, and whose answers make the result. It depends on
+// nothing else, is immutable, and can be used for every call.
 type Plan struct {
 	Mode    Mode   `msgpack:"mode" json:"mode"`
 	Mesh    Mesh   `msgpack:"mesh" json:"mesh"`
-	Shards  int    `msgpack:"shards" json:"shards"`   // into how many shards the arguments are cut
-	Parts   []Part `msgpack:"parts" json:"parts"`     // each published once; no rank is in two, no shard is in two
-	Collect []int  `msgpack:"collect" json:"collect"` // the ranks whose answers count, in the order of the result
+	Shards  int    `msgpack:"shards" json:"shards"`   // number of shards of the arguments
+	Parts   []Part `msgpack:"parts" json:"parts"`     // each is published once; no rank and no shard is in two
+	Collect []int  `msgpack:"collect" json:"collect"` // the ranks whose answers make the result, in its order
 	Result  Result `msgpack:"result" json:"result"`
 }
 
-// NoData is the Shard of a part that carries no shard: broadcast arguments and metadata alone.
+// NoData is the Shard of a part with only broadcast arguments and metadata.
 const NoData = -1
 
-// Part is one message: a shard, or none, for the ranks that are called with it.
+// Part is one message: a shard, or none, and its ranks.
 type Part struct {
 	Shard  int    `msgpack:"shard" json:"shard"`
 	Ranks  []int  `msgpack:"ranks" json:"ranks"` // ascending, never empty
 	Target Target `msgpack:"target" json:"target"`
 }
 
-// Target is where a part is published, once, so that it reaches all its ranks.
+// Target is the subject on which a part is published once to reach all its ranks.
 type Target struct {
 	Kind TargetKind `msgpack:"kind" json:"kind"`
 	N    int        `msgpack:"n" json:"n"` // the rank, or the dp index of the slice
-	// Partial is true when the subject reaches more than the part's ranks. The message must then say whom it is for,
-	// and the others drop it.
+	// Partial is true when the subject reaches more than the part's ranks. The message then names the ranks, and the
+	// others drop it.
 	Partial bool `msgpack:"partial" json:"partial"`
 }
 
-// TargetKind is a kind of subject that a role listens on.
+// TargetKind is a kind of subject that a role subscribes to.
 type TargetKind string
 
 const (
@@ -41,12 +43,12 @@ const (
 	ToSlice TargetKind = "slice" // every rank of dp index N in the mesh
 )
 
-// Result is the shape of what the caller gets.
+// Result is the kind of a call's result.
 type Result string
 
 const (
-	Single Result = "single" // the one collected answer
-	List   Result = "list"   // one answer a collected rank
+	Single Result = "single" // the single collected answer
+	List   Result = "list"   // one answer for each collected rank
 	Rows   Result = "rows"   // the rows of the answers, joined in dp order
 )
 
@@ -87,8 +89,8 @@ func NewPlan(mode Mode, mesh Mesh) (*Plan, error) {
 	return b.plan(mode, len(shards), collect, r.result)
 }
 
-// PlanRanks plans a call of some ranks with the same arguments, which gives one answer a rank in the order in which
-// they are named. It is OneToAll for an ad-hoc group.
+// PlanRanks plans a call of some ranks with the same arguments. The result is one answer for each rank, in the order of
+// ranks.
 func PlanRanks(mesh Mesh, ranks []int) (*Plan, error) {
 	if err := mesh.check(); err != nil {
 		return nil, err
@@ -100,8 +102,7 @@ func PlanRanks(mesh Mesh, ranks []int) (*Plan, error) {
 	return b.plan(OneToAll, 1, slices.Clone(ranks), List)
 }
 
-// Unsplit is the plan for a call in which no argument was cut: whoever the plan calls is called with the same, so one
-// shard in one part does.
+// Unsplit is the plan of a call whose arguments are all broadcast: one part for all called ranks.
 func (p *Plan) Unsplit() *Plan {
 	if len(p.Parts) == 1 {
 		return p
@@ -113,7 +114,7 @@ func (p *Plan) Unsplit() *Plan {
 	return &u
 }
 
-// builder puts a plan together and holds what is true of every plan.
+// builder makes a plan and checks what holds for every plan.
 type builder struct {
 	mesh  Mesh
 	parts []Part
@@ -141,7 +142,7 @@ func (b *builder) part(shard int, ranks []int) Part {
 	return Part{Shard: shard, Ranks: sorted, Target: target(b.mesh, sorted)}
 }
 
-// called lists the ranks of all parts, ascending.
+// called returns the ranks of all parts, ascending.
 func (b *builder) called() []int {
 	var all []int
 	for _, p := range b.parts {
@@ -158,7 +159,7 @@ func (b *builder) plan(mode Mode, shards int, collect []int, result Result) (*Pl
 	}
 	for i, rank := range called {
 		if i > 0 && called[i-1] == rank {
-			return nil, invalid("%s gives rank %d two parts", mode, rank)
+			return nil, invalid("%s sends rank %d two parts", mode, rank)
 		}
 	}
 	for _, rank := range collect {
@@ -169,8 +170,8 @@ func (b *builder) plan(mode Mode, shards int, collect []int, result Result) (*Pl
 	return &Plan{Mode: mode, Mesh: b.mesh, Shards: shards, Parts: b.parts, Collect: collect, Result: result}, nil
 }
 
-// target finds the narrowest subject that reaches all the ranks (ascending). A rank's and the role's come before a
-// slice's, because every worker has them from its start.
+// target finds the narrowest subject that reaches all the ranks (ascending). It prefers the subject of a rank or of the
+// role to that of a slice, because a worker may subscribe to a slice late.
 func target(m Mesh, ranks []int) Target {
 	if len(ranks) == 1 {
 		return Target{Kind: ToRank, N: ranks[0]}

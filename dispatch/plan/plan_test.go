@@ -157,5 +157,5 @@ func TestCustomMode(t *testing.T) {
 	assert.ErrorContains(t, err, "HALVES collects the answer of rank 3, which it does not call")
 	halves.SplitFunc = func(Mesh, []any) ([]Piece, error) { return []Piece{{Ranks: []int{1}}, {Ranks: []int{1}}}, nil }
 	_, err = halves.Cut(mesh, nil)
-	assert.ErrorContains(t, err, "HALVES gives rank 1 two parts")
+	assert.ErrorContains(t, err, "HALVES sends rank 1 two parts")
 }

@@ -6,19 +6,19 @@ import (
 	"troupe/bus/wire"
 )
 
-// Joiner is a value whose rows can be joined with others of its kind. Join is called on the first part and given all
-// of them, itself included, in order.
+// Joiner is a value whose rows can be joined with others of its type. Join is called on the first part with all parts
+// in order, the first included.
 type Joiner interface {
 	Join(parts []any) (any, error)
 }
 
-// rows is a value seen as rows.
+// rows is the view of a value as rows.
 type rows struct {
 	n     int
 	slice func(i, j int) any
 }
 
-// rowsOf says whether a value has rows, by its type alone.
+// rowsOf returns the rows of a value; whether it has rows depends only on its type.
 func rowsOf(v any) (r rows, ok bool, err error) {
 	val := reflect.ValueOf(v)
 	if !val.IsValid() || val.Kind() == reflect.Pointer && val.IsNil() {
@@ -54,7 +54,7 @@ func isList(v any) bool {
 	return t != nil && (t.Kind() == reflect.Slice || t.Kind() == reflect.Array) && t.Elem().Kind() != reflect.Uint8
 }
 
-// cycle gives rows i to j of the rows repeated without end. Only what crosses the end is copied.
+// sliceRepeated returns rows i to j of the endlessly repeated rows. It copies only across the end.
 func (r rows) sliceRepeated(i, j int) (any, error) {
 	if j <= r.n {
 		return r.slice(i, j), nil
@@ -69,14 +69,14 @@ func (r rows) sliceRepeated(i, j int) (any, error) {
 	return joinRows(parts, FirstWins)
 }
 
-// canJoin is true for what joinRows takes: rows, and values of other kinds that know how to be joined.
+// canJoin reports whether joinRows accepts the value: it has rows, or a method to join it.
 func canJoin(v any, hasRows bool) bool {
 	_, isBatch := v.(Batch)
 	_, isJoiner := v.(Joiner)
 	return hasRows || isBatch || isJoiner
 }
 
-// joinRows puts values, all of one type, one after the other.
+// joinRows concatenates values of one type.
 func joinRows(parts []any, meta MetaPolicy) (any, error) {
 	if len(parts) == 1 {
 		return parts[0], nil

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Selector chooses ranks by their coordinates: "tp=0,dp=1" is every rank with tp 0 and dp 1. The zero Selector
-// chooses all.
+// Selector selects ranks by their coordinates: "tp=0,dp=1" is every rank with tp 0 and dp 1. The zero Selector selects
+// all.
 type Selector struct {
 	terms []term
 }
@@ -18,7 +18,7 @@ type term struct {
 	index int
 }
 
-// Where chooses the ranks with that coordinate on the axis.
+// Where selects the ranks with that coordinate on the axis.
 func Where(axis Axis, index int) Selector {
 	return Selector{}.And(axis, index)
 }
@@ -29,8 +29,8 @@ func (s Selector) And(axis Axis, index int) Selector {
 	return Selector{terms: append(append(terms, s.terms...), term{axis, index})}
 }
 
-// ParseSelector reads "tp=0,dp=1"; spaces do not matter, and the empty text chooses all. Whether the coordinates exist
-// is for Mesh.Select to say.
+// ParseSelector parses "tp=0,dp=1"; spaces are ignored, and the empty text selects all. Mesh.Select checks whether the
+// coordinates exist.
 func ParseSelector(text string) (Selector, error) {
 	var s Selector
 	if strings.TrimSpace(text) == "" {
@@ -53,7 +53,7 @@ func ParseSelector(text string) (Selector, error) {
 	return s, nil
 }
 
-// check refuses what no mesh could satisfy.
+// check refuses selectors that are invalid for every mesh.
 func (s Selector) check() error {
 	for i, t := range s.terms {
 		sameAxis := func(other term) bool { return other.axis == t.axis }
@@ -69,8 +69,7 @@ func (s Selector) check() error {
 	return nil
 }
 
-// Select lists the chosen ranks in rank order. There is always one at least: a coordinate that the mesh does not have
-// is an error.
+// Select returns the selected ranks in rank order, at least one. A coordinate outside the mesh is an error.
 func (m Mesh) Select(s Selector) ([]int, error) {
 	if err := m.check(); err != nil {
 		return nil, err
@@ -101,7 +100,7 @@ func (s Selector) matches(c Coord) bool {
 	return true
 }
 
-// String is the form that ParseSelector reads.
+// String is the inverse of ParseSelector.
 func (s Selector) String() string {
 	receiver := make([]string, len(s.terms))
 	for i, t := range s.terms {

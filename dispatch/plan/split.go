@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Splitter is a value that is cut along its rows when it is an argument in a DP mode. Slice gives rows i to j, with
-// 0 ≤ i ≤ j ≤ Len; it may share memory with the whole.
+// Splitter is an argument that DP modes cut along its rows. Slice returns rows i to j, with 0 ≤ i ≤ j ≤ Len; it may
+// share memory with the whole.
 type Splitter interface {
 	Len() int
 	Slice(i, j int) any
 }
 
-// Headed is a value with something to say to the ranks that are called without its rows: they are called with Head in
-// its place. For every other value that was cut they are called with nil.
+// Headed is a Splitter with metadata for ranks that get no rows: they get Head in its place. For other cut values they
+// get nil.
 type Headed interface {
 	Head() any
 }
@@ -23,11 +23,11 @@ type Headed interface {
 // Split marks an argument to be cut along its first axis: a list, a tensor, a Batch or a Splitter.
 func Split(v any) any { return marked{split, v} }
 
-// Broadcast marks an argument to be given to every called rank as it is.
+// Broadcast marks an argument that every called rank gets whole.
 func Broadcast(v any) any { return marked{broadcast, v} }
 
-// Scatter marks a list of one element a shard: one a rank in AllToAll, one a data-parallel rank in the DP modes. Each
-// receiver is called with its element.
+// Scatter marks a list with one element for each shard: for each rank in AllToAll, for each data-parallel rank in the
+// DP modes. Each receiver gets its element.
 func Scatter(list any) any { return marked{scatter, list} }
 
 // MapArg replaces the value of an argument and keeps its mark.
@@ -54,7 +54,7 @@ const (
 	scatter   mark = "scatter"
 )
 
-// markOf is the rule for an argument without a mark. It goes by the type, never by the length.
+// defaultMark is the mark of an unmarked argument. It depends on the type, never on the length.
 func (s splitKind) defaultMark(hasRows bool) mark {
 	switch {
 	case s == splitByRank:
@@ -65,32 +65,32 @@ func (s splitKind) defaultMark(hasRows bool) mark {
 	return broadcast
 }
 
-// Options are the extras of one call.
+// Options are optional settings of one call.
 type Options struct {
-	// Pad repeats rows, from the first on, until they divide evenly, so that every replica has as many; the answers are
-	// trimmed again. Without it the first replicas have one row more. It costs the work of the added rows.
+	// Pad repeats rows, from the first on, until they divide evenly; the answers are trimmed again. Without it the
+	// first replicas have one row more. The cost is the work on the added rows.
 	Pad bool
-	// Meta says how the metadata of several batches becomes one. Zero: the first rank's wins.
+	// Meta is how the metadata of several batches is merged. Zero: FirstWins.
 	Meta MetaPolicy
 }
 
 // Shards are the arguments of one call, cut for its plan.
 type Shards struct {
-	// Plan is what to send: the plan that was cut for, or its Unsplit when no argument had to be cut.
+	// Plan is the plan to send: the given one, or its Unsplit when no argument was cut.
 	Plan *Plan
-	// Rows counts the rows that were cut, without padding; 0 when none were.
+	// Rows is the number of rows that were cut, without padding.
 	Rows int
-	// Padding counts the rows that were added.
+	// Padding is the number of added rows.
 	Padding int
 
 	args      [][]any // by shard
-	others    []any   // for the ranks without data
-	shared    []bool  // by argument: every part has the same
+	others    []any   // arguments of the ranks without data
+	shared    []bool  // by argument: it is the same in every part
 	meta      MetaPolicy
 	mergeFunc func(Mesh, []any) (any, error)
 }
 
-// Args are the arguments that a part's ranks are called with, as many as the call has.
+// Args are the arguments of a part's ranks.
 func (s *Shards) Args(p Part) []any {
 	if p.Shard == NoData {
 		return s.others
@@ -98,10 +98,10 @@ func (s *Shards) Args(p Part) []any {
 	return s.args[p.Shard]
 }
 
-// Shared reports whether argument i, from 0, is the same in every part, so that it need be encoded only once.
+// Shared reports whether argument i, from 0, is the same in every part, so that it needs to be encoded only once.
 func (s *Shards) Shared(i int) bool { return i < len(s.shared) && s.shared[i] }
 
-// Sizes cuts n rows into as equal parts as can be: the first n mod parts have one more.
+// Sizes divides n rows evenly: the first n mod parts parts have one row more.
 func Sizes(n, parts int) []int {
 	sizes := make([]int, parts)
 	for i := range sizes {
@@ -113,12 +113,12 @@ func Sizes(n, parts int) []int {
 	return sizes
 }
 
-// Cut cuts the arguments of a call. Of those without a mark, in the DP modes lists (slices and arrays, but not of bytes),
-// tensors, batches and Splitters are split and everything else is broadcast; in AllToAll each must be a list of one
-// element a rank; in the other modes all are broadcast.
+// Cut cuts the arguments of a call. Unmarked lists (slices and arrays, except of bytes), tensors, batches and Splitters
+// are split in the DP modes; in AllToAll every unmarked argument must be a list with one element for each rank; all
+// other arguments are broadcast.
 func (p *Plan) Cut(values []any, opt Options) (*Shards, error) { return p.CutNamed(values, nil, opt) }
 
-// cut is Cut for a call whose last arguments have these names.
+// CutNamed is Cut for a call whose last arguments have these names.
 func (p *Plan) CutNamed(values []any, names []string, opt Options) (*Shards, error) {
 	r, err := ruleOf(p.Mode)
 	if err != nil {
@@ -152,8 +152,7 @@ func (p *Plan) CutNamed(values []any, names []string, opt Options) (*Shards, err
 	return s, nil
 }
 
-// notPlain tells what may have rows or a mark from what certainly has neither, and need not be looked at where nothing is
-// cut.
+// mayNeedCut reports whether a value may have rows or a mark.
 func mayNeedCut(v any) bool {
 	switch v.(type) {
 	case nil, bool, int, int32, int64, uint32, uint64, float32, float64, string, []byte:
@@ -162,7 +161,7 @@ func mayNeedCut(v any) bool {
 	return true
 }
 
-// fill gives every argument its place in every shard.
+// addArgs adds every argument to every shard.
 func (s *Shards) addArgs(r rule, args []arg) error {
 	for _, a := range args {
 		pieces, err := a.pieces(r.split, len(s.args), s.Rows+s.Padding)
@@ -188,7 +187,7 @@ type argPosition struct {
 	names []string
 }
 
-// String is what messages call the argument: by its name, or by its number from 1.
+// String is the argument's name in messages.
 func (p argPosition) String() string {
 	if named := p.i - (p.n - len(p.names)); named >= 0 {
 		return fmt.Sprintf("argument %q", p.names[named])
@@ -196,7 +195,7 @@ func (p argPosition) String() string {
 	return fmt.Sprintf("argument %d", p.i+1)
 }
 
-// beside gives every part these arguments, as they are, after those it has.
+// AddNamed appends named arguments, whole, to every part.
 func (s *Shards) AddNamed(values []any, names []string) error {
 	for i, v := range values {
 		if m, ok := v.(marked); ok {
@@ -212,12 +211,12 @@ func (s *Shards) AddNamed(values []any, names []string) error {
 	return nil
 }
 
-// arg is one argument and what is to be done with it.
+// arg is one argument and its mark.
 type arg struct {
 	position argPosition
 	value    any
 	mark     mark
-	rows     rows // if it has any
+	rows     rows // set if the value has rows
 }
 
 func newArg(r rule, at argPosition, v any) (arg, error) {
@@ -245,7 +244,7 @@ func newArg(r rule, at argPosition, v any) (arg, error) {
 	return a, nil
 }
 
-// agree gives the number of rows of the split arguments, which must all have the same; 0 when there are none.
+// commonRows returns the number of rows of the split arguments, which must be equal; 0 if there are none.
 func commonRows(args []arg) (int, error) {
 	var counts []string
 	n, differ := 0, false
@@ -262,7 +261,7 @@ func commonRows(args []arg) (int, error) {
 	return n, nil
 }
 
-// pieces cuts the argument into n, given the number of rows with padding.
+// pieces cuts the argument into n pieces; padded is the number of rows with padding.
 func (a arg) pieces(kind splitKind, n, padded int) ([]any, error) {
 	switch a.mark {
 	case split:
@@ -310,7 +309,7 @@ func (a arg) scatter(kind splitKind, n int) ([]any, error) {
 	return out, nil
 }
 
-// head is what the ranks without data get in the argument's place.
+// head is the argument of the ranks without data.
 func (a arg) head() any {
 	if a.mark == broadcast {
 		return a.value

@@ -149,7 +149,7 @@ func TestSplitRefuses(t *testing.T) {
 		"split arguments must have the same number of rows: argument 1 has 4, argument 3 has 5":        {mode: DPMPCompute, args: []any{make([]int, 4), 0, make([]int, 5)}},
 		"argument 1: the list must have one element a rank: it has 3, and there are 4":                 {mode: AllToAll, args: []any{[]int{1, 2, 3}}},
 		"argument 1: the list must have one element a rank: it is no list but of type int":             {mode: AllToAll, args: []any{1}},
-		"argument 1: the list must have one element a rank: it is no list but of type dispatch.column": {mode: AllToAll, args: []any{column{make([]int, 4)}}},
+		"argument 1: the list must have one element a rank: it is no list but of type plan.column": {mode: AllToAll, args: []any{column{make([]int, 4)}}},
 		"argument 1: the list must have one element a data-parallel rank: it has 5, and there are 4":   {mode: DPMPCompute, args: []any{Scatter(make([]int, 5))}},
 		"argument 2 is marked split, but ONE_TO_ALL gives every rank the same arguments":               {mode: OneToAll, args: []any{0, Split([]int{1})}},
 		"argument 1 is marked split, but a value of type map[string]int has no rows":                   {mode: DPMPCompute, args: []any{Split(map[string]int{})}},
