@@ -9,7 +9,7 @@ import (
 	"troupe/actors"
 )
 
-// Thirty-two ranks need each shard, and the driver's connection carries it once: the server does the copying.
+// TestEachShardIsPublishedOnce: 32 ranks need each shard, and the driver's connection carries it once.
 func TestEachShardIsPublishedOnce(t *testing.T) {
 	mesh := Mesh{DP: 2, TP: 4, PP: 4, CP: 2}
 	class := methods{"len": func(_ context.Context, _ int, args actors.Args) (any, error) {
@@ -19,7 +19,7 @@ func TestEachShardIsPublishedOnce(t *testing.T) {
 		name  string
 		start func(*busFixture) *Group
 		row   int     // bytes; a shard is two rows
-		most  float64 // times the data; a receiver that sees nothing for a while asks again, as happens on a busy machine
+		most  float64 // limit of the bytes sent, in multiples of the data; on a busy machine a receiver may ask again
 	}{
 		{"small shards, a connection each", func(s *busFixture) *Group { return s.startRoleApart(mesh, class) }, 24 << 10, 1.02},
 		{"small shards, one connection", func(s *busFixture) *Group { return s.startRole(mesh, class) }, 24 << 10, 1.02},
@@ -42,7 +42,7 @@ func TestEachShardIsPublishedOnce(t *testing.T) {
 	}
 }
 
-// bytesSent counts what the driver's connection sends during one call.
+// bytesSent counts the bytes that the driver's connection sends during one call.
 func bytesSent(t *testing.T, g *Group, rows [][]byte) uint64 {
 	conn := g.Endpoint.Bus().Conn()
 	before := conn.Stats().OutBytes

@@ -13,7 +13,7 @@ import (
 	"troupe/dispatch/plan"
 )
 
-// A call that was cut and encoded elsewhere arrives as one made here does, and says when answers come and when it is over.
+// TestEncodedCall: a call with encoded bodies arrives like any other, and reports its answers and its end.
 func TestEncodedCall(t *testing.T) {
 	t.Parallel()
 	mesh := Mesh{DP: 2, TP: 2, PP: 1, CP: 1}
@@ -49,7 +49,7 @@ func TestEncodedCall(t *testing.T) {
 	require.EqualValues(t, 1, ends.Load())
 }
 
-func TestEncodedCallsThatContradictThemselves(t *testing.T) {
+func TestInvalidEncodedCalls(t *testing.T) {
 	t.Parallel()
 	mesh := Mesh{DP: 2, TP: 1, PP: 1, CP: 1}
 	p, err := plan.NewPlan(OneToAll, mesh)

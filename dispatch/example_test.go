@@ -10,7 +10,7 @@ import (
 	"troupe/roles"
 )
 
-// squarer is the worker of the examples below.
+// squarer is the class of the examples.
 type squarer struct{ rank int }
 
 func (s *squarer) Square(_ context.Context, rows []int) ([]int, error) {
@@ -27,7 +27,7 @@ func (s *squarer) Check(_ context.Context, bad int) (string, error) {
 	return "fine", nil
 }
 
-// newSquarers starts a role of four such workers; stop ends it.
+// newSquarers starts a role of four workers; stop ends it.
 func newSquarers(ctx context.Context) (c *roles.Cluster, stop func()) {
 	class := actors.NewClass("squarer", func(_ context.Context, s actors.Setup) (*squarer, error) { return &squarer{s.Rank}, nil })
 	actors.Method(class, "square", (*squarer).Square, actors.MethodOptions{Mode: string(dispatch.DPMPCompute)})
@@ -43,7 +43,7 @@ func newSquarers(ctx context.Context) (c *roles.Cluster, stop func()) {
 	return c, func() { _ = rt.Close(ctx) }
 }
 
-// A call without blocking, padded so that both replicas have as many rows; its future is the argument of the next.
+// This example pads the rows so that both replicas have as many, and passes the future to the next call.
 func ExampleAwait() {
 	ctx := context.Background()
 	c, stop := newSquarers(ctx)
@@ -65,7 +65,7 @@ func ExampleAwait() {
 	// [1 4 9] [1 16 81]
 }
 
-// What every rank said, failures and all.
+// This example reads the outcome of every rank, failures included.
 func ExampleAwaitOutcomes() {
 	ctx := context.Background()
 	c, stop := newSquarers(ctx)

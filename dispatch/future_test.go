@@ -21,7 +21,7 @@ var errNoTokens = errors.New("no tokens left")
 
 func init() { bus.RegisterError("dispatch_test_no_tokens", errNoTokens) }
 
-// gates hold the ranks of a role until the test lets them go.
+// gates block the ranks of a role until the test releases them.
 type gates struct {
 	started  chan int // ranks whose method runs
 	ended    chan int // ranks whose method was cancelled
@@ -36,7 +36,7 @@ func newGates(world int) *gates {
 	return g
 }
 
-// wait answers the rank when it is released, with the error it is released with.
+// wait blocks the rank until it is released, and returns the error it is released with.
 func (g *gates) wait(ctx context.Context, rank int, _ actors.Args) (any, error) {
 	g.started <- rank
 	select {
@@ -48,7 +48,7 @@ func (g *gates) wait(ctx context.Context, rank int, _ actors.Args) (any, error) 
 	}
 }
 
-// await takes n ranks out of a channel.
+// await receives n ranks.
 func await(t *testing.T, ch <-chan int, n int) []int {
 	var got []int
 	for range n {
@@ -84,7 +84,7 @@ func TestFutureCancelReachesTheWorkers(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrCancelled)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "the caller cancelled the call")
-	f.Cancel() // once more is harmless
+	f.Cancel() // a second Cancel has no effect
 
 	gs, g = gatedGroup(t, dp(2))
 	ctx, giveUp := context.WithCancel(t.Context())
@@ -96,7 +96,7 @@ func TestFutureCancelReachesTheWorkers(t *testing.T) {
 	require.ErrorIs(t, f.Wait(patient(t)), context.Canceled, "the end of the call's context is a cancel")
 }
 
-func TestFutureWaitingEndsWithoutTheCall(t *testing.T) {
+func TestWaitEndsBeforeTheCall(t *testing.T) {
 	gs, g := gatedGroup(t, dp(2))
 	f := gs.call(t, g, Call{})
 	impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
@@ -165,7 +165,7 @@ func TestFutureStreamsInOrderOfArrival(t *testing.T) {
 	gs.released[1] <- nil
 	for a := range f.Stream(patient(t)) {
 		require.Equal(t, 1, a.Rank)
-		break // and the rest later
+		break // the rest is read later
 	}
 	gs.released[0] <- nil
 	for o := range StreamOutcomes[int](patient(t), f) {
@@ -241,8 +241,8 @@ func TestCollectAllGivesTheErrorsByRank(t *testing.T) {
 	require.EqualError(t, failed, "role[3] wait on node-a: no tokens left (2 of 4 ranks failed)")
 }
 
-// The harm: a rank whose answer does not count fails, and nobody hears of it.
-func TestOutcomesTellOfFailuresBeyondTheCollected(t *testing.T) {
+// TestOutcomesIncludeFailuresOfUncollectedRanks: a failure of a rank that is not collected is reported.
+func TestOutcomesIncludeFailuresOfUncollectedRanks(t *testing.T) {
 	gs, g := gatedGroup(t, Mesh{DP: 2, TP: 2, PP: 1, CP: 1})
 	f := gs.call(t, g, Call{Mode: DPMPCompute, CollectAll: true})
 	for rank := range 4 {
@@ -256,7 +256,7 @@ func TestOutcomesTellOfFailuresBeyondTheCollected(t *testing.T) {
 	require.ErrorIs(t, outcomes[2].Err, errNoTokens)
 }
 
-func TestNeedEndsTheCallWithKOfN(t *testing.T) {
+func TestNeed(t *testing.T) {
 	gs, g := gatedGroup(t, dp(4))
 	f := gs.call(t, g, Call{Need: 2})
 	gs.released[0] <- errNoTokens
@@ -326,7 +326,7 @@ func TestDeadlineGivesPartialResults(t *testing.T) {
 	await(t, gs.ended, 2)
 }
 
-func TestErrorsSurviveTheWire(t *testing.T) {
+func TestErrorsOverTheWire(t *testing.T) {
 	g := newGroup(t, dp(2), methods{
 		"sentinel": func(context.Context, int, actors.Args) (any, error) {
 			return nil, fmt.Errorf("generate: %w", errNoTokens)

@@ -18,16 +18,16 @@ import (
 	"troupe/bus/wire"
 )
 
-// echo answers [rank, its first argument].
+// echo returns [rank, first argument].
 func echo(_ context.Context, rank int, args actors.Args) (any, error) {
 	v, err := first(args)
 	return []any{rank, v}, err
 }
 
-// rowsBack answers the rows it was called with.
+// rowsBack returns the rows of its call.
 func rowsBack(_ context.Context, _ int, args actors.Args) (any, error) { return first(args) }
 
-// describe answers the arguments as text: positional ones in order, then the named ones by name.
+// describe returns the arguments as text: the positional ones in order, then the named ones by name.
 func describe(_ context.Context, _ int, args actors.Args) (any, error) {
 	var words []string
 	add := func(prefix string, raw wire.Raw) error {
@@ -51,7 +51,7 @@ func describe(_ context.Context, _ int, args actors.Args) (any, error) {
 	return strings.Join(words, " "), nil
 }
 
-func TestGroupCallsInBothForms(t *testing.T) {
+func TestGroupCalls(t *testing.T) {
 	g := newGroup(t, dp(3), methods{"echo": echo})
 	f, err := g.Go(patient(t), Call{Method: "echo", Args: []any{"x"}})
 	require.NoError(t, err)
@@ -132,7 +132,7 @@ func TestGroupCallsSomeRanks(t *testing.T) {
 	require.Equal(t, []any{[]any{int64(3), int64(1)}, []any{int64(1), int64(1)}}, value, "in the order in which they are named")
 }
 
-func TestGroupTakesAModeOfTheCallersOwn(t *testing.T) {
+func TestCustomMode(t *testing.T) {
 	g := newGroup(t, dp(4), methods{"echo": echo})
 	mode := &Custom{
 		Name: "PAIRS",
@@ -193,8 +193,8 @@ func TestGroupTrimsPadding(t *testing.T) {
 	require.Equal(t, map[int]int{0: 2, 1: 2, 2: 2, 3: 2}, received, "every replica has as many")
 }
 
-// The harm: a rank that is not collected sends its megabytes all the same.
-func TestGroupAnswersWithoutABodyWhereNoneIsWanted(t *testing.T) {
+// TestUncollectedRanksAnswerWithoutABody: a rank that is not collected does not send its result.
+func TestUncollectedRanksAnswerWithoutABody(t *testing.T) {
 	var ran atomic.Int32
 	mesh := Mesh{DP: 2, TP: 2, PP: 2, CP: 1}
 	g := newGroup(t, mesh, methods{"step": func(context.Context, int, actors.Args) (any, error) {
@@ -239,11 +239,11 @@ func TestGroupAnswersWithoutABodyWhereNoneIsWanted(t *testing.T) {
 	}
 }
 
-func TestTwoGroupsInFlightFromManyGoroutines(t *testing.T) {
+func TestConcurrentCallsOfTwoGroups(t *testing.T) {
 	busFixture := newBusFixture(t)
 	class := methods{"echo": echo}.class(actors.Serial)
 	train, infer := busFixture.startRole(Mesh{DP: 2, TP: 2, PP: 1, CP: 1}, class), busFixture.startRole(dp(3), class)
-	infer.Endpoint = train.Endpoint // one driver
+	infer.Endpoint = train.Endpoint // both groups share one driver
 	var group sync.WaitGroup
 	for i := range 16 {
 		group.Go(func() {
@@ -254,7 +254,7 @@ func TestTwoGroupsInFlightFromManyGoroutines(t *testing.T) {
 				if !assert.NoError(t, errors.Join(err1, err2)) {
 					return
 				}
-				for rank, got := range awaitEach[[]int](t, b) { // the later one first
+				for rank, got := range awaitEach[[]int](t, b) { // the later call first
 					assert.Equal(t, []int{rank, arg}, got)
 				}
 				assert.Len(t, awaitEach[[]int](t, a), 4)
@@ -271,7 +271,7 @@ func awaitEach[R any](t *testing.T, f *Future) []R {
 	return got
 }
 
-// counted is an argument that counts how often it is encoded.
+// counted is an argument that counts its encodings.
 type counted struct {
 	values  []int
 	encoded *atomic.Int32
@@ -285,7 +285,7 @@ func (c *counted) MarshalMsgpack() ([]byte, error) {
 }
 func (c *counted) UnmarshalMsgpack(raw []byte) error { return wire.Unmarshal(raw, &c.values) }
 
-// The harm: the same shard is encoded once for every rank that needs it.
+// TestGroupEncodesEachPartOnce: a shard is encoded once and not for each of its ranks.
 func TestGroupEncodesEachPartOnce(t *testing.T) {
 	g := newGroup(t, Mesh{DP: 2, TP: 4, PP: 2, CP: 1}, methods{"rows": rowsBack})
 	for _, c := range []struct {

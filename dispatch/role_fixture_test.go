@@ -14,7 +14,7 @@ import (
 	"troupe/bus/wire"
 )
 
-// methods are what the workers of a test's role can do.
+// methods are the methods of the workers of a test.
 type methods map[string]func(ctx context.Context, rank int, args actors.Args) (any, error)
 
 type rankObject struct{ rank int }
@@ -29,7 +29,7 @@ func (ms methods) class(lane actors.Lane) *actors.Class {
 	return c.Class
 }
 
-// stage is a bus with a server of its own.
+// busFixture is a bus with its own server.
 type busFixture struct {
 	t   testing.TB
 	bus *bus.Bus
@@ -37,27 +37,26 @@ type busFixture struct {
 
 func newBusFixture(t testing.TB) *busFixture { return &busFixture{t, bustest.Open(t)} }
 
-// patient is a context for calls that must end long before it does.
+// patient is a context with a long timeout, for calls that must end earlier.
 func patient(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// newGroup is a role with one call at a time on a stage of its own.
+// newGroup starts a role with a serial lane on its own bus.
 func newGroup(t testing.TB, mesh Mesh, ms methods) *Group {
 	return newBusFixture(t).startRole(mesh, ms.class(actors.Serial))
 }
 
-// play starts the workers of a role, all on one connection, and returns the group as a driver sees it that has a
-// connection of its own.
+// startRole starts the workers of a role on one connection and returns a group on another.
 func (s *busFixture) startRole(mesh Mesh, class *actors.Class) *Group {
 	to := s.address()
 	s.start(s.bus, to, mesh, class, all(mesh)...)
 	return s.newGroup(to, mesh)
 }
 
-// playApart is play with a connection for each worker.
+// startRoleApart is startRole with a connection for each worker.
 func (s *busFixture) startRoleApart(mesh Mesh, class *actors.Class) *Group {
 	to := s.address()
 	for rank := range mesh.World() {
@@ -97,17 +96,17 @@ func (s *busFixture) start(b *bus.Bus, to bus.Address, mesh Mesh, class *actors.
 		})
 		require.NoError(s.t, err)
 	}
-	require.NoError(s.t, b.Flush(s.t.Context())) // the server knows the subscriptions now
+	require.NoError(s.t, b.Flush(s.t.Context())) // the server has processed the subscriptions
 }
 
-// drive is the role from a connection that carries nothing else.
+// newGroup is a group on its own connection.
 func (s *busFixture) newGroup(to bus.Address, mesh Mesh) *Group {
 	ep, err := s.dial("driver").Endpoint(to.Namespace)
 	require.NoError(s.t, err)
 	return &Group{Endpoint: ep, To: to, Mesh: mesh, MeshName: "main"}
 }
 
-// first is the first positional argument, decoded.
+// first decodes the first positional argument.
 func first(args actors.Args) (v any, err error) {
 	return v, wire.Unmarshal(args.Positional[0], &v)
 }

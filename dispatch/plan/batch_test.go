@@ -60,7 +60,7 @@ func TestBatchRefuses(t *testing.T) {
 		"argument 1: the arrays of a batch must have the same number of rows: a has 2, b has 3": {"a": tensor(1, 2), "b": tensor(1, 2, 3)},
 		`argument 1: array "a": a tensor without axes has no rows`:                              {"a": {DType: "uint8", Data: []byte{1}}},
 	} {
-		for range 20 { // whatever the order of the map
+		for range 20 { // independent of map order
 			_, err := plan.Cut([]any{Batch{Arrays: arrays}}, Options{})
 			assert.ErrorContains(t, err, receiver)
 			assert.ErrorIs(t, err, wire.ErrInvalid)
@@ -71,8 +71,8 @@ func TestBatchRefuses(t *testing.T) {
 	assert.ErrorContains(t, err, "batches with different arrays cannot be joined: [a] in the first, [b] in batch 1")
 }
 
-// A batch keeps its type on the wire, whatever it is read into.
-func TestBatchTravels(t *testing.T) {
+// TestBatchOnTheWire: a batch keeps its type on the wire.
+func TestBatchOnTheWire(t *testing.T) {
 	x, err := wire.TensorOf([]int{2, 3}, []float32{1, 2, 3, 4, 5, 6})
 	require.NoError(t, err)
 	sent := Batch{Arrays: map[string]wire.Tensor{"x": x}, Meta: map[string]any{"step": int64(3)}}

@@ -42,8 +42,8 @@ func TestJoinRefuses(t *testing.T) {
 	assert.ErrorContains(t, err, "answers of type int cannot be joined into one")
 }
 
-// The harm: half a gather, joined after a failure, from which real rows are trimmed.
-func TestTrimGoesByRankNotByPlace(t *testing.T) {
+// TestTrimDependsOnTheRank: after a partial gather only padding is trimmed, and no real row.
+func TestTrimDependsOnTheRank(t *testing.T) {
 	shards, err := mustPlan(t, DPMPCompute, dp(4)).Cut([]any{[]int{1, 2, 3, 4, 5}}, Options{Pad: true})
 	require.NoError(t, err)
 	require.Equal(t, 3, shards.Padding)

@@ -18,8 +18,8 @@ var anyMesh = rapid.Custom(func(t *rapid.T) Mesh {
 
 var anyMode = rapid.SampledFrom(Modes())
 
-// The harm: a rank called twice, or not at all, or a shard sent again for every rank that needs it.
-func TestPlanGivesEveryRankOnePartAndPublishesEveryShardOnce(t *testing.T) {
+// TestPlanPublishesEveryShardOnce: every called rank is in one part, and every shard is in one.
+func TestPlanPublishesEveryShardOnce(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		mesh, mode := anyMesh.Draw(t, "mesh"), anyMode.Draw(t, "mode")
 		p, err := NewPlan(mode, mesh)
@@ -51,7 +51,7 @@ func TestPlanGivesEveryRankOnePartAndPublishesEveryShardOnce(t *testing.T) {
 	})
 }
 
-// checkTarget holds a target against what its subject reaches.
+// checkTarget compares a target with the ranks that its subject reaches.
 func checkTarget(t *rapid.T, mesh Mesh, part Part) {
 	var reached []int
 	for rank := range mesh.World() {
@@ -70,7 +70,7 @@ func checkTarget(t *rapid.T, mesh Mesh, part Part) {
 	require.Equal(t, reached, part.Ranks)
 }
 
-// The harm: a result whose rows are out of order, or a replica that is not heard.
+// TestPlanCollectsRowsInDPOrder: rows are collected from every replica, in dp order.
 func TestPlanCollectsRowsInDPOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		mesh := anyMesh.Draw(t, "mesh")

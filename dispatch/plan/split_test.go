@@ -33,8 +33,8 @@ func (c column) Join(parts []any) (any, error) {
 	return column{out}, nil
 }
 
-// The harm: a row lost, doubled, or sent to a replica that is not its own.
-func TestSplitGivesEveryRowToTheRanksOfItsDP(t *testing.T) {
+// TestSplitSendsEveryRowToItsReplica: no row is lost, duplicated or sent to another replica.
+func TestSplitSendsEveryRowToItsReplica(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		mesh := anyMesh.Draw(t, "mesh")
 		mode := rapid.SampledFrom([]Mode{DPMPCompute, DPMPDispatchFirst}).Draw(t, "mode")
@@ -73,8 +73,8 @@ func TestSplitGivesEveryRowToTheRanksOfItsDP(t *testing.T) {
 	})
 }
 
-// The harm: a padded row in the result, or a real one missing from it.
-func TestPaddingIsTrimmedAgain(t *testing.T) {
+// TestPaddingIsTrimmed: the result has every real row and no padding.
+func TestPaddingIsTrimmed(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		mesh := anyMesh.Draw(t, "mesh")
 		rows := rapid.SliceOfN(rapid.Int(), 1, 20).Draw(t, "rows")
@@ -144,15 +144,15 @@ func TestSplitRefuses(t *testing.T) {
 		args []any
 		opt  Options
 	}{
-		"fewer rows than data-parallel ranks: argument 1 has 3 rows for 4 data-parallel ranks":         {mode: DPMPCompute, args: []any{[]int{1, 2, 3}}},
-		"fewer rows than data-parallel ranks: argument 2 has 0 rows for 4 data-parallel ranks":         {mode: DPMPCompute, args: []any{1, []int{}}, opt: Options{Pad: true}},
-		"split arguments must have the same number of rows: argument 1 has 4, argument 3 has 5":        {mode: DPMPCompute, args: []any{make([]int, 4), 0, make([]int, 5)}},
-		"argument 1: the list must have one element a rank: it has 3, and there are 4":                 {mode: AllToAll, args: []any{[]int{1, 2, 3}}},
-		"argument 1: the list must have one element a rank: it is no list but of type int":             {mode: AllToAll, args: []any{1}},
-		"argument 1: the list must have one element a rank: it is no list but of type plan.column": {mode: AllToAll, args: []any{column{make([]int, 4)}}},
-		"argument 1: the list must have one element a data-parallel rank: it has 5, and there are 4":   {mode: DPMPCompute, args: []any{Scatter(make([]int, 5))}},
-		"argument 2 is marked split, but ONE_TO_ALL gives every rank the same arguments":               {mode: OneToAll, args: []any{0, Split([]int{1})}},
-		"argument 1 is marked split, but a value of type map[string]int has no rows":                   {mode: DPMPCompute, args: []any{Split(map[string]int{})}},
+		"fewer rows than data-parallel ranks: argument 1 has 3 rows for 4 data-parallel ranks":       {mode: DPMPCompute, args: []any{[]int{1, 2, 3}}},
+		"fewer rows than data-parallel ranks: argument 2 has 0 rows for 4 data-parallel ranks":       {mode: DPMPCompute, args: []any{1, []int{}}, opt: Options{Pad: true}},
+		"split arguments must have the same number of rows: argument 1 has 4, argument 3 has 5":      {mode: DPMPCompute, args: []any{make([]int, 4), 0, make([]int, 5)}},
+		"argument 1: the list must have one element a rank: it has 3, and there are 4":               {mode: AllToAll, args: []any{[]int{1, 2, 3}}},
+		"argument 1: the list must have one element a rank: it is no list but of type int":           {mode: AllToAll, args: []any{1}},
+		"argument 1: the list must have one element a rank: it is no list but of type plan.column":   {mode: AllToAll, args: []any{column{make([]int, 4)}}},
+		"argument 1: the list must have one element a data-parallel rank: it has 5, and there are 4": {mode: DPMPCompute, args: []any{Scatter(make([]int, 5))}},
+		"argument 2 is marked split, but ONE_TO_ALL gives every rank the same arguments":             {mode: OneToAll, args: []any{0, Split([]int{1})}},
+		"argument 1 is marked split, but a value of type map[string]int has no rows":                 {mode: DPMPCompute, args: []any{Split(map[string]int{})}},
 		"argument 1 is marked twice": {mode: DPMPCompute, args: []any{Broadcast(Split(1))}},
 		"DP_MP_DISPATCH_FIRST_COLLECT_ALL gives one answer a rank: padding could not be trimmed from it": {mode: DPMPDispatchFirstCollectAll, args: []any{make([]int, 5)}, opt: Options{Pad: true}},
 	} {
