@@ -65,7 +65,7 @@ func TestAnswersOfACallComeAsOne(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answers = c.answers
-			r := &report{core: &core{queue: newQueue(t), memory: shared}, token: 5, collect: c.collect}
+			r := &callReport{core: &core{queue: newQueue(t), memory: shared}, token: 5, collect: c.collect}
 			call := bus.Call{
 				To: to, Method: "say", World: 3, OverFunc: r.over,
 				Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}},
@@ -81,12 +81,12 @@ func TestAnswersOfACallComeAsOne(t *testing.T) {
 			last := q.entries[len(q.entries)-1]
 			if c.whole != nil {
 				require.Len(t, q.entries, 1)
-				require.Equal(t, flagLast|flagWhole, last.flags)
+				require.Equal(t, flagLast|flagCombined, last.flags)
 				require.True(t, bytes.Equal(c.whole, last.body), "%x", last.body)
 				return
 			}
 			require.Len(t, q.entries, 4)
-			require.Zero(t, last.flags&flagWhole)
+			require.Zero(t, last.flags&flagCombined)
 			for _, e := range q.entries[:3] {
 				require.Equal(t, kindAnswer, e.kind)
 				if e.flags&flagFailed == 0 {

@@ -54,9 +54,9 @@ func TestLargeBodiesAreLent(t *testing.T) {
 		le := binary.LittleEndian
 		at, number := le.Uint64(buf[32:]), le.Uint64(buf[40:])
 		require.Equal(t, m.has(body), at == uint64(address(body)), name)
-		lent := m.blocks[uintptr(at)].room
-		require.Equal(t, "abc", string(lent[:3]))
-		m.Free(lent)
+		loanAnswer := m.blocks[uintptr(at)].room
+		require.Equal(t, "abc", string(loanAnswer[:3]))
+		m.Free(loanAnswer)
 		require.Equal(t, 1, m.inUse(), "what the other side has is not freed")
 		m.release(number)
 		require.Zero(t, m.inUse())
@@ -121,7 +121,7 @@ func TestRoomIsUsedAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return !p.awake && len(p.kept) == 0 && p.bytes == 0
+		return !p.running && len(p.kept) == 0 && p.bytes == 0
 	}, 5*poolFor, 50*time.Millisecond, "it goes back to the system")
 }
 
@@ -130,15 +130,15 @@ func TestPoolIsBounded(t *testing.T) {
 	for range 3 {
 		var rooms [][]byte
 		for range 10 {
-			rooms = append(rooms, p.take(poolMost/4))
+			rooms = append(rooms, p.take(poolMax/4))
 		}
 		for _, room := range rooms {
 			p.put(room)
-			require.LessOrEqual(t, p.size(), poolMost)
+			require.LessOrEqual(t, p.size(), poolMax)
 		}
 	}
-	p.put(p.take(2 * poolMost))
-	require.LessOrEqual(t, p.size(), poolMost)
+	p.put(p.take(2 * poolMax))
+	require.LessOrEqual(t, p.size(), poolMax)
 }
 
 // The system keeps account of so many gaps in a process's memory, and allows no more: Go's own memory could not grow.

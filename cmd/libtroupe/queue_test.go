@@ -37,16 +37,16 @@ func TestWhoTakesAtOnceIsNotWoken(t *testing.T) {
 	q, m, buf := newQueue(t), newMemory(), make([]byte, 1<<10)
 	say := func() { q.push(completion{kind: kindCall, token: 1, rank: -1}) }
 
-	require.True(t, q.quietly(true, say))
+	require.True(t, q.withoutWake(true, say))
 	require.False(t, q.readable(t))
 	require.Positive(t, q.take(buf, m))
-	require.False(t, q.quietly(true, func() {}), "there is nothing to take")
+	require.False(t, q.withoutWake(true, func() {}), "there is nothing to take")
 
-	require.True(t, q.quietly(false, say))
+	require.True(t, q.withoutWake(false, say))
 	require.True(t, q.readable(t))
 	require.Positive(t, q.take(buf, m))
 
-	require.Panics(t, func() { q.quietly(true, func() { panic("a bug") }) })
+	require.Panics(t, func() { q.withoutWake(true, func() { panic("a bug") }) })
 	say()
 	require.True(t, q.readable(t), "a panic does not keep the queue quiet")
 }

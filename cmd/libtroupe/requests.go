@@ -13,10 +13,10 @@ import (
 	"troupe/roles"
 )
 
-// request is what troupe_ask is asked; each op uses some of the fields.
+// request is the argument of troupe_ask; each op uses some of the fields.
 type request struct {
 	Op      string   `msgpack:"op"`
-	Runtime uint64   `msgpack:"runtime"` // a session's number
+	Runtime uint64   `msgpack:"runtime"` // number of a runtime
 	Cluster uint64   `msgpack:"cluster"`
 	Name    string   `msgpack:"name"`
 	Handle  wire.Raw `msgpack:"handle"` // ext type 3
@@ -33,7 +33,7 @@ type request struct {
 
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
 
-	Assignment string     `msgpack:"assignment"` // the path
+	Assignment string     `msgpack:"assignment"` // path of the file
 	Error      *bus.Error `msgpack:"error"`
 	Grace      float64    `msgpack:"grace"` // seconds
 }
@@ -54,18 +54,18 @@ func (b busRequest) config() bus.Config {
 	}
 }
 
-// answer does what is asked. Each op's comment says what it takes beside op, and gives.
+// answer executes a request. The comment of each op names the fields that it uses and its result.
 func (c *core) answer(ctx context.Context, raw []byte) (any, error) {
 	var r request
 	if err := wire.UnmarshalWith(raw, &r, wire.UnmarshalOptions{Strict: true}); err != nil {
 		return nil, err
 	}
-	if err := c.sound(); err != nil && !leavingOps[r.Op] {
+	if err := c.checkUsable(); err != nil && !opsAfterPanic[r.Op] {
 		return nil, err
 	}
 	do, ok := ops[r.Op]
 	if !ok {
-		return nil, bus.Errorf(bus.CodeInvalid, "there is no op %q", r.Op)
+		return nil, bus.Errorf(bus.CodeInvalid, "unknown op %q", r.Op)
 	}
 	return do(c, ctx, &r)
 }
@@ -74,64 +74,64 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,           // bus, namespace, name, lease, private → session
-		"close":        (*core).close,          // runtime → nil: its roles are taken down
-		"create":       (*core).create,         // runtime, spec → cluster
-		"reserve":      (*core).reserve,        // runtime, reserve, name → reservation
-		"unreserve":    (*core).unreserve,      // name → nil
-		"describe":     (*core).describe,       // cluster → cluster, as it is now
-		"attach":       (*core).attach,         // runtime, name → cluster
-		"open_handle":  (*core).openHandle,     // runtime, handle → cluster
-		"destroy":      (*core).destroy,        // cluster → nil: the role is taken down
-		"release":      (*core).release,        // cluster → nil: this hold of it ends
-		"roles":        (*core).roles,          // runtime → list of records
-		"info":         (*core).info,           // cluster → what each worker says of itself
-		"health":       (*core).health,         // cluster → what was last heard of each worker
-		"wait_ready":   (*core).waitReady,      // cluster, timeout → nil: no worker is being restarted
-		"worker_open":  (*core).workerOpen,     // assignment → what it says
-		"worker_start": (*core).workerStart,    // → nil: the worker is ready
-		"worker_fail":  (*core).workerFail,     // error → nil: the worker cannot be made
-		"worker_stop":  (*core).workerStop,     // grace → nil: the worker ends
-		"worker_close": (*core).workerClose,    // → nil: disconnected
-		"serve":        (*core).serve,          // runtime, name, serve → cluster: of one object in this process
-		"driver":       (*core).driver,         // runtime, name (of its session) → handle: of what that driver serves
-		"panic":        (*core).panicOnPurpose, // for tests of the border
+		"open":         (*core).open,         // bus, namespace, name, lease, private → runtime
+		"close":        (*core).close,        // runtime → nil: takes its roles down
+		"create":       (*core).create,       // runtime, spec → cluster
+		"reserve":      (*core).reserve,      // runtime, reserve, name → reservation
+		"unreserve":    (*core).unreserve,    // name → nil
+		"describe":     (*core).describe,     // cluster → its current description
+		"attach":       (*core).attach,       // runtime, name → cluster
+		"open_handle":  (*core).openHandle,   // runtime, handle → cluster
+		"destroy":      (*core).destroy,      // cluster → nil: takes the role down
+		"release":      (*core).release,      // cluster → nil: drops the handle
+		"roles":        (*core).roles,        // runtime → list of records
+		"info":         (*core).info,         // cluster → Info of each worker
+		"health":       (*core).health,       // cluster → last heartbeat of each worker
+		"wait_ready":   (*core).waitReady,    // cluster, timeout → nil: waits until no worker is being restarted
+		"worker_open":  (*core).workerOpen,   // assignment → its content
+		"worker_start": (*core).workerStart,  // → nil: starts the worker
+		"worker_fail":  (*core).workerFail,   // error → nil: reports that the worker cannot start
+		"worker_stop":  (*core).workerStop,   // grace → nil: stops the worker
+		"worker_close": (*core).workerClose,  // → nil: disconnects
+		"serve":        (*core).serve,        // runtime, name, serve → cluster with one object of this process
+		"driver":       (*core).driver,       // runtime, name (a session) → handle of the object that this driver serves
+		"panic":        (*core).panicForTest, // for tests
 
-		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: there is no mistake in it
-		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, crew) → pipeline: it runs in this process
-		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline, which runs anywhere
-		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: they are stored
-		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; its number is 0 if none came in time
-		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: they are dealt with, or back
+		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: checks the declaration
+		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, crew) → pipeline that runs in this process
+		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline that runs in any process
+		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: stores the items
+		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; number 0 if no item came in time
+		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: completes or returns the items
 		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
-		"pipeline_remove": (*core).pipelineRemove, // runtime, name → nil: nothing is left of it
-		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: it ends, or this hold of it
+		"pipeline_remove": (*core).pipelineRemove, // runtime, name → nil: removes everything stored
+		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: ends the pipeline, or drops the handle
 
 		"router_open":  (*core).routerOpen,  // router (method, abort, credits, waiting, sticky, clusters) → router
-		"router_call":  (*core).routerCall,  // router (id, request, key, body, again, timeout) → the body of the answer
+		"router_call":  (*core).routerCall,  // router (id, request, key, body, again, timeout) → body of the answer
 		"router_verb":  (*core).routerVerb,  // router (id, verb and what it needs) → JSON, or nil
-		"router_close": (*core).routerClose, // router (id) → nil: requests that wait or are under way are given up
+		"router_close": (*core).routerClose, // router (id) → nil: cancels its requests
 	}
 }
 
-// session is a driver's, or a worker's own.
-type session struct {
+// runtimeInfo describes the runtime of a driver or a worker.
+type runtimeInfo struct {
 	Runtime   uint64 `msgpack:"runtime"`
 	URL       string `msgpack:"url"`
 	Namespace string `msgpack:"namespace"`
 	Session   string `msgpack:"session"`
 }
 
-func (c *core) addRuntime(rt *roles.Runtime) session {
+func (c *core) addRuntime(rt *roles.Runtime) runtimeInfo {
 	id := c.number()
 	c.mu.Lock()
 	c.runtimes[id] = rt
 	c.connectedLocked()
 	c.mu.Unlock()
-	return session{Runtime: id, URL: rt.URL(), Namespace: rt.Namespace(), Session: rt.Session()}
+	return runtimeInfo{Runtime: id, URL: rt.URL(), Namespace: rt.Namespace(), Session: rt.Session()}
 }
 
-// connectedLocked keeps the connections up to date that the sessions speak on.
+// connectedLocked updates the connections of the outbox.
 func (c *core) connectedLocked() {
 	var all []*bus.Bus
 	for _, rt := range c.runtimes {
@@ -145,7 +145,7 @@ func (c *core) connectedLocked() {
 func (c *core) open(ctx context.Context, r *request) (any, error) {
 	rt, err := roles.Open(ctx, roles.Config{
 		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
-		ClassFunc: c.servantClass,
+		ClassFunc: c.servedClass,
 	})
 	if err != nil {
 		return nil, err
@@ -158,9 +158,9 @@ func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Se
 func (c *core) close(ctx context.Context, r *request) (any, error) {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
-		return nil, nil // it may be closed more than once
+		return nil, nil // closing twice is not an error
 	}
-	c.closePipelines(ctx, r.Runtime) // before the roles that their stages are
+	c.closePipelines(ctx, r.Runtime) // stages use the roles
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
 	c.connectedLocked()
@@ -168,8 +168,8 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	return nil, rt.Close(ctx)
 }
 
-// described is a cluster as the other side sees it.
-type described struct {
+// clusterInfo describes a cluster.
+type clusterInfo struct {
 	Cluster uint64        `msgpack:"cluster"`
 	Name    string        `msgpack:"name"`
 	World   int           `msgpack:"world"`
@@ -181,8 +181,8 @@ type described struct {
 
 	Incarnation string              `msgpack:"incarnation"`
 	Methods     []actors.MethodInfo `msgpack:"methods"`
-	Handle      wire.Raw            `msgpack:"handle"` // the role as it travels
-	Seats       []seat              `msgpack:"seats"`  // where its workers run, if they are processes
+	Handle      wire.Raw            `msgpack:"handle"` // the role as a serialised handle
+	Seats       []rankPlacement     `msgpack:"seats"`  // placement of its workers, if they are processes
 	MasterAddr  string              `msgpack:"master_addr"`
 	MasterPort  int                 `msgpack:"master_port"`
 }
@@ -200,7 +200,7 @@ func (c *core) addCluster(cl *roles.Cluster) (any, error) {
 	return describe(id, rec, handle), nil
 }
 
-// describe says what is known of a cluster now: its workers may have been replaced.
+// describe returns the current description of a cluster: workers may have been replaced.
 func (c *core) describe(_ context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
@@ -210,9 +210,9 @@ func (c *core) describe(_ context.Context, r *request) (any, error) {
 	return describe(r.Cluster, cl.Record(), handle), err
 }
 
-func describe(id uint64, rec roles.Record, handle wire.Raw) described {
-	seats, host, port := seatsOf(rec)
-	return described{
+func describe(id uint64, rec roles.Record, handle wire.Raw) clusterInfo {
+	seats, host, port := placementsOf(rec)
+	return clusterInfo{
 		Seats: seats, MasterAddr: host, MasterPort: port,
 		Cluster: id, Name: rec.Name, World: rec.World, Mesh: rec.Mesh, Class: rec.Class, State: string(rec.State), By: rec.By,
 		Open: rec.Open, Incarnation: rec.Incarnation, Methods: rec.Methods, Handle: handle,
@@ -256,7 +256,7 @@ func (c *core) forget(id uint64) {
 func (c *core) destroy(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
-		return nil, nil // it may be destroyed more than once
+		return nil, nil // destroying twice is not an error
 	}
 	if err := cl.Destroy(ctx); err != nil {
 		return nil, err
@@ -280,14 +280,14 @@ func (c *core) roles(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	all, err := rt.Roles(ctx)
-	out := make([]described, len(all))
+	out := make([]clusterInfo, len(all))
 	for i, rec := range all {
 		out[i] = describe(0, rec, wire.Raw{0xc0})
 	}
 	return out, err
 }
 
-// info asks every worker about itself; see restarting.go.
+// info asks every worker for its Info; see restarting.go.
 func (c *core) info(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
@@ -304,7 +304,7 @@ func (c *core) health(_ context.Context, r *request) (any, error) {
 	return cl.beats(), nil
 }
 
-// waitReady waits until every worker of a cluster takes calls.
+// waitReady waits until no worker of a cluster is being restarted.
 func (c *core) waitReady(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
@@ -318,9 +318,9 @@ func (c *core) waitReady(ctx context.Context, r *request) (any, error) {
 	return nil, cl.WaitReady(ctx)
 }
 
-// assigned is what a worker process is to play, and the session it makes calls with.
-type assigned struct {
-	session
+// workerInfo describes the worker of this process and its runtime.
+type workerInfo struct {
+	runtimeInfo
 	Role    string        `msgpack:"role"`
 	Inc     string        `msgpack:"incarnation"`
 	Class   string        `msgpack:"class"`
@@ -339,68 +339,68 @@ func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	c.mu.Lock()
-	c.worker = &worker{core: c, player: p}
+	c.worker = &worker{core: c, process: p}
 	c.mu.Unlock()
 	a := p.Assignment
 	config := a.Config
 	if len(config) == 0 {
 		config = wire.Raw{0xc0}
 	}
-	return assigned{
-		session: c.addRuntime(p.Runtime()), Role: a.Role, Inc: a.Incarnation, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,
+	return workerInfo{
+		runtimeInfo: c.addRuntime(p.Runtime()), Role: a.Role, Inc: a.Incarnation, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,
 		Node: p.Node, Config: config, Devices: a.Devices,
 	}, nil
 }
 
-func (c *core) player() (*worker, error) {
+func (c *core) workerOf() (*worker, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.worker == nil {
-		return nil, bus.Errorf(bus.CodeInvalid, "this process is no worker; %s names none", nodes.AssignmentEnv)
+		return nil, bus.Errorf(bus.CodeInvalid, "this process is not a worker: %s is not set", nodes.AssignmentEnv)
 	}
 	return c.worker, nil
 }
 
 func (c *core) workerStart(ctx context.Context, _ *request) (any, error) {
-	w, err := c.player()
+	w, err := c.workerOf()
 	if err == nil {
-		err = w.player.Start(ctx)
+		err = w.process.Start(ctx)
 	}
 	if err == nil {
-		spawn(w.follow, func(err error) { c.log.Error("libtroupe: the worker's end", "error", err) })
+		spawn(w.follow, func(err error) { c.log.Error("libtroupe: follow the worker", "error", err) })
 	}
 	return nil, err
 }
 
 func (c *core) workerFail(_ context.Context, r *request) (any, error) {
-	w, err := c.player()
+	w, err := c.workerOf()
 	if err == nil {
-		w.player.Fail(r.Error)
+		w.process.Fail(r.Error)
 	}
 	return nil, err
 }
 
 func (c *core) workerStop(ctx context.Context, r *request) (any, error) {
-	w, err := c.player()
-	if err != nil || w.player.Worker() == nil {
+	w, err := c.workerOf()
+	if err != nil || w.process.Worker() == nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, seconds(r.Grace))
 	defer cancel()
-	_ = w.player.Worker().Stop(ctx) // why it failed, if it did, is reported as its end
+	_ = w.process.Worker().Stop(ctx) // a failure is reported by follow
 	return nil, nil
 }
 
 func (c *core) workerClose(ctx context.Context, _ *request) (any, error) {
-	w, err := c.player()
+	w, err := c.workerOf()
 	if err != nil {
 		return nil, nil
 	}
-	return nil, w.player.Close(ctx)
+	return nil, w.process.Close(ctx)
 }
 
-// panicOnPurpose panics where it is called, or with the name "goroutine" in one of those that the packages below start.
-func (c *core) panicOnPurpose(ctx context.Context, r *request) (any, error) {
+// panicForTest panics in the request, or with the name "goroutine" in a goroutine of the packages below.
+func (c *core) panicForTest(ctx context.Context, r *request) (any, error) {
 	if r.Name == "goroutine" {
 		bus.Go(func() { panic("on purpose") })
 		<-ctx.Done()

@@ -44,14 +44,14 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { bus.OnPanic(nil) })
 	c.log = slog.New(bomb{}) // nothing is logged while all goes well
-	var s session
+	var s runtimeInfo
 	opened := mustAnswer(t, c, map[string]any{"op": "open", "bus": map[string]any{"urls": []string{b.URL()}}, "namespace": "test", "name": "test"})
 	require.NoError(t, wire.Unmarshal(opened, &s))
 	rt, err := c.runtime(s.Runtime)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
 
-	var cl described
+	var cl clusterInfo
 	methods := []actors.MethodInfo{{Name: "hold", Lane: actors.Serial}}
 	served := mustAnswer(t, c, map[string]any{"op": "serve", "runtime": s.Runtime, "serve": map[string]any{
 		"class": "Holder", "object": "served-1", "table": map[string]any{"methods": methods},
@@ -70,9 +70,9 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	role, err := c.cluster(cl.Cluster)
 	require.NoError(t, err)
 	require.NoError(t, ep.Send(role.Record().Address().Life(), &wire.Frame{Kind: wire.KindBeat, Body: []byte{0xc1}}))
-	require.Eventually(t, func() bool { return c.sound() != nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.checkUsable() != nil }, 5*time.Second, time.Millisecond)
 	require.True(t, has(c, kindOver, 77), "what was under way has failed")
-	err = c.sound()
+	err = c.checkUsable()
 	assert.Equal(t, bus.CodeInternal, bus.CodeOf(err))
 	var why *bus.Error
 	require.True(t, errors.As(err, &why))
