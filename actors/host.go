@@ -49,9 +49,10 @@ type HostConfig struct {
 // subject and copies locally. Two goroutines feed the workers, one with work in order of arrival, one with control
 // messages; neither blocks.
 type Host struct {
-	ep      *bus.Endpoint
-	cfg     HostConfig
-	classes map[string]*Class
+	ep       *bus.Endpoint
+	cfg      HostConfig
+	classes  map[string]*Class
+	endGrace time.Duration // defaultEndGrace, shorter in tests
 
 	workCh        chan *bus.Msg
 	controlCh     chan *bus.Msg
@@ -104,7 +105,7 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 		cfg.Logger = ep.Bus().Logger()
 	}
 	h := &Host{
-		ep: ep, cfg: cfg, classes: map[string]*Class{},
+		ep: ep, cfg: cfg, classes: map[string]*Class{}, endGrace: defaultEndGrace,
 		workCh:    make(chan *bus.Msg, max(minWorkBuffer, workBufferPerWorker*cfg.Workers)),
 		controlCh: make(chan *bus.Msg, max(minControlBuffer, controlBufferPerWorker*cfg.Workers)),
 		closedCh:  make(chan struct{}),
@@ -177,7 +178,7 @@ func (h *Host) startFailed(w *Worker, cause error) error {
 	w.become(Failed, e)
 	if h.cfg.OwnProcess {
 		h.sendHeartbeat(w.spec.Address, []*Worker{w})
-		ctx, cancel := context.WithTimeout(context.Background(), endGrace)
+		ctx, cancel := context.WithTimeout(context.Background(), h.endGrace)
 		defer cancel()
 		_ = h.ep.Bus().Flush(ctx) // if it fails, the node's agent still reports the exit of the process
 	}

@@ -35,6 +35,7 @@ func newHostFixtureWith(t *testing.T, cfg HostConfig) *hostFixture {
 	address, err := bus.NewAddress("test", "role", "i1")
 	require.NoError(t, err)
 	st := &hostFixture{t: t, address: address, world: 1, host: addHost(t, b, cfg)}
+	st.host.endGrace = 300 * time.Millisecond
 	st.ep, err = b.Endpoint("test")
 	require.NoError(t, err)
 	return st

@@ -48,7 +48,7 @@ func (s State) next(to State) error {
 func (s State) Over() bool { return s == Stopped || s == Failed }
 
 // Stop stops the worker: it accepts only control calls, running calls may finish and large answers be fetched until ctx
-// ends, then running calls are cancelled and the objects closed, which takes at most twice endGrace. The error names
+// ends, then running calls are cancelled and the objects closed, which takes at most twice defaultEndGrace. The error names
 // calls that did not end. Stop may be called more than once; the first ctx to end counts for all.
 func (w *Worker) Stop(ctx context.Context) error {
 	w.beginStop()
@@ -91,7 +91,7 @@ func (w *Worker) end(as State, why error) {
 		w.mu.Lock()
 		w.cancelRunning(why)
 		w.mu.Unlock()
-		grace, stop := context.WithTimeout(context.Background(), endGrace)
+		grace, stop := context.WithTimeout(context.Background(), w.host.endGrace)
 		w.awaitIdle(grace, nil, false)
 		stop()
 		err := w.closeObjects()

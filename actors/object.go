@@ -105,13 +105,13 @@ func truncate(s string, n int) string {
 	return strings.ToValidUTF8(s[:n], "") + "… (cut)"
 }
 
-// closeObjects closes every object, the main one last, and waits for at most endGrace.
+// closeObjects closes every object, the main one last, and waits for at most the host's endGrace.
 func (w *Worker) closeObjects() error {
 	w.mu.Lock()
 	objects := w.objects
 	w.objects = nil
 	w.mu.Unlock()
-	ctx, stop := context.WithTimeout(context.Background(), endGrace)
+	ctx, stop := context.WithTimeout(context.Background(), w.host.endGrace)
 	errCh := make(chan error, 1)
 	bus.Go(func() {
 		defer stop()
@@ -124,7 +124,7 @@ func (w *Worker) closeObjects() error {
 	select {
 	case err := <-errCh:
 		return err
-	case <-time.After(endGrace):
+	case <-time.After(w.host.endGrace):
 		return bus.Errorf(bus.CodeTimedOut, "Close of class %s has not returned in %s[%d]", w.class.Name, w.spec.Address.Role, w.spec.Rank)
 	}
 }

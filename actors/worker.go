@@ -15,7 +15,7 @@ const (
 	maxMessage        = 16 << 10
 	maxWord           = 64
 	minErrorRoom      = 1 << 10         // an error may always take this much
-	endGrace          = 2 * time.Second // time for cancelled calls to end, and for objects to close
+	defaultEndGrace   = 2 * time.Second // time for cancelled calls to end, and for objects to close
 )
 
 // Worker is one rank of a role. Its host passes calls to it. It is safe for concurrent use.

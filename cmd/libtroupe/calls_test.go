@@ -14,7 +14,7 @@ import (
 	"troupe/bus/bustest"
 )
 
-// speaker is a worker that answers with what it is told to, by rank.
+// speaker is a worker that returns given answers, by rank.
 type speaker struct {
 	rank    int
 	answers *[3][]byte
@@ -27,8 +27,8 @@ func (s speaker) Handle(context.Context, string, []byte) ([]byte, error) {
 	return nil, errors.New("nothing to say")
 }
 
-// TestAnswersOfACallComeAsOne: if nobody has seen any of them, and all of them can be read.
-func TestAnswersOfACallComeAsOne(t *testing.T) {
+// TestAnswersAreCombined: short, successful answers that were not reported before become one completion.
+func TestAnswersAreCombined(t *testing.T) {
 	b := bustest.Open(t)
 	ep, err := b.Endpoint("test")
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestAnswersOfACallComeAsOne(t *testing.T) {
 		answers [3][]byte
 		collect []int
 		streams bool
-		whole   []byte // nil: each for itself
+		whole   []byte // nil: one completion for each
 	}{
 		"all":              {answers: [3][]byte{one, two, three}, collect: []int{0, 1, 2}, whole: []byte{0x93, 1, 0xa1, 'b', 0xc0}},
 		"in another order": {answers: [3][]byte{one, two, three}, collect: []int{2, 0}, whole: []byte{0x92, 0xc0, 1}},

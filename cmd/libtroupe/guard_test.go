@@ -18,13 +18,13 @@ import (
 	"troupe/bus/wire"
 )
 
-// bomb is a logger with a bug: whatever is logged panics, where it is logged.
-type bomb struct{ slog.Handler }
+// panickingLogger panics on every record.
+type panickingLogger struct{ slog.Handler }
 
-func (bomb) Enabled(context.Context, slog.Level) bool  { return true }
-func (bomb) Handle(context.Context, slog.Record) error { panic("the logger has a bug") }
-func (b bomb) WithAttrs([]slog.Attr) slog.Handler      { return b }
-func (b bomb) WithGroup(string) slog.Handler           { return b }
+func (panickingLogger) Enabled(context.Context, slog.Level) bool  { return true }
+func (panickingLogger) Handle(context.Context, slog.Record) error { panic("the logger has a bug") }
+func (b panickingLogger) WithAttrs([]slog.Attr) slog.Handler      { return b }
+func (b panickingLogger) WithGroup(string) slog.Handler           { return b }
 
 func mustAnswer(t *testing.T, c *core, request any) []byte {
 	t.Helper()
@@ -37,13 +37,13 @@ func mustAnswer(t *testing.T, c *core, request any) []byte {
 	return body
 }
 
-// TestAPanicInAGoroutineBelow makes the loop that follows a role's heartbeats panic, by what it logs.
-func TestAPanicInAGoroutineBelow(t *testing.T) {
+// TestPanicInAGoroutineOfAPackageBelow: the loop that follows a role's heartbeats panics in its logger.
+func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
 	c, err := newCore()
 	require.NoError(t, err)
 	t.Cleanup(func() { bus.OnPanic(nil) })
-	c.log = slog.New(bomb{}) // nothing is logged while all goes well
+	c.log = slog.New(panickingLogger{}) // nothing is logged without an error
 	var s runtimeInfo
 	opened := mustAnswer(t, c, map[string]any{"op": "open", "bus": map[string]any{"urls": []string{b.URL()}}, "namespace": "test", "name": "test"})
 	require.NoError(t, wire.Unmarshal(opened, &s))
@@ -82,10 +82,10 @@ func TestAPanicInAGoroutineBelow(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.answer(t.Context(), raw)
 	assert.ErrorContains(t, err, "the logger has a bug", "and whatever is asked for is refused")
-	c.incoming.answer(1, false, []byte{0xc0}) // so that the role need not wait for it
+	c.incoming.answer(1, false, []byte{0xc0}) // the role does not wait for it
 }
 
-// has says whether there is such a completion in the queue.
+// has reports whether the queue has such a completion.
 func has(c *core, k kind, token uint64) bool {
 	c.queue.mu.Lock()
 	defer c.queue.mu.Unlock()

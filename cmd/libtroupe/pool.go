@@ -23,7 +23,8 @@ type pool struct {
 	kept    []spare          // oldest first
 	bytes   int              // of kept
 	empty   map[int][][]byte // by size: rooms with addresses and without memory
-	running bool             // the goroutine that returns old rooms runs
+	keepFor time.Duration
+	running bool // the goroutine that returns old rooms runs
 }
 
 // spare is an unused room.
@@ -32,7 +33,7 @@ type spare struct {
 	since time.Time
 }
 
-func newPool() *pool { return &pool{empty: map[int][][]byte{}} }
+func newPool() *pool { return &pool{empty: map[int][][]byte{}, keepFor: poolFor} }
 
 // roomFor is the room of a body: whole pages in few sizes, so that the next body of about this size fits.
 func roomFor(n int) int {
@@ -101,9 +102,9 @@ func (p *pool) oldLocked(before time.Time) (old []spare) {
 // run returns old rooms to the OS until none are left.
 func (p *pool) run() {
 	for {
-		time.Sleep(poolFor / 3)
+		time.Sleep(p.keepFor / 3)
 		p.mu.Lock()
-		old := p.oldLocked(time.Now().Add(-poolFor))
+		old := p.oldLocked(time.Now().Add(-p.keepFor))
 		p.running = len(p.kept) > 0
 		awake := p.running
 		p.mu.Unlock()

@@ -23,7 +23,7 @@ func newQueue(t *testing.T) *queue {
 	return &queue{fd: fd, wake: wake}
 }
 
-// readable reports whether the descriptor announces something, without taking it.
+// readable reports whether the descriptor is readable.
 func (q *queue) readable(t *testing.T) bool {
 	var set syscall.FdSet
 	set.Bits[q.fd/64] |= 1 << (q.fd % 64)
@@ -32,8 +32,8 @@ func (q *queue) readable(t *testing.T) bool {
 	return n == 1
 }
 
-// Whoever takes at once what comes of his own doing is not woken for it; somebody else is, and everybody is afterwards.
-func TestWhoTakesAtOnceIsNotWoken(t *testing.T) {
+// TestNoWakeForTheTakingThread: a thread that takes completions next is not woken for them; others are.
+func TestNoWakeForTheTakingThread(t *testing.T) {
 	q, m, buf := newQueue(t), newMemory(), make([]byte, 1<<10)
 	say := func() { q.push(completion{kind: kindCall, token: 1, rank: -1}) }
 
@@ -78,11 +78,11 @@ func TestCompletionsAreTakenManyAtATime(t *testing.T) {
 	require.Equal(t, statusSmall, q.take(make([]byte, 8), m))
 }
 
-func TestCallsThatCannotBeRead(t *testing.T) {
+func TestMalformedCalls(t *testing.T) {
 	c := &core{queue: newQueue(t), memory: shared}
 	whole := make([]byte, callHeadSize+16)
 	binary.LittleEndian.PutUint32(whole[4:], 1)  // one part
-	binary.LittleEndian.PutUint64(whole[40:], 5) // of five bytes, which are not there
+	binary.LittleEndian.PutUint64(whole[40:], 5) // of five bytes, which are missing
 	for _, blob := range [][]byte{nil, make([]byte, callHeadSize-1), whole} {
 		require.ErrorIs(t, c.call(1, 1, blob), bus.ErrInvalid)
 	}
