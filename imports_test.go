@@ -17,9 +17,10 @@ import (
 // decision.
 var allowed = map[string][]string{
 	"bus":               {"bus/wire"},
-	"bus/wire":          nil,
-	"bus/kv":            {"bus", "bus/wire"},
 	"bus/bustest":       {"bus", "bus/wire"},
+	"bus/wire":          nil,
+	"bus/kv":            {"bus", "bus/wire", "bus/stream"},
+	"bus/stream":        {"bus"},
 	"gpu":               nil,
 	"gpu/nvml":          {"gpu"},
 	"actors":            {"bus", "bus/wire"},
@@ -29,7 +30,9 @@ var allowed = map[string][]string{
 	"dispatch/plan":     {"bus/wire"},
 	"nodes":             {"bus", "bus/wire", "bus/kv", "gpu"},
 	"roles":             {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes"},
-	"pipeline":          {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "roles", "nodes"},
+	"pipeline/spec":     {"bus", "bus/wire", "actors", "dispatch"},
+	"pipeline/flow":     {"bus", "bus/wire", "pipeline/spec"},
+	"pipeline":          {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
 	"benchmarks":        {"*"},
 	"cmd":               {"*"},
 	"examples":          {"*"},
@@ -49,9 +52,7 @@ var testsAlso = map[string][]string{
 }
 
 // pure names the packages and files whose results depend on their arguments alone: no clock, no random numbers, no I/O.
-var pure = []string{"gpu/", "placement/", "dispatch/plan/",
-	"pipeline/check.go", "pipeline/commit.go", "pipeline/credit.go", "pipeline/endings.go", "pipeline/flow.go", "pipeline/group.go", "pipeline/lane.go", "pipeline/ordinals.go",
-	"pipeline/outcome.go", "pipeline/spec.go", "pipeline/stage.go", "pipeline/stale.go", "pipeline/stream.go", "pipeline/verbs.go"}
+var pure = []string{"gpu/", "placement/", "dispatch/plan/", "pipeline/flow/"}
 
 // impureFiles are the files of pure packages that run rather than decide.
 var impureFiles = []string{"gpu/nvml/", "placement/service.go", "placement/client.go"}

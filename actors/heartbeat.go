@@ -19,6 +19,11 @@ type Heartbeat struct {
 	Queued int           `msgpack:"queued" json:"queued"` // queued calls
 	Node   string        `msgpack:"node" json:"node"`
 	Err    *bus.Error    `msgpack:"err,omitempty" json:"err,omitempty"`
+	// Method is that of the oldest running call, Done counts the calls that have ended, and Stats has the counters that
+	// changed since the last heartbeat; every sixteenth has all of them, for observers that came later or missed one.
+	Method string        `msgpack:"method,omitempty" json:"method,omitempty"`
+	Done   uint64        `msgpack:"done,omitempty" json:"done,omitempty"`
+	Stats  []MethodStats `msgpack:"stats,omitempty" json:"stats,omitempty"`
 }
 
 // heartbeatLoop sends the heartbeats of all workers, one message a role, and does the periodic checks. It starts at a
@@ -43,15 +48,16 @@ func (h *Host) heartbeatLoop() {
 			}
 		}
 		for a, ws := range byRole {
-			h.sendHeartbeat(a, ws)
+			h.sendHeartbeat(a, ws, n%16 == 0)
 		}
 	}
 }
 
-func (h *Host) sendHeartbeat(a bus.Address, workers []*Worker) {
+func (h *Host) sendHeartbeat(a bus.Address, workers []*Worker, allStats bool) {
 	beats := make([]Heartbeat, len(workers))
 	for i, w := range workers {
 		beats[i] = w.heartbeat()
+		beats[i].Stats = w.reportStats(allStats)
 	}
 	body, err := wire.Marshal(beats)
 	if err != nil {
@@ -64,7 +70,7 @@ func (h *Host) sendHeartbeat(a bus.Address, workers []*Worker) {
 func (w *Worker) heartbeat() Heartbeat {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	b := Heartbeat{Rank: w.spec.Rank, Gen: w.spec.Gen, State: w.state, Node: w.host.cfg.Node}
+	b := Heartbeat{Rank: w.spec.Rank, Gen: w.spec.Gen, State: w.state, Node: w.host.cfg.Node, Done: w.stats.done}
 	for _, q := range w.queues {
 		b.Queued += q.waiting.len()
 	}
@@ -72,7 +78,9 @@ func (w *Worker) heartbeat() Heartbeat {
 	for _, c := range w.active {
 		if !isControlVerb(c.header.Method) {
 			b.Calls++
-			b.Busy = max(b.Busy, now.sub(c.started), 1)
+			if busy := max(now.sub(c.started), 1); busy > b.Busy {
+				b.Busy, b.Method = busy, c.header.Method
+			}
 		}
 	}
 	if w.err != nil {

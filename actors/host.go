@@ -166,7 +166,7 @@ func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 		return nil, err
 	}
 	if h.cfg.OwnProcess {
-		h.sendHeartbeat(spec.Address, []*Worker{w}) // "ready" without waiting for the next heartbeat
+		h.sendHeartbeat(spec.Address, []*Worker{w}, true) // "ready" without waiting for the next heartbeat
 	}
 	return w, nil
 }
@@ -177,7 +177,7 @@ func (h *Host) startFailed(w *Worker, cause error) error {
 	e.Role, e.Rank, e.Node = w.spec.Address.Role, w.spec.Rank, h.cfg.Node
 	w.become(Failed, e)
 	if h.cfg.OwnProcess {
-		h.sendHeartbeat(w.spec.Address, []*Worker{w})
+		h.sendHeartbeat(w.spec.Address, []*Worker{w}, true)
 		ctx, cancel := context.WithTimeout(context.Background(), h.endGrace)
 		defer cancel()
 		_ = h.ep.Bus().Flush(ctx) // if it fails, the node's agent still reports the exit of the process
@@ -282,7 +282,7 @@ func (h *Host) remove(w *Worker) {
 	h.routesVersion.Add(1)
 	h.mu.Unlock()
 	entry.stopSequencer()
-	h.sendHeartbeat(w.spec.Address, []*Worker{w}) // the final state: stopped, or failed with the cause
+	h.sendHeartbeat(w.spec.Address, []*Worker{w}, true) // the final state: stopped, or failed with the cause
 }
 
 // workersOn returns the workers of a subject by rank. The slice is not changed afterwards.

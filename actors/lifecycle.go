@@ -77,7 +77,7 @@ func (w *Worker) failLocked(err error) {
 	}
 	w.cancelRunning(err)
 	bus.Go(func() {
-		w.host.sendHeartbeat(w.spec.Address, []*Worker{w})
+		w.host.sendHeartbeat(w.spec.Address, []*Worker{w}, true)
 		w.end(Failed, err)
 	})
 }

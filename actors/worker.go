@@ -44,6 +44,7 @@ type Worker struct {
 	unacked      callList // answered and not acknowledged
 	unackedBytes int
 	unfetched    int64
+	stats        callStats
 	active       []*call   // running calls, unordered
 	lastPurge    time.Time // zero: no caller was purged
 	bindings     map[methodID]*binding

@@ -189,7 +189,7 @@ func (t *troupePipeline) through(ctx context.Context, n int) error {
 				return errors.New("an item came out changed")
 			}
 		}
-		if err := b.Done(ctx); err != nil {
+		if err := b.Ack(ctx); err != nil {
 			return err
 		}
 		left -= len(b.Items)

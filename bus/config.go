@@ -77,6 +77,12 @@ type ServerConfig struct {
 	// Token, when set, is asked of every connection. TLS, when set, is required of every one that comes by network.
 	Token string
 	TLS   *tls.Config
+	// Replaceable says that the process is replaced when Bus.StoreStuck is closed. The store is then closed and opened again
+	// after a full disk up to 16 times in one process, because nats-server keeps some memory each time. Zero: without a bound.
+	Replaceable bool
+	// HangStore is for tests of a store that is stuck: if it is set, the store does not close after a failed write, and
+	// counts as stuck after this time instead of 30 s.
+	HangStore time.Duration
 }
 
 const (

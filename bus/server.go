@@ -21,6 +21,7 @@ const closedClients = 64
 // embedded is a nats-server inside this process.
 type embedded struct {
 	srv        *server.Server
+	log        *slog.Logger
 	tempDir    string // removed at the end; empty when the store is the user's
 	stopCopies func() // nil if none are kept
 	refused    atomic.Uint64
@@ -60,7 +61,8 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 	} else if err := repairStreams(cfg.StoreDir, log); err != nil {
 		return nil, Errorf(CodeUnavailable, "embedded server with store %s: %w", cfg.StoreDir, err)
 	}
-	if err := e.start(ctx, opts, log); err != nil {
+	e.log = log
+	if err := e.start(ctx, opts, newStoreGuard(opts.StoreDir, cfg, log)); err != nil {
 		e.stop()
 		return nil, err
 	}
@@ -81,7 +83,7 @@ func (e *embedded) keepCopies(store string, log *slog.Logger) {
 	e.stopCopies = func() { cancel(); <-doneCh }
 }
 
-func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Logger) error {
+func (e *embedded) start(ctx context.Context, opts *server.Options, guard *storeGuard) error {
 	if err := ctx.Err(); err != nil {
 		return Errorf(CodeOf(err), "embedded server: %w", err)
 	}
@@ -91,8 +93,7 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, log *slog.Lo
 	}
 	e.srv = srv
 	fatalCh := make(chan string, 1)
-	guard := newStoreGuard(opts.StoreDir, opts.Authorization, log)
-	srv.SetLoggerV2(&serverLog{log: log, fatalCh: fatalCh, refused: &e.refused, guard: guard}, false, false, false)
+	srv.SetLoggerV2(&serverLog{log: e.log, fatalCh: fatalCh, refused: &e.refused, guard: guard}, false, false, false)
 	Go(srv.Start)
 	if err := awaitReady(ctx, srv, opts, fatalCh); err != nil {
 		return err
@@ -129,6 +130,9 @@ func serverPlace(opts *server.Options) string {
 	return " on " + net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)) + " with store " + opts.StoreDir
 }
 
+// endLimit is how long a server may take to end. One whose store is stuck does not end by itself.
+const endLimit = time.Minute
+
 // stop shuts the server down, waits until it has ended, and removes a temporary store.
 func (e *embedded) stop() {
 	if e.stopCopies != nil {
@@ -138,12 +142,30 @@ func (e *embedded) stop() {
 		e.guard.stop()
 	}
 	if e.srv != nil {
-		e.awaitQuiet(time.Second)
-		e.srv.Shutdown()
-		e.srv.WaitForShutdown()
+		e.shutdown()
 	}
 	if e.tempDir != "" {
 		_ = os.RemoveAll(e.tempDir) // nothing can be done about a temporary file that stays
+	}
+}
+
+// shutdown ends the server. It does not wait for ever for one that hangs: its files are as after a crash then.
+func (e *embedded) shutdown() {
+	doneCh := make(chan struct{})
+	Go(func() {
+		defer close(doneCh)
+		e.awaitQuiet(time.Second)
+		e.srv.Shutdown()
+		e.srv.WaitForShutdown()
+	})
+	limit := endLimit
+	if e.guard != nil && e.guard.isStuck() {
+		limit = shutdownLimit
+	}
+	select {
+	case <-doneCh:
+	case <-time.After(limit):
+		e.log.Error("bus: the embedded server does not end; it is left behind", "after", limit)
 	}
 }
 

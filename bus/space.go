@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"runtime"
+	"runtime/metrics"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,22 +24,28 @@ import (
 )
 
 const (
-	spaceLook     = time.Second      // between two looks at the free space, and before the first attempt to go on
-	spacePause    = 15 * time.Second // between two attempts to go on, at most
-	spaceSteady   = time.Minute      // a store that stays writable for so long has recovered: the next pause is short again
-	reserveLeast  = 256 << 10        // free bytes that a full store needs before it goes on: a hundredth of the disk, within
-	reserveMost   = 64 << 20         // these bounds. Below half of it the store counts as full before a write fails.
-	shutdownLimit = 5 * time.Second  // for JetStream to end before requests are refused
-	shutdownLate  = 30 * time.Second // and before its stacks are written down
-	probeBytes    = 128 << 10        // what is written to find out whether the disk takes writes again
-	refusalLog    = 64 << 10         // messages that wait for their refusal
+	spaceTick     = 50 * time.Millisecond // between two looks at the free space: a disk that fills fast should be seen before a write fails
+	spaceLook     = time.Second           // before the first attempt to go on
+	spacePause    = 15 * time.Second      // between two attempts to go on, at most
+	spaceSteady   = time.Minute           // a store that stays writable for so long has recovered: the next pause is short again
+	reserveLeast  = 256 << 10             // free bytes that a full store needs before it goes on: a hundredth of the disk, within
+	reserveMost   = 64 << 20              // these bounds. Below half of it the store counts as full before a write fails.
+	shutdownLimit = 5 * time.Second       // for JetStream to end before requests are refused
+	stuckAfter    = 30 * time.Second      // for JetStream to end before the store counts as stuck
+	openLimit     = 10 * time.Minute      // for JetStream to read its files again before the store counts as stuck
+	reportLimit   = time.Second           // for the server to name its streams
+	resumesMost   = 16                    // times that a process which can be replaced turns JetStream on again
+	runawayBytes  = 512 << 20             // by which the heap may grow before a server that does not end counts as stuck
+	probeBytes    = 128 << 10             // what is written to find out whether the disk takes writes again
+	refusalLog    = 64 << 10              // messages that wait for their refusal
 )
 
 // The server's codes for a store without room: its limit is reached, or (our own answer) its disk is full.
 const (
 	codeStorageExceeded = jetstream.ErrorCode(10047)
 	codeNoResources     = jetstream.ErrorCode(10023)
-	CodeStoreFailed     = jetstream.ErrorCode(10077)
+	CodeStoreFailed     = jetstream.ErrorCode(10077) // also of a stream that is full
+	CodeStoreOffline    = jetstream.ErrorCode(10118) // our own answer for a store that cannot be written for another reason
 )
 
 // noSpaceText is the remedy that every such error ends with.
@@ -86,6 +94,16 @@ func (b *Bus) StoreErr() (changed <-chan struct{}, err error) {
 	return g.changed, g.err
 }
 
+// StoreStuck is closed when the embedded server could not close its store after a failed write, although the disk takes writes
+// again: only another process can open the store then. With ServerConfig.Replaceable it is also closed when the store has been
+// closed and opened too often. StoreErr has the reason. Until the process ends, every request to the store is refused at once. The channel is nil, which never is ready, for a server that is not ours.
+func (b *Bus) StoreStuck() <-chan struct{} {
+	if b.srv == nil || b.srv.guard == nil {
+		return nil
+	}
+	return b.srv.guard.stuckCh
+}
+
 // storeGuard keeps an embedded server usable over a full disk. A stream of nats-server whose file could not be written
 // answers no publish any more, even when there is space again, until JetStream is started anew; the server tells that only
 // its log. The guard therefore turns JetStream off when a write has failed, or when the disk is nearly full, answers every
@@ -93,26 +111,41 @@ func (b *Bus) StoreErr() (changed <-chan struct{}, err error) {
 // lost by that: JetStream reads its files as after a restart of the server.
 //
 //	writable ──write failed, or disk nearly full──▶ refusing ──reserve free, probe written, JetStream on──▶ writable
+//	                                                   │                                                        ▲
+//	                      JetStream not off in time ──▶ stuck ──────────────── JetStream off after all ─────────┘
+//
+// nats-server (2.15.2) can run into an endless loop when a write fails: if the first record of a block is written in part, it
+// lists every sequence from 1 to the newest as lost (gatherLost in rebuildStateFromBufLocked), and the sequences of a bucket
+// start at a clock. It holds the locks of the stream meanwhile, and takes about 1 GB of memory a second. Nothing ends that from
+// outside, and a second server on the same files would ruin them: a stuck store needs another process.
 type storeGuard struct {
 	srv   *server.Server
 	dir   string // the server's StoreDir
 	token string
 	log   *slog.Logger
+	hang  time.Duration // see ServerConfig.HangStore
+
+	replaceable bool // see ServerConfig.Replaceable
 
 	failedCh chan string // holds one: what the server's log says of a failed write
+	stuckCh  chan struct{}
+	stuck    func() // closes stuckCh, once
 	stopCh   chan struct{}
 	doneCh   chan struct{}
 
 	mu      sync.Mutex // guards what follows
 	err     *Error     // why writes are refused; nil while they are not
+	resumes int        // how often JetStream was turned on again
 	config  server.JetStreamConfig
 	changed chan struct{} // closed and replaced when err changes
 }
 
-func newStoreGuard(dir, token string, log *slog.Logger) *storeGuard {
+func newStoreGuard(dir string, cfg ServerConfig, log *slog.Logger) *storeGuard {
+	stuckCh := make(chan struct{})
 	return &storeGuard{
-		dir: dir, token: token, log: log, failedCh: make(chan string, 1), stopCh: make(chan struct{}), doneCh: make(chan struct{}),
-		changed: make(chan struct{}),
+		dir: dir, token: cfg.Token, log: log, hang: cfg.HangStore, replaceable: cfg.Replaceable, failedCh: make(chan string, 1),
+		stuckCh: stuckCh, stuck: sync.OnceFunc(func() { close(stuckCh) }),
+		stopCh: make(chan struct{}), doneCh: make(chan struct{}), changed: make(chan struct{}),
 	}
 }
 
@@ -129,6 +162,15 @@ func (g *storeGuard) start(srv *server.Server) {
 func (g *storeGuard) stop() {
 	close(g.stopCh)
 	<-g.doneCh
+}
+
+func (g *storeGuard) isStuck() bool {
+	select {
+	case <-g.stuckCh:
+		return true
+	default:
+		return false
+	}
 }
 
 // heard takes a line of the server's log. It does not block: the server may hold locks.
@@ -148,7 +190,7 @@ func (g *storeGuard) heard(line string) {
 
 func (g *storeGuard) run() {
 	defer close(g.doneCh)
-	tick := time.NewTicker(spaceLook)
+	tick := time.NewTicker(spaceTick)
 	defer tick.Stop()
 	pause, since := spaceLook, time.Now()
 	for {
@@ -158,7 +200,7 @@ func (g *storeGuard) run() {
 			return
 		case why = <-g.failedCh:
 		case <-tick.C:
-			if free, reserve, err := g.free(); err != nil || free >= reserve/2 {
+			if free, reserve, err := freeSpace(g.dir); err != nil || free >= reserve/2 {
 				continue
 			}
 			why = syscall.ENOSPC.Error()
@@ -176,46 +218,44 @@ func (g *storeGuard) run() {
 // refuse answers every request to JetStream with an error until the disk takes writes again. It reports false when the
 // guard was stopped meanwhile. pause grows with every attempt, so that a disk which is filled again and again costs little.
 func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
-	cause := g.cause(why)
+	cause, heap := g.cause(why), heapBytes()
 	g.log.Error("bus: the store takes no writes; requests to it are refused until it does", "store", g.dir, "error", why)
-	subjects := g.subjects()
-	offCh := make(chan struct{})
-	Go(func() {
-		defer close(offCh)
-		_ = g.srv.ShutdownJetStream() // it returns no error outside a cluster
-	})
-	select {
-	case <-offCh:
-	case <-time.After(shutdownLimit): // it answers nothing any more in any case
-	}
+	r := &refuser{srv: g.srv, token: g.token, log: g.log, subjects: g.subjects()}
+	offCh := g.shutdown()
+	g.wait(offCh, shutdownLimit, heap) // however that ends, it answers nothing any more
 	g.set(cause)
-	r, err := newRefuser(g.srv, g.token, subjects, cause)
-	if err != nil {
-		g.log.Error("bus: requests to the store time out instead of being refused", "error", err)
-	}
+	r.open(cause)
 	defer func() {
 		r.close()
 		g.set(nil)
 	}()
-	if !g.awaitOff(offCh) {
+	if !g.await(offCh, cmp.Or(g.hang, stuckAfter), heap, r, why) {
 		return false
 	}
 	for {
-		select {
-		case <-g.stopCh:
+		if !g.rest(pause) {
 			return false
-		case <-time.After(*pause):
 		}
-		*pause = min(2**pause, spacePause)
-		if err := g.writable(); err != nil {
+		if err := takesWrites(g.dir); err != nil {
 			continue
 		}
+		if g.worn() {
+			g.declareStuck(r, Errorf(CodeUnavailable, "the head's store was closed and opened %d times; the process that runs the head has to be started anew", resumesMost))
+			<-g.stopCh
+			return false
+		}
 		r.close() // first: what JetStream answers must not be refused as well
-		if err := g.resume(); err != nil {
-			g.log.Error("bus: the store cannot be opened again; trying on", "store", g.dir, "error", err)
-			if r, err = newRefuser(g.srv, g.token, subjects, cause); err != nil {
-				g.log.Error("bus: requests to the store time out instead of being refused", "error", err)
-			}
+		openCh, resumed := make(chan struct{}), error(nil)
+		Go(func() {
+			defer close(openCh)
+			resumed = g.resume()
+		})
+		if !g.await(openCh, openLimit, math.MaxUint64, r, why) {
+			return false
+		}
+		if resumed != nil {
+			g.log.Error("bus: the store cannot be opened again; trying on", "store", g.dir, "error", resumed)
+			r.open(cause)
 			continue
 		}
 		g.log.Warn("bus: the store takes writes again", "store", g.dir)
@@ -223,22 +263,109 @@ func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 	}
 }
 
-// awaitOff waits until JetStream is off, and says with all stacks if that takes too long: nothing but another start of the
-// program helps then. It reports false when the guard was stopped meanwhile.
-func (g *storeGuard) awaitOff(offCh <-chan struct{}) bool {
-	late := time.After(shutdownLate)
+// shutdown turns JetStream off, and closes the channel when it is off. A goroutine of its own waits: the server may hang.
+func (g *storeGuard) shutdown() <-chan struct{} {
+	offCh := make(chan struct{})
+	Go(func() {
+		defer close(offCh)
+		_ = g.srv.ShutdownJetStream() // it returns no error outside a cluster
+		if g.hang > 0 {
+			<-g.stopCh
+		}
+	})
+	return offCh
+}
+
+// rest waits for the pause, and makes the next one longer. It reports false when the guard was stopped meanwhile.
+func (g *storeGuard) rest(pause *time.Duration) bool {
+	select {
+	case <-g.stopCh:
+		return false
+	case <-time.After(*pause):
+	}
+	*pause = min(2**pause, spacePause)
+	return true
+}
+
+// How a wait for the server ends.
+type waitEnd int
+
+const (
+	waitDone    waitEnd = iota
+	waitStopped         // the guard is stopped
+	waitOverdue
+	waitRunaway // the heap has grown by runawayBytes
+)
+
+// wait waits for the server. heap is what the process had on its heap before.
+func (g *storeGuard) wait(doneCh <-chan struct{}, limit time.Duration, heap uint64) waitEnd {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	tick := time.NewTicker(spaceTick)
+	defer tick.Stop()
 	for {
 		select {
-		case <-offCh:
-			return true
+		case <-doneCh:
+			return waitDone
 		case <-g.stopCh:
-			return false
-		case <-late:
-			stacks := make([]byte, 1<<20)
-			stacks = stacks[:runtime.Stack(stacks, true)]
-			g.log.Error("bus: JetStream does not end after a full disk; requests to the store are refused until this program is started again", "store", g.dir, "stacks", string(stacks))
+			return waitStopped
+		case <-late.C:
+			return waitOverdue
+		case <-tick.C:
+			if now := heapBytes(); now > heap && now-heap > runawayBytes {
+				return waitRunaway
+			}
 		}
 	}
+}
+
+// await waits until the server has done what closes doneCh. When that is overdue and the disk takes writes again, or at once
+// when the heap runs away, it declares the store stuck and has requests refused for that reason. It reports false when the
+// guard was stopped meanwhile.
+func (g *storeGuard) await(doneCh <-chan struct{}, limit time.Duration, heap uint64, r *refuser, why string) bool {
+	for {
+		switch g.wait(doneCh, limit, heap) {
+		case waitDone:
+			return true
+		case waitStopped:
+			return false
+		case waitOverdue:
+			if takesWrites(g.dir) != nil { // another process could not open the store either
+				limit = spaceLook
+				continue
+			}
+		case waitRunaway:
+		}
+		stacks := make([]byte, 1<<20)
+		stacks = stacks[:runtime.Stack(stacks, true)]
+		g.log.Error("bus: nats-server does not close or open its store after a failed write; only another process can", "store", g.dir, "error", why, "stacks", string(stacks))
+		g.declareStuck(r, Errorf(CodeUnavailable, "the head's store could not be closed after a failed write (%s), and this process cannot open it again; end the process that runs the head and start it anew", wire.Clip(why)))
+		limit, heap = math.MaxInt64, math.MaxUint64
+	}
+}
+
+// declareStuck has requests refused with cause, and tells whoever can replace the process.
+func (g *storeGuard) declareStuck(r *refuser, cause *Error) {
+	g.set(cause)
+	r.close()
+	r.open(cause)
+	g.stuck()
+}
+
+// worn reports whether the process should be replaced rather than JetStream turned on again. Each time nats-server keeps the
+// handler of all requests to JetStream, so that it executes each request once more, and the goroutines behind it; and each
+// atomic batch that begins on a full disk leaves a goroutine with its buffers. That was about 1.3 MB for each full disk.
+func (g *storeGuard) worn() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.replaceable && g.resumes >= resumesMost
+}
+
+// heapBytes is the size of the objects on the heap, dead ones included.
+func heapBytes() uint64 {
+	sample := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64()
 }
 
 // cause is what clients are told.
@@ -262,11 +389,23 @@ func (g *storeGuard) set(err *Error) {
 	g.changed = make(chan struct{})
 }
 
-// subjects are those of the streams that there are, which JetStream no longer listens to once it is off.
+// subjects are those of the streams that there are, which JetStream no longer listens to once it is off. A server that does
+// not name them in time leaves those of the interface and of buckets.
 func (g *storeGuard) subjects() []string {
 	out := []string{"$JS.API.>", "$KV.>"}
-	stats, err := g.srv.Jsz(&server.JSzOptions{Accounts: true, Streams: true, Config: true})
-	if err != nil {
+	statsCh := make(chan *server.JSInfo, 1)
+	Go(func() {
+		defer close(statsCh)
+		if stats, err := g.srv.Jsz(&server.JSzOptions{Accounts: true, Streams: true, Config: true}); err == nil {
+			statsCh <- stats
+		}
+	})
+	var stats *server.JSInfo
+	select {
+	case stats = <-statsCh:
+	case <-time.After(reportLimit):
+	}
+	if stats == nil {
 		return out
 	}
 	for _, account := range stats.AccountDetails {
@@ -284,12 +423,28 @@ func (g *storeGuard) subjects() []string {
 	return out
 }
 
-// writable reports why the store's disk does not take writes yet: it must have the reserve free, and take a file.
-func (g *storeGuard) writable() error {
-	if free, reserve, err := g.free(); err != nil || free < reserve {
+// AwaitSpace waits until the disk of a folder that exists takes writes, and has the free space that an embedded server needs
+// to go on after a full disk.
+func AwaitSpace(ctx context.Context, dir string) error {
+	for {
+		err := takesWrites(dir)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return Errorf(CodeOf(ctx.Err()), "wait for space in %s: %w", dir, err)
+		case <-time.After(spaceLook):
+		}
+	}
+}
+
+// takesWrites reports why the disk of a store does not take writes yet: it must have the reserve free, and take a file.
+func takesWrites(dir string) error {
+	if free, reserve, err := freeSpace(dir); err != nil || free < reserve {
 		return cmp.Or(err, error(syscall.ENOSPC))
 	}
-	f, err := os.CreateTemp(g.dir, ".probe-")
+	f, err := os.CreateTemp(dir, ".probe-")
 	if err != nil {
 		return err
 	}
@@ -305,15 +460,18 @@ func (g *storeGuard) resume() error {
 	case <-g.failedCh: // of a write before, or of the shutdown
 	default:
 	}
+	g.mu.Lock()
+	g.resumes++
+	g.mu.Unlock()
 	cfg := g.config
 	cfg.StoreDir = g.dir
 	return g.srv.EnableJetStream(&cfg)
 }
 
-// free is the disk's free space for this process, and what must be free before a full store goes on.
-func (g *storeGuard) free() (free, reserve int64, err error) {
+// freeSpace is the disk's free space for this process, and what must be free before a full store goes on.
+func freeSpace(dir string) (free, reserve int64, err error) {
 	var fs syscall.Statfs_t
-	if err := syscall.Statfs(g.dir, &fs); err != nil {
+	if err := syscall.Statfs(dir, &fs); err != nil {
 		return 0, 0, err
 	}
 	size := int64(fs.Bsize)
@@ -324,7 +482,10 @@ func (g *storeGuard) usage() StoreUsage {
 	g.mu.Lock()
 	u := StoreUsage{Full: g.err != nil, Limit: g.config.MaxStore}
 	g.mu.Unlock()
-	u.Free, _, _ = g.free() // a disk that cannot be asked has nothing to offer
+	u.Free, _, _ = freeSpace(g.dir) // a disk that cannot be asked has nothing to offer
+	if u.Full {
+		return u // JetStream is off, or hangs
+	}
 	if stats, err := g.srv.Jsz(&server.JSzOptions{}); err == nil && !stats.Disabled {
 		u.Used, u.Reserved = int64(stats.Store), int64(stats.ReservedStore)
 	}
@@ -333,40 +494,47 @@ func (g *storeGuard) usage() StoreUsage {
 
 // refuser answers requests to a JetStream that is off.
 type refuser struct {
-	nc   *nats.Conn
-	once sync.Once
+	srv      *server.Server
+	token    string
+	log      *slog.Logger
+	subjects []string
+
+	nc *nats.Conn // nil while it is closed
 }
 
-func newRefuser(srv *server.Server, token string, subjects []string, cause *Error) (*refuser, error) {
-	nc, err := nats.Connect("", nats.InProcessServer(srv), nats.Token(token), nats.Name("troupe-store"), nats.NoReconnect(),
+// open begins to answer with cause. If that fails, requests time out.
+func (r *refuser) open(cause *Error) {
+	if err := r.subscribe(cause); err != nil {
+		r.close()
+		r.log.Error("bus: requests to the store time out instead of being refused", "error", err)
+	}
+}
+
+func (r *refuser) subscribe(cause *Error) (err error) {
+	r.nc, err = nats.Connect("", nats.InProcessServer(r.srv), nats.Token(r.token), nats.Name("troupe-store"), nats.NoReconnect(),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {})) // a refusal that is dropped is asked for again
 	if err != nil {
-		return nil, fmt.Errorf("connect to the embedded server: %w", err)
+		return fmt.Errorf("connect to the embedded server: %w", err)
 	}
-	r := &refuser{nc: nc}
 	body := refusal(cause)
-	for _, subject := range subjects {
-		sub, err := nc.Subscribe(subject, GuardMsg(func(m *nats.Msg) { refuseOne(m, cause, body) }))
+	for _, subject := range r.subjects {
+		sub, err := r.nc.Subscribe(subject, GuardMsg(func(m *nats.Msg) { refuseOne(m, cause, body) }))
 		if err == nil {
 			err = sub.SetPendingLimits(refusalLog, -1)
 		}
 		if err != nil {
-			nc.Close()
-			return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
+			return fmt.Errorf("subscribe to %s: %w", subject, err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), spaceLook)
 	defer cancel()
-	if err := nc.FlushWithContext(ctx); err != nil {
-		nc.Close()
-		return nil, err
-	}
-	return r, nil
+	return r.nc.FlushWithContext(ctx)
 }
 
 func (r *refuser) close() {
-	if r != nil {
-		r.once.Do(r.nc.Close)
+	if r.nc != nil {
+		r.nc.Close()
+		r.nc = nil
 	}
 }
 
@@ -374,7 +542,7 @@ func (r *refuser) close() {
 func refusal(cause *Error) []byte {
 	code := codeStorageExceeded
 	if cause.Code != CodeNoSpace {
-		code = CodeStoreFailed
+		code = CodeStoreOffline
 	}
 	body, _ := json.Marshal(map[string]any{ // strings and numbers
 		"type":  "io.nats.jetstream.api.v1.pub_ack_response",

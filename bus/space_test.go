@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"os"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -108,6 +110,138 @@ func TestFullDisk(t *testing.T) {
 	usage, _ = head.Store()
 	require.False(t, usage.Full)
 	require.Positive(t, usage.Used)
+}
+
+// A server that cannot close its store after a full disk, in a process that must not be replaced: every request is refused at
+// once, with an error that says what to do, and the bus closes.
+func TestStuckStore(t *testing.T) {
+	dir := bustest.SmallDisk(t, 8<<20)
+	if dir == "" {
+		return
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	b, err := bus.Open(t.Context(), bus.Config{Logger: quiet, Server: bus.ServerConfig{StoreDir: dir, SyncAlways: true, HangStore: time.Second}})
+	require.NoError(t, err)
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "full", MaxBytes: 4 << 20})
+	require.NoError(t, err)
+	select {
+	case <-b.StoreStuck():
+		require.Fail(t, "a store that takes writes is not stuck")
+	default:
+	}
+
+	free := bustest.FillDisk(t, dir)
+	for err == nil { // small, so that none is written in part
+		_, err = bucket.Put(t.Context(), "k", []byte("value"))
+	}
+	free()
+	select {
+	case <-b.StoreStuck():
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "a store that does not close is not declared stuck")
+	}
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		began := time.Now()
+		_, err := bucket.Put(ctx, "k", nil)
+		cancel()
+		require.ErrorContains(t, err, "end the process that runs the head and start it anew")
+		require.Equal(t, bus.CodeUnavailable, bus.AsError(err).Code)
+		require.Less(t, time.Since(began), 2*time.Second, "refused at once: %v", err)
+	}
+	_, why := b.StoreErr()
+	require.ErrorContains(t, why, "start it anew")
+	closedCh := make(chan error, 1)
+	go func() { closedCh <- b.Close() }()
+	select {
+	case err := <-closedCh:
+		require.NoError(t, err)
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "the bus does not close")
+	}
+}
+
+// The endless loop of nats-server itself: the first record of a bucket is written in part, and the server begins to list all
+// sequences since 1 as lost. The store is declared stuck before that has taken the memory of the machine. The server runs in a
+// process of its own, which is killed: nothing else ends the loop.
+func TestRunawayStore(t *testing.T) {
+	dir := bustest.SmallDisk(t, 8<<20)
+	if dir == "" {
+		return
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	b, err := bus.Open(t.Context(), bus.Config{Logger: quiet, Server: bus.ServerConfig{StoreDir: dir, SyncAlways: true}})
+	require.NoError(t, err)
+	stuck := func() bool { // once; the guard may be faster, and close the store before the write
+		bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: "full" + strconv.FormatInt(time.Now().UnixNano(), 36), MaxBytes: 1 << 20})
+		require.NoError(t, err)
+		free := bustest.FillDisk(t, dir)
+		defer free()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		_, err = bucket.Put(ctx, "k", make([]byte, 6000)) // more than is left in the block that has the first bytes of the file
+		require.Error(t, err)
+		select {
+		case <-b.StoreStuck():
+			return true
+		case <-time.After(3 * time.Second):
+			return false
+		}
+	}
+	for tries := 0; !stuck(); tries++ {
+		require.Less(t, tries, 5, "no endless loop was met: if nats-server no longer has it, this test and runawayBytes can go")
+		for {
+			changedCh, err := b.StoreErr()
+			if err == nil {
+				break
+			}
+			select {
+			case <-changedCh:
+			case <-time.After(20 * time.Second):
+				require.Fail(t, "the store does not come back by itself", "%v", err)
+			}
+		}
+	}
+	var usage syscall.Rusage
+	require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
+	require.Less(t, usage.Maxrss, int64(4<<20), "kilobytes of memory at most")
+	os.Exit(0)
+}
+
+// A process that can be replaced does not close and open its store without end: nats-server keeps memory each time.
+func TestWornStore(t *testing.T) {
+	dir := bustest.SmallDisk(t, 8<<20)
+	if dir == "" {
+		return
+	}
+	b, err := bus.Open(t.Context(), bus.Config{Logger: slog.New(slog.DiscardHandler), Server: bus.ServerConfig{StoreDir: dir, Replaceable: true}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, b.Close()) }()
+	change := func(changedCh <-chan struct{}) {
+		select {
+		case <-changedCh:
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "the store does not change")
+		}
+	}
+	for _, resumes := range []int{bus.ResumesMost - 1, bus.ResumesMost} {
+		b.SetStoreResumes(resumes)
+		changedCh, err := b.StoreErr()
+		require.NoError(t, err)
+		free := bustest.FillDisk(t, dir)
+		change(changedCh)
+		changedCh, err = b.StoreErr()
+		require.ErrorIs(t, err, bus.ErrNoSpace)
+		free()
+		change(changedCh)
+	}
+	select {
+	case <-b.StoreStuck():
+	case <-time.After(20 * time.Second):
+		require.Fail(t, "the store is opened again")
+	}
+	_, err = b.StoreErr()
+	require.ErrorContains(t, err, "has to be started anew")
 }
 
 // A store whose limit is reached refuses with the same code: the remedy is the same.

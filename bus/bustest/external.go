@@ -54,6 +54,7 @@ func serve(dir string) error {
 	opts := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true}
 	if port, err := strconv.Atoi(os.Getenv(syncEnv)); err == nil {
 		opts.Port, opts.SyncAlways = port, true
+		opts.SyncInterval = time.Second // compacts blocks this often, instead of every two minutes
 	}
 	srv, err := server.NewServer(opts)
 	if err != nil {

@@ -3,7 +3,6 @@ package kv
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"math/rand/v2"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 
 	"github.com/nats-io/nats.go"
@@ -21,17 +21,14 @@ import (
 const (
 	// MaxBatch is how many messages the server commits at once. A batch under a Term needs one of them for the fence,
 	// unless an operation in it has no check of its own.
-	MaxBatch = 1000
+	MaxBatch = stream.MaxBatch
 
 	groupBytes = 4 << 20 // how much waits to be committed together, at most
 	maxRefused = 20      // refusals for no visible reason before we believe them
 
-	headerOperation   = "KV-Operation"
-	headerLease       = "Troupe-Lease"
-	headerBatchID     = "Nats-Batch-Id"
-	headerBatchSeq    = "Nats-Batch-Sequence"
-	headerBatchCommit = "Nats-Batch-Commit"
-	headerRollup      = "Nats-Rollup"
+	headerOperation = "KV-Operation"
+	headerLease     = "Troupe-Lease"
+	headerRollup    = "Nats-Rollup"
 )
 
 type opKind uint8
@@ -476,45 +473,20 @@ func (w *write) revisions(n int) []uint64 {
 	return revisions
 }
 
-// pubAck is the server's answer to a write.
-type pubAck struct {
-	Error     *jetstream.APIError `json:"error"`
-	Seq       uint64              `json:"seq"`
-	Duplicate bool                `json:"duplicate"`
-}
-
 // publish makes one attempt. It writes the headers of atomic publishing itself: jetstreamext waits for an answer to the
 // first message before it sends the rest, a round trip more for each batch, and cannot repeat a batch under its old
 // message id. A repetition is a new batch to the server, which may still have the halves of the old one.
 func (bucket *Bucket) publish(ctx context.Context, w *write) error {
-	last := len(w.msgs) - 1
 	w.attempts++
-	if last > 0 {
-		batch := []string{w.id + "." + strconv.Itoa(w.attempts)}
-		for i, m := range w.msgs {
-			m.Header[headerBatchID], m.Header[headerBatchSeq] = batch, []string{strconv.Itoa(i + 1)}
-		}
-		w.msgs[last].Header[headerBatchCommit] = []string{"1"}
-	}
-	for _, m := range w.msgs[:last] {
-		if err := bucket.b.Conn().PublishMsg(m); err != nil {
-			return err
-		}
-	}
-	ack, err := bucket.ask(ctx, w.msgs[last])
+	ack, err := bucket.append(ctx, w.msgs, w.id+"."+strconv.Itoa(w.attempts))
 	w.seq = ack.Seq
 	return err
 }
 
-func (bucket *Bucket) ask(ctx context.Context, m *nats.Msg) (ack pubAck, err error) {
-	reply, err := bucket.b.Conn().RequestMsgWithContext(ctx, m)
-	if err != nil {
-		return ack, err
-	}
-	if err = json.Unmarshal(reply.Data, &ack); err == nil && ack.Error != nil {
-		err = ack.Error
-	}
-	return ack, err
+// append returns the server's own error, which persist and fail classify.
+func (bucket *Bucket) append(ctx context.Context, msgs []*bus.Msg, id string) (stream.Ack, error) {
+	ack, err := stream.Append(ctx, bucket.b, msgs, id)
+	return ack, errors.Unwrap(err)
 }
 
 // recall asks whether w has landed, after an attempt that was refused. The question is a message that can never be
@@ -523,10 +495,10 @@ func (bucket *Bucket) ask(ctx context.Context, m *nats.Msg) (ack pubAck, err err
 func (bucket *Bucket) recall(ctx context.Context, w *write, refusal error) error {
 	forgotten := w.uncertain && w.unsteady // a restarted server knows only the ids of messages that nobody has replaced
 	w.uncertain = true                     // until there is an answer
-	ack, err := bucket.ask(ctx, &nats.Msg{Subject: w.msgs[len(w.msgs)-1].Subject, Header: nats.Header{
+	ack, err := bucket.append(ctx, []*bus.Msg{{Subject: w.msgs[len(w.msgs)-1].Subject, Header: bus.Header{
 		jetstream.MsgIDHeader: {w.id},
 		headerRollup:          {"none"},
-	}})
+	}}}, "")
 	switch {
 	case ack.Duplicate:
 		w.seq = ack.Seq

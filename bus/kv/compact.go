@@ -187,7 +187,7 @@ func (bucket *Bucket) remove(ctx context.Context, rec record) error {
 	m := bucket.message(OpDelete(rec.Key, rec.Revision))
 	m.Header[jetstream.MsgTTLHeader] = []string{"1s"}
 	return bucket.persist(ctx, func(ctx context.Context) error {
-		_, err := bucket.ask(ctx, m) // a repetition is refused, or removes the same again
+		_, err := bucket.append(ctx, []*bus.Msg{m}, "") // a repetition is refused, or removes the same again
 		return err
 	})
 }

@@ -392,6 +392,8 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 		code, why = bus.CodeInvalid, fmt.Sprintf("a value is over the server's limit of %d bytes", bucket.b.Conn().MaxPayload())
 	case unsent(err), !bucket.b.Conn().IsConnected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		code, why = bus.CodeUnavailable, "the server cannot be reached"
+	case bus.HasServerCode(err, bus.CodeStoreOffline):
+		code, why = bus.CodeUnavailable, "the store takes no writes"
 	case transient(err):
 		code, why = bus.CodeTimedOut, "no answer in time"
 	}

@@ -8,7 +8,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("troupe/cmd/libtroupe.(*tidier).run")) // it ends on its own, seconds later
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("troupe/cmd/libtroupe.(*pool).run")) // it ends on its own, seconds later
 }
 
 // run runs something until the end of the test.

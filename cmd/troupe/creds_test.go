@@ -109,7 +109,7 @@ func TestLeastPermissions(t *testing.T) {
 	require.NoError(t, p.Put(ctx, "in", large, pipeline.Item{Body: wire.Raw{1}}))
 	got, err := p.Take(ctx, "out", 2)
 	require.NoError(t, err)
-	require.NoError(t, got.Done(ctx))
+	require.NoError(t, got.Ack(ctx))
 	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").sees("pipeline", "top", "--once"), "work")
 	require.NoError(t, p.Close(ctx))
 	for _, words := range [][]string{{"status"}, {"events"}, {"logs", "one"}, {"gpus"}, {"reservations"}, {"explain", "--bundles", "1", "--devices", "1"}} {

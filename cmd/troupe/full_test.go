@@ -3,6 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -73,4 +78,75 @@ func TestHeadOutlivesFullDisk(t *testing.T) {
 	}
 	require.True(t, held[kept.ID], "what was granted before is still held")
 	require.Contains(t, g.sees("roles"), "no roles")
+}
+
+// A head whose server cannot close its store after a full disk replaces itself: the process id, the agent and the reservations
+// stay, and placement grants again without anybody's help.
+func TestStuckHeadReplacesItself(t *testing.T) {
+	disk := bustest.SmallDisk(t, 24<<20)
+	if disk == "" {
+		return
+	}
+	g := &granter{user: newUser(t).with(hangStoreEnv, "2s")}
+	defer g.close()
+	cmd, out := g.process("up", "--json", "--gpus", "sim:1x8", "--name", "host", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
+	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &g.head))
+	agent := &ownAgent{spec: agentSpec{Dir: filepath.Join(disk, "agent")}}
+	before, running := agent.there()
+	require.True(t, running)
+	c := g.client("here")
+	request := placement.Request{Bundles: []placement.Bundle{{Devices: 1000}}}
+	kept, err := c.Reserve(t.Context(), request)
+	require.NoError(t, err)
+
+	free := bustest.FillDisk(t, disk)
+	var refusal error
+	for late := time.Now().Add(20 * time.Second); !errors.Is(refusal, bus.ErrNoSpace); {
+		require.True(t, time.Now().Before(late), "requests are not refused: %v", refusal)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		_, refusal = c.TryReserve(ctx, request)
+		cancel()
+	}
+	free()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for late := time.Now().Add(time.Minute); strings.Count(out.String(), "\n") < 2; {
+		require.True(t, time.Now().Before(late), "the head does not replace itself")
+		time.Sleep(50 * time.Millisecond) // a pipe has no signal for a second line
+	}
+	var next readyHead
+	_, line, _ := strings.Cut(out.String(), "\n")
+	require.NoError(t, json.Unmarshal([]byte(line), &next))
+	require.Equal(t, g.head, next, "the address, the token and the process id stay")
+	require.Equal(t, cmd.Process.Pid, next.PID)
+	after, running := agent.there()
+	require.True(t, running)
+	require.Equal(t, before.PID, after.PID, "the agent stays")
+	_, err = c.Reserve(ctx, request)
+	require.NoError(t, err, "the client of the head before is served")
+	list, err := c.List(ctx)
+	require.NoError(t, err)
+	require.True(t, slices.ContainsFunc(list.Records, func(r placement.Record) bool { return r.ID == kept.ID }), "what was granted before is still held")
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "the new head ends in order")
+	require.False(t, locked(filepath.Join(disk, "agent", "lock")), "and its agent with it")
+}
+
+// A head that replaced itself while the disk is still full waits for space: nothing else would start it again.
+func TestReplacedHeadWaitsForSpace(t *testing.T) {
+	disk := bustest.SmallDisk(t, 24<<20)
+	if disk == "" {
+		return
+	}
+	free := bustest.FillDisk(t, disk)
+	u := newUser(t).with(replacedEnv, "1")
+	cmd, out := u.process("up", "--json", "--no-agent", "--listen", "127.0.0.1:0", "--store", disk, "--store-limit", "2GiB")
+	for late := time.Now().Add(20 * time.Second); !locked(filepath.Join(disk, "lock")); {
+		require.True(t, time.Now().Before(late), "the head does not start")
+		time.Sleep(10 * time.Millisecond) // the file may not be there yet
+	}
+	free()
+	var head readyHead
+	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &head))
+	require.Equal(t, cmd.Process.Pid, head.PID)
 }

@@ -135,7 +135,7 @@ func newPipelineTake(c *cli) *cobra.Command {
 	return cmd
 }
 
-func (c *cli) printItems(items []pipeline.LentItem) error {
+func (c *cli) printItems(items []pipeline.ClaimedItem) error {
 	for _, it := range items {
 		if err := c.printJSON(map[string]any{"id": it.ID, "key": it.Key, "version": it.Version, "body": bodyJSON(it.Body)}); err != nil {
 			return err

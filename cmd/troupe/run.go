@@ -13,6 +13,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/pipeline"
+	"troupe/pipeline/spec"
 	"troupe/placement"
 	"troupe/roles"
 )
@@ -61,19 +62,19 @@ the nodes, started by their agents. Without a head on this machine, a private on
 	return cmd
 }
 
-func readRun(path string) (pipeline.File, error) {
+func readRun(path string) (spec.File, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return pipeline.File{}, &usageError{err}
+		return spec.File{}, &usageError{err}
 	}
-	file, err := pipeline.ParseFile(text, hosted())
+	file, err := spec.ParseFile(text, hosted())
 	if err != nil {
 		return file, usagef("%s: %w", path, err)
 	}
 	return file, nil
 }
 
-func (c *cli) checked(path string, f pipeline.File) error {
+func (c *cli) checked(path string, f spec.File) error {
 	if c.json {
 		return c.printJSON(map[string]any{"file": path, "ok": true, "roles": len(f.Roles), "streams": len(f.Spec.Streams), "stages": len(f.Spec.Stages)})
 	}
@@ -92,7 +93,7 @@ func (c *cli) say(event, name, format string, args ...any) {
 }
 
 // runBus is the head of the run: one that is there, or a private one.
-func (c *cli) runBus(ctx context.Context, file pipeline.File, flags runFlags) (*bus.Bus, string, error) {
+func (c *cli) runBus(ctx context.Context, file spec.File, flags runFlags) (*bus.Bus, string, error) {
 	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" {
 		c.namespace = file.Namespace
 	}
@@ -112,7 +113,7 @@ func (c *cli) runBus(ctx context.Context, file pipeline.File, flags runFlags) (*
 	return b, s.namespace, err
 }
 
-func (c *cli) runFile(ctx context.Context, file pipeline.File, flags runFlags) (err error) {
+func (c *cli) runFile(ctx context.Context, file spec.File, flags runFlags) (err error) {
 	b, namespace, err := c.runBus(ctx, file, flags)
 	if err != nil {
 		return err
@@ -159,7 +160,7 @@ func (c *cli) takeDown(rt *roles.Runtime) error {
 }
 
 // bringUp starts one role of the file.
-func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpec) (*roles.Cluster, error) {
+func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r spec.RoleSpec) (*roles.Cluster, error) {
 	start := time.Now()
 	spec := roles.Spec{Name: r.Name, Class: r.Class, World: r.World, Mesh: r.Mesh, Config: r.Config}
 	where := "in this process"
@@ -185,7 +186,7 @@ func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpe
 }
 
 // pythonRole has a role's processes run a Python class or function, in the folder of this run: modules are found there.
-func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
+func pythonRole(spec *roles.Spec, r spec.RoleSpec) (err error) {
 	args := []any{}
 	if r.Config != nil {
 		args = append(args, r.Config)
@@ -200,7 +201,7 @@ func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
 }
 
 // processOf says how a role's workers run on the nodes; nil: as goroutines here.
-func processOf(r pipeline.RoleSpec) *roles.Process {
+func processOf(r spec.RoleSpec) *roles.Process {
 	needs := placement.Bundle{
 		Devices: placement.Share(r.Resources.GPUs * float64(placement.Whole)), CPUs: placement.Share(r.Resources.CPUs * float64(placement.Whole)), Memory: r.Resources.Memory,
 	}
@@ -219,7 +220,7 @@ func processOf(r pipeline.RoleSpec) *roles.Process {
 }
 
 // attendRun says what runs, and waits for its end.
-func (c *cli) attendRun(ctx context.Context, p *pipeline.Pipeline, file pipeline.File, flags runFlags) error {
+func (c *cli) attendRun(ctx context.Context, p *pipeline.Pipeline, file spec.File, flags runFlags) error {
 	st, err := p.Status(ctx)
 	if err == nil {
 		waiting := 0

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"troupe/pipeline"
+	"troupe/pipeline/spec"
 )
 
 // The schema of a file and what the program reads are the same: every field of the one is a field of the other.
@@ -24,7 +24,7 @@ func TestTheSchemaIsWhatIsRead(t *testing.T) {
 		Defs map[string]object `json:"$defs"`
 	}
 	require.NoError(t, json.Unmarshal(text, &schema))
-	_, err = pipeline.ParseFile([]byte("nonsense: 1\nroles: {r: {nonsense: 1}}\nstreams: {s: {nonsense: 1}}\nstages: {g: {nonsense: 1}}\n"), nil)
+	_, err = spec.ParseFile([]byte("nonsense: 1\nroles: {r: {nonsense: 1}}\nstreams: {s: {nonsense: 1}}\nstages: {g: {nonsense: 1}}\n"), nil)
 	require.Error(t, err)
 	for where, props := range map[string]map[string]json.RawMessage{
 		"nonsense": schema.Properties, "roles.r.nonsense": schema.Defs["role"].Properties,

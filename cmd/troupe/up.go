@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
@@ -54,7 +55,7 @@ and store are kept. INT, TERM and HUP end the agent and its workers too; another
 
 What the head stores is bounded by --store-limit. When that is reached, or the disk is full, whatever needs the store is
 refused at once ("no space left in the head's store"); workers and calls that run go on. The head takes writes again by
-itself when there is space.
+itself when there is space; if its store cannot be closed and opened again, it replaces itself, under the same process id.
 
 With --nats the head uses a NATS of your own instead, with the credentials file of --creds or TROUPE_CREDS, or with
 TROUPE_TOKEN.`,
@@ -79,6 +80,7 @@ TROUPE_TOKEN.`,
 			if flags.stdin {
 				ctx = untilClosed(ctx, cmd.InOrStdin())
 			}
+			h.replaceable = true
 			return c.up(ctx, h, nil)
 		},
 	}
@@ -111,6 +113,9 @@ func untilClosed(ctx context.Context, in io.Reader) context.Context {
 	return ctx
 }
 
+// hangStoreEnv is for tests alone: a time, as in bus.ServerConfig.HangStore.
+const hangStoreEnv = "TROUPE_TEST_HANG_STORE"
+
 // leastLimit is the smallest store: the ledger, the logs, the events and the registry set so much aside.
 const leastLimit = 1 << 30
 
@@ -127,6 +132,8 @@ type head struct {
 	metrics  string // where to serve them; empty: nowhere
 	replicas int    // as in bus.KVConfig
 	limit    int64  // bytes of the store; zero: the bus's own
+
+	replaceable bool // the process runs this head alone: it may replace itself
 }
 
 // newHead checks the flags. It opens nothing.
@@ -202,6 +209,9 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer unlock()
+	if err := awaitReplaced(ctx, h.store); err != nil {
+		return err
+	}
 	b, err := c.openHead(ctx, h)
 	if err != nil {
 		return err
@@ -219,7 +229,11 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	}
 	defer desk.close()
 	if h.metrics != "" {
-		where, stop, err := serveMetrics(h.metrics, b, log)
+		token, err := h.pageToken()
+		if err != nil {
+			return err
+		}
+		where, stop, err := serveMetrics(h.metrics, token, b, log)
 		if err != nil {
 			return fmt.Errorf("--metrics %s: %w", h.metrics, err)
 		}
@@ -250,15 +264,34 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil { // nothing happens without systemd
+		log.Warn("troupe: systemd was not told that the head is ready", "error", err)
+	}
+	defer func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }() // it is ending in any case
 	select {
 	case <-ctx.Done():
 	case err := <-parts.failedCh:
 		return err
+	case <-b.StoreStuck():
+		return replaceHead(b, log)
 	}
 	if !c.json {
 		c.printf("troupe: the head is closing\n")
 	}
 	return nil
+}
+
+// pageToken is what the page asks for beyond loopback: the head's token. On loopback it asks for nothing.
+func (h *head) pageToken() (string, error) {
+	at, err := parseListen(h.metrics)
+	if err != nil || at.loopback {
+		return "", err
+	}
+	if h.file.TokenFile == "" {
+		return "", usagef("--metrics %s: beyond loopback the page asks for the head's token, and a head with --creds has none; use 127.0.0.1, or give TROUPE_TOKEN", h.metrics)
+	}
+	data, err := os.ReadFile(h.file.TokenFile)
+	return strings.TrimSpace(string(data)), err
 }
 
 // openHead opens the server, or the way to the user's own.
@@ -277,7 +310,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 		b, err := bus.Open(ctx, cfg)
 		return b, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
 	}
-	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true}
+	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true, Replaceable: h.replaceable}
 	var err error
 	if cfg.Server.Token, h.file.TokenFile, err = keptToken(h.store, c.env("TROUPE_TOKEN")); err != nil {
 		return nil, fmt.Errorf("token in %s: %w", h.store, err)
@@ -287,6 +320,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 			return nil, err
 		}
 	}
+	cfg.Server.HangStore, _ = time.ParseDuration(c.env(hangStoreEnv)) // zero, unless a test sets it
 	b, err := bus.Open(ctx, cfg)
 	if err != nil {
 		return nil, err

@@ -142,6 +142,9 @@ func (a *ownAgent) adopt() bool {
 	}
 	a.pid = file.PID
 	if file.Spec.sameAs(a.spec) {
+		if p, err := os.FindProcess(a.pid); err == nil {
+			a.group.Go(func() { _, _ = p.Wait() }) // reaps the child of a head that replaced itself; others are not ours to wait for
+		}
 		return true
 	}
 	a.end()

@@ -76,7 +76,7 @@ def test_a_pipeline_is_open_when_it_has_been_awaited():
         async with p, await troupe.Pipeline.attach("early") as other:
             await other.put("in", 21, blocking=False)
             assert [item.value for item in await p.take("out", timeout=10, blocking=False)] == [42]
-        with pytest.raises(troupe.InvalidError, match="nobody reads"):
+        with pytest.raises(troupe.InvalidError, match="no stage reads"):
             await troupe.Pipeline("bad", {"lost": {}}, {})
 
     asyncio.run(main())
