@@ -18,12 +18,12 @@ type Heartbeat struct {
 	Calls  int           `msgpack:"calls" json:"calls"`   // running calls
 	Queued int           `msgpack:"queued" json:"queued"` // queued calls
 	Node   string        `msgpack:"node" json:"node"`
-	Err    *bus.Error    `msgpack:"err,omitempty" json:"err,omitempty"`
 	// Method is that of the oldest running call, Done counts the calls that have ended, and Stats has the counters that
 	// changed since the last heartbeat; every sixteenth has all of them, for observers that came later or missed one.
 	Method string        `msgpack:"method,omitempty" json:"method,omitempty"`
 	Done   uint64        `msgpack:"done,omitempty" json:"done,omitempty"`
 	Stats  []MethodStats `msgpack:"stats,omitempty" json:"stats,omitempty"`
+	Err    *bus.Error    `msgpack:"err,omitempty" json:"err,omitempty"`
 }
 
 // heartbeatLoop sends the heartbeats of all workers, one message a role, and does the periodic checks. It starts at a
