@@ -26,7 +26,6 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			t.Parallel()
 			actorstest.Exercise(t, spawn)
 		})
 	}
