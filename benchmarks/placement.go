@@ -9,7 +9,9 @@ import (
 	"time"
 
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // PlacementConfig says what to measure: reserve and release, one after the other, by so many clients at once.
@@ -107,7 +109,7 @@ func planLarge(each func(PlacementResult) error) error {
 	if err != nil {
 		return err
 	}
-	book, err := placement.NewBook(placement.Snapshot{Now: time.Now(), Nodes: placement.NodesOf(reports)})
+	book, err := planner.New(planner.Snapshot{Now: time.Now(), Nodes: placement.NodesFromReports(reports)})
 	if err != nil {
 		return err
 	}
@@ -128,14 +130,14 @@ func planLarge(each func(PlacementResult) error) error {
 }
 
 // simReports is what simulated nodes report of themselves.
-func simReports(n, devices int) ([]gpu.Report, error) {
-	reports := make([]gpu.Report, n)
+func simReports(n, devices int) ([]protocol.Report, error) {
+	reports := make([]protocol.Report, n)
 	for i, sim := range gpu.NewSims(gpu.SimSpec{Nodes: n, Devices: devices}, "bench") {
 		found, err := sim.Devices(context.Background())
 		if err != nil {
 			return nil, err
 		}
-		reports[i] = gpu.Report{Node: fmt.Sprintf("sim-%d", i), CPUs: 64, Memory: 512 * gpu.GiB, Devices: found}
+		reports[i] = protocol.Report{Node: fmt.Sprintf("sim-%d", i), CPUs: 64, Memory: 512 * gpu.GiB, Devices: found}
 	}
 	return reports, nil
 }

@@ -29,9 +29,10 @@ func TestFullDisk(t *testing.T) {
 		Stages:  []pipeline.StageSpec{{Name: "one", In: []string{"a"}, Out: []string{"b"}, Func: pass}}})
 	all := items(1000)
 	require.NoError(t, p.Put(testContext(t), "a", all[:100]...))
-	// A purge that meets the full disk can hang nats-server for good (see docs/limits.md).
+	// A purge that meets the full disk can hang nats-server for good (see docs/limits.md), so none is due while it is full.
 	log := findStream(t, head, bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
 	require.Eventually(t, func() bool { return stateOf(t, log).Messages < 105 }, 20*time.Second, 10*time.Millisecond, "the items of a are purged")
+	require.NoError(t, p.Pause(testContext(t), "one"))
 	free := bustest.FillDisk(t, disk)
 	stored := 100
 	var refusal error
@@ -49,6 +50,10 @@ func TestFullDisk(t *testing.T) {
 		require.Less(t, time.Since(began), time.Second)
 	}
 	free()
+	resumed := testContext(t)
+	for p.Resume(resumed, "one") != nil {
+		require.NoError(t, bus.Sleep(resumed, 100*time.Millisecond), "the stage can be resumed when there is space")
+	}
 	for recovered := testContext(t); ; {
 		err := p.Put(recovered, "a", pipeline.Item{ID: "last", Body: all[0].Body})
 		if err == nil {

@@ -10,6 +10,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/placement"
+	"troupe/placement/planner"
 	"troupe/roles"
 )
 
@@ -70,7 +71,7 @@ func (s specRequest) needs() (placement.Request, error) {
 		}
 		return r, nil
 	}
-	devices, err := placement.ParseMapping(s.Mapping)
+	devices, err := planner.ParseMapping(s.Mapping)
 	if err != nil {
 		return r, bus.Errorf(bus.CodeInvalid, "role %q: device_mapping: %w", s.Name, err)
 	}

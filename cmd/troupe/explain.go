@@ -9,7 +9,9 @@ import (
 
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newExplain(c *cli) *cobra.Command {
@@ -66,18 +68,18 @@ func explainOffline(ctx context.Context, r placement.Request, spec string) (plac
 		return placement.Explanation{}, &usageError{err}
 	}
 	defer closeDevices(inventories)
-	reports := make([]gpu.Report, len(inventories))
+	reports := make([]protocol.Report, len(inventories))
 	for i, inventory := range inventories {
 		devices, err := inventory.Devices(ctx)
 		if err != nil {
 			return placement.Explanation{}, err
 		}
-		reports[i] = gpu.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
+		reports[i] = protocol.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
 		if len(inventories) > 1 {
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}
 	}
-	plan, err := placement.Decide(placement.Snapshot{Nodes: placement.NodesOf(reports)}, r)
+	plan, err := planner.Decide(planner.Snapshot{Nodes: placement.NodesFromReports(reports)}, r)
 	return placement.Explanation{Plan: plan}, err
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 )
 
@@ -57,7 +58,7 @@ func TestHeadWithADamagedLedger(t *testing.T) {
 	require.Contains(t, u.sees("status"), "not confirmed yet")
 	require.False(t, gone(started[0].PID))
 	require.Contains(t, u.sees("ledger", "accept"), "LEDGER trusted")
-	require.True(t, strings.Contains(u.sees("events"), placement.NoticeLedgerDoubt))
+	require.True(t, strings.Contains(u.sees("events"), protocol.EventLedgerDoubt))
 
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait())

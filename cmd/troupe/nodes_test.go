@@ -234,7 +234,7 @@ func TestFrozenAgent(t *testing.T) {
 	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
 	bustest.Freeze(t, agent)
 	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGCONT) })
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("events"), "node_lost on box") }, 10*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.sees("events"), "node_lost on box") }, 30*time.Second, 100*time.Millisecond)
 	require.NoError(t, syscall.Kill(agent, syscall.SIGCONT))
 	require.Eventually(t, func() bool { return strings.Contains(u.sees("status"), "box   ready") }, 10*time.Second, 100*time.Millisecond)
 	require.False(t, gone(worker))

@@ -11,6 +11,7 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // requestFlags is a request as the command line says it; explain and reserve take the same.
@@ -62,9 +63,9 @@ func (f *requestFlags) request(cmd *cobra.Command) (placement.Request, error) {
 	r := placement.Request{
 		ID: f.id, Holder: f.holder, Priority: f.priority, Colocate: f.colocate, AwaitNodes: f.await,
 		Strategy: placement.Strategy(f.strategy),
-		Topology: placement.Topology{Within: placement.Within(f.within), Label: f.label, Required: f.required},
+		Topology: placement.Topology{Within: planner.Within(f.within), Label: f.label, Required: f.required},
 	}
-	_, err := placement.ParseStrategy(f.strategy)
+	_, err := planner.ParseStrategy(f.strategy)
 	bundle, bundleErr := f.bundle()
 	mapping, mappingErr := f.exact(cmd)
 	if f.id != "" {
@@ -125,7 +126,7 @@ func share(flag, text string) (placement.Share, error) {
 	if text == "" {
 		return 0, nil
 	}
-	s, err := placement.ParseShare(text)
+	s, err := planner.ParseShare(text)
 	if err != nil {
 		return 0, usagef("%s: %w", flag, err)
 	}
@@ -142,7 +143,7 @@ func (f *requestFlags) exact(cmd *cobra.Command) (*placement.Mapping, error) {
 	case !mapping: // workers without devices, round the nodes
 		return &placement.Mapping{World: f.world}, nil
 	}
-	ids, err := placement.ParseMapping(f.mapping)
+	ids, err := planner.ParseMapping(f.mapping)
 	if err != nil {
 		return nil, usagef("--device-mapping: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newReserve(c *cli) *cobra.Command {
@@ -48,14 +49,14 @@ that makes no sense ends with 2.`,
 
 // reserved is what reserve prints as JSON.
 type reserved struct {
-	Granted  bool                 `json:"granted"`
-	Reasons  []placement.Reason   `json:"reasons"`
-	WaitsFor []placement.Obstacle `json:"waits_for,omitempty"`
-	Workers  []placement.Worker   `json:"workers"`
-	ID       string               `json:"id,omitempty"`
-	Token    uint64               `json:"token,omitempty"`
-	State    placement.State      `json:"state,omitempty"`
-	Unmet    string               `json:"unmet,omitempty"`
+	Granted  bool               `json:"granted"`
+	Reasons  []planner.Reason   `json:"reasons"`
+	WaitsFor []planner.Obstacle `json:"waits_for,omitempty"`
+	Workers  []placement.Worker `json:"workers"`
+	ID       string             `json:"id,omitempty"`
+	Token    uint64             `json:"token,omitempty"`
+	State    placement.State    `json:"state,omitempty"`
+	Unmet    string             `json:"unmet,omitempty"`
 }
 
 func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Duration) error {
@@ -69,7 +70,7 @@ func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Durati
 			return c.workersTable(record.Workers)
 		}
 		out := reserved{
-			Granted: err == nil, Reasons: []placement.Reason{}, Workers: record.Workers,
+			Granted: err == nil, Reasons: []planner.Reason{}, Workers: record.Workers,
 			ID: record.ID, Token: record.Token, State: record.State, Unmet: record.Unmet,
 		}
 		if out.Workers == nil {
@@ -95,11 +96,11 @@ func (c *cli) obtain(ctx context.Context, client *placement.Client, r placement.
 }
 
 // whyNot is a refusal as lists.
-func whyNot(err error) ([]placement.Reason, []placement.Obstacle) {
+func whyNot(err error) ([]planner.Reason, []planner.Obstacle) {
 	if e, ok := errors.AsType[*placement.NoCapacityError](err); ok {
 		return e.Reasons, e.WaitsFor
 	}
-	reasons := []placement.Reason{{Code: placement.ReasonGang, Text: err.Error()}}
+	reasons := []planner.Reason{{Code: planner.ReasonGang, Text: err.Error()}}
 	if e, ok := errors.AsType[*placement.WaitError](err); ok && e.Wait != nil {
 		return reasons, e.Wait.WaitsFor
 	}

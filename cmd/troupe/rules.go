@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // rulesFlags is what is to be changed about the queue.
@@ -59,7 +60,7 @@ func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), e
 			return nil, usagef("--quota %q: give NAMESPACE=N or NAMESPACE=none", text)
 		}
 		if quotas[namespace] = nil; limit != "none" {
-			share, err := placement.ParseShare(limit)
+			share, err := planner.ParseShare(limit)
 			if err != nil {
 				return nil, usagef("--quota %q: %w", text, err)
 			}
