@@ -10,11 +10,12 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## bin/troupe
+build: ## bin/troupe, and bin/troupe-demo
 	$(GO) build -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
+	$(GO) build -o bin/troupe-demo ./examples/demo
 
 demo: build ## a small training job over five roles, in one process
-	bin/troupe demo
+	bin/troupe-demo
 
 test: build lint python ## everything a change must pass
 	$(GO) test -timeout 8m $(PACKAGES)
@@ -36,7 +37,7 @@ LIB    := python/troupe/bin/libtroupe.so
 
 $(VENV)/ready: python/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff nbclient ipykernel
 	mkdir -p python/troupe/bin
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python --config-settings editable_mode=compat
 	touch $@

@@ -8,6 +8,12 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/internal/ab"
+)
+
+var (
+	inlineCalls = ab.On(ab.InlineCalls)
+	reuseCalls  = ab.On(ab.ReuseCalls)
 )
 
 const (
@@ -121,7 +127,7 @@ func (r *receiver) each(m *bus.Msg, f *wire.Frame, do func(*Worker)) {
 // call passes a call to the workers that it addresses; the delivery belongs to them afterwards.
 func (r *receiver) call(m *bus.Msg, now time.Time) (inline job) {
 	d, workers := r.next, r.workersOn(m)
-	exclusive := len(workers) == 1
+	exclusive := len(workers) == 1 && reuseCalls
 	if exclusive {
 		r.next = workers[0].nextDelivery()
 	} else {
@@ -133,7 +139,7 @@ func (r *receiver) call(m *bus.Msg, now time.Time) (inline job) {
 		detach(h)
 	}
 	var fetch []*call
-	inlineAllowed := r.isWork && r.host.singleWorker.Load()
+	inlineAllowed := r.isWork && r.host.singleWorker.Load() && inlineCalls
 	for _, w := range workers {
 		if !h.For(w.spec.Rank) || h.Gens[w.spec.Rank] != w.spec.Gen {
 			continue

@@ -4,7 +4,11 @@ import (
 	"strings"
 
 	"github.com/nats-io/nats.go"
+
+	"troupe/internal/ab"
 )
+
+var batchWrites = ab.On(ab.BatchWrites)
 
 // WriteBatch holds back what is said on a connection, so that it goes out together.
 type WriteBatch struct{ w *batchConn }

@@ -61,7 +61,7 @@ func ParseArgs(body []byte) (Args, error) {
 
 // SingleArg is the argument of a call that has exactly one, positional: the common case, without a list of arguments.
 func SingleArg(body []byte) (arg Raw, ok bool) {
-	if len(body) < 4 || body[0] != 0x92 || body[1] != 0x91 || body[len(body)-1] != 0xc0 {
+	if !quickValues || len(body) < 4 || body[0] != 0x92 || body[1] != 0x91 || body[len(body)-1] != 0xc0 {
 		return nil, false
 	}
 	u := unpacker{b: body[2:]}

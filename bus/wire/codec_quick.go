@@ -3,13 +3,20 @@ package wire
 import (
 	"bytes"
 	"encoding/binary"
+
+	"troupe/internal/ab"
 )
+
+var quickValues = ab.On(ab.QuickValues)
 
 // The bodies of the shortest calls are one value of a plain type. They are written and read here without reflection,
 // and p, a pointer to the value, stays on its owner's stack. What is not so plain is left to the codec.
 
 // AppendQuick encodes what p points to after dst, if it is of a plain type.
 func AppendQuick(dst []byte, p any) ([]byte, bool) {
+	if !quickValues {
+		return dst, false
+	}
 	switch p := p.(type) {
 	case *[]byte:
 		if *p == nil || uint64(len(*p)) > maxLen {
@@ -31,6 +38,9 @@ func AppendQuick(dst []byte, p any) ([]byte, bool) {
 // ReadQuick decodes b into what p points to, if it is of a plain type and b is one such value. What it stores is its
 // own.
 func ReadQuick(b []byte, p any) bool {
+	if !quickValues {
+		return false
+	}
 	switch p := p.(type) {
 	case *[]byte:
 		v, ok := wholeBin(b)

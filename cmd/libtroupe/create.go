@@ -123,11 +123,17 @@ type reserveRequest struct {
 	Devices int     `msgpack:"devices"` // of each node
 	CPUs    float64 `msgpack:"cpus"`
 	Wait    float64 `msgpack:"wait"` // seconds to wait for capacity; 0: fail if it is not free now
+
+	// Bundles are reserved instead of whole nodes, with a placement strategy and an id that names the reservation.
+	Bundles  []placement.Bundle `msgpack:"bundles"`
+	Strategy string             `msgpack:"strategy"`
+	ID       string             `msgpack:"id"`
 }
 
 type reserved struct {
-	ID    string   `msgpack:"id"`
-	Nodes []string `msgpack:"nodes"`
+	ID      string   `msgpack:"id"`
+	Nodes   []string `msgpack:"nodes"`   // of each bundle
+	Devices [][]int  `msgpack:"devices"` // of each bundle, the indices on its node
 }
 
 // minReserveWait is the timeout, in seconds, of a request that does not wait for capacity.
@@ -142,8 +148,12 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	q := r.Reserve
 	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, minReserveWait)))
 	defer cancel()
-	bundle := placement.Bundle{Devices: placement.Wholes(q.Devices)}
-	got, err := rt.Reserve(ctx, placement.Request{Bundles: placement.Repeat(q.Nodes, bundle), Strategy: placement.StrictSpread, Holder: r.Name})
+	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: r.Name}
+	if len(want.Bundles) == 0 {
+		want.Bundles = placement.Repeat(q.Nodes, placement.Bundle{Devices: placement.Wholes(q.Devices)})
+		want.Strategy = placement.StrictSpread
+	}
+	got, err := rt.Reserve(ctx, want)
 	if err != nil {
 		return nil, err
 	}
@@ -153,6 +163,7 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	out := reserved{ID: got.ID}
 	for _, w := range got.Workers {
 		out.Nodes = append(out.Nodes, w.Node)
+		out.Devices = append(out.Devices, w.Devices)
 	}
 	return out, nil
 }

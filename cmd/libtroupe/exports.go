@@ -134,6 +134,39 @@ func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	return C.int64_t(taken)
 }
 
+// troupe_side creates the side queue, if there is none, and returns its descriptor, which is readable while it has completions
+// (see side.go). The library owns the descriptor; the caller only waits on it.
+//
+//export troupe_side
+func troupe_side() (fd C.int32_t) {
+	defer guard(&fd)
+	c, err := getCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	side, err := c.openSide()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	return C.int32_t(side)
+}
+
+// troupe_take_side is troupe_take for the side queue.
+//
+//export troupe_take_side
+func troupe_take_side(buf *C.char, room C.uint64_t) (n C.int64_t) {
+	defer guard64(&n)
+	c, err := getCore()
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	q := c.side.Load()
+	if q == nil {
+		return 0
+	}
+	return C.int64_t(q.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory))
+}
+
 // troupe_answer answers a call that troupe_take has returned. Flags of how: 1, it failed, and the body is a msgpack map
 // {code, message, stack, app, details}; 2, more answers follow at once, and this one may be delayed until then; 4, the
 // caller takes completions next if there are any, which the return value 1 says, and needs no wake-up for them. The

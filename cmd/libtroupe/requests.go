@@ -79,6 +79,7 @@ func init() {
 		"create":       (*core).create,       // runtime, spec → cluster
 		"reserve":      (*core).reserve,      // runtime, reserve, name → reservation
 		"unreserve":    (*core).unreserve,    // name → nil
+		"nodes":        (*core).nodes,        // runtime → nodes with their total and free resources
 		"describe":     (*core).describe,     // cluster → its current description
 		"attach":       (*core).attach,       // runtime, name → cluster
 		"open_handle":  (*core).openHandle,   // runtime, handle → cluster

@@ -47,7 +47,7 @@ func (s *servedObject) Begin(ctx context.Context, method string, body []byte, do
 	if info, ok := actors.Current(ctx); ok && s.rt.Made(info.Session) {
 		meta[0] |= metaOwnWorker
 	}
-	s.object.begin(ctx, meta, body, done)
+	s.object.begin(ctx, s.object.isSide(method), meta, body, done)
 }
 
 func (s *servedObject) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {

@@ -33,7 +33,7 @@ func (c *core) newStageFuncs(token uint64) *stageFuncs {
 // end reports the end of the pipeline to Python and to waiting functions.
 func (w *stageFuncs) end() {
 	close(w.overCh)
-	w.core.queue.push(completion{kind: kindOver, flags: flagLast, token: w.token, rank: -1})
+	w.core.pushSide(completion{kind: kindOver, flags: flagLast, token: w.token, rank: -1})
 }
 
 // function returns the function of a stage.
@@ -79,7 +79,7 @@ func (w *stageFuncs) wait(ctx context.Context, stage string, flags uint32, items
 }
 
 func (w *stageFuncs) tell(body []byte) {
-	w.core.queue.push(completion{kind: kindAnswer, token: w.token, rank: -1, body: body})
+	w.core.pushSide(completion{kind: kindAnswer, token: w.token, rank: -1, body: body})
 }
 
 func (w *stageFuncs) body(number uint64, flags uint32, meta, items []byte) []byte {

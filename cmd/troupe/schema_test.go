@@ -12,8 +12,8 @@ import (
 	"troupe/pipeline/spec"
 )
 
-// The schema of a file and what the program reads are the same: every field of the one is a field of the other.
-func TestTheSchemaIsWhatIsRead(t *testing.T) {
+// The JSON schema and the parser have the same fields.
+func TestSchemaMatchesParser(t *testing.T) {
 	text, err := os.ReadFile("../../docs/pipeline.schema.json")
 	require.NoError(t, err)
 	type object struct {
@@ -39,8 +39,8 @@ func TestTheSchemaIsWhatIsRead(t *testing.T) {
 	}
 }
 
-// The file of the examples can be run.
-func TestTheExampleFileIsGood(t *testing.T) {
-	u := newUser(t)
-	require.Contains(t, u.sees("run", "../../examples/pipelines/words.yaml", "--check"), "no mistakes")
+// The example file is valid.
+func TestExampleFileIsValid(t *testing.T) {
+	u := newShell(t)
+	require.Contains(t, u.output("run", "../../examples/pipelines/words.yaml", "--check"), "no mistakes")
 }

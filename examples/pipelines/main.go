@@ -1,11 +1,11 @@
-// Command pipelines is rollout → reward → train as a pipeline: each stage at its own pace, durable streams between them, and
-// a bound on how old a sample may be when it is trained on.
+// Command pipelines is rollout → reward → train as a pipeline: stages with durable streams between them, and a bound on the
+// staleness of a training sample.
 //
 //	go run ./examples/pipelines            # ends by itself within seconds
 //
 // The policy is one number, the chance of answering well. Rollout workers answer prompts with it, eight samples a prompt;
 // reward workers score them; the trainer takes the first six of each group, and every group is a new version of the
-// policy. Samples that are more than two versions behind are dropped: with a slow reward, some are.
+// policy. Samples that are more than two versions behind are dropped; the slow reward causes some.
 package main
 
 import (
@@ -175,7 +175,7 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := p.Put(ctx, "prompts", pipeline.Item{Body: body}); err != nil { // waits while rollouts are behind
+		if err := p.Put(ctx, "prompts", pipeline.Item{Body: body}); err != nil { // waits while the stream is full
 			return err
 		}
 	}
