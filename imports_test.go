@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"dispatch/plan":           {"bus/wire"},
 	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol"},
 	"nodes/protocol":          {"gpu"},
-	"roles":                   {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes"},
+	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes"},
 	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
 	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
 	"pipeline":                {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},

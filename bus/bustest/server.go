@@ -18,6 +18,8 @@ type Options struct {
 	Listen bool
 	// StoreDir keeps JetStream's files. Zero: a folder of the test's.
 	StoreDir string
+	// NoJetStream turns JetStream off.
+	NoJetStream bool
 	// MaxPayload is the largest message, and MaxPending what the server keeps for a slow connection before it cuts it.
 	// Zero: the server's defaults, 1 MiB and 64 MiB.
 	MaxPayload int32
@@ -74,7 +76,7 @@ func (s *Server) start() {
 		DontListen: !s.opts.Listen,
 		NoSigs:     true,
 		NoLog:      true,
-		JetStream:  true,
+		JetStream:  !s.opts.NoJetStream,
 		StoreDir:   s.opts.StoreDir,
 		MaxPayload: s.opts.MaxPayload,
 		MaxPending: s.opts.MaxPending,

@@ -190,8 +190,8 @@ type rankPlacement struct {
 	Gen      uint32   `msgpack:"gen"`
 }
 
-func placementsOf(rec roles.Record) (seats []rankPlacement, host string, port int) {
-	for _, s := range rec.Seats {
+func placementsOf(rec roles.RoleRecord) (seats []rankPlacement, host string, port int) {
+	for _, s := range rec.Placements {
 		seats = append(seats, rankPlacement{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
 	}
 	if h, p, err := net.SplitHostPort(rec.Master); err == nil {

@@ -44,7 +44,7 @@ func (s *servedObject) Memory() bus.Memory { return s.object.Memory() }
 // Begin passes the call to Python, and flags calls from the driver's own workers.
 func (s *servedObject) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
 	meta := callMeta(ctx, method, s.object.name)
-	if info, ok := actors.Current(ctx); ok && s.rt.Made(info.Session) {
+	if info, ok := actors.Current(ctx); ok && s.rt.StartedWorker(info.Session) {
 		meta[0] |= metaOwnWorker
 	}
 	s.object.begin(ctx, s.object.isSide(method), meta, body, done)

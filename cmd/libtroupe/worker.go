@@ -25,7 +25,7 @@ const (
 // worker is the worker of this process.
 type worker struct {
 	core    *core
-	process *roles.Player
+	process *roles.WorkerProcess
 }
 
 // makeRequest creates an object.
