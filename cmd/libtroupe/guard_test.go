@@ -76,7 +76,7 @@ func TestPanicInAGoroutineOfAPackageBelow(t *testing.T) {
 	assert.Equal(t, bus.CodeInternal, bus.CodeOf(err))
 	var why *bus.Error
 	require.True(t, errors.As(err, &why))
-	assert.Contains(t, why.Stack, "roles.(*life)", "where it happened")
+	assert.Contains(t, why.Stack, "roles.(*liveness)", "where it happened")
 
 	raw, err := wire.Marshal(map[string]any{"op": "roles", "runtime": s.Runtime})
 	require.NoError(t, err)
