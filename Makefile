@@ -35,7 +35,7 @@ PYTHON ?= python3
 VENV   := .venv
 LIB    := python/troupe/bin/libtroupe.so
 
-$(VENV)/ready: python/pyproject.toml
+$(VENV)/ready: python/pyproject.toml Makefile
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff nbclient ipykernel
 	mkdir -p python/troupe/bin

@@ -117,10 +117,10 @@ func TestClosedServer(t *testing.T) {
 
 	_, err = c.Call(timeout(t, 300*time.Millisecond), "rank")
 	assert.ErrorIs(t, err, context.DeadlineExceeded)
-	assert.ErrorContains(t, err, "the server cannot be reached")
+	assert.ErrorContains(t, err, "the server is unreachable")
 	_, err = rt.Create(timeout(t, 300*time.Millisecond), roles.Spec{Name: "x", Class: "actor", World: 1})
 	assert.ErrorIs(t, err, bus.ErrUnavailable)
-	assert.ErrorContains(t, err, "the server cannot be reached")
+	assert.ErrorContains(t, err, "the server is unreachable")
 
 	begun := time.Now()
 	err = rt.Close(t.Context())

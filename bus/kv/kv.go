@@ -397,7 +397,7 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	case errors.Is(err, nats.ErrMaxPayload):
 		code, why = bus.CodeInvalid, fmt.Sprintf("a value is over the server's limit of %d bytes", bucket.b.Conn().MaxPayload())
 	case unsent(err), !bucket.b.Conn().IsConnected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
-		code, why = bus.CodeUnavailable, "the server cannot be reached"
+		code, why = bus.CodeUnavailable, "the server is unreachable"
 	case bus.HasServerCode(err, bus.CodeStoreOffline):
 		code, why = bus.CodeUnavailable, "the store accepts no writes"
 	case transient(err):

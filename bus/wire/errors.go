@@ -25,7 +25,7 @@ const (
 	CodeCancelled      Code = "cancelled"       // the caller gave up, or a sibling failed first
 	CodeWorkerLost     Code = "worker_lost"     // the worker is known to be dead
 	CodeOutcomeUnknown Code = "outcome_unknown" // the operation may or may not have run; it will not be repeated
-	CodeUnavailable    Code = "unavailable"     // the server cannot be reached
+	CodeUnavailable    Code = "unavailable"     // the server is unreachable
 	CodeNoSpace        Code = "no_space"        // the head's store is full; nothing was written
 	CodeClosed         Code = "closed"          // the local bus, endpoint or handle is closed
 	CodeVersion        Code = "version"         // the peer uses another major version of the wire
@@ -48,7 +48,7 @@ var (
 	ErrCancelled      = &Error{Code: CodeCancelled, Message: "cancelled"}
 	ErrWorkerLost     = &Error{Code: CodeWorkerLost, Message: "the worker is lost"}
 	ErrOutcomeUnknown = &Error{Code: CodeOutcomeUnknown, Message: "the outcome is unknown"}
-	ErrUnavailable    = &Error{Code: CodeUnavailable, Message: "the server cannot be reached"}
+	ErrUnavailable    = &Error{Code: CodeUnavailable, Message: "the server is unreachable"}
 	ErrNoSpace        = &Error{Code: CodeNoSpace, Message: "no space left in the head's store"}
 	ErrClosed         = &Error{Code: CodeClosed, Message: "closed"}
 	ErrVersion        = &Error{Code: CodeVersion, Message: "another version of the wire"}

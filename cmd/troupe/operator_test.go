@@ -70,7 +70,7 @@ func TestOperator(t *testing.T) {
 	require.Contains(t, u.output("status"), "box-0  ready, cordoned")
 	require.Contains(t, u.output("drain", "box-0", "--json"), `"stopped":0`)
 	events := u.output("events")
-	for _, text := range []string{"node_joined on box-0", "worker_exit default/role/1 on box-1: it ended with exit code 3", "drained by", "a new fan"} {
+	for _, text := range []string{"node_joined on box-0", "worker_exit default/role/1 on box-1: it exited with code 3", "drained by", "a new fan"} {
 		require.Contains(t, events, text)
 	}
 	require.Contains(t, u.output("events", "--json"), `"kind":"worker_exit"`)

@@ -80,7 +80,8 @@ func drive(ctx context.Context) (err error) {
 	return killed(ctx, trainer)
 }
 
-// killed kills a worker, and prints the error of its caller.
+// killed kills a worker, and prints what its caller sees: an error if the call was sent before the death was known, and
+// otherwise the answer of the new worker, for which the call waits.
 func killed(ctx context.Context, trainer *troupe.Cluster) error {
 	info, err := trainer.Info(ctx)
 	if err != nil {
@@ -91,6 +92,9 @@ func killed(ctx context.Context, trainer *troupe.Cluster) error {
 	}
 	for { // until the rank has been replaced
 		_, err := troupe.Call[[]string](ctx, trainer, "step", []float64{1, 2})
+		if err == nil {
+			fmt.Println("rank 1 has been replaced and answers")
+		}
 		if !errors.Is(err, troupe.ErrWorkerLost) {
 			return err
 		}

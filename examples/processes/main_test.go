@@ -56,7 +56,7 @@ func TestProgram(t *testing.T) {
 	for _, want := range []string{
 		"rank 0: trainer-0-G0 on node box-0\n", "rank 3: trainer-3-G3 on node box-0\n",
 		"rank 0 of 4 on device 0: 6.0\n", "rank 2 of 4 on device 2: 9.0\n", // three rows to one replica, two to the other
-		"step 1 on 3 rows", "the caller is told: ", "SIGKILL",
+		"step 1 on 3 rows", "rank 1 has been replaced and answers",
 	} {
 		require.Contains(t, text.String(), want)
 	}
