@@ -19,6 +19,7 @@ import (
 var allowed = map[string][]string{
 	"bus":               {"bus/wire"},
 	"bus/wire":          nil,
+	"bus/shm":           {"bus/wire"},
 	"bus/kv":            {"bus", "bus/wire"},
 	"bus/bustest":       {"bus", "bus/wire"},
 	"gpu":               nil,
