@@ -5,7 +5,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
-.PHONY: python python-test python-lint wheel bench-python
+.PHONY: browser-test python python-test python-lint wheel bench-python
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,8 +64,13 @@ wheel: python ## dist/: one wheel with the Go program and the library in it
 bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
 	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
 
-bench: build ## fan-out against the bare nats.go floor
-	bin/troupe bench fanout --workers 1,8,64,512
+bench: build ## fan-out against the bare nats.go floor; writes bench.json and report.html
+	bin/troupe bench fanout --workers 1,8,64,512 --bytes 64,4096 --json > bench.json
+	bin/troupe bench report bench.json -o report.html
+
+browser-test: ## the dashboard in a real browser; installs Chromium where apt-get can
+	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+	$(GO) test -count=1 -timeout 5m ./cmd/troupe/dashboard
 
 heavy: ## one argument and one answer of 1 GiB, 4,096 ranks with a connection each, thousands of roles; the rest is in make test
 	TROUPE_HEAVY=1 $(GO) test -timeout 10m -run 'TestOneHugeBody' -v ./bus

@@ -27,6 +27,9 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	h := wire.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
 	if c.started != 0 {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
+		if !isQuiet(c.header.Method) {
+			w.stats.add(c.header.Method, h.Ran, err != nil)
+		}
 	}
 	c.session.lastSeen = now
 	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the worker's end is why

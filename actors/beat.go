@@ -18,6 +18,11 @@ type Beat struct {
 	Calls  int           `msgpack:"calls" json:"calls"`   // running
 	Queued int           `msgpack:"queued" json:"queued"` // waiting
 	Node   string        `msgpack:"node" json:"node"`
+	// Method is that of the oldest running call, Done counts the calls that have ended, and Stats has the counters that
+	// changed since the last heartbeat; every sixteenth has all of them, for observers that came later or missed one.
+	Method string        `msgpack:"method,omitempty" json:"method,omitempty"`
+	Done   uint64        `msgpack:"done,omitempty" json:"done,omitempty"`
+	Stats  []MethodStats `msgpack:"stats,omitempty" json:"stats,omitempty"`
 	Err    *bus.Error    `msgpack:"err,omitempty" json:"err,omitempty"`
 }
 
@@ -42,15 +47,16 @@ func (h *Host) beatLoop() {
 			}
 		}
 		for a, ws := range byRole {
-			h.beat(a, ws)
+			h.beat(a, ws, n%16 == 0)
 		}
 	}
 }
 
-func (h *Host) beat(a bus.Address, workers []*Worker) {
+func (h *Host) beat(a bus.Address, workers []*Worker, allStats bool) {
 	beats := make([]Beat, len(workers))
 	for i, w := range workers {
 		beats[i] = w.beatNow()
+		beats[i].Stats = w.reportStats(allStats)
 	}
 	body, err := wire.Marshal(beats)
 	if err != nil {
@@ -63,7 +69,7 @@ func (h *Host) beat(a bus.Address, workers []*Worker) {
 func (w *Worker) beatNow() Beat {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	b := Beat{Rank: w.spec.Rank, Gen: w.spec.Gen, State: w.state, Node: w.host.cfg.Node}
+	b := Beat{Rank: w.spec.Rank, Gen: w.spec.Gen, State: w.state, Node: w.host.cfg.Node, Done: w.stats.done}
 	for _, q := range w.queues {
 		b.Queued += q.waiting.len()
 	}
@@ -71,7 +77,9 @@ func (w *Worker) beatNow() Beat {
 	for _, c := range w.active {
 		if !isQuiet(c.header.Method) {
 			b.Calls++
-			b.Busy = max(b.Busy, now.sub(c.started), 1)
+			if busy := max(now.sub(c.started), 1); busy > b.Busy {
+				b.Busy, b.Method = busy, c.header.Method
+			}
 		}
 	}
 	if w.err != nil {

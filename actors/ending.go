@@ -41,7 +41,7 @@ func (w *Worker) failLocked(err error) {
 	}
 	w.cancelRunning(err)
 	bus.Go(func() {
-		w.host.beat(w.spec.Address, []*Worker{w})
+		w.host.beat(w.spec.Address, []*Worker{w}, true)
 		w.end(Failed, err)
 	})
 }

@@ -157,7 +157,7 @@ func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 		return nil, err
 	}
 	if h.cfg.OwnProcess {
-		h.beat(spec.Address, []*Worker{w}) // nobody waits for the next one
+		h.beat(spec.Address, []*Worker{w}, true) // nobody waits for the next one
 	}
 	return w, nil
 }
@@ -168,7 +168,7 @@ func (h *Host) stillborn(w *Worker, why error) error {
 	e.Role, e.Rank, e.Node = w.spec.Address.Role, w.spec.Rank, h.cfg.Node
 	w.become(Failed, e)
 	if h.cfg.OwnProcess {
-		h.beat(w.spec.Address, []*Worker{w})
+		h.beat(w.spec.Address, []*Worker{w}, true)
 		_ = h.ep.Bus().Conn().FlushTimeout(lastGrace) // the agent says that the process ended, if this does not get through
 	}
 	return e
@@ -267,7 +267,7 @@ func (h *Host) remove(w *Worker) {
 	h.mu.Unlock()
 	if stopSequencer != nil {
 		stopSequencer()
-		h.beat(w.spec.Address, []*Worker{w}) // last words: stopped, or failed and why
+		h.beat(w.spec.Address, []*Worker{w}, true) // last words: stopped, or failed and why
 	}
 }
 

@@ -40,6 +40,7 @@ type Worker struct {
 	streams   map[streamID]*stream
 	kept      callList // answered and not acknowledged
 	keptBytes int
+	stats     callStats
 	unfetched int64
 	active    []*call   // that run, in no order
 	lastPurge time.Time // zero: nobody has been forgotten yet

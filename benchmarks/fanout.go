@@ -19,8 +19,13 @@ import (
 // until all answers are in.
 type FanoutConfig struct {
 	Workers []int
-	Bytes   int           // of the argument and of each answer; zero: 64
-	Each    time.Duration // for one size and layout; zero: 3 s
+	Bytes   []int         // sizes of the argument and of each answer; empty: 64
+	Layouts []string      // empty: both
+	Each    time.Duration // for one number of workers, size and layout; zero: 3 s
+	URL     string        // of a NATS server to use; empty: an embedded one, reached by TCP on loopback
+	// Rate is how many calls begin in a second. A call that begins late because the one before it has not ended counts from
+	// when it should have begun, so that a stall is not hidden (coordinated omission). Zero: one call after another.
+	Rate float64
 }
 
 // FanoutResult is one size and layout.
@@ -30,10 +35,13 @@ type FanoutResult struct {
 	Bytes     int     `json:"bytes"`
 	Calls     int     `json:"calls"`
 	P50       float64 `json:"p50_us"`
+	P90       float64 `json:"p90_us"`
 	P99       float64 `json:"p99_us"`
+	P999      float64 `json:"p999_us"`
 	FloorP50  float64 `json:"floor_p50_us"`
 	FloorP99  float64 `json:"floor_p99_us"`
 	RatioP50  float64 `json:"ratio_p50"`
+	Rate      float64 `json:"rate,omitempty"` // calls a second that were begun; 0: one after another
 	Transport string  `json:"transport"`
 }
 
@@ -43,69 +51,88 @@ const (
 	Shared = "shared"
 )
 
-// Fanout measures every size in both layouts and calls each with the results as they come. The server is embedded and
-// is reached by TCP on loopback, as worker processes would reach it.
+// Fanout measures every number of workers, size and layout and calls each with the results as they come.
 func Fanout(ctx context.Context, cfg FanoutConfig, each func(FanoutResult) error) error {
-	if cfg.Bytes == 0 {
-		cfg.Bytes = 64
+	if len(cfg.Bytes) == 0 {
+		cfg.Bytes = []int{64}
+	}
+	if len(cfg.Layouts) == 0 {
+		cfg.Layouts = []string{Own, Shared}
 	}
 	if cfg.Each == 0 {
 		cfg.Each = 3 * time.Second
 	}
-	for _, n := range cfg.Workers {
-		for _, layout := range []string{Own, Shared} {
-			r, err := fanoutOne(ctx, cfg, n, layout)
-			if err != nil {
-				return fmt.Errorf("%d workers, %s connections: %w", n, layout, err)
-			}
-			if err := each(r); err != nil {
-				return err
+	for _, size := range cfg.Bytes {
+		for _, n := range cfg.Workers {
+			for _, layout := range cfg.Layouts {
+				r, err := fanoutOne(ctx, cfg, n, size, layout)
+				if err != nil {
+					return fmt.Errorf("%d workers, %d bytes, %s connections: %w", n, size, layout, err)
+				}
+				if err := each(r); err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return nil
 }
 
-func fanoutOne(ctx context.Context, cfg FanoutConfig, n int, layout string) (_ FanoutResult, err error) {
-	server, err := bus.Open(ctx, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
-	if err != nil {
-		return FanoutResult{}, err
+func fanoutOne(ctx context.Context, cfg FanoutConfig, n, size int, layout string) (_ FanoutResult, err error) {
+	url := cfg.URL
+	if url == "" {
+		server, err := bus.Open(ctx, bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}})
+		if err != nil {
+			return FanoutResult{}, err
+		}
+		defer func() { _ = server.Close() }() // what was measured is known
+		url = server.URL()
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
-	arg := bytes.Repeat([]byte{7}, cfg.Bytes)
-	ours, stopOurs, err := troupeFanout(ctx, server.URL(), n, layout, arg)
+	arg := bytes.Repeat([]byte{7}, size)
+	ours, stopOurs, err := troupeFanout(ctx, url, n, layout, arg)
 	if err != nil {
 		return FanoutResult{}, err
 	}
 	defer stopOurs()
-	floor, stopFloor, err := floorFanout(server.URL(), n, layout, arg)
+	floor, stopFloor, err := floorFanout(url, n, layout, arg)
 	if err != nil {
 		return FanoutResult{}, err
 	}
 	defer stopFloor()
-	times, floorTimes, err := interleave(ctx, cfg.Each, ours, floor)
+	times, floorTimes, err := interleave(ctx, cfg.Each, cfg.Rate, ours, floor)
 	if err != nil {
 		return FanoutResult{}, err
 	}
 	r := FanoutResult{
-		Workers: n, Layout: layout, Bytes: cfg.Bytes, Calls: len(times), Transport: "tcp",
-		P50: quantile(times, 0.5), P99: quantile(times, 0.99), FloorP50: quantile(floorTimes, 0.5), FloorP99: quantile(floorTimes, 0.99),
+		Workers: n, Layout: layout, Bytes: size, Calls: len(times), Transport: "tcp", Rate: cfg.Rate,
+		P50: quantile(times, 0.5), P90: quantile(times, 0.9), P99: quantile(times, 0.99), P999: quantile(times, 0.999), FloorP50: quantile(floorTimes, 0.5), FloorP99: quantile(floorTimes, 0.99),
 	}
 	r.RatioP50 = r.P50 / r.FloorP50
 	return r, nil
 }
 
-// interleave runs both in turns of about 20 ms until the time is over, after a warm-up of each.
-func interleave(ctx context.Context, d time.Duration, ours, floor func(context.Context) error) (a, b []time.Duration, err error) {
+// interleave runs both in turns until the time is over, after a warm-up of each. A turn lasts about 20 ms, or ten calls at a
+// fixed rate.
+func interleave(ctx context.Context, d time.Duration, rate float64, ours, floor func(context.Context) error) (a, b []time.Duration, err error) {
+	length, gap := 20*time.Millisecond, time.Duration(0)
+	if rate > 0 {
+		gap = time.Duration(float64(time.Second) / rate)
+		length = max(length, 10*gap)
+	}
 	turn := func(do func(context.Context) error, out []time.Duration) ([]time.Duration, error) {
-		for until := time.Now().Add(20 * time.Millisecond); ; {
+		due := time.Now()
+		for until := time.Now().Add(length); ; {
 			start := time.Now()
+			if gap > 0 {
+				time.Sleep(time.Until(due))
+				start, due = due, due.Add(gap)
+			}
 			if err := do(ctx); err != nil {
 				return out, err
 			}
 			out = append(out, time.Since(start))
-			if time.Now().After(until) {
-				return out, nil
+			if gap > 0 && due.After(until) || gap == 0 && time.Now().After(until) {
+				return out, nil // at a fixed rate, every call that was due has been made
 			}
 		}
 	}

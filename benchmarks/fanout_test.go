@@ -16,7 +16,7 @@ func TestMain(m *testing.M) { bustest.Main(m) }
 // A short run gives both layouts, each with figures that can be true, and leaves nothing behind.
 func TestFanout(t *testing.T) {
 	var got []FanoutResult
-	err := Fanout(t.Context(), FanoutConfig{Workers: []int{1, 2}, Bytes: 128, Each: 50 * time.Millisecond}, func(r FanoutResult) error {
+	err := Fanout(t.Context(), FanoutConfig{Workers: []int{1, 2}, Bytes: []int{128}, Each: 50 * time.Millisecond}, func(r FanoutResult) error {
 		got = append(got, r)
 		return nil
 	})
@@ -99,3 +99,24 @@ func benchFloor(b *testing.B, n int, layout string) {
 func BenchmarkOwn8(b *testing.B)    { benchOurs(b, 8, Own) }
 func BenchmarkFloor8(b *testing.B)  { benchFloor(b, 8, Own) }
 func BenchmarkFloor64(b *testing.B) { benchFloor(b, 64, Own) }
+
+// A call that begins late, because the one before it took long, counts from when it was due.
+func TestFixedRateCountsStalls(t *testing.T) {
+	n := 0
+	stall := func(context.Context) error {
+		if n++; n%20 == 0 {
+			time.Sleep(50 * time.Millisecond)
+		}
+		return nil
+	}
+	quick := func(context.Context) error { return nil }
+	times, _, err := interleave(t.Context(), 300*time.Millisecond, 500, stall, quick)
+	require.NoError(t, err)
+	late := 0
+	for _, d := range times {
+		if d > 10*time.Millisecond {
+			late++
+		}
+	}
+	require.Greater(t, late, 2*(n/20), "one stall delays the calls that were due during it")
+}

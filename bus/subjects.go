@@ -103,6 +103,18 @@ func (a Address) Sequencer() string { return a.Prefix() + sequencerWord }
 // Life is troupe.<namespace>.<role>.<incarnation>.life: heartbeats and state changes.
 func (a Address) Life() string { return a.Prefix() + ".life" }
 
+// Lives is troupe.*.*.*.life: the heartbeats of every role of every namespace, for observers.
+func Lives() string { return "troupe.*.*.*.life" }
+
+// ParseLife is the role whose heartbeats a subject carries.
+func ParseLife(subject string) (Address, bool) {
+	words := strings.Split(subject, ".")
+	if len(words) != 5 || words[0] != "troupe" || words[4] != "life" {
+		return Address{}, false
+	}
+	return Address{Namespace: words[1], Role: words[2], Incarnation: words[3]}, true
+}
+
 // Exit is troupe.<namespace>.<role>.<incarnation>.exit: how worker processes of the role ended, as their agents say.
 func (a Address) Exit() string { return a.Prefix() + ".exit" }
 

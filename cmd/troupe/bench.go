@@ -15,7 +15,7 @@ func newBench(c *cli) *cobra.Command {
 		Short:   "Measure Troupe beside a floor of bare NATS, in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
-	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c))
+	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchReport(c))
 	return cmd
 }
 
@@ -37,7 +37,10 @@ gather written with bare nats.go on the same server: for N = 1 that is nc.Reques
 		},
 	}
 	cmd.Flags().IntSliceVar(&cfg.Workers, "workers", []int{1, 8, 64, 512}, "numbers of workers")
-	cmd.Flags().IntVar(&cfg.Bytes, "bytes", 64, "size of the argument and of each answer")
+	cmd.Flags().IntSliceVar(&cfg.Bytes, "bytes", []int{64}, "sizes of the argument and of each answer")
+	cmd.Flags().StringSliceVar(&cfg.Layouts, "layout", []string{benchmarks.Own, benchmarks.Shared}, "connections of the workers: own, shared")
+	cmd.Flags().Float64Var(&cfg.Rate, "rate", 0, "calls to begin in a second, whether or not the last has ended (default one after another)")
+	cmd.Flags().StringVar(&cfg.URL, "nats", "", "URL of a NATS server to measure on (default one in this process)")
 	cmd.Flags().DurationVar(&cfg.Each, "each", 4*time.Second, "time for each size and layout")
 	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
 	return cmd
@@ -52,8 +55,18 @@ func checkFanout(cfg benchmarks.FanoutConfig) error {
 			return usagef("--workers %d: must be between 1 and 4096", n)
 		}
 	}
-	if cfg.Bytes < 1 || cfg.Bytes > 1<<20 {
-		return usagef("--bytes %d: must be between 1 and 1048576", cfg.Bytes)
+	for _, n := range cfg.Bytes {
+		if n < 1 || n > 1<<20 {
+			return usagef("--bytes %d: must be between 1 and 1048576", n)
+		}
+	}
+	for _, l := range cfg.Layouts {
+		if l != benchmarks.Own && l != benchmarks.Shared {
+			return usagef("--layout %q: must be own or shared", l)
+		}
+	}
+	if cfg.Rate < 0 || cfg.Rate > 1e6 {
+		return usagef("--rate %g: must be between 0 and 1000000", cfg.Rate)
 	}
 	if cfg.Each < 10*time.Millisecond {
 		return usagef("--each %s: must be 10ms at least", cfg.Each)

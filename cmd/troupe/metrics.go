@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"troupe/bus"
+	"troupe/cmd/troupe/dashboard"
 	"troupe/gpu"
 	"troupe/placement"
 )
@@ -52,8 +53,9 @@ func describe(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc("troupe_"+name, help, labels, nil)
 }
 
-// serveMetrics answers scrapes at an address until stop is called.
-func serveMetrics(at string, b *bus.Bus, log *slog.Logger) (where string, stop func(), err error) {
+// serveMetrics serves the dashboard, health checks and metrics at an address until stop is called. Beyond loopback every
+// request but health checks must show the token.
+func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string, stop func(), err error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
 		return "", nil, err
@@ -63,11 +65,20 @@ func serveMetrics(at string, b *bus.Bus, log *slog.Logger) (where string, stop f
 		client.Close()
 		return "", nil, err
 	}
+	events := dashboard.FollowEvents(b, log)
+	observer, err := dashboard.Observe(b, events, version)
+	if err != nil {
+		events.Close()
+		client.Close()
+		return "", nil, errors.Join(err, listener.Close())
+	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&metrics{b: b, client: client, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	mux := http.NewServeMux()
-	mux.Handle("/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}))
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: scrapeWait}
+	registry.MustRegister(&metrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	handler := dashboard.Handler(dashboard.Config{
+		Bus: b, Observer: observer, Token: token,
+		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),
+	})
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: scrapeWait}
 	doneCh := make(chan struct{})
 	go func() {
 		defer close(doneCh)
@@ -78,6 +89,8 @@ func serveMetrics(at string, b *bus.Bus, log *slog.Logger) (where string, stop f
 	return listener.Addr().String(), func() {
 		_ = server.Close() // a scrape that is under way is the next one's
 		<-doneCh
+		observer.Close()
+		events.Close()
 		client.Close()
 	}, nil
 }

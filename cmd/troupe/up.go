@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/daemon"
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
@@ -228,7 +229,11 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	}
 	defer desk.close()
 	if h.metrics != "" {
-		where, stop, err := serveMetrics(h.metrics, b, log)
+		token, err := h.pageToken()
+		if err != nil {
+			return err
+		}
+		where, stop, err := serveMetrics(h.metrics, token, b, log)
 		if err != nil {
 			return fmt.Errorf("--metrics %s: %w", h.metrics, err)
 		}
@@ -259,6 +264,10 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}
+	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil { // nothing happens without systemd
+		log.Warn("troupe: systemd was not told that the head is ready", "error", err)
+	}
+	defer func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }() // it is ending in any case
 	select {
 	case <-ctx.Done():
 	case err := <-parts.failedCh:
@@ -270,6 +279,19 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		c.printf("troupe: the head is closing\n")
 	}
 	return nil
+}
+
+// pageToken is what the page asks for beyond loopback: the head's token. On loopback it asks for nothing.
+func (h *head) pageToken() (string, error) {
+	at, err := parseListen(h.metrics)
+	if err != nil || at.loopback {
+		return "", err
+	}
+	if h.file.TokenFile == "" {
+		return "", usagef("--metrics %s: beyond loopback the page asks for the head's token, and a head with --creds has none; use 127.0.0.1, or give TROUPE_TOKEN", h.metrics)
+	}
+	data, err := os.ReadFile(h.file.TokenFile)
+	return strings.TrimSpace(string(data)), err
 }
 
 // openHead opens the server, or the way to the user's own.

@@ -2,7 +2,7 @@
 # A training job on four nodes under Slurm: one replica of `troupe launch` on each. Rank 0 is the head and runs the driver,
 # the others are agents, and all end with the driver's exit code.
 #
-#   sbatch examples/slurm/job.sh python train.py
+#   sbatch deploy/slurm/job.sh python train.py
 #
 #SBATCH --job-name=train
 #SBATCH --nodes=4

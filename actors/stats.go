@@ -1,0 +1,80 @@
+package actors
+
+import "time"
+
+// LatencyBounds are the upper bounds of the buckets of a MethodStats, in seconds. Longer calls are in the last bucket.
+var LatencyBounds = [...]float64{0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000}
+
+// MethodStats counts the calls of one method that a worker has finished since it started.
+type MethodStats struct {
+	Method  string                         `msgpack:"m" json:"method"`
+	Calls   uint64                         `msgpack:"n" json:"calls"`
+	Errors  uint64                         `msgpack:"e,omitempty" json:"errors"` // of the calls
+	Seconds float64                        `msgpack:"s" json:"seconds"`          // the sum of their run times
+	Buckets [len(LatencyBounds) + 1]uint64 `msgpack:"b" json:"buckets"`          // calls by run time
+}
+
+// maxMethods bounds the methods that a worker counts one by one. Further ones are counted together under otherMethods.
+const (
+	maxMethods   = 64
+	otherMethods = "(other)"
+)
+
+// callStats counts a worker's calls. The worker's lock guards it.
+type callStats struct {
+	methods []MethodStats
+	changed []bool // since the last heartbeat, by method
+	done    uint64 // calls in all
+}
+
+// add counts a call that has ended.
+func (s *callStats) add(method string, ran time.Duration, failed bool) {
+	i := s.index(method)
+	m := &s.methods[i]
+	s.changed[i] = true
+	s.done++
+	m.Calls++
+	if failed {
+		m.Errors++
+	}
+	seconds := ran.Seconds()
+	m.Seconds += seconds
+	bucket := 0
+	for bucket < len(LatencyBounds) && seconds > LatencyBounds[bucket] {
+		bucket++
+	}
+	m.Buckets[bucket]++
+}
+
+// index finds the counters of a method, and makes them.
+func (s *callStats) index(method string) int {
+	for i := range s.methods {
+		if s.methods[i].Method == method {
+			return i
+		}
+	}
+	if len(s.methods) >= maxMethods && method != otherMethods {
+		return s.index(otherMethods)
+	}
+	s.methods, s.changed = append(s.methods, MethodStats{Method: method}), append(s.changed, false)
+	return len(s.methods) - 1
+}
+
+// reportStats returns the counters for a heartbeat.
+func (w *Worker) reportStats(all bool) []MethodStats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.stats.report(all)
+}
+
+// report returns the counters that have changed since the last report, or all of them.
+func (s *callStats) report(all bool) []MethodStats {
+	var out []MethodStats
+	for i, m := range s.methods {
+		if all || s.changed[i] {
+			out = append(out, m)
+		}
+		s.changed[i] = false
+	}
+	return out
+}

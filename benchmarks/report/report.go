@@ -1,0 +1,138 @@
+// Package report draws the results of `troupe bench fanout --json` as one HTML page that needs nothing else: latency
+// against the number of workers beside the floor of bare NATS, the distribution of latencies, throughput against payload
+// size, and the comparison of two files.
+package report
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"html/template"
+	"io"
+	"slices"
+)
+
+// Result is one line of a file of results. Fields that a line does not have are zero.
+type Result struct {
+	Workers  int     `json:"workers"`
+	Layout   string  `json:"layout"`
+	Bytes    int     `json:"bytes"`
+	Calls    int     `json:"calls"`
+	P50      float64 `json:"p50_us"`
+	P90      float64 `json:"p90_us"`
+	P99      float64 `json:"p99_us"`
+	P999     float64 `json:"p999_us"`
+	FloorP50 float64 `json:"floor_p50_us"`
+	FloorP99 float64 `json:"floor_p99_us"`
+	Ratio    float64 `json:"ratio_p50"`
+	Peer     string  `json:"peer,omitempty"` // whose result it is; empty: Troupe's
+}
+
+// maxLine and maxResults bound what is read of a file.
+const (
+	maxLine    = 1 << 20
+	maxResults = 10_000
+)
+
+// Read reads a file of results, one JSON object a line. Lines of other benchmarks are passed over.
+func Read(in io.Reader) ([]Result, error) {
+	scanner := bufio.NewScanner(in)
+	scanner.Buffer(nil, maxLine)
+	var all []Result
+	for n := 1; scanner.Scan(); n++ {
+		line := bytes.TrimSpace(scanner.Bytes())
+		if len(line) == 0 {
+			continue
+		}
+		var r Result
+		if err := json.Unmarshal(line, &r); err != nil {
+			return nil, fmt.Errorf("line %d is not a JSON object: %w; write the file with troupe bench fanout --json", n, err)
+		}
+		if r.Workers > 0 && r.P50 > 0 {
+			all = append(all, r)
+		}
+		if len(all) > maxResults {
+			return nil, fmt.Errorf("more than %d results", maxResults)
+		}
+	}
+	if err := scanner.Err(); err != nil {
+		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("no results: write the file with troupe bench fanout --json")
+	}
+	return all, nil
+}
+
+// File is a file of results under the name that the page shows.
+type File struct {
+	Name    string
+	Results []Result
+}
+
+//go:embed report.html
+var pageText string
+
+var page = template.Must(template.New("report").Parse(pageText))
+
+// Write draws the page of one or two files.
+func Write(out io.Writer, files ...File) error {
+	if len(files) == 0 || len(files) > 2 {
+		return fmt.Errorf("a report is of one file or two, not of %d", len(files))
+	}
+	data := struct {
+		Files   []File
+		Charts  []chart
+		Compare []comparison
+	}{Files: files}
+	data.Charts = append(data.Charts, latencyChart(files), distributionChart(files))
+	if c, ok := payloadChart(files); ok {
+		data.Charts = append(data.Charts, c)
+	}
+	if len(files) == 2 {
+		data.Compare = compare(files[0], files[1])
+	}
+	return page.Execute(out, data)
+}
+
+// comparison is the change of one row from one file to the other.
+type comparison struct {
+	Workers, Bytes int
+	Layout         string
+	Before, After  float64 // p50, µs
+	RatioBefore    float64
+	RatioAfter     float64
+	Change         float64 // of the ratio to the floor, in percent: the floor takes the machine's mood out of it
+}
+
+// compare matches the rows of two files. Ratios to the floor of the same run are compared, not times: the machine may have
+// been busier in one of them.
+func compare(a, b File) []comparison {
+	type key struct {
+		workers, bytes int
+		layout, peer   string
+	}
+	before := map[key]Result{}
+	for _, r := range a.Results {
+		before[key{r.Workers, r.Bytes, r.Layout, r.Peer}] = r
+	}
+	var out []comparison
+	for _, r := range b.Results {
+		old, ok := before[key{r.Workers, r.Bytes, r.Layout, r.Peer}]
+		if !ok {
+			continue
+		}
+		c := comparison{Workers: r.Workers, Bytes: r.Bytes, Layout: r.Layout, Before: old.P50, After: r.P50, RatioBefore: old.Ratio, RatioAfter: r.Ratio}
+		if old.Ratio > 0 {
+			c.Change = 100 * (r.Ratio/old.Ratio - 1)
+		}
+		out = append(out, c)
+	}
+	slices.SortFunc(out, func(x, y comparison) int {
+		return cmp.Or(cmp.Compare(x.Layout, y.Layout), cmp.Compare(x.Bytes, y.Bytes), cmp.Compare(x.Workers, y.Workers))
+	})
+	return out
+}

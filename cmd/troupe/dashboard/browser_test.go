@@ -1,0 +1,283 @@
+package dashboard_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/bustest"
+	"troupe/cmd/troupe/dashboard"
+	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// chromium is the browser that the tests drive, or empty.
+func chromium() string {
+	for _, name := range []string{os.Getenv("TROUPE_CHROMIUM"), "chromium", "chromium-browser", "google-chrome"} {
+		if path, err := exec.LookPath(name); name != "" && err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// cluster is a head's dashboard over a real bus, with a driver whose roles the tests create.
+type cluster struct {
+	url    string
+	driver *roles.Runtime
+	bus    *bus.Bus
+}
+
+func startCluster(t *testing.T) *cluster {
+	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{StoreDir: t.TempDir(), Listen: "127.0.0.1:0"}})
+	require.NoError(t, nodes.KeepEvents(t.Context(), b, 0))
+	service, err := placement.NewService(placement.Config{Bus: b})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	doneCh := make(chan error, 1)
+	go func() { doneCh <- service.Run(ctx) }()
+	t.Cleanup(func() { cancel(); require.NoError(t, <-doneCh) })
+	quiet := slog.New(slog.DiscardHandler)
+	events := dashboard.FollowEvents(b, quiet)
+	t.Cleanup(events.Close)
+	observer, err := dashboard.Observe(b, events, "test")
+	require.NoError(t, err)
+	t.Cleanup(observer.Close)
+	server := httptest.NewServer(dashboard.Handler(dashboard.Config{Bus: b, Observer: observer, Metrics: http.NotFoundHandler()}))
+	t.Cleanup(server.Close)
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Namespace: "run", Name: "test driver", Classes: []*actors.Class{waiting()}})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
+	return &cluster{url: server.URL, driver: rt, bus: b}
+}
+
+// waiting is a class with one method, which takes as many milliseconds as its argument says.
+func waiting() *actors.Class {
+	class := actors.NewClass("waiting", func(context.Context, actors.Setup) (*struct{}, error) { return &struct{}{}, nil })
+	actors.Method(class, "step", func(_ *struct{}, ctx context.Context, ms int) (int, error) {
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-time.After(time.Duration(ms) * time.Millisecond):
+			return ms, nil
+		}
+	})
+	return class.Class
+}
+
+// browse opens a page in a real browser and fails the test for every error on its console.
+func browse(t *testing.T, url string) context.Context {
+	path := chromium()
+	if path == "" {
+		t.Skip("no Chromium on this machine: `make browser-test` installs it and runs this test")
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(path), chromedp.NoSandbox, chromedp.WindowSize(1280, 900))
+	allocator, cancel := chromedp.NewExecAllocator(context.Background(), options...)
+	t.Cleanup(cancel)
+	ctx, cancel := chromedp.NewContext(allocator)
+	t.Cleanup(cancel)
+	ctx, cancel = context.WithTimeout(ctx, 2*time.Minute)
+	t.Cleanup(cancel)
+	var mu sync.Mutex
+	var errs []string
+	chromedp.ListenTarget(ctx, func(ev any) {
+		mu.Lock()
+		defer mu.Unlock()
+		switch ev := ev.(type) {
+		case *runtime.EventExceptionThrown:
+			errs = append(errs, ev.ExceptionDetails.Error())
+		case *log.EventEntryAdded:
+			if ev.Entry.Level == log.LevelError {
+				errs = append(errs, ev.Entry.Text)
+			}
+		}
+	})
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		require.Empty(t, errs, "errors on the console")
+	})
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(url), chromedp.WaitVisible("h1")))
+	return ctx
+}
+
+// shoot saves a screenshot when TROUPE_SCREENSHOTS names a folder.
+func shoot(t *testing.T, ctx context.Context, name string) {
+	dir := os.Getenv("TROUPE_SCREENSHOTS")
+	if dir == "" {
+		return
+	}
+	var png []byte
+	require.NoError(t, chromedp.Run(ctx, chromedp.FullScreenshot(&png, 100)))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
+}
+
+func text(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	var s string
+	require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(`document.getElementById("main").innerText`, &s)))
+	return s
+}
+
+func TestPageShowsRolesLive(t *testing.T) {
+	c := startCluster(t)
+	ctx := browse(t, c.url)
+	require.Contains(t, text(t, ctx), "No role runs")
+	role, err := c.driver.Create(t.Context(), roles.Spec{Name: "actor_train", Class: "waiting", World: 8})
+	require.NoError(t, err)
+	require.NoError(t, nodes.Emit(c.bus, nodes.Event{Kind: "role_failed", Namespace: "run", Role: "reward", Text: "rank 3 was killed by SIGKILL"}))
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "actor_train") }, 10*time.Second, 50*time.Millisecond, "without a reload")
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "8 idle") }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "rank 3 was killed by SIGKILL") }, 10*time.Second, 50*time.Millisecond)
+	shoot(t, ctx, "overview")
+
+	stuck, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	// Seven ranks are in a long call and rank 5 is not.
+	busy, err := role.Ranks(0, 1, 2, 3, 4, 6, 7)
+	require.NoError(t, err)
+	go func() { _, _ = busy.Call(stuck, "step", 3_600_000) }() // it is cancelled
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/role/run/actor_train"), chromedp.WaitVisible("canvas.grid")))
+	require.Eventually(t, func() bool {
+		return strings.Contains(text(t, ctx), "Rank 5 on") && strings.Contains(text(t, ctx), "is idle while most ranks run step")
+	}, 30*time.Second, 100*time.Millisecond)
+	shoot(t, ctx, "role")
+
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/events"), chromedp.WaitVisible("input[type=search]"), chromedp.SendKeys("input[type=search]", "sigkill reward")))
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "role_failed") }, 10*time.Second, 50*time.Millisecond)
+	require.NoError(t, chromedp.Run(ctx, chromedp.SendKeys("input[type=search]", " nosuchword")))
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "No event of the newest") }, 10*time.Second, 50*time.Millisecond)
+	require.NoError(t, chromedp.Run(ctx, chromedp.Navigate(c.url+"/#/pipelines"), chromedp.WaitVisible("h1")))
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "No pipeline has stored anything") }, 10*time.Second, 50*time.Millisecond)
+}
+
+// The page stays usable with the keyboard alone, on a phone, and in the dark.
+func TestPageKeyboardPhoneAndDark(t *testing.T) {
+	c := startCluster(t)
+	_, err := c.driver.Create(t.Context(), roles.Spec{Name: "infer", Class: "waiting", World: 3})
+	require.NoError(t, err)
+	ctx := browse(t, c.url)
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "3 idle") }, 20*time.Second, 50*time.Millisecond)
+	var label string
+	require.NoError(t, chromedp.Run(ctx, chromedp.Focus("canvas.grid"), chromedp.KeyEvent("\u0303"), // arrow right
+		chromedp.AttributeValue("canvas.grid", "aria-label", &label, nil)))
+	require.Contains(t, label, "rank 0 on")
+	var contrast float64
+	const worst = `(() => {
+		const light = (c) => { const v = c.match(/[\d.]+/g).slice(0, 3).map((x) => { x /= 255; return x <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4; }); return 0.2126 * v[0] + 0.7152 * v[1] + 0.0722 * v[2]; };
+		const ground = (e) => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (!c.includes("rgba") || !c.endsWith(" 0)")) return c; } return "rgb(255,255,255)"; };
+		let least = 99;
+		for (const e of document.querySelectorAll("body *")) {
+			if (![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || !e.offsetParent) continue;
+			const [a, b] = [light(getComputedStyle(e).color), light(ground(e))].sort((x, y) => y - x);
+			least = Math.min(least, (a + 0.05) / (b + 0.05));
+		}
+		return least;
+	})()`
+	require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(worst, &contrast)))
+	require.GreaterOrEqual(t, contrast, 4.5, "contrast in the light")
+	require.NoError(t, chromedp.Run(ctx, emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: "dark"}}), chromedp.Evaluate(worst, &contrast)))
+	require.GreaterOrEqual(t, contrast, 4.5, "contrast in the dark")
+	shoot(t, ctx, "dark")
+	var wide bool
+	require.NoError(t, chromedp.Run(ctx, emulation.SetDeviceMetricsOverride(390, 844, 2, true), chromedp.Evaluate(`document.documentElement.scrollWidth > 391`, &wide)))
+	require.False(t, wide, "the page scrolls sideways on a phone")
+	shoot(t, ctx, "phone")
+}
+
+// 4,096 ranks are drawn within a frame or two, every second.
+func TestPageWith4096Ranks(t *testing.T) {
+	if testing.Short() {
+		t.Skip("short")
+	}
+	c := startCluster(t)
+	_, err := c.driver.Create(t.Context(), roles.Spec{Name: "wide", Class: "waiting", World: 4096})
+	require.NoError(t, err)
+	ctx := browse(t, c.url)
+	require.Eventually(t, func() bool { return strings.Contains(text(t, ctx), "4096 idle") }, time.Minute, 200*time.Millisecond)
+	var longest float64 // of the tasks of the page's thread over five seconds
+	require.NoError(t, chromedp.Run(ctx, chromedp.Evaluate(`new Promise((done) => {
+		let longest = 0;
+		new PerformanceObserver((list) => { for (const e of list.getEntries()) longest = Math.max(longest, e.duration); }).observe({ entryTypes: ["longtask"] });
+		setTimeout(() => done(longest), 5000);
+	})`, &longest, func(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) })))
+	t.Logf("longest task: %.0f ms", longest)
+	require.Less(t, longest, 500.0, "on a busy machine too")
+	shoot(t, ctx, "wide")
+}
+
+// Requests from other sites, and beyond loopback those without the token, are refused. Health checks are not.
+func TestAccess(t *testing.T) {
+	c := startCluster(t)
+	get := func(url string, set func(*http.Request)) (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, url, nil)
+		require.NoError(t, err)
+		if set != nil {
+			set(req)
+		}
+		client := &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+		resp, err := client.Do(req)
+		require.NoError(t, err)
+		defer func() { _ = resp.Body.Close() }()
+		body, err := io.ReadAll(io.LimitReader(resp.Body, 1<<20))
+		require.NoError(t, err)
+		return resp.StatusCode, string(body)
+	}
+	status, body := get(c.url+"/", nil)
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, body, "<html")
+	status, body = get(c.url+"/api/snapshot", nil)
+	require.Equal(t, http.StatusOK, status)
+	require.Contains(t, body, `"roles":[]`)
+	status, body = get(c.url+"/", func(r *http.Request) { r.Host = "evil.example" })
+	require.Equal(t, http.StatusForbidden, status, body)
+	for _, path := range []string{"/healthz", "/readyz"} {
+		status, body = get(c.url+path, nil)
+		require.Equal(t, http.StatusOK, status, body)
+	}
+	resp, err := http.Post(c.url+"/api/pipelines/retry?namespace=run&name=x", "", nil)
+	require.NoError(t, err)
+	require.NoError(t, resp.Body.Close())
+	require.Equal(t, http.StatusForbidden, resp.StatusCode, "a form of another site could send this")
+
+	events := dashboard.FollowEvents(c.bus, slog.New(slog.DiscardHandler))
+	t.Cleanup(events.Close)
+	observer, err := dashboard.Observe(c.bus, events, "test")
+	require.NoError(t, err)
+	t.Cleanup(observer.Close)
+	guarded := httptest.NewServer(dashboard.Handler(dashboard.Config{Bus: c.bus, Observer: observer, Metrics: http.NotFoundHandler(), Token: "secret"}))
+	t.Cleanup(guarded.Close)
+	for _, path := range []string{"/", "/api/snapshot", "/metrics", "/?token=wrong"} {
+		status, _ = get(guarded.URL+path, nil)
+		require.Equal(t, http.StatusUnauthorized, status, path)
+	}
+	status, _ = get(guarded.URL+"/healthz", nil)
+	require.Equal(t, http.StatusOK, status)
+	status, _ = get(guarded.URL+"/api/snapshot", func(r *http.Request) { r.Header.Set("Authorization", "Bearer secret") })
+	require.Equal(t, http.StatusOK, status)
+	status, _ = get(guarded.URL+"/?token=secret", nil)
+	require.Equal(t, http.StatusSeeOther, status, "the token leaves the address bar")
+	for _, query := range []string{"namespace=run", "namespace=run&role=x&incarnation=y&rank=-1", "namespace=a.b&role=x&incarnation=y"} {
+		status, body = get(c.url+"/api/logs?"+query, nil)
+		require.Equal(t, http.StatusBadRequest, status, fmt.Sprint(query, body))
+	}
+}

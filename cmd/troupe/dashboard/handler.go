@@ -1,0 +1,294 @@
+package dashboard
+
+import (
+	"bytes"
+	"context"
+	"crypto/subtle"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"troupe/bus"
+	"troupe/nodes"
+	"troupe/pipeline"
+)
+
+//go:embed static
+var static embed.FS
+
+const (
+	streamEvery  = time.Second // between two snapshots of the live stream
+	maxViewers   = 64          // live streams at a time
+	logsBacklog  = 10 * time.Minute
+	cookieName   = "troupe_token"
+	pipelineWait = 2 * time.Second
+)
+
+// Config is what a handler serves.
+type Config struct {
+	Bus      *bus.Bus
+	Observer *Observer
+	Metrics  http.Handler
+	// Token must be shown by every request but health checks, as "Authorization: Bearer TOKEN" or once as ?token=TOKEN,
+	// which becomes a cookie. Empty: no token is asked for, which is for loopback alone.
+	Token string
+}
+
+// Handler serves the page, its data, /metrics, /healthz and /readyz.
+func Handler(cfg Config) http.Handler {
+	s := &server{Config: cfg, viewers: make(chan struct{}, maxViewers)}
+	files, err := fs.Sub(static, "static")
+	if err != nil {
+		panic(err) // the folder is embedded
+	}
+	page := http.NewServeMux()
+	page.Handle("GET /", http.FileServerFS(files))
+	page.Handle("GET /metrics", cfg.Metrics)
+	page.HandleFunc("GET /api/snapshot", s.snapshot)
+	page.HandleFunc("GET /api/stream", s.stream)
+	page.HandleFunc("GET /api/events", s.events)
+	page.HandleFunc("GET /api/logs", s.logs)
+	page.HandleFunc("GET /api/pipelines", s.pipelines)
+	page.HandleFunc("POST /api/pipelines/retry", s.retry)
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
+	mux.HandleFunc("GET /readyz", s.ready)
+	mux.Handle("/", s.guarded(page))
+	return mux
+}
+
+type server struct {
+	Config
+	viewers chan struct{} // one for each live stream
+}
+
+// guarded asks for the token, and sets headers that keep other sites out of the page.
+func (s *server) guarded(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Security-Policy", "default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		w.Header().Set("Referrer-Policy", "no-referrer")
+		if r.Method != http.MethodGet && r.Header.Get("X-Troupe") == "" { // a form of another site cannot set it
+			http.Error(w, "the header X-Troupe is missing", http.StatusForbidden)
+			return
+		}
+		if s.Token == "" {
+			if !loopbackHost(r.Host) { // a name that another site has pointed here
+				http.Error(w, "this page is served on loopback; use http://127.0.0.1 or http://localhost", http.StatusForbidden)
+				return
+			}
+			next.ServeHTTP(w, r)
+			return
+		}
+		if given := r.URL.Query().Get("token"); given != "" && s.valid(given) {
+			http.SetCookie(w, &http.Cookie{Name: cookieName, Value: given, Path: "/", HttpOnly: true, SameSite: http.SameSiteStrictMode})
+			http.Redirect(w, r, r.URL.Path, http.StatusSeeOther)
+			return
+		}
+		cookie, err := r.Cookie(cookieName)
+		bearer, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+		if s.valid(bearer) || err == nil && s.valid(cookie.Value) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		w.Header().Set("WWW-Authenticate", "Bearer")
+		http.Error(w, "the head's token is needed: open /?token=TOKEN, or send Authorization: Bearer TOKEN", http.StatusUnauthorized)
+	})
+}
+
+func (s *server) valid(token string) bool {
+	return token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.Token)) == 1
+}
+
+// loopbackHost reports whether a Host header names this machine's loopback.
+func loopbackHost(host string) bool {
+	name := host
+	if i := strings.LastIndex(host, ":"); i >= 0 && !strings.HasSuffix(host, "]") {
+		name = host[:i]
+	}
+	name = strings.Trim(name, "[]")
+	return name == "localhost" || name == "::1" || strings.HasPrefix(name, "127.")
+}
+
+func (s *server) ready(w http.ResponseWriter, r *http.Request) {
+	if err := s.Observer.Ready(r.Context()); err != nil {
+		http.Error(w, "the head is not ready", http.StatusServiceUnavailable) // why is for those who have the token
+		return
+	}
+	_, _ = w.Write([]byte("ready\n"))
+}
+
+func (s *server) snapshot(w http.ResponseWriter, r *http.Request) {
+	writeJSON(w, s.Observer.Snapshot(r.Context()))
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(data) // the reader may be gone
+}
+
+// stream sends a snapshot every second, when it has changed, as server-sent events.
+func (s *server) stream(w http.ResponseWriter, r *http.Request) {
+	send, done, ok := s.openStream(w)
+	if !ok {
+		return
+	}
+	defer done()
+	tick := time.NewTicker(streamEvery)
+	defer tick.Stop()
+	var last []byte
+	for {
+		snapshot := s.Observer.Snapshot(r.Context())
+		at := snapshot.At
+		snapshot.At = time.Time{}
+		data, err := json.Marshal(snapshot)
+		if err != nil {
+			return
+		}
+		changed := !bytes.Equal(data, last)
+		last = data
+		if changed {
+			snapshot.At = at
+			if data, err = json.Marshal(snapshot); err != nil {
+				return
+			}
+			err = send("snapshot", data)
+		} else {
+			err = send("same", []byte(strconv.Quote(at.Format(time.RFC3339Nano))))
+		}
+		if err != nil {
+			return
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// openStream begins a response of server-sent events. done must be called if ok is true.
+func (s *server) openStream(w http.ResponseWriter) (send func(event string, data []byte) error, done func(), ok bool) {
+	select {
+	case s.viewers <- struct{}{}:
+	default:
+		http.Error(w, fmt.Sprintf("%d live views are open, which is the limit; close some", maxViewers), http.StatusTooManyRequests)
+		return nil, nil, false
+	}
+	control := http.NewResponseController(w)
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	send = func(event string, data []byte) error {
+		_ = control.SetWriteDeadline(time.Now().Add(10 * time.Second)) // a reader that takes nothing is dropped
+		if _, err := fmt.Fprintf(w, "event: %s\ndata: %s\n\n", event, data); err != nil {
+			return err
+		}
+		return control.Flush()
+	}
+	return send, func() { <-s.viewers }, true
+}
+
+func (s *server) events(w http.ResponseWriter, r *http.Request) {
+	limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
+	if err != nil || limit < 1 || limit > maxEvents {
+		limit = 200
+	}
+	writeJSON(w, s.Observer.Events.Find(r.URL.Query().Get("q"), limit))
+}
+
+// logs sends the output of a role, or of one rank, as it comes.
+func (s *server) logs(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	q := nodes.LogQuery{Namespace: query.Get("namespace"), Role: query.Get("role"), Incarnation: query.Get("incarnation"), Rank: -1, Since: time.Now().Add(-logsBacklog), Follow: true}
+	for field, name := range map[string]string{"namespace": q.Namespace, "role": q.Role, "incarnation": q.Incarnation} {
+		if err := bus.CheckName(field, name); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+	}
+	if rank := query.Get("rank"); rank != "" {
+		n, err := strconv.Atoi(rank)
+		if err != nil || n < 0 {
+			http.Error(w, fmt.Sprintf("rank %q is not a number from 0", rank), http.StatusBadRequest)
+			return
+		}
+		q.Rank = n
+	}
+	send, done, ok := s.openStream(w)
+	if !ok {
+		return
+	}
+	defer done()
+	err := nodes.ReadLogs(r.Context(), s.Bus, q, func(l nodes.Line) error {
+		data, err := json.Marshal(l)
+		if err != nil {
+			return err
+		}
+		return send("line", data)
+	})
+	if err != nil && r.Context().Err() == nil {
+		_ = send("end", []byte(strconv.Quote(err.Error()))) // the reader may be gone
+	}
+}
+
+// pipelineView is a pipeline, or why its state is not known.
+type pipelineView struct {
+	Namespace string           `json:"namespace"`
+	Name      string           `json:"name"`
+	Status    *pipeline.Status `json:"status,omitempty"`
+	Problem   string           `json:"problem,omitempty"`
+}
+
+func (s *server) pipelines(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), pipelineWait)
+	defer cancel()
+	all, err := pipeline.ListAll(ctx, s.Bus)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	views := []pipelineView{}
+	for namespace, names := range all {
+		for _, name := range names {
+			v := pipelineView{Namespace: namespace, Name: name}
+			client, err := pipeline.Connect(s.Bus, namespace, name)
+			if err == nil {
+				var status pipeline.Status
+				if status, err = client.Status(ctx); err == nil {
+					v.Status = &status
+				}
+			}
+			if err != nil {
+				v.Problem = err.Error()
+			}
+			views = append(views, v)
+		}
+	}
+	writeJSON(w, views)
+}
+
+// retry puts the dead letters of a pipeline back into their streams.
+func (s *server) retry(w http.ResponseWriter, r *http.Request) {
+	client, err := pipeline.Connect(s.Bus, r.URL.Query().Get("namespace"), r.URL.Query().Get("name"))
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	n, err := client.RetryDead(r.Context(), nil, true)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	writeJSON(w, map[string]int{"retried": n})
+}

@@ -1,0 +1,138 @@
+package dashboard
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"troupe/bus"
+	"troupe/nodes"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+// Snapshot is the state of a cluster at one moment, as the page shows it. Durations are in seconds.
+type Snapshot struct {
+	At           time.Time              `json:"at"`
+	Version      string                 `json:"version"`
+	URL          string                 `json:"url"`
+	Problem      string                 `json:"problem,omitempty"` // why parts of the rest are missing or old
+	Nodes        []placement.NodeStatus `json:"nodes"`
+	Roles        []Role                 `json:"roles"`
+	Reservations []placement.Record     `json:"reservations"`
+	Queue        []placement.Waiting    `json:"queue"`
+	Failures     []nodes.Event          `json:"failures"`
+	Store        *bus.StoreUsage        `json:"store,omitempty"`
+}
+
+// Role is a role of the registry with the state of its workers.
+type Role struct {
+	roles.Record
+	Workers RoleWorkers `json:"workers"`
+}
+
+// Observer collects snapshots. One reading serves all viewers of the same second.
+type Observer struct {
+	Workers *Workers
+	Events  *Events
+
+	b       *bus.Bus
+	client  *placement.Client
+	version string
+
+	mu   sync.Mutex
+	last Snapshot
+}
+
+// snapshotAge is how old a snapshot may be before another one is made.
+const (
+	snapshotAge  = 500 * time.Millisecond
+	snapshotWait = 3 * time.Second
+)
+
+// Observe begins to observe the cluster of a head, until Close.
+func Observe(b *bus.Bus, events *Events, version string) (*Observer, error) {
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return nil, err
+	}
+	workers, err := WatchWorkers(b)
+	if err != nil {
+		client.Close()
+		return nil, err
+	}
+	return &Observer{Workers: workers, Events: events, b: b, client: client, version: version}, nil
+}
+
+// Close ends it. The events stay the caller's.
+func (o *Observer) Close() {
+	o.Workers.Close()
+	o.client.Close()
+}
+
+// Snapshot is the state now. It waits for at most three seconds; what does not answer is named in Problem.
+func (o *Observer) Snapshot(ctx context.Context) Snapshot {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(o.last.At) < snapshotAge {
+		return o.last
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotWait) // another viewer may wait for it too
+	defer cancel()
+	s := Snapshot{Version: o.version, URL: o.b.URL(), Failures: o.Events.Failures(), Nodes: []placement.NodeStatus{}, Reservations: []placement.Record{}, Queue: []placement.Waiting{}}
+	if usage, ours := o.b.Store(); ours {
+		s.Store = &usage
+	}
+	if err := o.read(ctx, &s); err != nil {
+		s.Problem = err.Error()
+	}
+	s.At = time.Now().UTC()
+	o.last = s
+	return s
+}
+
+func (o *Observer) read(ctx context.Context, s *Snapshot) error {
+	records, err := roles.All(ctx, o.b)
+	s.Roles = joinRoles(records, o.Workers.Roles(time.Now()))
+	if err != nil {
+		return err
+	}
+	if s.Nodes, err = o.client.Nodes(ctx); err != nil {
+		s.Nodes = []placement.NodeStatus{}
+		return err
+	}
+	list, err := o.client.List(ctx)
+	if err != nil {
+		return err
+	}
+	s.Reservations, s.Queue = list.Records, list.Waiting
+	return nil
+}
+
+// joinRoles gives each role of the registry its workers.
+func joinRoles(records []roles.Record, workers []RoleWorkers) []Role {
+	byAddress := make(map[bus.Address]RoleWorkers, len(workers))
+	for _, w := range workers {
+		byAddress[w.Address] = w
+	}
+	out := make([]Role, len(records))
+	for i, r := range records {
+		w, heard := byAddress[r.Address()]
+		if !heard {
+			w = RoleWorkers{Address: r.Address(), Ranks: []Rank{}}
+		}
+		out[i] = Role{Record: r, Workers: w}
+	}
+	return out
+}
+
+// Ready reports why the head cannot serve requests, or nil.
+func (o *Observer) Ready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
+	defer cancel()
+	if _, full := o.b.StoreErr(); full != nil {
+		return full
+	}
+	_, err := o.client.Nodes(ctx)
+	return err
+}

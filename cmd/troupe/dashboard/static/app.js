@@ -1,0 +1,424 @@
+// The page of a Troupe head. It draws what /api/stream sends; nothing is stored in the browser.
+
+const main = document.getElementById("main");
+const health = document.getElementById("health");
+let snapshot = null;      // the newest
+let received = 0;         // when it came, by this clock
+let logs = null;          // the open stream of output
+const sorts = {};         // by table: [column, descending]
+let search = "";
+
+// el makes an element. Text is never parsed as HTML.
+function el(tag, props = {}, ...children) {
+  const e = document.createElement(tag);
+  for (const [k, v] of Object.entries(props)) {
+    if (v === undefined || v === false || v === null) continue;
+    if (k === "onclick" || k === "onkeydown" || k === "oninput") e[k] = v;
+    else e.setAttribute(k, v === true ? "" : v);
+  }
+  for (const c of children.flat()) if (c !== null && c !== undefined) e.append(c);
+  return e;
+}
+
+const two = (n) => String(n).padStart(2, "0");
+function clock(at) {
+  const d = new Date(at);
+  return `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
+}
+function seconds(s) {
+  if (s < 0.0005) return "0";
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
+  if (s < 60) return `${s.toFixed(1)} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${two(Math.floor(s % 60))} s`;
+  return `${Math.floor(s / 3600)} h ${two(Math.floor((s % 3600) / 60))} min`;
+}
+function bytes(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let i = 0;
+  for (; n >= 1024 && i < units.length - 1; i++) n /= 1024;
+  return `${n.toFixed(i && n < 10 ? 1 : 0)} ${units[i]}`;
+}
+function plural(n, word) { return `${n} ${word}${n === 1 ? "" : "s"}`; }
+
+// A rank is idle, busy, busy for long, starting, failed or silent.
+const LONG = 30;
+function kind(rank) {
+  if (rank.state === "failed") return "bad";
+  if (rank.state === "silent" || rank.state === "stopped") return "gone";
+  if (rank.state !== "ready") return "wait";
+  if (rank.busy_s > LONG) return "long";
+  return rank.running > 0 ? "busy" : "idle";
+}
+const kinds = [["idle", "idle"], ["busy", "in a call"], ["long", `in a call for over ${LONG} s`], ["wait", "starting or stopping"], ["bad", "failed"], ["gone", "silent or stopped"]];
+const severity = { bad: 0, gone: 1, wait: 2, long: 3, busy: 4, idle: 5 };
+
+function legend() {
+  return el("div", { class: "legend" }, kinds.map(([k, text]) => {
+    const i = el("i");
+    i.style.background = `var(--${k})`;
+    return el("span", {}, i, text);
+  }));
+}
+
+// suspects finds the ranks that are behind the others: fewer finished calls than the most common number, another method, or a
+// call that began later. In a collective that hangs, the rank that holds it up is usually one of them.
+function suspects(ranks) {
+  const live = ranks.filter((r) => r.state === "ready");
+  if (live.length < 3) return [];
+  const most = (values) => {
+    const counts = new Map();
+    for (const v of values) counts.set(v, (counts.get(v) || 0) + 1);
+    return [...counts].sort((a, b) => b[1] - a[1])[0];
+  };
+  const [done, sameDone] = most(live.map((r) => r.done));
+  const [method, sameMethod] = most(live.map((r) => r.method || ""));
+  const longest = Math.max(...live.map((r) => r.busy_s));
+  const out = [];
+  for (const r of live) {
+    const why = [];
+    if (sameDone * 2 > live.length && r.done < done) why.push(`has finished ${plural(done - r.done, "call")} fewer than most ranks`);
+    if (longest > 5 && sameMethod * 2 > live.length && method !== "") {
+      if ((r.method || "") === "") why.push(`is idle while most ranks run ${method}`);
+      else if (r.method !== method) why.push(`runs ${r.method} while most ranks run ${method}`);
+    }
+    if (why.length) out.push({ rank: r, why: why.join("; ") });
+  }
+  return out.length * 2 < live.length ? out : [];
+}
+
+// grid draws one cell for each rank on a canvas, so that thousands cost one element. Arrow keys move a cursor.
+function grid(role, open) {
+  const ranks = role.workers.ranks;
+  const canvas = el("canvas", { class: "grid", tabindex: 0, role: "img", "aria-label": `${plural(ranks.length, "rank")} of ${role.name}: ${summary(ranks)}` });
+  const size = ranks.length > 1024 ? 6 : ranks.length > 128 ? 10 : 18;
+  let columns = 1, cursor = -1;
+  const draw = () => {
+    const width = canvas.clientWidth || 400;
+    columns = Math.max(1, Math.floor(width / (size + 2)));
+    const rows = Math.max(1, Math.ceil(ranks.length / columns));
+    const scale = window.devicePixelRatio || 1;
+    canvas.width = width * scale;
+    canvas.height = rows * (size + 2) * scale;
+    canvas.style.height = `${rows * (size + 2)}px`;
+    const g = canvas.getContext("2d");
+    g.scale(scale, scale);
+    const style = getComputedStyle(document.documentElement);
+    const colours = Object.fromEntries(kinds.map(([k]) => [k, style.getPropertyValue(`--${k}`)]));
+    ranks.forEach((r, i) => {
+      const x = (i % columns) * (size + 2), y = Math.floor(i / columns) * (size + 2);
+      g.fillStyle = colours[kind(r)];
+      g.fillRect(x, y, size, size);
+      if (i === cursor) {
+        g.strokeStyle = style.getPropertyValue("--text");
+        g.lineWidth = 2;
+        g.strokeRect(x + 1, y + 1, size - 2, size - 2);
+      }
+    });
+  };
+  const say = (i) => {
+    cursor = i;
+    canvas.title = i >= 0 ? describe(ranks[i]) : "";
+    canvas.setAttribute("aria-label", i >= 0 ? describe(ranks[i]) : `${plural(ranks.length, "rank")}`);
+    draw();
+  };
+  canvas.addEventListener("mousemove", (e) => {
+    const i = Math.floor(e.offsetY / (size + 2)) * columns + Math.floor(e.offsetX / (size + 2));
+    if (i !== cursor && i < ranks.length) say(i);
+  });
+  canvas.onclick = () => open(cursor >= 0 ? ranks[cursor].rank : undefined);
+  canvas.onkeydown = (e) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: columns, ArrowUp: -columns }[e.key];
+    if (step) {
+      e.preventDefault();
+      say(Math.min(ranks.length - 1, Math.max(0, cursor + step)));
+    } else if (e.key === "Enter") open(cursor >= 0 ? ranks[cursor].rank : undefined);
+  };
+  requestAnimationFrame(draw);
+  return canvas;
+}
+
+function summary(ranks) {
+  const counts = {};
+  for (const r of ranks) counts[kind(r)] = (counts[kind(r)] || 0) + 1;
+  return kinds.filter(([k]) => counts[k]).map(([k, text]) => `${counts[k]} ${text}`).join(", ") || "no heartbeat yet";
+}
+function describe(r) {
+  const busy = r.running > 0 ? `, ${r.method} for ${seconds(r.busy_s)}` : "";
+  return `rank ${r.rank} on ${r.node}: ${r.state}${busy}, ${r.queued} queued, ${r.done} done${r.error ? ", " + r.error : ""}`;
+}
+
+// table draws rows of cells; a column may be sorted by its button.
+function table(name, columns, rows) {
+  const [by, descending] = sorts[name] || [];
+  if (by !== undefined) {
+    const value = columns[by].value;
+    rows = [...rows].sort((a, b) => {
+      const x = value(a), y = value(b);
+      return (x < y ? -1 : x > y ? 1 : 0) * (descending ? -1 : 1);
+    });
+  }
+  const head = columns.map((c, i) => {
+    const mark = by === i ? (descending ? " ▾" : " ▴") : "";
+    const label = c.value ? el("button", { onclick: () => { sorts[name] = [i, by === i ? !descending : !!c.number]; draw(); } }, c.title + mark) : c.title;
+    return el("th", { class: c.number ? "n" : undefined, scope: "col", "aria-sort": by === i ? (descending ? "descending" : "ascending") : undefined }, label);
+  });
+  const body = rows.map((r) => el("tr", {}, columns.map((c) => el("td", { class: c.number ? "n" : undefined }, c.cell(r)))));
+  return el("div", { class: "scroll" }, el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)));
+}
+
+const roleLink = (r) => `#/role/${encodeURIComponent(r.namespace)}/${encodeURIComponent(r.name)}`;
+
+function overview(s) {
+  const out = [el("h1", {}, "Overview")];
+  if (s.problem) out.push(el("p", { class: "note bad" }, `Some of this is missing or old: ${s.problem}`));
+  if (s.store && s.store.Full) out.push(el("p", { class: "note bad" }, "The head's store takes no writes: its disk is full. Free space on it, or raise --store-limit."));
+  out.push(el("h2", {}, `Roles (${s.roles.length})`));
+  if (!s.roles.length) out.push(el("p", { class: "soft" }, "No role runs. A driver creates them."));
+  out.push(el("div", { class: "cards" }, s.roles.map((r) => el("section", { class: "card", "aria-label": r.name },
+    el("h3", {}, el("a", { href: roleLink(r) }, r.name), el("span", { class: "soft" }, ` in ${r.namespace}`)),
+    el("div", {}, el("span", { class: r.state === "failed" ? "bad" : undefined }, r.state), `, ${plural(r.world, "rank")}`, r.restarts ? `, ${plural(r.restarts, "restart")}` : "", `, by ${r.by}`),
+    r.cause ? el("div", { class: "bad" }, r.cause) : null,
+    grid(r, (rank) => { location.hash = roleLink(r) + (rank === undefined ? "" : `/${rank}`); }),
+    el("div", { class: "soft" }, summary(r.workers.ranks)),
+    suspects(r.workers.ranks).slice(0, 3).map((x) => el("div", { class: "bad" }, `rank ${x.rank.rank} ${x.why}`)),
+  ))), s.roles.length ? legend() : null);
+
+  out.push(el("h2", {}, `Queue (${s.queue.length})`));
+  if (s.queue.length) {
+    out.push(table("queue", [
+      { title: "Request", cell: (w) => w.id, value: (w) => w.id },
+      { title: "Namespace", cell: (w) => w.namespace || "–" },
+      { title: "Devices", number: true, cell: (w) => String(w.devices / 1000), value: (w) => w.devices },
+      { title: "Waiting", number: true, cell: (w) => seconds(w.waited_ms / 1000), value: (w) => w.waited_ms },
+      { title: "For", cell: (w) => reason(w.wait) },
+    ], s.queue));
+  } else out.push(el("p", { class: "soft" }, "No request waits for devices."));
+
+  out.push(el("h2", {}, `Nodes (${s.nodes.length})`), el("div", { class: "cards" }, s.nodes.map((n) => node(n, s))));
+  out.push(el("h2", {}, "Recent failures"));
+  out.push(s.failures.length ? eventTable("failures", s.failures) : el("p", { class: "soft" }, "None in the last day."));
+  return out;
+}
+
+// reason is the sentence of a wait, whatever shape it has.
+function reason(wait) {
+  if (!wait) return "–";
+  if (typeof wait === "string") return wait;
+  return wait.text || wait.why || wait.reason || Object.values(wait).filter((v) => typeof v === "string" && v).join("; ") || JSON.stringify(wait);
+}
+
+function node(n, s) {
+  const state = n.rank < 0 ? "away" : n.state || "ready";
+  const holders = {};
+  for (const r of s.reservations) for (const w of r.workers || []) for (const d of w.slots || []) (holders[d.uuid] ||= []).push(r.holder || r.id);
+  const rows = (n.report.devices || []).map((d) => {
+    const free = d.sample.memory_free;
+    const used = free === undefined ? 0 : 1 - free / d.memory_total;
+    const bar = (share, text) => {
+      const b = el("b");
+      b.style.width = `${Math.round(100 * share)}%`;
+      return el("div", { class: "bar", title: text, role: "img", "aria-label": text }, b);
+    };
+    const held = holders[d.uuid] || [];
+    return [
+      el("span", { title: d.uuid }, `GPU ${d.index}`, held.length ? el("span", { class: "soft" }, " held") : null),
+      bar(used, free === undefined ? "memory unknown" : `${bytes(d.memory_total - free)} of ${bytes(d.memory_total)}`),
+      bar((d.sample.utilisation || 0) / 100, d.sample.utilisation === undefined ? "utilisation unknown" : `${d.sample.utilisation} % busy`),
+    ];
+  });
+  return el("section", { class: "card", "aria-label": n.report.node },
+    el("h3", {}, n.report.node, el("span", { class: state === "ready" ? "good" : "bad" }, ` ${state}`)),
+    n.why ? el("div", { class: "bad" }, n.why) : null,
+    (n.cordons || []).map((c) => el("div", { class: "soft" }, `cordoned${c.device ? ` (${c.device})` : ""}${c.by ? ` by ${c.by}` : ""}${c.why ? `: ${c.why}` : ""}`)),
+    rows.length ? el("div", { class: "device" }, el("span", { class: "soft" }, "device"), el("span", { class: "soft" }, "memory"), el("span", { class: "soft" }, "utilisation"), rows) : el("div", { class: "soft" }, "no devices"));
+}
+
+function eventTable(name, events) {
+  return table(name, [
+    { title: "Time", cell: (e) => el("time", { datetime: e.at, title: e.at }, clock(e.at)), value: (e) => e.at },
+    { title: "Kind", cell: (e) => e.kind, value: (e) => e.kind },
+    { title: "Where", cell: (e) => [e.role ? `${e.namespace}/${e.role}${e.rank === undefined ? "" : `[${e.rank}]`}` : e.namespace || "", e.node ? ` on ${e.node}` : ""].join("") || "–" },
+    { title: "What", cell: (e) => e.text },
+  ], events);
+}
+
+// percentile estimates a quantile from the buckets of a method.
+const bounds = [0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000];
+function percentile(m, q) {
+  let n = 0;
+  for (let i = 0; i < m.buckets.length; i++) {
+    n += m.buckets[i];
+    if (n >= q * m.calls) return i < bounds.length ? `≤ ${seconds(bounds[i]) === "0" ? "0.1 ms" : seconds(bounds[i])}` : "> 1000 s";
+  }
+  return "–";
+}
+
+function role(s, namespace, name, rank) {
+  const r = s.roles.find((x) => x.namespace === namespace && x.name === name);
+  if (!r) return [el("h1", {}, name), el("p", { class: "soft" }, `There is no role ${name} in namespace ${namespace} any more.`)];
+  const bad = suspects(r.workers.ranks);
+  const out = [
+    el("h1", {}, r.name, el("span", { class: "soft" }, ` in ${r.namespace}`)),
+    el("p", {}, el("span", { class: r.state === "failed" ? "bad" : undefined }, r.state), ` since ${clock(r.since)}, class ${r.class}, ${plural(r.world, "rank")}, ${plural(r.restarts || 0, "restart")}, created by ${r.by}`),
+  ];
+  if (r.cause) out.push(el("p", { class: "note bad" }, r.cause));
+  for (const x of bad.slice(0, 5)) out.push(el("p", { class: "note bad" }, `Rank ${x.rank.rank} on ${x.rank.node} ${x.why}.`));
+  out.push(grid(r, (n) => { location.hash = roleLink(r) + (n === undefined ? "" : `/${n}`); }), legend());
+  const late = new Map(bad.map((x) => [x.rank.rank, x.why]));
+  const order = (x) => (late.has(x.rank) ? -1 : severity[kind(x)]);
+  const ranks = [...r.workers.ranks].sort((a, b) => order(a) - order(b) || b.busy_s - a.busy_s || a.rank - b.rank);
+  const shown = rank === undefined ? ranks.slice(0, 100) : ranks.filter((x) => x.rank === rank);
+  out.push(el("h2", {}, rank === undefined ? `Ranks (${ranks.length > 100 ? "the 100 that need attention most, of " : ""}${ranks.length})` : `Rank ${rank}`));
+  if (rank !== undefined) out.push(el("p", {}, el("a", { href: roleLink(r) }, "All ranks")));
+  out.push(table("ranks", [
+    { title: "Rank", number: true, cell: (x) => el("a", { href: `${roleLink(r)}/${x.rank}` }, String(x.rank)), value: (x) => x.rank },
+    { title: "State", cell: (x) => el("span", { class: ["bad", "gone"].includes(kind(x)) ? "bad" : undefined }, x.state), value: (x) => x.state },
+    { title: "Runs", cell: (x) => x.method || "–", value: (x) => x.method || "" },
+    { title: "For", number: true, cell: (x) => (x.running ? seconds(x.busy_s) : "–"), value: (x) => x.busy_s },
+    { title: "Queued", number: true, cell: (x) => String(x.queued), value: (x) => x.queued },
+    { title: "Done", number: true, cell: (x) => String(x.done), value: (x) => x.done },
+    { title: "Restarts", number: true, cell: (x) => String(x.gen), value: (x) => x.gen },
+    { title: "Node", cell: (x) => x.node, value: (x) => x.node },
+    { title: "Heard", number: true, cell: (x) => `${seconds(x.silent_s)} ago`, value: (x) => x.silent_s },
+    { title: "Error", cell: (x) => x.error || "" },
+  ], shown));
+  if (r.workers.methods.length) {
+    out.push(el("h2", {}, "Methods"), table("methods", [
+      { title: "Method", cell: (m) => m.method, value: (m) => m.method },
+      { title: "Calls", number: true, cell: (m) => String(m.calls), value: (m) => m.calls },
+      { title: "Errors", number: true, cell: (m) => String(m.errors), value: (m) => m.errors },
+      { title: "Mean", number: true, cell: (m) => seconds(m.seconds / m.calls), value: (m) => m.seconds / m.calls },
+      { title: "p50", number: true, cell: (m) => percentile(m, 0.5) },
+      { title: "p99", number: true, cell: (m) => percentile(m, 0.99) },
+    ], r.workers.methods));
+  }
+  out.push(el("h2", {}, rank === undefined ? "Output" : `Output of rank ${rank}`), output(r, rank));
+  return out;
+}
+
+// output keeps one stream of lines open while the same role or rank is shown.
+function output(r, rank) {
+  const key = JSON.stringify([r.namespace, r.name, r.incarnation, rank]);
+  if (logs && logs.key === key) return logs.pre;
+  closeLogs();
+  const pre = el("pre", { class: "log", tabindex: 0, "aria-label": "live output" });
+  const query = new URLSearchParams({ namespace: r.namespace, role: r.name, incarnation: r.incarnation });
+  if (rank !== undefined) query.set("rank", rank);
+  const source = new EventSource(`api/logs?${query}`);
+  logs = { key, pre, source };
+  let lines = 0;
+  source.addEventListener("line", (e) => {
+    const line = JSON.parse(e.data);
+    const end = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 4;
+    pre.append(el("span", { class: line.stream === "stderr" ? "bad" : undefined }, `${line.name || ""} ${line.text}\n`));
+    if (++lines > 2000) { pre.firstChild.remove(); lines--; }
+    if (end) pre.scrollTop = pre.scrollHeight;
+  });
+  source.addEventListener("end", (e) => { pre.append(el("span", { class: "bad" }, JSON.parse(e.data) + "\n")); source.close(); });
+  return pre;
+}
+function closeLogs() {
+  if (logs) logs.source.close();
+  logs = null;
+}
+
+async function fetchJSON(path, options) {
+  const r = await fetch(path, options);
+  if (!r.ok) throw new Error((await r.text()).trim() || r.statusText);
+  return r.json();
+}
+
+let pipelines = { list: [], problem: "" };
+async function readPipelines() {
+  try {
+    pipelines = { list: await fetchJSON("api/pipelines"), problem: "" };
+  } catch (e) {
+    pipelines.problem = e.message;
+  }
+}
+function pipelineView() {
+  const out = [el("h1", {}, "Pipelines")];
+  if (pipelines.problem) out.push(el("p", { class: "note bad" }, pipelines.problem));
+  if (!pipelines.list.length) out.push(el("p", { class: "soft" }, "No pipeline has stored anything."));
+  for (const p of pipelines.list) {
+    const st = p.status;
+    out.push(el("h2", {}, p.name, el("span", { class: "soft" }, ` in ${p.namespace}`)));
+    if (!st) {
+      out.push(el("p", { class: "soft" }, `It does not run: ${p.problem}`));
+      continue;
+    }
+    out.push(el("p", {}, `version ${st.version}, run by ${st.by}, ${plural(st.dead, "dead letter")} `,
+      st.dead ? el("button", { class: "act", onclick: async () => {
+        try {
+          await fetchJSON(`api/pipelines/retry?${new URLSearchParams({ namespace: p.namespace, name: p.name })}`, { method: "POST", headers: { "X-Troupe": "1" } });
+        } catch (e) { pipelines.problem = e.message; }
+        await readPipelines(); draw();
+      } }, "Retry them") : null));
+    out.push(table(`stages-${p.name}`, [
+      { title: "Stage", cell: (x) => x.name }, { title: "Role", cell: (x) => x.role || "–" },
+      { title: "Workers", number: true, cell: (x) => String(x.workers) }, { title: "In flight", number: true, cell: (x) => String(x.in_flight) },
+      { title: "Waiting", number: true, cell: (x) => String(x.waiting) }, { title: "Handled", number: true, cell: (x) => String(x.handled) },
+      { title: "Per s", number: true, cell: (x) => x.per_s.toFixed(1) }, { title: "Retries", number: true, cell: (x) => String(x.retries) },
+      { title: "p50", number: true, cell: (x) => seconds(x.p50_us / 1e6) }, { title: "p99", number: true, cell: (x) => seconds(x.p99_us / 1e6) },
+    ], st.stages));
+    out.push(table(`streams-${p.name}`, [
+      { title: "Stream", cell: (x) => x.name }, { title: "Depth", number: true, cell: (x) => `${x.items} of ${x.max_items}` },
+      { title: "Bytes", number: true, cell: (x) => bytes(x.bytes) }, { title: "In per s", number: true, cell: (x) => x.in_per_s.toFixed(1) },
+      { title: "Out per s", number: true, cell: (x) => x.out_per_s.toFixed(1) }, { title: "Oldest", number: true, cell: (x) => seconds(x.oldest_s) },
+      { title: "Blocked puts", number: true, cell: (x) => String(x.blocked) }, { title: "Stale", number: true, cell: (x) => String(x.stale) },
+    ], st.streams));
+  }
+  return out;
+}
+
+let found = [];
+async function readEvents() {
+  try {
+    found = await fetchJSON(`api/events?${new URLSearchParams({ q: search, limit: 300 })}`);
+  } catch { /* the next second asks again */ }
+}
+const searchBox = el("input", { type: "search", placeholder: "search: words of kind, role, node, text", "aria-label": "Search events", oninput: async (e) => { search = e.target.value; await readEvents(); draw(); } });
+function eventView() {
+  return [el("h1", {}, "Events"), searchBox, found.length ? eventTable("events", found) : el("p", { class: "soft" }, search ? `No event of the newest 2,000 contains “${search}”.` : "No event yet.")];
+}
+
+function draw() {
+  const [view, ...args] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  for (const a of document.querySelectorAll("nav a")) {
+    if (a.dataset.view === (view || "overview")) a.setAttribute("aria-current", "page");
+    else a.removeAttribute("aria-current");
+  }
+  if (!snapshot) return;
+  const focus = document.activeElement, focused = focus && focus !== document.body && main.contains(focus) ? [...main.querySelectorAll("a,button,input,canvas,pre")].indexOf(focus) : -1;
+  let nodes;
+  if (view === "role") nodes = role(snapshot, args[0], args[1], args[2] === undefined ? undefined : Number(args[2]));
+  else closeLogs();
+  if (view === "pipelines") nodes = pipelineView();
+  if (view === "events") nodes = eventView();
+  main.replaceChildren(...(nodes || overview(snapshot)).flat().filter((n) => n));
+  document.title = snapshot.roles.some((r) => r.state === "failed") ? "Troupe: a role has failed" : "Troupe";
+  if (focused >= 0) { // drawing anew must not take the focus away
+    const again = [...main.querySelectorAll("a,button,input,canvas,pre")][focused];
+    if (again && again !== document.activeElement) again.focus({ preventScroll: true });
+  }
+}
+
+function showHealth() {
+  const age = (Date.now() - received) / 1000;
+  const bad = !snapshot || age > 5 || snapshot.problem;
+  health.classList.toggle("bad", !!bad);
+  health.textContent = !snapshot ? "connecting…" : age > 5 ? `no news for ${seconds(age)}` : `${snapshot.url || "head"} · ${snapshot.version} · ${clock(snapshot.at)}`;
+}
+
+async function refresh() {
+  if (location.hash.startsWith("#/pipelines")) await readPipelines();
+  if (location.hash.startsWith("#/events")) await readEvents();
+  if (!document.hidden) draw();
+}
+
+const source = new EventSource("api/stream");
+source.addEventListener("snapshot", (e) => { snapshot = JSON.parse(e.data); received = Date.now(); refresh(); showHealth(); });
+source.addEventListener("same", (e) => { received = Date.now(); if (snapshot) snapshot.at = JSON.parse(e.data); if (!location.hash.startsWith("#/role")) refresh(); showHealth(); });
+setInterval(showHealth, 1000);
+window.addEventListener("hashchange", async () => { await refresh(); main.focus({ preventScroll: true }); window.scrollTo(0, 0); });
+window.addEventListener("resize", draw);

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/cmd/troupe/dashboard"
+	"troupe/roles"
+)
+
+// roleMetrics tells Prometheus about roles, workers and calls. The numbers come from the registry and from the heartbeats of
+// the workers. A head observes at most 1,024 roles and 64 methods of each, which bounds the number of series.
+type roleMetrics struct {
+	b       *bus.Bus
+	workers *dashboard.Workers
+	log     *slog.Logger
+}
+
+var (
+	rolesDesc    = describe("roles", "Roles by state.", "namespace", "state")
+	restartsDesc = describe("role_restarts_total", "Times the policy of a role has restarted workers.", "namespace", "role")
+	workersDesc  = describe("role_workers", "Workers of a role by state; silent: no heartbeat for six seconds.", "namespace", "role", "state")
+	queuedDesc   = describe("role_calls_queued", "Calls that wait in the workers' queues.", "namespace", "role")
+	runningDesc  = describe("role_calls_running", "Calls that run.", "namespace", "role")
+	oldestDesc   = describe("role_call_running_seconds_max", "How long the oldest running call of a role has been running.", "namespace", "role")
+	errorsDesc   = describe("role_call_errors_total", "Calls that ended with an error.", "namespace", "role", "method")
+	callsDesc    = describe("role_calls_seconds", "Run times of the calls that have ended.", "namespace", "role", "method")
+)
+
+// Describe is Prometheus's.
+func (m *roleMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
+
+// Collect is Prometheus's: one scrape.
+func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
+	t := teller(ch)
+	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
+	defer cancel()
+	records, err := roles.All(ctx, m.b)
+	if err != nil {
+		m.log.Warn("troupe: metrics without the registry", "error", err)
+	}
+	type kind struct{ namespace, state string }
+	states := map[kind]int{}
+	for _, r := range records {
+		states[kind{r.Namespace, string(r.State)}]++
+		ch <- prometheus.MustNewConstMetric(restartsDesc, prometheus.CounterValue, float64(r.Restarts), r.Namespace, r.Name)
+	}
+	for k, n := range states {
+		t.tell(rolesDesc, float64(n), k.namespace, k.state)
+	}
+	seen := map[[2]string]bool{} // two incarnations of a role are one series: the first that is listed is kept
+	for _, r := range m.workers.Roles(time.Now()) {
+		if key := [2]string{r.Namespace, r.Role}; !seen[key] && current(records, r.Address) {
+			seen[key] = true
+			t.workers(r)
+		}
+	}
+}
+
+// current reports whether an incarnation is the one in the registry.
+func current(records []roles.Record, a bus.Address) bool {
+	for _, r := range records {
+		if r.Address() == a {
+			return true
+		}
+	}
+	return false
+}
+
+func (t teller) workers(r dashboard.RoleWorkers) {
+	states := map[string]int{}
+	queued, running, oldest := 0, 0, 0.0
+	for _, w := range r.Ranks {
+		states[w.State]++
+		queued, running, oldest = queued+w.Queued, running+w.Running, max(oldest, w.Busy)
+	}
+	for state, n := range states {
+		t.tell(workersDesc, float64(n), r.Namespace, r.Role, state)
+	}
+	t.tell(queuedDesc, float64(queued), r.Namespace, r.Role)
+	t.tell(runningDesc, float64(running), r.Namespace, r.Role)
+	t.tell(oldestDesc, oldest, r.Namespace, r.Role)
+	for _, m := range r.Methods {
+		t <- prometheus.MustNewConstMetric(errorsDesc, prometheus.CounterValue, float64(m.Errors), r.Namespace, r.Role, m.Method)
+		buckets, n := map[float64]uint64{}, uint64(0)
+		for i, bound := range actors.LatencyBounds {
+			n += m.Buckets[i]
+			buckets[bound] = n
+		}
+		t <- prometheus.MustNewConstHistogram(callsDesc, m.Calls, m.Seconds, buckets, r.Namespace, r.Role, m.Method)
+	}
+}
