@@ -16,14 +16,14 @@ func (w *Worker) knock(now time.Time) {
 	silent := map[string]bool{}
 	if w.unfetched > 0 {
 		for c := w.kept.oldest; c != nil; c = c.newer {
-			if c.reply.Held() && now.Sub(c.session.lastSeen) >= silentBeats*w.host.cfg.BeatEvery {
+			if c.reply.Uploaded() && now.Sub(c.session.lastSeen) >= silentBeats*w.host.cfg.BeatEvery {
 				silent[c.session.id] = true
 			}
 		}
 	}
 	w.mu.Unlock()
 	for session := range silent {
-		w.host.ep.Knock(session)
+		w.host.ep.ProbeInbox(session)
 	}
 }
 
@@ -45,7 +45,7 @@ func (w *Worker) absent(session string, now time.Time) {
 		return
 	}
 	for _, c := range s.calls {
-		if c.phase == answered && c.reply.Held() {
+		if c.phase == answered && c.reply.Uploaded() {
 			w.giveUp(c)
 		}
 	}

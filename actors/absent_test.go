@@ -32,10 +32,10 @@ func TestAnswersOfADeadCaller(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, wire.KindProgress, f.Kind)
 	}
-	require.Equal(t, 1, st.host.ep.Holding())
+	require.Equal(t, 1, st.host.ep.Uploads())
 
 	require.NoError(t, sub.Unsubscribe())
-	require.Eventually(t, func() bool { return st.host.ep.Holding() == 0 && w.idle(true) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return st.host.ep.Uploads() == 0 && w.idle(true) }, 10*time.Second, time.Millisecond)
 	next := st.inbox("caller")
 	w.asked(&wire.Header{Session: "caller", Seq: 1, Age: 1}, time.Now())
 	require.Equal(t, wire.StateUnknown, next().Header.State, "if it was only away for long")

@@ -59,12 +59,12 @@ func (w *Worker) take(h *wire.Header, body []byte, now time.Time) (fetch []*call
 	st := w.streamOf(s, h, now)
 	prev := h.PrevFor(w.spec.Rank)
 	switch st.Take(h.Order, prev) {
-	case bus.HoldIt:
-		if st.Hold(h.Order, prev, &arrival{header: h, body: body, at: now}) {
+	case bus.TooEarly:
+		if st.Buffer(h.Order, prev, &arrival{header: h, body: body, at: now}) {
 			w.reportGap(streamOf(h), st)
 		}
 		return nil
-	case bus.PastIt:
+	case bus.Passed:
 		s.pass(h.Seq)
 	}
 	if c := w.admit(s, h, body, now); c != nil && !c.bodyHere {
@@ -131,7 +131,7 @@ func (w *Worker) streamNamed(id streamID, now time.Time) *stream {
 func (w *Worker) dropHeld() {
 	for id, st := range w.streams {
 		if id.sequencer {
-			st.Drop()
+			st.Clear()
 		}
 	}
 }

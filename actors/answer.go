@@ -175,7 +175,7 @@ func (w *Worker) asked(h *wire.Header, now time.Time) {
 // heldCall finds a call that waits for an earlier one.
 func (w *Worker) heldCall(h *wire.Header) *arrival {
 	for _, st := range w.streams {
-		for a := range st.Held {
+		for a := range st.Buffered {
 			if a.header.Session == h.Session && a.header.Seq == h.Seq {
 				return a
 			}
@@ -222,7 +222,7 @@ func (w *Worker) purgeLocked(now time.Time) {
 	}
 	for _, st := range w.streams {
 		if now.Sub(st.lastSeen) >= sessionTTL { // a sequencer that is gone: what it was to send will not come
-			st.Drop()
+			st.Clear()
 		}
 	}
 }

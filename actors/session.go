@@ -133,7 +133,7 @@ func (s *session) busy() bool {
 
 // stream is the order of the calls from one source, a caller or a sequencer, to one rank.
 type stream struct {
-	bus.Stream[*arrival]
+	bus.ReorderBuffer[*arrival]
 	askedAt  time.Time
 	lastSeen time.Time
 }

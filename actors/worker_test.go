@@ -558,9 +558,9 @@ func TestSequencersAreRemembered(t *testing.T) {
 
 	w.inject(sequenced("b", 3, 9, 8), nil, later)
 	id := streamID{session: "q", sequencer: true}
-	require.Len(t, slices.Collect(w.streams[id].Held), 1)
+	require.Len(t, slices.Collect(w.streams[id].Buffered), 1)
 	w.purge(later.Add(2 * sessionTTL))
-	require.Empty(t, slices.Collect(w.streams[id].Held), "its sequencer is gone, and will not be asked for ever")
+	require.Empty(t, slices.Collect(w.streams[id].Buffered), "its sequencer is gone, and will not be asked for ever")
 }
 
 // TestANewSequencer: what still waited for the old one is not waited for any more.

@@ -7,7 +7,7 @@ import (
 	"troupe/bus/wire"
 )
 
-// Answer is what one rank said. Body is nil for a mere acknowledgement; it belongs to the caller.
+// Answer is the answer of one rank. Body is nil for an acknowledgement without data; it belongs to the caller.
 type Answer struct {
 	Rank   int
 	Gen    uint32
@@ -17,12 +17,12 @@ type Answer struct {
 	Ran    time.Duration // how long it ran there
 }
 
-// Progress is what is known of one rank's part in a call that is under way.
+// Progress is the state of one rank in a pending call.
 type Progress struct {
 	Rank     int
 	Answered bool
-	State    wire.State    // as the worker last said when asked
-	For      time.Duration // how long it had been queued or running then
+	State    wire.State    // by the worker's last status
+	For      time.Duration // time in that state at the last status
 }
 
 // Done is closed when the call is over.
@@ -39,8 +39,8 @@ func (g *Gather) Answers() []Answer {
 	return out
 }
 
-// Answer returns one rank's answer, the zero Answer if nothing was asked of it. It must be called after Done is closed:
-// answers do not change any more, and are read without a lock.
+// Answer returns one rank's answer, the zero Answer if the call did not address it. It must be called after Done is
+// closed: answers do not change any more, and are read without a lock.
 func (g *Gather) Answer(rank int) Answer {
 	if s, _ := g.slotOf(rank); s != nil {
 		return s.answer
@@ -48,8 +48,8 @@ func (g *Gather) Answer(rank int) Answer {
 	return Answer{}
 }
 
-// Arrived returns every rank's answer, in the order of arrival; those that never came are last. It must be called after
-// Done is closed.
+// Arrived returns every rank's answer in the order of arrival, with missing ones last. It must be called after Done is
+// closed.
 func (g *Gather) Arrived() []Answer {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -60,7 +60,7 @@ func (g *Gather) Arrived() []Answer {
 	return out
 }
 
-// ArrivedSince returns the answers that have arrived after the first n, in order of arrival. It may be called at any time.
+// ArrivedSince returns the answers after the first n, in order of arrival. It may be called at any time.
 func (g *Gather) ArrivedSince(n int) []Answer {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -102,7 +102,7 @@ func (g *Gather) Next(ctx context.Context) (a Answer, ok bool, err error) {
 	}
 }
 
-// Progress says where each rank stands.
+// Progress returns the state of each rank.
 func (g *Gather) Progress() []Progress {
 	g.mu.Lock()
 	defer g.mu.Unlock()

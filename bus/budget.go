@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// budget is the byte budget of one receiving connection. Whoever wants bytes to come asks for room first; room is
-// given in the order of asking, so that nothing starves. A request larger than the whole budget gets all of it, alone.
+// budget is the byte budget of one receiving connection. Downloads reserve bytes before they start. Reservations are
+// granted in order, so that none starves. A reservation larger than the whole budget gets all of it.
 type budget struct {
 	mu    sync.Mutex
 	total int64
@@ -14,15 +14,15 @@ type budget struct {
 	queue []*admission // oldest first
 }
 
-// admission is one request for room.
+// admission is one reservation.
 type admission struct {
 	n     int64
-	grant func() // called once, without locks, from whichever goroutine made the room
+	grant func() // called once, without locks, from the goroutine that released the bytes
 }
 
 func newBudget(total int64) *budget { return &budget{total: total, free: total} }
 
-// acquire asks for n bytes and calls grant when they are there, perhaps before it returns.
+// acquire reserves n bytes and calls grant when they are available, perhaps before it returns.
 func (b *budget) acquire(n int64, grant func()) *admission {
 	a := &admission{n: min(n, b.total), grant: grant}
 	b.mu.Lock()
@@ -32,7 +32,7 @@ func (b *budget) acquire(n int64, grant func()) *admission {
 	return a
 }
 
-// release gives the room of a back. It must be called once for each admission that was granted.
+// release returns the bytes of a. It must be called once for each admission that was granted.
 func (b *budget) release(a *admission) {
 	b.mu.Lock()
 	b.free += a.n
@@ -40,7 +40,7 @@ func (b *budget) release(a *admission) {
 	b.serve()
 }
 
-// cancel takes a waiting admission out of the queue. It reports false if a was granted already; then it must be
+// cancel removes a waiting admission from the queue. It reports false if a was granted already; then it must be
 // released.
 func (b *budget) cancel(a *admission) bool {
 	b.mu.Lock()
@@ -50,7 +50,7 @@ func (b *budget) cancel(a *admission) bool {
 	}
 	b.mu.Unlock()
 	if i >= 0 {
-		b.serve() // it may have been the one at the head that did not fit
+		b.serve() // the head of the queue may fit now
 	}
 	return i >= 0
 }
@@ -63,7 +63,7 @@ func (b *budget) serve() {
 			return
 		}
 		a := b.queue[0]
-		b.queue[0] = nil // the memory of the queue would keep it, and with it a whole body
+		b.queue[0] = nil // the array of the queue would keep the admission, and with it a whole body
 		b.queue = b.queue[1:]
 		b.free -= a.n
 		b.mu.Unlock()

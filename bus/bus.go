@@ -25,19 +25,19 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Bus is one connection to one NATS, and the embedded server behind it if there is one. It is safe for concurrent use.
+// Bus is one connection to NATS, with the embedded server behind it if there is one. It is safe for concurrent use.
 type Bus struct {
 	cfg    Config
 	nc     *nats.Conn
 	js     jetstream.JetStream
-	srv    *embedded // nil when the server is not ours
-	owned  bool      // nc is ours to close
-	budget *budget   // bytes of large bodies on their way to this connection
+	srv    *embedded // nil for an external server
+	owned  bool      // Close closes nc
+	budget *budget   // bytes of large bodies in flight to this connection
 
 	asyncErrors atomic.Uint64
-	dropped     *atomic.Uint64            // times that messages were dropped, also by connections that were made of this one
-	dialled     atomic.Pointer[batchConn] // the socket that was made last
-	wire        atomic.Pointer[batchConn] // the same, while the bus may write to it itself
+	dropped     *atomic.Uint64            // slow consumer events, shared with the connections that Dial makes
+	dialled     atomic.Pointer[batchConn] // the newest socket
+	wire        atomic.Pointer[batchConn] // the same, while the bus may write to it directly
 
 	mu        sync.Mutex
 	endpoints map[*Endpoint]struct{}
@@ -48,8 +48,8 @@ type Bus struct {
 	statusCh  chan nats.Status
 }
 
-// Open connects as cfg says. The zero Config starts a private embedded server. ctx bounds the opening alone; the bus
-// lives until Close.
+// Open connects as cfg says. The zero Config starts a private embedded server. ctx bounds the opening only; the bus is
+// open until Close.
 func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -82,7 +82,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	return b, nil
 }
 
-// Wrap makes a Bus of a connection that belongs to the caller: its handlers are left alone and Close does not close it.
+// Wrap makes a Bus from a connection that belongs to the caller: its handlers stay, and Close does not close it.
 func Wrap(nc *nats.Conn, cfg Config) (*Bus, error) {
 	if nc == nil || nc.IsClosed() {
 		return nil, Errorf(CodeClosed, "bus.Wrap: the connection is closed")
@@ -90,8 +90,8 @@ func Wrap(nc *nats.Conn, cfg Config) (*Bus, error) {
 	return newBus(nc, cfg.withDefaults(), false)
 }
 
-// Dial opens one more connection to the same server, for a worker that is to have its own. The embedded server stays
-// with the Bus that started it.
+// Dial opens another connection to the same server, for a worker with a connection of its own. The embedded server
+// stays with the Bus that started it.
 func (b *Bus) Dial(ctx context.Context, name string) (*Bus, error) {
 	cfg := b.cfg
 	cfg.Name = name
@@ -128,7 +128,7 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 	case err != nil:
 		err = Errorf(CodeInternal, "jetstream: %w", err)
 	case nc.MaxPayload() < minPayload:
-		err = Errorf(CodeInvalid, "the server at %s lets messages of %d bytes through; at least %d are needed (max_payload)", nc.ConnectedUrlRedacted(), nc.MaxPayload(), minPayload)
+		err = Errorf(CodeInvalid, "the server at %s accepts messages of %d bytes; Troupe needs at least %d (set max_payload)", nc.ConnectedUrlRedacted(), nc.MaxPayload(), minPayload)
 	}
 	if err != nil {
 		if owned {
@@ -150,20 +150,19 @@ func (b *Bus) init(nc *nats.Conn, owned bool) (*Bus, error) {
 
 // connect dials once, or until ctx ends when cfg.Wait says so.
 func connect(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn, error) {
-	for delay := 50 * time.Millisecond; ; delay = min(2*delay, 2*time.Second) {
+	waits := Backoff{First: 50 * time.Millisecond, Most: 2 * time.Second}.Start()
+	for {
 		nc, err := connectOnce(ctx, cfg, opts)
 		if err == nil || !cfg.Wait || !errors.Is(err, ErrUnavailable) {
 			return nc, err
 		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(delay):
+		if waits.Wait(ctx) != nil {
+			return nil, err // the server's own failure, which says more than the end of ctx
 		}
 	}
 }
 
-// connectOnce gives up with ctx; NATS itself cannot. A connection that comes too late is closed.
+// connectOnce returns when ctx ends, which NATS itself cannot. A connection that is made too late is closed.
 func connectOnce(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn, error) {
 	type result struct {
 		nc  *nats.Conn
@@ -187,7 +186,7 @@ func connectOnce(ctx context.Context, cfg Config, opts nats.Options) (*nats.Conn
 	}
 }
 
-// where names the servers for people, without the secrets in their URLs.
+// where lists the servers for messages, without the secrets in their URLs.
 func (c Config) where() string {
 	if len(c.URLs) == 0 {
 		return "the server in this process"
@@ -209,12 +208,12 @@ func connectError(cfg Config, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case shutOut(err):
-		return Errorf(CodeRefused, "connect to %s: the server refused us: %s (%w)", where, cfg.remedy(err, time.Now()), err)
+	case authFailed(err):
+		return Errorf(CodeRefused, "connect to %s: the server refused the connection: %s (%w)", where, cfg.remedy(err, time.Now()), err)
 	case errors.Is(err, ErrRefused), errors.As(err, &badCert):
-		return Errorf(CodeRefused, "connect to %s: we refused the server's certificate: %w", where, err)
+		return Errorf(CodeRefused, "connect to %s: the server's certificate is not accepted: %w", where, err)
 	case errors.Is(err, nats.ErrSecureConnWanted):
-		return Errorf(CodeRefused, "connect to %s: we want TLS and the server has none: %w", where, err)
+		return Errorf(CodeRefused, "connect to %s: TLS is required here and the server does not offer it: %w", where, err)
 	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
 		return Errorf(CodeUnavailable, "connect to %s: no server answers there; is it running? (%w)", where, err)
 	}
@@ -223,8 +222,8 @@ func connectError(cfg Config, err error) error {
 
 const dialTimeout = 5 * time.Second
 
-// options is the connection policy: reconnect for ever, never deliver late what was said while disconnected, and let
-// no asynchronous error pass unseen.
+// options is the connection policy: reconnect for ever, drop messages that are published while disconnected, and report
+// every asynchronous error.
 func (b *Bus) options() (nats.Options, error) {
 	cfg, out := b.cfg, nats.GetDefaultOptions()
 	for _, u := range cfg.URLs {
@@ -275,8 +274,8 @@ func (b *Bus) options() (nats.Options, error) {
 	return out, nil
 }
 
-// reconnectDelay starts at once, because a restarted server is back within milliseconds, and then backs off with
-// jitter, because a thousand clients come back together.
+// reconnectDelay begins with milliseconds, because a restarted server is back soon, and then backs off with jitter,
+// because a thousand clients reconnect together.
 func reconnectDelay(attempts int) time.Duration {
 	d := min(20*time.Millisecond<<min(attempts, 7), 2*time.Second)
 	return d/2 + rand.N(d/2)
@@ -300,8 +299,8 @@ func (t TLSConfig) options() ([]nats.Option, error) {
 	return opts, nil
 }
 
-// pinned accepts the one certificate with that fingerprint. Chain and name are not checked: the fingerprint is the
-// stronger statement, and self-made certificates have neither.
+// pinned accepts only the certificate with that fingerprint. Chain and name are not checked: the fingerprint is the
+// stronger check, and self-signed certificates have neither.
 func pinned(want []byte) *tls.Config {
 	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
@@ -312,20 +311,20 @@ func pinned(want []byte) *tls.Config {
 					return nil
 				}
 			}
-			return Errorf(CodeRefused, "the server's certificate has another fingerprint than the one we were given")
+			return Errorf(CodeRefused, "the fingerprint of the server's certificate is not the configured one")
 		},
 	}
 }
 
-// asyncError surfaces what NATS would otherwise only mention to a handler nobody set.
+// asyncError logs and counts the asynchronous errors of the connection.
 func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 	b.asyncErrors.Add(1)
-	if shutOut(err) {
+	if authFailed(err) {
 		first, why := b.turnedAway(nc, err)
 		if !first {
-			return // it has been said
+			return // logged before
 		}
-		err = fmt.Errorf("the server refuses us: %s (%w)", why, err)
+		err = fmt.Errorf("the server refuses the connection: %s (%w)", why, err)
 	}
 	subject := ""
 	if sub != nil {
@@ -337,19 +336,19 @@ func (b *Bus) asyncError(nc *nats.Conn, sub *nats.Subscription, err error) {
 	}
 	if errors.Is(err, nats.ErrSlowConsumer) {
 		b.dropped.Add(1)
-		b.eachEndpoint((*Endpoint).askNow) // something was dropped: find out what
+		b.eachEndpoint((*Endpoint).askNow) // messages were dropped: find out which
 	}
 }
 
 // AsyncErrors counts the asynchronous errors since the bus was opened.
 func (b *Bus) AsyncErrors() uint64 { return b.asyncErrors.Load() }
 
-// Dropped counts how often a subscription began to drop messages because its buffer was full, on this connection and on those
-// that Dial made of it. NATS says so once until the subscription has caught up. It is zero unless something is too slow, or
-// larger than documented.
+// Dropped counts how often a subscription began to drop messages because its buffer was full, on this connection and on
+// those that Dial made from it. NATS reports that once until the subscription has caught up. It is zero unless a
+// consumer is too slow, or messages are larger than documented.
 func (b *Bus) Dropped() uint64 { return b.dropped.Load() }
 
-// watchStatus runs until the connection is closed. After each reconnect every pending call is asked about at once.
+// watchStatus runs until the connection is closed. After each reconnect it requests the status of every pending call.
 func (b *Bus) watchStatus() {
 	defer close(b.watchDone)
 	for s := range b.statusCh {
@@ -373,7 +372,7 @@ func (b *Bus) eachEndpoint(do func(*Endpoint)) {
 	}
 }
 
-// Conn is the NATS connection, for what this package does not cover. Its handlers belong to the bus.
+// Conn is the NATS connection, for bus and its subpackages. Its handlers belong to the bus.
 func (b *Bus) Conn() *nats.Conn { return b.nc }
 
 // JetStream is the connection's JetStream context.
@@ -382,14 +381,14 @@ func (b *Bus) JetStream() jetstream.JetStream { return b.js }
 // Done is closed when the bus has been closed and its connection has ended.
 func (b *Bus) Done() <-chan struct{} { return b.watchDone }
 
-// Logger is the logger the bus was opened with.
+// Logger is the logger of Config.
 func (b *Bus) Logger() *slog.Logger { return b.cfg.Logger }
 
 // Embedded reports whether the server runs in this process.
 func (b *Bus) Embedded() bool { return b.srv != nil }
 
-// URL is where other processes reach the embedded server's listener, or the external server we are connected to;
-// empty for a server without a listener.
+// URL is the address of the embedded server's listener, or of the external server; empty for a server without a
+// listener.
 func (b *Bus) URL() string {
 	if b.srv == nil {
 		return b.nc.ConnectedUrlRedacted()
@@ -400,10 +399,10 @@ func (b *Bus) URL() string {
 	return b.srv.srv.ClientURL()
 }
 
-// Private reports whether this process runs the server, so that nobody else looks after it.
+// Private reports whether this process runs the server.
 func (b *Bus) Private() bool { return b.srv != nil }
 
-// Refused counts the connections that the embedded server has refused for want of credentials, or of trust.
+// Refused counts the connections that the embedded server has refused for missing or wrong credentials or certificates.
 func (b *Bus) Refused() uint64 {
 	if b.srv == nil {
 		return 0
@@ -411,8 +410,8 @@ func (b *Bus) Refused() uint64 {
 	return b.srv.refused.Load()
 }
 
-// Close ends every endpoint, closes the connection if it is ours, and shuts the embedded server down. It may be called
-// more than once.
+// Close closes every endpoint, the connection if the bus owns it, and the embedded server. It may be called more than
+// once.
 func (b *Bus) Close() error {
 	b.mu.Lock()
 	if b.closed {
@@ -424,7 +423,7 @@ func (b *Bus) Close() error {
 	b.eachEndpoint(func(e *Endpoint) { e.Close() })
 	if b.owned {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		_ = b.nc.FlushWithContext(ctx) // last words; a dead server must not keep us
+		_ = b.nc.FlushWithContext(ctx) // send pending messages; a dead server must not block Close
 		cancel()
 		b.nc.Close()
 	}

@@ -282,7 +282,7 @@ func TestTLS(t *testing.T) {
 	}
 	wrong := strings.Repeat("00", 32)
 	for _, wait := range []bool{false, true} {
-		refuseOpen(t, bus.Config{URLs: url, Token: "s3cr3t", TLS: bus.TLSConfig{Fingerprint: wrong}, Wait: wait}, bus.ErrRefused, "another fingerprint")
+		refuseOpen(t, bus.Config{URLs: url, Token: "s3cr3t", TLS: bus.TLSConfig{Fingerprint: wrong}, Wait: wait}, bus.ErrRefused, "the fingerprint of the server's certificate is not the configured one")
 		refuseOpen(t, bus.Config{URLs: url, Token: "s3cr3t", Wait: wait}, bus.ErrRefused, "certificate")
 	}
 	refuseOpen(t, bus.Config{URLs: url, TLS: bus.TLSConfig{Fingerprint: "abc"}}, bus.ErrInvalid, "64 hexadecimal digits")
@@ -421,7 +421,7 @@ func TestClosedInTheMiddle(t *testing.T) {
 				}
 			}
 		}
-		require.Zero(t, ep.Holding())
+		require.Zero(t, ep.Uploads())
 		require.Zero(t, ep.Pending())
 	}
 }

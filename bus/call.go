@@ -6,13 +6,13 @@ import (
 	"troupe/bus/wire"
 )
 
-// Call is one invocation over a role, as the bus sees it: parts, each published once, and the ranks that must answer.
+// Call is one invocation on a role: parts, each published once, and the ranks that must answer.
 type Call struct {
 	To      Address
 	Method  string
 	Object  string
 	Control bool // on the control subjects: never behind work, and without order
-	Ordered bool // the role has a sequencer, and the call passes it
+	Ordered bool // the role has a sequencer, which publishes the call
 	World   int  // the role's world size
 	Parts   []Part
 
@@ -22,40 +22,41 @@ type Call struct {
 	Meta        []byte
 	Trace       string
 
-	// Memory is where answers over MaxInline are put: the caller owns them, and frees them. Nil: Go's own.
+	// Memory allocates answers over MaxInline. The caller owns and frees them. Nil: Go's heap.
 	Memory Memory
 
-	FailFast bool // the first failure ends the call, and the others are cancelled
-	Need     int  // so many good answers end the call, and the others are cancelled; 0: all of them
+	FailFast bool // the first failure ends the call and cancels the other ranks
+	Need     int  // number of good answers that end the call and cancel the other ranks; 0: all
 
-	// Held keeps the call back until Gather.Send. Its timeout and its context count from now on.
-	Held bool
+	// Deferred delays the publication until Gather.Send. Timeout and context count from Scatter.
+	Deferred bool
 	// Timeout ends the call, if the context does not end it first. Zero: the context alone.
 	Timeout time.Duration
-	// AskAfter is when ranks that have not answered are first asked about the call. Zero: 0.8 s.
+	// AskAfter is the time until the first status request to ranks without an answer. Zero: 0.8 s.
 	AskAfter time.Duration
-	// ArrivedFunc is told when something has arrived, and OverFunc once, when the call is over: also when Scatter itself
-	// ends it with an error. They are called from any goroutine and must not block.
+	// ArrivedFunc is called for each answer, and OverFunc once, when the call is over: also when Scatter itself ends it
+	// with an error. They are called from any goroutine and must not block.
 	ArrivedFunc func(*Gather)
 	OverFunc    func(*Gather)
-	// GoneAfter is how long the server may say that nobody listens before a rank counts as lost. Zero: 3 s, in which a
-	// worker that has lost its connection is back.
+	// GoneAfter is the time without a subscriber after which a rank counts as lost. Zero: 3 s, which is enough for a
+	// worker to reconnect.
 	GoneAfter time.Duration
 }
 
-// Part is what some ranks get, published once on a subject they all hear.
+// Part is the data for some ranks, published once on a subject that all of them subscribe to.
 type Part struct {
 	Scope  Scope
-	Ranks  []int  // who it is for, rising
-	Some   bool   // others hear the subject too
+	Ranks  []int  // the receivers, rising
+	Some   bool   // other ranks subscribe to the subject too
 	Body   []byte // must not be changed until the call is over, or DoneFunc is called
-	NoData bool   // called with the metadata alone
-	// DoneFunc is called once, when nobody reads a body over MaxInline any more: before the call's end, or after it. If Scatter
-	// fails without OverFunc being called, nobody reads it, and DoneFunc is called or not. It must not block.
+	NoData bool   // the ranks get the metadata alone
+	// DoneFunc is called once, when a body over MaxInline is not read any more: before or after the end of the call. If
+	// Scatter fails without a call of OverFunc, the body is not read, and DoneFunc may or may not be called. It must
+	// not block.
 	DoneFunc func()
 }
 
-// Scope is one of the subjects of a role.
+// Scope selects one of the subjects of a role.
 type Scope struct {
 	Mesh string // a data-parallel slice of this mesh, if set
 	N    int    // its number, or the rank

@@ -11,70 +11,72 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Config says which server a Bus talks to and how. The zero Config is a private server embedded in this process,
-// with no listener and a temporary store that is removed at the end.
+// Config selects the server of a Bus and the limits of its connection. The zero Config is a private server embedded in
+// this process, without a listener and with a temporary store that Close removes.
 type Config struct {
-	// Name is how this process shows up in the server's own reports. Zero: "troupe".
+	// Name is the name of this process in the server's reports. Zero: "troupe".
 	Name string
 
-	// URLs are the servers of an external NATS, or of another process's embedded one. Zero: embed a server.
+	// URLs are the addresses of an external NATS, or of another process's embedded server. Zero: embed a server.
 	URLs []string
 	// Token authenticates to an external server. TokenFile is a file that holds it. At most one of the two.
 	Token     string
 	TokenFile string
 	// CredsFile is a NATS credentials file for an external server.
 	CredsFile string
-	// TLS says how an external server proves itself, and how we do.
+	// TLS configures the authentication of an external server and of this client.
 	TLS TLSConfig
-	// Wait keeps trying an external server that is not there yet, until the context ends. Zero: the first failure is
-	// the answer.
+	// Wait retries an external server that does not answer yet, until the context ends. Zero: the first failure is
+	// returned.
 	Wait bool
 
 	// Server configures the embedded server. It must be zero when URLs are given.
 	Server ServerConfig
 
-	// OutageLimit is how long calls stay pending while the server cannot be reached; then they fail as unavailable.
+	// OutageLimit is the time that calls stay pending while the server is unreachable; then they fail as unavailable.
 	// Zero: two minutes.
 	OutageLimit time.Duration
-	// Budget is how many bytes of large bodies may be on their way to this connection at once. It must stay well
-	// under the 64 MiB at which a server cuts a connection. Zero: 16 MiB.
+	// Budget bounds the bytes of large bodies in flight to this connection. It must stay well under the 64 MiB at which
+	// a server cuts a connection. Zero: 16 MiB.
 	Budget int64
 	// MaxBody is the largest body that is accepted. Zero: 8 GiB.
 	MaxBody int64
 
-	// Logger receives what happens to the connection. Zero: warnings and errors to slog's default logger.
+	// Logger logs the events of the connection. Zero: warnings and errors to standard error.
 	Logger *slog.Logger
 	// OnError is called for each asynchronous error of the connection (a slow consumer, a permission refused). It
 	// must not block. Zero: such errors are logged and counted.
 	OnError func(error)
 
-	// InProcess replaces the connection to the server: the seam at which tests lose, double and delay messages.
+	// InProcess replaces the connection to the server, for tests that drop, duplicate and delay messages.
 	InProcess nats.InProcessConnProvider
 }
 
-// TLSConfig is a client's side of TLS. The zero TLSConfig uses TLS only if the URL or the server asks for it, with
-// the system's roots.
+// TLSConfig is the client's TLS configuration. The zero TLSConfig uses TLS only if the URL or the server asks for it,
+// with the system's root certificates.
 type TLSConfig struct {
-	CAFile   string // roots to trust instead of the system's
-	CertFile string // our own certificate, and
+	CAFile   string // trusted roots, instead of the system's
+	CertFile string // the client's certificate, and
 	KeyFile  string // its key
-	// Fingerprint is the SHA-256 of the server's certificate in hexadecimal. When set, that certificate and no other
-	// is accepted, whoever signed it.
+	// Fingerprint is the SHA-256 of the server's certificate in hexadecimal. When set, only that certificate is
+	// accepted, with any signature.
 	Fingerprint string
 }
 
 // ServerConfig is the embedded server.
 type ServerConfig struct {
-	// Listen is HOST:PORT for other processes; port 0 picks a free one. Zero: no listener, connections in process only.
+	// Listen is HOST:PORT for other processes; port 0 selects a free one. Zero: no listener, in-process connections
+	// only.
 	Listen string
-	// StoreDir keeps JetStream's files. Zero: a temporary folder, removed when the bus is closed.
+	// StoreDir is the folder of JetStream's files. Zero: a temporary folder, removed by Close.
 	StoreDir string
 	// MaxMemory and MaxStore bound JetStream. Zero: 256 MiB and 16 GiB.
 	MaxMemory int64
 	MaxStore  int64
 	// SyncAlways syncs every write to disk before it is acknowledged. It costs about three quarters of the write rate.
 	SyncAlways bool
-	// Token, when set, is asked of every connection. TLS, when set, is required of every one that comes by network.
+	// Token, when set, is required of every connection. TLS, when set, is required of every connection over the
+	// network.
 	Token string
 	TLS   *tls.Config
 	// Replaceable says that the process is replaced when Bus.StoreStuck is closed. The store is then closed and opened again
@@ -116,7 +118,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate reports everything that is wrong at once.
+// validate reports all mistakes at once.
 func (c Config) validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, Errorf(CodeInvalid, format, args...)) }
@@ -124,7 +126,7 @@ func (c Config) validate() error {
 		bad("bus.Config: URLs %s and Server are both set; leave Server empty to use an external server", c.where())
 	}
 	if c.InProcess != nil && c.Server != (ServerConfig{}) {
-		bad("bus.Config: InProcess and Server are both set; the server behind InProcess is not ours to configure")
+		bad("bus.Config: InProcess and Server are both set; the server behind InProcess cannot be configured here")
 	}
 	if len(c.URLs) == 0 && c.InProcess == nil {
 		for _, f := range []struct {

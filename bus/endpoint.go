@@ -17,49 +17,49 @@ import (
 )
 
 const (
-	maxEnvelope    = 16 << 10        // what a frame's envelope may take of a message
-	minPayload     = 2 * maxEnvelope // the smallest message a server must let through
-	maxInlineRole  = 8 << 20         // the most bytes of such arguments on their way to one role
-	maxInlineReply = 32 << 10        // the largest answer that travels in its frame
-	minInlineReply = 1 << 10         // what an answer may always take
-	maxInlineIn    = 24 << 20        // the most bytes of such answers on their way to one endpoint
+	maxEnvelope    = 16 << 10        // largest envelope of a frame
+	minPayload     = 2 * maxEnvelope // smallest max_payload of a server
+	maxInlineRole  = 8 << 20         // bytes of inline arguments in flight to one role
+	maxInlineReply = 32 << 10        // largest answer that travels in its frame
+	minInlineReply = 1 << 10         // inline limit of an answer that every call allows
+	maxInlineIn    = 24 << 20        // bytes of inline answers in flight to one endpoint
 	inboxBytes     = 256 << 20
 	sweepEvery     = 200 * time.Millisecond
-	maxCancels     = 256 // how many cancels are said again after a reconnect
+	maxCancels     = 256 // cancels that are sent again after a reconnect
 )
 
-// Endpoint is one process's place in one namespace: the session that its calls carry, the one inbox for all that comes
-// back, and the bodies it holds and awaits. Callers and hosts of workers both have one. It is safe for concurrent use.
+// Endpoint is the presence of one process in one namespace: the session of its calls, one inbox for all answers, and
+// its uploads and downloads. Callers and hosts of workers both have one. It is safe for concurrent use.
 type Endpoint struct {
 	bus         *Bus
 	namespace   string
 	session     string
 	caller      string
 	callPrefix  string
-	knockPrefix string
+	probePrefix string
 	sub         *nats.Subscription
-	receipts    *receipts
-	store       *store
+	downloads   *downloads
+	uploads     *uploads
 	sequencers  *sequencers
-	bundler     *bundler
-	lastGather  atomic.Pointer[Gather] // that was last answered, if it is not over
+	batcher     *answerBatcher
+	lastGather  atomic.Pointer[Gather] // of the last answer, if it is not over
 	onAbsent    atomic.Pointer[func(session string)]
-	orders      atomic.Uint64 // the last place that was given, in any role: a role that was forgotten and is called again goes on from there
+	orders      atomic.Uint64 // the last position that was assigned, in any role: it continues when a forgotten role is called again
 
 	mu          sync.Mutex // guards what follows
-	seq         uint64     // the last sequence that was given out
+	seq         uint64     // the last sequence that was assigned
 	acked       uint64     // every call up to here is over
 	pending     map[uint64]*Gather
-	inlineIn    int64 // answer bytes that may come unasked
-	targets     map[Address]*target
-	err         error // why the endpoint is closed
+	inlineIn    int64 // bytes of inline answers that may arrive
+	senders     map[Address]*roleSender
+	err         error // the reason for closing
 	outageSince time.Time
-	cancels     []lastWord  // said lately, and again after a reconnect
-	cancelsAt   []time.Time // when: more than once, because the workers' own connections may be back later than ours
-	stopped     bool        // no goroutine begins any more
+	cancels     []cancelFrame // the last cancels, sent again after a reconnect
+	cancelsAt   []time.Time   // times of the repetitions; several, because workers may reconnect later
+	stopped     bool          // no goroutine starts any more
 
-	askCh    chan struct{} // holds one; ask about every pending call now
-	workCh   chan struct{} // holds one; there is something to look after
+	askCh    chan struct{} // holds one; request the status of every pending call now
+	workCh   chan struct{} // holds one; the sweep has work
 	closedCh chan struct{}
 	closing  sync.Once
 	group    sync.WaitGroup
@@ -74,11 +74,11 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	e := &Endpoint{
 		bus: b, namespace: namespace, session: NewID(),
 		caller:  filepath.Base(os.Args[0]) + "@" + host,
-		pending: map[uint64]*Gather{}, targets: map[Address]*target{},
+		pending: map[uint64]*Gather{}, senders: map[Address]*roleSender{},
 		askCh: make(chan struct{}, 1), workCh: make(chan struct{}, 1), closedCh: make(chan struct{}),
 	}
-	e.callPrefix, e.knockPrefix = replyCallPrefix(namespace, e.session), replyKnockPrefix(namespace, e.session)
-	e.receipts, e.store, e.sequencers, e.bundler = newReceipts(e), newStore(e), newSequencers(e), newBundler(e)
+	e.callPrefix, e.probePrefix = replyCallPrefix(namespace, e.session), replyProbePrefix(namespace, e.session)
+	e.downloads, e.uploads, e.sequencers, e.batcher = newDownloads(e), newUploads(e), newSequencers(e), newAnswerBatcher(e)
 	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), GuardMsg(e.receive))
 	if err != nil {
 		return nil, natsError("subscribe to the inbox", err)
@@ -95,20 +95,20 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	}
 	b.endpoints[e] = struct{}{}
 	e.spawn(e.sweepLoop)
-	e.spawn(e.bundler.loop)
+	e.spawn(e.batcher.loop)
 	return e, nil
 }
 
-// Bus is the connection the endpoint lives on.
+// Bus is the bus of the endpoint.
 func (e *Endpoint) Bus() *Bus { return e.bus }
 
-// Namespace is the namespace the endpoint lives in.
+// Namespace is the namespace of the endpoint.
 func (e *Endpoint) Namespace() string { return e.namespace }
 
-// Session is the endpoint's own name, new at each opening.
+// Session is the name of the endpoint, new at each opening.
 func (e *Endpoint) Session() string { return e.session }
 
-// spawn runs do in a goroutine that Close waits for. In an endpoint that is closed it does nothing, and reports false.
+// spawn runs do in a goroutine that Close waits for. It does nothing and reports false if the endpoint is closed.
 func (e *Endpoint) spawn(do func()) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -123,7 +123,7 @@ func (e *Endpoint) spawn(do func()) bool {
 	return true
 }
 
-// Close fails every pending call, lets go of every body and ends the subscription. It may be called more than once.
+// Close fails every pending call, ends every upload and download, and unsubscribes. It may be called more than once.
 func (e *Endpoint) Close() {
 	e.bus.mu.Lock()
 	delete(e.bus.endpoints, e)
@@ -134,15 +134,15 @@ func (e *Endpoint) Close() {
 		e.stopped = true
 		e.mu.Unlock()
 		close(e.closedCh)
-		_ = e.sub.Unsubscribe() // fails only on a closed connection, where there is nothing to end
+		_ = e.sub.Unsubscribe() // fails only on a closed connection
 		e.sequencers.closeAll()
-		e.receipts.failAll(ErrClosed)
-		e.store.dropAll()
+		e.downloads.failAll(ErrClosed)
+		e.uploads.dropAll()
 		e.group.Wait()
 	})
 }
 
-// fail ends every pending call with err and lets no new one begin.
+// fail ends every pending call with err and refuses new ones.
 func (e *Endpoint) fail(err error) {
 	e.mu.Lock()
 	if e.err == nil {
@@ -178,21 +178,21 @@ func (e *Endpoint) sendFrom(subject, reply string, f *wire.Frame) error {
 	return err
 }
 
-// Send publishes a frame that is no call: a host's status or beat.
+// Send publishes a frame that is not a call: a host's status or heartbeat.
 func (e *Endpoint) Send(subject string, f *wire.Frame) error { return e.send(subject, f) }
 
-// Tell publishes a frame to the inbox of another session in the namespace.
+// Tell publishes a frame to the inbox of another session of the namespace.
 func (e *Endpoint) Tell(session string, f *wire.Frame) error {
 	return e.send(replyIn(e.namespace, session), f)
 }
 
-// natsError gives an error of NATS one of our codes.
+// natsError converts an error of NATS into an *Error.
 func natsError(doing string, err error) error {
 	switch {
 	case errors.Is(err, nats.ErrConnectionClosed), errors.Is(err, nats.ErrConnectionDraining):
 		return Errorf(CodeClosed, "%s: the connection to the bus is closed (%w)", doing, err)
 	case errors.Is(err, nats.ErrReconnectBufExceeded), errors.Is(err, nats.ErrDisconnected), errors.Is(err, nats.ErrConnectionReconnecting):
-		return Errorf(CodeUnavailable, "%s: the server cannot be reached at the moment (%w)", doing, err)
+		return Errorf(CodeUnavailable, "%s: the server is unreachable (%w)", doing, err)
 	case errors.Is(err, nats.ErrNoResponders):
 		e := Errorf(CodeUnavailable, "%s: no process serves it (%w)", doing, err)
 		e.AppCode = ErrNoResponders.AppCode
@@ -205,13 +205,13 @@ func natsError(doing string, err error) error {
 	return Errorf(CodeInternal, "%s: %w", doing, err)
 }
 
-// receive runs on the inbox's one goroutine and must not block.
+// receive runs on the goroutine of the inbox and must not block.
 func (e *Endpoint) receive(m *nats.Msg) {
 	switch {
 	case strings.HasPrefix(m.Subject, e.callPrefix):
 		e.receiveAside(m)
-	case strings.HasPrefix(m.Subject, e.knockPrefix):
-		e.knocked(m)
+	case strings.HasPrefix(m.Subject, e.probePrefix):
+		e.inboxAbsent(m)
 	default:
 		e.receiveFrame(m.Data)
 	}
@@ -220,13 +220,13 @@ func (e *Endpoint) receive(m *nats.Msg) {
 func (e *Endpoint) receiveFrame(data []byte) {
 	var f wire.Frame
 	if err := f.Parse(data, nil); err != nil {
-		e.bus.cfg.Logger.Warn("bus: a frame in the inbox cannot be read", "error", err)
+		e.bus.cfg.Logger.Warn("bus: the inbox received a malformed frame", "error", err)
 		return
 	}
 	switch f.Kind {
 	case wire.KindBundle:
-		if !unbundle(f.Body, e.receiveBundled) {
-			e.bus.cfg.Logger.Warn("bus: a bundle in the inbox is cut off")
+		if !splitBundle(f.Body, e.receiveBundled) {
+			e.bus.cfg.Logger.Warn("bus: the inbox received a malformed bundle")
 		}
 	case wire.KindAnswer:
 		e.answered(&f)
@@ -235,33 +235,33 @@ func (e *Endpoint) receiveFrame(data []byte) {
 			g.status(&f)
 		}
 	case wire.KindWant:
-		e.store.wanted(&f)
+		e.uploads.wanted(&f)
 	case wire.KindProgress:
-		e.store.progressed(&f)
+		e.uploads.progressed(&f)
 	case wire.KindDone:
-		e.store.done(&f)
+		e.uploads.done(&f)
 	case wire.KindGone:
-		e.receipts.gone(f.Header.Ref)
+		e.downloads.gone(f.Header.Ref)
 	case wire.KindChunk:
 		e.Chunk(&f)
 	case wire.KindMissing:
 		e.missing(&f)
 	default:
-		e.bus.cfg.Logger.Warn("bus: a frame of an unknown kind in the inbox", "kind", f.Kind.String())
+		e.bus.cfg.Logger.Warn("bus: the inbox received a frame of an unknown kind", "kind", f.Kind.String())
 	}
 }
 
-// receiveBundled takes one frame of a bundle; a bundle inside a bundle is refused, so that nothing nests.
+// receiveBundled handles one frame of a bundle. It refuses nested bundles.
 func (e *Endpoint) receiveBundled(data []byte) {
 	if len(data) >= wire.HeadSize && wire.Kind(data[3]) == wire.KindBundle {
-		e.bus.cfg.Logger.Warn("bus: a bundle inside a bundle")
+		e.bus.cfg.Logger.Warn("bus: the inbox received a nested bundle")
 		return
 	}
 	e.receiveFrame(data)
 }
 
-// receiveAside takes what does not come from a peer of our version: the server's word that nobody listens, or a
-// peer's that it cannot read us.
+// receiveAside handles messages that are not frames of this version: the server's "no responders", and a peer's answer
+// that it uses another version.
 func (e *Endpoint) receiveAside(m *nats.Msg) {
 	seq, part, ok := parseReplyCall(m.Subject[len(e.callPrefix):])
 	g := e.gather(seq)
@@ -269,45 +269,46 @@ func (e *Endpoint) receiveAside(m *nats.Msg) {
 		return
 	}
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		g.nobodyListens(part)
+		g.noResponders(part)
 		return
 	}
 	if len(m.Data) >= wire.HeadSize && wire.Kind(m.Data[3]) == wire.KindVersion {
-		g.abort(Errorf(CodeVersion, "%s speaks version %d of the wire, this side version %d; run the same major version on both", g.call.To.Role, m.Data[2], wire.Major))
+		g.abort(Errorf(CodeVersion, "%s uses version %d of the wire, this process version %d; run the same major version on both", g.call.To.Role, m.Data[2], wire.Major))
 	}
 }
 
-// Knock has the server asked whether anybody listens to the inbox of another session. If not, OnAbsent's function is
-// told; if so, nothing happens.
-func (e *Endpoint) Knock(session string) {
-	_ = e.sendFrom(replyIn(e.namespace, session), e.knockPrefix+session, &wire.Frame{Kind: wire.KindProgress}) // whoever knocks does so again
+// ProbeInbox probes whether the inbox of another session has a subscriber. If not, the function of OnAbsent is called;
+// if so, nothing happens. The probe may be lost, so callers repeat it.
+func (e *Endpoint) ProbeInbox(session string) {
+	_ = e.sendFrom(replyIn(e.namespace, session), e.probePrefix+session, &wire.Frame{Kind: wire.KindProgress}) // callers repeat it
 }
 
-// Knock has the server asked whether the inbox of a session has a subscriber: if not, an empty message with the status 503
-// comes to reply, and otherwise nothing does. What is lost on the way is asked again by the caller.
-func (b *Bus) Knock(namespace, session, reply string) {
+// ProbeInbox probes whether the inbox of a session has a subscriber. If not, the server sends an empty message with the
+// status 503 to reply; if so, nothing happens. The probe may be lost, so callers repeat it.
+func (b *Bus) ProbeInbox(namespace, session, reply string) {
 	_ = b.publish(replyIn(namespace, session), reply, (&wire.Frame{Kind: wire.KindProgress}).Append(nil))
 }
 
-// OnAbsent sets who is told that nobody listens to a session's inbox. tell runs on the inbox's goroutine and must not
-// block.
+// OnAbsent sets the function that is called when the inbox of a probed session has no subscriber. It runs on the
+// goroutine of the inbox and must not block.
 func (e *Endpoint) OnAbsent(tell func(session string)) { e.onAbsent.Store(&tell) }
 
-func (e *Endpoint) knocked(m *nats.Msg) {
+func (e *Endpoint) inboxAbsent(m *nats.Msg) {
 	tell := e.onAbsent.Load()
 	if tell != nil && len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		(*tell)(m.Subject[len(e.knockPrefix):])
+		(*tell)(m.Subject[len(e.probePrefix):])
 	}
 }
 
-// AnswerVersion tells the sender of a frame we cannot read which version we speak. reply is the message's own.
+// AnswerVersion sends the local wire version to the sender of a frame of another version. reply is the message's reply
+// subject.
 func (e *Endpoint) AnswerVersion(reply string) {
 	if reply != "" {
-		_ = e.send(reply, &wire.Frame{Kind: wire.KindVersion}) // the caller asks again if this is lost
+		_ = e.send(reply, &wire.Frame{Kind: wire.KindVersion}) // the caller's next status request repeats it
 	}
 }
 
-// answered takes in an answer, which is mostly to the same call as the one before.
+// answered handles an answer, which is mostly to the same call as the one before.
 func (e *Endpoint) answered(f *wire.Frame) {
 	g := e.lastGather.Load()
 	if g == nil || g.seq != f.Header.Seq {
@@ -317,11 +318,11 @@ func (e *Endpoint) answered(f *wire.Frame) {
 	}
 	if g != nil {
 		if over := g.answer(f); over {
-			e.lastGather.CompareAndSwap(g, nil) // what is over must not stay in memory
+			e.lastGather.CompareAndSwap(g, nil) // do not keep a finished call in memory
 		}
 		return
 	}
-	if f.Header.Ref.Owner != "" { // nobody waits for it any more
+	if f.Header.Ref.Owner != "" { // the call is over
 		e.release(f.Header.Ref, wire.RankSet{})
 	}
 }
@@ -332,7 +333,7 @@ func (e *Endpoint) gather(seq uint64) *Gather {
 	return e.pending[seq]
 }
 
-// register gives g its sequence, and promises room for its answers.
+// register assigns the sequence of g, and reserves inline bytes for its answers.
 func (e *Endpoint) register(g *Gather) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -352,7 +353,7 @@ func (e *Endpoint) register(g *Gather) error {
 	return nil
 }
 
-// unregister forgets a gather that is over, and moves the mark up to which every answer is in.
+// unregister removes a finished gather, and advances acked.
 func (e *Endpoint) unregister(g *Gather) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -367,15 +368,15 @@ func (e *Endpoint) unregister(g *Gather) {
 	}
 }
 
-// Pending counts the calls that are not over; zero when nothing is under way.
+// Pending counts the calls that are not over.
 func (e *Endpoint) Pending() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.pending)
 }
 
-// Lost fails what every pending call still expects of a rank that is known to be dead. A rank of a later generation
-// is another worker and is left alone.
+// Lost fails every pending call for a rank that is known to be dead. Calls to a later generation of the rank are not
+// affected.
 func (e *Endpoint) Lost(to Address, rank int, gen uint32, why error) {
 	e.mu.Lock()
 	all := e.pendingLocked()
@@ -387,14 +388,14 @@ func (e *Endpoint) Lost(to Address, rank int, gen uint32, why error) {
 	}
 }
 
-// Forget drops what the endpoint remembers of a role that has ended.
+// Forget removes the state of a role that has ended.
 func (e *Endpoint) Forget(to Address) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	delete(e.targets, to)
+	delete(e.senders, to)
 }
 
-// askNow has every pending call asked about at once: after a reconnect, or when messages were dropped.
+// askNow requests the status of every pending call: after a reconnect, or when messages were dropped.
 func (e *Endpoint) askNow() {
 	select {
 	case e.askCh <- struct{}{}:
@@ -402,8 +403,8 @@ func (e *Endpoint) askNow() {
 	}
 }
 
-// sweepLoop looks after what was lost: calls nobody answers, bodies that do not move, servers that do not come back.
-// It sleeps while nothing is under way.
+// sweepLoop recovers lost messages: it requests the status of calls without an answer, repeats requests of stalled
+// downloads, and fails calls after a long outage. It sleeps while no call is pending.
 func (e *Endpoint) sweepLoop() {
 	t := time.NewTimer(rand.N(sweepEvery))
 	defer t.Stop()
@@ -434,19 +435,19 @@ func (e *Endpoint) sweepLoop() {
 	}
 }
 
-// awoke forgets an outage that nobody has looked at since.
+// awoke clears an outage that began before the sweep slept.
 func (e *Endpoint) awoke() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.outageSince = time.Time{}
 }
 
-// idle reports whether nothing can have been lost.
+// idle reports whether no message can be missing.
 func (e *Endpoint) idle() bool {
 	e.mu.Lock()
 	pending := len(e.pending) + len(e.cancelsAt)
 	e.mu.Unlock()
-	return pending == 0 && e.receipts.len() == 0 && !e.store.inUse()
+	return pending == 0 && e.downloads.len() == 0 && !e.uploads.inUse()
 }
 
 // wakeSweep starts the sweep if it sleeps.
@@ -457,11 +458,11 @@ func (e *Endpoint) wakeSweep() {
 	}
 }
 
-// sweep does all that once. anew: messages may have been lost just now, by a reconnect or because they were dropped.
+// sweep runs once. anew: messages may have been lost just now, by a reconnect or because they were dropped.
 func (e *Endpoint) sweep(anew bool) {
 	connected, now := e.bus.nc.IsConnected(), time.Now()
-	e.receipts.sweep(now, connected, anew)
-	e.store.remind(now)
+	e.downloads.sweep(now, connected, anew)
+	e.uploads.remind(now)
 	e.repeatCancels(now, connected, anew)
 	e.mu.Lock()
 	if connected {

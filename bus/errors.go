@@ -6,8 +6,8 @@ import (
 	"troupe/bus/wire"
 )
 
-// Errors are defined in bus/wire, because they cross it. These are the same types and values under the name that the
-// packages above use.
+// Errors are defined in bus/wire, because they cross the wire. These are the same types and values under the name that
+// the packages above use.
 type (
 	Code  = wire.Code
 	Error = wire.Error
@@ -74,7 +74,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 // CodeOf is the code of err: its own if it is an *Error, CodeApplication otherwise; empty for nil.
 func CodeOf(err error) Code { return wire.CodeOf(err) }
 
-// AsError turns any error into the *Error that crosses the wire.
+// AsError converts any error into the *Error that crosses the wire.
 func AsError(err error) *Error { return wire.AsError(err) }
 
 // RegisterError gives an application's sentinel error a code; see wire.RegisterError.

@@ -107,7 +107,7 @@ func (th *theatre) settled() {
 	th.journal.requireFIFO(th.t)
 	th.journal.requireOneOrder(th.t, th.world)
 	require.Zero(th.t, th.ep.Pending())
-	require.Zero(th.t, th.ep.Holding())
+	require.Zero(th.t, th.ep.Uploads())
 }
 
 func TestNothingIsLostOnABadLine(t *testing.T) {

@@ -8,18 +8,18 @@ import (
 	"troupe/bus/wire"
 )
 
-// Gather is one call under way: the ranks that must answer and what they have said. It is over when every rank has
-// answered or is known dead, or as soon as the call's rule says so. It is safe for concurrent use.
+// Gather is one pending call: the ranks that must answer and their answers. It is over when every rank has answered or
+// is known dead, or as soon as the call's rule says so. It is safe for concurrent use.
 type Gather struct {
 	ep     *Endpoint
 	call   Call
-	target *target
+	sender *roleSender
 	seq    uint64
 	inline uint32
 	sentAt time.Time
-	stop   func()      // unhooks the context
-	place  place       // in the order of the role's calls
-	refs   []wire.Ref  // of parts whose body is held; zero where it travels inline
+	stop   func()      // detaches the context
+	place  callOrder   // among the calls on the role
+	refs   []wire.Ref  // of parts whose body is pulled; zero if it travels inline
 	oneRef [1]wire.Ref // most calls have one part
 
 	mu       sync.Mutex // guards what follows
@@ -27,20 +27,20 @@ type Gather struct {
 	slots    []slot
 	bySlot   map[int]int // rank → slot, nil when ranks are first, first+1, …
 	left     int         // slots without an answer
-	sent     bool        // it has its place and was published; before that nobody can know of it
-	held     bool        // it waits for Send
+	sent     bool        // it has its position and was published; before that no worker knows of it
+	deferred bool        // Send has not been called
 	good     int
 	arrived  []int32 // slots in order of arrival
-	taken    int     // how many of arrived were handed out by Next
+	taken    int     // how many of arrived Next has returned
 	over     bool
 	nextAsk  time.Time
 	askDelay time.Duration
 
-	arrivedCh chan struct{} // holds one; something arrived
+	arrivedCh chan struct{} // holds one; an answer arrived
 	doneCh    chan struct{} // closed when over
 }
 
-// slot is one rank's place in a call. There are as many as ranks, so what most of them never need is apart.
+// slot is the state of one rank in a call. Fields that most ranks never need are in rareSlot.
 type slot struct {
 	answer   Answer
 	rare     *rareSlot // nil until needed
@@ -49,13 +49,13 @@ type slot struct {
 	state    wire.State
 }
 
-// rareSlot is about an answer that is large or late.
+// rareSlot is the state of a large or late answer.
 type rareSlot struct {
 	fetching  wire.Ref
 	stateFor  time.Duration
 	resentAt  time.Time
-	noneSince time.Time // since when the server has said, each time, that nobody listens
-	noneLast  time.Time // and when it did so last
+	noneSince time.Time // start of the time without a subscriber
+	noneLast  time.Time // of the last "no responders"
 }
 
 func (s *slot) more() *rareSlot {
@@ -65,7 +65,7 @@ func (s *slot) more() *rareSlot {
 	return s.rare
 }
 
-// fetching is the body that is being pulled for the rank; the zero Ref: none is.
+// fetching is the body that is being pulled for the rank; the zero Ref: none.
 func (s *slot) fetching() wire.Ref {
 	if s.rare == nil {
 		return wire.Ref{}
@@ -76,11 +76,11 @@ func (s *slot) fetching() wire.Ref {
 const (
 	firstAsk  = 800 * time.Millisecond
 	maxAsk    = 10 * time.Second
-	goneAfter = 3 * time.Second // nobody listens for so long: the role has ended
+	goneAfter = 3 * time.Second // time without a subscriber after which the role has ended
 )
 
-// Scatter publishes the call's parts and returns at once; answers are gathered in the background. The call is over, and
-// its workers are told, when ctx ends. A call that is Held is published by Send.
+// Scatter publishes the call's parts and returns at once; answers are collected in the background. When ctx ends, the
+// call is over and its workers are told. Send publishes a call that is Deferred.
 func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 	if err := ctx.Err(); err != nil {
 		e := &Error{Code: CodeOf(err), Message: "the deadline passed or the caller gave up before the call was sent", Role: c.To.Role, Rank: -1, Method: c.Method}
@@ -95,18 +95,18 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 		ctx, cancel = context.WithTimeout(ctx, c.Timeout)
 	}
 	g.deadline, _ = ctx.Deadline()
-	g.target = e.target(c.To)
-	g.holdLarge()
+	g.sender = e.senderOf(c.To)
+	g.offerLarge()
 	if err := e.register(g); err != nil {
-		g.letGo()
+		g.releaseArgs()
 		cancel()
 		return nil, err
 	}
-	if c.Held {
+	if c.Deferred {
 		g.follow(ctx, cancel)
 		return g, nil
 	}
-	if err := g.target.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unreachable: sent when it is back
+	if err := g.sender.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unavailable: resent after the reconnect
 		g.abort(err)
 		cancel()
 		return nil, err
@@ -122,23 +122,24 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 	return g, nil
 }
 
-// Send publishes a call that was held, to the generations that its ranks have now. One that is over, or was sent, is left
-// as it is. What was lost between the choice of the generations and the return of Send is for the caller to repeat: see Lost.
+// Send publishes a deferred call, to the current generations of its ranks. It does nothing if the call is over or was
+// sent. A loss between the choice of the generations and the return of Send must be reported again by the caller: see
+// Lost.
 func (g *Gather) Send(gens map[int]uint32) {
 	g.mu.Lock()
-	if g.over || !g.held || g.sent {
+	if g.over || !g.deferred || g.sent {
 		g.mu.Unlock()
 		return
 	}
 	g.call.Gens, g.sentAt = gens, time.Now()
 	g.nextAsk = g.sentAt.Add(g.askDelay)
 	g.mu.Unlock()
-	if err := g.target.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unreachable: sent when it is back
+	if err := g.sender.publish(g); err != nil && CodeOf(err) != CodeUnavailable { // unavailable: resent after the reconnect
 		g.abort(err)
 		return
 	}
 	g.mu.Lock()
-	g.held, g.sent = false, true
+	g.deferred, g.sent = false, true
 	over := g.over
 	g.mu.Unlock()
 	if over { // while it was published: its workers do not know
@@ -149,7 +150,7 @@ func (g *Gather) Send(gens map[int]uint32) {
 // Fail ends the call with err for every rank that has not answered.
 func (g *Gather) Fail(err error) { g.finish(err) }
 
-// follow ends the call when ctx ends, and lets go of ctx when the call is over.
+// follow ends the call when ctx ends, and detaches from ctx when the call is over.
 func (g *Gather) follow(ctx context.Context, cancel context.CancelFunc) {
 	unhook := context.AfterFunc(ctx, func() { defer Recover(); g.abort(g.contextError(ctx)) })
 	stop := func() { unhook(); cancel() }
@@ -163,12 +164,12 @@ func (g *Gather) follow(ctx context.Context, cancel context.CancelFunc) {
 }
 
 func (g *Gather) contextError(ctx context.Context) error {
-	words := "the caller gave up"
+	words := "the caller cancelled the call"
 	if CodeOf(ctx.Err()) == CodeTimedOut {
 		words = "no answer within the deadline"
 	}
 	if !g.ep.bus.nc.IsConnected() {
-		words += "; the server cannot be reached at the moment"
+		words += "; the server is unreachable"
 	}
 	c := &g.call
 	e := &Error{Code: CodeOf(ctx.Err()), Message: words, Role: c.To.Role, Rank: -1, Method: c.Method}
@@ -191,7 +192,7 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 	}
 	g := &Gather{
 		ep: e, call: c, slots: make([]slot, n), arrived: make([]int32, 0, n), left: n, sentAt: time.Now(),
-		held: c.Held, askDelay: firstAsk, arrivedCh: make(chan struct{}, 1), doneCh: make(chan struct{}),
+		deferred: c.Deferred, askDelay: firstAsk, arrivedCh: make(chan struct{}, 1), doneCh: make(chan struct{}),
 	}
 	if c.AskAfter > 0 {
 		g.askDelay = c.AskAfter
@@ -221,7 +222,7 @@ func newGather(e *Endpoint, c Call) (*Gather, error) {
 	return g, nil
 }
 
-// slotOf returns the slot of a rank, or nil if nothing is expected of it.
+// slotOf returns the slot of a rank, or nil if the call did not address it.
 func (g *Gather) slotOf(rank int) (*slot, int) {
 	i, ok := rank-g.slots[0].answer.Rank, true
 	if g.bySlot != nil {
@@ -233,8 +234,8 @@ func (g *Gather) slotOf(rank int) (*slot, int) {
 	return &g.slots[i], i
 }
 
-// holdLarge keeps the bodies that do not travel in their frames, until every rank has them.
-func (g *Gather) holdLarge() {
+// offerLarge offers the bodies that do not travel in their frames, until every rank has them.
+func (g *Gather) offerLarge() {
 	g.refs = g.oneRef[:]
 	if len(g.call.Parts) > 1 {
 		g.refs = make([]wire.Ref, len(g.call.Parts))
@@ -246,18 +247,18 @@ func (g *Gather) holdLarge() {
 	}
 	for i := range g.call.Parts {
 		p := &g.call.Parts[i]
-		if len(p.Body) == 0 || g.target.inlineRoom(len(p.Body), limit) {
+		if len(p.Body) == 0 || g.sender.inlineRoom(len(p.Body), limit) {
 			continue
 		}
 		subject := ""
 		if len(p.Ranks) > 1 {
 			subject = p.Scope.subject(g.call.To, false)
 		}
-		g.refs[i] = g.ep.Hold(p.Body, wire.Ranks(p.Ranks...), subject, p.doneFunc())
+		g.refs[i] = g.ep.offer(p.Body, wire.Ranks(p.Ranks...), subject, p.doneFunc())
 	}
 }
 
-// doneFunc is who is told that nobody reads the body of a part any more.
+// doneFunc is called when the body of a part is not read any more.
 func (p *Part) doneFunc() func() {
 	if len(p.Body) > MaxInline {
 		return p.DoneFunc
@@ -265,18 +266,18 @@ func (p *Part) doneFunc() func() {
 	return nil
 }
 
-// letGo gives back what the call's arguments took.
-func (g *Gather) letGo() {
+// releaseArgs ends the uploads of the call's arguments and releases their inline bytes.
+func (g *Gather) releaseArgs() {
 	for i, ref := range g.refs {
 		if ref.Owner != "" {
-			g.ep.Drop(ref)
+			g.ep.withdraw(ref)
 		} else {
-			g.target.inlineDone(len(g.call.Parts[i].Body))
+			g.sender.inlineDone(len(g.call.Parts[i].Body))
 		}
 	}
 }
 
-// frame makes the frame of one part as it would be sent now.
+// frame returns the frame of one part with the current values.
 func (g *Gather) frame(part int) wire.Frame {
 	p, c := &g.call.Parts[part], &g.call
 	g.ep.mu.Lock()
@@ -300,8 +301,8 @@ func (g *Gather) frame(part int) wire.Frame {
 	return f
 }
 
-// answer takes in one rank's answer, and reports whether the call is over. A repeat is ignored, as is the word of an
-// earlier generation.
+// answer handles one rank's answer, and reports whether the call is over. It ignores repeats and answers of an earlier
+// generation.
 func (g *Gather) answer(f *wire.Frame) (over bool) {
 	h := &f.Header
 	g.mu.Lock()
@@ -339,7 +340,7 @@ func (g *Gather) answer(f *wire.Frame) (over bool) {
 	return false
 }
 
-// genOf is the generation of a rank that the caller believes in.
+// genOf is the expected generation of a rank.
 func (g *Gather) genOf(rank int) uint32 {
 	if len(g.call.Gens) == 0 {
 		return 0
@@ -350,7 +351,7 @@ func (g *Gather) genOf(rank int) uint32 {
 // fetch pulls the body of an answer.
 func (g *Gather) fetch(i int, ref wire.Ref, code Code) {
 	memory := g.call.Memory
-	if code != "" { // it is an error, and read here
+	if code != "" { // errors are decoded here
 		memory = nil
 	}
 	g.ep.Fetch(ref, wire.RankSet{}, memory, func(body []byte, err error) {
@@ -363,12 +364,12 @@ func (g *Gather) fetch(i int, ref wire.Ref, code Code) {
 	g.mu.Lock()
 	over := g.over
 	g.mu.Unlock()
-	if over { // while we began
-		g.ep.receipts.abandon(ref, ErrCancelled)
+	if over { // during Fetch
+		g.ep.downloads.abandon(ref, ErrCancelled)
 	}
 }
 
-// deliver settles a slot with an answer that is all here.
+// deliver settles a slot with a complete answer.
 func (g *Gather) deliver(i int, code Code, body []byte) {
 	if code != "" {
 		g.settle(i, nil, g.remoteError(g.slots[i].answer.Rank, code, body))
@@ -377,17 +378,17 @@ func (g *Gather) deliver(i int, code Code, body []byte) {
 	g.settle(i, body, nil)
 }
 
-// remoteError reads the error a worker sent, and fills in what the caller knows better.
+// remoteError decodes the error of a worker, and sets the fields that the caller knows.
 func (g *Gather) remoteError(rank int, code Code, body []byte) error {
 	e := &Error{}
-	if err := wire.Unmarshal(body, e); err != nil {
-		e.Message = "the worker's error could not be read: " + err.Error()
+	if err := wire.UnmarshalRecord(body, e); err != nil {
+		e.Message = "the worker's error cannot be decoded: " + err.Error()
 	}
 	e.Code, e.Role, e.Rank, e.Method = code, g.call.To.Role, rank, g.call.Method
 	return e
 }
 
-// settle gives a slot its answer, once, and ends the call if that was the last or the rule says so.
+// settle stores the answer of a slot, once, and ends the call if it was the last or the rule says so.
 func (g *Gather) settle(i int, body []byte, err error) {
 	g.mu.Lock()
 	if g.slots[i].answered || g.over {
@@ -398,7 +399,7 @@ func (g *Gather) settle(i int, body []byte, err error) {
 	g.settled(g.settleLocked(i, body, err))
 }
 
-// settlement is what is to be done, without the lock, after a slot has got its answer.
+// settlement is the work to do without the lock after a slot has its answer.
 type settlement struct {
 	slot  int
 	err   error
@@ -406,11 +407,11 @@ type settlement struct {
 	cause error
 }
 
-// settleLocked gives a slot that has none its answer. settled must follow, and unlocks.
+// settleLocked stores the answer of a slot that has none. settled must follow, and unlocks.
 func (g *Gather) settleLocked(i int, body []byte, err error) settlement {
 	s := &g.slots[i]
 	s.answered, s.answer.Body = true, body
-	s.answer.Err = g.placed(s.answer.Rank, err)
+	s.answer.Err = g.withRank(s.answer.Rank, err)
 	g.left--
 	if err == nil {
 		g.good++
@@ -432,7 +433,7 @@ func (g *Gather) settleLocked(i int, body []byte, err error) settlement {
 	return out
 }
 
-// settled unlocks the gather and does what follows from an answer.
+// settled unlocks the gather and does the work that follows from an answer.
 func (g *Gather) settled(done settlement) {
 	s := &g.slots[done.slot]
 	ref, fetching, rank := g.refs[s.part], s.fetching(), s.answer.Rank
@@ -440,8 +441,8 @@ func (g *Gather) settled(done settlement) {
 	if ref.Owner != "" {
 		g.ep.unneeded(ref, rank)
 	}
-	if fetching.Owner != "" && done.err != nil { // settled by something else: the body is no longer needed
-		g.ep.receipts.abandon(fetching, done.err)
+	if fetching.Owner != "" && done.err != nil { // settled by another event: the body is not needed
+		g.ep.downloads.abandon(fetching, done.err)
 	}
 	if done.over {
 		g.finish(done.cause)
@@ -453,8 +454,8 @@ func (g *Gather) settled(done settlement) {
 	}
 }
 
-// placed says where an error happened, if it does not say so itself.
-func (g *Gather) placed(rank int, err error) error {
+// withRank adds role, rank and method to an error, if it has none.
+func (g *Gather) withRank(rank int, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -475,13 +476,13 @@ func (g *Gather) signal() {
 // abort ends the call with err for every rank that has not answered, and tells the workers.
 func (g *Gather) abort(err error) { g.finish(err) }
 
-// Cancel ends the call; the workers are told, and ranks without an answer get ErrCancelled.
+// Cancel ends the call: the workers are told, and ranks without an answer get ErrCancelled.
 func (g *Gather) Cancel() {
 	g.finish(Errorf(CodeCancelled, "the caller cancelled the call"))
 }
 
-// finish ends the call once. With a cause there may be ranks without an answer: they get it, and their workers are
-// told to stop. The first failure is the cause; the siblings say so.
+// finish ends the call once. Ranks without an answer get the cause, and their workers are told to stop. The first
+// failure is the cause; the errors of the other ranks name it.
 func (g *Gather) finish(cause error) {
 	g.mu.Lock()
 	if g.over {
@@ -504,17 +505,17 @@ func (g *Gather) finish(cause error) {
 		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0
-	stop, held := g.stop, g.held
+	stop, deferred := g.stop, g.deferred
 	g.mu.Unlock()
 	g.ep.unregister(g)
 	if stop != nil {
 		stop()
 	}
 	for _, ref := range fetching {
-		g.ep.receipts.abandon(ref, cause)
+		g.ep.downloads.abandon(ref, cause)
 	}
-	g.letGo()
-	if unanswered.Len() > 0 && !held { // of one that was held nobody knows
+	g.releaseArgs()
+	if unanswered.Len() > 0 && !deferred { // no worker knows of a deferred call
 		g.tellCancelled(unanswered)
 	}
 	close(g.doneCh)
@@ -524,8 +525,8 @@ func (g *Gather) finish(cause error) {
 	}
 }
 
-// siblingError is what a rank without an answer gets: the cause itself if it is nobody's in particular, otherwise
-// "cancelled because of rank 3".
+// siblingError is the error of a rank without an answer: the cause itself if it has no rank, otherwise "cancelled
+// because of rank 3".
 func (g *Gather) siblingError(rank int, cause error) error {
 	e := AsError(cause)
 	if e.Role != "" && e.Rank >= 0 {

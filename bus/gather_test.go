@@ -37,7 +37,7 @@ func TestEveryRankAnswers(t *testing.T) {
 				require.Equal(t, fmt.Sprint("for ", r), string(a.Body))
 			}
 			require.Zero(t, ep.Pending())
-			require.Zero(t, ep.Holding())
+			require.Zero(t, ep.Uploads())
 			s.journal.requireOnce(t)
 			require.Equal(t, 10, s.journal.total())
 		})
@@ -348,7 +348,7 @@ func TestNobodyListens(t *testing.T) {
 		began := time.Now()
 		for r, a := range answers(t, scatter(t, ep, s.call("echo", nil))) {
 			require.ErrorIs(t, a.Err, bus.ErrWorkerLost)
-			require.ErrorContains(t, a.Err, fmt.Sprintf("echo[%d] echo: nobody has listened at %s for 3s", r, s.to.Prefix()))
+			require.ErrorContains(t, a.Err, fmt.Sprintf("echo[%d] echo: nothing has subscribed to %s for 3s", r, s.to.Prefix()))
 		}
 		require.InDelta(t, 3.5, time.Since(began).Seconds(), 1)
 

@@ -9,13 +9,13 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// onPanic is what the program wants done about a panic in a goroutine of ours; nil: what Go does, which is to end the program.
+// onPanic handles a panic in a goroutine of Troupe; nil: the panic ends the program.
 var onPanic atomic.Pointer[func(p any, stack []byte)]
 
-// OnPanic has a panic in any goroutine of this package and of those above it told to handle instead of ending the program. It
-// is for a program that must outlive a bug, an interpreter that has loaded us as a library; handle must then give up whatever
-// stands on us, because locks may be held for ever. It is called on the goroutine that panicked, and must not block. nil:
-// the program ends, as it does in any other.
+// OnPanic sets the handler of a panic in any goroutine of this package and of the packages above it. It is for a
+// program that must survive a bug, such as an interpreter that has loaded Troupe as a library. After a panic handle
+// must give up everything that uses Troupe, because locks may be held for ever. It runs on the goroutine that panicked,
+// and must not block. nil: a panic ends the program.
 func OnPanic(handle func(p any, stack []byte)) {
 	if handle == nil {
 		onPanic.Store(nil)
@@ -24,8 +24,8 @@ func OnPanic(handle func(p any, stack []byte)) {
 	onPanic.Store(&handle)
 }
 
-// Recover is deferred by every goroutine, and every function that somebody else calls on one of theirs. A test in the
-// repository finds those that do not.
+// Recover is deferred by every goroutine, and by every function that another package calls on its goroutine. A test in
+// the repository finds those that do not.
 func Recover() {
 	handle := onPanic.Load()
 	if handle == nil {
@@ -44,7 +44,7 @@ func Go(do func()) {
 	}()
 }
 
-// Guard is do for goroutines that somebody else starts: those of a group, and timers.
+// Guard is do with Recover, for goroutines that other packages start: those of wait groups and timers.
 func Guard(do func()) func() {
 	return func() {
 		defer Recover()
@@ -52,7 +52,7 @@ func Guard(do func()) func() {
 	}
 }
 
-// GuardMsg is hear for the goroutines of subscriptions.
+// GuardMsg is Guard for the handlers of subscriptions.
 func GuardMsg(hear nats.MsgHandler) nats.MsgHandler {
 	return func(m *nats.Msg) {
 		defer Recover()

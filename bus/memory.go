@@ -1,25 +1,25 @@
 package bus
 
-// MaxInline is the largest body that may travel in its frame. Larger ones are always pulled.
+// MaxInline is the largest body that may travel in its frame. Receivers pull larger ones.
 const MaxInline = 64 << 10
 
-// Memory is where bodies over MaxInline lie, if not on Go's heap: where another language can use them as they are. A body of it
-// has one owner at a time, who frees it, once. What is only read meanwhile says so when it is done.
+// Memory allocates bodies over MaxInline outside Go's heap, for use by another language without a copy. A body has one
+// owner at a time, which frees it once. Readers report when they are done (Part.DoneFunc).
 type Memory interface {
-	// Make gives room for a body, which need not be zero; nil: there is none.
+	// Make allocates a body, which need not be zeroed; nil: no memory is available.
 	Make(n int) []byte
-	// Free takes back a body that nobody uses any more. One that Make did not give is left alone.
+	// Free releases a body that is not used any more. It ignores bodies that Make did not allocate.
 	Free(body []byte)
 }
 
-// FreeBody frees a body that may be of m; m may be nil.
+// FreeBody frees a body that m may have allocated; m may be nil.
 func FreeBody(m Memory, body []byte) {
 	if m != nil && len(body) > MaxInline {
 		m.Free(body)
 	}
 }
 
-// makeBody is room for a body that is pulled; nil: there is none.
+// makeBody allocates a body; nil: no memory is available.
 func makeBody(m Memory, n int) []byte {
 	if m != nil && n > MaxInline {
 		return m.Make(n)

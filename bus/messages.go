@@ -57,8 +57,8 @@ func (b *Bus) Request(ctx context.Context, subject string, data []byte) (*Msg, e
 	return m, nil
 }
 
-// Serve answers each request on the subject with what handle returns, or with its error, as msgpack. The goroutine of the
-// subscription calls handle, so handle must not block.
+// Serve answers each request on the subject with the result of handle, or with its error, as msgpack. The goroutine of
+// the subscription calls handle, so handle must not block.
 func (b *Bus) Serve(subject string, handle func(m *Msg) (any, error)) (*Subscription, error) {
 	return b.Subscribe(subject, func(m *Msg) {
 		if m.Reply != "" {
@@ -67,8 +67,8 @@ func (b *Bus) Serve(subject string, handle func(m *Msg) (any, error)) (*Subscrip
 	})
 }
 
-// Answer calls handle and sends its result to the sender of m, from the calling goroutine. A lost answer is asked for
-// again.
+// Answer calls handle and sends its result to the sender of m, from the calling goroutine. When an answer is lost, Ask
+// repeats the request.
 func (b *Bus) Answer(m *Msg, handle func(m *Msg) (any, error)) {
 	var out reply
 	value, err := handle(m)
@@ -78,25 +78,25 @@ func (b *Bus) Answer(m *Msg, handle func(m *Msg) (any, error)) {
 	if err != nil {
 		out.Err = AsError(err)
 	}
-	data, err := wire.Marshal(&out)
+	data, err := wire.MarshalRecord(&out)
 	if err != nil {
 		b.Logger().Error("bus: an answer cannot be encoded", "subject", m.Subject, "error", err)
 		return
 	}
 	if err := m.Respond(data); err != nil {
-		b.Logger().Debug("bus: an answer is lost; the other side asks again", "subject", m.Subject, "error", err)
+		b.Logger().Debug("bus: an answer is lost; the peer repeats its request", "subject", m.Subject, "error", err)
 	}
 }
 
-// reply is what Serve sends to Ask.
+// reply is the answer of Serve to Ask.
 type reply struct {
 	Value wire.Raw `msgpack:"value,omitempty"`
 	Err   *Error   `msgpack:"err,omitempty"`
 }
 
-// Ask sends a value to what serves the subject and decodes its answer into result, which may be nil. It sends the request
-// again while the connection is down or nothing serves the subject, until ctx ends: the request must be one that may reach
-// the other side twice.
+// Ask sends a value to the process that serves the subject and decodes its answer into result, which may be nil. While
+// the connection is down or nothing serves the subject it repeats the request until ctx ends, so the request may arrive
+// twice.
 func (b *Bus) Ask(ctx context.Context, subject string, request, result any) error {
 	data, err := wire.Marshal(request)
 	if err != nil {
@@ -114,8 +114,8 @@ func (b *Bus) askOnce(ctx context.Context, subject string, data []byte, result a
 		return Permanent(err)
 	}
 	var got reply
-	if err := wire.Unmarshal(m.Data, &got); err != nil {
-		return Permanent(Errorf(CodeMalformed, "the answer on %s cannot be read: %w", subject, err))
+	if err := wire.UnmarshalRecord(m.Data, &got); err != nil {
+		return Permanent(Errorf(CodeMalformed, "the answer on %s is malformed: %w", subject, err))
 	}
 	if got.Err != nil {
 		return Permanent(got.Err)

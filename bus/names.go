@@ -6,20 +6,20 @@ import (
 	"troupe/bus/wire"
 )
 
-// NameRule is the rule for every name, in words, as errors quote it.
-const NameRule = "a name has 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
+// nameRule is the rule for every name, as errors quote it.
+const nameRule = "a name has 1 to 64 characters out of A-Z, a-z, 0-9, _ and -"
 
-// CheckName refuses a name that could not be a token of a subject or a key. what says whose name it is: "role",
-// "namespace", "mesh".
+// CheckName refuses a name that cannot be a token of a subject or a key. what is the kind of name: "role", "namespace",
+// "mesh".
 func CheckName(what, name string) error {
 	if !isName(name, wire.MaxName) {
-		return Errorf(CodeInvalid, "%s name %q: %s", what, wire.Clip(name), NameRule)
+		return Errorf(CodeInvalid, "%s name %q: %s", what, wire.Clip(name), nameRule)
 	}
 	return nil
 }
 
-// NewID makes a name that nobody else has: 60 random bits, in twelve characters. It is short because sessions and
-// incarnations travel with every message, several times over.
+// NewID makes a unique name: 60 random bits in twelve characters. It is short because sessions and incarnations travel
+// with every message, several times.
 func NewID() string {
 	const letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" // 32 of them: a random byte chooses evenly
 	b := make([]byte, 12)

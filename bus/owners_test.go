@@ -145,7 +145,7 @@ func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
 					answers(t, g)
 				}
 				require.Eventually(t, func() bool { return callers.InUse()+workers.InUse() == 0 }, 5*time.Minute, time.Second)
-				require.Zero(t, th.ep.Holding())
+				require.Zero(t, th.ep.Uploads())
 				require.Greater(t, workers.Made(), 30)
 				th.callLent(callers, dice, 5) // and those that are under way when all is closed
 				th.ep.Close()

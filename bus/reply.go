@@ -1,30 +1,33 @@
 package bus
 
 import (
+	"encoding/binary"
+	"runtime"
 	"slices"
+	"sync"
 
 	"troupe/bus/wire"
 )
 
-// ReplyRoom is how many bytes an answer's buffer has in front of the body for the envelope, so that the body of most
-// answers is written once and never copied. It is a multiple of 64, which keeps tensors aligned.
+// ReplyRoom is the number of bytes before the body in an answer's buffer, for the envelope, so that the body of most
+// answers is written once and not copied. It is a multiple of 64, which keeps tensors aligned.
 const ReplyRoom = 64
 
-// Reply is one rank's answer as it was sent. The worker keeps it until the caller has it, so that it can be sent again.
+// Reply is one rank's answer. The worker keeps it until the caller has acknowledged it, so that it can be sent again.
 type Reply struct {
-	buf  []byte
-	from int    // where the frame begins in buf
-	held uint64 // the body that is held apart; 0: none
+	buf    []byte
+	from   int    // start of the frame in buf
+	upload uint64 // id of the upload of its body; 0: the body is in the frame
 }
 
-// Inbox is where the answers to a session's calls go.
+// Inbox is the subject for answers to a session's calls.
 func (e *Endpoint) Inbox(session string) string { return replyIn(e.namespace, session) }
 
 // Reply sends an answer to a call to the caller's inbox. buf is ReplyRoom bytes and then the body, if body is nil; it
-// belongs to the Reply from now on. The body travels in the frame if the call allows that much; otherwise it is held here until the
-// caller has pulled it, and onDone, if set, is called when nobody reads it any more. h is the answer's own envelope; for a
-// failure the body is the encoded *Error. more says that other answers are about to follow, so that this one may travel
-// with them.
+// belongs to the Reply from now on. The body travels in the frame if the call allows its size; otherwise this endpoint
+// offers it until the caller has pulled it, and onDone, if set, is called when it is not read any more. h is the
+// answer's envelope; for a failure the body is the encoded *Error. With more set, other answers follow soon, and this
+// one may travel in one message with them.
 func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, body []byte, more bool, onDone func()) Reply {
 	h.Seq = call.Seq
 	inPlace := body == nil
@@ -34,8 +37,8 @@ func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, b
 	var r Reply
 	switch {
 	case len(body) > e.inlineLimit(call, h.Code):
-		h.Ref = e.Hold(body, wire.RankSet{}, "", onDone)
-		r.held, r.buf = h.Ref.ID, make([]byte, ReplyRoom)
+		h.Ref = e.offer(body, wire.RankSet{}, "", onDone)
+		r.upload, r.buf = h.Ref.ID, make([]byte, ReplyRoom)
 	case inPlace:
 		r.buf = buf
 	default:
@@ -43,21 +46,21 @@ func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, b
 	}
 	var room [2 * ReplyRoom]byte
 	head := wire.AppendAnswerHead(room[:0], h)
-	if r.from = ReplyRoom - len(head); r.from < 0 { // the words of a ref or a failure are longer
+	if r.from = ReplyRoom - len(head); r.from < 0 { // the head with a ref or an error code is longer
 		r.buf, r.from = slices.Concat(head, r.buf[ReplyRoom:]), 0
 	} else {
 		copy(r.buf[r.from:], head)
 	}
 	if more && r.Size() < bundleLimit/2 {
-		e.bundler.add(inbox, r.frame())
+		e.batcher.add(inbox, r.frame())
 	} else {
 		e.Repeat(inbox, &r)
 	}
 	return r
 }
 
-// inlineLimit is how much of an answer may travel in its frame. An error may take more than was promised, so that it
-// rarely has to be pulled.
+// inlineLimit is the largest body of an answer that travels in its frame. An error may take more than the call allows,
+// so that it rarely has to be pulled.
 func (e *Endpoint) inlineLimit(call *wire.Header, code Code) int {
 	if code == "" {
 		return int(call.Inline)
@@ -69,20 +72,116 @@ func (r *Reply) frame() []byte { return r.buf[r.from:] }
 
 // Repeat sends the answer again; the caller recognises it.
 func (e *Endpoint) Repeat(inbox string, r *Reply) {
-	_ = e.bus.publish(inbox, "", r.frame()) // the caller asks again if it is lost
+	_ = e.bus.publish(inbox, "", r.frame()) // the caller's next status request repeats it
 }
 
-// ForgetReply lets go of a reply that the caller will not ask for again, and gives its buffer back.
+// ForgetReply releases a reply that the caller has acknowledged, and returns its buffer.
 func (e *Endpoint) ForgetReply(r *Reply) (buf []byte) {
-	if r.held != 0 {
-		e.Drop(wire.Ref{Owner: e.session, ID: r.held})
+	if r.upload != 0 {
+		e.withdraw(wire.Ref{Owner: e.session, ID: r.upload})
 	}
 	buf, *r = r.buf, Reply{}
 	return buf
 }
 
-// Held reports whether the body is held apart, for the caller to pull.
-func (r *Reply) Held() bool { return r.held != 0 }
+// Uploaded reports whether the caller pulls the body.
+func (r *Reply) Uploaded() bool { return r.upload != 0 }
 
-// Size is what the reply takes in memory, without a body that is held apart.
+// Size is the memory of the reply, without an uploaded body.
 func (r *Reply) Size() int { return len(r.buf) - r.from }
+
+const bundleLimit = 64 << 10 // size at which a bundle is sent
+
+// answerBatcher puts answers to one caller that are ready at about the same time into one message, a bundle: the ranks
+// of a process answer a broadcast together, and the server and the caller then handle one message instead of hundreds.
+// No timer is involved: a bundle is sent after one turn of the runnable goroutines.
+type answerBatcher struct {
+	ep *Endpoint
+
+	mu      sync.Mutex
+	bundles map[string]*answerBatch // by inbox
+	wakeCh  chan struct{}           // holds one
+}
+
+// answerBatch is a bundle of frames, each after its length.
+type answerBatch struct {
+	buf []byte
+	n   int
+}
+
+func newAnswerBatcher(ep *Endpoint) *answerBatcher {
+	return &answerBatcher{ep: ep, bundles: map[string]*answerBatch{}, wakeCh: make(chan struct{}, 1)}
+}
+
+// add takes a copy of the frame and sends it soon.
+func (b *answerBatcher) add(inbox string, frame []byte) {
+	b.mu.Lock()
+	u := b.bundles[inbox]
+	if u == nil {
+		u = &answerBatch{}
+		b.bundles[inbox] = u
+	}
+	if len(u.buf)+len(frame)+4 > bundleLimit {
+		b.send(inbox, u)
+	}
+	if u.n == 0 {
+		u.buf = (&wire.Frame{Kind: wire.KindBundle}).Append(u.buf[:0])
+	}
+	u.buf = append(binary.BigEndian.AppendUint32(u.buf, uint32(len(frame))), frame...)
+	u.n++
+	b.mu.Unlock()
+	select {
+	case b.wakeCh <- struct{}{}:
+	default:
+	}
+}
+
+// send publishes the bundle for one caller. b.mu is held, so that answers keep their order.
+func (b *answerBatcher) send(inbox string, u *answerBatch) {
+	if u.n > 0 {
+		_ = b.ep.bus.publish(inbox, "", u.buf) // the caller's next status request repeats it
+		u.n = 0
+	}
+}
+
+// loop sends until the endpoint is closed.
+func (b *answerBatcher) loop() {
+	for {
+		select {
+		case <-b.ep.closedCh:
+			b.flush()
+			return
+		case <-b.wakeCh:
+		}
+		runtime.Gosched() // other ranks may be about to answer
+		b.flush()
+	}
+}
+
+func (b *answerBatcher) flush() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for inbox, u := range b.bundles {
+		if u.n == 0 { // unused since the last flush
+			delete(b.bundles, inbox)
+			continue
+		}
+		b.send(inbox, u)
+	}
+}
+
+// splitBundle calls do for each frame of a bundle; it reports false if the bundle is malformed.
+func splitBundle(body []byte, do func(frame []byte)) bool {
+	for len(body) > 0 {
+		if len(body) < 4 {
+			return false
+		}
+		n := int64(binary.BigEndian.Uint32(body))
+		if n > int64(len(body)-4) {
+			return false
+		}
+		do(body[4 : 4+n])
+		body = body[4+n:]
+	}
+	return true
+}

@@ -8,8 +8,8 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Backoff is how long to wait between attempts: First at first, then longer each time up to Most, with jitter of half the
-// wait either way. Zero: 20 ms, and half a second.
+// Backoff is the wait between attempts: First at first, then longer each time up to Most, with jitter of half the wait
+// either way. Zero: 20 ms and half a second.
 type Backoff struct{ First, Most time.Duration }
 
 // Start begins a series of waits, for loops that Retry does not fit.
@@ -38,8 +38,8 @@ func (w *Waits) Wait(ctx context.Context) error { return Sleep(ctx, w.Next()) }
 // Reset begins the series again, after a success.
 func (w *Waits) Reset() { w.policy.Reset() }
 
-// Retry calls attempt until it returns nil or a Permanent error, which it returns, or ctx ends. The error then has the code
-// of the context's end and the words of the last attempt.
+// Retry calls attempt until it returns nil or a Permanent error, which Retry returns, or until ctx ends. The error then
+// has the code of the context's end and the text of the last attempt.
 func Retry(ctx context.Context, b Backoff, attempt func() error) error {
 	var last error
 	err := backoff.Retry(func() error {
@@ -55,7 +55,7 @@ func Retry(ctx context.Context, b Backoff, attempt func() error) error {
 	return err
 }
 
-// Permanent marks an error that Retry does not try again; nil stays nil.
+// Permanent marks an error that Retry returns at once; nil stays nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil

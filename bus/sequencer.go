@@ -13,27 +13,27 @@ import (
 )
 
 const (
-	sequencedCalls = 4096     // how many calls a sequencer can repeat
-	sequencedBytes = 32 << 20 // and how many bytes of them
-	maxCallers     = 4096     // how many callers' order it keeps
+	sequencedCalls = 4096     // calls that a sequencer can repeat
+	sequencedBytes = 32 << 20 // and their bytes
+	maxCallers     = 4096     // callers with a reorder buffer
 	callerTTL      = 10 * time.Minute
-	missingEvery   = 300 * time.Millisecond // how often it asks for what is missing
+	missingEvery   = 300 * time.Millisecond // interval of the reports of a gap
 )
 
 // Calls of several drivers on one role have no common order: each rank sees its own. A role whose workers must agree,
-// because they meet in collectives, is ordered: its callers send each call, all its frames in one message, to the
-// role's sequencer, which gives it a place and publishes it. Between a caller and the sequencer there is the same order
-// of places as between a caller and a rank: a call that was lost on the way there is not overtaken by the next. Bodies of
-// any size are pulled from their owner as always and never pass the sequencer.
+// because they run collectives, is ordered: its callers send each call, all its frames in one message, to the role's
+// sequencer, which assigns a position and publishes it. Calls from a caller to the sequencer carry positions like calls
+// from a caller to a rank, so a lost call is not overtaken by the next. Large bodies are pulled from their owner and do
+// not pass the sequencer.
 
-// sequencers are the sequencers that run at one endpoint, by the prefix of their role.
+// sequencers are the sequencers of one endpoint, by the prefix of their role.
 type sequencers struct {
 	ep *Endpoint
 	mu sync.Mutex
 	of map[string]*sequencer
 }
 
-// sequencer orders the calls of one role. Its state belongs to its subscription's goroutine and to missing; mu guards it.
+// sequencer orders the calls of one role. mu guards its state, which the subscription's goroutine and missing use.
 type sequencer struct {
 	ep    *Endpoint
 	to    Address
@@ -41,7 +41,7 @@ type sequencer struct {
 	sub   *nats.Subscription
 
 	mu      sync.Mutex
-	chain   chain
+	chain   orderChain
 	calls   []*sequenced // the last calls, oldest first
 	byID    map[callID]*sequenced
 	bytes   int
@@ -49,9 +49,9 @@ type sequencer struct {
 	closed  bool
 }
 
-// caller is the order of one caller's calls.
+// caller is the reorder buffer of one caller's calls.
 type caller struct {
-	Stream[*sequenced]
+	ReorderBuffer[*sequenced]
 	lastSeen time.Time
 	askedAt  time.Time
 }
@@ -61,11 +61,11 @@ type callID struct {
 	seq     uint64
 }
 
-// sequenced is one call that has its place.
+// sequenced is one call with its position.
 type sequenced struct {
 	id     callID
-	at     time.Time // when it got its place
-	place  place
+	at     time.Time // when the position was assigned
+	place  callOrder
 	frames []sequencedFrame
 	bytes  int
 }
@@ -119,15 +119,15 @@ func (ss *sequencers) closeAll() {
 	}
 }
 
-// toSequencer sends all frames of a call in one message, behind the call of that place. For a repeat, ranks are those
-// who miss it; for a first sending it is empty.
-func (t *target) toSequencer(g *Gather, prev uint64, ranks wire.RankSet) error {
+// toSequencer sends all frames of a call in one message, after the call at position prev. For a repeat, ranks are the
+// ranks that miss it; for a first sending it is empty.
+func (t *roleSender) toSequencer(g *Gather, prev uint64, ranks wire.RankSet) error {
 	parts := g.call.Parts
 	var body []byte
 	for i := range parts {
 		f := g.frame(i)
-		f.Header.Order, f.Header.Prev, f.Header.Prevs = 0, 0, nil // the sequencer's to give
-		if !parts[i].Scope.All {                                  // the sequencer knows no meshes
+		f.Header.Order, f.Header.Prev, f.Header.Prevs = 0, 0, nil // the sequencer assigns them
+		if !parts[i].Scope.All {                                  // the sequencer does not know meshes
 			f.Header.Some, f.Header.Ranks = true, wire.Ranks(parts[i].Ranks...)
 		}
 		body = wire.AppendRouted(body, parts[i].Scope.subject(t.to, false), &f)
@@ -142,11 +142,11 @@ func (t *target) toSequencer(g *Gather, prev uint64, ranks wire.RankSet) error {
 	return t.ep.sendFrom(t.to.Sequencer(), appendReplyCall(t.ep.callPrefix, g.seq, g.everyPart()), &f)
 }
 
-// receive takes a message for the sequencer. Nothing in it blocks.
+// receive handles a message for the sequencer. It does not block.
 func (s *sequencer) receive(m *nats.Msg) {
 	f, err := wire.ParseFrame(m.Data)
 	if err != nil {
-		s.ep.bus.cfg.Logger.Warn("bus: a message for a sequencer cannot be read", "role", s.to.Role, "error", err)
+		s.ep.bus.cfg.Logger.Warn("bus: a sequencer received a malformed message", "role", s.to.Role, "error", err)
 		if errors.Is(err, ErrVersion) {
 			s.ep.AnswerVersion(m.Reply)
 		}
@@ -163,12 +163,12 @@ func (s *sequencer) receive(m *nats.Msg) {
 		from.Skip(f.Header.Order, f.Header.Prev)
 		s.release(from, now)
 	default:
-		s.ep.bus.cfg.Logger.Warn("bus: a frame of an unknown kind for a sequencer", "role", s.to.Role, "kind", f.Kind.String())
+		s.ep.bus.cfg.Logger.Warn("bus: a sequencer received a frame of an unknown kind", "role", s.to.Role, "kind", f.Kind.String())
 	}
 }
 
-// arrive gives a call its place and publishes it, if its turn has come. One that has its place is sent again to those
-// who miss it, who recognise it.
+// arrive assigns a position to a call and publishes it, if it is next. A call that has its position is sent again to
+// the ranks that miss it, which recognise it.
 func (s *sequencer) arrive(f *wire.Frame, now time.Time) {
 	h := &f.Header
 	if c := s.byID[callID{h.Session, h.Seq}]; c != nil {
@@ -177,24 +177,24 @@ func (s *sequencer) arrive(f *wire.Frame, now time.Time) {
 	}
 	c := s.parse(f, now)
 	if c == nil {
-		s.ep.bus.cfg.Logger.Warn("bus: a call for a sequencer cannot be read", "role", s.to.Role)
+		s.ep.bus.cfg.Logger.Warn("bus: a sequencer received a malformed call", "role", s.to.Role)
 		return
 	}
 	from := s.callerOf(h.Session, now)
 	switch from.Take(h.Order, h.Prev) {
-	case TakeIt:
+	case InOrder:
 		s.publish(c, now)
 		s.release(from, now)
-	case HoldIt:
-		if from.Hold(h.Order, h.Prev, c) {
+	case TooEarly:
+		if from.Buffer(h.Order, h.Prev, c) {
 			s.reportGap(h.Session, from, now)
 		}
-	case PastIt: // it had its place, which is forgotten: it cannot be run in order any more
+	case Passed: // its position is forgotten: it cannot run in order any more
 		s.sayUnknown(c, h.Ranks)
 	}
 }
 
-// release publishes the calls whose turn has come.
+// release publishes the buffered calls that are next.
 func (s *sequencer) release(from *caller, now time.Time) {
 	for c, ok := from.Release(); ok; c, ok = from.Release() {
 		s.publish(c, now)
@@ -205,36 +205,36 @@ func (s *sequencer) publish(c *sequenced, now time.Time) {
 	s.place(c)
 	for i := range c.frames {
 		f := c.frameAt(i, now)
-		_ = s.ep.send(c.frames[i].subject, &f) // its ranks notice the gap if it is lost
+		_ = s.ep.send(c.frames[i].subject, &f) // its ranks report the gap if it is lost
 	}
 }
 
-// repeat sends a call again to some of its ranks, each by its own subject.
+// repeat sends a call again to some of its ranks, on their own subjects.
 func (s *sequencer) repeat(c *sequenced, ranks wire.RankSet, now time.Time) {
 	for i := range c.frames {
 		f := c.frameAt(i, now)
 		for _, rank := range c.frames[i].ranks {
 			if ranks.Has(rank) {
-				_ = s.ep.send(s.to.Rank(rank), &f) // they ask again if it is lost
+				_ = s.ep.send(s.to.Rank(rank), &f) // the ranks report the gap again if it is lost
 			}
 		}
 	}
 }
 
-// sayUnknown tells the caller in the name of some ranks that nobody knows what became of the call.
+// sayUnknown sends the caller the status "outcome unknown" on behalf of some ranks.
 func (s *sequencer) sayUnknown(c *sequenced, ranks wire.RankSet) {
 	for i := range c.frames {
 		h := &c.frames[i].frame.Header
 		for _, rank := range c.frames[i].ranks {
 			if ranks.Has(rank) {
 				say := wire.Header{Seq: c.id.seq, Rank: rank, Gen: h.Gens[rank], State: wire.StateUnknown}
-				_ = s.ep.Tell(c.id.session, &wire.Frame{Kind: wire.KindStatus, Header: say}) // the caller asks again if it is lost
+				_ = s.ep.Tell(c.id.session, &wire.Frame{Kind: wire.KindStatus, Header: say}) // the caller's next status request repeats it
 			}
 		}
 	}
 }
 
-// reportGap asks a caller for what is missing before the calls that are held, and again until it has come.
+// reportGap asks a caller for the calls that are missing before the buffered ones, and repeats that until they arrive.
 func (s *sequencer) reportGap(session string, from *caller, now time.Time) {
 	after, upTo, open := from.Gap()
 	if !open || now.Sub(from.askedAt) < missingEvery/2 {
@@ -252,8 +252,8 @@ func (s *sequencer) reportGap(session string, from *caller, now time.Time) {
 	}))
 }
 
-// callerOf finds the order of a caller's calls, and forgets those of callers that have long been silent: should one
-// come back, it is asked for what is missing and says that there is nothing.
+// callerOf returns the reorder buffer of a caller, and removes those of callers that have long been silent: if one
+// returns, it is asked for missing calls and answers that there are none.
 func (s *sequencer) callerOf(session string, now time.Time) *caller {
 	c := s.callers[session]
 	if c == nil {
@@ -271,7 +271,7 @@ func (s *sequencer) callerOf(session string, now time.Time) *caller {
 	return c
 }
 
-// frameAt is a frame of the call as it would be sent now: with the time that is left.
+// frameAt is a frame of the call with its current age and remaining time.
 func (c *sequenced) frameAt(i int, now time.Time) wire.Frame {
 	f := c.frames[i].frame
 	f.Header.Age = now.Sub(c.at)
@@ -281,7 +281,7 @@ func (c *sequenced) frameAt(i int, now time.Time) wire.Frame {
 	return f
 }
 
-// parse takes only frames for the role itself: the sequencer is nobody's way to other subjects.
+// parse accepts frames on subjects of the role alone, so that a sequencer does not publish anywhere else.
 func (s *sequencer) parse(outer *wire.Frame, now time.Time) *sequenced {
 	c := &sequenced{id: callID{outer.Header.Session, outer.Header.Seq}, at: now, bytes: len(outer.Body)}
 	for rest := outer.Body; len(rest) > 0; {
@@ -295,7 +295,7 @@ func (s *sequencer) parse(outer *wire.Frame, now time.Time) *sequenced {
 	return c
 }
 
-// heardBy lists the ranks a frame is for.
+// heardBy lists the ranks of a frame.
 func (s *sequencer) heardBy(subject string, f *wire.Frame) []int {
 	switch {
 	case f.Header.Some:
@@ -310,7 +310,7 @@ func (s *sequencer) heardBy(subject string, f *wire.Frame) []int {
 	return nil
 }
 
-// place stamps the call and remembers it.
+// place assigns the call's position and keeps the call for repeats.
 func (s *sequencer) place(c *sequenced) {
 	var ranks []int
 	for _, f := range c.frames {
@@ -325,12 +325,13 @@ func (s *sequencer) place(c *sequenced) {
 	for len(s.calls) > sequencedCalls || s.bytes > sequencedBytes && len(s.calls) > 1 {
 		s.bytes -= s.calls[0].bytes
 		delete(s.byID, s.calls[0].id)
-		s.calls[0] = nil // the memory of the queue would keep it
+		s.calls[0] = nil // the array of the queue would keep the call
 		s.calls = s.calls[1:]
 	}
 }
 
-// missing repeats to one rank what it has not received, and reports false if no sequencer of that role is here.
+// missing repeats to one rank the calls that it has not received, and reports false if this endpoint is not the
+// sequencer of that role.
 func (ss *sequencers) missing(f *wire.Frame) bool {
 	ss.mu.Lock()
 	s := ss.of[f.Header.Object]
@@ -348,7 +349,7 @@ func (ss *sequencers) missing(f *wire.Frame) bool {
 		for i := range c.frames {
 			if slices.Contains(c.frames[i].ranks, f.Header.Rank) {
 				again := c.frameAt(i, now)
-				_ = ss.ep.send(subject, &again) // the rank asks again if it is lost
+				_ = ss.ep.send(subject, &again) // the rank reports the gap again if it is lost
 				after = c.place.order
 			}
 		}

@@ -114,5 +114,5 @@ func TestCallTooWideForTheSequencer(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "a call of 20000 parts is too large for the sequencer of echo")
 	require.Zero(t, ep.Pending())
-	require.Zero(t, ep.Holding())
+	require.Zero(t, ep.Uploads())
 }

@@ -14,24 +14,24 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// closedClients is how many connections that have ended the server remembers, for its own reports: about 2 KiB each. Every
-// worker process has one, and the server's default is 10,000.
+// closedClients bounds the closed connections that the server remembers for its reports: about 2 KiB each. Every worker
+// process has one, and the server's default is 10,000.
 const closedClients = 64
 
 // embedded is a nats-server inside this process.
 type embedded struct {
 	srv        *server.Server
 	log        *slog.Logger
-	tempDir    string // removed at the end; empty when the store is the user's
+	tempDir    string // removed by stop; empty: the store belongs to the user
 	stopCopies func() // nil if none are kept
 	refused    atomic.Uint64
 	guard      *storeGuard
 }
 
-// startServer returns a server that accepts connections, or says why there is none; an occupied port is named.
+// startServer returns a server that accepts connections, or an error that names the address and the store.
 func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.Logger) (*embedded, error) {
 	opts := &server.Options{
-		ServerName:         strings.Join(strings.Fields(name), "-"), // it may have no spaces
+		ServerName:         strings.Join(strings.Fields(name), "-"), // must not contain spaces
 		DontListen:         cfg.Listen == "",
 		NoSigs:             true,
 		JetStream:          true,
@@ -55,7 +55,7 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 	if cfg.StoreDir == "" {
 		dir, err := os.MkdirTemp("", "troupe-")
 		if err != nil {
-			return nil, Errorf(CodeUnavailable, "make a folder for the embedded server: %w", err)
+			return nil, Errorf(CodeUnavailable, "create a folder for the embedded server: %w", err)
 		}
 		opts.StoreDir, e.tempDir = dir, dir
 	} else if err := repairStreams(cfg.StoreDir, log); err != nil {
@@ -72,7 +72,7 @@ func startServer(ctx context.Context, name string, cfg ServerConfig, log *slog.L
 	return e, nil
 }
 
-// keepCopies keeps copies of what describes the streams, until the server stops.
+// keepCopies keeps copies of the streams' configurations until the server stops.
 func (e *embedded) keepCopies(store string, log *slog.Logger) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan struct{})
@@ -103,7 +103,7 @@ func (e *embedded) start(ctx context.Context, opts *server.Options, guard *store
 	return nil
 }
 
-// awaitReady asks the server again and again, because its own wait can neither be given up nor be short.
+// awaitReady polls the server, because its own wait cannot be cancelled.
 func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, fatalCh <-chan string) error {
 	timeout := time.After(10 * time.Second)
 	tick := time.NewTicker(2 * time.Millisecond)
@@ -122,7 +122,7 @@ func awaitReady(ctx context.Context, srv *server.Server, opts *server.Options, f
 	return nil
 }
 
-// serverPlace says where a server listens and stores.
+// serverPlace is the address and the store of a server, for messages.
 func serverPlace(opts *server.Options) string {
 	if opts.DontListen {
 		return " with store " + opts.StoreDir
@@ -145,7 +145,7 @@ func (e *embedded) stop() {
 		e.shutdown()
 	}
 	if e.tempDir != "" {
-		_ = os.RemoveAll(e.tempDir) // nothing can be done about a temporary file that stays
+		_ = os.RemoveAll(e.tempDir) // a leftover temporary file is harmless
 	}
 }
 
@@ -169,8 +169,8 @@ func (e *embedded) shutdown() {
 	}
 }
 
-// awaitQuiet waits a moment for requests to JetStream that are being served: a stream that is made while the server shuts
-// down is forgotten with its files open.
+// awaitQuiet waits for JetStream requests that are being served: a stream that is created while the server shuts down
+// leaks its open files.
 func (e *embedded) awaitQuiet(most time.Duration) {
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(time.Millisecond) {
 		stats, err := e.srv.Jsz(&server.JSzOptions{})
@@ -195,8 +195,7 @@ func splitListen(listen string) (string, int, error) {
 	return host, port, nil
 }
 
-// serverLog hands the server's own log to ours, and a fatal line to whoever waits for the start: the server does not
-// return such an error.
+// serverLog forwards the server's log, and a fatal line to startServer: the server does not return such an error.
 type serverLog struct {
 	log     *slog.Logger
 	fatalCh chan string
@@ -210,13 +209,13 @@ func (l *serverLog) Tracef(string, ...any)           {}
 func (l *serverLog) Errorf(format string, v ...any) {
 	msg := fmt.Sprintf(format, v...)
 	if strings.Contains(msg, server.ErrAuthentication.Error()) || strings.Contains(msg, "TLS handshake error") {
-		l.refused.Add(1) // the server counts them nowhere
+		l.refused.Add(1) // the server has no counter for these
 	}
 	l.guard.heard(msg)
 	l.log.Error("nats-server: " + msg)
 }
 
-// Warnf keeps the server's advice about settings that are ours to choose out of the user's terminal.
+// Warnf drops warnings about settings that Troupe makes on purpose.
 func (l *serverLog) Warnf(format string, v ...any) {
 	msg := fmt.Sprintf(format, v...)
 	if strings.Contains(msg, "Plaintext passwords") || strings.Contains(msg, "JetStream maximum") {

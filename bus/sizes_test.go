@@ -46,7 +46,7 @@ func (c *cast) unharmed() {
 		require.Zero(c.t, b.Conn().Stats().Reconnects, "a connection was cut")
 		require.Zero(c.t, b.AsyncErrors())
 	}
-	require.Eventually(c.t, func() bool { return c.ep.Holding() == 0 && c.ep.Pending() == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(c.t, func() bool { return c.ep.Uploads() == 0 && c.ep.Pending() == 0 }, 10*time.Second, time.Millisecond)
 	c.journal.requireOnce(c.t)
 }
 

@@ -18,22 +18,22 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// A stream of the embedded server is a folder with its messages and two small files, meta.inf and its checksum meta.sum. A
-// server that cannot read these does not know the stream, says so only in its log, and creates it anew when it is asked
-// for: over the messages, if the new stream begins at a higher sequence, as our buckets do. So the embedded server keeps copies
-// of these files, and puts them back before it starts.
+// A stream of the embedded server is a folder with its messages and two small files, meta.inf and its checksum
+// meta.sum. A server that cannot read these files ignores the stream with a line in its log, and creates it again on
+// request: over the messages, if the new stream begins at a higher sequence, as Troupe's buckets do. So the embedded
+// server keeps copies of these files and restores them before it starts.
 const (
-	metaCopies      = "meta"    // in the store: <stream>/meta.inf and meta.sum
-	damagedStreams  = "damaged" // in the store: streams that could not be recovered, with the time they were moved
+	metaCopies      = "meta"    // folder in the store: <stream>/meta.inf and meta.sum
+	damagedStreams  = "damaged" // folder in the store: streams without a valid configuration, with the time they were moved
 	metaCopiedEvery = 2 * time.Second
 )
 
-// streamsDir is where the server keeps the streams of the one account there is.
+// streamsDir is the server's folder of streams of the default account.
 func streamsDir(store string) string {
 	return filepath.Join(store, server.JetStreamStoreDir, server.DEFAULT_GLOBAL_ACCOUNT, "streams")
 }
 
-// metaValid reports whether the server would recover a stream from these files.
+// metaValid reports whether the server can recover a stream from these files.
 func metaValid(dir, stream string) bool {
 	meta, err := os.ReadFile(filepath.Join(dir, server.JetStreamMetaFile))
 	sum, err2 := os.ReadFile(filepath.Join(dir, server.JetStreamMetaFileSum))
@@ -45,19 +45,19 @@ func metaValid(dir, stream string) bool {
 	if err != nil {
 		return false
 	}
-	_, _ = hash.Write(meta) // a hash takes everything
+	_, _ = hash.Write(meta) // never fails
 	return hex.EncodeToString(hash.Sum(nil)) == string(sum)
 }
 
-// deletedHalf reports whether a crash may have interrupted the deletion of a stream: the server removes meta.inf first. Nobody
-// deletes our own buckets.
+// deletedHalf reports whether a crash may have interrupted the deletion of a stream: the server removes meta.inf first.
+// Troupe's own buckets are never deleted.
 func deletedHalf(dir, stream string) bool {
 	_, err := os.Stat(filepath.Join(dir, server.JetStreamMetaFile))
 	return errors.Is(err, fs.ErrNotExist) && !strings.HasPrefix(stream, "KV_troupe_")
 }
 
-// repairStreams puts back the files of streams that the server would not find. One of which there is no copy is moved out of
-// the way, where it is kept.
+// repairStreams restores the configurations of streams that the server would ignore. A stream without a copy is moved
+// aside and kept.
 func repairStreams(store string, log *slog.Logger) error {
 	streams, err := os.ReadDir(streamsDir(store))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +73,7 @@ func repairStreams(store string, log *slog.Logger) error {
 			if err := copyMeta(kept, dir); err != nil {
 				return fmt.Errorf("restore the configuration of stream %s: %w", name, err)
 			}
-			log.Error("bus: the configuration of a stream was damaged and is restored from its copy", "stream", name, "folder", dir)
+			log.Error("bus: a damaged stream configuration was restored from its copy", "stream", name, "folder", dir)
 			continue
 		}
 		moved := filepath.Join(store, damagedStreams, fmt.Sprintf("%s.%d", name, time.Now().Unix()))
@@ -82,14 +82,14 @@ func repairStreams(store string, log *slog.Logger) error {
 			err = os.Rename(dir, moved)
 		}
 		if err != nil {
-			return fmt.Errorf("move the damaged stream %s out of the way: %w", name, err)
+			return fmt.Errorf("move the damaged stream %s aside: %w", name, err)
 		}
-		log.Error("bus: the configuration of a stream is damaged and there is no copy of it; its messages are kept", "stream", name, "folder", moved)
+		log.Error("bus: a stream configuration is damaged and has no copy; the stream was moved aside with its messages", "stream", name, "folder", moved)
 	}
 	return err
 }
 
-// copyStreams copies the files of all streams that have changed since.
+// copyStreams copies the configurations that have changed.
 func copyStreams(store string) error {
 	streams, err := os.ReadDir(streamsDir(store))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,7 +103,7 @@ func copyStreams(store string) error {
 			errs = append(errs, copyMeta(dir, kept))
 		}
 	}
-	copies, _ := os.ReadDir(filepath.Join(store, metaCopies)) // none is as good as none that can be read
+	copies, _ := os.ReadDir(filepath.Join(store, metaCopies)) // no folder: no copies
 	for _, entry := range copies {
 		if _, err := os.Stat(filepath.Join(streamsDir(store), entry.Name())); errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, os.RemoveAll(filepath.Join(store, metaCopies, entry.Name())))
@@ -118,7 +118,7 @@ func sameMeta(a, b string) bool {
 	return err == nil && err2 == nil && bytes.Equal(x, y)
 }
 
-// copyMeta copies meta.inf and then meta.sum, each whole or not at all.
+// copyMeta copies meta.inf and then meta.sum, each atomically.
 func copyMeta(from, to string) error {
 	if err := os.MkdirAll(to, 0o700); err != nil {
 		return err
@@ -135,7 +135,7 @@ func copyMeta(from, to string) error {
 	return nil
 }
 
-// writeSynced replaces a file.
+// writeSynced replaces a file atomically, after a sync.
 func writeSynced(path string, data []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
 	if err != nil {
@@ -147,12 +147,12 @@ func writeSynced(path string, data []byte) error {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(f.Name()) // it is of no use
+		_ = os.Remove(f.Name()) // best effort
 	}
 	return err
 }
 
-// keepCopies copies what changes, until ctx ends.
+// keepCopies copies changed configurations until ctx ends.
 func keepCopies(ctx context.Context, store string, log *slog.Logger) {
 	failed := ""
 	for {

@@ -185,8 +185,8 @@ func replyCallPrefix(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".call."
 }
 
-// replyKnockPrefix is troupe.<namespace>.reply.<session>.knock. and comes before the session that is looked for.
-func replyKnockPrefix(namespace, session string) string {
+// replyProbePrefix is troupe.<namespace>.reply.<session>.knock. and comes before the session that is looked for.
+func replyProbePrefix(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".knock."
 }
 

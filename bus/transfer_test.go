@@ -67,7 +67,7 @@ func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 				require.Equal(t, world, count.of(bustest.ToServer, wire.KindWant))
 				require.Zero(t, count.of(bustest.ToServer, wire.KindAsk))
 				time.Sleep(time.Second) // the last words arrive
-				require.Zero(t, ep.Holding())
+				require.Zero(t, ep.Uploads())
 			})
 		})
 	}
@@ -215,11 +215,11 @@ func TestDoneIsLost(t *testing.T) {
 		ep := endpoint(t, driver.Bus)
 		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, wire.KindDone)))
 		good(t, scatter(t, ep, s.call("big", []byte("3000000"))))
-		require.Equal(t, 2, host.Endpoint().Holding())
+		require.Equal(t, 2, host.Endpoint().Uploads())
 		driver.faults.SetRule(nil)
 		good(t, scatter(t, ep, s.call("echo", nil)))
 		time.Sleep(time.Second)
-		require.Zero(t, host.Endpoint().Holding(), "the next call says that the caller has every answer before it")
+		require.Zero(t, host.Endpoint().Uploads(), "the next call says that the caller has every answer before it")
 	})
 }
 
@@ -238,10 +238,10 @@ func TestDoneIsLostBehindAnOlderCall(t *testing.T) {
 		g := scatter(t, ep, older)
 		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, wire.KindDone)))
 		good(t, scatter(t, ep, later))
-		require.Equal(t, 1, host.Endpoint().Holding())
+		require.Equal(t, 1, host.Endpoint().Uploads())
 		driver.faults.SetRule(nil)
 		time.Sleep(time.Minute)
-		require.Zero(t, host.Endpoint().Holding())
+		require.Zero(t, host.Endpoint().Uploads())
 		close(s.gate)
 		good(t, g)
 	})
@@ -277,10 +277,10 @@ func TestBodyLargerThanTheLimit(t *testing.T) {
 	out := answers(t, scatter(t, ep, s.call("big", []byte("1100000"))))
 	require.ErrorIs(t, out[0].Err, bus.ErrRefused)
 	require.ErrorContains(t, out[0].Err, "a body of 1100000 bytes is larger than the limit of 1048576 (bus.Config.MaxBody)")
-	require.Eventually(t, func() bool { return host.Endpoint().Holding() == 0 }, 5*time.Second, time.Millisecond, "the owner is told")
+	require.Eventually(t, func() bool { return host.Endpoint().Uploads() == 0 }, 5*time.Second, time.Millisecond, "the owner is told")
 	out = answers(t, scatter(t, ep, s.call("crc", pattern(1100000, 1))))
 	require.ErrorIs(t, out[0].Err, bus.ErrRefused)
-	require.Zero(t, ep.Holding())
+	require.Zero(t, ep.Uploads())
 }
 
 // TestServerWithSmallMessages: chunks are cut to what the server lets through.

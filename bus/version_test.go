@@ -47,7 +47,7 @@ func TestWorkerOfAnotherVersion(t *testing.T) {
 		c.AskAfter = 10 * time.Millisecond
 		for _, a := range answersOf(t, endpoint(t, b), c) {
 			require.ErrorIs(t, a.Err, bus.ErrVersion)
-			require.ErrorContains(t, a.Err, "echo speaks version 2 of the wire, this side version 1; run the same major version on both")
+			require.ErrorContains(t, a.Err, "echo uses version 2 of the wire, this process version 1; run the same major version on both")
 		}
 	}
 }

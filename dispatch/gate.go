@@ -157,7 +157,7 @@ func (t *Gate) scatter(ctx context.Context, g *Group, call bus.Call, noWait bool
 	if err := t.roomLocked(); err != nil {
 		return nil, err
 	}
-	call.Held = true
+	call.Deferred = true
 	gather, err := g.Endpoint.Scatter(ctx, call)
 	if err == nil {
 		t.held = append(t.held, heldCall{gather: gather, ranks: ranks, gens: g.gens})

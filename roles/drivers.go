@@ -247,7 +247,7 @@ func (d *drivers) ask(inbox string) {
 	d.round++
 	for _, one := range d.all {
 		one.knocked = d.round
-		d.Bus.Knock(one.space, one.session, inbox+"."+one.session)
+		d.Bus.ProbeInbox(one.space, one.session, inbox+"."+one.session)
 	}
 }
 

@@ -80,7 +80,7 @@ func (rt *Runtime) Left(ctx context.Context) (Left, error) {
 			incarnations[rec.Incarnation], reservations[reservationID(rec)] = true, true
 		}
 	}
-	left.Payloads = rt.ep.Holding()
+	left.Payloads = rt.ep.Uploads()
 	all, err := rt.Roles(ctx)
 	for _, r := range all {
 		if incarnations[r.Incarnation] {

@@ -20,7 +20,7 @@ func (s *suite) payloads(t *testing.T) {
 				require.True(t, bytes.Equal(want, read[[]byte](st, a)), "%d bytes to rank %d and back", n, a.Rank)
 			}
 		}
-		st.until("nothing is held any more", func() bool { return st.ep.Holding() == 0 })
+		st.until("nothing is held any more", func() bool { return st.ep.Uploads() == 0 })
 	})
 	t.Run("larger than the budget of a connection", func(t *testing.T) {
 		st := s.stage(t, Role{World: 2})
@@ -68,7 +68,7 @@ func (s *suite) payloads(t *testing.T) {
 			<-g.Done()
 		}
 		require.Equal(t, 4, get[int](st, 0, "double", 2))
-		require.Zero(t, st.ep.Holding())
+		require.Zero(t, st.ep.Uploads())
 	})
 }
 

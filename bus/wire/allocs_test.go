@@ -8,9 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What every rank does for every call has a budget of allocations. Each of these was one of the things that made a
-// broadcast slow; see benchmarks.
-func TestAllocationsOfAFrame(t *testing.T) {
+// The code that every rank runs for every call does not allocate.
+func TestFrameAllocations(t *testing.T) {
 	call := Frame{Kind: KindCall, Body: make([]byte, 64), Header: Header{
 		Session: "ABCDEFGHIJKL", Seq: 1000, Acked: 999, Method: "echo", Caller: "train@node", Order: 1000, Prev: 999, Inline: 32 << 10,
 	}}
@@ -30,7 +29,7 @@ func TestAllocationsOfAFrame(t *testing.T) {
 
 }
 
-func TestAllocationsOfAPlainValue(t *testing.T) {
+func TestQuickAllocations(t *testing.T) {
 	buf := make([]byte, 0, 256)
 	in, number := make([]byte, 64), 42
 	body, err := Marshal(in)
@@ -43,7 +42,7 @@ func TestAllocationsOfAPlainValue(t *testing.T) {
 	}), "the bytes, and nothing else")
 }
 
-// The short way of writing an answer writes the same bytes.
+// AppendAnswerHead and Frame.Append write the same bytes.
 func TestAnswerHead(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		duration := rapid.Custom(func(t *rapid.T) time.Duration { return time.Duration(rapid.Int64Range(0, 1<<62).Draw(t, "ns")) })
@@ -51,7 +50,7 @@ func TestAnswerHead(t *testing.T) {
 			Seq: rapid.Uint64Min(1).Draw(t, "seq"), Rank: rapid.IntRange(0, 1<<31-1).Draw(t, "rank"), Gen: rapid.Uint32().Draw(t, "gen"),
 			Code: Code(rapid.StringN(0, 64, -1).Draw(t, "code")), Queued: duration.Draw(t, "queued"), Ran: duration.Draw(t, "ran"),
 		}
-		if rapid.Bool().Draw(t, "held") {
+		if rapid.Bool().Draw(t, "ref") {
 			h.Ref = Ref{Owner: "ABCDEFGHIJKL", ID: rapid.Uint64Min(1).Draw(t, "id"), Len: rapid.Int64Range(1, 1<<62).Draw(t, "len")}
 		}
 		require.Equal(t, (&Frame{Kind: KindAnswer, Header: h}).Append(nil), AppendAnswerHead(nil, &h))
@@ -61,8 +60,8 @@ func TestAnswerHead(t *testing.T) {
 	})
 }
 
-// The short way of writing and reading plain values agrees with the codec, and leaves alone what is not plain.
-func TestQuickAgreesWithTheCodec(t *testing.T) {
+// AppendQuick and ReadQuick agree with Marshal and Unmarshal, and decline other types.
+func TestQuickEqualsMarshal(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		data, number, real, flag := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"), rapid.Int64().Draw(t, "int"), rapid.Float64().Draw(t, "float"), rapid.Bool().Draw(t, "bool")
 		data = append(make([]byte, 0, 1), data...) // never nil
@@ -79,8 +78,8 @@ func TestQuickAgreesWithTheCodec(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, ReadQuick(body, &back))
 		require.Equal(t, data, back)
-		require.False(t, ReadQuick(append(body, 0xc0), &back), "something follows")
-		require.False(t, ReadQuick(body[:len(body)-1], &back), "it is cut off")
+		require.False(t, ReadQuick(append(body, 0xc0), &back), "a value follows")
+		require.False(t, ReadQuick(body[:len(body)-1], &back), "the value is cut off")
 	})
 	var none []byte
 	_, ok := AppendQuick(nil, &none)

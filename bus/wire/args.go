@@ -1,7 +1,7 @@
 package wire
 
-// Args are the arguments of a call. Its body is the msgpack array [positional, named]: a list, and a map with strings
-// as keys or nil. Each argument is kept encoded, so that it can pass through untouched.
+// Args are the arguments of a call. Its body is the msgpack array [positional, named]: a list, and a map with string
+// keys or nil. Each argument stays encoded, so that it passes through untouched.
 type Args struct {
 	Positional []Raw
 	Named      map[string]Raw
@@ -9,7 +9,7 @@ type Args struct {
 
 const maxArgs = 65535 // of each kind
 
-// Append encodes the arguments after dst. The order of named arguments is that of names.
+// Append encodes the arguments after dst, the named ones in the order of names.
 func (a Args) Append(dst []byte, names []string) []byte {
 	dst = AppendArgsHead(dst, len(a.Positional))
 	for _, p := range a.Positional {
@@ -23,18 +23,18 @@ func (a Args) Append(dst []byte, names []string) []byte {
 }
 
 // AppendArgsHead begins the body of a call with n positional arguments, which the caller appends next.
-func AppendArgsHead(dst []byte, n int) []byte { return packArrayLen(append(dst, 0x92), n) }
+func AppendArgsHead(dst []byte, n int) []byte { return appendArrayHead(append(dst, 0x92), n) }
 
-// AppendNamedHead follows the positional arguments: n named ones come next, each behind AppendName; 0: there are none.
+// AppendNamedHead follows the positional arguments. The caller appends n named arguments next, each after AppendName.
 func AppendNamedHead(dst []byte, n int) []byte {
 	if n == 0 {
-		return append(dst, 0xc0)
+		return append(dst, codeNil)
 	}
-	return packMapLen(dst, n)
+	return appendMapHead(dst, n)
 }
 
 // AppendName precedes a named argument.
-func AppendName(dst []byte, name string) []byte { return packStr(dst, name) }
+func AppendName(dst []byte, name string) []byte { return appendString(dst, name) }
 
 // ParseArgs reads the body of a call. The arguments are views of it. An empty body has none: the rank was called
 // without data.
@@ -43,74 +43,67 @@ func ParseArgs(body []byte) (Args, error) {
 	if len(body) == 0 {
 		return a, nil
 	}
-	u := unpacker{b: body}
-	if u.arrayLen() == 2 {
-		a.Positional = u.raws(u.arrayLen())
-		a.Named = u.namedRaws()
-	} else {
-		u.fail()
+	r := reader{b: body}
+	if r.arrayLen() != 2 {
+		r.fail()
 	}
-	if u.tooMany {
-		return Args{}, Errorf(CodeMalformed, "a call has at most %d arguments; send a list or a tensor as one of them", maxArgs)
+	n := r.arrayLen()
+	if n > maxArgs {
+		return Args{}, errTooManyArgs
 	}
-	if u.bad || len(u.b) > 0 {
+	a.Positional = r.raws(n)
+	if n = r.namedLen(); n > maxArgs {
+		return Args{}, errTooManyArgs
+	}
+	a.Named = r.namedRaws(n)
+	if r.bad || len(r.b) > 0 {
 		return Args{}, Errorf(CodeMalformed, "the body of a call must be [positional, named]: a list, and a map or nil")
 	}
 	return a, nil
 }
 
+// errTooManyArgs refuses a list so long that the slice of its elements would take many times its own bytes.
+var errTooManyArgs = Errorf(CodeMalformed, "a call has at most %d arguments; send a list or a tensor as one of them", maxArgs)
+
 // SingleArg is the argument of a call that has exactly one, positional: the common case, without a list of arguments.
 func SingleArg(body []byte) (arg Raw, ok bool) {
-	if len(body) < 4 || body[0] != 0x92 || body[1] != 0x91 || body[len(body)-1] != 0xc0 {
+	if len(body) < 4 || body[0] != 0x92 || body[1] != 0x91 || body[len(body)-1] != codeNil {
 		return nil, false
 	}
-	u := unpacker{b: body[2:]}
-	arg = u.raw()
-	return arg, !u.bad && len(u.b) == 1
+	r := reader{b: body[2:]}
+	arg = r.raw()
+	return arg, !r.bad && len(r.b) == 1
 }
 
-func (u *unpacker) raws(n int) []Raw {
-	if n > len(u.b) || u.manyArgs(n) {
-		u.fail()
+func (r *reader) raws(n uint64) []Raw {
+	if n > uint64(len(r.b)) || r.bad {
+		r.fail()
 		return nil
 	}
 	out := make([]Raw, n)
 	for i := range out {
-		out[i] = u.raw()
+		out[i] = r.raw()
 	}
 	return out
 }
 
-func (u *unpacker) namedRaws() map[string]Raw {
-	if len(u.b) == 1 && u.b[0] == 0xc0 {
-		u.b = nil
-		return nil
+// namedLen is the number of named arguments; nil stands for none.
+func (r *reader) namedLen() uint64 {
+	if len(r.b) == 1 && r.b[0] == codeNil {
+		r.b = nil
+		return 0
 	}
-	n := u.mapLen()
-	if u.manyArgs(n) {
-		u.fail()
+	return r.mapLen()
+}
+
+func (r *reader) namedRaws(n uint64) map[string]Raw {
+	if n == 0 || r.bad {
 		return nil
 	}
 	out := map[string]Raw{}
-	for ; n > 0 && !u.bad; n-- {
-		name := u.str()
-		out[name] = u.raw()
+	for ; n > 0 && !r.bad; n-- {
+		name := r.str()
+		out[name] = r.raw()
 	}
 	return out
-}
-
-// manyArgs refuses a list so long that naming its elements would take many times their memory.
-func (u *unpacker) manyArgs(n int) bool {
-	u.tooMany = u.tooMany || n > maxArgs
-	return u.tooMany
-}
-
-// raw is a view of the next value, whatever it is.
-func (u *unpacker) raw() Raw {
-	before := u.b
-	u.skip()
-	if u.bad {
-		return nil
-	}
-	return Raw(before[:len(before)-len(u.b)])
 }

@@ -13,7 +13,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// bytesAllocated is how much do allocates, and anything else that runs; the least of a few tries.
+// bytesAllocated is the number of bytes that the process allocates during do: the least of three tries.
 func bytesAllocated(do func()) uint64 {
 	least := ^uint64(0)
 	for range 3 {
@@ -26,7 +26,7 @@ func bytesAllocated(do func()) uint64 {
 	return least
 }
 
-func TestArgsComeBackAsTheyWere(t *testing.T) {
+func TestArgsRoundTrip(t *testing.T) {
 	value := rapid.Custom(func(t *rapid.T) wire.Raw {
 		var v any
 		switch rapid.IntRange(0, 4).Draw(t, "type") {
@@ -89,7 +89,7 @@ func TestArgsOfOtherWriters(t *testing.T) {
 	}
 }
 
-func TestBrokenArgsAreRefused(t *testing.T) {
+func TestMalformedArgsAreRefused(t *testing.T) {
 	for name, body := range map[string]string{
 		"no list":        "\x81\x01\x02",
 		"one element":    "\x91\x90",
@@ -108,8 +108,8 @@ func TestBrokenArgsAreRefused(t *testing.T) {
 	}
 }
 
-// TestHostileArgsTakeNoMemory: a count that the body could hold, but should not, is refused before a list is made.
-func TestHostileArgsTakeNoMemory(t *testing.T) {
+// TestHostileArgsAllocateNothing checks that a count above the limit is refused before a list is allocated.
+func TestHostileArgsAllocateNothing(t *testing.T) {
 	const n = 10 << 20
 	body := slices.Concat([]byte{0x92, 0xdd, 0, n >> 16, 0, 0}, []byte(strings.Repeat("\x01", n)), []byte{0xc0})
 	require.Less(t, bytesAllocated(func() {
@@ -131,7 +131,7 @@ func TestHostileArgsTakeNoMemory(t *testing.T) {
 	require.ErrorContains(t, err, "a call has at most 65535 arguments")
 }
 
-// FuzzParseArgs: whatever comes in, reading it neither panics nor takes more memory than a few times its size.
+// FuzzParseArgs checks that no input panics or allocates more than a few times its size.
 func FuzzParseArgs(f *testing.F) {
 	for _, s := range []string{"", "\x92\x91\x01\x81\xa1a\x02", "\x92\xdd\xff\xff\xff\xff\x01", "\x92\x90\xdf\xff\xff\xff\xff\xa1a\x01", "\x92\x91\xc0\xc0"} {
 		f.Add([]byte(s))
@@ -143,7 +143,7 @@ func FuzzParseArgs(f *testing.F) {
 		require.LessOrEqual(t, allocated, uint64(128*len(body)+64<<10))
 		one, single := wire.SingleArg(body)
 		if err != nil {
-			require.False(t, single, "what is no call has no argument")
+			require.False(t, single, "a malformed body has no argument")
 			return
 		}
 		if single {

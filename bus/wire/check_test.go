@@ -16,13 +16,13 @@ func TestCheckRefusals(t *testing.T) {
 		want string
 	}{
 		"empty":             {nil, "the body is empty"},
-		"never used":        {[]byte{0xc1}, "byte 0: 0xc1 is not msgpack"},
+		"never used":        {[]byte{0xc1}, "byte 0: 0xc1 is not a msgpack code"},
 		"two values":        {[]byte{1, 2, 3}, "byte 1: 2 bytes follow the value"},
 		"cut number":        {[]byte{0xcb, 1, 2}, "byte 0: the value is cut off"},
 		"cut length":        {[]byte{0xc6, 0, 0}, "the value is cut off"},
-		"cut string":        {[]byte{0xa5, 'a', 'b'}, "a string of 5 bytes is longer than the 2 bytes that are left"},
+		"cut string":        {[]byte{0xa5, 'a', 'b'}, "a string of 5 bytes is longer than the 2 bytes that follow"},
 		"cut bytes":         {[]byte{0xc6, 0xff, 0xff, 0xff, 0xff, 1}, "4294967295 bytes is longer than the 1 bytes"},
-		"cut array":         {[]byte{0x92, 1}, "byte 0: an array of 2 does not fit in the 1 bytes that are left"},
+		"cut array":         {[]byte{0x92, 1}, "byte 0: an array of 2 does not fit in the 1 bytes that follow"},
 		"array bomb":        {[]byte{0xdd, 0xff, 0xff, 0xff, 0xff}, "an array of 4294967295 does not fit"},
 		"map bomb":          {[]byte{0xdf, 0xff, 0xff, 0xff, 0xff, 1, 1}, "a map of 4294967295 does not fit"},
 		"inner bomb":        {[]byte{0x91, 0xdd, 0xff, 0xff, 0xff, 0xff}, "byte 1: an array of 4294967295"},
@@ -68,7 +68,7 @@ func TestCheckAllocatesNothing(t *testing.T) {
 	require.Zero(t, testing.AllocsPerRun(100, func() { require.NoError(t, Check(body)) }))
 }
 
-// allocated is how many bytes f takes from the heap.
+// allocated is the number of bytes that f allocates.
 func allocated(f func()) uint64 {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -77,7 +77,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// Bodies that claim more than they hold are refused before anything is allocated for them.
+// Bodies with lengths beyond their bytes are refused before anything is allocated.
 func TestBombsAllocateNothing(t *testing.T) {
 	for _, body := range [][]byte{
 		{0xdd, 0xff, 0xff, 0xff, 0xff},
@@ -96,14 +96,14 @@ func TestBombsAllocateNothing(t *testing.T) {
 	}
 }
 
-// Bodies that hold what they claim take at most 200 times their size, as Check promises.
+// Valid bodies decode into at most 200 times their size, as the comment of Check states.
 func TestAmplificationIsBounded(t *testing.T) {
 	const size = 1 << 18
 	list := func(element ...byte) []byte {
 		n := size / len(element)
 		return append([]byte{0xdd, byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)}, bytes.Repeat(element, n)...)
 	}
-	chain := func(link ...byte) []byte { // as deep as allowed, side by side
+	chain := func(link ...byte) []byte { // chains of the maximal depth
 		return append(bytes.Repeat(link, MaxDepth-1), codeNil)
 	}
 	for name, body := range map[string][]byte{
@@ -141,7 +141,7 @@ func TestAmplificationIsBounded(t *testing.T) {
 	}
 }
 
-// A key that is no string sends the decoder from one kind of map to another; nested, that must not double the work.
+// A key that is not a string makes the decoder change the map type; in nested maps this must not double the work.
 func TestMixedMapsTakeLinearTime(t *testing.T) {
 	body := []byte{codeNil}
 	for range MaxDepth {
@@ -151,7 +151,7 @@ func TestMixedMapsTakeLinearTime(t *testing.T) {
 	require.NoError(t, Unmarshal(body, &v))
 }
 
-// Check accepts exactly what decodes into an any.
+// Check accepts exactly the bodies that decode into an any.
 func FuzzCheck(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -159,7 +159,7 @@ func FuzzCheck(f *testing.F) {
 		var v any
 		decoded := Unmarshal(b, &v)
 		if checked == nil && usesTestExt(b) {
-			return // those refuse more than a wrong structure
+			return // their unpack functions refuse some valid structures
 		}
 		require.Equal(t, checked == nil, decoded == nil, "check: %v, decode: %v", checked, decoded)
 		if checked == nil {
@@ -189,7 +189,7 @@ func usesTestExt(b []byte) bool {
 	return false
 }
 
-// addSeeds gives a fuzz target one of each thing.
+// addSeeds adds one body of each kind.
 func addSeeds(f *testing.F) {
 	files, err := filepath.Glob("testdata/body-*.bin")
 	require.NoError(f, err)

@@ -1,186 +1,464 @@
 package wire
 
 import (
+	"fmt"
 	"reflect"
-	"slices"
-	"strings"
 	"sync"
+	"time"
+	"unsafe"
 )
 
-// Why a codec of our own: the msgpack libraries to be had allocate what a hostile length claims (five bytes end the
-// process), follow a cycle until the stack ends, wrap a number that does not fit its field, and leave the order of most
-// maps to chance. What is written here is what a body needs beyond that, and the tests read and write it with
-// github.com/vmihailenco/msgpack as the peer.
-
-const (
-	// MaxDepth is how deep arrays, maps and structs may nest in a body.
-	MaxDepth = 100
-
-	// MaxValues is how many elements, keys and values the arrays and maps of a body may hold in all. Bulk data
-	// travels as bytes and tensors, which count as one each.
-	MaxValues = 1 << 24
-
-	// maxLen is what a msgpack length can say.
-	maxLen = 1<<32 - 1
+type (
+	encFunc func(e *encoder, v reflect.Value) error
+	decFunc func(d *decoder, h head, v reflect.Value) error // h has been read; v can be set
 )
 
-// Raw is one msgpack value, already encoded. Marshal copies it into the body untouched, ext types that only Python
-// knows included; Unmarshal fills it with the bytes found in its place. An empty Raw is written as nil, and nil is read
-// as the byte 0xc0: see IsNil. Tensors in a Raw keep the padding they had, which may no longer align them.
-type Raw []byte
+// typeCodec encodes and decodes values of one Go type.
+type typeCodec struct {
+	enc encFunc
+	dec decFunc
+}
 
-// IsNil reports whether r holds nothing: it is empty, or an encoded nil.
-func (r Raw) IsNil() bool { return len(r) == 0 || r[0] == codeNil }
+// codecs holds the finished typeCodec of every reflect.Type used so far.
+var codecs sync.Map
 
-// Marshal encodes v as a body, which is one msgpack value:
-//
-//	Go                                    msgpack              read into any
-//	nil, nil pointer, slice or map        nil                  nil
-//	bool                                  bool                 bool
-//	int…, uint…                           int, shortest form   int64; uint64 above MaxInt64
-//	float32, float64                      float of that width  float64
-//	string (UTF-8)                        str                  string
-//	[]byte, [n]byte                       bin                  []byte
-//	slice, array                          array                []any
-//	map, keys sorted by their encoding    map                  map[string]any; map[any]any if a key is no string
-//	struct, fields in order               map                  map[string]any
-//	time.Time                             ext -1, timestamp    time.Time in UTC
-//	Tensor                                ext 1                Tensor
-//	a type given to RegisterExt           its ext              that type
-//	Raw                                   the value it holds   what that is
-//
-// Fields are named by `msgpack:"name,omitempty"` tags, or by their Go name; "-" leaves one out; embedded structs are
-// inlined unless their tag names them. A type that can both write and read itself, with MarshalMsgpack and
-// UnmarshalMsgpack, or else the Text or the Binary pair of package encoding, does so: as that value, a str or a bin.
-//
-// Everything else is refused with an error of CodeInvalid that names the type and its place in v. The same value gives
-// the same bytes each time.
-func Marshal(v any) ([]byte, error) { return AppendMarshal(nil, v) }
-
-// AppendMarshal appends the encoding of v to dst and returns the extended slice; on an error, dst as it was. The bytes
-// of tensors are aligned to 64 from the start of dst.
-func AppendMarshal(dst []byte, v any) ([]byte, error) {
-	if out, ok := appendScalar(dst, v); ok {
-		return out, nil
+func codecOf(t reflect.Type) *typeCodec {
+	if c, ok := codecs.Load(t); ok {
+		return c.(*typeCodec)
 	}
-	out, err := appendValue(dst, v)
+	b := codecBuilder{}
+	c := b.codec(t)
+	for t, c := range b {
+		codecs.LoadOrStore(t, c)
+	}
+	return c
+}
+
+// codecBuilder holds the codecs under construction. A type that contains itself finds its own unfinished codec there,
+// which is used only after all of them are finished and published.
+type codecBuilder map[reflect.Type]*typeCodec
+
+func (b codecBuilder) codec(t reflect.Type) *typeCodec {
+	if c, ok := b[t]; ok {
+		return c
+	}
+	if c, ok := codecs.Load(t); ok {
+		return c.(*typeCodec)
+	}
+	c := new(typeCodec)
+	b[t] = c
+	*c = b.build(t)
+	return c
+}
+
+func (b codecBuilder) build(t reflect.Type) typeCodec {
+	if x := extByType(t); x != nil {
+		return x.codec
+	}
+	if extByType(reflect.PointerTo(t)) != nil {
+		return unsupported(t, "send a pointer to it")
+	}
+	if t == reflect.TypeFor[Raw]() {
+		return typeCodec{encRaw, decRaw}
+	}
+	if c, ok := customCodec(t); ok {
+		return c
+	}
+	switch t.Kind() {
+	case reflect.Bool:
+		return typeCodec{encBool, decBool}
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return typeCodec{encInt, decInt}
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return typeCodec{encUint, decUint}
+	case reflect.Float32:
+		return typeCodec{encFloat32, decFloat}
+	case reflect.Float64:
+		return typeCodec{encFloat64, decFloat}
+	case reflect.String:
+		return typeCodec{encString, decString}
+	case reflect.Interface:
+		return interfaceCodec(t)
+	case reflect.Pointer:
+		return b.pointer(t)
+	case reflect.Slice:
+		return b.slice(t)
+	case reflect.Array:
+		return b.array(t)
+	case reflect.Map:
+		return b.mapping(t)
+	case reflect.Struct:
+		return b.structure(t)
+	}
+	return unsupported(t, "omit the field with the tag `msgpack:\"-\"`")
+}
+
+// unsupported is the codec of a type that cannot be encoded. It refuses every value, nil too, so that the mistake shows
+// at the first use.
+func unsupported(t reflect.Type, remedy string) typeCodec {
+	err := func() error { return refuse(CodeInvalid, "%s cannot be sent; %s", t, remedy) }
+	return typeCodec{
+		enc: func(*encoder, reflect.Value) error { return err() },
+		dec: func(*decoder, head, reflect.Value) error { return err() },
+	}
+}
+
+func encRaw(e *encoder, v reflect.Value) error { return e.raw(v.Bytes()) }
+
+func decRaw(d *decoder, _ head, v reflect.Value) error {
+	v.SetBytes(d.raw())
+	return nil
+}
+
+func encBool(e *encoder, v reflect.Value) error {
+	e.buf = appendBool(e.buf, v.Bool())
+	return nil
+}
+
+func decBool(_ *decoder, h head, v reflect.Value) error {
+	if h.form != formBool {
+		return mismatch(h, v.Type())
+	}
+	v.SetBool(h.n != 0)
+	return nil
+}
+
+func encInt(e *encoder, v reflect.Value) error {
+	e.buf = appendInt(e.buf, v.Int())
+	return nil
+}
+
+func decInt(_ *decoder, h head, v reflect.Value) error {
+	n, ok := h.int()
+	if !ok || v.OverflowInt(n) {
+		return mismatch(h, v.Type())
+	}
+	v.SetInt(n)
+	return nil
+}
+
+func encUint(e *encoder, v reflect.Value) error {
+	e.buf = appendUint(e.buf, v.Uint())
+	return nil
+}
+
+func decUint(_ *decoder, h head, v reflect.Value) error {
+	n, ok := h.uint()
+	if !ok || v.OverflowUint(n) {
+		return mismatch(h, v.Type())
+	}
+	v.SetUint(n)
+	return nil
+}
+
+func encFloat32(e *encoder, v reflect.Value) error {
+	e.buf = appendFloat32(e.buf, float32(v.Float()))
+	return nil
+}
+
+func encFloat64(e *encoder, v reflect.Value) error {
+	e.buf = appendFloat64(e.buf, v.Float())
+	return nil
+}
+
+func decFloat(_ *decoder, h head, v reflect.Value) error {
+	f, ok := h.float()
+	if !ok || v.OverflowFloat(f) {
+		return mismatch(h, v.Type())
+	}
+	v.SetFloat(f)
+	if h.form != formFloat && v.Float() != f {
+		return mismatch(h, v.Type())
+	}
+	return nil
+}
+
+func encString(e *encoder, v reflect.Value) error { return e.str(v.String()) }
+
+func decString(d *decoder, h head, v reflect.Value) error {
+	if h.form != formStr {
+		return mismatch(h, v.Type())
+	}
+	v.SetString(d.str(h))
+	return nil
+}
+
+func encTime(e *encoder, v reflect.Value) error {
+	e.time(v.Interface().(time.Time))
+	return nil
+}
+
+func encTensor(e *encoder, v reflect.Value) error { return e.tensor(v.Interface().(Tensor)) }
+
+// interfaceCodec encodes the value in an interface, and decodes into an empty interface.
+func interfaceCodec(t reflect.Type) typeCodec {
+	enc := func(e *encoder, v reflect.Value) error {
+		return e.follow(v, func(e *encoder, v reflect.Value) error { return e.any(v.Interface()) })
+	}
+	if t.NumMethod() > 0 {
+		return typeCodec{enc, unsupported(t, "decode into a concrete type").dec}
+	}
+	return typeCodec{enc, decAny}
+}
+
+func decAny(d *decoder, h head, v reflect.Value) error {
+	x, err := d.any(h)
 	if err != nil {
-		return dst, encodeError(v, err)
+		return err
 	}
-	return out, nil
-}
-
-// Unmarshal decodes the body b into what v, a pointer, points to. What it stores is its own: b may be used again. It
-// replaces slices and maps and fills structs and non-nil pointers in place; keys that a struct has no field for are
-// passed over, so that records can grow, and of a key that is there twice the last counts.
-//
-// Nothing changes its meaning on the way: a number that does not fit, a float for an int, nil for what has no nil, bytes
-// for a string are refused. Three things are allowed: an int for a float that can hold it, a wide float for a float32,
-// which rounds it, and a one-dimensional tensor for a slice of its numbers.
-//
-// Errors: CodeMalformed when b is not one sound value (see Check), and then v is untouched; CodeRefused when it is
-// one that v cannot take; CodeInvalid when v is not a pointer to something that can be decoded.
-func Unmarshal(b []byte, v any) error { return UnmarshalWith(b, v, UnmarshalOptions{}) }
-
-// UnmarshalShared is Unmarshal without copies: every []byte, Raw and Tensor.Data in v is a view of b, which must not
-// change as long as they are in use.
-func UnmarshalShared(b []byte, v any) error {
-	return UnmarshalWith(b, v, UnmarshalOptions{Shared: true})
-}
-
-// UnmarshalOptions are the choices of UnmarshalWith. The zero value is what Unmarshal does.
-type UnmarshalOptions struct {
-	Shared bool // bytes and tensors are views of the body
-	Strict bool // a key that a struct has no field for is refused by name
-}
-
-// UnmarshalWith is Unmarshal with options.
-func UnmarshalWith(b []byte, v any, opt UnmarshalOptions) error {
-	if !opt.Shared && ReadQuick(b, v) {
+	if x == nil {
+		v.SetZero()
 		return nil
 	}
-	if err := check(b, true); err != nil {
-		return err
-	}
-	d := decoders.Get().(*decoder)
-	*d = decoder{b: b, UnmarshalOptions: opt}
-	err := d.into(v)
-	*d = decoder{}
-	decoders.Put(d)
-	return err
+	v.Set(reflect.ValueOf(x))
+	return nil
 }
 
-var decoders = sync.Pool{New: func() any { return new(decoder) }}
+func (b codecBuilder) pointer(t reflect.Type) typeCodec {
+	if endless(t) {
+		return unsupported(t, "it points to nothing but pointers")
+	}
+	elem := b.codec(t.Elem())
+	return typeCodec{
+		enc: func(e *encoder, v reflect.Value) error {
+			if v.IsNil() {
+				e.nil()
+				return nil
+			}
+			return e.follow(v.Elem(), elem.enc)
+		},
+		dec: func(d *decoder, h head, v reflect.Value) error {
+			if h.form == formNil {
+				v.SetZero()
+				return nil
+			}
+			if v.IsNil() {
+				v.Set(reflect.New(t.Elem()))
+			}
+			return elem.dec(d, h, v.Elem())
+		},
+	}
+}
 
-// appendValue encodes what is more than a scalar: straight into dst where it is one run of bytes, else by an encoder.
-func appendValue(dst []byte, v any) ([]byte, error) {
-	switch v := v.(type) {
-	case []byte:
-		if v == nil {
-			return append(dst, codeNil), nil
+// endless reports whether t is declared as a pointer to itself.
+func endless(t reflect.Type) bool {
+	for range 10 {
+		if t = t.Elem(); t.Kind() != reflect.Pointer {
+			return false
 		}
-		out, err := appendBinHead(slices.Grow(dst, len(v)+maxHead), len(v))
-		return append(out, v...), err
-	case Raw:
-		_, err := checkRaw(v, 0)
-		return append(dst, v.orNil()...), err
-	case Tensor:
-		out, err := appendTensorHead(slices.Grow(dst, len(v.Data)+tensorSlack), len(dst), v)
-		return append(out, v.Data...), err
 	}
-	e := encoders.Get().(*encoder)
-	defer e.release()
-	e.base = len(dst)
-	if err := e.any(v); err != nil {
-		return nil, err
+	return true
+}
+
+func (b codecBuilder) slice(t reflect.Type) typeCodec {
+	if plain(t.Elem(), reflect.Uint8) {
+		return typeCodec{encBytes, decBytes}
 	}
-	return e.appendTo(dst), nil
-}
-
-// valueError is an error on its way out of a value. Each container adds its step to the path; the top makes it an
-// *Error.
-type valueError struct {
-	code  Code
-	path  string // "", ".Field", "[3].Field", `["key"]`
-	msg   string
-	cause error
-}
-
-func (e *valueError) Error() string { return e.msg }
-
-func refuse(code Code, format string, args ...any) *valueError {
-	err := Errorf(code, format, args...)
-	return &valueError{code: code, msg: err.Message, cause: err.cause}
-}
-
-// under says that err happened one step below: in that field, element or key.
-func under(step string, err error) error {
-	if e, ok := err.(*valueError); ok {
-		e.path = step + e.path
+	elem := b.codec(t.Elem())
+	enc := func(e *encoder, v reflect.Value) error {
+		if v.IsNil() {
+			e.nil()
+			return nil
+		}
+		return encElements(e, v, elem)
 	}
-	return err
+	dec := func(d *decoder, h head, v reflect.Value) error {
+		switch {
+		case h.form == formNil:
+			v.SetZero()
+			return nil
+		case h.form == formExt:
+			return decVector(d, h, v)
+		case h.form != formArray:
+			return mismatch(h, t)
+		}
+		v.Set(reflect.MakeSlice(t, int(h.n), int(h.n)))
+		return decElements(d, v, elem)
+	}
+	return typeCodec{enc, dec}
 }
 
-func encodeError(v any, err error) error {
-	return placed("encode", reflect.TypeOf(v), err)
+// plain reports whether t is of that kind and does not encode itself.
+func plain(t reflect.Type, kind reflect.Kind) bool {
+	_, custom := customCodec(t)
+	return t.Kind() == kind && !custom
 }
 
-func decodeError(v any, err error) error {
-	return placed("decode into", reflect.TypeOf(v).Elem(), err)
+func encBytes(e *encoder, v reflect.Value) error { return e.bytes(v.Bytes()) }
+
+func decBytes(d *decoder, h head, v reflect.Value) error {
+	switch h.form {
+	case formNil:
+		v.SetZero()
+	case formBin:
+		v.SetBytes(d.bytes(h))
+	case formExt:
+		return decVector(d, h, v)
+	default:
+		return mismatch(h, v.Type())
+	}
+	return nil
 }
 
-func placed(doing string, t reflect.Type, err error) error {
-	e, ok := err.(*valueError)
-	if !ok {
+// decVector reads a one-dimensional tensor into a slice of its numbers.
+func decVector(d *decoder, h head, v reflect.Value) error {
+	elem := v.Type().Elem()
+	if h.ext != ExtTensor || !plain(elem, elem.Kind()) {
+		return mismatch(h, v.Type())
+	}
+	t, err := readTensor(d.take(h.n), nil)
+	if err != nil {
 		return err
 	}
-	return Errorf(e.code, "%s %s%s: %s", doing, t, shortPath(e.path), e.msg).WithCause(e.cause)
+	if len(t.Shape) != 1 || t.DType != kindDTypes[elem.Kind()] {
+		return refuse(CodeRefused, "the tensor %s does not fit into %s", t, v.Type())
+	}
+	v.Set(reflect.MakeSlice(v.Type(), t.Shape[0], t.Shape[0]))
+	t.fill(unsafe.Slice((*byte)(v.UnsafePointer()), len(t.Data)))
+	return nil
 }
 
-// shortPath keeps a path through a cycle from filling an error message.
-func shortPath(path string) string {
-	if len(path) <= 200 {
-		return path
+func (b codecBuilder) array(t reflect.Type) typeCodec {
+	if plain(t.Elem(), reflect.Uint8) {
+		return typeCodec{encByteArray, decByteArray}
 	}
-	return strings.ToValidUTF8(path[:100], "") + "…" + strings.ToValidUTF8(path[len(path)-80:], "")
+	elem := b.codec(t.Elem())
+	return typeCodec{
+		enc: func(e *encoder, v reflect.Value) error { return encElements(e, v, elem) },
+		dec: func(d *decoder, h head, v reflect.Value) error {
+			if h.form != formArray || h.n != uint64(t.Len()) {
+				return mismatch(h, t)
+			}
+			return decElements(d, v, elem)
+		},
+	}
+}
+
+func encByteArray(e *encoder, v reflect.Value) error { return e.bytes(addressable(v).Bytes()) }
+
+func decByteArray(d *decoder, h head, v reflect.Value) error {
+	if h.form != formBin || h.n != uint64(v.Len()) {
+		return mismatch(h, v.Type())
+	}
+	copy(v.Bytes(), d.take(h.n))
+	return nil
+}
+
+func encElements(e *encoder, v reflect.Value, elem *typeCodec) error {
+	if err := e.openArray(v.Len()); err != nil {
+		return err
+	}
+	for i := range v.Len() {
+		if err := elem.enc(e, v.Index(i)); err != nil {
+			return under(fmt.Sprintf("[%d]", i), err)
+		}
+	}
+	e.close()
+	return nil
+}
+
+func decElements(d *decoder, v reflect.Value, elem *typeCodec) error {
+	for i := range v.Len() {
+		if err := elem.dec(d, d.head(), v.Index(i)); err != nil {
+			return under(fmt.Sprintf("[%d]", i), err)
+		}
+	}
+	return nil
+}
+
+func (b codecBuilder) mapping(t reflect.Type) typeCodec {
+	switch t {
+	case reflect.TypeFor[map[string]any]():
+		return stringMapCodec((*encoder).any, (*decoder).any)
+	case reflect.TypeFor[map[string]string]():
+		return stringMapCodec((*encoder).str, (*decoder).wantString)
+	case reflect.TypeFor[map[string]Raw]():
+		return stringMapCodec((*encoder).raw, func(d *decoder, _ head) (Raw, error) { return d.raw(), nil })
+	case reflect.TypeFor[map[string]Tensor]():
+		return stringMapCodec((*encoder).tensor, (*decoder).wantTensor)
+	}
+	key, elem := b.codec(t.Key()), b.codec(t.Elem())
+	return typeCodec{
+		enc: func(e *encoder, v reflect.Value) error {
+			if v.IsNil() {
+				e.nil()
+				return nil
+			}
+			return encMap(e, v, key, elem)
+		},
+		dec: func(d *decoder, h head, v reflect.Value) error {
+			switch h.form {
+			case formNil:
+				v.SetZero()
+				return nil
+			case formMap:
+				return decMap(d, h, v, key, elem)
+			}
+			return mismatch(h, t)
+		},
+	}
+}
+
+// stringMapCodec is the codec of the usual maps: without reflection, and with keys that are sorted before encoding.
+func stringMapCodec[V any](write func(*encoder, V) error, read func(*decoder, head) (V, error)) typeCodec {
+	return typeCodec{
+		enc: func(e *encoder, v reflect.Value) error {
+			return encodeStringMap(e, v.Interface().(map[string]V), write)
+		},
+		dec: func(d *decoder, h head, v reflect.Value) error {
+			m, err := decodeStringMap(d, h, read)
+			if err == nil {
+				v.Set(reflect.ValueOf(m))
+			}
+			return err
+		},
+	}
+}
+
+func encMap(e *encoder, v reflect.Value, key, elem *typeCodec) error {
+	entries, err := e.entries(v, key.enc)
+	if err != nil {
+		return err
+	}
+	if err := e.openMap(len(entries)); err != nil {
+		return err
+	}
+	for _, x := range entries {
+		e.buf = append(e.buf, x.key...)
+		if err := elem.enc(e, x.value); err != nil {
+			return under("["+encodedKey(x.key)+"]", err)
+		}
+	}
+	e.close()
+	return nil
+}
+
+// encodedKey describes an encoded key, for errors.
+func encodedKey(key []byte) string {
+	h, size := readHead(key)
+	if h.form == formStr {
+		return fmt.Sprintf("%q", Clip(string(key[size:])))
+	}
+	return h.String()
+}
+
+func decMap(d *decoder, h head, v reflect.Value, key, elem *typeCodec) error {
+	t := v.Type()
+	m := reflect.MakeMapWithSize(t, int(h.n))
+	k, x := reflect.New(t.Key()).Elem(), reflect.New(t.Elem()).Elem()
+	for range h.n {
+		k.SetZero()
+		x.SetZero()
+		at := d.off
+		if err := key.dec(d, d.head(), k); err != nil {
+			return under("[key]", err)
+		}
+		step := d.b[at:d.off]
+		if err := elem.dec(d, d.head(), x); err != nil {
+			return under("["+encodedKey(step)+"]", err)
+		}
+		m.SetMapIndex(k, x)
+	}
+	v.Set(m)
+	return nil
 }

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// DType is the type of a tensor's elements, spelled as numpy and torch do. The spelling is the wire's.
+// DType is the type of a tensor's elements, with the names of numpy and torch. The names travel on the wire.
 type DType string
 
 const (
@@ -27,13 +27,13 @@ const (
 	Bool         DType = "bool" // one byte each, 0 or 1
 )
 
-// DTypes are all there are.
+// DTypes are all supported dtypes.
 var DTypes = []DType{
 	Float64, Float32, Float16, BFloat16, Float8E4M3FN, Float8E5M2,
 	Int8, Int16, Int32, Int64, Uint8, Uint16, Uint32, Uint64, Bool,
 }
 
-// Size is the length of one element in bytes; 0 for what is none of DTypes.
+// Size is the length of one element in bytes; 0 for an unknown dtype.
 func (d DType) Size() int {
 	switch d {
 	case Float8E4M3FN, Float8E5M2, Int8, Uint8, Bool:
@@ -48,7 +48,7 @@ func (d DType) Size() int {
 	return 0
 }
 
-// dtypeNames finds the constant for a name, so that reading a tensor does not allocate it.
+// dtypeNames maps names to the constants, so that reading a tensor does not allocate the name.
 var dtypeNames = func() map[string]DType {
 	m := map[string]DType{}
 	for _, d := range DTypes {
@@ -57,12 +57,12 @@ var dtypeNames = func() map[string]DType {
 	return m
 }()
 
-// Element is a Go type that a tensor can hold. The half and quarter floats have none; see Float32s.
+// Element is a Go type of tensor elements. Floats of 16 and 8 bits have none; see Float32s.
 type Element interface {
 	~bool | ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~float32 | ~float64
 }
 
-// kindDTypes is the DType of the Go types that have one.
+// kindDTypes maps Go kinds to their DType.
 var kindDTypes = map[reflect.Kind]DType{
 	reflect.Bool: Bool,
 	reflect.Int:  DType("int" + strconv.Itoa(strconv.IntSize)),
@@ -72,10 +72,10 @@ var kindDTypes = map[reflect.Kind]DType{
 	reflect.Float32: Float32, reflect.Float64: Float64,
 }
 
-// DTypeOf is the DType of a Go type: that of an int is int64 where an int has 64 bits.
+// DTypeOf is the DType of a Go type; an int is int64 on 64-bit machines.
 func DTypeOf[T Element]() DType { return kindDTypes[reflect.TypeFor[T]().Kind()] }
 
-// ToBFloat16 rounds f to the nearest bfloat16, ties to even, and returns its bits. A NaN stays one.
+// ToBFloat16 rounds f to the nearest bfloat16, ties to even, and returns its bits. A NaN stays a NaN.
 func ToBFloat16(f float32) uint16 {
 	b := math.Float32bits(f)
 	if f != f {
@@ -92,11 +92,11 @@ func ToFloat16(f float32) uint16 {
 	b := math.Float32bits(f)
 	sign, b := uint16(b>>16&0x8000), b&0x7fffffff
 	switch {
-	case b > 0x7f800000: // NaN: keep the top of its payload, and make it quiet
+	case b > 0x7f800000: // NaN: keep the top of its payload, set the quiet bit
 		return sign | 0x7e00 | uint16(b>>13&0x1ff)
 	case b >= 0x477ff000: // 65520 and above round to infinity
 		return sign | 0x7c00
-	case b >= 0x38800000: // 2⁻¹⁴ and above are normal: move the exponent's bias from 127 to 15, round away 13 bits
+	case b >= 0x38800000: // 2⁻¹⁴ and above are normal: change the exponent's bias from 127 to 15, round off 13 bits
 		b -= (127 - 15) << 23
 		return sign | uint16((b+0xfff+b>>13&1)>>13)
 	}

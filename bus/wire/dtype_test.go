@@ -59,10 +59,10 @@ func TestBFloat16Known(t *testing.T) {
 	} {
 		require.Equal(t, want, ToBFloat16(f), "%v", f)
 	}
-	require.True(t, isNaN(FromBFloat16(ToBFloat16(math.Float32frombits(0x7f800001)))), "a NaN whose payload is cut off")
+	require.True(t, isNaN(FromBFloat16(ToBFloat16(math.Float32frombits(0x7f800001)))), "a NaN with all payload bits in the lower half")
 }
 
-// No other float of 16 bits is nearer, and of two that are as near the even one is taken.
+// The result is the nearest 16-bit float; of two equally near ones, the even one.
 func TestRoundingIsToNearest(t *testing.T) {
 	for name, c := range map[string]struct {
 		to   func(float32) uint16

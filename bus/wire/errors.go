@@ -9,33 +9,32 @@ import (
 )
 
 // Code is the stable name of a kind of failure. Codes cross the wire, Python maps them to classes, and errors.Is
-// compares them; the message beside a code is for people and may change.
+// compares them; the message of an error may change.
 type Code string
 
 const (
 	CodeApplication    Code = "application"     // the method itself returned an error
 	CodePanic          Code = "panic"           // the method panicked; the stack is the worker's
-	CodeRefused        Code = "refused"         // the receiver would not take it: bad argument, wrong state, no right
+	CodeRefused        Code = "refused"         // the receiver refused: bad argument, wrong state, no permission
 	CodeBusy           Code = "busy"            // a bounded queue is full; try again later
 	CodeNotFound       Code = "not_found"       // no such role, method, object, key
 	CodeExists         Code = "exists"          // the name or key is taken
-	CodeConflict       Code = "conflict"        // compare-and-set lost: somebody wrote in between
-	CodeFenced         Code = "fenced"          // the writer has been deposed; its token is stale
+	CodeConflict       Code = "conflict"        // compare-and-set failed: another writer was faster
+	CodeFenced         Code = "fenced"          // the writer's fencing token is stale
 	CodeTimedOut       Code = "timed_out"       // the deadline passed
 	CodeCancelled      Code = "cancelled"       // the caller gave up, or a sibling failed first
 	CodeWorkerLost     Code = "worker_lost"     // the worker is known to be dead
-	CodeOutcomeUnknown Code = "outcome_unknown" // it may or may not have happened; it will not be tried again
+	CodeOutcomeUnknown Code = "outcome_unknown" // the operation may or may not have run; it will not be repeated
 	CodeUnavailable    Code = "unavailable"     // the server cannot be reached
 	CodeNoSpace        Code = "no_space"        // the head's store is full; nothing was written
-	CodeClosed         Code = "closed"          // this side has been closed
-	CodeVersion        Code = "version"         // the peer speaks another major version of the wire
-	CodeMalformed      Code = "malformed"       // the frame or body is not what the wire allows
+	CodeClosed         Code = "closed"          // the local bus, endpoint or handle is closed
+	CodeVersion        Code = "version"         // the peer uses another major version of the wire
+	CodeMalformed      Code = "malformed"       // the frame or body violates the wire format
 	CodeInvalid        Code = "invalid"         // the caller's own input is wrong; nothing was sent
-	CodeInternal       Code = "internal"        // a bug on the other side
+	CodeInternal       Code = "internal"        // a bug in the peer
 )
 
-// Sentinels, one for each code a caller may act on. errors.Is(err, bus.ErrTimedOut) holds for every error of that
-// code, whether it was made here or came over the wire.
+// Sentinels, one for each code. errors.Is(err, wire.ErrTimedOut) holds for every error of that code, local or received.
 var (
 	ErrApplication    = &Error{Code: CodeApplication, Message: "the method returned an error"}
 	ErrPanic          = &Error{Code: CodePanic, Message: "the method panicked"}
@@ -43,7 +42,7 @@ var (
 	ErrBusy           = &Error{Code: CodeBusy, Message: "a bounded queue is full"}
 	ErrNotFound       = &Error{Code: CodeNotFound, Message: "not found"}
 	ErrExists         = &Error{Code: CodeExists, Message: "already exists"}
-	ErrConflict       = &Error{Code: CodeConflict, Message: "somebody else wrote first"}
+	ErrConflict       = &Error{Code: CodeConflict, Message: "another writer was faster"}
 	ErrFenced         = &Error{Code: CodeFenced, Message: "the token is stale"}
 	ErrTimedOut       = &Error{Code: CodeTimedOut, Message: "the deadline passed"}
 	ErrCancelled      = &Error{Code: CodeCancelled, Message: "cancelled"}
@@ -58,8 +57,7 @@ var (
 	ErrInternal       = &Error{Code: CodeInternal, Message: "internal error"}
 )
 
-// Error is the one error type that crosses the wire. Code says what kind, Message says it to a person, and the
-// remaining fields say where it happened, as far as that is known.
+// Error is the only error type that crosses the wire. The fields after Message say where it happened, if known.
 type Error struct {
 	Code    Code              `msgpack:"code"`
 	Message string            `msgpack:"message"`
@@ -70,7 +68,7 @@ type Error struct {
 	Stack   string            `msgpack:"stack,omitempty"`   // the worker's own stack or traceback
 	AppCode Code              `msgpack:"app,omitempty"`     // a code registered with RegisterError
 	Details map[string]string `msgpack:"details,omitempty"` // facts for programs: exit_code, signal, type, …
-	cause   error             // local only; what errors.Unwrap returns
+	cause   error             // local only
 }
 
 // Errorf makes an *Error of the given code. A %w in format is kept as the local cause.
@@ -100,8 +98,8 @@ func (e *Error) Error() string {
 	return strings.Join(where, " ") + ": " + e.Message
 }
 
-// Is compares codes, so that the sentinels above match errors that came over the wire, and matches the sentinels
-// that were registered under the error's application code.
+// Is compares codes, so that the sentinels above match received errors, and matches the sentinel that is registered
+// under the error's application code.
 func (e *Error) Is(target error) bool {
 	if t, ok := target.(*Error); ok {
 		return t.Code == e.Code && (t.AppCode == "" || t.AppCode == e.AppCode)
@@ -119,7 +117,7 @@ func (e *Error) Is(target error) bool {
 	return e.AppCode != "" && registeredError(e.AppCode) == target
 }
 
-// Unwrap returns the local cause. An error that came over the wire has none.
+// Unwrap returns the local cause. A received error has none.
 func (e *Error) Unwrap() error { return e.cause }
 
 // WithCause returns a copy of e whose local cause is err.
@@ -145,23 +143,23 @@ func CodeOf(err error) Code {
 	return CodeApplication
 }
 
-// registry of application sentinels. Written at start-up by RegisterError, read for every failed call.
+// registry holds the application sentinels. Written at start-up by RegisterError, read for every failed call.
 var registry = struct {
 	sync.RWMutex
 	byCode map[Code]error
 }{byCode: map[Code]error{}}
 
-// RegisterError gives an application's sentinel error a code, so that errors.Is(err, sentinel) holds on the caller's
-// side when a worker returned it. Both programs register it, usually in a package variable or init. It panics when
-// the code is empty or taken by another error.
+// RegisterError gives an application's sentinel error a code, so that errors.Is(err, sentinel) holds in the caller when
+// a worker returned it. Both programs register it, usually in a package variable or init. It panics when the code is
+// empty or taken by another error.
 func RegisterError(code Code, sentinel error) {
 	registry.Lock()
 	defer registry.Unlock()
 	if code == "" || sentinel == nil {
-		panic("bus: RegisterError needs a code and an error")
+		panic("wire: RegisterError needs a code and an error")
 	}
 	if old, taken := registry.byCode[code]; taken && old != sentinel {
-		panic(fmt.Sprintf("bus: error code %q is registered twice", code))
+		panic(fmt.Sprintf("wire: error code %q is registered twice", code))
 	}
 	registry.byCode[code] = sentinel
 }
@@ -172,12 +170,12 @@ func registeredError(code Code) error {
 	return registry.byCode[code]
 }
 
-// AsError turns any error into the *Error that will cross the wire.
+// AsError converts any error into the *Error that crosses the wire.
 func AsError(err error) *Error {
 	var e *Error
 	if errors.As(err, &e) {
 		c := *e
-		if err != error(e) { // wrapped: the outer words are the message, and say where it was
+		if err != error(e) { // wrapped: the outer message includes the location
 			c.Message = err.Error()
 			c.Role, c.Rank, c.Method, c.Node = "", -1, "", ""
 		}
@@ -192,4 +190,12 @@ func AsError(err error) *Error {
 		}
 	}
 	return e
+}
+
+// Clip bounds the length of a name in an error message.
+func Clip(s string) string {
+	if len(s) > 80 {
+		return strings.ToValidUTF8(s[:80], "") + "…"
+	}
+	return s
 }

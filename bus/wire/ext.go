@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Ext is the number of a msgpack ext type: what a body says of a value that msgpack itself has no form for. A number
-// never changes its meaning and is never used again.
+// Ext is the number of a msgpack ext type, for values without a msgpack form. A number never changes its meaning and is
+// never reused.
 type Ext int8
 
 const (
@@ -18,8 +18,8 @@ const (
 	ExtBatch     Ext = 2  // named tensors with equally many rows, and metadata
 	ExtHandle    Ext = 3  // a role, or a worker of one, to be called
 
-	// 16 to 31 are Python's: values that keep their Python type between Python programs. Go passes them on inside a
-	// Raw, and does not read them.
+	// 16 to 31 are for Python values that keep their type between Python programs. Go passes them on inside a Raw and
+	// does not decode them.
 	ExtPythonTuple     Ext = 16
 	ExtPythonSet       Ext = 17
 	ExtPythonFrozenset Ext = 18
@@ -36,7 +36,7 @@ const (
 	extPythonFirst, extPythonLast Ext = 16, 31
 )
 
-// extNames says what each ext type is called, and what a sender can do about one that the receiver does not read.
+// extNames holds the name of each ext type, and the remedy for a sender when the receiver cannot decode it.
 var extNames = map[Ext]struct{ name, remedy string }{
 	ExtTimestamp:       {"timestamp", ""},
 	ExtTensor:          {"tensor", ""},
@@ -66,22 +66,22 @@ func (x Ext) String() string {
 	return fmt.Sprintf("the unknown ext type %d", int8(x))
 }
 
-// refusal is what a reader says that does not know x.
+// refusal is the error text of a program that cannot decode x.
 func (x Ext) refusal() string {
 	if remedy := extNames[x].remedy; remedy != "" {
-		return fmt.Sprintf("%s cannot be read here; %s", x, remedy)
+		return fmt.Sprintf("%s cannot be decoded here; %s", x, remedy)
 	}
-	return fmt.Sprintf("%s cannot be read here; run the same version on both sides", x)
+	return fmt.Sprintf("%s cannot be decoded here; run the same version on both sides", x)
 }
 
-// extCodec is how one ext type is read and written here.
+// extCodec encodes and decodes one ext type.
 type extCodec struct {
-	check  func(payload []byte) error // nil: the payload is a value of its own, which is checked like any other
+	check  func(payload []byte) error // nil: the payload is one msgpack value, and checked as such
 	decode func(d *decoder, h head) (any, error)
 	codec  typeCodec
 }
 
-// The ext types this program knows, by number and by Go type. Written at start-up, read on every message.
+// The ext types known to this program, by number and by Go type. Written at start-up, read on every message.
 var exts struct {
 	byID   [256]atomic.Pointer[extCodec] // by the number as a uint8
 	byType sync.Map                      // reflect.Type → *extCodec
@@ -100,14 +100,13 @@ func extByType(t reflect.Type) *extCodec {
 	return found
 }
 
-// RegisterExt says that values of type T travel as the ext type id, ExtBatch or ExtHandle, whose payload is the body of
-// what pack makes of them; unpack makes a T again, or refuses what is not one. What pack returns is not changed; what
-// unpack is given is T's to keep, but for UnmarshalShared its bytes are views of the body. The package that defines T
-// calls this from init; it panics when the number or the type is taken. A T that is a pointer is nil in a body when it
-// is nil.
+// RegisterExt makes values of type T travel as the ext type id, ExtBatch or ExtHandle. The payload is the encoding of
+// the result of pack; unpack turns it into a T again, or returns an error. The result of pack is not changed; unpack
+// owns its argument, but after UnmarshalShared the bytes in it are views of the body. The package that defines T calls
+// RegisterExt from init; it panics when the number or the type is taken. A nil pointer T is encoded as nil.
 func RegisterExt[T, P any](id Ext, pack func(T) (P, error), unpack func(P) (T, error)) {
 	if id != ExtBatch && id != ExtHandle {
-		panic(fmt.Sprintf("bus: %s is not one to register", id))
+		panic(fmt.Sprintf("wire: %s cannot be registered", id))
 	}
 	registerExt(id, pack, unpack)
 }
@@ -120,7 +119,7 @@ func registerExt[T, P any](id Ext, pack func(T) (P, error), unpack func(P) (T, e
 		}
 		p, err := pack(v.Interface().(T))
 		if err != nil {
-			return selfError(CodeInvalid, v, err)
+			return customError(CodeInvalid, v, err)
 		}
 		return e.nested(id, reflect.ValueOf(&p).Elem())
 	}
@@ -139,7 +138,7 @@ func registerExt[T, P any](id Ext, pack func(T) (P, error), unpack func(P) (T, e
 	addExt(id, nil, decode, encode)
 }
 
-// addExt enters a type in the tables.
+// addExt adds a type to the tables.
 func addExt[T any](id Ext, check func([]byte) error, decode func(*decoder, head) (T, error), encode encFunc) {
 	t := reflect.TypeFor[T]()
 	x := &extCodec{
@@ -162,12 +161,12 @@ func addExt[T any](id Ext, check func([]byte) error, decode func(*decoder, head)
 	}}
 	_, typeTaken := exts.byType.LoadOrStore(t, x)
 	if typeTaken || !exts.byID[uint8(id)].CompareAndSwap(nil, x) {
-		panic(fmt.Sprintf("bus: %s or the type %s is registered twice", id, t))
+		panic(fmt.Sprintf("wire: %s or the type %s is registered twice", id, t))
 	}
 }
 
-// nested writes an ext type whose payload is the value v. Its head is an ext32 whatever the length, so that the
-// places of tensors in it are known before it is.
+// nested writes an ext type whose payload is the value v. Its head is always an ext32, so that the offsets of tensors in
+// the payload are known before its length.
 func (e *encoder) nested(id Ext, v reflect.Value) error {
 	e.depth++
 	if e.depth > MaxDepth {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// boxed is a type with an ext number of its own, as batches and handles have.
+// boxed is registered as an ext type, like batches and handles.
 type boxed struct {
 	rows    int
 	columns map[string]Tensor
@@ -105,16 +105,16 @@ func TestRegisteredExtRefusals(t *testing.T) {
 
 	err = Unmarshal(extBody(extBoxed, []byte{0x81, 0xa4, 'r', 'o', 'w', 's', 0xa1, 'x'}), &out)
 	require.ErrorIs(t, err, ErrRefused)
-	require.ErrorContains(t, err, "rows: a string of 1 bytes does not go into int")
+	require.ErrorContains(t, err, "rows: a string of 1 bytes does not fit into int")
 
 	require.ErrorIs(t, Check(extBody(extBoxed, []byte{0x80, 0x80})), ErrMalformed)
 	require.ErrorIs(t, Check(extBody(extBoxed, nil)), ErrMalformed)
 	require.ErrorIs(t, Check(extBody(extBoxed, []byte{0x91})), ErrMalformed)
-	outside := append(extBody(extBoxed, []byte{0x92, 1}), 2) // the payload claims bytes that are not its own
+	outside := append(extBody(extBoxed, []byte{0x92, 1}), 2) // the payload claims bytes after its end
 	require.ErrorIs(t, Check(outside), ErrMalformed)
 }
 
-func TestRegisteredExtNestsToADepth(t *testing.T) {
+func TestRegisteredExtDepth(t *testing.T) {
 	b := []byte{codeNil}
 	for range MaxDepth {
 		b = extBody(extBoxed, b)
@@ -133,7 +133,7 @@ func TestRegisterExtPanics(t *testing.T) {
 func TestExtNames(t *testing.T) {
 	require.Equal(t, "a tensor (ext 1)", ExtTensor.String())
 	for x := extPythonFirst; x <= extPythonLast; x++ {
-		require.Contains(t, x.refusal(), "cannot be read here; ")
+		require.Contains(t, x.refusal(), "cannot be decoded here; ")
 	}
 }
 

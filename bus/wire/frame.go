@@ -7,29 +7,32 @@ import (
 	"time"
 )
 
-// Major is the version of the wire. A frame of another major version is answered with an error that says both.
+// MaxName is the length of the longest name of a role, namespace or node.
+const MaxName = 64
+
+// Major is the version of the wire. The answer to a frame of another major version is an error that names both.
 const Major = 1
 
-// Kind says what a frame is for. The numbers are the wire's and never change their meaning.
+// Kind is the purpose of a frame. A number never changes its meaning.
 type Kind uint8
 
 const (
 	KindCall     Kind = 1  // caller → worker: run a method
-	KindAnswer   Kind = 2  // worker → caller: what it returned
-	KindAsk      Kind = 3  // caller → worker, control: what became of this call?
+	KindAnswer   Kind = 2  // worker → caller: the result
+	KindAsk      Kind = 3  // caller → worker, control: request for the status of a call
 	KindStatus   Kind = 4  // worker → caller: queued, running since, never seen, outcome unknown
 	KindCancel   Kind = 5  // caller → worker, control: the caller gave up
-	KindWant     Kind = 6  // receiver → owner of a body: send it, from this offset
+	KindWant     Kind = 6  // receiver → owner of a body: request for it, from this offset
 	KindChunk    Kind = 7  // owner → receivers: a piece of a body
-	KindProgress Kind = 8  // receiver → owner: I have this much; the next pieces may come
-	KindDone     Kind = 9  // receiver → owner: I have all of it, or need none of it
-	KindGone     Kind = 10 // owner → receiver: I do not have that body
-	KindMissing  Kind = 11 // worker → whoever orders its calls: something before this call has not arrived
-	KindSkip     Kind = 12 // the answer: beyond Prev nothing more is coming up to Order
-	KindBeat     Kind = 13 // worker process: who lives here and since when they are busy
+	KindProgress Kind = 8  // receiver → owner: this much has arrived; the next pieces may come
+	KindDone     Kind = 9  // receiver → owner: all of it has arrived, or none of it is needed
+	KindGone     Kind = 10 // owner → receiver: the owner does not have that body
+	KindMissing  Kind = 11 // worker → caller or sequencer: something before this call has not arrived
+	KindSkip     Kind = 12 // answer to missing: after Prev nothing more follows up to Order
+	KindBeat     Kind = 13 // worker process: its ranks, and since when each is busy
 	KindSequence Kind = 14 // caller → sequencer of an ordered role: the frames of one call, to be sent in order
 	KindVersion  Kind = 15 // a peer of another major version could not read the frame
-	KindBundle   Kind = 16 // several frames in one message, each behind its length as a big-endian uint32
+	KindBundle   Kind = 16 // several frames in one message, each after its length as a big-endian uint32
 )
 
 var kindNames = map[Kind]string{
@@ -45,15 +48,15 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-// State is what a worker says of a call it is asked about.
+// State is the status of a call at a worker.
 type State uint8
 
 const (
 	StateNone    State = 0
 	StateNever   State = 1 // the call has not arrived; send it again
-	StateQueued  State = 2 // it waits its turn
-	StateRunning State = 3 // it runs
-	StateUnknown State = 4 // it ran or may have run, and its answer is no longer kept
+	StateQueued  State = 2 // the call waits in a lane
+	StateRunning State = 3 // the method runs
+	StateUnknown State = 4 // the call ran or may have run, and its answer is no longer kept
 )
 
 func (s State) String() string {
@@ -77,28 +80,28 @@ type Ref struct {
 	Len   int64
 }
 
-// Header is the envelope: everything about a message that is not its body. One struct serves all kinds; a field that
-// is zero does not travel. Comments name the kinds that use a field where it is not all of them.
+// Header is the envelope: everything about a message that is not its body. One struct serves all kinds; a zero field
+// does not travel. Comments name the kinds that use a field, unless all do.
 type Header struct {
-	Session string // the caller's session: with Seq it is the call's id, and where answers go
+	Session string // the caller's session: with Seq the call's id, and the address of answers
 	Seq     uint64
 	Acked   uint64 // the caller has every answer up to this sequence
 	Method  string
 	Object  string        // named object in the worker; empty: the worker's own
 	Timeout time.Duration // remaining time; clocks of nodes are never compared. 0: no deadline
 	Age     time.Duration // how long ago the call was first sent; 0 for a first sending
-	Caller  string        // who calls, for people
+	Caller  string        // name of the calling program, for messages to people
 	Trace   string        // W3C traceparent
 	Meta    []byte        // the dispatch mode's metadata, msgpack
 
-	Stream string         // who gave the call its place: a sequencer's session; empty: the caller itself
-	Order  uint64         // the call's place in that stream; 0: unordered
-	Prev   uint64         // the place of the call before it for the same rank
-	Prevs  map[int]uint64 // ranks for which Prev is another one
+	Stream string         // session of the sequencer that ordered the call; empty: the caller ordered it
+	Order  uint64         // the call's position among the calls of that session; 0: unordered
+	Prev   uint64         // the position of the call before it for the same rank
+	Prevs  map[int]uint64 // ranks with another Prev
 
-	Some        bool    // the frame is meant for Ranks alone, of all who hear its subject
+	Some        bool    // the frame is for Ranks alone, of all subscribers of its subject
 	Ranks       RankSet // when Some; want: the ranks of this process that need the body
-	CollectSome bool    // only answers of Collect carry a body, the others are an acknowledgement alone
+	CollectSome bool    // only answers of Collect carry a body, the others are acknowledgements
 	Collect     RankSet
 	NoData      bool   // the rank is called with the metadata alone
 	Inline      uint32 // the largest answer body that may travel in its frame
@@ -106,16 +109,16 @@ type Header struct {
 	Ref    Ref    // the body is elsewhere
 	Offset uint64 // chunk, want, progress
 
-	Rank   int            // answer, status, missing: who says it
+	Rank   int            // answer, status, missing: the sender
 	Gen    uint32         // the generation of that rank
-	Gens   map[int]uint32 // call: generations the caller believes in, where they are not 0
-	Code   Code           // answer: empty, or the kind of failure, whose Error is the body
+	Gens   map[int]uint32 // call: expected generations, where they are not 0
+	Code   Code           // answer: empty, or the code of the failure; then the body is the Error
 	State  State          // status
 	Queued time.Duration  // answer, status: how long the call waited
 	Ran    time.Duration  // answer, status: how long it ran
 }
 
-// Envelope keys. A number never changes its meaning and is never used again.
+// Envelope keys. A number never changes its meaning and is never reused.
 const (
 	keySession = 1 + iota
 	keySeq
@@ -162,6 +165,7 @@ type Frame struct {
 	Body   []byte
 }
 
+// HeadSize is the length of what precedes the envelope.
 const HeadSize = 8
 
 // Append encodes the frame after dst.
@@ -173,14 +177,14 @@ func (f *Frame) Append(dst []byte) []byte {
 	return append(dst, f.Body...)
 }
 
-// FrameReader reads frames and remembers the names in them, which repeat from one to the next, so that a short frame is
-// read without allocation. It belongs to one goroutine. The zero FrameReader is ready.
+// FrameReader parses frames and interns the names in them, which repeat from frame to frame, so that a short frame is
+// parsed without allocation. It belongs to one goroutine. The zero FrameReader is ready for use.
 type FrameReader struct {
 	names map[string]string
-	last  [lastNames]string // by field: mostly it is the one before, which is found without a map
+	last  [lastNames]string // the previous name by field, which is mostly the next one too
 }
 
-// The fields of an envelope whose names are remembered.
+// The fields of an envelope whose names are interned.
 const (
 	lastSession = iota
 	lastMethod
@@ -192,7 +196,7 @@ const (
 	lastNames
 )
 
-const maxNames = 4096 // a reader that has seen so many starts to remember anew
+const maxNames = 4096 // at this size the table of names is emptied
 
 // Parse is ParseFrame.
 func (r *FrameReader) Parse(msg []byte) (f Frame, err error) {
@@ -200,7 +204,7 @@ func (r *FrameReader) Parse(msg []byte) (f Frame, err error) {
 	return f, err
 }
 
-// ParseInto is ParseFrame into a frame that is there already. After an error nothing in it counts.
+// ParseInto is ParseFrame into an existing frame. After an error the content of f is undefined.
 func (r *FrameReader) ParseInto(f *Frame, msg []byte) error {
 	if r.names == nil || len(r.names) > maxNames {
 		r.names = map[string]string{}
@@ -220,10 +224,10 @@ func ParseFrame(msg []byte) (Frame, error) {
 // Parse reads one message into f, whose views of msg are valid as long as msg is. r may be nil.
 func (f *Frame) Parse(msg []byte, r *FrameReader) error {
 	if len(msg) < HeadSize || msg[0] != 'T' || msg[1] != 'p' {
-		return Errorf(CodeMalformed, "not a frame of ours: %d bytes without the magic", len(msg))
+		return Errorf(CodeMalformed, "not a Troupe frame: %d bytes without the magic bytes \"Tp\"", len(msg))
 	}
 	if msg[2] != Major {
-		return Errorf(CodeVersion, "the peer speaks version %d of the wire, this side version %d; run the same major version on both", msg[2], Major)
+		return Errorf(CodeVersion, "the peer uses version %d of the wire, this process version %d; run the same major version on both", msg[2], Major)
 	}
 	n := int64(binary.BigEndian.Uint32(msg[4:]))
 	if n > int64(len(msg)-HeadSize) {
@@ -233,7 +237,7 @@ func (f *Frame) Parse(msg []byte, r *FrameReader) error {
 	return f.Header.parse(msg[HeadSize:HeadSize+n], r)
 }
 
-// fromRank reports whether frames of this kind say which rank they come from.
+// fromRank reports whether frames of this kind carry the rank of their sender.
 func (k Kind) fromRank() bool {
 	return k == KindAnswer || k == KindStatus || k == KindMissing
 }
@@ -245,17 +249,17 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	n := 0
 	str := func(key byte, v string) {
 		if v != "" {
-			b, n = packStr(append(b, key), v), n+1
+			b, n = appendString(append(b, key), v), n+1
 		}
 	}
 	num := func(key byte, v uint64) {
 		if v != 0 {
-			b, n = packUint(append(b, key), v), n+1
+			b, n = appendUint(append(b, key), v), n+1
 		}
 	}
 	bin := func(key byte, set bool, v []byte) {
 		if set {
-			b, n = packBin(append(b, key), v), n+1
+			b, n = appendBytes(append(b, key), v), n+1
 		}
 	}
 	str(keySession, h.Session)
@@ -272,7 +276,7 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	num(keyOrder, h.Order)
 	num(keyPrev, h.Prev)
 	if len(h.Prevs) > 0 {
-		b, n = packRankMap(append(b, keyPrevs), h.Prevs), n+1
+		b, n = appendRankMap(append(b, keyPrevs), h.Prevs), n+1
 	}
 	bin(keyRanks, h.Some, h.Ranks.bits)
 	bin(keyCollect, h.CollectSome, h.Collect.bits)
@@ -283,11 +287,11 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	num(keyRefLen, uint64(h.Ref.Len))
 	num(keyOffset, h.Offset)
 	if fromRank {
-		b, n = packUint(append(b, keyRank), uint64(h.Rank)), n+1
+		b, n = appendUint(append(b, keyRank), uint64(h.Rank)), n+1
 	}
 	num(keyGen, uint64(h.Gen))
 	if len(h.Gens) > 0 {
-		b, n = packRankMap(append(b, keyGens), h.Gens), n+1
+		b, n = appendRankMap(append(b, keyGens), h.Gens), n+1
 	}
 	str(keyCode, string(h.Code))
 	num(keyState, uint64(h.State))
@@ -298,83 +302,112 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 }
 
 func (h *Header) parse(b []byte, r *FrameReader) error {
-	u := unpacker{b: b, reader: r}
+	e := envelopeReader{reader: reader{b: b}, names: r}
 	*h = Header{}
-	for n := u.mapLen(); n > 0 && !u.bad; n-- {
-		h.field(&u, u.uint())
+	for n := e.mapLen(); n > 0 && !e.bad; n-- {
+		h.field(&e, e.uint())
 	}
-	if u.bad || len(u.b) > 0 {
-		return Errorf(CodeMalformed, "the envelope is not the msgpack map it should be")
+	if e.bad || len(e.b) > 0 {
+		return Errorf(CodeMalformed, "the envelope is not a msgpack map with integer keys")
 	}
 	return nil
 }
 
-func (h *Header) field(u *unpacker, key uint64) {
+func (h *Header) field(e *envelopeReader, key uint64) {
 	switch key {
 	case keySession:
-		h.Session = u.name(lastSession)
+		h.Session = e.name(lastSession)
 	case keySeq:
-		h.Seq = u.uint()
+		h.Seq = e.uint()
 	case keyAcked:
-		h.Acked = u.uint()
+		h.Acked = e.uint()
 	case keyMethod:
-		h.Method = u.name(lastMethod)
+		h.Method = e.name(lastMethod)
 	case keyObject:
-		h.Object = u.name(lastObject)
+		h.Object = e.name(lastObject)
 	case keyTimeout:
-		h.Timeout = u.micros()
+		h.Timeout = e.micros()
 	case keyAge:
-		h.Age = u.micros()
+		h.Age = e.micros()
 	case keyCaller:
-		h.Caller = u.name(lastCaller)
+		h.Caller = e.name(lastCaller)
 	case keyTrace:
-		h.Trace = u.str()
+		h.Trace = e.str()
 	case keyMeta:
-		h.Meta = u.bin()
+		h.Meta = e.bin()
 	case keyStream:
-		h.Stream = u.name(lastStream)
+		h.Stream = e.name(lastStream)
 	case keyOrder:
-		h.Order = u.uint()
+		h.Order = e.uint()
 	case keyPrev:
-		h.Prev = u.uint()
+		h.Prev = e.uint()
 	case keyPrevs:
-		h.Prevs = unpackRankMap[uint64](u)
+		h.Prevs = readRankMap[uint64](&e.reader)
 	case keyRanks:
-		h.Ranks, h.Some = RankSet{bits: u.bin()}, true
+		h.Ranks, h.Some = RankSet{bits: e.bin()}, true
 	case keyCollect:
-		h.Collect, h.CollectSome = RankSet{bits: u.bin()}, true
+		h.Collect, h.CollectSome = RankSet{bits: e.bin()}, true
 	case keyNoData:
-		h.NoData = u.uint() != 0
+		h.NoData = e.uint() != 0
 	case keyInline:
-		h.Inline = u.uint32()
+		h.Inline = uint32(e.upTo(math.MaxUint32))
 	case keyRefOwner:
-		h.Ref.Owner = u.name(lastOwner)
+		h.Ref.Owner = e.name(lastOwner)
 	case keyRefID:
-		h.Ref.ID = u.uint()
+		h.Ref.ID = e.uint()
 	case keyRefLen:
-		h.Ref.Len = int64(u.uint() &^ (1 << 63))
+		h.Ref.Len = int64(e.uint() &^ (1 << 63))
 	case keyOffset:
-		h.Offset = u.uint()
+		h.Offset = e.uint()
 	case keyRank:
-		h.Rank = u.int()
+		h.Rank = int(e.upTo(math.MaxInt32))
 	case keyGen:
-		h.Gen = u.uint32()
+		h.Gen = uint32(e.upTo(math.MaxUint32))
 	case keyGens:
-		h.Gens = unpackRankMap[uint32](u)
+		h.Gens = readRankMap[uint32](&e.reader)
 	case keyCode:
-		h.Code = Code(u.name(lastCode))
+		h.Code = Code(e.name(lastCode))
 	case keyState:
-		h.State = State(u.upTo(math.MaxUint8))
+		h.State = State(e.upTo(math.MaxUint8))
 	case keyQueued:
-		h.Queued = u.micros()
+		h.Queued = e.micros()
 	case keyRan:
-		h.Ran = u.micros()
+		h.Ran = e.micros()
 	default:
-		u.skip()
+		e.raw() // a field that a later minor version added
 	}
 }
 
-// micros never rounds a duration that is there down to none.
+// envelopeReader reads the fields of an envelope. names may be nil.
+type envelopeReader struct {
+	reader
+	names *FrameReader
+}
+
+// name reads a string that was probably read before, in the same field.
+func (e *envelopeReader) name(field int) string {
+	b := e.text()
+	if e.names == nil || len(b) > 2*MaxName {
+		return string(b)
+	}
+	last := &e.names.last[field]
+	if *last == string(b) {
+		return *last
+	}
+	s, seen := e.names.names[string(b)]
+	if !seen {
+		s = string(b)
+		e.names.names[s] = s
+	}
+	*last = s
+	return s
+}
+
+func (e *envelopeReader) micros() time.Duration {
+	return time.Duration(min(e.uint(), maxMicros)) * time.Microsecond
+}
+
+// micros rounds up, so that a positive duration never becomes 0.
 func micros(d time.Duration) uint64 {
 	if d <= 0 {
 		return 0
@@ -384,10 +417,6 @@ func micros(d time.Duration) uint64 {
 
 const maxMicros = uint64(1<<63-1) / uint64(time.Microsecond)
 
-func (u *unpacker) micros() time.Duration {
-	return time.Duration(min(u.uint(), maxMicros)) * time.Microsecond
-}
-
 func flag(set bool) uint64 {
 	if set {
 		return 1
@@ -395,20 +424,20 @@ func flag(set bool) uint64 {
 	return 0
 }
 
-func packRankMap[V uint32 | uint64](b []byte, m map[int]V) []byte {
-	b = packMapLen(b, len(m))
+func appendRankMap[V uint32 | uint64](b []byte, m map[int]V) []byte {
+	b = appendMapHead(b, len(m))
 	for r, v := range m {
-		b = packUint(packUint(b, uint64(r)), uint64(v))
+		b = appendUint(appendUint(b, uint64(r)), uint64(v))
 	}
 	return b
 }
 
-// unpackRankMap grows with what is there, never with what the length claims.
-func unpackRankMap[V uint32 | uint64](u *unpacker) map[int]V {
+// readRankMap allocates for the entries that it has read, never for the length that the bytes claim.
+func readRankMap[V uint32 | uint64](r *reader) map[int]V {
 	m := map[int]V{}
-	for n := u.mapLen(); n > 0 && !u.bad; n-- {
-		r := u.int()
-		m[r] = V(u.upTo(uint64(^V(0))))
+	for n := r.mapLen(); n > 0 && !r.bad; n-- {
+		rank := int(r.upTo(math.MaxInt32))
+		m[rank] = V(r.upTo(uint64(^V(0))))
 	}
 	return m
 }
@@ -416,10 +445,10 @@ func unpackRankMap[V uint32 | uint64](u *unpacker) map[int]V {
 // Collected reports whether the answer of that rank carries a body.
 func (h *Header) Collected(rank int) bool { return !h.CollectSome || h.Collect.Has(rank) }
 
-// For reports whether the frame is meant for that rank, if the rank hears its subject.
+// For reports whether the frame is for that rank, given that the rank subscribes to its subject.
 func (h *Header) For(rank int) bool { return !h.Some || h.Ranks.Has(rank) }
 
-// PrevFor is the place of the call before this one for that rank.
+// PrevFor is the position of the call before this one for that rank.
 func (h *Header) PrevFor(rank int) uint64 {
 	if p, ok := h.Prevs[rank]; ok {
 		return p
@@ -427,7 +456,7 @@ func (h *Header) PrevFor(rank int) uint64 {
 	return h.Prev
 }
 
-// OrderedBy is the session of whoever gave the call its place.
+// OrderedBy is the session that gave the call its position: the sequencer's, or the caller's.
 func (h *Header) OrderedBy() string {
 	if h.Stream != "" {
 		return h.Stream
@@ -435,19 +464,48 @@ func (h *Header) OrderedBy() string {
 	return h.Session
 }
 
-// AppendRouted encodes a frame with the subject it is to be published on, for a sequencer.
+// AppendRouted encodes a frame and the subject on which a sequencer is to publish it.
 func AppendRouted(dst []byte, subject string, f *Frame) []byte {
-	return packBin(packStr(dst, subject), f.Append(nil))
+	return appendBytes(appendString(dst, subject), f.Append(nil))
 }
 
-// ReadRouted reads what AppendRouted wrote at the start of b, and returns what follows it.
+// ReadRouted reads the result of AppendRouted at the start of b, and returns the bytes after it.
 func ReadRouted(b []byte) (subject string, f Frame, rest []byte, err error) {
-	u := unpacker{b: b}
-	subject = u.str()
-	msg := u.bin()
-	if u.bad {
+	r := reader{b: b}
+	subject = r.str()
+	msg := r.bin()
+	if r.bad {
 		return "", Frame{}, nil, Errorf(CodeMalformed, "a routed frame is cut off")
 	}
 	f, err = ParseFrame(msg)
-	return subject, f, u.b, err
+	return subject, f, r.b, err
+}
+
+// AppendAnswerHead appends an answer without its body. It is Frame.Append for the fields of an answer alone, without
+// allocation: every rank calls it for every call.
+func AppendAnswerHead(b []byte, h *Header) []byte {
+	b = append(b, 'T', 'p', Major, byte(KindAnswer), 0, 0, 0, 0, 0xde, 0, 0)
+	n := 2
+	b = appendUint(append(b, keySeq), h.Seq)
+	if h.Ref.Owner != "" {
+		b = appendString(append(b, keyRefOwner), h.Ref.Owner)
+		b = appendUint(append(b, keyRefID), h.Ref.ID)
+		b = appendUint(append(b, keyRefLen), uint64(h.Ref.Len))
+		n += 3
+	}
+	b = appendUint(append(b, keyRank), uint64(h.Rank))
+	num := func(key byte, v uint64) {
+		if v != 0 {
+			b, n = appendUint(append(b, key), v), n+1
+		}
+	}
+	num(keyGen, uint64(h.Gen))
+	if h.Code != "" {
+		b, n = appendString(append(b, keyCode), string(h.Code)), n+1
+	}
+	num(keyQueued, micros(h.Queued))
+	num(keyRan, micros(h.Ran))
+	b[HeadSize+2] = byte(n)
+	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-HeadSize))
+	return b
 }

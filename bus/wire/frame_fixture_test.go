@@ -21,7 +21,7 @@ type describedFrame struct {
 	Body     string    `json:"body,omitempty"`
 }
 
-// TestFrameFixtures holds the bytes of frames still, one of each kind, as TestBodyFixtures does those of bodies.
+// TestFrameFixtures pins the bytes of one frame of each kind.
 func TestFrameFixtures(t *testing.T) {
 	fixtures := frameFixtures(t)
 	require.Len(t, fixtures, len(allKinds))
@@ -50,7 +50,7 @@ func describeFrame(t *testing.T, msg []byte) []byte {
 
 const caller, worker = "CALLERSESSION000000000", "WORKERSESSION000000000"
 
-// frameFixtures are frames as they travel. A map has one entry, because the order of more is not fixed.
+// frameFixtures have maps of one entry, because envelopes do not sort their maps.
 func frameFixtures(t *testing.T) []wire.Frame {
 	args, err := wire.Marshal(42)
 	require.NoError(t, err)

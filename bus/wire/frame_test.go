@@ -17,7 +17,7 @@ var allKinds = []wire.Kind{
 	wire.KindDone, wire.KindGone, wire.KindMissing, wire.KindSkip, wire.KindBeat, wire.KindSequence, wire.KindVersion, wire.KindBundle,
 }
 
-// saysRank are the kinds that say which rank they come from.
+// saysRank are the kinds with the rank of their sender.
 var saysRank = map[wire.Kind]bool{wire.KindAnswer: true, wire.KindStatus: true, wire.KindMissing: true}
 
 func genDuration(t *rapid.T, name string) time.Duration {
@@ -64,7 +64,7 @@ func genFrame(t *rapid.T) wire.Frame {
 	return f
 }
 
-// plain makes frames comparable: empty is empty, however it is held.
+// plain makes frames comparable: empty slices become nil.
 func plain(f wire.Frame) wire.Frame {
 	f.Header.Ranks, f.Header.Collect = wire.Ranks(f.Header.Ranks.List()...), wire.Ranks(f.Header.Collect.List()...)
 	if len(f.Header.Meta) == 0 {
@@ -76,7 +76,7 @@ func plain(f wire.Frame) wire.Frame {
 	return f
 }
 
-func TestFramesComeBackAsTheyWere(t *testing.T) {
+func TestFrameRoundTrip(t *testing.T) {
 	var reader wire.FrameReader
 	rapid.Check(t, func(t *rapid.T) {
 		f := genFrame(t)
@@ -92,7 +92,7 @@ func TestFramesComeBackAsTheyWere(t *testing.T) {
 	})
 }
 
-func TestTimeIsNeverRoundedDownToNone(t *testing.T) {
+func TestDurationsRoundUp(t *testing.T) {
 	for d, want := range map[time.Duration]time.Duration{
 		0: 0, -time.Second: 0, 1: time.Microsecond, time.Microsecond: time.Microsecond, 1001: 2 * time.Microsecond, time.Hour: time.Hour,
 	} {
@@ -103,8 +103,8 @@ func TestTimeIsNeverRoundedDownToNone(t *testing.T) {
 	}
 }
 
-// TestLaterFieldsArePassedOver: a newer minor version adds fields; an older reader does not stumble.
-func TestLaterFieldsArePassedOver(t *testing.T) {
+// TestUnknownFieldsAreIgnored checks that fields of a later minor version are ignored.
+func TestUnknownFieldsAreIgnored(t *testing.T) {
 	later := map[string]string{
 		"nil": "\xc0", "bool": "\xc3", "negative": "\xff", "float": "\xcb\x3f\xf0\x00\x00\x00\x00\x00\x00", "string": "\xa2hi",
 		"bin": "\xc4\x02ab", "list": "\x93\x01\x92\x02\x03\xa1x", "map": "\x82\x01\x02\x81\xa1k\x05\x90", "fixext": "\xd6\x01abcd",
@@ -120,7 +120,7 @@ func TestLaterFieldsArePassedOver(t *testing.T) {
 	}
 }
 
-func TestBrokenFramesAreRefused(t *testing.T) {
+func TestMalformedFramesAreRefused(t *testing.T) {
 	good := (&wire.Frame{Kind: wire.KindCall, Header: wire.Header{Session: "s", Seq: 7}, Body: []byte("body")}).Append(nil)
 	for name, msg := range map[string][]byte{
 		"empty":             {},
@@ -154,20 +154,20 @@ func TestKindsAndStatesHaveNames(t *testing.T) {
 		strings.Join([]string{wire.StateNone.String(), wire.StateNever.String(), wire.StateQueued.String(), wire.StateRunning.String(), wire.StateUnknown.String()}, " "))
 }
 
-// otherMajor is the frame as a peer of the next major version would send it.
+// otherMajor is the frame with the next major version.
 func otherMajor(f wire.Frame) []byte {
 	msg := f.Append(nil)
 	msg[2] = wire.Major + 1
 	return msg
 }
 
-func TestOtherMajorVersionIsRefusedWithBoth(t *testing.T) {
+func TestOtherMajorVersionIsRefused(t *testing.T) {
 	_, err := wire.ParseFrame(otherMajor(wire.Frame{Kind: wire.KindCall}))
 	require.ErrorIs(t, err, wire.ErrVersion)
-	require.EqualError(t, err, "the peer speaks version 2 of the wire, this side version 1; run the same major version on both")
+	require.EqualError(t, err, "the peer uses version 2 of the wire, this process version 1; run the same major version on both")
 }
 
-// FuzzParseFrame: whatever comes in, reading it neither panics nor takes more memory than a few times its size.
+// FuzzParseFrame checks that no input panics or allocates more than a few times its size.
 func FuzzParseFrame(f *testing.F) {
 	for _, k := range allKinds {
 		f.Add((&wire.Frame{Kind: k, Header: wire.Header{
@@ -194,7 +194,7 @@ func FuzzParseFrame(f *testing.F) {
 		if !saysRank[got.Kind] {
 			got.Header.Rank = 0
 		}
-		require.Equal(t, plain(got), plain(again), "what was read is written and read again")
+		require.Equal(t, plain(got), plain(again), "a parsed frame round-trips")
 		for _, r := range got.Header.Ranks.List() {
 			require.True(t, got.Header.Ranks.Has(r))
 		}

@@ -14,7 +14,7 @@ func Ranks(ranks ...int) RankSet {
 	return s
 }
 
-// Add puts r, which must not be negative, into the set.
+// Add adds r, which must not be negative.
 func (s *RankSet) Add(r int) {
 	for r/8 >= len(s.bits) {
 		s.bits = append(s.bits, 0)
@@ -22,7 +22,7 @@ func (s *RankSet) Add(r int) {
 	s.bits[r/8] |= 1 << (r % 8)
 }
 
-// Remove takes r out of the set.
+// Remove removes r.
 func (s *RankSet) Remove(r int) {
 	if r >= 0 && r/8 < len(s.bits) {
 		s.bits[r/8] &^= 1 << (r % 8)
@@ -54,5 +54,5 @@ func (s RankSet) List() []int {
 	return out
 }
 
-// Clone returns a set of its own.
+// Clone returns an independent copy.
 func (s RankSet) Clone() RankSet { return RankSet{bits: append([]byte(nil), s.bits...)} }

@@ -10,15 +10,15 @@ import (
 )
 
 // Tensor is an array of numbers: the bytes of its elements, little-endian, in C order (the last axis fastest), with
-// their type and its shape. A shape of no axes is a single number. In a body it is
+// their type and its shape. A shape without axes is a single number. In a body it is
 //
 //	ext 1, payload:
 //	  1 byte     pad, 0 to 63
-//	  pad bytes  zero; they put the elements at a multiple of 64 bytes from the start of the body. Readers pass over them
+//	  pad bytes  zero; they align the elements to 64 bytes from the start of the body. Readers ignore them
 //	  msgpack    [dtype, [shape…]]
 //	  the rest   the elements
 //
-// A Tensor is a value; who holds it may read Data, and shares it with whoever it was sliced from.
+// A Tensor is a value. Its Data may be shared with other tensors (SliceRows), so it must not be changed.
 type Tensor struct {
 	DType DType
 	Shape []int
@@ -27,24 +27,24 @@ type Tensor struct {
 
 const (
 	tensorAlign = 64
-	maxDims     = 64             // as many axes as numpy and torch have
-	maxTensor   = maxLen - 1<<10 // bytes of elements: what is left of an ext's 4 GiB
-	tensorSlack = 256            // more than stands before the elements of any but the oddest tensor
+	maxDims     = 64             // the limit of numpy and torch
+	maxTensor   = maxLen - 1<<10 // bytes of elements: the 4 GiB of an ext less its head
+	tensorSlack = 256            // bytes before the elements, for all but the most unusual shapes
 )
 
-// TensorOf makes a tensor of a copy of data. It refuses a shape that does not multiply to len(data).
+// TensorOf makes a tensor from a copy of data. It refuses a shape whose product is not len(data).
 func TensorOf[T Element](shape []int, data []T) (Tensor, error) {
 	b := bytes.Clone(memory(data))
 	toLittleEndian(b, int(unsafe.Sizeof(*new(T))))
 	return newTensor(DTypeOf[T](), shape, b)
 }
 
-// BFloat16Of makes a bfloat16 tensor of data, rounded to nearest.
+// BFloat16Of makes a bfloat16 tensor from data, rounded to nearest.
 func BFloat16Of(shape []int, data []float32) (Tensor, error) {
 	return newTensor(BFloat16, shape, narrow(data, ToBFloat16))
 }
 
-// Float16Of makes a float16 tensor of data, rounded to nearest.
+// Float16Of makes a float16 tensor from data, rounded to nearest.
 func Float16Of(shape []int, data []float32) (Tensor, error) {
 	return newTensor(Float16, shape, narrow(data, ToFloat16))
 }
@@ -54,7 +54,7 @@ func newTensor(d DType, shape []int, data []byte) (Tensor, error) {
 	return t, t.Valid()
 }
 
-// Values returns a copy of the elements of t, which must be of T's own DType. For a bool, whatever is not 0 is true.
+// Values returns a copy of the elements of t, whose DType must be that of T. For a bool, every byte but 0 is true.
 func Values[T Element](t Tensor) ([]T, error) {
 	if want := DTypeOf[T](); t.DType != want {
 		return nil, Errorf(CodeInvalid, "the tensor is %s, not %s", t.String(), want)
@@ -67,7 +67,7 @@ func Values[T Element](t Tensor) ([]T, error) {
 	return out, nil
 }
 
-// Float32s returns the elements of t as float32: those of the floats of 32 bits and less, which lose nothing by it.
+// Float32s returns the elements of t as float32. The dtype must be a float of at most 32 bits, so that nothing is lost.
 func (t Tensor) Float32s() ([]float32, error) {
 	if err := t.Valid(); err != nil {
 		return nil, err
@@ -87,7 +87,7 @@ func (t Tensor) Float32s() ([]float32, error) {
 	return nil, Errorf(CodeInvalid, "the tensor %s cannot be read as float32 without loss", t.String())
 }
 
-// Rows is the length of the first axis; 0 for a single number, which has none.
+// Rows is the length of the first axis; 0 for a single number.
 func (t Tensor) Rows() int {
 	if len(t.Shape) == 0 {
 		return 0
@@ -120,11 +120,11 @@ func (t Tensor) rowBytes() int {
 	return len(t.Data) / t.Shape[0]
 }
 
-// ConcatRows puts tensors of one dtype, with rows of one shape, one after the other. The result has bytes of its own,
-// except that a list of one gives that one back.
+// ConcatRows concatenates tensors of one dtype with rows of one shape. The result has bytes of its own, except that a
+// list of one tensor returns that tensor.
 func ConcatRows(ts []Tensor) (Tensor, error) {
 	if len(ts) == 0 {
-		return Tensor{}, Errorf(CodeInvalid, "no tensors to put together: neither dtype nor shape is known")
+		return Tensor{}, Errorf(CodeInvalid, "no tensors to concatenate: neither dtype nor shape is known")
 	}
 	rows, size := 0, 0
 	for _, t := range ts {
@@ -144,7 +144,7 @@ func ConcatRows(ts []Tensor) (Tensor, error) {
 	return out, nil
 }
 
-// follows reports why the rows of t cannot come after those of first.
+// follows reports why the rows of t cannot follow those of first.
 func (t Tensor) follows(first Tensor) error {
 	switch err := t.Valid(); {
 	case err != nil:
@@ -174,27 +174,27 @@ func (t Tensor) String() string {
 	return string(append(out, ']'))
 }
 
-// Valid reports what is wrong with t: an unknown dtype, a shape that does not fit the data, more than a body can hold.
+// Valid returns an error for an unknown dtype, a shape that does not fit the data, or more bytes than a body can hold.
 func (t Tensor) Valid() error {
 	size := t.DType.Size()
 	switch {
 	case size == 0:
-		return Errorf(CodeInvalid, "the dtype of the tensor %s is none of %v", t.String(), DTypes)
+		return Errorf(CodeInvalid, "the dtype of the tensor %s is not one of %v", t.String(), DTypes)
 	case len(t.Shape) > maxDims:
-		return Errorf(CodeInvalid, "a tensor of %d axes; there are %d at most", len(t.Shape), maxDims)
+		return Errorf(CodeInvalid, "a tensor of %d axes; the limit is %d", len(t.Shape), maxDims)
 	}
 	want, err := t.bytes()
 	if err != nil {
 		return err
 	}
 	if want != uint64(len(t.Data)) {
-		return Errorf(CodeInvalid, "the tensor %s takes %d bytes and has %d", t.String(), want, len(t.Data))
+		return Errorf(CodeInvalid, "the tensor %s needs %d bytes and has %d", t.String(), want, len(t.Data))
 	}
 	return nil
 }
 
-// bytes is how many bytes dtype and shape ask for. The axes that are not empty must multiply to a size that could be
-// sent, even if another is empty: so no product of them overflows.
+// bytes is the size by dtype and shape. The product of the non-empty axes must be below maxTensor even if another axis
+// is empty, so that no product overflows.
 func (t Tensor) bytes() (uint64, error) {
 	size, isEmpty := uint64(t.DType.Size()), false
 	for _, n := range t.Shape {
@@ -215,7 +215,7 @@ func (t Tensor) bytes() (uint64, error) {
 	return size, nil
 }
 
-// appendTensorHead appends all of a tensor but its elements, for a body in which dst ends at pos.
+// appendTensorHead appends a tensor without its elements, for a body in which dst ends at pos.
 func appendTensorHead(dst []byte, pos int, t Tensor) ([]byte, error) {
 	if err := t.Valid(); err != nil {
 		return dst, refuse(CodeInvalid, "%w", err)
@@ -232,16 +232,12 @@ func appendTensorHead(dst []byte, pos int, t Tensor) ([]byte, error) {
 var zeros [tensorAlign]byte
 
 func appendTensorMeta(dst []byte, t Tensor) []byte {
-	dst = packStr(append(dst, 0x92), string(t.DType))
-	dst = appendContainerHead(dst, formArray, len(t.Shape))
+	dst = appendString(append(dst, 0x92), string(t.DType))
+	dst = appendArrayHead(dst, len(t.Shape))
 	for _, n := range t.Shape {
-		dst = packUint(dst, uint64(n))
+		dst = appendUint(dst, uint64(n))
 	}
 	return dst
-}
-
-func appendExt32Head(dst []byte, id Ext, n int) []byte {
-	return append(binary.BigEndian.AppendUint32(append(dst, 0xc9), uint32(n)), byte(id))
 }
 
 func checkTensor(p []byte) error {
@@ -250,76 +246,53 @@ func checkTensor(p []byte) error {
 	return err
 }
 
-// readTensor reads the payload of a tensor. Data is a view of p, and Shape is in room, or new if that is nil.
+// readTensor reads the payload of a tensor. Data is a view of p. Shape is appended to room, or new if room is nil.
 func readTensor(p []byte, room []int) (Tensor, error) {
 	if len(p) == 0 || p[0] >= tensorAlign || 1+int(p[0]) > len(p) {
 		return Tensor{}, errTensorHead
 	}
-	r := tensorReader{p: p[1+p[0]:]}
-	if r.next(formArray) != 2 {
+	r := reader{b: p[1+p[0]:]}
+	if r.arrayLen() != 2 {
 		return Tensor{}, errTensorHead
 	}
 	t := Tensor{DType: r.dtype(), Shape: r.shape(room)}
 	if r.bad {
 		return Tensor{}, errTensorHead
 	}
-	t.Data = r.p
+	t.Data = r.b
 	return t, t.Valid()
 }
 
 var errTensorHead = Errorf(CodeMalformed, "a tensor that does not begin with its padding, dtype and shape")
 
-// tensorReader reads what stands before the elements. The first thing that is wrong sticks in bad.
-type tensorReader struct {
-	p   []byte
-	bad bool
-}
-
-// next reads the head of a value of that form and returns its number or length.
-func (r *tensorReader) next(f form) uint64 {
-	h, size := readHead(r.p)
-	if size == 0 || h.form != f {
-		r.bad, r.p = true, nil
-		return 0
-	}
-	r.p = r.p[size:]
-	return h.n
-}
-
-func (r *tensorReader) dtype() DType {
-	n := r.next(formStr)
-	if n > uint64(len(r.p)) || n > MaxName {
-		r.bad = true
+func (r *reader) dtype() DType {
+	name := r.text()
+	if len(name) > MaxName {
+		r.fail()
 		return ""
 	}
-	name := r.p[:n]
-	r.p = r.p[n:]
 	if d, ok := dtypeNames[string(name)]; ok {
 		return d
 	}
 	return DType(name) // for the error
 }
 
-func (r *tensorReader) shape(room []int) []int {
-	n := r.next(formArray)
+func (r *reader) shape(room []int) []int {
+	n := r.arrayLen()
 	if n > maxDims {
-		r.bad = true
+		r.fail()
 		return nil
 	}
 	if room == nil {
 		room = make([]int, 0, n)
 	}
 	for range n {
-		axis := r.next(formUint)
-		if axis > math.MaxInt {
-			r.bad = true
-		}
-		room = append(room, int(axis))
+		room = append(room, int(r.upTo(math.MaxInt)))
 	}
 	return room
 }
 
-// fill writes the elements of t to dst, the memory of a slice of their Go type.
+// fill copies the elements of t to dst, the memory of a slice of their Go type.
 func (t Tensor) fill(dst []byte) {
 	if t.DType == Bool {
 		for i, b := range t.Data {
@@ -331,12 +304,12 @@ func (t Tensor) fill(dst []byte) {
 	toLittleEndian(dst, t.DType.Size())
 }
 
-// memory is the memory of data as bytes: those may lie anywhere, and are only ever copied.
+// memory is the memory of data as bytes, for copying.
 func memory[T Element](data []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(data))), len(data)*int(unsafe.Sizeof(*new(T))))
 }
 
-// toLittleEndian turns elements between the machine's order of bytes and the wire's, in place.
+// toLittleEndian converts elements between the machine's byte order and the wire's, in place.
 func toLittleEndian(b []byte, size int) {
 	if binary.NativeEndian.Uint16([]byte{1, 0}) != 1 {
 		swap(b, size)
@@ -349,7 +322,7 @@ func swap(b []byte, size int) {
 	}
 }
 
-// narrow turns floats into the bytes of their 16-bit form.
+// narrow converts floats into the bytes of their 16-bit form.
 func narrow(data []float32, to func(float32) uint16) []byte {
 	out := make([]byte, 0, 2*len(data))
 	for _, f := range data {

@@ -10,7 +10,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// offsetIn is where in b the view begins.
+// offsetIn is the offset of view in b.
 func offsetIn(b, view []byte) int {
 	return int(uintptr(unsafe.Pointer(unsafe.SliceData(view))) - uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 }
@@ -135,8 +135,8 @@ func requireAligned(t *testing.T, b []byte, v any) {
 	}
 }
 
-// Bulk is copied once, into a result that is allocated once: what Marshal takes is what growing a slice to the size of
-// the body takes.
+// Marshal copies bulk data once, into a result that is allocated once: it allocates as much as growing a slice to the
+// size of the body.
 func TestBulkIsAllocatedOnce(t *testing.T) {
 	x := mustTensor(t, []int{1 << 18}, make([]float32, 1<<18))
 	for _, v := range []any{x, x.Data, map[string]any{"x": x, "y": x, "n": 1}, []any{"a", []Tensor{x, x, x}, Raw(mustMarshal(t, x))}} {
@@ -246,7 +246,7 @@ func TestRowsSplitAndJoin(t *testing.T) {
 	})
 }
 
-// Whatever the payload, a tensor that is accepted is sound: every helper takes it.
+// Every payload that is accepted is a valid tensor: all helper functions accept it.
 func FuzzTensor(f *testing.F) {
 	for _, d := range DTypes {
 		x := Tensor{d, []int{2, 3}, make([]byte, 6*d.Size())}

@@ -16,14 +16,14 @@ func TestBundlesComeApart(t *testing.T) {
 			body = append(binary.BigEndian.AppendUint32(body, uint32(len(f))), f...)
 		}
 		var got [][]byte
-		require.True(t, unbundle(body, func(f []byte) { got = append(got, append([]byte{}, f...)) }))
+		require.True(t, splitBundle(body, func(f []byte) { got = append(got, append([]byte{}, f...)) }))
 		require.Equal(t, len(frames), len(got))
 		for i := range frames {
 			require.Equal(t, string(frames[i]), string(got[i]))
 		}
 		if cut := rapid.IntRange(0, len(body)).Draw(t, "cut"); cut < len(body) {
 			n := 0
-			whole := unbundle(body[:cut], func([]byte) { n++ })
+			whole := splitBundle(body[:cut], func([]byte) { n++ })
 			require.Less(t, n, len(frames))
 			at := 0
 			for _, f := range frames[:n] {
@@ -32,5 +32,5 @@ func TestBundlesComeApart(t *testing.T) {
 			require.Equal(t, at == cut, whole, "a bundle that is cut off says so")
 		}
 	})
-	require.False(t, unbundle([]byte{0xff, 0xff, 0xff, 0xff}, func([]byte) { t.Fatal("nothing is there") }))
+	require.False(t, splitBundle([]byte{0xff, 0xff, 0xff, 0xff}, func([]byte) { t.Fatal("nothing is there") }))
 }

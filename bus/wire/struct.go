@@ -9,7 +9,7 @@ import (
 	"unicode/utf8"
 )
 
-// field is one field of a struct that travels.
+// field is one encoded field of a struct.
 type field struct {
 	name      string
 	key       []byte // the name, encoded
@@ -21,7 +21,7 @@ type field struct {
 func (b codecBuilder) structure(t reflect.Type) typeCodec {
 	fields, err := b.fields(t)
 	if err != nil {
-		return unsayable(t, err.Error())
+		return unsupported(t, err.Error())
 	}
 	byName := make(map[string]*field, len(fields))
 	for i, f := range fields {
@@ -33,10 +33,10 @@ func (b codecBuilder) structure(t reflect.Type) typeCodec {
 	}
 }
 
-// fields lists what travels of a struct, or says what is wrong with it.
+// fields lists the encoded fields of a struct, or reports why it cannot be encoded.
 func (b codecBuilder) fields(t reflect.Type) ([]field, error) {
 	var out []field
-	var closed [][]int // embedded structs that are not inlined: what is in them is not ours
+	var closed [][]int // embedded structs that are not inlined: their fields belong to them
 	for _, f := range reflect.VisibleFields(t) {
 		if within(closed, f.Index) {
 			continue
@@ -55,27 +55,27 @@ func (b codecBuilder) fields(t reflect.Type) ([]field, error) {
 		if slices.ContainsFunc(out, func(o field) bool { return o.name == tag.name }) {
 			return nil, fmt.Errorf("two of its fields are named %q", tag.name)
 		}
-		out = append(out, field{tag.name, packStr(nil, tag.name), f.Index, tag.omitEmpty, b.codec(f.Type)})
+		out = append(out, field{tag.name, appendString(nil, tag.name), f.Index, tag.omitEmpty, b.codec(f.Type)})
 	}
 	if len(out) == 0 && t.NumField() > 0 {
-		return nil, errors.New("it has no exported fields; give it MarshalMsgpack and UnmarshalMsgpack, or leave it out with the tag `msgpack:\"-\"`")
+		return nil, errors.New("it has no exported fields; give it MarshalMsgpack and UnmarshalMsgpack, or omit it with the tag `msgpack:\"-\"`")
 	}
 	return out, nil
 }
 
-// within reports whether a field lies inside one of others.
+// within reports whether a field is inside one of others.
 func within(others [][]int, index []int) bool {
 	return slices.ContainsFunc(others, func(o []int) bool { return len(o) < len(index) && slices.Equal(o, index[:len(o)]) })
 }
 
-// fieldTag is what a field's msgpack tag says.
+// fieldTag is a parsed msgpack tag.
 type fieldTag struct {
 	name      string // the Go name if the tag has none
-	given     bool   // whether it has
+	given     bool   // the tag has a name
 	omitEmpty bool
 }
 
-// parseTag reads a field's tag. An option that would change what the field becomes is refused, not ignored.
+// parseTag reads a field's tag. Unknown options are refused: they might change the encoding of the field.
 func parseTag(f reflect.StructField) (fieldTag, error) {
 	name, options, _ := strings.Cut(f.Tag.Get("msgpack"), ",")
 	tag := fieldTag{name: name, given: name != ""}
@@ -88,7 +88,7 @@ func parseTag(f reflect.StructField) (fieldTag, error) {
 		case "omitempty":
 			tag.omitEmpty = true
 		default:
-			return tag, fmt.Errorf("the tag of %s has the option %q, which is not one of ours", f.Name, option)
+			return tag, fmt.Errorf("the tag of %s has the unsupported option %q", f.Name, option)
 		}
 	}
 	if !utf8.ValidString(name) {
@@ -103,14 +103,15 @@ func parseTag(f reflect.StructField) (fieldTag, error) {
 	return tag, nil
 }
 
-// inlined reports whether an embedded struct stands for its fields: it does unless it has a name or a form of its own.
+// inlined reports whether an embedded struct is replaced by its fields: unless its tag has a name, or its type a codec of
+// its own.
 func inlined(f reflect.StructField, tag fieldTag) bool {
 	t := indirect(f.Type)
 	if !f.Anonymous || tag.given || t.Kind() != reflect.Struct {
 		return false
 	}
-	_, self := selfCodec(t)
-	return !self && extByType(t) == nil && extByType(reflect.PointerTo(t)) == nil
+	_, custom := customCodec(t)
+	return !custom && extByType(t) == nil && extByType(reflect.PointerTo(t)) == nil
 }
 
 func indirect(t reflect.Type) reflect.Type {
@@ -127,7 +128,7 @@ func encStruct(e *encoder, v reflect.Value, fields []field) error {
 			n++
 		}
 	}
-	if err := e.open(formMap, n); err != nil {
+	if err := e.openMap(n); err != nil {
 		return err
 	}
 	for i := range fields {
@@ -145,8 +146,7 @@ func encStruct(e *encoder, v reflect.Value, fields []field) error {
 	return nil
 }
 
-// of returns the field of v, and whether it travels: not if it is empty and that is to be omitted, nor if it belongs to
-// an embedded pointer that is nil.
+// of returns the field of v and whether it is encoded: not if it is empty with omitempty, or in a nil embedded pointer.
 func (f *field) of(v reflect.Value) (reflect.Value, bool) {
 	if len(f.index) > 1 {
 		fv, err := v.FieldByIndexErr(f.index)
@@ -177,7 +177,7 @@ func decStruct(d *decoder, h head, v reflect.Value, byName map[string]*field) er
 		case err != nil:
 			return err
 		case f == nil:
-			d.off = skip(d.b, d.off)
+			d.off += sizeOf(d.b[d.off:])
 		default:
 			if err := f.codec.dec(d, d.head(), f.settable(v)); err != nil {
 				return under("."+f.name, err)
@@ -187,7 +187,7 @@ func decStruct(d *decoder, h head, v reflect.Value, byName map[string]*field) er
 	return nil
 }
 
-// field reads a key and finds its field; nil when there is none and that is allowed.
+// field reads a key and finds its field; nil when there is none and unknown keys are allowed.
 func (d *decoder) field(byName map[string]*field) (*field, error) {
 	h := d.head()
 	var f *field
@@ -200,7 +200,7 @@ func (d *decoder) field(byName map[string]*field) (*field, error) {
 	return f, nil
 }
 
-// settable returns the field of v, making the embedded pointers on the way to it.
+// settable returns the field of v and allocates the embedded pointers on the path to it.
 func (f *field) settable(v reflect.Value) reflect.Value {
 	for i, x := range f.index {
 		if i > 0 && v.Kind() == reflect.Pointer {

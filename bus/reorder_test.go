@@ -14,7 +14,7 @@ import (
 // come; those that come are taken in order, each once.
 func TestStreamKeepsTheOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var s bus.Stream[uint64]
+		var s bus.ReorderBuffer[uint64]
 		n := uint64(rapid.IntRange(1, 40).Draw(t, "calls"))
 		var order, taken []uint64
 		for i := uint64(1); i <= n; i++ {
@@ -34,12 +34,12 @@ func TestStreamKeepsTheOrder(t *testing.T) {
 				continue
 			}
 			switch s.Take(o, o-1) {
-			case bus.TakeIt:
+			case bus.InOrder:
 				taken = append(taken, o)
 				release()
-			case bus.HoldIt:
-				require.True(t, s.Hold(o, o-1, o))
-			case bus.PastIt:
+			case bus.TooEarly:
+				require.True(t, s.Buffer(o, o-1, o))
+			case bus.Passed:
 				require.Contains(t, taken, o, "it was passed over")
 			}
 		}
@@ -58,18 +58,18 @@ func TestStreamKeepsTheOrder(t *testing.T) {
 			}
 		}
 		require.Equal(t, want, taken)
-		require.Empty(t, slices.Collect(s.Held))
+		require.Empty(t, slices.Collect(s.Buffered))
 	})
 }
 
 func TestStreamHoldsSoMany(t *testing.T) {
-	var s bus.Stream[int]
+	var s bus.ReorderBuffer[int]
 	for i := range 1024 {
-		require.True(t, s.Hold(uint64(i+10), uint64(i+9), i))
+		require.True(t, s.Buffer(uint64(i+10), uint64(i+9), i))
 	}
-	require.False(t, s.Hold(1<<20, 1, 0))
-	require.Len(t, slices.Collect(s.Held), 1024)
-	s.Drop()
-	require.Empty(t, slices.Collect(s.Held))
-	require.Equal(t, bus.TakeIt, s.Take(0, 99), "without a place there is no order")
+	require.False(t, s.Buffer(1<<20, 1, 0))
+	require.Len(t, slices.Collect(s.Buffered), 1024)
+	s.Clear()
+	require.Empty(t, slices.Collect(s.Buffered))
+	require.Equal(t, bus.InOrder, s.Take(0, 99), "without a place there is no order")
 }

@@ -14,18 +14,18 @@ const (
 	codeReplicasNotAlone = jetstream.ErrorCode(10074) // the server is not in a cluster
 )
 
-// CreateStream creates a stream; with AllReplicas it has as many as the cluster offers, up to three.
+// CreateStream creates a stream; with AllReplicas it has as many replicas as the cluster allows, up to three.
 func (b *Bus) CreateStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	return b.tryReplicas(cfg, 1, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.CreateStream(ctx, cfg) })
 }
 
-// UpdateStream changes a stream from has to want, whose AllReplicas never means fewer than there are.
+// UpdateStream changes a stream from has to want, whose AllReplicas never lowers the number of replicas.
 func (b *Bus) UpdateStream(ctx context.Context, has, want jetstream.StreamConfig) (jetstream.Stream, error) {
 	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.UpdateStream(ctx, cfg) })
 }
 
-// tryReplicas finds out how many replicas the cluster offers by asking for them: without access to its system account
-// there is no other way.
+// tryReplicas finds the possible number of replicas by trying: without access to the system account there is no other
+// way.
 func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstream.StreamConfig) (jetstream.Stream, error)) (jetstream.Stream, error) {
 	if cfg.Replicas != AllReplicas {
 		return try(cfg)
@@ -42,10 +42,10 @@ func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstr
 	}
 }
 
-// Clustered reports whether the server is one of a cluster.
+// Clustered reports whether the server belongs to a cluster.
 func (b *Bus) Clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
-// OpenStream finds a stream, or creates it. One that is there keeps its limits; cfg.Replicas is as in KVConfig.
+// OpenStream opens a stream, or creates it. An existing stream keeps its limits; cfg.Replicas is as in kv.Config.
 func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetstream.Stream, error) {
 	replicas := cfg.Replicas
 	s, err := b.js.Stream(ctx, cfg.Name)
@@ -73,10 +73,11 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 	return s, nil
 }
 
-// AllReplicas, as a number of replicas, stands for as many as the cluster offers, up to three. An existing bucket that
-// has fewer is raised.
+// AllReplicas, as a number of replicas, is as many as the cluster allows, up to three. Opening raises an existing
+// stream that has fewer.
 const AllReplicas = -1
 
+// HasServerCode reports whether err is an error of the server with one of these codes.
 func HasServerCode(err error, codes ...jetstream.ErrorCode) bool {
 	var api *jetstream.APIError
 	return errors.As(err, &api) && slices.Contains(codes, api.ErrorCode)

@@ -12,42 +12,42 @@ import (
 	"troupe/bus/wire"
 )
 
-// target is what an endpoint remembers of one running role: in which order it has called the role's ranks. One call is
-// published whole before the next, so all ranks see one order; and each call says which call came before it for the
-// same rank, so that a rank knows when one was lost on the way and does not run the next one early.
-type target struct {
+// roleSender publishes the calls of one endpoint on one role. It publishes a call whole before the next, so that all
+// ranks see one order; and each call carries the position of the call before it for the same rank, so that a rank
+// detects a lost call and does not run the next one early.
+type roleSender struct {
 	ep     *Endpoint
 	to     Address
-	inline atomic.Int64 // bytes of arguments on their way inside frames
+	inline atomic.Int64 // bytes of arguments inside frames of pending calls
 
 	mu sync.Mutex // held while one call is published
-	chain
+	orderChain
 }
 
-// place is a call's place in the order of one stream of calls.
-type place struct {
+// callOrder is the position of a call among the calls of one source.
+type callOrder struct {
 	order uint64
-	prev  uint64         // the call before it, for a rank that is not in prevs
-	prevs map[int]uint64 // ranks called on their own since
+	prev  uint64         // position of the call before it, for a rank that is not in prevs
+	prevs map[int]uint64 // the same for ranks that were called on their own since
 }
 
-func (p place) prevFor(rank int) uint64 {
+func (p callOrder) prevFor(rank int) uint64 {
 	if v, ok := p.prevs[rank]; ok {
 		return v
 	}
 	return p.prev
 }
 
-// chain gives places. The zero chain is a stream that has not begun.
-type chain struct {
-	lastAll uint64         // place of the last call that addressed every rank
+// orderChain assigns positions. The zero orderChain has assigned none.
+type orderChain struct {
+	lastAll uint64         // position of the last call that addressed every rank
 	since   map[int]uint64 // later calls, by rank
 }
 
-// next gives a call over some ranks of the world its place; order must be higher than any before. The map in the
-// returned place is not changed afterwards.
-func (c *chain) next(order uint64, ranks []int, world int) place {
-	p := place{order: order, prev: c.lastAll}
+// next assigns a position to a call on some ranks of the world; order must be higher than any before. The map in the
+// result does not change afterwards.
+func (c *orderChain) next(order uint64, ranks []int, world int) callOrder {
+	p := callOrder{order: order, prev: c.lastAll}
 	switch {
 	case len(ranks) == world:
 		p.prevs, c.since, c.lastAll = c.since, nil, order
@@ -73,35 +73,19 @@ func (c *chain) next(order uint64, ranks []int, world int) place {
 	return p
 }
 
-// forget starts the chain of one rank anew: another worker has taken its place.
-func (c *chain) forget(rank int) {
-	if c.since == nil {
-		c.since = map[int]uint64{}
-	}
-	c.since[rank] = 0
-}
-
-func (e *Endpoint) target(to Address) *target {
+func (e *Endpoint) senderOf(to Address) *roleSender {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	t := e.targets[to]
+	t := e.senders[to]
 	if t == nil {
-		t = &target{ep: e, to: to}
-		e.targets[to] = t
+		t = &roleSender{ep: e, to: to}
+		e.senders[to] = t
 	}
 	return t
 }
 
-// Replaced tells the endpoint that a rank has a new worker, which has seen none of the earlier calls.
-func (e *Endpoint) Replaced(to Address, rank int) {
-	t := e.target(to)
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.forget(rank)
-}
-
-// inlineRoom takes room for an argument that would travel in its frame; false: it must be pulled.
-func (t *target) inlineRoom(n, limit int) bool {
+// inlineRoom reserves bytes for an argument inside its frame; false: the ranks must pull it.
+func (t *roleSender) inlineRoom(n, limit int) bool {
 	if n > limit {
 		return false
 	}
@@ -112,16 +96,16 @@ func (t *target) inlineRoom(n, limit int) bool {
 	return true
 }
 
-func (t *target) inlineDone(n int) { t.inline.Add(-int64(n)) }
+func (t *roleSender) inlineDone(n int) { t.inline.Add(-int64(n)) }
 
 // publish sends every part of g before any other call on the role.
-func (t *target) publish(g *Gather) error {
+func (t *roleSender) publish(g *Gather) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c := &g.call
 	if !c.Control {
 		ranks, world := g.ranks(), c.World
-		if c.Ordered { // all of them go to one receiver
+		if c.Ordered { // all parts go to the sequencer
 			ranks, world = []int{0}, 1
 		}
 		p := t.next(t.ep.orders.Add(1), ranks, world)
@@ -144,7 +128,7 @@ func (t *target) publish(g *Gather) error {
 	return first
 }
 
-// ranks lists who must answer.
+// ranks lists the ranks that must answer.
 func (g *Gather) ranks() []int {
 	if len(g.call.Parts) == 1 {
 		return g.call.Parts[0].Ranks
@@ -156,14 +140,14 @@ func (g *Gather) ranks() []int {
 	return out
 }
 
-// resend sends a rank its part again, under the same id.
-func (t *target) resend(g *Gather, rank int) { t.resendAfter(g, rank, g.place.prevFor(rank)) }
+// resend sends a rank its part again, with the same call id.
+func (t *roleSender) resend(g *Gather, rank int) { t.resendAfter(g, rank, g.place.prevFor(rank)) }
 
-func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
+func (t *roleSender) resendAfter(g *Gather, rank int, prev uint64) {
 	s, _ := g.slotOf(rank)
 	part := int(s.part)
 	if g.call.Ordered && !g.call.Control {
-		_ = t.toSequencer(g, prev, wire.Ranks(rank)) // it knows the call by its id, and repeats what the rank missed
+		_ = t.toSequencer(g, prev, wire.Ranks(rank)) // which recognises the call id and repeats the call for this rank
 		return
 	}
 	f := g.frame(part)
@@ -171,12 +155,11 @@ func (t *target) resendAfter(g *Gather, rank int, prev uint64) {
 	f.Header.Prev, f.Header.Prevs = prev, nil
 	f.Header.Age = max(time.Since(g.sentAt), time.Microsecond)
 	subject := OneRank(rank).subject(t.to, g.call.Control)
-	_ = t.ep.sendFrom(subject, appendReplyCall(t.ep.callPrefix, g.seq, part), &f) // asked about again if lost
+	_ = t.ep.sendFrom(subject, appendReplyCall(t.ep.callPrefix, g.seq, part), &f) // the next status request repeats it
 }
 
-// missing answers a rank, or a sequencer, that received a call out of turn: everything it may not have seen up to that
-// call is sent again, in order, and then it is told to go on, if it has received what was sent. Calls that are over need
-// not be run.
+// missing answers a rank, or a sequencer, that received a call too early: every pending call up to that one is sent
+// again, in order, and then a skip frame, which counts if all of them arrive. Calls that are over need not run.
 func (e *Endpoint) missing(f *wire.Frame) {
 	if e.sequencers.missing(f) {
 		return
@@ -188,9 +171,9 @@ func (e *Endpoint) missing(f *wire.Frame) {
 		case g.call.Ordered != sequencer:
 			continue
 		case sequencer:
-			_ = g.target.toSequencer(g, after, wire.RankSet{}) // it asks again if it is lost
+			_ = g.sender.toSequencer(g, after, wire.RankSet{}) // the sequencer reports the gap again if this is lost
 		case g.expects(rank):
-			g.target.resendAfter(g, rank, after)
+			g.sender.resendAfter(g, rank, after)
 		default:
 			continue
 		}
@@ -201,10 +184,10 @@ func (e *Endpoint) missing(f *wire.Frame) {
 		subject += ".rank." + strconv.Itoa(rank)
 	}
 	skip := wire.Frame{Kind: wire.KindSkip, Header: wire.Header{Session: e.session, Order: upTo, Prev: after}}
-	_ = e.send(subject, &skip) // whoever misses something asks again if it is lost
+	_ = e.send(subject, &skip) // the receiver reports the gap again if this is lost
 }
 
-// between are the calls on a role that are not over and whose place is after one and not after the other, in order.
+// between returns the pending calls on a role with positions above after, up to upTo, in order.
 func (e *Endpoint) between(role string, after, upTo uint64) []*Gather {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,12 +9,12 @@ import (
 	"time"
 )
 
-// decoder reads one body, which has passed check: lengths are not looked at again.
+// decoder reads one body that has passed check, so it does not check lengths.
 type decoder struct {
 	UnmarshalOptions
 	b   []byte
 	off int
-	at  int // where the head last read began
+	at  int // offset of the last head
 }
 
 // into decodes the whole body into what v points to.
@@ -34,8 +34,8 @@ func (d *decoder) into(v any) error {
 	return nil
 }
 
-// fast decodes into the common types of bodies without reflection. What does not fit is left to the codecs, which
-// know how to say so.
+// fast decodes into the common types of bodies without reflection. Values that do not fit go to the codecs, which make
+// the error.
 func (d *decoder) fast(h head, v any) (done bool, err error) {
 	switch p := v.(type) {
 	case *any:
@@ -91,14 +91,14 @@ func (d *decoder) head() head {
 	return h
 }
 
-// take passes over the n bytes that follow, as a view.
+// take is a view of the next n bytes.
 func (d *decoder) take(n uint64) []byte {
 	from := d.off
 	d.off += int(n)
 	return d.b[from:d.off:d.off]
 }
 
-// own is b itself, or a copy when the decoded value may not share the body.
+// own is b itself if the decoded value may share the body, else a copy.
 func (d *decoder) own(b []byte) []byte {
 	if d.Shared {
 		return b
@@ -109,17 +109,17 @@ func (d *decoder) own(b []byte) []byte {
 func (d *decoder) str(h head) string   { return string(d.take(h.n)) }
 func (d *decoder) bytes(h head) []byte { return d.own(d.take(h.n)) }
 
-// raw returns the value whose head was read last, whole.
+// raw returns the whole value whose head was read last.
 func (d *decoder) raw() Raw { return d.own(d.view()) }
 
 // view is raw without the copy.
 func (d *decoder) view() []byte {
 	from := d.at
-	d.off = skip(d.b, from)
+	d.off = from + sizeOf(d.b[from:])
 	return d.b[from:d.off:d.off]
 }
 
-// any decodes by what is in the body.
+// any decodes a value into the Go type of its form.
 func (d *decoder) any(h head) (any, error) {
 	switch h.form {
 	case formBool:
@@ -159,7 +159,7 @@ func (d *decoder) list(h head) ([]any, error) {
 	return out, nil
 }
 
-// stringMap reads a map whose keys are strings, and goes on as anyMap from the first that is not.
+// stringMap reads a map with string keys, and continues as anyMap at the first key of another form.
 func (d *decoder) stringMap(h head) (any, error) {
 	if h.n > 0 && leads[d.b[d.off]].form != formStr {
 		return d.anyMap(nil, d.head(), h.n)
@@ -180,7 +180,7 @@ func (d *decoder) stringMap(h head) (any, error) {
 	return m, nil
 }
 
-// anyMap reads the last left pairs of a map, the first of which has the key kh. What has been read of it is in sofar.
+// anyMap reads the last left pairs of a map, beginning with the key kh. The pairs before are in sofar.
 func (d *decoder) anyMap(sofar map[string]any, kh head, left uint64) (any, error) {
 	m := make(map[any]any, uint64(len(sofar))+left)
 	for k, v := range sofar {
@@ -245,17 +245,17 @@ func (d *decoder) extension(h head) (any, error) {
 	return x.decode(d, h)
 }
 
-// int is the integer in the head, if it is one that fits.
+// int is the integer in the head, if it fits an int64.
 func (h head) int() (int64, bool) {
 	return int64(h.n), h.form == formInt || h.form == formUint && h.n <= math.MaxInt64
 }
 
-// uint is int for unsigned targets.
+// uint is the integer in the head, if it fits a uint64.
 func (h head) uint() (uint64, bool) {
 	return h.n, h.form == formUint || h.form == formInt && int64(h.n) >= 0
 }
 
-// float is the number in the head as a float64, if that is exact.
+// float is the number in the head, if a float64 holds it exactly.
 func (h head) float() (float64, bool) {
 	switch h.form {
 	case formFloat:
@@ -270,7 +270,7 @@ func (h head) float() (float64, bool) {
 	return 0, false
 }
 
-// String says what a body holds, for errors.
+// String describes the value, for errors.
 func (h head) String() string {
 	switch h.form {
 	case formNil:
@@ -297,15 +297,15 @@ func (h head) String() string {
 	return "no value"
 }
 
-// mismatch is the error for a value that a Go type cannot take.
+// mismatch is the error for a value that does not fit a Go type.
 func mismatch(h head, t reflect.Type) error {
 	if h.form == formExt && extByID(h.ext) == nil {
 		return refuse(CodeRefused, "%s", h.ext.refusal())
 	}
 	if h.form == formNil {
-		return refuse(CodeRefused, "nil does not go into %s; use a pointer", t)
+		return refuse(CodeRefused, "nil does not fit into %s; use a pointer", t)
 	}
-	return refuse(CodeRefused, "%s does not go into %s", h, t)
+	return refuse(CodeRefused, "%s does not fit into %s", h, t)
 }
 
 // checkTime checks the payload of a timestamp.

@@ -38,7 +38,7 @@ func TestMarshalForms(t *testing.T) {
 	for _, c := range []struct {
 		in   any
 		hex  string // of the start of the body
-		back any    // when read into an any; in itself when nil
+		back any    // decoded into an any; nil: in itself
 	}{
 		{nil, "c0", nil},
 		{true, "c3", nil},
@@ -145,7 +145,7 @@ func TestStructs(t *testing.T) {
 	var out wireSample
 	require.NoError(t, UnmarshalWith(b, &out, UnmarshalOptions{Strict: true}))
 	require.Equal(t, in, out)
-	require.Equal(t, b, mustMarshal(t, &in), "a pointer is what it points to")
+	require.Equal(t, b, mustMarshal(t, &in), "a pointer is encoded as its value")
 
 	keys := decodeAny(t, b).(map[string]any)
 	require.Contains(t, keys, "id")
@@ -167,7 +167,7 @@ func TestEmbeddedWithATagIsAField(t *testing.T) {
 	require.Equal(t, map[string]any{"linked": map[string]any{"depth": int64(4)}}, decodeAny(t, b))
 }
 
-func TestUnmarshalFillsWhatIsThere(t *testing.T) {
+func TestUnmarshalFillsInPlace(t *testing.T) {
 	out := wireSample{Name: "kept", Tags: []string{"old", "old"}, Next: &wireSample{Name: "kept too"}}
 	next := out.Next
 	require.NoError(t, Unmarshal(mustMarshal(t, map[string]any{
@@ -238,10 +238,10 @@ func TestMarshalRefusals(t *testing.T) {
 		"time key":        {map[time.Time]int{{}: 1}, []string{"[key]", "a key of a map must be"}},
 		"same key":        {map[any]any{int8(1): 1, int64(1): 2}, []string{"two keys have the same encoding"}},
 		"NaN keys":        {map[float64]int{math.NaN(): 1, math.NaN(): 2}, []string{"two keys have the same encoding"}},
-		"raw":             {[]any{Raw{0x92, 1}}, []string{"[0]", "the Raw is not a sound value", "byte 0"}},
+		"raw":             {[]any{Raw{0x92, 1}}, []string{"[0]", "the Raw is not a valid msgpack value", "byte 0"}},
 		"raw too long":    {Raw{1, 2}, []string{"1 bytes follow"}},
-		"tensor":          {[]Tensor{{Float32, []int{2}, make([]byte, 7)}}, []string{"[0]", "float32[2] takes 8 bytes and has 7"}},
-		"dtype":           {Tensor{"complex64", nil, nil}, []string{"complex64[] is none of [float64 float32"}},
+		"tensor":          {[]Tensor{{Float32, []int{2}, make([]byte, 7)}}, []string{"[0]", "float32[2] needs 8 bytes and has 7"}},
+		"dtype":           {Tensor{"complex64", nil, nil}, []string{"complex64[] is not one of [float64 float32"}},
 		"tensor too long": {Tensor{Uint8, []int{1 << 32}, nil}, []string{"4 GiB", "split it by rows"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -268,7 +268,7 @@ func TestMarshalDepth(t *testing.T) {
 	_, err := Marshal(nest(MaxDepth + 1))
 	require.ErrorIs(t, err, ErrInvalid)
 	_, err = Marshal([]any{Raw(b)})
-	require.ErrorIs(t, err, ErrInvalid, "a Raw counts from where it is")
+	require.ErrorIs(t, err, ErrInvalid, "the depth of a Raw adds to that of its container")
 }
 
 func TestUnmarshalRefusals(t *testing.T) {
@@ -277,44 +277,44 @@ func TestUnmarshalRefusals(t *testing.T) {
 		into any
 		want string
 	}{
-		"too wide":         {300, new(int8), "300 does not go into int8"},
-		"negative":         {-1, new(uint64), "-1 does not go into uint64"},
-		"unsigned":         {uint64(math.MaxUint64), new(int), "18446744073709551615 does not go into int"},
-		"fraction":         {1.5, new(int), "the float 1.5 does not go into int"},
-		"whole float":      {2.0, new(int), "the float 2 does not go into int"},
-		"inexact":          {1<<53 + 1, new(float64), "9007199254740993 does not go into float64"},
-		"inexact float32":  {1<<24 + 1, new(float32), "16777217 does not go into float32"},
-		"huge float":       {1e300, new(float32), "does not go into float32"},
-		"nil":              {nil, new(int), "nil does not go into int; use a pointer"},
-		"nil struct":       {nil, new(wireBase), "nil does not go into wire.wireBase"},
-		"string for int":   {"7", new(int), "a string of 1 bytes does not go into int"},
-		"string for bytes": {"7", new([]byte), "a string of 1 bytes does not go into []uint8"},
-		"bytes for string": {[]byte("7"), new(string), "1 bytes does not go into string"},
-		"int for bool":     {1, new(bool), "1 does not go into bool"},
-		"map for list":     {map[string]any{}, new([]int), "a map of 0 does not go into []int"},
-		"list for struct":  {[]int{1}, new(wireBase), "an array of 1 does not go into wire.wireBase"},
-		"array length":     {[]int{1, 2, 3}, new([2]int), "an array of 3 does not go into [2]int"},
-		"bytes length":     {[]byte{1}, new([2]byte), "1 bytes does not go into [2]uint8"},
+		"too wide":         {300, new(int8), "300 does not fit into int8"},
+		"negative":         {-1, new(uint64), "-1 does not fit into uint64"},
+		"unsigned":         {uint64(math.MaxUint64), new(int), "18446744073709551615 does not fit into int"},
+		"fraction":         {1.5, new(int), "the float 1.5 does not fit into int"},
+		"whole float":      {2.0, new(int), "the float 2 does not fit into int"},
+		"inexact":          {1<<53 + 1, new(float64), "9007199254740993 does not fit into float64"},
+		"inexact float32":  {1<<24 + 1, new(float32), "16777217 does not fit into float32"},
+		"huge float":       {1e300, new(float32), "does not fit into float32"},
+		"nil":              {nil, new(int), "nil does not fit into int; use a pointer"},
+		"nil struct":       {nil, new(wireBase), "nil does not fit into wire.wireBase"},
+		"string for int":   {"7", new(int), "a string of 1 bytes does not fit into int"},
+		"string for bytes": {"7", new([]byte), "a string of 1 bytes does not fit into []uint8"},
+		"bytes for string": {[]byte("7"), new(string), "1 bytes does not fit into string"},
+		"int for bool":     {1, new(bool), "1 does not fit into bool"},
+		"map for list":     {map[string]any{}, new([]int), "a map of 0 does not fit into []int"},
+		"list for struct":  {[]int{1}, new(wireBase), "an array of 1 does not fit into wire.wireBase"},
+		"array length":     {[]int{1, 2, 3}, new([2]int), "an array of 3 does not fit into [2]int"},
+		"bytes length":     {[]byte{1}, new([2]byte), "1 bytes does not fit into [2]uint8"},
 		"path":             {map[string]any{"next": map[string]any{"pair": []any{1, "x"}}}, new(wireSample), "wire.wireSample.next.pair[1]: a string"},
 		"map path":         {map[string]any{"k": 300}, new(map[string]int8), `map[string]int8["k"]: 300`},
-		"map key":          {map[int]int{1: 2}, new(map[string]int), "[key]: 1 does not go into string"},
+		"map key":          {map[int]int{1: 2}, new(map[string]int), "[key]: 1 does not fit into string"},
 		"text":             {"10.0.0", new(netip.Addr), "netip.Addr: ParseAddr"},
-		"tensor for int":   {Tensor{Int8, nil, []byte{1}}, new(int), "a tensor (ext 1) does not go into int"},
-		"time for tensor":  {time.Unix(0, 0), new(Tensor), "a timestamp (ext -1) does not go into wire.Tensor"},
-		"list for tensor":  {[]float32{1}, new(Tensor), "an array of 1 does not go into wire.Tensor"},
-		"tensor dtype":     {Tensor{Float32, []int{1}, make([]byte, 4)}, new([]float64), "the tensor float32[1] does not go into []float64"},
-		"tensor shape":     {Tensor{Int8, []int{1, 2}, make([]byte, 2)}, new([]int8), "the tensor int8[1 2] does not go into []int8"},
-		"map for string":   {map[string]any{"k": 1}, new(map[string]string), `["k"]: 1 does not go into string`},
-		"list for map":     {[]int{1}, new(map[string]any), "an array of 1 does not go into map[string]interface {}"},
-		"key of any map":   {map[int]int{1: 1}, new(map[string]any), "[key]: 1 does not go into string"},
-		"tensor of map":    {map[string]any{"k": 1}, new(map[string]Tensor), `["k"]: 1 does not go into wire.Tensor`},
-		"text for binary":  {"x", new(opaque), "a string of 1 bytes does not go into wire.opaque"},
-		"pickle":           {Raw{0xd4, byte(ExtPickle), 0}, new(any), "a Python pickle (ext 22) cannot be read here; send dicts"},
-		"tuple in a field": {map[string]any{"any": Raw{0xd4, byte(ExtPythonTuple), 0}}, new(wireSample), "wire.wireSample.any: a Python tuple (ext 16) cannot be read here; send a list"},
+		"tensor for int":   {Tensor{Int8, nil, []byte{1}}, new(int), "a tensor (ext 1) does not fit into int"},
+		"time for tensor":  {time.Unix(0, 0), new(Tensor), "a timestamp (ext -1) does not fit into wire.Tensor"},
+		"list for tensor":  {[]float32{1}, new(Tensor), "an array of 1 does not fit into wire.Tensor"},
+		"tensor dtype":     {Tensor{Float32, []int{1}, make([]byte, 4)}, new([]float64), "the tensor float32[1] does not fit into []float64"},
+		"tensor shape":     {Tensor{Int8, []int{1, 2}, make([]byte, 2)}, new([]int8), "the tensor int8[1 2] does not fit into []int8"},
+		"map for string":   {map[string]any{"k": 1}, new(map[string]string), `["k"]: 1 does not fit into string`},
+		"list for map":     {[]int{1}, new(map[string]any), "an array of 1 does not fit into map[string]interface {}"},
+		"key of any map":   {map[int]int{1: 1}, new(map[string]any), "[key]: 1 does not fit into string"},
+		"tensor of map":    {map[string]any{"k": 1}, new(map[string]Tensor), `["k"]: 1 does not fit into wire.Tensor`},
+		"text for binary":  {"x", new(opaque), "a string of 1 bytes does not fit into wire.opaque"},
+		"pickle":           {Raw{0xd4, byte(ExtPickle), 0}, new(any), "a Python pickle (ext 22) cannot be decoded here; send dicts"},
+		"tuple in a field": {map[string]any{"any": Raw{0xd4, byte(ExtPythonTuple), 0}}, new(wireSample), "wire.wireSample.any: a Python tuple (ext 16) cannot be decoded here; send a list"},
 		"tuple for list":   {Raw{0xd4, byte(ExtPythonTuple), 0}, new([]int), "send a list"},
 		"later python":     {Raw{0xd4, 30, 0}, new(any), "Python value of a later version (ext 30)"},
-		"unknown ext":      {[]any{Raw{0xd4, 99, 0}}, new(any), "[0]: the unknown ext type 99 cannot be read here"},
-		"batch":            {Raw{0xd4, byte(ExtBatch), 0}, new(any), "a batch (ext 2) cannot be read here; the program must import"},
+		"unknown ext":      {[]any{Raw{0xd4, 99, 0}}, new(any), "[0]: the unknown ext type 99 cannot be decoded here"},
+		"batch":            {Raw{0xd4, byte(ExtBatch), 0}, new(any), "a batch (ext 2) cannot be decoded here; the program must import"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := Unmarshal(mustMarshal(t, c.in), c.into)
@@ -400,7 +400,7 @@ func testInto[T any](t *testing.T, in T) {
 
 // Pools and the table of codecs are shared by all goroutines.
 func TestCodecIsSafeForConcurrentUse(t *testing.T) {
-	type fresh struct { // its codec is built by whoever comes first
+	type fresh struct { // its codec is built by the first goroutine
 		Next *fresh
 		Wire wireSample
 		More map[int][]fresh
@@ -424,7 +424,7 @@ func TestCodecIsSafeForConcurrentUse(t *testing.T) {
 	group.Wait()
 }
 
-// A body is read privately or shared: after Unmarshal the caller may scribble over it.
+// After Unmarshal the caller may overwrite the body; after UnmarshalShared values are views of it.
 func TestSharing(t *testing.T) {
 	type holder struct {
 		B []byte
@@ -473,13 +473,13 @@ func TestAppendMarshal(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, prefix, b[:len(prefix)])
 		alone := mustMarshal(t, v)
-		if _, has := v.(wireSample); !has { // its tensor is padded for where it is
+		if _, has := v.(wireSample); !has { // the padding of its tensor depends on the offset
 			require.Equal(t, alone, b[len(prefix):])
 		}
 	}
 }
 
-// Large runs of bytes are gathered by reference; the order and the lengths of the pieces must come out right.
+// Large runs of bytes are collected by reference; the order and the lengths of the pieces must be right.
 func TestMarshalLargePieces(t *testing.T) {
 	big := bytes.Repeat([]byte{7}, 3*cutSize)
 	f32, err := TensorOf([]int{2, cutSize}, make([]float32, 2*cutSize))
@@ -524,7 +524,7 @@ func (c *colour) UnmarshalText(b []byte) error {
 	return nil
 }
 
-func TestSlicesOfBytesThatMarshalThemselves(t *testing.T) {
+func TestSlicesOfCustomBytes(t *testing.T) {
 	in := struct {
 		S []colour
 		A [2]colour
@@ -538,7 +538,7 @@ func TestSlicesOfBytesThatMarshalThemselves(t *testing.T) {
 	require.ErrorIs(t, Unmarshal(mustMarshal(t, Tensor{Uint8, []int{1}, []byte{1}}), new([]colour)), ErrRefused)
 }
 
-func TestTypesThatMarshalThemselves(t *testing.T) {
+func TestCustomTypes(t *testing.T) {
 	in := map[string][]celsius{"a": {1.5, -40}}
 	b := mustMarshal(t, in)
 	require.Equal(t, map[string]any{"celsius": 1.5}, decodeAny(t, b).(map[string]any)["a"].([]any)[0])
@@ -582,10 +582,10 @@ func TestSameValueSameBytes(t *testing.T) {
 	for range 20 {
 		require.Equal(t, first, mustMarshal(t, []any{m, s}))
 	}
-	require.Equal(t, first, mustMarshal(t, decodeAny(t, first)), "and through an any")
+	require.Equal(t, first, mustMarshal(t, decodeAny(t, first)), "the same after decoding into an any")
 }
 
-// The values below are what an any can hold after decoding, so a round trip must be the identity.
+// anyValue generates the types that an any decodes to, so that a round trip is the identity.
 func anyValue(depth int) *rapid.Generator[any] {
 	kinds := []*rapid.Generator[any]{
 		rapid.Just[any](nil),
@@ -625,7 +625,7 @@ func anyTensor() *rapid.Generator[Tensor] {
 	})
 }
 
-func TestAnyRoundTripLosesNothing(t *testing.T) {
+func TestAnyRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := anyValue(3).Draw(t, "value")
 		prefix := make([]byte, rapid.IntRange(0, 200).Draw(t, "prefix"))
@@ -641,7 +641,7 @@ func TestAnyRoundTripLosesNothing(t *testing.T) {
 	})
 }
 
-func TestTypedRoundTripLosesNothing(t *testing.T) {
+func TestTypedRoundTrip(t *testing.T) {
 	type leaf struct {
 		I8  int8    `msgpack:"i8"`
 		U16 uint16  `msgpack:"u16,omitempty"`
@@ -671,7 +671,7 @@ func TestTypedRoundTripLosesNothing(t *testing.T) {
 	})
 }
 
-// A body that was damaged on the way is refused, or is another sound body; Check and the decoder agree on which.
+// Check and the decoder agree on whether a damaged body is valid.
 func TestDamagedBodies(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b, err := Marshal(anyValue(3).Draw(t, "value"))
@@ -699,8 +699,8 @@ func TestDamagedBodies(t *testing.T) {
 	})
 }
 
-// Another implementation of msgpack reads what we write, and we read what it writes.
-func TestPeerUnderstandsUs(t *testing.T) {
+// vmihailenco/msgpack decodes the output of Marshal, and Unmarshal decodes its output.
+func TestLibraryInteroperates(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		in := withoutTensors(anyValue(3).Draw(t, "value"))
 		ours, err := Marshal(in)
@@ -721,7 +721,7 @@ func TestPeerUnderstandsUs(t *testing.T) {
 	})
 }
 
-// withoutTensors replaces what only our ext type can say.
+// withoutTensors replaces tensors by their bytes.
 func withoutTensors(v any) any {
 	switch v := v.(type) {
 	case Tensor:
@@ -742,8 +742,7 @@ func withoutTensors(v any) any {
 	return v
 }
 
-// Whatever the bytes, decoding them into types of all kinds does not panic, and what is read can be written and read
-// again.
+// No input panics when it is decoded into any of these types, and decoded values can be encoded and decoded again.
 func FuzzUnmarshal(f *testing.F) {
 	addSeeds(f)
 	f.Fuzz(func(t *testing.T, b []byte) {

@@ -85,6 +85,74 @@ func BenchmarkUnmarshal(b *testing.B) {
 	b.Run("bytes64/shared", func(b *testing.B) { benchUnmarshal[[]byte](b, make([]byte, 64), shared) })
 }
 
+// BenchmarkRecord is the struct of the benchmarks above with the functions for records.
+func BenchmarkRecord(b *testing.B) {
+	in := smallSample()
+	body, err := MarshalRecord(in)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("marshal", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			if _, err := MarshalRecord(in); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("unmarshal", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			var out smallArgs
+			if err := UnmarshalRecord(body, &out); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
+
+func BenchmarkFrame(b *testing.B) {
+	call := Frame{Kind: KindCall, Body: make([]byte, 64), Header: Header{
+		Session: "ABCDEFGHIJKL", Seq: 1000, Acked: 999, Method: "echo", Caller: "train@node", Order: 1000, Prev: 999, Inline: 32 << 10,
+	}}
+	msg := call.Append(nil)
+	b.Run("append", func(b *testing.B) {
+		for b.Loop() {
+			msg = call.Append(msg[:0])
+		}
+	})
+	b.Run("parse", func(b *testing.B) {
+		var r FrameReader
+		var f Frame
+		for b.Loop() {
+			if err := r.ParseInto(&f, msg); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	args := Args{Positional: []Raw{make(Raw, 64)}}
+	for i := range args.Positional[0] {
+		args.Positional[0][i] = 7
+	}
+	args.Positional[0][0] = 0xdc // an array of 61 small numbers
+	args.Positional[0][1], args.Positional[0][2] = 0, 61
+	body := args.Append(nil, nil)
+	b.Run("args", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := ParseArgs(body); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("singleArg", func(b *testing.B) {
+		for b.Loop() {
+			if _, ok := SingleArg(body); !ok {
+				b.Fatal("not one argument")
+			}
+		}
+	})
+}
+
 func BenchmarkCheck(b *testing.B) {
 	b.Run("tensor1MiB", func(b *testing.B) { benchCheck(b, mebibyte(b)) })
 	b.Run("bytes1MiB", func(b *testing.B) { benchCheck(b, make([]byte, 1<<20)) })

@@ -10,12 +10,12 @@ import (
 
 // source is the calling side of a chain: calls that are pending, and what a receiver says is missing.
 type source struct {
-	chain chain
+	chain orderChain
 	calls []sourced // in order; over ones stay, marked
 }
 
 type sourced struct {
-	place place
+	place callOrder
 	ranks []int
 	over  map[int]bool // given up for that rank
 }
@@ -32,7 +32,7 @@ func TestOrderHoldsWhateverIsLost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const world = 3
 		var src source
-		var streams [world]Stream[uint64]
+		var streams [world]ReorderBuffer[uint64]
 		var taken [world][]uint64
 		lines := [world][]packet{}
 		var order uint64
@@ -45,10 +45,10 @@ func TestOrderHoldsWhateverIsLost(t *testing.T) {
 				s.Skip(p.order, p.prev)
 			default:
 				switch s.Take(p.order, p.prev) {
-				case TakeIt:
+				case InOrder:
 					take(rank, p.order)
-				case HoldIt:
-					s.Hold(p.order, p.prev, p.order)
+				case TooEarly:
+					s.Buffer(p.order, p.prev, p.order)
 				}
 			}
 			for o, ok := s.Release(); ok; o, ok = s.Release() {
@@ -143,17 +143,13 @@ func TestOrderHoldsWhateverIsLost(t *testing.T) {
 	})
 }
 
-func TestChain(t *testing.T) {
-	var c chain
-	require.Equal(t, place{order: 1}, c.next(1, []int{0, 1, 2}, 3))
-	require.Equal(t, place{order: 2, prev: 1}, c.next(2, []int{1}, 3))
-	require.Equal(t, place{order: 5, prev: 2}, c.next(5, []int{1}, 3))
+func TestOrderChain(t *testing.T) {
+	var c orderChain
+	require.Equal(t, callOrder{order: 1}, c.next(1, []int{0, 1, 2}, 3))
+	require.Equal(t, callOrder{order: 2, prev: 1}, c.next(2, []int{1}, 3))
+	require.Equal(t, callOrder{order: 5, prev: 2}, c.next(5, []int{1}, 3))
 	p := c.next(6, []int{0, 1}, 3)
 	require.Equal(t, []uint64{1, 5, 1}, []uint64{p.prevFor(0), p.prevFor(1), p.prevFor(2)})
 	p = c.next(7, []int{0, 1, 2}, 3)
 	require.Equal(t, []uint64{6, 6, 1}, []uint64{p.prevFor(0), p.prevFor(1), p.prevFor(2)})
-	c.forget(1) // another worker has taken its place, and has seen nothing
-	p = c.next(8, []int{0, 1, 2}, 3)
-	require.Equal(t, []uint64{7, 0, 7}, []uint64{p.prevFor(0), p.prevFor(1), p.prevFor(2)})
-	require.Equal(t, place{order: 9, prev: 8}, c.next(9, []int{1}, 3))
 }

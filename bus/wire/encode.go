@@ -12,21 +12,21 @@ import (
 	"unicode/utf8"
 )
 
-// encoder gathers a body: small things in buf, large runs of bytes by reference in cuts, so that each of those is
-// copied once, into a result that is allocated once. It belongs to one Marshal at a time.
+// encoder collects a body: short values in buf, long runs of bytes by reference in cuts, so that each run is copied
+// once, into a result that is allocated once. One Marshal uses it at a time.
 type encoder struct {
-	base  int    // where in the result the body starts; tensors are aligned from there
+	base  int    // offset of the body in the result; tensors are aligned from the start of the result
 	buf   []byte // everything but the cuts
 	cuts  []cut  // in order
 	large int    // bytes in cuts
 
-	depth  int      // containers around what is being written
+	depth  int      // containers around the current value
 	hops   int      // pointers and interfaces being followed
 	values uint64   // elements, keys and values of containers so far
-	keys   []string // stack of the sorted keys of the maps being written
+	keys   []string // stack of the sorted keys of the open maps
 }
 
-// cut is a run of the caller's bytes that belongs before buf[at].
+// cut is a run of the caller's bytes that is inserted before buf[at].
 type cut struct {
 	at   int
 	data []byte
@@ -34,14 +34,14 @@ type cut struct {
 
 const (
 	cutSize   = 4 << 10  // shorter runs are copied into buf
-	keepSize  = 64 << 10 // a longer buf is not kept for the next body
-	keepItems = 1 << 10  // nor are more cuts or keys
+	keepSize  = 64 << 10 // the longest buf that the pool keeps
+	keepItems = 1 << 10  // the most cuts and keys that it keeps
 	maxHops   = 10 * MaxDepth
 )
 
 var encoders = sync.Pool{New: func() any { return new(encoder) }}
 
-// release gives the encoder back, without the caller's bytes and without what has grown large.
+// release returns the encoder to the pool, without the caller's bytes and without large buffers.
 func (e *encoder) release() {
 	kept := encoder{buf: reusable(e.buf, keepSize), cuts: reusable(e.cuts, keepItems), keys: reusable(e.keys, keepItems)}
 	clear(kept.cuts[:cap(kept.cuts)])
@@ -57,10 +57,10 @@ func reusable[T any](s []T, limit int) []T {
 	return s[:0]
 }
 
-// pos is where in the result the next byte will be.
+// pos is the offset in the result of the next byte.
 func (e *encoder) pos() int { return e.base + len(e.buf) + e.large }
 
-// appendTo puts the pieces together after dst.
+// appendTo appends the pieces to dst.
 func (e *encoder) appendTo(dst []byte) []byte {
 	if cap(dst) == 0 && len(e.cuts) == 0 && cap(e.buf) > keepSize {
 		out := e.buf
@@ -77,7 +77,7 @@ func (e *encoder) appendTo(dst []byte) []byte {
 	return append(dst, e.buf[from:]...)
 }
 
-// run writes bytes as they are.
+// run writes bytes unchanged.
 func (e *encoder) run(b []byte) {
 	if len(b) < cutSize {
 		e.buf = append(e.buf, b...)
@@ -87,7 +87,7 @@ func (e *encoder) run(b []byte) {
 	e.large += len(b)
 }
 
-// any writes v by its dynamic type. The types a body decodes to do not need reflection.
+// any writes v by its dynamic type, without reflection for the types that an any decodes to.
 func (e *encoder) any(v any) error {
 	if out, ok := appendScalar(e.buf, v); ok {
 		e.buf = out
@@ -123,18 +123,21 @@ func (e *encoder) str(s string) error {
 	if uint64(len(s)) > maxLen {
 		return tooLong(len(s))
 	}
-	e.buf = packStr(e.buf, s)
+	e.buf = appendString(e.buf, s)
 	return nil
 }
 
-func (e *encoder) bytes(b []byte) (err error) {
+func (e *encoder) bytes(b []byte) error {
 	if b == nil {
 		e.nil()
 		return nil
 	}
-	e.buf, err = appendBinHead(e.buf, len(b))
+	if uint64(len(b)) > maxLen {
+		return tooLong(len(b))
+	}
+	e.buf = appendLen(e.buf, codeBin8, len(b))
 	e.run(b)
-	return err
+	return nil
 }
 
 func (e *encoder) raw(r Raw) error {
@@ -172,7 +175,7 @@ func (e *encoder) list(vs []any) error {
 		e.nil()
 		return nil
 	}
-	if err := e.open(formArray, len(vs)); err != nil {
+	if err := e.openArray(len(vs)); err != nil {
 		return err
 	}
 	for i, v := range vs {
@@ -184,22 +187,26 @@ func (e *encoder) list(vs []any) error {
 	return nil
 }
 
-// open starts an array or map of n; close ends it. What is open when an error occurs stays open: the encoder is done
-// with.
-func (e *encoder) open(f form, n int) error {
+// openArray starts an array of n elements, openMap a map of n pairs; close ends them. After an error the encoder is not
+// used any more, so containers may stay open.
+func (e *encoder) openArray(n int) error {
+	err := e.open(uint64(n))
+	e.buf = appendArrayHead(e.buf, n)
+	return err
+}
+
+func (e *encoder) openMap(n int) error {
+	err := e.open(2 * uint64(n))
+	e.buf = appendMapHead(e.buf, n)
+	return err
+}
+
+func (e *encoder) open(values uint64) error {
 	e.depth++
 	if e.depth > MaxDepth {
 		return tooDeep()
 	}
-	values := uint64(n)
-	if f == formMap {
-		values *= 2
-	}
-	if err := e.count(values); err != nil {
-		return err
-	}
-	e.buf = appendContainerHead(e.buf, f, n)
-	return nil
+	return e.count(values)
 }
 
 func (e *encoder) close() { e.depth-- }
@@ -212,7 +219,7 @@ func (e *encoder) count(values uint64) error {
 	return nil
 }
 
-// follow counts the pointers and interfaces on the way to a value. A cycle of those alone has no depth.
+// follow counts the pointers and interfaces on the path to a value: a cycle of those alone opens no container.
 func (e *encoder) follow(v reflect.Value, enc encFunc) error {
 	e.hops++
 	if e.hops > maxHops {
@@ -223,13 +230,13 @@ func (e *encoder) follow(v reflect.Value, enc encFunc) error {
 	return err
 }
 
-// encodeStringMap writes a map in the order of its encoded keys, which for strings is by length, then by bytes.
+// encodeStringMap writes a map in the order of its encoded keys: for strings by length, then by bytes.
 func encodeStringMap[V any](e *encoder, m map[string]V, value func(*encoder, V) error) error {
 	if m == nil {
 		e.nil()
 		return nil
 	}
-	if err := e.open(formMap, len(m)); err != nil {
+	if err := e.openMap(len(m)); err != nil {
 		return err
 	}
 	from := len(e.keys)
@@ -260,7 +267,7 @@ func compareKeys(a, b string) int {
 
 func keyStep(k string) string { return fmt.Sprintf("[%q]", Clip(k)) }
 
-// entry is one pair of a map whose keys had to be encoded to be sorted.
+// entry is one pair of a map whose keys are encoded before they are sorted.
 type entry struct {
 	key   []byte
 	value reflect.Value
@@ -293,7 +300,7 @@ func (e *encoder) entries(m reflect.Value, key encFunc) ([]entry, error) {
 
 const badKey = "a key of a map must be nil, a bool, a number or a string"
 
-// checkKeys refuses keys that a reader could not use, and two that are the same to it.
+// checkKeys refuses keys that are not scalars, and two keys with one encoding.
 func checkKeys(es []entry) error {
 	for i, x := range es {
 		if leads[x.key[0]].form > formStr {

@@ -24,8 +24,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the fixtures in testdata; read the diff before committing")
 
-// TestBodyFixtures holds the bytes of bodies still. Each body-NAME.bin has beside it a body-NAME.json that says what is
-// in it, in words another language can check: testdata/read_fixtures.py does.
+// TestBodyFixtures pins the bytes of bodies. Each body-NAME.bin has a body-NAME.json with its content, for other
+// languages: testdata/read_fixtures.py compares them in Python.
 func TestBodyFixtures(t *testing.T) {
 	fixtures := bodyFixtures(t)
 	for name, v := range fixtures {
@@ -38,7 +38,8 @@ func TestBodyFixtures(t *testing.T) {
 	requireFixtures(t, "body", len(fixtures))
 }
 
-// pin holds bytes to those of a fixture, and their meaning to the words beside it, or writes both. It returns the fixture.
+// pin compares data with a fixture, and its description with the JSON file, or with -update writes both. It returns the
+// fixture.
 func pin(t *testing.T, name string, data []byte, describe func(*testing.T, []byte) []byte) []byte {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -59,7 +60,7 @@ func requireFixtures(t *testing.T, kind string, n int) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/" + kind + "-*.bin")
 	require.NoError(t, err)
-	require.Len(t, files, n, "a fixture that no test knows")
+	require.Len(t, files, n, "a fixture without a test")
 }
 
 func bodyFixtures(t *testing.T) map[string]any {
@@ -145,7 +146,7 @@ func describeBody(t *testing.T, body []byte) []byte {
 	return append(words, '\n')
 }
 
-// described is a value in JSON. Type says which of the other fields are there.
+// described is a value in JSON. Type determines the other fields.
 type described struct {
 	Type    string         `json:"type"`
 	Value   any            `json:"value,omitempty"` // bool, int, str; float and its bits
@@ -158,7 +159,7 @@ type described struct {
 	DType   string         `json:"dtype,omitempty"` // tensor
 	Shape   []int          `json:"shape,omitempty"`
 	Values  []string       `json:"values,omitempty"`
-	DataAt  int            `json:"data_at,omitempty"` // where in the body its elements begin
+	DataAt  int            `json:"data_at,omitempty"` // offset of its elements in the body
 }
 
 func describe(t *testing.T, body []byte, v any) described {
@@ -200,8 +201,7 @@ func describe(t *testing.T, body []byte, v any) described {
 	return described{}
 }
 
-// describeElements writes the elements as decimal numbers, so that a reader can tell that it has the order of bytes and
-// the narrow floats right.
+// describeElements writes the elements as decimal numbers, to check byte order and narrow floats.
 func describeElements(t *testing.T, x wire.Tensor) []string {
 	switch x.DType {
 	case wire.Float64:
@@ -244,7 +244,7 @@ func printed[T wire.Element](t *testing.T, x wire.Tensor) []string {
 	return out
 }
 
-// dataAt is where in the body the elements of a tensor begin that shares its bytes; 0 if there are none.
+// dataAt is the offset in the body of the elements of a tensor that shares its bytes; 0 if there are none.
 func dataAt(body []byte, x wire.Tensor) int {
 	if len(x.Data) == 0 {
 		return 0

@@ -1,0 +1,278 @@
+package bus
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"troupe/bus/wire"
+)
+
+// Receivers pull large bodies. The frame that needs one carries a Ref; the receiver reserves bytes of its connection's
+// budget and then requests the body from the owner. The owner sends chunks, at most a window ahead of the slowest
+// receiver's confirmations. A receiver without progress repeats its request from its current offset; this covers lost
+// chunks, reconnects and restarted servers alike.
+//
+//	            room in the budget              last byte
+//	waiting ─────────────────────────► active ─────────────► done (Done sent, budget released)
+//	   │                               │   ▲ │
+//	   │                   no progress │   │ │ owner sends Gone, or is silent for giveUpAfter
+//	   └────────── abandoned           └───┘ └──────────────► failed
+const (
+	window        = 4 << 20                // bytes in flight to one receiver of one body
+	progressEvery = window / 4             // bytes between two confirmations
+	stallAfter    = 700 * time.Millisecond // time without progress before the first repeated request
+	stallMost     = 3 * time.Second        // the same after several requests without effect
+	giveUpAfter   = 30 * time.Second       // silence of the owner before the download fails
+	maxGaps       = 2                      // requests after chunks beyond the offset: one for the gap, one for a note that nothing is in flight
+)
+
+// downloads are the bodies that this endpoint receives.
+type downloads struct {
+	ep *Endpoint
+	mu sync.Mutex
+	in map[wire.Ref]*download
+}
+
+// download is one partly received body. mu guards its fields; done is called without it.
+type download struct {
+	ref       wire.Ref
+	ranks     wire.RankSet // the ranks of this process that need it; empty for a caller
+	memory    Memory
+	done      []func([]byte, error)
+	admission *admission
+
+	mu        sync.Mutex
+	admitted  bool
+	buf       []byte // nil until the first byte arrives, so that waiting receivers use no memory
+	got       int
+	confirmed int
+	heard     time.Time // of the owner's last message
+	moved     time.Time // of the last progress, or of the last note to wait
+	asked     time.Time
+	patience  time.Duration // time without progress before the request is repeated
+	gaps      int           // chunks beyond the offset since the last one in order
+	finished  bool
+}
+
+func newDownloads(ep *Endpoint) *downloads {
+	return &downloads{ep: ep, in: map[wire.Ref]*download{}}
+}
+
+// Fetch requests a body and calls done with the whole body or an error. The body is allocated from memory, which may be
+// nil, and belongs to done. Callers of Fetch with the same ref must not write to it: without a memory they share it.
+// done must not block.
+func (e *Endpoint) Fetch(ref wire.Ref, ranks wire.RankSet, memory Memory, done func([]byte, error)) {
+	if ref.Len > e.bus.cfg.MaxBody {
+		e.release(ref, ranks)
+		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
+		return
+	}
+	rs := e.downloads
+	rs.mu.Lock()
+	if r, ok := rs.in[ref]; ok {
+		r.done = append(r.done, done)
+		rs.mu.Unlock()
+		return
+	}
+	r := &download{ref: ref, ranks: ranks, memory: memory, done: []func([]byte, error){done}, heard: time.Now(), patience: stallAfter}
+	rs.in[ref] = r
+	rs.mu.Unlock()
+	e.wakeSweep()
+	a := e.bus.budget.acquire(min(ref.Len, window), func() { rs.admit(r) })
+	r.mu.Lock()
+	r.admission = a
+	late := r.finished // finish has not seen the admission, so it is released here
+	r.mu.Unlock()
+	if late && !e.bus.budget.cancel(a) {
+		e.bus.budget.release(a)
+	}
+}
+
+func (rs *downloads) len() int {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return len(rs.in)
+}
+
+// admit sends the request after the budget has been reserved.
+func (rs *downloads) admit(r *download) {
+	r.mu.Lock()
+	if r.finished {
+		r.mu.Unlock()
+		return
+	}
+	r.admitted, r.heard = true, time.Now()
+	r.moved = r.heard
+	if r.ref.Len == 0 {
+		r.buf = []byte{}
+	}
+	r.mu.Unlock()
+	rs.want(r)
+	if r.ref.Len == 0 {
+		rs.finish(r, nil)
+	}
+}
+
+func (rs *downloads) want(r *download) {
+	r.mu.Lock()
+	r.asked = time.Now()
+	h := wire.Header{Session: rs.ep.session, Ref: r.ref, Offset: uint64(r.got), Some: r.ranks.Len() > 0, Ranks: r.ranks}
+	r.mu.Unlock()
+	_ = rs.ep.send(replyIn(rs.ep.namespace, r.ref.Owner), &wire.Frame{Kind: wire.KindWant, Header: h}) // repeated without progress
+}
+
+// Chunk receives a piece of a body. An empty one says how much was sent before it. A chunk before the current offset
+// belongs to another receiver and is ignored; a chunk beyond it means that one was lost, and the request is repeated.
+func (e *Endpoint) Chunk(f *wire.Frame) {
+	rs := e.downloads
+	rs.mu.Lock()
+	r := rs.in[f.Header.Ref]
+	rs.mu.Unlock()
+	if r == nil {
+		if len(f.Body) == 0 && f.Header.Offset == uint64(f.Header.Ref.Len) {
+			e.release(f.Header.Ref, wire.RankSet{}) // the first Done was lost
+		}
+		return
+	}
+	r.mu.Lock()
+	if !r.admitted || r.finished {
+		r.mu.Unlock()
+		return
+	}
+	r.heard = time.Now()
+	if r.buf == nil {
+		if r.buf = makeBody(r.memory, int(r.ref.Len)); r.buf == nil {
+			r.mu.Unlock()
+			rs.finish(r, Errorf(CodeRefused, "no memory for a body of %d bytes", r.ref.Len))
+			return
+		}
+	}
+	if f.Header.Offset < uint64(r.got) || len(f.Body) > len(r.buf)-r.got {
+		r.mu.Unlock()
+		return
+	}
+	if f.Header.Offset > uint64(r.got) {
+		r.gaps++
+		ask := r.gaps <= maxGaps
+		r.mu.Unlock()
+		if ask {
+			rs.want(r)
+		}
+		return
+	}
+	if len(f.Body) > 0 {
+		r.got += copy(r.buf[r.got:], f.Body)
+		r.patience, r.gaps = stallAfter, 0
+	}
+	r.moved = r.heard
+	whole := r.got == len(r.buf)
+	confirm := !whole && r.got-r.confirmed >= progressEvery
+	if confirm {
+		r.confirmed = r.got
+	}
+	got := uint64(r.got)
+	r.mu.Unlock()
+	switch {
+	case whole:
+		rs.finish(r, nil)
+	case confirm:
+		h := wire.Header{Session: e.session, Ref: f.Header.Ref, Offset: got}
+		_ = e.send(replyIn(e.namespace, r.ref.Owner), &wire.Frame{Kind: wire.KindProgress, Header: h}) // the next one includes this one
+	}
+}
+
+// finish ends a download once: it sends Done, releases the budget, and passes the body or err to the waiting callers.
+func (rs *downloads) finish(r *download, err error) {
+	rs.mu.Lock()
+	if rs.in[r.ref] == r {
+		delete(rs.in, r.ref)
+	}
+	waiters := r.done
+	rs.mu.Unlock()
+	r.mu.Lock()
+	if r.finished {
+		r.mu.Unlock()
+		return
+	}
+	r.finished = true
+	a, body := r.admission, r.buf
+	r.mu.Unlock()
+	rs.ep.release(r.ref, r.ranks)
+	if a != nil && !rs.ep.bus.budget.cancel(a) {
+		rs.ep.bus.budget.release(a)
+	}
+	if err != nil {
+		FreeBody(r.memory, body)
+		body = nil
+	}
+	bodies := make([][]byte, len(waiters))
+	for i := range bodies {
+		if bodies[i] = body; i > 0 && r.memory != nil { // bodies of a memory have one owner
+			bodies[i] = bytes.Clone(body)
+		}
+	}
+	for i, done := range waiters {
+		done(bodies[i], err)
+	}
+}
+
+// release tells the owner that this endpoint needs no more of the body.
+func (e *Endpoint) release(ref wire.Ref, ranks wire.RankSet) {
+	h := wire.Header{Session: e.session, Ref: ref, Some: ranks.Len() > 0, Ranks: ranks}
+	_ = e.send(replyIn(e.namespace, ref.Owner), &wire.Frame{Kind: wire.KindDone, Header: h}) // the end of the call has the same effect
+}
+
+// abandon ends a download that is not needed any more.
+func (rs *downloads) abandon(ref wire.Ref, why error) {
+	rs.mu.Lock()
+	r := rs.in[ref]
+	rs.mu.Unlock()
+	if r != nil {
+		rs.finish(r, why)
+	}
+}
+
+// gone fails a download whose owner does not have the body.
+func (rs *downloads) gone(ref wire.Ref) {
+	rs.abandon(ref, Errorf(CodeOutcomeUnknown, "the body of %d bytes is no longer offered by its owner", ref.Len))
+}
+
+// all returns the current downloads.
+func (rs *downloads) all() []*download {
+	rs.mu.Lock()
+	defer rs.mu.Unlock()
+	return slices.Collect(maps.Values(rs.in))
+}
+
+// sweep repeats requests without progress, and all requests after a reconnect, and fails downloads whose owner is
+// silent. The time of an outage of the local connection does not count.
+func (rs *downloads) sweep(now time.Time, connected, anew bool) {
+	for _, r := range rs.all() {
+		r.mu.Lock()
+		waiting := !r.admitted
+		if waiting || !connected {
+			r.heard, r.moved = now, now
+		}
+		silent, stalled := now.Sub(r.heard), now.Sub(r.asked) > r.patience && now.Sub(r.moved) > r.patience
+		if stalled {
+			r.patience = min(2*r.patience, stallMost)
+		}
+		stalled = stalled || anew && connected && !waiting
+		r.mu.Unlock()
+		switch {
+		case silent > giveUpAfter:
+			rs.finish(r, Errorf(CodeWorkerLost, "the owner of a body of %d bytes has not answered for %s", r.ref.Len, giveUpAfter))
+		case stalled:
+			rs.want(r)
+		}
+	}
+}
+
+func (rs *downloads) failAll(err error) {
+	for _, r := range rs.all() {
+		rs.finish(r, err)
+	}
+}

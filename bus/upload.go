@@ -1,0 +1,453 @@
+package bus
+
+import (
+	"sync"
+	"time"
+
+	"troupe/bus/wire"
+)
+
+const (
+	chunkSize  = 512 << 10
+	minChunk   = 4 << 10
+	gatherWait = 25 * time.Millisecond  // wait for further receivers after each request, to serve them together,
+	gatherRate = 1 << 30                // or the time to send the body again, at this many bytes a second,
+	gatherMost = 500 * time.Millisecond // and at most this
+	remindIn   = 5 * time.Second        // silence of a caller that was sent the whole body, before it is reminded
+	slowAfter  = 3 * time.Second        // silence of a receiver before the transfer stops waiting for it
+)
+
+// uploads are the bodies that this endpoint offers to others: the large arguments of its calls and the large answers of
+// its workers.
+type uploads struct {
+	ep   *Endpoint
+	mu   sync.Mutex
+	next uint64
+	byID map[uint64]*upload
+}
+
+// upload is one body that receivers pull. Its bytes do not change while it is offered.
+type upload struct {
+	st      *uploads
+	ref     wire.Ref
+	body    []byte
+	subject string // subscribed by all receivers, for one transfer to all; empty: each has its own inbox
+	onDone  func() // called once, when the body is not read any more
+
+	mu        sync.Mutex
+	needed    wire.RankSet // ranks that have not sent Done; empty for a caller, whose first Done ends the upload
+	wanting   wire.RankSet // ranks of the next transfer
+	wants     []want
+	first     time.Time            // of the oldest entry of wants
+	latest    time.Time            // of the newest
+	serving   map[string]*receiver // by session, of the running transfer
+	tried     map[string]bool      // sessions that were served on the common subject once, and are served alone next time
+	asker     string               // session of the only receiver, if it is a caller
+	active    time.Time            // of the asker's request or of the last reminder
+	to        string               // subject of the running transfer
+	sent      int                  // bytes sent by it
+	pumping   bool
+	withdrawn bool
+	wakeCh    chan struct{} // holds one; a want or a confirmation arrived
+}
+
+// want is one receiver's request.
+type want struct {
+	session string
+	offset  int
+	ranks   wire.RankSet
+}
+
+// receiver is one receiver of a running transfer.
+type receiver struct {
+	ranks wire.RankSet // of its process; empty for a caller
+	acked int          // confirmed bytes
+	told  int          // offset of its last request, which was answered with the bytes sent so far; -1: none
+	moved time.Time    // of its last message, or the start of the transfer
+}
+
+func newUploads(ep *Endpoint) *uploads { return &uploads{ep: ep, byID: map[uint64]*upload{}} }
+
+// offer keeps body until every rank has sent Done (a single caller if ranks is empty), or until withdraw. onDone, if
+// set, is called when the body is not read any more. subject is one that all these ranks subscribe to, or empty.
+func (e *Endpoint) offer(body []byte, ranks wire.RankSet, subject string, onDone func()) wire.Ref {
+	st := e.uploads
+	h := &upload{st: st, body: body, subject: subject, needed: ranks, onDone: onDone, serving: map[string]*receiver{}, tried: map[string]bool{}, wakeCh: make(chan struct{}, 1)}
+	st.mu.Lock()
+	st.next++
+	h.ref = wire.Ref{Owner: e.session, ID: st.next, Len: int64(len(body))}
+	st.byID[h.ref.ID] = h
+	st.mu.Unlock()
+	return h.ref
+}
+
+// withdraw ends an upload. It may have ended before.
+func (e *Endpoint) withdraw(ref wire.Ref) {
+	if h := e.uploads.get(ref.ID); h != nil {
+		e.uploads.forget(h)
+	}
+}
+
+// Uploads counts the bodies that this endpoint offers; zero when no call is pending.
+func (e *Endpoint) Uploads() int {
+	e.uploads.mu.Lock()
+	defer e.uploads.mu.Unlock()
+	return len(e.uploads.byID)
+}
+
+func (st *uploads) get(id uint64) *upload {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.byID[id]
+}
+
+func (st *uploads) forget(h *upload) {
+	st.mu.Lock()
+	delete(st.byID, h.ref.ID)
+	st.mu.Unlock()
+	h.mu.Lock()
+	h.withdrawn = true
+	tell := h.unreadLocked()
+	h.mu.Unlock()
+	h.wake()
+	tell()
+}
+
+// unreadLocked returns the notification for the owner of the bytes, to be called without the lock, if the upload is
+// withdrawn and no pump runs.
+func (h *upload) unreadLocked() (tell func()) {
+	if h.onDone == nil || !h.withdrawn || h.pumping {
+		return func() {}
+	}
+	tell, h.onDone = h.onDone, nil
+	return tell
+}
+
+// rest records that no pump runs.
+func (h *upload) rest() {
+	h.mu.Lock()
+	h.pumping = false
+	tell := h.unreadLocked()
+	h.mu.Unlock()
+	tell()
+}
+
+func (st *uploads) dropAll() {
+	st.mu.Lock()
+	all := make([]*upload, 0, len(st.byID))
+	for _, h := range st.byID {
+		all = append(all, h)
+	}
+	st.mu.Unlock()
+	for _, h := range all {
+		st.forget(h)
+	}
+}
+
+// wanted records a receiver's request and starts a pump if none runs.
+func (st *uploads) wanted(f *wire.Frame) {
+	inbox := replyIn(st.ep.namespace, f.Header.Session)
+	h := st.get(f.Header.Ref.ID)
+	if h == nil || f.Header.Offset > uint64(len(h.body)) {
+		_ = st.ep.send(inbox, &wire.Frame{Kind: wire.KindGone, Header: wire.Header{Ref: f.Header.Ref}}) // the receiver repeats its request if this is lost
+		return
+	}
+	w := want{session: f.Header.Session, offset: int(f.Header.Offset), ranks: f.Header.Ranks.Clone()}
+	start, note := h.ask(w, time.Now())
+	if start {
+		if !st.ep.spawn(h.pump) {
+			h.rest()
+		}
+		st.ep.wakeSweep()
+	}
+	if note.subject == "" {
+		note.subject = inbox
+	}
+	if note.send {
+		_ = st.ep.send(note.subject, &wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(note.offset)}})
+	}
+}
+
+// sentNote is an empty chunk: everything up to this offset was sent on this subject. A receiver that has all of it, or
+// waits for others, learns that the owner is alive; a receiver that has less learns that chunks were lost.
+type sentNote struct {
+	send    bool
+	subject string // empty: the receiver's inbox
+	offset  int
+}
+
+// ask records a request, unless the running transfer serves its receiver and nothing was lost. It reports whether a pump
+// must be started, and the note to send.
+func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	defer h.wake()
+	if h.withdrawn {
+		return false, sentNote{}
+	}
+	if served, s := h.served(w, now); served {
+		return false, s
+	}
+	h.latest, h.active = now, now
+	if h.needed.Len() == 0 {
+		h.asker = w.session
+	}
+	if len(h.wants) == 0 {
+		h.first = now
+	}
+	h.wants = append(withoutWant(h.wants, w.session), w)
+	for _, r := range w.ranks.List() {
+		h.wanting.Add(r)
+	}
+	start = !h.pumping
+	h.pumping = true
+	return start, sentNote{send: len(h.serving) > 0, offset: w.offset}
+}
+
+// served reports whether the running transfer continues to serve this receiver. A receiver with all bytes sent so far
+// waits for a slower one. With fewer bytes the rest may be in flight: it gets a note with the bytes sent so far, behind
+// all of them. When it then repeats its request from the same offset, a chunk was lost, and it leaves the transfer.
+func (h *upload) served(w want, now time.Time) (bool, sentNote) {
+	r := h.serving[w.session]
+	switch {
+	case r == nil:
+		return false, sentNote{}
+	case w.offset < h.sent && r.told == w.offset:
+		delete(h.serving, w.session)
+		return false, sentNote{}
+	}
+	r.acked, r.moved, r.told = max(r.acked, w.offset), now, w.offset
+	return true, sentNote{send: true, subject: h.to, offset: h.sent}
+}
+
+// inUse reports whether a caller has requested one of the uploads.
+func (st *uploads) inUse() bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, h := range st.byID {
+		if h.hasAsker() {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *upload) hasAsker() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.asker != ""
+}
+
+// remind sends a note to callers that were sent a whole body and have not sent Done: the Done may have been lost.
+func (st *uploads) remind(now time.Time) {
+	st.mu.Lock()
+	var all []*upload
+	for _, h := range st.byID {
+		all = append(all, h)
+	}
+	st.mu.Unlock()
+	for _, h := range all {
+		h.mu.Lock()
+		due := h.asker != "" && !h.pumping && now.Sub(h.active) > remindIn
+		if due {
+			h.active = now
+		}
+		f := wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(len(h.body))}}
+		inbox := replyIn(st.ep.namespace, h.asker)
+		h.mu.Unlock()
+		if due {
+			_ = st.ep.send(inbox, &f) // repeated at the next reminder
+		}
+	}
+}
+
+func withoutWant(ws []want, session string) []want {
+	out := ws[:0]
+	for _, w := range ws {
+		if w.session != session {
+			out = append(out, w)
+		}
+	}
+	return out
+}
+
+func (st *uploads) progressed(f *wire.Frame) {
+	if h := st.get(f.Header.Ref.ID); h != nil {
+		h.mu.Lock()
+		if r := h.serving[f.Header.Session]; r != nil {
+			r.acked, r.moved = max(r.acked, int(min(f.Header.Offset, uint64(len(h.body))))), time.Now()
+		}
+		h.mu.Unlock()
+		h.wake()
+	}
+}
+
+// done records that a receiver needs no more; the last one ends the upload.
+func (st *uploads) done(f *wire.Frame) {
+	h := st.get(f.Header.Ref.ID)
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	h.leave(f.Header.Session)
+	for _, r := range f.Header.Ranks.List() {
+		h.needed.Remove(r)
+		h.wanting.Remove(r)
+	}
+	last := h.needed.Len() == 0
+	h.mu.Unlock()
+	h.wake()
+	if last {
+		st.forget(h)
+	}
+}
+
+// leave removes a receiver from the transfer and the queue. h.mu is held.
+func (h *upload) leave(session string) {
+	delete(h.serving, session)
+	h.wants = withoutWant(h.wants, session)
+}
+
+// unneeded records that a rank will not fetch the body: it is dead, or has answered. A receiver without ranks leaves the
+// transfer.
+func (e *Endpoint) unneeded(ref wire.Ref, rank int) {
+	h := e.uploads.get(ref.ID)
+	if h == nil {
+		return
+	}
+	h.mu.Lock()
+	for session, r := range h.serving {
+		if r.ranks.Has(rank) {
+			if r.ranks.Remove(rank); r.ranks.Len() == 0 {
+				h.leave(session)
+			}
+		}
+	}
+	h.mu.Unlock()
+	h.st.done(&wire.Frame{Header: wire.Header{Ref: ref, Some: true, Ranks: wire.Ranks(rank)}})
+}
+
+func (h *upload) wake() {
+	select {
+	case h.wakeCh <- struct{}{}:
+	default:
+	}
+}
+
+// pump serves requests until there are none. One pump runs at a time.
+func (h *upload) pump() {
+	for {
+		together, alone, more := h.nextRound()
+		if !more {
+			return
+		}
+		if len(together) > 0 {
+			h.transfer(h.subject, together, 0)
+		}
+		for _, w := range alone {
+			h.transfer(replyIn(h.st.ep.namespace, w.session), []want{w}, w.offset)
+		}
+	}
+}
+
+// nextRound waits for the receivers that have not sent a request yet, so that one transfer serves all, and then returns
+// the requests: together those from offset 0 on the common subject, alone the others.
+func (h *upload) nextRound() (together, alone []want, more bool) {
+	for {
+		h.mu.Lock()
+		if h.withdrawn || len(h.wants) == 0 {
+			h.pumping = false
+			tell := h.unreadLocked()
+			h.mu.Unlock()
+			tell()
+			return nil, nil, false
+		}
+		missing := h.needed.Len() - h.wanting.Len()
+		again := time.Duration(len(h.body)/(gatherRate/1000)) * time.Millisecond
+		left := min(max(gatherWait, again)-time.Since(h.latest), gatherMost-time.Since(h.first))
+		if h.subject != "" && missing > 0 && left > 0 {
+			h.mu.Unlock()
+			h.waitWake(left)
+			continue
+		}
+		for _, w := range h.wants {
+			if h.subject != "" && w.offset == 0 && len(h.wants) > 1 && !h.tried[w.session] {
+				h.tried[w.session] = true
+				together = append(together, w)
+			} else {
+				alone = append(alone, w)
+			}
+		}
+		h.wants, h.wanting = nil, wire.RankSet{}
+		h.mu.Unlock()
+		return together, alone, true
+	}
+}
+
+// transfer sends the body from offset to subject, at most a window ahead of the slowest receiver. A receiver that is
+// silent for too long leaves the transfer, and requests the rest later.
+func (h *upload) transfer(subject string, to []want, offset int) {
+	now := time.Now()
+	h.mu.Lock()
+	clear(h.serving)
+	for _, w := range to {
+		h.serving[w.session] = &receiver{ranks: w.ranks, acked: offset, told: -1, moved: now}
+	}
+	h.to, h.sent = subject, offset
+	h.mu.Unlock()
+	defer func() {
+		h.mu.Lock()
+		clear(h.serving)
+		h.mu.Unlock()
+	}()
+	size := max(min(chunkSize, int(h.st.ep.bus.nc.MaxPayload())-maxEnvelope), minChunk)
+	for off := offset; off < len(h.body); {
+		if !h.await(off - window + 1) {
+			return
+		}
+		end := min(off+size, len(h.body))
+		f := wire.Frame{Kind: wire.KindChunk, Header: wire.Header{Ref: h.ref, Offset: uint64(off)}, Body: h.body[off:end]}
+		if h.st.ep.send(subject, &f) != nil {
+			return // disconnected: the receivers repeat their requests
+		}
+		off = end
+		h.mu.Lock()
+		h.sent = off
+		h.mu.Unlock()
+	}
+	h.await(len(h.body)) // so that consecutive transfers are not in flight at once
+}
+
+// await waits until every receiver has confirmed at least so many bytes. Receivers that are silent for too long leave
+// the transfer. It reports false when no receiver is left.
+func (h *upload) await(least int) bool {
+	for {
+		h.mu.Lock()
+		now, patience := time.Now(), time.Duration(0)
+		for session, r := range h.serving {
+			switch left := slowAfter - now.Sub(r.moved); {
+			case r.acked >= least:
+			case left <= 0:
+				delete(h.serving, session)
+			default:
+				patience = max(patience, left)
+			}
+		}
+		over := h.withdrawn || len(h.serving) == 0
+		h.mu.Unlock()
+		if over || patience == 0 {
+			return !over
+		}
+		h.waitWake(patience)
+	}
+}
+
+func (h *upload) waitWake(d time.Duration) {
+	t := time.NewTimer(max(d, time.Millisecond))
+	defer t.Stop()
+	select {
+	case <-h.wakeCh:
+	case <-t.C:
+	case <-h.st.ep.closedCh:
+	}
+}
