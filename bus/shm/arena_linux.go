@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -102,10 +103,19 @@ func (a *Arena) ID() string { return a.dir.id }
 
 // Close ends the arena: no region is lent any more, and its socket is removed. Readers keep what they have. No body of it may be in use.
 func (a *Arena) Close() error {
+	_, err := a.close(true)
+	return err
+}
+
+// CloseUnused is Close if no body of the arena is in use by this process; it reports whether the arena is closed.
+func (a *Arena) CloseUnused() (closed bool, err error) { return a.close(false) }
+
+func (a *Arena) close(always bool) (closed bool, err error) {
 	a.mu.Lock()
-	if a.closed {
+	used := slices.ContainsFunc(slices.Collect(maps.Values(a.regions)), func(r *region) bool { return r.inUse })
+	if a.closed || used && !always {
 		a.mu.Unlock()
-		return nil
+		return a.closed, nil
 	}
 	a.closed = true
 	close(a.closedCh)
@@ -120,7 +130,7 @@ func (a *Arena) Close() error {
 		l.close()
 	}
 	_ = a.listener.Close() // there is nothing left to lose
-	return a.dir.close()
+	return true, a.dir.close()
 }
 
 // Alloc gives room for a body, with anything in it; nil: a limit is reached, or the system has no memory.

@@ -177,7 +177,7 @@ func TestABodyOutlivesItsOwner(t *testing.T) {
 	})
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
-	require.Empty(t, left)
+	require.Len(t, left, 1, "the lock alone")
 }
 
 // TestAStoppedOwnerIsNotWaitedFor: the claim is given up, and what is granted later is released.
@@ -208,19 +208,18 @@ func TestAChildHoldsWhatItCanRead(t *testing.T) {
 	r := newReader(t, quiet(dir))
 	body, later := a.Alloc(ownSeg), a.Alloc(ownSeg)
 	one := attach(r, a.Locate(body), ownSeg)
-	ended := r.Forked()
+	ended := r.Forking()
 	two := attach(r, a.Locate(later), ownSeg)
-	again := r.Forked()
+	again := r.Forking()
 	require.True(t, r.Release(one))
 	require.True(t, r.Release(two))
-	third := r.Forked() // a child of now sees what its parent's mapping has
+	require.Nil(t, r.Forking(), "no array of this process lies in what it has released")
 	require.True(t, a.Free(body))
 	require.True(t, a.Free(later))
 	ended()
 	ended()
-	again()
 	require.Equal(t, 2, a.Stats().Lent)
-	third()
+	again()
 	eventually(t, func() bool { return a.Stats().Lent == 0 })
 }
 
@@ -271,6 +270,7 @@ func TestLimits(t *testing.T) {
 func TestIdleMemoryIsGivenBack(t *testing.T) {
 	cfg := quiet(privateDir(t))
 	cfg.Keep = 20 * time.Millisecond
+	before := mappedMemfds(t) // of other tests, whose arrays were never released
 	a, r := openArena(t, cfg), newReader(t, cfg)
 	for _, n := range []int{inSlab, ownSeg} {
 		body := a.Alloc(n)
@@ -279,7 +279,7 @@ func TestIdleMemoryIsGivenBack(t *testing.T) {
 		require.True(t, a.Free(body))
 	}
 	eventually(t, func() bool { return a.Stats().Segments == 0 && a.Stats().Bytes == 0 })
-	eventually(t, func() bool { return mappedMemfds(t) == 0 })
+	eventually(t, func() bool { return mappedMemfds(t) <= before })
 }
 
 // mappedMemfds counts the mappings of segments in this process, shared and private.

@@ -2,8 +2,10 @@ package shm
 
 import (
 	"errors"
+	"maps"
 	"net"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -358,22 +360,15 @@ func (r *Reader) release(o *owner, segment, offset, gen uint64) {
 	}
 }
 
-// Forked notes that a child process is about to be made by fork, or was: it can read what is attached now. ended must be called when it has
-// ended, or has executed another program.
-func (r *Reader) Forked() (ended func()) {
+// Forking notes that a child process is about to be made by fork: it can read what is attached now. ended must be called when the child
+// has ended, or has executed another program; nil: nothing is attached.
+func (r *Reader) Forking() (ended func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var all []*loan
-	for _, o := range r.owners {
-		for _, m := range o.mappings {
-			all = addLoans(all, m)
-		}
+	if len(r.attached) == 0 {
+		return nil
 	}
-	for _, l := range r.attached {
-		if l.mapping.ended { // its mapping is not its owner's any more
-			all = append(all, l)
-		}
-	}
+	all := slices.Collect(maps.Values(r.attached))
 	for _, l := range all {
 		l.children++
 	}
@@ -385,14 +380,6 @@ func (r *Reader) Forked() (ended func()) {
 			r.returnUnread(l)
 		}
 	})
-}
-
-// addLoans adds those of a mapping, also those that this process has released and a child may still read.
-func addLoans(all []*loan, m *mapping) []*loan {
-	for _, l := range m.loans {
-		all = append(all, l)
-	}
-	return all
 }
 
 // Attached counts the bodies that this process uses.

@@ -20,6 +20,7 @@ type Stats struct {
 func Open(Config) (*Arena, error) { return nil, ErrUnsupported }
 
 func (a *Arena) ID() string                  { return "" }
+func (a *Arena) CloseUnused() (bool, error)  { return true, nil }
 func (a *Arena) Close() error                { return nil }
 func (a *Arena) Alloc(int) []byte            { return nil }
 func (a *Arena) Locate([]byte) wire.Location { return wire.Location{} }
@@ -33,6 +34,6 @@ func NewReader(Config) *Reader { return &Reader{} }
 
 func (r *Reader) Attach(_ wire.Location, _ int64, done func([]byte)) { done(nil) }
 func (r *Reader) Release([]byte) bool                                { return false }
-func (r *Reader) Forked() (ended func())                             { return func() {} }
+func (r *Reader) Forking() (ended func())                            { return nil }
 func (r *Reader) Attached() int                                      { return 0 }
 func (r *Reader) Close()                                             {}

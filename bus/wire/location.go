@@ -11,3 +11,15 @@ type Location struct {
 
 // IsZero reports whether there is no location.
 func (l Location) IsZero() bool { return l.Owner == "" }
+
+// append adds the fields of a location to an envelope of n fields, and returns how many it has then.
+func (l *Location) append(b []byte, n int) ([]byte, int) {
+	if l.IsZero() {
+		return b, n
+	}
+	b = appendString(append(b, keyLocationOwner), l.Owner)
+	b = appendUint(append(b, keyLocationSegment), l.Segment)
+	b = appendUint(append(b, keyLocationOffset), l.Offset)
+	b = appendUint(append(b, keyLocationGen), l.Gen)
+	return b, n + 4
+}

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // align is where tensors begin. Memory begins at a page.
@@ -18,7 +19,8 @@ const align = 64
 //	Go: an argument or answer on its way in ── Make ──► coming ── lend ──► the other side ── release, when nothing refers to it ──►
 //	                                                      └───── Free, if nobody waits for it any more ────────────────────────►
 type memory struct {
-	pool *pool
+	pool   *pool
+	shared *sharedMemory
 
 	mu     sync.Mutex         // guards what follows
 	blocks map[uintptr]*block // all that are in use, by address
@@ -28,19 +30,29 @@ type memory struct {
 
 // block is one body.
 type block struct {
-	room []byte // whole pages, more than the body takes
-	away bool   // the other side has it
+	room   []byte // of the pool: whole pages, more than the body takes; else the body
+	away   bool   // the other side has it
+	origin origin
 }
+
+// origin says where the memory of a block goes back to.
+type origin int
+
+const (
+	fromPool   origin = iota // private memory of this process
+	fromArena                // shared memory of this process: a body that is sent
+	fromReader               // shared memory of another process of this host, mapped privately
+)
 
 // shared is the memory of all cores of the process. What is lent outlives the core that lent it: an array of the other side may
 // lie in it.
 var shared = newMemory()
 
 func newMemory() *memory {
-	return &memory{pool: newPool(), blocks: map[uintptr]*block{}, loans: map[uint64]*block{}}
+	return &memory{pool: newPool(), shared: newSharedMemory(), blocks: map[uintptr]*block{}, loans: map[uint64]*block{}}
 }
 
-var _ bus.Memory = (*memory)(nil)
+var _ bus.Sharing = (*memory)(nil)
 
 // Make gives room for a body that comes in; nil: there is none.
 func (m *memory) Make(n int) []byte { return m.make(n, false) }
@@ -50,16 +62,45 @@ func (m *memory) make(n int, away bool) []byte {
 	if room == nil {
 		return nil
 	}
+	m.add(&block{room: room, away: away})
+	return room[:n:n]
+}
+
+func (m *memory) add(b *block) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.blocks[address(room)] = &block{room: room, away: away}
-	return room[:n:n]
+	m.blocks[address(b.room)] = b
+}
+
+// giveBack returns the memory of a block that was removed.
+func (m *memory) giveBack(b *block) {
+	switch b.origin {
+	case fromArena:
+		m.shared.free(b.room)
+	case fromReader:
+		m.shared.reader.Release(b.room)
+	default:
+		m.pool.put(b.room)
+	}
+}
+
+// Locate is where other processes of this host find a body that is sent; zero: it is not shared.
+func (m *memory) Locate(body []byte) wire.Location { return m.shared.locate(body) }
+
+// Attach obtains a body of another process of this host in place.
+func (m *memory) Attach(at wire.Location, n int64, done func(body []byte)) {
+	m.shared.attach(at, n, func(body []byte) {
+		if body != nil {
+			m.add(&block{room: body, origin: fromReader})
+		}
+		done(body)
+	})
 }
 
 // Free takes back a body that Go has. One that is not of this memory, or that the other side has, is left alone.
 func (m *memory) Free(body []byte) {
 	if b := m.remove(address(body), false); b != nil {
-		m.pool.put(b.room)
+		m.giveBack(b)
 	}
 }
 
@@ -75,8 +116,12 @@ func (m *memory) remove(at uintptr, away bool) *block {
 	return b
 }
 
-// alloc gives memory that the other side fills; nil: there is none.
+// alloc gives memory that the other side fills, shared if it can be; nil: there is none.
 func (m *memory) alloc(n int) unsafe.Pointer {
+	if body := m.shared.alloc(n); body != nil {
+		m.add(&block{room: body, away: true, origin: fromArena})
+		return unsafe.Pointer(unsafe.SliceData(body))
+	}
 	return unsafe.Pointer(unsafe.SliceData(m.make(n, true)))
 }
 
@@ -158,7 +203,7 @@ func (m *memory) release(number uint64) {
 	}
 	m.mu.Unlock()
 	if b := m.remove(at, true); b != nil {
-		m.pool.put(b.room)
+		m.giveBack(b)
 	}
 }
 
