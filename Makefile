@@ -10,11 +10,12 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## bin/troupe
+build: ## bin/troupe, and bin/troupe-demo
 	$(GO) build -ldflags "-X main.version=$(VERSION)" -o bin/troupe ./cmd/troupe
+	$(GO) build -o bin/troupe-demo ./examples/demo
 
 demo: build ## a small training job over five roles, in one process
-	bin/troupe demo
+	bin/troupe-demo
 
 test: build lint python ## everything a change must pass
 	$(GO) test -timeout 8m $(PACKAGES)
@@ -36,7 +37,7 @@ LIB    := python/troupe/bin/libtroupe.so
 
 $(VENV)/ready: python/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff
+	$(VENV)/bin/python -m pip install -q --disable-pip-version-check setuptools wheel msgpack cloudpickle numpy pytest mypy ruff nbclient ipykernel
 	mkdir -p python/troupe/bin
 	$(VENV)/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e python --config-settings editable_mode=compat
 	touch $@
@@ -72,8 +73,8 @@ browser-test: ## the dashboard in a real browser; installs Chromium where apt-ge
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 	$(GO) test -count=1 -timeout 5m ./cmd/troupe/dashboard
 
-heavy: ## one argument and one answer of 1 GiB, 4,096 ranks with a connection each, thousands of roles; the rest is in make test
-	TROUPE_HEAVY=1 $(GO) test -timeout 10m -run 'TestOneHugeBody' -v ./bus
+heavy: ## the long variants: one argument and one answer of 1 GiB, more random faults, 4,096 ranks with a connection each, thousands of roles; the rest is in make test
+	TROUPE_HEAVY=1 $(GO) test -count=1 -timeout 20m ./bus
 	TROUPE_HEAVY=1 $(GO) test -count=1 -timeout 20m -run 'TestManyRanksDropNothing|TestMemoryStaysFlat' ./roles ./cmd/troupe
 
 FUZZTIME ?= 30s
@@ -100,9 +101,9 @@ soak: ## five rounds of every test, under the race detector
 SOAK_ITEMS ?= 100000
 soak-pipeline: ## 100,000 items under kills; a fast producer for a minute; 100 killed workers; items of 256 MiB; 50,000 schedules
 	TROUPE_SOAK_ITEMS=$(SOAK_ITEMS) TROUPE_SOAK_SECONDS=60 TROUPE_SOAK_KILLS=100 \
-	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestAKilledWorkersItemsAreHandedOn' ./pipeline
+	  $(GO) test -count=1 -timeout 60m -v -run 'TestSoak$$|TestMemoryStaysBounded|TestItemsOfAKilledWorkerMoveToOthers' ./pipeline
 	TROUPE_LARGE_MIB=256 $(GO) test -count=1 -timeout 10m -v -run 'TestItemsLargerThanAMessage' ./pipeline
-	$(GO) test -count=1 -timeout 10m -run 'TestEffectsHappenOnce' ./pipeline -rapid.checks=50000
+	$(GO) test -count=1 -timeout 10m -run 'TestEveryItemHasOneEnd' ./pipeline/flow -rapid.checks=50000
 
 CRASH_RESTARTS ?= 300
 crash-model: ## 300 kills of the head, and 75 of head and NATS servers, against a model of all that is stored (CRASH_RESTARTS)

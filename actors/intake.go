@@ -9,6 +9,12 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/internal/ab"
+)
+
+var (
+	inlineCalls = ab.On(ab.InlineCalls)
+	reuseCalls  = ab.On(ab.ReuseCalls)
 )
 
 const keepWhole = 1 << 10 // a body that may stay in memory with its envelope
@@ -117,7 +123,7 @@ func (in *intake) each(m *nats.Msg, f *wire.Frame, do func(*Worker)) {
 // call gives a call to the workers it is for; the delivery is theirs from then on.
 func (in *intake) call(m *nats.Msg, now time.Time) (lent job) {
 	d, workers := in.next, in.behind(m)
-	alone := len(workers) == 1
+	alone := len(workers) == 1 && reuseCalls
 	if alone {
 		in.next = workers[0].nextDelivery()
 	} else {
@@ -129,7 +135,7 @@ func (in *intake) call(m *nats.Msg, now time.Time) (lent job) {
 		detach(h)
 	}
 	var fetch []*call
-	lend := in.work && in.host.solo.Load()
+	lend := in.work && in.host.solo.Load() && inlineCalls
 	for _, w := range workers {
 		if !h.For(w.spec.Rank) || h.Gens[w.spec.Rank] != w.spec.Gen {
 			continue

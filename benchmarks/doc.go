@@ -1,4 +1,3 @@
-// Package benchmarks measures Troupe through its public API, as a stranger would use it, beside a floor: the same work
-// written with bare nats.go on the same server, in the same run, in turns. Only the ratio of the two travels between
-// machines.
+// Package benchmarks measures Troupe through its public API and, in turns, a floor: the same work written with bare nats.go on
+// the same server. Only the ratio of the two compares between machines. The subpackage chaos is separate.
 package benchmarks

@@ -3,20 +3,17 @@ package benchmarks
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
-	"troupe/roles"
 )
 
-// FanoutConfig says what to measure: for each number of workers and both layouts, how long a ONE_TO_ALL call takes
-// until all answers are in.
+// FanoutConfig configures Fanout: the time of a ONE_TO_ALL call until all answers are in, for each number of workers and both
+// layouts of connections.
 type FanoutConfig struct {
 	Workers []int
 	Bytes   []int         // sizes of the argument and of each answer; empty: 64
@@ -51,7 +48,7 @@ const (
 	Shared = "shared"
 )
 
-// Fanout measures every number of workers, size and layout and calls each with the results as they come.
+// Fanout measures every number of workers, size and layout and calls each with every result.
 func Fanout(ctx context.Context, cfg FanoutConfig, each func(FanoutResult) error) error {
 	if len(cfg.Bytes) == 0 {
 		cfg.Bytes = []int{64}
@@ -111,8 +108,8 @@ func fanoutOne(ctx context.Context, cfg FanoutConfig, n, size int, layout string
 	return r, nil
 }
 
-// interleave runs both in turns until the time is over, after a warm-up of each. A turn lasts about 20 ms, or ten calls at a
-// fixed rate.
+// interleave runs both in turns for the duration d, after a warm-up of each. A turn lasts about 20 ms, or ten calls at a fixed
+// rate.
 func interleave(ctx context.Context, d time.Duration, rate float64, ours, floor func(context.Context) error) (a, b []time.Duration, err error) {
 	length, gap := 20*time.Millisecond, time.Duration(0)
 	if rate > 0 {
@@ -152,8 +149,7 @@ func interleave(ctx context.Context, d time.Duration, rate float64, ours, floor 
 	return a, b, nil
 }
 
-// quantile is the smallest time, in microseconds, that a share q of the times are at or under: of three, the p99 is the
-// largest.
+// quantile is the smallest time, in microseconds, that at least a share q of the times do not exceed. It sorts them.
 func quantile(times []time.Duration, q float64) float64 {
 	slices.Sort(times)
 	return float64(times[max(int(math.Ceil(q*float64(len(times))))-1, 0)].Nanoseconds()) / 1000
@@ -163,27 +159,10 @@ type echo struct{}
 
 func (*echo) Echo(_ context.Context, b []byte) ([]byte, error) { return b, nil }
 
-// troupeFanout makes a role of n workers and returns one ONE_TO_ALL call on it, answers decoded and counted.
+// troupeFanout creates a role of n workers; call is one ONE_TO_ALL call, with its answers decoded and counted.
 func troupeFanout(ctx context.Context, url string, n int, layout string, arg []byte) (call func(context.Context) error, stop func(), err error) {
-	class := actors.NewClass("echo", func(context.Context, actors.Setup) (*echo, error) { return &echo{}, nil })
-	actors.Method(class, "echo", (*echo).Echo)
-	workers, err := bus.Open(ctx, bus.Config{URLs: []string{url}, Name: "bench-workers"})
+	cluster, stop, err := echoCluster(ctx, bus.Config{URLs: []string{url}}, n, layout)
 	if err != nil {
-		return nil, nil, err
-	}
-	local := roles.NewLocal(workers, []*actors.Class{class.Class})
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}, Name: "bench-driver"}, Namespace: "bench", Local: local})
-	if err != nil {
-		return nil, nil, errors.Join(err, workers.Close())
-	}
-	stop = func() {
-		_ = rt.Close(ctx)
-		_ = local.Close(ctx)
-		_ = workers.Close()
-	}
-	cluster, err := rt.Create(ctx, roles.Spec{Name: "echo", Class: "echo", World: n, OwnConnections: layout == Own})
-	if err != nil {
-		stop()
 		return nil, nil, err
 	}
 	return func(ctx context.Context) error {

@@ -11,23 +11,22 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/dispatch"
 	"troupe/placement"
 	"troupe/roles"
 )
 
-// FaultsConfig says how often each fault is made.
+// FaultsConfig configures Faults.
 type FaultsConfig struct {
 	Program string // the troupe program, which is head, agent and worker
-	Kills   int    // of workers; zero: 25
-	Each    int    // of each other fault; zero: 3
-	Workers int    // that are created and destroyed; zero: 64
+	Kills   int    // workers to kill; zero: 25
+	Each    int    // repetitions of each other fault; zero: 3
+	Workers int    // to create and destroy; zero: 64
 	Log     func(string, ...any)
 }
 
-// FaultResult is one fault.
+// FaultResult is the result of one kind of fault.
 type FaultResult struct {
 	Fault            string   `json:"fault"`
 	N                int      `json:"n"`
@@ -38,23 +37,7 @@ type FaultResult struct {
 	ReservationsLost *int     `json:"reservations_lost,omitempty"`
 }
 
-// FaultClass is what the workers of this benchmark play; the program hosts it.
-func FaultClass() *actors.Class {
-	type worker struct{}
-	k := actors.NewClass("bench", func(context.Context, actors.Setup) (*worker, error) { return &worker{}, nil })
-	actors.Method(k, "pid", func(*worker, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
-	actors.Method(k, "hold", func(_ *worker, ctx context.Context, d time.Duration) (int, error) {
-		select {
-		case <-time.After(d):
-			return os.Getpid(), nil
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		}
-	})
-	return k.Class
-}
-
-// Faults makes every fault on real processes and measures how long it takes until somebody knows, or all is well again.
+// Faults injects every fault into real processes, and measures the time until the caller has its error or calls succeed again.
 func Faults(ctx context.Context, cfg FaultsConfig, each func(FaultResult) error) (err error) {
 	if cfg.Kills == 0 {
 		cfg.Kills = 25
@@ -110,7 +93,7 @@ func (f *faults) close() error {
 	return errors.Join(errs...)
 }
 
-// times reports a fault by its times.
+// times reports the quantiles of a fault.
 func (f *faults) times(fault string, all []time.Duration, change func(*FaultResult)) error {
 	slices.Sort(all)
 	r := FaultResult{Fault: fault, N: len(all), P50: milliseconds(all, 0.5), P99: milliseconds(all, 0.99)}
@@ -126,7 +109,7 @@ func milliseconds(sorted []time.Duration, q float64) *float64 {
 	return &ms
 }
 
-// upReady starts a head anew each time; the last one stays.
+// upReady starts a new head each time; the last one is used for the other faults.
 func (f *faults) upReady(ctx context.Context) (err error) {
 	if f.dir, err = os.MkdirTemp("", "troupe-bench-"); err != nil {
 		return err
@@ -152,11 +135,11 @@ func (f *faults) upReady(ctx context.Context) (err error) {
 
 func (f *faults) drive(ctx context.Context) (*roles.Runtime, error) {
 	cfg := f.head.BusConfig()
-	cfg.Logger = slog.New(slog.DiscardHandler) // the faults are ours
+	cfg.Logger = slog.New(slog.DiscardHandler) // the faults are intended
 	return roles.Open(ctx, roles.Config{BusConfig: cfg, Name: "bench", Namespace: "bench"})
 }
 
-// idle looks at the memory of a head and an agent that have nothing to do.
+// idle reports the memory of an idle head and agent.
 func (f *faults) idle(ctx context.Context) error {
 	if err := pause(ctx, 3*time.Second); err != nil {
 		return err
@@ -177,18 +160,18 @@ func (f *faults) idle(ctx context.Context) error {
 	return nil
 }
 
-// bench is the spec of a role of processes on a node.
-func (f *faults) bench(name, node string, world int, devices int) roles.Spec {
+// spec is a role of processes on a node.
+func (f *faults) spec(name, node string, world int, devices int) roles.Spec {
 	needs := placement.Request{Bundles: []placement.Bundle{{Node: node, Devices: placement.Wholes(devices)}}}
-	return roles.Spec{Name: name, Class: "bench", World: world, Process: &roles.Process{Command: []string{f.Program}, Needs: needs}}
+	return roles.Spec{Name: name, Class: "text", World: world, Process: &roles.Process{Command: []string{f.Program}, Needs: needs}}
 }
 
-// createDestroy makes many workers, up to the first answered call, and takes them down, until nothing is left.
+// createDestroy measures many workers from their creation to the first answered call, and from destruction to their end.
 func (f *faults) createDestroy(ctx context.Context) error {
 	var made, ended []time.Duration
 	for range f.Each {
 		begun := time.Now()
-		c, err := f.rt.Create(ctx, f.bench("many", f.head.Node(), f.Workers, 0))
+		c, err := f.rt.Create(ctx, f.spec("many", f.head.Node(), f.Workers, 0))
 		if err != nil {
 			return err
 		}
@@ -217,11 +200,11 @@ func (f *faults) createDestroy(ctx context.Context) error {
 	return f.times(fmt.Sprint("destroy_", f.Workers), ended, nil)
 }
 
-// workerKills kills one worker of a role after the other while it is called, until the caller has its error.
+// workerKills kills the workers of a role one by one during calls.
 func (f *faults) workerKills(ctx context.Context) error {
-	spec := f.bench("killed", f.head.Node(), 4, 1)
+	spec := f.spec("killed", f.head.Node(), 4, 1)
 	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, f.Kills+1
-	spec.Process.Backoff, spec.Process.MaxBackoff = time.Millisecond, 10*time.Millisecond // we kill what is well
+	spec.Process.Backoff, spec.Process.MaxBackoff = time.Millisecond, 10*time.Millisecond // the workers are healthy
 	c, err := f.rt.Create(ctx, spec)
 	if err != nil {
 		return err
@@ -244,9 +227,9 @@ func (f *faults) workerKills(ctx context.Context) error {
 	return f.times("worker_sigkill", all, nil)
 }
 
-// lost is the time from a fault until a call of all ranks fails because of it, with the right kind of error.
+// lost is the time from a fault until a call of all ranks fails with ErrWorkerLost.
 func (f *faults) lost(ctx context.Context, c *roles.Cluster, fault func() error) (time.Duration, error) {
-	future, err := c.ExecuteAllAsync(ctx, "hold", time.Minute)
+	future, err := c.ExecuteAllAsync(ctx, "wait", "1m")
 	if err != nil {
 		return 0, err
 	}
@@ -279,7 +262,7 @@ func running(ctx context.Context, c *roles.Cluster) error {
 	return err
 }
 
-// retry does something until it works, for half a minute.
+// retry calls do until it succeeds, for half a minute.
 func retry[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	for begun := time.Now(); ; {
 		v, err := do()
@@ -301,7 +284,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// onAnotherHost measures a fault of a second agent and its workers, from the fault to the role's failure.
+// onAnotherHost measures a fault of a second agent and its workers until the role fails.
 func (f *faults) onAnotherHost(ctx context.Context, fault string, do func(agent int, workers []int) error) error {
 	var all []time.Duration
 	for i := range f.Each {
@@ -320,7 +303,7 @@ func (f *faults) oneHost(ctx context.Context, name string, do func(agent int, wo
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, agent.Kill()) }()
-	c, err := retry(ctx, func() (*roles.Cluster, error) { return f.rt.Create(ctx, f.bench(name, name, 4, 1)) })
+	c, err := retry(ctx, func() (*roles.Cluster, error) { return f.rt.Create(ctx, f.spec(name, name, 4, 1)) })
 	if err != nil {
 		return 0, err
 	}
@@ -328,12 +311,12 @@ func (f *faults) oneHost(ctx context.Context, name string, do func(agent int, wo
 	if err != nil {
 		return 0, err
 	}
-	if err := pause(ctx, 6*time.Second); err != nil { // nobody is judged by one who has not listened for so long
+	if err := pause(ctx, 6*time.Second); err != nil { // the driver judges silence only after it has listened for so long
 		return 0, err
 	}
 	took, err = f.lost(ctx, c, func() error { return do(agent.PID(), pids) })
 	for _, pid := range append(pids, agent.PID()) {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // what was frozen
+		_ = syscall.Kill(pid, syscall.SIGKILL) // ends frozen processes
 	}
 	return took, errors.Join(err, c.Destroy(ctx))
 }
@@ -342,7 +325,7 @@ func (f *faults) agentKills(ctx context.Context) error {
 	return f.onAnotherHost(ctx, "agent_sigkill", func(agent int, workers []int) error {
 		err := syscall.Kill(agent, syscall.SIGKILL)
 		for _, pid := range workers {
-			_ = syscall.Kill(pid, syscall.SIGKILL) // it may have died with its agent already
+			_ = syscall.Kill(pid, syscall.SIGKILL) // fails if it has ended with its agent
 		}
 		return err
 	})
@@ -358,9 +341,9 @@ func (f *faults) frozen(ctx context.Context) error {
 	})
 }
 
-// headRestarts kills the head while a call runs and starts it again: the call ends well, and the next one too.
+// headRestarts kills the head while a call runs and starts it again. The call and the next one must succeed.
 func (f *faults) headRestarts(ctx context.Context) error {
-	c, err := f.rt.Create(ctx, f.bench("kept", f.head.Node(), 4, 1))
+	c, err := f.rt.Create(ctx, f.spec("kept", f.head.Node(), 4, 1))
 	if err != nil {
 		return err
 	}
@@ -371,7 +354,7 @@ func (f *faults) headRestarts(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		running, err := c.Go(ctx, dispatch.Call{Method: "hold", Args: []any{2 * time.Second}, Ranks: []int{0, 1}})
+		running, err := c.Go(ctx, dispatch.Call{Method: "wait", Args: []any{"2s"}, Ranks: []int{0, 1}})
 		if err != nil {
 			return err
 		}
@@ -412,7 +395,7 @@ func (f *faults) reservations(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = b.Close() }() // nothing is left to say
+	defer func() { _ = b.Close() }() // fails only if the server is gone
 	client, err := placement.NewClient(b, "bench")
 	if err != nil {
 		return nil, err

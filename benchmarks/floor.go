@@ -9,9 +9,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// floorFanout is the same publish and gather with nothing but nats.go: n workers, each a subscription whose handler
-// sends back what it got, on connections of the same layout; one publish, one inbox, a count. For one worker it is
-// nc.Request.
+// floorFanout is the same publish and gather with bare nats.go: n subscriptions whose handlers echo the message, on connections
+// of the same layout; one publish, one inbox, a counter. For one worker it is nc.Request.
 func floorFanout(url string, n int, layout string, arg []byte) (call func(context.Context) error, stop func(), err error) {
 	var conns []*nats.Conn
 	stop = func() {

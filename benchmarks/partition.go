@@ -16,11 +16,11 @@ import (
 	"troupe/roles"
 )
 
-// partitionFor is how long a node is cut off: longer than its lease, so that what was granted there has ended.
+// partitionFor is the duration of a partition: longer than the node's lease, so that its grants have ended.
 const partitionFor = 20 * time.Second
 
-// tcpProxy forwards connections to a server until it is cut: then it closes them, and those that come after, until it is
-// healed. Processes behind it run on and cannot be reached, as on the far side of a partitioned network.
+// tcpProxy forwards connections to a server. While it is cut, it closes all connections, so that the processes behind it run on
+// unreachable, as in a network partition.
 type tcpProxy struct {
 	server   string
 	listener net.Listener
@@ -31,7 +31,7 @@ type tcpProxy struct {
 	conns map[net.Conn]bool
 }
 
-// newTCPProxy stands before the server of a nats:// URL.
+// newTCPProxy forwards to the server of a nats:// URL.
 func newTCPProxy(url string) (*tcpProxy, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -42,14 +42,14 @@ func newTCPProxy(url string) (*tcpProxy, error) {
 	return p, nil
 }
 
-// URL is how the server is reached through the proxy.
+// URL is the address of the proxy.
 func (p *tcpProxy) URL() string { return "nats://" + p.listener.Addr().String() }
 
 func (p *tcpProxy) serve() {
 	for {
 		client, err := p.listener.Accept()
 		if err != nil {
-			return // it is closed
+			return // the listener is closed
 		}
 		p.group.Go(func() { p.forward(client) })
 	}
@@ -57,7 +57,7 @@ func (p *tcpProxy) serve() {
 
 // forward copies both ways until one side ends.
 func (p *tcpProxy) forward(client net.Conn) {
-	defer func() { _ = client.Close() }() // a repeat is harmless
+	defer func() { _ = client.Close() }() // may be closed already
 	if !p.enter(client) {
 		return
 	}
@@ -74,7 +74,7 @@ func (p *tcpProxy) forward(client net.Conn) {
 	var both sync.WaitGroup
 	for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
 		both.Go(func() {
-			_, _ = io.Copy(way[0], way[1]) // any end is the end
+			_, _ = io.Copy(way[0], way[1]) // an error also ends the connection
 			_ = way[0].Close()
 			_ = way[1].Close()
 		})
@@ -82,7 +82,7 @@ func (p *tcpProxy) forward(client net.Conn) {
 	both.Wait()
 }
 
-// enter takes a connection, unless the proxy is cut.
+// enter registers a connection; it reports false while the proxy is cut.
 func (p *tcpProxy) enter(c net.Conn) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,7 +98,7 @@ func (p *tcpProxy) leave(c net.Conn) {
 	delete(p.conns, c)
 }
 
-// cut closes all connections, and with on lets none through until it is called again without.
+// cut closes all connections; with on, it refuses new ones until it is called without on.
 func (p *tcpProxy) cut(on bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -108,7 +108,7 @@ func (p *tcpProxy) cut(on bool) {
 	}
 }
 
-// Close ends the proxy and everything that goes through it.
+// Close ends the proxy and its connections.
 func (p *tcpProxy) Close() error {
 	err := p.listener.Close()
 	p.cut(true)
@@ -116,8 +116,8 @@ func (p *tcpProxy) Close() error {
 	return err
 }
 
-// partitions cuts a node off for longer than its lease while its workers run, and measures from the end of the partition
-// until all its devices are granted to somebody else.
+// partitions cuts a node off for longer than its lease while its workers run, and measures the time from the end of the
+// partition until all its devices are granted again.
 func (f *faults) partitions(ctx context.Context) error {
 	var all []time.Duration
 	for i := range f.Each {
@@ -141,7 +141,7 @@ func (f *faults) onePartition(ctx context.Context, name string) (took time.Durat
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, agent.Kill()) }()
-	c, err := retry(ctx, func() (*roles.Cluster, error) { return f.rt.Create(ctx, f.bench(name, name, 4, 1)) })
+	c, err := retry(ctx, func() (*roles.Cluster, error) { return f.rt.Create(ctx, f.spec(name, name, 4, 1)) })
 	if err != nil {
 		return 0, err
 	}
@@ -154,7 +154,7 @@ func (f *faults) onePartition(ctx context.Context, name string) (took time.Durat
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = b.Close() }() // nothing is left to say
+	defer func() { _ = b.Close() }() // fails only if the server is gone
 	client, err := placement.NewClient(b, "bench")
 	if err != nil {
 		return 0, err

@@ -12,41 +12,41 @@ import (
 	"troupe/pipeline"
 )
 
-// PipelineConfig says what to measure: for each number of stages and each size, how many items per second go through.
+// PipelineConfig configures Pipelines: items per second for each number of stages and each size.
 type PipelineConfig struct {
 	Stages []int
 	Bytes  []int
 	Each   time.Duration // for one number and size; zero: 6 s
 	Turn   int           // items in one turn of each; zero: 24 batches, 4,000 at most
-	NoSync bool          // let the server sync when it likes, as NATS does by default; zero: before it acknowledges, as a head does
+	NoSync bool          // sync every two minutes, the default of NATS; zero: before each acknowledgement, as a head does
 }
 
 // PipelineResult is one number of stages at one size.
 type PipelineResult struct {
 	Stages     int     `json:"stages"`
 	Bytes      int     `json:"bytes"`
-	Items      int     `json:"items"` // that were measured
+	Items      int     `json:"items"` // measured items
 	PerS       float64 `json:"items_per_s"`
 	RawPerS    float64 `json:"raw_items_per_s"`
 	Ratio      float64 `json:"ratio"`
-	P50        float64 `json:"p50_us"` // from the put into an idle pipeline until the item is out of it
+	P50        float64 `json:"p50_us"` // one item through an idle pipeline
 	P99        float64 `json:"p99_us"`
 	RawP50     float64 `json:"raw_p50_us"`
 	RawP99     float64 `json:"raw_p99_us"`
-	Batch      int     `json:"batch"` // items that are put, fetched and acknowledged together
+	Batch      int     `json:"batch"` // items per put, fetch and acknowledgement
 	Durability string  `json:"durability"`
 	Transport  string  `json:"transport"`
 }
 
-// pipelineMean is one way through the stages: the pipeline, or bare JetStream.
+// pipelineMean is an implementation of the stages: a pipeline, or bare JetStream.
 type pipelineMean interface {
-	// through sends n items in and returns when all are out again and acknowledged.
+	// through puts n items and returns when all have left and are acknowledged.
 	through(ctx context.Context, n int) error
 	stop()
 }
 
-// Pipelines measures every number of stages at every size and calls each with the results as they come. Handlers pass
-// their item on. The server is embedded and is reached by TCP on loopback.
+// Pipelines measures every number of stages at every size and calls each with every result. Handlers return their item. The
+// connection to the embedded server is TCP on loopback.
 func Pipelines(ctx context.Context, cfg PipelineConfig, each func(PipelineResult) error) error {
 	if cfg.Each == 0 {
 		cfg.Each = 6 * time.Second
@@ -102,7 +102,7 @@ func pipelineOne(ctx context.Context, cfg PipelineConfig, stages, size int) (_ P
 	return r, err
 }
 
-// latencies sends items in one by one.
+// latencies sends single items.
 func latencies(ctx context.Context, m pipelineMean, p50, p99 *float64) error {
 	var times []time.Duration
 	for end := time.Now().Add(time.Second); len(times) < 20 || time.Now().Before(end) && len(times) < 500; {
@@ -189,7 +189,7 @@ func (t *troupePipeline) through(ctx context.Context, n int) error {
 				return errors.New("an item came out changed")
 			}
 		}
-		if err := b.Done(ctx); err != nil {
+		if err := b.Ack(ctx); err != nil {
 			return err
 		}
 		left -= len(b.Items)

@@ -15,9 +15,8 @@ import (
 	"troupe/bus"
 )
 
-// rawPipeline is the same hops written with bare JetStream, as its manual has it: a work queue before each stage; a
-// stage fetches a batch, publishes what it made of it, waits until that is stored, and acknowledges. Its deliveries may
-// repeat; nothing keeps an item from being stored twice.
+// rawPipeline is the same hops with bare JetStream: a work queue before each stage; a stage fetches a batch, publishes it, waits
+// for the store, and acknowledges. Deliveries may repeat, and an item may be stored twice.
 type rawPipeline struct {
 	b      *bus.Bus
 	js     jetstream.JetStream
@@ -82,7 +81,7 @@ func (r *rawPipeline) fail(err error) {
 	r.err = errors.Join(r.err, err)
 }
 
-// stage hands items on until ctx ends.
+// stage passes items on until ctx ends.
 func (r *rawPipeline) stage(ctx context.Context, c jetstream.Consumer, to int) error {
 	for ctx.Err() == nil {
 		msgs, err := r.fetch(c, r.batch)
@@ -107,7 +106,7 @@ func (r *rawPipeline) stage(ctx context.Context, c jetstream.Consumer, to int) e
 	return nil
 }
 
-// fetch takes what is there, up to n, and waits for the first.
+// fetch takes up to n items, and waits for the first.
 func (r *rawPipeline) fetch(c jetstream.Consumer, n int) ([]jetstream.Msg, error) {
 	batch, err := c.FetchNoWait(n)
 	if err != nil {
@@ -133,7 +132,7 @@ func (r *rawPipeline) fetch(c jetstream.Consumer, n int) ([]jetstream.Msg, error
 	return msgs, nil
 }
 
-// settleAll waits until every publish is stored.
+// settleAll waits for the acknowledgement of every publish.
 func settleAll(ctx context.Context, acks []jetstream.PubAckFuture) error {
 	for _, a := range acks {
 		select {

@@ -9,20 +9,22 @@ import (
 	"time"
 
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
-// PlacementConfig says what to measure: reserve and release, one after the other, by so many clients at once.
+// PlacementConfig configures Placement: pairs of reserve and release by concurrent clients.
 type PlacementConfig struct {
 	Nodes   []int         // simulated, of eight devices; zero: 64 and 1,024
 	Bundles []int         // of one device, in a gang; zero: 1, 8 and 64
 	Clients []int         // each with a connection of its own; zero: 1 and 8
-	Each    time.Duration // for one of them; zero: 2.5 s
-	Dir     string        // where the stores go, which decides what a sync costs; zero: a temporary folder
-	NoLoss  bool          // leaves out the loss of a node, which takes two leases
+	Each    time.Duration // for one combination; zero: 2.5 s
+	Dir     string        // of the stores, whose disk determines the cost of a sync; zero: a temporary folder
+	NoLoss  bool          // do not measure the loss of a node, which takes two leases
 }
 
-// PlacementResult is one line. What a line is not about is zero and left out.
+// PlacementResult is one result. Fields that do not apply are zero and omitted.
 type PlacementResult struct {
 	Nodes      int     `json:"nodes"`
 	Bundles    int     `json:"bundles,omitempty"`
@@ -60,8 +62,8 @@ func (c PlacementConfig) withDefaults() PlacementConfig {
 	return c
 }
 
-// Placement measures and calls each with the results as they come. Service and server are one process, as in a head;
-// clients reach it by TCP on loopback, as drivers would.
+// Placement calls each with every result. Service and server share a process, as in a head; clients connect by TCP on loopback, as
+// drivers do.
 func Placement(ctx context.Context, cfg PlacementConfig, each func(PlacementResult) error) error {
 	cfg = cfg.withDefaults()
 	if cfg.Dir == "" {
@@ -78,7 +80,7 @@ func Placement(ctx context.Context, cfg PlacementConfig, each func(PlacementResu
 	loss := make(chan PlacementResult, 1)
 	lossErr := make(chan error, 1)
 	if !cfg.NoLoss {
-		go func() { // idle nearly all the time, so it may run beside the others
+		go func() { // mostly idle, so it does not disturb the others
 			r, err := nodeLoss(ctx, cfg)
 			loss <- r
 			lossErr <- err
@@ -101,13 +103,13 @@ func Placement(ctx context.Context, cfg PlacementConfig, each func(PlacementResu
 	return each(r)
 }
 
-// planLarge is the time of one plan: the best of a few, because the others were interrupted.
+// planLarge is the shortest of a few plans; the others were preempted.
 func planLarge(each func(PlacementResult) error) error {
 	reports, err := simReports(largeNodes, devicesPerNode)
 	if err != nil {
 		return err
 	}
-	book, err := placement.NewBook(placement.Snapshot{Now: time.Now(), Nodes: placement.NodesOf(reports)})
+	book, err := planner.New(planner.Snapshot{Now: time.Now(), Nodes: placement.NodesFromReports(reports)})
 	if err != nil {
 		return err
 	}
@@ -127,15 +129,15 @@ func planLarge(each func(PlacementResult) error) error {
 	return each(PlacementResult{Nodes: largeNodes, Bundles: largeGang, PlanMS: float64(best.Microseconds()) / 1000})
 }
 
-// simReports is what simulated nodes report of themselves.
-func simReports(n, devices int) ([]gpu.Report, error) {
-	reports := make([]gpu.Report, n)
+// simReports are the reports of simulated nodes.
+func simReports(n, devices int) ([]protocol.Report, error) {
+	reports := make([]protocol.Report, n)
 	for i, sim := range gpu.NewSims(gpu.SimSpec{Nodes: n, Devices: devices}, "bench") {
 		found, err := sim.Devices(context.Background())
 		if err != nil {
 			return nil, err
 		}
-		reports[i] = gpu.Report{Node: fmt.Sprintf("sim-%d", i), CPUs: 64, Memory: 512 * gpu.GiB, Devices: found}
+		reports[i] = protocol.Report{Node: fmt.Sprintf("sim-%d", i), CPUs: 64, Memory: 512 * gpu.GiB, Devices: found}
 	}
 	return reports, nil
 }
@@ -165,7 +167,7 @@ func placementOn(ctx context.Context, cfg PlacementConfig, n int, sync bool, eac
 	return nil
 }
 
-// measure lets clients reserve and release for a while, and checks that nothing is left.
+// measure runs the clients for a while, and checks that nothing stays reserved.
 func (h *placementHead) measure(ctx context.Context, bundles, clients int, d time.Duration) (times []time.Duration, took time.Duration, err error) {
 	var mu sync.Mutex // guards times and err while the clients run
 	var group sync.WaitGroup
@@ -175,10 +177,10 @@ func (h *placementHead) measure(ctx context.Context, bundles, clients int, d tim
 		if err != nil {
 			return nil, 0, err
 		}
-		defer func() { _ = b.Close() }() // nothing is left to say
+		defer func() { _ = b.Close() }() // fails only if the server is gone
 		defer c.Close()
 		p := pairs{c, bundles}
-		if _, err := p.until(ctx, func(n int) bool { return n == 20 }); err != nil { // warm
+		if _, err := p.until(ctx, func(n int) bool { return n == 20 }); err != nil { // warm-up
 			return nil, 0, err
 		}
 		group.Go(func() {
@@ -206,13 +208,13 @@ func (h *placementHead) empty(ctx context.Context) error {
 	return err
 }
 
-// pairs is a client that reserves gangs of so many bundles and releases them.
+// pairs is a client that reserves and releases gangs of a number of bundles.
 type pairs struct {
 	client  *placement.Client
 	bundles int
 }
 
-// until makes one pair after the other, and returns how long each took.
+// until makes pairs until enough, and returns their durations.
 func (p pairs) until(ctx context.Context, over func(done int) bool) ([]time.Duration, error) {
 	request := placement.Request{Holder: "bench", Bundles: placement.Repeat(p.bundles, placement.Bundle{Devices: placement.Whole})}
 	times := make([]time.Duration, 0, 1<<14)

@@ -46,7 +46,7 @@ func newPlacementHead(ctx context.Context, dir string, n int, sync bool, lease t
 	if err != nil {
 		return nil, err
 	}
-	h.group.Go(func() { _ = service.Run(run) }) // if it fails nothing is granted, and the measurement says so
+	h.group.Go(func() { _ = service.Run(run) }) // after a failure nothing is granted, and the measurement fails
 	if err := h.report(ctx, run, h.server, "sim", n, lease); err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (h *placementHead) report(ctx, run context.Context, b *bus.Bus, name string
 		if err != nil {
 			return err
 		}
-		h.group.Go(func() { _ = r.Run(run) }) // a node that is missing is waited for in vain
+		h.group.Go(func() { _ = r.Run(run) }) // after a failure, ready fails
 		select {
 		case <-there:
 		case <-ctx.Done():
@@ -115,7 +115,7 @@ func (h *placementHead) close() {
 	_ = os.RemoveAll(h.store) // a temporary store
 }
 
-// dial is a client with a connection of its own.
+// dial is a client with its own connection.
 func (h *placementHead) dial(ctx context.Context, name string) (*bus.Bus, *placement.Client, error) {
 	b, err := bus.Open(ctx, bus.Config{URLs: []string{h.server.URL()}, Name: name})
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"troupe/placement"
 )
 
-// nodeLoss kills a node, with the lease that we ship, and waits for what that ends.
+// nodeLoss kills a node with the default lease, and waits for the end of its reservation.
 func nodeLoss(ctx context.Context, cfg PlacementConfig) (PlacementResult, error) {
 	const lease = 15 * time.Second
 	result := PlacementResult{Nodes: 2, Bundles: 1, LeaseS: lease.Seconds()}
@@ -31,14 +31,14 @@ func nodeLoss(ctx context.Context, cfg PlacementConfig) (PlacementResult, error)
 	}); err != nil {
 		return result, err
 	}
-	if err := pauseFor(ctx, lease+time.Second); err != nil { // a leader that has just come up judges nobody
+	if err := pauseFor(ctx, lease+time.Second); err != nil { // a new leader declares no node lost before a full lease
 		return result, err
 	}
 	kill()
 	return result, h.awaitEnd(ctx, &result)
 }
 
-// doomed adds a node with a connection of its own; without it nothing of what the node would say at its end is heard.
+// doomed adds a node with its own connection, which is closed first, so that the node cannot report its end.
 func (h *placementHead) doomed(ctx context.Context, lease time.Duration) (kill func(), err error) {
 	b, err := bus.Open(ctx, bus.Config{URLs: []string{h.server.URL()}, Name: "bench-node", Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -46,7 +46,7 @@ func (h *placementHead) doomed(ctx context.Context, lease time.Duration) (kill f
 	}
 	run, cancel := context.WithCancel(ctx)
 	kill = sync.OnceFunc(func() {
-		_ = b.Close() // first of all
+		_ = b.Close() // before the node ends
 		cancel()
 	})
 	if err := errors.Join(h.report(ctx, run, b, "doomed", 1, lease), h.ready(ctx, 2)); err != nil {
@@ -56,7 +56,7 @@ func (h *placementHead) doomed(ctx context.Context, lease time.Duration) (kill f
 	return kill, nil
 }
 
-// awaitEnd notes when the one reservation is marked as lost, and when it has ended.
+// awaitEnd records when the reservation is marked as lost, and when it has ended.
 func (h *placementHead) awaitEnd(ctx context.Context, result *PlacementResult) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"troupe/internal/ab"
 )
 
 // dialer makes batching connections.
@@ -306,6 +308,8 @@ func (w *batchConn) SetDeadline(t time.Time) error {
 	w.armed = t
 	return w.Conn.SetDeadline(t)
 }
+
+var batchWrites = ab.On(ab.BatchWrites)
 
 // WriteBatch buffers the messages published on a connection until Flush, so that one write sends them.
 type WriteBatch struct{ w *batchConn }

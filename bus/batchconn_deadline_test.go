@@ -11,17 +11,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// counted counts the deadlines that reach the connection.
-type counted struct {
+// countedConnConn counts the deadlines that are set on the connection.
+type countedConn struct {
 	net.Conn
 	writes, both int
 }
 
-func (c *counted) SetWriteDeadline(t time.Time) error { c.writes++; return c.Conn.SetWriteDeadline(t) }
-func (c *counted) SetDeadline(t time.Time) error      { c.both++; return c.Conn.SetDeadline(t) }
+func (c *countedConn) SetWriteDeadline(t time.Time) error {
+	c.writes++
+	return c.Conn.SetWriteDeadline(t)
+}
+func (c *countedConn) SetDeadline(t time.Time) error { c.both++; return c.Conn.SetDeadline(t) }
 
-// A connection that is written to all the time sets a deadline now and then; a write that hangs still ends, whether the
-// connection was busy or silent before.
+// A busy connection sets few deadlines, and a write that hangs still ends, after a busy or an idle time.
 func TestWriteDeadlinesAreSpared(t *testing.T) {
 	for name, pause := range map[string]time.Duration{"busy": 0, "silent": time.Hour} {
 		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { spareDeadlines(t, pause) }) })
@@ -30,7 +32,7 @@ func TestWriteDeadlinesAreSpared(t *testing.T) {
 
 func spareDeadlines(t *testing.T, pause time.Duration) {
 	near, far := net.Pipe()
-	inner := &counted{Conn: near}
+	inner := &countedConn{Conn: near}
 	c := newBatchConn(inner)
 	defer c.Close()
 	read := make([]byte, 16)
@@ -56,11 +58,11 @@ func spareDeadlines(t *testing.T, pause time.Duration) {
 	require.NoError(t, far.Close())
 }
 
-// A handshake's deadline, which is for both directions, is never mistaken for that of a write.
+// A deadline of a handshake, for both directions, does not count as a write deadline.
 func TestDeadlineOfAHandshake(t *testing.T) {
 	near, far := net.Pipe()
 	defer far.Close()
-	inner := &counted{Conn: near}
+	inner := &countedConn{Conn: near}
 	c := newBatchConn(inner)
 	defer c.Close()
 	now := time.Now()

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// socket is a wire to a peer that the test reads.
+// socket is a batching connection to a peer that the test reads.
 func socket(t *testing.T) (*batchConn, *net.TCPConn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -47,7 +47,7 @@ func pub(t *testing.T, from *bufio.Reader) (subject string, data string) {
 	return words[1], string(body[:n])
 }
 
-// Whoever writes, with a cork or as NATS does, is read whole and in his own order.
+// Messages of several writers, batched or through NATS, arrive whole and in the order of each writer.
 func TestWireKeepsTheOrderOfEachWriter(t *testing.T) {
 	w, far := socket(t)
 	const writers, each = 6, 2000
@@ -80,7 +80,7 @@ func TestWireKeepsTheOrderOfEachWriter(t *testing.T) {
 	group.Wait()
 }
 
-// What nobody pushes goes out by itself, whether the one who sends it is awake, asleep, or has never been there.
+// Messages of a lazy flush are sent without a push, whether the flusher is awake, asleep or not started.
 func TestWireSendsByItself(t *testing.T) {
 	w, far := socket(t)
 	from := bufio.NewReader(far)
@@ -97,7 +97,7 @@ func TestWireSendsByItself(t *testing.T) {
 	}
 }
 
-// Without a cork the bus does not write: NATS does.
+// Without a batch NATS writes.
 func TestWireWithoutCork(t *testing.T) {
 	w, _ := socket(t)
 	done, err := w.publish("x", "", nil)
@@ -111,8 +111,8 @@ func TestWireWithoutCork(t *testing.T) {
 	w.release(true)
 }
 
-// A peer that takes nothing makes nobody wait who has a cork in: what he says is kept, up to a bound, and arrives when the peer
-// reads again.
+// A peer that does not read does not block batched publishers: their messages are buffered, up to a bound, and arrive
+// when the peer reads again.
 func TestWireToAPeerThatTakesNothing(t *testing.T) {
 	w, far := socket(t)
 	require.NoError(t, w.Conn.(*net.TCPConn).SetWriteBuffer(64<<10))
@@ -148,7 +148,7 @@ func TestWireToAPeerThatTakesNothing(t *testing.T) {
 	require.Equal(t, "after", subject)
 }
 
-// NATS's own writes wait behind such a peer, and end when the connection does.
+// Writes of NATS block behind such a peer, and end when the connection is closed.
 func TestWireEndsTheWaitOfAWriter(t *testing.T) {
 	w, _ := socket(t)
 	errCh := make(chan error, 2)

@@ -10,7 +10,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestBudgetIsNeverOverdrawn: room is given in the order of asking, never more than there is, and all of it comes back.
+// TestBudgetIsNeverOverdrawn checks that reservations are granted in order, never exceed the budget, and are all
+// returned.
 func TestBudgetIsNeverOverdrawn(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const total = 100
@@ -19,7 +20,7 @@ func TestBudgetIsNeverOverdrawn(t *testing.T) {
 		var asked, given []int
 		out := int64(0)
 		settle := func(n int) func() { return func() { given = append(given, n) } }
-		move := func() { // what was granted in the meantime
+		move := func() { // collects the granted reservations
 			for len(waiting) > 0 && len(given) > 0 && containsOrder(given, asked[0]) {
 				granted, waiting, asked = append(granted, waiting[0]), waiting[1:], asked[1:]
 				out += granted[len(granted)-1].n
@@ -91,7 +92,7 @@ func TestGrantMayRelease(t *testing.T) {
 	require.EqualValues(t, 10, b.free)
 }
 
-// Room that was granted, used and given back keeps nothing of who had it: that is a whole body.
+// A released reservation keeps no reference to its owner, which is a whole body.
 func TestBudgetForgets(t *testing.T) {
 	b := newBudget(10)
 	var had []weak.Pointer[[1 << 20]byte]
@@ -111,7 +112,7 @@ func TestBudgetForgets(t *testing.T) {
 	runtime.KeepAlive(b)
 }
 
-// Every rank of every call has a slot, so its size is bounded.
+// The size of a slot is bounded, because every rank of every call has one.
 func TestSlotSize(t *testing.T) {
 	require.LessOrEqual(t, unsafe.Sizeof(slot{}), uintptr(96))
 }

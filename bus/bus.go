@@ -238,7 +238,6 @@ func (b *Bus) options() (nats.Options, error) {
 		nats.PingInterval(5 * time.Second),
 		nats.MaxPingsOutstanding(2),
 		nats.Timeout(dialTimeout),
-		nats.SetCustomDialer(&dialer{Dialer: net.Dialer{Timeout: dialTimeout}, made: b.dialled.Store}),
 		nats.ErrorHandler(b.asyncError),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
@@ -249,6 +248,9 @@ func (b *Bus) options() (nats.Options, error) {
 			b.adopt(nc)
 			cfg.Logger.Info("bus: reconnected", "server", nc.ConnectedUrlRedacted())
 		}),
+	}
+	if batchWrites {
+		opts = append(opts, nats.SetCustomDialer(&dialer{Dialer: net.Dialer{Timeout: dialTimeout}, made: b.dialled.Store}))
 	}
 	if cfg.InProcess != nil {
 		opts = append(opts, nats.InProcessServer(cfg.InProcess))

@@ -32,7 +32,7 @@ import (
 	"troupe/bus/wire"
 )
 
-// echoed proves that a bus works, with a message through the server.
+// echoed requires that a message passes through the server.
 func echoed(t *testing.T, b *bus.Bus) {
 	t.Helper()
 	sub, err := b.Conn().SubscribeSync("echo")
@@ -150,6 +150,7 @@ func TestEverythingWrongAtOnce(t *testing.T) {
 }
 
 func TestNoServer(t *testing.T) {
+	t.Parallel()
 	url := "nats://" + closedPort(t)
 	refuseOpen(t, bus.Config{URLs: []string{url}}, bus.ErrUnavailable, url, "is it running?")
 
@@ -170,7 +171,7 @@ func TestNoServer(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(began), 200*time.Millisecond)
 }
 
-// closedPort is an address nobody listens at.
+// closedPort is an address without a listener.
 func closedPort(t *testing.T) string {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -178,7 +179,7 @@ func closedPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestServerThatSaysNothing: somebody listens but is no NATS server; the caller's deadline counts.
+// TestServerThatSaysNothing connects to a listener that is not a NATS server: the caller's deadline ends the attempt.
 func TestServerThatSaysNothing(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -195,6 +196,7 @@ func TestServerThatSaysNothing(t *testing.T) {
 }
 
 func TestWaitForTheServer(t *testing.T) {
+	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	for name, cfg := range map[string]bus.Config{"url": {URLs: []string{srv.URL()}}, "in process": {InProcess: srv}} {
 		t.Run(name, func(t *testing.T) {
@@ -244,7 +246,7 @@ func TestTokens(t *testing.T) {
 	refuseOpen(t, bus.Config{URLs: url, CredsFile: file}, bus.ErrInvalid, "credentials file", file)
 }
 
-// certificate makes a self-signed one for 127.0.0.1. It returns the file that holds it, and its fingerprint.
+// certificate makes a self-signed certificate for 127.0.0.1 and returns its file and fingerprint.
 func certificate(t *testing.T) (cert tls.Certificate, file, fingerprint string) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
@@ -300,7 +302,7 @@ func TestWrapLeavesTheConnectionAlone(t *testing.T) {
 	defer nc.Close()
 	b, err := bus.Wrap(nc, bus.Config{})
 	require.NoError(t, err)
-	s := newStage(t, 1)
+	s := newTestRole(t, 1)
 	func() { // a host on it, which ends before the bus
 		ep := endpoint(t, b)
 		defer ep.Close()
@@ -335,10 +337,10 @@ func TestWrapLeavesTheConnectionAlone(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrClosed)
 }
 
-// TestNothingIsSaidLate: what is said while the server is away is refused, not kept for later.
+// TestNothingIsSaidLate checks that messages published during an outage are refused, not sent later.
 func TestNothingIsSaidLate(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
-	b := newLine(t, srv)
+	b := newFaultyConn(t, srv)
 	ep := endpoint(t, b.Bus)
 	heard, err := b.Conn().SubscribeSync("late")
 	require.NoError(t, err)
@@ -356,12 +358,12 @@ func TestNothingIsSaidLate(t *testing.T) {
 	require.Zero(t, n)
 }
 
-// TestOutageLimit: calls wait for the server to come back, but not for ever.
+// TestOutageLimit checks that calls wait for the server, up to the outage limit.
 func TestOutageLimit(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		b := newLineWith(t, srv, bus.Config{OutageLimit: 30 * time.Second})
-		s := newStage(t, 2)
+		b := newFaultyConnWith(t, srv, bus.Config{OutageLimit: 30 * time.Second})
+		s := newTestRole(t, 2)
 		ep := endpoint(t, b.Bus)
 		srv.Stop()
 		time.Sleep(time.Second)
@@ -398,13 +400,13 @@ func TestAsynchronousErrorsAreCounted(t *testing.T) {
 	require.NotZero(t, b.AsyncErrors())
 }
 
-// TestClosedInTheMiddle: whatever is under way when a bus is closed ends, and leaves nothing.
+// TestClosedInTheMiddle checks that pending calls and transfers end when their bus is closed, and leave nothing behind.
 func TestClosedInTheMiddle(t *testing.T) {
 	for i := range 10 {
 		b := bustest.Open(t)
-		s := newStage(t, 4)
+		s := newTestRole(t, 4)
 		for r := range s.world {
-			s.play(dial(t, b), r)
+			s.start(dial(t, b), r)
 		}
 		driver := dial(t, b)
 		ep := endpoint(t, driver)

@@ -12,8 +12,9 @@ import (
 	"troupe/bus/kv"
 )
 
-// TestCredentials: with a credentials file everything works: messages, keys and values, leases, calls.
+// TestCredentials uses messages, keys, leases and calls with a credentials file.
 func TestCredentials(t *testing.T) {
+	t.Parallel()
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	file := op.Creds(bustest.Grant{})
 	info, err := os.Stat(file)
@@ -31,9 +32,9 @@ func TestCredentials(t *testing.T) {
 			require.ErrorIs(t, err, bus.ErrExists)
 			require.NoError(t, l.Release(t.Context()))
 
-			s := newStage(t, 3)
+			s := newTestRole(t, 3)
 			for r := range s.world {
-				s.play(dial(t, b), r) // each on a connection of its own, with the same file
+				s.start(dial(t, b), r) // each on a connection of its own, with the same file
 			}
 			body := pattern(4<<20, 1)
 			for _, a := range good(t, scatter(t, endpoint(t, b), s.call("echo", body))) {
@@ -43,8 +44,10 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// TestCredentialsAreRefused: at once, even by those who would wait for the server, and with what can be done about it.
+// TestCredentialsAreRefused checks that bad credentials fail at once, also with Wait, and that the error names the
+// remedy.
 func TestCredentialsAreRefused(t *testing.T) {
+	t.Parallel()
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	stranger := bustest.StartOperator(t, bustest.Options{}).Creds(bustest.Grant{})
 	expired := op.Creds(bustest.Grant{Expires: time.Now().Add(-time.Hour)})
@@ -65,22 +68,23 @@ func TestCredentialsAreRefused(t *testing.T) {
 	echoed(t, bustest.Open(t, bus.Config{URLs: []string{op.URL()}, CredsFile: op.Creds(bustest.Grant{})}))
 }
 
-// TestCredentialsExpireInUse: a file that is renewed in time is all it takes to go on. One that is not ends the bus, and
-// whatever waits for it, with the reason.
+// TestCredentialsExpireInUse checks that a credentials file renewed in time keeps the bus open, and that an expired one
+// ends the bus and all pending calls with the reason.
 func TestCredentialsExpireInUse(t *testing.T) {
+	t.Parallel()
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	soon := func() bustest.Grant { return bustest.Grant{Expires: time.Now().Add(2 * time.Second)} }
 	file := op.Creds(soon())
 	told := make(chan error, 100)
 	b := bustest.Open(t, bus.Config{URLs: []string{op.URL()}, CredsFile: file, OutageLimit: 2 * time.Second, OnError: func(err error) { told <- err }})
-	s := newStage(t, 1)
+	s := newTestRole(t, 1)
 	ep := endpoint(t, b)
 	bustest.Reconnected(t, b.Conn(), func() {
 		require.ErrorContains(t, <-told, "expired")
 		op.Renew(file, soon())
 	})
 	echoed(t, b)
-	g := scatter(t, ep, s.call("wait", nil)) // of a role that nobody plays
+	g := scatter(t, ep, s.call("wait", nil)) // of a role without workers
 	err := answers(t, g)[0].Err
 	require.ErrorContains(t, err, file)
 	require.ErrorContains(t, err, "expired")

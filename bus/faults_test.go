@@ -15,65 +15,65 @@ import (
 	"troupe/bus/wire"
 )
 
-// theatre is a driver and a role of four ranks on two hosts, each on a line of its own to one server.
-type theatre struct {
-	*stage
+// testbed is a driver and a role of four ranks on two hosts, each with a faulty connection to one server.
+type testbed struct {
+	*testRole
 	srv    *bustest.Server
-	driver line
-	hosts  [2]line
+	driver faultyConn
+	hosts  [2]faultyConn
 	ep     *bus.Endpoint
 }
 
-func newTheatre(t *testing.T, ordered bool) *theatre {
-	th := emptyTheatre(t)
+func newTestbed(t *testing.T, ordered bool) *testbed {
+	th := emptyTestbed(t)
 	th.ordered = ordered
 	for i := range th.hosts {
-		th.play(th.hosts[i].Bus, 2*i, 2*i+1)
+		th.start(th.hosts[i].Bus, 2*i, 2*i+1)
 	}
 	return th
 }
 
-// emptyTheatre has no workers yet.
-func emptyTheatre(t *testing.T) *theatre {
+// emptyTestbed has no workers yet.
+func emptyTestbed(t *testing.T) *testbed {
 	srv := bustest.StartServer(t, bustest.Options{})
-	th := &theatre{stage: newStage(t, 4), srv: srv, driver: newLine(t, srv), hosts: [2]line{newLine(t, srv), newLine(t, srv)}}
+	th := &testbed{testRole: newTestRole(t, 4), srv: srv, driver: newFaultyConn(t, srv), hosts: [2]faultyConn{newFaultyConn(t, srv), newFaultyConn(t, srv)}}
 	th.ep = endpoint(t, th.driver.Bus)
 	return th
 }
 
-func (th *theatre) lines() []line { return []line{th.driver, th.hosts[0], th.hosts[1]} }
+func (th *testbed) lines() []faultyConn { return []faultyConn{th.driver, th.hosts[0], th.hosts[1]} }
 
-// worst makes every line bad in its own way.
-func (th *theatre) worst(rule func(i int) bustest.Rule) {
+// setRules gives every connection its own rule.
+func (th *testbed) setRules(rule func(i int) bustest.Rule) {
 	for i, l := range th.lines() {
 		l.faults.SetRule(rule(i))
 	}
 }
 
-// bad makes every line lose, double, delay and swap some of what passes it.
-func (th *theatre) bad(seed uint64, dice *rand.Rand) {
-	th.worst(func(i int) bustest.Rule {
-		return bustest.Random(3*seed+uint64(i), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), 0.1*dice.Float64(), nil)
+// randomFaults makes every connection drop, duplicate, delay and swap some messages.
+func (th *testbed) randomFaults(seed uint64, rng *rand.Rand) {
+	th.setRules(func(i int) bustest.Rule {
+		return bustest.Random(3*seed+uint64(i), 0.1*rng.Float64(), 0.1*rng.Float64(), 0.1*rng.Float64(), 0.1*rng.Float64(), nil)
 	})
 }
 
-// mixed makes calls one after the other, of all sizes and scopes, and returns how to check them. It waits for none of
-// them, which is what makes order hard.
-func (th *theatre) mixed(dice *rand.Rand, n int) (check func()) { return th.mixedFrom(th.ep, dice, n) }
+// mixed makes calls of all sizes and scopes, without waiting for their answers, and returns a function that checks
+// them.
+func (th *testbed) mixed(rng *rand.Rand, n int) (check func()) { return th.mixedFrom(th.ep, rng, n) }
 
-func (th *theatre) mixedFrom(ep *bus.Endpoint, dice *rand.Rand, n int) (check func()) {
+func (th *testbed) mixedFrom(ep *bus.Endpoint, rng *rand.Rand, n int) (check func()) {
 	var checks []func()
 	for i := range n {
-		size := []int{0, 10, 1000, 100_000, 1_500_000}[min(dice.IntN(7), 4)]
+		size := []int{0, 10, 1000, 100_000, 1_500_000}[min(rng.IntN(7), 4)]
 		body := pattern(size, i)
 		var c bus.Call
 		want := func(rank int) []byte { return checksum(body) }
-		switch dice.IntN(6) {
+		switch rng.IntN(6) {
 		case 0:
 			c = th.callEach("crc", func(rank int) []byte { return pattern(size, rank) })
 			want = func(rank int) []byte { return checksum(pattern(size, rank)) }
 		case 1:
-			rank := dice.IntN(th.world)
+			rank := rng.IntN(th.world)
 			c = th.call("crc", body)
 			c.Parts[0].Scope, c.Parts[0].Ranks = bus.OneRank(rank), []int{rank}
 		case 2:
@@ -100,25 +100,25 @@ func (th *theatre) mixedFrom(ep *bus.Endpoint, dice *rand.Rand, n int) (check fu
 	}
 }
 
-// settled is what holds when all calls are over, whatever happened on the way.
-func (th *theatre) settled() {
+// requireSettled checks the invariants after all calls are over.
+func (th *testbed) requireSettled() {
 	th.t.Helper()
-	th.journal.requireOnce(th.t)
-	th.journal.requireFIFO(th.t)
-	th.journal.requireOneOrder(th.t, th.world)
+	th.runs.requireOnce(th.t)
+	th.runs.requireFIFO(th.t)
+	th.runs.requireOneOrder(th.t, th.world)
 	require.Zero(th.t, th.ep.Pending())
 	require.Zero(th.t, th.ep.Uploads())
 }
 
 func TestNothingIsLostOnABadLine(t *testing.T) {
-	for seed := range uint64(40) {
+	for seed := range repeats(10, 40) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				dice := rand.New(rand.NewPCG(seed, 1))
-				th := newTheatre(t, false)
-				th.bad(seed, dice)
-				th.mixed(dice, 25)()
-				th.settled()
+			virtualTime(t, func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 1))
+				th := newTestbed(t, false)
+				th.randomFaults(seed, rng)
+				th.mixed(rng, 25)()
+				th.requireSettled()
 			})
 		})
 	}
@@ -129,20 +129,20 @@ var everyKind = []wire.Kind{
 	wire.KindMissing, wire.KindSkip, wire.KindBundle,
 }
 
-// TestEachKindOnABadLine does its harm to one kind of frame alone, where much of it meets.
+// TestEachKindOnABadLine applies one fault to one kind of frame at a high rate.
 func TestEachKindOnABadLine(t *testing.T) {
 	verdicts := map[string][4]float64{"drop": {0.3}, "double": {0, 1}, "delay": {0, 0, 0.5}, "swap": {0, 0, 0, 0.5}}
 	for _, k := range everyKind {
 		for name, p := range verdicts {
 			t.Run(fmt.Sprint(k, "/", name), func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					th := newTheatre(t, false)
-					th.worst(func(i int) bustest.Rule {
+				virtualTime(t, func(t *testing.T) {
+					th := newTestbed(t, false)
+					th.setRules(func(i int) bustest.Rule {
 						only := func(m bustest.Message) bool { f, ok := m.Frame(); return ok && f.Kind == k }
 						return bustest.Random(uint64(i), p[0], p[1], p[2], p[3], only)
 					})
-					th.mixed(rand.New(rand.NewPCG(1, uint64(k))), 12)()
-					th.settled()
+					th.mixed(rand.New(rand.NewPCG(1, uint64(k))), 8)()
+					th.requireSettled()
 				})
 			})
 		}
@@ -150,39 +150,39 @@ func TestEachKindOnABadLine(t *testing.T) {
 }
 
 func TestConnectionIsCutInTheMiddle(t *testing.T) {
-	for seed := range uint64(12) {
+	for seed := range repeats(4, 12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				dice := rand.New(rand.NewPCG(seed, 2))
-				th := newTheatre(t, false)
-				stop := th.disturb(dice, func(l line) { l.faults.Cut() })
+			virtualTime(t, func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 2))
+				th := newTestbed(t, false)
+				stop := th.disturb(rng, func(l faultyConn) { l.faults.Cut() })
 				for range 4 {
-					th.mixed(dice, 8)()
+					th.mixed(rng, 8)()
 				}
 				stop()
-				th.settled()
+				th.requireSettled()
 			})
 		})
 	}
 }
 
-// disturb hurts a random line now and then until stop is called. The calls meet it at random places, because the line
-// is slow.
-func (th *theatre) disturb(dice *rand.Rand, hurt func(line)) (stop func()) {
-	th.worst(func(i int) bustest.Rule {
+// disturb applies a fault to a random connection at random times until stop is called. Messages are delayed, so that
+// the fault hits calls at random points.
+func (th *testbed) disturb(rng *rand.Rand, hurt func(faultyConn)) (stop func()) {
+	th.setRules(func(i int) bustest.Rule {
 		return bustest.Random(uint64(i), 0, 0, 0.5, 0, nil)
 	})
-	seed := dice.Uint64()
+	seed := rng.Uint64()
 	quitCh, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(doneCh)
-		dice := rand.New(rand.NewPCG(seed, 3))
+		rng := rand.New(rand.NewPCG(seed, 3))
 		for {
 			select {
 			case <-quitCh:
 				return
-			case <-time.After(time.Duration(20+dice.IntN(500)) * time.Millisecond):
-				hurt(th.lines()[dice.IntN(3)])
+			case <-time.After(time.Duration(20+rng.IntN(500)) * time.Millisecond):
+				hurt(th.lines()[rng.IntN(3)])
 			}
 		}
 	}()
@@ -192,23 +192,23 @@ func (th *theatre) disturb(dice *rand.Rand, hurt func(line)) (stop func()) {
 }
 
 func TestServerRestartsInTheMiddle(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range repeats(3, 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				dice := rand.New(rand.NewPCG(seed, 4))
-				th := newTheatre(t, false)
-				th.worst(func(i int) bustest.Rule { return bustest.Random(uint64(i), 0, 0, 0.5, 0, nil) })
+			virtualTime(t, func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 4))
+				th := newTestbed(t, false)
+				th.setRules(func(i int) bustest.Rule { return bustest.Random(uint64(i), 0, 0, 0.5, 0, nil) })
 				for range 3 {
-					check := th.mixed(dice, 8)
-					time.Sleep(time.Duration(1+dice.IntN(40)) * time.Millisecond)
+					check := th.mixed(rng, 8)
+					time.Sleep(time.Duration(1+rng.IntN(40)) * time.Millisecond)
 					th.srv.Stop()
-					during := th.mixed(dice, 2) // nobody can be reached; sent when the server is back
-					time.Sleep(time.Duration(dice.IntN(3000)) * time.Millisecond)
+					during := th.mixed(rng, 2) // the server is down; sent after the restart
+					time.Sleep(time.Duration(rng.IntN(3000)) * time.Millisecond)
 					th.srv.Restart()
 					check()
 					during()
 				}
-				th.settled()
+				th.requireSettled()
 			})
 		})
 	}

@@ -19,13 +19,13 @@ func TestEveryRankAnswers(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprintf("own=%v", own), func(t *testing.T) {
 			b := bustest.Open(t)
-			s := newStage(t, 5)
+			s := newTestRole(t, 5)
 			if own {
 				for r := range s.world {
-					s.play(dial(t, b), r)
+					s.start(dial(t, b), r)
 				}
 			} else {
-				s.play(b)
+				s.start(b)
 			}
 			ep := endpoint(t, b)
 			for r, a := range good(t, scatter(t, ep, s.call("rank", nil))) {
@@ -38,27 +38,27 @@ func TestEveryRankAnswers(t *testing.T) {
 			}
 			require.Zero(t, ep.Pending())
 			require.Zero(t, ep.Uploads())
-			s.journal.requireOnce(t)
-			require.Equal(t, 10, s.journal.total())
+			s.runs.requireOnce(t)
+			require.Equal(t, 10, s.runs.total())
 		})
 	}
 }
 
 func TestSomeRanksOfASubject(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 4)
-	s.play(b)
+	s := newTestRole(t, 4)
+	s.start(b)
 	c := s.call("echo", []byte("x"))
 	c.Parts[0].Ranks, c.Parts[0].Some = []int{1, 3}, true
 	out := good(t, scatter(t, endpoint(t, b), c))
 	require.Equal(t, []int{1, 3}, []int{out[0].Rank, out[1].Rank})
-	require.Equal(t, 2, s.journal.total(), "the others heard it and left it alone")
+	require.Equal(t, 2, s.runs.total(), "the others heard it and left it alone")
 }
 
 func TestUncollectedRanksAnswerWithoutABody(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 3)
-	s.play(b)
+	s := newTestRole(t, 3)
+	s.start(b)
 	c := s.call("big", []byte("300000"))
 	c.CollectSome, c.Collect = true, wire.Ranks(1)
 	out := good(t, scatter(t, endpoint(t, b), c))
@@ -67,8 +67,8 @@ func TestUncollectedRanksAnswerWithoutABody(t *testing.T) {
 
 func TestScatterRefusesNonsense(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 2)
-	s.play(b)
+	s := newTestRole(t, 2)
+	s.start(b)
 	ep := endpoint(t, b)
 	for name, change := range map[string]func(*bus.Call){
 		"addresses no rank":      func(c *bus.Call) { c.Parts = nil },
@@ -90,22 +90,22 @@ func TestScatterRefusesNonsense(t *testing.T) {
 	_, err := ep.Scatter(over, s.call("echo", nil))
 	require.ErrorIs(t, err, bus.ErrCancelled)
 	require.ErrorIs(t, err, context.Canceled)
-	require.Zero(t, s.journal.total())
+	require.Zero(t, s.runs.total())
 	require.Zero(t, ep.Pending())
 }
 
 func TestFailFastCancelsTheSiblings(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 4)
-	s.play(b)
+	s := newTestRole(t, 4)
+	s.start(b)
 	c := s.call("fail", []byte("2"))
 	c.FailFast = true
 	out := answers(t, scatter(t, endpoint(t, b), c))
 	require.ErrorIs(t, out[2].Err, bus.ErrApplication)
-	require.EqualError(t, out[2].Err, "echo[2] fail on local: rank 2 does as it was told")
+	require.EqualError(t, out[2].Err, "echo[2] fail on local: rank 2 fails on request")
 	for _, r := range []int{0, 1, 3} {
 		require.ErrorIs(t, out[r].Err, bus.ErrCancelled)
-		require.EqualError(t, out[r].Err, fmt.Sprintf("echo[%d] fail: cancelled because of rank 2: rank 2 does as it was told", r))
+		require.EqualError(t, out[r].Err, fmt.Sprintf("echo[%d] fail: cancelled because of rank 2: rank 2 fails on request", r))
 		require.ErrorIs(t, out[r].Err, bus.ErrApplication, "the cause is kept")
 	}
 	for range 3 {
@@ -115,16 +115,16 @@ func TestFailFastCancelsTheSiblings(t *testing.T) {
 
 func TestCollectingEverything(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 4)
-	s.play(b)
+	s := newTestRole(t, 4)
+	s.start(b)
 	out := answers(t, scatter(t, endpoint(t, b), s.call("failOthers", []byte("1"))))
 	require.Equal(t, []bool{false, false, true, true}, []bool{out[0].Err != nil, out[1].Err != nil, out[2].Err != nil, out[3].Err != nil})
 }
 
 func TestSoManyGoodAnswersAreEnough(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 5)
-	s.play(b)
+	s := newTestRole(t, 5)
+	s.start(b)
 	ep := endpoint(t, b)
 
 	c := s.call("waitOthers", []byte("2"))
@@ -151,9 +151,10 @@ func TestSoManyGoodAnswersAreEnough(t *testing.T) {
 }
 
 func TestDeadlineWithPartialResults(t *testing.T) {
+	t.Parallel()
 	b := bustest.Open(t)
-	s := newStage(t, 4)
-	s.play(b)
+	s := newTestRole(t, 4)
+	s.start(b)
 	ep := endpoint(t, b)
 	for name, limit := range map[string]func(*bus.Call) context.Context{
 		"timeout": func(c *bus.Call) context.Context { c.Timeout = time.Second; return t.Context() },
@@ -184,8 +185,8 @@ func TestDeadlineWithPartialResults(t *testing.T) {
 
 func TestDeadlinesTravelAsRemainingTime(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 1)
-	s.play(b)
+	s := newTestRole(t, 1)
+	s.start(b)
 	ep := endpoint(t, b)
 	c := s.call("left", nil)
 	var left int
@@ -200,16 +201,16 @@ func TestDeadlinesTravelAsRemainingTime(t *testing.T) {
 	require.InDelta(t, 30_000, left, 10_000)
 }
 
-// TestResentCallHasLessTimeLeft: a call that was lost at first must not get its full time again.
+// TestResentCallHasLessTimeLeft checks that a call that is sent again does not get its full time again.
 func TestResentCallHasLessTimeLeft(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		t.Run(fmt.Sprintf("ordered=%v", ordered), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			virtualTime(t, func(t *testing.T) {
 				srv := bustest.StartServer(t, bustest.Options{})
-				worker := newLine(t, srv)
-				s := newStage(t, 1)
+				worker := newFaultyConn(t, srv)
+				s := newTestRole(t, 1)
 				s.ordered = ordered
-				s.play(worker.Bus)
+				s.start(worker.Bus)
 				driver := bustest.Open(t, bus.Config{InProcess: srv})
 				from := time.Now()
 				worker.faults.SetRule(func(m bustest.Message) bustest.Verdict {
@@ -232,8 +233,8 @@ func TestResentCallHasLessTimeLeft(t *testing.T) {
 
 func TestCancelReachesTheWorker(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 2)
-	s.play(b)
+	s := newTestRole(t, 2)
+	s.start(b)
 	ep := endpoint(t, b)
 	t.Run("running", func(t *testing.T) {
 		g := scatter(t, ep, s.call("wait", nil))
@@ -263,22 +264,22 @@ func TestCancelReachesTheWorker(t *testing.T) {
 		first := scatter(t, ep, s.call("wait", nil))
 		<-s.started
 		<-s.started
-		before := s.journal.total()
+		before := s.runs.total()
 		second := scatter(t, ep, s.call("echo", nil))
 		second.Cancel()
 		third := scatter(t, ep, s.call("echo", nil))
 		first.Cancel()
 		good(t, third)
-		require.Equal(t, before+2, s.journal.total(), "the second call never ran")
+		require.Equal(t, before+2, s.runs.total(), "the second call never ran")
 	})
 }
 
-// TestLostCancelIsMadeUpFor: the next call of the same caller says that it waits for nothing before it.
+// TestLostCancelIsMadeUpFor checks that the next call of a caller implies a lost cancel.
 func TestLostCancelIsMadeUpFor(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
-	driver := newLine(t, srv)
-	s := newStage(t, 1)
-	s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+	driver := newFaultyConn(t, srv)
+	s := newTestRole(t, 1)
+	s.start(bustest.Open(t, bus.Config{InProcess: srv}))
 	ep := endpoint(t, driver.Bus)
 	driver.faults.SetRule(bustest.Once(bustest.Drop, kind(bustest.ToServer, wire.KindCancel)))
 	g := scatter(t, ep, s.call("wait", nil))
@@ -288,13 +289,13 @@ func TestLostCancelIsMadeUpFor(t *testing.T) {
 	<-s.ended
 }
 
-// TestCancelInAnOutage: who gives up while the server is away tells the workers when it is back.
+// TestCancelInAnOutage checks that a call cancelled during an outage is cancelled at the workers after it.
 func TestCancelInAnOutage(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		driver, host := newLine(t, srv), newLine(t, srv)
-		s := newStage(t, 2)
-		s.play(host.Bus)
+		driver, host := newFaultyConn(t, srv), newFaultyConn(t, srv)
+		s := newTestRole(t, 2)
+		s.start(host.Bus)
 		ep := endpoint(t, driver.Bus)
 		g := scatter(t, ep, s.call("wait", nil))
 		<-s.started
@@ -311,8 +312,8 @@ func TestCancelInAnOutage(t *testing.T) {
 
 func TestCallsAfterCloseFail(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 2)
-	s.play(b)
+	s := newTestRole(t, 2)
+	s.start(b)
 	ep := endpoint(t, b)
 	under := scatter(t, ep, s.call("wait", nil))
 	<-s.started
@@ -340,9 +341,9 @@ func TestCallsAfterCloseFail(t *testing.T) {
 }
 
 func TestNobodyListens(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		b := bustest.Open(t)
-		s := newStage(t, 3)
+		s := newTestRole(t, 3)
 		ep := endpoint(t, b)
 		t.Log("a role that is not there")
 		began := time.Now()
@@ -355,7 +356,7 @@ func TestNobodyListens(t *testing.T) {
 		t.Log("a role that comes while the call waits")
 		g := scatter(t, ep, s.call("rank", nil))
 		time.Sleep(2 * time.Second)
-		h := s.play(b)
+		h := s.start(b)
 		good(t, g)
 
 		t.Log("a role that goes while a call runs")
@@ -371,12 +372,13 @@ func TestNobodyListens(t *testing.T) {
 	})
 }
 
-// TestNobodyListensToAnyPart: all ranks of a role that is gone are given up together, although each has a part of its own.
+// TestNobodyListensToAnyPart checks that all ranks of a role without subscribers are lost together, although each has
+// its own part.
 func TestNobodyListensToAnyPart(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
-		bubble(t, func(t *testing.T) {
+		virtualTime(t, func(t *testing.T) {
 			b := bustest.Open(t)
-			s := newStage(t, 20)
+			s := newTestRole(t, 20)
 			s.ordered = ordered
 			began := time.Now()
 			for _, a := range answers(t, scatter(t, endpoint(t, b), s.callEach("echo", func(int) []byte { return nil }))) {
@@ -388,21 +390,21 @@ func TestNobodyListensToAnyPart(t *testing.T) {
 }
 
 func TestOneRankIsGone(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		b := bustest.Open(t)
-		s := newStage(t, 3)
-		s.play(b, 0, 1)
+		s := newTestRole(t, 3)
+		s.start(b, 0, 1)
 		out := answers(t, scatter(t, endpoint(t, b), s.call("rank", nil)))
 		require.NoError(t, errors.Join(out[0].Err, out[1].Err))
 		require.ErrorIs(t, out[2].Err, bus.ErrWorkerLost)
 	})
 }
 
-// TestLostRankIsSettledAtOnce: whoever watches the workers says that one is dead; the rest of the call goes on.
+// TestLostRankIsSettledAtOnce checks that Lost fails one rank and the rest of the call continues.
 func TestLostRankIsSettledAtOnce(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 3)
-	s.play(b, 0, 1)
+	s := newTestRole(t, 3)
+	s.start(b, 0, 1)
 	ep := endpoint(t, b)
 	g := scatter(t, ep, s.call("hold", nil))
 	<-s.started
@@ -420,8 +422,8 @@ func TestLostRankIsSettledAtOnce(t *testing.T) {
 
 func TestNextInOrderOfArrival(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 3)
-	s.play(b)
+	s := newTestRole(t, 3)
+	s.start(b)
 	c := s.call("waitOthers", []byte("1"))
 	g := scatter(t, endpoint(t, b), c)
 	for range 2 {
@@ -446,10 +448,10 @@ func TestNextInOrderOfArrival(t *testing.T) {
 }
 
 func TestProgressSaysWhatTheWorkersSay(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		b := bustest.Open(t)
-		s := newStage(t, 2)
-		s.play(b)
+		s := newTestRole(t, 2)
+		s.start(b)
 		ep := endpoint(t, b)
 		first, second := scatter(t, ep, s.call("hold", nil)), scatter(t, ep, s.call("hold", nil))
 		time.Sleep(3 * time.Second)
@@ -470,8 +472,8 @@ func TestProgressSaysWhatTheWorkersSay(t *testing.T) {
 
 func TestManyCallsInFlight(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 2)
-	s.play(b)
+	s := newTestRole(t, 2)
+	s.start(b)
 	driver := dial(t, b)
 	ep := endpoint(t, driver)
 	var group sync.WaitGroup
@@ -498,12 +500,12 @@ func TestManyCallsInFlight(t *testing.T) {
 	}
 	group.Wait()
 	require.Zero(t, ep.Pending())
-	require.Equal(t, 2000, s.journal.total())
-	s.journal.requireOnce(t)
-	require.Equal(t, s.journal.of(0), s.journal.of(1), "all ranks see one order")
+	require.Equal(t, 2000, s.runs.total())
+	s.runs.requireOnce(t)
+	require.Equal(t, s.runs.of(0), s.runs.of(1), "all ranks see one order")
 }
 
-// kind accepts frames of that kind on their way there.
+// kind matches frames of that kind in that direction.
 func kind(toward bustest.Direction, kinds ...wire.Kind) func(bustest.Message) bool {
 	return func(m bustest.Message) bool {
 		f, ok := m.Frame()

@@ -20,7 +20,7 @@ type told struct {
 	stack string
 }
 
-// tell has panics told to a channel for as long as the test runs. Such a test does not run beside others.
+// tell sends panics to a channel during the test. Such a test must not be parallel.
 func tell(t *testing.T) <-chan told {
 	ch := make(chan told, 8)
 	bus.OnPanic(func(p any, stack []byte) { ch <- told{p, string(stack)} })

@@ -12,7 +12,7 @@ import (
 	"troupe/bus/kv"
 )
 
-// Harm forbidden: a cluster of three servers keeps the ledger on one of them, whose disk takes it along.
+// A cluster of three servers keeps three replicas of the ledger, so that no single disk holds it alone.
 func TestBucketsHaveTheReplicasThatAClusterOffers(t *testing.T) {
 	t.Parallel()
 	servers := bustest.StartCluster(t)

@@ -17,10 +17,10 @@ import (
 	"troupe/bus/bustest"
 )
 
-// driverEnv, when set, makes this program a driver that makes one call and says how much memory that took.
+// driverEnv, when set, makes this program a driver that makes one call and reports its memory.
 const driverEnv = "TROUPE_BUS_TEST_DRIVER"
 
-// errand is what the driver is told to do.
+// errand is the input of the driver process.
 type errand struct {
 	URL   string
 	To    bus.Address
@@ -28,7 +28,7 @@ type errand struct {
 	Size  int
 }
 
-// account is what it says.
+// account is its report.
 type account struct {
 	Bytes   int64         // of the answers
 	Peak    int64         // resident memory at its highest
@@ -36,7 +36,7 @@ type account struct {
 	Wrong   string        // empty: every answer was right
 }
 
-// driveIfAsked comes first in TestMain.
+// driveIfAsked is the first statement of TestMain.
 func driveIfAsked() {
 	text := os.Getenv(driverEnv)
 	if text == "" {
@@ -91,7 +91,7 @@ func drive(text string, out *account) error {
 	return b.Close()
 }
 
-// peakMemory is the process's resident memory at its highest, as the system says.
+// peakMemory is the largest resident memory of the process so far.
 func peakMemory() (int64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -106,18 +106,18 @@ func peakMemory() (int64, error) {
 	return 0, fmt.Errorf("no VmHWM in /proc/self/status")
 }
 
-// TestDriverMemoryIsBounded: a gather of 64 × 8 MiB through a server with its default limits takes less than one and a
-// half times the data in the driver, which is a process of its own here.
+// TestDriverMemoryIsBounded checks that a gather of 64 × 8 MiB through a server with default limits takes less than one
+// and a half times the data in the driver, which is a separate process here.
 func TestDriverMemoryIsBounded(t *testing.T) {
 	const world, size, connections = 64, 8 << 20, 8
 	url := bustest.External(t)
-	s := newStage(t, world)
+	s := newTestRole(t, world)
 	for c := range connections {
 		var ranks []int
 		for r := c; r < world; r += connections {
 			ranks = append(ranks, r)
 		}
-		s.play(bustest.Open(t, bus.Config{URLs: []string{url}}), ranks...)
+		s.start(bustest.Open(t, bus.Config{URLs: []string{url}}), ranks...)
 	}
 	text, err := json.Marshal(errand{URL: url, To: s.to, World: world, Size: size})
 	require.NoError(t, err)

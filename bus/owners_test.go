@@ -17,18 +17,20 @@ import (
 	"troupe/bus/wire"
 )
 
-// keeper is a worker whose large bodies lie in a memory of its own. It answers later, from another goroutine.
-type keeper struct {
+// memoryWorker is a worker whose large bodies are allocated from a Memory. It answers later, from another goroutine.
+type memoryWorker struct {
 	memory *bustest.Memory
 	rank   int
 }
 
-func (k *keeper) Memory() bus.Memory { return k.memory }
+func (k *memoryWorker) Memory() bus.Memory { return k.memory }
 
-func (k *keeper) Handle(context.Context, string, []byte) ([]byte, error) { panic("it is a Starter") }
+func (k *memoryWorker) Handle(context.Context, string, []byte) ([]byte, error) {
+	panic("it is a Starter")
+}
 
-// Begin answers to "echo" with as many bytes as it was given, to "fail" with an error; to "twice" it answers once more.
-func (k *keeper) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
+// Begin answers "echo" with as many bytes as it got and "fail" with an error; it answers "twice" two times.
+func (k *memoryWorker) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
 	go func() {
 		wait := time.Duration(binary.LittleEndian.Uint64(body)%300) * time.Millisecond
 		select {
@@ -44,7 +46,7 @@ func (k *keeper) Begin(ctx context.Context, method string, body []byte, done fun
 		}
 		switch method {
 		case "fail":
-			done(answer(), fmt.Errorf("rank %d does as it was told", k.rank))
+			done(answer(), fmt.Errorf("rank %d fails on request", k.rank))
 		case "twice":
 			done(answer(), nil)
 			done(answer(), nil)
@@ -54,10 +56,10 @@ func (k *keeper) Begin(ctx context.Context, method string, body []byte, done fun
 	}()
 }
 
-// keepers starts a role of such workers, two on each host.
-func (th *theatre) keepers(memory *bustest.Memory) {
-	class := &actors.Class{Name: "keeper", Open: true, New: func(_ context.Context, s actors.Setup) (actors.Handler, error) {
-		return &keeper{memory: memory, rank: s.Rank}, nil
+// startMemoryWorkers starts a role of memoryWorkers, two on each host.
+func (th *testbed) startMemoryWorkers(memory *bustest.Memory) {
+	class := &actors.Class{Name: "memoryWorker", Open: true, New: func(_ context.Context, s actors.Setup) (actors.Handler, error) {
+		return &memoryWorker{memory: memory, rank: s.Rank}, nil
 	}}
 	for i, l := range th.hosts {
 		ep := endpoint(th.t, l.Bus)
@@ -72,24 +74,24 @@ func (th *theatre) keepers(memory *bustest.Memory) {
 			ep.Close()
 		})
 		for _, r := range []int{2 * i, 2*i + 1} {
-			_, err := h.Start(th.t.Context(), actors.WorkerSpec{Address: th.to, Class: "keeper", Rank: r, World: th.world})
+			_, err := h.Start(th.t.Context(), actors.WorkerSpec{Address: th.to, Class: "memoryWorker", Rank: r, World: th.world})
 			require.NoError(th.t, err)
 		}
 		require.NoError(th.t, l.Conn().Flush())
 	}
 }
 
-// lent is a call whose bodies, both ways, are of a memory.
-func (th *theatre) lent(m *bustest.Memory, dice *rand.Rand) bus.Call {
-	method := []string{"echo", "echo", "fail", "twice"}[dice.IntN(4)]
+// memoryCall is a call whose arguments and answers are allocated from a Memory.
+func (th *testbed) memoryCall(m *bustest.Memory, rng *rand.Rand) bus.Call {
+	method := []string{"echo", "echo", "fail", "twice"}[rng.IntN(4)]
 	body := func(salt int) []byte {
-		b := m.Make(bus.MaxInline + 1 + dice.IntN(600<<10))
+		b := m.Make(bus.MaxInline + 1 + rng.IntN(600<<10))
 		copy(b, pattern(len(b), salt))
 		return b
 	}
 	var c bus.Call
-	if dice.IntN(2) == 0 {
-		c = th.call(method, body(dice.IntN(1<<20)))
+	if rng.IntN(2) == 0 {
+		c = th.call(method, body(rng.IntN(1<<20)))
 	} else {
 		c = th.callEach(method, body)
 	}
@@ -98,15 +100,15 @@ func (th *theatre) lent(m *bustest.Memory, dice *rand.Rand) bus.Call {
 		p.DoneFunc = func() { m.Free(p.Body) }
 	}
 	c.Memory = m
-	switch dice.IntN(6) {
+	switch rng.IntN(6) {
 	case 0:
 		c.Need = 1
 	case 1:
 		c.FailFast = true
 	case 2:
-		c.Timeout = time.Duration(1+dice.IntN(500)) * time.Millisecond
+		c.Timeout = time.Duration(1+rng.IntN(500)) * time.Millisecond
 	case 3:
-		c.CollectSome, c.Collect = true, wire.Ranks(dice.IntN(th.world))
+		c.CollectSome, c.Collect = true, wire.Ranks(rng.IntN(th.world))
 	}
 	c.OverFunc = func(g *bus.Gather) {
 		for _, a := range g.Arrived() {
@@ -119,66 +121,66 @@ func (th *theatre) lent(m *bustest.Memory, dice *rand.Rand) bus.Call {
 	return c
 }
 
-// TestEveryLargeBodyIsFreedOnce: whatever happens to a call, each of its bodies is freed, once, and nobody looks at it
-// afterwards.
+// TestEveryLargeBodyIsFreedOnce checks that each body of a call is freed exactly once and not used afterwards, under
+// all faults.
 func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
-	for seed := range uint64(12) {
+	for seed := range repeats(6, 12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				dice := rand.New(rand.NewPCG(seed, 5))
+			virtualTime(t, func(t *testing.T) {
+				rng := rand.New(rand.NewPCG(seed, 5))
 				callers, workers := bustest.NewMemory(t), bustest.NewMemory(t)
-				th := emptyTheatre(t)
-				th.keepers(workers)
+				th := emptyTestbed(t)
+				th.startMemoryWorkers(workers)
 				stop := func() {}
 				switch seed % 3 {
 				case 0:
-					th.bad(seed, dice)
+					th.randomFaults(seed, rng)
 				case 1:
-					stop = th.disturb(dice, func(l line) { l.faults.Cut() })
+					stop = th.disturb(rng, func(l faultyConn) { l.faults.Cut() })
 				}
-				th.callLent(callers, dice, 30)
+				th.makeMemoryCalls(callers, rng, 30)
 				stop()
-				th.worst(func(int) bustest.Rule { return func(bustest.Message) bustest.Verdict { return bustest.Pass } })
+				th.setRules(func(int) bustest.Rule { return func(bustest.Message) bustest.Verdict { return bustest.Pass } })
 				require.Eventually(t, func() bool { return th.ep.Pending() == 0 }, 10*time.Minute, time.Second)
-				for range 2 { // a call says up to which all are over, so that what word of was lost is let go
+				for range 2 { // a call acknowledges all earlier calls, so that bodies whose Done was lost are released
 					g := scatter(t, th.ep, th.call(actors.VerbHealth, nil))
 					answers(t, g)
 				}
 				require.Eventually(t, func() bool { return callers.InUse()+workers.InUse() == 0 }, 5*time.Minute, time.Second)
 				require.Zero(t, th.ep.Uploads())
 				require.Greater(t, workers.Made(), 30)
-				th.callLent(callers, dice, 5) // and those that are under way when all is closed
+				th.makeMemoryCalls(callers, rng, 5) // pending when the endpoint is closed
 				th.ep.Close()
 			})
 		})
 	}
 }
 
-// callLent makes calls and gives up some of them; it waits for the end of most.
-func (th *theatre) callLent(m *bustest.Memory, dice *rand.Rand, n int) {
+// makeMemoryCalls makes calls, cancels some of them, and waits for the end of most.
+func (th *testbed) makeMemoryCalls(m *bustest.Memory, rng *rand.Rand, n int) {
 	var group sync.WaitGroup
 	for range n {
-		c, wait := th.lent(m, dice), time.Duration(dice.IntN(400))*time.Millisecond
+		c, wait := th.memoryCall(m, rng), time.Duration(rng.IntN(400))*time.Millisecond
 		g := scatter(th.t, th.ep, c)
-		if dice.IntN(3) == 0 {
+		if rng.IntN(3) == 0 {
 			group.Go(func() { time.Sleep(wait); g.Cancel() })
 		}
-		if dice.IntN(3) > 0 {
+		if rng.IntN(3) > 0 {
 			answers(th.t, g)
 		}
 	}
 	group.Wait()
 }
 
-// TestBodiesAreGivenUpOnTheirWay gives calls up at any moment of their transfers, in both directions, on real time: what is read or
-// written just then is freed afterwards.
+// TestBodiesAreGivenUpOnTheirWay cancels calls at random points of their transfers, in both directions, on real time: a
+// body that is being read or written is freed afterwards.
 func TestBodiesAreGivenUpOnTheirWay(t *testing.T) {
 	callers, workers := bustest.NewMemory(t), bustest.NewMemory(t)
-	th := emptyTheatre(t)
-	th.keepers(workers)
+	th := emptyTestbed(t)
+	th.startMemoryWorkers(workers)
 	const size = 6 << 20
 	c := func() bus.Call {
-		body := callers.Make(size) // zeros wait for nothing at the worker
+		body := callers.Make(size) // zeros make the worker answer at once
 		return bus.Call{
 			To: th.to, Method: "echo", World: th.world, Memory: callers,
 			Parts:    []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body, DoneFunc: func() { callers.Free(body) }}},
@@ -188,7 +190,7 @@ func TestBodiesAreGivenUpOnTheirWay(t *testing.T) {
 	began := time.Now()
 	good(t, scatter(t, th.ep, c()))
 	whole := time.Since(began)
-	for range 150 {
+	for range repeats(60, 150) {
 		g := scatter(t, th.ep, c())
 		time.Sleep(rand.N(whole))
 		g.Cancel()

@@ -2,9 +2,9 @@
 
 package bus_test
 
-// underRace: the race detector keeps several bytes for each that the program has, and slows it down so much that
-// receivers fall behind. Bounds on memory and on what is sent twice are looser then.
+// underRace: the race detector multiplies memory and slows receivers. Bounds on memory and on repeated bytes are looser
+// with it.
 const underRace = true
 
-// fewer divides the bytes that large transfers have: the detector looks at each, and a minute is what a call may take.
+// fewer divides the sizes of large transfers, which the race detector makes slow.
 const fewer = 8

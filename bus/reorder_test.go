@@ -10,9 +10,9 @@ import (
 	"troupe/bus"
 )
 
-// TestStreamKeepsTheOrder: calls may arrive in any order and more than once, and the source may say that some do not
-// come; those that come are taken in order, each once.
-func TestStreamKeepsTheOrder(t *testing.T) {
+// TestReorderBufferKeepsTheOrder checks that calls that arrive in any order, repeatedly or never, are taken in order
+// and once.
+func TestReorderBufferKeepsTheOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var s bus.ReorderBuffer[uint64]
 		n := uint64(rapid.IntRange(1, 40).Draw(t, "calls"))

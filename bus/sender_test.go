@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// source is the calling side of a chain: calls that are pending, and what a receiver says is missing.
+// source is the calling side: pending calls, and answers to reports of gaps.
 type source struct {
 	chain orderChain
 	calls []sourced // in order; over ones stay, marked
@@ -20,14 +20,15 @@ type sourced struct {
 	over  map[int]bool // given up for that rank
 }
 
-// packet is a call, or a skip, on its way to one rank.
+// packet is a call or a skip in flight to one rank.
 type packet struct {
 	order, prev uint64
 	skip        bool
 }
 
-// TestOrderHoldsWhateverIsLost drives chain and Stream over a line that loses, doubles and reorders: no rank takes a call
-// early, twice or out of order, and none that somebody waits for is passed by; when the line gets better, all are taken.
+// TestOrderHoldsWhateverIsLost drives orderChain and ReorderBuffer over a connection that drops, duplicates and
+// reorders: no rank takes a call early, twice or out of order, no pending call is passed over, and after the faults end
+// all are taken.
 func TestOrderHoldsWhateverIsLost(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const world = 3

@@ -14,33 +14,33 @@ import (
 	"troupe/bus/wire"
 )
 
-// TestTwoDriversOneOrder: the ranks of an ordered role agree on the order of calls from two drivers, on a good line and
-// on bad ones.
+// TestTwoDriversOneOrder checks that the ranks of an ordered role agree on the order of calls from two drivers, with
+// and without faults.
 func TestTwoDriversOneOrder(t *testing.T) {
-	for seed := range uint64(15) {
+	for seed := range repeats(6, 15) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				th := newTheatre(t, true)
-				second := newLine(t, th.srv)
+			virtualTime(t, func(t *testing.T) {
+				th := newTestbed(t, true)
+				second := newFaultyConn(t, th.srv)
 				p := 0.02 * float64(seed%6) // none at first
-				th.worst(func(i int) bustest.Rule { return bustest.Random(4*seed+uint64(i), p, p, p, p, nil) })
+				th.setRules(func(i int) bustest.Rule { return bustest.Random(4*seed+uint64(i), p, p, p, p, nil) })
 				second.faults.SetRule(bustest.Random(4*seed+3, p, p, p, p, nil))
 				var group sync.WaitGroup
 				for i, ep := range []*bus.Endpoint{th.ep, endpoint(t, second.Bus)} {
 					group.Go(func() { th.mixedFrom(ep, rand.New(rand.NewPCG(seed, uint64(i))), 20)() })
 				}
 				group.Wait()
-				th.settled()
+				th.requireSettled()
 			})
 		})
 	}
 }
 
-// TestOrderWhenOneRankMissesCalls: everything to rank 3 alone is lost for a while, and the others go on.
+// TestOrderWhenOneRankMissesCalls drops all messages to rank 3 for a while; the other ranks continue.
 func TestOrderWhenOneRankMissesCalls(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		th := newTheatre(t, true)
-		second := newLine(t, th.srv)
+	virtualTime(t, func(t *testing.T) {
+		th := newTestbed(t, true)
+		second := newFaultyConn(t, th.srv)
 		from := time.Now()
 		th.hosts[1].faults.SetRule(func(m bustest.Message) bustest.Verdict {
 			if kind(bustest.ToClient, wire.KindCall, wire.KindSkip)(m) && time.Since(from) < 3*time.Second {
@@ -61,31 +61,32 @@ func TestOrderWhenOneRankMissesCalls(t *testing.T) {
 			})
 		}
 		group.Wait()
-		th.settled()
-		require.Len(t, th.journal.of(3), 20)
-		require.Equal(t, th.journal.of(0), th.journal.of(3))
+		th.requireSettled()
+		require.Len(t, th.runs.of(3), 20)
+		require.Equal(t, th.runs.of(0), th.runs.of(3))
 	})
 }
 
 func TestSequencerGoesOnAfterItsHostWasCut(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		th := newTheatre(t, true)
-		dice := rand.New(rand.NewPCG(5, 5))
-		stop := th.disturb(dice, func(l line) { l.faults.Cut() })
+	virtualTime(t, func(t *testing.T) {
+		th := newTestbed(t, true)
+		rng := rand.New(rand.NewPCG(5, 5))
+		stop := th.disturb(rng, func(l faultyConn) { l.faults.Cut() })
 		for range 3 {
-			th.mixed(dice, 6)()
+			th.mixed(rng, 6)()
 		}
 		stop()
-		th.settled()
+		th.requireSettled()
 	})
 }
 
-// TestSequencerServesItsRoleAlone: nobody can have it publish elsewhere, and what it cannot read it does not publish.
+// TestSequencerServesItsRoleAlone checks that a sequencer publishes only on subjects of its role, and nothing
+// malformed.
 func TestSequencerServesItsRoleAlone(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 1)
+	s := newTestRole(t, 1)
 	s.ordered = true
-	s.play(b)
+	s.start(b)
 	heard, err := b.Conn().SubscribeSync("elsewhere.>")
 	require.NoError(t, err)
 	call := wire.Frame{Kind: wire.KindCall, Header: wire.Header{Session: "s", Seq: 1, Method: "echo"}}
@@ -101,12 +102,12 @@ func TestSequencerServesItsRoleAlone(t *testing.T) {
 	n, _, err := heard.Pending()
 	require.NoError(t, err)
 	require.Zero(t, n)
-	require.Equal(t, 1, s.journal.total())
+	require.Equal(t, 1, s.runs.total())
 }
 
 func TestCallTooWideForTheSequencer(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 20_000)
+	s := newTestRole(t, 20_000)
 	s.ordered = true
 	c := s.callEach("echo", func(int) []byte { return []byte("x") })
 	ep := endpoint(t, b)

@@ -149,7 +149,7 @@ func (e *embedded) stop() {
 	}
 }
 
-// shutdown ends the server. It does not wait for ever for one that hangs: its files are as after a crash then.
+// shutdown ends the server. It gives up on a server that hangs; its files are then as after a crash.
 func (e *embedded) shutdown() {
 	doneCh := make(chan struct{})
 	Go(func() {
@@ -165,7 +165,7 @@ func (e *embedded) shutdown() {
 	select {
 	case <-doneCh:
 	case <-time.After(limit):
-		e.log.Error("bus: the embedded server does not end; it is left behind", "after", limit)
+		e.log.Error("bus: the embedded server does not end; it is abandoned", "after", limit)
 	}
 }
 

@@ -24,34 +24,34 @@ import (
 )
 
 const (
-	spaceTick     = 50 * time.Millisecond // between two looks at the free space: a disk that fills fast should be seen before a write fails
+	spaceTick     = 50 * time.Millisecond // interval of the checks of free space: short, to notice a disk that fills fast before a write fails
 	spaceLook     = time.Second           // before the first attempt to go on
 	spacePause    = 15 * time.Second      // between two attempts to go on, at most
-	spaceSteady   = time.Minute           // a store that stays writable for so long has recovered: the next pause is short again
+	spaceSteady   = time.Minute           // a store that stays writable this long has recovered: the next pause is short again
 	reserveLeast  = 256 << 10             // free bytes that a full store needs before it goes on: a hundredth of the disk, within
 	reserveMost   = 64 << 20              // these bounds. Below half of it the store counts as full before a write fails.
-	shutdownLimit = 5 * time.Second       // for JetStream to end before requests are refused
-	stuckAfter    = 30 * time.Second      // for JetStream to end before the store counts as stuck
+	shutdownLimit = 5 * time.Second       // for JetStream to stop before requests are refused
+	stuckAfter    = 30 * time.Second      // for JetStream to stop before the store counts as stuck
 	openLimit     = 10 * time.Minute      // for JetStream to read its files again before the store counts as stuck
 	reportLimit   = time.Second           // for the server to name its streams
-	resumesMost   = 16                    // times that a process which can be replaced turns JetStream on again
-	runawayBytes  = 512 << 20             // by which the heap may grow before a server that does not end counts as stuck
-	probeBytes    = 128 << 10             // what is written to find out whether the disk takes writes again
+	resumesMost   = 16                    // number of times that a process that can be replaced turns JetStream on again
+	runawayBytes  = 512 << 20             // heap growth after which a server that does not stop counts as stuck
+	probeBytes    = 128 << 10             // written to check whether the disk accepts writes again
 	refusalLog    = 64 << 10              // messages that wait for their refusal
 )
 
-// The server's codes for a store without room: its limit is reached, or (our own answer) its disk is full.
+// The server's codes for a store without space: its limit is reached, or (the guard's own answer) its disk is full.
 const (
 	codeStorageExceeded = jetstream.ErrorCode(10047)
 	codeNoResources     = jetstream.ErrorCode(10023)
 	CodeStoreFailed     = jetstream.ErrorCode(10077) // also of a stream that is full
-	CodeStoreOffline    = jetstream.ErrorCode(10118) // our own answer for a store that cannot be written for another reason
+	CodeStoreOffline    = jetstream.ErrorCode(10118) // the guard's answer for a store that cannot be written for another reason
 )
 
-// noSpaceText is the remedy that every such error ends with.
+// noSpaceText is the remedy at the end of every such error.
 const noSpaceText = "no space left in the head's store; free space on its disk or raise its limit (troupe up --store-limit), and try again"
 
-// noSpace reports whether the server, or the guard of its store, refused a request because there is no room.
+// noSpace reports whether the server, or the guard of its store, refused a request because there is no space.
 func noSpace(err error) bool {
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
@@ -64,13 +64,13 @@ func noSpace(err error) bool {
 // StoreUsage is the state of an embedded server's store, in bytes.
 type StoreUsage struct {
 	Used     int64 // by messages in files
-	Reserved int64 // set aside for streams and buckets with a bound
+	Reserved int64 // reserved for streams and buckets with a limit
 	Limit    int64 // see ServerConfig.MaxStore
 	Free     int64 // on the disk of StoreDir
 	Full     bool  // writes are refused, because the disk is full or cannot be written
 }
 
-// Store is the state of the embedded server's store; ok is false when the server is not ours.
+// Store is the state of the embedded server's store; ok is false without an embedded server.
 func (b *Bus) Store() (usage StoreUsage, ok bool) {
 	if b.srv == nil || b.srv.guard == nil {
 		return StoreUsage{}, false
@@ -78,9 +78,9 @@ func (b *Bus) Store() (usage StoreUsage, ok bool) {
 	return b.srv.guard.usage(), true
 }
 
-// StoreErr is why the embedded server's store takes no writes, ErrNoSpace for a full disk; nil while it takes them, and for
-// a server that is not ours. The channel is closed at the next change; it is nil, which never is ready, for a server that is
-// not ours.
+// StoreErr is the reason why the embedded server's store accepts no writes, ErrNoSpace for a full disk; nil while it
+// accepts them, and without an embedded server. The channel is closed at the next change; it is nil without an embedded
+// server.
 func (b *Bus) StoreErr() (changed <-chan struct{}, err error) {
 	if b.srv == nil || b.srv.guard == nil {
 		return nil, nil
@@ -94,9 +94,10 @@ func (b *Bus) StoreErr() (changed <-chan struct{}, err error) {
 	return g.changed, g.err
 }
 
-// StoreStuck is closed when the embedded server could not close its store after a failed write, although the disk takes writes
-// again: only another process can open the store then. With ServerConfig.Replaceable it is also closed when the store has been
-// closed and opened too often. StoreErr has the reason. Until the process ends, every request to the store is refused at once. The channel is nil, which never is ready, for a server that is not ours.
+// StoreStuck is closed when the embedded server could not close its store after a failed write, although the disk
+// accepts writes again: only another process can open the store then. With ServerConfig.Replaceable it is also closed
+// when the store has been closed and opened too often. StoreErr has the reason. Until the process ends, every request
+// to the store is refused at once. The channel is nil without an embedded server.
 func (b *Bus) StoreStuck() <-chan struct{} {
 	if b.srv == nil || b.srv.guard == nil {
 		return nil
@@ -173,7 +174,7 @@ func (g *storeGuard) isStuck() bool {
 	}
 }
 
-// heard takes a line of the server's log. It does not block: the server may hold locks.
+// heard handles a line of the server's log. It does not block: the server may hold locks.
 func (g *storeGuard) heard(line string) {
 	_, why, found := strings.Cut(line, "ritical write error: ") // of a file store, of a stream
 	if !found {
@@ -215,14 +216,15 @@ func (g *storeGuard) run() {
 	}
 }
 
-// refuse answers every request to JetStream with an error until the disk takes writes again. It reports false when the
-// guard was stopped meanwhile. pause grows with every attempt, so that a disk which is filled again and again costs little.
+// refuse answers every request to JetStream with an error until the disk accepts writes again. It reports false when
+// the guard was stopped meanwhile. pause grows with every attempt, so that a disk that is filled repeatedly costs
+// little.
 func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 	cause, heap := g.cause(why), heapBytes()
-	g.log.Error("bus: the store takes no writes; requests to it are refused until it does", "store", g.dir, "error", why)
+	g.log.Error("bus: the store accepts no writes; requests to it are refused until it does", "store", g.dir, "error", why)
 	r := &refuser{srv: g.srv, token: g.token, log: g.log, subjects: g.subjects()}
 	offCh := g.shutdown()
-	g.wait(offCh, shutdownLimit, heap) // however that ends, it answers nothing any more
+	g.wait(offCh, shutdownLimit, heap) // in any case JetStream answers nothing any more
 	g.set(cause)
 	r.open(cause)
 	defer func() {
@@ -254,11 +256,11 @@ func (g *storeGuard) refuse(why string, pause *time.Duration) bool {
 			return false
 		}
 		if resumed != nil {
-			g.log.Error("bus: the store cannot be opened again; trying on", "store", g.dir, "error", resumed)
+			g.log.Error("bus: the store cannot be opened again; retrying", "store", g.dir, "error", resumed)
 			r.open(cause)
 			continue
 		}
-		g.log.Warn("bus: the store takes writes again", "store", g.dir)
+		g.log.Warn("bus: the store accepts writes again", "store", g.dir)
 		return true
 	}
 }
@@ -344,7 +346,7 @@ func (g *storeGuard) await(doneCh <-chan struct{}, limit time.Duration, heap uin
 	}
 }
 
-// declareStuck has requests refused with cause, and tells whoever can replace the process.
+// declareStuck refuses requests with cause, and closes the channel of StoreStuck.
 func (g *storeGuard) declareStuck(r *refuser, cause *Error) {
 	g.set(cause)
 	r.close()
@@ -368,7 +370,7 @@ func heapBytes() uint64 {
 	return sample[0].Value.Uint64()
 }
 
-// cause is what clients are told.
+// cause is the error for clients.
 func (g *storeGuard) cause(why string) *Error {
 	for _, full := range []syscall.Errno{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
 		if strings.Contains(why, full.Error()) {

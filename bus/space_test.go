@@ -21,6 +21,7 @@ import (
 // Harm forbidden: a disk that was full for a while leaves a server that takes no writes until it is started anew, and
 // clients that wait for answers which do not come.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	dir := bustest.SmallDisk(t, 8<<20)
 	if dir == "" {
 		return
@@ -115,6 +116,7 @@ func TestFullDisk(t *testing.T) {
 // A server that cannot close its store after a full disk, in a process that must not be replaced: every request is refused at
 // once, with an error that says what to do, and the bus closes.
 func TestStuckStore(t *testing.T) {
+	t.Parallel()
 	dir := bustest.SmallDisk(t, 8<<20)
 	if dir == "" {
 		return
@@ -165,6 +167,7 @@ func TestStuckStore(t *testing.T) {
 // sequences since 1 as lost. The store is declared stuck before that has taken the memory of the machine. The server runs in a
 // process of its own, which is killed: nothing else ends the loop.
 func TestRunawayStore(t *testing.T) {
+	t.Parallel()
 	dir := bustest.SmallDisk(t, 8<<20)
 	if dir == "" {
 		return
@@ -210,6 +213,7 @@ func TestRunawayStore(t *testing.T) {
 
 // A process that can be replaced does not close and open its store without end: nats-server keeps memory each time.
 func TestWornStore(t *testing.T) {
+	t.Parallel()
 	dir := bustest.SmallDisk(t, 8<<20)
 	if dir == "" {
 		return

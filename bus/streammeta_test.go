@@ -14,7 +14,7 @@ import (
 	"troupe/bus/kv"
 )
 
-// Harm forbidden: a stream whose configuration was damaged is created anew over its messages, which could be recovered.
+// A stream whose configuration is damaged is restored, not created again over its messages.
 func TestDamagedConfigurationLosesNoKey(t *testing.T) {
 	t.Parallel()
 	for _, damage := range []string{"meta.inf", "meta.sum"} {
@@ -39,7 +39,7 @@ func TestDamagedConfigurationLosesNoKey(t *testing.T) {
 	}
 }
 
-// A stream that cannot be recovered is not written over either: its messages are kept for whoever can read them.
+// A stream without a copy of its configuration is moved aside with its messages.
 func TestDamagedStreamIsKept(t *testing.T) {
 	t.Parallel()
 	store := t.TempDir()

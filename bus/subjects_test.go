@@ -8,7 +8,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// TestSubjects holds the subjects of roles and replies still: credentials are scoped to them, and other languages write them by hand.
+// TestSubjects pins the subjects of roles and replies: credentials are scoped to them, and other languages write them
+// by hand.
 func TestSubjects(t *testing.T) {
 	a := Address{Namespace: "n", Role: "r", Incarnation: "i"}
 	for want, got := range map[string]string{

@@ -20,9 +20,9 @@ func BenchmarkTransfer(b *testing.B) {
 						cfg.URLs = []string{bustest.External(b)}
 					}
 					driver := bustest.Open(b, cfg)
-					s := newStage(b, world)
+					s := newTestRole(b, world)
 					for r := range world {
-						s.play(dial(b, driver), r)
+						s.start(dial(b, driver), r)
 					}
 					body := pattern(size, 1)
 					if method == "big" {

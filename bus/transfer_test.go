@@ -13,7 +13,7 @@ import (
 	"troupe/bus/wire"
 )
 
-// tally counts the frames that pass a line.
+// tally counts the frames on a connection.
 type tally struct{ frames [2][32]atomic.Int64 }
 
 func (c *tally) rule(m bustest.Message) bustest.Verdict {
@@ -25,24 +25,24 @@ func (c *tally) rule(m bustest.Message) bustest.Verdict {
 
 func (c *tally) of(toward bustest.Direction, k wire.Kind) int { return int(c.frames[toward][k].Load()) }
 
-// TestHealthyTransferWaitsForNoTimer: on virtual time a transfer in which nothing is lost takes no time, because nobody
-// ever waits for more than the next message; and nothing is asked for or sent twice.
+// TestHealthyTransferWaitsForNoTimer checks that a transfer without losses takes no virtual time, because it never
+// waits for a timer, and that nothing is requested or sent twice.
 func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 	const world, size, chunks = 8, 10 << 20, 20
 	for _, own := range []bool{true, false} {
 		t.Run(fmt.Sprintf("own=%v", own), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			virtualTime(t, func(t *testing.T) {
 				srv := bustest.StartServer(t, bustest.Options{})
-				driver := newLine(t, srv)
-				s := newStage(t, world)
+				driver := newFaultyConn(t, srv)
+				s := newTestRole(t, world)
 				receivers := 1
 				if own {
 					receivers = world
 					for r := range world {
-						s.play(bustest.Open(t, bus.Config{InProcess: srv}), r)
+						s.start(bustest.Open(t, bus.Config{InProcess: srv}), r)
 					}
 				} else {
-					s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+					s.start(bustest.Open(t, bus.Config{InProcess: srv}))
 				}
 				ep := endpoint(t, driver.Bus)
 
@@ -53,7 +53,7 @@ func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 				for _, a := range good(t, scatter(t, ep, s.call("crc", body))) {
 					require.Equal(t, checksum(body), a.Body)
 				}
-				require.Less(t, time.Since(began), 50*time.Millisecond, "somebody waited for a timer")
+				require.Less(t, time.Since(began), 50*time.Millisecond, "a timer was waited for")
 				require.Equal(t, chunks, count.of(bustest.ToServer, wire.KindChunk), "the bytes travel once")
 				require.Equal(t, receivers, count.of(bustest.ToClient, wire.KindWant))
 
@@ -62,7 +62,7 @@ func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 				for r, a := range good(t, scatter(t, ep, s.call("big", fmt.Append(nil, size)))) {
 					require.Equal(t, checksum(pattern(size, r)), checksum(a.Body))
 				}
-				require.Less(t, time.Since(began), 50*time.Millisecond, "somebody waited for a timer")
+				require.Less(t, time.Since(began), 50*time.Millisecond, "a timer was waited for")
 				require.Equal(t, world*chunks, count.of(bustest.ToClient, wire.KindChunk))
 				require.Equal(t, world, count.of(bustest.ToServer, wire.KindWant))
 				require.Zero(t, count.of(bustest.ToServer, wire.KindAsk))
@@ -73,19 +73,19 @@ func TestHealthyTransferWaitsForNoTimer(t *testing.T) {
 	}
 }
 
-// TestOneDeadReceiverDoesNotHoldUpTheOthers: it leaves the set that gives credit as soon as it is known to be dead, and
-// by itself after a while.
+// TestOneDeadReceiverDoesNotHoldUpTheOthers checks that a dead receiver leaves the transfer at once when it is reported
+// lost, and after a while otherwise.
 func TestOneDeadReceiverDoesNotHoldUpTheOthers(t *testing.T) {
 	for name, told := range map[string]bool{"told": true, "not told": false} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			virtualTime(t, func(t *testing.T) {
 				srv := bustest.StartServer(t, bustest.Options{})
 				driver := bustest.Open(t, bus.Config{InProcess: srv})
-				s := newStage(t, 3)
-				s.play(bustest.Open(t, bus.Config{InProcess: srv}), 0)
-				s.play(bustest.Open(t, bus.Config{InProcess: srv}), 1)
-				sick := newLine(t, srv)
-				s.play(sick.Bus, 2)
+				s := newTestRole(t, 3)
+				s.start(bustest.Open(t, bus.Config{InProcess: srv}), 0)
+				s.start(bustest.Open(t, bus.Config{InProcess: srv}), 1)
+				sick := newFaultyConn(t, srv)
+				s.start(sick.Bus, 2)
 				ep := endpoint(t, driver)
 				sick.faults.SetRule(func(m bustest.Message) bustest.Verdict {
 					if m.Toward == bustest.ToClient && kind(bustest.ToClient, wire.KindChunk)(m) || kind(bustest.ToServer, wire.KindProgress)(m) {
@@ -114,20 +114,20 @@ func TestOneDeadReceiverDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-// TestLostChunkIsMadeUpForSoon: a receiver that misses a chunk asks as soon as it sees the next, and is then served from
-// there; the others do not wait for it.
+// TestLostChunkIsMadeUpForSoon checks that a receiver that misses a chunk repeats its request at the next chunk and is
+// served from there, while the others do not wait.
 func TestLostChunkIsMadeUpForSoon(t *testing.T) {
 	for _, world := range []int{1, 3} {
 		t.Run(fmt.Sprint(world), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			virtualTime(t, func(t *testing.T) {
 				srv := bustest.StartServer(t, bustest.Options{})
-				driver := newLine(t, srv)
-				s := newStage(t, world)
+				driver := newFaultyConn(t, srv)
+				s := newTestRole(t, world)
 				for r := range world - 1 {
-					s.play(bustest.Open(t, bus.Config{InProcess: srv}), r)
+					s.start(bustest.Open(t, bus.Config{InProcess: srv}), r)
 				}
-				sick := newLine(t, srv)
-				s.play(sick.Bus, world-1)
+				sick := newFaultyConn(t, srv)
+				s.start(sick.Bus, world-1)
 				sick.faults.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool {
 					f, ok := m.Frame()
 					return ok && f.Kind == wire.KindChunk && f.Header.Offset == 3<<20
@@ -149,14 +149,14 @@ func TestLostChunkIsMadeUpForSoon(t *testing.T) {
 	}
 }
 
-// TestAnswerOnItsWayIsNotLost: while one rank's large answer is being fetched, another rank that nobody hears of is not
-// held against it.
+// TestAnswerOnItsWayIsNotLost checks that a rank whose large answer is being fetched is not lost because another rank
+// is silent.
 func TestAnswerOnItsWayIsNotLost(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		driver := newLine(t, srv)
-		s := newStage(t, 2)
-		s.play(bustest.Open(t, bus.Config{InProcess: srv}), 0)
+		driver := newFaultyConn(t, srv)
+		s := newTestRole(t, 2)
+		s.start(bustest.Open(t, bus.Config{InProcess: srv}), 0)
 		from := time.Now()
 		driver.faults.SetRule(func(m bustest.Message) bustest.Verdict {
 			if kind(bustest.ToClient, wire.KindChunk)(m) && time.Since(from) < 8*time.Second {
@@ -170,15 +170,15 @@ func TestAnswerOnItsWayIsNotLost(t *testing.T) {
 	})
 }
 
-// TestManyReceiversOneByOne: when all of them miss something they are served one after the other; those who wait their
-// turn hear that the owner lives.
+// TestManyReceiversOneByOne checks that receivers that all miss chunks are served one after the other, and that waiting
+// ones learn that the owner is alive.
 func TestManyReceiversOneByOne(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		driver := newLine(t, srv)
-		s := newStage(t, 6)
+		driver := newFaultyConn(t, srv)
+		s := newTestRole(t, 6)
 		for r := range s.world {
-			s.play(bustest.Open(t, bus.Config{InProcess: srv}), r)
+			s.start(bustest.Open(t, bus.Config{InProcess: srv}), r)
 		}
 		// A slow line, one chunk in half a second, and each receiver needs its own but for the first.
 		due := time.Now()
@@ -205,13 +205,13 @@ func TestManyReceiversOneByOne(t *testing.T) {
 	})
 }
 
-// TestDoneIsLost: the owner of a body learns by other ways that nobody needs it any more.
+// TestDoneIsLost checks that the owner ends an upload whose Done was lost.
 func TestDoneIsLost(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		driver := newLine(t, srv)
-		s := newStage(t, 2)
-		host := s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+		driver := newFaultyConn(t, srv)
+		s := newTestRole(t, 2)
+		host := s.start(bustest.Open(t, bus.Config{InProcess: srv}))
 		ep := endpoint(t, driver.Bus)
 		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToServer, wire.KindDone)))
 		good(t, scatter(t, ep, s.call("big", []byte("3000000"))))
@@ -223,14 +223,14 @@ func TestDoneIsLost(t *testing.T) {
 	})
 }
 
-// TestDoneIsLostBehindAnOlderCall: while an older call runs, nothing the caller says covers a later answer. The owner of
-// the body finds out by itself.
+// TestDoneIsLostBehindAnOlderCall checks the same while an older call runs, so that no later call acknowledges the
+// answer.
 func TestDoneIsLostBehindAnOlderCall(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		driver := newLine(t, srv)
-		s := newStage(t, 2)
-		host := s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+		driver := newFaultyConn(t, srv)
+		s := newTestRole(t, 2)
+		host := s.start(bustest.Open(t, bus.Config{InProcess: srv}))
 		ep := endpoint(t, driver.Bus)
 		older, later := s.call("hold", nil), s.call("big", []byte("3000000"))
 		older.Parts[0].Scope, older.Parts[0].Ranks = bus.OneRank(1), []int{1}
@@ -247,13 +247,13 @@ func TestDoneIsLostBehindAnOlderCall(t *testing.T) {
 	})
 }
 
-// TestLostRankLeavesNoRoomTaken: a body whose owner is known to be dead gives its room back at once.
+// TestLostRankLeavesNoRoomTaken checks that a download from a dead owner releases its budget at once.
 func TestLostRankLeavesNoRoomTaken(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	virtualTime(t, func(t *testing.T) {
 		srv := bustest.StartServer(t, bustest.Options{})
-		driver := newLine(t, srv)
-		s := newStage(t, 8)
-		s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+		driver := newFaultyConn(t, srv)
+		s := newTestRole(t, 8)
+		s.start(bustest.Open(t, bus.Config{InProcess: srv}))
 		ep := endpoint(t, driver.Bus)
 		driver.faults.SetRule(bustest.Random(1, 1, 0, 0, 0, kind(bustest.ToClient, wire.KindChunk)))
 		g := scatter(t, ep, s.call("big", []byte("8000000")))
@@ -271,8 +271,8 @@ func TestLostRankLeavesNoRoomTaken(t *testing.T) {
 
 func TestBodyLargerThanTheLimit(t *testing.T) {
 	b := bustest.Open(t, bus.Config{MaxBody: 1 << 20})
-	s := newStage(t, 1)
-	host := s.play(dial(t, b))
+	s := newTestRole(t, 1)
+	host := s.start(dial(t, b))
 	ep := endpoint(t, b)
 	out := answers(t, scatter(t, ep, s.call("big", []byte("1100000"))))
 	require.ErrorIs(t, out[0].Err, bus.ErrRefused)
@@ -283,12 +283,12 @@ func TestBodyLargerThanTheLimit(t *testing.T) {
 	require.Zero(t, ep.Uploads())
 }
 
-// TestServerWithSmallMessages: chunks are cut to what the server lets through.
+// TestServerWithSmallMessages checks that chunks fit the server's max_payload.
 func TestServerWithSmallMessages(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{MaxPayload: 32 << 10})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
-	s := newStage(t, 2)
-	s.play(bustest.Open(t, bus.Config{InProcess: srv}))
+	s := newTestRole(t, 2)
+	s.start(bustest.Open(t, bus.Config{InProcess: srv}))
 	ep := endpoint(t, b)
 	for _, size := range []int{10, 16 << 10, 32<<10 - 20, 33 << 10, 1 << 20} {
 		body := pattern(size, 1)

@@ -12,12 +12,12 @@ import (
 	"troupe/bus/wire"
 )
 
-// TestCallerOfAnotherVersionIsTold: a worker and a sequencer say which version they speak.
+// TestCallerOfAnotherVersionIsTold checks that a worker and a sequencer answer with their version.
 func TestCallerOfAnotherVersionIsTold(t *testing.T) {
 	b := bustest.Open(t)
-	s := newStage(t, 1)
+	s := newTestRole(t, 1)
 	s.ordered = true
-	s.play(b)
+	s.start(b)
 	for _, subject := range []string{s.to.All(), s.to.Rank(0), s.to.Control(), s.to.ControlRank(0), s.to.Sequencer()} {
 		reply, err := b.Conn().Request(subject, otherMajor(wire.Frame{Kind: wire.KindCall}), 5*time.Second)
 		require.NoError(t, err, subject)
@@ -28,12 +28,12 @@ func TestCallerOfAnotherVersionIsTold(t *testing.T) {
 	}
 }
 
-// TestWorkerOfAnotherVersion: its word ends the call with an error that says both versions, whether it cannot read the
-// call, or reads it and answers in its own way.
+// TestWorkerOfAnotherVersion checks that the answer of a worker of another version ends the call with an error that
+// names both versions.
 func TestWorkerOfAnotherVersion(t *testing.T) {
 	for _, answers := range []bool{false, true} {
 		b := bustest.Open(t)
-		s := newStage(t, 2)
+		s := newTestRole(t, 2)
 		_, err := b.Conn().Subscribe(s.to.Prefix()+".>", func(m *nats.Msg) {
 			f, err := wire.ParseFrame(m.Data)
 			if answers && err == nil && f.Kind == wire.KindCall {
@@ -57,7 +57,7 @@ func answersOf(t *testing.T, ep *bus.Endpoint, c bus.Call) []bus.Answer {
 	return answers(t, scatter(t, ep, c))
 }
 
-// otherMajor is the frame as a peer of the next major version would send it.
+// otherMajor is the frame with the next major version.
 func otherMajor(f wire.Frame) []byte {
 	msg := f.Append(nil)
 	msg[2] = wire.Major + 1

@@ -19,11 +19,11 @@ func overTCP(t *testing.T, srv *bustest.Server) *bus.Bus {
 	return b
 }
 
-// Calls under a cork get their answers, the first of a new endpoint too: its subscription goes out before them.
+// Batched calls get their answers, also the first of a new endpoint: its subscription is sent before them.
 func TestCorkedCalls(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	s, b := newStage(t, 4), overTCP(t, srv)
-	s.play(overTCP(t, srv), upTo(4)...)
+	s, b := newTestRole(t, 4), overTCP(t, srv)
+	s.start(overTCP(t, srv), upTo(4)...)
 	for i := range 50 {
 		ep := endpoint(t, b)
 		var calls []*bus.Gather
@@ -41,11 +41,11 @@ func TestCorkedCalls(t *testing.T) {
 	}
 }
 
-// A cork that is in while the server goes and comes back holds nothing up, and calls made under it end.
+// A batch that is open during a restart of the server blocks nothing, and calls made in it end.
 func TestCorkOverAReconnect(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	s, b := newStage(t, 2), overTCP(t, srv)
-	s.play(overTCP(t, srv), upTo(2)...)
+	s, b := newTestRole(t, 2), overTCP(t, srv)
+	s.start(overTCP(t, srv), upTo(2)...)
 	ep := endpoint(t, b)
 	good(t, scatter(t, ep, s.call("crc", nil)))
 	for i := range 3 {
@@ -66,11 +66,11 @@ func TestCorkOverAReconnect(t *testing.T) {
 	}
 }
 
-// Many goroutines with corks on one connection: nothing is lost and nothing waits for a cork that is another's.
+// With batches of many goroutines on one connection nothing is lost, and none waits for another's batch.
 func TestManyCorks(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	s, b := newStage(t, 2), overTCP(t, srv)
-	s.play(overTCP(t, srv), upTo(2)...)
+	s, b := newTestRole(t, 2), overTCP(t, srv)
+	s.start(overTCP(t, srv), upTo(2)...)
 	ep := endpoint(t, b)
 	var group sync.WaitGroup
 	for i := range 8 {

@@ -18,13 +18,13 @@ const (
 	TiB
 )
 
-// units from the largest to the smallest; "B" is last, because every other one ends in it.
+// units, the largest first; "B" is last, because every other unit ends in it.
 var units = []struct {
 	suffix string
 	size   Bytes
 }{{"TiB", TiB}, {"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}, {"B", 1}}
 
-// ParseBytes reads a size such as 80GiB. Zero, a sign, a fraction or a missing unit is an error.
+// ParseBytes parses a size such as 80GiB. Zero, a sign, a fraction or a missing unit is an error.
 func ParseBytes(text string) (Bytes, error) {
 	for _, u := range units {
 		digits, found := strings.CutSuffix(text, u.suffix)
@@ -41,7 +41,7 @@ func ParseBytes(text string) (Bytes, error) {
 	return 0, fmt.Errorf("%q is not a size: want a positive whole number and a unit (B, KiB, MiB, GiB, TiB), such as 80GiB", text)
 }
 
-// String writes the size exactly, in the largest unit that needs no fraction. [ParseBytes] reads it back.
+// String formats the size exactly, in the largest unit that needs no fraction. [ParseBytes] accepts the result.
 func (b Bytes) String() string {
 	for _, u := range units {
 		if b >= u.size && b%u.size == 0 {

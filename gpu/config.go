@@ -7,27 +7,28 @@ import (
 	"strings"
 )
 
-// Config says where the devices of this machine come from.
+// Config is the source of the devices of this machine.
 type Config struct {
-	// Spec is the text of --gpus: "auto" or "" asks the driver, "none" has no devices, "sim:2x8" simulates two nodes
-	// of eight (see [ParseSim]), and anything else is the path of a file that declares them (see [Declare]).
+	// Spec is the value of --gpus: "auto" or "" uses the driver, "none" has no devices, "sim:2x8" simulates two nodes
+	// with eight devices each (see [ParseSim]), and anything else is the path of a file that declares devices (see
+	// [Declare]).
 	Spec string
 
-	// Name makes the UUIDs of simulated devices this machine's own, so that two agents that simulate do not offer
-	// the same devices. "" will do when there is only one.
+	// Name makes the UUIDs of simulated devices unique to this machine, so that two agents do not offer the same
+	// devices. "" is sufficient for a single agent.
 	Name string
 
-	// SimClaims is the folder in which processes claim simulated devices (see [SimUse]), which are then seen to be on them.
-	// "" looks at none.
+	// SimClaims is the folder in which processes claim simulated devices (see [SimUse]). Claiming processes are
+	// reported as processes on the device. "" disables claims.
 	SimClaims string
 
-	// DriverFunc opens the devices of the machine itself, for "auto": gpu/nvml's Open, handed in by the program, so
-	// that this package needs no driver and no cgo. Nil means that none was built in.
+	// DriverFunc opens the devices of the machine, for "auto": gpu/nvml's Open, passed in by the program, so that this
+	// package needs no driver and no cgo. Nil: no driver is built in.
 	DriverFunc func() (Inventory, error)
 }
 
-// Open gives one inventory per node that the spec describes: as many as it says when they are simulated, otherwise
-// one. A machine without a driver has a [None] that says why; a driver that is there and does not work is an error.
+// Open returns one inventory for each node of the spec: several if they are simulated, otherwise one. A machine without
+// a driver has a [None] with the reason; a driver that exists and does not work is an error.
 func Open(cfg Config) ([]Inventory, error) {
 	switch {
 	case cfg.Spec == "" || cfg.Spec == "auto":

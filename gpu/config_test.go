@@ -58,7 +58,7 @@ func TestOpenGivesOneInventoryPerNode(t *testing.T) {
 	}
 }
 
-// exercise holds any inventory to the interface's promises.
+// exercise checks the promises of the Inventory interface.
 func exercise(t *testing.T, inv gpu.Inventory, devices int) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())

@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// Declared is an inventory that somebody wrote down: accelerators that no driver library here knows. Nothing is read
-// from the devices themselves, so that all their readings are absent.
+// Declared is an inventory that is declared in a file: accelerators without a supported driver library. Its devices
+// have no readings.
 type Declared struct {
 	name    string
 	devices []Device
@@ -40,8 +40,8 @@ type declaration struct {
 	line int
 }
 
-// Declare reads a file of declarations; name is what errors call it. It reports everything that is wrong at once, each
-// an *InvalidError with its line.
+// Declare parses a file of declarations; errors refer to it by name. It reports all errors joined, each an
+// *InvalidError with its line.
 func Declare(name string, data []byte) (*Declared, error) {
 	c := checker{name: name, byUUID: make(map[string]*Device), byIndex: make(map[int]string)}
 	declarations := c.decode(data)
@@ -60,20 +60,20 @@ func Declare(name string, data []byte) (*Declared, error) {
 	return &Declared{name: name, devices: devices}, nil
 }
 
-// Devices answers what was declared.
+// Devices returns the declared devices.
 func (d *Declared) Devices(ctx context.Context) ([]Device, error) {
 	return slices.Clone(d.devices), ctx.Err()
 }
 
-// Watch has nothing to watch, and waits for ctx to end.
+// Watch waits for ctx to end: declared devices do not change.
 func (d *Declared) Watch(ctx context.Context, _ func()) error { <-ctx.Done(); return nil }
 
 func (d *Declared) String() string { return "declared in " + d.name }
 
-// Close has nothing to give back.
+// Close does nothing.
 func (d *Declared) Close() error { return nil }
 
-// checker turns declarations into devices and collects what is wrong with them.
+// checker converts declarations to devices and collects errors.
 type checker struct {
 	name     string
 	problems []error
@@ -85,8 +85,8 @@ func (c *checker) fail(line int, field, format string, args ...any) {
 	c.problems = append(c.problems, &InvalidError{Source: c.name, Line: line, Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
-// decode checks the syntax of the whole first, because only then are the places of errors exact; what is left can go
-// wrong within one device alone, and is reported at the line where it begins.
+// decode checks the syntax of the whole file first, so that errors have exact positions; errors within one device are
+// reported at the line where it begins.
 func (c *checker) decode(data []byte) []declaration {
 	if err := json.Unmarshal(data, new(any)); err != nil {
 		c.fail(lineOf(data, offsetOf(err)), "", "%v", err)
@@ -107,7 +107,7 @@ func (c *checker) decode(data []byte) []declaration {
 		declarations = append(declarations, d)
 	}
 	if len(c.problems) > 0 {
-		return nil // what could not be read would only give rise to further complaints
+		return nil // further checks would report the same errors again
 	}
 	if len(declarations) == 0 {
 		c.fail(1, "", "declares no devices")
@@ -123,7 +123,7 @@ func (c *checker) failDecode(line int, err error) {
 	c.fail(line, "", "%s", strings.TrimPrefix(err.Error(), "json: "))
 }
 
-// kindWords says what a declaration may be made of.
+// kindWords names the types of values in a declaration.
 var kindWords = map[reflect.Kind]string{
 	reflect.String: "text", reflect.Int: "a whole number", reflect.Slice: "a list", reflect.Struct: "an object",
 }
@@ -135,7 +135,7 @@ func offsetOf(err error) int64 {
 	return 0
 }
 
-// start is where the next value begins, after the comma and the white space before it.
+// start returns where the next value begins, after a comma and white space.
 func start(data []byte, offset int64) int64 {
 	rest := data[offset:]
 	return offset + int64(len(rest)-len(bytes.TrimLeft(rest, ", \t\r\n")))
@@ -168,7 +168,7 @@ func (c *checker) device(d declaration, position int) Device {
 	return device
 }
 
-// enter makes the device known by its UUID and its index, each of which must be new.
+// enter registers the device by UUID and index, both of which must be unique.
 func (c *checker) enter(d *Device, line int) {
 	if _, taken := c.byUUID[d.UUID]; taken {
 		c.fail(line, "uuid", "%q is declared twice", d.UUID)
@@ -202,8 +202,7 @@ func (c *checker) links(d declaration) {
 	}
 }
 
-// connect adds one direction of a link. Saying the same again is harmless; saying something else is not, and gives
-// false.
+// connect adds one direction of a link. It returns false if the link exists with another distance.
 func connect(from, to *Device, distance Distance) bool {
 	i := slices.IndexFunc(from.Links, func(l Link) bool { return l.Peer == to.UUID })
 	if i >= 0 {
@@ -213,13 +212,13 @@ func connect(from, to *Device, distance Distance) bool {
 	return true
 }
 
-// arrange puts devices, and the links of each, in the order of their indices.
+// arrange sorts devices, and the links of each, by index.
 func (c *checker) arrange(devices []Device) {
 	for i := range devices {
 		slices.SortFunc(devices[i].Links, func(a, b Link) int {
 			return cmp.Compare(c.byUUID[a.Peer].Index, c.byUUID[b.Peer].Index)
 		})
 	}
-	// byUUID points into devices, and is of no use once they move.
+	// byUUID points into devices and is not used after the sort.
 	slices.SortFunc(devices, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
 }

@@ -33,7 +33,7 @@ func TestDeclaredDevicesAreLikeAnyOther(t *testing.T) {
 	require.Equal(t, []int{0, 0, 2}, gpu.Islands(got))
 }
 
-// Each file in the golden text is followed by everything that is wrong with it.
+// Each file in the golden text is followed by the errors that Declare reports for it.
 func TestDeclareNamesWhatIsWrongAndWhere(t *testing.T) {
 	report := ""
 	for _, file := range []string{

@@ -10,8 +10,8 @@ import (
 	"troupe/gpu"
 )
 
-// travellers are devices whose readings are there, there and zero, and absent.
-var travellers = []gpu.Device{
+// codecDevices are devices whose readings are present, zero, and absent.
+var codecDevices = []gpu.Device{
 	{
 		UUID: "GPU-1", Index: 1, Vendor: gpu.NVIDIA, Model: "H200", MemoryTotal: 141 * gpu.GiB,
 		NUMA: new(0), CPUs: "0-31", Links: []gpu.Link{{Peer: "GPU-2", Distance: gpu.Fabric}},
@@ -26,7 +26,7 @@ var travellers = []gpu.Device{
 }
 
 func TestAbsentAndZeroStayApartOnTheWire(t *testing.T) {
-	for _, sent := range travellers {
+	for _, sent := range codecDevices {
 		var byJSON, byMsgpack gpu.Device
 		text, err := json.Marshal(sent)
 		require.NoError(t, err)
@@ -82,7 +82,7 @@ func TestIslandsFollowChainsOfFabric(t *testing.T) {
 	devices := []gpu.Device{
 		{UUID: "a"},
 		{UUID: "b", Links: link("e", gpu.Fabric)},
-		{UUID: "c", Links: link("b", gpu.PIX)}, // near, but not on the fabric
+		{UUID: "c", Links: link("b", gpu.PIX)}, // close, but not on the fabric
 		{UUID: "d", Links: link("elsewhere", gpu.Fabric)},
 		{UUID: "e", Links: link("f", gpu.Fabric)},
 		{UUID: "f"},

@@ -11,24 +11,24 @@ var (
 	ErrClosed = errors.New("inventory is closed")
 	// ErrUnknownDevice is returned when a UUID names no device of the inventory.
 	ErrUnknownDevice = errors.New("no such device")
-	// ErrNotHeld is returned when a simulated device is released by somebody who does not use it.
+	// ErrNotHeld is returned when a simulated device is released by a holder that does not use it.
 	ErrNotHeld = errors.New("device is not held")
 )
 
-// NoDriverError says that the machine has no driver, and so no GPUs of that vendor. It is an answer rather than a
-// failure: [Open] turns it into a [None] that carries the reason.
+// NoDriverError reports that the machine has no driver, and so no GPUs of that vendor. [Open] turns it into a [None]
+// with the reason.
 type NoDriverError struct {
-	Reason string // in words
+	Reason string
 }
 
 func (e *NoDriverError) Error() string { return "no GPU driver: " + e.Reason }
 
-// InvalidError is one thing wrong with a simulated spec or a declared file.
+// InvalidError is one error in a simulation spec or a declaration file.
 type InvalidError struct {
-	Source  string // the spec as it was given, or the file's name
+	Source  string // the spec, or the name of the file
 	Line    int    // in the file, from 1; 0 for a spec
-	Field   string // what is wrong: "nodes", "memory"; "" when it is the whole
-	Problem string // why, and what is allowed
+	Field   string // that is invalid: "nodes", "memory"; "" for the whole
+	Problem string // with the allowed values
 }
 
 func (e *InvalidError) Error() string {
@@ -42,11 +42,11 @@ func (e *InvalidError) Error() string {
 	return at + ": " + e.Field + ": " + e.Problem
 }
 
-// OveruseError records that a simulated device was asked for more than all of it.
+// OveruseError reports that more than the whole of a simulated device was requested.
 type OveruseError struct {
 	UUID    string
-	Holders []string // who uses it, in order of arrival; the last one is the one too many
-	Milli   int      // what they would use together, in thousandths
+	Holders []string // in order of arrival; the last one exceeds the device
+	Milli   int      // total of the holders, in thousandths
 }
 
 func (e *OveruseError) Error() string {

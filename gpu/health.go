@@ -5,18 +5,18 @@ import (
 	"slices"
 )
 
-// Health is the facts about a device's condition. They travel as facts, and [Health.Reasons] judges them, so that
-// an agent, the planner and a person at the table never disagree.
+// Health is the state of a device as counters and flags. [Health.Reasons] interprets them, so that agents, the planner
+// and the table agree.
 type Health struct {
-	Lost           string  `json:"lost,omitempty" msgpack:"lost,omitempty"`                       // why it cannot be used at all; "" if it answers
-	XIDs           []int   `json:"xids,omitempty" msgpack:"xids,omitempty"`                       // errors the driver reported while we watched, ascending
+	Lost           string  `json:"lost,omitempty" msgpack:"lost,omitempty"`                       // why it cannot be used at all; "" if it responds
+	XIDs           []int   `json:"xids,omitempty" msgpack:"xids,omitempty"`                       // errors reported by the driver since Open, ascending
 	ECCUncorrected *uint64 `json:"ecc_uncorrected,omitempty" msgpack:"ecc_uncorrected,omitempty"` // since the driver was loaded
-	RemapPending   *bool   `json:"remap_pending,omitempty" msgpack:"remap_pending,omitempty"`     // a bad row waits for a reset to be replaced
-	RemapFailed    *bool   `json:"remap_failed,omitempty" msgpack:"remap_failed,omitempty"`       // a bad row could not be replaced
+	RemapPending   *bool   `json:"remap_pending,omitempty" msgpack:"remap_pending,omitempty"`     // a row remapping waits for a reset
+	RemapFailed    *bool   `json:"remap_failed,omitempty" msgpack:"remap_failed,omitempty"`       // a row remapping has failed
 }
 
-// Reasons says in words what is wrong, the gravest first. A device that works but wants a reset is counted as wrong
-// too: a grant may last for days, and a device can be reset only while nobody holds it.
+// Reasons describes what is wrong, the most severe first. A device that works but needs a reset counts as wrong: a
+// grant may last for days, and a device can only be reset while it is not in use.
 func (h Health) Reasons() []string {
 	var reasons []string
 	if h.Lost != "" {
@@ -39,7 +39,7 @@ func (h Health) Reasons() []string {
 	return reasons
 }
 
-// applicationXIDs are errors of the program rather than of the device: a bad access, a kernel that was killed.
+// applicationXIDs are errors of a program rather than of the device: an invalid access, a killed kernel.
 var applicationXIDs = []int{13, 31, 43, 45, 68, 109}
 
 func describeXID(xid int) string {

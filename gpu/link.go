@@ -2,7 +2,7 @@ package gpu
 
 import "slices"
 
-// Distance is how far apart two devices of a node are. The PCIe words are those of `nvidia-smi topo`.
+// Distance is the distance between two devices of a node. The PCIe terms are those of `nvidia-smi topo`.
 type Distance string
 
 const (
@@ -15,10 +15,10 @@ const (
 	System Distance = "sys"    // from one NUMA node to another
 )
 
-// distances from the nearest to the farthest.
+// distances, the closest first.
 var distances = []Distance{Fabric, Board, PIX, PXB, PHB, Node, System}
 
-// Rank orders distances: 0 is the nearest. One that is not known ranks behind all that are.
+// Rank orders distances: 0 is the closest. Unknown distances rank last.
 func (d Distance) Rank() int {
 	if i := slices.Index(distances, d); i >= 0 {
 		return i
@@ -26,14 +26,14 @@ func (d Distance) Rank() int {
 	return len(distances)
 }
 
-// Link is the way from one device to a peer on the same node.
+// Link is the connection from one device to a peer on the same node.
 type Link struct {
-	Peer     string   `json:"peer" msgpack:"peer"` // its UUID
+	Peer     string   `json:"peer" msgpack:"peer"` // UUID
 	Distance Distance `json:"distance" msgpack:"distance"`
 }
 
-// Islands groups the devices of one node by their fabric: two devices share an island when a chain of fabric links
-// joins them. The answer has one number per device, in the order given: the position of the island's first device.
+// Islands groups the devices of one node by their fabric: two devices are in one island if a chain of fabric links
+// connects them. It returns one number for each device, in the order given: the position of the island's first device.
 func Islands(devices []Device) []int {
 	islands := make([]int, len(devices))
 	position := make(map[string]int, len(devices))
@@ -51,7 +51,7 @@ func Islands(devices []Device) []int {
 	return islands
 }
 
-// join makes one island of two. The lower number stays, so that an island is always named by its first device.
+// join merges two islands. The lower number remains, so that an island is always numbered by its first device.
 func join(islands []int, a, b int) {
 	keep, drop := min(a, b), max(a, b)
 	for i := range islands {

@@ -10,15 +10,15 @@ const (
 	Graphics ProcessKind = "graphics" // a display server and its clients
 )
 
-// Process is an operating system's process that has a context on a device.
+// Process is an operating system process with a context on a device.
 type Process struct {
-	PID    int         `json:"pid" msgpack:"pid"`                           // as the driver sees it, which in a container may not be our namespace
-	Name   string      `json:"name,omitempty" msgpack:"name,omitempty"`     // "" when the driver may not look
-	Memory *Bytes      `json:"memory,omitempty" msgpack:"memory,omitempty"` // device memory it holds
+	PID    int         `json:"pid" msgpack:"pid"`                           // as the driver reports it, which in a container may belong to another PID namespace
+	Name   string      `json:"name,omitempty" msgpack:"name,omitempty"`     // "" if the driver may not read it
+	Memory *Bytes      `json:"memory,omitempty" msgpack:"memory,omitempty"` // device memory in use
 	Kind   ProcessKind `json:"kind" msgpack:"kind"`
 }
 
-// String names the process for a person: "process 4242 (python3, 3.1 GiB)".
+// String describes the process: "process 4242 (python3, 3.1 GiB)".
 func (p Process) String() string {
 	name := p.Name
 	if name == "" {

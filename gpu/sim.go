@@ -8,28 +8,28 @@ import (
 	"sync"
 )
 
-// Sim is one simulated node. Its devices can be made to fail, to look dirty and to recover, and they notice when they
-// are used by more than they can bear, which is how a test proves that no device was granted twice.
+// Sim is one simulated node. Tests make its devices fail and recover and put foreign processes on them. Use beyond the
+// whole of a device is recorded, which proves that no device was granted twice.
 type Sim struct {
 	origin string
-	claims string // the folder of SimUse; empty: none is looked at
+	claims string // the folder of SimUse; empty: no claims
 
-	// mu guards what follows.
+	// mu guards the fields below.
 	mu       sync.Mutex
 	devices  []simDevice
 	overuses []*OveruseError
-	changed  chan struct{} // closed, and replaced, at every change of health
+	changed  chan struct{} // closed and replaced at every change of health
 	closed   bool
 }
 
 type simDevice struct {
-	facts   Device // as made; never changes
+	facts   Device // immutable
 	fault   string
 	foreign []Process
 	usage   usage
 }
 
-// NewSims makes one Sim per node of the spec, in order. The same spec and name give the same UUIDs every time.
+// NewSims returns one Sim for each node of the spec, in order. The same spec and name give the same UUIDs.
 func NewSims(spec SimSpec, name string) []*Sim {
 	spec = spec.withDefaults()
 	sims := make([]*Sim, spec.Nodes)
@@ -85,7 +85,7 @@ func (s SimSpec) distance(a, b int) Distance {
 	}
 }
 
-// Devices reads the devices; what is in use, by Acquire or by the claims of processes, shows as memory, load and heat.
+// Devices reads the devices; use, by Acquire or by claims of processes, shows as memory, utilisation and temperature.
 func (s *Sim) Devices(ctx context.Context) ([]Device, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -119,7 +119,7 @@ func (d *simDevice) addClaims(dir string) error {
 	return err
 }
 
-// read is the device as it is now.
+// read returns the current state of the device.
 func (d simDevice) read() Device {
 	device, busy := d.facts, min(d.usage.milli(), whole)
 	used := device.MemoryTotal / whole * Bytes(busy)
@@ -140,7 +140,7 @@ func (d simDevice) read() Device {
 	return device
 }
 
-// Watch calls changed after every Fail, Soil and Recover.
+// Watch calls changed after every Fail, AddProcess and Recover.
 func (s *Sim) Watch(ctx context.Context, changed func()) error {
 	next, err := s.next()
 	for err == nil {
@@ -148,7 +148,7 @@ func (s *Sim) Watch(ctx context.Context, changed func()) error {
 		case <-ctx.Done():
 			return nil
 		case <-next:
-			// The next signal is taken before the call, so that a change made during it is not missed.
+			// The next signal is fetched before the call, so that a change during the call is not missed.
 			next, err = s.next()
 			changed()
 		}
@@ -165,10 +165,10 @@ func (s *Sim) next() (<-chan struct{}, error) {
 	return s.changed, nil
 }
 
-// String says which node of which spec this is.
+// String names the node and the spec.
 func (s *Sim) String() string { return s.origin }
 
-// Close ends the node: what watches it returns ErrClosed.
+// Close ends the node: Watch returns ErrClosed.
 func (s *Sim) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -179,17 +179,17 @@ func (s *Sim) Close() error {
 	return nil
 }
 
-// Fail makes the device unusable, for the reason given in words, until Recover.
+// Fail makes the device unusable until Recover.
 func (s *Sim) Fail(uuid, reason string) error {
 	return s.change(uuid, func(d *simDevice) { d.fault = reason })
 }
 
-// Soil puts a process on the device that no worker started.
-func (s *Sim) Soil(uuid string, process Process) error {
+// AddProcess puts a process on the device that no worker started.
+func (s *Sim) AddProcess(uuid string, process Process) error {
 	return s.change(uuid, func(d *simDevice) { d.foreign = append(d.foreign, process) })
 }
 
-// Recover ends every fault of the device and every foreign process on it. Those who use it go on using it.
+// Recover clears faults and foreign processes of the device. Holders keep it.
 func (s *Sim) Recover(uuid string) error {
 	return s.change(uuid, func(d *simDevice) { d.fault, d.foreign = "", nil })
 }
@@ -207,8 +207,8 @@ func (s *Sim) change(uuid string, apply func(*simDevice)) error {
 	return nil
 }
 
-// Acquire says that holder starts to use so many thousandths of the device. The same holder may do so again: its
-// shares lie over each other. What would exceed the device is refused with an *OveruseError, and remembered.
+// Acquire records that holder uses a share of the device, in thousandths. Several shares of one holder overlap. A share
+// that exceeds the device is refused with an *OveruseError, and recorded.
 func (s *Sim) Acquire(uuid, holder string, milli int) error {
 	if milli < 1 || milli > whole {
 		return fmt.Errorf("acquire %s: %d thousandths: want 1 to %d", uuid, milli, whole)
@@ -229,7 +229,7 @@ func (s *Sim) Acquire(uuid, holder string, milli int) error {
 	return nil
 }
 
-// Release says that holder has stopped using the device, once for every Acquire.
+// Release records that holder has stopped using the device, once for every Acquire.
 func (s *Sim) Release(uuid, holder string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +245,7 @@ func (s *Sim) Release(uuid, holder string) error {
 	return nil
 }
 
-// Overuses is every Acquire that was one too many, since the node was made.
+// Overuses returns all refused Acquire calls.
 func (s *Sim) Overuses() []*OveruseError {
 	s.mu.Lock()
 	defer s.mu.Unlock()

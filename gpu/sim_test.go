@@ -49,7 +49,7 @@ func TestSimFailsLooksDirtyAndRecovers(t *testing.T) {
 	leaked := gpu.Process{PID: 4242, Name: "vllm", Memory: new(10 * gpu.GiB), Kind: gpu.Compute}
 
 	require.NoError(t, sim.Fail(uuid, "pulled out"))
-	require.NoError(t, sim.Soil(uuid, leaked))
+	require.NoError(t, sim.AddProcess(uuid, leaked))
 	got := devices(t, sim)
 	require.Equal(t, clean[0], got[0])
 	require.Equal(t, []string{"pulled out"}, got[1].Unfit())
@@ -74,7 +74,7 @@ func TestWatchTellsOfEveryChange(t *testing.T) {
 		synctest.Wait()
 		require.Positive(t, told, "several changes may be told as one")
 		before := told
-		require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 1}))
+		require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 1}))
 		synctest.Wait()
 		require.Equal(t, before+1, told)
 
@@ -108,8 +108,8 @@ func TestOveruseIsRefusedAndRemembered(t *testing.T) {
 	require.Len(t, sim.Overuses(), 2, "asking for nonsense is no over-use")
 }
 
-// Whatever is acquired and released in whatever order, no device is ever used by more than all of it, and one that
-// everybody has released is as new.
+// In any order of acquire and release, a device is never used beyond its whole, and a device that all holders have
+// released is as new.
 func TestNoDeviceIsUsedBeyondItself(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0]

@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// SimSpec describes simulated nodes, all alike. A zero field below the first two stands for its default.
+// SimSpec describes simulated nodes, all alike. Zero fields after the first two have defaults.
 type SimSpec struct {
 	Nodes   int
 	Devices int    // per node
 	Memory  Bytes  // per device; 80GiB by default
 	Model   string // H100 by default
-	NUMA    int    // NUMA nodes that the devices of a node are spread over, in order; 1 by default
-	Island  int    // devices joined by NVLink; all of a node by default
+	NUMA    int    // NUMA nodes over which the devices of a node are distributed, in order; 1 by default
+	Island  int    // devices connected by NVLink; all of a node by default
 }
 
 func (s SimSpec) withDefaults() SimSpec {
@@ -34,11 +34,11 @@ const (
 
 	maxSimDevices = 64
 	maxSimNUMA    = 16
-	maxSimTotal   = 65536 // devices of all nodes: twice the largest world we design for
+	maxSimTotal   = 65536 // devices of all nodes: twice the largest world in the design
 )
 
-// ParseSim reads sim:NODESxDEVICES[,mem=80GiB][,model=H100][,numa=2][,island=4]. An error is an *InvalidError that
-// names the field and what is allowed.
+// ParseSim parses sim:NODESxDEVICES[,mem=80GiB][,model=H100][,numa=2][,island=4]. Errors are *InvalidError with the
+// field and the allowed values.
 func ParseSim(text string) (SimSpec, error) {
 	shape, options, hasOptions := strings.Cut(strings.TrimPrefix(text, simPrefix), ",")
 	nodes, devices, found := strings.Cut(shape, "x")
@@ -58,7 +58,7 @@ func ParseSim(text string) (SimSpec, error) {
 	return spec.withDefaults(), nil
 }
 
-// simParser keeps the first error, so that the steps above read without one.
+// simParser keeps the first error, so that the parsing steps need no error checks.
 type simParser struct {
 	text string
 	err  error
@@ -116,7 +116,7 @@ func (p *simParser) model(spec *SimSpec, value string) {
 	spec.Model = value
 }
 
-// String writes the spec in its shortest form. [ParseSim] reads it back.
+// String formats the spec in its shortest form. [ParseSim] accepts the result.
 func (s SimSpec) String() string {
 	s = s.withDefaults()
 	var b strings.Builder

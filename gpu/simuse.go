@@ -13,36 +13,36 @@ import (
 	"syscall"
 )
 
-// SimUseEnv is the variable in which an agent tells a worker which simulated devices it has, as [SimUse.Env] writes it. A
-// worker hands its value to [ClaimSim] before it does anything.
+// SimUseEnv is the environment variable in which an agent tells a worker its simulated devices, in the format of
+// [SimUse.Env]. A worker passes the value to [ClaimSim] first of all.
 const SimUseEnv = "TROUPE_SIM_USE"
 
-// SimUse is one worker's use of simulated devices. A claim on a device is a file that is locked for as long as the process
-// lives, however it ends; so devices notice by themselves when two use them who did not ask to share, and an agent sees
-// what a worker has left behind. A child that inherits the worker's files keeps the claim, as one that inherits a
-// context on a real device would.
+// SimUse is one worker's use of simulated devices. A claim on a device is a file that is locked as long as the process
+// lives, however it ends. So use by two workers that do not share is detected, and an agent sees processes that a
+// worker has left behind. A child that inherits the worker's files keeps the claim, like an inherited context on a real
+// device.
 type SimUse struct {
-	Dir     string     `json:"dir"`    // where the claims are: one folder for all processes of the machine
-	Key     string     `json:"key"`    // what is shared on purpose: the reservation, or the first of those laid over each other, and the bundle in it
-	Holder  string     `json:"holder"` // who this is, for people: "actor_train/3 (reservation r-17)"
+	Dir     string     `json:"dir"`    // folder of the claims, one for all processes of the machine
+	Key     string     `json:"key"`    // of claims that share: the reservation, or the first of its colocated group, and the bundle in it
+	Holder  string     `json:"holder"` // description of the process: "actor_train/3 (reservation r-17)"
 	Devices []SimShare `json:"devices"`
 }
 
-// SimShare is so many thousandths of a simulated device.
+// SimShare is a part of a simulated device, in thousandths.
 type SimShare struct {
 	UUID  string `json:"uuid"`
 	Milli int    `json:"milli"`
 }
 
-// Env is the use as a variable of a process.
+// Env returns the value of the environment variable.
 func (u SimUse) Env() string {
-	text, _ := json.Marshal(u) // strings and numbers
+	text, _ := json.Marshal(u) // cannot fail: strings and numbers
 	return SimUseEnv + "=" + string(text)
 }
 
-// ClaimSim claims the devices of a use as Env wrote it; empty text, which is what a worker without simulated devices has,
-// claims none. An *OveruseError names everybody who uses a device that has no room; then nothing is claimed. The claim
-// ends with release, or with the process.
+// ClaimSim claims the devices of a use in the format of Env; an empty text (a worker without simulated devices) claims
+// none. An *OveruseError names all holders of a device without room; then nothing is claimed. The claim ends with
+// release, or with the process.
 func ClaimSim(text string) (release func(), err error) {
 	if text == "" {
 		return func() {}, nil
@@ -74,7 +74,7 @@ func (u SimUse) Claim() (release func(), err error) {
 	return release, nil
 }
 
-// simClaim is what a claim's file says.
+// simClaim is the content of a claim file.
 type simClaim struct {
 	Key    string `json:"key"`
 	Holder string `json:"holder"`
@@ -84,7 +84,7 @@ type simClaim struct {
 
 const claimSuffix = ".claim"
 
-// claim claims one device, one process at a time.
+// claim claims one device. A lock serializes the claims of processes.
 func (u SimUse) claim(d SimShare) (none claimFile, err error) {
 	if d.Milli < 1 || d.Milli > whole || d.UUID == "" || d.UUID != filepath.Base(d.UUID) {
 		return none, fmt.Errorf("%d thousandths of %q: want 1 to %d of a UUID", d.Milli, d.UUID, whole)
@@ -97,7 +97,7 @@ func (u SimUse) claim(d SimShare) (none claimFile, err error) {
 	if err != nil {
 		return none, err
 	}
-	defer func() { _ = gate.Close() }() // which opens it
+	defer func() { _ = gate.Close() }() // releases the lock
 	if err := syscall.Flock(int(gate.Fd()), syscall.LOCK_EX); err != nil {
 		return none, err
 	}
@@ -112,8 +112,7 @@ func (u SimUse) claim(d SimShare) (none claimFile, err error) {
 	return own.write(dir)
 }
 
-// overused is the error of claims that are more than the device. Those with one key lie over each other: the largest
-// counts.
+// overused returns the error for claims that exceed the device. Claims with one key overlap: the largest counts.
 func overused(uuid string, claims []simClaim) error {
 	var use usage
 	var names []string
@@ -133,13 +132,13 @@ type claimFile struct {
 	path string
 }
 
-// drop ends the claim. Whoever finds the file in between sees that it is not locked.
+// drop ends the claim. A reader that finds the file in between sees that it is not locked.
 func (f claimFile) drop() {
 	_ = os.Remove(f.path)
 	_ = f.Close()
 }
 
-// write makes the claim's file. It is locked before it can be seen, so one that is not locked is a dead process's.
+// write creates the claim file. It is locked before it becomes visible, so an unlocked file belongs to a dead process.
 func (c simClaim) write(dir string) (claimFile, error) {
 	data, err := json.Marshal(c)
 	if err != nil {
@@ -166,7 +165,7 @@ func (c simClaim) write(dir string) (claimFile, error) {
 	return f, nil
 }
 
-// liveClaims is the claims of processes that live, and removes those of others. A folder that is not there has none.
+// liveClaims returns the claims of live processes and removes the others. A missing folder has none.
 func liveClaims(dir string) ([]simClaim, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -198,7 +197,7 @@ func readClaim(path string) (c simClaim, live bool, err error) {
 	defer func() { _ = f.Close() }() // it was only read
 	switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB); {
 	case err == nil:
-		_ = os.Remove(path) // if it may not be removed, it is skipped the next time too
+		_ = os.Remove(path) // if it cannot be removed, the next call skips it too
 		return c, false, nil
 	case !errors.Is(err, syscall.EWOULDBLOCK):
 		return c, false, err

@@ -15,7 +15,8 @@ import (
 	"troupe/gpu"
 )
 
-// claimAndWait is a worker: it claims what its environment says, prints what came of it and waits for its input to end.
+// claimAndWait is the worker process: it claims the devices of its environment, prints the result and waits for the end
+// of its input.
 func claimAndWait(use string) {
 	release, err := gpu.ClaimSim(use)
 	if err != nil {
@@ -28,7 +29,7 @@ func claimAndWait(use string) {
 	os.Exit(0)
 }
 
-// worker starts a process that claims, and returns what it says.
+// worker starts a process that claims, and returns what it prints.
 func worker(t *testing.T, use gpu.SimUse) (cmd *exec.Cmd, said string, stop func()) {
 	t.Helper()
 	exe, err := os.Executable()
@@ -47,8 +48,7 @@ func worker(t *testing.T, use gpu.SimUse) (cmd *exec.Cmd, said string, stop func
 	return cmd, strings.TrimSpace(line), stop
 }
 
-// Harm forbidden: two workers that did not ask to share use one device, and nobody notices; or a dead worker's claim keeps
-// the next one off.
+// Workers that do not share cannot claim the same device, and the claim of a dead worker does not block the next one.
 func TestClaimsOfProcesses(t *testing.T) {
 	dir := t.TempDir()
 	inventories, err := gpu.Open(gpu.Config{Spec: "sim:1x2", SimClaims: dir})

@@ -8,20 +8,20 @@ import (
 	"unicode"
 )
 
-// Row is one device as the table shows it: the device, and what only the ledger and its agent know about it.
+// Row is one device in the table, with what only the ledger and its agent know.
 type Row struct {
 	Node    string    `json:"node" msgpack:"node"`
 	Device  Device    `json:"device" msgpack:"device"`
 	HeldBy  []Holder  `json:"held_by,omitempty" msgpack:"held_by,omitempty"`
-	Foreign []Process `json:"foreign,omitempty" msgpack:"foreign,omitempty"` // processes nobody here started
-	Closed  string    `json:"closed,omitempty" msgpack:"closed,omitempty"`   // why nothing new is granted on it, though it is well: a cordon, in words
+	Foreign []Process `json:"foreign,omitempty" msgpack:"foreign,omitempty"` // processes that no worker started
+	Closed  string    `json:"closed,omitempty" msgpack:"closed,omitempty"`   // why nothing new is granted on a healthy device: its cordon
 }
 
-// Holder is a worker that a device was granted to.
+// Holder is a worker that holds a device.
 type Holder struct {
 	Role  string `json:"role" msgpack:"role"`
 	Rank  int    `json:"rank" msgpack:"rank"`
-	Milli int    `json:"milli" msgpack:"milli"` // thousandths of the device; 0 and 1000 are all of it
+	Milli int    `json:"milli" msgpack:"milli"` // thousandths of the device; 0 and 1000 mean all of it
 }
 
 func (h Holder) String() string {
@@ -31,8 +31,8 @@ func (h Holder) String() string {
 	return fmt.Sprintf("%s/%d %d‰", h.Role, h.Rank, h.Milli)
 }
 
-// Table draws the rows for a person, in the order given, under a heading and over a line that sums them up. The name
-// of a node stands beside its first row only. What is not known is a dash.
+// Table formats the rows in the order given, with a heading and a line of totals. The name of a node is shown in its
+// first row only. Unknown values are dashes.
 func Table(rows []Row) string {
 	if len(rows) == 0 {
 		return "no devices\n"
@@ -50,7 +50,7 @@ func Table(rows []Row) string {
 		line(w, shown, strconv.Itoa(r.Device.Index), r.Device.Model, memory(r.Device),
 			reading(r.Device.Sample.Utilisation, "%"), reading(r.Device.Sample.Temperature, "°C"), r.heldBy(), r.health())
 	}
-	_ = w.Flush() // a strings.Builder takes everything
+	_ = w.Flush() // a strings.Builder never fails
 	return b.String() + summary(rows) + "\n"
 }
 
@@ -61,7 +61,8 @@ func line(w *tabwriter.Writer, cells ...string) {
 	_, _ = fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
-// printable replaces what would break a line or drive a terminal: names of processes and models are not ours.
+// printable replaces characters that would break a line or control a terminal: names of processes and models are
+// untrusted.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -81,7 +82,7 @@ func memory(d Device) string {
 	return fmt.Sprintf("%s %s/%s GiB", bar(used, d.MemoryTotal), gib(used), gib(d.MemoryTotal))
 }
 
-// bar fills as many cells as are begun, so that memory in use always shows.
+// bar rounds up, so that memory in use always shows.
 func bar(used, total Bytes) string {
 	full := 0
 	if total > 0 {
@@ -90,7 +91,7 @@ func bar(used, total Bytes) string {
 	return strings.Repeat("█", full) + strings.Repeat("░", barWidth-full)
 }
 
-// gib writes a size for the eye: at most one decimal, none if it is zero.
+// gib formats a size with at most one decimal.
 func gib(b Bytes) string {
 	return strings.TrimSuffix(strconv.FormatFloat(float64(b)/float64(GiB), 'f', 1, 64), ".0")
 }

@@ -14,7 +14,7 @@ func TestTable(t *testing.T) {
 	leaked := gpu.Process{PID: 4242, Name: "python\x1b[31m", Memory: new(3215 * gpu.MiB), Kind: gpu.Compute}
 	require.NoError(t, sims[0].Acquire(first[0].UUID, "train", 1000))
 	require.NoError(t, sims[0].Acquire(first[1].UUID, "reward", 250))
-	require.NoError(t, sims[0].Soil(first[2].UUID, leaked))
+	require.NoError(t, sims[0].AddProcess(first[2].UUID, leaked))
 	require.NoError(t, sims[0].Fail(first[3].UUID, "the GPU has fallen off the bus"))
 	second[0].Sample.MIG = new(true)
 	first = devices(t, sims[0])

@@ -5,21 +5,20 @@ import "slices"
 // whole is all of a device, in thousandths.
 const whole = 1000
 
-// usage is who uses one simulated device, in order of arrival.
+// usage is the holders of one simulated device, in order of arrival.
 type usage []share
 
 type share struct {
 	holder string
 	milli  int
-	count  int // how many times the holder took it
+	count  int // number of Acquire calls
 }
 
 func (u usage) find(holder string) int {
 	return slices.IndexFunc(u, func(s share) bool { return s.holder == holder })
 }
 
-// milli is how much is in use. A holder who took the device several times counts once: roles laid over one
-// reservation share its devices on purpose.
+// milli returns the share in use. Several shares of one holder count once: colocated roles share devices.
 func (u usage) milli() int {
 	total := 0
 	for _, s := range u {
@@ -36,8 +35,8 @@ func (u usage) holders() []string {
 	return names
 }
 
-// taken is the usage after holder took milli once more. A second share of the same holder lies over the first, so
-// the larger one counts.
+// taken returns the usage after holder acquires milli once more. Shares of one holder overlap, so the larger one
+// counts.
 func (u usage) taken(holder string, milli int) usage {
 	next := slices.Clone(u)
 	i := next.find(holder)
@@ -49,7 +48,7 @@ func (u usage) taken(holder string, milli int) usage {
 	return next
 }
 
-// released is the usage after holder gave the device back once; false if it does not hold it.
+// released returns the usage after holder releases the device once; false if it does not hold it.
 func (u usage) released(holder string) (usage, bool) {
 	i := u.find(holder)
 	if i < 0 {

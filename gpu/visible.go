@@ -11,11 +11,12 @@ import (
 type Form int
 
 const (
-	ByIndex Form = iota // the vendor's numbers, "0,1": what frameworks expect
-	ByUUID              // "GPU-8f3c...,GPU-...": independent of numbering, for NVIDIA alone
+	ByIndex Form = iota // the vendor's numbers, "0,1", as frameworks expect
+	ByUUID              // "GPU-8f3c...,GPU-...": independent of numbering; NVIDIA only
 )
 
-// The variables that decide what a process sees. They differ in what "nothing" means, which Visible hides.
+// The variables that limit which devices a process sees. An empty value means different things to each; Visible handles
+// that.
 const (
 	cudaVisible   = "CUDA_VISIBLE_DEVICES"
 	cudaOrder     = "CUDA_DEVICE_ORDER"
@@ -24,11 +25,11 @@ const (
 	ascendVisible = "ASCEND_RT_VISIBLE_DEVICES"
 )
 
-// Visible is the environment of a process that may see these devices, in this order, and no others. It sets every
-// vendor's variable, and what is not to be seen is set to nothing rather than left to be inherited; so for a worker
+// Visible returns the environment of a process that sees these devices, in this order, and no others. It sets the
+// variable of every vendor, and sets hidden ones to empty rather than leaving them to be inherited; so for a worker
 // without devices all of them are empty.
 //
-// Devices of two vendors, or one device twice, are an error: no runtime can be told of them.
+// Devices of two vendors, or one device twice, are an error: no runtime supports them.
 func Visible(devices []Device, form Form) (map[string]string, error) {
 	env := map[string]string{cudaVisible: "", hipVisible: "", ascendVisible: ""}
 	vendor, err := vendorOf(devices)
@@ -39,14 +40,14 @@ func Visible(devices []Device, form Form) (map[string]string, error) {
 		return nil, fmt.Errorf("devices of %s cannot be made visible by UUID, only by index", vendor)
 	}
 	if vendor != AMD {
-		// HIP takes an empty variable for one that is not set; only the layer below it hides everything. A worker
-		// with AMD devices keeps the machine's own, because HIP counts within it.
+		// HIP treats an empty variable as unset; only the layer below it hides everything. A worker with AMD devices
+		// keeps the machine's value, because HIP counts within it.
 		env[rocrVisible] = ""
 	}
 	switch vendor {
 	case NVIDIA:
 		env[cudaVisible] = list(devices, form)
-		// CUDA counts the fastest first unless told to count as the driver does.
+		// CUDA orders devices by speed unless told to use the driver's order.
 		env[cudaOrder] = "PCI_BUS_ID"
 	case AMD:
 		env[hipVisible] = list(devices, form)
@@ -57,7 +58,7 @@ func Visible(devices []Device, form Form) (map[string]string, error) {
 	return env, nil
 }
 
-// vendorOf is the one vendor of all devices, "" if there are none.
+// vendorOf returns the vendor of all devices, "" if there are none.
 func vendorOf(devices []Device) (Vendor, error) {
 	seen := make(map[string]bool, len(devices))
 	for _, d := range devices {

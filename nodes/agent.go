@@ -15,6 +15,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -257,7 +258,7 @@ func (a *Agent) tidyLogs() {
 func (a *Agent) logFailed(w *worker, err error) {
 	a.cfg.Logger.Error("nodes: the output of a worker cannot be written down", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
-		Kind: EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+		Kind: protocol.EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
 		Text: fmt.Sprintf("its output cannot be written to %s; it goes on: %v", w.log.path, err),
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -49,9 +50,9 @@ type Config struct {
 	// RunningFunc is the reservations under which workers run here; RunningCh, if any, says that this may have changed.
 	// EndFunc is told of grants that are over: it ends the workers that run under exactly these tokens, and must not
 	// block. Zero: nothing is said about workers, and nobody ends them.
-	RunningFunc func() []gpu.Running
+	RunningFunc func() []protocol.RunningGrant
 	RunningCh   <-chan struct{}
-	EndFunc     func([]gpu.Ended)
+	EndFunc     func([]protocol.KillOrder)
 	// toldFunc is called when what RunningFunc last said has been reported.
 	toldFunc func()
 	// RegisteredFunc is called once, when the lease is taken for the first time. It must not block.

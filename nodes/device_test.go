@@ -13,6 +13,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 // on puts the worker of a launch on devices, under a reservation.
@@ -132,11 +133,11 @@ func TestNextAgentOfTheFolderHasTheNameAtOnce(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	newStandAt(t, b, dir).stop()
 	identity := strings.TrimSpace(read(t, dir+"/identity"))
-	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	killed, err := wire.Marshal(gpu.Report{Node: "host", Session: identity + ".old"})
+	killed, err := wire.Marshal(protocol.Report{Node: "host", Session: identity + ".old"})
 	require.NoError(t, err)
-	lease, err := bucket.Lease(t.Context(), gpu.NodeKey("host"), killed, time.Hour)
+	lease, err := bucket.Lease(t.Context(), protocol.LeaseKey("host"), killed, time.Hour)
 	require.NoError(t, err)
 	defer func() { _ = lease.Release(t.Context()) }()
 	begin := time.Now()

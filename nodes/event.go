@@ -2,51 +2,17 @@ package nodes
 
 import (
 	"context"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/nodes/protocol"
 )
 
-// Kinds of events that this package and the head tell of. Others may tell of theirs.
-const (
-	EventNodeJoined = "node_joined"
-	EventNodeLeft   = "node_left"
-	EventNodeLost   = "node_lost"
-	EventWorkerExit = "worker_exit"
-	EventLogsFailed = "logs_failed"
-)
-
-// Event is something that an operator may want to know of, in one line.
-type Event struct {
-	At        time.Time         `json:"at" msgpack:"at"` // zero: now
-	Kind      string            `json:"kind" msgpack:"kind"`
-	Namespace string            `json:"namespace,omitempty" msgpack:"namespace,omitempty"` // of the run, if it is of one
-	Role      string            `json:"role,omitempty" msgpack:"role,omitempty"`
-	Rank      *int              `json:"rank,omitempty" msgpack:"rank,omitempty"`
-	Node      string            `json:"node,omitempty" msgpack:"node,omitempty"`
-	Text      string            `json:"text" msgpack:"text"`
-	Details   map[string]string `json:"details,omitempty" msgpack:"details,omitempty"`
-}
-
-// String is the event for a person, without its time.
-func (e Event) String() string {
-	words := []string{e.Kind}
-	switch {
-	case e.Role != "" && e.Rank != nil:
-		words = append(words, fmt.Sprintf("%s/%s/%d", e.Namespace, e.Role, *e.Rank))
-	case e.Role != "":
-		words = append(words, e.Namespace+"/"+e.Role)
-	}
-	if e.Node != "" {
-		words = append(words, "on "+e.Node)
-	}
-	return strings.Join(words, " ") + ": " + e.Text
-}
+// Event is one entry of the event stream that operators read.
+type Event = protocol.Event
 
 // Emit tells of an event. It does not wait: an event that is lost in an outage is lost.
 func Emit(b *bus.Bus, e Event) error {

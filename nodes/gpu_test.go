@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus/bustest"
-	"troupe/gpu"
 	"troupe/gpu/nvml"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 // On a machine with an NVIDIA GPU and torch: a worker sees the device it was given and no other, and is not taken for a
@@ -33,14 +33,14 @@ func TestWorkerOnARealGPU(t *testing.T) {
 	started := s.launch(on(l, "r", 1, devices[0].UUID))
 	require.Eventually(t, func() bool { return len(f.ch) > 0 }, 2*time.Minute, 10*time.Millisecond)
 	require.Equal(t, "sees 1", (<-f.ch).Text)
-	busy := next(t, ch, func(beat gpu.Beat) bool {
+	busy := next(t, ch, func(beat protocol.Heartbeat) bool {
 		return beat.Report != nil && len(beat.Report.Devices[0].Sample.Processes) > 0
 	})
 	t.Logf("pid %d of this agent %d; the driver says %+v, foreign are %+v", started[0].PID, os.Getpid(), busy.Report.Devices[0].Sample.Processes, busy.Report.Foreign)
 	require.Empty(t, busy.Report.Foreign, "its own worker is no stranger")
 	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)
-	next(t, ch, func(beat gpu.Beat) bool {
+	next(t, ch, func(beat protocol.Heartbeat) bool {
 		return beat.Report != nil && len(beat.Report.Devices[0].Sample.Processes) == 0
 	})
 }

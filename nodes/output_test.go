@@ -15,6 +15,7 @@ import (
 
 	"troupe/bus/bustest"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 // lines are those that are stored.
@@ -153,7 +154,7 @@ func TestFullLogFolder(t *testing.T) {
 		kinds = append(kinds, e.Kind)
 		return nil
 	}))
-	require.Contains(t, kinds, nodes.EventLogsFailed)
-	require.Contains(t, kinds, nodes.EventWorkerExit)
+	require.Contains(t, kinds, protocol.EventLogsFailed)
+	require.Contains(t, kinds, protocol.EventWorkerExit)
 	s.stop()
 }

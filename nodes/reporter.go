@@ -17,6 +17,7 @@ import (
 	"troupe/bus/kv"
 	"troupe/bus/wire"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // Reporter says that a node is there and how it is: a long lease for what is granted on it, a heartbeat for whether it
@@ -51,7 +52,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 		return ended(ctx, err)
 	}
 	run := &running{Config: r.cfg, session: r.session, kv: bucket, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
-	run.stamp.Store(gpu.NotAsked)
+	run.stamp.Store(protocol.NoStamp)
 	for _, whom := range []string{r.cfg.Name, ""} {
 		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(m *nats.Msg) { run.asked(m.Data) }))
 		if err != nil {
@@ -78,7 +79,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 // open opens the bucket of the leases, and waits for a server that cannot be reached.
 func (r *Reporter) open(ctx context.Context) (*kv.Bucket, error) {
 	for {
-		bucket, err := kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+		bucket, err := kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 		full := errors.Is(err, bus.ErrNoSpace)
 		if !full && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
 			return bucket, err
@@ -119,7 +120,7 @@ type running struct {
 	group     sync.WaitGroup
 
 	lease  *kv.Lease
-	report gpu.Report
+	report protocol.Report
 	beats  int
 	unread string // why the last reading failed; empty if it did not
 }
@@ -207,7 +208,7 @@ func (r *running) loop(ctx context.Context) error {
 
 // asked hears a question. An empty one, of a leader of an older version, wants the report as it is.
 func (r *running) asked(data []byte) {
-	var q gpu.Question
+	var q protocol.ReportRequest
 	if len(data) > 0 {
 		if err := wire.Unmarshal(data, &q); err != nil {
 			r.Logger.Warn("nodes: a question cannot be read", "node", r.Name, "error", err)
@@ -235,11 +236,11 @@ func (r *running) rerun() bool {
 func (r *running) look() {
 	r.report.Running, r.report.RunningComplete = nil, false
 	if r.RunningFunc != nil {
-		r.report.Running, r.report.RunningComplete = gpu.LimitRunning(r.RunningFunc())
+		r.report.Running, r.report.RunningComplete = protocol.LimitRunning(r.RunningFunc())
 	}
 }
 
-func sameRunning(a, b gpu.Running) bool {
+func sameRunning(a, b protocol.RunningGrant) bool {
 	return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
 }
 
@@ -284,7 +285,7 @@ func (r *running) read(ctx context.Context) error {
 			foreign[d.UUID] = found
 		}
 	}
-	r.report = gpu.Report{
+	r.report = protocol.Report{
 		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
 		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
@@ -320,7 +321,7 @@ func (r *running) reread(ctx context.Context) bool {
 }
 
 // differs reports whether what decides on grants is another than before. Readings such as the temperature do not count.
-func (r *running) differs(old gpu.Report) bool {
+func (r *running) differs(old protocol.Report) bool {
 	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
 		return true
 	}
@@ -332,14 +333,14 @@ func (r *running) differs(old gpu.Report) bool {
 
 // beat gives a sign of life. One that is lost, or cannot be sent, is made up for by the next.
 func (r *running) beat(full bool) {
-	beat := gpu.Beat{Node: r.Name, Session: r.session}
+	beat := protocol.Heartbeat{Node: r.Name, Session: r.session}
 	if full {
 		beat.Report = &r.report
 	}
 	r.publish(beat)
 }
 
-func (r *running) publish(beat gpu.Beat) {
+func (r *running) publish(beat protocol.Heartbeat) {
 	data, err := wire.Marshal(beat)
 	if err == nil {
 		err = r.Bus.Conn().Publish(bus.NodeBeat(r.Name), data)
@@ -351,7 +352,7 @@ func (r *running) publish(beat gpu.Beat) {
 
 // register takes the lease, or takes back the one that was lost, and waits as long as it must. It touches nothing that
 // the loop owns.
-func (r *running) register(ctx context.Context, lost *kv.Lease, report gpu.Report) (*kv.Lease, error) {
+func (r *running) register(ctx context.Context, lost *kv.Lease, report protocol.Report) (*kv.Lease, error) {
 	if lost != nil && lost.Regain(ctx) == nil {
 		return lost, nil
 	}
@@ -361,7 +362,7 @@ func (r *running) register(ctx context.Context, lost *kv.Lease, report gpu.Repor
 	}
 	said := false
 	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		lease, err := r.kv.Lease(ctx, gpu.NodeKey(r.Name), value, r.Lease)
+		lease, err := r.kv.Lease(ctx, protocol.LeaseKey(r.Name), value, r.Lease)
 		switch {
 		case err == nil:
 			return lease, nil
@@ -387,7 +388,7 @@ func (r *running) register(ctx context.Context, lost *kv.Lease, report gpu.Repor
 // holder says who has the name, without the whole of its report.
 func holder(err error) error {
 	var held *kv.LeaseHeldError
-	var report gpu.Report
+	var report protocol.Report
 	if !errors.As(err, &held) || wire.Unmarshal(held.Holder, &report) != nil {
 		return err
 	}
@@ -397,12 +398,12 @@ func holder(err error) error {
 // inherit ends the lease of an earlier agent of the same folder. That agent is dead, because we have its folder, and what
 // it left has been ended.
 func (r *running) inherit(ctx context.Context) bool {
-	entry, err := r.kv.Get(ctx, gpu.NodeKey(r.Name))
-	var before gpu.Report
+	entry, err := r.kv.Get(ctx, protocol.LeaseKey(r.Name))
+	var before protocol.Report
 	if err != nil || r.identity == "" || wire.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
 		return false
 	}
-	return r.kv.Delete(ctx, gpu.NodeKey(r.Name), entry.Revision) == nil
+	return r.kv.Delete(ctx, protocol.LeaseKey(r.Name), entry.Revision) == nil
 }
 
 func (r *running) tell() {
@@ -416,7 +417,7 @@ func (r *running) leave(ctx context.Context) {
 	if r.lease == nil {
 		return
 	}
-	r.publish(gpu.Beat{Node: r.Name, Session: r.session, Bye: true})
+	r.publish(protocol.Heartbeat{Node: r.Name, Session: r.session, Bye: true})
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
 	defer cancel()
 	if err := r.lease.Release(last); err != nil {

@@ -15,6 +15,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 func TestMain(m *testing.M) { bustest.Main(m) }
@@ -47,11 +48,11 @@ func report(t *testing.T, b *bus.Bus, sim gpu.Inventory, own func(int) bool) (st
 }
 
 // beats are the node's, in the order of arrival.
-func beats(t *testing.T, b *bus.Bus) <-chan gpu.Beat {
+func beats(t *testing.T, b *bus.Bus) <-chan protocol.Heartbeat {
 	t.Helper()
-	ch := make(chan gpu.Beat, 1024)
+	ch := make(chan protocol.Heartbeat, 1024)
 	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) {
-		var beat gpu.Beat
+		var beat protocol.Heartbeat
 		if err := wire.Unmarshal(m.Data, &beat); err != nil {
 			t.Error(err)
 		}
@@ -64,7 +65,7 @@ func beats(t *testing.T, b *bus.Bus) <-chan gpu.Beat {
 }
 
 // next is the first beat that is as wanted.
-func next(t *testing.T, ch <-chan gpu.Beat, want func(gpu.Beat) bool) gpu.Beat {
+func next(t *testing.T, ch <-chan protocol.Heartbeat, want func(protocol.Heartbeat) bool) protocol.Heartbeat {
 	t.Helper()
 	late := time.After(10 * time.Second)
 	for {
@@ -85,32 +86,32 @@ func TestReporter(t *testing.T) {
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 2}, "")[0]
 	stop := report(t, b, sim, func(pid int) bool { return pid == 7 })
 
-	first := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil })
+	first := next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report != nil })
 	require.Equal(t, "host", first.Node)
 	require.Len(t, first.Report.Devices, 2)
 	require.Positive(t, first.Report.CPUs)
 	require.Positive(t, first.Report.Memory)
-	next(t, ch, func(beat gpu.Beat) bool { return beat.Report == nil }) // most are light
+	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report == nil }) // most are light
 
-	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
-	entry, err := bucket.Get(t.Context(), gpu.NodeKey("host"))
+	entry, err := bucket.Get(t.Context(), protocol.LeaseKey("host"))
 	require.NoError(t, err)
-	var leased gpu.Report
+	var leased protocol.Report
 	require.NoError(t, wire.Unmarshal(entry.Value, &leased))
 	require.Equal(t, first.Session, leased.Session)
 
 	uuid := first.Report.Devices[0].UUID
-	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
-	require.NoError(t, sim.Soil(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
-	dirty := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Foreign) > 0 })
+	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
+	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
+	dirty := next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report != nil && len(beat.Report.Foreign) > 0 })
 	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "its own are not foreign")
 	require.NoError(t, sim.Recover(uuid))
-	next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Foreign) == 0 })
+	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report != nil && len(beat.Report.Foreign) == 0 })
 
 	stop()
-	next(t, ch, func(beat gpu.Beat) bool { return beat.Bye })
-	_, err = bucket.Get(t.Context(), gpu.NodeKey("host"))
+	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Bye })
+	_, err = bucket.Get(t.Context(), protocol.LeaseKey("host"))
 	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is given up")
 }
 
@@ -136,7 +137,9 @@ func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	driver := broken{gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], make(chan struct{})}
 	report(t, b, driver, nil)
 	close(driver.fails)
-	told := next(t, ch, func(beat gpu.Beat) bool { return beat.Report != nil && len(beat.Report.Devices[0].Unfit()) > 0 })
+	told := next(t, ch, func(beat protocol.Heartbeat) bool {
+		return beat.Report != nil && len(beat.Report.Devices[0].Unfit()) > 0
+	})
 	require.Contains(t, told.Report.Devices[0].Unfit()[0], "it hangs")
 }
 
@@ -177,10 +180,10 @@ func TestReporterComesBackAtOnce(t *testing.T) {
 	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)
 	for range 3 {
 		bustest.Reconnected(t, b.Conn(), srv.Restart)
-		bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+		bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 		require.NoError(t, err)
 		require.Eventually(t, func() bool {
-			_, err := bucket.Get(t.Context(), gpu.NodeKey("host"))
+			_, err := bucket.Get(t.Context(), protocol.LeaseKey("host"))
 			return err == nil
 		}, 4*time.Second, 10*time.Millisecond, "the lease is renewed every five seconds only")
 	}

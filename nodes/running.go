@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // tellWait is how long the answer to a stop waits until the node's report says that the workers are gone. A report that
@@ -73,9 +73,9 @@ const oversMost = 4096
 
 // running is the grants under which something of a worker may be there, for the node's reports: from the moment a worker
 // is enlisted until its whole tree is gone. Those with devices come first.
-func (s *site) running() []gpu.Running {
+func (s *site) running() []protocol.RunningGrant {
 	s.told.begin()
-	var list []gpu.Running
+	var list []protocol.RunningGrant
 	at := map[grant]int{}
 	for _, w := range s.all() {
 		l := &w.launch
@@ -87,13 +87,13 @@ func (s *site) running() []gpu.Running {
 		if !known {
 			i = len(list)
 			at[key] = i
-			list = append(list, gpu.Running{Reservation: l.Reservation, Token: l.Token, Namespace: w.ID.Namespace, Over: l.Over})
+			list = append(list, protocol.RunningGrant{Reservation: l.Reservation, Token: l.Token, Namespace: w.ID.Namespace, SharesWith: l.Over})
 		}
 		for _, uuid := range w.Devices {
 			list[i].Devices = withShare(list[i].Devices, uuid, cmp.Or(w.Share, wholeDevice))
 		}
 	}
-	slices.SortFunc(list, func(a, b gpu.Running) int {
+	slices.SortFunc(list, func(a, b protocol.RunningGrant) int {
 		return cmp.Or(
 			cmp.Compare(min(len(b.Devices), 1), min(len(a.Devices), 1)),
 			cmp.Compare(a.Reservation, b.Reservation),
@@ -104,13 +104,13 @@ func (s *site) running() []gpu.Running {
 }
 
 // withShare adds a worker's share of a device to those of its reservation, by UUID. No more than the whole can be held.
-func withShare(devices []gpu.DeviceShare, uuid string, milli int) []gpu.DeviceShare {
-	i, found := slices.BinarySearchFunc(devices, uuid, func(d gpu.DeviceShare, uuid string) int { return cmp.Compare(d.UUID, uuid) })
+func withShare(devices []protocol.DeviceShare, uuid string, milli int) []protocol.DeviceShare {
+	i, found := slices.BinarySearchFunc(devices, uuid, func(d protocol.DeviceShare, uuid string) int { return cmp.Compare(d.UUID, uuid) })
 	if found {
 		devices[i].Milli = min(devices[i].Milli+milli, wholeDevice)
 		return devices
 	}
-	return slices.Insert(devices, i, gpu.DeviceShare{UUID: uuid, Milli: min(milli, wholeDevice)})
+	return slices.Insert(devices, i, protocol.DeviceShare{UUID: uuid, Milli: min(milli, wholeDevice)})
 }
 
 // lingers reports whether something of the worker may be there: it runs, or processes of it could not be killed.
@@ -126,7 +126,7 @@ func (w *worker) lingers() bool {
 // endUnder kills the workers that run under grants that are over, and forbids later starts under them. It does not wait
 // for their end, which the next report shows. A repeat changes nothing, and a grant of the same reservation under another
 // token is left alone.
-func (s *site) endUnder(all []gpu.Ended) {
+func (s *site) endUnder(all []protocol.KillOrder) {
 	why := map[grant]string{}
 	s.mu.Lock()
 	for _, e := range all {

@@ -8,7 +8,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // Harm forbidden: nobody but the agent knows under which grants workers run; or a stop is answered while the node still
@@ -25,31 +25,31 @@ func TestReportsSayWhatRuns(t *testing.T) {
 	s.launch(l)
 	free := sh(`exec sleep 1000`, 3) // without a reservation: nobody's business
 	s.launch(free)
-	beat := next(t, ch, func(b gpu.Beat) bool {
+	beat := next(t, ch, func(b protocol.Heartbeat) bool {
 		return b.Report != nil && len(b.Report.Running) > 0 && b.Report.Running[0].Devices[0].Milli == 750
 	})
 	require.True(t, beat.Report.RunningComplete)
-	require.Equal(t, []gpu.Running{{
-		Reservation: "r", Token: 7, Over: "host", Namespace: "run",
-		Devices: []gpu.DeviceShare{{UUID: devices[0], Milli: 750}, {UUID: devices[1], Milli: 750}},
+	require.Equal(t, []protocol.RunningGrant{{
+		Reservation: "r", Token: 7, SharesWith: "host", Namespace: "run",
+		Devices: []protocol.DeviceShare{{UUID: devices[0], Milli: 750}, {UUID: devices[1], Milli: 750}},
 	}}, beat.Report.Running)
 
 	// A report that was made after a question says so, and one that was made before does not.
-	ask := func(q gpu.Question) {
+	ask := func(q protocol.ReportRequest) {
 		data, err := wire.Marshal(q)
 		require.NoError(t, err)
 		require.NoError(t, s.bus.Conn().Publish(bus.NodeAsk("host"), data))
 	}
-	require.Equal(t, uint64(gpu.NotAsked), beat.Report.Answered)
-	ask(gpu.Question{Stamp: 4711})
-	next(t, ch, func(b gpu.Beat) bool { return b.Report != nil && b.Report.Answered == 4711 })
+	require.Equal(t, uint64(protocol.NoStamp), beat.Report.Answered)
+	ask(protocol.ReportRequest{Stamp: 4711})
+	next(t, ch, func(b protocol.Heartbeat) bool { return b.Report != nil && b.Report.Answered == 4711 })
 
 	_, err := s.client.Stop(t.Context(), "host", ids(0, 1), 0)
 	require.NoError(t, err)
 	_, err = s.client.Stop(t.Context(), "host", ids(2), 0)
 	require.NoError(t, err)
 	require.NoError(t, s.bus.Conn().Flush()) // what was reported before the answer has been heard
-	var last gpu.Report
+	var last protocol.Report
 	require.Eventually(t, func() bool {
 		for len(ch) > 0 {
 			if b := <-ch; b.Report != nil {
@@ -65,7 +65,7 @@ func TestReportsSayWhatRuns(t *testing.T) {
 	second.Reservation, second.Token = "x", 9
 	s.launch(first)
 	pid := s.launch(second)[0].PID
-	ask(gpu.Question{Ended: []gpu.Ended{{Reservation: "x", Token: 8, Why: "it is over"}}})
+	ask(protocol.ReportRequest{Ended: []protocol.KillOrder{{Reservation: "x", Token: 8, Why: "it is over"}}})
 	exit := s.exit()
 	for exit.ID.Rank != 4 {
 		exit = s.exit()
@@ -73,7 +73,7 @@ func TestReportsSayWhatRuns(t *testing.T) {
 	require.Equal(t, "SIGKILL", exit.Signal)
 	require.Equal(t, "it is over", exit.Why)
 	require.True(t, exit.Failed())
-	next(t, ch, func(b gpu.Beat) bool {
+	next(t, ch, func(b protocol.Heartbeat) bool {
 		return b.Report != nil && len(b.Report.Running) == 1 && b.Report.Running[0].Token == 9
 	})
 	late := sh(`exec sleep 1000`, 6)

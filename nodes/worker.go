@@ -17,6 +17,7 @@ import (
 
 	"troupe/bus"
 	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
 // workersDir is the part of the run folder that has a folder for each worker: its assignment, and its own folder to run in
@@ -322,7 +323,7 @@ func (w *worker) ended(child process, end ending) {
 	close(w.endedCh)
 	if !exit.Asked {
 		w.site.agent.emit(Event{
-			Kind: EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
+			Kind: protocol.EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
 			Text: exit.Words(), Details: exit.AsError().Details,
 		})
 	}

@@ -9,28 +9,29 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/pipeline/flow"
 	"troupe/roles"
 )
 
-// Config says where a pipeline runs. Bus is needed; the zero value of the others is sane.
+// Config is the configuration of an engine. Bus is required; the zero value of the other fields is usable.
 type Config struct {
-	// Bus is the connection to use; it stays the caller's. Its server needs JetStream.
+	// Bus is the connection; the caller keeps it. Its server needs JetStream.
 	Bus *bus.Bus
-	// Namespace is the space of names of this run. Zero: "default".
+	// Namespace is the namespace of the run. Zero: "default".
 	Namespace string
-	// Clusters are the roles that stages name. More can join while it runs.
+	// Clusters are the roles of the stages. More ranks can join later.
 	Clusters []*roles.Cluster
-	// By says who runs the pipeline, for people. Zero: program and process.
+	// By identifies this process for operators. Zero: program, host and process id.
 	By string
-	// TakeOver runs the pipeline even if another process answers for it; that one ends with bus.ErrFenced. Zero: Open
-	// refuses with bus.ErrExists.
+	// TakeOver runs the pipeline even if another engine answers; that one ends with bus.ErrFenced. Zero: Open fails
+	// with bus.ErrExists.
 	TakeOver bool
-	// Grace is how long handlers may go on when the pipeline is closed. Zero: ten seconds.
+	// Grace is how long handlers may run after Close. Zero: ten seconds.
 	Grace time.Duration
-	// Loan is how long items of a sink stay with another process that does not say that it still has them. Zero: half a
-	// minute.
-	Loan time.Duration
-	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
+	// ClaimTimeout is how long items of a sink stay claimed by another process that does not extend the claim. Zero: 30
+	// s.
+	ClaimTimeout time.Duration
+	// Logger receives errors that no caller gets. Zero: the bus's.
 	Logger *slog.Logger
 }
 
@@ -45,8 +46,8 @@ func (c Config) withDefaults() Config {
 	if c.Grace == 0 {
 		c.Grace = 10 * time.Second
 	}
-	if c.Loan == 0 {
-		c.Loan = defaultLoan
+	if c.ClaimTimeout == 0 {
+		c.ClaimTimeout = defaultClaimTimeout
 	}
 	if c.Logger == nil && c.Bus != nil {
 		c.Logger = c.Bus.Logger()
@@ -61,24 +62,23 @@ func (c Config) validate() error {
 	if c.Grace < 0 {
 		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Grace %v must not be negative", c.Grace)
 	}
-	if c.Loan < 0 {
-		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: Loan %v must not be negative", c.Loan)
+	if c.ClaimTimeout < 0 {
+		return bus.Errorf(bus.CodeInvalid, "pipeline.Config: ClaimTimeout %v must not be negative", c.ClaimTimeout)
 	}
-	if most := c.Bus.Conn().MaxPayload(); most < leastPayload {
-		return bus.Errorf(bus.CodeInvalid, "the server takes messages of %d bytes; a pipeline needs %d at least (raise its max_payload)", most, leastPayload)
+	if most := c.Bus.MaxPayload(); most < minPayload {
+		return bus.Errorf(bus.CodeInvalid, "the server accepts messages of %d bytes; a pipeline needs at least %d (raise max_payload)", most, minPayload)
 	}
 	return bus.CheckName("namespace", c.Namespace)
 }
 
-// worker does tasks. Both methods are called by the engine's loop and must not block; what came of a task is told to
-// the engine's inbox.
+// worker runs tasks. Both methods are called by the loop and must not block; results go to the inbox.
 type worker interface {
-	start(t *task)
-	cancel(t *task, abort bool)
+	start(t *flow.Task)
+	cancel(t *flow.Task, abort bool)
 }
 
-// lastActs is what may still be stored when the time to close is over.
-const lastActs = 10 * time.Second
+// closeTimeout bounds the commits after the grace of Close.
+const closeTimeout = 10 * time.Second
 
 func detached(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), d)

@@ -2,27 +2,28 @@ package pipeline
 
 import (
 	"context"
-	"fmt"
 
 	"troupe/bus"
+	"troupe/pipeline/flow"
+	"troupe/pipeline/spec"
 )
 
-// stageNamed finds a stage, in the loop.
-func (p *Pipeline) stageNamed(name string) (*stage, error) {
-	if s := p.flow.stageOf(name); s != nil {
+// stageNamed finds a stage. It is called in the loop.
+func (p *Pipeline) stageNamed(name string) (*flow.StageState, error) {
+	if s := p.flow.StageNamed(name); s != nil {
 		return s, nil
 	}
 	var names []string
 	for _, s := range p.spec.Stages {
 		names = append(names, s.Name)
 	}
-	return nil, bus.Errorf(bus.CodeNotFound, "pipeline %s has no stage %q%s; it has %v", p.at.Name, name, near(name, names...), names)
+	return nil, bus.Errorf(bus.CodeNotFound, "pipeline %s has no stage %q%s; it has %v", p.at.Name, name, spec.Suggest(name, names...), names)
 }
 
-// inStage runs do in the loop for a stage.
-func (p *Pipeline) inStage(ctx context.Context, name string, do func(s *stage) error) error {
+// inStage calls do with a stage, in the loop.
+func (p *Pipeline) inStage(ctx context.Context, name string, do func(s *flow.StageState) error) error {
 	var inner error
-	err := p.do(ctx, func(p *Pipeline) {
+	err := p.inLoop(ctx, func(p *Pipeline) {
 		s, err := p.stageNamed(name)
 		if err == nil {
 			err = do(s)
@@ -35,36 +36,34 @@ func (p *Pipeline) inStage(ctx context.Context, name string, do func(s *stage) e
 	return inner
 }
 
-// Pause stops handing items to a stage; what it has in hand goes on. It outlasts a restart.
+// Pause starts no more tasks of a stage; running ones continue. It lasts until Resume, also over restarts.
 func (p *Pipeline) Pause(ctx context.Context, stage string) error {
 	return p.setPaused(ctx, stage, true)
 }
 
-// Resume hands items to the stage again.
+// Resume starts tasks of the stage again.
 func (p *Pipeline) Resume(ctx context.Context, stage string) error {
 	return p.setPaused(ctx, stage, false)
 }
 
 func (p *Pipeline) setPaused(ctx context.Context, stage string, paused bool) error {
-	return p.stored(ctx, func(token any) error {
+	return p.commitAndWait(ctx, func(token any) error {
 		s, err := p.stageNamed(stage)
 		if err != nil {
 			return err
 		}
-		s.paused = paused
-		p.flow.enqueue(&change{tokens: []any{token}}) // the record says it
+		p.flow.SetPaused(s, paused, token)
 		return nil
 	})
 }
 
-// signal is a replier with a channel.
-type signal chan error
+type replyChan chan error
 
-func (s signal) reply(err error) { s <- err }
+func (s replyChan) reply(err error) { s <- err }
 
-// stored runs do in the loop, which gives the token to something that is to be stored, and waits until it is.
-func (p *Pipeline) stored(ctx context.Context, do func(token any) error) error {
-	doneCh := make(signal, 1)
+// commitAndWait calls do in the loop with a token that is answered when the change is committed, and waits for that.
+func (p *Pipeline) commitAndWait(ctx context.Context, do func(token any) error) error {
+	doneCh := make(replyChan, 1)
 	p.inbox.push(eventFunc(func(*Pipeline) {
 		if err := do(doneCh); err != nil {
 			doneCh <- err
@@ -80,40 +79,39 @@ func (p *Pipeline) stored(ctx context.Context, do func(token any) error) error {
 	}
 }
 
-// SetVersion sets the version that new items are stamped with and stale ones are measured by. It only grows.
-func (p *Pipeline) SetVersion(ctx context.Context, v Version) error {
-	return p.stored(ctx, func(token any) error {
-		if v < p.flow.version {
-			return bus.Errorf(bus.CodeInvalid, "pipeline %s is at version %v and versions only grow; %v was given", p.at.Name, p.flow.version, v)
+// SetVersion sets the version that new items get and stale items are compared with. It must not decrease.
+func (p *Pipeline) SetVersion(ctx context.Context, v spec.Version) error {
+	return p.commitAndWait(ctx, func(token any) error {
+		if now := p.flow.Version; v < now {
+			return bus.Errorf(bus.CodeInvalid, "pipeline %s is at version %v and versions only grow; %v was given", p.at.Name, now, v)
 		}
-		p.flow.version = v
-		p.flow.enqueue(&change{tokens: []any{token}})
+		p.flow.SetVersion(v, token)
 		return nil
 	})
 }
 
-// Abort ends an item: the handler that has it is cancelled, with ErrAborted as the cause, and what it returns travels on.
-// One that waits is dropped when its turn comes.
+// Abort aborts an item: its handler is cancelled with ErrAborted as the cause, and what it returns is stored. A waiting
+// item is dropped when its turn comes.
 func (p *Pipeline) Abort(ctx context.Context, id string) error {
 	found := false
-	if err := p.do(ctx, func(p *Pipeline) { found = p.flow.abort(id) }); err != nil {
+	if err := p.inLoop(ctx, func(p *Pipeline) { found = p.flow.Abort(id) }); err != nil {
 		return err
 	}
 	if !found {
-		return bus.Errorf(bus.CodeNotFound, "pipeline %s: item %q is neither in hand nor waiting in memory", p.at.Name, id)
+		return bus.Errorf(bus.CodeNotFound, "pipeline %s: item %q is neither running nor waiting in memory", p.at.Name, id)
 	}
 	return nil
 }
 
-// Scale gives a stage so many workers: goroutines for a function, ranks for a role of processes, which grows or shrinks.
-// Work in hand is finished.
+// Scale sets the number of workers of a stage: goroutines of a function, or ranks of a role of processes. Running tasks
+// finish.
 func (p *Pipeline) Scale(ctx context.Context, name string, workers int) error {
 	if workers < 1 {
 		return bus.Errorf(bus.CodeInvalid, "stage %s: %d workers; pause it instead", name, workers)
 	}
 	isFunc := false
-	err := p.inStage(ctx, name, func(s *stage) error {
-		if isFunc = s.spec.Func != nil; isFunc {
+	err := p.inStage(ctx, name, func(s *flow.StageState) error {
+		if isFunc = s.Spec.Func != nil; isFunc {
 			p.scaleFunc(s, workers)
 		}
 		return nil
@@ -124,51 +122,43 @@ func (p *Pipeline) Scale(ctx context.Context, name string, workers int) error {
 	return p.resize(ctx, name, workers)
 }
 
-// scaleFunc replaces the goroutines of a function: the old ones finish what they have.
-func (p *Pipeline) scaleFunc(s *stage, workers int) {
-	for _, h := range s.hands.all {
-		h.draining = true
-		p.flow.returnQueue(s, h)
+// scaleFunc replaces the goroutines of a function; the old ones finish their tasks.
+func (p *Pipeline) scaleFunc(s *flow.StageState, workers int) {
+	for _, slots := range s.Workers.All {
+		slots.Draining = true
+		p.flow.Unassign(s, slots)
 	}
-	s.spec.Workers = workers
-	p.hire(s)
+	s.Spec.Workers = workers
+	p.addFuncWorker(s)
 }
 
-// returnQueue makes runnable again what waited for a worker that gets nothing more.
-func (f *flow) returnQueue(s *stage, h *hand) {
-	s.held -= h.queue.len()
-	s.giveBack(h.empty())
-	s.hands.unstick(h)
-}
-
-// Batch is items taken out of a sink.
+// Batch is items taken from a sink.
 type Batch struct {
-	Items []Item
+	Items []spec.Item
 	p     *Pipeline
 	id    uint64
 }
 
-// Take takes up to n items out of a sink, and waits until there is one at least. They are in the caller's hand until
-// Done or Return is called, and back in the sink when the pipeline is opened again.
+// Take takes up to n items from a sink, and waits for at least one. They belong to the caller until Ack or Nak, and go
+// back to the sink when the pipeline is opened again.
 func (p *Pipeline) Take(ctx context.Context, stream string, n int) (*Batch, error) {
 	b := &Batch{p: p}
 	var bad error
-	err := p.await(ctx, func(p *Pipeline) bool {
+	err := p.awaitState(ctx, func(p *Pipeline) bool {
 		if ctx.Err() != nil {
-			return true // nobody is there to take them
+			return true // the caller has gone
 		}
-		s := p.flow.streamOf(stream)
-		if s == nil || !s.spec.Sink {
+		if !p.flow.IsSink(stream) {
 			bad = bus.Errorf(bus.CodeInvalid, "pipeline %s has no sink %q; its streams are %v", p.at.Name, stream, p.streamNames())
 			return true
 		}
-		b.id, b.Items = p.flow.takeOut(s, n)
+		b.id, b.Items = p.flow.Take(stream, n)
 		return b.id != 0
 	})
 	if err != nil {
 		p.inbox.push(eventFunc(func(p *Pipeline) { // they may have been taken at the same moment
 			if b.id != 0 {
-				p.flow.takenOut(b.id, false, nil)
+				p.flow.Settle(b.id, false, nil)
 			}
 		}))
 		return nil, err
@@ -179,19 +169,17 @@ func (p *Pipeline) Take(ctx context.Context, stream string, n int) (*Batch, erro
 	return b, nil
 }
 
-// Done says that the items are dealt with.
-func (b *Batch) Done(ctx context.Context) error { return b.end(ctx, true) }
+// Ack completes the items.
+func (b *Batch) Ack(ctx context.Context) error { return b.settle(ctx, true) }
 
-// Return puts the items back.
-func (b *Batch) Return(ctx context.Context) error { return b.end(ctx, false) }
+// Nak returns the items to the sink.
+func (b *Batch) Nak(ctx context.Context) error { return b.settle(ctx, false) }
 
-func (b *Batch) end(ctx context.Context, done bool) error {
-	return b.p.stored(ctx, func(token any) error {
-		if !b.p.flow.takenOut(b.id, done, token) {
-			return bus.Errorf(bus.CodeInvalid, "the batch was given back before")
+func (b *Batch) settle(ctx context.Context, done bool) error {
+	return b.p.commitAndWait(ctx, func(token any) error {
+		if !b.p.flow.Settle(b.id, done, token) {
+			return bus.Errorf(bus.CodeInvalid, "the batch was settled before")
 		}
 		return nil
 	})
 }
-
-func (b *Batch) String() string { return fmt.Sprintf("%d items", len(b.Items)) }

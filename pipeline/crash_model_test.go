@@ -16,18 +16,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/pipeline"
 )
 
-// modelRole is the child that runs the pipeline of the model, and modelTriesEnv names the file in which it notes every
-// attempt: the id and when the item was stored, the attempt, and the time.
+// modelRole is the child process that runs the pipeline of the model. modelTriesEnv names the file that it writes every
+// attempt to: id and time of storage, attempt, time.
 const (
 	modelRole     = "@model"
 	modelTriesEnv = "TROUPE_PIPELINE_TEST_TRIES"
 )
 
-// modelled fails items as their ids say: "…-f1" in the first attempt, "…-f2" in two, "…-f9" four times out of five, "…-f99"
-// always: those stay dead letters, are large, and keep the server from rewriting the blocks of its store in which others lay.
+// modelled fails items as their ids say: "…-f1" in the first attempt, "…-f2" in two, "…-f9" four times out of five,
+// "…-f99" always. The last ones stay dead letters, are large, and keep the server from rewriting blocks of its store.
 func modelled() pipeline.Spec {
 	var mu sync.Mutex
 	work := func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
@@ -50,39 +51,39 @@ func modelled() pipeline.Spec {
 		return pass(ctx, in)
 	}
 	return pipeline.Spec{Name: "p",
-		Streams: []pipeline.StreamSpec{stream("in"), stream("mid"), {Name: "out", Sink: true, Items: 1 << 20, Bytes: 1 << 30}},
+		Streams: []pipeline.StreamSpec{newStream("in"), newStream("mid"), {Name: "out", Sink: true, Items: 1 << 20, Bytes: 1 << 30}},
 		Stages: []pipeline.StageSpec{
 			{Name: "one", In: []string{"in"}, Out: []string{"mid"}, Func: work, Workers: 2, InFlight: 16, Backoff: time.Millisecond, Losses: 1 << 20},
 			{Name: "two", In: []string{"mid"}, Out: []string{"out"}, Func: pass, Workers: 2, InFlight: 16, Losses: 1 << 20},
 		}}
 }
 
-// model is what must be true of the pipeline, and those who use it.
-type model struct {
+// usageModel is what must hold for the pipeline, and the clients that use it.
+type usageModel struct {
 	t testing.TB
 	c *pipeline.Client
 
-	mu           sync.Mutex // guards what follows
+	mu           sync.Mutex // guards the following fields
 	put          map[string]bool
-	taken        map[string]bool // and the pipeline has said that it knows
-	maybeTaken   map[string]bool // whether it does was not heard
+	taken        map[string]bool // acknowledged by the pipeline
+	maybeTaken   map[string]bool // without an acknowledgement
 	dropped      map[string]bool
 	maybeDropped map[string]bool
-	ended        map[uint64]string // letters that were retried or dropped, by their place
-	asked        map[uint64]string // letters of which that is not known
+	ended        map[uint64]string // resolved dead letters, by sequence
+	asked        map[uint64]string // dead letters whose resolution was not acknowledged
 	wrong        []string
 	retries      int
 }
 
-func (m *model) fail(format string, args ...any) {
+func (m *usageModel) fail(format string, args ...any) {
 	m.wrong = append(m.wrong, fmt.Sprintf(format, args...))
 }
 
-// opLimit is how long one step of those who use the pipeline may take: what was asked of a server that was killed is not answered.
+// opLimit bounds one operation: requests to a killed server are not answered.
 const opLimit = 3 * time.Second
 
-// putAll puts n items, some at a time.
-func (m *model) putAll(ctx context.Context, r *rand.Rand, n int, pace time.Duration) error {
+// putAll puts n items, several at a time.
+func (m *usageModel) putAll(ctx context.Context, r *rand.Rand, n int, pace time.Duration) error {
 	producer := m.c.Producer()
 	for first := 0; first < n; {
 		some := make([]pipeline.Item, min(n-first, 5+r.IntN(20)))
@@ -90,7 +91,7 @@ func (m *model) putAll(ctx context.Context, r *rand.Rand, n int, pace time.Durat
 			fails, size := 0, 14_000
 			switch n := r.IntN(40); {
 			case n < 2:
-				size = 30_000 // stored apart
+				size = 30_000 // a large body
 			case n < 4:
 				fails = 99
 			case n < 6:
@@ -114,9 +115,9 @@ func (m *model) putAll(ctx context.Context, r *rand.Rand, n int, pace time.Durat
 	return nil
 }
 
-// prepare makes letters that can be ended before large ones that are not, in a block of the store that the server has rewritten
-// and will not again: that is where what was deleted comes back from.
-func (m *model) prepare(ctx context.Context) {
+// prepare makes dead letters that can be resolved, followed by large ones that are not, in a block of the store that
+// the server has rewritten and does not rewrite again: such blocks restore deleted messages.
+func (m *usageModel) prepare(ctx context.Context) {
 	producer := m.c.Producer()
 	put := func(n int, name string, fails, size int) {
 		some := make([]pipeline.Item, n)
@@ -134,28 +135,28 @@ func (m *model) prepare(ctx context.Context) {
 		st, err := m.c.Status(ctx)
 		return err == nil && st.Dead >= 400 && st.Streams[0].Items+st.Streams[1].Items+st.Streams[2].Items == 0
 	}, 20*time.Second, 10*time.Millisecond)
-	time.Sleep(2500 * time.Millisecond) // the server says nothing of its own compaction
+	time.Sleep(2500 * time.Millisecond) // the server does not report its compaction
 }
 
-// takeSome takes what there is out of the sink.
-func (m *model) takeSome(ctx context.Context) {
+// takeSome takes items from the sink.
+func (m *usageModel) takeSome(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, opLimit)
 	defer cancel()
-	l, err := m.c.Lend(ctx, "out", 100)
+	l, err := m.c.Claim(ctx, "out", 100)
 	if err != nil || l == nil {
-		return // the server or the pipeline is away, or there is nothing
+		return // the server or the pipeline is down, or there are no items
 	}
 	m.mu.Lock()
 	for _, it := range l.Items {
 		if m.taken[it.ID] {
-			m.fail("%s came out again after it was taken", it.ID)
+			m.fail("%s was delivered again after it was taken", it.ID)
 		}
 		if m.dropped[it.ID] {
-			m.fail("%s came out after its letter was dropped", it.ID)
+			m.fail("%s was delivered after its dead letter was dropped", it.ID)
 		}
 	}
 	m.mu.Unlock()
-	err = l.Done(ctx)
+	err = l.Ack(ctx)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, it := range l.Items {
@@ -169,8 +170,8 @@ func (m *model) takeSome(ctx context.Context) {
 	}
 }
 
-// look reads the dead letters and compares them with what is known.
-func (m *model) look(ctx context.Context) []pipeline.DeadLetter {
+// look reads the dead letters and compares them with the model.
+func (m *usageModel) look(ctx context.Context) []pipeline.DeadLetter {
 	m.mu.Lock()
 	before := len(m.asked)
 	asked := make(map[uint64]string, before)
@@ -187,13 +188,13 @@ func (m *model) look(ctx context.Context) []pipeline.DeadLetter {
 	ids := map[string]uint64{}
 	for _, d := range all {
 		if m.ended[d.Seq] != "" {
-			m.fail("letter %d of %s is back after it was ended", d.Seq, d.ID)
+			m.fail("dead letter %d of %s is back after it was resolved", d.Seq, d.ID)
 		}
 		if m.dropped[d.ID] {
-			m.fail("letter %d: %s is back after its letter was dropped", d.Seq, d.ID)
+			m.fail("dead letter %d: %s is back after its dead letter was dropped", d.Seq, d.ID)
 		}
 		if m.taken[d.ID] {
-			m.fail("letter %d: %s has come out of the sink", d.Seq, d.ID)
+			m.fail("dead letter %d: %s was delivered to the sink", d.Seq, d.ID)
 		}
 		if other := ids[d.ID]; other > 0 {
 			m.fail("%s is two dead letters, %d and %d", d.ID, other, d.Seq)
@@ -201,15 +202,15 @@ func (m *model) look(ctx context.Context) []pipeline.DeadLetter {
 		ids[d.ID] = d.Seq
 		delete(asked, d.Seq)
 	}
-	for seq, id := range asked { // it was asked for before, and is not there: from now on it must not be
+	for seq, id := range asked { // requested before and absent now: it must stay absent
 		m.ended[seq] = id
 		delete(m.asked, seq)
 	}
 	return all
 }
 
-// operate retries some dead letters, or drops them.
-func (m *model) operate(ctx context.Context, r *rand.Rand) {
+// operate retries or drops some dead letters.
+func (m *usageModel) operate(ctx context.Context, r *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, opLimit)
 	defer cancel()
 	var seqs []uint64
@@ -238,7 +239,7 @@ func (m *model) operate(ctx context.Context, r *rand.Rand) {
 	}
 	n, err := do(ctx, seqs, false)
 	if err != nil || n < len(seqs) {
-		return // it may have ended some
+		return // some may be resolved
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -252,23 +253,23 @@ func (m *model) operate(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// TestModelOfCrashes puts, takes, retries and drops while the server and the process that runs the pipeline are killed at
-// random, with SIGKILL, and compares what comes of it with a model: every item comes out of the sink once, or is one dead
-// letter, or was dropped; what was ended does not come back; attempts are never counted back. TROUPE_CRASH_RESTARTS says
-// how often something is killed, ten times if it is not set.
+// TestModelOfCrashes puts, takes, retries and drops while the server and the engine are killed at random with SIGKILL,
+// and compares the result with a model: every item is delivered to the sink once, is one dead letter, or was dropped;
+// what was resolved stays resolved; attempts never decrease; a removed pipeline stays removed. TROUPE_CRASH_RESTARTS is
+// the number of kills.
 func TestModelOfCrashes(t *testing.T) {
+	t.Parallel()
 	restarts := soakNumber(t, "TROUPE_CRASH_RESTARTS", 10)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 1))
 	tries := filepath.Join(t.TempDir(), "tries")
-	t.Setenv(modelTriesEnv, tries)
-	srv := startNATS(t)
-	c, err := pipeline.Connect(srv.open(), "default", "p")
+	srv := bustest.StartCrashable(t)
+	c, err := pipeline.Connect(bustest.Open(t, bus.Config{URLs: []string{srv.URL}}), "default", "p")
 	require.NoError(t, err)
-	engine := spawn(t, nil, modelRole, srv.url())
+	engine := spawn(t, nil, modelRole, srv.URL, modelTriesEnv+"="+tries)
 	t.Cleanup(func() { engine.kill() })
-	m := &model{
+	m := &usageModel{
 		t: t, c: c, put: map[string]bool{}, taken: map[string]bool{}, maybeTaken: map[string]bool{}, dropped: map[string]bool{},
 		maybeDropped: map[string]bool{}, ended: map[uint64]string{}, asked: map[uint64]string{},
 	}
@@ -290,16 +291,16 @@ func TestModelOfCrashes(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 3))
 		for working.Err() == nil {
 			m.operate(ctx, r)
-			_ = sleep(working, 50*time.Millisecond)
+			_ = bus.Sleep(working, 50*time.Millisecond)
 		}
 	})
 	newEngine := func(crash bool) {
 		engine.kill()
 		noteKill(t, tries)
 		if crash {
-			srv.crash()
+			crashServer(srv)
 		}
-		engine = spawn(t, nil, modelRole, srv.url())
+		engine = spawn(t, nil, modelRole, srv.URL, modelTriesEnv+"="+tries)
 	}
 	for i := range restarts {
 		time.Sleep(time.Duration(200+r.IntN(1100)) * time.Millisecond) // sometimes long enough for blocks to be rewritten
@@ -309,7 +310,7 @@ func TestModelOfCrashes(t *testing.T) {
 		case 1:
 			newEngine(true)
 		default:
-			srv.crash()
+			crashServer(srv)
 		}
 		m.mu.Lock()
 		wrong := slices.Clone(m.wrong)
@@ -325,14 +326,14 @@ func TestModelOfCrashes(t *testing.T) {
 	m.settle(ctx)
 	m.compare(ctx)
 	checkTries(t, tries)
-	t.Logf("%d items, %d taken, %d letters ended, %d restarts", len(m.put), len(m.taken), m.retries, restarts)
+	t.Logf("%d items, %d taken, %d dead letters resolved, %d restarts", len(m.put), len(m.taken), m.retries, restarts)
 
-	// A pipeline that was removed is so after a crash, too.
+	// A removed pipeline stays removed after a crash.
 	require.NoError(t, c.Shutdown(ctx))
 	<-engine.diedCh
 	require.NoError(t, c.Remove(ctx))
-	srv.crash()
-	engine = spawn(t, nil, modelRole, srv.url())
+	crashServer(srv)
+	engine = spawn(t, nil, modelRole, srv.URL, modelTriesEnv+"="+tries)
 	var st pipeline.Status
 	require.Eventually(t, func() bool {
 		st, err = c.Status(ctx)
@@ -344,23 +345,14 @@ func TestModelOfCrashes(t *testing.T) {
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
-	}
-}
-
-// settle takes out all that comes out, until nothing is under way.
-func (m *model) settle(ctx context.Context) {
+// settle takes everything from the sink until the pipeline is idle.
+func (m *usageModel) settle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for empty := 0; empty < 2; {
 		m.takeSome(ctx)
 		st, err := m.c.Status(ctx)
-		require.NoError(m.t, ctx.Err(), "it does not come to an end: %+v, %v", st, err)
+		require.NoError(m.t, ctx.Err(), "the pipeline does not become idle: %+v, %v", st, err)
 		if err != nil {
 			continue
 		}
@@ -373,8 +365,8 @@ func (m *model) settle(ctx context.Context) {
 	}
 }
 
-// compare holds every item against the model.
-func (m *model) compare(ctx context.Context) {
+// compare compares every item with the model.
+func (m *usageModel) compare(ctx context.Context) {
 	letters := map[string]bool{}
 	var all []pipeline.DeadLetter
 	require.Eventually(m.t, func() bool {
@@ -393,7 +385,7 @@ func (m *model) compare(ctx context.Context) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if st.Dead != len(all) {
-		m.fail("the status counts %d dead letters, and there are %d", st.Dead, len(all))
+		m.fail("the status has %d dead letters, but there are %d", st.Dead, len(all))
 	}
 	for id := range m.put {
 		there := m.taken[id] || letters[id]
@@ -407,7 +399,7 @@ func (m *model) compare(ctx context.Context) {
 	require.Empty(m.t, m.wrong)
 }
 
-// killedID stands in the place of an item where the engine was killed.
+// killedID marks a kill of the engine in the file of attempts.
 const killedID = "killed@0"
 
 func noteKill(t testing.TB, file string) {
@@ -418,8 +410,8 @@ func noteKill(t testing.TB, file string) {
 	require.NoError(t, errors.Join(err, f.Close()))
 }
 
-// checkTries finds that the attempts of an item only grow while it lies in a stream. What was tried shortly before the engine
-// was killed may not have been stored.
+// checkTries checks that the attempts of an item only grow while it is in a stream. Attempts shortly before a kill may
+// not have been stored.
 func checkTries(t testing.TB, file string) {
 	t.Helper()
 	const unstored = 3000 // milliseconds
@@ -434,7 +426,7 @@ func checkTries(t testing.TB, file string) {
 		var one try
 		item, rest, _ := strings.Cut(line, " ")
 		if n, err := fmt.Sscanf(rest, "%d %d", &one.attempt, &one.at); err != nil || n < 2 {
-			continue // the engine was killed in the middle of the line
+			continue // the engine was killed while it wrote the line
 		}
 		if item == killedID {
 			killed = append(killed, one.at)
@@ -443,7 +435,7 @@ func checkTries(t testing.TB, file string) {
 		before := last[item]
 		excused := slices.ContainsFunc(killed, func(at int64) bool { return at >= before.at && at-before.at < unstored })
 		if !excused {
-			require.GreaterOrEqual(t, one.attempt, before.attempt, "the attempts of %s go back", item)
+			require.GreaterOrEqual(t, one.attempt, before.attempt, "the attempts of %s decrease", item)
 		}
 		last[item] = one
 	}

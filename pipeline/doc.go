@@ -1,5 +1,5 @@
-// Package pipeline connects roles by durable streams: event-driven stages. A stage is a method of a role, or a plain
-// function; a stream between stages is stored, bounded, and shared by all the workers of the stage that reads it.
+// Package pipeline connects roles by durable streams. A stage is a method of a role, or a function of the program; a
+// stream between stages is stored, bounded, and shared by all workers of the stage that reads it.
 //
 //	p, err := pipeline.Open(ctx, pipeline.Config{Bus: b, Clusters: []*roles.Cluster{rollout, reward}}, pipeline.Spec{
 //		Name:    "rl",
@@ -15,7 +15,7 @@
 //	err = p.Drain(ctx)
 //	err = p.Close(ctx)
 //
-// An item's outputs are stored once, together with the mark that it is dealt with, whatever dies and whenever. A worker
-// that dies gives its items back at once. A pipeline that is opened again goes on where it was. Other processes put items
-// with a Producer and give orders with a Client; a Router spreads requests over the ranks of a role by the same credits.
+// The outputs of an item are stored once, together with its completion, whatever fails. The items of a worker that dies
+// go to other workers at once. A pipeline that is opened again continues from its log. Other processes put items with a
+// Producer and control a pipeline with a Client; a Router distributes requests over the ranks of a role by credits.
 package pipeline

@@ -3,74 +3,71 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
+	"troupe/pipeline/flow"
+	"troupe/pipeline/spec"
 )
 
-// Pipeline is a pipeline that runs in this process. It is safe for concurrent use.
+// Pipeline is a pipeline that runs in this process (the engine). It is safe for concurrent use.
 type Pipeline struct {
 	cfg     Config
-	spec    Spec
+	spec    spec.Spec
 	at      bus.Pipeline
-	journal *journal // written to by the writer, read by the readers
+	journal *journal // the commit writer writes, the readers read
 	inbox   *inbox
-	sub     *nats.Subscription
+	sub     *bus.Subscription
 
-	ctx      context.Context // of everything in the background
-	cancel   context.CancelCauseFunc
-	group    sync.WaitGroup
-	doneCh   chan struct{} // closed when the loop has ended
-	commitCh chan *commit
-	full     atomic.Pointer[bus.Error] // the store is, and a commit waits for it: no more is taken in; the writer's to set
-	written  uint64                    // the writer's: where the log ends
-	loadCh   chan load
+	ctx         context.Context // of all background goroutines
+	cancel      context.CancelCauseFunc
+	group       sync.WaitGroup
+	doneCh      chan struct{} // closed when the loop has ended
+	commitCh    chan *flow.Commit
+	storeFull   atomic.Pointer[bus.Error] // set by the commit writer while a commit waits for a full store: puts are rejected meanwhile
+	lastWritten uint64                    // owned by the commit writer: the last sequence of the log
+	readCh      chan flow.ReadRequest
 
-	// The loop owns what follows.
-	flow     *flow
-	workers  map[*hand]worker
-	bodies   map[*shelf]*bodyWriter
-	inFlight int      // commits
-	closing  bool     // it is to end when nothing is in hand and all is stored
-	waiters  []waiter // for a state of affairs
-	rates    map[string]*rate
-	began    time.Time
-	sampled  time.Time
-	dead     int // letters in the log
-	report   report
+	// The loop's goroutine owns the following fields.
+	flow            *flow.Flow
+	workers         map[*flow.WorkerSlots]worker
+	bodyWriters     map[*flow.BodyStream]*bodyWriter
+	commitsInFlight int
+	closing         bool // the loop ends when no task is running and everything is committed
+	waiters         []waiter
+	began           time.Time
+	deadLetters     int // unresolved dead letters in the log
+	report          deadLetterReport
 
-	garbage *garbage // for the purge loop
+	garbage *garbage // owned by the purge loop, filled by the loop
 
-	pulls pulls
-	loans loans
+	fetches bodyFetches
+	claims  openClaims
 
-	err error // why it ended; set before doneCh is closed
+	err error // why the engine ended; set before doneCh is closed
 }
 
-// waiter waits until the flow is as it wants.
+// waiter is woken when its condition holds after a turn of the loop.
 type waiter struct {
 	until func(p *Pipeline) bool
 	ch    chan struct{}
 }
 
-// Open starts a pipeline, or goes on with it where it was.
-func Open(ctx context.Context, cfg Config, spec Spec) (*Pipeline, error) {
+// Open starts a pipeline, or continues it from its log.
+func Open(ctx context.Context, cfg Config, declared spec.Spec) (*Pipeline, error) {
 	cfg = cfg.withDefaults()
-	if err := errors.Join(cfg.validate(), spec.Check()); err != nil {
+	if err := errors.Join(cfg.validate(), declared.Check()); err != nil {
 		return nil, err
 	}
 	p := &Pipeline{
-		cfg: cfg, spec: spec.withDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: spec.Name}, inbox: newInbox(),
-		doneCh: make(chan struct{}), commitCh: make(chan *commit, maxFlights), loadCh: make(chan load, 256),
-		workers: map[*hand]worker{}, bodies: map[*shelf]*bodyWriter{}, rates: map[string]*rate{}, garbage: newGarbage(), began: time.Now(),
-		pulls: pulls{under: map[string]*pull{}, roomCh: map[string]chan struct{}{}}, loans: loans{byID: map[uint64]*lending{}},
+		cfg: cfg, spec: declared.WithDefaults(), at: bus.Pipeline{Namespace: cfg.Namespace, Name: declared.Name}, inbox: newInbox(),
+		doneCh: make(chan struct{}), commitCh: make(chan *flow.Commit, maxCommitsInFlight), readCh: make(chan flow.ReadRequest, 256),
+		workers: map[*flow.WorkerSlots]worker{}, bodyWriters: map[*flow.BodyStream]*bodyWriter{}, garbage: newGarbage(), began: time.Now(),
+		fetches: bodyFetches{inFlight: map[string]*bodyFetch{}, roomCh: map[string]chan struct{}{}}, claims: openClaims{byID: map[uint64]*openClaim{}},
 	}
-	if err := p.alone(ctx); err != nil {
+	if err := p.refuseSecondEngine(ctx); err != nil {
 		return nil, err
 	}
 	p.ctx, p.cancel = context.WithCancelCause(context.Background())
@@ -82,59 +79,57 @@ func Open(ctx context.Context, cfg Config, spec Spec) (*Pipeline, error) {
 	return p, nil
 }
 
-// alone refuses to take a pipeline away from a process that runs it.
-func (p *Pipeline) alone(ctx context.Context) error {
+// refuseSecondEngine fails if another process runs the pipeline and answers.
+func (p *Pipeline) refuseSecondEngine(ctx context.Context) error {
 	if p.cfg.TakeOver {
 		return nil
 	}
 	st, err := (&Client{b: p.cfg.Bus, at: p.at}).Status(ctx)
 	if err == nil {
-		return bus.Errorf(bus.CodeExists, "pipeline %s runs already, in %s; stop it there, or take it over", p.at.Name, st.By)
+		return bus.Errorf(bus.CodeExists, "pipeline %s is already running, in %s; stop it there, or set TakeOver", p.at.Name, st.By)
 	}
 	return nil
 }
 
 func (p *Pipeline) open(ctx context.Context) (err error) {
-	var rec *record
+	var rec *flow.Checkpoint
 	var last uint64
 	if p.journal, rec, last, err = openJournal(ctx, p.cfg.Bus, p.at, p.spec, p.cfg.By); err != nil {
 		return err
 	}
-	p.flow = newFlow(p.spec, rec)
-	p.flow.apart = bodyApart
-	p.flow.now = time.Now()
-	if err := errors.Join(p.recallTries(ctx), p.recallEndings(ctx, rec)); err != nil {
+	p.flow = flow.New(p.spec, rec)
+	p.flow.LargeBodyMin = largeBodyMin
+	p.flow.Now = time.Now()
+	if err := errors.Join(p.restoreRetries(ctx), p.restoreResolved(ctx, rec)); err != nil {
 		return err
 	}
-	if err := p.makeRoom(ctx, rec); err != nil {
+	if err := p.purgeBeforeFirstWrite(ctx, rec); err != nil {
 		return err
 	}
-	p.flow.crashed(rec)
-	p.written = last
+	p.flow.CountCrash(rec)
+	p.lastWritten = last
 	at := last + 1
-	if err := p.commitNow(ctx); err != nil { // from here on the engine before us is refused
+	if err := p.commitSync(ctx); err != nil { // from here on commits of the previous engine are rejected
 		return err
 	}
-	if err := p.recallLetters(ctx); err != nil {
+	if err := p.restoreDeadLetters(ctx); err != nil {
 		return err
 	}
-	for _, s := range p.flow.streams {
-		for _, l := range s.lanes {
-			body, err := p.journal.lastBody(ctx, l.shelf)
-			if err != nil {
-				return err
-			}
-			l.marks.push(mark{l.head, at, body})
+	for l := range p.flow.Lanes() {
+		body, err := p.journal.lastBodySeq(ctx, l.Bodies)
+		if err != nil {
+			return err
 		}
+		l.AddPurgePoint(at, body)
 	}
-	if err := p.recall(ctx); err != nil {
+	if err := p.restoreProducersAndGroups(ctx); err != nil {
 		return err
 	}
-	p.letGo(nil)
-	if err := p.staff(); err != nil {
+	p.collectGarbage(nil)
+	if err := p.startWorkers(); err != nil {
 		return err
 	}
-	if err := p.listen(); err != nil {
+	if err := p.serve(); err != nil {
 		return err
 	}
 	p.group.Go(bus.Guard(p.writeLoop))
@@ -144,41 +139,41 @@ func (p *Pipeline) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// commitNow stores what waits, and a record in any case, before the loops begin.
-func (p *Pipeline) commitNow(ctx context.Context) error {
+// commitSync commits everything that is queued, and at least a checkpoint, before the loops are started.
+func (p *Pipeline) commitSync(ctx context.Context) error {
 	for {
-		c := p.flow.build()
-		first, end, err := p.journal.take(ctx, c, p.written)
+		c := p.flow.BuildCommit()
+		first, end, err := p.journal.writeFirst(ctx, c, p.lastWritten)
 		if err != nil {
 			return err
 		}
-		p.flow.landed(c, first)
-		if p.written = end; p.flow.queue.len() == 0 {
+		p.flow.Committed(c, first)
+		if p.lastWritten = end; !p.flow.HasQueued() {
 			return nil
 		}
 	}
 }
 
-// loop applies events, decides, and carries out. It ends with the pipeline.
+// loop applies events, lets the flow decide, and applies its effects.
 func (p *Pipeline) loop() {
 	defer close(p.doneCh)
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	for {
-		p.flow.now = time.Now()
+		p.flow.Now = time.Now()
 		for _, e := range p.inbox.take() {
 			e.apply(p)
 		}
-		p.flow.pump()
-		p.carryOut()
-		p.sample()
-		p.tellDead(false)
-		if p.over() {
-			p.tellDead(true)
+		p.flow.Schedule()
+		p.applyEffects()
+		p.flow.Sample()
+		p.emitDeadLetters(false)
+		if p.isFinished() {
+			p.emitDeadLetters(true)
 			return
 		}
-		wait := time.Second // and at least that often, for the rates
-		if at := p.flow.next(); !at.IsZero() {
+		wait := time.Second // at least once a second, for the rates
+		if at := p.flow.NextWake(); !at.IsZero() {
 			wait = min(wait, max(time.Until(at), time.Millisecond))
 		}
 		timer.Reset(wait)
@@ -187,14 +182,14 @@ func (p *Pipeline) loop() {
 		case <-timer.C:
 		case <-p.ctx.Done():
 			p.err = context.Cause(p.ctx)
-			p.abandon()
+			p.failWaiters()
 			return
 		}
 	}
 }
 
-// over says whether the loop may end: it is closing, and all that was done is stored.
-func (p *Pipeline) over() bool {
+// isFinished wakes waiters and reports whether the loop may end: the pipeline is closing and everything is committed.
+func (p *Pipeline) isFinished() bool {
 	left := p.waiters[:0]
 	for _, w := range p.waiters {
 		if w.until(p) {
@@ -204,132 +199,121 @@ func (p *Pipeline) over() bool {
 		left = append(left, w)
 	}
 	p.waiters = left
-	if !p.closing || p.flow.inHand() > 0 || p.flow.queue.len() > 0 || p.inFlight > 0 {
+	if !p.closing || p.flow.RunningTasks() > 0 || p.flow.HasQueued() || p.commitsInFlight > 0 {
 		return false
 	}
-	if p.flow.final {
+	if !p.flow.FinalCheckpoint() {
 		return true
 	}
-	p.flow.final = true // and the log says so
-	p.flow.enqueue(&change{})
 	p.inbox.push(eventFunc(func(*Pipeline) {}))
 	return false
 }
 
-// abandon tells everybody who waits that nothing will come.
-func (p *Pipeline) abandon() {
+// failWaiters answers all requests with the error that ended the pipeline.
+func (p *Pipeline) failWaiters() {
 	why := bus.Errorf(bus.CodeClosed, "pipeline %s has ended: %w", p.at.Name, p.err)
 	for _, e := range p.inbox.take() {
 		if put, ok := e.(*putEvent); ok {
 			put.reply(why)
 		}
 	}
-	p.flow.refuse()
-	p.carryOut()
-	for p.flow.queue.len() > 0 {
-		c, _ := p.flow.queue.pop()
-		for _, token := range c.tokens {
-			token.(replier).reply(why)
-		}
-	}
+	p.flow.RejectPuts()
+	p.applyEffects()
+	p.flow.FailQueued(why)
+	p.reply(p.flow.TakeEffects().Replies)
 }
 
-// replier is who waits for an answer. It must not block.
+// replier receives the result of a request. It must not block.
 type replier interface{ reply(err error) }
 
-// carryOut does what the flow decided.
-func (p *Pipeline) carryOut() {
-	f := p.flow
-	for _, t := range f.starts {
-		p.workers[t.hand].start(t)
+// applyEffects does what the flow decided.
+func (p *Pipeline) applyEffects() {
+	do := p.flow.TakeEffects()
+	for _, t := range do.Starts {
+		p.workers[t.Worker].start(t)
 	}
-	for _, c := range f.cancels {
-		if w := p.workers[c.task.hand]; w != nil {
-			w.cancel(c.task, c.abort)
+	for _, c := range do.Cancels {
+		if w := p.workers[c.Task.Worker]; w != nil {
+			w.cancel(c.Task, c.Abort)
 		}
 	}
-	for _, l := range f.loads {
-		p.loadCh <- l // a lane has one under way, and there are fewer lanes than places
+	for _, l := range do.Reads {
+		p.readCh <- l // does not block: a lane has one read in flight, and there are fewer lanes than slots
 	}
-	for _, a := range f.answers {
-		if a.token != nil {
-			a.token.(replier).reply(a.err)
-		}
-	}
-	clear(f.starts)
-	clear(f.answers)
-	f.starts, f.cancels, f.loads, f.answers = f.starts[:0], f.cancels[:0], f.loads[:0], f.answers[:0]
-	if len(f.bodies) > 0 {
-		p.storeBodies(f.bodies)
-		f.bodies = f.bodies[:0]
-	}
-	for f.buildable() && p.mayCommit() {
-		p.inFlight++
-		p.commitCh <- f.build()
+	p.reply(do.Replies)
+	p.storeBodies(do.Bodies)
+	for p.flow.CanCommit() && p.mayCommit() {
+		p.commitsInFlight++
+		p.commitCh <- p.flow.BuildCommit()
 	}
 }
 
-// maxFlights is how many commits may be on their way. While one is, only a good load is worth another.
+func (p *Pipeline) reply(answers []flow.Reply) {
+	for _, a := range answers {
+		if a.Token != nil {
+			a.Token.(replier).reply(a.Err)
+		}
+	}
+}
+
+// While a commit is in flight, another one is sent only if it is large enough to be worthwhile.
 const (
-	maxFlights   = 3
-	goodMessages = 256
-	goodBytes    = 1 << 20
+	maxCommitsInFlight = 3
+	worthwhileMessages = 256
+	worthwhileBytes    = 1 << 20
 )
 
 func (p *Pipeline) mayCommit() bool {
-	return p.inFlight == 0 || p.inFlight < maxFlights && (p.flow.queued >= goodMessages || p.flow.queuedBytes >= goodBytes)
+	messages, bytes := p.flow.Backlog()
+	return p.commitsInFlight == 0 || p.commitsInFlight < maxCommitsInFlight && (messages >= worthwhileMessages || bytes >= worthwhileBytes)
 }
 
-type landing struct {
-	commit *commit
+type commitDone struct {
+	commit *flow.Commit
 	first  uint64
 }
 
-func (l *landing) apply(p *Pipeline) {
-	p.inFlight--
-	p.flow.landed(l.commit, l.first)
-	p.dead += len(l.commit.dead)
-	p.noteDead(l.commit.dead)
-	p.letGo(l.commit)
+func (l *commitDone) apply(p *Pipeline) {
+	p.commitsInFlight--
+	p.flow.Committed(l.commit, l.first)
+	p.deadLetters += len(l.commit.DeadLetters)
+	p.countDeadLetters(l.commit.DeadLetters)
+	p.collectGarbage(l.commit)
 }
 
-// readLoop reads what lies in the log and has room in memory now.
+// readLoop reads items from the log that now fit into memory.
 func (p *Pipeline) readLoop() {
 	for {
 		select {
 		case <-p.ctx.Done():
 			return
-		case want := <-p.loadCh:
-			got, ok := p.readAll(want)
+		case want := <-p.readCh:
+			got, ok := p.readWithRetry(want)
 			if !ok {
 				return
 			}
 			p.inbox.push(eventFunc(func(*Pipeline) {
-				if want.lane.arrived(got) {
-					p.letGo(nil)
+				if want.Lane.ReadDone(got) {
+					p.collectGarbage(nil)
 				}
 			}))
 		}
 	}
 }
 
-// readAll tries until it has read, or the pipeline ends.
-func (p *Pipeline) readAll(want load) (got loaded, ok bool) {
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		ctx, cancel := context.WithTimeout(p.ctx, 5*attemptLimit)
-		got, err := p.journal.read(ctx, want)
-		cancel()
-		if err == nil {
-			return got, true
-		}
-		if wait(p.ctx, pause) != nil {
-			return loaded{}, false
-		}
-	}
+// readWithRetry reads until it succeeds or the pipeline ends.
+func (p *Pipeline) readWithRetry(want flow.ReadRequest) (got flow.ReadResult, ok bool) {
+	err := bus.Retry(p.ctx, backoff, func() (err error) {
+		ctx, cancel := context.WithTimeout(p.ctx, 5*attemptTimeout)
+		defer cancel()
+		got, err = p.journal.read(ctx, want)
+		return err
+	})
+	return got, err == nil
 }
 
-// do runs f in the loop and waits until it has run.
-func (p *Pipeline) do(ctx context.Context, f func(p *Pipeline)) error {
+// inLoop runs f in the loop and waits for it.
+func (p *Pipeline) inLoop(ctx context.Context, f func(p *Pipeline)) error {
 	ranCh := make(chan struct{})
 	p.inbox.push(eventFunc(func(p *Pipeline) { f(p); close(ranCh) }))
 	select {
@@ -342,10 +326,10 @@ func (p *Pipeline) do(ctx context.Context, f func(p *Pipeline)) error {
 	}
 }
 
-// await waits until the flow is as until says. It is asked after each turn of the loop.
-func (p *Pipeline) await(ctx context.Context, until func(p *Pipeline) bool) error {
+// awaitState waits until the condition holds. It is evaluated after each turn of the loop.
+func (p *Pipeline) awaitState(ctx context.Context, until func(p *Pipeline) bool) error {
 	w := waiter{until: until, ch: make(chan struct{})}
-	if err := p.do(ctx, func(p *Pipeline) { p.waiters = append(p.waiters, w) }); err != nil {
+	if err := p.inLoop(ctx, func(p *Pipeline) { p.waiters = append(p.waiters, w) }); err != nil {
 		return err
 	}
 	select {
@@ -366,10 +350,10 @@ func (p *Pipeline) ended() error {
 	return bus.Errorf(bus.CodeClosed, "pipeline %s is closed", p.at.Name)
 }
 
-// Done is closed when the pipeline has ended; Err then says why, nil if it was closed.
+// Done is closed when the pipeline has ended; Err then returns why, nil if it was closed.
 func (p *Pipeline) Done() <-chan struct{} { return p.doneCh }
 
-// Err is why the pipeline ended: ErrFenced when another process has taken it over.
+// Err is why the pipeline ended: bus.ErrFenced when another process has taken it over.
 func (p *Pipeline) Err() error {
 	select {
 	case <-p.doneCh:
@@ -379,23 +363,22 @@ func (p *Pipeline) Err() error {
 	}
 }
 
-// Drain takes nothing more in and waits until everything that is in the pipeline has gone through: what is left lies in
-// its sinks and in the dead letters.
+// Drain accepts no more puts and waits until every item has passed all stages: the rest is in sinks and dead letters.
 func (p *Pipeline) Drain(ctx context.Context) error {
-	if err := p.do(ctx, func(p *Pipeline) { p.flow.closed = true; p.flow.refuse() }); err != nil {
+	if err := p.inLoop(ctx, func(p *Pipeline) { p.flow.CloseIntake() }); err != nil {
 		return err
 	}
-	return p.await(ctx, func(p *Pipeline) bool { return p.flow.idle() && p.inFlight == 0 })
+	return p.awaitState(ctx, func(p *Pipeline) bool { return p.flow.Idle() && p.commitsInFlight == 0 })
 }
 
-// Close hands nothing more out, lets handlers finish within the grace, and stores what they did. What they did not finish
-// is back in its stream, and the next Open goes on with it. It may be called more than once.
+// Close starts no more tasks, lets handlers finish within Config.Grace, and commits their results. Unfinished items
+// stay in their streams, and the next Open continues with them. It may be called more than once.
 func (p *Pipeline) Close(ctx context.Context) error {
-	ctx, cancel := detached(ctx, p.cfg.Grace+lastActs)
+	ctx, cancel := detached(ctx, p.cfg.Grace+closeTimeout)
 	defer cancel()
-	err := p.do(ctx, func(p *Pipeline) { p.flow.stop(); p.closing = true })
+	err := p.inLoop(ctx, func(p *Pipeline) { p.flow.Stop(); p.closing = true })
 	if err == nil {
-		p.finishUp(ctx)
+		p.drainHandlers(ctx)
 	}
 	p.cancel(context.Canceled)
 	<-p.doneCh
@@ -409,25 +392,19 @@ func (p *Pipeline) Close(ctx context.Context) error {
 	return nil
 }
 
-// finishUp waits for handlers, then takes back what they still have, and waits until all is stored.
-func (p *Pipeline) finishUp(ctx context.Context) {
+// drainHandlers waits for handlers, then revokes the remaining tasks, and waits until everything is committed.
+func (p *Pipeline) drainHandlers(ctx context.Context) {
 	select {
 	case <-p.doneCh:
 		return
 	case <-time.After(p.cfg.Grace):
 	}
-	_ = p.do(ctx, func(p *Pipeline) { // an end in between is what is wanted
-		for _, s := range p.flow.stages {
-			for _, h := range slices.Clone(s.hands.all) {
-				p.flow.part(s, h, returned, 0, nil)
-			}
-		}
-	})
+	_ = p.inLoop(ctx, func(p *Pipeline) { p.flow.RevokeAll() }) // an error means that the pipeline has ended, as intended
 	select {
 	case <-p.doneCh:
 	case <-ctx.Done():
 	}
 }
 
-// Spec is the pipeline as it was declared, with what was left out filled in.
-func (p *Pipeline) Spec() Spec { return p.spec }
+// Spec is the declaration of the pipeline, with defaults filled in.
+func (p *Pipeline) Spec() spec.Spec { return p.spec }

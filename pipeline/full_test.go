@@ -13,9 +13,10 @@ import (
 	"troupe/pipeline"
 )
 
-// Harm forbidden: a put waits for a timeout while the store is full; or a pipeline does not go on when there is space again,
-// or has lost what it took in.
-func TestPipelineOverAFullDisk(t *testing.T) {
+// While the store is full, puts fail at once; when there is space again, the pipeline continues without losing accepted
+// items.
+func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := bustest.SmallDisk(t, 16<<20)
 	if disk == "" {
 		return
@@ -27,31 +28,39 @@ func TestPipelineOverAFullDisk(t *testing.T) {
 		Streams: []pipeline.StreamSpec{{Name: "a", Bytes: 64 << 20}, {Name: "b", Sink: true, Bytes: 64 << 20}},
 		Stages:  []pipeline.StageSpec{{Name: "one", In: []string{"a"}, Out: []string{"b"}, Func: pass}}})
 	all := items(1000)
-	require.NoError(t, p.Put(patient(t), "a", all[:100]...))
+	require.NoError(t, p.Put(testContext(t), "a", all[:100]...))
+	// A purge that meets the full disk can hang nats-server for good (see docs/limits.md), so none is due while it is full.
+	log := findStream(t, head, bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	require.Eventually(t, func() bool { return stateOf(t, log).Messages < 105 }, 20*time.Second, 10*time.Millisecond, "the items of a are purged")
+	require.NoError(t, p.Pause(testContext(t), "one"))
 	free := bustest.FillDisk(t, disk)
 	stored := 100
 	var refusal error
-	for refusal == nil { // those that fit still are stored
+	for refusal == nil { // puts that fit are still stored
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 		refusal = p.Put(ctx, "a", all[stored])
 		cancel()
-		stored++ // refused for want of time it may be stored, too
+		stored++ // a put that timed out may be stored as well
 	}
 	for range 3 {
 		began := time.Now()
-		err := p.Put(patient(t), "a", pipeline.Item{ID: "late", Body: all[0].Body})
+		err := p.Put(testContext(t), "a", pipeline.Item{ID: "late", Body: all[0].Body})
 		require.ErrorIs(t, err, bus.ErrNoSpace)
 		require.ErrorContains(t, err, "no space left in the head's store")
 		require.Less(t, time.Since(began), time.Second)
 	}
 	free()
-	for {
-		err := p.Put(patient(t), "a", pipeline.Item{ID: "last", Body: all[0].Body})
+	resumed := testContext(t)
+	for p.Resume(resumed, "one") != nil {
+		require.NoError(t, bus.Sleep(resumed, 100*time.Millisecond), "the stage can be resumed when there is space")
+	}
+	for recovered := testContext(t); ; {
+		err := p.Put(recovered, "a", pipeline.Item{ID: "last", Body: all[0].Body})
 		if err == nil {
 			break
 		}
 		require.ErrorIs(t, err, bus.ErrNoSpace)
-		time.Sleep(100 * time.Millisecond) // the engine has no signal for it
+		require.NoError(t, bus.Sleep(recovered, 100*time.Millisecond), "the pipeline continues when there is space")
 	}
 	seen := map[string]int{}
 	for _, it := range drainSink(t, p, "b", 100) {
@@ -65,5 +74,5 @@ func TestPipelineOverAFullDisk(t *testing.T) {
 	for i := range stored - 1 {
 		require.Equal(t, 1, seen[all[i].ID], "%s was acknowledged", all[i].ID)
 	}
-	require.Zero(t, seen["late"], "what was refused is not there")
+	require.Zero(t, seen["late"], "rejected items are not stored")
 }

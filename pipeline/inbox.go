@@ -1,23 +1,29 @@
 package pipeline
 
+import (
+	"troupe/pipeline/flow"
+)
+
 import "sync"
 
-// event is something that happened. It is applied by the engine's loop, which owns all state.
+// event is something that happened. The loop, which owns all state, applies it.
 type event interface{ apply(p *Pipeline) }
 
-// eventFunc is an event that is rare enough to be a function.
+// eventFunc is an event for rare cases.
 type eventFunc func(p *Pipeline)
 
 func (f eventFunc) apply(p *Pipeline) { f(p) }
 
-func (o *outcome) apply(p *Pipeline) { p.flow.finish(*o) }
+type resultEvent struct{ flow.Result }
 
-// inbox is where events wait for the loop. Those who bring them are bounded: by credits, by the line before a stream, by
-// the one commit under way.
+func (e *resultEvent) apply(p *Pipeline) { p.flow.Finish(e.Result) }
+
+// inbox holds events for the loop. Its length is bounded by credits, by the puts that may wait, and by the commits in
+// flight.
 type inbox struct {
-	wakeCh chan struct{} // holds one
+	wakeCh chan struct{} // capacity one
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the following fields
 	events []event
 	spare  []event
 }
@@ -37,7 +43,7 @@ func (b *inbox) push(e event) {
 	}
 }
 
-// take returns what has come since the last time. It is valid until the next take.
+// take returns the events since the last call. They are valid until the next call.
 func (b *inbox) take() []event {
 	b.mu.Lock()
 	defer b.mu.Unlock()

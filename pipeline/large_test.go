@@ -20,7 +20,7 @@ import (
 	"troupe/roles"
 )
 
-// bodyOf is a msgpack value of so many bytes, and a few more, that is different for each i.
+// bodyOf is a msgpack value of about so many bytes that differs for each i.
 func bodyOf(i, bytes int) wire.Raw {
 	data := make([]byte, bytes)
 	dice := rand.New(rand.NewPCG(uint64(i), 1))
@@ -33,13 +33,13 @@ func bodyOf(i, bytes int) wire.Raw {
 	return body
 }
 
-// echo answers with what it was given.
+// echo returns its argument.
 type echo struct{}
 
 func (*echo) Same(_ context.Context, body wire.Raw) (wire.Raw, error) { return body, nil }
 
-// Items much larger than a message of the server come through a stage of a role and one of a function, from a producer
-// and to a consumer in other processes, over a restart in the middle. `TROUPE_LARGE_MIB=256` makes them that large.
+// Items much larger than a message of the server pass a stage of a role and one of a function, from a producer and to a
+// consumer in other processes, with a restart in between. `TROUPE_LARGE_MIB=256` sets their size.
 func TestItemsLargerThanAMessage(t *testing.T) {
 	t.Parallel()
 	size := soakNumber(t, "TROUPE_LARGE_MIB", 12) << 20
@@ -47,10 +47,10 @@ func TestItemsLargerThanAMessage(t *testing.T) {
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	k := actors.NewClass("echo", func(context.Context, actors.Setup) (*echo, error) { return &echo{}, nil })
 	actors.Method(k, "same", (*echo).Same)
-	rt, err := roles.Open(patient(t), roles.Config{Bus: b, Classes: []*actors.Class{k.Class}})
+	rt, err := roles.Open(testContext(t), roles.Config{Bus: b, Classes: []*actors.Class{k.Class}})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
-	c, err := rt.Create(patient(t), roles.Spec{Name: "echo", Class: "echo", World: 1})
+	c, err := rt.Create(testContext(t), roles.Spec{Name: "echo", Class: "echo", World: 1})
 	require.NoError(t, err)
 	room := int64(size) + 1<<20
 	spec := pipeline.Spec{Name: "p", Streams: []pipeline.StreamSpec{{Name: "in", Bytes: room}, {Name: "mid", Bytes: 2 * room}, {Name: "out", Bytes: room, Sink: true}}, Stages: []pipeline.StageSpec{
@@ -58,20 +58,20 @@ func TestItemsLargerThanAMessage(t *testing.T) {
 		{Name: "func", In: []string{"mid"}, Out: []string{"out"}, Func: pass},
 	}}
 	p := open(t, b, spec, with(c))
-	require.NoError(t, p.Pause(patient(t), "func"))
+	require.NoError(t, p.Pause(testContext(t), "func"))
 	other, err := pipeline.Connect(bustest.Open(t, bus.Config{InProcess: srv}), "default", "p")
 	require.NoError(t, err)
 	all := []pipeline.Item{{ID: "a", Body: bodyOf(1, size)}, {ID: "small", Body: bodyOf(2, 10)}, {ID: "b", Body: bodyOf(3, size-7)}}
-	require.NoError(t, other.Producer().Put(patient(t), "in", all[:2]...))
-	require.NoError(t, p.Put(patient(t), "in", all[2]))
+	require.NoError(t, other.Producer().Put(testContext(t), "in", all[:2]...))
+	require.NoError(t, p.Put(testContext(t), "in", all[2]))
 	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 3 }, 30*time.Second, 5*time.Millisecond)
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 
 	p = open(t, b, spec, with(c))
-	require.NoError(t, p.Resume(patient(t), "func"))
-	var got []pipeline.LentItem
+	require.NoError(t, p.Resume(testContext(t), "func"))
+	var got []pipeline.ClaimedItem
 	for len(got) < 3 {
-		require.NoError(t, other.Take(patient(t), "out", 3, func(items []pipeline.LentItem) error {
+		require.NoError(t, other.Take(testContext(t), "out", 3, func(items []pipeline.ClaimedItem) error {
 			got = append(got, items...)
 			return nil
 		}))
@@ -80,72 +80,71 @@ func TestItemsLargerThanAMessage(t *testing.T) {
 		require.Equal(t, all[i].ID, it.ID)
 		require.True(t, slices.Equal(all[i].Body, it.Body), "the body of %s", it.ID)
 	}
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Drain(testContext(t)))
 	for _, s := range status(t, p).Streams {
 		require.Zero(t, s.Bytes, s.Name)
 	}
 	for _, name := range []string{"in", "mid", "out"} {
 		awaitEmpty(t, b, name)
 	}
-	err = other.Producer().Put(patient(t), "in", pipeline.Item{Body: bodyOf(1, size+1<<20)})
+	err = other.Producer().Put(testContext(t), "in", pipeline.Item{Body: bodyOf(1, size+1<<20)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "raise bytes")
 }
 
-// awaitEmpty waits until the large bodies of a stream are let go of.
+// awaitEmpty waits until the large bodies of a stream are deleted.
 func awaitEmpty(t testing.TB, b *bus.Bus, stream string) {
-	s, err := b.JetStream().Stream(patient(t), bus.Pipeline{Namespace: "default", Name: "p"}.BodyStream(stream, 0))
-	require.NoError(t, err)
+	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.BodyStream(stream, 0))
 	require.Eventually(t, func() bool {
-		info, err := s.Info(patient(t))
-		return err == nil && info.State.Msgs == 0
-	}, 20*time.Second, 20*time.Millisecond, "bodies of %s that are done are let go of", stream)
+		st, err := s.State(testContext(t))
+		return err == nil && st.Messages == 0
+	}, 20*time.Second, 20*time.Millisecond, "completed bodies of %s are deleted", stream)
 }
 
-// A dead letter keeps a large body until it is tried again or dropped.
+// A dead letter keeps a large body until it is retried or dropped.
 func TestLargeDeadLetters(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Failures: 1, Func: func(context.Context, []pipeline.Item) ([]pipeline.Out, error) {
-		return nil, errors.New("too large for me")
+		return nil, errors.New("too large")
 	}})
 	p := open(t, b, spec)
 	all := []pipeline.Item{{ID: "a", Body: bodyOf(1, 3<<20)}, {ID: "b", Body: bodyOf(2, 40<<10)}, {ID: "c", Body: bodyOf(3, 5)}}
-	require.NoError(t, p.Put(patient(t), "in", all...))
+	require.NoError(t, p.Put(testContext(t), "in", all...))
 	require.Eventually(t, func() bool { return status(t, p).Dead == 3 }, 20*time.Second, time.Millisecond)
 	awaitEmpty(t, b, "in")
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 
 	p = open(t, b, oneStage(pipeline.StageSpec{Func: pass}))
 	require.Equal(t, 3, status(t, p).Dead)
 	c, err := pipeline.Connect(b, "default", "p")
 	require.NoError(t, err)
-	dead, err := c.Dead(patient(t), true)
+	dead, err := c.Dead(testContext(t), true)
 	require.NoError(t, err)
 	slices.SortFunc(dead, func(a, b pipeline.DeadLetter) int { return strings.Compare(a.ID, b.ID) })
 	for i, d := range dead {
 		require.Equal(t, all[i].ID, d.ID)
 		require.True(t, slices.Equal(all[i].Body, d.Body), "the body of %s", d.ID)
 	}
-	n, err := c.RetryDead(patient(t), []uint64{dead[0].Seq, dead[2].Seq}, false)
+	n, err := c.RetryDead(testContext(t), []uint64{dead[0].Seq, dead[2].Seq}, false)
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 	for _, it := range drainSink(t, p, "out", 2) {
 		i := slices.IndexFunc(all, func(o pipeline.Item) bool { return o.ID == it.ID })
 		require.True(t, slices.Equal(all[i].Body, it.Body), "the body of %s", it.ID)
 	}
-	one, err := c.DeadLetter(patient(t), dead[1].Seq)
+	one, err := c.DeadLetter(testContext(t), dead[1].Seq)
 	require.NoError(t, err)
 	require.True(t, slices.Equal(all[1].Body, one.Body))
-	_, err = c.DropDead(patient(t), nil, true)
+	_, err = c.DropDead(testContext(t), nil, true)
 	require.NoError(t, err)
 	awaitEmpty(t, b, "@dead")
-	_, err = c.DeadLetter(patient(t), dead[1].Seq)
+	_, err = c.DeadLetter(testContext(t), dead[1].Seq)
 	require.ErrorIs(t, err, bus.ErrNotFound)
 }
 
-// A body of a dead letter that never came to be, because the engine was killed in between, goes with the next start.
-func TestBodiesOfNoLetterAreRemoved(t *testing.T) {
+// A body whose dead letter was not committed, because the engine was killed in between, is deleted at the next start.
+func TestOrphanBodiesAreDeleted(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Failures: 1, Func: func(context.Context, []pipeline.Item) ([]pipeline.Out, error) {
@@ -153,24 +152,22 @@ func TestBodiesOfNoLetterAreRemoved(t *testing.T) {
 	}})
 	p := open(t, b, spec)
 	body := bodyOf(1, 3<<20)
-	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "a", Body: body}))
+	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "a", Body: body}))
 	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 20*time.Second, time.Millisecond)
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 	at := bus.Pipeline{Namespace: "default", Name: "p"}
 	for range 2 {
-		_, err := b.JetStream().Publish(patient(t), at.Bodies("@dead", 0), make([]byte, 1000))
-		require.NoError(t, err)
+		appendMsg(t, b, &bus.Msg{Subject: at.Bodies("@dead", 0), Data: make([]byte, 1000)})
 	}
 	p = open(t, b, spec)
-	s, err := b.JetStream().Stream(patient(t), at.BodyStream("@dead", 0))
-	require.NoError(t, err)
-	require.EqualValues(t, 4, s.CachedInfo().State.Msgs, "those of the letter: 3 MiB and a little")
-	dead, err := p.Dead(patient(t))
+	s := findStream(t, b, at.BodyStream("@dead", 0))
+	require.EqualValues(t, 4, stateOf(t, s).Messages, "those of the dead letter: 3 MiB and a little")
+	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.True(t, slices.Equal(body, dead[0].Body))
 }
 
-// What passes an item that takes very long is let go of by its size, too.
+// Large bodies of completed items behind a long-running item are deleted.
 func TestALongItemDoesNotKeepLargeBodiesOnDisk(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
@@ -181,54 +178,53 @@ func TestALongItemDoesNotKeepLargeBodiesOnDisk(t *testing.T) {
 		}
 		return nil, nil
 	}}))
-	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "long", Body: bodyOf(0, 30<<10)}))
+	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "long", Body: bodyOf(0, 30<<10)}))
 	g.came(t)
 	for i := range 30 {
-		require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: fmt.Sprint(i), Body: bodyOf(i, 3<<20)}))
+		require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: fmt.Sprint(i), Body: bodyOf(i, 3<<20)}))
 	}
-	s, err := b.JetStream().Stream(patient(t), bus.Pipeline{Namespace: "default", Name: "p"}.BodyStream("in", 0))
-	require.NoError(t, err)
+	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.BodyStream("in", 0))
 	require.Eventually(t, func() bool {
-		info, err := s.Info(patient(t))
-		return err == nil && info.State.Bytes < 40<<20
+		st, err := s.State(testContext(t))
+		return err == nil && st.Bytes < 40<<20
 	}, 30*time.Second, 20*time.Millisecond)
 	close(g.goCh)
 	require.Equal(t, []string{"long"}, ids(drainSink(t, p, "out", 1)))
 	awaitEmpty(t, b, "in")
 }
 
-// Who takes items out of a sink from another process has them for as long as it lives, and no longer.
-func TestLoansAreProlonged(t *testing.T) {
+// A client in another process keeps claimed items for as long as it lives.
+func TestClaimsAreExtended(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	p := open(t, bustest.Open(t, bus.Config{InProcess: srv}), oneStage(pipeline.StageSpec{Func: pass}), func(c *pipeline.Config) { c.Loan = 150 * time.Millisecond })
+	p := open(t, bustest.Open(t, bus.Config{InProcess: srv}), oneStage(pipeline.StageSpec{Func: pass}), func(c *pipeline.Config) { c.ClaimTimeout = 150 * time.Millisecond })
 	theirs := bustest.Open(t, bus.Config{InProcess: srv})
 	c, err := pipeline.Connect(theirs, "default", "p")
 	require.NoError(t, err)
-	require.NoError(t, p.Put(patient(t), "in", items(2)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(2)...))
 	require.Eventually(t, func() bool { return status(t, p).Streams[1].Items == 2 }, 20*time.Second, time.Millisecond)
 
-	slow, err := c.Lend(patient(t), "out", 1)
+	slow, err := c.Claim(testContext(t), "out", 1)
 	require.NoError(t, err)
 	f := bustest.NewFaults(srv)
 	dying, err := pipeline.Connect(bustest.Open(t, bus.Config{InProcess: f, OnError: func(error) {}}), "default", "p")
 	require.NoError(t, err)
-	lost, err := dying.Lend(patient(t), "out", 1)
+	lost, err := dying.Claim(testContext(t), "out", 1)
 	require.NoError(t, err)
 	require.Equal(t, "i1", lost.Items[0].ID)
 	f.Freeze()
-	var again *pipeline.Loan
+	var again *pipeline.Claim
 	require.Eventually(t, func() bool {
-		again, err = c.Lend(patient(t), "out", 2)
+		again, err = c.Claim(testContext(t), "out", 2)
 		return err == nil && again != nil
 	}, 20*time.Second, 10*time.Millisecond)
-	require.Equal(t, "i1", again.Items[0].ID, "what nobody says to have goes back")
-	require.Len(t, again.Items, 1, "what somebody has stays with him, many times as long")
+	require.Equal(t, "i1", again.Items[0].ID, "a claim that is not extended expires")
+	require.Len(t, again.Items, 1, "a claim that is extended lasts many times its timeout")
 	f.Thaw()
-	require.ErrorIs(t, lost.Done(patient(t)), bus.ErrNotFound)
-	require.NoError(t, slow.Done(patient(t)))
-	require.NoError(t, again.Return(patient(t)))
-	require.Equal(t, []string{"i1"}, ids(drainSink(t, p, "out", 1)), "what is given back is there at once")
-	require.NoError(t, p.Drain(patient(t)))
+	require.ErrorIs(t, lost.Ack(testContext(t)), bus.ErrNotFound)
+	require.NoError(t, slow.Ack(testContext(t)))
+	require.NoError(t, again.Nak(testContext(t)))
+	require.Equal(t, []string{"i1"}, ids(drainSink(t, p, "out", 1)), "returned items are available at once")
+	require.NoError(t, p.Drain(testContext(t)))
 	require.Zero(t, status(t, p).Streams[1].Items)
 }

@@ -18,9 +18,9 @@ import (
 	"troupe/roles"
 )
 
-// A worker that is killed with several items in hand, and another in its place, again and again: that is no attempt of the
-// items, and none of them is given up.
-func TestAWorkersRestartIsNoFailureOfItsItems(t *testing.T) {
+// Workers that are killed with several tasks, again and again, do not count as attempts of the items, and no item
+// becomes a dead letter.
+func TestAWorkerRestartDoesNotCountAsAFailure(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
@@ -28,57 +28,57 @@ func TestAWorkersRestartIsNoFailureOfItsItems(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
 	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style, s.InFlight, s.Losses = pipeline.Items, 2, 2 }))
-	require.NoError(t, p.Put(patient(t), "in", items(4)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(4)...))
 	for round := range 3 {
 		victim := spawn(t, rt, fmt.Sprintf("victims%d", round), srv.URL())
 		t.Cleanup(victim.kill)
-		require.NoError(t, p.Join(patient(t), "work", victim.cluster))
+		require.NoError(t, p.Join(testContext(t), "work", victim.cluster))
 		require.Eventually(t, func() bool { return status(t, p).Stages[0].InFlight == 4 }, 20*time.Second, time.Millisecond)
 		victim.kill()
-		require.NoError(t, p.Lost(patient(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))
+		require.NoError(t, p.Lost(testContext(t), "work", victim.cluster, bus.Errorf(bus.CodeWorkerLost, "killed")))
 	}
 	require.EqualValues(t, 12, status(t, p).Stages[0].Lost)
-	tr := newTroop()
+	tr := newWorkerSet()
 	close(tr.goCh)
-	require.NoError(t, p.Join(patient(t), "work", company(t, b, tr, "survivors", 2)))
+	require.NoError(t, p.Join(testContext(t), "work", startRole(t, b, tr, "survivors", 2)))
 	drainSink(t, p, "out", 4)
 	require.Zero(t, status(t, p).Dead)
 }
 
-// A role that is restarted because of one of its ranks is no loss of what the others had in hand, however often.
-func TestARoleRestartedForAnotherRankIsNoLoss(t *testing.T) {
+// A role that restarts because of one rank does not count as a loss for the items of its other ranks.
+func TestARestartForAnotherRankDoesNotCountAsALoss(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	tr := newTroop()
-	c := company(t, b, tr, "judges", 2)
+	tr := newWorkerSet()
+	c := startRole(t, b, tr, "judges", 2)
 	p := open(t, b, roleStage("hold", func(s *pipeline.StageSpec) { s.Style, s.Losses = pipeline.Items, 2 }))
-	require.NoError(t, p.Put(patient(t), "in", items(1)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(1)...))
 	culprit := bus.Errorf(bus.CodeWorkerLost, "its process was killed by SIGKILL")
 	culprit.Role, culprit.Rank = "judges", 1
 	why := bus.Errorf(bus.CodeWorkerLost, "the role is restarted because of rank 1").WithCause(culprit)
 	for range 5 {
-		require.NoError(t, p.Join(patient(t), "work", c, 0))
+		require.NoError(t, p.Join(testContext(t), "work", c, 0))
 		tr.came(t)
-		require.NoError(t, p.Lost(patient(t), "work", c, why, 0))
+		require.NoError(t, p.Lost(testContext(t), "work", c, why, 0))
 	}
 	require.EqualValues(t, 5, status(t, p).Stages[0].Lost)
 	require.Zero(t, status(t, p).Dead)
-	// Its own death, alone, is one.
+	// The death of the item's own rank is a loss.
 	culprit.Rank = 0
 	for range 2 {
-		require.NoError(t, p.Join(patient(t), "work", c, 0))
+		require.NoError(t, p.Join(testContext(t), "work", c, 0))
 		tr.came(t)
-		require.NoError(t, p.Lost(patient(t), "work", c, culprit, 0))
+		require.NoError(t, p.Lost(testContext(t), "work", c, culprit, 0))
 	}
 	require.Eventually(t, func() bool { return status(t, p).Dead == 1 }, 20*time.Second, time.Millisecond)
-	dead, err := p.Dead(patient(t))
+	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Equal(t, "losses 2", fmt.Sprint(dead[0].Reason, " ", dead[0].Attempts))
 }
 
-// An item that ends its worker whenever it is handed out is found among those that are in hand with it, and given up; the others
-// come through.
-func TestAnItemThatKillsItsWorkersIsGivenUp(t *testing.T) {
+// An item that kills its worker in every attempt is isolated from the items that run with it and becomes a dead letter;
+// the others succeed.
+func TestAnItemThatKillsItsWorkersBecomesADeadLetter(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
@@ -90,13 +90,13 @@ func TestAnItemThatKillsItsWorkersIsGivenUp(t *testing.T) {
 	all[3].ID = "poison"
 	all[3].Body, err = wire.Marshal(-1)
 	require.NoError(t, err)
-	require.NoError(t, p.Put(patient(t), "in", all...))
+	require.NoError(t, p.Put(testContext(t), "in", all...))
 	deaths := 0
 	for status(t, p).Streams[0].Items > 0 {
-		require.Less(t, deaths, 12, "the item is never given up")
+		require.Less(t, deaths, 12, "the item does not become a dead letter")
 		one := spawn(t, rt, fmt.Sprintf("fragile%d", deaths), srv.URL())
 		t.Cleanup(one.kill)
-		require.NoError(t, p.Join(patient(t), "work", one.cluster))
+		require.NoError(t, p.Join(testContext(t), "work", one.cluster))
 		died := false
 		require.Eventually(t, func() bool {
 			select {
@@ -108,18 +108,18 @@ func TestAnItemThatKillsItsWorkersIsGivenUp(t *testing.T) {
 		}, 20*time.Second, time.Millisecond)
 		if died {
 			deaths++
-			require.NoError(t, p.Lost(patient(t), "work", one.cluster, bus.Errorf(bus.CodeWorkerLost, "it has ended")))
+			require.NoError(t, p.Lost(testContext(t), "work", one.cluster, bus.Errorf(bus.CodeWorkerLost, "it has ended")))
 		}
 	}
 	require.LessOrEqual(t, deaths, 6+2+1)
-	dead, err := p.Dead(patient(t))
+	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Len(t, dead, 1)
 	require.Equal(t, "poison losses", dead[0].ID+" "+dead[0].Reason)
 	require.Len(t, drainSink(t, p, "out", 7), 7)
 }
 
-// Items that are given up are told of: in events, one a second at most, and in the status.
+// Dead letters are reported in events, at most one a second, and in the status.
 func TestDeadLettersAreReported(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
@@ -129,13 +129,13 @@ func TestDeadLettersAreReported(t *testing.T) {
 	for i := range 50 {
 		bad = append(bad, pipeline.Item{ID: fmt.Sprint("bad", i)})
 	}
-	require.NoError(t, p.Put(patient(t), "in", bad...))
+	require.NoError(t, p.Put(testContext(t), "in", bad...))
 	require.Eventually(t, func() bool { return status(t, p).Dead == 50 }, 20*time.Second, time.Millisecond)
-	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "bad-last"}))
+	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "bad-last"}))
 	var told []nodes.Event
 	require.Eventually(t, func() bool {
 		told = nil
-		require.NoError(t, nodes.ReadEvents(patient(t), b, nodes.EventQuery{Namespace: "default"}, func(e nodes.Event) error {
+		require.NoError(t, nodes.ReadEvents(testContext(t), b, nodes.EventQuery{Namespace: "default"}, func(e nodes.Event) error {
 			told = append(told, e)
 			return nil
 		}))
@@ -155,7 +155,7 @@ func TestDeadLettersAreReported(t *testing.T) {
 		e.Details["tries"], " ", e.Details["cause"]))
 	require.Contains(t, e.Text, "gave up item bad0 of stream in after 1 tries (failures): refused")
 	require.EqualValues(t, 51, status(t, p).GivenUp)
-	n, err := p.DropDead(patient(t), nil, true)
+	n, err := p.DropDead(testContext(t), nil, true)
 	require.NoError(t, err)
 	require.Equal(t, 51, n)
 	require.Equal(t, "0 51", fmt.Sprint(status(t, p).Dead, " ", status(t, p).GivenUp))

@@ -1,9 +1,9 @@
 package pipeline_test
 
 import (
+	"flag"
 	"testing"
 
-	"github.com/nats-io/nats-server/v2/server/ats"
 	"go.uber.org/goleak"
 
 	"troupe/bus/bustest"
@@ -12,11 +12,25 @@ import (
 func TestMain(m *testing.M) {
 	childIfAsked()
 	bustest.ServeIfAsked()
-	ats.Register() // for servers on virtual time; the test binary ends with it
+	overlapWaits()
+	bustest.RegisterClock() // for servers on virtual time
 	goleak.VerifyTestMain(m,
-		// A server that is stopped in the middle of a batch leaves these behind: they belong to the half of the batch.
+		// A server that is stopped in the middle of a batch leaves these goroutines of the partial batch.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*msgBlock).flushLoop"),
 		goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*fileStore).flushStreamStateLoop"),
 		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.Register.func1"),
 	)
+}
+
+// overlapWaits runs more tests at once than there are cores, unless the command line says how many: most tests wait for
+// processes that start, die and reconnect.
+func overlapWaits() {
+	flag.Parse()
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err) // a flag of package testing
+		}
+	}
 }

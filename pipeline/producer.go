@@ -4,33 +4,32 @@ import (
 	"context"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/pipeline/flow"
+	"troupe/pipeline/spec"
 )
 
 const (
-	wireItems = 500       // of one put on the wire
-	wireBytes = 512 << 10 // and their bytes, unless one item alone is more
-	putAgain  = 2 * time.Second
+	maxPutItems       = 500       // in one message
+	maxPutBytes       = 512 << 10 // bytes in one message, unless one item is larger
+	putAttemptTimeout = 2 * time.Second
 )
 
-// putEvent is a put on its way to the loop.
 type putEvent struct {
-	put
+	flow.Put
 	name string
-	end  func(error) // told what came of it; it must not block
+	end  func(error) // receives the result; must not block
 }
 
 func (e *putEvent) apply(p *Pipeline) {
-	e.stream = p.flow.streamOf(e.name)
-	if e.stream == nil {
+	e.Stream = p.flow.StreamNamed(e.name)
+	if e.Stream == nil {
 		e.reply(p.noStream(e.name))
 		return
 	}
-	e.token = e
-	p.flow.put(&e.put)
+	e.Token = e
+	p.flow.Put(&e.Put)
 }
 
 func (e *putEvent) reply(err error) { e.end(err) }
@@ -47,19 +46,19 @@ func (p *Pipeline) streamNames() []string {
 	return out
 }
 
-// Put stores items in a stream. It returns when they are stored, or says why they are not: bus.ErrBusy when the stream
-// is full and declared to refuse. While a stream that blocks is full, it waits. Up to 900 items of 4 MiB are stored all
-// or nothing; more, in pieces, in order.
-func (p *Pipeline) Put(ctx context.Context, stream string, items ...Item) error {
-	return inPieces(items, maxGroup, maxCommitBytes, func(piece []Item) error { return p.putPiece(ctx, stream, piece) })
+// Put stores items in a stream. It returns when they are committed, or an error: bus.ErrBusy if the stream is full and
+// its policy is Refuse. With Block it waits for room. Up to 900 items of 4 MiB are stored atomically; more are stored
+// in several parts, in order.
+func (p *Pipeline) Put(ctx context.Context, stream string, items ...spec.Item) error {
+	return inBatches(items, spec.MaxGroup, flow.MaxCommitBytes, func(piece []spec.Item) error { return p.putBatch(ctx, stream, piece) })
 }
 
-func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) error {
-	if full := p.full.Load(); full != nil {
+func (p *Pipeline) putBatch(ctx context.Context, stream string, items []spec.Item) error {
+	if full := p.storeFull.Load(); full != nil {
 		return full
 	}
 	doneCh := make(chan error, 1)
-	e := &putEvent{put: put{items: items}, name: stream, end: func(err error) { doneCh <- err }}
+	e := &putEvent{Put: flow.Put{Items: items}, name: stream, end: func(err error) { doneCh <- err }}
 	p.inbox.push(e)
 	select {
 	case err := <-doneCh:
@@ -73,16 +72,16 @@ func (p *Pipeline) putPiece(ctx context.Context, stream string, items []Item) er
 		}
 	case <-ctx.Done():
 	}
-	p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.withdraw(e) }))
-	return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w", stream, ctx.Err())
+	p.inbox.push(eventFunc(func(p *Pipeline) { p.flow.WithdrawPut(e) }))
+	return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: outcome unknown: %w", stream, ctx.Err())
 }
 
-// inPieces cuts items into what is stored at once.
-func inPieces(items []Item, most int, mostBytes int64, do func([]Item) error) error {
+// inBatches splits items into batches that are stored atomically.
+func inBatches(items []spec.Item, most int, mostBytes int64, do func([]spec.Item) error) error {
 	for len(items) > 0 {
 		n, bytes := 0, int64(0)
 		for n < len(items) && n < most {
-			more := weight(&items[n]) + int64(len(items[n].ID))
+			more := flow.Weight(&items[n]) + int64(len(items[n].ID))
 			if n > 0 && bytes+more > mostBytes {
 				break
 			}
@@ -97,15 +96,14 @@ func inPieces(items []Item, most int, mostBytes int64, do func([]Item) error) er
 	return nil
 }
 
-// Producer puts items into a pipeline that runs in any process. Each put has a number: one that has to be repeated,
-// because its answer or the process that runs the pipeline was lost, is stored once. It is safe for concurrent use; puts
-// go one after the other.
+// Producer puts items into a pipeline that runs in any process. Puts are numbered, so a put that is repeated because
+// its answer or the engine was lost is stored once. It is safe for concurrent use; puts are sequential.
 type Producer struct {
 	b    *bus.Bus
 	at   bus.Pipeline
 	name string
 
-	turnCh chan struct{} // holds one: whose turn it is, who owns what follows
+	lockCh chan struct{} // capacity one: a lock that guards seq
 	seq    uint64
 }
 
@@ -115,11 +113,11 @@ type putRequest struct {
 	Seq    uint64     `msgpack:"seq"`
 	Stream string     `msgpack:"stream"`
 	Items  []wireItem `msgpack:"items"`
-	Size   int64      `msgpack:"size,omitempty"` // of the body of its only item, which is to be fetched
-	From   string     `msgpack:"from,omitempty"` // here
+	Size   int64      `msgpack:"size,omitempty"` // length of the body of the only item, which has to be fetched
+	From   string     `msgpack:"from,omitempty"` // from this subject
 }
 
-// wireItem is an item on the wire, and what a method with the style "item" sees and gives.
+// wireItem is an item on the wire, as methods with the style "item" receive and return it.
 type wireItem struct {
 	To       string   `msgpack:"to,omitempty"`
 	ID       string   `msgpack:"id,omitempty"`
@@ -134,7 +132,7 @@ type wireItem struct {
 	Body     wire.Raw `msgpack:"body"`
 }
 
-func toWire(it *Item) wireItem {
+func toWire(it *spec.Item) wireItem {
 	w := wireItem{
 		ID: it.ID, Key: it.Key, Group: it.Group, Of: it.Of, Priority: it.Priority, Attempt: it.Attempt, Stale: it.Stale, Stream: it.Stream, Body: it.Body,
 	}
@@ -145,30 +143,29 @@ func toWire(it *Item) wireItem {
 	return w
 }
 
-func (w wireItem) item() Item {
-	it := Item{ID: w.ID, Key: w.Key, Group: w.Group, Of: w.Of, Priority: w.Priority, Body: w.Body}
+func (w wireItem) item() spec.Item {
+	it := spec.Item{ID: w.ID, Key: w.Key, Group: w.Group, Of: w.Of, Priority: w.Priority, Body: w.Body}
 	if w.Version != nil {
-		it.Version, it.Stamped = VersionOf(*w.Version), true
+		it.Version, it.Stamped = spec.VersionOf(*w.Version), true
 	}
 	return it
 }
 
-// Put stores items in a stream, as Pipeline.Put does, and goes on through restarts of the server and of the pipeline
-// until ctx ends.
-func (r *Producer) Put(ctx context.Context, stream string, items ...Item) error {
+// Put stores items in a stream, as Pipeline.Put does. It retries over restarts of the server and of the pipeline until
+// ctx ends.
+func (r *Producer) Put(ctx context.Context, stream string, items ...spec.Item) error {
 	select {
-	case r.turnCh <- struct{}{}:
-		defer func() { <-r.turnCh }()
+	case r.lockCh <- struct{}{}:
+		defer func() { <-r.lockCh }()
 	case <-ctx.Done():
 		return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: %w", stream, ctx.Err())
 	}
-	return inPieces(items, wireItems, r.pieceBytes(), func(piece []Item) error { return r.putPiece(ctx, stream, piece) })
+	return inBatches(items, maxPutItems, r.batchBytes(), func(piece []spec.Item) error { return r.putBatch(ctx, stream, piece) })
 }
 
-// pieceBytes is how much of a put goes into one message.
-func (r *Producer) pieceBytes() int64 { return min(wireBytes, r.b.Conn().MaxPayload()/2) }
+func (r *Producer) batchBytes() int64 { return int64(min(maxPutBytes, r.b.MaxPayload()/2)) }
 
-func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) error {
+func (r *Producer) putBatch(ctx context.Context, stream string, items []spec.Item) error {
 	r.seq++
 	req := putRequest{Source: r.name, Seq: r.seq, Stream: stream, Items: make([]wireItem, len(items))}
 	for i := range items {
@@ -177,7 +174,7 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 			req.Items[i].Body = wire.Raw{0xc0}
 		}
 	}
-	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.pieceBytes()/2 {
+	if large := items[0].Body; len(items) == 1 && int64(len(large)) > r.batchBytes()/2 {
 		stop, err := r.offer(&req, large)
 		if err != nil {
 			return err
@@ -186,32 +183,30 @@ func (r *Producer) putPiece(ctx context.Context, stream string, items []Item) er
 	}
 	body, err := wire.Marshal(req)
 	if err != nil {
-		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (bus.Marshal): %w", stream, err)
+		return bus.Errorf(bus.CodeInvalid, "put into stream %s: the bodies must be msgpack (wire.Marshal): %w", stream, err)
 	}
-	for pause := firstPause; ; pause = min(2*pause, longestPause) {
-		err := ask(ctx, r.b, r.at, "put", body, nil, putAgain)
-		if err == nil || !again(err) {
+	for waits := backoff.Start(); ; {
+		err := sendRequest(ctx, r.b, r.at, "put", body, nil, putAttemptTimeout)
+		if err == nil || !isRetryable(err) {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: it may or may not have been stored: %w (%w)", stream, err, ctx.Err())
-		case <-time.After(pause):
+		if waits.Wait(ctx) != nil {
+			return bus.Errorf(bus.CodeOf(ctx.Err()), "put into stream %s: outcome unknown: %w (%w)", stream, err, ctx.Err())
 		}
 	}
 }
 
-// offer leaves a large body out of a put: the pipeline fetches it from here, until stop is called.
+// offer serves a large body to the pipeline, which fetches it, until stop is called.
 func (r *Producer) offer(req *putRequest, body wire.Raw) (stop func(), err error) {
-	inbox := r.b.Conn().NewInbox()
-	sub, err := r.b.Conn().Subscribe(inbox, bus.GuardMsg(func(m *nats.Msg) {
-		servePart(m, func(of uint64, _ int) []byte {
+	inbox := r.b.NewInbox()
+	sub, err := r.b.Subscribe(inbox, func(m *bus.Msg) {
+		serveChunk(m, func(of uint64, _ int) []byte {
 			if of != req.Seq {
 				return nil
 			}
 			return body
 		})
-	}))
+	})
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "put into stream %s: %w", req.Stream, err)
 	}

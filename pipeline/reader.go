@@ -3,257 +3,144 @@ package pipeline
 import (
 	"context"
 	"strings"
-	"time"
-
-	"github.com/nats-io/nats.go/jetstream"
 
 	"troupe/bus"
+	"troupe/bus/stream"
+	"troupe/pipeline/flow"
 )
 
-// reader reads one lane of the log in order. It is used by one goroutine at a time.
-type reader struct {
-	consumer jetstream.Consumer
-	at       uint64   // where it is in the log
-	left     []*entry // read, without their large bodies, and not asked for yet
-	count    uint64   // messages that came
-	bodies   *bodyReader
+// laneReader reads one lane of the log in order. The read loop owns it.
+type laneReader struct {
+	*stream.Reader
+	at        uint64        // last sequence read
+	unclaimed []*flow.Entry // read, without large bodies, and not returned yet
+	bodies    *bodyReader
 }
 
-const fetchAtOnce = 256
+const itemsPerFetch = 256
 
-// read gives the items of a lane with the numbers from…to that lie in the log, as far as it came before ctx ended or
-// there were bytes enough.
-func (j *journal) read(ctx context.Context, want load) (got loaded, err error) {
-	r := j.readers[want.lane]
-	if r == nil || r.at != want.after && len(r.left) == 0 || len(r.left) > 0 && r.left[0].n > want.from {
-		if r, err = j.newReader(ctx, want); err != nil {
-			return loaded{}, err
-		}
-		j.readers[want.lane] = r
+// read reads the items of a lane in a range of ordinals. It returns early when it has read enough bytes, or what it has
+// when an error occurs.
+func (j *journal) read(ctx context.Context, want flow.ReadRequest) (got flow.ReadResult, err error) {
+	r, err := j.laneReader(ctx, want)
+	if err != nil {
+		return flow.ReadResult{}, err
 	}
-	got.upTo, got.last = want.from-1, want.after
+	got.UpTo, got.LastSeq = want.From-1, want.AfterSeq
 	for bytes := int64(0); ; {
-		for len(r.left) > 0 && r.left[0].n <= want.to {
-			if got.upTo >= want.from && bytes >= want.bytes {
+		for len(r.unclaimed) > 0 && r.unclaimed[0].Ordinal <= want.To {
+			if got.UpTo >= want.From && bytes >= want.MaxBytes {
 				return got, nil
 			}
-			e := r.left[0]
-			if e.n >= want.from && !want.done.has(e.n) {
+			e := r.unclaimed[0]
+			if e.Ordinal >= want.From && !want.Done.Contains(e.Ordinal) {
 				if err := j.fetchBody(ctx, r, e); err != nil {
-					return j.broken(want, got, err)
+					return j.abandonReader(want, got, err)
 				}
-				got.entries, bytes = append(got.entries, e), bytes+weight(&e.Item)
-			} else if e.n >= want.from {
-				got.passed = append(got.passed, strayOf(e, max(e.size, len(e.Body))))
+				got.Entries, bytes = append(got.Entries, e), bytes+flow.Weight(&e.Item)
+			} else if e.Ordinal >= want.From {
+				got.Completed = append(got.Completed, flow.NewCompletedItem(e, max(e.BodySize, len(e.Body))))
 			}
-			r.left[0] = nil // its body may be large
-			r.left = r.left[1:]
-			got.upTo, got.last = max(got.upTo, e.n), e.seq
+			r.unclaimed[0] = nil // the body may be large
+			r.unclaimed = r.unclaimed[1:]
+			got.UpTo, got.LastSeq = max(got.UpTo, e.Ordinal), e.Seq
 		}
-		if len(r.left) > 0 || got.upTo == want.to {
-			got.upTo = want.to
+		if len(r.unclaimed) > 0 || got.UpTo == want.To {
+			got.UpTo = want.To
 			return got, nil
 		}
-		more, err := j.fetch(ctx, r, want.lane, min(fetchAtOnce, int(want.to-want.from)+1))
-		if err == nil && !more {
-			more, err = r.more(ctx)
-			if err == nil && !more {
-				got.upTo = want.to
-				return got, nil
-			}
-		}
+		more, err := j.fetch(ctx, r, want.Lane, min(itemsPerFetch, int(want.To-want.From)+1))
 		if err != nil {
-			return j.broken(want, got, err)
+			return j.abandonReader(want, got, err)
+		}
+		if !more {
+			got.UpTo = want.To
+			return got, nil
 		}
 	}
 }
 
-// broken gives what was read before something went wrong. The next read begins with a new reader.
-func (j *journal) broken(want load, got loaded, err error) (loaded, error) {
-	delete(j.readers, want.lane)
-	if got.upTo >= want.from {
-		return got, nil
+// laneReader returns the reader of the lane if it continues where the request starts, otherwise a new one.
+func (j *journal) laneReader(ctx context.Context, want flow.ReadRequest) (*laneReader, error) {
+	r := j.readers[want.Lane]
+	if r != nil && (len(r.unclaimed) == 0 && r.at == want.AfterSeq || len(r.unclaimed) > 0 && r.unclaimed[0].Ordinal <= want.From) {
+		return r, nil
 	}
-	return loaded{}, err
-}
-
-// more says whether something more lies in the lane. A fetch that came back empty does not prove the contrary: the
-// server may have been slow.
-func (r *reader) more(ctx context.Context) (bool, error) {
-	more, err := unread(ctx, r.consumer, r.count)
-	if err != nil {
-		return false, err
-	}
-	return more, wait(ctx, time.Millisecond)
-}
-
-// inOrder counts the messages of a consumer. One that is missing was lost on its way, with a connection: what it said must not
-// be taken for absent.
-func inOrder(m jetstream.Msg, count *uint64) error {
-	meta, err := m.Metadata()
-	if err != nil {
-		return err
-	}
-	if *count++; meta.Sequence.Consumer != *count {
-		return bus.Errorf(bus.CodeUnavailable, "message %d of the log was lost on its way", meta.Sequence.Stream)
-	}
-	return nil
-}
-
-// unread says whether a consumer has more than the messages that came. That nothing came proves nothing.
-func unread(ctx context.Context, c jetstream.Consumer, count uint64) (bool, error) {
-	info, err := c.Info(ctx)
-	if err == nil && info.Delivered.Consumer > count {
-		err = bus.Errorf(bus.CodeUnavailable, "%d messages of the log were lost on their way", info.Delivered.Consumer-count)
-	}
-	if err != nil {
-		return false, err
-	}
-	return info.NumPending > 0, nil
-}
-
-func (j *journal) newReader(ctx context.Context, want load) (*reader, error) {
-	c, err := j.stream.CreateConsumer(ctx, jetstream.ConsumerConfig{
-		FilterSubject: j.at.Items(want.lane.stream.spec.Name, want.lane.priority), AckPolicy: jetstream.AckNonePolicy,
-		DeliverPolicy: jetstream.DeliverByStartSequencePolicy, OptStartSeq: want.after + 1,
-		InactiveThreshold: time.Minute, MemoryStorage: true, Replicas: 1,
-	})
+	sr, err := j.stream.Reader(ctx, stream.ReadOptions{Subject: j.at.Items(want.Lane.StreamName(), want.Lane.Priority), From: want.AfterSeq + 1})
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "pipeline %s: read its log: %w", j.at.Name, err)
 	}
-	return &reader{consumer: c, at: want.after}, nil
+	r = &laneReader{Reader: sr, at: want.AfterSeq}
+	j.readers[want.Lane] = r
+	return r, nil
 }
 
-// fetch reads up to n messages more; it reports false when there are none.
-func (j *journal) fetch(ctx context.Context, r *reader, l *lane, n int) (more bool, err error) {
-	batch, err := r.consumer.FetchNoWait(n)
+// abandonReader returns what was read before an error. The next read uses a new reader.
+func (j *journal) abandonReader(want flow.ReadRequest, got flow.ReadResult, err error) (flow.ReadResult, error) {
+	delete(j.readers, want.Lane)
+	if got.UpTo >= want.From {
+		return got, nil
+	}
+	return flow.ReadResult{}, err
+}
+
+// fetch reads up to n more messages; it reports false at the end of the lane.
+func (j *journal) fetch(ctx context.Context, r *laneReader, l *flow.Lane, n int) (more bool, err error) {
+	msgs, err := r.Next(ctx, n)
 	if err != nil {
 		return false, err
 	}
-	var got []*entry
-	count := r.count
-	for {
-		select {
-		case <-ctx.Done():
-			return false, ctx.Err()
-		case m, ok := <-batch.Messages():
-			if !ok {
-				if err := batch.Error(); err != nil {
-					return false, err
-				}
-				for _, e := range got {
-					r.at = e.seq
-				}
-				r.count = count
-				r.left = append(r.left, got...)
-				return more, nil
-			}
-			e, err := entryOf(m, l)
-			if err == nil {
-				err = inOrder(m, &count)
-			}
-			if err != nil {
-				return false, err
-			}
-			more = true
-			if !j.isVoid(e.seq) {
-				got = append(got, e)
-			}
+	for _, m := range msgs {
+		if j.isDiscarded(m.Seq) {
+			continue
 		}
+		e, err := entryOf(m, l)
+		if err != nil {
+			return false, err
+		}
+		r.at = e.Seq
+		r.unclaimed = append(r.unclaimed, e)
 	}
+	return len(msgs) > 0, nil
 }
 
-func entryOf(m jetstream.Msg, l *lane) (*entry, error) {
-	meta, err := m.Metadata()
+func entryOf(m stream.Message, l *flow.Lane) (*flow.Entry, error) {
+	label, err := parseLabel(m.Header.Get(headerItem))
 	if err != nil {
-		return nil, err
+		return nil, bus.Errorf(bus.CodeMalformed, "the item at sequence %d of the log has no valid label: %w", m.Seq, err)
 	}
-	lb, err := parseLabel(m.Headers().Get(headerLabel))
-	if err != nil {
-		return nil, bus.Errorf(bus.CodeMalformed, "an item at %d of the log has no label that can be read: %w", meta.Sequence.Stream, err)
-	}
-	e := &entry{Item: lb.item(l.stream.spec.Name, l.priority, m.Data()), lane: l, n: lb.N, seq: meta.Sequence.Stream}
-	if len(lb.At) > 0 {
-		e.stash, e.size = &stash{shelf: l.shelf, at: lb.At}, lb.Size
+	e := &flow.Entry{Item: label.item(l.StreamName(), l.Priority, m.Data), Lane: l, Ordinal: label.N, Seq: m.Seq}
+	if len(label.Body) > 0 {
+		e.BodyRef, e.BodySize = &flow.PendingBody{Stream: l.Bodies, Seqs: label.Body}, label.Size
 	}
 	return e, nil
 }
 
-// fetchBody gives an item that was read its body, if that lies apart.
-func (j *journal) fetchBody(ctx context.Context, r *reader, e *entry) (err error) {
-	if e.stash == nil {
+// fetchBody reads the large body of an item.
+func (j *journal) fetchBody(ctx context.Context, r *laneReader, e *flow.Entry) (err error) {
+	if e.BodyRef == nil {
 		return nil
 	}
 	if r.bodies == nil {
-		if r.bodies, err = j.newBodyReader(ctx, e.lane.shelf, e.stash.at[0][0]); err != nil {
+		if r.bodies, err = j.newBodyReader(ctx, e.Lane.Bodies, e.BodyRef.Seqs[0][0]); err != nil {
+			r.bodies = nil
 			return err
 		}
 	}
-	if e.Body, err = r.bodies.read(ctx, e.stash.at, e.size); err != nil {
-		return bus.Errorf(bus.CodeOf(err), "pipeline %s: item %d of stream %s: %w", j.at.Name, e.n, e.lane.stream.spec.Name, err)
+	if e.Body, err = r.bodies.read(ctx, e.BodyRef.Seqs, e.BodySize); err != nil {
+		return bus.Errorf(bus.CodeOf(err), "pipeline %s: item %d of stream %s: %w", j.at.Name, e.Ordinal, e.Lane.StreamName(), err)
 	}
 	return nil
 }
 
-// each visits the newest message of every subject that matches, in the order of the log.
-func (j *journal) each(ctx context.Context, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	return eachLast(ctx, j.stream, filter, func(m jetstream.Msg, seq uint64) error {
-		if j.isVoid(seq) {
+// each visits the messages of all matching subjects in log order, without partial batches.
+func (j *journal) each(ctx context.Context, subject string, do func(m stream.Message) error) error {
+	return j.stream.Each(ctx, stream.ReadOptions{Subject: subject}, func(m stream.Message) error {
+		if j.isDiscarded(m.Seq) {
 			return nil
 		}
-		return do(m, seq)
+		return do(m)
 	})
 }
 
-func eachLast(ctx context.Context, s jetstream.Stream, filter string, do func(m jetstream.Msg, seq uint64) error) error {
-	return eachOf(ctx, s, jetstream.ConsumerConfig{FilterSubject: filter}, do)
-}
-
-// eachOf visits the messages that a consumer would get.
-func eachOf(ctx context.Context, s jetstream.Stream, cfg jetstream.ConsumerConfig, do func(m jetstream.Msg, seq uint64) error) error {
-	cfg.AckPolicy, cfg.DeliverPolicy = jetstream.AckNonePolicy, jetstream.DeliverAllPolicy
-	cfg.InactiveThreshold, cfg.MemoryStorage, cfg.Replicas = 30*time.Second, true, 1
-	c, err := s.CreateConsumer(ctx, cfg)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = s.DeleteConsumer(context.WithoutCancel(ctx), c.CachedInfo().Name) }() // else it goes by itself
-	for count := uint64(0); ; {
-		batch, err := c.FetchNoWait(fetchAtOnce)
-		if err != nil {
-			return err
-		}
-		n := 0
-		for m := range batch.Messages() {
-			n++
-			meta, err := m.Metadata()
-			if err == nil {
-				err = inOrder(m, &count)
-			}
-			if err != nil {
-				return err
-			}
-			if m.Headers().Get(jetstream.MarkerReasonHeader) != "" {
-				continue
-			}
-			if err := do(m, meta.Sequence.Stream); err != nil {
-				return err
-			}
-		}
-		if err := batch.Error(); err != nil {
-			return err
-		}
-		if n > 0 {
-			continue
-		}
-		if more, err := unread(ctx, c, count); err != nil || !more {
-			return err
-		}
-		if err := wait(ctx, time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
-// lastWord is the last token of a subject.
-func lastWord(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }
+func lastToken(subject string) string { return subject[strings.LastIndexByte(subject, '.')+1:] }

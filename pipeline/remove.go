@@ -3,25 +3,23 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 )
 
-// Remove deletes what a pipeline that does not run has stored: its log, with all that is in its streams and dead letters.
-// Until then it keeps its place on the server's disk. One that is not there is bus.ErrNotFound.
+// Remove deletes the stored state of a pipeline that is not running: its log, streams and dead letters. If there is
+// none, the error is bus.ErrNotFound.
 func (c *Client) Remove(ctx context.Context) error {
 	st, err := c.Status(ctx)
 	switch {
 	case err == nil:
-		return bus.Errorf(bus.CodeRefused, "pipeline %s runs, in %s; shut it down first", c.at.Name, st.By)
-	case !errors.Is(err, bus.ErrNotFound): // it may run, and be slow to answer
+		return bus.Errorf(bus.CodeRefused, "pipeline %s is running, in %s; shut it down first", c.at.Name, st.By)
+	case !errors.Is(err, bus.ErrNotFound): // it may be running and slow to answer
 		return err
 	}
-	names, err := c.stored(ctx)
+	names, err := c.storedStreams(ctx)
 	if err != nil {
 		return err
 	}
@@ -29,33 +27,26 @@ func (c *Client) Remove(ctx context.Context) error {
 		return bus.Errorf(bus.CodeNotFound, "there is no pipeline %s in namespace %s", c.at.Name, c.at.Namespace)
 	}
 	for _, name := range names {
-		// Emptied first: a server that is killed in the middle of a deletion may find the stream again when one of that name is made.
-		if s, err := c.b.JetStream().Stream(ctx, name); err == nil {
-			if err := s.Purge(ctx); err != nil {
-				return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
-			}
-		}
-		if err := c.b.JetStream().DeleteStream(ctx, name); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-			return bus.Errorf(codeOf(err), "remove pipeline %s: %w", c.at.Name, err)
+		if err := stream.Delete(ctx, c.b, name); err != nil {
+			return bus.Errorf(errorCode(err), "remove pipeline %s: %w", c.at.Name, err)
 		}
 	}
 	return nil
 }
 
-// stored names the JetStream streams of the pipeline, its log first: without it the others mean nothing, and a removal that
-// was interrupted is taken up again.
-func (c *Client) stored(ctx context.Context) ([]string, error) {
-	bodies := strings.TrimSuffix(c.at.BodyStream("", 0), "@0")
-	var out []string
-	all := c.b.JetStream().StreamNames(ctx)
-	for name := range all.Name() {
-		if name == c.at.Stream() || strings.HasPrefix(name, bodies) {
-			out = append(out, name)
-		}
-	}
-	if err := all.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+// storedStreams lists the JetStream streams of the pipeline, its log first: without the log the others are not used,
+// and an interrupted removal can be repeated.
+func (c *Client) storedStreams(ctx context.Context) ([]string, error) {
+	bodies, err := stream.Names(ctx, c.b, strings.TrimSuffix(c.at.BodyStream("", 0), "@0"))
+	if err != nil {
 		return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
 	}
-	slices.SortFunc(out, func(a, b string) int { return strings.Compare(b, a) }) // troupe_pipeline_… comes before troupe_bodies_…
-	return out, nil
+	_, err = stream.Find(ctx, c.b, c.at.Stream())
+	switch {
+	case err == nil:
+		return append([]string{c.at.Stream()}, bodies...), nil
+	case errors.Is(err, bus.ErrNotFound):
+		return bodies, nil
+	}
+	return nil, bus.Errorf(bus.CodeUnavailable, "list pipelines: %w", err)
 }

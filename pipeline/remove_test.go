@@ -12,7 +12,8 @@ import (
 	"troupe/pipeline"
 )
 
-// A pipeline that was removed is gone, with its large bodies; one of the same name begins anew, and its neighbour stays.
+// A removed pipeline is gone with its large bodies; a new one of the same name starts empty, and other pipelines are
+// not affected.
 func TestRemove(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
@@ -20,7 +21,7 @@ func TestRemove(t *testing.T) {
 		return []pipeline.Out{{Item: pipeline.Item{Body: items[0].Body}}}, nil
 	}
 	open := func(name string) *pipeline.Pipeline {
-		p, err := pipeline.Open(patient(t), pipeline.Config{Bus: b}, pipeline.Spec{
+		p, err := pipeline.Open(testContext(t), pipeline.Config{Bus: b}, pipeline.Spec{
 			Name: name, Streams: []pipeline.StreamSpec{{Name: "in"}, {Name: "out", Sink: true}},
 			Stages: []pipeline.StageSpec{{Name: "pass", In: []string{"in"}, Out: []string{"out"}, Func: pass}},
 		})
@@ -31,31 +32,31 @@ func TestRemove(t *testing.T) {
 	require.NoError(t, err)
 	for _, name := range []string{"a", "ab"} {
 		p := open(name)
-		require.NoError(t, p.Put(patient(t), "in", pipeline.Item{Body: large}))
-		require.NoError(t, p.Drain(patient(t)))
+		require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{Body: large}))
+		require.NoError(t, p.Drain(testContext(t)))
 		if name == "a" {
 			c, err := pipeline.Connect(b, "default", name)
 			require.NoError(t, err)
-			require.ErrorIs(t, c.Remove(patient(t)), bus.ErrRefused, "it runs")
+			require.ErrorIs(t, c.Remove(testContext(t)), bus.ErrRefused, "it runs")
 		}
-		require.NoError(t, p.Close(patient(t)))
+		require.NoError(t, p.Close(testContext(t)))
 	}
 	c, err := pipeline.Connect(b, "default", "a")
 	require.NoError(t, err)
-	require.NoError(t, c.Remove(patient(t)))
-	names, err := pipeline.List(patient(t), b, "default")
+	require.NoError(t, c.Remove(testContext(t)))
+	names, err := pipeline.List(testContext(t), b, "default")
 	require.NoError(t, err)
 	require.Equal(t, []string{"ab"}, names)
-	require.ErrorIs(t, c.Remove(patient(t)), bus.ErrNotFound)
+	require.ErrorIs(t, c.Remove(testContext(t)), bus.ErrNotFound)
 	p := open("a")
-	st, err := p.Status(patient(t))
+	st, err := p.Status(testContext(t))
 	require.NoError(t, err)
 	require.Zero(t, st.Streams[1].Items)
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 	p = open("ab")
-	batch, err := p.Take(patient(t), "out", 2)
+	batch, err := p.Take(testContext(t), "out", 2)
 	require.NoError(t, err)
 	require.Len(t, batch.Items, 1)
 	require.Equal(t, wire.Raw(large), batch.Items[0].Body)
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 }

@@ -12,8 +12,8 @@ import (
 	"troupe/pipeline"
 )
 
-// A log of three replicas outlives the server that leads it: the pipeline waits for the election and goes on, with
-// nothing lost and nothing twice, large bodies included.
+// A log with three replicas survives the loss of its leader: the pipeline waits for the election and continues, with
+// nothing lost or repeated, large bodies included.
 func TestAServerOfAClusterDies(t *testing.T) {
 	t.Parallel()
 	servers := bustest.StartCluster(t)
@@ -29,12 +29,12 @@ func TestAServerOfAClusterDies(t *testing.T) {
 		spec.Streams[i].Bytes = 64 << 20
 	}
 	var p *pipeline.Pipeline
-	require.Eventually(t, func() (ok bool) { // the last peers may still be on their way
+	require.Eventually(t, func() (ok bool) { // peers may still be connecting
 		var err error
-		p, err = pipeline.Open(patient(t), pipeline.Config{Bus: b}, spec)
+		p, err = pipeline.Open(testContext(t), pipeline.Config{Bus: b}, spec)
 		return err == nil
 	}, 30*time.Second, 50*time.Millisecond)
-	t.Cleanup(func() { require.NoError(t, p.Close(patient(t))) })
+	t.Cleanup(func() { require.NoError(t, p.Close(testContext(t))) })
 	c, err := pipeline.Connect(connect(), "default", "p")
 	require.NoError(t, err)
 	const n = 400
@@ -48,7 +48,7 @@ func TestAServerOfAClusterDies(t *testing.T) {
 	go func() {
 		r := c.Producer()
 		for i := 0; i < n; i += 10 {
-			if err := r.Put(patient(t), "a", all[i:i+10]...); err != nil {
+			if err := r.Put(testContext(t), "a", all[i:i+10]...); err != nil {
 				putCh <- err
 				return
 			}
@@ -56,7 +56,7 @@ func TestAServerOfAClusterDies(t *testing.T) {
 		putCh <- nil
 	}()
 	require.Eventually(t, func() bool { return status(t, p).Streams[3].In > 50 }, 30*time.Second, time.Millisecond)
-	s, err := b.JetStream().Stream(patient(t), bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
+	s, err := b.JetStream().Stream(testContext(t), bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
 	require.NoError(t, err)
 	require.Equal(t, 3, s.CachedInfo().Config.Replicas)
 	killed := false
@@ -72,12 +72,12 @@ func TestAServerOfAClusterDies(t *testing.T) {
 	requireEachOnce(t, p, n)
 }
 
-// One server alone has no three replicas, and says so at once.
+// A single server has no three replicas, and Open fails at once.
 func TestReplicasNeedACluster(t *testing.T) {
 	t.Parallel()
 	spec := three(pass)
 	spec.Replicas = 3
-	_, err := pipeline.Open(patient(t), pipeline.Config{Bus: newBus(t)}, spec)
+	_, err := pipeline.Open(testContext(t), pipeline.Config{Bus: newBus(t)}, spec)
 	require.ErrorContains(t, err, "replicas")
 	spec.Replicas = 6
 	require.ErrorContains(t, spec.Check(), "6 replicas; give 1 to 5")

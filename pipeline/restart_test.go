@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -22,7 +21,7 @@ import (
 
 func three(handle pipeline.Func) pipeline.Spec {
 	return pipeline.Spec{Name: "p",
-		Streams: []pipeline.StreamSpec{stream("a"), stream("b"), stream("c"), {Name: "d", Sink: true, Items: 1 << 20}},
+		Streams: []pipeline.StreamSpec{newStream("a"), newStream("b"), newStream("c"), {Name: "d", Sink: true, Items: 1 << 20}},
 		Stages: []pipeline.StageSpec{
 			{Name: "one", In: []string{"a"}, Out: []string{"b"}, Func: handle, Workers: 2, InFlight: 32, Backoff: time.Millisecond},
 			{Name: "two", In: []string{"b"}, Out: []string{"c"}, Func: handle, Workers: 2, InFlight: 32, Backoff: time.Millisecond},
@@ -30,7 +29,7 @@ func three(handle pipeline.Func) pipeline.Spec {
 		}}
 }
 
-// The server is stopped and started again in the middle, twice: nothing is lost and nothing comes twice.
+// The server is restarted twice while items pass: nothing is lost or repeated.
 func TestTheServerRestarts(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
@@ -40,7 +39,7 @@ func TestTheServerRestarts(t *testing.T) {
 	require.NoError(t, err)
 	const n = 3000
 	putCh := make(chan error, 1)
-	go func() { putCh <- c.Producer().Put(patient(t), "a", items(n)...) }()
+	go func() { putCh <- c.Producer().Put(testContext(t), "a", items(n)...) }()
 	for i := range 2 {
 		require.Eventually(t, func() bool { return status(t, p).Streams[3].In > uint64(500*(i+1)) }, 20*time.Second, time.Millisecond)
 		srv.Stop()
@@ -50,7 +49,7 @@ func TestTheServerRestarts(t *testing.T) {
 	requireEachOnce(t, p, n)
 }
 
-// requireEachOnce takes n items out of the sink d of three, and finds each of them once and no more.
+// requireEachOnce takes n items from the sink d and checks that each of them comes once.
 func requireEachOnce(t *testing.T, p *pipeline.Pipeline, n int) {
 	t.Helper()
 	seen := map[string]int{}
@@ -58,65 +57,65 @@ func requireEachOnce(t *testing.T, p *pipeline.Pipeline, n int) {
 		seen[it.ID]++
 	}
 	require.Len(t, seen, n)
-	require.NoError(t, p.Drain(patient(t)))
-	require.Zero(t, status(t, p).Streams[3].Items, "none came twice")
+	require.NoError(t, p.Drain(testContext(t)))
+	require.Zero(t, status(t, p).Streams[3].Items, "no item came twice")
 }
 
-// An engine that another has replaced can store nothing more, and says so; what it had in hand is done by the other.
+// An engine that was replaced can commit nothing more and ends with an error; its items are handled by the new one.
 func TestTakenOver(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	g := newGate()
 	spec := oneStage(pipeline.StageSpec{Func: g.handle})
-	old, err := pipeline.Open(patient(t), pipeline.Config{Bus: b, By: "the old one"}, spec)
+	old, err := pipeline.Open(testContext(t), pipeline.Config{Bus: b, By: "the old one"}, spec)
 	require.NoError(t, err)
-	require.NoError(t, old.Put(patient(t), "in", items(2)...))
+	require.NoError(t, old.Put(testContext(t), "in", items(2)...))
 	g.came(t)
-	_, err = pipeline.Open(patient(t), pipeline.Config{Bus: b}, spec)
+	_, err = pipeline.Open(testContext(t), pipeline.Config{Bus: b}, spec)
 	require.ErrorIs(t, err, bus.ErrExists)
 	require.ErrorContains(t, err, "the old one")
 
 	p := open(t, b, oneStage(pipeline.StageSpec{Func: pass}), func(c *pipeline.Config) { c.TakeOver, c.By = true, "the new one" })
 	require.Equal(t, ids(items(2)), ids(drainSink(t, p, "out", 2)))
-	close(g.goCh) // the old one's handler ends, too late
+	close(g.goCh) // the old engine's handler ends too late
 	<-old.Done()
 	require.ErrorIs(t, old.Err(), bus.ErrFenced)
 	require.ErrorContains(t, old.Err(), "the new one")
-	require.ErrorIs(t, old.Put(patient(t), "in", items(1)...), bus.ErrFenced)
-	require.ErrorIs(t, old.Close(patient(t)), bus.ErrFenced)
-	require.NoError(t, p.Drain(patient(t)))
-	require.Zero(t, status(t, p).Streams[1].Items, "and gave no outputs twice")
+	require.ErrorIs(t, old.Put(testContext(t), "in", items(1)...), bus.ErrFenced)
+	require.ErrorIs(t, old.Close(testContext(t)), bus.ErrFenced)
+	require.NoError(t, p.Drain(testContext(t)))
+	require.Zero(t, status(t, p).Streams[1].Items, "and no output came twice")
 }
 
-// More lies in a stream than fits into memory: it is read from the log, in order, after a restart too.
-func TestMoreThanTheWindow(t *testing.T) {
+// A stream with more items than fit into memory is read from the log, in order, also after a restart.
+func TestMoreItemsThanTheMemoryWindow(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Func: pass, InFlight: 64}, func(s *pipeline.StreamSpec) { s.Items = 20_000 })
 	p := open(t, b, spec)
-	require.NoError(t, p.Pause(patient(t), "work"))
+	require.NoError(t, p.Pause(testContext(t), "work"))
 	const n = 9000
-	require.NoError(t, p.Put(patient(t), "in", items(n)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(n)...))
 	st := status(t, p).Streams[0]
 	require.Equal(t, n, st.Items)
 	require.LessOrEqual(t, st.InMemory, 4096)
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 	p = open(t, b, spec)
 	require.Equal(t, st.Bytes, status(t, p).Streams[0].Bytes)
-	require.NoError(t, p.Resume(patient(t), "work"))
-	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "last"}))
+	require.NoError(t, p.Resume(testContext(t), "work"))
+	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "last"}))
 	require.Equal(t, append(ids(items(n)), "last"), ids(drainSink(t, p, "out", n+1)))
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Drain(testContext(t)))
 	require.Zero(t, status(t, p).Streams[0].Bytes)
 }
 
-// Large bodies lie apart; they come back whole, from memory and from the log, and are let go of.
+// Large bodies are stored separately, come back complete from memory and from the log, and are deleted.
 func TestLargeBodies(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Func: pass, InFlight: 8})
 	p := open(t, b, spec)
-	require.NoError(t, p.Pause(patient(t), "work"))
+	require.NoError(t, p.Pause(testContext(t), "work"))
 	body := func(i int) wire.Raw {
 		raw := make(wire.Raw, 20_000+3000*i)
 		for k := range raw {
@@ -128,33 +127,32 @@ func TestLargeBodies(t *testing.T) {
 	for i := range 40 {
 		all = append(all, pipeline.Item{ID: fmt.Sprint(i), Body: body(i)}, pipeline.Item{ID: fmt.Sprint("small", i), Body: wire.Raw{1}})
 	}
-	require.NoError(t, p.Put(patient(t), "in", all...))
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Put(testContext(t), "in", all...))
+	require.NoError(t, p.Close(testContext(t)))
 	p = open(t, b, spec)
-	require.NoError(t, p.Resume(patient(t), "work"))
+	require.NoError(t, p.Resume(testContext(t), "work"))
 	for i, it := range drainSink(t, p, "out", 80) {
 		require.Equal(t, all[i].ID, it.ID)
 		require.Equal(t, all[i].Body, it.Body)
 	}
 	names := bus.Pipeline{Namespace: "default", Name: "p"}
-	s, err := b.JetStream().Stream(patient(t), names.BodyStream("in", 0))
-	require.NoError(t, err)
+	s := findStream(t, b, names.BodyStream("in", 0))
 	require.Eventually(t, func() bool {
-		info, err := s.Info(patient(t))
-		return err == nil && info.State.Msgs == 0
-	}, 20*time.Second, 50*time.Millisecond, "bodies that are done are let go of")
-	err = p.Put(patient(t), "in", pipeline.Item{Body: make(wire.Raw, pipeline.MaxBody+1)})
+		st, err := s.State(testContext(t))
+		return err == nil && st.Messages == 0
+	}, 20*time.Second, 50*time.Millisecond, "completed bodies are deleted")
+	err := p.Put(testContext(t), "in", pipeline.Item{Body: make(wire.Raw, pipeline.MaxBody+1)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "an item may have 536870912 (cut it into several")
-	err = p.Put(patient(t), "in", pipeline.Item{Body: make(wire.Raw, 300<<20)})
+	err = p.Put(testContext(t), "in", pipeline.Item{Body: make(wire.Raw, 300<<20)})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "never fits into a bound of 268435456; raise bytes")
 }
 
-// A producer ten times as fast as its consumer: memory stays within the window, and the producer is held up. It runs
-// alone: what others have in memory would count.
+// With a producer ten times as fast as its consumer, memory stays within the window, and the producer is blocked. The
+// test runs alone, because it measures the heap.
 func TestMemoryStaysBounded(t *testing.T) {
-	runtime.GC() // what tests before it left counts, too
+	runtime.GC() // garbage of earlier tests counts as well
 	b := newBus(t)
 	var handled atomic.Int64
 	spec := oneStage(pipeline.StageSpec{Func: func(ctx context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
@@ -194,11 +192,11 @@ func TestMemoryStaysBounded(t *testing.T) {
 	}
 	group.Wait()
 	require.True(t, full || put.Load() > 5*handled.Load(), "the producer is much faster: %d put, %d handled", put.Load(), handled.Load())
-	require.Less(t, most, uint64(512<<20), "what is in memory is bounded, whatever lies in the stream")
+	require.Less(t, most, uint64(512<<20), "memory is bounded, whatever the stream has")
 	t.Logf("%d put, %d handled, heap up to %d MiB", put.Load(), handled.Load(), most>>20)
 }
 
-// A handler of an hour, so to speak, keeps its item: no clock takes it away while its worker lives.
+// No timeout takes an item away from a slow handler while its worker lives.
 func TestASlowHandlerKeepsItsItem(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int64
@@ -209,13 +207,13 @@ func TestASlowHandlerKeepsItsItem(t *testing.T) {
 		}
 		return pass(ctx, in)
 	}}))
-	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(3)...))
 	got := ids(drainSink(t, p, "out", 3))
 	require.Equal(t, "i0", got[2], "the others passed it")
 	require.EqualValues(t, 1, calls.Load())
 }
 
-// A close in the middle of the work leaves everything either finished or back in its stream.
+// A close while items run leaves every item either completed or in its stream.
 func TestCloseInTheMiddle(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
@@ -229,9 +227,9 @@ func TestCloseInTheMiddle(t *testing.T) {
 	}
 	const n = 2000
 	p := open(t, b, three(handle))
-	require.NoError(t, p.Put(patient(t), "a", items(n)...))
+	require.NoError(t, p.Put(testContext(t), "a", items(n)...))
 	for range 4 {
-		require.NoError(t, p.Close(patient(t)))
+		require.NoError(t, p.Close(testContext(t)))
 		p = open(t, b, three(handle))
 	}
 	for _, it := range drainSink(t, p, "d", n) {
@@ -240,7 +238,7 @@ func TestCloseInTheMiddle(t *testing.T) {
 		mu.Unlock()
 	}
 	require.Len(t, effects, n)
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Drain(testContext(t)))
 	st := status(t, p)
 	for _, s := range st.Streams {
 		require.Zero(t, s.Items, s.Name)
@@ -248,30 +246,29 @@ func TestCloseInTheMiddle(t *testing.T) {
 	require.Zero(t, st.Dead)
 }
 
-// A server that is stopped in the middle of a batch may leave half of it behind. It counts for nothing, and goes.
-func TestHalfABatchIsRemoved(t *testing.T) {
+// A server that is stopped in the middle of a batch may leave a part of it. That part is ignored and deleted.
+func TestAPartialBatchIsDeleted(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Func: pass})
 	p := open(t, b, spec)
-	require.NoError(t, p.Pause(patient(t), "work"))
-	require.NoError(t, p.Put(patient(t), "in", items(2)...))
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Pause(testContext(t), "work"))
+	require.NoError(t, p.Put(testContext(t), "in", items(2)...))
+	require.NoError(t, p.Close(testContext(t)))
 	at := bus.Pipeline{Namespace: "default", Name: "p"}
 	for n := range 3 {
-		m := nats.NewMsg(at.Items("in", 0))
+		m := &bus.Msg{Subject: at.Items("in", 0), Header: bus.Header{}}
 		m.Header.Set("Troupe-Item", fmt.Sprintf(`{"n":%d,"id":"ghost%d","v":0,"at":0}`, 3+n, n))
-		_, err := b.JetStream().PublishMsg(patient(t), m)
-		require.NoError(t, err)
+		appendMsg(t, b, m)
 	}
 	p = open(t, b, spec)
-	require.NoError(t, p.Resume(patient(t), "work"))
-	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "next"}))
+	require.NoError(t, p.Resume(testContext(t), "work"))
+	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "next"}))
 	require.Equal(t, []string{"i0", "i1", "next"}, ids(drainSink(t, p, "out", 3)))
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Drain(testContext(t)))
 }
 
-// One item takes very long; what passes it is let go of all the same.
+// Completed items behind a long-running item are deleted from the log.
 func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
@@ -286,27 +283,27 @@ func TestALongItemDoesNotKeepTheOthersOnDisk(t *testing.T) {
 		}
 		return nil, nil
 	}}))
-	require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: "long"}))
+	require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: "long"}))
 	const n = 12_000
-	require.NoError(t, p.Put(patient(t), "in", items(n)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(n)...))
 	require.Eventually(t, func() bool { return status(t, p).Streams[0].Items == 1 }, 30*time.Second, 10*time.Millisecond)
-	s, err := b.JetStream().Stream(patient(t), bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
-	require.NoError(t, err)
+	s := findStream(t, b, bus.Pipeline{Namespace: "default", Name: "p"}.Stream())
 	require.Eventually(t, func() bool {
-		info, err := s.Info(patient(t))
-		return err == nil && info.State.Msgs < n-1000
+		st, err := s.State(testContext(t))
+		return err == nil && st.Messages < n-1000
 	}, 30*time.Second, 50*time.Millisecond)
 	close(holdCh)
 	require.Equal(t, []string{"long"}, ids(drainSink(t, p, "out", 1)))
 	require.Eventually(t, func() bool {
-		info, err := s.Info(patient(t))
-		return err == nil && info.State.Msgs < 10
+		st, err := s.State(testContext(t))
+		return err == nil && st.Messages < 10
 	}, 30*time.Second, 50*time.Millisecond)
 }
 
-// The process that runs the pipeline is killed again and again, in the middle of everything. The next one goes on where
-// the log is, and the producer, which has to repeat what was not answered, puts nothing twice.
+// The process that runs the pipeline is killed again and again. The next one continues from the log, and the producer,
+// which repeats unanswered puts, stores nothing twice.
 func TestTheEngineIsKilled(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ items, piece, bytes, through int }{
 		"small items":                 {2000, 8, 0, 150},
 		"items larger than a message": {36, 1, 2_500_000, 3},
@@ -318,7 +315,7 @@ func TestTheEngineIsKilled(t *testing.T) {
 	}
 }
 
-// killEngines puts n items, piece by piece, and kills the engine three times: each time when more have come through.
+// killEngines puts n items in pieces and kills the engine three times, each time after more items have passed.
 func killEngines(t *testing.T, n, piece, bytes, through int) {
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
@@ -345,7 +342,7 @@ func killEngines(t *testing.T, n, piece, bytes, through int) {
 		engine := spawn(t, nil, engineRole, srv.URL())
 		t.Cleanup(engine.kill)
 		require.Eventually(t, func() bool {
-			st, err := c.Status(patient(t))
+			st, err := c.Status(testContext(t))
 			return err == nil && st.Streams[3].Items > through*(i+1)
 		}, 30*time.Second, time.Millisecond)
 		engine.kill()
@@ -361,7 +358,7 @@ func killEngines(t *testing.T, n, piece, bytes, through int) {
 		require.True(t, slices.Equal(all[i].Body, it.Body), "the body of %s", it.ID)
 	}
 	require.Len(t, seen, n)
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Drain(testContext(t)))
 	for _, s := range status(t, p).Streams {
 		require.Zero(t, s.Items, s.Name)
 		require.Zero(t, s.Bytes, s.Name)

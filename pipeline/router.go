@@ -11,74 +11,75 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/pipeline/flow"
 	"troupe/roles"
 )
 
-// RouterConfig is how a router spreads requests.
+// RouterConfig is the configuration of a router.
 type RouterConfig struct {
-	// Method is what is called. AbortMethod is called on the rank, in the control lane, with the id of a request that is
-	// aborted; the method then answers with what it has. Zero: an aborted request is cancelled, and has no result.
+	// Method is the method to call. AbortMethod is called on the rank, in the control lane, with the id of an aborted
+	// request; the method then returns a partial result. Zero: an aborted request is cancelled and has no result.
 	Method      string
 	AbortMethod string
-	// Credits is how many requests one rank may have at once. Zero: one.
+	// Credits is how many requests one rank has at once. Zero: one.
 	Credits int
-	// Waiting is how many requests may wait for a rank; beyond, a request is bus.ErrBusy. Zero: 1,024.
+	// Waiting is how many requests may wait for a rank; beyond it a request fails with bus.ErrBusy. Zero: 1,024.
 	Waiting int
-	// Sticky gives requests of one key to the same rank while it is there.
+	// Sticky sends requests of one key to the same rank while that is available.
 	Sticky bool
 }
 
 // Request is one call through a router.
 type Request struct {
-	// ID names the request for Abort. Zero: it cannot be aborted by name.
+	// ID identifies the request for Abort. Zero: it cannot be aborted.
 	ID  string
 	Key string
 	Arg any
 	// Args and Named are for methods that take several arguments, instead of Arg.
 	Args  []any
 	Named map[string]any
-	// Again sends the request to another rank when the one that had it dies. Zero: that is the error, for a request
-	// that may have had its effect.
-	Again bool
+	// RetryOnLoss sends the request to another rank when its rank dies. Zero: the call fails, because it may have had
+	// an effect.
+	RetryOnLoss bool
 }
 
-// Router spreads requests over the ranks of roles: each goes to the least loaded, or to the one that has its key. Ranks
-// join and leave while it runs. It is safe for concurrent use.
+// Router distributes requests over the ranks of roles: each goes to the least loaded rank, or to the one that its key
+// is pinned to. Ranks join and leave at any time. It is safe for concurrent use.
 type Router struct {
 	cfg RouterConfig
 
-	mu        sync.Mutex // guards what follows
-	hands     hands
-	ranks     map[*hand]roles.Worker
+	mu        sync.Mutex // guards the following fields
+	workers   flow.WorkerPool
+	ranks     map[*flow.WorkerSlots]roles.Worker
 	waiting   []*waitingRequest
-	running   map[string]*routed // by id; those that wait too
-	lost      []lostRank         // ranks that were gone; they are back when their role has restarted them
+	running   map[string]*activeRequest // by id, waiting ones included
+	lost      []lostRank                // lost ranks, which rejoin when their role has restarted them
 	suspended bool
-	changedCh chan struct{} // closed and replaced when a rank has let go of a request
+	changedCh chan struct{} // closed and replaced when a rank has finished a request
 	served    uint64
 }
 
 type waitingRequest struct {
 	key     string
-	grantCh chan *hand // holds one
+	grantCh chan *flow.WorkerSlots // capacity one
 }
 
-// lostRank is a rank that was gone, and when that was noticed.
+// lostRank is a lost rank and when the loss was noticed.
 type lostRank struct {
 	roles.Worker
 	at  time.Time
 	gen uint32
 }
 
-type routed struct {
-	rank   *roles.Worker // nil: it waits for one
+type activeRequest struct {
+	rank   *roles.Worker // nil: waiting for a rank
 	cancel context.CancelCauseFunc
 }
 
-// NewRouter makes a router without ranks; requests wait until some join.
+// NewRouter makes a router without ranks; requests wait until ranks join.
 func NewRouter(cfg RouterConfig) (*Router, error) {
 	if cfg.Method == "" {
-		return nil, bus.Errorf(bus.CodeInvalid, "pipeline.RouterConfig: Method is not set; name what is to be called")
+		return nil, bus.Errorf(bus.CodeInvalid, "pipeline.RouterConfig: Method is not set; name the method to call")
 	}
 	if cfg.Credits < 0 || cfg.Waiting < 0 {
 		return nil, bus.Errorf(bus.CodeInvalid, "pipeline.RouterConfig: Credits %d and Waiting %d must not be negative", cfg.Credits, cfg.Waiting)
@@ -89,10 +90,10 @@ func NewRouter(cfg RouterConfig) (*Router, error) {
 	if cfg.Waiting == 0 {
 		cfg.Waiting = 1024
 	}
-	return &Router{cfg: cfg, ranks: map[*hand]roles.Worker{}, running: map[string]*routed{}, changedCh: make(chan struct{})}, nil
+	return &Router{cfg: cfg, ranks: map[*flow.WorkerSlots]roles.Worker{}, running: map[string]*activeRequest{}, changedCh: make(chan struct{})}, nil
 }
 
-// Join adds ranks of a cluster, all of them if none is named.
+// Join adds ranks of a cluster, all of them if none is given.
 func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 	if len(ranks) == 0 {
 		for rank := range c.WorldSize() {
@@ -110,52 +111,52 @@ func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 			r.add(w)
 		}
 	}
-	r.serve()
+	r.assign()
 	return nil
 }
 
-// add gives a rank its place, under the lock.
+// add adds a rank. The caller holds the lock.
 func (r *Router) add(w roles.Worker) {
-	h := r.hands.add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
-	h.gen = genOf(w)
-	r.ranks[h] = w
+	slots := r.workers.Add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
+	slots.Generation = generationOf(w)
+	r.ranks[slots] = w
 }
 
-// has says whether a rank has its place, and is not about to leave it.
+// has reports whether a rank is in the pool and not draining.
 func (r *Router) has(w roles.Worker) bool {
-	for h, o := range r.ranks {
-		if o == w && !h.draining {
+	for slots, o := range r.ranks {
+		if o == w && !slots.Draining {
 			return true
 		}
 	}
 	return false
 }
 
-// Leave takes ranks out, all of the cluster's if none is named: they get nothing more, and it waits until they have
-// answered what they have.
+// Leave removes ranks of a cluster, all of them if none is given. They get no more requests, and it waits until they
+// have answered the ones they have.
 func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) error {
 	named := func(w roles.Worker) bool {
 		return w.Cluster() == c && (len(ranks) == 0 || slices.Contains(ranks, w.Rank()))
 	}
 	r.mu.Lock()
 	r.lost = slices.DeleteFunc(r.lost, func(l lostRank) bool { return named(l.Worker) })
-	var leaving []*hand
-	for h, w := range r.ranks {
+	var leaving []*flow.WorkerSlots
+	for slots, w := range r.ranks {
 		if named(w) {
-			h.draining = true
-			r.hands.unstick(h)
-			leaving = append(leaving, h)
+			slots.Draining = true
+			r.workers.Unpin(slots)
+			leaving = append(leaving, slots)
 		}
 	}
-	r.serve()
+	r.assign()
 	r.mu.Unlock()
 	for {
 		r.mu.Lock()
-		busy := slices.ContainsFunc(leaving, func(h *hand) bool { return h.running > 0 })
+		busy := slices.ContainsFunc(leaving, func(slots *flow.WorkerSlots) bool { return slots.Running > 0 })
 		changedCh := r.changedCh
 		if !busy {
-			for _, h := range leaving {
-				r.forget(h)
+			for _, slots := range leaving {
+				r.removeRank(slots)
 			}
 		}
 		r.mu.Unlock()
@@ -165,51 +166,51 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 		select {
 		case <-changedCh:
 		case <-ctx.Done():
-			return bus.Errorf(bus.CodeOf(ctx.Err()), "ranks that leave still have requests: %w", ctx.Err())
+			return bus.Errorf(bus.CodeOf(ctx.Err()), "leaving ranks still have requests: %w", ctx.Err())
 		}
 	}
 }
 
-// forget takes a rank out, under the lock.
-func (r *Router) forget(h *hand) {
-	r.hands.remove(h)
-	delete(r.ranks, h)
+// removeRank removes a rank. The caller holds the lock.
+func (r *Router) removeRank(slots *flow.WorkerSlots) {
+	r.workers.Remove(slots)
+	delete(r.ranks, slots)
 }
 
-// Suspend hands out no more requests; those that come wait. Resume goes on.
+// Suspend sends no more requests to ranks; they wait for Resume.
 func (r *Router) Suspend() { r.setSuspended(true) }
 
-// Resume hands out requests again.
+// Resume sends requests again.
 func (r *Router) Resume() { r.setSuspended(false) }
 
 func (r *Router) setSuspended(yes bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.suspended = yes
-	r.serve()
+	r.assign()
 }
 
-// Call sends the request to a rank and gives its answer.
+// Call sends the request to a rank and returns its answer.
 func (r *Router) Call(ctx context.Context, q Request) (wire.Raw, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if err := r.enter(q.ID, cancel); err != nil {
+	if err := r.register(q.ID, cancel); err != nil {
 		return nil, err
 	}
-	defer r.exit(q.ID)
+	defer r.unregister(q.ID)
 	for {
-		h, err := r.acquire(ctx, q)
+		slots, err := r.acquire(ctx, q)
 		if err != nil {
 			return nil, orAborted(ctx, err)
 		}
-		body, err := r.send(ctx, q, h)
-		if err == nil || !q.Again || !goneFor(err) || ctx.Err() != nil {
+		body, err := r.send(ctx, q, slots)
+		if err == nil || !q.RetryOnLoss || !isWorkerLost(err) || ctx.Err() != nil {
 			return body, orAborted(ctx, err)
 		}
 	}
 }
 
-// orAborted says that the request was aborted, if that is why it failed.
+// orAborted replaces the error of an aborted request by ErrAborted.
 func orAborted(ctx context.Context, err error) error {
 	if err != nil && errors.Is(context.Cause(ctx), ErrAborted) {
 		return ErrAborted
@@ -217,49 +218,49 @@ func orAborted(ctx context.Context, err error) error {
 	return err
 }
 
-// enter makes a request known by its id, and exit ends that.
-func (r *Router) enter(id string, cancel context.CancelCauseFunc) error {
+// register makes a request known by its id.
+func (r *Router) register(id string, cancel context.CancelCauseFunc) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id == "" {
 		return nil
 	}
 	if r.running[id] != nil {
-		return bus.Errorf(bus.CodeExists, "there is a request %q; give each an id of its own", id)
+		return bus.Errorf(bus.CodeExists, "request %q is already running; give each request its own id", id)
 	}
-	r.running[id] = &routed{cancel: cancel}
+	r.running[id] = &activeRequest{cancel: cancel}
 	return nil
 }
 
-func (r *Router) exit(id string) {
+func (r *Router) unregister(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.running, id)
 }
 
-// acquire waits for a rank.
-func (r *Router) acquire(ctx context.Context, q Request) (*hand, error) {
+// acquire waits for a rank with a free slot.
+func (r *Router) acquire(ctx context.Context, q Request) (*flow.WorkerSlots, error) {
 	r.mu.Lock()
-	w := &waitingRequest{key: q.Key, grantCh: make(chan *hand, 1)}
+	w := &waitingRequest{key: q.Key, grantCh: make(chan *flow.WorkerSlots, 1)}
 	r.waiting = append(r.waiting, w)
-	r.takeBack()
+	r.rejoinRestarted()
 	if len(r.waiting) > r.cfg.Waiting {
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 		r.mu.Unlock()
-		return nil, bus.Errorf(bus.CodeBusy, "%d requests wait for a rank that has room; try again later", r.cfg.Waiting)
+		return nil, bus.Errorf(bus.CodeBusy, "%d requests wait for a rank with a free slot; try again later", r.cfg.Waiting)
 	}
 	r.mu.Unlock()
-	ticker := time.NewTicker(backEvery)
+	ticker := time.NewTicker(restartPollInterval)
 	defer ticker.Stop()
 	for {
 		select {
-		case h := <-w.grantCh:
-			return h, nil
+		case slots := <-w.grantCh:
+			return slots, nil
 		case <-ctx.Done():
 			return nil, r.withdraw(ctx, w)
 		case <-ticker.C:
 			r.mu.Lock()
-			r.takeBack()
+			r.rejoinRestarted()
 			r.mu.Unlock()
 		}
 	}
@@ -270,99 +271,100 @@ func (r *Router) withdraw(ctx context.Context, w *waitingRequest) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	select {
-	case h := <-w.grantCh: // both at once
-		r.release(h)
+	case slots := <-w.grantCh: // granted at the same moment
+		r.release(slots)
 	default:
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 	}
-	return bus.Errorf(bus.CodeOf(ctx.Err()), "no rank had room in time: %w", ctx.Err())
+	return bus.Errorf(bus.CodeOf(ctx.Err()), "no rank had a free slot in time: %w", ctx.Err())
 }
 
-// takeBack takes ranks in again that their roles have restarted, and grants them. Under the lock.
-func (r *Router) takeBack() {
+// rejoinRestarted adds lost ranks that their roles have restarted, and assigns requests. The caller holds the lock.
+func (r *Router) rejoinRestarted() {
 	r.lost = slices.DeleteFunc(r.lost, func(w lostRank) bool {
-		if time.Since(w.at) < backEvery {
-			return false // what is known of it may be of before
+		if time.Since(w.at) < restartPollInterval {
+			return false // its last beat may be from before the loss
 		}
 		c := w.Cluster()
 		if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
-			return true // it does not come back
+			return true // the role does not restart ranks
 		}
 		beats := c.Health()
-		if w.Rank() >= len(beats) || !isBack(beats[w.Rank()], w.gen, w.at) {
+		if w.Rank() >= len(beats) || !isRestarted(beats[w.Rank()], w.gen, w.at) {
 			return w.Rank() >= len(beats) // the role has shrunk
 		}
 		r.add(w.Worker)
 		return true
 	})
-	r.serve()
+	r.assign()
 }
 
-// serve grants ranks to those who wait, in order; one whose rank is busy lets the next pass. Under the lock.
-func (r *Router) serve() {
+// assign gives ranks to waiting requests, in order; a request whose pinned rank is busy does not block the next. The
+// caller holds the lock.
+func (r *Router) assign() {
 	if r.suspended {
 		return
 	}
 	r.waiting = slices.DeleteFunc(r.waiting, func(w *waitingRequest) bool {
-		h := r.pick(w.key)
-		if h == nil {
+		slots := r.pick(w.key)
+		if slots == nil {
 			return false
 		}
-		h.running++
-		w.grantCh <- h
+		slots.Running++
+		w.grantCh <- slots
 		return true
 	})
 }
 
-func (r *Router) pick(key string) *hand {
+func (r *Router) pick(key string) *flow.WorkerSlots {
 	if !r.cfg.Sticky || key == "" {
-		return r.hands.least()
+		return r.workers.LeastLoaded()
 	}
-	h := r.hands.stuck(key)
-	if h == nil {
-		if h = r.hands.least(); h != nil {
-			r.hands.stick(key, h)
+	slots := r.workers.Pinned(key)
+	if slots == nil {
+		if slots = r.workers.LeastLoaded(); slots != nil {
+			r.workers.Pin(key, slots)
 		}
-		return h
+		return slots
 	}
-	if h.free() <= 0 {
+	if slots.Free() <= 0 {
 		return nil
 	}
-	return h
+	return slots
 }
 
-// release gives a rank's credit back, under the lock.
-func (r *Router) release(h *hand) {
-	h.running--
+// release frees a slot. The caller holds the lock.
+func (r *Router) release(slots *flow.WorkerSlots) {
+	slots.Running--
 	close(r.changedCh)
 	r.changedCh = make(chan struct{})
-	r.serve()
+	r.assign()
 }
 
-// send makes the call, and gives the credit back. A rank that is gone is taken out.
-func (r *Router) send(ctx context.Context, q Request, h *hand) (_ wire.Raw, err error) {
-	ctx, cancel := context.WithCancel(ctx) // the call ends with it
+// send makes the call and frees the slot. A lost rank is removed.
+func (r *Router) send(ctx context.Context, q Request, slots *flow.WorkerSlots) (_ wire.Raw, err error) {
+	ctx, cancel := context.WithCancel(ctx) // ends the call
 	defer cancel()
 	r.mu.Lock()
-	rank := r.ranks[h]
-	r.hold(q.ID, &rank)
+	rank := r.ranks[slots]
+	r.setRank(q.ID, &rank)
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.hold(q.ID, nil)
-		if _, there := r.ranks[h]; there && err != nil && goneFor(err) {
-			r.forget(h)
-			r.lost = append(r.lost, lostRank{rank, time.Now(), h.gen})
+		r.setRank(q.ID, nil)
+		if _, there := r.ranks[slots]; there && err != nil && isWorkerLost(err) {
+			r.removeRank(slots)
+			r.lost = append(r.lost, lostRank{rank, time.Now(), slots.Generation})
 		}
 		r.served++
-		r.release(h)
+		r.release(slots)
 	}()
 	args := q.Args
 	if args == nil && q.Named == nil {
 		args = []any{q.Arg}
 	}
-	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named, NoWait: true}) // another rank may be there
+	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named, NoWait: true}) // NoWait: another rank may be available
 	if err != nil {
 		return nil, err
 	}
@@ -373,15 +375,15 @@ func (r *Router) send(ctx context.Context, q Request, h *hand) (_ wire.Raw, err 
 	return answers[0], nil
 }
 
-// hold notes which rank has a request, under the lock.
-func (r *Router) hold(id string, rank *roles.Worker) {
+// setRank notes which rank has a request. The caller holds the lock.
+func (r *Router) setRank(id string, rank *roles.Worker) {
 	if q := r.running[id]; q != nil {
 		q.rank = rank
 	}
 }
 
-// Abort ends a request by its id. With an abort method, its Call returns what the rank has so far; without one, or where
-// the rank does not answer to it, or while it waits for a rank, ErrAborted.
+// Abort aborts a request by its id. With an abort method, its Call returns the partial result; without one, or if the
+// rank does not answer, or if the request is waiting for a rank, its Call returns ErrAborted.
 func (r *Router) Abort(ctx context.Context, id string) error {
 	r.mu.Lock()
 	q := r.running[id]
@@ -391,7 +393,7 @@ func (r *Router) Abort(ctx context.Context, id string) error {
 	}
 	r.mu.Unlock()
 	if q == nil {
-		return bus.Errorf(bus.CodeNotFound, "there is no request %q under way", id)
+		return bus.Errorf(bus.CodeNotFound, "there is no running request %q", id)
 	}
 	if r.cfg.AbortMethod == "" || rank == nil {
 		q.cancel(ErrAborted)
@@ -407,8 +409,7 @@ func (r *Router) Abort(ctx context.Context, id string) error {
 	return err
 }
 
-// Scale gives a role of processes so many ranks, all of which are the router's: it grows, or those that go finish what they
-// have first.
+// Scale grows or shrinks a role of processes; ranks that are removed finish their requests first.
 func (r *Router) Scale(ctx context.Context, c *roles.Cluster, workers int) error {
 	have := c.WorldSize()
 	if workers < 1 {
@@ -435,7 +436,7 @@ func (r *Router) Scale(ctx context.Context, c *roles.Cluster, workers int) error
 	return c.Shrink(ctx, have-workers)
 }
 
-// RouterStatus is how a router is.
+// RouterStatus is the state of a router.
 type RouterStatus struct {
 	Ranks     int    `json:"ranks"`
 	Credits   int    `json:"credits"`
@@ -445,14 +446,14 @@ type RouterStatus struct {
 	Suspended bool   `json:"suspended,omitempty"`
 }
 
-// Status is how the router is now.
+// Status is the state of the router.
 func (r *Router) Status() RouterStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	st := RouterStatus{Ranks: len(r.hands.all), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
-	for _, h := range r.hands.all {
-		st.Credits += h.credits
-		st.InFlight += h.running
+	st := RouterStatus{Ranks: len(r.workers.All), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
+	for _, slots := range r.workers.All {
+		st.Credits += slots.Credits
+		st.InFlight += slots.Running
 	}
 	return st
 }

@@ -21,7 +21,7 @@ func newRouter(t testing.TB, cfg pipeline.RouterConfig) *pipeline.Router {
 	return r
 }
 
-// asked is a request under way.
+// asked is a running request.
 type asked struct {
 	body wire.Raw
 	err  error
@@ -44,7 +44,7 @@ func waits(t testing.TB, r *pipeline.Router, n int) {
 func TestRouterSpreadsByCredits(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	c := company(t, b, newTroop(), "judges", 4)
+	c := startRole(t, b, newWorkerSet(), "judges", 4)
 	r := newRouter(t, pipeline.RouterConfig{Method: "score", Credits: 8})
 	require.NoError(t, r.Join(c))
 	var mu sync.Mutex
@@ -52,7 +52,7 @@ func TestRouterSpreadsByCredits(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range 200 {
 		group.Go(func() {
-			body, err := r.Call(patient(t), pipeline.Request{Arg: i})
+			body, err := r.Call(testContext(t), pipeline.Request{Arg: i})
 			var got int
 			if err == nil {
 				err = wire.Unmarshal(body, &got)
@@ -74,23 +74,23 @@ func TestRouterSpreadsByCredits(t *testing.T) {
 func TestRouterSticksSuspendsAborts(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	tr := newTroop()
-	c := company(t, b, tr, "judges", 2)
+	tr := newWorkerSet()
+	c := startRole(t, b, tr, "judges", 2)
 	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort", Credits: 1, Sticky: true, Waiting: 3})
 	ask := func(id, key string) <-chan asked {
-		return askRouter(r, patient(t), pipeline.Request{ID: id, Key: key, Arg: itemFrame{ID: id, Body: 1}})
+		return askRouter(r, testContext(t), pipeline.Request{ID: id, Key: key, Arg: itemFrame{ID: id, Body: 1}})
 	}
 	a1 := ask("a1", "a")
 	waits(t, r, 1)
 	require.NoError(t, r.Join(c, 0), "requests wait for ranks to join")
 	require.Equal(t, "0 a1", tr.came(t))
-	require.NoError(t, r.Join(c, 1), "and ranks may join while it runs")
+	require.NoError(t, r.Join(c, 1), "and ranks may join at any time")
 	a2 := ask("a2", "a")
 	waits(t, r, 1)
 	b1 := ask("b1", "b")
 	require.Equal(t, "1 b1", tr.came(t), "the key of a2 is with rank 0, which is busy")
 	r.Suspend()
-	require.NoError(t, r.Abort(patient(t), "a1"))
+	require.NoError(t, r.Abort(testContext(t), "a1"))
 	got := <-a1
 	require.NoError(t, got.err)
 	var outs []itemFrame
@@ -104,10 +104,10 @@ func TestRouterSticksSuspendsAborts(t *testing.T) {
 	waits(t, r, 3)
 	full := <-ask("c4", "")
 	require.ErrorIs(t, full.err, bus.ErrBusy)
-	require.ErrorIs(t, r.Abort(patient(t), "nobody"), bus.ErrNotFound)
+	require.ErrorIs(t, r.Abort(testContext(t), "nobody"), bus.ErrNotFound)
 
 	leftCh := make(chan error, 1)
-	go func() { leftCh <- r.Leave(patient(t), c, 0) }()
+	go func() { leftCh <- r.Leave(testContext(t), c, 0) }()
 	tr.goCh <- struct{}{}
 	tr.goCh <- struct{}{}
 	for range 3 {
@@ -121,7 +121,7 @@ func TestRouterSticksSuspendsAborts(t *testing.T) {
 	require.Equal(t, 1, r.Status().Ranks)
 }
 
-// A rank dies with requests: those that may be sent again are answered by others, those that may not are told.
+// A rank dies with requests: those with RetryOnLoss are answered by others, the rest fail.
 func TestRouterOutlivesARank(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
@@ -134,14 +134,14 @@ func TestRouterOutlivesARank(t *testing.T) {
 	r := newRouter(t, pipeline.RouterConfig{Method: "hold", Credits: 2})
 	require.NoError(t, r.Join(victim.cluster, 0))
 	ask := func(id string, again bool) <-chan asked {
-		return askRouter(r, patient(t), pipeline.Request{ID: id, Arg: itemFrame{ID: id, Body: 1}, Again: again})
+		return askRouter(r, testContext(t), pipeline.Request{ID: id, Arg: itemFrame{ID: id, Body: 1}, RetryOnLoss: again})
 	}
 	once, again := ask("once", false), ask("again", true)
 	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 20*time.Second, time.Millisecond)
 	victim.kill()
 	require.ErrorIs(t, (<-once).err, bus.ErrWorkerLost)
-	tr := newTroop()
-	require.NoError(t, r.Join(company(t, b, tr, "others", 1)))
+	tr := newWorkerSet()
+	require.NoError(t, r.Join(startRole(t, b, tr, "others", 1)))
 	require.Equal(t, "0 again", tr.came(t))
 	close(tr.goCh)
 	require.NoError(t, (<-again).err)
@@ -162,27 +162,27 @@ func TestRouterMistakes(t *testing.T) {
 	require.Zero(t, r.Status().Waiting)
 }
 
-// Requests are known by their ids while they wait, too; one id is one request.
-func TestRouterAbortsWhatWaits(t *testing.T) {
+// Waiting requests are known by their ids as well; an id belongs to one request.
+func TestRouterAbortsWaitingRequests(t *testing.T) {
 	t.Parallel()
 	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort"})
-	waiting := askRouter(r, patient(t), pipeline.Request{ID: "a"})
+	waiting := askRouter(r, testContext(t), pipeline.Request{ID: "a"})
 	waits(t, r, 1)
-	_, err := r.Call(patient(t), pipeline.Request{ID: "a"})
+	_, err := r.Call(testContext(t), pipeline.Request{ID: "a"})
 	require.ErrorIs(t, err, bus.ErrExists)
-	require.NoError(t, r.Abort(patient(t), "a"))
+	require.NoError(t, r.Abort(testContext(t), "a"))
 	require.ErrorIs(t, (<-waiting).err, pipeline.ErrAborted)
 	require.Zero(t, r.Status().Waiting)
-	require.ErrorIs(t, r.Abort(patient(t), "a"), bus.ErrNotFound)
+	require.ErrorIs(t, r.Abort(testContext(t), "a"), bus.ErrNotFound)
 }
 
 func TestRouterJoinsARankOnce(t *testing.T) {
 	t.Parallel()
-	c := company(t, newBus(t), newTroop(), "judges", 2)
+	c := startRole(t, newBus(t), newWorkerSet(), "judges", 2)
 	r := newRouter(t, pipeline.RouterConfig{Method: "score"})
 	require.NoError(t, r.Join(c, 0))
 	require.NoError(t, r.Join(c))
 	require.Equal(t, 2, r.Status().Ranks)
-	require.NoError(t, r.Leave(patient(t), c))
+	require.NoError(t, r.Leave(testContext(t), c))
 	require.Zero(t, r.Status().Ranks)
 }

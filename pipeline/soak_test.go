@@ -18,21 +18,21 @@ import (
 	"troupe/roles"
 )
 
-// crew keeps processes at work for one stage: whenever one dies, it says so and starts another.
-type crew struct {
+// processSet keeps worker processes for one stage: when one dies, it reports the loss and starts another.
+type processSet struct {
 	t     testing.TB
 	p     *pipeline.Pipeline
 	rt    *roles.Runtime
 	url   string
 	stage string
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the following fields
 	living []*process
 	made   int
 	killed int
 }
 
-func (c *crew) keep(ctx context.Context, group *sync.WaitGroup, n int) {
+func (c *processSet) keep(ctx context.Context, group *sync.WaitGroup, n int) {
 	for range n {
 		group.Go(func() {
 			for ctx.Err() == nil {
@@ -42,15 +42,15 @@ func (c *crew) keep(ctx context.Context, group *sync.WaitGroup, n int) {
 	}
 }
 
-// serve is the life of one process.
-func (c *crew) serve(ctx context.Context) {
+// serve starts one process and waits for its end.
+func (c *processSet) serve(ctx context.Context) {
 	c.mu.Lock()
 	c.made++
 	role := fmt.Sprintf("%s-%d", c.stage, c.made)
 	c.mu.Unlock()
 	child, err := spawnQuietly(ctx, c.rt, role, c.url)
 	if err != nil {
-		return // the server is away, or the test is over
+		return // the server is down, or the test is over
 	}
 	defer child.kill()
 	if err := c.p.Join(ctx, c.stage, child.cluster); err != nil {
@@ -75,20 +75,20 @@ func (c *crew) serve(ctx context.Context) {
 	}
 }
 
-// killOne kills a process at random.
-func (c *crew) killOne() {
+// killOne kills a random process.
+func (c *processSet) killOne() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.living) == 0 {
 		return
 	}
 	c.killed++
-	_ = c.living[rand.IntN(len(c.living))].cmd.Process.Kill() // its crew waits for it
+	_ = c.living[rand.IntN(len(c.living))].cmd.Process.Kill() // serve waits for it
 }
 
-// TestSoak sends items through three stages of worker processes while one of those is killed at random now and then,
-// and the server is restarted in between: every effect happens once, nothing is left in flight or in the dead letters.
-// `make soak-pipeline` runs it with 100,000 items and a kill every second.
+// TestSoak sends items through three stages of worker processes while processes are killed at random and the server is
+// restarted: every item comes out once, and nothing is left in flight or in the dead letters. `make soak-pipeline` runs
+// it with 100,000 items and a kill every second.
 func TestSoak(t *testing.T) {
 	n, every := 1500, 250*time.Millisecond
 	if text := os.Getenv("TROUPE_SOAK_ITEMS"); text != "" {
@@ -106,7 +106,7 @@ func TestSoak(t *testing.T) {
 	rt, err := roles.Open(ctx, roles.Config{Bus: b})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
-	spec := pipeline.Spec{Name: "soak", Streams: []pipeline.StreamSpec{stream("a"), stream("b"), stream("c"), {Name: "d", Sink: true, Items: 1 << 20}}}
+	spec := pipeline.Spec{Name: "soak", Streams: []pipeline.StreamSpec{newStream("a"), newStream("b"), newStream("c"), {Name: "d", Sink: true, Items: 1 << 20}}}
 	for i, name := range []string{"one", "two", "three"} {
 		spec.Stages = append(spec.Stages, pipeline.StageSpec{
 			Name: name, In: []string{spec.Streams[i].Name}, Out: []string{spec.Streams[i+1].Name}, Role: name, Method: "same", InFlight: 16,
@@ -115,11 +115,11 @@ func TestSoak(t *testing.T) {
 	p := open(t, b, spec)
 	work, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
-	var crews []*crew
+	var sets []*processSet
 	for _, st := range spec.Stages {
-		c := &crew{t: t, p: p, rt: rt, url: srv.URL(), stage: st.Name}
+		c := &processSet{t: t, p: p, rt: rt, url: srv.URL(), stage: st.Name}
 		c.keep(work, &group, 2)
-		crews = append(crews, c)
+		sets = append(sets, c)
 	}
 	t.Cleanup(func() { stop(); group.Wait() })
 
@@ -133,7 +133,7 @@ func TestSoak(t *testing.T) {
 	for done := uint64(0); done < uint64(n); {
 		select {
 		case <-killing.C:
-			crews[rand.IntN(3)].killOne()
+			sets[rand.IntN(3)].killOne()
 		case <-ctx.Done():
 			t.Fatalf("%d of %d in time: %+v", done, n, status(t, p))
 		}
@@ -152,7 +152,7 @@ func TestSoak(t *testing.T) {
 		for _, it := range batch.Items {
 			seen[it.ID]++
 		}
-		require.NoError(t, batch.Done(ctx))
+		require.NoError(t, batch.Ack(ctx))
 		left -= len(batch.Items)
 	}
 	require.Len(t, seen, n)
@@ -162,7 +162,7 @@ func TestSoak(t *testing.T) {
 	}
 	require.Zero(t, st.Dead)
 	killed, lost := 0, uint64(0)
-	for i, c := range crews {
+	for i, c := range sets {
 		c.mu.Lock()
 		killed += c.killed
 		c.mu.Unlock()
@@ -170,10 +170,10 @@ func TestSoak(t *testing.T) {
 		require.Zero(t, st.Stages[i].InFlight)
 	}
 	require.True(t, restarted)
-	t.Logf("%d items through three stages, %d kills, %d items handed on, one restart of the server", n, killed, lost)
+	t.Logf("%d items through three stages, %d kills, %d items moved to other workers, one restart of the server", n, killed, lost)
 }
 
-// soakNumber is how long a test runs: what the variable says, as `make soak-pipeline` sets it, or a short time.
+// soakNumber is the value of the variable, which `make soak-pipeline` sets, or short.
 func soakNumber(t *testing.T, variable string, short int) int {
 	t.Helper()
 	text := os.Getenv(variable)

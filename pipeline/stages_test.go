@@ -15,7 +15,7 @@ import (
 	"troupe/pipeline"
 )
 
-// gate is a handler that holds its items until the test lets them go, and tells which it has.
+// gate is a handler that blocks until the test releases it, and reports its items.
 type gate struct {
 	cameCh chan pipeline.Item
 	goCh   chan struct{}
@@ -45,18 +45,18 @@ func (g *gate) came(t testing.TB) pipeline.Item {
 	case it := <-g.cameCh:
 		return it
 	case <-time.After(20 * time.Second):
-		t.Fatal("nothing was handed out")
+		t.Fatal("no item was started")
 	}
 	return pipeline.Item{}
 }
 
 func oneStage(st pipeline.StageSpec, in ...func(*pipeline.StreamSpec)) pipeline.Spec {
-	source := stream("in")
+	source := newStream("in")
 	for _, f := range in {
 		f(&source)
 	}
 	st.Name, st.In, st.Out = "work", []string{"in"}, []string{"out"}
-	return pipeline.Spec{Name: "p", Streams: []pipeline.StreamSpec{source, sink("out")}, Stages: []pipeline.StageSpec{st}}
+	return pipeline.Spec{Name: "p", Streams: []pipeline.StreamSpec{source, newSink("out")}, Stages: []pipeline.StageSpec{st}}
 }
 
 func ids(items []pipeline.Item) []string {
@@ -72,7 +72,7 @@ func TestHigherPrioritiesGoFirst(t *testing.T) {
 	g := newGate()
 	p := open(t, newBus(t), oneStage(pipeline.StageSpec{Func: g.handle}, func(s *pipeline.StreamSpec) { s.Priorities = 3 }))
 	put := func(id string, priority int) {
-		require.NoError(t, p.Put(patient(t), "in", pipeline.Item{ID: id, Priority: priority}))
+		require.NoError(t, p.Put(testContext(t), "in", pipeline.Item{ID: id, Priority: priority}))
 	}
 	put("first", 0)
 	require.Equal(t, "first", g.came(t).ID)
@@ -82,12 +82,12 @@ func TestHigherPrioritiesGoFirst(t *testing.T) {
 	put("high2", 2)
 	close(g.goCh)
 	require.Equal(t, []string{"first", "high", "high2", "middle", "low"}, ids(drainSink(t, p, "out", 5)))
-	err := p.Put(patient(t), "in", pipeline.Item{Priority: 3})
+	err := p.Put(testContext(t), "in", pipeline.Item{Priority: 3})
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	require.ErrorContains(t, err, "priority 3; it has 0 to 2")
 }
 
-// Items of one key are never in two hands, and come out in order, whatever fails in between.
+// Items of one key never run concurrently and come out in order, also when attempts fail.
 func TestOrderByKey(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -104,7 +104,7 @@ func TestOrderByKey(t *testing.T) {
 			mu.Unlock()
 			defer func() { mu.Lock(); busy[in[0].Key] = false; mu.Unlock() }()
 			if again {
-				return nil, errors.New("two hands at once")
+				return nil, errors.New("two items at once")
 			}
 			if n == 1 && len(in[0].ID)%2 == 0 {
 				return nil, errors.New("not the first time")
@@ -116,7 +116,7 @@ func TestOrderByKey(t *testing.T) {
 	for i := range 120 {
 		all = append(all, pipeline.Item{ID: fmt.Sprintf("%c%d", 'a'+i%3, i/3), Key: string(rune('a' + i%3))})
 	}
-	require.NoError(t, p.Put(patient(t), "in", all...))
+	require.NoError(t, p.Put(testContext(t), "in", all...))
 	last := map[string]int{"a": -1, "b": -1, "c": -1}
 	for _, it := range drainSink(t, p, "out", 120) {
 		var n int
@@ -130,16 +130,16 @@ func TestOrderByKey(t *testing.T) {
 
 func TestBackPressure(t *testing.T) {
 	t.Parallel()
-	for _, full := range []pipeline.Full{pipeline.Block, pipeline.Refuse, pipeline.DropOldest} {
+	for _, full := range []pipeline.FullPolicy{pipeline.Block, pipeline.Refuse, pipeline.DropOldest} {
 		t.Run(string(full), func(t *testing.T) {
 			t.Parallel()
 			g := newGate()
 			p := open(t, newBus(t), oneStage(pipeline.StageSpec{Func: g.handle}, func(s *pipeline.StreamSpec) { s.Items, s.Full = 3, full }))
 			all := items(6)
-			require.NoError(t, p.Put(patient(t), "in", all[0]))
+			require.NoError(t, p.Put(testContext(t), "in", all[0]))
 			g.came(t)
-			require.NoError(t, p.Put(patient(t), "in", all[1:3]...))
-			ctx, cancel := context.WithTimeout(patient(t), 200*time.Millisecond)
+			require.NoError(t, p.Put(testContext(t), "in", all[1:3]...))
+			ctx, cancel := context.WithTimeout(testContext(t), 200*time.Millisecond)
 			defer cancel()
 			err := p.Put(ctx, "in", all[3])
 			want := []string{"i0", "i1", "i2"}
@@ -147,7 +147,7 @@ func TestBackPressure(t *testing.T) {
 			case pipeline.Block:
 				require.ErrorIs(t, err, bus.ErrTimedOut)
 				blockedCh := make(chan error, 1)
-				go func() { blockedCh <- p.Put(patient(t), "in", all[4]) }()
+				go func() { blockedCh <- p.Put(testContext(t), "in", all[4]) }()
 				require.Eventually(t, func() bool { return status(t, p).Streams[0].Blocked == 1 }, 20*time.Second, time.Millisecond)
 				g.goCh <- struct{}{}
 				require.NoError(t, <-blockedCh)
@@ -157,25 +157,25 @@ func TestBackPressure(t *testing.T) {
 				require.ErrorContains(t, err, "stream in is full: 3 of 3 items")
 			case pipeline.DropOldest:
 				require.NoError(t, err)
-				require.NoError(t, p.Put(patient(t), "in", all[4]))
+				require.NoError(t, p.Put(testContext(t), "in", all[4]))
 				want = []string{"i0", "i3", "i4"}
 				require.EqualValues(t, 2, status(t, p).Streams[0].Dropped)
 			}
 			close(g.goCh)
 			require.Equal(t, want, ids(drainSink(t, p, "out", len(want))))
-			require.NoError(t, p.Drain(patient(t)))
+			require.NoError(t, p.Drain(testContext(t)))
 		})
 	}
 	t.Run("reaches the producer through a stage", func(t *testing.T) {
 		t.Parallel()
 		g := newGate()
 		p := open(t, newBus(t), pipeline.Spec{Name: "p",
-			Streams: []pipeline.StreamSpec{{Name: "a", Items: 4}, {Name: "b", Items: 2}, sink("c")},
+			Streams: []pipeline.StreamSpec{{Name: "a", Items: 4}, {Name: "b", Items: 2}, newSink("c")},
 			Stages: []pipeline.StageSpec{
 				{Name: "fast", In: []string{"a"}, Out: []string{"b"}, Func: pass},
 				{Name: "slow", In: []string{"b"}, Out: []string{"c"}, Func: g.handle},
 			}})
-		ctx, cancel := context.WithTimeout(patient(t), 300*time.Millisecond)
+		ctx, cancel := context.WithTimeout(testContext(t), 300*time.Millisecond)
 		defer cancel()
 		n := 0
 		for _, it := range items(20) {
@@ -184,7 +184,7 @@ func TestBackPressure(t *testing.T) {
 			}
 			n++
 		}
-		require.Equal(t, 6, n, "four in a, two in b, of which one is in hand")
+		require.Equal(t, 6, n, "four in a, two in b, of which one is running")
 		close(g.goCh)
 		drainSink(t, p, "c", 6)
 	})
@@ -206,12 +206,12 @@ func TestDeadLetters(t *testing.T) {
 		}
 		return nil, fmt.Errorf("attempt %d of %s", in[0].Attempt, in[0].ID)
 	}}))
-	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(3)...))
 	require.Equal(t, []string{"i2"}, ids(drainSink(t, p, "out", 1)))
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Drain(testContext(t)))
 	c, err := pipeline.Connect(b, "default", "p")
 	require.NoError(t, err)
-	dead, err := c.Dead(patient(t), true)
+	dead, err := c.Dead(testContext(t), true)
 	require.NoError(t, err)
 	require.Len(t, dead, 2)
 	byID := map[string]pipeline.DeadLetter{}
@@ -226,16 +226,16 @@ func TestDeadLetters(t *testing.T) {
 	mu.Lock()
 	healed = true
 	mu.Unlock()
-	n, err := c.RetryDead(patient(t), []uint64{d.Seq}, false)
+	n, err := c.RetryDead(testContext(t), []uint64{d.Seq}, false)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	require.Equal(t, []string{"i0"}, ids(drainSink(t, p, "out", 1)))
-	_, err = c.RetryDead(patient(t), []uint64{d.Seq}, false)
-	require.ErrorIs(t, err, bus.ErrNotFound, "it is no dead letter any more")
-	n, err = c.DropDead(patient(t), nil, true)
+	_, err = c.RetryDead(testContext(t), []uint64{d.Seq}, false)
+	require.ErrorIs(t, err, bus.ErrNotFound, "it is not a dead letter any more")
+	n, err = c.DropDead(testContext(t), nil, true)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	dead, err = c.Dead(patient(t), false)
+	dead, err = c.Dead(testContext(t), false)
 	require.NoError(t, err)
 	require.Empty(t, dead)
 	require.Zero(t, status(t, p).Dead)
@@ -255,24 +255,24 @@ func TestGroups(t *testing.T) {
 	t.Run("first of a group, late ones by rule, over a restart", func(t *testing.T) {
 		t.Parallel()
 		spec := oneStage(pipeline.StageSpec{Func: join, Group: &pipeline.GroupSpec{First: 3, Late: "late"}})
-		spec.Streams = append(spec.Streams, sink("late"))
+		spec.Streams = append(spec.Streams, newSink("late"))
 		b := newBus(t)
 		p := open(t, b, spec)
-		require.NoError(t, p.Put(patient(t), "in", member("a1", "a"), member("b1", "b"), member("a2", "a"), member("b2", "b"), member("a3", "a")))
+		require.NoError(t, p.Put(testContext(t), "in", member("a1", "a"), member("b1", "b"), member("a2", "a"), member("b2", "b"), member("a3", "a")))
 		got := drainSink(t, p, "out", 1)
 		require.Equal(t, []string{"a1", "a2", "a3"}, bodyOf(got[0]))
 		require.Equal(t, "a", got[0].ID)
-		require.NoError(t, p.Close(patient(t)))
+		require.NoError(t, p.Close(testContext(t)))
 		p = open(t, b, spec)
-		require.NoError(t, p.Put(patient(t), "in", member("a4", "a"), member("b3", "b")))
+		require.NoError(t, p.Put(testContext(t), "in", member("a4", "a"), member("b3", "b")))
 		require.Equal(t, []string{"b1", "b2", "b3"}, bodyOf(drainSink(t, p, "out", 1)[0]))
 		require.Equal(t, []string{"a4"}, ids(drainSink(t, p, "late", 1)))
-		require.NoError(t, p.Drain(patient(t)))
+		require.NoError(t, p.Drain(testContext(t)))
 	})
 	t.Run("by count and by time", func(t *testing.T) {
 		t.Parallel()
 		p := open(t, newBus(t), oneStage(pipeline.StageSpec{Func: join, Group: &pipeline.GroupSpec{Count: 4, Every: 150 * time.Millisecond}}))
-		require.NoError(t, p.Put(patient(t), "in", items(6)...))
+		require.NoError(t, p.Put(testContext(t), "in", items(6)...))
 		got := drainSink(t, p, "out", 2)
 		require.Equal(t, []string{"i0", "i1", "i2", "i3"}, bodyOf(got[0]))
 		require.Equal(t, []string{"i4", "i5"}, bodyOf(got[1]))
@@ -284,20 +284,20 @@ func TestStaleness(t *testing.T) {
 	at := func(id string, v float64) pipeline.Item {
 		return pipeline.Item{ID: id, Version: pipeline.VersionOf(v), Stamped: true}
 	}
-	for _, then := range []pipeline.Then{pipeline.Drop, pipeline.Requeue, pipeline.HandOver} {
+	for _, then := range []pipeline.StalePolicy{pipeline.Drop, pipeline.Requeue, pipeline.HandOver} {
 		t.Run(string(then), func(t *testing.T) {
 			t.Parallel()
 			spec := oneStage(pipeline.StageSpec{Func: pass, Stale: &pipeline.StaleSpec{Bound: pipeline.VersionOf(0.3), Then: then}})
 			p := open(t, newBus(t), spec)
-			require.NoError(t, p.Pause(patient(t), "work"))
-			// 0.4 - 0.3 is 0.1 and not a little more: the item of 0.1 is within the bound.
-			require.NoError(t, p.Put(patient(t), "in", at("old", 0.05), at("edge", 0.1), at("new", 0.4), pipeline.Item{ID: "unstamped"}))
-			require.NoError(t, p.SetVersion(patient(t), pipeline.VersionOf(0.4)))
-			require.NoError(t, p.Resume(patient(t), "work"))
+			require.NoError(t, p.Pause(testContext(t), "work"))
+			// 0.4 - 0.3 is exactly 0.1: the item of 0.1 is within the bound.
+			require.NoError(t, p.Put(testContext(t), "in", at("old", 0.05), at("edge", 0.1), at("new", 0.4), pipeline.Item{ID: "unstamped"}))
+			require.NoError(t, p.SetVersion(testContext(t), pipeline.VersionOf(0.4)))
+			require.NoError(t, p.Resume(testContext(t), "work"))
 			switch then {
 			case pipeline.Drop:
 				require.Equal(t, []string{"edge", "new"}, ids(drainSink(t, p, "out", 2)), "the unstamped one was put at version 0")
-				require.NoError(t, p.Drain(patient(t)))
+				require.NoError(t, p.Drain(testContext(t)))
 				require.EqualValues(t, 2, status(t, p).Streams[0].Stale)
 			case pipeline.Requeue:
 				got := drainSink(t, p, "out", 4)
@@ -306,24 +306,24 @@ func TestStaleness(t *testing.T) {
 			case pipeline.HandOver:
 				require.Equal(t, []string{"old", "edge", "new", "unstamped"}, ids(drainSink(t, p, "out", 4)))
 			}
-			require.ErrorIs(t, p.SetVersion(patient(t), pipeline.VersionOf(0.1)), bus.ErrInvalid)
+			require.ErrorIs(t, p.SetVersion(testContext(t), pipeline.VersionOf(0.1)), bus.ErrInvalid)
 		})
 	}
 }
 
-// What a stage advances is stored with its outputs; what another stamps is the version of the hand-out.
+// Advance is committed with the outputs of its stage; Stamp uses the version at the start of the task.
 func TestVersionsAdvanceAndAreStamped(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Func: pass, Advance: pipeline.VersionOf(0.5), Stamp: true})
 	p := open(t, b, spec)
-	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(3)...))
 	var versions []float64
 	for _, it := range drainSink(t, p, "out", 3) {
 		versions = append(versions, it.Version.Float())
 	}
 	require.Equal(t, []float64{0, 0.5, 1}, versions)
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Close(testContext(t)))
 	require.Equal(t, 1.5, status(t, open(t, b, spec)).Version.Float())
 }
 
@@ -331,43 +331,43 @@ func TestAbort(t *testing.T) {
 	t.Parallel()
 	g := newGate()
 	p := open(t, newBus(t), oneStage(pipeline.StageSpec{Func: g.handle}))
-	require.NoError(t, p.Put(patient(t), "in", items(3)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(3)...))
 	require.Equal(t, "i0", g.came(t).ID)
-	require.NoError(t, p.Abort(patient(t), "i1"), "it waits")
-	require.NoError(t, p.Abort(patient(t), "i0"), "it is in hand")
+	require.NoError(t, p.Abort(testContext(t), "i1"), "it waits")
+	require.NoError(t, p.Abort(testContext(t), "i0"), "it is running")
 	got := drainSink(t, p, "out", 1)
 	var body string
 	require.NoError(t, wire.Unmarshal(got[0].Body, &body))
 	require.Equal(t, "i0 partial", got[0].ID+" "+body)
-	require.Equal(t, "i2", g.came(t).ID, "the one that waited is gone")
+	require.Equal(t, "i2", g.came(t).ID, "the waiting one is dropped")
 	close(g.goCh)
 	drainSink(t, p, "out", 1)
-	require.ErrorIs(t, p.Abort(patient(t), "nobody"), bus.ErrNotFound)
+	require.ErrorIs(t, p.Abort(testContext(t), "nobody"), bus.ErrNotFound)
 	require.EqualValues(t, 2, status(t, p).Stages[0].Aborted)
 }
 
-func TestPauseOutlastsARestart(t *testing.T) {
+func TestPausePersists(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
 	spec := oneStage(pipeline.StageSpec{Func: pass})
 	p := open(t, b, spec)
-	require.NoError(t, p.Pause(patient(t), "work"))
-	require.NoError(t, p.Put(patient(t), "in", items(10)...))
-	require.NoError(t, p.Close(patient(t)))
+	require.NoError(t, p.Pause(testContext(t), "work"))
+	require.NoError(t, p.Put(testContext(t), "in", items(10)...))
+	require.NoError(t, p.Close(testContext(t)))
 	p = open(t, b, spec)
 	st := status(t, p)
 	require.True(t, st.Stages[0].Paused)
 	require.Equal(t, 10, st.Streams[0].Items)
-	require.NoError(t, p.Resume(patient(t), "work"))
+	require.NoError(t, p.Resume(testContext(t), "work"))
 	require.Equal(t, ids(items(10)), ids(drainSink(t, p, "out", 10)))
-	err := p.Pause(patient(t), "wrok")
+	err := p.Pause(testContext(t), "wrok")
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	require.ErrorContains(t, err, "did you mean work?")
 }
 
 func TestRoundsBoundACycle(t *testing.T) {
 	t.Parallel()
-	spec := pipeline.Spec{Name: "p", Streams: []pipeline.StreamSpec{{Name: "a", Items: 4}, {Name: "b", Items: 2}, sink("out")},
+	spec := pipeline.Spec{Name: "p", Streams: []pipeline.StreamSpec{{Name: "a", Items: 4}, {Name: "b", Items: 2}, newSink("out")},
 		Stages: []pipeline.StageSpec{
 			{Name: "there", In: []string{"a"}, Out: []string{"b"}, Func: pass},
 			{Name: "back", In: []string{"b"}, Out: []string{"a", "out"}, Rounds: 3, Func: func(_ context.Context, in []pipeline.Item) ([]pipeline.Out, error) {
@@ -380,10 +380,10 @@ func TestRoundsBoundACycle(t *testing.T) {
 		}}
 	b := newBus(t)
 	p := open(t, b, spec)
-	require.NoError(t, p.Put(patient(t), "a", items(4)...))
+	require.NoError(t, p.Put(testContext(t), "a", items(4)...))
 	require.Equal(t, []string{"i0"}, ids(drainSink(t, p, "out", 1)))
-	require.NoError(t, p.Drain(patient(t)), "full streams in a cycle hold nobody up for ever")
-	dead, err := p.Dead(patient(t))
+	require.NoError(t, p.Drain(testContext(t)), "full streams in a cycle do not deadlock")
+	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Len(t, dead, 3)
 	require.Equal(t, "rounds", dead[0].Reason)
@@ -392,13 +392,13 @@ func TestRoundsBoundACycle(t *testing.T) {
 func TestAgeBoundsAStream(t *testing.T) {
 	t.Parallel()
 	p := open(t, newBus(t), oneStage(pipeline.StageSpec{Func: pass}, func(s *pipeline.StreamSpec) { s.Age = 100 * time.Millisecond }))
-	require.NoError(t, p.Pause(patient(t), "work"))
-	require.NoError(t, p.Put(patient(t), "in", items(3)...))
-	require.NoError(t, p.Drain(patient(t)))
+	require.NoError(t, p.Pause(testContext(t), "work"))
+	require.NoError(t, p.Put(testContext(t), "in", items(3)...))
+	require.NoError(t, p.Drain(testContext(t)))
 	require.EqualValues(t, 3, status(t, p).Streams[0].Expired)
 }
 
-// lastMoment is a context that ends as soon as somebody has looked that it has not.
+// lastMoment is a context that ends right after the first check of its error.
 type lastMoment struct {
 	context.Context
 	cancel context.CancelFunc
@@ -409,14 +409,14 @@ func (c lastMoment) Err() error {
 	return c.Context.Err()
 }
 
-// A take whose time ends at the moment its items come has none of them in its hand.
-func TestTakingAtTheLastMoment(t *testing.T) {
-	p := open(t, newBus(t), pipeline.Spec{Name: "last", Streams: []pipeline.StreamSpec{stream("a"), sink("b")}, Stages: []pipeline.StageSpec{
+// A take whose context ends at the moment its items arrive leaves them in the sink.
+func TestTakeAtTheDeadline(t *testing.T) {
+	p := open(t, newBus(t), pipeline.Spec{Name: "last", Streams: []pipeline.StreamSpec{newStream("a"), newSink("b")}, Stages: []pipeline.StageSpec{
 		{Name: "pass", In: []string{"a"}, Out: []string{"b"}, Func: pass},
 	}})
 	const n = 20
-	require.NoError(t, p.Put(patient(t), "a", items(n)...))
-	require.NoError(t, p.Drain(patient(t))) // all of them lie in the sink
+	require.NoError(t, p.Put(testContext(t), "a", items(n)...))
+	require.NoError(t, p.Drain(testContext(t))) // all of them are in the sink
 	got, late := 0, 0
 	for range n / 2 {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -426,27 +426,27 @@ func TestTakingAtTheLastMoment(t *testing.T) {
 			continue
 		}
 		got += len(b.Items)
-		require.NoError(t, b.Done(patient(t)))
+		require.NoError(t, b.Ack(testContext(t)))
 	}
-	require.Positive(t, late, "none ended in that moment")
-	drainSink(t, p, "b", n-got) // it would wait for those that are in nobody's hand
+	require.Positive(t, late, "no take ended at that moment")
+	drainSink(t, p, "b", n-got) // would block for items that are lost
 }
 
 func TestTimeoutAndScale(t *testing.T) {
 	t.Parallel()
 	g := newGate()
 	p := open(t, newBus(t), oneStage(pipeline.StageSpec{Func: g.handle, Timeout: 50 * time.Millisecond, Failures: 1}))
-	require.NoError(t, p.Put(patient(t), "in", items(1)...))
-	require.NoError(t, p.Drain(patient(t)))
-	dead, err := p.Dead(patient(t))
+	require.NoError(t, p.Put(testContext(t), "in", items(1)...))
+	require.NoError(t, p.Drain(testContext(t)))
+	dead, err := p.Dead(testContext(t))
 	require.NoError(t, err)
 	require.Equal(t, bus.CodeTimedOut, dead[0].Failures[0].Code)
 
 	g = newGate()
 	p = open(t, newBus(t), oneStage(pipeline.StageSpec{Func: g.handle}))
-	require.NoError(t, p.Put(patient(t), "in", items(4)...))
+	require.NoError(t, p.Put(testContext(t), "in", items(4)...))
 	g.came(t)
-	require.NoError(t, p.Scale(patient(t), "work", 3))
+	require.NoError(t, p.Scale(testContext(t), "work", 3))
 	for range 3 {
 		g.came(t)
 	}

@@ -9,62 +9,62 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/placement/planner"
 )
 
 const (
-	firstRetry    = 250 * time.Millisecond // a message that is not answered is sent again after this; doubled up to renewEvery
-	absentPause   = 25 * time.Millisecond  // nobody leads: look again soon
-	clientTimeout = 10 * time.Second       // of a call whose context has no deadline, but for Reserve, which waits
-	lastActs      = 3 * time.Second        // of a withdrawal, whose own context has ended
+	initialRetry    = 250 * time.Millisecond // until the first repetition; it grows up to renewEvery
+	noLeaderPause   = 25 * time.Millisecond  // before a repetition when no leader listens
+	clientTimeout   = 10 * time.Second       // of calls whose context has no deadline, other than Reserve
+	withdrawTimeout = 3 * time.Second        // of a withdrawal, which outlives its context
 )
 
-// Client asks the placement service. It is safe for concurrent use.
+// Client calls the placement service. It is safe for concurrent use.
 //
-// Every call is sent again, under its number, until it is answered or its context ends, over changes of leaders and
-// outages of the server; however often it arrives, it is done once.
+// Every call is repeated under its sequence number until it is answered or its context ends, across leader changes and
+// server outages. The service performs it once, however often it arrives.
 type Client struct {
 	b         *bus.Bus
 	namespace string
 	session   string
 	subject   string
-	replies   [8]string // the subjects of answers
-	sub       *nats.Subscription
+	replies   [8]string // subjects of answers
+	sub       *bus.Subscription
 
-	mu     sync.Mutex // guards what follows
-	seq    uint64
-	floor  uint64 // every call up to this one is over
-	open   map[uint64]*pending
-	epoch  uint64    // of the leader that answered last
-	base   time.Time // when its term began, by our clock
-	heard  time.Time // when it last answered
-	closed bool
+	mu         sync.Mutex // guards the fields below
+	seq        uint64
+	floor      uint64 // every call up to this one has ended
+	open       map[uint64]*pendingCall
+	epoch      uint64    // of the leader that answered last
+	termStart  time.Time // of its term, by the local clock
+	lastAnswer time.Time // when it last answered
+	closed     bool
 }
 
-// pending is a call that waits for its answer.
-type pending struct {
-	answerCh chan *answer
-	absentCh chan struct{} // nobody took the message
+// pendingCall is a call that waits for its answer.
+type pendingCall struct {
+	answerCh   chan *answer
+	noLeaderCh chan struct{} // no leader listens
+
+	noLeaderWaits *bus.Waits // owned by the calling goroutine
 }
 
-// NewClient is a client that works in a namespace, or with an empty one an operator, who works for all of them. The
-// bus stays the caller's.
+// NewClient returns a client of a namespace. An empty namespace makes it an operator, which may act in all of them. The
+// caller keeps the ownership of the bus.
 func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 	if namespace != "" {
 		if err := bus.CheckName("namespace", namespace); err != nil {
 			return nil, err
 		}
 	}
-	c := &Client{b: b, namespace: namespace, session: nuid.Next(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pending{}}
+	c := &Client{b: b, namespace: namespace, session: bus.NewID(), subject: bus.PlacementRequest(namespace), open: map[uint64]*pendingCall{}}
 	reply := bus.PlacementReply(namespace, c.session) + "."
 	for i := range c.replies {
 		c.replies[i] = reply + strconv.Itoa(i)
 	}
-	sub, err := b.Conn().Subscribe(reply+"*", bus.GuardMsg(c.hear))
+	sub, err := b.Subscribe(reply+"*", c.handleAnswer)
 	if err != nil {
 		return nil, bus.Errorf(bus.CodeClosed, "placement client: %w", err)
 	}
@@ -72,7 +72,7 @@ func NewClient(b *bus.Bus, namespace string) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the client; calls that wait fail. What was reserved stays reserved.
+// Close ends the client and fails pending calls. Reservations remain.
 func (c *Client) Close() {
 	_ = c.sub.Unsubscribe() // fails only if the connection is closed
 	c.mu.Lock()
@@ -84,10 +84,10 @@ func (c *Client) Close() {
 	}
 }
 
-// hear hands an answer to its call. One that comes for a call that is over is dropped.
-func (c *Client) hear(m *nats.Msg) {
+// handleAnswer passes an answer to its call. Answers to calls that have ended are dropped.
+func (c *Client) handleAnswer(m *bus.Msg) {
 	if len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		c.hearNobody(m.Subject)
+		c.handleNoResponders(m.Subject)
 		return
 	}
 	a := new(answer)
@@ -97,32 +97,34 @@ func (c *Client) hear(m *nats.Msg) {
 	now := time.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	// Epochs go back where the ledger has lost its end. A leader that has been followed does not answer, and what was held up
-	// on its way does no harm: the leader says hello again.
-	if a.Epoch >= c.epoch || now.Sub(c.heard) > freshFor {
-		// The answer was on its way for a while, so the term is older than this: what we stamp counts rather too short.
-		c.epoch, c.base, c.heard = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond), now
+	// Epochs decrease when the ledger has lost its end. A deposed leader does not answer, and a delayed answer is
+	// harmless: the leader answers the next message with a resync.
+	if a.Epoch >= c.epoch || now.Sub(c.lastAnswer) > messageTTL {
+		// The answer has travelled for a while, so the term is older than this: deadlines in term time are rather too
+		// early.
+		c.epoch, c.termStart, c.lastAnswer = a.Epoch, now.Add(-time.Duration(a.Now)*time.Microsecond), now
 	}
 	if p := c.open[a.Seq]; p != nil {
 		select {
 		case p.answerCh <- a:
-		default: // it has enough to read; the message will be sent again
+		default: // the buffer is full; the message will be repeated
 		}
 	}
 }
 
-// hearNobody wakes the calls of which one found nobody to take it. The others look again a little early.
-func (c *Client) hearNobody(subject string) {
+// handleNoResponders wakes the calls that use a reply subject. Other calls of the subject repeat a little early.
+func (c *Client) handleNoResponders(subject string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for seq, p := range c.open {
 		if c.replyTo(seq) == subject {
-			wake(p.absentCh)
+			wake(p.noLeaderCh)
 		}
 	}
 }
 
-// replyTo is where the answer of a call goes. There are few such subjects, because the server remembers the way of each.
+// replyTo returns the subject for the answer of a call. The number of subjects is small because the server keeps a
+// route for each.
 func (c *Client) replyTo(seq uint64) string { return c.replies[seq%uint64(len(c.replies))] }
 
 func wake(ch chan struct{}) {
@@ -132,21 +134,20 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// begin opens a call.
-func (c *Client) begin() (uint64, *pending, error) {
+func (c *Client) openCall() (uint64, *pendingCall, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return 0, nil, bus.Errorf(bus.CodeClosed, "the placement client is closed")
 	}
 	c.seq++
-	p := &pending{answerCh: make(chan *answer, 8), absentCh: make(chan struct{}, 1)}
+	p := &pendingCall{answerCh: make(chan *answer, 8), noLeaderCh: make(chan struct{}, 1), noLeaderWaits: bus.Backoff{First: noLeaderPause, Most: 4 * noLeaderPause}.Start()}
 	c.open[c.seq] = p
 	return c.seq, p, nil
 }
 
-// end closes a call.
-func (c *Client) end(seq uint64) {
+// closeCall removes a call and raises the floor.
+func (c *Client) closeCall(seq uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.open, seq)
@@ -155,35 +156,36 @@ func (c *Client) end(seq uint64) {
 	}
 }
 
-// stamp says which leader a message is for and until when it counts: no longer than its client waits.
+// stamp sets the leader that a message is for and its deadline: at most messageTTL, and no later than the client's.
 func (c *Client) stamp(m *message, deadline time.Time) {
-	until := time.Now().Add(freshFor)
+	until := time.Now().Add(messageTTL)
 	if !deadline.IsZero() && deadline.Before(until) {
 		until = deadline
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	m.Floor, m.Epoch, m.Until = c.floor, c.epoch, until.Sub(c.base).Microseconds()
+	m.Floor, m.Epoch, m.Until = c.floor, c.epoch, until.Sub(c.termStart).Microseconds()
 }
 
-// do makes a call. waits, if any, is told each time the service says that the request waits.
-func (c *Client) do(ctx context.Context, m *message, waits func(*answer)) (*answer, error) {
-	seq, p, err := c.begin()
+// call makes a call. waits, if not nil, is called each time the service reports that the request waits.
+func (c *Client) call(ctx context.Context, m *message, waits func(*answer)) (*answer, error) {
+	seq, p, err := c.openCall()
 	if err != nil {
 		return nil, err
 	}
-	defer c.end(seq)
+	defer c.closeCall(seq)
 	m.Session, m.Seq = c.session, seq
-	return c.persist(ctx, m, p, waits)
+	return c.sendUntilAnswered(ctx, m, p, waits)
 }
 
-// persist sends until there is an answer.
-func (c *Client) persist(ctx context.Context, m *message, p *pending, waits func(*answer)) (*answer, error) {
+// sendUntilAnswered repeats the message until it is answered.
+func (c *Client) sendUntilAnswered(ctx context.Context, m *message, p *pendingCall, waits func(*answer)) (*answer, error) {
 	began := time.Now()
 	deadline, _ := ctx.Deadline()
-	retry := time.NewTimer(firstRetry)
+	backoff := bus.Backoff{First: initialRetry, Most: renewEvery * 2 / 3}.Start() // at most renewEvery with its jitter
+	retry := time.NewTimer(initialRetry)
 	defer retry.Stop()
-	pause, queued := firstRetry, false
+	queued := false
 	for {
 		if m.Attempt++; m.Attempt > 1 && m.Verb == verbReserve {
 			m.Waited = time.Since(began).Microseconds()
@@ -192,12 +194,13 @@ func (c *Client) persist(ctx context.Context, m *message, p *pending, waits func
 		if err := c.publish(m); err != nil {
 			return nil, err
 		}
-		retry.Reset(pause)
-		if !queued {
-			pause = min(2*pause, renewEvery)
+		if queued {
+			retry.Reset(renewEvery)
+		} else {
+			retry.Reset(backoff.Next())
 		}
-		a, err := c.await(ctx, m, p, retry.C, func(a *answer) {
-			queued, pause = true, renewEvery
+		a, err := c.awaitAnswer(ctx, m, p, retry.C, func(a *answer) {
+			queued = true
 			retry.Reset(renewEvery)
 			if waits != nil {
 				waits(a)
@@ -214,52 +217,51 @@ func (c *Client) publish(m *message) error {
 	if err != nil {
 		return err
 	}
-	if limit := c.b.Conn().MaxPayload(); limit > 0 && int64(len(data)) > limit {
-		return &RequestError{ErrTooManyBundles, fmt.Sprintf("a request of %d bytes is too large", len(data)), fmt.Sprintf("the server takes %d", limit)}
+	if limit := c.b.MaxPayload(); limit > 0 && len(data) > limit {
+		return &RequestError{Problem: planner.ErrTooManyBundles, Detail: fmt.Sprintf("a request of %d bytes is too large", len(data)), Hint: fmt.Sprintf("the server takes %d", limit)}
 	}
-	err = c.b.Conn().PublishRequest(c.subject, c.replyTo(m.Seq), data)
-	if errors.Is(err, nats.ErrConnectionClosed) {
+	err = c.b.PublishRequest(c.subject, c.replyTo(m.Seq), data)
+	if errors.Is(err, bus.ErrClosed) {
 		return bus.Errorf(bus.CodeClosed, "the connection to the bus is closed: %w", err)
 	}
-	return nil // anything else is an outage, and the message is sent again
+	return nil // other errors are outages; the message will be repeated
 }
 
-// await returns the last answer of the call, or nothing when it is time to send the message again.
-func (c *Client) await(ctx context.Context, m *message, p *pending, retryCh <-chan time.Time, waits func(*answer)) (*answer, error) {
+// awaitAnswer returns the final answer of the call, or nil when the message must be repeated.
+func (c *Client) awaitAnswer(ctx context.Context, m *message, p *pendingCall, retryCh <-chan time.Time, waits func(*answer)) (*answer, error) {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-retryCh:
 			return nil, nil
-		case <-p.absentCh:
+		case <-p.noLeaderCh:
 			select {
-			case <-time.After(absentPause):
+			case <-time.After(p.noLeaderWaits.Next()):
 				return nil, nil
-			case a, ok := <-p.answerCh: // from one that has just gone
-				if over, err := c.judge(a, ok, m); over || err != nil {
+			case a, ok := <-p.answerCh: // of a leader that has just stepped down
+				if over, err := c.isFinal(a, ok, m); over || err != nil {
 					return a, err
 				}
 			case <-ctx.Done():
 				return nil, context.Cause(ctx)
 			}
 		case a, ok := <-p.answerCh:
-			over, err := c.judge(a, ok, m)
+			over, err := c.isFinal(a, ok, m)
 			switch {
 			case over || err != nil:
 				return a, err
 			case a.Kind == answerWaits && a.Epoch == m.Epoch:
 				waits(a)
-			case a.Kind == answerHello && a.Attempt == m.Attempt:
+			case a.Kind == answerResync && a.Attempt == m.Attempt:
 				return nil, nil
 			}
 		}
 	}
 }
 
-// judge reports whether an answer ends its call. A refusal of a leader that has been followed by another is none: the
-// other may grant.
-func (c *Client) judge(a *answer, ok bool, m *message) (over bool, err error) {
+// isFinal reports whether an answer ends its call. A refusal by a deposed leader does not: its successor may grant.
+func (c *Client) isFinal(a *answer, ok bool, m *message) (over bool, err error) {
 	switch {
 	case !ok:
 		return false, bus.Errorf(bus.CodeClosed, "the placement client is closed")
@@ -267,47 +269,48 @@ func (c *Client) judge(a *answer, ok bool, m *message) (over bool, err error) {
 		return true, nil
 	case a.Kind == answerFailed && a.Epoch == m.Epoch:
 		if a.Error == nil {
-			return true, bus.Errorf(bus.CodeMalformed, "the placement service failed without a word")
+			return true, bus.Errorf(bus.CodeMalformed, "the placement service sent a failure without an error")
 		}
-		return true, a.Error.err()
+		return true, a.Error.decode()
 	}
 	return false, nil
 }
 
-// bounded gives a call without a deadline one.
-func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+// withTimeout adds clientTimeout to a context without a deadline.
+func withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, clientTimeout)
 }
 
-// named fills in what a request need not say. The id makes the reservation findable when the answer is lost.
-func (c *Client) named(r Request) Request {
-	r.ID = cmp.Or(r.ID, nuid.Next())
+// withDefaults sets the id and the namespace. The id makes the reservation findable when the answer is lost.
+func (c *Client) withDefaults(r Request) Request {
+	r.ID = cmp.Or(r.ID, bus.NewID())
 	r.Namespace = cmp.Or(r.Namespace, c.namespace)
 	return r
 }
 
 // Reserve asks for a reservation and waits in the queue until it is granted or ctx ends; a context without a deadline
-// waits for ever. The error says what is wrong: a *RequestError for a request that makes no sense, a *NoCapacityError
-// that can never fit, a *WaitError when ctx ended first.
+// waits without limit. The error is a *RequestError for an invalid request, a *NoCapacityError for one that never fits,
+// and a *WaitError if ctx ends first.
 //
-// Asking again with the id and the same request finds the reservation if it was granted, so that a driver may lose its
-// memory. A request without an id gets one. A client that gives up takes its request back; if even that could not be
-// told to anybody, the error matches bus.ErrOutcomeUnknown, and the reservation may be found by its id.
+// Repeating the call with the same id and request returns the reservation if it was granted, so a restarted driver
+// finds it. A request without an id gets one. When ctx ends, the client withdraws the request; if the service cannot be
+// reached for that, the error matches bus.ErrOutcomeUnknown, and the reservation may exist under its id.
 func (c *Client) Reserve(ctx context.Context, r Request) (Record, error) {
-	return c.reserve(ctx, c.named(r), false)
+	return c.reserve(ctx, c.withDefaults(r), false)
 }
 
-// TryReserve is Reserve without waiting: what is not free now is a *NoCapacityError that says what it would wait for.
+// TryReserve is Reserve without waiting. A request that does not fit now fails with a *NoCapacityError that lists what
+// it would wait for.
 func (c *Client) TryReserve(ctx context.Context, r Request) (Record, error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	return c.reserve(ctx, c.named(r), true)
+	return c.reserve(ctx, c.withDefaults(r), true)
 }
 
-// reserve asks, and asks again after a grant that has ended before we heard of it.
+// reserve repeats the request if its grant has ended before the answer arrived.
 func (c *Client) reserve(ctx context.Context, r Request, try bool) (Record, error) {
 	raw, err := encodeRequest(r)
 	if err != nil {
@@ -322,37 +325,37 @@ func (c *Client) reserve(ctx context.Context, r Request, try bool) (Record, erro
 }
 
 func (c *Client) reserveOnce(ctx context.Context, id string, raw wire.Raw, try bool) (Record, error) {
-	seq, p, err := c.begin()
+	seq, p, err := c.openCall()
 	if err != nil {
 		return Record{}, err
 	}
-	defer c.end(seq)
+	defer c.closeCall(seq)
 	m := &message{Session: c.session, Seq: seq, Verb: verbReserve, Request: raw, Try: try}
-	var last *Wait
-	a, err := c.persist(ctx, m, p, func(a *answer) { last = a.Wait })
+	var last *planner.Wait
+	a, err := c.sendUntilAnswered(ctx, m, p, func(a *answer) { last = a.Wait })
 	if err == nil {
 		return a.record()
 	}
 	if a != nil || ctx.Err() == nil {
-		return Record{}, err // the service has refused it, or nothing was sent
+		return Record{}, err // the service has refused, or nothing was sent
 	}
-	return Record{}, c.giveUp(ctx, id, seq, last)
+	return Record{}, c.withdraw(ctx, id, seq, last)
 }
 
-// giveUp withdraws a request whose client does not wait any longer.
-func (c *Client) giveUp(ctx context.Context, id string, seq uint64, last *Wait) error {
+// withdraw takes back a request whose context has ended.
+func (c *Client) withdraw(ctx context.Context, id string, seq uint64, last *planner.Wait) error {
 	cause := context.Cause(ctx)
-	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
 	defer cancel()
-	if _, err := c.do(final, &message{Verb: verbWithdraw, ID: id, Call: seq}, nil); err != nil {
-		return bus.Errorf(bus.CodeOutcomeUnknown, "reservation %s: %w, and the placement service cannot be told; if it is granted all the same, it is found and released by its id", id, cause)
+	if _, err := c.call(final, &message{Verb: verbWithdraw, ID: id, Call: seq}, nil); err != nil {
+		return bus.Errorf(bus.CodeOutcomeUnknown, "reservation %s: %w, and the withdrawal did not reach the placement service; if the request is granted nevertheless, find and release the reservation by its id", id, cause)
 	}
 	return &WaitError{ID: id, Wait: last, cause: cause}
 }
 
-// record is the reservation of an answer.
+// record decodes the reservation of an answer.
 func (a *answer) record() (Record, error) {
-	var s stored
+	var s storedRecord
 	if err := wire.Unmarshal(a.Record, &s); err != nil {
 		return Record{}, err
 	}
@@ -360,7 +363,7 @@ func (a *answer) record() (Record, error) {
 	return s.Record, nil
 }
 
-// wrap says what was being done.
+// wrap adds the operation to an error.
 func wrap(doing string, err error) error {
 	if err == nil {
 		return nil

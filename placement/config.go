@@ -3,61 +3,64 @@ package placement
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
 	"troupe/bus"
+	"troupe/placement/planner"
 )
 
 const (
-	ledgerBucket = "troupe_ledger"
-	markBucket   = "troupe_ledger_mark"
+	ledgerBucket    = "troupe_ledger"
+	watermarkBucket = "troupe_ledger_mark"
 
-	defaultLead     = 2 * time.Second
-	defaultLease    = 15 * time.Second
-	defaultSilence  = 5 * time.Second
-	defaultGrace    = 30 * time.Second
-	defaultLedger   = 256 << 20
-	leaseBytes      = 1 << 20         // of the bucket with the lease of the lead
-	freshFor        = 4 * time.Second // how long a message of a client counts after it was sent
-	sessionTTL      = 4 * freshFor    // of a client that is not heard any more
-	renewEvery      = time.Second     // a client that waits says so
-	queueTTL        = 5 * renewEvery  // one that does not is forgotten
-	tickEvery       = 100 * time.Millisecond
-	askEvery        = 250 * time.Millisecond // a node that does not report, or runs what has ended
-	verifyMost      = time.Minute            // for how long a device that is being seen to be empty is counted on
-	inboxLimit      = 1 << 16                // messages that wait for the loop; beyond them clients are told to come back
-	pageBytes       = 256 << 10
-	maxReasonsTold  = 256
-	standAgainPause = 200 * time.Millisecond
+	defaultLead        = 2 * time.Second
+	defaultLease       = 15 * time.Second
+	defaultSilence     = 5 * time.Second
+	defaultGrace       = 30 * time.Second
+	defaultLedger      = 256 << 20
+	leaseBytes         = 1 << 20         // of the bucket with the leader's lease
+	messageTTL         = 4 * time.Second // how long a message of a client is valid
+	sessionTTL         = 4 * messageTTL  // after the last message of a client
+	renewEvery         = time.Second     // interval at which waiting clients repeat their request
+	queueTTL           = 5 * renewEvery  // of requests whose client has stopped repeating them
+	tickEvery          = 100 * time.Millisecond
+	reportRequestEvery = 250 * time.Millisecond // to nodes whose report is missing, or that run workers of ended reservations
+	maxVerification    = time.Minute            // how long a device that waits for verification counts as available soon
+	maxInputs          = 1 << 16                // bound of the input queue; further requests are refused as busy
+	pageBytes          = 256 << 10
+	maxListed          = 256
+	campaignPause      = 200 * time.Millisecond
 )
 
-// Config is a placement service. Several may run; one of them leads.
+// Config configures a placement service. Several may run on one bus; one of them leads.
 type Config struct {
-	// Bus is the connection; it stays the caller's.
+	// Bus is the connection. The caller keeps its ownership.
 	Bus *bus.Bus
-	// ID says who leads, to people. Zero: "placement".
+	// ID names the service in logs and in the leader's lease. Zero: "placement".
 	ID string
-	// Lead is how long the lead outlives a leader that died. It may be short, because writes are fenced. Zero: 2 s.
+	// Lead is the TTL of the leader's lease: how long a successor waits after a leader has died. It may be short,
+	// because writes are fenced. Zero: 2 s.
 	Lead time.Duration
-	// NodeLease is the longest lease that a node takes, and so how long a leader that has just come up, or whose server
-	// has, waits before it judges any. Zero: 15 s.
+	// NodeLease is the longest lease of a node, and so how long a leader waits after it starts or reconnects before it
+	// declares a node lost. Zero: 15 s.
 	NodeLease time.Duration
-	// NodeSilence is how long a node may be silent before it counts as lost. Zero: 5 s.
+	// NodeSilence is how long the heartbeats of a node may be missing before it is lost. Zero: 5 s.
 	NodeSilence time.Duration
-	// Rules hold until others are set with Client.SetRules, which outlive the service.
+	// Rules apply until Client.SetRules stores others, which outlive the service.
 	Rules Rules
-	// Replicas and MaxBytes are those of the ledger. Zero: one, or what the ledger has; 256 MiB.
+	// Replicas and MaxBytes are those of the ledger. Zero: one replica, or as many as the ledger has; 256 MiB.
 	Replicas int
 	MaxBytes int64
-	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
+	// Logger receives errors that have no caller. Zero: the logger of the bus.
 	Logger *slog.Logger
 }
 
-// Rules are what an operator says about the queue.
+// Rules configure the queue.
 type Rules struct {
-	Policy
-	// Grace is how long a reservation that is preempted has to go. Zero: 30 s.
+	planner.Policy
+	// Grace is the time that the holder of a preempted reservation has to release it. Zero: 30 s.
 	Grace time.Duration `json:"grace,omitempty" msgpack:"grace,omitempty"`
 }
 
@@ -90,7 +93,7 @@ func (c Config) validate() error {
 		bad("placement.Config: Bus is not set")
 	}
 	if c.Lead < time.Second || c.NodeLease < time.Second {
-		bad("placement.Config: Lead %v, NodeLease %v: the server counts in seconds; give one or more", c.Lead, c.NodeLease)
+		bad("placement.Config: Lead %v, NodeLease %v: both must be at least 1s", c.Lead, c.NodeLease)
 	}
 	if c.NodeSilence < 0 {
 		bad("placement.Config: NodeSilence %v must not be negative", c.NodeSilence)
@@ -98,7 +101,6 @@ func (c Config) validate() error {
 	return errors.Join(append(errs, c.Rules.check())...)
 }
 
-// check refuses rules that nobody can have meant.
 func (r Rules) check() error {
 	var errs []error
 	for namespace, quota := range r.Quotas {
@@ -106,7 +108,7 @@ func (r Rules) check() error {
 			errs = append(errs, err)
 		}
 		if quota < 0 {
-			errs = append(errs, badShare(quota.String(), "a quota is not negative"))
+			errs = append(errs, &RequestError{Problem: planner.ErrBadShare, Detail: fmt.Sprintf("namespace %q has a quota of %s devices", namespace, quota), Hint: "a quota must not be negative"})
 		}
 	}
 	if r.Grace < 0 {
@@ -117,8 +119,8 @@ func (r Rules) check() error {
 
 func (r Rules) grace() time.Duration { return cmp.Or(r.Grace, defaultGrace) }
 
-// WithDefaults is the rules with what they do not say as it is taken to be, for people.
+// WithDefaults returns the rules with defaults in place of zero fields.
 func (r Rules) WithDefaults() Rules {
-	r.Grace, r.BackfillDepth = r.grace(), r.backfillDepth()
+	r.Grace, r.Policy = r.grace(), r.Policy.WithDefaults()
 	return r
 }

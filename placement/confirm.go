@@ -8,23 +8,25 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/nodes/protocol"
+	"troupe/placement/internal/text"
 )
 
-// Holding names a grant by its reservation and token.
-type Holding struct {
+// ReservationRef names a grant by its reservation and token.
+type ReservationRef struct {
 	ID    string `json:"id" msgpack:"id"`
 	Token uint64 `json:"token" msgpack:"token"`
 }
 
-// Confirm says that the caller still holds reservations of its namespace, and returns those that the ledger does not have
-// under these tokens. A leader that does not trust its ledger alone, because something in it was lost or because it was
-// written by a version that kept no evidence, drops reservations that no agent runs and nobody confirms within two leases
-// of a node (30 s). Whoever holds reservations without workers confirms them every few seconds. To repeat it is harmless.
-func (c *Client) Confirm(ctx context.Context, held []Holding) (unknown []Holding, err error) {
-	ctx, cancel := bounded(ctx)
+// Confirm states that the caller still holds reservations of its namespace, and returns those that the ledger does not
+// have under these tokens. A leader whose ledger has lost data, or was written by a version without identity, drops
+// reservations that no agent runs and no holder confirms within two node leases (30 s). Holders of reservations without
+// workers confirm them every few seconds. Repetition is harmless.
+func (c *Client) Confirm(ctx context.Context, held []ReservationRef) (unknown []ReservationRef, err error) {
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	for part := range slices.Chunk(held, confirmMost) {
-		a, err := c.do(ctx, &message{Verb: verbConfirm, Held: part}, nil)
+	for part := range slices.Chunk(held, maxConfirm) {
+		a, err := c.call(ctx, &message{Verb: verbConfirm, Refs: part}, nil)
 		if err != nil {
 			return nil, wrap("confirm", err)
 		}
@@ -33,100 +35,100 @@ func (c *Client) Confirm(ctx context.Context, held []Holding) (unknown []Holding
 	return unknown, nil
 }
 
-// confirmMost is how many reservations one message confirms.
-const confirmMost = 1024
+// maxConfirm is the number of reservations that one message confirms.
+const maxConfirm = 1024
 
-// Ledger is whether the placement service trusts its ledger, and why not.
+// Ledger returns whether the placement service trusts its ledger.
 func (c *Client) Ledger(ctx context.Context) (LedgerStatus, error) { return c.ledger(ctx, verbLedger) }
 
-// AcceptLedger makes the placement service grant again though its ledger has lost something and nodes have not reported
-// what runs on them. Devices of such a node are still granted only after it has reported. Only an operator may.
+// AcceptLedger makes the placement service grant again although its ledger has lost data and some nodes have not
+// reported. Devices of those nodes are still granted only after they have reported. Only operators may.
 func (c *Client) AcceptLedger(ctx context.Context) (LedgerStatus, error) {
 	return c.ledger(ctx, verbAccept)
 }
 
 func (c *Client) ledger(ctx context.Context, v verb) (LedgerStatus, error) {
-	ctx, cancel := bounded(ctx)
+	ctx, cancel := withTimeout(ctx)
 	defer cancel()
-	a, err := c.do(ctx, &message{Verb: v}, nil)
+	a, err := c.call(ctx, &message{Verb: v}, nil)
 	if err != nil {
 		return LedgerStatus{}, wrap("ledger", err)
 	}
 	if a.Ledger == nil {
-		return LedgerStatus{}, bus.Errorf(bus.CodeMalformed, "an answer about the ledger without one")
+		return LedgerStatus{}, bus.Errorf(bus.CodeMalformed, "the answer contains no ledger status")
 	}
 	return *a.Ledger, nil
 }
 
-// confirmCall is a holder who confirms. Whoever asks again gets the same answer.
-func (r *reign) confirmCall(c *call) {
+// handleConfirm is idempotent: a repetition gets the same answer.
+func (t *leaderTerm) handleConfirm(c *call) {
 	a := &answer{Kind: answerDone}
-	for _, h := range c.Held {
-		e := r.held[h.ID]
+	for _, h := range c.Refs {
+		e := t.records[h.ID]
 		if e == nil || e.ending || e.Token != h.Token || c.namespace != "" && e.Namespace != c.namespace {
 			a.Unknown = append(a.Unknown, h)
 			continue
 		}
-		r.confirm(e)
+		t.confirm(e)
 	}
-	r.finish(c, a)
+	t.answerCall(c, a)
 }
 
-// confirm takes the reservation for what it says from now on.
-func (r *reign) confirm(e *entry) {
+// confirm marks the reservation as confirmed.
+func (t *leaderTerm) confirm(e *ledgerEntry) {
 	if e.Unconfirmed == "" || e.ending {
 		return
 	}
-	next := e.stored
+	next := e.storedRecord
 	next.Unconfirmed, next.Adopted = "", false
-	r.rewrite(e, next, Event{})
+	t.updateRecord(e, next, Event{})
 }
 
-// unconfirmAll makes every reservation need to be confirmed.
-func (r *reign) unconfirmAll(why string) {
-	for _, id := range slices.Sorted(maps.Keys(r.held)) {
-		e := r.held[id]
+// unconfirmAll marks every reservation as unconfirmed.
+func (t *leaderTerm) unconfirmAll(why string) {
+	for _, id := range slices.Sorted(maps.Keys(t.records)) {
+		e := t.records[id]
 		if e.ending || e.Unconfirmed != "" {
 			continue
 		}
-		next := e.stored
-		e.supported = r.book.Now
-		next.Unconfirmed = clippedAt(why, 2*textLimit)
-		r.rewrite(e, next, Event{})
-		r.anyUnconfirmed = true
+		next := e.storedRecord
+		e.lastConfirmed = t.planner.Now
+		next.Unconfirmed = text.Truncate(why, 2*text.ClipLimit)
+		t.updateRecord(e, next, Event{})
+		t.anyUnconfirmed = true
 	}
 }
 
-// reviewUnconfirmed drops the reservations that all their nodes have reported not to run, and that nobody has confirmed
-// within two leases.
-func (r *reign) reviewUnconfirmed(now time.Time) {
-	if !r.anyUnconfirmed || !r.roster.seen || now.Before(r.roster.judgeAt) {
+// dropUnconfirmed drops the reservations that none of their nodes runs and that no holder has confirmed within two node
+// leases.
+func (t *leaderTerm) dropUnconfirmed(now time.Time) {
+	if !t.anyUnconfirmed || !t.nodes.leasesSeen || now.Before(t.nodes.judgeFrom) {
 		return
 	}
-	r.anyUnconfirmed = false
-	for _, id := range slices.Sorted(maps.Keys(r.held)) {
-		e := r.held[id]
+	t.anyUnconfirmed = false
+	for _, id := range slices.Sorted(maps.Keys(t.records)) {
+		e := t.records[id]
 		if e.Unconfirmed == "" || e.ending {
 			continue
 		}
-		r.anyUnconfirmed = true
-		if now.Sub(e.supported) > 2*r.cfg.NodeLease && !slices.ContainsFunc(e.nodes(), r.mayRun) {
-			r.drop(e, fmt.Sprintf("no agent runs it, and its holder has not confirmed it within %v", 2*r.cfg.NodeLease))
+		t.anyUnconfirmed = true
+		if now.Sub(e.lastConfirmed) > 2*t.cfg.NodeLease && !slices.ContainsFunc(e.Nodes(), t.mayRunMore) {
+			t.drop(e, fmt.Sprintf("no agent runs it, and its holder has not confirmed it within %v", 2*t.cfg.NodeLease))
 		}
 	}
 }
 
-// mayRun reports whether a node may run what it has not reported: it is there, and has not said all that runs on it. A
-// node that is not there has nothing.
-func (r *reign) mayRun(name string) bool {
-	m := r.roster.members[name]
-	return m != nil && !m.over && (m.report == nil || !m.proven || !m.report.RunningComplete)
+// mayRunMore reports whether a node may run workers that it has not reported: it is present and has not sent a complete
+// report.
+func (t *leaderTerm) mayRunMore(name string) bool {
+	n := t.nodes.byName[name]
+	return n != nil && !n.gone && (n.report == nil || !n.verified || !n.report.RunningComplete)
 }
 
-// drop ends a reservation that is only in the ledger.
-func (r *reign) drop(e *entry, why string) {
+// drop ends a reservation that only the ledger knows.
+func (t *leaderTerm) drop(e *ledgerEntry, why string) {
 	why = fmt.Sprintf("%s; %s", e.Unconfirmed, why)
-	r.cfg.Logger.Warn("placement: a reservation is dropped", "id", e.ID, "namespace", e.Namespace, "holder", e.Holder, "why", why)
-	r.record(noticeOf(e, NoticeDropped, "reservation "+e.ID+" is dropped: "+why))
-	r.end(e, Event{Kind: EventDropped, Why: why}, nil)
+	t.cfg.Logger.Warn("placement: a reservation is dropped", "id", e.ID, "namespace", e.Namespace, "holder", e.Holder, "why", why)
+	t.emit(reservationEvent(e, protocol.EventReservationDropped, "reservation "+e.ID+" is dropped: "+why))
+	t.endReservation(e, Event{Kind: EventDropped, Why: why}, nil)
 }

@@ -10,52 +10,54 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/placement/internal/text"
+	"troupe/placement/planner"
 )
 
-// Cordon closes a node, or one device of it, to new grants. What is held there stays held. It is kept in the ledger
-// under the node's name until it is taken back: neither a new leader nor a node that goes and comes back ends it.
+// Cordon closes a node, or one device of it, to new grants. Existing reservations are not affected. It is stored in the
+// ledger under the node's name until it is removed; leader changes and the absence of the node do not end it.
 type Cordon struct {
 	Node   string    `json:"node" msgpack:"node"`
-	Device string    `json:"device,omitempty" msgpack:"device,omitempty"` // its UUID; empty: the whole node
-	By     string    `json:"by,omitempty" msgpack:"by,omitempty"`         // who wants it, in words
+	Device string    `json:"device,omitempty" msgpack:"device,omitempty"` // UUID; empty: the whole node
+	By     string    `json:"by,omitempty" msgpack:"by,omitempty"`         // the operator
 	Why    string    `json:"why,omitempty" msgpack:"why,omitempty"`
 	Since  time.Time `json:"since,omitzero" msgpack:"since,omitempty"`
 }
 
-// String is the cordon in words: "by anna since 2026-11-15 05:20 UTC: a new fan".
+// String describes the cordon: "by anna since 2026-11-15 05:20 UTC: a new fan".
 func (c Cordon) String() string {
-	text := "by " + cmp.Or(clipped(c.By), "an operator")
+	said := "by " + cmp.Or(text.Clip(c.By), "an operator")
 	if !c.Since.IsZero() {
-		text += " since " + c.Since.UTC().Format("2006-01-02 15:04 MST")
+		said += " since " + c.Since.UTC().Format("2006-01-02 15:04 MST")
 	}
 	if c.Why != "" {
-		text += ": " + clipped(c.Why)
+		said += ": " + text.Clip(c.Why)
 	}
-	return text
+	return said
 }
 
-// place is what is closed, in words.
-func (c Cordon) place() string {
+// target describes what is closed.
+func (c Cordon) target() string {
 	if c.Device == "" {
 		return "node " + c.Node
 	}
 	return fmt.Sprintf("device %s of node %s", c.Device, c.Node)
 }
 
-// cordons are those of one node, by device; that of the whole node is under "".
+// cordons are those of one node by device UUID; the cordon of the whole node has the key "".
 type cordons map[string]Cordon
 
 func cordonKey(node string) string { return "cordon." + node }
 
-// words is the cordon of a device, or with an empty one of the node; empty if there is none.
-func (c cordons) words(device string) string {
+// describe returns the cordon of a device, or for "" of the node; empty if there is none.
+func (c cordons) describe(device string) string {
 	if one, closed := c[device]; closed {
 		return one.String()
 	}
 	return ""
 }
 
-// list is the cordons in order, that of the node first.
+// list returns the cordons in order, that of the node first.
 func (c cordons) list() []Cordon {
 	var list []Cordon
 	for _, device := range slices.Sorted(maps.Keys(c)) {
@@ -64,7 +66,7 @@ func (c cordons) list() []Cordon {
 	return list
 }
 
-// encode is the cordons as a value of the ledger; nil, which deletes the key, if there are none left.
+// encode returns the value for the ledger; nil, which deletes the key, if there are none.
 func (c cordons) encode() ([]byte, error) {
 	if len(c) == 0 {
 		return nil, nil
@@ -84,15 +86,15 @@ func decodeCordons(value []byte) (cordons, error) {
 	return c, nil
 }
 
-// setCordon closes something, or opens it again, for good. Only operators may. Closing what is closed changes who and
-// why, not since when; opening what is open changes nothing.
-func (r *reign) setCordon(c *call, closed bool, now time.Time) {
-	one, err := r.cordonOf(c)
+// handleCordon adds or removes a cordon. Cordoning again replaces By and Why but not Since; removing a cordon that does
+// not exist changes nothing. Only operators may.
+func (t *leaderTerm) handleCordon(c *call, closed bool, now time.Time) {
+	one, err := t.parseCordon(c)
 	if err != nil {
-		r.finishErr(c, err)
+		t.answerErr(c, err)
 		return
 	}
-	before := r.roster.cordons[one.Node]
+	before := t.nodes.cordons[one.Node]
 	old, was := before[one.Device]
 	after := maps.Clone(before)
 	if after == nil {
@@ -106,70 +108,69 @@ func (r *reign) setCordon(c *call, closed bool, now time.Time) {
 		}
 		after[one.Device], done.Cordon = one, &one
 	case !was:
-		r.finish(c, &answer{Kind: answerDone})
+		t.answerCall(c, &answer{Kind: answerDone})
 		return
 	default:
 		delete(after, one.Device)
 	}
 	value, err := after.encode()
 	if err != nil {
-		r.finishErr(c, err)
+		t.answerErr(c, err)
 		return
 	}
-	r.close(one.Node, after)
-	r.round.put(cordonKey(one.Node), value, func(uint64, time.Time) { r.finish(c, done) }, func(err error) {
-		r.close(one.Node, before)
-		r.finishErr(c, err)
+	t.applyCordons(one.Node, after)
+	t.round.put(cordonKey(one.Node), value, func(uint64, time.Time) { t.answerCall(c, done) }, func(err error) {
+		t.applyCordons(one.Node, before)
+		t.answerErr(c, err)
 	})
 }
 
-// close makes the cordons of a node count, from now on: what is granted in the same round is written with them.
-func (r *reign) close(node string, all cordons) {
-	r.roster.cordons[node] = all
+// applyCordons makes the cordons of a node effective before they are stored: grants of the same round respect them.
+func (t *leaderTerm) applyCordons(node string, all cordons) {
+	t.nodes.cordons[node] = all
 	if len(all) == 0 {
-		delete(r.roster.cordons, node)
+		delete(t.nodes.cordons, node)
 	}
-	if m := r.roster.members[node]; m != nil {
-		m.cordons, m.changed = all, true
-		r.tellBook(m)
+	if n := t.nodes.byName[node]; n != nil {
+		n.cordons, n.changed = all, true
+		t.syncPlanner(n)
 	}
-	r.dirty = r.dirty || len(r.queue) > 0
+	t.needsSchedule = t.needsSchedule || len(t.queue) > 0
 }
 
-// cordonOf is what a call wants to close or open, with its device by UUID.
-func (r *reign) cordonOf(c *call) (Cordon, error) {
+// parseCordon returns the cordon of a call, with its device as a UUID.
+func (t *leaderTerm) parseCordon(c *call) (Cordon, error) {
 	if c.namespace != "" || c.Cordon == nil {
-		return Cordon{}, bus.Errorf(bus.CodeRefused, "nodes are cordoned by an operator, not from within namespace %q", c.namespace)
+		return Cordon{}, bus.Errorf(bus.CodeRefused, "only operators may cordon nodes, not clients of namespace %q", c.namespace)
 	}
 	one := *c.Cordon
-	m, known := r.roster.members[one.Node]
-	if _, closed := r.roster.cordons[one.Node]; !known && !closed {
-		return one, &RequestError{ErrUnknownNode, fmt.Sprintf("node %q is unknown", clipped(one.Node)), r.roster.exist()}
+	n, known := t.nodes.byName[one.Node]
+	if _, closed := t.nodes.cordons[one.Node]; !known && !closed {
+		return one, &RequestError{Problem: planner.ErrUnknownNode, Detail: fmt.Sprintf("node %q is unknown", text.Clip(one.Node)), Hint: t.nodes.describeNodes()}
 	}
 	if one.Device == "" {
 		return one, nil
 	}
-	if _, closed := r.roster.cordons[one.Node][one.Device]; closed {
-		return one, nil // though its node may be away, or it be gone from there
+	if _, closed := t.nodes.cordons[one.Node][one.Device]; closed {
+		return one, nil // the node, or the device, may be absent
 	}
-	if m == nil || m.report == nil {
+	if n == nil || n.report == nil {
 		return one, bus.Errorf(bus.CodeUnavailable, "node %s has not reported its devices; cordon the whole node, or wait until it is back", one.Node)
 	}
-	devices := make([]string, len(m.report.Devices))
-	for i, d := range m.report.Devices {
+	devices := make([]string, len(n.report.Devices))
+	for i, d := range n.report.Devices {
 		if one.Device == d.UUID || one.Device == strconv.Itoa(d.Index) {
 			one.Device = d.UUID
 			return one, nil
 		}
 		devices[i] = fmt.Sprintf("%d (%s)", d.Index, d.UUID)
 	}
-	return one, &RequestError{ErrUnknownDevice, fmt.Sprintf("node %s has no device %q", one.Node, clipped(one.Device)), "it has " + cmp.Or(listed(", ", devices), "none")}
+	return one, &RequestError{Problem: planner.ErrUnknownDevice, Detail: fmt.Sprintf("node %s has no device %q", one.Node, text.Clip(one.Device)), Hint: "it has " + cmp.Or(text.Join(", ", devices), "none")}
 }
 
-// exist says which nodes there are.
-func (r *roster) exist() string {
-	if len(r.members) == 0 {
+func (t *nodeTable) describeNodes() string {
+	if len(t.byName) == 0 {
 		return "there are no nodes"
 	}
-	return "there are " + listed(", ", slices.Sorted(maps.Keys(r.members)))
+	return "there are " + text.Join(", ", slices.Sorted(maps.Keys(t.byName)))
 }

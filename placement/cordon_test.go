@@ -8,11 +8,13 @@ import (
 
 	"troupe/bus"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
-// Harm forbidden: something new lands on what was closed; or what is there is disturbed; or another leader forgets.
+// Nothing new is granted on a cordoned node or device, reservations there are not affected, and a new leader keeps the
+// cordon.
 func TestCordon(t *testing.T) {
-	s := newStage(t, "sim:2x2")
+	s := newTestCluster(t, "sim:2x2")
 	first := s.service(placement.Config{})
 	c, op := s.client("default"), s.client("")
 	s.ready(op, 2)
@@ -38,7 +40,7 @@ func TestCordon(t *testing.T) {
 		x, err := c.Explain(ctx, gang("y", 1, 2))
 		require.NoError(t, err)
 		require.False(t, x.Granted)
-		require.Equal(t, placement.ReasonCordoned, x.Reasons[2].Code)
+		require.Equal(t, planner.ReasonCordoned, x.Reasons[2].Code)
 		require.Contains(t, x.Reasons[1].Text, "1 cordoned by ben since 2")
 		require.Equal(t, placement.StateGranted, state(t, c, "before"))
 		nodes, err := op.Nodes(ctx)
@@ -52,7 +54,7 @@ func TestCordon(t *testing.T) {
 	s.ready(op, 2)
 	closed()
 
-	// A node that leaves and comes back is still closed; while it is away its cordon is to be seen, and can be undone.
+	// A node that leaves and returns is still cordoned; while it is absent, its cordon is listed and can be removed.
 	require.NoError(t, c.Release(ctx, "before", before.Token))
 	s.nodes[1].stop()
 	s.eventually(func() bool {
@@ -64,7 +66,7 @@ func TestCordon(t *testing.T) {
 	_, err = c.TryReserve(ctx, placement.Request{ID: "x", Bundles: []placement.Bundle{on("n1", 1)}})
 	require.ErrorContains(t, err, "cordoned by carl")
 
-	// Who waits is granted as soon as it is open.
+	// A waiting request is granted as soon as the cordon is removed.
 	waiting := make(chan error, 1)
 	go func() {
 		_, err := c.Reserve(ctx, gang("all", 2, 2))
@@ -85,19 +87,19 @@ func TestCordon(t *testing.T) {
 }
 
 func TestCordonBadInput(t *testing.T) {
-	s := newStage(t, "sim:2x2")
+	s := newTestCluster(t, "sim:2x2")
 	s.service(placement.Config{})
 	op := s.client("")
 	s.ready(op, 2)
 	ctx := within(t, 20*time.Second)
 	_, err := op.Cordon(ctx, placement.Cordon{Node: "n7"})
-	require.ErrorIs(t, err, placement.ErrUnknownNode)
+	require.ErrorIs(t, err, planner.ErrUnknownNode)
 	require.ErrorContains(t, err, "there are n0, n1")
 	_, err = op.Cordon(ctx, placement.Cordon{Node: "n0", Device: "5"})
-	require.ErrorIs(t, err, placement.ErrUnknownDevice)
+	require.ErrorIs(t, err, planner.ErrUnknownDevice)
 	require.ErrorContains(t, err, "it has 0 (GPU-sim")
 	_, err = op.Uncordon(ctx, "n7", "")
-	require.ErrorIs(t, err, placement.ErrUnknownNode)
+	require.ErrorIs(t, err, planner.ErrUnknownNode)
 	_, err = s.client("default").Cordon(ctx, placement.Cordon{Node: "n0"})
 	require.ErrorIs(t, err, bus.ErrRefused)
 }

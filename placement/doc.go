@@ -1,26 +1,6 @@
-// Package placement decides who gets which devices.
-//
-// The decision is a function of values: a [Snapshot] of the nodes and what is held on them, and a [Request], make a
-// [Plan]. There is no clock in it but Snapshot.Now, no dice and no order of maps, so a plan can be made again from what
-// was written down.
-//
-//	ids, err := placement.ParseMapping("list(range(0,8))")
-//	plan, err := placement.Decide(snapshot, placement.Request{
-//		Mapping: &placement.Mapping{World: 4, Devices: ids},
-//	})
-//	if err != nil {
-//		return err // it makes no sense: errors.Is(err, placement.ErrInvalid)
-//	}
-//	if err := plan.Err(); err != nil {
-//		return err // there is no room, never or not yet: plan.Reasons, plan.WaitsFor
-//	}
-//	for _, w := range plan.Workers { … w.Node, w.Devices … }
-//
-// Whoever decides all the time keeps a [Book], the snapshot with an index of what is free: Book.Plan says what would be
-// granted, Book.Schedule goes through a queue, Book.Grant and Book.Release enter what came of it.
-//
-// Around it, a [Service] grants for everybody on a bus: one of those that run leads, and keeps a ledger. A [Client] asks
-// it, over changes of leaders and outages:
+// Package placement grants devices to the clients on a bus. Of all services that run, one leads; it decides with package
+// planner and stores every grant in a ledger, fenced by the epoch of its lease, before it answers. A [Client] repeats its
+// calls across leader changes and outages:
 //
 //	service, err := placement.NewService(placement.Config{Bus: b})
 //	go service.Run(ctx)

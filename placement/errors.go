@@ -3,217 +3,77 @@ package placement
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"troupe/bus"
-)
-
-// Problem is what is wrong with a request, as a constant that errors.Is finds inside a *RequestError. Its text is
-// stable and may be used as a code on the wire.
-type Problem string
-
-// Error makes a Problem a sentinel.
-func (p Problem) Error() string { return string(p) }
-
-const (
-	ErrEmptyRequest       Problem = "empty request"           // no bundle, no mapping, or a world of nobody
-	ErrUnknownStrategy    Problem = "unknown strategy"        // not one of the four
-	ErrBadShare           Problem = "bad share"               // negative, finer than thousandths, 1.5 devices, absurdly many
-	ErrTooManyBundles     Problem = "too many bundles"        // beyond what anybody runs
-	ErrBadMapping         Problem = "bad mapping"             // not one of the forms, a repeat, does not divide
-	ErrUnknownDevice      Problem = "unknown device"          // a mapping out of range
-	ErrBadTopology        Problem = "bad topology preference" // an unknown neighbourhood, or nothing required
-	ErrBundleTooLarge     Problem = "bundle too large"        // larger than any node, however empty
-	ErrUnknownReservation Problem = "unknown reservation"     // colocation with what is not held in this namespace
-	ErrUnknownNode        Problem = "unknown node"            // a bundle pinned to a node that is not there
-	ErrNoSuchLabel        Problem = "no such label"           // no node carries the labels a bundle asks for
-	ErrBadInstances       Problem = "bad instances"           // the bundles do not divide into instances
+	"troupe/placement/internal/text"
+	"troupe/placement/planner"
 )
 
 var (
-	// ErrInvalid is every *RequestError: the request makes no sense here, and asking again will not help.
-	ErrInvalid = errors.New("the request makes no sense")
-
-	// ErrNeverFits is a *NoCapacityError for which no release, repair or return of a node would be enough.
-	ErrNeverFits = errors.New("the request can never fit")
-
-	// ErrMustWait is a *NoCapacityError that names what it waits for.
-	ErrMustWait = errors.New("the request must wait")
-
-	// ErrStaleToken is every *StaleTokenError: the reservation is another's now, or another grant of the same name.
+	// ErrStaleToken matches every *StaleTokenError: the reservation has been granted again since.
 	ErrStaleToken = errors.New("the token is stale")
 
-	// ErrEnded is a reservation that was granted and has ended before its client heard of it. Client asks again by itself.
+	// ErrEnded reports that a reservation was granted and has ended before its client received the answer. Client
+	// repeats the request by itself.
 	ErrEnded = errors.New("the reservation has ended")
 
-	// ErrLedgerDoubt is every *LedgerError: the ledger has lost something, and nothing is granted until that is resolved.
-	ErrLedgerDoubt = errors.New("the ledger cannot be trusted")
-
-	// ErrDuplicate is a reservation whose id is in use, by itself or by what is still laid over it.
-	ErrDuplicate = errors.New("the reservation exists")
+	// ErrLedgerUntrusted matches every *LedgerError: the ledger has lost data, and nothing is granted until that is
+	// resolved.
+	ErrLedgerUntrusted = errors.New("the ledger cannot be trusted")
 )
 
-// RequestError says what is wrong with a request and what there is instead.
-type RequestError struct {
-	Problem Problem `msgpack:"problem"`
-	Wrong   string  `msgpack:"wrong"`            // what the request said, quoted
-	Exists  string  `msgpack:"exists,omitempty"` // what would have been understood, or what there is
-}
-
-func (e *RequestError) Error() string {
-	if e.Exists == "" {
-		return e.Wrong
-	}
-	return e.Wrong + "; " + e.Exists
-}
-
-// Unwrap lets errors.Is find the Problem and ErrInvalid.
-func (e *RequestError) Unwrap() []error { return []error{e.Problem, ErrInvalid} }
-
-// NoCapacityError is a refusal as an error: Plan.Err makes it.
-type NoCapacityError struct {
-	Never    bool       `msgpack:"never,omitempty"` // nothing that could be released or repaired would make it fit
-	Reasons  []Reason   `msgpack:"reasons,omitempty"`
-	WaitsFor []Obstacle `msgpack:"waits_for,omitempty"`
-}
-
-func (e *NoCapacityError) Error() string {
-	said := make([]string, 0, len(e.WaitsFor)+1)
-	if len(e.Reasons) > 0 {
-		said = append(said, e.Reasons[0].Text)
-	}
-	for _, o := range e.WaitsFor {
-		said = append(said, o.String())
-	}
-	return e.sentinel().Error() + ": " + listed("; ", said)
-}
-
-// Unwrap lets errors.Is tell ErrNeverFits from ErrMustWait.
-func (e *NoCapacityError) Unwrap() error { return e.sentinel() }
-
-func (e *NoCapacityError) sentinel() error {
-	if e.Never {
-		return ErrNeverFits
-	}
-	return ErrMustWait
-}
-
-// QuotaError is a namespace at its limit.
-type QuotaError struct {
-	Namespace string `msgpack:"namespace"`
-	Quota     Share  `msgpack:"quota"`
-	Held      Share  `msgpack:"held"`
-	Asked     Share  `msgpack:"asked"`
-}
-
-func (e *QuotaError) Error() string {
-	return fmt.Sprintf("namespace %q may hold %s devices and holds %s; %s more are asked for", e.Namespace, e.Quota, e.Held, e.Asked)
-}
-
-// Unwrap tells a request that exceeds the quota by itself from one that waits for its namespace to release something.
-func (e *QuotaError) Unwrap() error {
-	if e.Asked > e.Quota {
-		return ErrNeverFits
-	}
-	return ErrMustWait
-}
-
-// StaleTokenError refuses what was asked under another token than that of the reservation as it is now. It matches
-// bus.ErrFenced.
+// StaleTokenError refuses a call with a token other than the current one of the reservation. It matches bus.ErrFenced.
 type StaleTokenError struct {
 	ID    string `msgpack:"id"`
-	Token uint64 `msgpack:"token"` // that was given
-	Now   uint64 `msgpack:"now"`   // that is valid
+	Token uint64 `msgpack:"token"` // of the call
+	Now   uint64 `msgpack:"now"`   // the current one
 }
 
 func (e *StaleTokenError) Error() string {
-	return fmt.Sprintf("reservation %q: token %d is stale; it is held under %d now", clipped(e.ID), e.Token, e.Now)
+	return fmt.Sprintf("reservation %q: token %d is stale; it is held under %d now", text.Clip(e.ID), e.Token, e.Now)
 }
 
-// Unwrap lets errors.Is find ErrStaleToken and bus.ErrFenced.
+// Unwrap makes errors.Is match ErrStaleToken and bus.ErrFenced.
 func (e *StaleTokenError) Unwrap() []error { return []error{ErrStaleToken, bus.ErrFenced} }
 
-// LedgerError refuses a grant because the ledger has lost something: devices may be in use that it knows nothing of.
+// LedgerError refuses a grant because the ledger has lost data: devices may be in use that it does not know of.
 type LedgerError struct {
 	Why    string   `msgpack:"why"`              // what is missing
 	Awaits []string `msgpack:"awaits,omitempty"` // nodes that have not reported yet what runs on them
 }
 
 func (e *LedgerError) Error() string {
-	text := e.Why + "; nothing is granted until every node that it knew has reported what runs there"
+	said := e.Why + "; nothing is granted until every known node has reported what runs on it"
 	if len(e.Awaits) > 0 {
-		text += " (missing: " + listed(", ", e.Awaits) + ")"
+		said += " (missing: " + text.Join(", ", e.Awaits) + ")"
 	}
-	return text + ", or an operator accepts the loss with troupe ledger accept"
+	return said + ", or an operator accepts the loss with troupe ledger accept"
 }
 
-// Unwrap lets errors.Is find ErrLedgerDoubt.
-func (e *LedgerError) Unwrap() error { return ErrLedgerDoubt }
+// Unwrap makes errors.Is match ErrLedgerUntrusted.
+func (e *LedgerError) Unwrap() error { return ErrLedgerUntrusted }
 
-// WaitError is a request that was taken back because its client did not wait any longer. It matches the cause of that:
-// context.DeadlineExceeded, say.
+// WaitError is a request that was withdrawn because its context ended. It matches the cause, such as
+// context.DeadlineExceeded.
 type WaitError struct {
 	ID    string
-	Wait  *Wait // what it waited for, as far as the service said
+	Wait  *planner.Wait // what it waited for, as last reported by the service
 	cause error
 }
 
 func (e *WaitError) Error() string {
-	text := fmt.Sprintf("reservation %s: %v", e.ID, e.cause)
+	said := fmt.Sprintf("reservation %s: %v", e.ID, e.cause)
 	if e.Wait == nil {
-		return text + ", and the placement service has not said why"
+		return said + ", and the placement service has given no reason"
 	}
-	text += "; " + e.Wait.Text
+	said += "; " + e.Wait.Text
 	for i, o := range e.Wait.WaitsFor {
-		if i == listLimit {
-			return text + fmt.Sprintf("; and %d more", len(e.Wait.WaitsFor)-i)
+		if i == text.JoinLimit {
+			return said + fmt.Sprintf("; and %d more", len(e.Wait.WaitsFor)-i)
 		}
-		text += "; " + o.String()
+		said += "; " + o.String()
 	}
-	return text
+	return said
 }
 
-// Unwrap is the cause.
 func (e *WaitError) Unwrap() error { return e.cause }
-
-// ConflictError is a reservation that would hold what another one holds. The book is as it was.
-type ConflictError struct {
-	Reservation string
-	Slot        Slot
-	Holders     []string
-}
-
-func (e *ConflictError) Error() string {
-	return fmt.Sprintf("reservation %q: device %d of node %q is held by %s", e.Reservation, e.Slot.Index, e.Slot.Node, listed(", ", e.Holders))
-}
-
-// SnapshotError is a snapshot that contradicts itself.
-type SnapshotError struct {
-	Node string
-	Why  string
-}
-
-func (e *SnapshotError) Error() string { return fmt.Sprintf("node %q: %s", e.Node, e.Why) }
-
-const (
-	listLimit = 8   // names in one sentence
-	textLimit = 120 // characters quoted from a caller
-)
-
-// listed joins the first few of items and counts the rest, so that a sentence stays one.
-func listed(sep string, items []string) string {
-	if len(items) <= listLimit {
-		return strings.Join(items, sep)
-	}
-	return fmt.Sprintf("%s%sand %d more", strings.Join(items[:listLimit], sep), sep, len(items)-listLimit)
-}
-
-// clipped keeps a caller's text from filling an error message.
-func clipped(s string) string { return clippedAt(s, textLimit) }
-
-func clippedAt(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + "…"
-}

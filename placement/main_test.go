@@ -2,6 +2,7 @@ package placement_test
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,7 +14,7 @@ import (
 	"troupe/placement"
 )
 
-// serviceEnv, when set, makes this program a placement service on the server at the URL that it names.
+// serviceEnv, when set, makes this program a placement service on the server with this URL.
 const serviceEnv = "TROUPE_PLACEMENT_TEST_SERVICE"
 
 func TestMain(m *testing.M) {
@@ -24,14 +25,17 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if err := flag.Set("test.parallel", "6"); err != nil { // the parallel tests wait for leases most of the time
+		panic(err)
+	}
 	bustest.Main(m)
 }
 
-// serve is a service until its standard input ends, or it is killed.
+// serve runs a service until its standard input ends.
 func serve(url string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin) // its end, however it comes, is the order to stop
+		_, _ = io.Copy(io.Discard, os.Stdin) // its end is the order to stop
 		cancel()
 	}()
 	b, err := bus.Open(ctx, bus.Config{URLs: []string{url}, Logger: slog.New(slog.DiscardHandler)})

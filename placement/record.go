@@ -1,77 +1,76 @@
 package placement
 
 import (
-	"slices"
-
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/placement/planner"
 )
 
-// Record is a reservation as the ledger has it.
+// Record is a reservation in the ledger.
 type Record struct {
-	Reservation
+	planner.Reservation
 
-	// Token is the fencing token of the grant: greater than that of any earlier grant of the same id or of one of the
-	// same devices. Whoever works for the reservation shows it, and is refused once it is stale.
+	// Token is the fencing token of the grant: greater than that of any earlier grant of the same id or of one of its
+	// devices. Agents refuse work under a stale token.
 	Token uint64 `json:"token" msgpack:"token,omitempty"`
 
 	State State  `json:"state" msgpack:"state"`
-	Why   string `json:"why,omitempty" msgpack:"why,omitempty"`     // why it is not simply granted
-	Unmet string `json:"unmet,omitempty" msgpack:"unmet,omitempty"` // as in Plan
+	Why   string `json:"why,omitempty" msgpack:"why,omitempty"`     // of states other than granted
+	Unmet string `json:"unmet,omitempty" msgpack:"unmet,omitempty"` // as in planner.Plan
 
-	// Unconfirmed is why the ledger alone is not believed about it; empty: it is. It is dropped when no agent runs it and
-	// its holder does not confirm it in time, see Client.Confirm.
+	// Unconfirmed is why the record alone does not prove the reservation; empty: it does. An unconfirmed reservation is
+	// dropped if no agent runs it and its holder does not confirm it in time, see Client.Confirm.
 	Unconfirmed string `json:"unconfirmed,omitempty" msgpack:"unconfirmed,omitempty"`
 }
 
-// State is what has become of a reservation that is still in the ledger. What has been released is not there any more.
+// State is the state of a reservation in the ledger. Reservations that have ended are deleted.
 //
-//	          node lost             its lease over, no other node left
-//	granted ────────────▶ lost ───────────────────────────────────────▶ gone
-//	   │ ▲                 │ └──────────released by its holder─────────▶ gone
-//	   │ └──node is back───┘  (before its lease is over)
-//	   ├──preempted──▶ leaving ──released, or the grace is over──▶ gone
-//	   └──released by its holder──▶ gone
+// \t          node lost             its lease expired, no other node left
+// \tgranted ────────────▶ lost ───────────────────────────────────────▶ gone
+// \t   │ ▲                 │ └──────────released by its holder─────────▶ gone
+// \t   │ └──node returned──┘  (before its lease expired)
+// \t   ├──preempted──▶ leaving ──released, or grace period over──▶ gone
+// \t   └──released by its holder──▶ gone
 type State string
 
 const (
-	StateGranted State = "granted" // it is held and all is well
-	StateLost    State = "lost"    // a node of it was lost; what it has elsewhere is held until it is released
-	StateLeaving State = "leaving" // it is preempted and has until the end of its grace to go
+	StateGranted State = "granted"
+	StateLost    State = "lost"    // a node of it is lost; the rest remains reserved until it is released
+	StateLeaving State = "leaving" // preempted; it is evicted when its grace period is over
 )
 
 const recordVersion = 1
 
-// stored is a record as it is written, with what is needed to know a repeated request again.
-type stored struct {
+// storedRecord is a record as stored, with what identifies a repeated request.
+type storedRecord struct {
 	Version int `msgpack:"v"`
 	Record
-	Session string   `msgpack:"session,omitempty"` // the call that made it
+	Session string   `msgpack:"session,omitempty"` // of the call that made it
 	Seq     uint64   `msgpack:"seq,omitempty"`
 	Digest  uint64   `msgpack:"digest,omitempty"` // of the request
-	Ended   []string `msgpack:"ended,omitempty"`  // nodes of it whose lease is over
+	Ended   []string `msgpack:"ended,omitempty"`  // nodes whose lease has expired
 
-	Offset  uint64 `msgpack:"offset,omitempty"`  // the token is the revision plus this, unless it says its token
-	Adopted bool   `msgpack:"adopted,omitempty"` // it is known only from agents' reports
+	Offset  uint64 `msgpack:"offset,omitempty"`  // token = revision + Offset, unless Token is set
+	Adopted bool   `msgpack:"adopted,omitempty"` // known from reports of agents only
 }
 
 func reservationKey(id string) string { return "reservation." + id }
 
-// encode is the record as a value of the ledger. The token of a grant is the revision it is written at, which is not
-// known yet: it is left out then, and put in when the record is rewritten.
-func (s *stored) encode() ([]byte, error) {
+// encode returns the value for the ledger. The token of a new grant is its revision, which is not known yet: it is left
+// out, and set when the record is written again.
+func (s *storedRecord) encode() ([]byte, error) {
 	s.Version = recordVersion
 	return wire.Marshal(s)
 }
 
-// decodeRecord reads what was written at a revision.
-func decodeRecord(w written) (*stored, error) {
-	var s stored
+// decodeRecord decodes a value that was written at a revision.
+func decodeRecord(w pendingValue) (*storedRecord, error) {
+	var s storedRecord
 	if err := wire.Unmarshal(w.value, &s); err != nil {
 		return nil, err
 	}
 	if s.Version != recordVersion {
-		return nil, bus.Errorf(bus.CodeVersion, "it is of version %d; this service writes %d", s.Version, recordVersion)
+		return nil, bus.Errorf(bus.CodeVersion, "the record has version %d; this service supports %d", s.Version, recordVersion)
 	}
 	if s.Token == 0 {
 		s.Token = w.revision + s.Offset
@@ -79,28 +78,11 @@ func decodeRecord(w written) (*stored, error) {
 	return &s, nil
 }
 
-// nodes are the nodes on which r has something, each once.
-func (r *Reservation) nodes() []string {
-	var names []string
-	add := func(name string) {
-		if !slices.Contains(names, name) {
-			names = append(names, name)
-		}
-	}
-	for i := range r.Workers {
-		add(r.Workers[i].Node)
-		for j := range r.Workers[i].Slots {
-			add(r.Workers[i].Slots[j].Node)
-		}
-	}
-	return names
-}
-
-// seat is a node's rank, which it keeps for as long as it is there or somebody has something on it.
-type seat struct {
+// storedRank is the rank of a node, which the node keeps while it is present or a reservation uses it.
+type storedRank struct {
 	Rank int `msgpack:"rank"`
 }
 
-func seatKey(node string) string { return "node." + node }
+func rankKey(node string) string { return "node." + node }
 
 const rulesKey = "rules"

@@ -2,7 +2,7 @@ package placement
 
 import "time"
 
-// round is what is committed together. Each change knows what to do when it is done, or when it was not.
+// round is a set of changes that are committed together. Each change has callbacks for its success and its failure.
 type round struct {
 	now     time.Time
 	changes []*change
@@ -11,20 +11,20 @@ type round struct {
 
 type change struct {
 	key    string
-	value  []byte // nil: it is deleted
+	value  []byte // nil: deleted
 	done   func(revision uint64, now time.Time)
-	failed func(err error) // nil: the loop tries again by itself
+	failed func(err error) // nil: the loop repeats the change by itself
 
 	revision uint64
 	err      error
 }
 
-func (c *change) keyedChange() keyedChange { return keyedChange{c.key, c.value} }
+func (c *change) journalChange() journalChange { return journalChange{c.key, c.value} }
 
 func newRound() *round { return &round{byKey: map[string]*change{}} }
 
-// put writes a key in this round, or with no value deletes it. A later change of the same key takes the place of the
-// earlier, and does for both.
+// put sets a key in this round; a nil value deletes it. A later change of the same key replaces the earlier value; the
+// callbacks of both are called.
 func (r *round) put(key string, value []byte, done func(uint64, time.Time), failed func(error)) {
 	c := r.byKey[key]
 	if c == nil {
@@ -44,7 +44,7 @@ func both(earlier, later func(uint64, time.Time)) func(uint64, time.Time) {
 	}
 }
 
-// bothFailed undoes the later first.
+// bothFailed calls the later callback first.
 func bothFailed(earlier, later func(error)) func(error) {
 	switch {
 	case earlier == nil:

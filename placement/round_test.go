@@ -8,8 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Harm forbidden: of two who change a key in one round, only one hears what has become of it; or what they undo is undone
-// in the wrong order.
+// The callbacks of two changes of one key in one round are both called, and failures in reverse order.
 func TestTwoChangesOfOneKey(t *testing.T) {
 	var heard []string
 	note := func(what string) (func(uint64, time.Time), func(error)) {

@@ -6,20 +6,18 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/bus/wire"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
 )
 
-// Service grants devices. Of all that run on one bus one leads; the others stand by.
+// Service is a placement service. Of all services on one bus one leads; the others stand by.
 type Service struct {
 	cfg Config
 }
 
-// NewService is a service that does nothing before Run.
+// NewService returns a service that does nothing before Run.
 func NewService(cfg Config) (*Service, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -28,9 +26,9 @@ func NewService(cfg Config) (*Service, error) {
 	return &Service{cfg: cfg}, nil
 }
 
-// Run serves until ctx ends, which is no error. A leader that is deposed, or does not know what has become of a write,
-// stands by again and reads the ledger anew when it next leads. Run ends by itself only if that can never go well: the
-// bus is closed, or the ledger makes no sense.
+// Run serves until ctx ends, which is no error. A leader that is deposed, or does not know the outcome of a write,
+// steps down, and reads the ledger again when it next leads. Run fails only if the bus is closed or the ledger cannot
+// be decoded.
 func (s *Service) Run(ctx context.Context) error {
 	refusing, stop := context.WithCancel(ctx)
 	stoppedCh := make(chan struct{})
@@ -39,27 +37,29 @@ func (s *Service) Run(ctx context.Context) error {
 		s.refuseWhileFull(refusing)
 	})
 	defer func() { stop(); <-stoppedCh }()
+	backoff := bus.Backoff{First: campaignPause, Most: 10 * campaignPause}.Start()
 	for {
-		err := s.stand(ctx)
-		if ctx.Err() != nil || !passing(err) {
-			return ended(ctx, err)
+		err := s.campaign(ctx)
+		if ctx.Err() != nil || !isTransient(err) {
+			return ignoreCancelled(ctx, err)
 		}
-		s.cfg.Logger.Warn("placement: standing again", "id", s.cfg.ID, "error", err)
-		select {
-		case <-ctx.Done():
+		s.cfg.Logger.Warn("placement: the term has ended; campaigning again", "id", s.cfg.ID, "error", err)
+		if errors.As(err, new(*stepDownError)) {
+			backoff.Reset() // it has led
+		}
+		if backoff.Wait(ctx) != nil {
 			return nil
-		case <-time.After(standAgainPause):
 		}
 	}
 }
 
-// stand opens the buckets and leads when its turn comes.
-func (s *Service) stand(ctx context.Context) error {
+// campaign opens the buckets and leads when the lease is free.
+func (s *Service) campaign(ctx context.Context) error {
 	bucket, err := openLedger(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
-	nodes, err := kv.Open(ctx, s.cfg.Bus, kv.Config{Bucket: gpu.NodesBucket, Memory: true, Leases: true})
+	nodes, err := kv.Open(ctx, s.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	if err != nil {
 		return err
 	}
@@ -67,7 +67,7 @@ func (s *Service) stand(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	mark, err := openMark(ctx, s.cfg)
+	mark, err := openWatermark(ctx, s.cfg)
 	if err != nil {
 		return err
 	}
@@ -76,12 +76,13 @@ func (s *Service) stand(ctx context.Context) error {
 		var group sync.WaitGroup
 		group.Go(bus.Guard(func() { bucket.Maintain(maintaining) }))
 		defer func() { stop(); group.Wait() }()
-		return s.lead(ctx, &ledger{kv: bucket, term: term, mark: &marker{kv: mark}, log: s.cfg.Logger}, nodes)
+		return s.serveTerm(ctx, &ledger{kv: bucket, term: term, watermarks: &watermarkStore{kv: mark}, log: s.cfg.Logger}, nodes)
 	})
 }
 
-// passing reports whether an error may be gone the next time: a leader had to go, or the server was away.
-func passing(err error) bool {
+// isTransient reports whether the error may be gone at the next attempt: the leader stepped down, or the server was
+// unavailable.
+func isTransient(err error) bool {
 	var down *stepDownError
 	if errors.As(err, &down) {
 		return true
@@ -93,24 +94,24 @@ func passing(err error) bool {
 	return false
 }
 
-// ended is err, unless ctx was ended: that is what was asked for.
-func ended(ctx context.Context, err error) error {
+// ignoreCancelled returns err, or nil if ctx has ended.
+func ignoreCancelled(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
 }
 
-// stepDownError is a leader that must not go on, though another may, or it itself in another term.
+// stepDownError ends the term of a leader. Another leader, or the same one in a new term, may continue.
 type stepDownError struct{ cause error }
 
-func (e *stepDownError) Error() string { return "the leader cannot go on: " + e.cause.Error() }
+func (e *stepDownError) Error() string { return "the leader steps down: " + e.cause.Error() }
 func (e *stepDownError) Unwrap() error { return e.cause }
 
-// lead is one term: read the ledger, listen, decide.
-func (s *Service) lead(ctx context.Context, l *ledger, nodes *kv.Bucket) error {
+// serveTerm runs one term: read the ledger, subscribe, decide.
+func (s *Service) serveTerm(ctx context.Context, l *ledger, nodes *kv.Bucket) error {
 	began := time.Now()
-	marked, err := l.mark.read(ctx)
+	mark, err := l.watermarks.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -118,27 +119,29 @@ func (s *Service) lead(ctx context.Context, l *ledger, nodes *kv.Bucket) error {
 	if err != nil {
 		return err
 	}
-	r, err := newReign(s.cfg, l, found, marked, began)
+	t, err := newLeaderTerm(s.cfg, l, found, mark, began)
 	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer l.stop()
-	stop, err := s.listen(ctx, r, nodes)
+	defer l.awaitCheckpoint()
+	stop, err := s.listen(ctx, t, nodes)
 	defer func() { cancel(); stop() }()
 	if err != nil {
 		return &stepDownError{err}
 	}
 	s.cfg.Logger.Info("placement: leading", "id", s.cfg.ID, "epoch", l.term.Epoch(), "reservations", len(found.records), "after", time.Since(began))
-	return s.loop(ctx, r)
+	return s.loop(ctx, t)
 }
 
-// listen fills the inbox. stop, which is there even after an error, returns when nothing more comes; ctx has ended then.
-func (s *Service) listen(ctx context.Context, r *reign, nodes *kv.Bucket) (stop func(), err error) {
-	nc := s.cfg.Bus.Conn()
-	var subs []*nats.Subscription
+// listen fills the input queue. stop is valid even after an error; it returns when nothing more arrives. ctx has ended
+// by then.
+func (s *Service) listen(ctx context.Context, t *leaderTerm, nodes *kv.Bucket) (stop func(), err error) {
+	var subs []*bus.Subscription
 	watchedCh := make(chan struct{})
+	upCh, stopConnections := s.cfg.Bus.Connections()
 	stop = func() {
+		stopConnections()
 		for _, sub := range subs {
 			_ = sub.Unsubscribe() // fails only if the connection is closed
 		}
@@ -151,53 +154,63 @@ func (s *Service) listen(ctx context.Context, r *reign, nodes *kv.Bucket) (stop 
 	}
 	bus.Go(func() {
 		defer close(watchedCh)
-		for ev := range events {
-			s.hearLease(r.in, ev)
+		for {
+			select {
+			case ev, open := <-events:
+				if !open {
+					return
+				}
+				s.receiveLease(t.inputs, ev)
+			case up := <-upCh:
+				if up {
+					t.inputs.put(input{reconnected: true})
+				}
+			}
 		}
 	})
-	for subject, hear := range map[string]nats.MsgHandler{
-		bus.PlacementRequests(): func(m *nats.Msg) { s.hearRequest(r, m) },
-		bus.NodeBeats():         func(m *nats.Msg) { s.hearBeat(r.in, m) },
+	for subject, hear := range map[string]func(*bus.Msg){
+		bus.PlacementRequests(): func(m *bus.Msg) { s.receiveRequest(t, m) },
+		bus.NodeBeats():         func(m *bus.Msg) { s.receiveHeartbeat(t.inputs, m) },
 	} {
-		sub, err := nc.Subscribe(subject, bus.GuardMsg(hear))
+		sub, err := s.cfg.Bus.Subscribe(subject, hear)
 		if err != nil {
 			return stop, err
 		}
 		subs = append(subs, sub)
 	}
-	return stop, nc.Publish(bus.NodeAsk(""), nil)
+	return stop, s.cfg.Bus.Publish(bus.NodeAsk(""), nil)
 }
 
-func (s *Service) hearLease(in *inbox, ev kv.Event) {
-	news := &leaseNews{}
+func (s *Service) receiveLease(q *inputQueue, ev kv.Event) {
+	change := &leaseChange{}
 	switch ev.Kind {
 	case kv.EventComplete:
-		news.all = true
+		change.complete = true
 	case kv.EventDelete:
-		news.gone = ev.Key[len(gpu.NodeKey("")):]
+		change.gone = ev.Key[len(protocol.LeaseKey("")):]
 	case kv.EventPut:
-		news.report = new(gpu.Report)
-		if err := wire.Unmarshal(ev.Value, news.report); err != nil || gpu.NodeKey(news.report.Node) != ev.Key {
+		change.report = new(protocol.Report)
+		if err := wire.Unmarshal(ev.Value, change.report); err != nil || protocol.LeaseKey(change.report.Node) != ev.Key {
 			s.cfg.Logger.Warn("placement: a node's lease cannot be read", "key", ev.Key, "error", err)
 			return
 		}
 	}
-	in.put(item{lease: news})
+	q.put(input{lease: change})
 }
 
-func (s *Service) hearBeat(in *inbox, m *nats.Msg) {
-	beat := new(gpu.Beat)
-	if err := wire.Unmarshal(m.Data, beat); err != nil || bus.NodeBeat(beat.Node) != m.Subject {
+func (s *Service) receiveHeartbeat(q *inputQueue, m *bus.Msg) {
+	hb := new(protocol.Heartbeat)
+	if err := wire.Unmarshal(m.Data, hb); err != nil || bus.NodeBeat(hb.Node) != m.Subject {
 		s.cfg.Logger.Warn("placement: a heartbeat cannot be read", "subject", m.Subject, "error", err)
 		return
 	}
-	in.put(item{beat: beat})
+	q.put(input{heartbeat: hb})
 }
 
-// hearRequest decodes a request where it arrives, so that the loop need not.
-func (s *Service) hearRequest(r *reign, m *nats.Msg) {
+// receiveRequest decodes a request outside the loop.
+func (s *Service) receiveRequest(t *leaderTerm, m *bus.Msg) {
 	if m.Reply == "" {
-		return // nobody waits for an answer
+		return // no reply subject
 	}
 	c := &call{reply: m.Reply, namespace: bus.PlacementRequester(m.Subject)}
 	err := wire.Unmarshal(m.Data, &c.message)
@@ -208,58 +221,104 @@ func (s *Service) hearRequest(r *reign, m *nats.Msg) {
 	if err != nil {
 		c.err = bus.Errorf(bus.CodeMalformed, "the request cannot be read: %w", err)
 	}
-	if !r.in.put(item{call: c}) {
-		c.err = bus.Errorf(bus.CodeBusy, "%d requests wait for the placement service", inboxLimit)
-		r.send(c, &answer{Kind: answerFailed, Error: toWire(c.err)})
+	if !t.inputs.put(input{call: c}) {
+		c.err = bus.Errorf(bus.CodeBusy, "%d requests wait for the placement service", maxInputs)
+		t.send(c, &answer{Kind: answerFailed, Error: encodeError(c.err)})
 	}
 }
 
-// loop decides and commits, round after round, until the lead is lost. It owns r.
-func (s *Service) loop(ctx context.Context, r *reign) error {
+// loop decides and commits rounds until the lead is lost. It owns t.
+func (s *Service) loop(ctx context.Context, t *leaderTerm) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
-	together := newGathering(r.in)
-	var items []item
+	together := newBatchWindow(t.inputs)
+	var items []input
 	for {
-		if !r.dirty && len(r.round.changes) == 0 && !together.wait(ctx) {
+		if !t.needsSchedule && len(t.round.changes) == 0 && !together.wait(ctx) {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
-			case <-r.in.wakeCh:
+			case <-t.inputs.wakeCh:
 			case <-tick.C:
 			}
 		}
-		items = r.in.take(items)
+		items = t.inputs.take(items)
 		now := time.Now()
-		if !r.ledger.term.Valid() {
+		if !t.ledger.term.Valid() {
 			return &stepDownError{bus.Errorf(bus.CodeFenced, "the lead has expired")}
 		}
-		round := r.decide(items, now)
+		round := t.decide(items, now)
 		calls := len(items)
 		clear(items)
 		var unknown error
-		r.ledger.commit(ctx, round.changes, func(c *change) { unknown = errors.Join(unknown, r.apply(c, time.Now())) })
-		if err := errors.Join(unknown, r.ledger.tend(ctx, now)); err != nil {
+		t.ledger.commit(ctx, round.changes, func(c *change) { unknown = errors.Join(unknown, t.apply(c, time.Now())) })
+		if err := errors.Join(unknown, t.ledger.maintain(ctx, now)); err != nil {
 			return &stepDownError{err}
 		}
-		together.after(calls, len(round.changes) > 0, time.Since(now))
+		together.roundDone(calls, len(round.changes) > 0, time.Since(now))
 	}
 }
 
-// send answers a call. An answer that is lost is asked for again.
-func (r *reign) send(c *call, a *answer) []byte {
-	a.Seq, a.Attempt, a.Epoch, a.Now = c.Seq, c.Attempt, r.ledger.term.Epoch(), r.termTime(time.Now())
+// send answers a call. The client asks again for an answer that is lost.
+func (t *leaderTerm) send(c *call, a *answer) []byte {
+	a.Seq, a.Attempt, a.Epoch, a.Now = c.Seq, c.Attempt, t.ledger.term.Epoch(), t.termTime(time.Now())
 	data, err := wire.Marshal(a)
 	if err != nil {
-		a = &answer{Seq: a.Seq, Attempt: a.Attempt, Epoch: a.Epoch, Now: a.Now, Kind: answerFailed, Error: toWire(err)}
-		data, _ = wire.Marshal(a) // an error and four numbers
+		a = &answer{Seq: a.Seq, Attempt: a.Attempt, Epoch: a.Epoch, Now: a.Now, Kind: answerFailed, Error: encodeError(err)}
+		data, _ = wire.Marshal(a) // cannot fail: an error and four numbers
 	}
-	r.publish(c.reply, data)
+	t.publish(c.reply, data)
 	return data
 }
 
-func (r *reign) publish(subject string, data []byte) {
-	if err := r.cfg.Bus.Conn().Publish(subject, data); err != nil {
-		r.cfg.Logger.Debug("placement: an answer is lost", "error", err)
+func (t *leaderTerm) publish(subject string, data []byte) {
+	if err := t.cfg.Bus.Publish(subject, data); err != nil {
+		t.cfg.Logger.Debug("placement: an answer is lost", "error", err)
+	}
+}
+
+// refuseWhileFull answers requests with ErrNoSpace while the store of the embedded server takes no writes. Without it
+// no leader would answer, because the leader's lease is in that store, and clients would repeat until their deadline.
+// It returns when ctx ends. An external server reports a full store by itself.
+func (s *Service) refuseWhileFull(ctx context.Context) {
+	var sub *bus.Subscription
+	stop := func() {
+		if sub != nil {
+			_ = sub.Unsubscribe() // fails only if the connection is closed
+			sub = nil
+		}
+	}
+	defer stop()
+	for {
+		changedCh, full := s.cfg.Bus.StoreErr()
+		stop()
+		if full != nil {
+			var err error
+			sub, err = s.cfg.Bus.Subscribe(bus.PlacementRequests(), func(m *bus.Msg) { s.refuseMessage(m, full) })
+			if err != nil {
+				s.cfg.Logger.Warn("placement: cannot refuse requests while the store is full; they will time out", "error", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changedCh:
+		}
+	}
+}
+
+// refuseMessage answers one request with an error, under the epoch that the client has last seen: the client ignores
+// answers of other epochs.
+func (s *Service) refuseMessage(m *bus.Msg, full error) {
+	var msg message
+	if m.Reply == "" || wire.Unmarshal(m.Data, &msg) != nil {
+		return
+	}
+	data, err := wire.Marshal(&answer{Seq: msg.Seq, Attempt: msg.Attempt, Epoch: msg.Epoch, Kind: answerFailed, Error: encodeError(full)})
+	if err == nil {
+		err = m.Respond(data)
+	}
+	if err != nil {
+		s.cfg.Logger.Debug("placement: a refusal is lost; the client asks again", "error", err)
 	}
 }

@@ -11,10 +11,11 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func TestReserveAndRelease(t *testing.T) {
-	s := newStage(t, "sim:2x4")
+	s := newTestCluster(t, "sim:2x4")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
@@ -56,7 +57,7 @@ func TestReserveAndRelease(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, x.Granted, "what is free is kept for b")
 	require.Equal(t, 2, x.Position)
-	require.Equal(t, placement.WaitBehind, x.Wait.Code)
+	require.Equal(t, planner.WaitBehind, x.Wait.Code)
 	require.Equal(t, "b", x.Wait.Behind)
 
 	require.ErrorIs(t, c.Release(ctx, "a", a.Token-1), placement.ErrStaleToken)
@@ -75,9 +76,9 @@ func TestReserveAndRelease(t *testing.T) {
 	require.Empty(t, list.Records)
 }
 
-// Harm forbidden: a request that makes no sense, or can never fit, waits in silence.
+// Invalid requests and requests that never fit are refused at once.
 func TestBadInput(t *testing.T) {
-	s := newStage(t, "sim:2x4")
+	s := newTestCluster(t, "sim:2x4")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 2)
@@ -88,18 +89,18 @@ func TestBadInput(t *testing.T) {
 		is   error
 		says string
 	}{
-		"strategy":     {placement.Request{Strategy: "SIDEWAYS", Bundles: []placement.Bundle{one}}, placement.ErrUnknownStrategy, "SIDEWAYS"},
-		"negative":     {bundle(placement.Bundle{Devices: -1000}), placement.ErrBadShare, "-1"},
-		"beyond whole": {bundle(placement.Bundle{Devices: 1500}), placement.ErrBadShare, "1.5"},
-		"out of range": {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{0, 99}}}, placement.ErrUnknownDevice, "99"},
-		"repeats":      {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{1, 1}}}, placement.ErrBadMapping, "twice"},
-		"too large":    {bundle(placement.Bundle{Devices: 9000}), placement.ErrBundleTooLarge, "9"},
-		"colocate":     {placement.Request{Colocate: "nobody", Bundles: []placement.Bundle{one}}, placement.ErrUnknownReservation, "nobody"},
-		"empty":        {placement.Request{}, placement.ErrEmptyRequest, "no bundles"},
-		"labels":       {bundle(placement.Bundle{Devices: 1000, Labels: map[string]string{"rack": "z"}}), placement.ErrNoSuchLabel, "rack"},
-		"node":         {bundle(placement.Bundle{Devices: 1000, Node: "n9"}), placement.ErrUnknownNode, "n9"},
-		"topology":     {placement.Request{Topology: placement.Topology{Within: "galaxy"}, Bundles: []placement.Bundle{one}}, placement.ErrBadTopology, "galaxy"},
-		"instances":    {placement.Request{PerInstance: 2, Bundles: placement.Repeat(4, one)}, placement.ErrBadInstances, "instance"},
+		"strategy":     {placement.Request{Strategy: "SIDEWAYS", Bundles: []placement.Bundle{one}}, planner.ErrUnknownStrategy, "SIDEWAYS"},
+		"negative":     {bundle(placement.Bundle{Devices: -1000}), planner.ErrBadShare, "-1"},
+		"beyond whole": {bundle(placement.Bundle{Devices: 1500}), planner.ErrBadShare, "1.5"},
+		"out of range": {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{0, 99}}}, planner.ErrUnknownDevice, "99"},
+		"repeats":      {placement.Request{Mapping: &placement.Mapping{World: 2, Devices: []int{1, 1}}}, planner.ErrBadMapping, "twice"},
+		"too large":    {bundle(placement.Bundle{Devices: 9000}), planner.ErrBundleTooLarge, "9"},
+		"colocate":     {placement.Request{Colocate: "nobody", Bundles: []placement.Bundle{one}}, planner.ErrUnknownReservation, "nobody"},
+		"empty":        {placement.Request{}, planner.ErrEmptyRequest, "no bundles"},
+		"labels":       {bundle(placement.Bundle{Devices: 1000, Labels: map[string]string{"rack": "z"}}), planner.ErrNoSuchLabel, "rack"},
+		"node":         {bundle(placement.Bundle{Devices: 1000, Node: "n9"}), planner.ErrUnknownNode, "n9"},
+		"topology":     {placement.Request{Topology: placement.Topology{Within: "galaxy"}, Bundles: []placement.Bundle{one}}, planner.ErrBadTopology, "galaxy"},
+		"instances":    {placement.Request{PerInstance: 2, Bundles: placement.Repeat(4, one)}, planner.ErrBadInstances, "instance"},
 		"never":        {placement.Request{Strategy: placement.StrictSpread, Bundles: placement.Repeat(3, one)}, placement.ErrNeverFits, "STRICT_SPREAD"},
 		"id":           {placement.Request{ID: "a.b", Bundles: []placement.Bundle{one}}, bus.ErrInvalid, "a.b"},
 		"namespace":    {placement.Request{Namespace: "other", Bundles: []placement.Bundle{one}}, bus.ErrInvalid, "other"},
@@ -118,9 +119,9 @@ func TestBadInput(t *testing.T) {
 	require.Empty(t, list.Waiting)
 }
 
-// Harm forbidden: who has given up is granted something, or keeps others waiting.
+// A withdrawn request is not granted and does not hold back others.
 func TestGivingUpWithdraws(t *testing.T) {
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
@@ -144,11 +145,11 @@ func TestGivingUpWithdraws(t *testing.T) {
 }
 
 func TestRulesOutliveTheLeader(t *testing.T) {
-	s := newStage(t, "sim:1x4")
+	s := newTestCluster(t, "sim:1x4")
 	first := s.service(placement.Config{})
 	op, c := s.client(""), s.client("small")
 	s.ready(op, 1)
-	rules := placement.Rules{Policy: placement.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2)}}, Grace: time.Second}
+	rules := placement.Rules{Policy: planner.Policy{Quotas: map[string]placement.Share{"small": placement.Wholes(2)}}, Grace: time.Second}
 	require.NoError(t, op.SetRules(t.Context(), rules))
 	a, err := c.Reserve(t.Context(), gang("a", 1, 2))
 	require.NoError(t, err)
@@ -160,7 +161,7 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	require.Equal(t, rules, got)
 	s.ready(op, 1)
 	_, err = c.TryReserve(t.Context(), gang("b", 1, 1))
-	var over *placement.QuotaError
+	var over *planner.QuotaError
 	require.ErrorAs(t, err, &over)
 	require.Equal(t, placement.Wholes(2), over.Held)
 	_, err = c.Reserve(t.Context(), gang("c", 1, 3))
@@ -170,15 +171,15 @@ func TestRulesOutliveTheLeader(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Harm forbidden: a holder is preempted without notice, or its devices are granted while it may still use them.
+// The holder is notified before an eviction, and its devices are granted only after verification.
 func TestPreemption(t *testing.T) {
-	s := newStage(t, "sim:1x2")
-	s.service(placement.Config{Rules: placement.Rules{Policy: placement.Policy{Preempt: true}, Grace: 300 * time.Millisecond}})
+	s := newTestCluster(t, "sim:1x2")
+	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 300 * time.Millisecond}})
 	c := s.client("default")
 	s.ready(c, 1)
 	events := make(chan placement.Event, 8)
 	s.run("events", func(ctx context.Context) error { return c.Events(ctx, func(e placement.Event) { events <- e }) })
-	require.NoError(t, s.bus().Conn().Flush())
+	require.NoError(t, s.bus().Flush(t.Context()))
 	low, err := c.Reserve(t.Context(), gang("low", 1, 2))
 	require.NoError(t, err)
 	urgent := gang("high", 1, 1)
@@ -196,20 +197,20 @@ func TestPreemption(t *testing.T) {
 	require.NoError(t, c.Release(t.Context(), "low", low.Token), "released already")
 }
 
-// Harm forbidden: a device that is dirty or broken is granted; or never again.
+// Unfit devices are not granted until they recover.
 func TestUnfitDevicesAreRefusedByName(t *testing.T) {
-	s := newStage(t, "sim:1x2")
+	s := newTestCluster(t, "sim:1x2")
 	s.service(placement.Config{})
 	c := s.client("default")
 	s.ready(c, 1)
 	devices, err := s.sims[0].Devices(t.Context())
 	require.NoError(t, err)
-	require.NoError(t, s.sims[0].Soil(devices[0].UUID, gpu.Process{PID: 4711, Name: "python3", Kind: gpu.Compute}))
+	require.NoError(t, s.sims[0].AddProcess(devices[0].UUID, gpu.Process{PID: 4711, Name: "python3", Kind: gpu.Compute}))
 	require.NoError(t, s.sims[0].Fail(devices[1].UUID, "XID 79"))
 	var short *placement.NoCapacityError
 	s.eventually(func() bool {
 		r, err := c.TryReserve(t.Context(), gang("", 1, 2))
-		if err == nil { // not told yet
+		if err == nil { // not reported yet
 			require.NoError(t, c.Release(t.Context(), r.ID, r.Token))
 		}
 		return errors.As(err, &short) && len(short.WaitsFor) == 2

@@ -7,16 +7,17 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
-	"troupe/gpu"
+	"troupe/nodes/protocol"
+	"troupe/placement/planner"
 )
 
-// verb is what a client asks of the service.
+// verb is the operation of a call.
 type verb string
 
 const (
 	verbReserve  verb = "reserve"
 	verbRelease  verb = "release"
-	verbWithdraw verb = "withdraw" // ends a reserve whose client has given up, whatever has become of it
+	verbWithdraw verb = "withdraw" // ends a reserve call whose client has given up
 	verbExplain  verb = "explain"
 	verbList     verb = "list"
 	verbNodes    verb = "nodes"
@@ -24,42 +25,42 @@ const (
 	verbSetRules verb = "set_rules"
 	verbCordon   verb = "cordon"
 	verbUncordon verb = "uncordon"
-	verbConfirm  verb = "confirm" // its reservations are still held
+	verbConfirm  verb = "confirm" // the client still holds reservations
 	verbLedger   verb = "ledger"
 	verbAccept   verb = "accept_ledger"
 )
 
-// changes reports whether the answer must be kept, because asking again would not be the same.
+// changes reports whether the answer must be kept for repetitions.
 func (v verb) changes() bool {
 	return v == verbReserve || v == verbRelease || v == verbWithdraw || v == verbSetRules || v == verbCordon || v == verbUncordon
 }
 
-// message is what a client sends. A call is (Session, Seq); it may arrive any number of times.
+// message is sent by a client. A call is (Session, Seq) and may arrive any number of times.
 type message struct {
 	Session string `msgpack:"session"`
 	Seq     uint64 `msgpack:"seq"`
-	Floor   uint64 `msgpack:"floor"` // every call up to this one is over for the client
+	Floor   uint64 `msgpack:"floor"` // the client has received the answers of all calls up to this one
 	Attempt uint32 `msgpack:"attempt"`
 	Verb    verb   `msgpack:"verb"`
 
-	// Epoch is the leader that the message is for and Until when it stops to count, in microseconds of that leader's
-	// term. So what was held up on its way for too long, or through a change of leaders, does nothing.
+	// Epoch is the leader that the message is for. Until is its deadline, in microseconds of that leader's term. A
+	// message that is delayed beyond it, or over a leader change, has no effect.
 	Epoch uint64 `msgpack:"epoch"`
 	Until int64  `msgpack:"until"`
 
 	Request wire.Raw `msgpack:"request,omitempty"` // wireRequest, of reserve and explain
-	Try     bool     `msgpack:"try,omitempty"`     // grant it at once or not at all
-	Waited  int64    `msgpack:"waited,omitempty"`  // microseconds since the client first asked
-	ID      string   `msgpack:"id,omitempty"`      // of a release; of a page, the last one of the page before
+	Try     bool     `msgpack:"try,omitempty"`     // grant at once or fail
+	Waited  int64    `msgpack:"waited,omitempty"`  // microseconds since the first message
+	ID      string   `msgpack:"id,omitempty"`      // of a release; of a list, the last item of the previous page
 	Token   uint64   `msgpack:"token,omitempty"`
-	Call    uint64   `msgpack:"call,omitempty"` // of a withdrawal: the reserve that it ends
+	Call    uint64   `msgpack:"call,omitempty"` // of a withdrawal: the reserve call that it ends
 	Rules   *Rules   `msgpack:"rules,omitempty"`
 	Cordon  *Cordon  `msgpack:"cordon,omitempty"`
 
-	Held []Holding `msgpack:"held,omitempty"` // of a confirmation
+	Refs []ReservationRef `msgpack:"held,omitempty"` // of a confirmation
 }
 
-// wireRequest is a request with its bundles counted rather than repeated.
+// wireRequest is a request with equal bundles run-length encoded.
 type wireRequest struct {
 	Request
 	Runs []bundleRun `msgpack:"runs,omitempty"`
@@ -71,12 +72,12 @@ type bundleRun struct {
 }
 
 func encodeRequest(r Request) (wire.Raw, error) {
-	if err := r.checkSize(); err != nil {
+	if err := r.CheckSize(); err != nil {
 		return nil, err
 	}
 	w := wireRequest{Request: r}
 	for i := range r.Bundles {
-		if last := len(w.Runs) - 1; last >= 0 && w.Runs[last].Bundle.like(&r.Bundles[i]) {
+		if last := len(w.Runs) - 1; last >= 0 && w.Runs[last].Bundle.Equal(&r.Bundles[i]) {
 			w.Runs[last].N++
 			continue
 		}
@@ -93,8 +94,8 @@ func decodeRequest(raw wire.Raw) (Request, error) {
 	}
 	total := 0
 	for _, run := range w.Runs {
-		if run.N < 0 || run.N > maxBundles || total > maxBundles {
-			return Request{}, &RequestError{ErrTooManyBundles, "the bundles are too many", ""}
+		if run.N < 0 || run.N > planner.MaxBundles || total > planner.MaxBundles {
+			return Request{}, &RequestError{Problem: planner.ErrTooManyBundles, Detail: "the request has too many bundles"}
 		}
 		total += run.N
 	}
@@ -104,27 +105,27 @@ func decodeRequest(raw wire.Raw) (Request, error) {
 	for _, run := range w.Runs {
 		w.Bundles = append(w.Bundles, Repeat(run.N, run.Bundle)...)
 	}
-	return w.Request, w.Request.checkSize()
+	return w.Request, w.Request.CheckSize()
 }
 
-// digest tells whether two requests under one id ask for the same.
+// digest tells whether two requests under one id are equal.
 func digest(raw wire.Raw) uint64 {
 	h := fnv.New64a()
 	_, _ = h.Write(raw) // never fails
 	return h.Sum64()
 }
 
-// answerKind says what an answer means for the call.
+// answerKind is the effect of an answer on its call.
 type answerKind string
 
 const (
-	answerHello  answerKind = "hello"  // the message did not count: this is the leader and its time, send it again
+	answerResync answerKind = "hello"  // the message had no effect: send it again for this leader and its time
 	answerWaits  answerKind = "waits"  // the request is in the queue
-	answerDone   answerKind = "done"   // the call is over, and went well
-	answerFailed answerKind = "failed" // the call is over, and did not
+	answerDone   answerKind = "done"   // the call has ended with success
+	answerFailed answerKind = "failed" // the call has ended with an error
 )
 
-// answer is what the service sends back.
+// answer is sent by the service.
 type answer struct {
 	Seq     uint64     `msgpack:"seq"`
 	Attempt uint32     `msgpack:"attempt"`
@@ -132,83 +133,83 @@ type answer struct {
 	Epoch   uint64     `msgpack:"epoch"`
 	Now     int64      `msgpack:"now"` // microseconds of the term
 
-	Error       *wireError   `msgpack:"error,omitempty"`
-	Record      wire.Raw     `msgpack:"record,omitempty"` // stored
-	Token       uint64       `msgpack:"token,omitempty"`
-	Wait        *Wait        `msgpack:"wait,omitempty"`
-	Position    int          `msgpack:"position,omitempty"`
-	Explanation *Explanation `msgpack:"explanation,omitempty"`
-	Records     []Record     `msgpack:"records,omitempty"`
-	Waiting     []Waiting    `msgpack:"waiting,omitempty"`
-	Nodes       []NodeStatus `msgpack:"nodes,omitempty"`
-	Next        string       `msgpack:"next,omitempty"` // there is more behind this one
-	Rules       *Rules       `msgpack:"rules,omitempty"`
-	Cordon      *Cordon      `msgpack:"cordon,omitempty"` // that is there now, or was
+	Error       *wireError    `msgpack:"error,omitempty"`
+	Record      wire.Raw      `msgpack:"record,omitempty"` // storedRecord
+	Token       uint64        `msgpack:"token,omitempty"`
+	Wait        *planner.Wait `msgpack:"wait,omitempty"`
+	Position    int           `msgpack:"position,omitempty"`
+	Explanation *Explanation  `msgpack:"explanation,omitempty"`
+	Records     []Record      `msgpack:"records,omitempty"`
+	Waiting     []Waiting     `msgpack:"waiting,omitempty"`
+	Nodes       []NodeStatus  `msgpack:"nodes,omitempty"`
+	Next        string        `msgpack:"next,omitempty"` // last item of the page, if there are more
+	Rules       *Rules        `msgpack:"rules,omitempty"`
+	Cordon      *Cordon       `msgpack:"cordon,omitempty"` // that is stored, or was removed
 
-	Unknown []Holding     `msgpack:"unknown,omitempty"` // of a confirmation: what the ledger does not have
-	Ledger  *LedgerStatus `msgpack:"ledger,omitempty"`
+	Unknown []ReservationRef `msgpack:"unknown,omitempty"` // of a confirmation: not in the ledger
+	Ledger  *LedgerStatus    `msgpack:"ledger,omitempty"`
 }
 
-// Explanation says what would become of a request now.
+// Explanation is what would happen to a request now.
 type Explanation struct {
-	Plan
-	Position int      `json:"position,omitempty" msgpack:"position,omitempty"` // in the queue, from 1, if it would wait
-	Wait     *Wait    `json:"wait,omitempty" msgpack:"wait,omitempty"`         // what it would wait for
-	Held     *Record  `json:"held,omitempty" msgpack:"held,omitempty"`         // the reservation of that id, if there is one
-	Preempts []string `json:"preempts,omitempty" msgpack:"preempts,omitempty"` // who would be told to go for it
+	planner.Plan
+	Position int           `json:"position,omitempty" msgpack:"position,omitempty"` // in the queue, from 1, if it would wait
+	Wait     *planner.Wait `json:"wait,omitempty" msgpack:"wait,omitempty"`         // what it would wait for
+	Held     *Record       `json:"held,omitempty" msgpack:"held,omitempty"`         // the reservation with the same id, if there is one
+	Preempts []string      `json:"preempts,omitempty" msgpack:"preempts,omitempty"` // reservations that would be preempted for it
 }
 
 // Waiting is a request in the queue.
 type Waiting struct {
-	ID        string `json:"id" msgpack:"id"`
-	Namespace string `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
-	Holder    string `json:"holder,omitempty" msgpack:"holder,omitempty"`
-	Priority  int    `json:"priority,omitempty" msgpack:"priority,omitempty"`
-	Devices   Share  `json:"devices" msgpack:"devices"`
-	Waited    int64  `json:"waited_ms" msgpack:"waited"` // milliseconds
-	Wait      Wait   `json:"wait" msgpack:"wait"`
+	ID        string       `json:"id" msgpack:"id"`
+	Namespace string       `json:"namespace,omitempty" msgpack:"namespace,omitempty"`
+	Holder    string       `json:"holder,omitempty" msgpack:"holder,omitempty"`
+	Priority  int          `json:"priority,omitempty" msgpack:"priority,omitempty"`
+	Devices   Share        `json:"devices" msgpack:"devices"`
+	Waited    int64        `json:"waited_ms" msgpack:"waited"` // milliseconds
+	Wait      planner.Wait `json:"wait" msgpack:"wait"`
 }
 
 // NodeStatus is a node as the leader sees it.
 type NodeStatus struct {
-	Rank    int        `json:"rank" msgpack:"rank"` // -1: it is away, and only its cordons are known
-	State   NodeState  `json:"state,omitempty" msgpack:"state,omitempty"`
-	Why     string     `json:"why,omitempty" msgpack:"why,omitempty"`
-	Cordons []Cordon   `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
-	Report  gpu.Report `json:"report" msgpack:"report"`
+	Rank    int             `json:"rank" msgpack:"rank"` // -1: the node is absent and only its cordons are known
+	State   NodeState       `json:"state,omitempty" msgpack:"state,omitempty"`
+	Why     string          `json:"why,omitempty" msgpack:"why,omitempty"`
+	Cordons []Cordon        `json:"cordons,omitempty" msgpack:"cordons,omitempty"` // of the node, then of its devices
+	Report  protocol.Report `json:"report" msgpack:"report"`
 
-	// Unverified is why devices that are well are not granted, by UUID: they have not been seen empty since their last use.
+	// Unverified is why healthy devices are not granted, by UUID: no report has shown them empty since their last use.
 	Unverified map[string]string `json:"unverified,omitempty" msgpack:"unverified,omitempty"`
 }
 
-// wireError is an error of this package on its way: the code and the words, and the facts of the typed ones.
+// wireError is an error in an answer: its code and text, and the fields of typed errors.
 type wireError struct {
-	Code     bus.Code         `msgpack:"code"`
-	Message  string           `msgpack:"message"`
-	Problems []RequestError   `msgpack:"problems,omitempty"`
-	Capacity *NoCapacityError `msgpack:"capacity,omitempty"`
-	Quota    *QuotaError      `msgpack:"quota,omitempty"`
-	Stale    *StaleTokenError `msgpack:"stale,omitempty"`
-	Exists   bool             `msgpack:"exists,omitempty"`
-	Ended    bool             `msgpack:"ended,omitempty"`
-	Ledger   *LedgerError     `msgpack:"ledger,omitempty"`
+	Code     bus.Code            `msgpack:"code"`
+	Message  string              `msgpack:"message"`
+	Problems []RequestError      `msgpack:"problems,omitempty"`
+	Capacity *NoCapacityError    `msgpack:"capacity,omitempty"`
+	Quota    *planner.QuotaError `msgpack:"quota,omitempty"`
+	Stale    *StaleTokenError    `msgpack:"stale,omitempty"`
+	Exists   bool                `msgpack:"exists,omitempty"`
+	Ended    bool                `msgpack:"ended,omitempty"`
+	Ledger   *LedgerError        `msgpack:"ledger,omitempty"`
 }
 
-func toWire(err error) *wireError {
+func encodeError(err error) *wireError {
 	w := &wireError{Code: codeOf(err), Message: err.Error(), Problems: problemsOf(err), Exists: errors.Is(err, ErrDuplicate), Ended: errors.Is(err, ErrEnded)}
 	if e, ok := errors.AsType[*NoCapacityError](err); ok {
 		told := *e
-		told.Reasons, told.WaitsFor = limited(e.Reasons), limited(e.WaitsFor)
+		told.Reasons, told.WaitsFor = clipList(e.Reasons), clipList(e.WaitsFor)
 		w.Capacity = &told
 	}
-	w.Quota, _ = errors.AsType[*QuotaError](err)
+	w.Quota, _ = errors.AsType[*planner.QuotaError](err)
 	w.Stale, _ = errors.AsType[*StaleTokenError](err)
 	w.Ledger, _ = errors.AsType[*LedgerError](err)
 	return w
 }
 
-// limited keeps an answer about thousands of nodes within one message.
-func limited[T any](list []T) []T { return list[:min(len(list), maxReasonsTold)] }
+// clipList limits lists about thousands of nodes to the size of a message.
+func clipList[T any](list []T) []T { return list[:min(len(list), maxListed)] }
 
 func codeOf(err error) bus.Code {
 	switch {
@@ -222,13 +223,13 @@ func codeOf(err error) bus.Code {
 		return bus.CodeExists
 	case errors.Is(err, ErrStaleToken):
 		return bus.CodeFenced
-	case errors.Is(err, ErrLedgerDoubt):
+	case errors.Is(err, ErrLedgerUntrusted):
 		return bus.CodeUnavailable
 	}
 	return bus.CodeOf(err)
 }
 
-// problemsOf is every *RequestError in err, which may be several joined.
+// problemsOf returns every *RequestError in err, which may be several joined.
 func problemsOf(err error) []RequestError {
 	if e, ok := err.(*RequestError); ok {
 		return []RequestError{*e}
@@ -246,8 +247,8 @@ func problemsOf(err error) []RequestError {
 	return nil
 }
 
-// err is the error again, with the typed one inside.
-func (w *wireError) err() error {
+// decode returns the error with its typed causes.
+func (w *wireError) decode() error {
 	cause := make([]error, 0, 4)
 	for i := range w.Problems {
 		cause = append(cause, &w.Problems[i])
@@ -273,20 +274,20 @@ func (w *wireError) err() error {
 	return bus.Errorf(cmp.Or(w.Code, bus.CodeInternal), "%s", w.Message).WithCause(errors.Join(cause...))
 }
 
-// EventKind says what has become of a reservation.
+// EventKind is the kind of an Event.
 type EventKind string
 
 const (
-	EventLost      EventKind = "lost"      // a node of it was lost
-	EventRestored  EventKind = "restored"  // all its nodes are back, and nothing of it had ended
-	EventLeave     EventKind = "leave"     // it is preempted: its holder has Grace to end and release it
-	EventPreempted EventKind = "preempted" // the grace was over; its token is stale
-	EventEnded     EventKind = "ended"     // the leases of all its nodes are over; its token is stale
-	EventAdopted   EventKind = "adopted"   // the ledger had lost it, and an agent runs it: it is held again under the same token
-	EventDropped   EventKind = "dropped"   // only the ledger had it, and nobody has confirmed it; its token is stale
+	EventLost      EventKind = "lost"      // a node of it is lost
+	EventRestored  EventKind = "restored"  // all its nodes have returned, and no part of it had ended
+	EventLeave     EventKind = "leave"     // preempted: the holder has Grace to release it
+	EventPreempted EventKind = "preempted" // evicted after its grace period; the token is stale
+	EventEnded     EventKind = "ended"     // the leases of all its nodes have expired; the token is stale
+	EventAdopted   EventKind = "adopted"   // the ledger had lost it and an agent runs it: it is reserved again under the same token
+	EventDropped   EventKind = "dropped"   // the ledger had it, and neither an agent nor the holder confirmed it; the token is stale
 )
 
-// Event is news of a reservation for its holder. Events may be lost, as messages may; the truth is in the ledger.
+// Event reports a change of a reservation to its holder. Events may be lost; the ledger has the current state.
 type Event struct {
 	Kind      EventKind `json:"kind" msgpack:"kind"`
 	ID        string    `json:"id" msgpack:"id"`

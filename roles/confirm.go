@@ -29,7 +29,7 @@ func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 	if err != nil {
 		return err
 	}
-	var held []placement.Holding
+	var held []placement.ReservationRef
 	for _, r := range list.Records {
 		if r.Unconfirmed == "" || r.Namespace == "" {
 			continue
@@ -37,7 +37,7 @@ func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
 		if stands, err := reg.of(r.Namespace).stands(ctx, r.ID); err != nil {
 			return err
 		} else if stands {
-			held = append(held, placement.Holding{ID: r.ID, Token: r.Token})
+			held = append(held, placement.ReservationRef{ID: r.ID, Token: r.Token})
 		}
 	}
 	if len(held) == 0 {

@@ -122,7 +122,7 @@ func (c *Cluster) reserve(ctx context.Context) error {
 			seat.Held = i
 			seats = append(seats, seat)
 		}
-		if err := c.edit(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over}) }); err != nil {
+		if err := c.edit(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.SharesWith}) }); err != nil {
 			return err
 		}
 	}

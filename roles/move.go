@@ -101,7 +101,7 @@ func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) err
 			seat.Gen, seat.Held = r.Seats[ranks[i]].Gen, len(r.Held)
 			r.Seats[ranks[i]] = seat
 		}
-		r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over})
+		r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 	})
 }
 
@@ -144,7 +144,7 @@ func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
 			seat.Held = i
 			seats = append(seats, seat)
 		}
-		if err := c.alterRestart(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.Over}) }); err != nil {
+		if err := c.alterRestart(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.SharesWith}) }); err != nil {
 			return err
 		}
 	}

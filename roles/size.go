@@ -138,7 +138,7 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	if err != nil {
 		return err
 	}
-	held := Held{ID: got.ID, Token: got.Token, Over: got.Over}
+	held := Held{ID: got.ID, Token: got.Token, Over: got.SharesWith}
 	err = c.edit(ctx, func(r *Record) {
 		r.Gens++
 		seats := seatsOf(r.Name, got.Workers)

@@ -55,7 +55,7 @@ func (v *mover) handle(_ context.Context, in []pipeline.Item) ([]pipeline.Out, e
 func (v *mover) open(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, readLimit)
 	defer cancel()
-	p, err := pipeline.Open(ctx, pipeline.Config{Bus: v.b, Namespace: pipeNamespace, TakeOver: true, Loan: 3 * time.Second, Logger: slog.New(slog.DiscardHandler)}, v.spec)
+	p, err := pipeline.Open(ctx, pipeline.Config{Bus: v.b, Namespace: pipeNamespace, TakeOver: true, ClaimTimeout: 3 * time.Second, Logger: slog.New(slog.DiscardHandler)}, v.spec)
 	v.m.Logf("open the pipeline: %v", err)
 	if v.engine = p; err != nil {
 		v.engine = nil
@@ -132,7 +132,7 @@ func (v *mover) take(ctx context.Context, rng *rand.Rand) {
 	if err != nil || st.Streams[1].Items == 0 {
 		return
 	}
-	loan, err := v.client.Lend(ctx, "out", 1+rng.IntN(5))
+	loan, err := v.client.Claim(ctx, "out", 1+rng.IntN(5))
 	if err != nil || loan == nil {
 		return
 	}
@@ -143,7 +143,7 @@ func (v *mover) take(ctx context.Context, rng *rand.Rand) {
 			v.m.Breach(Violation{Key: "item/" + it.ID, Seen: inSink, Want: "nothing", Ghost: true})
 		}
 	}
-	err = loan.Done(ctx)
+	err = loan.Ack(ctx)
 	v.m.Logf("take%s: %v", ids, err)
 	for _, it := range loan.Items {
 		v.tell(it.ID, absent, err)

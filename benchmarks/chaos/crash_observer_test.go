@@ -148,12 +148,12 @@ func (o *observer) items(ctx context.Context, seen map[string]string) error {
 	if err != nil || st.Streams[1].Items == 0 {
 		return err
 	}
-	loan, err := o.moves.Lend(ctx, "out", 100)
+	loan, err := o.moves.Claim(ctx, "out", 100)
 	if err != nil || loan == nil {
 		return err
 	}
 	for _, it := range loan.Items {
 		seen["item/"+it.ID] = inSink
 	}
-	return loan.Return(ctx)
+	return loan.Nak(ctx)
 }

@@ -169,7 +169,7 @@ func (p part) runEngine(ctx context.Context) error {
 	}
 	for {
 		opening, cancel := context.WithTimeout(ctx, 5*time.Second)
-		e, err := pipeline.Open(opening, pipeline.Config{Bus: b, Namespace: chaosNamespace, TakeOver: true, Loan: 5 * time.Second}, pipelineSpec(p.Replicas))
+		e, err := pipeline.Open(opening, pipeline.Config{Bus: b, Namespace: chaosNamespace, TakeOver: true, ClaimTimeout: 5 * time.Second}, pipelineSpec(p.Replicas))
 		cancel()
 		if err != nil {
 			fmt.Fprintln(os.Stderr, "chaos: open the pipeline:", err)

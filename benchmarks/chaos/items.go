@@ -63,12 +63,12 @@ func (s *Items) Consume(ctx context.Context) {
 func (s *Items) take(ctx context.Context) int {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
-	loan, err := s.client.Lend(ctx, "out", 50)
+	loan, err := s.client.Claim(ctx, "out", 50)
 	if err != nil || loan == nil {
 		return 0
 	}
 	s.see(loan.Items)
-	err = loan.Done(ctx)
+	err = loan.Ack(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, it := range loan.Items {
@@ -81,7 +81,7 @@ func (s *Items) take(ctx context.Context) int {
 }
 
 // see finds items that were taken before, or never put.
-func (s *Items) see(items []pipeline.LentItem) {
+func (s *Items) see(items []pipeline.ClaimedItem) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	here := map[string]bool{}

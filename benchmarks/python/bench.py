@@ -21,7 +21,7 @@ from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROWS = [
-    "call_1_1", "call_1_1_busy_thread", "in_flight_1000", "one_to_all_1", "one_to_all_8", "one_to_all_32", "create_8", "create_32",
+    "call_1_1", "call_1_1_served", "call_1_1_control", "call_1_1_busy_thread", "in_flight_1000", "one_to_all_1", "one_to_all_8", "one_to_all_32", "create_8", "create_32",
     "argument_64mib", "result_64mib",
 ]  # fmt: skip
 ROUNDS = {"create_32": 1, "create_8": 2, "argument_64mib": 2, "result_64mib": 2}
@@ -31,10 +31,11 @@ BUDGET = 240.0  # seconds for everything
 class System:
     """A child process that measures rows of one system."""
 
-    def __init__(self, name: str, python: str) -> None:
+    def __init__(self, name: str, python: str, env: dict[str, str] | None = None) -> None:
         self.name = name
         self.process: subprocess.Popen[str] | None = subprocess.Popen(
-            [python, os.path.join(HERE, f"on_{name}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL if name != "troupe" else None
+            [python, os.path.join(HERE, f"on_{name}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL if name != "troupe" else None,
+            env={**os.environ, **(env or {})},
         )
 
     def measure(self, row: str, limit: float) -> dict[str, Any] | None:

@@ -47,6 +47,41 @@ def call_1_1() -> dict[str, Any]:
     return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000)
 
 
+class Control:
+    """A worker with a method on the control lane."""
+
+    def echo(self, x: Any) -> Any:
+        return x
+
+    @troupe.register(lane="control")
+    def status(self) -> str:
+        return "ok"
+
+
+class Ledger:
+    def note(self, x: Any) -> Any:
+        return x
+
+
+def call_served() -> dict[str, Any]:
+    """call_1_1 while the driver serves an object."""
+    handle = cluster(1).workers[0]
+    served = troupe.serve(Ledger())
+    try:
+        return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000)
+    finally:
+        served.cluster.shutdown()
+
+
+def call_control() -> dict[str, Any]:
+    """call_1_1 of a worker that has a method on the control lane."""
+    handle = troupe.actor(Control)
+    try:
+        return loops.timed(lambda: handle.echo(loops.SMALL), 2.5, 10_000)
+    finally:
+        handle.cluster.shutdown()
+
+
 def busy() -> dict[str, Any]:
     handle = cluster(1).workers[0]
     return loops.beside_busy_thread(lambda: handle.echo(loops.SMALL), 3)
@@ -90,7 +125,8 @@ if __name__ == "__main__":
     with troupe.init(gpus="none"):
         loops.serve(
             {
-                "call_1_1": call_1_1, "call_1_1_busy_thread": busy, "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
+                "call_1_1": call_1_1, "call_1_1_served": call_served, "call_1_1_control": call_control, "call_1_1_busy_thread": busy,
+                "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
                 "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
                 "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result,
             }

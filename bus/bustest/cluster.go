@@ -23,7 +23,7 @@ func StartCluster(t testing.TB) []*server.Server {
 		}
 		routes = append(routes, &url.URL{Scheme: "nats", Host: l.Addr().String()})
 		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-		_ = l.Close() // another takes the port at once
+		_ = l.Close() // the server takes the port at once
 	}
 	servers := make([]*server.Server, 3)
 	for i, port := range ports {

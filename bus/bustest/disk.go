@@ -42,7 +42,7 @@ func SmallDisk(t *testing.T, size int) string {
 	return ""
 }
 
-// FillDisk takes all that is free of the disk of a folder, and returns what gives it back.
+// FillDisk uses all free space of the disk of a folder, and returns a function that frees it.
 func FillDisk(t *testing.T, dir string) (free func()) {
 	t.Helper()
 	path := filepath.Join(dir, "filler")

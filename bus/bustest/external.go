@@ -29,14 +29,14 @@ const (
 func Main(m *testing.M) {
 	ServeIfAsked()
 	goleak.VerifyTestMain(m,
-		// Of ObjectStore.Put, which may end before this goroutine of its own has begun: it then waits on a nil channel for ever. It is
-		// seen once in a hundred runs of the tests that ship folders.
+		// A goroutine of ObjectStore.Put may start after Put has ended, and then waits on a nil channel for ever, about
+		// once in a hundred runs.
 		goleak.IgnoreTopFunction("github.com/nats-io/nats.go/jetstream.(*jetStream).resetPendingAcksOnReconnect"),
 	)
 }
 
-// ServeIfAsked comes first in a TestMain of its own kind. In a process that External started it serves until its
-// standard input is closed and does not return; elsewhere it does nothing.
+// ServeIfAsked is the first statement of a TestMain that does not use Main. In a process that External started it
+// serves until its standard input is closed and does not return; otherwise it does nothing.
 func ServeIfAsked() {
 	dir := os.Getenv(serveEnv)
 	if dir == "" {
@@ -49,11 +49,12 @@ func ServeIfAsked() {
 	os.Exit(0)
 }
 
-// serve changes no limit: this is the server a user would have installed. With syncEnv it syncs like the embedded one.
+// serve starts a server with the default limits of nats-server. With syncEnv it syncs like the embedded one.
 func serve(dir string) error {
 	opts := &server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true, NoLog: true}
 	if port, err := strconv.Atoi(os.Getenv(syncEnv)); err == nil {
 		opts.Port, opts.SyncAlways = port, true
+		opts.SyncInterval = time.Second // compacts blocks this often, instead of every two minutes
 	}
 	srv, err := server.NewServer(opts)
 	if err != nil {
@@ -64,7 +65,7 @@ func serve(dir string) error {
 		return fmt.Errorf("nats-server is not ready after 10 s")
 	}
 	fmt.Println(srv.ClientURL())
-	_, _ = io.Copy(io.Discard, os.Stdin) // its end, however it comes, is the order to stop
+	_, _ = io.Copy(io.Discard, os.Stdin) // the end of the input stops the server
 	srv.Shutdown()
 	srv.WaitForShutdown()
 	return nil
@@ -90,7 +91,7 @@ type Crashable struct {
 	waited chan error
 }
 
-// StartCrashable starts one.
+// StartCrashable starts a Crashable.
 func StartCrashable(t testing.TB) *Crashable {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -108,7 +109,7 @@ func StartCrashable(t testing.TB) *Crashable {
 	return c
 }
 
-// Start starts a server that was killed, on its store and its port.
+// Start starts a killed server again, with its store and port.
 func (c *Crashable) Start() {
 	c.t.Helper()
 	c.cmd, c.stdin, c.waited, c.URL = startServer(c.t, serveEnv+"="+c.Store, syncEnv+"="+strconv.Itoa(c.port))
@@ -116,7 +117,7 @@ func (c *Crashable) Start() {
 
 // Kill ends the server with SIGKILL, as a crash would.
 func (c *Crashable) Kill() {
-	_ = c.cmd.Process.Kill() // its end is waited for
+	_ = c.cmd.Process.Kill() // the caller waits for the exit
 	if err := <-c.waited; err == nil {
 		c.t.Error("bustest: the server ended by itself before it was killed")
 	}
@@ -133,7 +134,7 @@ func startServer(t testing.TB, env ...string) (cmd *exec.Cmd, stdin io.Closer, w
 	if err != nil {
 		t.Fatalf("bustest.External: %v", err)
 	}
-	cmd = exec.Command(exe, "-test.run=^$") // a program that does not know our variable runs no test and prints no URL
+	cmd = exec.Command(exe, "-test.run=^$") // a program without Main runs no test and prints no URL
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -152,8 +153,8 @@ func startServer(t testing.TB, env ...string) (cmd *exec.Cmd, stdin io.Closer, w
 	return cmd, stdin, waited, line
 }
 
-// spawn starts cmd and reads the first line it prints. waited gets the result of its end. The death signal is bound to
-// the thread that forked, so that thread stays until the child is gone.
+// spawn starts cmd and reads the first line of its output. waited gets its result. The death signal is bound to the
+// thread that forked, so that thread lives as long as the child.
 func spawn(cmd *exec.Cmd, stdout io.Reader) (line string, waited chan error, err error) {
 	waited = make(chan error, 1)
 	started := make(chan error, 1)
@@ -166,7 +167,7 @@ func spawn(cmd *exec.Cmd, stdout io.Reader) (line string, waited chan error, err
 		if err != nil {
 			return
 		}
-		line, _ := bufio.NewReader(stdout).ReadString('\n') // a child that ends early has said nothing
+		line, _ := bufio.NewReader(stdout).ReadString('\n') // a child that ends early prints nothing
 		lines <- strings.TrimSpace(line)
 		waited <- cmd.Wait()
 	}()

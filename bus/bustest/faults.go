@@ -8,9 +8,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// Faults is a way to a server that can be made bad at run time. It is an in-process connection provider: give it to
-// bus.Config.InProcess or nats.InProcessServer. All its connections share one rule, so connections that are to suffer
-// differently get a Faults each. Connections must not use TLS.
+// Faults is a connection provider with faults that can be set at run time: use it as bus.Config.InProcess or in
+// nats.InProcessServer. All its connections share one rule, so connections with different faults need a Faults each.
+// Connections must not use TLS.
 type Faults struct {
 	inner nats.InProcessConnProvider
 	rule  atomic.Pointer[Rule]
@@ -21,7 +21,7 @@ type Faults struct {
 	thaw  chan struct{} // nil unless frozen; closed by Thaw
 }
 
-// NewFaults stands before inner. At first everything passes.
+// NewFaults connects through inner. At first every message passes.
 func NewFaults(inner nats.InProcessConnProvider) *Faults {
 	return &Faults{inner: inner, links: map[*link]struct{}{}}
 }
@@ -35,17 +35,16 @@ func (f *Faults) SetRule(r Rule) {
 	f.rule.Store(&r)
 }
 
-// Cut closes all connections at once, with what was in flight on them. Clients see the end of the stream; new
-// connections are served as before.
+// Cut closes all connections at once and drops the bytes in flight. New connections are accepted.
 func (f *Faults) Cut() {
 	for _, l := range f.all() {
 		l.close()
 	}
 }
 
-// Freeze stops everything in both directions: once it returns no byte arrives anywhere. As with a host that hangs, the
-// ends of a connection are not told, and can still write about a MiB each before they block. New connections
-// freeze too. A client that is closed while frozen loses what was in flight.
+// Freeze stops both directions: after it has returned no byte arrives. As with a host that hangs, the peers are not
+// notified, and can write about a MiB each before they block. New connections freeze too. A client that is closed while
+// frozen loses the bytes in flight.
 func (f *Faults) Freeze() {
 	f.mu.Lock()
 	if f.thaw == nil {
@@ -58,7 +57,7 @@ func (f *Faults) Freeze() {
 	}
 }
 
-// Thaw lets everything go on where it stopped.
+// Thaw ends a freeze.
 func (f *Faults) Thaw() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -68,10 +67,10 @@ func (f *Faults) Thaw() {
 	}
 }
 
-// Connections counts those that are open.
+// Connections counts the open connections.
 func (f *Faults) Connections() int { return len(f.all()) }
 
-// InProcessConn connects to the server behind.
+// InProcessConn opens a connection through the faults.
 func (f *Faults) InProcessConn() (net.Conn, error) {
 	server, err := f.inner.InProcessConn()
 	if err != nil {
@@ -101,7 +100,7 @@ func (f *Faults) all() []*link {
 	return links
 }
 
-// frozen is nil, or closed at the next thaw.
+// frozen returns a channel that Thaw closes; nil when not frozen.
 func (f *Faults) frozen() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -121,7 +120,7 @@ type link struct {
 
 func (l *link) clientGone() { l.once.Do(func() { close(l.gone) }) }
 
-// close ends the connection for both sides at once; the lanes end by themselves.
+// close closes both sides at once; the lanes end by themselves.
 func (l *link) close() {
 	l.clientGone()
 	_ = l.near.Close()
@@ -131,7 +130,7 @@ func (l *link) close() {
 	delete(l.faults.links, l)
 }
 
-// clientConn is the client's end. The lanes learn of its closing even when they are not reading.
+// clientConn is the client's end. Its Close notifies the lanes even when they do not read.
 type clientConn struct {
 	net.Conn
 	link *link

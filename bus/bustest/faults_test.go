@@ -39,7 +39,7 @@ func next(t testing.TB, sub *nats.Subscription) string {
 	return string(msg.Data)
 }
 
-// TestVerdicts sends 1 to 5 and gives the verdict to 2, once on the way up and once on the way down.
+// TestVerdicts sends messages 1 to 5 and applies the verdict to 2, once in each direction.
 func TestVerdicts(t *testing.T) {
 	for want, v := range map[string]Verdict{
 		"1 2 3 4 5":   Pass,
@@ -123,8 +123,8 @@ func (p pipe) InProcessConn() (net.Conn, error) {
 	return near, nil
 }
 
-// TestPieces: however the stream is cut into writes, the same bytes arrive and the rule sees the same messages. Last
-// words arrive although the writer closes at once.
+// TestPieces checks that the same bytes arrive, and the rule sees the same messages, however the stream is divided into
+// writes, also when the writer closes at once.
 func TestPieces(t *testing.T) {
 	up := "CONNECT {}\r\nPUB a 3\r\nxyz\r\nPING\r\nHPUB a.b r 12 14\r\nNATS/1.0\r\n\r\nhi\r\nSUB x 1\r\nPUB a 0\r\n\r\nPUB broken x y z\r\nPUB ha"
 	for size := 1; size <= len(up); size += 3 {
@@ -203,8 +203,8 @@ func TestFreezeAndThaw(t *testing.T) {
 	f.Freeze() // and the connections are closed frozen
 }
 
-// TestFreezeInTheMiddle stops messages between two of their bytes, many times: nothing moves until the thaw, and nothing
-// is missing after it.
+// TestFreezeInTheMiddle freezes messages between two bytes, many times: nothing moves until the thaw, and nothing is
+// lost.
 func TestFreezeInTheMiddle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := pipe{make(chan net.Conn, 1)}

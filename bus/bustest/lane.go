@@ -10,15 +10,16 @@ import (
 	"time"
 )
 
-// intake is how many bytes a lane takes in ahead of its work, as a socket's buffers would.
+// intake is the number of bytes that a lane buffers, like a socket.
 const intake = 1 << 20
 
-// lane carries one direction of a link. Two goroutines: the reader takes bytes in, whatever the rest is busy with; the
-// worker takes messages out of them, asks the rule, and writes. A pipe's write waits for its reader, so with one
-// goroutine the two ends could wait for each other in a ring; with two a lane adds room and never takes any away.
+// lane carries one direction of a link. It has two goroutines: the reader buffers bytes; the worker parses messages,
+// applies the rule, and writes. A write to a pipe waits for its reader, so with one goroutine two peers could block
+// each other.
 //
-// Each side's last words arrive: after the end of its source a lane writes what it has before it closes the link, and a
-// lane that cannot write any more goes on reading, so as not to hold up the other one, until its source has ended.
+// The last bytes of each side arrive: after the end of its source a lane writes its buffer before it closes the link,
+// and a lane that cannot write any more continues to read until its source has ended, so that it does not block the
+// other lane.
 type lane struct {
 	link     *link
 	toward   Direction
@@ -26,16 +27,16 @@ type lane struct {
 
 	mu     sync.Mutex // guards fresh and ended
 	fresh  []byte     // from the reader to the worker
-	ended  bool       // no more will come
+	ended  bool       // the source has ended
 	moreCh chan struct{}
 	roomCh chan struct{}
 
 	writingCh chan struct{} // holds one while a write to dst is under way
 
 	// The worker's own.
-	in   []byte // received and not yet judged; begins with a whole or partial element
+	in   []byte // received and not processed; begins with a whole or partial element
 	n    int    // messages seen
-	held []byte // by Swap
+	held []byte // delayed by Swap
 	late []lateMessage
 }
 
@@ -78,7 +79,7 @@ func (l *lane) put(b []byte, ended bool) bool {
 	return true
 }
 
-// get moves what has come in to l.in and reports whether that was the last of it.
+// get moves received bytes to l.in and reports whether the source has ended.
 func (l *lane) get() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -122,9 +123,9 @@ func (l *lane) work() {
 	_ = l.write(l.in) // half a message, if anything; the link ends anyway
 }
 
-// judgeAll takes what is whole out of in. Neighbours that pass are written together.
+// judgeAll processes the complete messages of in. Consecutive messages that pass are written together.
 func (l *lane) judgeAll() error {
-	run, at, need := 0, 0, 0 // in[run:at] is judged and to be written
+	run, at, need := 0, 0, 0 // in[run:at] passed and is to be written
 	for at < len(l.in) {
 		e := scan(l.in[at:], l.toward)
 		if e.size == 0 {
@@ -162,7 +163,7 @@ func (l *lane) judge(e element) Verdict {
 	})
 }
 
-// apply carries out the verdict on in[at:end], behind in[run:at], which is to be written. It returns the new run.
+// apply executes the verdict on in[at:end], after in[run:at], which is to be written. It returns the new run.
 func (l *lane) apply(v Verdict, run, at, end int, message bool) (int, error) {
 	switch v.do {
 	case doDrop:
@@ -190,7 +191,7 @@ func (l *lane) apply(v Verdict, run, at, end int, message bool) (int, error) {
 	return end, l.release()
 }
 
-// release writes what Swap held, now that another message has passed.
+// release writes the message that Swap delayed, after another message has passed.
 func (l *lane) release() error {
 	held := l.held
 	l.held = nil
@@ -217,7 +218,7 @@ func (l *lane) emitDue() error {
 	return nil
 }
 
-// write returns when all of b is written; a freeze stops it anywhere.
+// write returns when all of b is written; a freeze can interrupt it anywhere.
 func (l *lane) write(b []byte) error {
 	for len(b) > 0 {
 		if thaw := l.link.faults.frozen(); thaw != nil {
@@ -233,7 +234,7 @@ func (l *lane) write(b []byte) error {
 		<-l.writingCh
 		b = b[n:]
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err = l.dst.SetWriteDeadline(time.Time{}) // interrupt's; then look again whether we are frozen
+			err = l.dst.SetWriteDeadline(time.Time{}) // set by interrupt; then check for a freeze
 		}
 		if err != nil {
 			return err
@@ -242,8 +243,8 @@ func (l *lane) write(b []byte) error {
 	return nil
 }
 
-// interrupt ends a write that is under way, and returns when it has. Only the worker clears the deadline, and it looks
-// for a freeze after that: so a write that was about to begin fails too.
+// interrupt ends an active write and waits for that. Only the worker clears the deadline, and checks for a freeze after
+// that, so a write that was about to begin fails too.
 func (l *lane) interrupt() {
 	_ = l.dst.SetWriteDeadline(time.Unix(1, 0))
 	l.writingCh <- struct{}{}

@@ -8,24 +8,24 @@ import (
 	"unsafe"
 )
 
-// Memory is a bus.Memory that finds who breaks its rules: whoever touches a body that was freed ends the program with a fault,
-// and a body that is freed twice, or never, fails the test.
+// Memory is a bus.Memory that detects misuse: an access to a freed body ends the program with a fault, and a body that
+// is freed twice, or never, fails the test.
 type Memory struct {
 	t testing.TB
 
 	mu    sync.Mutex
 	made  map[*byte][]byte
-	freed map[*byte][]byte // their addresses are not used again
+	freed map[*byte][]byte // their addresses are not reused
 }
 
-// NewMemory makes one whose bodies must all be freed when the test ends.
+// NewMemory returns a Memory whose bodies must all be freed when the test ends.
 func NewMemory(t testing.TB) *Memory {
 	m := &Memory{t: t, made: map[*byte][]byte{}, freed: map[*byte][]byte{}}
 	t.Cleanup(m.end)
 	return m
 }
 
-// Make gives room for a body, with something in it.
+// Make allocates a body with arbitrary content.
 func (m *Memory) Make(n int) []byte {
 	room, err := syscall.Mmap(-1, 0, n, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {
@@ -38,7 +38,7 @@ func (m *Memory) Make(n int) []byte {
 	return room
 }
 
-// Free takes a body back, and makes it unusable.
+// Free makes the body inaccessible.
 func (m *Memory) Free(body []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -73,7 +73,7 @@ func (m *Memory) Made() int {
 	return len(m.made) + len(m.freed)
 }
 
-// end waits for those who are about to free something, which nobody waits for when a bus is closed.
+// end waits for bodies that are freed late: closing a bus does not wait for them.
 func (m *Memory) end() {
 	for range 100 {
 		time.Sleep(50 * time.Millisecond)

@@ -15,9 +15,9 @@ import (
 	"troupe/bus"
 )
 
-// Open returns a bus that is closed at the end of the test: a private embedded server, or what cfg (at most one) says.
-// An asynchronous error fails the test unless cfg.OnError is set; that a server which is not the bus's own went away
-// during a write is none. The log goes to the test's output unless cfg.Logger is set.
+// Open returns a bus that is closed at the end of the test: with a private embedded server, or with cfg (at most one).
+// An asynchronous error fails the test unless cfg.OnError is set, except the loss of a server that belongs to another
+// bus during a write. The log goes to the test's output unless cfg.Logger is set.
 func Open(t testing.TB, cfg ...bus.Config) *bus.Bus {
 	t.Helper()
 	var c bus.Config
@@ -47,8 +47,8 @@ func Open(t testing.TB, cfg ...bus.Config) *bus.Bus {
 	return b
 }
 
-// Reconnected does what costs nc its connection, and returns when nc has a new one. IsConnected would not do: for a
-// moment after the loss it is still true, and what is published then is lost.
+// Reconnected calls a function that breaks the connection of nc, and returns when nc has reconnected. IsConnected is
+// not sufficient: it stays true for a moment after the loss, and messages published then are lost.
 func Reconnected(t testing.TB, nc *nats.Conn, do func()) {
 	t.Helper()
 	backCh := nc.StatusChanged(nats.CONNECTED)
@@ -61,10 +61,10 @@ func Reconnected(t testing.TB, nc *nats.Conn, do func()) {
 	}
 }
 
-// output is a test's log until the test ends; what a connection still has to say then goes nowhere.
+// output is a test's log until the test ends; later lines are dropped.
 type output struct {
 	t      testing.TB
-	shared bool // the server is not the bus's own
+	shared bool // the server does not belong to the bus
 
 	mu    sync.Mutex
 	ended bool

@@ -11,8 +11,8 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// Operator is a server in operator mode: nobody is let in but the users its account has signed, each with a credentials
-// file. It is how a NATS of one's own is mostly run.
+// Operator is a server in operator mode: only users signed by its account can connect, each with a credentials file.
+// Most production NATS servers run in this mode.
 type Operator struct {
 	*Server
 	key     nkeys.KeyPair // the operator's
@@ -20,15 +20,15 @@ type Operator struct {
 	claims  *jwt.AccountClaims
 }
 
-// Grant says what a user may do. The zero Grant is everything in the account, for ever.
+// Grant is the permissions of a user. The zero Grant is everything in the account, without expiry.
 type Grant struct {
-	// Expires is when the server lets the user in no longer, and cuts its connections. The server counts in seconds.
+	// Expires is the time at which the server cuts the user's connections, in whole seconds.
 	Expires time.Time
-	// Publish and Subscribe are the subjects it may use. Zero: all.
+	// Publish and Subscribe are the permitted subjects. Zero: all.
 	Publish, Subscribe []string
 }
 
-// StartOperator returns a server that is ready, with one account whose JetStream has no limits of its own.
+// StartOperator returns a running server with one account, whose JetStream has no limits of its own.
 func StartOperator(t testing.TB, opts Options) *Operator {
 	t.Helper()
 	o := &Operator{key: newKey(t, nkeys.CreateOperator), account: newKey(t, nkeys.CreateAccount)}
@@ -62,7 +62,7 @@ func (o *Operator) Creds(g Grant) string {
 	return file
 }
 
-// Renew puts a new user's credentials in the place of a file's.
+// Renew replaces the credentials in a file by those of a new user.
 func (o *Operator) Renew(file string, g Grant) {
 	o.t.Helper()
 	user := newKey(o.t, nkeys.CreateUser)
@@ -82,13 +82,13 @@ func (o *Operator) Renew(file string, g Grant) {
 	if err := os.WriteFile(file+".new", text, 0o600); err != nil {
 		o.t.Fatalf("bustest: %v", err)
 	}
-	if err := os.Rename(file+".new", file); err != nil { // whole: whoever reads it has the old one or the new
+	if err := os.Rename(file+".new", file); err != nil { // atomic: readers see the old file or the new one
 		o.t.Fatalf("bustest: %v", err)
 	}
 }
 
-// Revoke shuts out every user there is; those that are made afterwards are let in. The server counts in seconds, so it
-// returns when the next one has begun.
+// Revoke revokes all current users; later ones are accepted. The server's resolution is a second, so Revoke returns in
+// the next second.
 func (o *Operator) Revoke() {
 	o.t.Helper()
 	now := time.Now()

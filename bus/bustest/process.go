@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Tie makes a process that is about to be started get the signal when this one ends, in whatever way: a test binary that
-// is killed runs no cleanup. KILL is for most; TERM for a process that has others to end.
+// Tie makes a process that is about to be started get the signal when this process ends in any way: a test binary that
+// is killed runs no cleanup. Use KILL for most processes, TERM for a process with children.
 func Tie(cmd *exec.Cmd, by syscall.Signal) {
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -20,8 +20,8 @@ func Tie(cmd *exec.Cmd, by syscall.Signal) {
 	cmd.SysProcAttr.Pdeathsig = by // the kernel sends it when the forking thread ends; no code here ends a thread of the Go runtime
 }
 
-// Freeze stops a process and returns when it has. The signal alone is a promise: until one of its threads has got to it,
-// which takes long on a busy machine, the others go on and answer.
+// Freeze stops a process and waits for that: until the signal has reached a thread, which takes long on a busy machine,
+// the other threads continue to run and answer.
 func Freeze(t testing.TB, pid int) {
 	t.Helper()
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
@@ -35,7 +35,7 @@ func Freeze(t testing.TB, pid int) {
 }
 
 func frozen(pid int) bool {
-	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // the pattern is a good one
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // the pattern is valid
 	for _, thread := range threads {
 		if stat, err := os.ReadFile(thread); err == nil && !bytes.Contains(stat, []byte(") T ")) {
 			return false

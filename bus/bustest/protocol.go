@@ -5,23 +5,20 @@ import (
 	"strconv"
 )
 
-// element is the first thing in a stream of the NATS protocol: a line, or a message with its line. Its fields are
-// views of the stream.
+// element is the first element of a NATS protocol stream: a line, or a message with its line. Its fields are views of
+// the stream.
 type element struct {
-	size                            int // its length on the wire; 0: it has not arrived whole
-	need                            int // when it has not: the length it is known to have, or 0
+	size                            int // its length; 0: it is incomplete
+	need                            int // of an incomplete element: its length if known, or 0
 	message                         bool
 	subject, reply, header, payload []byte
 }
 
-// scan never fails: what it does not understand is a line like any other, for the peer to complain about.
-//
-//	MSG subject sid [reply] total      HMSG subject sid [reply] head total
-//	PUB subject [reply] total          HPUB subject [reply] head total
+// scan never fails: it treats unknown input as a line, for the peer to refuse.
 func scan(b []byte, toward Direction) element {
 	end := bytes.IndexByte(b, '\n') + 1
 	e := element{size: end}
-	verb, args := "PUB ", 2 // how many there are at least
+	verb, args := "PUB ", 2 // the least number of arguments
 	if toward == ToClient {
 		verb, args = "MSG ", 3
 	}

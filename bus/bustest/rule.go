@@ -8,33 +8,33 @@ import (
 	"troupe/bus/wire"
 )
 
-// Direction is which way a message goes.
+// Direction is the direction of a message.
 type Direction uint8
 
 const (
-	ToServer Direction = iota // PUB and HPUB: what the client publishes
-	ToClient                  // MSG and HMSG: what the server delivers
+	ToServer Direction = iota // PUB and HPUB: published by the client
+	ToClient                  // MSG and HMSG: delivered by the server
 )
 
-// Message is one message on its way. Header and Payload are views that end with the call of the rule and must not be
+// Message is one message. Header and Payload are views that are valid during the call of the rule and must not be
 // changed.
 type Message struct {
 	Toward  Direction
-	Conn    int // the connection's number, from 1, in the order they were made; a reconnect is a new one
-	N       int // this message's number, from 1, on this connection in this direction
+	Conn    int // number of the connection, from 1; a reconnect is a new one
+	N       int // number of the message, from 1, on this connection in this direction
 	Subject string
 	Reply   string
-	Header  []byte // NATS headers as they travel; nil without
+	Header  []byte // encoded NATS headers; nil without
 	Payload []byte
 }
 
-// Frame reads the payload as a frame of the bus; false if it is none.
+// Frame parses the payload as a frame; false if it is none.
 func (m Message) Frame() (wire.Frame, bool) {
 	f, err := wire.ParseFrame(m.Payload)
 	return f, err == nil
 }
 
-// Verdict is what happens to a message.
+// Verdict is the treatment of a message.
 type Verdict struct {
 	do   action
 	wait time.Duration
@@ -51,23 +51,22 @@ const (
 )
 
 var (
-	Pass   = Verdict{}             // it goes on
-	Drop   = Verdict{do: doDrop}   // it is lost, and nobody is told
-	Double = Verdict{do: doDouble} // it goes on twice
-	// Swap holds it until the next message of the same direction that passes has passed. While one is held, a second
-	// Swap passes. One that is still held when the connection ends is lost.
+	Pass   = Verdict{}             // deliver it
+	Drop   = Verdict{do: doDrop}   // lose it
+	Double = Verdict{do: doDouble} // deliver it twice
+	// Swap delivers it after the next message of the same direction that passes. Meanwhile a second Swap is a Pass.
+	// When the connection ends a swapped message is lost.
 	Swap = Verdict{do: doSwap}
 )
 
-// Delay lets the message go on after d; those behind it overtake it. What waits when the connection ends is lost.
+// Delay delivers the message after d; later messages overtake it. Delayed messages are lost when the connection ends.
 func Delay(d time.Duration) Verdict { return Verdict{do: doDelay, wait: d} }
 
-// Rule judges each message. It is called serially for one connection and direction, concurrently for different ones;
-// while it blocks, that direction of that connection stands still. It may call the methods of Faults.
+// Rule decides about each message. It is called serially for one connection and direction, concurrently for different
+// ones; while it blocks, that direction of that connection blocks too. It may call the methods of Faults.
 type Rule func(Message) Verdict
 
-// Once gives the verdict to the first message that only accepts (nil: any), on whichever connection, and lets all
-// others pass.
+// Once applies the verdict to the first message that only accepts (nil: any), on any connection, and passes all others.
 func Once(v Verdict, only func(Message) bool) Rule {
 	var mu sync.Mutex
 	done := false
@@ -82,9 +81,9 @@ func Once(v Verdict, only func(Message) bool) Rule {
 	}
 }
 
-// Random gives each message that only accepts (nil: any) a verdict with these probabilities; delays are between 1 and
-// 20 ms. Each direction of each connection has its own sequence of verdicts, which seed fixes: what the other
-// connections do does not change it.
+// Random applies a verdict with these probabilities to each message that only accepts (nil: any); delays are between 1
+// and 20 ms. Each direction of each connection has its own sequence of verdicts, which seed determines, independently
+// of the other connections.
 func Random(seed uint64, pDrop, pDouble, pDelay, pSwap float64, only func(Message) bool) Rule {
 	var mu sync.Mutex
 	dice := map[[2]int]*rand.Rand{}

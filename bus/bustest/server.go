@@ -12,21 +12,21 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// Options says what differs from a plain server. The zero Options has no listener and the default limits.
+// Options configures a test server. The zero Options has no listener and default limits.
 type Options struct {
-	// Listen adds a TCP listener on 127.0.0.1. Its port stays the same over restarts.
+	// Listen adds a TCP listener on 127.0.0.1. Its port stays the same after restarts.
 	Listen bool
-	// StoreDir keeps JetStream's files. Zero: a folder of the test's.
+	// StoreDir is the folder of JetStream's files. Zero: a temporary folder of the test.
 	StoreDir string
-	// MaxPayload is the largest message, and MaxPending what the server keeps for a slow connection before it cuts it.
-	// Zero: the server's defaults, 1 MiB and 64 MiB.
+	// MaxPayload is the size limit of a message, and MaxPending the bytes that the server buffers for a slow connection
+	// before it cuts it. Zero: the server's defaults, 1 MiB and 64 MiB.
 	MaxPayload int32
 	MaxPending int64
 
-	configure func(*server.Options) // what the kinds of server in this package add
+	configure func(*server.Options) // set by the other server types of this package
 }
 
-// Server is a nats-server with JetStream in this process, for any number of connections: it is a Config.InProcess. It
+// Server is a nats-server with JetStream in this process, for any number of connections: use it as Config.InProcess. It
 // ends with the test.
 type Server struct {
 	t    testing.TB
@@ -34,10 +34,10 @@ type Server struct {
 	port int
 
 	mu  sync.Mutex
-	srv *server.Server // the one that runs, or the last that did; nil before the first is ready
+	srv *server.Server // the running server, or the last one; nil before the first is ready
 }
 
-// StartServer returns a server that is ready.
+// StartServer returns a running server.
 func StartServer(t testing.TB, opts Options) *Server {
 	t.Helper()
 	if opts.StoreDir == "" {
@@ -52,7 +52,7 @@ func StartServer(t testing.TB, opts Options) *Server {
 	return s
 }
 
-// freePort is one below the range the system hands out by itself, so that nobody takes it while the server is stopped.
+// freePort is a port below the ephemeral range, so that no other process gets it while the server is stopped.
 func freePort(t testing.TB) int {
 	for range 100 {
 		port := 20000 + rand.N(12000)
@@ -94,22 +94,22 @@ func (s *Server) start() {
 		srv.Shutdown()
 		s.t.Fatalf("bustest: nats-server on port %d with store %s is not ready after 10 s", s.port, s.opts.StoreDir)
 	}
-	s.mu.Lock() // not before: a connection in process would come while JetStream is not there yet
+	s.mu.Lock() // not earlier: an in-process connection would arrive before JetStream is ready
 	s.srv = srv
 	s.mu.Unlock()
 }
 
-// NATS is the server that runs now, for what it knows of its connections.
+// NATS is the running server, for its statistics.
 func (s *Server) NATS() *server.Server {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.srv
 }
 
-// InProcessConn connects to the server that runs now. It fails while there is none.
+// InProcessConn connects to the running server. It fails while there is none.
 func (s *Server) InProcessConn() (net.Conn, error) { return s.NATS().InProcessConn() }
 
-// URL is the listener's; empty without one.
+// URL is the address of the listener; empty without one.
 func (s *Server) URL() string {
 	if !s.opts.Listen {
 		return ""
@@ -125,15 +125,15 @@ func (s *Server) Stop() {
 	}
 }
 
-// Restart stops the server if it still runs and starts it again on the same store and port. Call it from the test's
-// own goroutine.
+// Restart stops the server if it runs and starts it again with the same store and port. Call it from the test's own
+// goroutine.
 func (s *Server) Restart() {
 	s.t.Helper()
 	s.Stop()
 	s.start()
 }
 
-// Dial connects by TCP to a NATS URL: what NewFaults needs to stand before a server in another process.
+// Dial is a connection provider for a NATS URL, for NewFaults in front of a server in another process.
 type Dial string
 
 func (d Dial) InProcessConn() (net.Conn, error) {

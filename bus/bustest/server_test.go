@@ -41,7 +41,7 @@ func TestRestartKeepsStoreAndPort(t *testing.T) {
 	}
 }
 
-// recorder is a test that fails without failing this one.
+// recorder is a testing.TB whose failure does not fail this test.
 type recorder struct {
 	testing.TB
 	failures chan string

@@ -3,15 +3,14 @@ package kv
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"sync"
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 
 	"github.com/nats-io/nats.go"
@@ -19,28 +18,25 @@ import (
 )
 
 const (
-	// MaxBatch is how many messages the server commits at once. A batch under a Term needs one of them for the fence,
-	// unless an operation in it has no check of its own.
-	MaxBatch = 1000
+	// MaxBatch is the number of messages that the server commits at once. A batch under a Term needs one of them for
+	// the fence, unless one of its operations has no check.
+	MaxBatch = stream.MaxBatch
 
-	groupBytes = 4 << 20 // how much waits to be committed together, at most
-	maxRefused = 20      // refusals for no visible reason before we believe them
+	groupBytes = 4 << 20 // bytes that are committed together, at most
+	maxRefused = 20      // refusals without a visible reason before commit fails
 
-	headerOperation   = "KV-Operation"
-	headerLease       = "Troupe-Lease"
-	headerBatchID     = "Nats-Batch-Id"
-	headerBatchSeq    = "Nats-Batch-Sequence"
-	headerBatchCommit = "Nats-Batch-Commit"
-	headerRollup      = "Nats-Rollup"
+	headerOperation = "KV-Operation"
+	headerLease     = "Troupe-Lease"
+	headerRollup    = "Nats-Rollup"
 )
 
 type opKind uint8
 
 const (
-	opPut    opKind = iota // whatever is there
-	opCreate               // only if nothing is there
+	opPut    opKind = iota // unconditional
+	opCreate               // only if the key does not exist
 	opUpdate               // only at its revision
-	opDelete               // at its revision, or whatever is there
+	opDelete               // at its revision; at revision 0 unconditional
 )
 
 // Op is one write of a batch: OpPut, OpCreate, OpUpdate or OpDelete.
@@ -49,12 +45,12 @@ type Op struct {
 	Value []byte
 
 	kind     opKind
-	revision uint64 // of an update or deletion; of the marker a creation replaces
+	revision uint64 // of an update or deletion; of the marker that a creation replaces
 	ttl      time.Duration
 	lease    string
 }
 
-// OpPut writes key, whatever is there.
+// OpPut writes key unconditionally.
 func OpPut(key string, value []byte) Op { return Op{Key: key, Value: value} }
 
 // OpCreate writes key if it does not exist.
@@ -65,42 +61,43 @@ func OpUpdate(key string, value []byte, revision uint64) Op {
 	return Op{Key: key, Value: value, kind: opUpdate, revision: revision}
 }
 
-// OpDelete deletes key if it is still at revision; at revision 0, whatever is there.
+// OpDelete deletes key if it is still at revision; at revision 0 unconditionally.
 func OpDelete(key string, revision uint64) Op {
 	return Op{Key: key, kind: opDelete, revision: revision}
 }
 
 func (op Op) checked() bool { return op.kind == opCreate || op.kind == opUpdate || op.revision != 0 }
 
-// fence is one more check on a batch: the newest message on subject must be the one at revision.
+// fence is an additional check of a batch: the newest message on subject must be at revision.
 type fence struct {
 	subject  string
 	revision uint64
-	key      string // takes the check where every operation has one of its own: a message can carry only one
+	key      string // key for a message of its own, if every operation has a check: a message carries only one
 }
 
-// Writer makes the writes of a KV, or of a Term, whose fence is then on each of them.
+// Writer writes to a Bucket; as part of a Term, with its fence on every write.
 type Writer struct {
 	kv     *Bucket
 	fences []fence
 }
 
-// Put writes a key, whatever is there, and returns its new revision.
+// Put writes a key unconditionally and returns its new revision.
 func (w Writer) Put(ctx context.Context, key string, value []byte) (uint64, error) {
 	return one(w.Apply(ctx, []Op{OpPut(key, value)}))
 }
 
-// Create writes a key that does not exist; if it does, that is ErrExists.
+// Create writes a key that does not exist; otherwise the error is ErrExists.
 func (w Writer) Create(ctx context.Context, key string, value []byte) (uint64, error) {
 	return one(w.Apply(ctx, []Op{OpCreate(key, value)}))
 }
 
-// Update writes a key that is still at that revision; if it is not, that is ErrConflict, and RevisionOf tells where it is.
+// Update writes a key that is still at that revision; otherwise the error is ErrConflict, and RevisionOf returns the
+// current revision.
 func (w Writer) Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error) {
 	return one(w.Apply(ctx, []Op{OpUpdate(key, value, revision)}))
 }
 
-// Delete removes a key that is still at that revision; at revision 0, whatever is there.
+// Delete removes a key that is still at that revision; at revision 0 unconditionally.
 func (w Writer) Delete(ctx context.Context, key string, revision uint64) error {
 	_, err := w.Apply(ctx, []Op{OpDelete(key, revision)})
 	return err
@@ -113,13 +110,13 @@ func one(revisions []uint64, err error) (uint64, error) {
 	return revisions[0], nil
 }
 
-// Apply makes all the writes or none, and returns their revisions. The first check that fails is the error: ErrExists or
-// ErrConflict, with the key's revision (RevisionOf). ErrOutcomeUnknown means that the writes may have been made, or not,
-// or may yet be within seconds; what could be found out before ctx ended has been tried. No key may occur twice. The
-// values must not be changed before Apply returns, and after ErrOutcomeUnknown not at all.
+// Apply makes all the writes or none, and returns their revisions. The first failed check is the error: ErrExists or
+// ErrConflict, with the key's revision (RevisionOf). After ErrOutcomeUnknown the writes may have been made, or may be
+// made within seconds; Apply has tried to find out until ctx ended. No key may occur twice. The values must not change
+// before Apply returns, and after ErrOutcomeUnknown not at all.
 //
-// Several operations cost the server one or two milliseconds on file storage, however many they are. Calls that wait
-// at the same time are therefore committed together, which changes nothing about their meaning.
+// A batch costs the server one or two milliseconds on file storage, whatever its size. Concurrent calls are therefore
+// committed together, which does not change their meaning.
 func (w Writer) Apply(ctx context.Context, ops []Op) ([]uint64, error) {
 	bucket, fences := w.kv, w.fences
 	size, err := bucket.check(ops, fences)
@@ -131,12 +128,12 @@ func (w Writer) Apply(ctx context.Context, ops []Op) ([]uint64, error) {
 	if ctx.Err() != nil {
 		return nil, bucket.fail(ctx, "write "+ops[0].Key, ctx.Err())
 	}
-	// Replicas refuse a fenced write while another is on its way: those have to wait in line even when they are single.
+	// Replicas refuse a fenced write while another is being replicated, so even a single one waits in the queue.
 	if len(ops) == 1 && (len(fences) == 0 || bucket.replicas == 1) {
 		return bucket.commit(ctx, ops, fences)
 	}
 	deadline, _ := ctx.Deadline()
-	early := min(time.Until(deadline)/10, attemptLimit/10) // so that what the loop found out gets here before we give up
+	early := min(time.Until(deadline)/10, attemptLimit/10) // so that the result of the loop arrives before ctx ends
 	p := &pending{ops: ops, fences: fences, size: size, deadline: deadline.Add(-early), doneCh: make(chan struct{})}
 	if bucket.commits.add(p) {
 		bus.Go(bucket.commitLoop)
@@ -152,19 +149,19 @@ func (w Writer) Apply(ctx context.Context, ops []Op) ([]uint64, error) {
 	}
 }
 
-// check refuses what cannot be sent, and returns how many bytes the rest is.
+// check refuses batches that cannot be sent, and returns their size in bytes.
 func (bucket *Bucket) check(ops []Op, fences []fence) (size int, err error) {
 	if n := len(ops) + extra(ops, fences); n > MaxBatch {
-		return 0, bus.Errorf(bus.CodeInvalid, "bucket %s: %d writes at once, with the fence; the server takes %d", bucket.cfg.Bucket, n, MaxBatch)
+		return 0, bus.Errorf(bus.CodeInvalid, "bucket %s: %d writes in one batch, with the fence; the server accepts %d", bucket.cfg.Bucket, n, MaxBatch)
 	}
-	limit := int(bucket.b.Conn().MaxPayload()) - maxKey - 1024 // leaves room for our headers
+	limit := int(bucket.b.Conn().MaxPayload()) - maxKey - 1024 // less the key and the headers
 	keys := make(map[string]struct{}, len(ops))
 	for _, op := range ops {
 		if err := checkKey(op.Key); err != nil {
 			return 0, err
 		}
 		if len(op.Value) > limit {
-			return 0, bus.Errorf(bus.CodeInvalid, "bucket %s: key %s: a value of %d bytes; the server takes %d", bucket.cfg.Bucket, op.Key, len(op.Value), limit)
+			return 0, bus.Errorf(bus.CodeInvalid, "bucket %s: key %s: a value of %d bytes; the server accepts %d", bucket.cfg.Bucket, op.Key, len(op.Value), limit)
 		}
 		if op.kind == opUpdate && op.revision == 0 {
 			return 0, bus.Errorf(bus.CodeInvalid, "bucket %s: key %s: an update needs the revision it replaces; revision 0 is a creation", bucket.cfg.Bucket, op.Key)
@@ -178,14 +175,14 @@ func (bucket *Bucket) check(ops []Op, fences []fence) (size int, err error) {
 	return size, nil
 }
 
-// committer is the line of batches before the server. A goroutine empties it and ends when it is empty.
-type committer struct {
+// commitQueue is the queue of batches. A goroutine empties it and ends when it is empty.
+type commitQueue struct {
 	mu      sync.Mutex // guards what follows
 	queue   []*pending
 	running bool
 }
 
-// pending is one Apply in line. Its result belongs to the loop until doneCh is closed.
+// pending is one queued Apply. Its result belongs to the loop until doneCh is closed.
 type pending struct {
 	ops       []Op
 	fences    []fence
@@ -201,8 +198,8 @@ func (p *pending) finish(revisions []uint64, err error) {
 	close(p.doneCh)
 }
 
-// add puts p in line and reports whether the caller has to start the loop.
-func (c *committer) add(p *pending) (start bool) {
+// add queues p and reports whether the caller must start the loop.
+func (c *commitQueue) add(p *pending) (start bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.queue = append(c.queue, p)
@@ -210,8 +207,8 @@ func (c *committer) add(p *pending) (start bool) {
 	return start
 }
 
-// withdraw reports whether p was still in line and is not any more.
-func (c *committer) withdraw(p *pending) bool {
+// withdraw removes p from the queue, and reports false if it is not there any more.
+func (c *commitQueue) withdraw(p *pending) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i := slices.Index(c.queue, p)
@@ -221,8 +218,8 @@ func (c *committer) withdraw(p *pending) bool {
 	return i >= 0
 }
 
-// take removes from the front what can be committed together: it fits, and no key is written twice.
-func (c *committer) take() []*pending {
+// take removes the batches from the front that can be committed together: within the limits, and without a common key.
+func (c *commitQueue) take() []*pending {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	keys, n, size, messages := map[string]struct{}{}, 0, 0, 0
@@ -256,8 +253,8 @@ func (bucket *Bucket) commitLoop() {
 	}
 }
 
-// commitGroup sends all as one. It returns false when the server refused that, because of one of them or because
-// together they are too much: then each has to be judged alone.
+// commitGroup sends all batches as one. It returns false when the server refused that, because of one of them or
+// because of the size: then each is committed alone.
 func (bucket *Bucket) commitGroup(group []*pending) bool {
 	var ops []Op
 	var fences []fence
@@ -290,10 +287,11 @@ func (bucket *Bucket) commitGroup(group []*pending) bool {
 	return true
 }
 
-// commit sends the writes until they are made or there is a reason why they are not. Two refusals have none that a
-// caller should see: a creation over the marker of a deleted key, and a check that the replicas could not make just then.
+// commit sends the writes until they are made or fail. It handles two refusals itself: a creation over the marker of a
+// deleted key, and a check that the replicas could not make at that moment.
 func (bucket *Bucket) commit(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
 	ops = slices.Clone(ops)
+	waits := bus.Backoff{First: retryPause, Most: retryPause}.Start()
 	for range maxRefused {
 		revisions, err := bucket.send(ctx, ops, fences)
 		if !refused(err) {
@@ -303,15 +301,15 @@ func (bucket *Bucket) commit(ctx context.Context, ops []Op, fences []fence) ([]u
 		if err != nil {
 			return nil, err
 		}
-		if !adapted && bus.Sleep(ctx, rand.N(2*retryPause)) != nil {
+		if !adapted && waits.Wait(ctx) != nil {
 			return nil, bucket.fail(ctx, "write "+ops[0].Key, ctx.Err())
 		}
 	}
-	return nil, bus.Errorf(bus.CodeConflict, "bucket %s: write %s: refused %d times, and no key is at another revision than expected", bucket.cfg.Bucket, ops[0].Key, maxRefused)
+	return nil, bus.Errorf(bus.CodeConflict, "bucket %s: write %s: refused %d times, although every key is at its expected revision", bucket.cfg.Bucket, ops[0].Key, maxRefused)
 }
 
-// diagnose finds out which check failed. If it returns no error, the writes may be tried again; adapted says that
-// creations have been moved onto the markers that were in their way.
+// diagnose finds the check that failed. Without an error the writes may be tried again; adapted reports that creations
+// now replace the markers that caused the refusal.
 func (bucket *Bucket) diagnose(ctx context.Context, ops []Op, fences []fence) (adapted bool, err error) {
 	for _, f := range fences {
 		if rec, err := bucket.last(ctx, f.subject); err != nil {
@@ -336,7 +334,7 @@ func (bucket *Bucket) diagnose(ctx context.Context, ops []Op, fences []fence) (a
 		case rec.deleted:
 			return false, bucket.conflict(bus.CodeConflict, op.Key, 0, "it does not exist any more")
 		case rec.Revision != op.revision:
-			return false, bucket.conflict(bus.CodeConflict, op.Key, rec.Revision, "somebody else has written it since revision "+strconv.FormatUint(op.revision, 10))
+			return false, bucket.conflict(bus.CodeConflict, op.Key, rec.Revision, "another writer has written it since revision "+strconv.FormatUint(op.revision, 10))
 		}
 	}
 	return adapted, nil
@@ -354,27 +352,27 @@ func (bucket *Bucket) unknown(key string, cause error) error {
 
 func refused(err error) bool { return bus.HasServerCode(err, codeWrongRevision, codeWrongRevision2) }
 
-// write is a set of messages on its way, all or nothing. The last one carries the id by which the server knows it again.
+// write is a batch of messages. The last one carries the id by which the server recognises a repetition.
 type write struct {
 	msgs      []*nats.Msg
 	id        string
 	attempts  int
 	started   time.Time
-	uncertain bool   // an attempt was not answered
-	unsteady  bool   // the server was away: what it says of ids may be incomplete
-	seq       uint64 // of the last message, once it has landed
+	uncertain bool   // an attempt has no answer
+	unsteady  bool   // the connection was lost: the server may have lost ids
+	seq       uint64 // of the last message, once it is stored
 }
 
-var errForgotten = errors.New("too late to ask the server")
+var errForgotten = errors.New("the server no longer knows the id of the write")
 
-// send makes the writes. An attempt that is not answered is repeated under its id, so that it cannot be made twice. When
-// one is refused, the id tells whether it was an earlier copy of itself that stood in the way. A refusal comes back as
-// the server's own error.
+// send makes the writes. An attempt without an answer is repeated with its id, so that it cannot be stored twice. After
+// a refusal, the id tells whether an earlier attempt itself was the cause. A refusal is returned as the server's own
+// error.
 func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence) ([]uint64, error) {
 	w := &write{msgs: bucket.messages(ops, fences), id: bucket.id + strconv.FormatUint(bucket.ids.Add(1), 36), started: time.Now()}
 	w.msgs[len(w.msgs)-1].Header[jetstream.MsgIDHeader] = []string{w.id}
 	reconnects := bucket.b.Conn().Stats().Reconnects
-	err := bucket.persist(ctx, func(ctx context.Context) error {
+	err := bucket.retry(ctx, func(ctx context.Context) error {
 		if w.uncertain && time.Since(w.started) > dedupWindow/2 {
 			return errForgotten
 		}
@@ -403,7 +401,7 @@ func (bucket *Bucket) send(ctx context.Context, ops []Op, fences []fence) ([]uin
 	return nil, bucket.fail(ctx, "write "+ops[0].Key, err)
 }
 
-// messages turns operations into messages. A fence rides on an operation that has no check, or goes ahead on a key of
+// messages converts operations into messages. A fence is added to an operation without a check, or gets a message of
 // its own.
 func (bucket *Bucket) messages(ops []Op, fences []fence) []*nats.Msg {
 	msgs := make([]*nats.Msg, 0, len(ops)+len(fences))
@@ -422,7 +420,7 @@ func (bucket *Bucket) messages(ops []Op, fences []fence) []*nats.Msg {
 	return msgs
 }
 
-// extra is how many fences need a message of their own.
+// extra is the number of fences that need a message of their own.
 func extra(ops []Op, fences []fence) int {
 	n := len(fences)
 	for i := 0; i < len(ops) && n > 0; i++ {
@@ -445,10 +443,10 @@ func (bucket *Bucket) message(op Op) *nats.Msg {
 		h[jetstream.ExpectedLastSubjSeqHeader] = []string{strconv.FormatUint(op.revision, 10)}
 	}
 	if op.kind == opDelete {
-		h[headerOperation] = []string{"PURGE"} // unlike DEL, leaves no second marker behind when it expires
-		switch {                               // in other buckets the marker stays, until Compact has named what lives
+		h[headerOperation] = []string{"PURGE"} // unlike DEL, leaves no second marker when it expires
+		switch {                               // in other buckets the marker stays until Compact
 		case bucket.cfg.Leases:
-			op.ttl = cmp.Or(op.ttl, maxLease) // outlives the lease that it ends, which would count again otherwise
+			op.ttl = cmp.Or(op.ttl, maxLease) // longer than the lease that it ends, which would be valid again otherwise
 		case bucket.cfg.Memory:
 			op.ttl = memoryMarkerTTL
 		}
@@ -462,12 +460,12 @@ func (bucket *Bucket) message(op Op) *nats.Msg {
 	return &nats.Msg{Subject: bucket.prefix + op.Key, Data: op.Value, Header: h}
 }
 
-// wholeSeconds rounds up: the server counts in seconds and rounds down.
+// wholeSeconds rounds up to the server's resolution, because the server rounds down.
 func wholeSeconds(d time.Duration) time.Duration {
 	return (d + time.Second - 1).Truncate(time.Second)
 }
 
-// revisions of the last n messages; the server gives a batch sequences without a gap.
+// revisions of the last n messages; a batch has consecutive sequences.
 func (w *write) revisions(n int) []uint64 {
 	revisions := make([]uint64, n)
 	for i := range revisions {
@@ -476,57 +474,32 @@ func (w *write) revisions(n int) []uint64 {
 	return revisions
 }
 
-// pubAck is the server's answer to a write.
-type pubAck struct {
-	Error     *jetstream.APIError `json:"error"`
-	Seq       uint64              `json:"seq"`
-	Duplicate bool                `json:"duplicate"`
-}
-
-// publish makes one attempt. It writes the headers of atomic publishing itself: jetstreamext waits for an answer to the
-// first message before it sends the rest, a round trip more for each batch, and cannot repeat a batch under its old
-// message id. A repetition is a new batch to the server, which may still have the halves of the old one.
+// publish makes one attempt. It sets the headers of atomic publishing itself: jetstreamext waits for an answer to the
+// first message before it sends the rest, an additional round trip, and cannot repeat a batch with its old message id.
+// A repetition is a new batch to the server, which may still have a part of the old one.
 func (bucket *Bucket) publish(ctx context.Context, w *write) error {
-	last := len(w.msgs) - 1
 	w.attempts++
-	if last > 0 {
-		batch := []string{w.id + "." + strconv.Itoa(w.attempts)}
-		for i, m := range w.msgs {
-			m.Header[headerBatchID], m.Header[headerBatchSeq] = batch, []string{strconv.Itoa(i + 1)}
-		}
-		w.msgs[last].Header[headerBatchCommit] = []string{"1"}
-	}
-	for _, m := range w.msgs[:last] {
-		if err := bucket.b.Conn().PublishMsg(m); err != nil {
-			return err
-		}
-	}
-	ack, err := bucket.ask(ctx, w.msgs[last])
+	ack, err := bucket.append(ctx, w.msgs, w.id+"."+strconv.Itoa(w.attempts))
 	w.seq = ack.Seq
 	return err
 }
 
-func (bucket *Bucket) ask(ctx context.Context, m *nats.Msg) (ack pubAck, err error) {
-	reply, err := bucket.b.Conn().RequestMsgWithContext(ctx, m)
-	if err != nil {
-		return ack, err
-	}
-	if err = json.Unmarshal(reply.Data, &ack); err == nil && ack.Error != nil {
-		err = ack.Error
-	}
-	return ack, err
+// append returns the server's own error, which retry and fail classify.
+func (bucket *Bucket) append(ctx context.Context, msgs []*bus.Msg, id string) (stream.Ack, error) {
+	ack, err := stream.Append(ctx, bucket.b, msgs, id)
+	return ack, errors.Unwrap(err)
 }
 
-// recall asks whether w has landed, after an attempt that was refused. The question is a message that can never be
-// stored: the server looks for its id first, and then refuses a rollup it does not know. (An expected last message id
-// that is wrong would do the same for a bucket with one replica, but with several it ends the bucket.)
+// recall asks the server whether w is stored, after a refused attempt. The question is a message that cannot be stored:
+// the server looks up its id first, and then refuses its unknown rollup. (A wrong expected last message id would do the
+// same for a bucket with one replica, but with several it makes the bucket unusable.)
 func (bucket *Bucket) recall(ctx context.Context, w *write, refusal error) error {
-	forgotten := w.uncertain && w.unsteady // a restarted server knows only the ids of messages that nobody has replaced
+	forgotten := w.uncertain && w.unsteady // a restarted server knows only the ids of messages that were not replaced
 	w.uncertain = true                     // until there is an answer
-	ack, err := bucket.ask(ctx, &nats.Msg{Subject: w.msgs[len(w.msgs)-1].Subject, Header: nats.Header{
+	ack, err := bucket.append(ctx, []*bus.Msg{{Subject: w.msgs[len(w.msgs)-1].Subject, Header: bus.Header{
 		jetstream.MsgIDHeader: {w.id},
 		headerRollup:          {"none"},
-	}})
+	}}}, "")
 	switch {
 	case ack.Duplicate:
 		w.seq = ack.Seq

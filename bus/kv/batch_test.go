@@ -52,7 +52,7 @@ func TestBatchHasALimit(t *testing.T) {
 		ops[i] = kv.OpCreate(strconv.Itoa(i), nil)
 	}
 	_, err := bucket.Apply(ctx, ops)
-	require.ErrorContains(t, err, "1001 writes at once")
+	require.ErrorContains(t, err, "1001 writes in one batch")
 	_, err = bucket.Apply(ctx, append(ops[:1:1], ops[0]))
 	require.ErrorContains(t, err, "a key occurs twice")
 	revisions, err := bucket.Apply(ctx, ops[:kv.MaxBatch])
@@ -64,7 +64,7 @@ func TestBatchHasALimit(t *testing.T) {
 }
 
 func TestBatchFindsOutWhatBecameOfIt(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx, ops := t.Context(), []kv.Op{kv.OpCreate("a", nil), kv.OpCreate("b", nil), kv.OpPut("c", nil)}
 		f.SetRule(bustest.Once(bustest.Drop, writeAck)) // the answer to the commit is lost
 		revisions, err := bad.Apply(ctx, ops)
@@ -87,10 +87,10 @@ func TestBatchFindsOutWhatBecameOfIt(t *testing.T) {
 	})
 }
 
-// Harm forbidden: half a transfer, or one on top of a balance nobody has; whether or not batches are committed
-// together, and whatever is lost on the way.
+// A transfer between balances is made whole or not at all, and never from a stale balance, with and without group
+// commits and lost messages.
 func TestBatchKeepsTheSum(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx := t.Context()
 		const accounts, each = 6, 100
 		for i := range accounts {
@@ -102,9 +102,9 @@ func TestBatchKeepsTheSum(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 8 {
 			wg.Go(func() {
-				dice := rand.New(rand.NewPCG(1, uint64(i)))
+				rng := rand.New(rand.NewPCG(1, uint64(i)))
 				for range 30 {
-					perm := dice.Perm(accounts)
+					perm := rng.Perm(accounts)
 					switch err := transfer(ctx, []*kv.Bucket{good, bad}[i%2], strconv.Itoa(perm[0]), strconv.Itoa(perm[1])); bus.CodeOf(err) {
 					case "":
 						made.Add(1)

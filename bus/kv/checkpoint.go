@@ -14,24 +14,24 @@ import (
 )
 
 const (
-	reservedWord   = "=kv" // the keys =kv.… are the bucket's own; no namespace can have that name
+	reservedWord   = "=kv" // the prefix of the bucket's own keys; not a valid namespace
 	checkpointKey  = reservedWord + ".checkpoint"
 	checkpointPart = 256 << 10 // bytes of keys in one part, about
-	readAttempts   = 20        // to read a checkpoint that others replace meanwhile
+	readAttempts   = 20        // to read a checkpoint that is being replaced
 )
 
 func isReserved(key string) bool { return strings.HasPrefix(key, reservedWord+".") }
 
-// checkpoint tells the live entries of a bucket from ghosts: an entry counts if it is newer than the floor, or if the
-// checkpoint names its key at its revision. It is what allows the markers of deleted keys to be removed: until then the
-// marker of a deletion is the evidence that the key is gone, and afterwards the checkpoint is.
+// checkpoint distinguishes the live entries of a bucket from ghosts: an entry is live if it is newer than the floor, or
+// if the checkpoint lists its key at its revision. A checkpoint allows Compact to remove the markers of deleted keys:
+// before it, the marker proves that the key is gone, and afterwards the checkpoint does.
 //
-// On the wire it is a head, the key =kv.checkpoint, and parts with the live keys, =kv.live.<set>.<n>. A head and its parts
-// are one batch that replaces the head at its revision, so one of several writers wins. Two sets of parts take turns, so
-// that a batch of which a crash left only a part does not touch what the old head names. All of these keys are only
-// overwritten, never deleted: none of their values comes back after a crash.
+// It is stored as a head, the key =kv.checkpoint, and parts with the live keys, =kv.live.<set>.<n>. A head and its
+// parts are one batch that replaces the head at its revision, so that one of several writers wins. Two sets of parts
+// alternate, so that a batch of which a crash left only a part does not affect the parts of the old head. These keys
+// are only overwritten, never deleted, so none of their old values can return after a crash.
 type checkpoint struct {
-	revision uint64 // of its head; 0: there is none
+	revision uint64 // of its head; 0: none
 	head     checkpointHead
 	live     map[string]uint64 // revisions by key
 }
@@ -39,13 +39,13 @@ type checkpoint struct {
 type checkpointHead struct {
 	Version int    `json:"v"`
 	Floor   uint64 `json:"floor"` // never lower than that of the checkpoint before
-	Set     int    `json:"set"`   // 0 or 1: which parts
+	Set     int    `json:"set"`   // 0 or 1: the set of parts
 	Parts   int    `json:"parts"`
 	Keys    int    `json:"keys"` // in all parts
 }
 
 type livePart struct {
-	Floor uint64            `json:"floor"` // as in the head it belongs to
+	Floor uint64            `json:"floor"` // that of its head
 	Keys  map[string]uint64 `json:"keys"`  // revisions
 }
 
@@ -58,8 +58,8 @@ func (c *checkpoint) covers(key string, revision uint64) bool {
 	return revision > c.head.Floor || c.live[key] == revision
 }
 
-// read returns the newest record of a key, as deleted if it is a ghost or a lease that has expired. Its revision is that
-// of the stored message in any case: a creation has to replace that one.
+// read returns the newest record of a key, as deleted if it is a ghost or an expired lease. Its revision is that of the
+// stored message in any case: a creation has to replace that message.
 func (bucket *Bucket) read(ctx context.Context, key string) (record, error) {
 	for {
 		rec, err := bucket.last(ctx, bucket.prefix+key)
@@ -70,7 +70,8 @@ func (bucket *Bucket) read(ctx context.Context, key string) (record, error) {
 		if err != nil || !ghosts.hide(rec) {
 			return rec, err
 		}
-		// An entry that was replaced, and whose replacement the checkpoint names, is no ghost: it would be another by now.
+		// The entry may have been replaced, and the new checkpoint may list its replacement. Read again: a ghost is
+		// still there.
 		again, err := bucket.last(ctx, bucket.prefix+key)
 		if err != nil || again.deleted || again.Revision == rec.Revision {
 			again.deleted = true
@@ -79,7 +80,7 @@ func (bucket *Bucket) read(ctx context.Context, key string) (record, error) {
 	}
 }
 
-// ghostFilter judges records that were stored before it was made. The zero filter hides nothing.
+// ghostFilter detects ghosts among records that were stored before it was made. The zero filter hides nothing.
 type ghostFilter struct {
 	now        time.Time // of the server, for leases
 	checkpoint *checkpoint
@@ -95,7 +96,7 @@ func (bucket *Bucket) ghostFilter(ctx context.Context) (f ghostFilter, err error
 	return f, err
 }
 
-// hide reports whether a stored value does not count.
+// hide reports whether a record is a ghost or an expired lease.
 func (f ghostFilter) hide(rec record) bool {
 	switch {
 	case f.checkpoint != nil:
@@ -106,8 +107,8 @@ func (f ghostFilter) hide(rec record) bool {
 	return false
 }
 
-// refuseGhosts refuses writes that expect the revision of a ghost: the server, which does not know it for one, would accept
-// them. It is asked before each attempt, because a ghost appears only while the server restarts.
+// refuseGhosts refuses writes that expect the revision of a ghost: the server does not detect ghosts and would accept
+// them. It runs before each attempt, because a ghost appears only while the server restarts.
 func (bucket *Bucket) refuseGhosts(ctx context.Context, ops []Op) error {
 	expects := func(op Op) bool { return op.kind != opCreate && op.revision != 0 }
 	if !bucket.cfg.durable() || !slices.ContainsFunc(ops, expects) {
@@ -133,9 +134,10 @@ func (bucket *Bucket) refuseGhosts(ctx context.Context, ops []Op) error {
 	return nil
 }
 
-// checkpoint reads the bucket's checkpoint. A head that is older than one this handle has read comes from a damaged store,
-// or from another bucket of that name, whose revisions are all newer: the floor does not go back.
+// checkpoint reads the bucket's checkpoint. A head that is older than the latest one of this handle comes from a
+// damaged store, or from another bucket of that name, whose revisions are all newer: the floor never decreases.
 func (bucket *Bucket) checkpoint(ctx context.Context) (*checkpoint, error) {
+	waits := retries.Start()
 	for range readAttempts {
 		head, err := bucket.last(ctx, bucket.prefix+checkpointKey)
 		if err != nil {
@@ -153,24 +155,25 @@ func (bucket *Bucket) checkpoint(ctx context.Context) (*checkpoint, error) {
 			bucket.latest.CompareAndSwap(known, c) // another reader may have a newer one
 			return c, nil
 		}
-		if bus.Sleep(ctx, retryPause) != nil {
+		if waits.Wait(ctx) != nil {
 			return nil, bucket.fail(ctx, "read the checkpoint", ctx.Err())
 		}
 	}
-	return nil, bus.Errorf(bus.CodeMalformed, "bucket %s: its checkpoint names parts that are not there: the store is damaged; restore it from a backup", bucket.cfg.Bucket)
+	return nil, bus.Errorf(bus.CodeMalformed, "bucket %s: parts of its checkpoint are missing: the store is damaged; restore it from a backup", bucket.cfg.Bucket)
 }
 
-// readParts reads the parts of a head; complete is false if they belong to another one, because it is being replaced.
+// readParts reads the parts of a head; complete is false if they belong to another head, because a writer is replacing
+// them.
 func (bucket *Bucket) readParts(ctx context.Context, rec record) (c *checkpoint, complete bool, err error) {
 	c = &checkpoint{revision: rec.Revision, live: map[string]uint64{}}
 	if rec.deleted {
 		return c, true, nil
 	}
 	if err := json.Unmarshal(rec.Value, &c.head); err != nil {
-		return nil, false, bus.Errorf(bus.CodeMalformed, "bucket %s: its checkpoint cannot be read: %w", bucket.cfg.Bucket, err)
+		return nil, false, bus.Errorf(bus.CodeMalformed, "bucket %s: its checkpoint is malformed: %w", bucket.cfg.Bucket, err)
 	}
 	if c.head.Version != checkpointVersion {
-		return nil, false, bus.Errorf(bus.CodeVersion, "bucket %s: its checkpoint has version %d; this program knows %d", bucket.cfg.Bucket, c.head.Version, checkpointVersion)
+		return nil, false, bus.Errorf(bus.CodeVersion, "bucket %s: its checkpoint has version %d; this program supports %d", bucket.cfg.Bucket, c.head.Version, checkpointVersion)
 	}
 	for n := range c.head.Parts {
 		rec, err := bucket.last(ctx, bucket.prefix+livePartKey(c.head.Set, n))
@@ -179,7 +182,7 @@ func (bucket *Bucket) readParts(ctx context.Context, rec record) (c *checkpoint,
 		}
 		var part livePart
 		if err := json.Unmarshal(rec.Value, &part); err != nil {
-			return nil, false, bus.Errorf(bus.CodeMalformed, "bucket %s: part %d of its checkpoint cannot be read: %w", bucket.cfg.Bucket, n, err)
+			return nil, false, bus.Errorf(bus.CodeMalformed, "bucket %s: part %d of its checkpoint is malformed: %w", bucket.cfg.Bucket, n, err)
 		}
 		if part.Floor != c.head.Floor {
 			return nil, false, nil
@@ -189,7 +192,7 @@ func (bucket *Bucket) readParts(ctx context.Context, rec record) (c *checkpoint,
 	return c, len(c.live) == c.head.Keys, nil
 }
 
-// ops are the writes that make c the checkpoint in the place of old.
+// ops returns the writes that replace the checkpoint old by c.
 func (c *checkpoint) ops(old *checkpoint) ([]Op, error) {
 	c.head.Version, c.head.Set, c.head.Keys = checkpointVersion, 1-old.head.Set, len(c.live)
 	var ops []Op

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// clockTrust is how long an estimate of the server's clock is used before it is taken anew.
+// clockTrust is the lifetime of an estimate of the server's clock.
 const clockTrust = 10 * time.Second
 
-// serverClock estimates the server's clock from the last time stamp that the server sent. The estimate is never ahead of
-// the server's clock, whatever the network does: so nothing is judged expired too early.
+// serverClock estimates the server's clock from the last timestamp of the server. The estimate is never ahead of the
+// server's clock, whatever the network delay, so no lease is judged expired too early.
 type serverClock struct {
 	mu         sync.Mutex // guards what follows
 	stamp      time.Time  // by the server's clock
-	received   time.Time  // by ours; zero: none was
+	received   time.Time  // by the local clock; zero: no timestamp yet
 	reconnects uint64     // of the connection it came on
 }
 
@@ -24,7 +24,7 @@ func (c *serverClock) set(stamp time.Time, reconnects uint64) {
 	c.stamp, c.received, c.reconnects = stamp, time.Now(), reconnects
 }
 
-// now is the estimate; ok is false when a new time stamp is needed.
+// now is the estimate; ok is false when a new timestamp is needed.
 func (c *serverClock) now(reconnects uint64) (now time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -32,14 +32,14 @@ func (c *serverClock) now(reconnects uint64) (now time.Time, ok bool) {
 	return c.stamp.Add(age), !c.received.IsZero() && age < clockTrust && c.reconnects == reconnects
 }
 
-// serverNow is the server's clock, or a little less.
+// serverNow is a lower bound of the server's clock.
 func (bucket *Bucket) serverNow(ctx context.Context) (time.Time, error) {
 	reconnects := bucket.b.Conn().Stats().Reconnects
 	if now, ok := bucket.clock.now(reconnects); ok {
 		return now, nil
 	}
 	var stamp time.Time
-	err := bucket.persist(ctx, func(ctx context.Context) error {
+	err := bucket.retry(ctx, func(ctx context.Context) error {
 		s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
 		if err == nil {
 			stamp = s.CachedInfo().TimeStamp
@@ -53,8 +53,8 @@ func (bucket *Bucket) serverNow(ctx context.Context) (time.Time, error) {
 	return stamp, nil
 }
 
-// expired reports whether a lease's time is over by the server's clock, though the server may still serve it: for a
-// moment after each start, and as a ghost.
+// expired reports whether a lease has ended by the server's clock. The server may still serve it: for a moment after
+// each start, and as a ghost.
 func (rec record) expired(now time.Time) bool {
 	return rec.ttl > 0 && !now.Before(rec.Time.Add(rec.ttl))
 }

@@ -15,34 +15,33 @@ import (
 )
 
 const (
-	markersKept    = 1000             // deletion markers that a bucket may have however few its keys are
-	maintainEvery  = 5 * time.Second  // how often Maintain looks at the size of the bucket
-	rescanEvery    = 10 * time.Minute // how often it reads the bucket though nothing seems to have changed
-	maintainAct    = time.Minute      // what one compaction may take
-	removeTogether = 32               // writes under way at once while markers are removed
+	markersKept    = 1000             // deletion markers that a bucket may have, whatever the number of its keys
+	maintainEvery  = 5 * time.Second  // interval of Maintain's size checks
+	rescanEvery    = 10 * time.Minute // interval of its scans without a visible change
+	maintainAct    = time.Minute      // limit of one compaction
+	removeTogether = 32               // concurrent writes while markers are removed
 )
 
-// Compaction is what Compact found and did.
+// Compaction is the result of Compact.
 type Compaction struct {
 	Live    int // keys
-	Markers int // of deleted keys that were there
-	Ghosts  int // values that a crash brought back
-	Removed int // markers and ghosts that are gone now
+	Markers int // of deleted keys, before
+	Ghosts  int // values that a crash restored
+	Removed int // markers and ghosts removed
 }
 
-// Compact removes ghosts, and the markers of deleted keys if there are more than max(1,000, live keys), or in any case if
-// all is true. Writers and other compactors may be at work meanwhile. The order of steps is what makes it safe:
+// Compact removes ghosts, and the markers of deleted keys if there are more than max(1,000, live keys), or always if
+// all is true. Writers and other compactors may run at the same time. The order of steps makes it safe:
 //
-//  1. the stream's last sequence is read: the new floor;
-//  2. the bucket is read;
-//  3. a checkpoint is written that names the live keys up to the floor, in the place of the checkpoint that step 2 was
-//     judged by, or not at all;
-//  4. only then are markers up to the floor removed.
+//  1. read the stream's last sequence: the new floor;
+//  2. read the bucket;
+//  3. write a checkpoint with the live keys up to the floor, in place of the checkpoint that step 2 used, or fail;
+//  4. only then remove markers up to the floor.
 //
-// A key that is written after step 1 is above the floor. A crash after step 4 may bring back what the markers had ended:
-// it is not above the floor, and the checkpoint does not name it.
+// A key that is written after step 1 is above the floor. A crash after step 4 may restore values that the markers had
+// ended: they are not above the floor, and the checkpoint does not list them.
 //
-// In a bucket that is full, the size limit is raised meanwhile: the new checkpoint needs room beside the old one.
+// In a full bucket the size limit is raised meanwhile: the new checkpoint needs space beside the old one.
 func (bucket *Bucket) Compact(ctx context.Context, all bool) (Compaction, error) {
 	if !bucket.cfg.durable() {
 		return Compaction{}, nil
@@ -77,7 +76,7 @@ func (bucket *Bucket) compact(ctx context.Context, all bool) (done Compaction, e
 	for _, rec := range records {
 		switch {
 		case isReserved(rec.Key):
-		case rec.deleted && rec.ttl > 0: // about to go
+		case rec.deleted && rec.ttl > 0: // it expires soon
 		case rec.deleted:
 			markers = append(markers, rec)
 		case !old.covers(rec.Key, rec.Revision):
@@ -122,9 +121,9 @@ func (bucket *Bucket) raiseLimit(ctx context.Context, by int64) error {
 	return nil
 }
 
-// lastSequence is that of the newest message that the bucket has ever had.
+// lastSequence is the sequence of the newest message that the bucket ever had.
 func (bucket *Bucket) lastSequence(ctx context.Context) (last uint64, err error) {
-	err = bucket.persist(ctx, func(ctx context.Context) error {
+	err = bucket.retry(ctx, func(ctx context.Context) error {
 		s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
 		if err == nil {
 			last = s.CachedInfo().State.LastSeq
@@ -137,8 +136,8 @@ func (bucket *Bucket) lastSequence(ctx context.Context) (last uint64, err error)
 	return last, nil
 }
 
-// scan reads the newest record of every key, markers too, without their values. Everything acknowledged before the call is
-// in it.
+// scan reads the newest record of every key, including markers, without values. It includes everything acknowledged
+// before the call.
 func (bucket *Bucket) scan(ctx context.Context) ([]record, error) {
 	w := &watch{kv: bucket, filters: []string{bucket.prefix + ">"}, known: map[string]uint64{}, bare: true}
 	ctx, cancel := w.untilReconnect(ctx)
@@ -161,8 +160,8 @@ func (bucket *Bucket) scan(ctx context.Context) ([]record, error) {
 	return slices.Collect(maps.Values(found)), nil
 }
 
-// removeAll puts a marker that expires in the place of each record, unless it has been replaced meanwhile. Publishing is
-// all it needs: neither a purge nor a deletion in the stream would survive a crash any better.
+// removeAll replaces each record by a marker that expires, unless another write was faster. Publishing is sufficient:
+// neither a purge nor a deletion in the stream survives a crash any better.
 func (bucket *Bucket) removeAll(ctx context.Context, records []record) (removed int, err error) {
 	for chunk := range slices.Chunk(records, removeTogether) {
 		errs := make([]error, len(chunk))
@@ -175,7 +174,7 @@ func (bucket *Bucket) removeAll(ctx context.Context, records []record) (removed 
 			switch {
 			case err == nil:
 				removed++
-			case !bus.HasServerCode(err, codeWrongRevision, codeWrongRevision2): // else another write was there first
+			case !bus.HasServerCode(err, codeWrongRevision, codeWrongRevision2): // otherwise another write was faster
 				return removed, bucket.fail(ctx, "remove a marker", err)
 			}
 		}
@@ -186,18 +185,18 @@ func (bucket *Bucket) removeAll(ctx context.Context, records []record) (removed 
 func (bucket *Bucket) remove(ctx context.Context, rec record) error {
 	m := bucket.message(OpDelete(rec.Key, rec.Revision))
 	m.Header[jetstream.MsgTTLHeader] = []string{"1s"}
-	return bucket.persist(ctx, func(ctx context.Context) error {
-		_, err := bucket.ask(ctx, m) // a repetition is refused, or removes the same again
+	return bucket.retry(ctx, func(ctx context.Context) error {
+		_, err := bucket.append(ctx, []*bus.Msg{m}, "") // a repetition is refused, or removes the same record again
 		return err
 	})
 }
 
-// Maintain compacts the bucket whenever it is due, and removes ghosts after each restart of the server, until ctx ends.
-// One process does it for all that use the bucket; that several do is harmless. It needs the right to write every key.
+// Maintain compacts the bucket when necessary, and removes ghosts after each restart of the server, until ctx ends. One
+// process does it for all users of the bucket; several are harmless. It needs permission to write every key.
 func (bucket *Bucket) Maintain(ctx context.Context) {
 	var scanned time.Time
 	var reconnects uint64
-	var due uint64 // messages in the bucket from which on it may have to be compacted
+	var due uint64 // number of messages that makes a compaction necessary
 	for ctx.Err() == nil {
 		messages, full := bucket.size(ctx)
 		now := bucket.b.Conn().Stats().Reconnects
@@ -209,17 +208,17 @@ func (bucket *Bucket) Maintain(ctx context.Context) {
 			case err == nil:
 				scanned, reconnects, due = time.Now(), now, uint64(done.Live+max(markersKept, done.Live)+markersKept/10)
 				if done.Ghosts > 0 {
-					bucket.b.Logger().Warn("bus: a restart of the server brought back values that had been deleted; they were not used and are removed", "bucket", bucket.cfg.Bucket, "ghosts", done.Ghosts)
+					bucket.b.Logger().Warn("bus: a restart of the server restored deleted values; they were ignored and are removed", "bucket", bucket.cfg.Bucket, "ghosts", done.Ghosts)
 				}
 			case ctx.Err() == nil:
-				bucket.b.Logger().Warn("bus: a bucket cannot be compacted; trying again", "bucket", bucket.cfg.Bucket, "error", err)
+				bucket.b.Logger().Warn("bus: compaction of a bucket failed; it will be retried", "bucket", bucket.cfg.Bucket, "error", err)
 			}
 		}
-		_ = bus.Sleep(ctx, maintainEvery/2+rand.N(maintainEvery)) // the loop looks at ctx itself
+		_ = bus.Sleep(ctx, maintainEvery/2+rand.N(maintainEvery)) // the loop checks ctx
 	}
 }
 
-// size is how many messages the bucket has, and whether it is nearly full; zero if the server does not say.
+// size is the number of messages of the bucket, and whether it is nearly full; zero without an answer of the server.
 func (bucket *Bucket) size(ctx context.Context) (messages uint64, full bool) {
 	ctx, cancel := context.WithTimeout(ctx, attemptLimit)
 	defer cancel()

@@ -28,7 +28,8 @@ func openCrashable(t testing.TB, c *bustest.Crashable) *bus.Bus {
 	return bustest.Open(t, bus.Config{URLs: []string{c.URL}, OnError: func(error) {}})
 }
 
-// expiredMarkers waits until the markers that Compact left have expired: only then does a rebuild find what they ended.
+// expiredMarkers waits until the markers that Compact wrote have expired: only then can a rebuild restore the values
+// before them.
 func expiredMarkers(t *testing.T, b *bus.Bus, stream string, most uint64) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -37,7 +38,7 @@ func expiredMarkers(t *testing.T, b *bus.Bus, stream string, most uint64) {
 	}, 20*time.Second, 50*time.Millisecond)
 }
 
-// storedValue is the value that the server itself has for a key, ghost or not.
+// storedValue is the server's own value of a key, ghost or not.
 func storedValue(t *testing.T, b *bus.Bus, key string) (revision uint64, marker, found bool) {
 	t.Helper()
 	s, err := b.JetStream().Stream(t.Context(), "KV_test")
@@ -50,8 +51,8 @@ func storedValue(t *testing.T, b *bus.Bus, key string) (revision uint64, marker,
 	return m.Sequence, m.Header.Get("KV-Operation") != "", true
 }
 
-// forget removes a key so that nothing but its old value is left in the store: what the server's own compaction of a block
-// does to a deletion marker. The old value is back after the next crash.
+// forget removes a key so that only its old value remains in the store, as the server's compaction of a block does to a
+// deletion marker. The next crash restores the old value.
 func forget(ctx context.Context, b *bus.Bus, key string) error {
 	_, err := b.JetStream().PublishMsg(ctx, &nats.Msg{Subject: "$KV.test." + key, Header: nats.Header{
 		"KV-Operation": {"PURGE"}, jetstream.MsgTTLHeader: {"1s"},
@@ -59,7 +60,7 @@ func forget(ctx context.Context, b *bus.Bus, key string) error {
 	return err
 }
 
-// Harm forbidden: a reservation that was released is granted again because the server was killed.
+// A key that was deleted stays deleted after the server was killed.
 func TestDeletedKeysStayDeletedAfterACrash(t *testing.T) {
 	t.Parallel()
 	ctx, srv := t.Context(), bustest.StartCrashable(t)
@@ -81,9 +82,9 @@ func TestDeletedKeysStayDeletedAfterACrash(t *testing.T) {
 	srv.Kill()
 	srv.Start()
 
-	other := openKV(t, openCrashable(t, srv), kv.Config{}) // one that was not there before
+	other := openKV(t, openCrashable(t, srv), kv.Config{}) // a new handle
 	ghost, marker, found := storedValue(t, openCrashable(t, srv), "gone")
-	require.True(t, found && !marker && ghost == old, "the server itself has the old value back: else this test shows nothing")
+	require.True(t, found && !marker && ghost == old, "the server has restored the old value, otherwise this test checks nothing")
 	for name, bucket := range map[string]*kv.Bucket{"before": bucket, "after": other} {
 		_, err = bucket.Get(ctx, "gone")
 		require.ErrorIs(t, err, bus.ErrNotFound, name)
@@ -101,15 +102,15 @@ func TestDeletedKeysStayDeletedAfterACrash(t *testing.T) {
 		stop()
 	}
 	revision, err := other.Create(ctx, "gone", []byte("anew"))
-	require.NoError(t, err, "a ghost does not stand in the way of a creation")
+	require.NoError(t, err, "a ghost does not prevent a creation")
 	e, err := bucket.Get(ctx, "gone")
 	require.NoError(t, err)
 	require.Equal(t, revision, e.Revision)
 	_, err = bucket.Update(ctx, "kept", []byte("2"), kept)
-	require.NoError(t, err, "what the checkpoint names is live")
+	require.NoError(t, err, "a key in the checkpoint is live")
 }
 
-// Ghosts count against the bucket's limit, so they are removed once they have been seen.
+// Compact removes ghosts, which count against the bucket's limit.
 func TestGhostsAreRemoved(t *testing.T) {
 	t.Parallel()
 	ctx, srv := t.Context(), bustest.StartCrashable(t)
@@ -135,7 +136,7 @@ func TestGhostsAreRemoved(t *testing.T) {
 	expiredMarkers(t, openCrashable(t, srv), "KV_test", 2) // the checkpoint, and the marker of "other"
 }
 
-// Markers do not pile up: the bucket of a service that lives for months stays as small as what is in it.
+// Compaction bounds the number of markers, so that the size of a bucket depends on its live keys only.
 func TestMarkersAreCompacted(t *testing.T) {
 	t.Parallel()
 	ctx, b := t.Context(), bustest.Open(t)
@@ -167,7 +168,7 @@ func TestMarkersAreCompacted(t *testing.T) {
 	require.Equal(t, kv.Compaction{Live: 100}, done)
 }
 
-// A list of live keys that does not fit into one message is kept in parts.
+// A checkpoint larger than one message is stored in parts.
 func TestCheckpointInParts(t *testing.T) {
 	t.Parallel()
 	ctx, b := t.Context(), bustest.Open(t)
@@ -224,7 +225,7 @@ func TestFullBucketIsCompacted(t *testing.T) {
 	require.EqualValues(t, 64<<10, s.CachedInfo().Config.MaxBytes)
 }
 
-// Harm forbidden: a lease that ended long ago keeps its successor out after a restart.
+// A lease that ended before a crash does not block its successor after it.
 func TestEndedLeasesStayEndedAfterACrash(t *testing.T) {
 	t.Parallel()
 	ctx, srv := t.Context(), bustest.StartCrashable(t)
@@ -233,7 +234,7 @@ func TestEndedLeasesStayEndedAfterACrash(t *testing.T) {
 	released, err := leases.Lease(ctx, "released", nil, time.Second)
 	require.NoError(t, err)
 	require.NoError(t, released.Release(ctx))
-	_, err = b.JetStream().PublishMsg(ctx, leaseMessage("expired")) // of a holder that was killed
+	_, err = b.JetStream().PublishMsg(ctx, leaseMessage("expired")) // of a dead holder
 	require.NoError(t, err)
 	_, err = b.JetStream().PublishMsg(ctx, leaseMessage("alive", "1h"))
 	require.NoError(t, err)
@@ -252,7 +253,7 @@ func TestEndedLeasesStayEndedAfterACrash(t *testing.T) {
 	}
 }
 
-// crashRestarts is how often the server is killed in the model test; a long run sets TROUPE_CRASH_RESTARTS.
+// crashRestarts is the number of kills in the model test; TROUPE_CRASH_RESTARTS sets another one for a long run.
 func crashRestarts(most int) int {
 	if n, err := strconv.Atoi(os.Getenv("TROUPE_CRASH_RESTARTS")); err == nil {
 		return n
@@ -260,12 +261,12 @@ func crashRestarts(most int) int {
 	return most
 }
 
-// modelKey is what a key may be, as its one writer knows: several values when outcomes are unknown.
+// modelKey is the possible state of a key, as its one writer knows it: several values when outcomes are unknown.
 type modelKey struct {
 	may   map[string]bool // values; "" for none
-	stale []uint64        // revisions it once had
-	// forgotten is when the marker of its deletion went, as a number of compactions; 0: it is there. A compaction that begins
-	// later has to hide what a crash brings back.
+	stale []uint64        // former revisions
+	// forgotten is the number of the compaction at which the marker of its deletion was removed; 0: the marker exists.
+	// A later compaction has to hide values that a crash restores.
 	forgotten int64
 }
 
@@ -278,8 +279,8 @@ type modelWriter struct {
 	completed *atomic.Int64 // the number of the latest that has written a checkpoint
 }
 
-// TestNoWriteComesBackAfterACrash kills the server while four writers and a compactor are at work, again and again. Each
-// key has one writer, which knows what may be in it.
+// TestNoWriteComesBackAfterACrash kills the server repeatedly while four writers and a compactor run. Each key has one
+// writer, which knows its possible values.
 func TestNoWriteComesBackAfterACrash(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
@@ -297,14 +298,14 @@ func TestNoWriteComesBackAfterACrash(t *testing.T) {
 		all = append(all, w)
 	}
 	compactor := openKV(t, openCrashable(t, srv), kv.Config{})
-	dice := rand.New(rand.NewPCG(seed, 1))
-	for round := range crashRestarts(8) {
+	rng := rand.New(rand.NewPCG(seed, 1))
+	for round := range crashRestarts(4) {
 		ctx, stop := context.WithCancel(t.Context())
 		writing, rest := context.WithCancel(ctx)
 		var group sync.WaitGroup
 		for n, w := range all {
-			dice := rand.New(rand.NewPCG(seed, uint64(round*writers+n+2)))
-			group.Go(func() { w.write(writing, dice) })
+			rng := rand.New(rand.NewPCG(seed, uint64(round*writers+n+2)))
+			group.Go(func() { w.write(writing, rng) })
 		}
 		group.Go(func() {
 			for ctx.Err() == nil {
@@ -316,8 +317,8 @@ func TestNoWriteComesBackAfterACrash(t *testing.T) {
 				ghosts.Add(int64(done.Ghosts))
 			}
 		})
-		time.Sleep(time.Duration(100+dice.IntN(900)) * time.Millisecond)
-		if round%2 == 0 { // every other crash comes when the markers that expire have expired
+		time.Sleep(time.Duration(100+rng.IntN(900)) * time.Millisecond)
+		if round%2 == 0 { // every other crash happens after the expiring markers have expired
 			rest()
 			time.Sleep(1500 * time.Millisecond)
 		}
@@ -333,15 +334,15 @@ func TestNoWriteComesBackAfterACrash(t *testing.T) {
 	t.Logf("%d ghosts were hidden", ghosts.Load())
 }
 
-func (w *modelWriter) write(ctx context.Context, dice *rand.Rand) {
+func (w *modelWriter) write(ctx context.Context, rng *rand.Rand) {
 	keys := slices.Sorted(maps.Keys(w.keys))
 	for n := 0; ctx.Err() == nil; n++ {
-		key := keys[dice.IntN(len(keys))]
+		key := keys[rng.IntN(len(keys))]
 		m, value := w.keys[key], ""
 		var err error
-		switch dice.IntN(8) {
+		switch rng.IntN(8) {
 		case 0, 1, 2, 3:
-			value = fmt.Sprintf("%s at %d.%d", key, dice.Uint32(), n)
+			value = fmt.Sprintf("%s at %d.%d", key, rng.Uint32(), n)
 			var revision uint64
 			if revision, err = w.kv.Put(ctx, key, []byte(value)); err == nil {
 				m.stale = append(m.stale[max(0, len(m.stale)-5):], revision)
@@ -368,7 +369,7 @@ func (w *modelWriter) write(ctx context.Context, dice *rand.Rand) {
 	}
 }
 
-// check compares what can be read with the model, which then knows.
+// check compares the bucket with the model, and removes the uncertainty of the model.
 func (w *modelWriter) check(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -400,7 +401,7 @@ func (w *modelWriter) check(t *testing.T) {
 	}
 }
 
-// leaseMessage is a lease as its holder would write it, who renews it no more.
+// leaseMessage is a lease of a holder that does not renew it.
 func leaseMessage(key string, ttl ...string) *nats.Msg {
 	life := "1s"
 	if len(ttl) > 0 {

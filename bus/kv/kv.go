@@ -23,58 +23,62 @@ import (
 
 const (
 	kvTimeout       = 5 * time.Second        // of a call whose context has no deadline
-	attemptLimit    = time.Second            // of the first attempt; later ones wait longer for an answer
-	dedupWindow     = 30 * time.Second       // how long the server knows a message by its id
-	memoryMarkerTTL = time.Minute            // of deletion markers in memory buckets, and of markers the server makes
-	retryPause      = 5 * time.Millisecond   // before the first repetition; doubled each time up to
-	maxPause        = 250 * time.Millisecond // this
+	attemptLimit    = time.Second            // timeout of the first attempt; it doubles after an attempt without an answer
+	dedupWindow     = 30 * time.Second       // time that the server knows a message by its id
+	memoryMarkerTTL = time.Minute            // of deletion markers in memory buckets, and of markers that the server makes
+	retryPause      = 5 * time.Millisecond   // before the first repetition
+	maxPause        = 250 * time.Millisecond // before later ones, at most
 	maxKey          = 512
 )
 
-// Config is a bucket of keys and values. Every bucket keeps one revision of each key, has a size limit, and takes
-// several writes as one.
+// retries are the waits between attempts.
+var retries = bus.Backoff{First: retryPause, Most: maxPause}
+
+// Config describes a bucket of keys and values. Every bucket keeps one revision of each key, has a size limit, and
+// supports atomic batches.
 //
-// A deleted key stays deleted, whatever crashes. A file store that the server rebuilds after a crash may serve values
-// that were overwritten or deleted before, at their old revisions ("ghosts"). How a bucket tells them depends on its kind:
-//   - an ordinary bucket keeps the marker of each deletion until a checkpoint has named the keys that live (checkpoint.go);
-//   - a bucket of leases judges each lease by its own time and lifetime, against the server's clock (clock.go);
+// A deleted key stays deleted after any crash. A file store that the server rebuilds after a crash may serve values
+// that were overwritten or deleted before, at their old revisions ("ghosts"). Each kind of bucket detects them in its
+// own way:
+//   - an ordinary bucket keeps the marker of each deletion until a checkpoint has recorded the live keys (checkpoint.go);
+//   - a bucket of leases checks the time and lifetime of each lease against the server's clock (clock.go);
 //   - a memory bucket is empty after a crash.
 type Config struct {
-	// Bucket is its name; the keys are the subjects $KV.<bucket>.<key>.
+	// Bucket is the name; the keys are the subjects $KV.<bucket>.<key>.
 	Bucket string
-	// Replicas is how many servers keep a copy. Zero: what an existing bucket has, and for a new one AllReplicas.
+	// Replicas is the number of servers with a copy. Zero: that of the existing bucket, and for a new one AllReplicas.
 	Replicas int
-	// MaxBytes bounds the bucket; a write beyond it is refused. The server sets the space aside. Zero: 64 MiB, or what
-	// an existing bucket has.
+	// MaxBytes bounds the bucket; a write beyond it is refused. The server reserves the space. Zero: 64 MiB, or the
+	// limit of the existing bucket.
 	MaxBytes int64
-	// Memory keeps the bucket in the server's memory, where a restart empties it: whoever uses it next makes it anew.
+	// Memory keeps the bucket in the server's memory, where a restart empties it: the next operation creates it again.
 	Memory bool
 	// Leases makes it a bucket of leases: Lease writes its keys, and they expire. Other buckets have no leases.
 	Leases bool
 }
 
-// durable reports whether deletions have to survive a rebuild of the store.
+// durable reports whether deletions must survive a rebuild of the store.
 func (c Config) durable() bool { return !c.Memory && !c.Leases }
 
-// Bucket is one bucket. Reads are answered by the leader of its replicas and see every acknowledged write. A call waits
-// out a lost connection until its context ends, or five seconds when that has no deadline. It is safe for concurrent use.
+// Bucket is an open bucket. The leader of its replicas answers reads, which see every acknowledged write. A call waits
+// for a lost connection until its context ends, or five seconds without a deadline. It is safe for concurrent use.
 type Bucket struct {
 	Writer
 	b      *bus.Bus
 	cfg    Config
 	stream string // KV_<bucket>
 	prefix string // $KV.<bucket>.
-	id     string // of this handle; message ids start with it
+	id     string // of this handle; the prefix of message ids
 	ids    atomic.Uint64
 
 	replicas int
-	commits  committer
+	commits  commitQueue
 	clock    serverClock                // of a bucket of leases
-	latest   atomic.Pointer[checkpoint] // the newest that was read; nil: none yet
+	latest   atomic.Pointer[checkpoint] // the newest that this handle has read; nil: none
 }
 
-// Entry is a key with its value. Revision grows with each write to the bucket and is never used again, even by a
-// bucket of the same name that replaces this one. Time is by the server's clock.
+// Entry is a key with its value. Revision grows with each write to the bucket and is never reused, even by a later
+// bucket of the same name. Time is by the server's clock.
 type Entry struct {
 	Key      string
 	Value    []byte
@@ -82,7 +86,8 @@ type Entry struct {
 	Time     time.Time
 }
 
-// Open opens the bucket and makes it if it is not there. What an existing bucket lacks is turned on; nothing is turned off.
+// Open opens the bucket and creates it if it does not exist. It enables missing features of an existing bucket and
+// disables none.
 func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Bucket, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -105,7 +110,7 @@ func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Bucket, error) {
 	return bucket, nil
 }
 
-// Replicas is how many servers keep a copy of the bucket, as of when it was opened.
+// Replicas is the number of servers with a copy of the bucket when it was opened.
 func (bucket *Bucket) Replicas() int { return bucket.replicas }
 
 func (c Config) validate() error {
@@ -116,39 +121,39 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// checkJetStream refuses a server on which writes could not be made together or found again.
+// checkJetStream refuses a server without atomic batches or JetStream.
 func checkJetStream(ctx context.Context, b *bus.Bus) error {
 	var v [3]int
 	version := b.Conn().ConnectedServerVersion()
-	_, _ = fmt.Sscanf(version, "%d.%d.%d", &v[0], &v[1], &v[2]) // what cannot be read is too old
+	_, _ = fmt.Sscanf(version, "%d.%d.%d", &v[0], &v[1], &v[2]) // an unreadable version counts as too old
 	if version != "" && slices.Compare(v[:], []int{2, 12, 1}) < 0 {
 		return bus.Errorf(bus.CodeVersion, "the NATS server at %s is version %s; key-value needs 2.12.1 or later", b.Conn().ConnectedUrlRedacted(), version)
 	}
 	_, err := b.JetStream().AccountInfo(ctx)
 	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-		return bus.Errorf(bus.CodeUnavailable, "the NATS server at %s has no JetStream for us; start it with -js, or enable it for the account: %w", b.Conn().ConnectedUrlRedacted(), err)
+		return bus.Errorf(bus.CodeUnavailable, "the NATS server at %s has no JetStream for this account; start it with -js, or enable it for the account: %w", b.Conn().ConnectedUrlRedacted(), err)
 	}
-	return nil // any other failure will be met, and named, by the opening itself
+	return nil // the opening itself reports any other failure
 }
 
-// open finds the bucket, or makes it where it may.
+// open opens the stream of the bucket, or creates it if create is set.
 func (bucket *Bucket) open(ctx context.Context, create bool) (jetstream.Stream, error) {
 	s, err := bucket.b.JetStream().Stream(ctx, bucket.stream)
 	if create && errors.Is(err, jetstream.ErrStreamNotFound) {
 		s, err = bucket.b.CreateStream(ctx, bucket.desired(jetstream.StreamConfig{}))
-		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // somebody made it in between
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another process created it in between
 			s, err = bucket.b.JetStream().Stream(ctx, bucket.stream)
 		}
 	}
 	return s, err
 }
 
-// adopt turns on what an existing bucket lacks.
+// adopt enables missing features of an existing bucket.
 func (bucket *Bucket) adopt(ctx context.Context, s jetstream.Stream) (jetstream.Stream, error) {
 	has := s.CachedInfo().Config
 	want := bucket.desired(has)
 	if want.MaxMsgsPerSubject != has.MaxMsgsPerSubject || want.Storage != has.Storage {
-		return nil, bus.Errorf(bus.CodeExists, "bucket %s exists in %v with %d revisions of a key; we need it in %v with one", bucket.cfg.Bucket, has.Storage, has.MaxMsgsPerSubject, want.Storage)
+		return nil, bus.Errorf(bus.CodeExists, "bucket %s exists in %v with %d revisions of a key; Troupe needs it in %v with one", bucket.cfg.Bucket, has.Storage, has.MaxMsgsPerSubject, want.Storage)
 	}
 	if reflect.DeepEqual(has, want) {
 		return s, nil
@@ -156,17 +161,17 @@ func (bucket *Bucket) adopt(ctx context.Context, s jetstream.Stream) (jetstream.
 	return bucket.b.UpdateStream(ctx, has, want)
 }
 
-// desired is what the bucket should be, given what it is; the zero config is a bucket that does not exist.
+// desired is the wanted configuration, given the current one; the zero configuration is a bucket that does not exist.
 func (bucket *Bucket) desired(c jetstream.StreamConfig) jetstream.StreamConfig {
 	if c.Name == "" {
 		c = jetstream.StreamConfig{
 			Name: bucket.stream, Subjects: []string{bucket.prefix + ">"},
 			Discard: jetstream.DiscardNew, DenyDelete: true, AllowRollup: true,
-			// AllowDirect stays off: such reads may be answered by a replica that lags behind.
-			// A clock as the first sequence keeps the revisions of a lost bucket from coming back in the next one, where
-			// they would let a deposed leader through.
+			// AllowDirect stays off: a replica that lags behind may answer such reads. A first sequence from the clock
+			// keeps the revisions of a lost bucket from recurring in its successor, where they would pass the fence of
+			// an old leader.
 			FirstSeq: uint64(time.Now().UnixMicro()),
-			// Message ids are kept no longer than we may ask for them: each costs the server about 150 bytes.
+			// Message ids are kept only as long as recall may ask for them: each costs the server about 150 bytes.
 			Duplicates: dedupWindow,
 		}
 	}
@@ -199,8 +204,8 @@ func (bucket *Bucket) Get(ctx context.Context, key string) (Entry, error) {
 	return rec.Entry, nil
 }
 
-// List returns the key of that name and every key under it (role.a covers role.a.rank), all keys for an empty prefix,
-// in the order of the keys. Everything acknowledged before the call is in it.
+// List returns the key prefix and every key under it (role.a includes role.a.rank), all keys for an empty prefix,
+// sorted by key. It includes everything acknowledged before the call.
 func (bucket *Bucket) List(ctx context.Context, prefix string) ([]Entry, error) {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -237,7 +242,7 @@ func (bucket *Bucket) Keys(ctx context.Context, prefix string) ([]string, error)
 	return keys, err
 }
 
-// RevisionOf is the revision at which a key was found by the write that err refused: 0 if the key did not exist.
+// RevisionOf is the revision of the key that made a write fail with err: 0 if the key did not exist.
 func RevisionOf(err error) (revision uint64, ok bool) {
 	var e *bus.Error
 	if !errors.As(err, &e) {
@@ -247,12 +252,12 @@ func RevisionOf(err error) (revision uint64, ok bool) {
 	return revision, bad == nil
 }
 
-// record is a stored message: an entry, or the marker of one that is gone.
+// record is a stored message: an entry or the marker of a deletion.
 type record struct {
 	Entry
 	deleted bool
-	lease   string        // who holds it, if it is a lease
-	ttl     time.Duration // as it was written; zero for ever
+	lease   string        // id of its holder, if it is a lease
+	ttl     time.Duration // lifetime as written; zero: unlimited
 }
 
 func newRecord(key string, value []byte, revision uint64, at time.Time, h nats.Header) record {
@@ -265,7 +270,7 @@ func newRecord(key string, value []byte, revision uint64, at time.Time, h nats.H
 	}
 }
 
-// stored is the server's answer to a message-get.
+// stored is the server's answer to a message-get request.
 type stored struct {
 	Error   *jetstream.APIError `json:"error"`
 	Message struct {
@@ -277,11 +282,11 @@ type stored struct {
 	} `json:"message"`
 }
 
-// last reads the newest message on subject, which may be a wildcard, from the leader. None is a deleted record at
+// last reads the newest message on subject, which may be a wildcard, from the leader. No message is a deleted record at
 // revision 0.
 func (bucket *Bucket) last(ctx context.Context, subject string) (record, error) {
 	var rec record
-	err := bucket.persist(ctx, func(ctx context.Context) error {
+	err := bucket.retry(ctx, func(ctx context.Context) error {
 		reply, err := bucket.b.Conn().RequestWithContext(ctx, "$JS.API.STREAM.MSG.GET."+bucket.stream, []byte(`{"last_by_subj":"`+subject+`"}`))
 		if err != nil {
 			return err
@@ -315,11 +320,12 @@ func decodeHeader(raw []byte) (nats.Header, error) {
 	return nats.DecodeHeadersMsg(raw)
 }
 
-// persist tries until there is an answer, a refusal that will not change, or the end of ctx. What it tries must be
-// harmless when it is repeated. The last error is returned as it came.
-func (bucket *Bucket) persist(ctx context.Context, try func(context.Context) error) error {
-	limit := attemptLimit
-	for wait := retryPause; ; wait = min(2*wait, maxPause) {
+// retry calls try until it succeeds, fails with an error that is not transient, or ctx ends, and returns the last error
+// unchanged. try must be harmless when it is repeated. bus.Retry does not fit: the time for an answer grows, and a missing
+// memory bucket is created again.
+func (bucket *Bucket) retry(ctx context.Context, try func(context.Context) error) error {
+	limit, waits := attemptLimit, retries.Start()
+	for {
 		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := try(attempt)
 		if unanswered(err) {
@@ -334,48 +340,48 @@ func (bucket *Bucket) persist(ctx context.Context, try func(context.Context) err
 		if !transient(err) && !(bucket.cfg.Memory && missing(err)) {
 			return err
 		}
-		if bus.Sleep(ctx, wait) != nil {
+		if waits.Wait(ctx) != nil {
 			return err
 		}
 	}
 }
 
-// missing says that nobody serves the bucket: it is gone, or its server is not yet up.
+// missing reports that the bucket does not exist, or that its server is not up yet.
 func missing(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrStreamNotFound)
 }
 
-// The server's codes, as far as they are told apart.
+// Error codes of the server.
 const (
 	codeClusterNoLeader = jetstream.ErrorCode(10009)
 	codeClusterNotAvail = jetstream.ErrorCode(10008)
 	codeTooManyBatches  = jetstream.ErrorCode(10210)
 	codeBatchIncomplete = jetstream.ErrorCode(10176)
 	codeBatchDuplicate  = jetstream.ErrorCode(10201)
-	codeIDInProcess     = jetstream.ErrorCode(10158) // an earlier attempt is still on its way through the replicas
+	codeIDInProcess     = jetstream.ErrorCode(10158) // an earlier attempt is still being replicated
 	codeWrongRevision   = jetstream.ErrorCode(10071)
-	codeWrongRevision2  = jetstream.ErrorCode(10164) // the same, when another write to the key is on its way
+	codeWrongRevision2  = jetstream.ErrorCode(10164) // the same, while another write to the key is being replicated
 	codeBadRollup       = jetstream.ErrorCode(10111)
 )
 
-// transient errors may be gone at the next attempt.
+// transient reports errors that the next attempt may not have.
 func transient(err error) bool {
 	return unsent(err) || unanswered(err) ||
-		errors.Is(err, jetstream.ErrJetStreamNotEnabled) || // what a server says that is still starting
+		errors.Is(err, jetstream.ErrJetStreamNotEnabled) || // a server that is still starting
 		bus.HasServerCode(err, codeClusterNoLeader, codeClusterNotAvail, codeTooManyBatches, codeBatchIncomplete, codeIDInProcess)
 }
 
-// unsent errors say that nothing has reached the bucket.
+// unsent reports errors that mean that nothing has reached the bucket.
 func unsent(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, nats.ErrReconnectBufExceeded)
 }
 
-// unanswered errors leave open what has become of the request.
+// unanswered reports errors that leave the outcome of the request open.
 func unanswered(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || errors.Is(err, nats.ErrDisconnected)
 }
 
-// fail says what went wrong in the words of this package.
+// fail converts an error into a *bus.Error.
 func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	if e := (*bus.Error)(nil); errors.As(err, &e) {
 		return err
@@ -383,7 +389,7 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	code, why := bus.CodeRefused, "the server refuses"
 	switch {
 	case errors.Is(ctx.Err(), context.Canceled):
-		code, why = bus.CodeCancelled, "the caller gave up"
+		code, why = bus.CodeCancelled, "the caller cancelled the call"
 	case errors.Is(err, nats.ErrConnectionClosed), bucket.b.Conn().IsClosed():
 		code, why = bus.CodeClosed, bucket.b.ClosedError().Error()
 	case errors.Is(err, jetstream.ErrStreamNotFound):
@@ -393,14 +399,14 @@ func (bucket *Bucket) fail(ctx context.Context, doing string, err error) error {
 	case unsent(err), !bucket.b.Conn().IsConnected(), errors.Is(err, jetstream.ErrJetStreamNotEnabled):
 		code, why = bus.CodeUnavailable, "the server cannot be reached"
 	case bus.HasServerCode(err, bus.CodeStoreOffline):
-		code, why = bus.CodeUnavailable, "the store takes no writes"
+		code, why = bus.CodeUnavailable, "the store accepts no writes"
 	case transient(err):
 		code, why = bus.CodeTimedOut, "no answer in time"
 	}
 	return bus.Errorf(code, "bucket %s: %s: %s: %w", bucket.cfg.Bucket, doing, why, err)
 }
 
-// bounded gives a call without a deadline one.
+// bounded adds the default timeout to a context without a deadline.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return context.WithCancel(ctx)
@@ -408,7 +414,7 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, kvTimeout)
 }
 
-// checkKey refuses what could not be a subject, and what the bucket keeps for itself.
+// checkKey refuses keys that cannot be a subject, and reserved keys.
 func checkKey(key string) error {
 	ok := len(key) <= maxKey && key != reservedWord && !strings.HasPrefix(key, reservedWord+".")
 	for token := range strings.SplitSeq(key, ".") {

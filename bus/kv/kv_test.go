@@ -47,22 +47,22 @@ func openLeases(t testing.TB, b *bus.Bus) *kv.Bucket {
 	return openKV(t, b, kv.Config{Bucket: "leases", Memory: true, Leases: true})
 }
 
-// kvBubble runs a test on virtual time, with a server and two ways to it: one that can be made bad, and a good one.
-func kvBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket)) {
+// onVirtualTime runs a test in a synctest bubble, with a server and two connections: a faulty one and a good one.
+func onVirtualTime(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket)) {
 	busBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus) {
 		test(t, f, openKV(t, bad), openKV(t, good))
 	})
 }
 
-// leaseBubble is kvBubble with a bucket of leases.
-func leaseBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket)) {
+// leasesOnVirtualTime is onVirtualTime with a bucket of leases.
+func leasesOnVirtualTime(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket)) {
 	busBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus) {
 		test(t, f, openLeases(t, bad), openLeases(t, good))
 	})
 }
 
 func busBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, good *bus.Bus)) {
-	ats.Register() // outside, because it lives as long as the process
+	ats.Register() // outside the bubble, because it lasts as long as the process
 	defer func() {
 		ats.Unregister()
 		emptyPools()
@@ -75,12 +75,12 @@ func busBubble(t *testing.T, test func(t *testing.T, f *bustest.Faults, bad, goo
 	})
 }
 
-// writeAck accepts the messages with which the server answers writes.
+// writeAck matches the server's answers to writes.
 func writeAck(m bustest.Message) bool {
 	return m.Toward == bustest.ToClient && strings.Contains(string(m.Payload), `"stream":"KV_test"`)
 }
 
-// nextEvent is the next event of a watch, in short.
+// nextEvent describes the next event of a watch.
 func nextEvent(t *testing.T, events <-chan kv.Event) string {
 	t.Helper()
 	select {
@@ -187,7 +187,7 @@ func TestKVListsInOrder(t *testing.T) {
 	require.Equal(t, "7", string(list[0].Value))
 }
 
-// Harm forbidden: an existing bucket loses its atomic writes, or has them only for some who open it.
+// Opening an existing bucket enables its atomic writes for all users and disables nothing.
 func TestKVOpensWhatIsThere(t *testing.T) {
 	ctx, b := t.Context(), bustest.Open(t)
 	_, err := b.JetStream().CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "test"})
@@ -205,7 +205,7 @@ func TestKVOpensWhatIsThere(t *testing.T) {
 	require.EqualValues(t, 1, c.MaxMsgsPerSubject)
 }
 
-// oldServer speaks just enough of the protocol to say its version.
+// oldServer implements enough of the protocol to report its version.
 type oldServer struct{}
 
 func (oldServer) InProcessConn() (net.Conn, error) {
@@ -256,9 +256,9 @@ func TestKVOneCreatorWins(t *testing.T) {
 	}
 }
 
-// Harm forbidden: an update is made on top of something its writer has not seen, or is made and said not to be.
+// An update is never made over a revision that its writer has not seen, and never reported as failed when it was made.
 func TestKVCountsEveryIncrement(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		_, err := good.Put(t.Context(), "n", []byte("0"))
 		require.NoError(t, err)
 		f.SetRule(bustest.Random(1, 0.05, 0.05, 0.05, 0.05, nil))
@@ -304,20 +304,20 @@ func increment(ctx context.Context, bucket *kv.Bucket, key string) error {
 }
 
 func TestKVFindsOutWhatBecameOfAWrite(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx := t.Context()
-		f.SetRule(bustest.Once(bustest.Drop, writeAck)) // it has landed, and we are not told
+		f.SetRule(bustest.Once(bustest.Drop, writeAck)) // stored, without an answer
 		revision, err := bad.Create(ctx, "landed", []byte("1"))
 		require.NoError(t, err)
 		e, err := good.Get(ctx, "landed")
 		require.NoError(t, err)
 		require.Equal(t, e.Revision, revision)
 
-		f.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool { return m.Toward == bustest.ToServer })) // it has not
+		f.SetRule(bustest.Once(bustest.Drop, func(m bustest.Message) bool { return m.Toward == bustest.ToServer })) // not stored
 		_, err = bad.Update(ctx, "landed", []byte("2"), revision)
 		require.NoError(t, err)
 
-		overtake := func(m bustest.Message) bool { // landed, and replaced before we ask
+		overtake := func(m bustest.Message) bool { // stored, and replaced before recall
 			if writeAck(m) {
 				_, err := good.Put(context.Background(), "landed", []byte("theirs"))
 				return err == nil
@@ -334,7 +334,7 @@ func TestKVFindsOutWhatBecameOfAWrite(t *testing.T) {
 		require.Equal(t, "theirs", string(e.Value))
 		require.Equal(t, e.Revision, revision+1)
 
-		f.SetRule(func(m bustest.Message) bustest.Verdict { // nobody ever tells
+		f.SetRule(func(m bustest.Message) bustest.Verdict { // every answer is lost
 			if writeAck(m) {
 				return bustest.Drop
 			}
@@ -352,7 +352,7 @@ func TestKVFindsOutWhatBecameOfAWrite(t *testing.T) {
 func TestKVWaitsOutARestart(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	b := bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}) // a pipe that breaks is what we came for
+	b := bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}}) // the connection breaks on purpose
 	bucket := openKV(t, b, kv.Config{})
 	first, err := bucket.Put(t.Context(), "a", []byte("1"))
 	require.NoError(t, err)
@@ -373,7 +373,7 @@ func TestKVWaitsOutARestart(t *testing.T) {
 	require.NoError(t, <-doneCh)
 }
 
-// What replicas do differently: they lag behind each other, and check a write twice.
+// Replicas lag behind each other and check a write twice.
 func TestKVOnThreeReplicas(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -403,7 +403,7 @@ func TestKVOnThreeReplicas(t *testing.T) {
 		require.Len(t, list, i+1, "a list that lags")
 	}
 	var wg sync.WaitGroup
-	for _, bucket := range kvs { // who conflicts is told so, and nothing else breaks
+	for _, bucket := range kvs { // conflicts are reported, and nothing else fails
 		wg.Go(func() {
 			for done := 0; done < 20; {
 				switch err := increment(ctx, bucket, "n"); bus.CodeOf(err) {
@@ -432,7 +432,7 @@ func TestKVOnThreeReplicas(t *testing.T) {
 	leading, resign := context.WithCancel(ctx)
 	c := stand(leading, side{kvs[0], leases}, "a")
 	led := <-c.termCh
-	for i := range 8 { // side by side, replicas would refuse them
+	for i := range 8 { // concurrent ones would be refused by replicas
 		wg.Go(func() {
 			for k := range 10 {
 				if _, err := led.Put(ctx, fmt.Sprintf("%d.%d", i, k), nil); err != nil {
@@ -468,7 +468,7 @@ func TestKVWatchConvergesOverARestart(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "r.keep=2", nextEvent(t, events))
 
-			f.Freeze() // the watcher sees nothing of what follows
+			f.Freeze() // the watcher misses the following writes
 			srv.Restart()
 			require.NoError(t, bucket.Delete(ctx, "r.drop", 0))
 			_, err = bucket.Put(ctx, "r.change", []byte("2"))
@@ -480,7 +480,7 @@ func TestKVWatchConvergesOverARestart(t *testing.T) {
 				got[ev] = true
 			}
 			want := map[string]bool{"r.change=2": true, "-r.drop": true}
-			if memory { // what was there is gone
+			if memory { // the restart has emptied the bucket
 				want["-r.keep"] = true
 			}
 			require.Equal(t, want, got)
@@ -491,9 +491,9 @@ func TestKVWatchConvergesOverARestart(t *testing.T) {
 	}
 }
 
-// Harm forbidden: a reader that believes for ever what is no longer so.
+// A watch converges to the current state on a faulty connection.
 func TestKVWatchConvergesOnABadLine(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx, cancel := context.WithCancel(t.Context())
 		f.SetRule(bustest.Random(2, 0.05, 0.05, 0.05, 0.05, nil))
 		events, err := bad.Watch(ctx, "")
@@ -503,7 +503,7 @@ func TestKVWatchConvergesOnABadLine(t *testing.T) {
 		go func() {
 			defer close(doneCh)
 			for ev := range events {
-				time.Sleep(40 * time.Millisecond) // slower than the writer, and than a reconnection
+				time.Sleep(40 * time.Millisecond) // slower than the writer and a reconnect
 				switch ev.Kind {
 				case kv.EventPut:
 					seen.Store(ev.Key, ev.Revision)
@@ -512,17 +512,17 @@ func TestKVWatchConvergesOnABadLine(t *testing.T) {
 				}
 			}
 		}()
-		dice := rand.New(rand.NewPCG(1, 2))
+		rng := rand.New(rand.NewPCG(1, 2))
 		for i := range 300 {
 			if i%30 == 29 {
 				f.Cut()
 			}
-			key := strconv.Itoa(dice.IntN(100))
-			if _, err = good.Put(ctx, key, nil); dice.IntN(3) == 0 {
+			key := strconv.Itoa(rng.IntN(100))
+			if _, err = good.Put(ctx, key, nil); rng.IntN(3) == 0 {
 				err = good.Delete(ctx, key, 0)
 			}
 			require.NoError(t, err)
-			time.Sleep(time.Duration(dice.IntN(10)) * time.Millisecond)
+			time.Sleep(time.Duration(rng.IntN(10)) * time.Millisecond)
 		}
 		f.SetRule(nil)
 		time.Sleep(time.Minute)
@@ -541,12 +541,12 @@ func TestKVWatchConvergesOnABadLine(t *testing.T) {
 }
 
 func TestKVWatchKeepsWhatIsNotTaken(t *testing.T) {
-	kvBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	onVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		_, err := good.Apply(t.Context(), []kv.Op{kv.OpPut("a", nil), kv.OpPut("b", nil)})
 		require.NoError(t, err)
 		events, err := bad.Watch(t.Context(), "")
 		require.NoError(t, err)
-		for range 3 { // interruptions, while it waits for us to take the first event
+		for range 3 { // interruptions before the first event is received
 			time.Sleep(time.Second)
 			f.Cut()
 		}
@@ -564,14 +564,13 @@ func TestKVWatchEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	events, err := bucket.Watch(ctx, "")
 	require.NoError(t, err)
-	<-events // and then does not read on
+	<-events // and stop reading
 	cancel()
 	for range events {
 	}
 }
 
-// emptyPools lets go of what is kept for reuse: nats.go pools timers, and those of a bubble are of no use outside it, nor
-// the other way round.
+// emptyPools empties the pools: nats.go pools timers, and those of a bubble cannot be used outside it, nor the reverse.
 func emptyPools() {
 	runtime.GC()
 	runtime.GC()

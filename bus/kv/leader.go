@@ -3,28 +3,27 @@ package kv
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"troupe/bus"
 )
 
-// LeadConfig is a candidacy. Everybody who runs with the same Key stands for the same lead.
+// LeadConfig describes a candidate. Candidates with the same Key compete for the same leadership.
 type LeadConfig struct {
-	// Key is the lease of the lead, in Leases. <Key>.epoch and <Key>.fence, in the bucket that is led, belong to it too.
+	// Key is the lease of the leader, in Leases. <Key>.epoch and <Key>.fence, in the bucket itself, belong to it too.
 	Key string
 	// Leases is the bucket of the lease.
 	Leases *Bucket
-	// ID says who leads, to those who read the key.
+	// ID names the leader to readers of the key.
 	ID string
-	// TTL is how long the lead outlives a leader that died: the others take over then, at once if it resigned. It may be
-	// short, because a leader that was only slow cannot do harm. At least a second.
+	// TTL is the time from the death of a leader to its succession; a leader that resigns is succeeded at once. It may
+	// be short, because the fence stops the writes of a slow leader. At least a second.
 	TTL time.Duration
 }
 
-// Lead stands for the lead until ctx ends, and calls lead each time it is won. The context of that call ends when the
-// lead is lost; when lead has returned, Lead stands again. If lead returns while it still leads, its lead is given up
-// and its error, or nil, is what Lead returns. When ctx ends, Lead returns ctx's error.
+// Lead competes for the leadership until ctx ends, and calls lead each time it is won. The context of that call ends
+// when the leadership is lost; after lead has returned, Lead competes again. If lead returns while it still leads, the
+// leadership is given up and Lead returns its error, or nil. When ctx ends, Lead returns ctx's error.
 func (bucket *Bucket) Lead(ctx context.Context, cfg LeadConfig, lead func(context.Context, *Term) error) error {
 	for {
 		l, err := bucket.campaign(ctx, cfg)
@@ -38,13 +37,14 @@ func (bucket *Bucket) Lead(ctx context.Context, cfg LeadConfig, lead func(contex
 		if !again {
 			return err
 		}
-		bucket.b.Logger().Warn("bus: the lead is lost; standing again", "bucket", bucket.cfg.Bucket, "key", cfg.Key, "id", cfg.ID, "error", err)
+		bucket.b.Logger().Warn("bus: the leadership is lost; competing again", "bucket", bucket.cfg.Bucket, "key", cfg.Key, "id", cfg.ID, "error", err)
 	}
 }
 
-// campaign waits until the lease is ours.
+// campaign waits until this candidate has the lease.
 func (bucket *Bucket) campaign(ctx context.Context, cfg LeadConfig) (*Lease, error) {
-	for wait := retryPause; ; wait = min(2*wait, maxPause) {
+	waits := retries.Start()
+	for {
 		l, err := cfg.Leases.Lease(ctx, cfg.Key, []byte(cfg.ID), cfg.TTL)
 		switch {
 		case err == nil:
@@ -53,17 +53,18 @@ func (bucket *Bucket) campaign(ctx context.Context, cfg LeadConfig) (*Lease, err
 			return nil, ctx.Err()
 		case errors.Is(err, bus.ErrExists):
 			cfg.awaitFree(ctx)
-			wait = retryPause
+			waits.Reset()
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrNotFound), errors.Is(err, bus.ErrRefused):
 			return nil, err
 		}
-		if err := bus.Sleep(ctx, rand.N(wait)); err != nil { // standbys see the end together; let one be first
+		if err := waits.Wait(ctx); err != nil { // with jitter, because standbys see the end at the same time
 			return nil, err
 		}
 	}
 }
 
-// awaitFree returns when the lease may be free: it is gone, or so much time has passed that we had better look again.
+// awaitFree returns when the lease may be free: it was deleted, or so much time has passed that the caller should try
+// again.
 func (cfg LeadConfig) awaitFree(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 2*cfg.TTL+maxPause)
 	defer cancel()
@@ -82,9 +83,9 @@ func (cfg LeadConfig) awaitFree(ctx context.Context) {
 	}
 }
 
-// serve leads. again says that the lead was lost rather than laid down.
+// serve calls lead. again reports that the leadership was lost, rather than given up.
 func (bucket *Bucket) serve(ctx context.Context, cfg LeadConfig, l *Lease, lead func(context.Context, *Term) error) (again bool, err error) {
-	defer func() { _ = l.Release(ctx) }() // if it fails, the lease expires
+	defer func() { _ = l.Release(ctx) }() // otherwise the lease expires
 	term, err := bucket.newTerm(ctx, cfg, l)
 	if err != nil {
 		return true, err
@@ -106,19 +107,19 @@ func (bucket *Bucket) serve(ctx context.Context, cfg LeadConfig, l *Lease, lead 
 	return errors.Is(err, bus.ErrFenced), err
 }
 
-// Term is one time of leading. Every write carries its epoch, and the server refuses it with ErrFenced once another
-// leader has begun, however long this one was asleep; no lease and no clock is needed for that. Since nobody else can
-// write under the fence, Put is as safe as Update here, and costs one message where Update costs a batch of two.
-// It is safe for concurrent use.
+// Term is one term of a leader. Every write carries its epoch, and the server refuses it with ErrFenced once another
+// term has begun, however long this leader was suspended; this needs no lease and no clock. Since no other process can
+// write under the fence, Put is as safe as Update here, and costs one message where Update costs a batch of two. It is
+// safe for concurrent use.
 type Term struct {
 	Writer
 	epoch uint64
 	lease *Lease
 }
 
-// newTerm writes the epoch while the lease is held. Two candidates may be at it, one of which does not know yet that its
-// lease has ended: the epoch changes by compare-and-set, so the later one fences the earlier. Epochs are only overwritten,
-// never deleted, so none comes back after a crash.
+// newTerm writes the epoch while it holds the lease. Two candidates may do so, one of which does not know yet that its
+// lease has ended: the epoch changes by compare-and-set, so the later one fences the earlier. Epochs are only
+// overwritten, never deleted, so none can return after a crash.
 func (bucket *Bucket) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*Term, error) {
 	key := cfg.Key + ".epoch"
 	for {
@@ -135,7 +136,7 @@ func (bucket *Bucket) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*T
 		case !l.Valid():
 			return nil, l.Err()
 		case errors.Is(err, bus.ErrConflict), errors.Is(err, bus.ErrExists):
-			continue // a candidate that has lost the lease wrote; its term ends with ours
+			continue // a candidate without the lease wrote; the next epoch ends its term
 		case err != nil:
 			return nil, err
 		}
@@ -144,9 +145,9 @@ func (bucket *Bucket) newTerm(ctx context.Context, cfg LeadConfig, l *Lease) (*T
 	}
 }
 
-// Epoch is the term's fencing token: later terms have greater ones.
+// Epoch is the term's fencing token, which grows from term to term.
 func (t *Term) Epoch() uint64 { return t.epoch }
 
-// Valid reports whether nobody else can lead now, so that what this leader knows is the latest there is. It asks only
-// the clock; a write needs no such question.
+// Valid reports whether no other process can lead now, so that the state of this leader is current. It uses only the
+// clock; writes do not need it.
 func (t *Term) Valid() bool { return t.lease.Valid() }

@@ -13,8 +13,8 @@ import (
 	"troupe/bus/kv"
 )
 
-// candidate stands for the lead in the background until its context ends. Its terms arrive on termCh, each with the
-// context it was led under, what Lead returns on doneCh. An error on resignCh makes it resign with that.
+// candidate competes for the leadership in the background until its context ends. termCh has its terms with their
+// contexts, doneCh the result of Lead. An error on resignCh makes it resign with that error.
 type candidate struct {
 	termCh   chan ledTerm
 	resignCh chan error
@@ -26,7 +26,7 @@ type ledTerm struct {
 	ctx context.Context
 }
 
-// side is the bucket that is led, and that of the leases, over one connection.
+// side is the led bucket and the bucket of leases, over one connection.
 type side struct{ kv, leases *kv.Bucket }
 
 func openSide(t *testing.T, b *bus.Bus) side { return side{openKV(t, b), openLeases(t, b)} }
@@ -47,7 +47,7 @@ func stand(ctx context.Context, on side, id string) candidate {
 	return c
 }
 
-// Harm forbidden: a leader that was asleep writes over its successor.
+// A leader that was suspended cannot overwrite its successor.
 func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
 	busBubble(t, func(t *testing.T, f *bustest.Faults, badBus, goodBus *bus.Bus) {
 		bad, good := openSide(t, badBus), openSide(t, goodBus)
@@ -92,7 +92,7 @@ func TestLeaderThatWasDeposedCannotWrite(t *testing.T) {
 		b.resignCh <- resigned
 		require.ErrorIs(t, <-b.doneCh, resigned)
 		back := time.Now()
-		third := <-a.termCh // a stands by again, and takes over at once
+		third := <-a.termCh // a competes again and takes over at once
 		require.Less(t, time.Since(back), 100*time.Millisecond)
 		require.Greater(t, third.Epoch(), second.Epoch())
 		cancel()
@@ -126,7 +126,7 @@ func TestLeaderIsOne(t *testing.T) {
 				t.Fatal("two leaders")
 			default:
 			}
-			require.NoError(t, good.leases.Delete(ctx, "lead", 0)) // an operator throws it out
+			require.NoError(t, good.leases.Delete(ctx, "lead", 0)) // an operator deletes the lease
 			seen = append(seen, <-termCh)
 			<-seen[len(seen)-2].ctx.Done()
 			_, err := seen[len(seen)-2].Put(ctx, "k", nil)
@@ -140,7 +140,7 @@ func TestLeaderIsOne(t *testing.T) {
 	})
 }
 
-// A bucket that is lost and made again must not give out an old epoch again.
+// A bucket that is lost and created again does not reuse an epoch.
 func TestLeaderOfALostBucketIsFenced(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})

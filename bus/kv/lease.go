@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	minLease       = time.Second     // the server counts in seconds
-	maxLease       = time.Hour       // how long the marker of a deleted lease stays
-	releaseTimeout = 2 * time.Second // of last acts, whose own context may have ended
+	minLease       = time.Second     // the server's resolution is a second
+	maxLease       = time.Hour       // lifetime of the marker of a deleted lease
+	releaseTimeout = 2 * time.Second // of Release, whose context may have ended
 )
 
-// LeaseHeldError says who holds a lease. It matches ErrExists.
+// LeaseHeldError describes the holder of a lease. It matches ErrExists.
 type LeaseHeldError struct {
 	Key     string
-	Holder  []byte    // the value the holder wrote
+	Holder  []byte    // the value that the holder wrote
 	Since   time.Time // of its last renewal, by the server's clock
 	Expires time.Time // unless it is renewed again, by the server's clock
 }
@@ -35,10 +35,10 @@ func (e *LeaseHeldError) Unwrap() error {
 	return &bus.Error{Code: bus.CodeExists, Message: e.Error(), Rank: -1}
 }
 
-// Lease is a key that one holder keeps alive and that expires without it, which watchers see as a deletion. The holder
-// renews it three times per lifetime in the background. It is trusted from before the last successful renewal was sent,
-// for its lifetime less a tenth: then, if nothing else was heard, the holder steps down by its own clock, before the
-// server lets anybody else in.
+// Lease is a key that its holder renews and that expires otherwise, which watchers see as a deletion. The holder renews
+// it three times per lifetime in the background. The lease is valid from before the last successful renewal was sent,
+// for its lifetime less a tenth: then the holder steps down by its own clock, before the server lets another process
+// take the key.
 //
 //	held ──renewal refused, or the clock──▶ lost ──Regain──▶ held
 //	  └──────────────Release───────────────▶ released ◀──Release── lost
@@ -47,20 +47,20 @@ type Lease struct {
 	key   string
 	value []byte
 	ttl   time.Duration
-	id    string // written with the key: how we know that it is still ours
+	id    string // written with the key, to recognise the own lease
 
 	mu       sync.Mutex // guards what follows
 	revision uint64
-	until    time.Time // when trust ends
-	err      error     // why it is not held; nil while it is
+	until    time.Time // end of validity
+	err      error     // why it is not held; nil while it is held
 	lostCh   chan struct{}
-	timer    *time.Timer        // steps down even if the renewal hangs
+	timer    *time.Timer        // ends the lease even if the renewal hangs
 	stop     context.CancelFunc // ends the renewals
 	doneCh   chan struct{}      // closed when they have ended
 }
 
-// Lease takes the key for ttl and keeps renewing it. If somebody holds it, that is a *LeaseHeldError. ctx bounds the
-// taking alone; the lease lives until it is lost or Release is called.
+// Lease takes the key for ttl and renews it. If another process holds it, the error is a *LeaseHeldError. ctx bounds
+// the taking only; the lease lasts until it is lost or Release is called.
 func (bucket *Bucket) Lease(ctx context.Context, key string, value []byte, ttl time.Duration) (*Lease, error) {
 	if err := checkKey(key); err != nil {
 		return nil, err
@@ -96,10 +96,10 @@ func (bucket *Bucket) heldBy(ctx context.Context, key string, err error) error {
 	return &LeaseHeldError{Key: key, Holder: rec.Value, Since: rec.Time, Expires: rec.Time.Add(rec.ttl)}
 }
 
-// trust is when a lease whose request was sent then stops being ours for certain.
+// trust is the end of validity of a lease whose request was sent at that time.
 func (l *Lease) trust(sent time.Time) time.Time { return sent.Add(l.ttl - l.ttl/10) }
 
-// hold begins to hold the lease, and to renew it.
+// hold starts the renewals.
 func (l *Lease) hold(revision uint64, sent time.Time) {
 	ctx, cancel := context.WithCancel(context.Background())
 	l.mu.Lock()
@@ -130,8 +130,8 @@ func (l *Lease) renewals(ctx context.Context, doneCh chan struct{}) {
 	}
 }
 
-// renew extends the lease. An answer that comes when trust has ended does not count: the server may have been about to
-// let the key expire, and the deletion would take our renewal with it.
+// renew extends the lease. An answer after the end of validity does not count: the server may have been about to expire
+// the key, and the deletion would remove the renewal.
 func (l *Lease) renew(ctx context.Context) error {
 	l.mu.Lock()
 	revision, until := l.revision, l.until
@@ -152,7 +152,7 @@ func (l *Lease) renew(ctx context.Context) error {
 	return nil
 }
 
-// write puts the lease's record over its own at revision, with a new lifetime: an ordinary update would drop that.
+// write replaces the lease's record at revision, with a new lifetime: an ordinary update would drop the lifetime.
 func (l *Lease) write(ctx context.Context, revision uint64) (uint64, time.Time, error) {
 	op, sent := OpUpdate(l.key, l.value, revision), time.Now()
 	op.ttl, op.lease = l.ttl, l.id
@@ -160,7 +160,7 @@ func (l *Lease) write(ctx context.Context, revision uint64) (uint64, time.Time, 
 	return revision, sent, err
 }
 
-// expire is the timer's: trust has ended, unless the lease was renewed just now.
+// expire runs when the timer fires: the lease ends, unless it was renewed just now.
 func (l *Lease) expire() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -175,7 +175,7 @@ func (l *Lease) lose(err error) {
 	l.end(err)
 }
 
-// end needs mu. The first reason is kept, except that a release is final.
+// end ends the lease; mu is held. It keeps the first reason, except that a release is final.
 func (l *Lease) end(err error) {
 	if l.err == nil {
 		l.stop()
@@ -187,7 +187,7 @@ func (l *Lease) end(err error) {
 	}
 }
 
-// before compares by both clocks of this host: the monotonic one stands still while it is suspended.
+// before compares both clocks of this host: the monotonic one does not advance while the host is suspended.
 func before(now, until time.Time) bool {
 	return now.Before(until) && now.Round(0).Before(until.Round(0))
 }
@@ -195,38 +195,38 @@ func before(now, until time.Time) bool {
 // Key is the lease's key.
 func (l *Lease) Key() string { return l.key }
 
-// Revision is that of the last renewal.
+// Revision is the revision of the last renewal.
 func (l *Lease) Revision() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.revision
 }
 
-// Valid reports whether nobody else can hold the lease now. It asks only the clock.
+// Valid reports whether no other process can hold the lease now. It uses only the clock.
 func (l *Lease) Valid() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err == nil && before(time.Now(), l.until)
 }
 
-// Lost is closed when the lease is not held any more. After Regain it is another channel.
+// Lost is closed when the lease is not held any more. Regain replaces the channel.
 func (l *Lease) Lost() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.lostCh
 }
 
-// Err is nil while the lease is held. Then it is ErrConflict if the key has expired or is somebody else's; ErrUnavailable,
-// ErrTimedOut or ErrOutcomeUnknown if the server could not be reached in time (and Regain may help); ErrClosed after
-// Release or when the bus was closed.
+// Err is nil while the lease is held. Afterwards it is ErrConflict if the key has expired or belongs to another
+// process; ErrUnavailable, ErrTimedOut or ErrOutcomeUnknown if the server was unreachable (and Regain may succeed);
+// ErrClosed after Release or when the bus was closed.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
-// Regain takes back a lease that was lost in an outage and has neither expired nor been taken: nobody else has held it
-// in between. If it is not ours any more, that is ErrConflict. Only its holder calls this, and not beside Release.
+// Regain takes back a lease that was lost in an outage and has neither expired nor been taken: no other process has
+// held it in between. Otherwise the error is ErrConflict. Only the holder calls it, and not concurrently with Release.
 func (l *Lease) Regain(ctx context.Context) error {
 	if err := l.Err(); err == nil || errors.Is(err, bus.ErrClosed) {
 		return err
@@ -240,9 +240,9 @@ func (l *Lease) Regain(ctx context.Context) error {
 			return err
 		}
 		if rec.deleted || rec.lease != l.id {
-			return l.kv.conflict(bus.CodeConflict, l.key, rec.Revision, "the lease is not ours any more")
+			return l.kv.conflict(bus.CodeConflict, l.key, rec.Revision, "the lease has expired or belongs to another process")
 		}
-		// The first renewal may have been too late, with the expiry already under way; the second finds out.
+		// The first renewal may have been too late, while the server was expiring the key; the second one tells.
 		revision, _, err := l.write(ctx, rec.Revision)
 		if err == nil {
 			revision, sent, err2 := l.write(ctx, revision)
@@ -251,14 +251,14 @@ func (l *Lease) Regain(ctx context.Context) error {
 				return nil
 			}
 		}
-		if !errors.Is(err, bus.ErrConflict) { // else it may have been a renewal of ours that was held up until now
+		if !errors.Is(err, bus.ErrConflict) { // otherwise a delayed renewal of this lease may have been the cause
 			return err
 		}
 	}
 }
 
-// Release gives the lease up; watchers see the deletion at once. It works under a context that has ended, and may be
-// called again. If the server cannot be reached the lease expires by itself.
+// Release ends the lease; watchers see the deletion at once. It works with a context that has ended, and may be called
+// again. If the server is unreachable the lease expires.
 func (l *Lease) Release(ctx context.Context) error {
 	l.lose(errReleased)
 	<-l.doneCh
@@ -269,7 +269,7 @@ func (l *Lease) Release(ctx context.Context) error {
 		return err
 	}
 	op := OpDelete(l.key, rec.Revision)
-	op.ttl = l.ttl + time.Second // then the lease would be over in any case
+	op.ttl = l.ttl + time.Second // the lease is over by then in any case
 	if _, err := l.kv.commit(ctx, []Op{op}, nil); err != nil && !errors.Is(err, bus.ErrConflict) {
 		return err
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 func TestLeaseIsRenewedWithItsLifetime(t *testing.T) {
-	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	leasesOnVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx := t.Context()
 		l, err := bad.Lease(ctx, "node.a", []byte("me"), 3*time.Second)
 		require.NoError(t, err)
@@ -62,7 +62,7 @@ func TestLeaseIsReleasedOnce(t *testing.T) {
 	require.ErrorIs(t, l.Regain(ctx), bus.ErrClosed)
 	other, err := bucket.Lease(ctx, "k", nil, time.Minute)
 	require.NoError(t, err)
-	require.NoError(t, l.Release(ctx)) // is not ours any more, and stays
+	require.NoError(t, l.Release(ctx)) // the lease of another holder stays
 	require.True(t, other.Valid())
 	_, err = bucket.Get(ctx, "k")
 	require.NoError(t, err)
@@ -70,9 +70,9 @@ func TestLeaseIsReleasedOnce(t *testing.T) {
 	require.NoError(t, other.Release(ctx))
 }
 
-// Harm forbidden: two who believe that they hold the lease.
+// At most one holder considers the lease valid.
 func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
-	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	leasesOnVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx, ttl := t.Context(), 4*time.Second
 		l, err := bad.Lease(ctx, "k", nil, ttl)
 		require.NoError(t, err)
@@ -83,7 +83,7 @@ func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
 		_, err = good.Lease(ctx, "k", nil, ttl)
 		require.ErrorIs(t, err, bus.ErrExists, "the server still holds it for us")
 
-		f.Thaw() // in time: it is still ours
+		f.Thaw() // in time: the lease is still valid
 		require.NoError(t, l.Regain(ctx))
 		require.True(t, l.Valid())
 		time.Sleep(2 * ttl)
@@ -101,9 +101,9 @@ func TestLeaseIsGivenUpBeforeItExpires(t *testing.T) {
 	})
 }
 
-// The same, on lines that lose, double, delay and hold back what is said.
+// The same with dropped, duplicated, delayed and swapped messages.
 func TestLeaseHasOneBeliever(t *testing.T) {
-	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	leasesOnVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		f.SetRule(bustest.Random(3, 0.1, 0.1, 0.1, 0.1, nil))
@@ -112,18 +112,18 @@ func TestLeaseHasOneBeliever(t *testing.T) {
 		var tenures atomic.Int64
 		for i, bucket := range []*kv.Bucket{bad, bad, good} {
 			wg.Go(func() {
-				dice := rand.New(rand.NewPCG(4, uint64(i)))
+				rng := rand.New(rand.NewPCG(4, uint64(i)))
 				for ctx.Err() == nil {
 					if l, err := bucket.Lease(ctx, "k", nil, time.Second); err == nil {
 						held[i].Store(l)
 						tenures.Add(1)
 						select {
 						case <-l.Lost():
-						case <-time.After(time.Duration(dice.IntN(5000)) * time.Millisecond):
+						case <-time.After(time.Duration(rng.IntN(5000)) * time.Millisecond):
 						}
 						_ = l.Release(ctx) // or it expires
 					}
-					time.Sleep(time.Duration(dice.IntN(500)) * time.Millisecond)
+					time.Sleep(time.Duration(rng.IntN(500)) * time.Millisecond)
 				}
 			})
 		}
@@ -148,7 +148,7 @@ func TestLeaseHasOneBeliever(t *testing.T) {
 }
 
 func TestLeaseIsLostWhenItsKeyIsTaken(t *testing.T) {
-	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	leasesOnVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		l, err := bad.Lease(t.Context(), "k", nil, 3*time.Second)
 		require.NoError(t, err)
 		_, err = good.Put(t.Context(), "k", []byte("mine"))
@@ -171,14 +171,14 @@ func TestLeaseOutlivesARestart(t *testing.T) {
 	require.Eventually(t, func() bool { return l.Revision() > before }, 5*time.Second, 10*time.Millisecond, "renewed after the restart")
 	require.True(t, l.Valid())
 	srv.Stop()
-	<-l.Lost() // by our own clock: nobody is there to ask
+	<-l.Lost() // by the local clock, without a server
 	srv.Restart()
 	require.NoError(t, l.Release(t.Context()))
 }
 
-// A renewal whose answer is lost is not a reason to step down.
+// A lost answer to a renewal does not end the lease.
 func TestLeaseToleratesLostAnswers(t *testing.T) {
-	leaseBubble(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
+	leasesOnVirtualTime(t, func(t *testing.T, f *bustest.Faults, bad, good *kv.Bucket) {
 		l, err := bad.Lease(t.Context(), "k", nil, 5*time.Second)
 		require.NoError(t, err)
 		n := 0

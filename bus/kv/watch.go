@@ -15,33 +15,34 @@ import (
 )
 
 const (
-	watchAhead     = 128                    // messages asked for ahead of the reader: what bounds a watch's memory
-	watchExpires   = 30 * time.Second       // how long the server waits to answer; then it is asked again
-	watchHeartbeat = time.Second            // twice this in silence, and the session is begun anew
-	watchRecheck   = 100 * time.Millisecond // how often an unfinished state is compared with the leader's
-	watchPause     = time.Second            // between sessions that fail, at most
+	watchAhead     = 128                    // messages requested ahead of the reader, which bounds the memory of a watch
+	watchExpires   = 30 * time.Second       // lifetime of a request to the server; then it is repeated
+	watchHeartbeat = time.Second            // after twice this time of silence the watch starts a new consumer
+	watchRecheck   = 100 * time.Millisecond // interval of comparisons with the leader until the state is complete
+	watchPause     = time.Second            // between consumers that fail, at most
 )
 
-// EventKind says what an Event is about.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 const (
 	EventPut      EventKind = iota + 1 // the key has this value
 	EventDelete                        // the key is gone: deleted, expired, or lost with its bucket
-	EventComplete                      // the current state has been delivered; comes again after each interruption
+	EventComplete                      // the current state has been delivered; repeated after each interruption
 )
 
-// Event is one thing a watch has seen. A deletion has no value, and no revision if it was found out after the fact.
+// Event is one event of a watch. A deletion has no value, and no revision if the watch found it by comparison after an
+// interruption.
 type Event struct {
 	Kind EventKind
 	Entry
 }
 
-// Watch delivers the key named prefix and every key under it (all keys if it is empty), then EventComplete, then each
-// change. It is not a log: values that are replaced quickly may be passed over, but the last event of a key is always its
-// latest state, also over reconnects, restarts of the server and buckets that are lost and made again. At EventComplete
-// everything acknowledged before the call has been delivered. The watch ends, and the channel is closed, when ctx ends or
-// the bus is closed. A slow reader holds up nobody but itself.
+// Watch delivers the key prefix and every key under it (all keys if it is empty), then EventComplete, then each change.
+// It is not a log: values that are replaced quickly may be skipped, but the last event of a key is always its latest
+// state, also across reconnects, restarts of the server and buckets that are lost and created again. At EventComplete
+// everything acknowledged before the call has been delivered. The watch ends, and the channel is closed, when ctx ends
+// or the bus is closed. A slow reader delays only its own watch.
 func (bucket *Bucket) Watch(ctx context.Context, prefix string) (<-chan Event, error) {
 	w := &watch{kv: bucket, ch: make(chan Event), known: map[string]uint64{}, filters: []string{bucket.prefix + ">"}}
 	if prefix != "" {
@@ -54,37 +55,38 @@ func (bucket *Bucket) Watch(ctx context.Context, prefix string) (<-chan Event, e
 	return w.ch, nil
 }
 
-// watch is owned by its goroutine.
+// watch is the state of one Watch; its goroutine owns it.
 type watch struct {
 	kv      *Bucket
 	filters []string
 	ch      chan Event
-	known   map[string]uint64 // the keys the reader believes to exist, at which revision
-	born    time.Time         // of the bucket those revisions belong to
-	bare    bool              // values are not needed
+	known   map[string]uint64 // revisions of the keys that were delivered
+	born    time.Time         // creation time of the bucket of those revisions
+	bare    bool              // without values
 }
 
 var errReconnected = errors.New("reconnected")
 
 func (w *watch) run(ctx context.Context) {
 	defer close(w.ch)
-	for wait := retryPause; ; wait = min(2*wait, watchPause) {
-		completed, err := w.session(ctx)
+	waits := bus.Backoff{First: retryPause, Most: watchPause}.Start()
+	for {
+		completed, err := w.follow(ctx)
 		if ctx.Err() != nil || w.kv.b.Conn().IsClosed() {
 			return
 		}
 		w.kv.b.Logger().Debug("bus: watch interrupted", "bucket", w.kv.cfg.Bucket, "error", err)
 		if completed || errors.Is(err, errReconnected) {
-			wait = retryPause
+			waits.Reset()
 		}
-		if bus.Sleep(ctx, wait) != nil {
+		if waits.Wait(ctx) != nil {
 			return
 		}
 	}
 }
 
-// session follows one consumer for as long as that can be trusted, and reports whether it got through the current state.
-func (w *watch) session(ctx context.Context) (completed bool, err error) {
+// follow follows one consumer until an error, and reports whether the current state was complete.
+func (w *watch) follow(ctx context.Context) (completed bool, err error) {
 	ctx, cancel := w.untilReconnect(ctx)
 	defer cancel()
 	s, err := w.open(ctx)
@@ -111,7 +113,7 @@ func (w *watch) session(ctx context.Context) (completed bool, err error) {
 	}
 }
 
-// untilReconnect ends the context when the connection has been replaced: what was on its way is lost.
+// untilReconnect cancels the context when the connection has been replaced: messages in flight are lost.
 func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	statusCh := w.kv.b.Conn().StatusChanged(nats.CONNECTED, nats.CLOSED)
@@ -126,37 +128,37 @@ func (w *watch) untilReconnect(ctx context.Context) (context.Context, context.Ca
 	return ctx, func() { cancel(nil) }
 }
 
-// session is a consumer and what is known of its place. It begins with the last message of every key.
-type session struct {
+// watchConsumer is a consumer and its progress. It begins with the last message of every key.
+type watchConsumer struct {
 	w        *watch
 	consumer jetstream.Consumer
 	sub      *nats.Subscription
-	msgCh    chan *nats.Msg      // has room for all that one request can bring, heartbeats too
-	asked    int                 // how many messages the current request may still bring
-	absent   int                 // how often in a row nobody took our request
+	msgCh    chan *nats.Msg      // has room for all messages of one request, including heartbeats
+	asked    int                 // messages that the current request may still bring
+	absent   int                 // consecutive requests without a responder
 	silence  time.Duration       // since the last message or heartbeat
-	floor    uint64              // the leader's newest message: a replica that lags behind has not shown us everything
-	highest  uint64              // the newest that we have seen
-	pending  uint64              // how many more there are
-	sequence uint64              // of the consumer; a gap is a loss
-	fresh    map[string]struct{} // keys seen to exist; nil once the state is complete
-	ghosts   ghostFilter         // only what was stored before the session began can be a ghost
+	floor    uint64              // the leader's newest message: a lagging replica may not have delivered it
+	highest  uint64              // the newest delivered message
+	pending  uint64              // number of messages to come
+	sequence uint64              // of the consumer; a gap means a lost message
+	fresh    map[string]struct{} // keys of the current state; nil once it is complete
+	ghosts   ghostFilter         // only records stored before the consumer can be ghosts
 }
 
-func (w *watch) open(ctx context.Context) (*session, error) {
+func (w *watch) open(ctx context.Context) (*watchConsumer, error) {
 	call, cancel := bounded(ctx)
 	defer cancel()
 	stream, err := w.kv.open(call, w.kv.cfg.Memory)
 	if err != nil {
 		return nil, err
 	}
-	if born := stream.CachedInfo().Created; !born.Equal(w.born) { // another bucket: its revisions say nothing about ours
+	if born := stream.CachedInfo().Created; !born.Equal(w.born) { // another bucket, with unrelated revisions
 		w.born = born
 		for key := range w.known {
 			w.known[key] = 0
 		}
 	}
-	s := &session{w: w, fresh: map[string]struct{}{}}
+	s := &watchConsumer{w: w, fresh: map[string]struct{}{}}
 	if s.floor, err = w.newest(call); err != nil {
 		return nil, err
 	}
@@ -181,7 +183,7 @@ func (w *watch) open(ctx context.Context) (*session, error) {
 	return s, err
 }
 
-// newest is the revision of the leader's newest message that concerns this watch.
+// newest is the revision of the leader's newest message for this watch.
 func (w *watch) newest(ctx context.Context) (revision uint64, err error) {
 	for _, filter := range w.filters {
 		rec, err := w.kv.last(ctx, filter)
@@ -193,8 +195,8 @@ func (w *watch) newest(ctx context.Context) (revision uint64, err error) {
 	return revision, nil
 }
 
-// close gives the consumer back at the end of the watch. After a failure it is left to expire.
-func (s *session) close(ctx context.Context) {
+// close deletes the consumer at the end of the watch. After a failure it expires.
+func (s *watchConsumer) close(ctx context.Context) {
 	_ = s.sub.Unsubscribe() // fails only if the connection is closed
 	if err := context.Cause(ctx); err == nil || errors.Is(err, errReconnected) {
 		return
@@ -204,9 +206,9 @@ func (s *session) close(ctx context.Context) {
 	_ = s.w.kv.b.JetStream().DeleteConsumer(last, s.w.kv.stream, s.consumer.CachedInfo().Name) // expires if this fails
 }
 
-// next returns the next record. While the state is incomplete it also returns without one, after a look at where
-// consumer and leader are: a message that was counted may have expired before it was sent.
-func (s *session) next(ctx context.Context, completed bool) (*record, error) {
+// next returns the next record. Until the state is complete it also returns without one, after a comparison with
+// consumer and leader: a message that was counted may have expired before it was sent.
+func (s *watchConsumer) next(ctx context.Context, completed bool) (*record, error) {
 	if s.asked == 0 {
 		if err := s.ask(); err != nil {
 			return nil, err
@@ -224,36 +226,36 @@ func (s *session) next(ctx context.Context, completed bool) (*record, error) {
 		return s.read(ctx, msg)
 	case <-time.After(patience):
 		if s.silence += patience; s.silence >= 2*watchHeartbeat {
-			return nil, errors.New("the consumer is silent")
+			return nil, errors.New("the consumer sends no heartbeats")
 		}
 		return nil, s.recheck(ctx)
 	}
 }
 
 // ask requests the next messages. There is one request at a time.
-func (s *session) ask() error {
+func (s *watchConsumer) ask() error {
 	s.asked = watchAhead
 	subject := "$JS.API.CONSUMER.MSG.NEXT." + s.w.kv.stream + "." + s.consumer.CachedInfo().Name
 	request := fmt.Sprintf(`{"batch":%d,"expires":%d,"idle_heartbeat":%d}`, watchAhead, watchExpires, watchHeartbeat)
 	return s.w.kv.b.Conn().PublishRequest(subject, s.sub.Subject, []byte(request))
 }
 
-func (s *session) recheck(ctx context.Context) (err error) {
+func (s *watchConsumer) recheck(ctx context.Context) (err error) {
 	call, cancel := bounded(ctx)
 	defer cancel()
 	info, err := s.consumer.Info(call)
 	if err != nil {
 		return err
 	}
-	if info.Delivered.Consumer == s.sequence { // nothing is on its way
+	if info.Delivered.Consumer == s.sequence { // nothing is in flight
 		s.pending = info.NumPending
 	}
 	s.floor, err = s.w.newest(call)
 	return err
 }
 
-// read takes a message, or what the server says instead of one; then there is no record.
-func (s *session) read(ctx context.Context, msg *nats.Msg) (*record, error) {
+// read handles a message, or a status message of the server, which has no record.
+func (s *watchConsumer) read(ctx context.Context, msg *nats.Msg) (*record, error) {
 	switch status := msg.Header.Get("Status"); status {
 	case "":
 	case "100": // a heartbeat
@@ -268,7 +270,7 @@ func (s *session) read(ctx context.Context, msg *nats.Msg) (*record, error) {
 		s.asked = 0
 		return nil, bus.Sleep(ctx, time.Duration(s.absent)*retryPause)
 	default:
-		return nil, fmt.Errorf("the consumer ends: %s %s", status, msg.Header.Get("Description"))
+		return nil, fmt.Errorf("the consumer ended: %s %s", status, msg.Header.Get("Description"))
 	}
 	meta, err := msg.Metadata()
 	if err != nil {
@@ -276,15 +278,15 @@ func (s *session) read(ctx context.Context, msg *nats.Msg) (*record, error) {
 	}
 	s.asked, s.absent, s.sequence = s.asked-1, 0, s.sequence+1
 	if meta.Sequence.Consumer != s.sequence {
-		return nil, errors.New("messages were lost on the way")
+		return nil, errors.New("messages were lost")
 	}
 	s.pending, s.highest = meta.NumPending, max(s.highest, meta.Sequence.Stream)
 	rec := newRecord(strings.TrimPrefix(msg.Subject, s.w.kv.prefix), msg.Data, meta.Sequence.Stream, meta.Timestamp, msg.Header)
 	return &rec, nil
 }
 
-// see delivers what is news. Only what the reader has taken is known: the session may end while it makes us wait.
-func (w *watch) see(ctx context.Context, s *session, rec record) error {
+// see delivers changes. Only delivered events are recorded in known: the consumer may fail while the reader is slow.
+func (w *watch) see(ctx context.Context, s *watchConsumer, rec record) error {
 	if isReserved(rec.Key) {
 		return nil
 	}
@@ -303,8 +305,8 @@ func (w *watch) see(ctx context.Context, s *session, rec record) error {
 	return w.deliver(ctx, Event{Kind: EventPut, Entry: rec.Entry})
 }
 
-// complete delivers the deletions that nobody told us of, and says that this is the state.
-func (w *watch) complete(ctx context.Context, s *session) error {
+// complete delivers the deletions that the consumer did not report, and then EventComplete.
+func (w *watch) complete(ctx context.Context, s *watchConsumer) error {
 	for key := range w.known {
 		if _, ok := s.fresh[key]; ok {
 			continue

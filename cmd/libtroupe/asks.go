@@ -79,6 +79,7 @@ func init() {
 		"create":       (*core).create,         // runtime, spec → cluster
 		"reserve":      (*core).reserve,        // runtime, reserve, name → reservation
 		"unreserve":    (*core).unreserve,      // name → nil
+		"nodes":        (*core).nodes,          // runtime → nodes with their totals and what is free
 		"describe":     (*core).describe,       // cluster → cluster, as it is now
 		"attach":       (*core).attach,         // runtime, name → cluster
 		"open_handle":  (*core).openHandle,     // runtime, handle → cluster

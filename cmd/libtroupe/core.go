@@ -33,6 +33,7 @@ type core struct {
 	incoming *incoming
 	outbox   outbox
 	log      *slog.Logger
+	side     atomic.Pointer[queue]     // see side.go; nil until it is asked for
 	broken   atomic.Pointer[bus.Error] // why nothing works any more; see breakdown.go
 
 	mu       sync.Mutex // guards what follows

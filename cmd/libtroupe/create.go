@@ -10,6 +10,7 @@ import (
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/placement"
+	"troupe/placement/planner"
 	"troupe/roles"
 )
 
@@ -70,7 +71,7 @@ func (s specRequest) needs() (placement.Request, error) {
 		}
 		return r, nil
 	}
-	devices, err := placement.ParseMapping(s.Mapping)
+	devices, err := planner.ParseMapping(s.Mapping)
 	if err != nil {
 		return r, bus.Errorf(bus.CodeInvalid, "role %q: device_mapping: %w", s.Name, err)
 	}
@@ -122,11 +123,17 @@ type reserveRequest struct {
 	Devices int     `msgpack:"devices"` // of each
 	CPUs    float64 `msgpack:"cpus"`
 	Wait    float64 `msgpack:"wait"` // seconds in the queue; 0: what is not free now is an error
+
+	// Bundles are what is held instead of whole nodes, with a strategy for where they lie and an id that names the reservation.
+	Bundles  []placement.Bundle `msgpack:"bundles"`
+	Strategy string             `msgpack:"strategy"`
+	ID       string             `msgpack:"id"`
 }
 
 type reserved struct {
-	ID    string   `msgpack:"id"`
-	Nodes []string `msgpack:"nodes"`
+	ID      string   `msgpack:"id"`
+	Nodes   []string `msgpack:"nodes"`   // of each bundle
+	Devices [][]int  `msgpack:"devices"` // of each bundle, the indices on its node
 }
 
 // leastWait is how long a request that does not want to wait may take to be answered.
@@ -141,8 +148,12 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	q := r.Reserve
 	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, leastWait)))
 	defer cancel()
-	bundle := placement.Bundle{Devices: placement.Wholes(q.Devices)}
-	got, err := rt.Reserve(ctx, placement.Request{Bundles: placement.Repeat(q.Nodes, bundle), Strategy: placement.StrictSpread, Holder: r.Name})
+	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: r.Name}
+	if len(want.Bundles) == 0 {
+		want.Bundles = placement.Repeat(q.Nodes, placement.Bundle{Devices: placement.Wholes(q.Devices)})
+		want.Strategy = placement.StrictSpread
+	}
+	got, err := rt.Reserve(ctx, want)
 	if err != nil {
 		return nil, err
 	}
@@ -152,6 +163,7 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	out := reserved{ID: got.ID}
 	for _, w := range got.Workers {
 		out.Nodes = append(out.Nodes, w.Node)
+		out.Devices = append(out.Devices, w.Devices)
 	}
 	return out, nil
 }

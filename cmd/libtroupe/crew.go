@@ -33,7 +33,7 @@ func (c *core) newCrew(token uint64) *crew {
 // end tells the other side that nothing more comes, and whoever waits for it that nothing will.
 func (w *crew) end() {
 	close(w.overCh)
-	w.core.queue.push(completion{kind: kindOver, flags: flagLast, token: w.token, rank: -1})
+	w.core.pushSide(completion{kind: kindOver, flags: flagLast, token: w.token, rank: -1})
 }
 
 // function is a stage's function, which runs on the other side.
@@ -79,7 +79,7 @@ func (w *crew) wait(ctx context.Context, stage string, flags uint32, items []byt
 }
 
 func (w *crew) tell(body []byte) {
-	w.core.queue.push(completion{kind: kindAnswer, token: w.token, rank: -1, body: body})
+	w.core.pushSide(completion{kind: kindAnswer, token: w.token, rank: -1, body: body})
 }
 
 func (w *crew) body(number uint64, flags uint32, meta, items []byte) []byte {

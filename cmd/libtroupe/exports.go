@@ -134,6 +134,39 @@ func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	return C.int64_t(taken)
 }
 
+// troupe_side makes the side queue, if there is none, and returns the descriptor that becomes readable when it has completions (see
+// side.go). It is the library's: the caller only waits on it.
+//
+//export troupe_side
+func troupe_side() (fd C.int32_t) {
+	defer guard(&fd)
+	c, err := theCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	side, err := c.openSide()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	return C.int32_t(side)
+}
+
+// troupe_take_side is troupe_take for the side queue.
+//
+//export troupe_take_side
+func troupe_take_side(buf *C.char, room C.uint64_t) (n C.int64_t) {
+	defer guard64(&n)
+	c, err := theCore()
+	if err != nil {
+		return C.int64_t(setError(statusInvalid, err))
+	}
+	q := c.side.Load()
+	if q == nil {
+		return 0
+	}
+	return C.int64_t(q.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory))
+}
+
 // troupe_answer answers a call that came by troupe_take. how adds up: 1, it failed, and the body is a msgpack map {code,
 // message, stack, app, details}; 2, the caller has more to say at once, and the answer may wait for that; 4, the caller takes
 // completions at once if there are any, which is said by returning 1, and need not be woken for them. The body is copied,

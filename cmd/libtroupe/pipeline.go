@@ -8,6 +8,7 @@ import (
 
 	"troupe/bus"
 	"troupe/pipeline"
+	"troupe/pipeline/spec"
 	"troupe/roles"
 )
 
@@ -132,13 +133,13 @@ func (c *core) runPipeline(ctx context.Context, r *request, crew *crew) (*pipeli
 
 // declared reads a declaration. Stages of roles that are functions become functions of the crew's.
 func declared(text string, crew *crew) (pipeline.Spec, error) {
-	file, err := pipeline.ParseFile([]byte(text), nil)
+	file, err := spec.ParseFile([]byte(text), nil)
 	if err != nil {
 		return pipeline.Spec{}, bus.Errorf(bus.CodeInvalid, "%w", withoutLines(err))
 	}
 	for i := range file.Spec.Stages {
 		s := &file.Spec.Stages[i]
-		if slices.ContainsFunc(file.Roles, func(r pipeline.RoleSpec) bool { return r.Name == s.Role && r.Function != "" }) {
+		if slices.ContainsFunc(file.Roles, func(r spec.RoleSpec) bool { return r.Name == s.Role && r.Function != "" }) {
 			s.Role, s.Method, s.AbortMethod, s.Style = "", "", "", ""
 			s.Func = crew.function(*s)
 		}
@@ -153,7 +154,7 @@ func (c *core) pipelineCheck(_ context.Context, r *request) (any, error) {
 }
 
 func withoutLines(err error) error {
-	var spec *pipeline.SpecError
+	var spec *spec.SpecError
 	if !errors.As(err, &spec) {
 		return err
 	}
@@ -269,16 +270,16 @@ func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest
 	}
 	return items, func(ctx context.Context, done bool) error {
 		if done {
-			return b.Done(ctx)
+			return b.Ack(ctx)
 		}
-		return b.Return(ctx)
+		return b.Nak(ctx)
 	}, nil
 }
 
 // takeElsewhere takes out of a sink by its client, which keeps the loan for as long as this process lives.
 func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
 	for ctx.Err() == nil {
-		l, err := p.client.Lend(context.WithoutCancel(ctx), stream, n) // a second at most; given up, its items would be nobody's for a while
+		l, err := p.client.Claim(context.WithoutCancel(ctx), stream, n) // a second at most; given up, its items would be nobody's for a while
 		if err != nil {
 			return nil, nil, err
 		}
@@ -291,9 +292,9 @@ func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRe
 		}
 		return items, func(ctx context.Context, done bool) error {
 			if done {
-				return l.Done(ctx)
+				return l.Ack(ctx)
 			}
-			return l.Return(ctx)
+			return l.Nak(ctx)
 		}, nil
 	}
 	return nil, nil, bus.Errorf(bus.CodeOf(ctx.Err()), "take from stream %s: %w", stream, ctx.Err())

@@ -109,7 +109,7 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := pipeline.Request{ID: r.Router.Request, Key: r.Router.Key, Again: r.Router.Again}
+	q := pipeline.Request{ID: r.Router.Request, Key: r.Router.Key, RetryOnLoss: r.Router.Again}
 	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
 		return nil, err
 	}

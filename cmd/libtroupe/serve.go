@@ -47,7 +47,7 @@ func (s *servant) Begin(ctx context.Context, method string, body []byte, done fu
 	if info, ok := actors.Current(ctx); ok && s.rt.Made(info.Session) {
 		meta[0] |= metaMade
 	}
-	s.object.begin(ctx, meta, body, done)
+	s.object.begin(ctx, s.object.isSide(method), meta, body, done)
 }
 
 func (s *servant) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {

@@ -41,6 +41,8 @@ type table struct {
 	Open    bool                `msgpack:"open"`
 	// Cancels: the object wants to be told when a call is cancelled; else it asks (troupe_cancelled).
 	Cancels bool `msgpack:"cancels"`
+	// Side says which calls are for the thread that reads the side queue.
+	Side sideKind `msgpack:"side"`
 }
 
 // class is any class of the other side's: what it is, is found out when it is made.
@@ -93,19 +95,23 @@ func (o *object) Memory() bus.Memory { return o.core.memory }
 
 // Begin hands the call to the other side, which answers it.
 func (o *object) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
-	o.begin(ctx, callMeta(ctx, method, o.name), body, done)
+	o.begin(ctx, o.isSide(method), callMeta(ctx, method, o.name), body, done)
 }
 
-func (o *object) begin(ctx context.Context, meta, body []byte, done func([]byte, error)) {
+func (o *object) begin(ctx context.Context, side bool, meta, body []byte, done func([]byte, error)) {
+	push := o.core.queue.push
+	if side {
+		push = o.core.pushSide
+	}
 	t := &taken{ctx: ctx, done: done, owns: true}
 	token := o.core.incoming.add(t)
 	if o.table.Cancels {
 		t.stop = context.AfterFunc(ctx, func() {
 			defer bus.Recover()
-			o.core.queue.push(completion{kind: kindCancel, token: token, rank: -1})
+			push(completion{kind: kindCancel, token: token, rank: -1})
 		})
 	}
-	o.core.queue.push(completion{kind: kindCall, token: token, rank: -1, meta: meta, body: body})
+	push(completion{kind: kindCall, token: token, rank: -1, meta: meta, body: body})
 }
 
 func (o *object) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/spf13/cobra"
 
 	"troupe/bus"
@@ -21,14 +20,14 @@ import (
 )
 
 const (
-	defaultGrace = time.Minute            // how long agents keep their workers while the head is gone
-	headLook     = 250 * time.Millisecond // between two looks whether it is there
-	headAsk      = 2 * time.Second        // between two questions to it
-	waitWord     = 10 * time.Second       // between two words about a head that is waited for
+	defaultGrace = time.Minute            // how long an agent keeps its workers without a head
+	headPoll     = 250 * time.Millisecond // between two checks of the connection to the head
+	headAsk      = 2 * time.Second        // between two requests for the head's status
+	waitReport   = 10 * time.Second       // between two messages about a missing head
 )
 
-// agentSpec is what an agent is told: on the command line for people, in this form by its head. It holds no secret. An
-// agent whose spec is another than the head wants is replaced.
+// agentSpec is the configuration of an agent: of `troupe join` from the command line, of a head's own agent as JSON. It holds
+// no secret. A head replaces an agent that runs with another spec.
 type agentSpec struct {
 	Access nodes.Access      `json:"access"`
 	GPUs   string            `json:"gpus"`
@@ -39,19 +38,19 @@ type agentSpec struct {
 	Host   string            `json:"host,omitempty"`
 	Grace  time.Duration     `json:"grace"`
 	Wait   time.Duration     `json:"wait"`
-	Own    bool              `json:"own,omitempty"` // of the head's machine: it ends with the head, not with a word
-	// ExitWhenLost ends the agent when the head has been gone for the grace, instead of waiting for it to come back. An agent
-	// of the head's machine always does: nothing else would ever end it.
+	Own    bool              `json:"own,omitempty"` // the agent of the head's machine, which ends with the head
+	// ExitWhenLost ends the agent when the head has been gone for longer than Grace, instead of waiting for its return. An
+	// Own agent always ends then: nothing else would end it.
 	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
 }
 
-// workerProgram is what an agent starts for a launch without a command. Tests, whose program is another, set it.
+// workerProgram is the command of workers without a command of their own. Tests replace it.
 var workerProgram = func() ([]string, error) {
 	self, err := os.Executable()
 	return []string{self, "worker"}, err
 }
 
-// newAgent is the command that a head runs for its own machine; people join.
+// newAgent is the command that a head runs for its own machine. Users run join.
 func newAgent(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use:    "agent SPEC",
@@ -68,11 +67,11 @@ func newAgent(c *cli) *cobra.Command {
 	}
 }
 
-// agent is an agent until ctx ends, or the head says that the run is over, or, if it is to end then, the head has been gone for
-// the grace; none of these is an error. Otherwise an agent whose head is gone ends its workers after the grace, and joins again
-// when the head is back. readyFunc is called each time its nodes are registered.
+// agent runs an agent until ctx ends, the head ends the run, or, with Own or ExitWhenLost, the head has been gone for longer
+// than Grace; none of these is an error. Any other agent ends its workers then, and joins again when the head is back.
+// readyFunc is called each time the nodes are registered.
 func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error {
-	c.unread = nil // whoever reads the log may go
+	c.unread = nil // an agent runs on when its output is closed
 	claims := filepath.Join(spec.Dir, "sim")
 	inventories, err := openDevices(spec.GPUs, spec.Name, claims)
 	if err != nil {
@@ -93,14 +92,14 @@ func (c *cli) agent(ctx context.Context, spec agentSpec, readyFunc func()) error
 	}
 }
 
-// agentOnce is an agent from when its head is there until it is gone, which is errHeadGone. again: the head was there before.
+// agentOnce runs an agent until its head is gone, which is errHeadGone. again: a head was there before.
 func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.Inventory, again bool, readyFunc func()) error {
 	log := c.logger(slog.LevelWarn)
 	b, err := c.joinBus(ctx, spec, again, log)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = b.Close() }() // everything has been said
+	defer func() { _ = b.Close() }() // fails only if the server is gone
 	if again && !awaitHead(ctx, b) {
 		return ctx.Err()
 	}
@@ -123,7 +122,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
-	_, stopDrivers := roles.DriverWatch{Bus: b, Logger: log}.Start(run) // of this host: their processes can be seen from here
+	_, stopDrivers := roles.DriverWatch{Bus: b, Logger: log}.Start(run) // it sees the processes of drivers on this host
 	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {
@@ -140,65 +139,68 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	return err
 }
 
-// awaitHead returns when the head answers: a NATS of one's own is there without it. It reports false when ctx has ended.
+// awaitHead returns when the head answers: an external NATS server can be there without a head. It reports false when ctx
+// has ended.
 func awaitHead(ctx context.Context, b *bus.Bus) bool {
-	for ctx.Err() == nil {
-		if b.Conn().IsConnected() && askHead(ctx, b) != nil {
-			return true
+	return bus.Retry(ctx, bus.Backoff{First: headAsk / 2, Most: headAsk / 2}, func() error {
+		if !b.Connected() || askHead(ctx, b) == nil {
+			return bus.ErrUnavailable
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(headAsk / 2):
-		}
-	}
-	return false
+		return nil
+	}) == nil
 }
 
-// joinBus connects, and waits for a head that is not there yet; for one that was there before it waits for ever.
-func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (*bus.Bus, error) {
+// joinBus connects, and waits for a head that is not there yet: for spec.Wait, or without a limit for a head that was there
+// before.
+func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog.Logger) (b *bus.Bus, err error) {
 	cfg := bus.Config{
 		Name: "troupe-agent-" + spec.Name, URLs: spec.Access.URLs, TokenFile: spec.Access.TokenFile, CredsFile: spec.Access.CredsFile,
 		TLS: bus.TLSConfig{CAFile: spec.Access.CAFile, Fingerprint: spec.Access.Fingerprint}, Logger: log,
 	}
-	end, said := time.Now().Add(spec.Wait), time.Time{}
-	for pause := 20 * time.Millisecond; ; pause = min(2*pause, 2*time.Second) {
-		b, err := bus.Open(ctx, cfg)
-		if err == nil || !errors.Is(err, bus.ErrUnavailable) || ctx.Err() != nil {
-			return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
+	wait, reported := ctx, time.Time{}
+	if !again {
+		var cancel context.CancelFunc
+		wait, cancel = context.WithTimeout(ctx, spec.Wait)
+		defer cancel()
+	}
+	_ = bus.Retry(wait, bus.Backoff{Most: 2 * time.Second}, func() error {
+		b, err = bus.Open(ctx, cfg)
+		if err == nil || !errors.Is(err, bus.ErrUnavailable) {
+			return bus.Permanent(err)
 		}
-		if !again && time.Now().Add(pause).After(end) {
-			return nil, &tryLaterError{bus.Errorf(bus.CodeUnavailable, "%w; it was waited for %v (--wait)", err, spec.Wait)}
-		}
-		if !again && time.Since(said) > waitWord {
-			said = time.Now()
+		if !again && spec.Wait > 0 && time.Since(reported) > waitReport {
+			reported = time.Now()
 			c.warnf("troupe: no head at %s yet; waiting\n", spec.Access.URLs[0])
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(pause):
-		}
+		return err
+	})
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return nil, ctx.Err()
+	case errors.Is(err, bus.ErrUnavailable):
+		return nil, &tryLaterError{bus.Errorf(bus.CodeUnavailable, "%w; gave up after %v (--wait)", err, spec.Wait)}
 	}
+	return b, needsAccess(cfg, err, "--token-file FILE or --creds FILE")
 }
 
-// errHeadGone is why an agent ends by itself; runOver is the other reason.
-var errHeadGone = errors.New("the head has been gone for longer than the grace; the agent has ended its workers")
+// errHeadGone ends an agent without a signal, as runOver does.
+var errHeadGone = errors.New("the head has been gone for longer than --grace; the agent has ended its workers")
 
-// watchHead ends the agent when the head has been gone for the grace, or says that the run is over.
+// watchHead calls end when the head has been gone for longer than Grace, or ends the run.
 func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end context.CancelCauseFunc) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	doneCh := make(chan struct{})
-	var sub *nats.Subscription
+	var sub *bus.Subscription
 	if !spec.Own {
 		var err error
-		if sub, err = b.Conn().Subscribe(bus.NodesEnd(), func(m *nats.Msg) { end(parseOver(m.Data)) }); err != nil {
-			c.warnf("troupe: the end of the run will not be heard: %v\n", err)
+		if sub, err = b.Subscribe(bus.NodesEnd(), func(m *bus.Msg) { end(parseOver(m.Data)) }); err != nil {
+			c.warnf("troupe: this agent cannot learn the end of the run: %v\n", err)
 		}
 	}
 	go func() {
 		defer close(doneCh)
 		watch := headWatch{last: time.Now()}
-		for tick := time.NewTicker(headLook); ; {
+		for tick := time.NewTicker(headPoll); ; {
 			watch.look(ctx, b)
 			if time.Since(watch.last) > spec.Grace && ctx.Err() == nil {
 				end(errHeadGone)
@@ -220,17 +222,17 @@ func (c *cli) watchHead(ctx context.Context, b *bus.Bus, spec agentSpec, end con
 	}
 }
 
-// headWatch is when an agent was last sure that its head is there. With an embedded server that is while it is connected; a
-// NATS of one's own stays when the head goes, so a head that has answered once must go on answering.
+// headWatch is when the head was last known to be there. The connection proves an embedded server. An external NATS server
+// outlives the head, so a head that has answered once must keep answering.
 type headWatch struct {
 	last     time.Time
 	asked    time.Time
-	there    bool // it answered the last question
-	answered bool // it has, ever
+	there    bool // the head answered the last request
+	answered bool // the head has answered at least once
 }
 
 func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
-	if !b.Conn().IsConnected() {
+	if !b.Connected() {
 		return
 	}
 	if !w.there || time.Since(w.asked) > headAsk {
@@ -243,14 +245,14 @@ func (w *headWatch) look(ctx context.Context, b *bus.Bus) {
 	}
 }
 
-// sameAs reports whether an agent of that spec is what the head wants.
+// sameAs reports whether the specs are equal.
 func (s agentSpec) sameAs(other agentSpec) bool {
 	a, errA := json.Marshal(s)
 	b, errB := json.Marshal(other)
 	return errA == nil && errB == nil && slices.Equal(a, b)
 }
 
-// nodeCount is how many nodes the agent stands for.
+// names are the names of the agent's nodes: one, or several simulated ones.
 func (s agentSpec) names() ([]string, error) {
 	n, err := countNodes(s.GPUs)
 	if err != nil {

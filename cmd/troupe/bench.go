@@ -12,10 +12,10 @@ import (
 func newBench(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "bench",
-		Short:   "Measure Troupe beside a floor of bare NATS, in the same run",
+		Short:   "Measure Troupe and bare NATS in the same run",
 		Example: "  troupe bench fanout --workers 1,8,64,512",
 	}
-	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchReport(c))
+	cmd.AddCommand(newBenchFanout(c), newBenchPlacement(c), newBenchFaults(c), newBenchPipeline(c), newBenchReport(c), newBenchAB(c), newBenchABRow(c))
 	return cmd
 }
 

@@ -14,10 +14,9 @@ func newBenchFaults(c *cli) *cobra.Command {
 	cfg := benchmarks.FaultsConfig{}
 	cmd := &cobra.Command{
 		Use:   "faults",
-		Short: "How long until a caller knows of a fault, and what an idle head costs",
+		Short: "Time from a fault to the caller's error, and the memory of an idle head",
 		Long: `Faults runs a head, agents and workers as processes of their own on simulated devices, kills and freezes them, and
-measures how long it takes until the caller has its error, or until all is well again. It takes a few minutes and leaves
-nothing behind.`,
+measures the time until the caller has its error, or until calls succeed again. It takes a few minutes and leaves nothing behind.`,
 		Example: "  troupe bench faults\n  troupe bench faults --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -28,7 +27,7 @@ nothing behind.`,
 		},
 	}
 	cmd.Flags().IntVar(&cfg.Kills, "kills", 25, "workers to kill")
-	cmd.Flags().IntVar(&cfg.Each, "each", 3, "how often to make each other fault")
+	cmd.Flags().IntVar(&cfg.Each, "each", 3, "repetitions of each other fault")
 	cmd.Flags().IntVar(&cfg.Workers, "workers", 64, "workers to create and destroy at once")
 	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
 	return cmd
@@ -51,7 +50,7 @@ func (c *cli) benchFaults(ctx context.Context, cfg benchmarks.FaultsConfig) (err
 	})
 }
 
-// dash is a value, or a dash where there is none.
+// dash formats a value; nil is a dash.
 func dash[T any](format string, v *T) string {
 	if v == nil {
 		return "–"

@@ -14,10 +14,10 @@ func newBenchPipeline(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
 		Short: "How many items per second go through the stages of a pipeline",
-		Long: `Pipeline sends items through stages that pass them on, in turns with the same hops written with bare JetStream on the
-same server: work queues, fetch, publish, wait until it is stored, acknowledge, with the same batches and the same
-durability. Both store files that are synced before they are acknowledged, as a head does; --no-sync leaves that to the
-server. p50 and p99 are the time of one item through an idle pipeline.`,
+		Long: `Pipeline sends items through stages that pass them on, in turns with the same hops written with bare JetStream on the same server:
+work queues, fetch, publish, wait for the store, acknowledge, with the same batches and the same durability. Both sync files
+before they acknowledge, as a head does, unless --no-sync is given. p50 and p99 are the time of one item through an idle
+pipeline.`,
 		Example: "  troupe bench pipeline\n  troupe bench pipeline --stages 1,3 --bytes 1024,65536 --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -30,7 +30,7 @@ server. p50 and p99 are the time of one item through an idle pipeline.`,
 	cmd.Flags().IntSliceVar(&cfg.Stages, "stages", []int{1, 3}, "numbers of stages")
 	cmd.Flags().IntSliceVar(&cfg.Bytes, "bytes", []int{1024, 65536}, "sizes of an item")
 	cmd.Flags().DurationVar(&cfg.Each, "each", 6*time.Second, "time for each number and size")
-	cmd.Flags().BoolVar(&cfg.NoSync, "no-sync", false, "let the server sync to disk when it likes, every two minutes")
+	cmd.Flags().BoolVar(&cfg.NoSync, "no-sync", false, "sync to disk every two minutes instead of at each write")
 	c.jsonFlag(cmd, "print one JSON object a line instead of a table")
 	return cmd
 }

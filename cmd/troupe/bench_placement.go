@@ -15,9 +15,9 @@ func newBenchPlacement(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "placement",
 		Short: "How many gangs a second are reserved and released",
-		Long: `Placement reserves and releases gangs on simulated nodes of eight devices, with an embedded server on file storage, once
-as it is shipped (every write synced to disk) and once without; it plans a gang of 1,024 bundles on 4,096 nodes, and
-kills a node to see when what was granted on it ends.`,
+		Long: `Placement reserves and releases gangs on simulated nodes of eight devices, with an embedded server on file storage, with every
+write synced to disk (the default of a head) and without. It also plans a gang of 1,024 bundles on 4,096 nodes, and measures when
+the grants of a killed node end.`,
 		Example: "  troupe bench placement\n  troupe bench placement --nodes 64 --bundles 1,8 --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -34,9 +34,9 @@ kills a node to see when what was granted on it ends.`,
 	cmd.Flags().IntSliceVar(&cfg.Nodes, "nodes", []int{64, 1024}, "numbers of simulated nodes")
 	cmd.Flags().IntSliceVar(&cfg.Bundles, "bundles", []int{1, 8, 64}, "bundles of a gang")
 	cmd.Flags().IntSliceVar(&cfg.Clients, "clients", []int{1, 8}, "numbers of clients")
-	cmd.Flags().DurationVar(&cfg.Each, "each", 2500*time.Millisecond, "time for each of them")
+	cmd.Flags().DurationVar(&cfg.Each, "each", 2500*time.Millisecond, "time for each combination")
 	cmd.Flags().StringVar(&cfg.Dir, "dir", "", "folder for the stores (default a temporary one)")
-	cmd.Flags().BoolVar(&cfg.NoLoss, "no-loss", false, "leave out the loss of a node")
+	cmd.Flags().BoolVar(&cfg.NoLoss, "no-loss", false, "do not measure the loss of a node")
 	c.jsonFlag(cmd, "print one JSON object a line")
 	return cmd
 }

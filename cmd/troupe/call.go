@@ -14,7 +14,7 @@ import (
 	"troupe/roles"
 )
 
-// callFlags is what the command line says of a call.
+// callFlags are the flags of a call.
 type callFlags struct {
 	args    string
 	mode    string
@@ -28,12 +28,11 @@ func newCall(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "call ROLE METHOD",
 		Short: "Call a method of a role and print the result as JSON",
-		Long: `Call sends one call and prints what comes back. Arguments are JSON: a list is the positional arguments, an object
-the named ones, anything else is the only argument. Without --mode the method's own dispatch mode is used; with --rank
-one worker is called and its answer printed.
+		Long: `Call sends one call and prints the result. Arguments are JSON: a list is the positional arguments, an object the named ones, any
+other value the only argument. The dispatch mode is that of the method unless --mode names another; --rank calls one worker.
 
-Every role also answers @health and @info, even while its workers are busy. Bytes are printed as base64, tensors with
-their values up to 256 elements and with dtype and shape beyond.`,
+Every role also answers @health and @info, even while its workers are busy. Bytes are printed as base64, tensors with dtype and
+shape, and with their values up to 256 elements.`,
 		Example: `  troupe call actor_train train_step --args '[[1,2,3,4]]'
   troupe call reward score --args '{"text": "hello"}' --mode RANK_ZERO
   troupe call actor_infer generate --args '["once"]' --timeout 10m
@@ -70,7 +69,7 @@ func (f callFlags) parse(role, method string) (dispatch.Call, error) {
 		return call, &usageError{err}
 	}
 	if method == "" {
-		return call, usagef("the method's name is empty")
+		return call, usagef("METHOD is empty: give the name of a method")
 	}
 	if f.mode != "" {
 		m, err := dispatch.ParseMode(f.mode)
@@ -117,7 +116,7 @@ func (c *cli) call(ctx context.Context, role string, call dispatch.Call, oneRank
 		if list, ok := value.([]any); ok && oneRank && len(list) == 1 {
 			value = list[0]
 		}
-		return c.printJSON(plain(value))
+		return c.printJSON(jsonValue(value))
 	})
 }
 
@@ -130,7 +129,7 @@ func (c *cli) failedCall(err error) error {
 	return err
 }
 
-// progress says what a call waits for, every two seconds.
+// progress prints what a call waits for, every two seconds.
 func (c *cli) progress(f *dispatch.Future) (stop func()) {
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {

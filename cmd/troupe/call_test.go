@@ -15,7 +15,7 @@ import (
 )
 
 func TestCall(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	u.up()
 	u.runs(four)
 	for _, test := range []struct{ words, want string }{
@@ -33,20 +33,20 @@ func TestCall(t *testing.T) {
 		{`ones --args 300`, `{"dtype":"float32","shape":[300,1]}`},
 	} {
 		t.Run(test.words, func(t *testing.T) {
-			require.JSONEq(t, test.want, u.sees(append([]string{"call", "four"}, strings.Fields(test.words)...)...))
+			require.JSONEq(t, test.want, u.output(append([]string{"call", "four"}, strings.Fields(test.words)...)...))
 		})
 	}
 	t.Run("@health", func(t *testing.T) {
 		var health []struct{ State string }
-		require.NoError(t, json.Unmarshal([]byte(u.sees("call", "four", "@health")), &health))
+		require.NoError(t, json.Unmarshal([]byte(u.output("call", "four", "@health")), &health))
 		require.Len(t, health, 4)
 		require.Equal(t, "ready", health[0].State)
 	})
 }
 
-// A mistake that only the head or the role can see is an error of one line that names the thing, and what there is.
+// The error of a mistake that only the head or the role can detect is one line, which names the cause and the alternatives.
 func TestCallMistakes(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	u.up()
 	u.runs(four)
 	for _, test := range []struct {
@@ -72,9 +72,9 @@ func TestCallMistakes(t *testing.T) {
 	}
 }
 
-// When the user gives up, so do the workers.
+// An interrupted call is cancelled on the workers.
 func TestCallInterrupted(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	u.up()
 	rt := u.runs(four)
 	cluster, err := rt.Attach(t.Context(), "four")
@@ -102,13 +102,13 @@ func TestCallInterrupted(t *testing.T) {
 }
 
 func TestCompletion(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	complete := func(words ...string) []string {
-		out, _, code := u.types(append([]string{"__complete", "call"}, words...)...)
+		out, _, code := u.run(append([]string{"__complete", "call"}, words...)...)
 		require.Zero(t, code)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		var names []string
-		for _, l := range lines[:len(lines)-1] { // the last one is for the shell
+		for _, l := range lines[:len(lines)-1] { // the last line is a directive to the shell
 			name, _, _ := strings.Cut(l, "\t")
 			names = append(names, name)
 		}
@@ -142,8 +142,8 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// Whatever a worker can answer can be printed.
-func TestPlain(t *testing.T) {
+// Every result of a worker can be printed.
+func TestJSONValue(t *testing.T) {
 	tensor := func(dtype wire.DType, data ...byte) wire.Tensor {
 		return wire.Tensor{DType: dtype, Shape: []int{len(data) / dtype.Size()}, Data: data}
 	}
@@ -161,12 +161,12 @@ func TestPlain(t *testing.T) {
 		{tensor(wire.Int16, 255, 255), `{"dtype":"int16","shape":[1],"values":[-1]}`},
 		{tensor(wire.Float64, 0, 0, 0, 0, 0, 0, 0xf0, 0x3f), `{"dtype":"float64","shape":[1],"values":[1]}`},
 	} {
-		got, err := json.Marshal(plain(test.value))
+		got, err := json.Marshal(jsonValue(test.value))
 		require.NoError(t, err)
 		require.JSONEq(t, test.want, string(got))
 	}
 	for _, dtype := range wire.DTypes {
-		shown := plain(tensor(dtype, make([]byte, 16)...)).(map[string]any)
+		shown := jsonValue(tensor(dtype, make([]byte, 16)...)).(map[string]any)
 		require.Contains(t, shown, "values", dtype)
 	}
 }

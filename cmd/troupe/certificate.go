@@ -16,15 +16,15 @@ import (
 	"troupe/nodes"
 )
 
-// sharedCertificate makes the same key and certificate of the same token, every time and everywhere: so the replicas of a
-// job, which share a token, know the certificate of their head before it is there. Who has the token could pretend to
-// be the head; who has it may do everything anyway.
+// sharedCertificate derives a key and a certificate from a token, the same on every machine, so that the replicas of a job,
+// which share a token, know the certificate of their head before it starts. Any process with the token can pose as the head;
+// the token already allows everything.
 func sharedCertificate(token string) (key ed25519.PrivateKey, der []byte, err error) {
 	seed, err := hkdf.Key(sha256.New, []byte(token), nil, "troupe certificate", ed25519.SeedSize)
 	if err != nil {
 		return nil, nil, err
 	}
-	key = ed25519.NewKeyFromSeed(seed) // signs without dice
+	key = ed25519.NewKeyFromSeed(seed) // its signatures are deterministic
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "troupe"}, NotBefore: time.Unix(0, 0).UTC(),
 		NotAfter: time.Date(2100, 1, 1, 0, 0, 0, 0, time.UTC), KeyUsage: x509.KeyUsageDigitalSignature,
@@ -34,14 +34,14 @@ func sharedCertificate(token string) (key ed25519.PrivateKey, der []byte, err er
 	return key, der, err
 }
 
-// sharedFingerprint is that of the certificate of a token.
+// sharedFingerprint is the fingerprint of the certificate that a token gives.
 func sharedFingerprint(token string) (string, error) {
 	_, der, err := sharedCertificate(token)
 	sum := sha256.Sum256(der)
 	return hex.EncodeToString(sum[:]), err
 }
 
-// makeSharedCertificate puts the certificate of a token where a head keeps its own.
+// makeSharedCertificate writes the certificate that a token gives into a head's store.
 func makeSharedCertificate(store, token string) (fingerprint string, err error) {
 	key, der, err := sharedCertificate(token)
 	if err != nil {

@@ -16,9 +16,9 @@ func newCordon(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "cordon NODE[/DEVICE]",
 		Short: "Close a node, or one device of it, to new grants",
-		Long: `Cordon keeps new reservations off a node, or off one device of it, which is named by its index there or by its UUID. What
-is held there stays held. The cordon outlives the head and the node's absence, until "troupe uncordon" takes it back;
-"troupe gpus" and "troupe explain" say by whom it is, since when and why.`,
+		Long: `Cordon excludes a node, or one device of it (its index or UUID), from new reservations. Present reservations stay. The cordon
+outlives restarts of the head and of the node, until "troupe uncordon" removes it. "troupe gpus" and "troupe explain" show its
+author, time and reason.`,
 		Example: "  troupe cordon box-1 --why 'a new fan'\n  troupe cordon box-0/3",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -30,8 +30,8 @@ is held there stays held. The cordon outlives the head and the node's absence, u
 			return c.cordon(cmd.Context(), one)
 		},
 	}
-	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, for those who wait")
-	cmd.Flags().StringVar(&one.By, "by", "", "who wants it (default you)")
+	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, shown to waiting requests")
+	cmd.Flags().StringVar(&one.By, "by", "", "name of the operator (default you)")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: the cordon as it is kept")
 	return cmd
@@ -39,10 +39,9 @@ is held there stays held. The cordon outlives the head and the node's absence, u
 
 func newUncordon(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:   "uncordon NODE[/DEVICE]",
-		Short: "Open a node or a device again",
-		Long: `Uncordon takes a cordon back; what is open already stays so, so it may be repeated. Devices that were cordoned by
-themselves stay so when their node is opened.`,
+		Use:     "uncordon NODE[/DEVICE]",
+		Short:   "Open a node or a device again",
+		Long:    `Uncordon removes a cordon. It may be repeated. Cordons of single devices stay when the cordon of their node is removed.`,
 		Example: "  troupe uncordon box-1\n  troupe uncordon box-0/3",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -67,8 +66,8 @@ func nodeAndDevice(text string) (node, device string, err error) {
 	return node, device, nil
 }
 
-// whoami is who runs this program, and where.
-func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "somebody") + "@" + nodes.HostName() }
+// whoami is the user and the host of this process.
+func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "unknown") + "@" + nodes.HostName() }
 
 func (c *cli) cordon(ctx context.Context, one placement.Cordon) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {

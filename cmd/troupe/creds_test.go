@@ -6,13 +6,13 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nkeys"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus/bustest"
@@ -21,12 +21,12 @@ import (
 	"troupe/roles"
 )
 
-// A NATS whose users have credentials files: a head with its agent, an agent that joins, and workers of both. The files are
-// named as seen from where the commands are typed.
+// A head with its agent, an agent that joins, and workers of both, on a NATS server whose users have credentials files. The
+// paths are relative to the folder of the commands.
 func TestExternalNATSWithCredentials(t *testing.T) {
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	file, second := op.Creds(bustest.Grant{}), op.Creds(bustest.Grant{})
-	u, other := newUser(t), newUser(t).with("TROUPE_CREDS", filepath.Base(second))
+	u, other := newShell(t), newShell(t).with("TROUPE_CREDS", filepath.Base(second))
 	u.dir, other.dir = filepath.Dir(file), filepath.Dir(second)
 	store := t.TempDir()
 
@@ -36,7 +36,7 @@ func TestExternalNATSWithCredentials(t *testing.T) {
 	require.Equal(t, file, head.CredsFile)
 	joined, said := other.process("join", op.URL(), "--gpus", "sim:1x2", "--name", "far", "--json")
 	require.Contains(t, said.line(t, said.String), `"nodes":["far"]`)
-	there, _, code := u.types("wait", "--gpus", "4") // it may say that it waits
+	there, _, code := u.run("wait", "--gpus", "4") // it may print that it waits
 	require.Zero(t, code)
 	require.Equal(t, "2 nodes with 4 devices are there\n", there)
 
@@ -48,8 +48,8 @@ func TestExternalNATSWithCredentials(t *testing.T) {
 	pids, err := roles.CallEach[int](ctx, both, "pid")
 	require.NoError(t, err)
 	require.Len(t, pids, 2)
-	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").sees("roles"), "both")
-	require.Contains(t, other.with("TROUPE_CREDS", second).sees("roles", "--url", op.URL(), "-n", "run"), "both")
+	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").output("roles"), "both")
+	require.Contains(t, other.with("TROUPE_CREDS", second).output("roles", "--url", op.URL(), "-n", "run"), "both")
 
 	for _, pid := range append(pids, up.Process.Pid, joined.Process.Pid, agentOf(t, store)) {
 		noSecret(t, file, fmt.Sprintf("/proc/%d/cmdline", pid), fmt.Sprintf("/proc/%d/environ", pid))
@@ -64,14 +64,13 @@ func TestExternalNATSWithCredentials(t *testing.T) {
 	noSecret(t, second, filesIn(t, other.env["XDG_STATE_HOME"])...)
 }
 
-// least is what docs/nodes.md says that a user must be allowed.
+// least are the permissions that docs/nodes.md asks for.
 var least = bustest.Grant{
 	Publish:   []string{"troupe.>", "$JS.API.>", "$JS.ACK.>", "$KV.>", "$O.>", "_INBOX.>"},
 	Subscribe: []string{"troupe.>", "_INBOX.>"},
 }
 
-// A user who may do only what must be allowed can do everything: roles in processes, shipped folders, pipelines, the operator's
-// commands.
+// The permissions of docs/nodes.md suffice for roles in processes, shipped folders, pipelines and the operator's commands.
 func TestLeastPermissions(t *testing.T) {
 	docs, err := os.ReadFile("../../docs/nodes.md")
 	require.NoError(t, err)
@@ -80,7 +79,7 @@ func TestLeastPermissions(t *testing.T) {
 	}
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	file := op.Creds(least)
-	u := newUser(t).with("TROUPE_CREDS", file)
+	u := newShell(t).with("TROUPE_CREDS", file)
 	store := t.TempDir()
 	_, out := u.process("up", "--json", "--nats", op.URL(), "--store", store, "--gpus", "sim:1x2", "--name", "near")
 	u.killAfter(store)
@@ -105,28 +104,26 @@ func TestLeastPermissions(t *testing.T) {
 		}}},
 	})
 	require.NoError(t, err)
-	large := pipeline.Item{Body: append(wire.Raw{0xc6, 0, 0x20, 0, 0}, make([]byte, 2<<20)...)} // stored in a stream of its own
+	large := pipeline.Item{Body: append(wire.Raw{0xc6, 0, 0x20, 0, 0}, make([]byte, 2<<20)...)} // is stored in its own stream
 	require.NoError(t, p.Put(ctx, "in", large, pipeline.Item{Body: wire.Raw{1}}))
 	got, err := p.Take(ctx, "out", 2)
 	require.NoError(t, err)
-	require.NoError(t, got.Done(ctx))
-	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").sees("pipeline", "top", "--once"), "work")
+	require.NoError(t, got.Ack(ctx))
+	require.Contains(t, u.with("TROUPE_NAMESPACE", "run").output("pipeline", "top", "--once"), "work")
 	require.NoError(t, p.Close(ctx))
 	for _, words := range [][]string{{"status"}, {"events"}, {"logs", "one"}, {"gpus"}, {"reservations"}, {"explain", "--bundles", "1", "--devices", "1"}} {
-		u.with("TROUPE_NAMESPACE", "run").sees(words...)
+		u.with("TROUPE_NAMESPACE", "run").output(words...)
 	}
 	require.NoError(t, c.Destroy(ctx))
 }
 
-// noSecret fails if the key of a credentials file is in one of the others.
+// noSecret fails if one of the files contains the seed of a credentials file.
 func noSecret(t *testing.T, creds string, files ...string) {
 	t.Helper()
 	text, err := os.ReadFile(creds)
 	require.NoError(t, err)
-	key, err := nkeys.ParseDecoratedUserNKey(text)
-	require.NoError(t, err)
-	seed, err := key.Seed()
-	require.NoError(t, err)
+	seed := regexp.MustCompile(`(?m)^SU[A-Z2-7]{50,}$`).Find(text)
+	require.NotEmpty(t, seed)
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		require.NoError(t, err)
@@ -146,21 +143,21 @@ func filesIn(t *testing.T, dir string) (files []string) {
 	return files
 }
 
-// Who is refused is told why and what helps, and does not wait.
+// A refused connection fails at once, with the reason and the remedy.
 func TestExternalNATSRefuses(t *testing.T) {
 	op := bustest.StartOperator(t, bustest.Options{Listen: true})
 	expired := op.Creds(bustest.Grant{Expires: time.Now().Add(-time.Minute)})
 	strange := bustest.StartOperator(t, bustest.Options{}).Creds(bustest.Grant{})
 	for _, test := range []struct {
 		words []string
-		none  string // what is said without a file
+		none  string // the remedy in the error
 	}{
 		{[]string{"up", "--nats", op.URL(), "--no-agent"}, "--creds FILE"},
 		{[]string{"join", op.URL(), "--gpus", "none"}, "--creds FILE"},
 		{[]string{"roles", "--url", op.URL()}, "TROUPE_CREDS"},
 	} {
 		t.Run(test.words[0], func(t *testing.T) {
-			u := newUser(t)
+			u := newShell(t)
 			require.Contains(t, u.fails(1, test.words...), test.none)
 			for file, why := range map[string]string{expired: "expired", strange: "does not know the user", expired + "x": "no such file"} {
 				said := u.with("TROUPE_CREDS", file).fails(1, test.words...)

@@ -133,7 +133,7 @@ func TestDeploymentsUseKnownFlags(t *testing.T) {
 
 // A head tells systemd when it is ready, and when it is ending.
 func TestHeadNotifiesSystemd(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	path := filepath.Join(t.TempDir(), "notify")
 	socket, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	require.NoError(t, err)

@@ -14,14 +14,14 @@ func newDestroy(c *cli) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "destroy ROLE",
-		Short: "Take a role down, whoever made it",
-		Long: `Destroy stops the workers of a role, rank 0 last, gives back what they held, and frees its name. Running calls may
-finish within the role's grace. A role that has failed is removed the same way.`,
+		Short: "End a role of any driver",
+		Long: `Destroy stops the workers of a role, rank 0 last, releases their devices, and frees its name. Running calls may finish within the
+role's grace. A failed role is removed the same way.`,
 		Example: "  troupe destroy actor_train",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout <= 0 {
-				return usagef("--timeout %s: must be more than nothing", timeout)
+				return usagef("--timeout %s: must be positive", timeout)
 			}
 			if err := bus.CheckRoleName(args[0]); err != nil {
 				return &usageError{err}
@@ -31,7 +31,7 @@ finish within the role's grace. A role that has failed is removed the same way.`
 		ValidArgsFunction: c.completeRole,
 	}
 	c.serverFlags(cmd)
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long that may take")
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time")
 	c.jsonFlag(cmd, "say it on one line of JSON")
 	return cmd
 }

@@ -14,7 +14,7 @@ import (
 	"troupe/placement"
 )
 
-// drainFlags is how a node is emptied.
+// drainFlags are the flags of drain.
 type drainFlags struct {
 	why   string
 	by    string
@@ -27,11 +27,10 @@ func newDrain(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drain NODE",
 		Short: "Close a node to new grants and end or move its workers",
-		Long: `Drain cordons the node, waits for its workers to end by themselves as long as --wait says, and then ends those that are left: INT,
-after --grace TERM, and then KILL, to their whole trees. The workers of a role with the policy restart_rank or restart_role
-are started again on other nodes, where there is room; that does not count as one of its restarts. Any other role fails, with
-the drain and its --why as the cause. It says how many are left, and returns when there are none. "troupe uncordon" opens the
-node again.`,
+		Long: `Drain cordons the node, waits up to --wait for its workers to end by themselves, and then ends the others: INT, after --grace TERM,
+then KILL, to the whole process trees. The workers of a role with the policy restart_rank or restart_role are started again on
+other nodes with room, which does not count as one of its restarts. Any other role fails, with the drain and its --why as the
+cause. Drain prints how many workers are left, and returns when there are none. "troupe uncordon" opens the node again.`,
 		Example: "  troupe drain box-1\n  troupe drain box-1 --wait 30m --why 'a new fan'",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -45,10 +44,10 @@ node again.`,
 			return c.drain(cmd.Context(), args[0], flags)
 		},
 	}
-	cmd.Flags().StringVar(&flags.why, "why", "", "the reason, for those who wait and those who are ended")
-	cmd.Flags().StringVar(&flags.by, "by", "", "who wants it (default you)")
+	cmd.Flags().StringVar(&flags.why, "why", "", "the reason, shown to waiting requests and in the errors of ended workers")
+	cmd.Flags().StringVar(&flags.by, "by", "", "name of the operator (default you)")
 	cmd.Flags().DurationVar(&flags.wait, "wait", 0, "how long workers may take to end by themselves")
-	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long they may take to end when they are told to")
+	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long they may take to end after SIGINT")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object at the end: node, ended and stopped")
 	return cmd
@@ -62,7 +61,7 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 		}
 		defer client.Close()
 		if _, err := client.Cordon(ctx, placement.Cordon{Node: node, Why: cmp.Or(f.why, "drained"), By: f.by}); err != nil {
-			return senseless(err)
+			return usageIfInvalid(err)
 		}
 		agent := nodes.NewClient(b)
 		before, left, err := c.awaitEnds(ctx, agent, node, f.wait)
@@ -89,9 +88,9 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 	})
 }
 
-// awaitEnds waits for workers to end by themselves, and returns how many there were and those that are left.
+// awaitEnds waits for workers to end by themselves. It returns how many there were, and the workers that are left.
 func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, most time.Duration) (before int, left []nodes.WorkerID, err error) {
-	end, said := time.Now().Add(most), -1
+	end, reported := time.Now().Add(most), -1
 	for {
 		all, err := agent.Running(ctx, node)
 		if err != nil {
@@ -105,14 +104,14 @@ func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, m
 		if len(left) == 0 || !time.Now().Before(end) {
 			return before, left, nil
 		}
-		if len(left) != said && !c.json {
-			said = len(left)
-			c.printf("%s: %d workers are left\n", node, said)
+		if len(left) != reported && !c.json {
+			reported = len(left)
+			c.printf("%s: %d workers are left\n", node, reported)
 		}
 		select {
 		case <-ctx.Done():
 			return before, left, ctx.Err()
-		case <-time.After(waitLook):
+		case <-time.After(nodesPoll):
 		}
 	}
 }

@@ -15,8 +15,8 @@ func newEvents(c *cli) *cobra.Command {
 	var since string
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Show what has happened: nodes that came and went, workers that died, roles that failed",
-		Long: `Events shows what the head, the agents and the drivers have noted, the oldest first: of all namespaces, or with --namespace of one.
+		Short: "Show events: nodes that joined, left or were lost, workers that died, roles that failed",
+		Long: `Events prints the events of the head, the agents and the drivers, the oldest first: of all namespaces, or with --namespace of one.
 A bounded number is kept.`,
 		Example: "  troupe events\n  troupe events -f --since 0s\n  troupe events --json | jq 'select(.kind == \"worker_exit\")'",
 		Args:    cobra.NoArgs,
@@ -28,7 +28,7 @@ A bounded number is kept.`,
 			return c.events(cmd.Context(), nodes.EventQuery{Namespace: c.namespace, Since: at, Follow: follow})
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens, until Ctrl-C")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "print new events too, until Ctrl-C")
 	cmd.Flags().StringVar(&since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object an event")

@@ -9,7 +9,9 @@ import (
 
 	"troupe/gpu"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newExplain(c *cli) *cobra.Command {
@@ -17,12 +19,11 @@ func newExplain(c *cli) *cobra.Command {
 	var spec string
 	cmd := &cobra.Command{
 		Use:   "explain",
-		Short: "Say what would be granted, or why not",
-		Long: `Explain takes a request as reserve does and says where each worker would lie, or what the request would wait for: which
-devices, who holds them and since when. It changes nothing, and ends with 0 whether the answer is yes or no. A request
-that makes no sense ends with 2.
+		Short: "Show what a request would be granted, or why not",
+		Long: `Explain takes the flags of reserve and prints the node and devices of each worker, or what the request would wait for: which
+devices, their holders and since when. It changes nothing. The exit code is 0 for both answers, and 2 for an invalid request.
 
-With --nodes it asks no head, but looks at simulated nodes, or at those of this machine.`,
+With --nodes it needs no head, and decides on simulated nodes or on this machine.`,
 		Example: `  troupe explain --bundles 4 --devices 2
   troupe explain --nodes sim:2x4 --world 4 --device-mapping 'list(range(0,8))'
   troupe explain --nodes sim:4x8,numa=2 --bundles 6 --devices 4 --strategy SPREAD --json`,
@@ -46,7 +47,7 @@ func (c *cli) explain(ctx context.Context, r placement.Request, spec string) err
 	if spec != "" {
 		x, err := explainOffline(ctx, r, spec)
 		if err != nil {
-			return senseless(err)
+			return usageIfInvalid(err)
 		}
 		return c.showExplanation(x)
 	}
@@ -59,25 +60,25 @@ func (c *cli) explain(ctx context.Context, r placement.Request, spec string) err
 	})
 }
 
-// explainOffline decides on nodes that nobody holds anything on.
+// explainOffline decides on nodes without reservations.
 func explainOffline(ctx context.Context, r placement.Request, spec string) (placement.Explanation, error) {
 	inventories, err := openDevices(spec, "", "")
 	if err != nil {
 		return placement.Explanation{}, &usageError{err}
 	}
 	defer closeDevices(inventories)
-	reports := make([]gpu.Report, len(inventories))
+	reports := make([]protocol.Report, len(inventories))
 	for i, inventory := range inventories {
 		devices, err := inventory.Devices(ctx)
 		if err != nil {
 			return placement.Explanation{}, err
 		}
-		reports[i] = gpu.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
+		reports[i] = protocol.Report{Node: nodeName(nodes.HostName(), i, len(inventories)), CPUs: 64, Memory: 512 * gpu.GiB, Devices: devices}
 		if len(inventories) > 1 {
 			reports[i].Node = "node-" + strconv.Itoa(i)
 		}
 	}
-	plan, err := placement.Decide(placement.Snapshot{Nodes: placement.NodesOf(reports)}, r)
+	plan, err := planner.Decide(planner.Snapshot{Nodes: placement.NodesFromReports(reports)}, r)
 	return placement.Explanation{Plan: plan}, err
 }
 
@@ -99,7 +100,7 @@ func (c *cli) showExplanation(x placement.Explanation) error {
 	return c.workersTable(x.Workers)
 }
 
-// printRefusal says why not, node by node, and what it would wait for.
+// printRefusal prints the reasons, node by node, and what the request would wait for.
 func (c *cli) printRefusal(x placement.Explanation) {
 	switch {
 	case x.Never:

@@ -17,9 +17,9 @@ func newGPUs(c *cli) *cobra.Command {
 	var every time.Duration
 	cmd := &cobra.Command{
 		Use:   "gpus",
-		Short: "Show the devices of all nodes, how they are and who holds them",
-		Long: `Gpus prints every device that the nodes report: memory, load and temperature as far as the driver says, the role and rank
-that hold it, and what is wrong with it. A node that is not ready says why in the last column.`,
+		Short: "Show the devices of all nodes, their state and their holders",
+		Long: `Gpus prints every device that the nodes report: memory, load and temperature where the driver has them, the role and rank that
+hold it, and its faults. The last column of a node that is not ready has the reason.`,
 		Example: "  troupe gpus\n  troupe gpus --watch\n  troupe gpus --json | jq -r 'select(.held_by == null) | .device.uuid'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -29,8 +29,8 @@ that hold it, and what is wrong with it. A node that is not ready says why in th
 			return c.gpus(cmd.Context(), watch, every)
 		},
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "draw it again and again, until Ctrl-C")
-	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "time between two drawings")
+	cmd.Flags().BoolVar(&watch, "watch", false, "refresh the table until Ctrl-C")
+	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "time between two refreshes")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a device instead of a table")
 	return cmd
@@ -45,7 +45,7 @@ func (c *cli) gpus(ctx context.Context, watch bool, every time.Duration) error {
 				return nil
 			case err != nil && !drawn:
 				return err
-			case err != nil: // the head may be on its way back
+			case err != nil: // the head may come back
 				c.printf("%s: %v\n", time.Now().Format(time.TimeOnly), err)
 			default:
 				if err := c.showDevices(rows, watch); err != nil || !watch {
@@ -61,7 +61,7 @@ func (c *cli) gpus(ctx context.Context, watch bool, every time.Duration) error {
 	})
 }
 
-// showDevices prints the table; again says that it goes over the one before.
+// showDevices prints the table; again overwrites the table before.
 func (c *cli) showDevices(rows []gpu.Row, again bool) error {
 	switch table := gpu.Table(rows); {
 	case c.json:
@@ -80,13 +80,13 @@ func (c *cli) showDevices(rows []gpu.Row, again bool) error {
 	return nil
 }
 
-// redraw puts text over what a terminal shows, line by line, so that nothing flickers.
+// redraw overwrites the terminal line by line, without flicker.
 func redraw(text string) string {
 	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
 	return home + strings.ReplaceAll(text, "\n", clearLine) + clearBelow
 }
 
-// deviceRows joins what the nodes report with what the ledger says.
+// deviceRows joins the reports of the nodes with the ledger.
 func deviceRows(ctx context.Context, client *placement.Client) ([]gpu.Row, error) {
 	nodes, err := client.Nodes(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func deviceRows(ctx context.Context, client *placement.Client) ([]gpu.Row, error
 	return rows, nil
 }
 
-// holdersOf is who holds each device, by UUID: the role and the rank in it.
+// holdersOf maps the UUID of a device to the role and rank that hold it.
 func holdersOf(records []placement.Record) map[string][]gpu.Holder {
 	holders := map[string][]gpu.Holder{}
 	for _, r := range records {

@@ -25,7 +25,7 @@ import (
 	"troupe/nodes"
 )
 
-// headFile is what a running head leaves for those who look for it, and what a head does with it.
+// headFile is the file by which programs on this machine find a head.
 type headFile struct{ nodes.HeadFile }
 
 func readHead(env func(string) string) (headFile, error) {
@@ -33,7 +33,7 @@ func readHead(env func(string) string) (headFile, error) {
 	return headFile{h}, err
 }
 
-// running reports whether the head's process is there, or another one that has its number by now.
+// running reports whether a process has the head's pid.
 func (h headFile) running() bool {
 	if h.PID <= 0 {
 		return false
@@ -42,7 +42,7 @@ func (h headFile) running() bool {
 	return err == nil || errors.Is(err, syscall.EPERM)
 }
 
-// silent says what to do about a head that left its file and does not answer.
+// silent is the error of a head that has a file and does not answer.
 func (h headFile) silent(err error) error {
 	state := fmt.Sprintf("its process (pid %d) is gone", h.PID)
 	if h.running() {
@@ -51,8 +51,8 @@ func (h headFile) silent(err error) error {
 	return bus.Errorf(bus.CodeUnavailable, "the head at %s does not answer; %s; start one with `troupe up`, or name another with --url", h.URL, state).WithCause(err)
 }
 
-// announce writes the file that makes the head findable, and returns what takes it away again. A head that was findable
-// before and still runs is findable again afterwards; one that came later keeps its file.
+// announce writes the file; withdraw removes it. If another head had a file before and still runs, withdraw restores that file;
+// the file of a head that started later stays.
 func (h headFile) announce(env func(string) string) (withdraw func(), err error) {
 	path, err := nodes.HeadPath(env)
 	if err != nil {
@@ -68,9 +68,9 @@ func (h headFile) announce(env func(string) string) (withdraw func(), err error)
 		switch {
 		case err != nil || now != h:
 		case hadOne && before.running():
-			_ = before.write(path) // it can still be named with --url
+			_ = before.write(path) // without it, --url still reaches that head
 		default:
-			_ = os.Remove(path) // a file that stays is found out by whoever connects
+			_ = os.Remove(path) // a stale file makes a connection fail, with an error that says so
 		}
 	}, nil
 }
@@ -83,8 +83,8 @@ func (h headFile) write(path string) error {
 	return nodes.WritePrivate(path, append(data, '\n'))
 }
 
-// lockStore keeps a second head out of a store: two servers would ruin each other's files. The lock ends with the
-// process, however that ends.
+// lockStore refuses a second head on a store: two servers would corrupt the files. The kernel releases the lock when the
+// process ends.
 func lockStore(store string) (unlock func(), err error) {
 	if err := os.MkdirAll(store, 0o700); err != nil {
 		return nil, fmt.Errorf("make the store: %w", err)
@@ -96,14 +96,14 @@ func lockStore(store string) (unlock func(), err error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close() // nothing was written
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, fmt.Errorf("store %s is used by a head that runs; choose another with --store DIR", store)
+			return nil, fmt.Errorf("store %s is in use by a running head; choose another with --store DIR", store)
 		}
 		return nil, fmt.Errorf("lock the store %s: %w", store, err)
 	}
 	return func() { _ = f.Close() }, nil
 }
 
-// keptToken takes the token that is given, reads the one of an earlier start, or makes one.
+// keptToken is the given token, or the token of an earlier start, or a new one.
 func keptToken(store, given string) (token, path string, err error) {
 	path = filepath.Join(store, "token")
 	if given != "" {
@@ -124,17 +124,17 @@ func keptToken(store, given string) (token, path string, err error) {
 	return token, path, nodes.WritePrivate(path, []byte(token+"\n"))
 }
 
-// checkPrivate refuses a secret that others could have read.
+// checkPrivate refuses a secret that other users can read.
 func checkPrivate(path string) error {
 	info, err := os.Stat(path)
 	if err == nil && info.Mode().Perm()&0o077 != 0 {
-		err = fmt.Errorf("%s can be read by others (mode %04o): delete it to have a new one made, or chmod 600 it", path, info.Mode().Perm())
+		err = fmt.Errorf("%s is readable by other users (mode %04o): delete it, and the next start makes a new one, or chmod 600 it", path, info.Mode().Perm())
 	}
 	return err
 }
 
-// keptCertificate reads the certificate of an earlier start, or makes one. It signs itself: those who connect check
-// its fingerprint, which says more than any name in it.
+// keptCertificate reads the certificate of an earlier start, or makes a self-signed one. Clients check its fingerprint, not
+// its names.
 func keptCertificate(store string) (*tls.Config, string, error) {
 	certPath, keyPath := filepath.Join(store, "cert.pem"), filepath.Join(store, "key.pem")
 	pair, err := tls.LoadX509KeyPair(certPath, keyPath)

@@ -20,7 +20,7 @@ import (
 	"troupe/roles"
 )
 
-// hostClass is a worker that finds out how its host is connected.
+// hostClass is a worker class that tests connections between hosts.
 func hostClass() *actors.Class {
 	type worker struct{}
 	k := actors.NewClass("host", func(context.Context, actors.Setup) (*worker, error) { return &worker{}, nil })
@@ -33,7 +33,7 @@ func hostClass() *actors.Class {
 	return k.Class
 }
 
-// meet has rank 0 listen at its MASTER_PORT and the others come there, as torch's store does.
+// meet makes rank 0 listen at its MASTER_PORT and the others connect to it, as torch's store does.
 func meet(ctx context.Context) (string, error) {
 	at := net.JoinHostPort(os.Getenv("MASTER_ADDR"), os.Getenv("MASTER_PORT"))
 	if os.Getenv("RANK") != "0" {
@@ -63,12 +63,12 @@ func meet(ctx context.Context) (string, error) {
 	return at, conn.Close()
 }
 
-// hosts are two machines: this one, and another behind a cable that can be cut. Where the machine allows it that is a
-// network namespace; otherwise both are this one, and nothing can be cut.
+// hosts are this machine and a second one behind a link that can be cut: a network namespace where the machine allows it,
+// otherwise this machine again, without a link to cut.
 type hosts struct {
 	t         *testing.T
 	apart     bool
-	near      string // an address of this one that the other reaches
+	near      string // an address of this machine that the other reaches
 	namespace string
 	cable     string
 }
@@ -105,7 +105,7 @@ func (h *hosts) cut()  { require.NoError(h.t, h.ip("link set "+h.cable+" down"))
 func (h *hosts) heal() { require.NoError(h.t, h.ip("link set "+h.cable+" up")) }
 
 // join starts an agent on the other host.
-func (h *hosts) join(u *user, head readyHead, name string) *exec.Cmd {
+func (h *hosts) join(u *shell, head readyHead, name string) *exec.Cmd {
 	token, err := os.ReadFile(head.TokenFile)
 	require.NoError(h.t, err)
 	url := strings.Replace(head.URL, "127.0.0.1", h.near, 1)
@@ -119,14 +119,14 @@ func (h *hosts) join(u *user, head readyHead, name string) *exec.Cmd {
 	bustest.Tie(cmd, syscall.SIGTERM)
 	require.NoError(h.t, cmd.Start())
 	h.t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // fails if it has ended
 		_ = cmd.Wait()
 	})
-	require.Eventually(h.t, func() bool { return strings.Contains(u.sees("gpus"), name) }, 20*time.Second, 50*time.Millisecond)
+	require.Eventually(h.t, func() bool { return strings.Contains(u.output("gpus"), name) }, 20*time.Second, 50*time.Millisecond)
 	return cmd
 }
 
-// onHosts is the spec of a role with a worker on each of some nodes.
+// onHosts is the spec of a role with one worker on each of the nodes.
 func onHosts(name string, nodes ...string) roles.Spec {
 	p := &roles.Process{Command: []string{os.Args[0]}}
 	for _, node := range nodes {
@@ -135,7 +135,7 @@ func onHosts(name string, nodes ...string) roles.Spec {
 	return roles.Spec{Name: name, Class: "host", World: len(nodes), Process: p, StopGrace: time.Second}
 }
 
-// driveOn is a driver of a run of its own.
+// driveOn is a driver with its own namespace.
 func driveOn(t *testing.T, head readyHead, namespace string) *roles.Runtime {
 	rt, err := roles.Open(t.Context(), roles.Config{Namespace: namespace, BusConfig: head.access()})
 	require.NoError(t, err)
@@ -143,10 +143,11 @@ func driveOn(t *testing.T, head readyHead, namespace string) *roles.Runtime {
 	return rt
 }
 
-// TestTwoHosts: a head and an agent on two machines, over TLS; workers that meet; a worker that is killed over there; two
-// runs side by side, one of them torn down; a cable that is cut, and healed.
+// TestTwoHosts: a head and an agent on two machines, over TLS; workers that connect to each other; a killed worker on the second
+// machine; two runs, of which one is destroyed; a link that is cut and restored.
 func TestTwoHosts(t *testing.T) {
-	h, u := newHosts(t), newUser(t)
+	t.Parallel()
+	h, u := newHosts(t), newShell(t)
 	store := t.TempDir()
 	_, out := u.process("up", "--json", "--listen", h.near+":0", "--store", store, "--gpus", "sim:1x4", "--name", "near")
 	u.killAfter(store)
@@ -171,7 +172,7 @@ func TestTwoHosts(t *testing.T) {
 	require.NoError(t, err)
 	pid, err := roles.Call[int](ctx, over, "pid")
 	require.NoError(t, err)
-	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) // process numbers are shared
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL)) // PIDs are shared between the hosts
 	_, err = roles.Call[int](ctx, over, "hold")
 	var lost *bus.Error
 	require.ErrorAs(t, err, &lost)
@@ -183,7 +184,7 @@ func TestTwoHosts(t *testing.T) {
 	}
 }
 
-// cutAndHealed: what ran beyond a cut cable is lost to its driver, and ended when the cable is healed; then its devices are
+// cutAndHealed: workers behind a cut link are lost to their driver and end when the link is restored; then their devices are
 // granted again.
 func (h *hosts) cutAndHealed(ctx context.Context, rt *roles.Runtime, beside *roles.Cluster) {
 	t := h.t
@@ -191,7 +192,7 @@ func (h *hosts) cutAndHealed(ctx context.Context, rt *roles.Runtime, beside *rol
 	require.NoError(t, err)
 	hold, err := beside.ExecuteAllAsync(ctx, "hold")
 	require.NoError(t, err)
-	time.Sleep(3 * time.Second) // with what went before, its driver has listened for long enough to judge
+	time.Sleep(3 * time.Second) // then the driver has heard heartbeats for long enough to judge silence
 	h.cut()
 	begun := time.Now()
 	err = hold.Wait(ctx)
@@ -199,7 +200,7 @@ func (h *hosts) cutAndHealed(ctx context.Context, rt *roles.Runtime, beside *rol
 	require.ErrorContains(t, err, "far")
 	t.Logf("known %v after the cut: %v", time.Since(begun).Round(time.Millisecond), err)
 	require.Less(t, time.Since(begun), 12*time.Second)
-	_ = beside.Destroy(ctx) // it says that the other host was not heard
+	_ = beside.Destroy(ctx) // its error is that the other host did not answer
 	require.False(t, gone(pids[1]), "nobody could end it")
 	h.heal()
 	require.Eventually(t, func() bool { return gone(pids[1]) }, 40*time.Second, 100*time.Millisecond, "its agent is told")

@@ -19,7 +19,7 @@ import (
 	"troupe/nodes"
 )
 
-// joinFlags is what an agent is told on the command line.
+// joinFlags are the flags of join.
 type joinFlags struct {
 	node        nodeFlags
 	tokenFile   string
@@ -39,17 +39,16 @@ func newJoin(c *cli) *cobra.Command {
 		Long: `Join runs the agent of this machine: it offers the machine's devices to the head at URL, and starts, watches and ends the
 worker processes that drivers ask for. It waits for a head that is not there yet.
 
-The token is read from --token-file ("-" is standard input) or from TROUPE_TOKEN, never from the command line. A head
-beyond loopback is known by its certificate's fingerprint, which "troupe up" prints. For a NATS of your own, --creds or
-TROUPE_CREDS names a credentials file.
+The token comes from --token-file ("-" is standard input) or TROUPE_TOKEN, never from the command line. The certificate of a head
+beyond loopback is checked by its fingerprint, which "troupe up" prints. For an external NATS server, --creds or TROUPE_CREDS
+names a credentials file.
 
-TERM, INT and HUP end the workers and then the agent, with exit code 0. When the head is gone, the workers go on for
---grace; a head that is back by then finds everything as it was. Otherwise they are ended, and the agent joins again when the
-head is back. In a batch job, which is to end with its head, --exit-when-lost ends the agent instead, with exit code 0.
+TERM, INT and HUP end the workers and then the agent, with exit code 0. When the head is gone, the workers run on for --grace; a
+head that returns within this time takes them over. After --grace the agent ends its workers, and joins again when the head is
+back. With --exit-when-lost, for batch jobs, the agent exits instead, with exit code 0.
 
-Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the loss of the head; 75 when no head was there
-within --wait, so that a supervisor tries again; 2 for a mistake on the command line, and 1 for any other failure, such as a
-token that is refused.`,
+Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the loss of the head; 75 if no head was there within
+--wait, so that a supervisor tries again; 2 for a mistake on the command line; 1 for any other failure, such as a refused token.`,
 		Example: `  troupe join tls://head:7422 --fingerprint 3f… --token-file token
   ssh box troupe join tls://head:7422 --fingerprint 3f… --token-file - < token
   troupe join nats://127.0.0.1:7422 --gpus sim:2x8 --name box --labels rack=r7,kind=h200`,
@@ -62,7 +61,7 @@ token that is refused.`,
 			err = c.join(cmd.Context(), spec)
 			var over *runOver
 			if errors.As(err, &over) {
-				return nil // the machine did its part
+				return nil // the exit code of the run is rank 0's
 			}
 			return err
 		},
@@ -75,11 +74,11 @@ token that is refused.`,
 
 func (f *joinFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", `file with the head's token, "-" for standard input (default $TROUPE_TOKEN)`)
-	cmd.Flags().StringVar(&f.creds, "creds", "", "NATS credentials file, for a NATS of your own (default $TROUPE_CREDS)")
+	cmd.Flags().StringVar(&f.creds, "creds", "", "NATS credentials file, for an external NATS server (default $TROUPE_CREDS)")
 	cmd.Flags().StringVar(&f.fingerprint, "fingerprint", "", "SHA-256 of the head's certificate (default $TROUPE_FINGERPRINT)")
 	cmd.Flags().StringVar(&f.dir, "dir", "", "folder of the agent (default in the user's state folder)")
-	cmd.Flags().DurationVar(&f.wait, "wait", 5*time.Minute, "how long to wait for a head that is not there yet; then exit with 75")
-	cmd.Flags().BoolVar(&f.exit, "exit-when-lost", false, "end, with exit code 0, when the head has been gone for the grace")
+	cmd.Flags().DurationVar(&f.wait, "wait", 5*time.Minute, "how long to wait for a head that is not there yet; then exit with code 75")
+	cmd.Flags().BoolVar(&f.exit, "exit-when-lost", false, "exit with code 0 when the head has been gone for longer than --grace")
 	f.graceFlag(cmd)
 }
 
@@ -87,7 +86,7 @@ func (f *joinFlags) graceFlag(cmd *cobra.Command) {
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long agents keep their workers while the head is gone")
 }
 
-// joinSpec is what the flags and the environment come to. A token that is in no file yet gets one.
+// joinSpec makes the spec from flags and environment. It writes a token that is in no file yet to one.
 func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, error) {
 	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace, ExitWhenLost: f.exit}
 	var err error
@@ -119,7 +118,7 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 	return spec, c.joinAccess(&spec, f.tokenFile, stdin)
 }
 
-// joinDir is the agent's folder: one for each head and name, so that agents side by side know what is whose.
+// joinDir is the agent's folder: one for each pair of head and name, so that agents on one machine do not share state.
 func (c *cli) joinDir(dir, url, name string) (string, error) {
 	if dir != "" {
 		return filepath.Abs(dir)
@@ -132,7 +131,7 @@ func (c *cli) joinDir(dir, url, name string) (string, error) {
 	return filepath.Join(state, "agents", name+"-"+hex.EncodeToString(sum[:4])), nil
 }
 
-// joinAccess finds the token: in a file, on standard input, in the environment, or in what a head on this machine left.
+// joinAccess finds the token: in a file, on standard input, in the environment, or in the file of a local head.
 func (c *cli) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
 	if spec.Access.CredsFile != "" {
 		return nil
@@ -173,13 +172,13 @@ func (c *cli) join(ctx context.Context, spec agentSpec) error {
 	}
 	err = c.agent(ctx, spec, func() {
 		if c.json {
-			_ = c.printJSON(map[string]any{"nodes": names, "url": spec.Access.URLs[0], "pid": os.Getpid()}) // nobody to tell
+			_ = c.printJSON(map[string]any{"nodes": names, "url": spec.Access.URLs[0], "pid": os.Getpid()}) // fails only if the output is closed
 			return
 		}
 		c.printf("troupe: joined %s as %s; Ctrl-C ends the workers and leaves\n", spec.Access.URLs[0], strings.Join(names, ", "))
 	})
 	if errors.Is(err, context.Canceled) {
-		return nil // asked to end before the head was there
+		return nil // a signal came before the head was there
 	}
 	return err
 }

@@ -23,17 +23,17 @@ import (
 )
 
 const (
-	driverGrace = 10 * time.Second // for a driver that is told to end
-	leaveMost   = 15 * time.Second // for agents to end their workers when the run is over
-	leastToken  = 16               // characters: what the certificate is made of
+	driverGrace = 10 * time.Second // from SIGTERM to SIGKILL of the driver
+	leaveLimit  = 15 * time.Second // for agents to end their workers after the run
+	minToken    = 16               // characters; the certificate is derived from the token
 )
 
-// exitError ends the program with a code of its own, without a word.
+// exitError ends the program with an exit code and without a message.
 type exitError struct{ code int }
 
 func (e *exitError) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
-// launchFlags is one replica of a batch job, as flags and the scheduler's variables say.
+// launchFlags is one replica of a batch job, from flags and the variables of the scheduler.
 type launchFlags struct {
 	rank, world int
 	head        string
@@ -48,15 +48,15 @@ func newLaunch(c *cli) *cobra.Command {
 	flags := launchFlags{rank: -1}
 	cmd := &cobra.Command{
 		Use:   "launch [flags] -- DRIVER [ARGS…]",
-		Short: "Be one replica of a batch job: rank 0 is the head and runs the driver, the others join it",
-		Long: `Launch is the same line on every replica of a batch job. Rank 0 runs the head, waits until all replicas have joined, and runs
-the driver with TROUPE_URL, TROUPE_TOKEN_FILE and TROUPE_FINGERPRINT in its environment. The others are agents. When the
-driver ends, all end: with exit code 0 if it did, else with the driver's own.
+		Short: "Run one replica of a batch job: rank 0 is the head and runs the driver, the others join it",
+		Long: `Launch is the same command on every replica of a batch job. Rank 0 runs the head, waits until all replicas have joined, and runs
+the driver with TROUPE_URL, TROUPE_TOKEN_FILE and TROUPE_FINGERPRINT in its environment. The others run agents. When the driver
+ends, all replicas end with its exit code.
 
 Rank, world and head come from the flags, from TROUPE_RANK, TROUPE_WORLD and TROUPE_HEAD, or from the scheduler: Slurm's
 SLURM_PROCID, SLURM_NTASKS and SLURM_LAUNCH_NODE_IPADDR or the first of SLURM_STEP_NODELIST; in a Kubernetes Job
-JOB_COMPLETION_INDEX. The replicas share a token, from --token-file or TROUPE_TOKEN; the head's certificate is made of it, so
-that every replica knows it.`,
+JOB_COMPLETION_INDEX. The replicas share a token, from --token-file or TROUPE_TOKEN. The head's certificate is derived
+from the token, so that every replica can check it.`,
 		Example: `  troupe launch --rank 0 --world 1 -- python train.py
   srun troupe launch --token-file $HOME/run.token -- python train.py
   troupe launch --rank $JOB_COMPLETION_INDEX --world 4 --head train-0.train:7422 -- python train.py`,
@@ -82,7 +82,7 @@ that every replica knows it.`,
 	return cmd
 }
 
-// complete fills in what the flags do not say, and checks the whole.
+// complete fills in missing flags from the environment and checks all of them.
 func (f *launchFlags) complete(env func(string) string) error {
 	var errs []error
 	number := func(into *int, unset int, flag string, names ...string) {
@@ -93,7 +93,7 @@ func (f *launchFlags) complete(env func(string) string) error {
 			if text := env(name); text != "" {
 				n, err := strconv.Atoi(text)
 				if err != nil {
-					errs = append(errs, usagef("%s=%q is no number", name, text))
+					errs = append(errs, usagef("%s=%q is not a number", name, text))
 				}
 				*into = n
 				return
@@ -137,7 +137,7 @@ func firstHost(list string) string {
 	return prefix + inside[:strings.IndexAny(inside+",", ",-")] + suffix
 }
 
-// token is what the replicas share. One replica alone needs none.
+// token is the token that the replicas share; a single replica needs none.
 func (f *launchFlags) token(env func(string) string) (string, error) {
 	token := env("TROUPE_TOKEN")
 	if f.tokenFile != "" {
@@ -147,13 +147,13 @@ func (f *launchFlags) token(env func(string) string) (string, error) {
 		}
 		token = strings.TrimSpace(string(data))
 	}
-	if f.world > 1 && len(token) < leastToken {
-		return "", usagef("the replicas need a token of %d characters or more that all of them share, in --token-file or TROUPE_TOKEN", leastToken)
+	if f.world > 1 && len(token) < minToken {
+		return "", usagef("the replicas need a token of %d characters or more that all of them share, in --token-file or TROUPE_TOKEN", minToken)
 	}
 	return token, nil
 }
 
-// launchHead is rank 0: the head, and the driver in it.
+// launchHead is rank 0: the head and the driver.
 func (c *cli) launchHead(ctx context.Context, f launchFlags, driver []string) error {
 	token, err := f.token(c.env)
 	if err != nil {
@@ -168,7 +168,7 @@ func (c *cli) launchHead(ctx context.Context, f launchFlags, driver []string) er
 		if f.store, err = os.MkdirTemp("", "troupe-launch-"); err != nil {
 			return err
 		}
-		defer func() { _ = os.RemoveAll(f.store) }() // a temporary folder that stays does no harm
+		defer func() { _ = os.RemoveAll(f.store) }() // a leftover temporary folder does no harm
 	}
 	inner := *c
 	inner.env = func(name string) string {
@@ -189,7 +189,7 @@ func (c *cli) launchHead(ctx context.Context, f launchFlags, driver []string) er
 	return inner.up(ctx, h, func(ctx context.Context, b *bus.Bus) error { return c.runDriver(ctx, b, h, f, driver) })
 }
 
-// runDriver waits for the others, runs the driver, and tells everybody how it ended.
+// runDriver waits for the other replicas, runs the driver, and ends the run with its exit code.
 func (c *cli) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags, driver []string) error {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
@@ -203,7 +203,7 @@ func (c *cli) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags,
 	wait, cancel := context.WithTimeout(ctx, f.wait)
 	defer cancel()
 	missing := ""
-	if _, err := c.awaitNodes(wait, client, wanted{nodes: f.world * len(names)}, &missing); err != nil {
+	if _, err := c.awaitWanted(wait, client, wanted{nodes: f.world * len(names)}, &missing); err != nil {
 		c.endRun(ctx, b, client, h, 1)
 		return fmt.Errorf("the replicas have not all joined within %v: %s: %w", f.wait, missing, err)
 	}
@@ -215,7 +215,7 @@ func (c *cli) runDriver(ctx context.Context, b *bus.Bus, h *head, f launchFlags,
 	return err
 }
 
-// drive runs the driver to its end. When ctx ends it is told to end, too.
+// drive runs the driver to its end. When ctx ends, it sends SIGTERM.
 func (c *cli) drive(ctx context.Context, h *head, driver []string) (code int, err error) {
 	cmd := exec.CommandContext(ctx, driver[0], driver[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.out, c.err
@@ -231,35 +231,33 @@ func (c *cli) drive(ctx context.Context, h *head, driver []string) (code int, er
 		return exit.ExitCode(), nil
 	case errors.As(err, &exit):
 		if status, ok := exit.Sys().(syscall.WaitStatus); ok {
-			return 128 + int(status.Signal()), nil // as a shell says it
+			return 128 + int(status.Signal()), nil // as a shell does
 		}
 	}
 	return 1, fmt.Errorf("run the driver %s: %w", driver[0], err)
 }
 
-// endRun tells the agents that the run is over, and waits until they have left.
+// endRun ends the run: it tells the agents the exit code, and waits until they have left.
 func (c *cli) endRun(ctx context.Context, b *bus.Bus, client *placement.Client, h *head, code int) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveMost)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveLimit)
 	defer cancel()
 	own, err := h.agent.names()
 	if err != nil {
 		return
 	}
-	for ctx.Err() == nil {
-		_ = b.Conn().Publish(bus.NodesEnd(), []byte(strconv.Itoa(code))) // said again if it is lost
-		list, err := client.Nodes(ctx)
-		if err == nil && countReady(list).nodes <= len(own) {
-			return
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(waitLook):
-		}
+	publish := func() { _ = b.Publish(bus.NodesEnd(), []byte(strconv.Itoa(code))) } // repeated, so a lost message does no harm
+	publish()
+	err = awaitNodes(ctx, client, nodesPoll, func(list []placement.NodeStatus) bool {
+		publish()
+		return countReady(list).nodes <= len(own)
+	})
+	if err == nil {
+		return
 	}
 	c.warnf("troupe: not all agents have left\n")
 }
 
-// launchAgent is every other rank: an agent that ends with the run.
+// launchAgent is any other rank: an agent that ends with the run.
 func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
 	token, err := f.token(c.env)
 	if err != nil {
@@ -273,7 +271,7 @@ func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // a temporary folder that stays does no harm
+	defer func() { _ = os.RemoveAll(dir) }() // a leftover temporary folder does no harm
 	spec := agentSpec{
 		GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Dir: dir, Grace: f.grace, Wait: f.wait, ExitWhenLost: true,
 		Access: nodes.Access{URLs: []string{"tls://" + f.head}, TokenFile: filepath.Join(dir, "token"), Fingerprint: fingerprint},
@@ -292,13 +290,13 @@ func (c *cli) launchAgent(ctx context.Context, f launchFlags) error {
 	return err
 }
 
-// runOver is why an agent ends when the head says that the run is over.
+// runOver ends an agent when the head ends the run.
 type runOver struct{ code int }
 
 func (e *runOver) Error() string { return fmt.Sprintf("the run is over, with exit code %d", e.code) }
 
 func parseOver(data []byte) *runOver {
 	var over runOver
-	_ = json.Unmarshal(data, &over.code) // nothing is zero
+	_ = json.Unmarshal(data, &over.code) // an empty message is exit code 0
 	return &over
 }

@@ -20,19 +20,20 @@ func freePort(t *testing.T) int {
 	return l.Addr().(*net.TCPAddr).Port
 }
 
-// One line for every replica, as Slurm and Kubernetes would run it: all end with the driver's verdict.
+// The same command on every replica, as under Slurm and Kubernetes: all end with the driver's exit code.
 func TestLaunch(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
-		env  func(u *user, rank, port int) *user
+		env  func(u *shell, rank, port int) *shell
 		code int
 	}{
-		"flags and variables of ours": {func(u *user, rank, port int) *user {
+		"flags and variables of ours": {func(u *shell, rank, port int) *shell {
 			return u.with("TROUPE_RANK", fmt.Sprint(rank)).with("TROUPE_WORLD", "3").with("TROUPE_HEAD", fmt.Sprintf("127.0.0.1:%d", port))
 		}, 0},
-		"slurm": {func(u *user, rank, port int) *user {
+		"slurm": {func(u *shell, rank, port int) *shell {
 			return u.with("SLURM_PROCID", fmt.Sprint(rank)).with("SLURM_NTASKS", "3").with("SLURM_LAUNCH_NODE_IPADDR", fmt.Sprintf("127.0.0.1:%d", port))
 		}, 7},
-		"kubernetes": {func(u *user, rank, port int) *user {
+		"kubernetes": {func(u *shell, rank, port int) *shell {
 			return u.with("JOB_COMPLETION_INDEX", fmt.Sprint(rank)).with("TROUPE_WORLD", "3").with("TROUPE_HEAD", fmt.Sprintf("localhost:%d", port))
 		}, 0},
 	} {
@@ -41,7 +42,7 @@ func TestLaunch(t *testing.T) {
 			var cmds []*exec.Cmd
 			var first *screen
 			for rank := range 3 {
-				u := test.env(newUser(t), rank, port).with("TROUPE_TOKEN", "a token that they all share")
+				u := test.env(newShell(t), rank, port).with("TROUPE_TOKEN", "a token that they all share")
 				cmd, out := u.process("launch", "--gpus", "sim:1x2", "--name", fmt.Sprintf("box%d", rank), "--", "sh", "-c",
 					`echo "$TROUPE_URL $(cat $TROUPE_TOKEN_FILE) [$TROUPE_TOKEN]"; exit `+fmt.Sprint(test.code))
 				cmds = append(cmds, cmd)
@@ -50,7 +51,7 @@ func TestLaunch(t *testing.T) {
 				}
 			}
 			for rank, cmd := range cmds {
-				_ = cmd.Wait() // its code says it
+				_ = cmd.Wait() // the exit code is checked below
 				require.Equal(t, test.code, cmd.ProcessState.ExitCode(), "rank %d", rank)
 			}
 			require.Equal(t, fmt.Sprintf("tls://127.0.0.1:%d a token that they all share []\n", port), first.String())
@@ -58,27 +59,27 @@ func TestLaunch(t *testing.T) {
 	}
 }
 
-// A replica alone needs neither head nor token.
+// A single replica needs neither --head nor a token.
 func TestLaunchAlone(t *testing.T) {
-	u := newUser(t)
-	stdout, stderr, code := u.types("launch", "--rank", "0", "--world", "1", "--gpus", "none", "--", "sh", "-c", "echo $TROUPE_URL; exit 5")
+	u := newShell(t)
+	stdout, stderr, code := u.run("launch", "--rank", "0", "--world", "1", "--gpus", "none", "--", "sh", "-c", "echo $TROUPE_URL; exit 5")
 	require.Equal(t, 5, code, stderr)
 	require.True(t, strings.HasPrefix(stdout, "nats://127.0.0.1:"), stdout)
 	require.Contains(t, u.fails(1, "launch", "--rank", "0", "--world", "1", "--gpus", "none", "--", "/no/such/driver"), "/no/such/driver")
 }
 
-// Replicas that never come are named, and the job ends.
+// The error of missing replicas says how many are missing, and the job ends.
 func TestLaunchWithoutTheOthers(t *testing.T) {
-	u := newUser(t).with("TROUPE_TOKEN", "a token that they all share")
+	u := newShell(t).with("TROUPE_TOKEN", "a token that they all share")
 	begin := time.Now()
-	_, stderr, code := u.types("launch", "--rank", "0", "--world", "2", "--head", "127.0.0.1:0", "--gpus", "none", "--wait", "300ms", "--", "true")
+	_, stderr, code := u.run("launch", "--rank", "0", "--world", "2", "--head", "127.0.0.1:0", "--gpus", "none", "--wait", "300ms", "--", "true")
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "1 of 2 nodes are there")
 	require.Less(t, time.Since(begin), 15*time.Second)
 }
 
 func TestLaunchMistakes(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	require.Contains(t, u.with("SLURM_PROCID", "x").fails(2, "launch", "--world", "2", "--", "true"), "SLURM_PROCID")
 	require.Contains(t, u.fails(2, "launch", "--rank", "2", "--world", "2", "--", "true"), "--rank")
 	require.Contains(t, u.fails(2, "launch", "--rank", "1", "--world", "2", "--", "true"), "--head")

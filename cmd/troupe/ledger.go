@@ -10,26 +10,26 @@ import (
 	"troupe/placement"
 )
 
-// ledgerAnswer is how long a head waits to hear whether its own ledger is trusted.
+// ledgerAnswer bounds the wait of a starting head for the status of its ledger.
 const ledgerAnswer = 2 * time.Second
 
 func newLedger(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ledger [accept]",
 		Short: "Show whether the ledger of reservations is trusted, or accept it as it is",
-		Long: `Ledger says whether the placement service trusts its ledger. A ledger that has lost something (its store was damaged or
-replaced by an older copy) is not trusted: nothing is granted until every node that it knew has reported what runs there.
-What runs is adopted; what was only in the ledger must be confirmed by its holder within 30 seconds.
+		Long: `Ledger prints whether the placement service trusts its ledger. It does not trust a ledger that has lost records (its store was
+damaged or replaced by an older copy), and grants nothing until every known node has reported its workers. Reservations of running
+workers are adopted; the holder of any other reservation must confirm it within 30 seconds.
 
-"troupe ledger accept" ends the wait for nodes that will not come back: what ran there is given up. Devices of such a node
-are still granted only after it has reported, should it return.`,
+"troupe ledger accept" stops waiting for nodes that will not come back, and gives up their reservations. If such a node returns,
+its devices are granted only after it has reported.`,
 		Example: "  troupe ledger\n  troupe ledger accept",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ask := (*placement.Client).Ledger
 			if len(args) > 0 {
 				if args[0] != "accept" {
-					return usagef("%q: the one thing to do with the ledger is to accept it", args[0])
+					return usagef("%q: give no argument, or accept", args[0])
 				}
 				ask = (*placement.Client).AcceptLedger
 			}
@@ -55,7 +55,7 @@ func (c *cli) ledger(ctx context.Context, ask func(*placement.Client, context.Co
 	})
 }
 
-// ledgerLine is the status of the ledger for a person.
+// ledgerLine is the status of the ledger as text.
 func ledgerLine(s placement.LedgerStatus) string {
 	line := "LEDGER " + s.String()
 	if s.Unconfirmed > 0 {
@@ -64,7 +64,7 @@ func ledgerLine(s placement.LedgerStatus) string {
 	return line
 }
 
-// ownLedger is how a head's own ledger is; the zero status if the service does not say.
+// ownLedger is the status of the head's ledger; zero if the service does not answer in time.
 func ownLedger(ctx context.Context, b *bus.Bus) placement.LedgerStatus {
 	client, err := placement.NewClient(b, "")
 	if err != nil {

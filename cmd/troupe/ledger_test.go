@@ -12,21 +12,22 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 	"troupe/placement"
 )
 
-// Harm forbidden: a head whose ledger was damaged says that it is ready, knows of no reservation, and grants the devices of
-// workers that run.
+// A head with a damaged ledger says so, and does not grant the devices of running workers.
 func TestHeadWithADamagedLedger(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	store := t.TempDir()
 	words := []string{"up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:2x2", "--name", "box"}
 	cmd, out := u.process(words...)
 	u.killAfter(store)
 	head := u.ready(out)
-	require.Contains(t, u.sees("ledger"), "LEDGER trusted")
+	require.Contains(t, u.output("ledger"), "LEDGER trusted")
 	var got reserved
-	require.NoError(t, json.Unmarshal([]byte(u.sees("reserve", "--bundles", "1", "--devices", "2", "--on", "box-1", "--id", "tr", "--json")), &got))
+	require.NoError(t, json.Unmarshal([]byte(u.output("reserve", "--bundles", "1", "--devices", "2", "--on", "box-1", "--id", "tr", "--json")), &got))
 	start := nodes.Start{ID: nodes.WorkerID{Namespace: "default", Role: "role", Incarnation: "one"}, Name: "role-0"}
 	for _, slot := range got.Workers[0].Slots {
 		start.Devices = append(start.Devices, slot.UUID)
@@ -36,7 +37,7 @@ func TestHeadWithADamagedLedger(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Nil(t, started[0].Err)
-	time.Sleep(time.Second) // a checkpoint, and with it the mark, follows half a second after the last change
+	time.Sleep(time.Second) // the checkpoint follows half a second after the last change
 
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
@@ -50,14 +51,14 @@ func TestHeadWithADamagedLedger(t *testing.T) {
 	u.ready(out)
 	require.Eventually(t, func() bool {
 		var status placement.LedgerStatus
-		return json.Unmarshal([]byte(u.sees("ledger", "--json")), &status) == nil && status.Doubt == ""
+		return json.Unmarshal([]byte(u.output("ledger", "--json")), &status) == nil && status.Doubt == ""
 	}, 20*time.Second, 50*time.Millisecond, "both nodes have reported")
-	require.Contains(t, u.sees("reservations"), "adopted from the report of node box-1")
+	require.Contains(t, u.output("reservations"), "adopted from the report of node box-1")
 	require.Contains(t, u.fails(1, "reserve", "--bundles", "1", "--devices", "1", "--on", "box-1", "--wait", "0"), "must wait")
-	require.Contains(t, u.sees("status"), "not confirmed yet")
+	require.Contains(t, u.output("status"), "not confirmed yet")
 	require.False(t, gone(started[0].PID))
-	require.Contains(t, u.sees("ledger", "accept"), "LEDGER trusted")
-	require.True(t, strings.Contains(u.sees("events"), placement.NoticeLedgerDoubt))
+	require.Contains(t, u.output("ledger", "accept"), "LEDGER trusted")
+	require.True(t, strings.Contains(u.output("events"), protocol.EventLedgerDoubt))
 
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait())

@@ -12,11 +12,11 @@ import (
 
 const defaultListen = "127.0.0.1:7422"
 
-// listenAddress is where a head listens.
+// listenAddress is the address that a head listens on.
 type listenAddress struct {
 	text     string // HOST:PORT
 	port     int
-	loopback bool // only this machine can reach it
+	loopback bool // not reachable from other machines
 }
 
 func parseListen(text string) (listenAddress, error) {
@@ -32,7 +32,7 @@ func parseListen(text string) (listenAddress, error) {
 	return listenAddress{text: text, port: int(port), loopback: host == "localhost" || ip != nil && ip.IsLoopback()}, nil
 }
 
-// checkFree reports a port that cannot be had, and who has it if that is a head of the same user.
+// checkFree is an error if the port cannot be opened. The error names the holder if that is a head of the same user.
 func (a listenAddress) checkFree(env func(string) string) error {
 	l, err := net.Listen("tcp", a.text)
 	if err == nil {
@@ -43,7 +43,7 @@ func (a listenAddress) checkFree(env func(string) string) error {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return fmt.Errorf("port %d is taken on %s%s; choose another with --listen HOST:PORT", a.port, a.text, a.holder(env))
 	case errors.Is(err, syscall.EACCES):
-		return fmt.Errorf("port %d may not be listened on (%s): ports under 1024 are the system's; choose another with --listen HOST:PORT", a.port, a.text)
+		return fmt.Errorf("no permission to listen on port %d (%s): ports under 1024 are reserved for root; choose another with --listen HOST:PORT", a.port, a.text)
 	case errors.Is(err, syscall.EADDRNOTAVAIL), errors.As(err, &dns):
 		return fmt.Errorf("--listen %s: this machine has no such address", a.text)
 	}
@@ -55,5 +55,5 @@ func (a listenAddress) holder(env func(string) string) string {
 	if _, port, splitErr := net.SplitHostPort(nodes.HostPort(h.URL)); err != nil || splitErr != nil || port != strconv.Itoa(a.port) || !h.running() {
 		return ""
 	}
-	return fmt.Sprintf(" by a head of yours (pid %d), which troupe roles finds by itself", h.PID)
+	return fmt.Sprintf(" by your own head (pid %d), which other commands find without --url", h.PID)
 }

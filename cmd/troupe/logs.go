@@ -13,7 +13,7 @@ import (
 	"troupe/nodes"
 )
 
-// logFlags is which lines are wanted.
+// logFlags selects lines.
 type logFlags struct {
 	follow bool
 	since  string
@@ -25,9 +25,9 @@ func newLogs(c *cli) *cobra.Command {
 	var flags logFlags
 	cmd := &cobra.Command{
 		Use:   "logs ROLE[/RANK]",
-		Short: "Show what the workers of a role have printed",
-		Long: `Logs shows what the worker processes of a role, or of one rank of it, have printed, with time, rank and stream; also after they
-have ended. The newest part is kept by the head, everything in files on the nodes.`,
+		Short: "Show the output of the workers of a role",
+		Long: `Logs prints the output of the worker processes of a role, or of one rank, with time, rank and stream, also after their end. The
+head keeps the newest part, and the nodes keep all of it in files.`,
 		Example: "  troupe logs actor_train\n  troupe logs actor_train/3 -f\n  troupe logs reward --since 10m --grep 'loss|nan' --tail 100 --json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -43,9 +43,9 @@ have ended. The newest part is kept by the head, everything in files on the node
 		},
 		ValidArgsFunction: c.completeRole,
 	}
-	cmd.Flags().BoolVarP(&flags.follow, "follow", "f", false, "go on with what is printed, until Ctrl-C")
+	cmd.Flags().BoolVarP(&flags.follow, "follow", "f", false, "print new lines too, until Ctrl-C")
 	cmd.Flags().StringVar(&flags.since, "since", "", "from this time on: a duration such as 10m, or a time such as 2006-01-02T15:04:05Z")
-	cmd.Flags().IntVar(&flags.tail, "tail", -1, "only the last so many lines of what there is (default all)")
+	cmd.Flags().IntVar(&flags.tail, "tail", -1, "only the last N stored lines (default all)")
 	cmd.Flags().StringVar(&flags.grep, "grep", "", "only lines that match this regular expression")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a line")
@@ -66,7 +66,7 @@ func (f logFlags) query(text string) (nodes.LogQuery, error) {
 		q.Rank = rank
 	}
 	if f.tail < -1 {
-		return q, usagef("--tail %d: give how many lines", f.tail)
+		return q, usagef("--tail %d: give a number of lines, 0 or more", f.tail)
 	}
 	var err error
 	q.Since, err = parseSince(f.since)
@@ -107,7 +107,7 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 				return err
 			}
 			told := keep
-			keep = func(l nodes.Line) bool { return told(l) && l.Seq > last[l.ID] } // go on where that ended
+			keep = func(l nodes.Line) bool { return told(l) && l.Seq > last[l.ID] } // continue after the stored lines
 		}
 		return nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
 			if !keep(l) {
@@ -118,7 +118,7 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 	})
 }
 
-// lastLines prints the last lines of what there is, and says up to where it has seen each worker.
+// lastLines prints the last stored lines, and returns the last sequence number of each worker.
 func (c *cli) lastLines(ctx context.Context, b *bus.Bus, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) (map[nodes.WorkerID]uint64, error) {
 	q.Follow = false
 	seen, ring := map[nodes.WorkerID]uint64{}, []nodes.Line{}

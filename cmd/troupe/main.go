@@ -1,4 +1,4 @@
-// Command troupe is the whole of Troupe in one program: the head, and the commands that talk to it.
+// Command troupe is the head, the agent, and the commands that talk to a head.
 package main
 
 import (
@@ -11,34 +11,33 @@ import (
 	"time"
 
 	"troupe/actors"
-	"troupe/benchmarks"
 	"troupe/roles"
 )
 
-// version is set when the program is built.
+// version is set by the linker.
 var version = "dev"
 
 func main() {
-	roles.Main(hosted()...) // this program may be a worker that an agent has started
+	roles.Main(hosted()...) // does not return if an agent started this process as a worker
 	os.Exit(run(os.Args[1:], &cli{out: os.Stdout, err: os.Stderr, env: os.Getenv}))
 }
 
-// hosted are the classes of workers that this program can be.
-func hosted() []*actors.Class { return append(demoClasses(), benchmarks.FaultClass(), textClass()) }
+// hosted are the worker classes of this program.
+func hosted() []*actors.Class { return []*actors.Class{textClass()} }
 
-// insistAfter is how long a second signal is taken for the first one: make and timeout tell a whole group and then its members, and
-// the kernel tells of a dead parent once for each of its threads.
+// insistAfter is the time in which further signals count as the first one: make and timeout signal a process group and then its
+// members, and the kernel sends the parent-death signal once for each thread of the parent.
 const insistAfter = time.Second
 
-// run executes the command line. The first signal asks it to end in order; one that comes later than insistAfter ends it at once.
+// run executes the command line. The first signal cancels the context; a signal after insistAfter ends the process at once.
 func run(args []string, c *cli) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, func() {
 		time.Sleep(insistAfter)
-		stop() // from now on a signal has its usual effect
+		stop() // restores the default effect of signals
 	})
-	// A write that nobody reads is an error, no death: that would leave an agent and its workers behind.
+	// A write to a closed pipe is an error instead of the end of the process, which would leave an agent and its workers behind.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	ctx, end := context.WithCancel(ctx)
 	defer end()
@@ -46,17 +45,15 @@ func run(args []string, c *cli) int {
 	return execute(ctx, args, c)
 }
 
-// tryLater is the exit code of a command that may succeed later, as it is: EX_TEMPFAIL of sysexits.h. A supervisor starts it
-// again.
+// tryLater is EX_TEMPFAIL of sysexits.h: the same command may succeed later, so a supervisor should start it again.
 const tryLater = 75
 
-// tryLaterError is such an end: an agent whose head was not there in time.
+// tryLaterError ends the program with tryLater.
 type tryLaterError struct{ error }
 
 func (e *tryLaterError) Unwrap() error { return e.error }
 
-// execute returns the exit code: 0, 1 for a failure, 2 for a mistake on the command line, tryLater. An error is printed here
-// and nowhere else.
+// execute returns the exit code: 0, 1 for a failure, 2 for a wrong command line, or tryLater. Errors are printed here alone.
 func execute(ctx context.Context, args []string, c *cli) int {
 	root := newRoot(c)
 	root.SetArgs(args)
@@ -65,7 +62,7 @@ func execute(ctx context.Context, args []string, c *cli) int {
 		return 0
 	}
 	if ctx.Err() != nil && errors.Is(err, syscall.EPIPE) {
-		return 1 // nobody reads it
+		return 1 // the output is closed
 	}
 	var exit *exitError
 	if errors.As(err, &exit) {
@@ -83,7 +80,7 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	return 1
 }
 
-// printf and warnf write to the user. A terminal that is gone has nobody to tell.
+// printf and warnf write to standard output and standard error.
 func (c *cli) printf(format string, args ...any) {
 	_, err := fmt.Fprintf(c.out, format, args...)
 	c.noteUnread(err)
@@ -91,7 +88,7 @@ func (c *cli) printf(format string, args ...any) {
 
 func (c *cli) warnf(format string, args ...any) { _, _ = fmt.Fprintf(c.err, format, args...) }
 
-// noteUnread ends the command if nobody reads what it prints any more, as in "troupe logs -f | head".
+// noteUnread ends the command when its output is closed, as in "troupe logs -f | head".
 func (c *cli) noteUnread(err error) {
 	if c.unread != nil && errors.Is(err, syscall.EPIPE) {
 		c.unread()

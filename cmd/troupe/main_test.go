@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,7 +22,7 @@ import (
 	"troupe/roles"
 )
 
-// argsEnv turns the test binary into the program: its arguments, one a line.
+// argsEnv makes the test binary run as the program, with these arguments, one a line.
 const argsEnv = "TROUPE_TEST_ARGS"
 
 func TestMain(m *testing.M) {
@@ -30,7 +31,7 @@ func TestMain(m *testing.M) {
 	selfCommand = func(args ...string) (*exec.Cmd, error) {
 		cmd := exec.Command(os.Args[0])
 		cmd.Env = append(os.Environ(), argsEnv+"="+strings.Join(args, "\n"))
-		if !program { // an agent outlives its head, but not the test
+		if !program { // an agent may outlive its head, not the test
 			bustest.Tie(cmd, syscall.SIGTERM)
 		}
 		return cmd, nil
@@ -46,35 +47,39 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, drive(url))
 		os.Exit(1)
 	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil { // parallel tests wait for processes, not for a CPU
+		panic(err)
+	}
 	bustest.Main(m)
 }
 
-// user is somebody with a home of their own who types commands.
-type user struct {
+// shell runs commands with its own environment and state folder.
+type shell struct {
 	t   *testing.T
 	env map[string]string
-	dir string // where its processes begin; empty: here
+	dir string // working directory of its processes; empty: that of the test
 }
 
-func newUser(t *testing.T) *user {
-	return &user{t: t, env: map[string]string{"XDG_STATE_HOME": t.TempDir()}}
+func newShell(t *testing.T) *shell {
+	return &shell{t: t, env: map[string]string{"XDG_STATE_HOME": t.TempDir()}}
 }
 
-// with is the same user with one variable more.
-func (u *user) with(name, value string) *user {
+// with is the same shell with one more variable.
+func (u *shell) with(name, value string) *shell {
 	env := map[string]string{name: value}
 	for k, v := range u.env {
 		if k != name {
 			env[k] = v
 		}
 	}
-	return &user{t: u.t, env: env, dir: u.dir}
+	return &shell{t: u.t, env: env, dir: u.dir}
 }
 
-func (u *user) getenv(name string) string { return u.env[name] }
+func (u *shell) getenv(name string) string { return u.env[name] }
 
-// types runs a command to its end.
-func (u *user) types(words ...string) (stdout, stderr string, code int) {
+// run runs a command to its end.
+func (u *shell) run(words ...string) (stdout, stderr string, code int) {
 	u.t.Helper()
 	var out, err screen
 	ctx, cancel := context.WithTimeout(u.t.Context(), 30*time.Second)
@@ -84,19 +89,19 @@ func (u *user) types(words ...string) (stdout, stderr string, code int) {
 	return out.String(), err.String(), code
 }
 
-// sees runs a command that must succeed and say nothing but its output.
-func (u *user) sees(words ...string) string {
+// output is the output of a command that must succeed and print no error.
+func (u *shell) output(words ...string) string {
 	u.t.Helper()
-	stdout, stderr, code := u.types(words...)
+	stdout, stderr, code := u.run(words...)
 	require.Zero(u.t, code, "troupe %s: %s", strings.Join(words, " "), stderr)
 	require.Empty(u.t, stderr)
 	return stdout
 }
 
-// fails runs a command that must fail with that code and one line of error, which it returns.
-func (u *user) fails(code int, words ...string) string {
+// fails runs a command that must fail with the exit code and one line of error, which it returns.
+func (u *shell) fails(code int, words ...string) string {
 	u.t.Helper()
-	stdout, stderr, got := u.types(words...)
+	stdout, stderr, got := u.run(words...)
 	require.Equal(u.t, code, got, "troupe %s: %s", strings.Join(words, " "), stderr)
 	require.Empty(u.t, stdout)
 	require.Equal(u.t, 1, strings.Count(stderr, "\n"), "an error is one line: %q", stderr)
@@ -104,22 +109,22 @@ func (u *user) fails(code int, words ...string) string {
 	return stderr
 }
 
-// readyHead is what `troupe up --json` says.
+// readyHead is the output of `troupe up --json`.
 type readyHead struct {
 	headFile
 	Store   string `json:"store"`
 	Metrics string `json:"metrics"`
 }
 
-// access is how a driver reaches the head.
+// access is the configuration of a driver's connection to the head.
 func (h readyHead) access() bus.Config {
 	cfg := bus.Config{URLs: strings.Split(h.URL, ",")}
 	h.Apply(&cfg)
 	return cfg
 }
 
-// up runs a head until the test ends or stop is called, on a free port unless more says otherwise.
-func (u *user) up(more ...string) (head readyHead, stop func()) {
+// up runs a head until the test ends or stop is called, by default on a free port.
+func (u *shell) up(more ...string) (head readyHead, stop func()) {
 	u.t.Helper()
 	var out, errs screen
 	ctx, cancel := context.WithCancel(context.Background())
@@ -141,12 +146,12 @@ func (u *user) up(more ...string) (head readyHead, stop func()) {
 	return head, stop
 }
 
-// stateFile is a file in the user's state folder.
-func (u *user) stateFile(name string) string {
+// stateFile is a file in the state folder.
+func (u *shell) stateFile(name string) string {
 	return filepath.Join(u.env["XDG_STATE_HOME"], "troupe", name)
 }
 
-// screen is what a command has printed so far.
+// screen is the output of a command so far.
 type screen struct {
 	mu   sync.Mutex
 	text bytes.Buffer

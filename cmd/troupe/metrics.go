@@ -19,18 +19,17 @@ import (
 	"troupe/placement"
 )
 
-// scrapeWait is how long a scrape waits for the placement service.
+// scrapeWait bounds the wait of a scrape for the placement service.
 const scrapeWait = 5 * time.Second
 
-// metrics is what a head tells Prometheus: it is read from the placement service at each scrape, so that nothing is
-// counted twice and nothing grows old.
+// metrics collects the metrics of a head from the placement service at each scrape; it keeps no state.
 type metrics struct {
 	b      *bus.Bus
 	client *placement.Client
 	log    *slog.Logger
 }
 
-// The descriptions, in the order in which they are told.
+// The descriptions, in the order of output.
 var (
 	upDesc       = describe("up", "1 if the placement service answers.")
 	refusedDesc  = describe("connections_refused_total", "Connections without credentials.")
@@ -38,7 +37,7 @@ var (
 	fullDesc     = describe("store_full", "1 if the head's store takes no writes, because its disk is full or cannot be written.")
 	nodeDesc     = describe("node_ready", "1 if the node is ready, 0 if it is lost or has yet to show its devices.", "node")
 	cordonDesc   = describe("node_cordoned", "1 if an operator wants nothing new on the node.", "node")
-	deviceDesc   = describe("device_held", "1 if somebody holds the device or a part of it.", "node", "index", "uuid", "model")
+	deviceDesc   = describe("device_held", "1 if the device or a part of it is reserved.", "node", "index", "uuid", "model")
 	unfitDesc    = describe("device_unfit", "1 if the device must not be granted, for its health or a foreign process.", "node", "index", "uuid", "model")
 	memoryDesc   = describe("device_memory_bytes", "Memory of the device.", "node", "index", "uuid", "kind")
 	busyDesc     = describe("device_utilisation_ratio", "Share of the time in which a kernel ran.", "node", "index", "uuid")
@@ -87,7 +86,7 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 		}
 	}()
 	return listener.Addr().String(), func() {
-		_ = server.Close() // a scrape that is under way is the next one's
+		_ = server.Close() // a running scrape fails, and the next one reports the same
 		<-doneCh
 		observer.Close()
 		events.Close()
@@ -95,19 +94,19 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 	}, nil
 }
 
-// Describe is Prometheus's.
+// Describe implements prometheus.Collector.
 func (m *metrics) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(m, ch) }
 
-// Collect is Prometheus's: one scrape.
+// Collect implements prometheus.Collector. Each scrape calls it.
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
 	defer cancel()
 	ch <- prometheus.MustNewConstMetric(refusedDesc, prometheus.CounterValue, float64(m.b.Refused()))
-	t := teller(ch)
+	t := gauges(ch)
 	if usage, ours := m.b.Store(); ours {
-		t.tell(fullDesc, one(usage.Full))
+		t.send(fullDesc, one(usage.Full))
 		for kind, bytes := range map[string]int64{"used": usage.Used, "reserved": usage.Reserved, "limit": usage.Limit, "free": usage.Free} {
-			t.tell(storeDesc, float64(bytes), kind)
+			t.send(storeDesc, float64(bytes), kind)
 		}
 	}
 	all, err := m.client.Nodes(ctx)
@@ -115,9 +114,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	if err == nil {
 		list, err = m.client.List(ctx)
 	}
-	t.tell(upDesc, one(err == nil))
+	t.send(upDesc, one(err == nil))
 	if err != nil {
-		m.log.Warn("troupe: metrics without the placement service", "error", err)
+		m.log.Warn("troupe: the placement service does not answer; its metrics are missing", "error", err)
 		return
 	}
 	held := map[string]bool{}
@@ -134,10 +133,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	t.queue(list)
 }
 
-// teller tells gauges.
-type teller chan<- prometheus.Metric
+// gauges sends gauges to a channel.
+type gauges chan<- prometheus.Metric
 
-func (t teller) tell(desc *prometheus.Desc, value float64, labels ...string) {
+func (t gauges) send(desc *prometheus.Desc, value float64, labels ...string) {
 	t <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
 }
 
@@ -148,35 +147,35 @@ func one(yes bool) float64 {
 	return 0
 }
 
-func (t teller) node(n placement.NodeStatus, held map[string]bool) {
+func (t gauges) node(n placement.NodeStatus, held map[string]bool) {
 	name := n.Report.Node
-	t.tell(nodeDesc, one(n.Rank >= 0 && n.State == placement.NodeReady), name)
-	t.tell(cordonDesc, one(len(n.Cordons) > 0), name)
+	t.send(nodeDesc, one(n.Rank >= 0 && n.State == placement.NodeReady), name)
+	t.send(cordonDesc, one(len(n.Cordons) > 0), name)
 	for _, d := range n.Report.Devices {
 		index := strconv.Itoa(d.Index)
-		t.tell(deviceDesc, one(held[d.UUID]), name, index, d.UUID, d.Model)
-		t.tell(unfitDesc, one(len(n.Report.Unfit(d)) > 0), name, index, d.UUID, d.Model)
+		t.send(deviceDesc, one(held[d.UUID]), name, index, d.UUID, d.Model)
+		t.send(unfitDesc, one(len(n.Report.Unfit(d)) > 0), name, index, d.UUID, d.Model)
 		t.sample(d, name, index)
 	}
 }
 
-// sample tells the readings that the driver gives.
-func (t teller) sample(d gpu.Device, node, index string) {
-	t.tell(memoryDesc, float64(d.MemoryTotal), node, index, d.UUID, "total")
+// sample sends the readings that the driver has.
+func (t gauges) sample(d gpu.Device, node, index string) {
+	t.send(memoryDesc, float64(d.MemoryTotal), node, index, d.UUID, "total")
 	if free := d.Sample.MemoryFree; free != nil {
-		t.tell(memoryDesc, float64(*free), node, index, d.UUID, "free")
+		t.send(memoryDesc, float64(*free), node, index, d.UUID, "free")
 	}
 	for desc, reading := range map[*prometheus.Desc]struct {
 		value *int
 		unit  float64
 	}{busyDesc: {d.Sample.Utilisation, 100}, heatDesc: {d.Sample.Temperature, 1}, powerDesc: {d.Sample.Power, 1000}} {
 		if reading.value != nil {
-			t.tell(desc, float64(*reading.value)/reading.unit, node, index, d.UUID)
+			t.send(desc, float64(*reading.value)/reading.unit, node, index, d.UUID)
 		}
 	}
 }
 
-func (t teller) queue(list placement.Listing) {
+func (t gauges) queue(list placement.Listing) {
 	type kind struct{ namespace, state string }
 	reservations, waiting, longest := map[kind]int{}, map[string]int{}, map[string]int64{}
 	for _, r := range list.Records {
@@ -187,10 +186,10 @@ func (t teller) queue(list placement.Listing) {
 		longest[w.Namespace] = max(longest[w.Namespace], w.Waited)
 	}
 	for k, n := range reservations {
-		t.tell(reservedDesc, float64(n), k.namespace, k.state)
+		t.send(reservedDesc, float64(n), k.namespace, k.state)
 	}
 	for namespace, n := range waiting {
-		t.tell(waitingDesc, float64(n), namespace)
-		t.tell(longestDesc, float64(longest[namespace])/1000, namespace)
+		t.send(waitingDesc, float64(n), namespace)
+		t.send(longestDesc, float64(longest[namespace])/1000, namespace)
 	}
 }

@@ -37,7 +37,7 @@ func (m *roleMetrics) Describe(ch chan<- *prometheus.Desc) { prometheus.Describe
 
 // Collect is Prometheus's: one scrape.
 func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
-	t := teller(ch)
+	t := gauges(ch)
 	ctx, cancel := context.WithTimeout(context.Background(), scrapeWait)
 	defer cancel()
 	records, err := roles.All(ctx, m.b)
@@ -51,7 +51,7 @@ func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(restartsDesc, prometheus.CounterValue, float64(r.Restarts), r.Namespace, r.Name)
 	}
 	for k, n := range states {
-		t.tell(rolesDesc, float64(n), k.namespace, k.state)
+		t.send(rolesDesc, float64(n), k.namespace, k.state)
 	}
 	seen := map[[2]string]bool{} // two incarnations of a role are one series: the first that is listed is kept
 	for _, r := range m.workers.Roles(time.Now()) {
@@ -72,7 +72,7 @@ func current(records []roles.Record, a bus.Address) bool {
 	return false
 }
 
-func (t teller) workers(r dashboard.RoleWorkers) {
+func (t gauges) workers(r dashboard.RoleWorkers) {
 	states := map[string]int{}
 	queued, running, oldest := 0, 0, 0.0
 	for _, w := range r.Ranks {
@@ -80,11 +80,11 @@ func (t teller) workers(r dashboard.RoleWorkers) {
 		queued, running, oldest = queued+w.Queued, running+w.Running, max(oldest, w.Busy)
 	}
 	for state, n := range states {
-		t.tell(workersDesc, float64(n), r.Namespace, r.Role, state)
+		t.send(workersDesc, float64(n), r.Namespace, r.Role, state)
 	}
-	t.tell(queuedDesc, float64(queued), r.Namespace, r.Role)
-	t.tell(runningDesc, float64(running), r.Namespace, r.Role)
-	t.tell(oldestDesc, oldest, r.Namespace, r.Role)
+	t.send(queuedDesc, float64(queued), r.Namespace, r.Role)
+	t.send(runningDesc, float64(running), r.Namespace, r.Role)
+	t.send(oldestDesc, oldest, r.Namespace, r.Role)
 	for _, m := range r.Methods {
 		t <- prometheus.MustNewConstMetric(errorsDesc, prometheus.CounterValue, float64(m.Errors), r.Namespace, r.Role, m.Method)
 		buckets, n := map[float64]uint64{}, uint64(0)

@@ -9,13 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a head tells Prometheus, from the address it was told to, and nowhere else.
+// A head serves metrics at the address of --metrics.
 func TestMetrics(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up("--gpus", "sim:2x2", "--name", "box", "--metrics", "127.0.0.1:0")
 	require.NotEmpty(t, head.Metrics)
-	u.sees("reserve", "--bundles", "2", "--devices", "1", "--holder", "me")
-	u.sees("cordon", "box-1")
+	u.output("reserve", "--bundles", "2", "--devices", "1", "--holder", "me")
+	u.output("cordon", "box-1")
 	text := scrape(t, head.Metrics)
 	for _, line := range []string{
 		"troupe_up 1", `troupe_node_ready{node="box-0"} 1`, `troupe_node_cordoned{node="box-1"} 1`,
@@ -25,8 +25,8 @@ func TestMetrics(t *testing.T) {
 	}
 	require.Regexp(t, `troupe_device_held\{index="0",model="[^"]*",node="box-0",uuid="[^"]*"\} 1`, text)
 	require.Regexp(t, `troupe_device_held\{index="0",model="[^"]*",node="box-1",uuid="[^"]*"\} 0`, text)
-	stranger := newUser(t)
-	require.NotEqual(t, 0, second(stranger.types("roles", "--url", head.URL)))
+	stranger := newShell(t)
+	require.NotEqual(t, 0, second(stranger.run("roles", "--url", head.URL)))
 	require.Contains(t, scrape(t, head.Metrics), "troupe_connections_refused_total 1")
 }
 
@@ -44,8 +44,8 @@ func scrape(t *testing.T, at string) string {
 	return string(data)
 }
 
-func TestMetricsNowhere(t *testing.T) {
-	u := newUser(t)
+func TestNoMetricsByDefault(t *testing.T) {
+	u := newShell(t)
 	require.Contains(t, u.fails(2, "up", "--metrics", "nowhere"), "--metrics")
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

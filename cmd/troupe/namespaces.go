@@ -19,9 +19,9 @@ import (
 func newNamespaces(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "namespaces",
-		Short: "List the namespaces that have something",
-		Long: `Namespaces lists the namespaces in which there are drivers, roles, reservations or pipelines. A namespace with nothing in it
-costs nothing and is not listed; there is no need to remove it.`,
+		Short: "List the namespaces with roles, reservations or pipelines",
+		Long: `Namespaces lists the namespaces with drivers, roles, reservations or pipelines. An empty namespace is not listed and need not be
+removed.`,
 		Example: "  troupe namespaces\n  troupe namespaces --json | jq '.[].name'\n  troupe namespaces rm old-run",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.namespaces(cmd.Context()) },
@@ -32,7 +32,7 @@ costs nothing and is not listed; there is no need to remove it.`,
 	return cmd
 }
 
-// namespaceView is a namespace with all that is in it.
+// namespaceView is a namespace and its contents.
 type namespaceView struct {
 	roles.Namespace
 	Pipelines []string `json:"pipelines"`
@@ -59,7 +59,7 @@ func (c *cli) namespaces(ctx context.Context) error {
 	})
 }
 
-// listNamespaces joins what the registry, the ledger and the pipelines know.
+// listNamespaces joins the registry, the ledger and the list of pipelines.
 func listNamespaces(ctx context.Context, b *bus.Bus) ([]namespaceView, error) {
 	known, err := roles.Namespaces(ctx, b)
 	if err != nil {
@@ -85,10 +85,10 @@ func listNamespaces(ctx context.Context, b *bus.Bus) ([]namespaceView, error) {
 		view(n.Name).Namespace = n
 	}
 	for _, v := range views {
-		v.Reservations = nil // those in the ledger, which has them all
+		v.Reservations = nil // the ledger, read below, has all of them
 	}
 	for _, r := range list.Records {
-		if r.Namespace != "" { // else an operator's
+		if r.Namespace != "" { // an operator's reservation has no namespace
 			view(r.Namespace).Reservations = append(view(r.Namespace).Reservations, r.ID)
 		}
 	}
@@ -113,8 +113,8 @@ func newNamespacesRemove(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rm NAMESPACE",
 		Short: "End everything in a namespace and remove it",
-		Long: `Rm takes down the roles of a namespace, releases its reservations and removes its pipelines with what they have stored. While a
-driver works there it refuses, unless --force is given; a pipeline that runs has to be shut down first.`,
+		Long: `Rm ends the roles of a namespace, releases its reservations, and removes its pipelines with their items. It refuses while drivers
+are connected, unless --force is given. Shut running pipelines down first.`,
 		Example: "  troupe namespaces rm old-run",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -124,7 +124,7 @@ driver works there it refuses, unless --force is given; a pipeline that runs has
 			return c.removeNamespace(cmd.Context(), args[0], force)
 		},
 	}
-	cmd.Flags().BoolVar(&force, "force", false, "even if a driver works there")
+	cmd.Flags().BoolVar(&force, "force", false, "also if drivers are connected")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print what was removed as one JSON object")
 	return cmd
@@ -143,10 +143,10 @@ func (c *cli) removeNamespace(ctx context.Context, name string, force bool) erro
 			}
 		}
 		if found == nil {
-			return bus.Errorf(bus.CodeNotFound, "namespace %s has nothing; `troupe namespaces` lists those that have something", name)
+			return bus.Errorf(bus.CodeNotFound, "namespace %s is empty; `troupe namespaces` lists those that are not", name)
 		}
 		if len(found.Drivers) > 0 && !force {
-			return bus.Errorf(bus.CodeRefused, "%d drivers work in namespace %s (%s); end them first, or give --force", len(found.Drivers), name, strings.Join(found.Drivers, ", "))
+			return bus.Errorf(bus.CodeRefused, "%d drivers use namespace %s (%s); end them first, or give --force", len(found.Drivers), name, strings.Join(found.Drivers, ", "))
 		}
 		if err := emptyNamespace(ctx, b, *found); err != nil {
 			return err

@@ -18,7 +18,7 @@ import (
 	"troupe/nodes"
 )
 
-// agentOf is the process number of the agent of a head's store.
+// agentOf is the pid of the agent of a head's store.
 func agentOf(t *testing.T, store string) int {
 	t.Helper()
 	var file agentFile
@@ -34,8 +34,8 @@ func gone(pid int) bool {
 	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
-// on connects to a head as a driver would.
-func (u *user) on(head readyHead) *nodes.Client {
+// on connects to a head.
+func (u *shell) on(head readyHead) *nodes.Client {
 	u.t.Helper()
 	b, err := bus.Open(u.t.Context(), head.access())
 	require.NoError(u.t, err)
@@ -47,7 +47,7 @@ func workerID(rank int) nodes.WorkerID {
 	return nodes.WorkerID{Namespace: "run", Role: "role", Incarnation: "one", Rank: rank}
 }
 
-// sleeps starts a worker that does nothing, and a child of it.
+// sleeps starts a worker process that sleeps, with a child.
 func sleeps(t *testing.T, client *nodes.Client, node string, rank int) int {
 	t.Helper()
 	started, err := client.Launch(t.Context(), nodes.Launch{
@@ -59,7 +59,7 @@ func sleeps(t *testing.T, client *nodes.Client, node string, rank int) int {
 	return started[0].PID
 }
 
-// workersOf are the processes of an agent's workers, by the marker of its folder.
+// workersOf are the pids of an agent's workers, found by the agent's folder in their environment.
 func workersOf(t *testing.T, dir string) (pids []string) {
 	t.Helper()
 	identity, err := os.ReadFile(filepath.Join(dir, "identity"))
@@ -75,15 +75,15 @@ func workersOf(t *testing.T, dir string) (pids []string) {
 }
 
 // ready waits for the line that a head prints.
-func (u *user) ready(out *screen) (head readyHead) {
+func (u *shell) ready(out *screen) (head readyHead) {
 	u.t.Helper()
 	line := out.line(u.t, out.String)
 	require.NoError(u.t, json.Unmarshal([]byte(line), &head), line)
 	return head
 }
 
-// killAfter makes sure that an agent which outlives its head does not outlive the test.
-func (u *user) killAfter(store string) {
+// killAfter kills an agent that outlives its head at the end of the test.
+func (u *shell) killAfter(store string) {
 	u.t.Cleanup(func() {
 		if data, err := os.ReadFile(filepath.Join(store, "agent", "agent.json")); err == nil {
 			var file agentFile
@@ -94,10 +94,10 @@ func (u *user) killAfter(store string) {
 	})
 }
 
-// A head that is killed leaves its agent and the workers; the next head at the same place has them again, and when that
-// one is ended nothing is left.
+// The agent and the workers of a killed head run on; the next head on the same store takes them over, and its end ends them.
 func TestAgentOutlivesAKilledHead(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	store := t.TempDir()
 	words := []string{"up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:2x2", "--name", "box"}
 	cmd, out := u.process(words...)
@@ -117,7 +117,7 @@ func TestAgentOutlivesAKilledHead(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, worker, status[0].PID)
 	require.Nil(t, status[0].Exit)
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("gpus"), "nodes: 2") }, 4*time.Second, 50*time.Millisecond, "its nodes are registered again")
+	require.Eventually(t, func() bool { return strings.Contains(u.output("gpus"), "nodes: 2") }, 4*time.Second, 50*time.Millisecond, "its nodes are registered again")
 
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait())
@@ -126,9 +126,10 @@ func TestAgentOutlivesAKilledHead(t *testing.T) {
 	require.Empty(t, workersOf(t, filepath.Join(store, "agent")))
 }
 
-// An agent that is killed is started again by its head, and what its workers left is ended.
+// A head restarts its killed agent, and the new agent ends the orphan processes.
 func TestKilledAgentIsStartedAgain(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
 	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
@@ -140,19 +141,19 @@ func TestKilledAgentIsStartedAgain(t *testing.T) {
 	sleeps(t, client, "box", 1)
 }
 
-// An agent that cannot begin says why, on the head's own terminal.
-func TestAgentThatCannotBegin(t *testing.T) {
-	u := newUser(t)
+// The error of an agent that cannot start is in the head's error.
+func TestAgentThatCannotStart(t *testing.T) {
+	u := newShell(t)
 	store := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(store, "agent"), nil, 0o600))
 	require.Contains(t, u.fails(1, "up", "--listen", "127.0.0.1:0", "--store", store), "agent")
 }
 
-// Two machines: a head beyond loopback and an agent that joins, as the printed line says.
+// An agent joins a head beyond loopback with the printed command.
 func TestJoin(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up("--listen", "0.0.0.0:0", "--gpus", "none", "--name", "box")
-	other := newUser(t)
+	other := newShell(t)
 	words := []string{"join", head.URL, "--fingerprint", head.Fingerprint, "--token-file", head.TokenFile, "--gpus", "sim:1x2", "--name", "second", "--labels", "rack=r7", "--json"}
 	cmd, out := other.process(words...)
 	require.Contains(t, out.line(t, out.String), `"nodes":["second"]`)
@@ -166,16 +167,17 @@ func TestJoin(t *testing.T) {
 }
 
 func TestJoinIsRefusedWithoutToken(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up()
-	stranger := newUser(t)
+	stranger := newShell(t)
 	require.Contains(t, stranger.fails(1, "join", head.URL, "--gpus", "none", "--name", "x"), "credentials")
 	require.Contains(t, stranger.with("TROUPE_TOKEN", "wrong").fails(1, "join", head.URL, "--gpus", "none", "--name", "x"), "credentials")
 }
 
-// An agent waits for its head, and with --exit-when-lost leaves with exit code 0 when that has been gone for too long.
+// An agent waits for its head; with --exit-when-lost it exits with code 0 when the head has been gone for longer than --grace.
 func TestJoinWaitsAndLeaves(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	store := t.TempDir()
 	head, stop := u.up("--store", store, "--no-agent")
 	stop()
@@ -193,13 +195,13 @@ func TestJoinWaitsAndLeaves(t *testing.T) {
 	require.True(t, gone(worker))
 }
 
-// Harm forbidden: an agent that has lost its head ends with exit code 0, and no supervisor starts it again. It ends its workers
-// after the grace, stays, and is there for the next head.
+// An agent without a head ends its workers after --grace, does not exit, and joins the next head.
 func TestAgentOutlivesItsHead(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	store := t.TempDir()
 	head, stop := u.up("--store", store, "--no-agent")
-	cmd, out := newUser(t).process("join", head.URL, "--token-file", head.TokenFile, "--gpus", "none", "--name", "faithful", "--grace", "500ms")
+	cmd, out := newShell(t).process("join", head.URL, "--token-file", head.TokenFile, "--gpus", "none", "--name", "faithful", "--grace", "500ms")
 	require.Contains(t, out.line(t, out.String), "joined")
 	worker := sleeps(t, u.on(head), "faithful", 0)
 	stop()
@@ -207,7 +209,7 @@ func TestAgentOutlivesItsHead(t *testing.T) {
 	require.False(t, gone(cmd.Process.Pid))
 	again, _ := u.up("--store", store, "--no-agent")
 	require.Equal(t, head.URL, again.URL)
-	stdout, stderr, _ := u.types("wait", "--nodes", "1", "--timeout", "20s")
+	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "20s")
 	require.Equal(t, "1 nodes with 0 devices are there\n", stdout, stderr)
 	next := sleeps(t, u.on(again), "faithful", 1)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
@@ -215,9 +217,10 @@ func TestAgentOutlivesItsHead(t *testing.T) {
 	require.True(t, gone(next))
 }
 
-// Two runs side by side on one host, and one of them torn down.
+// Two heads on one host: the end of one does not affect the other.
 func TestTwoHeadsSideBySide(t *testing.T) {
-	one, two := newUser(t), newUser(t)
+	t.Parallel()
+	one, two := newShell(t), newShell(t)
 	first, stop := one.up("--gpus", "none", "--name", "box")
 	second, _ := two.up("--gpus", "none", "--name", "box")
 	a, b := sleeps(t, one.on(first), "box", 0), sleeps(t, two.on(second), "box", 0)
@@ -226,24 +229,26 @@ func TestTwoHeadsSideBySide(t *testing.T) {
 	require.False(t, gone(b))
 }
 
-// An agent that is frozen is lost, and found again when it goes on, with its workers.
+// A frozen agent is lost; when it continues, its node and workers are back.
 func TestFrozenAgent(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	head, _ := u.up("--gpus", "none", "--name", "box")
 	client := u.on(head)
 	worker, agent := sleeps(t, client, "box", 0), agentOf(t, head.Store)
 	bustest.Freeze(t, agent)
 	t.Cleanup(func() { _ = syscall.Kill(agent, syscall.SIGCONT) })
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("events"), "node_lost on box") }, 10*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("events"), "node_lost on box") }, 30*time.Second, 100*time.Millisecond)
 	require.NoError(t, syscall.Kill(agent, syscall.SIGCONT))
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("status"), "box   ready") }, 10*time.Second, 100*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("status"), "box   ready") }, 10*time.Second, 100*time.Millisecond)
 	require.False(t, gone(worker))
 	require.Equal(t, agent, agentOf(t, head.Store))
 }
 
-// A head that wants another agent than the one it finds replaces it; one whose number was lost is found by its lock.
+// A head replaces an agent with another spec, and finds an agent without a recorded pid by its lock.
 func TestAgentIsReplaced(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	store := t.TempDir()
 	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store, "--gpus", "sim:1x2", "--name", "box")
 	u.killAfter(store)
@@ -254,12 +259,12 @@ func TestAgentIsReplaced(t *testing.T) {
 	u.up("--store", store, "--gpus", "sim:1x4", "--name", "box")
 	require.True(t, gone(agent))
 	require.True(t, gone(worker))
-	require.Contains(t, u.sees("gpus"), "devices: 4")
+	require.Contains(t, u.output("gpus"), "devices: 4")
 }
 
-// A NATS of one's own in place of the embedded one.
+// A head on an external NATS server.
 func TestExternalNATS(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	url := bustest.External(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var out, errs screen
@@ -271,19 +276,20 @@ func TestExternalNATS(t *testing.T) {
 	var head readyHead
 	require.NoError(t, json.Unmarshal([]byte(out.line(t, errs.String)), &head))
 	require.Equal(t, url, head.URL)
-	require.Equal(t, "1 nodes with 2 devices are there\n", u.sees("wait", "--gpus", "2"))
+	require.Equal(t, "1 nodes with 2 devices are there\n", u.output("wait", "--gpus", "2"))
 	script(t, u.on(head), "box", 0, "echo printed")
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("logs", "role"), "printed") }, 10*time.Second, 20*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(u.output("logs", "role"), "printed") }, 10*time.Second, 20*time.Millisecond)
 	require.Contains(t, u.fails(2, "up", "--nats", url, "--listen", "127.0.0.1:0"), "exclude")
 }
 
-// A NATS of one's own stays when the head goes: agents notice all the same.
+// Agents notice the end of a head whose external NATS server stays.
 func TestHeadGoneFromExternalNATS(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	url := bustest.External(t)
 	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")
 	head := u.ready(out)
-	agent, said := newUser(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms", "--exit-when-lost")
+	agent, said := newShell(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms", "--exit-when-lost")
 	require.Contains(t, said.line(t, said.String), "joined")
 	worker := sleeps(t, u.on(head), "box", 0)
 	require.NoError(t, cmd.Process.Kill())
@@ -292,13 +298,14 @@ func TestHeadGoneFromExternalNATS(t *testing.T) {
 	require.True(t, gone(worker))
 }
 
-// The same, with an agent that stays until there is a head again.
+// An agent on an external NATS server waits for the next head.
 func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	url := bustest.External(t)
 	cmd, out := u.process("up", "--json", "--nats", url, "--no-agent")
 	head := u.ready(out)
-	agent, said := newUser(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms")
+	agent, said := newShell(t).process("join", url, "--gpus", "none", "--name", "box", "--grace", "500ms")
 	require.Contains(t, said.line(t, said.String), "joined")
 	worker := sleeps(t, u.on(head), "box", 0)
 	require.NoError(t, cmd.Process.Kill())
@@ -306,7 +313,7 @@ func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
 	require.Eventually(t, func() bool { return gone(worker) }, 30*time.Second, 20*time.Millisecond)
 	_, out = u.process("up", "--json", "--nats", url, "--no-agent")
 	head = u.ready(out)
-	stdout, stderr, _ := u.types("wait", "--nodes", "1", "--timeout", "25s")
+	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "25s")
 	require.Contains(t, stdout, "1 nodes", stderr)
 	next := sleeps(t, u.on(head), "box", 1)
 	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))

@@ -15,7 +15,7 @@ import (
 func newPipeline(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pipeline",
-		Short: "Watch a pipeline that runs, and give it orders",
+		Short: "Watch and control a running pipeline",
 		Example: `  troupe pipeline top
   troupe pipeline put rl prompts --args '["one", "two"]'
   troupe pipeline pause rl reward
@@ -111,9 +111,9 @@ func newPipelinePut(c *cli) *cobra.Command {
 	}
 	c.serverFlags(cmd)
 	cmd.Flags().StringVar(&args, "args", "[]", "bodies, as a JSON list")
-	cmd.Flags().StringVar(&key, "key", "", "their key")
-	cmd.Flags().StringVar(&group, "group", "", "their group")
-	cmd.Flags().IntVar(&priority, "priority", 0, "their priority")
+	cmd.Flags().StringVar(&key, "key", "", "key of the items")
+	cmd.Flags().StringVar(&group, "group", "", "group of the items")
+	cmd.Flags().IntVar(&priority, "priority", 0, "priority of the items")
 	return cmd
 }
 
@@ -135,7 +135,7 @@ func newPipelineTake(c *cli) *cobra.Command {
 	return cmd
 }
 
-func (c *cli) printItems(items []pipeline.LentItem) error {
+func (c *cli) printItems(items []pipeline.ClaimedItem) error {
 	for _, it := range items {
 		if err := c.printJSON(map[string]any{"id": it.ID, "key": it.Key, "version": it.Version, "body": bodyJSON(it.Body)}); err != nil {
 			return err
@@ -144,17 +144,17 @@ func (c *cli) printItems(items []pipeline.LentItem) error {
 	return nil
 }
 
-// bodyJSON shows a body: as its value where it is one, as bytes where it is not.
+// bodyJSON is the value of a body, or its bytes if it is no value.
 func bodyJSON(body []byte) any {
 	var v any
 	if err := wire.Unmarshal(body, &v); err != nil {
 		return body
 	}
-	return plain(v)
+	return jsonValue(v)
 }
 
 func newPipelineDead(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "dead", Short: "The items that were given up", Example: "  troupe pipeline dead ls rl\n  troupe pipeline dead show rl 4711\n  troupe pipeline dead retry rl --all"}
+	cmd := &cobra.Command{Use: "dead", Short: "Dead letters: items that failed too often", Example: "  troupe pipeline dead ls rl\n  troupe pipeline dead show rl 4711\n  troupe pipeline dead retry rl --all"}
 	ls := &cobra.Command{Use: "ls NAME", Short: "List them", Example: "  troupe pipeline dead ls rl --json", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadList(cmd.Context(), p) })
 	}}
@@ -169,7 +169,7 @@ func newPipelineDead(c *cli) *cobra.Command {
 	return cmd
 }
 
-// deadVerb is an order about dead letters.
+// deadVerb is a command on dead letters.
 func (c *cli) deadVerb(verb, short string, do func(*pipeline.Client, context.Context, []uint64, bool) (int, error)) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{Use: verb + " NAME [SEQ…]", Short: short, Example: "  troupe pipeline dead " + verb + " rl 4711\n  troupe pipeline dead " + verb + " rl --all", Args: cobra.MinimumNArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
@@ -182,7 +182,7 @@ func (c *cli) deadVerb(verb, short string, do func(*pipeline.Client, context.Con
 			seqs = append(seqs, seq)
 		}
 		if len(seqs) == 0 && !all {
-			return usagef("name the letters by their number, or give --all")
+			return usagef("give the numbers of dead letters, or --all")
 		}
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error {
 			n, err := do(p, cmd.Context(), seqs, all)
@@ -192,7 +192,7 @@ func (c *cli) deadVerb(verb, short string, do func(*pipeline.Client, context.Con
 			return err
 		})
 	}}
-	cmd.Flags().BoolVar(&all, "all", false, "all of them")
+	cmd.Flags().BoolVar(&all, "all", false, "all dead letters")
 	c.serverFlags(cmd)
 	return cmd
 }

@@ -34,8 +34,8 @@ out, and how old its oldest item is. With --json it prints one object a pipeline
 	}
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a line instead of tables")
-	cmd.Flags().DurationVar(&every, "every", time.Second, "how often")
-	cmd.Flags().BoolVar(&once, "once", false, "print it once")
+	cmd.Flags().DurationVar(&every, "every", time.Second, "time between two refreshes")
+	cmd.Flags().BoolVar(&once, "once", false, "print the table once")
 	return cmd
 }
 
@@ -46,7 +46,7 @@ func (c *cli) top(ctx context.Context, b *bus.Bus, namespace string, names []str
 			return err
 		}
 		if !c.json && !once {
-			c.printf("\x1b[H\x1b[2J") // a clean screen
+			c.printf("\x1b[H\x1b[2J") // clears the screen
 		}
 		if err := c.showStatuses(namespace, all); err != nil || once {
 			return err
@@ -59,7 +59,7 @@ func (c *cli) top(ctx context.Context, b *bus.Bus, namespace string, names []str
 	}
 }
 
-// statuses asks the pipelines how they are. One that was named must answer; of all of them, those that run do.
+// statuses are the states of one named pipeline, which must answer, or of all pipelines that answer.
 func statuses(ctx context.Context, b *bus.Bus, namespace string, names []string) ([]pipeline.Status, error) {
 	wanted := names
 	if len(names) == 0 {

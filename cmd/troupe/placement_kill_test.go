@@ -18,12 +18,12 @@ import (
 	"troupe/placement"
 )
 
-// granter is a head in a process of its own, and the clients that reserve on it.
+// granter is a head process and the clients that reserve on it.
 type granter struct {
-	*user
+	*shell
 	head    readyHead
-	words   []string // that start it
-	closers []func() // called while the head is there: a connection to nobody takes its time to close
+	words   []string // the command line
+	closers []func() // called while the head runs: a connection without a server takes long to close
 }
 
 func (g *granter) close() {
@@ -46,15 +46,15 @@ func (g *granter) client(namespace string) *placement.Client {
 	require.NoError(g.t, err)
 	c, err := placement.NewClient(b, namespace)
 	require.NoError(g.t, err)
-	g.closers = append(g.closers, func() { c.Close(); _ = b.Close() }) // nothing is left to say
+	g.closers = append(g.closers, func() { c.Close(); _ = b.Close() }) // fails only if the server is gone
 	return c
 }
 
-// Harm forbidden: a head that is killed, server, ledger and leader in one, takes acknowledged reservations with it, or the
-// next one grants something twice.
+// Acknowledged reservations survive the kill of a head, and the next head grants no device twice.
 func TestKilledHeadKeepsReservations(t *testing.T) {
+	t.Parallel()
 	const total, clients = 1000, 8
-	g := &granter{user: newUser(t)}
+	g := &granter{shell: newShell(t)}
 	defer g.close()
 	store := t.TempDir()
 	g.words = strings.Fields("up --json --gpus sim:16x8 --name host --listen 127.0.0.1:0 --store " + store)
@@ -90,12 +90,12 @@ func TestKilledHeadKeepsReservations(t *testing.T) {
 			}
 		})
 	}
-	_ = leader.Wait() // it is killed by one of the clients
+	_ = leader.Wait() // one of the clients kills it
 	g.start()
 	group.Wait()
 	require.Len(t, records, total)
 	t.Logf("granting again %v after the kill, the start of the next head included", back.Sub(killed))
-	require.Less(t, back.Sub(killed), 10*time.Second) // a leader that stands by is there within 3: see placement
+	require.Less(t, back.Sub(killed), 10*time.Second) // a standby takes over within 3 s: see placement
 
 	op := g.client("")
 	list, err := op.List(t.Context())

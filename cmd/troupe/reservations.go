@@ -14,13 +14,13 @@ func newReservations(c *cli) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
 		Use:     "reservations",
-		Short:   "List what is reserved and what waits",
+		Short:   "List reservations and waiting requests",
 		Long:    `Reservations prints what is held in a namespace, by whom and since when, and what waits in the queue and for what.`,
 		Example: "  troupe reservations\n  troupe reservations --all --json | jq '.reservations[].id'",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.reservations(cmd.Context(), all) },
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "of all namespaces")
+	cmd.Flags().BoolVar(&all, "all", false, "list all namespaces")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: reservations and waiting")
 	return cmd
@@ -41,7 +41,7 @@ func (c *cli) reservations(ctx context.Context, all bool) error {
 		}
 		rows := make([][]string, 0, len(list.Records)+len(list.Waiting))
 		for _, r := range list.Records {
-			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), age(r.Since), itoa(len(r.Workers)), held(r), itoa(r.Priority), why(r)})
+			rows = append(rows, []string{r.ID, r.Namespace, r.Holder, string(r.State), age(r.Since), itoa(len(r.Workers)), deviceCount(r), itoa(r.Priority), why(r)})
 		}
 		for _, w := range list.Waiting {
 			waits := (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()
@@ -51,7 +51,7 @@ func (c *cli) reservations(ctx context.Context, all bool) error {
 	})
 }
 
-// why is what there is to say about a reservation.
+// why is the last column of a reservation.
 func why(r placement.Record) string {
 	switch {
 	case r.Unconfirmed == "":
@@ -62,8 +62,8 @@ func why(r placement.Record) string {
 	return r.Why + "; not confirmed: " + r.Unconfirmed
 }
 
-// held is how many devices a reservation has, on how many nodes.
-func held(r placement.Record) string {
+// deviceCount is the number of devices of a reservation and of their nodes.
+func deviceCount(r placement.Record) string {
 	var devices placement.Share
 	on := map[string]bool{}
 	for _, w := range r.Workers {

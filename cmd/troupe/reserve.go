@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newReserve(c *cli) *cobra.Command {
@@ -20,11 +21,11 @@ func newReserve(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "reserve",
 		Short: "Reserve devices until they are released",
-		Long: `Reserve asks for a gang of bundles and waits in the queue until it is granted, whole or not at all. The reservation
-stays when the command ends; "troupe release ID" gives it back. Asking again with the same --id finds it.
+		Long: `Reserve requests a gang of bundles and waits in the queue until all of it is granted. The reservation stays when the command
+ends; "troupe release ID" releases it. A second request with the same --id returns the same reservation.
 
-What is not to be had within --wait ends with 1 and says who holds it; a request that can never fit fails at once; one
-that makes no sense ends with 2.`,
+A request that is not granted within --wait ends with exit code 1 and the holders of the devices. A request that can never fit
+fails at once. An invalid request ends with exit code 2.`,
 		Example: `  troupe reserve --bundles 4 --devices 2 --id trainer
   troupe reserve --world 4 --device-mapping 'list(range(0,8))' --wait 0 --json`,
 		Args: cobra.NoArgs,
@@ -46,16 +47,16 @@ that makes no sense ends with 2.`,
 	return cmd
 }
 
-// reserved is what reserve prints as JSON.
+// reserved is the JSON output of reserve.
 type reserved struct {
-	Granted  bool                 `json:"granted"`
-	Reasons  []placement.Reason   `json:"reasons"`
-	WaitsFor []placement.Obstacle `json:"waits_for,omitempty"`
-	Workers  []placement.Worker   `json:"workers"`
-	ID       string               `json:"id,omitempty"`
-	Token    uint64               `json:"token,omitempty"`
-	State    placement.State      `json:"state,omitempty"`
-	Unmet    string               `json:"unmet,omitempty"`
+	Granted  bool               `json:"granted"`
+	Reasons  []planner.Reason   `json:"reasons"`
+	WaitsFor []planner.Obstacle `json:"waits_for,omitempty"`
+	Workers  []placement.Worker `json:"workers"`
+	ID       string             `json:"id,omitempty"`
+	Token    uint64             `json:"token,omitempty"`
+	State    placement.State    `json:"state,omitempty"`
+	Unmet    string             `json:"unmet,omitempty"`
 }
 
 func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Duration) error {
@@ -69,7 +70,7 @@ func (c *cli) reserve(ctx context.Context, r placement.Request, wait time.Durati
 			return c.workersTable(record.Workers)
 		}
 		out := reserved{
-			Granted: err == nil, Reasons: []placement.Reason{}, Workers: record.Workers,
+			Granted: err == nil, Reasons: []planner.Reason{}, Workers: record.Workers,
 			ID: record.ID, Token: record.Token, State: record.State, Unmet: record.Unmet,
 		}
 		if out.Workers == nil {
@@ -94,12 +95,12 @@ func (c *cli) obtain(ctx context.Context, client *placement.Client, r placement.
 	return client.Reserve(ctx, r)
 }
 
-// whyNot is a refusal as lists.
-func whyNot(err error) ([]placement.Reason, []placement.Obstacle) {
+// whyNot is a refusal in JSON.
+func whyNot(err error) ([]planner.Reason, []planner.Obstacle) {
 	if e, ok := errors.AsType[*placement.NoCapacityError](err); ok {
 		return e.Reasons, e.WaitsFor
 	}
-	reasons := []placement.Reason{{Code: placement.ReasonGang, Text: err.Error()}}
+	reasons := []planner.Reason{{Code: planner.ReasonGang, Text: err.Error()}}
 	if e, ok := errors.AsType[*placement.WaitError](err); ok && e.Wait != nil {
 		return reasons, e.Wait.WaitsFor
 	}
@@ -110,14 +111,14 @@ func newRelease(c *cli) *cobra.Command {
 	var token uint64
 	cmd := &cobra.Command{
 		Use:   "release ID",
-		Short: "Give a reservation back",
-		Long: `Release gives a reservation back. What is not there has been released already, so it may be repeated. With --token only
-the grant of that token is released, and a later one of the same name is left alone.`,
+		Short: "Release a reservation",
+		Long: `Release releases a reservation. It may be repeated. With --token it releases only the grant with that token, and not a later
+reservation of the same id.`,
 		Example: "  troupe release trainer",
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return c.release(cmd.Context(), args[0], token) },
 	}
-	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the one that is there)")
+	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the current grant)")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: id and released, whether it was there")
 	return cmd
@@ -150,7 +151,7 @@ func (c *cli) release(ctx context.Context, id string, token uint64) error {
 	})
 }
 
-// existing says what is reserved, as far as a line goes.
+// existing names the reservations, up to the length of a line.
 func existing(records []placement.Record) string {
 	const most = 8
 	names := make([]string, 0, most)

@@ -20,12 +20,10 @@ func newRoles(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "roles [ROLE]",
 		Short: "List the roles of a namespace, or the workers of one",
-		Long: `Roles prints what the registry says of each role: its class, its layout, its state and since when, whether it ends
-with its driver (owned) or stays (detached), on which nodes its processes are, who made it, and why it failed or which of its
-workers are restarting.
+		Long: `Roles prints the registry's record of each role: class, layout, state and since when, whether it ends with its driver (owned)
+or stays (detached), the nodes of its processes, its creator, and why it failed or which of its workers are restarting.
 
-With the name of a role it prints its workers: where each runs, on which devices, and what it says of itself right now; and
-why the role has failed, if it has.`,
+With the name of a role it prints the workers: node, devices and present state of each, and why the role failed, if it did.`,
 		Example: "  troupe roles\n  troupe roles actor_train\n  troupe roles --namespace run-42\n  troupe roles --json | jq -r 'select(.state == \"failed\") | .name'",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -59,7 +57,7 @@ func (c *cli) roles(ctx context.Context) error {
 	})
 }
 
-// rank is one worker, as the registry and it itself say.
+// rank is one worker, from the registry and from its own answer.
 type rank struct {
 	Rank    int           `json:"rank"`
 	Name    string        `json:"name,omitempty"`
@@ -67,13 +65,13 @@ type rank struct {
 	Devices []int         `json:"devices,omitempty"`
 	Gen     uint32        `json:"gen,omitempty"`
 	PID     int           `json:"pid,omitempty"`
-	State   string        `json:"state"`         // as the worker says; "silent" if it says nothing, "restarting" while another takes its place
-	Why     string        `json:"why,omitempty"` // it is restarting, or its role has failed
+	State   string        `json:"state"`         // from the worker; "silent" without an answer, "restarting" while it is replaced
+	Why     string        `json:"why,omitempty"` // the reason of a restart or of the role's failure
 	Calls   int           `json:"calls"`
-	Busy    time.Duration `json:"busy"` // how long the oldest call has been running
+	Busy    time.Duration `json:"busy"` // duration of the oldest running call
 }
 
-// ranks asks every worker of a role about itself, and does not wait long for those who say nothing.
+// ranks prints the workers of a role. It waits for their answers for infoWait.
 func (c *cli) ranks(ctx context.Context, role string) error {
 	if err := bus.CheckRoleName(role); err != nil {
 		return &usageError{err}
@@ -105,7 +103,7 @@ func (c *cli) ranks(ctx context.Context, role string) error {
 	})
 }
 
-// hearRanks asks the workers that are there about themselves. Of a role that has failed, the registry says what there is.
+// hearRanks asks the workers for their state. A failed role is described by the registry alone.
 func hearRanks(ctx context.Context, cluster *roles.Cluster, rows []rank) error {
 	var there []int
 	for _, r := range rows {
@@ -129,7 +127,7 @@ func hearRanks(ctx context.Context, cluster *roles.Cluster, rows []rank) error {
 	return err
 }
 
-// causeOf is why a role has failed, or what of it is restarting and why.
+// causeOf is why a role has failed, or which ranks are restarting and why.
 func causeOf(rec roles.Record) string {
 	r := rec.Restart
 	if rec.State != roles.RoleRestarting || r == nil {
@@ -150,7 +148,7 @@ func (c *cli) completeRole(cmd *cobra.Command, words []string, prefix string) ([
 	return c.completeCall(cmd, words, prefix)
 }
 
-// infoWait is how long workers have to say how they are.
+// infoWait bounds the wait for the answers of workers.
 const infoWait = 2 * time.Second
 
 func ranksOf(rec roles.Record) []rank {
@@ -192,7 +190,7 @@ func (c *cli) ranksTable(all []rank) error {
 	return c.table("RANK WORKER NODE DEVICES PID STATE CALLS BUSY", rows)
 }
 
-// pidText is a process, or that there is none.
+// pidText is a pid, or a dash.
 func pidText(pid int) string {
 	if pid == 0 {
 		return "–"
@@ -216,7 +214,7 @@ func (c *cli) rolesTable(namespace string, all []roles.Record) error {
 	return c.table("ROLE CLASS WORLD MESH STATE SINCE LIFE NODES BY CAUSE", rows)
 }
 
-// nodesOf names the nodes of a role's processes, or the first of them.
+// nodesOf names the nodes of a role's processes, at most two of them.
 func nodesOf(r roles.Record) string {
 	var names []string
 	for _, s := range r.Seats {

@@ -11,68 +11,68 @@ import (
 )
 
 func TestRoles(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	u.up()
-	require.Equal(t, "no roles in namespace \"default\"\n", u.sees("roles"))
-	require.Empty(t, u.sees("roles", "--json"))
+	require.Equal(t, "no roles in namespace \"default\"\n", u.output("roles"))
+	require.Empty(t, u.output("roles", "--json"))
 	u.runs(four, roles.Spec{Name: "stays", World: 1, Detached: true, Process: &roles.Process{Command: roles.Self()}})
-	lines := strings.Split(strings.TrimSpace(u.sees("roles")), "\n")
+	lines := strings.Split(strings.TrimSpace(u.output("roles")), "\n")
 	require.Len(t, lines, 3)
 	require.Regexp(t, `^ROLE +CLASS +WORLD +MESH +STATE +SINCE +LIFE +NODES +BY +CAUSE$`, lines[0])
 	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +– +a test$`, lines[1])
 	require.Regexp(t, `^stays +calc +1 .* detached +\S+ +a test$`, lines[2])
 
 	var first roles.Record
-	first4, _, _ := strings.Cut(u.sees("roles", "--json"), "\n")
+	first4, _, _ := strings.Cut(u.output("roles", "--json"), "\n")
 	require.NoError(t, json.Unmarshal([]byte(first4), &first))
 	require.Equal(t, "four", first.Name)
 	require.Equal(t, roles.RoleReady, first.State)
 	require.Len(t, first.Methods, 8)
-	require.Contains(t, u.sees("destroy", "stays"), "is gone")
+	require.Contains(t, u.output("destroy", "stays"), "is gone")
 }
 
-// A role by name: its workers, as they say themselves. It can be taken down by anybody.
+// A role by name shows its workers, and any session can destroy it.
 func TestOneRole(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	u.up()
 	u.runs(four)
-	lines := strings.Split(strings.TrimSpace(u.sees("roles", "four")), "\n")
+	lines := strings.Split(strings.TrimSpace(u.output("roles", "four")), "\n")
 	require.Len(t, lines, 5)
 	require.Regexp(t, `^RANK +WORKER +NODE +DEVICES +PID +STATE +CALLS +BUSY$`, lines[0])
 	require.Regexp(t, `^3 +– +\S+ +– +\d+ +ready +0 +idle$`, lines[4])
-	require.Len(t, strings.Split(strings.TrimSpace(u.sees("roles", "four", "--json")), "\n"), 4)
+	require.Len(t, strings.Split(strings.TrimSpace(u.output("roles", "four", "--json")), "\n"), 4)
 	require.Contains(t, u.fails(1, "roles", "five"), `no role "five"`)
 
 	require.Contains(t, u.fails(1, "destroy", "five"), `no role "five"`)
 	require.Contains(t, u.fails(2, "destroy", "four", "--timeout", "0s"), "--timeout")
-	require.Contains(t, u.sees("destroy", "four"), "role four is gone, with its 4 workers")
-	require.Contains(t, u.sees("roles"), "no roles")
+	require.Contains(t, u.output("destroy", "four"), "role four is gone, with its 4 workers")
+	require.Contains(t, u.output("roles"), "no roles")
 }
 
-// Two runs on one head do not see each other.
+// Roles of one namespace are not visible in another.
 func TestNamespaces(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	u.up()
 	other := u.with("TROUPE_NAMESPACE", "other")
 	other.runs(roles.Spec{Name: "theirs", World: 1})
-	require.Contains(t, u.sees("roles"), `no roles in namespace "default"`)
-	require.Contains(t, u.sees("roles", "-n", "other"), "theirs")
-	require.Contains(t, other.sees("call", "theirs", "rank"), "[0]")
+	require.Contains(t, u.output("roles"), `no roles in namespace "default"`)
+	require.Contains(t, u.output("roles", "-n", "other"), "theirs")
+	require.Contains(t, other.output("call", "theirs", "rank"), "[0]")
 	require.Contains(t, other.fails(1, "call", "-n", "default", "theirs", "rank"), "theirs")
 	longest := strings.Repeat("n", 64)
-	require.Contains(t, u.sees("roles", "-n", longest), longest)
+	require.Contains(t, u.output("roles", "-n", longest), longest)
 	require.Contains(t, u.fails(2, "roles", "-n", longest+"n"), "1 to 64")
 }
 
 func TestVersion(t *testing.T) {
-	u := newUser(t)
-	require.Regexp(t, `^troupe dev, wire \d+, go`, u.sees("version"))
-	require.Equal(t, "troupe dev\n", u.sees("--version"))
+	u := newShell(t)
+	require.Regexp(t, `^troupe dev, wire \d+, go`, u.output("version"))
+	require.Equal(t, "troupe dev\n", u.output("--version"))
 	var v struct {
 		Version string
 		Wire    int
 	}
-	require.NoError(t, json.Unmarshal([]byte(u.sees("version", "--json")), &v))
+	require.NoError(t, json.Unmarshal([]byte(u.output("version", "--json")), &v))
 	require.Equal(t, "dev", v.Version)
 	require.Positive(t, v.Wire)
 }

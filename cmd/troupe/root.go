@@ -11,20 +11,20 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// cli is what every command shares: where it writes, and what it was told about the server.
+// cli is shared by all commands: output, environment and the flags of the server.
 type cli struct {
 	out io.Writer
 	err io.Writer
 	env func(string) string
 
-	unread func() // called when nobody reads out any more; nil for commands that go on then
+	unread func() // called when out is closed; nil for commands that run on then
 
 	url       string
 	namespace string
 	json      bool
 }
 
-// usageError is a mistake on the command line; the program ends with 2.
+// usageError is a mistake on the command line; the exit code is 2.
 type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
@@ -36,15 +36,15 @@ func newRoot(c *cli) *cobra.Command {
 		Use:   "troupe",
 		Short: "Named groups of GPU workers on a message bus",
 		Long: `Troupe runs named groups of GPU workers (roles) on a message bus: it starts them, ranks them, calls one, some
-or all of them, gathers the answers, and takes each group down as a unit.
+or all of them, gathers the answers, and ends each group as a unit.
 
-Commands that talk to a head find the one on this machine by themselves. These variables name another:
-  TROUPE_URL          where it is (or --url)
-  TROUPE_TOKEN        its token (for a head), or
-  TROUPE_TOKEN_FILE   the file that holds it, or
-  TROUPE_CREDS        a NATS credentials file (for a NATS of your own)
+Commands that talk to a head find the head on this machine. These variables name another one:
+  TROUPE_URL          its URL (or --url)
+  TROUPE_TOKEN        its token, or
+  TROUPE_TOKEN_FILE   a file with the token, or
+  TROUPE_CREDS        a NATS credentials file (for an external NATS server)
   TROUPE_FINGERPRINT  SHA-256 of its certificate, as "troupe up" prints it
-  TROUPE_NAMESPACE    the namespace to work in (or --namespace)`,
+  TROUPE_NAMESPACE    the namespace (or --namespace)`,
 		Example: `  troupe demo                                  # a small training job, nothing to configure
   troupe up                                    # a head on this machine, until Ctrl-C
   troupe roles                                 # what runs there
@@ -69,7 +69,7 @@ Commands that talk to a head find the one on this machine by themselves. These v
 	return root
 }
 
-// strict makes every mistake in a command's words a usage error: a wrong number of arguments, or an unknown command.
+// strict makes a wrong number of arguments and an unknown command usage errors.
 func strict(cmd *cobra.Command) {
 	check := cmd.Args
 	if cmd.HasSubCommands() {
@@ -108,7 +108,7 @@ func noSuchCommand(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("%s has no command %q; it has %s", cmd.CommandPath(), args[0], strings.Join(names, ", "))
 }
 
-// jsonFlag adds --json, with what it changes.
+// jsonFlag adds --json with a description.
 func (c *cli) jsonFlag(cmd *cobra.Command, does string) {
 	cmd.Flags().BoolVar(&c.json, "json", false, does)
 }
@@ -135,7 +135,7 @@ func (c *cli) table(header string, rows [][]string) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	for line := range strings.Lines(text.String()) { // an empty last column leaves spaces
+	for line := range strings.Lines(text.String()) { // tabwriter pads an empty last column
 		c.printf("%s\n", strings.TrimRight(line, " \n"))
 	}
 	return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // rulesFlags is what is to be changed about the queue.
@@ -25,12 +26,10 @@ func newRules(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "Show or change how the queue is served",
-		Long: `Rules prints how the placement service serves its queue. With flags it changes what they name and leaves the rest; what
-is set outlives the head.
+		Long: `Rules prints the rules of the queue. Flags change the rules that they name; changes outlive the head.
 
-A quota is the most devices that a namespace may hold; NAMESPACE=none takes it away. Preemption, which is off unless it
-is set, lets the head of the queue send away reservations of a lower priority: their holders are told, and have --grace to
-go.`,
+A quota is the largest number of devices that a namespace may hold; NAMESPACE=none removes it. Preemption is off by default. It
+lets the first request of the queue preempt reservations of lower priority, whose holders have --grace to release them.`,
 		Example: "  troupe rules\n  troupe rules --quota team-a=16,team-b=8\n  troupe rules --preempt --grace 2m",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -42,24 +41,24 @@ go.`,
 		},
 	}
 	cmd.Flags().StringSliceVar(&f.quotas, "quota", nil, "the most devices of a namespace, NAMESPACE=N or NAMESPACE=none")
-	cmd.Flags().BoolVar(&f.preempt, "preempt", false, "let the head of the queue send away lower priorities")
-	cmd.Flags().DurationVar(&f.grace, "grace", 0, "how long one that is sent away has to go (default 30s)")
-	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the head that are tried each time; -1 for none (default 128)")
+	cmd.Flags().BoolVar(&f.preempt, "preempt", false, "let the first request of the queue preempt lower priorities")
+	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time for a preempted holder to release (default 30s)")
+	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the first that are tried each time; -1 for none (default 128)")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace, in nanoseconds")
 	return cmd
 }
 
-// check is the change that the flags ask for; nil if they ask for none.
+// check is the change that the flags make; nil for none.
 func (f *rulesFlags) check(cmd *cobra.Command) (change func(*placement.Rules), err error) {
-	quotas := map[string]*placement.Share{} // nil: it is taken away
+	quotas := map[string]*placement.Share{} // nil removes the quota
 	for _, text := range f.quotas {
 		namespace, limit, ok := strings.Cut(text, "=")
 		if !ok || namespace == "" {
 			return nil, usagef("--quota %q: give NAMESPACE=N or NAMESPACE=none", text)
 		}
 		if quotas[namespace] = nil; limit != "none" {
-			share, err := placement.ParseShare(limit)
+			share, err := planner.ParseShare(limit)
 			if err != nil {
 				return nil, usagef("--quota %q: %w", text, err)
 			}

@@ -13,11 +13,12 @@ import (
 	"troupe/bus/wire"
 	"troupe/nodes"
 	"troupe/pipeline"
+	"troupe/pipeline/spec"
 	"troupe/placement"
 	"troupe/roles"
 )
 
-// runFlags is how a file is run.
+// runFlags are the flags of run.
 type runFlags struct {
 	check bool
 	drain bool
@@ -31,11 +32,11 @@ func newRun(c *cli) *cobra.Command {
 		Use:   "run FILE",
 		Short: "Run the roles, streams and stages of a file until Ctrl-C",
 		Long: `Run reads a YAML file of roles, streams and stages (docs/pipelines.md, docs/pipeline.schema.json), checks it as a whole,
-brings the roles up and runs the pipeline between them until a signal ends it. Handlers may finish within the grace; what
-they do not finish is back in its stream, and the next run goes on with it.
+creates the roles, and runs the pipeline between them until a signal ends it. Handlers may finish within --grace; unfinished
+items return to their stream, and the next run continues with them.
 
-A role of a class of this program, with no resources and no policy, is goroutines of this process. Others are processes on
-the nodes, started by their agents. Without a head on this machine, a private one is started, which ends with the run.`,
+A role of a class of this program, without resources and policy, runs as goroutines of this process. Other roles are processes on
+the nodes. Without a head on this machine, run starts a private one, which ends with the run.`,
 		Example: `  troupe run rl.yaml
   troupe run rl.yaml --check            # only look for mistakes
   troupe run rl.yaml --drain            # end when everything has gone through
@@ -54,26 +55,26 @@ the nodes, started by their agents. Without a head on this machine, a private on
 	}
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "say what happens in one JSON object a line")
-	cmd.Flags().BoolVar(&flags.check, "check", false, "check the file and do nothing else")
-	cmd.Flags().BoolVar(&flags.drain, "drain", false, "take nothing more in, and end when all that is there has gone through")
-	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long handlers may go on at the end")
+	cmd.Flags().BoolVar(&flags.check, "check", false, "only check the file")
+	cmd.Flags().BoolVar(&flags.drain, "drain", false, "accept no new items, and end when all present ones are processed")
+	cmd.Flags().DurationVar(&flags.grace, "grace", 10*time.Second, "how long running handlers may take at the end")
 	cmd.Flags().StringVar(&flags.store, "store", "", "folder for the store of a private head (default a temporary one)")
 	return cmd
 }
 
-func readRun(path string) (pipeline.File, error) {
+func readRun(path string) (spec.File, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
-		return pipeline.File{}, &usageError{err}
+		return spec.File{}, &usageError{err}
 	}
-	file, err := pipeline.ParseFile(text, hosted())
+	file, err := spec.ParseFile(text, hosted())
 	if err != nil {
 		return file, usagef("%s: %w", path, err)
 	}
 	return file, nil
 }
 
-func (c *cli) checked(path string, f pipeline.File) error {
+func (c *cli) checked(path string, f spec.File) error {
 	if c.json {
 		return c.printJSON(map[string]any{"file": path, "ok": true, "roles": len(f.Roles), "streams": len(f.Spec.Streams), "stages": len(f.Spec.Stages)})
 	}
@@ -81,38 +82,30 @@ func (c *cli) checked(path string, f pipeline.File) error {
 	return nil
 }
 
-// say tells of progress.
+// say prints progress.
 func (c *cli) say(event, name, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if c.json {
-		_ = c.printJSON(map[string]string{"event": event, "name": name, "text": text}) // a terminal that is gone has nobody to tell
+		_ = c.printJSON(map[string]string{"event": event, "name": name, "text": text}) // fails only if the output is closed
 		return
 	}
 	c.printf("%-9s %-16s %s\n", event, name, text)
 }
 
-// runBus is the head of the run: one that is there, or a private one.
-func (c *cli) runBus(ctx context.Context, file pipeline.File, flags runFlags) (*bus.Bus, string, error) {
+// runBus connects to the head, or starts a private one for this run.
+func (c *cli) runBus(ctx context.Context, file spec.File, flags runFlags) (*bus.Bus, string, error) {
 	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" {
 		c.namespace = file.Namespace
 	}
-	s, err := c.server()
+	b, s, err := c.open(ctx)
 	if errors.Is(err, nodes.ErrNoHead) {
 		c.say("head", "private", "no head on this machine: one for this run alone")
-		s.bus = bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}}
-		err = nil
-	}
-	if err != nil {
-		return nil, "", err
-	}
-	b, err := bus.Open(ctx, s.bus)
-	if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
-		err = s.head.silent(err)
+		b, err = bus.Open(ctx, bus.Config{Name: "troupe-run", Logger: s.bus.Logger, Server: bus.ServerConfig{StoreDir: flags.store, SyncAlways: true}})
 	}
 	return b, s.namespace, err
 }
 
-func (c *cli) runFile(ctx context.Context, file pipeline.File, flags runFlags) (err error) {
+func (c *cli) runFile(ctx context.Context, file spec.File, flags runFlags) (err error) {
 	b, namespace, err := c.runBus(ctx, file, flags)
 	if err != nil {
 		return err
@@ -128,7 +121,7 @@ func (c *cli) runFile(ctx context.Context, file pipeline.File, flags runFlags) (
 	defer func() { err = errors.Join(err, c.takeDown(rt)) }()
 	var clusters []*roles.Cluster
 	for _, r := range file.Roles {
-		cl, err := c.bringUp(ctx, rt, r)
+		cl, err := c.createRole(ctx, rt, r)
 		if err != nil {
 			return fmt.Errorf("role %s: %w", r.Name, err)
 		}
@@ -141,7 +134,7 @@ func (c *cli) runFile(ctx context.Context, file pipeline.File, flags runFlags) (
 	return c.attendRun(ctx, p, file, flags)
 }
 
-// notRunning looks before any role is started.
+// notRunning is an error if a pipeline of this name runs.
 func notRunning(ctx context.Context, b *bus.Bus, namespace, name string) error {
 	p, err := pipeline.Connect(b, namespace, name)
 	if err != nil {
@@ -158,8 +151,8 @@ func (c *cli) takeDown(rt *roles.Runtime) error {
 	return rt.Close(context.Background())
 }
 
-// bringUp starts one role of the file.
-func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpec) (*roles.Cluster, error) {
+// createRole creates one role of the file.
+func (c *cli) createRole(ctx context.Context, rt *roles.Runtime, r spec.RoleSpec) (*roles.Cluster, error) {
 	start := time.Now()
 	spec := roles.Spec{Name: r.Name, Class: r.Class, World: r.World, Mesh: r.Mesh, Config: r.Config}
 	where := "in this process"
@@ -184,8 +177,8 @@ func (c *cli) bringUp(ctx context.Context, rt *roles.Runtime, r pipeline.RoleSpe
 	return cl, err
 }
 
-// pythonRole has a role's processes run a Python class or function, in the folder of this run: modules are found there.
-func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
+// pythonRole runs a Python class or function as the role's processes, in the current folder, where Python finds its modules.
+func pythonRole(spec *roles.Spec, r spec.RoleSpec) (err error) {
 	args := []any{}
 	if r.Config != nil {
 		args = append(args, r.Config)
@@ -199,8 +192,8 @@ func pythonRole(spec *roles.Spec, r pipeline.RoleSpec) (err error) {
 	return err
 }
 
-// processOf says how a role's workers run on the nodes; nil: as goroutines here.
-func processOf(r pipeline.RoleSpec) *roles.Process {
+// processOf is the role's process on the nodes; nil for goroutines of this process.
+func processOf(r spec.RoleSpec) *roles.Process {
 	needs := placement.Bundle{
 		Devices: placement.Share(r.Resources.GPUs * float64(placement.Whole)), CPUs: placement.Share(r.Resources.CPUs * float64(placement.Whole)), Memory: r.Resources.Memory,
 	}
@@ -218,8 +211,8 @@ func processOf(r pipeline.RoleSpec) *roles.Process {
 	return p
 }
 
-// attendRun says what runs, and waits for its end.
-func (c *cli) attendRun(ctx context.Context, p *pipeline.Pipeline, file pipeline.File, flags runFlags) error {
+// attendRun prints what runs, and waits for its end.
+func (c *cli) attendRun(ctx context.Context, p *pipeline.Pipeline, file spec.File, flags runFlags) error {
 	st, err := p.Status(ctx)
 	if err == nil {
 		waiting := 0

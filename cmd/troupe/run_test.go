@@ -37,8 +37,8 @@ func writeRun(t *testing.T, text string) string {
 	return path
 }
 
-// running runs a file at the user's head until it is stopped, and returns when the pipeline is up.
-func (u *user) running(path string) (out *screen, stop func() int) {
+// running runs a file until it is stopped, and returns when the pipeline runs.
+func (u *shell) running(path string) (out *screen, stop func() int) {
 	u.t.Helper()
 	out = &screen{}
 	var errs screen
@@ -63,17 +63,17 @@ func (u *user) running(path string) (out *screen, stop func() int) {
 
 func TestRunAFile(t *testing.T) {
 	t.Parallel()
-	u := newUser(t)
+	u := newShell(t)
 	u.up("--no-agent")
 	path := writeRun(t, textRun)
 	out, stop := u.running(path)
 	require.Contains(t, out.String(), "role      shout            starting 2 workers in this process")
 	require.Contains(t, out.String(), "3 stages, 0 items from before")
 
-	u.sees("pipeline", "put", "words", "in", "--args", `["a", "few", "words"]`)
+	u.output("pipeline", "put", "words", "in", "--args", `["a", "few", "words"]`)
 	var got []string
 	for range 100 {
-		for line := range strings.Lines(u.sees("pipeline", "take", "words", "out", "-k", "10")) {
+		for line := range strings.Lines(u.output("pipeline", "take", "words", "out", "-k", "10")) {
 			var it struct{ Body string }
 			require.NoError(t, json.Unmarshal([]byte(line), &it))
 			got = append(got, strings.Fields(it.Body)[0])
@@ -84,31 +84,31 @@ func TestRunAFile(t *testing.T) {
 	}
 	require.ElementsMatch(t, []string{"A=1", "FEW=3", "WORDS=5"}, got)
 
-	u.sees("pipeline", "put", "words", "hard", "--args", `["x"]`)
+	u.output("pipeline", "put", "words", "hard", "--args", `["x"]`)
 	require.Eventually(t, func() bool {
-		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x")
+		return strings.Contains(u.output("pipeline", "dead", "ls", "words"), "asked to fail: x")
 	}, 20*time.Second, 10*time.Millisecond)
 	var letter pipeline.DeadLetter
-	require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "dead", "ls", "words", "--json")), &letter))
-	shown := u.sees("pipeline", "dead", "show", "words", fmtSeq(letter.Seq))
+	require.NoError(t, json.Unmarshal([]byte(u.output("pipeline", "dead", "ls", "words", "--json")), &letter))
+	shown := u.output("pipeline", "dead", "show", "words", fmtSeq(letter.Seq))
 	require.Contains(t, shown, `"attempts":2`)
 	require.Contains(t, shown, `"body":"x"`)
-	require.Equal(t, "1\n", u.sees("pipeline", "dead", "retry", "words", fmtSeq(letter.Seq)))
+	require.Equal(t, "1\n", u.output("pipeline", "dead", "retry", "words", fmtSeq(letter.Seq)))
 	require.Eventually(t, func() bool {
-		return strings.Contains(u.sees("pipeline", "dead", "ls", "words"), "there is no doing it: x")
+		return strings.Contains(u.output("pipeline", "dead", "ls", "words"), "asked to fail: x")
 	}, 20*time.Second, 10*time.Millisecond)
-	require.Equal(t, "1\n", u.sees("pipeline", "dead", "drop", "words", "--all"))
-	require.Equal(t, "no dead letters\n", u.sees("pipeline", "dead", "ls", "words"))
+	require.Equal(t, "1\n", u.output("pipeline", "dead", "drop", "words", "--all"))
+	require.Equal(t, "no dead letters\n", u.output("pipeline", "dead", "ls", "words"))
 
-	u.sees("pipeline", "pause", "words", "count")
-	u.sees("pipeline", "put", "words", "in", "--args", `["later"]`)
-	table := u.sees("pipeline", "top", "--once")
+	u.output("pipeline", "pause", "words", "count")
+	u.output("pipeline", "put", "words", "in", "--args", `["later"]`)
+	table := u.output("pipeline", "top", "--once")
 	for _, want := range []string{"pipeline words", "STAGE", "IN_FLIGHT", "P99", "paused", "STREAM", "DEPTH", "OLDEST"} {
 		require.Contains(t, table, want)
 	}
 	var st pipeline.Status
 	require.Eventually(t, func() bool {
-		require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "top", "words", "--once", "--json")), &st))
+		require.NoError(t, json.Unmarshal([]byte(u.output("pipeline", "top", "words", "--once", "--json")), &st))
 		return st.Streams[1].Items == 1
 	}, 20*time.Second, 10*time.Millisecond)
 	require.Contains(t, u.fails(1, "pipeline", "pause", "words", "cuont"), "did you mean count?")
@@ -119,16 +119,16 @@ func TestRunAFile(t *testing.T) {
 
 	out, stop = u.running(path)
 	require.Contains(t, out.String(), "1 items from before")
-	u.sees("pipeline", "resume", "words", "count")
-	require.Eventually(t, func() bool { return strings.Contains(u.sees("pipeline", "take", "words", "out"), "LATER=5") }, 20*time.Second, 10*time.Millisecond)
-	u.sees("pipeline", "shutdown", "words")
+	u.output("pipeline", "resume", "words", "count")
+	require.Eventually(t, func() bool { return strings.Contains(u.output("pipeline", "take", "words", "out"), "LATER=5") }, 20*time.Second, 10*time.Millisecond)
+	u.output("pipeline", "shutdown", "words")
 	require.Zero(t, stop())
 }
 
-// A worker process of a run is killed: its items go to the other rank at once, and the rank comes back to its stage.
+// The items of a killed worker go to the other rank at once, and the restarted rank works again.
 func TestARunOutlivesItsWorkers(t *testing.T) {
 	t.Parallel()
-	u := newUser(t)
+	u := newShell(t)
 	u.up("--gpus", "sim:1x2", "--name", "box")
 	out, stop := u.running(writeRun(t, `name: tough
 roles:
@@ -142,14 +142,14 @@ stages:
 	require.Contains(t, out.String(), "as processes on the nodes")
 	bodies, err := json.Marshal(slices.Repeat([]string{"150ms"}, 24))
 	require.NoError(t, err)
-	u.sees("pipeline", "put", "tough", "in", "--args", string(bodies))
+	u.output("pipeline", "put", "tough", "in", "--args", string(bodies))
 	var pids []int
-	require.NoError(t, json.Unmarshal([]byte(u.sees("call", "slow", "pid")), &pids))
+	require.NoError(t, json.Unmarshal([]byte(u.output("call", "slow", "pid")), &pids))
 	require.Len(t, pids, 2)
 	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
 	var st pipeline.Status
 	require.Eventually(t, func() bool {
-		require.NoError(t, json.Unmarshal([]byte(u.sees("pipeline", "top", "tough", "--once", "--json")), &st))
+		require.NoError(t, json.Unmarshal([]byte(u.output("pipeline", "top", "tough", "--once", "--json")), &st))
 		return st.Streams[1].Items == 24 && st.Stages[0].Workers == 2
 	}, 40*time.Second, 20*time.Millisecond, "%s", out)
 	require.Positive(t, st.Stages[0].Lost)
@@ -162,23 +162,23 @@ func fmtSeq(seq uint64) string {
 	return string(text)
 }
 
-// Without a head there is a private one; --drain ends when nothing is left.
+// Without a head, run starts a private one; --drain ends when all items are processed.
 func TestRunWithoutAHead(t *testing.T) {
 	t.Parallel()
-	u := newUser(t)
-	text := u.sees("run", writeRun(t, textRun), "--drain")
+	u := newShell(t)
+	text := u.output("run", writeRun(t, textRun), "--drain")
 	require.Contains(t, text, "no head on this machine")
 	require.Contains(t, text, "the roles are taken down")
 }
 
 func TestMistakesInARun(t *testing.T) {
 	t.Parallel()
-	u := newUser(t)
-	_, stderr, code := u.types("run", writeRun(t, strings.NewReplacer("items: 100", "itmes: 100", "class: text, world: 2", "class: txet", "in_flight: 4", "in_flight: 0").Replace(textRun)))
+	u := newShell(t)
+	_, stderr, code := u.run("run", writeRun(t, strings.NewReplacer("items: 100", "itmes: 100", "class: text, world: 2", "class: txet", "in_flight: 4", "in_flight: 0").Replace(textRun)))
 	require.Equal(t, 2, code)
 	for _, want := range []string{"3 mistakes", "line 3: roles.shout.class", "did you mean text?", "line 6: streams.in.itmes", "did you mean items?", "line 11: stages.shout.in_flight: a bound of zero"} {
 		require.Contains(t, stderr, want)
 	}
 	require.Contains(t, u.fails(2, "run", "/nowhere.yaml"), "no such file")
-	require.Contains(t, u.sees("run", writeRun(t, textRun), "--check"), "2 roles, 4 streams, 3 stages; no mistakes")
+	require.Contains(t, u.output("run", writeRun(t, textRun), "--check"), "2 roles, 4 streams, 3 stages; no mistakes")
 }

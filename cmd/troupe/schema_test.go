@@ -9,11 +9,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"troupe/pipeline"
+	"troupe/pipeline/spec"
 )
 
-// The schema of a file and what the program reads are the same: every field of the one is a field of the other.
-func TestTheSchemaIsWhatIsRead(t *testing.T) {
+// The JSON schema and the parser have the same fields.
+func TestSchemaMatchesParser(t *testing.T) {
 	text, err := os.ReadFile("../../docs/pipeline.schema.json")
 	require.NoError(t, err)
 	type object struct {
@@ -24,7 +24,7 @@ func TestTheSchemaIsWhatIsRead(t *testing.T) {
 		Defs map[string]object `json:"$defs"`
 	}
 	require.NoError(t, json.Unmarshal(text, &schema))
-	_, err = pipeline.ParseFile([]byte("nonsense: 1\nroles: {r: {nonsense: 1}}\nstreams: {s: {nonsense: 1}}\nstages: {g: {nonsense: 1}}\n"), nil)
+	_, err = spec.ParseFile([]byte("nonsense: 1\nroles: {r: {nonsense: 1}}\nstreams: {s: {nonsense: 1}}\nstages: {g: {nonsense: 1}}\n"), nil)
 	require.Error(t, err)
 	for where, props := range map[string]map[string]json.RawMessage{
 		"nonsense": schema.Properties, "roles.r.nonsense": schema.Defs["role"].Properties,
@@ -39,8 +39,8 @@ func TestTheSchemaIsWhatIsRead(t *testing.T) {
 	}
 }
 
-// The file of the examples can be run.
-func TestTheExampleFileIsGood(t *testing.T) {
-	u := newUser(t)
-	require.Contains(t, u.sees("run", "../../examples/pipelines/words.yaml", "--check"), "no mistakes")
+// The example file is valid.
+func TestExampleFileIsValid(t *testing.T) {
+	u := newShell(t)
+	require.Contains(t, u.output("run", "../../examples/pipelines/words.yaml", "--check"), "no mistakes")
 }

@@ -2,8 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -19,15 +17,15 @@ import (
 	"troupe/roles"
 )
 
-// askNode is how long a node may take to say what runs on it.
+// askNode bounds the wait for the answer of an agent or of the head.
 const askNode = time.Second
 
-// overview is all that there is, on one screen.
+// overview is the JSON output of status.
 type overview struct {
-	Head    *headStatus         `json:"head,omitempty"` // nil if none answers
+	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
-	Roles   []roles.Record      `json:"roles"` // of the namespace
+	Roles   []roles.Record      `json:"roles"` // of one namespace
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
 
@@ -42,15 +40,15 @@ type nodeOverview struct {
 	Devices int               `json:"devices"`
 	Held    int               `json:"held"`
 	Unfit   int               `json:"unfit"`
-	Workers []nodes.Status    `json:"workers"` // that run there; null if its agent does not answer
+	Workers []nodes.Status    `json:"workers"` // null if the agent does not answer
 }
 
 func newStatus(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, devices, roles and the queue on one screen",
-		Long: `Status shows the head, the nodes with their devices and workers, the roles of the namespace, and who waits for devices. What
-a node's agent does not answer within a second is left open.`,
+		Long: `Status shows the head, the nodes with their devices and workers, the roles of the namespace, and the queue. The number of workers
+is "?" if the agent of a node does not answer within a second.`,
 		Example: "  troupe status\n  troupe status --json | jq '.nodes[] | select(.state != \"ready\")'",
 		Args:    cobra.NoArgs,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return c.status(cmd.Context()) },
@@ -73,24 +71,7 @@ func (c *cli) status(ctx context.Context) error {
 	})
 }
 
-// withBus runs do with a connection to the head.
-func (c *cli) withBus(ctx context.Context, do func(*bus.Bus, server) error) error {
-	s, err := c.server()
-	if err != nil {
-		return err
-	}
-	b, err := bus.Open(ctx, s.bus)
-	if err != nil {
-		if errors.Is(err, bus.ErrUnavailable) && s.head != nil {
-			return s.head.silent(err)
-		}
-		return err
-	}
-	defer func() { _ = b.Close() }() // nothing is left to say
-	return do(b, s)
-}
-
-// look asks everybody.
+// look collects the overview.
 func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 	view := overview{URL: b.URL(), Head: askHead(ctx, b), Nodes: []nodeOverview{}}
 	client, err := placement.NewClient(b, "")
@@ -108,30 +89,19 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 	}
 	view.Held, view.Waiting = held.Records, held.Waiting
 	if view.Ledger, err = client.Ledger(ctx); err != nil && bus.CodeOf(err) != bus.CodeVersion {
-		return view, err // a head of an older version does not know the question
+		return view, err // a head of an older version does not serve this request
 	}
 	view.Nodes = lookAtNodes(ctx, b, list, held.Records)
 	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Name: "troupe status"})
 	if err != nil {
 		return view, err
 	}
-	defer func() { _ = rt.Close(ctx) }() // it has made nothing
+	defer func() { _ = rt.Close(ctx) }() // the session owns nothing
 	view.Roles, err = rt.Roles(ctx)
 	return view, err
 }
 
-func askHead(ctx context.Context, b *bus.Bus) *headStatus {
-	ctx, cancel := context.WithTimeout(ctx, askNode)
-	defer cancel()
-	m, err := b.Conn().RequestWithContext(ctx, bus.NodesHead(), nil)
-	var status headStatus
-	if err != nil || json.Unmarshal(m.Data, &status) != nil {
-		return nil
-	}
-	return &status
-}
-
-// lookAtNodes asks the agents, all at once.
+// lookAtNodes asks all agents concurrently.
 func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, held []placement.Record) []nodeOverview {
 	ctx, cancel := context.WithTimeout(ctx, askNode)
 	defer cancel()
@@ -153,7 +123,7 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 		}
 		group.Go(func() {
 			if all, err := client.Running(ctx, n.Report.Node); err == nil {
-				all = append([]nodes.Status{}, all...) // none is not the same as no answer
+				all = append([]nodes.Status{}, all...) // an empty list, not null, is "no workers"
 				views[i].Workers = slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 })
 			}
 		})
@@ -229,7 +199,7 @@ func (c *cli) showStatus(v overview, namespace string) error {
 	return c.tableOr(fmt.Sprintf("%d reservations, nobody waits", len(v.Held)), "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
 }
 
-// tableOr prints a table, or what there is to say if it is empty.
+// tableOr prints a table, or the text none if it has no rows.
 func (c *cli) tableOr(none, header string, rows [][]string) error {
 	if len(rows) == 0 {
 		c.printf("%s\n", none)

@@ -24,7 +24,7 @@ import (
 	"troupe/roles"
 )
 
-// upFlags is a head as the command line says it.
+// upFlags are the flags of up.
 type upFlags struct {
 	listen   string
 	store    string
@@ -44,33 +44,32 @@ func newUp(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "up",
 		Short: "Run the head on this machine until a signal ends it",
-		Long: `Up runs the head: an embedded NATS server with its store, on loopback unless told otherwise, and the placement service.
-Every connection needs the token in STORE/token, which only its owner can read; commands of the same user find it by
-themselves. An address beyond loopback also gets TLS, with a certificate of its own making whose fingerprint the others
-check, and the line with which other machines join is printed.
+		Long: `Up runs the head: an embedded NATS server with its store, on loopback by default, and the placement service. Every connection
+needs the token in STORE/token, which only its owner can read; commands of the same user find it. On an address beyond
+loopback the server uses TLS with a self-signed certificate, whose fingerprint clients check, and the command with which other
+machines join is printed.
 
-Beside the head runs the agent of this machine, a process of its own (--gpus auto asks the driver for its devices). It and
-its workers outlive a head that is killed, and the next head on the same store takes them back: port, token, certificate
-and store are kept. INT, TERM and HUP end the agent and its workers too; another one a second later ends the head at once.
+The agent of this machine runs beside the head, as a process of its own (--gpus auto asks the driver for the devices). The agent
+and its workers outlive a head that is killed, and the next head on the same store takes them over: port, token, certificate and
+store are kept. INT, TERM and HUP also end the agent and its workers; a second signal a second later ends the head at once.
 
-What the head stores is bounded by --store-limit. When that is reached, or the disk is full, whatever needs the store is
-refused at once ("no space left in the head's store"); workers and calls that run go on. The head takes writes again by
-itself when there is space; if its store cannot be closed and opened again, it replaces itself, under the same process id.
+The store is bounded by --store-limit. When the limit is reached or the disk is full, requests that need the store are refused
+at once ("no space left in the head's store"); running workers and calls continue. The head accepts writes again when there is
+space; if its store cannot be closed and opened again, it replaces itself, under the same process id.
 
-With --nats the head uses a NATS of your own instead, with the credentials file of --creds or TROUPE_CREDS, or with
-TROUPE_TOKEN.`,
+With --nats the head uses an external NATS server, with the credentials file of --creds or TROUPE_CREDS, or with TROUPE_TOKEN.`,
 		Example: `  troupe up
   troupe up --listen 127.0.0.1:9000 --store ./run
   troupe up --gpus sim:2x8             # two simulated nodes of eight devices
-  troupe up --listen 0.0.0.0:7422      # other machines join as it says
+  troupe up --listen 0.0.0.0:7422      # prints how other machines join
   troupe up --nats nats://a:4222,nats://b:4222 --creds troupe.creds`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if len(flags.nats) > 0 && cmd.Flags().Changed("listen") {
-				return usagef("--nats and --listen exclude each other: a NATS of your own listens by itself")
+				return usagef("--nats and --listen exclude each other: an external NATS server has its own address")
 			}
 			if len(flags.nats) > 0 && flags.limit != "" {
-				return usagef("--nats and --store-limit exclude each other: a NATS of your own has limits of its own (max_file_store)")
+				return usagef("--nats and --store-limit exclude each other: an external NATS server has its own limit (max_file_store)")
 			}
 			h, err := c.newHead(flags)
 			if err != nil {
@@ -90,25 +89,25 @@ TROUPE_TOKEN.`,
 }
 
 func (f *upFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.listen, "listen", defaultListen, "address to listen on, HOST:PORT; port 0 takes a free one, and the same again")
+	cmd.Flags().StringVar(&f.listen, "listen", defaultListen, "address to listen on, HOST:PORT; port 0 is a free port, the same at the next start")
 	cmd.Flags().StringVar(&f.store, "store", "", "folder for state and secrets (default in the user's state folder)")
-	cmd.Flags().StringSliceVar(&f.nats, "nats", nil, "URLs of a NATS of your own to use instead")
-	cmd.Flags().StringVar(&f.creds, "creds", "", "credentials file for it (default $TROUPE_CREDS)")
-	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "the head alone, without an agent for this machine")
+	cmd.Flags().StringSliceVar(&f.nats, "nats", nil, "URLs of an external NATS server to use instead")
+	cmd.Flags().StringVar(&f.creds, "creds", "", "credentials file for --nats (default $TROUPE_CREDS)")
+	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "run no agent for this machine")
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
-	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input does: for a head that belongs to another program")
-	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to tell Prometheus at, HOST:PORT, by plain HTTP (default nowhere)")
-	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "servers of a NATS cluster that keep the ledger, registry, leases and events, 1 to 5 (default as many as there are, up to 3)")
-	cmd.Flags().StringVar(&f.limit, "store-limit", "", "the most that is stored, such as 10GiB (default 16GiB)")
+	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input is closed, for a head that belongs to another program")
+	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
+	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
+	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
 	f.node.add(cmd)
 }
 
-// untilClosed ends the context when the input does: however the program that holds its other end may have ended.
+// untilClosed ends the context when the input is closed, which also happens when the program at its other end is killed.
 func untilClosed(ctx context.Context, in io.Reader) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		defer cancel()
-		_, _ = io.Copy(io.Discard, in) // any end is the end
+		_, _ = io.Copy(io.Discard, in) // an error also means the end
 	}()
 	return ctx
 }
@@ -116,10 +115,10 @@ func untilClosed(ctx context.Context, in io.Reader) context.Context {
 // hangStoreEnv is for tests alone: a time, as in bus.ServerConfig.HangStore.
 const hangStoreEnv = "TROUPE_TEST_HANG_STORE"
 
-// leastLimit is the smallest store: the ledger, the logs, the events and the registry set so much aside.
-const leastLimit = 1 << 30
+// minStore is the space that ledger, logs, events and registry reserve.
+const minStore = 1 << 30
 
-// head is a head that is about to run.
+// head is the configuration of a head, and its state once it runs.
 type head struct {
 	at    listenAddress
 	nats  []string
@@ -127,11 +126,11 @@ type head struct {
 	agent *agentSpec // nil for none; without Access and Dir
 	creds string
 	file  headFile
-	level slog.LevelVar // what is logged: less when the head ends, because its parts see each other go
+	level slog.LevelVar // raised at the end, when the parts of the head lose each other
 
-	metrics  string // where to serve them; empty: nowhere
-	replicas int    // as in bus.KVConfig
-	limit    int64  // bytes of the store; zero: the bus's own
+	metrics  string // address; empty: none
+	replicas int    // as in kv.Config
+	limit    int64  // bytes of the store; zero: the default of bus
 
 	replaceable bool // the process runs this head alone: it may replace itself
 }
@@ -163,8 +162,8 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 		if err != nil {
 			return nil, usagef("--store-limit: %w", err)
 		}
-		if h.limit = int64(limit); h.limit < leastLimit {
-			return nil, usagef("--store-limit %s: at least %s, what the head's own streams set aside", f.limit, gpu.Bytes(leastLimit))
+		if h.limit = int64(limit); h.limit < minStore {
+			return nil, usagef("--store-limit %s: must be %s or more, which the head's own streams reserve", f.limit, gpu.Bytes(minStore))
 		}
 	}
 	for _, u := range f.nats {
@@ -192,12 +191,11 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	return h, err
 }
 
-// up runs the head until ctx ends or, if there is one, the driver has: inside is then called in place of waiting, and its
-// error is the head's. It takes the port and the store, in this order, before it writes anything: a head that is already
-// there keeps its files as they are.
+// up runs the head until ctx ends or, if inside is not nil, until inside returns, whose error it returns. It takes the port and
+// the lock of the store, in this order, before it writes anything, so that it does not change the files of a running head.
 func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus.Bus) error) (err error) {
-	c.unread = nil // whoever reads the log may go
-	defer tendHeap(ctx)()
+	c.unread = nil // a head runs on when its output is closed
+	defer manageBallast(ctx)()
 	if len(h.nats) == 0 {
 		h.at = h.at.kept(h.store)
 		if err := h.at.checkFree(c.env); err != nil {
@@ -217,17 +215,17 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 		return err
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
-	parts, err := place(ctx, b, h.file.Name, h.replicas)
+	service, err := startPlacement(ctx, b, h.file.Name, h.replicas)
 	if err != nil {
 		return err
 	}
-	defer parts.stop()
+	defer service.stop()
 	log := c.loggerAt(&h.level)
-	desk, err := openDesk(ctx, b, log, h.replicas)
+	status, err := serveStatus(ctx, b, log, h.replicas)
 	if err != nil {
 		return err
 	}
-	defer desk.close()
+	defer status.close()
 	if h.metrics != "" {
 		token, err := h.pageToken()
 		if err != nil {
@@ -256,8 +254,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if err := roles.AdoptNamespaces(ctx, b, log); err != nil {
 		return err
 	}
-	defer keepHouse(ctx, b, log, houseEvery)()
-	defer maintainRegistry(ctx, b, log)()
+	defer roles.GC{Bus: b, Logger: log}.Start(ctx)()
 	if inside != nil {
 		return inside(ctx, b)
 	}
@@ -270,7 +267,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	defer func() { _, _ = daemon.SdNotify(false, daemon.SdNotifyStopping) }() // it is ending in any case
 	select {
 	case <-ctx.Done():
-	case err := <-parts.failedCh:
+	case err := <-service.failedCh:
 		return err
 	case <-b.StoreStuck():
 		return replaceHead(b, log)
@@ -281,7 +278,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	return nil
 }
 
-// pageToken is what the page asks for beyond loopback: the head's token. On loopback it asks for nothing.
+// pageToken is the token that the page asks for beyond loopback, which is the head's; empty on loopback.
 func (h *head) pageToken() (string, error) {
 	at, err := parseListen(h.metrics)
 	if err != nil || at.loopback {
@@ -294,7 +291,7 @@ func (h *head) pageToken() (string, error) {
 	return strings.TrimSpace(string(data)), err
 }
 
-// openHead opens the server, or the way to the user's own.
+// openHead starts the embedded server, or connects to the external one.
 func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 	cfg := bus.Config{Name: "troupe-head", Logger: c.loggerAt(&h.level)}
 	if len(h.nats) > 0 {
@@ -329,7 +326,7 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 	return b, keepPort(h.store, h.file.URL)
 }
 
-// credsFile is the credentials file of the flag or the environment, as other processes can find it too; empty for none.
+// credsFile is the absolute path of the credentials file of the flag or the environment; empty for none.
 func (c *cli) credsFile(flag string) (string, error) {
 	file := cmp.Or(flag, c.env("TROUPE_CREDS"))
 	if file == "" {
@@ -338,7 +335,7 @@ func (c *cli) credsFile(flag string) (string, error) {
 	return filepath.Abs(file)
 }
 
-// needsAccess adds how access is given to the refusal of one who has none.
+// needsAccess adds to the refusal of a connection without credentials how to give them.
 func needsAccess(cfg bus.Config, err error, how string) error {
 	if !errors.Is(err, bus.ErrRefused) || cfg.Token+cfg.TokenFile+cfg.CredsFile != "" {
 		return err
@@ -346,7 +343,7 @@ func needsAccess(cfg bus.Config, err error, how string) error {
 	return bus.Errorf(bus.CodeRefused, "%w: %s", err, how)
 }
 
-// agentSpec is what the agent of this machine is told.
+// agentSpec is the spec of the agent of this machine.
 func (h *head) agentSpec() agentSpec {
 	spec := *h.agent
 	spec.Dir, spec.Own = filepath.Join(h.store, "agent"), true
@@ -377,13 +374,13 @@ func (c *cli) sayReady(h *head, ledger placement.LedgerStatus) error {
 	return nil
 }
 
-// joinLine is how another machine joins.
+// joinLine is the command with which another machine joins.
 func (h *head) joinLine() string {
 	port := h.file.URL[strings.LastIndex(h.file.URL, ":")+1:]
 	return fmt.Sprintf("troupe join tls://%s --fingerprint %s --token-file FILE", net.JoinHostPort(advertised(h.at.text), port), h.file.Fingerprint)
 }
 
-// storeDir is the folder as other processes can find it too.
+// storeDir is the absolute path of the store.
 func (c *cli) storeDir(store string) (string, error) {
 	if store != "" {
 		return filepath.Abs(store)
@@ -392,21 +389,20 @@ func (c *cli) storeDir(store string) (string, error) {
 	return filepath.Join(dir, "store"), err
 }
 
-// localURL is how this machine reaches a server that may listen on every address.
+// localURL is the URL for this machine of a server that may listen on every address.
 func localURL(url string) string {
 	return strings.NewReplacer("0.0.0.0", "127.0.0.1", "[::]", "[::1]").Replace(url)
 }
 
-// portFile remembers the port of a head that took a free one.
+// portFile has the port of the last head on the store.
 func portFile(store string) string { return filepath.Join(store, "port") }
 
-// keepPort remembers the port.
+// keepPort writes portFile.
 func keepPort(store, url string) error {
 	return nodes.WritePrivate(portFile(store), []byte(url[strings.LastIndex(url, ":")+1:]+"\n"))
 }
 
-// kept is the address with the port that the head of this store had before, if any port will do and that one is free: its
-// agent and its drivers look for it there.
+// kept replaces port 0 by the port of the last head on this store, if that is free: its agent and its drivers connect to it.
 func (a listenAddress) kept(store string) listenAddress {
 	if a.port != 0 {
 		return a
@@ -422,7 +418,7 @@ func (a listenAddress) kept(store string) listenAddress {
 	}
 	b := listenAddress{text: net.JoinHostPort(host, strconv.Itoa(port)), port: port, loopback: a.loopback}
 	if l, err := net.Listen("tcp", b.text); err == nil {
-		_ = l.Close() // it was only to see
+		_ = l.Close() // it only tested the port
 		return b
 	}
 	return a
@@ -434,7 +430,7 @@ func advertised(listen string) string {
 	if ip := net.ParseIP(host); err == nil && (ip == nil || !ip.IsUnspecified()) && host != "" {
 		return host
 	}
-	addrs, _ := net.InterfaceAddrs() // none is as bad as an error
+	addrs, _ := net.InterfaceAddrs() // without addresses, the host name is used
 	for _, addr := range addrs {
 		if ip, ok := addr.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() && ip.IP.To4() != nil {
 			return ip.IP.String()

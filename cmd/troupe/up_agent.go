@@ -23,16 +23,16 @@ import (
 )
 
 const (
-	agentStart = 10 * time.Second       // for its nodes to be registered
-	agentEnd   = 30 * time.Second       // for its workers to end with it
-	agentLook  = 200 * time.Millisecond // between two looks whether it is there
-	grantLook  = 5 * time.Millisecond   // between two looks whether its nodes are granted
-	agentPause = time.Second            // before one that died is started again
+	agentStart = 10 * time.Second       // limit for the registration of its nodes
+	agentEnd   = 30 * time.Second       // limit for the end of the agent and its workers
+	agentPoll  = 200 * time.Millisecond // between two checks of its process
+	grantPoll  = 5 * time.Millisecond
+	agentPause = time.Second // before a restart
 	agentLog   = "agent.log"
-	agentLogs  = 4 << 20 // bytes of it; then it is begun anew
+	agentLogs  = 4 << 20 // bytes of the log before it is rotated
 )
 
-// selfCommand runs this program. Tests, whose program is another, set it.
+// selfCommand runs this program. Tests replace it.
 var selfCommand = func(args ...string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -41,8 +41,7 @@ var selfCommand = func(args ...string) (*exec.Cmd, error) {
 	return exec.Command(self, args...), nil
 }
 
-// ownAgent is the agent of a head's own machine: a process that outlives a head which is killed, and is found again by the
-// next one.
+// ownAgent is the agent of the head's machine: a process that outlives a killed head, and that the next head takes over.
 type ownAgent struct {
 	spec agentSpec
 	log  *slog.Logger
@@ -52,13 +51,13 @@ type ownAgent struct {
 	group  sync.WaitGroup
 }
 
-// agentFile is what a running agent is, in its folder.
+// agentFile is agent.json in the folder of an agent.
 type agentFile struct {
 	PID  int       `json:"pid"`
 	Spec agentSpec `json:"spec"`
 }
 
-// startAgent finds the agent that is there, or starts one, and returns when its nodes are registered.
+// startAgent takes over a running agent, or starts one, and returns when its nodes are registered.
 func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logger) (*ownAgent, error) {
 	names, err := spec.names()
 	if err != nil {
@@ -76,7 +75,7 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 		}
 	}
 	late := time.After(agentStart)
-	for look := time.NewTicker(agentLook); ; {
+	for look := time.NewTicker(agentPoll); ; {
 		select {
 		case <-readyCh:
 			look.Stop()
@@ -85,10 +84,10 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 		case <-look.C:
 			if !a.running() {
 				look.Stop()
-				return nil, fmt.Errorf("the agent of this machine has ended at once: %s", a.lastWords())
+				return nil, fmt.Errorf("the agent of this machine ended at its start: %s", a.lastLog())
 			}
 			continue
-		case <-late: // it goes on trying
+		case <-late: // the agent keeps trying
 			log.Warn("troupe: the nodes of this machine are not registered yet", "log", filepath.Join(spec.Dir, agentLog))
 			a.group.Go(a.watch)
 			look.Stop()
@@ -102,7 +101,7 @@ func startAgent(ctx context.Context, b *bus.Bus, spec agentSpec, log *slog.Logge
 	}
 }
 
-// granted closes the channel when the placement service grants what is on the nodes.
+// granted closes the channel when the placement service grants devices of all the nodes.
 func granted(ctx context.Context, b *bus.Bus, names []string) (<-chan struct{}, func(), error) {
 	client, err := placement.NewClient(b, "")
 	if err != nil {
@@ -112,15 +111,11 @@ func granted(ctx context.Context, b *bus.Bus, names []string) (<-chan struct{}, 
 	ch, doneCh := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(doneCh)
-		for ctx.Err() == nil {
-			if list, err := client.Nodes(ctx); err == nil && allReady(list, names) {
-				close(ch)
-				return
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(grantLook):
-			}
+		err := bus.Retry(ctx, bus.Backoff{First: grantPoll, Most: grantPoll}, func() error {
+			return awaitNodes(ctx, client, grantPoll, func(list []placement.NodeStatus) bool { return allReady(list, names) })
+		})
+		if err == nil {
+			close(ch)
 		}
 	}()
 	return ch, func() { cancel(); <-doneCh; client.Close() }, nil
@@ -134,7 +129,7 @@ func allReady(list []placement.NodeStatus, names []string) bool {
 	return !slices.ContainsFunc(names, func(name string) bool { return !ready[name] })
 }
 
-// adopt finds an agent that a head before us has left. One that is not as it is wanted is ended.
+// adopt takes over the agent of an earlier head. It ends an agent with another spec.
 func (a *ownAgent) adopt() bool {
 	file, ok := a.there()
 	if !ok {
@@ -151,7 +146,7 @@ func (a *ownAgent) adopt() bool {
 	return false
 }
 
-// there reads what agent is in the folder, if it is locked.
+// there reads agentFile if a running agent has locked the folder.
 func (a *ownAgent) there() (agentFile, bool) {
 	var file agentFile
 	if !locked(filepath.Join(a.spec.Dir, "lock")) {
@@ -159,9 +154,9 @@ func (a *ownAgent) there() (agentFile, bool) {
 	}
 	data, err := os.ReadFile(filepath.Join(a.spec.Dir, "agent.json"))
 	if err == nil {
-		_ = json.Unmarshal(data, &file) // what cannot be read is another spec
+		_ = json.Unmarshal(data, &file) // an unreadable file is a different spec
 	}
-	if file.PID == 0 { // its head died before it could write it down
+	if file.PID == 0 { // the head died before it wrote the pid
 		if data, err = os.ReadFile(filepath.Join(a.spec.Dir, "lock")); err == nil {
 			file.PID, _ = strconv.Atoi(strings.TrimSpace(string(data)))
 		}
@@ -169,17 +164,17 @@ func (a *ownAgent) there() (agentFile, bool) {
 	return file, file.PID > 0
 }
 
-// locked reports whether somebody holds the lock of a file.
+// locked reports whether a process holds the lock of a file.
 func locked(path string) bool {
 	f, err := os.Open(path)
 	if err != nil {
 		return false
 	}
-	defer func() { _ = f.Close() }() // which unlocks it
+	defer func() { _ = f.Close() }() // releases the lock
 	return errors.Is(syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB), syscall.EWOULDBLOCK)
 }
 
-// start starts an agent in a session of its own. What it says goes to a file: it may outlive our terminal.
+// start starts an agent in its own session, so that it outlives the terminal; its output goes to a file.
 func (a *ownAgent) start() error {
 	spec, err := json.Marshal(a.spec)
 	if err != nil {
@@ -193,7 +188,7 @@ func (a *ownAgent) start() error {
 	if err != nil {
 		return fmt.Errorf("the agent's log: %w", err)
 	}
-	defer func() { _ = log.Close() }() // the agent has its own
+	defer func() { _ = log.Close() }() // the agent has its own descriptor
 	cmd.Stdout, cmd.Stderr = log, log
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -210,11 +205,11 @@ func (a *ownAgent) start() error {
 		return fmt.Errorf("start the agent of this machine: %w", err)
 	}
 	a.pid = cmd.Process.Pid
-	a.group.Go(func() { _ = cmd.Wait() }) // it is watched by its number, as one that we did not start
+	a.group.Go(func() { _ = cmd.Wait() }) // reaps it; watch sees its end by its pid
 	return a.note(a.pid)
 }
 
-// note writes down which agent is in the folder.
+// note writes agentFile.
 func (a *ownAgent) note(pid int) error {
 	data, err := json.Marshal(agentFile{PID: pid, Spec: a.spec})
 	if err == nil {
@@ -223,7 +218,7 @@ func (a *ownAgent) note(pid int) error {
 	return err
 }
 
-// withoutSecrets is an environment for a process that reads its secrets from files.
+// withoutSecrets removes the token, which the process reads from a file.
 func withoutSecrets(env []string) (out []string) {
 	for _, entry := range env {
 		if !strings.HasPrefix(entry, "TROUPE_TOKEN=") {
@@ -239,13 +234,13 @@ func (a *ownAgent) openLog() (*os.File, error) {
 	}
 	path := filepath.Join(a.spec.Dir, agentLog)
 	if info, err := os.Stat(path); err == nil && info.Size() > agentLogs {
-		_ = os.Rename(path, path+".1") // if that fails, it goes on growing
+		_ = os.Rename(path, path+".1") // a failure leaves a longer log
 	}
 	return os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 }
 
-// lastWords are the last lines of its log.
-func (a *ownAgent) lastWords() string {
+// lastLog is the last lines of its log.
+func (a *ownAgent) lastLog() string {
 	data, err := os.ReadFile(filepath.Join(a.spec.Dir, agentLog))
 	if err != nil {
 		return err.Error()
@@ -264,9 +259,9 @@ func (a *ownAgent) running() bool {
 	return err != nil || !bytes.Contains(stat, []byte(") Z "))
 }
 
-// watch starts the agent again when it has died, until it is stopped.
+// watch restarts the agent when it dies, until stop.
 func (a *ownAgent) watch() {
-	for look := time.NewTicker(agentLook); ; {
+	for look := time.NewTicker(agentPoll); ; {
 		select {
 		case <-a.stopCh:
 			look.Stop()
@@ -276,7 +271,7 @@ func (a *ownAgent) watch() {
 		if a.running() {
 			continue
 		}
-		a.log.Error("troupe: the agent of this machine has ended; it is started again", "last", a.lastWords())
+		a.log.Error("troupe: the agent of this machine has ended; it is started again", "last", a.lastLog())
 		select {
 		case <-a.stopCh:
 			look.Stop()
@@ -289,7 +284,7 @@ func (a *ownAgent) watch() {
 	}
 }
 
-// stop ends the agent, and with it its workers.
+// stop ends the agent and its workers.
 func (a *ownAgent) stop() {
 	close(a.stopCh)
 	a.end()

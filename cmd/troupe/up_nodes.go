@@ -15,7 +15,7 @@ import (
 	"troupe/placement"
 )
 
-// nodeFlags is the node, or the simulated nodes, of an agent.
+// nodeFlags are the flags of an agent's node or simulated nodes.
 type nodeFlags struct {
 	gpus   string
 	name   string
@@ -24,11 +24,10 @@ type nodeFlags struct {
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.gpus, "gpus", "auto", "devices of this machine: auto, none, sim:NODESxDEVICES, or a FILE that declares them")
-	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host's); simulated ones are NAME-0, NAME-1, …")
-	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, which requests may ask for")
+	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host name); simulated nodes are NAME-0, NAME-1, …")
+	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, for requests that ask for them")
 }
 
-// parseLabels reads k=v.
 func (f *nodeFlags) parseLabels() (map[string]string, error) {
 	if len(f.labels) == 0 {
 		return nil, nil
@@ -47,14 +46,12 @@ func (f *nodeFlags) parseLabels() (map[string]string, error) {
 	return labels, nil
 }
 
-// openDevices is gpu.Open with the drivers that this program is built with. claims is where processes claim simulated
-// devices.
+// openDevices is gpu.Open with the NVIDIA driver. claims is the folder in which processes claim simulated devices.
 func openDevices(spec, name, claims string) ([]gpu.Inventory, error) {
 	return gpu.Open(gpu.Config{Spec: spec, Name: name, SimClaims: claims, DriverFunc: nvml.Open})
 }
 
-// countNodes is how many nodes a spec stands for. It checks it as far as it can be without asking a driver, which is the
-// agent's to do.
+// countNodes is the number of nodes of a spec. It does not open the driver; the agent does.
 func countNodes(spec string) (int, error) {
 	if spec == "" || spec == "auto" {
 		return 1, nil
@@ -66,7 +63,7 @@ func countNodes(spec string) (int, error) {
 
 func closeDevices(inventories []gpu.Inventory) {
 	for _, inventory := range inventories {
-		_ = inventory.Close() // nothing is lost with what was only read
+		_ = inventory.Close() // inventories are only read
 	}
 }
 
@@ -78,33 +75,30 @@ func nodeName(name string, i, n int) string {
 	return fmt.Sprintf("%s-%d", name, i)
 }
 
-// placed is the placement service of a head.
-type placed struct {
+// placementService is the placement service of a head.
+type placementService struct {
 	cancel   context.CancelFunc
 	group    sync.WaitGroup
-	failedCh chan error // it ended by itself
+	failedCh chan error // holds one: the error of a service that ended without stop
 }
 
-// place starts the service.
-func place(ctx context.Context, b *bus.Bus, id string, replicas int) (*placed, error) {
-	p := &placed{failedCh: make(chan error, 1)}
-	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	p.cancel = cancel
+func startPlacement(ctx context.Context, b *bus.Bus, id string, replicas int) (*placementService, error) {
 	service, err := placement.NewService(placement.Config{Bus: b, ID: id, Replicas: replicas})
 	if err != nil {
-		cancel()
 		return nil, err
 	}
+	p := &placementService{failedCh: make(chan error, 1)}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p.cancel = cancel
 	p.group.Go(func() {
 		if err := service.Run(run); run.Err() == nil {
-			p.failedCh <- errors.Join(errors.New("a part of the head has ended"), err)
+			p.failedCh <- errors.Join(errors.New("the placement service has ended"), err)
 		}
 	})
 	return p, nil
 }
 
-// stop ends the service.
-func (p *placed) stop() {
+func (p *placementService) stop() {
 	p.cancel()
 	p.group.Wait()
 }

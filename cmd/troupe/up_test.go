@@ -20,9 +20,9 @@ import (
 	"troupe/nodes"
 )
 
-// What a head keeps, only its owner can read; a head that is started again is the same to those who connect.
+// Only the owner can read the secrets of a head, and a restarted head has the same secrets.
 func TestUpKeepsItsSecrets(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	first, stop := u.up("--listen", "0.0.0.0:0")
 	require.Len(t, first.Fingerprint, 64)
 	require.True(t, strings.HasPrefix(first.URL, "tls://127.0.0.1:"), first.URL)
@@ -32,7 +32,7 @@ func TestUpKeepsItsSecrets(t *testing.T) {
 		require.NoError(t, err)
 		require.Zero(t, info.Mode().Perm()&0o077, "%s has mode %v", path, info.Mode())
 	}
-	require.Contains(t, u.sees("roles"), "no roles", "its own user is served, by TLS")
+	require.Contains(t, u.output("roles"), "no roles", "its own user is served, by TLS")
 	token, err := os.ReadFile(first.TokenFile)
 	require.NoError(t, err)
 
@@ -46,36 +46,36 @@ func TestUpKeepsItsSecrets(t *testing.T) {
 }
 
 func TestUpRefusesLeakedToken(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	store := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(store, "token"), []byte("secret\n"), 0o644))
 	require.Contains(t, u.fails(1, "up", "--listen", "127.0.0.1:0", "--store", store), "chmod 600")
 }
 
-func TestStrangersAreRefused(t *testing.T) {
-	u := newUser(t)
+func TestConnectionsWithoutTokenAreRefused(t *testing.T) {
+	u := newShell(t)
 	head, _ := u.up()
 	stderr := u.with("TROUPE_TOKEN", "wrong").fails(1, "roles")
 	require.Contains(t, stderr, "TROUPE_TOKEN")
-	stranger := newUser(t)
+	stranger := newShell(t)
 	require.Contains(t, stranger.fails(1, "roles", "--url", head.URL), "credentials")
 	token, err := os.ReadFile(head.TokenFile)
 	require.NoError(t, err)
 	friend := stranger.with("TROUPE_URL", head.URL).with("TROUPE_TOKEN", strings.TrimSpace(string(token)))
-	require.Contains(t, friend.sees("roles"), "no roles")
-	require.Contains(t, u.sees("roles", "--url", strings.Replace(head.URL, "127.0.0.1", "localhost", 1)), "no roles", "the head is known by its address")
+	require.Contains(t, friend.output("roles"), "no roles")
+	require.Contains(t, u.output("roles", "--url", strings.Replace(head.URL, "127.0.0.1", "localhost", 1)), "no roles", "the head is known by its address")
 }
 
-func TestStrangeCertificateIsRefused(t *testing.T) {
-	u := newUser(t)
+func TestUnknownCertificateIsRefused(t *testing.T) {
+	u := newShell(t)
 	u.up("--listen", "0.0.0.0:0")
 	require.Contains(t, u.with("TROUPE_FINGERPRINT", strings.Repeat("0", 64)).fails(1, "roles"), "fingerprint")
 	require.Contains(t, u.with("TROUPE_FINGERPRINT", "abc").fails(1, "roles"), "abc")
 }
 
-// A second head on a port that is taken, or on a store that is used, fails and leaves the first as it was.
+// A second head on the same port or store fails and does not change the first.
 func TestSecondUp(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up()
 	files := func() (all []string) {
 		for _, path := range []string{u.stateFile("head.json"), head.TokenFile} {
@@ -96,28 +96,28 @@ func TestSecondUp(t *testing.T) {
 		stderr := eager.fails(1, words...)
 		require.Contains(t, stderr, port)
 		require.Contains(t, stderr, "--listen")
-		require.Contains(t, stderr, "a head of yours")
+		require.Contains(t, stderr, "your own head")
 	}
 	require.NoDirExists(t, other)
 	stderr := eager.fails(1, "up", "--listen", "127.0.0.1:0")
 	require.Contains(t, stderr, head.Store)
 	require.Contains(t, stderr, "--store")
 	require.Equal(t, before, files())
-	require.Contains(t, u.sees("roles"), "no roles")
+	require.Contains(t, u.output("roles"), "no roles")
 }
 
-func TestPortTakenByAStranger(t *testing.T) {
+func TestPortTakenByAnotherProgram(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer l.Close()
-	stderr := newUser(t).fails(1, "up", "--listen", l.Addr().String())
+	stderr := newShell(t).fails(1, "up", "--listen", l.Addr().String())
 	require.Contains(t, stderr, l.Addr().String())
-	require.NotContains(t, stderr, "a head of yours")
+	require.NotContains(t, stderr, "your own head")
 }
 
-// The head that came last is found; when it goes, the one before it is found again, if it is still there.
+// Commands find the latest head; when it ends, they find the head before it if that still runs.
 func TestAnnounce(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	elder := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getppid()}}
 	younger := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:2", PID: os.Getpid()}}
 	found := func() string {
@@ -147,8 +147,8 @@ func TestHostPort(t *testing.T) {
 	require.Equal(t, "[fe80::1]:1", nodes.HostPort("nats://[fe80::1]:1"))
 }
 
-// process runs the program as a process of its own, or with no words what the environment makes of the test binary.
-func (u *user) process(words ...string) (*exec.Cmd, *screen) {
+// process runs the program as a process; without arguments, the environment selects what the test binary runs.
+func (u *shell) process(words ...string) (*exec.Cmd, *screen) {
 	u.t.Helper()
 	out := &screen{}
 	cmd := exec.Command(os.Args[0])
@@ -164,7 +164,7 @@ func (u *user) process(words ...string) (*exec.Cmd, *screen) {
 	require.NoError(u.t, cmd.Start())
 	u.t.Cleanup(func() {
 		if cmd.ProcessState == nil {
-			_ = cmd.Process.Signal(syscall.SIGTERM) // in order: one that is killed leaves its agent
+			_ = cmd.Process.Signal(syscall.SIGTERM) // not SIGKILL, which would leave its agent
 			kill := time.AfterFunc(30*time.Second, func() { _ = cmd.Process.Kill() })
 			_ = cmd.Wait()
 			kill.Stop()
@@ -173,14 +173,15 @@ func (u *user) process(words ...string) (*exec.Cmd, *screen) {
 	return cmd, out
 }
 
-// A head that was killed leaves its file; whoever follows it is told, and the next head takes its place.
+// The stale file of a killed head makes commands fail with an error that says so, and the next head replaces it.
 func TestKilledHead(t *testing.T) {
-	u := newUser(t)
+	t.Parallel()
+	u := newShell(t)
 	store := t.TempDir()
 	cmd, out := u.process("up", "--json", "--listen", "127.0.0.1:0", "--store", store)
 	var head readyHead
 	require.NoError(t, json.Unmarshal([]byte(out.line(t, out.String)), &head))
-	require.Contains(t, u.sees("roles"), "no roles")
+	require.Contains(t, u.output("roles"), "no roles")
 
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
@@ -190,10 +191,10 @@ func TestKilledHead(t *testing.T) {
 	}
 	next, _ := u.up("--listen", strings.TrimPrefix(head.URL, "nats://"), "--store", store)
 	require.Equal(t, head.URL, next.URL)
-	require.Contains(t, u.sees("roles"), "no roles")
+	require.Contains(t, u.output("roles"), "no roles")
 }
 
-// A head that hangs is told apart from one that is gone.
+// The errors of a hanging head and of an ended head differ.
 func TestSilentHead(t *testing.T) {
 	h := headFile{nodes.HeadFile{URL: "nats://127.0.0.1:1", PID: os.Getpid()}}
 	err := h.silent(errors.New("i/o timeout"))
@@ -203,9 +204,9 @@ func TestSilentHead(t *testing.T) {
 	require.ErrorContains(t, h.silent(err), "is gone")
 }
 
-// The first signal ends a head in order.
+// The first signal ends a head in order, with exit code 0.
 func TestSignalEndsHead(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	cmd, out := u.process("up", "--listen", "127.0.0.1:0")
 	require.Contains(t, out.line(t, out.String), "ready at nats://127.0.0.1:")
 	require.FileExists(t, u.stateFile("head.json"))
@@ -217,9 +218,9 @@ func TestSignalEndsHead(t *testing.T) {
 	require.NoFileExists(t, u.stateFile("head.json"))
 }
 
-// Flags are for the head; what it serves is a plain NATS, which other programs can use with the token.
+// The head's server is usable by any NATS client with the token.
 func TestHeadIsNATS(t *testing.T) {
-	u := newUser(t)
+	u := newShell(t)
 	head, _ := u.up()
 	b, err := bus.Open(t.Context(), head.access())
 	require.NoError(t, err)

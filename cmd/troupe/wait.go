@@ -14,9 +14,9 @@ import (
 	"troupe/placement"
 )
 
-const waitLook = 100 * time.Millisecond // between two looks at the nodes
+const nodesPoll = 100 * time.Millisecond
 
-// wanted is what is waited for.
+// wanted is how many nodes and devices must be there.
 type wanted struct {
 	nodes int
 	gpus  int
@@ -28,8 +28,8 @@ func newWait(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "wait",
 		Short: "Wait until enough nodes and devices are there",
-		Long: `Wait returns when so many nodes are ready and so many fit devices are on them, also if the head itself is yet to come. While
-it waits it says what is missing, whenever that changes.`,
+		Long: `Wait returns when the given number of nodes is ready and the given number of healthy devices is on them. The head itself need not be
+there yet. Every change of what is missing is printed.`,
 		Example: "  troupe wait --nodes 4 --gpus 32 --timeout 10m",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -45,19 +45,19 @@ it waits it says what is missing, whenever that changes.`,
 		},
 	}
 	cmd.Flags().IntVar(&want.nodes, "nodes", 0, "how many nodes must be ready")
-	cmd.Flags().IntVar(&want.gpus, "gpus", 0, "how many fit devices must be on them")
+	cmd.Flags().IntVar(&want.gpus, "gpus", 0, "how many healthy devices must be on them")
 	cmd.Flags().DurationVar(&timeout, "timeout", 5*time.Minute, "give up after this time")
 	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object when they are there: nodes and gpus")
+	c.jsonFlag(cmd, "print one JSON object at the end: nodes and gpus")
 	return cmd
 }
 
-// wait looks for the head, and then at its nodes, until they are there or ctx ends.
+// wait waits for the head, and then for its nodes, until they are there or ctx ends.
 func (c *cli) wait(ctx context.Context, want wanted) error {
 	missing := "the head"
-	for {
+	err := bus.Retry(ctx, bus.Backoff{First: nodesPoll, Most: nodesPoll}, func() error {
 		err := c.withPlacement(ctx, true, func(client *placement.Client) error {
-			have, err := c.awaitNodes(ctx, client, want, &missing)
+			have, err := c.awaitWanted(ctx, client, want, &missing)
 			if err != nil {
 				return err
 			}
@@ -67,47 +67,51 @@ func (c *cli) wait(ctx context.Context, want wanted) error {
 			c.printf("%d nodes with %d devices are there\n", have.nodes, have.gpus)
 			return nil
 		})
-		if err == nil || ctx.Err() == nil && !waitsFor(err) {
-			return err
+		if !headMayCome(err) {
+			return bus.Permanent(err)
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("gave up waiting: %s", missing)
-		case <-time.After(waitLook):
-		}
+		return err
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("gave up waiting: %s", missing)
 	}
+	return err
 }
 
-// waitsFor reports whether a head that is yet to come would help.
-func waitsFor(err error) bool {
+// headMayCome reports whether the error is that of a head that is not there yet.
+func headMayCome(err error) bool {
 	return errors.Is(err, bus.ErrUnavailable) || errors.Is(err, bus.ErrTimedOut) || errors.Is(err, nodes.ErrNoHead)
 }
 
-// awaitNodes returns when enough is there. missing is what is not, in words, and is said whenever it changes.
-func (c *cli) awaitNodes(ctx context.Context, client *placement.Client, want wanted, missing *string) (wanted, error) {
-	for {
-		list, err := client.Nodes(ctx)
-		if err != nil {
-			return wanted{}, err
-		}
-		have := countReady(list)
+// awaitWanted returns when there are enough nodes and devices. missing is what is not there yet, in words; every change of it is
+// printed.
+func (c *cli) awaitWanted(ctx context.Context, client *placement.Client, want wanted, missing *string) (have wanted, err error) {
+	err = awaitNodes(ctx, client, nodesPoll, func(list []placement.NodeStatus) bool {
+		have = countReady(list)
 		short := want.shortOf(have)
-		if short == "" {
-			return have, nil
-		}
-		if short != *missing {
+		if short != "" && short != *missing {
 			*missing = short
 			c.warnf("troupe: waiting: %s\n", short)
 		}
-		select {
-		case <-ctx.Done():
-			return have, ctx.Err()
-		case <-time.After(waitLook):
+		return short == ""
+	})
+	return have, err
+}
+
+// awaitNodes asks for the list of nodes until enough accepts it, the placement service refuses, or ctx ends.
+func awaitNodes(ctx context.Context, client *placement.Client, poll time.Duration, enough func([]placement.NodeStatus) bool) error {
+	for {
+		list, err := client.Nodes(ctx)
+		if err != nil || enough(list) {
+			return err
+		}
+		if err := bus.Sleep(ctx, poll); err != nil {
+			return err
 		}
 	}
 }
 
-// countReady counts the nodes that are ready, and what is fit on them.
+// countReady counts the ready nodes and the healthy devices on them.
 func countReady(list []placement.NodeStatus) (have wanted) {
 	for _, n := range list {
 		if n.Rank < 0 || n.State != placement.NodeReady {
@@ -123,7 +127,7 @@ func countReady(list []placement.NodeStatus) (have wanted) {
 	return have
 }
 
-// shortOf says what is missing; empty if nothing is.
+// shortOf is what is missing, in words; empty if nothing is.
 func (w wanted) shortOf(have wanted) string {
 	var words []string
 	if have.nodes < w.nodes {

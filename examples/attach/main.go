@@ -1,5 +1,5 @@
-// Attach is a program that finds a running role by its name and calls it. It does not own the role: when it ends, the role
-// stays. Keep a trainer running with `go run ./examples/trainer -serve`, and then
+// Attach finds a running role by its name and calls it. It does not own the role, which outlives this program. Start a trainer
+// with `go run ./examples/trainer -serve`, and then
 //
 //	go run ./examples/attach -url nats://127.0.0.1:PORT actor_train
 package main
@@ -12,8 +12,7 @@ import (
 	"os"
 	"time"
 
-	"troupe/bus"
-	"troupe/roles"
+	"troupe"
 )
 
 func main() {
@@ -32,13 +31,13 @@ func main() {
 }
 
 func run(ctx context.Context, url, name string) (err error) {
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: bus.Config{URLs: []string{url}}})
+	rt, err := troupe.Open(ctx, troupe.Config{BusConfig: troupe.BusConfig{URLs: []string{url}}})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // ends this session, not the role
 
-	// A role that does not exist is an error that names those that do.
+	// The error for a missing role names the existing ones.
 	role, err := rt.Attach(ctx, name)
 	if err != nil {
 		return err
@@ -49,7 +48,7 @@ func run(ctx context.Context, url, name string) (err error) {
 		fmt.Printf("  %-12s %s\n", m.Name, m.Mode)
 	}
 
-	// Every worker answers for itself, also while it computes.
+	// Every worker answers, also while it computes.
 	workers, err := role.Info(ctx)
 	if err != nil {
 		return err
@@ -58,7 +57,7 @@ func run(ctx context.Context, url, name string) (err error) {
 		fmt.Printf("rank %d on %s: %s\n", w.Rank, w.Node, w.State)
 	}
 
-	// Call uses the method's own mode. The result is plain data: this program knows nothing of the workers' types.
+	// Call uses the method's declared mode. The result is plain data, without the workers' Go types.
 	result, err := role.Call(ctx, "predict", []float64{1, 2})
 	if err != nil {
 		return err

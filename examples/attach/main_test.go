@@ -15,7 +15,7 @@ import (
 
 func TestMain(m *testing.M) { bustest.Main(m) }
 
-// TestRun attaches to a role of another driver, which outlives that. (examples/trainer has the two as programs.)
+// TestRun attaches to a role of another driver, twice. examples/trainer tests the two programs.
 func TestRun(t *testing.T) {
 	type line struct{}
 	class := actors.NewClass("line", func(context.Context, actors.Setup) (*line, error) { return &line{}, nil })
@@ -33,7 +33,7 @@ func TestRun(t *testing.T) {
 	require.NoError(t, err)
 
 	require.NoError(t, run(t.Context(), srv.URL(), "line"))
-	require.NoError(t, run(t.Context(), srv.URL(), "line"), "the role has stayed")
+	require.NoError(t, run(t.Context(), srv.URL(), "line"), "the role outlives the program")
 	_, err = role.Info(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, 4, asked)

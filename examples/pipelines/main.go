@@ -1,11 +1,11 @@
-// Command pipelines is rollout → reward → train as a pipeline: each stage at its own pace, durable streams between them, and
-// a bound on how old a sample may be when it is trained on.
+// Command pipelines is rollout → reward → train as a pipeline: stages with durable streams between them, and a bound on the
+// staleness of a training sample.
 //
 //	go run ./examples/pipelines            # ends by itself within seconds
 //
 // The policy is one number, the chance of answering well. Rollout workers answer prompts with it, eight samples a prompt;
 // reward workers score them; the trainer takes the first six of each group, and every group is a new version of the
-// policy. Samples that are more than two versions behind are dropped: with a slow reward, some are.
+// policy. Samples that are more than two versions behind are dropped; the slow reward causes some.
 package main
 
 import (
@@ -30,20 +30,20 @@ const (
 	staleness = 2.0
 )
 
-// sample is what travels.
+// sample is the body of an item.
 type sample struct {
 	Prompt int     `msgpack:"prompt"`
 	Answer float64 `msgpack:"answer"`
 	Reward float64 `msgpack:"reward"`
 }
 
-// policy is what rollout and trainer share; in a real job it is weights that travel by NCCL.
+// policy is shared by rollout and trainer; in a real job it is weights that travel by NCCL.
 var policy atomic.Int64 // thousandths
 
 // Sampler is a rollout worker: it answers one prompt with several samples.
 type Sampler struct{ dice *rand.Rand }
 
-// item is an item as a method with the style "item" gives it.
+// item is an output of a method with the style "item".
 type item struct {
 	ID    string `msgpack:"id"`
 	Group string `msgpack:"group"`
@@ -51,7 +51,7 @@ type item struct {
 	Body  sample `msgpack:"body"`
 }
 
-// prompt is an item of the stream of prompts.
+// prompt is an item of the stream prompts.
 type prompt struct {
 	ID      string  `msgpack:"id"`
 	Group   string  `msgpack:"group,omitempty"`
@@ -79,7 +79,7 @@ func (s *Sampler) Generate(_ context.Context, p prompt) ([]item, error) {
 // Judge is a reward worker.
 type Judge struct{ dice *rand.Rand }
 
-// Score takes its time, as a reward model does.
+// Score takes a while, as a reward model does.
 func (j *Judge) Score(ctx context.Context, s sample) (sample, error) {
 	select {
 	case <-ctx.Done():
@@ -102,7 +102,7 @@ func classes() []*actors.Class {
 	return []*actors.Class{sampler.Class, judge.Class}
 }
 
-// train is a stage that is a plain function: one step for each group, which makes the policy a little better.
+// train is a stage that is a function: one step per group, which improves the policy a little.
 func train(_ context.Context, group []pipeline.Item) ([]pipeline.Out, error) {
 	var sum float64
 	for _, it := range group {
@@ -121,7 +121,7 @@ func spec() pipeline.Spec {
 	return pipeline.Spec{
 		Name: "rl",
 		Streams: []pipeline.StreamSpec{
-			{Name: "prompts", Items: 4}, // a short one: rollouts are made when they are wanted, not long before
+			{Name: "prompts", Items: 4}, // a small bound: rollouts are made shortly before they are used
 			{Name: "samples", Items: 64},
 			{Name: "scored", Items: 256},
 			{Name: "steps", Sink: true},
@@ -146,7 +146,7 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	b, err := bus.Open(ctx, bus.Config{}) // no server named: a private one, in here
+	b, err := bus.Open(ctx, bus.Config{}) // no server given: a private one in this process
 	if err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := p.Put(ctx, "prompts", pipeline.Item{Body: body}); err != nil { // waits while rollouts are behind
+		if err := p.Put(ctx, "prompts", pipeline.Item{Body: body}); err != nil { // waits while the stream is full
 			return err
 		}
 	}
@@ -191,7 +191,7 @@ func report(ctx context.Context, p *pipeline.Pipeline) error {
 		return err
 	}
 	samples, scored := st.Streams[1], st.Streams[2]
-	fmt.Printf("%d prompts, %d samples: %d steps to version %v; %d samples were too old, %d came late to their group\n",
+	fmt.Printf("%d prompts, %d samples: %d steps to version %v; %d samples were stale, %d were late\n",
 		st.Streams[0].In, samples.In, st.Stages[2].Handled, st.Version, scored.Stale, scored.Late)
 	fmt.Printf("policy: 0.200 → %.3f; %d dead letters, %d left in the streams\n", float64(policy.Load())/1000, st.Dead, samples.Items+scored.Items)
 	return nil

@@ -1,4 +1,4 @@
-// Processes is a driver whose workers are processes on the nodes, each with devices of its own. Start a head first, with
+// Processes is a driver whose workers are processes on the nodes, each with its own devices. Start a head first, with
 // simulated devices if the machine has none, and then run it:
 //
 //	troupe up --gpus sim:2x4 &
@@ -14,15 +14,10 @@ import (
 	"syscall"
 	"time"
 
-	"troupe/actors"
-	"troupe/bus"
-	"troupe/dispatch"
-	"troupe/nodes"
-	"troupe/placement"
-	"troupe/roles"
+	"troupe"
 )
 
-// Trainer is a worker. It runs in a process of its own, which sees the devices that were reserved for it and no others.
+// Trainer is a worker. It runs in its own process, which sees only the devices that were reserved for it.
 type Trainer struct{ step int }
 
 // Step trains on this replica's share of the rows.
@@ -32,14 +27,14 @@ func (t *Trainer) Step(_ context.Context, rows []float64) ([]string, error) {
 	for _, r := range rows {
 		sum += r
 	}
-	fmt.Printf("step %d on %d rows\n", t.step, len(rows)) // is shown by the driver, and kept: troupe logs trainer
+	fmt.Printf("step %d on %d rows\n", t.step, len(rows)) // printed by the driver, and stored: troupe logs trainer
 	return []string{fmt.Sprintf("rank %s of %s on device %s: %.1f", os.Getenv("RANK"), os.Getenv("WORLD_SIZE"), os.Getenv("CUDA_VISIBLE_DEVICES"), sum)}, nil
 }
 
 func main() {
-	class := actors.NewClass("trainer", func(context.Context, actors.Setup) (*Trainer, error) { return &Trainer{}, nil })
-	actors.Method(class, "step", (*Trainer).Step, actors.MethodOptions{Mode: string(dispatch.DPMPCompute)})
-	roles.Main(class.Class) // in a worker process this does not return
+	class := troupe.NewClass("trainer", func(context.Context, troupe.Setup) (*Trainer, error) { return &Trainer{}, nil })
+	troupe.Method(class, "step", (*Trainer).Step, troupe.MethodOptions{Mode: troupe.DPMPCompute})
+	troupe.Main(class.Class) // in a worker process this does not return
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -50,32 +45,32 @@ func main() {
 }
 
 func drive(ctx context.Context) (err error) {
-	head, err := nodes.Find(os.Getenv)
+	head, err := troupe.FindHead()
 	if err != nil {
 		return err
 	}
-	rt, err := roles.Open(ctx, roles.Config{BusConfig: head})
+	rt, err := troupe.Open(ctx, troupe.Config{BusConfig: head})
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // takes down what this program created
+	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // ends the roles that this program created
 
-	trainer, err := rt.Create(ctx, roles.Spec{
-		Name: "trainer", Class: "trainer", World: 4, Mesh: dispatch.Mesh{TP: 2},
-		Process: &roles.Process{
-			Command: roles.Self(), // this program, on a node that has it
-			Needs:   placement.Request{Bundles: []placement.Bundle{{Devices: placement.Wholes(1)}}},
-			Policy:  roles.RestartRank, // a worker that dies is replaced
+	trainer, err := rt.Create(ctx, troupe.Spec{
+		Name: "trainer", Class: "trainer", World: 4, Mesh: troupe.Mesh{TP: 2},
+		Process: &troupe.Process{
+			Command: troupe.Self(), // this program, on a node that has it
+			Needs:   troupe.GPUs(1),
+			Policy:  troupe.RestartRank, // replaces a dead worker
 			Output:  os.Stdout,
 		},
 	})
 	if err != nil {
-		return err // who waits for what, or which rank failed and how
+		return err // what the request waits for, or which rank failed and how
 	}
 	for rank, seat := range trainer.Record().Seats {
 		fmt.Printf("rank %d: %s on node %s\n", rank, seat.Name, seat.Node)
 	}
-	sums, err := roles.Call[[]string](ctx, trainer, "step", []float64{1, 2, 3, 4, 5})
+	sums, err := troupe.Call[[]string](ctx, trainer, "step", []float64{1, 2, 3, 4, 5})
 	if err != nil {
 		return err
 	}
@@ -85,8 +80,8 @@ func drive(ctx context.Context) (err error) {
 	return killed(ctx, trainer)
 }
 
-// killed ends a worker as an accident would, and shows what its caller sees.
-func killed(ctx context.Context, trainer *roles.Cluster) error {
+// killed kills a worker, and prints the error of its caller.
+func killed(ctx context.Context, trainer *troupe.Cluster) error {
 	info, err := trainer.Info(ctx)
 	if err != nil {
 		return err
@@ -95,8 +90,8 @@ func killed(ctx context.Context, trainer *roles.Cluster) error {
 		return err
 	}
 	for { // until the rank has been replaced
-		_, err := roles.Call[[]string](ctx, trainer, "step", []float64{1, 2})
-		if !errors.Is(err, bus.ErrWorkerLost) {
+		_, err := troupe.Call[[]string](ctx, trainer, "step", []float64{1, 2})
+		if !errors.Is(err, troupe.ErrWorkerLost) {
 			return err
 		}
 		fmt.Println("the caller is told:", err)

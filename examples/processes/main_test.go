@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) { bustest.Main(m) }
 
-// TestProgram does what the comment on top of the example says: a head with simulated devices, then the program.
+// TestProgram runs the commands of the package comment: a head with simulated devices, then the program.
 func TestProgram(t *testing.T) {
 	bin, state := t.TempDir(), t.TempDir()
 	out, err := exec.Command("go", "build", "-o", bin, "troupe/cmd/troupe", "troupe/examples/processes").CombinedOutput()
@@ -44,10 +44,10 @@ func TestProgram(t *testing.T) {
 	stdout, err := head.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, head.Start())
-	said := make([]byte, 256)
-	n, err := stdout.Read(said)
+	line := make([]byte, 256)
+	n, err := stdout.Read(line)
 	require.NoError(t, err)
-	require.Contains(t, string(said[:n]), "the head is ready")
+	require.Contains(t, string(line[:n]), "the head is ready")
 
 	var text bytes.Buffer
 	cmd := program("processes")
@@ -62,7 +62,7 @@ func TestProgram(t *testing.T) {
 	}
 	roles, err := program("troupe", "roles").Output()
 	require.NoError(t, err)
-	require.True(t, strings.HasPrefix(string(roles), "no roles"), "it has taken down what it created: %s", roles)
+	require.True(t, strings.HasPrefix(string(roles), "no roles"), "the program has ended its roles: %s", roles)
 
 	require.NoError(t, stdin.Close())
 	_, err = io.Copy(io.Discard, stdout)

@@ -4,8 +4,7 @@ import (
 	"context"
 	"fmt"
 
-	"troupe/actors"
-	"troupe/dispatch"
+	"troupe"
 )
 
 // learner is the worker: a plain struct. A worker runs one call at a time, so its fields need no lock.
@@ -18,7 +17,7 @@ type learner struct {
 
 type settings struct{ Rate float64 }
 
-// What travels is plain data: exported fields, lists, maps, numbers, text, bytes and tensors.
+// Arguments and results are plain data: exported fields, lists, maps, numbers, text, bytes and tensors.
 type (
 	point struct{ X, Y float64 }
 	line  struct{ Slope, Offset float64 }
@@ -26,21 +25,21 @@ type (
 
 func (l line) at(x float64) float64 { return l.Slope*x + l.Offset }
 
-// newClass says how a learner is made, what can be called, and in which mode it is called unless the caller says otherwise.
-func newClass() *actors.Class {
-	class := actors.NewClass("learner", newLearner)
-	mode := func(m dispatch.Mode) actors.MethodOptions { return actors.MethodOptions{Mode: string(m)} }
-	actors.Method(class, "introduce", (*learner).Introduce, mode(dispatch.AllToAll))
-	actors.Method(class, "train_step", (*learner).TrainStep, mode(dispatch.DPMPCompute))
-	actors.Method(class, "line", (*learner).Line, mode(dispatch.OneToAll))
-	actors.Method(class, "load", (*learner).Load, mode(dispatch.OneToAllOne))
-	actors.Method(class, "predict", (*learner).Predict, mode(dispatch.DPMPDispatchFirst))
-	actors.Method(class, "inspect", (*learner).Inspect, mode(dispatch.DPMPDispatchFirstCollectAll))
-	actors.Method(class, "save", (*learner).Save, mode(dispatch.RankZero))
+// newClass declares the constructor and the methods of a learner, with their default modes.
+func newClass() *troupe.Class {
+	class := troupe.NewClass("learner", newLearner)
+	mode := func(m troupe.Mode) troupe.MethodOptions { return troupe.MethodOptions{Mode: m} }
+	troupe.Method(class, "introduce", (*learner).Introduce, mode(troupe.AllToAll))
+	troupe.Method(class, "train_step", (*learner).TrainStep, mode(troupe.DPMPCompute))
+	troupe.Method(class, "line", (*learner).Line, mode(troupe.OneToAll))
+	troupe.Method(class, "load", (*learner).Load, mode(troupe.OneToAllOne))
+	troupe.Method(class, "predict", (*learner).Predict, mode(troupe.DPMPDispatchFirst))
+	troupe.Method(class, "inspect", (*learner).Inspect, mode(troupe.DPMPDispatchFirstCollectAll))
+	troupe.Method(class, "save", (*learner).Save, mode(troupe.RankZero))
 	return class.Class
 }
 
-func newLearner(_ context.Context, s actors.Setup) (*learner, error) {
+func newLearner(_ context.Context, s troupe.Setup) (*learner, error) {
 	var cfg settings
 	if err := s.DecodeConfig(&cfg); err != nil {
 		return nil, err
@@ -53,7 +52,7 @@ func (l *learner) Introduce(_ context.Context, name string) (string, error) {
 	return fmt.Sprintf("%s is rank %d", name, l.rank), nil
 }
 
-// TrainStep takes one step down the gradient of its rows and gives the loss of each before it.
+// TrainStep is one step of gradient descent on its rows. It returns the loss of each row before the step.
 func (l *learner) TrainStep(_ context.Context, rows []point) ([]float64, error) {
 	losses := make([]float64, len(rows))
 	var slope, offset float64
@@ -68,7 +67,7 @@ func (l *learner) TrainStep(_ context.Context, rows []point) ([]float64, error) 
 	return losses, nil
 }
 
-func (l *learner) Line(context.Context, actors.None) (line, error) { return l.line, nil }
+func (l *learner) Line(context.Context, troupe.None) (line, error) { return l.line, nil }
 
 func (l *learner) Load(_ context.Context, to line) (line, error) {
 	l.line = to
@@ -88,7 +87,7 @@ func (l *learner) Inspect(_ context.Context, xs []float64) (string, error) {
 	return fmt.Sprintf("%s got %d rows", l.name, len(xs)), nil
 }
 
-func (l *learner) Save(context.Context, actors.None) (string, error) {
+func (l *learner) Save(context.Context, troupe.None) (string, error) {
 	return fmt.Sprintf("%s has y = %.2f x + %.2f", l.name, l.line.Slope, l.line.Offset), nil
 }
 

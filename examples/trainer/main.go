@@ -1,6 +1,6 @@
 // Trainer is a driver and its workers in one program. It fits a line through points with four workers: two replicas (dp),
-// each of two ranks (tp), as a training role would be laid out over four GPUs. The workers are goroutines here; nothing in
-// the driver would change if they were processes.
+// each of two ranks (tp), as a training role on four GPUs. The workers are goroutines; the driver would be the same for
+// processes.
 //
 //	go run ./examples/trainer           trains and ends
 //	go run ./examples/trainer -serve    trains, and keeps the role for other programs (see examples/attach)
@@ -14,10 +14,7 @@ import (
 	"os"
 	"os/signal"
 
-	"troupe/actors"
-	"troupe/bus"
-	"troupe/dispatch"
-	"troupe/roles"
+	"troupe"
 )
 
 func main() {
@@ -33,19 +30,19 @@ func main() {
 
 // run is the driver: it opens a session, creates the role, and calls it.
 func run(ctx context.Context, serve bool) (err error) {
-	// The zero BusConfig would be a private server inside this process; with Listen others can reach it too.
-	rt, err := roles.Open(ctx, roles.Config{
-		BusConfig: bus.Config{Server: bus.ServerConfig{Listen: "127.0.0.1:0"}},
-		Classes:   []*actors.Class{newClass()},
+	// The zero BusConfig is a private server in this process; with Listen, other programs can connect to it.
+	rt, err := troupe.Open(ctx, troupe.Config{
+		BusConfig: troupe.BusConfig{Server: troupe.ServerConfig{Listen: "127.0.0.1:0"}},
+		Classes:   []*troupe.Class{newClass()},
 	})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rt.Close(ctx)) }() // destroys the role and ends the server; also after Ctrl-C
 
-	// Four workers. dp is what tp leaves of the world: 2. Config reaches every worker's constructor.
-	train, err := rt.Create(ctx, roles.Spec{
-		Name: "actor_train", Class: "learner", World: 4, Mesh: dispatch.Mesh{TP: 2}, Config: settings{Rate: 0.05},
+	// Four workers. dp is World / tp = 2. Every worker's constructor gets Config.
+	train, err := rt.Create(ctx, troupe.Spec{
+		Name: "actor_train", Class: "learner", World: 4, Mesh: troupe.Mesh{TP: 2}, Config: settings{Rate: 0.05},
 	})
 	if err != nil {
 		return err
@@ -62,9 +59,9 @@ func run(ctx context.Context, serve bool) (err error) {
 }
 
 // fit trains the role and prints what happens. A method is called in the mode that its class declares.
-func fit(ctx context.Context, train *roles.Cluster) error {
+func fit(ctx context.Context, train *troupe.Cluster) error {
 	// ALL_TO_ALL: each rank gets its own element of a list.
-	names, err := roles.CallEach[string](ctx, train, "introduce", []string{"ann", "bob", "cy", "dee"})
+	names, err := troupe.CallEach[string](ctx, train, "introduce", []string{"ann", "bob", "cy", "dee"})
 	if err != nil {
 		return err
 	}
@@ -76,17 +73,17 @@ func fit(ctx context.Context, train *roles.Cluster) error {
 		points = append(points, point{X: x, Y: 3*x + 1})
 	}
 	for step := range 101 {
-		losses, err := roles.Call[[]float64](ctx, train, "train_step", points)
+		losses, err := troupe.Call[[]float64](ctx, train, "train_step", points)
 		if err != nil {
 			return err
 		}
-		// ONE_TO_ALL gives one answer a rank. The replicas saw different rows, so their lines differ: take the mean, and
-		// ONE_TO_ALL_ONE sends it to all of them and lets rank 0 answer for the others.
-		lines, err := roles.CallEach[line](ctx, train, "line")
+		// ONE_TO_ALL gives one answer for each rank. The replicas saw different rows, so their lines differ: the mean is
+		// sent to all of them, and ONE_TO_ALL_ONE returns rank 0's answer.
+		lines, err := troupe.CallEach[line](ctx, train, "line")
 		if err != nil {
 			return err
 		}
-		agreed, err := roles.Call[line](ctx, train, "load", mean(lines))
+		agreed, err := troupe.Call[line](ctx, train, "load", mean(lines))
 		if err != nil {
 			return err
 		}
@@ -95,34 +92,34 @@ func fit(ctx context.Context, train *roles.Cluster) error {
 		}
 	}
 
-	// DP_MP_DISPATCH_FIRST: the rows go to the first rank of each replica alone; the others are called too, without data,
-	// and would receive it from the first over their own links. What the last stages say is joined.
-	guesses, err := roles.Call[[]float64](ctx, train, "predict", []float64{10, 20, 30})
+	// DP_MP_DISPATCH_FIRST: the rows go only to the first rank of each replica; the others are called without data, which
+	// they would receive from the first over their own links. The answers of the last stages are joined.
+	guesses, err := troupe.Call[[]float64](ctx, train, "predict", []float64{10, 20, 30})
 	if err != nil {
 		return err
 	}
 	fmt.Printf("predict 10, 20, 30: %.1f\n", guesses)
 
-	// The same, but with everybody's answer: DP_MP_DISPATCH_FIRST_COLLECT_ALL.
-	told, err := roles.CallEach[string](ctx, train, "inspect", []float64{10, 20, 30})
+	// DP_MP_DISPATCH_FIRST_COLLECT_ALL is the same with the answers of all ranks.
+	told, err := troupe.CallEach[string](ctx, train, "inspect", []float64{10, 20, 30})
 	if err != nil {
 		return err
 	}
 	fmt.Println("inspect:", told)
 
-	// RANK_ZERO: one worker does it for all.
-	saved, err := roles.Call[string](ctx, train, "save")
+	// RANK_ZERO calls rank 0 alone.
+	saved, err := troupe.Call[string](ctx, train, "save")
 	if err != nil {
 		return err
 	}
 	fmt.Println("saved:", saved)
 
-	// A call that does not block gives a future. Any mode can be asked for at the call, and any ranks.
-	f, err := train.Go(ctx, dispatch.Call{Method: "save", Ranks: []int{3}})
+	// Go does not block and returns a future. A call may name any mode, or ranks.
+	f, err := train.Go(ctx, troupe.FutureCall{Method: "save", Ranks: []int{3}})
 	if err != nil {
 		return err
 	}
-	last, err := dispatch.Await[string](ctx, f)
+	last, err := troupe.Await[string](ctx, f)
 	fmt.Println("rank 3 alone:", last)
 	return err
 }

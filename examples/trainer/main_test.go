@@ -17,16 +17,16 @@ import (
 
 func TestMain(m *testing.M) { bustest.Main(m) }
 
-// TestRun is the driver inside the test: it trains, ends, and leaves nothing behind.
+// TestRun runs the driver in the test process, and checks that it leaves no goroutine.
 func TestRun(t *testing.T) {
 	require.NoError(t, run(t.Context(), false))
 	goleak.VerifyNone(t)
 }
 
-// TestPrograms builds both examples as a newcomer would and has one attach to the other.
+// TestPrograms builds trainer and attach, and attaches one to the other.
 func TestPrograms(t *testing.T) {
 	bin := t.TempDir()
-	build := exec.Command("go", "build", "-o", bin, "troupe/examples/...")
+	build := exec.Command("go", "build", "-o", bin, "troupe/examples/trainer", "troupe/examples/attach")
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 
@@ -69,5 +69,5 @@ serving at `+url+"\n", said)
 	require.Equal(t, "attach: no role \"critic\" in this namespace; there are actor_train\n", string(wrong))
 
 	require.NoError(t, trainer.Process.Signal(os.Interrupt))
-	require.NoError(t, trainer.Wait(), "Ctrl-C ends it in order")
+	require.NoError(t, trainer.Wait(), "Ctrl-C ends it with exit code 0")
 }

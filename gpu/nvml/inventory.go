@@ -17,32 +17,32 @@ import (
 type Inventory struct {
 	lib     gonvml.Interface
 	version string
-	cards   []card // fixed by Open
+	cards   []card // immutable after Open
 
-	// gate is held for reading during every call into the library, and for writing while it is closed: a call into a
-	// library that has been unloaded would abort the process. It is the one lock here that is held across a call.
+	// gate is read-locked during every call into the library, and locked while it is closed: a call into an unloaded
+	// library would abort the process. It is the only lock that is held across a call.
 	gate   sync.RWMutex
 	closed bool
 
 	// mu guards xids.
 	mu   sync.Mutex
-	xids map[string][]int // by UUID, ascending, everything seen since Open
+	xids map[string][]int // by UUID, ascending, all since Open
 }
 
 var _ gpu.Inventory = (*Inventory)(nil)
 
-// card is one device: its handle, and what about it never changes.
+// card is one device: its handle and its constant properties.
 type card struct {
-	handle gonvml.Device // nil if it was lost before we could ask
+	handle gonvml.Device // nil if it was lost before Open
 	facts  gpu.Device
 }
 
-// Open starts the driver's library and finds the devices. A machine without a driver is answered with a
-// *gpu.NoDriverError. Open one inventory per process: the library is global to it.
+// Open loads the driver's library and finds the devices. A machine without a driver gets a *gpu.NoDriverError. Open one
+// inventory per process: the library is global to it.
 func Open() (gpu.Inventory, error) {
 	inv, err := open(gonvml.New())
 	if err != nil {
-		return nil, err // not inv, which would be an interface that is not nil
+		return nil, err // a nil *Inventory would be a non-nil interface
 	}
 	return inv, nil
 }
@@ -62,13 +62,13 @@ func open(lib gonvml.Interface) (*Inventory, error) {
 		inv.version = version
 	}
 	if err := inv.discover(); err != nil {
-		_ = lib.Shutdown() // the first error is the one to tell
+		_ = lib.Shutdown() // the first error is returned
 		return nil, err
 	}
 	return inv, nil
 }
 
-// has reports whether the loaded library knows a function.
+// has reports whether the loaded library has a function.
 func (inv *Inventory) has(function string) bool {
 	return inv.lib.Extensions().LookupSymbol(function) == nil
 }
@@ -85,8 +85,8 @@ func (inv *Inventory) discover() error {
 	return nil
 }
 
-// find asks one device who it is. One that does not answer still gets its place, because seven good devices are not
-// to be lost with the eighth, nor their indices to shift.
+// find reads the identity of one device. A device that does not respond keeps its place, so that the others remain
+// usable with their indices.
 func (inv *Inventory) find(index int) card {
 	facts := gpu.Device{UUID: fmt.Sprintf("GPU-unknown-at-index-%d", index), Index: index, Vendor: gpu.NVIDIA, Model: "unknown"}
 	handle, ret := inv.lib.DeviceGetHandleByIndex(index)
@@ -111,7 +111,7 @@ func (inv *Inventory) find(index int) card {
 	return card{handle: handle, facts: facts}
 }
 
-// enter takes the gate for one visit to the library; the caller leaves by inv.gate.RUnlock.
+// enter locks the gate for calls into the library; the caller unlocks it with inv.gate.RUnlock.
 func (inv *Inventory) enter() error {
 	inv.gate.RLock()
 	if inv.closed {
@@ -121,7 +121,7 @@ func (inv *Inventory) enter() error {
 	return nil
 }
 
-// Devices reads every device anew.
+// Devices reads every device.
 func (inv *Inventory) Devices(ctx context.Context) ([]gpu.Device, error) {
 	if err := inv.enter(); err != nil {
 		return nil, err
@@ -158,7 +158,7 @@ func (inv *Inventory) seen(uuid string) []int {
 // String names the driver.
 func (inv *Inventory) String() string { return "NVIDIA driver " + inv.version }
 
-// Close waits for the calls that are inside the library, and unloads it.
+// Close waits for running calls into the library, and unloads it.
 func (inv *Inventory) Close() error {
 	inv.gate.Lock()
 	defer inv.gate.Unlock()

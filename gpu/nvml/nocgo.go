@@ -4,7 +4,7 @@ package nvml
 
 import "troupe/gpu"
 
-// Open answers that there is no driver: without cgo there is no way to it.
+// Open returns a *gpu.NoDriverError: the driver needs cgo.
 func Open() (gpu.Inventory, error) {
 	return nil, &gpu.NoDriverError{Reason: "this program was built without cgo, which reading NVIDIA devices needs"}
 }

@@ -24,8 +24,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestThisMachine meets whatever driver is here. Where nvidia-smi works there must be an inventory, and it must say
-// what nvidia-smi says; elsewhere there must be the typed answer.
+// TestThisMachine uses the driver of the machine. Where nvidia-smi works there must be an inventory with the same
+// devices; elsewhere there must be a *gpu.NoDriverError.
 func TestThisMachine(t *testing.T) {
 	smi, smiErr := exec.Command("nvidia-smi", "--query-gpu=index,uuid,name", "--format=csv,noheader").Output()
 	inv, err := Open()
@@ -65,7 +65,7 @@ func TestWithoutADriverThereIsAReason(t *testing.T) {
 		gonvml.ERROR_LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found",
 		gonvml.ERROR_DRIVER_NOT_LOADED: "the NVIDIA kernel driver is not loaded",
 	} {
-		// Nothing but Init is mocked: any other call would panic here, and abort the process in earnest.
+		// Only Init is mocked: any other call would panic here, and abort the process with the real library.
 		_, err := open(&mock.Interface{InitFunc: func() gonvml.Return { return ret }})
 		_, typed := errors.AsType[*gpu.NoDriverError](err)
 		require.True(t, typed)
@@ -135,7 +135,7 @@ func TestLinks(t *testing.T) {
 	level := func(level gonvml.GpuTopologyLevel) func(gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) {
 		return func(gonvml.Device) (gonvml.GpuTopologyLevel, gonvml.Return) { return level, gonvml.SUCCESS }
 	}
-	// a and b are joined directly, c and d through a switch, e only over PCIe, and f does not say.
+	// a and b are connected directly, c and d through a switch, e only over PCIe, and f reports nothing.
 	a, b := wired(bare("a"), 1, 2), wired(bare("b"), 2, 1)
 	c, d := wired(bare("c"), 3, 0), wired(bare("d"), 4, 0)
 	e, f := bare("e"), bare("f")
@@ -180,7 +180,7 @@ func TestXIDsAreKeptWithTheirDevice(t *testing.T) {
 	require.Equal(t, []string{"XID 79: the GPU has fallen off the bus"}, got[1].Unfit())
 }
 
-// A call that reached the library after it was unloaded would abort the process.
+// A call into the library after it was unloaded would abort the process.
 func TestNothingEntersTheLibraryAfterClose(t *testing.T) {
 	device := bare("GPU-a")
 	inv := fake(t, device)
@@ -190,7 +190,7 @@ func TestNothingEntersTheLibraryAfterClose(t *testing.T) {
 	first := sync.OnceFunc(func() { close(inside) })
 	device.GetMemoryInfoFunc = func() (gonvml.Memory, gonvml.Return) {
 		first()
-		runtime.Gosched() // give Close a chance to come between
+		runtime.Gosched() // let Close run in between
 		if unloaded.Load() {
 			panic("in the library after Shutdown")
 		}
@@ -220,7 +220,7 @@ func read(t *testing.T, inv *Inventory) []gpu.Device {
 	return devices
 }
 
-// fake opens an inventory on a library that has these devices; a nil one is lost.
+// fake opens an inventory on a library with these devices; a nil one is lost.
 func fake(t *testing.T, devices ...*mock.Device) *Inventory {
 	t.Helper()
 	inv, err := open(&mock.Interface{
@@ -244,7 +244,7 @@ func fake(t *testing.T, devices ...*mock.Device) *Inventory {
 	return inv
 }
 
-// bare is a device that knows its UUID and supports nothing else.
+// bare returns a device that reports its UUID and supports nothing else.
 func bare(uuid string) *mock.Device {
 	const no = gonvml.ERROR_NOT_SUPPORTED
 	return &mock.Device{

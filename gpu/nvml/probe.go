@@ -12,15 +12,15 @@ import (
 	"troupe/gpu"
 )
 
-// probe reads one device once. Whatever the driver will not say stays absent; only the answers that mean the device
-// itself is gone are remembered.
+// probe reads one device once. Values that the driver does not report stay absent; only answers that mean the loss of
+// the device are recorded.
 type probe struct {
 	inv    *Inventory
 	handle gonvml.Device
 	lost   string
 }
 
-// ok reports whether the reading that came with ret may be used.
+// ok reports whether the reading that came with ret is valid.
 func (p *probe) ok(ret gonvml.Return) bool {
 	switch ret {
 	case gonvml.ERROR_GPU_IS_LOST:
@@ -68,7 +68,7 @@ func (p *probe) health() gpu.Health {
 	return h
 }
 
-// processes is nil unless the driver tells at least the compute processes, which are the ones that count.
+// processes returns nil unless the driver reports at least the compute processes.
 func (p *probe) processes() []gpu.Process {
 	compute, ret := p.handle.GetComputeRunningProcesses()
 	if !p.ok(ret) {
@@ -92,7 +92,7 @@ func (p *probe) process(info gonvml.ProcessInfo, kind gpu.ProcessKind) gpu.Proce
 	if name, ret := p.inv.lib.SystemGetProcessName(process.PID); ret == gonvml.SUCCESS {
 		process.Name = name
 	}
-	// All ones is the driver's way to say that it does not know.
+	// All ones means unknown.
 	if info.UsedGpuMemory != math.MaxUint64 {
 		process.Memory = new(gpu.Bytes(info.UsedGpuMemory))
 	}

@@ -18,7 +18,7 @@ const (
 	maxNodes = 64
 )
 
-// cpus lists the CPUs beside the device, "" if the driver does not say.
+// cpus lists the CPUs closest to the device, "" if the driver does not report them.
 func cpus(handle gonvml.Device) string {
 	set, ret := handle.GetCpuAffinity(maxCPUs)
 	if ret != gonvml.SUCCESS {
@@ -27,8 +27,8 @@ func cpus(handle gonvml.Device) string {
 	return ranges(members(set))
 }
 
-// numa is the host's NUMA node beside the device, if the driver names exactly one. NVML's own "NUMA node id" is
-// another thing: the node that a device's memory makes up, on machines where it is part of the host's.
+// numa returns the host's NUMA node closest to the device, if the driver reports exactly one. NVML's own "NUMA node id"
+// is different: the node that consists of a device's memory, on machines where it is part of the host's.
 func (inv *Inventory) numa(handle gonvml.Device) *int {
 	if !inv.has("nvmlDeviceGetMemoryAffinity") {
 		return nil
@@ -40,7 +40,7 @@ func (inv *Inventory) numa(handle gonvml.Device) *int {
 	return nil
 }
 
-// members lists the bits that are set.
+// members returns the numbers of the bits that are set.
 func members(set []uint) []int {
 	var list []int
 	for i, word := range set {
@@ -51,7 +51,7 @@ func members(set []uint) []int {
 	return list
 }
 
-// ranges writes ascending numbers as the kernel lists CPUs: "0-31,64-95".
+// ranges formats ascending numbers in the kernel's list format: "0-31,64-95".
 func ranges(numbers []int) string {
 	var parts []string
 	for len(numbers) > 0 {
@@ -68,8 +68,8 @@ func ranges(numbers []int) string {
 	return strings.Join(parts, ",")
 }
 
-// connect finds the way from every device to every other. It never changes while the machine runs, and costs some
-// hundred calls, so it is read once.
+// connect reads the links between all devices. They do not change while the machine runs and take some hundred calls,
+// so they are read once.
 func (inv *Inventory) connect() {
 	fabrics := make([]fabric, len(inv.cards))
 	for i, c := range inv.cards {
@@ -87,14 +87,14 @@ func (inv *Inventory) connect() {
 	}
 }
 
-// fabric is where the NVLinks of one device lead.
+// fabric is the far ends of one device's NVLinks.
 type fabric struct {
 	self     address
-	peers    map[address]bool // straight to other devices
-	switched bool             // to a switch, behind which are all other devices that have one
+	peers    map[address]bool // directly connected devices
+	switched bool             // connected to a switch, and so to all other devices on a switch
 }
 
-// address is a device's place on the PCIe bus, by which the driver names the far end of a link.
+// address is a device's PCIe address, by which the driver names the far end of a link.
 type address struct{ domain, bus, device uint32 }
 
 func addressOf(info gonvml.PciInfo) address { return address{info.Domain, info.Bus, info.Device} }
@@ -115,7 +115,7 @@ func (inv *Inventory) fabric(handle gonvml.Device) fabric {
 	return f
 }
 
-// follow finds what is at the far end of one link that is up.
+// follow records the far end of one active link.
 func (inv *Inventory) follow(handle gonvml.Device, link int, f *fabric) {
 	if inv.has("nvmlDeviceGetNvLinkRemoteDeviceType") {
 		if kind, ret := handle.GetNvLinkRemoteDeviceType(link); ret == gonvml.SUCCESS && kind == gonvml.NVLINK_DEVICE_TYPE_SWITCH {

@@ -11,13 +11,13 @@ import (
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// turn is how long one wait for events stays inside the library. An event ends it at once; it bounds only how long
-// the end of a context and Close have to wait.
+// turn is how long one wait for events stays inside the library. An event ends it at once; it bounds how long the end
+// of a context and Close wait.
 const turn = 200 * time.Millisecond
 
 const events = gonvml.EventTypeXidCriticalError | gonvml.EventTypeDoubleBitEccError
 
-// Watch waits for the errors that the driver tells only as they happen, keeps them for Devices, and calls changed.
+// Watch waits for errors that the driver reports only as they happen, records them for Devices, and calls changed.
 func (inv *Inventory) Watch(ctx context.Context, changed func()) error {
 	set, watched, err := inv.subscribe()
 	if err != nil {
@@ -38,7 +38,7 @@ func (inv *Inventory) Watch(ctx context.Context, changed func()) error {
 			inv.note(event)
 			changed()
 		case gonvml.ERROR_GPU_IS_LOST:
-			// Devices will say which. The driver goes on answering this at once, hence the pause.
+			// Devices returns which device is lost. The driver keeps returning this at once, hence the pause.
 			changed()
 			pause(ctx)
 		default:
@@ -55,8 +55,8 @@ func pause(ctx context.Context) {
 	}
 }
 
-// subscribe asks every device for the events it can tell, and counts those that will. One that can tell none, or
-// refuses, is no error: its readings still say when it is lost.
+// subscribe registers for the events of every device, and counts those that support it. A device that supports none, or
+// refuses, is no error: its readings still show when it is lost.
 func (inv *Inventory) subscribe() (set gonvml.EventSet, watched int, err error) {
 	if err := inv.enter(); err != nil {
 		return nil, 0, err
@@ -82,7 +82,7 @@ func (inv *Inventory) subscribe() (set gonvml.EventSet, watched int, err error) 
 }
 
 func (inv *Inventory) unsubscribe(set gonvml.EventSet) {
-	if inv.enter() == nil { // otherwise it went with the library
+	if inv.enter() == nil { // otherwise it was freed with the library
 		defer inv.gate.RUnlock()
 		_ = set.Free()
 	}
@@ -97,8 +97,7 @@ func (inv *Inventory) wait(set gonvml.EventSet) (gonvml.EventData, gonvml.Return
 	return event, ret, nil
 }
 
-// note keeps an XID with its device. Handles are compared rather than asked for their UUID, because a device that
-// has just been lost may not answer.
+// note records an XID of a device. Handles are compared, because a lost device may not report its UUID.
 func (inv *Inventory) note(event gonvml.EventData) {
 	if event.EventType != gonvml.EventTypeXidCriticalError {
 		return

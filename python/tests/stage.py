@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+import warnings
 
 import troupe
 from troupe import Dispatch, register
@@ -45,6 +46,11 @@ class Stage(troupe.Worker):
             troupe.current_call().check()
             time.sleep(0.005)
         return self.rank
+
+    def compute(self, path, seconds):
+        """Creates a file and works for so long, whatever its caller does."""
+        open(path, "w").close()
+        time.sleep(seconds)
 
     def hold_lock(self, seconds):
         """Holds the interpreter lock, as foreign code may."""
@@ -175,8 +181,28 @@ class Loop:
     async def ask(self, handle, method, *args):
         return await getattr(handle, method).remote(*args)
 
-    async def block_in_loop(self, handle):
-        return handle.pid()
+    async def block_in_loop(self, handle, seconds):
+        if not hasattr(self, "_caught"):
+            self._warnings = warnings.catch_warnings(record=True)
+            self._caught = self._warnings.__enter__()
+            warnings.simplefilter("always")
+        return handle.sleep(seconds)
+
+    def warned(self):
+        return [str(w.message) for w in self._caught]
+
+    async def block_in_thread(self, handle, seconds):
+        """How long a call took that a thread of this worker made."""
+        began = time.monotonic()
+
+        def call():
+            handle.sleep(seconds)
+            return time.monotonic() - began
+
+        return await asyncio.to_thread(call)
+
+    async def block_on_itself(self, handle):
+        return handle.plain()
 
 
 class Stalled:
@@ -280,3 +306,125 @@ class LoopCaller:
 
     async def tell(self, method, *args):
         return await getattr(troupe.driver(), method).remote(*args)
+
+
+class Streams:
+    """Generator methods."""
+
+    def __init__(self):
+        self._produced = self._closed = 0
+
+    def count(self, n):
+        self._produced = 0
+        try:
+            for i in range(n):
+                self._produced += 1
+                yield i
+        except GeneratorExit:
+            self._closed += 1
+            raise
+
+    def fail_after(self, n):
+        yield from range(n)
+        1 / 0  # noqa: B018
+
+    @register(concurrency=2)
+    def count_in_lane(self, n):
+        yield from range(n)
+
+    def produced(self):
+        return self._produced
+
+    def closed(self):
+        return self._closed
+
+    def sum_of(self, handle, n):
+        return sum(handle.count(n))
+
+    def pid(self):
+        return os.getpid()
+
+
+class AsyncStreams:
+    """Async generator methods."""
+
+    def __init__(self):
+        self._produced = self._closed = 0
+
+    async def count(self, n):
+        self._produced = 0
+        try:
+            for i in range(n):
+                self._produced += 1
+                yield i
+                await asyncio.sleep(0)
+        except (GeneratorExit, asyncio.CancelledError):
+            self._closed += 1
+            raise
+
+    async def fail_after(self, n):
+        for i in range(n):
+            yield i
+        1 / 0  # noqa: B018
+
+    def produced(self):
+        return self._produced
+
+    def closed(self):
+        return self._closed
+
+
+class Deferred:
+    """Methods that return futures and awaitables of their own."""
+
+    def __init__(self):
+        from concurrent.futures import Future
+
+        self._futures = [Future() for _ in range(4)]
+
+    @register(concurrency=8)
+    def wait_for(self, i):
+        return self._futures[i]
+
+    @register(lane="control")
+    def resolve(self, i, value):
+        self._futures[i].set_result(value)
+
+    @register(lane="control")
+    def break_off(self, i):
+        self._futures[i].set_exception(LookupError(i))
+
+    def coroutine(self, seconds):
+        async def later():
+            await asyncio.sleep(seconds)
+            return "later"
+
+        return later()
+
+    def of_another(self, handle, x):
+        return handle.echo.remote(x)
+
+    @register(lane="control")
+    def threads(self):
+        import threading
+
+        return [t.name for t in threading.enumerate()]
+
+
+class AsyncDeferred:
+    def __init__(self):
+        self.order = []
+
+    async def note(self, n):
+        self.order.append(n)
+        await asyncio.sleep(0)
+        return n
+
+    async def noted(self):
+        return self.order
+
+    def in_pool(self):
+        from concurrent.futures import ThreadPoolExecutor
+
+        self.pool = ThreadPoolExecutor(1)
+        return self.pool.submit(lambda: "from a thread")

@@ -336,7 +336,7 @@ def test_the_declaration_is_checked_as_a_whole():
             {"f": Stage(lines.double, "method", in_="in", out="nowhere"), "g": {"in": "in"}, "h": Stage("role", in_="in", group={"first": 0})},
         )
     text = str(err.value)
-    for part in ("a bound of zero", "nowhere", "nobody reads", "is a function, and has no methods", "a stage with no role", "without a method"):
+    for part in ("a bound of zero", "nowhere", "no stage reads", "is a function, which has no methods", "the stage has no role", "has no method"):
         assert part in text, text
     troupe.Pipeline.check("good", {"in": {}}, {"f": Stage(lines.double, in_="in")})
     with pytest.raises(troupe.InvalidError, match="a function"):

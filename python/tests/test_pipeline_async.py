@@ -48,19 +48,17 @@ def test_all_of_it_can_be_awaited():
     asyncio.run(main())
 
 
-def test_what_blocks_says_what_to_await():
+def test_methods_block_inside_a_running_loop():
     async def main():
-        p = await troupe.Pipeline("blocks", STREAMS, stages())
-        for call, what in (
-            (lambda: p.put("in", 1), "put"), (lambda: p.put_many("in", [1]), "put_many"), (lambda: p.take("out"), "take"), (p.stats, "stats"),
-            (p.drain, "drain"), (lambda: p.pause("double"), "pause"), (lambda: p.set_version(1), "set_version"), (p.retry_dead, "retry_dead"),
-            (p.shutdown, "shutdown"), (p.close, "close"),
-        ):  # fmt: skip
-            with pytest.raises(troupe.InvalidError, match=rf"`await pipeline.{what}\(…, blocking=False\)`"):
-                call()
-        with pytest.raises(troupe.InvalidError, match="async with pipeline.taking"), p.taking("out"):
-            pass
-        await p.close(blocking=False)
+        p = troupe.Pipeline("blocks", STREAMS, stages())
+        p.put("in", 1)
+        p.put_many("in", [2, 3])
+        with p.taking("out", timeout=10) as items:
+            assert len(items) == 1
+        assert len(p.take("out", 2, timeout=10)) >= 1 and p.stats()["name"] == "blocks"
+        p.pause("double")
+        p.set_version(1)
+        p.close()
         await p.close(blocking=False)  # it may be closed more than once
         with pytest.raises(troupe.ClosedError):
             await p.put("in", 1, blocking=False)
@@ -71,12 +69,10 @@ def test_what_blocks_says_what_to_await():
 def test_a_pipeline_is_open_when_it_has_been_awaited():
     async def main():
         p = troupe.Pipeline("early", STREAMS, stages())
-        with pytest.raises(troupe.InvalidError, match="await"):
-            p.put("in", 1, blocking=False)
         async with p, await troupe.Pipeline.attach("early") as other:
             await other.put("in", 21, blocking=False)
             assert [item.value for item in await p.take("out", timeout=10, blocking=False)] == [42]
-        with pytest.raises(troupe.InvalidError, match="nobody reads"):
+        with pytest.raises(troupe.InvalidError, match="no stage reads"):
             await troupe.Pipeline("bad", {"lost": {}}, {})
 
     asyncio.run(main())

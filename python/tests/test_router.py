@@ -48,7 +48,7 @@ def test_errors_are_those_of_calls(desk):
     with troupe.Router(desk, method="fail") as router:
         with pytest.raises(troupe.ApplicationError, match="no luck") as err:
             router.call("no luck")
-        assert isinstance(err.value.__cause__, KeyError) and "raise KeyError" in err.value.remote_traceback
+        assert isinstance(err.value, KeyError) and "raise KeyError" in err.value.remote_traceback
     with troupe.Router(desk, method="nothing") as router, pytest.raises(troupe.NotFoundError, match="nothing"):
         router.call()
     with pytest.raises(troupe.ClosedError):
@@ -155,8 +155,7 @@ def test_a_killed_rank_comes_back(session):
 def test_in_an_event_loop(desk):
     async def main():
         async with troupe.Router(desk, method="who", credits=8) as router:
-            with pytest.raises(troupe.InvalidError, match=r"await router.call\(…, blocking=False\)"):
-                router.call(1)
+            assert router.call(1)[0] == 1
             got = await asyncio.gather(*(router.call(i, blocking=False) for i in range(20)))
             assert [i for i, _ in got] == list(range(20))
             await router.suspend(blocking=False)

@@ -45,10 +45,12 @@ from ._future import Future, RankFuture, as_completed, get, wait
 from ._item import Item
 from ._pipeline import Pipeline
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
-from ._resources import ResourceManager
+from ._resources import Reservation, ResourceManager
+from ._result_stream import ResultStream
 from ._router import Router
 from ._session import Session, init, is_initialized, shutdown
 from ._stage import Stage, Stream
+from ._tasks import available_resources, cluster_resources, get_actor, kill, nodes, remote
 from ._worker import Call, Worker, current_call
 
 __version__ = "0.1.0"
@@ -56,7 +58,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
-    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError", "ResourceManager", "Router", "Scatter",
+    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError",
+    "Reservation", "ResourceManager", "ResultStream",
+    "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "current_call", "driver", "get", "init", "is_initialized", "register", "serve", "shutdown", "wait",
+    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "get", "get_actor", "init", "is_initialized", "kill",
+    "nodes", "register", "remote", "serve", "shutdown", "wait",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from . import _codec, _core, _errors
+from . import _check, _codec, _core, _errors
 from ._cluster import Cluster, WorkerHandle
 from ._config import WorkerConfig
 
@@ -19,14 +19,35 @@ def actor(
     node: str = "",
     env: dict[str, str] | None = None,
     detached: bool = False,
+    num_gpus: float = 0,
+    num_cpus: float = 0,
+    memory: int | str = 0,
+    policy: str = "",
+    restarts: int = 0,
     **kwargs: Any,
 ) -> WorkerHandle:
-    """One worker without devices. With a name it is a singleton of the namespace; get_if_exists gives the one there is."""
+    """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace;
+    get_if_exists gives the one there is. Other keyword arguments are the constructor's."""
+    return create(
+        cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
+        num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, policy=policy, restarts=restarts,
+    )  # fmt: skip
+
+
+def create(
+    cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None = None, get_if_exists: bool = False,
+    max_concurrency: int = 1000, node: str = "", env: dict[str, str] | None = None, detached: bool = False, num_gpus: float = 0,
+    num_cpus: float = 0, memory: int | str = 0, policy: str = "", restarts: int = 0,
+) -> WorkerHandle:  # fmt: skip
+    """actor with the constructor's arguments apart, so that none can be taken for a setting."""
     if name is not None and get_if_exists:
         found = _existing(name)
         if found is not None:
             return found
-    config = WorkerConfig(name=name or "", world_size=1, max_concurrency=max_concurrency, env=env, detached=detached)
+    config = WorkerConfig(
+        name=name or "", world_size=1, max_concurrency=max_concurrency, env=env, detached=detached,
+        num_gpus_per_worker=num_gpus, num_cpus_per_worker=num_cpus, memory_per_worker=memory, policy=policy, restarts=restarts,
+    )  # fmt: skip
     role = name or f"actor-{_unique()}"
     try:
         cluster = Cluster(role, cls, None, config, worker_args=args, worker_kwargs=kwargs, node=node)
@@ -120,13 +141,15 @@ class Queue(_codec.Walked):
 
     def put(self, item: Any, timeout: float | None = None) -> None:
         """Puts an item in; waits while the queue is full. TimedOutError after the timeout."""
-        _core.refuse_in_loop("`await queue.aput(…)`")
+        _check.seconds("timeout", timeout, zero=True)
+        _core.warn_in_serving_loop("`await queue.aput(…)`")
         if not self._actor.put(item, timeout):
             raise _errors.TimedOutError(f"the queue was full for {timeout} s")
 
     def get(self, timeout: float | None = None) -> Any:
         """Takes an item out; waits while there is none. TimedOutError after the timeout."""
-        _core.refuse_in_loop("`await queue.aget(…)`")
+        _check.seconds("timeout", timeout, zero=True)
+        _core.warn_in_serving_loop("`await queue.aget(…)`")
         there, item = self._actor.get(timeout)
         if not there:
             raise _errors.TimedOutError(f"the queue was empty for {timeout} s")
@@ -145,7 +168,6 @@ class Queue(_codec.Walked):
         return item
 
     def qsize(self) -> int:
-        _core.refuse_in_loop("`await asyncio.to_thread(queue.qsize)`")
         return int(self._actor.qsize())
 
     def empty(self) -> bool:
@@ -153,7 +175,6 @@ class Queue(_codec.Walked):
 
     def close(self) -> None:
         """No more is put in; what is in can still be taken. Those who wait for more get ClosedError."""
-        _core.refuse_in_loop("`await asyncio.to_thread(queue.close)`")
         self._actor.shut()
 
     def shutdown(self) -> None:
@@ -168,4 +189,4 @@ def _decode_queue(codec: _codec.Codec, value: Any) -> Queue:
     return Queue._of(value[0])
 
 
-_codec._DECODERS[_codec.QUEUE] = _decode_queue
+_codec.set_decoder(_codec.QUEUE, _decode_queue)

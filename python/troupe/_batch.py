@@ -191,3 +191,6 @@ def merge_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             elif key not in out:
                 out[key] = value
     return out
+
+
+_codec.set_decoder(_codec.BATCH, lambda codec, value: Batch(value.get("arrays") or {}, value.get("meta") or {}))

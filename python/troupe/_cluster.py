@@ -12,33 +12,85 @@ from typing import Any
 
 import msgpack
 
-from . import _codec, _core, _errors, _origin, _session, _split
+from . import _call, _check, _codec, _core, _error_transfer, _errors, _launch, _session, _split, _traceback
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
 from ._resources import ResourceManager
-from ._worker import Call, _call
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
+_ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT = 1, 2, 4, 8, 16, 32
 
 
-class _Method:
-    """A method of a worker: calling it blocks, .remote gives a future."""
+class Method:
+    """A method of one worker, or of a cluster: calling it blocks, .remote gives a future, .options changes settings of the call.
 
-    __slots__ = ("_call", "_name")
+    All arguments are the method's own, whatever their names.
+    """
 
-    def __init__(self, call: Callable[..., Any], name: str) -> None:
+    __slots__ = ("_call", "_name", "_settings")
+
+    def __init__(self, call: Callable[[str, tuple[Any, ...], dict[str, Any], bool, dict[str, Any] | None], Any], name: str, settings: dict[str, Any] | None = None) -> None:
         self._call = call
         self._name = name
+        self._settings = settings
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._call(self._name, args, kwargs, True)
+    @property
+    def __name__(self) -> str:
+        return self._name
 
-    def remote(self, *args: Any, **kwargs: Any) -> Future:
-        future: Future = self._call(self._name, args, kwargs, False)
-        return future
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._call(self._name, args, kwargs, True, self._settings)
+        except _errors.Error as err:
+            raise _traceback.cut(err) from err.__cause__
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Makes the call and returns its future at once; a list of futures with num_returns."""
+        future: Future = self._call(self._name, args, kwargs, False, self._settings)
+        count = (self._settings or {}).get("num_returns")
+        return future if count is None else future._elements(count)
+
+    def options(self, *, num_returns: int | None = None, **settings: Any) -> Method:
+        """The method with other settings, those of Cluster.options; num_returns=n: .remote gives n futures, one for each element of
+        the tuple or list that the method returns."""
+        made = {**(self._settings or {}), **_settings_of(settings)}
+        if num_returns is not None:
+            made["num_returns"] = _check.integer("num_returns", num_returns, 1)
+        return type(self)(self._call, self._name, made)
+
+    def __repr__(self) -> str:
+        return f"<method {self._name} of {getattr(self._call, '__self__', '?')!r}>"
+
+
+class ClusterMethod(Method):
+    """A method of a cluster as an attribute: `blocking`, `timeout` and `wait` are settings of the call. cluster["method"] has none."""
+
+    __slots__ = ()
+
+    def __call__(self, /, *args: Any, blocking: bool = True, timeout: float | None = None, wait: bool | None = None, **kwargs: Any) -> Any:
+        settings = self._settings
+        if timeout is not None or wait is not None or blocking is not True:
+            self._refuse_ambiguous(timeout=timeout, wait=wait, blocking=None if blocking is True else blocking)
+            settings = _with_wait({**(settings or {}), **({} if timeout is None else {"timeout": _check.seconds("timeout", timeout)})}, wait)
+            _check.flag("blocking", blocking)
+        if not blocking:
+            return Method(self._call, self._name, settings).remote(*args, **kwargs)
+        try:
+            return self._call(self._name, args, kwargs, True, settings)
+        except _errors.Error as err:
+            raise _traceback.cut(err) from err.__cause__
+
+    def _refuse_ambiguous(self, **given: Any) -> None:
+        """A keyword that could be a setting of the call or a parameter of the method is neither silently."""
+        own = getattr(getattr(self._call, "__self__", None), "_own_parameters", {}).get(self._name, ())
+        for name in (n for n, value in given.items() if value is not None and n in own):
+            raise _errors.InvalidError(
+                f"{name}= is a parameter of {self._name} and a setting of the call: give the parameter with cluster[{self._name!r}](…, {name}=…) or "
+                f"cluster.{self._name}.remote(…, {name}=…), the setting with cluster.options({name}=…) or cluster.{self._name}.options({name}=…)"
+            )  # fmt: skip
 
 
 class WorkerHandle(_codec.Walked):
@@ -61,17 +113,23 @@ class WorkerHandle(_codec.Walked):
     def name(self) -> str:
         return self._cluster.rank2worker[self._rank]
 
-    def __getattr__(self, name: str) -> _Method:
+    def __getattr__(self, name: str) -> Method:
         if name.startswith("__"):
             raise AttributeError(name)
-        method = _Method(self._call, name)
+        method = Method(self._call, name)
         self.__dict__[name] = method
         return method
 
-    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
+    def __getitem__(self, name: str) -> Method:
+        """A method by its name: also one whose name is an attribute of every handle, such as `rank`."""
+        return Method(self._call, name)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any] | None = None) -> Any:
         plan = self._plan
         if plan is None:
             plan = self._plan = self._cluster._plan_ranks([self._rank])
+        if settings:
+            return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking, settings=settings)
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
     def wire(self) -> tuple[int, Any]:
@@ -101,9 +159,10 @@ class _Options:
             return lambda *args, **kwargs: getattr(self._cluster, "_" + name)(self._settings, *args, **kwargs)
         if name.startswith("_"):
             raise AttributeError(name)
-        return lambda *args, blocking=True, timeout=None, wait=None, **kwargs: self._cluster._dispatch(
-            name, args, kwargs, blocking, timeout, _with_wait(self._settings, wait)
-        )
+        return ClusterMethod(self._cluster._dispatch, name, self._settings)
+
+    def __getitem__(self, name: str) -> Method:
+        return Method(self._cluster._dispatch, name, self._settings)
 
 
 class Cluster(_codec.Walked):
@@ -127,28 +186,30 @@ class Cluster(_codec.Walked):
         resource_manager: ResourceManager | None = None,
         worker_config: Any = None,
         *,
+        config: Any = None,
         worker_args: Sequence[Any] = (),
         worker_kwargs: dict[str, Any] | None = None,
         node: str = "",
     ) -> None:
-        _core.refuse_in_loop("`await asyncio.to_thread(troupe.Cluster, …)`, or create it before the loop runs")
         session = _session.current()
         if session.is_worker:
             raise _errors.RefusedError("a worker creates no clusters: it holds no lease that could end them; let the driver do it")
         if worker_cls is None:
             raise _errors.InvalidError('Cluster needs worker_cls: a class, or "package.module.Class"')
-        config = worker_config if worker_config is not None else WorkerConfig()
+        if config is not None and worker_config is not None:
+            raise _errors.InvalidError("config and worker_config are two names for the same argument: give one of them")
+        config = worker_config if worker_config is not None else config if config is not None else WorkerConfig()
         name = name or setting(config, "name", "") or getattr(worker_cls, "__name__", "")
-        from . import _launch
-
         spec = _launch.spec(session, name, worker_cls, resource_manager, config, tuple(worker_args), worker_kwargs or {}, node)
         try:
             fields = session.core.ask("create", runtime=session.id, spec=spec).get()
         except _errors.Error as err:
-            _origin.chain(err, session.pickle)
-            raise
+            raise _error_transfer.rebuild(_not_started(err), session.codec(True)).with_traceback(None) from None
         self._setup(session, fields, trusted=True)
         self.worker_config = config
+        if isinstance(worker_cls, type):
+            self._own_parameters.update(_own_parameters(worker_cls))
+            _warn_of_hidden_methods(worker_cls, Cluster if self.world_size > 1 or marks_of(worker_cls) else WorkerHandle)
         self._detached = bool(setting(config, "detached", False))
 
     def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, trusted: bool, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
@@ -162,6 +223,8 @@ class Cluster(_codec.Walked):
         self._workers: list[WorkerHandle] | None = None
         self._id = 0
         self._closed = False
+        self._own_parameters: dict[str, set[str]] = {}  # by method, its parameters that are also settings of calls
+        self._interrupted: set[int] = set()  # ranks that may still run a call which was cancelled, or whose wait was interrupted
         self._on_shutdown: Callable[[], None] | None = None
         self._handle = handle or b""
         if fields is not None:
@@ -197,7 +260,7 @@ class Cluster(_codec.Walked):
         """A cluster that came as an argument is opened when it is first used."""
         if not self._id:
             request = msgpack.packb(msgpack.ExtType(_codec.HANDLE, self._handle))
-            fields = self._core.ask("open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)).get(brief=True)
+            fields = self._core.ask("open_handle", runtime=self._session.id, handle=msgpack.unpackb(request, ext_hook=msgpack.ExtType)).get()
             self._id = fields["cluster"]
         return self
 
@@ -205,7 +268,7 @@ class Cluster(_codec.Walked):
     def attach(cls, name: str) -> Cluster:
         """A role that another program created, by its name."""
         session = _session.current()
-        fields = session.core.ask("attach", runtime=session.id, name=name).get(brief=True)
+        fields = session.core.ask("attach", runtime=session.id, name=name).get()
         cluster = cls.__new__(cls)
         cluster._setup(session, fields, trusted=False)
         return cluster
@@ -261,18 +324,16 @@ class Cluster(_codec.Walked):
 
     def info(self) -> list[dict[str, Any]]:
         """What each worker says of itself; it answers while it is busy."""
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.info)`")
         return list(self._core.ask("info", cluster=self._open()._id).get())
 
     def health(self) -> list[dict[str, Any]]:
         """What was last heard of each worker."""
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.health)`")
         return list(self._core.ask("health", cluster=self._open()._id).get())
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
         it fails meanwhile."""
-        _core.refuse_in_loop("`await cluster.await_ready()`")
+        _core.warn_in_serving_loop("`await cluster.await_ready()`")
         self._ready(timeout).now()
 
     async def await_ready(self, timeout: float | None = None) -> None:
@@ -280,24 +341,53 @@ class Cluster(_codec.Walked):
         await self._ready(timeout)
 
     def _ready(self, timeout: float | None) -> Asked:
-        if timeout is not None and timeout <= 0:
-            raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
-        return Asked(self._core, "wait_ready", cluster=self._open()._id, timeout=float(timeout or 0))
+        return Asked(self._core, "wait_ready", cluster=self._open()._id, timeout=_check.seconds("timeout", timeout) or 0.0)
+
+    def _activity(self, ranks: Sequence[int]) -> dict[int, str]:
+        """By rank, what its worker is doing, in words. The core of a worker answers while Python is busy; a rank that does not answer
+        within a second is described as such."""
+        settings = {"collect_all": True, "timeout": _ACTIVITY_TIMEOUT}
+        plan = self._plan_ranks(list(ranks))
+        try:
+            told: Any = self._send_bodies("@info", [msgpack.packb([[], None])] * len(plan.parts), plan, blocking=False, settings=settings)._ended_values()
+        except _errors.Error:
+            told = [None] * len(ranks)
+        return {rank: _activity_text(info) for rank, info in zip(plan.collect, told, strict=True)}
 
     # Calls.
 
     def __getattr__(self, name: str) -> Any:
         modes = self.__dict__.get("_modes", {})
         if name in modes and not name.startswith("_"):
-
-            def call(*args: Any, blocking: bool = True, timeout: float | None = None, wait: bool = True, **kwargs: Any) -> Any:
-                return self._dispatch(name, args, kwargs, blocking, timeout, {} if wait is True else _with_wait({}, wait))
-
-            call.__name__ = name
-            self.__dict__[name] = call
-            return call
-        known = ", ".join(sorted(modes)) or "none"
+            method = ClusterMethod(self._dispatch, name)
+            self.__dict__[name] = method
+            return method
+        known = ", ".join(sorted(m for m in modes if m.isidentifier())) or "none"
         raise AttributeError(f"cluster {self.__dict__.get('name', '?')} has no method {name!r}; its workers have {known}")
+
+    def __getitem__(self, name: str) -> Method:
+        """A method by its name, in its own mode. All arguments are the method's own: also those named `timeout` or `blocking`; and a
+        method whose name is an attribute of every cluster, such as `health`, is reached this way."""
+        return Method(self._dispatch, name)
+
+    def call(self, method_name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method by its name, in its own mode, and waits. All other arguments are the method's."""
+        return self[method_name](*args, **kwargs)
+
+    def configure(self, config: Any) -> None:
+        """Gives every worker's `configure(config)` method a configuration, in the order of calls."""
+        self._verb("@configure", config)
+
+    def set_env(self, env: dict[str, str]) -> None:
+        """Sets environment variables in every worker's process, in the order of calls; a method `set_env(env)` of the class is told."""
+        for key, value in dict(env).items():
+            _check.text("the name of a variable", key)
+            _check.text(f"env: the value of {key}", value)
+        self._verb("@set_env", dict(env))
+
+    def _verb(self, verb: str, value: Any) -> None:
+        body = self._session.codec(False).encode([[value], None])
+        self._send_bodies(verb, [body], self._plan("ONE_TO_ALL", True))
 
     def options(
         self, *, timeout: float | None = None, collect: bool = True, pad: bool = False, need: int = 0, collect_all: bool = False,
@@ -310,31 +400,31 @@ class Cluster(_codec.Walked):
         mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
         restarted fails at once instead of waiting for it.
         """
-        settings = {
-            "timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all,
-            "mode": None if mode is None else Dispatch(mode).value, "ranks": None if ranks is None else list(ranks), "engine": engine,
-        }  # fmt: skip
-        return _Options(self, _with_wait(settings, wait))
+        settings = _settings_of(
+            {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks, "engine": engine, "wait": wait}
+        )
+        return _Options(self, settings)
 
-    def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, timeout: float | None, settings: dict[str, Any]) -> Any:
+    def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any] | None = None) -> Any:
+        settings = settings or {}
         ranks = settings.get("ranks")
         if ranks is not None:
-            return self._send(method, args, kwargs, self._plan_ranks(ranks), blocking=blocking, timeout=timeout, settings=settings)
+            return self._send(method, args, kwargs, self._plan_ranks(ranks), blocking=blocking, settings=settings)
         mode = settings.get("mode") or self._modes.get(method) or "ONE_TO_ALL"
         if isinstance(mode, Dispatch):
             mode = mode.value
-        return self._in_mode(mode, method, args, kwargs, blocking, timeout, settings)
+        return self._in_mode(mode, method, args, kwargs, blocking, settings)
 
-    def _in_mode(self, mode: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, timeout: float | None, settings: dict[str, Any]) -> Any:
+    def _in_mode(self, mode: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any]) -> Any:
         args = tuple(resolve(a) for a in args)
         kwargs = {n: resolve(v) for n, v in kwargs.items()}
         if not _split.is_cut(mode, args, kwargs):
             args = tuple(_split.plain(a) for a in args)
             kwargs = {n: _split.plain(v) for n, v in kwargs.items()}
-            return self._send(method, args, kwargs, self._plan(mode, True), blocking=blocking, timeout=timeout, settings=settings)
+            return self._send(method, args, kwargs, self._plan(mode, True), blocking=blocking, settings=settings)
         plan = self._plan(mode, False)
         bodies, info = _split.encode_parts(self._codec, plan, mode, args, kwargs, settings.get("pad", False))
-        return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, timeout=timeout, settings=settings)
+        return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, settings=settings)
 
     def _plan(self, mode: str, unsplit: bool) -> _split.Plan:
         plan = self._plans.get((mode, unsplit))
@@ -358,32 +448,28 @@ class Cluster(_codec.Walked):
 
     def _send(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, *, one: bool = False, blocking: bool = True,
-        timeout: float | None = None, settings: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        if plan.single and timeout is None and not settings:
+        if plan.single and not settings:
             return self._short(method, args, kwargs, plan, one, blocking)
         args = tuple([resolve(a) for a in args])
         if kwargs:
             kwargs = {n: resolve(v) for n, v in kwargs.items()}
         body = self._codec.encode([list(args), kwargs or None])
-        return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, timeout=timeout, settings=settings)
+        return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, settings=settings)
 
     def _send_bodies(
         self, method: str, bodies: list[Any], plan: _split.Plan, *, one: bool = False, info: Any = None, blocking: bool = True,
-        timeout: float | None = None, settings: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        if blocking and _core.running_loop() is not None:
-            _core.refuse_in_loop()
         settings = settings or {}
         collect, keep_all, need = settings.get("collect", True), settings.get("collect_all", False), settings.get("need", 0)
-        timeout = timeout if timeout is not None else settings.get("timeout")
-        if timeout is not None and timeout <= 0:
-            raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
+        timeout = settings.get("timeout")
         flags = (
             (0 if blocking or (plan.single and len(plan.parts[0][1]) == 1) else _STREAM)
             | (0 if collect else _NO_COLLECT)
             | (_COLLECT_ALL if keep_all else 0)
-            | (_CONTROL if method in self._control else 0)
+            | (_CONTROL if method in self._control or method == "@info" else 0)
             | (0 if blocking else _MORE)
             | (0 if settings.get("wait", True) else _NO_WAIT)
         )
@@ -391,6 +477,7 @@ class Cluster(_codec.Walked):
         if self._own_rank >= 0:
             self._mind_own(future, method, plan, blocking)
         future._collects, future._keep_all, future._info = collect, keep_all, info
+        future._engine = settings.get("engine", "")
         name, engine = _name("method", method), _name("engine", settings.get("engine", ""))
         head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
         self._start(future, self._blob([head, name, engine], bodies))
@@ -412,7 +499,10 @@ class Cluster(_codec.Walked):
             return future
         try:
             if not future._done:
-                self._core.idle(future, get_ident())
+                if self._interrupted:
+                    future._wait(None)
+                else:
+                    self._core.idle(future, get_ident())
             value = future._get()
             if future._where[1] == "initialize" and self._learns_mesh():
                 self.update_mesh()
@@ -424,8 +514,6 @@ class Cluster(_codec.Walked):
 
     def _short(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, one: bool, blocking: bool) -> Any:
         """A call with the settings that most have: what does not change between two of them is made once."""
-        if blocking and _core.running_loop() is not None:
-            _core.refuse_in_loop()
         for value in args:
             if isinstance(value, (Waitable, list)):
                 args = tuple([resolve(a) for a in args])
@@ -448,8 +536,13 @@ class Cluster(_codec.Walked):
 
     def _mind_own(self, future: Future, method: str, plan: _split.Plan, blocking: bool) -> None:
         """A worker that waits for a call to itself waits for ever, if that call waits for the one that is being served."""
-        serving = _call.get()
-        if serving is None or method in self._beside or self._own_rank not in plan.called() or Call(*serving).method in self._beside:
+        serving = _call.current.get()
+        if serving is not None and self._own_rank in plan.called() and _core.running_loop() in _core.serving_loops:
+            future._behind_loop = _core.running_loop()
+            if blocking:
+                future._refuse_own_loop()
+            return
+        if serving is None or method in self._beside or self._own_rank not in plan.called() or _call.IncomingCall(*serving).method in self._beside:
             return
         future._behind = serving[1]
         if blocking:
@@ -500,18 +593,18 @@ class Cluster(_codec.Walked):
 
     execute_all = execute_all_async
 
-    def _execute_rank_zero_sync(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> Any:
+    def _execute_rank_zero_sync(self, settings: dict[str, Any], method: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._send(method, args, kwargs, self._plan("RANK_ZERO", True), settings=settings)
 
-    def _execute_rank_zero_async(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> Future:
+    def _execute_rank_zero_async(self, settings: dict[str, Any], method: str, /, *args: Any, **kwargs: Any) -> Future:
         future: Future = self._send(method, args, kwargs, self._plan("RANK_ZERO", True), blocking=False, settings=settings)
         return future
 
-    def _execute_all_sync(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def _execute_all_sync(self, settings: dict[str, Any], method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         result: list[Any] = self._all(settings, method, args, kwargs, True)
         return result
 
-    def _execute_all_async(self, settings: dict[str, Any], method: str, *args: Any, **kwargs: Any) -> Future:
+    def _execute_all_async(self, settings: dict[str, Any], method: str, /, *args: Any, **kwargs: Any) -> Future:
         future: Future = self._all(settings, method, args, kwargs, False)
         return future
 
@@ -535,16 +628,13 @@ class Cluster(_codec.Walked):
     def _all_marked(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
         """A call of all ranks where some argument says who gets what of it."""
         if not any(isinstance(v, Scatter) for v in [*args, *kwargs.values()]):
-            return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, None, settings)
+            return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, settings)
         args = tuple(v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for v in args)
         kwargs = {n: v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for n, v in kwargs.items()}
-        return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, None, settings)
+        return self._in_mode("ALL_TO_ALL", method, args, kwargs, blocking, settings)
 
     def create_engine(self, name: str, cls: type | str, *args: Any, **kwargs: Any) -> None:
         """Makes another object in every worker, from an import path and arguments; call it with options(engine=name)."""
-        from . import _launch
-
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.create_engine, …)`")
         request = {"name": name, "class": _launch.class_path(cls), "config": _launch.engine_config(self._codec, cls, args, kwargs)}
         body = msgpack.packb([[request], None])
         self._send_bodies("@create", [body], self._plan("ONE_TO_ALL", True))
@@ -552,7 +642,7 @@ class Cluster(_codec.Walked):
     def update_mesh(self) -> None:
         """Asks the workers how they are laid out: an engine may learn its mesh late, and set rank_info in initialize. It is
         asked for by itself when the result of initialize is taken."""
-        _core.refuse_in_loop("`await cluster.aupdate_mesh()`")
+        _core.warn_in_serving_loop("`await cluster.aupdate_mesh()`")
         self._take_mesh(self._ask_mesh(True))
 
     async def aupdate_mesh(self) -> None:
@@ -580,7 +670,6 @@ class Cluster(_codec.Walked):
         """Takes the role down, whoever created it. It may be called more than once."""
         if self._closed or self._session.closed:
             return
-        _core.refuse_in_loop("`await asyncio.to_thread(cluster.shutdown)`")
         self._core.ask("destroy", cluster=self._open()._id).get()
         self._closed = True
         if self._on_shutdown is not None:
@@ -622,14 +711,96 @@ def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
     return data if fields["rank"] < 0 else bytes(msgpack.packb({**fields, "rank": -1}))
 
 
+_codec.set_handle_decoder(from_handle)
+
+
+def _not_started(err: _errors.Error) -> _errors.Error:
+    """The error of a role whose class raised while it was imported or constructed is the application's, not a lost worker's."""
+    if err.code != "worker_lost" or "type" not in err.details or "exit_code" in err.details or "signal" in err.details:
+        return err
+    return _errors._rebuild(_errors.ApplicationError, err.message, err.__dict__)
+
+
+def _activity_text(info: Any) -> str:
+    """The description of a worker's state, from what it says of itself."""
+    if not isinstance(info, dict):
+        return "does not answer"
+    running = [c for c in info["calls"] or [] if c["running"] and not c["method"].startswith("@")]
+    if not running:
+        return str(info["state"]) if info["state"] != "ready" else "idle"
+    shown = [f"runs {c['method']!r} for {c['for'] / 1e9:.1f} s{' (cancelled)' if c['cancelled'] else ''}" for c in running[:3]]
+    more = f" and {len(running) - 3} more" if len(running) > 3 else ""
+    waiting = sum(lane["queued"] for lane in info["lanes"] or [])
+    return ", ".join(shown) + more + (f"; {waiting} calls wait" if waiting else "")
+
+
 def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:
     """Settings with another wait; None: as they are."""
     if wait is None:
         return settings
-    if not isinstance(wait, bool):
-        raise _errors.InvalidError(f"wait={wait!r} must be True or False; a method's own argument of that name is given by position")
-    return {**settings, "wait": wait}
+    return {**settings, "wait": _check.flag("wait", wait)}
 
+
+_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait")
+
+
+def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
+    """Settings of calls, checked."""
+    for name in given:
+        if name not in _SETTINGS:
+            raise _errors.InvalidError(f"there is no option {name!r}{_check.suggestion(name, _SETTINGS)}; there are {', '.join(_SETTINGS)}, num_returns")
+    made = dict(given)
+    if "timeout" in made:
+        made["timeout"] = _check.seconds("timeout", made["timeout"])
+    for name in ("collect", "pad", "collect_all", "wait"):
+        if name in made:
+            _check.flag(name, made[name])
+    if "need" in made:
+        made["need"] = _check.integer("need", made["need"])
+    if made.get("mode") is not None:
+        try:
+            made["mode"] = Dispatch(made["mode"]).value
+        except ValueError:
+            raise _errors.InvalidError(f"there is no dispatch mode {made['mode']!r}; there are {', '.join(m.value for m in Dispatch)}") from None
+    if made.get("ranks") is not None:
+        made["ranks"] = [_check.integer("ranks", r) for r in made["ranks"]]
+    if "engine" in made:
+        _check.text("engine", made["engine"])
+    return made
+
+
+def _own_parameters(cls: type) -> dict[str, set[str]]:
+    """By method of a class, its parameters whose names are also keywords of a cluster's methods."""
+    found = {}
+    for name in dir(cls):
+        code = getattr(inspect_unwrap(getattr(cls, name, None)), "__code__", None) if not name.startswith("_") else None
+        if code is not None:
+            shared = {"blocking", "timeout", "wait"} & set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+            if shared:
+                found[name] = shared
+    return found
+
+
+def inspect_unwrap(function: Any) -> Any:
+    """The function inside decorators that keep it as __wrapped__, a few at most."""
+    for _ in range(10):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            break
+        function = inner
+    return function
+
+
+def _warn_of_hidden_methods(cls: type, holder: type) -> None:
+    """Names the methods of a class that are attributes of every cluster, or of every handle, and how they are called."""
+    base = {name for c in cls.__mro__ if c.__module__.startswith("troupe.") for name in c.__dict__}
+    hidden = [n for n in dir(cls) if not n.startswith("_") and n not in base and callable(getattr(cls, n, None)) and hasattr(holder, n)]
+    if hidden:
+        what = "cluster" if holder is Cluster else "handle"
+        warnings.warn(
+            f"{cls.__qualname__} has methods named as attributes of every {what}: {', '.join(hidden)}; "
+            f"{what}[{hidden[0]!r}](…) calls the worker's, {what}.{hidden[0]} is the {what}'s own", stacklevel=_core.user_stacklevel(),
+        )  # fmt: skip
 
 def _name(what: str, name: str) -> bytes:
     try:

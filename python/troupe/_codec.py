@@ -16,7 +16,7 @@ import msgpack
 from . import _errors
 
 TENSOR, BATCH, HANDLE = 1, 2, 3
-TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE = range(16, 28)
+TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE, STREAM = range(16, 29)
 
 ALIGN = 64
 BIG = 16 << 10  # bytes of an array that is worth a walk
@@ -74,16 +74,14 @@ class Big(Exception):
 
 
 class Codec:
-    """How values travel between this process and one other: whether pickles may, and who opens handles."""
+    """The encoding of values between this process and one other: it says whether pickles and handles are allowed."""
 
-    __slots__ = ("_free", "open_handle", "pickle", "why_not")
+    __slots__ = ("_free", "handles", "pickle", "why_not")
 
-    def __init__(
-        self, pickle: bool = False, why_not: str = "", open_handle: Callable[[bytes, dict[str, Any]], Any] | None = None
-    ) -> None:
+    def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False) -> None:
         self.pickle = pickle
         self.why_not = why_not or "pickles travel only between a driver and the workers it started"
-        self.open_handle = open_handle
+        self.handles = handles  # a handle is decoded to a cluster or a worker; else to its fields
         self._free: list[Any] = []
 
     # Encoding.
@@ -190,9 +188,7 @@ class Codec:
             return self._load(data)
         if code == HANDLE:
             fields = self._unpack(data)
-            if self.open_handle is None:
-                return fields
-            return self.open_handle(bytes(data), fields)
+            return _open_handle(bytes(data), fields) if self.handles else fields
         if code == COMPLEX:
             return complex(*struct.unpack("<dd", data))
         decoder = _DECODERS.get(code)
@@ -336,12 +332,6 @@ def _decode_enum(codec: Codec, value: Any) -> Any:
     return codec.type_of(module, name)[member]
 
 
-def _decode_batch(codec: Codec, value: Any) -> Any:
-    from ._batch import Batch
-
-    return Batch(value.get("arrays") or {}, value.get("meta") or {})
-
-
 _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     TUPLE: lambda codec, value: tuple(value),
     SET: lambda codec, value: set(value),
@@ -351,8 +341,21 @@ _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     SCALAR: _decode_scalar,
     DECIMAL: _decode_decimal,
     DATETIME: _decode_time,
-    BATCH: _decode_batch,
 }
+
+
+def set_decoder(code: int, decode: Callable[[Codec, Any], Any]) -> None:
+    """Sets how an extension type is decoded. The module that defines the type calls it when it is imported."""
+    _DECODERS[code] = decode
+
+
+def set_handle_decoder(decode: Callable[[bytes, dict[str, Any]], Any]) -> None:
+    """Sets how a handle, given as its bytes and its fields, becomes a cluster or a worker."""
+    global _open_handle
+    _open_handle = decode
+
+
+_open_handle: Callable[[bytes, dict[str, Any]], Any] = lambda data, fields: fields  # noqa: E731
 
 
 # Arrays.

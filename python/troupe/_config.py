@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _errors
+from . import _check, _errors
 
 
 class WorkerConfig:
-    """What a cluster's workers are to be. Any object with some of these attributes does as well."""
+    """The settings of a cluster's workers; docs/python.md has a table of them. Any object with some of these attributes works too."""
 
     def __init__(
         self,
@@ -17,7 +17,11 @@ class WorkerConfig:
         *,
         world_size: int | None = None,
         device_mapping: Sequence[int] | str | None = None,
-        num_gpus_per_worker: int | None = None,
+        num_gpus_per_worker: float | None = None,
+        num_cpus_per_worker: float | None = None,
+        memory_per_worker: int | str | None = None,
+        strategy: str = "",
+        bundles: Sequence[int] | None = None,
         tensor_parallel_size: int = 1,
         pipeline_parallel_size: int = 1,
         context_parallel_size: int = 1,
@@ -31,12 +35,21 @@ class WorkerConfig:
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
-        **extra: Any,
+        **unknown: Any,
     ) -> None:
+        for field in unknown:
+            known = [f for f in FIELDS if f != "self"]
+            raise _errors.InvalidError(
+                f"WorkerConfig has no field {field!r}{_check.suggestion(field, known)}; an object of a class of your own may have other fields too"
+            )
         self.name = name
         self.world_size = world_size
         self.device_mapping = device_mapping
         self.num_gpus_per_worker = num_gpus_per_worker
+        self.num_cpus_per_worker = num_cpus_per_worker
+        self.memory_per_worker = memory_per_worker
+        self.strategy = strategy
+        self.bundles = bundles
         self.tensor_parallel_size = tensor_parallel_size
         self.pipeline_parallel_size = pipeline_parallel_size
         self.context_parallel_size = context_parallel_size
@@ -50,10 +63,33 @@ class WorkerConfig:
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
-        self.__dict__.update(extra)
+        check(self)
 
     def __repr__(self) -> str:
         return f"WorkerConfig({', '.join(f'{k}={v!r}' for k, v in self.__dict__.items() if v)})"
+
+
+FIELDS = tuple(WorkerConfig.__init__.__code__.co_varnames[1 : 2 + WorkerConfig.__init__.__code__.co_kwonlyargcount])
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+def check(config: Any) -> None:
+    """Refuses a configuration, of whatever class, with a value that makes no sense, by the name of the field."""
+    least = {"world_size": 1, "max_concurrency": 1, "queue_limit": 0, "restarts": 0}
+    least |= dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"), 1)
+    for name, lower in least.items():
+        if (value := setting(config, name, None)) is not None:
+            _check.integer(name, value, lower)
+    for name in ("start_timeout", "stop_grace"):
+        _check.number(name, setting(config, name, 0.0), unit="seconds")
+    for name in ("ordered", "detached", "late_rendezvous"):
+        _check.flag(name, setting(config, name, False))
+    _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
+    _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
+    _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
+    strategy = setting(config, "strategy", "")
+    if strategy and strategy not in STRATEGIES:
+        raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
 
 
 def setting(config: Any, name: str, default: Any) -> Any:

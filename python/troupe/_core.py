@@ -16,6 +16,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +37,7 @@ _SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # nanoseconds
 _LARGE = 64 << 10  # bodies over this cross without a copy
 
 Buffer = bytes | bytearray | memoryview
+OnCall = Callable[[int, int, bytes, Any], None]  # kind, token, meta, body
 
 
 class Receiver(Protocol):
@@ -123,6 +125,8 @@ def _load() -> ctypes.PyDLL:
         ("troupe_call", i32, (u64, u64, ctypes.c_char_p, u64)),
         ("troupe_cancel", i32, (u64,)),
         ("troupe_take", i64, (ptr, u64)),
+        ("troupe_side", i32, ()),
+        ("troupe_take_side", i64, (ptr, u64)),
         ("troupe_answer", i32, (u64, i32, ptr, u64)),
         ("troupe_cancelled", i32, (u64,)),
         ("troupe_alloc", ptr, (u64,)),
@@ -137,6 +141,67 @@ def _load() -> ctypes.PyDLL:
     return lib
 
 
+class Inbox:
+    """Completions that were taken from one of the core's queues and not handed on yet. One thread uses it at a time."""
+
+    def __init__(self, core: Core, take: Any, side: bool) -> None:
+        self._core = core
+        self._side = side
+        self._take = take
+        self._buffer = bytearray(_TAKE)
+        self._address = ctypes.addressof((ctypes.c_char * _TAKE).from_buffer(self._buffer))
+        self.at = self.end = 0  # of the buffer, what has not been handed on
+        self._loan: tuple[int, Any] | None = None  # the large body that is just being handed on, and its number
+
+    def drain(self) -> bool:
+        """Takes what is there and hands it on; False: there was nothing, and what was held back is on its way. An interrupt in
+        between loses nothing: it goes on where it was. If there is more than fits, the descriptor stays readable."""
+        taken = 0
+        while True:
+            while self.at < self.end:
+                self.at = self._hand_on(self.at)
+            self._loan = None
+            if taken:
+                return True
+            taken = self._take(self._address, _TAKE)
+            if taken <= 0:
+                if taken < 0:
+                    raise self._core.fail(taken)
+                return False
+            self.at, self.end = 0, taken
+
+    def _hand_on(self, start: int) -> int:
+        """Hands on the completion that begins there; where the next one does."""
+        buffer = self._buffer
+        kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(buffer, start)
+        start += 48
+        end: int = start + (meta_len + 7 & ~7)
+        body: Buffer
+        if at:
+            body = self._lent(at, body_len, number)
+        else:
+            body = buffer[end : end + body_len]
+            end += body_len + 7 & ~7
+        if kind < CALL:
+            receiver = self._core._pending.get(token)
+            if receiver is not None:
+                receiver.deliver(kind, flags, rank, body)
+                if flags & LAST:
+                    self._core._pending.pop(token, None)
+        elif (on_call := self._core.on_side_call if self._side else self._core.on_call) is not None:
+            on_call(kind, token, bytes(buffer[start : start + meta_len]), body)
+        return end
+
+    def _lent(self, at: int, n: int, number: int) -> memoryview:
+        """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
+        came in between, it is still one."""
+        if self._loan is None or self._loan[0] != number:
+            raw = _span(n).from_address(at)
+            self._loan = (number, raw)
+            weakref.finalize(raw, _give_back, self._core, number).atexit = False
+        return memoryview(self._loan[1]).cast("B")[:n]
+
+
 class Core:
     """The one core of this process."""
 
@@ -147,14 +212,17 @@ class Core:
         if self.fd < 0:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
         self._wake, self._wake_write = _wake_pair()
-        self._buffer = bytearray(_TAKE)
-        self._take = self.lib.troupe_take
-        self._address = ctypes.addressof((ctypes.c_char * _TAKE).from_buffer(self._buffer))
-        self._at = self._end = 0  # of the buffer, what has not been handed on; touched by the reader alone
-        self._loan: tuple[int, Any] | None = None  # the large body that is just being handed on, and its number
+        self.on_call: OnCall | None = None  # of a worker: takes calls; called by the reader
+        self.on_side_call: OnCall | None = None  # takes calls of the side queue; called by the thread that reads it
+        self._inbox = Inbox(self, self.lib.troupe_take, side=False)
+        self._drain = self._inbox.drain
         self._tokens = itertools.count(1)
         self._pending: dict[int, Receiver] = {}
-        self.on_call: Callable[[int, int, bytes, Buffer], None] | None = None  # of a worker; called by the reader
+        self._side_lock = threading.Lock()  # guards the two that follow
+        self._side_generation = 0  # the thread of this number reads the side queue
+        self.side_is_shared = False  # functions of pipelines use the side queue too, and must not wait for a served method
+        self.on_side_shared: Callable[[], None] | None = None  # starts the thread of the side queue again, with methods elsewhere
+        self.after_side: Callable[[], None] | None = None  # called by that thread when it has handed on what was there
         self._reader = threading.Lock()
         self._sleepers: list[Sleeper] = []
         self._thread = 0  # of the reader
@@ -249,65 +317,53 @@ class Core:
             raise
         return at
 
-    # Completions.
+    # The side queue: served calls, calls that run beside a worker's main thread, functions of pipelines. A thread reads it all the time.
 
-    def _drain(self) -> bool:
-        """Takes what is there and hands it on; False: there was nothing, and what was held back is on its way. An interrupt in
-        between loses nothing: it goes on where it was. If there is more than fits, the descriptor stays readable."""
-        taken = 0
-        while True:
-            while self._at < self._end:
-                self._at = self._hand_on(self._at)
-            self._loan = None
-            if taken:
-                return True
-            taken = self._take(self._address, _TAKE)
-            if taken <= 0:
-                if taken < 0:
-                    raise self.fail(taken)
-                return False
-            self._at, self._end = 0, taken
+    def read_side(self, after: Callable[[], None] | None = None) -> None:
+        """Starts a thread that reads the side queue, in place of the one that does, which ends. after is called on it whenever it has
+        handed on what was there: it may run a method, and the queue is not read meanwhile."""
+        fd = self.lib.troupe_side()
+        if fd < 0:
+            raise self.fail(fd)
+        with self._side_lock:
+            self._side_generation += 1
+            self.after_side = after
+            threading.Thread(target=self._read_side, args=(fd, self._side_generation), daemon=True, name="troupe-side").start()
 
-    def _hand_on(self, start: int) -> int:
-        """Hands on the completion that begins there; where the next one does."""
-        buffer = self._buffer
-        kind, flags, token, rank, meta_len, body_len, at, number = _HEAD.unpack_from(buffer, start)
-        start += 48
-        end: int = start + (meta_len + 7 & ~7)
-        body: Buffer
-        if at:
-            body = self._lent(at, body_len, number)
+    def share_side(self) -> None:
+        """Has the side queue read for functions of pipelines: the thread that reads it runs no methods from now on."""
+        self.side_is_shared = True
+        if self.on_side_shared is not None:
+            self.on_side_shared()
         else:
-            body = buffer[end : end + body_len]
-            end += body_len + 7 & ~7
-        if kind < CALL:
-            receiver = self._pending.get(token)
-            if receiver is not None:
-                receiver.deliver(kind, flags, rank, body)
-                if flags & LAST:
-                    self._pending.pop(token, None)
-        elif self.on_call is not None:
-            self.on_call(kind, token, bytes(buffer[start : start + meta_len]), body)
-        return end
+            self.read_side()
 
-    def _lent(self, at: int, n: int, number: int) -> memoryview:
-        """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
-        came in between, it is still one."""
-        if self._loan is None or self._loan[0] != number:
-            raw = _span(n).from_address(at)
-            self._loan = (number, raw)
-            weakref.finalize(raw, _give_back, self, number).atexit = False
-        return memoryview(self._loan[1]).cast("B")[:n]
+    def _read_side(self, fd: int, generation: int) -> None:
+        inbox = Inbox(self, self.lib.troupe_take_side, side=True)
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        while True:
+            poller.poll()
+            with self._side_lock:
+                if self._side_generation != generation:
+                    return  # another thread reads
+                inbox.drain()
+                after = self.after_side
+            if after is not None:
+                after()
+
+    # Completions.
 
     def poke(self) -> None:
         """Wakes the reader."""
         os.write(self._wake_write, b"\1\0\0\0\0\0\0\0")
 
-    def wait(self, what: Waited, deadline: float | None, *, brief: bool = False) -> bool:
-        """Waits until what is over, or the deadline. A brief wait is let through in a running event loop."""
+    def wait(self, what: Waited, deadline: float | None) -> bool:
+        """Blocks this thread until what is over, or the deadline. In an event loop it stops that loop and nothing else: the thread reads
+        completions itself, or sleeps while another thread does."""
         self.check()
-        if not brief:
-            refuse_in_loop()
+        if serving_loops:
+            warn_in_serving_loop()
         while not what._done:
             if self._reader.acquire(False):
                 what._waiters.append(self._wake_reader)
@@ -355,13 +411,15 @@ class Core:
     def idle(self, what: Waited, thread: int) -> None:
         """Waits without a deadline, on the thread with that number: the way of every short call, at both of its ends. Who
         reads need not be woken by what is over: nobody else can have read it."""
+        if serving_loops:
+            warn_in_serving_loop()
         if not self._reader.acquire(False):
             self.wait(what, None)
             return
         self._thread = thread
         poll = self._poller.poll
         try:
-            if self._at < self._end:
+            if self._inbox.at < self._inbox.end:
                 self._drain()
             while not what._done:
                 for fd, _ in poll():
@@ -499,9 +557,29 @@ def running_loop() -> Any | None:
     return None if events is None else events._get_running_loop()
 
 
-def refuse_in_loop(remedy: str = "call with blocking=False (or .remote, or execute_…_async) and `await` the future") -> None:
-    if running_loop() is not None:
-        raise _errors.InvalidError(f"a blocking call inside a running event loop would stop the loop: {remedy}")
+# Event loops of this process that serve calls: of an async worker, of async engines, of async objects that a driver serves.
+serving_loops: set[Any] = set()
+_warned = False
+
+
+def warn_in_serving_loop(remedy: str = "`await handle.method.remote(…)`, or `await` the future of a call with blocking=False") -> None:
+    """Warns, once in a process, that a blocking call stops an event loop that serves calls; remedy is the form that does not."""
+    global _warned
+    if not _warned and running_loop() in serving_loops:
+        _warned = True
+        text = f"a blocking call inside the event loop of an async worker stops all calls on that loop until it returns; use {remedy}"
+        warnings.warn(text, RuntimeWarning, stacklevel=user_stacklevel())
+
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
+
+def user_stacklevel() -> int:
+    """The stacklevel with which a warning that the caller of this function issues names the user's code."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class Ask:
@@ -524,11 +602,11 @@ class Ask:
         for wake in list(self._waiters):
             wake()
 
-    def get(self, timeout: float | None = None, *, brief: bool = False) -> Any:
+    def get(self, timeout: float | None = None) -> Any:
         """Waits for the answer. If the wait is interrupted, what was asked for is given up."""
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            if not self.core.wait(self, deadline, brief=brief):
+            if not self.core.wait(self, deadline):
                 raise _errors.TimedOutError(f"no answer within {timeout} s")
         except BaseException:
             if not self._done and self.core._pid == os.getpid():

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from typing import Any
 
 from . import _core, _errors, _serve, _session
+from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
 from ._core import CANCEL
-from ._future import Waitable
-from ._worker import Call
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
 _numbers = itertools.count(1)
@@ -51,7 +51,7 @@ def driver() -> WorkerHandle:
 def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
     """What the driver with that session serves. The role is looked up each time, and shared."""
     session = _session.current(start=False)
-    found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE, brief=True)
+    found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE)
     codec = session.codec(False)
     cluster: Cluster = from_handle(found.data, codec._unpack(found.data))
     if trusted and not cluster._trusted:
@@ -60,8 +60,8 @@ def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
 
 
 class Desk(_serve.Server):
-    """Everything that a driver serves. One thread reads completions, so that calls are seen while the driver computes; it ends
-    with the last of them."""
+    """Everything that a driver serves. The thread of the side queue reads the calls, so that they are seen while the driver computes.
+    It runs the methods itself where one object is served whose methods run one at a time; else each object has a thread or a loop."""
 
     def __init__(self, session: _session.Session) -> None:
         self.session = session
@@ -74,24 +74,37 @@ class Desk(_serve.Server):
         self.runners: dict[str, Any] = {}  # by object: who runs its methods
         self.tables: dict[str, dict[str, Any]] = {}  # by object: what it can do
         self.loops = {}
-        self.over = Waitable(self.core)
-        self.core.on_call = self.arrived
-        threading.Thread(target=self.read, daemon=True, name="troupe-reader").start()
+        self.inline: deque[tuple[int, bytes, Any]] = deque()  # calls that the thread of the side queue runs itself
+        self.core.on_side_call = self.arrived
+        self.core.on_side_shared = self.choose_threads
 
-    def read(self) -> None:
-        self.core.wait(self.over, None)
+    def run_inline(self) -> None:
+        while self.inline:
+            self.serve(*self.inline.popleft())
+
+    def choose_threads(self) -> None:
+        """Decides which threads run methods, after an object was added."""
+        only = next(iter(self.objects.values())) if len(self.objects) == 1 else None
+        if only is not None and not only.is_async and not only.lanes and not self.core.side_is_shared:
+            self.core.read_side(self.run_inline)
+            return
+        self.core.read_side()
+        for key, made in self.objects.items():
+            if not made.is_async and self.runners[key] is None:
+                self.runners[key] = Thread(self, f"troupe-{key}")
 
     def enter(self, obj: Any, max_concurrency: int) -> str:
         key = f"served-{next(_numbers)}"
-        self.objects[key], self.tables[key] = _serve.describe(obj, max_concurrency)
-        self.runners[key] = self.loop_for() if self.objects[key].is_async else Thread(self, f"troupe-{key}")
+        self.objects[key], self.tables[key] = _serve.describe(obj, max_concurrency, "all")
+        self.runners[key] = self.loop_for() if self.objects[key].is_async else None
+        self.choose_threads()
         return key
 
     def announce(self, key: str, name: str | None) -> WorkerHandle:
         """Makes a role of it."""
         request = {"class": type(self.objects[key].value).__name__, "object": key, "table": self.tables[key]}
         try:
-            fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE, brief=True)
+            fields = self.core.ask("serve", runtime=self.session.id, name=name or "", serve=request).get(_PATIENCE)
         except BaseException:
             self.remove(key)
             raise
@@ -112,11 +125,9 @@ class Desk(_serve.Server):
             runner = self.runners.pop(key, None)
             if runner is not None:
                 runner.end()
-            if not self.runners and not self.over._done:
-                self.core.on_call = None
+            if not self.runners and self.session.desk is self:
+                self.core.on_side_call = self.core.on_side_shared = None
                 self.session.desk = None
-                self.over._finish()
-                self.core.poke()
 
     def close(self) -> None:
         """The session has ended: nobody is served any more."""
@@ -132,12 +143,15 @@ class Desk(_serve.Server):
         if kind == CANCEL:
             self.cancel_in(token)
             return
-        call = Call(self.core, token, meta)
+        call = IncomingCall(self.core, token, meta)
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
-        if made is None or runner is None:
+        if made is None or call.object not in self.runners:
             self.fail(token, _errors.ClosedError("the driver no longer serves this"))
         elif made.is_async:
+            assert runner is not None
             self.begin_in(runner, token, call, body)
+        elif runner is None:
+            self.inline.append((token, meta, body))
         elif call.method in made.lanes:
             threading.Thread(target=self.serve, args=(token, meta, body), daemon=True, name="troupe-served").start()
         else:
@@ -156,10 +170,7 @@ class Thread:
 
     def run(self) -> None:
         while (item := self.calls.get()) is not None:
-            try:
-                self.desk.serve(*item)
-            except SystemExit:
-                pass  # its caller has been told; it ends no driver from a thread
+            self.desk.serve(*item)
 
     def put(self, item: tuple[int, bytes, Any]) -> None:
         self.calls.put(item)

@@ -1,7 +1,7 @@
 """Exceptions. One class for each code of the wire, all under Error.
 
     Error
-    ├── ApplicationError      the method raised; __cause__ is the original exception where its type is known here
+    ├── ApplicationError      the method raised; the error is also an instance of the original type where that is known here
     │   └── PanicError        the worker's method crashed in a way its language calls a panic
     ├── RefusedError          the receiver would not take it: bad argument, wrong state, no right
     ├── BusyError             a bounded queue is full; try again later
@@ -26,6 +26,8 @@
 from __future__ import annotations
 
 from typing import Any
+
+from . import _traceback
 
 MOST_TEXT = 8 << 10  # bytes of a message; the core keeps no more than twice as many
 
@@ -71,6 +73,11 @@ class Error(Exception):
         """The last lines that a lost worker printed."""
         return [line for line in self.details.get("last_lines", "").split("\n") if line]
 
+    @property
+    def original(self) -> BaseException | None:
+        """The exception that the remote method raised, rebuilt here; None if its type is not known here, or none was raised."""
+        return None
+
     def __str__(self) -> str:
         where = self.role
         if where and self.rank is not None and self.rank >= 0:
@@ -79,17 +86,29 @@ class Error(Exception):
             where = f"{where} {self.method}".strip()
         if self.node:
             where += f" on {self.node}"
-        text = f"{where}: {self.message}" if where else self.message
+        text = f"{where}: {self._typed_message()}" if where else self._typed_message()
         if self.remote_traceback:
-            text += "\n--- the worker's traceback\n" + self.remote_traceback.rstrip()
+            text += "\n--- the worker's traceback\n" + _traceback.fold_text(self.remote_traceback).rstrip()
         return text
 
+    def _typed_message(self) -> str:
+        """The message behind the name of the remote exception's type, if there was one."""
+        name = str(self.details.get("type", ""))
+        message = self.message if isinstance(self.message, str) else text_of(self.message)
+        lost = f" ({self.details['not_rebuilt']})" if self.details.get("not_rebuilt") else ""
+        if not name or not isinstance(name, str) or name == type(self).__name__ or name in message.partition("\n")[0]:
+            return message + lost
+        return f"{name}: {message}{lost}"
+
     def _again(self) -> Error:
-        """Another one like it, to be raised. What was raised refers to the frames that it went through, and they mostly to whoever
-        keeps it: a circle, in which the arguments of the call would stay."""
-        error = _rebuild(type(self), self.message, self.__dict__)
-        error.__cause__ = self.__cause__
-        return error
+        """A copy to be raised. A raised exception refers to the frames that it passed, and those often to the future that keeps the
+        original: a reference cycle that would keep the arguments of the call alive."""
+        return _rebuild(type(self), self.message, self.__dict__)._caused_by(self.__cause__)
+
+    def _caused_by(self, cause: BaseException | None) -> Error:
+        if cause is not None:
+            self.__cause__ = cause
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, {k: v for k, v in self.__dict__.items() if k != "message"}))
@@ -99,6 +118,88 @@ def _rebuild(cls: type[Error], message: str, state: dict[str, Any]) -> Error:
     error = cls(message)
     error.__dict__.update(state)
     return error
+
+
+class _Dual:
+    """Mixed into the class of an error that is also of the type that the remote method raised. `_error` is the error without that
+    type; attributes of the original exception take precedence over the error's own."""
+
+    _error: Error
+    _original: BaseException
+
+    @property
+    def original(self) -> BaseException:
+        return self._original
+
+    def __str__(self) -> str:
+        return str(self._error)
+
+    def _again(self) -> Error:
+        return with_original(self._error, self._original)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (with_original, (self._error, self._original))
+
+
+_duals: dict[tuple[type, type], type] = {}
+
+
+def with_original(error: Error, original: BaseException) -> Error:
+    """The error as an instance of the original exception's class too, so that `except ValueError` catches it. It has the original's
+    arguments, attributes and __cause__. Where Python cannot make such a class, the original is the __cause__ of the error."""
+    try:
+        dual: Any = _new(_dual_class(type(error), type(original)), original.args)
+        dual.__dict__.update({**error.__dict__, **original.__dict__, "_error": error, "_original": original})
+        copy_fields(fields_of(original), dual)
+        dual.__cause__ = original.__cause__
+        dual.__suppress_context__ = True
+        result: Error = dual
+        return result
+    except Exception as err:  # a metaclass, __init_subclass__ or __slots__ of the original's class
+        name = type_name(original)
+        error.details = {**error.details, "not_rebuilt": f"`except {name}` does not catch this: {text_of(err, 200)}"}
+        return error._caused_by(original)
+
+
+def _dual_class(kind: type[Error], original: type[BaseException]) -> type:
+    found = _duals.get((kind, original))
+    if found is None:
+        if len(_duals) >= _MOST_DUALS:
+            _duals.clear()
+        name = f"{kind.__name__}[{original.__qualname__}]"
+        found = type(name, (_Dual, kind, original), {"__module__": "troupe", "__qualname__": name})
+        _duals[kind, original] = found
+    return found
+
+
+def _new(kind: type, args: tuple[Any, ...]) -> BaseException:
+    """An exception with these arguments, made without its class's own constructor, which may take others."""
+    builtin: Any = next(c for c in kind.__mro__ if c.__module__ == "builtins")
+    try:
+        made: BaseException = builtin.__new__(kind, *args)
+        builtin.__init__(made, *args)
+    except TypeError:  # a class such as UnicodeDecodeError whose subclass gave other arguments
+        made = BaseException.__new__(kind, *args) if builtin in (Exception, BaseException) else builtin.__new__(kind)
+    made.args = args
+    return made
+
+
+_MOST_DUALS = 1000
+
+
+def _field_names(err: BaseException) -> tuple[str, ...]:
+    """Attributes of built-in types that are neither arguments nor in __dict__."""
+    return ("name", "path") if isinstance(err, ImportError) else ("filename", "filename2") if isinstance(err, OSError) else ()
+
+
+def fields_of(err: BaseException) -> dict[str, Any]:
+    return {name: value for name in _field_names(err) if (value := getattr(err, name, None)) is not None}
+
+
+def copy_fields(fields: dict[str, Any], err: BaseException) -> None:
+    for name in _field_names(err):
+        if name in fields:
+            setattr(err, name, fields[name])
 
 
 class ApplicationError(Error):

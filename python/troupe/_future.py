@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Any, overload
 
-from . import _codec, _core, _errors, _split
+import msgpack
+
+from . import _call, _check, _codec, _core, _error_transfer, _errors, _split, _traceback
 from ._core import CAUSE, FAILED, LAST, NONE, OVER, WHOLE
-from ._worker import Call, _call
+from ._result_stream import ResultStream, StreamReference
+
+_SILENCE = 1.0  # seconds that a call waits behind an interrupted one before it says so
+_PROGRESS_EVERY = 5.0  # seconds without news after which progress says what is waited for
+_SHOWN = 8  # ranks that a message describes
 
 
 class Waitable(_codec.Eventual):
@@ -62,12 +69,14 @@ class Waitable(_codec.Eventual):
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
+        _check.seconds("timeout", timeout, zero=True)
         if not self._wait(timeout):
             raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
         return self._get()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits and gives the exception, or None."""
+        _check.seconds("timeout", timeout, zero=True)
         try:
             self.result(timeout)
         except _errors.TimedOutError:
@@ -119,6 +128,36 @@ class RankFuture(Waitable):
         return f"<RankFuture {self.parent._what} rank {self.rank} {'done' if self._done else 'pending'}>"
 
 
+class ElementFuture(Waitable):
+    """One element of the tuple or list that a call returns."""
+
+    def __init__(self, parent: Any, index: int, count: int) -> None:
+        super().__init__(parent._core)
+        self.parent = parent  # a future with cancel and cancelled
+        self._index, self._count = index, count
+        parent.add_done_callback(lambda _: self._finish())
+
+    def cancel(self) -> bool:
+        """Cancels the whole call: its elements are made together."""
+        return bool(self.parent.cancel())
+
+    def cancelled(self) -> bool:
+        return bool(self.parent.cancelled())
+
+    def _wait(self, timeout: float | None) -> bool:
+        return bool(self.parent._wait(timeout))
+
+    def _get(self) -> Any:
+        values = self.parent._get()
+        if not isinstance(values, (tuple, list)) or len(values) != self._count:
+            size = f" of {len(values)}" if isinstance(values, (tuple, list)) else ""
+            raise _errors.InvalidError(f"num_returns={self._count}, but {self.parent!r} returned a {type(values).__name__}{size}")
+        return values[self._index]
+
+    def __repr__(self) -> str:
+        return f"<ElementFuture {self._index} of {self.parent!r}>"
+
+
 class Future(Waitable, Sequence[RankFuture]):
     """A call under way, and the sequence of its parts by rank.
 
@@ -137,7 +176,10 @@ class Future(Waitable, Sequence[RankFuture]):
     _ranks: dict[int, RankFuture] | None = None
     _value: Any = None
     _has_value = False
+    _engine = ""  # the object in the workers that was called
+    _described = False  # the error of a timeout names the ranks that did not answer
     _told = False  # of initialize: the workers have been asked for their mesh since
+    _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
     _behind = 0  # the call that this one waits for: that of the method which made it, on the same worker
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
@@ -182,18 +224,16 @@ class Future(Waitable, Sequence[RankFuture]):
                 wake()
 
     def _raise_from(self, body: Any) -> _errors.Error:
-        from . import _origin
-
-        return _origin.chain(_errors.from_body(body), self._codec.pickle)
+        return _error_transfer.rebuild(_errors.from_body(body), self._codec)
 
     # For callers.
 
     def _refuse_own(self) -> None:
         """Whoever serves the call that this one waits for must not wait for it."""
-        serving = _call.get()
+        serving = _call.current.get()
         if serving is None or serving[1] != self._behind:
             return
-        busy, method = Call(*serving).method, self._where[1]
+        busy, method = _call.IncomingCall(*serving).method, self._where[1]
         raise _errors.RefusedError(
             f"{self._what} on the worker's own rank would wait for itself: its turn comes when {busy!r}, which made the call, has returned; "
             f"call self.{method}(…) directly, do not wait for the future, or mark {method} with @register(lane=\"control\") or "
@@ -201,10 +241,75 @@ class Future(Waitable, Sequence[RankFuture]):
             role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
         )  # fmt: skip
 
+    def _refuse_own_loop(self) -> None:
+        """A blocking wait in a worker's event loop for a call that the same loop must serve would never end."""
+        if _core.running_loop() is self._behind_loop:
+            method = self._where[1]
+            raise _errors.RefusedError(
+                f"{self._what} on the worker's own rank would wait for itself: it runs on the event loop that this wait blocks; "
+                f"`await handle.{method}.remote(…)`, or call self.{method}(…) directly",
+                role=self._where[0].name, rank=self._where[0]._own_rank, method=method,
+            )  # fmt: skip
+
     def _wait(self, timeout: float | None) -> bool:
-        if self._behind and timeout is None and not self._done:
-            self._refuse_own()
-        return super()._wait(timeout)
+        if timeout is None and not self._done:
+            if self._behind:
+                self._refuse_own()
+            if self._behind_loop is not None:
+                self._refuse_own_loop()
+        try:
+            if not self._done and not self._where[0]._interrupted.isdisjoint(self._plan.called()):
+                return self._wait_behind_interrupted(timeout)
+            return super()._wait(timeout)
+        except KeyboardInterrupt:
+            self._where[0]._interrupted.update(self._plan.called())
+            raise
+
+    def _wait_behind_interrupted(self, timeout: float | None) -> bool:
+        """Waits, and after a second says what the workers still run of calls that were cancelled or no longer waited for."""
+        cluster = self._where[0]
+        if timeout is not None and timeout <= _SILENCE:
+            return super()._wait(timeout)
+        if super()._wait(_SILENCE):
+            cluster._interrupted.difference_update(self._plan.called())
+            return True
+        busy = {r: text for r, text in cluster._activity(self._missing()).items() if not text.startswith("idle")}
+        cluster._interrupted.difference_update(self._plan.called())
+        if busy and not self._done:
+            shown = "; ".join(f"rank {r} {text}" for r, text in list(busy.items())[:_SHOWN])
+            warnings.warn(
+                f"{self._what} waits for a worker of {cluster.name} that is busy with an earlier call: {shown}. A method ends early only if it checks "
+                "troupe.current_call().cancelled; cluster.shutdown() ends the worker", RuntimeWarning, stacklevel=_core.user_stacklevel(),
+            )  # fmt: skip
+        return super()._wait(None if timeout is None else timeout - _SILENCE)
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not answered with a value."""
+        return [r for r in self._plan.called() if self._failed(r)]
+
+    def _waits_for(self) -> str:
+        """What the ranks that have not answered are doing, for a message; nothing if all have."""
+        missing = self._missing()
+        if not missing or self._whole is not None:
+            return ""
+        try:
+            doing = self._where[0]._activity(missing[:_SHOWN])
+        except _errors.Error:  # the cluster is closed
+            doing = {}
+        shown = "; ".join(f"rank {r} {doing.get(r, 'is not known')}" for r in missing[:_SHOWN])
+        more = f"; and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        return f"; {len(missing)} of {len(self._plan.called())} ranks have not answered: {shown}{more}"
+
+    def _describe_timeout(self, error: _errors.Error) -> None:
+        """Adds to the message of a call's timeout, once, which ranks did not answer and what they are doing."""
+        if not self._described:
+            self._described = True
+            error.message += self._waits_for()
+
+    def _ended_values(self) -> list[Any]:
+        """Waits for the end and gives by rank what was answered, None where nothing was."""
+        self._core.wait(self, None)
+        return [None if self._failed(r) else self._answer(r) for r in self._plan.collect]
 
     def _answer(self, rank: int) -> Any:
         if rank in self._decoded:
@@ -215,16 +320,25 @@ class Future(Waitable, Sequence[RankFuture]):
         if flags & FAILED:
             raise self._raise_from(body)
         value = None if flags & NONE else self._codec.decode(body)
+        if type(value) is StreamReference:
+            value = self._stream(rank, value)
         self._decoded[rank] = value
         return value
+
+    def _stream(self, rank: int, reference: StreamReference) -> ResultStream:
+        return ResultStream(self._where[0].workers[rank], reference, self._engine)
 
     def _get(self) -> Any:
         if self._has_value:
             return self._value
         if self._error is not None and not self._keep_all:
+            if self._error.code == "timed_out" and _core.running_loop() is None:
+                self._describe_timeout(self._error)
             raise self._error._again()
         if self._whole is not None:
             values = self._codec.decode(self._whole)
+            if any(type(v) is StreamReference for v in values):
+                values = [self._stream(r, v) if type(v) is StreamReference else v for r, v in zip(self._plan.collect, values, strict=False)]
             self._whole = None
             if self._collects and self._plan.result == "list":
                 self._value, self._has_value = values, True
@@ -262,12 +376,16 @@ class Future(Waitable, Sequence[RankFuture]):
 
     def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
         """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
+        _check.seconds("timeout", timeout, zero=True)
         if progress:
             _show_progress([self], timeout)
         if not self._done and not self._wait(timeout):
-            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
-        value = self._get()
-        if self._where[1] == "initialize" and _core.running_loop() is None and self._news():
+            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on, cancel() ends it{self._waits_for()}")
+        try:
+            value = self._get()
+        except _errors.Error as err:
+            raise _traceback.cut(err) from err.__cause__
+        if self._where[1] == "initialize" and self._news():
             self._where[0].update_mesh()
         return value
 
@@ -288,6 +406,7 @@ class Future(Waitable, Sequence[RankFuture]):
         """Gives the call up; its workers are told. False: it was over."""
         if self._done or not self._token:
             return False
+        self._where[0]._interrupted.update(self._plan.called())
         self._core.cancel(self._token)
         return True
 
@@ -299,6 +418,10 @@ class Future(Waitable, Sequence[RankFuture]):
         self.done()
         return {r: self._done or r in self._answers for r in self._plan.called()}
 
+    def _elements(self, count: int) -> list[ElementFuture]:
+        """A future for each of so many elements of the result."""
+        return [ElementFuture(self, i, count) for i in range(count)]
+
     def _children(self) -> dict[int, RankFuture]:
         if self._ranks is None:
             children = {r: RankFuture(self, r) for r in (self._plan.collect or self._plan.called())}
@@ -307,6 +430,18 @@ class Future(Waitable, Sequence[RankFuture]):
                 if self._done or rank in self._answers:
                     child._done = True
         return self._ranks
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        """The values of a generator method: `async for value in handle.method.remote(…)`."""
+        return self._aiter()
+
+    async def _aiter(self) -> AsyncIterator[Any]:
+        stream = await self
+        if not isinstance(stream, ResultStream):
+            raise _errors.InvalidError(f"`async for` takes the call of a generator method on one worker, and {self._what} gave a {type(stream).__name__}")
+        with stream:
+            async for value in stream:
+                yield value
 
     def __len__(self) -> int:
         return len(self._plan.collect or self._plan.called())
@@ -338,11 +473,11 @@ class Future(Waitable, Sequence[RankFuture]):
 class Asked(Waitable):
     """Something that was asked of the core, as a future: an order to a pipeline, a request through a router."""
 
-    def __init__(self, core: _core.Core, op: str, *, read: Callable[[Any], Any] | None = None, trusted: bool = False, **fields: Any) -> None:
+    def __init__(self, core: _core.Core, op: str, *, read: Callable[[Any], Any] | None = None, codec: _codec.Codec | None = None, **fields: Any) -> None:
         super().__init__(core)
         self._op = op
         self._read = read  # what the caller sees of the answer
-        self._trusted = trusted
+        self._codec = codec or _codec.Codec()
         self._value: Any = None
         self._error: _errors.Error | None = None
         request = _core.request_of(op, fields)
@@ -353,12 +488,8 @@ class Asked(Waitable):
         self._finish()
 
     def _store(self, flags: int, body: Any) -> None:
-        import msgpack
-
-        from . import _origin
-
         if flags & FAILED:
-            self._error = _origin.chain(_errors.from_body(body), self._trusted)
+            self._error = _error_transfer.rebuild(_errors.from_body(body), self._codec)
         else:
             self._value = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
 
@@ -424,6 +555,7 @@ def _flatten(x: Any) -> list[Waitable]:
 def get(x: Any, timeout: float | None = None, *, progress: bool = False) -> Any:
     """The result of a future, or of each in a nested list. The first failure is raised at once."""
     futures = _flatten(x)
+    _check.seconds("timeout", timeout, zero=True)
     if not futures:
         return [] if isinstance(x, list) else x
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -443,12 +575,18 @@ def _fail_fast(futures: list[Waitable], deadline: float | None, timeout: float |
         group = Gathered(left, 1)
         try:
             if not group._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise _errors.TimedOutError(f"{len(left)} of {len(futures)} futures were not over within {timeout} s")
+                raise _errors.TimedOutError(f"{len(left)} of {len(futures)} futures were not over within {timeout} s{_what_is_missing(left)}")
         finally:
             group.close()
         for f in [f for f in left if f._done]:
             f._get()
         left = [f for f in left if not f._done]
+
+
+def _what_is_missing(left: Sequence[Any]) -> str:
+    """For the first of the calls that are not over, which ranks they wait for; a message has room for few."""
+    calls = list({id(c): c for c in (f if isinstance(f, Future) else getattr(f, "parent", None) for f in left) if isinstance(c, Future)}.values())
+    return "".join(f"; {c._what}{c._waits_for()}" for c in calls[:2])
 
 
 def _results(x: Any, deadline: float | None) -> Any:
@@ -463,7 +601,8 @@ def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = N
     for f in futures:
         if not isinstance(f, Waitable):
             raise _errors.InvalidError(f"wait takes futures, not a {type(f).__name__}")
-    if not 0 < num_returns <= len(futures):
+    _check.seconds("timeout", timeout, zero=True)
+    if not 0 < _check.integer("num_returns", num_returns) <= len(futures):
         raise _errors.InvalidError(f"num_returns {num_returns} of {len(futures)} futures")
     group = Gathered(futures, num_returns)
     try:
@@ -477,12 +616,13 @@ def wait(futures: Iterable[Any], num_returns: int = 1, timeout: float | None = N
 def as_completed(futures: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
     """The futures, as they end. One future of several ranks stands for its parts."""
     left = list(futures)
+    _check.seconds("timeout", timeout, zero=True)
     deadline = None if timeout is None else time.monotonic() + timeout
     while left:
         group = Gathered(left, 1)
         try:
             if not group._wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
-                raise _errors.TimedOutError(f"{len(left)} futures were not over within {timeout} s")
+                raise _errors.TimedOutError(f"{len(left)} futures were not over within {timeout} s{_what_is_missing(left)}")
         finally:
             group.close()
         for f in [f for f in left if f._done]:
@@ -499,9 +639,23 @@ def _show_progress(futures: Sequence[Any], timeout: float | None) -> None:
         bar = tqdm(total=len(parts))
     except ImportError:
         bar = _Line(len(parts))
+    deadline = None if timeout is None else time.monotonic() + timeout
+    left: list[Any] = parts
     try:
-        for _ in as_completed(parts, timeout):
-            bar.update(1)
+        while left:
+            now = time.monotonic()
+            group = Gathered(left, 1)
+            try:
+                ended = group._wait(_PROGRESS_EVERY if deadline is None else max(0.0, min(_PROGRESS_EVERY, deadline - now)))
+            finally:
+                group.close()
+            if not ended and deadline is not None and time.monotonic() >= deadline:
+                raise _errors.TimedOutError(f"{len(left)} of {len(parts)} parts were not over within {timeout} s{_what_is_missing(left)}")
+            if not ended:
+                bar.set_postfix_str(_what_is_missing(left).removeprefix("; "))
+            for _ in range(sum(f._done for f in left)):
+                bar.update(1)
+            left = [f for f in left if not f._done]
     finally:
         bar.close()
 
@@ -519,6 +673,10 @@ class _Line:
             self._said = now
             os.write(2, f"troupe: {self._n} of {self._total} after {now - self._began:.0f} s\n".encode())
 
+    def set_postfix_str(self, text: str) -> None:
+        self._said = time.monotonic()
+        os.write(2, f"troupe: {self._n} of {self._total} after {self._said - self._began:.0f} s; {text}\n".encode())
+
     def close(self) -> None:
         pass
 
@@ -526,8 +684,6 @@ class _Line:
 def resolve(value: Any) -> Any:
     """An argument that is a future, or a list with futures in it, as its value."""
     if isinstance(value, Waitable):
-        if not value._done:
-            _core.refuse_in_loop()
         return value.result()
     if type(value) is list and any(isinstance(v, Waitable) for v in value):
         return [resolve(v) for v in value]

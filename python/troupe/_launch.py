@@ -9,8 +9,9 @@ from typing import Any
 
 import msgpack
 
-from . import _codec, _errors, _session
-from ._config import WorkerConfig, setting
+from . import _check, _codec, _errors, _session
+from ._config import WorkerConfig, check, setting
+from ._resources import Reservation
 
 # What a worker does not inherit of its driver's environment: what it may see, and what is ours to set.
 _NOT_INHERITED = {
@@ -75,7 +76,14 @@ def spec(
         raise _errors.InvalidError(f'worker_cls is of type {type(cls).__name__}; give a class, or "package.module.Class"')
     codec = session.codec(True)
     get = setting
-    mapping, world, gpus = get(config, "device_mapping", None), get(config, "world_size", None), get(config, "num_gpus_per_worker", None)
+    check(config)
+    mapping, world = get(config, "device_mapping", None), get(config, "world_size", None)
+    chosen = get(config, "bundles", None)
+    if chosen is not None or (isinstance(manager, Reservation) and mapping is None and world is None):
+        if not isinstance(manager, Reservation) or mapping is not None:
+            raise _errors.InvalidError(f"role {name!r}: bundles are those of a troupe.Reservation given as resource_manager, without a device_mapping")
+        mapping, picked = manager._devices_of(chosen)
+        world = picked if world is None else world
     devices = _mapping(mapping)
     world = _world(name, world, devices)
     mesh = {
@@ -93,16 +101,31 @@ def spec(
         "stop_grace": float(get(config, "stop_grace", 0)), "late_rendezvous": bool(get(config, "late_rendezvous", False)),
         "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
     }  # fmt: skip
+    out.update(_resources(name, manager, config, world, devices, node))
+    return out
+
+
+def _resources(name: str, manager: Any, config: Any, world: int, devices: str | None, node: str) -> dict[str, Any]:
+    """The devices, CPUs and memory of the workers, and where they lie."""
+    gpus = _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
+    beside = {
+        "cpus": _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0)),
+        "memory": _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0)),
+    }  # fmt: skip
+    bundle = {k: v for k, v in {"devices": gpus, **beside, "node": node}.items() if v}
+    out: dict[str, Any] = {"strategy": setting(config, "strategy", "")}
     if manager is not None and manager.id:
         out["colocate"] = manager.id
+    if gpus % 1000 and (devices is not None or manager is not None):
+        raise _errors.InvalidError(f"role {name!r}: num_gpus_per_worker={gpus / 1000} is a share of a device, which a device_mapping or a resource_manager cannot give")
     if devices is not None:
-        out["mapping"], out["per_rank"] = devices, int(gpus or 0)
-    elif gpus and manager is None:
-        out["bundles"] = [{"devices": int(gpus) * 1000}]
-    elif gpus:
-        out["mapping"] = str(list(range(world * int(gpus))))
-    elif node:
-        out["bundles"] = [{"node": node}]
+        out["mapping"], out["per_rank"] = devices, gpus // 1000
+    elif gpus and manager is not None:
+        out["mapping"] = str(list(range(world * (gpus // 1000))))
+    if "mapping" in out:
+        bundle = {k: v for k, v in bundle.items() if k in beside}
+    if bundle:
+        out["bundles"] = [bundle]
     return out
 
 
@@ -139,7 +162,10 @@ def _environment(config: Any) -> dict[str, str]:
     for key, value in own.items():
         if not isinstance(value, str):
             raise _errors.InvalidError(f"env: the value of {key} is of type {type(value).__name__}; give text")
-    return {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
+    env = {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
+    if path := _python_path(env.get("PYTHONPATH", "")):
+        env["PYTHONPATH"] = path
+    return env
 
 
 def _config(
@@ -153,7 +179,7 @@ def _config(
         "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": search_path(),
         "shipped": session.working_dir is not None,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(setting(config, "max_concurrency", 1000)),
-        "troupe": os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
+        "troupe": _PACKAGE_IN,
     }  # fmt: skip
 
 
@@ -189,5 +215,32 @@ def here() -> str:
 
 def search_path() -> list[str]:
     """Where this process finds modules; what is not there is not looked for elsewhere either."""
-    paths = [os.path.abspath(p) if p else here() for p in sys.path]
-    return [p for p in paths if os.path.exists(p)]
+    paths = [absolute for p in sys.path for absolute in _absolute(p)]
+    return [p for p in dict.fromkeys(paths) if os.path.exists(p)]
+
+
+def _absolute(path: str) -> list[str]:
+    """An entry of sys.path as the folders that it means: a relative one where this process is, and where it was when it imported us."""
+    if os.path.isabs(path):
+        return [path]
+    return [os.path.normpath(os.path.join(folder, path)) for folder in dict.fromkeys((here(), _STARTED_IN))]
+
+
+def _python_path(inherited: str) -> str:
+    """The PYTHONPATH of a worker: the folder that holds this package, and the inherited one with absolute entries. An installed package
+    is left out: the worker's interpreter finds it anyway."""
+    paths = [absolute for p in inherited.split(os.pathsep) if p for absolute in _absolute(p) if os.path.exists(absolute)]
+    if os.path.basename(_PACKAGE_IN) not in ("site-packages", "dist-packages"):
+        paths.insert(0, _PACKAGE_IN)
+    return os.pathsep.join(dict.fromkeys(paths))
+
+
+def _start_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
+
+
+_STARTED_IN = _start_folder()
+_PACKAGE_IN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

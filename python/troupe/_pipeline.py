@@ -6,7 +6,7 @@ import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from . import _codec, _core, _errors, _session
+from . import _check, _codec, _core, _errors, _session
 from ._cluster import Cluster
 from ._future import Asked
 from ._item import Item
@@ -20,8 +20,9 @@ Self = TypeVar("Self", bound="Held")
 
 
 class Held:
-    """Something that the core holds for us under a number. Made in a running event loop it is there when it has been awaited:
-    `x = await Class(…)`, or `async with Class(…) as x`."""
+    """Something that the core holds for us under a number. In a running event loop the
+    constructor does not block: `x = await Class(…)` and `async with Class(…) as x` wait without blocking the loop, and the first use
+    blocks it otherwise."""
 
     _session: Session
     _opening: Asked
@@ -35,9 +36,7 @@ class Held:
     @property
     def _id(self) -> int:
         if self._number is None:
-            if not self._opening._done:
-                raise _errors.InvalidError(f"{self!r} is not open yet: `await` it first, or enter it with `async with`")
-            self._number = self._opening._get()
+            self._number = self._opening.now()
         return self._number
 
     def __await__(self: Self) -> Generator[Any, None, Self]:
@@ -68,10 +67,10 @@ def settle(asked: Asked, blocking: bool) -> Any:
     return asked.now() if blocking else asked
 
 
-def refuse_blocking(what: str, blocking: bool) -> None:
-    """A blocking method in a running loop is an error that says what to await."""
-    if blocking and _core.running_loop() is not None:
-        _core.refuse_in_loop(f"`await {what}(…, blocking=False)`")
+def warn_if_blocking(what: str, blocking: bool) -> None:
+    """Warns if a method blocks an event loop that serves calls."""
+    if blocking and _core.serving_loops:
+        _core.warn_in_serving_loop(f"`await {what}(…, blocking=False)`")
 
 
 class Pipeline(Held):
@@ -110,16 +109,16 @@ class Pipeline(Held):
         self._name(session, name)
         crew = 0
         if declared.functions:
-            from . import _crew
+            from . import _stage_functions
 
-            functions = {stage: _crew.Function(work, stages[stage]) for stage, work in declared.functions.items()}
-            crew = _crew.Crew(session.core, self._codec, functions).token
+            functions = {stage: _stage_functions.Function(work, stages[stage]) for stage, work in declared.functions.items()}
+            crew = _stage_functions.FunctionRunner(session.core, self._codec, functions).token
         request = {"text": declared.text(), "clusters": clusters, "crew": crew, "grace": float(grace), "take_over": take_over}
         self._open(session, Asked(session.core, "pipeline_open", runtime=session.id, name=_session._who(), pipeline=request))
 
     def _name(self, session: Session, name: str) -> None:
         self.name = name
-        self._codec = _codec.Codec(why_not=_WHY_NOT, open_handle=session.codec(False).open_handle)
+        self._codec = _codec.Codec(why_not=_WHY_NOT, handles=True)
 
     @classmethod
     def attach(cls, name: str) -> Pipeline:
@@ -133,18 +132,18 @@ class Pipeline(Held):
     @staticmethod
     def check(name: str, streams: Mapping[str, Any], stages: Mapping[str, Any]) -> None:
         """Raises InvalidError with everything that is wrong with the declaration. Nothing is started, and no head is needed."""
-        _core.get().ask("pipeline_check", pipeline={"text": _Declared(name, streams, stages).text()}).get(brief=True)
+        _core.get().ask("pipeline_check", pipeline={"text": _Declared(name, streams, stages).text()}).get()
 
     @staticmethod
     def remove(name: str, *, blocking: bool = True) -> Any:
         """Removes what a pipeline that does not run has stored, with all that is in its streams and dead letters. Until then it
         keeps its place on the head's disk."""
-        refuse_blocking("troupe.Pipeline.remove", blocking)
+        warn_if_blocking("troupe.Pipeline.remove", blocking)
         session = _session.current()
         return settle(Asked(session.core, "pipeline_remove", runtime=session.id, name=name), blocking)
 
     def _ask(self, op: str, method: str, blocking: bool, read: Any = None, **fields: Any) -> Any:
-        refuse_blocking(f"pipeline.{method}", blocking)
+        warn_if_blocking(f"pipeline.{method}", blocking)
         return settle(Asked(self._session.core, op, read=read, pipeline={"id": self._id, **fields}), blocking)
 
     def _verb(self, verb: str, blocking: bool = True, read: Any = None, method: str = "", **fields: Any) -> Any:
@@ -182,7 +181,7 @@ class Pipeline(Held):
 
     def take(self, stream: str, count: int = 1, timeout: float | None = None, *, blocking: bool = True) -> Any:
         """Up to count items out of a sink, when there is one at least; none, if none comes in time. They are dealt with."""
-        refuse_blocking("pipeline.take", blocking)
+        warn_if_blocking("pipeline.take", blocking)
         return settle(_Take(self, stream, count, timeout, keep=False), blocking)
 
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Taking:
@@ -318,7 +317,7 @@ class Taking:
         return _Take(self._pipeline, self._stream, self._count, self._timeout, keep=True)
 
     def __enter__(self) -> list[Item]:
-        _core.refuse_in_loop("`async with pipeline.taking(…) as items`")
+        _core.warn_in_serving_loop("`async with pipeline.taking(…) as items`")
         self._take = self._start()
         items: list[Item] = self._take.now()
         return items
@@ -344,9 +343,7 @@ def _by_name(status: dict[str, Any]) -> dict[str, Any]:
 
 
 def _positive(timeout: float | None) -> float | None:
-    if timeout is not None and timeout <= 0:
-        raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
-    return None if timeout is None else float(timeout)
+    return _check.seconds("timeout", timeout)
 
 
 class _Declared:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from . import _errors, _session
+from . import _check, _errors, _session
 from ._cluster import Cluster
 from ._future import Asked, resolve
-from ._pipeline import Held, refuse_blocking, settle
+from ._pipeline import Held, settle, warn_if_blocking
 
 
 class Request(Asked):
@@ -20,7 +20,7 @@ class Request(Asked):
         self._router = router
         self.id = id
         super().__init__(
-            router._session.core, "router_call", read=router._decode, trusted=router._codec.pickle, router={"id": router._id, "request": id, **fields}
+            router._session.core, "router_call", read=router._decode, codec=router._codec, router={"id": router._id, "request": id, **fields}
         )  # fmt: skip
 
     def abort(self, *, blocking: bool = True) -> Any:
@@ -59,7 +59,7 @@ class Router(Held):
         self._open(session, Asked(session.core, "router_open", router=request))
 
     def _verb(self, verb: str, blocking: bool, read: Any = None, **fields: Any) -> Any:
-        refuse_blocking(f"router.{verb}", blocking)
+        warn_if_blocking(f"router.{verb}", blocking)
         return settle(Asked(self._session.core, "router_verb", read=read, router={"id": self._id, "verb": verb, **fields}), blocking)
 
     def _decode(self, body: bytes) -> Any:
@@ -73,9 +73,8 @@ class Router(Held):
         """Sends a request to a rank. key: whose rank it is, for a sticky router. id: its name for abort; one is made up if none is
         given. again: send it to another rank if the one that has it dies; without, that is a WorkerLostError. timeout: seconds, the
         wait for a rank included."""
-        refuse_blocking("router.call", blocking)
-        if timeout is not None and timeout <= 0:
-            raise _errors.InvalidError(f"timeout {timeout} must be positive, or None for none")
+        warn_if_blocking("router.call", blocking)
+        _check.seconds("timeout", timeout)
         body = self._codec.encode([[resolve(a) for a in args], {n: resolve(v) for n, v in kwargs.items()} or None])
         fields = {"key": key, "again": again, "timeout": timeout if timeout is None else float(timeout), "body": body if isinstance(body, bytes) else body.join()}
         return settle(Request(self, id or os.urandom(8).hex(), **fields), blocking)
@@ -118,7 +117,7 @@ class Router(Held):
         """Gives up what waits and what is under way. The clusters go on. It may be called more than once."""
         if blocking and self._session.closed:
             return None
-        refuse_blocking("router.close", blocking)
+        warn_if_blocking("router.close", blocking)
         return settle(Asked(self._session.core, "router_close", router={"id": self._id}), blocking)
 
     def __repr__(self) -> str:

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 import threading
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from . import _codec, _core, _errors, _item, _origin, _register
+from . import _call, _codec, _core, _error_transfer, _errors, _item, _register, _result_stream
+from ._call import LENGTHS, IncomingCall
 from ._future import Waitable
-from ._worker import _LENGTHS, Call, Worker, _call
 
 PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
 
 FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
 
 _NONE: dict[str, Any] = {}
+_PLAIN = {type(None), bool, int, float, str, bytes, list, dict, tuple}  # results that are sent as they are
 _KNOWN = 256
 
 
 class Object:
     """One object in the worker: the worker's own, or a named engine."""
 
-    __slots__ = ("is_async", "lanes", "value")
+    __slots__ = ("generators", "is_async", "lanes", "streams", "value")
 
-    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str]) -> None:
+    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str], generators: dict[str, str]) -> None:
         self.value = value
         self.is_async = is_async
         self.lanes = lanes  # of methods that do not run on the main thread: control, concurrent
+        self.generators = generators  # by generator method, the method that advances its streams
+        self.streams = _result_stream.OpenStreams()
+
+    def stream_method(self, name: str) -> Any:
+        """The method of that name that advances or closes a stream; None if there is none."""
+        if name == _result_stream.CLOSE:
+            return self.streams.aclose if self.is_async else self.streams.close
+        if name.startswith(_result_stream.NEXT):
+            return self.streams.anext if self.is_async else self.streams.next
+        return None
 
 
 class Server:
@@ -39,53 +52,112 @@ class Server:
     tasks: dict[int, Any]  # of async methods, by token
     loops: dict[int, Loop]  # of those that run beside, where each does
     how = 0  # answers are given: see troupe_answer
+    awaitables: OwnLoop | None = None  # the loop of awaitables that sync methods return
+    _beside: Server | None = None
 
     def trusts(self, meta: bytes) -> bool:
         """Whether the caller may send pickles."""
         raise NotImplementedError
 
-    def verb(self, call: Call, body: Any) -> Any:
+    def verb(self, call: IncomingCall, body: Any) -> Any:
         """What the core asks for itself."""
         raise _errors.NotFoundError(f"there is no {call.method}")
 
     def serve(self, token: int, meta: bytes, body: Any) -> None:
         """Runs a call and answers it. This is the path of every short call."""
-        mark = _call.set((self.core, token, meta))
+        mark = _call.current.set((self.core, token, meta))
         try:
             codec, owner, name = self.known.get(meta[:24] + meta[40:]) or self.learn(meta)
             method = self.method(owner, name)
             if method is None:
-                value = self.verb(Call(self.core, token, meta), body)
+                value = self.verb(IncomingCall(self.core, token, meta), body)
             else:
                 args, kwargs = read_args(codec, body)
                 if meta[0] & ITEMS:
                     args = [_item.given(args[0])]
                 value = method(*args, **kwargs)
-                if isinstance(value, Waitable):
-                    value = value.result()
+                if type(value) not in _PLAIN:
+                    if type(value) is GeneratorType:
+                        value = self.stream(owner, name, value)
+                    elif self.defer(token, meta, codec, value):
+                        return
                 if meta[0] & ITEMS:
                     value = _item.outputs(value)
             answer = codec.encode(value)
         except Exception as err:
-            self.fail(token, err)
+            self.fail(token, err, meta)
             return
         except KeyboardInterrupt:
             self.fail(token, _errors.CancelledError("the worker was interrupted"))
             return
-        except BaseException as err:  # sys.exit in a method ends the worker
-            self.fail(token, err)
-            raise
+        except SystemExit as err:
+            self.exited(token, err, meta)
+            return
+        except BaseException as err:
+            self.fail(token, err, meta)
+            return
         finally:
-            _call.reset(mark)
+            _call.current.reset(mark)
         if type(answer) is bytes and len(answer) <= _core._LARGE:
             if self.lib.troupe_answer(token, self.how, answer, len(answer)) > 0:
                 self.core.take_now()
         else:
             self.answer(token, answer)
 
+    # Deferred answers: a method may return a future or an awaitable, which is answered when it is done.
+
+    def defer(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> bool:
+        """Has a future or awaitable answer the call when it is done; False if the value is neither. No thread waits for it. The call
+        keeps its place in its lane."""
+        if isinstance(value, Waitable) or (type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback")):
+            value.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
+            return True
+        if not hasattr(value, "__await__"):
+            return False
+        loop = getattr(value, "get_loop", self.deferred_loop)()  # an asyncio future belongs to its loop
+        loop.call_soon_threadsafe(self._await_deferred, token, meta, codec, value)
+        return True
+
+    def deferred_loop(self) -> Any:
+        """The event loop on which awaitables that sync methods return run."""
+        if self.awaitables is None:
+            self.awaitables = OwnLoop()
+        return self.awaitables.loop
+
+    def _await_deferred(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> None:
+        import asyncio
+
+        async def wait() -> Any:
+            return await value
+
+        task = asyncio.get_running_loop().create_task(wait())
+        self.tasks[token] = task
+        task.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
+
+    def answer_deferred(self, token: int, meta: bytes, codec: _codec.Codec, done: Any) -> None:
+        """Answers a call with the result of a future that is done. It runs on any thread, and must not block."""
+        self.tasks.pop(token, None)
+        try:
+            value = done._get() if isinstance(done, Waitable) else done.result()
+            answer = codec.encode(_item.outputs(value) if meta[0] & ITEMS else value)
+        except BaseException as err:
+            cancelled = type(err).__name__ == "CancelledError" and not isinstance(err, _errors.Error)
+            self.beside_thread().fail(token, _errors.CancelledError("the future that the method returned was cancelled") if cancelled else err, meta)
+            return
+        self.beside_thread().answer(token, answer)
+
+    def beside_thread(self) -> Server:
+        """This server for threads that do not take completions when they answer."""
+        if self.how == 0:
+            return self
+        if self._beside is None:
+            self._beside = copy.copy(self)
+            self._beside.how = 0
+        return self._beside
+
     def learn(self, meta: bytes) -> tuple[_codec.Codec, str, str]:
         """Reads what a call says of itself, and remembers it for those that say the same."""
-        _, k, n, m = _LENGTHS.unpack_from(meta)
+        _, k, n, m = LENGTHS.unpack_from(meta)
         texts = meta[40 + k : 40 + k + n + m]
         found = (self.codecs[self.trusts(meta)], texts[n:].decode(), texts[:n].decode())
         if len(self.known) >= _KNOWN:  # of many callers, or with traces
@@ -97,11 +169,25 @@ class Server:
         """The method that is called; None: it is one of ours."""
         if name[0] == "@":
             return None
-        owner = self.objects[owner_name].value
+        made = self.objects[owner_name]
+        owner = made.value
+        if made.generators and (stream := made.stream_method(name)) is not None:
+            return stream
         method = getattr(owner, name, None)
         if method is None or name[0] == "_" or not callable(method):
             raise _errors.NotFoundError(f"class {type(owner).__qualname__} has no method {name!r}")
         return method
+
+    def stream(self, owner: str, name: str, value: Any) -> Any:
+        """What a method returned, as a stream if it is a generator method."""
+        made = self.objects[owner]
+        if name not in made.generators:
+            return value
+        if made.is_async:
+            import asyncio
+
+            return made.streams.add(value, asyncio.Lock(), made.generators[name])
+        return made.streams.add(value, threading.Lock(), made.generators[name])
 
     def answer(self, token: int, answer: bytes | _codec.Walk) -> None:
         n = len(answer)
@@ -115,9 +201,14 @@ class Server:
             return
         self.say(token, 0, address, n)
 
-    def fail(self, token: int, err: BaseException) -> None:
-        body = _origin.encode(err)
+    def fail(self, token: int, err: BaseException, meta: bytes = b"") -> None:
+        """Answers a call with an exception. With the call's meta, the exception's arguments travel as the caller's values do."""
+        body = _error_transfer.encode(err, self.codecs[self.trusts(meta)] if meta else None)
         self.say(token, FAILED, body, len(body))
+
+    def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
+        """A method called sys.exit: in a driver that fails the call, and nothing else."""
+        self.fail(token, err, meta)
 
     def say(self, token: int, failed: int, body: bytes | int, n: int) -> None:
         if self.lib.troupe_answer(token, self.how | failed, body, n) > 0:
@@ -125,25 +216,19 @@ class Server:
 
     # Async methods on a loop that is not the main thread's.
 
-    def begin_in(self, loop: Loop, token: int, call: Call, body: Any) -> None:
+    def begin_in(self, loop: Loop, token: int, call: IncomingCall, body: Any) -> None:
         """Has a loop begin a call. Called by the reader, which must not wait."""
         self.loops[token] = loop
         if not loop.soon(self._begin, token, call, body):
             self.loops.pop(token, None)
             self.fail(token, _errors.ClosedError("the event loop that served this has ended; call troupe.serve in one that lasts"))
 
-    def _begin(self, token: int, call: Call, body: Any) -> None:
+    def _begin(self, token: int, call: IncomingCall, body: Any) -> None:
         import asyncio
 
-        task = asyncio.get_running_loop().create_task(self._serve_beside(token, call, body))
+        task = asyncio.get_running_loop().create_task(self.serve_async(token, call, body))
         self.tasks[token] = task
         task.add_done_callback(lambda _: self.loops.pop(token, None))
-
-    async def _serve_beside(self, token: int, call: Call, body: Any) -> None:
-        try:
-            await self.serve_async(token, call, body)
-        except SystemExit as err:  # it would end the loop, and everything else that runs there
-            self.fail(token, err)
 
     def cancel_in(self, token: int) -> bool:
         """Has the loop of a call cancel it. False: it has none."""
@@ -157,11 +242,11 @@ class Server:
         if task is not None:
             task.cancel()
 
-    async def serve_async(self, token: int, call: Call, body: Any) -> None:
+    async def serve_async(self, token: int, call: IncomingCall, body: Any) -> None:
         import asyncio
 
         try:
-            _call.set((self.core, token, call._meta))
+            _call.current.set((self.core, token, call._meta))
             codec, owner, name = self.known.get(call._meta[:24] + call._meta[40:]) or self.learn(call._meta)
             value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
@@ -169,14 +254,17 @@ class Server:
             self.fail(token, _errors.CancelledError("the call was cancelled"))
             return
         except Exception as err:
-            self.fail(token, err)
+            self.fail(token, err, call._meta)
+            return
+        except SystemExit as err:
+            self.exited(token, err, call._meta)
             return
         finally:
             self.tasks.pop(token, None)
             self.core.push_soon(asyncio.get_running_loop())
         self.answer(token, answer)
 
-    async def invoke_async(self, call: Call, codec: _codec.Codec, method: Any, body: Any) -> Any:
+    async def invoke_async(self, call: IncomingCall, codec: _codec.Codec, method: Any, body: Any) -> Any:
         if method is None:
             value = self.verb(call, body)
         else:
@@ -184,8 +272,16 @@ class Server:
             if call._meta[0] & ITEMS:
                 args = [_item.given(args[0])]
             value = method(*args, **kwargs)
-        while hasattr(value, "__await__"):
+        while type(value) not in _PLAIN:
+            if type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback"):
+                import asyncio
+
+                value = asyncio.wrap_future(value)
+            if not hasattr(value, "__await__"):
+                break
             value = await value
+        if type(value) in (GeneratorType, AsyncGeneratorType):
+            value = self.stream(call.object, call.method, value)
         return _item.outputs(value) if call._meta[0] & ITEMS else value
 
 
@@ -213,6 +309,7 @@ class OwnLoop(Loop):
         import asyncio
 
         super().__init__(asyncio.new_event_loop())
+        _core.serving_loops.add(self.loop)
         threading.Thread(target=self.run, daemon=True, name="troupe-loop").start()
 
     def run(self) -> None:
@@ -224,6 +321,7 @@ class OwnLoop(Loop):
             task.cancel()
         if left:
             self.loop.run_until_complete(asyncio.wait(left, timeout=1))
+        _core.serving_loops.discard(self.loop)
         self.loop.close()
 
     def end(self) -> None:
@@ -245,13 +343,17 @@ def is_coroutine_function(function: Any) -> bool:
     return bool(code is not None and code.co_flags & 0x280)  # a coroutine, or an async generator
 
 
-def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
-    """What an object can do: its public methods, each with its mode and lane."""
+def is_generator_function(function: Any) -> bool:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return bool(code is not None and code.co_flags & 0x220)  # a generator, or an async generator
+
+
+def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[str, Any]]:
+    """What an object can do: its public methods, each with its mode and lane. side: which of its calls are for the side queue, if it is
+    async: "all", or none with an empty text; "all" also if it is not."""
     cls = type(value)
     marks = _register.marks_of(cls)
     names = [n for n in dir(value) if not n.startswith("_") and callable(getattr(cls, n, None) or getattr(value, n, None))]
-    if not issubclass(cls, Worker):
-        names = [n for n in names if isinstance(n, str)]
     is_async = any(is_coroutine_function(getattr(cls, n, None)) for n in names)
     lanes: dict[str, str] = {}
     methods: list[dict[str, Any]] = []
@@ -270,5 +372,17 @@ def describe(value: Any, max_concurrency: int) -> tuple[Object, dict[str, Any]]:
             lanes[name] = str(lane["name"])
         replay = {"replay": True} if mark.get("replay") else {}
         methods.append({"name": name, "mode": mark.get("mode", ""), "lane": lane, **replay})
-    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async}
-    return Object(value, is_async, lanes), table
+    generators: dict[str, str] = {}
+    by_name = {m["name"]: m for m in methods}
+    for name in [n for n in names if is_generator_function(getattr(cls, n, None))]:
+        lane = by_name[name]["lane"]
+        advance = _result_stream.NEXT if lane["name"] == "work" or is_async else f"{_result_stream.NEXT}-{lane['name']}"[:64]
+        generators[name] = advance
+        for extra in (advance, _result_stream.CLOSE):
+            if extra not in by_name:
+                by_name[extra] = {"name": extra, "mode": "", "lane": {"name": "work", "limit": 1} if extra == _result_stream.CLOSE and not is_async else lane}
+                methods.append(by_name[extra])
+                if lane["name"] != "work" and not is_async and extra != _result_stream.CLOSE:
+                    lanes[extra] = str(lane["name"])
+    table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async, "side": side if is_async or side == "all" else "beside" if lanes else ""}
+    return Object(value, is_async, lanes, generators), table

@@ -9,8 +9,9 @@ import threading
 import time
 from typing import Any
 
-from . import _codec, _core, _errors
+from . import _check, _codec, _core, _errors, _traceback
 
+_PORT = 7422  # of a head, where a URL has none
 _START = 30.0  # seconds for a private head to become ready
 _LEASE = (1.0, 86_400.0)  # seconds: the least and the most that init takes
 
@@ -115,6 +116,7 @@ class Session:
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
         self.desk: Any = None  # what a driver serves
+        self.pool: Any = None  # the workers of remote functions
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
         self._pid = os.getpid()
@@ -122,15 +124,13 @@ class Session:
 
     def codec(self, trusted: bool) -> _codec.Codec:
         """How values travel to and from a cluster: one that this driver created may be sent pickles."""
-        from . import _cluster
-
         if not self.pickle:
             why = "pickles were turned off with troupe.init(pickle=False)"
         elif not trusted:
             why = "pickles travel only between a driver and the workers it started"
         else:
             why = ""
-        return _codec.Codec(pickle=not why, why_not=why, open_handle=_cluster.from_handle)
+        return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
     def close(self) -> None:
         """Takes down what this driver created and ends the session. It may be called more than once."""
@@ -153,7 +153,7 @@ class Session:
         self.core.cancel_all()  # nobody will see their results: the workers need not finish them
         ask = self.core.ask("close", runtime=self.id)
         deadline = time.monotonic() + 15
-        self.core.wait(ask, deadline, brief=True)
+        self.core.wait(ask, deadline)
 
     def __enter__(self) -> Session:
         return self
@@ -167,7 +167,10 @@ class Session:
 
 def _address(url: str) -> tuple[str, int]:
     host, _, port = url.rpartition("://")[2].rpartition("@")[2].rpartition(":")
-    return host.strip("[]"), int(port) if port.isdigit() else 0
+    if not host and not port.isdigit():
+        host, port = port, ""
+    host = host.strip("[]")
+    return "127.0.0.1" if host in ("localhost", "::1") else host, int(port) if port.isdigit() else 0
 
 
 _current: Session | None = None
@@ -204,7 +207,8 @@ def init(
 ) -> Session:
     """Attaches to a head, or starts a private one as a child process.
 
-    url: of the head; None: TROUPE_URL, or a private head on `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
+    url: of the head, "HOST:PORT" or with a scheme; "auto": the head that runs on this machine; None: TROUPE_URL, or a private head on
+    `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
     names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
@@ -213,9 +217,10 @@ def init(
     """
     global _current
     lease = _lease(lease)
+    _check.seconds("timeout", timeout)
     with _init_lock:
         if _current is not None and not _current.closed and _current._pid == os.getpid():
-            if url not in (None, _current.url) or namespace not in (None, _current.namespace):
+            if (url not in (None, "auto", _current.url) and _address(str(url)) not in _current._addresses) or namespace not in (None, _current.namespace):
                 raise _errors.ExistsError(
                     f"this process has a session at {_current.url}, namespace {_current.namespace}; call troupe.shutdown() before another init"
                 )
@@ -224,6 +229,10 @@ def init(
         core.check()
         env = os.environ.get
         url = url or env("TROUPE_URL") or None
+        if url == "auto":
+            url = _head_url()
+        elif url is not None:
+            url = ",".join(_with_scheme(u.strip()) for u in url.split(","))
         head = None
         bus: dict[str, Any] = {}
         if url is None:
@@ -246,11 +255,12 @@ def init(
             fields = core.ask(
                 "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=lease,
                 private=head is not None,
-            ).get(timeout, brief=True)
+            ).get(timeout)
         except BaseException:
             if head is not None:
                 head.close()
             raise
+        _traceback.install(_errors.Error)
         _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
         return _current
 
@@ -265,17 +275,47 @@ def _lease(seconds: float) -> float:
 
 def _local_head(url: str) -> dict[str, str]:
     """What the head on this machine asks for, if it is at that URL: as `troupe` finds it."""
-    import json
-
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    try:
-        with open(os.path.join(state, "troupe", "head.json")) as f:
-            said = json.load(f)
-    except (OSError, ValueError):
-        return {}
+    said = _head_file()
     if _address(said.get("url", "")) != _address(url):
         return {}
     return {"token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}
+
+
+def _head_file() -> dict[str, str]:
+    """What the head on this machine has written of itself; empty if none runs."""
+    import json
+
+    try:
+        with open(_head_path()) as f:
+            said: dict[str, str] = json.load(f)
+            return said
+    except (OSError, ValueError):
+        return {}
+
+
+def _head_path() -> str:
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "troupe", "head.json")
+
+
+def _head_url() -> str:
+    url = _head_file().get("url", "")
+    if not url:
+        raise _errors.UnavailableError(f"no head runs on this machine ({_head_path()} does not exist): start one with `troupe up`, or call init() for a private one")
+    return url
+
+
+def _with_scheme(url: str) -> str:
+    """A URL as the command line takes it: HOST:PORT is nats://HOST:PORT, unless the head there uses TLS."""
+    if "://" not in url:
+        known = _head_file().get("url", "")
+        scheme = known.partition("://")[0] if known and _address(known) == _address(url) else "nats"
+        url = f"{scheme}://{url}"
+    scheme = url.partition("://")[0]
+    host, port = _address(url)
+    if scheme not in ("nats", "tls", "ws", "wss") or not host:
+        raise _errors.InvalidError(f"url {url!r}: give HOST:PORT, nats://HOST:PORT, tls://HOST:PORT, or \"auto\" for the head on this machine")
+    return url if port else f"{url}:{_PORT}"
 
 
 def _remove(folder: str) -> None:

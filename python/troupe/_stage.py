@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from . import _errors, _worker
+from . import _call, _errors
 from ._cluster import Cluster
 from ._future import Waitable
 from ._item import Item
@@ -88,6 +88,12 @@ def is_async(work: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
 
 
+def _token() -> int:
+    call = _call.current.get()
+    assert call is not None  # a method of a worker is running
+    return call[1]
+
+
 def _ids(given: Any) -> Iterable[str]:
     return [item.id for item in given] if isinstance(given, list) else [given.id]
 
@@ -109,7 +115,7 @@ class Function:
         return self._run(LAST, given)
 
     def _run(self, manner: str, given: Any) -> Any:
-        token = _worker.current_call()._token
+        token = _token()
         self._running.update(dict.fromkeys(_ids(given), token))
         try:
             value = self._work(argument(manner, given))
@@ -117,7 +123,7 @@ class Function:
         finally:
             for id in _ids(given):
                 self._running.pop(id, None)
-            _worker._aborted.discard(token)
+            _call.aborted.discard(token)
 
     @register(lane="control")
     def abort(self, id: str) -> None:
@@ -125,7 +131,7 @@ class Function:
         token = self._running.get(id)
         if token is None:
             raise _errors.NotFoundError(f"item {id} is not in hand here")
-        _worker._aborted.add(token)
+        _call.aborted.add(token)
 
 
 class AsyncFunction:

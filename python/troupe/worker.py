@@ -11,15 +11,15 @@ import signal
 import sys
 import threading
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 import msgpack
 
-from . import _core, _errors, _launch, _origin, _session
+from . import _core, _error_transfer, _errors, _launch, _session
+from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED
-from ._future import Waitable
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
-from ._worker import _LENGTHS, Call, Worker
+from ._worker import Worker
 
 
 class Host(Server):
@@ -67,8 +67,6 @@ class Host(Server):
             else:
                 self.loop.call_soon_threadsafe(self.in_loop, item)
             return
-        if self.wants_thread and (self.beside(item) if kind == CALL else kind == CANCEL and self.cancel_in(token)):
-            return
         self.queue.append(item)
         self._done = True
         if self._waiters:
@@ -112,7 +110,7 @@ class Host(Server):
         self._done = False
 
     def run_sync(self) -> None:
-        self.how = 0 if self.wants_thread else TAKES
+        self.how = TAKES
         queue = self.queue
         while not self.stopped:
             self.await_some()
@@ -129,13 +127,18 @@ class Host(Server):
             self.failed = True
             sys.stderr.write(f"troupe worker: {_errors.from_body(body)}\n")
 
+    def exited(self, token: int, err: SystemExit, meta: bytes) -> None:
+        """A method called sys.exit: the process ends at once, whatever thread the method ran on. The call is not answered: its caller
+        gets the error of a lost worker with the exit code, always."""
+        end_process(err)
+
     def trusts(self, meta: bytes) -> bool:
-        """Whether the call is the driver's own, who may send pickles. An item that it hands on may be anybody's."""
+        """Whether the caller may send pickles: the driver that created this worker. An item of a pipeline may be from any program."""
         return self.session.pickle and meta.startswith(self.driver, 40) and not meta[0] & PIPELINE
 
     # What the core asks for.
 
-    def verb(self, call: Call, body: Any) -> Any:
+    def verb(self, call: IncomingCall, body: Any) -> Any:
         if call.method == "@make":
             return self.make(call.object, body)
         if call.method == "@set_env":
@@ -166,9 +169,11 @@ class Host(Server):
             cls = self.find(config["class"])
             args, kwargs = read_args(self.codecs[self.session.pickle], config.get("args") or b"")
             value = _function(cls) if config.get("function") else self.construct(cls, args, kwargs, name)
-        made = describe(value, int(self.config.get("max_concurrency") or 1000))
+        made = describe(value, int(self.config.get("max_concurrency") or 1000), "")
         if made[0].is_async and name and self.loop is None and not any(o.is_async for o in self.objects.values()):
             self.side = OwnLoop()
+        if made[0].is_async and self.side is not None:
+            made[1]["side"] = "all"
         self.objects[name] = made[0]
         if made[0].lanes or self.side is not None:
             self.start_thread()
@@ -208,30 +213,26 @@ class Host(Server):
     # Methods beside the main thread.
 
     def start_thread(self) -> None:
-        """Somebody must read while the main thread runs a method, for the lanes that do not wait for it."""
+        """Starts the thread that reads calls of lanes which run beside the main thread."""
         if self.wants_thread or self.loop is not None:
             return
         from concurrent.futures import ThreadPoolExecutor
 
         self.wants_thread = True
-        self.how = 0  # answers come from several threads
         self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
-        threading.Thread(target=self.core.wait, args=(Waitable(self.core), None), daemon=True, name="troupe-reader").start()
+        self.core.on_side_call = self.arrived_beside
+        self.core.read_side()
 
-    def beside(self, item: tuple[int, int, bytes, Any]) -> bool:
-        """Runs a call on a thread, if its lane is not the main thread's."""
-        _, token, meta, body = item
-        call = Call(self.core, token, meta)
-        made = self.objects.get(call.object)
-        if made is None or call.method.startswith("@"):
-            return False
-        if made.is_async and self.side is not None:
-            self.begin_in(self.side, token, call, body)
-            return True
-        if call.method not in made.lanes:
-            return False
-        self.pool.submit(self.serve, token, meta, body)
-        return True
+    def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        """Begins a call of a lane that is not the main thread's. Called by the thread that reads the side queue."""
+        if kind == CANCEL:
+            self.cancel_in(token)
+            return
+        call = IncomingCall(self.core, token, meta)
+        if self.objects[call.object].is_async:
+            self.beside_thread().begin_in(self.side, token, call, body)
+        else:
+            self.pool.submit(self.beside_thread().serve, token, meta, body)
 
     # Async classes.
 
@@ -246,6 +247,7 @@ class Host(Server):
 
         self.loop = asyncio.get_running_loop()
         self.over = self.loop.create_future()
+        _core.serving_loops.add(self.loop)
         self.core.enter_loop(self.loop)
         while self.queue:
             self.in_loop(self.queue.popleft())
@@ -269,7 +271,7 @@ class Host(Server):
         elif self.held is not None:
             self.held[token] = item
         else:
-            call = Call(self.core, token, meta)
+            call = IncomingCall(self.core, token, meta)
             task = self.loop.create_task(self.serve_async(token, call, body))
             self.tasks[token] = task
             if call.method == "initialize":
@@ -305,7 +307,7 @@ def _function(work: Any) -> Any:
 
 def is_verb(meta: bytes) -> bool:
     """Whether a call is one of ours, and not of a method."""
-    _, k, _, _ = _LENGTHS.unpack_from(meta)
+    _, k, _, _ = LENGTHS.unpack_from(meta)
     return meta[40 + k : 41 + k] == b"@"
 
 
@@ -398,19 +400,30 @@ def main() -> int:
         try:
             prepare(host)
         except _errors.Error as err:
-            host.core.ask("worker_fail", error=_origin.describe(err)).get(5)
+            host.core.ask("worker_fail", error=_error_transfer.describe(err)).get(5)
             sys.stderr.write(f"troupe worker: {err}\n")
             return 1
         code = host.run()
     except SystemExit as err:
-        code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
-        sys.stderr.flush()
-        os._exit(code)  # a method ended the process: the agent tells
+        end_process(err)
     try:
         host.core.ask("worker_close").get(6)
     except _errors.Error:
         pass
     return code
+
+
+def end_process(err: SystemExit) -> NoReturn:
+    """Ends the process as sys.exit does: a text goes to standard error, and the exit code is 1."""
+    code = err.code if isinstance(err.code, int) else 0 if err.code is None else 1
+    if not isinstance(err.code, (int, type(None))):
+        sys.stderr.write(f"{_errors.text_of(err.code)}\n")
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    os._exit(code)
 
 
 def _exit(code: int) -> None:

@@ -10,6 +10,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/nodes/protocol"
 )
 
 const (
@@ -108,5 +109,5 @@ func (e *Events) Failures() []nodes.Event {
 }
 
 func failure(ev nodes.Event) bool {
-	return strings.HasSuffix(ev.Kind, "_lost") || strings.HasSuffix(ev.Kind, "_failed") || strings.HasSuffix(ev.Kind, "dead_lettered") || ev.Kind == nodes.EventWorkerExit
+	return strings.HasSuffix(ev.Kind, "_lost") || strings.HasSuffix(ev.Kind, "_failed") || strings.HasSuffix(ev.Kind, "dead_lettered") || ev.Kind == protocol.EventWorkerExit
 }

@@ -1,0 +1,188 @@
+package stream
+
+import (
+	"context"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+)
+
+const (
+	fetchSize      = 256
+	readerIdleTime = time.Minute // after which the server removes a reader that was not closed
+	pollInterval   = time.Millisecond
+)
+
+// Message is a stored message.
+type Message struct {
+	Subject string
+	Header  bus.Header
+	Data    []byte
+	Seq     uint64
+	Time    time.Time
+}
+
+// ReadOptions say what to read. The zero value reads everything.
+type ReadOptions struct {
+	Subject     string    // may have wildcards
+	From        uint64    // first sequence
+	Since       time.Time // first time of storage; not with From
+	HeadersOnly bool      // leave out the bodies
+}
+
+func (o ReadOptions) start() (jetstream.DeliverPolicy, uint64, *time.Time) {
+	switch {
+	case o.From > 0:
+		return jetstream.DeliverByStartSequencePolicy, o.From, nil
+	case !o.Since.IsZero():
+		return jetstream.DeliverByStartTimePolicy, 0, &o.Since
+	}
+	return jetstream.DeliverAllPolicy, 0, nil
+}
+
+// Reader reads messages in order. A message that is lost on its way is an error, so a missing message was deleted. One
+// goroutine owns it; after an error it must not be used again.
+type Reader struct {
+	s        *Stream
+	consumer jetstream.Consumer
+	count    uint64 // messages received
+}
+
+// Reader starts reading. Close frees its resources on the server.
+func (s *Stream) Reader(ctx context.Context, o ReadOptions) (*Reader, error) {
+	cfg := jetstream.ConsumerConfig{
+		FilterSubject: o.Subject, AckPolicy: jetstream.AckNonePolicy, HeadersOnly: o.HeadersOnly,
+		InactiveThreshold: readerIdleTime, MemoryStorage: true, Replicas: 1,
+	}
+	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
+	c, err := s.js.CreateConsumer(ctx, cfg)
+	if err != nil {
+		return nil, coded("read stream "+s.name(), err)
+	}
+	return &Reader{s: s, consumer: c}, nil
+}
+
+// Next returns up to n more messages; none: the end of the stream is reached. An empty fetch alone is not proof of the
+// end, because the server may be slow, so Next asks for the number of unread messages.
+func (r *Reader) Next(ctx context.Context, n int) ([]Message, error) {
+	for {
+		out, received, err := r.fetch(ctx, n)
+		if err != nil || len(out) > 0 {
+			return out, coded("read stream "+r.s.name(), err)
+		}
+		if received > 0 {
+			continue // only markers
+		}
+		info, err := r.consumer.Info(ctx)
+		switch {
+		case err != nil:
+			return nil, coded("read stream "+r.s.name(), err)
+		case info.Delivered.Consumer > r.count:
+			return nil, bus.Errorf(bus.CodeUnavailable, "read stream %s: %d messages were lost in transit", r.s.name(), info.Delivered.Consumer-r.count)
+		case info.NumPending == 0:
+			return nil, nil
+		}
+		if err := bus.Sleep(ctx, pollInterval); err != nil {
+			return nil, coded("read stream "+r.s.name(), err)
+		}
+	}
+}
+
+// fetch reads what is there. It leaves out the markers that the server writes for expired messages.
+func (r *Reader) fetch(ctx context.Context, n int) (out []Message, received int, err error) {
+	batch, err := r.consumer.FetchNoWait(n)
+	if err != nil {
+		return nil, 0, err
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, received, ctx.Err()
+		case m, ok := <-batch.Messages():
+			if !ok {
+				return out, received, batch.Error()
+			}
+			meta, err := m.Metadata()
+			if err != nil {
+				return nil, received, err
+			}
+			received++
+			if r.count++; meta.Sequence.Consumer != r.count {
+				return nil, received, bus.Errorf(bus.CodeUnavailable, "message %d was lost in transit", meta.Sequence.Stream)
+			}
+			if m.Headers().Get(jetstream.MarkerReasonHeader) == "" {
+				out = append(out, messageOf(m, meta))
+			}
+		}
+	}
+}
+
+// Close ends the reader.
+func (r *Reader) Close(ctx context.Context) {
+	_ = r.s.js.DeleteConsumer(context.WithoutCancel(ctx), r.consumer.CachedInfo().Name) // otherwise it expires
+}
+
+// Each calls do with each message, in order, up to the end of the stream.
+func (s *Stream) Each(ctx context.Context, o ReadOptions, do func(Message) error) error {
+	r, err := s.Reader(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer r.Close(ctx)
+	for {
+		msgs, err := r.Next(ctx, fetchSize)
+		if err != nil || len(msgs) == 0 {
+			return err
+		}
+		for _, m := range msgs {
+			if err := do(m); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// Follow calls do with each message, in order, also with those that are stored later, until do returns an error or ctx
+// ends. It survives restarts of the server.
+func (s *Stream) Follow(ctx context.Context, o ReadOptions, do func(Message) error) error {
+	cfg := jetstream.OrderedConsumerConfig{HeadersOnly: o.HeadersOnly}
+	if o.Subject != "" {
+		cfg.FilterSubjects = []string{o.Subject}
+	}
+	cfg.DeliverPolicy, cfg.OptStartSeq, cfg.OptStartTime = o.start()
+	c, err := s.js.OrderedConsumer(ctx, cfg)
+	if err != nil {
+		return coded("read stream "+s.name(), err)
+	}
+	messages, err := c.Messages()
+	if err != nil {
+		return coded("read stream "+s.name(), err)
+	}
+	defer messages.Stop()
+	defer context.AfterFunc(ctx, bus.Guard(messages.Stop))()
+	for {
+		m, err := messages.Next()
+		if ctx.Err() != nil {
+			return coded("read stream "+s.name(), ctx.Err())
+		}
+		if err != nil {
+			return coded("read stream "+s.name(), err)
+		}
+		meta, err := m.Metadata()
+		if err != nil {
+			return coded("read stream "+s.name(), err)
+		}
+		if m.Headers().Get(jetstream.MarkerReasonHeader) != "" {
+			continue
+		}
+		if err := do(messageOf(m, meta)); err != nil {
+			return err
+		}
+	}
+}
+
+func messageOf(m jetstream.Msg, meta *jetstream.MsgMetadata) Message {
+	return Message{Subject: m.Subject(), Header: m.Headers(), Data: m.Data(), Seq: meta.Sequence.Stream, Time: meta.Timestamp}
+}

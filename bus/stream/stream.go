@@ -1,0 +1,179 @@
+package stream
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"troupe/bus"
+)
+
+// Config is the configuration of a stream. Messages are stored in files.
+type Config struct {
+	Name    string
+	Subject string // of its messages; may have wildcards
+	// MaxBytes and MaxAge are the bounds. Zero: none. At MaxBytes the server rejects writes.
+	MaxBytes int64
+	MaxAge   time.Duration
+	// Replicas is the number of servers that store the stream; bus.AllReplicas: as many as there are, up to three.
+	Replicas int
+	// Replace allows messages that replace the earlier ones of their subject or expire, see Replacing.
+	Replace bool
+	// Lossy streams drop the oldest messages at MaxBytes, acknowledge writes before they are on disk, and are read from any
+	// replica. They have no atomic batches.
+	Lossy bool
+}
+
+func (c Config) jetStream(b *bus.Bus) jetstream.StreamConfig {
+	cfg := jetstream.StreamConfig{
+		Name: c.Name, Subjects: []string{c.Subject}, Storage: jetstream.FileStorage, MaxBytes: c.MaxBytes, MaxAge: c.MaxAge,
+		Discard: jetstream.DiscardNew, Replicas: c.Replicas, AllowRollup: c.Replace, AllowMsgTTL: c.Replace, AllowAtomicPublish: !c.Lossy,
+	}
+	if c.Lossy {
+		cfg.Discard, cfg.AllowDirect = jetstream.DiscardOld, true
+		if c.Replicas == 1 || !b.Clustered() { // the server accepts this mode for a single replica only
+			cfg.PersistMode = jetstream.AsyncPersistMode
+		}
+	}
+	return cfg
+}
+
+// Stream is a stored sequence of messages. It is safe for concurrent use.
+type Stream struct {
+	b  *bus.Bus
+	js jetstream.Stream
+}
+
+// Create creates a stream, or changes an existing one to this configuration.
+func Create(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
+	js, err := b.JetStream().CreateOrUpdateStream(ctx, cfg.jetStream(b))
+	if err != nil {
+		return nil, coded("stream "+cfg.Name, err)
+	}
+	return &Stream{b, js}, nil
+}
+
+// Open opens a stream, or creates it. An existing one keeps its bounds.
+func Open(ctx context.Context, b *bus.Bus, cfg Config) (*Stream, error) {
+	js, err := b.OpenStream(ctx, cfg.jetStream(b))
+	if err != nil {
+		return nil, err
+	}
+	return &Stream{b, js}, nil
+}
+
+// Find opens an existing stream; otherwise the error is bus.ErrNotFound.
+func Find(ctx context.Context, b *bus.Bus, name string) (*Stream, error) {
+	js, err := b.JetStream().Stream(ctx, name)
+	if err != nil {
+		return nil, coded("stream "+name, err)
+	}
+	return &Stream{b, js}, nil
+}
+
+// Names lists the streams whose name has the prefix.
+func Names(ctx context.Context, b *bus.Bus, prefix string) ([]string, error) {
+	var out []string
+	all := b.JetStream().StreamNames(ctx)
+	for name := range all.Name() {
+		if strings.HasPrefix(name, prefix) {
+			out = append(out, name)
+		}
+	}
+	if err := all.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
+		return nil, coded("list streams", err)
+	}
+	return out, nil
+}
+
+// Delete deletes a stream. It purges it first: a server that is killed during the deletion may restore the messages when
+// a stream of the same name is created. A stream that does not exist is no error.
+func Delete(ctx context.Context, b *bus.Bus, name string) error {
+	s, err := Find(ctx, b, name)
+	if err == nil {
+		err = s.Purge(ctx, "", 0)
+	}
+	if err == nil {
+		err = coded("delete stream "+name, b.JetStream().DeleteStream(ctx, name))
+	}
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil
+	}
+	return err
+}
+
+// State is the size of a stream and its first and last sequence.
+type State struct {
+	FirstSeq, LastSeq uint64
+	Messages, Bytes   uint64
+	MaxBytes          int64
+}
+
+// State asks the server for the state of the stream.
+func (s *Stream) State(ctx context.Context) (State, error) {
+	info, err := s.js.Info(ctx)
+	if err != nil {
+		return State{}, coded("stream "+s.name(), err)
+	}
+	st := info.State
+	return State{st.FirstSeq, st.LastSeq, st.Msgs, st.Bytes, info.Config.MaxBytes}, nil
+}
+
+func (s *Stream) name() string { return s.js.CachedInfo().Config.Name }
+
+// Get returns the message at a sequence; if it was deleted, the error is bus.ErrNotFound.
+func (s *Stream) Get(ctx context.Context, seq uint64) (Message, error) { return s.get(ctx, seq) }
+
+// GetNext returns the first message on a subject at a sequence or later.
+func (s *Stream) GetNext(ctx context.Context, subject string, seq uint64) (Message, error) {
+	return s.get(ctx, seq, jetstream.WithGetMsgSubject(subject))
+}
+
+func (s *Stream) get(ctx context.Context, seq uint64, opts ...jetstream.GetMsgOpt) (Message, error) {
+	m, err := s.js.GetMsg(ctx, seq, opts...)
+	if err != nil {
+		return Message{}, coded("read stream "+s.name(), err)
+	}
+	return Message{Subject: m.Subject, Header: m.Header, Data: m.Data, Seq: m.Sequence, Time: m.Time}, nil
+}
+
+// maxDeletesInFlight bounds the requests of one DeleteMessages.
+const maxDeletesInFlight = 32
+
+// DeleteMessages deletes messages one by one. A message that does not exist is no error.
+func (s *Stream) DeleteMessages(ctx context.Context, seqs []uint64) error {
+	var group sync.WaitGroup
+	var mu sync.Mutex // guards failed
+	var failed error
+	roomCh := make(chan struct{}, maxDeletesInFlight)
+	for _, seq := range seqs {
+		roomCh <- struct{}{}
+		group.Go(bus.Guard(func() {
+			defer func() { <-roomCh }()
+			err := s.js.DeleteMsg(ctx, seq)
+			if err != nil && !errors.Is(err, jetstream.ErrMsgNotFound) && !errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) {
+				mu.Lock()
+				failed = err
+				mu.Unlock()
+			}
+		}))
+	}
+	group.Wait()
+	return coded("delete from stream "+s.name(), failed)
+}
+
+// Purge deletes the messages on a subject below a sequence. An empty subject: all; zero: to the end.
+func (s *Stream) Purge(ctx context.Context, subject string, below uint64) error {
+	var opts []jetstream.StreamPurgeOpt
+	if subject != "" {
+		opts = append(opts, jetstream.WithPurgeSubject(subject))
+	}
+	if below > 0 {
+		opts = append(opts, jetstream.WithPurgeSequence(below))
+	}
+	return coded("purge stream "+s.name(), s.js.Purge(ctx, opts...))
+}

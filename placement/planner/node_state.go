@@ -1,0 +1,127 @@
+package planner
+
+// nodeState is one node with its free resources. Devices are changed through setDevice only, which keeps the counts.
+type nodeState struct {
+	info     *Node // with Devices in rank order; immutable
+	layout   *layout
+	order    int // index in Planner.nodes
+	idNumber int // in global device ids: the node's rank, or its number within a reservation
+	labelSet int // equal for nodes with the same labels
+
+	open   bool // the node is ready and not cordoned
+	cpus   Share
+	memory int64
+
+	// By device position.
+	used      []Share
+	grantable bitset    // healthy and not cordoned
+	free      bitset    // grantable and unused
+	claims    [][]claim // by allocations; nil until the first one
+	visible   bitset    // in a copy for a colocated gang, the devices of its reservation; nil: all
+
+	freeCount   int // of devices
+	partlyUsed  int // grantable devices that are partly used
+	gangBundles int // bundles of the gang that is being placed; zero between plans
+}
+
+// claim is the share of a device that one allocation holds.
+type claim struct {
+	allocation *allocation
+	share      Share
+}
+
+// newNodeState returns node without allocations. shared is a layout to reuse; nil: a new one is made.
+func newNodeState(node *Node, shared *layout) *nodeState {
+	n := len(node.Devices)
+	words := (n + 63) / 64
+	sets := make(bitset, 2*words)
+	s := &nodeState{
+		info:      node,
+		layout:    shared,
+		idNumber:  node.Rank,
+		open:      node.open(),
+		cpus:      node.CPUs,
+		memory:    node.Memory,
+		used:      make([]Share, n),
+		grantable: sets[:words:words],
+		free:      sets[words:],
+	}
+	if shared == nil {
+		s.layout = newLayout(node.Devices)
+	}
+	for pos := range node.Devices {
+		s.setDevice(pos, 0, node.Devices[pos].grantable())
+	}
+	return s
+}
+
+// setDevice sets the used share of a device and whether it may be granted.
+func (s *nodeState) setDevice(pos int, used Share, fit bool) {
+	s.adjustCounts(pos, -1)
+	s.used[pos] = used
+	s.grantable.set(pos, fit)
+	s.adjustCounts(pos, +1)
+}
+
+// adjustCounts adds the device to the counts, or removes it from them.
+func (s *nodeState) adjustCounts(pos, by int) {
+	switch {
+	case !s.grantable.has(pos):
+	case s.used[pos] == 0:
+		s.freeCount += by
+		s.free.set(pos, by > 0)
+	case s.used[pos] < Whole:
+		s.partlyUsed += by
+	}
+}
+
+// use changes the used share of a device; a negative share frees.
+func (s *nodeState) use(pos int, share Share) {
+	s.setDevice(pos, s.used[pos]+share, s.grantable.has(pos))
+}
+
+// available returns the share of a device that can be granted.
+func (s *nodeState) available(pos int) Share {
+	if !s.grantable.has(pos) {
+		return 0
+	}
+	return Whole - s.used[pos]
+}
+
+func (s *nodeState) isVisible(pos int) bool { return s.visible == nil || s.visible.has(pos) }
+
+// position returns the position of a slot's device; -1 if the node does not have it.
+func (s *nodeState) position(slot *Slot) int {
+	devices := s.info.Devices
+	if i := slot.Index; i >= 0 && i < len(devices) && devices[i].UUID == slot.UUID {
+		return i // the common case
+	}
+	for pos := range devices {
+		if devices[pos].UUID == slot.UUID {
+			return pos
+		}
+	}
+	return -1
+}
+
+// matches reports whether b may be placed on the node, regardless of free resources.
+func (s *nodeState) matches(b *Bundle) bool {
+	if b.Node != "" && b.Node != s.info.ID {
+		return false
+	}
+	return len(b.Labels) == 0 || s.hasLabels(b.Labels)
+}
+
+func (s *nodeState) hasLabels(labels map[string]string) bool {
+	for key, value := range labels {
+		if has, ok := s.info.Labels[key]; !ok || has != value {
+			return false
+		}
+	}
+	return true
+}
+
+// couldFit reports whether b would fit on the node if all of it were free.
+func (s *nodeState) couldFit(b *Bundle) bool {
+	return s.matches(b) && b.Devices <= Wholes(len(s.info.Devices)) && b.CPUs <= s.info.CPUs && b.Memory <= s.info.Memory
+}

@@ -1,0 +1,158 @@
+package planner
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// genQueue draws a queue of a few requests in two namespaces.
+func genQueue(t *rapid.T, hosts []string) []Queued {
+	queue := make([]Queued, rapid.IntRange(1, 8).Draw(t, "queued"))
+	for i := range queue {
+		r := genRequest(t, fmt.Sprintf("q%d", i), hosts)
+		r.Namespace = rapid.SampledFrom([]string{"", "other"}).Draw(t, "namespace")
+		r.AwaitNodes = rapid.Bool().Draw(t, "await")
+		since := testNow.Add(-time.Duration(rapid.IntRange(0, 3).Draw(t, "age")) * time.Minute)
+		queue[i] = Queued{Request: r, Since: since, Admitted: rapid.Bool().Draw(t, "admitted")}
+	}
+	return queue
+}
+
+func genPolicy(t *rapid.T) Policy {
+	p := Policy{Preempt: rapid.Bool().Draw(t, "preempt"), BackfillDepth: rapid.IntRange(0, 3).Draw(t, "depth")}
+	if rapid.Bool().Draw(t, "quota") {
+		p.Quotas = map[string]Share{"other": Wholes(rapid.IntRange(0, 8).Draw(t, "most"))}
+	}
+	return p
+}
+
+// enter grants the decision; all of it must fit together.
+func enter(t require.TestingT, pl *Planner, d Decision) {
+	for _, g := range d.Grants {
+		require.NoError(t, pl.Grant(g.Reservation))
+	}
+	requireSound(t, pl)
+}
+
+// head returns the wait of the head of the queue, if there is one.
+func (d Decision) head() (Wait, bool) {
+	for _, w := range d.Waits {
+		if w.Code == WaitCapacity {
+			return w, true
+		}
+	}
+	return Wait{}, false
+}
+
+func requestOf(queue []Queued, id string) Request {
+	for _, q := range queue {
+		if q.Request.ID == id {
+			return q.Request
+		}
+	}
+	panic("no request " + id)
+}
+
+func TestNoRequestIsLostInTheQueue(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pl := genPlanner(t, 4, 6)
+		before := pl.Snapshot()
+		queue := genQueue(t, nil)
+		policy := genPolicy(t)
+		d := pl.Schedule(queue, policy)
+		requireSound(t, pl)
+		require.Equal(t, before, pl.Snapshot())
+
+		seen := map[string]int{}
+		for _, g := range d.Grants {
+			seen[g.Reservation.ID]++
+		}
+		for _, w := range d.Waits {
+			seen[w.ID]++
+		}
+		for _, r := range d.Refusals {
+			seen[r.ID]++
+			requireImpossible(t, pl, requestOf(queue, r.ID), r.Err)
+		}
+		for _, q := range queue {
+			require.Equal(t, 1, seen[q.Request.ID], q.Request.ID)
+		}
+		enter(t, pl, d)
+
+		permuted := rapid.Permutation(queue).Draw(t, "order")
+		again, err := Schedule(before, permuted, policy)
+		require.NoError(t, err)
+		require.Equal(t, d, again, "the order of the queue as given makes no difference")
+	})
+}
+
+// requireHopeless checks that a refused request is invalid, exceeds its quota or never fits.
+func requireImpossible(t require.TestingT, pl *Planner, r Request, err error) {
+	plan, planErr := pl.Plan(r)
+	var quota *QuotaError
+	switch {
+	case errors.As(err, &quota):
+		require.Greater(t, quota.Asked, quota.Quota)
+	case errors.Is(err, ErrNeverFits):
+		require.True(t, plan.Never)
+	default:
+		require.Equal(t, planErr, err)
+	}
+}
+
+// Backfilled requests use nothing that the head waits for: once that is gone, the head fits.
+func TestBackfillNeverDelaysTheHead(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pl := genPlanner(t, 4, 6)
+		queue := genQueue(t, nil)
+		d := pl.Schedule(queue, Policy{})
+		require.Empty(t, d.Preemptions, "preemption is off")
+		head, ok := d.head()
+		if !ok {
+			return
+		}
+		enter(t, pl, d)
+		remove(t, pl, head.WaitsFor)
+		plan, err := pl.Plan(requestOf(queue, head.ID))
+		require.NoError(t, err)
+		require.True(t, plan.Granted, "%v", plan.Reasons)
+	})
+}
+
+func TestNoQuotaIsExceeded(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pl := genPlanner(t, 4, 4)
+		policy := genPolicy(t)
+		held := pl.usage["other"]
+		enter(t, pl, pl.Schedule(genQueue(t, nil), policy))
+		if quota, limited := policy.Quotas["other"]; limited {
+			require.LessOrEqual(t, pl.usage["other"], max(quota, held))
+		}
+	})
+}
+
+func TestPreemptionSuffices(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		pl := genPlanner(t, 4, 8)
+		queue := genQueue(t, nil)
+		d := pl.Schedule(queue, Policy{Preempt: true})
+		enter(t, pl, d)
+		require.LessOrEqual(t, len(d.Preemptions), 1)
+		for _, p := range d.Preemptions {
+			head := requestOf(queue, p.For)
+			for _, id := range p.Victims {
+				victim, ok := pl.Release(id)
+				require.True(t, ok)
+				require.Less(t, victim.Priority, head.Priority)
+			}
+			plan, err := pl.Plan(head)
+			require.NoError(t, err)
+			require.True(t, plan.Granted, "%v", plan.Reasons)
+		}
+	})
+}

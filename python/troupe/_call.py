@@ -1,0 +1,76 @@
+"""The call that code in this process serves: what the core says of it, and where code finds it."""
+
+from __future__ import annotations
+
+import struct
+import time
+from contextvars import ContextVar
+
+from . import _core, _errors
+
+LENGTHS = struct.Struct("<IIII")  # flags, session, method, object
+
+
+class IncomingCall:
+    """A call that this process serves; `_token` is the number that the core knows it by."""
+
+    __slots__ = ("_core", "_meta", "_token", "method", "no_data", "object")
+
+    def __init__(self, core: _core.Core, token: int, meta: bytes) -> None:
+        self._core = core
+        self._token = token
+        self._meta = meta
+        flags, k, n, m = LENGTHS.unpack_from(meta)
+        at = 40 + k
+        self.method = meta[at : at + n].decode()
+        self.object = meta[at + n : at + n + m].decode() if m else ""
+        self.no_data = bool(flags & 1)
+
+    def _text(self, i: int) -> str:
+        lengths = [int.from_bytes(self._meta[4 + 4 * k : 8 + 4 * k], "little") for k in range(5)]
+        start = 40 + sum(lengths[:i])
+        return self._meta[start : start + lengths[i]].decode(errors="replace")
+
+    @property
+    def caller(self) -> str:
+        """A description of the caller for people."""
+        return self._text(3)
+
+    @property
+    def session(self) -> str:
+        """The caller's session id."""
+        return self._text(0)
+
+    @property
+    def trace(self) -> str:
+        """The caller's W3C traceparent, or an empty text."""
+        return self._text(4)
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until the call's deadline; None without a deadline."""
+        end = int.from_bytes(self._meta[32:40], "little")
+        return end / 1e6 - time.time() if end else None
+
+    @property
+    def deadline(self) -> float | None:
+        """The call's deadline on the clock of time.monotonic(); None without one."""
+        left = self.remaining
+        return None if left is None else time.monotonic() + left
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller cancelled the call, its deadline has passed, or the worker is stopping. The core updates it while Python computes."""
+        return self._token in aborted or int(self._core.lib.troupe_cancelled(self._token)) != 0
+
+    def check(self) -> None:
+        """Raises CancelledError if the call should end: for loops in methods that run long."""
+        if self.cancelled:
+            raise _errors.CancelledError("the call was cancelled")
+
+
+# Tokens of calls whose pipeline item was aborted: their methods may still return a partial result.
+aborted: set[int] = set()
+
+# The arguments of IncomingCall for the call that the current context serves; the object is made only when code asks for it.
+current: ContextVar[tuple[_core.Core, int, bytes] | None] = ContextVar("troupe_call", default=None)

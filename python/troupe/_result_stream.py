@@ -1,0 +1,211 @@
+"""Streams: the values of a generator method, pulled by the caller.
+
+The worker keeps the generator; each pull is a call that advances it by one value. A few pulls are under way at a time, so the worker
+is at most so many values ahead of the consumer: that is the backpressure. Closing the stream cancels its pulls and closes the generator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from . import _codec, _core, _errors
+
+AHEAD = 4  # pulls under way
+MOST_STREAMS = 1024  # open streams of one worker; beyond, the one that was idle longest is closed
+NEXT, CLOSE = "stream-next", "stream-close"  # names that no Python method can have
+
+
+class StreamReference(_codec.Walked):
+    """A stream as the answer of a generator method: its number in the worker, and the method that advances it."""
+
+    __slots__ = ("method", "number")
+
+    def __init__(self, number: int, method: str) -> None:
+        self.number, self.method = number, method
+
+    def wire(self) -> tuple[int, Any]:
+        return _codec.STREAM, [self.number, self.method]
+
+
+_codec.set_decoder(_codec.STREAM, lambda codec, value: StreamReference(*value))
+
+
+class OpenStreams:
+    """The generators of one served object that callers pull."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._numbers = itertools.count(1)
+        self._open: OrderedDict[int, tuple[Any, Any]] = OrderedDict()  # by number: the generator and the lock of its pulls; idle longest first
+
+    def add(self, generator: Any, lock: Any, method: str) -> StreamReference:
+        with self._lock:
+            number = next(self._numbers)
+            self._open[number] = (generator, lock)
+            oldest = self._open.popitem(last=False)[1][0] if len(self._open) > MOST_STREAMS else None
+        if oldest is not None and hasattr(oldest, "close"):
+            _close_quietly(oldest)
+        return StreamReference(number, method)
+
+    def find(self, number: int) -> tuple[Any, Any]:
+        with self._lock:
+            found = self._open.get(number)
+            if found is None:
+                raise _errors.ClosedError(f"stream {number} is closed: at its end, by its consumer, or because {MOST_STREAMS} others were used since")
+            self._open.move_to_end(number)
+            return found
+
+    def remove(self, number: int) -> Any:
+        with self._lock:
+            found = self._open.pop(number, None)
+        return None if found is None else found[0]
+
+    # The methods of a sync object.
+
+    def next(self, number: int) -> list[Any]:
+        """[True, value], or [False, None] at the end."""
+        generator, lock = self.find(number)
+        with lock:
+            try:
+                return [True, next(generator)]
+            except StopIteration:
+                self.remove(number)
+                return [False, None]
+            except BaseException:
+                self.remove(number)
+                raise
+
+    def close(self, number: int) -> None:
+        generator = self.remove(number)
+        if generator is not None:
+            _close_quietly(generator)
+
+    # The methods of an async object, whose generators may be of both kinds.
+
+    async def anext(self, number: int) -> list[Any]:
+        generator, lock = self.find(number)
+        async with lock:
+            try:
+                return [True, await generator.__anext__() if hasattr(generator, "__anext__") else next(generator)]
+            except (StopIteration, StopAsyncIteration):
+                self.remove(number)
+                return [False, None]
+            except BaseException:
+                self.remove(number)
+                raise
+
+    async def aclose(self, number: int) -> None:
+        generator = self.remove(number)
+        if hasattr(generator, "aclose"):
+            await generator.aclose()
+        elif generator is not None:
+            _close_quietly(generator)
+
+
+def _close_quietly(generator: Any) -> None:
+    try:
+        generator.close()
+    except ValueError:
+        pass  # it is running, and ends with its next value: nothing refers to it any more
+
+
+class ResultStream(Iterator[Any], AsyncIterator[Any]):
+    """The values that a generator method yields, as they come: `for value in handle.method(…)`, and `async for`. It is closed at its
+    end, by close(), by leaving it as a context manager, and when nothing refers to it any more."""
+
+    def __init__(self, handle: Any, reference: StreamReference, engine: str = "") -> None:
+        self._handle = handle  # the worker
+        self._number = reference.number
+        options = {"engine": engine} if engine else {}
+        self._next, self._close = handle[reference.method].options(**options), handle[CLOSE].options(**options)
+        self._ahead = AHEAD if reference.method == NEXT else 1  # on a lane with several threads, pulls may overtake each other
+        self._pulls: deque[Any] = deque()  # futures, oldest first
+        self._over = False
+
+    def _pull(self) -> Any:
+        while len(self._pulls) < self._ahead:
+            self._pulls.append(self._next.remote(self._number))
+        return self._pulls[0]
+
+    def _take(self, answer: list[Any]) -> Any:
+        self._pulls.popleft()
+        more, value = answer
+        if not more:
+            self._end()
+        return more, value
+
+    def __iter__(self) -> ResultStream:
+        return self
+
+    def __next__(self) -> Any:
+        return self.next()
+
+    def next(self, timeout: float | None = None) -> Any:
+        """The next value; StopIteration at the end, TimedOutError after the timeout, after which it can be asked for again."""
+        if self._over:
+            raise StopIteration
+        pull = self._pull()
+        try:
+            answer = pull.result(timeout)
+        except BaseException as err:
+            if pull._done or not isinstance(err, _errors.TimedOutError):
+                self.close()
+            raise
+        more, value = self._take(answer)
+        if not more:
+            raise StopIteration
+        return value
+
+    def __aiter__(self) -> ResultStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            answer = await self._pull()
+        except BaseException:
+            self.close()
+            raise
+        more, value = self._take(answer)
+        if not more:
+            raise StopAsyncIteration
+        return value
+
+    def _end(self) -> None:
+        self._over = True
+        pulls, self._pulls = self._pulls, deque()
+        for pull in pulls:
+            pull.cancel()
+        self._handle.cluster._interrupted.discard(self._handle.rank)
+
+    def close(self) -> None:
+        """Ends the stream: what is under way is cancelled, and the worker closes the generator. It may be called more than once."""
+        if self._over:
+            return
+        self._end()
+        try:
+            self._close.remote(self._number)
+        except _errors.Error:
+            pass  # the cluster is closed, and the generator with it
+
+    def __enter__(self) -> ResultStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        core = _core.loaded()
+        if not self._over and core is not None and self._handle.cluster._session.closed is False:
+            try:
+                self.close()
+            except Exception:
+                pass
+
+    def __repr__(self) -> str:
+        return f"<ResultStream {self._number} of {self._handle!r}{' closed' if self._over else ''}>"

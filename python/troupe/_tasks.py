@@ -1,0 +1,180 @@
+"""Ray's names: remote functions on a pool of workers, actors by name, nodes and resources."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from . import _actor, _check, _errors, _router, _session
+from ._cluster import Cluster, WorkerHandle
+from ._config import WorkerConfig
+from ._future import ElementFuture
+
+_MOST_WAITING = 1 << 20  # calls that may wait for a worker of the pool
+_MOST_KEPT = 256  # functions that a worker keeps unpickled
+
+
+class TaskWorker:
+    """A worker of the pool: it runs the functions that it is sent."""
+
+    def __init__(self) -> None:
+        self._functions: OrderedDict[bytes, Any] = OrderedDict()  # by digest
+
+    def run(self, digest: bytes, pickled: bytes, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        function = self._functions.get(digest)
+        if function is None:
+            import pickle
+
+            function = self._functions[digest] = pickle.loads(pickled)
+            if len(self._functions) > _MOST_KEPT:
+                self._functions.popitem(last=False)
+        return function(*args, **kwargs)
+
+
+_lock = threading.Lock()  # held while the pool of a session is made
+
+
+def _pool(session: _session.Session) -> _router.Router:
+    """The session's pool, made when a remote function is first called: a worker for each CPU of this machine, at most 32."""
+    with _lock:
+        pool: _router.Router | None = session.pool
+        if pool is None:
+            count = min(os.cpu_count() or 1, 32)
+            cluster = Cluster(f"tasks-{_actor._unique()}", TaskWorker, worker_config=WorkerConfig(world_size=count, policy="restart_rank", restarts=1000))
+            pool = session.pool = _router.Router(cluster, method="run", credits=1, waiting=_MOST_WAITING)
+        return pool
+
+
+class RemoteFunction:
+    """A function that runs on a worker of the session's pool: .remote(…) gives a future."""
+
+    def __init__(self, function: Callable[..., Any], num_returns: int | None = None) -> None:
+        self._function = function
+        self._num_returns = num_returns
+        self._pickled: tuple[bytes, bytes] | None = None  # digest, pickle
+        self.__name__ = getattr(function, "__name__", "function")
+        self.__doc__ = function.__doc__
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Runs the function on a worker of the pool; a future, or with num_returns a list of them."""
+        session = _session.current()
+        if session.is_worker:
+            raise _errors.RefusedError("remote functions are called by the driver; a worker calls methods of other workers")
+        if self._pickled is None:
+            import hashlib
+
+            pickled = session.codec(True)._dump(self._function)
+            self._pickled = hashlib.sha256(pickled).digest(), pickled
+        future = _pool(session).call(*self._pickled, list(args), kwargs, blocking=False)
+        if self._num_returns is None:
+            return future
+        return [ElementFuture(future, i, self._num_returns) for i in range(self._num_returns)]
+
+    def options(self, *, num_returns: int | None = None) -> RemoteFunction:
+        """The function with other settings."""
+        changed = RemoteFunction(self._function, None if num_returns is None else _check.integer("num_returns", num_returns, 1))
+        changed._pickled = self._pickled
+        return changed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _errors.InvalidError(f"a remote function is called with {self.__name__}.remote(…)")
+
+    def __repr__(self) -> str:
+        return f"<remote function {self.__name__}>"
+
+
+class RemoteClass:
+    """A class whose .remote(…) creates an actor; .options(name=…, …) takes the settings of troupe.actor."""
+
+    def __init__(self, cls: type, settings: dict[str, Any]) -> None:
+        self._cls = cls
+        self._settings = settings
+        self.__name__, self.__doc__ = cls.__name__, cls.__doc__
+
+    def remote(self, /, *args: Any, **kwargs: Any) -> WorkerHandle:
+        """Creates an actor, with these arguments of its constructor."""
+        return _actor.create(self._cls, args, kwargs, **self._settings)
+
+    def options(self, **settings: Any) -> RemoteClass:
+        return RemoteClass(self._cls, {**self._settings, **settings})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise _errors.InvalidError(f"an actor is created with {self.__name__}.remote(…)")
+
+
+def remote(target: Any = None, /, **settings: Any) -> Any:
+    """Makes a function or class one that runs elsewhere: `@troupe.remote`, `@troupe.remote(num_returns=2)`.
+
+    A function runs on a worker of a pool that the session makes at the first call, one call at a time on each; f.remote(…) gives a
+    future. A class becomes an actor: A.remote(…) is troupe.actor(A, …), and the settings are those of troupe.actor.
+    """
+    if target is None:
+        return lambda target: remote(target, **settings)
+    if isinstance(target, type):
+        return RemoteClass(target, settings)
+    if not callable(target):
+        raise _errors.InvalidError(f"remote takes a function or a class, not a {type(target).__name__}")
+    unknown = [s for s in settings if s != "num_returns"]
+    if unknown:
+        raise _errors.InvalidError(
+            f"a remote function has no setting {unknown[0]!r}: the workers of the pool hold no resources; for devices or CPUs make an actor, troupe.actor(cls, num_gpus=…)"
+        )
+    return RemoteFunction(target).options(**settings) if settings else RemoteFunction(target)
+
+
+def kill(target: WorkerHandle | Cluster) -> None:
+    """Ends an actor, or all workers of a cluster."""
+    if isinstance(target, Cluster):
+        target.shutdown()
+    elif isinstance(target, WorkerHandle):
+        if target.cluster.world_size > 1:
+            raise _errors.InvalidError(f"{target!r} is one of {target.cluster.world_size} workers, which end together: kill(handle.cluster) ends them all")
+        target.cluster.shutdown()
+    else:
+        raise _errors.InvalidError(f"kill takes the handle of an actor or a cluster, not a {type(target).__name__}")
+
+
+def get_actor(name: str) -> WorkerHandle:
+    """The actor of that name in this namespace; NotFoundError if there is none."""
+    cluster = Cluster.attach(_check.text("name", name))
+    if cluster.world_size != 1:
+        raise _errors.InvalidError(f"{name} is a role of {cluster.world_size} workers: Cluster.attach({name!r}) gives it")
+    return cluster.workers[0]
+
+
+def nodes() -> list[dict[str, Any]]:
+    """The nodes: name, alive, state, labels, devices, and the resources of each in all and free."""
+    session = _session.current()
+    return [_node(n) for n in session.core.ask("nodes", runtime=session.id).get()]
+
+
+def _node(n: dict[str, Any]) -> dict[str, Any]:
+    devices = n["devices"] or []
+    return {
+        "name": n["node"], "alive": n["rank"] >= 0, "state": n["state"] or "ready", "labels": n["labels"] or {},
+        "devices": [{"index": d["index"], "uuid": d["uuid"], "model": d["model"]} for d in devices],
+        "resources": {"CPU": float(n["cpus"]), "GPU": float(len(devices)), "memory": float(n["memory"])},
+        "available": {"CPU": n["free_cpus"] / 1000, "GPU": n["free_devices"] / 1000, "memory": float(n["free_memory"])},
+    }  # fmt: skip
+
+
+def _sum(kind: str) -> dict[str, float]:
+    total: dict[str, float] = {"CPU": 0.0, "GPU": 0.0, "memory": 0.0}
+    for node in nodes():
+        for name, amount in node[kind].items() if node["alive"] else ():
+            total[name] += amount
+    return total
+
+
+def cluster_resources() -> dict[str, float]:
+    """CPUs, GPUs and bytes of memory of all nodes together."""
+    return _sum("resources")
+
+
+def available_resources() -> dict[str, float]:
+    """What reservations have left of them, on all nodes together."""
+    return _sum("available")
+

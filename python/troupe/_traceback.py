@@ -1,0 +1,112 @@
+"""Tracebacks without the frames of this package. TROUPE_TRACEBACK=full shows them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import types
+from typing import Any, TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+# A frame of this package in a traceback's text, from here or from a worker, with its source and marker lines.
+_FRAME = re.compile(r'(?:  File "[^"\n]*[/\\]troupe[/\\](?:worker|_[a-z_]+)\.py", line \d+, in [^\n]*\n(?:    [^\n]*\n)*)+')
+
+
+def is_full() -> bool:
+    return os.environ.get("TROUPE_TRACEBACK") == "full"
+
+
+def fold_text(text: str) -> str:
+    """A traceback's text with this package's frames as one line each time they follow each other. Frames at its beginning, which
+    call the user's method, are left out."""
+    if is_full():
+        return text
+
+    def replaced(found: re.Match[str]) -> str:
+        if text[: found.start()].rstrip().endswith("(most recent call last):"):
+            return ""
+        count = found.group().count('  File "')
+        return f"  … {count} frame{'s' * (count > 1)} of troupe\n"
+
+    return _FRAME.sub(replaced, text)
+
+
+def fold(tb: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames of this package; as it is if no other would be left."""
+    if is_full():
+        return tb
+    kept = []
+    at = tb
+    while at is not None:
+        if not at.tb_frame.f_code.co_filename.startswith(_FOLDER):
+            kept.append(at)
+        at = at.tb_next
+    folded: types.TracebackType | None = None
+    for entry in reversed(kept):
+        folded = types.TracebackType(folded, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return folded if kept else tb
+
+
+def fold_all(err: BaseException) -> None:
+    """Folds the tracebacks of an exception and of its causes and contexts."""
+    seen: set[int] = set()
+    left: list[BaseException | None] = [err]
+    while left:
+        one = left.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.__traceback__ = fold(one.__traceback__)
+        left += [one.__cause__, one.__context__]
+
+
+_installed = False
+
+
+def install(kind: type[BaseException]) -> None:
+    """Has uncaught exceptions of a kind shown folded: on the main thread, on others, and in IPython."""
+    global _installed
+    if not _installed:
+        _installed = True
+        _install_hooks(kind)
+    _install_in_ipython(kind)
+
+
+def _install_hooks(kind: type[BaseException]) -> None:
+    hook, thread_hook = sys.excepthook, threading.excepthook
+
+    def show(type: type[BaseException], err: BaseException, tb: types.TracebackType | None) -> Any:
+        if isinstance(err, kind):
+            fold_all(err)
+            tb = fold(tb)
+        return hook(type, err, tb)
+
+    def show_in_thread(args: Any) -> Any:
+        if isinstance(args.exc_value, kind):
+            fold_all(args.exc_value)
+            args = threading.ExceptHookArgs((args.exc_type, args.exc_value, fold(args.exc_traceback), args.thread))
+        return thread_hook(args)
+
+    sys.excepthook, threading.excepthook = show, show_in_thread
+
+
+def _install_in_ipython(kind: type[BaseException]) -> None:
+    module = sys.modules.get("IPython")
+    shell = module.get_ipython() if module is not None else None
+    if shell is None or shell.custom_exceptions:
+        return  # another handler is set, and stays
+
+    def show(self: Any, type: Any, err: BaseException, tb: Any, tb_offset: Any = None) -> Any:
+        fold_all(err)
+        return self.showtraceback((type, err, fold(tb)), tb_offset=tb_offset, running_compiled_code=True)
+
+    shell.set_custom_exc((kind,), show)
+
+
+def cut(err: E) -> E:
+    """The exception without the frames that it passed inside this package so far, to be raised again by a function of its interface."""
+    return err if is_full() else err.with_traceback(None)

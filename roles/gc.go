@@ -1,0 +1,125 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"troupe/bus"
+)
+
+const (
+	gcInterval   = 5 * time.Second
+	unknownAfter = 15 * time.Second // age from which a worker process of no role is ended
+)
+
+// GC ends what dead drivers have left in any namespace: their roles, worker processes that belong to no role, and deleted
+// keys of the registry. It also confirms reservations that the placement service doubts. Drivers do the same for each other;
+// a head runs GC for namespaces without a driver. Two GCs on one bus do no harm.
+type GC struct {
+	Bus      *bus.Bus
+	Logger   *slog.Logger  // zero: the bus's
+	Interval time.Duration // between two passes; zero: 5 s. The end of a driver starts a pass at once
+}
+
+// Start runs until stop is called, which waits for its end, or ctx ends.
+func (g GC) Start(ctx context.Context) (stop func()) {
+	if g.Interval <= 0 {
+		g.Interval = gcInterval
+	}
+	if g.Logger == nil {
+		g.Logger = g.Bus.Logger()
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	endedCh, stopWatch := DriverWatch{Bus: g.Bus, Remote: true, Logger: g.Logger}.Start(ctx)
+	var group sync.WaitGroup
+	group.Go(func() { defer bus.Recover(); g.collectRoles(ctx, endedCh) })
+	group.Go(func() { defer bus.Recover(); g.collectProcesses(ctx) }) // apart: it waits for agents that do not answer
+	group.Go(func() {
+		defer bus.Recover()
+		if err := Maintain(ctx, g.Bus); err != nil && ctx.Err() == nil {
+			g.Logger.Warn("roles: the registry is not compacted and grows with each role that ends", "error", err)
+		}
+	})
+	return func() {
+		cancel()
+		group.Wait()
+		stopWatch()
+	}
+}
+
+// collectRoles ends the roles of dead drivers. It holds a session in a namespace only while there is a role to end.
+func (g GC) collectRoles(ctx context.Context, endedCh <-chan struct{}) {
+	sessions := map[string]*Runtime{}
+	tick := time.NewTicker(g.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			_ = g.attend(ctx, sessions, nil) // the sessions end with the bus in any case
+			return
+		case <-endedCh:
+		case <-tick.C:
+		}
+		orphans, err := Orphans(ctx, g.Bus)
+		if err == nil {
+			err = g.attend(ctx, sessions, orphans)
+		}
+		if err != nil && ctx.Err() == nil {
+			g.Logger.Warn("roles: roles of dead drivers cannot be collected; trying again", "error", err)
+		}
+		if err := ConfirmReservations(ctx, g.Bus); err != nil && ctx.Err() == nil {
+			g.Logger.Debug("roles: doubtful reservations cannot be confirmed; trying again", "error", err)
+		}
+	}
+}
+
+// attend keeps one session in each of the namespaces, and closes the others. A session ends the roles itself.
+func (g GC) attend(ctx context.Context, sessions map[string]*Runtime, namespaces []string) error {
+	var errs []error
+	for ns, rt := range sessions {
+		if !slices.Contains(namespaces, ns) {
+			delete(sessions, ns)
+			errs = append(errs, rt.Close(ctx))
+		}
+	}
+	for _, ns := range namespaces {
+		if sessions[ns] != nil {
+			continue
+		}
+		rt, err := Open(ctx, Config{Bus: g.Bus, Namespace: ns, Name: "troupe-head", Logger: g.Logger})
+		if err != nil {
+			return errors.Join(append(errs, err)...)
+		}
+		sessions[ns] = rt
+	}
+	for _, rt := range sessions {
+		errs = append(errs, rt.WatchOver(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// collectProcesses ends the worker processes that belong to no role.
+func (g GC) collectProcesses(ctx context.Context) {
+	tick := time.NewTicker(g.Interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		pass, cancel := context.WithTimeout(ctx, unknownAfter)
+		ended, err := EndStrays(pass, g.Bus, unknownAfter)
+		for _, w := range ended {
+			g.Logger.Warn("roles: a worker process of no role was ended", "worker", w.ID.String(), "node", w.Node)
+		}
+		if err != nil && pass.Err() == nil {
+			g.Logger.Warn("roles: worker processes of no role cannot be looked for; trying again", "error", err)
+		}
+		cancel()
+	}
+}
