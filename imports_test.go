@@ -34,7 +34,7 @@ var allowed = map[string][]string{
 	"dispatch":                {"bus", "bus/wire", "actors"},
 	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol"},
 	"nodes/protocol":          {"gpu"},
-	"roles":                   {"bus", "bus/wire", "bus/kv", "actors", "dispatch", "placement", "gpu", "nodes"},
+	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "placement", "gpu", "nodes"},
 	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
 	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
 	"pipeline":                {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},

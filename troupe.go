@@ -41,7 +41,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) { return roles.Open
 
 // FindHead is the Config.BusConfig of the head that the environment names (TROUPE_URL and the variables beside it), or of
 // the head on this machine.
-func FindHead() (BusConfig, error) { return nodes.Find(os.Getenv) }
+func FindHead() (BusConfig, error) { return nodes.FindHead(os.Getenv) }
 
 // FromContext is the session of the worker whose method has this context, for calls of its own.
 func FromContext(ctx context.Context) (*Runtime, error) { return roles.FromContext(ctx) }

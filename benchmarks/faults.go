@@ -184,7 +184,7 @@ func (f *faults) createDestroy(ctx context.Context) error {
 		if err := c.Destroy(ctx); err != nil {
 			return err
 		}
-		if left, err := f.rt.Left(ctx); err != nil || !left.Empty() {
+		if left, err := f.rt.Leftovers(ctx); err != nil || !left.Empty() {
 			return errors.Join(fmt.Errorf("after the end: %s", left), err)
 		}
 		for _, pid := range pids {

@@ -11,39 +11,37 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/nodes/protocol"
 )
 
 const (
-	keepEnded  = 10 * time.Minute       // how long an exit is remembered
-	endedMost  = 4096                   // and how many of them
-	tellMost   = 30 * time.Second       // between two tellings of an exit that nobody has asked about
-	housework  = 250 * time.Millisecond // between two looks at what is to be told or forgotten
-	tidyEvery  = time.Minute            // between two looks at how much is in the log folder
-	endingMost = 20 * time.Second       // for what does not die when the agent ends
+	rememberExits    = 10 * time.Minute       // how long an exit is remembered
+	exitsMost        = 4096                   // and how many exits
+	publishAgainMost = 30 * time.Second       // the longest interval between two publications of an exit that no driver has confirmed
+	maintenanceEvery = 250 * time.Millisecond // interval of maintenance
+	pruneEvery       = time.Minute            // interval of pruning the log folder
+	killTimeout      = 20 * time.Second       // how long the end of the agent waits for workers that survive SIGKILL
 )
 
-// Agent is the Troupe process of one machine: it reports its nodes, starts and ends worker processes on them, and says
-// how they ended.
+// Agent runs on one machine: it reports the machine's nodes, starts and stops worker processes on them, and publishes
+// their exits.
 type Agent struct {
 	cfg AgentConfig
 
-	// What Run makes before anything else runs, and leaves as it is.
-	identity string
-	spawner  *spawner
-	sweeper  *sweeper
-	shipper  *shipper
-	cgroups  cgroups
-	kernel   *kernelLog
-	sites    []*site
-	leases   leases
-	folders  folders
-	parcels  parcels
-	group    sync.WaitGroup // the goroutines of workers and requests
+	// Set by Run before any goroutine starts, and constant afterwards.
+	identity   string
+	spawner    *spawner
+	treeKiller *treeKiller
+	uploader   *logUploader
+	cgroups    cgroups
+	kernel     *kernelLog
+	nodes      []*localNode
+	ports      portLeases
+	folders    folderCache
+	chunks     chunkStore
+	group      sync.WaitGroup // the goroutines of workers and requests
 
 	// mu guards what follows.
 	mu      sync.Mutex
@@ -51,7 +49,7 @@ type Agent struct {
 	closed  bool // no more requests
 }
 
-// NewAgent is an agent as cfg says. It does nothing before Run.
+// NewAgent makes the agent that cfg describes. It does nothing before Run.
 func NewAgent(cfg AgentConfig) (*Agent, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -60,23 +58,23 @@ func NewAgent(cfg AgentConfig) (*Agent, error) {
 	if len(cfg.Program) == 0 {
 		self, err := os.Executable()
 		if err != nil {
-			return nil, bus.Errorf(bus.CodeInternal, "nodes.AgentConfig: Program is not set, and this program does not know where it is: %w", err)
+			return nil, bus.Errorf(bus.CodeInternal, "nodes.AgentConfig: Program is not set, and the path of this executable is unknown: %w", err)
 		}
 		cfg.Program = []string{self, "worker"}
 	}
 	a := &Agent{cfg: cfg}
 	for _, node := range cfg.Nodes {
-		s, err := newSite(a, node)
+		s, err := newLocalNode(a, node)
 		if err != nil {
 			return nil, err
 		}
-		a.sites = append(a.sites, s)
+		a.nodes = append(a.nodes, s)
 	}
 	return a, nil
 }
 
-// Run is the agent until ctx ends, which is no error: then it takes no more workers, ends those it has, and leaves. It
-// begins by ending what an earlier agent of the same folder left behind.
+// Run runs the agent until ctx ends, which is no error: then it refuses new workers, stops the running ones and gives
+// up its nodes. First it kills the processes that an earlier agent of the same folder left.
 func (a *Agent) Run(ctx context.Context) (err error) {
 	removeDir, err := a.cfg.makeDirs()
 	if err != nil {
@@ -91,35 +89,35 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.identity, a.cgroups, a.kernel = identity, openCgroups(identity), openKernelLog()
 	defer a.kernel.close()
 	defer a.cgroups.remove()
-	if err := a.clear(); err != nil {
+	if err := a.killOrphans(); err != nil {
 		return err
 	}
 	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
-	a.spawner, a.sweeper, a.shipper = newSpawner(), newSweeper(), newShipper(a.cfg.Bus)
-	defer a.shipper.close()
-	defer a.sweeper.close()
+	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
+	defer a.uploader.close()
+	defer a.treeKiller.close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
-		defer a.adopt()()
+		defer a.reapOrphans()()
 	}
-	defer a.leases.releaseAll()
-	a.tidyLogs()
+	defer a.ports.releaseAll()
+	a.pruneLogs()
 	run, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failedCh := make(chan error, 3*len(a.sites)) // room for all, so that nobody waits
+	failedCh := make(chan error, 3*len(a.nodes)) // every goroutine can send without blocking
 	var reporters sync.WaitGroup
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		if err := s.begin(ctx, run, &reporters, failedCh); err != nil {
 			failedCh <- err
 			break
 		}
 	}
-	reporters.Go(bus.Guard(func() { a.tellReady(run) }))
-	err = a.await(ctx, failedCh)
-	a.end()
-	stop() // only now: nothing of the nodes is left
+	reporters.Go(bus.Guard(func() { a.callReady(run) }))
+	err = a.maintain(ctx, failedCh)
+	a.stopWorkers()
+	stop() // only now: no worker is left on the nodes
 	reporters.Wait()
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		s.close()
 	}
 	a.mu.Lock()
@@ -129,11 +127,11 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	return ended(ctx, err)
 }
 
-// tellReady says that the nodes are registered, once all of them are: another agent may hold a name for a while.
-func (a *Agent) tellReady(run context.Context) {
-	for _, s := range a.sites {
+// callReady calls ReadyFunc when all nodes are registered, which lasts while another agent holds a name.
+func (a *Agent) callReady(run context.Context) {
+	for _, s := range a.nodes {
 		select {
-		case <-s.servedCh:
+		case <-s.servingCh:
 		case <-run.Done():
 			return
 		}
@@ -143,12 +141,12 @@ func (a *Agent) tellReady(run context.Context) {
 	}
 }
 
-// clear ends what an earlier agent of this folder left.
-func (a *Agent) clear() error {
+// killOrphans kills the processes and removes the files that an earlier agent of this folder left.
+func (a *Agent) killOrphans() error {
 	a.cgroups.clear()
 	mine := func(marker string) bool { return strings.HasPrefix(marker, a.identity+".") }
-	if left := killMarked(mine, sweepMost); len(left) > 0 {
-		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent cannot be killed: %v", left)
+	if left := killMarked(mine, survivorTimeout); len(left) > 0 {
+		return bus.Errorf(bus.CodeInternal, "processes of an earlier agent survive SIGKILL: %v", left)
 	}
 	old, err := filepath.Glob(filepath.Join(a.cfg.Dir, workersDir, "*"))
 	for _, dir := range append(old, filepath.Join(a.cfg.Dir, foldersDir)) {
@@ -157,22 +155,23 @@ func (a *Agent) clear() error {
 	return err
 }
 
-// adopt reaps what workers leave, until the returned function is called.
-func (a *Agent) adopt() (stop func()) {
-	if err := adopt(); err != nil {
-		a.cfg.Logger.Warn("nodes: what workers leave behind is reaped by the system", "error", err)
+// reapOrphans reaps orphaned descendants of workers until the returned function is called.
+func (a *Agent) reapOrphans() (stop func()) {
+	if err := becomeSubreaper(); err != nil {
+		a.cfg.Logger.Warn("nodes: orphaned processes of workers are reaped by init", "error", err)
 	}
 	stopCh, doneCh := make(chan struct{}), make(chan struct{})
 	bus.Go(func() {
 		defer close(doneCh)
-		reapAdopted(a.awaits, housework, stopCh)
+		reapAdopted(a.awaits, maintenanceEvery, stopCh)
 	})
 	return func() { close(stopCh); <-doneCh }
 }
 
-// awaits reports whether a process is a worker's own. One that is just being started counts, because it is not known yet.
+// awaits reports whether a process is a worker's own child process. While a worker is being started its pid is unknown,
+// so that every pid counts.
 func (a *Agent) awaits(pid int) bool {
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		if s.awaits(pid) {
 			return true
 		}
@@ -180,12 +179,12 @@ func (a *Agent) awaits(pid int) bool {
 	return false
 }
 
-// own reports whether a process is of a worker's tree.
+// own reports whether a process belongs to the process tree of a worker.
 func (a *Agent) own(pid int) bool { return strings.HasPrefix(markerOf(pid), a.identity+".") }
 
-// await keeps house until ctx ends or a part of the agent does.
-func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
-	tick, tidy := time.NewTicker(housework), time.NewTicker(tidyEvery)
+// maintain does the periodic maintenance until ctx ends or a part of the agent fails.
+func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
+	tick, tidy := time.NewTicker(maintenanceEvery), time.NewTicker(pruneEvery)
 	defer tick.Stop()
 	defer tidy.Stop()
 	connected := true
@@ -196,39 +195,39 @@ func (a *Agent) await(ctx context.Context, failedCh <-chan error) error {
 		case err := <-failedCh:
 			return err
 		case <-tidy.C:
-			a.tidyLogs()
+			a.pruneLogs()
 		case <-tick.C:
 			back := !connected
-			connected = a.cfg.Bus.Conn().IsConnected()
-			for _, s := range a.sites {
+			connected = a.cfg.Bus.Connected()
+			for _, s := range a.nodes {
 				if back && connected {
-					s.tellSoon()
+					s.repeatExits()
 				}
-				s.keepHouse(time.Now())
+				s.maintain(time.Now())
 			}
-			a.leases.tidy(time.Now(), a.playing())
+			a.ports.expire(time.Now(), a.hostedRoles())
 		}
 	}
 }
 
-// end refuses new workers and ends those that there are.
-func (a *Agent) end() {
+// stopWorkers refuses new workers and stops the running ones.
+func (a *Agent) stopWorkers() {
 	a.mu.Lock()
 	a.closing = true
 	a.mu.Unlock()
 	var all []*worker
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		all = append(all, s.all()...)
 	}
 	for _, w := range all {
-		w.stop(a.cfg.Grace, "the agent of its node was ended")
+		w.stop(a.cfg.Grace, "the agent of its node was stopped")
 	}
-	late := time.After(a.cfg.Grace + termGrace + endingMost)
+	late := time.After(a.cfg.Grace + termGrace + killTimeout)
 	for _, w := range all {
 		select {
 		case <-w.goneCh:
 		case <-late:
-			a.cfg.Logger.Error("nodes: a worker does not end", "worker", w.ID.String())
+			a.cfg.Logger.Error("nodes: a worker survives SIGKILL", "worker", w.ID.String())
 		}
 	}
 }
@@ -239,10 +238,10 @@ func (a *Agent) isClosing() bool {
 	return a.closing
 }
 
-// tidyLogs keeps the log folder within its bound.
-func (a *Agent) tidyLogs() {
+// pruneLogs keeps the log folder within its limit.
+func (a *Agent) pruneLogs() {
 	busy := map[string]bool{}
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		for _, w := range s.all() {
 			if w.running() {
 				busy[w.log.path] = true
@@ -250,28 +249,28 @@ func (a *Agent) tidyLogs() {
 		}
 	}
 	if err := pruneLogs(a.cfg.LogDir, a.cfg.LogTotal, func(path string) bool { return busy[path] }); err != nil {
-		a.cfg.Logger.Warn("nodes: old logs cannot be removed", "folder", a.cfg.LogDir, "error", err)
+		a.cfg.Logger.Warn("nodes: pruning the log folder failed", "folder", a.cfg.LogDir, "error", err)
 	}
 }
 
-// logFailed says that a worker's lines are lost; the worker goes on.
+// logFailed reports that lines of a worker's output are lost; the worker continues.
 func (a *Agent) logFailed(w *worker, err error) {
-	a.cfg.Logger.Error("nodes: the output of a worker cannot be written down", "worker", w.ID.String(), "error", err)
+	a.cfg.Logger.Error("nodes: writing a worker's log file failed", "worker", w.ID.String(), "error", err)
 	a.emit(Event{
-		Kind: protocol.EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
-		Text: fmt.Sprintf("its output cannot be written to %s; it goes on: %v", w.log.path, err),
+		Kind: protocol.EventLogsFailed, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
+		Text: fmt.Sprintf("writing its output to %s failed; the worker continues: %v", w.log.path, err),
 	})
 }
 
-// emit tells of an event, if it can be.
+// emit publishes an event, and drops it when that fails.
 func (a *Agent) emit(e Event) {
 	if err := Emit(a.cfg.Bus, e); err != nil {
-		a.cfg.Logger.Debug("nodes: an event is lost", "kind", e.Kind, "error", err)
+		a.cfg.Logger.Debug("nodes: publishing an event failed", "kind", e.Kind, "error", err)
 	}
 }
 
-// goes runs f unless the agent has ended.
-func (a *Agent) goes(f func()) bool {
+// spawn runs f in a goroutine that Run waits for, unless Run has ended.
+func (a *Agent) spawn(f func()) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.closed {
@@ -280,40 +279,40 @@ func (a *Agent) goes(f func()) bool {
 	return !a.closed
 }
 
-// tell publishes an exit. One that is lost is told again.
-func (a *Agent) tell(e Exit) {
+// publishExit publishes an exit. A lost message is repeated by maintain.
+func (a *Agent) publishExit(e Exit) {
 	data, err := wire.Marshal(e)
 	if err == nil {
-		err = a.cfg.Bus.Conn().Publish(e.ID.Address().Exit(), data)
+		err = a.cfg.Bus.Publish(e.ID.Address().Exit(), data)
 	}
 	if err != nil {
-		a.cfg.Logger.Debug("nodes: an exit could not be told yet", "worker", e.ID.String(), "error", err)
+		a.cfg.Logger.Debug("nodes: publishing an exit failed; it is repeated", "worker", e.ID.String(), "error", err)
 	}
 }
 
-// workerGone returns the ports of a role that was stopped, with its last worker.
+// workerGone releases the ports of a role that was stopped on request, with its last worker.
 func (a *Agent) workerGone(w *worker) {
 	role := w.ID.Address()
-	if a.plays(role) {
+	if a.hosts(role) {
 		return
 	}
 	w.mu.Lock()
-	asked := w.asked
+	asked := w.stopping
 	w.mu.Unlock()
 	if asked {
-		a.leases.release(role)
+		a.ports.release(role)
 	}
 }
 
-// plays reports whether a worker of the role may be running.
-func (a *Agent) plays(role bus.Address) bool {
-	return slices.ContainsFunc(a.sites, func(s *site) bool { return s.plays(role) })
+// hosts reports whether a worker of the role may be running.
+func (a *Agent) hosts(role bus.Address) bool {
+	return slices.ContainsFunc(a.nodes, func(s *localNode) bool { return s.hosts(role) })
 }
 
-// playing are the roles that have a worker here.
-func (a *Agent) playing() map[bus.Address]bool {
+// hostedRoles is the roles with a running worker.
+func (a *Agent) hostedRoles() map[bus.Address]bool {
 	roles := map[bus.Address]bool{}
-	for _, s := range a.sites {
+	for _, s := range a.nodes {
 		for _, w := range s.all() {
 			if w.running() {
 				roles[w.ID.Address()] = true
@@ -323,31 +322,31 @@ func (a *Agent) playing() map[bus.Address]bool {
 	return roles
 }
 
-// serve answers one message.
-func (a *Agent) serve(s *site, m *nats.Msg) {
+// serve answers one request.
+func (a *Agent) serve(s *localNode, m *bus.Msg) {
 	var req request
 	var r reply
 	if err := wire.Unmarshal(m.Data, &req); err != nil {
-		r = failed(bus.Errorf(bus.CodeMalformed, "node %s: a request that cannot be read: %w", s.name, err))
+		r = failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err))
 	} else {
 		r = a.answer(s, req)
 	}
 	data, err := wire.Marshal(r)
-	if part := partOf(a.cfg.Bus); err == nil && len(data) > part {
-		var first parcel
-		if first, err = a.parcels.keep(data, part, time.Now()); err == nil {
-			data, err = wire.Marshal(reply{Parcel: &first})
+	if part := chunkSizeOf(a.cfg.Bus); err == nil && len(data) > part {
+		var first chunk
+		if first, err = a.chunks.keep(data, part, time.Now()); err == nil {
+			data, err = wire.Marshal(reply{Chunk: &first})
 		}
 	}
 	if err != nil {
-		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error can be said
+		data, _ = wire.Marshal(failed(fmt.Errorf("node %s: %w", s.name, err))) // an error reply always fits
 	}
 	if err := m.Respond(data); err != nil {
-		a.cfg.Logger.Debug("nodes: an answer is lost; it will be asked for again", "node", s.name, "error", err)
+		a.cfg.Logger.Debug("nodes: sending an answer failed; the client repeats its request", "node", s.name, "error", err)
 	}
 }
 
-func (a *Agent) answer(s *site, req request) reply {
+func (a *Agent) answer(s *localNode, req request) reply {
 	switch {
 	case req.Op == opLaunch && req.Launch != nil:
 		return s.launch(*req.Launch)
@@ -356,49 +355,49 @@ func (a *Agent) answer(s *site, req request) reply {
 	case req.Op == opWorkers:
 		return s.workersReply(req)
 	case req.Op == opPorts && req.Ports != nil:
-		return a.ports(*req.Ports)
+		return a.leasePorts(*req.Ports)
 	case req.Op == opFlush && req.Role != nil:
 		return s.flush(*req.Role)
-	case req.Op == opPart && req.Parcel != nil:
-		return a.part(s, *req.Parcel)
-	case req.Op == opRest && req.Parcel != nil:
-		p, err := a.parcels.rest(*req.Parcel, partOf(a.cfg.Bus), time.Now())
+	case req.Op == opPart && req.Chunk != nil:
+		return a.part(s, *req.Chunk)
+	case req.Op == opRest && req.Chunk != nil:
+		p, err := a.chunks.rest(*req.Chunk, chunkSizeOf(a.cfg.Bus), time.Now())
 		if err != nil {
 			return failed(err)
 		}
-		return reply{Parcel: &p}
+		return reply{Chunk: &p}
 	}
-	return failed(bus.Errorf(bus.CodeVersion, "node %s: its agent does not know %q; it may be older than the asker", s.name, req.Op))
+	return failed(bus.Errorf(bus.CodeVersion, "node %s: the agent does not support %q; it may be older than the client: upgrade it", s.name, req.Op))
 }
 
-// part takes in a part of a request, and with the last one carries it out.
-func (a *Agent) part(s *site, ask parcelAsk) reply {
-	whole, have, err := a.parcels.add(ask, time.Now())
+// part adds one part of a long request, and answers the request with its last part.
+func (a *Agent) part(s *localNode, ask chunkRequest) reply {
+	whole, have, err := a.chunks.add(ask, time.Now())
 	switch {
 	case err != nil:
 		return failed(err)
 	case whole == nil:
-		return reply{Parcel: &parcel{ID: ask.ID, Have: have, Total: ask.Total}}
+		return reply{Chunk: &chunk{ID: ask.ID, Have: have, Total: ask.Total}}
 	}
 	var req request
 	if err := wire.Unmarshal(whole, &req); err != nil || req.Op == opPart {
-		return failed(bus.Errorf(bus.CodeMalformed, "node %s: a request that cannot be read: %w", s.name, err))
+		return failed(bus.Errorf(bus.CodeMalformed, "node %s: the request is malformed: %w", s.name, err))
 	}
 	return a.answer(s, req)
 }
 
-func (a *Agent) ports(ask portsAsk) reply {
+func (a *Agent) leasePorts(ask portsRequest) reply {
 	if err := ask.Holder.check(); err != nil {
 		return failed(err)
 	}
 	if a.isClosing() {
 		return failed(errClosing)
 	}
-	ports, err := a.leases.take(ask.Holder, ask.N)
+	ports, err := a.ports.acquire(ask.Holder, ask.N)
 	if err != nil {
 		return failed(err)
 	}
 	return reply{Host: a.cfg.Host, Ports: ports}
 }
 
-var errClosing = bus.Errorf(bus.CodeUnavailable, "the agent is ending and starts nothing more")
+var errClosing = bus.Errorf(bus.CodeUnavailable, "the agent is stopping and starts no more workers")

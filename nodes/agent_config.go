@@ -3,8 +3,11 @@ package nodes
 import (
 	"errors"
 	"log/slog"
+	"net"
+	"net/url"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"troupe/bus"
@@ -12,11 +15,11 @@ import (
 
 const (
 	defaultStopGrace = 5 * time.Second
-	registration     = 5 * time.Second // how long an agent waits for one node's lease before it turns to the next
+	registrationWait = 5 * time.Second // how long an agent waits for one node's lease before it registers the next
 )
 
-// Access is how the workers of an agent reach the bus. Secrets are named by file, so that they are in no environment and
-// on no command line.
+// Access is how the workers of an agent connect to the bus. Secrets are named by file, so that they appear in no
+// environment and on no command line.
 type Access struct {
 	URLs        []string `json:"urls"`
 	TokenFile   string   `json:"token_file,omitempty"`
@@ -25,38 +28,38 @@ type Access struct {
 	Fingerprint string   `json:"fingerprint,omitempty"`
 }
 
-// AgentConfig is the agent of one machine.
+// AgentConfig configures the agent of one machine.
 type AgentConfig struct {
-	// Bus is the connection; it stays the caller's.
+	// Bus is the connection; the caller closes it.
 	Bus *bus.Bus
-	// Nodes are what the agent stands for: the machine, or several simulated ones. Bus, Logger and OwnFunc are the agent's
-	// to fill in. Zero: one node with the host's name and no devices.
+	// Nodes are the machine, or several simulated nodes. The agent sets Bus, Logger and OwnFunc. Zero: one node with
+	// the host's name and no devices.
 	Nodes []Config
-	// Dir is the agent's run folder: its identity, the workers' assignments and folders, the tokens it has seen. The next
-	// agent in the same folder ends what a killed one left. Only one can be in it. Zero: a temporary one, removed at the
-	// end, and then nobody finds what a killed agent left.
+	// Dir is the agent's run folder: its identity, the workers' assignments and folders, the fencing tokens it has
+	// seen. One agent uses it at a time, and kills the processes that an earlier agent of the same folder left. Zero: a
+	// temporary folder, removed at the end; orphans of a killed agent are not found then.
 	Dir string
 	// LogDir is where the output of workers is kept. Zero: "logs" in Dir.
 	LogDir string
-	// LogFile is how long a worker's file may be before another is begun, of which three are kept; LogTotal how much may be in
-	// LogDir, where the files of the longest dead go first. Zero: 16 MiB and 1 GiB.
+	// LogFile is the size at which a worker's log file is rotated (three rotated files are kept), LogTotal the size of
+	// LogDir, where the oldest files are removed first. Zero: 16 MiB and 1 GiB.
 	LogFile, LogTotal int64
-	// SimClaims is the folder in which workers claim simulated devices, see gpu.SimUse. Zero: they are not asked to.
+	// SimClaims is the folder in which workers claim simulated devices, see gpu.SimUse. Zero: workers claim nothing.
 	SimClaims string
 	// Host is the address at which the other nodes reach this machine. Zero: the one from which it reaches the bus.
 	Host string
-	// Program is what a launch without a command starts. Zero: this program with the argument "worker".
+	// Program is started by a launch without a command. Zero: this executable with the argument "worker".
 	Program []string
-	// Access is how workers reach the bus. Zero: at Bus's URL, which must not need credentials then.
+	// Access is how workers connect to the bus. Zero: the URL of Bus, which must not need credentials then.
 	Access Access
-	// OwnProcess says that nothing else in this process starts programs: the agent then adopts and reaps what its workers
-	// leave behind. Otherwise what they leave is ended all the same, and reaped by the system.
+	// OwnProcess says that nothing else in this process starts child processes: the agent is then a subreaper and reaps
+	// orphaned descendants of its workers. Otherwise init reaps them.
 	OwnProcess bool
-	// Grace is how long workers may take to end when the agent does. Zero: five seconds.
+	// Grace is the time between SIGINT and SIGTERM when the agent stops its workers. Zero: five seconds.
 	Grace time.Duration
 	// ReadyFunc is called once, when the nodes are registered. It must not block.
 	ReadyFunc func()
-	// Logger receives what goes wrong. Zero: the bus's.
+	// Logger receives errors and warnings. Zero: the logger of Bus.
 	Logger *slog.Logger
 }
 
@@ -83,7 +86,7 @@ func (c AgentConfig) withDefaults() AgentConfig {
 		c.Access.URLs = []string{c.Bus.URL()}
 	}
 	if c.Host == "" {
-		c.Host = hostToward(c.Access.URLs)
+		c.Host = addressToward(c.Access.URLs)
 	}
 	return c
 }
@@ -99,7 +102,7 @@ func (c AgentConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// makeDirs makes the run folder, and says what removes it if it is temporary.
+// makeDirs makes the run folder; remove deletes it if it is temporary.
 func (c *AgentConfig) makeDirs() (remove func(), err error) {
 	remove = func() {}
 	if c.Dir == "" {
@@ -107,7 +110,7 @@ func (c *AgentConfig) makeDirs() (remove func(), err error) {
 		if err != nil {
 			return nil, bus.Errorf(bus.CodeUnavailable, "make the agent's run folder: %w", err)
 		}
-		c.Dir, remove = dir, func() { _ = os.RemoveAll(dir) } // nothing can be done about a temporary file that stays
+		c.Dir, remove = dir, func() { _ = os.RemoveAll(dir) } // a leftover temporary folder does no harm
 	}
 	if c.Dir, err = filepath.Abs(c.Dir); err != nil {
 		return nil, err
@@ -121,4 +124,34 @@ func (c *AgentConfig) makeDirs() (remove func(), err error) {
 		}
 	}
 	return remove, nil
+}
+
+const loopback = "127.0.0.1"
+
+// addressToward is this machine's address on the route to the first reachable URL; loopback if there is none. Nothing is
+// sent: the kernel chooses the source address.
+func addressToward(urls []string) string {
+	for _, text := range urls {
+		if !strings.Contains(text, "://") {
+			text = "nats://" + text
+		}
+		u, err := url.Parse(text)
+		if err != nil || u.Hostname() == "" {
+			continue
+		}
+		port := u.Port()
+		if port == "" {
+			port = "4222"
+		}
+		conn, err := net.Dial("udp", net.JoinHostPort(u.Hostname(), port))
+		if err != nil {
+			continue
+		}
+		host, _, err := net.SplitHostPort(conn.LocalAddr().String())
+		_ = conn.Close() // nothing was sent
+		if err == nil {
+			return host
+		}
+	}
+	return loopback
 }

@@ -21,8 +21,8 @@ import (
 	"troupe/nodes"
 )
 
-// stand is an agent and somebody who asks it.
-type stand struct {
+// testAgent is a running agent and a client of it.
+type testAgent struct {
 	t      *testing.T
 	bus    *bus.Bus
 	client *nodes.Client
@@ -37,15 +37,16 @@ func id(rank int) nodes.WorkerID {
 	return nodes.WorkerID{Namespace: role.Namespace, Role: role.Role, Incarnation: role.Incarnation, Rank: rank}
 }
 
-// newStand runs an agent until the test ends or stop is called. Nothing of its workers may be left then.
-func newStand(t *testing.T, change ...func(*nodes.AgentConfig)) *stand {
+// startAgent runs an agent until the test ends or stop is called, and checks that no process of its workers is left
+// then.
+func startAgent(t *testing.T, change ...func(*nodes.AgentConfig)) *testAgent {
 	t.Helper()
-	return newStandAt(t, bustest.Open(t), t.TempDir(), change...)
+	return startAgentIn(t, bustest.Open(t), t.TempDir(), change...)
 }
 
-func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.AgentConfig)) *stand {
+func startAgentIn(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.AgentConfig)) *testAgent {
 	t.Helper()
-	s := &stand{t: t, bus: b, client: nodes.NewClient(b), dir: dir, exits: make(chan nodes.Exit, 1024)}
+	s := &testAgent{t: t, bus: b, client: nodes.NewClient(b), dir: dir, exits: make(chan nodes.Exit, 1024)}
 	readyCh := make(chan struct{})
 	cfg := nodes.AgentConfig{
 		Bus: b, Dir: dir, ReadyFunc: func() { close(readyCh) }, Access: nodes.Access{URLs: []string{"nats://127.0.0.1:1"}},
@@ -69,7 +70,7 @@ func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.Agen
 		if cancel(); !ended {
 			ended = true
 			require.NoError(t, <-doneCh)
-			require.Empty(t, s.left(), "nothing is left")
+			require.Empty(t, s.orphans(), "orphan processes")
 		}
 	}
 	t.Cleanup(s.stop)
@@ -79,8 +80,8 @@ func newStandAt(t *testing.T, b *bus.Bus, dir string, change ...func(*nodes.Agen
 	return s
 }
 
-// left are the processes that the agent's workers have left.
-func (s *stand) left() (found []string) {
+// orphans is the processes of the agent's workers.
+func (s *testAgent) orphans() (found []string) {
 	identity, err := os.ReadFile(filepath.Join(s.dir, "identity"))
 	require.NoError(s.t, err)
 	all, err := filepath.Glob("/proc/[0-9]*/environ")
@@ -102,8 +103,8 @@ func sh(script string, ranks ...int) nodes.Launch {
 	return l
 }
 
-// launch starts workers that must start.
-func (s *stand) launch(l nodes.Launch) []nodes.Started {
+// launch starts workers and checks that they start.
+func (s *testAgent) launch(l nodes.Launch) []nodes.Started {
 	s.t.Helper()
 	started, err := s.client.Launch(s.t.Context(), l)
 	require.NoError(s.t, err)
@@ -114,8 +115,8 @@ func (s *stand) launch(l nodes.Launch) []nodes.Started {
 	return started
 }
 
-// fails launches one worker that must not start, and returns why.
-func (s *stand) fails(l nodes.Launch) *bus.Error {
+// launchFails launches one worker, checks that it does not start, and returns its error.
+func (s *testAgent) launchFails(l nodes.Launch) *bus.Error {
 	s.t.Helper()
 	started, err := s.client.Launch(s.t.Context(), l)
 	require.NoError(s.t, err)
@@ -123,26 +124,26 @@ func (s *stand) fails(l nodes.Launch) *bus.Error {
 	return started[0].Err
 }
 
-// exit is the next exit that is told.
-func (s *stand) exit() nodes.Exit {
+// exit is the next published exit.
+func (s *testAgent) exit() nodes.Exit {
 	s.t.Helper()
 	select {
 	case e := <-s.exits:
 		return e
 	case <-time.After(10 * time.Second):
-		s.t.Fatal("no exit is told")
+		s.t.Fatal("no exit is published")
 		panic("")
 	}
 }
 
-// alive reports whether a process is there and no zombie.
+// alive reports whether a process exists and is no zombie.
 func alive(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(stat), ") Z ")
 }
 
 func TestWorkerRunsAndEnds(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	s.launch(sh(`echo hello $RANK; echo oops >&2; exit $((RANK+3))`, 0))
 	e := s.exit()
 	require.Equal(t, id(0), e.ID)
@@ -154,16 +155,16 @@ func TestWorkerRunsAndEnds(t *testing.T) {
 
 	again, err := s.client.Launch(t.Context(), sh("exit 9", 0))
 	require.NoError(t, err)
-	require.ErrorIs(t, again[0].Err, bus.ErrWorkerLost, "a repeat answers with what became of the first")
-	require.Contains(t, again[0].Err.Error(), "exit code 3")
+	require.ErrorIs(t, again[0].Err, bus.ErrWorkerLost, "a repeated launch returns the outcome of the first")
+	require.Contains(t, again[0].Err.Error(), "exited with code 3")
 	status, err := s.client.Workers(t.Context(), "host")
 	require.NoError(t, err)
 	require.Len(t, status, 1)
 	require.Equal(t, 3, status[0].Exit.Code)
 }
 
-func TestKilledWorkerIsToldAtOnce(t *testing.T) {
-	s := newStand(t)
+func TestKillIsPublishedAtOnce(t *testing.T) {
+	s := startAgent(t)
 	started := s.launch(sh(`echo here; exec sleep 1000`, 0))
 	require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
 	at := time.Now()
@@ -173,20 +174,20 @@ func TestKilledWorkerIsToldAtOnce(t *testing.T) {
 	require.Equal(t, "SIGKILL", e.Signal)
 }
 
-// The driver may not have been there when it happened, or the message was lost.
-func TestExitIsToldAgain(t *testing.T) {
-	s := newStand(t)
+// Harm forbidden: a driver that missed the message of an exit never learns of it.
+func TestExitIsPublishedAgain(t *testing.T) {
+	s := startAgent(t)
 	s.launch(sh(`exit 1`, 0))
 	s.exit()
 	s.exit()
 	exits, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
 	require.NoError(t, err)
 	require.Equal(t, 1, exits[0].Code)
-	require.False(t, exits[0].Asked, "it had ended by itself")
+	require.False(t, exits[0].Asked, "it exited by itself")
 }
 
 func TestStop(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	f := s.follow()
 	s.launch(sh(`trap 'echo bye; exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
 	s.launch(sh(`trap '' INT TERM; echo ready; while :; do sleep 0.05; done`, 1))
@@ -210,56 +211,56 @@ func TestStop(t *testing.T) {
 		require.True(t, e.Asked)
 		require.False(t, e.Failed())
 	}
-	require.Empty(t, s.left())
-	require.ErrorIs(t, s.fails(sh("true", 3)), bus.ErrCancelled, "what was stopped is not started afterwards")
+	require.Empty(t, s.orphans())
+	require.ErrorIs(t, s.launchFails(sh("true", 3)), bus.ErrCancelled, "a stopped worker is not started afterwards")
 	again, err := s.client.Stop(t.Context(), "host", ids, 0)
 	require.NoError(t, err)
 	require.Equal(t, exits[:3], again[:3])
 }
 
-// Harm forbidden: a process of the tree outlives the worker, or keeps its end from being told.
-func TestGrandchildren(t *testing.T) {
-	s := newStand(t)
+// Harm forbidden: a process of the tree outlives the worker, or delays the publication of its exit.
+func TestProcessTreeIsKilled(t *testing.T) {
+	s := startAgent(t)
 	s.launch(sh(`setsid sh -c 'trap "" INT TERM HUP; while :; do sleep 0.1; done' & sleep 1000 & (setsid sleep 1001 &) ; echo started; exit 5`, 0))
 	e := s.exit()
-	require.Equal(t, 5, e.Code, "told though others have its output open")
+	require.Equal(t, 5, e.Code, "other processes have its output open")
 	require.Equal(t, []string{"started"}, e.Last)
 	_, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0)
 	require.NoError(t, err)
-	require.Empty(t, s.left())
+	require.Empty(t, s.orphans())
 }
 
 func TestMissingProgramAndFolder(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	l := sh("", 0)
 	l.Program.Command = []string{"/no/such/program"}
-	err := s.fails(l)
+	err := s.launchFails(l)
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	require.ErrorContains(t, err, "/no/such/program")
 	require.ErrorContains(t, err, "host")
 	l = sh("true", 1)
 	l.Program.Dir = "/no/such/folder"
-	err = s.fails(l)
+	err = s.launchFails(l)
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	require.ErrorContains(t, err, "/no/such/folder")
 	require.ErrorContains(t, err, "host")
 	l = sh("", 2)
 	l.Program.Command = []string{"no-such-program"}
-	require.ErrorContains(t, s.fails(l), "no-such-program")
+	require.ErrorContains(t, s.launchFails(l), "no-such-program")
 }
 
 func TestSilentNode(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	_, err := s.client.Workers(ctx, "nobody")
+	_, err := s.client.Workers(ctx, "absent")
 	require.ErrorIs(t, err, bus.ErrTimedOut)
-	require.ErrorContains(t, err, "nobody")
+	require.ErrorContains(t, err, "absent")
 }
 
-// What does not fit into a message goes in parts, both ways.
+// Harm forbidden: a request or an answer that exceeds the size of a message fails.
 func TestLongRequestsAndAnswers(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	l := sh(`yes "$(head -c 1200 /dev/zero | tr '\0' x)" | head -n 60; wc -c <$TROUPE_ASSIGNMENT; exit 1`)
 	var ids []nodes.WorkerID
 	for rank := range 24 {
@@ -270,7 +271,7 @@ func TestLongRequestsAndAnswers(t *testing.T) {
 		l.Workers = append(l.Workers, start)
 		ids = append(ids, start.ID)
 	}
-	_, err := s.client.Launch(t.Context(), l) // some have ended by then
+	_, err := s.client.Launch(t.Context(), l) // some workers have exited by then
 	require.NoError(t, err)
 	for range ids {
 		require.Len(t, s.exit().Last, 50)
@@ -291,7 +292,7 @@ func read(t *testing.T, path string) string {
 	return string(data)
 }
 
-// spawn runs a program that is nobody's worker until the test ends.
+// spawn runs a process that is no worker until the test ends.
 func spawn(t *testing.T, env string, words ...string) int {
 	t.Helper()
 	cmd := exec.Command(words[0], words[1:]...)
@@ -304,15 +305,15 @@ func spawn(t *testing.T, env string, words ...string) int {
 	return cmd.Process.Pid
 }
 
-// Harm forbidden: it takes long until a death is known.
+// Harm forbidden: the exit of a worker is published late.
 func TestExitLatency(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	var took []time.Duration
 	for rank := range 40 {
 		started := s.launch(sh(`exec sleep 1000`, rank))
 		at := time.Now()
 		require.NoError(t, syscall.Kill(started[0].PID, syscall.SIGKILL))
-		for s.exit().ID != id(rank) { // one that is told again
+		for s.exit().ID != id(rank) { // a repeated exit
 		}
 		took = append(took, time.Since(at))
 	}
@@ -321,9 +322,9 @@ func TestExitLatency(t *testing.T) {
 	require.Less(t, took[len(took)/2], 50*time.Millisecond, "on a busy machine too")
 }
 
-// Who is drained has not been asked to end by its driver: that is a failure, with a reason.
+// A worker that an operator or the agent stops has failed, for a stated reason.
 func TestEvict(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	f := s.follow()
 	s.launch(sh(`trap 'exit 0' INT; echo ready; while :; do sleep 0.05; done`, 0))
 	f.until("ready")
@@ -340,9 +341,9 @@ func TestEvict(t *testing.T) {
 	require.Contains(t, e.Why, "agent")
 }
 
-// A shipped folder is on the node once for all workers, and is gone with the last of them.
+// A shipped folder is on the node once for all workers, and is removed with the last of them.
 func TestShippedFolder(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "run.sh"), []byte("#!/bin/sh\necho in $(basename $(pwd)); [ $RANK = 0 ] || exec sleep 1000\n"), 0o755))
 	hash, err := s.client.Ship(t.Context(), dir)
@@ -355,22 +356,22 @@ func TestShippedFolder(t *testing.T) {
 	s.launch(l)
 	e := s.exit()
 	require.Equal(t, []string{"in " + hash}, e.Last)
-	require.DirExists(t, filepath.Join(s.dir, "folders", hash), "rank 1 is in it")
+	require.DirExists(t, filepath.Join(s.dir, "folders", hash), "rank 1 uses it")
 	_, err = s.client.Stop(t.Context(), "host", ids(0, 1), 0)
 	require.NoError(t, err)
 	require.NoDirExists(t, filepath.Join(s.dir, "folders", hash))
 
 	l = sh("true", 2)
 	l.Program.Folder = strings.Repeat("0", 64)
-	require.ErrorIs(t, s.fails(l), bus.ErrNotFound)
+	require.ErrorIs(t, s.launchFails(l), bus.ErrNotFound)
 	l = sh("true", 3)
 	l.Program.Folder = "../../etc"
-	require.ErrorIs(t, s.fails(l), bus.ErrInvalid)
+	require.ErrorIs(t, s.launchFails(l), bus.ErrInvalid)
 }
 
-// A worker that is frozen is ended like any other.
+// A frozen worker is stopped like any other.
 func TestFrozenWorker(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	started := s.launch(sh(`exec sleep 1000`, 0))
 	bustest.Freeze(t, started[0].PID)
 	exits, err := s.client.Stop(t.Context(), "host", ids(0), 100*time.Millisecond)

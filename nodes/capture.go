@@ -13,99 +13,99 @@ import (
 )
 
 const (
-	pipeSize  = 256 << 10       // bytes that a worker may print before it waits for its agent
-	drainMost = 8 << 20         // bytes that are taken from a pipe which a process of the tree goes on filling
-	drainTime = 2 * time.Second // how long an exit waits for the last lines, on a machine that is overloaded
+	pipeSize     = 256 << 10       // bytes that a worker may print before it blocks on its agent
+	drainMost    = 8 << 20         // bytes read from a pipe that a process of the tree keeps filling
+	drainTimeout = 2 * time.Second // how long an exit waits for the last lines on an overloaded machine
 )
 
-// capture reads what a worker prints. The end of a pipe means nothing here: a process that the worker forked may keep it
-// open for ever, or close it early.
-type capture struct {
-	stdout, stderr *os.File // the worker's ends
-	readers        []*reader
+// outputCapture reads the output of a worker. End of file on a pipe is no sign of exit: a forked process may keep the pipe
+// open, or close it early.
+type outputCapture struct {
+	stdout, stderr *os.File // write ends, for the worker
+	readers        []*pipeReader
 	group          sync.WaitGroup
 }
 
-// reader is one stream; its goroutine owns all but the channels.
-type reader struct {
-	pipe   *os.File
-	split  splitter
-	emit   func(string)
-	pause  func()
-	diedCh chan struct{}      // closed by died, with a deadline on the pipe
-	goneCh chan struct{}      // closed by close, with a deadline on the pipe
-	heldCh chan struct{}      // closed when all that was in the pipe at the death is out of it
-	askCh  chan chan struct{} // holds one: to be closed when all that is in the pipe is out of it
+// pipeReader reads one pipe; its goroutine owns all fields but the channels.
+type pipeReader struct {
+	pipe      *os.File
+	split     splitter
+	emit      func(string)
+	pause     func()
+	exitedCh  chan struct{}      // closed by died, with a deadline on the pipe
+	closedCh  chan struct{}      // closed by close, with a deadline on the pipe
+	drainedCh chan struct{}      // closed when the bytes that were in the pipe at the exit have been read
+	flushCh   chan chan struct{} // holds one: a channel to close when the bytes now in the pipe have been read
 }
 
-// newCapture makes the pipes and begins to read. sink is called with each line, by one goroutine for each stream, and pause
-// by the same when there are no more for now.
-func newCapture(sink func(Stream, string), pause func()) (*capture, error) {
-	c := &capture{}
-	for _, s := range []Stream{Stdout, Stderr} {
+// newCapture makes the pipes and starts reading. One goroutine per pipe calls sink with each line, and pause when no
+// more lines are ready.
+func newCapture(sink func(OutputStream, string), pause func()) (*outputCapture, error) {
+	c := &outputCapture{}
+	for _, s := range []OutputStream{Stdout, Stderr} {
 		r, w, err := os.Pipe()
 		if err != nil {
-			c.started()
+			c.closeWriteEnds()
 			c.close()
 			return nil, err
 		}
 		if raw, err := w.SyscallConn(); err == nil {
 			const setPipeSize = 1031
-			_ = raw.Control(func(fd uintptr) { _, _, _ = syscall.Syscall(syscall.SYS_FCNTL, fd, setPipeSize, pipeSize) }) // a wish
+			_ = raw.Control(func(fd uintptr) { _, _, _ = syscall.Syscall(syscall.SYS_FCNTL, fd, setPipeSize, pipeSize) }) // best effort
 		}
 		if s == Stdout {
 			c.stdout = w
 		} else {
 			c.stderr = w
 		}
-		rd := &reader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, diedCh: make(chan struct{}), goneCh: make(chan struct{}), heldCh: make(chan struct{}), askCh: make(chan chan struct{}, 1)}
+		rd := &pipeReader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, exitedCh: make(chan struct{}), closedCh: make(chan struct{}), drainedCh: make(chan struct{}), flushCh: make(chan chan struct{}, 1)}
 		c.readers = append(c.readers, rd)
 		c.group.Go(bus.Guard(rd.run))
 	}
 	return c, nil
 }
 
-// started closes our copies of the worker's ends, once it has its own or will not get them.
-func (c *capture) started() {
+// closeWriteEnds closes the agent's copies of the write ends, after the fork.
+func (c *outputCapture) closeWriteEnds() {
 	for _, w := range []*os.File{c.stdout, c.stderr} {
 		if w != nil {
-			_ = w.Close() // only a number
+			_ = w.Close()
 		}
 	}
 }
 
-// died takes out what the worker had printed when it died, and returns when it has been given to the sink.
-func (c *capture) died() {
-	late := time.After(drainTime)
+// processExited reads what the worker had printed before its exit, and returns when sink has got it.
+func (c *outputCapture) processExited() {
+	late := time.After(drainTimeout)
 	for _, r := range c.readers {
-		close(r.diedCh)
-		_ = r.pipe.SetReadDeadline(time.Now()) // pipes have deadlines
+		close(r.exitedCh)
+		_ = r.pipe.SetReadDeadline(time.Now())
 	}
 	for _, r := range c.readers {
 		select {
-		case <-r.heldCh:
+		case <-r.drainedCh:
 		case <-late:
 			return
 		}
 	}
 }
 
-// close takes out what is left, whoever still has the other end, and ends the reading.
-func (c *capture) close() {
+// close reads the rest and ends the reading, even if another process has the write end open.
+func (c *outputCapture) close() {
 	for _, r := range c.readers {
-		close(r.goneCh)
+		close(r.closedCh)
 		_ = r.pipe.SetReadDeadline(time.Now())
 	}
 	c.group.Wait()
 }
 
-// flush returns when all that the worker has printed so far has been given to the sink, or ctx has ended.
-func (c *capture) flush(ctx context.Context) error {
+// flush returns when sink has got all that the worker has printed so far, or ctx has ended.
+func (c *outputCapture) flush(ctx context.Context) error {
 	for _, r := range c.readers {
 		doneCh := make(chan struct{})
 		select {
-		case r.askCh <- doneCh:
-		case <-r.heldCh:
+		case r.flushCh <- doneCh:
+		case <-r.drainedCh:
 			continue
 		case <-ctx.Done():
 			return ctx.Err()
@@ -113,7 +113,7 @@ func (c *capture) flush(ctx context.Context) error {
 		_ = r.pipe.SetReadDeadline(time.Now())
 		select {
 		case <-doneCh:
-		case <-r.heldCh:
+		case <-r.drainedCh:
 		case <-ctx.Done():
 			return ctx.Err()
 		}
@@ -121,9 +121,9 @@ func (c *capture) flush(ctx context.Context) error {
 	return nil
 }
 
-// run reads until it is closed. What interrupts the reading is a deadline in the past, set by who wants something.
-func (r *reader) run() {
-	defer func() { _ = r.pipe.Close() }() // it was only read
+// run reads until close. A deadline in the past interrupts the reading when died, flush or close wants something.
+func (r *pipeReader) run() {
+	defer func() { _ = r.pipe.Close() }()
 	buf := make([]byte, 32<<10)
 	for held := false; ; {
 		n, err := r.pipe.Read(buf)
@@ -132,13 +132,13 @@ func (r *reader) run() {
 			r.pause()
 			continue
 		}
-		open := errors.Is(err, os.ErrDeadlineExceeded) // otherwise everybody has closed it
+		open := errors.Is(err, os.ErrDeadlineExceeded) // otherwise: end of file
 		asked, died, gone := r.wanted()
 		if open {
 			r.drain(buf)
 		}
 		if died || gone || !open {
-			r.split.flush(r.emit) // nobody will go on with it
+			r.split.flush(r.emit) // the rest of the line never comes
 		}
 		r.pause()
 		if asked != nil {
@@ -146,32 +146,32 @@ func (r *reader) run() {
 		}
 		if !held && (died || gone || !open) {
 			held = true
-			close(r.heldCh)
+			close(r.drainedCh)
 		}
 		if gone {
 			return
 		}
 		if !open {
-			<-r.goneCh
+			<-r.closedCh
 			return
 		}
 		r.resume(held)
 	}
 }
 
-// wanted says why the reading was interrupted. It is asked before the pipe is emptied.
-func (r *reader) wanted() (asked chan struct{}, died, gone bool) {
+// wanted is why the reading was interrupted. It is called before the pipe is drained.
+func (r *pipeReader) wanted() (asked chan struct{}, died, gone bool) {
 	select {
-	case asked = <-r.askCh:
+	case asked = <-r.flushCh:
 	default:
 	}
-	return asked, closed(r.diedCh), closed(r.goneCh)
+	return asked, closed(r.exitedCh), closed(r.closedCh)
 }
 
-// resume takes the deadline away, unless something was wanted meanwhile.
-func (r *reader) resume(held bool) {
+// resume clears the deadline, unless another interruption came meanwhile.
+func (r *pipeReader) resume(held bool) {
 	_ = r.pipe.SetReadDeadline(time.Time{})
-	if len(r.askCh) > 0 || closed(r.goneCh) || !held && closed(r.diedCh) {
+	if len(r.flushCh) > 0 || closed(r.closedCh) || !held && closed(r.exitedCh) {
 		_ = r.pipe.SetReadDeadline(time.Now())
 	}
 }
@@ -185,8 +185,8 @@ func closed(ch chan struct{}) bool {
 	}
 }
 
-// drain takes out what is in the pipe now, without waiting for more.
-func (r *reader) drain(buf []byte) {
+// drain reads what is in the pipe now, without blocking.
+func (r *pipeReader) drain(buf []byte) {
 	raw, err := r.pipe.SyscallConn()
 	if err != nil {
 		return

@@ -9,22 +9,23 @@ import (
 	"time"
 )
 
-// cgroups is where the workers of an agent have a control group each, if the system lets us: a process that leaves its
-// group, its session and its environment does not leave that. Zero: there are none, and the other means have to do.
+// cgroups is the parent of one control group per worker, where the system permits it: a process that leaves its process
+// group, its session and its environment stays in its control group. Zero: no control groups; markers and sessions must
+// do.
 type cgroups struct{ dir string }
 
-// openCgroups is the group of an agent's workers beside the agent itself, in its own. It is made with the first worker, and
-// those of agents that were killed are removed if nothing is in them: an agent that lives makes its own again.
+// openCgroups returns the parent group of an agent's workers, inside the agent's own group. It is created with the
+// first worker. Empty groups of killed agents are removed.
 func openCgroups(identity string) cgroups {
 	own, ok := ownCgroup()
 	if !ok {
 		return cgroups{}
 	}
-	others, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*")) // the pattern is right
+	others, _ := filepath.Glob(filepath.Join(own, cgroupPrefix+"*")) // the pattern is valid
 	for _, other := range others {
 		workers, _ := filepath.Glob(filepath.Join(other, "*", "cgroup.procs"))
 		for _, procs := range workers {
-			_ = os.Remove(filepath.Dir(procs)) // unless something is in it
+			_ = os.Remove(filepath.Dir(procs)) // fails unless empty
 		}
 		_ = os.Remove(other)
 	}
@@ -33,7 +34,7 @@ func openCgroups(identity string) cgroups {
 
 const cgroupPrefix = "troupe-"
 
-// ownCgroup is the folder of this process in the unified hierarchy.
+// ownCgroup is the folder of this process in the cgroup v2 hierarchy.
 func ownCgroup() (string, bool) {
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -51,7 +52,7 @@ func ownCgroup() (string, bool) {
 	return "", false
 }
 
-// unified finds a group's folder by the list of mounts: "36 25 0:31 ROOT POINT OPTIONS - cgroup2 …".
+// unified finds the folder of a group in the mount table: "36 25 0:31 ROOT POINT OPTIONS - cgroup2 …".
 func unified(mounts, path string) (string, bool) {
 	for line := range strings.Lines(mounts) {
 		before, after, ok := strings.Cut(line, " - ")
@@ -66,13 +67,13 @@ func unified(mounts, path string) (string, bool) {
 	return "", false
 }
 
-// make makes a group for one worker, opened for the start; nil if there is none.
+// make creates a group for one worker and opens it for the fork; nil: none.
 func (g cgroups) make(name string) (path string, folder *os.File) {
 	if g.dir == "" {
 		return "", nil
 	}
 	if err := os.Mkdir(g.dir, 0o755); err == nil {
-		_ = os.WriteFile(filepath.Join(g.dir, "cgroup.subtree_control"), []byte("+memory"), 0) // only if it was given to us
+		_ = os.WriteFile(filepath.Join(g.dir, "cgroup.subtree_control"), []byte("+memory"), 0) // only where the controller is delegated
 	}
 	path = filepath.Join(g.dir, name)
 	if err := os.Mkdir(path, 0o755); err != nil {
@@ -80,13 +81,13 @@ func (g cgroups) make(name string) (path string, folder *os.File) {
 	}
 	folder, err := os.Open(path)
 	if err != nil {
-		_ = os.Remove(path) // it stays empty, and the next agent removes it
+		_ = os.Remove(path) // an empty group is removed by the next agent
 		return "", nil
 	}
 	return path, folder
 }
 
-// cgroupPIDs are the processes in a group.
+// cgroupPIDs is the processes in a group.
 func cgroupPIDs(path string) (pids []int) {
 	if path == "" {
 		return nil
@@ -103,8 +104,8 @@ func cgroupPIDs(path string) (pids []int) {
 	return pids
 }
 
-// cgroupOOM reports whether the kernel has killed a process of the group for want of memory; known is false if the group
-// does not say.
+// cgroupOOM reports whether the OOM killer has killed a process of the group; known is false without the memory
+// controller.
 func cgroupOOM(path string) (oom, known bool) {
 	if path == "" {
 		return false, false
@@ -121,7 +122,7 @@ func cgroupOOM(path string) (oom, known bool) {
 	return false, false
 }
 
-// removeCgroup removes an empty group. One that is being emptied is waited for, for a moment.
+// removeCgroup removes a group, and waits up to a second for it to become empty.
 func removeCgroup(path string) {
 	for end := time.Now().Add(time.Second); path != ""; time.Sleep(time.Millisecond) {
 		if err := os.Remove(path); err == nil || errors.Is(err, os.ErrNotExist) || time.Now().After(end) {
@@ -130,12 +131,12 @@ func removeCgroup(path string) {
 	}
 }
 
-// clear kills what is in the groups of an earlier agent, and removes them.
+// clear kills the processes in the groups of an earlier agent, and removes the groups.
 func (g cgroups) clear() {
 	if g.dir == "" {
 		return
 	}
-	old, _ := filepath.Glob(filepath.Join(g.dir, "*", "cgroup.procs")) // the pattern is right
+	old, _ := filepath.Glob(filepath.Join(g.dir, "*", "cgroup.procs")) // the pattern is valid
 	for _, procs := range old {
 		path := filepath.Dir(procs)
 		for _, pid := range cgroupPIDs(path) {
@@ -145,5 +146,5 @@ func (g cgroups) clear() {
 	}
 }
 
-// remove removes the agent's group, which is empty.
+// remove removes the agent's empty group.
 func (g cgroups) remove() { removeCgroup(g.dir) }

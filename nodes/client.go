@@ -6,30 +6,26 @@ import (
 	"slices"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
 const (
-	askLimit  = time.Minute            // for a question whose asker sets none
-	askTry    = patience + time.Second // for one message and its answer; then it is sent again
-	askPause  = 20 * time.Millisecond  // before it is sent again, at first
-	askPauses = 500 * time.Millisecond // and at most
+	askLimit     = time.Minute                // deadline of a request whose context has none
+	askTry       = answerWithin + time.Second // for one message and its answer; then the request is repeated
+	pendingDelay = 10 * time.Millisecond      // before the request is repeated whose answer is not ready
 )
 
-// Client asks agents to do things. It is safe for concurrent use and holds nothing. Every question may reach an agent
-// more than once, and each has one effect; it is asked until an agent has answered or the context has ended, and for a
-// minute if that has no deadline. An error that came from the agent names the node.
+// Client sends requests to agents. It is safe for concurrent use and has no state. A request may reach an agent more
+// than once and has one effect. It is repeated until an agent has answered or the context has ended, and for a minute
+// if the context has no deadline. An error from an agent names the node.
 type Client struct{ b *bus.Bus }
 
-// NewClient is a client on a connection that stays the caller's.
+// NewClient makes a client on a connection that the caller closes.
 func NewClient(b *bus.Bus) *Client { return &Client{b} }
 
-// Launch starts workers of one role on one node and answers for each what became of it, in their order. A worker that was
-// started before, by this launch or an earlier one, is left as it is.
+// Launch starts workers of one role on one node and returns the outcome of each, in their order. A worker that was
+// started before, by this launch or an earlier one, is left unchanged.
 func (c *Client) Launch(ctx context.Context, l Launch) ([]Started, error) {
 	if err := l.check(); err != nil {
 		return nil, err
@@ -38,81 +34,78 @@ func (c *Client) Launch(ctx context.Context, l Launch) ([]Started, error) {
 	return r.Started, err
 }
 
-// Stop ends workers: INT to each, TERM to its process group when the grace is over, and KILL to its whole tree soon after.
-// It answers when the trees are gone, in the order of the ids; one that the node does not know has an Exit that says so,
-// and cannot be started there any more. A grace of zero kills at once.
+// Stop stops workers: SIGINT to each, SIGTERM to its process group after the grace, and SIGKILL to its whole process
+// tree soon after. It returns when the trees are gone, with exits in the order of ids. An unknown worker has an Exit
+// with Unknown set, and cannot be started on the node any more. A grace of zero kills at once.
 func (c *Client) Stop(ctx context.Context, node string, ids []WorkerID, grace time.Duration) ([]Exit, error) {
 	if grace < 0 {
-		return nil, bus.Errorf(bus.CodeInvalid, "stop on %s: a grace of %v", node, grace)
+		return nil, bus.Errorf(bus.CodeInvalid, "stop on %s: the grace %v must not be negative", node, grace)
 	}
-	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopAsk{IDs: ids, Grace: grace}})
+	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopRequest{IDs: ids, Grace: grace}})
 	return r.Exits, err
 }
 
-// Evict ends workers that their driver has not asked to end: to it that is a failure, for this reason.
+// Evict stops workers without a request of their driver, which sees a failure with this reason.
 func (c *Client) Evict(ctx context.Context, node string, ids []WorkerID, grace time.Duration, why string) ([]Exit, error) {
 	if why == "" {
-		return nil, bus.Errorf(bus.CodeInvalid, "evict workers of %s: say why", node)
+		return nil, bus.Errorf(bus.CodeInvalid, "evict workers of %s: the reason is empty", node)
 	}
-	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopAsk{IDs: ids, Grace: grace, Why: why}})
+	r, err := c.ask(ctx, request{Op: opStop, Node: node, Stop: &stopRequest{IDs: ids, Grace: grace, Why: why}})
 	return r.Exits, err
 }
 
-// Workers lists the workers of a node, those that have ended too until they are forgotten.
+// Workers lists the workers of a node, including exited ones that the agent still remembers.
 func (c *Client) Workers(ctx context.Context, node string) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node})
 	return r.Workers, err
 }
 
-// WorkersOf is Workers, of one role alone. An agent remembers thousands of workers that have ended: the list of all of them
-// is long.
+// WorkersOf is Workers for one role. An agent remembers thousands of exited workers: the list of all of them is long.
 func (c *Client) WorkersOf(ctx context.Context, node string, role bus.Address) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node, Role: &role})
-	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.ID.Address() != role }), err // an older agent lists all
+	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.ID.Address() != role }), err // older agents list all
 }
 
-// Running is Workers, without those that have ended.
+// Running is Workers without the exited ones.
 func (c *Client) Running(ctx context.Context, node string) ([]Status, error) {
 	r, err := c.ask(ctx, request{Op: opWorkers, Node: node, Running: true})
-	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.Exit != nil }), err // an older agent lists all
+	return slices.DeleteFunc(r.Workers, func(s Status) bool { return s.Exit != nil }), err // older agents list all
 }
 
-// Ports leases n ports of a node for the role of the holder, and says at which address the other nodes reach them. The
-// same holder gets the same ports again. They are returned when the last worker of the role on that node has been stopped.
+// Ports leases n ports of a node for the role of the holder, and returns the address at which other nodes reach them.
+// The same holder gets the same ports again. The agent releases them when the last worker of the role on that node has
+// been stopped.
 func (c *Client) Ports(ctx context.Context, node string, holder WorkerID, n int) (host string, ports []int, err error) {
-	r, err := c.ask(ctx, request{Op: opPorts, Node: node, Ports: &portsAsk{Holder: holder, N: n}})
+	r, err := c.ask(ctx, request{Op: opPorts, Node: node, Ports: &portsRequest{Holder: holder, N: n}})
 	return r.Host, r.Ports, err
 }
 
-// Exits calls f with each exit of a role's workers, from one goroutine, until stop is called. An exit is told more than
-// once. What is told after Exits has returned is heard; ctx bounds the wait for that.
+// Exits calls f with each exit of a role's workers, from one goroutine, until stop is called. An exit may be reported
+// more than once. Exits published after Exits has returned are received; ctx bounds the wait for the subscription.
 func (c *Client) Exits(ctx context.Context, role bus.Address, f func(Exit)) (stop func(), err error) {
 	if err := role.Check(); err != nil {
 		return nil, err
 	}
-	nc := c.b.Conn()
-	sub, err := nc.Subscribe(role.Exit(), bus.GuardMsg(func(m *nats.Msg) {
+	sub, err := c.b.Subscribe(role.Exit(), func(m *bus.Msg) {
 		var e Exit
 		if err := wire.Unmarshal(m.Data, &e); err != nil {
-			c.b.Logger().Error("nodes: an exit that cannot be read", "role", role.Role, "error", err)
+			c.b.Logger().Error("nodes: a malformed exit message", "role", role.Role, "error", err)
 			return
 		}
 		f(e)
-	}))
+	})
 	if err != nil {
-		return nil, bus.Errorf(bus.CodeUnavailable, "listen for exits of %s: %w", role.Role, err)
+		return nil, err
 	}
-	stop = func() { _ = sub.Unsubscribe() } // fails only if the connection is closed
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
-	defer cancel()
-	if err := nc.FlushWithContext(ctx); err != nil {
+	stop = func() { _ = sub.Unsubscribe() } // fails only on a closed connection
+	if err := c.b.Flush(ctx); err != nil {
 		stop()
-		return nil, bus.Errorf(bus.CodeUnavailable, "listen for exits of %s: %w", role.Role, err)
+		return nil, bus.Errorf(bus.CodeUnavailable, "subscribe to exits of %s: %w", role.Role, err)
 	}
 	return stop, nil
 }
 
-// ask sends a request until it is answered.
+// ask repeats a request until it is answered.
 func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 	if err := bus.CheckName("node", req.Node); err != nil {
 		return reply{}, err
@@ -124,31 +117,30 @@ func (c *Client) ask(ctx context.Context, req request) (reply, error) {
 		return reply{}, bus.Errorf(bus.CodeInvalid, "%s on %s: %w", req.Op, req.Node, err)
 	}
 	var last error
-	for pause := askPause; ; pause = min(2*pause, askPauses) {
+	for waits := (bus.Backoff{}).Start(); ; {
 		r, err := c.send(ctx, req.Node, data)
+		pause := pendingDelay
 		switch {
 		case err == nil && r.Err != nil && r.Err.Code == bus.CodeBusy:
-			last = r.Err
+			last, pause = r.Err, waits.Next()
 		case err == nil && r.Err != nil:
-			return reply{}, told(req.Node, r.Err)
+			return reply{}, fromAgent(req.Node, r.Err)
 		case err == nil && r.Pending:
-			pause = askPause / 2
+			waits.Reset()
 		case err == nil:
 			return r, nil
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed):
 			return reply{}, err
 		default:
-			last = err
+			last, pause = err, waits.Next()
 		}
-		select {
-		case <-ctx.Done():
-			return reply{}, silent(ctx, req, last)
-		case <-time.After(pause):
+		if bus.Sleep(ctx, pause) != nil {
+			return reply{}, unanswered(ctx, req, last)
 		}
 	}
 }
 
-// bounded is ctx with a deadline, if it has none.
+// bounded gives ctx a deadline if it has none.
 func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok {
 		return ctx, func() {}
@@ -156,61 +148,61 @@ func bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, askLimit)
 }
 
-// told is an agent's error, with its node.
-func told(node string, err *bus.Error) error {
+// fromAgent adds the node to the error of an agent.
+func fromAgent(node string, err *bus.Error) error {
 	if err.Node == "" {
 		err.Node = node
 	}
 	return err
 }
 
-// silent is the error for a question that was not answered in time.
-func silent(ctx context.Context, req request, last error) error {
+// unanswered is the error of a request that was not answered in time.
+func unanswered(ctx context.Context, req request, last error) error {
 	if last == nil {
-		last = errors.New("it has begun, and is not done yet")
+		last = errors.New("the agent has accepted the request and is not done")
 	}
 	e := bus.Errorf(bus.CodeOf(ctx.Err()), "%s: the agent of node %s has not answered: %v; see troupe status", req.Op, req.Node, last)
 	e.Node = req.Node
 	return e.WithCause(ctx.Err())
 }
 
-// send sends one request, in parts if it must, and gets one answer, in parts if it comes so.
+// send sends one request and returns its answer. Both are split into parts when they exceed the size of a message.
 func (c *Client) send(ctx context.Context, node string, data []byte) (reply, error) {
-	limit := c.part()
+	limit := c.chunkSize()
 	if len(data) <= limit {
 		r, err := c.message(ctx, node, data)
-		return c.whole(ctx, node, r, err)
+		return c.assemble(ctx, node, r, err)
 	}
-	id := nuid.Next()
+	id := bus.NewID()
 	for offset := 0; ; {
 		end := min(offset+limit, len(data))
-		r, err := c.parcel(ctx, node, opPart, parcelAsk{ID: id, Offset: offset, Total: len(data), Data: data[offset:end]})
-		if err != nil || r.Parcel == nil || r.Parcel.ID != id {
-			return c.whole(ctx, node, r, err)
+		r, err := c.sendChunk(ctx, node, opPart, chunkRequest{ID: id, Offset: offset, Total: len(data), Data: data[offset:end]})
+		if err != nil || r.Chunk == nil || r.Chunk.ID != id {
+			return c.assemble(ctx, node, r, err)
 		}
-		offset = r.Parcel.Have
+		offset = r.Chunk.Have
 		if ctx.Err() != nil {
 			return reply{}, ctx.Err()
 		}
 	}
 }
 
-// whole fetches the rest of an answer that came in part.
-func (c *Client) whole(ctx context.Context, node string, r reply, err error) (reply, error) {
-	if err != nil || r.Parcel == nil {
+// assemble fetches the other parts of an answer that came in parts.
+func (c *Client) assemble(ctx context.Context, node string, r reply, err error) (reply, error) {
+	if err != nil || r.Chunk == nil {
 		return r, err
 	}
-	first := *r.Parcel
+	first := *r.Chunk
 	data := append(make([]byte, 0, first.Total), first.Data...)
 	for len(data) < first.Total {
-		r, err := c.parcel(ctx, node, opRest, parcelAsk{ID: first.ID, Offset: len(data), Total: first.Total})
+		r, err := c.sendChunk(ctx, node, opRest, chunkRequest{ID: first.ID, Offset: len(data), Total: first.Total})
 		if err != nil || r.Err != nil {
 			return r, err
 		}
-		if r.Parcel == nil || len(r.Parcel.Data) == 0 {
-			return reply{}, bus.Errorf(bus.CodeMalformed, "node %s: an answer of %d bytes ends after %d", node, first.Total, len(data))
+		if r.Chunk == nil || len(r.Chunk.Data) == 0 {
+			return reply{}, bus.Errorf(bus.CodeMalformed, "node %s: an answer of %d bytes stops after %d", node, first.Total, len(data))
 		}
-		data = append(data, r.Parcel.Data...)
+		data = append(data, r.Chunk.Data...)
 	}
 	var out reply
 	if err := wire.Unmarshal(data, &out); err != nil {
@@ -219,23 +211,23 @@ func (c *Client) whole(ctx context.Context, node string, r reply, err error) (re
 	return out, nil
 }
 
-func (c *Client) parcel(ctx context.Context, node, op string, ask parcelAsk) (reply, error) {
-	data, err := wire.Marshal(request{Op: op, Node: node, Parcel: &ask})
+func (c *Client) sendChunk(ctx context.Context, node, op string, ask chunkRequest) (reply, error) {
+	data, err := wire.Marshal(request{Op: op, Node: node, Chunk: &ask})
 	if err != nil {
 		return reply{}, err
 	}
 	return c.message(ctx, node, data)
 }
 
-// message is one message and its answer.
+// message sends one message and returns its answer.
 func (c *Client) message(ctx context.Context, node string, data []byte) (reply, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTry)
 	defer cancel()
-	m, err := c.b.Conn().RequestWithContext(ctx, bus.NodeDo(node), data)
+	m, err := c.b.Request(ctx, bus.NodeDo(node), data)
 	switch {
-	case errors.Is(err, nats.ErrNoResponders):
+	case errors.Is(err, bus.ErrNoResponders):
 		return reply{}, bus.Errorf(bus.CodeUnavailable, "no agent of that node is connected")
-	case errors.Is(err, nats.ErrConnectionClosed):
+	case errors.Is(err, bus.ErrClosed):
 		return reply{}, bus.Errorf(bus.CodeClosed, "node %s: the connection to the bus is closed", node)
 	case err != nil:
 		return reply{}, bus.Errorf(bus.CodeUnavailable, "%w", err)
@@ -247,7 +239,7 @@ func (c *Client) message(ctx context.Context, node string, data []byte) (reply, 
 	return r, nil
 }
 
-// part is how many bytes of a request or an answer go into one message.
-func (c *Client) part() int { return partOf(c.b) }
+// chunkSize is the number of bytes of a request or an answer in one message.
+func (c *Client) chunkSize() int { return chunkSizeOf(c.b) }
 
-func partOf(b *bus.Bus) int { return int(b.Conn().MaxPayload()) - parcelRoom }
+func chunkSizeOf(b *bus.Bus) int { return b.MaxPayload() - chunkOverhead }

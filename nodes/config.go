@@ -17,50 +17,50 @@ import (
 )
 
 const (
-	defaultLease = 15 * time.Second
-	defaultBeat  = time.Second
-	fullEvery    = 5 // a beat in so many carries the report even if nothing has changed
-	lastActs     = 2 * time.Second
-	recheckMost  = 10 * time.Second       // for a server that has just come back to say whether it knows us
-	recheckPause = 100 * time.Millisecond // between two questions
+	defaultLease   = 15 * time.Second
+	defaultBeat    = time.Second
+	reportEvery    = 5 // every fifth heartbeat carries the report even if it is unchanged
+	leaveTimeout   = 2 * time.Second
+	recheckTimeout = 10 * time.Second // how long a server that is back may take to answer whether it has the lease
+
 )
 
-// Config is one node as its agent knows it.
+// Config configures the reporter of one node.
 type Config struct {
-	// Bus is the connection; it stays the caller's.
+	// Bus is the connection; the caller closes it.
 	Bus *bus.Bus
-	// Name is the node's name, which no other may have. Zero: the host's, as far as it is a name.
+	// Name is the unique name of the node. Zero: the host's, with invalid characters replaced.
 	Name string
-	// Labels are what requests may ask of a node.
+	// Labels can be selected by requests.
 	Labels map[string]string
-	// CPUs and Memory are what the node offers beside its devices. Zero: what the machine has.
+	// CPUs and Memory are the node's capacity beside its devices. Zero: the machine's.
 	CPUs   int
 	Memory gpu.Bytes
-	// Inventory is where its devices come from; it stays the caller's. Zero: none.
+	// Inventory lists the devices; the caller closes it. Zero: no devices.
 	Inventory gpu.Inventory
-	// OwnFunc reports whether a process is one that this agent started. It is called from Run's goroutine. Zero: none is.
+	// OwnFunc reports whether this agent started a process. Run's goroutine calls it. Zero: none.
 	OwnFunc func(pid int) bool
-	// Lease is how long what is granted here outlives the agent. Zero: 15 s, the least that is sane on a busy server.
+	// Lease is how long grants on the node outlive the agent. Zero: 15 s, the minimum on a busy server.
 	Lease time.Duration
-	// Beat is the time between two signs of life. Zero: a second.
+	// Beat is the interval of heartbeats. Zero: a second.
 	Beat time.Duration
-	// Read is the time between two readings of the devices; one costs milliseconds per device on a real driver. A
-	// device that fails is read at once. Zero: as often as it beats.
+	// Read is the interval of reading the devices, which costs milliseconds per device on a real driver. A failed
+	// device is read at once. Zero: Beat.
 	Read time.Duration
-	// RunningFunc is the reservations under which workers run here; RunningCh, if any, says that this may have changed.
-	// EndFunc is told of grants that are over: it ends the workers that run under exactly these tokens, and must not
-	// block. Zero: nothing is said about workers, and nobody ends them.
+	// RunningFunc returns the reservations under which workers run here; RunningCh, if set, signals a possible change.
+	// EndFunc receives grants that have ended: it kills the workers that run under exactly these tokens, and must not
+	// block. Zero: the report says nothing about workers, and no worker is killed.
 	RunningFunc func() []protocol.RunningGrant
 	RunningCh   <-chan struct{}
 	EndFunc     func([]protocol.KillOrder)
-	// toldFunc is called when what RunningFunc last said has been reported.
-	toldFunc func()
-	// RegisteredFunc is called once, when the lease is taken for the first time. It must not block.
+	// reportedFunc is called when the last result of RunningFunc has been reported.
+	reportedFunc func()
+	// RegisteredFunc is called once, when the lease is acquired for the first time. It must not block.
 	RegisteredFunc func()
-	// Logger receives what goes wrong. Zero: the bus's.
+	// Logger receives errors and warnings. Zero: the logger of Bus.
 	Logger *slog.Logger
 
-	identity string // of the agent's folder: what held the name under it before is dead
+	identity string // of the agent's folder: an earlier holder of the name with the same identity is dead
 }
 
 func (c Config) withDefaults() Config {
@@ -74,7 +74,7 @@ func (c Config) withDefaults() Config {
 		c.Memory = hostMemory()
 	}
 	if c.Inventory == nil {
-		c.Inventory = gpu.None{Reason: "none were asked for"}
+		c.Inventory = gpu.None{Reason: "no inventory is configured"}
 	}
 	if c.OwnFunc == nil {
 		c.OwnFunc = func(int) bool { return false }
@@ -104,7 +104,7 @@ func (c Config) validate() error {
 		bad("nodes.Config: CPUs %d, Beat %v and Read %v must not be negative", c.CPUs, c.Beat, c.Read)
 	}
 	if c.Lease < time.Second {
-		bad("nodes.Config: Lease %v: the server counts in seconds; give one or more", c.Lease)
+		bad("nodes.Config: Lease %v: set at least 1s, the resolution of the server", c.Lease)
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.Labels)) {
 		errs = append(errs, bus.CheckName("label", key))
@@ -112,7 +112,7 @@ func (c Config) validate() error {
 	return errors.Join(errs...)
 }
 
-// HostName is the host's name as a node's: what a name may not have becomes a dash.
+// HostName is the host's name as a node name: invalid characters become dashes.
 func HostName() string {
 	host, err := os.Hostname()
 	if err != nil || host == "" {
@@ -127,7 +127,7 @@ func HostName() string {
 	return name[:min(len(name), 64)]
 }
 
-// hostMemory is what the machine has, or zero where that cannot be read.
+// hostMemory is the memory of the machine; zero: unknown.
 func hostMemory() gpu.Bytes {
 	data, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -135,7 +135,7 @@ func hostMemory() gpu.Bytes {
 	}
 	for line := range strings.Lines(string(data)) {
 		if fields := strings.Fields(line); len(fields) == 3 && fields[0] == "MemTotal:" {
-			kib, _ := strconv.ParseUint(fields[1], 10, 64) // unreadable is none
+			kib, _ := strconv.ParseUint(fields[1], 10, 64) // zero: unknown
 			return gpu.Bytes(kib) * gpu.KiB
 		}
 	}

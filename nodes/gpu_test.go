@@ -13,19 +13,19 @@ import (
 	"troupe/nodes/protocol"
 )
 
-// On a machine with an NVIDIA GPU and torch: a worker sees the device it was given and no other, and is not taken for a
-// stranger on it; when it is killed, the device is clean again. Elsewhere it says that it did not run.
+// On a machine with an NVIDIA GPU and torch: a worker sees its device and no other, and does not count as foreign on
+// it; when it is killed, the device is free again.
 func TestWorkerOnARealGPU(t *testing.T) {
 	inventory, err := nvml.Open()
 	if err != nil {
-		t.Skipf("no GPU here: %v", err)
+		t.Skipf("this test needs a GPU: %v", err)
 	}
-	t.Cleanup(func() { require.NoError(t, inventory.Close()) }) // when the agent has ended
+	t.Cleanup(func() { require.NoError(t, inventory.Close()) }) // after the agent has ended
 	devices, err := inventory.Devices(t.Context())
 	require.NoError(t, err)
 	b := bustest.Open(t)
 	ch := beats(t, b)
-	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) {
+	s := startAgentIn(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) {
 		cfg.Nodes = []nodes.Config{{Name: "host", Inventory: inventory, Read: 200 * time.Millisecond}}
 	})
 	f := s.follow()
@@ -37,7 +37,7 @@ func TestWorkerOnARealGPU(t *testing.T) {
 		return beat.Report != nil && len(beat.Report.Devices[0].Sample.Processes) > 0
 	})
 	t.Logf("pid %d of this agent %d; the driver says %+v, foreign are %+v", started[0].PID, os.Getpid(), busy.Report.Devices[0].Sample.Processes, busy.Report.Foreign)
-	require.Empty(t, busy.Report.Foreign, "its own worker is no stranger")
+	require.Empty(t, busy.Report.Foreign, "its own worker is not foreign")
 	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)
 	next(t, ch, func(beat protocol.Heartbeat) bool {

@@ -9,13 +9,11 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 )
 
-// lockDir keeps a second agent out of a run folder; the lock ends with the process, however that ends. identity names the
-// agents of this folder, one after the other, for good: what one of them started, the next knows by it.
+// lockDir locks a run folder for one agent; the kernel releases the lock when the process ends. identity is the same
+// for all agents of the folder, one after the other: a later agent recognises the processes of an earlier one by it.
 func lockDir(dir string) (unlock func(), identity string, err error) {
 	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -24,12 +22,12 @@ func lockDir(dir string) (unlock func(), identity string, err error) {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = f.Close() // nothing was written
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return nil, "", bus.Errorf(bus.CodeExists, "the agent's folder %s is used by an agent that runs; stop that one, or give this one another folder", dir)
+			return nil, "", bus.Errorf(bus.CodeExists, "the agent's folder %s is used by a running agent; stop that agent, or set another folder", dir)
 		}
 		return nil, "", bus.Errorf(bus.CodeInvalid, "lock the agent's folder %s: %w", dir, err)
 	}
 	if err := f.Truncate(0); err == nil {
-		_, _ = fmt.Fprintf(f, "%d\n", os.Getpid()) // for those who look for the agent; the lock is what counts
+		_, _ = fmt.Fprintf(f, "%d\n", os.Getpid()) // for the operator; only the lock counts
 	}
 	if identity, err = keptIdentity(filepath.Join(dir, "identity")); err != nil {
 		_ = f.Close()
@@ -46,11 +44,11 @@ func keptIdentity(path string) (string, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return "", err
 	}
-	id := nuid.Next()
+	id := bus.NewID()
 	return id, WritePrivate(path, []byte(id+"\n"))
 }
 
-// WritePrivate writes a file that only its owner can read, whole or not at all, and the folder it is in if that is absent.
+// WritePrivate writes a file that only its owner can read, atomically. It creates the folder of the file if absent.
 func WritePrivate(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
@@ -64,7 +62,7 @@ func WritePrivate(path string, data []byte) error {
 		err = os.Rename(tmp.Name(), path)
 	}
 	if err != nil {
-		_ = os.Remove(tmp.Name()) // the first error is the one to tell
+		_ = os.Remove(tmp.Name()) // the first error counts
 	}
 	return err
 }

@@ -8,8 +8,8 @@ import (
 	"troupe/gpu"
 )
 
-// WorkerID names one worker process for ever: a rank that is restarted has another generation, a role that is made again
-// another incarnation. So whatever is asked of a worker may be asked twice.
+// WorkerID is the unique name of one worker process: a restarted rank has another generation, a recreated role another
+// incarnation. So a request about a worker may be repeated.
 type WorkerID struct {
 	Namespace   string `json:"namespace" msgpack:"namespace"`
 	Role        string `json:"role" msgpack:"role"`
@@ -20,36 +20,37 @@ type WorkerID struct {
 
 func (id WorkerID) String() string { return fmt.Sprintf("%s/%s/%d", id.Namespace, id.Role, id.Rank) }
 
-// Address is the role that the worker plays in.
+// Address is the address of the worker's role.
 func (id WorkerID) Address() bus.Address {
 	return bus.Address{Namespace: id.Namespace, Role: id.Role, Incarnation: id.Incarnation}
 }
 
-// Program is what the workers of one launch have in common: all that a process gets from its parent, so that nothing of
-// the agent's own surroundings gets in by accident.
+// Program is what the workers of one launch have in common: everything that a process inherits, so that nothing of the
+// agent's own environment leaks into it.
 type Program struct {
-	// Command is the program and its arguments; the program is a path on the node, or is looked for in the PATH of Env,
-	// and else in the agent's. Zero: the agent's own program, as a host of the classes it knows.
+	// Command is the program and its arguments; the program is a path on the node, or is looked up in the PATH of Env,
+	// or else of the agent. Zero: the agent's own program, as a worker with the classes it knows.
 	Command []string `msgpack:"command"`
-	// Dir is the folder the workers run in; one that is absent on the node is an error that names both. Zero: a folder of
-	// the worker's own, which is removed with it.
+	// Dir is the working folder; one that is absent on the node is an error that names both. Zero: a folder of the
+	// worker's own, removed with it.
 	Dir string `msgpack:"dir"`
-	// Folder is the content hash of a shipped folder (Client.Ship), which becomes Dir. At most one of the two.
+	// Folder is the content hash of a shipped folder (Client.Ship), which becomes Dir. At most one of Dir and Folder is
+	// set.
 	Folder string `msgpack:"folder"`
-	// Env is the environment, beside a short list that the agent gives (PATH, HOME, USER, LANG, TMPDIR, …), the devices'
-	// variables and those of each worker.
+	// Env is the environment, beside a short list that the agent passes on (PATH, HOME, USER, LANG, TMPDIR, …), the
+	// variables of the devices and those of each worker.
 	Env map[string]string `msgpack:"env"`
-	// Visible is how the devices' variables name them. Zero: local indices.
+	// Visible is how the device variables name devices. Zero: local indices.
 	Visible gpu.Form `msgpack:"visible"`
 }
 
-// Launch asks one agent for workers of one role on its node. Those of a launch that cannot be started leave the others
-// as they are: the driver takes a role down as a unit.
+// Launch is a request to one agent for workers of one role. A worker that cannot be started does not affect the others:
+// the driver stops a role as a unit.
 type Launch struct {
 	Node string `msgpack:"node"`
-	// Reservation and its Token are what the devices were granted under; both zero for workers without devices. A token
-	// that is older than one the agent has seen for a device is refused. Over is the reservation that it shares devices
-	// with on purpose, if any.
+	// Reservation and its Token are the grant of the devices; both zero for workers without devices. A token older than
+	// one that the agent has seen for a device is refused. Over is the reservation whose devices it shares on purpose,
+	// if any.
 	Reservation string  `msgpack:"reservation"`
 	Over        string  `msgpack:"over"`
 	Token       uint64  `msgpack:"token"`
@@ -60,47 +61,26 @@ type Launch struct {
 // Start is one worker of a launch.
 type Start struct {
 	ID WorkerID `msgpack:"id"`
-	// Name is what people call it: actor_train-0-G01.
+	// Name is for display: actor_train-0-G01.
 	Name string `msgpack:"name"`
-	// Env is the worker's own part of the environment: RANK and the like.
+	// Env is the worker's own part of the environment: RANK and others.
 	Env map[string]string `msgpack:"env"`
-	// Devices are UUIDs on this node. None: the worker sees no device.
+	// Devices are UUIDs on this node. None: no device is visible.
 	Devices []string `msgpack:"devices"`
-	// Share is what it holds of each device, in thousandths. Zero: all.
+	// Share is the part of each device, in thousandths. Zero: all.
 	Share int `msgpack:"share"`
-	// Assignment is for the worker alone, which reads it with Assigned.
+	// Assignment is passed to the worker in its assignment file.
 	Assignment []byte `msgpack:"assignment"`
 }
 
-// Started is what became of one Start. A repeat of a Start answers with what became of the first.
+// Started is the outcome of one Start. A repeated Start returns the outcome of the first.
 type Started struct {
 	ID  WorkerID   `msgpack:"id"`
 	PID int        `msgpack:"pid"`
-	Err *bus.Error `msgpack:"err"` // it was not started, or has ended: then with its exit
+	Err *bus.Error `msgpack:"err"` // the worker was not started, or has exited: then with its exit
 }
 
-// Exit is how a worker process ended, as its agent's wait on it says. It is published on the role's exit subject when it
-// happens, again with the agent's beats until the worker is forgotten, and answered to whoever asks.
-type Exit struct {
-	ID      WorkerID  `json:"id" msgpack:"id"`
-	Name    string    `json:"name" msgpack:"name"`
-	Node    string    `json:"node" msgpack:"node"`
-	PID     int       `json:"pid" msgpack:"pid"`
-	Devices []string  `json:"devices,omitempty" msgpack:"devices"`
-	Code    int       `json:"code" msgpack:"code"`                 // the exit code; -1 if a signal ended it
-	Signal  string    `json:"signal,omitempty" msgpack:"signal"`   // "SIGKILL"
-	OOM     bool      `json:"oom,omitempty" msgpack:"oom"`         // the kernel killed it for want of memory
-	Asked   bool      `json:"asked,omitempty" msgpack:"asked"`     // it was stopped by request
-	Unknown bool      `json:"unknown,omitempty" msgpack:"unknown"` // the agent knows no such worker: it never ran here, or was forgotten
-	Why     string    `json:"why,omitempty" msgpack:"why"`         // it was ended by an operator or by its agent, and not by request of its driver
-	Last    []string  `json:"last,omitempty" msgpack:"last"`       // the last lines it printed, at most 50
-	At      time.Time `json:"at" msgpack:"at"`
-}
-
-// Failed reports whether the end was nobody's wish.
-func (e Exit) Failed() bool { return !e.Asked && (e.Code != 0 || e.Unknown || e.Why != "") }
-
-// Status is one worker as its agent sees it.
+// Status is the state of one worker.
 type Status struct {
 	ID          WorkerID      `json:"id" msgpack:"id"`
 	Name        string        `json:"name" msgpack:"name"`
@@ -110,5 +90,5 @@ type Status struct {
 	Reservation string        `json:"reservation,omitempty" msgpack:"reservation"`
 	Token       uint64        `json:"token,omitempty" msgpack:"token"`
 	For         time.Duration `json:"for" msgpack:"for"`             // how long it has been running
-	Exit        *Exit         `json:"exit,omitempty" msgpack:"exit"` // it has ended
+	Exit        *Exit         `json:"exit,omitempty" msgpack:"exit"` // nil: not exited
 }

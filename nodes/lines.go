@@ -8,28 +8,29 @@ import (
 )
 
 const (
-	lineMost  = 16 << 10 // bytes of a line; what is beyond is counted and left out
-	lastLines = 50       // that are kept for an exit
-	lastBytes = 64 << 10 // and how long they may be together
+	lineMost  = 16 << 10 // bytes of a line; the rest is counted and dropped
+	lastLines = 50       // lines that an Exit carries
+	lastBytes = 64 << 10 // and their bytes
 )
 
-// Stream is where a line was printed.
-type Stream string
+// OutputStream is where a line was printed.
+type OutputStream string
 
 const (
-	Stdout Stream = "stdout"
-	Stderr Stream = "stderr"
+	Stdout OutputStream = "stdout"
+	Stderr OutputStream = "stderr"
 )
 
-// splitter cuts a stream of bytes into lines: \n ends one, and so does \r, as progress bars write it. A line that is too
-// long is cut and says so.
+// splitter splits bytes into lines, which end with
+//
+//	or with \r as progress bars write it. A line that is too long is cut and says so.
 type splitter struct {
 	line    []byte
-	cut     int  // bytes left out of this line
-	carried bool // the last byte was a \r, so a \n that follows ends nothing
+	cut     int  // bytes dropped from this line
+	carried bool // the last byte was a \r, so that a \n after it ends no line
 }
 
-// write takes bytes in and calls emit with each line that they end. The line is emit's to keep.
+// write adds bytes and calls emit with each complete line.
 func (s *splitter) write(p []byte, emit func(string)) {
 	for _, b := range p {
 		switch {
@@ -45,7 +46,7 @@ func (s *splitter) write(p []byte, emit func(string)) {
 	}
 }
 
-// flush ends a line that is not ended.
+// flush emits an incomplete line.
 func (s *splitter) flush(emit func(string)) {
 	if len(s.line) > 0 {
 		emit(s.take())
@@ -56,12 +57,12 @@ func (s *splitter) take() string {
 	text := string(s.line)
 	if s.cut > 0 {
 		for len(text) > 0 && !utf8.ValidString(text[max(0, len(text)-utf8.UTFMax):]) && len(s.line)-len(text) < utf8.UTFMax {
-			text = text[:len(text)-1] // a rune that was cut in two
+			text = text[:len(text)-1] // a truncated rune
 		}
 		text += fmt.Sprintf(" … [cut: %d bytes more]", s.cut+len(s.line)-len(text))
 	}
 	s.line, s.cut = s.line[:0], 0
-	return strings.ToValidUTF8(text, "\uFFFD") // what is not text could not be told
+	return strings.ToValidUTF8(text, "\uFFFD") // messages carry valid text only
 }
 
 // tail is the last lines of a worker, in bounded memory.
@@ -81,11 +82,11 @@ func (t *tail) add(line string) {
 
 // Line is one line of a worker's output.
 type Line struct {
-	ID     WorkerID  `json:"id" msgpack:"id"`
-	Name   string    `json:"name" msgpack:"name"`
-	Node   string    `json:"node" msgpack:"node"`
-	Stream Stream    `json:"stream" msgpack:"stream"`
-	At     time.Time `json:"at" msgpack:"at"`
-	Seq    uint64    `json:"seq" msgpack:"seq"` // counts the worker's lines
-	Text   string    `json:"text" msgpack:"text"`
+	ID     WorkerID     `json:"id" msgpack:"id"`
+	Name   string       `json:"name" msgpack:"name"`
+	Node   string       `json:"node" msgpack:"node"`
+	Stream OutputStream `json:"stream" msgpack:"stream"`
+	At     time.Time    `json:"at" msgpack:"at"`
+	Seq    uint64       `json:"seq" msgpack:"seq"` // counts the worker's lines
+	Text   string       `json:"text" msgpack:"text"`
 }

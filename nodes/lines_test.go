@@ -88,11 +88,11 @@ func TestPruneLogs(t *testing.T) {
 	require.NoError(t, pruneLogs(dir, 250, func(path string) bool { return path == busy }))
 	left, err := filepath.Glob(filepath.Join(dir, "ns", "*"))
 	require.NoError(t, err)
-	require.Equal(t, []string{filepath.Dir(busy), filepath.Join(dir, "ns", "3")}, left, "the oldest that nobody writes go, with their folders")
+	require.Equal(t, []string{filepath.Dir(busy), filepath.Join(dir, "ns", "3")}, left, "the oldest idle files are removed, with their folders")
 }
 
-func TestFold(t *testing.T) {
-	var f Fold
+func TestLineMerger(t *testing.T) {
+	var f LineMerger
 	at := time.Unix(0, 0)
 	say := func(rank int, text string) []string {
 		return f.Add(Line{ID: WorkerID{Role: "train", Rank: rank}, Text: text}, at)
@@ -102,9 +102,9 @@ func TestFold(t *testing.T) {
 		require.Empty(t, say(rank, "loading"))
 	}
 	require.Equal(t, []string{"train/3: loss 0.1"}, say(3, "loss 0.1"))
-	at = at.Add(foldFor)
+	at = at.Add(mergeFor)
 	require.Equal(t, []string{"train/0-3,7: loading [5 times more]"}, f.Tick(at))
-	require.Equal(t, []string{"train/1: loading"}, say(1, "loading"), "it is shown again")
+	require.Equal(t, []string{"train/1: loading"}, say(1, "loading"), "shown again after its time")
 	say(1, "loading")
 	require.Equal(t, []string{"train/1: loading [1 times more]"}, f.Flush())
 }

@@ -11,34 +11,34 @@ import (
 )
 
 const (
-	logRotated = 3           // older files that are kept beside the one that is written
-	logRetry   = time.Second // before a file that failed is tried again
+	logRotated = 3           // rotated files that are kept
+	logRetry   = time.Second // before a failed file is opened again
 )
 
-// logFile is the file of one worker's output. A file that cannot be written holds nobody up: what is lost is counted, and
-// said in the file as soon as it can be. It belongs to one goroutine at a time.
+// logFile is the file of one worker's output. A failed write does not block the worker: lost lines are counted, and the
+// file says so as soon as it can be written. One goroutine uses it at a time.
 type logFile struct {
 	path string
-	most int64 // bytes; then it is rotated
-	// failedFunc is told why lines are lost, once until it works again.
+	most int64 // bytes before rotation
+	// failedFunc is called with the first error, and again after a success.
 	failedFunc func(error)
 
-	file    *os.File
-	size    int64
-	buf     []byte // lines that are not written yet
-	lines   int    // how many
-	lost    int    // that could not be written, and the file does not say so yet
-	torn    bool   // the last write was cut
-	retryAt time.Time
-	told    bool
+	file     *os.File
+	size     int64
+	buf      []byte // lines to write
+	lines    int    // in buf
+	lost     int    // lines that could not be written and are not yet mentioned in the file
+	torn     bool   // the last write was partial
+	retryAt  time.Time
+	reported bool
 }
 
-// logPath is where the output of a worker is kept.
+// logPath is the path of a worker's log file.
 func logPath(dir string, id WorkerID) string {
 	return filepath.Join(dir, id.Namespace, id.Role, id.Incarnation, fmt.Sprintf("%d.%d.log", id.Rank, id.Gen))
 }
 
-// add takes a line in; flush writes it.
+// add buffers a line; flush writes it.
 func (f *logFile) add(l Line) {
 	f.buf = fmt.Appendf(f.buf, "%s %d %s %s\n", stamp(l.At), l.ID.Rank, l.Stream, l.Text)
 	f.lines++
@@ -46,7 +46,7 @@ func (f *logFile) add(l Line) {
 
 func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000Z") }
 
-// flush writes what was added, and begins a new file when this one is full.
+// flush writes the buffer, and rotates the file when it is full.
 func (f *logFile) flush() {
 	if f.lines == 0 {
 		return
@@ -55,7 +55,7 @@ func (f *logFile) flush() {
 		f.lost += f.lines
 		f.fail(err)
 	} else {
-		f.lost, f.told = 0, false
+		f.lost, f.reported = 0, false
 	}
 	f.buf, f.lines = f.buf[:0], 0
 	if f.size > f.most {
@@ -66,7 +66,7 @@ func (f *logFile) flush() {
 func (f *logFile) write() error {
 	if f.file == nil {
 		if time.Now().Before(f.retryAt) {
-			return errors.New("it is not tried again yet")
+			return errors.New("the last attempt failed less than a second ago")
 		}
 		if err := f.open(); err != nil {
 			return err
@@ -106,8 +106,8 @@ func (f *logFile) fail(err error) {
 		f.retryAt = time.Now().Add(logRetry)
 	}
 	f.close()
-	if !f.told && f.failedFunc != nil {
-		f.told = true
+	if !f.reported && f.failedFunc != nil {
+		f.reported = true
 		f.failedFunc(err)
 	}
 }
@@ -129,13 +129,13 @@ func (f *logFile) rotate() {
 
 func (f *logFile) close() {
 	if f.file != nil {
-		_ = f.file.Close() // what counts was written
+		_ = f.file.Close() // every write was checked
 		f.file = nil
 	}
 }
 
-// pruneLogs removes the oldest files under dir that nobody writes, until the rest is no more than most bytes, and the
-// folders that are empty then.
+// pruneLogs removes the oldest idle files under dir until the rest has at most most bytes, and folders that become
+// empty.
 func pruneLogs(dir string, most int64, busy func(path string) bool) error {
 	type file struct {
 		path string
@@ -146,7 +146,7 @@ func pruneLogs(dir string, most int64, busy func(path string) bool) error {
 	var total int64
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil //nolint:nilerr // it was removed meanwhile
+			return nil //nolint:nilerr // removed meanwhile
 		}
 		if info, err := d.Info(); err == nil {
 			files = append(files, file{path, info.Size(), info.ModTime()})

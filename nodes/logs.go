@@ -2,36 +2,34 @@ package nodes
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 	"troupe/bus/wire"
 )
 
-// LogQuery says which lines are wanted.
+// LogQuery selects stored lines.
 type LogQuery struct {
 	Namespace   string
 	Role        string
-	Incarnation string    // zero: all of them
-	Rank        int       // negative: all of them
+	Incarnation string    // zero: all
+	Rank        int       // negative: all
 	Since       time.Time // zero: from the beginning
-	Follow      bool      // go on with what is printed from now on
+	Follow      bool      // wait for lines that are printed later
 }
 
-// ReadLogs calls f with the stored lines of a query, in the order in which they were stored, and with Follow goes on until
-// ctx ends, which is no error then. An error of f ends it. A line is told once. What was printed before the stream was full
-// is in the files of its node alone.
+// ReadLogs calls f with the selected lines in the order in which they were stored; with Follow it waits for later ones
+// until ctx ends, which is no error then. An error of f ends it. Each line is passed once. Lines that the full stream
+// has dropped are only in the files of their node.
 func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) error {
 	once := lineFilter{since: q.Since, seen: map[WorkerID]uint64{}}
 	filter := bus.Logs(q.Namespace, q.Role, q.Incarnation, q.Rank)
-	return readStream(ctx, b, logStreamConfig(), filter, q.Since, q.Follow, func(m jetstream.Msg) error {
-		var p page
-		if err := wire.Unmarshal(m.Data(), &p); err != nil {
-			return bus.Errorf(bus.CodeMalformed, "a page of logs on %s: %w", m.Subject(), err)
+	return readStream(ctx, b, logStreamConfig(), stream.ReadOptions{Subject: filter, Since: q.Since}, q.Follow, func(m stream.Message) error {
+		var p lineBatch
+		if err := wire.Unmarshal(m.Data, &p); err != nil {
+			return bus.Errorf(bus.CodeMalformed, "the log message on %s: %w", m.Subject, err)
 		}
 		for _, l := range once.lines(p) {
 			if err := f(l); err != nil {
@@ -42,13 +40,13 @@ func ReadLogs(ctx context.Context, b *bus.Bus, q LogQuery, f func(Line) error) e
 	})
 }
 
-// lineFilter leaves out lines that are too old, and those that were stored twice.
+// lineFilter drops lines that are too old, and lines that were stored twice.
 type lineFilter struct {
 	since time.Time
 	seen  map[WorkerID]uint64
 }
 
-func (f lineFilter) lines(p page) (out []Line) {
+func (f lineFilter) lines(p lineBatch) (out []Line) {
 	for _, l := range p.Lines {
 		if l.Seq <= f.seen[p.ID] {
 			continue
@@ -61,59 +59,24 @@ func (f lineFilter) lines(p page) (out []Line) {
 	return out
 }
 
-// errEnough ends a reading in order.
-var errEnough = errors.New("enough")
-
-// readStream calls f with each message of a stream, up to the last or until ctx ends.
-func readStream(ctx context.Context, b *bus.Bus, cfg jetstream.StreamConfig, filter string, since time.Time, follow bool, f func(jetstream.Msg) error) error {
-	stream, err := openStream(ctx, b, cfg)
-	if err != nil {
-		return err
+// readStream calls f with the selected messages of a stream; with follow it waits for later ones until ctx ends, which is
+// no error then.
+func readStream(ctx context.Context, b *bus.Bus, cfg stream.Config, o stream.ReadOptions, follow bool, f func(stream.Message) error) error {
+	s, err := stream.Open(ctx, b, cfg)
+	switch {
+	case err != nil:
+	case follow:
+		err = s.Follow(ctx, o, f)
+	default:
+		return s.Each(ctx, o, f)
 	}
-	order := jetstream.OrderedConsumerConfig{FilterSubjects: []string{filter}, DeliverPolicy: jetstream.DeliverAllPolicy}
-	if !since.IsZero() {
-		order.DeliverPolicy, order.OptStartTime = jetstream.DeliverByStartTimePolicy, &since
-	}
-	consumer, err := stream.OrderedConsumer(ctx, order)
-	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "read %s: %w", cfg.Name, err)
-	}
-	info, err := consumer.Info(ctx)
-	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "read %s: %w", cfg.Name, err)
-	}
-	if !follow && info.NumPending == 0 && info.Delivered.Consumer == 0 {
+	if follow && ctx.Err() != nil {
 		return nil
 	}
-	messages, err := consumer.Messages()
-	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "read %s: %w", cfg.Name, err)
-	}
-	defer messages.Stop()
-	defer context.AfterFunc(ctx, bus.Guard(messages.Stop))()
-	for {
-		m, err := messages.Next()
-		switch {
-		case ctx.Err() != nil && follow:
-			return nil
-		case ctx.Err() != nil:
-			return bus.Errorf(bus.CodeOf(ctx.Err()), "read %s: %w", cfg.Name, ctx.Err())
-		case err != nil:
-			return bus.Errorf(bus.CodeUnavailable, "read %s: %w", cfg.Name, err)
-		}
-		if err := f(m); err != nil {
-			if errors.Is(err, errEnough) {
-				return nil
-			}
-			return err
-		}
-		if meta, err := m.Metadata(); err == nil && !follow && meta.NumPending == 0 {
-			return nil
-		}
-	}
+	return err
 }
 
-// Follower hands a driver what its workers print, as they print it.
+// Follower passes the output of a role's workers to its driver as it is printed.
 type Follower struct {
 	client *Client
 	role   bus.Address
@@ -121,12 +84,12 @@ type Follower struct {
 	doneCh chan struct{}
 
 	mu      sync.Mutex
-	at      uint64        // the sequence in the stream up to which f has been called
-	movedCh chan struct{} // closed, and replaced, when at grows
+	at      uint64        // stream sequence up to which f has been called
+	movedCh chan struct{} // closed and replaced when at grows
 }
 
-// Follow calls f with each line of a role's workers, from one goroutine, from the first line on and until Stop. f may be
-// slow: what is printed meanwhile waits in the stream. Lines are stored every 20 ms or so.
+// Follow calls f with each line of a role's workers, from one goroutine, from the first line on and until Stop. f may
+// block: later lines wait in the stream. Agents store lines every 20 ms.
 func (c *Client) Follow(role bus.Address, f func(Line)) (*Follower, error) {
 	if err := role.Check(); err != nil {
 		return nil, err
@@ -137,30 +100,27 @@ func (c *Client) Follow(role bus.Address, f func(Line)) (*Follower, error) {
 	return w, nil
 }
 
-// run reads on over interruptions. Lines that it has told are not told again.
+// run reads the stream again after each interruption. The filter drops lines that were passed before.
 func (w *Follower) run(ctx context.Context, f func(Line)) {
 	defer close(w.doneCh)
 	once := lineFilter{seen: map[WorkerID]uint64{}}
 	filter := bus.Logs(w.role.Namespace, w.role.Role, w.role.Incarnation, -1)
+	waits := (bus.Backoff{}).Start()
 	for ctx.Err() == nil {
-		err := readStream(ctx, w.client.b, logStreamConfig(), filter, time.Time{}, true, func(m jetstream.Msg) error {
-			var p page
-			if wire.Unmarshal(m.Data(), &p) == nil { // one that cannot be read is nobody's line
+		err := readStream(ctx, w.client.b, logStreamConfig(), stream.ReadOptions{Subject: filter}, true, func(m stream.Message) error {
+			var p lineBatch
+			if wire.Unmarshal(m.Data, &p) == nil { // a malformed message has no lines
 				for _, l := range once.lines(p) {
 					f(l)
 				}
 			}
-			if meta, err := m.Metadata(); err == nil {
-				w.moved(meta.Sequence.Stream)
-			}
+			w.moved(m.Seq)
+			waits.Reset()
 			return nil
 		})
 		if ctx.Err() == nil {
-			w.client.b.Logger().Debug("nodes: the output of workers is interrupted", "role", w.role.Role, "error", err)
-			select {
-			case <-ctx.Done():
-			case <-time.After(askPauses):
-			}
+			w.client.b.Logger().Debug("nodes: reading the output of workers was interrupted", "role", w.role.Role, "error", err)
+			_ = waits.Wait(ctx) // the loop checks ctx
 		}
 	}
 }
@@ -173,8 +133,8 @@ func (w *Follower) moved(to uint64) {
 	w.movedCh = make(chan struct{})
 }
 
-// Flush returns when f has been called with everything that the role's workers on these nodes had printed when Flush was
-// called, or after a minute if ctx has no deadline.
+// Flush returns when f has been called with everything that the role's workers on these nodes had printed before, or
+// after a minute if ctx has no deadline.
 func (w *Follower) Flush(ctx context.Context, nodes ...string) error {
 	ctx, cancel := bounded(ctx)
 	defer cancel()
@@ -193,7 +153,7 @@ func (w *Follower) Flush(ctx context.Context, nodes ...string) error {
 			select {
 			case <-movedCh:
 			case <-w.doneCh:
-				return bus.Errorf(bus.CodeClosed, "the follower of %s has been stopped", w.role.Role)
+				return bus.Errorf(bus.CodeClosed, "the follower of %s is stopped", w.role.Role)
 			case <-ctx.Done():
 				return bus.Errorf(bus.CodeOf(ctx.Err()), "flush the output of %s: %w", w.role.Role, ctx.Err())
 			}
@@ -202,7 +162,7 @@ func (w *Follower) Flush(ctx context.Context, nodes ...string) error {
 	return nil
 }
 
-// Stop ends it; f is not called any more when it returns.
+// Stop ends the follower; f is not called after it returns.
 func (w *Follower) Stop() {
 	w.cancel()
 	<-w.doneCh

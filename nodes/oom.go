@@ -8,15 +8,16 @@ import (
 	"syscall"
 )
 
-// initialPIDs is the number of the first namespace of processes: only there are the kernel's numbers ours.
+// initialPIDs is the inode of the initial pid namespace: only there do pids in the kernel log match those of this
+// process.
 const initialPIDs = 0xEFFFFFFC
 
 var killedLine = regexp.MustCompile(`[Oo]ut of memory: Killed process (\d+) `)
 
-// kernelLog reads from the kernel's log which processes it has killed for want of memory, where we may read it.
+// kernelLog finds processes killed by the OOM killer in the kernel's log, where this process may read it.
 type kernelLog struct {
 	mu     sync.Mutex
-	fd     int // -1 if it cannot be read
+	fd     int // -1: not readable
 	killed map[int]bool
 }
 
@@ -30,7 +31,7 @@ func openKernelLog() *kernelLog {
 	if err != nil {
 		return l
 	}
-	if _, err := syscall.Seek(fd, 0, 2); err != nil { // from now on
+	if _, err := syscall.Seek(fd, 0, 2); err != nil { // new records only
 		_ = syscall.Close(fd)
 		return l
 	}
@@ -42,33 +43,33 @@ func (l *kernelLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.fd >= 0 {
-		_ = syscall.Close(l.fd) // it was only read
+		_ = syscall.Close(l.fd)
 		l.fd = -1
 	}
 }
 
-// killedForMemory reports whether the kernel says so of a process that has just ended.
+// killedForMemory reports whether the kernel log says so of a process that has just exited.
 func (l *kernelLog) killedForMemory(pid int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	buf := make([]byte, os.Getpagesize()*2)
 	for l.fd >= 0 {
 		n, err := syscall.Read(l.fd, buf)
-		if err == syscall.EPIPE || err == syscall.EINTR { // some were overwritten before we could read them
+		if err == syscall.EPIPE || err == syscall.EINTR { // records were overwritten before they were read
 			continue
 		}
 		if n <= 0 || err != nil {
 			break
 		}
 		if m := killedLine.FindSubmatch(buf[:n]); m != nil {
-			number, _ := strconv.Atoi(string(m[1])) // digits
+			number, _ := strconv.Atoi(string(m[1])) // digits only
 			l.killed[number] = true
 		}
 	}
 	said := l.killed[pid]
 	delete(l.killed, pid)
 	if len(l.killed) > 1024 {
-		clear(l.killed) // not ours
+		clear(l.killed) // processes of other programs
 	}
 	return said
 }

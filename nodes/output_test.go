@@ -18,8 +18,8 @@ import (
 	"troupe/nodes/protocol"
 )
 
-// lines are those that are stored.
-func (s *stand) lines(q nodes.LogQuery) (out []string) {
+// lines is the stored lines.
+func (s *testAgent) lines(q nodes.LogQuery) (out []string) {
 	s.t.Helper()
 	q.Namespace, q.Role = role.Namespace, role.Role
 	err := nodes.ReadLogs(s.t.Context(), s.bus, q, func(l nodes.Line) error {
@@ -30,14 +30,14 @@ func (s *stand) lines(q nodes.LogQuery) (out []string) {
 	return out
 }
 
-// follow collects what is printed, and waits for lines of it.
+// followed collects the followed lines.
 type followed struct {
 	*nodes.Follower
 	t  *testing.T
 	ch chan nodes.Line
 }
 
-func (s *stand) follow() followed {
+func (s *testAgent) follow() followed {
 	ch := make(chan nodes.Line, 1<<16)
 	f, err := s.client.Follow(role, func(l nodes.Line) { ch <- l })
 	require.NoError(s.t, err)
@@ -45,7 +45,7 @@ func (s *stand) follow() followed {
 	return followed{f, s.t, ch}
 }
 
-// until waits for a line.
+// until waits for a line with the text.
 func (f followed) until(text string) nodes.Line {
 	f.t.Helper()
 	late := time.After(10 * time.Second)
@@ -56,13 +56,13 @@ func (f followed) until(text string) nodes.Line {
 				return l
 			}
 		case <-late:
-			f.t.Fatalf("%q is not printed", text)
+			f.t.Fatalf("%q was not printed", text)
 		}
 	}
 }
 
 func TestOutputIsFollowedAndKept(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	f := s.follow()
 	s.launch(sh(`echo one; echo two >&2; printf 'ten\rtwenty'; sleep 1000`, 0))
 	l := f.until("ten")
@@ -77,7 +77,7 @@ func TestOutputIsFollowedAndKept(t *testing.T) {
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"one", "two", "ten", "twenty"}, exits[0].Last)
 	require.NoError(t, f.Flush(t.Context(), "host"))
-	require.Equal(t, "twenty", (<-f.ch).Text, "what is flushed has been told")
+	require.Equal(t, "twenty", (<-f.ch).Text, "flushed lines were passed to the follower")
 
 	all := s.lines(nodes.LogQuery{Rank: -1})
 	require.Len(t, all, 5004)
@@ -102,14 +102,14 @@ func sortedByStream(lines []string) (out []string) {
 	return out
 }
 
-// A barrier passes for what is printed now, whatever is printed on.
+// Flush returns while the worker goes on printing.
 func TestFlushWhileTheWorkerPrints(t *testing.T) {
-	s := newStand(t)
-	var told atomic.Int64
+	s := startAgent(t)
+	var followed atomic.Int64
 	f, err := s.client.Follow(role, func(l nodes.Line) {
 		n, err := strconv.ParseInt(l.Text, 10, 64)
 		if err == nil {
-			told.Store(n)
+			followed.Store(n)
 		}
 	})
 	require.NoError(t, err)
@@ -119,22 +119,22 @@ func TestFlushWhileTheWorkerPrints(t *testing.T) {
 	for range 10 {
 		var printed int64
 		require.Eventually(t, func() bool {
-			data, _ := os.ReadFile(path) // it may be just being written
+			data, _ := os.ReadFile(path) // the worker may be writing it
 			printed, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 			return printed > 0
 		}, 10*time.Second, time.Millisecond)
 		require.NoError(t, f.Flush(t.Context(), "host"))
-		require.GreaterOrEqual(t, told.Load(), printed)
+		require.GreaterOrEqual(t, followed.Load(), printed)
 	}
 	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)
 }
 
-// Harm forbidden: a full disk ends a worker, or holds it up, or nobody hears of it.
+// Harm forbidden: a full disk stops or blocks a worker, or is not reported.
 func TestFullLogFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("none", dir, "tmpfs", 0, "size=64k"); err != nil {
-		t.Logf("no tmpfs here (%v): the log folder is a file instead", err)
+		t.Logf("tmpfs cannot be mounted (%v): the log folder is a file instead", err)
 		require.NoError(t, os.Remove(dir))
 		require.NoError(t, os.WriteFile(dir, nil, 0o600))
 	} else {
@@ -142,13 +142,13 @@ func TestFullLogFolder(t *testing.T) {
 		t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, 0)) })
 	}
 	b := bustest.Open(t)
-	require.NoError(t, nodes.KeepEvents(t.Context(), b, 0))
-	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.LogDir = filepath.Join(dir, "logs") })
+	require.NoError(t, nodes.CreateEventStream(t.Context(), b, 0))
+	s := startAgentIn(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.LogDir = filepath.Join(dir, "logs") })
 	f := s.follow()
 	s.launch(sh(`i=0; while [ $i -lt 3000 ]; do echo line $i with some more words to fill the disk; i=$((i+1)); done; echo done; exit 4`, 0))
 	f.until("done")
 	require.Equal(t, 4, s.exit().Code)
-	require.Len(t, s.lines(nodes.LogQuery{Rank: -1}), 3001, "the stream goes on")
+	require.Len(t, s.lines(nodes.LogQuery{Rank: -1}), 3001, "the stream has every line")
 	var kinds []string
 	require.NoError(t, nodes.ReadEvents(t.Context(), s.bus, nodes.EventQuery{Namespace: "run"}, func(e nodes.Event) error {
 		kinds = append(kinds, e.Kind)

@@ -13,53 +13,53 @@ import (
 )
 
 const (
-	portsMost   = 1024            // that one holder may lease
-	portLow     = 15000           // ports are leased from here up to the ephemeral range
-	portUnused  = 2 * time.Minute // how long a lease waits for a worker of its role: the first, or one that is restarted
-	ephemeralLo = 32768           // where the system's own choice begins, if it does not say
+	portsMost        = 1024            // ports of one holder
+	portLow          = 15000           // ports are leased from here up to the ephemeral range
+	portIdleTimeout  = 2 * time.Minute // how long a lease without a worker of its role lasts: before the first, or between restarts
+	ephemeralDefault = 32768           // default start of the ephemeral range
 )
 
-// leases are the ports that are held for roles. A port is held by a socket that is bound and does not listen, so that a
-// worker which sets SO_REUSEADDR can listen on it and nobody gets it by chance.
-type leases struct {
-	mu    sync.Mutex
-	held  map[leaseKey]*lease
-	spare map[leaseKey][]int // ports of roles that had stopped, for one that goes on
+// portLeases are the ports that are reserved for roles. A bound socket that does not listen reserves a port, so that a
+// worker that sets SO_REUSEADDR can listen on it and no other process gets it.
+type portLeases struct {
+	mu       sync.Mutex
+	leased   map[portHolder]*portLease
+	released map[portHolder][]int // ports of stopped roles, which get them again
 }
 
-// leaseKey is a role's rank, of one incarnation.
-type leaseKey struct {
+// portHolder is a rank of one incarnation of a role.
+type portHolder struct {
 	role bus.Address
 	rank int
 }
 
-type lease struct {
+type portLease struct {
 	ports []int
 	fds   []int
-	idle  time.Time // since when none runs any more; zero: one does
+	idle  time.Time // since when no worker of the role runs; zero: one does
 }
 
-// take leases n ports, or as many more as the holder has not.
-func (l *leases) take(holder WorkerID, n int) ([]int, error) {
+// acquire leases n ports, and reuses those that the holder has.
+func (l *portLeases) acquire(holder WorkerID, n int) ([]int, error) {
 	if n < 1 || n > portsMost {
-		return nil, bus.Errorf(bus.CodeInvalid, "%d ports for %s: give 1 to %d", n, holder, portsMost)
+		return nil, bus.Errorf(bus.CodeInvalid, "%d ports for %s: request 1 to %d", n, holder, portsMost)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := leaseKey{holder.Address(), holder.Rank}
-	if l.held == nil {
-		l.held, l.spare = map[leaseKey]*lease{}, map[leaseKey][]int{}
+	key := portHolder{holder.Address(), holder.Rank}
+	if l.leased == nil {
+		l.leased, l.released = map[portHolder]*portLease{}, map[portHolder][]int{}
 	}
-	has := l.held[key]
+	has := l.leased[key]
 	if has == nil {
-		has = &lease{}
-		l.held[key] = has
-		has.hold(l.spare[key])
+		has = &portLease{}
+		l.leased[key] = has
+		has.bind(l.released[key])
 	}
 	first, count := portLow, ephemeralLow()-portLow
 	offset := rand.IntN(count)
 	for i := 0; i < count && len(has.ports) < n; i++ {
-		has.hold([]int{first + (offset+i)%count})
+		has.bind([]int{first + (offset+i)%count})
 	}
 	if len(has.ports) < n {
 		return nil, bus.Errorf(bus.CodeBusy, "%d ports for %s: only %d of %d to %d are free", n, holder, len(has.ports), first, first+count-1)
@@ -67,83 +67,83 @@ func (l *leases) take(holder WorkerID, n int) ([]int, error) {
 	return has.ports[:n:n], nil
 }
 
-// hold binds those of the ports that are free.
-func (l *lease) hold(ports []int) {
+// bind binds those of the ports that are free.
+func (l *portLease) bind(ports []int) {
 	for _, port := range ports {
-		if fds, err := holdPort(port); err == nil {
+		if fds, err := bindPort(port); err == nil {
 			l.ports, l.fds = append(l.ports, port), append(l.fds, fds...)
 		}
 	}
 }
 
-// using says that a worker of the role runs: ports that were returned are held again, if nobody has taken them.
-func (l *leases) using(role bus.Address) {
+// workerStarted notes that a worker of the role runs: released ports are bound again if they are free.
+func (l *portLeases) workerStarted(role bus.Address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key, ports := range l.spare {
-		if key.role == role && l.held[key] == nil {
-			has := &lease{}
-			has.hold(ports)
-			l.held[key] = has
+	for key, ports := range l.released {
+		if key.role == role && l.leased[key] == nil {
+			has := &portLease{}
+			has.bind(ports)
+			l.leased[key] = has
 		}
 	}
 }
 
-// release returns the ports of a role. Their numbers are remembered for a while: a role that goes on keeps them.
-func (l *leases) release(role bus.Address) {
+// release releases the ports of a role. Their numbers are remembered for a restart of the role.
+func (l *portLeases) release(role bus.Address) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key, has := range l.held {
+	for key, has := range l.leased {
 		if key.role == role {
 			l.drop(key, has)
 		}
 	}
 }
 
-func (l *leases) releaseAll() {
+func (l *portLeases) releaseAll() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key, has := range l.held {
+	for key, has := range l.leased {
 		l.drop(key, has)
 	}
 }
 
 // drop is called with mu held.
-func (l *leases) drop(key leaseKey, has *lease) {
+func (l *portLeases) drop(key portHolder, has *portLease) {
 	for _, fd := range has.fds {
-		_ = syscall.Close(fd) // only a number
+		_ = syscall.Close(fd)
 	}
-	delete(l.held, key)
-	if len(l.spare) >= portsMost {
-		clear(l.spare) // long gone, most of them
+	delete(l.leased, key)
+	if len(l.released) >= portsMost {
+		clear(l.released) // bounded memory
 	}
-	l.spare[key] = has.ports
+	l.released[key] = has.ports
 }
 
-// tidy returns what was leased for workers that never came, or that have all ended and nobody has stopped.
-func (l *leases) tidy(now time.Time, playing map[bus.Address]bool) {
+// expire releases ports whose role has had no worker for a while.
+func (l *portLeases) expire(now time.Time, playing map[bus.Address]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for key, has := range l.held {
+	for key, has := range l.leased {
 		switch {
 		case playing[key.role]:
 			has.idle = time.Time{}
 		case has.idle.IsZero():
 			has.idle = now
-		case now.Sub(has.idle) > portUnused:
+		case now.Sub(has.idle) > portIdleTimeout:
 			l.drop(key, has)
 		}
 	}
 }
 
-// holdPort binds a port in both families and lets others who say so bind it too. That is allowed only after the binding:
-// until then two agents could each believe that the port was theirs.
-func holdPort(port int) ([]int, error) {
-	v4, err := bound(syscall.AF_INET, &syscall.SockaddrInet4{Port: port})
+// bindPort binds a port in both address families and then allows other sockets to bind it too. With the option set
+// before binding, two agents could both bind the port.
+func bindPort(port int) ([]int, error) {
+	v4, err := bindSocket(syscall.AF_INET, &syscall.SockaddrInet4{Port: port})
 	if err != nil {
 		return nil, err
 	}
-	v6, err := bound(syscall.AF_INET6, &syscall.SockaddrInet6{Port: port})
+	v6, err := bindSocket(syscall.AF_INET6, &syscall.SockaddrInet6{Port: port})
 	switch err {
 	case nil:
 		return []int{v4, v6}, nil
@@ -151,10 +151,10 @@ func holdPort(port int) ([]int, error) {
 		_ = syscall.Close(v4) // nothing was sent
 		return nil, err
 	}
-	return []int{v4}, nil // a machine without IPv6
+	return []int{v4}, nil // no IPv6
 }
 
-func bound(family int, at syscall.Sockaddr) (int, error) {
+func bindSocket(family int, at syscall.Sockaddr) (int, error) {
 	fd, err := syscall.Socket(family, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
@@ -175,7 +175,7 @@ func bound(family int, at syscall.Sockaddr) (int, error) {
 	return fd, nil
 }
 
-// ephemeralLow is the lowest port that the system gives out by itself.
+// ephemeralLow is the first port of the ephemeral range.
 func ephemeralLow() int {
 	data, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
 	if fields := strings.Fields(string(data)); err == nil && len(fields) == 2 {
@@ -183,5 +183,5 @@ func ephemeralLow() int {
 			return low
 		}
 	}
-	return ephemeralLo
+	return ephemeralDefault
 }

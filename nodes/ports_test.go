@@ -13,7 +13,7 @@ import (
 	"troupe/nodes"
 )
 
-// listen listens as a worker would: with or without SO_REUSEADDR.
+// listen listens on a port, with or without SO_REUSEADDR.
 func listen(port int, network string, reuse int) error {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
 		var err error
@@ -30,33 +30,33 @@ func listen(port int, network string, reuse int) error {
 }
 
 func TestPorts(t *testing.T) {
-	s := newStand(t)
+	s := startAgent(t)
 	host, ports, err := s.client.Ports(t.Context(), "host", id(0), 3)
 	require.NoError(t, err)
 	require.Equal(t, "127.0.0.1", host)
 	require.Len(t, ports, 3)
 	_, again, err := s.client.Ports(t.Context(), "host", id(0), 3)
 	require.NoError(t, err)
-	require.Equal(t, ports, again, "to ask twice leases once")
+	require.Equal(t, ports, again, "a repeated request leases nothing more")
 	for _, port := range ports {
 		require.Less(t, port, 32768)
 		for _, network := range []string{"tcp4", "tcp6"} {
-			require.Error(t, listen(port, network, 0), "a stranger does not get it")
-			require.NoError(t, listen(port, network, 1), "a worker that sets SO_REUSEADDR does")
+			require.Error(t, listen(port, network, 0), "without SO_REUSEADDR the port is taken")
+			require.NoError(t, listen(port, network, 1), "a worker that sets SO_REUSEADDR can listen")
 		}
 	}
 
-	// A role that is stopped returns them.
+	// A stopped role releases its ports.
 	s.launch(sh("sleep 1000", 0, 1))
 	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)
-	require.Error(t, listen(ports[0], "tcp4", 0), "rank 1 is still there")
+	require.Error(t, listen(ports[0], "tcp4", 0), "rank 1 runs")
 	_, err = s.client.Stop(t.Context(), "host", ids(1), 0)
 	require.NoError(t, err)
 	require.NoError(t, listen(ports[0], "tcp4", 0))
 	require.NoError(t, listen(ports[2], "tcp6", 0))
 
-	// A rank that is restarted has them again.
+	// A restarted rank gets them again.
 	l := sh("sleep 1000", 0)
 	l.Workers[0].ID.Gen = 1
 	s.launch(l)
@@ -65,11 +65,11 @@ func TestPorts(t *testing.T) {
 	require.NoError(t, listen(ports[0], "tcp4", 0))
 }
 
-// Two agents on one machine never lease the same port.
+// Harm forbidden: two agents on one machine lease the same port.
 func TestPortsOfTwoAgents(t *testing.T) {
 	b := bustest.Open(t)
-	newStandAt(t, b, t.TempDir())
-	s := newStandAt(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.Nodes[0].Name = "other" })
+	startAgentIn(t, b, t.TempDir())
+	s := startAgentIn(t, b, t.TempDir(), func(cfg *nodes.AgentConfig) { cfg.Nodes[0].Name = "other" })
 	seen := map[int]bool{}
 	for _, node := range []string{"host", "other"} {
 		for rank := range 4 {

@@ -11,80 +11,80 @@ import (
 	"troupe/bus"
 )
 
-// program is a process to be started: everything it gets from us.
-type program struct {
+// processSpec is everything that a new process gets.
+type processSpec struct {
 	path   string
 	argv   []string
 	dir    string
 	env    []string
-	stdout *os.File // write ends of our pipes
+	stdout *os.File // write ends of pipes
 	stderr *os.File
-	cgroup int // a folder's descriptor; -1 for none
+	cgroup int // descriptor of its control group; -1: none
 }
 
-// process is a child of ours.
+// process is a child process.
 type process struct {
 	pid int
-	fd  *os.File // a pidfd in the runtime's poller; nil on a kernel without
+	fd  *os.File // a pidfd in the runtime's poller; nil where the kernel has none
 }
 
-// ending is how a process ended.
-type ending struct {
-	code   int // -1 if a signal did it
+// exitStatus is the exit status of a process.
+type exitStatus struct {
+	code   int // -1: killed by signal
 	signal syscall.Signal
 }
 
-// spawner starts processes from one thread that does not end before the spawner does: a child dies with the thread that
-// forked it, and threads of the Go runtime come and go.
+// spawner forks from one thread that lives as long as the spawner: Pdeathsig kills a child when the thread that forked
+// it ends, and threads of the Go runtime come and go.
 type spawner struct {
-	askCh  chan spawnAsk
-	doneCh chan struct{}
+	requestCh chan spawnRequest
+	doneCh    chan struct{}
 }
 
-type spawnAsk struct {
-	program program
-	replyCh chan spawned // holds one
+type spawnRequest struct {
+	program processSpec
+	replyCh chan spawnResult // holds one
 }
 
-type spawned struct {
+type spawnResult struct {
 	process process
 	err     error
 }
 
 func newSpawner() *spawner {
-	s := &spawner{askCh: make(chan spawnAsk), doneCh: make(chan struct{})}
+	s := &spawner{requestCh: make(chan spawnRequest), doneCh: make(chan struct{})}
 	bus.Go(func() {
 		runtime.LockOSThread()
-		defer runtime.UnlockOSThread() // the thread goes on: other goroutines may have started processes on it that would end with it
+		defer runtime.UnlockOSThread() // the thread must not end: processes forked on it by other goroutines would be killed
 		defer close(s.doneCh)
-		for ask := range s.askCh {
+		for ask := range s.requestCh {
 			p, err := ask.program.start()
-			ask.replyCh <- spawned{p, err}
+			ask.replyCh <- spawnResult{p, err}
 		}
 	})
 	return s
 }
 
-// start starts a process. It waits for the program to be loaded, which on a hung file system lasts.
-func (s *spawner) start(p program) (process, error) {
-	replyCh := make(chan spawned, 1)
-	s.askCh <- spawnAsk{p, replyCh}
+// start forks and waits for exec, which blocks on a hung file system.
+func (s *spawner) start(p processSpec) (process, error) {
+	replyCh := make(chan spawnResult, 1)
+	s.requestCh <- spawnRequest{p, replyCh}
 	got := <-replyCh
 	return got.process, got.err
 }
 
-// close ends the loop. The agent calls it when all workers have ended.
+// close ends the thread. The agent calls it when all workers have exited.
 func (s *spawner) close() {
-	close(s.askCh)
+	close(s.requestCh)
 	<-s.doneCh
 }
 
-func (p program) start() (process, error) {
+func (p processSpec) start() (process, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return process{}, err
 	}
-	defer func() { _ = null.Close() }() // it was only read
+	defer func() { _ = null.Close() }()
 	pidfd := -1
 	attr := &syscall.ProcAttr{
 		Dir: p.dir, Env: p.env, Files: []uintptr{null.Fd(), p.stdout.Fd(), p.stderr.Fd()},
@@ -104,7 +104,7 @@ func (p program) start() (process, error) {
 	return child, nil
 }
 
-// The parts of waitid that the standard library does not offer.
+// Parts of waitid that the standard library lacks.
 const (
 	idPID    = 1
 	exited   = 4         // WEXITED
@@ -114,12 +114,12 @@ const (
 	infoSize = 128
 )
 
-// await blocks until the process has ended and says how. It leaves it unreaped: its number, and that of its group, stay
-// its own until reap.
-func (p process) await() (ending, error) {
+// await blocks until the process has exited. The process stays a zombie, so that its pid and process group are not
+// reused before reap.
+func (p process) await() (exitStatus, error) {
 	if p.fd != nil {
 		if raw, err := p.fd.SyscallConn(); err == nil {
-			var end ending
+			var end exitStatus
 			var ok bool
 			var failure error
 			err = raw.Read(func(uintptr) bool {
@@ -131,12 +131,12 @@ func (p process) await() (ending, error) {
 			}
 		}
 	}
-	end, _, err := p.peek(0) // it keeps a thread
+	end, _, err := p.peek(0) // blocks a thread
 	return end, err
 }
 
-// peek asks how the process ended, without reaping it.
-func (p process) peek(flags int) (end ending, ok bool, err error) {
+// peek reads the exit status without reaping; ok is false while the process runs.
+func (p process) peek(flags int) (end exitStatus, ok bool, err error) {
 	var info [infoSize]byte
 	for {
 		_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, idPID, uintptr(p.pid), uintptr(unsafe.Pointer(&info)), uintptr(exited|noReap|flags), 0, 0)
@@ -144,22 +144,22 @@ func (p process) peek(flags int) (end ending, ok bool, err error) {
 			continue
 		}
 		if errno != 0 {
-			return ending{}, false, errno
+			return exitStatus{}, false, errno
 		}
 		break
 	}
 	field := func(i int) int32 { return *(*int32)(unsafe.Pointer(&info[i])) }
-	if field(0) == 0 { // si_signo: nothing yet
-		return ending{}, false, nil
+	if field(0) == 0 { // si_signo: still running
+		return exitStatus{}, false, nil
 	}
 	code, status := field(8), field(24) // si_code, si_status
 	if code == cldExit {
-		return ending{code: int(status)}, true, nil
+		return exitStatus{code: int(status)}, true, nil
 	}
-	return ending{code: -1, signal: syscall.Signal(status)}, true, nil
+	return exitStatus{code: -1, signal: syscall.Signal(status)}, true, nil
 }
 
-// reap takes the process out of the system's table, and lets go of it.
+// reap removes the zombie and closes the pidfd.
 func (p process) reap() {
 	for {
 		var status syscall.WaitStatus
@@ -168,18 +168,18 @@ func (p process) reap() {
 		}
 	}
 	if p.fd != nil {
-		_ = p.fd.Close() // only a number
+		_ = p.fd.Close()
 	}
 }
 
-// signal sends a signal to the process, which has not been reaped.
-func (p process) signal(s syscall.Signal) { _ = syscall.Kill(p.pid, s) } // it may have ended
+// signal sends a signal to the process, which must not be reaped.
+func (p process) signal(s syscall.Signal) { _ = syscall.Kill(p.pid, s) } // the process may have exited
 
-// signalGroup sends a signal to those of its process group that are left. Not after reap.
+// signalGroup sends a signal to the process group. Not after reap.
 func (p process) signalGroup(s syscall.Signal) { _ = syscall.Kill(-p.pid, s) }
 
-// reapAdopted reaps what others left to us until stopCh is closed: processes whose parents, our children, have ended. own
-// reports whether a process is a child of ours that somebody awaits.
+// reapAdopted reaps orphaned processes, whose parents were children of this process, until stopCh is closed. own
+// reports whether a process is a child that another goroutine awaits.
 func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan struct{}) {
 	for tick := time.NewTicker(every); ; {
 		select {
@@ -193,7 +193,7 @@ func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan stru
 			_, _, errno := syscall.Syscall6(syscall.SYS_WAITID, 0, 0, uintptr(unsafe.Pointer(&info)), uintptr(exited|noReap|noHang), 0, 0)
 			pid := int(*(*int32)(unsafe.Pointer(&info[16]))) // si_pid
 			if errno != 0 || pid == 0 || own(pid) {
-				break // the next round finds what lies behind a child that is about to be reaped
+				break // the next round finds processes behind a child that is about to be reaped
 			}
 			var status syscall.WaitStatus
 			if _, err := syscall.Wait4(pid, &status, syscall.WNOHANG, nil); err != nil {
@@ -203,8 +203,8 @@ func reapAdopted(own func(pid int) bool, every time.Duration, stopCh <-chan stru
 	}
 }
 
-// adopt makes this process the parent of what its children leave.
-func adopt() error {
+// becomeSubreaper makes this process the subreaper of its descendants.
+func becomeSubreaper() error {
 	const prSetChildSubreaper = 36
 	if _, _, errno := syscall.RawSyscall(syscall.SYS_PRCTL, prSetChildSubreaper, 1, 0); errno != 0 {
 		return errno

@@ -12,15 +12,16 @@ import (
 	"troupe/bus/bustest"
 )
 
-// A spawner that closes does not end processes that other code started on the same thread with a death signal.
+// Harm forbidden: closing a spawner kills processes that other code started on the same thread with a parent-death
+// signal.
 func TestSpawnerLeavesOtherProcessesAlone(t *testing.T) {
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var cmds []*exec.Cmd
-	for range 8 { // on as many threads as there are
+	for range 8 { // on several threads
 		group.Go(func() {
 			cmd := exec.Command("sleep", "60")
-			bustest.Tie(cmd, syscall.SIGKILL) // what ends it below is TERM
+			bustest.Tie(cmd, syscall.SIGKILL) // the test sends SIGTERM below
 			if err := cmd.Start(); err == nil {
 				mu.Lock()
 				cmds = append(cmds, cmd)
@@ -30,11 +31,11 @@ func TestSpawnerLeavesOtherProcessesAlone(t *testing.T) {
 	}
 	group.Wait()
 	require.Len(t, cmds, 8)
-	for range 32 { // on each of those threads, sooner or later
+	for range 32 { // eventually on each of these threads
 		s := newSpawner()
 		s.close()
 	}
-	time.Sleep(100 * time.Millisecond) // a death signal takes effect
+	time.Sleep(100 * time.Millisecond) // a parent-death signal would have been delivered
 	for _, cmd := range cmds {
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		state, err := cmd.Process.Wait()

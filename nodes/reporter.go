@@ -10,9 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/bus/kv"
 	"troupe/bus/wire"
@@ -20,20 +17,20 @@ import (
 	"troupe/nodes/protocol"
 )
 
-// Reporter says that a node is there and how it is: a long lease for what is granted on it, a heartbeat for whether it
-// is alive, and reports of its devices.
+// Reporter registers a node and reports its state: a long lease for the grants on it, heartbeats for its liveness, and
+// reports of its devices.
 type Reporter struct {
 	cfg     Config
 	session string
 }
 
-// NewReporter is a reporter of the node that cfg describes. It does nothing before Run.
+// NewReporter makes a reporter of the node that cfg describes. It does nothing before Run.
 func NewReporter(cfg Config) (*Reporter, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	session := nuid.Next()
+	session := bus.NewID()
 	if cfg.identity != "" {
 		session = cfg.identity + "." + session
 	}
@@ -43,29 +40,29 @@ func NewReporter(cfg Config) (*Reporter, error) {
 // Name is the node's name.
 func (r *Reporter) Name() string { return r.cfg.Name }
 
-// Run reports until ctx ends, which is no error; then it says good-bye and gives the lease up. Who calls it has ended
-// everything that runs on the node. A lease that somebody else holds is waited for; one that is lost in an outage is
-// taken again.
+// Run reports until ctx ends, which is no error; then it announces the end and releases the lease. The caller has
+// stopped all workers of the node before. Run waits for a lease that another agent holds, and acquires a lost one
+// again.
 func (r *Reporter) Run(ctx context.Context) error {
 	bucket, err := r.open(ctx)
 	if err != nil {
 		return ended(ctx, err)
 	}
-	run := &running{Config: r.cfg, session: r.session, kv: bucket, askCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
+	run := &reporterRun{Config: r.cfg, session: r.session, kv: bucket, requestCh: make(chan struct{}, 1), changedCh: make(chan struct{}, 1)}
 	run.stamp.Store(protocol.NoStamp)
-	for _, whom := range []string{r.cfg.Name, ""} {
-		sub, err := r.cfg.Bus.Conn().Subscribe(bus.NodeAsk(whom), bus.GuardMsg(func(m *nats.Msg) { run.asked(m.Data) }))
+	for _, name := range []string{r.cfg.Name, ""} {
+		sub, err := r.cfg.Bus.Subscribe(bus.NodeAsk(name), func(m *bus.Msg) { run.requested(m.Data) })
 		if err != nil {
-			return bus.Errorf(bus.CodeUnavailable, "node %s: listen for questions: %w", r.cfg.Name, err)
+			return bus.Errorf(bus.CodeOf(err), "node %s: %w", r.cfg.Name, err)
 		}
-		defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closed
+		defer func() { _ = sub.Unsubscribe() }() // fails only on a closed connection
 	}
 	watch, stop := context.WithCancel(ctx)
 	watchedCh := make(chan struct{})
 	bus.Go(func() {
 		defer close(watchedCh)
 		if err := r.cfg.Inventory.Watch(watch, func() { wake(run.changedCh) }); err != nil {
-			r.cfg.Logger.Warn("nodes: the devices cannot be watched; they are still read", "node", r.cfg.Name, "error", err)
+			r.cfg.Logger.Warn("nodes: watching the devices failed; they are read periodically", "node", r.cfg.Name, "error", err)
 		}
 	})
 	err = run.loop(ctx)
@@ -76,25 +73,25 @@ func (r *Reporter) Run(ctx context.Context) error {
 	return ended(ctx, err)
 }
 
-// open opens the bucket of the leases, and waits for a server that cannot be reached.
-func (r *Reporter) open(ctx context.Context) (*kv.Bucket, error) {
-	for {
-		bucket, err := kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
-		full := errors.Is(err, bus.ErrNoSpace)
-		if !full && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) || ctx.Err() != nil {
-			return bucket, err
+// open opens the bucket of the leases, and retries while the server is unavailable or its disk is full.
+func (r *Reporter) open(ctx context.Context) (bucket *kv.Bucket, err error) {
+	err = bus.Retry(ctx, leaseBackoff, func() error {
+		bucket, err = kv.Open(ctx, r.cfg.Bus, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
+		if err != nil && !errors.Is(err, bus.ErrNoSpace) && !errors.Is(err, bus.ErrUnavailable) && !errors.Is(err, bus.ErrTimedOut) {
+			return bus.Permanent(err)
 		}
-		r.cfg.Logger.Warn("nodes: the server is not to be had yet", "node", r.cfg.Name, "error", err)
-		if full { // which is refused at once
-			select {
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
+		if err != nil && ctx.Err() == nil {
+			r.cfg.Logger.Warn("nodes: the server is unavailable; retrying", "node", r.cfg.Name, "error", err)
 		}
-	}
+		return err
+	})
+	return bucket, err
 }
 
-// ended is err, unless ctx was ended: that is what was asked for.
+// leaseBackoff paces attempts to acquire a node's lease.
+var leaseBackoff = bus.Backoff{First: 20 * time.Millisecond, Most: time.Second}
+
+// ended is err, or nil when ctx has ended.
 func ended(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
@@ -109,24 +106,25 @@ func wake(ch chan struct{}) {
 	}
 }
 
-// running is one Run, whose goroutine owns it.
-type running struct {
+// reporterRun is the state of one Run, whose goroutine owns it.
+type reporterRun struct {
 	Config
 	session   string
 	kv        *kv.Bucket
-	askCh     chan struct{} // somebody wants the report
-	stamp     atomic.Uint64 // of the newest question; set before askCh is woken
+	requestCh chan struct{} // a report was requested
+	stamp     atomic.Uint64 // of the newest request; set before askCh is woken
 	changedCh chan struct{} // a device may have failed or recovered
 	group     sync.WaitGroup
 
 	lease  *kv.Lease
 	report protocol.Report
 	beats  int
-	unread string // why the last reading failed; empty if it did not
+	unread string // error of the last reading; empty: it succeeded
 }
 
-// loop reads, beats and keeps the lease. It goes on beating while a lost lease is taken again: the node is alive.
-func (r *running) loop(ctx context.Context) error {
+// loop reads, sends heartbeats and holds the lease. Heartbeats continue while a lost lease is acquired again: the node
+// is alive.
+func (r *reporterRun) loop(ctx context.Context) error {
 	if err := r.read(ctx); err != nil {
 		return err
 	}
@@ -135,19 +133,18 @@ func (r *running) loop(ctx context.Context) error {
 		return err
 	}
 	r.lease = lease
-	r.tell()
+	r.callRegistered()
 	r.beat(true)
 	beat := time.NewTicker(r.Beat)
 	defer beat.Stop()
-	read := time.NewTimer(rand.N(r.Read) + 1) // nodes that start together do not read together
+	read := time.NewTimer(rand.N(r.Read) + 1) // nodes that start together read at different times
 	defer read.Stop()
-	nc := r.Bus.Conn()
-	backCh := nc.StatusChanged(nats.CONNECTED)
-	defer nc.RemoveStatusListener(backCh)
+	connectedCh, stopConnections := r.Bus.Connections()
+	defer stopConnections()
 	lostCh := lease.Lost()
-	var againCh chan registered // holds one; nil unless the lease is being taken again
+	var againCh chan registered // holds one; nil unless a lost lease is being acquired
 	defer func() {
-		if againCh != nil { // ctx has ended, and so has that
+		if againCh != nil { // ctx has ended, and with it register
 			if again := <-againCh; again.err == nil {
 				r.lease = again.lease
 			}
@@ -171,22 +168,25 @@ func (r *running) loop(ctx context.Context) error {
 				return again.err
 			}
 			r.lease, lostCh, changed = again.lease, again.lease.Lost(), true
-			r.reread(ctx) // the node may have been given up meanwhile: what runs here now decides what is ended
-		case _, open := <-backCh: // perhaps to a server that was started again, and has forgotten
-			if !open {
-				_, err := r.kv.Get(ctx, lease.Key()) // which says why the connection is closed
+			r.reread(ctx) // the leader may have given the node up: the report of running workers decides which are killed
+		case up := <-connectedCh: // a restarted server may have lost the lease
+			if r.Bus.Closed() {
+				_, err := r.kv.Get(ctx, lease.Key()) // returns the error of the closed connection
 				return err
+			}
+			if !up {
+				continue
 			}
 			r.group.Go(bus.Guard(func() { r.recheck(ctx, r.lease) }))
 			r.reread(ctx)
 			changed = true
-		case <-r.askCh:
+		case <-r.requestCh:
 			if r.report.Answered != r.stamp.Load() {
-				r.reread(ctx) // the report must have been made after the question
+				r.reread(ctx) // the report must be newer than the request
 			}
 			changed = true
 		case <-r.RunningCh:
-			changed = r.rerun()
+			changed = r.runningChanged()
 		case <-r.changedCh:
 			changed = r.reread(ctx)
 		case <-read.C:
@@ -194,24 +194,24 @@ func (r *running) loop(ctx context.Context) error {
 			read.Reset(r.Read)
 		case <-beat.C:
 			r.beats++
-			r.beat(r.beats%fullEvery == 0)
+			r.beat(r.beats%reportEvery == 0)
 			continue
 		}
 		if changed {
 			r.beat(true)
 		}
-		if r.toldFunc != nil {
-			r.toldFunc() // what was not told anew has not changed
+		if r.reportedFunc != nil {
+			r.reportedFunc() // an unchanged result needs no new report
 		}
 	}
 }
 
-// asked hears a question. An empty one, of a leader of an older version, wants the report as it is.
-func (r *running) asked(data []byte) {
+// requested handles a request for the report. An empty one, of an older leader, wants the last report.
+func (r *reporterRun) requested(data []byte) {
 	var q protocol.ReportRequest
 	if len(data) > 0 {
 		if err := wire.Unmarshal(data, &q); err != nil {
-			r.Logger.Warn("nodes: a question cannot be read", "node", r.Name, "error", err)
+			r.Logger.Warn("nodes: a malformed report request", "node", r.Name, "error", err)
 			return
 		}
 	}
@@ -221,19 +221,19 @@ func (r *running) asked(data []byte) {
 	if q.Stamp != 0 {
 		r.stamp.Store(q.Stamp)
 	}
-	wake(r.askCh)
+	wake(r.requestCh)
 }
 
-// rerun reads anew which workers run, and reports whether that is another than before.
-func (r *running) rerun() bool {
+// runningChanged reads the running workers, and reports whether they have changed.
+func (r *reporterRun) runningChanged() bool {
 	before := r.report.Running
 	r.report.Seq++
-	r.look()
+	r.readRunning()
 	return !slices.EqualFunc(before, r.report.Running, sameRunning)
 }
 
-// look enters into the report which workers run.
-func (r *running) look() {
+// readRunning adds the running workers to the report.
+func (r *reporterRun) readRunning() {
 	r.report.Running, r.report.RunningComplete = nil, false
 	if r.RunningFunc != nil {
 		r.report.Running, r.report.RunningComplete = protocol.LimitRunning(r.RunningFunc())
@@ -244,37 +244,32 @@ func sameRunning(a, b protocol.RunningGrant) bool {
 	return a.Reservation == b.Reservation && a.Token == b.Token && slices.Equal(a.Devices, b.Devices)
 }
 
-// recheck gives up a lease that the server has forgotten, so that it is taken again at once rather than at its next
+// recheck releases a lease that the server has lost, so that it is acquired again at once rather than at its next
 // renewal.
-func (r *running) recheck(ctx context.Context, lease *kv.Lease) {
-	ctx, cancel := context.WithTimeout(ctx, recheckMost)
+func (r *reporterRun) recheck(ctx context.Context, lease *kv.Lease) {
+	ctx, cancel := context.WithTimeout(ctx, recheckTimeout)
 	defer cancel()
-	for {
+	_ = bus.Retry(ctx, bus.Backoff{}, func() error { // without an answer the next renewal decides
 		_, err := r.kv.Get(ctx, lease.Key())
-		switch {
-		case err == nil, errors.Is(err, bus.ErrClosed):
-			return
-		case errors.Is(err, bus.ErrNotFound):
-			_ = lease.Release(ctx) // it is lost in any case
-			return
+		if errors.Is(err, bus.ErrNotFound) {
+			_ = lease.Release(ctx) // lost already
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(recheckPause):
+		if errors.Is(err, bus.ErrClosed) || errors.Is(err, bus.ErrNotFound) {
+			return nil
 		}
-	}
+		return err
+	})
 }
 
-// registered is what came of taking the lease.
+// registered is the result of register.
 type registered struct {
 	lease *kv.Lease
 	err   error
 }
 
 // read fills the report.
-func (r *running) read(ctx context.Context) error {
-	stamp := r.stamp.Load() // before anything is read
+func (r *reporterRun) read(ctx context.Context) error {
+	stamp := r.stamp.Load() // before the devices are read
 	devices, err := r.Inventory.Devices(ctx)
 	if err != nil {
 		return bus.Errorf(bus.CodeOf(err), "node %s: read the devices: %w", r.Name, err)
@@ -289,13 +284,13 @@ func (r *running) read(ctx context.Context) error {
 		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
 		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
-	r.look()
+	r.readRunning()
 	return nil
 }
 
-// reread reads again and reports whether that must be told at once. What cannot be read any more is told as unfit: a
-// driver that does not answer is no reason to grant its devices.
-func (r *running) reread(ctx context.Context) bool {
+// reread reads the devices and reports whether the report must be published at once. Unreadable devices are reported as
+// unfit: they must not be granted.
+func (r *reporterRun) reread(ctx context.Context) bool {
 	old, stamp := r.report, r.stamp.Load()
 	err := r.read(ctx)
 	switch {
@@ -306,13 +301,13 @@ func (r *running) reread(ctx context.Context) bool {
 		return r.differs(old)
 	}
 	r.report.Seq++
-	r.report.Answered = stamp // the devices are told as unfit, which is true after the question too
-	r.look()
+	r.report.Answered = stamp // the unfit devices are newer than the request too
+	r.readRunning()
 	if err.Error() == r.unread {
 		return !slices.EqualFunc(old.Running, r.report.Running, sameRunning)
 	}
 	r.unread = err.Error()
-	r.Logger.Warn("nodes: the devices cannot be read", "node", r.Name, "error", err)
+	r.Logger.Warn("nodes: reading the devices failed", "node", r.Name, "error", err)
 	r.report.Devices = slices.Clone(old.Devices)
 	for i := range r.report.Devices {
 		r.report.Devices[i].Health.Lost = "its driver does not answer: " + r.unread
@@ -320,8 +315,8 @@ func (r *running) reread(ctx context.Context) bool {
 	return true
 }
 
-// differs reports whether what decides on grants is another than before. Readings such as the temperature do not count.
-func (r *running) differs(old protocol.Report) bool {
+// differs reports whether something that decides on grants has changed. Readings such as the temperature do not count.
+func (r *reporterRun) differs(old protocol.Report) bool {
 	if !slices.EqualFunc(old.Running, r.report.Running, sameRunning) {
 		return true
 	}
@@ -331,8 +326,8 @@ func (r *running) differs(old protocol.Report) bool {
 	})
 }
 
-// beat gives a sign of life. One that is lost, or cannot be sent, is made up for by the next.
-func (r *running) beat(full bool) {
+// beat sends a heartbeat. The next one makes up for a lost one.
+func (r *reporterRun) beat(full bool) {
 	beat := protocol.Heartbeat{Node: r.Name, Session: r.session}
 	if full {
 		beat.Report = &r.report
@@ -340,19 +335,18 @@ func (r *running) beat(full bool) {
 	r.publish(beat)
 }
 
-func (r *running) publish(beat protocol.Heartbeat) {
+func (r *reporterRun) publish(beat protocol.Heartbeat) {
 	data, err := wire.Marshal(beat)
 	if err == nil {
-		err = r.Bus.Conn().Publish(bus.NodeBeat(r.Name), data)
+		err = r.Bus.Publish(bus.NodeBeat(r.Name), data)
 	}
 	if err != nil {
-		r.Logger.Debug("nodes: a heartbeat is lost", "node", r.Name, "error", err)
+		r.Logger.Debug("nodes: sending a heartbeat failed", "node", r.Name, "error", err)
 	}
 }
 
-// register takes the lease, or takes back the one that was lost, and waits as long as it must. It touches nothing that
-// the loop owns.
-func (r *running) register(ctx context.Context, lost *kv.Lease, report protocol.Report) (*kv.Lease, error) {
+// register acquires the lease, or regains the lost one, and retries until ctx ends. It uses nothing that the loop owns.
+func (r *reporterRun) register(ctx context.Context, lost *kv.Lease, report protocol.Report) (*kv.Lease, error) {
 	if lost != nil && lost.Regain(ctx) == nil {
 		return lost, nil
 	}
@@ -361,43 +355,36 @@ func (r *running) register(ctx context.Context, lost *kv.Lease, report protocol.
 		return nil, err
 	}
 	said := false
-	for wait := 20 * time.Millisecond; ; wait = min(2*wait, time.Second) {
-		lease, err := r.kv.Lease(ctx, protocol.LeaseKey(r.Name), value, r.Lease)
+	var lease *kv.Lease
+	err = bus.Retry(ctx, leaseBackoff, func() error {
+		lease, err = r.kv.Lease(ctx, protocol.LeaseKey(r.Name), value, r.Lease)
 		switch {
-		case err == nil:
-			return lease, nil
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
+		case err == nil || ctx.Err() != nil:
 		case errors.Is(err, bus.ErrInvalid), errors.Is(err, bus.ErrClosed), errors.Is(err, bus.ErrRefused):
-			return nil, err
-		case errors.Is(err, bus.ErrNoSpace):
-		case r.inherit(ctx):
-			continue
+			return bus.Permanent(err)
+		case errors.Is(err, bus.ErrNoSpace), r.inherit(ctx):
 		case !said:
 			said = true
-			r.Logger.Warn("nodes: another agent has this node's name, or was killed a moment ago; waiting", "node", r.Name, "error", holder(err))
+			r.Logger.Warn("nodes: another agent holds this node's name, or was killed less than a lease ago; waiting", "node", r.Name, "error", holder(err))
 		}
-		select {
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-time.After(wait):
-		}
-	}
+		return err
+	})
+	return lease, err
 }
 
-// holder says who has the name, without the whole of its report.
+// holder describes the agent that holds the name, without its whole report.
 func holder(err error) error {
 	var held *kv.LeaseHeldError
 	var report protocol.Report
 	if !errors.As(err, &held) || wire.Unmarshal(held.Holder, &report) != nil {
 		return err
 	}
-	return bus.Errorf(bus.CodeExists, "the agent of session %s with %d devices has it until %s, unless it gives another sign of life", report.Session, len(report.Devices), held.Expires.Format(time.RFC3339))
+	return bus.Errorf(bus.CodeExists, "the agent of session %s with %d devices holds it until %s, or longer if it renews", report.Session, len(report.Devices), held.Expires.Format(time.RFC3339))
 }
 
-// inherit ends the lease of an earlier agent of the same folder. That agent is dead, because we have its folder, and what
-// it left has been ended.
-func (r *running) inherit(ctx context.Context) bool {
+// inherit deletes the lease of an earlier agent of the same folder. That agent is dead, because this one has locked the
+// folder, and its processes have been killed.
+func (r *reporterRun) inherit(ctx context.Context) bool {
 	entry, err := r.kv.Get(ctx, protocol.LeaseKey(r.Name))
 	var before protocol.Report
 	if err != nil || r.identity == "" || wire.Unmarshal(entry.Value, &before) != nil || !strings.HasPrefix(before.Session, r.identity+".") {
@@ -406,21 +393,21 @@ func (r *running) inherit(ctx context.Context) bool {
 	return r.kv.Delete(ctx, protocol.LeaseKey(r.Name), entry.Revision) == nil
 }
 
-func (r *running) tell() {
+func (r *reporterRun) callRegistered() {
 	if r.RegisteredFunc != nil {
 		r.RegisteredFunc()
 	}
 }
 
-// leave ends the lease, so that nobody waits for it to expire.
-func (r *running) leave(ctx context.Context) {
+// leave announces the end of the node and releases the lease, so that no process waits for it to expire.
+func (r *reporterRun) leave(ctx context.Context) {
 	if r.lease == nil {
 		return
 	}
 	r.publish(protocol.Heartbeat{Node: r.Name, Session: r.session, Bye: true})
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
 	if err := r.lease.Release(last); err != nil {
-		r.Logger.Debug("nodes: the lease is left to expire", "node", r.Name, "error", err)
+		r.Logger.Debug("nodes: releasing the lease failed; it expires", "node", r.Name, "error", err)
 	}
 }

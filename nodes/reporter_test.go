@@ -3,10 +3,11 @@ package nodes_test
 import (
 	"context"
 	"errors"
+	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
@@ -20,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { bustest.Main(m) }
 
-// report runs a reporter until the returned function is called, which waits for its end.
+// report runs a reporter until the returned function is called, which waits for the end of Run.
 func report(t *testing.T, b *bus.Bus, sim gpu.Inventory, own func(int) bool) (stop func()) {
 	t.Helper()
 	thereCh := make(chan struct{})
@@ -47,11 +48,11 @@ func report(t *testing.T, b *bus.Bus, sim gpu.Inventory, own func(int) bool) (st
 	return stop
 }
 
-// beats are the node's, in the order of arrival.
+// beats receives the node's heartbeats.
 func beats(t *testing.T, b *bus.Bus) <-chan protocol.Heartbeat {
 	t.Helper()
 	ch := make(chan protocol.Heartbeat, 1024)
-	sub, err := b.Conn().Subscribe(bus.NodeBeats(), func(m *nats.Msg) {
+	sub, err := b.Subscribe(bus.NodeBeats(), func(m *bus.Msg) {
 		var beat protocol.Heartbeat
 		if err := wire.Unmarshal(m.Data, &beat); err != nil {
 			t.Error(err)
@@ -60,11 +61,11 @@ func beats(t *testing.T, b *bus.Bus) <-chan protocol.Heartbeat {
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = sub.Unsubscribe() })
-	require.NoError(t, b.Conn().Flush())
+	require.NoError(t, b.Flush(t.Context()))
 	return ch
 }
 
-// next is the first beat that is as wanted.
+// next is the next matching heartbeat.
 func next(t *testing.T, ch <-chan protocol.Heartbeat, want func(protocol.Heartbeat) bool) protocol.Heartbeat {
 	t.Helper()
 	late := time.After(10 * time.Second)
@@ -91,7 +92,7 @@ func TestReporter(t *testing.T) {
 	require.Len(t, first.Report.Devices, 2)
 	require.Positive(t, first.Report.CPUs)
 	require.Positive(t, first.Report.Memory)
-	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report == nil }) // most are light
+	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report == nil }) // most have no report
 
 	bucket, err := kv.Open(t.Context(), b, kv.Config{Bucket: protocol.LeaseBucket, Memory: true, Leases: true})
 	require.NoError(t, err)
@@ -105,17 +106,17 @@ func TestReporter(t *testing.T) {
 	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 7, Kind: gpu.Compute}))
 	require.NoError(t, sim.AddProcess(uuid, gpu.Process{PID: 8, Kind: gpu.Compute}))
 	dirty := next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report != nil && len(beat.Report.Foreign) > 0 })
-	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "its own are not foreign")
+	require.Equal(t, []gpu.Process{{PID: 8, Kind: gpu.Compute}}, dirty.Report.Foreign[uuid], "own processes are not foreign")
 	require.NoError(t, sim.Recover(uuid))
 	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Report != nil && len(beat.Report.Foreign) == 0 })
 
 	stop()
 	next(t, ch, func(beat protocol.Heartbeat) bool { return beat.Bye })
 	_, err = bucket.Get(t.Context(), protocol.LeaseKey("host"))
-	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is given up")
+	require.ErrorIs(t, err, bus.ErrNotFound, "the lease is released")
 }
 
-// broken is a driver that stops answering.
+// broken is a device driver that stops answering.
 type broken struct {
 	gpu.Inventory
 	fails chan struct{}
@@ -130,21 +131,21 @@ func (b broken) Devices(ctx context.Context) ([]gpu.Device, error) {
 	}
 }
 
-// Harm forbidden: what cannot be read any more is granted.
+// Harm forbidden: devices that cannot be read are granted.
 func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	b := bustest.Open(t)
 	ch := beats(t, b)
 	driver := broken{gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], make(chan struct{})}
 	report(t, b, driver, nil)
 	close(driver.fails)
-	told := next(t, ch, func(beat protocol.Heartbeat) bool {
+	unfit := next(t, ch, func(beat protocol.Heartbeat) bool {
 		return beat.Report != nil && len(beat.Report.Devices[0].Unfit()) > 0
 	})
-	require.Contains(t, told.Report.Devices[0].Unfit()[0], "it hangs")
+	require.Contains(t, unfit.Report.Devices[0].Unfit()[0], "it hangs")
 }
 
-// A name has one agent at a time: the second waits.
-func TestNameIsHeldOnce(t *testing.T) {
+// Harm forbidden: two agents register one name.
+func TestNameIsUnique(t *testing.T) {
 	b := bustest.Open(t)
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0]
 	stop := report(t, b, sim, nil)
@@ -173,8 +174,8 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// A server that was started again has forgotten the leases: they are there again long before their renewal.
-func TestReporterComesBackAtOnce(t *testing.T) {
+// A restarted server has lost the leases: the reporter acquires its lease again long before the renewal.
+func TestLeaseAfterServerRestart(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	report(t, b, gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0], nil)
@@ -187,4 +188,33 @@ func TestReporterComesBackAtOnce(t *testing.T) {
 			return err == nil
 		}, 4*time.Second, 10*time.Millisecond, "the lease is renewed every five seconds only")
 	}
+}
+
+// Harm forbidden: a reporter on a server without JetStream retries without a delay and floods the log.
+func TestServerWithoutJetStream(t *testing.T) {
+	srv := bustest.StartServer(t, bustest.Options{NoJetStream: true})
+	var warnings atomic.Int64
+	b := bustest.Open(t, bus.Config{InProcess: srv, Logger: slog.New(warningCounter{slog.DiscardHandler, &warnings})})
+	r, err := nodes.NewReporter(nodes.Config{Bus: b, Name: "host"})
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	require.NoError(t, r.Run(ctx))
+	require.Positive(t, warnings.Load())
+	require.Less(t, warnings.Load(), int64(20))
+}
+
+// warningCounter counts log records of the level warning.
+type warningCounter struct {
+	slog.Handler
+	n *atomic.Int64
+}
+
+func (c warningCounter) Enabled(context.Context, slog.Level) bool { return true }
+
+func (c warningCounter) Handle(_ context.Context, r slog.Record) error {
+	if r.Level == slog.LevelWarn {
+		c.n.Add(1)
+	}
+	return nil
 }

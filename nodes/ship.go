@@ -18,25 +18,24 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
+	"troupe/bus/stream"
 )
 
 const (
 	folderBucket = "troupe_folders"
-	folderLife   = 24 * time.Hour // after which the head forgets what was shipped
-	folderMost   = 256 << 20      // bytes of a shipped folder
-	foldersMost  = 2 << 30        // bytes of all of them at the head
+	folderLife   = 24 * time.Hour // how long the head stores a folder
+	folderMost   = 256 << 20      // bytes of one folder
+	foldersMost  = 2 << 30        // bytes of all stored folders
 )
 
-// Ship stores a folder at the head, so that workers on any node can run in it, and returns its name: a hash of what is in
-// it, for Program.Folder. Excludes are patterns as of path.Match, for a name or for a path in the folder. What is shipped
-// already is not stored again; a day later it is forgotten.
+// Ship stores a folder at the head, so that workers on any node can run in it, and returns the hash of its content for
+// Program.Folder. Excludes are patterns of path.Match for a name or a path in the folder. A folder that is stored
+// already is not stored again; it is dropped after a day.
 func (c *Client) Ship(ctx context.Context, folder string, excludes ...string) (string, error) {
 	for _, pattern := range excludes {
 		if _, err := path.Match(pattern, ""); err != nil {
-			return "", bus.Errorf(bus.CodeInvalid, "ship %s: the exclude %q is no pattern: %w", folder, pattern, err)
+			return "", bus.Errorf(bus.CodeInvalid, "ship %s: the exclude %q is not a valid pattern: %w", folder, pattern, err)
 		}
 	}
 	data, err := packFolder(folder, excludes, folderMost)
@@ -49,27 +48,20 @@ func (c *Client) Ship(ctx context.Context, folder string, excludes ...string) (s
 	if err != nil {
 		return "", err
 	}
-	if info, err := store.GetInfo(ctx, name); err == nil && info.Size == uint64(len(data)) {
+	if size, err := store.Size(ctx, name); err == nil && size == int64(len(data)) {
 		return name, nil
 	}
-	if _, err := store.PutBytes(ctx, name, data); err != nil {
+	if err := store.Put(ctx, name, data); err != nil {
 		return "", bus.Errorf(bus.CodeUnavailable, "ship %s (%d bytes packed): %w", folder, len(data), err)
 	}
 	return name, nil
 }
 
-func openFolders(ctx context.Context, b *bus.Bus) (jetstream.ObjectStore, error) {
-	store, err := b.JetStream().ObjectStore(ctx, folderBucket)
-	if errors.Is(err, jetstream.ErrBucketNotFound) {
-		store, err = b.JetStream().CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: folderBucket, TTL: folderLife, MaxBytes: foldersMost})
-	}
-	if err != nil {
-		return nil, bus.Errorf(bus.CodeUnavailable, "the store of shipped folders: %w", err)
-	}
-	return store, nil
+func openFolders(ctx context.Context, b *bus.Bus) (*stream.ObjectStore, error) {
+	return stream.OpenObjectStore(ctx, b, stream.ObjectStoreConfig{Name: folderBucket, MaxAge: folderLife, MaxBytes: foldersMost})
 }
 
-// packFolder is the folder as bytes, the same for the same content, whoever has it and since when.
+// packFolder packs a folder: equal content gives equal bytes, independent of owner and times.
 func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
 	root, err := filepath.Abs(folder)
 	if err != nil {
@@ -96,7 +88,7 @@ func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
 		}
 		n, err := packOne(pack, full, name, d)
 		if total += n; err == nil && total > most {
-			err = bus.Errorf(bus.CodeInvalid, "it holds more than %d MiB (%s and what comes before it); exclude what workers do not need", most>>20, name)
+			err = bus.Errorf(bus.CodeInvalid, "it has more than %d MiB (up to %s); exclude what workers do not need", most>>20, name)
 		}
 		return err
 	})
@@ -118,7 +110,7 @@ func excluded(name string, patterns []string) bool {
 	})
 }
 
-// packOne adds a file, a folder or a link; of a file's mode only whether it can be run. Anything else is refused by name.
+// packOne adds a file, a folder or a link, and of the mode only whether it is executable. Other kinds are refused.
 func packOne(pack *tar.Writer, full, name string, d fs.DirEntry) (int64, error) {
 	info, err := d.Info()
 	if err != nil {
@@ -151,20 +143,20 @@ func packOne(pack *tar.Writer, full, name string, d fs.DirEntry) (int64, error) 
 	if err != nil {
 		return 0, err
 	}
-	defer func() { _ = f.Close() }() // it was only read
+	defer func() { _ = f.Close() }()
 	n, err := io.Copy(pack, io.LimitReader(f, h.Size))
 	return n + 512, err
 }
 
-// checkLink refuses a link that leads out of the folder.
+// checkLink refuses a link to a target outside the folder.
 func checkLink(name, target string) error {
 	if path.IsAbs(target) || !filepath.IsLocal(path.Join(path.Dir(name), target)) && path.Join(path.Dir(name), target) != "." {
-		return fmt.Errorf("the link %s leads out of the folder, to %s; exclude it", name, target)
+		return fmt.Errorf("the link %s points outside the folder, to %s; exclude it", name, target)
 	}
 	return nil
 }
 
-// unpackFolder unpacks into dir, which is there and empty. Nothing outside of it is written, whatever the bytes say.
+// unpackFolder unpacks into the empty folder dir. It writes nothing outside, whatever data contains.
 func unpackFolder(data []byte, dir string) error {
 	zip, err := gzip.NewReader(bytes.NewReader(data))
 	if err != nil {
@@ -174,7 +166,7 @@ func unpackFolder(data []byte, dir string) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = root.Close() }() // only a number
+	defer func() { _ = root.Close() }()
 	var total int64
 	for pack := tar.NewReader(zip); ; {
 		h, err := pack.Next()
@@ -196,7 +188,7 @@ func unpackFolder(data []byte, dir string) error {
 func unpackOne(root *os.Root, pack io.Reader, h *tar.Header) error {
 	name := path.Clean(h.Name)
 	if !filepath.IsLocal(name) {
-		return errors.New("it leads out of the folder")
+		return errors.New("the path is outside the folder")
 	}
 	switch h.Typeflag {
 	case tar.TypeDir:
@@ -214,5 +206,5 @@ func unpackOne(root *os.Root, pack io.Reader, h *tar.Header) error {
 		_, err = io.Copy(f, pack)
 		return errors.Join(err, f.Close())
 	}
-	return fmt.Errorf("a thing of kind %q", h.Typeflag)
+	return fmt.Errorf("entries of type %q are not supported", h.Typeflag)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tree makes files; a name that ends with a slash is a folder, a value that begins with "->" a link.
+// tree makes files; a name with a trailing slash is a folder, a value with the prefix "->" a link.
 func tree(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -33,7 +33,7 @@ func TestPackedFolder(t *testing.T) {
 	require.NoError(t, err)
 	two, err := packFolder(tree(t, files), []string{".git", "*.bin"}, folderMost)
 	require.NoError(t, err)
-	require.Equal(t, one, two, "the same content is the same bytes")
+	require.Equal(t, one, two, "equal content gives equal bytes")
 	dir := t.TempDir()
 	require.NoError(t, unpackFolder(one, dir))
 	text, err := os.ReadFile(filepath.Join(dir, "sub", "link"))
@@ -46,7 +46,7 @@ func TestPackedFolder(t *testing.T) {
 
 func TestFoldersThatCannotBeShipped(t *testing.T) {
 	for name, files := range map[string]map[string]string{
-		"leads out": {"sub/out": "->../../etc"}, "leads out of the": {"abs": "->/etc/passwd"}, "more than 0 MiB": {"big": string(make([]byte, 4096))},
+		"points outside": {"sub/out": "->../../etc"}, "outside the folder": {"abs": "->/etc/passwd"}, "more than 0 MiB": {"big": string(make([]byte, 4096))},
 	} {
 		_, err := packFolder(tree(t, files), nil, 2048)
 		require.ErrorContains(t, err, name)
@@ -55,8 +55,8 @@ func TestFoldersThatCannotBeShipped(t *testing.T) {
 	require.ErrorContains(t, err, "/no/such/folder")
 }
 
-// Harm forbidden: a folder that somebody made up writes outside of its place.
-func TestHostileFolder(t *testing.T) {
+// Harm forbidden: a crafted archive writes outside its folder.
+func TestCraftedArchive(t *testing.T) {
 	for _, headers := range [][]tar.Header{
 		{{Name: "../out", Typeflag: tar.TypeReg}},
 		{{Name: "/out", Typeflag: tar.TypeReg}},

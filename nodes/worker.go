@@ -13,85 +13,83 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/nats-io/nuid"
-
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/nodes/protocol"
 )
 
-// workersDir is the part of the run folder that has a folder for each worker: its assignment, and its own folder to run in
-// if it was given none.
+// workersDir is the folder in the run folder with one folder per worker: its assignment, and its working folder if the
+// launch sets none.
 const workersDir = "workers"
 
-// termGrace is how long a worker that has not ended by INT may take to end by TERM.
+// termGrace is the time between SIGTERM and SIGKILL.
 const termGrace = 2 * time.Second
 
-// worker is one worker process, from the request to start it until it is forgotten:
+// worker is one worker process, from the launch until it is forgotten:
 //
-//	starting ──► running ──► ended ──► gone (its whole tree) ──► forgotten
-//	    └──────────────────────────────►  (it could not be started)
+// \tstarting ──► running ──► ended ──► gone (its whole tree) ──► forgotten
+// \t    └──────────────────────────────►  (not started)
 type worker struct {
 	Start
-	site   *site
+	node   *localNode
 	claim  claim
 	launch Launch // without its workers
 	marker string
 	dir    string // in the run folder
-	cgroup string // its control group, if it has one
-	folder string // shipped, and to be given back; of start and then of supervise
+	cgroup string // path of its control group; empty: none
+	folder string // hash of its shipped folder, to be given back; owned by start, then by supervise
 
-	startedCh chan struct{} // closed when it runs, or will not
-	endedCh   chan struct{} // closed when its process has ended, with exit set
-	goneCh    chan struct{} // closed when nothing of it is left, or could not be killed
+	startedCh chan struct{} // closed when it runs, or failed to start
+	endedCh   chan struct{} // closed when its process has exited, with exit set
+	goneCh    chan struct{} // closed when its process tree is gone, or survives SIGKILL
 
-	// outMu guards what is printed.
+	// outMu guards the output.
 	outMu sync.Mutex
 	last  tail
 	seq   uint64
 	log   logFile
 
 	// mu guards what follows.
-	mu      sync.Mutex
-	process process // once startedCh is closed without an error
-	since   time.Time
-	out     *capture
-	err     *bus.Error // it was not started
-	exit    *Exit
-	left    []int // processes that could not be killed
-	asked   bool  // somebody wants it to end
-	why     string
-	killAt  time.Time
-	told    bool // its exit has been answered to who stopped it
-	tellAt  time.Time
-	telling time.Duration
+	mu             sync.Mutex
+	process        process // set before startedCh is closed, unless err is
+	since          time.Time
+	out            *outputCapture
+	err            *bus.Error // why it was not started
+	exit           *Exit
+	survivors      []int // processes that survive SIGKILL
+	stopping       bool  // a stop was requested
+	why            string
+	killAt         time.Time
+	confirmed      bool // its exit was returned to a stop request
+	publishAgainAt time.Time
+	publishAgainIn time.Duration
 }
 
-func newWorker(s *site, l Launch, start Start, identity string) *worker {
-	marker, cfg := identity+"."+nuid.Next(), &s.agent.cfg
+func newWorker(s *localNode, l Launch, start Start, identity string) *worker {
+	marker, cfg := identity+"."+bus.NewID(), &s.agent.cfg
 	w := &worker{
-		Start: start, site: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
+		Start: start, node: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
 		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}),
 	}
 	w.log = logFile{path: logPath(cfg.LogDir, start.ID), most: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
 	return w
 }
 
-// refused is a worker that is not started.
+// refuse ends a worker that is not started.
 func (w *worker) refuse(err error) {
 	e := bus.AsError(err)
-	e.Node = w.site.name
+	e.Node = w.node.name
 	w.mu.Lock()
 	w.err, w.since = e, time.Now()
-	w.shedLocked()
+	w.dropBuffersLocked()
 	w.mu.Unlock()
 	close(w.startedCh)
 	close(w.endedCh)
 	close(w.goneCh)
-	wake(w.site.ranCh)
+	wake(w.node.runningCh)
 }
 
-// start starts the process. It is called once, by the goroutine of the launch.
+// start starts the process. The goroutine of the launch calls it once.
 func (w *worker) start() {
 	if err := w.spawn(); err != nil {
 		w.cleanUp()
@@ -103,7 +101,7 @@ func (w *worker) start() {
 
 func (w *worker) spawn() error {
 	w.mu.Lock()
-	asked := w.asked
+	asked := w.stopping
 	w.mu.Unlock()
 	if asked {
 		return bus.Errorf(bus.CodeCancelled, "worker %s was stopped before it was started", w.ID)
@@ -112,13 +110,13 @@ func (w *worker) spawn() error {
 	if err != nil {
 		return err
 	}
-	out, err := newCapture(w.print, w.printed)
+	out, err := newCapture(w.addLine, w.flushLog)
 	if err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "worker %s: a pipe for its output: %w", w.ID, err)
+		return bus.Errorf(bus.CodeUnavailable, "worker %s: make a pipe for its output: %w", w.ID, err)
 	}
 	p.stdout, p.stderr = out.stdout, out.stderr
-	child, err := w.startIn(p)
-	out.started()
+	child, err := w.startInCgroup(p)
+	out.closeWriteEnds()
 	if err != nil {
 		out.close()
 		return startError(w, p, err)
@@ -126,44 +124,44 @@ func (w *worker) spawn() error {
 	w.mu.Lock()
 	w.process, w.since, w.out = child, time.Now(), out
 	w.mu.Unlock()
-	w.site.agent.leases.using(w.ID.Address())
-	w.site.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
+	w.node.agent.ports.workerStarted(w.ID.Address())
+	w.node.agent.group.Go(bus.Guard(func() { w.supervise(child, out) }))
 	return nil
 }
 
-// startIn starts the process in a control group of its own, or without one where that is not to be had.
-func (w *worker) startIn(p program) (process, error) {
-	path, folder := w.site.agent.cgroups.make(w.marker)
+// startInCgroup starts the process in a control group of its own, where the system permits it.
+func (w *worker) startInCgroup(p processSpec) (process, error) {
+	path, folder := w.node.agent.cgroups.make(w.marker)
 	if folder == nil {
-		return w.site.agent.spawner.start(p)
+		return w.node.agent.spawner.start(p)
 	}
-	defer func() { _ = folder.Close() }() // only a number
+	defer func() { _ = folder.Close() }()
 	grouped := p
 	grouped.cgroup = int(folder.Fd())
-	child, err := w.site.agent.spawner.start(grouped)
+	child, err := w.node.agent.spawner.start(grouped)
 	if err == nil {
 		w.cgroup = path
 		return child, nil
 	}
 	removeCgroup(path)
-	return w.site.agent.spawner.start(p) // the reason may be the group; if not, this says it
+	return w.node.agent.spawner.start(p) // without a group; if the group was not the cause, this returns the error
 }
 
-func startError(w *worker, p program, err error) error {
+func startError(w *worker, p processSpec, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return bus.Errorf(bus.CodeNotFound, "worker %s: start %s in %s: %w; it, or the interpreter in its first line, is not there", w.ID, p.path, p.dir, err)
+		return bus.Errorf(bus.CodeNotFound, "worker %s: start %s in %s: %w; the program, or the interpreter in its first line, does not exist", w.ID, p.path, p.dir, err)
 	}
 	return bus.Errorf(bus.CodeUnavailable, "worker %s: start %s in %s: %w", w.ID, p.path, p.dir, err)
 }
 
-// prepare makes the worker's folder, its assignment and its environment.
-func (w *worker) prepare() (program, error) {
-	cfg := &w.site.agent.cfg
-	p := program{dir: w.launch.Program.Dir, cgroup: -1}
+// prepare makes the worker's folder, assignment file and environment.
+func (w *worker) prepare() (processSpec, error) {
+	cfg := &w.node.agent.cfg
+	p := processSpec{dir: w.launch.Program.Dir, cgroup: -1}
 	if folder := w.launch.Program.Folder; folder != "" {
-		path, err := w.site.agent.folders.take(folder)
+		path, err := w.node.agent.folders.acquire(folder)
 		if err != nil {
-			return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.site.name, err)
+			return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.node.name, err)
 		}
 		w.folder, p.dir = folder, path
 	}
@@ -173,13 +171,13 @@ func (w *worker) prepare() (program, error) {
 			return p, bus.Errorf(bus.CodeUnavailable, "worker %s: make its folder: %w", w.ID, err)
 		}
 	} else if info, err := os.Stat(p.dir); err != nil || !info.IsDir() {
-		return p, bus.Errorf(bus.CodeNotFound, "worker %s: there is no folder %s on node %s", w.ID, p.dir, w.site.name)
+		return p, bus.Errorf(bus.CodeNotFound, "worker %s: folder %s does not exist on node %s", w.ID, p.dir, w.node.name)
 	}
-	path, err := w.assign()
+	path, err := w.writeAssignment()
 	if err != nil {
 		return p, bus.Errorf(bus.CodeUnavailable, "worker %s: write its assignment: %w", w.ID, err)
 	}
-	added, err := w.site.deviceVariables(w.Devices, w.launch.Program.Visible)
+	added, err := w.node.deviceVariables(w.Devices, w.launch.Program.Visible)
 	if err != nil {
 		return p, fmt.Errorf("worker %s: %w", w.ID, err)
 	}
@@ -195,28 +193,28 @@ func (w *worker) prepare() (program, error) {
 		p.argv = cfg.Program
 	}
 	if p.path, err = locate(p.argv[0], p.dir, p.env); err != nil {
-		return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.site.name, err)
+		return p, fmt.Errorf("worker %s: node %s: %w", w.ID, w.node.name, err)
 	}
 	return p, nil
 }
 
-// simUse is what a worker with simulated devices is to claim of them.
+// simUse is the claim of a worker on simulated devices.
 func (w *worker) simUse() string {
-	if _, sim := w.site.devices.(*gpu.Sim); !sim || len(w.Devices) == 0 || w.site.agent.cfg.SimClaims == "" {
+	if _, sim := w.node.devices.(*gpu.Sim); !sim || len(w.Devices) == 0 || w.node.agent.cfg.SimClaims == "" {
 		return ""
 	}
-	use := gpu.SimUse{Dir: w.site.agent.cfg.SimClaims, Key: w.claim.root(), Holder: fmt.Sprintf("%s (reservation %s)", w.ID, w.claim.Reservation)}
+	use := gpu.SimUse{Dir: w.node.agent.cfg.SimClaims, Key: w.claim.root(), Holder: fmt.Sprintf("%s (reservation %s)", w.ID, w.claim.Reservation)}
 	for _, uuid := range w.Devices {
 		use.Devices = append(use.Devices, gpu.SimShare{UUID: uuid, Milli: w.claim.Share})
 	}
 	return strings.TrimPrefix(use.Env(), gpu.SimUseEnv+"=")
 }
 
-// assign writes the assignment and says where it is.
-func (w *worker) assign() (string, error) {
-	access := w.site.agent.cfg.Access
-	data, err := json.Marshal(Assigned{
-		Node: w.site.name, Name: w.Name, URLs: access.URLs, TokenFile: access.TokenFile, CredsFile: access.CredsFile,
+// writeAssignment writes the assignment file and returns its path.
+func (w *worker) writeAssignment() (string, error) {
+	access := w.node.agent.cfg.Access
+	data, err := json.Marshal(AssignmentFile{
+		Node: w.node.name, Name: w.Name, URLs: access.URLs, TokenFile: access.TokenFile, CredsFile: access.CredsFile,
 		CAFile: access.CAFile, Fingerprint: access.Fingerprint, Assignment: w.Assignment,
 	})
 	if err != nil {
@@ -229,25 +227,25 @@ func (w *worker) assign() (string, error) {
 	return path, WritePrivate(path, data)
 }
 
-// print takes a line of output, from the goroutine of its stream.
-func (w *worker) print(stream Stream, text string) {
+// addLine receives a line of output, from the goroutine of its pipe.
+func (w *worker) addLine(stream OutputStream, text string) {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
 	w.seq++
 	w.last.add(text)
-	l := Line{ID: w.ID, Name: w.Name, Node: w.site.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
+	l := Line{ID: w.ID, Name: w.Name, Node: w.node.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
 	w.log.add(l)
-	w.site.agent.shipper.add(l)
+	w.node.agent.uploader.add(l)
 }
 
-// printed writes the lines down, from the same goroutines.
-func (w *worker) printed() {
+// flushLog flushes the log file, from the same goroutines.
+func (w *worker) flushLog() {
 	w.outMu.Lock()
 	defer w.outMu.Unlock()
 	w.log.flush()
 }
 
-// flush returns when what the worker has printed so far has been taken in.
+// flush returns when the agent has read what the worker has printed so far.
 func (w *worker) flush(ctx context.Context) error {
 	w.mu.Lock()
 	out := w.out
@@ -258,17 +256,17 @@ func (w *worker) flush(ctx context.Context) error {
 	return out.flush(ctx)
 }
 
-// supervise waits for the end of the process, tells of it at once, and then ends what is left of its tree.
-func (w *worker) supervise(child process, out *capture) {
+// supervise waits for the exit of the process, publishes it at once, and then kills the rest of its tree.
+func (w *worker) supervise(child process, out *outputCapture) {
 	end, err := child.await()
 	if err != nil {
-		w.site.agent.cfg.Logger.Error("nodes: a worker's end cannot be awaited", "worker", w.ID.String(), "pid", child.pid, "error", err)
-		end = ending{code: -1}
+		w.node.agent.cfg.Logger.Error("nodes: waiting for a worker process failed", "worker", w.ID.String(), "pid", child.pid, "error", err)
+		end = exitStatus{code: -1}
 	}
-	out.died()
+	out.processExited()
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
-	left := w.site.agent.sweeper.sweep(w.marker, child.pid, w.cgroup)
+	left := w.node.agent.treeKiller.kill(w.marker, child.pid, w.cgroup)
 	child.reap()
 	removeCgroup(w.cgroup)
 	out.close()
@@ -277,70 +275,70 @@ func (w *worker) supervise(child process, out *capture) {
 	w.outMu.Unlock()
 	w.cleanUp()
 	w.mu.Lock()
-	w.left = left
-	w.shedLocked()
+	w.survivors = left
+	w.dropBuffersLocked()
 	w.mu.Unlock()
 	close(w.goneCh)
-	wake(w.site.ranCh)
-	w.site.agent.workerGone(w)
+	wake(w.node.runningCh)
+	w.node.agent.workerGone(w)
 }
 
-// shedLocked drops what only a worker that runs needs. A worker that has ended is remembered for minutes, with thousands of
-// others: what its driver sent for it (environment, assignment) may be large, and its pipes and buffers are.
-func (w *worker) shedLocked() {
+// dropBuffersLocked drops what only a running worker needs. Thousands of exited workers are remembered for minutes: their
+// environment, assignment, pipes and buffers may be large.
+func (w *worker) dropBuffersLocked() {
 	w.launch.Program, w.Env, w.Assignment, w.out = Program{}, nil, nil, nil
 }
 
-// cleanUp removes what was made for the worker, as much of it as there is.
+// cleanUp removes the worker's folders.
 func (w *worker) cleanUp() {
 	if err := os.RemoveAll(w.dir); err != nil {
-		w.site.agent.cfg.Logger.Warn("nodes: a worker's folder cannot be removed", "worker", w.ID.String(), "error", err)
+		w.node.agent.cfg.Logger.Warn("nodes: removing a worker's folder failed", "worker", w.ID.String(), "error", err)
 	}
 	if w.folder != "" {
-		w.site.agent.folders.giveBack(w.folder)
+		w.node.agent.folders.release(w.folder)
 	}
 }
 
-// ended records the exit and tells of it.
-func (w *worker) ended(child process, end ending) {
+// ended records the exit and publishes it.
+func (w *worker) ended(child process, end exitStatus) {
 	w.outMu.Lock()
 	last := append([]string(nil), w.last.lines...)
 	w.outMu.Unlock()
 	oom := w.oomKilled(child.pid, end)
 	w.mu.Lock()
 	exit := Exit{
-		ID: w.ID, Name: w.Name, Node: w.site.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.asked && w.why == "", Why: w.why,
+		ID: w.ID, Name: w.Name, Node: w.node.name, PID: child.pid, Devices: w.Devices, Code: end.code, Asked: w.stopping && w.why == "", Why: w.why,
 		OOM: oom, Last: last, At: time.Now().UTC(),
 	}
 	if end.code < 0 {
 		exit.Signal = signalName(end.signal)
 	}
 	w.exit = &exit
-	w.telling = time.Second
-	w.tellAt = time.Now().Add(w.telling)
+	w.publishAgainIn = time.Second
+	w.publishAgainAt = time.Now().Add(w.publishAgainIn)
 	w.mu.Unlock()
-	w.site.agent.tell(exit)
+	w.node.agent.publishExit(exit)
 	close(w.endedCh)
 	if !exit.Asked {
-		w.site.agent.emit(Event{
-			Kind: protocol.EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.site.name,
-			Text: exit.Words(), Details: exit.AsError().Details,
+		w.node.agent.emit(Event{
+			Kind: protocol.EventWorkerExit, Namespace: w.ID.Namespace, Role: w.ID.Role, Rank: &w.ID.Rank, Node: w.node.name,
+			Text: exit.Describe(), Details: exit.AsError().Details,
 		})
 	}
 }
 
-// oomKilled reports whether the kernel says that it killed the process for want of memory. Nothing is guessed.
-func (w *worker) oomKilled(pid int, end ending) bool {
+// oomKilled reports whether the kernel says that the OOM killer killed the process.
+func (w *worker) oomKilled(pid int, end exitStatus) bool {
 	if end.signal != syscall.SIGKILL {
 		return false
 	}
 	if oom, known := cgroupOOM(w.cgroup); known {
 		return oom
 	}
-	return w.site.agent.kernel.killedForMemory(pid)
+	return w.node.agent.kernel.killedForMemory(pid)
 }
 
-// started is the answer to whoever asked for it. It is called when startedCh is closed.
+// started is the outcome of the start. It is called after startedCh is closed.
 func (w *worker) started() Started {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -351,11 +349,11 @@ func (w *worker) started() Started {
 	return s
 }
 
-// status is the worker as it is.
+// status is the current state of the worker.
 func (w *worker) status() Status {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	s := Status{ID: w.ID, Name: w.Name, Node: w.site.name, PID: w.process.pid, Devices: w.Devices, Reservation: w.launch.Reservation, Token: w.launch.Token}
+	s := Status{ID: w.ID, Name: w.Name, Node: w.node.name, PID: w.process.pid, Devices: w.Devices, Reservation: w.launch.Reservation, Token: w.launch.Token}
 	if w.exit != nil {
 		e := *w.exit
 		s.Exit, s.For = &e, e.At.Sub(w.since)
@@ -365,27 +363,27 @@ func (w *worker) status() Status {
 	return s
 }
 
-// stop begins to end the worker, within the grace and a little more. To ask again changes something only if it is to end
-// sooner. why is empty if its driver wants it: whoever asks first is who ended it.
+// stop starts to stop the worker. A repeated call only takes effect if its deadline is earlier. why is empty on request
+// of the driver; the first call decides.
 func (w *worker) stop(grace time.Duration, why string) {
 	at := time.Now().Add(grace)
 	w.mu.Lock()
-	first := !w.asked
+	first := !w.stopping
 	sooner := first || at.Before(w.killAt)
 	if first {
 		w.why = why
 	}
 	if sooner {
-		w.asked, w.killAt = true, at
+		w.stopping, w.killAt = true, at
 	}
 	w.mu.Unlock()
 	if sooner {
-		w.site.agent.group.Go(bus.Guard(func() { w.end(first, grace) }))
+		w.node.agent.group.Go(bus.Guard(func() { w.signalUntilExit(first, grace) }))
 	}
 }
 
-// end sends the signals. A worker that is frozen gets them when it goes on, except for the last.
-func (w *worker) end(first bool, grace time.Duration) {
+// signalUntilExit sends the signals. A frozen worker handles SIGINT and SIGTERM when it continues.
+func (w *worker) signalUntilExit(first bool, grace time.Duration) {
 	<-w.startedCh
 	w.mu.Lock()
 	child, failed := w.process, w.err != nil
@@ -401,10 +399,10 @@ func (w *worker) end(first bool, grace time.Duration) {
 			return
 		}
 	}
-	w.signal(child.signalGroup, syscall.SIGKILL) // supervise ends what has left the group
+	w.signal(child.signalGroup, syscall.SIGKILL) // supervise kills processes that left the group
 }
 
-// signal sends a signal while the process is surely there, or reports that it has ended.
+// signal sends a signal unless the process has exited, which it reports.
 func (w *worker) signal(send func(syscall.Signal), s syscall.Signal) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -426,21 +424,21 @@ func (w *worker) endsWithin(d time.Duration) bool {
 	}
 }
 
-// stopped is the answer to who stopped it; it is called when goneCh is closed.
+// stopped is the answer to a stop request; it is called after goneCh is closed.
 func (w *worker) stopped() (Exit, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.told = true
+	w.confirmed = true
 	switch {
-	case len(w.left) > 0:
-		return Exit{}, bus.Errorf(bus.CodeInternal, "processes %v of worker %s cannot be killed", w.left, w.ID)
+	case len(w.survivors) > 0:
+		return Exit{}, bus.Errorf(bus.CodeInternal, "processes %v of worker %s survive SIGKILL", w.survivors, w.ID)
 	case w.exit == nil:
-		return Exit{ID: w.ID, Name: w.Name, Node: w.site.name, Code: -1, Asked: true, Unknown: true, At: time.Now().UTC()}, nil
+		return Exit{ID: w.ID, Name: w.Name, Node: w.node.name, Code: -1, Asked: true, Unknown: true, At: time.Now().UTC()}, nil
 	}
 	return *w.exit, nil
 }
 
-// running reports whether something of the worker may be there.
+// running reports whether processes of the worker may exist.
 func (w *worker) running() bool {
 	select {
 	case <-w.goneCh:
@@ -450,7 +448,7 @@ func (w *worker) running() bool {
 	}
 }
 
-// is reports whether a process is the worker's own, the one that is awaited.
+// is reports whether a process is the worker's own child process.
 func (w *worker) is(pid int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -123,7 +123,7 @@ func TestAnItemThatKillsItsWorkersBecomesADeadLetter(t *testing.T) {
 func TestDeadLettersAreReported(t *testing.T) {
 	t.Parallel()
 	b := newBus(t)
-	require.NoError(t, nodes.KeepEvents(t.Context(), b, 0))
+	require.NoError(t, nodes.CreateEventStream(t.Context(), b, 0))
 	p := open(t, b, refuses())
 	var bad []pipeline.Item
 	for i := range 50 {

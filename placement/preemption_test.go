@@ -35,7 +35,7 @@ func (s *testCluster) addOwn(name string) *gpu.Sim {
 func TestOnePreemptionPerRequest(t *testing.T) {
 	t.Parallel()
 	s := &testCluster{t: t, srv: bustest.StartServer(t, bustest.Options{}), lease: 2 * time.Second}
-	require.NoError(t, agent.KeepEvents(t.Context(), s.bus(), 0))
+	require.NoError(t, agent.CreateEventStream(t.Context(), s.bus(), 0))
 	s.service(placement.Config{Rules: placement.Rules{Policy: planner.Policy{Preempt: true}, Grace: 100 * time.Millisecond}})
 	c := s.client("default")
 	sim := s.addOwn("host")

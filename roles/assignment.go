@@ -9,7 +9,7 @@ import (
 	"troupe/dispatch"
 )
 
-// Assignment is what a driver says to one worker process, through the agent that starts it. On the wire it is msgpack.
+// Assignment is what a driver passes to one worker process, through the agent that starts it. Its encoding is msgpack.
 type Assignment struct {
 	Namespace   string        `msgpack:"namespace"`
 	Role        string        `msgpack:"role"`
@@ -19,18 +19,19 @@ type Assignment struct {
 	World       int           `msgpack:"world"`
 	Gen         uint32        `msgpack:"gen"`
 	Mesh        dispatch.Mesh `msgpack:"mesh"`
-	Config      wire.Raw      `msgpack:"config"` // given to the constructor; nil: none
+	Config      wire.Raw      `msgpack:"config"` // argument of the constructor; nil: none
 	Ordered     bool          `msgpack:"ordered"`
 	QueueLimit  int           `msgpack:"queue_limit"`
 	PanicFails  bool          `msgpack:"panic_fails"`
-	Devices     []string      `msgpack:"devices"` // UUIDs of those it may see, in the order it sees them
+	Devices     []string      `msgpack:"devices"` // UUIDs of the visible devices, in the order of the worker's indices
 
-	// Slices are those it listens on; nil: its own of the mesh. BeatEvery is the time between its beats; zero: a second.
+	// Slices are the subjects of mesh slices to subscribe to; nil: the rank's own slice of the mesh. BeatEvery is the
+	// interval of heartbeats; zero: a second.
 	Slices    []actors.Slice `msgpack:"slices,omitempty"`
 	BeatEvery time.Duration  `msgpack:"beat_every,omitempty"`
 }
 
-// Spec is the worker as its host wants it.
+// Spec is the worker's specification for its host.
 func (a Assignment) Spec() actors.WorkerSpec {
 	slices := a.Slices
 	if slices == nil {
@@ -46,10 +47,10 @@ func (a Assignment) Spec() actors.WorkerSpec {
 
 func (a Assignment) check() error {
 	if mesh, err := a.Mesh.Resolve(a.World); err != nil || mesh != a.Mesh {
-		return bus.Errorf(bus.CodeMalformed, "an assignment to a world of %d with the mesh %s", a.World, a.Mesh)
+		return bus.Errorf(bus.CodeMalformed, "the assignment has world %d and mesh %s, which do not match", a.World, a.Mesh)
 	}
 	if a.Rank < 0 || a.Rank >= a.World {
-		return bus.Errorf(bus.CodeMalformed, "an assignment to rank %d in a world of %d", a.Rank, a.World)
+		return bus.Errorf(bus.CodeMalformed, "the assignment has rank %d in a world of %d", a.Rank, a.World)
 	}
 	return nil
 }

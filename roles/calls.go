@@ -8,8 +8,8 @@ import (
 	"troupe/dispatch"
 )
 
-// Go sends a call and returns at once. Where the call names no mode, the method's own is used; a method of a named object
-// has none of its own here, and is called with OneToAll.
+// Go sends a call and returns at once. A call without a mode uses the method's own; a method of a named object has
+// none, and uses OneToAll.
 func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
 	if err := c.callable(call.Method); err != nil {
 		return nil, err
@@ -24,7 +24,7 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 		}
 		call.Control = call.Control || info.Lane.Name == actors.Control.Name
 		if info.Replay && c.Record().restarts() {
-			c.keepForReplay(&call)
+			c.recordReplay(&call)
 		}
 	}
 	f, err := c.send(ctx, call)
@@ -34,16 +34,16 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 	return f, err
 }
 
-// send sends a call. If workers were lost meanwhile, their calls were failed without this one: they are once more.
+// send sends a call. Losses that became known while it was sent are reported to it too.
 func (c *Cluster) send(ctx context.Context, call dispatch.Call) (*dispatch.Future, error) {
 	f, err := c.group().Go(ctx, call)
 	if err == nil {
-		c.life.repeat()
+		c.liveness.repeat()
 	}
 	return f, err
 }
 
-// callable is why the role takes no calls, or nil.
+// callable is the error of calls to a role that has ended, or nil.
 func (c *Cluster) callable(method string) error {
 	c.mu.Lock()
 	ended := c.ended
@@ -56,22 +56,22 @@ func (c *Cluster) callable(method string) error {
 	return &e
 }
 
-// Call calls a method in its own mode and gives the result as the mode makes it.
+// Call calls a method in its own mode and returns the result of that mode.
 func (c *Cluster) Call(ctx context.Context, method string, args ...any) (any, error) {
 	return wait(ctx)(c.Go(ctx, dispatch.Call{Method: method, Args: args}))
 }
 
-// ExecuteRankZero calls rank 0 alone.
+// ExecuteRankZero calls rank 0 only.
 func (c *Cluster) ExecuteRankZero(ctx context.Context, method string, args ...any) (any, error) {
 	return wait(ctx)(c.ExecuteRankZeroAsync(ctx, method, args...))
 }
 
-// ExecuteRankZeroAsync calls rank 0 alone and returns at once.
+// ExecuteRankZeroAsync calls rank 0 only and returns at once.
 func (c *Cluster) ExecuteRankZeroAsync(ctx context.Context, method string, args ...any) (*dispatch.Future, error) {
 	return c.Go(ctx, dispatch.Call{Method: method, Args: args, Mode: dispatch.RankZero})
 }
 
-// ExecuteAll calls every rank with the same arguments and gives one answer a rank.
+// ExecuteAll calls every rank with the same arguments and returns one answer per rank.
 func (c *Cluster) ExecuteAll(ctx context.Context, method string, args ...any) ([]any, error) {
 	f, err := c.ExecuteAllAsync(ctx, method, args...)
 	if err != nil {
@@ -85,7 +85,7 @@ func (c *Cluster) ExecuteAllAsync(ctx context.Context, method string, args ...an
 	return c.Go(ctx, dispatch.Call{Method: method, Args: args, Mode: dispatch.OneToAll})
 }
 
-// Call calls a method in its own mode and gives a typed result: the one answer, or the joined rows.
+// Call calls a method in its own mode and returns a typed result: the one answer, or the joined rows.
 func Call[R any](ctx context.Context, c *Cluster, method string, args ...any) (R, error) {
 	f, err := c.Go(ctx, dispatch.Call{Method: method, Args: args})
 	if err != nil {
@@ -95,7 +95,7 @@ func Call[R any](ctx context.Context, c *Cluster, method string, args ...any) (R
 	return dispatch.Await[R](ctx, f)
 }
 
-// CallEach calls a method in its own mode and gives one typed answer a rank.
+// CallEach calls a method in its own mode and returns one typed answer per rank.
 func CallEach[R any](ctx context.Context, c *Cluster, method string, args ...any) ([]R, error) {
 	f, err := c.Go(ctx, dispatch.Call{Method: method, Args: args})
 	if err != nil {
@@ -113,7 +113,7 @@ func wait(ctx context.Context) func(*dispatch.Future, error) (any, error) {
 	}
 }
 
-// CreateObject makes another object of a class in every worker; calls name it in dispatch.Call.Object.
+// CreateObject makes another object of a class in every worker; dispatch.Call.Object selects it.
 func (c *Cluster) CreateObject(ctx context.Context, name, class string, config any) error {
 	raw, err := encodeConfig(Spec{Name: c.Name(), Config: config})
 	if err != nil {
@@ -129,7 +129,7 @@ func (c *Cluster) CreateObject(ctx context.Context, name, class string, config a
 	return f.Wait(ctx)
 }
 
-// Info asks every worker about itself. It is answered while the workers are busy.
+// Info returns every worker's description of itself. Busy workers answer too.
 func (c *Cluster) Info(ctx context.Context) ([]actors.Info, error) {
 	f, err := c.Go(ctx, dispatch.Call{Method: actors.VerbInfo, Mode: dispatch.OneToAll, Control: true})
 	if err != nil {

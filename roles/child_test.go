@@ -22,13 +22,13 @@ import (
 	"troupe/roles"
 )
 
-// A child is this program once more, with these variables set.
+// A child is this program as another process, with these variables set.
 const (
 	childEnv    = "TROUPE_ROLES_TEST_CHILD" // what it is to do
 	childURLEnv = "TROUPE_ROLES_TEST_URL"
 )
 
-// children are what a child can do; it prints lines for its parent to read.
+// children are the programs of child processes; they print lines for the test to read.
 var children = map[string]func(ctx context.Context, rt *roles.Runtime) error{
 	"attach": childAttaches,
 	"drive":  childDrives,
@@ -52,7 +52,7 @@ func child(do func(context.Context, *roles.Runtime) error) error {
 	ctx := context.Background()
 	rt, err := roles.Open(ctx, roles.Config{
 		BusConfig: bus.Config{URLs: []string{os.Getenv(childURLEnv)}}, Name: "the child", Lease: time.Second,
-		Classes: []*actors.Class{newCast().class()},
+		Classes: []*actors.Class{newWorkerProbe().class()},
 	})
 	if err != nil {
 		return err
@@ -81,7 +81,7 @@ func childAttaches(ctx context.Context, rt *roles.Runtime) error {
 	return json.NewEncoder(os.Stdout).Encode(map[string]any{"rows": rows, "totals": totals, "error": failure.Error(), "by": c.Record().By})
 }
 
-// childDrives makes a role, says who it is, and waits to be killed.
+// childDrives creates a role, prints its session, and waits to be killed.
 func childDrives(ctx context.Context, rt *roles.Runtime) error {
 	if _, err := rt.Create(ctx, roles.Spec{Name: "childs", Class: "actor", World: 2}); err != nil {
 		return err
@@ -91,9 +91,9 @@ func childDrives(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
-// childDetaches makes a detached role of processes, and ends in order when its input does.
+// childDetaches creates a detached role of processes, and ends in order at the end of its input.
 func childDetaches(ctx context.Context, rt *roles.Runtime) error {
-	kept := players("kept", 2, placement.Wholes(1))
+	kept := workerSpec("kept", 2, placement.Wholes(1))
 	kept.Detached = true
 	if _, err := rt.Create(ctx, kept); err != nil {
 		return err
@@ -103,13 +103,13 @@ func childDetaches(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
-// childOwns makes roles of processes, one of them detached, and waits to be killed.
+// childOwns creates roles of processes, one of them detached, and waits to be killed.
 func childOwns(ctx context.Context, rt *roles.Runtime) error {
-	kept := players("kept", 1, placement.Wholes(1))
+	kept := workerSpec("kept", 1, placement.Wholes(1))
 	kept.Detached = true
 	_, err := rt.Create(ctx, kept)
 	if err == nil {
-		_, err = rt.Create(ctx, players("owned", 2, placement.Wholes(1)))
+		_, err = rt.Create(ctx, workerSpec("owned", 2, placement.Wholes(1)))
 	}
 	if err == nil {
 		_, err = rt.Reserve(ctx, placement.Request{Bundles: placement.Repeat(1, placement.Bundle{Devices: placement.Wholes(1)})})
@@ -122,7 +122,7 @@ func childOwns(ctx context.Context, rt *roles.Runtime) error {
 	return err
 }
 
-// spawn starts a child and returns what it prints.
+// spawn starts a child and returns its output.
 func spawn(t *testing.T, what, url string) (*exec.Cmd, *bufio.Reader) {
 	return spawnWith(t, childEnv+"="+what, childURLEnv+"="+url)
 }
@@ -166,8 +166,8 @@ func startWith(t *testing.T, env ...string) *process {
 func TestAttachFromAnotherProcess(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	cast := newCast()
-	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{cast.class()}, Name: "the parent"})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{probe.class()}, Name: "the parent"})
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	_, stdout := spawn(t, "attach", srv.URL())
 	line, err := stdout.ReadBytes('\n')
@@ -186,13 +186,13 @@ func TestAttachFromAnotherProcess(t *testing.T) {
 	require.Equal(t, []int{6, 6}, totals)
 }
 
-// The driver's process is killed; its workers live here, in another one. What it owned ends with its lease; what it
-// detached stays and can be called.
+// The driver's process is killed, and its workers run in another process. Its owned role ends with its lease; its
+// detached role stays and can be called.
 func TestADriverIsKilled(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Local: local, Lease: time.Second})
 	owned := create(t, rt, roles.Spec{Name: "owned", Class: "actor", World: 3})
 	kept := create(t, rt, roles.Spec{Name: "kept", Class: "actor", World: 2, Detached: true})
@@ -204,14 +204,14 @@ func TestADriverIsKilled(t *testing.T) {
 	}
 	f, err := owned.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 3)
+	await(t, probe.started, 3)
 	require.Len(t, rolesOf(t, rt), 3)
 
 	require.NoError(t, driver.Process.Kill())
-	require.Len(t, await(t, cast.ended, 3), 3, "running calls are cancelled")
+	require.Len(t, await(t, probe.ended, 3), 3, "running calls are cancelled")
 	require.Error(t, f.Wait(patient(t)))
-	eventually(t, "only the detached role is left", func() bool { return cast.living() == 2 && len(rolesOf(t, rt)) == 1 })
-	require.Equal(t, 0, cast.stopped()[2], "rank 0 last")
+	eventually(t, "only the detached role is left", func() bool { return probe.living() == 2 && len(rolesOf(t, rt)) == 1 })
+	require.Equal(t, 0, probe.stopped()[2], "rank 0 last")
 	_, err = owned.Call(patient(t), "rank")
 	require.ErrorIs(t, err, bus.ErrNotFound)
 	totals, err := roles.CallEach[int](patient(t), kept, "add", 1)

@@ -15,47 +15,47 @@ import (
 	"troupe/nodes"
 )
 
-// newsSpread is how long the news that a worker failed may take to whoever is attached to its role.
-const newsSpread = 50 * time.Millisecond
+// failureSpread is how long the failure of a worker may take to reach all clusters of its role.
+const failureSpread = 50 * time.Millisecond
 
-// answersArrive is how long the answers of a worker that has stopped may take.
-const answersArrive = 300 * time.Millisecond
+// answersTransit is how long answers of a stopped worker may be in transit.
+const answersTransit = 300 * time.Millisecond
 
-// Cluster is the running workers of one role, as a driver holds them. It is safe for concurrent use, and it can be
-// given to a call as an argument, alone or inside another value: the other side receives its Handle.
+// Cluster is a driver's handle on the running workers of one role. It is safe for concurrent use, and it can be an
+// argument of a call, alone or inside another value: the method receives its Handle.
 type Cluster struct {
-	rt    *Runtime
-	tie   tie
-	spec  Spec // of a role that was not created here, only StopGrace
-	to    bus.Address
-	life  *life
-	shape atomic.Pointer[dispatch.Group] // how its ranks are laid out now; see size.go
-	gate  dispatch.Gate                  // keeps calls back while their ranks are being restarted
+	rt       *Runtime
+	origin   origin
+	spec     Spec // of a role created elsewhere, only StopGrace
+	to       bus.Address
+	liveness *liveness
+	shape    atomic.Pointer[dispatch.Group] // current layout of the ranks; see size.go
+	gate     dispatch.Gate                  // holds calls to ranks that are being restarted
 
-	downCh chan struct{} // holds one: whoever takes the role down
+	destroyCh chan struct{} // holds one: a lock of destroying and resizing the role
 
-	mu      sync.Mutex // guards what follows
-	rec     Record
-	workers []*actors.Worker // those that run here
-	program nodes.Program    // of those that are processes, and
-	recipe  *recipe          // all that they are started with; nil: it was not created here, and has not been needed
-	mending mending          // of those that are restarted
-	keeping keeping          // the calls that are replayed on those
-	output  *output          // what they print, if it is shown here
-	up      bool             // it has started here, and whoever sees it end takes it down; before, start does
-	ended   *bus.Error       // why no call can be made any more
-	failed  *bus.Error       // the same, if a worker's failure is why
-	gone    bool             // the role has been taken down and its name is free
+	mu          sync.Mutex // guards what follows
+	rec         RoleRecord
+	workers     []*actors.Worker // goroutines of this process
+	program     nodes.Program    // of worker processes
+	startParams *startParams     // start parameters of worker processes; nil: created elsewhere and not needed yet
+	recovery    recovery         // restarts of lost workers
+	replayCache replayCache      // calls that are replayed on restarted workers
+	output      *output          // nil: output is not shown
+	started     bool             // the start is complete: the first observer of a failure destroys the role, not start
+	ended       *bus.Error       // why calls are refused; nil: they are not
+	failed      *bus.Error       // ended, if a worker's failure is the reason
+	destroyed   bool             // the role is destroyed and its name is free
 }
 
-// tie is how a runtime came by a role.
-type tie uint8
+// origin is how a runtime obtained a role.
+type origin uint8
 
 const (
-	created  tie = iota // its workers were started here, and it ends with the runtime unless it is detached
-	attached            // by name
-	opened              // from a handle; all who open it share the one cluster, until the role ends
-	followed            // by the process of its workers, until it ends: its driver may be gone
+	created  origin = iota // created here: destroyed with the runtime unless detached
+	attached               // attached by name
+	opened                 // opened from a handle and shared in the process, until the role ends
+	followed               // monitored by a Local or a head, because its driver may be gone
 )
 
 // Name is the role's name.
@@ -64,30 +64,30 @@ func (c *Cluster) Name() string { return c.to.Role }
 func (c *Cluster) group() *dispatch.Group { return c.shape.Load() }
 func (c *Cluster) mesh() dispatch.Mesh    { return c.group().Mesh }
 
-// WorldSize is how many workers there are; DPSize, TPSize, PPSize and CPSize are the sizes of the mesh.
+// WorldSize is the number of workers; DPSize, TPSize, PPSize and CPSize are the sizes of the mesh.
 func (c *Cluster) WorldSize() int { return c.mesh().World() }
 func (c *Cluster) DPSize() int    { return c.mesh().DP }
 func (c *Cluster) TPSize() int    { return c.mesh().TP }
 func (c *Cluster) PPSize() int    { return c.mesh().PP }
 func (c *Cluster) CPSize() int    { return c.mesh().CP }
 
-// RankInfo is a rank's place in the mesh.
+// RankInfo is a rank's coordinates in the mesh.
 func (c *Cluster) RankInfo(rank int) (dispatch.RankInfo, error) { return c.mesh().Info(rank) }
 
-// Record is what the registry said of the role when this driver last had to do with it there.
-func (c *Cluster) Record() Record {
+// Record is the role's registry entry as last read by this process.
+func (c *Cluster) Record() RoleRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.rec
 }
 
-// Health is what was last heard of each worker.
+// Health is the last heartbeat of each worker.
 func (c *Cluster) Health() []actors.Beat {
-	beats, _ := c.life.states()
+	beats, _ := c.liveness.states()
 	return beats
 }
 
-// start makes the workers and waits until each hears every subject.
+// start starts the workers and waits until each receives on every subject.
 func (c *Cluster) start(ctx context.Context, config wire.Raw) error {
 	var err error
 	if c.spec.Process != nil {
@@ -99,36 +99,36 @@ func (c *Cluster) start(ctx context.Context, config wire.Raw) error {
 		err = c.barrier(ctx, c.Record().allRanks())
 	}
 	if err == nil && c.spec.Process != nil {
-		err = c.learn(ctx)
+		err = c.readMethods(ctx)
 	}
 	if err == nil {
-		c.life.expectAll()
+		c.liveness.expectAll()
 		err = c.step(ctx, RoleReady, "")
 	}
 	if err == nil && c.spec.Detached && c.spec.Process == nil {
 		err = c.rt.local.follow(c.Record())
 	}
-	if err = c.begun(err); err == nil {
+	if err = c.startResult(err); err == nil {
 		c.emit(eventRole, nil, "", fmt.Sprintf("%d workers of class %s, for %s", c.WorldSize(), c.Record().Class, c.rt.cfg.Name))
 	}
 	return err
 }
 
-// begun is what a start has come to.
-func (c *Cluster) begun(err error) error {
+// startResult is the result of a start.
+func (c *Cluster) startResult(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.failed != nil { // a worker that failed meanwhile is why
+	if c.failed != nil { // the failure of a worker is the cause
 		return c.failed.Unwrap()
 	}
 	if err == nil && c.ended != nil {
 		return c.ended
 	}
-	c.up = err == nil
+	c.started = err == nil
 	return err
 }
 
-// startLocal makes workers that are goroutines of this process.
+// startLocal starts workers as goroutines of this process.
 func (c *Cluster) startLocal(ctx context.Context, config wire.Raw) error {
 	specs := make([]actors.WorkerSpec, c.WorldSize())
 	for rank := range specs {
@@ -145,7 +145,7 @@ func (c *Cluster) startLocal(ctx context.Context, config wire.Raw) error {
 	return err
 }
 
-// step takes the role to another state in the registry.
+// step changes the role's state in the registry.
 func (c *Cluster) step(ctx context.Context, to RoleState, cause string) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
@@ -161,8 +161,8 @@ func (c *Cluster) step(ctx context.Context, to RoleState, cause string) error {
 	return nil
 }
 
-// barrier proves that the workers hear every subject that the role uses with them. A flush or a key would not: interest
-// travels slower than either.
+// barrier proves that the workers receive on every subject of the role. A flush or a key would not: interest propagates
+// more slowly than either.
 func (c *Cluster) barrier(ctx context.Context, among []int) error {
 	return c.probe(ctx, among, c.mesh())
 }
@@ -185,7 +185,7 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 	probes := []bus.Call{{Parts: role}, {Parts: ranks}, {Parts: slices}, {Parts: role, Control: true}, {Parts: ranks, Control: true}}
 	for _, p := range probes {
 		p.To, p.Method, p.World, p.FailFast = c.to, actors.VerbProbe, world, true
-		p.Ordered, p.AskAfter, p.Gens = c.group().Ordered && !p.Control, 100*time.Millisecond, c.life.generations()
+		p.Ordered, p.AskAfter, p.Gens = c.group().Ordered && !p.Control, 100*time.Millisecond, c.liveness.generations()
 		g, err := c.rt.ep.Scatter(ctx, p)
 		if err != nil {
 			return err
@@ -200,42 +200,45 @@ func (c *Cluster) probe(ctx context.Context, among []int, mesh dispatch.Mesh) er
 	return nil
 }
 
-// workerLost fails what waits for a worker that is gone, and keeps back what is called while another takes its place. If it failed, the whole role has: the others' calls fail
-// because of it. A role ends as a unit, so whoever created it takes the rest down; of a detached role, whose driver may
-// be gone, anybody who follows it does, if it is certain because the worker itself has said so.
+// workerLost handles a lost worker: it fails the calls that wait for the worker, and holds later ones while the worker
+// is replaced. If the worker failed, the calls to other ranks fail too. The creator of the role stops the other
+// workers; of a detached role, whose driver may be gone, every cluster does, if certain: the worker or its agent
+// reported the failure.
 func (c *Cluster) workerLost(l loss, certain bool) {
-	if l.failed && c.tie == opened && !c.Record().Process { // its handle may come from a peer that does not say more
+	if l.failed && c.origin == opened && !c.Record().Process { // the handle may lack the policy
 		c.failCalls(l)
 		c.rt.spawn(func() {
-			c.reread()
-			c.workerGone(l, certain)
+			c.reloadRecord()
+			c.handleLoss(l, certain)
 		})
 		return
 	}
-	c.workerGone(l, certain)
+	c.handleLoss(l, certain)
 }
 
-// restartable reports whether workers that are lost now are replaced.
-func (c *Cluster) restartable() bool { return c.Record().restarts() && (c.tie != created || c.isUp()) }
+// restartable reports whether lost workers are replaced.
+func (c *Cluster) restartable() bool {
+	return c.Record().restarts() && (c.origin != created || c.isStarted())
+}
 
-func (c *Cluster) workerGone(l loss, certain bool) {
+func (c *Cluster) handleLoss(l loss, certain bool) {
 	if l.failed && c.restartable() {
 		siblings := c.siblings()
 		for _, s := range append(siblings, c) {
 			if s.restartable() {
-				s.hold(l)
+				s.holdCalls(l)
 			}
 		}
 		defer func() {
 			for _, s := range siblings {
 				if s.restartable() {
-					s.mend(l)
+					s.handleFailure(l)
 				}
 			}
 		}()
 	}
 	c.failCalls(l)
-	if l.failed && c.mend(l) {
+	if l.failed && c.handleFailure(l) {
 		return
 	}
 	if !l.failed && c.Record().Process {
@@ -246,15 +249,15 @@ func (c *Cluster) workerGone(l loss, certain bool) {
 		if c.retired(l.rank) {
 			return
 		}
-		if c.end(c.takenDown()) && c.isUp() {
-			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }) })
+		if c.end(c.errDestroyed()) && c.isStarted() {
+			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }) })
 		}
 		return
 	}
 	c.failWith(l, certain)
 }
 
-// failWith fails the role because of one of its workers.
+// failWith fails the role because of one worker.
 func (c *Cluster) failWith(l loss, certain bool) {
 	because := bus.Errorf(bus.CodeWorkerLost, "the role failed because of rank %d: %s", l.rank, l.why.Message).WithCause(l.why)
 	because.Node, because.Stack, because.Details = l.why.Node, l.why.Stack, l.why.Details
@@ -262,56 +265,56 @@ func (c *Cluster) failWith(l loss, certain bool) {
 		return
 	}
 	c.failPending()
-	c.tell(l, "the role fails")
-	if c.isUp() || c.tie == followed && c.Record().Process || certain && c.tie != opened && c.Record().Detached {
+	c.reportFailure(l, "the role fails")
+	if c.isStarted() || c.origin == followed && c.Record().Process || certain && c.origin != opened && c.Record().Detached {
 		c.rt.spawn(func() {
 			c.cleanUp(func(ctx context.Context) error { return c.fail(ctx, l.why) })
 			if c.Record().Process {
-				c.endFailed()
+				c.killFailed()
 			}
 		})
 	}
 }
 
-// failCalls fails what waits for a worker that is gone. One that stopped in order has answered every call it got first;
-// what is on its way here, or in our inbox, gets a moment to arrive.
+// failCalls fails the calls that wait for a lost worker. A worker that stopped in order has answered every call before;
+// answers in transit get a moment to arrive.
 func (c *Cluster) failCalls(l loss) {
 	lose := func() { c.rt.ep.Lost(c.to, l.rank, l.gen, l.why) }
 	if l.failed {
 		lose()
 	} else {
-		time.AfterFunc(answersArrive, bus.Guard(lose))
+		time.AfterFunc(answersTransit, bus.Guard(lose))
 	}
 }
 
-func (c *Cluster) takenDown() *bus.Error {
-	return bus.Errorf(bus.CodeNotFound, "role %s has been taken down", c.Name())
+func (c *Cluster) errDestroyed() *bus.Error {
+	return bus.Errorf(bus.CodeNotFound, "role %s has been destroyed", c.Name())
 }
 
-// cleanUp does in the background what nobody waits for.
+// cleanUp runs do in the background and logs its error.
 func (c *Cluster) cleanUp(do func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StopGrace+lastActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, c.spec.StopGrace+closeTimeout)
 	defer cancel()
 	if err := do(ctx); err != nil && c.rt.ctx.Err() == nil {
-		c.rt.log.Warn("roles: what was left of a role was not taken down in order", "role", c.Name(), "error", err)
+		c.rt.log.Warn("roles: cleaning up a role failed", "role", c.Name(), "error", err)
 	}
 }
 
-// fail writes the cause into the registry and stops what is left of the role. Its name stays held, so that whoever looks
-// finds out why.
+// fail writes the cause into the registry and stops the other workers. The name stays taken, so that later drivers find
+// the cause.
 func (c *Cluster) fail(ctx context.Context, why error) error {
 	err := c.step(ctx, RoleFailed, why.Error())
 	if errors.Is(err, bus.ErrConflict) || errors.Is(err, bus.ErrNotFound) {
-		err = nil // somebody is taking it down, or has
+		err = nil // another process is destroying it, or has
 	}
-	select { // others who wait for these workers hear first why they end
-	case <-time.After(newsSpread):
+	select { // callers of these workers receive the cause before the workers stop
+	case <-time.After(failureSpread):
 	case <-ctx.Done():
 	}
 	return errors.Join(err, c.stopWorkers(ctx, 0))
 }
 
-// failPending fails every call that waits for any rank of a role that has failed.
+// failPending fails every pending call to a failed role.
 func (c *Cluster) failPending() {
 	if failed := c.failure(); failed != nil {
 		for rank := range c.WorldSize() {
@@ -320,10 +323,10 @@ func (c *Cluster) failPending() {
 	}
 }
 
-func (c *Cluster) isUp() bool {
+func (c *Cluster) isStarted() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.up
+	return c.started
 }
 
 func (c *Cluster) failure() *bus.Error {
@@ -332,7 +335,7 @@ func (c *Cluster) failure() *bus.Error {
 	return c.failed
 }
 
-// end notes why no call can be made any more; it reports false if that was known.
+// end sets the error of later calls; false: it was set before.
 func (c *Cluster) end(why *bus.Error) bool { return c.endAs(why, nil) }
 
 func (c *Cluster) endAs(why, failed *bus.Error) bool {
@@ -345,123 +348,123 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 	if first {
 		c.gate.End(why)
 	}
-	if first && c.tie == opened {
+	if first && c.origin == opened {
 		c.rt.unshare(c)
 	}
 	return first
 }
 
-// Destroy takes the role down: every worker is stopped, rank 0 last, running calls may finish within the grace of the
-// spec, and then the name is free. Anybody who is attached may destroy a role. It may be called more than once.
-func (c *Cluster) Destroy(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) }
+// Destroy stops every worker, rank 0 last, and frees the name. Running calls may finish within the grace of the spec.
+// Any attached driver may destroy a role. It may be called more than once.
+func (c *Cluster) Destroy(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }
 
-// Close lets go of the role: one that was created here and is not detached is destroyed, the others stay. A cluster that
-// was opened from a handle is shared and stays open too.
+// Close releases the cluster: a role that was created here and is not detached is destroyed, others stay. A cluster
+// opened from a handle is shared and stays open.
 func (c *Cluster) Close(ctx context.Context) error {
 	switch {
-	case c.tie == created && !c.Record().Detached:
+	case c.origin == created && !c.Record().Detached:
 		return c.Destroy(ctx)
-	case c.tie != opened:
-		err := c.settleReplays(ctx)
+	case c.origin != opened:
+		err := c.flushReplays(ctx)
 		c.release()
 		return err
 	}
 	return nil
 }
 
-// leave is Close at the end of the runtime. A detached role stays: its workers are processes, or run in a Local that is not
-// the runtime's own.
-func (c *Cluster) leave(ctx context.Context) error {
+// closeWithRuntime is Close at the end of the runtime. A detached role stays: its workers are processes, or run in a Local that is
+// not the runtime's own.
+func (c *Cluster) closeWithRuntime(ctx context.Context) error {
 	defer c.release()
-	if c.tie == created && !c.Record().Detached {
+	if c.origin == created && !c.Record().Detached {
 		return c.Destroy(ctx)
 	}
-	return c.settleReplays(ctx)
+	return c.flushReplays(ctx)
 }
 
-// release ends this hold of the role.
+// release ends the monitoring of the role and refuses calls.
 func (c *Cluster) release() {
 	c.end(bus.Errorf(bus.CodeClosed, "this handle of role %s is closed", c.Name()))
-	c.life.stop()
+	c.liveness.stop()
 	c.endOutput(c.rt.ctx)
 	c.mu.Lock()
-	gone := c.gone
+	gone := c.destroyed
 	c.mu.Unlock()
 	if gone {
-		c.rt.ep.Forget(c.to) // not of a role that lives: the order of our calls must go on where it was
+		c.rt.ep.Forget(c.to) // only of an ended role: the order of calls to a live one must continue
 	}
 	c.rt.mu.Lock()
 	defer c.rt.mu.Unlock()
 	delete(c.rt.clusters, c)
 }
 
-// takeDown ends the role, whoever is left of it, and frees its name. One does it at a time.
-func (c *Cluster) takeDown(ctx context.Context, grace time.Duration) error {
-	if err := c.takeTurn(ctx); err != nil {
+// destroy stops all workers and frees the name, one caller at a time.
+func (c *Cluster) destroy(ctx context.Context, grace time.Duration) error {
+	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
-	defer func() { <-c.downCh }()
+	defer func() { <-c.destroyCh }()
 	c.mu.Lock()
-	gone := c.gone
+	gone := c.destroyed
 	c.mu.Unlock()
 	if gone {
 		return nil
 	}
-	c.end(c.takenDown())
-	patience := registryActs
+	c.end(c.errDestroyed())
+	patience := registryTimeout
 	if c.markStopping(ctx) != nil {
-		patience /= 10 // it has been waited for already
+		patience /= 10 // the server was unreachable for a full timeout already
 	}
-	c.life.makeRoom(len(c.Record().Seats)) // it may have grown elsewhere
+	c.liveness.resize(len(c.Record().Placements)) // another process may have grown it
 	err := c.stopWorkers(ctx, grace)
 	if c.Record().Process {
-		if formerErr := c.endFormer(context.WithoutCancel(ctx)); formerErr != nil { // the head ends what no role knows
-			c.rt.log.Warn("roles: workers that were replaced have not all ended", "role", c.Name(), "error", formerErr)
+		if formerErr := c.killReplaced(context.WithoutCancel(ctx)); formerErr != nil { // the head kills orphan processes
+			c.rt.log.Warn("roles: some replaced workers may still run", "role", c.Name(), "error", formerErr)
 		}
 		c.endOutput(ctx)
-		if releaseErr := c.giveBack(ctx); releaseErr != nil {
-			return errors.Join(err, releaseErr) // the record stays, and with it the way to what is still held
+		if releaseErr := c.releaseReservations(ctx); releaseErr != nil {
+			return errors.Join(err, releaseErr) // the record stays, so that the reservations can be found
 		}
 	}
 	if removeErr := c.remove(ctx, patience); removeErr != nil {
 		return errors.Join(err, removeErr)
 	}
 	c.mu.Lock()
-	c.gone = true
+	c.destroyed = true
 	c.mu.Unlock()
-	c.emit(eventGone, nil, "", "it has been taken down")
+	c.emit(eventGone, nil, "", "the role is destroyed")
 	c.release()
 	return err
 }
 
-// markStopping tells those who look. Its error is that the server cannot be reached; any other is harmless here.
+// markStopping sets the state stopping in the registry. It only returns the error of an unreachable server.
 func (c *Cluster) markStopping(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, registryActs)
+	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
 	err := c.step(ctx, RoleStopping, "")
 	if errors.Is(err, bus.ErrUnavailable) {
 		return err
 	}
-	if errors.Is(err, bus.ErrConflict) { // somebody else is at it; what there is to end is in the record
-		if rec, err := c.look(); err == nil {
+	if errors.Is(err, bus.ErrConflict) { // another process is destroying it; the record lists what to stop
+		if rec, err := c.readRecord(); err == nil {
 			c.setRecord(rec)
 		}
 	}
 	return nil
 }
 
-// takeTurn waits while somebody else takes the role down. A turn that is free is had even if ctx has ended.
-func (c *Cluster) takeTurn(ctx context.Context) error {
+// lockDestroy waits while another goroutine destroys or resizes the role. A free turn is taken even if ctx has ended.
+func (c *Cluster) lockDestroy(ctx context.Context) error {
 	select {
-	case c.downCh <- struct{}{}:
+	case c.destroyCh <- struct{}{}:
 		return nil
 	default:
 	}
 	select {
-	case c.downCh <- struct{}{}:
+	case c.destroyCh <- struct{}{}:
 		return nil
 	case <-ctx.Done():
-		return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s is still being taken down: %w", c.Name(), ctx.Err())
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s is being destroyed or resized: %w", c.Name(), ctx.Err())
 	}
 }
 
@@ -473,24 +476,24 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 	if err != nil {
 		return err
 	}
-	if rec := c.Record(); rec.restarts() { // before the record, so that nothing is left of a role without one
-		if err := errors.Join(reg.forget(ctx, reg.key(recipeKey(rec.Name))), reg.forget(ctx, reg.key(replayKey(rec.Name)))); err != nil {
+	if rec := c.Record(); rec.restarts() { // before the record, so that a role without a record has no other keys
+		if err := errors.Join(reg.deleteKey(ctx, reg.key(startParamsKey(rec.Name))), reg.deleteKey(ctx, reg.key(replayKey(rec.Name)))); err != nil {
 			return err
 		}
 	}
 	return reg.remove(ctx, c.Record())
 }
 
-// stopWorkers stops all ranks at once, but rank 0 after the others: it often holds what they need to end in order.
+// stopWorkers stops all ranks concurrently, and rank 0 after the others, which may need it to stop.
 func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration) error {
-	others := c.Record().seated()[1:]
+	others := c.Record().placedRanks()[1:]
 	stop := c.stopRemote
 	switch rec := c.Record(); {
-	case rec.Process && len(rec.Seats) == 0:
+	case rec.Process && len(rec.Placements) == 0:
 		return nil // none was started
 	case rec.Process:
 		stop = c.stopProcesses
-	case c.tie == created:
+	case c.origin == created:
 		stop = c.stopLocal
 	}
 	return errors.Join(stop(ctx, others, grace), stop(ctx, []int{0}, grace))
@@ -513,7 +516,7 @@ func (c *Cluster) stopLocal(ctx context.Context, ranks []int, grace time.Duratio
 	return errors.Join(errs...)
 }
 
-// stopWorker stops one that runs here. Why it had failed before is known, and no error of the stopping.
+// stopWorker stops a worker of this process. An earlier failure of the worker is no error.
 func stopWorker(ctx context.Context, w *actors.Worker) error {
 	err := w.Stop(ctx)
 	if state, _ := w.State(); state == actors.Failed {
@@ -522,11 +525,11 @@ func stopWorker(ctx context.Context, w *actors.Worker) error {
 	return err
 }
 
-// stopRemote asks workers elsewhere to stop, and waits until each has said its last words or is known to be gone.
+// stopRemote asks workers of other processes to stop, and waits until each has reported its end or is lost.
 func (c *Cluster) stopRemote(ctx context.Context, ranks []int, grace time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, grace+lastActs)
+	ctx, cancel := context.WithTimeout(ctx, grace+closeTimeout)
 	defer cancel()
-	left, _ := c.life.notOver(ranks)
+	left, _ := c.liveness.notOver(ranks)
 	if len(left) == 0 {
 		return nil
 	}
@@ -548,13 +551,13 @@ func (c *Cluster) stopRemote(ctx context.Context, ranks []int, grace time.Durati
 	}
 	for {
 		var changedCh <-chan struct{}
-		if left, changedCh = c.life.notOver(left); len(left) == 0 {
+		if left, changedCh = c.liveness.notOver(left); len(left) == 0 {
 			return nil
 		}
 		select {
 		case <-changedCh:
 		case <-ctx.Done():
-			return bus.Errorf(bus.CodeTimedOut, "role %s: %d of %d workers have not said that they stopped", c.Name(), len(left), len(ranks))
+			return bus.Errorf(bus.CodeTimedOut, "role %s: %d of %d workers have not reported that they stopped", c.Name(), len(left), len(ranks))
 		}
 	}
 }

@@ -15,18 +15,18 @@ import (
 )
 
 // newRole is a driver with one role named "actors".
-func newRole(t testing.TB, spec roles.Spec) (*cast, *roles.Runtime, *roles.Cluster) {
+func newRole(t testing.TB, spec roles.Spec) (*workerProbe, *roles.Runtime, *roles.Cluster) {
 	t.Helper()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}, Name: "the test"})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}, Name: "the test"})
 	spec.Name, spec.Class = "actors", "actor"
-	return cast, rt, create(t, rt, spec)
+	return probe, rt, create(t, rt, spec)
 }
 
 func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(map[bool]string{false: "shared connection", true: "own connections"}[own], func(t *testing.T) {
-			cast, rt, c := newRole(t, roles.Spec{World: 4, Mesh: dispatch.Mesh{TP: 2}, Config: config{Rate: 0.5}, OwnConnections: own})
+			probe, rt, c := newRole(t, roles.Spec{World: 4, Mesh: dispatch.Mesh{TP: 2}, Config: config{Rate: 0.5}, OwnConnections: own})
 			assert.Equal(t, []int{4, 2, 2, 1, 1}, []int{c.WorldSize(), c.DPSize(), c.TPSize(), c.PPSize(), c.CPSize()})
 			info, err := c.RankInfo(3)
 			require.NoError(t, err)
@@ -55,20 +55,20 @@ func TestRoleIsCreatedCalledAndDestroyed(t *testing.T) {
 
 			require.NoError(t, c.Destroy(patient(t)))
 			assert.Empty(t, rolesOf(t, rt))
-			assert.Zero(t, cast.living())
-			assert.Equal(t, 0, cast.stopped()[3], "rank 0 is stopped last")
+			assert.Zero(t, probe.living())
+			assert.Equal(t, 0, probe.stopped()[3], "rank 0 is stopped last")
 			_, err = c.Call(patient(t), "rank")
-			assert.EqualError(t, err, "actors rank: role actors has been taken down")
+			assert.EqualError(t, err, "actors rank: role actors has been destroyed")
 			assert.ErrorIs(t, err, bus.ErrNotFound)
-			require.NoError(t, c.Destroy(patient(t)), "once more is harmless")
+			require.NoError(t, c.Destroy(patient(t)), "a second Destroy is no error")
 			require.NoError(t, c.Close(patient(t)))
 			assert.Zero(t, rt.Holds())
 		})
 	}
 }
 
-// recordNow is the record as the registry gives it: a time in JSON has no monotonic clock.
-func recordNow(c *roles.Cluster) roles.Record {
+// recordNow is the record as read from the registry: a time in JSON has no monotonic clock.
+func recordNow(c *roles.Cluster) roles.RoleRecord {
 	r := c.Record()
 	r.Since = r.Since.Round(0)
 	return r
@@ -100,7 +100,7 @@ func TestRoleInEveryMode(t *testing.T) {
 	assert.Equal(t, int64(0), zero)
 	each, err := c.ExecuteAll(patient(t), "zero")
 	require.NoError(t, err)
-	assert.Equal(t, all, each, "whatever the method's own mode is")
+	assert.Equal(t, all, each, "independent of the method's own mode")
 	f, err := c.ExecuteAllAsync(patient(t), "rank")
 	require.NoError(t, err)
 	g, err := c.ExecuteRankZeroAsync(patient(t), "rank")
@@ -149,7 +149,7 @@ func TestRoleAddressesItsWorkers(t *testing.T) {
 		"there is no rank 8: the ranks are 0 to 7":    second(c.Ranks(1, 8)),
 		"there is no dp=2, the mesh has dp 0 to 1":    second(c.Slice(2)),
 		`there is no axis "xp"`:                       second(c.Where("xp=0")),
-		"a call of rank on a group without workers":   second(roles.Group{}.Call(patient(t), "rank")),
+		"call rank: the group has no workers":         second(roles.Group{}.Call(patient(t), "rank")),
 		"rank 6 is named twice":                       second(roles.Group{some[0], some[0]}.Call(patient(t), "rank")),
 		`role actors (class actor) has no method "x"`: second(mixed.Call(patient(t), "x")),
 	} {
@@ -161,7 +161,7 @@ func second[T any](_ T, err error) error { return err }
 
 // The first failure of a group cancels the others, in all roles.
 func TestGroupOverTwoRolesFailsFast(t *testing.T) {
-	cast, rt, c := newRole(t, roles.Spec{World: 2})
+	probe, rt, c := newRole(t, roles.Spec{World: 2})
 	judges := create(t, rt, roles.Spec{Name: "judges", Class: "actor", World: 1, PanicFails: true})
 	a, err := c.Worker(1)
 	require.NoError(t, err)
@@ -172,10 +172,10 @@ func TestGroupOverTwoRolesFailsFast(t *testing.T) {
 		_, err := roles.Group{a, b}.Call(patient(t), "hold")
 		errCh <- err
 	}()
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	require.NoError(t, judges.Destroy(timeout(t, 0)))
 	require.ErrorIs(t, <-errCh, bus.ErrWorkerLost)
-	require.Subset(t, await(t, cast.ended, 2), []int{1}, "the worker of the other role was told")
+	require.Subset(t, await(t, probe.ended, 2), []int{1}, "the worker of the other role was cancelled")
 }
 
 func timeout(t testing.TB, d time.Duration) context.Context {

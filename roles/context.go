@@ -8,39 +8,39 @@ import (
 )
 
 // FromContext is the runtime of the worker whose method ctx belongs to. It makes calls and attaches to roles; it holds
-// no lease and therefore creates none.
+// no lease and therefore cannot create roles.
 func FromContext(ctx context.Context) (*Runtime, error) {
 	info, ok := actors.Current(ctx)
 	if !ok {
-		return nil, bus.Errorf(bus.CodeInvalid, "this context does not belong to a method of a worker")
+		return nil, bus.Errorf(bus.CodeInvalid, "the context does not belong to a method of a worker")
 	}
 	rt, ok := info.Host.Above().(*Runtime)
 	if !ok {
-		return nil, bus.Errorf(bus.CodeInvalid, "the worker's host was not made by this package")
+		return nil, bus.Errorf(bus.CodeInvalid, "the worker's host was not created by package roles")
 	}
 	return rt, nil
 }
 
-// newInside makes the runtime of the workers at one endpoint.
-func newInside(ep *bus.Endpoint) *Runtime {
+// newWorkerRuntime makes the runtime of the workers at one endpoint.
+func newWorkerRuntime(ep *bus.Endpoint) *Runtime {
 	rt := newRuntime(Config{Namespace: ep.Namespace()}.withDefaults(), ep.Bus())
 	rt.ep, rt.log = ep, ep.Bus().Logger()
 	return rt
 }
 
-// mind has the runtime look after the roles of drivers that are gone.
-func (rt *Runtime) mind() {
-	rt.spawn(func() { rt.reach.watch(rt.ctx, rt.bus.Conn()) })
-	rt.spawn(rt.janitor)
+// startOrphanReaper starts to destroy the roles of dead drivers.
+func (rt *Runtime) startOrphanReaper() {
+	rt.spawn(func() { rt.uptime.watch(rt.ctx, rt.bus) })
+	rt.spawn(rt.runOrphanReaper)
 }
 
-// closeInside lets go of what the workers opened.
-func (rt *Runtime) closeInside() {
-	for _, c := range rt.noMore() {
+// closeWorkerRuntime closes what the workers opened.
+func (rt *Runtime) closeWorkerRuntime() {
+	for _, c := range rt.refuseClusters() {
 		c.release()
 	}
-	rt.wait()
+	rt.endBackground()
 	if lease := rt.currentLease(); lease != nil {
-		_ = lease.Release(context.Background()) // or it expires
+		_ = lease.Release(context.Background()) // otherwise it expires
 	}
 }

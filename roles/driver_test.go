@@ -15,11 +15,11 @@ import (
 	"troupe/roles"
 )
 
-func TestCloseEndsWhatIsOwnedAndLeavesTheRest(t *testing.T) {
+func TestCloseDestroysOwnedRolesOnly(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	driver, err := roles.Open(t.Context(), roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local, Name: "the first"})
 	require.NoError(t, err)
 	create(t, driver, roles.Spec{Name: "owned", Class: "actor", World: 2})
@@ -31,7 +31,7 @@ func TestCloseEndsWhatIsOwnedAndLeavesTheRest(t *testing.T) {
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
 	attach(t, rt, "owned")
 	require.NoError(t, driver.Close(patient(t)))
-	require.Equal(t, 2, cast.living())
+	require.Equal(t, 2, probe.living())
 	require.Equal(t, "the first", rolesOf(t, rt)["kept"].By)
 	require.Len(t, rolesOf(t, rt), 1)
 
@@ -42,27 +42,27 @@ func TestCloseEndsWhatIsOwnedAndLeavesTheRest(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int{7, 7}, totals)
 	require.NoError(t, c.Close(patient(t)))
-	require.Equal(t, 2, cast.living(), "to let go of it is not to end it")
+	require.Equal(t, 2, probe.living(), "Close of a detached role does not end it")
 	again := attach(t, rt, "kept")
-	require.NoError(t, again.Destroy(patient(t)), "but anybody may")
-	require.Zero(t, cast.living())
-	require.Equal(t, 0, cast.stopped()[len(cast.stopped())-1], "rank 0 last")
+	require.NoError(t, again.Destroy(patient(t)), "any driver may destroy it")
+	require.Zero(t, probe.living())
+	require.Equal(t, 0, probe.stopped()[len(probe.stopped())-1], "rank 0 last")
 	require.Empty(t, rolesOf(t, rt))
 	require.NoError(t, again.Destroy(patient(t)))
 }
 
-// A detached role is refused where it would end with its driver, with what to do instead.
-func TestDetachedRolesThatCannotBe(t *testing.T) {
+// A detached role is refused where it would end with its driver, with a remedy.
+func TestRefusedDetachedRoles(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
+	probe := newWorkerProbe()
 	spec := roles.Spec{Name: "actors", Class: "actor", World: 2, Detached: true}
-	own := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{cast.class()}})
+	own := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{probe.class()}})
 	_, err := own.Create(patient(t), spec)
 	require.ErrorIs(t, err, bus.ErrRefused)
 	require.ErrorContains(t, err, "goroutines of this driver")
 	private := open(t, roles.Config{Bus: bustest.Open(t), Local: nil})
-	process := players("kept", 1, 0)
+	process := workerSpec("kept", 1, 0)
 	process.Detached = true
 	_, err = private.Create(patient(t), process)
 	require.ErrorIs(t, err, bus.ErrRefused)
@@ -71,22 +71,22 @@ func TestDetachedRolesThatCannotBe(t *testing.T) {
 	_, err = child.Create(patient(t), process)
 	require.ErrorContains(t, err, "start a head with `troupe up`")
 	require.Empty(t, rolesOf(t, own))
-	require.Zero(t, cast.living())
+	require.Zero(t, probe.living())
 }
 
 func TestLocalEndsBeforeItsDrivers(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
-	local := roles.NewLocal(bustest.Open(t, bus.Config{InProcess: srv}), []*actors.Class{cast.class()})
+	probe := newWorkerProbe()
+	local := roles.NewLocal(bustest.Open(t, bus.Config{InProcess: srv}), []*actors.Class{probe.class()})
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Local: local})
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	own := create(t, rt, roles.Spec{Name: "own", Class: "actor", World: 2, OwnConnections: true})
 	f, err := c.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	require.NoError(t, local.Close(timeout(t, 0)))
-	require.Zero(t, cast.living())
+	require.Zero(t, probe.living())
 	require.Error(t, f.Wait(patient(t)))
 	eventually(t, "the roles end with their workers", func() bool { return len(rolesOf(t, rt)) == 0 })
 	_, err = own.Call(patient(t), "rank")
@@ -97,21 +97,21 @@ func TestLocalEndsBeforeItsDrivers(t *testing.T) {
 	require.NoError(t, local.Close(patient(t)))
 }
 
-// A driver that hangs loses its lease, and what it owned ends, although nobody is there but the process of the workers.
+// A frozen driver loses its lease, and its owned role is destroyed by the process of the workers.
 func TestOwnedRolesEndWithTheLease(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
-	cast := newCast()
-	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), cast.class())
+	probe := newWorkerProbe()
+	local := newLocal(t, bustest.Open(t, bus.Config{InProcess: srv}), probe.class())
 	hung := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
 	driver, err := roles.Open(t.Context(), roles.Config{Bus: hung, Local: local, Lease: time.Second, Name: "the hung one"})
 	require.NoError(t, err)
 	owned := create(t, driver, roles.Spec{Name: "owned", Class: "actor", World: 3})
 	create(t, driver, roles.Spec{Name: "kept", Class: "actor", World: 2, Detached: true})
 	line.Freeze()
-	eventually(t, "its role ends", func() bool { return cast.living() == 2 })
-	require.Equal(t, 0, cast.stopped()[2], "rank 0 last")
+	eventually(t, "its role ends", func() bool { return probe.living() == 2 })
+	require.Equal(t, 0, probe.stopped()[2], "rank 0 last")
 	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv})})
 	eventually(t, "and its name is free", func() bool { return len(rolesOf(t, rt)) == 1 })
 	totals, err := roles.CallEach[int](patient(t), attach(t, rt, "kept"), "add", 1)
@@ -130,20 +130,20 @@ func TestOwnedRolesEndWithTheLease(t *testing.T) {
 	require.NoError(t, driver.Close(patient(t)))
 }
 
-// A name whose driver is gone can be had, when that is certain and its workers are gone too.
+// The name of a dead driver's role can be taken over after its workers have ended.
 func TestANameIsTakenOver(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
-	cast := newCast()
-	// This Local is a runtime's own and leaves lost drivers to it, and it hangs with it.
+	probe := newWorkerProbe()
+	// This Local belongs to a frozen runtime, which would destroy roles of dead drivers.
 	hung := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
-	driver, err := roles.Open(t.Context(), roles.Config{Bus: hung, Classes: []*actors.Class{cast.class()}, Lease: time.Second, Name: "the hung one"})
+	driver, err := roles.Open(t.Context(), roles.Config{Bus: hung, Classes: []*actors.Class{probe.class()}, Lease: time.Second, Name: "the hung one"})
 	require.NoError(t, err)
 	create(t, driver, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	line.Freeze()
-	heir := newCast()
-	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{heir.class()}, LostAfter: 2 * time.Second})
+	successor := newWorkerProbe()
+	rt := open(t, roles.Config{Bus: bustest.Open(t, bus.Config{InProcess: srv}), Classes: []*actors.Class{successor.class()}, LostAfter: 2 * time.Second})
 	var taken *roles.TakenError
 	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
 	require.ErrorAs(t, err, &taken)
@@ -154,32 +154,32 @@ func TestANameIsTakenOver(t *testing.T) {
 	})
 	line.Thaw()
 	require.NoError(t, driver.Close(patient(t)))
-	require.Equal(t, 1, heir.living(), "the old driver's end does not touch the new role")
+	require.Equal(t, 1, successor.living(), "the old driver's end does not touch the new role")
 	require.Equal(t, 1, attach(t, rt, "actors").WorldSize())
 }
 
-// An outage longer than a lease ends no role: a lease that is missing then means that it has not been renewed yet.
-func TestNobodyIsJudgedByAnOutage(t *testing.T) {
+// Harm forbidden: an outage longer than a lease ends a role, because its driver could not renew the lease.
+func TestOutageEndsNoRole(t *testing.T) {
 	t.Parallel()
 	const lease = 5 * time.Second
 	srv := bustest.StartServer(t, bustest.Options{})
-	cast := newCast()
+	probe := newWorkerProbe()
 	quiet := bus.Config{InProcess: srv, OnError: func(error) {}}
-	rt := open(t, roles.Config{BusConfig: quiet, Classes: []*actors.Class{cast.class()}, Lease: lease})
+	rt := open(t, roles.Config{BusConfig: quiet, Classes: []*actors.Class{probe.class()}, Lease: lease})
 	other := open(t, roles.Config{BusConfig: quiet, Lease: lease})
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	seen := attach(t, other, "actors")
 	f, err := c.ExecuteAllAsync(patient(t), "hold")
 	require.NoError(t, err)
-	await(t, cast.started, 2)
+	await(t, probe.started, 2)
 	srv.Stop()
 	time.Sleep(lease + 500*time.Millisecond) // the leases are over before the server is back
 	srv.Restart()
-	close(cast.gate)
+	close(probe.gate)
 	ranks, err := dispatch.AwaitEach[int](patient(t), f)
-	require.NoError(t, err, "a call that ran over the outage")
+	require.NoError(t, err, "a call during the outage")
 	require.Equal(t, []int{0, 1}, ranks)
-	time.Sleep(lease + time.Second) // now somebody could have been judged
+	time.Sleep(lease + time.Second) // an expired lease would have counted by now
 	_, err = seen.ExecuteAll(patient(t), "rank")
 	require.NoError(t, err)
 	require.Equal(t, roles.RoleReady, rolesOf(t, other)["actors"].State)
@@ -194,32 +194,32 @@ func TestServerRestartsInTheMiddle(t *testing.T) {
 		if own {
 			cfg = bus.Config{URLs: []string{srv.URL()}, OnError: func(error) {}}
 		}
-		cast := newCast()
-		rt := open(t, roles.Config{BusConfig: cfg, Classes: []*actors.Class{cast.class()}})
+		probe := newWorkerProbe()
+		rt := open(t, roles.Config{BusConfig: cfg, Classes: []*actors.Class{probe.class()}})
 		c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, OwnConnections: own})
 		running, err := c.ExecuteAllAsync(patient(t), "hold")
 		require.NoError(t, err)
-		await(t, cast.started, 4)
+		await(t, probe.started, 4)
 		srv.Restart()
 		queued, err := c.ExecuteAllAsync(patient(t), "add", 1)
 		require.NoError(t, err)
-		close(cast.gate)
+		close(probe.gate)
 		ranks, err := dispatch.AwaitEach[int](patient(t), running)
 		require.NoError(t, err)
 		assert.Equal(t, []int{0, 1, 2, 3}, ranks)
 		totals, err := dispatch.AwaitEach[int](patient(t), queued)
 		require.NoError(t, err)
-		assert.Equal(t, []int{1, 1, 1, 1}, totals, "nothing ran twice")
+		assert.Equal(t, []int{1, 1, 1, 1}, totals, "each call ran once")
 		assert.Equal(t, roles.RoleReady, rolesOf(t, rt)["actors"].State)
 		require.NoError(t, c.Destroy(patient(t)))
 	}
 }
 
-// Two runs side by side do not see each other.
+// Harm forbidden: two namespaces see each other's roles.
 func TestNamespaces(t *testing.T) {
 	t.Parallel()
 	b := bustest.Open(t)
-	a, z := newCast(), newCast()
+	a, z := newWorkerProbe(), newWorkerProbe()
 	one := open(t, roles.Config{Bus: b, Namespace: "one", Classes: []*actors.Class{a.class()}})
 	two := open(t, roles.Config{Bus: b, Namespace: "two", Classes: []*actors.Class{z.class()}})
 	first := create(t, one, roles.Spec{Name: "actors", Class: "actor", World: 2})

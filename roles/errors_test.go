@@ -16,9 +16,9 @@ import (
 	"troupe/roles"
 )
 
-// Each mistake gets the error a user would want: what is wrong, where, and what there is instead.
-func TestMistakes(t *testing.T) {
-	cast, rt, c := newRole(t, roles.Spec{World: 4})
+// Errors of invalid use say what is wrong, where, and the remedy.
+func TestErrorsOfInvalidUse(t *testing.T) {
+	probe, rt, c := newRole(t, roles.Spec{World: 4})
 	create(t, rt, roles.Spec{Name: "reward", Class: "actor", World: 1})
 	call := func(method string, args ...any) error { return second(c.Call(patient(t), method, args...)) }
 	spec := func(s roles.Spec) error { return second(rt.Create(patient(t), s)) }
@@ -59,7 +59,7 @@ func TestMistakes(t *testing.T) {
 		{"a mesh that does not divide", spec(roles.Spec{Name: "x", Class: "actor", World: 8, Mesh: dispatch.Mesh{TP: 3}}), bus.ErrInvalid,
 			`role "x": tp 3 × cp 1 × pp 1 = 3 does not divide the world of 8 ranks`},
 		{"a world beyond all bounds", spec(roles.Spec{Name: "x", Class: "actor", World: 1 << 17}), bus.ErrInvalid,
-			`role "x": World 131072: the most is 65536`},
+			`role "x": World 131072: the maximum is 65536`},
 		{"no world", spec(roles.Spec{Name: "x", Class: "actor"}), bus.ErrInvalid,
 			"a world of 0 ranks: there must be at least one"},
 		{"everything at once", spec(roles.Spec{Name: "ä", Class: "!", QueueLimit: -1, StopGrace: -1}), bus.ErrInvalid,
@@ -73,22 +73,22 @@ func TestMistakes(t *testing.T) {
 		{"taken name", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
 			"role reward exists already: it is ready since 20"},
 		{"who holds it", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
-			", held by the test; attach to it, or choose another name"},
+			", owned by the test; attach to it, or choose another name"},
 		{"a worker that creates", call("create"), bus.ErrRefused,
-			"a worker creates no roles: it holds no lease that could end them; let the driver create role another"},
+			"a worker cannot create roles, because it holds no lease; create role another in the driver"},
 		{"a handle outside of a method", second((roles.Handle{}).Open(t.Context())), bus.ErrInvalid,
-			"this context does not belong to a method of a worker"},
-		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.Record{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
-			`role x lives in namespace "elsewhere", this driver in "default"`},
+			"the context does not belong to a method of a worker"},
+		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.RoleRecord{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,
+			`role x is in namespace "elsewhere", and this driver in "default"`},
 		{"a lease too short", second(roles.Open(t.Context(), roles.Config{Lease: time.Millisecond, LostAfter: time.Second, Namespace: "a b"})), bus.ErrInvalid,
-			"Lease 1ms: the least is a second"},
+			"Lease 1ms: the minimum is 1s"},
 	} {
 		t.Run(m.name, func(t *testing.T) {
 			assert.ErrorContains(t, m.err, m.words)
 			assert.ErrorIs(t, m.err, m.is)
 		})
 	}
-	assert.Equal(t, 5, cast.living(), "none of this has started or ended a worker")
+	assert.Equal(t, 5, probe.living(), "none of this has started or ended a worker")
 	assert.Len(t, rolesOf(t, rt), 2)
 	var taken *roles.TakenError
 	require.ErrorAs(t, spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), &taken)
@@ -97,7 +97,7 @@ func TestMistakes(t *testing.T) {
 }
 
 func TestMisspeltModeOfAClass(t *testing.T) {
-	k := actors.NewClass("actor", newCast().construct)
+	k := actors.NewClass("actor", newWorkerProbe().construct)
 	actors.Method(k, "step", (*actor).Rank, actors.MethodOptions{Mode: "DP_COMPUTE"})
 	rt := open(t, roles.Config{Classes: []*actors.Class{k.Class}})
 	_, err := rt.Create(patient(t), roles.Spec{Name: "x", Class: "actor", World: 1})
@@ -109,8 +109,8 @@ func TestClosedServer(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	b := bustest.Open(t, bus.Config{InProcess: srv, OnError: func(error) {}})
-	cast := newCast()
-	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Classes: []*actors.Class{probe.class()}})
 	require.NoError(t, err)
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 2})
 	srv.Stop()
@@ -126,19 +126,19 @@ func TestClosedServer(t *testing.T) {
 	err = rt.Close(t.Context())
 	assert.ErrorIs(t, err, bus.ErrUnavailable)
 	assert.Less(t, time.Since(begun), 15*time.Second)
-	assert.Zero(t, cast.living(), "its workers end all the same")
+	assert.Zero(t, probe.living(), "its workers end during the outage")
 
 	require.NoError(t, b.Close())
 	_, err = c.Call(t.Context(), "rank")
-	assert.ErrorContains(t, err, "actors rank: role actors has been taken down")
+	assert.ErrorContains(t, err, "actors rank: role actors has been destroyed")
 	_, err = roles.Open(t.Context(), roles.Config{Bus: b})
 	assert.ErrorIs(t, err, bus.ErrClosed)
 }
 
 func TestStartFails(t *testing.T) {
 	t.Parallel()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}})
 	start := func(cfg config, spec roles.Spec) error {
 		spec.Name, spec.Class, spec.World, spec.Config = "actors", "actor", 4, cfg
 		_, err := rt.Create(patient(t), spec)
@@ -151,7 +151,7 @@ func TestStartFails(t *testing.T) {
 		err := start(config{Fails: []int{2}}, roles.Spec{OwnConnections: own})
 		assert.ErrorIs(t, err, errTired, "the error is that worker's")
 		assert.ErrorContains(t, err, "actors[2] on ")
-		assert.Zero(t, cast.living(), "and all are stopped")
+		assert.Zero(t, probe.living(), "and all are stopped")
 		var e *bus.Error
 		require.ErrorAs(t, err, &e)
 		assert.Equal(t, 2, e.Rank)
@@ -163,40 +163,40 @@ func TestStartFails(t *testing.T) {
 		assert.ErrorIs(t, err, bus.ErrPanic)
 		assert.ErrorContains(t, err, "actors[3] on ")
 		require.ErrorAs(t, err, &e)
-		assert.Contains(t, e.Stack, "stage_test.go")
-		assert.Zero(t, cast.living())
+		assert.Contains(t, e.Stack, "localfixture_test.go")
+		assert.Zero(t, probe.living())
 
 		err = start(config{Hangs: []int{1, 3}}, roles.Spec{OwnConnections: own, StartTimeout: time.Second})
 		assert.ErrorIs(t, err, context.DeadlineExceeded)
 		assert.ErrorContains(t, err, "role actors had not started after ")
-		assert.ErrorContains(t, err, "rank 1, 3 had not been made")
-		assert.Zero(t, cast.living())
+		assert.ErrorContains(t, err, "rank 1, 3 had not started")
+		assert.Zero(t, probe.living())
 	}
 	c := create(t, rt, roles.Spec{Name: "actors", Class: "actor", World: 4, Config: config{}})
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// A constructor that does not look at its context cannot hold up its driver, and what it makes at last is not left over.
-func TestStartDoesNotWaitForADeafConstructor(t *testing.T) {
+// Harm forbidden: a constructor that ignores its context blocks its driver, or its worker is left running.
+func TestStartAbandonsABlockedConstructor(t *testing.T) {
 	t.Parallel()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}})
 	begun := time.Now()
 	_, err := rt.Create(patient(t), roles.Spec{
 		Name: "actors", Class: "actor", World: 3, Config: config{Deaf: []int{1}}, StartTimeout: time.Second,
 	})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "rank 1 had not been made")
+	require.ErrorContains(t, err, "rank 1 had not started")
 	require.Less(t, time.Since(begun), 10*time.Second)
-	require.Zero(t, cast.living())
-	close(cast.deafCh)
-	eventually(t, "the late worker is stopped", func() bool { return len(cast.stopped()) == 3 && cast.living() == 0 })
+	require.Zero(t, probe.living())
+	close(probe.deafCh)
+	eventually(t, "the late worker is stopped", func() bool { return len(probe.stopped()) == 3 && probe.living() == 0 })
 }
 
-func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
+func TestCloseCancelsCreate(t *testing.T) {
 	t.Parallel()
-	cast := newCast()
-	rt := open(t, roles.Config{Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{Classes: []*actors.Class{probe.class()}})
 	errCh := make(chan error, 1)
 	go func() {
 		_, err := rt.Create(context.Background(), roles.Spec{Name: "actors", Class: "actor", World: 2, Config: config{Hangs: []int{1}}})
@@ -205,27 +205,27 @@ func TestCloseGivesUpWhatIsBeingCreated(t *testing.T) {
 	eventually(t, "the role is starting", func() bool { return rolesOf(t, rt)["actors"].State == roles.RoleStarting })
 	_, err := rt.Attach(patient(t), "actors")
 	require.ErrorIs(t, err, bus.ErrRefused)
-	require.ErrorContains(t, err, "role actors is still starting, since 20")
+	require.ErrorContains(t, err, "role actors has been starting since 20")
 	require.NoError(t, rt.Close(patient(t)))
 	require.ErrorIs(t, <-errCh, context.Canceled)
-	require.Zero(t, cast.living())
+	require.Zero(t, probe.living())
 	for _, err := range []error{
 		second(rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})),
-		second(rt.Open(roles.Handle{Record: roles.Record{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
+		second(rt.Open(roles.Handle{Record: roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 1, Mesh: dispatch.Mesh{DP: 1, TP: 1, PP: 1, CP: 1}}})),
 	} {
 		require.ErrorIs(t, err, bus.ErrClosed)
 	}
-	require.NoError(t, rt.Close(patient(t)), "once more is harmless")
+	require.NoError(t, rt.Close(patient(t)), "a second Close is no error")
 	require.False(t, errors.Is(err, bus.ErrClosed))
 }
 
-// The harm: a claim whose answer is lost holds the name for as long as the driver lives.
-func TestAClaimOfUnknownOutcomeIsTakenBack(t *testing.T) {
+// Harm forbidden: a claim whose acknowledgement is lost keeps the name taken while the driver lives.
+func TestClaimOfUnknownOutcomeIsRemoved(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
 	line := bustest.NewFaults(srv)
-	cast := newCast()
-	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: line, OnError: func(error) {}}, Classes: []*actors.Class{cast.class()}})
+	probe := newWorkerProbe()
+	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: line, OnError: func(error) {}}, Classes: []*actors.Class{probe.class()}})
 	other := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}})
 	deaf := time.Now().Add(time.Second)
 	line.SetRule(func(m bustest.Message) bustest.Verdict {

@@ -11,7 +11,7 @@ import (
 	"troupe/roles"
 )
 
-// learner keeps a sum of what it has seen: a worker with state.
+// learner sums what it has seen: a worker with state.
 type learner struct {
 	rank int
 	seen int
@@ -69,10 +69,10 @@ func Example() {
 	// dp 2 tp 2
 	// [1 3 3] [3 3 3 3]
 	// <nil>
-	// actor_train seen: role actor_train has been taken down
+	// actor_train seen: role actor_train has been destroyed
 }
 
-// A second driver finds the role by its name. Here both share a bus; in another process it would be given a URL.
+// A second driver finds the role by its name. Here both share a bus; another process would use a URL.
 func ExampleRuntime_Attach() {
 	ctx := context.Background()
 	b, err := bus.Open(ctx, bus.Config{})
@@ -104,7 +104,7 @@ func ExampleRuntime_Attach() {
 	// no role "critic" in this namespace; there are actor_train true
 }
 
-// Some of the workers, by their place in the mesh; and a role that is the argument of a call on another.
+// Some of the workers, selected by their coordinates in the mesh; and a role as the argument of a call to another.
 func ExampleCluster_Where() {
 	ctx := context.Background()
 	rt, err := roles.Open(ctx, roles.Config{Classes: []*actors.Class{learnerClass()}})

@@ -14,17 +14,17 @@ import (
 	"troupe/nodes"
 )
 
-// receiveExit takes in how a worker's process ended. Agents say it more than once, which is harmless: the first counts.
-func (l *life) receiveExit(data []byte) {
+// receiveExit handles the exit of a worker process. Agents repeat exits; the first counts.
+func (l *liveness) receiveExit(data []byte) {
 	var e nodes.Exit
 	if err := wire.Unmarshal(data, &e); err != nil {
-		l.cluster.rt.log.Warn("roles: the end of a process cannot be read", "role", l.cluster.Name(), "error", err)
+		l.cluster.rt.log.Warn("roles: a malformed exit message", "role", l.cluster.Name(), "error", err)
 		return
 	}
 	l.exited(e)
 }
 
-func (l *life) exited(e nodes.Exit) {
+func (l *liveness) exited(e nodes.Exit) {
 	rank := e.ID.Rank
 	if e.ID.Address() != l.cluster.to {
 		return
@@ -32,52 +32,52 @@ func (l *life) exited(e nodes.Exit) {
 	l.mu.Lock()
 	if rank < 0 || rank >= len(l.beats) {
 		l.mu.Unlock()
-		return // of a size that the role no longer has
+		return // the rank no longer exists
 	}
 	old := l.beats[rank]
-	if e.ID.Gen < old.Gen || e.ID.Gen == old.Gen && old.State.Over() && !old.unsaid {
+	if e.ID.Gen < old.Gen || e.ID.Gen == old.Gen && old.State.Over() && !old.awaitingExit {
 		l.mu.Unlock()
-		return // of an earlier worker, or of one that has said its last words
+		return // of an earlier generation, or known already
 	}
 	one := lossOfExit(e)
-	if old.unsaid && !one.evicted { // it has stopped in order
+	if old.awaitingExit && !one.evicted { // it stopped in order
 		one = lossOf(old.Beat, l.cluster.Name())
 	}
 	now := actors.Beat{Rank: rank, Gen: e.ID.Gen, Node: e.Node, State: actors.Stopped}
 	if one.failed {
 		now.State, now.Err = actors.Failed, one.why
 	}
-	l.beats[rank].Beat, l.beats[rank].unsaid = now, false
+	l.beats[rank].Beat, l.beats[rank].awaitingExit = now, false
 	l.changedLocked()
 	l.mu.Unlock()
 	l.lost(one, true)
 }
 
 const (
-	exitSpread = 3 * time.Second  // for the exit of a worker that has stopped to be told, before its agent is asked
-	exitLimit  = 30 * time.Second // and for the process to end
+	exitDelay = 3 * time.Second  // how long the exit of a stopped worker may take to arrive, before its agent is asked
+	exitLimit = 30 * time.Second // how long the process may take to exit
 )
 
-// awaitExit waits for the agent's word on a worker that has stopped in order: one that an operator has ended stops so too,
-// and only the agent knows why.
-func (l *life) awaitExit(b actors.Beat) {
+// awaitExit waits for the exit of a worker that has stopped in order: a worker that an operator evicts stops so too,
+// and only the agent knows the reason.
+func (l *liveness) awaitExit(b actors.Beat) {
 	l.mu.Lock()
-	l.beats[b.Rank].unsaid = true
+	l.beats[b.Rank].awaitingExit = true
 	l.mu.Unlock()
 	begun := time.Now()
 	var ask func()
 	ask = func() {
-		if !l.isUnsaid(b) {
+		if !l.isAwaitingExit(b) {
 			return
 		}
 		rec := l.cluster.Record()
-		if b.Rank >= len(rec.Seats) {
+		if b.Rank >= len(rec.Placements) {
 			l.stopped(b)
 			return
 		}
-		id, node := rec.workerID(b.Rank), rec.Seats[b.Rank].Node
+		id, node := rec.workerID(b.Rank), rec.Placements[b.Rank].Node
 		id.Gen = b.Gen
-		ctx, cancel := context.WithTimeout(l.cluster.rt.ctx, agentThere)
+		ctx, cancel := context.WithTimeout(l.cluster.rt.ctx, agentProbe)
 		defer cancel()
 		all, err := l.cluster.rt.agents().Workers(ctx, node)
 		i := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id })
@@ -85,33 +85,33 @@ func (l *life) awaitExit(b actors.Beat) {
 		case err == nil && i >= 0 && all[i].Exit != nil:
 			l.exited(*all[i].Exit)
 		case err == nil && i >= 0 && time.Since(begun) < exitLimit:
-			time.AfterFunc(exitSpread, bus.Guard(ask))
+			time.AfterFunc(exitDelay, bus.Guard(ask))
 		default:
 			l.stopped(b)
 		}
 	}
-	time.AfterFunc(exitSpread, bus.Guard(ask))
+	time.AfterFunc(exitDelay, bus.Guard(ask))
 }
 
-func (l *life) isUnsaid(b actors.Beat) bool {
+func (l *liveness) isAwaitingExit(b actors.Beat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.beats[b.Rank]
-	return now.unsaid && now.Gen == b.Gen && !l.ended()
+	return now.awaitingExit && now.Gen == b.Gen && !l.ended()
 }
 
-// stopped takes a worker at its own word.
-func (l *life) stopped(b actors.Beat) {
-	if !l.isUnsaid(b) {
+// stopped accepts the end of a worker without an exit of its agent.
+func (l *liveness) stopped(b actors.Beat) {
+	if !l.isAwaitingExit(b) {
 		return
 	}
 	l.mu.Lock()
-	l.beats[b.Rank].unsaid = false
+	l.beats[b.Rank].awaitingExit = false
 	l.mu.Unlock()
 	l.lost(lossOf(b, l.cluster.Name()), true)
 }
 
-func (l *life) ended() bool {
+func (l *liveness) ended() bool {
 	select {
 	case <-l.stopCh:
 		return true
@@ -120,10 +120,10 @@ func (l *life) ended() bool {
 	}
 }
 
-// lossOfExit is the end of a process as the loss of its worker. One that ends by itself has failed, whatever its code:
-// nobody had asked it to.
+// lossOfExit is the loss of a worker whose process exited. A process that exits without a request has failed, whatever
+// its code.
 func lossOfExit(e nodes.Exit) loss {
-	why := bus.Errorf(bus.CodeWorkerLost, "%s", exitWords(e))
+	why := bus.Errorf(bus.CodeWorkerLost, "%s", describeExit(e))
 	why.Role, why.Rank, why.Node = e.ID.Role, e.ID.Rank, e.Node
 	why.Details = map[string]string{"pid": strconv.Itoa(e.PID), "worker": e.Name}
 	if e.Signal != "" {
@@ -146,26 +146,26 @@ func lossOfExit(e nodes.Exit) loss {
 	return loss{rank: e.ID.Rank, gen: e.ID.Gen, why: why, failed: !e.Asked, evicted: e.Why != ""}
 }
 
-// exitWords says it to a person, with the last line that the process printed.
-func exitWords(e nodes.Exit) string {
+// describeExit describes the exit, with the last line of output.
+func describeExit(e nodes.Exit) string {
 	var words string
 	switch {
 	case e.Why != "":
-		return e.Words()
+		return e.Describe()
 	case e.Unknown:
-		return "its agent does not know it: the agent has been started anew, and the worker ended with the one before"
+		return "its agent does not know it: the agent was restarted, and the worker exited with the earlier agent"
 	case e.OOM:
-		words = fmt.Sprintf("its process (pid %d) was killed for want of memory", e.PID)
+		words = fmt.Sprintf("its process (pid %d) was killed by the OOM killer", e.PID)
 	case e.Signal != "":
 		words = fmt.Sprintf("its process (pid %d) was killed by %s", e.PID, e.Signal)
 	case e.Asked:
-		return "its process has ended"
+		return "its process has exited"
 	default:
-		words = fmt.Sprintf("its process (pid %d) ended with exit code %d", e.PID, e.Code)
+		words = fmt.Sprintf("its process (pid %d) exited with code %d", e.PID, e.Code)
 	}
 	for i := len(e.Last) - 1; i >= 0; i-- {
 		if line := strings.TrimSpace(e.Last[i]); line != "" {
-			return words + "; it last printed: " + line
+			return words + "; last line of output: " + line
 		}
 	}
 	return words

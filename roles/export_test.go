@@ -2,8 +2,7 @@ package roles
 
 import "context"
 
-// Reown gives a role to another driver, as if that one had created it here: what will be possible when workers live on
-// nodes, and drivers elsewhere.
+// Reown makes another driver the owner of a role.
 func (rt *Runtime) Reown(ctx context.Context, name, session string) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
@@ -21,14 +20,14 @@ func (rt *Runtime) Reown(ctx context.Context, name, session string) error {
 	return err
 }
 
-// Holds counts the clusters a runtime holds.
+// Holds counts the clusters of a runtime.
 func (rt *Runtime) Holds() int {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	return len(rt.clusters)
 }
 
-// Forget removes a role's record, as if it had been taken down while its nodes were out of reach.
+// Forget removes a role's record, as if it had been destroyed while its nodes were unreachable.
 func (rt *Runtime) Forget(ctx context.Context, c *Cluster) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
@@ -37,7 +36,7 @@ func (rt *Runtime) Forget(ctx context.Context, c *Cluster) error {
 	return reg.remove(ctx, c.Record())
 }
 
-// Step takes a role to another state in the registry, as another driver would.
+// Step changes the state of a role in the registry, as another driver would.
 func (rt *Runtime) Step(ctx context.Context, c *Cluster, to RoleState) error {
 	reg, err := rt.registry(ctx)
 	if err == nil {
@@ -46,7 +45,7 @@ func (rt *Runtime) Step(ctx context.Context, c *Cluster, to RoleState) error {
 	return err
 }
 
-// Alive reports whether a driver's lease is there.
+// Alive reports whether a driver's lease exists.
 func (rt *Runtime) Alive(ctx context.Context, session string) bool {
 	reg, err := rt.registry(ctx)
 	return err != nil || reg.alive(ctx, session)

@@ -3,7 +3,6 @@ package roles
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -12,37 +11,33 @@ import (
 	"troupe/placement"
 )
 
-const (
-	endPause  = 500 * time.Millisecond // before the agents of a failed role's workers are asked again, doubled up to
-	endPauses = 15 * time.Second       // this
-)
+// killBackoff paces requests to the agents of a failed role's workers.
+var killBackoff = bus.Backoff{First: 500 * time.Millisecond, Most: 15 * time.Second}
 
-// endFailed ends the processes of a role that has failed and gives back what they held. An agent that cannot be reached is
-// asked again, until it has seen its workers end or the placement service counts its node as lost. It goes on until this
-// runtime ends: the record stays, and with it the way for another process to finish.
-func (c *Cluster) endFailed() {
-	for pause := endPause; c.rt.ctx.Err() == nil; pause = min(2*pause, endPauses) {
-		done, err := c.endFailedOnce()
+// killFailed kills the processes of a failed role and releases their reservations. It retries until every agent has seen
+// its workers exit or placement counts the node as lost, or this runtime ends: the record stays, so that another
+// process can finish.
+func (c *Cluster) killFailed() {
+	for waits := killBackoff.Start(); c.rt.ctx.Err() == nil; {
+		done, err := c.killFailedOnce()
 		if done {
 			return
 		}
-		c.rt.log.Warn("roles: the workers of a failed role have not all ended; asking again", "role", c.Name(), "in", pause, "error", err)
-		select {
-		case <-c.rt.ctx.Done():
-		case <-time.After(pause/2 + rand.N(pause/2)):
-		}
+		pause := waits.Next()
+		c.rt.log.Warn("roles: some workers of a failed role may still run; retrying", "role", c.Name(), "in", pause, "error", err)
+		_ = bus.Sleep(c.rt.ctx, pause) // the loop checks the context
 	}
 }
 
-// endFailedOnce reports true when nothing of the role is left but its record, or somebody takes it down.
-func (c *Cluster) endFailedOnce() (done bool, _ error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, killGrace+agentAnswer+releaseActs+registryActs)
+// killFailedOnce reports whether only the record of the role is left, or another process destroys it.
+func (c *Cluster) killFailedOnce() (done bool, _ error) {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, killGrace+agentTimeout+releaseTimeout+registryTimeout)
 	defer cancel()
-	if err := c.takeTurn(ctx); err != nil {
+	if err := c.lockDestroy(ctx); err != nil {
 		return false, err
 	}
-	defer func() { <-c.downCh }()
-	rec, err := c.look()
+	defer func() { <-c.destroyCh }()
+	rec, err := c.readRecord()
 	switch {
 	case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
 		return true, nil
@@ -50,63 +45,63 @@ func (c *Cluster) endFailedOnce() (done bool, _ error) {
 		return false, err
 	}
 	c.setRecord(rec)
-	if err := c.endStrictly(ctx, rec); err != nil {
+	if err := c.killAll(ctx, rec); err != nil {
 		return false, err
 	}
-	if err := c.giveBack(ctx); err != nil {
+	if err := c.releaseReservations(ctx); err != nil {
 		return false, err
 	}
-	err = c.alter(ctx, func(r *Record) error {
+	err = c.alter(ctx, func(r *RoleRecord) error {
 		if r.State == RoleFailed {
-			r.Held, r.Former = nil, nil
+			r.Reservations, r.Replaced = nil, nil
 		}
 		return nil
 	})
 	return err == nil || errors.Is(err, bus.ErrNotFound), err
 }
 
-// workers are the processes of a role by node: those on its seats, and those that were replaced.
-func (r Record) workers() map[string][]nodes.WorkerID {
+// workersByNode is the processes of a role by node: the current ones, and the replaced ones.
+func (r RoleRecord) workersByNode() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
-	for rank, seat := range r.Seats {
-		out[seat.Node] = append(out[seat.Node], r.workerID(rank))
+	for rank, placed := range r.Placements {
+		out[placed.Node] = append(out[placed.Node], r.workerID(rank))
 	}
-	for node, ids := range r.formers() {
+	for node, ids := range r.replacedByNode() {
 		out[node] = append(out[node], ids...)
 	}
 	return out
 }
 
-// formers are the processes that were replaced, by node.
-func (r Record) formers() map[string][]nodes.WorkerID {
+// replacedByNode is the replaced processes, by node.
+func (r RoleRecord) replacedByNode() map[string][]nodes.WorkerID {
 	out := map[string][]nodes.WorkerID{}
-	for _, f := range r.Former {
+	for _, f := range r.Replaced {
 		id := nodes.WorkerID{Namespace: r.Namespace, Role: r.Name, Incarnation: r.Incarnation, Rank: f.Rank, Gen: f.Gen}
 		out[f.Node] = append(out[f.Node], id)
 	}
 	return out
 }
 
-// endStrictly returns when every process of the role is known to have ended, or its node is lost.
-func (c *Cluster) endStrictly(ctx context.Context, rec Record) error {
-	return c.endWorkers(ctx, rec.workers())
+// killAll returns when every process of the role is known to have exited, or its node is lost.
+func (c *Cluster) killAll(ctx context.Context, rec RoleRecord) error {
+	return c.killWorkers(ctx, rec.workersByNode())
 }
 
-// endFormer ends the processes that were replaced.
-func (c *Cluster) endFormer(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, killGrace+agentAnswer)
+// killReplaced kills the replaced processes.
+func (c *Cluster) killReplaced(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, killGrace+agentTimeout)
 	defer cancel()
-	return c.endWorkers(ctx, c.Record().formers())
+	return c.killWorkers(ctx, c.Record().replacedByNode())
 }
 
-// endWorkers asks the agents of all nodes at once. A node that does not answer is a failure, unless it is lost.
-func (c *Cluster) endWorkers(ctx context.Context, byNode map[string][]nodes.WorkerID) error {
+// killWorkers kills processes on all nodes concurrently. A node that does not answer is an error, unless it is lost.
+func (c *Cluster) killWorkers(ctx context.Context, byNode map[string][]nodes.WorkerID) error {
 	var group sync.WaitGroup
 	var mu sync.Mutex
 	var errs []error
 	for node, ids := range byNode {
 		group.Go(bus.Guard(func() {
-			if err := c.endThere(ctx, node, ids); err != nil {
+			if err := c.killWorkersOn(ctx, node, ids); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, err)
@@ -117,9 +112,9 @@ func (c *Cluster) endWorkers(ctx context.Context, byNode map[string][]nodes.Work
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) endThere(ctx context.Context, node string, ids []nodes.WorkerID) error {
-	asking, cancel := context.WithTimeout(ctx, agentThere)
-	_, err := c.rt.agents().Workers(asking, node) // an agent that is not there is not waited for
+func (c *Cluster) killWorkersOn(ctx context.Context, node string, ids []nodes.WorkerID) error {
+	asking, cancel := context.WithTimeout(ctx, agentProbe)
+	_, err := c.rt.agents().Workers(asking, node) // an absent agent is not waited for
 	cancel()
 	if err == nil {
 		_, err = c.rt.agents().Stop(ctx, node, ids, killGrace)
@@ -127,11 +122,11 @@ func (c *Cluster) endThere(ctx context.Context, node string, ids []nodes.WorkerI
 	if err == nil || c.nodeLost(ctx, node) {
 		return nil
 	}
-	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not said that its workers ended: %w", c.Name(), node, err)
+	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", c.Name(), node, err)
 }
 
-// nodeLost reports whether the placement service counts a node as lost: its devices are not granted again before it has
-// shown that they are free.
+// nodeLost reports whether placement counts a node as lost: its devices are not granted again before it has shown that
+// they are free.
 func (c *Cluster) nodeLost(ctx context.Context, node string) bool {
 	client, err := c.rt.placement()
 	if err != nil {
@@ -141,5 +136,5 @@ func (c *Cluster) nodeLost(ctx context.Context, node string) bool {
 	if all, err = client.Nodes(ctx); err != nil {
 		return false
 	}
-	return nodeGone(all, node)
+	return nodeIsLost(all, node)
 }

@@ -64,7 +64,7 @@ func (g GC) collectRoles(ctx context.Context, endedCh <-chan struct{}) {
 		case <-endedCh:
 		case <-tick.C:
 		}
-		orphans, err := Orphans(ctx, g.Bus)
+		orphans, err := OrphanNamespaces(ctx, g.Bus)
 		if err == nil {
 			err = g.attend(ctx, sessions, orphans)
 		}
@@ -97,7 +97,7 @@ func (g GC) attend(ctx context.Context, sessions map[string]*Runtime, namespaces
 		sessions[ns] = rt
 	}
 	for _, rt := range sessions {
-		errs = append(errs, rt.WatchOver(ctx))
+		errs = append(errs, rt.MonitorRoles(ctx))
 	}
 	return errors.Join(errs...)
 }
@@ -113,7 +113,7 @@ func (g GC) collectProcesses(ctx context.Context) {
 		case <-tick.C:
 		}
 		pass, cancel := context.WithTimeout(ctx, unknownAfter)
-		ended, err := EndStrays(pass, g.Bus, unknownAfter)
+		ended, err := KillOrphanProcesses(pass, g.Bus, unknownAfter)
 		for _, w := range ended {
 			g.Logger.Warn("roles: a worker process of no role was ended", "worker", w.ID.String(), "node", w.Node)
 		}

@@ -25,7 +25,7 @@ func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 	defer func() { require.NoError(t, rt.Close(context.Background())) }()
 	_, err = rt.Create(t.Context(), roles.Spec{Name: "mine", Class: "idle", World: 1})
 	require.NoError(t, err)
-	orphans, err := roles.Orphans(t.Context(), b)
+	orphans, err := roles.OrphanNamespaces(t.Context(), b)
 	require.NoError(t, err)
 	require.Empty(t, orphans)
 
@@ -41,7 +41,7 @@ func TestGCEndsRolesOfDeadDriversOnly(t *testing.T) {
 		require.NoError(t, err)
 		_, err = bucket.Put(t.Context(), "run.role.left", data)
 		require.NoError(t, err)
-		orphans, err = roles.Orphans(t.Context(), b)
+		orphans, err = roles.OrphanNamespaces(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, detached, len(orphans) == 0)
 	}

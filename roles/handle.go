@@ -10,29 +10,29 @@ import (
 	"troupe/dispatch"
 )
 
-// Handle is a cluster or a worker as it travels: a value that a call may carry, and that can be opened on the other
-// side. On the wire it is extension type 3.
+// Handle is a cluster or a worker as a value in a call, which the receiver can open. On the wire it is extension type
+// 3.
 type Handle struct {
-	Record Record
-	Rank   int // the worker's; -1: the whole role
+	Record RoleRecord
+	Rank   int // of the worker; -1: the whole role
 }
 
-// Handle is the cluster as it travels.
+// Handle is the cluster as a value.
 func (c *Cluster) Handle() Handle { return Handle{Record: c.Record(), Rank: -1} }
 
-// Handle is the worker as it travels.
+// Handle is the worker as a value.
 func (w Worker) Handle() Handle { return Handle{Record: w.cluster.Record(), Rank: w.rank} }
 
-// A cluster and a worker can be given to a call as they are, also inside other values: they travel as their handles, and
-// are received as such.
+// A cluster and a worker can be arguments of a call, also inside other values: they are encoded as handles, and
+// received as such.
 func (c *Cluster) MarshalMsgpack() ([]byte, error) { return wire.Marshal(c.Handle()) }
 func (c *Cluster) UnmarshalMsgpack([]byte) error   { return errReceived }
 func (w *Worker) MarshalMsgpack() ([]byte, error)  { return wire.Marshal(w.Handle()) }
 func (w *Worker) UnmarshalMsgpack([]byte) error    { return errReceived }
 
-var errReceived = bus.Errorf(bus.CodeInvalid, "a cluster or a worker is received as a roles.Handle; take that, and open it")
+var errReceived = bus.Errorf(bus.CodeInvalid, "a cluster or a worker is received as a roles.Handle: use that type, and open it")
 
-// wireHandle is what extension type 3 holds.
+// wireHandle is the content of extension type 3.
 type wireHandle struct {
 	Namespace   string              `msgpack:"namespace"`
 	Role        string              `msgpack:"role"`
@@ -61,7 +61,7 @@ func packHandle(h Handle) (wireHandle, error) {
 }
 
 func unpackHandle(w wireHandle) (Handle, error) {
-	h := Handle{Rank: w.Rank, Record: Record{
+	h := Handle{Rank: w.Rank, Record: RoleRecord{
 		Namespace: w.Namespace, Name: w.Role, Incarnation: w.Incarnation, Class: w.Class, World: w.World, Mesh: w.Mesh,
 		Ordered: w.Ordered, Open: w.Open, Methods: w.Methods, State: RoleReady, Process: w.Process, Policy: w.Policy,
 	}}
@@ -69,13 +69,13 @@ func unpackHandle(w wireHandle) (Handle, error) {
 		return Handle{}, err
 	}
 	if w.Rank < -1 || w.Rank >= w.World {
-		return Handle{}, bus.Errorf(bus.CodeMalformed, "a handle of rank %d of role %s, which has %d", w.Rank, w.Role, w.World)
+		return Handle{}, bus.Errorf(bus.CodeMalformed, "a handle of rank %d of role %s, which has %d workers", w.Rank, w.Role, w.World)
 	}
 	return h, nil
 }
 
-// Open makes the handle usable from inside a method: ctx is the method's own. All the workers of a process that open a
-// role share one cluster, so opening it in every call costs nothing; it is let go of when the role ends.
+// Open makes the handle usable inside a method; ctx is the method's own. All workers of a process share one cluster per
+// role, so that opening it in every call is cheap; it is released when the role ends.
 func (h Handle) Open(ctx context.Context) (*Cluster, error) {
 	rt, err := FromContext(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (h Handle) Open(ctx context.Context) (*Cluster, error) {
 	return rt.Open(h)
 }
 
-// Find is the handle of a role, by its name: what Attach gives, for those who open it only when they need it, and share it.
+// Find returns the handle of a role by its name, for Open.
 func (rt *Runtime) Find(ctx context.Context, name string) (Handle, error) {
 	if err := bus.CheckRoleName(name); err != nil {
 		return Handle{}, err
@@ -100,10 +100,10 @@ func (rt *Runtime) Find(ctx context.Context, name string) (Handle, error) {
 	return Handle{Record: rec, Rank: -1}, err
 }
 
-// Open makes a handle usable by this driver. Whoever opens the same role shares the one cluster; Close leaves it open.
+// Open makes a handle usable by this driver. Handles of the same role share one cluster; Close leaves it open.
 func (rt *Runtime) Open(h Handle) (*Cluster, error) {
 	if h.Record.Namespace != rt.cfg.Namespace {
-		return nil, bus.Errorf(bus.CodeRefused, "role %s lives in namespace %q, this driver in %q", h.Record.Name, h.Record.Namespace, rt.cfg.Namespace)
+		return nil, bus.Errorf(bus.CodeRefused, "role %s is in namespace %q, and this driver in %q", h.Record.Name, h.Record.Namespace, rt.cfg.Namespace)
 	}
 	to := h.Record.Address()
 	if c := rt.shared(to); c != nil {
@@ -119,7 +119,7 @@ func (rt *Runtime) Open(h Handle) (*Cluster, error) {
 		rt.opened[to] = c
 	}
 	rt.mu.Unlock()
-	if first != nil { // somebody else was faster
+	if first != nil { // another goroutine was faster
 		c.release()
 		return first, nil
 	}
@@ -132,7 +132,7 @@ func (rt *Runtime) shared(to bus.Address) *Cluster {
 	return rt.opened[to]
 }
 
-// unshare has the next one who opens the role find out anew.
+// unshare makes the next Open of the role make a new cluster.
 func (rt *Runtime) unshare(c *Cluster) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
@@ -141,7 +141,7 @@ func (rt *Runtime) unshare(c *Cluster) {
 	}
 }
 
-// OpenWorker makes the handle of a worker usable from inside a method.
+// OpenWorker makes the handle of a worker usable inside a method.
 func (h Handle) OpenWorker(ctx context.Context) (Worker, error) {
 	c, err := h.Open(ctx)
 	if err != nil {

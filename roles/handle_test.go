@@ -23,7 +23,7 @@ func TestWorkersCallEachOther(t *testing.T) {
 		require.NoError(t, err)
 		answers, err := c.ExecuteAll(patient(t), "ask", w)
 		require.NoError(t, err)
-		assert.Equal(t, []any{int64(1), int64(1), int64(1)}, answers, "a worker, sent as it is and called on the other side")
+		assert.Equal(t, []any{int64(1), int64(1), int64(1)}, answers, "a worker as an argument, called by the receiver")
 		answers, err = c.ExecuteAll(patient(t), "ask", w.Handle())
 		require.NoError(t, err)
 		assert.Equal(t, []any{int64(1), int64(1), int64(1)}, answers)
@@ -39,7 +39,7 @@ func TestWorkersCallEachOther(t *testing.T) {
 		assert.ErrorIs(t, err, bus.ErrNotFound)
 
 		_, err = c.ExecuteRankZero(patient(t), "ask_fail", w)
-		assert.EqualError(t, err, "actors[0] ask_fail on "+node(t)+": judges[1] fail on "+node(t)+": tired", "where, and from where")
+		assert.EqualError(t, err, "actors[0] ask_fail on "+node(t)+": judges[1] fail on "+node(t)+": tired", "the error names both workers")
 		assert.ErrorIs(t, err, errTired, "over two hops")
 
 		next, err := c.Worker(2)
@@ -65,7 +65,7 @@ func TestAHandleComesBack(t *testing.T) {
 	assert.Equal(t, 1, back["worker"].(roles.Handle).Rank)
 	require.NoError(t, opened.Close(patient(t)))
 	_, err = opened.Call(patient(t), "rank")
-	require.NoError(t, err, "who opened it shares it with others")
+	require.NoError(t, err, "an opened cluster is shared and stays open")
 	again, err := rt.Open(c.Handle())
 	require.NoError(t, err)
 	assert.Same(t, opened, again)
@@ -78,8 +78,8 @@ func TestAHandleComesBack(t *testing.T) {
 
 func second2[T any](v T, _ error) T { return v }
 
-// The harm: a worker that is given the same role in every call watches it once for every call, for ever.
-func TestOpeningAHandleAgainHoldsNothingMore(t *testing.T) {
+// Harm forbidden: a worker that receives the same role in every call monitors it once per call, and never releases it.
+func TestOpenedHandlesShareACluster(t *testing.T) {
 	_, rt, c := newRole(t, roles.Spec{World: 2})
 	judges := create(t, rt, roles.Spec{Name: "judges", Class: "actor", World: 2})
 	for range 50 {
@@ -99,14 +99,14 @@ func TestOpeningAHandleAgainHoldsNothingMore(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrWorkerLost)
 }
 
-// A handle comes from outside: what it says is checked before anything is made of it.
-func TestHostileHandles(t *testing.T) {
-	good := roles.Record{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
+// A received handle is validated before it is used.
+func TestInvalidHandles(t *testing.T) {
+	good := roles.RoleRecord{Namespace: "default", Name: "x", Incarnation: "i", World: 4, Mesh: dispatch.Mesh{DP: 2, TP: 2, PP: 1, CP: 1}}
 	for words, change := range map[string]func(*roles.Handle){
 		"role name":                             func(h *roles.Handle) { h.Record.Name = "a.>" },
-		"has a world of 1099511627776; the mos": func(h *roles.Handle) { h.Record.World = 1 << 40 },
-		"has a world of 5 and the mesh tp=2":    func(h *roles.Handle) { h.Record.World = 5 },
-		"has a world of 4 and the mesh tp=2 cp": func(h *roles.Handle) { h.Record.Mesh.CP = 0 },
+		"has world 1099511627776; the maximum ": func(h *roles.Handle) { h.Record.World = 1 << 40 },
+		"has world 5 and mesh tp=2":             func(h *roles.Handle) { h.Record.World = 5 },
+		"has world 4 and mesh tp=2 cp=0":        func(h *roles.Handle) { h.Record.Mesh.CP = 0 },
 		"a handle of rank 4 of role x, which h": func(h *roles.Handle) { h.Rank = 4 },
 	} {
 		h := roles.Handle{Record: good, Rank: -1}
@@ -118,7 +118,7 @@ func TestHostileHandles(t *testing.T) {
 	}
 }
 
-// sayer answers every call with the session of who called.
+// sayer returns the session of the caller.
 type sayer struct{}
 
 func (sayer) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
@@ -127,7 +127,7 @@ func (sayer) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
 }
 
 func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
-	cast := newCast()
+	probe := newWorkerProbe()
 	found := func(name string) (*actors.Class, error) {
 		if name != "sayer" {
 			return nil, bus.Errorf(bus.CodeNotFound, "no class %q", name)
@@ -135,7 +135,7 @@ func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
 		return &actors.Class{Name: name, Open: true, New: func(context.Context, actors.Setup) (actors.Handler, error) { return sayer{}, nil }}, nil
 	}
 	b := bustest.Open(t, bus.Config{})
-	rt := open(t, roles.Config{Bus: b, Classes: []*actors.Class{cast.class()}, ClassFunc: found})
+	rt := open(t, roles.Config{Bus: b, Classes: []*actors.Class{probe.class()}, ClassFunc: found})
 	create(t, rt, roles.Spec{Name: "driver", Class: "sayer", World: 1})
 	_, err := rt.Create(patient(t), roles.Spec{Name: "x", Class: "nobody", World: 1})
 	assert.ErrorContains(t, err, `no class "nobody"`)
@@ -146,14 +146,14 @@ func TestADriverKnowsTheSessionsOfItsWorkers(t *testing.T) {
 	h.Rank = 0
 	session, err := workers.ExecuteRankZero(patient(t), "ask", h)
 	require.NoError(t, err)
-	eventually(t, "the worker has beaten", func() bool { return rt.Made(session.(string)) })
+	eventually(t, "the worker has beaten", func() bool { return rt.StartedWorker(session.(string)) })
 
 	other := open(t, roles.Config{Bus: b})
-	assert.False(t, other.Made(session.(string)), "another driver's")
-	assert.False(t, rt.Made(other.Session()))
-	assert.False(t, rt.Made(""))
+	assert.False(t, other.StartedWorker(session.(string)), "a worker of another driver")
+	assert.False(t, rt.StartedWorker(other.Session()))
+	assert.False(t, rt.StartedWorker(""))
 	_, err = other.Find(patient(t), "jury")
 	assert.ErrorIs(t, err, bus.ErrNotFound)
 	require.NoError(t, workers.Destroy(patient(t)))
-	eventually(t, "it has ended", func() bool { return !rt.Made(session.(string)) })
+	eventually(t, "it has ended", func() bool { return !rt.StartedWorker(session.(string)) })
 }

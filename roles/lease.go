@@ -9,13 +9,11 @@ import (
 	"troupe/bus/kv"
 )
 
-const (
-	retakePause = 100 * time.Millisecond // between attempts to take a lost lease back, doubled up to
-	retakeMost  = 2 * time.Second        // this
-)
+// regainBackoff paces attempts to regain a lost lease.
+var regainBackoff = bus.Backoff{First: 100 * time.Millisecond, Most: 2 * time.Second}
 
-// takeLease is how others know that this driver lives.
-func (rt *Runtime) takeLease(ctx context.Context) error {
+// acquireLease acquires the lease that says that this driver lives.
+func (rt *Runtime) acquireLease(ctx context.Context) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
@@ -30,18 +28,18 @@ func (rt *Runtime) takeLease(ctx context.Context) error {
 	return nil
 }
 
-// witness makes sure that this runtime holds a lease of its own while it judges others by theirs: what keeps a driver from
-// renewing its lease, such as a full disk under the server, is then noticed here too. Drivers have one anyway; the workers' own
-// runtimes take one when there is something to judge, and count the time from there.
-func (rt *Runtime) witness(ctx context.Context) error {
+// ensureLease acquires a lease for this runtime before it judges drivers by theirs: what prevents renewals, such as a full
+// disk of the server, is then noticed here too. Drivers have one anyway; runtimes of workers acquire one on first use,
+// and count the server's uptime from there.
+func (rt *Runtime) ensureLease(ctx context.Context) error {
 	if rt.currentLease() != nil {
 		return nil
 	}
-	if err := rt.takeLease(ctx); err != nil {
+	if err := rt.acquireLease(ctx); err != nil {
 		return err
 	}
-	rt.reach.restart()
-	rt.spawn(rt.keepLease)
+	rt.uptime.restart()
+	rt.spawn(rt.maintainLease)
 	return nil
 }
 
@@ -51,9 +49,8 @@ func (rt *Runtime) currentLease() *kv.Lease {
 	return rt.lease
 }
 
-// keepLease takes the lease back whenever it is lost, which is when the server could not be reached in time: nobody else
-// wants it, and those who look for it wait for us.
-func (rt *Runtime) keepLease() {
+// maintainLease regains the lease whenever it is lost, which happens when the server was unreachable for too long.
+func (rt *Runtime) maintainLease() {
 	for {
 		select {
 		case <-rt.ctx.Done():
@@ -61,31 +58,24 @@ func (rt *Runtime) keepLease() {
 		case <-rt.currentLease().Lost():
 		}
 		if errors.Is(rt.currentLease().Err(), bus.ErrClosed) {
-			return // with the bus, or released by Close
+			return // the bus was closed, or the lease released by Close
 		}
-		rt.log.Warn("roles: the driver's lease is lost; taking it back", "error", rt.currentLease().Err())
-		rt.reach.block(true) // what kept us from renewing ours may have kept others from renewing theirs
-		if !rt.retake() {
+		rt.log.Warn("roles: the driver's lease is lost; regaining it", "error", rt.currentLease().Err())
+		rt.uptime.block(true) // other drivers may have been unable to renew theirs too
+		if !rt.regainLease() {
 			return
 		}
-		rt.reach.block(false)
+		rt.uptime.block(false)
 	}
 }
 
-// retake tries until the lease is ours again; it reports false when the runtime has ended.
-func (rt *Runtime) retake() bool {
-	for wait := retakePause; ; wait = min(2*wait, retakeMost) {
+// regainLease regains the lease; false: the runtime has ended.
+func (rt *Runtime) regainLease() bool {
+	return bus.Retry(rt.ctx, regainBackoff, func() error {
 		err := rt.currentLease().Regain(rt.ctx)
-		if errors.Is(err, bus.ErrConflict) { // it has expired
-			err = rt.takeLease(rt.ctx)
+		if errors.Is(err, bus.ErrConflict) { // expired
+			err = rt.acquireLease(rt.ctx)
 		}
-		if err == nil {
-			return true
-		}
-		select {
-		case <-rt.ctx.Done():
-			return false
-		case <-time.After(wait):
-		}
-	}
+		return err
+	}) == nil
 }

@@ -3,31 +3,29 @@ package roles
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 
-	"github.com/nats-io/nats.go/jetstream"
-
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/bus/stream"
 )
 
-// legacyStream is what the stream of a namespace's bucket began with before all namespaces shared one.
+// legacyStream is the prefix of the stream of a namespace's bucket in versions with one bucket per namespace.
 const legacyStream = "KV_troupe_ns_"
 
-// AdoptNamespaces moves the records of an earlier version, which had a bucket for each namespace, into the registry, and deletes
-// those buckets. Their drivers hold no lease that this version knows: their roles end unless they are detached, as after the
-// death of their driver. A head calls it when it starts; stopped halfway, it is continued by the next.
+// AdoptNamespaces moves the records of earlier versions, which had one bucket per namespace, into the registry, and
+// deletes those buckets. Their drivers hold no lease that this version knows: their roles end unless they are detached.
+// A head calls it when it starts; an interrupted move is continued by the next call.
 func AdoptNamespaces(ctx context.Context, b *bus.Bus, log *slog.Logger) error {
-	var found []string
-	names := b.JetStream().StreamNames(ctx)
-	for name := range names.Name() {
-		if namespace, ok := strings.CutPrefix(name, legacyStream); ok {
-			found = append(found, namespace)
-		}
+	names, err := stream.Names(ctx, b, legacyStream)
+	if err != nil {
+		return fmt.Errorf("find the namespaces of an earlier version: %w", err)
 	}
-	if err := names.Err(); err != nil && !errors.Is(err, jetstream.ErrEndOfData) {
-		return bus.Errorf(bus.CodeUnavailable, "list the namespaces of an earlier version: %w", err)
+	var found []string
+	for _, name := range names {
+		found = append(found, strings.TrimPrefix(name, legacyStream))
 	}
 	if len(found) == 0 {
 		return nil
@@ -40,13 +38,13 @@ func AdoptNamespaces(ctx context.Context, b *bus.Bus, log *slog.Logger) error {
 		if err := reg.of(namespace).adopt(ctx, b); err != nil {
 			return err
 		}
-		log.Info("roles: a namespace of an earlier version has been moved into the registry", "namespace", namespace)
+		log.Info("roles: moved a namespace of an earlier version into the registry", "namespace", namespace)
 	}
 	return nil
 }
 
-// adopt copies what the namespace's own bucket has, and deletes it. That it was copied is written down first and for good: a
-// bucket that a crash brings back must not bring back roles that have ended since.
+// adopt copies the records of the namespace's own bucket, and deletes the bucket. A permanent key says that it was
+// copied: a bucket that a crash of the server restores must not restore roles that have ended since.
 func (g registry) adopt(ctx context.Context, b *bus.Bus) error {
 	old, err := kv.Open(ctx, b, kv.Config{Bucket: strings.TrimPrefix(legacyStream, "KV_") + g.namespace})
 	if err != nil {
@@ -72,8 +70,5 @@ func (g registry) adopt(ctx context.Context, b *bus.Bus) error {
 	} else if err != nil {
 		return err
 	}
-	if err := b.JetStream().DeleteStream(ctx, legacyStream+g.namespace); err != nil && !errors.Is(err, jetstream.ErrStreamNotFound) {
-		return bus.Errorf(bus.CodeUnavailable, "delete the bucket of namespace %s: %w", g.namespace, err)
-	}
-	return nil
+	return stream.Delete(ctx, b, legacyStream+g.namespace)
 }

@@ -6,38 +6,44 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go/jetstream"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus/bustest"
+	"troupe/bus/kv"
+	"troupe/bus/stream"
 	"troupe/dispatch"
 	"troupe/roles"
 )
 
-// The buckets of an earlier version give their records to the registry, once: one that a crash brings back does not bring its
-// roles back.
+// The records of an earlier version's buckets are moved to the registry once: a bucket that a crash restores does not
+// restore its roles.
 func TestNamespacesOfAnEarlierVersion(t *testing.T) {
 	ctx, b := t.Context(), bustest.Open(t)
 	mesh, err := dispatch.Mesh{}.Resolve(1)
 	require.NoError(t, err)
-	rec := roles.Record{
+	rec := roles.RoleRecord{
 		Namespace: "run", Name: "kept", Incarnation: "i", Class: "c", World: 1, Mesh: mesh, Detached: true, State: roles.RoleFailed,
-		Cause: "an old cause", Since: time.Now(), Owner: "gone", By: "anna", Lease: time.Second,
+		Cause: "an old cause", Since: time.Now(), Owner: "gone", By: "driver", Lease: time.Second,
 	}
 	value, err := json.Marshal(rec)
 	require.NoError(t, err)
 	write := func() {
-		old, err := b.JetStream().CreateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: "troupe_ns_run", Storage: jetstream.FileStorage})
+		old, err := kv.Open(ctx, b, kv.Config{Bucket: "troupe_ns_run"})
 		require.NoError(t, err)
 		_, err = old.Put(ctx, "role.kept", value)
 		require.NoError(t, err)
 		_, err = old.Put(ctx, "driver.gone", nil)
 		require.NoError(t, err)
 	}
+	gone := func() {
+		t.Helper()
+		names, err := stream.Names(ctx, b, "KV_troupe_ns_")
+		require.NoError(t, err)
+		require.Empty(t, names)
+	}
 	write()
 	require.NoError(t, roles.AdoptNamespaces(ctx, b, slog.Default()))
-	_, err = b.JetStream().KeyValue(ctx, "troupe_ns_run")
-	require.ErrorIs(t, err, jetstream.ErrBucketNotFound)
+	gone()
 	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: "run"})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, rt.Close(ctx)) }()
@@ -54,6 +60,5 @@ func TestNamespacesOfAnEarlierVersion(t *testing.T) {
 	all, err = rt.Roles(ctx)
 	require.NoError(t, err)
 	require.Empty(t, all)
-	_, err = b.JetStream().KeyValue(ctx, "troupe_ns_run")
-	require.ErrorIs(t, err, jetstream.ErrBucketNotFound)
+	gone()
 }

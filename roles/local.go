@@ -13,44 +13,43 @@ import (
 )
 
 const (
-	sharedMost = 4096 // workers on one connection: what its buffers are made for
-	dialsMost  = 64   // connections that are made at the same time
+	sharedMost = 4096 // workers on one connection, which sizes its buffers
+	dialsMost  = 64   // concurrent connection attempts
 )
 
-// Local runs workers as goroutines of this process. One Local may serve several drivers, and then the roles they
-// detach outlive them.
+// Local runs workers as goroutines of this process. A Local that serves several drivers keeps the roles that they
+// detach.
 type Local struct {
-	bus     *bus.Bus
-	classes []*actors.Class
-	node    string
-	minds   bool // the roles of drivers that are gone; a runtime's own Local leaves that to the runtime
-	// ownProcess: the process is one worker's own
+	bus          *bus.Bus
+	classes      []*actors.Class
+	node         string
+	reapsOrphans bool // destroys roles of dead drivers; a runtime's own Local leaves that to the runtime
+	// ownProcess: the process belongs to one worker
 	ownProcess bool
-	beatEvery  time.Duration                            // zero: the actors' own
-	classFunc  func(name string) (*actors.Class, error) // for those that are not among classes; nil: there are none
+	beatEvery  time.Duration                            // zero: the default of actors
+	classFunc  func(name string) (*actors.Class, error) // for classes that are not in classes; nil: none
 
-	dialCh chan struct{} // holds a token for each connection that is being made or proved
+	dialCh chan struct{} // holds a token for each connection attempt
 
-	group  sync.WaitGroup    // of constructors, and of connections that close behind their workers; see spawn
-	mu     sync.Mutex        // guards what follows
-	shared map[string]*place // by namespace
-	own    map[*place]struct{}
+	group  sync.WaitGroup         // of constructors, and of connections that close after their workers; see spawn
+	mu     sync.Mutex             // guards what follows
+	shared map[string]*workerHost // by namespace
+	own    map[*workerHost]struct{}
 	closed bool
 }
 
-// place is one host on one connection.
-type place struct {
+// workerHost is one actors.Host and its connection.
+type workerHost struct {
 	bus  *bus.Bus // nil: the Local's own
 	ep   *bus.Endpoint
 	rt   *Runtime // for calls that the workers make
 	host *actors.Host
 }
 
-// NewLocal makes a Local on the bus, which stays the caller's. It also ends, when a driver's lease has, what that driver
-// owned: the driver itself may be dead, and nobody else there.
+// NewLocal makes a Local on the bus, which the caller closes. It also destroys the roles of dead drivers.
 func NewLocal(b *bus.Bus, classes []*actors.Class) *Local {
 	l := newLocal(b, classes)
-	l.minds = true
+	l.reapsOrphans = true
 	return l
 }
 
@@ -59,7 +58,7 @@ func newLocal(b *bus.Bus, classes []*actors.Class) *Local {
 	if err != nil {
 		node = "local"
 	}
-	return &Local{bus: b, classes: classes, node: node, dialCh: make(chan struct{}, dialsMost), shared: map[string]*place{}, own: map[*place]struct{}{}}
+	return &Local{bus: b, classes: classes, node: node, dialCh: make(chan struct{}, dialsMost), shared: map[string]*workerHost{}, own: map[*workerHost]struct{}{}}
 }
 
 func (l *Local) class(name string) (*actors.Class, error) {
@@ -76,7 +75,7 @@ func (l *Local) class(name string) (*actors.Class, error) {
 	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, names)
 }
 
-// spawn runs do in a goroutine that Close waits for, or not at all when it no longer would.
+// spawn runs do in a goroutine that Close waits for, or returns an error after Close.
 func (l *Local) spawn(do func()) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -89,20 +88,20 @@ func (l *Local) spawn(do func()) error {
 
 var errLocalClosed = bus.Errorf(bus.CodeClosed, "the workers' process is closing")
 
-// settle waits until the server has our subscriptions. For new workers it proves nothing, which is the barrier's work,
-// but spares the barrier's first probe from getting there before them and being sent again half a second later.
-func settle(ctx context.Context, b *bus.Bus) error {
-	ctx, cancel := context.WithTimeout(ctx, registryActs)
+// flushSubscriptions waits until the server has this connection's subscriptions. It proves nothing about other servers, which the
+// barrier does, but makes the barrier's first probe arrive.
+func flushSubscriptions(ctx context.Context, b *bus.Bus) error {
+	ctx, cancel := context.WithTimeout(ctx, registryTimeout)
 	defer cancel()
-	if err := b.Conn().FlushWithContext(ctx); err != nil {
-		return bus.Errorf(bus.CodeUnavailable, "subscriptions: %w", err)
+	if err := b.Flush(ctx); err != nil {
+		return bus.Errorf(bus.CodeUnavailable, "flush subscriptions: %w", err)
 	}
 	return nil
 }
 
-// startOne makes one worker.
+// startOne starts one worker.
 func (l *Local) startOne(ctx context.Context, spec Spec, w actors.WorkerSpec) (*actors.Worker, error) {
-	p, err := l.placeFor(ctx, spec, w)
+	p, err := l.hostFor(ctx, spec, w)
 	if err != nil {
 		return nil, err
 	}
@@ -110,24 +109,24 @@ func (l *Local) startOne(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 	if p.bus == nil {
 		return worker, err
 	}
-	if err == nil { // the connection is this worker's own
-		err = l.taking(ctx, func() error { return settle(ctx, p.bus) })
+	if err == nil { // the connection belongs to this worker
+		err = l.throttled(ctx, func() error { return flushSubscriptions(ctx, p.bus) })
 	}
 	if err != nil {
-		_ = l.closePlace(context.WithoutCancel(ctx), p) // the worker's error says more
+		_ = l.closeHost(context.WithoutCancel(ctx), p) // the worker's error counts
 		return nil, err
 	}
-	l.group.Go(bus.Guard(func() { // inside a goroutine of the group's
+	l.group.Go(bus.Guard(func() { // the group cannot be empty here
 		<-worker.Done()
-		_ = l.closePlace(context.Background(), p) // a stopped worker's host has nothing left to say
+		_ = l.closeHost(context.Background(), p) // a stopped worker's host has nothing to report
 	}))
 	return worker, nil
 }
 
-// placeFor is where the worker is to live: on the connection all share, or on one of its own.
-func (l *Local) placeFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*place, error) {
+// hostFor is the host of the worker: on the shared connection, or on one of its own.
+func (l *Local) hostFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*workerHost, error) {
 	ns := w.Address.Namespace
-	shared, err := l.sharedPlace(ns)
+	shared, err := l.sharedHost(ns)
 	if err != nil || !spec.OwnConnections {
 		return shared, err
 	}
@@ -135,7 +134,7 @@ func (l *Local) placeFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 	if err != nil {
 		return nil, err
 	}
-	p, err := l.newPlace(b, ns, 1)
+	p, err := l.newWorkerHost(b, ns, 1)
 	if err != nil {
 		return nil, errors.Join(err, b.Close())
 	}
@@ -144,21 +143,21 @@ func (l *Local) placeFor(ctx context.Context, spec Spec, w actors.WorkerSpec) (*
 	l.own[p] = struct{}{}
 	closed := l.closed
 	l.mu.Unlock()
-	if closed { // and did not see this one
-		return nil, errors.Join(errLocalClosed, l.closePlace(ctx, p))
+	if closed { // Close has not seen this one
+		return nil, errors.Join(errLocalClosed, l.closeHost(ctx, p))
 	}
 	return p, nil
 }
 
-// dial makes a connection for one worker.
+// dial opens a connection for one worker.
 func (l *Local) dial(ctx context.Context, name string) (b *bus.Bus, err error) {
-	err = l.taking(ctx, func() error { b, err = l.bus.Dial(ctx, name); return err })
+	err = l.throttled(ctx, func() error { b, err = l.bus.Dial(ctx, name); return err })
 	return b, err
 }
 
-// taking waits for one of a few turns at the server. Not all workers of a large role connect at once: the server would answer
-// the last of them too late.
-func (l *Local) taking(ctx context.Context, turn func() error) error {
+// throttled limits concurrent requests to the server: it would answer the last of thousands of connection attempts too
+// late.
+func (l *Local) throttled(ctx context.Context, turn func() error) error {
 	select {
 	case l.dialCh <- struct{}{}:
 		defer func() { <-l.dialCh }()
@@ -168,7 +167,7 @@ func (l *Local) taking(ctx context.Context, turn func() error) error {
 	}
 }
 
-func (l *Local) sharedPlace(namespace string) (*place, error) {
+func (l *Local) sharedHost(namespace string) (*workerHost, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
@@ -177,46 +176,46 @@ func (l *Local) sharedPlace(namespace string) (*place, error) {
 	if p := l.shared[namespace]; p != nil {
 		return p, nil
 	}
-	p, err := l.newPlace(l.bus, namespace, sharedMost)
+	p, err := l.newWorkerHost(l.bus, namespace, sharedMost)
 	if err != nil {
 		return nil, err
 	}
 	l.shared[namespace] = p
-	if l.minds {
-		p.rt.mind()
+	if l.reapsOrphans {
+		p.rt.startOrphanReaper()
 	}
 	return p, nil
 }
 
-// follow watches over a detached role whose workers are here. A runtime's own Local leaves that to the runtime.
-func (l *Local) follow(rec Record) error {
-	if !l.minds {
+// follow monitors a detached role whose workers are here. A runtime's own Local leaves that to the runtime.
+func (l *Local) follow(rec RoleRecord) error {
+	if !l.reapsOrphans {
 		return nil
 	}
-	p, err := l.sharedPlace(rec.Namespace)
+	p, err := l.sharedHost(rec.Namespace)
 	if err == nil {
 		_, err = p.rt.newCluster(rec, followed, Spec{}.withDefaults())
 	}
 	return err
 }
 
-func (l *Local) newPlace(b *bus.Bus, namespace string, workers int) (*place, error) {
+func (l *Local) newWorkerHost(b *bus.Bus, namespace string, workers int) (*workerHost, error) {
 	ep, err := b.Endpoint(namespace)
 	if err != nil {
 		return nil, err
 	}
-	rt := newInside(ep)
+	rt := newWorkerRuntime(ep)
 	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, BeatEvery: l.beatEvery, Node: l.node, Above: rt, OwnProcess: l.ownProcess, Workers: workers})
 	if err != nil {
-		rt.closeInside()
+		rt.closeWorkerRuntime()
 		ep.Close()
 		return nil, err
 	}
-	return &place{ep: ep, rt: rt, host: host}, nil
+	return &workerHost{ep: ep, rt: rt, host: host}, nil
 }
 
-// closePlace ends a place once.
-func (l *Local) closePlace(ctx context.Context, p *place) error {
+// closeHost closes a host once.
+func (l *Local) closeHost(ctx context.Context, p *workerHost) error {
 	l.mu.Lock()
 	_, mine := l.own[p]
 	delete(l.own, p)
@@ -225,7 +224,7 @@ func (l *Local) closePlace(ctx context.Context, p *place) error {
 		return nil
 	}
 	err := p.host.Close(ctx)
-	p.rt.closeInside()
+	p.rt.closeWorkerRuntime()
 	p.ep.Close()
 	if p.bus != nil {
 		err = errors.Join(err, p.bus.Close())
@@ -233,30 +232,30 @@ func (l *Local) closePlace(ctx context.Context, p *place) error {
 	return err
 }
 
-// Close stops every worker that is left.
+// Close stops every remaining worker.
 func (l *Local) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true
-	var all []*place
+	var all []*workerHost
 	for _, p := range l.shared {
 		all = append(all, p)
 	}
 	for p := range l.own {
 		all = append(all, p)
 	}
-	l.shared = map[string]*place{}
+	l.shared = map[string]*workerHost{}
 	l.mu.Unlock()
 	errs := make([]error, len(all), len(all)+1)
 	var group sync.WaitGroup
 	for i, p := range all {
-		group.Go(bus.Guard(func() { errs[i] = l.closePlace(ctx, p) }))
+		group.Go(bus.Guard(func() { errs[i] = l.closeHost(ctx, p) }))
 	}
 	group.Wait()
 	return errors.Join(append(errs, l.await(ctx))...)
 }
 
-// await waits for the goroutines of the Local, and after ctx a moment longer. A constructor that never returns must not
-// hold up the end of the process.
+// await waits for the goroutines of the Local until a moment after ctx ends. A constructor that never returns must not
+// block the end of the process.
 func (l *Local) await(ctx context.Context) error {
 	doneCh := make(chan struct{})
 	bus.Go(func() { l.group.Wait(); close(doneCh) })

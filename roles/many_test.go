@@ -16,8 +16,8 @@ import (
 	"troupe/roles"
 )
 
-// Harm forbidden: control messages of a role of a size that we advertise are dropped, because a buffer was too small. All
-// ranks answer at the same time here, on machines with few cores.
+// Harm forbidden: control messages of a role of a supported size are dropped, because a buffer is too small. All ranks
+// answer at the same time, on machines with few cores.
 func TestManyRanksDropNothing(t *testing.T) {
 	own := 512
 	if os.Getenv("TROUPE_HEAVY") != "" {
@@ -48,7 +48,7 @@ func manyRanks(t *testing.T, world int, own bool) {
 	hosts, err := bus.Open(ctx, cfg)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, hosts.Close()) }()
-	c := newCast()
+	c := newWorkerProbe()
 	local := roles.NewLocal(hosts, []*actors.Class{c.class()})
 	defer func() { require.NoError(t, local.Close(ctx)) }()
 	driver, err := bus.Open(ctx, cfg)

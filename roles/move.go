@@ -10,51 +10,51 @@ import (
 	"troupe/placement"
 )
 
-// moveWait is how long a rank that is moved may wait in the queue for what it needs elsewhere.
+// moveWait bounds the queue time of a reservation for moved ranks.
 const moveWait = 15 * time.Second
 
-// move gives the ranks of a restart other seats whose nodes are to be avoided: those ranks alone, with a reservation of
-// their own, or, if all of the role is restarted, the whole role with new ones.
-func (c *Cluster) move(ctx context.Context, recipe *recipe) error {
+// move places ranks of a restart on other nodes if theirs must be avoided: only those ranks, with a reservation of
+// their own, or with RestartRole the whole role with new reservations.
+func (c *Cluster) move(ctx context.Context, params *startParams) error {
 	rec := c.Record()
 	r := rec.Restart
 	var ranks []int
 	for _, rank := range r.Ranks {
-		if slices.Contains(r.Avoid, rec.Seats[rank].Node) {
+		if slices.Contains(r.Avoid, rec.Placements[rank].Node) {
 			ranks = append(ranks, rank)
 		}
 	}
-	if len(ranks) == 0 && len(rec.Held) > 0 {
+	if len(ranks) == 0 && len(rec.Reservations) > 0 {
 		return nil
 	}
-	if why := recipe.fixed(rec, ranks, r.Avoid); why != "" {
-		return bus.Errorf(bus.CodeRefused, "it cannot be moved to another node: %s", why)
+	if why := params.fixed(rec, ranks, r.Avoid); why != "" {
+		return bus.Errorf(bus.CodeRefused, "moving to another node is impossible: %s", why)
 	}
-	ctx, cancel := context.WithTimeout(ctx, min(moveWait, recipe.PlaceTimeout))
+	ctx, cancel := context.WithTimeout(ctx, min(moveWait, params.PlaceTimeout))
 	defer cancel()
-	at := rec.Seats[0].Node
+	at := rec.Placements[0].Node
 	var err error
 	if rec.Policy == RestartRole {
-		err = c.moveAll(ctx, recipe)
+		err = c.moveAll(ctx, params)
 	} else {
-		err = c.moveSome(ctx, recipe, ranks)
+		err = c.moveSome(ctx, params, ranks)
 	}
 	if err != nil {
 		return err
 	}
-	if c.Record().Seats[0].Node != at {
-		return c.meetAt(ctx)
+	if c.Record().Placements[0].Node != at {
+		return c.leaseMasterPort(ctx)
 	}
 	return nil
 }
 
 // fixed is why ranks cannot be moved; empty: they can.
-func (r *recipe) fixed(rec Record, ranks []int, avoid []string) string {
+func (r *startParams) fixed(rec RoleRecord, ranks []int, avoid []string) string {
 	switch {
 	case r.Needs.Mapping != nil && len(r.Needs.Mapping.Devices) > 0:
-		return "its device mapping names exact devices; ask for bundles instead"
+		return "its device mapping names exact devices; request bundles instead"
 	case r.Over != "" || r.Needs.Colocate != "":
-		return "it shares the devices of another reservation, which stays where it is"
+		return "it shares the devices of another reservation, which does not move"
 	}
 	for _, rank := range ranks {
 		if node := r.bundle(rank).Node; node != "" && slices.Contains(avoid, node) {
@@ -64,8 +64,8 @@ func (r *recipe) fixed(rec Record, ranks []int, avoid []string) string {
 	return ""
 }
 
-// bundle is what one rank takes.
-func (r *recipe) bundle(rank int) placement.Bundle {
+// bundle is the bundle of one rank.
+func (r *startParams) bundle(rank int) placement.Bundle {
 	switch all := r.Needs.Bundles; {
 	case len(all) == 0:
 		return placement.Bundle{}
@@ -76,92 +76,94 @@ func (r *recipe) bundle(rank int) placement.Bundle {
 	}
 }
 
-// moveSome reserves for some ranks elsewhere. What they leave is released with the others that are on it.
-func (c *Cluster) moveSome(ctx context.Context, recipe *recipe, ranks []int) error {
+// moveSome reserves for some ranks elsewhere. Their old reservations are released when no rank uses them.
+func (c *Cluster) moveSome(ctx context.Context, params *startParams, ranks []int) error {
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
 	}
 	rec := c.Record()
-	request := recipe.process().request(rec)
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens)
+	request := params.restartProcess().request(rec)
+	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
 	request.Mapping, request.PerInstance, request.FirstRank, request.Bundles = nil, 0, ranks[0], nil
 	for _, rank := range ranks {
-		request.Bundles = append(request.Bundles, recipe.bundle(rank))
+		request.Bundles = append(request.Bundles, params.bundle(rank))
 	}
 	got, err := client.Reserve(ctx, request)
 	if err != nil {
-		return bus.Errorf(bus.CodeOf(err), "there is no room for it on another node: %w", err)
+		return bus.Errorf(bus.CodeOf(err), "no other node has room for it: %w", err)
 	}
 	for i := range got.Workers {
 		got.Workers[i].Rank = ranks[i]
 	}
-	return c.alterRestart(ctx, func(r *Record) {
-		for i, seat := range seatsOf(r.Name, got.Workers) {
-			seat.Gen, seat.Held = r.Seats[ranks[i]].Gen, len(r.Held)
-			r.Seats[ranks[i]] = seat
+	return c.alterRestart(ctx, func(r *RoleRecord) {
+		for i, placed := range placementsOf(r.Name, got.Workers) {
+			placed.Gen, placed.Reservation = r.Placements[ranks[i]].Gen, len(r.Reservations)
+			r.Placements[ranks[i]] = placed
 		}
-		r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.SharesWith})
+		r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
 	})
 }
 
-// moveAll gives back what the role holds, whose workers have all ended, and reserves for it anew.
-func (c *Cluster) moveAll(ctx context.Context, recipe *recipe) error {
+// moveAll releases the reservations of the role, whose workers have all exited, and reserves again.
+func (c *Cluster) moveAll(ctx context.Context, params *startParams) error {
 	client, err := c.rt.placement()
 	if err != nil {
 		return err
 	}
 	rec := c.Record()
-	held, err := heldUnder(ctx, client, reservationID(rec), rec.Held)
+	held, err := withUnrecorded(ctx, client, reservationID(rec), rec.Reservations)
 	if err == nil {
 		err = release(ctx, client, held)
 	}
 	if err == nil {
-		err = c.alterRestart(ctx, func(r *Record) { r.Held = nil })
+		err = c.alterRestart(ctx, func(r *RoleRecord) { r.Reservations = nil })
 	}
 	if err != nil {
 		return err
 	}
-	request := recipe.process().request(rec)
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens)
-	if n := len(request.Bundles); n > 1 && n != rec.World { // it has been resized
+	request := params.restartProcess().request(rec)
+	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations)
+	if n := len(request.Bundles); n > 1 && n != rec.World { // resized
 		request.Bundles = nil
 		for rank := range rec.World {
-			request.Bundles = append(request.Bundles, recipe.bundle(rank))
+			request.Bundles = append(request.Bundles, params.bundle(rank))
 		}
 	}
 	instances, err := request.Instances()
 	if err != nil {
 		return err
 	}
-	var seats []Seat
+	var placements []RankPlacement
 	for i, one := range instances {
 		got, err := client.Reserve(ctx, one)
 		if err != nil {
-			return bus.Errorf(bus.CodeOf(err), "there is no room for the role on other nodes: %w", err)
+			return bus.Errorf(bus.CodeOf(err), "the other nodes have no room for the role: %w", err)
 		}
-		for _, seat := range seatsOf(c.Name(), got.Workers) {
-			seat.Held = i
-			seats = append(seats, seat)
+		for _, placed := range placementsOf(c.Name(), got.Workers) {
+			placed.Reservation = i
+			placements = append(placements, placed)
 		}
-		if err := c.alterRestart(ctx, func(r *Record) { r.Held = append(r.Held, Held{ID: got.ID, Token: got.Token, Over: got.SharesWith}) }); err != nil {
+		if err := c.alterRestart(ctx, func(r *RoleRecord) {
+			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
+		}); err != nil {
 			return err
 		}
 	}
-	return c.alterRestart(ctx, func(r *Record) {
-		for rank := range seats {
-			seats[rank].Gen = r.Seats[rank].Gen
+	return c.alterRestart(ctx, func(r *RoleRecord) {
+		for rank := range placements {
+			placements[rank].Gen = r.Placements[rank].Gen
 		}
-		r.Seats = seats
+		r.Placements = placements
 	})
 }
 
 // alterRestart changes the record while this process restarts the role.
-func (c *Cluster) alterRestart(ctx context.Context, change func(*Record)) error {
+func (c *Cluster) alterRestart(ctx context.Context, change func(*RoleRecord)) error {
 	gen := c.Record().Restart.Gen
-	return c.alter(ctx, func(r *Record) error {
+	return c.alter(ctx, func(r *RoleRecord) error {
 		if r.State != RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
-			return errDeposed
+			return errSuperseded
 		}
 		change(r)
 		return nil

@@ -14,34 +14,34 @@ import (
 	"troupe/roles"
 )
 
-// choir is workers that sing each song together, as ranks meet in a collective: a rank in one song waits for the others,
-// so ranks that hear the songs in different orders wait for each other for ever.
-type choir struct {
-	mu    sync.Mutex
-	songs map[string]*song
+// collective is workers whose calls wait for each other on all ranks: ranks that receive calls in different orders
+// deadlock.
+type collective struct {
+	mu       sync.Mutex
+	meetings map[string]*meeting
 }
 
-type song struct {
+type meeting struct {
 	singers int
 	allCh   chan struct{}
 }
 
-type singer struct {
-	choir *choir
-	world int
+type member struct {
+	collective *collective
+	world      int
 }
 
-func (s *singer) Sing(ctx context.Context, name string) (actors.None, error) {
-	s.choir.mu.Lock()
-	one := s.choir.songs[name]
+func (s *member) Meet(ctx context.Context, name string) (actors.None, error) {
+	s.collective.mu.Lock()
+	one := s.collective.meetings[name]
 	if one == nil {
-		one = &song{allCh: make(chan struct{})}
-		s.choir.songs[name] = one
+		one = &meeting{allCh: make(chan struct{})}
+		s.collective.meetings[name] = one
 	}
 	if one.singers++; one.singers == s.world {
 		close(one.allCh)
 	}
-	s.choir.mu.Unlock()
+	s.collective.mu.Unlock()
 	select {
 	case <-one.allCh:
 		return actors.None{}, nil
@@ -53,24 +53,24 @@ func (s *singer) Sing(ctx context.Context, name string) (actors.None, error) {
 func TestOrderedRoleDoesNotDeadlockBetweenDrivers(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
-	all := &choir{songs: map[string]*song{}}
-	class := actors.NewClass("singer", func(_ context.Context, s actors.Setup) (*singer, error) { return &singer{all, s.World}, nil })
-	actors.Method(class, "sing", (*singer).Sing)
+	all := &collective{meetings: map[string]*meeting{}}
+	class := actors.NewClass("member", func(_ context.Context, s actors.Setup) (*member, error) { return &member{all, s.World}, nil })
+	actors.Method(class, "meet", (*member).Meet)
 	rt := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}, Classes: []*actors.Class{class.Class}})
-	create(t, rt, roles.Spec{Name: "choir", Class: "singer", World: 6, Ordered: true, OwnConnections: true})
+	create(t, rt, roles.Spec{Name: "collective", Class: "member", World: 6, Ordered: true, OwnConnections: true})
 	var group sync.WaitGroup
 	for d := range 3 {
 		driver := open(t, roles.Config{BusConfig: bus.Config{InProcess: srv}})
-		c := attach(t, driver, "choir")
+		c := attach(t, driver, "collective")
 		group.Go(func() {
 			for i := range 30 {
-				if _, err := c.ExecuteAll(patient(t), "sing", fmt.Sprint(d, "-", i)); err != nil {
-					t.Errorf("driver %d, song %d: %v", d, i, err)
+				if _, err := c.ExecuteAll(patient(t), "meet", fmt.Sprint(d, "-", i)); err != nil {
+					t.Errorf("driver %d, meeting %d: %v", d, i, err)
 					return
 				}
 			}
 		})
 	}
 	group.Wait()
-	require.Len(t, all.songs, 90)
+	require.Len(t, all.meetings, 90)
 }

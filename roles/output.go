@@ -13,7 +13,7 @@ import (
 
 const (
 	foldTick    = time.Second
-	lastOutput  = 2 * time.Second // for what workers printed last, at their end
+	lastOutput  = 2 * time.Second // timeout of the last lines at the end of the workers
 	eventRole   = "role_ready"
 	eventGone   = "role_gone"
 	eventFailed = "worker_failed"
@@ -21,7 +21,7 @@ const (
 	eventRestart = "role_restarting"
 )
 
-// output shows a driver what its workers print.
+// output writes the workers' output to the driver's writer.
 type output struct {
 	follower *nodes.Follower
 	stopCh   chan struct{}
@@ -29,16 +29,18 @@ type output struct {
 
 	mu   sync.Mutex // guards what follows
 	to   io.Writer
-	fold nodes.Fold
+	fold nodes.LineMerger
 }
 
-// showOutput begins to show what the workers print, if the driver wants it.
+// showOutput starts to follow the workers' output, if Process.Output is set.
 func (c *Cluster) showOutput() error {
 	if c.spec.Process.Output == nil {
 		return nil
 	}
 	o := &output{to: c.spec.Process.Output, stopCh: make(chan struct{}), doneCh: make(chan struct{})}
-	follower, err := c.rt.agents().Follow(c.to, func(l nodes.Line) { o.print(func(f *nodes.Fold, now time.Time) []string { return f.Add(l, now) }) })
+	follower, err := c.rt.agents().Follow(c.to, func(l nodes.Line) {
+		o.print(func(f *nodes.LineMerger, now time.Time) []string { return f.Add(l, now) })
+	})
 	if err != nil {
 		return err
 	}
@@ -50,15 +52,15 @@ func (c *Cluster) showOutput() error {
 	return nil
 }
 
-func (o *output) print(next func(*nodes.Fold, time.Time) []string) {
+func (o *output) print(next func(*nodes.LineMerger, time.Time) []string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, line := range next(&o.fold, time.Now()) {
-		_, _ = fmt.Fprintln(o.to, line) // a reader that is gone has nobody to tell
+		_, _ = fmt.Fprintln(o.to, line) // the driver's writer handles its own errors
 	}
 }
 
-// tick shows how often a line came again, once it has been counted for long enough.
+// tick writes the counts of repeated lines.
 func (o *output) tick() {
 	defer close(o.doneCh)
 	t := time.NewTicker(foldTick)
@@ -68,12 +70,12 @@ func (o *output) tick() {
 		case <-o.stopCh:
 			return
 		case <-t.C:
-			o.print((*nodes.Fold).Tick)
+			o.print((*nodes.LineMerger).Tick)
 		}
 	}
 }
 
-// stop ends it within a moment. A writer that does not take what it is given is left to itself.
+// stop ends it. A blocked writer is abandoned after a timeout.
 func (o *output) stop() {
 	close(o.stopCh)
 	endedCh := make(chan struct{})
@@ -81,7 +83,7 @@ func (o *output) stop() {
 		defer close(endedCh)
 		o.follower.Stop()
 		<-o.doneCh
-		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+		o.print(func(f *nodes.LineMerger, _ time.Time) []string { return f.Flush() })
 	})
 	select {
 	case <-endedCh:
@@ -95,9 +97,9 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 	o, rec := c.output, c.rec
 	c.mu.Unlock()
 	if o == nil {
-		return bus.Errorf(bus.CodeInvalid, "role %s: its output is not shown here; set Process.Output when you create it", c.Name())
+		return bus.Errorf(bus.CodeInvalid, "role %s: Process.Output was not set when the role was created", c.Name())
 	}
-	order, _ := rec.berths(rec.seated())
+	order, _ := rec.launchTargets(rec.placedRanks())
 	names := make([]string, 0, len(order))
 	for _, at := range order {
 		names = append(names, at.node)
@@ -108,22 +110,22 @@ func (c *Cluster) FlushOutput(ctx context.Context) error {
 	return o.flush(ctx)
 }
 
-// flush writes what was held back to be folded. The writer may be slow.
+// flush writes the counts of repeated lines. The writer may block.
 func (o *output) flush(ctx context.Context) error {
 	writtenCh := make(chan struct{})
 	bus.Go(func() {
 		defer close(writtenCh)
-		o.print(func(f *nodes.Fold, _ time.Time) []string { return f.Flush() })
+		o.print(func(f *nodes.LineMerger, _ time.Time) []string { return f.Flush() })
 	})
 	select {
 	case <-writtenCh:
 		return nil
 	case <-ctx.Done():
-		return bus.Errorf(bus.CodeOf(ctx.Err()), "what the workers printed is not written yet: %w", ctx.Err())
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "flush the output of the workers: %w", ctx.Err())
 	}
 }
 
-// endOutput shows what the workers printed last, and no more.
+// endOutput writes the last output of the workers, and stops.
 func (c *Cluster) endOutput(ctx context.Context) {
 	c.mu.Lock()
 	o := c.output
@@ -133,21 +135,21 @@ func (c *Cluster) endOutput(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
 	defer cancel()
-	_ = c.FlushOutput(ctx) // it is in the logs
+	_ = c.FlushOutput(ctx) // the log stream has it
 	c.mu.Lock()
 	c.output = nil
 	c.mu.Unlock()
 	o.stop()
 }
 
-// emit tells operators what becomes of a role of processes.
+// emit publishes an event of a role of processes.
 func (c *Cluster) emit(kind string, rank *int, node, text string) {
 	rec := c.Record()
-	if !rec.Process || c.tie == opened || c.tie == attached {
+	if !rec.Process || c.origin == opened || c.origin == attached {
 		return
 	}
 	e := nodes.Event{Kind: kind, Namespace: rec.Namespace, Role: rec.Name, Rank: rank, Node: node, Text: text}
 	if err := nodes.Emit(c.rt.bus, e); err != nil {
-		c.rt.log.Debug("roles: an event is lost", "role", c.Name(), "error", err)
+		c.rt.log.Debug("roles: publishing an event failed", "role", c.Name(), "error", err)
 	}
 }

@@ -20,56 +20,56 @@ const (
 	defaultMaxBackoff = time.Minute
 )
 
-// Process makes the workers of a role processes of their own on the nodes, with what they need reserved for them.
+// Process runs the workers of a role as processes on the nodes, with reserved resources.
 type Process struct {
-	// Command is the program that every worker runs: a path on its node, or a name that is looked for in the PATH. It
-	// calls Main, or speaks the wire in another way. Zero: the agent's own program, with the classes it knows.
+	// Command is the program of every worker: a path on its node, or a name that is looked up in PATH. It calls Main,
+	// or implements the wire protocol. Zero: the agent's own program, with the classes it knows.
 	Command []string
-	// Dir is the folder it runs in, which must be there on every node. Zero: one of its own, removed at the end.
+	// Dir is the working folder, which must exist on every node. Zero: one of the worker's own, removed at the end.
 	Dir string
-	// Ship is a folder of the driver's machine that is sent to the nodes, once to each, and becomes Dir; what matches a
-	// pattern of Exclude (path.Match, of a name or a path in the folder) stays behind.
+	// Ship is a folder of the driver's machine that is copied to each node once, and becomes Dir; names or paths that
+	// match a pattern of Exclude (path.Match) are left out.
 	Ship    string
 	Exclude []string
-	// Env is the environment, as it is. What Troupe sets itself is refused: see Protected.
+	// Env is the environment. Variables that Troupe sets are refused: see Protected.
 	Env map[string]string
-	// LateRendezvous leaves RANK, WORLD_SIZE, MASTER_ADDR and their like to the workers, who set them by themselves.
+	// LateRendezvous leaves RANK, WORLD_SIZE, MASTER_ADDR and the other rendezvous variables to the workers.
 	LateRendezvous bool
-	// Visible is how the devices' variables name them. Zero: by local index.
+	// Visible is how the device variables name devices. Zero: by local index.
 	Visible gpu.Form
 
-	// Output is where the driver sees what its workers print, line by line with role and rank, repeated lines folded. It
-	// is written to from one goroutine at a time. Zero: nowhere; it is stored all the same (`troupe logs`).
+	// Output receives the output of the workers, line by line with role and rank, repeated lines merged. One goroutine
+	// at a time writes to it. Zero: none; the output is stored all the same (`troupe logs`).
 	Output io.Writer
 
-	// Needs is what is reserved. One bundle is what every worker takes; as many as the world are one for each, and none
-	// is workers without devices, spread over the nodes. Instead of bundles there may be a mapping. With PerInstance every so
-	// many workers have a reservation of their own. Its id, namespace and holder are the role's own.
+	// Needs is what to reserve: one bundle for every worker, or one for each; none is workers without devices, spread
+	// over the nodes. A mapping may replace the bundles. With PerInstance every so many workers have a reservation of
+	// their own. The role sets id, namespace and holder.
 	Needs placement.Request
-	// Over names a role of this namespace on whose devices the workers are laid, shared on purpose.
+	// Over names a role of this namespace whose devices the workers share.
 	Over string
-	// PlaceTimeout bounds the wait in the queue for them. Zero: StartTimeout.
+	// PlaceTimeout bounds the queue time of the reservation. Zero: StartTimeout.
 	PlaceTimeout time.Duration
 
-	// Policy is what happens when a worker fails. Restarts is how often, in all, that may be a restart; zero is three.
-	// Backoff is the pause before the first, which doubles with each up to MaxBackoff; zero are a second and a minute.
+	// Policy is what happens when a worker fails. Restarts limits the restarts of the role; zero: three. Backoff is the
+	// pause before the first, which doubles with each up to MaxBackoff; zero: a second and a minute.
 	Policy     Policy
 	Restarts   int
 	Backoff    time.Duration
 	MaxBackoff time.Duration
 }
 
-// Policy is what happens when a worker of a role fails.
+// Policy is the reaction to the failure of a worker.
 type Policy string
 
 const (
-	FailRole    Policy = ""             // the role fails because of it, and its workers are stopped
-	RestartRank Policy = "restart_rank" // another process takes its rank, devices and port; its calls fail
-	RestartRole Policy = "restart_role" // all workers are ended and started again; all calls fail
-	Ignore      Policy = "ignore"       // the others go on; calls that need it fail
+	FailRole    Policy = ""             // the role fails, and its workers are stopped
+	RestartRank Policy = "restart_rank" // a new process gets its rank, devices and port; its calls fail
+	RestartRole Policy = "restart_role" // all workers are stopped and started again; all calls fail
+	Ignore      Policy = "ignore"       // the other workers continue; calls to the failed one fail
 )
 
-// Self is the Command of a driver whose own program hosts the workers: see Main.
+// Self is the Command of a driver whose own program runs the workers: see Main.
 func Self() []string {
 	exe, err := os.Executable()
 	if err != nil {
@@ -78,15 +78,15 @@ func Self() []string {
 	return []string{exe}
 }
 
-// rendezvousNames are what a distributed job finds itself by; deviceNames what a process may see; ownNames the rest of
-// what only Troupe sets.
+// rendezvousNames are the variables of distributed jobs, deviceNames those of visible devices, ownNames the others that
+// only Troupe sets.
 var (
 	rendezvousNames = []string{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"}
 	deviceNames     = []string{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
 	ownNames        = []string{"CLUSTER_NAME", "WORKER_NAME"}
 )
 
-// Protected reports whether a variable is set by Troupe alone.
+// Protected reports whether only Troupe may set a variable.
 func Protected(name string, lateRendezvous bool) bool {
 	return strings.HasPrefix(name, "TROUPE_") || slices.Contains(deviceNames, name) || slices.Contains(ownNames, name) ||
 		!lateRendezvous && slices.Contains(rendezvousNames, name)
@@ -118,7 +118,7 @@ func (p *Process) pause(n int) time.Duration {
 	return min(pause, p.MaxBackoff)
 }
 
-// check reports everything that is wrong at once.
+// check returns all errors at once.
 func (p *Process) check(role string, world int) error {
 	var errs []error
 	bad := func(format string, args ...any) {
@@ -129,46 +129,46 @@ func (p *Process) check(role string, world int) error {
 		case Protected(name, p.LateRendezvous):
 			bad("Env: %s is set by Troupe%s", name, p.remedy(name))
 		case name == "" || strings.ContainsAny(name, "=\x00"):
-			bad("Env: %q cannot be the name of a variable", name)
+			bad("Env: %q is not a valid name of a variable", name)
 		case strings.Contains(p.Env[name], "\x00"):
-			bad("Env: the value of %s has a zero byte", name)
+			bad("Env: the value of %s contains a zero byte", name)
 		}
 	}
 	if len(p.Command) > 0 && p.Command[0] == "" {
-		bad("Command: the program has no name")
+		bad("Command: the name of the program is empty")
 	}
 	if p.Dir != "" && p.Ship != "" {
-		bad("Dir %s and Ship %s are both set: a folder that is shipped becomes the one that the workers run in", p.Dir, p.Ship)
+		bad("Dir %s and Ship %s are both set: a shipped folder becomes the working folder; set one", p.Dir, p.Ship)
 	}
 	if p.PlaceTimeout < 0 || p.Backoff < 0 || p.MaxBackoff < 0 || p.Restarts < 0 {
 		bad("PlaceTimeout %v, Backoff %v, MaxBackoff %v and Restarts %d must not be negative", p.PlaceTimeout, p.Backoff, p.MaxBackoff, p.Restarts)
 	}
 	if n := len(p.Needs.Bundles); n > 1 && n != world {
-		bad("Needs: %d bundles for %d workers; give one for all, or one for each", n, world)
+		bad("Needs: %d bundles for %d workers; set one for all, or one for each", n, world)
 	}
 	if m := p.Needs.Mapping; m != nil && m.World != 0 && m.World != world {
 		bad("Needs: the mapping is for %d workers, and the role has %d", m.World, world)
 	}
 	if p.Over != "" && p.Needs.Colocate != "" {
-		bad("Over and Needs.Colocate are two ways to say whose devices to share; give one")
+		bad("Over and Needs.Colocate both name devices to share; set one")
 	}
 	switch p.Policy {
 	case FailRole, RestartRank, RestartRole, Ignore:
 	default:
-		bad("Policy %q is unknown; there are restart_rank, restart_role, ignore and, empty, that the role fails", p.Policy)
+		bad("Policy %q is unknown; use restart_rank, restart_role, ignore, or empty: the role fails", p.Policy)
 	}
 	return errors.Join(errs...)
 }
 
 func (p *Process) remedy(name string) string {
 	if slices.Contains(rendezvousNames, name) {
-		return "; leave it out, or set LateRendezvous and set it in the workers"
+		return "; remove it, or set LateRendezvous and set it in the workers"
 	}
-	return "; leave it out"
+	return "; remove it"
 }
 
-// request is what to ask the placement service for.
-func (p *Process) request(rec Record) placement.Request {
+// request is the request to the placement service.
+func (p *Process) request(rec RoleRecord) placement.Request {
 	r := p.Needs
 	r.ID, r.Namespace, r.Holder = reservationID(rec), rec.Namespace, rec.Name
 	switch {
@@ -177,12 +177,12 @@ func (p *Process) request(rec Record) placement.Request {
 		m.World = rec.World
 		r.Mapping = &m
 	case len(r.Bundles) == 0:
-		r.Mapping = &placement.Mapping{World: rec.World} // workers without devices go round the nodes
+		r.Mapping = &placement.Mapping{World: rec.World} // workers without devices are spread over the nodes
 	case len(r.Bundles) == 1:
 		r.Bundles = placement.Repeat(rec.World, r.Bundles[0])
 	}
 	return r
 }
 
-// reservationID is known before there is a reservation, so that whoever finds the role's record finds that too.
-func reservationID(rec Record) string { return rec.Name + "-" + rec.Incarnation }
+// reservationID is derived from the record, so that the reservation of a role can be found before it is recorded.
+func reservationID(rec RoleRecord) string { return rec.Name + "-" + rec.Incarnation }

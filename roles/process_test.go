@@ -24,9 +24,9 @@ import (
 
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	spec := players("actor_train", 4, placement.Wholes(1))
+	spec := workerSpec("actor_train", 4, placement.Wholes(1))
 	spec.Mesh = dispatch.Mesh{TP: 2}
 	spec.Process.Env = map[string]string{"NCCL_DEBUG": "INFO", "ODD": "a=b,c d\n'\"$x", "EMPTY": ""}
 	c := create(t, rt, spec)
@@ -62,10 +62,10 @@ func TestProcesses(t *testing.T) {
 
 func TestAWorkerIsKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	failures := make(chan roles.Failure, 10)
-	spec := players("train", 3, placement.Wholes(1))
+	spec := workerSpec("train", 3, placement.Wholes(1))
 	spec.OnFailure = func(f roles.Failure) { failures <- f }
 	c := create(t, rt, spec)
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
@@ -82,7 +82,7 @@ func TestAWorkerIsKilled(t *testing.T) {
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, 1, e.Rank)
-	require.Equal(t, c.Record().Seats[1].Node, e.Node)
+	require.Equal(t, c.Record().Placements[1].Node, e.Node)
 	require.Contains(t, e.Error(), "SIGKILL")
 	require.Contains(t, e.Error(), "the last thing I said")
 	require.Equal(t, "SIGKILL", e.Details["signal"])
@@ -98,7 +98,7 @@ func TestAWorkerIsKilled(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// waiting has every rank of a role wait in a call.
+// waiting makes every rank wait in a call.
 func waiting(t *testing.T, c *roles.Cluster, world int) *dispatch.Future {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "waits")
@@ -113,25 +113,25 @@ func waiting(t *testing.T, c *roles.Cluster, world int) *dispatch.Future {
 
 func TestAProcessEndsByItself(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	c := create(t, tr.driver(t, roles.Config{}), players("train", 2, 0))
+	tr := startHead(t, false)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec("train", 2, 0))
 	_, err := c.Call(patient(t), "exit", 1)
 	var e *bus.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, "3", e.Details["exit_code"])
-	require.Contains(t, e.Error(), "exit code 3; it last printed: that is enough")
+	require.Contains(t, e.Error(), "exited with code 3; last line of output: that is enough")
 }
 
 func TestAProcessThatDoesNotStart(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	tries := map[string]struct {
 		change func(*roles.Spec)
 		want   string
 	}{
-		"constructor": {func(s *roles.Spec) { s.Config = playerConfig{Fails: []int{1}} }, "tired"},
-		"exit":        {func(s *roles.Spec) { s.Config = playerConfig{Exits: []int{1}} }, "exit code 7; it last printed: no more room here"},
+		"constructor": {func(s *roles.Spec) { s.Config = testWorkerConfig{Fails: []int{1}} }, "tired"},
+		"exit":        {func(s *roles.Spec) { s.Config = testWorkerConfig{Exits: []int{1}} }, "exited with code 7; last line of output: no more room here"},
 		"program":     {func(s *roles.Spec) { s.Process.Command = []string{"/not/there/at-all"} }, "/not/there/at-all"},
 		"folder":      {func(s *roles.Spec) { s.Process.Dir = "/not/there" }, "/not/there"},
 		"class":       {func(s *roles.Spec) { s.Class = "nobody" }, "nobody"},
@@ -141,7 +141,7 @@ func TestAProcessThatDoesNotStart(t *testing.T) {
 		"policy":      {func(s *roles.Spec) { s.Process.Policy = "again" }, `Policy "again" is unknown`},
 	}
 	for name, try := range tries {
-		spec := players("train", 2, placement.Wholes(1))
+		spec := workerSpec("train", 2, placement.Wholes(1))
 		try.change(&spec)
 		_, err := rt.Create(patient(t), spec)
 		require.ErrorContains(t, err, try.want, name)
@@ -152,17 +152,17 @@ func TestAProcessThatDoesNotStart(t *testing.T) {
 
 func TestRestartARank(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	failures := make(chan roles.Failure, 10)
-	spec := players("infer", 3, placement.Wholes(1))
+	spec := workerSpec("infer", 3, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, 2
 	spec.OnFailure = func(f roles.Failure) { failures <- f }
 	c := create(t, rt, spec)
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	_, err := c.Call(patient(t), "add", 5)
 	require.NoError(t, err)
-	seats := c.Record().Seats
+	placements := c.Record().Placements
 	for n := range 2 {
 		_, err = c.Call(patient(t), "exit", 1)
 		require.ErrorIs(t, err, bus.ErrWorkerLost)
@@ -174,8 +174,8 @@ func TestRestartARank(t *testing.T) {
 			})
 		}
 		rec := rolesOf(t, rt)["infer"]
-		require.Equal(t, uint32(n+1), rec.Seats[1].Gen)
-		require.Equal(t, seats[1].UUIDs, rec.Seats[1].UUIDs)
+		require.Equal(t, uint32(n+1), rec.Placements[1].Gen)
+		require.Equal(t, placements[1].UUIDs, rec.Placements[1].UUIDs)
 	}
 	_, err = c.Call(patient(t), "exit", 2)
 	require.Error(t, err)
@@ -185,8 +185,8 @@ func TestRestartARank(t *testing.T) {
 
 func TestRestartARole(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	spec := players("train", 3, placement.Wholes(1))
+	tr := startHead(t, false)
+	spec := workerSpec("train", 3, placement.Wholes(1))
 	spec.Process.Policy = roles.RestartRole
 	c := create(t, tr.driver(t, roles.Config{}), spec)
 	before, err := roles.CallEach[int](patient(t), c, "pid")
@@ -211,13 +211,13 @@ func TestRestartARole(t *testing.T) {
 	for _, env := range envs {
 		require.Equal(t, port, env["MASTER_PORT"])
 	}
-	require.ErrorIs(t, bind(t, port), syscall.EADDRINUSE, "it is held for the role all the while")
+	require.ErrorIs(t, bind(t, port), syscall.EADDRINUSE, "the port stays leased to the role")
 }
 
 func TestIgnoreAWorkersEnd(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	spec := players("infer", 3, 0)
+	tr := startHead(t, false)
+	spec := workerSpec("infer", 3, 0)
 	spec.Process.Policy = roles.Ignore
 	c := create(t, tr.driver(t, roles.Config{}), spec)
 	_, err := c.Call(patient(t), "exit", 1)
@@ -228,16 +228,16 @@ func TestIgnoreAWorkersEnd(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestLaidOver(t *testing.T) {
+func TestSharedDevices(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	train := create(t, rt, players("train", 4, placement.Wholes(1)))
-	spec := players("infer", 1, placement.Wholes(4))
+	train := create(t, rt, workerSpec("train", 4, placement.Wholes(1)))
+	spec := workerSpec("infer", 1, placement.Wholes(4))
 	spec.Process.Over = "train"
 	infer := create(t, rt, spec)
-	require.Equal(t, []int{0, 1, 2, 3}, infer.Record().Seats[0].Devices)
-	require.Equal(t, "infer-0-G0123", infer.Record().Seats[0].Name)
+	require.Equal(t, []int{0, 1, 2, 3}, infer.Record().Placements[0].Devices)
+	require.Equal(t, "infer-0-G0123", infer.Record().Placements[0].Name)
 	require.NoError(t, train.Destroy(patient(t)))
 	_, err := infer.Call(patient(t), "pid")
 	require.NoError(t, err)
@@ -245,24 +245,24 @@ func TestLaidOver(t *testing.T) {
 
 func TestADriversReservation(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	held, err := rt.Reserve(patient(t), placement.Request{ID: "nodes", Bundles: placement.Repeat(2, placement.Bundle{Devices: placement.Wholes(4)}), Strategy: placement.StrictSpread})
 	require.NoError(t, err)
 	create2 := func(name string, devices ...int) *roles.Cluster {
-		spec := players(name, 2, 0)
+		spec := workerSpec(name, 2, 0)
 		spec.Process.Needs = placement.Request{Colocate: "nodes", Mapping: &placement.Mapping{Devices: devices}}
 		return create(t, rt, spec)
 	}
 	a, b := create2("a", 0, 1, 4, 5), create2("b", 4, 5, 6, 7)
-	require.Equal(t, "n-1", a.Record().Seats[1].Node)
-	require.Equal(t, []int{0, 1}, b.Record().Seats[0].Devices)
+	require.Equal(t, "n-1", a.Record().Placements[1].Node)
+	require.Equal(t, []int{0, 1}, b.Record().Placements[0].Devices)
 	_, err = rt.Create(patient(t), func() roles.Spec {
-		s := players("c", 1, placement.Wholes(1))
+		s := workerSpec("c", 1, placement.Wholes(1))
 		s.Process.PlaceTimeout = 300 * time.Millisecond
 		return s
 	}())
-	require.ErrorContains(t, err, "nodes", "it waits for what is held")
+	require.ErrorContains(t, err, "nodes", "the error names what it waits for")
 	require.NoError(t, a.Destroy(patient(t)))
 	require.NoError(t, b.Destroy(patient(t)))
 	require.NoError(t, held.Release(patient(t)))
@@ -270,11 +270,11 @@ func TestADriversReservation(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// TestTheDriverOfProcessesDies: what it owned ends, processes and reservations, by whoever is left; what it detached
-// stays and can be called.
-func TestTheDriverOfProcessesDies(t *testing.T) {
+// The owned roles of a killed driver are destroyed, with processes and reservations; its detached role stays and can be
+// called.
+func TestDriverOfProcessesIsKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rest := tr.driver(t, roles.Config{Lease: time.Second})
 	driver, stdout := spawn(t, "own", tr.server.URL())
 	line, err := stdout.ReadString('\n')
@@ -292,7 +292,7 @@ func TestTheDriverOfProcessesDies(t *testing.T) {
 	kept := attach(t, rest, "kept")
 	pid, err := kept.ExecuteRankZero(patient(t), "pid")
 	require.NoError(t, err)
-	require.NoError(t, kept.Close(patient(t)), "nobody is attached")
+	require.NoError(t, kept.Close(patient(t)), "no driver is attached")
 
 	require.NoError(t, syscall.Kill(int(pid.(int64)), syscall.SIGKILL))
 	eventually(t, "it is known that it failed, and why", func() bool {
@@ -305,8 +305,8 @@ func TestTheDriverOfProcessesDies(t *testing.T) {
 
 func TestTheAgentIsKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, true)
-	c := create(t, tr.driver(t, roles.Config{}), players("train", 2, placement.Wholes(1)))
+	tr := startHead(t, true)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec("train", 2, placement.Wholes(1)))
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	f := waiting(t, c, 2)
@@ -320,15 +320,15 @@ func TestTheAgentIsKilled(t *testing.T) {
 	gone(t, pids...)
 }
 
-// TestTheAgentIsKilledAtTheStart: nobody waits for the whole StartTimeout.
+// Harm forbidden: a start whose agent was killed lasts for the whole StartTimeout.
 func TestTheAgentIsKilledAtTheStart(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, true)
+	tr := startHead(t, true)
 	rt := tr.driver(t, roles.Config{})
-	spec := players("train", 2, placement.Wholes(1))
+	spec := workerSpec("train", 2, placement.Wholes(1))
 	spec.StartTimeout = time.Minute
 	file := filepath.Join(t.TempDir(), "begun")
-	spec.Config = playerConfig{Hangs: file}
+	spec.Config = testWorkerConfig{Hangs: file}
 	errCh := make(chan error, 1)
 	go func() {
 		_, err := rt.Create(context.Background(), spec)
@@ -347,8 +347,8 @@ func TestTheAgentIsKilledAtTheStart(t *testing.T) {
 
 func TestAFrozenWorker(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	c := create(t, tr.driver(t, roles.Config{LostAfter: 2 * time.Second}), players("train", 2, 0))
+	tr := startHead(t, false)
+	c := create(t, tr.driver(t, roles.Config{LostAfter: 2 * time.Second}), workerSpec("train", 2, 0))
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	time.Sleep(2 * time.Second) // so that the driver has listened for long enough to judge
@@ -358,15 +358,15 @@ func TestAFrozenWorker(t *testing.T) {
 	gone(t, pids...)
 }
 
-// TestManyRolesAtOnce: unrelated roles start and end side by side.
+// Unrelated roles start and end concurrently.
 func TestManyRolesAtOnce(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	var group sync.WaitGroup
 	for _, name := range []string{"a", "b", "c", "d"} {
 		group.Go(func() {
-			c, err := rt.Create(context.Background(), players(name, 2, placement.Wholes(1)))
+			c, err := rt.Create(context.Background(), workerSpec(name, 2, placement.Wholes(1)))
 			if err == nil {
 				_, err = c.Call(patient(t), "pid")
 			}
@@ -382,12 +382,12 @@ func TestManyRolesAtOnce(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// TestGrowAndShrink: instances come and go while the others work; who is attached sees it.
+// Workers are added and removed while the others work, and attached drivers see the new size.
 func TestGrowAndShrink(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	spec := players("infer", 2, placement.Wholes(1))
+	spec := workerSpec("infer", 2, placement.Wholes(1))
 	spec.Process.PlaceTimeout = 300 * time.Millisecond
 	c := create(t, rt, spec)
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
@@ -404,7 +404,7 @@ func TestGrowAndShrink(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int{2, 4, 6, 8}, rows)
 		require.Len(t, tr.reservations(t), 2)
-		require.Equal(t, "infer-3-G3", c.Record().Seats[3].Name)
+		require.Equal(t, "infer-3-G3", c.Record().Placements[3].Name)
 
 		pids, err := roles.CallEach[int](patient(t), c, "pid")
 		require.NoError(t, err)
@@ -419,31 +419,31 @@ func TestGrowAndShrink(t *testing.T) {
 	require.ErrorContains(t, c.Grow(patient(t), 7), "infer")
 	spec.Name, spec.Process = "instances", &roles.Process{Command: roles.Self(), Needs: placement.Request{PerInstance: 1, Bundles: spec.Process.Needs.Bundles}}
 	instances := create(t, rt, spec)
-	require.Len(t, tr.reservations(t), 3, "one for each of them")
+	require.Len(t, tr.reservations(t), 3, "one per role and growth")
 	require.NoError(t, instances.Shrink(patient(t), 1))
-	require.Len(t, tr.reservations(t), 2, "which ends with it")
+	require.Len(t, tr.reservations(t), 2, "released with its workers")
 	require.NoError(t, instances.Destroy(patient(t)))
 	require.ErrorContains(t, c.Shrink(patient(t), 2), "destroy it instead")
 	totals, err := roles.CallEach[int](patient(t), c, "add", 0)
 	require.NoError(t, err)
 	require.Equal(t, []int{7, 7}, totals)
-	require.ErrorContains(t, other.Grow(patient(t), 1), "has not created it")
-	left, err := rt.Left(patient(t))
+	require.ErrorContains(t, other.Grow(patient(t), 1), "another driver created it")
+	left, err := rt.Leftovers(patient(t))
 	require.NoError(t, err)
 	require.Len(t, left.Workers, 2)
 	require.NoError(t, c.Destroy(patient(t)))
-	left, err = rt.Left(patient(t))
+	left, err = rt.Leftovers(patient(t))
 	require.NoError(t, err)
 	require.Equal(t, "nothing is left", left.String())
 }
 
-// TestOutputIsShown: what workers print, the driver sees: at once after a flush, folded, and to the last line.
+// The driver sees the workers' output: complete after a flush, repeated lines merged, up to the last line.
 func TestOutputIsShown(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	var out safeBuffer
-	spec := players("train", 3, 0)
+	spec := workerSpec("train", 3, 0)
 	spec.Process.Output = &out
 	c := create(t, rt, spec)
 	_, err := c.Call(patient(t), "say", "all of us")
@@ -454,7 +454,7 @@ func TestOutputIsShown(t *testing.T) {
 	require.Error(t, err)
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Contains(t, out.String(), "train/1: that is enough")
-	require.ErrorContains(t, c.FlushOutput(patient(t)), "not shown here")
+	require.ErrorContains(t, c.FlushOutput(patient(t)), "Process.Output was not set")
 
 	var kinds []string
 	require.NoError(t, nodes.ReadEvents(patient(t), tr.bus, nodes.EventQuery{Namespace: "default"}, func(e nodes.Event) error {
@@ -466,22 +466,22 @@ func TestOutputIsShown(t *testing.T) {
 	require.Equal(t, "role_gone", kinds[len(kinds)-1])
 }
 
-// TestStraysAreEnded: processes that no role knows any more, and nothing else.
-func TestStraysAreEnded(t *testing.T) {
+// Orphan processes are killed, and no others.
+func TestOrphanProcessesAreKilled(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	kept, lost := create(t, rt, players("kept", 1, 0)), create(t, rt, players("lost", 2, 0))
+	kept, lost := create(t, rt, workerSpec("kept", 1, 0)), create(t, rt, workerSpec("lost", 2, 0))
 	pids, err := roles.CallEach[int](patient(t), lost, "pid")
 	require.NoError(t, err)
-	ended, err := roles.EndStrays(patient(t), tr.bus, 0)
+	ended, err := roles.KillOrphanProcesses(patient(t), tr.bus, 0)
 	require.NoError(t, err)
 	require.Empty(t, ended)
 	require.NoError(t, rt.Forget(patient(t), lost))
-	ended, err = roles.EndStrays(patient(t), tr.bus, time.Hour)
+	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, time.Hour)
 	require.NoError(t, err)
-	require.Empty(t, ended, "they have not run for so long")
-	ended, err = roles.EndStrays(patient(t), tr.bus, 0)
+	require.Empty(t, ended, "they are too young")
+	ended, err = roles.KillOrphanProcesses(patient(t), tr.bus, 0)
 	require.NoError(t, err)
 	require.Len(t, ended, 2)
 	gone(t, pids...)
@@ -489,14 +489,14 @@ func TestStraysAreEnded(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestAShippedFolder: the workers run in a copy of the driver's folder, also after a restart.
+// The workers run in a copy of the driver's folder, also after a restart.
 func TestAShippedFolder(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	folder := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "weights.txt"), []byte("0.5"), 0o600))
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "large.bin"), []byte("no"), 0o600))
-	spec := players("train", 2, placement.Wholes(1))
+	spec := workerSpec("train", 2, placement.Wholes(1))
 	spec.Process.Ship, spec.Process.Exclude, spec.Process.Policy = folder, []string{"*.bin"}, roles.RestartRank
 	c := create(t, tr.driver(t, roles.Config{}), spec)
 	for range 2 {
@@ -516,7 +516,7 @@ func TestAShippedFolder(t *testing.T) {
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// bind tries to take a port as a stranger does, who does not set SO_REUSEADDR.
+// bind binds a port without SO_REUSEADDR.
 func bind(t *testing.T, port string) error {
 	n, err := strconv.Atoi(port)
 	require.NoError(t, err)
@@ -526,32 +526,32 @@ func bind(t *testing.T, port string) error {
 	return syscall.Bind(fd, &syscall.SockaddrInet4{Port: n, Addr: [4]byte{127, 0, 0, 1}})
 }
 
-// TestAWorkersChildIsNoWorker: a program that a worker starts, be it one that could play, is not the worker once more.
-func TestAWorkersChildIsNoWorker(t *testing.T) {
+// Harm forbidden: a child process of a worker runs as the same worker.
+func TestChildOfAWorkerIsNoWorker(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
-	c := create(t, tr.driver(t, roles.Config{}), players("train", 1, placement.Wholes(1)))
+	tr := startHead(t, false)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec("train", 1, placement.Wholes(1)))
 	env, err := roles.Call[map[string]string](patient(t), c, "env", []string{nodes.AssignmentEnv, "RANK"})
 	require.NoError(t, err)
-	require.Equal(t, map[string]string{"RANK": "0"}, env, "what only the worker is to have it does not pass on")
+	require.Equal(t, map[string]string{"RANK": "0"}, env, "the worker's variables are not inherited")
 }
 
-// TestGrowARoleThatIsTakenDown: whoever adds workers while somebody else ends the role leaves nothing.
-func TestGrowARoleThatIsTakenDown(t *testing.T) {
+// Harm forbidden: Grow of a role that another driver is destroying leaves workers behind.
+func TestGrowDuringDestroy(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	c := create(t, rt, players("infer", 1, placement.Wholes(1)))
+	c := create(t, rt, workerSpec("infer", 1, placement.Wholes(1)))
 	other := tr.driver(t, roles.Config{})
-	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "somebody has begun")
+	require.NoError(t, other.Step(patient(t), c, roles.RoleStopping), "another driver has begun")
 	require.ErrorIs(t, c.Grow(patient(t), 1), bus.ErrConflict)
 	require.Len(t, tr.reservations(t), 1)
-	require.Len(t, rolesOf(t, rt)["infer"].Seats, 1)
+	require.Len(t, rolesOf(t, rt)["infer"].Placements, 1)
 	require.NoError(t, c.Destroy(patient(t)))
 	require.Empty(t, tr.reservations(t))
 }
 
-// stuckWriter takes nothing until it is let go.
+// stuckWriter blocks until it is released.
 type stuckWriter struct{ goCh chan struct{} }
 
 func (w stuckWriter) Write(p []byte) (int, error) {
@@ -559,14 +559,14 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestADriverThatDoesNotListen: neither where the output goes nor whoever is told of failures can hold up the end.
-func TestADriverThatDoesNotListen(t *testing.T) {
+// Harm forbidden: a blocked Output or OnFailure prevents the end of the role.
+func TestBlockedOutputAndCallback(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	goCh := make(chan struct{})
 	t.Cleanup(func() { close(goCh) })
-	spec := players("train", 2, 0)
+	spec := workerSpec("train", 2, 0)
 	spec.Process.Output = stuckWriter{goCh}
 	spec.OnFailure = func(roles.Failure) { <-goCh }
 	c := create(t, rt, spec)

@@ -13,8 +13,8 @@ import (
 	"troupe/bus/kv"
 )
 
-// The registry of all namespaces is two buckets, in which each namespace has the keys that begin with its name: so a
-// namespace with nothing in it costs nothing. Nobody has to delete a namespace.
+// The registry of all namespaces is two buckets, in which the keys of a namespace begin with its name: an empty
+// namespace costs nothing and need not be deleted.
 const (
 	registryBucket = "troupe_registry" // <namespace>.role.<name>, .recipe.<name>, .replay.<name>, .hold.<id>
 	leaseBucket    = "troupe_leases"   // <namespace>.driver.<session>
@@ -22,7 +22,7 @@ const (
 	leaseBytes     = 64 << 20
 )
 
-// registry is what one namespace has in KV: its roles and reservations, and the leases of its drivers.
+// registry is the keys of one namespace: its roles and reservations, and the leases of its drivers.
 type registry struct {
 	kv        *kv.Bucket
 	leases    *kv.Bucket
@@ -50,7 +50,7 @@ func (g registry) of(namespace string) registry {
 
 func (g registry) key(within string) string { return g.namespace + "." + within }
 
-// namespaces lists the namespaces that have something, by name.
+// namespaces lists the non-empty namespaces, by name.
 func (g registry) namespaces(ctx context.Context) ([]string, error) {
 	var out []string
 	for _, bucket := range []*kv.Bucket{g.kv, g.leases} {
@@ -68,8 +68,8 @@ func (g registry) namespaces(ctx context.Context) ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// Maintain keeps the registry of all namespaces small, until ctx ends: it removes what is left of deleted keys, and what a
-// crash of the server brings back. A head runs it. An error means that it has not begun.
+// Maintain keeps the registry of all namespaces small, until ctx ends: it removes the tombstones of deleted keys, and
+// keys that a crash of the server has restored. A head runs it. An error means that it has not started.
 func Maintain(ctx context.Context, b *bus.Bus) error {
 	reg, err := openRegistry(ctx, b, "")
 	if err != nil {
@@ -79,7 +79,7 @@ func Maintain(ctx context.Context, b *bus.Bus) error {
 	return nil
 }
 
-// Replicas gives the registry so many replicas, as in bus.KVConfig, and returns how many it has now.
+// Replicas sets the number of replicas of the registry, as in kv.Config, and returns the current number.
 func Replicas(ctx context.Context, b *bus.Bus, replicas int) (int, error) {
 	reg, err := openReplicated(ctx, b, "", replicas)
 	if err != nil {
@@ -88,16 +88,16 @@ func Replicas(ctx context.Context, b *bus.Bus, replicas int) (int, error) {
 	return min(reg.kv.Replicas(), reg.leases.Replicas()), nil
 }
 
-// Namespace is what a namespace has.
+// Namespace is the content of a namespace.
 type Namespace struct {
 	Name         string    `json:"name"`
-	Drivers      []string  `json:"drivers"`      // that are alive, for people
+	Drivers      []string  `json:"drivers"`      // live drivers, for display
 	Roles        []string  `json:"roles"`        // by name
-	Reservations []string  `json:"reservations"` // that drivers hold without a role
-	Used         time.Time `json:"used"`         // when the newest of these was last written, by the server's clock
+	Reservations []string  `json:"reservations"` // of drivers, without a role
+	Used         time.Time `json:"used"`         // last write, by the server's clock
 }
 
-// Namespaces lists those that have something, by name. One that has nothing costs nothing and is not there.
+// Namespaces lists the non-empty namespaces, by name.
 func Namespaces(ctx context.Context, b *bus.Bus) ([]Namespace, error) {
 	reg, err := openRegistry(ctx, b, "")
 	if err != nil {
@@ -138,12 +138,12 @@ func (n *Namespace) add(kind, id string, e kv.Entry) {
 	case "hold":
 		n.Reservations = append(n.Reservations, id)
 	case "driver":
-		n.Drivers = append(n.Drivers, cmp.Or(readHolder(e.Value).Name, id))
+		n.Drivers = append(n.Drivers, cmp.Or(readDriverProcess(e.Value).Name, id))
 	}
 }
 
-// DestroyAll takes down every role of the namespace and releases what drivers hold in it, whoever made it. Drivers that live
-// there see their roles end.
+// DestroyAll destroys every role of the namespace and releases its drivers' reservations. Live drivers see their roles
+// end.
 func (rt *Runtime) DestroyAll(ctx context.Context) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
@@ -152,12 +152,35 @@ func (rt *Runtime) DestroyAll(ctx context.Context) error {
 	all, err := reg.list(ctx)
 	errs := []error{err}
 	for _, rec := range all {
-		errs = append(errs, rt.sweepRole(ctx, rec))
+		errs = append(errs, rt.destroyRole(ctx, rec))
 	}
-	holds, err := reg.holds(ctx)
+	holds, err := reg.driverReservations(ctx)
 	errs = append(errs, err)
 	for _, h := range holds {
-		errs = append(errs, rt.sweepHold(ctx, h))
+		errs = append(errs, rt.releaseDriverReservation(ctx, h))
 	}
 	return errors.Join(errs...)
+}
+
+// All lists the roles of every namespace, by key, for tools of operators. Records that cannot be decoded are skipped.
+func All(ctx context.Context, b *bus.Bus) ([]RoleRecord, error) {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return nil, err
+	}
+	entries, err := reg.kv.List(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	all := []RoleRecord{}
+	for _, e := range entries {
+		namespace, rest, _ := strings.Cut(e.Key, ".")
+		if !strings.HasPrefix(rest, roleKey("")) || bus.CheckName("namespace", namespace) != nil {
+			continue
+		}
+		if r, err := decodeRecord(e); err == nil {
+			all = append(all, r)
+		}
+	}
+	return all, nil
 }

@@ -14,27 +14,26 @@ import (
 	"troupe/dispatch"
 )
 
-// maxReplay is how many bytes of arguments the driver of a role keeps for workers that are restarted.
+// maxReplay is the size of the arguments that the driver of a role keeps for restarted workers.
 const maxReplay = 64 << 20
 
-// replays are the last successful calls of the methods that are replayed on restarted workers, in the order in which they
-// were made: the key replay.<role> beside the role's record. Whoever made a call writes it, so that whoever restarts a worker
-// finds it.
+// replays is the last successful calls of the methods that are replayed on restarted workers, in order: the key
+// replay.<role> beside the role's record. The caller writes it, so that the process that restarts a worker finds it.
 type replays struct {
 	Incarnation string         `msgpack:"incarnation"`
 	Calls       []replayedCall `msgpack:"calls"`
 }
 
-// replayedCall is one of them.
+// replayedCall is one replayed call.
 type replayedCall struct {
 	Method string       `msgpack:"method"`
-	Parts  []replayPart `msgpack:"parts"`          // nil: they are too large, and Keeper has them
+	Parts  []replayPart `msgpack:"parts"`          // nil: too large; Keeper has them
 	Size   int          `msgpack:"size"`           // bytes of all bodies
-	Keeper string       `msgpack:"keeper"`         // session of the driver that has them
+	Keeper string       `msgpack:"keeper"`         // session of the driver that has Parts
 	Meta   []byte       `msgpack:"meta,omitempty"` // see bus.Call
 }
 
-// replayPart is what some ranks were called with.
+// replayPart is the arguments of some ranks.
 type replayPart struct {
 	Ranks  []int  `msgpack:"ranks"`
 	NoData bool   `msgpack:"no_data,omitempty"`
@@ -43,19 +42,19 @@ type replayPart struct {
 
 func replayKey(role string) string { return "replay." + role }
 
-// keeping is the calls of this process that are kept for restarted workers.
-type keeping struct {
-	turn sync.Mutex // held while the registry is written, so that the last call is the last to be written
+// replayCache is the calls of this process that are kept for restarted workers.
+type replayCache struct {
+	turn sync.Mutex // held while the registry is written, so that the last call is written last
 
 	mu      sync.Mutex // guards what follows
 	large   map[string]replayedCall
 	writing int
-	idleCh  chan struct{} // closed when writing is 0; nil: it is
+	idleCh  chan struct{} // closed when writing becomes 0; nil: it is 0
 }
 
-// keepForReplay has a call of a method that is replayed kept when it has succeeded. One that could not be is refused before
-// it is sent.
-func (c *Cluster) keepForReplay(call *dispatch.Call) {
+// recordReplay stores a call when it has succeeded. A call that is too large to be stored is refused before it is
+// sent.
+func (c *Cluster) recordReplay(call *dispatch.Call) {
 	kept := replayedCall{Method: call.Method, Keeper: c.rt.ep.Session()}
 	over := call.OverFunc
 	call.PreparedFunc = func(b *bus.Call) error {
@@ -73,7 +72,7 @@ func (c *Cluster) keepForReplay(call *dispatch.Call) {
 	}
 	call.OverFunc = func(g *bus.Gather) {
 		if g.AllGood() {
-			c.keepCall(kept)
+			c.storeReplay(kept)
 		}
 		if over != nil {
 			over(g)
@@ -81,29 +80,29 @@ func (c *Cluster) keepForReplay(call *dispatch.Call) {
 	}
 }
 
-// checkReplay refuses arguments that are too large to be kept.
+// checkReplay refuses arguments that are too large to be stored.
 func (c *Cluster) checkReplay(call replayedCall) error {
 	remedy := "pass a path or a name instead of the value, or declare the method without Replay"
 	switch {
 	case call.Size > maxReplay:
-		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments take %d MiB; the most that is kept is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
-	case call.Size > maxStored/2 && c.tie != created:
-		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments take %d KiB; a driver that has not created the role can have %d KiB kept: call it from the driver that created role %s, or %s",
+		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d MiB; the maximum is %d MiB: %s", call.Method, call.Size>>20, maxReplay>>20, remedy)
+	case call.Size > maxStored/2 && c.origin != created:
+		return bus.Errorf(bus.CodeInvalid, "%s is replayed on restarted workers, and its arguments have %d KiB; the maximum for a driver that has not created the role is %d KiB: call it from the driver that created role %s, or %s",
 			call.Method, call.Size>>10, maxStored>>11, c.Name(), remedy)
 	}
 	return nil
 }
 
-// keepCall notes a call that has succeeded, here if it is large and in the registry.
-func (c *Cluster) keepCall(call replayedCall) {
-	k := &c.keeping
+// storeReplay stores a successful call, here if it is large and in the registry.
+func (c *Cluster) storeReplay(call replayedCall) {
+	k := &c.replayCache
 	k.mu.Lock()
 	if k.large == nil {
 		k.large = map[string]replayedCall{}
 	}
 	if call.Size > maxStored/2 {
 		old := k.large[call.Method]
-		call = call.over(old)
+		call = call.merge(old)
 		k.large[call.Method] = call
 		call.Parts = nil
 	} else {
@@ -119,7 +118,7 @@ func (c *Cluster) keepCall(call replayedCall) {
 	}
 }
 
-func (k *keeping) written() {
+func (k *replayCache) written() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.writing--; k.writing == 0 {
@@ -128,8 +127,8 @@ func (k *keeping) written() {
 	}
 }
 
-// settle returns when the calls that have succeeded are in the registry.
-func (k *keeping) settle(ctx context.Context) error {
+// flush returns when the successful calls are in the registry.
+func (k *replayCache) flush(ctx context.Context) error {
 	k.mu.Lock()
 	idleCh := k.idleCh
 	k.mu.Unlock()
@@ -140,19 +139,19 @@ func (k *keeping) settle(ctx context.Context) error {
 	case <-idleCh:
 		return nil
 	case <-ctx.Done():
-		return bus.Errorf(bus.CodeOf(ctx.Err()), "the arguments of calls that are replayed are not written yet: %w", ctx.Err())
+		return bus.Errorf(bus.CodeOf(ctx.Err()), "store the arguments of replayed calls: %w", ctx.Err())
 	}
 }
 
-// settleReplays is settle for whoever leaves a role that goes on.
-func (c *Cluster) settleReplays(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+// flushReplays is settle before this process leaves a role that continues.
+func (c *Cluster) flushReplays(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout)
 	defer cancel()
-	return c.keeping.settle(ctx)
+	return c.replayCache.flush(ctx)
 }
 
-// over is a call with what an earlier one said to ranks that it did not go to.
-func (call replayedCall) over(old replayedCall) replayedCall {
+// merge merges a call with an earlier one for the ranks that it did not go to.
+func (call replayedCall) merge(old replayedCall) replayedCall {
 	called := map[int]bool{}
 	for _, p := range call.Parts {
 		for _, rank := range p.Ranks {
@@ -174,24 +173,21 @@ func (call replayedCall) over(old replayedCall) replayedCall {
 	return call
 }
 
-// writeCall writes a call into the registry, until that has succeeded or the role or the runtime has ended.
+// writeCall stores a call in the registry, and retries until the role or the runtime has ended.
 func (c *Cluster) writeCall(call replayedCall) {
-	defer c.keeping.written()
-	c.keeping.turn.Lock()
-	defer c.keeping.turn.Unlock()
-	for !c.isOver() && c.rt.ctx.Err() == nil {
-		ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+	defer c.replayCache.written()
+	c.replayCache.turn.Lock()
+	defer c.replayCache.turn.Unlock()
+	_ = bus.Retry(c.rt.ctx, bus.Backoff{First: time.Second, Most: 5 * time.Second}, func() error { // the context's end ends the role here
+		ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
+		defer cancel()
 		err := c.storeCall(ctx, call)
-		cancel()
-		if err == nil || errors.Is(err, bus.ErrNotFound) {
-			return
+		if err == nil || errors.Is(err, bus.ErrNotFound) || c.isOver() {
+			return nil
 		}
-		c.rt.log.Warn("roles: the arguments of a call that is replayed cannot be stored; trying again", "role", c.Name(), "method", call.Method, "error", err)
-		select {
-		case <-c.rt.ctx.Done():
-		case <-time.After(time.Second):
-		}
-	}
+		c.rt.log.Warn("roles: storing the arguments of a replayed call failed; retrying", "role", c.Name(), "method", call.Method, "error", err)
+		return err
+	})
 }
 
 func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
@@ -200,8 +196,8 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 		return err
 	}
 	for {
-		if _, err := c.look(); err != nil {
-			return err // a role that has ended leaves nothing behind
+		if _, err := c.readRecord(); err != nil {
+			return err // an ended role leaves no keys
 		}
 		all, rev, err := reg.replays(ctx, c.Record())
 		if err != nil {
@@ -210,7 +206,7 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 		one := call
 		all.Calls = slices.DeleteFunc(all.Calls, func(old replayedCall) bool {
 			if old.Method == call.Method && one.Parts != nil {
-				one = one.over(old)
+				one = one.merge(old)
 			}
 			return old.Method == call.Method
 		})
@@ -230,20 +226,20 @@ func (c *Cluster) storeCall(ctx context.Context, call replayedCall) error {
 	}
 }
 
-// tooLarge keeps a call in this process alone, which several that are small each have made necessary.
+// tooLarge keeps a call in this process only, when several small calls exceed the limit together.
 func (c *Cluster) tooLarge(ctx context.Context, call replayedCall) error {
 	if call.Parts == nil {
-		return bus.Errorf(bus.CodeInternal, "the calls that are replayed on role %s are too many to be named", c.Name())
+		return bus.Errorf(bus.CodeInternal, "role %s has too many replayed calls", c.Name())
 	}
-	c.keeping.mu.Lock()
-	c.keeping.large[call.Method] = call
-	c.keeping.mu.Unlock()
+	c.replayCache.mu.Lock()
+	c.replayCache.large[call.Method] = call
+	c.replayCache.mu.Unlock()
 	call.Parts = nil
 	return c.storeCall(ctx, call)
 }
 
-// replays reads the calls that are replayed on a role's restarted workers. Revision 0: there are none.
-func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, error) {
+// replays reads the replayed calls of a role. Revision 0: none.
+func (g registry) replays(ctx context.Context, rec RoleRecord) (replays, uint64, error) {
 	none := replays{Incarnation: rec.Incarnation}
 	e, err := g.kv.Get(ctx, g.key(replayKey(rec.Name)))
 	if errors.Is(err, bus.ErrNotFound) {
@@ -254,21 +250,21 @@ func (g registry) replays(ctx context.Context, rec Record) (replays, uint64, err
 	}
 	var all replays
 	if err := wire.Unmarshal(e.Value, &all); err != nil {
-		return none, 0, bus.Errorf(bus.CodeMalformed, "the calls that are replayed on role %s cannot be read: %w", rec.Name, err)
+		return none, 0, bus.Errorf(bus.CodeMalformed, "the replayed calls of role %s are malformed: %w", rec.Name, err)
 	}
 	if all.Incarnation != rec.Incarnation {
-		return none, e.Revision, nil // of an earlier role of the name
+		return none, e.Revision, nil // of an earlier incarnation
 	}
 	return all, e.Revision, nil
 }
 
-// replay calls restarted workers as the workers before them were last called, one method after the other.
+// replay repeats the stored calls on restarted workers, one method after the other.
 func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	rec := c.Record()
 	if !slices.ContainsFunc(rec.Methods, func(m actors.MethodInfo) bool { return m.Replay }) {
 		return nil
 	}
-	if err := c.keeping.settle(ctx); err != nil {
+	if err := c.replayCache.flush(ctx); err != nil {
 		return err
 	}
 	reg, err := c.rt.registry(ctx)
@@ -281,11 +277,11 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	}
 	for _, call := range all.Calls {
 		if call.Parts == nil && call.Size > 0 {
-			c.keeping.mu.Lock()
-			large := c.keeping.large[call.Method]
-			c.keeping.mu.Unlock()
+			c.replayCache.mu.Lock()
+			large := c.replayCache.large[call.Method]
+			c.replayCache.mu.Unlock()
 			if call.Keeper != c.rt.ep.Session() || large.Parts == nil {
-				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed on it: its arguments (%d KiB) are kept by the driver that made the call, and the registry keeps %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
+				return bus.Errorf(bus.CodeRefused, "%s cannot be replayed: its arguments (%d KiB) are in the driver that made the call, because the registry takes %d KiB; pass a path or a name instead of the value", call.Method, call.Size>>10, maxStored>>10)
 			}
 			call.Parts = large.Parts
 		}
@@ -296,7 +292,7 @@ func (c *Cluster) replay(ctx context.Context, ranks []int) error {
 	return nil
 }
 
-// replayOne calls all the ranks at once: the method may have them meet.
+// replayOne calls all ranks concurrently: the method may be a collective.
 func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int) error {
 	var parts []bus.Part
 	for _, p := range call.Parts {
@@ -310,7 +306,7 @@ func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int)
 		return nil
 	}
 	g, err := c.rt.ep.Scatter(ctx, bus.Call{
-		To: c.to, Method: call.Method, World: c.WorldSize(), Parts: parts, Ordered: c.group().Ordered, Gens: c.life.generations(),
+		To: c.to, Method: call.Method, World: c.WorldSize(), Parts: parts, Ordered: c.group().Ordered, Gens: c.liveness.generations(),
 		Meta: call.Meta, CollectSome: true, FailFast: true,
 	})
 	if err != nil {
@@ -323,7 +319,7 @@ func (c *Cluster) replayOne(ctx context.Context, call replayedCall, ranks []int)
 		}
 	}
 	if !g.AllGood() {
-		return bus.Errorf(bus.CodeTimedOut, "not every rank has answered")
+		return bus.Errorf(bus.CodeTimedOut, "some ranks have not answered")
 	}
 	return nil
 }

@@ -10,30 +10,30 @@ import (
 	"troupe/placement"
 )
 
-// Reservation is devices that a driver holds for roles to come. Roles are laid over it with Process.Needs.Colocate, and
-// share a device wherever they overlap. It ends with the driver's lease, unless it is released before.
+// Reservation is devices that a driver reserves for later roles. Roles use it with Process.Needs.Colocate, and share a
+// device wherever they overlap. It ends with the driver's lease, or with Release.
 type Reservation struct {
 	placement.Record
 	rt *Runtime
 }
 
-// hold is a reservation in the registry: the key <namespace>.hold.<id>. It is written before the
-// reservation is asked for, so that one whose driver is gone can be found.
-type hold struct {
+// createReservation is a driver's reservation in the registry: the key <namespace>.hold.<id>. It is written before the request, so
+// that the reservation of a dead driver can be found.
+type driverReservation struct {
 	ID    string        `json:"id"`
 	Owner string        `json:"owner"` // session of the driver
-	By    string        `json:"by"`    // the driver, for people
+	By    string        `json:"by"`    // the driver, for display
 	Lease time.Duration `json:"lease"`
 	Since time.Time     `json:"since"`
 }
 
-func holdKey(id string) string { return "hold." + id }
+func reservationKey(id string) string { return "hold." + id }
 
-// Reserve holds devices for this driver; it waits in the queue until ctx ends, or a minute if ctx has no end. A request
-// that names no id gets one.
+// Reserve reserves devices for this driver; it queues until ctx ends, or for a minute without a deadline. A request
+// without an id gets one.
 func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Reservation, error) {
 	if rt.local == nil {
-		return nil, bus.Errorf(bus.CodeRefused, "a worker reserves nothing: it holds no lease that could end it; let the driver do it")
+		return nil, bus.Errorf(bus.CodeRefused, "a worker cannot reserve devices, because it holds no lease; reserve them in the driver")
 	}
 	client, err := rt.placement()
 	if err != nil {
@@ -49,7 +49,7 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 	if request.Holder == "" {
 		request.Holder = rt.cfg.Name
 	}
-	if err := reg.hold(ctx, hold{ID: request.ID, Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Since: time.Now().UTC()}); err != nil {
+	if err := reg.createReservation(ctx, driverReservation{ID: request.ID, Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Since: time.Now().UTC()}); err != nil {
 		return nil, err
 	}
 	waiting, cancel := ctx, context.CancelFunc(func() {})
@@ -60,44 +60,44 @@ func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Res
 	rec, err := client.Reserve(waiting, request)
 	if err != nil {
 		if !errors.Is(err, bus.ErrOutcomeUnknown) {
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs) // ctx has often ended by then
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout) // ctx has often ended by then
 			defer cancel()
-			err = errors.Join(err, reg.unhold(last, request.ID))
+			err = errors.Join(err, reg.deleteReservation(last, request.ID))
 		}
 		return nil, err
 	}
 	return &Reservation{Record: rec, rt: rt}, nil
 }
 
-// Release gives the devices back. It may be called more than once.
+// Release releases the devices. It may be called more than once.
 func (r *Reservation) Release(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	return r.rt.releaseHold(ctx, r.ID, r.Token)
+	return r.rt.releaseReservation(ctx, r.ID, r.Token)
 }
 
-// releaseHold gives a reservation back and forgets it.
-func (rt *Runtime) releaseHold(ctx context.Context, id string, token uint64) error {
+// releaseReservation releases a reservation and deletes its key.
+func (rt *Runtime) releaseReservation(ctx context.Context, id string, token uint64) error {
 	client, err := rt.placement()
 	if err != nil {
 		return err
 	}
-	if err := release(ctx, client, []Held{{ID: id, Token: token}}); err != nil {
+	if err := release(ctx, client, []ReservationRef{{ID: id, Token: token}}); err != nil {
 		return err
 	}
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	return reg.unhold(ctx, id)
+	return reg.deleteReservation(ctx, id)
 }
 
-func (g registry) hold(ctx context.Context, h hold) error {
+func (g registry) createReservation(ctx context.Context, h driverReservation) error {
 	value, err := json.Marshal(h)
 	if err != nil {
 		return bus.Errorf(bus.CodeInternal, "encode the hold of %s: %w", h.ID, err)
 	}
-	if _, err := g.kv.Create(ctx, g.key(holdKey(h.ID)), value); errors.Is(err, bus.ErrExists) {
+	if _, err := g.kv.Create(ctx, g.key(reservationKey(h.ID)), value); errors.Is(err, bus.ErrExists) {
 		return bus.Errorf(bus.CodeExists, "reservation %s exists already in this namespace; choose another id", h.ID)
 	} else if err != nil {
 		return err
@@ -105,10 +105,10 @@ func (g registry) hold(ctx context.Context, h hold) error {
 	return nil
 }
 
-func (g registry) unhold(ctx context.Context, id string) error {
-	e, err := g.kv.Get(ctx, g.key(holdKey(id)))
+func (g registry) deleteReservation(ctx context.Context, id string) error {
+	e, err := g.kv.Get(ctx, g.key(reservationKey(id)))
 	if err == nil {
-		err = g.kv.Delete(ctx, g.key(holdKey(id)), e.Revision)
+		err = g.kv.Delete(ctx, g.key(reservationKey(id)), e.Revision)
 	}
 	if errors.Is(err, bus.ErrNotFound) {
 		return nil
@@ -116,15 +116,15 @@ func (g registry) unhold(ctx context.Context, id string) error {
 	return err
 }
 
-// holds lists what drivers hold. What cannot be read is left alone: it is nobody's that we know of.
-func (g registry) holds(ctx context.Context) ([]hold, error) {
+// driverReservations lists the drivers' reservations. Malformed entries are skipped.
+func (g registry) driverReservations(ctx context.Context) ([]driverReservation, error) {
 	entries, err := g.kv.List(ctx, g.key("hold"))
 	if err != nil {
 		return nil, err
 	}
-	var out []hold
+	var out []driverReservation
 	for _, e := range entries {
-		var h hold
+		var h driverReservation
 		if json.Unmarshal(e.Value, &h) == nil && h.ID != "" {
 			out = append(out, h)
 		}
@@ -132,8 +132,8 @@ func (g registry) holds(ctx context.Context) ([]hold, error) {
 	return out, nil
 }
 
-// sweepHold gives back what a driver held that is gone.
-func (rt *Runtime) sweepHold(ctx context.Context, h hold) error {
+// releaseDriverReservation releases a driver's reservation.
+func (rt *Runtime) releaseDriverReservation(ctx context.Context, h driverReservation) error {
 	client, err := rt.placement()
 	if err != nil {
 		return err
@@ -148,23 +148,23 @@ func (rt *Runtime) sweepHold(ctx context.Context, h hold) error {
 			token = r.Token
 		}
 	}
-	return rt.releaseHold(ctx, h.ID, token)
+	return rt.releaseReservation(ctx, h.ID, token)
 }
 
-// releaseOwn gives back what this driver holds.
+// releaseOwn releases this driver's reservations.
 func (rt *Runtime) releaseOwn(ctx context.Context) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
 	}
-	all, err := reg.holds(ctx)
+	all, err := reg.driverReservations(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, h := range all {
 		if h.Owner == rt.ep.Session() {
-			errs = append(errs, rt.sweepHold(ctx, h))
+			errs = append(errs, rt.releaseDriverReservation(ctx, h))
 		}
 	}
 	return errors.Join(errs...)

@@ -16,57 +16,56 @@ import (
 )
 
 const (
-	driverFirst   = 2 * time.Second        // for a driver that lives to begin a restart, before the head does
-	restartLook   = 2 * time.Second        // how often the registry is looked at during a restart that another process carries out
-	restartMargin = 30 * time.Second       // how much longer than planned a restart may take, before another process takes it over
-	drainSpread   = 200 * time.Millisecond // for the exits of a drained node's workers to arrive together
-	noteFinished  = actors.State("restarted")
-	noteBegun     = actors.State("restarting")
+	driverGrace     = 2 * time.Second        // how long the head waits for a live driver to start a restart
+	restartPoll     = 2 * time.Second        // interval of reading the record during a restart by another process
+	restartMargin   = 30 * time.Second       // how much longer than planned a restart may take, before another process takes over
+	drainDelay      = 200 * time.Millisecond // how long the exits of a drained node's workers may take to arrive
+	stateRestarted  = actors.State("restarted")
+	stateRestarting = actors.State("restarting")
 )
 
-// Restart is a restart that is under way: it is in the role's record while the state is restarting. Exactly one process
-// carries it out, the one whose session is By; it writes that by compare-and-set before it does anything. When that process
-// is gone, or takes longer than Limit, another may replace it, with a new generation.
+// Restart is a restart in progress: it is in the role's record while the state is restarting. Exactly one process
+// carries it out, with the session By; it writes the record by compare-and-set before it does anything else. When that
+// process is dead, or takes longer than Limit, another may replace it, with a new generation.
 type Restart struct {
 	Ranks []int         `json:"ranks"`
-	Gen   uint32        `json:"gen"`             // of the workers that are being started
-	N     int           `json:"n"`               // how many restarts there have been, with this one
-	Of    int           `json:"of"`              // how many there may be
-	Why   string        `json:"why"`             // what was lost
-	Avoid []string      `json:"avoid,omitempty"` // nodes that the ranks are moved away from: drained, or lost
+	Gen   uint32        `json:"gen"`             // of the new workers
+	N     int           `json:"n"`               // the number of this restart
+	Of    int           `json:"of"`              // the maximum
+	Why   string        `json:"why"`             // the first loss
+	Avoid []string      `json:"avoid,omitempty"` // nodes that the ranks are moved away from: drained or lost
 	By    string        `json:"by"`              // session of the process that carries it out
 	Limit time.Duration `json:"limit"`           // how long it may take
 }
 
-// Former is a worker process that was replaced.
-type Former struct {
+// ReplacedWorker is a replaced worker process.
+type ReplacedWorker struct {
 	Node string `json:"node"`
 	Rank int    `json:"rank"`
 	Gen  uint32 `json:"gen"`
 }
 
 var (
-	errRoleEnded   = errors.New("the role is being taken down, or has failed")
-	errReplaced    = errors.New("its workers have been replaced")
-	errElsewhere   = errors.New("another process restarts it")
-	errDeposed     = errors.New("another process has taken the restart over")
-	errNoneAllowed = errors.New("no more restarts are allowed")
+	errRoleEnded       = errors.New("the role is stopping or has failed")
+	errReplaced        = errors.New("its workers have been replaced")
+	errElsewhere       = errors.New("another process restarts the role")
+	errSuperseded      = errors.New("another process has taken the restart over")
+	errTooManyRestarts = errors.New("no more restarts are allowed")
 )
 
-// Restarting are the ranks whose calls wait because their workers were lost and are being replaced, as far as this process
-// knows: a moment before the record says so, and as long as nobody has begun to replace them.
+// Restarting is the ranks whose calls wait because their workers are being replaced, as far as this process knows:
+// shortly before the record says so.
 func (c *Cluster) Restarting() []int {
 	away, _ := c.gate.Away()
 	return away
 }
 
-// WaitReady returns when every rank of the role takes calls, or why that will not be: the role has failed or been taken
-// down, or ctx has ended.
+// WaitReady returns when every rank takes calls, or an error if the role has failed or is destroyed, or ctx has ended.
 func (c *Cluster) WaitReady(ctx context.Context) error {
-	if c.Record().restarts() && c.tie != created { // a restart may not have been heard of
-		if rec, ok := c.reread(); ok && rec.State == RoleRestarting {
-			c.restartNews()
-			c.holdFor(rec, nil)
+	if c.Record().restarts() && c.origin != created { // messages about a restart may have been missed
+		if rec, ok := c.reloadRecord(); ok && rec.State == RoleRestarting {
+			c.restartChanged()
+			c.holdRestarting(rec, nil)
 		}
 	}
 	for {
@@ -85,8 +84,8 @@ func (c *Cluster) WaitReady(ctx context.Context) error {
 	}
 }
 
-// alter changes one incarnation's record by compare-and-set, whatever its state; change may refuse.
-func (g registry) alter(ctx context.Context, r Record, change func(*Record) error) (Record, error) {
+// alter changes one incarnation's record by compare-and-set, in any state; change may refuse.
+func (g registry) alter(ctx context.Context, r RoleRecord, change func(*RoleRecord) error) (RoleRecord, error) {
 	for {
 		held, rev, err := g.read(ctx, r.Name)
 		if err == nil && held.Incarnation != r.Incarnation {
@@ -108,8 +107,8 @@ func (g registry) alter(ctx context.Context, r Record, change func(*Record) erro
 	}
 }
 
-// alter changes the role's record, whatever its state.
-func (c *Cluster) alter(ctx context.Context, change func(*Record) error) error {
+// alter changes the role's record, in any state.
+func (c *Cluster) alter(ctx context.Context, change func(*RoleRecord) error) error {
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
 		return err
@@ -121,29 +120,28 @@ func (c *Cluster) alter(ctx context.Context, change func(*Record) error) error {
 	return err
 }
 
-func (c *Cluster) setRecord(rec Record) {
+func (c *Cluster) setRecord(rec RoleRecord) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.rec = rec
 }
 
-// hold notes a loss, and keeps back the calls to ranks that are about to be restarted, as far as the role's policy says which
-// they are.
-func (c *Cluster) hold(l loss) {
-	c.mending.gateMu.Lock()
-	defer c.mending.gateMu.Unlock()
-	c.mending.add(l)
+// holdCalls records a loss, and holds the calls to the ranks that the role's policy restarts.
+func (c *Cluster) holdCalls(l loss) {
+	c.recovery.gateMu.Lock()
+	defer c.recovery.gateMu.Unlock()
+	c.recovery.add(l)
 	ranks := []int{l.rank}
 	if c.Record().Policy == RestartRole {
 		ranks = c.Record().allRanks()
 	}
 	c.gate.Hold(ranks, func(rank int) *bus.Error {
-		return c.away(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
+		return c.withRank(rank, bus.Errorf(bus.CodeWorkerLost, "rank %d is restarting: %s", rank, l.why.Message).WithCause(l.why))
 	})
 }
 
-// siblings are the other clusters that this runtime has of the role: one it is attached to, and one it watches over. A call
-// fails in all of them at once, because they share an endpoint; so its next one must find the gate closed in all of them.
+// siblings is the other clusters of the role in this runtime: one it is attached to, and one it monitors. A call fails
+// in all of them at once, because they share an endpoint; so the gate must be closed in all of them.
 func (c *Cluster) siblings() []*Cluster {
 	c.rt.mu.Lock()
 	defer c.rt.mu.Unlock()
@@ -156,32 +154,32 @@ func (c *Cluster) siblings() []*Cluster {
 	return out
 }
 
-// holdSiblings keeps back the calls of the siblings to the ranks of a restart, until they have looked at the record.
-func (c *Cluster) holdSiblings(r *Restart) {
+// holdSiblingCalls holds the calls of the siblings to the ranks of a restart, until they have read the record.
+func (c *Cluster) holdSiblingCalls(r *Restart) {
 	for _, s := range c.siblings() {
-		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.away(rank, r.why(rank)) })
-		s.restartNews()
+		s.gate.Hold(r.Ranks, func(rank int) *bus.Error { return s.withRank(rank, r.callError(rank)) })
+		s.restartChanged()
 	}
 }
 
-// why is what a call is told whose rank is away.
-func (r *Restart) why(rank int) *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.doing(), r.Why)
+// callError is the error of calls to a restarting rank.
+func (r *Restart) callError(rank int) *bus.Error {
+	return bus.Errorf(bus.CodeWorkerLost, "rank %d is %s: %s", rank, r.progress(), r.Why)
 }
 
-// away is what a call is told that does not wait for a rank.
-func (c *Cluster) away(rank int, e *bus.Error) *bus.Error {
+// withRank sets the role and rank of an error.
+func (c *Cluster) withRank(rank int, e *bus.Error) *bus.Error {
 	e.Role, e.Rank = c.Name(), rank
 	return e
 }
 
-// holdFor keeps back the calls to the ranks that the record says are restarting and to those that are lost and not yet
-// replaced, and lets those to the others go.
-func (c *Cluster) holdFor(rec Record, lost []loss) {
-	c.mending.gateMu.Lock()
-	defer c.mending.gateMu.Unlock()
+// holdRestarting holds the calls to the ranks that are restarting, or lost and not yet replaced, and releases those to the
+// others.
+func (c *Cluster) holdRestarting(rec RoleRecord, lost []loss) {
+	c.recovery.gateMu.Lock()
+	defer c.recovery.gateMu.Unlock()
 	var away []int
-	for _, l := range stillLost(rec, append(slices.Clone(lost), c.mending.pending()...)) {
+	for _, l := range stillLost(rec, append(slices.Clone(lost), c.recovery.pending()...)) {
 		away = append(away, l.rank)
 		if rec.Policy == RestartRole {
 			away = union(away, rec.allRanks())
@@ -189,75 +187,75 @@ func (c *Cluster) holdFor(rec Record, lost []loss) {
 	}
 	if r := rec.Restart; rec.State == RoleRestarting && r != nil {
 		c.gate.Hold(r.Ranks, func(rank int) *bus.Error {
-			return c.away(rank, r.why(rank))
+			return c.withRank(rank, r.callError(rank))
 		})
 		away = append(away, r.Ranks...)
 	}
 	c.gate.Release(away)
 }
 
-// doing is what happens to a rank, in words.
-func (r *Restart) doing() string {
+// progress describes a restart in progress.
+func (r *Restart) progress() string {
 	if r.N == 0 {
 		return "moved to another node"
 	}
 	return fmt.Sprintf("restarting (%d of %d)", r.N, r.Of)
 }
 
-// done is the same of one that is over, or about to be.
-func (r *Restart) done() string {
+// outcome describes a completed restart.
+func (r *Restart) outcome() string {
 	if r.N == 0 {
 		return "moved to another node"
 	}
 	return fmt.Sprintf("restarted (%d of %d)", r.N, r.Of)
 }
 
-// stillLost are the losses whose rank has not got another worker.
-func stillLost(rec Record, lost []loss) []loss {
+// stillLost is the losses whose rank has no new worker.
+func stillLost(rec RoleRecord, lost []loss) []loss {
 	return slices.DeleteFunc(slices.Clone(lost), func(l loss) bool {
-		return l.rank >= rec.World || l.rank < len(rec.Seats) && rec.Seats[l.rank].Gen > l.gen
+		return l.rank >= rec.World || l.rank < len(rec.Placements) && rec.Placements[l.rank].Gen > l.gen
 	})
 }
 
-// restartNews has the registry looked at: a restart has begun or ended elsewhere.
-func (c *Cluster) restartNews() {
-	m := &c.mending
+// restartChanged makes the record be read: a restart has begun or ended elsewhere.
+func (c *Cluster) restartChanged() {
+	m := &c.recovery
 	m.mu.Lock()
-	m.news = true
+	m.changed = true
 	if !m.running {
-		m.running = c.rt.spawn(c.mendAll)
+		m.running = c.rt.spawn(c.runRecovery)
 	}
 	m.mu.Unlock()
 	m.wake()
 }
 
-// recover returns when the ranks that were lost have other workers, or the role has ended: it restarts them itself, or waits
-// for whoever does. Its error is why the role fails.
+// recover returns when the lost ranks have new workers, or the role has ended: it restarts them, or waits for another
+// process to do so. Its error is why the role fails.
 func (c *Cluster) recover(lost []loss) *bus.Error {
 	begun, seen := time.Now(), restartSeen{}
-	first := driverFirst
-	if c.tie == created {
+	first := driverGrace
+	if c.origin == created {
 		first = 0
 	}
 	for {
-		lost = append(lost, c.mending.take()...)
-		rec, err := c.look()
+		lost = append(lost, c.recovery.take()...)
+		rec, err := c.readRecord()
 		switch {
 		case c.isOver() || c.rt.ctx.Err() != nil:
 			return nil
 		case errors.Is(err, bus.ErrNotFound) || err == nil && rec.State == RoleStopping:
-			c.overElsewhere(c.takenDown(), nil)
+			c.endedElsewhere(c.errDestroyed(), nil)
 			return nil
-		case err != nil: // it cannot be reached; later
+		case err != nil: // unreachable; retried
 		case rec.State == RoleFailed:
-			c.overElsewhere(rec.failure(), rec.failure())
+			c.endedElsewhere(rec.failure(), rec.failure())
 			return nil
 		default:
-			c.adopt(rec)
-			c.holdFor(rec, lost)
+			c.applyRecord(rec)
+			c.holdRestarting(rec, lost)
 			c.failRestarted(rec, &seen)
 			if rec.State == RoleReady && len(stillLost(rec, lost)) == 0 {
-				c.life.expectAll()
+				c.liveness.expectAll()
 				return nil
 			}
 			if c.mayRestart(rec, &seen, begun.Add(first)) {
@@ -268,25 +266,25 @@ func (c *Cluster) recover(lost []loss) *bus.Error {
 				continue
 			}
 		}
-		c.mending.await(c.rt.ctx, restartLook/2+rand.N(restartLook/2), c.waitFirst(begun.Add(first)))
+		c.recovery.wait(c.rt.ctx, restartPoll/2+rand.N(restartPoll/2), c.driverTimeLeft(begun.Add(first)))
 	}
 }
 
-// waitFirst is how long the driver still has to begin a restart; zero: as long as it wants.
-func (c *Cluster) waitFirst(at time.Time) time.Duration {
-	if c.tie != followed {
+// driverTimeLeft is how long a live driver has left to start a restart; zero: no limit.
+func (c *Cluster) driverTimeLeft(at time.Time) time.Duration {
+	if c.origin != followed {
 		return 0
 	}
 	return max(time.Until(at), 0)
 }
 
-// look reads the record.
-func (c *Cluster) look() (Record, error) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+// readRecord reads the record.
+func (c *Cluster) readRecord() (RoleRecord, error) {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
-		return Record{}, err
+		return RoleRecord{}, err
 	}
 	rec, _, err := reg.read(ctx, c.Name())
 	if err == nil && rec.Incarnation != c.to.Incarnation {
@@ -295,40 +293,40 @@ func (c *Cluster) look() (Record, error) {
 	return rec, err
 }
 
-// adopt takes the record in: another process may have replaced workers or changed the role's size.
-func (c *Cluster) adopt(rec Record) {
+// applyRecord applies the record: another process may have replaced workers or resized the role.
+func (c *Cluster) applyRecord(rec RoleRecord) {
 	c.mu.Lock()
 	same := c.rec.Mesh == rec.Mesh
 	c.rec = rec
 	c.mu.Unlock()
-	c.life.makeRoom(max(rec.World, len(rec.Seats)))
-	c.life.adopt(rec.Seats)
+	c.liveness.resize(max(rec.World, len(rec.Placements)))
+	c.liveness.applyPlacements(rec.Placements)
 	if !same {
-		c.takeShape(rec)
+		c.applyMesh(rec)
 	}
 }
 
-// failure is why calls to a role that has failed cannot be made.
-func (r Record) failure() *bus.Error {
-	return bus.Errorf(bus.CodeWorkerLost, "role %s has failed, at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
+// failure is the error of calls to a failed role.
+func (r RoleRecord) failure() *bus.Error {
+	return bus.Errorf(bus.CodeWorkerLost, "role %s failed at %s: %s", r.Name, r.Since.Format(time.RFC3339), r.Cause)
 }
 
-// overElsewhere takes in that the role has ended.
-func (c *Cluster) overElsewhere(why, failed *bus.Error) {
+// endedElsewhere handles the end of the role by another process.
+func (c *Cluster) endedElsewhere(why, failed *bus.Error) {
 	c.endAs(why, failed)
 	c.failPending()
-	if c.tie == opened || c.tie == followed {
+	if c.origin == opened || c.origin == followed {
 		c.rt.spawn(c.releaseSoon)
 	}
 }
 
-// releaseSoon lets go of a role that has ended, when its workers have said their last words or had time to.
+// releaseSoon releases an ended role when its workers have reported their end, or after a timeout.
 func (c *Cluster) releaseSoon() {
 	defer c.release()
-	limit := time.NewTimer(lastActs)
+	limit := time.NewTimer(closeTimeout)
 	defer limit.Stop()
 	for {
-		left, changedCh := c.life.notOver(c.Record().allRanks())
+		left, changedCh := c.liveness.notOver(c.Record().allRanks())
 		if len(left) == 0 {
 			return
 		}
@@ -342,32 +340,32 @@ func (c *Cluster) releaseSoon() {
 	}
 }
 
-// restartSeen is the restart of another process that was last seen, and since when.
+// restartSeen is the last seen restart of another process, and when it was seen first.
 type restartSeen struct {
 	gen uint32
 	at  time.Time
 }
 
-// failRestarted fails the calls that were under way to workers which a restart replaces, once for each restart.
-func (c *Cluster) failRestarted(rec Record, seen *restartSeen) {
+// failRestarted fails the pending calls to workers that a restart replaces, once per restart.
+func (c *Cluster) failRestarted(rec RoleRecord, seen *restartSeen) {
 	r := rec.Restart
 	if rec.State != RoleRestarting || r == nil || r.Gen == seen.gen {
 		return
 	}
 	*seen = restartSeen{r.Gen, time.Now()}
-	c.holdSiblings(r)
+	c.holdSiblingCalls(r)
 	for _, rank := range r.Ranks {
-		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.away(rank, r.why(rank)))
+		c.rt.ep.Lost(c.to, rank, r.Gen-1, c.withRank(rank, r.callError(rank)))
 	}
 }
 
-// mayRestart reports whether this process is to restart what is lost, now. A driver does at once; the head gives a driver
-// that lives a moment to do so, and both take a restart over whose process is gone or too slow.
-func (c *Cluster) mayRestart(rec Record, seen *restartSeen, notBefore time.Time) bool {
-	if c.tie != created && c.tie != followed || c.rt.currentLease() == nil || !rec.restarts() {
+// mayRestart reports whether this process starts a restart now. A driver does at once; the head gives a live driver a
+// moment, and both take over a restart whose process is dead or too slow.
+func (c *Cluster) mayRestart(rec RoleRecord, seen *restartSeen, notBefore time.Time) bool {
+	if c.origin != created && c.origin != followed || c.rt.currentLease() == nil || !rec.restarts() {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
@@ -375,23 +373,22 @@ func (c *Cluster) mayRestart(rec Record, seen *restartSeen, notBefore time.Time)
 	}
 	if r := rec.Restart; rec.State == RoleRestarting && r != nil && r.By != c.rt.ep.Session() {
 		slow := time.Since(seen.at) > r.Limit
-		return slow || !reg.alive(ctx, r.By) && c.rt.reach.missing(rec.Lease) == 0
+		return slow || !reg.alive(ctx, r.By) && c.rt.uptime.remaining(rec.Lease) == 0
 	}
-	return !time.Now().Before(notBefore) || c.tie == followed && !reg.alive(ctx, rec.Owner)
+	return !time.Now().Before(notBefore) || c.origin == followed && !reg.alive(ctx, rec.Owner)
 }
 
-// restart puts new workers in the place of those that were lost, or of all. It reports true if the record has changed
-// meanwhile and is to be looked at again.
-func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
+// restart replaces the lost workers, or all. again: the record has changed and must be read again.
+func (c *Cluster) restart(rec RoleRecord, lost []loss, seen *restartSeen) (again bool, _ *bus.Error) {
 	for _, l := range lost {
-		if l.evicted { // the others of its node end at the same moment
-			c.mending.await(c.rt.ctx, drainSpread, 0)
-			lost = append(lost, c.mending.take()...)
+		if l.evicted { // the other workers of its node exit at the same time
+			c.recovery.wait(c.rt.ctx, drainDelay, 0)
+			lost = append(lost, c.recovery.take()...)
 			break
 		}
 	}
-	lost = c.explained(rec, stillLost(rec, lost))
-	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not finished")}
+	lost = c.withExits(rec, stillLost(rec, lost))
+	first := loss{why: bus.Errorf(bus.CodeWorkerLost, "its restart was not completed")}
 	if rec.Restart != nil && len(rec.Restart.Ranks) > 0 {
 		first.rank, first.why = rec.Restart.Ranks[0], bus.Errorf(bus.CodeWorkerLost, "%s", rec.Restart.Why)
 	}
@@ -403,44 +400,44 @@ func (c *Cluster) restart(rec Record, lost []loss, seen *restartSeen) (again boo
 		e.Node, e.Stack, e.Details = first.why.Node, first.why.Stack, first.why.Details
 		return e
 	}
-	recipe, err := c.startedWith(c.rt.ctx, rec)
+	params, err := c.loadStartParams(c.rt.ctx, rec)
 	if bus.CodeOf(err) == bus.CodeRefused {
-		if c.ownerLives(rec) {
-			return c.sleepABit(), nil // it restarts them, or its lease ends
+		if c.ownerAlive(rec) {
+			return c.waitAndRetry(), nil // the owner restarts them, or its lease ends
 		}
 		return false, fails(err)
 	}
 	if err == nil {
-		err = c.beginRestart(rec, lost, first, recipe, seen)
+		err = c.beginRestart(rec, lost, first, params, seen)
 	}
 	switch {
-	case errors.Is(err, errNoneAllowed):
+	case errors.Is(err, errTooManyRestarts):
 		why := *first.why
-		why.Message = fmt.Sprintf("%s (after %d restarts, and no more are allowed)", why.Message, recipe.Restarts)
+		why.Message = fmt.Sprintf("%s (after %d restarts, the maximum)", why.Message, params.Restarts)
 		return false, &why
-	case err != nil: // the record has changed, or cannot be written
-		return c.sleepABit(), nil
+	case err != nil: // the record has changed, or the write failed
+		return c.waitAndRetry(), nil
 	}
-	err = c.carryOut(recipe, lost)
+	err = c.performRestart(params, lost)
 	switch {
 	case err == nil || c.isOver() || c.rt.ctx.Err() != nil:
 		return false, nil
-	case errors.Is(err, errDeposed) || c.mending.waiting():
+	case errors.Is(err, errSuperseded) || c.recovery.waiting():
 		return true, nil
 	}
 	return false, fails(err)
 }
 
-// explained is losses with what the agents know of those that were only guessed: a process that has just begun to follow a
-// role has not heard how its workers ended.
-func (c *Cluster) explained(rec Record, lost []loss) []loss {
+// withExits replaces guessed losses by the exits that agents know: a process that has just begun to monitor a role has
+// missed them.
+func (c *Cluster) withExits(rec RoleRecord, lost []loss) []loss {
 	out := slices.Clone(lost)
 	for i, l := range out {
-		if !l.guessed || l.rank >= len(rec.Seats) {
+		if !l.guessed || l.rank >= len(rec.Placements) {
 			continue
 		}
-		ctx, cancel := context.WithTimeout(c.rt.ctx, agentThere)
-		all, _ := c.rt.agents().Workers(ctx, rec.Seats[l.rank].Node) // an agent that is silent knows no more
+		ctx, cancel := context.WithTimeout(c.rt.ctx, agentProbe)
+		all, _ := c.rt.agents().Workers(ctx, rec.Placements[l.rank].Node) // a silent agent knows no exit
 		cancel()
 		id := rec.workerID(l.rank)
 		if at := slices.IndexFunc(all, func(s nodes.Status) bool { return s.ID == id }); at >= 0 && all[at].Exit != nil {
@@ -452,29 +449,29 @@ func (c *Cluster) explained(rec Record, lost []loss) []loss {
 	return out
 }
 
-func (c *Cluster) sleepABit() bool {
-	c.mending.await(c.rt.ctx, restartLook/4, 0)
+func (c *Cluster) waitAndRetry() bool {
+	c.recovery.wait(c.rt.ctx, restartPoll/4, 0)
 	return true
 }
 
-func (c *Cluster) ownerLives(rec Record) bool {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+func (c *Cluster) ownerAlive(rec RoleRecord) bool {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	return err != nil || reg.alive(ctx, rec.Owner)
 }
 
-// beginRestart writes into the record that this process restarts the ranks. Whoever wrote it first does.
-func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *recipe, seen *restartSeen) error {
-	avoid := c.unusable(rec, lost)
+// beginRestart writes into the record that this process restarts the ranks. The first writer wins.
+func (c *Cluster) beginRestart(rec RoleRecord, lost []loss, first loss, params *startParams, seen *restartSeen) error {
+	avoid := c.nodesToAvoid(rec, lost)
 	counts := slices.ContainsFunc(lost, func(l loss) bool { return !l.evicted })
 	before := uint32(0)
 	if rec.Restart != nil {
 		before = rec.Restart.Gen
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, 2*registryActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, 2*registryTimeout)
 	defer cancel()
-	err := c.alter(ctx, func(r *Record) error {
+	err := c.alter(ctx, func(r *RoleRecord) error {
 		ranks, n := ranksOf(stillLost(*r, lost)), 0
 		if r.Policy == RestartRole && len(ranks) > 0 {
 			ranks = r.allRanks()
@@ -491,21 +488,21 @@ func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *reci
 			return errReplaced
 		}
 		if counts {
-			if r.Restarts++; r.Restarts > recipe.Restarts {
-				return errNoneAllowed
+			if r.Restarts++; r.Restarts > params.Restarts {
+				return errTooManyRestarts
 			}
 			n = r.Restarts
 		}
-		r.Gens++
+		r.Generations++
 		for _, rank := range ranks {
-			r.Former = append(r.Former, Former{r.Seats[rank].Node, rank, r.Seats[rank].Gen})
-			r.Seats[rank].Gen = r.Gens
+			r.Replaced = append(r.Replaced, ReplacedWorker{r.Placements[rank].Node, rank, r.Placements[rank].Gen})
+			r.Placements[rank].Gen = r.Generations
 		}
-		pause := recipe.process().pause(n)
+		pause := params.restartProcess().pause(n)
 		r.State, r.Since = RoleRestarting, time.Now().UTC()
 		r.Restart = &Restart{
-			Ranks: ranks, Gen: r.Gens, N: n, Of: recipe.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
-			Limit: pause + recipe.StartTimeout + restartMargin,
+			Ranks: ranks, Gen: r.Generations, N: n, Of: params.Restarts, Why: first.why.Message, Avoid: avoid, By: c.rt.ep.Session(),
+			Limit: pause + params.StartTimeout + restartMargin,
 		}
 		return nil
 	})
@@ -515,57 +512,57 @@ func (c *Cluster) beginRestart(rec Record, lost []loss, first loss, recipe *reci
 	return err
 }
 
-// unusable are the nodes that lost workers cannot be started on again: those they were evicted from, and those that
+// nodesToAvoid is the nodes on which lost workers cannot be started again: those they were evicted from, and those that
 // placement counts as lost.
-func (c *Cluster) unusable(rec Record, lost []loss) []string {
+func (c *Cluster) nodesToAvoid(rec RoleRecord, lost []loss) []string {
 	var out []string
 	for _, l := range lost {
 		if l.evicted {
-			out = union(out, []string{rec.Seats[l.rank].Node})
+			out = union(out, []string{rec.Placements[l.rank].Node})
 		}
 	}
 	client, err := c.rt.placement()
 	if err != nil {
 		return out
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	all, err := client.Nodes(ctx)
 	if err != nil {
-		return out // the launch says what is wrong
+		return out // the launch reports the error
 	}
-	for _, seat := range rec.Seats {
-		if nodeGone(all, seat.Node) {
-			out = union(out, []string{seat.Node})
+	for _, placed := range rec.Placements {
+		if nodeIsLost(all, placed.Node) {
+			out = union(out, []string{placed.Node})
 		}
 	}
 	return out
 }
 
-// nodeGone reports whether the placement service counts a node as lost: it is not there, or its lease has ended.
-func nodeGone(all []placement.NodeStatus, node string) bool {
+// nodeIsLost reports whether placement counts a node as lost: it is unknown, or its lease has ended.
+func nodeIsLost(all []placement.NodeStatus, node string) bool {
 	i := slices.IndexFunc(all, func(n placement.NodeStatus) bool { return n.Report.Node == node })
 	return i < 0 || all[i].Rank < 0 || all[i].State != placement.NodeReady && all[i].Report.Session == ""
 }
 
-// carryOut does what the record says this process does.
-func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
+// performRestart performs the restart in the record.
+func (c *Cluster) performRestart(params *startParams, lost []loss) error {
 	rec := c.Record()
 	r := rec.Restart
 	for _, rank := range r.Ranks {
-		c.life.renew(rank, rec.Seats[rank].Gen) // what the old ones say from now on is of another generation
+		c.liveness.expect(rank, rec.Placements[rank].Gen) // later messages of the old workers are of another generation
 	}
-	c.holdFor(rec, nil)
-	c.note(r, noteBegun)
-	then := "the rank is " + r.done()
+	c.holdRestarting(rec, nil)
+	c.announceRestart(r, stateRestarting)
+	then := "the rank is " + r.outcome()
 	if rec.Policy == RestartRole {
-		then = "the role is " + r.done()
+		then = "the role is " + r.outcome()
 	}
 	for _, l := range lost {
-		c.tell(l, then)
+		c.reportFailure(l, then)
 	}
-	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.doing(), r.Why))
-	c.holdSiblings(r)
+	c.emit(eventRestart, nil, "", fmt.Sprintf("ranks %v, %s: %s", r.Ranks, r.progress(), r.Why))
+	c.holdSiblingCalls(r)
 	if rec.Policy == RestartRole {
 		c.failOthers(r)
 	}
@@ -573,26 +570,26 @@ func (c *Cluster) carryOut(recipe *recipe, lost []loss) error {
 		select {
 		case <-c.rt.ctx.Done():
 			return nil
-		case <-time.After(recipe.process().pause(r.N)):
+		case <-time.After(params.restartProcess().pause(r.N)):
 		}
 	}
-	ctx, cancel := context.WithTimeout(c.rt.ctx, recipe.StartTimeout)
+	ctx, cancel := context.WithTimeout(c.rt.ctx, params.StartTimeout)
 	defer cancel()
-	err := c.replace(ctx, recipe)
+	err := c.replace(ctx, params)
 	if err == nil {
 		err = c.finishRestart(ctx, r.Gen)
 	}
 	if err == nil {
-		c.note(r, noteFinished)
-		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.done()))
-		c.holdFor(c.Record(), nil)
-	} else if rec, lookErr := c.look(); lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
-		err = errDeposed
+		c.announceRestart(r, stateRestarted)
+		c.emit(eventRole, nil, "", fmt.Sprintf("ranks %v run again, %s", r.Ranks, r.outcome()))
+		c.holdRestarting(c.Record(), nil)
+	} else if rec, lookErr := c.readRecord(); lookErr == nil && (rec.Restart == nil || rec.Restart.Gen != r.Gen) {
+		err = errSuperseded
 	}
 	return err
 }
 
-// failOthers fails the calls of a role that is restarted because of one of its ranks.
+// failOthers fails all calls of a role that is restarted because of one rank.
 func (c *Cluster) failOthers(r *Restart) {
 	because := bus.Errorf(bus.CodeWorkerLost, "the role is restarted: %s", r.Why)
 	for rank := range c.WorldSize() {
@@ -600,15 +597,15 @@ func (c *Cluster) failOthers(r *Restart) {
 	}
 }
 
-// replace ends what is left of the ranks' processes and starts others, on the same seats or on those they are moved to.
-func (c *Cluster) replace(ctx context.Context, recipe *recipe) error {
+// replace kills the old processes of the ranks and starts new ones, on the same nodes or on others.
+func (c *Cluster) replace(ctx context.Context, params *startParams) error {
 	if err := c.makeProgram(ctx); err != nil {
 		return err
 	}
-	if err := c.endFormer(ctx); err != nil {
+	if err := c.killReplaced(ctx); err != nil {
 		return err
 	}
-	if err := c.move(ctx, recipe); err != nil {
+	if err := c.move(ctx, params); err != nil {
 		return err
 	}
 	rec := c.Record()
@@ -625,19 +622,19 @@ func (c *Cluster) replace(ctx context.Context, recipe *recipe) error {
 	if err := c.replay(ctx, ranks); err != nil {
 		return err
 	}
-	c.life.expectAll()
+	c.liveness.expectAll()
 	return nil
 }
 
-// finishRestart makes the role ready again, and gives back what none of its workers is on any more.
+// finishRestart makes the role ready again, and releases reservations that no rank uses.
 func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
-	var unused []Held
-	err := c.alter(ctx, func(r *Record) error {
+	var unused []ReservationRef
+	err := c.alter(ctx, func(r *RoleRecord) error {
 		if r.State != RoleRestarting || r.Restart == nil || r.Restart.Gen != gen {
-			return errDeposed
+			return errSuperseded
 		}
 		unused = r.dropUnused()
-		r.State, r.Since, r.Restart, r.Former = RoleReady, time.Now().UTC(), nil, nil
+		r.State, r.Since, r.Restart, r.Replaced = RoleReady, time.Now().UTC(), nil, nil
 		return nil
 	})
 	if err != nil || len(unused) == 0 {
@@ -647,34 +644,34 @@ func (c *Cluster) finishRestart(ctx context.Context, gen uint32) error {
 	if err == nil {
 		err = release(ctx, client, unused)
 	}
-	if err != nil { // its id is the role's, so whoever takes the role down finds it
-		c.rt.log.Warn("roles: a reservation that a role has left was not given back; it goes with the role", "role", c.Name(), "error", err)
+	if err != nil { // the id belongs to the role: destroying the role releases it
+		c.rt.log.Warn("roles: releasing an unused reservation failed; it is released with the role", "role", c.Name(), "error", err)
 	}
 	return nil
 }
 
-// dropUnused takes the reservations off the record that no seat is on.
-func (r *Record) dropUnused() (unused []Held) {
-	var kept []Held
+// dropUnused removes the reservations that no rank uses from the record.
+func (r *RoleRecord) dropUnused() (unused []ReservationRef) {
+	var kept []ReservationRef
 	place := map[int]int{}
-	for i, h := range r.Held {
-		if slices.ContainsFunc(r.Seats, func(s Seat) bool { return s.Held == i }) {
+	for i, h := range r.Reservations {
+		if slices.ContainsFunc(r.Placements, func(s RankPlacement) bool { return s.Reservation == i }) {
 			place[i] = len(kept)
 			kept = append(kept, h)
 		} else {
 			unused = append(unused, h)
 		}
 	}
-	for i := range r.Seats {
-		r.Seats[i].Held = place[r.Seats[i].Held]
+	for i := range r.Placements {
+		r.Placements[i].Reservation = place[r.Placements[i].Reservation]
 	}
-	r.Held = kept
+	r.Reservations = kept
 	return unused
 }
 
-// note tells those who follow the role that its record has changed. One that is lost is made up for by their looking now
-// and then.
-func (c *Cluster) note(r *Restart, state actors.State) {
+// announceRestart tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
+// reading.
+func (c *Cluster) announceRestart(r *Restart, state actors.State) {
 	beats := make([]actors.Beat, len(r.Ranks))
 	for i, rank := range r.Ranks {
 		beats[i] = actors.Beat{Rank: rank, Gen: r.Gen, State: state}
@@ -684,11 +681,11 @@ func (c *Cluster) note(r *Restart, state actors.State) {
 		err = c.rt.ep.Send(c.to.Life(), &wire.Frame{Kind: wire.KindBeat, Header: wire.Header{Session: c.rt.ep.Session()}, Body: body})
 	}
 	if err != nil {
-		c.rt.log.Debug("roles: a restart is not told", "role", c.Name(), "error", err)
+		c.rt.log.Debug("roles: announcing a restart failed", "role", c.Name(), "error", err)
 	}
 }
 
-// union is the elements of both, sorted, each once.
+// union is the elements of both, sorted, without duplicates.
 func union[T int | string](a, b []T) []T {
 	out := append(slices.Clone(a), b...)
 	slices.Sort(out)

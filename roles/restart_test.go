@@ -17,9 +17,9 @@ import (
 	"troupe/roles"
 )
 
-// restartable is a role whose lost workers are replaced, after a pause in which a test can look.
+// restartable is a role whose lost workers are replaced, after a pause for the test to observe.
 func restartable(name string, world int, policy roles.Policy, pause time.Duration) roles.Spec {
-	spec := players(name, world, placement.Wholes(1))
+	spec := workerSpec(name, world, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Backoff, spec.Process.MaxBackoff = policy, pause, pause
 	return spec
 }
@@ -32,18 +32,18 @@ func kill(t *testing.T, c *roles.Cluster, rank int) {
 	f := waiting(t, c, c.WorldSize())
 	require.NoError(t, syscall.Kill(pids[rank], syscall.SIGKILL))
 	err = f.Wait(patient(t))
-	require.ErrorIs(t, err, bus.ErrWorkerLost, "what was under way fails at once")
+	require.ErrorIs(t, err, bus.ErrWorkerLost, "pending calls fail at once")
 	require.Contains(t, err.Error(), "SIGKILL")
 }
 
-// After a loss every call waits for the restart, in the driver, in another one and in a worker; NoWait fails at once; and
-// the registry says that the role is restarting.
+// After a loss every call waits for the restart, in the driver, in another driver and in a worker; NoWait fails at
+// once; and the registry says that the role is restarting.
 func TestCallsWaitForARestart(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	c := create(t, rt, restartable("infer", 3, roles.RestartRank, 1500*time.Millisecond))
-	router := create(t, rt, players("router", 1, 0))
+	router := create(t, rt, workerSpec("router", 1, 0))
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	ask := func() ([]any, error) {
 		v, err := router.Call(patient(t), "ask", c.Handle())
@@ -73,8 +73,12 @@ func TestCallsWaitForARestart(t *testing.T) {
 	require.NoError(t, err)
 	_, err = w.Call(patient(t), "add", 0)
 	require.NoError(t, err)
-	require.Less(t, time.Since(begun), time.Second, "the others are called meanwhile")
+	require.Less(t, time.Since(begun), time.Second, "other ranks take calls meanwhile")
 
+	require.Eventually(t, func() bool { // a call that is sent before the process knows of the loss fails with it
+		ranks, err := router.Call(patient(t), "restarting_ranks", c.Handle())
+		return err == nil && len(ranks.([]any)) > 0 && len(other.Restarting()) > 0
+	}, time.Second, time.Millisecond)
 	asked := make(chan error, 1)
 	go func() { _, err := ask(); asked <- err }()
 	attached := make(chan error, 1)
@@ -87,11 +91,11 @@ func TestCallsWaitForARestart(t *testing.T) {
 	}
 	short, err := c.Go(patient(t), dispatch.Call{Method: "pid", Timeout: 50 * time.Millisecond})
 	require.NoError(t, err)
-	require.ErrorIs(t, short.Wait(patient(t)), bus.ErrTimedOut, "not longer than it may")
+	require.ErrorIs(t, short.Wait(patient(t)), bus.ErrTimedOut, "its own timeout applies")
 	for i, f := range order {
 		totals, err := dispatch.AwaitEach[int](patient(t), f)
 		require.NoError(t, err)
-		require.Equal(t, []int{5 + i + 1, i + 1, 5 + i + 1}, totals, "each once and in their order")
+		require.Equal(t, []int{5 + i + 1, i + 1, 5 + i + 1}, totals, "each once and in order")
 	}
 	require.Greater(t, time.Since(begun), time.Second)
 	require.NoError(t, <-asked)
@@ -101,13 +105,13 @@ func TestCallsWaitForARestart(t *testing.T) {
 	rec = rolesOf(t, rt)["infer"]
 	require.Equal(t, roles.RoleReady, rec.State)
 	require.Nil(t, rec.Restart)
-	require.Empty(t, rec.Former)
+	require.Empty(t, rec.Replaced)
 }
 
-// What waits for a restart that does not succeed fails with why.
+// Calls that wait for a restart that fails get its error.
 func TestCallsWaitForARestartThatFails(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	spec := restartable("infer", 2, roles.RestartRank, 500*time.Millisecond)
 	spec.Process.Dir = t.TempDir()
@@ -123,10 +127,10 @@ func TestCallsWaitForARestartThatFails(t *testing.T) {
 	}
 }
 
-// A restarted worker is called again as the one before it was last called, before it counts as ready.
+// Replayed calls reach a restarted worker before it is ready.
 func TestReplayOnARestartedWorker(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
 	c := create(t, rt, restartable("infer", 2, roles.RestartRank, 10*time.Millisecond))
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
@@ -157,7 +161,7 @@ func TestReplayOnARestartedWorker(t *testing.T) {
 }
 
 // drain does what `troupe drain` does.
-func (tr *troupe) drain(t *testing.T, node, why string) {
+func (tr *testHead) drain(t *testing.T, node, why string) {
 	t.Helper()
 	client, err := placement.NewClient(tr.bus, "")
 	require.NoError(t, err)
@@ -177,13 +181,13 @@ func (tr *troupe) drain(t *testing.T, node, why string) {
 	require.NoError(t, err)
 }
 
-// A drained node's workers are moved to others, by the policy of their role.
+// Workers of a drained node are moved to other nodes, by the policy of their role.
 func TestDrainMovesWorkers(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []roles.Policy{roles.RestartRank, roles.RestartRole} {
 		t.Run(string(policy), func(t *testing.T) {
 			t.Parallel()
-			tr := startTroupe(t, false)
+			tr := startHead(t, false)
 			rt := tr.driver(t, roles.Config{})
 			spec := restartable("infer", 4, policy, 10*time.Millisecond)
 			spec.Process.Needs.Strategy = placement.Spread
@@ -192,8 +196,8 @@ func TestDrainMovesWorkers(t *testing.T) {
 			before, err := roles.CallEach[int](patient(t), c, "pid")
 			require.NoError(t, err)
 			var moved []int
-			for rank, seat := range c.Record().Seats {
-				if seat.Node == "n-0" {
+			for rank, placed := range c.Record().Placements {
+				if placed.Node == "n-0" {
 					moved = append(moved, rank)
 				}
 			}
@@ -216,9 +220,9 @@ func TestDrainMovesWorkers(t *testing.T) {
 			}
 			eventually(t, "it is ready", func() bool { return rolesOf(t, rt)["infer"].State == roles.RoleReady })
 			rec := rolesOf(t, rt)["infer"]
-			require.Zero(t, rec.Restarts, "a drain is no failure of the role")
-			for _, seat := range rec.Seats {
-				require.Equal(t, "n-1", seat.Node)
+			require.Zero(t, rec.Restarts, "a drain does not count as a restart")
+			for _, placed := range rec.Placements {
+				require.Equal(t, "n-1", placed.Node)
 			}
 			require.NoError(t, c.Destroy(patient(t)))
 			require.Empty(t, tr.reservations(t))
@@ -226,7 +230,7 @@ func TestDrainMovesWorkers(t *testing.T) {
 	}
 }
 
-// A drained node's workers that cannot be moved fail their role, and the reason that the operator gave is the cause.
+// Workers of a drained node that cannot be moved fail their role, with the operator's reason as the cause.
 func TestDrainFailsARoleWithTheReason(t *testing.T) {
 	t.Parallel()
 	tries := map[string]func(*roles.Spec){
@@ -239,7 +243,7 @@ func TestDrainFailsARoleWithTheReason(t *testing.T) {
 	for name, change := range tries {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tr := startTroupe(t, false)
+			tr := startHead(t, false)
 			rt := tr.driver(t, roles.Config{})
 			spec := restartable("infer", 2, roles.RestartRank, 10*time.Millisecond)
 			change(&spec)
@@ -257,7 +261,7 @@ func TestDrainFailsARoleWithTheReason(t *testing.T) {
 	}
 }
 
-// A detached role of processes outlives its driver, however that ends, until it is destroyed.
+// A detached role of processes outlives its driver until it is destroyed.
 func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(*testing.T, *process){
@@ -267,7 +271,7 @@ func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			tr := startTroupe(t, false)
+			tr := startHead(t, false)
 			rest := tr.driver(t, roles.Config{Lease: time.Second})
 			driver := start(t, "detach", tr.server.URL())
 			line, err := driver.stdout.ReadString('\n')
@@ -288,10 +292,10 @@ func TestDetachedRolesOutliveTheirDriver(t *testing.T) {
 	}
 }
 
-// The head restarts the workers of a detached role whose driver has left.
+// The head restarts the workers of a detached role without a driver.
 func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: time.Second})
 	require.NoError(t, err)
@@ -301,8 +305,8 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	_, err = c.Call(patient(t), "initialize", "the model")
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(patient(t)))
-	require.NoError(t, head.WatchOver(patient(t)))
-	require.NoError(t, head.WatchOver(patient(t)), "again is harmless")
+	require.NoError(t, head.MonitorRoles(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)), "a repeated call is no error")
 
 	c = attach(t, tr.driver(t, roles.Config{}), "infer")
 	for range 2 {
@@ -320,10 +324,10 @@ func TestTheHeadRestartsADetachedRole(t *testing.T) {
 	require.Empty(t, tr.reservations(t))
 }
 
-// What the head cannot have kept for it, it cannot replay: the role fails, and says why.
+// A call whose arguments only its driver has cannot be replayed by the head: the role fails with that cause.
 func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	driver, err := roles.Open(t.Context(), roles.Config{BusConfig: bus.Config{InProcess: tr.server}, Lease: time.Second})
 	require.NoError(t, err)
@@ -333,23 +337,23 @@ func TestTheHeadCannotReplayLargeArguments(t *testing.T) {
 	_, err = c.Call(patient(t), "initialize", strings.Repeat("weights-", 100<<10))
 	require.NoError(t, err)
 	require.NoError(t, driver.Close(patient(t)))
-	require.NoError(t, head.WatchOver(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, attach(t, tr.driver(t, roles.Config{}), "infer"), 0)
 	eventually(t, "the role fails", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleFailed })
-	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed on it: its arguments (800 KiB) are kept by the driver that made the call")
+	require.Contains(t, rolesOf(t, head)["infer"].Cause, "initialize cannot be replayed: its arguments (800 KiB) are in the driver that made the call")
 	eventually(t, "and holds nothing", func() bool { return len(tr.reservations(t)) == 0 })
 }
 
-// While a driver is cut off the head restarts its role's workers, once; the driver goes on with the new ones.
+// The head restarts the workers of a disconnected driver once; the driver continues with the new workers.
 func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	line := bustest.NewFaults(tr.server)
 	b := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
 	driver := open(t, roles.Config{Bus: b, Lease: 15 * time.Second})
 	c := create(t, driver, restartable("infer", 3, roles.RestartRole, 10*time.Millisecond))
-	require.NoError(t, head.WatchOver(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)))
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
 	before, err := roles.CallEach[int](patient(t), other, "pid")
 	require.NoError(t, err)
@@ -371,14 +375,14 @@ func TestTheHeadRestartsForADriverThatIsCutOff(t *testing.T) {
 	require.Equal(t, 1, rolesOf(t, head)["infer"].Restarts, "once")
 	kill(t, c, 2)
 	_, err = c.Call(patient(t), "pid")
-	require.NoError(t, err, "and the driver restarts again")
+	require.NoError(t, err, "the driver restarts the next loss")
 	require.Equal(t, 2, rolesOf(t, head)["infer"].Restarts)
 }
 
-// A restart whose process dies is taken over by another.
+// A restart whose process dies is taken over by another process.
 func TestARestartIsTakenOver(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, false)
+	tr := startHead(t, false)
 	head := tr.driver(t, roles.Config{Name: "the head"})
 	line := bustest.NewFaults(tr.server)
 	b := bustest.Open(t, bus.Config{InProcess: line, OnError: func(error) {}})
@@ -387,30 +391,31 @@ func TestARestartIsTakenOver(t *testing.T) {
 	spec.Detached = true
 	c := create(t, driver, spec)
 	other := attach(t, tr.driver(t, roles.Config{}), "infer")
-	require.NoError(t, head.WatchOver(patient(t)))
+	require.NoError(t, head.MonitorRoles(patient(t)))
 	kill(t, c, 1)
 	eventually(t, "the driver restarts it", func() bool { return rolesOf(t, head)["infer"].State == roles.RoleRestarting })
 	line.Freeze() // before it has launched anything
 	_, err := other.Call(patient(t), "pid")
 	require.NoError(t, err)
 	rec := rolesOf(t, head)["infer"]
-	require.Equal(t, uint32(2), rec.Seats[1].Gen)
+	require.Equal(t, uint32(2), rec.Placements[1].Gen)
 	require.Equal(t, 1, rec.Restarts)
 	line.Thaw()
 	eventually(t, "the driver goes on with the new worker", func() bool {
 		_, err := c.Call(timeout(t, 5*time.Second), "pid")
 		return err == nil
 	})
-	require.Equal(t, rec.Seats, rolesOf(t, head)["infer"].Seats, "it has not restarted it once more")
+	require.Equal(t, rec.Placements, rolesOf(t, head)["infer"].Placements, "no second restart")
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// The workers of a role that failed while their node was cut off are ended, and their devices given back, when it is back.
+// The workers of a role that failed while their node was unreachable are killed when it is back, and their devices
+// released.
 func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	t.Parallel()
-	tr := startTroupe(t, true, agentLease+"=1m")
+	tr := startHead(t, true, agentLease+"=1m")
 	rt := tr.driver(t, roles.Config{LostAfter: 2 * time.Second})
-	c := create(t, rt, players("train", 2, placement.Wholes(1)))
+	c := create(t, rt, workerSpec("train", 2, placement.Wholes(1)))
 	pids, err := roles.CallEach[int](patient(t), c, "pid")
 	require.NoError(t, err)
 	all := append([]int{tr.agent}, pids...)
@@ -428,6 +433,6 @@ func TestAFailedRoleEndsWhenItsNodeIsBack(t *testing.T) {
 	}
 	gone(t, pids...)
 	eventually(t, "nothing is held", func() bool { return len(tr.reservations(t)) == 0 })
-	require.Equal(t, roles.RoleFailed, rolesOf(t, rt)["train"].State, "why can still be read")
+	require.Equal(t, roles.RoleFailed, rolesOf(t, rt)["train"].State, "the cause stays readable")
 	require.NoError(t, c.Destroy(patient(t)))
 }

@@ -24,34 +24,33 @@ const (
 	defaultLease     = 15 * time.Second
 	defaultLostAfter = 6 * time.Second
 	minLostAfter     = 2 * time.Second  // workers beat once a second
-	lastActs         = 10 * time.Second // what closing may take when its context has ended
-	registryActs     = 3 * time.Second  // and one write to the registry
+	closeTimeout     = 10 * time.Second // timeout of closing
+	registryTimeout  = 3 * time.Second  // timeout of one registry operation
 )
 
-// Config says where a driver works and as whom. The zero Config is a private bus and the namespace "default".
+// Config configures a driver's runtime. The zero Config is a private bus and the namespace "default".
 type Config struct {
-	// Bus is the connection to use; it stays the caller's. Zero: one is opened from BusConfig and closed at the end.
+	// Bus is the connection to use; the caller closes it. Zero: one is opened from BusConfig and closed at the end.
 	Bus       *bus.Bus
 	BusConfig bus.Config
-	// Namespace is the space of names of this run. Zero: "default".
+	// Namespace separates the names of this run. Zero: "default".
 	Namespace string
-	// Name says who holds a role, for people. Zero: user, program and process.
+	// Name describes the driver, for display. Zero: user, program and process.
 	Name string
-	// Classes are the classes that roles of this driver can be made of.
+	// Classes are the classes of this driver's roles.
 	Classes []*actors.Class
-	// ClassFunc finds the others, by their name: classes that are known at run time alone. Zero: there are none.
+	// ClassFunc finds other classes by name, known at run time only. Zero: none.
 	ClassFunc func(name string) (*actors.Class, error)
-	// Local is where workers run. Zero: goroutines of this process, which end with the runtime, detached or not.
+	// Local runs the workers. Zero: goroutines of this process, which end with the runtime.
 	Local *Local
-	// Lease is how long the driver's roles outlive it when it dies. Zero: 15 s, which is also the least that is sane on
-	// a busy server.
+	// Lease is how long the driver's roles outlive it when it dies. Zero: 15 s, the minimum on a busy server.
 	Lease time.Duration
-	// LostAfter is how long a worker may be silent before it counts as lost. Zero: 6 s. The least is 2 s.
+	// LostAfter is how long a worker may be silent before it counts as lost. Zero: 6 s. The minimum is 2 s.
 	LostAfter time.Duration
-	// Private says that the server, or the head behind it, ends with this driver: a detached role is refused. A server that is
-	// embedded in this process is private without it.
+	// Private says that the server, or its head, ends with this driver: detached roles are refused. A server embedded
+	// in this process is always private.
 	Private bool
-	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
+	// Logger receives errors without a caller. Zero: the logger of the bus.
 	Logger *slog.Logger
 }
 
@@ -60,7 +59,7 @@ func (c Config) withDefaults() Config {
 		c.Namespace = defaultNamespace
 	}
 	if c.Name == "" {
-		c.Name = whoAmI()
+		c.Name = driverName()
 	}
 	if c.Lease == 0 {
 		c.Lease = defaultLease
@@ -71,54 +70,54 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate reports everything that is wrong at once.
+// validate returns all errors at once.
 func (c Config) validate() error {
 	var errs []error
 	if err := bus.CheckName("namespace", c.Namespace); err != nil {
 		errs = append(errs, err)
 	}
 	if c.Lease < time.Second {
-		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Lease %v: the least is a second", c.Lease))
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Lease %v: the minimum is 1s", c.Lease))
 	}
 	if c.LostAfter < minLostAfter {
-		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: LostAfter %v: the least is %v, because workers beat once a second", c.LostAfter, minLostAfter))
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: LostAfter %v: the minimum is %v, because workers beat once a second", c.LostAfter, minLostAfter))
 	}
 	if c.Local != nil && (len(c.Classes) > 0 || c.ClassFunc != nil) {
-		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes or ClassFunc and Local are both set; the classes are the Local's"))
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes or ClassFunc and Local are both set; pass the classes to NewLocal"))
 	}
 	return errors.Join(errs...)
 }
 
-// Runtime is a driver's session in a namespace: it creates roles, attaches to them, and ends what it owns. The workers of
-// a process have one too, for the calls they make. It is safe for concurrent use.
+// Runtime is a driver's session in a namespace: it creates roles, attaches to them, and destroys what it owns. The
+// workers of a process have one too, for their calls. It is safe for concurrent use.
 type Runtime struct {
 	cfg     Config
 	bus     *bus.Bus
 	ownsBus bool
 	ep      *bus.Endpoint
-	local   *Local // nil for the workers' own
+	local   *Local // nil in workers
 	log     *slog.Logger
-	reach   reach
+	uptime  serverUptime
 
-	services services // for workers that are processes
-	made     made
+	services     services // for worker processes
+	createdRoles roleLog
 
-	ctx    context.Context // of everything in the background; ends after the last role
+	ctx    context.Context // of background goroutines; ends after the last role
 	cancel context.CancelFunc
-	group  sync.WaitGroup // of everything in the background; see spawn
+	group  sync.WaitGroup // of background goroutines; see spawn
 
-	taking   context.Context // ends when Close begins: roles that are being created are given up
-	takeNone context.CancelFunc
-	creating sync.WaitGroup // of those
-	closedCh chan struct{}  // closed when Close has ended
+	createCtx    context.Context // ends when Close begins: roles that are being created are given up
+	cancelCreate context.CancelFunc
+	creating     sync.WaitGroup // of calls of Create
+	closedCh     chan struct{}  // closed when Close has returned
 
-	regMu sync.Mutex // held while the registry is opened, which all that need it wait for
+	regMu sync.Mutex // held while the registry is opened
 	reg   *registry
 
 	mu       sync.Mutex // guards what follows
-	lease    *kv.Lease  // nil for the workers' own
+	lease    *kv.Lease  // nil in workers
 	clusters map[*Cluster]struct{}
-	opened   map[bus.Address]*Cluster // those of clusters that were opened from handles
+	opened   map[bus.Address]*Cluster // clusters that were opened from handles
 	closing  bool                     // no cluster is added any more
 	ended    bool                     // and no goroutine
 }
@@ -131,7 +130,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	}
 	rt := newRuntime(cfg, cfg.Bus)
 	if err := rt.open(ctx); err != nil {
-		_ = rt.Close(ctx) // what was opened so far
+		_ = rt.Close(ctx) // closes what was opened so far
 		return nil, err
 	}
 	return rt, nil
@@ -142,7 +141,7 @@ func newRuntime(cfg Config, b *bus.Bus) *Runtime {
 		cfg: cfg, bus: b, clusters: map[*Cluster]struct{}{}, opened: map[bus.Address]*Cluster{}, closedCh: make(chan struct{}),
 	}
 	rt.ctx, rt.cancel = context.WithCancel(context.Background())
-	rt.taking, rt.takeNone = context.WithCancel(rt.ctx)
+	rt.createCtx, rt.cancelCreate = context.WithCancel(rt.ctx)
 	return rt
 }
 
@@ -159,7 +158,7 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 	if rt.ep, err = rt.bus.Endpoint(rt.cfg.Namespace); err != nil {
 		return err
 	}
-	if err := rt.takeLease(ctx); err != nil {
+	if err := rt.acquireLease(ctx); err != nil {
 		return err
 	}
 	rt.local = rt.cfg.Local
@@ -167,15 +166,15 @@ func (rt *Runtime) open(ctx context.Context) (err error) {
 		rt.local = newLocal(rt.bus, rt.cfg.Classes)
 		rt.local.classFunc = rt.cfg.ClassFunc
 	}
-	rt.spawn(rt.keepLease)
-	rt.mind()
-	if rt.ownsBus && rt.bus.Private() { // else a head does it
-		rt.spawn(func() { _ = Maintain(rt.ctx, rt.bus) }) // the registry is open, so nothing fails but later, which is logged
+	rt.spawn(rt.maintainLease)
+	rt.startOrphanReaper()
+	if rt.ownsBus && rt.bus.Private() { // otherwise a head does it
+		rt.spawn(func() { _ = Maintain(rt.ctx, rt.bus) }) // the registry is open; later errors are logged
 	}
 	return nil
 }
 
-// spawn runs do in a goroutine that Close waits for; it reports false when Close no longer would.
+// spawn runs do in a goroutine that Close waits for; false: Close has waited already.
 func (rt *Runtime) spawn(do func()) bool {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
@@ -186,7 +185,7 @@ func (rt *Runtime) spawn(do func()) bool {
 	return true
 }
 
-// registry opens the registry if that has not been done.
+// registry opens the registry on first use.
 func (rt *Runtime) registry(ctx context.Context) (registry, error) {
 	rt.regMu.Lock()
 	defer rt.regMu.Unlock()
@@ -200,7 +199,7 @@ func (rt *Runtime) registry(ctx context.Context) (registry, error) {
 	return *rt.reg, nil
 }
 
-func whoAmI() string {
+func driverName() string {
 	name := "unknown"
 	if u, err := user.Current(); err == nil {
 		name = u.Username
@@ -209,34 +208,34 @@ func whoAmI() string {
 	return fmt.Sprintf("%s@%s %s[%d]", name, host, filepath.Base(os.Args[0]), os.Getpid())
 }
 
-// Namespace is the space of names this driver works in.
+// Namespace is the namespace of this driver.
 func (rt *Runtime) Namespace() string { return rt.cfg.Namespace }
 
-// URL is where other programs reach the server; empty for a private one without a listener.
+// URL is the address of the server for other programs; empty for a private one without a listener.
 func (rt *Runtime) URL() string { return rt.bus.URL() }
 
-// Bus is the connection that this driver uses. It is the runtime's, unless it was given one.
+// Bus is the connection of this driver. The runtime closes it unless Config.Bus was set.
 func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
 
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 
-// Made says whether a session is that of a worker which this driver has started: whose word it may take as its own. A
-// process is known from when it is ready, a goroutine from its first beat.
-func (rt *Runtime) Made(session string) bool {
+// StartedWorker reports whether a session belongs to a worker that this driver has started, and can be trusted like the driver.
+// A process is known when it is ready, a goroutine from its first heartbeat.
+func (rt *Runtime) StartedWorker(session string) bool {
 	rt.mu.Lock()
 	all := make([]*Cluster, 0, len(rt.clusters))
 	for c := range rt.clusters {
-		if c.tie == created {
+		if c.origin == created {
 			all = append(all, c)
 		}
 	}
 	rt.mu.Unlock()
-	return session != "" && slices.ContainsFunc(all, func(c *Cluster) bool { return c.life.heardFrom(session) })
+	return session != "" && slices.ContainsFunc(all, func(c *Cluster) bool { return c.liveness.heardFrom(session) })
 }
 
 // Roles lists the roles of the namespace.
-func (rt *Runtime) Roles(ctx context.Context) ([]Record, error) {
+func (rt *Runtime) Roles(ctx context.Context) ([]RoleRecord, error) {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return nil, err
@@ -244,15 +243,15 @@ func (rt *Runtime) Roles(ctx context.Context) ([]Record, error) {
 	return reg.list(ctx)
 }
 
-// Create starts a role: its name is claimed, its workers are made, and it is ready when every worker has answered a
-// probe on every subject. If one worker fails to start, all are stopped, and the error is that worker's.
+// Create starts a role: it claims the name, starts the workers, and returns when every worker has answered a probe on
+// every subject. If one worker fails to start, all are stopped, and the error is that worker's.
 func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	mesh, err := spec.resolve()
 	if err != nil {
 		return nil, err
 	}
 	if rt.local == nil {
-		return nil, bus.Errorf(bus.CodeRefused, "a worker creates no roles: it holds no lease that could end them; let the driver create role %s", spec.Name)
+		return nil, bus.Errorf(bus.CodeRefused, "a worker cannot create roles, because it holds no lease; create role %s in the driver", spec.Name)
 	}
 	if err := rt.checkDetached(spec); err != nil {
 		return nil, err
@@ -271,7 +270,7 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		return nil, err
 	}
 	defer done()
-	rec := Record{
+	rec := RoleRecord{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
 		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease,
@@ -283,24 +282,24 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 		rt.unclaim(ctx, rec, err)
 		return nil, err
 	}
-	rt.made.add(rec)
+	rt.createdRoles.add(rec)
 	return rt.start(ctx, rec, spec, config)
 }
 
-// checkDetached refuses a detached role that would end with this driver all the same.
+// checkDetached refuses a detached role that would end with this driver.
 func (rt *Runtime) checkDetached(spec Spec) error {
 	switch {
 	case !spec.Detached:
 		return nil
 	case rt.cfg.Private || rt.bus.Embedded():
-		return bus.Errorf(bus.CodeRefused, "role %s cannot be detached: this driver's head is private and ends with it; start a head with `troupe up` and give the driver its URL", spec.Name)
+		return bus.Errorf(bus.CodeRefused, "role %s cannot be detached: this driver's head is private and ends with it; start a head with `troupe up` and connect the driver to it", spec.Name)
 	case spec.Process == nil && rt.cfg.Local == nil:
 		return bus.Errorf(bus.CodeRefused, "role %s cannot be detached: its workers are goroutines of this driver and end with it; set Process, so that the agents of a head (`troupe up`) run them, or Config.Local", spec.Name)
 	}
 	return nil
 }
 
-// beginCreate bounds the creation of a role: by its StartTimeout, and by Close, which waits until done is called.
+// beginCreate bounds the creation of a role by its StartTimeout and by Close, which waits until done is called.
 func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Context, done func(), err error) {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
@@ -308,17 +307,17 @@ func (rt *Runtime) beginCreate(ctx context.Context, spec Spec) (_ context.Contex
 		return nil, nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
 	}
 	if err := rt.lease.Err(); err != nil {
-		return nil, nil, bus.Errorf(bus.CodeUnavailable, "role %s cannot be created now: %w; it is being taken back", spec.Name, err)
+		return nil, nil, bus.Errorf(bus.CodeUnavailable, "role %s cannot be created now: %w; the lease is being regained", spec.Name, err)
 	}
 	rt.creating.Add(1)
 	ctx, cancel := context.WithTimeout(ctx, spec.StartTimeout)
-	unhook := context.AfterFunc(rt.taking, bus.Guard(cancel))
+	unhook := context.AfterFunc(rt.createCtx, bus.Guard(cancel))
 	return ctx, func() { unhook(); cancel(); rt.creating.Done() }, nil
 }
 
-// claim writes the record of a new role. A name that is held is a TakenError; one whose driver is gone is taken over,
-// when that is certain and what is left of the old role has been taken down.
-func (rt *Runtime) claim(ctx context.Context, rec Record) error {
+// claim writes the record of a new role. A taken name is a TakenError; the name of a dead driver's role is taken over
+// after that role has been destroyed.
+func (rt *Runtime) claim(ctx context.Context, rec RoleRecord) error {
 	reg, err := rt.registry(ctx)
 	if err != nil {
 		return err
@@ -337,34 +336,34 @@ func (rt *Runtime) claim(ctx context.Context, rec Record) error {
 		if held.Detached || reg.alive(ctx, held.Owner) {
 			return &TakenError{Record: held}
 		}
-		rt.log.Warn("roles: the name is held by a driver that seems to be gone; making sure", "role", rec.Name, "driver", held.By)
-		if !reg.gone(ctx, held.Owner) && rt.reach.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
+		rt.log.Warn("roles: the driver that owns the name seems to be dead; checking", "role", rec.Name, "driver", held.By)
+		if !reg.provedDead(ctx, held.Owner) && rt.uptime.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
 			return &TakenError{Record: held}
 		}
-		if err := rt.sweepRole(ctx, held); err != nil {
+		if err := rt.destroyRole(ctx, held); err != nil {
 			return err
 		}
 	}
 }
 
-// unclaim sees to it that a claim whose outcome is not known does not hold the name.
-func (rt *Runtime) unclaim(ctx context.Context, rec Record, why error) {
+// unclaim removes a claim whose outcome is unknown.
+func (rt *Runtime) unclaim(ctx context.Context, rec RoleRecord, why error) {
 	if errors.As(why, new(*TakenError)) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryActs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), registryTimeout)
 	defer cancel()
 	reg, err := rt.registry(ctx)
 	if err == nil {
 		err = reg.remove(ctx, rec)
 	}
 	if err != nil {
-		rt.log.Warn("roles: a name may be held until this driver ends", "role", rec.Name, "error", err)
+		rt.log.Warn("roles: removing a claim failed; the name may be taken until this driver ends", "role", rec.Name, "error", err)
 	}
 }
 
-// start makes the workers of a role whose name is ours. What fails is taken down whole.
-func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config wire.Raw) (*Cluster, error) {
+// start starts the workers of a claimed role. On an error it destroys the role.
+func (rt *Runtime) start(ctx context.Context, rec RoleRecord, spec Spec, config wire.Raw) (*Cluster, error) {
 	c, err := rt.newCluster(rec, created, spec)
 	if err != nil {
 		return nil, err
@@ -373,15 +372,15 @@ func (rt *Runtime) start(ctx context.Context, rec Record, spec Spec, config wire
 	if err == nil {
 		return c, nil
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	if downErr := c.takeDown(last, 0); downErr != nil {
+	if downErr := c.destroy(last, 0); downErr != nil {
 		err = errors.Join(err, downErr)
 	}
 	return nil, err
 }
 
-// classOf is what is known here of a role's class: of one whose workers are processes nothing, before one of them says it.
+// classOf is the role's class; of worker processes only its name is known before rank 0 has answered.
 func (rt *Runtime) classOf(spec Spec) (*actors.Class, error) {
 	if spec.Process != nil {
 		return &actors.Class{Name: spec.Class}, nil
@@ -393,7 +392,7 @@ func (rt *Runtime) classOf(spec Spec) (*actors.Class, error) {
 	return class, checkMethods(class.Name, class.Methods)
 }
 
-// checkMethods finds a misspelt mode before the first call does.
+// checkMethods checks the modes of the methods before the first call.
 func checkMethods(class string, methods []actors.MethodInfo) error {
 	for _, m := range methods {
 		if m.Mode == "" {
@@ -417,7 +416,7 @@ func encodeConfig(spec Spec) (wire.Raw, error) {
 	return raw, nil
 }
 
-// Attach returns a role that another driver created. One that has failed can still be looked at and destroyed.
+// Attach returns a role that another driver created. A failed role can be inspected and destroyed.
 func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 	if err := bus.CheckRoleName(name); err != nil {
 		return nil, err
@@ -432,56 +431,55 @@ func (rt *Runtime) Attach(ctx context.Context, name string) (*Cluster, error) {
 	}
 	since := rec.Since.Format(time.RFC3339)
 	if rec.State == RoleStarting {
-		return nil, bus.Errorf(bus.CodeRefused, "role %s is still starting, since %s; try again when it is ready", name, since)
+		return nil, bus.Errorf(bus.CodeRefused, "role %s has been starting since %s; retry when it is ready", name, since)
 	}
 	c, err := rt.newCluster(rec, attached, Spec{}.withDefaults())
 	if err != nil {
 		return nil, err
 	}
-	if err := settle(ctx, rt.bus); err != nil { // from here on no worker's last words are missed
+	if err := flushSubscriptions(ctx, rt.bus); err != nil { // from here on no message of a worker is missed
 		c.release()
 		return nil, err
 	}
 	switch rec.State {
 	case RoleRestarting:
-		c.holdFor(rec, nil)
-		c.restartNews()
+		c.holdRestarting(rec, nil)
+		c.restartChanged()
 	case RoleFailed:
 		c.end(rec.failure())
 	case RoleStopping:
-		c.end(bus.Errorf(bus.CodeNotFound, "role %s is being taken down, since %s", name, since))
+		c.end(bus.Errorf(bus.CodeNotFound, "role %s has been stopping since %s", name, since))
 	}
 	return c, nil
 }
 
-// newCluster is a role as this runtime holds it.
-func (rt *Runtime) newCluster(rec Record, tie tie, spec Spec) (*Cluster, error) {
-	c := &Cluster{rt: rt, tie: tie, spec: spec, to: rec.Address(), downCh: make(chan struct{}, 1), rec: rec}
-	c.life = newLife(c)
-	c.gate.SentFunc = c.life.repeat
-	c.takeShape(rec)
-	if err := c.life.listen(); err != nil {
+// newCluster makes a cluster and starts to monitor its role.
+func (rt *Runtime) newCluster(rec RoleRecord, tie origin, spec Spec) (*Cluster, error) {
+	c := &Cluster{rt: rt, origin: tie, spec: spec, to: rec.Address(), destroyCh: make(chan struct{}, 1), rec: rec}
+	c.liveness = newLiveness(c)
+	c.gate.SentFunc = c.liveness.repeat
+	c.applyMesh(rec)
+	if err := c.liveness.subscribe(); err != nil {
 		return nil, err
 	}
 	rt.mu.Lock()
-	open := !rt.closing || tie == created // Close waits for what is being created
+	open := !rt.closing || tie == created // Close waits for roles that are being created
 	if open {
 		rt.clusters[c] = struct{}{}
-		rt.group.Go(bus.Guard(c.life.run))
+		rt.group.Go(bus.Guard(c.liveness.run))
 	}
 	rt.mu.Unlock()
 	if !open {
-		c.life.stop()
+		c.liveness.stop()
 		return nil, bus.Errorf(bus.CodeClosed, "the runtime is closed")
 	}
 	return c, nil
 }
 
-// Close destroys the roles this driver owns, lets go of those it is attached to, and ends the session. Calls that run
-// may go on for their role's StopGrace, but no longer than ten seconds; ctx may have ended. It may be called more than
-// once.
+// Close destroys the roles this driver owns, releases those it is attached to, and ends the session. Running calls may
+// continue for their role's StopGrace, at most ten seconds; ctx may have ended. It may be called more than once.
 func (rt *Runtime) Close(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastActs)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	rt.mu.Lock()
 	first := !rt.closing
@@ -495,29 +493,29 @@ func (rt *Runtime) Close(ctx context.Context) error {
 		return nil
 	}
 	defer close(rt.closedCh)
-	rt.takeNone()
+	rt.cancelCreate()
 	rt.creating.Wait()
 	err := rt.closeClusters(ctx)
 	if rt.services.used() {
 		err = errors.Join(err, rt.releaseOwn(ctx))
 	}
-	rt.wait()
+	rt.endBackground()
 	return errors.Join(err, rt.closeBelow(ctx))
 }
 
 func (rt *Runtime) closeClusters(ctx context.Context) error {
-	all := rt.noMore()
+	all := rt.refuseClusters()
 	errs := make([]error, len(all))
 	var group sync.WaitGroup
 	for i, c := range all {
-		group.Go(bus.Guard(func() { errs[i] = c.leave(ctx) }))
+		group.Go(bus.Guard(func() { errs[i] = c.closeWithRuntime(ctx) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-// noMore lets no cluster be added any more and returns those that there are.
-func (rt *Runtime) noMore() []*Cluster {
+// refuseClusters refuses new clusters and returns the existing ones.
+func (rt *Runtime) refuseClusters() []*Cluster {
 	rt.mu.Lock()
 	defer rt.mu.Unlock()
 	rt.closing = true
@@ -528,8 +526,8 @@ func (rt *Runtime) noMore() []*Cluster {
 	return all
 }
 
-// wait ends everything in the background.
-func (rt *Runtime) wait() {
+// endBackground ends the background goroutines.
+func (rt *Runtime) endBackground() {
 	rt.mu.Lock()
 	rt.ended = true
 	rt.mu.Unlock()
@@ -537,7 +535,7 @@ func (rt *Runtime) wait() {
 	rt.group.Wait()
 }
 
-// closeBelow closes what the runtime stands on, from the top.
+// closeBelow closes what the runtime uses, from the top.
 func (rt *Runtime) closeBelow(ctx context.Context) error {
 	var errs []error
 	if rt.local != nil && rt.cfg.Local == nil {

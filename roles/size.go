@@ -10,25 +10,27 @@ import (
 	"troupe/placement"
 )
 
-// takeShape lays the ranks out as the record says; calls that are under way keep the shape they were sent in.
-func (c *Cluster) takeShape(rec Record) {
-	c.life.makeRoom(rec.World)
+// applyMesh applies the mesh of the record; pending calls keep the one they were sent with.
+func (c *Cluster) applyMesh(rec RoleRecord) {
+	c.liveness.resize(rec.World)
 	c.shape.Store(&dispatch.Group{
-		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.life.generations, Gate: &c.gate,
+		Endpoint: c.rt.ep, To: c.to, Mesh: rec.Mesh, MeshName: defaultMesh, Ordered: rec.Ordered, GensFunc: c.liveness.generations, Gate: &c.gate,
 	})
+	c.liveness.notifyChanged()
 }
 
 // Grow adds n workers to a role of processes, with a reservation of their own, as its last ranks: more data-parallel
-// replicas. Its other workers do not notice. Those who are attached see the new size when the first newcomer beats.
+// replicas. Its other workers are not affected. Attached drivers see the new size with the first heartbeat of a new
+// worker.
 func (c *Cluster) Grow(ctx context.Context, n int) error {
 	mesh, err := c.resized(n)
 	if err != nil {
 		return err
 	}
-	if err := c.takeTurn(ctx); err != nil {
+	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
-	defer func() { <-c.downCh }()
+	defer func() { <-c.destroyCh }()
 	ctx, cancel := context.WithTimeout(ctx, c.spec.StartTimeout)
 	defer cancel()
 	first := c.Record().World
@@ -36,11 +38,11 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 		return err
 	}
 	rec := c.Record()
-	rec.World, rec.Mesh = first+n, mesh // as the newcomers are to see it
-	c.life.makeRoom(rec.World)
+	rec.World, rec.Mesh = first+n, mesh // for the assignments of the new workers
+	c.liveness.resize(rec.World)
 	ranks := rec.allRanks()[first:]
 	for _, rank := range ranks {
-		c.life.renew(rank, rec.Seats[rank].Gen)
+		c.liveness.expect(rank, rec.Placements[rank].Gen)
 	}
 	if err = c.launch(ctx, ranks, rec); err == nil {
 		err = c.awaitReady(ctx, ranks)
@@ -49,45 +51,45 @@ func (c *Cluster) Grow(ctx context.Context, n int) error {
 		err = c.probe(ctx, ranks, mesh)
 	}
 	if err == nil {
-		err = c.edit(ctx, func(r *Record) { r.World, r.Mesh = rec.World, mesh })
+		err = c.edit(ctx, func(r *RoleRecord) { r.World, r.Mesh = rec.World, mesh })
 	}
 	if err != nil {
-		c.retireFrom(context.WithoutCancel(ctx), first)
+		c.removeFrom(context.WithoutCancel(ctx), first)
 		return err
 	}
-	c.takeShape(rec)
-	c.life.expectAll()
+	c.applyMesh(rec)
+	c.liveness.expectAll()
 	return nil
 }
 
-// Shrink takes the last n workers of a role of processes down; running calls may finish within the spec's grace.
+// Shrink stops the last n workers of a role of processes; running calls may finish within the spec's grace.
 func (c *Cluster) Shrink(ctx context.Context, n int) error {
 	if n <= 0 {
-		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: give one or more", c.Name(), n)
+		return bus.Errorf(bus.CodeInvalid, "role %s: shrink by %d workers: the number must be positive", c.Name(), n)
 	}
 	mesh, err := c.resized(-n)
 	if err != nil {
 		return err
 	}
-	if err := c.takeTurn(ctx); err != nil {
+	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
-	defer func() { <-c.downCh }()
-	if err := c.edit(ctx, func(r *Record) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
+	defer func() { <-c.destroyCh }()
+	if err := c.edit(ctx, func(r *RoleRecord) { r.World, r.Mesh = mesh.World(), mesh }); err != nil {
 		return err
 	}
 	rec := c.Record()
-	c.takeShape(rec) // no new call goes to those that leave
-	leaving := rec.seated()[rec.World:]
+	c.applyMesh(rec) // no new call goes to the removed ranks
+	leaving := rec.placedRanks()[rec.World:]
 	for _, rank := range leaving {
-		c.life.retire(rank)
+		c.liveness.retire(rank)
 	}
 	err = c.stopProcesses(ctx, leaving, c.spec.StopGrace)
-	c.retireFrom(ctx, rec.World)
+	c.removeFrom(ctx, rec.World)
 	return err
 }
 
-// resized is the mesh of the role with n workers more.
+// resized is the mesh of the role with n more workers.
 func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 	rec := c.Record()
 	replica := rec.Mesh.TP * rec.Mesh.CP
@@ -97,16 +99,16 @@ func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 	switch {
 	case !rec.Process:
 		return refuse("its workers are goroutines of its driver's process")
-	case c.tie != created:
-		return refuse("this driver has not created it, and does not know what its workers were started with")
+	case c.origin != created:
+		return refuse("another driver created it, and has the start parameters of its workers")
 	case rec.State == RoleRestarting:
-		return refuse("workers of it are being restarted; wait until it is ready")
+		return refuse("workers are being restarted; wait until it is ready")
 	case rec.Ordered:
-		return refuse("it is ordered, and a sequencer has one size")
+		return refuse("it is ordered, and the size of a sequencer is fixed")
 	case rec.Mesh.PP > 1:
-		return refuse("with %d pipeline stages its ranks would have to be numbered anew", rec.Mesh.PP)
+		return refuse("with %d pipeline stages its ranks would have to be renumbered", rec.Mesh.PP)
 	case n%replica != 0:
-		return refuse("a replica has %d workers (tp × cp), and %d is no multiple of that", replica, n)
+		return refuse("a replica has %d workers (tp × cp), and %d is not a multiple", replica, n)
 	case rec.World+n < 1:
 		return refuse("it has %d workers and would have none; destroy it instead", rec.World)
 	}
@@ -115,8 +117,8 @@ func (c *Cluster) resized(n int) (dispatch.Mesh, error) {
 	return mesh.Resolve(rec.World + n)
 }
 
-// reserveMore holds what more workers need and notes their seats in the registry. The role's size is what it was until
-// they are ready.
+// reserveMore reserves for more workers and records their placements. The role's size is unchanged until they are
+// ready.
 func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	client, err := c.rt.placement()
 	if err != nil {
@@ -125,107 +127,108 @@ func (c *Cluster) reserveMore(ctx context.Context, n int) error {
 	rec := c.Record()
 	request := c.spec.Process.request(rec)
 	if request.Mapping != nil && len(request.Mapping.Devices) > 0 {
-		return bus.Errorf(bus.CodeInvalid, "role %s has an exact mapping of devices, which names none for more workers", c.Name())
+		return bus.Errorf(bus.CodeInvalid, "role %s has an exact device mapping without devices for more workers", c.Name())
 	}
-	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Gens+1)
+	request.ID = fmt.Sprintf("%s-%d", reservationID(rec), rec.Generations+1)
 	request.FirstRank, request.Mapping = rec.World, nil
 	bundle := placement.Bundle{}
 	if len(request.Bundles) > 0 {
 		bundle = request.Bundles[len(request.Bundles)-1]
 	}
 	request.Bundles = placement.Repeat(n, bundle)
-	got, err := c.reserveAs(ctx, client, request)
+	got, err := c.reserveOne(ctx, client, request)
 	if err != nil {
 		return err
 	}
-	held := Held{ID: got.ID, Token: got.Token, Over: got.SharesWith}
-	err = c.edit(ctx, func(r *Record) {
-		r.Gens++
-		seats := seatsOf(r.Name, got.Workers)
-		for i := range seats {
-			seats[i].Gen, seats[i].Held = r.Gens, len(r.Held)
+	held := ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith}
+	err = c.edit(ctx, func(r *RoleRecord) {
+		r.Generations++
+		placements := placementsOf(r.Name, got.Workers)
+		for i := range placements {
+			placements[i].Gen, placements[i].Reservation = r.Generations, len(r.Reservations)
 		}
-		r.Held = append(r.Held, held)
-		r.Seats = append(r.Seats[:r.World], seats...)
+		r.Reservations = append(r.Reservations, held)
+		r.Placements = append(r.Placements[:r.World], placements...)
 	})
 	if err == nil {
 		return nil
 	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseActs)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer cancel()
-	return errors.Join(err, release(last, client, []Held{held})) // nobody who ends the role would find it
+	return errors.Join(err, release(last, client, []ReservationRef{held})) // it is not in the record
 }
 
-// retireFrom ends what is left of the workers from one rank on, gives back what only they were on, and forgets them.
-func (c *Cluster) retireFrom(ctx context.Context, first int) {
+// removeFrom kills the workers from one rank on, releases reservations that only they used, and removes them from the
+// record.
+func (c *Cluster) removeFrom(ctx context.Context, first int) {
 	rec := c.Record()
-	ranks := rec.seated()[first:]
+	ranks := rec.placedRanks()[first:]
 	for _, rank := range ranks {
-		c.life.retire(rank)
+		c.liveness.retire(rank)
 	}
-	ctx, cancel := context.WithTimeout(ctx, killGrace+agentAnswer+releaseActs)
+	ctx, cancel := context.WithTimeout(ctx, killGrace+agentTimeout+releaseTimeout)
 	defer cancel()
-	err := c.endProcesses(ctx, ranks, rec)
+	err := c.killProcesses(ctx, ranks, rec)
 	held := 0
-	for _, s := range rec.Seats[:first] {
-		held = max(held, s.Held+1)
+	for _, s := range rec.Placements[:first] {
+		held = max(held, s.Reservation+1)
 	}
 	if err == nil {
 		var client *placement.Client
 		if client, err = c.rt.placement(); err == nil {
-			err = release(ctx, client, rec.Held[held:])
+			err = release(ctx, client, rec.Reservations[held:])
 		}
 	}
 	if err == nil {
-		err = c.edit(ctx, func(r *Record) { r.Seats, r.Held = r.Seats[:first], r.Held[:held] })
+		err = c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Reservations = r.Placements[:first], r.Reservations[:held] })
 	}
-	if err != nil { // the record still knows them, and they go with the role
-		c.rt.log.Warn("roles: workers that left a role are not all gone", "role", c.Name(), "error", err)
+	if err != nil { // they stay in the record and end with the role
+		c.rt.log.Warn("roles: some removed workers may still run", "role", c.Name(), "error", err)
 	}
 }
 
-// retired reports whether a rank is none of the role's any more.
+// retired reports whether a rank is no longer in the role.
 func (c *Cluster) retired(rank int) bool { return rank >= c.WorldSize() }
 
-// grewElsewhere takes in that the role has more ranks than were known here, if it has.
+// grewElsewhere reads the record, because another process may have grown the role.
 func (c *Cluster) grewElsewhere(rank int) {
-	if c.tie != created && rank < maxWorld {
-		c.rt.spawn(func() { c.reread() })
+	if c.origin != created && rank < maxWorld {
+		c.rt.spawn(func() { c.reloadRecord() })
 	}
 }
 
-// stoppedElsewhere takes in that a worker has stopped in order: the role has been taken down, has become smaller, or is
-// restarted by another process.
+// stoppedElsewhere handles a worker that has stopped in order: the role is destroyed, smaller, or restarted by another
+// process.
 func (c *Cluster) stoppedElsewhere(l loss) {
-	if c.isOver() || c.tie == created && c.retired(l.rank) {
-		return // another of its workers was the first
+	if c.isOver() || c.origin == created && c.retired(l.rank) {
+		return // handled with an earlier worker
 	}
-	rec, ok := c.reread()
+	rec, ok := c.reloadRecord()
 	switch {
 	case ok && l.rank >= rec.World:
-		c.life.retire(l.rank)
+		c.liveness.retire(l.rank)
 		return
-	case ok && rec.State == RoleFailed && c.tie != created:
-		c.overElsewhere(rec.failure(), rec.failure())
+	case ok && rec.State == RoleFailed && c.origin != created:
+		c.endedElsewhere(rec.failure(), rec.failure())
 		return
 	case ok && (rec.State == RoleRestarting || len(stillLost(rec, []loss{l})) == 0):
-		c.restartNews()
+		c.restartChanged()
 		return
 	}
-	if c.tie != created {
-		c.overElsewhere(c.takenDown(), nil)
-	} else if c.end(c.takenDown()) && c.isUp() {
-		c.cleanUp(func(ctx context.Context) error { return c.takeDown(ctx, c.spec.StopGrace) })
+	if c.origin != created {
+		c.endedElsewhere(c.errDestroyed(), nil)
+	} else if c.end(c.errDestroyed()) && c.isStarted() {
+		c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) })
 	}
 }
 
-// reread takes in the record as it is now.
-func (c *Cluster) reread() (Record, bool) {
-	ctx, cancel := context.WithTimeout(c.rt.ctx, registryActs)
+// reloadRecord reads and applies the record.
+func (c *Cluster) reloadRecord() (RoleRecord, bool) {
+	ctx, cancel := context.WithTimeout(c.rt.ctx, registryTimeout)
 	defer cancel()
 	reg, err := c.rt.registry(ctx)
 	if err != nil {
-		return Record{}, false
+		return RoleRecord{}, false
 	}
 	rec, _, err := reg.read(ctx, c.Name())
 	if err != nil || rec.Incarnation != c.to.Incarnation || rec.State == RoleStopping {
@@ -236,10 +239,10 @@ func (c *Cluster) reread() (Record, bool) {
 	c.rec = rec
 	c.mu.Unlock()
 	if !same {
-		c.life.makeRoom(rec.World)
-		c.life.adopt(rec.Seats)
-		c.takeShape(rec)
-		c.life.expectAll()
+		c.liveness.resize(rec.World)
+		c.liveness.applyPlacements(rec.Placements)
+		c.applyMesh(rec)
+		c.liveness.expectAll()
 	}
 	return rec, true
 }

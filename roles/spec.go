@@ -15,18 +15,18 @@ const (
 	maxWorld            = 1 << 16
 )
 
-// Spec is a role as its driver wants it.
+// Spec describes a role.
 type Spec struct {
 	Name  string
 	Class string
 	World int
-	// Mesh lays the ranks out. Zero axes are 1; dp is computed from the world, or checked if it is given.
+	// Mesh is the layout of the ranks. Zero axes are 1; dp is computed from World, or checked if it is set.
 	Mesh dispatch.Mesh
-	// Config is given to every worker's constructor: any value the wire can carry.
+	// Config is the argument of every worker's constructor: any value the wire can encode.
 	Config any
 
-	// Ordered gives calls of several drivers one order on all ranks: what a role with collectives needs. It costs one
-	// hop a call.
+	// Ordered gives calls of several drivers one order on all ranks, which roles with collectives need. It costs one
+	// hop per call.
 	Ordered bool
 	// Detached roles outlive their driver until they are destroyed. It is refused where the workers would end with the
 	// driver: goroutines without a Config.Local, and a private head. Zero: the role ends with the driver's lease.
@@ -34,18 +34,17 @@ type Spec struct {
 	// OwnConnections gives each worker a connection of its own. Zero: the workers of one process share one, which is
 	// several times as fast.
 	OwnConnections bool
-	// PanicFails ends a worker, and with it the role, when a method panics. Zero: the call fails.
+	// PanicFails fails the worker, and with it the role, when a method panics. Zero: the call fails.
 	PanicFails bool
-	// QueueLimit is how many calls may wait in one lane of a worker. Zero: 10,000.
+	// QueueLimit is the number of calls that may wait in one lane of a worker. Zero: 10,000.
 	QueueLimit int
-	// Process runs the workers as processes of their own on the nodes. Zero: goroutines of this process; see
-	// Config.Local.
+	// Process runs the workers as processes on the nodes. Zero: goroutines of this process; see Config.Local.
 	Process *Process
-	// OnFailure is told of each worker that fails, from a goroutine of its own, and of what is done about it.
+	// OnFailure is called for each failed worker, from a goroutine of its own.
 	OnFailure func(Failure)
 	// StartTimeout bounds the start, from the first constructor to the barrier. Zero: one minute.
 	StartTimeout time.Duration
-	// StopGrace is how long running calls may go on when the role is destroyed. Zero: ten seconds.
+	// StopGrace is how long running calls may continue when the role is destroyed. Zero: ten seconds.
 	StopGrace time.Duration
 }
 
@@ -62,7 +61,7 @@ func (s Spec) withDefaults() Spec {
 	return s
 }
 
-// resolve reports everything that is wrong at once, and returns the mesh with all its sizes.
+// resolve returns all errors at once, or the mesh with all its sizes.
 func (s Spec) resolve() (dispatch.Mesh, error) {
 	var errs []error
 	if err := bus.CheckRoleName(s.Name); err != nil {
@@ -78,7 +77,7 @@ func (s Spec) resolve() (dispatch.Mesh, error) {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: QueueLimit %d must not be negative", s.Name, s.QueueLimit))
 	}
 	if s.World > maxWorld {
-		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: World %d: the most is %d", s.Name, s.World, maxWorld))
+		errs = append(errs, bus.Errorf(bus.CodeInvalid, "role %q: World %d: the maximum is %d", s.Name, s.World, maxWorld))
 	}
 	mesh, err := s.Mesh.Resolve(s.World)
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"troupe/dispatch"
 )
 
-// Worker is one rank of a role, as somebody holds it who wants to call it. It is a value, and can be given to a call as
-// an argument: the other side receives its Handle.
+// Worker is a handle on one rank of a role. It is a value, and can be an argument of a call: the method receives its
+// Handle.
 type Worker struct {
 	cluster *Cluster
 	rank    int
@@ -23,7 +23,7 @@ func (c *Cluster) Worker(rank int) (Worker, error) {
 	return Worker{cluster: c, rank: rank}, nil
 }
 
-// Rank is the worker's number, and Cluster the role it plays in.
+// Rank is the worker's rank, and Cluster its role.
 func (w Worker) Rank() int         { return w.rank }
 func (w Worker) Cluster() *Cluster { return w.cluster }
 
@@ -33,7 +33,7 @@ func (w Worker) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future, e
 	return w.cluster.Go(ctx, call)
 }
 
-// Call calls a method of the worker and gives its answer.
+// Call calls a method of the worker and returns its answer.
 func (w Worker) Call(ctx context.Context, method string, args ...any) (any, error) {
 	f, err := w.Go(ctx, dispatch.Call{Method: method, Args: args})
 	if err != nil {
@@ -46,7 +46,7 @@ func (w Worker) Call(ctx context.Context, method string, args ...any) (any, erro
 	return answers[0], nil
 }
 
-// Group is any workers, of one role or of several, called together with the same arguments.
+// Group is workers of one or several roles that are called together with the same arguments.
 type Group []Worker
 
 // Ranks is the group of some ranks of the role.
@@ -84,16 +84,16 @@ func (c *Cluster) selected(s dispatch.Selector) (Group, error) {
 	return c.Ranks(ranks...)
 }
 
-// Call calls every worker of the group with the same arguments, once a role on the wire, and gives the answers in the
-// group's order. The first failure cancels the others, in all roles.
+// Call calls every worker of the group with the same arguments, with one message per role, and returns the answers in
+// the group's order. The first failure cancels the others, in all roles.
 func (g Group) Call(ctx context.Context, method string, args ...any) ([]any, error) {
 	return g.Await(ctx, dispatch.Call{Method: method, Args: args})
 }
 
-// Await is Call with the extras of a call.
+// Await is Call with the options of a dispatch.Call.
 func (g Group) Await(ctx context.Context, call dispatch.Call) ([]any, error) {
 	if len(g) == 0 {
-		return nil, bus.Errorf(bus.CodeInvalid, "a call of %s on a group without workers", call.Method)
+		return nil, bus.Errorf(bus.CodeInvalid, "call %s: the group has no workers", call.Method)
 	}
 	var clusters []*Cluster
 	ranks := map[*Cluster][]int{}

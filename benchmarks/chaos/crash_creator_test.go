@@ -132,8 +132,8 @@ func (c *creator) create(ctx context.Context, name string) {
 	c.m.Logf("create %s/%s: incarnation %s", c.namespace, name, rec.Incarnation)
 	c.own[name] = cluster
 	c.m.Set(roleKey, rec.Incarnation)
-	if len(rec.Held) > 0 {
-		c.m.Set(heldKey, rec.Held[0].ID)
+	if len(rec.Reservations) > 0 {
+		c.m.Set(heldKey, rec.Reservations[0].ID)
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 const (
 	lookEvery = 100 * time.Millisecond
-	leftAfter = 60 * time.Second // a head ends strays after 15 to 20 s, and a lost driver's roles after its lease
+	leftAfter = 60 * time.Second // a head kills orphan processes after 15 to 20 s, and a lost driver's roles after its lease
 )
 
 // Devices watches the processes on the devices and compares them with the ledger, while faults happen. The processes are

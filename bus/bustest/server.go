@@ -18,6 +18,8 @@ type Options struct {
 	Listen bool
 	// StoreDir is the folder of JetStream's files. Zero: a temporary folder of the test.
 	StoreDir string
+	// NoJetStream turns JetStream off.
+	NoJetStream bool
 	// MaxPayload is the size limit of a message, and MaxPending the bytes that the server buffers for a slow connection
 	// before it cuts it. Zero: the server's defaults, 1 MiB and 64 MiB.
 	MaxPayload int32
@@ -74,7 +76,7 @@ func (s *Server) start() {
 		DontListen: !s.opts.Listen,
 		NoSigs:     true,
 		NoLog:      true,
-		JetStream:  true,
+		JetStream:  !s.opts.NoJetStream,
 		StoreDir:   s.opts.StoreDir,
 		MaxPayload: s.opts.MaxPayload,
 		MaxPending: s.opts.MaxPending,

@@ -216,7 +216,7 @@ func (c *core) describe(_ context.Context, r *request) (any, error) {
 	return describe(r.Cluster, cl.Record(), handle), err
 }
 
-func describe(id uint64, rec roles.Record, handle wire.Raw) described {
+func describe(id uint64, rec roles.RoleRecord, handle wire.Raw) described {
 	seats, host, port := seatsOf(rec)
 	return described{
 		Seats: seats, MasterAddr: host, MasterPort: port,
@@ -340,7 +340,7 @@ type assigned struct {
 }
 
 func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
-	p, err := roles.OpenPlayer(ctx, roles.PlayerConfig{Assignment: r.Assignment, ClassFunc: c.class, Logger: c.log})
+	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}

@@ -190,8 +190,8 @@ type seat struct {
 	Gen      uint32   `msgpack:"gen"`
 }
 
-func seatsOf(rec roles.Record) (seats []seat, host string, port int) {
-	for _, s := range rec.Seats {
+func seatsOf(rec roles.RoleRecord) (seats []seat, host string, port int) {
+	for _, s := range rec.Placements {
 		seats = append(seats, seat{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
 	}
 	if h, p, err := net.SplitHostPort(rec.Master); err == nil {

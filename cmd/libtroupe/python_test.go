@@ -78,7 +78,7 @@ func startPython(t *testing.T, exe string, b *bus.Bus, role actorstest.Role, ran
 	}
 	body, err := wire.Marshal(a)
 	require.NoError(t, err)
-	file, err := json.Marshal(nodes.Assigned{Node: "here", Name: fmt.Sprintf("%s-%d", a.Role, rank), URLs: []string{b.URL()}, Assignment: body})
+	file, err := json.Marshal(nodes.AssignmentFile{Node: "here", Name: fmt.Sprintf("%s-%d", a.Role, rank), URLs: []string{b.URL()}, Assignment: body})
 	require.NoError(t, err)
 	path := filepath.Join(t.TempDir(), "assignment")
 	require.NoError(t, os.WriteFile(path, file, 0o600))

@@ -28,7 +28,7 @@ func (cl *cluster) infos(ctx context.Context) (all []actors.Info, err error) {
 	return all, err
 }
 
-func (cl *cluster) infosOf(ctx context.Context, rec roles.Record, away []int) ([]actors.Info, error) {
+func (cl *cluster) infosOf(ctx context.Context, rec roles.RoleRecord, away []int) ([]actors.Info, error) {
 	if len(away) == 0 {
 		return cl.Info(ctx)
 	}
@@ -40,8 +40,8 @@ func (cl *cluster) infosOf(ctx context.Context, rec roles.Record, away []int) ([
 			continue
 		}
 		all[rank] = actors.Info{Role: rec.Name, Class: rec.Class, Rank: rank, World: rec.World, State: stateRestarting, Methods: rec.Methods, Open: rec.Open}
-		if rank < len(rec.Seats) {
-			all[rank].Gen, all[rank].Node = rec.Seats[rank].Gen, rec.Seats[rank].Node
+		if rank < len(rec.Placements) {
+			all[rank].Gen, all[rank].Node = rec.Placements[rank].Gen, rec.Placements[rank].Node
 		}
 	}
 	if len(there) == 0 {

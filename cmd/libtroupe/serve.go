@@ -44,7 +44,7 @@ func (s *servant) Memory() bus.Memory { return s.object.Memory() }
 // Begin hands the call to the other side, and says whether it comes from one of its own workers.
 func (s *servant) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
 	meta := callMeta(ctx, method, s.object.name)
-	if info, ok := actors.Current(ctx); ok && s.rt.Made(info.Session) {
+	if info, ok := actors.Current(ctx); ok && s.rt.StartedWorker(info.Session) {
 		meta[0] |= metaMade
 	}
 	s.object.begin(ctx, s.object.isSide(method), meta, body, done)

@@ -26,7 +26,7 @@ const (
 // worker is the one this process plays.
 type worker struct {
 	core   *core
-	player *roles.Player
+	player *roles.WorkerProcess
 }
 
 // makeRequest asks for an object.

@@ -188,7 +188,7 @@ func (c *cli) completeCall(cmd *cobra.Command, words []string, _ string) ([]stri
 	})
 }
 
-func methodNames(r roles.Record) []string {
+func methodNames(r roles.RoleRecord) []string {
 	var names []string
 	for _, m := range r.Methods {
 		mode := m.Mode

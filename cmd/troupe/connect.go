@@ -50,7 +50,7 @@ func (c *cli) server() (server, error) {
 		}
 	}
 	var err error
-	s.bus, err = nodes.Find(func(name string) string {
+	s.bus, err = nodes.FindHead(func(name string) string {
 		if name == "TROUPE_URL" {
 			return urls
 		}

@@ -33,7 +33,7 @@ type statusServer struct {
 }
 
 func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*statusServer, error) {
-	if err := nodes.KeepEvents(ctx, b, replicas); err != nil {
+	if err := nodes.CreateEventStream(ctx, b, replicas); err != nil {
 		return nil, err
 	}
 	has, err := roles.Replicas(ctx, b, replicas)

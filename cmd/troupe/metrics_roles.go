@@ -63,7 +63,7 @@ func (m *roleMetrics) Collect(ch chan<- prometheus.Metric) {
 }
 
 // current reports whether an incarnation is the one in the registry.
-func current(records []roles.Record, a bus.Address) bool {
+func current(records []roles.RoleRecord, a bus.Address) bool {
 	for _, r := range records {
 		if r.Address() == a {
 			return true

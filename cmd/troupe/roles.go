@@ -128,7 +128,7 @@ func hearRanks(ctx context.Context, cluster *roles.Cluster, rows []rank) error {
 }
 
 // causeOf is why a role has failed, or which ranks are restarting and why.
-func causeOf(rec roles.Record) string {
+func causeOf(rec roles.RoleRecord) string {
 	r := rec.Restart
 	if rec.State != roles.RoleRestarting || r == nil {
 		return rec.Cause
@@ -151,12 +151,12 @@ func (c *cli) completeRole(cmd *cobra.Command, words []string, prefix string) ([
 // infoWait bounds the wait for the answers of workers.
 const infoWait = 2 * time.Second
 
-func ranksOf(rec roles.Record) []rank {
+func ranksOf(rec roles.RoleRecord) []rank {
 	rows := make([]rank, rec.World)
 	for i := range rows {
 		rows[i] = rank{Rank: i, State: "silent"}
-		if i < len(rec.Seats) {
-			s := rec.Seats[i]
+		if i < len(rec.Placements) {
+			s := rec.Placements[i]
 			rows[i].Name, rows[i].Node, rows[i].Devices, rows[i].Gen = s.Name, s.Node, s.Devices, s.Gen
 		}
 		switch {
@@ -198,7 +198,7 @@ func pidText(pid int) string {
 	return itoa(pid)
 }
 
-func (c *cli) rolesTable(namespace string, all []roles.Record) error {
+func (c *cli) rolesTable(namespace string, all []roles.RoleRecord) error {
 	if len(all) == 0 {
 		c.printf("no roles in namespace %q\n", namespace)
 		return nil
@@ -215,9 +215,9 @@ func (c *cli) rolesTable(namespace string, all []roles.Record) error {
 }
 
 // nodesOf names the nodes of a role's processes, at most two of them.
-func nodesOf(r roles.Record) string {
+func nodesOf(r roles.RoleRecord) string {
 	var names []string
-	for _, s := range r.Seats {
+	for _, s := range r.Placements {
 		if !slices.Contains(names, s.Node) {
 			names = append(names, s.Node)
 		}

@@ -22,7 +22,7 @@ func TestRoles(t *testing.T) {
 	require.Regexp(t, `^four +calc +4 +tp=2 cp=1 dp=2 pp=1 +ready +\d+s ago +owned +– +a test$`, lines[1])
 	require.Regexp(t, `^stays +calc +1 .* detached +\S+ +a test$`, lines[2])
 
-	var first roles.Record
+	var first roles.RoleRecord
 	first4, _, _ := strings.Cut(u.output("roles", "--json"), "\n")
 	require.NoError(t, json.Unmarshal([]byte(first4), &first))
 	require.Equal(t, "four", first.Name)

@@ -25,7 +25,7 @@ type overview struct {
 	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
-	Roles   []roles.Record      `json:"roles"` // of one namespace
+	Roles   []roles.RoleRecord  `json:"roles"` // of one namespace
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
 

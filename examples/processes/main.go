@@ -67,7 +67,7 @@ func drive(ctx context.Context) (err error) {
 	if err != nil {
 		return err // what the request waits for, or which rank failed and how
 	}
-	for rank, seat := range trainer.Record().Seats {
+	for rank, seat := range trainer.Record().Placements {
 		fmt.Printf("rank %d: %s on node %s\n", rank, seat.Name, seat.Node)
 	}
 	sums, err := troupe.Call[[]string](ctx, trainer, "step", []float64{1, 2, 3, 4, 5})

@@ -388,7 +388,7 @@ def test_a_driver_whose_folder_is_gone(script):
             try:
                 troupe.actor(stage.Stage)
             except troupe.NotFoundError as err:
-                print("there is no program /nowhere/python" in str(err))
+                print("program /nowhere/python not found" in str(err))
         """
     )
     assert done.stdout.split() == ["True", "True"]

@@ -49,7 +49,7 @@ type cluster struct {
 
 func startCluster(t *testing.T) *cluster {
 	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{StoreDir: t.TempDir(), Listen: "127.0.0.1:0"}})
-	require.NoError(t, nodes.KeepEvents(t.Context(), b, 0))
+	require.NoError(t, nodes.CreateEventStream(t.Context(), b, 0))
 	service, err := placement.NewService(placement.Config{Bus: b})
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -27,7 +27,7 @@ type Snapshot struct {
 
 // Role is a role of the registry with the state of its workers.
 type Role struct {
-	roles.Record
+	roles.RoleRecord
 	Workers RoleWorkers `json:"workers"`
 }
 
@@ -110,7 +110,7 @@ func (o *Observer) read(ctx context.Context, s *Snapshot) error {
 }
 
 // joinRoles gives each role of the registry its workers.
-func joinRoles(records []roles.Record, workers []RoleWorkers) []Role {
+func joinRoles(records []roles.RoleRecord, workers []RoleWorkers) []Role {
 	byAddress := make(map[bus.Address]RoleWorkers, len(workers))
 	for _, w := range workers {
 		byAddress[w.Address] = w
@@ -121,7 +121,7 @@ func joinRoles(records []roles.Record, workers []RoleWorkers) []Role {
 		if !heard {
 			w = RoleWorkers{Address: r.Address(), Ranks: []Rank{}}
 		}
-		out[i] = Role{Record: r, Workers: w}
+		out[i] = Role{RoleRecord: r, Workers: w}
 	}
 	return out
 }

@@ -1,0 +1,87 @@
+package nodes
+
+import (
+	"time"
+
+	"troupe/bus"
+	"troupe/gpu"
+)
+
+// Operations of requests on NodeDo. Requests and answers are msgpack maps, and every request may be repeated. An answer
+// that takes longer than patience comes as Pending, and the client repeats the request: so that neither side waits long
+// for a lost message. Messages that are too long are split, see chunks.go.
+const (
+	opLaunch  = "launch"
+	opStop    = "stop"
+	opWorkers = "workers"
+	opPorts   = "ports"
+	opFlush   = "flush"
+	opPart    = "part" // one part of a long request
+	opRest    = "rest" // the next part of a long answer
+)
+
+// answerWithin is how long an agent works on a request before it answers Pending.
+const answerWithin = time.Second
+
+type request struct {
+	Op     string        `msgpack:"op"`
+	Node   string        `msgpack:"node"`
+	Launch *Launch       `msgpack:"launch,omitempty"`
+	Stop   *stopRequest  `msgpack:"stop,omitempty"`
+	Ports  *portsRequest `msgpack:"ports,omitempty"`
+	Role   *bus.Address  `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
+	// Running lists running workers only. Older agents ignore it and list all.
+	Running bool          `msgpack:"running,omitempty"`
+	Chunk   *chunkRequest `msgpack:"parcel,omitempty"`
+}
+
+type stopRequest struct {
+	IDs   []WorkerID    `msgpack:"ids"`
+	Grace time.Duration `msgpack:"grace"`
+	Why   string        `msgpack:"why,omitempty"` // empty: on request of the driver
+}
+
+type portsRequest struct {
+	Holder WorkerID `msgpack:"holder"`
+	N      int      `msgpack:"n"`
+}
+
+type reply struct {
+	Err     *bus.Error `msgpack:"err,omitempty"`
+	Pending bool       `msgpack:"pending,omitempty"` // repeat the request
+	Started []Started  `msgpack:"started,omitempty"`
+	Exits   []Exit     `msgpack:"exits,omitempty"`
+	Workers []Status   `msgpack:"workers,omitempty"`
+	Host    string     `msgpack:"host,omitempty"`
+	Ports   []int      `msgpack:"ports,omitempty"`
+	Stored  uint64     `msgpack:"stored,omitempty"` // stream sequence of the stored output
+	Chunk   *chunk     `msgpack:"parcel,omitempty"` // this is a part of the answer
+}
+
+func failed(err error) reply { return reply{Err: bus.AsError(err)} }
+
+// check refuses an invalid launch before any of it is carried out.
+func (l Launch) check() error {
+	if l.Program.Dir != "" && l.Program.Folder != "" {
+		return bus.Errorf(bus.CodeInvalid, "launch on %s: Dir %q and Folder %q are both set; set at most one", l.Node, l.Program.Dir, l.Program.Folder)
+	}
+	if l.Program.Visible != gpu.ByIndex && l.Program.Visible != gpu.ByUUID {
+		return bus.Errorf(bus.CodeInvalid, "launch on %s: Visible %d is not a gpu.Form", l.Node, l.Program.Visible)
+	}
+	for _, s := range l.Workers {
+		if err := s.ID.check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (id WorkerID) check() error {
+	if err := id.Address().Check(); err != nil {
+		return err
+	}
+	if id.Rank < 0 {
+		return bus.Errorf(bus.CodeInvalid, "worker %s: the rank must not be negative", id)
+	}
+	return nil
+}

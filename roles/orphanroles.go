@@ -1,0 +1,324 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"troupe/bus"
+	"troupe/bus/kv"
+	"troupe/placement"
+)
+
+const (
+	orphanGrace = time.Second     // for running calls of a role whose driver is dead
+	reapAgain   = 5 * time.Second // before an incomplete pass is repeated
+)
+
+// runOrphanReaper destroys the owned roles of drivers whose lease has ended. Every driver and every Local of the namespace runs
+// it; doing it twice is harmless. The watch only wakes the loop; the registry says what to do.
+func (rt *Runtime) runOrphanReaper() {
+	wakeCh := make(chan struct{}, 1)
+	rt.spawn(func() { rt.watchDrivers(wakeCh) })
+	again := time.NewTimer(0)
+	defer again.Stop()
+	for {
+		select {
+		case <-rt.ctx.Done():
+			return
+		case <-wakeCh:
+		case <-again.C:
+		}
+		if wait := rt.reapOrphans(); wait > 0 {
+			again.Reset(wait)
+		}
+	}
+}
+
+// watchDrivers wakes the loop when a lease has ended, and after each interruption of the watch.
+func (rt *Runtime) watchDrivers(wakeCh chan<- struct{}) {
+	for waits := watchBackoff.Start(); rt.ctx.Err() == nil; {
+		var events <-chan kv.Event
+		reg, err := rt.registry(rt.ctx)
+		if err == nil {
+			events, err = reg.leases.Watch(rt.ctx, reg.key("driver"))
+		}
+		if err == nil {
+			waits.Reset()
+			for ev := range events {
+				if ev.Kind != kv.EventPut {
+					select {
+					case wakeCh <- struct{}{}:
+					default:
+					}
+				}
+			}
+		} else if rt.ctx.Err() == nil {
+			rt.log.Warn("roles: watching the leases of drivers failed; retrying", "error", err)
+		}
+		_ = waits.Wait(rt.ctx) // the loop checks the context
+	}
+}
+
+// reapOrphans destroys every role whose driver is known to be dead, and returns the wait until the next pass; zero: none is
+// needed.
+func (rt *Runtime) reapOrphans() time.Duration {
+	ctx, cancel := context.WithTimeout(rt.ctx, 3*closeTimeout)
+	defer cancel()
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return reapAgain
+	}
+	all, err := reg.list(ctx)
+	if err != nil && rt.ctx.Err() == nil {
+		rt.log.Warn("roles: reading a part of the registry failed", "error", err)
+	}
+	alive := map[string]bool{}
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var again time.Duration
+	look := func(d time.Duration) {
+		mu.Lock()
+		defer mu.Unlock()
+		if again == 0 || d < again {
+			again = d
+		}
+	}
+	for _, rec := range all {
+		if _, known := alive[rec.Owner]; !known {
+			alive[rec.Owner] = reg.alive(ctx, rec.Owner)
+		}
+		if alive[rec.Owner] {
+			continue
+		}
+		if rec.Detached {
+			rt.monitorRole(rec)
+			continue
+		}
+		if !reg.provedDead(ctx, rec.Owner) {
+			left := reapAgain
+			if rt.ensureLease(ctx) == nil {
+				left = min(left, rt.uptime.remaining(rec.Lease))
+			}
+			if left > 0 {
+				look(left) // the death may be proved meanwhile
+				continue
+			}
+		}
+		group.Go(bus.Guard(func() {
+			rt.log.Warn("roles: the driver is dead; destroying its role", "role", rec.Name, "driver", rec.By)
+			if err := rt.destroyRole(ctx, rec); err != nil && ctx.Err() == nil {
+				rt.log.Warn("roles: destroying a dead driver's role failed", "role", rec.Name, "error", err)
+				look(reapAgain)
+			}
+		}))
+	}
+	group.Wait()
+	if wait := rt.reapReservations(ctx, reg); wait > 0 {
+		look(wait)
+	}
+	if err != nil && rt.ctx.Err() == nil {
+		look(reapAgain)
+	}
+	return again
+}
+
+// reapReservations releases the reservations of drivers that are known to be dead, after the roles that share their devices.
+func (rt *Runtime) reapReservations(ctx context.Context, reg registry) (again time.Duration) {
+	holds, err := reg.driverReservations(ctx)
+	if err != nil {
+		return reapAgain
+	}
+	for _, h := range holds {
+		if reg.alive(ctx, h.Owner) {
+			continue
+		}
+		wait := reapAgain
+		if rt.ensureLease(ctx) == nil {
+			wait = min(wait, rt.uptime.remaining(h.Lease))
+		}
+		if wait == 0 || reg.provedDead(ctx, h.Owner) {
+			wait = 0
+			rt.log.Warn("roles: the driver is dead; releasing its reservation", "reservation", h.ID, "driver", h.By)
+			if err := rt.releaseDriverReservation(ctx, h); err != nil && ctx.Err() == nil {
+				rt.log.Warn("roles: releasing a dead driver's reservation failed", "reservation", h.ID, "error", err)
+				wait = reapAgain
+			}
+		}
+		if wait > 0 && (again == 0 || wait < again) {
+			again = wait
+		}
+	}
+	return again
+}
+
+// needsMonitor reports whether a process other than the driver monitors the role: to restart its workers when the driver
+// cannot, or, if the driver of a detached role is dead, to record a failure and stop the other workers.
+func (rec RoleRecord) needsMonitor(driverLives bool) bool {
+	switch {
+	case !rec.Process:
+		return false
+	case rec.State == RoleReady || rec.State == RoleRestarting:
+		return rec.restarts() || rec.Detached && !driverLives
+	case rec.State == RoleFailed:
+		return rec.Detached && !driverLives && len(rec.Reservations) > 0
+	}
+	return false
+}
+
+// MonitorRoles monitors the roles of the namespace whose policy restarts workers, also while their drivers live: a driver
+// may be disconnected. A head calls it periodically; it may be repeated.
+func (rt *Runtime) MonitorRoles(ctx context.Context) error {
+	reg, err := rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	all, err := reg.list(ctx)
+	for _, rec := range all {
+		if rec.needsMonitor(reg.alive(ctx, rec.Owner)) {
+			rt.monitorRole(rec)
+		}
+	}
+	return err
+}
+
+// monitorRole monitors a role of processes until it ends.
+func (rt *Runtime) monitorRole(rec RoleRecord) {
+	if !rec.needsMonitor(false) {
+		return
+	}
+	rt.mu.Lock()
+	for c := range rt.clusters {
+		if c.to == rec.Address() && c.origin == followed {
+			rt.mu.Unlock()
+			return
+		}
+	}
+	rt.mu.Unlock()
+	c, err := rt.newCluster(rec, followed, Spec{}.withDefaults())
+	switch {
+	case err != nil && rt.ctx.Err() == nil:
+		rt.log.Warn("roles: monitoring a role failed", "role", rec.Name, "error", err)
+	case err != nil:
+	case rec.State == RoleRestarting:
+		c.holdRestarting(rec, nil)
+		c.restartChanged()
+	case rec.State == RoleFailed: // its driver died before it stopped the workers
+		c.end(rec.failure())
+		rt.spawn(func() { c.killFailed(); c.release() })
+	}
+}
+
+// destroyRole destroys a role whose driver is dead. Its workers may run elsewhere, or have died with the driver.
+func (rt *Runtime) destroyRole(ctx context.Context, rec RoleRecord) error {
+	c, err := rt.newCluster(rec, attached, Spec{StopGrace: orphanGrace})
+	if err != nil {
+		return err
+	}
+	defer c.release()
+	return c.Destroy(ctx)
+}
+
+// OrphanNamespaces lists the namespaces in which a role or a reservation has lost its driver. A runtime opened there destroys
+// them after the grace period: a head does so, because no other process of the run may be left.
+func OrphanNamespaces(ctx context.Context, b *bus.Bus) ([]string, error) {
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return nil, err
+	}
+	all, err := reg.namespaces(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, ns := range all {
+		has, err := reg.of(ns).hasOrphans(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if has {
+			out = append(out, ns)
+		}
+	}
+	return out, nil
+}
+
+// hasOrphans reports whether a role should have ended with its driver, or has processes that no process monitors.
+func (g registry) hasOrphans(ctx context.Context) (bool, error) {
+	all, err := g.list(ctx)
+	for _, r := range all {
+		if alive := g.alive(ctx, r.Owner); !r.Detached && !alive || r.needsMonitor(alive) {
+			return true, nil
+		}
+	}
+	holds, holdErr := g.driverReservations(ctx)
+	for _, h := range holds {
+		if !g.alive(ctx, h.Owner) {
+			return true, nil
+		}
+	}
+	return false, errors.Join(err, holdErr)
+}
+
+// ConfirmReservations tells the placement service which of its unconfirmed reservations are in use: by a role whose
+// driver lives or that is detached, or by a live driver itself. The service drops the others unless workers run on
+// them. A head calls it every few seconds; without unconfirmed reservations it costs one request.
+func ConfirmReservations(ctx context.Context, b *bus.Bus) error {
+	client, err := placement.NewClient(b, "")
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	if status, err := client.Ledger(ctx); err != nil || status.Unconfirmed == 0 {
+		return err
+	}
+	list, err := client.List(ctx)
+	if err != nil {
+		return err
+	}
+	reg, err := openRegistry(ctx, b, "")
+	if err != nil {
+		return err
+	}
+	var held []placement.ReservationRef
+	for _, r := range list.Records {
+		if r.Unconfirmed == "" || r.Namespace == "" {
+			continue
+		}
+		if stands, err := reg.of(r.Namespace).inUse(ctx, r.ID); err != nil {
+			return err
+		} else if stands {
+			held = append(held, placement.ReservationRef{ID: r.ID, Token: r.Token})
+		}
+	}
+	if len(held) == 0 {
+		return nil
+	}
+	_, err = client.Confirm(ctx, held)
+	return err
+}
+
+// inUse reports whether a role or a driver of the namespace uses a reservation.
+func (g registry) inUse(ctx context.Context, id string) (bool, error) {
+	all, err := g.list(ctx)
+	for _, rec := range all {
+		own := reservationID(rec)
+		named := id == own || strings.HasPrefix(id, own+"-") || slices.ContainsFunc(rec.Reservations, func(h ReservationRef) bool { return h.ID == id })
+		if named && (rec.Detached || g.alive(ctx, rec.Owner)) {
+			return true, nil
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	holds, err := g.driverReservations(ctx)
+	for _, h := range holds {
+		if h.ID == id && g.alive(ctx, h.Owner) {
+			return true, nil
+		}
+	}
+	return false, err
+}

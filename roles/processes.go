@@ -1,0 +1,446 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/wire"
+	"troupe/dispatch"
+	"troupe/nodes"
+	"troupe/placement"
+)
+
+const (
+	killGrace       = 2 * time.Second         // between SIGINT and SIGTERM
+	agentProbe      = 1500 * time.Millisecond // timeout of probing an agent
+	agentTimeout    = 5 * time.Second         // how long an agent may take to see its processes exit, beyond the grace
+	agentProbeEvery = 3 * time.Second         // interval of probing the agents of workers that are not ready
+	releaseTimeout  = 5 * time.Second         // timeout of releasing a reservation
+)
+
+// services are the clients of agents and placement, made on first use.
+type services struct {
+	mu        sync.Mutex
+	agents    *nodes.Client
+	placement *placement.Client
+}
+
+func (rt *Runtime) agents() *nodes.Client {
+	rt.services.mu.Lock()
+	defer rt.services.mu.Unlock()
+	if rt.services.agents == nil {
+		rt.services.agents = nodes.NewClient(rt.bus)
+	}
+	return rt.services.agents
+}
+
+func (rt *Runtime) placement() (*placement.Client, error) {
+	rt.services.mu.Lock()
+	defer rt.services.mu.Unlock()
+	if rt.services.placement == nil {
+		client, err := placement.NewClient(rt.bus, rt.cfg.Namespace)
+		if err != nil {
+			return nil, err
+		}
+		rt.services.placement = client
+	}
+	return rt.services.placement, nil
+}
+
+// used reports whether reservations may exist.
+func (s *services) used() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.placement != nil
+}
+
+func (s *services) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.placement != nil {
+		s.placement.Close()
+	}
+}
+
+// startProcesses starts a role's worker processes: reservation, placements, a port for rank 0, launch. Each step is in
+// the registry before the next, so that any process can destroy all of it.
+func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
+	if err := c.reserve(ctx); err != nil {
+		return err
+	}
+	if err := c.leaseMasterPort(ctx); err != nil {
+		return err
+	}
+	if err := c.makeProgram(ctx); err != nil {
+		return err
+	}
+	if err := c.storeStartParams(ctx, config); err != nil {
+		return err
+	}
+	if err := c.showOutput(); err != nil {
+		return err
+	}
+	rec := c.Record()
+	all := rec.allRanks()
+	if err := c.launch(ctx, all, rec); err != nil {
+		return err
+	}
+	return c.awaitReady(ctx, all)
+}
+
+// reserve reserves what the workers need.
+func (c *Cluster) reserve(ctx context.Context) error {
+	client, err := c.rt.placement()
+	if err != nil {
+		return err
+	}
+	request := c.spec.Process.request(c.Record())
+	if over := c.spec.Process.Over; over != "" {
+		if request.Colocate, err = c.reservationOf(ctx, over); err != nil {
+			return err
+		}
+	}
+	instances, err := request.Instances()
+	if err != nil {
+		return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+	}
+	var placements []RankPlacement
+	for i, one := range instances {
+		got, err := c.reserveOne(ctx, client, one)
+		if err != nil {
+			return err
+		}
+		for _, placed := range placementsOf(c.Name(), got.Workers) {
+			placed.Reservation = i
+			placements = append(placements, placed)
+		}
+		if err := c.edit(ctx, func(r *RoleRecord) {
+			r.Reservations = append(r.Reservations, ReservationRef{ID: got.ID, Token: got.Token, Over: got.SharesWith})
+		}); err != nil {
+			return err
+		}
+	}
+	return c.edit(ctx, func(r *RoleRecord) { r.Placements, r.Policy = placements, c.spec.Process.Policy })
+}
+
+func (c *Cluster) reserveOne(ctx context.Context, client *placement.Client, request placement.Request) (placement.Record, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.spec.Process.PlaceTimeout)
+	defer cancel()
+	got, err := client.Reserve(ctx, request)
+	if err != nil {
+		return got, bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+	}
+	return got, nil
+}
+
+// reservationOf is the reservation of another role, whose devices are shared.
+func (c *Cluster) reservationOf(ctx context.Context, role string) (string, error) {
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return "", err
+	}
+	rec, err := reg.get(ctx, role)
+	if err == nil && len(rec.Reservations) == 0 {
+		err = bus.Errorf(bus.CodeInvalid, "role %s runs in its driver's process and has no devices", role)
+	}
+	if err != nil {
+		return "", bus.Errorf(bus.CodeOf(err), "role %s, which shares the devices of %s: %w", c.Name(), role, err)
+	}
+	return rec.Reservations[0].ID, nil
+}
+
+// leaseMasterPort leases a port for rank 0 that the other ranks can reach.
+func (c *Cluster) leaseMasterPort(ctx context.Context) error {
+	rec := c.Record()
+	host, ports, err := c.rt.agents().Ports(ctx, rec.Placements[0].Node, rec.workerID(0), 1)
+	if err != nil {
+		return bus.Errorf(bus.CodeOf(err), "role %s: lease a port for rank 0: %w", c.Name(), err)
+	}
+	return c.edit(ctx, func(r *RoleRecord) { r.Master = net.JoinHostPort(host, strconv.Itoa(ports[0])) })
+}
+
+// makeProgram sets the program of the worker processes. Shipped folders are stored for a day; so a folder is shipped
+// again before a restart, which is cheap while it is stored.
+func (c *Cluster) makeProgram(ctx context.Context) error {
+	p := c.spec.Process
+	if p == nil { // created elsewhere
+		return nil
+	}
+	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible}
+	if p.Ship != "" {
+		hash, err := c.rt.agents().Ship(ctx, p.Ship, p.Exclude...)
+		if err != nil {
+			return bus.Errorf(bus.CodeOf(err), "role %s: %w", c.Name(), err)
+		}
+		program.Folder = hash
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.program = program
+	return nil
+}
+
+// launch starts the processes of some ranks, on all nodes concurrently. It returns the first error.
+func (c *Cluster) launch(ctx context.Context, ranks []int, rec RoleRecord) error {
+	around := rec.rankEnvironments()
+	order, groups := rec.launchTargets(ranks)
+	errs := make([]error, len(order))
+	var group sync.WaitGroup
+	for i, at := range order {
+		group.Go(bus.Guard(func() { errs[i] = c.launchOn(ctx, at, groups[at], rec, around) }))
+	}
+	group.Wait()
+	for _, err := range errs {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, rec RoleRecord, around rankEnvironments) error {
+	node, held := at.node, rec.Reservations[at.reservation]
+	params, err := c.loadStartParams(ctx, rec)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	program := c.program
+	c.mu.Unlock()
+	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
+	for _, rank := range ranks {
+		assignment, err := wire.Marshal(params.assignment(rec, rank))
+		if err != nil {
+			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
+		}
+		order.Workers = append(order.Workers, nodes.Start{
+			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params.LateRendezvous),
+			Devices: rec.Placements[rank].UUIDs, Share: rec.Placements[rank].Share, Assignment: assignment,
+		})
+	}
+	started, err := c.rt.agents().Launch(ctx, order)
+	if err != nil {
+		return bus.Errorf(bus.CodeOf(err), "role %s: start rank %d on node %s: %w", c.Name(), ranks[0], node, err)
+	}
+	for _, s := range started {
+		if s.Err != nil {
+			e := *s.Err
+			e.Role, e.Rank, e.Node = c.Name(), s.ID.Rank, node
+			return &e
+		}
+	}
+	return nil
+}
+
+func (r *startParams) assignment(rec RoleRecord, rank int) Assignment {
+	return Assignment{
+		Namespace: rec.Namespace, Role: rec.Name, Incarnation: rec.Incarnation, Class: rec.Class, Rank: rank, World: rec.World,
+		Gen: rec.Placements[rank].Gen, Mesh: rec.Mesh, Config: r.Config, Ordered: rec.Ordered, QueueLimit: r.QueueLimit,
+		PanicFails: r.PanicFails, Devices: rec.Placements[rank].UUIDs,
+	}
+}
+
+// awaitReady returns when the ranks are ready, or one is known to have failed. Exits come from the agents; the agents
+// themselves are probed periodically.
+func (c *Cluster) awaitReady(ctx context.Context, ranks []int) error {
+	rec, begun := c.Record(), time.Now()
+	look := time.NewTicker(agentProbeEvery)
+	defer look.Stop()
+	for {
+		states, changedCh := c.liveness.states()
+		var missing []int
+		for _, rank := range ranks {
+			b := states[rank]
+			switch {
+			case b.Gen != rec.Placements[rank].Gen || b.State != actors.Ready && !b.State.Over():
+				missing = append(missing, rank)
+			case b.State.Over():
+				return c.liveness.lossOf(rank)
+			}
+		}
+		if len(missing) == 0 {
+			return nil
+		}
+		select {
+		case <-changedCh:
+		case <-look.C:
+			if err := c.checkAgents(ctx, missing, rec); err != nil {
+				return err
+			}
+		case <-ctx.Done():
+			return bus.Errorf(bus.CodeOf(ctx.Err()), "role %s had not started after %s: %d of %d workers were not ready, rank %d on node %s among them; see `troupe logs %s/%d`: %w",
+				c.Name(), time.Since(begun).Round(time.Millisecond), len(missing), len(ranks), missing[0], rec.Placements[missing[0]].Node, c.Name(), missing[0], ctx.Err())
+		}
+	}
+}
+
+// checkAgents checks that the agents of some ranks live and know their workers.
+func (c *Cluster) checkAgents(ctx context.Context, ranks []int, rec RoleRecord) error {
+	order, groups := rec.launchTargets(ranks)
+	errs := make([]error, len(order))
+	var group sync.WaitGroup
+	for i, at := range order {
+		group.Go(bus.Guard(func() { errs[i] = c.checkAgent(ctx, at.node, groups[at], rec) }))
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) checkAgent(ctx context.Context, node string, ranks []int, rec RoleRecord) error {
+	asking, cancel := context.WithTimeout(ctx, 2*agentProbeEvery)
+	defer cancel()
+	there, err := c.rt.agents().WorkersOf(asking, node, rec.Address())
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil // the start has its own error
+		}
+		return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d will not become ready: %w", c.Name(), ranks[0], err)
+	}
+	for _, rank := range ranks {
+		id := rec.workerID(rank)
+		if !slices.ContainsFunc(there, func(s nodes.Status) bool { return s.ID == id }) {
+			return bus.Errorf(bus.CodeWorkerLost, "role %s: rank %d exited with an earlier agent of node %s", c.Name(), rank, node)
+		}
+	}
+	return nil
+}
+
+// readMethods asks rank 0 for the methods of its class: the driver need not know a class that it does not host.
+func (c *Cluster) readMethods(ctx context.Context) error {
+	f, err := c.send(ctx, dispatch.Call{Method: actors.VerbInfo, Ranks: []int{0}, Control: true})
+	if err != nil {
+		return err
+	}
+	infos, err := dispatch.AwaitEach[actors.Info](ctx, f)
+	if err != nil {
+		return bus.Errorf(bus.CodeOf(err), "role %s: read the methods of rank 0: %w", c.Name(), err)
+	}
+	if err := checkMethods(infos[0].Class, infos[0].Methods); err != nil {
+		return err
+	}
+	return c.edit(ctx, func(r *RoleRecord) { r.Methods, r.Open = infos[0].Methods, infos[0].Open })
+}
+
+// edit changes the role's record.
+func (c *Cluster) edit(ctx context.Context, change func(*RoleRecord)) error {
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	rec, err := reg.edit(ctx, c.Record(), change)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.rec = rec
+	return nil
+}
+
+// stopProcesses stops the processes of some ranks: the workers are asked to stop in order, and then their agents kill
+// what remains.
+func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Duration) error {
+	asking, cancel := context.WithTimeout(ctx, grace+time.Second)
+	_ = c.stopRemote(asking, c.reachable(ranks), grace) // agents kill the others
+	cancel()
+	return c.killProcesses(ctx, ranks, c.Record())
+}
+
+// reachable drops the ranks that are known never to have started.
+func (c *Cluster) reachable(ranks []int) []int {
+	if c.origin != created {
+		return ranks
+	}
+	states, _ := c.liveness.states()
+	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return states[rank].State == "" })
+}
+
+// killProcesses returns when the agents have seen the processes exit. The agent of a lost node cannot; its devices are
+// not granted before it has shown that they are free.
+func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec RoleRecord) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentTimeout)
+	defer cancel()
+	order, groups := rec.launchTargets(ranks)
+	errs := make([]error, len(order))
+	var group sync.WaitGroup
+	for i, at := range order {
+		group.Go(bus.Guard(func() { errs[i] = c.killOn(ctx, at.node, groups[at], rec) }))
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec RoleRecord) error {
+	ids := make([]nodes.WorkerID, len(ranks))
+	for i, rank := range ranks {
+		ids[i] = rec.workerID(rank)
+	}
+	asking, cancel := context.WithTimeout(ctx, agentProbe)
+	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
+	cancel()
+	if err == nil {
+		_, err = c.rt.agents().Stop(ctx, node, ids, killGrace)
+	}
+	if err == nil {
+		return nil
+	}
+	if left, _ := c.liveness.notOver(ranks); len(left) == 0 { // all of them are known to be lost
+		c.rt.log.Warn("roles: an agent has not confirmed the exit of its workers", "role", c.Name(), "node", node, "error", err)
+		return nil
+	}
+	return bus.Errorf(bus.CodeOf(err), "role %s: the agent of node %s has not confirmed the exit of its workers: %w", c.Name(), node, err)
+}
+
+// releaseReservations releases the role's reservations, including one that was granted and not recorded because the driver died in
+// between.
+func (c *Cluster) releaseReservations(ctx context.Context) error {
+	rec := c.Record()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+	defer cancel()
+	client, err := c.rt.placement()
+	if err != nil {
+		return err
+	}
+	held := rec.Reservations
+	if c.origin != created || len(rec.Placements) == 0 || rec.Generations > 0 {
+		if held, err = withUnrecorded(ctx, client, reservationID(rec), held); err != nil {
+			return err
+		}
+	}
+	return release(ctx, client, held)
+}
+
+// release releases reservations. A stale token is no error.
+func release(ctx context.Context, client *placement.Client, held []ReservationRef) error {
+	var errs []error
+	for _, h := range held {
+		if err := client.Release(ctx, h.ID, h.Token); err != nil && !errors.As(err, new(*placement.StaleTokenError)) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// withUnrecorded adds the reservations whose id belongs to the role.
+func withUnrecorded(ctx context.Context, client *placement.Client, id string, held []ReservationRef) ([]ReservationRef, error) {
+	list, err := client.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	held = slices.Clone(held)
+	for _, r := range list.Records {
+		known := slices.ContainsFunc(held, func(h ReservationRef) bool { return h.ID == r.ID })
+		if !known && (r.ID == id || strings.HasPrefix(r.ID, id+"-")) {
+			held = append(held, ReservationRef{ID: r.ID, Token: r.Token})
+		}
+	}
+	return held, nil
+}

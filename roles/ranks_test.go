@@ -1,0 +1,56 @@
+package roles_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/roles"
+)
+
+// Harm forbidden: a balancer over the ranks of a role does not learn of a loss, a new generation, growth, shrinking or the
+// end of the role, unless it polls.
+func TestRankChanges(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	rt := tr.driver(t, roles.Config{})
+	c := create(t, rt, restartable("infer", 2, roles.RestartRank, 100*time.Millisecond))
+	ctx, cancel := context.WithCancel(patient(t))
+	defer cancel()
+	ch := c.RankChanges(ctx)
+	seen := map[int]roles.RankChange{}
+	until := func(want roles.RankChange) {
+		t.Helper()
+		for seen[want.Rank] != want {
+			change, ok := <-ch
+			require.True(t, ok, "the channel is closed before %v; the last states are %v", want, seen)
+			seen[change.Rank] = change
+		}
+	}
+	until(roles.RankChange{Rank: 0, State: roles.RankReady})
+	until(roles.RankChange{Rank: 1, State: roles.RankReady})
+	kill(t, c, 1)
+	until(roles.RankChange{Rank: 1, State: roles.RankRestarting})
+	until(roles.RankChange{Rank: 1, Gen: 1, State: roles.RankReady})
+	require.Equal(t, roles.RankChange{Rank: 0, State: roles.RankReady}, seen[0], "rank 0 has not changed")
+
+	require.NoError(t, c.Grow(patient(t), 1))
+	until(roles.RankChange{Rank: 2, Gen: 2, State: roles.RankReady})
+	require.NoError(t, c.Shrink(patient(t), 1))
+	until(roles.RankChange{Rank: 2, Gen: 2, State: roles.RankRemoved})
+
+	require.NoError(t, c.Destroy(patient(t)))
+	until(roles.RankChange{Rank: 0, State: roles.RankRemoved})
+	until(roles.RankChange{Rank: 1, Gen: 1, State: roles.RankRemoved})
+	_, open := <-ch
+	require.False(t, open)
+
+	second := create(t, rt, restartable("other", 1, roles.RestartRank, time.Second))
+	ch = second.RankChanges(ctx)
+	require.Equal(t, roles.RankChange{State: roles.RankReady}, <-ch)
+	cancel()
+	_, open = <-ch
+	require.False(t, open, "ctx ends the changes")
+}

@@ -1,0 +1,129 @@
+package roles
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"troupe/bus"
+	"troupe/bus/wire"
+	"troupe/nodes"
+	"troupe/placement"
+)
+
+// maxStored limits one value of the registry: half of the default size of a message.
+const maxStored = 512 << 10
+
+// startParams is the start parameters of a role's workers. If the role's policy restarts workers, it is stored beside the
+// role's record, so that the head can restart them when the driver cannot. It contains the workers' environment, which
+// may have secrets: readers need the same credentials as for launch messages, and it is never printed.
+type startParams struct {
+	Incarnation    string            `msgpack:"incarnation"`
+	Program        nodes.Program     `msgpack:"program"`
+	LateRendezvous bool              `msgpack:"late_rendezvous,omitempty"`
+	Config         wire.Raw          `msgpack:"config"`
+	QueueLimit     int               `msgpack:"queue_limit,omitempty"`
+	PanicFails     bool              `msgpack:"panic_fails,omitempty"`
+	Needs          placement.Request `msgpack:"needs"`
+	Over           string            `msgpack:"over,omitempty"`
+	PlaceTimeout   time.Duration     `msgpack:"place_timeout"`
+	StartTimeout   time.Duration     `msgpack:"start_timeout"`
+	Restarts       int               `msgpack:"restarts"`
+	Backoff        time.Duration     `msgpack:"backoff"`
+	MaxBackoff     time.Duration     `msgpack:"max_backoff"`
+}
+
+func startParamsKey(role string) string { return "recipe." + role }
+
+// restarts reports whether lost workers of the role are replaced.
+func (r RoleRecord) restarts() bool {
+	return r.Process && (r.Policy == RestartRank || r.Policy == RestartRole)
+}
+
+// restartProcess is the part of a Process that restarts need.
+func (r *startParams) restartProcess() *Process {
+	return &Process{
+		Needs: r.Needs, Over: r.Over, PlaceTimeout: r.PlaceTimeout, Restarts: r.Restarts, Backoff: r.Backoff, MaxBackoff: r.MaxBackoff,
+		LateRendezvous: r.LateRendezvous,
+	}
+}
+
+// storeStartParams stores the start parameters, here and, if the role's policy restarts workers, in the registry. If they are
+// too large for the registry only the driver can restart workers, which the record says.
+func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
+	p, rec := c.spec.Process, c.Record()
+	c.mu.Lock()
+	c.startParams = &startParams{
+		Incarnation: rec.Incarnation, Program: c.program, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: c.spec.QueueLimit,
+		PanicFails: c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: c.spec.StartTimeout,
+		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff,
+	}
+	r := c.startParams
+	c.mu.Unlock()
+	if !rec.restarts() {
+		return nil
+	}
+	value, err := wire.Marshal(r)
+	if err != nil {
+		return bus.Errorf(bus.CodeInternal, "role %s: encode the start parameters of its workers: %w", c.Name(), err)
+	}
+	if len(value) > maxStored {
+		why := fmt.Sprintf("the start parameters of its workers have %d KiB, and the registry takes %d KiB; reduce its configuration or environment", len(value)>>10, maxStored>>10)
+		return c.edit(ctx, func(r *RoleRecord) { r.DriverOnly = why })
+	}
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return err
+	}
+	_, err = reg.kv.Put(ctx, reg.key(startParamsKey(rec.Name)), value) // replaces that of an earlier role of the name
+	return err
+}
+
+// deleteKey deletes a key.
+func (g registry) deleteKey(ctx context.Context, key string) error {
+	for {
+		e, err := g.kv.Get(ctx, key)
+		if err == nil {
+			err = g.kv.Delete(ctx, key, e.Revision)
+		}
+		switch {
+		case errors.Is(err, bus.ErrNotFound):
+			return nil
+		case !errors.Is(err, bus.ErrConflict):
+			return err
+		}
+	}
+}
+
+// loadStartParams is the start parameters; those of a role created elsewhere are read from the registry.
+func (c *Cluster) loadStartParams(ctx context.Context, rec RoleRecord) (*startParams, error) {
+	c.mu.Lock()
+	r := c.startParams
+	c.mu.Unlock()
+	if r != nil {
+		return r, nil
+	}
+	if rec.DriverOnly != "" {
+		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: %s", rec.DriverOnly)
+	}
+	reg, err := c.rt.registry(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e, err := reg.kv.Get(ctx, reg.key(startParamsKey(rec.Name)))
+	if errors.Is(err, bus.ErrNotFound) {
+		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the registry does not have the start parameters of its workers")
+	}
+	if err != nil {
+		return nil, err
+	}
+	r = &startParams{}
+	if err := wire.Unmarshal(e.Value, r); err != nil || r.Incarnation != rec.Incarnation {
+		return nil, bus.Errorf(bus.CodeRefused, "only its driver can restart it: the start parameters of its workers in the registry are malformed (%v)", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.startParams, c.program = r, r.Program
+	return r, nil
+}
