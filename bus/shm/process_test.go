@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -163,6 +165,23 @@ func (c *child) attach(at wire.Location, n int) outcome {
 func (c *child) signal(s syscall.Signal) {
 	c.t.Helper()
 	require.NoError(c.t, c.cmd.Process.Signal(s))
+}
+
+// stop stops the process and waits until it is stopped.
+func (c *child) stop() {
+	c.t.Helper()
+	c.signal(syscall.SIGSTOP)
+	eventually(c.t, func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", c.cmd.Process.Pid))
+		require.NoError(c.t, err)
+		for _, thread := range threads {
+			stat, err := os.ReadFile(thread)
+			if _, state, _ := strings.Cut(string(stat), ") "); err != nil || !strings.HasPrefix(state, "T") {
+				return false
+			}
+		}
+		return len(threads) > 0
+	})
 }
 
 // kill ends the process and waits for its end.

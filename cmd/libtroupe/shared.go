@@ -1,12 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"troupe/bus"
 	"troupe/bus/shm"
@@ -18,6 +20,7 @@ const (
 	shmVariable      = "TROUPE_SHM"       // 0: every body travels over the bus
 	shmDirVariable   = "TROUPE_SHM_DIR"   // shm.Config.Dir
 	shmLimitVariable = "TROUPE_SHM_LIMIT" // shm.Config.HostLimit, in bytes
+	shmKeepVariable  = "TROUPE_SHM_KEEP"  // shm.Config.Keep, in seconds
 )
 
 // sharedMemory is the memory that this process shares with others of its host. It is opened when it is first needed; a process that
@@ -49,16 +52,23 @@ func newSharedMemory() *sharedMemory {
 // sharedConfig reads the environment.
 func sharedConfig(getenv func(string) string) (shm.Config, error) {
 	cfg := shm.Config{Dir: getenv(shmDirVariable), GoFunc: bus.Go, Logger: stderrLog(slog.LevelError)}
-	text := getenv(shmLimitVariable)
+	limit, err := positive(getenv, shmLimitVariable, "bytes")
+	keep, err2 := positive(getenv, shmKeepVariable, "seconds")
+	cfg.HostLimit, cfg.Keep = limit, time.Duration(keep)*time.Second
+	return cfg, errors.Join(err, err2)
+}
+
+// positive is the number in a variable; 0: it is not set.
+func positive(getenv func(string) string, name, unit string) (int64, error) {
+	text := getenv(name)
 	if text == "" {
-		return cfg, nil
+		return 0, nil
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || n <= 0 {
-		return cfg, fmt.Errorf("%s is %q; give a number of bytes", shmLimitVariable, text)
+		return 0, fmt.Errorf("%s is %q; give a number of %s", name, text, unit)
 	}
-	cfg.HostLimit = n
-	return cfg, nil
+	return n, nil
 }
 
 func stderrLog(level slog.Level) *slog.Logger {

@@ -498,6 +498,13 @@ def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
 
 
+def _own(value: Any) -> Any:
+    """A copy of an array that is a view."""
+    if type(value) is Tensor:
+        return Tensor(value.dtype, value.shape, bytes(value.data))
+    return value.clone() if hasattr(value, "clone") else value.copy()
+
+
 # Large values.
 
 
@@ -706,10 +713,10 @@ class Reader:
     def _ext(self, n: int, depth: int) -> Any:
         code = self._number(">b")
         if code == TENSOR:
-            data = self._take(n)
+            value = read_tensor(self._take(n))
             if n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
-                data = memoryview(bytearray(data))
-            return read_tensor(data)
+                return _own(value)
+            return value
         if code in _DECODERS:  # its payload is a value of its own, which may hold arrays
             end = self._at + n
             value = self._value(depth + 1)
