@@ -30,7 +30,7 @@ type directory struct {
 
 const (
 	bytesSuffix  = ".bytes"
-	bindSuffix   = ".bind" // of a socket that does not listen yet
+	bindSuffix   = ".bind" // of a socket that does not listen yet, and of a file that is not locked yet
 	lockName     = ".lock"
 	idSize       = 16
 	lockPatience = 200 * time.Millisecond
@@ -75,12 +75,17 @@ func openDirectory(path string) (*directory, error) {
 		return nil, err
 	}
 	d := &directory{path: path, id: newID()}
-	f, err := os.OpenFile(d.file(d.id)+bytesSuffix, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	name := d.file(d.id) + bytesSuffix
+	f, err := os.OpenFile(name+bindSuffix, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("enter the directory for shared memory: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w", f.Name(), err), f.Close(), os.Remove(f.Name()))
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		err = os.Rename(f.Name(), name) // a file of this name that is not locked is a leftover
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("enter the directory for shared memory: %w", err), f.Close(), os.Remove(f.Name()))
 	}
 	d.bytes = f
 	return d, nil
@@ -162,9 +167,7 @@ func (d *directory) bytesOf(id string) int64 {
 	}
 	defer func() { _ = f.Close() }() // nothing was written to it
 	if unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil {
-		if st, err := f.Stat(); err == nil && time.Since(st.ModTime()) > time.Second { // else it may be one that is about to be locked
-			d.remove(id)
-		}
+		d.remove(id)
 		return 0
 	}
 	var b [8]byte
@@ -182,6 +185,7 @@ func (d *directory) remove(id string) {
 
 // close leaves the directory.
 func (d *directory) close() error {
+	d.sweep()
 	d.remove(d.id)
 	return d.bytes.Close()
 }
