@@ -7,38 +7,38 @@ import (
 	"troupe/bus/wire"
 )
 
-// arrive takes a call from the wire, and whatever calls were waiting for it. It returns those whose body must be
-// fetched. A repeat of a call is answered from memory and never run again.
-// With lend set, one call that may start at once is left to the caller to run. With alone set, the delivery is for no
-// other worker.
-func (w *Worker) arrive(d *delivery, body []byte, now time.Time, lend, alone bool) (fetch []*call, lent job) {
+// accept admits a call from the wire and the calls that waited for it, and returns those whose body has to be fetched.
+// A repeat is answered from memory and does not run again.
+// With inlineAllowed set, accept returns one startable call for the receiver to run. With exclusive set, no other
+// worker uses the delivery.
+func (w *Worker) accept(d *delivery, body []byte, now time.Time, inlineAllowed, exclusive bool) (fetch []*call, inlineJob job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.lend, w.alone, w.spare = lend, alone, nil
+	w.inlineAllowed, w.exclusive, w.unusedDelivery = inlineAllowed, exclusive, nil
 	if d.first.worker == nil {
-		w.spare = d
+		w.unusedDelivery = d
 	}
-	fetch = w.take(&d.frame.Header, body, now)
-	lent, w.lend, w.lent, w.spare = w.lent, false, job{}, nil
-	return fetch, lent
+	fetch = w.acceptLocked(&d.frame.Header, body, now)
+	inlineJob, w.inlineAllowed, w.inlineJob, w.unusedDelivery = w.inlineJob, false, job{}, nil
+	return fetch, inlineJob
 }
 
-// newCall is memory for a call: that of the delivery it came with, if no other rank's call has it. Whoever fetches its
-// body keeps the call for as long as that takes, so such a one is not used again.
+// newCall returns memory for a call: that of its delivery, unless another rank's call uses it. A call whose body is
+// fetched is not reused, because the fetch refers to it for as long as it takes.
 func (w *Worker) newCall(h *wire.Header) *call {
-	d := w.spare
+	d := w.unusedDelivery
 	if d == nil || h != &d.frame.Header {
 		return new(call)
 	}
-	w.spare = nil
-	if w.alone && h.Ref.Owner == "" {
+	w.unusedDelivery = nil
+	if w.exclusive && h.Ref.Owner == "" {
 		d.first.delivery = d
 	}
 	return &d.first
 }
 
-// nextDelivery is memory for the next message: that of a call that is forgotten, or new. Whatever was forgotten in an
-// earlier turn of the lock is referred to by nobody.
+// nextDelivery returns memory for the next message: that of a forgotten call, or new. Nothing refers to a call that was
+// forgotten under an earlier hold of the lock.
 func (w *Worker) nextDelivery() *delivery {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -53,19 +53,19 @@ func (w *Worker) nextDelivery() *delivery {
 	return d
 }
 
-func (w *Worker) take(h *wire.Header, body []byte, now time.Time) (fetch []*call) {
-	s := w.sessionOf(h, now)
-	s.acknowledge(h.Acked, w.forget, w.giveUp)
-	st := w.streamOf(s, h, now)
+func (w *Worker) acceptLocked(h *wire.Header, body []byte, now time.Time) (fetch []*call) {
+	s := w.callerOf(h, now)
+	s.acknowledge(h.Acked, w.forget, w.cancelCall)
+	st := w.orderOf(s, h, now)
 	prev := h.PrevFor(w.spec.Rank)
 	switch st.Take(h.Order, prev) {
 	case bus.TooEarly:
-		if st.Buffer(h.Order, prev, &arrival{header: h, body: body, at: now}) {
-			w.reportGap(streamOf(h), st)
+		if st.Buffer(h.Order, prev, &earlyCall{header: h, body: body, at: now}) {
+			w.reportGap(orderOf(h), st)
 		}
 		return nil
 	case bus.Passed:
-		s.pass(h.Seq)
+		s.markOver(h.Seq)
 	}
 	if c := w.admit(s, h, body, now); c != nil && !c.bodyHere {
 		fetch = append(fetch, c)
@@ -73,81 +73,18 @@ func (w *Worker) take(h *wire.Header, body []byte, now time.Time) (fetch []*call
 	return append(fetch, w.admitReleased(st)...)
 }
 
-// admitReleased admits the calls whose turn has come because an earlier one was taken or skipped.
-func (w *Worker) admitReleased(st *stream) (fetch []*call) {
-	for a, ok := st.Release(); ok; a, ok = st.Release() {
-		if c := w.admit(w.sessionOf(a.header, a.at), a.header, a.body, a.at); c != nil && !c.bodyHere {
-			fetch = append(fetch, c)
-		}
-	}
-	return fetch
-}
-
-// sessionOf returns what is remembered of the caller. It may have been known before and forgotten: then nobody knows
-// what became of the calls it sent before that.
-func (w *Worker) sessionOf(h *wire.Header, now time.Time) *session {
-	if s := w.lastSession; s != nil && s.id == h.Session {
-		s.lastSeen = now
-		return s
-	}
-	s := w.sessions[h.Session]
-	if s == nil {
-		if len(w.sessions) >= maxSessions {
-			w.purgeLocked(now)
-		}
-		s = &session{id: h.Session, inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}, blankUntil: w.lastPurge}
-		w.sessions[h.Session] = s
-	}
-	s.lastSeen, w.lastSession = now, s
-	return s
-}
-
-// streamOf returns the stream in which a call of the session has its place.
-func (w *Worker) streamOf(s *session, h *wire.Header, now time.Time) *stream {
-	if h.Stream != "" {
-		return w.streamNamed(streamOf(h), now)
-	}
-	if s.stream == nil {
-		s.stream = w.streamNamed(streamOf(h), now)
-	}
-	s.stream.lastSeen = now
-	return s.stream
-}
-
-func (w *Worker) streamNamed(id streamID, now time.Time) *stream {
-	st := w.streams[id]
-	if st == nil {
-		if id.sequencer {
-			w.dropHeld()
-		}
-		st = &stream{}
-		w.streams[id] = st
-	}
-	st.lastSeen = now
-	return st
-}
-
-// dropHeld gives up what waits for a sequencer that has been replaced: its callers ask, and send it to the new one.
-func (w *Worker) dropHeld() {
-	for id, st := range w.streams {
-		if id.sequencer {
-			st.Clear()
-		}
-	}
-}
-
-// admit queues a call whose turn has come, or answers it at once if it is a repeat or cannot be taken.
-func (w *Worker) admit(s *session, h *wire.Header, body []byte, now time.Time) *call {
+// admit queues a call whose turn has come. A repeat, or a call that cannot be queued, is answered at once.
+func (w *Worker) admit(s *callerState, h *wire.Header, body []byte, now time.Time) *call {
 	if known, over := s.find(h, now); known != nil || over {
 		if known != nil && known.phase == answered {
 			w.host.ep.Repeat(s.inbox, &known.reply)
 		} else if over && h.Age > 0 {
-			w.sayUnknown(h)
+			w.sendUnknown(h)
 		}
 		return nil
 	}
 	c := w.newCall(h)
-	c.worker, c.session, c.header, c.body = w, s, h, body
+	c.worker, c.caller, c.header, c.body = w, s, h, body
 	c.arrived, c.bodyHere = instantOf(now), h.Ref.Owner == ""
 	if h.Timeout > 0 {
 		c.deadline = c.arrived + instant(h.Timeout)
@@ -169,24 +106,24 @@ func (w *Worker) enqueue(c *call) error {
 	switch {
 	case w.cause != nil:
 		return w.cause
-	case w.state != Ready && (w.state != Stopping || q.lane != Control): // control is taken to the end
-		return bus.Errorf(bus.CodeRefused, "the worker is %s and takes no calls", w.state)
+	case w.state != Ready && (w.state != Stopping || q.lane != Control): // a stopping worker still takes control calls
+		return bus.Errorf(bus.CodeRefused, "the worker is %s and accepts no calls", w.state)
 	}
 	if n := q.waiting.len(); n >= w.spec.QueueLimit {
-		return bus.Errorf(bus.CodeBusy, "lane %q is full: %d calls wait in it; try again later", q.lane.Name, n)
+		return bus.Errorf(bus.CodeBusy, "lane %q is full: %d calls are queued; try again later", q.lane.Name, n)
 	}
 	c.binding = b
 	q.waiting.push(c)
-	w.kick(q, c.arrived)
+	w.startReady(q, c.arrived)
 	return nil
 }
 
-// kick starts what may start. w.mu is held.
-func (w *Worker) kick(q *queue, now instant) {
+// startReady starts the calls of a lane that may start. w.mu is held.
+func (w *Worker) startReady(q *queue, now instant) {
 	for c := w.nextLocked(q, now); c != nil; c = w.nextLocked(q, now) {
 		j := job{worker: w, queue: q, call: c}
-		if w.lends(q, c) {
-			w.lent = j
+		if w.mayRunInline(q, c) {
+			w.inlineJob = j
 			continue
 		}
 		w.host.runners.start(j)
@@ -199,7 +136,7 @@ func (w *Worker) nextLocked(q *queue, now instant) *call {
 	}
 	c := q.next()
 	if c != nil {
-		c.phase, c.started, c.buf = running, now, w.buffer()
+		c.phase, c.started, c.buf = running, now, w.takeBuffer()
 		c.ctx = &callContext{worker: w, call: c, deadline: c.deadline}
 		c.slot = len(w.active)
 		w.active = append(w.active, c)
@@ -208,7 +145,7 @@ func (w *Worker) nextLocked(q *queue, now instant) *call {
 	return c
 }
 
-// inactive takes a call that has ended out of the active ones.
+// inactive removes an ended call from the active ones.
 func (w *Worker) inactive(c *call) {
 	last := len(w.active) - 1
 	moved := w.active[last]

@@ -1,38 +1,37 @@
 package actors
 
 import (
-	"slices"
 	"time"
 
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
-// answerLocked sends the answer, unless the caller gave up, and keeps it until the caller acknowledges it. A good
-// answer is in c.buf, or is body.
+// answerLocked sends the answer, unless the caller has cancelled the call, and keeps it until the caller acknowledges
+// it. A result is in c.buf or in body.
 func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	buf := c.buf
-	c.free(c.body) // it was not begun
+	c.free(c.body) // set only if the call did not start
 	c.body, c.buf = nil, nil
 	if c.dropped {
 		c.free(body)
 		c.phase = forgotten
-		c.session.leave(c)
-		w.reuse(buf)
+		c.caller.retire(c)
+		w.releaseBuffer(buf)
 		return
 	}
-	if buf == nil { // it never ran
-		buf = w.buffer()
+	if buf == nil { // the call did not start
+		buf = w.takeBuffer()
 	}
 	h := wire.Header{Rank: w.spec.Rank, Gen: w.spec.Gen}
 	if c.started != 0 {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
-		if !isQuiet(c.header.Method) {
+		if !isControlVerb(c.header.Method) {
 			w.stats.add(c.header.Method, h.Ran, err != nil)
 		}
 	}
-	c.session.lastSeen = now
-	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the worker's end is why
+	c.caller.lastSeen = now
+	if w.cause != nil && bus.CodeOf(err) == bus.CodeCancelled { // the calls were cancelled because the worker ends
 		err = w.cause
 	}
 	if err != nil {
@@ -54,102 +53,103 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 			w.fetched(n)
 		}
 	}
-	c.reply = w.host.ep.Reply(c.session.inbox, c.header, &h, buf, body, w.host.running.Load() > 0, onDone)
+	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, w.host.running.Load() > 0, onDone)
 	if !held && err == nil {
 		c.free(body)
 	}
 	c.phase = answered
-	w.keep(c)
+	w.keepAnswer(c)
 }
 
-// sayable is an error that a frame can carry.
-func (w *Worker) sayable(err error) *bus.Error {
+// boundedError is the error with texts short enough for a frame.
+func (w *Worker) boundedError(err error) *bus.Error {
 	e := bus.AsError(err)
 	out := &bus.Error{
-		Code: bus.Code(cut(string(e.Code), maxWord)), AppCode: bus.Code(cut(string(e.AppCode), maxWord)), Rank: -1, Node: w.host.cfg.Node,
-		Message: cut(e.Message, maxMessage), Stack: cut(e.Stack, maxStack),
+		Code: bus.Code(truncate(string(e.Code), maxWord)), AppCode: bus.Code(truncate(string(e.AppCode), maxWord)), Rank: -1, Node: w.host.cfg.Node,
+		Message: truncate(e.Message, maxMessage), Stack: truncate(e.Stack, maxStack),
 	}
 	for k, v := range e.Details {
 		if out.Details == nil {
 			out.Details = map[string]string{}
 		}
-		out.Details[cut(k, maxWord)] = cut(v, maxMessage)
+		out.Details[truncate(k, maxWord)] = truncate(v, maxMessage)
 	}
 	return out
 }
 
-// encodeError says an error in the room the caller has made for the answer: as much of it as fits.
+// encodeError encodes an error in at most room bytes, shortened if it has to be.
 func (w *Worker) encodeError(err error, room int) (bus.Code, []byte) {
-	e := w.sayable(err)
+	e := w.boundedError(err)
 	body, encErr := wire.Marshal(e)
-	if encErr != nil || len(body) > room { // an error can always be said
-		short := bus.Error{Code: e.Code, AppCode: e.AppCode, Rank: -1, Node: cut(e.Node, room/8), Message: cut(e.Message, room/2), Stack: cut(e.Stack, room/8)}
+	if encErr != nil || len(body) > room { // a shortened error always fits
+		short := bus.Error{Code: e.Code, AppCode: e.AppCode, Rank: -1, Node: truncate(e.Node, room/8), Message: truncate(e.Message, room/2), Stack: truncate(e.Stack, room/8)}
 		body, _ = wire.Marshal(&short)
 	}
 	return e.Code, body
 }
 
-// fetched notes that a large answer is no longer held, which may let lanes go on.
+// fetched records that a large answer is no longer held, which may let calls start.
 func (w *Worker) fetched(n int64) {
-	bus.Go(func() { // may be called from inside Reply, with the lock held
+	bus.Go(func() { // the bus may call this inside Reply, with w.mu held
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.unfetched -= n
 		w.signalIdle()
 		now := instantOf(time.Now())
 		for _, q := range w.queues {
-			w.kick(q, now)
+			w.startReady(q, now)
 		}
 	})
 }
 
-// keep bounds the answers that are kept: the oldest go first, and are remembered only as having run.
-func (w *Worker) keep(c *call) {
-	w.kept.push(c)
-	w.keptBytes += c.reply.Size()
-	for w.kept.n > maxKept || w.keptBytes > maxKeptBytes && w.kept.n > 1 {
-		old := w.kept.oldest
+// keepAnswer keeps the answer of a call within the bounds of what a worker keeps: the oldest answers are dropped, and
+// their calls remembered as tombstones.
+func (w *Worker) keepAnswer(c *call) {
+	w.unacked.push(c)
+	w.unackedBytes += c.reply.Size()
+	for w.unacked.n > maxUnacked || w.unackedBytes > maxUnackedBytes && w.unacked.n > 1 {
+		old := w.unacked.oldest
 		w.forget(old)
-		old.session.leave(old)
+		old.caller.retire(old)
 	}
 }
 
-// forget lets go of a call's answer.
+// forget drops a call's answer.
 func (w *Worker) forget(c *call) {
 	if c.phase != answered {
 		return
 	}
-	w.kept.remove(c)
-	w.keptBytes -= c.reply.Size()
-	w.reuse(w.host.ep.ForgetReply(&c.reply))
+	w.unacked.remove(c)
+	w.unackedBytes -= c.reply.Size()
+	w.releaseBuffer(w.host.ep.ForgetReply(&c.reply))
 	c.phase = forgotten
-	if c.delivery != nil && len(w.forgotten) < maxSpare {
+	if c.delivery != nil && len(w.forgotten) < maxReusable {
 		w.forgotten = append(w.forgotten, c)
 	}
 }
 
-// bodyArrived gives a queued call its body, or the reason why there is none.
+// bodyArrived gives a queued call its body, or the error of the fetch.
 func (w *Worker) bodyArrived(c *call, body []byte, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if c.phase != queued { // cancelled or refused in the meantime
+	if c.phase != queued { // the call was cancelled or refused meanwhile
 		c.free(body)
 		return
 	}
 	c.body, c.bodyErr, c.bodyHere = body, err, true
 	if c.binding != nil {
-		w.kick(c.binding.queue, instantOf(time.Now()))
+		w.startReady(c.binding.queue, instantOf(time.Now()))
 	}
 }
 
-// asked answers a caller that misses an answer.
-func (w *Worker) asked(h *wire.Header, now time.Time) {
+// statusAsked answers a caller that misses an answer: with the answer again, or with the state of the call.
+func (w *Worker) statusAsked(h *wire.Header, now time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	answer := wire.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: wire.StateNever}
-	s := w.sessions[h.Session]
+	s := w.callers[h.Session]
 	if s == nil {
-		s = &session{blankUntil: w.lastPurge}
+		s = &callerState{unknownBefore: w.lastPurge}
 	}
 	s.lastSeen = now
 	c, over := s.find(h, now)
@@ -170,69 +170,9 @@ func (w *Worker) asked(h *wire.Header, now time.Time) {
 	default:
 		answer.State = wire.StateUnknown
 	}
-	w.tell(h.Session, &wire.Frame{Kind: wire.KindStatus, Header: answer})
+	w.sendTo(h.Session, &wire.Frame{Kind: wire.KindStatus, Header: answer})
 }
 
-// heldCall finds a call that waits for an earlier one.
-func (w *Worker) heldCall(h *wire.Header) *arrival {
-	for _, st := range w.streams {
-		for a := range st.Buffered {
-			if a.header.Session == h.Session && a.header.Seq == h.Seq {
-				return a
-			}
-		}
-	}
-	return nil
-}
-
-func (w *Worker) sayUnknown(h *wire.Header) {
-	w.tell(h.Session, &wire.Frame{Kind: wire.KindStatus, Header: wire.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: wire.StateUnknown}})
-}
-
-func (w *Worker) tell(session string, f *wire.Frame) {
-	_ = w.host.ep.Tell(session, f) // the caller asks again if it is lost
-}
-
-// purge forgets callers that have been silent for long and have nothing under way.
-func (w *Worker) purge(now time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.purgeLocked(now)
-}
-
-// purgeLocked also makes room when there are too many callers: those that have been silent longest go.
-func (w *Worker) purgeLocked(now time.Time) {
-	var silent []string
-	for id, s := range w.sessions {
-		if !s.busy() {
-			silent = append(silent, id)
-		}
-	}
-	slices.SortFunc(silent, func(a, b string) int { return w.sessions[a].lastSeen.Compare(w.sessions[b].lastSeen) })
-	tooMany := 0
-	if len(w.sessions) >= maxSessions {
-		tooMany = len(w.sessions) - maxSessions*3/4
-	}
-	for i, id := range silent {
-		if s := w.sessions[id]; i < tooMany || now.Sub(s.lastSeen) >= sessionTTL {
-			w.forgetAll(s)
-			delete(w.sessions, id)
-			delete(w.streams, streamID{session: id})
-			w.lastPurge, w.lastSession = now, nil
-		}
-	}
-	for _, st := range w.streams {
-		if now.Sub(st.lastSeen) >= sessionTTL { // a sequencer that is gone: what it was to send will not come
-			st.Clear()
-		}
-	}
-}
-
-func (w *Worker) forgetAll(s *session) {
-	for _, c := range s.calls {
-		if c.phase == answered {
-			w.forget(c)
-			s.leave(c) // its memory is used again
-		}
-	}
+func (w *Worker) sendUnknown(h *wire.Header) {
+	w.sendTo(h.Session, &wire.Frame{Kind: wire.KindStatus, Header: wire.Header{Seq: h.Seq, Rank: w.spec.Rank, Gen: w.spec.Gen, State: wire.StateUnknown}})
 }

@@ -15,8 +15,8 @@ import (
 	"troupe/bus/wire"
 )
 
-// BenchmarkFan is a broadcast of 64 bytes to so many ranks and their answers, the ranks on one connection or each on
-// its own. The benchmarks package compares it with the bare connection.
+// BenchmarkFan broadcasts 64 bytes to all ranks, which share a connection or have one each, and gathers their answers.
+// The benchmarks package compares the same with plain nats.go.
 func BenchmarkFan(b *testing.B) {
 	for _, layout := range []string{"own", "shared"} {
 		for _, world := range []int{1, 8, 64} {
@@ -29,7 +29,7 @@ func benchFan(b *testing.B, own bool, world int) {
 	main := bustest.Open(b)
 	address, err := bus.NewAddress("bench", "role", "i1")
 	require.NoError(b, err)
-	role := actorstest.Role{Address: address, World: world, BeatEvery: time.Minute}
+	role := actorstest.Role{Address: address, World: world, HeartbeatEvery: time.Minute}
 	var host *actors.Host
 	ranks := make([]int, world)
 	for rank := range world {

@@ -7,24 +7,24 @@ import (
 	"troupe/bus/wire"
 )
 
-// binding is one method of one object of a worker: found once, and then at hand for every call of it. The worker's
-// mutex guards short; the rest does not change.
+// binding is one method of one object of a worker, looked up once. The worker's mutex guards shortCalls; the other
+// fields do not change.
 type binding struct {
 	object string
 	method string
 	queue  *queue
-	// One of these runs it: starter if it is set, then bound, then handle.
-	starter Starter
-	bound   boundMethod
-	handle  func(ctx context.Context, body []byte) ([]byte, error)
-	memory  bus.Memory // of the starter's bodies; nil: Go's
-	short   int        // its short calls in a row, up to fastCalls
+	// The first of these that is set runs the method.
+	async      AsyncHandler
+	bound      boundMethod
+	handle     func(ctx context.Context, body []byte) ([]byte, error)
+	memory     bus.Memory // for the bodies of an AsyncHandler; nil: Go's heap
+	shortCalls int        // short calls in a row, up to shortCallsNeeded
 }
 
 // boundMethod appends the method's encoded result to dst.
 type boundMethod func(ctx context.Context, body, dst []byte) ([]byte, error)
 
-// binder is a handler that finds a method once rather than at each call; nil: there is none of that name.
+// binder is a handler that looks a method up once instead of at each call. bind returns nil for an unknown method.
 type binder interface {
 	bind(method string) boundMethod
 }
@@ -32,10 +32,10 @@ type binder interface {
 // methodID names a method of an object.
 type methodID struct{ object, method string }
 
-// maxBindings is how many methods a worker keeps at hand: an open class may be called by any name.
+// maxBindings bounds the bindings that a worker keeps: an open class may be called by any name.
 const maxBindings = 1024
 
-// bindingOf finds the method that a call is for. w.mu is held.
+// bindingOf finds the method of a call. w.mu is held.
 func (w *Worker) bindingOf(h *wire.Header) (*binding, error) {
 	if b := w.lastBinding; b != nil && b.method == h.Method && b.object == h.Object {
 		return b, nil
@@ -63,8 +63,8 @@ func (w *Worker) newBinding(h *wire.Header, info MethodInfo) *binding {
 		return b
 	}
 	obj := w.objects[h.Object]
-	b.starter, _ = obj.(Starter)
-	if k, ok := obj.(Keeper); ok && b.starter != nil {
+	b.async, _ = obj.(AsyncHandler)
+	if k, ok := obj.(MemoryProvider); ok && b.async != nil {
 		b.memory = k.Memory()
 	}
 	if t, ok := obj.(binder); ok {

@@ -7,39 +7,39 @@ import (
 	"troupe/bus/wire"
 )
 
-// call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it. When it
-// is forgotten, and nobody refers to it any more, its memory is used again.
+// call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it. Its
+// memory is reused when it is forgotten and nothing refers to it.
 type call struct {
 	worker   *Worker
-	header   *wire.Header // shared with the other ranks of this process; read only
-	session  *session
-	binding  *binding     // nil: it was refused
-	ctx      *callContext // nil until it runs
-	delivery *delivery    // that it is part of, if it has that for itself
+	header   *wire.Header // shared with other ranks of this process; read only
+	caller   *callerState
+	binding  *binding     // nil: the call was refused
+	ctx      *callContext // nil until the call runs
+	delivery *delivery    // the delivery that the call is part of, if no other rank uses it
 	body     []byte
 	bodyErr  error
 	arrived  instant
-	started  instant // 0: it has not
+	started  instant // 0: not started
 	deadline instant // 0: none
-	buf      []byte  // what the answer is written into, while it runs
+	buf      []byte  // the answer is written here while the call runs
 	reply    bus.Reply
-	older    *call // among those that are answered and kept
+	older    *call // neighbours in the worker's list of unacknowledged answers
 	newer    *call
 	phase    phase
-	slot     int // where it stands among the worker's active calls, while it runs
+	slot     int // index in the worker's active calls, while it runs
 	bodyHere bool
-	dropped  bool // the caller gave up: no answer is sent
-	panicked bool // the method did, and no error of another's panic
+	dropped  bool // the caller cancelled: no answer is sent
+	panicked bool // this method panicked; false for the error of another call's panic
 }
 
-// free frees a body of the call, an argument or a result, that nobody needs any more.
+// free frees a body of the call, an argument or a result.
 func (c *call) free(body []byte) {
 	if c.binding != nil {
 		bus.FreeBody(c.binding.memory, body)
 	}
 }
 
-// callList is calls in the order in which they were put there. The zero callList is empty.
+// callList is a list of calls in insertion order. The zero callList is empty.
 type callList struct {
 	oldest *call
 	newest *call
@@ -56,7 +56,7 @@ func (l *callList) push(c *call) {
 	l.n++
 }
 
-// remove takes out a call that is in the list.
+// remove takes a call of the list out of it.
 func (l *callList) remove(c *call) {
 	if c.older == nil {
 		l.oldest = c.newer
@@ -72,27 +72,27 @@ func (l *callList) remove(c *call) {
 	l.n--
 }
 
-// instant is a moment by the monotonic clock of this process; it is smaller than a time.Time, and never 0.
+// instant is a time on the process's monotonic clock; it is smaller than a time.Time and never 0.
 type instant int64
 
-var epoch = time.Now()
+var clockStart = time.Now()
 
-func instantOf(t time.Time) instant { return instant(t.Sub(epoch)) + 1 }
+func instantOf(t time.Time) instant { return instant(t.Sub(clockStart)) + 1 }
 
 func (i instant) sub(earlier instant) time.Duration { return time.Duration(i - earlier) }
 
-// time is that moment by the clock on the wall, as it is set now.
+// time converts the instant to wall-clock time.
 func (i instant) time() time.Time {
 	now := time.Now()
 	return now.Add(i.sub(instantOf(now)))
 }
 
-// phase is how far a call has come.
+// phase is the progress of a call.
 type phase uint8
 
 const (
 	queued    phase = iota
-	running         // in a method
-	answered        // reply is what was sent
-	forgotten       // it ran or was cancelled, and its answer is no longer here
+	running         // the method runs
+	answered        // reply holds the answer
+	forgotten       // the call is over and its answer is not kept
 )

@@ -11,78 +11,78 @@ import (
 	"troupe/bus/wire"
 )
 
-// Class is a kind of worker: a name, a table of methods, and a way to make one. Typed classes are made by NewClass;
-// a foreign class, whose methods are known only at run time, is filled in by hand, and its bodies stay opaque bytes.
+// Class is a kind of worker: a name, a table of methods and a constructor. NewClass makes a typed class. A Class that
+// is filled in by hand gets bodies as encoded bytes, for methods that are known only at run time.
 type Class struct {
 	Name string
-	// Methods is what callers may call, in the order of declaration.
+	// Methods are the methods that callers may call, in order of declaration.
 	Methods []MethodInfo
-	// Open lets methods through that are not in the table; they run in the serial lane.
+	// Open accepts calls of methods that are not in the table; they run in the serial lane.
 	Open bool
-	// New makes the object that handles the calls. It runs while the worker is initialising.
+	// New makes the object that handles the calls, while the worker is initialising.
 	New func(ctx context.Context, s Setup) (Handler, error)
 }
 
-// Handler is an object that takes calls. Handle is called from one goroutine at a time for each lane slot, may block,
-// and owns neither the body it gets nor, after returning it, the one it gives. A panic is that call's error.
+// Handler is an object that handles calls. Each slot of a lane calls Handle from one goroutine at a time. Handle may
+// block; it must not keep the body, nor use its result after returning it. A panic becomes the call's error.
 type Handler interface {
 	Handle(ctx context.Context, method string, body []byte) ([]byte, error)
 }
 
-// Handlers may implement these as well.
+// Optional interfaces of a Handler.
 type (
-	// Starter answers later: Begin is called instead of Handle, must not block, and done is called once, from any
-	// goroutine, with what Handle would have returned. The next call of the lane may begin before done returns. The
-	// body is the handler's to keep, but other ranks of the process may have the same one.
-	Starter interface {
+	// AsyncHandler answers later: Begin is called instead of Handle and must not block; it has done called once, from
+	// any goroutine, with what Handle would return. The next call of the lane may begin before done returns. The
+	// handler may keep the body, which other ranks of the process may share.
+	AsyncHandler interface {
 		Begin(ctx context.Context, method string, body []byte, done func(body []byte, err error))
 	}
-	// Keeper is a Starter with a memory of its own for bodies over bus.MaxInline. It owns the arguments that it is given, and
-	// frees them; the results that it gives are freed when nobody needs them any more.
-	Keeper interface {
+	// MemoryProvider is an AsyncHandler with its own memory for bodies over bus.MaxInline. It owns and frees its
+	// arguments; its results are freed when they are no longer read.
+	MemoryProvider interface {
 		Memory() bus.Memory
 	}
-	// Tabled knows its methods only after it was made: they take the place of its class's.
-	Tabled interface {
+	// MethodProvider is an object that knows its methods only once it exists: they replace those of its class.
+	MethodProvider interface {
 		Table() (methods []MethodInfo, open bool)
 	}
-	// Closer is told when the worker stops.
+	// Closer is closed when the worker stops.
 	Closer interface {
 		Close(ctx context.Context) error
 	}
-	// Configurer takes the configure verb: a new configuration, as the msgpack value the caller gave.
+	// Configurer handles the configure verb: a new configuration, as the caller's msgpack value.
 	Configurer interface {
 		Configure(ctx context.Context, config wire.Raw) error
 	}
-	// EnvSetter takes the set_env verb.
+	// EnvSetter handles the set_env verb.
 	EnvSetter interface {
 		SetEnv(ctx context.Context, env map[string]string) error
 	}
 )
 
-// MethodInfo is what a caller needs to know of a method. It travels in the role's record.
+// MethodInfo describes a method to callers. The role's record contains it.
 type MethodInfo struct {
 	Name string `msgpack:"name" json:"name"`
-	Mode string `msgpack:"mode,omitempty" json:"mode,omitempty"` // the dispatch mode; empty: ONE_TO_ALL
+	Mode string `msgpack:"mode,omitempty" json:"mode,omitempty"` // dispatch mode; empty: ONE_TO_ALL
 	Lane Lane   `msgpack:"lane" json:"lane"`
-	// Replay has the arguments of the last successful call kept, and a worker that is restarted called with them before it
-	// counts as ready. Zero: a restarted worker starts from its constructor alone.
+	// Replay keeps the arguments of the last successful call; a restarted worker is called with them before it is
+	// ready. Zero: a restarted worker has only its constructor run.
 	Replay bool `msgpack:"replay,omitempty" json:"replay,omitempty"`
 }
 
-// Setup is what a constructor is told about the worker it makes.
+// Setup describes the new worker to its constructor.
 type Setup struct {
 	Role   bus.Address
 	Rank   int
 	World  int
 	Gen    uint32
 	Node   string
-	Object string   // the name of the object; empty: the worker's own
-	Config wire.Raw // the role's configuration, msgpack; Decode it with DecodeConfig
-	Host   *Host    // where the worker lives; its endpoint makes calls of its own
+	Object string   // name of the object; empty: the worker's main object
+	Config wire.Raw // the role's configuration, msgpack; see DecodeConfig
+	Host   *Host    // the worker's host, whose endpoint makes calls
 }
 
-// DecodeConfig reads the configuration into v. No configuration leaves v as it is.
+// DecodeConfig decodes the configuration into v. Without a configuration v stays as it is.
 func (s Setup) DecodeConfig(v any) error {
 	if len(s.Config) == 0 || s.Config.IsNil() {
 		return nil
@@ -102,7 +102,7 @@ type ClassOf[T any] struct {
 // typedMethod appends the encoded result to dst.
 type typedMethod[T any] func(obj *T, ctx context.Context, body, dst []byte) ([]byte, error)
 
-// NewClass makes a class from a constructor. Its methods are added with Method before the class is used.
+// NewClass makes a class from a constructor. Method adds its methods, before the class is used.
 func NewClass[T any](name string, construct func(ctx context.Context, s Setup) (*T, error)) *ClassOf[T] {
 	if err := bus.CheckName("class", name); err != nil {
 		panic(err)
@@ -118,9 +118,9 @@ func NewClass[T any](name string, construct func(ctx context.Context, s Setup) (
 	return c
 }
 
-// Method adds a method of the class, usually a method expression: Method(counter, "add", (*Counter).Add). The argument
-// is the call's one positional argument, or its named ones if A is a struct; Args takes them as they come, None means
-// there are none. Declaring a method twice, or two limits for one lane, is a programmer's mistake and panics.
+// Method adds a method to the class, usually a method expression: Method(counter, "add", (*Counter).Add). The argument
+// is the call's one positional argument, or its named arguments if A is a struct; Args receives all arguments
+// undecoded, None accepts no argument. Method panics if the method is declared twice or a lane has two limits.
 func Method[T, A, R any](c *ClassOf[T], name string, f func(*T, context.Context, A) (R, error), opts ...MethodOptions) {
 	info := MethodInfo{Name: name, Lane: Serial}
 	for _, o := range opts {
@@ -151,8 +151,8 @@ func Method[T, A, R any](c *ClassOf[T], name string, f func(*T, context.Context,
 	}
 }
 
-// quickArg reads the one plain argument of a short call. It is apart from slowArg, as appendSlow is from AppendQuick, so
-// that argument and result stay off the heap.
+// quickArg decodes a single plain argument. slowArg and appendSlow are separate functions so that argument and result
+// stay off the heap on the quick path.
 func quickArg[A any](body []byte) (arg A, ok bool) {
 	raw, ok := wire.SingleArg(body)
 	ok = ok && wire.ReadQuick(raw, &arg)
@@ -166,12 +166,12 @@ func slowArg[A any](body []byte) (arg A, err error) {
 
 func appendSlow(dst []byte, result any) ([]byte, error) { return wire.AppendMarshal(dst, result) }
 
-// MethodOptions are the extras of a method.
+// MethodOptions are the optional properties of a method.
 type MethodOptions struct {
 	Mode string // dispatch mode; empty: ONE_TO_ALL
 	Lane Lane   // zero: Serial
-	// Replay calls the method again on a worker that was restarted, with the arguments of the last successful call, before
-	// it counts as ready. Typically the method that initialises a worker has it.
+	// Replay calls the method again on a restarted worker, with the arguments of the last successful call, before the
+	// worker is ready. It is meant for methods that initialise a worker.
 	Replay bool
 }
 
@@ -194,7 +194,7 @@ func (c *Class) add(info MethodInfo) error {
 	return nil
 }
 
-// check finds the mistakes in a class that was filled in by hand.
+// check reports every mistake in a class that was filled in by hand.
 func (c *Class) check() error {
 	errs := []error{bus.CheckName("class", c.Name)}
 	if c.New == nil {
@@ -207,7 +207,7 @@ func (c *Class) check() error {
 	return errors.Join(errs...)
 }
 
-// method finds a method of the table, or makes one up if the class is open.
+// method finds a method in the table; an open class has every method.
 func (c *Class) method(name string) (MethodInfo, error) {
 	i := slices.IndexFunc(c.Methods, func(m MethodInfo) bool { return m.Name == name })
 	switch {
@@ -237,7 +237,7 @@ func (h *typedHandler[T]) Handle(ctx context.Context, method string, body []byte
 	return m(h.obj, ctx, body, nil)
 }
 
-// bind finds a method once and for all.
+// bind implements binder.
 func (h *typedHandler[T]) bind(method string) boundMethod {
 	m, ok := h.methods[method]
 	if !ok {
@@ -257,7 +257,7 @@ func (h *typedHandler[T]) Configure(ctx context.Context, config wire.Raw) error 
 	if c, ok := any(h.obj).(Configurer); ok {
 		return c.Configure(ctx, config)
 	}
-	return bus.Errorf(bus.CodeRefused, "%T takes no configuration after its start; give it a method Configure(ctx, bus.Raw) error", h.obj)
+	return bus.Errorf(bus.CodeRefused, "%T cannot be configured after its start; it needs a method Configure(ctx, wire.Raw) error", h.obj)
 }
 
 func (h *typedHandler[T]) SetEnv(ctx context.Context, env map[string]string) error {
@@ -267,14 +267,14 @@ func (h *typedHandler[T]) SetEnv(ctx context.Context, env map[string]string) err
 	return nil
 }
 
-// None is the argument of a method that takes none, or the result of one that gives none.
+// None is the argument of a method without arguments, or the result of a method without a result.
 type None struct{}
 
-// Args is a call's arguments as they came, for a method that takes several or decides by itself.
+// Args is a call's undecoded arguments, for a method with several arguments.
 type Args = wire.Args
 
-// decodeArgs reads a call's body, [positional, named], into a method's one argument. An empty body is a call without
-// data: the argument stays zero.
+// decodeArgs decodes a call's body, [positional, named], into a method's argument. An empty body belongs to a call
+// without data: the argument stays zero.
 func decodeArgs[A any](body []byte, arg *A) error {
 	if len(body) == 0 {
 		return nil
@@ -296,7 +296,7 @@ func decodeArgs[A any](body []byte, arg *A) error {
 	var raw []byte
 	switch {
 	case none && len(args.Positional)+len(args.Named) > 0:
-		return bus.Errorf(bus.CodeRefused, "the method takes no argument; it was given %d positional and %d named", len(args.Positional), len(args.Named))
+		return bus.Errorf(bus.CodeRefused, "the method takes no argument, not %d positional and %d named", len(args.Positional), len(args.Named))
 	case len(args.Positional) == 1 && len(args.Named) == 0:
 		raw = args.Positional[0]
 	case len(args.Positional) == 0 && len(args.Named) > 0:
@@ -306,12 +306,12 @@ func decodeArgs[A any](body []byte, arg *A) error {
 	case len(args.Positional) == 0:
 		return nil
 	default:
-		return bus.Errorf(bus.CodeRefused, "the method takes one argument, or named ones; it was given %d positional and %d named", len(args.Positional), len(args.Named))
+		return bus.Errorf(bus.CodeRefused, "the method takes one positional argument or named ones, not %d positional and %d named", len(args.Positional), len(args.Named))
 	}
 	return decodeArg(raw, arg)
 }
 
-// decodeArg refuses fields the argument does not have: a mistyped name must not pass as a default.
+// decodeArg refuses fields that the argument does not have, so that a mistyped name is an error.
 func decodeArg[A any](raw []byte, arg *A) error {
 	if err := wire.UnmarshalWith(raw, arg, wire.UnmarshalOptions{Strict: true}); err != nil {
 		return bus.Errorf(bus.CodeRefused, "argument: want %s: %w", typeName(*arg), err)

@@ -54,8 +54,8 @@ func counterClass() *ClassOf[counter] {
 	return c
 }
 
-// TestClassMistakes: a programmer's mistake panics where it is made, in words.
-func TestClassMistakes(t *testing.T) {
+// TestInvalidTypedClass: Method and NewClass panic with the reason.
+func TestInvalidTypedClass(t *testing.T) {
 	for words, mistake := range map[string]func(c *ClassOf[counter]){
 		`class name "a.b"`:                    func(*ClassOf[counter]) { NewClass("a.b", newCounter) },
 		`class counter declares method "add"`: func(c *ClassOf[counter]) { Method(c, "add", (*counter).Add) },
@@ -68,7 +68,7 @@ func TestClassMistakes(t *testing.T) {
 			Method(c, "one", (*counter).Add, MethodOptions{Lane: Concurrent(2)})
 			Method(c, "two", (*counter).Add, MethodOptions{Lane: Concurrent(3)})
 		},
-		`lane "work" is every worker's own`: func(c *ClassOf[counter]) {
+		`lane "work" is built in`: func(c *ClassOf[counter]) {
 			Method(c, "other", (*counter).Add, MethodOptions{Lane: Lane{Name: "work", Limit: 5}})
 		},
 	} {
@@ -84,16 +84,16 @@ func TestClassMistakes(t *testing.T) {
 	}
 }
 
-// TestForeignClassMistakes: a class that was filled in by hand is checked before it is played.
-func TestForeignClassMistakes(t *testing.T) {
-	make := func(context.Context, Setup) (Handler, error) { return silent{}, nil }
-	st := newStand(t)
+// TestInvalidUntypedClass: NewHost checks a class that was filled in by hand.
+func TestInvalidUntypedClass(t *testing.T) {
+	make := func(context.Context, Setup) (Handler, error) { return unansweredHandler{}, nil }
+	st := newHostFixture(t)
 	for words, classes := range map[string][]*Class{
 		"New is not set":            {{Name: "c"}},
 		`class name ""`:             {{New: make}},
 		`declares method "m" twice`: {{Name: "c", New: make, Methods: []MethodInfo{{Name: "m", Lane: Serial}, {Name: "m", Lane: Serial}}}},
 		"lane name":                 {{Name: "c", New: make, Methods: []MethodInfo{{Name: "m"}}}},
-		`class "c" is given twice`:  {{Name: "c", New: make}, {Name: "c", New: make}},
+		`has class "c" twice`:       {{Name: "c", New: make}, {Name: "c", New: make}},
 	} {
 		_, err := NewHost(st.host.ep, HostConfig{Classes: classes})
 		require.ErrorContains(t, err, words)
@@ -102,7 +102,7 @@ func TestForeignClassMistakes(t *testing.T) {
 }
 
 func TestArguments(t *testing.T) {
-	st := newStand(t, counterClass().Class)
+	st := newHostFixture(t, counterClass().Class)
 	st.start(WorkerSpec{})
 	named := func(method string, names []string, values ...int) bus.Answer {
 		a := wire.Args{Named: map[string]wire.Raw{}}
@@ -120,7 +120,7 @@ func TestArguments(t *testing.T) {
 	require.NoError(t, wire.Unmarshal(named("move", []string{"x", "y"}, 3, 4).Body, &sum))
 	require.Equal(t, 34, sum)
 	require.ErrorContains(t, named("move", []string{"x", "z"}, 3, 4).Err, `"z"`)
-	require.ErrorContains(t, st.fails("add", 1, 2), "takes one argument, or named ones; it was given 2 positional and 0 named")
+	require.ErrorContains(t, st.fails("add", 1, 2), "takes one positional argument or named ones, not 2 positional and 0 named")
 	require.ErrorContains(t, st.fails("add", 1.5), "want int")
 	require.ErrorContains(t, st.fails("move", []int{1}), "want actors.move")
 	require.Equal(t, "x", st.do("any", "x"))
@@ -138,9 +138,10 @@ func TestArguments(t *testing.T) {
 	require.ErrorIs(t, st.fails("fail"), errCounter, "a registered error survives the wire")
 }
 
-// TestArgumentsAreTheMethodsOwn: two ranks of one process get the same message and may both write to what they decode.
-func TestArgumentsAreTheMethodsOwn(t *testing.T) {
-	st := newStand(t, counterClass().Class)
+// TestRanksDoNotShareArguments: two ranks of one process get the same message, and both may write to their decoded
+// arguments.
+func TestRanksDoNotShareArguments(t *testing.T) {
+	st := newHostFixture(t, counterClass().Class)
 	st.world = 2
 	st.start(WorkerSpec{Rank: 0})
 	st.start(WorkerSpec{Rank: 1})
@@ -160,15 +161,15 @@ func TestMethodTable(t *testing.T) {
 	require.Equal(t, MethodInfo{Name: "move", Mode: "RANK_ZERO", Lane: Serial}, c.Methods[1])
 }
 
-// TestOpenClass takes methods that are not in its table, in the serial lane.
+// TestOpenClass: an open class accepts methods that are not in its table, in the serial lane.
 func TestOpenClass(t *testing.T) {
 	b := newBlocking()
-	class := puppetClass(methods{"c_ping": nothing})
+	class := funcClass(methods{"c_ping": returnNil})
 	class.Open = true
 	class.New = func(context.Context, Setup) (Handler, error) {
-		return &puppet{methods: methods{"c_ping": nothing, "block": b.method, "other": nothing}}, nil
+		return &funcObject{methods: methods{"c_ping": returnNil, "block": b.method, "other": returnNil}}, nil
 	}
-	st := newStand(t, class)
+	st := newHostFixture(t, class)
 	w := st.start(WorkerSpec{})
 	g := st.send(bus.Call{Method: "block"})
 	<-b.beganCh
@@ -181,7 +182,7 @@ func TestOpenClass(t *testing.T) {
 	<-g.Done()
 	<-waits.Done()
 	require.NoError(t, waits.Answers()[0].Err)
-	require.ErrorIs(t, st.fails("@nothing"), bus.ErrNotFound, "verbs are nobody's to make up")
+	require.ErrorIs(t, st.fails("@nothing"), bus.ErrNotFound, "an open class has no verbs of its own")
 }
 
 func TestDecodeConfig(t *testing.T) {

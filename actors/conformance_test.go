@@ -15,14 +15,14 @@ import (
 	"troupe/bus/wire"
 )
 
-// TestConformance plays the suite's workers as goroutines: on one connection, each on its own, and as a foreign class,
-// whose table is known at run time and whose bodies stay opaque, and which may answer later.
+// TestConformance runs the suite against goroutine workers: on one connection, on one connection each, with an untyped
+// class, and with an asynchronous one.
 func TestConformance(t *testing.T) {
 	for name, spawn := range map[string]actorstest.Spawn{
 		"shared":  spawnShared(actorstest.Classes),
 		"own":     spawnOwn,
-		"foreign": spawnShared(foreignClasses),
-		"later":   spawnShared(laterClasses),
+		"foreign": spawnShared(bytesClasses),
+		"later":   spawnShared(asyncClasses),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -38,7 +38,7 @@ func spawnShared(classes func() []*actors.Class) actorstest.Spawn {
 			_, err := h.Start(t.Context(), role.Spec(rank))
 			require.NoError(t, err)
 		}
-		require.NoError(t, b.Conn().Flush())
+		require.NoError(t, b.Flush(t.Context()))
 	}
 }
 
@@ -49,15 +49,15 @@ func spawnOwn(t *testing.T, b *bus.Bus, role actorstest.Role) {
 		t.Cleanup(func() { require.NoError(t, own.Close()) })
 		_, err = newHost(t, own, role, actorstest.Classes()).Start(t.Context(), role.Spec(rank))
 		require.NoError(t, err)
-		require.NoError(t, own.Conn().Flush())
+		require.NoError(t, own.Flush(t.Context()))
 	}
 }
 
-// newHost makes a host that is closed, with whatever runs on it, at the end of the test.
+// newHost makes a host that is closed at the end of the test, with running calls cancelled.
 func newHost(t testing.TB, b *bus.Bus, role actorstest.Role, classes []*actors.Class) *actors.Host {
 	ep, err := b.Endpoint(role.Address.Namespace)
 	require.NoError(t, err)
-	h, err := actors.NewHost(ep, actors.HostConfig{Classes: classes, BeatEvery: role.BeatEvery})
+	h, err := actors.NewHost(ep, actors.HostConfig{Classes: classes, HeartbeatEvery: role.HeartbeatEvery})
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
@@ -68,57 +68,58 @@ func newHost(t testing.TB, b *bus.Bus, role actorstest.Role, classes []*actors.C
 	return h
 }
 
-// foreignClasses are the suite's classes as another language would bring them: a table, and a handler of bytes.
-func foreignClasses() []*actors.Class {
+// bytesClasses are the suite's classes as an embedder of another language provides them: a table and a handler of
+// encoded bodies.
+func bytesClasses() []*actors.Class {
 	var out []*actors.Class
 	for _, c := range actorstest.Classes() {
 		out = append(out, &actors.Class{Name: c.Name, Methods: c.Methods, New: func(ctx context.Context, s actors.Setup) (actors.Handler, error) {
 			inner, err := c.New(ctx, s)
-			return foreign{inner}, err
+			return bytesHandler{inner}, err
 		}})
 	}
 	return out
 }
 
-// foreign hides the object behind the interfaces a foreign one has, and gives it bodies of its own.
-type foreign struct{ inner actors.Handler }
+// bytesHandler hides the optional interfaces of the object, and gives it copies of the bodies.
+type bytesHandler struct{ inner actors.Handler }
 
-func (f foreign) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
+func (f bytesHandler) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
 	return f.inner.Handle(ctx, method, append([]byte(nil), body...))
 }
 
-func (f foreign) Configure(ctx context.Context, config wire.Raw) error {
+func (f bytesHandler) Configure(ctx context.Context, config wire.Raw) error {
 	if c, ok := f.inner.(actors.Configurer); ok {
 		return c.Configure(ctx, config)
 	}
 	return nil
 }
 
-func (f foreign) SetEnv(ctx context.Context, env map[string]string) error {
+func (f bytesHandler) SetEnv(ctx context.Context, env map[string]string) error {
 	return f.inner.(actors.EnvSetter).SetEnv(ctx, env)
 }
 
-// laterClasses are foreign classes whose objects say their methods themselves, and answer from goroutines of their own.
-func laterClasses() []*actors.Class {
+// asyncClasses are untyped classes whose objects provide their methods themselves and answer from their own goroutines.
+func asyncClasses() []*actors.Class {
 	var out []*actors.Class
 	for _, c := range actorstest.Classes() {
 		out = append(out, &actors.Class{Name: c.Name, Open: true, New: func(ctx context.Context, s actors.Setup) (actors.Handler, error) {
 			inner, err := c.New(ctx, s)
-			return later{foreign{inner}, c.Methods}, err
+			return asyncHandler{bytesHandler{inner}, c.Methods}, err
 		}})
 	}
 	return out
 }
 
-type later struct {
-	foreign
+type asyncHandler struct {
+	bytesHandler
 	methods []actors.MethodInfo
 }
 
-func (l later) Table() ([]actors.MethodInfo, bool) { return l.methods, false }
+func (l asyncHandler) Table() ([]actors.MethodInfo, bool) { return l.methods, false }
 
-// Begin answers short calls at once and the others later, which must make no difference.
-func (l later) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
+// Begin answers short calls at once and others later.
+func (l asyncHandler) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
 	run := func() {
 		defer func() {
 			if p := recover(); p != nil {
@@ -129,7 +130,7 @@ func (l later) Begin(ctx context.Context, method string, body []byte, done func(
 		}()
 		out, err := l.Handle(ctx, method, body)
 		done(out, err)
-		done(nil, nil) // the first word counts
+		done(nil, nil) // only the first answer counts
 	}
 	if method == "double" || method == "note" {
 		run()

@@ -8,19 +8,19 @@ import (
 	"troupe/bus"
 )
 
-// callContext is the context of one call. It costs next to nothing until somebody asks for its channel, and ends with
-// the deadline, with a cancel, or when the method returns. A method may leave it to others who keep it for longer, so it
-// is apart from the call, whose memory is used again.
+// callContext is the context of one call. It allocates its channel only when Done is called, and ends with the
+// deadline, with a cancellation or when the method returns. It is separate from the call, whose memory is reused: code
+// that the method started may keep the context longer.
 type callContext struct {
 	worker   *Worker
 	deadline instant // 0: none
 
 	mu     sync.Mutex
-	call   *call         // nil when its method has returned
-	doneCh chan struct{} // nil until asked for
+	call   *call         // nil once the method has returned
+	doneCh chan struct{} // nil until Done is called
 	err    error
 	timer  *time.Timer
-	after  map[*func()]struct{} // of contexts derived from this one
+	after  map[*func()]struct{} // functions of AfterFunc
 }
 
 var _ context.Context = (*callContext)(nil)
@@ -57,8 +57,7 @@ func (c *callContext) Value(key any) any {
 	return nil
 }
 
-// AfterFunc lets contexts that are derived from this one follow it without a goroutine each; package context looks for
-// it.
+// AfterFunc implements the interface that package context looks for: derived contexts need no goroutine.
 func (c *callContext) AfterFunc(f func()) (stop func() bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -80,7 +79,7 @@ func (c *callContext) AfterFunc(f func()) (stop func() bool) {
 	}
 }
 
-// begin arms the deadline. It is called before the method runs.
+// begin starts the timer of the deadline, before the method runs.
 func (c *callContext) begin() {
 	if c.deadline == 0 {
 		return
@@ -92,12 +91,12 @@ func (c *callContext) begin() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.err == nil { // else it was cancelled before it began
+	if c.err == nil { // a cancelled context needs no timer
 		c.timer = time.AfterFunc(left, func() { defer bus.Recover(); c.cancel(context.DeadlineExceeded) })
 	}
 }
 
-// end is when the method has returned: the context knows no more of the call.
+// end cancels the context and detaches it from the call, after the method has returned.
 func (c *callContext) end() {
 	c.cancel(context.Canceled)
 	c.mu.Lock()
@@ -105,7 +104,7 @@ func (c *callContext) end() {
 	c.mu.Unlock()
 }
 
-// cancel ends the context, once.
+// cancel ends the context; only the first error counts.
 func (c *callContext) cancel(err error) {
 	c.mu.Lock()
 	if c.err != nil {
@@ -129,23 +128,23 @@ func (c *callContext) cancel(err error) {
 
 type callKey struct{}
 
-// CallInfo is what a method may know of the call it serves.
+// CallInfo describes the current call to its method.
 type CallInfo struct {
-	Session string // who calls, for programs
-	Caller  string // who calls, for people
+	Session string // the caller's id
+	Caller  string // the caller's name in messages
 	Seq     uint64
 	Method  string
 	Role    bus.Address
 	Rank    int
-	NoData  bool   // the rank was called with the metadata alone
-	Meta    []byte // the dispatch mode's metadata, msgpack
+	NoData  bool   // the rank gets the metadata without rows
+	Meta    []byte // metadata of the dispatch mode, msgpack
 	Trace   string
 	Queued  time.Duration
-	Host    *Host // to make calls from inside a method
+	Host    *Host // for calls from inside the method
 }
 
-// Current is the call that ctx belongs to. ok is false outside a method. When the method has returned, only its worker is
-// known: Role, Rank and Host.
+// Current describes the call that ctx belongs to. ok is false outside a method. After the method has returned, only
+// Role, Rank and Host are set.
 func Current(ctx context.Context) (info CallInfo, ok bool) {
 	c, ok := ctx.Value(callKey{}).(*callContext)
 	if !ok {

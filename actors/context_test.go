@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func begun(deadline time.Time) *callContext {
+func newBegunContext(deadline time.Time) *callContext {
 	c := &callContext{worker: &Worker{}}
 	if !deadline.IsZero() {
 		c.deadline = instantOf(deadline)
@@ -21,7 +21,7 @@ func begun(deadline time.Time) *callContext {
 
 func TestCallContextEndsWithItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx := begun(time.Now().Add(time.Minute))
+		ctx := newBegunContext(time.Now().Add(time.Minute))
 		d, ok := ctx.Deadline()
 		require.True(t, ok)
 		require.Equal(t, time.Minute, time.Until(d))
@@ -29,26 +29,26 @@ func TestCallContextEndsWithItsDeadline(t *testing.T) {
 		<-ctx.Done()
 		require.Equal(t, time.Now(), d)
 		require.Equal(t, context.DeadlineExceeded, ctx.Err())
-		ctx.cancel(context.Canceled) // the method returns: too late to change it
+		ctx.cancel(context.Canceled) // the method returns; the error does not change
 		require.Equal(t, context.DeadlineExceeded, ctx.Err())
 		require.Equal(t, context.DeadlineExceeded, context.Cause(ctx))
 	})
 }
 
 func TestCallContextWithoutDeadline(t *testing.T) {
-	ctx := begun(time.Time{})
+	ctx := newBegunContext(time.Time{})
 	_, ok := ctx.Deadline()
 	require.False(t, ok)
 	ctx.cancel(context.Canceled)
-	<-ctx.Done() // asked for only now
+	<-ctx.Done() // the first call of Done
 	require.Equal(t, context.Canceled, ctx.Err())
 }
 
 func TestCallContextPastItsDeadline(t *testing.T) {
-	require.Equal(t, context.DeadlineExceeded, begun(time.Now().Add(-time.Second)).Err())
+	require.Equal(t, context.DeadlineExceeded, newBegunContext(time.Now().Add(-time.Second)).Err())
 }
 
-// TestCallContextCancelledBeforeItBegins: it stays cancelled, and no timer waits for the deadline of a dead call.
+// TestCallContextCancelledBeforeItBegins: it stays cancelled and starts no timer.
 func TestCallContextCancelledBeforeItBegins(t *testing.T) {
 	c := &callContext{deadline: instantOf(time.Now().Add(time.Hour))}
 	c.cancel(context.Canceled)
@@ -57,11 +57,10 @@ func TestCallContextCancelledBeforeItBegins(t *testing.T) {
 	require.Nil(t, c.timer)
 }
 
-// TestDerivedContextsFollow: contexts of the standard library derived from a call's end with it, at once, and cost no
-// goroutine while it lives.
+// TestDerivedContextsFollow: derived contexts end with the call's context at once and need no goroutine.
 func TestDerivedContextsFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx := begun(time.Now().Add(time.Minute))
+		ctx := newBegunContext(time.Now().Add(time.Minute))
 		child, cancel := context.WithTimeout(ctx, time.Hour)
 		defer cancel()
 		d, _ := child.Deadline()
@@ -85,7 +84,7 @@ func TestDerivedContextsFollow(t *testing.T) {
 
 func TestAfterFunc(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ctx := begun(time.Time{})
+		ctx := newBegunContext(time.Time{})
 		ran := make(chan string, 4)
 		stop := context.AfterFunc(ctx, func() { ran <- "never" })
 		require.True(t, stop())
@@ -101,10 +100,11 @@ func TestAfterFunc(t *testing.T) {
 	})
 }
 
-// TestCallContextFromManySides is for the race detector: the method, its goroutines, a cancel and the deadline at once.
-func TestCallContextFromManySides(t *testing.T) {
+// TestCallContextIsSafeForConcurrentUse: the method, its goroutines, a cancellation and the deadline at the same time,
+// under the race detector.
+func TestCallContextIsSafeForConcurrentUse(t *testing.T) {
 	for range 50 {
-		ctx := begun(time.Now().Add(100 * time.Microsecond))
+		ctx := newBegunContext(time.Now().Add(100 * time.Microsecond))
 		var group sync.WaitGroup
 		for _, side := range []func(){
 			func() { <-ctx.Done() },
@@ -127,5 +127,5 @@ func TestCallContextFromManySides(t *testing.T) {
 func TestCurrentOutsideAMethod(t *testing.T) {
 	_, ok := Current(context.Background())
 	require.False(t, ok)
-	require.Nil(t, begun(time.Time{}).Value("anything else"))
+	require.Nil(t, newBegunContext(time.Time{}).Value("anything else"))
 }

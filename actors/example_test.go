@@ -10,14 +10,14 @@ import (
 	"troupe/bus/wire"
 )
 
-// Counter is a class like any other: its methods take a context and one argument, and return a result and an error.
+// Counter is a class: its methods take a context and one argument, and return a result and an error.
 type Counter struct{ n int }
 
 func (c *Counter) Add(_ context.Context, by int) (int, error) { c.n += by; return c.n, nil }
 
 func (c *Counter) Divide(_ context.Context, by int) (int, error) { return c.n / by, nil }
 
-// A worker of a class on a bus of its own, called over the wire.
+// This example starts a worker and calls it over the wire.
 func Example() {
 	ctx := context.Background()
 	b, err := bus.Open(ctx, bus.Config{})
@@ -32,7 +32,7 @@ func Example() {
 
 	counter := actors.NewClass("counter", func(_ context.Context, s actors.Setup) (*Counter, error) {
 		c := &Counter{}
-		return c, s.DecodeConfig(&c.n) // the role's configuration: where to start
+		return c, s.DecodeConfig(&c.n) // the role's configuration: the first value
 	})
 	actors.Method(counter, "add", (*Counter).Add)
 	actors.Method(counter, "divide", (*Counter).Divide)
@@ -77,7 +77,7 @@ func Example() {
 	// add gives 42
 }
 
-// Sampler has a long method that many callers may be in at once, and one that must get through meanwhile.
+// Sampler has a long method that runs concurrently, and one in the control lane.
 type Sampler struct{}
 
 func (*Sampler) Generate(_ context.Context, prompt string) (string, error) {
@@ -98,7 +98,8 @@ func ExampleMethod() {
 	// abort runs in lane control up to 64 at once
 }
 
-// interpreter is how a class of another language looks from here: a method's name and bytes in, bytes out.
+// interpreter stands for a runtime of another language: it gets a method's name and encoded bytes, and returns encoded
+// bytes.
 type interpreter struct{ role string }
 
 func (i interpreter) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
@@ -106,12 +107,12 @@ func (i interpreter) Handle(ctx context.Context, method string, body []byte) ([]
 	return wire.Marshal(fmt.Sprintf("%s(%d bytes) on rank %d of %s", method, len(body), call.Rank, i.role))
 }
 
-// A class whose methods are known only at run time. Its bodies pass through untouched.
+// This example has a class whose methods are known only at run time. Bodies are not decoded.
 func ExampleClass() {
 	class := &actors.Class{
 		Name:    "python",
 		Methods: []actors.MethodInfo{{Name: "train_step", Lane: actors.Serial}},
-		Open:    true, // and whatever else a caller asks for
+		Open:    true, // other methods are accepted too
 		New: func(_ context.Context, s actors.Setup) (actors.Handler, error) {
 			return interpreter{role: s.Role.Role}, nil
 		},
@@ -135,7 +136,7 @@ func ExampleClass() {
 		}
 	}
 	gather, err := endpoint.Scatter(ctx, bus.Call{To: role, Method: "train_step", World: 2, Parts: []bus.Part{
-		{Scope: bus.Everyone(), Ranks: []int{0, 1}, Body: []byte("opaque")}, // one message for both
+		{Scope: bus.Everyone(), Ranks: []int{0, 1}, Body: []byte("opaque")}, // one message for both ranks
 	}})
 	if err != nil {
 		log.Fatal(err)

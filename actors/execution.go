@@ -3,24 +3,25 @@ package actors
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"troupe/bus"
 )
 
-// buffer is an empty one for an answer, with room for its envelope.
-func (w *Worker) buffer() []byte {
+// takeBuffer returns an empty buffer for an answer, with room for its envelope.
+func (w *Worker) takeBuffer() []byte {
 	if last := len(w.buffers) - 1; last >= 0 {
 		b := w.buffers[last]
 		w.buffers = w.buffers[:last]
 		return b
 	}
-	return make([]byte, bus.ReplyRoom, newBuffer)
+	return make([]byte, bus.ReplyRoom, newBufferSize)
 }
 
-// reuse takes back a buffer that nobody refers to any more.
-func (w *Worker) reuse(b []byte) {
-	if cap(b) >= newBuffer && cap(b) <= largeBuffer && len(w.buffers) < maxBuffers {
+// releaseBuffer takes back a buffer that nothing refers to.
+func (w *Worker) releaseBuffer(b []byte) {
+	if cap(b) >= newBufferSize && cap(b) <= maxReusedBuffer && len(w.buffers) < maxBuffers {
 		w.buffers = append(w.buffers, b[:bus.ReplyRoom])
 	}
 }
@@ -28,16 +29,16 @@ func (w *Worker) reuse(b []byte) {
 // run executes calls of one lane until none may start.
 func (w *Worker) run(q *queue, c *call) {
 	defer func() {
-		if c != nil { // the method has ended this goroutine, with runtime.Goexit
+		if c != nil { // the method called runtime.Goexit
 			c.panicked = true
-			if c = w.finish(q, c, nil, bus.Errorf(bus.CodePanic, "the method ended its goroutine")); c != nil {
+			if c = w.finish(q, c, nil, bus.Errorf(bus.CodePanic, "the method ended its goroutine (runtime.Goexit)")); c != nil {
 				w.host.runners.start(job{worker: w, queue: q, call: c})
 			}
 		}
 	}()
 	for c != nil {
-		if s := c.binding.starter; s != nil {
-			c = w.begin(s, q, c)
+		if s := c.binding.async; s != nil {
+			c = w.startAsync(s, q, c)
 			continue
 		}
 		body, err := w.execute(c)
@@ -48,16 +49,16 @@ func (w *Worker) run(q *queue, c *call) {
 func (w *Worker) execute(c *call) ([]byte, error) {
 	c.ctx.begin()
 	defer c.ctx.end()
-	if err := w.mayRun(c); err != nil {
+	if err := w.checkStart(c); err != nil {
 		return nil, err
 	}
 	return w.invoke(c.ctx, c)
 }
 
-// mayRun is why a call whose turn has come is not run after all. Whatever ends a call ends its context.
-func (w *Worker) mayRun(c *call) error {
+// checkStart returns why a call whose turn has come must not run. Everything that ends a call ends its context.
+func (w *Worker) checkStart(c *call) error {
 	if c.bodyErr != nil {
-		return bus.Errorf(bus.CodeRefused, "the argument did not arrive: %w", c.bodyErr)
+		return bus.Errorf(bus.CodeRefused, "the argument could not be fetched: %w", c.bodyErr)
 	}
 	if c.ctx.Err() == nil {
 		return nil
@@ -70,11 +71,11 @@ func (w *Worker) mayRun(c *call) error {
 	case w.cause != nil:
 		return w.cause
 	}
-	return bus.Errorf(bus.CodeTimedOut, "the deadline passed while the call waited in lane %q", c.binding.queue.lane.Name)
+	return bus.Errorf(bus.CodeTimedOut, "the deadline passed while the call was queued in lane %q", c.binding.queue.lane.Name)
 }
 
-// invoke calls the method. A panic is that call's error and goes no further; so is one of the error's own methods, which
-// is why the error is made ready for the wire here.
+// invoke calls the method. A panic becomes the call's error. The error is encoded here because the error's own methods
+// may panic too.
 func (w *Worker) invoke(ctx context.Context, c *call) (body []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -88,7 +89,7 @@ func (w *Worker) invoke(ctx context.Context, c *call) (body []byte, err error) {
 	return body, nil
 }
 
-// method runs the call's method. The result is in c.buf already, or is returned.
+// method runs the call's method. The result is in c.buf or is returned.
 func (c *call) method(ctx context.Context) (body []byte, err error) {
 	if c.binding.bound == nil {
 		return c.binding.handle(ctx, c.body)
@@ -100,8 +101,8 @@ func (c *call) method(ctx context.Context) (body []byte, err error) {
 	return nil, err
 }
 
-// wireError is a method's error as it will travel. One that comes from another call says so in its message, because the
-// caller will put this call in its place.
+// wireError is a method's error as it is sent. The error of another call keeps its text in the message, because the
+// receiver sets role and method of this call.
 func wireError(err error) *bus.Error {
 	e := bus.AsError(err)
 	if direct, ok := err.(*bus.Error); ok && direct.Role != "" {
@@ -116,7 +117,7 @@ func wireError(err error) *bus.Error {
 	return e
 }
 
-// finish answers the call and takes the next one of its lane.
+// finish answers the call and returns the next call of its lane that may start.
 func (w *Worker) finish(q *queue, c *call, body []byte, err error) *call {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -131,16 +132,16 @@ func (w *Worker) finish(q *queue, c *call, body []byte, err error) *call {
 	return w.nextLocked(q, instantOf(now))
 }
 
-// noteShort counts the short calls of a method in a row.
+// noteShort counts short calls of the method in a row.
 func (c *call) noteShort(now instant) {
-	if now.sub(c.started) > fastCall {
-		c.binding.short = 0
-	} else if c.binding.short < fastCalls {
-		c.binding.short++
+	if now.sub(c.started) > shortCallLimit {
+		c.binding.shortCalls = 0
+	} else if c.binding.shortCalls < shortCallsNeeded {
+		c.binding.shortCalls++
 	}
 }
 
-// signalIdle wakes whoever waits for the worker to become idle.
+// signalIdle wakes awaitIdle.
 func (w *Worker) signalIdle() {
 	if w.state == Ready {
 		return
@@ -149,4 +150,78 @@ func (w *Worker) signalIdle() {
 	case w.idleCh <- struct{}{}:
 	default:
 	}
+}
+
+// mayRunInline reports whether the receiver may run the call itself: a call that is expected to be short, or an
+// asynchronous one, which only begins. In a concurrent lane a short call must not delay the next. w.mu is held.
+func (w *Worker) mayRunInline(q *queue, c *call) bool {
+	if !w.inlineAllowed || w.inlineJob.call != nil {
+		return false
+	}
+	return c.binding.async != nil || q.lane.Limit == 1 && c.binding.shortCalls >= shortCallsNeeded
+}
+
+// startAsync begins a call that is answered later. If the answer is there at once, it returns the next call of the
+// lane.
+func (w *Worker) startAsync(s AsyncHandler, q *queue, c *call) *call {
+	var next *call
+	c.delivery = nil // done may use c long after the call has ended
+	c.ctx.begin()
+	if err := w.checkStart(c); err != nil {
+		c.ctx.end()
+		return w.finish(q, c, nil, err)
+	}
+	// The later of two events continues the lane: Begin returns, or the call ends.
+	var claimed, second atomic.Bool
+	memory := c.binding.memory
+	done := func(body []byte, err error) {
+		if claimed.Swap(true) {
+			bus.FreeBody(memory, body)
+			return
+		}
+		c.ctx.end()
+		if err != nil {
+			bus.FreeBody(memory, body)
+			body, err = nil, w.asyncError(c, err)
+		}
+		next = w.finish(q, c, body, err)
+		if after := next; second.Swap(true) && after != nil {
+			w.continueLane(q, after)
+		}
+	}
+	w.callBegin(s, c, done)
+	if second.Swap(true) {
+		return next
+	}
+	return nil
+}
+
+// callBegin calls Begin. A panic becomes the call's error.
+func (w *Worker) callBegin(s AsyncHandler, c *call, done func([]byte, error)) {
+	defer func() {
+		if p := recover(); p != nil {
+			c.panicked = true
+			done(nil, panicError(p))
+		}
+	}()
+	body := c.body
+	c.body = nil // the handler owns it
+	s.Begin(c.ctx, c.header.Method, body, done)
+}
+
+// asyncError is wireError for a call that is answered later; an error with the code of a panic counts as one.
+func (w *Worker) asyncError(c *call, err error) *bus.Error {
+	e := wireError(err)
+	c.panicked = c.panicked || e.Code == bus.CodePanic
+	return e
+}
+
+// continueLane runs the next call of a lane on the goroutine that answered the last one. That goroutine must not block,
+// so that a synchronous method gets a goroutine of its own.
+func (w *Worker) continueLane(q *queue, c *call) {
+	if c.binding.async != nil {
+		w.run(q, c)
+		return
+	}
+	w.host.runners.start(job{worker: w, queue: q, call: c})
 }

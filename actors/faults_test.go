@@ -16,13 +16,13 @@ import (
 	"troupe/bus/wire"
 )
 
-// logging is an object that notes what runs on which rank.
-type logging struct {
+// callLog is an object that records which call runs on which rank.
+type callLog struct {
 	mu  sync.Mutex
 	ran [][]string // by rank
 }
 
-func (l *logging) note(ctx context.Context, _ []byte) ([]byte, error) {
+func (l *callLog) note(ctx context.Context, _ []byte) ([]byte, error) {
 	info, _ := Current(ctx)
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -30,13 +30,13 @@ func (l *logging) note(ctx context.Context, _ []byte) ([]byte, error) {
 	return []byte{0xc0}, nil
 }
 
-// TestBadLines: messages are lost, doubled, late and swapped on every line, connections are cut, and still every call
-// of every driver ends well, runs once on each rank, and in the order in which it was made.
-func TestBadLines(t *testing.T) {
+// TestCallsSurviveAFaultyNetwork: while messages are lost, duplicated, delayed and reordered, and connections are cut,
+// every call succeeds, runs once on each rank, and runs in the order of its driver.
+func TestCallsSurviveAFaultyNetwork(t *testing.T) {
 	t.Parallel()
 	const world, drivers, calls = 3, 2, 60
-	l := &logging{ran: make([][]string, world)}
-	class := puppetClass(methods{"note": l.note})
+	l := &callLog{ran: make([][]string, world)}
+	class := funcClass(methods{"note": l.note})
 	srv := bustest.StartServer(t, bustest.Options{})
 	var faults []*bustest.Faults
 	open := func() *bus.Bus {
@@ -46,7 +46,7 @@ func TestBadLines(t *testing.T) {
 		faults = append(faults, f)
 		return b
 	}
-	st := &stand{t: t, address: bus.Address{Namespace: "test", Role: "role", Incarnation: "i1"}, world: world}
+	st := &hostFixture{t: t, address: bus.Address{Namespace: "test", Role: "role", Incarnation: "i1"}, world: world}
 	var cut *bus.Bus
 	for rank := range world {
 		cut = open()
@@ -59,7 +59,7 @@ func TestBadLines(t *testing.T) {
 		ep, err := open().Endpoint("test")
 		require.NoError(t, err)
 		group.Go(func() {
-			driver := &stand{t: t, ep: ep, address: st.address, world: world}
+			driver := &hostFixture{t: t, ep: ep, address: st.address, world: world}
 			var all []*bus.Gather
 			for i := range calls {
 				all = append(all, driver.send(bus.Call{Method: "note", AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}}}))
@@ -91,18 +91,18 @@ func TestBadLines(t *testing.T) {
 	}
 }
 
-// TestNoCallRunsTwice gives a worker calls in any order, any number of times, between cancels, acknowledgements,
-// questions and purges: none runs twice, and those of one caller run in order.
+// TestNoCallRunsTwice sends a worker calls in any order and number, mixed with cancellations, acknowledgements, status
+// requests and purges: no call runs twice, and the calls of one caller run in order.
 func TestNoCallRunsTwice(t *testing.T) {
-	l := &logging{ran: make([][]string, 1)}
-	st := newStand(t, puppetClass(methods{"note": l.note}))
+	l := &callLog{ran: make([][]string, 1)}
+	st := newHostFixture(t, funcClass(methods{"note": l.note}))
 	rapid.Check(t, func(rt *rapid.T) {
 		w := newWorker(st.host, st.spec(WorkerSpec{}), st.host.cfg.Classes[0])
 		w.become(Initialising, nil)
 		w.become(Ready, nil)
 		obj, err := w.class.New(t.Context(), Setup{})
 		require.NoError(t, err)
-		w.put("", obj, w.class)
+		w.addObject("", obj, w.class)
 		l.mu.Lock()
 		l.ran[0] = nil
 		l.mu.Unlock()
@@ -120,29 +120,29 @@ func TestNoCallRunsTwice(t *testing.T) {
 				s = uint64(rapid.IntRange(1, int(seq)).Draw(rt, "call"))
 			}
 			switch step := rapid.IntRange(0, 8).Draw(rt, "step"); {
-			case step <= 3 || s == 0: // a new call, perhaps lost on its way
+			case step <= 3 || s == 0: // a new call, which may be lost
 				seq++
 				sentAt[seq] = now
 				if step != 3 {
 					send(seq, 0)
 				}
-			case step == 4: // again
+			case step == 4: // a repeat
 				send(s, now.Sub(sentAt[s])+1)
 			case step == 5:
-				w.cancelCall(&wire.Header{Session: "s", Seq: s}, now)
+				w.cancelRequested(&wire.Header{Session: "s", Seq: s}, now)
 			case step == 6:
 				acked = max(acked, s)
 			case step == 7:
-				w.asked(&wire.Header{Session: "s", Seq: s, Age: now.Sub(sentAt[s]) + 1}, now)
+				w.statusAsked(&wire.Header{Session: "s", Seq: s, Age: now.Sub(sentAt[s]) + 1}, now)
 			case step == 8:
 				if rapid.Bool().Draw(rt, "silence") {
-					now = now.Add(sessionTTL + time.Second)
+					now = now.Add(callerTTL + time.Second)
 				}
 				w.purge(now)
 			}
 		}
 		w.skip(&wire.Header{Session: "s", Order: seq})
-		w.rest(t)
+		w.awaitNoCalls(t)
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		last := 0

@@ -5,78 +5,92 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/nats-io/nats.go"
 
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
 const (
-	workBuffer       = 8192 // messages between NATS and the host's own goroutine, which never blocks: at least so many
-	controlBuffer    = 1024
-	workEach         = 16 // and so many for each worker that is expected: all are told something at the same time
-	controlEach      = 4
-	defaultBeatEvery = time.Second
+	minWorkBuffer          = 8192 // messages between the connection and the receiver, which does not block
+	minControlBuffer       = 1024
+	workBufferPerWorker    = 16 // added room for each expected worker: all of them may be called at the same time
+	controlBufferPerWorker = 4
+	defaultHeartbeatEvery  = time.Second
 )
 
 // HostConfig is what all workers of one host share.
 type HostConfig struct {
-	// Classes are the classes this process can play.
+	// Classes are the classes that workers of this host may have.
 	Classes []*Class
-	// ClassFunc finds a class that is not among them: one that is known by its name at run time. Zero: there is none.
+	// ClassFunc finds a class that is not in Classes, by the name that a caller gives at run time. Zero: there is none.
 	ClassFunc func(name string) (*Class, error)
-	// Node names the machine in errors and beats. Zero: "local".
+	// Node names the machine in errors and heartbeats. Zero: "local".
 	Node string
-	// BeatEvery is the time between heartbeats. Zero: one second.
-	BeatEvery time.Duration
-	// OwnProcess says that the process is one worker's own: the set_env verb changes its environment, and a worker that
-	// cannot be made says so on the bus, because nobody else in the process would. Zero: only the worker's own table, and
-	// Start's error.
+	// HeartbeatEvery is the time between heartbeats. Zero: one second.
+	HeartbeatEvery time.Duration
+	// OwnProcess says that the process belongs to one worker: the set_env verb changes the environment of the process, and a
+	// constructor's error is also sent as a heartbeat. Zero: set_env changes only Worker.Env, and only Start returns the error.
 	OwnProcess bool
-	// Above is whatever the package above wants to find again from inside a method, through Host.Above.
-	Above any
-	// Logger receives what goes wrong with no caller to tell. Zero: the bus's.
+	// Owner is a value for the package that made the host; methods find it through Host.Owner.
+	Owner any
+	// Logger receives errors that no caller can be told of. Zero: the bus's.
 	Logger *slog.Logger
-	// Workers is how many workers the host may have; its buffers, of eight bytes a message, are made for so many. NATS drops what
-	// finds a buffer full. Zero: five hundred.
+	// Workers is the expected number of workers; the receive buffers, of eight bytes a message, are sized for it. Messages that
+	// find a buffer full are dropped. Zero: five hundred.
 	Workers int
 }
 
-// Host is the part of a process that plays workers: any number of ranks of any roles, on one connection. It subscribes
-// once to each subject and copies locally. Two goroutines feed the workers, one for all work in the order of arrival,
-// one for control; neither ever waits.
+// Host runs the workers of a process: any number of ranks of any roles, on one connection. It subscribes once to each
+// subject and copies locally. Two goroutines feed the workers, one with work in order of arrival, one with control
+// messages; neither blocks.
 type Host struct {
-	ep      *bus.Endpoint
-	cfg     HostConfig
-	classes map[string]*Class
+	ep       *bus.Endpoint
+	cfg      HostConfig
+	classes  map[string]*Class
+	endGrace time.Duration // defaultEndGrace, shorter in tests
 
-	workCh    chan *nats.Msg
-	controlCh chan *nats.Msg
-	closedCh  chan struct{}
-	closing   sync.Once
-	group     sync.WaitGroup
-	runners   runners
-	running   atomic.Int64            // calls that run, of all workers
-	solo      atomic.Bool             // one worker lives here
-	changes   atomic.Uint64           // of routes
-	over      atomic.Bool             // the intakes end
-	lending   atomic.Pointer[lending] // of the goroutine that is the intake of work now
+	workCh        chan *bus.Msg
+	controlCh     chan *bus.Msg
+	closedCh      chan struct{}
+	closeOnce     sync.Once
+	group         sync.WaitGroup
+	runners       runners
+	running       atomic.Int64              // running calls of all workers
+	singleWorker  atomic.Bool               // the host has exactly one worker
+	routesVersion atomic.Uint64             // changes with routes
+	receiversDone atomic.Bool               // receivers end at their next message
+	inline        atomic.Pointer[inlineRun] // of the current receiver of work
 
-	mu      sync.RWMutex // guards what follows; slices of routes are replaced, never changed
+	mu      sync.RWMutex // guards what follows
 	routes  map[string]*route
-	workers map[*Worker]func() // and how to stop its sequencer
+	workers map[workerID]*hosted
 	closed  bool
 }
 
-// route is one subscription and the workers behind it.
+// workerID names one worker of one host.
+type workerID struct {
+	address bus.Address
+	rank    int
+	gen     uint32
+}
+
+// hosted is a worker of the host and what ends with it.
+type hosted struct {
+	worker        *Worker
+	subjects      []string // of the routes that it is in
+	stopSequencer func()
+}
+
+// route is one subscription and its workers.
 type route struct {
-	sub     *nats.Subscription
-	workers []*Worker
+	sub     *bus.Subscription
+	workers map[*Worker]struct{}
+	list    []*Worker // workers by rank, for receivers; nil after a change, and then built by workersOn
 }
 
 // NewHost makes a host on the endpoint's connection. It runs until Close.
@@ -84,40 +98,40 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 	if cfg.Node == "" {
 		cfg.Node = "local"
 	}
-	if cfg.BeatEvery == 0 {
-		cfg.BeatEvery = defaultBeatEvery
+	if cfg.HeartbeatEvery == 0 {
+		cfg.HeartbeatEvery = defaultHeartbeatEvery
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = ep.Bus().Logger()
 	}
 	h := &Host{
-		ep: ep, cfg: cfg, classes: map[string]*Class{},
-		workCh:    make(chan *nats.Msg, max(workBuffer, workEach*cfg.Workers)),
-		controlCh: make(chan *nats.Msg, max(controlBuffer, controlEach*cfg.Workers)),
+		ep: ep, cfg: cfg, classes: map[string]*Class{}, endGrace: defaultEndGrace,
+		workCh:    make(chan *bus.Msg, max(minWorkBuffer, workBufferPerWorker*cfg.Workers)),
+		controlCh: make(chan *bus.Msg, max(minControlBuffer, controlBufferPerWorker*cfg.Workers)),
 		closedCh:  make(chan struct{}),
-		routes:    map[string]*route{}, workers: map[*Worker]func(){},
+		routes:    map[string]*route{}, workers: map[workerID]*hosted{},
 	}
 	for _, c := range cfg.Classes {
 		if err := c.check(); err != nil {
 			return nil, err
 		}
 		if h.classes[c.Name] != nil {
-			return nil, bus.Errorf(bus.CodeInvalid, "class %q is given twice", c.Name)
+			return nil, bus.Errorf(bus.CodeInvalid, "HostConfig.Classes has class %q twice", c.Name)
 		}
 		h.classes[c.Name] = c
 	}
-	h.runners.group.Go(bus.Guard(func() { newIntake(h, h.workCh).loop() }))
-	h.runners.group.Go(bus.Guard(func() { newIntake(h, h.controlCh).loop() }))
-	ep.OnAbsent(h.absent)
-	h.group.Go(bus.Guard(h.beatLoop))
+	h.runners.group.Go(bus.Guard(func() { newReceiver(h, h.workCh).loop() }))
+	h.runners.group.Go(bus.Guard(func() { newReceiver(h, h.controlCh).loop() }))
+	ep.OnAbsent(h.callerUnreachable)
+	h.group.Go(bus.Guard(h.heartbeatLoop))
 	return h, nil
 }
 
-// Endpoint is the host's place on the bus, for calls from inside workers.
+// Endpoint makes calls from inside workers.
 func (h *Host) Endpoint() *bus.Endpoint { return h.ep }
 
-// Above is what the host was given for the package above.
-func (h *Host) Above() any { return h.cfg.Above }
+// Owner is the value that the host was configured with.
+func (h *Host) Owner() any { return h.cfg.Owner }
 
 // Node is the machine's name.
 func (h *Host) Node() string { return h.cfg.Node }
@@ -130,16 +144,11 @@ func (h *Host) Class(name string) (*Class, error) {
 	if h.cfg.ClassFunc != nil {
 		return h.cfg.ClassFunc(name)
 	}
-	var names []string
-	for n := range h.classes {
-		names = append(names, n)
-	}
-	slices.Sort(names)
-	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, names)
+	return nil, bus.Errorf(bus.CodeNotFound, "no class %q in this program; it has %v", name, slices.Sorted(maps.Keys(h.classes)))
 }
 
-// Start makes a worker: it is constructed, listens on all its subjects, and is ready when Start returns. A worker that
-// fails leaves nothing behind.
+// Start constructs a worker and subscribes to its subjects; the worker is ready when Start returns. After an error nothing
+// of it remains.
 func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 	if err := spec.check(h.ep.Namespace()); err != nil {
 		return nil, err
@@ -150,33 +159,35 @@ func (h *Host) Start(ctx context.Context, spec WorkerSpec) (*Worker, error) {
 	}
 	w := newWorker(h, spec, class)
 	if err := w.construct(ctx); err != nil {
-		return nil, h.stillborn(w, err)
+		return nil, h.startFailed(w, err)
 	}
 	if err := h.listen(w); err != nil {
 		_ = w.Stop(ctx)
 		return nil, err
 	}
 	if h.cfg.OwnProcess {
-		h.beat(spec.Address, []*Worker{w}, true) // nobody waits for the next one
+		h.sendHeartbeat(spec.Address, []*Worker{w}, true) // "ready" without waiting for the next heartbeat
 	}
 	return w, nil
 }
 
-// stillborn is the error of a worker that could not be made.
-func (h *Host) stillborn(w *Worker, why error) error {
-	e := bus.AsError(why)
+// startFailed makes the worker Failed and returns the error with its role, rank and node.
+func (h *Host) startFailed(w *Worker, cause error) error {
+	e := bus.AsError(cause)
 	e.Role, e.Rank, e.Node = w.spec.Address.Role, w.spec.Rank, h.cfg.Node
 	w.become(Failed, e)
 	if h.cfg.OwnProcess {
-		h.beat(w.spec.Address, []*Worker{w}, true)
-		_ = h.ep.Bus().Conn().FlushTimeout(lastGrace) // the agent says that the process ended, if this does not get through
+		h.sendHeartbeat(w.spec.Address, []*Worker{w}, true)
+		ctx, cancel := context.WithTimeout(context.Background(), h.endGrace)
+		defer cancel()
+		_ = h.ep.Bus().Flush(ctx) // if it fails, the node's agent still reports the exit of the process
 	}
 	return e
 }
 
-// Fail says on the bus that a worker cannot be made, by a process of its own that found out before Start.
-func (h *Host) Fail(spec WorkerSpec, why error) {
-	_ = h.stillborn(newWorker(h, spec, &Class{Name: spec.Class}), why) // it is the caller's own
+// Fail reports on the bus that a worker cannot be started, for a process that finds out before Start.
+func (h *Host) Fail(spec WorkerSpec, cause error) {
+	_ = h.startFailed(newWorker(h, spec, &Class{Name: spec.Class}), cause) // the caller has the cause
 }
 
 // listen subscribes to every subject of the worker.
@@ -203,84 +214,94 @@ func (h *Host) listen(w *Worker) error {
 	return err
 }
 
+func (w *Worker) id() workerID { return workerID{w.spec.Address, w.spec.Rank, w.spec.Gen} }
+
 // add makes the worker one of the host's.
 func (h *Host) add(w *Worker, stopSequencer func()) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed {
+	switch {
+	case h.closed:
 		return errHostClosed
+	case h.workers[w.id()] != nil:
+		return bus.Errorf(bus.CodeExists, "%s[%d] already runs in this process", w.spec.Address.Role, w.spec.Rank)
 	}
-	for other := range h.workers {
-		if a, b := other.spec, w.spec; a.Address == b.Address && a.Rank == b.Rank && a.Gen == b.Gen {
-			return bus.Errorf(bus.CodeExists, "%s[%d] runs here already", b.Address.Role, b.Rank)
-		}
-	}
-	h.workers[w] = stopSequencer
-	h.solo.Store(len(h.workers) == 1)
+	h.workers[w.id()] = &hosted{worker: w, stopSequencer: stopSequencer}
+	h.singleWorker.Store(len(h.workers) == 1)
 	return nil
 }
 
 var errHostClosed = bus.Errorf(bus.CodeClosed, "the host is closed")
 
-// subscribe adds the worker to the subject's route, and subscribes if it is the first. All subscriptions of a kind
-// feed one channel, which keeps the order of the connection.
-func (h *Host) subscribe(subject string, ch chan *nats.Msg, w *Worker) error {
+// subscribe adds the worker to the subject's route and subscribes if it is the first. All subscriptions of a kind feed one
+// channel, which keeps the order of the connection.
+func (h *Host) subscribe(subject string, ch chan *bus.Msg, w *Worker) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if _, here := h.workers[w]; h.closed || !here {
+	entry := h.workers[w.id()]
+	if h.closed || entry == nil || entry.worker != w {
 		return errHostClosed
 	}
 	r := h.routes[subject]
 	if r == nil {
-		sub, err := h.ep.Bus().Conn().ChanSubscribe(subject, ch)
+		sub, err := h.ep.Bus().SubscribeChan(subject, ch)
 		if err != nil {
-			return bus.Errorf(bus.CodeUnavailable, "subscribe to %s: %w", subject, err)
+			return err
 		}
-		r = &route{sub: sub}
+		r = &route{sub: sub, workers: map[*Worker]struct{}{}}
 		h.routes[subject] = r
 	}
-	if !slices.Contains(r.workers, w) {
-		r.workers = append(slices.Clone(r.workers), w)
-		h.changes.Add(1)
+	if _, known := r.workers[w]; !known {
+		r.workers[w], r.list = struct{}{}, nil
+		entry.subjects = append(entry.subjects, subject)
+		h.routesVersion.Add(1)
 	}
 	return nil
 }
 
-// remove ends the worker's subscriptions; the last one on a subject unsubscribes.
+// remove takes the worker out of its routes and unsubscribes from those that are empty then. Its cost does not depend on the
+// number of workers.
 func (h *Host) remove(w *Worker) {
 	h.mu.Lock()
-	stopSequencer := h.workers[w]
-	delete(h.workers, w)
-	h.solo.Store(len(h.workers) == 1)
-	for subject, r := range h.routes {
-		i := slices.Index(r.workers, w)
-		if i < 0 {
-			continue
-		}
-		r.workers = slices.Delete(slices.Clone(r.workers), i, i+1)
+	entry := h.workers[w.id()]
+	if entry == nil || entry.worker != w {
+		h.mu.Unlock()
+		return
+	}
+	delete(h.workers, w.id())
+	h.singleWorker.Store(len(h.workers) == 1)
+	for _, subject := range entry.subjects {
+		r := h.routes[subject]
+		delete(r.workers, w)
+		r.list = nil
 		if len(r.workers) == 0 {
 			_ = r.sub.Unsubscribe() // fails only on a closed connection
 			delete(h.routes, subject)
 		}
 	}
-	h.changes.Add(1)
+	h.routesVersion.Add(1)
 	h.mu.Unlock()
-	if stopSequencer != nil {
-		stopSequencer()
-		h.beat(w.spec.Address, []*Worker{w}, true) // last words: stopped, or failed and why
-	}
+	entry.stopSequencer()
+	h.sendHeartbeat(w.spec.Address, []*Worker{w}, true) // the final state: stopped, or failed with the cause
 }
 
-func (h *Host) behind(subject string) []*Worker {
-	h.mu.RLock()
-	defer h.mu.RUnlock()
-	if r := h.routes[subject]; r != nil {
-		return r.workers
+// workersOn returns the workers of a subject by rank. The slice is not changed afterwards.
+func (h *Host) workersOn(subject string) []*Worker {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.routes[subject]
+	if r == nil {
+		return nil
 	}
-	return nil
+	if r.list == nil {
+		r.list = slices.SortedFunc(maps.Keys(r.workers), byRank)
+	}
+	return r.list
 }
 
-// fetch pulls the bodies that calls wait for. One that several ranks of this process need is pulled once.
+func byRank(a, b *Worker) int { return a.spec.Rank - b.spec.Rank }
+
+// fetch pulls the bodies of calls. A body that several ranks of this process need is pulled once.
 func (h *Host) fetch(calls []*call) {
 	if len(calls) == 0 {
 		return
@@ -298,7 +319,7 @@ func (h *Host) fetch(calls []*call) {
 		h.ep.Fetch(ref, group[0].header.Location, ranks, memory, func(body []byte, err error) {
 			for _, c := range group[1:] {
 				other := body
-				if memory != nil { // it has one owner
+				if memory != nil { // each call owns its own copy
 					other = bytes.Clone(body)
 				}
 				c.worker.bodyArrived(c, other, err)
@@ -308,22 +329,22 @@ func (h *Host) fetch(calls []*call) {
 	}
 }
 
-// Workers returns the workers that live here.
+// Workers returns the host's workers by rank.
 func (h *Host) Workers() []*Worker {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	out := make([]*Worker, 0, len(h.workers))
-	for w := range h.workers {
-		out = append(out, w)
+	for _, entry := range h.workers {
+		out = append(out, entry.worker)
 	}
-	slices.SortFunc(out, func(a, b *Worker) int { return a.spec.Rank - b.spec.Rank })
+	slices.SortFunc(out, byRank)
 	return out
 }
 
 // Close stops every worker within ctx and ends the host. It may be called more than once.
 func (h *Host) Close(ctx context.Context) error {
 	h.mu.Lock()
-	h.closed = true // no worker comes any more
+	h.closed = true // Start refuses from now on
 	h.mu.Unlock()
 	var group sync.WaitGroup
 	workers := h.Workers()
@@ -332,7 +353,7 @@ func (h *Host) Close(ctx context.Context) error {
 		group.Go(bus.Guard(func() { errs[i] = w.Stop(ctx) }))
 	}
 	group.Wait()
-	h.closing.Do(h.closeIntakes)
+	h.closeOnce.Do(h.closeReceivers)
 	h.group.Wait()
 	h.runners.close(time.Second)
 	return errors.Join(errs...)

@@ -12,20 +12,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
+	"troupe/bus/bustest"
 	"troupe/bus/wire"
 )
 
-// TestStartThatFailsLeavesNothing: no worker, no subscription, no sequencer, whichever way the constructor fails.
-func TestStartThatFailsLeavesNothing(t *testing.T) {
+// TestFailedStartLeavesNothing: no worker, subscription or sequencer remains, however the constructor fails.
+func TestFailedStartLeavesNothing(t *testing.T) {
 	var how func() (Handler, error)
-	class := &Class{Name: "shy", Open: true, New: func(context.Context, Setup) (Handler, error) { return how() }}
-	st := newStand(t, class)
+	class := &Class{Name: "failing", Open: true, New: func(context.Context, Setup) (Handler, error) { return how() }}
+	st := newHostFixture(t, class)
 	conn := st.ep.Bus().Conn()
 	before := conn.NumSubscriptions()
 	for words, f := range map[string]func() (Handler, error){
 		"not today":                          func() (Handler, error) { return nil, errors.New("not today") },
 		"panic: help":                        func() (Handler, error) { panic("help") },
-		"nil pointer":                        func() (Handler, error) { return nil, (*brokenError)(nil) },
+		"nil pointer":                        func() (Handler, error) { return nil, (*panickingError)(nil) },
 		"neither an object nor an error":     func() (Handler, error) { return nil, nil },
 		"configuration of role: not a thing": func() (Handler, error) { return nil, bus.Errorf(bus.CodeRefused, "configuration of role: not a thing") },
 	} {
@@ -38,7 +39,7 @@ func TestStartThatFailsLeavesNothing(t *testing.T) {
 	require.Empty(t, st.host.Workers())
 	require.Equal(t, before, conn.NumSubscriptions())
 
-	how = func() (Handler, error) { return silent{}, nil }
+	how = func() (Handler, error) { return unansweredHandler{}, nil }
 	w := st.start(WorkerSpec{Ordered: true, Slices: []Slice{{Mesh: "main", N: 0}}})
 	require.Equal(t, before+6, conn.NumSubscriptions())
 	require.NoError(t, w.Stop(t.Context()))
@@ -46,17 +47,17 @@ func TestStartThatFailsLeavesNothing(t *testing.T) {
 	require.Empty(t, st.host.Workers())
 }
 
-func TestStartMistakes(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+func TestStartRefusesInvalidSpecs(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	for words, change := range map[string]func(*WorkerSpec){
-		`no class "clown" in this program; it has [puppet]`: func(s *WorkerSpec) { s.Class = "clown" },
-		"rank 1 is not in a world of 1":                     func(s *WorkerSpec) { s.Rank = 1 },
-		"rank -1 is not in a world of 1":                    func(s *WorkerSpec) { s.Rank = -1 },
-		"rank 0 is not in a world of 0":                     func(s *WorkerSpec) { s.World = 0 },
-		`its namespace is "other", the host's "test"`:       func(s *WorkerSpec) { s.Address.Namespace = "other" },
-		`incarnation name ""`:                               func(s *WorkerSpec) { s.Address.Incarnation = "" },
-		`mesh name "a.b"`:                                   func(s *WorkerSpec) { s.Slices = []Slice{{Mesh: "a.b"}} },
-		"must not be negative":                              func(s *WorkerSpec) { s.QueueLimit = -1 },
+		`no class "unknown" in this program; it has [funcs]`: func(s *WorkerSpec) { s.Class = "unknown" },
+		"rank 1 is not in a world of 1":                      func(s *WorkerSpec) { s.Rank = 1 },
+		"rank -1 is not in a world of 1":                     func(s *WorkerSpec) { s.Rank = -1 },
+		"rank 0 is not in a world of 0":                      func(s *WorkerSpec) { s.World = 0 },
+		`its namespace is "other", the host's "test"`:        func(s *WorkerSpec) { s.Address.Namespace = "other" },
+		`incarnation name ""`:                                func(s *WorkerSpec) { s.Address.Incarnation = "" },
+		`mesh name "a.b"`:                                    func(s *WorkerSpec) { s.Slices = []Slice{{Mesh: "a.b"}} },
+		"must not be negative":                               func(s *WorkerSpec) { s.QueueLimit = -1 },
 	} {
 		spec := st.spec(WorkerSpec{})
 		change(&spec)
@@ -66,24 +67,24 @@ func TestStartMistakes(t *testing.T) {
 	st.start(WorkerSpec{})
 	_, err := st.host.Start(t.Context(), st.spec(WorkerSpec{}))
 	require.ErrorIs(t, err, bus.ErrExists)
-	require.ErrorContains(t, err, "role[0] runs here already")
-	st.start(WorkerSpec{Gen: 1}) // its successor may come before it has gone
+	require.ErrorContains(t, err, "role[0] already runs in this process")
+	st.start(WorkerSpec{Gen: 1}) // a successor may start before the old worker has ended
 	st.do("ok")
 }
 
 func TestStartOnAClosedHost(t *testing.T) {
 	class, closed := closingClass(map[string]func() error{"": func() error { return nil }})
-	st := newStand(t, class)
+	st := newHostFixture(t, class)
 	require.NoError(t, st.host.Close(t.Context()))
 	_, err := st.host.Start(t.Context(), st.spec(WorkerSpec{}))
 	require.ErrorIs(t, err, bus.ErrClosed)
 	require.Equal(t, "<>", closed(), "what was made is closed")
 }
 
-// TestStartWhileClosing: a worker either is refused, or is stopped with the others.
+// TestStartWhileClosing: a worker is either refused or stopped by Close.
 func TestStartWhileClosing(t *testing.T) {
 	for range 20 {
-		st := newStand(t, puppetClass(methods{"ok": nothing}))
+		st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 		st.world = 8
 		before := st.ep.Bus().Conn().NumSubscriptions()
 		started := make([]*Worker, st.world)
@@ -102,10 +103,10 @@ func TestStartWhileClosing(t *testing.T) {
 	}
 }
 
-// TestWorkersComeAndGoUnderCalls: a lone worker runs short calls on the intake's goroutine; when others come and go in
-// the middle of that, no call is lost.
-func TestWorkersComeAndGoUnderCalls(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+// TestNoCallIsLostWhileWorkersStartAndStop: a single worker runs short calls inline; no call is lost when other workers
+// start and stop meanwhile.
+func TestNoCallIsLostWhileWorkersStartAndStop(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	st.world = 2
 	st.start(WorkerSpec{})
 	overCh := make(chan struct{})
@@ -134,7 +135,7 @@ func TestWorkersComeAndGoUnderCalls(t *testing.T) {
 
 func TestCurrent(t *testing.T) {
 	got, before := make(chan CallInfo, 1), newBlocking()
-	st := newStand(t, puppetClass(methods{"before": before.method, "look": func(ctx context.Context, _ []byte) ([]byte, error) {
+	st := newHostFixture(t, funcClass(methods{"before": before.method, "look": func(ctx context.Context, _ []byte) ([]byte, error) {
 		child, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		info, ok := Current(child)
@@ -159,10 +160,10 @@ func TestCurrent(t *testing.T) {
 	}, info)
 }
 
-// TestWorkerCallsWorker: from inside a method, through the host's own endpoint; also itself, in another lane.
+// TestWorkerCallsWorker: a method calls other workers and its own through the host's endpoint.
 func TestWorkerCallsWorker(t *testing.T) {
-	st := newStand(t, puppetClass(methods{
-		"c_leaf": nothing,
+	st := newHostFixture(t, funcClass(methods{
+		"c_leaf": returnNil,
 		"forward": func(ctx context.Context, _ []byte) ([]byte, error) {
 			info, _ := Current(ctx)
 			g, err := info.Host.Endpoint().Scatter(ctx, bus.Call{To: info.Role, Method: "c_leaf", World: 2, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1}}}})
@@ -182,7 +183,7 @@ func TestWorkerCallsWorker(t *testing.T) {
 func TestEnv(t *testing.T) {
 	t.Setenv("ACTORS_TEST_OWN", "process")
 	t.Setenv("ACTORS_TEST_SET", "process")
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	st.do(VerbSetEnv, map[string]string{"ACTORS_TEST_SET": "worker"})
 	require.Equal(t, "worker", w.Env("ACTORS_TEST_SET"))
@@ -193,12 +194,12 @@ func TestEnv(t *testing.T) {
 	require.Equal(t, "worker", os.Getenv("ACTORS_TEST_SET"))
 }
 
-// TestConfigureAnObject reaches the object that was named, and says which class takes none.
-func TestConfigureAnObject(t *testing.T) {
-	st := newStand(t, counterClass().Class, puppetClass(methods{"ok": nothing}))
+// TestConfigureNamedObject: the named object is configured; a class without Configure is an error.
+func TestConfigureNamedObject(t *testing.T) {
+	st := newHostFixture(t, counterClass().Class, funcClass(methods{"ok": returnNil}))
 	st.start(WorkerSpec{})
 	st.do(VerbCreate, CreateRequest{Name: "second", Class: "counter"})
-	st.do(VerbCreate, CreateRequest{Name: "third", Class: "puppet"})
+	st.do(VerbCreate, CreateRequest{Name: "third", Class: "funcs"})
 	configure := func(object string, v int) error {
 		body := wire.Args{Positional: []wire.Raw{{byte(v)}}}.Append(nil, nil)
 		g := st.send(bus.Call{Method: VerbConfigure, Object: object, Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, Body: body}}})
@@ -207,17 +208,18 @@ func TestConfigureAnObject(t *testing.T) {
 	}
 	require.NoError(t, configure("", 10))
 	require.NoError(t, configure("second", 20))
-	require.ErrorContains(t, configure("third", 1), "class puppet takes no configuration")
+	require.ErrorContains(t, configure("third", 1), "class funcs cannot be configured")
 	require.ErrorIs(t, configure("fourth", 1), bus.ErrNotFound)
 	require.EqualValues(t, 11, st.do("add", 1))
 }
 
-// TestLanesOfObjects: objects of one worker share its serial lane, and lanes of one name with other limits are others.
-func TestLanesOfObjects(t *testing.T) {
+// TestObjectsShareLanes: the objects of a worker share its serial lane; lanes with one name and different limits are
+// separate.
+func TestObjectsShareLanes(t *testing.T) {
 	b := newBlocking()
-	wide := puppetClass(methods{"c_block": b.method, "block": b.method})
+	wide := funcClass(methods{"c_block": b.method, "block": b.method})
 	narrow := &Class{Name: "narrow", Methods: []MethodInfo{{Name: "c_block", Lane: Concurrent(1)}, {Name: "block", Lane: Serial}}, New: wide.New}
-	st := newStand(t, wide, narrow)
+	st := newHostFixture(t, wide, narrow)
 	w := st.start(WorkerSpec{})
 	st.do(VerbCreate, CreateRequest{Name: "n", Class: "narrow"})
 	var calls []*bus.Gather
@@ -228,7 +230,7 @@ func TestLanesOfObjects(t *testing.T) {
 	for range 5 {
 		<-b.beganCh
 	}
-	calls = append(calls, st.send(bus.Call{Method: "block"})) // waits for the other object's
+	calls = append(calls, st.send(bus.Call{Method: "block"})) // queued behind the other object's call
 	close(b.releaseCh)
 	for _, g := range calls {
 		<-g.Done()
@@ -243,9 +245,9 @@ func TestLanesOfObjects(t *testing.T) {
 	require.Equal(t, []string{"{concurrent 1}", "{concurrent 64}", "{work 1}"}, lanes)
 }
 
-// TestBeatsOfOneRoleTravelTogether: one message a role, however many of its workers live here.
-func TestBeatsOfOneRoleTravelTogether(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+// TestOneHeartbeatMessagePerRole: a role's workers on one host share a heartbeat message.
+func TestOneHeartbeatMessagePerRole(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	st.world = 3
 	for rank := range 3 {
 		st.start(WorkerSpec{Rank: rank, Gen: uint32(rank)})
@@ -255,6 +257,50 @@ func TestBeatsOfOneRoleTravelTogether(t *testing.T) {
 	}
 	for rank := range 3 {
 		b := next()
-		require.Equal(t, Beat{Rank: rank, Gen: uint32(rank), State: Ready, Node: "here"}, b)
+		require.Equal(t, Heartbeat{Rank: rank, Gen: uint32(rank), State: Ready, Node: "here"}, b)
+	}
+}
+
+// TestStopOfManyWorkers: stopping all workers of a host costs time in proportion to their number. With a cost in proportion
+// to the square, sixteen times as many workers would take 256 times as long.
+func TestStopOfManyWorkers(t *testing.T) {
+	perWorker := func(n int) time.Duration {
+		st := newHostFixtureWith(t, HostConfig{Classes: []*Class{funcClass(nil)}, HeartbeatEvery: time.Hour, Workers: n})
+		st.world = n
+		for rank := range n {
+			st.start(WorkerSpec{Rank: rank, Slices: []Slice{{Mesh: "main", N: rank}}})
+		}
+		begin := time.Now()
+		for _, w := range st.host.Workers() {
+			require.NoError(t, w.Stop(t.Context()))
+		}
+		return time.Since(begin) / time.Duration(n)
+	}
+	few := perWorker(256)
+	many := perWorker(4096)
+	require.Less(t, many, 4*few+100*time.Microsecond)
+}
+
+// BenchmarkStopWorkers stops a host's workers; ns/worker must not grow with their number.
+func BenchmarkStopWorkers(b *testing.B) {
+	for _, n := range []int{64, 512, 4096} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			for b.Loop() {
+				b.StopTimer()
+				ep, err := bustest.Open(b).Endpoint("test")
+				require.NoError(b, err)
+				address, err := bus.NewAddress("test", "role", "i1")
+				require.NoError(b, err)
+				h, err := NewHost(ep, HostConfig{Classes: []*Class{funcClass(nil)}, HeartbeatEvery: time.Hour, Workers: n})
+				require.NoError(b, err)
+				for rank := range n {
+					_, err := h.Start(b.Context(), WorkerSpec{Address: address, Class: "funcs", Rank: rank, World: n})
+					require.NoError(b, err)
+				}
+				b.StartTimer()
+				require.NoError(b, h.Close(b.Context()))
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*n), "ns/worker")
+		})
 	}
 }

@@ -2,16 +2,16 @@ package actors
 
 import "troupe/bus"
 
-// Lane is a worker's queue. Calls start in the order of their arrival, at most Limit at a time.
+// Lane is a queue of a worker. Calls start in order of arrival, at most Limit at a time.
 type Lane struct {
 	Name  string `msgpack:"name" json:"name"`
 	Limit int    `msgpack:"limit" json:"limit"`
 }
 
-// Serial runs one call at a time: the lane of methods that declare none.
+// Serial runs one call at a time. It is the default lane of methods.
 var Serial = Lane{Name: "work", Limit: 1}
 
-// Control never waits behind work; its calls run side by side.
+// Control is the lane of control calls, which run concurrently and never wait for work.
 var Control = Lane{Name: "control", Limit: 64}
 
 // Concurrent runs up to n calls at once.
@@ -23,7 +23,7 @@ func (l Lane) check() error {
 	}
 	for _, own := range []Lane{Serial, Control} {
 		if l.Name == own.Name && l.Limit != own.Limit {
-			return bus.Errorf(bus.CodeInvalid, "lane %q is every worker's own, with limit %d, not %d; give yours another name", l.Name, own.Limit, l.Limit)
+			return bus.Errorf(bus.CodeInvalid, "lane %q is built in, with limit %d, not %d; choose another name", l.Name, own.Limit, l.Limit)
 		}
 	}
 	if l.Limit < 1 {
@@ -39,12 +39,58 @@ type queue struct {
 	running int
 }
 
-// next takes the first call if it may start: its body is here and a slot is free. A call whose body is still on its
-// way holds up those behind it, because order is by arrival of the envelope.
+// next removes and returns the first call if its body has arrived and a slot is free. A call without its body blocks
+// those behind it: the order is that of the envelopes.
 func (q *queue) next() *call {
 	if q.running >= q.lane.Limit || q.waiting.len() == 0 || !q.waiting.first().bodyHere {
 		return nil
 	}
 	q.running++
 	return q.waiting.pop()
+}
+
+// fifo is a queue that reuses its array. The zero fifo is empty.
+type fifo[T any] struct {
+	items []T
+	head  int
+}
+
+func (f *fifo[T]) len() int { return len(f.items) - f.head }
+
+func (f *fifo[T]) push(v T) {
+	if f.head > 0 && len(f.items) == cap(f.items) { // reuse the space before head instead of growing
+		n := copy(f.items, f.items[f.head:])
+		clear(f.items[n:])
+		f.items, f.head = f.items[:n], 0
+	}
+	f.items = append(f.items, v)
+}
+
+// first returns the oldest item; the fifo must not be empty.
+func (f *fifo[T]) first() T { return f.items[f.head] }
+
+func (f *fifo[T]) pop() T {
+	var zero T
+	v := f.items[f.head]
+	f.items[f.head] = zero
+	f.head++
+	if f.head == len(f.items) {
+		f.items, f.head = f.items[:0], 0
+	}
+	return v
+}
+
+// all returns a view of the items, oldest first.
+func (f *fifo[T]) all() []T { return f.items[f.head:] }
+
+// remove removes the items for which drop is true.
+func (f *fifo[T]) remove(drop func(T) bool) {
+	kept := f.items[:f.head]
+	for _, v := range f.items[f.head:] {
+		if !drop(v) {
+			kept = append(kept, v)
+		}
+	}
+	clear(f.items[len(kept):])
+	f.items = kept
 }

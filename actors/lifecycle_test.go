@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLifecycle is the diagram as a table: from each state, the states it leads to, and no others.
+// TestLifecycle compares every transition with the diagram.
 func TestLifecycle(t *testing.T) {
 	all := []State{Created, Initialising, Ready, Stopping, Stopped, Failed}
 	for from, to := range map[State][]State{

@@ -14,16 +14,16 @@ import (
 	"troupe/bus/wire"
 )
 
-// construct makes the worker's own object. A panic in the constructor is its error.
+// construct makes the worker's main object.
 func (w *Worker) construct(ctx context.Context) error {
 	if !w.become(Initialising, nil) {
-		return bus.Errorf(bus.CodeRefused, "worker %s[%d] was stopped before it began", w.spec.Address.Role, w.spec.Rank)
+		return bus.Errorf(bus.CodeRefused, "worker %s[%d] was stopped before its constructor ran", w.spec.Address.Role, w.spec.Rank)
 	}
 	if err := w.create(ctx, "", w.class, w.spec.Config); err != nil {
 		return err
 	}
 	if !w.become(Ready, nil) {
-		return bus.Errorf(bus.CodeRefused, "worker %s[%d] was stopped while it began", w.spec.Address.Role, w.spec.Rank)
+		return bus.Errorf(bus.CodeRefused, "worker %s[%d] was stopped while its constructor ran", w.spec.Address.Role, w.spec.Rank)
 	}
 	return nil
 }
@@ -34,24 +34,24 @@ func (w *Worker) create(ctx context.Context, name string, class *Class, config w
 	_, taken := w.objects[name]
 	w.mu.Unlock()
 	if taken {
-		return bus.Errorf(bus.CodeExists, "object %q exists already in %s[%d]", name, w.spec.Address.Role, w.spec.Rank)
+		return bus.Errorf(bus.CodeExists, "object %q already exists in %s[%d]", name, w.spec.Address.Role, w.spec.Rank)
 	}
 	setup := Setup{Role: w.spec.Address, Rank: w.spec.Rank, World: w.spec.World, Gen: w.spec.Gen, Node: w.host.cfg.Node, Object: name, Config: config, Host: w.host}
 	obj, err := constructSafely(ctx, class, setup)
 	if err != nil {
 		return err
 	}
-	if class, err = tableOf(class, obj); err != nil {
+	if class, err = withOwnMethods(class, obj); err != nil {
 		return errors.Join(err, closeObject(ctx, name, obj))
 	}
-	if !w.put(name, obj, class) {
-		return errors.Join(bus.Errorf(bus.CodeRefused, "the worker ended while object %q was made", name), closeObject(ctx, name, obj))
+	if !w.addObject(name, obj, class) {
+		return errors.Join(bus.Errorf(bus.CodeRefused, "the worker ended while object %q was created", name), closeObject(ctx, name, obj))
 	}
 	return nil
 }
 
-// put gives the worker an object; false: it has closed its objects already.
-func (w *Worker) put(name string, obj Handler, class *Class) bool {
+// addObject adds an object; it reports false if the worker has closed its objects.
+func (w *Worker) addObject(name string, obj Handler, class *Class) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.objects == nil {
@@ -64,9 +64,9 @@ func (w *Worker) put(name string, obj Handler, class *Class) bool {
 	return true
 }
 
-// tableOf is the class with the methods that the object says it has.
-func tableOf(class *Class, obj Handler) (*Class, error) {
-	t, ok := obj.(Tabled)
+// withOwnMethods returns the class with the methods of a MethodProvider.
+func withOwnMethods(class *Class, obj Handler) (*Class, error) {
+	t, ok := obj.(MethodProvider)
 	if !ok {
 		return class, nil
 	}
@@ -93,25 +93,25 @@ func constructSafely(ctx context.Context, class *Class, s Setup) (obj Handler, e
 
 func panicError(p any) *bus.Error {
 	e := bus.Errorf(bus.CodePanic, "panic: %v", p)
-	e.Stack = cut(string(debug.Stack()), maxStack)
+	e.Stack = truncate(string(debug.Stack()), maxStack)
 	return e
 }
 
-// cut makes s fit for an error on the wire: bounded, and text.
-func cut(s string, n int) string {
+// truncate makes s valid UTF-8 of at most about n bytes.
+func truncate(s string, n int) string {
 	if len(s) <= n {
 		return strings.ToValidUTF8(s, "\uFFFD")
 	}
 	return strings.ToValidUTF8(s[:n], "") + "… (cut)"
 }
 
-// closeObjects closes every object, the worker's own last, and waits for them no longer than lastGrace.
+// closeObjects closes every object, the main one last, and waits for at most the host's endGrace.
 func (w *Worker) closeObjects() error {
 	w.mu.Lock()
 	objects := w.objects
 	w.objects = nil
 	w.mu.Unlock()
-	ctx, stop := context.WithTimeout(context.Background(), lastGrace)
+	ctx, stop := context.WithTimeout(context.Background(), w.host.endGrace)
 	errCh := make(chan error, 1)
 	bus.Go(func() {
 		defer stop()
@@ -124,12 +124,12 @@ func (w *Worker) closeObjects() error {
 	select {
 	case err := <-errCh:
 		return err
-	case <-time.After(lastGrace):
+	case <-time.After(w.host.endGrace):
 		return bus.Errorf(bus.CodeTimedOut, "Close of class %s has not returned in %s[%d]", w.class.Name, w.spec.Address.Role, w.spec.Rank)
 	}
 }
 
-// closeObject closes an object that wants to be told. A panic is its error.
+// closeObject closes an object that is a Closer. A panic becomes the error.
 func closeObject(ctx context.Context, name string, obj Handler) (err error) {
 	c, ok := obj.(Closer)
 	if !ok {

@@ -13,27 +13,27 @@ import (
 	"troupe/bus/bustest"
 )
 
-// collective is a meeting of all ranks in one call, as in an all-reduce: each waits there for the others.
-type collective struct {
+// barrierClass has a method that is a barrier over all ranks, like an all-reduce.
+type barrierClass struct {
 	world int
 	mu    sync.Mutex
-	calls map[string]*meeting
+	calls map[string]*barrier
 	order [][]string // by rank
 }
 
-type meeting struct {
+type barrier struct {
 	here  int
 	allCh chan struct{}
 }
 
-func (c *collective) meet(ctx context.Context, _ []byte) ([]byte, error) {
+func (c *barrierClass) meet(ctx context.Context, _ []byte) ([]byte, error) {
 	info, _ := Current(ctx)
 	id := fmt.Sprint(info.Session, "/", info.Seq)
 	c.mu.Lock()
 	c.order[info.Rank] = append(c.order[info.Rank], id)
 	m := c.calls[id]
 	if m == nil {
-		m = &meeting{allCh: make(chan struct{})}
+		m = &barrier{allCh: make(chan struct{})}
 		c.calls[id] = m
 	}
 	if m.here++; m.here == c.world {
@@ -48,18 +48,18 @@ func (c *collective) meet(ctx context.Context, _ []byte) ([]byte, error) {
 	}
 }
 
-// TestOrderedRole: two drivers call a role whose method is a barrier over all its ranks. If two ranks took two calls in
-// different orders, each would wait for the other for ever.
+// TestOrderedRole: two drivers call a role whose method is a barrier. If two ranks ran two calls in different orders,
+// both would deadlock.
 func TestOrderedRole(t *testing.T) {
 	for name, rule := range map[string]bustest.Rule{
-		"late lines": bustest.Random(3, 0, 0, 0.4, 0, nil), // so that two ranks would see two orders
+		"late lines": bustest.Random(3, 0, 0, 0.4, 0, nil), // without a sequencer two ranks would see different orders
 		"bad lines":  bustest.Random(7, 0.02, 0.05, 0.05, 0.05, nil),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			const world, calls = 4, 30
-			c := &collective{world: world, calls: map[string]*meeting{}, order: make([][]string, world)}
-			class := puppetClass(methods{"meet": c.meet})
+			c := &barrierClass{world: world, calls: map[string]*barrier{}, order: make([][]string, world)}
+			class := funcClass(methods{"meet": c.meet})
 			srv := bustest.StartServer(t, bustest.Options{})
 			open := func() *bus.Bus {
 				f := bustest.NewFaults(srv)
@@ -67,7 +67,7 @@ func TestOrderedRole(t *testing.T) {
 				f.SetRule(rule)
 				return b
 			}
-			st := &stand{t: t, address: bus.Address{Namespace: "test", Role: "role", Incarnation: "i1"}, world: world}
+			st := &hostFixture{t: t, address: bus.Address{Namespace: "test", Role: "role", Incarnation: "i1"}, world: world}
 			for rank := range world {
 				b := open()
 				st.host = addHost(t, b, HostConfig{Classes: []*Class{class}})
@@ -78,7 +78,7 @@ func TestOrderedRole(t *testing.T) {
 				ep, err := open().Endpoint("test")
 				require.NoError(t, err)
 				group.Go(func() {
-					driver := &stand{t: t, ep: ep, address: st.address, world: world}
+					driver := &hostFixture{t: t, ep: ep, address: st.address, world: world}
 					var all []*bus.Gather
 					for range calls {
 						all = append(all, driver.send(bus.Call{Method: "meet", Ordered: true, AskAfter: 100 * time.Millisecond, Timeout: time.Minute, Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2, 3}}}}))

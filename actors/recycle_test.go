@@ -10,15 +10,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
-// echoes is a typed class whose method looks at its call before and after others had a chance to get in between.
-func echoes(keep func(context.Context)) *Class {
+// echoClass is a typed class whose method checks that its call does not change while others arrive.
+func echoClass(keep func(context.Context)) *Class {
 	type none struct{}
 	c := NewClass("echo", func(context.Context, Setup) (*none, error) { return &none{}, nil })
 	Method(c, "echo", func(_ *none, ctx context.Context, b []byte) ([]byte, error) {
@@ -34,12 +33,12 @@ func echoes(keep func(context.Context)) *Class {
 	return c.Class
 }
 
-// TestMemoryOfCallsIsUsedAgain: whatever is repeated, asked about, given up or kept by a method for longer than its call,
-// every call sees its own envelope and argument, and every caller gets its own answer.
-func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
+// TestReusedCallMemoryIsNotMixedUp: with repeats, status requests, cancellations and contexts that outlive their call,
+// every call sees its own header and argument, and every caller gets its own answer.
+func TestReusedCallMemoryIsNotMixedUp(t *testing.T) {
 	var mu sync.Mutex
 	var contexts []context.Context
-	st := newStand(t, echoes(func(ctx context.Context) {
+	st := newHostFixture(t, echoClass(func(ctx context.Context) {
 		mu.Lock()
 		defer mu.Unlock()
 		if len(contexts) < 1000 {
@@ -70,7 +69,7 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 				case 0:
 					g.Cancel()
 				case 1:
-					continue // the next one overlaps
+					continue // the next call overlaps
 				}
 				<-g.Done()
 				a := g.Answer(0)
@@ -85,9 +84,9 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 			}
 		})
 	}
-	group.Go(func() { // somebody asks about calls that were, or were not
+	group.Go(func() { // status requests about known and unknown calls
 		for seq := range uint64(2000) {
-			w.asked(&wire.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
+			w.statusAsked(&wire.Header{Session: st.ep.Session(), Seq: seq, Age: 1}, time.Now())
 		}
 	})
 	group.Wait()
@@ -103,35 +102,35 @@ func TestMemoryOfCallsIsUsedAgain(t *testing.T) {
 	require.NotEmpty(t, w.forgotten, "there is memory to be used again")
 }
 
-// TestAllocationsOfACall is the budget of a short call of a lone worker, from its message to its answer: the context, the
-// argument, and what NATS takes.
+// TestAllocationsOfACall bounds the allocations of a short call to a single worker, from message to answer: the
+// context, the argument, and those of nats.go.
 func TestAllocationsOfACall(t *testing.T) {
-	st := newStandOf(t, HostConfig{Classes: []*Class{echoes(func(context.Context) {})}, BeatEvery: time.Hour})
+	st := newHostFixtureWith(t, HostConfig{Classes: []*Class{echoClass(func(context.Context) {})}, HeartbeatEvery: time.Hour})
 	w := st.start(WorkerSpec{})
-	in := newIntake(st.host, st.host.workCh)
+	r := newReceiver(st.host, st.host.workCh)
 	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), make([]byte, 64))
 	require.NoError(t, err)
 	f := wire.Frame{Kind: wire.KindCall, Body: wire.AppendNamedHead(body, 0), Header: wire.Header{Session: "s", Method: "echo", Caller: "test", Inline: 1 << 10}}
-	msg := &nats.Msg{Subject: st.address.Rank(0)}
+	msg := &bus.Msg{Subject: st.address.Rank(0)}
 	call := func() {
 		f.Header.Seq++
 		f.Header.Acked = f.Header.Seq - 1
 		f.Header.Order, f.Header.Prev = f.Header.Seq, f.Header.Seq-1
 		msg.Data = f.Append(msg.Data[:0])
-		if j := in.handle(msg); j.call != nil {
-			require.True(t, in.lending.run(j))
+		if j := r.handle(msg); j.call != nil {
+			require.True(t, r.inline.run(j))
 		}
-		w.rest(t)
+		w.awaitNoCalls(t)
 	}
 	for range 20 {
-		call() // until it is known to be short
+		call() // until the method counts as short
 	}
 	require.LessOrEqual(t, testing.AllocsPerRun(500, call), 6.0)
 }
 
-// What is forgotten when a worker ends is used again by the next message: nothing may refer to it.
-func TestForgottenCallsAreReferredToByNobody(t *testing.T) {
-	st := newStand(t, echoes(func(context.Context) {}))
+// Memory of calls that are forgotten when a worker ends is reused by the next message: nothing may refer to it.
+func TestNothingRefersToForgottenCalls(t *testing.T) {
+	st := newHostFixture(t, echoClass(func(context.Context) {}))
 	w := st.start(WorkerSpec{})
 	body, err := wire.AppendMarshal(wire.AppendArgsHead(nil, 1), []byte("x"))
 	require.NoError(t, err)
@@ -142,7 +141,7 @@ func TestForgottenCallsAreReferredToByNobody(t *testing.T) {
 	<-g.Done()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, s := range w.sessions {
+	for _, s := range w.callers {
 		w.forgetAll(s)
 		for _, c := range s.calls {
 			require.False(t, slices.Contains(w.forgotten, c))

@@ -13,11 +13,11 @@ const (
 	runnerIdle     = 10 * time.Second
 )
 
-// runners are goroutines that run calls, kept for a while when they have nothing to do: a fresh goroutine has a small
-// stack, and growing it in every call costs more than the rest of a short one.
+// runners is a pool of goroutines for calls. A new goroutine has a small stack, and growing it in every call costs more
+// than the rest of a short call.
 type runners struct {
 	mu     sync.Mutex
-	idle   []*runner // the last one to become idle is the first to be used again
+	idle   []*runner // used last in, first out
 	closed bool
 	group  sync.WaitGroup
 }
@@ -30,7 +30,7 @@ type job struct {
 	call   *call
 }
 
-// start runs the job on an idle runner, or on a new one. It does not block.
+// start runs the job on an idle runner or on a new one. It does not block.
 func (rs *runners) start(j job) {
 	rs.mu.Lock()
 	if n := len(rs.idle); n > 0 {
@@ -38,7 +38,7 @@ func (rs *runners) start(j job) {
 		rs.idle[n-1] = nil
 		rs.idle = rs.idle[:n-1]
 		rs.mu.Unlock()
-		r.jobCh <- j // holds one, and an idle runner's is empty
+		r.jobCh <- j // does not block: it has room for one, and an idle runner's is empty
 		return
 	}
 	rs.mu.Unlock()
@@ -52,17 +52,17 @@ func (rs *runners) loop(r *runner, j job) {
 	for {
 		j.worker.run(j.queue, j.call)
 		j = job{}
-		if !rs.rest(r) {
+		if !rs.addIdle(r) {
 			return
 		}
 		t.Reset(runnerIdle)
 		select {
 		case j = <-r.jobCh:
 		case <-t.C:
-			if rs.leave(r) {
+			if rs.removeIdle(r) {
 				return
 			}
-			j = <-r.jobCh // chosen in the last moment
+			j = <-r.jobCh // start has just taken it from the idle ones
 		}
 		if j.call == nil {
 			return // closed
@@ -70,8 +70,8 @@ func (rs *runners) loop(r *runner, j job) {
 	}
 }
 
-// rest puts the runner among the idle ones; false: it is not needed any more.
-func (rs *runners) rest(r *runner) bool {
+// addIdle makes the runner idle; it reports false if the runner should end.
+func (rs *runners) addIdle(r *runner) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	if rs.closed || len(rs.idle) >= maxIdleRunners {
@@ -81,8 +81,8 @@ func (rs *runners) rest(r *runner) bool {
 	return true
 }
 
-// leave takes an idle runner out; false: somebody has just chosen it.
-func (rs *runners) leave(r *runner) bool {
+// removeIdle removes an idle runner; it reports false if start has just taken it.
+func (rs *runners) removeIdle(r *runner) bool {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	for i, q := range rs.idle {
@@ -94,8 +94,8 @@ func (rs *runners) leave(r *runner) bool {
 	return false
 }
 
-// close ends the idle runners and waits for those that run, up to limit: a method that never returns is its worker's
-// to report.
+// close ends the idle runners and waits for the busy ones, up to limit. A method that never returns is reported by its
+// worker.
 func (rs *runners) close(limit time.Duration) {
 	rs.mu.Lock()
 	rs.closed = true

@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// silent is a handler whose calls are never answered, so that it needs no bus.
-type silent struct{ method func() }
+// unansweredHandler is a handler whose calls are not answered, so that it needs no bus.
+type unansweredHandler struct{ method func() }
 
-func (s silent) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
+func (s unansweredHandler) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) {
 	c := ctx.Value(callKey{}).(*callContext).call
 	c.worker.mu.Lock()
 	c.dropped = true
@@ -25,35 +25,35 @@ func (s silent) Handle(ctx context.Context, _ string, _ []byte) ([]byte, error) 
 	return nil, nil
 }
 
-// silentWorker is a ready worker without a bus.
-func silentWorker(method func()) *Worker {
+// busFreeWorker is a ready worker without a bus.
+func busFreeWorker(method func()) *Worker {
 	w := newWorker(&Host{}, WorkerSpec{}, &Class{})
 	w.state = Ready
-	w.objects[""], w.classes[""] = silent{method}, &Class{Open: true}
+	w.objects[""], w.classes[""] = unansweredHandler{method}, &Class{Open: true}
 	return w
 }
 
 // start runs a call of the method on the host's runners.
 func (w *Worker) start(q *queue) {
-	c := &call{worker: w, session: &session{calls: map[uint64]*call{}}, header: &wire.Header{Method: "m"}, bodyHere: true}
+	c := &call{worker: w, caller: &callerState{calls: map[uint64]*call{}}, header: &wire.Header{Method: "m"}, bodyHere: true}
 	c.binding = &binding{queue: q, handle: func(ctx context.Context, body []byte) ([]byte, error) { return w.objects[""].Handle(ctx, "m", body) }}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q.waiting.push(c)
-	w.kick(q, instantOf(time.Now()))
+	w.startReady(q, instantOf(time.Now()))
 }
 
-func (rs *runners) resting() int {
+func (rs *runners) idleCount() int {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	return len(rs.idle)
 }
 
-func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
+func TestRunnersAreReusedAndEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var running atomic.Int32
 		releaseCh := make(chan struct{})
-		w := silentWorker(func() { running.Add(1); <-releaseCh })
+		w := busFreeWorker(func() { running.Add(1); <-releaseCh })
 		rs, q := &w.host.runners, &queue{lane: Concurrent(100)}
 		atOnce := func(n int) {
 			for range n {
@@ -67,31 +67,31 @@ func TestRunnersAreUsedAgainAndLeave(t *testing.T) {
 			synctest.Wait()
 		}
 		atOnce(5)
-		require.Equal(t, 5, rs.resting())
+		require.Equal(t, 5, rs.idleCount())
 
 		time.Sleep(runnerIdle / 2)
 		atOnce(3)
-		require.Equal(t, 5, rs.resting(), "no new one was needed")
+		require.Equal(t, 5, rs.idleCount(), "no new one was needed")
 		time.Sleep(runnerIdle/2 + time.Second)
-		require.Equal(t, 3, rs.resting(), "two have had nothing to do for too long")
+		require.Equal(t, 3, rs.idleCount(), "two have had nothing to do for too long")
 		time.Sleep(runnerIdle)
-		require.Zero(t, rs.resting())
+		require.Zero(t, rs.idleCount())
 		atOnce(1)
-		require.Equal(t, 1, rs.resting())
+		require.Equal(t, 1, rs.idleCount())
 		rs.close(time.Second)
-		require.Zero(t, rs.resting())
+		require.Zero(t, rs.idleCount())
 	})
 }
 
-// TestRunnersChosenInTheLastMoment: a runner that is about to leave and is chosen runs the call.
-func TestRunnersChosenInTheLastMoment(t *testing.T) {
+// TestRunnerTakenWhileItEnds: a runner that start takes just before it ends still runs the call.
+func TestRunnerTakenWhileItEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ran atomic.Int32
-		w := silentWorker(func() { ran.Add(1) })
+		w := busFreeWorker(func() { ran.Add(1) })
 		q := &queue{lane: Concurrent(1)}
 		for i := range 50 {
 			w.start(q)
-			time.Sleep(runnerIdle) // exactly when it leaves
+			time.Sleep(runnerIdle) // the moment at which it ends
 			require.EqualValues(t, i+1, ran.Load())
 		}
 		w.host.runners.close(time.Second)
@@ -101,7 +101,7 @@ func TestRunnersChosenInTheLastMoment(t *testing.T) {
 func TestRunnersCloseIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		releaseCh := make(chan struct{})
-		w := silentWorker(func() { <-releaseCh })
+		w := busFreeWorker(func() { <-releaseCh })
 		w.start(&queue{lane: Serial})
 		began := time.Now()
 		w.host.runners.close(time.Second)
@@ -110,11 +110,11 @@ func TestRunnersCloseIsBounded(t *testing.T) {
 	})
 }
 
-// TestMethodEndsItsGoroutine: runtime.Goexit in a method costs a goroutine, not the lane.
-func TestMethodEndsItsGoroutine(t *testing.T) {
+// TestGoexitInAMethod: runtime.Goexit in a method ends a goroutine; the lane continues.
+func TestGoexitInAMethod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var ran atomic.Int32
-		w := silentWorker(func() {
+		w := busFreeWorker(func() {
 			if ran.Add(1)%2 == 1 {
 				runtime.Goexit()
 			}

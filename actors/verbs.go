@@ -14,16 +14,16 @@ import (
 	"troupe/bus/wire"
 )
 
-// The built-in verbs. They are called like methods, on the control subjects; their names begin with @, which no method
-// of a class may. Those that change the object are serial, like the work they must not run beside.
+// The built-in verbs. They are called like methods, on the control subjects; their names begin with @, which method
+// names cannot. Verbs that change an object run in the serial lane.
 const (
 	VerbHealth    = "@health"    // nil → Health
 	VerbInfo      = "@info"      // nil → Info
-	VerbProbe     = "@probe"     // nil → nil: this subject is heard
+	VerbProbe     = "@probe"     // nil → nil: proves that the worker listens on the subject
 	VerbConfigure = "@configure" // any value → nil
 	VerbSetEnv    = "@set_env"   // map of strings → nil
 	VerbCreate    = "@create"    // CreateRequest → nil
-	VerbJoin      = "@join"      // Slice → nil: listen to one more slice
+	VerbJoin      = "@join"      // Slice → nil: subscribe to one more slice
 	VerbStop      = "@stop"      // StopRequest → nil: end the worker
 )
 
@@ -32,7 +32,7 @@ type verb struct {
 	do   func(w *Worker, ctx context.Context, body []byte) ([]byte, error)
 }
 
-// verbs is filled in init, because the verbs refer to the workers that look them up.
+// verbs is set in init to avoid an initialisation cycle.
 var verbs map[string]verb
 
 func init() {
@@ -44,7 +44,7 @@ func init() {
 		VerbStop:      {Control, verbOf((*Worker).stopVerb)},
 		VerbConfigure: {Serial, verbOf((*Worker).configure)},
 		VerbSetEnv:    {Serial, verbOf((*Worker).setEnv)},
-		VerbCreate:    {Serial, verbOf((*Worker).createVerb)},
+		VerbCreate:    {Serial, verbOf((*Worker).createObject)},
 	}
 }
 
@@ -62,8 +62,8 @@ func verbOf[A, R any](f func(*Worker, context.Context, A) (R, error)) func(*Work
 	}
 }
 
-// isQuiet tells the verbs that only ask from what keeps a worker busy.
-func isQuiet(method string) bool {
+// isControlVerb reports whether the method is a verb that does not count as work.
+func isControlVerb(method string) bool {
 	v, ok := verbs[method]
 	return ok && v.lane == Control
 }
@@ -76,12 +76,12 @@ func verbInfo(name string) (MethodInfo, bool) {
 // Health is the answer to the health verb.
 type Health struct {
 	State State         `msgpack:"state" json:"state"`
-	Since time.Duration `msgpack:"since" json:"since"` // how long it has been in that state
-	Busy  time.Duration `msgpack:"busy" json:"busy"`   // how long its oldest call has been running; 0: idle
+	Since time.Duration `msgpack:"since" json:"since"` // time since the last change of state
+	Busy  time.Duration `msgpack:"busy" json:"busy"`   // running time of the oldest call; 0: idle
 	Error string        `msgpack:"error,omitempty" json:"error,omitempty"`
 }
 
-const maxListed = 100 // calls that wait in one lane and are listed one by one
+const maxListedCalls = 100 // queued calls of one lane that Info lists
 
 // Info is the answer to the info verb.
 type Info struct {
@@ -93,46 +93,46 @@ type Info struct {
 	Node    string      `msgpack:"node" json:"node"`
 	PID     int         `msgpack:"pid" json:"pid"`
 	Wire    int         `msgpack:"wire" json:"wire"`       // major version of the wire
-	Runtime string      `msgpack:"runtime" json:"runtime"` // of the language the worker is written in
+	Runtime string      `msgpack:"runtime" json:"runtime"` // version of the worker's language runtime
 	State   State       `msgpack:"state" json:"state"`
 	Objects []string    `msgpack:"objects" json:"objects"`
 	Lanes   []LaneInfo  `msgpack:"lanes" json:"lanes"`
-	Calls   []CallState `msgpack:"calls" json:"calls"` // in flight, oldest first; of those that wait the first 100 of each lane
-	// Methods are the class's own, and Open says that there may be more: what a driver needs that does not know the class.
+	Calls   []CallState `msgpack:"calls" json:"calls"` // running and queued, oldest first; of each lane at most 100 queued ones
+	// Methods are those of the class; Open says that others are accepted too.
 	Methods []MethodInfo `msgpack:"methods" json:"methods"`
 	Open    bool         `msgpack:"open,omitempty" json:"open,omitempty"`
 }
 
-// LaneInfo is how full a lane is.
+// LaneInfo is the load of a lane.
 type LaneInfo struct {
 	Lane
 	Queued  int `msgpack:"queued" json:"queued"`
 	Running int `msgpack:"running" json:"running"`
 }
 
-// CallState is one call in flight.
+// CallState is a running or queued call.
 type CallState struct {
 	Method    string        `msgpack:"method" json:"method"`
 	Caller    string        `msgpack:"caller" json:"caller"`
 	Running   bool          `msgpack:"running" json:"running"`
-	For       time.Duration `msgpack:"for" json:"for"`             // how long it has been running, or waiting
-	Cancelled bool          `msgpack:"cancelled" json:"cancelled"` // it was told to end, or its time is up, and it has not noticed
+	For       time.Duration `msgpack:"for" json:"for"`             // time since it started, or arrived if it is queued
+	Cancelled bool          `msgpack:"cancelled" json:"cancelled"` // cancelled or past its deadline, and still running
 }
 
-// CreateRequest asks for another object in the worker.
+// CreateRequest creates another object in the worker.
 type CreateRequest struct {
 	Name   string   `msgpack:"name"`
 	Class  string   `msgpack:"class"`
 	Config wire.Raw `msgpack:"config"`
 }
 
-// StopRequest ends a worker. What runs may finish within Grace.
+// StopRequest stops a worker. Running calls may finish within Grace.
 type StopRequest struct {
 	Grace time.Duration `msgpack:"grace"`
 }
 
 func (w *Worker) health(context.Context, None) (Health, error) {
-	b := w.beatNow()
+	b := w.heartbeat()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := Health{State: b.State, Since: time.Since(w.since), Busy: b.Busy}
@@ -154,12 +154,12 @@ func (w *Worker) info(context.Context, None) (Info, error) {
 	calls := slices.Clone(w.active)
 	for _, q := range w.queues {
 		info.Lanes = append(info.Lanes, LaneInfo{Lane: q.lane, Queued: q.waiting.len(), Running: q.running})
-		calls = append(calls, q.waiting.all()[:min(q.waiting.len(), maxListed)]...)
+		calls = append(calls, q.waiting.all()[:min(q.waiting.len(), maxListedCalls)]...)
 	}
 	slices.SortFunc(info.Lanes, func(a, b LaneInfo) int { return cmp.Or(cmp.Compare(a.Name, b.Name), a.Limit-b.Limit) })
 	slices.SortFunc(calls, func(a, b *call) int { return cmp.Compare(a.arrived, b.arrived) })
 	for _, c := range calls {
-		if !isQuiet(c.header.Method) {
+		if !isControlVerb(c.header.Method) {
 			info.Calls = append(info.Calls, c.stateNow())
 		}
 	}
@@ -184,19 +184,19 @@ func (w *Worker) configure(ctx context.Context, config wire.Raw) (None, error) {
 	}
 	c, ok := obj.(Configurer)
 	if !ok {
-		return None{}, bus.Errorf(bus.CodeRefused, "class %s takes no configuration after its start", class.Name)
+		return None{}, bus.Errorf(bus.CodeRefused, "class %s cannot be configured after its start", class.Name)
 	}
 	return None{}, c.Configure(ctx, config)
 }
 
 func noObject(name string) error {
-	return bus.Errorf(bus.CodeNotFound, "no object %q in this worker; make it with the create verb", name)
+	return bus.Errorf(bus.CodeNotFound, "no object %q in this worker; create it with the verb @create", name)
 }
 
 func (w *Worker) setEnv(ctx context.Context, env map[string]string) (None, error) {
 	for name := range env {
 		if name == "" || strings.ContainsAny(name, "=\x00") {
-			return None{}, bus.Errorf(bus.CodeRefused, "%q is no name of a variable", name)
+			return None{}, bus.Errorf(bus.CodeRefused, "%q is not a valid name of an environment variable", name)
 		}
 	}
 	w.mu.Lock()
@@ -216,7 +216,7 @@ func (w *Worker) setEnv(ctx context.Context, env map[string]string) (None, error
 	return None{}, nil
 }
 
-// Env is a variable that the set_env verb gave the worker, or the process's own.
+// Env returns a variable that set_env has set for the worker, or else the process's.
 func (w *Worker) Env(name string) string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -226,7 +226,7 @@ func (w *Worker) Env(name string) string {
 	return os.Getenv(name)
 }
 
-func (w *Worker) createVerb(ctx context.Context, r CreateRequest) (None, error) {
+func (w *Worker) createObject(ctx context.Context, r CreateRequest) (None, error) {
 	if err := bus.CheckName("object", r.Name); err != nil {
 		return None{}, err
 	}
@@ -244,14 +244,14 @@ func (w *Worker) join(_ context.Context, s Slice) (None, error) {
 	return None{}, w.host.subscribe(w.spec.Address.Slice(s.Mesh, s.N), w.host.workCh, w)
 }
 
-// stopVerb answers when no new call is taken, and then stops: a stopped worker has nobody left to answer.
+// stopVerb stops the worker in the background: a stopped worker could not answer.
 func (w *Worker) stopVerb(_ context.Context, r StopRequest) (None, error) {
 	w.beginStop()
 	bus.Go(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), r.Grace)
 		defer cancel()
 		if err := w.Stop(ctx); err != nil {
-			w.host.cfg.Logger.Warn("actors: a worker did not stop in order", "role", w.spec.Address.Role, "rank", w.spec.Rank, "error", err)
+			w.host.cfg.Logger.Warn("actors: stop worker", "role", w.spec.Address.Role, "rank", w.spec.Rank, "error", err)
 		}
 	})
 	return None{}, nil

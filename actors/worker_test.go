@@ -14,22 +14,21 @@ import (
 	"time"
 	"weak"
 
-	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"troupe/bus"
 	"troupe/bus/wire"
 )
 
-// beats gives the beats of the stand's role.
-func (st *stand) beats() func() Beat {
+// beats returns a function that waits for the next heartbeat of the role.
+func (st *hostFixture) beats() func() Heartbeat {
 	st.t.Helper()
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.address.Life())
 	require.NoError(st.t, err)
-	require.NoError(st.t, st.ep.Bus().Conn().Flush())
+	require.NoError(st.t, st.ep.Bus().Flush(context.Background()))
 	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	var got []Beat
-	return func() Beat {
+	var got []Heartbeat
+	return func() Heartbeat {
 		for len(got) == 0 {
 			m, err := sub.NextMsg(20 * time.Second)
 			require.NoError(st.t, err)
@@ -43,16 +42,17 @@ func (st *stand) beats() func() Beat {
 	}
 }
 
-// TestPanicFails: with that policy a panic ends the worker: its own call says where, the others that they lost their
-// worker, nothing new begins, and a beat says why, at once, although a method will not end.
+// TestPanicFails: with PanicFails a panic ends the worker. Its call has the stack, other calls get worker_lost, no call
+// starts, and a heartbeat has the cause at once, although one method does not end.
 func TestPanicFails(t *testing.T) {
 	t.Parallel()
 	running, stuck, began := newBlocking(), newBlocking(), atomic.Bool{}
-	class := puppetClass(methods{
-		"c_block": running.method, "c_stuck": stuck.stubborn, "panic": panicking,
+	class := funcClass(methods{
+		"c_block": running.method, "c_stuck": stuck.ignoreCancel, "panic": panics,
 		"next": func(context.Context, []byte) ([]byte, error) { began.Store(true); return nil, nil },
 	})
-	st := newStandOf(t, HostConfig{Classes: []*Class{class}, BeatEvery: time.Hour})
+	st := newHostFixtureWith(t, HostConfig{Classes: []*Class{class}, HeartbeatEvery: time.Hour})
+	st.host.endGrace = defaultEndGrace // the heartbeat must come before it has passed
 	defer close(stuck.releaseCh)
 	w := st.start(WorkerSpec{PanicFails: true})
 	next := st.beats()
@@ -60,24 +60,24 @@ func TestPanicFails(t *testing.T) {
 	st.send(bus.Call{Method: "c_stuck"})
 	<-running.beganCh
 	<-stuck.beganCh
-	w.mu.Lock() // so that both wait when the panic comes
+	w.mu.Lock() // both calls are queued when the panic happens
 	panicked, waiting := st.send(bus.Call{Method: "panic"}), st.send(bus.Call{Method: "next"})
-	require.NoError(t, st.ep.Bus().Conn().Flush())
+	require.NoError(t, st.ep.Bus().Flush(context.Background()))
 	w.mu.Unlock()
 	at := time.Now()
 	for b := next(); ; b = next() {
 		if b.State == Failed {
 			require.ErrorIs(t, b.Err, bus.ErrPanic)
 			require.Contains(t, b.Err.Message, "the floor gave way")
-			require.Contains(t, b.Err.Stack, "panicking")
+			require.Contains(t, b.Err.Stack, "panics")
 			break
 		}
 	}
-	require.Less(t, time.Since(at), lastGrace/2)
+	require.Less(t, time.Since(at), defaultEndGrace/2)
 	<-panicked.Done()
 	err := bus.AsError(panicked.Answers()[0].Err)
 	require.ErrorIs(t, err, bus.ErrPanic)
-	require.Contains(t, err.Stack, "panicking")
+	require.Contains(t, err.Stack, "panics")
 	for _, g := range []*bus.Gather{blocked, waiting} {
 		<-g.Done()
 		require.ErrorIs(t, g.Answers()[0].Err, bus.ErrWorkerLost)
@@ -92,13 +92,13 @@ func TestPanicFails(t *testing.T) {
 	require.Empty(t, st.host.Workers())
 }
 
-// TestPanicWhileStopping: both ways out at once are one.
-func TestPanicWhileStopping(t *testing.T) {
+// TestPanicDuringStop: a failure during Stop ends the worker once.
+func TestPanicDuringStop(t *testing.T) {
 	for range 20 {
 		b := newBlocking()
-		st := newStand(t, puppetClass(methods{"panic": func(ctx context.Context, body []byte) ([]byte, error) {
+		st := newHostFixture(t, funcClass(methods{"panic": func(ctx context.Context, body []byte) ([]byte, error) {
 			_, _ = b.method(ctx, body)
-			return panicking(ctx, body)
+			return panics(ctx, body)
 		}}))
 		w := st.start(WorkerSpec{PanicFails: true})
 		g := st.send(bus.Call{Method: "panic"})
@@ -121,19 +121,19 @@ func TestPanicWhileStopping(t *testing.T) {
 	}
 }
 
-type brokenError struct{ words *string }
+type panickingError struct{ words *string }
 
-func (e *brokenError) Error() string { return *e.words }
+func (e *panickingError) Error() string { return *e.words }
 
-// TestErrorsOfMethods: whatever a method calls an error is the call's, and the process never dies of it.
+// TestErrorsOfMethods: every kind of error, and a panic in an error's method, becomes the call's error.
 func TestErrorsOfMethods(t *testing.T) {
 	elsewhere := &bus.Error{Code: bus.CodePanic, Message: "bang", Role: "other", Rank: 3, Method: "boom", Stack: "there"}
-	st := newStand(t, puppetClass(methods{
-		"typed_nil": failing((*brokenError)(nil)),
-		"no_code":   failing(&bus.Error{Message: "nameless"}),
-		"not_text":  failing(errors.New("bad \xff byte")),
-		"details":   failing(&bus.Error{Code: "weird\xff", Message: "m", Details: map[string]string{"k\xff": "v\xff"}}),
-		"elsewhere": failing(fmt.Errorf("asked for help: %w", elsewhere)),
+	st := newHostFixture(t, funcClass(methods{
+		"typed_nil": returnError((*panickingError)(nil)),
+		"no_code":   returnError(&bus.Error{Message: "nameless"}),
+		"not_text":  returnError(errors.New("bad \xff byte")),
+		"details":   returnError(&bus.Error{Code: "weird\xff", Message: "m", Details: map[string]string{"k\xff": "v\xff"}}),
+		"elsewhere": returnError(fmt.Errorf("asked for help: %w", elsewhere)),
 		"goexit":    func(context.Context, []byte) ([]byte, error) { runtime.Goexit(); return nil, nil },
 		"beyond":    func(_ context.Context, body []byte) ([]byte, error) { return body[:1<<20], nil },
 	}))
@@ -152,22 +152,22 @@ func TestErrorsOfMethods(t *testing.T) {
 	state, _ := w.State()
 	require.Equal(t, Ready, state)
 
-	picky := newStand(t, puppetClass(methods{"elsewhere": failing(elsewhere), "ok": nothing}))
+	picky := newHostFixture(t, funcClass(methods{"elsewhere": returnError(elsewhere), "ok": returnNil}))
 	picky.start(WorkerSpec{PanicFails: true})
 	require.ErrorIs(t, picky.fails("elsewhere"), bus.ErrPanic)
-	picky.do("ok") // it was another worker's panic
+	picky.do("ok") // the panic was in another worker
 }
 
-// TestAMethodThatGoesAstray: one that was always quick and then ends its goroutine, or never returns, takes nobody with
-// it.
-func TestAMethodThatGoesAstray(t *testing.T) {
+// TestInlineCallThatDoesNotReturn: a method that was always short and then ends its goroutine, or does not return, does
+// not block other calls.
+func TestInlineCallThatDoesNotReturn(t *testing.T) {
 	for name, astray := range map[string]func(ctx context.Context){
 		"ends its goroutine": func(context.Context) { runtime.Goexit() },
 		"waits":              func(ctx context.Context) { <-ctx.Done() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			var calls atomic.Int64
-			st := newStand(t, puppetClass(methods{"c_ok": nothing, "quick": func(ctx context.Context, _ []byte) ([]byte, error) {
+			st := newHostFixture(t, funcClass(methods{"c_ok": returnNil, "quick": func(ctx context.Context, _ []byte) ([]byte, error) {
 				if calls.Add(1) > 20 {
 					astray(ctx)
 				}
@@ -189,7 +189,7 @@ func TestAMethodThatGoesAstray(t *testing.T) {
 func TestStopIsBounded(t *testing.T) {
 	t.Parallel()
 	b := newBlocking()
-	st := newStand(t, puppetClass(methods{"stuck": b.stubborn, "c_stuck_too": b.stubborn}))
+	st := newHostFixture(t, funcClass(methods{"stuck": b.ignoreCancel, "c_stuck_too": b.ignoreCancel}))
 	defer close(b.releaseCh)
 	w := st.start(WorkerSpec{})
 	g, _ := st.send(bus.Call{Method: "stuck"}), st.send(bus.Call{Method: "c_stuck_too"})
@@ -199,7 +199,7 @@ func TestStopIsBounded(t *testing.T) {
 	defer cancel()
 	began := time.Now()
 	err := st.host.Close(ctx)
-	require.Less(t, time.Since(began), lastGrace+2*time.Second)
+	require.Less(t, time.Since(began), st.host.endGrace+2*time.Second)
 	require.ErrorIs(t, err, bus.ErrTimedOut)
 	require.ErrorContains(t, err, "still running in role[0] although cancelled: c_stuck_too, stuck")
 	<-w.Done()
@@ -214,10 +214,10 @@ func TestStopIsBounded(t *testing.T) {
 	require.NoError(t, st.host.Close(ctx), "a second time there is nothing to do")
 }
 
-// TestStopHurries: of several who wait for the end the least patient counts.
-func TestStopHurries(t *testing.T) {
+// TestFirstStopContextToEndCounts: of several Stops the first context to end counts.
+func TestFirstStopContextToEndCounts(t *testing.T) {
 	b := newBlocking()
-	st := newStand(t, puppetClass(methods{"block": b.method}))
+	st := newHostFixture(t, funcClass(methods{"block": b.method}))
 	w := st.start(WorkerSpec{})
 	g := st.send(bus.Call{Method: "block"})
 	<-b.beganCh
@@ -234,15 +234,17 @@ func TestStopHurries(t *testing.T) {
 	require.ErrorIs(t, g.Answers()[0].Err, bus.ErrWorkerLost)
 }
 
-// closing is an object that tells when it is closed.
-type closing struct {
+// closingObject is an object that records when it is closed.
+type closingObject struct {
 	name string
 	log  func(string)
 	how  func() error
 }
 
-func (c *closing) Handle(context.Context, string, []byte) ([]byte, error) { return []byte{0xc0}, nil }
-func (c *closing) Close(context.Context) error                            { c.log(c.name); return c.how() }
+func (c *closingObject) Handle(context.Context, string, []byte) ([]byte, error) {
+	return []byte{0xc0}, nil
+}
+func (c *closingObject) Close(context.Context) error { c.log(c.name); return c.how() }
 
 func closingClass(how map[string]func() error) (*Class, func() string) {
 	var mu sync.Mutex
@@ -253,7 +255,7 @@ func closingClass(how map[string]func() error) (*Class, func() string) {
 		closed = append(closed, name)
 	}
 	c := &Class{Name: "closing", Open: true, New: func(_ context.Context, s Setup) (Handler, error) {
-		return &closing{name: "<" + s.Object + ">", log: log, how: how[s.Object]}, nil
+		return &closingObject{name: "<" + s.Object + ">", log: log, how: how[s.Object]}, nil
 	}}
 	return c, func() string {
 		mu.Lock()
@@ -262,14 +264,14 @@ func closingClass(how map[string]func() error) (*Class, func() string) {
 	}
 }
 
-// TestObjectsAreClosed: all of them, the worker's own last, whatever one of them does.
+// TestObjectsAreClosed: every object is closed, the main one last, even if one of them fails.
 func TestObjectsAreClosed(t *testing.T) {
 	class, closed := closingClass(map[string]func() error{
 		"":  func() error { return nil },
 		"a": func() error { panic("no") },
 		"b": func() error { return errors.New("still in use") },
 	})
-	st := newStand(t, class)
+	st := newHostFixture(t, class)
 	w := st.start(WorkerSpec{})
 	for _, name := range []string{"a", "b"} {
 		st.do(VerbCreate, CreateRequest{Name: name, Class: "closing"})
@@ -280,28 +282,28 @@ func TestObjectsAreClosed(t *testing.T) {
 	require.Equal(t, "<b> <a> <>", closed())
 }
 
-func TestCloseThatHangs(t *testing.T) {
+func TestCloseIsBounded(t *testing.T) {
 	t.Parallel()
 	releaseCh := make(chan struct{})
 	defer close(releaseCh)
 	class, _ := closingClass(map[string]func() error{"": func() error { <-releaseCh; return nil }})
-	st := newStand(t, class)
+	st := newHostFixture(t, class)
 	w := st.start(WorkerSpec{})
 	require.ErrorContains(t, w.Stop(t.Context()), "Close of class closing has not returned in role[0]")
 }
 
-// TestCreateThatOutlivesTheWorker: an object that is made too late is closed, not lost.
-func TestCreateThatOutlivesTheWorker(t *testing.T) {
+// TestObjectCreatedAfterTheEndIsClosed: an object whose constructor returns after the worker's end is closed.
+func TestObjectCreatedAfterTheEndIsClosed(t *testing.T) {
 	t.Parallel()
 	b := newBlocking()
 	closedCh := make(chan string, 2)
 	slow := &Class{Name: "slow", Open: true, New: func(_ context.Context, s Setup) (Handler, error) {
 		if s.Object != "" {
-			_, _ = b.stubborn(context.Background(), nil)
+			_, _ = b.ignoreCancel(context.Background(), nil)
 		}
-		return &closing{name: s.Object, log: func(name string) { closedCh <- name }, how: func() error { return nil }}, nil
+		return &closingObject{name: s.Object, log: func(name string) { closedCh <- name }, how: func() error { return nil }}, nil
 	}}
-	st := newStand(t, slow)
+	st := newHostFixture(t, slow)
 	w := st.start(WorkerSpec{})
 	st.send(bus.Call{Method: VerbCreate}, CreateRequest{Name: "late", Class: "slow"})
 	<-b.beganCh
@@ -313,13 +315,13 @@ func TestCreateThatOutlivesTheWorker(t *testing.T) {
 	require.Equal(t, "late", <-closedCh)
 }
 
-// inject is a call as the host would hand it over.
+// inject passes a call to the worker as its host would.
 func (w *Worker) inject(h wire.Header, body []byte, now time.Time) {
 	h.Inline = max(h.Inline, 32<<10)
-	_, _ = w.arrive(&delivery{frame: wire.Frame{Header: h}}, body, now, false, true)
+	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, body, now, false, true)
 }
 
-func (w *Worker) rest(t *testing.T) {
+func (w *Worker) awaitNoCalls(t *testing.T) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; time.Sleep(100 * time.Microsecond) {
 		w.mu.Lock()
@@ -335,14 +337,14 @@ func (w *Worker) rest(t *testing.T) {
 	}
 }
 
-// inbox listens to what is said to a session.
-func (st *stand) inbox(session string) func() wire.Frame {
+// inbox returns a function that waits for the next frame to a caller.
+func (st *hostFixture) inbox(session string) func() wire.Frame {
 	st.t.Helper()
 	sub, err := st.ep.Bus().Conn().SubscribeSync(st.ep.Inbox(session))
 	require.NoError(st.t, err)
-	require.NoError(st.t, st.ep.Bus().Conn().Flush())
+	require.NoError(st.t, st.ep.Bus().Flush(context.Background()))
 	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
-	var data []byte // of a bundle, what is left
+	var data []byte // the rest of a bundle
 	return func() wire.Frame {
 		if len(data) == 0 {
 			m, err := sub.NextMsg(20 * time.Second)
@@ -362,56 +364,56 @@ func (st *stand) inbox(session string) func() wire.Frame {
 	}
 }
 
-// TestAnswersAreKeptInBounds: those a worker keeps for callers that acknowledge nothing are bounded in number and in
-// bytes, the oldest go first, and a call whose answer is gone is not run again.
-func TestAnswersAreKeptInBounds(t *testing.T) {
+// TestKeptAnswersAreBounded: the answers kept for callers that acknowledge nothing are bounded in number and bytes; the
+// oldest are dropped, and their calls do not run again.
+func TestKeptAnswersAreBounded(t *testing.T) {
 	var ran atomic.Int64
-	st := newStand(t, puppetClass(methods{
+	st := newHostFixture(t, funcClass(methods{
 		"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil },
 		"long":  func(context.Context, []byte) ([]byte, error) { return wire.Marshal(make([]byte, 30<<10)) },
 	}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
-	const n = maxKept + 500
+	const n = maxUnacked + 500
 	for seq := range uint64(n) {
 		w.inject(wire.Header{Session: "s", Seq: seq + 1, Method: "count"}, nil, now)
 	}
-	w.rest(t)
+	w.awaitNoCalls(t)
 	require.EqualValues(t, n, ran.Load())
-	require.Equal(t, maxKept, w.kept.n)
-	s := w.sessions["s"]
+	require.Equal(t, maxUnacked, w.unacked.n)
+	s := w.callers["s"]
 	require.Len(t, s.calls, n)
-	require.Equal(t, 500, s.gone)
-	require.Same(t, gone, s.calls[1])
+	require.Equal(t, 500, s.tombstones)
+	require.Same(t, tombstone, s.calls[1])
 
 	next := st.inbox("s")
 	for _, seq := range []uint64{1, 500} {
-		w.asked(&wire.Header{Session: "s", Seq: seq, Age: 1}, now)
+		w.statusAsked(&wire.Header{Session: "s", Seq: seq, Age: 1}, now)
 		require.Equal(t, wire.StateUnknown, next().Header.State)
 	}
-	w.asked(&wire.Header{Session: "s", Seq: 501, Age: 1}, now)
+	w.statusAsked(&wire.Header{Session: "s", Seq: 501, Age: 1}, now)
 	require.Equal(t, wire.KindAnswer, next().Kind)
 	w.inject(wire.Header{Session: "s", Seq: 1, Method: "count", Age: 1}, nil, now)
-	w.rest(t)
+	w.awaitNoCalls(t)
 	require.EqualValues(t, n, ran.Load())
 
 	w.inject(wire.Header{Session: "s", Seq: n + 1, Acked: n, Method: "count"}, nil, now)
-	w.rest(t)
+	w.awaitNoCalls(t)
 	require.Len(t, s.calls, 1)
-	require.Zero(t, s.gone)
-	require.Equal(t, w.kept.newest.reply.Size(), w.keptBytes)
+	require.Zero(t, s.tombstones)
+	require.Equal(t, w.unacked.newest.reply.Size(), w.unackedBytes)
 
 	for seq := range uint64(1000) {
 		w.inject(wire.Header{Session: "t", Seq: seq + 1, Method: "long"}, nil, now)
 	}
-	w.rest(t)
-	require.LessOrEqual(t, w.keptBytes, maxKeptBytes)
-	require.Greater(t, w.keptBytes, maxKeptBytes-64<<10)
+	w.awaitNoCalls(t)
+	require.LessOrEqual(t, w.unackedBytes, maxUnackedBytes)
+	require.Greater(t, w.unackedBytes, maxUnackedBytes-64<<10)
 }
 
-// TestBodiesAreNotKept: what a call was sent with is free when it is answered, although the answer is kept.
-func TestBodiesAreNotKept(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+// TestBodiesAreFreedAfterTheAnswer: the body of an answered call is garbage although the answer is kept.
+func TestBodiesAreFreedAfterTheAnswer(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	var bodies []weak.Pointer[byte]
 	func() {
@@ -419,11 +421,11 @@ func TestBodiesAreNotKept(t *testing.T) {
 			h := wire.Header{Session: "s", Seq: uint64(i + 1), Method: "ok", Inline: 1 << 10, Meta: []byte{0xc0}, Some: true, Ranks: wire.Ranks(0), CollectSome: true, Collect: wire.Ranks(0)}
 			msg := (&wire.Frame{Kind: wire.KindCall, Header: h, Body: make([]byte, 32<<10)}).Append(nil)
 			bodies = append(bodies, weak.Make(&msg[0]))
-			newIntake(st.host, st.host.controlCh).handle(&nats.Msg{Subject: st.address.Rank(0), Data: msg})
+			newReceiver(st.host, st.host.controlCh).handle(&bus.Msg{Subject: st.address.Rank(0), Data: msg})
 		}
-		w.rest(t)
+		w.awaitNoCalls(t)
 	}()
-	require.Len(t, w.sessions["s"].calls, 20)
+	require.Len(t, w.callers["s"].calls, 20)
 	for end := time.Now().Add(10 * time.Second); ; {
 		runtime.GC()
 		left := 0
@@ -439,13 +441,13 @@ func TestBodiesAreNotKept(t *testing.T) {
 	}
 }
 
-// TestLargeErrorsAreNotHeld: an error is never fetched, so it must not count as something that will be.
-func TestLargeErrorsAreNotHeld(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"fail": failing(errors.New(strings.Repeat("blah ", 1000)))}))
+// TestLargeErrorsAreTruncated: an error is never fetched and must not count as unfetched.
+func TestLargeErrorsAreTruncated(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"fail": returnError(errors.New(strings.Repeat("blah ", 1000)))}))
 	w := st.start(WorkerSpec{})
 	next := st.inbox("s")
 	h := wire.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
-	_, _ = w.arrive(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
+	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
 	f := next()
 	require.Equal(t, bus.CodeApplication, f.Header.Code)
 	require.LessOrEqual(t, len(f.Body), minErrorRoom)
@@ -454,9 +456,9 @@ func TestLargeErrorsAreNotHeld(t *testing.T) {
 	require.Zero(t, w.unfetched)
 }
 
-// TestUnfetchedAnswersHoldUpWork, and nothing else, until they are gone.
-func TestUnfetchedAnswersHoldUpWork(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+// TestUnfetchedAnswersDelayWork: above the bound of unfetched answers, work waits and control calls run.
+func TestUnfetchedAnswersDelayWork(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	w.mu.Lock()
 	w.unfetched = maxUnfetched + 1
@@ -475,11 +477,11 @@ func TestUnfetchedAnswersHoldUpWork(t *testing.T) {
 	require.NoError(t, g.Answers()[0].Err)
 }
 
-// TestSilentCallersAreForgotten: not one that was just answered, nor one whose call runs; and a call that was sent
-// before its caller was forgotten is not run, because it may have been.
-func TestSilentCallersAreForgotten(t *testing.T) {
+// TestSilentCallersArePurged: a caller that was just answered or has a running call is not purged; a call sent before
+// the purge does not run, because it may have run already.
+func TestSilentCallersArePurged(t *testing.T) {
 	b, ran := newBlocking(), atomic.Int64{}
-	st := newStand(t, puppetClass(methods{
+	st := newHostFixture(t, funcClass(methods{
 		"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }, "c_block": b.method,
 	}))
 	w := st.start(WorkerSpec{})
@@ -489,127 +491,128 @@ func TestSilentCallersAreForgotten(t *testing.T) {
 	require.Equal(t, wire.KindAnswer, next().Kind)
 	w.inject(wire.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, begin.Add(-time.Hour))
 	<-b.beganCh
-	w.purge(begin.Add(sessionTTL / 2))
-	require.Len(t, w.sessions, 2)
-	later := begin.Add(sessionTTL + time.Minute)
+	w.purge(begin.Add(callerTTL / 2))
+	require.Len(t, w.callers, 2)
+	later := begin.Add(callerTTL + time.Minute)
 	w.purge(later)
-	require.Len(t, w.sessions, 1)
-	require.Contains(t, w.sessions, "busy")
-	require.NotContains(t, w.streams, streamID{session: "gone"})
+	require.Len(t, w.callers, 1)
+	require.Contains(t, w.callers, "busy")
+	require.NotContains(t, w.orders, orderID{session: "gone"})
 
-	w.asked(&wire.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	w.statusAsked(&wire.Header{Session: "gone", Seq: 1, Age: callerTTL}, later)
 	require.Equal(t, wire.StateUnknown, next().Header.State)
-	w.inject(wire.Header{Session: "gone", Seq: 2, Method: "count"}, nil, later) // a new call makes it known again
+	w.inject(wire.Header{Session: "gone", Seq: 2, Method: "count"}, nil, later) // a new call creates the caller again
 	require.Equal(t, wire.KindAnswer, next().Kind)
-	w.inject(wire.Header{Session: "gone", Seq: 1, Method: "count", Age: sessionTTL}, nil, later)
+	w.inject(wire.Header{Session: "gone", Seq: 1, Method: "count", Age: callerTTL}, nil, later)
 	require.Equal(t, wire.StateUnknown, next().Header.State)
-	w.asked(&wire.Header{Session: "gone", Seq: 1, Age: sessionTTL}, later)
+	w.statusAsked(&wire.Header{Session: "gone", Seq: 1, Age: callerTTL}, later)
 	require.Equal(t, wire.StateUnknown, next().Header.State)
-	w.asked(&wire.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
+	w.statusAsked(&wire.Header{Session: "gone", Seq: 3, Age: time.Second}, later.Add(time.Minute))
 	require.Equal(t, wire.StateNever, next().Header.State, "sent since")
 	require.EqualValues(t, 2, ran.Load())
 
 	close(b.releaseCh)
-	w.rest(t)
-	require.WithinDuration(t, time.Now(), w.sessions["busy"].lastSeen, time.Minute, "it has just been answered")
-	w.purge(time.Now().Add(sessionTTL / 2))
-	require.Contains(t, w.sessions, "busy")
+	w.awaitNoCalls(t)
+	require.WithinDuration(t, time.Now(), w.callers["busy"].lastSeen, time.Minute, "it has just been answered")
+	w.purge(time.Now().Add(callerTTL / 2))
+	require.Contains(t, w.callers, "busy")
 }
 
-// TestTooManyCallers: the longest silent go, and never one whose call is under way.
-func TestTooManyCallers(t *testing.T) {
+// TestCallersAreBounded: the longest silent callers are purged, and never one with a running call.
+func TestCallersAreBounded(t *testing.T) {
 	b := newBlocking()
-	st := newStand(t, puppetClass(methods{"ok": nothing, "c_block": b.method}))
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil, "c_block": b.method}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
 	w.inject(wire.Header{Session: "busy", Seq: 1, Method: "c_block"}, nil, now)
 	<-b.beganCh
-	for i := range 3 * maxSessions {
-		w.cancelCall(&wire.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
-		require.LessOrEqual(t, len(w.sessions), maxSessions)
+	for i := range 3 * maxCallers {
+		w.cancelRequested(&wire.Header{Session: fmt.Sprint(i), Seq: 1}, now.Add(time.Duration(i)*time.Millisecond))
+		require.LessOrEqual(t, len(w.callers), maxCallers)
 	}
-	require.Contains(t, w.sessions, "busy")
-	require.Contains(t, w.sessions, fmt.Sprint(3*maxSessions-1))
-	require.NotContains(t, w.sessions, "0")
+	require.Contains(t, w.callers, "busy")
+	require.Contains(t, w.callers, fmt.Sprint(3*maxCallers-1))
+	require.NotContains(t, w.callers, "0")
 	close(b.releaseCh)
 }
 
-// TestSequencersAreRemembered: their order outlives the callers, or else a gap would have them repeat what ran.
-func TestSequencersAreRemembered(t *testing.T) {
+// TestSequencerOrderOutlivesCallers: the order of a sequencer is kept when callers are purged; else a gap would repeat
+// calls that ran.
+func TestSequencerOrderOutlivesCallers(t *testing.T) {
 	var ran atomic.Int64
-	st := newStand(t, puppetClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
+	st := newHostFixture(t, funcClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
 	w := st.start(WorkerSpec{})
 	begin := time.Now()
 	sequenced := func(session string, seq, order, prev uint64) wire.Header {
 		return wire.Header{Session: session, Seq: seq, Method: "count", Stream: "q", Order: order, Prev: prev}
 	}
 	w.inject(sequenced("a", 1, 1, 0), nil, begin)
-	w.inject(sequenced("q", 1, 2, 1), nil, begin) // the sequencer's process calls as well
-	w.rest(t)
-	later := begin.Add(2 * sessionTTL)
+	w.inject(sequenced("q", 1, 2, 1), nil, begin) // the sequencer's process is a caller too
+	w.awaitNoCalls(t)
+	later := begin.Add(2 * callerTTL)
 	w.purge(later)
-	require.Empty(t, w.sessions)
+	require.Empty(t, w.callers)
 	w.inject(sequenced("b", 1, 3, 2), nil, later)
-	w.rest(t)
+	w.awaitNoCalls(t)
 	require.EqualValues(t, 3, ran.Load())
 	w.inject(sequenced("a", 1, 1, 0), nil, later) // a repeat
-	w.rest(t)
+	w.awaitNoCalls(t)
 	require.EqualValues(t, 3, ran.Load())
 
 	w.inject(sequenced("b", 3, 9, 8), nil, later)
-	id := streamID{session: "q", sequencer: true}
-	require.Len(t, slices.Collect(w.streams[id].Buffered), 1)
-	w.purge(later.Add(2 * sessionTTL))
-	require.Empty(t, slices.Collect(w.streams[id].Buffered), "its sequencer is gone, and will not be asked for ever")
+	id := orderID{session: "q", sequencer: true}
+	require.Len(t, slices.Collect(w.orders[id].Buffered), 1)
+	w.purge(later.Add(2 * callerTTL))
+	require.Empty(t, slices.Collect(w.orders[id].Buffered), "its sequencer is gone, and will not be asked for ever")
 }
 
-// TestANewSequencer: what still waited for the old one is not waited for any more.
-func TestANewSequencer(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+// TestReplacedSequencer: early calls of the old sequencer are dropped.
+func TestReplacedSequencer(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	next, now := st.inbox("a"), time.Now()
 	w.inject(wire.Header{Session: "a", Seq: 1, Method: "ok", Stream: "old", Order: 2, Prev: 1}, nil, now)
-	w.asked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
+	w.statusAsked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
 	require.Equal(t, wire.StateQueued, next().Header.State)
 	w.inject(wire.Header{Session: "b", Seq: 1, Method: "ok", Stream: "new", Order: 1}, nil, now)
-	w.asked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
+	w.statusAsked(&wire.Header{Session: "a", Seq: 1, Age: 1}, now)
 	require.Equal(t, wire.StateNever, next().Header.State)
 	w.inject(wire.Header{Session: "a", Seq: 1, Method: "ok", Stream: "new", Order: 2, Prev: 1, Age: 1}, nil, now)
 	require.Equal(t, wire.KindAnswer, next().Kind)
 }
 
-// TestHeldCallOfAForgottenCaller: the caller is remembered anew when its call's turn comes.
-func TestHeldCallOfAForgottenCaller(t *testing.T) {
+// TestEarlyCallOfAPurgedCaller: the caller's state is created again when the call's turn comes.
+func TestEarlyCallOfAPurgedCaller(t *testing.T) {
 	var ran atomic.Int64
-	st := newStand(t, puppetClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
+	st := newHostFixture(t, funcClass(methods{"count": func(context.Context, []byte) ([]byte, error) { ran.Add(1); return []byte{0xc0}, nil }}))
 	w := st.start(WorkerSpec{})
 	now := time.Now()
 	w.inject(wire.Header{Session: "a", Seq: 1, Method: "count", Stream: "q", Order: 2, Prev: 1}, nil, now)
 	w.mu.Lock()
-	delete(w.sessions, "a")
+	delete(w.callers, "a")
 	w.mu.Unlock()
 	w.inject(wire.Header{Session: "b", Seq: 1, Method: "count", Stream: "q", Order: 1}, nil, now)
-	w.rest(t)
+	w.awaitNoCalls(t)
 	require.EqualValues(t, 2, ran.Load())
 }
 
-// TestCallOlderThanTheWorker was sent to nobody and can have run nowhere.
+// TestCallOlderThanTheWorker: a call sent before the worker existed cannot have run, and runs.
 func TestCallOlderThanTheWorker(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	next := st.inbox("early")
-	w.asked(&wire.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
+	w.statusAsked(&wire.Header{Session: "early", Seq: 1, Age: time.Hour}, time.Now())
 	require.Equal(t, wire.StateNever, next().Header.State)
 	w.inject(wire.Header{Session: "early", Seq: 1, Method: "ok", Age: time.Hour}, nil, time.Now())
 	require.Equal(t, wire.KindAnswer, next().Kind)
 }
 
-// TestBodyThatComesTooLate is not attached to a call that is over.
-func TestBodyThatComesTooLate(t *testing.T) {
-	st := newStand(t, puppetClass(methods{"ok": nothing}))
+// TestLateBody: a body that arrives after its call has ended is freed.
+func TestLateBody(t *testing.T) {
+	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	h := wire.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: wire.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
-	fetch, _ := w.arrive(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
+	fetch, _ := w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
 	require.Len(t, fetch, 1)
 	w.beginStop()
 	require.Equal(t, answered, fetch[0].phase)

@@ -9,25 +9,25 @@ import (
 	"troupe/actors"
 )
 
-// Thirty-two ranks need each shard, and the driver's connection carries it once: the server does the copying.
+// TestEachShardIsPublishedOnce: 32 ranks need each shard, and the driver's connection carries it once.
 func TestEachShardIsPublishedOnce(t *testing.T) {
 	mesh := Mesh{DP: 2, TP: 4, PP: 4, CP: 2}
 	class := methods{"len": func(_ context.Context, _ int, args actors.Args) (any, error) {
 		return []int{len(args.Positional[0])}, nil
 	}}.class(actors.Serial)
 	for _, c := range []struct {
-		name string
-		play func(*stage) *Group
-		row  int     // bytes; a shard is two rows
-		most float64 // times the data; a receiver that sees nothing for a while asks again, as happens on a busy machine
+		name  string
+		start func(*busFixture) *Group
+		row   int     // bytes; a shard is two rows
+		most  float64 // limit of the bytes sent, in multiples of the data; on a busy machine a receiver may ask again
 	}{
-		{"small shards, a connection each", func(s *stage) *Group { return s.playApart(mesh, class) }, 24 << 10, 1.02},
-		{"small shards, one connection", func(s *stage) *Group { return s.play(mesh, class) }, 24 << 10, 1.02},
-		{"large shards, a connection each", func(s *stage) *Group { return s.playApart(mesh, class) }, 128 << 10, 4},
-		{"large shards, one connection", func(s *stage) *Group { return s.play(mesh, class) }, 2 << 20, 1.5},
+		{"small shards, a connection each", func(s *busFixture) *Group { return s.startRoleApart(mesh, class) }, 24 << 10, 1.02},
+		{"small shards, one connection", func(s *busFixture) *Group { return s.startRole(mesh, class) }, 24 << 10, 1.02},
+		{"large shards, a connection each", func(s *busFixture) *Group { return s.startRoleApart(mesh, class) }, 128 << 10, 4},
+		{"large shards, one connection", func(s *busFixture) *Group { return s.startRole(mesh, class) }, 2 << 20, 1.5},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := c.play(newStage(t))
+			g := c.start(newBusFixture(t))
 			rows := [][]byte{make([]byte, c.row), make([]byte, c.row), make([]byte, c.row), make([]byte, c.row)}
 			data := uint64(4 * c.row)
 			sent := bytesSent(t, g, rows)
@@ -42,7 +42,7 @@ func TestEachShardIsPublishedOnce(t *testing.T) {
 	}
 }
 
-// bytesSent counts what the driver's connection sends during one call.
+// bytesSent counts the bytes that the driver's connection sends during one call.
 func bytesSent(t *testing.T, g *Group, rows [][]byte) uint64 {
 	conn := g.Endpoint.Bus().Conn()
 	before := conn.Stats().OutBytes

@@ -10,9 +10,10 @@ import (
 	"troupe/actors"
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/dispatch/plan"
 )
 
-// A call that was cut and encoded elsewhere arrives as one made here does, and says when answers come and when it is over.
+// TestEncodedCall: a call with encoded bodies arrives like any other, and reports its answers and its end.
 func TestEncodedCall(t *testing.T) {
 	t.Parallel()
 	mesh := Mesh{DP: 2, TP: 2, PP: 1, CP: 1}
@@ -21,7 +22,7 @@ func TestEncodedCall(t *testing.T) {
 		err := wire.Unmarshal(args.Positional[0], &n)
 		return len(n) + 10*rank, err
 	}})
-	plan, err := NewPlan(DPMPCompute, mesh)
+	p, err := plan.NewPlan(DPMPCompute, mesh)
 	require.NoError(t, err)
 	body := func(v any) []byte {
 		raw, err := wire.Marshal(v)
@@ -31,7 +32,7 @@ func TestEncodedCall(t *testing.T) {
 	var arrivals, ends atomic.Int32
 	overCh := make(chan struct{})
 	f, err := group.Go(patient(t), Call{
-		Method: "sum", Encoded: &Encoded{Plan: plan, Bodies: [][]byte{body([]int{1, 2, 3}), body([]int{4})}},
+		Method: "sum", Encoded: &Encoded{Plan: p, Bodies: [][]byte{body([]int{1, 2, 3}), body([]int{4})}},
 		ArrivedFunc: func(*bus.Gather) { arrivals.Add(1) },
 		OverFunc: func(g *bus.Gather) {
 			if ends.Add(1) == 1 {
@@ -48,17 +49,17 @@ func TestEncodedCall(t *testing.T) {
 	require.EqualValues(t, 1, ends.Load())
 }
 
-func TestEncodedCallsThatContradictThemselves(t *testing.T) {
+func TestInvalidEncodedCalls(t *testing.T) {
 	t.Parallel()
 	mesh := Mesh{DP: 2, TP: 1, PP: 1, CP: 1}
-	plan, err := NewPlan(OneToAll, mesh)
+	p, err := plan.NewPlan(OneToAll, mesh)
 	require.NoError(t, err)
 	group := &Group{Mesh: mesh}
 	for _, c := range []Call{
 		{Method: "m", Encoded: &Encoded{}},
-		{Method: "m", Encoded: &Encoded{Plan: plan}},
-		{Method: "m", Encoded: &Encoded{Plan: plan, Bodies: [][]byte{nil}}, Args: []any{1}},
-		{Method: "m", Encoded: &Encoded{Plan: plan, Bodies: [][]byte{nil}}, Mode: OneToAll},
+		{Method: "m", Encoded: &Encoded{Plan: p}},
+		{Method: "m", Encoded: &Encoded{Plan: p, Bodies: [][]byte{nil}}, Args: []any{1}},
+		{Method: "m", Encoded: &Encoded{Plan: p, Bodies: [][]byte{nil}}, Mode: OneToAll},
 	} {
 		_, err := group.Go(patient(t), c)
 		require.ErrorIs(t, err, bus.ErrInvalid)

@@ -10,27 +10,7 @@ import (
 	"troupe/roles"
 )
 
-// Seven rows and a learning rate for a role of two replicas, each of two ranks.
-func ExamplePlan_Cut() {
-	mesh, _ := dispatch.Mesh{TP: 2}.Resolve(4)
-	plan, _ := dispatch.NewPlan(dispatch.DPMPCompute, mesh)
-	shards, err := plan.Cut([]any{[]int{1, 2, 3, 4, 5, 6, 7}, 0.1}, dispatch.Options{})
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
-	for _, part := range shards.Plan.Parts {
-		fmt.Println(part.Target.Kind, part.Target.N, "ranks", part.Ranks, "called with", shards.Args(part))
-	}
-	result, _ := shards.Merge([]any{[]any{"a", "b", "c", "d"}, []any{"e", "f", "g"}})
-	fmt.Println("ranks", shards.Plan.Collect, "answered", result)
-	// Output:
-	// slice 0 ranks [0 1] called with [[1 2 3 4] 0.1]
-	// slice 1 ranks [2 3] called with [[5 6 7] 0.1]
-	// ranks [0 2] answered [a b c d e f g]
-}
-
-// squarer is the worker of the examples below.
+// squarer is the class of the examples.
 type squarer struct{ rank int }
 
 func (s *squarer) Square(_ context.Context, rows []int) ([]int, error) {
@@ -47,7 +27,7 @@ func (s *squarer) Check(_ context.Context, bad int) (string, error) {
 	return "fine", nil
 }
 
-// newSquarers starts a role of four such workers; stop ends it.
+// newSquarers starts a role of four workers; stop ends it.
 func newSquarers(ctx context.Context) (c *roles.Cluster, stop func()) {
 	class := actors.NewClass("squarer", func(_ context.Context, s actors.Setup) (*squarer, error) { return &squarer{s.Rank}, nil })
 	actors.Method(class, "square", (*squarer).Square, actors.MethodOptions{Mode: string(dispatch.DPMPCompute)})
@@ -63,7 +43,7 @@ func newSquarers(ctx context.Context) (c *roles.Cluster, stop func()) {
 	return c, func() { _ = rt.Close(ctx) }
 }
 
-// A call without blocking, padded so that both replicas have as many rows; its future is the argument of the next.
+// This example pads the rows so that both replicas have as many, and passes the future to the next call.
 func ExampleAwait() {
 	ctx := context.Background()
 	c, stop := newSquarers(ctx)
@@ -85,7 +65,7 @@ func ExampleAwait() {
 	// [1 4 9] [1 16 81]
 }
 
-// What every rank said, failures and all.
+// This example reads the outcome of every rank, failures included.
 func ExampleAwaitOutcomes() {
 	ctx := context.Background()
 	c, stop := newSquarers(ctx)

@@ -11,32 +11,33 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/dispatch/plan"
 )
 
-// Future is a call under way. It can be awaited, cancelled, watched rank by rank, streamed, and given to another call
-// as an argument. It is safe for concurrent use, but for Stream, which one goroutine may use.
+// Future is a call in flight. It can be awaited, cancelled, streamed, asked for the progress of each rank, and given to
+// another call as an argument. It is safe for concurrent use, except Stream, which one goroutine may use.
 type Future struct {
 	gather *bus.Gather
-	shards *Shards
+	shards *plan.Shards
 	call   Call
 	role   string
-	doneCh <-chan struct{} // closed when the call's context ends; the call ends with it
+	doneCh <-chan struct{} // closed when the call's context ends, which ends the call
 }
 
-// lastWords is how long a waiter whose context is the call's own waits for the call's error, which says more.
-const lastWords = 100 * time.Millisecond
+// errorGrace is how long Wait waits for the call's own error after the call's context has ended.
+const errorGrace = 100 * time.Millisecond
 
 // Done is closed when the call is over.
 func (f *Future) Done() <-chan struct{} { return f.gather.Done() }
 
-// Cancel gives the call up; its workers are told.
+// Cancel cancels the call on all ranks.
 func (f *Future) Cancel() { f.gather.Cancel() }
 
-// Progress says where each rank stands.
+// Progress returns the progress of each rank.
 func (f *Future) Progress() []bus.Progress { return f.gather.Progress() }
 
-// Wait waits for the end of the call and returns its error. The end of ctx ends the waiting, not the call, unless it is
-// the context the call was made with.
+// Wait waits for the end of the call and returns its error. The end of ctx ends the wait and not the call, unless ctx
+// is the context of the call.
 func (f *Future) Wait(ctx context.Context) error {
 	if f.over(ctx) {
 		return f.err()
@@ -62,16 +63,16 @@ func (f *Future) over(ctx context.Context) bool {
 	select {
 	case <-f.gather.Done():
 		return true
-	case <-time.After(lastWords):
+	case <-time.After(errorGrace):
 		return false
 	}
 }
 
-// Answers are what the called ranks said, in the order of the parts they got. The call must be over.
+// Answers are the answers of the called ranks, in the order of the parts. The call must be over.
 func (f *Future) Answers() []bus.Answer { return f.gather.Answers() }
 
-// Stream gives every called rank's answer in the order of arrival, and ends with the call or with ctx. Stopped early, it
-// can be taken up again where it was.
+// Stream yields every called rank's answer in order of arrival, until the call or ctx ends. A stopped Stream can be
+// continued.
 func (f *Future) Stream(ctx context.Context) iter.Seq2[bus.Answer, error] {
 	return func(yield func(bus.Answer, error) bool) {
 		for {
@@ -87,7 +88,7 @@ func (f *Future) Stream(ctx context.Context) iter.Seq2[bus.Answer, error] {
 	}
 }
 
-// err is the call's error, from its answers: nil if all is well, or if enough is.
+// err is the call's error: nil if every rank, or as many as Need asks for, succeeded.
 func (f *Future) err() error {
 	if f.gather.AllGood() {
 		return nil
@@ -112,14 +113,14 @@ func (f *Future) err() error {
 	return &CallError{Role: f.role, Method: f.call.Method, World: len(answers), Cause: cause, Failed: failed}
 }
 
-// CallError is a call that failed on at least one rank. errors.Is and errors.As look at the cause first, and then at
-// the other ranks' errors.
+// CallError is the error of a call that failed on at least one rank. errors.Is and errors.As check the cause first, and
+// then the other ranks' errors.
 type CallError struct {
 	Role   string
 	Method string
-	World  int          // ranks that were called
-	Cause  *bus.Error   // the first failure that was not a mere consequence
-	Failed []*bus.Error // by rank; those that were only cancelled because of another too
+	World  int          // number of called ranks
+	Cause  *bus.Error   // the first failure that no other failure caused
+	Failed []*bus.Error // by rank, with those that were cancelled because of another failure
 }
 
 func (e *CallError) Error() string {
@@ -135,7 +136,7 @@ func (e *CallError) Error() string {
 	return fmt.Sprintf("%s (%d of %d ranks failed)", e.Cause.Error(), failed, e.World)
 }
 
-// Unwrap gives the cause and then the others, for errors.Is and errors.As.
+// Unwrap returns the cause and then the other failures.
 func (e *CallError) Unwrap() []error {
 	errs := []error{e.Cause}
 	for _, f := range e.Failed {
@@ -146,7 +147,7 @@ func (e *CallError) Unwrap() []error {
 	return errs
 }
 
-// Value waits for the call and gives its result as the mode makes it, decoded into plain values.
+// Value waits for the call and returns the result of its mode, decoded into plain values.
 func (f *Future) Value(ctx context.Context) (any, error) {
 	if err := f.Wait(ctx); err != nil {
 		return nil, err
@@ -157,17 +158,17 @@ func (f *Future) Value(ctx context.Context) (any, error) {
 		return nil, err
 	case len(values) == len(f.shards.Plan.Collect):
 		return f.shards.Merge(values)
-	case f.shards.Plan.Result == Rows: // k of n were enough
-		return MergeRows(f.shards, ranks, values)
+	case f.shards.Plan.Result == plan.Rows: // fewer answers, because Need was reached
+		return plan.MergeRows(f.shards, ranks, values)
 	}
 	return values, nil
 }
 
-// Await waits for the call and gives its result typed: the one answer of a mode that gives one, the joined rows of a mode
-// that gives rows, or what a mode of the caller's own makes of the answers. A list of one answer a rank is for AwaitEach.
+// Await waits for the call and returns its typed result: the single answer, the joined rows, or what a custom mode
+// makes of the answers. AwaitEach is for modes that return one answer for each rank.
 func Await[R any](ctx context.Context, f *Future) (R, error) {
 	var zero R
-	if f.shards.mergeFunc != nil || f.shards.Plan.Result == List && len(f.shards.Plan.Collect) > 1 {
+	if f.shards.HasMergeFunc() || f.shards.Plan.Result == plan.List && len(f.shards.Plan.Collect) > 1 {
 		return awaitMerged[R](ctx, f)
 	}
 	if err := f.Wait(ctx); err != nil {
@@ -177,26 +178,26 @@ func Await[R any](ctx context.Context, f *Future) (R, error) {
 	switch {
 	case err != nil || len(values) == 0:
 		return zero, err
-	case f.shards.Plan.Result == Rows:
-		return MergeRows(f.shards, ranks, values)
+	case f.shards.Plan.Result == plan.Rows:
+		return plan.MergeRows(f.shards, ranks, values)
 	}
 	return values[0], nil
 }
 
-// awaitMerged is Await where the result is not of the type of the answers.
+// awaitMerged is Await for results that have another type than the answers.
 func awaitMerged[R any](ctx context.Context, f *Future) (R, error) {
 	value, err := f.Value(ctx)
 	r, ok := value.(R)
 	switch {
 	case err != nil || ok || value == nil:
 		return r, err
-	case f.shards.mergeFunc != nil:
-		return r, invalid("%s makes a %T of the answers, and not a %s", f.shards.Plan.Mode, value, reflect.TypeFor[R]())
+	case f.shards.HasMergeFunc():
+		return r, invalid("the result of %s is of type %T, not %s", f.shards.Plan.Mode, value, reflect.TypeFor[R]())
 	}
-	return r, invalid("%s on %s gives one answer a rank, a list, and not a %s; ask for each of them (AwaitEach, CallEach)", f.call.Method, f.role, reflect.TypeFor[R]())
+	return r, invalid("%s on %s returns one answer for each rank, not a %s; use AwaitEach or CallEach", f.call.Method, f.role, reflect.TypeFor[R]())
 }
 
-// AwaitEach waits for the call and gives the answers that count, one a rank, in the order of the mode.
+// AwaitEach waits for the call and returns one answer for each collected rank, in the order of the mode.
 func AwaitEach[R any](ctx context.Context, f *Future) ([]R, error) {
 	if err := f.Wait(ctx); err != nil {
 		return nil, err
@@ -205,15 +206,15 @@ func AwaitEach[R any](ctx context.Context, f *Future) ([]R, error) {
 	return values, err
 }
 
-// Outcome is one rank's part of a call: its value or its error.
+// Outcome is the value or the error of one rank.
 type Outcome[R any] struct {
 	Rank  int
 	Value R
 	Err   error
 }
 
-// AwaitOutcomes waits for the call and gives what every collected rank said, failures and all, in the order of the mode:
-// what CollectAll is for. Ranks that are not collected follow where they failed.
+// AwaitOutcomes waits for the call and returns the outcome of every collected rank, failures included, in the order of
+// the mode; for calls with CollectAll. Failures of ranks that are not collected follow.
 func AwaitOutcomes[R any](ctx context.Context, f *Future) ([]Outcome[R], error) {
 	if err := f.Wait(ctx); err != nil && !errors.As(err, new(*CallError)) {
 		return nil, err
@@ -234,7 +235,7 @@ func AwaitOutcomes[R any](ctx context.Context, f *Future) ([]Outcome[R], error) 
 	return out, nil
 }
 
-// StreamOutcomes is Stream with the answers decoded. A rank that is not collected has no value; the end of ctx is an
+// StreamOutcomes is Stream with decoded answers. A rank that is not collected has no value; the end of ctx is an
 // outcome of rank -1.
 func StreamOutcomes[R any](ctx context.Context, f *Future) iter.Seq[Outcome[R]] {
 	return func(yield func(Outcome[R]) bool) {
@@ -258,7 +259,7 @@ func outcomeOf[R any](f *Future, a bus.Answer) Outcome[R] {
 	return o
 }
 
-// decodeAnswers decodes the good answers that count, in the order of the mode.
+// decodeAnswers decodes the collected answers without errors, in the order of the mode.
 func decodeAnswers[R any](f *Future) (ranks []int, values []R, err error) {
 	if f.call.NoCollect {
 		return nil, nil, nil
@@ -281,7 +282,7 @@ func decodeAnswers[R any](f *Future) (ranks []int, values []R, err error) {
 
 func decodeAnswer(f *Future, a bus.Answer, v any) error {
 	if err := wire.Unmarshal(a.Body, v); err != nil {
-		e := bus.Errorf(bus.CodeMalformed, "the answer cannot be read as the type asked for: %w", err)
+		e := bus.Errorf(bus.CodeMalformed, "the answer cannot be decoded into the requested type: %w", err)
 		e.Role, e.Rank, e.Method = f.role, a.Rank, f.call.Method
 		return e
 	}

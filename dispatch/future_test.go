@@ -21,7 +21,7 @@ var errNoTokens = errors.New("no tokens left")
 
 func init() { bus.RegisterError("dispatch_test_no_tokens", errNoTokens) }
 
-// gates hold the ranks of a role until the test lets them go.
+// gates block the ranks of a role until the test releases them.
 type gates struct {
 	started  chan int // ranks whose method runs
 	ended    chan int // ranks whose method was cancelled
@@ -36,7 +36,7 @@ func newGates(world int) *gates {
 	return g
 }
 
-// wait answers the rank when it is released, with the error it is released with.
+// wait blocks the rank until it is released, and returns the error it is released with.
 func (g *gates) wait(ctx context.Context, rank int, _ actors.Args) (any, error) {
 	g.started <- rank
 	select {
@@ -48,7 +48,7 @@ func (g *gates) wait(ctx context.Context, rank int, _ actors.Args) (any, error) 
 	}
 }
 
-// await takes n ranks out of a channel.
+// await receives n ranks.
 func await(t *testing.T, ch <-chan int, n int) []int {
 	var got []int
 	for range n {
@@ -84,7 +84,7 @@ func TestFutureCancelReachesTheWorkers(t *testing.T) {
 	require.ErrorIs(t, err, bus.ErrCancelled)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorContains(t, err, "the caller cancelled the call")
-	f.Cancel() // once more is harmless
+	f.Cancel() // a second Cancel has no effect
 
 	gs, g = gatedGroup(t, dp(2))
 	ctx, giveUp := context.WithCancel(t.Context())
@@ -96,14 +96,14 @@ func TestFutureCancelReachesTheWorkers(t *testing.T) {
 	require.ErrorIs(t, f.Wait(patient(t)), context.Canceled, "the end of the call's context is a cancel")
 }
 
-func TestFutureWaitingEndsWithoutTheCall(t *testing.T) {
+func TestWaitEndsBeforeTheCall(t *testing.T) {
 	gs, g := gatedGroup(t, dp(2))
 	f := gs.call(t, g, Call{})
 	impatient, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
 	_, err := f.Value(impatient)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "waiting for wait on puppets ended")
+	require.ErrorContains(t, err, "waiting for wait on role ended")
 	gs.released[0] <- nil
 	gs.released[1] <- nil
 	ranks, err := AwaitEach[int](patient(t), f)
@@ -165,7 +165,7 @@ func TestFutureStreamsInOrderOfArrival(t *testing.T) {
 	gs.released[1] <- nil
 	for a := range f.Stream(patient(t)) {
 		require.Equal(t, 1, a.Rank)
-		break // and the rest later
+		break // the rest is read later
 	}
 	gs.released[0] <- nil
 	for o := range StreamOutcomes[int](patient(t), f) {
@@ -190,7 +190,7 @@ func TestFutureIsAnArgument(t *testing.T) {
 
 	failed := call(Call{Method: "fail"})
 	_, err = g.Go(patient(t), Call{Method: "echo", Args: []any{1, Broadcast(failed)}})
-	require.ErrorContains(t, err, "puppets echo: argument 2 is a future that failed: puppets[")
+	require.ErrorContains(t, err, "role echo: argument 2 is a future that failed: role[")
 	require.ErrorIs(t, err, errNoTokens)
 	_, err = g.Go(patient(t), Call{Method: "echo", Named: map[string]any{"a": failed}})
 	require.ErrorContains(t, err, `argument "a" is a future that failed`)
@@ -205,12 +205,12 @@ func TestFailFastCancelsTheSiblings(t *testing.T) {
 	require.ElementsMatch(t, []int{0, 1, 3}, await(t, gs.ended, 3))
 	err := f.Wait(patient(t))
 	require.ErrorIs(t, err, errNoTokens)
-	require.EqualError(t, err, "puppets[2] wait on node-a: no tokens left")
+	require.EqualError(t, err, "role[2] wait on node-a: no tokens left")
 	var failed *CallError
 	require.ErrorAs(t, err, &failed)
 	require.Equal(t, 2, failed.Cause.Rank)
 	require.Len(t, failed.Failed, 4)
-	require.EqualError(t, failed.Failed[1], "puppets[1] wait: cancelled because of rank 2: no tokens left")
+	require.EqualError(t, failed.Failed[1], "role[1] wait: cancelled because of rank 2: no tokens left")
 	require.NotErrorIs(t, err, bus.ErrCancelled, "the siblings' end is a consequence")
 	_, err = f.Value(patient(t))
 	require.ErrorIs(t, err, errNoTokens)
@@ -238,11 +238,11 @@ func TestCollectAllGivesTheErrorsByRank(t *testing.T) {
 	require.ErrorAs(t, f.Wait(patient(t)), &failed)
 	require.Equal(t, 3, failed.Cause.Rank, "the first failure is the cause, whatever its rank")
 	require.Equal(t, []int{1, 3}, []int{failed.Failed[0].Rank, failed.Failed[1].Rank})
-	require.EqualError(t, failed, "puppets[3] wait on node-a: no tokens left (2 of 4 ranks failed)")
+	require.EqualError(t, failed, "role[3] wait on node-a: no tokens left (2 of 4 ranks failed)")
 }
 
-// The harm: a rank whose answer does not count fails, and nobody hears of it.
-func TestOutcomesTellOfFailuresBeyondTheCollected(t *testing.T) {
+// TestOutcomesIncludeFailuresOfUncollectedRanks: a failure of a rank that is not collected is reported.
+func TestOutcomesIncludeFailuresOfUncollectedRanks(t *testing.T) {
 	gs, g := gatedGroup(t, Mesh{DP: 2, TP: 2, PP: 1, CP: 1})
 	f := gs.call(t, g, Call{Mode: DPMPCompute, CollectAll: true})
 	for rank := range 4 {
@@ -256,7 +256,7 @@ func TestOutcomesTellOfFailuresBeyondTheCollected(t *testing.T) {
 	require.ErrorIs(t, outcomes[2].Err, errNoTokens)
 }
 
-func TestNeedEndsTheCallWithKOfN(t *testing.T) {
+func TestNeed(t *testing.T) {
 	gs, g := gatedGroup(t, dp(4))
 	f := gs.call(t, g, Call{Need: 2})
 	gs.released[0] <- errNoTokens
@@ -326,7 +326,7 @@ func TestDeadlineGivesPartialResults(t *testing.T) {
 	await(t, gs.ended, 2)
 }
 
-func TestErrorsSurviveTheWire(t *testing.T) {
+func TestErrorsOverTheWire(t *testing.T) {
 	g := newGroup(t, dp(2), methods{
 		"sentinel": func(context.Context, int, actors.Args) (any, error) {
 			return nil, fmt.Errorf("generate: %w", errNoTokens)
@@ -342,11 +342,11 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 		code   bus.Code
 		words  string
 	}{
-		{"sentinel", errNoTokens, bus.CodeApplication, "puppets[1] sentinel on node-a: generate: no tokens left"},
-		{"panic", bus.ErrPanic, bus.CodePanic, "puppets[1] panic on node-a: panic: out of cheese"},
-		{"late", context.DeadlineExceeded, bus.CodeTimedOut, "puppets[1] late on node-a: context deadline exceeded"},
-		{"busy", bus.ErrBusy, bus.CodeBusy, "puppets[1] busy on node-a: later"},
-		{"plain", bus.ErrApplication, bus.CodeApplication, "puppets[1] plain on node-a: file does not exist"},
+		{"sentinel", errNoTokens, bus.CodeApplication, "role[1] sentinel on node-a: generate: no tokens left"},
+		{"panic", bus.ErrPanic, bus.CodePanic, "role[1] panic on node-a: panic: out of cheese"},
+		{"late", context.DeadlineExceeded, bus.CodeTimedOut, "role[1] late on node-a: context deadline exceeded"},
+		{"busy", bus.ErrBusy, bus.CodeBusy, "role[1] busy on node-a: later"},
+		{"plain", bus.ErrApplication, bus.CodeApplication, "role[1] plain on node-a: file does not exist"},
 	} {
 		t.Run(c.method, func(t *testing.T) {
 			f, err := g.Go(patient(t), Call{Method: c.method, Ranks: []int{1}})
@@ -357,7 +357,7 @@ func TestErrorsSurviveTheWire(t *testing.T) {
 			assert.Equal(t, c.code, bus.CodeOf(err))
 			var e *bus.Error
 			require.ErrorAs(t, err, &e)
-			assert.Equal(t, []any{"puppets", 1, "node-a", c.method}, []any{e.Role, e.Rank, e.Node, e.Method})
+			assert.Equal(t, []any{"role", 1, "node-a", c.method}, []any{e.Role, e.Rank, e.Node, e.Method})
 			if c.method == "panic" {
 				assert.Contains(t, e.Stack, "future_test.go")
 			}
@@ -397,9 +397,9 @@ func TestAwaitIsTyped(t *testing.T) {
 	require.Len(t, untyped, 2)
 
 	_, err = Await[score](patient(t), list)
-	require.ErrorContains(t, err, "score on puppets gives one answer a rank, a list, and not a dispatch.score; ask for each of them")
+	require.ErrorContains(t, err, "score on role returns one answer for each rank, not a dispatch.score; use AwaitEach")
 	require.ErrorIs(t, err, bus.ErrInvalid)
 	_, err = AwaitEach[int](patient(t), list)
-	require.ErrorContains(t, err, "puppets[0] score: the answer cannot be read as the type asked for")
+	require.ErrorContains(t, err, "role[0] score: the answer cannot be decoded into the requested type")
 	require.ErrorIs(t, err, bus.ErrMalformed)
 }

@@ -9,32 +9,32 @@ import (
 	"troupe/bus"
 )
 
-// maxHeld is how many calls of one process may wait for the restart of a role's ranks.
+// maxHeld bounds the calls of one process that wait for restarting ranks of a role.
 const maxHeld = 10_000
 
-// Gate keeps calls back whose ranks are being restarted, and sends them in their order when the ranks are back. The shapes
-// of one role share one gate. It is safe for concurrent use.
+// Gate delays calls to ranks that are being restarted, and sends them in their order when the ranks are back. All
+// groups of a role share one Gate. It is safe for concurrent use.
 type Gate struct {
-	// SentFunc is told when calls that had waited were sent, from the goroutine that released them. Nil: nobody wants to know.
+	// SentFunc is called after delayed calls were sent, on the goroutine of Release. It may be nil.
 	SentFunc func()
 
-	active atomic.Bool // a rank is away or a call waits: what most calls look at alone
+	active atomic.Bool // a rank is restarting or a call waits; the quick check of most calls
 
 	mu      sync.Mutex // guards what follows
 	away    map[int]*bus.Error
 	over    *bus.Error
 	held    []heldCall
-	changed chan struct{} // closed and replaced when ranks leave or come back; nil: nobody waits
+	changed chan struct{} // closed and replaced when the set of restarting ranks changes; nil: no reader
 }
 
-// heldCall is one call that waits.
+// heldCall is a call that waits.
 type heldCall struct {
 	gather *bus.Gather
 	ranks  []int
 	gens   func() map[int]uint32
 }
 
-// Hold keeps back the calls to some ranks from now on; why is what a call is told that does not wait.
+// Hold delays calls to these ranks from now on; why returns the error for calls with NoWait.
 func (t *Gate) Hold(ranks []int, why func(rank int) *bus.Error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -50,7 +50,7 @@ func (t *Gate) Hold(ranks []int, why func(rank int) *bus.Error) {
 	t.changedLocked()
 }
 
-// Release sends the calls that waited for the ranks that are not in stillAway.
+// Release sends the calls that waited for ranks that are not in stillAway.
 func (t *Gate) Release(stillAway []int) {
 	t.mu.Lock()
 	for rank := range t.away {
@@ -66,7 +66,7 @@ func (t *Gate) Release(stillAway []int) {
 	}
 }
 
-// End fails every call that waits, and lets no more wait: the role has ended.
+// End fails every waiting call, and lets none wait: the role has ended.
 func (t *Gate) End(why *bus.Error) {
 	t.mu.Lock()
 	held := t.held
@@ -81,7 +81,7 @@ func (t *Gate) End(why *bus.Error) {
 	}
 }
 
-// Away are the ranks whose calls wait, and a channel that is closed when that changes.
+// Away returns the restarting ranks, and a channel that is closed when the set changes.
 func (t *Gate) Away() ([]int, <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -104,8 +104,8 @@ func (t *Gate) changedLocked() {
 	}
 }
 
-// sendLocked sends what waits for nobody any more, each call after those before it to the same rank. The lock is held
-// meanwhile, so that no new call overtakes them.
+// sendLocked sends the calls whose ranks are all back, in order for each rank. The lock is held so that no new call
+// overtakes them.
 func (t *Gate) sendLocked() (sent bool) {
 	blocked := map[int]bool{}
 	t.held = slices.DeleteFunc(t.held, func(h heldCall) bool {
@@ -134,7 +134,7 @@ func isDone(g *bus.Gather) bool {
 	}
 }
 
-// scatter sends a call, or has it wait.
+// scatter sends a call or lets it wait.
 func (t *Gate) scatter(ctx context.Context, g *Group, call bus.Call, noWait bool) (*bus.Gather, error) {
 	if !t.active.Load() {
 		return g.Endpoint.Scatter(ctx, call)
@@ -148,7 +148,7 @@ func (t *Gate) scatter(ctx context.Context, g *Group, call bus.Call, noWait bool
 	why, behind := t.waitsLocked(ranks)
 	switch {
 	case why == nil && !behind:
-		call.Gens = g.gens() // they may have changed since the call was prepared
+		call.Gens = g.gens() // generations may have changed since prepare
 		return g.Endpoint.Scatter(ctx, call)
 	case why != nil && noWait:
 		e := *why
@@ -166,7 +166,8 @@ func (t *Gate) scatter(ctx context.Context, g *Group, call bus.Call, noWait bool
 	return gather, err
 }
 
-// waitsLocked is why a call to some ranks cannot be sent now: one of them is away, or a call to it waits already.
+// waitsLocked returns why a call cannot be sent now: one of its ranks is restarting, or another call to one of them
+// waits.
 func (t *Gate) waitsLocked(ranks []int) (why *bus.Error, behind bool) {
 	for _, rank := range ranks {
 		if e := t.away[rank]; e != nil {
@@ -181,7 +182,7 @@ func (t *Gate) waitsLocked(ranks []int) (why *bus.Error, behind bool) {
 	return nil, false
 }
 
-// roomLocked forgets calls that were given up, and refuses one too many.
+// roomLocked drops ended calls and refuses a call above the bound.
 func (t *Gate) roomLocked() error {
 	if len(t.held) < maxHeld {
 		return nil
@@ -190,5 +191,5 @@ func (t *Gate) roomLocked() error {
 	if len(t.held) < maxHeld {
 		return nil
 	}
-	return bus.Errorf(bus.CodeBusy, "%d calls wait for workers that are being restarted, which is the most; make fewer, or set NoWait", maxHeld)
+	return bus.Errorf(bus.CodeBusy, "%d calls already wait for restarting workers; make fewer calls, or set NoWait", maxHeld)
 }

@@ -9,88 +9,88 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
+	"troupe/dispatch/plan"
 )
 
-// Group is the ranks of one running role as a caller sees them: where they are and how they are laid out. It is safe
-// for concurrent use; its fields are set once.
+// Group is the address and the mesh of a running role. It is safe for concurrent use; its fields are set once.
 type Group struct {
 	Endpoint *bus.Endpoint
 	To       bus.Address
 	Mesh     Mesh
-	MeshName string // the mesh whose slices the role listens on
-	Ordered  bool   // the role's calls pass its sequencer
-	// GensFunc gives the generations of ranks that have been replaced. Nil: none has.
+	MeshName string // the mesh whose slices the workers subscribe to
+	Ordered  bool   // the role has a sequencer
+	// GensFunc returns the generations of replaced ranks. Nil: no rank was replaced.
 	GensFunc func() map[int]uint32
-	// Gate keeps calls back while their ranks are being restarted. Nil: nothing is.
+	// Gate delays calls to restarting ranks. Nil: calls are never delayed.
 	Gate *Gate
 
-	plans sync.Map // Mode → *Plan
+	plans sync.Map // Mode → *plan.Plan
 }
 
-// Call is one call, with its extras. The zero value of each is what most calls want.
+// Call is one call. Most calls set only the first fields.
 type Call struct {
 	Method string
 	Args   []any
-	Named  map[string]any // by name; cut like the others
+	Named  map[string]any // named arguments, cut like the others
 
 	Mode   Mode    // zero: OneToAll
-	Custom *Custom // a mode of the caller's own, instead of Mode
-	Ranks  []int   // only these, with the same arguments, instead of a mode
+	Custom *Custom // a mode of the caller, instead of Mode
+	Ranks  []int   // these ranks with the same arguments, instead of a mode
 
-	Object  string        // a named object in the workers
-	Control bool          // on the control lane
+	Object  string        // name of an object in the workers; empty: the main one
+	Control bool          // the call uses the control lane
 	Timeout time.Duration // zero: the context's deadline alone
 	Options Options       // padding and metadata
 
-	// NoCollect has every rank compute and answer with an acknowledgement alone.
+	// NoCollect lets every rank answer with an acknowledgement instead of a result.
 	NoCollect bool
-	// CollectAll waits for every rank whatever fails, and gives the errors by rank. Zero: the first failure cancels the
-	// others and is the error.
+	// CollectAll waits for every rank and returns the errors by rank. Zero: the first failure cancels the other ranks
+	// and is the error.
 	CollectAll bool
-	// Need ends the call when so many ranks have answered well; the others are cancelled, and the result is made of the
-	// answers that came. The mode must collect every rank it calls, or none. Zero: all must.
+	// Need ends the call after this many successful answers; the others are cancelled, and the result is made of the
+	// answers that came. The mode must collect all ranks that it calls, or none. Zero: all ranks must succeed.
 	Need int
-	// NoWait fails the call at once, with ErrWorkerLost, when one of its ranks is being restarted. Zero: it is sent when the
-	// rank is back, within Timeout and the context's deadline. A call on the control lane never waits.
+	// NoWait fails the call at once, with ErrWorkerLost, when one of its ranks is being restarted. Zero: the call is
+	// sent when the rank is back, within Timeout and the context's deadline. Calls on the control lane never wait.
 	NoWait bool
-	// Trace is a W3C traceparent that travels with the call.
+	// Trace is a W3C traceparent that is sent with the call.
 	Trace string
-	// Meta travels with the call for the method's host, which sees it beside the arguments: one msgpack value.
+	// Meta is a msgpack value that is sent with the call for the worker's host (actors.CallInfo.Meta).
 	Meta []byte
-	// AskAfter is when ranks that have not answered are first asked about the call. Zero: the bus's own time.
+	// AskAfter is the time after which silent ranks are first asked for the call's status. Zero: the default of bus.
 	AskAfter time.Duration
 
-	// Encoded is the arguments as another language has cut and encoded them, instead of Args, Named, Mode and Ranks.
+	// Encoded has the cut and encoded arguments, instead of Args, Named, Mode and Ranks.
 	Encoded *Encoded
-	// PreparedFunc sees the call as it is about to be sent, and may refuse it. Nil: nobody does.
+	// PreparedFunc is called with the call before it is sent, and may refuse it. It may be nil.
 	PreparedFunc func(*bus.Call) error
-	// ArrivedFunc and OverFunc are told what happens to the call; see bus.Call.
+	// ArrivedFunc and OverFunc report the progress of the call; see bus.Call.
 	ArrivedFunc func(*bus.Gather)
 	OverFunc    func(*bus.Gather)
-	// Memory is where large answers are put; see bus.Call.
+	// Memory holds large answers; see bus.Call.
 	Memory bus.Memory
 }
 
-// Encoded is a call whose arguments somebody else has cut as the plan says and encoded: one body for each of its parts.
-// The bodies must not be changed until the call is over, or DoneFunc is told.
+// Encoded is arguments that the caller has cut for a plan and encoded: one body for each part. The bodies must not
+// change until the call is over or DoneFunc is called.
 type Encoded struct {
-	Plan   *Plan
+	Plan   *plan.Plan
 	Bodies [][]byte
-	// DoneFunc is told when nobody reads the body of a part any more; see bus.Part. Nil: nobody wants to know.
+	// DoneFunc is called when the body of a part is no longer read; see bus.Part. It may be nil.
 	DoneFunc func(part int)
 }
 
-// Resolver is an argument that is not there yet: a Future of another call. It is awaited before the call is sent.
+// Resolver is an argument that is not available yet, such as a Future. Its value is awaited before the call is sent.
 type Resolver interface {
 	Value(ctx context.Context) (any, error)
 }
 
-// Go sends the call and returns at once; only an argument that is a future is awaited, under ctx. A mistake in the call
-// is found before anything is sent, and is ErrInvalid. The call is over, and its workers are told, when ctx ends.
+// Go sends the call and returns at once; only arguments that are futures are awaited, under ctx. A mistake in the call
+// is ErrInvalid, and nothing is sent then. The end of ctx cancels the call.
 func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	shards, call, err := g.prepare(ctx, c)
 	if err != nil {
-		return nil, g.explain(c, err)
+		return nil, g.describeError(c, err)
 	}
 	if c.PreparedFunc != nil {
 		err = c.PreparedFunc(&call)
@@ -100,12 +100,12 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 		gather, err = g.scatter(ctx, c, call)
 	}
 	if err != nil {
-		return nil, g.explain(c, err)
+		return nil, g.describeError(c, err)
 	}
 	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}, nil
 }
 
-// scatter sends the call, or has it wait for ranks that are being restarted.
+// scatter sends the call, or lets it wait for restarting ranks.
 func (g *Group) scatter(ctx context.Context, c Call, call bus.Call) (*bus.Gather, error) {
 	if g.Gate == nil || c.Control {
 		return g.Endpoint.Scatter(ctx, call)
@@ -113,7 +113,7 @@ func (g *Group) scatter(ctx context.Context, c Call, call bus.Call) (*bus.Gather
 	return g.Gate.scatter(ctx, g, call, c.NoWait)
 }
 
-// gens are the generations of ranks that have been replaced.
+// gens returns the generations of replaced ranks.
 func (g *Group) gens() map[int]uint32 {
 	if g.GensFunc == nil {
 		return nil
@@ -121,8 +121,8 @@ func (g *Group) gens() map[int]uint32 {
 	return g.GensFunc()
 }
 
-// prepare does all that can be done, and refused, before something is sent.
-func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) {
+// prepare makes the bus call, with every check that needs no message.
+func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, error) {
 	if err := c.check(); err != nil {
 		return nil, bus.Call{}, err
 	}
@@ -148,10 +148,10 @@ func (g *Group) prepare(ctx context.Context, c Call) (*Shards, bus.Call, error) 
 	return shards, call, c.checkNeed(shards.Plan, called)
 }
 
-// parts cuts and encodes the arguments, if that has not been done.
-func (g *Group) parts(ctx context.Context, c Call) (*Shards, []bus.Part, error) {
+// parts cuts and encodes the arguments, unless the caller has done so.
+func (g *Group) parts(ctx context.Context, c Call) (*plan.Shards, []bus.Part, error) {
 	if c.Encoded != nil {
-		return &Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
+		return &plan.Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
 	}
 	shards, names, err := g.cut(ctx, c)
 	if err != nil {
@@ -164,7 +164,7 @@ func (g *Group) parts(ctx context.Context, c Call) (*Shards, []bus.Part, error) 
 func (g *Group) encoded(e *Encoded) []bus.Part {
 	parts := make([]bus.Part, len(e.Plan.Parts))
 	for i, p := range e.Plan.Parts {
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: e.Bodies[i]}
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: e.Bodies[i]}
 		if e.DoneFunc != nil && len(e.Bodies[i]) > bus.MaxInline {
 			parts[i].DoneFunc = func() { e.DoneFunc(i) }
 		}
@@ -172,19 +172,19 @@ func (g *Group) encoded(e *Encoded) []bus.Part {
 	return parts
 }
 
-// check refuses extras that contradict each other.
+// check refuses fields that contradict each other.
 func (c Call) check() error {
 	switch e := c.Encoded; {
 	case e != nil && (e.Plan == nil || len(e.Bodies) != len(e.Plan.Parts)):
-		return invalid("Encoded has not one body for each part of its plan")
+		return invalid("Encoded must have one body for each part of its plan")
 	case e != nil && (c.Args != nil || c.Named != nil || c.Custom != nil || c.Ranks != nil || c.Mode != ""):
-		return invalid("Encoded is given beside arguments or a mode; it has both")
+		return invalid("Encoded excludes Args, Named, Mode, Custom and Ranks")
 	case c.Custom != nil && (c.Mode != "" || c.Ranks != nil):
-		return invalid("Custom is given beside Mode or Ranks; choose one")
+		return invalid("Custom excludes Mode and Ranks; choose one")
 	case c.Mode != "" && c.Ranks != nil:
-		return invalid("Mode %s and Ranks are both given; a call of some ranks has no mode", c.Mode)
+		return invalid("Mode %s and Ranks exclude each other; choose one", c.Mode)
 	case c.Need != 0 && c.CollectAll:
-		return invalid("Need and CollectAll are both given; one ends the call early, the other never does")
+		return invalid("Need and CollectAll exclude each other; choose one")
 	case c.Need < 0:
 		return invalid("Need %d must not be negative", c.Need)
 	case c.Timeout < 0:
@@ -193,19 +193,19 @@ func (c Call) check() error {
 	return nil
 }
 
-// checkNeed refuses a k of n that could not be had, or that ranks could fill whose answers do not count.
-func (c Call) checkNeed(p *Plan, called int) error {
+// checkNeed refuses a Need that cannot be reached, or that ranks without a result could reach.
+func (c Call) checkNeed(p *plan.Plan, called int) error {
 	switch collected := len(p.Collect); {
 	case c.Need > called:
 		return invalid("Need %d: the call goes to %d ranks", c.Need, called)
 	case c.Need > 0 && !c.NoCollect && collected < called:
-		return invalid("Need %d: %s calls %d ranks and collects %d, and any of them would count", c.Need, p.Mode, called, collected)
+		return invalid("Need %d: %s calls %d ranks and collects only %d; a mode with Need must collect every rank it calls", c.Need, p.Mode, called, collected)
 	}
 	return nil
 }
 
-// explain says which call was refused, and because of which rank if its role names one that is being restarted.
-func (g *Group) explain(c Call, err error) error {
+// describeError adds role and method to an error, and keeps the rank if it is one of the role.
+func (g *Group) describeError(c Call, err error) error {
 	e := bus.AsError(err)
 	if e.Role != g.To.Role {
 		e.Rank = -1
@@ -214,8 +214,8 @@ func (g *Group) explain(c Call, err error) error {
 	return e
 }
 
-// cut awaits arguments that are futures and cuts all of them for the call's plan. Named ones come last, by name.
-func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
+// cut awaits arguments that are futures and cuts all arguments for the call's plan. Named ones come last, by name.
+func (g *Group) cut(ctx context.Context, c Call) (*plan.Shards, []string, error) {
 	var names []string
 	if len(c.Named) > 0 {
 		names = slices.Sorted(maps.Keys(c.Named))
@@ -227,57 +227,54 @@ func (g *Group) cut(ctx context.Context, c Call) (*Shards, []string, error) {
 	for i, v := range values {
 		var err error
 		if values[i], err = resolve(ctx, v); err != nil {
-			at := place{i, len(values), names}
-			return nil, nil, bus.Errorf(bus.CodeOf(err), "%s is a future that failed: %w", at, err)
+			return nil, nil, bus.Errorf(bus.CodeOf(err), "%s is a future that failed: %w", plan.ArgName(i, len(values), names), err)
 		}
 	}
 	if c.Custom != nil {
 		s, err := c.Custom.Cut(g.Mesh, values[:len(c.Args)])
 		if err == nil {
-			err = s.beside(values[len(c.Args):], names)
+			err = s.AddNamed(values[len(c.Args):], names)
 		}
 		return s, names, err
 	}
-	plan, err := g.plan(c)
+	p, err := g.planOf(c)
 	if err != nil {
 		return nil, nil, err
 	}
-	s, err := plan.cut(values, names, c.Options)
+	s, err := p.CutNamed(values, names, c.Options)
 	return s, names, err
 }
 
-// resolve awaits an argument that is not there yet. Its mark stays with it.
+// resolve awaits an argument that is a Resolver. Its mark stays.
 func resolve(ctx context.Context, v any) (any, error) {
-	switch v := v.(type) {
-	case Resolver:
-		return v.Value(ctx)
-	case marked:
-		value, err := resolve(ctx, v.value)
-		return marked{v.mark, value}, err
-	}
-	return v, nil
+	return plan.MapArg(v, func(v any) (any, error) {
+		if r, ok := v.(Resolver); ok {
+			return r.Value(ctx)
+		}
+		return v, nil
+	})
 }
 
-func (g *Group) plan(c Call) (*Plan, error) {
+func (g *Group) planOf(c Call) (*plan.Plan, error) {
 	if c.Ranks != nil {
-		return PlanRanks(g.Mesh, c.Ranks)
+		return plan.PlanRanks(g.Mesh, c.Ranks)
 	}
 	mode := c.Mode
 	if mode == "" {
 		mode = OneToAll
 	}
 	if p, ok := g.plans.Load(mode); ok {
-		return p.(*Plan), nil
+		return p.(*plan.Plan), nil
 	}
-	p, err := NewPlan(mode, g.Mesh)
+	p, err := plan.NewPlan(mode, g.Mesh)
 	if err == nil {
 		g.plans.Store(mode, p)
 	}
 	return p, err
 }
 
-// encode gives each part its body, once. An argument that all ranks share is encoded once for all parts.
-func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
+// encode makes the body of each part. An argument that all parts share is encoded once.
+func (g *Group) encode(s *plan.Shards, names []string) ([]bus.Part, error) {
 	e := argEncoder{shards: s, names: names}
 	parts := make([]bus.Part, len(s.Plan.Parts))
 	for i, p := range s.Plan.Parts {
@@ -285,22 +282,22 @@ func (g *Group) encode(s *Shards, names []string) ([]bus.Part, error) {
 		if err != nil {
 			return nil, err
 		}
-		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == NoData, Body: body}
+		parts[i] = bus.Part{Scope: g.scope(p.Target), Ranks: p.Ranks, Some: p.Target.Partial, NoData: p.Shard == plan.NoData, Body: body}
 	}
 	return parts, nil
 }
 
-const shortBody = 96 // enough for the arguments of a short call
+const shortBody = 96 // room for the arguments of a short call
 
 // argEncoder encodes the arguments of one call.
 type argEncoder struct {
-	shards *Shards
+	shards *plan.Shards
 	names  []string
-	shared map[int][]byte // arguments that several parts have, by place
+	shared map[int][]byte // encoded arguments that all parts share, by position
 }
 
-// body is what the ranks of one part are sent. Arguments are encoded in place, so that tensors are aligned.
-func (e *argEncoder) body(p Part) ([]byte, error) {
+// body encodes the arguments of a part in place, so that tensors are aligned.
+func (e *argEncoder) body(p plan.Part) ([]byte, error) {
 	values := e.shards.Args(p)
 	positional := len(values) - len(e.names)
 	b := wire.AppendArgsHead(make([]byte, 0, shortBody), positional)
@@ -313,7 +310,7 @@ func (e *argEncoder) body(p Part) ([]byte, error) {
 			b = wire.AppendName(b, e.names[i-positional])
 		}
 		if b, err = e.value(b, i, v); err != nil {
-			return nil, invalid("%s: %w", place{i, len(values), e.names}, err)
+			return nil, invalid("%s: %w", plan.ArgName(i, len(values), e.names), err)
 		}
 	}
 	if len(e.names) == 0 {
@@ -337,11 +334,11 @@ func (e *argEncoder) value(b []byte, i int, v any) ([]byte, error) {
 	return b, err
 }
 
-func (g *Group) scope(t Target) bus.Scope {
+func (g *Group) scope(t plan.Target) bus.Scope {
 	switch t.Kind {
-	case ToRank:
+	case plan.ToRank:
 		return bus.OneRank(t.N)
-	case ToSlice:
+	case plan.ToSlice:
 		return bus.DPSlice(g.MeshName, t.N)
 	}
 	return bus.Everyone()

@@ -18,16 +18,16 @@ import (
 	"troupe/bus/wire"
 )
 
-// echo answers [rank, its first argument].
+// echo returns [rank, first argument].
 func echo(_ context.Context, rank int, args actors.Args) (any, error) {
 	v, err := first(args)
 	return []any{rank, v}, err
 }
 
-// rowsBack answers the rows it was called with.
+// rowsBack returns the rows of its call.
 func rowsBack(_ context.Context, _ int, args actors.Args) (any, error) { return first(args) }
 
-// describe answers the arguments as text: positional ones in order, then the named ones by name.
+// describe returns the arguments as text: the positional ones in order, then the named ones by name.
 func describe(_ context.Context, _ int, args actors.Args) (any, error) {
 	var words []string
 	add := func(prefix string, raw wire.Raw) error {
@@ -51,7 +51,7 @@ func describe(_ context.Context, _ int, args actors.Args) (any, error) {
 	return strings.Join(words, " "), nil
 }
 
-func TestGroupCallsInBothForms(t *testing.T) {
+func TestGroupCalls(t *testing.T) {
 	g := newGroup(t, dp(3), methods{"echo": echo})
 	f, err := g.Go(patient(t), Call{Method: "echo", Args: []any{"x"}})
 	require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestGroupRefusesBeforeItSends(t *testing.T) {
 		`argument "a": the list must have one element a rank: it has 2, and there are 4`:   {Mode: AllToAll, Named: map[string]any{"a": []int{1, 2}}},
 		`argument "a": the list must have one element a rank: it is no list but of type i`: {Mode: AllToAll, Named: map[string]any{"a": 1}},
 		`argument "a" is marked split, but ONE_TO_ALL gives every rank`:                    {Named: map[string]any{"a": Split([]int{1})}},
-		"argument 1: encode dispatch.puppet: dis":                                          {Args: []any{puppet{}}},
+		"argument 1: encode dispatch.rankObject: dis":                                      {Args: []any{rankObject{}}},
 		`argument "f": encode func(): func() can`:                                          {Named: map[string]any{"f": func() {}}},
 		"there is no rank 4: the ranks are 0 to 3":                                         {Ranks: []int{4}},
 		"a part must go to one rank at least":                                              {Ranks: []int{}},
@@ -102,7 +102,7 @@ func TestGroupRefusesBeforeItSends(t *testing.T) {
 		"Need 5: the call goes to 4 ranks":                                                 {Need: 5},
 		"Need -1":                                                                          {Need: -1},
 		"Need and CollectAll":                                                              {Need: 2, CollectAll: true},
-		"Need 1: ONE_TO_ALL_ONE calls 4 ranks and collects 1":                              {Mode: OneToAllOne, Need: 1},
+		"Need 1: ONE_TO_ALL_ONE calls 4 ranks and collects only 1":                         {Mode: OneToAllOne, Need: 1},
 		"Timeout -1ns":    {Timeout: -1},
 		"HALVES: too odd": {Custom: &Custom{Name: "HALVES", SplitFunc: func(Mesh, []any) ([]Piece, error) { return nil, errOdd }}},
 		"argument 1 is marked split, but HALVES cuts its arguments itself": {Args: []any{Split(1)}, Custom: &Custom{Name: "HALVES", SplitFunc: func(Mesh, []any) ([]Piece, error) { return nil, nil }}},
@@ -110,7 +110,7 @@ func TestGroupRefusesBeforeItSends(t *testing.T) {
 		call.Method = "echo"
 		_, err := g.Go(patient(t), call)
 		assert.ErrorContains(t, err, words)
-		assert.ErrorContains(t, err, "puppets echo: ", "the error says which call it is about")
+		assert.ErrorContains(t, err, "role echo: ", "the error says which call it is about")
 		assert.ErrorIs(t, err, bus.ErrInvalid)
 		if strings.Contains(words, "odd") {
 			assert.ErrorIs(t, err, errOdd)
@@ -132,7 +132,7 @@ func TestGroupCallsSomeRanks(t *testing.T) {
 	require.Equal(t, []any{[]any{int64(3), int64(1)}, []any{int64(1), int64(1)}}, value, "in the order in which they are named")
 }
 
-func TestGroupTakesAModeOfTheCallersOwn(t *testing.T) {
+func TestCustomMode(t *testing.T) {
 	g := newGroup(t, dp(4), methods{"echo": echo})
 	mode := &Custom{
 		Name: "PAIRS",
@@ -148,7 +148,7 @@ func TestGroupTakesAModeOfTheCallersOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "[[3 b] [2 a]]", merged)
 	_, err = Await[int](patient(t), f)
-	require.ErrorContains(t, err, "PAIRS makes a string of the answers, and not a int")
+	require.ErrorContains(t, err, "the result of PAIRS is of type string, not int")
 	each, err := AwaitEach[[]any](patient(t), f)
 	require.NoError(t, err)
 	require.Equal(t, [][]any{{int64(3), "b"}, {int64(2), "a"}}, each)
@@ -193,8 +193,8 @@ func TestGroupTrimsPadding(t *testing.T) {
 	require.Equal(t, map[int]int{0: 2, 1: 2, 2: 2, 3: 2}, received, "every replica has as many")
 }
 
-// The harm: a rank that is not collected sends its megabytes all the same.
-func TestGroupAnswersWithoutABodyWhereNoneIsWanted(t *testing.T) {
+// TestUncollectedRanksAnswerWithoutABody: a rank that is not collected does not send its result.
+func TestUncollectedRanksAnswerWithoutABody(t *testing.T) {
 	var ran atomic.Int32
 	mesh := Mesh{DP: 2, TP: 2, PP: 2, CP: 1}
 	g := newGroup(t, mesh, methods{"step": func(context.Context, int, actors.Args) (any, error) {
@@ -239,11 +239,11 @@ func TestGroupAnswersWithoutABodyWhereNoneIsWanted(t *testing.T) {
 	}
 }
 
-func TestTwoGroupsInFlightFromManyGoroutines(t *testing.T) {
-	stage := newStage(t)
+func TestConcurrentCallsOfTwoGroups(t *testing.T) {
+	busFixture := newBusFixture(t)
 	class := methods{"echo": echo}.class(actors.Serial)
-	train, infer := stage.play(Mesh{DP: 2, TP: 2, PP: 1, CP: 1}, class), stage.play(dp(3), class)
-	infer.Endpoint = train.Endpoint // one driver
+	train, infer := busFixture.startRole(Mesh{DP: 2, TP: 2, PP: 1, CP: 1}, class), busFixture.startRole(dp(3), class)
+	infer.Endpoint = train.Endpoint // both groups share one driver
 	var group sync.WaitGroup
 	for i := range 16 {
 		group.Go(func() {
@@ -254,7 +254,7 @@ func TestTwoGroupsInFlightFromManyGoroutines(t *testing.T) {
 				if !assert.NoError(t, errors.Join(err1, err2)) {
 					return
 				}
-				for rank, got := range awaitEach[[]int](t, b) { // the later one first
+				for rank, got := range awaitEach[[]int](t, b) { // the later call first
 					assert.Equal(t, []int{rank, arg}, got)
 				}
 				assert.Len(t, awaitEach[[]int](t, a), 4)
@@ -271,7 +271,7 @@ func awaitEach[R any](t *testing.T, f *Future) []R {
 	return got
 }
 
-// counted is an argument that counts how often it is encoded.
+// counted is an argument that counts its encodings.
 type counted struct {
 	values  []int
 	encoded *atomic.Int32
@@ -285,7 +285,7 @@ func (c *counted) MarshalMsgpack() ([]byte, error) {
 }
 func (c *counted) UnmarshalMsgpack(raw []byte) error { return wire.Unmarshal(raw, &c.values) }
 
-// The harm: the same shard is encoded once for every rank that needs it.
+// TestGroupEncodesEachPartOnce: a shard is encoded once and not for each of its ranks.
 func TestGroupEncodesEachPartOnce(t *testing.T) {
 	g := newGroup(t, Mesh{DP: 2, TP: 4, PP: 2, CP: 1}, methods{"rows": rowsBack})
 	for _, c := range []struct {

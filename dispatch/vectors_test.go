@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"troupe/dispatch/plan"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -41,7 +42,7 @@ func readVectors(t *testing.T) []vector {
 	return vectors
 }
 
-// answer is what the test worker answers when it is called with part, or with nil for no data.
+// answer is the test worker's answer to its part, nil for no data.
 func (v vector) answer(mesh Mesh, rank int, part any) any {
 	at := mesh.Coord(rank)
 	switch Mode(v.Mode) {
@@ -61,7 +62,7 @@ func (v vector) answer(mesh Mesh, rank int, part any) any {
 	return rows
 }
 
-// outcome is what happened in one case.
+// outcome is the observed result of one case.
 type outcome struct {
 	parts   []any // by rank; nil for a rank without data, or that was not called
 	called  []int
@@ -70,7 +71,7 @@ type outcome struct {
 	result  any
 }
 
-// check holds what happened against the case.
+// check compares the outcome with the case.
 func (v vector) check(t *testing.T, got outcome, err error) {
 	if v.Error != "" {
 		assert.ErrorContains(t, err, v.Error)
@@ -129,7 +130,7 @@ func (v vector) run(t *testing.T) (outcome, error) {
 	return got, err
 }
 
-// vectorRole is the workers of one case and what they were called with.
+// vectorRole records the calls of one case.
 type vectorRole struct {
 	vector
 	mesh Mesh
@@ -163,7 +164,7 @@ func (r *vectorRole) outcome() outcome {
 	return outcome{parts: r.parts, called: r.called, data: r.data}
 }
 
-// TestPlanVectors runs each case without a server: the plan alone says what would happen.
+// TestPlanVectors evaluates each case with package plan alone.
 func TestPlanVectors(t *testing.T) {
 	for _, v := range readVectors(t) {
 		t.Run(v.Name, func(t *testing.T) {
@@ -178,11 +179,11 @@ func (v vector) plan() (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	plan, err := NewPlan(Mode(v.Mode), mesh)
+	p, err := plan.NewPlan(Mode(v.Mode), mesh)
 	if err != nil {
 		return outcome{}, err
 	}
-	shards, err := plan.Cut([]any{v.Input}, Options{})
+	shards, err := p.Cut([]any{v.Input}, Options{})
 	if err != nil {
 		return outcome{}, err
 	}
@@ -191,7 +192,7 @@ func (v vector) plan() (outcome, error) {
 		for _, rank := range part.Ranks {
 			o.parts[rank] = shards.Args(part)[0]
 			o.called = append(o.called, rank)
-			if part.Shard != NoData {
+			if part.Shard != plan.NoData {
 				o.data = append(o.data, rank)
 			}
 		}
@@ -205,7 +206,7 @@ func (v vector) plan() (outcome, error) {
 	return o, err
 }
 
-// plain is a value as JSON would read it.
+// plain converts a value to what JSON decodes.
 func plain[T any](t *testing.T, v T) T {
 	text, err := json.Marshal(v)
 	require.NoError(t, err)

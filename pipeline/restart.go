@@ -27,7 +27,7 @@ func generationOf(rank roles.Worker) uint32 {
 
 // isRestarted reports whether the beat of a rank shows that it runs again after it was lost. The last beat may be from
 // before the loss: then the rank appears ready, and the next call would fail at once.
-func isRestarted(beat actors.Beat, gen uint32, lost time.Time) bool {
+func isRestarted(beat actors.Heartbeat, gen uint32, lost time.Time) bool {
 	return beat.State == actors.Ready && (beat.Gen > gen || time.Since(lost) >= trustReadyAfter)
 }
 

@@ -82,7 +82,7 @@ func (c *Cluster) Record() RoleRecord {
 }
 
 // Health is the last heartbeat of each worker.
-func (c *Cluster) Health() []actors.Beat {
+func (c *Cluster) Health() []actors.Heartbeat {
 	beats, _ := c.liveness.states()
 	return beats
 }

@@ -214,5 +214,5 @@ func TestNamedObjects(t *testing.T) {
 	assert.ErrorIs(t, err, errTired)
 	f, err = c.Go(patient(t), dispatch.Call{Method: "add", Args: []any{1}, Object: "nobody"})
 	require.NoError(t, err)
-	assert.ErrorContains(t, f.Wait(patient(t)), `no object "nobody" in this worker; make it with the create verb`)
+	assert.ErrorContains(t, f.Wait(patient(t)), `no object "nobody" in this worker; create it with the verb @create`)
 }

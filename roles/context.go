@@ -14,7 +14,7 @@ func FromContext(ctx context.Context) (*Runtime, error) {
 	if !ok {
 		return nil, bus.Errorf(bus.CodeInvalid, "the context does not belong to a method of a worker")
 	}
-	rt, ok := info.Host.Above().(*Runtime)
+	rt, ok := info.Host.Owner().(*Runtime)
 	if !ok {
 		return nil, bus.Errorf(bus.CodeInvalid, "the worker's host was not created by package roles")
 	}

@@ -45,7 +45,7 @@ func TestErrorsOfInvalidUse(t *testing.T) {
 		{"the type that was wanted", call("add", "one"), bus.ErrRefused,
 			"argument: want int: "},
 		{"too many arguments", call("add", 1, 2), bus.ErrRefused,
-			"the method takes one argument, or named ones; it was given 2 positional and 0 named"},
+			"the method takes one positional argument or named ones, not 2 positional and 0 named"},
 		{"an argument that cannot travel", call("add", make(chan int)), bus.ErrInvalid,
 			"actors add: argument 1: encode chan int"},
 		{"list of the wrong length", call("own", []string{"a", "b", "c"}), bus.ErrInvalid,

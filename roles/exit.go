@@ -41,13 +41,13 @@ func (l *liveness) exited(e nodes.Exit) {
 	}
 	one := lossOfExit(e)
 	if old.awaitingExit && !one.evicted { // it stopped in order
-		one = lossOf(old.Beat, l.cluster.Name())
+		one = lossOf(old.Heartbeat, l.cluster.Name())
 	}
-	now := actors.Beat{Rank: rank, Gen: e.ID.Gen, Node: e.Node, State: actors.Stopped}
+	now := actors.Heartbeat{Rank: rank, Gen: e.ID.Gen, Node: e.Node, State: actors.Stopped}
 	if one.failed {
 		now.State, now.Err = actors.Failed, one.why
 	}
-	l.beats[rank].Beat, l.beats[rank].awaitingExit = now, false
+	l.beats[rank].Heartbeat, l.beats[rank].awaitingExit = now, false
 	l.changedLocked()
 	l.mu.Unlock()
 	l.lost(one, true)
@@ -60,7 +60,7 @@ const (
 
 // awaitExit waits for the exit of a worker that has stopped in order: a worker that an operator evicts stops so too,
 // and only the agent knows the reason.
-func (l *liveness) awaitExit(b actors.Beat) {
+func (l *liveness) awaitExit(b actors.Heartbeat) {
 	l.mu.Lock()
 	l.beats[b.Rank].awaitingExit = true
 	l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *liveness) awaitExit(b actors.Beat) {
 	time.AfterFunc(exitDelay, bus.Guard(ask))
 }
 
-func (l *liveness) isAwaitingExit(b actors.Beat) bool {
+func (l *liveness) isAwaitingExit(b actors.Heartbeat) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.beats[b.Rank]
@@ -101,7 +101,7 @@ func (l *liveness) isAwaitingExit(b actors.Beat) bool {
 }
 
 // stopped accepts the end of a worker without an exit of its agent.
-func (l *liveness) stopped(b actors.Beat) {
+func (l *liveness) stopped(b actors.Heartbeat) {
 	if !l.isAwaitingExit(b) {
 		return
 	}

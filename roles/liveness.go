@@ -39,7 +39,7 @@ type liveness struct {
 }
 
 type rankState struct {
-	actors.Beat
+	actors.Heartbeat
 	at           time.Time // of the last heartbeat; zero: none is expected yet
 	session      string    // of the worker's calls; empty: unknown
 	awaitingExit bool      // it has stopped, and the exit from its agent is missing
@@ -145,7 +145,7 @@ func (l *liveness) handleMessage(m *bus.Msg) {
 	if err != nil || f.Kind != wire.KindBeat {
 		return // not a heartbeat; missing ones are noticed
 	}
-	var beats []actors.Beat
+	var beats []actors.Heartbeat
 	if err := wire.Unmarshal(f.Body, &beats); err != nil {
 		l.cluster.rt.log.Warn("roles: a malformed heartbeat", "role", l.cluster.Name(), "error", err)
 		return
@@ -155,7 +155,7 @@ func (l *liveness) handleMessage(m *bus.Msg) {
 	}
 }
 
-func (l *liveness) handleBeat(b actors.Beat, session string) {
+func (l *liveness) handleBeat(b actors.Heartbeat, session string) {
 	if b.State == stateRestarting || b.State == stateRestarted { // about restarts, sent by the process that restarts workers
 		if session != l.cluster.rt.ep.Session() {
 			l.cluster.restartChanged()
@@ -175,7 +175,7 @@ func (l *liveness) handleBeat(b actors.Beat, session string) {
 		l.mu.Unlock()
 		return // of an earlier generation, or after the last one
 	}
-	l.beats[b.Rank] = rankState{Beat: b, at: time.Now(), session: session}
+	l.beats[b.Rank] = rankState{Heartbeat: b, at: time.Now(), session: session}
 	if old.State != b.State || old.Gen != b.Gen {
 		l.changedLocked()
 	}
@@ -213,7 +213,7 @@ func (l *liveness) changedLocked() {
 }
 
 // lossOf is the loss that a worker's last heartbeat reports.
-func lossOf(b actors.Beat, role string) loss {
+func lossOf(b actors.Heartbeat, role string) loss {
 	out := loss{rank: b.Rank, gen: b.Gen, failed: b.State == actors.Failed}
 	switch {
 	case !out.failed:
@@ -260,7 +260,7 @@ func (l *liveness) repeat() {
 func (l *liveness) expect(rank int, gen uint32) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.beats[rank] = rankState{Beat: actors.Beat{Rank: rank, Gen: gen}}
+	l.beats[rank] = rankState{Heartbeat: actors.Heartbeat{Rank: rank, Gen: gen}}
 	l.publishGensLocked()
 }
 
@@ -269,7 +269,7 @@ func (l *liveness) resize(world int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for rank := len(l.beats); rank < world; rank++ {
-		l.beats = append(l.beats, rankState{Beat: actors.Beat{Rank: rank}})
+		l.beats = append(l.beats, rankState{Heartbeat: actors.Heartbeat{Rank: rank}})
 	}
 }
 
@@ -279,7 +279,7 @@ func (l *liveness) applyPlacements(placements []RankPlacement) {
 	defer l.mu.Unlock()
 	for rank, placed := range placements {
 		if l.beats[rank].Gen < placed.Gen {
-			l.beats[rank] = rankState{Beat: actors.Beat{Rank: rank, Gen: placed.Gen}}
+			l.beats[rank] = rankState{Heartbeat: actors.Heartbeat{Rank: rank, Gen: placed.Gen}}
 		}
 	}
 	l.publishGensLocked()
@@ -321,7 +321,7 @@ func (l *liveness) lossOf(rank int) error {
 			return one.why
 		}
 	}
-	if b := l.beats[rank].Beat; b.State.Over() { // its last heartbeat is being handled
+	if b := l.beats[rank].Heartbeat; b.State.Over() { // its last heartbeat is being handled
 		return lossOf(b, l.cluster.Name()).why
 	}
 	return bus.Errorf(bus.CodeWorkerLost, "rank %d is lost", rank)
@@ -425,12 +425,12 @@ func (l *liveness) declareLost(rank int, why *bus.Error) {
 }
 
 // states returns the last heartbeat of each rank, and a channel that is closed at the next change.
-func (l *liveness) states() ([]actors.Beat, <-chan struct{}) {
+func (l *liveness) states() ([]actors.Heartbeat, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	out := make([]actors.Beat, len(l.beats))
+	out := make([]actors.Heartbeat, len(l.beats))
 	for i, b := range l.beats {
-		out[i] = b.Beat
+		out[i] = b.Heartbeat
 		out[i].Rank = i
 	}
 	return out, l.changed

@@ -205,7 +205,7 @@ func (l *Local) newWorkerHost(b *bus.Bus, namespace string, workers int) (*worke
 		return nil, err
 	}
 	rt := newWorkerRuntime(ep)
-	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, BeatEvery: l.beatEvery, Node: l.node, Above: rt, OwnProcess: l.ownProcess, Workers: workers})
+	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, HeartbeatEvery: l.beatEvery, Node: l.node, Owner: rt, OwnProcess: l.ownProcess, Workers: workers})
 	if err != nil {
 		rt.closeWorkerRuntime()
 		ep.Close()

@@ -672,9 +672,9 @@ func (r *RoleRecord) dropUnused() (unused []ReservationRef) {
 // announceRestart tells other clusters of the role that its record has changed. A lost message is compensated by their periodic
 // reading.
 func (c *Cluster) announceRestart(r *Restart, state actors.State) {
-	beats := make([]actors.Beat, len(r.Ranks))
+	beats := make([]actors.Heartbeat, len(r.Ranks))
 	for i, rank := range r.Ranks {
-		beats[i] = actors.Beat{Rank: rank, Gen: r.Gen, State: state}
+		beats[i] = actors.Heartbeat{Rank: rank, Gen: r.Gen, State: state}
 	}
 	body, err := wire.Marshal(beats)
 	if err == nil {

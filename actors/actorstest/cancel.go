@@ -9,10 +9,10 @@ import (
 	"troupe/bus/wire"
 )
 
-// cancel reaches a call wherever it is, and the worker goes on with the next.
+// cancel: a call is cancelled in every state, and the worker continues with the next.
 func (s *suite) cancel(t *testing.T) {
 	t.Run("running", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		g := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		g.Cancel()
@@ -22,7 +22,7 @@ func (s *suite) cancel(t *testing.T) {
 		require.Empty(t, st.info(0).Calls)
 	})
 	t.Run("queued", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		g := st.send(bus.Call{Method: "note", Parts: st.one(0, "never")})
@@ -35,10 +35,10 @@ func (s *suite) cancel(t *testing.T) {
 		require.Equal(t, []string{"begin k", "end k", "after"}, st.events(0))
 	})
 	t.Run("not arrived yet", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		w := st.wire("hasty")
+		st := s.startRole(t, Role{})
+		w := st.rawCaller("hasty")
 		w.control(wire.KindCancel, 1)
-		st.events(0) // the cancel is in: it came by the same connection and the same lane
+		st.events(0) // the cancellation has arrived: it used the same connection and lane
 		w.call(w.header(1, "note"), "never")
 		w.call(w.header(2, "note"), "after")
 		require.EqualValues(t, 1, w.good(2))
@@ -46,8 +46,8 @@ func (s *suite) cancel(t *testing.T) {
 		require.Equal(t, []string{"after"}, st.events(0))
 	})
 	t.Run("a method that ignores it", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		w := st.wire("impatient")
+		st := s.startRole(t, Role{})
+		w := st.rawCaller("impatient")
 		w.call(w.header(1, "ignore"), "k")
 		st.await(0, "begin k")
 		w.control(wire.KindCancel, 1)
@@ -66,7 +66,7 @@ func (s *suite) cancel(t *testing.T) {
 		require.Equal(t, []string{"begin k", "cancel k", "end k", "after"}, st.events(0))
 	})
 	t.Run("siblings of a failure", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2})
+		st := s.startRole(t, Role{World: 2})
 		g := st.send(bus.Call{Method: "block", FailFast: true, Parts: append(st.one(0, "k"), st.one(1, 3)...)})
 		answers := st.answers(g)
 		require.ErrorIs(t, answers[1].Err, bus.ErrRefused)
@@ -77,14 +77,14 @@ func (s *suite) cancel(t *testing.T) {
 		require.ErrorContains(t, answers[0].Err, "because of rank 1")
 		st.until("rank 0 is free again", func() bool { return len(st.info(0).Calls) == 0 })
 	})
-	t.Run("the caller's word is lost", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		w := st.wire("unheard")
+	t.Run("the cancellation is lost", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		w := st.rawCaller("unheard")
 		w.call(w.header(1, "block"), "k")
 		st.await(0, "begin k")
 		w.call(w.header(2, "note"), "never")
 		h := w.header(3, "note")
-		h.Acked = 2 // both are over for the caller, however they ended
+		h.Acked = 2 // the caller has finished with both
 		w.call(h, "after")
 		require.EqualValues(t, 3, w.good(3))
 		require.Equal(t, []string{"begin k", "cancel k", "after"}, st.events(0))

@@ -11,16 +11,16 @@ import (
 	"troupe/bus/wire"
 )
 
-// The names of the two classes.
+// The names of the suite's classes.
 const (
 	ClassName       = "exercise"
 	SecondClassName = "exercise_second"
 )
 
-// concurrency is how many calls of meet run at once.
+// concurrency is the limit of meet's lane.
 const concurrency = 3
 
-// Classes are the two classes of the suite as Go plays them.
+// Classes are the suite's classes in Go.
 func Classes() []*actors.Class {
 	c := actors.NewClass(ClassName, newWorker)
 	actors.Method(c, "echo", (*worker).echo)
@@ -43,8 +43,8 @@ func Classes() []*actors.Class {
 	actors.Method(c, "env", (*worker).variable, control)
 
 	second := actors.NewClass(SecondClassName, newSecond)
-	actors.Method(second, "config", (*extra).configuration)
-	actors.Method(second, "where", (*extra).where)
+	actors.Method(second, "config", (*secondObject).configuration)
+	actors.Method(second, "where", (*secondObject).where)
 	return []*actors.Class{c.Class, second.Class}
 }
 
@@ -54,7 +54,7 @@ type worker struct {
 	config   wire.Raw
 	env      map[string]string
 	events   []string
-	happened map[string]chan struct{} // by event; closed when it has happened
+	happened map[string]chan struct{} // by event; closed once the event is recorded
 	released map[string]chan struct{} // by key
 }
 
@@ -76,8 +76,8 @@ func (w *worker) SetEnv(_ context.Context, env map[string]string) error {
 	return nil
 }
 
-// happen adds an event and tells who waits for it.
-func (w *worker) happen(event string) int {
+// record adds an event and wakes its waiters.
+func (w *worker) record(event string) int {
 	ch := w.signal(w.happened, event)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -86,7 +86,7 @@ func (w *worker) happen(event string) int {
 	return len(w.events)
 }
 
-// signal is the channel under that name, made when first asked for.
+// signal returns the channel of a name, which it creates when it is first needed.
 func (w *worker) signal(of map[string]chan struct{}, name string) chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -111,7 +111,7 @@ func (w *worker) args(_ context.Context, a actors.Args) ([]any, error) {
 }
 
 func (w *worker) double(_ context.Context, n int) (int, error)      { return 2 * n, nil }
-func (w *worker) note(_ context.Context, event string) (int, error) { return w.happen(event), nil }
+func (w *worker) note(_ context.Context, event string) (int, error) { return w.record(event), nil }
 func (w *worker) size(_ context.Context, b []byte) (int, error)     { return len(b), nil }
 func (w *worker) big(_ context.Context, n int) ([]byte, error)      { return pattern(n), nil }
 
@@ -130,27 +130,27 @@ func (w *worker) fail(_ context.Context, message string) (actors.None, error) {
 func (w *worker) panic(_ context.Context, message string) (actors.None, error) { panic(message) }
 
 func (w *worker) block(ctx context.Context, key string) (string, error) {
-	w.happen("begin " + key)
+	w.record("begin " + key)
 	select {
 	case <-w.signal(w.released, key):
-		w.happen("end " + key)
+		w.record("end " + key)
 		return key, nil
 	case <-ctx.Done():
-		w.happen("cancel " + key)
+		w.record("cancel " + key)
 		return "", ctx.Err()
 	}
 }
 
 func (w *worker) ignore(ctx context.Context, key string) (string, error) {
-	w.happen("begin " + key)
+	w.record("begin " + key)
 	releasedCh := w.signal(w.released, key)
 	select {
 	case <-releasedCh:
 	case <-ctx.Done():
-		w.happen("cancel " + key)
+		w.record("cancel " + key)
 		<-releasedCh
 	}
-	w.happen("end " + key)
+	w.record("end " + key)
 	return key, nil
 }
 
@@ -191,15 +191,15 @@ func (w *worker) variable(_ context.Context, name string) (string, error) {
 	return w.env[name], nil
 }
 
-// extra is an object of the second class.
-type extra struct {
+// secondObject is an object of the second class.
+type secondObject struct {
 	config string
 	name   string
 	rank   int
 }
 
-func newSecond(_ context.Context, s actors.Setup) (*extra, error) {
-	o := &extra{name: s.Object, rank: s.Rank}
+func newSecond(_ context.Context, s actors.Setup) (*secondObject, error) {
+	o := &secondObject{name: s.Object, rank: s.Rank}
 	if err := s.DecodeConfig(&o.config); err != nil {
 		return nil, err
 	}
@@ -212,5 +212,9 @@ func newSecond(_ context.Context, s actors.Setup) (*extra, error) {
 	return o, nil
 }
 
-func (s *extra) configuration(context.Context, actors.None) (string, error) { return s.config, nil }
-func (s *extra) where(context.Context, actors.None) ([]any, error)          { return []any{s.name, s.rank}, nil }
+func (s *secondObject) configuration(context.Context, actors.None) (string, error) {
+	return s.config, nil
+}
+func (s *secondObject) where(context.Context, actors.None) ([]any, error) {
+	return []any{s.name, s.rank}, nil
+}

@@ -9,11 +9,11 @@ import (
 	"troupe/bus"
 )
 
-// deadlines are kept at both ends: the caller does not wait longer, and the worker does not begin or go on.
+// deadlines are kept at both ends: the caller stops waiting, and the worker neither starts nor continues the call.
 func (s *suite) deadlines(t *testing.T) {
 	const soon = 60 * time.Millisecond
 	t.Run("while running", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		began := time.Now()
 		err := st.failure(st.send(bus.Call{Method: "block", Parts: st.one(0, "k"), Timeout: soon}))
 		require.ErrorIs(t, err, bus.ErrTimedOut)
@@ -22,7 +22,7 @@ func (s *suite) deadlines(t *testing.T) {
 		require.Equal(t, 1, get[int](st, 0, "double", 0)+1)
 	})
 	t.Run("in the queue", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		require.ErrorIs(t, st.failure(st.send(bus.Call{Method: "note", Parts: st.one(0, "late"), Timeout: soon})), bus.ErrTimedOut)
@@ -31,9 +31,9 @@ func (s *suite) deadlines(t *testing.T) {
 		get[int](st, 0, "note", "after")
 		require.Equal(t, []string{"begin k", "end k", "after"}, st.events(0))
 	})
-	t.Run("the worker keeps them by itself", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		w := st.wire("silent") // it never says that it gave up
+	t.Run("the worker enforces them without a cancellation", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		w := st.rawCaller("silent") // it never sends a cancellation
 		first, second := w.header(1, "block"), w.header(2, "note")
 		first.Timeout, second.Timeout = soon, soon/2
 		w.call(first, "k")
@@ -42,14 +42,14 @@ func (s *suite) deadlines(t *testing.T) {
 		require.Equal(t, bus.CodeTimedOut, w.answer(2).Header.Code)
 		require.Equal(t, []string{"begin k", "cancel k"}, st.events(0))
 	})
-	t.Run("a call that overtook counts from its arrival", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		w := st.wire("late")
+	t.Run("an early call's time counts from its arrival", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		w := st.rawCaller("late")
 		h := w.header(2, "note")
 		h.Order, h.Prev, h.Timeout = 2, 1, soon
 		w.call(h, "late")
 		w.missing()
-		w.missing() // it says so again, after longer than the call may take
+		w.missing() // reported again, after more than the call's timeout
 		first := w.header(1, "note")
 		first.Order = 1
 		w.call(first, "in time")

@@ -1,42 +1,42 @@
-// Package actorstest is the conformance suite of a worker, in whatever language it is written. Exercise drives workers
-// of a standard class over the wire, as any driver would, and asks for nothing that does not travel on it.
+// Package actorstest is the conformance suite for workers in any language. Exercise calls workers of a standard class over
+// the wire and needs no other access to them.
 //
 //	func TestConformance(t *testing.T) {
 //		actorstest.Exercise(t, func(t *testing.T, b *bus.Bus, role actorstest.Role) {
 //			// start role.World workers of class actorstest.ClassName that reach b's server, in this process or at
-//			// b.URL(), and return when all are ready; end those that are left in t.Cleanup
+//			// b.URL(), and return when all are ready; end the remaining ones in t.Cleanup
 //		})
 //	}
 //
 // # The class
 //
-// A worker has a list of events, strings in the order in which they happened, and the methods of this table. The
-// methods of the control lane answer while others run; await blocks one of its slots.
+// A worker has a list of events, strings in order of occurrence, and the methods of this table. The methods of the
+// control lane answer while others run; await blocks one of its slots.
 //
 //	method     lane           argument    does
 //	echo       work           any value   answers with it
-//	args       work           any         answers [how many positional arguments, names of the named ones, sorted]
-//	double     work           int         answers with twice as much; anything else than an int is refused by name
+//	args       work           any         answers [number of positional arguments, sorted names of the named ones]
+//	double     work           int         answers with 2n; the error of another type names the type
 //	note       work           string      the string is an event; answers with the number of events
-//	size       work           bytes       answers with their number
+//	size       work           bytes       answers with the length
 //	big        work           int n       answers with n bytes, the i-th of them byte(i*7)
 //	fail       work           string      fails with an error whose message is the string
 //	panic      work           string      panics with the string; an uncaught exception where there are no panics
 //	block      work           key         "begin key"; waits for release(key), then "end key", and answers with the key;
 //	                                      when the call is cancelled first, "cancel key", and fails as cancelled
-//	ignore     work           key         like block, but after "cancel key" it goes on waiting for release(key)
+//	ignore     work           key         like block, but after "cancel key" it still waits for release(key)
 //	meet       concurrent, 3  key         like block
 //	ping       control        none        answers "pong"
 //	events     control        none        answers with the list of events
-//	await      control        string      answers when that event has happened, at once if it has already
-//	release    control        key         lets block, ignore and meet of this key go on, or pass when they come
-//	configured control        none        answers with what the configure verb gave last, or the constructor's
-//	                                      configuration
-//	env        control        name        answers with the variable's value as the set_env verb left it, or ""
+//	await      control        string      answers once the event has occurred
+//	release    control        key         releases present and future calls of block, ignore and meet with this key
+//	configured control        none        answers with the configuration of the last configure verb, or the
+//	                                      constructor's
+//	env        control        name        answers with the variable's value that the set_env verb has set, or ""
 //
-// The configuration is any value. The class takes the configure and set_env verbs.
+// The configuration is any value. The class supports the configure and set_env verbs.
 //
-// The second class, SecondClassName, is made by the create verb. Its configuration is a string: with "fail" its
+// Objects of the second class, SecondClassName, are created by the create verb. Its configuration is a string: with "fail" its
 // constructor fails with the message "told to fail", with "panic" it panics. Methods, in the work lane, without
 // arguments: config answers with the configuration, where with [name of the object, rank].
 package actorstest

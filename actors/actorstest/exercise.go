@@ -14,19 +14,19 @@ import (
 	"troupe/bus/wire"
 )
 
-// Role is a role whose workers the suite asks for.
+// Role is a role that the suite asks Spawn to start.
 type Role struct {
-	Address    bus.Address
-	World      int
-	Gen        uint32           // of every rank
-	Config     wire.Raw         // for the constructor
-	Slices     [][]actors.Slice // by rank; empty: none
-	QueueLimit int              // zero: the runtime's own
-	BeatEvery  time.Duration    // zero: the runtime's own
-	Ordered    bool             // rank 0 runs the role's sequencer
+	Address        bus.Address
+	World          int
+	Gen            uint32           // generation of every rank
+	Config         wire.Raw         // for the constructor
+	Slices         [][]actors.Slice // by rank; empty: none
+	QueueLimit     int              // zero: the default
+	HeartbeatEvery time.Duration    // zero: the default
+	Ordered        bool             // rank 0 runs the role's sequencer
 }
 
-// Spec is what a host in Go needs to know of one rank.
+// Spec is the spec of one rank for a Go host.
 func (r Role) Spec(rank int) actors.WorkerSpec {
 	spec := actors.WorkerSpec{
 		Address: r.Address, Class: ClassName, Rank: rank, World: r.World, Gen: r.Gen, Config: r.Config, QueueLimit: r.QueueLimit, Ordered: r.Ordered,
@@ -38,17 +38,17 @@ func (r Role) Spec(rank int) actors.WorkerSpec {
 }
 
 // Spawn starts the workers of a role on the bus's server, which listens at b.URL(), and returns when all of them are
-// ready. It ends what is left of them in t.Cleanup; some will have stopped by then.
+// ready. It ends the remaining ones in t.Cleanup; some will have stopped by then.
 type Spawn func(t *testing.T, b *bus.Bus, role Role)
 
-// Exercise runs the whole suite. Each of its tests has a role of its own, all of them one server.
+// Exercise runs the suite. Every test has its own role; all share one server.
 func Exercise(t *testing.T, spawn Spawn) {
 	b, err := bus.Open(t.Context(), bus.Config{
 		Name: "actorstest", Server: bus.ServerConfig{Listen: "127.0.0.1:0"}, Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		require.Zero(t, b.AsyncErrors(), "a connection was cut off or missed something")
+		require.Zero(t, b.AsyncErrors(), "a connection was cut off or dropped messages")
 		require.NoError(t, b.Close())
 	})
 	s := &suite{bus: b, spawn: spawn}
@@ -61,7 +61,7 @@ func Exercise(t *testing.T, spawn Spawn) {
 	t.Run("payloads", s.payloads)
 	t.Run("verbs", s.verbs)
 	t.Run("stop", s.stop)
-	t.Run("life", s.life)
+	t.Run("heartbeats", s.heartbeats)
 }
 
 type suite struct {
@@ -70,26 +70,26 @@ type suite struct {
 	roles int
 }
 
-// stage is one role on the bus and a driver that calls it.
-type stage struct {
+// roleFixture is a running role and a driver that calls it.
+type roleFixture struct {
 	t    *testing.T
 	bus  *bus.Bus
 	role Role
-	ep   *bus.Endpoint // the driver's, on a connection of its own
+	ep   *bus.Endpoint // the driver's, on its own connection
 }
 
 const namespace = "actorstest"
 
-// stage starts a role; of the given one the suite fills in the address, and a world of one if there is none.
-func (s *suite) stage(t *testing.T, role Role) *stage {
+// startRole starts a role. It sets the address, and a world of one if there is none.
+func (s *suite) startRole(t *testing.T, role Role) *roleFixture {
 	t.Helper()
 	s.roles++
 	address, err := bus.NewAddress(namespace, fmt.Sprintf("role-%d", s.roles), "i1")
 	require.NoError(t, err)
 	role.Address, role.World = address, max(role.World, 1)
-	st := &stage{t: t, bus: s.bus, role: role, ep: s.driver(t)}
+	st := &roleFixture{t: t, bus: s.bus, role: role, ep: s.driver(t)}
 	s.spawn(t, s.bus, role)
-	for _, control := range []bool{false, true} { // what is sent by hand is not sent again
+	for _, control := range []bool{false, true} { // probe every subject: frames of a rawCaller are not sent again
 		for _, parts := range [][]bus.Part{st.all(), st.each()} {
 			st.finish(st.send(bus.Call{Method: actors.VerbProbe, Control: control, Parts: parts}))
 		}
@@ -108,11 +108,11 @@ func (s *suite) driver(t *testing.T) *bus.Endpoint {
 	return ep
 }
 
-// patience bounds every call of the suite that sets no deadline of its own.
+// patience bounds every call without its own deadline.
 const patience = 30 * time.Second
 
-// body encodes a call's arguments; without any it is the body of a call that gives none.
-func (st *stage) body(args ...any) []byte {
+// body encodes a call's arguments.
+func (st *roleFixture) body(args ...any) []byte {
 	st.t.Helper()
 	var a wire.Args
 	for _, arg := range args {
@@ -123,19 +123,19 @@ func (st *stage) body(args ...any) []byte {
 	return a.Append(nil, nil)
 }
 
-// one is the parts of a call on one rank, all of one on every rank.
-func (st *stage) one(rank int, args ...any) []bus.Part {
+// one makes the parts of a call to one rank; all, of a call to every rank.
+func (st *roleFixture) one(rank int, args ...any) []bus.Part {
 	st.t.Helper()
 	return []bus.Part{{Scope: bus.OneRank(rank), Ranks: []int{rank}, Body: st.body(args...)}}
 }
 
-func (st *stage) all(args ...any) []bus.Part {
+func (st *roleFixture) all(args ...any) []bus.Part {
 	st.t.Helper()
 	return []bus.Part{{Scope: bus.Everyone(), Ranks: st.ranks(), Body: st.body(args...)}}
 }
 
-// each is the parts of a call that goes to every rank by its own subject.
-func (st *stage) each() (parts []bus.Part) {
+// each makes the parts of a call to every rank on its own subject.
+func (st *roleFixture) each() (parts []bus.Part) {
 	st.t.Helper()
 	for _, r := range st.ranks() {
 		parts = append(parts, st.one(r)...)
@@ -143,7 +143,7 @@ func (st *stage) each() (parts []bus.Part) {
 	return parts
 }
 
-func (st *stage) ranks() []int {
+func (st *roleFixture) ranks() []int {
 	ranks := make([]int, st.role.World)
 	for i := range ranks {
 		ranks[i] = i
@@ -151,8 +151,8 @@ func (st *stage) ranks() []int {
 	return ranks
 }
 
-// send scatters a call; it fills in whom to call and until when.
-func (st *stage) send(c bus.Call) *bus.Gather {
+// send scatters a call and fills in its address, world and timeout.
+func (st *roleFixture) send(c bus.Call) *bus.Gather {
 	st.t.Helper()
 	c.To, c.World = st.role.Address, st.role.World
 	if c.Timeout == 0 {
@@ -170,13 +170,13 @@ func (st *stage) send(c bus.Call) *bus.Gather {
 }
 
 // answers waits for the end of a call.
-func (st *stage) answers(g *bus.Gather) []bus.Answer {
+func (st *roleFixture) answers(g *bus.Gather) []bus.Answer {
 	<-g.Done()
 	return g.Answers()
 }
 
-// finish waits for the end of a call that must succeed on every rank.
-func (st *stage) finish(g *bus.Gather) []bus.Answer {
+// finish waits for the end of a call, which must succeed on every rank.
+func (st *roleFixture) finish(g *bus.Gather) []bus.Answer {
 	st.t.Helper()
 	answers := st.answers(g)
 	for _, a := range answers {
@@ -186,55 +186,86 @@ func (st *stage) finish(g *bus.Gather) []bus.Answer {
 }
 
 // read decodes an answer.
-func read[R any](st *stage, a bus.Answer) R {
+func read[R any](st *roleFixture, a bus.Answer) R {
 	st.t.Helper()
 	var r R
 	require.NoError(st.t, wire.Unmarshal(a.Body, &r))
 	return r
 }
 
-// get calls a method of the work or the concurrent lane on one rank and gives its answer.
-func get[R any](st *stage, rank int, method string, args ...any) R {
+// get calls a method of the work or the concurrent lane on one rank and returns its result.
+func get[R any](st *roleFixture, rank int, method string, args ...any) R {
 	st.t.Helper()
 	return read[R](st, st.finish(st.send(bus.Call{Method: method, Parts: st.one(rank, args...)}))[0])
 }
 
 // ask is get on the control subjects.
-func ask[R any](st *stage, rank int, method string, args ...any) R {
+func ask[R any](st *roleFixture, rank int, method string, args ...any) R {
 	st.t.Helper()
 	return read[R](st, st.finish(st.send(bus.Call{Method: method, Control: true, Parts: st.one(rank, args...)}))[0])
 }
 
-// fails calls rank 0, which must fail, and gives the error.
-func (st *stage) fails(method string, args ...any) *bus.Error {
+// fails calls rank 0; the call must fail.
+func (st *roleFixture) fails(method string, args ...any) *bus.Error {
 	st.t.Helper()
 	return st.failure(st.send(bus.Call{Method: method, Parts: st.one(0, args...)}))
 }
 
-// failure waits for the end of a call on one rank that must fail.
-func (st *stage) failure(g *bus.Gather) *bus.Error {
+// failure waits for the end of a call to one rank, which must fail.
+func (st *roleFixture) failure(g *bus.Gather) *bus.Error {
 	st.t.Helper()
 	a := st.answers(g)[0]
 	require.Error(st.t, a.Err)
 	return bus.AsError(a.Err)
 }
 
-// events of a rank, its own in the order in which they happened.
-func (st *stage) events(rank int) []string { st.t.Helper(); return ask[[]string](st, rank, "events") }
+// subscribe receives the messages on a subject until the test ends.
+func (st *roleFixture) subscribe(subject string) chan *bus.Msg {
+	st.t.Helper()
+	ch := make(chan *bus.Msg, 1024)
+	sub, err := st.ep.Bus().SubscribeChan(subject, ch)
+	require.NoError(st.t, err)
+	st.t.Cleanup(func() { _ = sub.Unsubscribe() })
+	return ch
+}
 
-// await returns when the event has happened on that rank.
-func (st *stage) await(rank int, event string) { st.t.Helper(); ask[any](st, rank, "await", event) }
+// receive returns the data of the next message; without one in time the test fails with the text.
+func (st *roleFixture) receive(ch chan *bus.Msg, text string, args ...any) []byte {
+	st.t.Helper()
+	select {
+	case m := <-ch:
+		return m.Data
+	case <-time.After(patience):
+		require.FailNow(st.t, fmt.Sprintf(text, args...))
+		return nil
+	}
+}
 
-// release lets a method that blocks go on.
-func (st *stage) release(rank int, key string) { st.t.Helper(); ask[any](st, rank, "release", key) }
+// events returns the events of a rank in their order.
+func (st *roleFixture) events(rank int) []string {
+	st.t.Helper()
+	return ask[[]string](st, rank, "events")
+}
 
-func (st *stage) info(rank int) actors.Info {
+// await waits for the event on that rank.
+func (st *roleFixture) await(rank int, event string) {
+	st.t.Helper()
+	ask[any](st, rank, "await", event)
+}
+
+// release releases blocked methods.
+func (st *roleFixture) release(rank int, key string) {
+	st.t.Helper()
+	ask[any](st, rank, "release", key)
+}
+
+func (st *roleFixture) info(rank int) actors.Info {
 	st.t.Helper()
 	return ask[actors.Info](st, rank, actors.VerbInfo)
 }
 
-// lane is how full a rank's lane is.
-func (st *stage) lane(rank int, name string) actors.LaneInfo {
+// lane returns the load of a rank's lane.
+func (st *roleFixture) lane(rank int, name string) actors.LaneInfo {
 	st.t.Helper()
 	for _, l := range st.info(rank).Lanes {
 		if l.Name == name {
@@ -244,8 +275,8 @@ func (st *stage) lane(rank int, name string) actors.LaneInfo {
 	return actors.LaneInfo{}
 }
 
-// executions counts how often a method that takes a key has begun.
-func (st *stage) executions(rank int, key string) int {
+// executions counts how often a method with the key has started.
+func (st *roleFixture) executions(rank int, key string) int {
 	st.t.Helper()
 	n := 0
 	for _, e := range st.events(rank) {
@@ -256,17 +287,17 @@ func (st *stage) executions(rank int, key string) int {
 	return n
 }
 
-// until asks again and again until what it asks for holds. It is for what nobody announces, and pauses between.
-func (st *stage) until(what string, holds func() bool) {
+// until polls until the condition holds, where no event announces it.
+func (st *roleFixture) until(what string, holds func() bool) {
 	st.t.Helper()
 	for end := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			st.t.Fatalf("still not so after %s: %s", patience, what)
+			st.t.Fatalf("not true after %s: %s", patience, what)
 		}
 	}
 }
 
-// since are the events from the first one named on.
+// since joins the events from the named one on.
 func since(events []string, first string) string {
 	for i, e := range events {
 		if e == first {

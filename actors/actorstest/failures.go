@@ -12,10 +12,10 @@ import (
 	"troupe/bus/wire"
 )
 
-// failures are one call's, say where and why, and leave the worker as it was.
+// failures concern one call, say where and why, and leave the worker unchanged.
 func (s *suite) failures(t *testing.T) {
 	t.Run("unknown names", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		err := st.fails("ekho")
 		require.ErrorIs(t, err, bus.ErrNotFound)
 		for _, word := range []string{"ekho", ClassName, "block", "echo", "ping"} {
@@ -27,7 +27,7 @@ func (s *suite) failures(t *testing.T) {
 		require.Contains(t, err.Message, "other")
 	})
 	t.Run("a wrong argument", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		err := st.fails("double", "two")
 		require.ErrorIs(t, err, bus.ErrRefused)
 		require.Contains(t, err.Message, "int")
@@ -37,7 +37,7 @@ func (s *suite) failures(t *testing.T) {
 		require.Equal(t, 4, get[int](st, 0, "double", 2))
 	})
 	t.Run("an error of the method", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2})
+		st := s.startRole(t, Role{World: 2})
 		answers := st.answers(st.send(bus.Call{Method: "fail", Parts: st.all("no luck")}))
 		for r, a := range answers {
 			err := bus.AsError(a.Err)
@@ -50,7 +50,7 @@ func (s *suite) failures(t *testing.T) {
 		}
 	})
 	t.Run("a panic", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		err := st.fails("panic", "at the disco")
 		require.Contains(t, []bus.Code{bus.CodePanic, bus.CodeApplication}, err.Code, "an uncaught exception is the application's")
 		require.Contains(t, err.Message, "at the disco")
@@ -58,13 +58,13 @@ func (s *suite) failures(t *testing.T) {
 		require.Equal(t, 4, get[int](st, 0, "double", 2))
 		require.Equal(t, actors.Ready, ask[actors.Health](st, 0, actors.VerbHealth).State)
 	})
-	t.Run("an error that says too much", func(t *testing.T) {
-		st := s.stage(t, Role{})
+	t.Run("an error that is too long", func(t *testing.T) {
+		st := s.startRole(t, Role{})
 		err := st.fails("fail", strings.Repeat("blah ", 1<<18))
 		require.ErrorIs(t, err, bus.ErrApplication)
 		require.Contains(t, err.Message, "blah")
 		require.Less(t, len(err.Message), 64<<10)
-		w := st.wire("narrow")
+		w := st.rawCaller("narrow")
 		h := w.header(1, "panic")
 		h.Inline = 1 << 10
 		w.call(h, strings.Repeat("blah ", 1<<10))
@@ -74,9 +74,9 @@ func (s *suite) failures(t *testing.T) {
 		require.NoError(t, wire.Unmarshal(f.Body, &short))
 		require.Contains(t, short.Message, "blah")
 	})
-	t.Run("no frame at all", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		conn := st.ep.Bus().Conn()
+	t.Run("malformed messages", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		conn := st.ep.Bus()
 		a := st.role.Address
 		for _, subject := range []string{a.All(), a.Rank(0), a.Control(), a.ControlRank(0)} {
 			for _, junk := range []string{"", "hello", "Tp\x01\x01\xff\xff\xff\xff", "Tp\x01\x63\x00\x00\x00\x01\x80", "Tp\x01\x01\x00\x00\x00\x01\x80"} {
@@ -86,17 +86,17 @@ func (s *suite) failures(t *testing.T) {
 		require.Equal(t, 4, get[int](st, 0, "double", 2))
 		require.Equal(t, "pong", ask[string](st, 0, "ping"))
 	})
-	t.Run("another version of the wire", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		m, err := st.ep.Bus().Conn().Request(st.role.Address.Rank(0), []byte("Tp\x63\x01\x00\x00\x00\x01\x80"), patience)
+	t.Run("an unknown wire version", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		m, err := st.ep.Bus().Request(st.t.Context(), st.role.Address.Rank(0), []byte("Tp\x63\x01\x00\x00\x00\x01\x80"))
 		require.NoError(t, err)
 		f, err := wire.ParseFrame(m.Data)
 		require.NoError(t, err)
 		require.Equal(t, wire.KindVersion, f.Kind)
 	})
-	t.Run("an earlier or later generation is not heard", func(t *testing.T) {
-		st := s.stage(t, Role{Gen: 2})
-		w := st.wire("confused")
+	t.Run("calls to another generation are ignored", func(t *testing.T) {
+		st := s.startRole(t, Role{Gen: 2})
+		w := st.rawCaller("confused")
 		for _, gen := range []uint32{0, 1, 3} {
 			h := w.header(1, "note")
 			h.Gens = map[int]uint32{0: gen}

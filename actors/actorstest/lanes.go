@@ -11,11 +11,11 @@ import (
 	"troupe/bus"
 )
 
-// lanes: serial work is first in, first out; concurrent work starts in order, so many at a time; control waits for
-// nobody; a full lane refuses.
+// lanes: serial work is FIFO; concurrent work starts in order, up to the limit; control never waits; a full lane
+// refuses.
 func (s *suite) lanes(t *testing.T) {
 	t.Run("serial is FIFO", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		first := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		var calls []*bus.Gather
@@ -37,7 +37,7 @@ func (s *suite) lanes(t *testing.T) {
 		require.Equal(t, want, st.events(0))
 	})
 	t.Run("concurrent up to its limit", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		var calls []*bus.Gather
 		for i := range 6 {
 			calls = append(calls, st.send(bus.Call{Method: "meet", Parts: st.one(0, fmt.Sprint("k", i))}))
@@ -65,7 +65,7 @@ func (s *suite) lanes(t *testing.T) {
 		require.Equal(t, concurrency, most)
 	})
 	t.Run("lanes do not wait for each other", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		waiting := st.send(bus.Call{Method: "note", Parts: st.one(0, "n")})
@@ -79,8 +79,8 @@ func (s *suite) lanes(t *testing.T) {
 		st.finish(blocked)
 		st.finish(waiting)
 	})
-	t.Run("a method that was always quick takes its time", func(t *testing.T) {
-		st := s.stage(t, Role{BeatEvery: 20 * time.Millisecond})
+	t.Run("a method that was always short takes long", func(t *testing.T) {
+		st := s.startRole(t, Role{HeartbeatEvery: 20 * time.Millisecond})
 		st.release(0, "quick")
 		for range 20 {
 			get[string](st, 0, "block", "quick")
@@ -97,7 +97,7 @@ func (s *suite) lanes(t *testing.T) {
 		st.finish(waiting)
 	})
 	t.Run("a full lane refuses", func(t *testing.T) {
-		st := s.stage(t, Role{QueueLimit: 2})
+		st := s.startRole(t, Role{QueueLimit: 2})
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		first := st.send(bus.Call{Method: "note", Parts: st.one(0, "n1")})

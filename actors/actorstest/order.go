@@ -14,11 +14,11 @@ import (
 	"troupe/bus/wire"
 )
 
-// order: a caller's calls run in the order in which it made them, on every rank, whichever subject they came by; a call
-// that overtakes another waits for it.
+// order: a caller's calls run in their order on every rank, on whichever subject they came; a call that arrives early
+// waits.
 func (s *suite) order(t *testing.T) {
 	t.Run("one caller, many subjects", func(t *testing.T) {
-		st := s.stage(t, Role{World: 4, Slices: [][]actors.Slice{
+		st := s.startRole(t, Role{World: 4, Slices: [][]actors.Slice{
 			{{Mesh: "main", N: 0}}, {{Mesh: "main", N: 0}}, {{Mesh: "main", N: 1}}, {{Mesh: "main", N: 1}},
 		}})
 		want := make([][]string, 4)
@@ -43,7 +43,7 @@ func (s *suite) order(t *testing.T) {
 		}
 	})
 	t.Run("many goroutines, one order on all ranks", func(t *testing.T) {
-		st := s.stage(t, Role{World: 3})
+		st := s.startRole(t, Role{World: 3})
 		var group sync.WaitGroup
 		for i := range 8 {
 			group.Go(func() {
@@ -62,15 +62,15 @@ func (s *suite) order(t *testing.T) {
 		}
 	})
 	t.Run("several drivers of an ordered role", func(t *testing.T) {
-		st := s.stage(t, Role{World: 3, Ordered: true})
+		st := s.startRole(t, Role{World: 3, Ordered: true})
 		var group sync.WaitGroup
 		for d := range 3 {
-			driver := &stage{t: t, bus: st.bus, role: st.role, ep: s.driver(t)}
+			driver := &roleFixture{t: t, bus: st.bus, role: st.role, ep: s.driver(t)}
 			group.Go(func() {
 				var calls []*bus.Gather
 				for i := range 30 {
 					parts := driver.all(fmt.Sprint(d, " all ", i))
-					if i%3 == 2 { // some calls are not for everybody
+					if i%3 == 2 { // some calls are for two ranks only
 						parts = driver.one(d, fmt.Sprint(d, " one ", i))
 					}
 					calls = append(calls, driver.send(bus.Call{Method: "note", Ordered: true, Parts: parts}))
@@ -98,9 +98,9 @@ func (s *suite) order(t *testing.T) {
 			require.Len(t, st.events(r), 3*20+10)
 		}
 	})
-	t.Run("a call that overtakes waits", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		w := st.wire("a")
+	t.Run("an early call waits", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		w := st.rawCaller("a")
 		h := func(seq, order, prev uint64) wire.Header {
 			h := w.header(seq, "note")
 			h.Order, h.Prev = order, prev
@@ -124,14 +124,14 @@ func (s *suite) order(t *testing.T) {
 		require.EqualValues(t, 4, w.good(9))
 		require.Equal(t, []string{"one", "two", "three", "nine"}, st.events(0))
 	})
-	t.Run("the end of the body does not matter", func(t *testing.T) {
-		st := s.stage(t, Role{})
+	t.Run("the order is that of the envelopes, not of the bodies", func(t *testing.T) {
+		st := s.startRole(t, Role{})
 		large := st.send(bus.Call{Method: "size", Parts: st.one(0, make([]byte, 5<<20))})
 		small := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		select {
 		case <-large.Done():
-		default: // its answer may still be on its way, but it has run
+		default: // it has run; its answer may not have arrived
 			require.Len(t, st.info(0).Calls, 1)
 		}
 		st.release(0, "k")

@@ -10,10 +10,10 @@ import (
 	"troupe/bus/wire"
 )
 
-// payloads of any size arrive whole, in both directions; what need not travel does not.
+// payloads of any size arrive whole in both directions; bodies that are not needed are not sent.
 func (s *suite) payloads(t *testing.T) {
 	t.Run("larger than a message", func(t *testing.T) {
-		st := s.stage(t, Role{World: 3})
+		st := s.startRole(t, Role{World: 3})
 		for _, n := range []int{0, 1, 31 << 10, 33 << 10, 65 << 10, 1 << 20, 3<<20 + 1} {
 			want := pattern(n)
 			for _, a := range st.finish(st.send(bus.Call{Method: "echo", Parts: st.all(want)})) {
@@ -23,7 +23,7 @@ func (s *suite) payloads(t *testing.T) {
 		st.until("nothing is held any more", func() bool { return st.ep.Uploads() == 0 })
 	})
 	t.Run("larger than the budget of a connection", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2})
+		st := s.startRole(t, Role{World: 2})
 		const n = 20 << 20
 		for _, a := range st.finish(st.send(bus.Call{Method: "size", Parts: st.all(make([]byte, n))})) {
 			require.Equal(t, n, read[int](st, a))
@@ -34,7 +34,7 @@ func (s *suite) payloads(t *testing.T) {
 		}
 	})
 	t.Run("no data", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		require.Equal(t, []any{int64(0), []any{}}, get[any](st, 0, "args"))
 		require.Equal(t, []any{int64(2), []any{}}, get[any](st, 0, "args", "a", 3))
 		g := st.send(bus.Call{Method: "args", Parts: []bus.Part{{Scope: bus.OneRank(0), Ranks: []int{0}, NoData: true}}})
@@ -44,7 +44,7 @@ func (s *suite) payloads(t *testing.T) {
 		require.Equal(t, []any{int64(0), []any{"x", "y"}}, read[any](st, st.finish(g)[0]))
 	})
 	t.Run("not collected", func(t *testing.T) {
-		st := s.stage(t, Role{World: 3})
+		st := s.startRole(t, Role{World: 3})
 		g := st.send(bus.Call{Method: "note", Parts: st.all("n"), CollectSome: true, Collect: wire.Ranks(1)})
 		for _, a := range st.finish(g) {
 			require.Equal(t, a.Rank == 1, a.Body != nil, "rank %d", a.Rank)
@@ -59,8 +59,8 @@ func (s *suite) payloads(t *testing.T) {
 			require.ErrorContains(t, a.Err, "no luck", "a failure is always told")
 		}
 	})
-	t.Run("given up on the way", func(t *testing.T) {
-		st := s.stage(t, Role{})
+	t.Run("cancelled while the body is fetched", func(t *testing.T) {
+		st := s.startRole(t, Role{})
 		for range 3 {
 			g := st.send(bus.Call{Method: "echo", Parts: st.one(0, make([]byte, 8<<20))})
 			st.ping()
@@ -72,4 +72,4 @@ func (s *suite) payloads(t *testing.T) {
 	})
 }
 
-func (st *stage) ping() { st.t.Helper(); require.Equal(st.t, "pong", ask[string](st, 0, "ping")) }
+func (st *roleFixture) ping() { st.t.Helper(); require.Equal(st.t, "pong", ask[string](st, 0, "ping")) }

@@ -12,22 +12,22 @@ import (
 	"troupe/bus/wire"
 )
 
-// stop: what runs may finish, what waits and what comes is refused, but for control; past the grace what runs is
+// stop: running calls may finish, queued and new work is refused, control calls run; after the grace running calls are
 // cancelled.
 func (s *suite) stop(t *testing.T) {
-	stop := func(st *stage, grace time.Duration) {
+	stop := func(st *roleFixture, grace time.Duration) {
 		st.t.Helper()
 		ask[any](st, 0, actors.VerbStop, actors.StopRequest{Grace: grace})
 	}
 	t.Run("idle", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		life := st.life()
+		st := s.startRole(t, Role{})
+		life := st.heartbeats()
 		stop(st, patience)
 		life.await(0, actors.Stopped)
 	})
-	t.Run("in order", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		life := st.life()
+	t.Run("with a running call", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		life := st.heartbeats()
 		running := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		waiting := st.send(bus.Call{Method: "note", Parts: st.one(0, "never")})
@@ -41,17 +41,17 @@ func (s *suite) stop(t *testing.T) {
 		require.Len(t, st.info(0).Calls, 1)
 		require.ErrorIs(t, st.fails("meet", "never"), bus.ErrRefused)
 		require.ErrorIs(t, st.fails(actors.VerbConfigure, "late"), bus.ErrRefused)
-		stop(st, patience) // a second one changes nothing
-		w := st.wire("gone")
+		stop(st, patience) // a second stop has no effect
+		w := st.rawCaller("gone")
 		w.control(wire.KindAsk, 1)
 		require.Equal(t, wire.StateNever, w.status(1).State, "it still answers those who ask")
-		st.release(0, "k") // control is taken to the end
+		st.release(0, "k") // a stopping worker accepts control calls
 		require.Equal(t, "k", read[string](st, st.finish(running)[0]))
 		life.await(0, actors.Stopped)
 	})
-	t.Run("past the grace", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		life := st.life()
+	t.Run("after the grace", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		life := st.heartbeats()
 		running := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		stop(st, 20*time.Millisecond)
@@ -60,9 +60,9 @@ func (s *suite) stop(t *testing.T) {
 		require.Contains(t, err.Message, "stopping")
 		life.await(0, actors.Stopped)
 	})
-	t.Run("a large answer is handed over first", func(t *testing.T) {
-		st := s.stage(t, Role{})
-		life := st.life()
+	t.Run("a large answer is fetched first", func(t *testing.T) {
+		st := s.startRole(t, Role{})
+		life := st.heartbeats()
 		g := st.send(bus.Call{Method: "big", Parts: st.one(0, 16<<20)})
 		st.until("it has arrived", func() bool { return st.lane(0, "work").Name != "" })
 		stop(st, patience)
@@ -74,8 +74,8 @@ func (s *suite) stop(t *testing.T) {
 		life.await(0, actors.Stopped)
 	})
 	t.Run("one rank of two", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2})
-		life := st.life()
+		st := s.startRole(t, Role{World: 2})
+		life := st.heartbeats()
 		stop(st, patience)
 		life.await(0, actors.Stopped)
 		require.Equal(t, 4, get[int](st, 1, "double", 2))

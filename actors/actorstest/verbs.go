@@ -10,10 +10,10 @@ import (
 	"troupe/bus/wire"
 )
 
-// verbs are answered by every worker, whatever its class.
+// verbs are answered by every worker of every class.
 func (s *suite) verbs(t *testing.T) {
 	t.Run("health and info while busy", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2})
+		st := s.startRole(t, Role{World: 2})
 		require.Zero(t, ask[actors.Health](st, 1, actors.VerbHealth).Busy)
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(1, "k")})
 		st.await(1, "begin k")
@@ -46,7 +46,7 @@ func (s *suite) verbs(t *testing.T) {
 		require.Empty(t, st.info(1).Calls)
 	})
 	t.Run("probe on every subject", func(t *testing.T) {
-		st := s.stage(t, Role{World: 2, Slices: [][]actors.Slice{{{Mesh: "main", N: 0}}, {{Mesh: "main", N: 1}, {Mesh: "other", N: 0}}}})
+		st := s.startRole(t, Role{World: 2, Slices: [][]actors.Slice{{{Mesh: "main", N: 0}}, {{Mesh: "main", N: 1}, {Mesh: "other", N: 0}}}})
 		for _, c := range []bus.Call{
 			{Parts: st.all()},
 			{Parts: st.one(0)},
@@ -62,13 +62,13 @@ func (s *suite) verbs(t *testing.T) {
 	t.Run("configure", func(t *testing.T) {
 		config, err := wire.Marshal(map[string]int{"layers": 2})
 		require.NoError(t, err)
-		st := s.stage(t, Role{Config: config})
+		st := s.startRole(t, Role{Config: config})
 		require.Equal(t, map[string]any{"layers": int64(2)}, ask[any](st, 0, "configured"))
 		get[any](st, 0, actors.VerbConfigure, []any{"a", 1})
 		require.Equal(t, []any{"a", int64(1)}, ask[any](st, 0, "configured"))
 	})
 	t.Run("set_env", func(t *testing.T) {
-		st := s.stage(t, Role{})
+		st := s.startRole(t, Role{})
 		require.Equal(t, "", ask[string](st, 0, "env", "ACTORSTEST_A"))
 		get[any](st, 0, actors.VerbSetEnv, map[string]string{"ACTORSTEST_A": "1", "ACTORSTEST_B": "two words"})
 		require.Equal(t, "1", ask[string](st, 0, "env", "ACTORSTEST_A"))
@@ -76,8 +76,8 @@ func (s *suite) verbs(t *testing.T) {
 		require.ErrorIs(t, st.fails(actors.VerbSetEnv, "A=1"), bus.ErrRefused)
 		require.ErrorIs(t, st.fails(actors.VerbSetEnv, map[string]string{"A=B": "1"}), bus.ErrRefused)
 	})
-	t.Run("what changes the worker waits for its work", func(t *testing.T) {
-		st := s.stage(t, Role{})
+	t.Run("verbs that change the worker wait for its work", func(t *testing.T) {
+		st := s.startRole(t, Role{})
 		blocked := st.send(bus.Call{Method: "block", Parts: st.one(0, "k")})
 		st.await(0, "begin k")
 		configure := st.send(bus.Call{Method: actors.VerbConfigure, Parts: st.one(0, "new"), Control: true})
@@ -90,7 +90,7 @@ func (s *suite) verbs(t *testing.T) {
 	})
 	t.Run("create", s.create)
 	t.Run("join", func(t *testing.T) {
-		st := s.stage(t, Role{World: 4})
+		st := s.startRole(t, Role{World: 4})
 		for r := range 4 {
 			ask[any](st, r, actors.VerbJoin, actors.Slice{Mesh: "late", N: r / 2})
 		}
@@ -99,7 +99,7 @@ func (s *suite) verbs(t *testing.T) {
 		}
 		st.finish(st.send(bus.Call{Method: "note", Parts: []bus.Part{part(0), part(1)}}))
 		st.finish(st.send(bus.Call{Method: "note", Parts: []bus.Part{part(1)}}))
-		ask[any](st, 3, actors.VerbJoin, actors.Slice{Mesh: "late", N: 1}) // a repeat changes nothing
+		ask[any](st, 3, actors.VerbJoin, actors.Slice{Mesh: "late", N: 1}) // a repeat has no effect
 		st.finish(st.send(bus.Call{Method: "note", Parts: []bus.Part{part(1)}}))
 		require.Len(t, st.events(0), 1)
 		require.Len(t, st.events(3), 3)
@@ -111,7 +111,7 @@ func (s *suite) verbs(t *testing.T) {
 }
 
 func (s *suite) create(t *testing.T) {
-	st := s.stage(t, Role{World: 2})
+	st := s.startRole(t, Role{World: 2})
 	config := func(s string) wire.Raw {
 		raw, err := wire.Marshal(s)
 		require.NoError(t, err)
@@ -141,7 +141,7 @@ func (s *suite) create(t *testing.T) {
 	require.ErrorIs(t, st.answers(create("no.good", SecondClassName, ""))[0].Err, bus.ErrInvalid)
 	require.ErrorIs(t, st.answers(create("", SecondClassName, ""))[0].Err, bus.ErrInvalid, "the worker's own object is taken")
 	for _, way := range []string{"fail", "panic"} {
-		require.ErrorContains(t, st.answers(create("shy", SecondClassName, way))[0].Err, "told to "+way)
+		require.ErrorContains(t, st.answers(create("failing", SecondClassName, way))[0].Err, "told to "+way)
 	}
-	st.finish(create("shy", SecondClassName, "at last")) // the name is free
+	st.finish(create("failing", SecondClassName, "at last")) // the name is still free
 }

@@ -10,16 +10,17 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 )
 
-// callHead is what troupe_call's blob begins with, little-endian: 40 bytes, the method, the object, for each part of the
+// callHead is the start of troupe_call's blob, little-endian: 40 bytes, the method, the object, for each part of the
 // plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), and those bodies.
 type callHead struct {
 	flags   uint32 // 0
 	parts   uint32 // 4
 	timeout int64  // 8: microseconds; 0: none
 	plan    uint32 // 16
-	need    uint32 // 20: so many good answers are enough; 0: all
+	need    uint32 // 20: number of successful answers that are enough; 0: all
 	method  uint32 // 24: length
 	object  uint32 // 28: length
 	_       uint64 // 32
@@ -28,12 +29,12 @@ type callHead struct {
 const (
 	callHeadSize = 40
 
-	callStreams    = 1 // answers are wanted as they come
+	callStreams    = 1 // report answers as they arrive
 	callNoCollect  = 2
 	callCollectAll = 4
 	callControl    = 8
-	callMore       = 16 // the caller does not wait now: more may follow
-	callNoWait     = 32 // a rank that is being restarted fails the call at once
+	callMore       = 16 // the caller does not wait now: more calls may follow
+	callNoWait     = 32 // fail at once if a rank is being restarted
 )
 
 func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
@@ -49,7 +50,8 @@ func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
 	return h, rest, uint64(h.method)+uint64(h.object)+16*uint64(h.parts) <= uint64(len(rest))
 }
 
-// bodies are those of the call's parts, and the large ones among them. Those are the call's from now on, also if it cannot be read.
+// bodies returns the bodies of the parts, and the large ones among them, which belong to the call from now on even if
+// it is malformed.
 func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large outgoing, ok bool) {
 	all = make([][]byte, parts)
 	for i := range all {
@@ -71,9 +73,9 @@ func (c *core) bodies(table []byte, rest []byte, parts int) (all [][]byte, large
 	return all, large, true
 }
 
-var errBlob = bus.Errorf(bus.CodeInvalid, "the call cannot be read")
+var errBlob = bus.Errorf(bus.CodeInvalid, "malformed call")
 
-// call makes a call. An error is that the request makes no sense; what else goes wrong is a completion.
+// call makes a call. It returns an error only for a malformed request; other failures are completions.
 func (c *core) call(token, id uint64, blob []byte) error {
 	h, rest, ok := parseHead(blob)
 	if !ok {
@@ -87,20 +89,20 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		return errBlob
 	}
 	on, err := c.cluster(id)
-	var plan *dispatch.Plan
+	var p *plan.Plan
 	if err == nil {
-		plan, err = on.planOf(int(h.plan))
+		p, err = on.planOf(int(h.plan))
 	}
-	r := &report{core: c, token: token, need: int(h.need), large: large}
+	r := &callReport{core: c, token: token, need: int(h.need), large: large}
 	if err != nil {
 		r.refused(err)
 		return nil
 	}
 	if h.flags&callNoCollect == 0 {
-		r.collect = plan.Collect
+		r.collect = p.Collect
 	}
 	call := dispatch.Call{
-		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: plan, Bodies: bodies}, Need: int(h.need),
+		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
 		OverFunc: r.over, Memory: c.memory,
@@ -124,32 +126,32 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	return nil
 }
 
-// report tells the other side what happens to one call.
-type report struct {
+// callReport turns the progress of one call into completions.
+type callReport struct {
 	core  *core
 	token uint64
 	need  int
 	large outgoing
-	// collect are the ranks whose answers count, in the order of the result.
+	// collect are the collected ranks, in the order of the result.
 	collect []int
 
 	mu   sync.Mutex // guards what follows
-	sent int        // answers that were reported
+	sent int        // number of reported answers
 	done bool
 }
 
-// begun makes the call one that can be given up, if it is not over already.
-func (r *report) begun(giveUp func()) {
+// begun makes the call cancellable, unless it is over.
+func (r *callReport) begun(cancel func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.done {
-		r.core.begin(r.token, giveUp)
+		r.core.begin(r.token, cancel)
 	}
 }
 
-// refused is a call that was never made. Its end may have been reported nevertheless: then something of it may have been sent, and its
-// arguments be read.
-func (r *report) refused(err error) {
+// refused reports a call that was not made. If its end was reported before, it may have been sent and its arguments are
+// still in use.
+func (r *callReport) refused(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.done {
@@ -159,7 +161,7 @@ func (r *report) refused(err error) {
 	}
 }
 
-func (r *report) arrived(g *bus.Gather) {
+func (r *callReport) arrived(g *bus.Gather) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done {
@@ -174,8 +176,8 @@ func (r *report) arrived(g *bus.Gather) {
 	r.core.queue.push(out...)
 }
 
-// over reports what has not been, and the end. The cause of a failure is the first that is no mere consequence.
-func (r *report) over(g *bus.Gather) {
+// over reports the remaining answers and the end. The cause of a failure is the first that no other failure caused.
+func (r *callReport) over(g *bus.Gather) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.done {
@@ -186,8 +188,8 @@ func (r *report) over(g *bus.Gather) {
 	all := g.Arrived()
 	cause, good := causeOf(all)
 	failed := cause >= 0 && (r.need == 0 || good < r.need)
-	if body, ok := r.whole(g, all); ok {
-		r.core.queue.push(completion{kind: kindOver, flags: flagLast | flagWhole, token: r.token, rank: -1, body: body})
+	if body, ok := r.combined(g, all); ok {
+		r.core.queue.push(completion{kind: kindOver, flags: flagLast | flagCombined, token: r.token, rank: -1, body: body})
 		return
 	}
 	out := make([]completion, 0, len(all)-r.sent+1)
@@ -210,31 +212,32 @@ func (r *report) over(g *bus.Gather) {
 	r.core.queue.push(append(out, end)...)
 }
 
-// wholeLimit is how large answers may be, together, that are reported as one. Arrays in larger ones are read where they lie, and must be
-// aligned there.
-const wholeLimit = 8 << 10
+// combinedLimit bounds the total size of answers in one completion. Arrays in larger answers are used in place and must
+// be aligned.
+const combinedLimit = 8 << 10
 
-// whole is the answers of a call as one, if nobody has seen any of them and all are good and short: to take in one takes the other side
-// longer than to decode it.
-func (r *report) whole(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
+// combined returns the answers of a call as one completion, if none was reported and all are successful and short: a
+// completion costs Python more than decoding it.
+func (r *callReport) combined(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
 	if r.sent > 0 || len(all) < 2 || !g.AllGood() {
 		return nil, false
 	}
-	if slices.ContainsFunc(all, func(a bus.Answer) bool { return len(a.Body) > wholeLimit }) { // also of one who was not asked for it
+	if slices.ContainsFunc(all, func(a bus.Answer) bool { return len(a.Body) > combinedLimit }) { // also of ranks that are not collected
 		return nil, false
 	}
 	values, size := make([]wire.Raw, len(r.collect)), 0
 	for i, rank := range r.collect {
 		values[i] = g.Answer(rank).Body
-		if size += len(values[i]); len(values[i]) == 0 || size > wholeLimit {
+		if size += len(values[i]); len(values[i]) == 0 || size > combinedLimit {
 			return nil, false
 		}
 	}
 	body, err := wire.Marshal(values)
-	return body, err == nil // else somebody answers with what cannot be read: each is reported for itself
+	return body, err == nil // a malformed answer: each is reported on its own
 }
 
-// causeOf finds the failure to blame, -1 if there is none, and counts the good answers.
+// causeOf returns the index of the failure that caused the others, -1 if there is none, and the number of successful
+// answers.
 func causeOf(all []bus.Answer) (cause, good int) {
 	cause = -1
 	for i := range all {
@@ -248,7 +251,7 @@ func causeOf(all []bus.Answer) (cause, good int) {
 	return cause, good
 }
 
-func (r *report) answer(a *bus.Answer) completion {
+func (r *callReport) answer(a *bus.Answer) completion {
 	out := completion{kind: kindAnswer, token: r.token, rank: a.Rank, body: a.Body}
 	switch {
 	case a.Err != nil:

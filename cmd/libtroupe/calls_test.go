@@ -14,7 +14,7 @@ import (
 	"troupe/bus/bustest"
 )
 
-// speaker is a worker that answers with what it is told to, by rank.
+// speaker is a worker that returns given answers, by rank.
 type speaker struct {
 	rank    int
 	answers *[3][]byte
@@ -27,8 +27,8 @@ func (s speaker) Handle(context.Context, string, []byte) ([]byte, error) {
 	return nil, errors.New("nothing to say")
 }
 
-// TestAnswersOfACallComeAsOne: if nobody has seen any of them, and all of them can be read.
-func TestAnswersOfACallComeAsOne(t *testing.T) {
+// TestAnswersAreCombined: short, successful answers that were not reported before become one completion.
+func TestAnswersAreCombined(t *testing.T) {
 	b := bustest.Open(t)
 	ep, err := b.Endpoint("test")
 	require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestAnswersOfACallComeAsOne(t *testing.T) {
 		answers [3][]byte
 		collect []int
 		streams bool
-		whole   []byte // nil: each for itself
+		whole   []byte // nil: one completion for each
 	}{
 		"all":              {answers: [3][]byte{one, two, three}, collect: []int{0, 1, 2}, whole: []byte{0x93, 1, 0xa1, 'b', 0xc0}},
 		"in another order": {answers: [3][]byte{one, two, three}, collect: []int{2, 0}, whole: []byte{0x92, 0xc0, 1}},
@@ -65,7 +65,7 @@ func TestAnswersOfACallComeAsOne(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answers = c.answers
-			r := &report{core: &core{queue: newQueue(t), memory: shared}, token: 5, collect: c.collect}
+			r := &callReport{core: &core{queue: newQueue(t), memory: shared}, token: 5, collect: c.collect}
 			call := bus.Call{
 				To: to, Method: "say", World: 3, OverFunc: r.over,
 				Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2}}},
@@ -81,12 +81,12 @@ func TestAnswersOfACallComeAsOne(t *testing.T) {
 			last := q.entries[len(q.entries)-1]
 			if c.whole != nil {
 				require.Len(t, q.entries, 1)
-				require.Equal(t, flagLast|flagWhole, last.flags)
+				require.Equal(t, flagLast|flagCombined, last.flags)
 				require.True(t, bytes.Equal(c.whole, last.body), "%x", last.body)
 				return
 			}
 			require.Len(t, q.entries, 4)
-			require.Zero(t, last.flags&flagWhole)
+			require.Zero(t, last.flags&flagCombined)
 			for _, e := range q.entries[:3] {
 				require.Equal(t, kindAnswer, e.kind)
 				if e.flags&flagFailed == 0 {

@@ -17,6 +17,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 	"troupe/roles"
 )
 
@@ -26,45 +27,46 @@ var (
 	cVersion = C.CString(version)
 )
 
-// core is all there is in one process: sessions, clusters, calls, the worker, and the queue in which all of them speak.
+// core is the state of the library in one process: runtimes, clusters, calls, the worker, and the queue of completions.
 type core struct {
 	queue    *queue
 	memory   *memory
 	incoming *incoming
 	outbox   outbox
 	log      *slog.Logger
-	side     atomic.Pointer[queue]     // see side.go; nil until it is asked for
-	broken   atomic.Pointer[bus.Error] // why nothing works any more; see breakdown.go
+	side     atomic.Pointer[queue]     // see side.go; nil until Python asks for it
+	broken   atomic.Pointer[bus.Error] // the panic that made the core unusable; see guard.go
 
 	mu       sync.Mutex // guards what follows
-	last     uint64     // the last number that was given
+	last     uint64     // the last number given
 	runtimes map[uint64]*roles.Runtime
 	clusters map[uint64]*cluster
-	calls    map[uint64]func() // by token, of calls and requests under way: how to give them up
-	worker   *worker           // if this process is one
-	// reservations by id, of those that were made and not given back
+	calls    map[uint64]func() // by token: cancels a call or request in flight
+	worker   *worker           // nil: this process is not a worker
+	// reservations that were not released, by id
 	reservations map[string]*roles.Reservation
 	pipelines    map[uint64]*pipe
 	routers      map[uint64]*router
-	servants     map[string]*servant // what drivers serve, by the name of its class
+	served       map[string]*servedObject // objects that drivers serve, by class name
 }
 
-// cluster is a role as the other side holds it.
+// cluster is a cluster with the plans that Python has asked for.
 type cluster struct {
 	*roles.Cluster
 	mu    sync.Mutex
-	plans []*dispatch.Plan // by number
+	plans []*plan.Plan // by number
 }
 
 var start = sync.OnceValues(newCore)
 
-func theCore() (*core, error) { return start() }
+func getCore() (*core, error) { return start() }
 
 const (
-	// mostProcs is how many threads of Go run at once: the work of this library is short, and on a machine with two hundred cores
-	// the search for it would cost more than the work.
-	mostProcs = 4
-	// ballast is never touched and takes no memory, but has the collector wait until there is as much garbage.
+	// maxProcs bounds GOMAXPROCS: the library's work is short, and with hundreds of cores the scheduler's search for
+	// work would cost more than the work.
+	maxProcs = 4
+	// ballastSize bytes are never touched and take no memory; they delay garbage collection until there is as much
+	// garbage.
 	ballastSize = 16 << 20
 )
 
@@ -72,21 +74,21 @@ var ballast []byte
 
 func newCore() (*core, error) {
 	if os.Getenv("GOMAXPROCS") == "" {
-		runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), mostProcs))
+		runtime.GOMAXPROCS(min(runtime.GOMAXPROCS(0), maxProcs))
 	}
 	ballast = make([]byte, ballastSize)
 	fd, wake, err := newWake()
 	if err != nil {
-		return nil, errors.New("no descriptor to announce completions with: " + err.Error())
+		return nil, errors.New("create a descriptor for completions: " + err.Error())
 	}
 	c := &core{
 		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(shared),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
-		routers: map[uint64]*router{}, servants: map[string]*servant{},
+		routers: map[uint64]*router{}, served: map[string]*servedObject{},
 	}
-	bus.OnPanic(c.breakDown)
+	bus.OnPanic(c.corePanicked)
 	return c, nil
 }
 
@@ -115,11 +117,11 @@ func (c *core) cluster(id uint64) (*cluster, error) {
 	return nil, bus.Errorf(bus.CodeClosed, "this cluster is closed")
 }
 
-// begin notes how something under way is given up, and end that it is over.
-func (c *core) begin(token uint64, giveUp func()) {
+// begin registers how to cancel something in flight; end removes it.
+func (c *core) begin(token uint64, cancel func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.calls[token] = giveUp
+	c.calls[token] = cancel
 }
 
 func (c *core) end(token uint64) {
@@ -128,17 +130,17 @@ func (c *core) end(token uint64) {
 	delete(c.calls, token)
 }
 
-// cancel gives up what has this token, in the background: it may have to say so on the bus.
+// cancel cancels the call or request with this token in the background, because it may send messages.
 func (c *core) cancel(token uint64) {
 	c.mu.Lock()
-	giveUp := c.calls[token]
+	cancel := c.calls[token]
 	c.mu.Unlock()
-	if giveUp != nil && c.sound() == nil {
-		spawn(giveUp, func(err error) { c.log.Error("libtroupe: cancel", "error", err) })
+	if cancel != nil && c.checkUsable() == nil {
+		spawn(cancel, func(err error) { c.log.Error("libtroupe: cancel", "error", err) })
 	}
 }
 
-// ask answers a request in the background.
+// ask executes a request in the background.
 func (c *core) ask(token uint64, request []byte) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.begin(token, cancel)
@@ -162,7 +164,7 @@ func resultOf(token uint64, result any, err error) completion {
 	return out
 }
 
-// encodeError says an error as the wire does.
+// encodeError encodes an error as the wire does.
 func encodeError(err error) []byte {
 	var call *dispatch.CallError
 	if errors.As(err, &call) {
@@ -171,7 +173,7 @@ func encodeError(err error) []byte {
 	e := bus.AsError(err)
 	body, encErr := wire.Marshal(e)
 	if encErr != nil {
-		body, _ = wire.Marshal(&bus.Error{Code: e.Code, Rank: -1, Message: "an error whose text cannot be sent"})
+		body, _ = wire.Marshal(&bus.Error{Code: e.Code, Rank: -1, Message: "an error that cannot be encoded"})
 	}
 	return body
 }

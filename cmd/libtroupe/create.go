@@ -14,11 +14,11 @@ import (
 	"troupe/roles"
 )
 
-// specRequest is a role as the other side wants it: its workers are processes.
+// specRequest is a role whose workers are processes.
 type specRequest struct {
 	Name         string        `msgpack:"name"`
 	Class        string        `msgpack:"class"`
-	World        int           `msgpack:"world"` // 0: as many as Mapping has places for
+	World        int           `msgpack:"world"` // 0: derived from Mapping
 	Mesh         dispatch.Mesh `msgpack:"mesh"`
 	Config       wire.Raw      `msgpack:"config"`
 	Ordered      bool          `msgpack:"ordered"`
@@ -29,16 +29,16 @@ type specRequest struct {
 
 	Command        []string          `msgpack:"command"`
 	Dir            string            `msgpack:"dir"`
-	Ship           string            `msgpack:"ship"` // a folder to send along, instead of Dir
+	Ship           string            `msgpack:"ship"` // a folder to ship, instead of Dir
 	Exclude        []string          `msgpack:"exclude"`
 	Env            map[string]string `msgpack:"env"`
 	LateRendezvous bool              `msgpack:"late_rendezvous"`
 	Policy         string            `msgpack:"policy"`
 	Restarts       int               `msgpack:"restarts"`
 
-	// Mapping names devices in one of its textual forms, or none; they are those of the reservation Colocate, if any.
+	// Mapping is a device mapping as text, or empty; its devices are those of the reservation Colocate, if that is set.
 	Mapping  string             `msgpack:"mapping"`
-	PerRank  int                `msgpack:"per_rank"` // devices of Mapping that one worker gets; 0: whatever World leaves it, or one
+	PerRank  int                `msgpack:"per_rank"` // devices for each worker; 0: derived from World, or one
 	Colocate string             `msgpack:"colocate"`
 	Bundles  []placement.Bundle `msgpack:"bundles"`
 	Strategy string             `msgpack:"strategy"`
@@ -66,7 +66,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 func (s specRequest) needs() (placement.Request, error) {
 	r := placement.Request{Bundles: s.Bundles, Strategy: placement.Strategy(s.Strategy), Colocate: s.Colocate}
 	if s.Mapping == "" {
-		if s.Colocate != "" && len(s.Bundles) == 0 { // without devices, on the nodes of the reservation
+		if s.Colocate != "" && len(s.Bundles) == 0 { // no devices, on the nodes of the reservation
 			r.Mapping = &placement.Mapping{World: s.World}
 		}
 		return r, nil
@@ -83,8 +83,8 @@ func (s specRequest) needs() (placement.Request, error) {
 	return r, nil
 }
 
-// worldOf is how many workers a mapping is for: as many as were asked for, or as it has room for. What was said twice must
-// agree.
+// worldOf returns the number of workers of a mapping: the requested one, or what the devices allow. Contradictions are
+// errors.
 func worldOf(world, perRank, devices int) (int, error) {
 	most := max(perRank, 1)
 	switch {
@@ -117,14 +117,14 @@ func (c *core) create(ctx context.Context, r *request) (any, error) {
 	return c.addCluster(cl)
 }
 
-// reserveRequest is whole nodes, as many with so many devices each.
+// reserveRequest is a number of whole nodes with the same number of devices.
 type reserveRequest struct {
 	Nodes   int     `msgpack:"nodes"`
-	Devices int     `msgpack:"devices"` // of each
+	Devices int     `msgpack:"devices"` // of each node
 	CPUs    float64 `msgpack:"cpus"`
-	Wait    float64 `msgpack:"wait"` // seconds in the queue; 0: what is not free now is an error
+	Wait    float64 `msgpack:"wait"` // seconds to wait for capacity; 0: fail if it is not free now
 
-	// Bundles are what is held instead of whole nodes, with a strategy for where they lie and an id that names the reservation.
+	// Bundles are reserved instead of whole nodes, with a placement strategy and an id that names the reservation.
 	Bundles  []placement.Bundle `msgpack:"bundles"`
 	Strategy string             `msgpack:"strategy"`
 	ID       string             `msgpack:"id"`
@@ -136,17 +136,17 @@ type reserved struct {
 	Devices [][]int  `msgpack:"devices"` // of each bundle, the indices on its node
 }
 
-// leastWait is how long a request that does not want to wait may take to be answered.
-const leastWait = 2
+// minReserveWait is the timeout, in seconds, of a request that does not wait for capacity.
+const minReserveWait = 2
 
-// reserve holds nodes for the session, one bundle on each.
+// reserve reserves nodes for the runtime, one bundle on each.
 func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
 		return nil, err
 	}
 	q := r.Reserve
-	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, leastWait)))
+	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, minReserveWait)))
 	defer cancel()
 	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: r.Name}
 	if len(want.Bundles) == 0 {
@@ -168,7 +168,7 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	return out, nil
 }
 
-// unreserve gives them back.
+// unreserve releases a reservation.
 func (c *core) unreserve(ctx context.Context, r *request) (any, error) {
 	c.mu.Lock()
 	held := c.reservations[r.Name]
@@ -180,8 +180,8 @@ func (c *core) unreserve(ctx context.Context, r *request) (any, error) {
 	return nil, held.Release(ctx)
 }
 
-// seat is where a rank runs.
-type seat struct {
+// rankPlacement is the placement of a rank.
+type rankPlacement struct {
 	Node     string   `msgpack:"node"`
 	NodeRank int      `msgpack:"node_rank"`
 	Name     string   `msgpack:"name"`
@@ -190,13 +190,13 @@ type seat struct {
 	Gen      uint32   `msgpack:"gen"`
 }
 
-func seatsOf(rec roles.RoleRecord) (seats []seat, host string, port int) {
+func placementsOf(rec roles.RoleRecord) (seats []rankPlacement, host string, port int) {
 	for _, s := range rec.Placements {
-		seats = append(seats, seat{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
+		seats = append(seats, rankPlacement{Node: s.Node, NodeRank: s.NodeRank, Name: s.Name, Devices: s.Devices, UUIDs: s.UUIDs, Gen: s.Gen})
 	}
 	if h, p, err := net.SplitHostPort(rec.Master); err == nil {
 		host = h
-		port, _ = strconv.Atoi(p) // it is a number where there is one
+		port, _ = strconv.Atoi(p) // always a number if it is set
 	}
 	return seats, host, port
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-func TestHowManyWorkersAMappingIsFor(t *testing.T) {
+func TestWorldOfMapping(t *testing.T) {
 	for _, c := range []struct{ world, perRank, devices, want int }{
 		{0, 0, 8, 8}, {0, 2, 8, 4}, {4, 0, 8, 4}, {4, 2, 8, 4}, {8, 1, 8, 8},
 	} {

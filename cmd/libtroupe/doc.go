@@ -1,13 +1,13 @@
-// Command libtroupe is the Go core as a C shared library: a dozen functions and one queue of completions, for programs in
-// other languages. Python loads it with ctypes; see DESIGN.md for the border, and python/ for the other side of it.
+// Command libtroupe is the Go core as a C shared library, for programs in other languages: a dozen functions and one queue
+// of completions. Python loads it with ctypes; see DESIGN.md for the interface and python/ for its user.
 //
 //	go build -buildmode=c-shared -o libtroupe.so ./cmd/libtroupe
 //
-// What holds for every function:
-//   - It returns soon. Whatever may wait is asked for with a token and answered by a completion; the caller waits on the
-//     file descriptor of troupe_init, where signals and event loops can reach it. There are no callbacks.
-//   - Pointers that are passed in belong to the caller and are not used after the function has returned. Memory that is
-//     given out (troupe_alloc, large bodies in troupe_take) stays where it is until it is handed over or released.
-//   - A panic is recovered and becomes an error code; troupe_error says more.
-//   - It is safe to call from any thread, but not in a child of fork: the other threads of Go do not exist there.
+// Every function:
+//   - returns soon. A request that may wait has a token and is answered by a completion; the caller waits on the file
+//     descriptor of troupe_init, where signals and event loops work. There are no callbacks.
+//   - does not use pointers of the caller after it has returned. Memory of troupe_alloc, and large bodies of troupe_take,
+//     stays in place until it is handed over or released.
+//   - recovers panics and returns an error code; troupe_error has the text.
+//   - may be called from any thread, but not in a child of fork, which has none of Go's other threads.
 package main

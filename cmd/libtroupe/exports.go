@@ -10,50 +10,50 @@ import (
 	"unsafe"
 )
 
-// What the functions return where it is no count: 0, or one of these.
+// Status codes of functions that return no count.
 const (
-	statusMore    = 1 // there are completions to take
+	statusMore    = 1 // completions are available
 	statusOK      = 0
-	statusPanic   = -1 // a bug in Go; troupe_error has the stack
-	statusUnknown = -2 // no such cluster, plan, call or buffer
-	statusInvalid = -3 // the request cannot be read; troupe_error says why
-	statusSmall   = -4 // the buffer is too small for a single completion
+	statusPanic   = -1 // a panic; troupe_error has the stack
+	statusUnknown = -2 // unknown cluster, plan, call or buffer
+	statusInvalid = -3 // malformed request; troupe_error has the reason
+	statusSmall   = -4 // the buffer is too small for one completion
 )
 
-// How troupe_answer is called.
+// Flags of troupe_answer.
 const (
 	answerFailed = 1
 	answerMore   = 2
 	answerTakes  = 4
 )
 
-func main() {} // a library has none
+func main() {} // required by the build mode
 
-// troupe_version is the version of this library, a text that lives as long as the process.
+// troupe_version returns the version of this library, a string that lives as long as the process.
 //
 //export troupe_version
 func troupe_version() *C.char { return cVersion }
 
-// troupe_init starts the core and returns the file descriptor that becomes readable when there are completions. It is the
-// library's: the caller only waits on it. A second call returns the same.
+// troupe_init starts the core and returns the file descriptor that is readable while completions are available. The
+// library owns the descriptor; the caller only waits on it. Later calls return the same one.
 //
 //export troupe_init
 func troupe_init() (fd C.int32_t) {
 	defer guard(&fd)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
 	return C.int32_t(c.queue.fd)
 }
 
-// troupe_ask asks for something that may take long: a msgpack map with "op" and what it needs (see asks.go). A completion
-// of kind RESULT with this token answers it. troupe_cancel gives it up.
+// troupe_ask starts a request that may take long: a msgpack map with "op" and its fields (see requests.go). A
+// completion of kind RESULT with this token answers it. troupe_cancel cancels it.
 //
 //export troupe_ask
 func troupe_ask(token C.uint64_t, request *C.char, n C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
@@ -61,18 +61,18 @@ func troupe_ask(token C.uint64_t, request *C.char, n C.uint64_t) (status C.int32
 	return statusOK
 }
 
-// troupe_plan says what a mode sends to whom on a cluster: request is JSON, {"mode": …, "unsplit": bool} or {"ranks": […]}
-// or {"pieces": [[…], …], "collect": […]}. The plan, JSON, is written to out if it fits in room, with a number to call
-// with that lives as long as the cluster; the length of the whole is returned either way, or an error.
+// troupe_plan returns what a mode sends to which ranks of a cluster: request is JSON, {"mode": …, "unsplit": bool} or
+// {"ranks": […]} or {"pieces": [[…], …], "collect": […]}. The plan is written to out as JSON if it fits in room, with a
+// number for troupe_call that is valid as long as the cluster; the return value is its length, or an error.
 //
 //export troupe_plan
 func troupe_plan(cluster C.uint64_t, request *C.char, n C.uint64_t, out *C.char, room C.uint64_t) (length C.int64_t) {
 	defer guard64(&length)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
-	if err := c.sound(); err != nil {
+	if err := c.checkUsable(); err != nil {
 		return C.int64_t(setError(statusPanic, err))
 	}
 	text, err := c.plan(uint64(cluster), C.GoBytes(unsafe.Pointer(request), C.int(n)))
@@ -85,17 +85,17 @@ func troupe_plan(cluster C.uint64_t, request *C.char, n C.uint64_t, out *C.char,
 	return C.int64_t(len(text))
 }
 
-// troupe_call makes a call on a cluster: see callHead for what blob holds. Bodies in it are copied; those that lie in
-// memory of troupe_alloc are handed over. Completions with this token follow, the last of them OVER or marked last.
+// troupe_call makes a call on a cluster: see callHead for the blob. Bodies in the blob are copied; those in memory of
+// troupe_alloc are handed over. Completions with this token follow, the last of them OVER or flagged as last.
 //
 //export troupe_call
 func troupe_call(token, cluster C.uint64_t, blob *C.char, n C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
-	if err := c.sound(); err != nil {
+	if err := c.checkUsable(); err != nil {
 		return C.int32_t(setError(statusPanic, err))
 	}
 	if err := c.call(uint64(token), uint64(cluster), C.GoBytes(unsafe.Pointer(blob), C.int(n))); err != nil {
@@ -104,26 +104,26 @@ func troupe_call(token, cluster C.uint64_t, blob *C.char, n C.uint64_t) (status 
 	return statusOK
 }
 
-// troupe_cancel gives up a call or a request. Its completion follows; for one that is over nothing happens.
+// troupe_cancel cancels a call or a request. Its completion follows; if it is over, nothing happens.
 //
 //export troupe_cancel
 func troupe_cancel(token C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
-	if c, err := theCore(); err == nil {
+	if c, err := getCore(); err == nil {
 		c.cancel(uint64(token))
 	}
 	return statusOK
 }
 
-// troupe_take moves completions into buf, as many as fit, and returns how many bytes they take; 0: there are none, and what
-// was held back is sent, because the caller is about to wait. When none are left, the descriptor is no longer readable. See
-// queue.go for their form. Bodies over 64 KiB are not copied: the completion has their address and a number for
-// troupe_release; they may be written to until then.
+// troupe_take moves completions into buf, as many as fit, and returns their size in bytes; 0: there are none, and
+// delayed messages are sent, because the caller is about to wait. When none are left, the descriptor is no longer
+// readable. See queue.go for the format. Bodies over 64 KiB are not copied: the completion has their address and a
+// number for troupe_release; the caller may write to them until then.
 //
 //export troupe_take
 func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	defer guard64(&n)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
@@ -134,13 +134,13 @@ func troupe_take(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	return C.int64_t(taken)
 }
 
-// troupe_side makes the side queue, if there is none, and returns the descriptor that becomes readable when it has completions (see
-// side.go). It is the library's: the caller only waits on it.
+// troupe_side creates the side queue, if there is none, and returns its descriptor, which is readable while it has completions
+// (see side.go). The library owns the descriptor; the caller only waits on it.
 //
 //export troupe_side
 func troupe_side() (fd C.int32_t) {
 	defer guard(&fd)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
@@ -156,7 +156,7 @@ func troupe_side() (fd C.int32_t) {
 //export troupe_take_side
 func troupe_take_side(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	defer guard64(&n)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int64_t(setError(statusInvalid, err))
 	}
@@ -167,25 +167,25 @@ func troupe_take_side(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	return C.int64_t(q.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory))
 }
 
-// troupe_answer answers a call that came by troupe_take. how adds up: 1, it failed, and the body is a msgpack map {code,
-// message, stack, app, details}; 2, the caller has more to say at once, and the answer may wait for that; 4, the caller takes
-// completions at once if there are any, which is said by returning 1, and need not be woken for them. The body is copied,
-// unless it lies in memory of troupe_alloc: then it is handed over. The next call of the worker may be in the queue when it
-// returns. An unknown call is one that nobody waits for any more.
+// troupe_answer answers a call that troupe_take has returned. Flags of how: 1, it failed, and the body is a msgpack map
+// {code, message, stack, app, details}; 2, more answers follow at once, and this one may be delayed until then; 4, the
+// caller takes completions next if there are any, which the return value 1 says, and needs no wake-up for them. The
+// body is copied, unless it is in memory of troupe_alloc: then it is handed over. The worker's next call may be in the
+// queue on return. Status unknown: the call is over.
 //
 //export troupe_answer
 func troupe_answer(call C.uint64_t, how C.int32_t, body *C.char, n C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
-	if c.sound() != nil {
-		return statusUnknown // nobody can be told
+	if c.checkUsable() != nil {
+		return statusUnknown // the answer cannot be sent
 	}
 	known, more, takes := false, false, how&answerTakes != 0
 	c.outbox.together(func() bool {
-		more = c.queue.quietly(takes, func() {
+		more = c.queue.withoutWake(takes, func() {
 			known = c.incoming.answer(uint64(call), how&answerFailed != 0, c.memory.own(unsafe.Pointer(body), int(n)))
 		})
 		return !more && how&answerMore == 0
@@ -199,47 +199,46 @@ func troupe_answer(call C.uint64_t, how C.int32_t, body *C.char, n C.uint64_t) (
 	return statusOK
 }
 
-// troupe_cancelled says whether a call that came by troupe_take should end: 0 no, 1 its caller gave up or the worker is
-// stopping, 2 its time is up, or unknown when it is over. It is for methods that run long, and for deciding whether to
-// begin.
+// troupe_cancelled returns whether a call that troupe_take has returned should end: 0 no, 1 it was cancelled or the
+// worker is stopping, 2 its deadline has passed, or unknown when it is over.
 //
 //export troupe_cancelled
 func troupe_cancelled(call C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return C.int32_t(setError(statusInvalid, err))
 	}
-	if c.sound() != nil {
+	if c.checkUsable() != nil {
 		return 1
 	}
 	return C.int32_t(c.incoming.cancelled(uint64(call)))
 }
 
-// troupe_alloc gives n bytes for a body, at an address that is a multiple of 64, to be handed over in troupe_call or
-// troupe_answer or given back with troupe_release(address). NULL: there is no room.
+// troupe_alloc returns n bytes for a body, aligned to 64, to be handed over by troupe_call or troupe_answer, or freed
+// by troupe_release(address). NULL: out of memory.
 //
 //export troupe_alloc
 func troupe_alloc(n C.uint64_t) (at unsafe.Pointer) {
 	defer func() {
 		if p := recover(); p != nil {
-			_ = notePanic(p) // it is kept for troupe_error
+			_ = notePanic(p) // stored for troupe_error
 			at = nil
 		}
 	}()
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return nil
 	}
 	return c.memory.alloc(int(n))
 }
 
-// troupe_release gives back memory: of troupe_alloc by its address, of troupe_take by the number in the completion.
+// troupe_release frees memory: of troupe_alloc by its address, of troupe_take by the number in the completion.
 //
 //export troupe_release
 func troupe_release(buffer C.uint64_t) (status C.int32_t) {
 	defer guard(&status)
-	if c, err := theCore(); err == nil {
+	if c, err := getCore(); err == nil {
 		c.memory.release(uint64(buffer))
 	}
 	return statusOK
@@ -256,7 +255,7 @@ func troupe_forking() (number C.uint64_t) {
 			number = 0
 		}
 	}()
-	c, err := theCore()
+	c, err := getCore()
 	if err != nil {
 		return 0
 	}
@@ -269,13 +268,13 @@ func troupe_forking() (number C.uint64_t) {
 //export troupe_forked
 func troupe_forked(number C.uint64_t, fd C.int32_t) (status C.int32_t) {
 	defer guard(&status)
-	if c, err := theCore(); err == nil {
+	if c, err := getCore(); err == nil {
 		c.memory.shared.forked(uint64(number), int(fd))
 	}
 	return statusOK
 }
 
-// troupe_error copies what the last function that failed on any thread had to say, and returns its length.
+// troupe_error copies the text of the last error on any thread, and returns its length.
 //
 //export troupe_error
 func troupe_error(buf *C.char, room C.uint64_t) C.int64_t {

@@ -15,25 +15,25 @@ import (
 
 var styleFlags = map[pipeline.Style]byte{pipeline.Bodies: 2, pipeline.Items: 2 | 4}
 
-// incoming is the calls that the other side has taken, or will, and has not answered.
+// incoming is the calls that Python has received, or will, and has not answered.
 type incoming struct {
 	memory *memory
 
 	mu    sync.Mutex // guards what follows
 	last  uint64
-	calls map[uint64]*taken
+	calls map[uint64]*openCall
 }
 
-type taken struct {
+type openCall struct {
 	ctx  context.Context
 	done func(body []byte, err error)
-	stop func() bool // unhooks the word that it was cancelled
-	owns bool        // done frees a large body, or has it freed; else it is given one on Go's heap
+	stop func() bool // removes the cancellation hook
+	owns bool        // done takes ownership of a large body; else it gets a copy on Go's heap
 }
 
-func newIncoming(m *memory) *incoming { return &incoming{memory: m, calls: map[uint64]*taken{}} }
+func newIncoming(m *memory) *incoming { return &incoming{memory: m, calls: map[uint64]*openCall{}} }
 
-func (in *incoming) add(t *taken) uint64 {
+func (in *incoming) add(t *openCall) uint64 {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.last++
@@ -41,7 +41,7 @@ func (in *incoming) add(t *taken) uint64 {
 	return in.last
 }
 
-func (in *incoming) remove(token uint64) *taken {
+func (in *incoming) remove(token uint64) *openCall {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	t := in.calls[token]
@@ -49,7 +49,7 @@ func (in *incoming) remove(token uint64) *taken {
 	return t
 }
 
-// answer hands an answer, which is Go's own, to whoever waits for it.
+// answer passes an answer, which belongs to Go, to its call.
 func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
 	t := in.remove(token)
 	if t != nil && t.stop != nil {
@@ -73,12 +73,12 @@ func (in *incoming) answer(token uint64, failed bool, body []byte) bool {
 	return true
 }
 
-// failure is the error that the other side gave. A call that ended because its time was up says so, whatever the other
-// side calls it.
-func (t *taken) failure(body []byte) error {
+// failure decodes an error of Python. The error of a call whose deadline has passed is a timeout, whatever Python calls
+// it.
+func (t *openCall) failure(body []byte) error {
 	e := &bus.Error{Rank: -1}
 	if err := wire.Unmarshal(body, e); err != nil {
-		return bus.Errorf(bus.CodeInternal, "the worker's error cannot be read: %w", err)
+		return bus.Errorf(bus.CodeInternal, "malformed error of the worker: %w", err)
 	}
 	if e.Code == bus.CodeCancelled && errors.Is(t.ctx.Err(), context.DeadlineExceeded) {
 		e.Code = bus.CodeTimedOut
@@ -101,8 +101,10 @@ func (in *incoming) cancelled(token uint64) int {
 	return 1
 }
 
-// callMeta says what a call is about: uint32 flags (1: without data, 2: of a pipeline, 4: which gives items and not their bodies, 8: of a worker that this driver started), uint32 lengths of session, method, object, caller
-// and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and those texts.
+// callMeta encodes what a call is about: uint32 flags (1: without data, 2: of a pipeline, 4: of a pipeline and answered
+// with items instead of bodies, 8: from a worker that this driver started), uint32 lengths of session, method, object,
+// caller and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and
+// those texts.
 func callMeta(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
 	texts := [...]string{info.Session, method, object, info.Caller, info.Trace}

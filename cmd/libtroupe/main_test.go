@@ -8,10 +8,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("troupe/cmd/libtroupe.(*tidier).run")) // it ends by itself, seconds later
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("troupe/cmd/libtroupe.(*pool).run")) // it ends on its own, seconds later
 }
 
-// run runs something that lives as long as the test.
+// run runs something until the end of the test.
 func run(t *testing.T, do func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan error, 1)

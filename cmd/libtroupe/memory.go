@@ -8,11 +8,11 @@ import (
 	"troupe/bus/wire"
 )
 
-// align is where tensors begin. Memory begins at a page.
+// align is the alignment of tensors. Memory is aligned to pages.
 const align = 64
 
-// memory is the bodies over bus.MaxInline: outside Go's heap, so that both sides of the border use them where they are, and Go's
-// collector has nothing to do with them. Each has one owner, who frees it:
+// memory holds bodies over bus.MaxInline outside Go's heap, so that Go and Python use them in place and the garbage collector
+// ignores them. Each has one owner, which frees it:
 //
 //	the other side ── alloc ──► filling ── handOver ──► Go: a call or an answer that is pulled ── Free, when it has been read ──► pool
 //	                               └───── release ─────────────────────────────────────────────────────────────────────────────►
@@ -23,15 +23,15 @@ type memory struct {
 	shared *sharedMemory
 
 	mu     sync.Mutex         // guards what follows
-	blocks map[uintptr]*block // all that are in use, by address
-	loans  map[uint64]*block  // of those, the ones that are lent, by number
-	last   uint64             // number of a loan
+	blocks map[uintptr]*block // blocks in use, by address
+	loans  map[uint64]*block  // lent blocks, by number
+	last   uint64             // last number of a loan
 }
 
 // block is one body.
 type block struct {
 	room   []byte // of the pool: whole pages, more than the body takes; else the body
-	away   bool   // the other side has it
+	away   bool   // Python owns it
 	origin origin
 }
 
@@ -44,8 +44,8 @@ const (
 	fromReader               // shared memory of another process of this host, mapped privately
 )
 
-// shared is the memory of all cores of the process. What is lent outlives the core that lent it: an array of the other side may
-// lie in it.
+// shared is the memory of all cores of the process. A lent block may outlive the core that lent it, because a Python
+// array may use it.
 var shared = newMemory()
 
 func newMemory() *memory {
@@ -54,7 +54,7 @@ func newMemory() *memory {
 
 var _ bus.Sharing = (*memory)(nil)
 
-// Make gives room for a body that comes in; nil: there is none.
+// Make returns room for an incoming body; nil: out of memory.
 func (m *memory) Make(n int) []byte { return m.make(n, false) }
 
 func (m *memory) make(n int, away bool) []byte {
@@ -97,14 +97,14 @@ func (m *memory) Attach(at wire.Location, n int64, done func(body []byte)) {
 	})
 }
 
-// Free takes back a body that Go has. One that is not of this memory, or that the other side has, is left alone.
+// Free frees a body that Go owns. Bodies of other memory, or owned by Python, are left alone.
 func (m *memory) Free(body []byte) {
 	if b := m.remove(address(body), false); b != nil {
 		m.giveBack(b)
 	}
 }
 
-// remove takes out the block at an address, if it is where it is thought to be.
+// remove removes the block at an address if it has the expected owner.
 func (m *memory) remove(at uintptr, away bool) *block {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -116,7 +116,7 @@ func (m *memory) remove(at uintptr, away bool) *block {
 	return b
 }
 
-// alloc gives memory that the other side fills, shared if it can be; nil: there is none.
+// alloc returns memory for Python to fill, shared if possible; nil: out of memory.
 func (m *memory) alloc(n int) unsafe.Pointer {
 	if body := m.shared.alloc(n); body != nil {
 		m.add(&block{room: body, away: true, origin: fromArena})
@@ -125,7 +125,7 @@ func (m *memory) alloc(n int) unsafe.Pointer {
 	return unsafe.Pointer(unsafe.SliceData(m.make(n, true)))
 }
 
-// own is the n bytes at an address as Go's own: those that were allocated there, handed over, or else a copy.
+// own returns the n bytes at an address as Go's own: allocated memory is handed over, other memory is copied.
 func (m *memory) own(at unsafe.Pointer, n int) []byte {
 	if n == 0 {
 		return nil
@@ -136,26 +136,26 @@ func (m *memory) own(at unsafe.Pointer, n int) []byte {
 	return m.keep(unsafe.Slice((*byte)(at), n))
 }
 
-// room is for a body that is made here: on Go's heap, unless it is large.
+// room returns memory for a body that Go makes: on Go's heap, unless it is large.
 func (m *memory) room(n int) []byte {
 	if n <= bus.MaxInline {
 		return make([]byte, n)
 	}
 	body := m.Make(n)
 	if body == nil {
-		panic(bus.Errorf(bus.CodeRefused, "there is no memory for a body of %d bytes", n))
+		panic(bus.Errorf(bus.CodeRefused, "out of memory for a body of %d bytes", n))
 	}
 	return body
 }
 
-// keep is a copy of bytes that somebody else has.
+// keep returns a copy.
 func (m *memory) keep(bytes []byte) []byte {
 	body := m.room(len(bytes))
 	copy(body, bytes)
 	return body
 }
 
-// handOver is the body that was allocated at an address, from now on Go's; nil: there is none. A small one is Go's like any other.
+// handOver transfers the body allocated at an address to Go; nil: there is none. A small body is moved to Go's heap.
 func (m *memory) handOver(at uint64, n int) []byte {
 	m.mu.Lock()
 	b := m.blocks[uintptr(at)]
@@ -173,7 +173,7 @@ func (m *memory) handOver(at uint64, n int) []byte {
 	return body
 }
 
-// lend gives the other side a body of Go's, under a number that is no address; one that is not of this memory is copied to it.
+// lend transfers a body of Go to Python, under a number that is not an address. A body of other memory is copied first.
 func (m *memory) lend(body []byte) (at, number uint64) {
 	if !m.has(body) {
 		body = m.keep(body)
@@ -193,7 +193,7 @@ func (m *memory) has(body []byte) bool {
 	return m.blocks[address(body)] != nil
 }
 
-// release ends what alloc or lend began: by the address of the one, by the number of the other. Twice is harmless.
+// release frees a block of alloc, by address, or of lend, by number. A second release has no effect.
 func (m *memory) release(number uint64) {
 	m.mu.Lock()
 	at := uintptr(number)

@@ -17,7 +17,7 @@ import (
 
 const large = bus.MaxInline + 1
 
-// resident is the memory of this process, in MiB.
+// resident is the resident memory of this process, in MiB.
 func resident(t *testing.T) int {
 	data, err := os.ReadFile("/proc/self/statm")
 	require.NoError(t, err)
@@ -26,14 +26,14 @@ func resident(t *testing.T) int {
 	return pages * os.Getpagesize() >> 20
 }
 
-// inUse counts the bodies.
+// inUse counts the blocks in use.
 func (m *memory) inUse() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return len(m.blocks)
 }
 
-// size is how much is kept.
+// size is the number of kept bytes.
 func (p *pool) size() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,13 +54,13 @@ func TestLargeBodiesAreLent(t *testing.T) {
 		le := binary.LittleEndian
 		at, number := le.Uint64(buf[32:]), le.Uint64(buf[40:])
 		require.Equal(t, m.has(body), at == uint64(address(body)), name)
-		lent := m.blocks[uintptr(at)].room
-		require.Equal(t, "abc", string(lent[:3]))
-		m.Free(lent)
+		loanAnswer := m.blocks[uintptr(at)].room
+		require.Equal(t, "abc", string(loanAnswer[:3]))
+		m.Free(loanAnswer)
 		require.Equal(t, 1, m.inUse(), "what the other side has is not freed")
 		m.release(number)
 		require.Zero(t, m.inUse())
-		m.release(number) // twice is harmless
+		m.release(number) // a second release has no effect
 	}
 }
 
@@ -77,7 +77,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 	require.Equal(t, 1, m.inUse(), "nor can it be given back")
 	m.Free(got)
 	require.Zero(t, m.inUse())
-	m.Free(got) // twice is harmless
+	m.Free(got) // a second release has no effect
 
 	at = m.alloc(1000)
 	copy(unsafe.Slice((*byte)(at), 1000), "small")
@@ -97,15 +97,16 @@ func TestMemoryIsHandedOver(t *testing.T) {
 	require.Zero(t, m.inUse())
 }
 
-func TestNoMemory(t *testing.T) {
+func TestOutOfMemory(t *testing.T) {
 	m := testMemory(t)
 	require.Nil(t, m.Make(1<<60))
 	require.Nil(t, m.alloc(1<<60))
 	require.Zero(t, m.inUse())
 }
 
-func TestRoomIsUsedAgain(t *testing.T) {
+func TestRoomIsReused(t *testing.T) {
 	p := newPool()
+	p.keepFor = 100 * time.Millisecond
 	for n := range 40 {
 		size := roomFor(1 << n)
 		require.GreaterOrEqual(t, size, 1<<n)
@@ -121,7 +122,7 @@ func TestRoomIsUsedAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		return !p.awake && len(p.kept) == 0 && p.bytes == 0
+		return !p.running && len(p.kept) == 0 && p.bytes == 0
 	}, 5*poolFor, 50*time.Millisecond, "it goes back to the system")
 }
 
@@ -130,20 +131,21 @@ func TestPoolIsBounded(t *testing.T) {
 	for range 3 {
 		var rooms [][]byte
 		for range 10 {
-			rooms = append(rooms, p.take(poolMost/4))
+			rooms = append(rooms, p.take(poolMax/4))
 		}
 		for _, room := range rooms {
 			p.put(room)
-			require.LessOrEqual(t, p.size(), poolMost)
+			require.LessOrEqual(t, p.size(), poolMax)
 		}
 	}
-	p.put(p.take(2 * poolMost))
-	require.LessOrEqual(t, p.size(), poolMost)
+	p.put(p.take(2 * poolMax))
+	require.LessOrEqual(t, p.size(), poolMax)
 }
 
-// The system keeps account of so many gaps in a process's memory, and allows no more: Go's own memory could not grow.
-func TestFewGaps(t *testing.T) {
+// TestFewMappings: the number of a process's mappings is limited; above it Go's heap could not grow.
+func TestFewMappings(t *testing.T) {
 	p, size := newPool(), roomFor(large)
+	p.keepFor = 300 * time.Millisecond
 	rooms := make([][]byte, 150_000)
 	for i := range rooms {
 		rooms[i] = p.take(size)
@@ -163,17 +165,18 @@ func TestFewGaps(t *testing.T) {
 	require.True(t, slices.ContainsFunc(rooms, func(room []byte) bool { return &room[0] == &again[0] }), "they are used again")
 }
 
-// Large bodies leave the process when nobody needs them, however many there were.
-func TestLargeBodiesLeave(t *testing.T) {
+// TestLargeBodiesAreReturnedToTheOS: memory of large bodies does not accumulate.
+func TestLargeBodiesAreReturnedToTheOS(t *testing.T) {
 	t.Setenv(shmKeepVariable, "1")
 	m, size, most := testMemory(t), 64<<20, 0
+	m.pool.keepFor = 300 * time.Millisecond
 	before := resident(t)
 	for range 20 {
 		at := m.alloc(size)
 		for page, body := 0, unsafe.Slice((*byte)(at), size); page < size; page += 4096 {
 			body[page] = 1
 		}
-		_, number := m.lend(m.own(at, size)) // it goes out, and comes back
+		_, number := m.lend(m.own(at, size)) // to Python and back
 		most = max(most, resident(t)-before)
 		m.release(number)
 	}

@@ -6,13 +6,13 @@ import (
 	"troupe/bus"
 )
 
-// outbox is the connections that the other side speaks on: one, as a rule. What is said by a call or an answer is written by
-// the thread that says it, if nothing follows at once; else a moment later, with what follows. The other side says which.
+// outbox is the connections that Python uses, usually one. Messages of a call or an answer are written by the thread
+// that makes it, or, if Python says that more follows, a moment later together with those.
 type outbox struct{ buses atomic.Pointer[[]*bus.Bus] }
 
 func (o *outbox) set(all []*bus.Bus) { o.buses.Store(&all) }
 
-// together does something and sends what is said by it together: now, if that is what it returns.
+// together runs do and batches the messages it sends: they are written now if do returns true.
 func (o *outbox) together(do func() (now bool)) {
 	var now bool
 	if all := o.buses.Load(); all != nil {
@@ -24,7 +24,7 @@ func (o *outbox) together(do func() (now bool)) {
 	now = do()
 }
 
-// push sends what is held back: the other side is about to wait.
+// push writes delayed messages, because Python is about to wait.
 func (o *outbox) push() {
 	if all := o.buses.Load(); all != nil {
 		for _, b := range *all {

@@ -2,8 +2,8 @@ package main
 
 import "sync"
 
-// outgoing is the bodies of one call that lie outside Go's heap, by part; nil where a part's does not, or if none does. Each is freed
-// once, however the call ends or fails to begin.
+// outgoing is the bodies of one call outside Go's heap, by part; nil for other parts, or if there are none. Each is
+// freed once, however the call ends.
 type outgoing []*sentBody
 
 type sentBody struct {
@@ -12,7 +12,7 @@ type sentBody struct {
 	once   sync.Once
 }
 
-// with adds the body of one of so many parts.
+// with adds the body of a part.
 func (o outgoing) with(m *memory, parts, part int, body []byte) outgoing {
 	if o == nil {
 		o = make(outgoing, parts)
@@ -21,7 +21,7 @@ func (o outgoing) with(m *memory, parts, part int, body []byte) outgoing {
 	return o
 }
 
-// free frees the body of a part: nobody reads it any more.
+// free frees the body of a part that is no longer read.
 func (o outgoing) free(part int) {
 	if s := o[part]; s != nil {
 		s.once.Do(func() { s.memory.Free(s.body) })

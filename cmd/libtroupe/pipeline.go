@@ -12,32 +12,32 @@ import (
 	"troupe/roles"
 )
 
-// pipe is a pipeline as the other side holds it: one that runs in this process, or one that runs anywhere.
+// pipe is a pipeline in this process or in another.
 type pipe struct {
 	runtime  uint64
 	client   *pipeline.Client
 	producer *pipeline.Producer
-	own      *pipeline.Pipeline // nil: it runs elsewhere
-	loans    map[uint64]loan    // by number; guarded by the core
+	own      *pipeline.Pipeline // nil: it runs in another process
+	loans    map[uint64]loan    // by number; core.mu guards it
 }
 
-// loan is items of a sink that the other side has: how to say what came of them.
+// loan completes or returns items of a sink that Python has taken.
 type loan func(ctx context.Context, done bool) error
 
-// pipeRequest is what the ops about pipelines take.
+// pipeRequest is the fields of pipeline ops.
 type pipeRequest struct {
-	ID       uint64        `msgpack:"id"`
-	Text     string        `msgpack:"text"`     // the declaration, as a file has it
-	Clusters []uint64      `msgpack:"clusters"` // the roles that its stages name
-	Crew     uint64        `msgpack:"crew"`     // the token under which the functions of its stages get their work
-	TakeOver bool          `msgpack:"take_over"`
-	Grace    float64       `msgpack:"grace"` // seconds
-	Stream   string        `msgpack:"stream"`
-	Items    []itemRequest `msgpack:"items"`
-	Count    int           `msgpack:"count"`
-	Timeout  *float64      `msgpack:"timeout"` // seconds; nil: none
-	Loan     uint64        `msgpack:"loan"`
-	Done     bool          `msgpack:"done"`
+	ID         uint64        `msgpack:"id"`
+	Text       string        `msgpack:"text"`     // the declaration, as in a file
+	Clusters   []uint64      `msgpack:"clusters"` // clusters of the roles that its stages name
+	FuncsToken uint64        `msgpack:"crew"`     // token of the completions for its stage functions
+	TakeOver   bool          `msgpack:"take_over"`
+	Grace      float64       `msgpack:"grace"` // seconds
+	Stream     string        `msgpack:"stream"`
+	Items      []itemRequest `msgpack:"items"`
+	Count      int           `msgpack:"count"`
+	Timeout    *float64      `msgpack:"timeout"` // seconds; nil: none
+	Loan       uint64        `msgpack:"loan"`
+	Done       bool          `msgpack:"done"`
 
 	Verb    string   `msgpack:"verb"`
 	Stage   string   `msgpack:"stage"`
@@ -50,7 +50,7 @@ type pipeRequest struct {
 	All     bool     `msgpack:"all"`
 }
 
-// itemRequest is an item, with its body as the other side has encoded it.
+// itemRequest is an item with its encoded body.
 type itemRequest struct {
 	ID       string   `msgpack:"id"`
 	Key      string   `msgpack:"key"`
@@ -92,16 +92,17 @@ func (c *core) addPipe(rt *roles.Runtime, p *pipe, name string) (any, error) {
 	return id, nil
 }
 
-// pipelineOpen runs a pipeline here. What is wrong with its declaration is said as for a file, without lines: it is none.
+// pipelineOpen runs a pipeline in this process. Errors in the declaration have no line numbers, because it is not a
+// file.
 func (c *core) pipelineOpen(ctx context.Context, r *request) (any, error) {
-	crew := c.newCrew(r.Pipeline.Crew)
-	p, err := c.runPipeline(ctx, r, crew)
+	stageFuncs := c.newStageFuncs(r.Pipeline.FuncsToken)
+	p, err := c.runPipeline(ctx, r, stageFuncs)
 	if err != nil {
-		crew.end()
+		stageFuncs.end()
 		return nil, err
 	}
-	spawn(func() { <-p.Done(); crew.end() }, func(err error) { c.log.Error("libtroupe: the end of a pipeline", "error", err) })
-	if ctx.Err() != nil { // nobody is there to have it
+	spawn(func() { <-p.Done(); stageFuncs.end() }, func(err error) { c.log.Error("libtroupe: follow a pipeline", "error", err) })
+	if ctx.Err() != nil { // the request was cancelled
 		return nil, errors.Join(ctx.Err(), p.Close(ctx))
 	}
 	rt, err := c.runtime(r.Runtime)
@@ -111,12 +112,12 @@ func (c *core) pipelineOpen(ctx context.Context, r *request) (any, error) {
 	return c.addPipe(rt, &pipe{runtime: r.Runtime, own: p}, p.Spec().Name)
 }
 
-func (c *core) runPipeline(ctx context.Context, r *request, crew *crew) (*pipeline.Pipeline, error) {
+func (c *core) runPipeline(ctx context.Context, r *request, stageFuncs *stageFuncs) (*pipeline.Pipeline, error) {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
 		return nil, err
 	}
-	spec, err := declared(r.Pipeline.Text, crew)
+	spec, err := declared(r.Pipeline.Text, stageFuncs)
 	if err != nil {
 		return nil, err
 	}
@@ -131,8 +132,8 @@ func (c *core) runPipeline(ctx context.Context, r *request, crew *crew) (*pipeli
 	return pipeline.Open(ctx, cfg, spec)
 }
 
-// declared reads a declaration. Stages of roles that are functions become functions of the crew's.
-func declared(text string, crew *crew) (pipeline.Spec, error) {
+// declared parses a declaration. Stages whose role is a function run it through funcs.
+func declared(text string, stageFuncs *stageFuncs) (pipeline.Spec, error) {
 	file, err := spec.ParseFile([]byte(text), nil)
 	if err != nil {
 		return pipeline.Spec{}, bus.Errorf(bus.CodeInvalid, "%w", withoutLines(err))
@@ -141,15 +142,15 @@ func declared(text string, crew *crew) (pipeline.Spec, error) {
 		s := &file.Spec.Stages[i]
 		if slices.ContainsFunc(file.Roles, func(r spec.RoleSpec) bool { return r.Name == s.Role && r.Function != "" }) {
 			s.Role, s.Method, s.AbortMethod, s.Style = "", "", "", ""
-			s.Func = crew.function(*s)
+			s.Func = stageFuncs.function(*s)
 		}
 	}
 	return file.Spec, nil
 }
 
-// pipelineCheck says what is wrong with a declaration, if anything is.
+// pipelineCheck checks a declaration.
 func (c *core) pipelineCheck(_ context.Context, r *request) (any, error) {
-	_, err := declared(r.Pipeline.Text, c.newCrew(0))
+	_, err := declared(r.Pipeline.Text, c.newStageFuncs(0))
 	return nil, err
 }
 
@@ -164,7 +165,7 @@ func withoutLines(err error) error {
 	return spec
 }
 
-// pipelineClient reaches a pipeline by its name, wherever it runs.
+// pipelineClient connects to a pipeline by name.
 func (c *core) pipelineClient(r *request) (*roles.Runtime, *pipeline.Client, error) {
 	rt, err := c.runtime(r.Runtime)
 	if err != nil {
@@ -185,7 +186,7 @@ func (c *core) pipelineAttach(ctx context.Context, r *request) (any, error) {
 	return c.addPipe(rt, &pipe{runtime: r.Runtime}, r.Name)
 }
 
-// pipelineRemove removes what a pipeline that does not run has stored.
+// pipelineRemove removes the stored data of a pipeline that does not run.
 func (c *core) pipelineRemove(ctx context.Context, r *request) (any, error) {
 	_, client, err := c.pipelineClient(r)
 	if err != nil {
@@ -194,7 +195,7 @@ func (c *core) pipelineRemove(ctx context.Context, r *request) (any, error) {
 	return nil, client.Remove(ctx)
 }
 
-// within bounds ctx as asked.
+// within bounds ctx by a timeout, if there is one.
 func within(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
 	if timeout == nil {
 		return context.WithCancel(ctx)
@@ -219,13 +220,13 @@ func (c *core) pipelinePut(ctx context.Context, r *request) (any, error) {
 	return nil, p.producer.Put(ctx, r.Pipeline.Stream, items...)
 }
 
-// lent is a loan as the other side sees it.
-type lent struct {
+// loanAnswer is a loan as Python gets it.
+type loanAnswer struct {
 	Loan  uint64        `msgpack:"loan"`
 	Items []itemRequest `msgpack:"items"`
 }
 
-func lentItem(stream, id, key, group string, of, priority int, v pipeline.Version, body []byte) itemRequest {
+func loanItem(stream, id, key, group string, of, priority int, v pipeline.Version, body []byte) itemRequest {
 	version := v.Float()
 	return itemRequest{ID: id, Key: key, Group: group, Of: of, Priority: priority, Version: &version, Stream: stream, Body: body}
 }
@@ -243,22 +244,22 @@ func (c *core) pipelineTake(ctx context.Context, r *request) (any, error) {
 	}
 	items, end, err := take(ctx, p, r.Pipeline.Stream, r.Pipeline.Count)
 	if errors.Is(err, bus.ErrTimedOut) && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return lent{}, nil
+		return loanAnswer{}, nil
 	}
 	if err != nil || len(items) == 0 {
-		return lent{}, err
+		return loanAnswer{}, err
 	}
-	if errors.Is(ctx.Err(), context.Canceled) { // nobody is there to have them
+	if errors.Is(ctx.Err(), context.Canceled) { // the request was cancelled
 		return nil, errors.Join(ctx.Err(), end(context.WithoutCancel(ctx), false))
 	}
 	id := c.number()
 	c.mu.Lock()
 	p.loans[id] = end
 	c.mu.Unlock()
-	return lent{Loan: id, Items: items}, nil
+	return loanAnswer{Loan: id, Items: items}, nil
 }
 
-// takeHere takes out of a sink of a pipeline in this process.
+// takeHere takes items of a pipeline in this process.
 func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
 	b, err := p.own.Take(ctx, stream, n)
 	if err != nil {
@@ -266,7 +267,7 @@ func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest
 	}
 	var items []itemRequest
 	for _, it := range b.Items {
-		items = append(items, lentItem(stream, it.ID, it.Key, it.Group, it.Of, it.Priority, it.Version, it.Body))
+		items = append(items, loanItem(stream, it.ID, it.Key, it.Group, it.Of, it.Priority, it.Version, it.Body))
 	}
 	return items, func(ctx context.Context, done bool) error {
 		if done {
@@ -276,10 +277,10 @@ func takeHere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest
 	}, nil
 }
 
-// takeElsewhere takes out of a sink by its client, which keeps the loan for as long as this process lives.
+// takeElsewhere takes items of a pipeline in another process; the loan lasts as long as this process.
 func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRequest, loan, error) {
 	for ctx.Err() == nil {
-		l, err := p.client.Claim(context.WithoutCancel(ctx), stream, n) // a second at most; given up, its items would be nobody's for a while
+		l, err := p.client.Claim(context.WithoutCancel(ctx), stream, n) // at most a second; after a cancellation the items would be unavailable for a while
 		if err != nil {
 			return nil, nil, err
 		}
@@ -288,7 +289,7 @@ func takeElsewhere(ctx context.Context, p *pipe, stream string, n int) ([]itemRe
 		}
 		var items []itemRequest
 		for _, it := range l.Items {
-			items = append(items, lentItem(stream, it.ID, it.Key, it.Group, 0, 0, it.Version, it.Body))
+			items = append(items, loanItem(stream, it.ID, it.Key, it.Group, 0, 0, it.Version, it.Body))
 		}
 		return items, func(ctx context.Context, done bool) error {
 			if done {
@@ -310,13 +311,13 @@ func (c *core) pipelineTaken(ctx context.Context, r *request) (any, error) {
 	delete(p.loans, r.Pipeline.Loan)
 	c.mu.Unlock()
 	if end == nil {
-		return nil, bus.Errorf(bus.CodeInvalid, "these items were given back before")
+		return nil, bus.Errorf(bus.CodeInvalid, "this loan has already ended")
 	}
 	return nil, end(ctx, r.Pipeline.Done)
 }
 
-// ordered is what both a pipeline here and one elsewhere obey.
-type ordered interface {
+// pipelineControl is implemented by pipelines here and in other processes.
+type pipelineControl interface {
 	Status(ctx context.Context) (pipeline.Status, error)
 	Pause(ctx context.Context, stage string) error
 	Resume(ctx context.Context, stage string) error
@@ -336,9 +337,9 @@ func (c *core) pipelineVerb(ctx context.Context, r *request) (any, error) {
 	ctx, cancel := within(ctx, r.Pipeline.Timeout)
 	defer cancel()
 	if v := r.Pipeline.Verb; v == "join" || v == "leave" {
-		return nil, c.restaff(ctx, p, &r.Pipeline)
+		return nil, c.changeStageRanks(ctx, p, &r.Pipeline)
 	}
-	result, err := p.obey(ctx, &r.Pipeline)
+	result, err := p.control(ctx, &r.Pipeline)
 	if err != nil || result == nil {
 		return nil, err
 	}
@@ -346,10 +347,10 @@ func (c *core) pipelineVerb(ctx context.Context, r *request) (any, error) {
 	return string(text), err
 }
 
-// restaff gives a stage ranks of another cluster, or takes them away.
-func (c *core) restaff(ctx context.Context, p *pipe, r *pipeRequest) error {
+// changeStageRanks adds ranks of another cluster to a stage, or removes them.
+func (c *core) changeStageRanks(ctx context.Context, p *pipe, r *pipeRequest) error {
 	if p.own == nil {
-		return bus.Errorf(bus.CodeRefused, "the pipeline runs in another process: ranks join and leave its stages there")
+		return bus.Errorf(bus.CodeRefused, "the pipeline runs in another process; change the ranks of its stages there")
 	}
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
@@ -361,8 +362,8 @@ func (c *core) restaff(ctx context.Context, p *pipe, r *pipeRequest) error {
 	return p.own.Leave(ctx, r.Stage, cl.Cluster, r.Ranks...)
 }
 
-func (p *pipe) obey(ctx context.Context, r *pipeRequest) (any, error) {
-	var to ordered = p.client
+func (p *pipe) control(ctx context.Context, r *pipeRequest) (any, error) {
+	var to pipelineControl = p.client
 	if p.own != nil {
 		to = p.own
 	}
@@ -393,26 +394,26 @@ func (p *pipe) obey(ctx context.Context, r *pipeRequest) (any, error) {
 	return nil, bus.Errorf(bus.CodeInvalid, "a pipeline has no verb %q", r.Verb)
 }
 
-// letter is a dead letter with its body, which JSON leaves out by itself.
-type letter struct {
+// deadLetter is a dead letter with its body, which JSON omits otherwise.
+type deadLetter struct {
 	pipeline.DeadLetter
 	Body []byte `json:"body"`
 }
 
 func (p *pipe) dead(ctx context.Context) (any, error) {
 	all, err := p.client.Dead(ctx, true)
-	out := make([]letter, len(all))
+	out := make([]deadLetter, len(all))
 	for i, d := range all {
-		out[i] = letter{d, d.Body}
+		out[i] = deadLetter{d, d.Body}
 	}
 	return out, err
 }
 
-// pipelineClose ends a pipeline that runs here: handlers may finish within its grace. One elsewhere goes on.
+// pipelineClose ends a pipeline of this process: handlers may finish within its grace. A pipeline elsewhere continues.
 func (c *core) pipelineClose(ctx context.Context, r *request) (any, error) {
 	p, err := c.pipe(r.Pipeline.ID)
 	if err != nil {
-		return nil, nil // it may be closed more than once
+		return nil, nil // closing twice is not an error
 	}
 	c.mu.Lock()
 	delete(c.pipelines, r.Pipeline.ID)
@@ -420,7 +421,7 @@ func (c *core) pipelineClose(ctx context.Context, r *request) (any, error) {
 	p.loans = map[uint64]loan{}
 	c.mu.Unlock()
 	for _, end := range loans {
-		_ = end(ctx, false) // at the latest they are back when the pipeline is opened again
+		_ = end(ctx, false) // otherwise they return when the pipeline is opened again
 	}
 	if p.own == nil {
 		return nil, nil
@@ -428,7 +429,7 @@ func (c *core) pipelineClose(ctx context.Context, r *request) (any, error) {
 	return nil, p.own.Close(ctx)
 }
 
-// closePipelines ends those of a session that is being closed.
+// closePipelines ends the pipelines of a runtime that is being closed.
 func (c *core) closePipelines(ctx context.Context, runtime uint64) {
 	c.mu.Lock()
 	var ids []uint64
@@ -440,7 +441,7 @@ func (c *core) closePipelines(ctx context.Context, runtime uint64) {
 	c.mu.Unlock()
 	for _, id := range ids {
 		if _, err := c.pipelineClose(ctx, &request{Pipeline: pipeRequest{ID: id}}); err != nil {
-			c.log.Error("libtroupe: a pipeline that ends with its session", "error", err)
+			c.log.Error("libtroupe: close a pipeline of a closed session", "error", err)
 		}
 	}
 }

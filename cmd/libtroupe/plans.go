@@ -6,13 +6,14 @@ import (
 
 	"troupe/bus"
 	"troupe/dispatch"
+	"troupe/dispatch/plan"
 )
 
-// planRequest is what troupe_plan is asked: a mode, some ranks, or pieces of the caller's own making.
+// planRequest is the argument of troupe_plan: a mode, some ranks, or the pieces of a custom mode.
 type planRequest struct {
 	Mode    string `json:"mode"`
-	Unsplit bool   `json:"unsplit"` // no argument is cut
-	// Mesh is how the workers say that they are laid out, if not as the role was created.
+	Unsplit bool   `json:"unsplit"` // every argument is broadcast
+	// Mesh is the mesh that the workers report, if it differs from the role's.
 	Mesh    *dispatch.Mesh `json:"mesh"`
 	Ranks   []int          `json:"ranks"`
 	Pieces  [][]int        `json:"pieces"` // the ranks of each
@@ -20,12 +21,12 @@ type planRequest struct {
 }
 
 type planAnswer struct {
-	ID     int             `json:"id"`
-	Shards int             `json:"shards"`
-	Parts  []dispatch.Part `json:"parts"`
-	// Collect are the ranks whose answers count, in the order of the result; Called all that answer.
-	Collect []int           `json:"collect"`
-	Result  dispatch.Result `json:"result"`
+	ID     int         `json:"id"`
+	Shards int         `json:"shards"`
+	Parts  []plan.Part `json:"parts"`
+	// Collect are the ranks whose answers make the result, in its order.
+	Collect []int       `json:"collect"`
+	Result  plan.Result `json:"result"`
 }
 
 func (c *core) plan(id uint64, request []byte) ([]byte, error) {
@@ -35,7 +36,7 @@ func (c *core) plan(id uint64, request []byte) ([]byte, error) {
 	}
 	var r planRequest
 	if err := json.Unmarshal(request, &r); err != nil {
-		return nil, bus.Errorf(bus.CodeInvalid, "a plan was asked for in no known form: %w", err)
+		return nil, bus.Errorf(bus.CodeInvalid, "malformed plan request: %w", err)
 	}
 	p, err := r.plan(on.Record().Mesh)
 	if err != nil {
@@ -45,10 +46,10 @@ func (c *core) plan(id uint64, request []byte) ([]byte, error) {
 	return json.Marshal(a)
 }
 
-func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
+func (r planRequest) plan(mesh dispatch.Mesh) (*plan.Plan, error) {
 	switch {
 	case r.Ranks != nil:
-		return dispatch.PlanRanks(mesh, r.Ranks)
+		return plan.PlanRanks(mesh, r.Ranks)
 	case r.Pieces != nil:
 		return r.custom(mesh)
 	}
@@ -62,7 +63,7 @@ func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 			return nil, err
 		}
 	}
-	p, err := dispatch.NewPlan(mode, mesh)
+	p, err := plan.NewPlan(mode, mesh)
 	if err == nil && r.Unsplit {
 		p = p.Unsplit()
 	}
@@ -72,21 +73,21 @@ func (r planRequest) plan(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 	return p, err
 }
 
-// unsliced is a plan for a mesh whose slices nobody listens on: what would go to one goes to the role, for those ranks.
-func unsliced(p *dispatch.Plan) *dispatch.Plan {
+// unsliced replaces slice subjects, which the workers of a late mesh do not subscribe to, by the role's subject.
+func unsliced(p *plan.Plan) *plan.Plan {
 	out := *p
 	out.Parts = slices.Clone(p.Parts)
 	for i := range out.Parts {
-		if t := &out.Parts[i].Target; t.Kind == dispatch.ToSlice {
-			*t = dispatch.Target{Kind: dispatch.ToRole, Partial: true}
+		if t := &out.Parts[i].Target; t.Kind == plan.ToSlice {
+			*t = plan.Target{Kind: plan.ToRole, Partial: true}
 		}
 	}
 	return &out
 }
 
-// custom is a plan whose pieces the caller has made itself.
-func (r planRequest) custom(mesh dispatch.Mesh) (*dispatch.Plan, error) {
-	mode := dispatch.Custom{Name: "the caller's own mode", SplitFunc: func(dispatch.Mesh, []any) ([]dispatch.Piece, error) {
+// custom is the plan of a custom mode.
+func (r planRequest) custom(mesh dispatch.Mesh) (*plan.Plan, error) {
+	mode := dispatch.Custom{Name: "custom mode", SplitFunc: func(dispatch.Mesh, []any) ([]dispatch.Piece, error) {
 		pieces := make([]dispatch.Piece, len(r.Pieces))
 		for i, ranks := range r.Pieces {
 			pieces[i].Ranks = ranks
@@ -103,18 +104,18 @@ func (r planRequest) custom(mesh dispatch.Mesh) (*dispatch.Plan, error) {
 	return s.Plan, nil
 }
 
-func (cl *cluster) addPlan(p *dispatch.Plan) int {
+func (cl *cluster) addPlan(p *plan.Plan) int {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	cl.plans = append(cl.plans, p)
 	return len(cl.plans) - 1
 }
 
-func (cl *cluster) planOf(i int) (*dispatch.Plan, error) {
+func (cl *cluster) planOf(i int) (*plan.Plan, error) {
 	cl.mu.Lock()
 	defer cl.mu.Unlock()
 	if i < 0 || i >= len(cl.plans) {
-		return nil, bus.Errorf(bus.CodeInvalid, "there is no plan %d", i)
+		return nil, bus.Errorf(bus.CodeInvalid, "unknown plan %d", i)
 	}
 	return cl.plans[i], nil
 }

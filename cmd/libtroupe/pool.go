@@ -11,36 +11,37 @@ import (
 )
 
 const (
-	poolMost = 256 << 20       // bytes that are kept for the next body; more goes back to the system at once
-	poolFor  = 3 * time.Second // and so long: pages cost more to take anew than the bytes in them
-	// unmapFrom is from which size on the addresses of a room go back as well.
-	unmapFrom = 1 << 20
+	poolMax = 256 << 20       // bytes kept for reuse; more is returned to the OS at once
+	poolFor = 3 * time.Second // how long they are kept: new pages cost more than copying their bytes
+	// minUnmapSize is the size from which a room's addresses are returned to the OS too.
+	minUnmapSize = 1 << 20
 )
 
-// pool is the room of bodies that were freed, kept for a while.
+// pool keeps freed rooms for a while.
 type pool struct {
-	mu    sync.Mutex
-	kept  []spare          // oldest first
-	bytes int              // of kept
-	empty map[int][][]byte // by size: rooms that have addresses and no memory
-	awake bool             // it looks for what has been kept for long enough
+	mu      sync.Mutex
+	kept    []spare          // oldest first
+	bytes   int              // of kept
+	empty   map[int][][]byte // by size: rooms with addresses and without memory
+	keepFor time.Duration
+	running bool // the goroutine that returns old rooms runs
 }
 
-// spare is room that nobody uses.
+// spare is an unused room.
 type spare struct {
 	room  []byte
 	since time.Time
 }
 
-func newPool() *pool { return &pool{empty: map[int][][]byte{}} }
+func newPool() *pool { return &pool{empty: map[int][][]byte{}, keepFor: poolFor} }
 
-// roomFor is how much is taken for a body: whole pages, and few sizes, so that the next body of about this size fits.
+// roomFor is the room of a body: whole pages in few sizes, so that the next body of about this size fits.
 func roomFor(n int) int {
 	step := max(os.Getpagesize(), 1<<max(bits.Len(uint(n))-5, 0))
 	return max(1, (n+step-1)/step) * step
 }
 
-// take gives room of exactly that size, with anything in it; nil: there is none.
+// take returns a room of exactly that size with undefined content; nil: out of memory.
 func (p *pool) take(size int) []byte {
 	if room := p.again(size); room != nil {
 		return room
@@ -52,7 +53,7 @@ func (p *pool) take(size int) []byte {
 	return room
 }
 
-// again is room that was kept, the latest, which is the likeliest to be in the processor's caches; or else one without memory.
+// again returns the most recently kept room, which is likeliest in the CPU caches, or one without memory.
 func (p *pool) again(size int) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -71,24 +72,24 @@ func (p *pool) again(size int) []byte {
 	return nil
 }
 
-// put takes room back.
+// put frees a room.
 func (p *pool) put(room []byte) {
 	p.mu.Lock()
 	p.kept = append(p.kept, spare{room, time.Now()})
 	p.bytes += len(room)
 	old := p.oldLocked(time.Time{})
-	if !p.awake && len(p.kept) > 0 {
-		p.awake = true
+	if !p.running && len(p.kept) > 0 {
+		p.running = true
 		spawn(p.run, func(error) {})
 	}
 	p.mu.Unlock()
-	p.giveBack(old)
+	p.returnToOS(old)
 }
 
-// oldLocked takes out what has been kept since before that time, and what is too much.
+// oldLocked removes the rooms kept since before that time, and those above poolMax.
 func (p *pool) oldLocked(before time.Time) (old []spare) {
 	n := 0
-	for n < len(p.kept) && (p.bytes > poolMost || p.kept[n].since.Before(before)) {
+	for n < len(p.kept) && (p.bytes > poolMax || p.kept[n].since.Before(before)) {
 		p.bytes -= len(p.kept[n].room)
 		n++
 	}
@@ -98,31 +99,31 @@ func (p *pool) oldLocked(before time.Time) (old []spare) {
 	return old
 }
 
-// run gives back what has been kept for long enough, until nothing is.
+// run returns old rooms to the OS until none are left.
 func (p *pool) run() {
 	for {
-		time.Sleep(poolFor / 3)
+		time.Sleep(p.keepFor / 3)
 		p.mu.Lock()
-		old := p.oldLocked(time.Now().Add(-poolFor))
-		p.awake = len(p.kept) > 0
-		awake := p.awake
+		old := p.oldLocked(time.Now().Add(-p.keepFor))
+		p.running = len(p.kept) > 0
+		awake := p.running
 		p.mu.Unlock()
-		p.giveBack(old)
+		p.returnToOS(old)
 		if !awake {
-			debug.FreeOSMemory() // the messages that the bodies came in were on Go's heap
+			debug.FreeOSMemory() // the messages of the bodies were on Go's heap
 			return
 		}
 	}
 }
 
-// giveBack gives the memory of rooms back to the system. The addresses of small ones are kept, for the next of their size: each that went
-// could leave a gap, and the system keeps account of 65,530 in a process, Go's own among them.
-func (p *pool) giveBack(all []spare) {
+// returnToOS returns the memory of rooms. Addresses of small rooms are kept for reuse: each unmapped one may leave a
+// gap, and a process is limited to 65,530 mappings.
+func (p *pool) returnToOS(all []spare) {
 	for _, s := range all {
-		if len(s.room) >= unmapFrom && syscall.Munmap(s.room) == nil {
+		if len(s.room) >= minUnmapSize && syscall.Munmap(s.room) == nil {
 			continue
 		}
-		_ = syscall.Madvise(s.room, syscall.MADV_DONTNEED) // where it does nothing, they stay in use
+		_ = syscall.Madvise(s.room, syscall.MADV_DONTNEED) // if it fails, the pages stay in use
 		p.mu.Lock()
 		p.empty[len(s.room)] = append(p.empty[len(s.room)], s.room)
 		p.mu.Unlock()

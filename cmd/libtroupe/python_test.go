@@ -23,7 +23,7 @@ import (
 	"troupe/roles"
 )
 
-// python is the interpreter that has the package, from `make python`.
+// python is the interpreter of `make python`, which has the package.
 func python(t *testing.T) string {
 	path, err := filepath.Abs("../../.venv/bin/python")
 	require.NoError(t, err)
@@ -37,7 +37,7 @@ func python(t *testing.T) string {
 	return cmp.Or(os.Getenv("TROUPE_TEST_PYTHON"), path)
 }
 
-// TestConformance plays the suite's workers in Python, each in a process of its own.
+// TestConformance runs the suite against Python workers, each in its own process.
 func TestConformance(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -55,7 +55,7 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, err, "not all workers came up")
 			f, err := wire.ParseFrame(m.Data)
 			require.NoError(t, err)
-			var beats []actors.Beat
+			var beats []actors.Heartbeat
 			require.NoError(t, wire.Unmarshal(f.Body, &beats))
 			for _, beat := range beats {
 				require.NotEqual(t, actors.Failed, beat.State, "%v", beat.Err)
@@ -71,7 +71,7 @@ func startPython(t *testing.T, exe string, b *bus.Bus, role actorstest.Role, ran
 	a := roles.Assignment{
 		Namespace: role.Address.Namespace, Role: role.Address.Role, Incarnation: role.Address.Incarnation, Class: actorstest.ClassName,
 		Rank: rank, World: role.World, Gen: role.Gen, Mesh: dispatch.Mesh{TP: 1, CP: 1, DP: role.World, PP: 1}, Config: role.Config,
-		Ordered: role.Ordered, QueueLimit: role.QueueLimit, BeatEvery: role.BeatEvery, Slices: []actors.Slice{},
+		Ordered: role.Ordered, QueueLimit: role.QueueLimit, BeatEvery: role.HeartbeatEvery, Slices: []actors.Slice{},
 	}
 	if len(role.Slices) > 0 {
 		a.Slices = role.Slices[rank]
@@ -90,7 +90,7 @@ func startPython(t *testing.T, exe string, b *bus.Bus, role actorstest.Role, ran
 		"TROUPE_CLASSES="+actorstest.ClassName+"=exercise:Exercise,"+actorstest.SecondClassName+"=exercise:Second")
 	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGKILL) // some have ended, some hold a call
+		_ = cmd.Process.Signal(syscall.SIGKILL) // some have ended, some block
 		_ = cmd.Wait()
 	})
 }

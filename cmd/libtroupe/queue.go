@@ -16,24 +16,24 @@ import (
 //	48 the meta, so many bytes, and the body, each padded to a multiple of 8
 const headSize = 48
 
-// kind says what a completion is about.
+// kind is the kind of a completion.
 type kind uint32
 
 const (
 	kindAnswer  kind = 1 // a rank's answer to the call with this token; last: and the call is over
-	kindOver    kind = 2 // the call with this token is over; failed: the body is why, if no answer was; whole: it is all answers
-	kindResult  kind = 3 // what was asked for with this token; failed: the body is the error
-	kindCall    kind = 4 // a call for this process's worker, to be answered under this token; the meta says what
-	kindCancel  kind = 5 // nobody waits for the call under this token any more
-	kindStopped kind = 6 // the worker has ended; failed: the body is why
+	kindOver    kind = 2 // the call with this token is over; failed: the body is the error, if no answer has it; combined: the body is all answers
+	kindResult  kind = 3 // the result of the request with this token; failed: the body is the error
+	kindCall    kind = 4 // a call to this process's worker, to be answered under this token; the meta describes it
+	kindCancel  kind = 5 // the call with this token was cancelled
+	kindStopped kind = 6 // the worker has ended; failed: the body is the error
 )
 
 const (
-	flagFailed uint32 = 1  // the body is an error
-	flagLast   uint32 = 2  // nothing follows under this token
-	flagCause  uint32 = 4  // this failure is why the call failed
-	flagNone   uint32 = 8  // an acknowledgement alone, no value
-	flagWhole  uint32 = 16 // the body is a list of the answers that count, in the order of the plan, and none was reported before
+	flagFailed   uint32 = 1  // the body is an error
+	flagLast     uint32 = 2  // the last completion of this token
+	flagCause    uint32 = 4  // this failure is why the call failed
+	flagNone     uint32 = 8  // an acknowledgement without a value
+	flagCombined uint32 = 16 // the body is the list of collected answers, in the order of the plan; none was reported before
 )
 
 type completion struct {
@@ -45,16 +45,16 @@ type completion struct {
 	body  []byte
 }
 
-// queue is the completions that nobody has taken yet. Its descriptor is readable while there are some.
+// queue holds the completions that were not taken. Its descriptor is readable while there are some.
 type queue struct {
 	fd   int // to wait on
 	wake int // to write to; the same for an eventfd
 
-	mu      sync.Mutex // guards what follows
-	entries []completion
-	from    int // of entries, the first that has not been taken
-	raised  bool
-	hushed  int // so many threads will look at the queue in a moment
+	mu         sync.Mutex // guards what follows
+	entries    []completion
+	from       int // index of the first entry that was not taken
+	raised     bool
+	suppressed int // number of threads that will take completions next
 }
 
 func (q *queue) push(all ...completion) {
@@ -68,33 +68,33 @@ func (q *queue) push(all ...completion) {
 }
 
 func (q *queue) raiseLocked() {
-	if !q.raised && q.hushed == 0 {
+	if !q.raised && q.suppressed == 0 {
 		q.raised = true
 		raise(q.wake)
 	}
 }
 
-// quietly does something that may well end in a completion, and reports whether there is something to take. If the thread that
-// is here takes it at once, nobody is woken for it.
-func (q *queue) quietly(takes bool, do func()) (more bool) {
+// withoutWake runs do, which may add completions, and reports whether there are any. With takes set the calling thread
+// takes them next, and the descriptor is not raised.
+func (q *queue) withoutWake(takes bool, do func()) (more bool) {
 	n := 0
 	if takes {
 		n = 1
 	}
-	q.hush(n)
-	defer func() { more = q.hush(-n) }()
+	q.suppressWakes(n)
+	defer func() { more = q.suppressWakes(-n) }()
 	do()
 	return false
 }
 
-func (q *queue) hush(n int) bool {
+func (q *queue) suppressWakes(n int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.hushed += n
+	q.suppressed += n
 	return q.from < len(q.entries)
 }
 
-// take moves completions into buf and returns the bytes they take.
+// take moves completions into buf and returns their size.
 func (q *queue) take(buf []byte, m *memory) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -155,10 +155,10 @@ func (c *completion) write(buf []byte, m *memory) {
 
 func pad(n int) int { return (n + 7) &^ 7 }
 
-// one is what an eventfd is written.
+// one is the value written to an eventfd.
 var one = []byte{1, 0, 0, 0, 0, 0, 0, 0}
 
-// raise makes the descriptor readable. It cannot block: the counter is 0 or 1, the pipe has room for one.
+// raise makes the descriptor readable. It does not block: the counter is 0 or 1, and a pipe has room for one.
 func raise(fd int) { _, _ = syscall.Write(fd, one) }
 
 func lower(fd int) {

@@ -23,7 +23,7 @@ func newQueue(t *testing.T) *queue {
 	return &queue{fd: fd, wake: wake}
 }
 
-// readable reports whether the descriptor announces something, without taking it.
+// readable reports whether the descriptor is readable.
 func (q *queue) readable(t *testing.T) bool {
 	var set syscall.FdSet
 	set.Bits[q.fd/64] |= 1 << (q.fd % 64)
@@ -32,21 +32,21 @@ func (q *queue) readable(t *testing.T) bool {
 	return n == 1
 }
 
-// Whoever takes at once what comes of his own doing is not woken for it; somebody else is, and everybody is afterwards.
-func TestWhoTakesAtOnceIsNotWoken(t *testing.T) {
+// TestNoWakeForTheTakingThread: a thread that takes completions next is not woken for them; others are.
+func TestNoWakeForTheTakingThread(t *testing.T) {
 	q, m, buf := newQueue(t), testMemory(t), make([]byte, 1<<10)
 	say := func() { q.push(completion{kind: kindCall, token: 1, rank: -1}) }
 
-	require.True(t, q.quietly(true, say))
+	require.True(t, q.withoutWake(true, say))
 	require.False(t, q.readable(t))
 	require.Positive(t, q.take(buf, m))
-	require.False(t, q.quietly(true, func() {}), "there is nothing to take")
+	require.False(t, q.withoutWake(true, func() {}), "there is nothing to take")
 
-	require.True(t, q.quietly(false, say))
+	require.True(t, q.withoutWake(false, say))
 	require.True(t, q.readable(t))
 	require.Positive(t, q.take(buf, m))
 
-	require.Panics(t, func() { q.quietly(true, func() { panic("a bug") }) })
+	require.Panics(t, func() { q.withoutWake(true, func() { panic("a bug") }) })
 	say()
 	require.True(t, q.readable(t), "a panic does not keep the queue quiet")
 }
@@ -78,11 +78,11 @@ func TestCompletionsAreTakenManyAtATime(t *testing.T) {
 	require.Equal(t, statusSmall, q.take(make([]byte, 8), m))
 }
 
-func TestCallsThatCannotBeRead(t *testing.T) {
+func TestMalformedCalls(t *testing.T) {
 	c := &core{queue: newQueue(t), memory: shared}
 	whole := make([]byte, callHeadSize+16)
 	binary.LittleEndian.PutUint32(whole[4:], 1)  // one part
-	binary.LittleEndian.PutUint64(whole[40:], 5) // of five bytes, which are not there
+	binary.LittleEndian.PutUint64(whole[40:], 5) // of five bytes, which are missing
 	for _, blob := range [][]byte{nil, make([]byte, callHeadSize-1), whole} {
 		require.ErrorIs(t, c.call(1, 1, blob), bus.ErrInvalid)
 	}

@@ -11,13 +11,13 @@ import (
 	"troupe/roles"
 )
 
-// stateRestarting is the state of a rank whose worker is being replaced: it has no worker that could tell its own.
+// stateRestarting is the state of a rank whose worker is being replaced.
 const stateRestarting actors.State = "restarting"
 
-// lossTries is how often workers are asked about themselves when one is lost meanwhile: it is then known to be, and not asked again.
+// lossTries bounds the attempts of infos while workers are lost; a lost worker is not asked again.
 const lossTries = 10
 
-// infos asks every worker about itself. A rank that is being restarted is not asked, and its state says so.
+// infos asks every worker for its Info. A restarting rank is not asked, and its state says so.
 func (cl *cluster) infos(ctx context.Context) (all []actors.Info, err error) {
 	for range lossTries {
 		all, err = cl.infosOf(ctx, cl.Record(), cl.Restarting())
@@ -61,8 +61,8 @@ func (cl *cluster) infosOf(ctx context.Context, rec roles.RoleRecord, away []int
 	return all, nil
 }
 
-// beats are what was last heard of each worker, with the ranks that are being restarted marked.
-func (cl *cluster) beats() []actors.Beat {
+// beats returns the last heartbeat of each worker, with restarting ranks marked.
+func (cl *cluster) beats() []actors.Heartbeat {
 	beats := slices.Clone(cl.Health())
 	for _, rank := range cl.Restarting() {
 		if rank < len(beats) {

@@ -10,14 +10,14 @@ import (
 	"troupe/pipeline"
 )
 
-// router is a router as the other side holds it.
+// router is a router with the context of its calls.
 type router struct {
 	*pipeline.Router
 	ctx    context.Context // ends when the router is closed
 	cancel context.CancelFunc
 }
 
-// routerRequest is what the ops about routers take.
+// routerRequest is the fields of router ops.
 type routerRequest struct {
 	ID      uint64   `msgpack:"id"`
 	Timeout *float64 `msgpack:"timeout"` // seconds; nil: none
@@ -27,10 +27,10 @@ type routerRequest struct {
 	Credits int    `msgpack:"credits"`
 	Waiting int    `msgpack:"waiting"`
 	Sticky  bool   `msgpack:"sticky"`
-	// Clusters are those whose ranks it begins with.
+	// Clusters are the clusters whose ranks it starts with.
 	Clusters []uint64 `msgpack:"clusters"`
 
-	Request string `msgpack:"request"` // the name of one
+	Request string `msgpack:"request"` // name of the request
 	Key     string `msgpack:"key"`
 	Body    []byte `msgpack:"body"` // the body of a call: [positional, named]
 	Again   bool   `msgpack:"again"`
@@ -73,14 +73,14 @@ func (c *core) router(id uint64) (*router, error) {
 	return nil, bus.Errorf(bus.CodeClosed, "this router is closed")
 }
 
-// until bounds ctx by the router's end, and as asked.
+// until bounds ctx by the router's end and the timeout.
 func (r *router) until(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
 	ctx, cancel := within(ctx, timeout)
 	stop := context.AfterFunc(r.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
 }
 
-// arguments reads the body of a call, [positional, named], no further than into pieces.
+// arguments splits the body of a call, [positional, named], into encoded arguments.
 func arguments(body []byte) (args []any, named map[string]any, err error) {
 	var halves []wire.Raw
 	if err := wire.Unmarshal(body, &halves); err != nil || len(halves) != 2 {
@@ -161,11 +161,11 @@ func (c *core) resizeRouter(ctx context.Context, to *router, q routerRequest) er
 	return to.Scale(ctx, cl.Cluster, q.Workers)
 }
 
-// routerClose gives up what waits and what is under way. The ranks go on: they are the role's.
+// routerClose cancels queued and running requests. The ranks belong to the role and continue.
 func (c *core) routerClose(_ context.Context, r *request) (any, error) {
 	to, err := c.router(r.Router.ID)
 	if err != nil {
-		return nil, nil // it may be closed more than once
+		return nil, nil // closing twice is not an error
 	}
 	c.mu.Lock()
 	delete(c.routers, r.Router.ID)

@@ -1,5 +1,10 @@
 package main
 
+/*
+#include <stdlib.h>
+*/
+import "C"
+
 import (
 	"errors"
 	"fmt"
@@ -9,6 +14,7 @@ import (
 	"strconv"
 	"sync"
 	"time"
+	"unsafe"
 
 	"troupe/bus"
 	"troupe/bus/shm"
@@ -40,13 +46,20 @@ type sharedMemory struct {
 
 func newSharedMemory() *sharedMemory {
 	s := &sharedMemory{forks: map[uint64]func(){}}
-	s.cfg, s.err = sharedConfig(os.Getenv)
-	s.off = os.Getenv(shmVariable) == "0"
+	s.cfg, s.err = sharedConfig(processEnv)
+	s.off = processEnv(shmVariable) == "0"
 	if s.err != nil {
 		s.report(s.err)
 	}
 	s.reader = shm.NewReader(s.cfg)
 	return s
+}
+
+// processEnv is a variable of the process as it is now. In a library os.Getenv has the variables with which the process started.
+func processEnv(name string) string {
+	text := C.CString(name)
+	defer C.free(unsafe.Pointer(text))
+	return C.GoString(C.getenv(text))
 }
 
 // sharedConfig reads the environment.

@@ -31,8 +31,8 @@ type vector struct {
 	Error     string        `json:"error"`
 }
 
-// stand is a server with placement and an agent, in this process.
-func stand(t *testing.T) *roles.Runtime {
+// headFixture is a server with placement and an agent, in this process.
+func headFixture(t *testing.T) *roles.Runtime {
 	srv := bustest.StartServer(t, bustest.Options{Listen: true})
 	b := bustest.Open(t, bus.Config{InProcess: srv})
 	service, err := placement.NewService(placement.Config{Bus: b, ID: "here"})
@@ -55,7 +55,7 @@ func stand(t *testing.T) *roles.Runtime {
 	return rt
 }
 
-// TestVectors has a Go driver call Python workers, as an agent starts them.
+// TestVectors: a Go driver calls Python workers that an agent has started.
 func TestVectors(t *testing.T) {
 	if testing.Short() {
 		t.Skip("many processes")
@@ -67,7 +67,7 @@ func TestVectors(t *testing.T) {
 	require.NoError(t, err)
 	var vectors []vector
 	require.NoError(t, json.Unmarshal(text, &vectors))
-	rt := stand(t)
+	rt := headFixture(t)
 	clusters := map[dispatch.Mesh]*roles.Cluster{}
 	for _, v := range vectors {
 		t.Run(v.Name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func (v vector) check(t *testing.T, c *roles.Cluster) {
 	}
 }
 
-// plain is a value as JSON would read it.
+// plain converts a value to what JSON decodes.
 func plain(t *testing.T, v any) any {
 	text, err := json.Marshal(v)
 	require.NoError(t, err)

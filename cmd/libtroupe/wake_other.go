@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// newWake makes the descriptor that announces completions: where there is no eventfd, a pipe.
+// newWake makes the descriptor of the completion queue: a pipe, where there is no eventfd.
 func newWake() (read, write int, err error) {
 	var p [2]int
 	if err := syscall.Pipe(p[:]); err != nil {

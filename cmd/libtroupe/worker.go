@@ -11,41 +11,40 @@ import (
 	"troupe/roles"
 )
 
-// exitAfter is how long a process whose worker has ended may go on. It cannot be told anything if its interpreter is stuck
-// in foreign code, and nobody waits for it.
+// exitAfter is how long a process continues after its worker has ended: Python may be stuck in foreign code.
 const exitAfter = 5 * time.Second
 
-// What the other side is asked to do for its worker, beside calls: names that no method can have.
+// Requests to Python about its worker, beside calls; no method can have these names.
 const (
 	verbMake      = "@make"      // body: {class, object, config}; answer: table
 	verbConfigure = "@configure" // body: the configuration
 	verbSetEnv    = "@set_env"   // body: a map of strings
-	verbClose     = "@close"     // the object is closed; no call of it runs any more
+	verbClose     = "@close"     // the object is closed; none of its calls runs any more
 )
 
-// worker is the one this process plays.
+// worker is the worker of this process.
 type worker struct {
-	core   *core
-	player *roles.WorkerProcess
+	core    *core
+	process *roles.WorkerProcess
 }
 
-// makeRequest asks for an object.
+// makeRequest creates an object.
 type makeRequest struct {
 	Class  string   `msgpack:"class"`
 	Config wire.Raw `msgpack:"config"`
 }
 
-// table is what an object says of itself.
+// table describes an object.
 type table struct {
 	Methods []actors.MethodInfo `msgpack:"methods"`
 	Open    bool                `msgpack:"open"`
-	// Cancels: the object wants to be told when a call is cancelled; else it asks (troupe_cancelled).
+	// Cancels: cancellations are sent to the object; else it polls troupe_cancelled.
 	Cancels bool `msgpack:"cancels"`
 	// Side says which calls are for the thread that reads the side queue.
 	Side sideKind `msgpack:"side"`
 }
 
-// class is any class of the other side's: what it is, is found out when it is made.
+// class returns a Python class; its methods are known when an object exists.
 func (c *core) class(name string) (*actors.Class, error) {
 	return &actors.Class{Name: className(name), Open: true, New: func(ctx context.Context, s actors.Setup) (actors.Handler, error) {
 		obj := &object{core: c, name: s.Object}
@@ -61,7 +60,7 @@ func (c *core) class(name string) (*actors.Class, error) {
 	}}, nil
 }
 
-// className is a class's name where it may be the path of one.
+// className makes a class name from the path of a Python class.
 func className(path string) string {
 	name := []byte(path)
 	for i, b := range name {
@@ -72,7 +71,7 @@ func className(path string) string {
 	return string(name[max(0, len(name)-64):])
 }
 
-// object is an object of the other side's.
+// object is a Python object.
 type object struct {
 	core  *core
 	name  string
@@ -80,20 +79,20 @@ type object struct {
 }
 
 var (
-	_ actors.Starter    = (*object)(nil)
-	_ actors.Keeper     = (*object)(nil)
-	_ actors.Tabled     = (*object)(nil)
-	_ actors.Closer     = (*object)(nil)
-	_ actors.Configurer = (*object)(nil)
-	_ actors.EnvSetter  = (*object)(nil)
+	_ actors.AsyncHandler   = (*object)(nil)
+	_ actors.MemoryProvider = (*object)(nil)
+	_ actors.MethodProvider = (*object)(nil)
+	_ actors.Closer         = (*object)(nil)
+	_ actors.Configurer     = (*object)(nil)
+	_ actors.EnvSetter      = (*object)(nil)
 )
 
 func (o *object) Table() ([]actors.MethodInfo, bool) { return o.table.Methods, o.table.Open }
 
-// Memory is where large arguments are put, and results come from.
+// Memory holds large arguments and results.
 func (o *object) Memory() bus.Memory { return o.core.memory }
 
-// Begin hands the call to the other side, which answers it.
+// Begin passes the call to Python.
 func (o *object) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
 	o.begin(ctx, o.isSide(method), callMeta(ctx, method, o.name), body, done)
 }
@@ -103,7 +102,7 @@ func (o *object) begin(ctx context.Context, side bool, meta, body []byte, done f
 	if side {
 		push = o.core.pushSide
 	}
-	t := &taken{ctx: ctx, done: done, owns: true}
+	t := &openCall{ctx: ctx, done: done, owns: true}
 	token := o.core.incoming.add(t)
 	if o.table.Cancels {
 		t.stop = context.AfterFunc(ctx, func() {
@@ -118,15 +117,15 @@ func (o *object) Handle(ctx context.Context, method string, body []byte) ([]byte
 	return o.wait(ctx, method, body)
 }
 
-// wait asks the other side for something and waits for it. It goes on waiting when ctx ends: what the other side is doing
-// it has not finished.
+// wait sends a request to Python and waits for its answer, also after ctx has ended, because Python is still busy with
+// it.
 func (o *object) wait(ctx context.Context, what string, body []byte) ([]byte, error) {
 	type answer struct {
 		body []byte
 		err  error
 	}
 	ch := make(chan answer, 1)
-	token := o.core.incoming.add(&taken{ctx: ctx, done: func(body []byte, err error) { ch <- answer{body, err} }})
+	token := o.core.incoming.add(&openCall{ctx: ctx, done: func(body []byte, err error) { ch <- answer{body, err} }})
 	o.core.queue.push(completion{kind: kindCall, token: token, rank: -1, meta: callMeta(ctx, what, o.name), body: body})
 	a := <-ch
 	return a.body, a.err
@@ -152,9 +151,9 @@ func (o *object) SetEnv(ctx context.Context, env map[string]string) error {
 
 // follow reports the worker's end, and ends the process if it does not end itself.
 func (w *worker) follow() {
-	<-w.player.Done()
+	<-w.process.Done()
 	out := completion{kind: kindStopped, flags: flagLast, rank: -1}
-	if state, err := w.player.Worker().State(); state == actors.Failed && err != nil {
+	if state, err := w.process.Worker().State(); state == actors.Failed && err != nil {
 		out.flags |= flagFailed
 		out.body = encodeError(err)
 	}

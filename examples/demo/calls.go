@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"troupe"
-	"troupe/dispatch"
+	"troupe/dispatch/plan"
 )
 
 // callRecord is one call as the driver measured it.
@@ -93,9 +93,9 @@ func (d *driver) start(ctx context.Context, c *troupe.Cluster, call troupe.Futur
 // partsOf plans the call as Cluster.Go does: the plan is a pure function.
 func partsOf(c *troupe.Cluster, call troupe.FutureCall) ([]partRecord, error) {
 	mesh := c.Record().Mesh
-	plan, err := dispatch.PlanRanks(mesh, call.Ranks)
+	pl, err := plan.PlanRanks(mesh, call.Ranks)
 	if call.Mode != "" {
-		plan, err = dispatch.NewPlan(call.Mode, mesh)
+		pl, err = plan.NewPlan(call.Mode, mesh)
 	}
 	if err != nil {
 		return nil, err
@@ -103,13 +103,13 @@ func partsOf(c *troupe.Cluster, call troupe.FutureCall) ([]partRecord, error) {
 	var rows []int // of each shard
 	for _, a := range call.Args {
 		if b, ok := a.(troupe.Batch); ok {
-			rows = dispatch.Sizes(b.Len(), plan.Shards)
+			rows = plan.Sizes(b.Len(), pl.Shards)
 		}
 	}
-	parts := make([]partRecord, len(plan.Parts))
-	for i, p := range plan.Parts {
-		parts[i] = partRecord{Ranks: p.Ranks, Empty: p.Shard == dispatch.NoData}
-		if p.Shard != dispatch.NoData && rows != nil {
+	parts := make([]partRecord, len(pl.Parts))
+	for i, p := range pl.Parts {
+		parts[i] = partRecord{Ranks: p.Ranks, Empty: p.Shard == plan.NoData}
+		if p.Shard != plan.NoData && rows != nil {
 			parts[i].Rows = rows[p.Shard]
 			for _, n := range rows[:p.Shard] {
 				parts[i].From += n

@@ -39,7 +39,7 @@ type roleState struct {
 }
 
 type rankState struct {
-	beat  actors.Beat
+	beat  actors.Heartbeat
 	stats map[string]actors.MethodStats
 	seen  time.Time
 }
@@ -64,7 +64,7 @@ func (w *Workers) receive(m *bus.Msg, now time.Time) {
 	if !ok || err != nil || f.Kind != wire.KindBeat {
 		return
 	}
-	var beats []actors.Beat
+	var beats []actors.Heartbeat
 	if wire.Unmarshal(f.Body, &beats) != nil {
 		return
 	}
@@ -87,7 +87,7 @@ func (w *Workers) receive(m *bus.Msg, now time.Time) {
 	}
 }
 
-func (w *Workers) takeLocked(r *roleState, beat actors.Beat, now time.Time) {
+func (w *Workers) takeLocked(r *roleState, beat actors.Heartbeat, now time.Time) {
 	state := r.ranks[beat.Rank]
 	switch {
 	case state == nil && w.ranks >= maxRanks:

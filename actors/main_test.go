@@ -1,9 +1,0 @@
-package actors
-
-import (
-	"testing"
-
-	"troupe/bus/bustest"
-)
-
-func TestMain(m *testing.M) { bustest.Main(m) }

@@ -1,0 +1,416 @@
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"troupe/actors"
+	"troupe/bus"
+	"troupe/bus/wire"
+	"troupe/dispatch"
+	"troupe/nodes"
+	"troupe/roles"
+)
+
+// request is the argument of troupe_ask; each op uses some of the fields.
+type request struct {
+	Op      string   `msgpack:"op"`
+	Runtime uint64   `msgpack:"runtime"` // number of a runtime
+	Cluster uint64   `msgpack:"cluster"`
+	Name    string   `msgpack:"name"`
+	Handle  wire.Raw `msgpack:"handle"` // ext type 3
+
+	Bus       busRequest     `msgpack:"bus"`
+	Namespace string         `msgpack:"namespace"`
+	Lease     float64        `msgpack:"lease"`   // seconds
+	Private   bool           `msgpack:"private"` // the head ends with this process
+	Spec      specRequest    `msgpack:"spec"`
+	Reserve   reserveRequest `msgpack:"reserve"`
+	Pipeline  pipeRequest    `msgpack:"pipeline"`
+	Serve     serveRequest   `msgpack:"serve"`
+	Router    routerRequest  `msgpack:"router"`
+
+	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
+
+	Assignment string     `msgpack:"assignment"` // path of the file
+	Error      *bus.Error `msgpack:"error"`
+	Grace      float64    `msgpack:"grace"` // seconds
+}
+
+type busRequest struct {
+	URLs        []string `msgpack:"urls"`
+	Token       string   `msgpack:"token"`
+	TokenFile   string   `msgpack:"token_file"`
+	CredsFile   string   `msgpack:"creds_file"`
+	CAFile      string   `msgpack:"ca_file"`
+	Fingerprint string   `msgpack:"fingerprint"`
+}
+
+func (b busRequest) config() bus.Config {
+	return bus.Config{
+		Name: "troupe-python", URLs: b.URLs, Token: b.Token, TokenFile: b.TokenFile, CredsFile: b.CredsFile,
+		TLS: bus.TLSConfig{CAFile: b.CAFile, Fingerprint: b.Fingerprint},
+	}
+}
+
+// answer executes a request. The comment of each op names the fields that it uses and its result.
+func (c *core) answer(ctx context.Context, raw []byte) (any, error) {
+	var r request
+	if err := wire.UnmarshalWith(raw, &r, wire.UnmarshalOptions{Strict: true}); err != nil {
+		return nil, err
+	}
+	if err := c.checkUsable(); err != nil && !opsAfterPanic[r.Op] {
+		return nil, err
+	}
+	do, ok := ops[r.Op]
+	if !ok {
+		return nil, bus.Errorf(bus.CodeInvalid, "unknown op %q", r.Op)
+	}
+	return do(c, ctx, &r)
+}
+
+var ops map[string]func(*core, context.Context, *request) (any, error)
+
+func init() {
+	ops = map[string]func(*core, context.Context, *request) (any, error){
+		"open":         (*core).open,         // bus, namespace, name, lease, private → runtime
+		"close":        (*core).close,        // runtime → nil: takes its roles down
+		"create":       (*core).create,       // runtime, spec → cluster
+		"reserve":      (*core).reserve,      // runtime, reserve, name → reservation
+		"unreserve":    (*core).unreserve,    // name → nil
+		"nodes":        (*core).nodes,        // runtime → nodes with their total and free resources
+		"describe":     (*core).describe,     // cluster → its current description
+		"attach":       (*core).attach,       // runtime, name → cluster
+		"open_handle":  (*core).openHandle,   // runtime, handle → cluster
+		"destroy":      (*core).destroy,      // cluster → nil: takes the role down
+		"release":      (*core).release,      // cluster → nil: drops the handle
+		"roles":        (*core).roles,        // runtime → list of records
+		"info":         (*core).info,         // cluster → Info of each worker
+		"health":       (*core).health,       // cluster → last heartbeat of each worker
+		"wait_ready":   (*core).waitReady,    // cluster, timeout → nil: waits until no worker is being restarted
+		"worker_open":  (*core).workerOpen,   // assignment → its content
+		"worker_start": (*core).workerStart,  // → nil: starts the worker
+		"worker_fail":  (*core).workerFail,   // error → nil: reports that the worker cannot start
+		"worker_stop":  (*core).workerStop,   // grace → nil: stops the worker
+		"worker_close": (*core).workerClose,  // → nil: disconnects
+		"serve":        (*core).serve,        // runtime, name, serve → cluster with one object of this process
+		"driver":       (*core).driver,       // runtime, name (a session) → handle of the object that this driver serves
+		"panic":        (*core).panicForTest, // for tests
+
+		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: checks the declaration
+		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, crew) → pipeline that runs in this process
+		"pipeline_attach": (*core).pipelineAttach, // runtime, name → pipeline that runs in any process
+		"pipeline_put":    (*core).pipelinePut,    // pipeline (id, stream, items) → nil: stores the items
+		"pipeline_take":   (*core).pipelineTake,   // pipeline (id, stream, count) → loan; number 0 if no item came in time
+		"pipeline_taken":  (*core).pipelineTaken,  // pipeline (id, loan, done) → nil: completes or returns the items
+		"pipeline_verb":   (*core).pipelineVerb,   // pipeline (id, verb and what it needs) → JSON, or nil
+		"pipeline_remove": (*core).pipelineRemove, // runtime, name → nil: removes everything stored
+		"pipeline_close":  (*core).pipelineClose,  // pipeline (id) → nil: ends the pipeline, or drops the handle
+
+		"router_open":  (*core).routerOpen,  // router (method, abort, credits, waiting, sticky, clusters) → router
+		"router_call":  (*core).routerCall,  // router (id, request, key, body, again, timeout) → body of the answer
+		"router_verb":  (*core).routerVerb,  // router (id, verb and what it needs) → JSON, or nil
+		"router_close": (*core).routerClose, // router (id) → nil: cancels its requests
+	}
+}
+
+// runtimeInfo describes the runtime of a driver or a worker.
+type runtimeInfo struct {
+	Runtime   uint64 `msgpack:"runtime"`
+	URL       string `msgpack:"url"`
+	Namespace string `msgpack:"namespace"`
+	Session   string `msgpack:"session"`
+}
+
+func (c *core) addRuntime(rt *roles.Runtime) runtimeInfo {
+	id := c.number()
+	c.mu.Lock()
+	c.runtimes[id] = rt
+	c.connectedLocked()
+	c.mu.Unlock()
+	return runtimeInfo{Runtime: id, URL: rt.URL(), Namespace: rt.Namespace(), Session: rt.Session()}
+}
+
+// connectedLocked updates the connections of the outbox.
+func (c *core) connectedLocked() {
+	var all []*bus.Bus
+	for _, rt := range c.runtimes {
+		if !slices.Contains(all, rt.Bus()) {
+			all = append(all, rt.Bus())
+		}
+	}
+	c.outbox.set(all)
+}
+
+func (c *core) open(ctx context.Context, r *request) (any, error) {
+	rt, err := roles.Open(ctx, roles.Config{
+		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
+		ClassFunc: c.servedClass,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c.addRuntime(rt), nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func (c *core) close(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, nil // closing twice is not an error
+	}
+	c.closePipelines(ctx, r.Runtime) // stages use the roles
+	c.mu.Lock()
+	delete(c.runtimes, r.Runtime)
+	c.connectedLocked()
+	last := len(c.runtimes) == 0 && c.worker == nil
+	c.mu.Unlock()
+	err = rt.Close(ctx)
+	if last {
+		c.memory.shared.closeUnused()
+	}
+	return nil, err
+}
+
+// clusterInfo describes a cluster.
+type clusterInfo struct {
+	Cluster uint64        `msgpack:"cluster"`
+	Name    string        `msgpack:"name"`
+	World   int           `msgpack:"world"`
+	Mesh    dispatch.Mesh `msgpack:"mesh"`
+	Class   string        `msgpack:"class"`
+	State   string        `msgpack:"state"`
+	By      string        `msgpack:"by"`
+	Open    bool          `msgpack:"open"`
+
+	Incarnation string              `msgpack:"incarnation"`
+	Methods     []actors.MethodInfo `msgpack:"methods"`
+	Handle      wire.Raw            `msgpack:"handle"` // the role as a serialised handle
+	Seats       []rankPlacement     `msgpack:"seats"`  // placement of its workers, if they are processes
+	MasterAddr  string              `msgpack:"master_addr"`
+	MasterPort  int                 `msgpack:"master_port"`
+}
+
+func (c *core) addCluster(cl *roles.Cluster) (any, error) {
+	rec := cl.Record()
+	handle, err := wire.Marshal(cl.Handle())
+	if err != nil {
+		return nil, err
+	}
+	id := c.number()
+	c.mu.Lock()
+	c.clusters[id] = &cluster{Cluster: cl}
+	c.mu.Unlock()
+	return describe(id, rec, handle), nil
+}
+
+// describe returns the current description of a cluster: workers may have been replaced.
+func (c *core) describe(_ context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	handle, err := wire.Marshal(cl.Handle())
+	return describe(r.Cluster, cl.Record(), handle), err
+}
+
+func describe(id uint64, rec roles.RoleRecord, handle wire.Raw) clusterInfo {
+	seats, host, port := placementsOf(rec)
+	return clusterInfo{
+		Seats: seats, MasterAddr: host, MasterPort: port,
+		Cluster: id, Name: rec.Name, World: rec.World, Mesh: rec.Mesh, Class: rec.Class, State: string(rec.State), By: rec.By,
+		Open: rec.Open, Incarnation: rec.Incarnation, Methods: rec.Methods, Handle: handle,
+	}
+}
+
+func (c *core) attach(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	cl, err := rt.Attach(ctx, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	return c.addCluster(cl)
+}
+
+func (c *core) openHandle(_ context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	var h roles.Handle
+	if err := wire.Unmarshal(r.Handle, &h); err != nil {
+		return nil, err
+	}
+	cl, err := rt.Open(h)
+	if err != nil {
+		return nil, err
+	}
+	return c.addCluster(cl)
+}
+
+func (c *core) forget(id uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.clusters, id)
+}
+
+func (c *core) destroy(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, nil // destroying twice is not an error
+	}
+	if err := cl.Destroy(ctx); err != nil {
+		return nil, err
+	}
+	c.forget(r.Cluster)
+	return nil, nil
+}
+
+func (c *core) release(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, nil
+	}
+	c.forget(r.Cluster)
+	return nil, cl.Close(ctx)
+}
+
+func (c *core) roles(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	all, err := rt.Roles(ctx)
+	out := make([]clusterInfo, len(all))
+	for i, rec := range all {
+		out[i] = describe(0, rec, wire.Raw{0xc0})
+	}
+	return out, err
+}
+
+// info asks every worker for its Info; see restarting.go.
+func (c *core) info(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return cl.infos(ctx)
+}
+
+func (c *core) health(_ context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	return cl.beats(), nil
+}
+
+// waitReady waits until no worker of a cluster is being restarted.
+func (c *core) waitReady(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	if r.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, seconds(r.Timeout))
+		defer cancel()
+	}
+	return nil, cl.WaitReady(ctx)
+}
+
+// workerInfo describes the worker of this process and its runtime.
+type workerInfo struct {
+	runtimeInfo
+	Role    string        `msgpack:"role"`
+	Inc     string        `msgpack:"incarnation"`
+	Class   string        `msgpack:"class"`
+	Rank    int           `msgpack:"rank"`
+	World   int           `msgpack:"world"`
+	Gen     uint32        `msgpack:"gen"`
+	Mesh    dispatch.Mesh `msgpack:"mesh"`
+	Node    string        `msgpack:"node"`
+	Config  wire.Raw      `msgpack:"config"`
+	Devices []string      `msgpack:"devices"`
+}
+
+func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
+	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, Logger: c.log})
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.worker = &worker{core: c, process: p}
+	c.mu.Unlock()
+	a := p.Assignment
+	config := a.Config
+	if len(config) == 0 {
+		config = wire.Raw{0xc0}
+	}
+	return workerInfo{
+		runtimeInfo: c.addRuntime(p.Runtime()), Role: a.Role, Inc: a.Incarnation, Class: a.Class, Rank: a.Rank, World: a.World, Gen: a.Gen, Mesh: a.Mesh,
+		Node: p.Node, Config: config, Devices: a.Devices,
+	}, nil
+}
+
+func (c *core) workerOf() (*worker, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.worker == nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "this process is not a worker: %s is not set", nodes.AssignmentEnv)
+	}
+	return c.worker, nil
+}
+
+func (c *core) workerStart(ctx context.Context, _ *request) (any, error) {
+	w, err := c.workerOf()
+	if err == nil {
+		err = w.process.Start(ctx)
+	}
+	if err == nil {
+		spawn(w.follow, func(err error) { c.log.Error("libtroupe: follow the worker", "error", err) })
+	}
+	return nil, err
+}
+
+func (c *core) workerFail(_ context.Context, r *request) (any, error) {
+	w, err := c.workerOf()
+	if err == nil {
+		w.process.Fail(r.Error)
+	}
+	return nil, err
+}
+
+func (c *core) workerStop(ctx context.Context, r *request) (any, error) {
+	w, err := c.workerOf()
+	if err != nil || w.process.Worker() == nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, seconds(r.Grace))
+	defer cancel()
+	_ = w.process.Worker().Stop(ctx) // a failure is reported by follow
+	return nil, nil
+}
+
+func (c *core) workerClose(ctx context.Context, _ *request) (any, error) {
+	w, err := c.workerOf()
+	if err != nil {
+		return nil, nil
+	}
+	return nil, w.process.Close(ctx)
+}
+
+// panicForTest panics in the request, or with the name "goroutine" in a goroutine of the packages below.
+func (c *core) panicForTest(ctx context.Context, r *request) (any, error) {
+	if r.Name == "goroutine" {
+		bus.Go(func() { panic("on purpose") })
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	panic("on purpose")
+}
