@@ -19,6 +19,7 @@ var allowed = map[string][]string{
 	"internal/ab":             nil,
 	"bus":                     {"bus/wire", "internal/ab"},
 	"bus/wire":                {"internal/ab"},
+	"bus/shm":                 {"bus/wire"},
 	"bus/stream":              {"bus"},
 	"bus/kv":                  {"bus", "bus/wire", "bus/stream"},
 	"bus/bustest":             {"bus", "bus/wire"},

@@ -47,6 +47,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	if held {
 		w.unfetched += n
 		b := c.binding
+		h.Location = bus.Locate(b.memory, body)
 		onDone = func() {
 			bus.FreeBody(b.memory, body)
 			w.fetched(n)

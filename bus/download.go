@@ -15,7 +15,9 @@ import (
 // receiver's confirmations. A receiver without progress repeats its request from its current offset; this covers lost
 // chunks, reconnects and restarted servers alike.
 //
-//	            room in the budget              last byte
+//	attaching ── the body is shared on this host ──► done
+//	   │ it is not
+//	   ▼        room in the budget              last byte
 //	waiting ─────────────────────────► active ─────────────► done (Done sent, budget released)
 //	   │                               │   ▲ │
 //	   │                   no progress │   │ │ owner sends Gone, or is silent for giveUpAfter
@@ -61,10 +63,11 @@ func newDownloads(ep *Endpoint) *downloads {
 	return &downloads{ep: ep, in: map[wire.Ref]*download{}}
 }
 
-// Fetch requests a body and calls done with the whole body or an error. The body is allocated from memory, which may be
+// Fetch requests a body and calls done with the whole body or an error. A memory that is Sharing attaches the body at its
+// location, if it has one; otherwise, or if that fails, the body is pulled. The body is allocated from memory, which may be
 // nil, and belongs to done. Callers of Fetch with the same ref must not write to it: without a memory they share it.
 // done must not block.
-func (e *Endpoint) Fetch(ref wire.Ref, ranks wire.RankSet, memory Memory, done func([]byte, error)) {
+func (e *Endpoint) Fetch(ref wire.Ref, at wire.Location, ranks wire.RankSet, memory Memory, done func([]byte, error)) {
 	if ref.Len > e.bus.cfg.MaxBody {
 		e.release(ref, ranks)
 		done(nil, Errorf(CodeRefused, "a body of %d bytes is larger than the limit of %d (bus.Config.MaxBody)", ref.Len, e.bus.cfg.MaxBody))
@@ -81,13 +84,42 @@ func (e *Endpoint) Fetch(ref wire.Ref, ranks wire.RankSet, memory Memory, done f
 	rs.in[ref] = r
 	rs.mu.Unlock()
 	e.wakeSweep()
-	a := e.bus.budget.acquire(min(ref.Len, window), func() { rs.admit(r) })
+	if s, ok := memory.(Sharing); ok && !at.IsZero() && ref.Len > MaxInline {
+		s.Attach(at, ref.Len, func(body []byte) { rs.attached(r, body) })
+		return
+	}
+	rs.pull(r)
+}
+
+// attached ends a download whose body is shared; nil: it is not, and is pulled.
+func (rs *downloads) attached(r *download, body []byte) {
+	if body == nil {
+		rs.pull(r)
+		return
+	}
+	r.mu.Lock()
+	late := r.finished
+	if !late {
+		r.buf = body
+	}
+	r.mu.Unlock()
+	if late {
+		FreeBody(r.memory, body)
+		return
+	}
+	rs.finish(r, nil)
+}
+
+// pull reserves bytes of the budget for a download, and requests it then.
+func (rs *downloads) pull(r *download) {
+	budget := rs.ep.bus.budget
+	a := budget.acquire(min(r.ref.Len, window), func() { rs.admit(r) })
 	r.mu.Lock()
 	r.admission = a
 	late := r.finished // finish has not seen the admission, so it is released here
 	r.mu.Unlock()
-	if late && !e.bus.budget.cancel(a) {
-		e.bus.budget.release(a)
+	if late && !budget.cancel(a) {
+		budget.release(a)
 	}
 }
 

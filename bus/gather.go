@@ -17,10 +17,12 @@ type Gather struct {
 	seq    uint64
 	inline uint32
 	sentAt time.Time
-	stop   func()      // detaches the context
-	place  callOrder   // among the calls on the role
-	refs   []wire.Ref  // of parts whose body is pulled; zero if it travels inline
-	oneRef [1]wire.Ref // most calls have one part
+	stop   func()    // detaches the context
+	place  callOrder // among the calls on the role
+	// locations of those bodies, by part; nil: none is shared
+	locations []wire.Location
+	refs      []wire.Ref  // of parts whose body is pulled; zero if it travels inline
+	oneRef    [1]wire.Ref // most calls have one part
 
 	mu       sync.Mutex // guards what follows
 	deadline time.Time
@@ -254,6 +256,12 @@ func (g *Gather) offerLarge() {
 		if len(p.Ranks) > 1 {
 			subject = p.Scope.subject(g.call.To, false)
 		}
+		if at := Locate(g.call.Memory, p.Body); !at.IsZero() { // before the offer: the body may be freed at any time after it
+			if g.locations == nil {
+				g.locations = make([]wire.Location, len(g.call.Parts))
+			}
+			g.locations[i] = at
+		}
 		g.refs[i] = g.ep.offer(p.Body, wire.Ranks(p.Ranks...), subject, p.doneFunc())
 	}
 }
@@ -295,6 +303,9 @@ func (g *Gather) frame(part int) wire.Frame {
 	if !g.deadline.IsZero() {
 		f.Header.Timeout = max(time.Until(g.deadline), time.Microsecond)
 	}
+	if g.locations != nil {
+		f.Header.Location = g.locations[part]
+	}
 	if g.refs[part].Owner == "" {
 		f.Body = p.Body
 	}
@@ -323,7 +334,7 @@ func (g *Gather) answer(f *wire.Frame) (over bool) {
 		s.more().fetching = h.Ref
 		g.mu.Unlock()
 		if !known {
-			g.fetch(i, h.Ref, h.Code)
+			g.fetch(i, h.Ref, h.Location, h.Code)
 		}
 	case h.Code != "":
 		g.mu.Unlock()
@@ -349,12 +360,12 @@ func (g *Gather) genOf(rank int) uint32 {
 }
 
 // fetch pulls the body of an answer.
-func (g *Gather) fetch(i int, ref wire.Ref, code Code) {
+func (g *Gather) fetch(i int, ref wire.Ref, at wire.Location, code Code) {
 	memory := g.call.Memory
 	if code != "" { // errors are decoded here
 		memory = nil
 	}
-	g.ep.Fetch(ref, wire.RankSet{}, memory, func(body []byte, err error) {
+	g.ep.Fetch(ref, at, wire.RankSet{}, memory, func(body []byte, err error) {
 		if err != nil {
 			g.settle(i, nil, err)
 			return

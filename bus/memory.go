@@ -1,5 +1,7 @@
 package bus
 
+import "troupe/bus/wire"
+
 // MaxInline is the largest body that may travel in its frame. Receivers pull larger ones.
 const MaxInline = 64 << 10
 
@@ -10,6 +12,25 @@ type Memory interface {
 	Make(n int) []byte
 	// Free releases a body that is not used any more. It ignores bodies that Make did not allocate.
 	Free(body []byte)
+}
+
+// Sharing is a Memory whose bodies other processes of the host can use in place.
+type Sharing interface {
+	Memory
+	// Locate returns where a body of this memory lies for other processes; zero: it is not shared. A body that has been located is
+	// claimed by receivers until it is freed.
+	Locate(body []byte) wire.Location
+	// Attach obtains the body of n bytes at a location of another process. It calls done once, before it returns or later from another
+	// goroutine, with a body that is freed like one of Make, or with nil: then the body is pulled over the bus. It does not block.
+	Attach(at wire.Location, n int64, done func(body []byte))
+}
+
+// Locate returns where a body of m lies for other processes of the host; zero: nowhere. m may be nil.
+func Locate(m Memory, body []byte) wire.Location {
+	if s, ok := m.(Sharing); ok && len(body) > MaxInline {
+		return s.Locate(body)
+	}
+	return wire.Location{}
 }
 
 // FreeBody frees a body that m may have allocated; m may be nil.

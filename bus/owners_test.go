@@ -129,6 +129,10 @@ func TestEveryLargeBodyIsFreedOnce(t *testing.T) {
 			virtualTime(t, func(t *testing.T) {
 				rng := rand.New(rand.NewPCG(seed, 5))
 				callers, workers := bustest.NewMemory(t), bustest.NewMemory(t)
+				if seed%2 == 1 {
+					host := bustest.Share(rng, callers, workers)
+					t.Cleanup(func() { require.Positive(t, host.Attached()) })
+				}
 				th := emptyTestbed(t)
 				th.startMemoryWorkers(workers)
 				stop := func() {}

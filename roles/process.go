@@ -86,9 +86,12 @@ var (
 	ownNames        = []string{"CLUSTER_NAME", "WORKER_NAME"}
 )
 
+// sharedPrefix begins the settings of shared memory, which a worker has from its driver: both must use one directory.
+const sharedPrefix = "TROUPE_SHM"
+
 // Protected reports whether only Troupe may set a variable.
 func Protected(name string, lateRendezvous bool) bool {
-	return strings.HasPrefix(name, "TROUPE_") || slices.Contains(deviceNames, name) || slices.Contains(ownNames, name) ||
+	return strings.HasPrefix(name, "TROUPE_") && !strings.HasPrefix(name, sharedPrefix) || slices.Contains(deviceNames, name) || slices.Contains(ownNames, name) ||
 		!lateRendezvous && slices.Contains(rendezvousNames, name)
 }
 

@@ -11,7 +11,8 @@ import (
 // Memory is a bus.Memory that detects misuse: an access to a freed body ends the program with a fault, and a body that
 // is freed twice, or never, fails the test.
 type Memory struct {
-	t testing.TB
+	t      testing.TB
+	shared *SharedHost // nil: its bodies are not shared
 
 	mu    sync.Mutex
 	made  map[*byte][]byte
@@ -40,6 +41,9 @@ func (m *Memory) Make(n int) []byte {
 
 // Free makes the body inaccessible.
 func (m *Memory) Free(body []byte) {
+	if m.shared != nil {
+		m.shared.remove(body)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	at := unsafe.SliceData(body)

@@ -106,8 +106,10 @@ type Header struct {
 	NoData      bool   // the rank is called with the metadata alone
 	Inline      uint32 // the largest answer body that may travel in its frame
 
-	Ref    Ref    // the body is elsewhere
-	Offset uint64 // chunk, want, progress
+	Ref Ref // the body is elsewhere
+	// Location is where the body of Ref also lies, for processes of its owner's host.
+	Location Location
+	Offset   uint64 // chunk, want, progress
 
 	Rank   int            // answer, status, missing: the sender
 	Gen    uint32         // the generation of that rank
@@ -149,6 +151,10 @@ const (
 	keyState
 	keyQueued
 	keyRan
+	keyLocationOwner
+	keyLocationSegment
+	keyLocationOffset
+	keyLocationGen
 )
 
 // Frame is one message: magic, version, kind, envelope, body.
@@ -193,6 +199,7 @@ const (
 	lastStream
 	lastOwner
 	lastCode
+	lastLocation
 	lastNames
 )
 
@@ -297,6 +304,7 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	num(keyState, uint64(h.State))
 	num(keyQueued, micros(h.Queued))
 	num(keyRan, micros(h.Ran))
+	b, n = h.Location.append(b, n)
 	binary.BigEndian.PutUint16(b[at+1:], uint16(n))
 	return b
 }
@@ -373,6 +381,14 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 		h.Queued = e.micros()
 	case keyRan:
 		h.Ran = e.micros()
+	case keyLocationOwner:
+		h.Location.Owner = e.name(lastLocation)
+	case keyLocationSegment:
+		h.Location.Segment = e.uint()
+	case keyLocationOffset:
+		h.Location.Offset = e.uint()
+	case keyLocationGen:
+		h.Location.Gen = e.uint()
 	default:
 		e.raw() // a field that a later minor version added
 	}
@@ -505,6 +521,7 @@ func AppendAnswerHead(b []byte, h *Header) []byte {
 	}
 	num(keyQueued, micros(h.Queued))
 	num(keyRan, micros(h.Ran))
+	b, n = h.Location.append(b, n)
 	b[HeadSize+2] = byte(n)
 	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-HeadSize))
 	return b

@@ -200,3 +200,21 @@ func FuzzParseFrame(f *testing.F) {
 		}
 	})
 }
+
+// TestALocationTravels checks that a location survives both encoders of an envelope, and that an envelope without one has no field of it.
+func TestALocationTravels(t *testing.T) {
+	h := wire.Header{
+		Seq: 7, Rank: 3, Ref: wire.Ref{Owner: "OWNER", ID: 5, Len: 1 << 20},
+		Location: wire.Location{Owner: "00112233445566778899aabbccddeeff", Segment: 3, Offset: 8192, Gen: 1<<64 - 1},
+	}
+	f := wire.Frame{Kind: wire.KindAnswer, Header: h}
+	for _, msg := range [][]byte{f.Append(nil), wire.AppendAnswerHead(nil, &h)} {
+		got, err := wire.ParseFrame(msg)
+		require.NoError(t, err)
+		require.Equal(t, h.Location, got.Header.Location)
+		require.Equal(t, h.Ref, got.Header.Ref)
+	}
+	with := len(f.Append(nil))
+	f.Header.Location = wire.Location{}
+	require.Less(t, len(f.Append(nil)), with-32)
+}

@@ -244,6 +244,36 @@ func troupe_release(buffer C.uint64_t) (status C.int32_t) {
 	return statusOK
 }
 
+// troupe_forking is called before the process forks. It returns a number for troupe_forked; 0: the child can read no memory of another
+// process, and troupe_forked need not be called.
+//
+//export troupe_forking
+func troupe_forking() (number C.uint64_t) {
+	defer func() {
+		if p := recover(); p != nil {
+			_ = notePanic(p) // it is kept for troupe_error
+			number = 0
+		}
+	}()
+	c, err := getCore()
+	if err != nil {
+		return 0
+	}
+	return C.uint64_t(c.memory.shared.forking())
+}
+
+// troupe_forked is called after the process has forked, in the parent alone. fd is the end for reading of a pipe whose other end the child
+// has, closed when it executes another program; it is the library's from now on.
+//
+//export troupe_forked
+func troupe_forked(number C.uint64_t, fd C.int32_t) (status C.int32_t) {
+	defer guard(&status)
+	if c, err := getCore(); err == nil {
+		c.memory.shared.forked(uint64(number), int(fd))
+	}
+	return statusOK
+}
+
 // troupe_error copies the text of the last error on any thread, and returns its length.
 //
 //export troupe_error

@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 )
 
 // align is the alignment of tensors. Memory is aligned to pages.
@@ -18,7 +19,8 @@ const align = 64
 //	Go: an argument or answer on its way in ── Make ──► coming ── lend ──► the other side ── release, when nothing refers to it ──►
 //	                                                      └───── Free, if nobody waits for it any more ────────────────────────►
 type memory struct {
-	pool *pool
+	pool   *pool
+	shared *sharedMemory
 
 	mu     sync.Mutex         // guards what follows
 	blocks map[uintptr]*block // blocks in use, by address
@@ -28,19 +30,29 @@ type memory struct {
 
 // block is one body.
 type block struct {
-	room []byte // whole pages, at least as large as the body
-	away bool   // Python owns it
+	room   []byte // of the pool: whole pages, more than the body takes; else the body
+	away   bool   // Python owns it
+	origin origin
 }
+
+// origin says where the memory of a block goes back to.
+type origin int
+
+const (
+	fromPool   origin = iota // private memory of this process
+	fromArena                // shared memory of this process: a body that is sent
+	fromReader               // shared memory of another process of this host, mapped privately
+)
 
 // shared is the memory of all cores of the process. A lent block may outlive the core that lent it, because a Python
 // array may use it.
 var shared = newMemory()
 
 func newMemory() *memory {
-	return &memory{pool: newPool(), blocks: map[uintptr]*block{}, loans: map[uint64]*block{}}
+	return &memory{pool: newPool(), shared: newSharedMemory(), blocks: map[uintptr]*block{}, loans: map[uint64]*block{}}
 }
 
-var _ bus.Memory = (*memory)(nil)
+var _ bus.Sharing = (*memory)(nil)
 
 // Make returns room for an incoming body; nil: out of memory.
 func (m *memory) Make(n int) []byte { return m.make(n, false) }
@@ -50,16 +62,45 @@ func (m *memory) make(n int, away bool) []byte {
 	if room == nil {
 		return nil
 	}
+	m.add(&block{room: room, away: away})
+	return room[:n:n]
+}
+
+func (m *memory) add(b *block) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.blocks[address(room)] = &block{room: room, away: away}
-	return room[:n:n]
+	m.blocks[address(b.room)] = b
+}
+
+// giveBack returns the memory of a block that was removed.
+func (m *memory) giveBack(b *block) {
+	switch b.origin {
+	case fromArena:
+		m.shared.free(b.room)
+	case fromReader:
+		m.shared.reader.Release(b.room)
+	default:
+		m.pool.put(b.room)
+	}
+}
+
+// Locate is where other processes of this host find a body that is sent; zero: it is not shared.
+func (m *memory) Locate(body []byte) wire.Location { return m.shared.locate(body) }
+
+// Attach obtains a body of another process of this host in place.
+func (m *memory) Attach(at wire.Location, n int64, done func(body []byte)) {
+	m.shared.attach(at, n, func(body []byte) {
+		if body != nil {
+			m.add(&block{room: body, origin: fromReader})
+		}
+		done(body)
+	})
 }
 
 // Free frees a body that Go owns. Bodies of other memory, or owned by Python, are left alone.
 func (m *memory) Free(body []byte) {
 	if b := m.remove(address(body), false); b != nil {
-		m.pool.put(b.room)
+		m.giveBack(b)
 	}
 }
 
@@ -75,8 +116,12 @@ func (m *memory) remove(at uintptr, away bool) *block {
 	return b
 }
 
-// alloc returns memory for Python to fill; nil: out of memory.
+// alloc returns memory for Python to fill, shared if possible; nil: out of memory.
 func (m *memory) alloc(n int) unsafe.Pointer {
+	if body := m.shared.alloc(n); body != nil {
+		m.add(&block{room: body, away: true, origin: fromArena})
+		return unsafe.Pointer(unsafe.SliceData(body))
+	}
 	return unsafe.Pointer(unsafe.SliceData(m.make(n, true)))
 }
 
@@ -158,7 +203,7 @@ func (m *memory) release(number uint64) {
 	}
 	m.mu.Unlock()
 	if b := m.remove(at, true); b != nil {
-		m.pool.put(b.room)
+		m.giveBack(b)
 	}
 }
 

@@ -45,7 +45,7 @@ func TestLargeBodiesAreLent(t *testing.T) {
 		"as they are": func(m *memory) []byte { return m.Make(large) },
 		"as a copy":   func(*memory) []byte { return make([]byte, large) },
 	} {
-		q, m := newQueue(t), newMemory()
+		q, m := newQueue(t), testMemory(t)
 		body := where(m)
 		copy(body, "abc")
 		q.push(completion{kind: kindAnswer, token: 1, body: body})
@@ -65,7 +65,7 @@ func TestLargeBodiesAreLent(t *testing.T) {
 }
 
 func TestMemoryIsHandedOver(t *testing.T) {
-	m := newMemory()
+	m := testMemory(t)
 	at := m.alloc(2 * large)
 	require.Zero(t, uintptr(at)%align)
 	copy(unsafe.Slice((*byte)(at), large), "abc")
@@ -98,7 +98,7 @@ func TestMemoryIsHandedOver(t *testing.T) {
 }
 
 func TestOutOfMemory(t *testing.T) {
-	m := newMemory()
+	m := testMemory(t)
 	require.Nil(t, m.Make(1<<60))
 	require.Nil(t, m.alloc(1<<60))
 	require.Zero(t, m.inUse())
@@ -167,7 +167,8 @@ func TestFewMappings(t *testing.T) {
 
 // TestLargeBodiesAreReturnedToTheOS: memory of large bodies does not accumulate.
 func TestLargeBodiesAreReturnedToTheOS(t *testing.T) {
-	m, size, most := newMemory(), 64<<20, 0
+	t.Setenv(shmKeepVariable, "1")
+	m, size, most := testMemory(t), 64<<20, 0
 	m.pool.keepFor = 300 * time.Millisecond
 	before := resident(t)
 	for range 20 {
@@ -182,4 +183,19 @@ func TestLargeBodiesAreReturnedToTheOS(t *testing.T) {
 	t.Logf("%d MiB at most", most)
 	require.Less(t, most, 64+16, "the same pages")
 	require.Eventually(t, func() bool { return resident(t) < before+16 }, 5*poolFor, 50*time.Millisecond, "%d MiB were in use before", before)
+}
+
+// testMemory is a memory with a directory of its own for shared segments, closed when the test ends.
+func testMemory(t testing.TB) *memory {
+	dir, err := os.MkdirTemp("", "shm") // its path is short enough for sockets
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	m := newMemory()
+	m.shared.cfg.Dir = dir
+	t.Cleanup(func() {
+		if arena := m.shared.opened(); arena != nil {
+			require.NoError(t, arena.Close())
+		}
+	})
+	return m
 }

@@ -34,7 +34,7 @@ func (q *queue) readable(t *testing.T) bool {
 
 // TestNoWakeForTheTakingThread: a thread that takes completions next is not woken for them; others are.
 func TestNoWakeForTheTakingThread(t *testing.T) {
-	q, m, buf := newQueue(t), newMemory(), make([]byte, 1<<10)
+	q, m, buf := newQueue(t), testMemory(t), make([]byte, 1<<10)
 	say := func() { q.push(completion{kind: kindCall, token: 1, rank: -1}) }
 
 	require.True(t, q.withoutWake(true, say))
@@ -52,7 +52,7 @@ func TestNoWakeForTheTakingThread(t *testing.T) {
 }
 
 func TestCompletionsAreTakenManyAtATime(t *testing.T) {
-	q, m := newQueue(t), newMemory()
+	q, m := newQueue(t), testMemory(t)
 	require.False(t, q.readable(t))
 	q.push(completion{kind: kindAnswer, flags: flagLast, token: 7, rank: 3, body: []byte("hello")})
 	q.push(completion{kind: kindCall, token: 8, rank: -1, meta: []byte("m"), body: nil}, completion{kind: kindOver, token: 7})

@@ -165,8 +165,13 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	c.mu.Lock()
 	delete(c.runtimes, r.Runtime)
 	c.connectedLocked()
+	last := len(c.runtimes) == 0 && c.worker == nil
 	c.mu.Unlock()
-	return nil, rt.Close(ctx)
+	err = rt.Close(ctx)
+	if last {
+		c.memory.shared.closeUnused()
+	}
+	return nil, err
 }
 
 // clusterInfo describes a cluster.

@@ -157,6 +157,7 @@ func (w *worker) follow() {
 		out.flags |= flagFailed
 		out.body = encodeError(err)
 	}
+	w.core.memory.shared.closeUnused()
 	w.core.queue.push(out)
 	time.Sleep(exitAfter)
 	os.Exit(1)

@@ -85,7 +85,7 @@ def test_arrays_that_do_not_lie_in_order():
 
 def test_large_arrays_are_copied_once_and_aligned():
     codec = _codec.Codec()
-    value = {"pad": "x" * 7, "a": np.arange(100_000.0), "t": (np.ones(50_000, "u1"), {"deep": [np.zeros(30_000)]})}
+    value = {"pad": "x" * 7, "a": np.arange(200_000.0), "t": (np.ones(50_000, "u1"), {"deep": [np.zeros(30_000)]})}
     walk = codec.encode(value)
     assert isinstance(walk, _codec.Walk)
     body = bytearray(walk.join())
@@ -95,6 +95,8 @@ def test_large_arrays_are_copied_once_and_aligned():
     assert (got["a"].__array_interface__["data"][0] - address) % 64 == 0, "a view of the body, at its aligned place"
     got["a"][0] = 7
     assert _codec.Codec().decode(body)["a"][0] == 7, "no copy was made"
+    got["t"][0][0] = 7
+    assert _codec.Codec().decode(body)["t"][0][0] == 1, "a small array does not keep the body"
 
 
 def test_numpy_scalars_keep_their_type():

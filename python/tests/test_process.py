@@ -470,7 +470,8 @@ def test_a_server_that_hangs_holds_up_no_other_thread(tmp_path):
 def test_large_arrays_leave_both_processes(script):
     run = script(
         """
-        import gc, random, time
+        import gc, os, random, time
+        os.environ["TROUPE_SHM_KEEP"] = "1"
         import numpy as np
         import troupe
 

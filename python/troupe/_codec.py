@@ -21,6 +21,7 @@ TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECI
 ALIGN = 64
 BIG = 16 << 10  # bytes of an array that is worth a walk
 MAX_DEPTH = 100
+_SMALL = 1 << 20  # bytes of an array that is copied out of a large body
 _MANY = 50_000  # elements of a large body beyond which it is not walked
 
 Buffer = bytes | bytearray | memoryview
@@ -168,7 +169,7 @@ class Codec:
             try:
                 return Reader(self, memoryview(body)).whole()
             except _TooMany:
-                pass
+                body = bytes(body)  # another process may have it as well, and msgpack's parser trusts that it does not change
         return self._unpack(body)
 
     def _unpack(self, body: Buffer) -> Any:
@@ -200,7 +201,7 @@ class Codec:
             raise _errors.RefusedError(f"a pickle was sent and is not read: {self.why_not}")
         import pickle
 
-        return pickle.loads(data)
+        return pickle.loads(bytes(data))  # a copy: another process may have the body as well
 
     def type_of(self, module: str, name: str) -> Any:
         """The class of that name. Modules are imported for those who may send pickles, for others only found."""
@@ -497,6 +498,13 @@ def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
 
 
+def _own(value: Any) -> Any:
+    """A copy of an array that is a view."""
+    if type(value) is Tensor:
+        return Tensor(value.dtype, value.shape, bytes(value.data))
+    return value.clone() if hasattr(value, "clone") else value.copy()
+
+
 # Large values.
 
 
@@ -705,7 +713,10 @@ class Reader:
     def _ext(self, n: int, depth: int) -> Any:
         code = self._number(">b")
         if code == TENSOR:
-            return read_tensor(self._take(n))
+            value = read_tensor(self._take(n))
+            if n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
+                return _own(value)
+            return value
         if code in _DECODERS:  # its payload is a value of its own, which may hold arrays
             end = self._at + n
             value = self._value(depth + 1)

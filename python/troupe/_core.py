@@ -131,6 +131,8 @@ def _load() -> ctypes.PyDLL:
         ("troupe_cancelled", i32, (u64,)),
         ("troupe_alloc", ptr, (u64,)),
         ("troupe_release", i32, (u64,)),
+        ("troupe_forking", u64, ()),
+        ("troupe_forked", i32, (u64, i32)),
         ("troupe_error", i64, (ptr, u64)),
     ):
         function = getattr(lib, name)
@@ -676,9 +678,35 @@ def loaded() -> Core | None:
     return _core
 
 
+# A forked child sees large arrays that this process has received in place, also after this process has dropped them. Their memory is kept
+# until the child has ended or has executed another program: then the end of this pipe that the child has is closed.
+_forks: dict[int, tuple[int, int, int]] = {}  # by thread: the core's number, and the two ends of the pipe
+
+
+def _before_fork() -> None:
+    core = _core
+    if core is None or core._pid != os.getpid():
+        return
+    number = core.lib.troupe_forking()
+    if number:
+        _forks[threading.get_ident()] = (number, *os.pipe())
+
+
+def _after_fork_in_parent() -> None:
+    fork = _forks.pop(threading.get_ident(), None)
+    if fork is not None and _core is not None:
+        number, read, write = fork
+        os.close(write)
+        _core.lib.troupe_forked(number, read)
+
+
 def _after_fork() -> None:
+    fork = _forks.pop(threading.get_ident(), None)
+    if fork is not None:
+        os.close(fork[1])  # the other end stays open
+    _forks.clear()
     if _core is not None:
         _core.abandon()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork)

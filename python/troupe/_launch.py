@@ -202,7 +202,7 @@ def packed(value: dict[str, Any]) -> bytes:
 
 def inherited_environment() -> dict[str, str]:
     """The driver's environment, without what is a worker's own."""
-    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and not k.startswith("TROUPE_")}
+    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and (not k.startswith("TROUPE_") or k.startswith("TROUPE_SHM"))}
 
 
 def here() -> str:

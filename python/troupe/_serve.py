@@ -65,6 +65,8 @@ class Server:
 
     def serve(self, token: int, meta: bytes, body: Any) -> None:
         """Runs a call and answers it. This is the path of every short call."""
+        args: Any
+        kwargs: Any
         mark = _call.current.set((self.core, token, meta))
         try:
             codec, owner, name = self.known.get(meta[:24] + meta[40:]) or self.learn(meta)
@@ -84,6 +86,7 @@ class Server:
                 if meta[0] & ITEMS:
                     value = _item.outputs(value)
             answer = codec.encode(value)
+            body = args = kwargs = value = None  # memory of the caller is given back before its next call
         except Exception as err:
             self.fail(token, err, meta)
             return

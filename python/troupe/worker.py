@@ -117,7 +117,8 @@ class Host(Server):
             while queue:
                 kind, token, meta, body = queue.popleft()
                 if kind == CALL:
-                    self.serve(token, meta, body)
+                    box, body = [body], None  # serve alone has it, and drops it before it answers
+                    self.serve(token, meta, box.pop())
                 elif kind == STOPPED:
                     self.end(body)
 

@@ -1,0 +1,3 @@
+package shm
+
+func startGoroutine(do func()) { go do() }

@@ -1,0 +1,39 @@
+//go:build !linux
+
+package shm
+
+import "troupe/bus/wire"
+
+// Arena is not available on this system.
+type Arena struct{}
+
+// Stats is what an arena has at the moment.
+type Stats struct {
+	Segments int
+	Bytes    int64
+	InUse    int
+	Lent     int
+	Readers  int
+}
+
+// Open reports ErrUnsupported.
+func Open(Config) (*Arena, error) { return nil, ErrUnsupported }
+
+func (a *Arena) ID() string                  { return "" }
+func (a *Arena) CloseUnused() (bool, error)  { return true, nil }
+func (a *Arena) Close() error                { return nil }
+func (a *Arena) Alloc(int) []byte            { return nil }
+func (a *Arena) Locate([]byte) wire.Location { return wire.Location{} }
+func (a *Arena) Free([]byte) bool            { return false }
+func (a *Arena) Stats() Stats                { return Stats{} }
+
+// Reader attaches nothing on this system.
+type Reader struct{}
+
+func NewReader(Config) *Reader { return &Reader{} }
+
+func (r *Reader) Attach(_ wire.Location, _ int64, done func([]byte)) { done(nil) }
+func (r *Reader) Release([]byte) bool                                { return false }
+func (r *Reader) Forking() (ended func())                            { return nil }
+func (r *Reader) Attached() int                                      { return 0 }
+func (r *Reader) Close()                                             {}
