@@ -32,7 +32,8 @@ def main() -> None:
             system.close()
     for row in rows:
         on, off = statistics.median(values[row, "on"]), statistics.median(values[row, "off"])
-        print(json.dumps({"optimisation": args.optimisation, "row": row, "unit": unit[row], "rounds": args.rounds, "on": on, "off": off, "change_percent": round(100 * (off / on - 1), 1)}))
+        change = round(100 * (off / on - 1), 1)
+        print(json.dumps({"optimisation": args.optimisation, "row": row, "unit": unit[row], "rounds": args.rounds, "on": on, "off": off, "change_percent": change}))
 
 
 if __name__ == "__main__":

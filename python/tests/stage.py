@@ -80,7 +80,7 @@ class Stage(troupe.Worker):
     def where(self):
         return [os.getcwd(), sys.executable, list(sys.path)]
 
-    def call(self, handle, method, *args):
+    def forward(self, handle, method, *args):
         return getattr(handle, method)(*args)
 
     def call_all(self, cluster, method, *args):

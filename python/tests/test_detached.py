@@ -103,7 +103,7 @@ def test_a_detached_role_outlives_its_driver(script, made, ending):
 
 def test_a_detached_role_needs_a_head_that_outlives_the_driver(session):
     config = troupe.WorkerConfig(world_size=1, detached=True)
-    with pytest.raises(troupe.RefusedError, match=r"kept cannot be detached.*private.*`troupe up`.*URL"):
+    with pytest.raises(troupe.RefusedError, match=r"kept cannot be detached.*private.*`troupe up`"):
         troupe.Cluster("kept", stage.Stage, worker_config=config)
     with pytest.raises(troupe.RefusedError, match=r"`troupe up`"):
         troupe.actor(stage.Stage, detached=True)

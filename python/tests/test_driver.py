@@ -150,7 +150,7 @@ def test_control_methods_of_a_driver_run_beside_the_others(callers, served):
 def test_handles_to_served_objects_are_values_and_have_names(callers, session, workers):
     ledger = Ledger()
     handle = troupe.serve(ledger, name="ledger")
-    assert workers.workers[0].call(handle, "note", 5) == 1 and ledger.entries == [5]
+    assert workers.workers[0].forward(handle, "note", 5) == 1 and ledger.entries == [5]
     assert troupe.Cluster.attach("ledger").workers[0].note(6) == 2
     assert handle.note(7) == 3, "and its own driver can call it"
     with pytest.raises(troupe.ExistsError, match="ledger"):

@@ -88,7 +88,7 @@ def run(text, tmp_path, timeout=100, **env):
     body = textwrap.indent(textwrap.dedent(text), "    ")
     path.write_text(textwrap.dedent(SETUP) + f"\nif __name__ == '__main__':\n{body}")
     folder = env.pop("folder", None) or f"/tmp/troupe-shm-test-{os.getpid()}"
-    environ = {**os.environ, "TROUPE_SHM_DIR": str(folder), "TROUPE_URL": "", **env}
+    environ = {**os.environ, "TROUPE_SHM": "1", "TROUPE_SHM_DIR": str(folder), "TROUPE_URL": "", **env}
     p = subprocess.run([sys.executable, str(path)], env=environ, capture_output=True, text=True, timeout=timeout)
     assert p.returncode == 0, f"{p.stdout}\n{p.stderr}"
     if os.path.isdir(folder):
