@@ -13,6 +13,8 @@ import (
 // SharedHost lets memories attach each other's bodies, as processes of one host do. An attached body is a copy, which its receiver
 // must free. Some attachments fail, at once or late, and some succeed late.
 type SharedHost struct {
+	group sync.WaitGroup // attachments under way
+
 	mu       sync.Mutex
 	rng      *rand.Rand
 	last     uint64
@@ -28,6 +30,7 @@ func Share(rng *rand.Rand, all ...*Memory) *SharedHost {
 	h := &SharedHost{rng: rand.New(rand.NewPCG(rng.Uint64(), 1)), located: map[uint64][]byte{}, gens: map[*byte]uint64{}}
 	for _, m := range all {
 		m.shared = h
+		m.t.Cleanup(h.group.Wait)
 	}
 	return h
 }
@@ -74,11 +77,11 @@ func (m *Memory) Attach(at wire.Location, n int64, done func(body []byte)) {
 	case 0:
 		done(nil)
 	case 1:
-		go func() { time.Sleep(wait); done(nil) }()
+		h.group.Go(func() { time.Sleep(wait); done(nil) })
 	case 2:
-		go func() { time.Sleep(wait); done(m.copyOf(at, n)) }()
+		h.group.Go(func() { time.Sleep(wait); done(m.copyOf(at, n)) })
 	default:
-		go func() { done(m.copyOf(at, n)) }()
+		h.group.Go(func() { done(m.copyOf(at, n)) })
 	}
 }
 
