@@ -18,7 +18,7 @@ import (
 	"troupe/bus/kv"
 )
 
-// Harm forbidden: a disk that was full for a while leaves a server that takes no writes until it is started anew, and
+// This must not happen: a disk that was full for a while leaves a server that takes no writes until it is started anew, and
 // clients that wait for answers which do not come.
 func TestFullDisk(t *testing.T) {
 	t.Parallel()

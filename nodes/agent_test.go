@@ -174,7 +174,7 @@ func TestKillIsPublishedAtOnce(t *testing.T) {
 	require.Equal(t, "SIGKILL", e.Signal)
 }
 
-// Harm forbidden: a driver that missed the message of an exit never learns of it.
+// This must not happen: a driver that missed the message of an exit never learns of it.
 func TestExitIsPublishedAgain(t *testing.T) {
 	s := startAgent(t)
 	s.launch(sh(`exit 1`, 0))
@@ -218,7 +218,7 @@ func TestStop(t *testing.T) {
 	require.Equal(t, exits[:3], again[:3])
 }
 
-// Harm forbidden: a process of the tree outlives the worker, or delays the publication of its exit.
+// This must not happen: a process of the tree outlives the worker, or delays the publication of its exit.
 func TestProcessTreeIsKilled(t *testing.T) {
 	s := startAgent(t)
 	s.launch(sh(`setsid sh -c 'trap "" INT TERM HUP; while :; do sleep 0.1; done' & sleep 1000 & (setsid sleep 1001 &) ; echo started; exit 5`, 0))
@@ -258,7 +258,7 @@ func TestSilentNode(t *testing.T) {
 	require.ErrorContains(t, err, "absent")
 }
 
-// Harm forbidden: a request or an answer that exceeds the size of a message fails.
+// This must not happen: a request or an answer that exceeds the size of a message fails.
 func TestLongRequestsAndAnswers(t *testing.T) {
 	s := startAgent(t)
 	l := sh(`yes "$(head -c 1200 /dev/zero | tr '\0' x)" | head -n 60; wc -c <$TROUPE_ASSIGNMENT; exit 1`)
@@ -305,7 +305,7 @@ func spawn(t *testing.T, env string, words ...string) int {
 	return cmd.Process.Pid
 }
 
-// Harm forbidden: the exit of a worker is published late.
+// This must not happen: the exit of a worker is published late.
 func TestExitLatency(t *testing.T) {
 	s := startAgent(t)
 	var took []time.Duration

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Harm forbidden: answers that were sent fill the agent's memory for answers.
+// This must not happen: answers that were sent fill the agent's memory for answers.
 func TestSentAnswersExpire(t *testing.T) {
 	var p chunkStore
 	now := time.Now()

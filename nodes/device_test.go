@@ -43,7 +43,7 @@ func TestWorkerSeesItsDevices(t *testing.T) {
 	require.ErrorIs(t, s.launchFails(on(sh("true", 4), "", 0, device("1"))), bus.ErrInvalid)
 }
 
-// Harm forbidden: two reservations that do not share devices use one device, or a superseded reservation gets it back.
+// This must not happen: two reservations that do not share devices use one device, or a superseded reservation gets it back.
 func TestStaleTokenIsRefused(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	s := startAgentIn(t, b, dir)
@@ -128,7 +128,7 @@ func TestOneAgentForAFolder(t *testing.T) {
 	require.ErrorContains(t, err, dir)
 }
 
-// Harm forbidden: after an agent was killed its node is unusable until a lease has expired.
+// This must not happen: after an agent was killed its node is unusable until a lease has expired.
 func TestNextAgentInheritsTheLease(t *testing.T) {
 	b, dir := bustest.Open(t), t.TempDir()
 	startAgentIn(t, b, dir).stop()

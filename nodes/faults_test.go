@@ -14,7 +14,7 @@ import (
 	"troupe/nodes"
 )
 
-// Harm forbidden: a worker is started twice, or never, because a message was lost, duplicated, delayed or reordered.
+// This must not happen: a worker is started twice, or never, because a message was lost, duplicated, delayed or reordered.
 func TestUnreliableNetwork(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{})
 	startAgentIn(t, bustest.Open(t, bus.Config{InProcess: srv}), t.TempDir())

@@ -11,7 +11,7 @@ import (
 	"troupe/nodes/protocol"
 )
 
-// Harm forbidden: reports omit the grants under which workers run, or a stop is answered while the node still reports
+// This must not happen: reports omit the grants under which workers run, or a stop is answered while the node still reports
 // the stopped workers.
 func TestReportsOfRunningGrants(t *testing.T) {
 	s := startAgent(t)

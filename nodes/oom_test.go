@@ -38,7 +38,7 @@ func TestOutOfMemory(t *testing.T) {
 	require.False(t, e.OOM)
 }
 
-// Harm forbidden: a process that has left its process group, its session and its environment outlives the worker.
+// This must not happen: a process that has left its process group, its session and its environment outlives the worker.
 func TestCgroupContainsTheTree(t *testing.T) {
 	s := startAgent(t)
 	status := s.launch(sh(`setsid env -i sleep 1001 & echo up; exec sleep 1000`, 0))

@@ -130,7 +130,7 @@ func TestFlushWhileTheWorkerPrints(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Harm forbidden: a full disk stops or blocks a worker, or is not reported.
+// This must not happen: a full disk stops or blocks a worker, or is not reported.
 func TestFullLogFolder(t *testing.T) {
 	dir := t.TempDir()
 	if err := syscall.Mount("none", dir, "tmpfs", 0, "size=64k"); err != nil {

@@ -9,7 +9,7 @@ import (
 	"troupe/bus"
 )
 
-// Harm forbidden: a port stays leased for a role whose driver never stopped it.
+// This must not happen: a port stays leased for a role whose driver never stopped it.
 func TestIdlePortsExpire(t *testing.T) {
 	var l portLeases
 	defer l.releaseAll()

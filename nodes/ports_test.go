@@ -65,7 +65,7 @@ func TestPorts(t *testing.T) {
 	require.NoError(t, listen(ports[0], "tcp4", 0))
 }
 
-// Harm forbidden: two agents on one machine lease the same port.
+// This must not happen: two agents on one machine lease the same port.
 func TestPortsOfTwoAgents(t *testing.T) {
 	b := bustest.Open(t)
 	startAgentIn(t, b, t.TempDir())

@@ -12,7 +12,7 @@ import (
 	"troupe/bus/bustest"
 )
 
-// Harm forbidden: closing a spawner kills processes that other code started on the same thread with a parent-death
+// This must not happen: closing a spawner kills processes that other code started on the same thread with a parent-death
 // signal.
 func TestSpawnerLeavesOtherProcessesAlone(t *testing.T) {
 	var group sync.WaitGroup

@@ -131,7 +131,7 @@ func (b broken) Devices(ctx context.Context) ([]gpu.Device, error) {
 	}
 }
 
-// Harm forbidden: devices that cannot be read are granted.
+// This must not happen: devices that cannot be read are granted.
 func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	b := bustest.Open(t)
 	ch := beats(t, b)
@@ -144,7 +144,7 @@ func TestBrokenDriverMakesDevicesUnfit(t *testing.T) {
 	require.Contains(t, unfit.Report.Devices[0].Unfit()[0], "it hangs")
 }
 
-// Harm forbidden: two agents register one name.
+// This must not happen: two agents register one name.
 func TestNameIsUnique(t *testing.T) {
 	b := bustest.Open(t)
 	sim := gpu.NewSims(gpu.SimSpec{Nodes: 1, Devices: 1}, "")[0]
@@ -190,7 +190,7 @@ func TestLeaseAfterServerRestart(t *testing.T) {
 	}
 }
 
-// Harm forbidden: a reporter on a server without JetStream retries without a delay and floods the log.
+// This must not happen: a reporter on a server without JetStream retries without a delay and floods the log.
 func TestServerWithoutJetStream(t *testing.T) {
 	srv := bustest.StartServer(t, bustest.Options{NoJetStream: true})
 	var warnings atomic.Int64

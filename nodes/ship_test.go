@@ -55,7 +55,7 @@ func TestFoldersThatCannotBeShipped(t *testing.T) {
 	require.ErrorContains(t, err, "/no/such/folder")
 }
 
-// Harm forbidden: a crafted archive writes outside its folder.
+// This must not happen: a crafted archive writes outside its folder.
 func TestCraftedArchive(t *testing.T) {
 	for _, headers := range [][]tar.Header{
 		{{Name: "../out", Typeflag: tar.TypeReg}},

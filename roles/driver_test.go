@@ -158,7 +158,7 @@ func TestANameIsTakenOver(t *testing.T) {
 	require.Equal(t, 1, attach(t, rt, "actors").WorldSize())
 }
 
-// Harm forbidden: an outage longer than a lease ends a role, because its driver could not renew the lease.
+// This must not happen: an outage longer than a lease ends a role, because its driver could not renew the lease.
 func TestOutageEndsNoRole(t *testing.T) {
 	t.Parallel()
 	const lease = 5 * time.Second
@@ -215,7 +215,7 @@ func TestServerRestartsInTheMiddle(t *testing.T) {
 	}
 }
 
-// Harm forbidden: two namespaces see each other's roles.
+// This must not happen: two namespaces see each other's roles.
 func TestNamespaces(t *testing.T) {
 	t.Parallel()
 	b := bustest.Open(t)

@@ -176,7 +176,7 @@ func TestStartFails(t *testing.T) {
 	require.NoError(t, c.Destroy(patient(t)))
 }
 
-// Harm forbidden: a constructor that ignores its context blocks its driver, or its worker is left running.
+// This must not happen: a constructor that ignores its context blocks its driver, or its worker is left running.
 func TestStartAbandonsABlockedConstructor(t *testing.T) {
 	t.Parallel()
 	probe := newWorkerProbe()
@@ -219,7 +219,7 @@ func TestCloseCancelsCreate(t *testing.T) {
 	require.False(t, errors.Is(err, bus.ErrClosed))
 }
 
-// Harm forbidden: a claim whose acknowledgement is lost keeps the name taken while the driver lives.
+// This must not happen: a claim whose acknowledgement is lost keeps the name taken while the driver lives.
 func TestClaimOfUnknownOutcomeIsRemoved(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})

@@ -78,7 +78,7 @@ func TestAHandleComesBack(t *testing.T) {
 
 func second2[T any](v T, _ error) T { return v }
 
-// Harm forbidden: a worker that receives the same role in every call monitors it once per call, and never releases it.
+// This must not happen: a worker that receives the same role in every call monitors it once per call, and never releases it.
 func TestOpenedHandlesShareACluster(t *testing.T) {
 	_, rt, c := newRole(t, roles.Spec{World: 2})
 	judges := create(t, rt, roles.Spec{Name: "judges", Class: "actor", World: 2})

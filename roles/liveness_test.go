@@ -119,7 +119,7 @@ func TestAFailedDetachedRoleWithoutDrivers(t *testing.T) {
 	require.Contains(t, rolesOf(t, rt)["actors"].Cause, "actors[1]")
 }
 
-// Harm forbidden: a call to a silent worker waits forever. The worker is lost after LostAfter.
+// This must not happen: a call to a silent worker waits forever. The worker is lost after LostAfter.
 func TestASilentWorkerIsLost(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -142,7 +142,7 @@ func TestASilentWorkerIsLost(t *testing.T) {
 	eventually(t, "its owner stops the rest", func() bool { return probe.living() == 0 })
 }
 
-// Harm forbidden: a driver that attaches after the workers died waits forever for heartbeats.
+// This must not happen: a driver that attaches after the workers died waits forever for heartbeats.
 func TestAttachToARoleWhoseWorkersAreDead(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})
@@ -235,7 +235,7 @@ func TestConcurrentDestroy(t *testing.T) {
 	require.Zero(t, other.Holds())
 }
 
-// Harm forbidden: a call that is sent while a role fails or ends waits forever.
+// This must not happen: a call that is sent while a role fails or ends waits forever.
 func TestCallsRaceWithTheEnd(t *testing.T) {
 	t.Parallel()
 	srv := bustest.StartServer(t, bustest.Options{})

@@ -16,7 +16,7 @@ import (
 	"troupe/roles"
 )
 
-// Harm forbidden: control messages of a role of a supported size are dropped, because a buffer is too small. All ranks
+// This must not happen: control messages of a role of a supported size are dropped, because a buffer is too small. All ranks
 // answer at the same time, on machines with few cores.
 func TestManyRanksDropNothing(t *testing.T) {
 	own := 512

@@ -320,7 +320,7 @@ func TestTheAgentIsKilled(t *testing.T) {
 	gone(t, pids...)
 }
 
-// Harm forbidden: a start whose agent was killed lasts for the whole StartTimeout.
+// This must not happen: a start whose agent was killed lasts for the whole StartTimeout.
 func TestTheAgentIsKilledAtTheStart(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, true)
@@ -526,7 +526,7 @@ func bind(t *testing.T, port string) error {
 	return syscall.Bind(fd, &syscall.SockaddrInet4{Port: n, Addr: [4]byte{127, 0, 0, 1}})
 }
 
-// Harm forbidden: a child process of a worker runs as the same worker.
+// This must not happen: a child process of a worker runs as the same worker.
 func TestChildOfAWorkerIsNoWorker(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
@@ -536,7 +536,7 @@ func TestChildOfAWorkerIsNoWorker(t *testing.T) {
 	require.Equal(t, map[string]string{"RANK": "0"}, env, "the worker's variables are not inherited")
 }
 
-// Harm forbidden: Grow of a role that another driver is destroying leaves workers behind.
+// This must not happen: Grow of a role that another driver is destroying leaves workers behind.
 func TestGrowDuringDestroy(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
@@ -559,7 +559,7 @@ func (w stuckWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Harm forbidden: a blocked Output or OnFailure prevents the end of the role.
+// This must not happen: a blocked Output or OnFailure prevents the end of the role.
 func TestBlockedOutputAndCallback(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)

@@ -10,7 +10,7 @@ import (
 	"troupe/roles"
 )
 
-// Harm forbidden: a balancer over the ranks of a role does not learn of a loss, a new generation, growth, shrinking or the
+// This must not happen: a balancer over the ranks of a role does not learn of a loss, a new generation, growth, shrinking or the
 // end of the role, unless it polls.
 func TestRankChanges(t *testing.T) {
 	t.Parallel()

@@ -10,7 +10,7 @@ import (
 	"troupe/bus/stream"
 )
 
-// Harm forbidden: an object that was never stored cannot be told from a server that is away.
+// This must not happen: an object that was never stored cannot be told from a server that is away.
 func TestObjectStore(t *testing.T) {
 	ctx, b := t.Context(), bustest.Open(t)
 	s, err := stream.OpenObjectStore(ctx, b, stream.ObjectStoreConfig{Name: "test_objects", MaxAge: time.Hour, MaxBytes: 1 << 20})

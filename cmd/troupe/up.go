@@ -96,7 +96,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.noAgent, "no-agent", false, "run no agent for this machine")
 	cmd.Flags().DurationVar(&f.grace, "grace", defaultGrace, "how long the agent keeps its workers while the head is gone")
 	cmd.Flags().BoolVar(&f.stdin, "with-stdin", false, "end when standard input is closed, for a head that belongs to another program")
-	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
+	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve the dashboard, health checks and Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
 	f.node.add(cmd)

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Harm forbidden: a node with very many workers cannot be heard any more, because its report is too long for a message; or
+// This must not happen: a node with very many workers cannot be heard any more, because its report is too long for a message; or
 // a list that was cut is taken for all there is.
 func TestLimitRunning(t *testing.T) {
 	var all []RunningGrant

@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -259,8 +261,8 @@ func (s *server) pipelines(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	views := []pipelineView{}
-	for namespace, names := range all {
-		for _, name := range names {
+	for _, namespace := range slices.Sorted(maps.Keys(all)) {
+		for _, name := range all[namespace] {
 			v := pipelineView{Namespace: namespace, Name: name}
 			client, err := pipeline.Connect(s.Bus, namespace, name)
 			if err == nil {

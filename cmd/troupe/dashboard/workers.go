@@ -21,6 +21,9 @@ const (
 	// maxRoles and maxRanks bound the memory of the observer. Further roles and ranks are not shown.
 	maxRoles = 1024
 	maxRanks = 64 << 10
+	// maxMethods bounds the methods of a rank. A worker itself reports no more (see actors.MethodStats), but any client of
+	// the bus can publish a heartbeat.
+	maxMethods = 128
 )
 
 // Workers follows the heartbeats of all workers of all namespaces. It costs the workers nothing: they send them anyway.
@@ -100,15 +103,22 @@ func (w *Workers) takeLocked(r *roleState, beat actors.Heartbeat, now time.Time)
 		return // the last words of a worker that has been replaced
 	case beat.Gen > state.beat.Gen:
 		for method, s := range state.stats {
-			r.retired[method] = plus(r.retired[method], s)
+			count(r.retired, plus(r.retired[method], s))
 		}
 		state.stats = map[string]actors.MethodStats{}
 	}
 	for _, s := range beat.Stats {
-		state.stats[s.Method] = s
+		count(state.stats, s)
 	}
 	beat.Stats = nil
 	state.beat, state.seen = beat, now
+}
+
+// count stores the counters of a method, unless there are too many methods.
+func count(in map[string]actors.MethodStats, s actors.MethodStats) {
+	if _, known := in[s.Method]; known || len(in) < maxMethods {
+		in[s.Method] = s
+	}
 }
 
 // plus adds the counters of one method.
