@@ -200,6 +200,7 @@ func (h *chaos) differs(ctx context.Context) string {
 	defer h.hold.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	began := time.Now()
 	list, err := h.op.List(ctx)
 	if err != nil {
 		return fmt.Sprint("the ledger cannot be read: ", err)
@@ -212,7 +213,7 @@ func (h *chaos) differs(ctx context.Context) string {
 	}
 	h.m.Settle("ledger/")
 	var lines []string
-	for _, v := range h.m.Check(seen) {
+	for _, v := range h.m.Check(seen, began) {
 		lines = append(lines, v.String())
 		h.ghosts = h.ghosts || v.Ghost
 	}

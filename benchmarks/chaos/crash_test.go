@@ -211,8 +211,9 @@ func (tr *trial) compare(i int) {
 	for end := time.Now().Add(settleLimit); ; time.Sleep(100 * time.Millisecond) {
 		var seen map[string]string
 		tr.moves.ensure(tr.ctx)
+		began := time.Now()
 		if seen, err = tr.view.look(tr.ctx); err == nil {
-			if differ = tr.m.Check(seen); len(differ) == 0 {
+			if differ = tr.m.Check(seen, began); len(differ) == 0 {
 				return
 			}
 		}

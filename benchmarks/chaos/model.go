@@ -216,8 +216,8 @@ func (p *possible) retire(value string) {
 	p.past = p.past[max(0, len(p.past)-16):]
 }
 
-// allows reports whether the key may have this value now.
-func (p *possible) allows(seen string, now time.Time) bool {
+// allows reports whether the key may have had this value at that time.
+func (p *possible) allows(seen string, at time.Time) bool {
 	switch {
 	case slices.Contains(p.values, seen):
 		return true
@@ -226,36 +226,35 @@ func (p *possible) allows(seen string, now time.Time) bool {
 	case p.unknown:
 		return true
 	}
-	return now.Before(p.settleBy) && slices.Contains(p.past, seen)
+	return at.Before(p.settleBy) && slices.Contains(p.past, seen)
 }
 
-// Check compares everything that is visible with the model. If nothing differs it chooses among the outcomes that were
-// not known.
-func (m *Model) Check(seen map[string]string) []Violation {
+// Check compares what a look saw with the model. The look began at that time: one that took long may have seen values that
+// have expired since. If nothing differs Check chooses among the outcomes that were not known.
+func (m *Model) Check(seen map[string]string, began time.Time) []Violation {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	now := time.Now()
 	out := slices.Clone(m.bad)
 	for name := range seen {
 		m.key(name)
 	}
 	for name, p := range m.keys {
-		if !p.allows(seen[name], now) {
+		if !p.allows(seen[name], began) {
 			out = append(out, Violation{Key: name, Seen: seen[name], Want: p.String(), Ghost: seen[name] != absent && slices.Contains(p.past, seen[name])})
 		}
 	}
 	if len(out) == 0 {
-		m.choose(seen, now)
+		m.choose(seen, began)
 	}
 	slices.SortFunc(out, func(a, b Violation) int { return strings.Compare(a.Key, b.Key) })
 	return out
 }
 
-func (m *Model) choose(seen map[string]string, now time.Time) {
+func (m *Model) choose(seen map[string]string, began time.Time) {
 	for name, p := range m.keys {
 		value := seen[name]
 		switch {
-		case now.Before(p.settleBy):
+		case began.Before(p.settleBy):
 		case p.lingers && value != absent:
 			if !slices.Contains(p.values, value) {
 				p.values = append(p.values, value)
