@@ -23,15 +23,15 @@ func (w *Worker) accept(d *delivery, body []byte, now time.Time, inlineAllowed, 
 	return fetch, inlineJob
 }
 
-// newCall returns memory for a call: that of its delivery, unless another rank's call uses it. A call whose body is
-// fetched is not reused, because the fetch refers to it for as long as it takes.
+// newCall returns memory for a call: that of its delivery, unless another rank's call uses it. A call whose body or
+// arguments are fetched is not reused, because the fetch refers to it for as long as it takes.
 func (w *Worker) newCall(h *wire.Header) *call {
 	d := w.unusedDelivery
 	if d == nil || h != &d.frame.Header {
 		return new(call)
 	}
 	w.unusedDelivery = nil
-	if w.exclusive && h.Ref.Owner == "" {
+	if w.exclusive && h.Ref.Owner == "" && len(h.Arguments) == 0 {
 		d.first.delivery = d
 	}
 	return &d.first
@@ -67,7 +67,7 @@ func (w *Worker) acceptLocked(h *wire.Header, body []byte, now time.Time) (fetch
 	case bus.Passed:
 		s.markOver(h.Seq)
 	}
-	if c := w.admit(s, h, body, now); c != nil && !c.bodyHere {
+	if c := w.admit(s, h, body, now); c != nil && c.phase == queued && !c.ready() {
 		fetch = append(fetch, c)
 	}
 	return append(fetch, w.admitReleased(st)...)
@@ -85,7 +85,7 @@ func (w *Worker) admit(s *callerState, h *wire.Header, body []byte, now time.Tim
 	}
 	c := w.newCall(h)
 	c.worker, c.caller, c.header, c.body = w, s, h, body
-	c.arrived, c.bodyHere = instantOf(now), h.Ref.Owner == ""
+	c.arrived, c.bodyHere, c.args = instantOf(now), h.Ref.Owner == "", newArguments(h)
 	if h.Timeout > 0 {
 		c.deadline = c.arrived + instant(h.Timeout)
 	}

@@ -15,6 +15,13 @@ type Answer struct {
 	Err    error
 	Queued time.Duration // how long the call waited at the worker
 	Ran    time.Duration // how long it ran there
+
+	// Kept is set instead of Body for a large answer of a call with Keep: a value of this endpoint with one use, which the caller
+	// releases. KeptLen is its size.
+	Kept    wire.Reference
+	KeptLen int64
+	// References are those inside the body of a call with Counted. Each is retained once, and the caller releases it.
+	References []wire.Reference
 }
 
 // Progress is the state of one rank in a pending call.
