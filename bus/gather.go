@@ -330,7 +330,7 @@ func (g *Gather) answer(f *wire.Frame) (over bool) {
 	s.answer.Gen, s.answer.Queued, s.answer.Ran = h.Gen, h.Queued, h.Ran
 	switch {
 	case h.Ref.Owner != "" && h.Keep:
-		s.answer.Kept, s.answer.KeptLen = g.ep.references.adopt(h, g.call.To, g.call.Memory), h.Ref.Len
+		s.answer.refs = &answerReferences{kept: g.ep.references.adopt(h, g.call.To, g.call.Memory)}
 		done := g.settleLocked(i, nil, nil)
 		g.settled(done)
 		return done.over
@@ -362,7 +362,7 @@ func (g *Gather) takeReferences(s *slot, refs []wire.Reference) {
 	if len(refs) == 0 || !g.call.Counted {
 		return
 	}
-	s.answer.References = refs
+	s.answer.refs = &answerReferences{inside: refs}
 	g.ep.references.Retain(refs...)
 	f := wire.Frame{Kind: wire.KindTaken, Header: wire.Header{Session: g.ep.session, Seq: g.seq}}
 	_ = g.ep.send(g.call.To.ControlRank(s.answer.Rank), &f) // the next acknowledgement has the same effect
@@ -536,8 +536,8 @@ func (g *Gather) finish(cause error) {
 		if ref := s.fetching(); ref.Owner != "" {
 			fetching = append(fetching, ref)
 		}
-		untaken = append(untaken, s.answer.References...)
-		s.answered, s.answer.Err, s.answer.References = true, g.siblingError(s.answer.Rank, cause), nil
+		untaken = append(untaken, s.answer.References()...)
+		s.answered, s.answer.Err, s.answer.refs = true, g.siblingError(s.answer.Rank, cause), nil
 		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0

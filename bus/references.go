@@ -200,7 +200,7 @@ func (r *References) Fulfil(promise wire.Reference, a Answer) {
 		r.mu.Unlock()
 		return
 	}
-	if from := r.owned[a.Kept.ID]; !a.Kept.IsZero() && from != nil {
+	if from := r.owned[a.Kept().ID]; !a.Kept().IsZero() && from != nil {
 		delete(r.owned, from.id)
 		delete(r.unheld, from.id)
 		v.state, v.ref, v.location, v.contains, v.producer, v.memory = from.state, from.ref, from.location, from.contains, from.producer, from.memory
@@ -214,7 +214,7 @@ func (r *References) Fulfil(promise wire.Reference, a Answer) {
 		if len(body) > MaxInline { // the receiver of the answer owns its memory
 			body = append([]byte(nil), body...)
 		}
-		r.placeLocked(v, body, nil, a.References)
+		r.placeLocked(v, body, nil, a.References())
 	}
 	settle := r.settleLocked(v)
 	r.mu.Unlock()

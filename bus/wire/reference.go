@@ -66,27 +66,39 @@ type wireReference struct {
 	ID    uint64 `msgpack:"id"`
 }
 
+// Argument is a reference as an argument of a call: the worker replaces it by the value before the method runs. The call's envelope
+// names it too.
+type Argument Reference
+
+func (w wireReference) check() error {
+	if w.Owner == "" || len(w.Owner) > MaxName {
+		return Errorf(CodeMalformed, "a reference without an owner")
+	}
+	return nil
+}
+
 func init() {
 	registerExt(ExtReference,
 		func(r Reference) (wireReference, error) { return wireReference(r), nil },
-		func(w wireReference) (Reference, error) {
-			if w.Owner == "" || len(w.Owner) > MaxName {
-				return Reference{}, Errorf(CodeMalformed, "a reference without an owner")
-			}
-			return Reference(w), nil
-		})
+		func(w wireReference) (Reference, error) { return Reference(w), w.check() })
+	registerExt(ExtArgument,
+		func(a Argument) (wireReference, error) { return wireReference(a), nil },
+		func(w wireReference) (Argument, error) { return Argument(w), w.check() })
 }
 
-// ReplaceArguments returns the body of a call in which each argument that is a reference in values is replaced by the value's own
-// bytes. Other arguments, and references inside arguments, stay.
+// ReplaceArguments returns the body of a call in which each Argument is replaced by the bytes of its value.
 func ReplaceArguments(body []byte, values map[Reference][]byte) ([]byte, error) {
 	args, err := ParseArgs(body)
 	if err != nil {
 		return nil, err
 	}
 	replace := func(arg Raw) Raw {
-		if ref, ok := referenceOf(arg); ok {
-			if value, known := values[ref]; known {
+		if h, _ := readHead(arg); h.form != formExt || h.ext != ExtArgument {
+			return arg
+		}
+		var ref Argument
+		if Unmarshal(arg, &ref) == nil {
+			if value, known := values[Reference(ref)]; known {
 				return value
 			}
 		}
@@ -101,12 +113,4 @@ func ReplaceArguments(body []byte, values map[Reference][]byte) ([]byte, error) 
 		names = append(names, name)
 	}
 	return args.Append(nil, names), nil
-}
-
-// referenceOf is the reference that an encoded value is.
-func referenceOf(value Raw) (ref Reference, ok bool) {
-	if h, _ := readHead(value); h.form != formExt || h.ext != ExtReference {
-		return Reference{}, false
-	}
-	return ref, Unmarshal(value, &ref) == nil
 }
