@@ -61,7 +61,7 @@ func (w *Worker) checkStart(c *call) error {
 		return bus.Errorf(bus.CodeRefused, "the argument could not be fetched: %w", c.bodyErr)
 	}
 	if c.args != nil && c.args.err != nil {
-		return c.args.err
+		return wireError(c.args.err) // it names the call that failed
 	}
 	if c.ctx.Err() == nil {
 		return c.placeArguments()
