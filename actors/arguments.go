@@ -163,7 +163,7 @@ func SetReferences(ctx context.Context, refs []wire.Reference) bool {
 func (w *Worker) dropReferences(c *call) {
 	if refs := c.refs; len(refs) > 0 {
 		c.refs = nil
-		w.host.ep.References().Release(refs...)
+		w.host.ep.References().ReleaseSent(refs...)
 	}
 }
 

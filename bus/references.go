@@ -364,6 +364,19 @@ func (r *References) Release(refs ...wire.Reference) {
 	}
 }
 
+// ReleaseSent is Release of references that were sent to another process. Values of this process among them are kept for a moment,
+// in which the hold of that process arrives, if it is not here yet.
+func (r *References) ReleaseSent(refs ...wire.Reference) {
+	r.mu.Lock()
+	for _, ref := range refs {
+		if v := r.owned[ref.ID]; v != nil && ref.Owner == r.ep.session {
+			v.shared = true
+		}
+	}
+	r.mu.Unlock()
+	r.Release(refs...)
+}
+
 // tellOwnersLocked sends each owner the references to its values.
 func (r *References) tellOwnersLocked(kind wire.Kind, refs []wire.Reference) {
 	if len(refs) == 0 || r.closed {

@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"context"
 	"unsafe"
 
 	"troupe/actors"
@@ -62,6 +63,21 @@ func (c *core) references(runtime uint64) (*bus.References, error) {
 		return nil, err
 	}
 	return rt.References(), nil
+}
+
+// referenceCounts are the counters of one runtime.
+type referenceCounts struct {
+	Owned int   `msgpack:"owned"`
+	Held  int   `msgpack:"held"`
+	Kept  int64 `msgpack:"kept"`
+}
+
+func (c *core) countReferences(_ context.Context, r *request) (any, error) {
+	all, err := c.references(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	return referenceCounts{Owned: all.Owned(), Held: all.Held(), Kept: all.Kept()}, nil
 }
 
 // readReferences reads a list of references of the caller's memory.

@@ -27,19 +27,19 @@ _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP = 1, 2, 4, 
 def _by_reference(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """The arguments, with futures and references named, and the references: the workers get the values without this process."""
     refs: list[Any] = []
+    return tuple([_named(a, refs) for a in args]), {n: _named(v, refs) for n, v in kwargs.items()}, refs
 
-    def named(value: Any) -> Any:
-        if isinstance(value, Broadcast) and isinstance(value.value, Waitable):
-            return Broadcast(named(value.value))
-        if not isinstance(value, Waitable):
-            return value
-        found = value.reference()
-        if found is None:
-            return value.arrived()
-        refs.append(found)
-        return _codec.Argument(found)
 
-    return tuple([named(a) for a in args]), {n: named(v) for n, v in kwargs.items()}, refs
+def _named(value: Any, refs: list[Any]) -> Any:
+    if isinstance(value, Broadcast) and isinstance(value.value, Waitable):
+        return Broadcast(_named(value.value, refs))
+    if not isinstance(value, Waitable):
+        return value
+    found = value.reference()
+    if found is None:
+        return value.arrived()
+    refs.append(found)
+    return _codec.Argument(found)
 
 
 class Method:

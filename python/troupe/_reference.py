@@ -214,6 +214,13 @@ def _adopt(names: bytes) -> list[Reference]:
 _core.Core.adopt = staticmethod(_adopt)
 
 
+def counts() -> dict[str, int]:
+    """How many values this process owns, how many of other processes it refers to, and how many bytes of results it keeps for others."""
+    session = _session.current(start=False)
+    found: dict[str, int] = session.core.ask("references", runtime=session.id).get()
+    return found
+
+
 def put(value: Any) -> Reference:
     """Keeps a value in this process and gives a reference to it, to be passed to workers: they fetch it from here, once each."""
     if isinstance(value, Waitable):
