@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import struct
 import sys
-from threading import get_ident
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import msgpack

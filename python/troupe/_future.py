@@ -21,6 +21,15 @@ _PROGRESS_EVERY = 5.0  # seconds without news after which progress says what is 
 _SHOWN = 8  # ranks that a message describes
 
 
+# The module of references, which imports this one.
+_references: Any = None
+
+
+def set_references(module: Any) -> None:
+    global _references
+    _references = module
+
+
 class Pull:
     """The body of a value that lies elsewhere, as the core fetches it."""
 
@@ -244,9 +253,7 @@ class ElementFuture(Waitable):
     def reference(self) -> Any:
         """A reference to the element, which is a value of this process: it waits for the call."""
         if self._ref is None:
-            from . import _reference
-
-            self._ref = _reference.put(self.result())
+            self._ref = _references.put(self.result())
         return self._ref
 
     def __reduce__(self) -> Any:
@@ -484,9 +491,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if self._refs is None:
             self._refs = {}
         if -1 not in self._refs:
-            from . import _reference
-
-            self._refs[-1] = _reference.put(self.result())
+            self._refs[-1] = _references.put(self.result())
         return self._refs[-1]
 
     def _reference_of(self, rank: int) -> Any:
@@ -500,8 +505,6 @@ class Future(Waitable, Sequence[RankFuture]):
         return self._refs[rank]
 
     def _make_reference(self, rank: int) -> Any:
-        from . import _reference
-
         session = self._where[0]._session
         if not self._done and rank not in self._answers:
             self._core.check()
@@ -509,23 +512,23 @@ class Future(Waitable, Sequence[RankFuture]):
             if number < 0:
                 raise self._core.fail(number)
             if number:
-                return _reference.Reference(session, session.session, number)
+                return _references.Reference(session, session.session, number)
             self._core.wait(self._children()[rank], None)  # it is in the queue
         if self._kept and rank in self._kept:
             return self._kept[rank]
         if rank in self._decoded:
-            return _reference.put(self._decoded[rank])
+            return _references.put(self._decoded[rank])
         if rank in self._answers:
             flags, body = self._answers[rank]
             if flags & FAILED:
-                return _reference.put_error(session, body)
+                return _references.put_error(session, body)
             inside = (self._inside or {}).get(rank)
-            return _reference.put_body(session, b"\xc0" if flags & NONE else body, inside)
+            return _references.put_body(session, b"\xc0" if flags & NONE else body, inside)
         if self._has_value:
-            return _reference.put(self._value)
+            return _references.put(self._value)
         if self._failure is not None:
-            return _reference.put_error(session, self._failure)
-        return _reference.put_error(session, _error_transfer.encode(self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}")))
+            return _references.put_error(session, self._failure)
+        return _references.put_error(session, _error_transfer.encode(self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}")))
 
     def __reduce__(self) -> Any:
         return self.reference().__reduce__()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 
-from . import _check, _codec, _core, _error_transfer, _errors, _session
+from . import _check, _codec, _core, _error_transfer, _errors, _future, _session
 from ._core import FAILED, NONE
 from ._future import Pull, Waitable
 
@@ -190,7 +191,10 @@ def names_of(refs: Sequence[Any]) -> bytes:
         names.append(ref._number)
     data = bytes(msgpack.packb(names))
     if len(data) > _MOST:
-        raise _errors.EncodeError(f"a value with {len(refs)} references in it cannot be sent: their list has {len(data)} bytes, and the most is {_MOST}; send them in several calls, or put lists of them")
+        raise _errors.EncodeError(
+            f"a value with {len(refs)} references in it cannot be sent: their list has {len(data)} bytes, and the most is {_MOST}; "
+            "send them in several calls, or put lists of them"
+        )
     return data
 
 
@@ -259,3 +263,4 @@ def _decode(codec: _codec.Codec, fields: Any) -> Reference:
 
 
 _codec.set_decoder(_codec.REFERENCE, _decode)
+_future.set_references(sys.modules[__name__])
