@@ -42,7 +42,9 @@ func (m *sharedMemory) Free(body []byte) {
 
 func (m *sharedMemory) Locate(body []byte) wire.Location { return m.arena.Locate(body) }
 
-func (m *sharedMemory) Attach(at wire.Location, n int64, done func([]byte)) { m.reader.Attach(at, n, done) }
+func (m *sharedMemory) Attach(at wire.Location, n int64, done func([]byte)) {
+	m.reader.Attach(at, n, done)
+}
 
 // TestSharedBodiesAreGivenUpOnTheirWay cancels calls, or lets them time out, at random points while their bodies are claimed in shared
 // memory. Afterwards neither side uses or lends a region.
