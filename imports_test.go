@@ -26,7 +26,7 @@ var allowed = map[string][]string{
 	"bus/bustest":             {"bus", "bus/wire"},
 	"gpu":                     nil,
 	"gpu/nvml":                {"gpu"},
-	"actors":                  {"bus", "bus/wire", "internal/ab"},
+	"actors":                  {"bus", "bus/wire"},
 	"actors/actorstest":       {"bus", "bus/wire", "actors"},
 	"placement":               {"bus", "bus/wire", "bus/kv", "gpu", "nodes/protocol", "placement/planner", "placement/internal/text"},
 	"placement/planner":       {"placement/internal/text"},
