@@ -17,6 +17,7 @@ import (
 // decision.
 var allowed = map[string][]string{
 	"internal/ab":             nil,
+	"internal/terminal":       nil,
 	"bus":                     {"bus/wire", "internal/ab"},
 	"bus/wire":                {"internal/ab"},
 	"bus/shm":                 {"bus/wire"},
@@ -34,7 +35,7 @@ var allowed = map[string][]string{
 	"dispatch/plan":           {"bus/wire"},
 	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol"},
 	"nodes/protocol":          {"gpu"},
-	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes"},
+	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "internal/terminal"},
 	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
 	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
 	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},

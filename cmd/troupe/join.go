@@ -93,6 +93,9 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return spec, err
 	}
+	if spec.Resources, err = f.node.parseResources(); err != nil {
+		return spec, err
+	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
 		return spec, &usageError{err}
 	}

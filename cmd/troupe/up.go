@@ -175,6 +175,9 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return nil, err
 	}
+	if spec.Resources, err = f.node.parseResources(); err != nil {
+		return nil, err
+	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
 		return nil, &usageError{err}
 	}
