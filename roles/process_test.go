@@ -60,6 +60,17 @@ func TestProcesses(t *testing.T) {
 	require.Empty(t, rolesOf(t, rt))
 }
 
+// A role may have the longest name; its reservation's id is made of a part of it.
+func TestLongestRoleName(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	name := strings.Repeat("n", 64)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec(name, 1, placement.Wholes(1)))
+	require.Equal(t, []string{name}, tr.reservations(t))
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Empty(t, tr.reservations(t))
+}
+
 func TestAWorkerIsKilled(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
