@@ -174,7 +174,7 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog
 		}
 		if !again && spec.Wait > 0 && time.Since(reported) > waitReport {
 			reported = time.Now()
-			c.warnf("troupe: no head at %s yet; waiting\n", spec.Access.URLs[0])
+			c.warnf("troupe: no head yet; waiting: %v\n", err)
 		}
 		return err
 	})
