@@ -65,9 +65,9 @@ def remove(path: str) -> None:
         pass
 
 
-def write(kind: str, name: str, **entry: Any) -> str:
+def write(kind: str, file: str, **entry: Any) -> str:
     """Announces a process of this machine; the path of its file."""
-    path = os.path.join(folder(), f"{kind}-{name}.json")
+    path = os.path.join(folder(), f"{kind}-{file}.json")
     with open(path + ".new", "w") as f:
         json.dump({"kind": kind, "pid": os.getpid(), "since": time.time(), **entry}, f)
     os.replace(path + ".new", path)
@@ -172,12 +172,7 @@ def join(
     keep = {k: v for k, v in os.environ.items() if k in ("TROUPE_TOKEN", "TROUPE_FINGERPRINT", "TROUPE_CREDS")}
     process, said = _start(command, stay, env={**_clean_environment(), **keep})
     assert process is not None
-    path = write("node", str(process.pid), name=name, address=entry["url"], run=run)
-    with open(path) as f:
-        ours = json.load(f)
-    ours["pid"] = process.pid
-    with open(path, "w") as f:
-        json.dump(ours, f)
+    path = write("node", str(process.pid), pid=process.pid, node=name, address=entry["url"], run=run)
     return process, {**said, "name": name, "run": run, "file": path}
 
 

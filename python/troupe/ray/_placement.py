@@ -127,7 +127,7 @@ class Group:
         self.id, self.name, self.namespace, self.owner, self.detached = id, name, namespace, owner, detached
         self.bundles, self.strategy, self.target = bundles, strategy, target
         self.demands = [_units(b) for b in bundles]
-        self.rooms: list[tuple[Node, Room, dict[str, dict[int, int]]]] = []
+        self.rooms: dict[int, tuple[Node, Room, dict[str, dict[int, int]]]] = {}  # of the bundles that are held, by index
         self.placed: list[str] = [""] * len(bundles)  # the node of each bundle
         self.state = "PENDING"
         self.made, self.took = time.time(), 0.0  # took: milliseconds until it was created
@@ -175,16 +175,18 @@ class Placement:
         return node
 
     def remove_node(self, name: str) -> list[str]:
-        """The node is gone. Returns the keys that ran there, which its caller ends; groups with a bundle there are placed again."""
+        """The node is gone. Returns the keys that ran there, which its caller ends. Bundles there are placed elsewhere."""
         node = self.nodes.get(node_id(name))
         if node is None or not node.alive:
             return []
         node.alive = False
         lost = [key for key, a in self.held.items() if a.node_id == node.node_id]
         for group in self.groups.values():
-            if group.state == "CREATED" and any(at is node for at, _, _ in group.rooms):
-                lost += [key for key, a in self.held.items() if any(a.room is room for _, room, _ in group.rooms) and key not in lost]
-                self._free_rooms(group)
+            gone = [i for i, (at, _, _) in group.rooms.items() if at is node]
+            for i in gone:
+                del group.rooms[i]
+                group.placed[i] = ""
+            if gone:
                 group.state = "RESCHEDULING"
                 group.changed.clear()
         for key in lost:
@@ -290,11 +292,9 @@ class Placement:
     def _room_for(self, units: dict[str, int], strategy: Any) -> tuple[Node, Room] | None:
         if isinstance(strategy, dict) and strategy["kind"] == "placement_group":
             group = self.groups[strategy["id"]]
-            if group.state != "CREATED":
-                return None
             index = strategy.get("bundle", -1)
-            rooms = group.rooms if index < 0 else group.rooms[index : index + 1]
-            return next(((node, room) for node, room, _ in rooms if node.alive and room.fits(units)), None)
+            rooms = [r for i, r in sorted(group.rooms.items()) if index < 0 or i == index]
+            return next(((node, room) for node, room, _ in rooms if room.fits(units)), None)
         alive = [n for n in self.nodes.values() if n.alive]
         if isinstance(strategy, dict) and strategy["kind"] == "node":
             wanted = self.nodes.get(strategy["node_id"])
@@ -316,38 +316,42 @@ class Placement:
     # Placement groups.
 
     def _create(self, group: Group) -> None:
-        nodes = self._nodes_for(group)
-        if nodes is None:
+        """Holds the bundles of a group that are not held yet: all of them, or none."""
+        chosen = self._nodes_for(group)
+        if chosen is None:
             return
-        for units, node in zip(group.demands, nodes):
-            shares = node.take(units)
-            group.rooms.append((node, Room(units, {n: dict(held) for n, held in shares.items()}), shares))
+        for i, node in chosen.items():
+            shares = node.take(group.demands[i])
+            group.rooms[i] = (node, Room(group.demands[i], {n: dict(held) for n, held in shares.items()}), shares)
+            group.placed[i] = node.node_id
         group.state, group.took = "CREATED", (time.time() - group.made) * 1000
-        group.placed = [node.node_id for node in nodes]
         group.changed.set()
 
-    def _nodes_for(self, group: Group) -> list[Node] | None:
-        """A node for each bundle, or None: all or none."""
+    def _nodes_for(self, group: Group) -> dict[int, Node] | None:
+        """A node for each bundle that has none, by index; None: they do not fit all."""
         alive = sorted((n for n in self.nodes.values() if n.alive), key=lambda n: n.order)
-        order = sorted(range(len(group.demands)), key=lambda i: sorted(group.demands[i].items(), key=lambda x: (x[0] not in DEVICES, -x[1])), reverse=True)
-        if group.strategy in ("PACK", "STRICT_PACK"):
-            for node in sorted(alive, key=lambda n: (n.node_id != group.target, -n.load(), n.order)):
-                found = self._pack(group, order, [node])
-                if found is not None:
-                    return found
-            return None if group.strategy == "STRICT_PACK" else self._pack(group, order, alive)
-        return self._distribute(group, order, alive)
-
-    def _pack(self, group: Group, order: Iterable[int], nodes: list[Node]) -> list[Node] | None:
-        """Bundles on as few nodes as they need: each goes to the node that has most of the group and room for it."""
-        return self._assign(group, order, nodes, lambda used, n: (-used.get(n.node_id, 0), -n.free.get("GPU", 0), -n.free.get("CPU", 0), n.order), False)
-
-    def _distribute(self, group: Group, order: Iterable[int], nodes: list[Node]) -> list[Node] | None:
-        return self._assign(group, order, nodes, lambda used, n: (used.get(n.node_id, 0), n.order), group.strategy == "STRICT_SPREAD")
+        missing = [i for i in range(len(group.demands)) if i not in group.rooms]
+        missing.sort(key=lambda i: sorted(((n in DEVICES, a) for n, a in group.demands[i].items()), reverse=True), reverse=True)
+        there = [node for node, _, _ in group.rooms.values()]
+        if group.strategy == "STRICT_SPREAD":
+            return self._assign(group, missing, [n for n in alive if n not in there], lambda used, n: n.order, True)
+        if group.strategy == "SPREAD":
+            return self._assign(group, missing, alive, lambda used, n: (used.get(n.node_id, 0) + there.count(n), n.order), False)
+        single = there[:1] if group.strategy == "STRICT_PACK" and there else sorted(alive, key=lambda n: (n not in there, n.node_id != group.target, -n.load(), n.order))
+        for node in single:
+            found = self._assign(group, missing, [node], lambda used, n: 0, False)
+            if found is not None:
+                return found
+        if group.strategy == "STRICT_PACK":
+            return None
+        return self._assign(
+            group, missing, alive, lambda used, n: (-used.get(n.node_id, 0) - there.count(n), -n.free.get("GPU", 0), -n.free.get("CPU", 0), n.order), False
+        )
 
     def _assign(
         self, group: Group, order: Iterable[int], nodes: list[Node], rank: Callable[[dict[str, int], Node], Any], once: bool
-    ) -> list[Node] | None:
+    ) -> dict[int, Node] | None:
+        """Gives each bundle the first node by rank that has room for it. once: a node of its own."""
         chosen: dict[int, tuple[Node, dict[str, dict[int, int]]]] = {}
         used: dict[str, int] = {}
         try:
@@ -361,19 +365,19 @@ class Placement:
         finally:
             for i, (node, shares) in chosen.items():
                 node.give(group.demands[i], shares)
-        return [chosen[i][0] for i in range(len(group.demands))]
+        return {i: node for i, (node, _) in chosen.items()}
 
     def _free_rooms(self, group: Group) -> None:
-        for units, (node, _, shares) in zip(group.demands, group.rooms):
-            node.give(units, shares)
-        group.rooms = []
+        for i, (node, _, shares) in group.rooms.items():
+            node.give(group.demands[i], shares)
+        group.rooms = {}
 
     def remove_group(self, id: str, why: str) -> list[str]:
         """Removes a group: requests that wait for it fail, and what runs in it is evicted. Returns the keys of the latter."""
         group = self.groups.get(id)
         if group is None or group.state == "REMOVED":
             return []
-        inside = [key for key, a in self.held.items() if any(a.room is room for _, room, _ in group.rooms)]
+        inside = [key for key, a in self.held.items() if any(a.room is room for _, room, _ in group.rooms.values())]
         self._free_rooms(group)
         group.state = "REMOVED"
         group.changed.set()

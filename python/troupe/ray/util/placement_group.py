@@ -154,6 +154,10 @@ def check_placement_group_index(placement_group: PlacementGroup, bundle_index: i
         )
 
 
+_SPECS_MOST = 1000
+_specs: dict[str, list[dict[str, float]]] = {}  # the bundles of groups by id, which never change
+
+
 def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
     """Refuses a request that no bundle of its group, or not the chosen one, could ever hold. demand is what placing it needs, which for
     an actor without num_cpus is one CPU."""
@@ -161,10 +165,13 @@ def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
         return
     if _RESERVED in demand:
         raise ValueError(f"The resource should not include `{_RESERVED}` which is reserved for placement groups")
-    group = PlacementGroup(PlacementGroupID.from_hex(strategy["id"]), strategy.get("bundles"))
+    group = PlacementGroup(PlacementGroupID.from_hex(strategy["id"]), _specs.get(strategy["id"]))
     index = strategy.get("bundle", -1)
     if not group.bundle_specs:
         return  # it was removed: the request fails when it is scheduled
+    if len(_specs) > _SPECS_MOST:
+        _specs.clear()
+    _specs[strategy["id"]] = group.bundle_specs
     check_placement_group_index(group, index)
     specs = group.bundle_specs if index < 0 else group.bundle_specs[index : index + 1]
     if any(all(spec.get(name, 0) >= amount for name, amount in demand.items()) for spec in specs):
