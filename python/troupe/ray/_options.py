@@ -41,6 +41,14 @@ def refuse(feature: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{feature} is not in troupe.ray; nearest in Troupe: {instead}")
 
 
+class RefusedAttribute(NotImplementedError, AttributeError):
+    """A name that is refused: NotImplementedError for a program that uses it, AttributeError for hasattr and getattr with a default."""
+
+
+def refuse_attribute(feature: str, instead: str) -> RefusedAttribute:
+    return RefusedAttribute(str(refuse(feature, instead)))
+
+
 def _check_known(what: str, options: dict[str, Any], known: set[str]) -> None:
     for key in options:
         if key not in known:

@@ -7,7 +7,7 @@ import sys
 from typing import Any, Generic, TypeVar
 
 from .. import _state
-from .._options import refuse
+from .._options import refuse_attribute
 
 logger = logging.getLogger("ray")
 
@@ -30,7 +30,7 @@ class _GcsClient:
         return _state.require().address
 
     def __getattr__(self, name: str) -> Any:
-        raise refuse(f"ray._private.worker.global_worker.gcs_client.{name}", "troupe.nodes() and `troupe status`")
+        raise refuse_attribute(f"ray._private.worker.global_worker.gcs_client.{name}", "troupe.nodes() and `troupe status`")
 
 
 class Worker:
@@ -92,7 +92,7 @@ class Worker:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise refuse(f"ray._private.worker.global_worker.{name}", "the functions of ray.get_runtime_context()")
+        raise refuse_attribute(f"ray._private.worker.global_worker.{name}", "the functions of ray.get_runtime_context()")
 
 
 global_worker = Worker()

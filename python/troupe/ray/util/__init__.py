@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _state
 from .._nodes import node_ip
-from .._options import refuse
+from .._options import refuse_attribute
 from . import accelerators, scheduling_strategies
 from .actor_pool import ActorPool
 from .placement_group import (
@@ -91,8 +91,6 @@ def inspect_serializability(base_obj: Any, name: str | None = None, depth: int =
 
 
 _REFUSED: dict[str, str] = {
-    "collective": "torch.distributed in the workers of a troupe.Cluster, whose ranks and master address are set",
-    "multiprocessing": "troupe.remote functions, or concurrent.futures",
     "joblib": "troupe.remote functions",
     "dask": "troupe.remote functions",
     "spark": "troupe.remote functions",
@@ -113,5 +111,5 @@ _REFUSED: dict[str, str] = {
 
 def __getattr__(name: str) -> Callable[..., Any]:
     if name in _REFUSED:
-        raise refuse(f"ray.util.{name}", _REFUSED[name])
+        raise refuse_attribute(f"ray.util.{name}", _REFUSED[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

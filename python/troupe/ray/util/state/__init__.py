@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ... import _state
-from ..._options import refuse
+from ..._options import refuse_attribute
 
 
 class _Row:
@@ -197,5 +197,5 @@ _REFUSED = {
 
 def __getattr__(name: str) -> Any:
     if name in _REFUSED:
-        raise refuse(f"ray.util.state.{name}", _REFUSED[name])
+        raise refuse_attribute(f"ray.util.state.{name}", _REFUSED[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
