@@ -236,13 +236,14 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     task = _context.current.get()
     parent = (task.placement if task is not None and task.placement else state.placement_group)
     strategy = _options.strategy(options, parent)
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
     info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
         "demand": _options.demand(options, 0.0), "strategy": strategy,
-        "captures": strategy if isinstance(strategy, dict) and strategy.get("capture") else None,
+        "captures": _options.captured(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
         "handle": info.to_wire(),
