@@ -13,7 +13,7 @@ from typing import Any, overload
 import msgpack
 
 from . import _call, _check, _codec, _core, _error_transfer, _errors, _split, _traceback
-from ._core import CAUSE, FAILED, KEPT, LAST, NONE, OVER, WHOLE
+from ._core import CAUSE, FAILED, KEPT, LAST, NONE, OVER, SHARED, WHOLE
 from ._result_stream import ResultStream, StreamReference
 
 _SILENCE = 1.0  # seconds that a call waits behind an interrupted one before it says so
@@ -153,7 +153,7 @@ class Waitable(_codec.Eventual):
         _check.seconds("timeout", timeout, zero=True)
         deadline = None if timeout is None else time.monotonic() + timeout
         if not self._wait(timeout):
-            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
+            raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on: cancel() ends it")
         self._fetch(deadline, timeout)
         return self._get()
 
@@ -289,6 +289,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _value: Any = None
     _has_value = False
     _engine = ""  # the object in the workers that was called
+    _copy = False  # arrays of the result do not lie in shared memory
     _described = False  # the error of a timeout names the ranks that did not answer
     _told = False  # of initialize: the workers have been asked for their mesh since
     _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
@@ -360,7 +361,7 @@ class Future(Waitable, Sequence[RankFuture]):
     # For callers.
 
     def _refuse_own(self) -> None:
-        """Whoever serves the call that this one waits for must not wait for it."""
+        """Refuses to wait on the thread that serves the awaited call."""
         serving = _call.current.get()
         if serving is None or serving[1] != self._behind:
             return
@@ -456,7 +457,8 @@ class Future(Waitable, Sequence[RankFuture]):
             if pull.flags & FAILED:
                 raise self._raise_from(pull.body)
             flags, body, pull.body = pull.flags, pull.body, b""
-        value = None if flags & NONE else self._codec.decode(body)
+        copy = self._core.copy if self._copy and flags & SHARED else None
+        value = None if flags & NONE else self._codec.decode(body, copy)
         if self._inside:
             self._inside.pop(rank, None)
         if type(value) is StreamReference:
@@ -589,7 +591,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if progress:
             _show_progress([self], timeout)
         if not self._done and not self._wait(timeout):
-            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on, cancel() ends it{self._waits_for()}")
+            raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on, cancel() ends it{self._waits_for()}")
         try:
             if self._kept:
                 self._fetch(deadline, timeout)
@@ -607,7 +609,7 @@ class Future(Waitable, Sequence[RankFuture]):
         return value
 
     def _news(self) -> bool:
-        """Whether the workers may have another mesh since this call, and nobody has asked them."""
+        """Whether the workers may have another mesh since this call, and they were not asked."""
         if self._told or not self._where[0]._learns_mesh():
             return False
         self._told = True
@@ -754,6 +756,11 @@ class Gathered(Waitable):
         for f in self._futures:
             if self._woken in f._waiters:
                 f._waiters.remove(self._woken)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    """A timeout for messages: what is left of a deadline has digits that mean nothing."""
+    return timeout if timeout is None else round(timeout, 3)
 
 
 def _flatten(x: Any) -> list[Waitable]:
