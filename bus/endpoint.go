@@ -483,7 +483,7 @@ func (e *Endpoint) sweep(anew bool) {
 	connected, now := e.bus.nc.IsConnected(), time.Now()
 	e.downloads.sweep(now, connected, anew)
 	e.uploads.remind(now)
-	e.references.sweep(now, connected)
+	e.references.sweep(now, connected, anew)
 	e.repeatCancels(now, connected, anew)
 	e.mu.Lock()
 	if connected {

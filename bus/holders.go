@@ -43,16 +43,17 @@ func (r *References) peerLocked(session string) *peer {
 	return p
 }
 
-// holderReported handles hold, drop and held of another process. Repeats change nothing, and a message that was overtaken by a
-// later one is ignored.
+// holderReported handles hold, drop and held of another process. Repeats change nothing, and a drop or report that was overtaken
+// by a later message is ignored.
 func (r *References) holderReported(f *wire.Frame, refs []wire.Reference) {
 	r.mu.Lock()
 	p := r.peerLocked(f.Header.Session)
-	if f.Header.Seq <= p.version {
+	late := f.Header.Seq <= p.version
+	if late && f.Kind != wire.KindHold { // a late hold does no harm: the next report corrects it
 		r.mu.Unlock()
 		return
 	}
-	p.version, p.absentSince, p.absentLast = f.Header.Seq, time.Time{}, time.Time{}
+	p.version, p.absentSince, p.absentLast = max(p.version, f.Header.Seq), time.Time{}, time.Time{}
 	var free []func()
 	switch f.Kind {
 	case wire.KindHold:
@@ -201,11 +202,12 @@ func (r *References) lost(to Address, rank int, gen uint32, why error) {
 func (r *References) active() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.requests)+len(r.held)+len(r.kept)+len(r.elsewhere)+len(r.unheld)+len(r.peers) > 0
+	return len(r.requests)+len(r.owners)+len(r.kept)+len(r.elsewhere)+len(r.unheld)+len(r.peers) > 0
 }
 
 // sweep frees values that are not held any more, repeats requests, and sends reports. Only the endpoint's sweep calls it.
-func (r *References) sweep(now time.Time, connected bool) {
+// anew: messages may have been lost just now.
+func (r *References) sweep(now time.Time, connected, anew bool) {
 	r.repeatRequests(now, connected)
 	r.mu.Lock()
 	var free []func()
@@ -214,7 +216,7 @@ func (r *References) sweep(now time.Time, connected bool) {
 			free = append(free, r.freeLocked(v))
 		}
 	}
-	if connected && now.Sub(r.reported) >= reportEvery {
+	if connected && (anew || now.Sub(r.reported) >= reportEvery) {
 		r.reported = now
 		r.reportLocked(now)
 	}
@@ -230,7 +232,17 @@ func (r *References) reportLocked(now time.Time) {
 	for ref := range r.held {
 		held[ref.Owner] = append(held[ref.Owner], ref)
 	}
-	for owner, refs := range held {
+	for owner, left := range r.owners {
+		refs := held[owner]
+		switch {
+		case len(refs) > 0:
+			r.owners[owner] = emptyReports
+		case left == 0:
+			delete(r.owners, owner)
+			continue
+		default:
+			r.owners[owner] = left - 1
+		}
 		if len(refs) <= maxReport {
 			r.tellLocked(wire.KindHeld, owner, r.ep.probePrefix+owner, refs)
 		}

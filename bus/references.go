@@ -29,6 +29,8 @@ const (
 	askerTTL    = 15 * time.Second       // a process that waits for a pending value repeats its request more often than this
 	maxAskers   = 1 << 16                // processes that wait for one value
 	maxReport   = 100_000                // references in one report
+	// emptyReports is the number of reports to an owner of whose values none is held any more: the last drop may have been lost.
+	emptyReports = 3
 )
 
 // References are the values of one endpoint to which any process of the namespace may refer, and the references that this
@@ -43,6 +45,7 @@ type References struct {
 	elsewhere map[bodyKey]*ownedValue // values whose body another process keeps
 	unheld    map[uint64]*ownedValue  // values that are freed after freeGrace
 	held      map[wire.Reference]int  // uses in this process of other processes' values
+	owners    map[string]int          // processes of those values: reports to send when none is held any more
 	peers     map[string]*peer
 	kept      map[uint64]*keptBody // by the number of the upload
 	keptBytes int64
@@ -128,7 +131,7 @@ type Value struct {
 func newReferences(ep *Endpoint) *References {
 	return &References{
 		ep: ep, owned: map[uint64]*ownedValue{}, elsewhere: map[bodyKey]*ownedValue{}, unheld: map[uint64]*ownedValue{},
-		held: map[wire.Reference]int{}, peers: map[string]*peer{}, kept: map[uint64]*keptBody{}, requests: map[uint64]*valueRequest{},
+		held: map[wire.Reference]int{}, owners: map[string]int{}, peers: map[string]*peer{}, kept: map[uint64]*keptBody{}, requests: map[uint64]*valueRequest{},
 	}
 }
 
@@ -327,6 +330,7 @@ func (r *References) retainLocked(refs []wire.Reference) {
 		}
 		if r.held[ref]++; r.held[ref] == 1 {
 			first = append(first, ref)
+			r.owners[ref.Owner] = emptyReports
 		}
 	}
 	r.tellOwnersLocked(wire.KindHold, first)
