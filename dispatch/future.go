@@ -7,6 +7,7 @@ import (
 	"iter"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"troupe/bus"
@@ -17,11 +18,15 @@ import (
 // Future is a call in flight. It can be awaited, cancelled, streamed, asked for the progress of each rank, and given to
 // another call as an argument. It is safe for concurrent use, except Stream, which one goroutine may use.
 type Future struct {
-	gather *bus.Gather
-	shards *plan.Shards
-	call   Call
-	role   string
-	doneCh <-chan struct{} // closed when the call's context ends, which ends the call
+	gather  *bus.Gather
+	shards  *plan.Shards
+	call    Call
+	role    string
+	doneCh  <-chan struct{} // closed when the call's context ends, which ends the call
+	answers *futureAnswers
+
+	fetching sync.Mutex     // guards bodies
+	bodies   map[int][]byte // by rank, of answers that stayed with their workers and were fetched
 }
 
 // errorGrace is how long Wait waits for the call's own error after the call's context has ended.
@@ -149,7 +154,7 @@ func (e *CallError) Unwrap() []error {
 
 // Value waits for the call and returns the result of its mode, decoded into plain values.
 func (f *Future) Value(ctx context.Context) (any, error) {
-	if err := f.Wait(ctx); err != nil {
+	if err := f.Fetch(ctx); err != nil {
 		return nil, err
 	}
 	ranks, values, err := decodeAnswers[any](f)
@@ -171,7 +176,7 @@ func Await[R any](ctx context.Context, f *Future) (R, error) {
 	if f.shards.HasMergeFunc() || f.shards.Plan.Result == plan.List && len(f.shards.Plan.Collect) > 1 {
 		return awaitMerged[R](ctx, f)
 	}
-	if err := f.Wait(ctx); err != nil {
+	if err := f.Fetch(ctx); err != nil {
 		return zero, err
 	}
 	ranks, values, err := decodeAnswers[R](f)
@@ -199,7 +204,7 @@ func awaitMerged[R any](ctx context.Context, f *Future) (R, error) {
 
 // AwaitEach waits for the call and returns one answer for each collected rank, in the order of the mode.
 func AwaitEach[R any](ctx context.Context, f *Future) ([]R, error) {
-	if err := f.Wait(ctx); err != nil {
+	if err := f.Fetch(ctx); err != nil {
 		return nil, err
 	}
 	_, values, err := decodeAnswers[R](f)
@@ -216,7 +221,7 @@ type Outcome[R any] struct {
 // AwaitOutcomes waits for the call and returns the outcome of every collected rank, failures included, in the order of
 // the mode; for calls with CollectAll. Failures of ranks that are not collected follow.
 func AwaitOutcomes[R any](ctx context.Context, f *Future) ([]Outcome[R], error) {
-	if err := f.Wait(ctx); err != nil && !errors.As(err, new(*CallError)) {
+	if err := f.Fetch(ctx); err != nil && !errors.As(err, new(*CallError)) {
 		return nil, err
 	}
 	var out []Outcome[R]
@@ -253,7 +258,7 @@ func StreamOutcomes[R any](ctx context.Context, f *Future) iter.Seq[Outcome[R]] 
 
 func outcomeOf[R any](f *Future, a bus.Answer) Outcome[R] {
 	o := Outcome[R]{Rank: a.Rank, Err: a.Err}
-	if a.Err == nil && a.Body != nil {
+	if a.Err == nil && f.body(a) != nil {
 		o.Err = decodeAnswer(f, a, &o.Value)
 	}
 	return o
@@ -281,7 +286,7 @@ func decodeAnswers[R any](f *Future) (ranks []int, values []R, err error) {
 }
 
 func decodeAnswer(f *Future, a bus.Answer, v any) error {
-	if err := wire.Unmarshal(a.Body, v); err != nil {
+	if err := wire.Unmarshal(f.body(a), v); err != nil {
 		e := bus.Errorf(bus.CodeMalformed, "the answer cannot be decoded into the requested type: %w", err)
 		e.Role, e.Rank, e.Method = f.role, a.Rank, f.call.Method
 		return e

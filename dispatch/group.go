@@ -92,9 +92,21 @@ type Resolver interface {
 // Go sends the call and returns at once; only arguments that are futures are awaited, under ctx. A mistake in the call
 // is ErrInvalid, and nothing is sent then. The end of ctx cancels the call.
 func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
-	shards, call, err := g.prepare(ctx, c)
+	var named []wire.Reference // arguments that are references; retained for the call
+	shards, call, err := g.prepare(ctx, c, &named)
 	if err != nil {
+		g.Endpoint.References().Release(named...)
 		return nil, g.describeError(c, err)
+	}
+	if len(named) > 0 {
+		call.Arguments = append(call.Arguments, named...)
+		over := call.OverFunc
+		call.OverFunc = func(gather *bus.Gather) {
+			g.Endpoint.References().Release(named...)
+			if over != nil {
+				over(gather)
+			}
+		}
 	}
 	if c.PreparedFunc != nil {
 		err = c.PreparedFunc(&call)
@@ -106,7 +118,11 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	if err != nil {
 		return nil, g.describeError(c, err)
 	}
-	return &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}, nil
+	f := &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}
+	if c.Encoded == nil {
+		f.newAnswers(g.Endpoint.References())
+	}
+	return f, nil
 }
 
 // scatter sends the call, or lets it wait for restarting ranks.
@@ -126,11 +142,11 @@ func (g *Group) gens() map[int]uint32 {
 }
 
 // prepare makes the bus call, with every check that needs no message.
-func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, error) {
+func (g *Group) prepare(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, bus.Call, error) {
 	if err := c.check(); err != nil {
 		return nil, bus.Call{}, err
 	}
-	shards, parts, err := g.parts(ctx, c)
+	shards, parts, err := g.parts(ctx, c, named)
 	if err != nil {
 		return nil, bus.Call{}, err
 	}
@@ -154,11 +170,11 @@ func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, er
 }
 
 // parts cuts and encodes the arguments, unless the caller has done so.
-func (g *Group) parts(ctx context.Context, c Call) (*plan.Shards, []bus.Part, error) {
+func (g *Group) parts(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, []bus.Part, error) {
 	if c.Encoded != nil {
 		return &plan.Shards{Plan: c.Encoded.Plan}, g.encoded(c.Encoded), nil
 	}
-	shards, names, err := g.cut(ctx, c)
+	shards, names, err := g.cut(ctx, c, named)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -220,7 +236,7 @@ func (g *Group) describeError(c Call, err error) error {
 }
 
 // cut awaits arguments that are futures and cuts all arguments for the call's plan. Named ones come last, by name.
-func (g *Group) cut(ctx context.Context, c Call) (*plan.Shards, []string, error) {
+func (g *Group) cut(ctx context.Context, c Call, named *[]wire.Reference) (*plan.Shards, []string, error) {
 	var names []string
 	if len(c.Named) > 0 {
 		names = slices.Sorted(maps.Keys(c.Named))
@@ -230,7 +246,10 @@ func (g *Group) cut(ctx context.Context, c Call) (*plan.Shards, []string, error)
 		values = append(values, c.Named[n])
 	}
 	for i, v := range values {
-		var err error
+		v, err := g.byReference(v, named)
+		if err != nil {
+			return nil, nil, err
+		}
 		if values[i], err = resolve(ctx, v); err != nil {
 			return nil, nil, bus.Errorf(bus.CodeOf(err), "%s is a future that failed: %w", plan.ArgName(i, len(values), names), err)
 		}
