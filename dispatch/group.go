@@ -95,7 +95,9 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 	var named []wire.Reference // arguments that are references; retained for the call
 	shards, call, err := g.prepare(ctx, c, &named)
 	if err != nil {
-		g.Endpoint.References().Release(named...)
+		if len(named) > 0 {
+			g.Endpoint.References().Release(named...)
+		}
 		return nil, g.describeError(c, err)
 	}
 	if len(named) > 0 {
