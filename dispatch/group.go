@@ -100,11 +100,13 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 		}
 		return nil, g.describeError(c, err)
 	}
+	release := func() {}
 	if len(named) > 0 {
+		release = sync.OnceFunc(func() { g.Endpoint.References().Release(named...) })
 		call.Arguments = append(call.Arguments, named...)
 		over := call.OverFunc
 		call.OverFunc = func(gather *bus.Gather) {
-			g.Endpoint.References().Release(named...)
+			release()
 			if over != nil {
 				over(gather)
 			}
@@ -118,6 +120,7 @@ func (g *Group) Go(ctx context.Context, c Call) (*Future, error) {
 		gather, err = g.scatter(ctx, c, call)
 	}
 	if err != nil {
+		release()
 		return nil, g.describeError(c, err)
 	}
 	f := &Future{gather: gather, shards: shards, call: c, role: g.To.Role, doneCh: ctx.Done()}
