@@ -19,7 +19,9 @@ func TestAFutureIsAReference(t *testing.T) {
 	s := newBusFixture(t)
 	g := s.startRoleApart(dp(2), methods{
 		"make": func(context.Context, int, actors.Args) (any, error) { return make([]byte, size), nil },
-		"fail": func(context.Context, int, actors.Args) (any, error) { return nil, bus.Errorf(bus.CodeRefused, "bad luck") },
+		"fail": func(context.Context, int, actors.Args) (any, error) {
+			return nil, bus.Errorf(bus.CodeRefused, "bad luck")
+		},
 		"size": func(_ context.Context, _ int, args actors.Args) (any, error) {
 			v, err := first(args)
 			data, _ := v.([]byte)
