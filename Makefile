@@ -71,7 +71,7 @@ memory-python: ## resident memory of a driver and its workers before, during and
 
 SHM_ROUNDS ?= 200
 shm-faults: ## 200 rounds of processes killed, stopped and forked while large values are on their way (SHM_ROUNDS); `make python` first
-	cd python && TROUPE_SHM_ROUNDS=$(SHM_ROUNDS) ../$(VENV)/bin/python -m pytest -q tests/test_shared_memory_faults.py
+	cd python && TROUPE_SHM_ROUNDS=$(SHM_ROUNDS) ../$(VENV)/bin/python -m pytest -q -o faulthandler_timeout=3600 tests/test_shared_memory_faults.py
 
 bench: build ## fan-out against the bare nats.go floor; writes bench.json and report.html
 	bin/troupe bench fanout --workers 1,8,64,512 --bytes 64,4096 --json > bench.json
