@@ -23,6 +23,7 @@ PENDING, STARTING, ALIVE, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "AL
 
 _IDLE_WORKERS = 1.0  # seconds that a worker for tasks without work is kept beyond the number of CPUs
 _IDLE_LONG = 60.0  # and up to that number
+_EXPECTED = 10.0  # seconds in which the request of a creator comes after a handle of the actor
 _TURN = 10.0  # seconds that a call waits for an earlier one of its caller that does not come
 _DEATH_PATIENCE = 10.0  # seconds in which the end of a process is seen that a caller has lost
 _REFRESH = 0.5  # seconds between two looks at the nodes
@@ -81,6 +82,7 @@ class Control:
         self._declared: dict[str, Any] = {}
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
+        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors that handles came of before themselves, and who has these
         self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call, and those that wait for their turn
 
     async def ask(self, caller: str, number: int, method: str, *args: Any) -> Any:
@@ -170,7 +172,11 @@ class Control:
                 return {"taken": True}
             self._names[key] = actor_id
         actor = self._actors[actor_id] = Actor(actor_id, spec)
-        actor.holders[process] = 1
+        waited = self._awaited.pop(actor_id, None)
+        if waited is not None:
+            actor.holders.update(waited[1])
+            waited[0].set_result(None)
+        actor.holders[process] = actor.holders.get(process, 0) + 1
         actor.task = self._spawn(self._start_actor(actor))
         self._forget_dead()
         return {}
@@ -274,9 +280,18 @@ class Control:
             elif actor.holders.pop(process, None) is not None and not actor.holders:
                 self._out_of_scope(actor)
 
+    async def _expected(self, actor_id: str) -> Actor | None:
+        """An actor whose handle has come before the request of its creator."""
+        if actor_id not in self._awaited:
+            self._awaited[actor_id] = (asyncio.get_running_loop().create_future(), {})
+        await asyncio.wait([self._awaited[actor_id][0]], timeout=_EXPECTED)
+        if actor_id not in self._actors:
+            self._awaited.pop(actor_id, None)
+        return self._actors.get(actor_id)
+
     async def actor_info(self, actor_id: str) -> dict[str, Any]:
         """Where an actor is, once that is known: {"role"}; {"dead": frame of the exception} if it is dead or unknown."""
-        actor = self._actors.get(actor_id)
+        actor = self._actors.get(actor_id) or await self._expected(actor_id)
         if actor is None:
             return {"dead": None}
         if actor.state not in (ALIVE, DEAD):
@@ -322,7 +337,11 @@ class Control:
     async def handle_taken(self, actor_id: str, process: str) -> None:
         """A process has a handle that it had not."""
         actor = self._actors.get(actor_id)
-        if actor is not None and actor.state != DEAD:
+        if actor is None:
+            waited = self._awaited.setdefault(actor_id, (asyncio.get_running_loop().create_future(), {}))
+            waited[1][process] = waited[1].get(process, 0) + 1
+            await self._expected(actor_id)
+        elif actor.state != DEAD:
             actor.holders[process] = actor.holders.get(process, 0) + 1
 
     async def handle_dropped(self, actor_id: str, process: str) -> None:
