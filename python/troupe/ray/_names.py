@@ -102,7 +102,8 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
 OPTIONS = [
     ("num_cpus, num_gpus, memory, resources", SAME, "a request for what is busy or not there waits"),
     ("scheduling_strategy, placement_group, placement_group_bundle_index, placement_group_capture_child_tasks", SAME, ""),
-    ("runtime_env", DIFFERENT, "as RuntimeEnv below"),
+    ("runtime_env", DIFFERENT, "as RuntimeEnv above"),
+    ("object_store_memory", DIFFERENT, "accepted with a warning, as in Ray; nothing is reserved"),
     ("name, namespace, get_if_exists, lifetime", SAME, ""),
     ("max_concurrency, concurrency_groups", SAME, ""),
     ("num_returns", DIFFERENT, "numbers; \"streaming\" and \"dynamic\" are refused"),
