@@ -410,14 +410,14 @@ class Control:
             task.cancel()
 
     async def _idle_worker(self, job_id: str, env: dict[str, Any], allocation: Any, captures: Any) -> Worker:
-        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id, captures], sort_keys=True).encode()).hexdigest()
+        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id], sort_keys=True).encode()).hexdigest()
         for worker in reversed(list(self._workers.values())):
             if worker.key == key and not worker.lease and not worker.dead and worker.cluster is not None:
                 return worker
         worker = Worker(os.urandom(14).hex(), key, allocation.node_id)
         worker.lease = "starting"
         self._workers[worker.id] = worker
-        assigned = {"kind": "task", "groups": {}, "worker_id": worker.id, "placement": captures}
+        assigned: dict[str, Any] = {"kind": "task", "groups": {}, "worker_id": worker.id, "placement": None}
         try:
             worker.cluster = await self._create_role(worker.role, job_id, env, allocation, {}, assigned)
         except BaseException:

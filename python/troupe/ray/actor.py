@@ -244,7 +244,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
         "demand": _options.demand(options, 0.0), "strategy": strategy,
-        "captures": _options.captured(strategy),
+        "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
         "handle": info.to_wire(),

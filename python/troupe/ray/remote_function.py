@@ -75,7 +75,7 @@ class RemoteFunction:
         task.demand = _options.demand(given, 1.0)
         task.strategy = strategy
         task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
-        task.captures = _options.captured(strategy)
+        task.captures = _options.membership(strategy)
         retries = given.get("max_retries")
         task.retries = _RETRIES if retries is None else (1 << 30 if retries < 0 else retries)
         if parent_task is not None:
