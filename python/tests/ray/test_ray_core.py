@@ -231,13 +231,14 @@ def test_task_waiting_in_get_gives_its_cpus_back(session):
     assert ray.get(outer.remote(), timeout=60) == [0, 1, 2]
 
 
-def test_cancel(session):
+def test_cancel(session, tmp_path):
     @ray.remote
-    def sleep():
+    def sleep(path):
+        open(path, "w").close()
         time.sleep(600)
 
-    running = sleep.remote()
-    time.sleep(1)
+    running = sleep.remote(str(tmp_path / "begun"))
+    eventually((tmp_path / "begun").exists, "the task runs")
     ray.cancel(running)
     with pytest.raises((exceptions.TaskCancelledError, exceptions.RayTaskError)):
         ray.get(running, timeout=30)
