@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from importlib import import_module
 
 _USAGE = "usage: python -m troupe.ray SCRIPT [ARGUMENTS], or python -m troupe.ray -m MODULE [ARGUMENTS]"
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -27,7 +28,7 @@ def prepare() -> None:
     os.environ["TROUPE_RAY"] = "1"
     if resolver not in sys.path:
         sys.path.insert(0, resolver)
-    import ray  # noqa: F401
+    import_module("ray")
 
 
 def _first(variable: str, folder: str, after: str = "") -> None:

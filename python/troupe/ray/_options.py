@@ -226,9 +226,7 @@ def environment(runtime_env: Any) -> dict[str, Any]:
             out[key] = os.path.abspath(value)
         elif key == "py_executable":
             out[key] = str(value)
-        elif key == "py_modules" and not value:
-            continue
-        elif not value:
+        elif (key == "py_modules" and not value) or not value:
             continue
         else:
             raise refuse(f"runtime_env[{key!r}]", "an interpreter that has what is needed, and troupe.init(working_dir=…)")

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from .. import _errors
-from . import _context, _objects, _options, _serialize, _state, exceptions
+from . import _context, _objects, _options, _state, exceptions
 from ._objects import ERROR, VALUE, Entry, ObjectRef
 from .actor import check_arguments, dependencies, split_arguments
 
@@ -24,6 +24,8 @@ _RETRIES = 3  # of a task whose worker died
 
 class RemoteFunction:
     """A function whose .remote(…) runs it on a worker."""
+
+    __name__: str
 
     def __init__(self, function: Any, options: dict[str, Any]) -> None:
         _options.check_task(options)
@@ -93,7 +95,7 @@ class RemoteFunction:
         if origin._pickled is None:
             pickled = cloudpickle.dumps(self._function, protocol=5)
             origin._pickled = (hashlib.sha256(pickled).digest(), pickled)
-        return origin._pickled  # type: ignore[no-any-return]
+        return origin._pickled
 
     def __reduce__(self) -> Any:
         return RemoteFunction, (self._function, self._default_options)

@@ -5,6 +5,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+from typing import Any
 
 _TARGET = "troupe.ray"
 
@@ -12,10 +13,10 @@ _TARGET = "troupe.ray"
 class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds ray.x as troupe.ray.x. One module has both names."""
 
-    def __init__(self):
-        self._loaded = {}
+    def __init__(self) -> None:
+        self._loaded: dict[str, Any] = {}
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if not name.startswith("ray."):
             return None
         try:
@@ -24,7 +25,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return None
         return None if found is None else importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         parent, _, child = (_TARGET + spec.name[3:]).rpartition(".")
         before = getattr(importlib.import_module(parent), child, None)
         module = importlib.import_module(_TARGET + spec.name[3:])
@@ -35,7 +36,7 @@ class _Alias(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             self._loaded[spec.name] = (module, module.__spec__, module.__name__, "", "", None)
         return module
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         for found, spec, name, parent, child, before in self._loaded.values():
             if found is module:
                 module.__spec__, module.__name__ = spec, name
