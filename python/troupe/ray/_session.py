@@ -181,6 +181,8 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
 
 def _environment() -> dict[str, str]:
     env = {**_launch.inherited_environment(), "PYTHONUNBUFFERED": "1"}
+    if "TROUPE_RAY" in os.environ:
+        env["TROUPE_RAY"] = os.environ["TROUPE_RAY"]
     if path := _launch._python_path(env.get("PYTHONPATH", "")):
         env["PYTHONPATH"] = path
     return env
