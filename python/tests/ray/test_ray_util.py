@@ -18,6 +18,14 @@ class Doubler:
         return 2 * x
 
 
+def dead(actor):
+    try:
+        ray.get(actor.double.remote(1), timeout=20)
+    except ray.exceptions.RayActorError:
+        return True
+    return False
+
+
 @ray.remote(num_cpus=0)
 def take(q):
     return q.get(timeout=20)
@@ -91,7 +99,9 @@ def test_pool(session):
     with pytest.raises(ValueError):
         pool.push(actors[0])
     assert pool.pop_idle() in actors
-    ray.kill(pool._idle_actors[0])
+    last = pool._idle_actors[0]
+    ray.kill(last)
+    eventually(lambda: dead(last), "the actor is dead")
     pool.submit(lambda a, v: a.double.remote(v), 1)
     with pytest.raises(ray.exceptions.RayActorError):
         pool.get_next_unordered(timeout=20)
@@ -139,7 +149,8 @@ def test_private_names(session):
     assert module("_private.runtime_env.constants").RAY_JOB_CONFIG_JSON_ENV_VAR == "RAY_JOB_CONFIG_JSON_ENV_VAR"
     assert module("_private.log_monitor").is_proc_alive(1)
     assert module("_raylet").ObjectRef is ray.ObjectRef
-    with module("util.timer")._Timer() as timer:
+    timer = module("util.timer")._Timer()
+    with timer:
         pass
     assert timer.mean >= 0
     assert ray.cloudpickle.loads(ray.cloudpickle.dumps(lambda: 3))() == 3
