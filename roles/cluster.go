@@ -41,7 +41,7 @@ type Cluster struct {
 	startParams *startParams     // start parameters of worker processes; nil: created elsewhere and not needed yet
 	recovery    recovery         // restarts of lost workers
 	replayCache replayCache      // calls that are replayed on restarted workers
-	output      *output          // nil: output is not shown
+	output      *roleOutput      // nil: output is not shown
 	started     bool             // the start is complete: the first observer of a failure destroys the role, not start
 	ended       *bus.Error       // why calls are refused; nil: they are not
 	failed      *bus.Error       // ended, if a worker's failure is the reason

@@ -30,6 +30,7 @@ type request struct {
 	Pipeline  pipeRequest    `msgpack:"pipeline"`
 	Serve     serveRequest   `msgpack:"serve"`
 	Router    routerRequest  `msgpack:"router"`
+	Output    outputRequest  `msgpack:"output"`
 
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
 
@@ -74,7 +75,7 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,         // bus, namespace, name, lease, private → runtime
+		"open":         (*core).open,         // bus, namespace, name, lease, private, output → runtime
 		"close":        (*core).close,        // runtime → nil: takes its roles down
 		"create":       (*core).create,       // runtime, spec → cluster
 		"reserve":      (*core).reserve,      // runtime, reserve, name → reservation
@@ -144,10 +145,12 @@ func (c *core) connectedLocked() {
 }
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
-	rt, err := roles.Open(ctx, roles.Config{
+	cfg := roles.Config{
 		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
 		ClassFunc: c.servedClass,
-	})
+	}
+	r.Output.apply(&c.output, &cfg)
+	rt, err := roles.Open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -168,6 +171,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	last := len(c.runtimes) == 0 && c.worker == nil
 	c.mu.Unlock()
 	err = rt.Close(ctx)
+	c.output.mark()
 	if last {
 		c.memory.shared.closeUnused()
 	}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _check, _errors
+from . import _check, _errors, _output
 
 
 class WorkerConfig:
@@ -35,6 +35,7 @@ class WorkerConfig:
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
+        output: str = "",
         **unknown: Any,
     ) -> None:
         for field in unknown:
@@ -63,6 +64,7 @@ class WorkerConfig:
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
+        self.output = output
         check(self)
 
     def __repr__(self) -> str:
@@ -88,6 +90,8 @@ def check(config: Any) -> None:
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
     strategy = setting(config, "strategy", "")
+    if shown := setting(config, "output", ""):
+        _output.mode(shown)
     if strategy and strategy not in STRATEGIES:
         raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
 

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from . import _check, _codec, _core, _errors, _traceback
+from . import _check, _codec, _core, _errors, _output, _traceback
 
 _PORT = 7422  # of a head, where a URL has none
 _START = 30.0  # seconds for a private head to become ready
@@ -117,6 +117,7 @@ class Session:
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
         self.desk: Any = None  # what a driver serves
         self.pool: Any = None  # the workers of remote functions
+        self.output: _output.Reader | None = None
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
         self._pid = os.getpid()
@@ -154,6 +155,8 @@ class Session:
         ask = self.core.ask("close", runtime=self.id)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)
+        if self.output is not None:
+            self.output.join()
 
     def __enter__(self) -> Session:
         return self
@@ -203,6 +206,7 @@ def init(
     ca_file: str | None = None,
     name: str | None = None,
     lease: float = 0.0,
+    output: str | None = None,
     timeout: float | None = 30.0,
 ) -> Session:
     """Attaches to a head, or starts a private one as a child process.
@@ -212,12 +216,14 @@ def init(
     names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
-    whatever the lease is. A session that is open is returned again; one with another url or namespace must be closed first.
+    whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
+    unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown. A session that is open is returned again; one with another url or namespace must be closed first.
     Usable as a context manager.
     """
     global _current
     lease = _lease(lease)
     _check.seconds("timeout", timeout)
+    shown = _output.of_session(output)
     with _init_lock:
         if _current is not None and not _current.closed and _current._pid == os.getpid():
             if (url not in (None, "auto", _current.url) and _address(str(url)) not in _current._addresses) or namespace not in (None, _current.namespace):
@@ -252,9 +258,10 @@ def init(
             given.update(_local_head(url))
         bus.update({k: v for k, v in given.items() if v})
         try:
+            reader = _output.Reader(core)
             fields = core.ask(
                 "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=lease,
-                private=head is not None,
+                private=head is not None, output=shown,
             ).get(timeout)
         except BaseException:
             if head is not None:
@@ -262,6 +269,8 @@ def init(
             raise
         _traceback.install(_errors.Error)
         _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
+        _current.output = reader
+        reader.start()
         return _current
 
 
