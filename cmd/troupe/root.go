@@ -21,6 +21,8 @@ type cli struct {
 
 	url       string
 	namespace string
+	ownHead   bool   // the command starts a head of its own rather than use a driver's private one
+	run       string // id of the run of a private head; empty: not given
 	json      bool
 }
 

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from . import _check, _codec, _core, _errors, _output, _traceback
+from . import _check, _codec, _core, _errors, _output, _runs, _traceback
 
 _PORT = 7422  # of a head, where a URL has none
 _START = 30.0  # seconds for a private head to become ready
@@ -17,9 +17,10 @@ _LEASE = (1.0, 86_400.0)  # seconds: the least and the most that init takes
 
 
 class Head:
-    """A head of our own, as a child process with a folder of its own. It ends when its standard input does."""
+    """A head of our own, as a child process with a folder of its own. It ends when its standard input does. `troupe status` and `logs`
+    find it by the record of this run."""
 
-    def __init__(self, gpus: str) -> None:
+    def __init__(self, gpus: str, namespace: str) -> None:
         import json
         import subprocess
         import tempfile
@@ -30,6 +31,9 @@ class Head:
         env.update(dict.fromkeys(("XDG_STATE_HOME", "XDG_RUNTIME_DIR"), self.dir))
         program = _core.program_path()
         command = [program, "up", "--json", "--listen", "127.0.0.1:0", "--store", os.path.join(self.dir, "store"), "--gpus", gpus, "--with-stdin"]
+        self._run = _runs.create(namespace)
+        if self._run is not None:
+            command += ["--log-dir", os.path.join(self._run, "logs")]
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, start_new_session=True
@@ -51,6 +55,8 @@ class Head:
             raise _errors.UnavailableError(f"a private head did not start: {log or 'it said nothing'}")
         said = json.loads(line)
         self.url, self.token_file, self.fingerprint = said["url"], said.get("token_file", ""), said.get("fingerprint", "")
+        if self._run is not None:
+            _runs.record(self._run, {**said, "driver": _who(), "driver_pid": os.getpid(), "namespace": namespace})
 
     def _first_line(self) -> bytes:
         """What it says when it is ready. One that does not become ready is ended, and the read with it."""
@@ -88,6 +94,8 @@ class Head:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._log.close()
+        if self._run is not None:
+            _runs.end(self._run)
         _remove(self.dir)
 
     def abandon(self) -> None:
@@ -217,7 +225,8 @@ def init(
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
     whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
-    unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown. A session that is open is returned again; one with another url or namespace must be closed first.
+    unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown.
+    A session that is open is returned again; one with another url or namespace must be closed first.
     Usable as a context manager.
     """
     global _current
@@ -242,7 +251,7 @@ def init(
         head = None
         bus: dict[str, Any] = {}
         if url is None:
-            head = Head(gpus)
+            head = Head(gpus, namespace or env("TROUPE_NAMESPACE") or "default")
             url, token_file, fingerprint = head.url, head.token_file, head.fingerprint or None
         elif gpus != "auto":
             raise _errors.InvalidError(f"gpus={gpus!r} is for a private head, and {url} is another's; leave one of them out")
@@ -303,8 +312,7 @@ def _head_file() -> dict[str, str]:
 
 
 def _head_path() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "troupe", "head.json")
+    return os.path.join(_runs.state_dir(), "head.json")
 
 
 def _head_url() -> str:
