@@ -9,7 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
+
+	"troupe/internal/terminal"
 )
 
 const (
@@ -291,7 +292,7 @@ func (d *OutputDisplay) noteOmitted() {
 func (d *OutputDisplay) show(role, ranks string, stream OutputStream, text string) {
 	prefix := role + "[" + ranks + "]"
 	if d.Terminal {
-		text = EscapeControl(text)
+		text = terminal.Line(text)
 	}
 	if d.Color {
 		prefix = fmt.Sprintf("\x1b[%dm%s\x1b[0m", colorOf(role), prefix)
@@ -304,30 +305,6 @@ func colorOf(role string) int {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(role)) // never fails
 	return []int{36, 32, 33, 34, 35, 94}[h.Sum32()%6]
-}
-
-// EscapeControl replaces control characters except tabs, which a terminal would act on, by \x1b, \u009b and the like.
-func EscapeControl(text string) string {
-	control := func(r rune) bool { return r < ' ' && r != '\t' || r >= 0x7f && r <= 0x9f || r == utf8.RuneError }
-	if strings.IndexFunc(text, control) < 0 {
-		return text
-	}
-	var out strings.Builder
-	for i, r := range text {
-		switch {
-		case !control(r):
-			out.WriteRune(r)
-		case r == utf8.RuneError && !strings.HasPrefix(text[i:], "\uFFFD"):
-			fmt.Fprintf(&out, `\x%02x`, text[i])
-		case r == utf8.RuneError:
-			out.WriteRune(r)
-		case r < 0x80:
-			fmt.Fprintf(&out, `\x%02x`, r)
-		default:
-			fmt.Fprintf(&out, `\u%04x`, r)
-		}
-	}
-	return out.String()
 }
 
 // ranges formats a set of ranks: "0-3,7".

@@ -129,11 +129,7 @@ func checkJetStream(ctx context.Context, b *bus.Bus) error {
 	if version != "" && slices.Compare(v[:], []int{2, 12, 1}) < 0 {
 		return bus.Errorf(bus.CodeVersion, "the NATS server at %s is version %s; key-value needs 2.12.1 or later", b.Conn().ConnectedUrlRedacted(), version)
 	}
-	_, err := b.JetStream().AccountInfo(ctx)
-	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-		return bus.Errorf(bus.CodeUnavailable, "the NATS server at %s has no JetStream for this account; start it with -js, or enable it for the account: %w", b.Conn().ConnectedUrlRedacted(), err)
-	}
-	return nil // the opening itself reports any other failure
+	return b.CheckJetStream(ctx)
 }
 
 // open opens the stream of the bucket, or creates it if create is set.

@@ -54,7 +54,7 @@ func (c *cli) server() (server, error) {
 	}
 	for _, u := range strings.Split(urls, ",") {
 		if err := checkURL(u); err != nil && urls != "" {
-			return s, usagef("%s %q: %w", from, urls, err)
+			return s, usagef("%s %q: %w", from, bus.Redact(strings.Split(urls, ",")...), err)
 		}
 	}
 	var err error
@@ -76,10 +76,14 @@ func (c *cli) server() (server, error) {
 var errURL = errors.New("give nats://HOST:PORT, or tls://HOST:PORT for a head beyond loopback")
 
 func checkURL(text string) error {
-	if text != "" && !strings.Contains(text, "://") {
+	bare := text != "" && !strings.Contains(text, "://")
+	if bare {
 		text = "nats://" + text
 	}
 	u, err := url.Parse(text)
+	if err == nil && bare && u.Port() == "" {
+		return errURL // a word
+	}
 	if err != nil || u.Hostname() == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
 		return errURL
 	}

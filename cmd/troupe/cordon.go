@@ -3,12 +3,18 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newCordon(c *cli) *cobra.Command {
@@ -66,14 +72,31 @@ func nodeAndDevice(text string) (node, device string, err error) {
 	return node, device, nil
 }
 
+// unknownNode makes the refusal of an unknown node bus.ErrNotFound: an unknown role, node or reservation has exit code 1.
+func unknownNode(err error) error {
+	if e, ok := errors.AsType[*placement.RequestError](err); ok && e.Problem == planner.ErrUnknownNode {
+		return bus.Errorf(bus.CodeNotFound, "%s", err.Error())
+	}
+	return err
+}
+
 // whoami is the user and the host of this process.
-func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "unknown") + "@" + nodes.HostName() }
+func (c *cli) whoami() string {
+	name := cmp.Or(c.env("USER"), c.env("LOGNAME"))
+	if name == "" {
+		name = fmt.Sprintf("uid-%d", os.Getuid())
+		if u, err := user.Current(); err == nil {
+			name = u.Username
+		}
+	}
+	return name + "@" + nodes.HostName()
+}
 
 func (c *cli) cordon(ctx context.Context, one placement.Cordon) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {
 		kept, err := client.Cordon(ctx, one)
 		if err != nil {
-			return err
+			return unknownNode(err)
 		}
 		if c.json {
 			return c.printJSON(kept)
@@ -87,7 +110,7 @@ func (c *cli) uncordon(ctx context.Context, node, device string) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {
 		was, err := client.Uncordon(ctx, node, device)
 		if err != nil {
-			return err
+			return unknownNode(err)
 		}
 		if c.json {
 			return c.printJSON(struct {

@@ -66,7 +66,7 @@ func (c *cli) showDevices(rows []gpu.Row, again bool) error {
 	switch table := gpu.Table(rows); {
 	case c.json:
 	case again:
-		c.printf("%s", redraw(table))
+		c.write(redraw(c.safe(table)))
 		return nil
 	default:
 		c.printf("%s", table)

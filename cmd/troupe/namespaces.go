@@ -154,7 +154,7 @@ func (c *cli) removeNamespace(ctx context.Context, name string, force bool) erro
 		if c.json {
 			return c.printJSON(found)
 		}
-		c.printf("namespace %s is empty: %d roles, %d reservations and %d pipelines are gone\n", name, len(found.Roles), len(found.Reservations), len(found.Pipelines))
+		c.printf("namespace %s is empty: %s, %s and %s are gone\n", name, counted(len(found.Roles), "role"), counted(len(found.Reservations), "reservation"), counted(len(found.Pipelines), "pipeline"))
 		return nil
 	})
 }

@@ -46,7 +46,7 @@ func (c *cli) top(ctx context.Context, b *bus.Bus, namespace string, names []str
 			return err
 		}
 		if !c.json && !once {
-			c.printf("\x1b[H\x1b[2J") // clears the screen
+			c.write("\x1b[H\x1b[2J") // clears the screen
 		}
 		if err := c.showStatuses(namespace, all); err != nil || once {
 			return err

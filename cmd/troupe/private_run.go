@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -171,14 +170,4 @@ func (c *cli) keptLogs(run privateRun, q nodes.LogQuery, keep func(nodes.Line) b
 		}
 	}
 	return nil
-}
-
-// isTerminal reports whether the output is a terminal.
-func isTerminal(out io.Writer) bool {
-	f, ok := out.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -49,12 +49,35 @@ func (c *cli) roles(ctx context.Context) error {
 			return c.rolesTable(rt.Namespace(), all)
 		}
 		for _, r := range all {
-			if err := c.printJSON(r); err != nil {
+			if err := c.printJSON(roleJSON(r)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// roleOutput is a record of the registry in JSON output, with durations in seconds. The registry itself has nanoseconds, under
+// the names that are hidden here.
+type roleOutput struct {
+	roles.RoleRecord
+	Lease   *struct{}      `json:"lease,omitempty"`
+	LeaseS  float64        `json:"lease_s"`
+	Restart *restartOutput `json:"restart,omitempty"`
+}
+
+type restartOutput struct {
+	*roles.Restart
+	Limit  *struct{} `json:"limit,omitempty"`
+	LimitS float64   `json:"limit_s"`
+}
+
+func roleJSON(r roles.RoleRecord) roleOutput {
+	out := roleOutput{RoleRecord: r, LeaseS: r.Lease.Seconds()}
+	if r.Restart != nil {
+		out.Restart = &restartOutput{Restart: r.Restart, LimitS: r.Restart.Limit.Seconds()}
+	}
+	return out
 }
 
 // rank is one worker, from the registry and from its own answer.
@@ -68,7 +91,8 @@ type rank struct {
 	State   string        `json:"state"`         // from the worker; "silent" without an answer, "restarting" while it is replaced
 	Why     string        `json:"why,omitempty"` // the reason of a restart or of the role's failure
 	Calls   int           `json:"calls"`
-	Busy    time.Duration `json:"busy"` // duration of the oldest running call
+	Busy    time.Duration `json:"-"`      // duration of the oldest running call
+	BusyS   float64       `json:"busy_s"` // the same in seconds
 }
 
 // ranks prints the workers of a role. It waits for their answers for infoWait.
@@ -174,6 +198,7 @@ func (r *rank) hear(info actors.Info) {
 	for _, call := range info.Calls {
 		if call.Running {
 			r.Busy = max(r.Busy, call.For)
+			r.BusyS = r.Busy.Seconds()
 		}
 	}
 }

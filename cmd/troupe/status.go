@@ -25,7 +25,7 @@ type overview struct {
 	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
-	Roles   []roles.RoleRecord  `json:"roles"` // of one namespace
+	Roles   []roleOutput        `json:"roles"` // of one namespace
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
 
@@ -42,7 +42,14 @@ type nodeOverview struct {
 	Devices int               `json:"devices"`
 	Held    int               `json:"held"`
 	Unfit   int               `json:"unfit"`
-	Workers []nodes.Status    `json:"workers"` // null if the agent does not answer
+	Workers []workerOutput    `json:"workers"` // null if the agent does not answer
+}
+
+// workerOutput is a worker process in JSON output, with durations in seconds.
+type workerOutput struct {
+	nodes.Status
+	For  *struct{} `json:"for,omitempty"`
+	ForS float64   `json:"for_s"`
 }
 
 func newStatus(c *cli) *cobra.Command {
@@ -100,7 +107,11 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 		return view, err
 	}
 	defer func() { _ = rt.Close(ctx) }() // the session owns nothing
-	view.Roles, err = rt.Roles(ctx)
+	all, err := rt.Roles(ctx)
+	view.Roles = []roleOutput{}
+	for _, r := range all {
+		view.Roles = append(view.Roles, roleJSON(r))
+	}
 	return view, err
 }
 
@@ -126,8 +137,12 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 		}
 		group.Go(func() {
 			if all, err := client.Running(ctx, n.Report.Node); err == nil {
-				all = append([]nodes.Status{}, all...) // an empty list, not null, is "no workers"
-				views[i].Workers = slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 })
+				views[i].Workers = []workerOutput{} // an empty list, not null, is "no workers"
+				for _, s := range all {
+					if s.Exit == nil && s.PID != 0 {
+						views[i].Workers = append(views[i].Workers, workerOutput{Status: s, ForS: s.For.Seconds()})
+					}
+				}
 			}
 		})
 	}
@@ -206,7 +221,15 @@ func (c *cli) showStatus(v overview, s server) error {
 	for i, w := range v.Waiting {
 		rows = append(rows, []string{itoa(i + 1), w.ID, w.Namespace, w.Holder, fmt.Sprint(w.Devices), (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()})
 	}
-	return c.tableOr(fmt.Sprintf("%d reservations, nobody waits", len(v.Held)), "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
+	return c.tableOr(counted(len(v.Held), "reservation")+", no request waits", "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
+}
+
+// counted is a number with its noun.
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return itoa(n) + " " + noun + "s"
 }
 
 // tableOr prints a table, or the text none if it has no rows.
