@@ -59,6 +59,12 @@ def measure(echo, seconds: float) -> list[float]:
     return times
 
 
+def summary(times: list[float]) -> dict[str, float]:
+    """The fifth of the calls that was fastest shows the cost where other programs use the machine too."""
+    fast, median = statistics.quantiles(times, n=10)[1:5:3]
+    return {"fast_us": round(fast, 1), "median_us": round(median, 1), "mean_us": round(statistics.fmean(times), 1), "calls": len(times)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ranks", type=int, default=32)
@@ -86,7 +92,7 @@ def main() -> None:
                 printed += sum(printers.execute_all_sync("become", "quiet")) - before
                 shown_seconds += time.perf_counter() - begun
     troupe.shutdown()
-    row: dict[str, Any] = {state: {"median_us": round(statistics.median(t), 1), "mean_us": round(statistics.fmean(t), 1), "calls": len(t)} for state, t in times.items()}
+    row: dict[str, Any] = {state: summary(t) for state, t in times.items()}
     slower = {against: round(100 * (row["shown"]["median_us"] / row[against]["median_us"] - 1), 1) for against in ("quiet", "null")}
     row["lines_per_second"] = round(printed / shown_seconds)
     print(json.dumps({**row, **{f"slower_than_{against}_percent": percent for against, percent in slower.items()}}), file=result)
