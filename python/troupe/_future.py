@@ -229,7 +229,7 @@ class Future(Waitable, Sequence[RankFuture]):
     # For callers.
 
     def _refuse_own(self) -> None:
-        """Whoever serves the call that this one waits for must not wait for it."""
+        """Refuses to wait on the thread that serves the awaited call."""
         serving = _call.current.get()
         if serving is None or serving[1] != self._behind:
             return
@@ -396,7 +396,7 @@ class Future(Waitable, Sequence[RankFuture]):
         return value
 
     def _news(self) -> bool:
-        """Whether the workers may have another mesh since this call, and nobody has asked them."""
+        """Whether the workers may have another mesh since this call, and they were not asked."""
         if self._told or not self._where[0]._learns_mesh():
             return False
         self._told = True
