@@ -34,6 +34,7 @@ const (
 	flagCause    uint32 = 4  // this failure is why the call failed
 	flagNone     uint32 = 8  // an acknowledgement without a value
 	flagCombined uint32 = 16 // the body is the list of collected answers, in the order of the plan; none was reported before
+	flagShared   uint32 = 32 // the body lies in shared memory: a page that is written to is copied then
 )
 
 type completion struct {
@@ -136,14 +137,18 @@ func (c *completion) size() int {
 
 func (c *completion) write(buf []byte, m *memory) {
 	var at, number uint64
+	flags := c.flags
 	if c.inline() {
 		copy(buf[headSize+pad(len(c.meta)):], c.body)
 	} else {
-		at, number = m.lend(c.body)
+		var shared bool
+		if at, number, shared = m.lend(c.body); shared {
+			flags |= flagShared
+		}
 	}
 	le := binary.LittleEndian
 	le.PutUint32(buf[0:], uint32(c.kind))
-	le.PutUint32(buf[4:], c.flags)
+	le.PutUint32(buf[4:], flags)
 	le.PutUint64(buf[8:], c.token)
 	le.PutUint32(buf[16:], uint32(int32(c.rank)))
 	le.PutUint32(buf[20:], uint32(len(c.meta)))

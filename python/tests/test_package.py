@@ -12,7 +12,7 @@ PUBLIC = {
     "Reservation", "ResourceManager", "ResultStream",
     "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "get", "get_actor", "init", "is_initialized", "kill",
+    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
     "nodes", "register", "remote", "serve", "shutdown", "wait",
 }  # fmt: skip
 

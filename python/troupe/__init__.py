@@ -18,6 +18,7 @@ from ._cluster import Cluster, WorkerHandle
 from ._codec import Tensor
 from ._config import RankInfo, WorkerConfig
 from ._driver import driver, serve
+from ._empty import empty
 from ._errors import (
     ApplicationError,
     BusyError,
@@ -62,6 +63,6 @@ __all__ = [
     "Reservation", "ResourceManager", "ResultStream",
     "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "get", "get_actor", "init", "is_initialized", "kill",
+    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
     "nodes", "register", "remote", "serve", "shutdown", "wait",
 ]  # fmt: skip

@@ -391,19 +391,18 @@ class Cluster(_codec.Walked):
 
     def options(
         self, *, timeout: float | None = None, collect: bool = True, pad: bool = False, need: int = 0, collect_all: bool = False,
-        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True,
+        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True, copy: bool = False,
     ) -> _Options:  # fmt: skip
         """Other settings for calls: cluster.options(collect=False).train_step(batch).
 
         collect=False: every rank computes and acknowledges alone. pad: rows are repeated until they divide, and trimmed
         again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
         mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
-        restarted fails at once instead of waiting for it.
+        restarted fails at once instead of waiting for it. copy=True: large arrays of the result are copied out of shared memory when they
+        are received, which takes less than writing to all of their pages later.
         """
-        settings = _settings_of(
-            {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks, "engine": engine, "wait": wait}
-        )
-        return _Options(self, settings)
+        settings = {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks}
+        return _Options(self, _settings_of({**settings, "engine": engine, "wait": wait, "copy": copy}))
 
     def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any] | None = None) -> Any:
         settings = settings or {}
@@ -478,6 +477,7 @@ class Cluster(_codec.Walked):
             self._mind_own(future, method, plan, blocking)
         future._collects, future._keep_all, future._info = collect, keep_all, info
         future._engine = settings.get("engine", "")
+        future._copy = settings.get("copy", False)
         name, engine = _name("method", method), _name("engine", settings.get("engine", ""))
         head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
         self._start(future, self._blob([head, name, engine], bodies))
@@ -741,7 +741,7 @@ def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:
     return {**settings, "wait": _check.flag("wait", wait)}
 
 
-_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait")
+_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait", "copy")
 
 
 def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -752,7 +752,7 @@ def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
     made = dict(given)
     if "timeout" in made:
         made["timeout"] = _check.seconds("timeout", made["timeout"])
-    for name in ("collect", "pad", "collect_all", "wait"):
+    for name in ("collect", "pad", "collect_all", "wait", "copy"):
         if name in made:
             _check.flag(name, made[name])
     if "need" in made:

@@ -6,6 +6,7 @@ copied once, to its aligned place in the body; and received large arrays are vie
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import sys
 from collections.abc import Callable
@@ -25,6 +26,7 @@ _SMALL = 1 << 20  # bytes of an array that is copied out of a large body
 _MANY = 50_000  # elements of a large body beyond which it is not walked
 
 Buffer = bytes | bytearray | memoryview
+Copy = Callable[[int, int, int], Any]  # copies bytes: to, from, number
 
 # numpy's and torch's names are the wire's. Those that numpy has not are torch's alone.
 _SIZES = {
@@ -163,11 +165,11 @@ class Codec:
 
     # Decoding.
 
-    def decode(self, body: Buffer) -> Any:
-        """The value of a body. Arrays are views of a large body, which belongs to this value alone."""
+    def decode(self, body: Buffer, copy: Copy | None = None) -> Any:
+        """The value of a body. Arrays are views of a large body, which belongs to this value alone; with copy they are copies."""
         if len(body) > BIG:
             try:
-                return Reader(self, memoryview(body)).whole()
+                return Reader(self, memoryview(body), copy).whole()
             except _TooMany:
                 body = bytes(body)  # another process may have it as well, and msgpack's parser trusts that it does not change
         return self._unpack(body)
@@ -498,11 +500,21 @@ def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
 
 
-def _own(value: Any) -> Any:
-    """A copy of an array that is a view."""
+def _own(value: Any, copy: Copy | None = None) -> Any:
+    """A copy of an array that is a view; a large one is made by copy."""
     if type(value) is Tensor:
         return Tensor(value.dtype, value.shape, bytes(value.data))
-    return value.clone() if hasattr(value, "clone") else value.copy()
+    if copy is None or value.nbytes < _SMALL:
+        return value.clone() if hasattr(value, "clone") else value.copy()
+    if hasattr(value, "clone"):
+        own = value.new_empty(value.shape)
+        copy(own.data_ptr(), value.data_ptr(), value.nbytes)
+        return own
+    import numpy
+
+    own = numpy.empty_like(value)
+    copy(own.ctypes.data, value.ctypes.data, value.nbytes)
+    return own
 
 
 # Large values.
@@ -583,23 +595,23 @@ class Walk:
         self._pieces.append(data)
         self.size += len(data)
 
-    def write(self, into: memoryview) -> None:
-        """Copies the pieces to where the body is to be. Large ones without the interpreter lock."""
-        import ctypes
-
+    def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:
+        """Copies the pieces to where the body is to be. Large ones with copy(to, from, bytes), without the interpreter lock."""
         self._flush()
-        at = 0
+        at, start = 0, ctypes.addressof(ctypes.c_char.from_buffer(into))
         for piece in self._pieces:
             n = len(piece)
-            to = into[at : at + n]
             if isinstance(piece, Scattered):
-                piece.write(to)
-            elif n >= 1 << 20 and not piece.readonly:
-                there, here = (ctypes.c_char.from_buffer(view) for view in (to, piece))
-                ctypes.memmove(ctypes.byref(there), ctypes.byref(here), n)
+                piece.write(into[at : at + n])
+            elif n >= _SMALL and (here := address_of(piece)):
+                copy(start + at, here, n)
             else:
-                to[:] = piece
+                into[at : at + n] = piece
             at += n
+
+    def pieces(self) -> list[Any]:
+        self._flush()
+        return self._pieces
 
     def join(self) -> bytes:
         self._flush()
@@ -608,6 +620,14 @@ class Walk:
             self.write(memoryview(whole))
             return bytes(whole)
         return b"".join(self._pieces)
+
+
+def address_of(data: memoryview) -> int:
+    """Where the bytes lie; 0: that cannot be told."""
+    if not data.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(data))
+    numpy = sys.modules.get("numpy")
+    return 0 if numpy is None else int(numpy.frombuffer(data, dtype="u1").ctypes.data)
 
 
 def _check_length(n: int) -> None:
@@ -635,10 +655,11 @@ class _TooMany(Exception):
 class Reader:
     """Reads a large body where it lies, so that the arrays in it are views."""
 
-    __slots__ = ("_at", "_body", "_codec", "_count")
+    __slots__ = ("_at", "_body", "_codec", "_copy", "_count")
 
-    def __init__(self, codec: Codec, body: memoryview) -> None:
+    def __init__(self, codec: Codec, body: memoryview, copy: Copy | None = None) -> None:
         self._codec = codec
+        self._copy = copy  # of arrays; None: they are views
         self._body = body
         self._at = 0
         self._count = 0
@@ -714,8 +735,8 @@ class Reader:
         code = self._number(">b")
         if code == TENSOR:
             value = read_tensor(self._take(n))
-            if n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
-                return _own(value)
+            if self._copy is not None or n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
+                return _own(value, self._copy)
             return value
         if code in _DECODERS:  # its payload is a value of its own, which may hold arrays
             end = self._at + n

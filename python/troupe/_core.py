@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._codec import Walk
 
 ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED = 1, 2, 3, 4, 5, 6
-FAILED, LAST, CAUSE, NONE, WHOLE = 1, 2, 4, 8, 16
+FAILED, LAST, CAUSE, NONE, WHOLE, SHARED = 1, 2, 4, 8, 16, 32
 
 _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
@@ -131,6 +131,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_answer", i32, (u64, i32, ptr, u64)),
         ("troupe_cancelled", i32, (u64,)),
         ("troupe_alloc", ptr, (u64,)),
+        ("troupe_empty", ptr, (u64,)),
         ("troupe_release", i32, (u64,)),
         ("troupe_forking", u64, ()),
         ("troupe_forked", i32, (u64, i32)),
@@ -140,6 +141,13 @@ def _load() -> ctypes.PyDLL:
         function.restype = result
         function.argtypes = list(args)
     return lib
+
+
+def _load_copy() -> Callable[[int, int, int], int]:
+    """The one function that takes long. It is called without the interpreter lock."""
+    function = ctypes.CDLL(library_path()).troupe_copy
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    return function
 
 
 class Inbox:
@@ -209,6 +217,7 @@ class Core:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self.lib = _load()
+        self.copy = _load_copy()
         self.fd = self.lib.troupe_init()
         if self.fd < 0:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
@@ -312,7 +321,7 @@ class Core:
             if isinstance(body, bytes):
                 view[:] = body
             else:
-                body.write(view)
+                body.write(view, self.copy)
         except BaseException:
             self.lib.troupe_release(at)
             raise

@@ -12,7 +12,7 @@ from typing import Any, overload
 import msgpack
 
 from . import _call, _check, _codec, _core, _error_transfer, _errors, _split, _traceback
-from ._core import CAUSE, FAILED, LAST, NONE, OVER, WHOLE
+from ._core import CAUSE, FAILED, LAST, NONE, OVER, SHARED, WHOLE
 from ._result_stream import ResultStream, StreamReference
 
 _SILENCE = 1.0  # seconds that a call waits behind an interrupted one before it says so
@@ -177,6 +177,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _value: Any = None
     _has_value = False
     _engine = ""  # the object in the workers that was called
+    _copy = False  # arrays of the result do not lie in shared memory
     _described = False  # the error of a timeout names the ranks that did not answer
     _told = False  # of initialize: the workers have been asked for their mesh since
     _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
@@ -319,7 +320,8 @@ class Future(Waitable, Sequence[RankFuture]):
         flags, body = self._answers[rank]
         if flags & FAILED:
             raise self._raise_from(body)
-        value = None if flags & NONE else self._codec.decode(body)
+        copy = self._core.copy if self._copy and flags & SHARED else None
+        value = None if flags & NONE else self._codec.decode(body, copy)
         if type(value) is StreamReference:
             value = self._stream(rank, value)
         self._decoded[rank] = value

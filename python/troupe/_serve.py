@@ -7,7 +7,7 @@ import threading
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from . import _call, _codec, _core, _error_transfer, _errors, _item, _register, _result_stream
+from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _register, _result_stream
 from ._call import LENGTHS, IncomingCall
 from ._future import Waitable
 
@@ -198,7 +198,7 @@ class Server:
             self.say(token, 0, answer, n)
             return
         try:
-            address = self.core.place(answer)
+            address = _empty.place(self.core, answer)
         except Exception as err:  # no memory for it, or a device that does not give its elements
             self.fail(token, err)
             return
