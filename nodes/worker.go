@@ -318,6 +318,9 @@ func (w *worker) ended(child process, end exitStatus) {
 	w.publishAgainAt = time.Now().Add(w.publishAgainIn)
 	w.mu.Unlock()
 	w.node.agent.publishExit(exit)
+	if report := w.node.agent.cfg.ExitFunc; report != nil {
+		report(w.ID)
+	}
 	close(w.endedCh)
 	if !exit.Asked {
 		w.node.agent.emit(Event{

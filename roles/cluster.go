@@ -56,6 +56,7 @@ const (
 	attached               // attached by name
 	opened                 // opened from a handle and shared in the process, until the role ends
 	followed               // monitored by a Local or a head, because its driver may be gone
+	ending                 // destroyed here, because its driver or the worker that created it has ended
 )
 
 // Name is the role's name.
@@ -250,7 +251,9 @@ func (c *Cluster) handleLoss(l loss, certain bool) {
 			return
 		}
 		if c.end(c.errDestroyed()) && c.isStarted() {
-			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }) })
+			c.rt.spawn(func() {
+				c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace, stopInOrder) })
+			})
 		}
 		return
 	}
@@ -311,7 +314,7 @@ func (c *Cluster) fail(ctx context.Context, why error) error {
 	case <-time.After(failureSpread):
 	case <-ctx.Done():
 	}
-	return errors.Join(err, c.stopWorkers(ctx, 0))
+	return errors.Join(err, c.stopWorkers(ctx, 0, stopInOrder))
 }
 
 // failPending fails every pending call to a failed role.
@@ -356,7 +359,9 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 
 // Destroy stops every worker, rank 0 last, and frees the name. Running calls may finish within the grace of the spec.
 // Any attached driver may destroy a role. It may be called more than once.
-func (c *Cluster) Destroy(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }
+func (c *Cluster) Destroy(ctx context.Context) error {
+	return c.destroy(ctx, c.spec.StopGrace, stopInOrder)
+}
 
 // Close releases the cluster: a role that was created here and is not detached is destroyed, others stay. A cluster
 // opened from a handle is shared and stays open.
@@ -376,7 +381,12 @@ func (c *Cluster) Close(ctx context.Context) error {
 // not the runtime's own.
 func (c *Cluster) closeWithRuntime(ctx context.Context) error {
 	defer c.release()
-	if c.origin == created && !c.Record().Detached {
+	switch rec := c.Record(); {
+	case c.origin == created && !rec.Detached && rec.Owner != c.rt.ep.Session(): // it ends with the run
+		return nil
+	case c.origin == created && !rec.Detached && c.rt.driver != "":
+		return c.destroy(ctx, min(c.spec.StopGrace, orphanGrace), stopSoon)
+	case c.origin == created && !rec.Detached:
 		return c.Destroy(ctx)
 	}
 	return c.flushReplays(ctx)
@@ -399,7 +409,7 @@ func (c *Cluster) release() {
 }
 
 // destroy stops all workers and frees the name, one caller at a time.
-func (c *Cluster) destroy(ctx context.Context, grace time.Duration) error {
+func (c *Cluster) destroy(ctx context.Context, grace time.Duration, manner stopManner) error {
 	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
@@ -416,7 +426,7 @@ func (c *Cluster) destroy(ctx context.Context, grace time.Duration) error {
 		patience /= 10 // the server was unreachable for a full timeout already
 	}
 	c.liveness.resize(len(c.Record().Placements)) // another process may have grown it
-	err := c.stopWorkers(ctx, grace)
+	err := c.stopWorkers(ctx, grace, manner)
 	if c.Record().Process {
 		if formerErr := c.killReplaced(context.WithoutCancel(ctx)); formerErr != nil { // the head kills orphan processes
 			c.rt.log.Warn("roles: some replaced workers may still run", "role", c.Name(), "error", formerErr)
@@ -485,18 +495,22 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 }
 
 // stopWorkers stops all ranks concurrently, and rank 0 after the others, which may need it to stop.
-func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration) error {
-	others := c.Record().placedRanks()[1:]
+func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration, manner stopManner) error {
+	ranks := c.Record().placedRanks()
 	stop := c.stopRemote
 	switch rec := c.Record(); {
 	case rec.Process && len(rec.Placements) == 0:
 		return nil // none was started
+	case rec.Process && manner == stopNow:
+		return c.killProcesses(ctx, ranks, rec, 0)
 	case rec.Process:
-		stop = c.stopProcesses
+		stop = func(ctx context.Context, ranks []int, grace time.Duration) error {
+			return c.stopProcesses(ctx, ranks, grace, manner)
+		}
 	case c.origin == created:
 		stop = c.stopLocal
 	}
-	return errors.Join(stop(ctx, others, grace), stop(ctx, []int{0}, grace))
+	return errors.Join(stop(ctx, ranks[1:], grace), stop(ctx, ranks[:1], grace))
 }
 
 func (c *Cluster) stopLocal(ctx context.Context, ranks []int, grace time.Duration) error {

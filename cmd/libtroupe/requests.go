@@ -76,6 +76,7 @@ func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
 		"open":         (*core).open,         // bus, namespace, name, lease, private → runtime
 		"close":        (*core).close,        // runtime → nil: takes its roles down
+		"end_created":  (*core).endCreated,   // runtime → nil: takes the roles down that a worker has created
 		"create":       (*core).create,       // runtime, spec → cluster
 		"reserve":      (*core).reserve,      // runtime, reserve, name → reservation
 		"unreserve":    (*core).unreserve,    // name → nil
@@ -172,6 +173,15 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 		c.memory.shared.closeUnused()
 	}
 	return nil, err
+}
+
+// endCreated ends what a worker has created; its session goes on.
+func (c *core) endCreated(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, nil
+	}
+	return nil, rt.DestroyCreated(ctx)
 }
 
 // clusterInfo describes a cluster.
@@ -340,7 +350,7 @@ type workerInfo struct {
 }
 
 func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
-	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, Logger: c.log})
+	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, LocalClassFunc: c.servedClass, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}

@@ -32,6 +32,7 @@ class WorkerConfig:
         queue_limit: int = 0,
         ordered: bool = False,
         detached: bool = False,
+        lifetime: str = "",
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
@@ -60,6 +61,7 @@ class WorkerConfig:
         self.queue_limit = queue_limit
         self.ordered = ordered
         self.detached = detached
+        self.lifetime = lifetime
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
@@ -70,6 +72,7 @@ class WorkerConfig:
 
 
 FIELDS = tuple(WorkerConfig.__init__.__code__.co_varnames[1 : 2 + WorkerConfig.__init__.__code__.co_kwonlyargcount])
+LIFETIMES = ("creator", "run")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -87,6 +90,9 @@ def check(config: Any) -> None:
     _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
+    lifetime = setting(config, "lifetime", "")
+    if lifetime and lifetime not in LIFETIMES:
+        raise _errors.InvalidError(f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run")
     strategy = setting(config, "strategy", "")
     if strategy and strategy not in STRATEGIES:
         raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")

@@ -115,7 +115,8 @@ class Session:
         self.is_worker = False
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
-        self.desk: Any = None  # what a driver serves
+        self.host: Any = None  # of a worker: what runs its methods
+        self.desk: Any = None  # what this process serves
         self.pool: Any = None  # the workers of remote functions
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
@@ -123,31 +124,40 @@ class Session:
         self._addresses = [_address(u) for u in self.url.split(",") if u]
 
     def codec(self, trusted: bool) -> _codec.Codec:
-        """How values travel to and from a cluster: one that this driver created may be sent pickles."""
+        """How values travel: in calls of this run with pickles, in items of pipelines without."""
         if not self.pickle:
             why = "pickles were turned off with troupe.init(pickle=False)"
         elif not trusted:
-            why = "pickles travel only between a driver and the workers it started"
+            why = "pickles travel only in calls, between the processes of one run; an item of a pipeline may be another's"
         else:
             why = ""
         return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
     def close(self) -> None:
-        """Takes down what this driver created and ends the session. It may be called more than once."""
+        """Takes down what this driver created and ends the session; in a worker, takes down what it created. It may be called more than once."""
         global _current
-        if _current is self:
-            _current = None
         if self.closed or self._pid != os.getpid():
             return
+        if self.is_worker:
+            self._end_created()
+            return
         self.closed = True
+        if _current is self:
+            _current = None
         try:
-            if not self.is_worker:
-                self._ask_close()
+            self._ask_close()
         finally:
             if self.desk is not None:
                 self.desk.close()
             if self.head is not None:
                 self.head.close()
+
+    def _end_created(self) -> None:
+        """In a worker: what it has created ends; its session is the process's."""
+        if self.desk is not None:
+            self.desk.close()
+        self.pool = None
+        self.core.ask("end_created", runtime=self.id).get(15)
 
     def _ask_close(self) -> None:
         self.core.cancel_all()  # nobody will see their results: the workers need not finish them
@@ -213,7 +223,7 @@ def init(
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
     whatever the lease is. A session that is open is returned again; one with another url or namespace must be closed first.
-    Usable as a context manager.
+    In a worker it returns the worker's own session, which needs no init. Usable as a context manager.
     """
     global _current
     lease = _lease(lease)
@@ -348,7 +358,7 @@ def is_initialized() -> bool:
 
 def _at_exit() -> None:
     session = _current
-    if session is None or session._pid != os.getpid():
+    if session is None or session._pid != os.getpid() or session.is_worker:
         return
     try:
         session.close()

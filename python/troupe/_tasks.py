@@ -61,8 +61,6 @@ class RemoteFunction:
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on a worker of the pool; a future, or with num_returns a list of them."""
         session = _session.current()
-        if session.is_worker:
-            raise _errors.RefusedError("remote functions are called by the driver; a worker calls methods of other workers")
         if self._pickled is None:
             import hashlib
 
