@@ -204,6 +204,9 @@ func (r *Router) Call(ctx context.Context, q Request) (wire.Raw, error) {
 			return nil, orAborted(ctx, err)
 		}
 		body, err := r.send(ctx, q, slots)
+		if errors.Is(err, errRankRemoved) {
+			continue // it was not sent
+		}
 		if err == nil || !q.RetryOnLoss || !isWorkerLost(err) || ctx.Err() != nil {
 			return body, orAborted(ctx, err)
 		}
@@ -341,12 +344,19 @@ func (r *Router) release(slots *flow.WorkerSlots) {
 	r.assign()
 }
 
+var errRankRemoved = errors.New("the rank was removed before the request was sent")
+
 // send makes the call and frees the slot. A lost rank is removed.
 func (r *Router) send(ctx context.Context, q Request, slots *flow.WorkerSlots) (_ wire.Raw, err error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the call
 	defer cancel()
 	r.mu.Lock()
-	rank := r.ranks[slots]
+	rank, there := r.ranks[slots]
+	if !there { // another request has found it lost since the slot was granted
+		r.release(slots)
+		r.mu.Unlock()
+		return nil, errRankRemoved
+	}
 	r.setRank(q.ID, &rank)
 	r.mu.Unlock()
 	defer func() {

@@ -283,10 +283,19 @@ func (c *Cluster) failWith(l loss, certain bool) {
 // answers in transit get a moment to arrive.
 func (c *Cluster) failCalls(l loss) {
 	lose := func() { c.rt.ep.Lost(c.to, l.rank, l.gen, l.why) }
-	if l.failed {
+	if l.failed || l.killed {
 		lose()
 	} else {
 		time.AfterFunc(answersTransit, bus.Guard(lose))
+	}
+}
+
+// failKilled fails pending and later calls of a role that is being killed.
+func (c *Cluster) failKilled() {
+	why := bus.Errorf(bus.CodeWorkerLost, "role %s was killed by %s", c.Name(), c.rt.cfg.Name)
+	c.end(why)
+	for rank := range c.WorldSize() {
+		c.rt.ep.Lost(c.to, rank, ^uint32(0), why)
 	}
 }
 
@@ -363,6 +372,10 @@ func (c *Cluster) Destroy(ctx context.Context) error {
 	return c.destroy(ctx, c.spec.StopGrace, stopInOrder)
 }
 
+// Kill ends the role at once: every worker process gets SIGKILL, and pending calls fail with the cause. When it returns the name
+// and the devices are free. Any attached driver may kill a role. Workers that are goroutines are only told to stop.
+func (c *Cluster) Kill(ctx context.Context) error { return c.destroy(ctx, 0, stopNow) }
+
 // Close releases the cluster: a role that was created here and is not detached is destroyed, others stay. A cluster
 // opened from a handle is shared and stays open.
 func (c *Cluster) Close(ctx context.Context) error {
@@ -382,6 +395,8 @@ func (c *Cluster) Close(ctx context.Context) error {
 func (c *Cluster) closeWithRuntime(ctx context.Context) error {
 	defer c.release()
 	switch rec := c.Record(); {
+	case c.origin == created && !rec.Detached && c.rt.killing.Load():
+		return c.Kill(ctx)
 	case c.origin == created && !rec.Detached && rec.Owner != c.rt.ep.Session(): // it ends with the run
 		return nil
 	case c.origin == created && !rec.Detached && c.rt.driver != "":
@@ -419,6 +434,9 @@ func (c *Cluster) destroy(ctx context.Context, grace time.Duration, manner stopM
 	c.mu.Unlock()
 	if gone {
 		return nil
+	}
+	if manner == stopNow {
+		c.failKilled()
 	}
 	c.end(c.errDestroyed())
 	patience := registryTimeout

@@ -51,6 +51,7 @@ type loss struct {
 	why    *bus.Error
 	failed bool // it did not stop in order
 
+	killed  bool // on request, by SIGKILL: no answer of it is in transit
 	evicted bool // an operator stopped it, and it cannot be started on its node again
 	guessed bool // concluded from silence: neither the worker nor its agent reported it
 }

@@ -220,6 +220,9 @@ func (rt *Runtime) endRole(ctx context.Context, rec RoleRecord) error {
 		return err
 	}
 	defer c.release()
+	if rt.killing.Load() {
+		return c.Kill(ctx)
+	}
 	return c.destroy(ctx, orphanGrace, stopSoon)
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"troupe/actors"
@@ -119,6 +120,8 @@ type Runtime struct {
 
 	regMu sync.Mutex // held while the registry is opened
 	reg   *registry
+
+	killing atomic.Bool // Kill has been called: roles are killed instead of stopped
 
 	mu       sync.Mutex // guards what follows
 	lease    *kv.Lease  // nil in workers
@@ -490,17 +493,34 @@ func (rt *Runtime) Close(ctx context.Context) error {
 	defer close(rt.closedCh)
 	rt.cancelCreate()
 	rt.creating.Wait()
-	err := rt.closeClusters(ctx)
+	var err error
+	if rt.killing.Load() { // together: the workers of the run die at the same time
+		var group sync.WaitGroup
+		var ownedErr error
+		group.Go(bus.Guard(func() { ownedErr = rt.destroyOwned(ctx) }))
+		err = rt.closeClusters(ctx)
+		group.Wait()
+		err = errors.Join(err, ownedErr)
+	} else if err = rt.closeClusters(ctx); rt.services.used() {
+		err = errors.Join(err, rt.destroyOwned(ctx))
+	}
 	if rt.services.used() {
-		err = errors.Join(err, rt.destroyOwned(ctx), rt.releaseOwn(ctx))
+		err = errors.Join(err, rt.releaseOwn(ctx))
 	}
 	rt.endBackground()
 	return errors.Join(err, rt.closeBelow(ctx))
 }
 
+// Kill is Close, and every worker process of the run gets SIGKILL instead of a request to stop: those of this driver's roles
+// that are not detached, and of the roles that its workers created.
+func (rt *Runtime) Kill(ctx context.Context) error {
+	rt.killing.Store(true)
+	return rt.Close(ctx)
+}
+
 // DestroyCreated destroys the roles that this runtime created, unless they are detached or end with the run, and releases its
-// reservations. The runtime can create others afterwards.
-func (rt *Runtime) DestroyCreated(ctx context.Context) error {
+// reservations; with now their workers are killed. The runtime can create others afterwards.
+func (rt *Runtime) DestroyCreated(ctx context.Context, now bool) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	rt.mu.Lock()
@@ -516,7 +536,13 @@ func (rt *Runtime) DestroyCreated(ctx context.Context) error {
 	errs := make([]error, len(all), len(all)+1)
 	var group sync.WaitGroup
 	for i, c := range all {
-		group.Go(bus.Guard(func() { errs[i] = c.Destroy(ctx) }))
+		group.Go(bus.Guard(func() {
+			if now {
+				errs[i] = c.Kill(ctx)
+			} else {
+				errs[i] = c.Destroy(ctx)
+			}
+		}))
 	}
 	group.Wait()
 	if rt.services.used() {
@@ -536,7 +562,7 @@ func (rt *Runtime) closeClusters(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// destroyOwned destroys the roles that workers of this run created to end with the run.
+// destroyOwned destroys the roles that workers of this run created to end with the run, or with Kill all that they created.
 func (rt *Runtime) destroyOwned(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, registryTimeout)
 	all, err := rt.Roles(asking)
@@ -545,7 +571,8 @@ func (rt *Runtime) destroyOwned(ctx context.Context) error {
 	var mu sync.Mutex
 	var group sync.WaitGroup
 	for _, rec := range all {
-		if rec.Owner != rt.ep.Session() || rec.Detached {
+		own := rec.Owner == rt.ep.Session() && rec.Run != "" || rec.Run == rt.ep.Session() && rt.killing.Load()
+		if !own || rec.Detached {
 			continue
 		}
 		group.Go(bus.Guard(func() {

@@ -61,6 +61,9 @@ class Middle(troupe.Worker):
 
         return troupe.actor(Local).about({1, 2})
 
+    def kill(self, handle):
+        troupe.kill(handle)
+
     def end(self):
         troupe.shutdown()
         return troupe.is_initialized()

@@ -668,9 +668,12 @@ class Cluster(_codec.Walked):
 
     def shutdown(self) -> None:
         """Takes the role down, whoever created it. It may be called more than once."""
+        self._end("destroy")
+
+    def _end(self, how: str) -> None:
         if self._closed or self._session.closed:
             return
-        self._core.ask("destroy", cluster=self._open()._id).get()
+        self._core.ask(how, cluster=self._open()._id).get()
         self._closed = True
         if self._on_shutdown is not None:
             self._on_shutdown()

@@ -133,35 +133,36 @@ class Session:
             why = ""
         return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
-    def close(self) -> None:
-        """Takes down what this driver created and ends the session; in a worker, takes down what it created. It may be called more than once."""
+    def close(self, now: bool = False) -> None:
+        """Takes down what this driver created and ends the session; in a worker, takes down what it created. With now, workers are
+        killed instead of stopped. It may be called more than once."""
         global _current
         if self.closed or self._pid != os.getpid():
             return
         if self.is_worker:
-            self._end_created()
+            self._end_created(now)
             return
         self.closed = True
         if _current is self:
             _current = None
         try:
-            self._ask_close()
+            self._ask_close(now)
         finally:
             if self.desk is not None:
                 self.desk.close()
             if self.head is not None:
                 self.head.close()
 
-    def _end_created(self) -> None:
+    def _end_created(self, now: bool) -> None:
         """In a worker: what it has created ends; its session is the process's."""
         if self.desk is not None:
             self.desk.close()
         self.pool = None
-        self.core.ask("end_created", runtime=self.id).get(15)
+        self.core.ask("end_created", runtime=self.id, now=now).get(15)
 
-    def _ask_close(self) -> None:
+    def _ask_close(self, now: bool) -> None:
         self.core.cancel_all()  # nobody will see their results: the workers need not finish them
-        ask = self.core.ask("close", runtime=self.id)
+        ask = self.core.ask("close", runtime=self.id, now=now)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)
 
@@ -346,10 +347,11 @@ def _who() -> str:
     return f"{user}@{socket.gethostname()} {script}[{os.getpid()}]"
 
 
-def shutdown() -> None:
-    """Closes the session of this process, if there is one."""
+def shutdown(now: bool = False) -> None:
+    """Closes the session of this process, if there is one. now: the workers of the run are killed, and running calls with them."""
+    _check.flag("now", now)
     if _current is not None:
-        _current.close()
+        _current.close(now)
 
 
 def is_initialized() -> bool:
