@@ -17,6 +17,7 @@ import (
 // decision.
 var allowed = map[string][]string{
 	"internal/ab":             nil,
+	"internal/terminal":       nil,
 	"bus":                     {"bus/wire", "internal/ab"},
 	"bus/wire":                {"internal/ab"},
 	"bus/shm":                 {"bus/wire"},
@@ -25,7 +26,7 @@ var allowed = map[string][]string{
 	"bus/bustest":             {"bus", "bus/wire"},
 	"gpu":                     nil,
 	"gpu/nvml":                {"gpu"},
-	"actors":                  {"bus", "bus/wire", "internal/ab"},
+	"actors":                  {"bus", "bus/wire"},
 	"actors/actorstest":       {"bus", "bus/wire", "actors"},
 	"placement":               {"bus", "bus/wire", "bus/kv", "gpu", "nodes/protocol", "placement/planner", "placement/internal/text"},
 	"placement/planner":       {"placement/internal/text"},
@@ -34,7 +35,8 @@ var allowed = map[string][]string{
 	"dispatch/plan":           {"bus/wire"},
 	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol"},
 	"nodes/protocol":          {"gpu"},
-	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes"},
+	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "internal/terminal"},
+	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
 	"pipeline/spec":           {"bus", "bus/wire", "actors", "dispatch"},
 	"pipeline/flow":           {"bus", "bus/wire", "pipeline/spec"},
 	"pipeline":                {"bus", "bus/wire", "bus/stream", "actors", "dispatch", "roles", "nodes", "pipeline/flow", "pipeline/spec"},
@@ -51,10 +53,11 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // testsAlso are the imports that the tests of a package have beside what the package may import: packages above it that its
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
-	"bus":       {"actors", "bus/kv"},
-	"dispatch":  {"actors", "roles"},
-	"nodes":     {"gpu/nvml"},
-	"placement": {"nodes"},
+	"bus":          {"actors", "bus/kv"},
+	"dispatch":     {"actors", "roles"},
+	"nodes":        {"gpu/nvml"},
+	"placement":    {"nodes"},
+	"roles/router": {"actors"},
 }
 
 // pure names the packages whose results depend on their arguments alone: no clock, no random numbers, no I/O.

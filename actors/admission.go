@@ -8,49 +8,28 @@ import (
 )
 
 // accept admits a call from the wire and the calls that waited for it, and returns those whose body has to be fetched.
-// A repeat is answered from memory and does not run again.
-// With inlineAllowed set, accept returns one startable call for the receiver to run. With exclusive set, no other
-// worker uses the delivery.
-func (w *Worker) accept(d *delivery, body []byte, now time.Time, inlineAllowed, exclusive bool) (fetch []*call, inlineJob job) {
+// A repeat is answered from memory and does not run again. begin is a call of an AsyncHandler, if one may start: the
+// receiver begins it itself, because Begin does not block, and saves the hand-over to another goroutine.
+func (w *Worker) accept(d *delivery, body []byte, now time.Time) (fetch []*call, begin job) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.inlineAllowed, w.exclusive, w.unusedDelivery = inlineAllowed, exclusive, nil
+	w.accepting = true
 	if d.first.worker == nil {
 		w.unusedDelivery = d
 	}
 	fetch = w.acceptLocked(&d.frame.Header, body, now)
-	inlineJob, w.inlineAllowed, w.inlineJob, w.unusedDelivery = w.inlineJob, false, job{}, nil
-	return fetch, inlineJob
+	begin, w.accepting, w.begin, w.unusedDelivery = w.begin, false, job{}, nil
+	return fetch, begin
 }
 
-// newCall returns memory for a call: that of its delivery, unless another rank's call uses it. A call whose body is
-// fetched is not reused, because the fetch refers to it for as long as it takes.
+// newCall returns memory for a call: that of its delivery, unless another rank's call uses it.
 func (w *Worker) newCall(h *wire.Header) *call {
 	d := w.unusedDelivery
 	if d == nil || h != &d.frame.Header {
 		return new(call)
 	}
 	w.unusedDelivery = nil
-	if w.exclusive && h.Ref.Owner == "" {
-		d.first.delivery = d
-	}
 	return &d.first
-}
-
-// nextDelivery returns memory for the next message: that of a forgotten call, or new. Nothing refers to a call that was
-// forgotten under an earlier hold of the lock.
-func (w *Worker) nextDelivery() *delivery {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	last := len(w.forgotten) - 1
-	if last < 0 {
-		return new(delivery)
-	}
-	d := w.forgotten[last].delivery
-	w.forgotten[last] = nil
-	w.forgotten = w.forgotten[:last]
-	*d = delivery{}
-	return d
 }
 
 func (w *Worker) acceptLocked(h *wire.Header, body []byte, now time.Time) (fetch []*call) {
@@ -122,8 +101,8 @@ func (w *Worker) enqueue(c *call) error {
 func (w *Worker) startReady(q *queue, now instant) {
 	for c := w.nextLocked(q, now); c != nil; c = w.nextLocked(q, now) {
 		j := job{worker: w, queue: q, call: c}
-		if w.mayRunInline(q, c) {
-			w.inlineJob = j
+		if w.accepting && w.begin.call == nil && c.binding.async != nil {
+			w.begin = j
 			continue
 		}
 		w.host.runners.start(j)

@@ -123,9 +123,6 @@ func (w *Worker) forget(c *call) {
 	w.unackedBytes -= c.reply.Size()
 	w.releaseBuffer(w.host.ep.ForgetReply(&c.reply))
 	c.phase = forgotten
-	if c.delivery != nil && len(w.forgotten) < maxReusable {
-		w.forgotten = append(w.forgotten, c)
-	}
 }
 
 // bodyArrived gives a queued call its body, or the error of the fetch.

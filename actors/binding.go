@@ -7,18 +7,16 @@ import (
 	"troupe/bus/wire"
 )
 
-// binding is one method of one object of a worker, looked up once. The worker's mutex guards shortCalls; the other
-// fields do not change.
+// binding is one method of one object of a worker, looked up once.
 type binding struct {
 	object string
 	method string
 	queue  *queue
 	// The first of these that is set runs the method.
-	async      AsyncHandler
-	bound      boundMethod
-	handle     func(ctx context.Context, body []byte) ([]byte, error)
-	memory     bus.Memory // for the bodies of an AsyncHandler; nil: Go's heap
-	shortCalls int        // short calls in a row, up to shortCallsNeeded
+	async  AsyncHandler
+	bound  boundMethod
+	handle func(ctx context.Context, body []byte) ([]byte, error)
+	memory bus.Memory // for the bodies of an AsyncHandler; nil: Go's heap
 }
 
 // boundMethod appends the method's encoded result to dst.

@@ -7,15 +7,13 @@ import (
 	"troupe/bus/wire"
 )
 
-// call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it. Its
-// memory is reused when it is forgotten and nothing refers to it.
+// call is one call at one worker, from its arrival until its answer is acknowledged. The worker's mutex guards it.
 type call struct {
 	worker   *Worker
 	header   *wire.Header // shared with other ranks of this process; read only
 	caller   *callerState
 	binding  *binding     // nil: the call was refused
 	ctx      *callContext // nil until the call runs
-	delivery *delivery    // the delivery that the call is part of, if no other rank uses it
 	body     []byte
 	bodyErr  error
 	arrived  instant

@@ -219,7 +219,7 @@ func (w *Worker) forgetAll(s *callerState) {
 	for _, c := range s.calls {
 		if c.phase == answered {
 			w.forget(c)
-			s.retire(c) // so that its memory can be reused
+			s.retire(c)
 		}
 	}
 }

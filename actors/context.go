@@ -9,8 +9,8 @@ import (
 )
 
 // callContext is the context of one call. It allocates its channel only when Done is called, and ends with the
-// deadline, with a cancellation or when the method returns. It is separate from the call, whose memory is reused: code
-// that the method started may keep the context longer.
+// deadline, with a cancellation or when the method returns. It is separate from the call, because code
+// that the method started may keep the context longer than the call and its body live.
 type callContext struct {
 	worker   *Worker
 	deadline instant // 0: none

@@ -124,21 +124,11 @@ func (w *Worker) finish(q *queue, c *call, body []byte, err error) *call {
 	now := time.Now()
 	w.inactive(c)
 	w.answerLocked(c, body, err, now)
-	c.noteShort(instantOf(now))
 	if c.panicked && w.spec.PanicFails {
 		w.failLocked(err)
 	}
 	w.signalIdle()
 	return w.nextLocked(q, instantOf(now))
-}
-
-// noteShort counts short calls of the method in a row.
-func (c *call) noteShort(now instant) {
-	if now.sub(c.started) > shortCallLimit {
-		c.binding.shortCalls = 0
-	} else if c.binding.shortCalls < shortCallsNeeded {
-		c.binding.shortCalls++
-	}
 }
 
 // signalIdle wakes awaitIdle.
@@ -152,20 +142,10 @@ func (w *Worker) signalIdle() {
 	}
 }
 
-// mayRunInline reports whether the receiver may run the call itself: a call that is expected to be short, or an
-// asynchronous one, which only begins. In a concurrent lane a short call must not delay the next. w.mu is held.
-func (w *Worker) mayRunInline(q *queue, c *call) bool {
-	if !w.inlineAllowed || w.inlineJob.call != nil {
-		return false
-	}
-	return c.binding.async != nil || q.lane.Limit == 1 && c.binding.shortCalls >= shortCallsNeeded
-}
-
 // startAsync begins a call that is answered later. If the answer is there at once, it returns the next call of the
 // lane.
 func (w *Worker) startAsync(s AsyncHandler, q *queue, c *call) *call {
 	var next *call
-	c.delivery = nil // done may use c long after the call has ended
 	c.ctx.begin()
 	if err := w.checkStart(c); err != nil {
 		c.ctx.end()
@@ -216,12 +196,13 @@ func (w *Worker) asyncError(c *call, err error) *bus.Error {
 	return e
 }
 
-// continueLane runs the next call of a lane on the goroutine that answered the last one. That goroutine must not block,
-// so that a synchronous method gets a goroutine of its own.
+// continueLane starts the next call of a lane on a goroutine that must not block: one that received the call, or
+// answered the last one. A synchronous method gets a goroutine of its own.
 func (w *Worker) continueLane(q *queue, c *call) {
-	if c.binding.async != nil {
-		w.run(q, c)
-		return
+	for c != nil && c.binding.async != nil {
+		c = w.startAsync(c.binding.async, q, c)
 	}
-	w.host.runners.start(job{worker: w, queue: q, call: c})
+	if c != nil {
+		w.host.runners.start(job{worker: w, queue: q, call: c})
+	}
 }

@@ -38,7 +38,6 @@ func (h *Host) heartbeatLoop() {
 		case <-t.C:
 			t.Reset(h.cfg.HeartbeatEvery)
 		}
-		h.replaceStuckReceiver()
 		byRole := map[bus.Address][]*Worker{}
 		for _, w := range h.Workers() {
 			byRole[w.spec.Address] = append(byRole[w.spec.Address], w)

@@ -60,11 +60,9 @@ type Host struct {
 	closeOnce     sync.Once
 	group         sync.WaitGroup
 	runners       runners
-	running       atomic.Int64              // running calls of all workers
-	singleWorker  atomic.Bool               // the host has exactly one worker
-	routesVersion atomic.Uint64             // changes with routes
-	receiversDone atomic.Bool               // receivers end at their next message
-	inline        atomic.Pointer[inlineRun] // of the current receiver of work
+	running       atomic.Int64  // running calls of all workers
+	routesVersion atomic.Uint64 // changes with routes
+	receiversDone atomic.Bool   // receivers end at their next message
 
 	mu      sync.RWMutex // guards what follows
 	routes  map[string]*route
@@ -227,7 +225,6 @@ func (h *Host) add(w *Worker, stopSequencer func()) error {
 		return bus.Errorf(bus.CodeExists, "%s[%d] already runs in this process", w.spec.Address.Role, w.spec.Rank)
 	}
 	h.workers[w.id()] = &hosted{worker: w, stopSequencer: stopSequencer}
-	h.singleWorker.Store(len(h.workers) == 1)
 	return nil
 }
 
@@ -269,7 +266,6 @@ func (h *Host) remove(w *Worker) {
 		return
 	}
 	delete(h.workers, w.id())
-	h.singleWorker.Store(len(h.workers) == 1)
 	for _, subject := range entry.subjects {
 		r := h.routes[subject]
 		delete(r.workers, w)

@@ -103,8 +103,7 @@ func TestStartWhileClosing(t *testing.T) {
 	}
 }
 
-// TestNoCallIsLostWhileWorkersStartAndStop: a single worker runs short calls inline; no call is lost when other workers
-// start and stop meanwhile.
+// TestNoCallIsLostWhileWorkersStartAndStop: no call is lost when other workers start and stop meanwhile.
 func TestNoCallIsLostWhileWorkersStartAndStop(t *testing.T) {
 	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	st.world = 2

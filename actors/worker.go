@@ -55,19 +55,15 @@ type Worker struct {
 	lastBinding *binding
 
 	// Set while accept runs:
-	inlineAllowed  bool      // accept returns the first call that may start,
-	inlineJob      job       // in this field
+	accepting      bool
+	begin          job       // the first asynchronous call that may start
 	unusedDelivery *delivery // memory for the arriving call; nil once used
-	exclusive      bool      // no other worker uses the delivery
-
-	forgotten []*call // calls whose memory may be reused
 }
 
 const (
 	maxBuffers      = 16      // free buffers of one worker
 	newBufferSize   = 256     // room for a short answer
 	maxReusedBuffer = 4 << 10 // a larger buffer is not kept
-	maxReusable     = 4       // forgotten calls that are kept for reuse; more than one only if calls overlap
 )
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {

@@ -158,9 +158,8 @@ func TestErrorsOfMethods(t *testing.T) {
 	picky.do("ok") // the panic was in another worker
 }
 
-// TestInlineCallThatDoesNotReturn: a method that was always short and then ends its goroutine, or does not return, does
-// not block other calls.
-func TestInlineCallThatDoesNotReturn(t *testing.T) {
+// TestCallThatDoesNotReturn: a method that ends its goroutine, or does not return, does not block other calls.
+func TestCallThatDoesNotReturn(t *testing.T) {
 	for name, astray := range map[string]func(ctx context.Context){
 		"ends its goroutine": func(context.Context) { runtime.Goexit() },
 		"waits":              func(ctx context.Context) { <-ctx.Done() },
@@ -318,7 +317,7 @@ func TestObjectCreatedAfterTheEndIsClosed(t *testing.T) {
 // inject passes a call to the worker as its host would.
 func (w *Worker) inject(h wire.Header, body []byte, now time.Time) {
 	h.Inline = max(h.Inline, 32<<10)
-	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, body, now, false, true)
+	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, body, now)
 }
 
 func (w *Worker) awaitNoCalls(t *testing.T) {
@@ -447,7 +446,7 @@ func TestLargeErrorsAreTruncated(t *testing.T) {
 	w := st.start(WorkerSpec{})
 	next := st.inbox("s")
 	h := wire.Header{Session: "s", Seq: 1, Method: "fail", Inline: 10}
-	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
+	_, _ = w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now())
 	f := next()
 	require.Equal(t, bus.CodeApplication, f.Header.Code)
 	require.LessOrEqual(t, len(f.Body), minErrorRoom)
@@ -612,7 +611,7 @@ func TestLateBody(t *testing.T) {
 	st := newHostFixture(t, funcClass(methods{"ok": returnNil}))
 	w := st.start(WorkerSpec{})
 	h := wire.Header{Session: "s", Seq: 1, Method: "ok", Inline: 1 << 10, Ref: wire.Ref{Owner: "s", ID: 1, Len: 1 << 20}}
-	fetch, _ := w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now(), false, true)
+	fetch, _ := w.accept(&delivery{frame: wire.Frame{Header: h}}, nil, time.Now())
 	require.Len(t, fetch, 1)
 	w.beginStop()
 	require.Equal(t, answered, fetch[0].phase)

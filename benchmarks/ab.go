@@ -49,8 +49,6 @@ const (
 
 var abRows = map[string][]string{
 	ab.BatchWrites: {RowCall, RowInFlight},
-	ab.InlineCalls: {RowCall, RowInFlight},
-	ab.ReuseCalls:  {RowCall, RowInFlight},
 	ab.QuickValues: {RowCall, RowInFlight},
 	ab.HeapBallast: {RowBodies},
 }

@@ -12,8 +12,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
-	"net/url"
-	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -56,7 +54,7 @@ func Open(ctx context.Context, cfg Config) (*Bus, error) {
 	}
 	cfg = cfg.withDefaults()
 	if file := cfg.TokenFile; file != "" {
-		token, err := os.ReadFile(file)
+		token, err := ReadFile(file, maxTokenFile)
 		if err != nil {
 			return nil, Errorf(CodeInvalid, "token file: %w", err)
 		}
@@ -191,11 +189,19 @@ func (c Config) where() string {
 	if len(c.URLs) == 0 {
 		return "the server in this process"
 	}
+	return Redact(c.URLs...)
+}
+
+// Redact lists URLs for messages, with xxxxx instead of user and password.
+func Redact(urls ...string) string {
 	var names []string
-	for _, u := range c.URLs {
-		if parsed, err := url.Parse(u); err == nil && parsed.User != nil {
-			parsed.User = url.User("xxxxx")
-			u = parsed.String()
+	for _, u := range urls {
+		if before, after, found := strings.Cut(u, "@"); found {
+			scheme, _, _ := strings.Cut(before, "://")
+			if scheme == before {
+				scheme = "nats" // user:password@host
+			}
+			u = scheme + "://xxxxx@" + after[strings.LastIndex(after, "@")+1:]
 		}
 		names = append(names, u)
 	}
@@ -210,6 +216,8 @@ func connectError(cfg Config, err error) error {
 		return nil
 	case authFailed(err):
 		return Errorf(CodeRefused, "connect to %s: the server refused the connection: %s (%w)", where, cfg.remedy(err, time.Now()), err)
+	case errors.As(err, &badCert) && cfg.TLS.Fingerprint == "" && cfg.TLS.CAFile == "":
+		return Errorf(CodeRefused, "connect to %s: the certificate of the server is signed by no known authority; give the SHA-256 fingerprint that `troupe up` prints: --fingerprint or TROUPE_FINGERPRINT (%w)", where, err)
 	case errors.Is(err, ErrRefused), errors.As(err, &badCert):
 		return Errorf(CodeRefused, "connect to %s: the server's certificate is not accepted: %w", where, err)
 	case errors.Is(err, nats.ErrSecureConnWanted):

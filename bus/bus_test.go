@@ -263,6 +263,35 @@ func certificate(t *testing.T) (cert tls.Certificate, file, fingerprint string) 
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, file, hex.EncodeToString(sum[:])
 }
 
+// Without a fingerprint, the error of a self-signed certificate says how to give one.
+func TestTLSWithoutFingerprint(t *testing.T) {
+	cert, _, _ := certificate(t)
+	head := bustest.Open(t, bus.Config{Server: bus.ServerConfig{
+		Listen: "127.0.0.1:0", TLS: &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12},
+	}})
+	_, err := bus.Open(t.Context(), bus.Config{URLs: []string{strings.Replace(head.URL(), "nats://", "tls://", 1)}})
+	require.ErrorIs(t, err, bus.ErrRefused)
+	require.ErrorContains(t, err, "--fingerprint")
+}
+
+// URLs in messages have no passwords.
+func TestRedact(t *testing.T) {
+	for url, want := range map[string]string{
+		"nats://h:1": "nats://h:1", "h:1": "h:1", "nats://u:p@h:1": "nats://xxxxx@h:1", "tls://u:p@ss@h:1": "tls://xxxxx@h:1",
+		"u:p@h:1": "nats://xxxxx@h:1", "nats://u:%zz@h:1": "nats://xxxxx@h:1", "nats://token@h": "nats://xxxxx@h",
+	} {
+		require.Equal(t, want, bus.Redact(url))
+	}
+}
+
+func TestReadFile(t *testing.T) {
+	_, err := bus.ReadFile("/dev/zero", 10)
+	require.ErrorIs(t, err, bus.ErrInvalid)
+	data, err := bus.ReadFile("/dev/null", 10)
+	require.NoError(t, err)
+	require.Empty(t, data)
+}
+
 func TestTLS(t *testing.T) {
 	cert, file, fingerprint := certificate(t)
 	head := bustest.Open(t, bus.Config{Server: bus.ServerConfig{

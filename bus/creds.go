@@ -3,7 +3,6 @@ package bus
 import (
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/nats-io/jwt/v2"
@@ -14,7 +13,7 @@ import (
 // readCreds reads the user of a credentials file. NATS itself reads the file only when a server asks for it, and again
 // at every reconnect, so that it can be renewed.
 func readCreds(file string) (*jwt.UserClaims, error) {
-	text, err := os.ReadFile(file)
+	text, err := ReadFile(file, maxCredsFile)
 	if err != nil {
 		return nil, Errorf(CodeInvalid, "credentials file: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -42,6 +43,24 @@ func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstr
 	}
 }
 
+// CheckJetStream refuses a server that has no JetStream for this account.
+func (b *Bus) CheckJetStream(ctx context.Context) error {
+	_, err := b.js.AccountInfo(ctx)
+	if told := b.withoutJetStream(err); told != err {
+		return told
+	}
+	return nil // whatever needs JetStream reports any other failure
+}
+
+// withoutJetStream explains the errors of a server without JetStream. Nothing subscribes to the subjects of JetStream there,
+// so that requests have no responders.
+func (b *Bus) withoutJetStream(err error) error {
+	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) || errors.Is(err, nats.ErrNoResponders) {
+		return Errorf(CodeUnavailable, "the NATS server at %s has no JetStream for this account; start it with -js, or enable it for the account: %w", b.nc.ConnectedUrlRedacted(), err)
+	}
+	return err
+}
+
 // Clustered reports whether the server belongs to a cluster.
 func (b *Bus) Clustered() bool { return b.nc.ConnectedClusterName() != "" }
 
@@ -59,7 +78,7 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 		}
 	}
 	if err != nil {
-		return nil, Errorf(CodeUnavailable, "stream %s: %w", cfg.Name, err)
+		return nil, Errorf(CodeUnavailable, "stream %s: %w", cfg.Name, b.withoutJetStream(err))
 	}
 	has := s.CachedInfo().Config
 	if replicas == 0 || replicas == has.Replicas {

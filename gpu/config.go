@@ -3,6 +3,7 @@ package gpu
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 )
@@ -76,8 +77,24 @@ func (cfg Config) openSim() ([]Inventory, error) {
 	return inventories, nil
 }
 
+// maxSpec bounds the file of declared devices.
+const maxSpec = 4 << 20
+
+func readSpec(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }() // nothing was written
+	data, err := io.ReadAll(io.LimitReader(f, maxSpec+1))
+	if err == nil && len(data) > maxSpec {
+		err = fmt.Errorf("it has more than %d MiB", maxSpec>>20)
+	}
+	return data, err
+}
+
 func (cfg Config) openFile() (Inventory, error) {
-	data, err := os.ReadFile(cfg.Spec)
+	data, err := readSpec(cfg.Spec)
 	if err != nil {
 		return nil, fmt.Errorf("%q is none of auto, none and sim:NODESxDEVICES, nor a file that can be read: %w", cfg.Spec, err)
 	}

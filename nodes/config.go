@@ -36,6 +36,10 @@ type Config struct {
 	// CPUs and Memory are the node's capacity beside its devices. Zero: the machine's.
 	CPUs   int
 	Memory gpu.Bytes
+	// NoCPUs declares that the node offers no CPUs to requests.
+	NoCPUs bool
+	// Resources are the amounts of other resources that the node declares, in thousandths by name.
+	Resources map[string]int64
 	// Inventory lists the devices; the caller closes it. Zero: no devices.
 	Inventory gpu.Inventory
 	// OwnFunc reports whether this agent started a process. Run's goroutine calls it. Zero: none.
@@ -67,7 +71,7 @@ func (c Config) withDefaults() Config {
 	if c.Name == "" {
 		c.Name = HostName()
 	}
-	if c.CPUs == 0 {
+	if c.CPUs == 0 && !c.NoCPUs {
 		c.CPUs = runtime.NumCPU()
 	}
 	if c.Memory == 0 {
@@ -102,6 +106,11 @@ func (c Config) validate() error {
 	}
 	if c.CPUs < 0 || c.Beat < 0 || c.Read < 0 {
 		bad("nodes.Config: CPUs %d, Beat %v and Read %v must not be negative", c.CPUs, c.Beat, c.Read)
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Resources)) {
+		if name == "" || c.Resources[name] < 0 {
+			bad("nodes.Config: resource %q has the amount %d; give a name, and thousandths from 0", name, c.Resources[name])
+		}
 	}
 	if c.Lease < time.Second {
 		bad("nodes.Config: Lease %v: set at least 1s, the resolution of the server", c.Lease)

@@ -281,7 +281,7 @@ func (r *reporterRun) read(ctx context.Context) error {
 		}
 	}
 	r.report = protocol.Report{
-		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory,
+		Node: r.Name, Session: r.session, Seq: r.report.Seq + 1, Labels: r.Labels, CPUs: r.CPUs, Memory: r.Memory, Resources: r.Resources,
 		Source: r.Inventory.String(), Devices: devices, Foreign: foreign, Answered: stamp,
 	}
 	r.readRunning()

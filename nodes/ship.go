@@ -16,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"troupe/bus"
@@ -67,6 +68,11 @@ func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	inside, err := os.OpenRoot(root)
+	if err != nil {
+		return nil, bus.Errorf(bus.CodeInvalid, "ship %s: %w", folder, err)
+	}
+	defer func() { _ = inside.Close() }() // nothing was written
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)
 	pack := tar.NewWriter(zip)
@@ -85,6 +91,11 @@ func packFolder(folder string, excludes []string, most int64) ([]byte, error) {
 				return fs.SkipDir
 			}
 			return nil
+		}
+		if d.Type()&fs.ModeSymlink != 0 {
+			if err := checkTarget(inside, name); err != nil {
+				return err
+			}
 		}
 		n, err := packOne(pack, full, name, d)
 		if total += n; err == nil && total > most {
@@ -148,6 +159,16 @@ func packOne(pack *tar.Writer, full, name string, d fs.DirEntry) (int64, error) 
 	return n + 512, err
 }
 
+// checkTarget refuses a link that leads out of the folder through other links of it, which the text of its target does not
+// show: s -> . and l -> s/.. are an example. A link to a missing file leads nowhere.
+func checkTarget(root *os.Root, name string) error {
+	_, err := root.Stat(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ELOOP) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, fs.ErrPermission) {
+		return nil
+	}
+	return fmt.Errorf("the link %s points outside the folder, through other links of it; exclude it: %w", name, err)
+}
+
 // checkLink refuses a link to a target outside the folder.
 func checkLink(name, target string) error {
 	if path.IsAbs(target) || !filepath.IsLocal(path.Join(path.Dir(name), target)) && path.Join(path.Dir(name), target) != "." {
@@ -168,10 +189,11 @@ func unpackFolder(data []byte, dir string) error {
 	}
 	defer func() { _ = root.Close() }()
 	var total int64
+	var links []string
 	for pack := tar.NewReader(zip); ; {
 		h, err := pack.Next()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return checkTargets(root, links)
 		}
 		if err != nil {
 			return err
@@ -182,7 +204,20 @@ func unpackFolder(data []byte, dir string) error {
 		if err := unpackOne(root, pack, h); err != nil {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}
+		if h.Typeflag == tar.TypeSymlink {
+			links = append(links, path.Clean(h.Name))
+		}
 	}
+}
+
+// checkTargets checks the links when all entries are there, because a later one can change where an earlier one leads.
+func checkTargets(root *os.Root, links []string) error {
+	for _, name := range links {
+		if err := checkTarget(root, name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func unpackOne(root *os.Root, pack io.Reader, h *tar.Header) error {

@@ -51,7 +51,12 @@ func TestFoldersThatCannotBeShipped(t *testing.T) {
 		_, err := packFolder(tree(t, files), nil, 2048)
 		require.ErrorContains(t, err, name)
 	}
-	_, err := packFolder("/no/such/folder", nil, folderMost)
+	// s is the folder itself, so that each of the three steps up leaves it, though the text of the target does not.
+	_, err := packFolder(tree(t, map[string]string{"s": "->.", "l": "->s/s/s/../../.."}), nil, folderMost)
+	require.ErrorContains(t, err, "points outside")
+	_, err = packFolder(tree(t, map[string]string{"s": "->.", "file": "x", "l": "->s/file", "missing": "->nothing", "loop": "->loop"}), nil, folderMost)
+	require.NoError(t, err)
+	_, err = packFolder("/no/such/folder", nil, folderMost)
 	require.ErrorContains(t, err, "/no/such/folder")
 }
 
@@ -62,6 +67,8 @@ func TestCraftedArchive(t *testing.T) {
 		{{Name: "/out", Typeflag: tar.TypeReg}},
 		{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../.."}, {Name: "l/out", Typeflag: tar.TypeReg}},
 		{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/tmp"}},
+		{{Name: "s", Typeflag: tar.TypeSymlink, Linkname: "."}, {Name: "s/s/s/l", Typeflag: tar.TypeSymlink, Linkname: "../../.."}},
+		{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "s/s/s/../../.."}, {Name: "s", Typeflag: tar.TypeSymlink, Linkname: "."}},
 		{{Name: "d", Typeflag: tar.TypeBlock}},
 		{{Name: "h", Typeflag: tar.TypeLink, Linkname: "/etc/passwd"}},
 	} {

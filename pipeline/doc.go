@@ -17,5 +17,5 @@
 //
 // The outputs of an item are stored once, together with its completion, whatever fails. The items of a worker that dies
 // go to other workers at once. A pipeline that is opened again continues from its log. Other processes put items with a
-// Producer and control a pipeline with a Client; a Router distributes requests over the ranks of a role by credits.
+// Producer and control a pipeline with a Client.
 package pipeline

@@ -74,7 +74,7 @@ func (w *rankWorker) report(ctx context.Context, t *flow.Task, o *resultEvent, e
 	case err == nil:
 	case errors.Is(context.Cause(ctx), errRevoked):
 		o.Kind = flow.Revoked
-	case isWorkerLost(err):
+	case roles.IsWorkerLost(err):
 		w.p.inbox.push(eventFunc(func(p *Pipeline) {
 			if p.workers[t.Worker] == worker(w) {
 				p.removeLostWorker(t.Stage, t.Worker, 0, err)
@@ -85,12 +85,6 @@ func (w *rankWorker) report(ctx context.Context, t *flow.Task, o *resultEvent, e
 		o.Kind = flow.Failed
 	}
 	w.p.inbox.push(o)
-}
-
-// isWorkerLost reports whether the error means the end of the worker rather than of the call.
-func isWorkerLost(err error) bool {
-	code := bus.CodeOf(err)
-	return code == bus.CodeWorkerLost || code == bus.CodeNotFound && errors.Is(err, bus.ErrNotFound) && !isMethodMissing(err) || code == bus.CodeClosed
 }
 
 // isDisplaced reports whether the rank was stopped for another reason than a failure of its own: its role restarts
@@ -108,12 +102,6 @@ func (w *rankWorker) isDisplaced(why error) bool {
 	}
 	beats := c.Health()
 	return rank < len(beats) && beats[rank].State == actors.Stopped
-}
-
-// isMethodMissing distinguishes a missing method from a role that has ended.
-func isMethodMissing(err error) bool {
-	var e *bus.Error
-	return errors.As(err, &e) && e.Rank >= 0
 }
 
 // cancel revokes or aborts the task. An abort uses the stage's abort method if there is one, which lets the rank return

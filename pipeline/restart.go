@@ -2,61 +2,23 @@ package pipeline
 
 import (
 	"context"
-	"time"
 
-	"troupe/actors"
 	"troupe/bus"
 	"troupe/pipeline/flow"
 	"troupe/roles"
 )
 
-// restartPollInterval is how often a rank that is being restarted is checked.
-const restartPollInterval = 50 * time.Millisecond
-
-// trustReadyAfter is after how long a rank that was reported lost and reports itself as ready is trusted: its death
-// would be known by then.
-const trustReadyAfter = 3 * time.Second
-
-// generationOf is the generation of a rank's worker; a replacement has a higher one.
-func generationOf(rank roles.Worker) uint32 {
-	if beats := rank.Cluster().Health(); rank.Rank() < len(beats) {
-		return beats[rank.Rank()].Gen
-	}
-	return 0
-}
-
-// isRestarted reports whether the beat of a rank shows that it runs again after it was lost. The last beat may be from
-// before the loss: then the rank appears ready, and the next call would fail at once.
-func isRestarted(beat actors.Heartbeat, gen uint32, lost time.Time) bool {
-	return beat.State == actors.Ready && (beat.Gen > gen || time.Since(lost) >= trustReadyAfter)
-}
-
 // awaitRestart adds a rank to the stage again when its role has restarted it. It is called in the loop.
 func (p *Pipeline) awaitRestart(s *flow.StageState, rank roles.Worker, gen uint32) {
-	c := rank.Cluster()
-	if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
-		return // the role does not restart ranks
-	}
-	lost := time.Now()
 	p.group.Go(bus.Guard(func() {
-		for bus.Sleep(p.ctx, restartPollInterval) == nil {
-			switch c.Record().State {
-			case roles.RoleFailed, roles.RoleStopping:
-				return
-			}
-			beats := c.Health()
-			if rank.Rank() >= len(beats) {
-				return // the role has shrunk
-			}
-			if isRestarted(beats[rank.Rank()], gen, lost) {
-				p.inbox.push(eventFunc(func(p *Pipeline) {
-					if len(p.workersOf(s, c, []int{rank.Rank()})) == 0 {
-						_ = p.addRankWorkers(s, c, []int{rank.Rank()}) // the rank exists
-					}
-				}))
-				return
-			}
+		if rank.AwaitRestart(p.ctx, gen) != nil {
+			return
 		}
+		p.inbox.push(eventFunc(func(p *Pipeline) {
+			if c := rank.Cluster(); len(p.workersOf(s, c, []int{rank.Rank()})) == 0 {
+				_ = p.addRankWorkers(s, c, []int{rank.Rank()}) // the rank exists
+			}
+		}))
 	}))
 }
 

@@ -47,7 +47,7 @@ func (p *Pipeline) addRankWorkers(s *flow.StageState, c *roles.Cluster, ranks []
 			return err
 		}
 		slots := p.flow.AddWorker(s, fmt.Sprintf("%s[%d]", c.Name(), r), s.Spec.InFlight)
-		slots.Generation = generationOf(rank)
+		slots.Generation = rank.Generation()
 		slots.Suspended = s.Spec.Workers > 0 && len(s.Workers.All) > s.Spec.Workers
 		p.workers[slots] = &rankWorker{p: p, rank: rank, cancels: map[uint64]context.CancelCauseFunc{}}
 	}

@@ -200,6 +200,7 @@ func (t *leaderTerm) endReservation(e *ledgerEntry, news Event, then func(error)
 			delete(t.records, e.ID)
 			t.planner.Release(e.ID)
 			t.reconcileNodesOf(e, now)
+			t.endChildren(e.ID)
 		}
 		t.needsSchedule = t.needsSchedule || len(t.queue) > 0
 		if news.Kind != "" {

@@ -234,6 +234,7 @@ func (t *leaderTerm) handleWithdraw(c *call) {
 	if w := t.queue[c.ID]; w != nil && w.call.Session == c.Session && w.call.Seq == c.Call {
 		delete(t.queue, c.ID)
 		t.needsSchedule = true
+		t.endChildren(c.ID)
 	}
 	if e := t.records[c.ID]; e != nil && e.Session == c.Session && e.Seq == c.Call {
 		t.endReservation(e, Event{}, func(err error) { t.answerErr(c, err) })

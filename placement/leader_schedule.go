@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"troupe/nodes/protocol"
+	"troupe/placement/internal/text"
 	"troupe/placement/planner"
 )
 
@@ -21,6 +22,7 @@ func (t *leaderTerm) expireClients(now time.Time) {
 			t.needsSchedule = true // the next request may become the head
 		}
 	}
+	t.needsSchedule = t.needsSchedule || t.anyWaitsForParent()
 	for name, s := range t.sessions {
 		if now.Sub(s.lastMessage) > sessionTTL {
 			delete(t.sessions, name)
@@ -35,14 +37,19 @@ func (t *leaderTerm) expireClients(now time.Time) {
 
 // evict ends a preempted reservation. Its workers may still run, so its devices need verification.
 func (t *leaderTerm) evict(e *ledgerEntry) {
-	why := "its grace period is over; it was " + e.Why
-	t.endReservation(e, Event{Kind: EventPreempted, Why: why}, func(err error) {
+	t.endAndVerify(e, Event{Kind: EventPreempted, Why: "its grace period is over; it was " + e.Why})
+}
+
+// endAndVerify ends a reservation whose workers may still run: their agents kill them, and its devices are granted again
+// when a report shows them empty.
+func (t *leaderTerm) endAndVerify(e *ledgerEntry, news Event) {
+	t.endReservation(e, news, func(err error) {
 		if err != nil {
 			return
 		}
-		t.emit(reservationEvent(e, protocol.EventReservationEvicted, "reservation "+e.ID+" is evicted: "+why))
+		t.emit(reservationEvent(e, protocol.EventReservationEvicted, "reservation "+e.ID+" is evicted: "+news.Why))
 		for i := range e.Workers {
-			t.nodes.requireVerification(e.Workers[i].Slots, "not verified to be empty since "+e.ID+" was preempted", t.planner.Now)
+			t.nodes.requireVerification(e.Workers[i].Slots, "not verified to be empty since "+e.ID+" was evicted", t.planner.Now)
 		}
 		for _, name := range e.Nodes() {
 			if n := t.nodes.byName[name]; n != nil {
@@ -51,6 +58,31 @@ func (t *leaderTerm) evict(e *ledgerEntry) {
 			}
 		}
 	})
+}
+
+// anyWaitsForParent reports whether a request waits for a parent that is not granted; the wait is bounded.
+func (t *leaderTerm) anyWaitsForParent() bool {
+	for _, w := range t.queue {
+		if parent := w.call.request.Parent; parent != "" && t.records[parent] == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// endChildren ends the reservations inside a reservation that has ended, and refuses the requests that wait for it. The
+// agents kill the workers, and the devices need verification.
+func (t *leaderTerm) endChildren(parent string) {
+	for _, id := range slices.Sorted(maps.Keys(t.records)) {
+		if e := t.records[id]; e.Parent == parent && !e.ending {
+			t.endAndVerify(e, Event{Kind: EventPreempted, Why: "reservation " + parent + ", which contains it, has ended"})
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(t.queue)) {
+		if w := t.queue[id]; w.call.request.Parent == parent {
+			t.refuseWaiter(w, &RequestError{Problem: planner.ErrUnknownReservation, Detail: fmt.Sprintf("reservation %q has ended", text.Clip(parent))})
+		}
+	}
 }
 
 // schedule decides on the queue and adds the grants to the round. Grants never use resources of releases that are not

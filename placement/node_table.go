@@ -278,7 +278,7 @@ func inUse(d gpu.Device) bool {
 
 // sameResources reports whether two reports are equal for the planner.
 func sameResources(a, b *protocol.Report) bool {
-	return a.CPUs == b.CPUs && a.Memory == b.Memory && maps.Equal(a.Labels, b.Labels) &&
+	return a.CPUs == b.CPUs && a.Memory == b.Memory && maps.Equal(a.Labels, b.Labels) && maps.Equal(a.Resources, b.Resources) &&
 		slices.EqualFunc(a.Devices, b.Devices, func(x, y gpu.Device) bool {
 			return x.UUID == y.UUID && x.Index == y.Index && numa(x) == numa(y) && slices.Equal(a.Unfit(x), b.Unfit(y))
 		})
@@ -350,6 +350,12 @@ func (n *nodeEntry) plannerNode() planner.Node {
 	node := planner.Node{
 		ID: n.name, Rank: n.rank, Labels: n.report.Labels, CPUs: Wholes(n.report.CPUs), Memory: int64(n.report.Memory),
 		State: n.state, Why: n.why, Since: n.since, Cordoned: n.cordons.describe(""), Devices: make([]planner.Device, len(n.report.Devices)),
+	}
+	for name, amount := range n.report.Resources {
+		if node.Resources == nil {
+			node.Resources = make(map[string]Share, len(n.report.Resources))
+		}
+		node.Resources[name] = Share(amount)
 	}
 	if one, closed := n.cordons[""]; closed && n.state == NodeReady {
 		node.Since = one.Since

@@ -112,3 +112,28 @@ func TestStandBy(t *testing.T) {
 		require.Equal(t, first, again, "found again, by another")
 	}
 }
+
+// The end of a reservation ends the reservations inside it, and refuses the requests that wait for one of its bundles.
+func TestEndOfAParent(t *testing.T) {
+	s := newTestCluster(t, "sim:1x2")
+	s.service(placement.Config{})
+	c := s.client("default")
+	s.ready(c, 1)
+	ctx := within(t, 60*time.Second)
+	parent, err := c.Reserve(ctx, gang("parent", 1, 1))
+	require.NoError(t, err)
+	inside := func(id string) placement.Request {
+		return placement.Request{ID: id, Parent: "parent", Bundles: []placement.Bundle{{Devices: placement.Whole}}}
+	}
+	child, err := c.Reserve(ctx, inside("child"))
+	require.NoError(t, err)
+	require.Equal(t, parent.Workers[0].Slots, child.Workers[0].Slots)
+	waiting := s.waits(c, inside("waiting"))
+	require.NoError(t, c.Release(ctx, "parent", parent.Token))
+	require.ErrorIs(t, <-waiting, planner.ErrUnknownReservation)
+	s.eventually(func() bool { return state(t, c, "child") == "" }, "the reservation inside has ended")
+	s.eventually(func() bool {
+		_, err := c.TryReserve(ctx, gang("all", 1, 2))
+		return err == nil
+	}, "the devices are free again")
+}

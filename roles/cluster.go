@@ -46,6 +46,7 @@ type Cluster struct {
 	ended       *bus.Error       // why calls are refused; nil: they are not
 	failed      *bus.Error       // ended, if a worker's failure is the reason
 	destroyed   bool             // the role is destroyed and its name is free
+	finishing   bool             // an interrupted destroy is being repeated
 }
 
 // origin is how a runtime obtained a role.
@@ -423,8 +424,40 @@ func (c *Cluster) release() {
 	delete(c.rt.clusters, c)
 }
 
-// destroy stops all workers and frees the name, one caller at a time.
+// destroy stops all workers and frees the name. If that was interrupted, because the head or an agent is unreachable,
+// the runtime of the driver repeats it: no other process does so while the driver lives.
 func (c *Cluster) destroy(ctx context.Context, grace time.Duration, manner stopManner) error {
+	err := c.tryDestroy(ctx, grace, manner)
+	c.mu.Lock()
+	begin := !c.destroyed && !c.finishing && c.origin == created && c.ended != nil
+	c.finishing = c.finishing || begin
+	c.mu.Unlock()
+	if begin {
+		c.rt.spawn(c.finishDestroy)
+	}
+	return err
+}
+
+// finishDestroy repeats an interrupted destroy until the name is free or the runtime ends.
+func (c *Cluster) finishDestroy() {
+	_ = bus.Retry(c.rt.ctx, destroyBackoff, func() error { // it ends with the runtime; the lease ends then, and others finish
+		ctx, cancel := context.WithTimeout(c.rt.ctx, closeTimeout)
+		defer cancel()
+		err := c.tryDestroy(ctx, 0, stopInOrder)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.destroyed {
+			return nil
+		}
+		return err
+	})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.finishing = false
+}
+
+// tryDestroy is one attempt to destroy the role; one caller at a time.
+func (c *Cluster) tryDestroy(ctx context.Context, grace time.Duration, manner stopManner) error {
 	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
@@ -464,6 +497,9 @@ func (c *Cluster) destroy(ctx context.Context, grace time.Duration, manner stopM
 	c.release()
 	return err
 }
+
+// destroyBackoff paces the repetitions of an interrupted destroy.
+var destroyBackoff = bus.Backoff{First: time.Second, Most: 10 * time.Second}
 
 // markStopping sets the state stopping in the registry. It only returns the error of an unreachable server.
 func (c *Cluster) markStopping(ctx context.Context) error {

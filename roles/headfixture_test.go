@@ -201,6 +201,8 @@ type testHead struct {
 	bus    *bus.Bus
 	dir    string
 	agent  int // its pid, if it is a process
+
+	stopPlacement func() // of the running placement service
 }
 
 const (
@@ -216,9 +218,7 @@ func startHead(t *testing.T, ownProcess bool, agentVars ...string) *testHead {
 	tr := &testHead{server: bustest.StartServer(t, bustest.Options{Listen: true}), dir: t.TempDir()}
 	tr.bus = bustest.Open(t, bus.Config{InProcess: tr.server})
 	require.NoError(t, nodes.CreateEventStream(t.Context(), tr.bus, 0))
-	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
-	require.NoError(t, err)
-	tr.run(t, service.Run)
+	tr.startPlacement(t)
 	if ownProcess {
 		tr.spawnAgent(t, agentVars...)
 	} else {
@@ -243,15 +243,23 @@ func (tr *testHead) awaitNodes(t *testing.T) {
 	})
 }
 
-// run runs a part until the end of the test.
-func (tr *testHead) run(t *testing.T, run func(context.Context) error) {
+func (tr *testHead) startPlacement(t *testing.T) {
+	service, err := placement.NewService(placement.Config{Bus: tr.bus, NodeLease: 2 * time.Second, NodeSilence: time.Second})
+	require.NoError(t, err)
+	tr.stopPlacement = tr.run(t, service.Run)
+}
+
+// run runs a part until stop is called, or until the end of the test.
+func (tr *testHead) run(t *testing.T, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	doneCh := make(chan error, 1)
 	go func() { doneCh <- run(ctx) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-doneCh)
 	})
+	t.Cleanup(stop)
+	return stop
 }
 
 func agentConfig(_ context.Context, b *bus.Bus, dir string, urls []string, ready func()) nodes.AgentConfig {

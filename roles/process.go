@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/wire"
 	"troupe/gpu"
 	"troupe/placement"
 )
@@ -188,4 +189,12 @@ func (p *Process) request(rec RoleRecord) placement.Request {
 }
 
 // reservationID is derived from the record, so that the reservation of a role can be found before it is recorded.
-func reservationID(rec RoleRecord) string { return rec.Name + "-" + rec.Incarnation }
+// A long name is cut: reservation ids are names too, and workers that move have ids with a further suffix.
+func reservationID(rec RoleRecord) string {
+	const suffix = len("-123456789")
+	name := rec.Name
+	if longest := wire.MaxName - suffix - len("-") - len(rec.Incarnation); len(name) > longest {
+		name = name[:longest]
+	}
+	return name + "-" + rec.Incarnation
+}

@@ -60,6 +60,17 @@ func TestProcesses(t *testing.T) {
 	require.Empty(t, rolesOf(t, rt))
 }
 
+// A role may have the longest name; its reservation's id is made of a part of it.
+func TestLongestRoleName(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	name := strings.Repeat("n", 64)
+	c := create(t, tr.driver(t, roles.Config{}), workerSpec(name, 1, placement.Wholes(1)))
+	require.Equal(t, []string{name}, tr.reservations(t))
+	require.NoError(t, c.Destroy(patient(t)))
+	require.Empty(t, tr.reservations(t))
+}
+
 func TestAWorkerIsKilled(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
@@ -576,4 +587,26 @@ func TestBlockedOutputAndCallback(t *testing.T) {
 	require.NoError(t, c.Destroy(patient(t)))
 	require.NoError(t, rt.Close(context.Background()))
 	require.Less(t, time.Since(begun), 15*time.Second)
+}
+
+// This must not happen: a driver's Destroy fails because the head is down, and the name and devices of the role stay taken for as
+// long as the driver lives, although the head is up again.
+func TestAnInterruptedDestroyIsFinished(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	rt := tr.driver(t, roles.Config{})
+	spec := workerSpec("infer", 2, placement.Wholes(1))
+	c := create(t, rt, spec)
+	tr.stopPlacement()
+	require.Error(t, c.Destroy(patient(t)), "the reservation cannot be released")
+	_, err := rt.Create(patient(t), spec)
+	require.ErrorIs(t, err, bus.ErrExists)
+	tr.startPlacement(t)
+	eventually(t, "the name is free", func() bool {
+		again, err := rt.Create(patient(t), spec)
+		if err == nil {
+			require.NoError(t, again.Destroy(patient(t)))
+		}
+		return err == nil
+	})
 }

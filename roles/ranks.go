@@ -2,6 +2,10 @@ package roles
 
 import (
 	"context"
+	"errors"
+	"time"
+
+	"troupe/bus"
 )
 
 // RankState is whether a rank takes calls.
@@ -83,4 +87,65 @@ func (c *Cluster) sendRankChanges(ctx context.Context, ch chan<- RankChange) {
 			return
 		}
 	}
+}
+
+// trustReadyAfter is after how long a worker whose call failed as lost, and that reports itself as ready, is trusted: its
+// death would be known by then.
+const trustReadyAfter = 3 * time.Second
+
+// AwaitRestart returns nil when the rank takes calls again after its worker of that generation was lost: its role has
+// replaced the worker, or the worker lives after all. Otherwise the error says why it will not: the role does not restart
+// ranks, has ended, or has become smaller.
+func (w Worker) AwaitRestart(ctx context.Context, generation uint32) error {
+	if policy := w.cluster.Record().Policy; policy != RestartRank && policy != RestartRole {
+		return bus.Errorf(bus.CodeWorkerLost, "role %s does not restart ranks", w.cluster.Name())
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	trusted := time.NewTimer(trustReadyAfter)
+	defer trusted.Stop()
+	ch, ready, trust := w.cluster.RankChanges(ctx), false, false
+	for {
+		select {
+		case change, open := <-ch:
+			switch {
+			case !open && ctx.Err() != nil:
+				return ctx.Err()
+			case !open:
+				return bus.Errorf(bus.CodeClosed, "role %s has ended", w.cluster.Name())
+			case change.Rank != w.rank:
+				continue
+			case change.State == RankRemoved:
+				return bus.Errorf(bus.CodeNotFound, "%s[%d] was removed", w.cluster.Name(), w.rank)
+			case change.State == RankReady && change.Gen > generation:
+				return nil
+			}
+			ready = change.State == RankReady
+		case <-trusted.C:
+			trust = true
+		}
+		if ready && trust {
+			return nil
+		}
+	}
+}
+
+// Generation is the generation of the rank's worker; a replacement has a higher one.
+func (w Worker) Generation() uint32 {
+	if beats := w.cluster.Health(); w.rank < len(beats) {
+		return beats[w.rank].Gen
+	}
+	return 0
+}
+
+// IsWorkerLost reports whether the error of a call means the end of its worker or role, rather than of the call.
+func IsWorkerLost(err error) bool {
+	var e *bus.Error
+	switch bus.CodeOf(err) {
+	case bus.CodeWorkerLost, bus.CodeClosed:
+		return true
+	case bus.CodeNotFound: // of the role; a missing method has a rank
+		return errors.Is(err, bus.ErrNotFound) && !(errors.As(err, &e) && e.Rank >= 0)
+	}
+	return false
 }

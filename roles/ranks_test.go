@@ -54,3 +54,31 @@ func TestRankChanges(t *testing.T) {
 	_, open = <-ch
 	require.False(t, open, "ctx ends the changes")
 }
+
+// Harm forbidden: a balancer that lost a rank waits for ever for one that does not come back, or misses one that does.
+func TestAwaitRestart(t *testing.T) {
+	t.Parallel()
+	tr := startHead(t, false)
+	rt := tr.driver(t, roles.Config{})
+	c := create(t, rt, restartable("infer", 2, roles.RestartRank, 100*time.Millisecond))
+	w, err := c.Worker(1)
+	require.NoError(t, err)
+	require.NoError(t, w.AwaitRestart(patient(t), w.Generation()), "the worker lives after all")
+	kill(t, c, 1)
+	require.NoError(t, w.AwaitRestart(patient(t), 0))
+	require.EqualValues(t, 1, w.Generation())
+
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.ErrorIs(t, w.AwaitRestart(ctx, 7), context.Canceled)
+	endedCh := make(chan error, 1)
+	go func() { endedCh <- w.AwaitRestart(patient(t), 7) }()
+	require.NoError(t, c.Destroy(patient(t)))
+	if err := <-endedCh; err != nil { // otherwise the worker was trusted before the end came
+		require.True(t, roles.IsWorkerLost(err), "%v", err)
+	}
+	once := create(t, rt, restartable("once", 1, roles.FailRole, time.Second))
+	w, err = once.Worker(0)
+	require.NoError(t, err)
+	require.ErrorContains(t, w.AwaitRestart(patient(t), 0), "does not restart ranks")
+}

@@ -279,7 +279,7 @@ func (e *TakenError) Error() string {
 	case RoleFailed:
 		return words + ", and failed: " + r.Cause + "; destroy it first, or choose another name"
 	case RoleStopping:
-		return words + "; try again when it is gone, or choose another name"
+		return words + "; try again when it is gone, destroy it again if its end was interrupted, or choose another name"
 	}
 	return words + "; attach to it, or choose another name"
 }

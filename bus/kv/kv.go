@@ -84,6 +84,7 @@ type Entry struct {
 	Value    []byte
 	Revision uint64
 	Time     time.Time
+	Lifetime time.Duration // as written; zero: unlimited
 }
 
 // Open opens the bucket and creates it if it does not exist. It enables missing features of an existing bucket and
@@ -129,11 +130,7 @@ func checkJetStream(ctx context.Context, b *bus.Bus) error {
 	if version != "" && slices.Compare(v[:], []int{2, 12, 1}) < 0 {
 		return bus.Errorf(bus.CodeVersion, "the NATS server at %s is version %s; key-value needs 2.12.1 or later", b.Conn().ConnectedUrlRedacted(), version)
 	}
-	_, err := b.JetStream().AccountInfo(ctx)
-	if errors.Is(err, jetstream.ErrJetStreamNotEnabled) || errors.Is(err, jetstream.ErrJetStreamNotEnabledForAccount) {
-		return bus.Errorf(bus.CodeUnavailable, "the NATS server at %s has no JetStream for this account; start it with -js, or enable it for the account: %w", b.Conn().ConnectedUrlRedacted(), err)
-	}
-	return nil // the opening itself reports any other failure
+	return b.CheckJetStream(ctx)
 }
 
 // open opens the stream of the bucket, or creates it if create is set.
@@ -263,7 +260,7 @@ type record struct {
 func newRecord(key string, value []byte, revision uint64, at time.Time, h nats.Header) record {
 	ttl, _ := time.ParseDuration(h.Get(jetstream.MsgTTLHeader)) // zero when there is none
 	return record{
-		Entry:   Entry{Key: key, Value: value, Revision: revision, Time: at},
+		Entry:   Entry{Key: key, Value: value, Revision: revision, Time: at, Lifetime: ttl},
 		deleted: h.Get(headerOperation) != "" || h.Get(jetstream.MarkerReasonHeader) != "",
 		lease:   h.Get(headerLease),
 		ttl:     ttl,

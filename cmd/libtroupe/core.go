@@ -46,7 +46,7 @@ type core struct {
 	// reservations that were not released, by id
 	reservations map[string]*roles.Reservation
 	pipelines    map[uint64]*pipe
-	routers      map[uint64]*router
+	routers      map[uint64]*openRouter
 	served       map[string]*servedObject // objects that drivers serve, by class name
 }
 
@@ -86,7 +86,7 @@ func newCore() (*core, error) {
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
 		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
-		routers: map[uint64]*router{}, served: map[string]*servedObject{},
+		routers: map[uint64]*openRouter{}, served: map[string]*servedObject{},
 	}
 	bus.OnPanic(c.corePanicked)
 	return c, nil

@@ -43,6 +43,13 @@ type specRequest struct {
 	Colocate string             `msgpack:"colocate"`
 	Bundles  []placement.Bundle `msgpack:"bundles"`
 	Strategy string             `msgpack:"strategy"`
+
+	// As in placement.Request. PlaceTimeout is how long the role waits for resources, in seconds; 0: StartTimeout.
+	Parent        string  `msgpack:"parent"`
+	ParentBundle  int     `msgpack:"parent_bundle"`
+	AwaitNodes    bool    `msgpack:"await_nodes"`
+	Opportunistic bool    `msgpack:"opportunistic"`
+	PlaceTimeout  float64 `msgpack:"place_timeout"`
 }
 
 func (s specRequest) spec() (roles.Spec, error) {
@@ -55,7 +62,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
-			Policy: roles.Policy(s.Policy), Restarts: s.Restarts,
+			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout),
 		},
 	}
 	if len(s.Config) > 0 && !s.Config.IsNil() {
@@ -65,7 +72,8 @@ func (s specRequest) spec() (roles.Spec, error) {
 }
 
 func (s specRequest) needs() (placement.Request, error) {
-	r := placement.Request{Bundles: s.Bundles, Strategy: placement.Strategy(s.Strategy), Colocate: s.Colocate}
+	r := placement.Request{Bundles: s.Bundles, Strategy: placement.Strategy(s.Strategy), Colocate: s.Colocate,
+		Parent: s.Parent, ParentBundle: s.ParentBundle, AwaitNodes: s.AwaitNodes, Opportunistic: s.Opportunistic}
 	if s.Mapping == "" {
 		if s.Colocate != "" && len(s.Bundles) == 0 { // no devices, on the nodes of the reservation
 			r.Mapping = &placement.Mapping{World: s.World}
@@ -129,12 +137,20 @@ type reserveRequest struct {
 	Bundles  []placement.Bundle `msgpack:"bundles"`
 	Strategy string             `msgpack:"strategy"`
 	ID       string             `msgpack:"id"`
+
+	// As in placement.Request.
+	AwaitNodes    bool   `msgpack:"await_nodes"`
+	Opportunistic bool   `msgpack:"opportunistic"`
+	Parent        string `msgpack:"parent"`
+	ParentBundle  int    `msgpack:"parent_bundle"`
 }
 
 type reserved struct {
 	ID      string   `msgpack:"id"`
 	Nodes   []string `msgpack:"nodes"`   // of each bundle
 	Devices [][]int  `msgpack:"devices"` // of each bundle, the indices on its node
+
+	ParentBundle int `msgpack:"parent_bundle"` // that provides the resources of a reservation with a parent
 }
 
 // minReserveWait is the timeout, in seconds, of a request that does not wait for capacity.
@@ -149,7 +165,8 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	q := r.Reserve
 	ctx, cancel := context.WithTimeout(ctx, seconds(max(q.Wait, minReserveWait)))
 	defer cancel()
-	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: r.Name}
+	want := placement.Request{ID: q.ID, Bundles: q.Bundles, Strategy: placement.Strategy(q.Strategy), Holder: r.Name,
+		AwaitNodes: q.AwaitNodes, Opportunistic: q.Opportunistic, Parent: q.Parent, ParentBundle: q.ParentBundle}
 	if len(want.Bundles) == 0 {
 		want.Bundles = placement.Repeat(q.Nodes, placement.Bundle{Devices: placement.Wholes(q.Devices)})
 		want.Strategy = placement.StrictSpread
@@ -161,7 +178,7 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	c.mu.Lock()
 	c.reservations[got.ID] = got
 	c.mu.Unlock()
-	out := reserved{ID: got.ID}
+	out := reserved{ID: got.ID, ParentBundle: got.ParentBundle}
 	for _, w := range got.Workers {
 		out.Nodes = append(out.Nodes, w.Node)
 		out.Devices = append(out.Devices, w.Devices)

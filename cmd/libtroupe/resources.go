@@ -21,6 +21,9 @@ type nodeResources struct {
 	FreeCPUs    int64 `msgpack:"free_cpus"` // thousandths
 	FreeMemory  int64 `msgpack:"free_memory"`
 	FreeDevices int64 `msgpack:"free_devices"` // thousandths, of all devices together
+
+	Resources     map[string]int64 `msgpack:"resources"` // declared by name, in thousandths
+	FreeResources map[string]int64 `msgpack:"free_resources"`
 }
 
 // nodes lists the nodes that the placement service knows, with what the reservations of all namespaces leave free.
@@ -51,6 +54,10 @@ func (c *core) nodes(ctx context.Context, r *request) (any, error) {
 			Devices:  n.Report.Devices,
 			FreeCPUs: int64(planner.Wholes(n.Report.CPUs) - u.cpus), FreeMemory: int64(n.Report.Memory) - u.memory,
 			FreeDevices: int64(planner.Wholes(len(n.Report.Devices)) - u.devices()),
+			Resources:   n.Report.Resources, FreeResources: map[string]int64{},
+		}
+		for name, amount := range n.Report.Resources {
+			out[i].FreeResources[name] = amount - int64(u.resources[name])
 		}
 	}
 	return out, nil
@@ -60,7 +67,9 @@ func (c *core) nodes(ctx context.Context, r *request) (any, error) {
 type nodeUse struct {
 	cpus   planner.Share
 	memory int64
-	shares map[string]map[string]planner.Share // by device and by group of reservations that share it
+
+	resources map[string]planner.Share
+	shares    map[string]map[string]planner.Share // by device and by group of reservations that share it
 }
 
 // usedOf adds up what reservations hold, by node. Of reservations that share devices on purpose the largest share counts.
@@ -69,7 +78,7 @@ func usedOf(records []placement.Record) map[string]nodeUse {
 	at := func(node string) nodeUse {
 		u, ok := used[node]
 		if !ok {
-			u.shares = map[string]map[string]planner.Share{}
+			u.shares, u.resources = map[string]map[string]planner.Share{}, map[string]planner.Share{}
 		}
 		return u
 	}
@@ -82,7 +91,12 @@ func usedOf(records []placement.Record) map[string]nodeUse {
 		held := map[device]planner.Share{} // by this reservation
 		for _, w := range rec.Workers {
 			u := at(w.Node)
-			u.cpus, u.memory = u.cpus+w.CPUs, u.memory+w.Memory
+			if rec.Parent == "" { // otherwise the bundle of its parent provides them
+				u.cpus, u.memory = u.cpus+w.CPUs, u.memory+w.Memory
+				for name, amount := range w.Resources {
+					u.resources[name] += amount
+				}
+			}
 			used[w.Node] = u
 			for _, s := range w.Slots {
 				held[device{s.Node, s.UUID}] += s.Share

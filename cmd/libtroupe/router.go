@@ -7,12 +7,12 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/wire"
-	"troupe/pipeline"
+	"troupe/roles/router"
 )
 
-// router is a router with the context of its calls.
-type router struct {
-	*pipeline.Router
+// openRouter is a router with the context of its calls.
+type openRouter struct {
+	*router.Router
 	ctx    context.Context // ends when the router is closed
 	cancel context.CancelFunc
 }
@@ -43,7 +43,7 @@ type routerRequest struct {
 
 func (c *core) routerOpen(_ context.Context, r *request) (any, error) {
 	q := r.Router
-	made, err := pipeline.NewRouter(pipeline.RouterConfig{Method: q.Method, AbortMethod: q.Abort, Credits: q.Credits, Waiting: q.Waiting, Sticky: q.Sticky})
+	made, err := router.New(router.Config{Method: q.Method, AbortMethod: q.Abort, Credits: q.Credits, Waiting: q.Waiting, Sticky: q.Sticky})
 	if err != nil {
 		return nil, err
 	}
@@ -60,11 +60,11 @@ func (c *core) routerOpen(_ context.Context, r *request) (any, error) {
 	id := c.number()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.routers[id] = &router{made, ctx, cancel}
+	c.routers[id] = &openRouter{made, ctx, cancel}
 	return id, nil
 }
 
-func (c *core) router(id uint64) (*router, error) {
+func (c *core) router(id uint64) (*openRouter, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r := c.routers[id]; r != nil {
@@ -74,7 +74,7 @@ func (c *core) router(id uint64) (*router, error) {
 }
 
 // until bounds ctx by the router's end and the timeout.
-func (r *router) until(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
+func (r *openRouter) until(ctx context.Context, timeout *float64) (context.Context, context.CancelFunc) {
 	ctx, cancel := within(ctx, timeout)
 	stop := context.AfterFunc(r.ctx, cancel)
 	return ctx, func() { stop(); cancel() }
@@ -109,7 +109,7 @@ func (c *core) routerCall(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	q := pipeline.Request{ID: r.Router.Request, Key: r.Router.Key, RetryOnLoss: r.Router.Again}
+	q := router.Request{ID: r.Router.Request, Key: r.Router.Key, RetryOnLoss: r.Router.Again}
 	if q.Args, q.Named, err = arguments(r.Router.Body); err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func (c *core) routerVerb(ctx context.Context, r *request) (any, error) {
 	return nil, bus.Errorf(bus.CodeInvalid, "a router has no verb %q", r.Router.Verb)
 }
 
-func (c *core) resizeRouter(ctx context.Context, to *router, q routerRequest) error {
+func (c *core) resizeRouter(ctx context.Context, to *openRouter, q routerRequest) error {
 	cl, err := c.cluster(q.Cluster)
 	if err != nil {
 		return err

@@ -34,12 +34,15 @@ type agentSpec struct {
 	GPUs   string            `json:"gpus"`
 	Name   string            `json:"name"`
 	Labels map[string]string `json:"labels,omitempty"`
-	Dir    string            `json:"dir"`
-	LogDir string            `json:"log_dir,omitempty"`
-	Host   string            `json:"host,omitempty"`
-	Grace  time.Duration     `json:"grace"`
-	Wait   time.Duration     `json:"wait"`
-	Own    bool              `json:"own,omitempty"` // the agent of the head's machine, which ends with the head
+
+	Resources *declaredResources `json:"resources,omitempty"`
+
+	Dir    string        `json:"dir"`
+	LogDir string        `json:"log_dir,omitempty"`
+	Host   string        `json:"host,omitempty"`
+	Grace  time.Duration `json:"grace"`
+	Wait   time.Duration `json:"wait"`
+	Own    bool          `json:"own,omitempty"` // the agent of the head's machine, which ends with the head
 	// ExitWhenLost ends the agent when the head has been gone for longer than Grace, instead of waiting for its return. An
 	// Own agent always ends then: nothing else would end it.
 	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
@@ -111,7 +114,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	}
 	cfg := nodes.AgentConfig{
 		Bus: b, Dir: spec.Dir, LogDir: spec.LogDir, Host: spec.Host, Access: spec.Access, Program: program, OwnProcess: true,
-		SimClaims: claims, ReadyFunc: readyFunc, Logger: log,
+		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: version,
 	}
 	exitedCh := make(chan nodes.WorkerID, exitsWaiting)
 	cfg.ExitFunc = func(id nodes.WorkerID) {
@@ -121,7 +124,8 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 		}
 	}
 	for i, inventory := range inventories {
-		cfg.Nodes = append(cfg.Nodes, nodes.Config{Name: nodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory})
+		node := nodes.Config{Name: nodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
+		cfg.Nodes = append(cfg.Nodes, spec.Resources.nodeConfig(node))
 	}
 	a, err := nodes.NewAgent(cfg)
 	if err != nil {
@@ -178,7 +182,7 @@ func (c *cli) joinBus(ctx context.Context, spec agentSpec, again bool, log *slog
 		}
 		if !again && spec.Wait > 0 && time.Since(reported) > waitReport {
 			reported = time.Now()
-			c.warnf("troupe: no head at %s yet; waiting\n", spec.Access.URLs[0])
+			c.warnf("troupe: no head yet; waiting: %v\n", err)
 		}
 		return err
 	})

@@ -46,7 +46,7 @@ func (c *cli) server() (server, error) {
 	}
 	for _, u := range strings.Split(urls, ",") {
 		if err := checkURL(u); err != nil && urls != "" {
-			return s, usagef("%s %q: %w", from, urls, err)
+			return s, usagef("%s %q: %w", from, bus.Redact(strings.Split(urls, ",")...), err)
 		}
 	}
 	var err error
@@ -68,10 +68,14 @@ func (c *cli) server() (server, error) {
 var errURL = errors.New("give nats://HOST:PORT, or tls://HOST:PORT for a head beyond loopback")
 
 func checkURL(text string) error {
-	if text != "" && !strings.Contains(text, "://") {
+	bare := text != "" && !strings.Contains(text, "://")
+	if bare {
 		text = "nats://" + text
 	}
 	u, err := url.Parse(text)
+	if err == nil && bare && u.Port() == "" {
+		return errURL // a word
+	}
 	if err != nil || u.Hostname() == "" || !slices.Contains([]string{"nats", "tls", "ws", "wss"}, u.Scheme) {
 		return errURL
 	}
@@ -87,6 +91,20 @@ func (c *cli) loggerAt(level slog.Leveler) *slog.Logger {
 
 // open connects to the server.
 func (c *cli) open(ctx context.Context) (*bus.Bus, server, error) {
+	if c.kept == nil {
+		return c.openNew(ctx)
+	}
+	if c.kept.b == nil {
+		b, s, err := c.openNew(ctx)
+		if err != nil {
+			return nil, s, err
+		}
+		c.kept.b, c.kept.s = b, s
+	}
+	return c.kept.b, c.kept.s, nil
+}
+
+func (c *cli) openNew(ctx context.Context) (*bus.Bus, server, error) {
 	s, err := c.server()
 	if err != nil {
 		return nil, s, err
@@ -107,7 +125,9 @@ func (c *cli) withBus(ctx context.Context, do func(*bus.Bus, server) error) erro
 	if err != nil {
 		return err
 	}
-	defer func() { _ = b.Close() }() // fails only if the server is gone
+	if c.kept == nil {
+		defer func() { _ = b.Close() }() // fails only if the server is gone
+	}
 	return do(b, s)
 }
 

@@ -3,12 +3,18 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"troupe/bus"
 	"troupe/nodes"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 func newCordon(c *cli) *cobra.Command {
@@ -29,6 +35,7 @@ author, time and reason.`,
 			one.By = cmp.Or(one.By, c.whoami())
 			return c.cordon(cmd.Context(), one)
 		},
+		ValidArgsFunction: c.completeNode,
 	}
 	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, shown to waiting requests")
 	cmd.Flags().StringVar(&one.By, "by", "", "name of the operator (default you)")
@@ -51,6 +58,7 @@ func newUncordon(c *cli) *cobra.Command {
 			}
 			return c.uncordon(cmd.Context(), node, device)
 		},
+		ValidArgsFunction: c.completeNode,
 	}
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: node, device and uncordoned, whether it was cordoned")
@@ -66,14 +74,31 @@ func nodeAndDevice(text string) (node, device string, err error) {
 	return node, device, nil
 }
 
+// unknownNode makes the refusal of an unknown node bus.ErrNotFound: an unknown role, node or reservation has exit code 1.
+func unknownNode(err error) error {
+	if e, ok := errors.AsType[*placement.RequestError](err); ok && e.Problem == planner.ErrUnknownNode {
+		return bus.Errorf(bus.CodeNotFound, "%s", err.Error())
+	}
+	return err
+}
+
 // whoami is the user and the host of this process.
-func (c *cli) whoami() string { return cmp.Or(c.env("USER"), "unknown") + "@" + nodes.HostName() }
+func (c *cli) whoami() string {
+	name := cmp.Or(c.env("USER"), c.env("LOGNAME"))
+	if name == "" {
+		name = fmt.Sprintf("uid-%d", os.Getuid())
+		if u, err := user.Current(); err == nil {
+			name = u.Username
+		}
+	}
+	return name + "@" + nodes.HostName()
+}
 
 func (c *cli) cordon(ctx context.Context, one placement.Cordon) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {
 		kept, err := client.Cordon(ctx, one)
 		if err != nil {
-			return err
+			return unknownNode(err)
 		}
 		if c.json {
 			return c.printJSON(kept)
@@ -87,7 +112,7 @@ func (c *cli) uncordon(ctx context.Context, node, device string) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {
 		was, err := client.Uncordon(ctx, node, device)
 		if err != nil {
-			return err
+			return unknownNode(err)
 		}
 		if c.json {
 			return c.printJSON(struct {

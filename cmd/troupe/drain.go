@@ -43,6 +43,7 @@ cause. Drain prints how many workers are left, and returns when there are none. 
 			flags.by = cmp.Or(flags.by, c.whoami())
 			return c.drain(cmd.Context(), args[0], flags)
 		},
+		ValidArgsFunction: c.completeNode,
 	}
 	cmd.Flags().StringVar(&flags.why, "why", "", "the reason, shown to waiting requests and in the errors of ended workers")
 	cmd.Flags().StringVar(&flags.by, "by", "", "name of the operator (default you)")
@@ -60,6 +61,9 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 			return err
 		}
 		defer client.Close()
+		if err := checkNode(ctx, client, node); err != nil {
+			return err
+		}
 		if _, err := client.Cordon(ctx, placement.Cordon{Node: node, Why: cmp.Or(f.why, "drained"), By: f.by}); err != nil {
 			return usageIfInvalid(err)
 		}
@@ -70,7 +74,7 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 		}
 		if len(left) > 0 {
 			if !c.json {
-				c.printf("%s: ending %d workers\n", node, len(left))
+				c.printf("%s: ending %s\n", node, counted(len(left), "worker"))
 			}
 			why := fmt.Sprintf("node %s is drained by %s", node, f.by)
 			if f.why != "" {
@@ -86,6 +90,21 @@ func (c *cli) drain(ctx context.Context, node string, f drainFlags) error {
 		c.printf("%s is drained\n", node)
 		return nil
 	})
+}
+
+// checkNode is bus.ErrNotFound for a node that the placement service does not know.
+func checkNode(ctx context.Context, client *placement.Client, node string) error {
+	list, err := client.Nodes(ctx)
+	if err != nil {
+		return err
+	}
+	names := make([]string, len(list))
+	for i, n := range list {
+		if names[i] = n.Report.Node; names[i] == node {
+			return nil
+		}
+	}
+	return bus.Errorf(bus.CodeNotFound, "no node %q; %s", node, thereAre(names))
 }
 
 // awaitEnds waits for workers to end by themselves. It returns how many there were, and the workers that are left.
@@ -106,7 +125,7 @@ func (c *cli) awaitEnds(ctx context.Context, agent *nodes.Client, node string, m
 		}
 		if len(left) != reported && !c.json {
 			reported = len(left)
-			c.printf("%s: %d workers are left\n", node, reported)
+			c.printf("%s: left: %s\n", node, counted(reported, "worker"))
 		}
 		select {
 		case <-ctx.Done():

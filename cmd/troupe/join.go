@@ -93,6 +93,9 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return spec, err
 	}
+	if spec.Resources, err = f.node.parseResources(); err != nil {
+		return spec, err
+	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
 		return spec, &usageError{err}
 	}
@@ -102,7 +105,7 @@ func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, err
 	spec.Access.URLs = strings.Split(url, ",")
 	for _, u := range spec.Access.URLs {
 		if err := checkURL(u); err != nil {
-			return spec, usagef("%q: %w", url, err)
+			return spec, usagef("%q: %w", bus.Redact(spec.Access.URLs...), err)
 		}
 	}
 	if f.wait < 0 || f.grace < 0 {
@@ -172,10 +175,10 @@ func (c *cli) join(ctx context.Context, spec agentSpec) error {
 	}
 	err = c.agent(ctx, spec, func() {
 		if c.json {
-			_ = c.printJSON(map[string]any{"nodes": names, "url": spec.Access.URLs[0], "pid": os.Getpid()}) // fails only if the output is closed
+			_ = c.printJSON(map[string]any{"nodes": names, "url": bus.Redact(spec.Access.URLs[0]), "pid": os.Getpid()}) // fails only if the output is closed
 			return
 		}
-		c.printf("troupe: joined %s as %s; Ctrl-C ends the workers and leaves\n", spec.Access.URLs[0], strings.Join(names, ", "))
+		c.printf("troupe: joined %s as %s; Ctrl-C ends the workers and leaves\n", bus.Redact(spec.Access.URLs[0]), strings.Join(names, ", "))
 	})
 	if errors.Is(err, context.Canceled) {
 		return nil // a signal came before the head was there

@@ -141,7 +141,7 @@ func firstHost(list string) string {
 func (f *launchFlags) token(env func(string) string) (string, error) {
 	token := env("TROUPE_TOKEN")
 	if f.tokenFile != "" {
-		data, err := os.ReadFile(f.tokenFile)
+		data, err := bus.ReadFile(f.tokenFile, 64<<10)
 		if err != nil {
 			return "", usagef("--token-file: %w", err)
 		}

@@ -59,7 +59,7 @@ func (c *cli) ledger(ctx context.Context, ask func(*placement.Client, context.Co
 func ledgerLine(s placement.LedgerStatus) string {
 	line := "LEDGER " + s.String()
 	if s.Unconfirmed > 0 {
-		line += "; " + itoa(s.Unconfirmed) + " reservations are not confirmed yet"
+		line += "; not confirmed yet: " + counted(s.Unconfirmed, "reservation")
 	}
 	return line
 }

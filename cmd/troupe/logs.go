@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"regexp"
 	"strconv"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"troupe/bus"
 	"troupe/nodes"
+	"troupe/roles"
 )
 
 // logFlags selects lines.
@@ -101,21 +104,84 @@ func (f logFlags) filter() (func(nodes.Line) bool, error) {
 func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) error {
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
 		q.Namespace = s.namespace
+		seen := false
+		inner := keep
+		keep = func(l nodes.Line) bool { seen = true; return inner(l) }
 		if tail >= 0 {
 			last, err := c.lastLines(ctx, b, q, keep, tail)
+			if err == nil && !q.Follow && !seen {
+				err = checkLogged(ctx, b, q)
+			}
 			if err != nil || !q.Follow {
 				return err
 			}
 			told := keep
 			keep = func(l nodes.Line) bool { return told(l) && l.Seq > last[l.ID] } // continue after the stored lines
 		}
-		return nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
+		if q.Follow {
+			if err := checkLogged(ctx, b, q); err != nil {
+				c.warnf("troupe: %v; waiting for its output\n", err)
+			}
+		}
+		err := nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
 			if !keep(l) {
 				return nil
 			}
 			return c.printLine(l)
 		})
+		if err == nil && !q.Follow && !seen {
+			err = checkLogged(ctx, b, q)
+		}
+		return err
 	})
+}
+
+var errLineFound = errors.New("a line is stored")
+
+// checkLogged is bus.ErrNotFound for a role, or a rank, that the registry does not have and of which no line is stored.
+func checkLogged(ctx context.Context, b *bus.Bus, q nodes.LogQuery) error {
+	q.Follow, q.Since = false, time.Time{}
+	err := nodes.ReadLogs(ctx, b, q, func(nodes.Line) error { return errLineFound })
+	if errors.Is(err, errLineFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: q.Namespace, Name: "troupe logs"})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rt.Close(ctx) }() // the session owns nothing
+	all, err := rt.Roles(ctx)
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, r := range all {
+		switch {
+		case r.Name == q.Role && q.Rank >= r.World:
+			return bus.Errorf(bus.CodeNotFound, "role %s has no rank %d; its world is %d", q.Role, q.Rank, r.World)
+		case r.Name == q.Role:
+			return nil
+		}
+		names = append(names, r.Name)
+	}
+	return bus.Errorf(bus.CodeNotFound, "no role %q in namespace %s, and no stored output of one; %s", q.Role, q.Namespace, thereAre(names))
+}
+
+// thereAre names what exists, up to the length of a line.
+func thereAre(names []string) string {
+	const most = 8
+	switch more := len(names) - most; {
+	case len(names) == 0:
+		return "there is none"
+	case more > 0:
+		return fmt.Sprintf("there are %s and %d more", strings.Join(names[:most], ", "), more)
+	case len(names) == 1:
+		return "there is " + names[0]
+	}
+	return "there are " + strings.Join(names, ", ")
 }
 
 // lastLines prints the last stored lines, and returns the last sequence number of each worker.

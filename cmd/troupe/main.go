@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 
 	"troupe/actors"
+	"troupe/internal/terminal"
 	"troupe/roles"
 )
 
@@ -80,13 +82,25 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	return 1
 }
 
-// printf and warnf write to standard output and standard error.
-func (c *cli) printf(format string, args ...any) {
-	_, err := fmt.Fprintf(c.out, format, args...)
-	c.noteUnread(err)
+// printf and warnf write to standard output and standard error. Control characters are escaped, except with --raw.
+func (c *cli) printf(format string, args ...any) { c.write(c.safe(fmt.Sprintf(format, args...))) }
+
+func (c *cli) warnf(format string, args ...any) {
+	_, _ = io.WriteString(c.err, c.safe(fmt.Sprintf(format, args...)))
 }
 
-func (c *cli) warnf(format string, args ...any) { _, _ = fmt.Fprintf(c.err, format, args...) }
+func (c *cli) safe(text string) string {
+	if c.raw {
+		return text
+	}
+	return terminal.Text(text)
+}
+
+// write writes text of the program itself, which may control the terminal, to standard output.
+func (c *cli) write(text string) {
+	_, err := io.WriteString(c.out, text)
+	c.noteUnread(err)
+}
 
 // noteUnread ends the command when its output is closed, as in "troupe logs -f | head".
 func (c *cli) noteUnread(err error) {

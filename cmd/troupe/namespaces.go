@@ -17,6 +17,7 @@ import (
 )
 
 func newNamespaces(c *cli) *cobra.Command {
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "namespaces",
 		Short: "List the namespaces with roles, reservations or pipelines",
@@ -24,8 +25,9 @@ func newNamespaces(c *cli) *cobra.Command {
 removed.`,
 		Example: "  troupe namespaces\n  troupe namespaces --json | jq '.[].name'\n  troupe namespaces rm old-run",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.namespaces(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.repeat(cmd.Context(), watch, c.namespaces) },
 	}
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON array")
 	cmd.AddCommand(newNamespacesRemove(c))
@@ -154,7 +156,7 @@ func (c *cli) removeNamespace(ctx context.Context, name string, force bool) erro
 		if c.json {
 			return c.printJSON(found)
 		}
-		c.printf("namespace %s is empty: %d roles, %d reservations and %d pipelines are gone\n", name, len(found.Roles), len(found.Reservations), len(found.Pipelines))
+		c.printf("namespace %s is empty: %s, %s and %s are gone\n", name, counted(len(found.Roles), "role"), counted(len(found.Reservations), "reservation"), counted(len(found.Pipelines), "pipeline"))
 		return nil
 	})
 }

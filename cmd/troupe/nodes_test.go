@@ -210,7 +210,7 @@ func TestAgentOutlivesItsHead(t *testing.T) {
 	again, _ := u.up("--store", store, "--no-agent")
 	require.Equal(t, head.URL, again.URL)
 	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "20s")
-	require.Equal(t, "1 nodes with 0 devices are there\n", stdout, stderr)
+	require.Equal(t, "1 node with 0 devices is there\n", stdout, stderr)
 	next := sleeps(t, u.on(again), "faithful", 1)
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "exit code 0")
@@ -276,7 +276,7 @@ func TestExternalNATS(t *testing.T) {
 	var head readyHead
 	require.NoError(t, json.Unmarshal([]byte(out.line(t, errs.String)), &head))
 	require.Equal(t, url, head.URL)
-	require.Equal(t, "1 nodes with 2 devices are there\n", u.output("wait", "--gpus", "2"))
+	require.Equal(t, "1 node with 2 devices is there\n", u.output("wait", "--gpus", "2"))
 	script(t, u.on(head), "box", 0, "echo printed")
 	require.Eventually(t, func() bool { return strings.Contains(u.output("logs", "role"), "printed") }, 10*time.Second, 20*time.Millisecond)
 	require.Contains(t, u.fails(2, "up", "--nats", url, "--listen", "127.0.0.1:0"), "exclude")

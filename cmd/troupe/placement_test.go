@@ -32,7 +32,7 @@ func TestReserveOnAHead(t *testing.T) {
 	require.Contains(t, u.fails(1, "reserve", "--bundles", "2", "--devices", "4", "--wait", "0"), "must wait")
 	require.Contains(t, u.fails(2, "reserve", "--bundles", "1", "--devices", "9"), "larger than any node")
 	require.Contains(t, u.output("release", "tr"), "is released")
-	require.Contains(t, u.output("release", "tr"), "is not reserved")
+	require.Contains(t, u.fails(1, "release", "tr"), `no reservation "tr"; there is none`)
 	require.Contains(t, u.output("reservations"), "nothing is reserved")
 }
 
@@ -134,7 +134,7 @@ func TestInvalidRequests(t *testing.T) {
 			require.Contains(t, u.fails(2, append([]string{"explain", "--nodes", "sim:2x4"}, strings.Fields(args)...)...), says[0], "without a head")
 		})
 	}
-	require.Contains(t, u.output("release", "nobody"), "nobody is not reserved; there are tr")
+	require.Contains(t, u.fails(1, "release", "absent"), `no reservation "absent"; there is tr`)
 	require.Contains(t, u.fails(1, "release", "tr", "--token", "7"), "token 7 is stale; it is held under ")
 	require.Contains(t, u.fails(2, "reserve", "--bundles", "1", "--devices", "1", "--wait", "-1s"), "--wait -1s")
 }

@@ -4,13 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"troupe/bus"
 	"troupe/placement"
 	"troupe/placement/planner"
 )
@@ -112,11 +111,13 @@ func newRelease(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "release ID",
 		Short: "Release a reservation",
-		Long: `Release releases a reservation. It may be repeated. With --token it releases only the grant with that token, and not a later
+		Long: `Release releases a reservation. Of an id that is not reserved it says so, with exit code 1. With --token it releases only the grant with that token, and not a later
 reservation of the same id.`,
 		Example: "  troupe release trainer",
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return c.release(cmd.Context(), args[0], token) },
+
+		ValidArgsFunction: c.completeReservation,
 	}
 	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the current grant)")
 	c.serverFlags(cmd)
@@ -137,32 +138,24 @@ func (c *cli) release(ctx context.Context, id string, token uint64) error {
 			}
 		}
 		if c.json {
-			return c.printJSON(struct {
+			err = c.printJSON(struct {
 				ID       string `json:"id"`
 				Released bool   `json:"released"`
 			}{id, at >= 0})
-		}
-		if at >= 0 {
+		} else if at >= 0 {
 			c.printf("%s is released\n", id)
-		} else {
-			c.printf("%s is not reserved; %s\n", id, existing(list.Records))
 		}
-		return nil
+		if err == nil && at < 0 {
+			err = bus.Errorf(bus.CodeNotFound, "no reservation %q; %s", id, thereAre(reservationIDs(list.Records)))
+		}
+		return err
 	})
 }
 
-// existing names the reservations, up to the length of a line.
-func existing(records []placement.Record) string {
-	const most = 8
-	names := make([]string, 0, most)
-	for _, r := range records[:min(most, len(records))] {
-		names = append(names, r.ID)
+func reservationIDs(records []placement.Record) []string {
+	ids := make([]string, len(records))
+	for i, r := range records {
+		ids[i] = r.ID
 	}
-	switch more := len(records) - len(names); {
-	case len(names) == 0:
-		return "nothing is"
-	case more > 0:
-		return fmt.Sprintf("there are %s and %d more", strings.Join(names, ", "), more)
-	}
-	return "there are " + strings.Join(names, ", ")
+	return ids
 }

@@ -17,6 +17,7 @@ import (
 )
 
 func newRoles(c *cli) *cobra.Command {
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "roles [ROLE]",
 		Short: "List the roles of a namespace, or the workers of one",
@@ -28,12 +29,13 @@ With the name of a role it prints the workers: node, devices and present state o
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return c.ranks(cmd.Context(), args[0])
+				return c.repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.ranks(ctx, args[0]) })
 			}
-			return c.roles(cmd.Context())
+			return c.repeat(cmd.Context(), watch, c.roles)
 		},
 		ValidArgsFunction: c.completeRole,
 	}
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a role, or a worker, instead of a table")
 	return cmd
@@ -49,12 +51,35 @@ func (c *cli) roles(ctx context.Context) error {
 			return c.rolesTable(rt.Namespace(), all)
 		}
 		for _, r := range all {
-			if err := c.printJSON(r); err != nil {
+			if err := c.printJSON(roleJSON(r)); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
+}
+
+// roleOutput is a record of the registry in JSON output, with durations in seconds. The registry itself has nanoseconds, under
+// the names that are hidden here.
+type roleOutput struct {
+	roles.RoleRecord
+	Lease   *struct{}      `json:"lease,omitempty"`
+	LeaseS  float64        `json:"lease_s"`
+	Restart *restartOutput `json:"restart,omitempty"`
+}
+
+type restartOutput struct {
+	*roles.Restart
+	Limit  *struct{} `json:"limit,omitempty"`
+	LimitS float64   `json:"limit_s"`
+}
+
+func roleJSON(r roles.RoleRecord) roleOutput {
+	out := roleOutput{RoleRecord: r, LeaseS: r.Lease.Seconds()}
+	if r.Restart != nil {
+		out.Restart = &restartOutput{Restart: r.Restart, LimitS: r.Restart.Limit.Seconds()}
+	}
+	return out
 }
 
 // rank is one worker, from the registry and from its own answer.
@@ -68,7 +93,8 @@ type rank struct {
 	State   string        `json:"state"`         // from the worker; "silent" without an answer, "restarting" while it is replaced
 	Why     string        `json:"why,omitempty"` // the reason of a restart or of the role's failure
 	Calls   int           `json:"calls"`
-	Busy    time.Duration `json:"busy"` // duration of the oldest running call
+	Busy    time.Duration `json:"-"`      // duration of the oldest running call
+	BusyS   float64       `json:"busy_s"` // the same in seconds
 }
 
 // ranks prints the workers of a role. It waits for their answers for infoWait.
@@ -174,6 +200,7 @@ func (r *rank) hear(info actors.Info) {
 	for _, call := range info.Calls {
 		if call.Running {
 			r.Busy = max(r.Busy, call.For)
+			r.BusyS = r.Busy.Seconds()
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+
+	"troupe/internal/terminal"
 )
 
 // cli is shared by all commands: output, environment and the flags of the server.
@@ -22,6 +24,8 @@ type cli struct {
 	url       string
 	namespace string
 	json      bool
+	kept      *keptConnection // of a live view
+	raw       bool            // control characters are passed on unchanged
 }
 
 // usageError is a mistake on the command line; the exit code is 2.
@@ -54,6 +58,7 @@ Commands that talk to a head find the head on this machine. These variables name
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
+	root.PersistentFlags().BoolVar(&c.raw, "raw", false, "pass on control characters in output of workers, names and errors, instead of escaping them")
 	root.SetVersionTemplate("troupe {{.Version}}\n")
 	root.SetOut(c.out)
 	root.SetErr(c.err)
@@ -64,6 +69,7 @@ Commands that talk to a head find the head on this machine. These variables name
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
 	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
 	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
+	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root
@@ -114,20 +120,35 @@ func (c *cli) jsonFlag(cmd *cobra.Command, does string) {
 }
 
 func (c *cli) printJSON(v any) error {
-	enc := json.NewEncoder(c.out)
+	var text bytes.Buffer
+	enc := json.NewEncoder(&text)
 	enc.SetEscapeHTML(false)
-	err := enc.Encode(v)
+	if err := enc.Encode(v); err != nil {
+		return err
+	}
+	data := text.Bytes()
+	if !c.raw {
+		data = terminal.JSON(data)
+	}
+	_, err := c.out.Write(data)
 	c.noteUnread(err)
 	return err
 }
 
-// table prints rows under a header, aligned.
+// table prints rows under a header, aligned. A cell is one line: its control characters are escaped.
 func (c *cli) table(header string, rows [][]string) error {
 	var text bytes.Buffer
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	lines := []string{strings.ReplaceAll(header, " ", "\t")}
 	for _, r := range rows {
-		lines = append(lines, strings.Join(r, "\t"))
+		cells := make([]string, len(r))
+		for i, cell := range r {
+			cells[i] = strings.ReplaceAll(cell, "\t", " ")
+			if !c.raw {
+				cells[i] = terminal.Line(cells[i])
+			}
+		}
+		lines = append(lines, strings.Join(cells, "\t"))
 	}
 	if _, err := io.WriteString(w, strings.Join(lines, "\n")+"\n"); err != nil {
 		return err

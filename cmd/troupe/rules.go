@@ -45,7 +45,7 @@ lets the first request of the queue preempt reservations of lower priority, whos
 	cmd.Flags().DurationVar(&f.grace, "grace", 0, "time for a preempted holder to release (default 30s)")
 	cmd.Flags().IntVar(&f.backfill, "backfill-depth", 0, "requests behind the first that are tried each time; -1 for none (default 128)")
 	c.serverFlags(cmd)
-	c.jsonFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace, in nanoseconds")
+	c.jsonFlag(cmd, "print one JSON object: quotas, preempt, backfill_depth and grace_s, in seconds")
 	return cmd
 }
 
@@ -109,7 +109,11 @@ func (c *cli) rules(ctx context.Context, change func(*placement.Rules)) error {
 
 func (c *cli) showRules(r placement.Rules) error {
 	if c.json {
-		return c.printJSON(r)
+		return c.printJSON(struct {
+			placement.Rules
+			Grace  *struct{} `json:"grace,omitempty"`
+			GraceS float64   `json:"grace_s"`
+		}{Rules: r, GraceS: r.Grace.Seconds()})
 	}
 	preemption := "off"
 	if r.Preempt {

@@ -63,7 +63,7 @@ the nodes. Without a head on this machine, run starts a private one, which ends 
 }
 
 func readRun(path string) (spec.File, error) {
-	text, err := os.ReadFile(path)
+	text, err := bus.ReadFile(path, 16<<20)
 	if err != nil {
 		return spec.File{}, &usageError{err}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -25,7 +26,7 @@ type overview struct {
 	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
-	Roles   []roles.RoleRecord  `json:"roles"` // of one namespace
+	Roles   []roleOutput        `json:"roles"` // of one namespace
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
 
@@ -36,14 +37,23 @@ type nodeOverview struct {
 	Name    string            `json:"name"`
 	State   string            `json:"state"`
 	Why     string            `json:"why,omitempty"`
+	Version string            `json:"version,omitempty"` // of its agent; empty if that does not answer or is too old
 	Labels  map[string]string `json:"labels,omitempty"`
 	Devices int               `json:"devices"`
 	Held    int               `json:"held"`
 	Unfit   int               `json:"unfit"`
-	Workers []nodes.Status    `json:"workers"` // null if the agent does not answer
+	Workers []workerOutput    `json:"workers"` // null if the agent does not answer
+}
+
+// workerOutput is a worker process in JSON output, with durations in seconds.
+type workerOutput struct {
+	nodes.Status
+	For  *struct{} `json:"for,omitempty"`
+	ForS float64   `json:"for_s"`
 }
 
 func newStatus(c *cli) *cobra.Command {
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, devices, roles and the queue on one screen",
@@ -51,8 +61,9 @@ func newStatus(c *cli) *cobra.Command {
 is "?" if the agent of a node does not answer within a second.`,
 		Example: "  troupe status\n  troupe status --json | jq '.nodes[] | select(.state != \"ready\")'",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.status(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.repeat(cmd.Context(), watch, c.status) },
 	}
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue, ledger")
 	return cmd
@@ -97,7 +108,11 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 		return view, err
 	}
 	defer func() { _ = rt.Close(ctx) }() // the session owns nothing
-	view.Roles, err = rt.Roles(ctx)
+	all, err := rt.Roles(ctx)
+	view.Roles = []roleOutput{}
+	for _, r := range all {
+		view.Roles = append(view.Roles, roleJSON(r))
+	}
 	return view, err
 }
 
@@ -105,14 +120,7 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, held []placement.Record) []nodeOverview {
 	ctx, cancel := context.WithTimeout(ctx, askNode)
 	defer cancel()
-	users := map[string]bool{}
-	for _, r := range held {
-		for _, w := range r.Workers {
-			for _, s := range w.Slots {
-				users[s.UUID] = true
-			}
-		}
-	}
+	users := usersOf(held)
 	views := make([]nodeOverview, len(list))
 	client := nodes.NewClient(b)
 	var group sync.WaitGroup
@@ -122,14 +130,36 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 			continue
 		}
 		group.Go(func() {
+			if host, _, err := client.Host(ctx, n.Report.Node); err == nil {
+				views[i].Version = host.Version
+			}
+		})
+		group.Go(func() {
 			if all, err := client.Running(ctx, n.Report.Node); err == nil {
-				all = append([]nodes.Status{}, all...) // an empty list, not null, is "no workers"
-				views[i].Workers = slices.DeleteFunc(all, func(s nodes.Status) bool { return s.Exit != nil || s.PID == 0 })
+				views[i].Workers = []workerOutput{} // an empty list, not null, is "no workers"
+				for _, s := range all {
+					if s.Exit == nil && s.PID != 0 {
+						views[i].Workers = append(views[i].Workers, workerOutput{Status: s, ForS: s.For.Seconds()})
+					}
+				}
 			}
 		})
 	}
 	group.Wait()
 	return views
+}
+
+// usersOf is the set of devices that are reserved, by UUID.
+func usersOf(held []placement.Record) map[string]bool {
+	users := map[string]bool{}
+	for _, r := range held {
+		for _, w := range r.Workers {
+			for _, s := range w.Slots {
+				users[s.UUID] = true
+			}
+		}
+	}
+	return users
 }
 
 func overviewOf(n placement.NodeStatus, users map[string]bool) nodeOverview {
@@ -178,9 +208,9 @@ func (c *cli) showStatus(v overview, namespace string) error {
 		if n.Workers != nil || n.State == "away" {
 			running = itoa(len(n.Workers))
 		}
-		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, labelsText(n.Labels), n.Why})
+		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, cmp.Or(n.Version, "?"), labelsText(n.Labels), n.Why})
 	}
-	if err := c.tableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS LABELS WHY", rows); err != nil {
+	if err := c.tableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS VERSION LABELS WHY", rows); err != nil {
 		return err
 	}
 	c.printf("\n")
@@ -196,7 +226,15 @@ func (c *cli) showStatus(v overview, namespace string) error {
 	for i, w := range v.Waiting {
 		rows = append(rows, []string{itoa(i + 1), w.ID, w.Namespace, w.Holder, fmt.Sprint(w.Devices), (time.Duration(w.Waited) * time.Millisecond).Round(time.Second).String()})
 	}
-	return c.tableOr(fmt.Sprintf("%d reservations, nobody waits", len(v.Held)), "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
+	return c.tableOr(counted(len(v.Held), "reservation")+", no request waits", "PLACE ID NAMESPACE HOLDER DEVICES WAITS", rows)
+}
+
+// counted is a number with its noun.
+func counted(n int, noun string) string {
+	if n == 1 {
+		return "1 " + noun
+	}
+	return itoa(n) + " " + noun + "s"
 }
 
 // tableOr prints a table, or the text none if it has no rows.

@@ -168,11 +168,14 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	}
 	for _, u := range f.nats {
 		if err := checkURL(u); err != nil {
-			return nil, usagef("--nats %q: %w", u, err)
+			return nil, usagef("--nats %q: %w", bus.Redact(u), err)
 		}
 	}
 	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace}
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
+		return nil, err
+	}
+	if spec.Resources, err = f.node.parseResources(); err != nil {
 		return nil, err
 	}
 	if err := bus.CheckName("node", spec.Name); err != nil {
@@ -305,7 +308,13 @@ func (c *cli) openHead(ctx context.Context, h *head) (*bus.Bus, error) {
 			}
 		}
 		b, err := bus.Open(ctx, cfg)
-		return b, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
+		if err != nil {
+			return nil, needsAccess(cfg, err, "--creds FILE, TROUPE_CREDS or TROUPE_TOKEN")
+		}
+		if err := b.CheckJetStream(ctx); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+		return b, nil
 	}
 	cfg.Server = bus.ServerConfig{Listen: h.at.text, StoreDir: h.store, MaxStore: h.limit, SyncAlways: true, Replaceable: h.replaceable}
 	var err error
@@ -364,9 +373,9 @@ func (c *cli) sayReady(h *head, ledger placement.LedgerStatus) error {
 		}{h.file, h.store, h.metrics, ledger.Doubt})
 	}
 	if ledger.Doubt != "" {
-		c.printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", h.file.URL, h.store, ledger)
+		c.printf("troupe: the head is up at %s, its store is %s, but it grants nothing: %s; Ctrl-C ends it\n", bus.Redact(strings.Split(h.file.URL, ",")...), h.store, ledger)
 	} else {
-		c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", h.file.URL, h.store)
+		c.printf("troupe: the head is ready at %s, its store is %s; Ctrl-C ends it\n", bus.Redact(strings.Split(h.file.URL, ",")...), h.store)
 	}
 	if h.file.Fingerprint != "" && len(h.nats) == 0 {
 		c.printf("troupe: on another machine, with the token of %s in a file (or on standard input, \"-\"):\n  %s\n", h.file.TokenFile, h.joinLine())

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,7 +13,9 @@ import (
 	"troupe/bus"
 	"troupe/gpu"
 	"troupe/gpu/nvml"
+	"troupe/nodes"
 	"troupe/placement"
+	"troupe/placement/planner"
 )
 
 // nodeFlags are the flags of an agent's node or simulated nodes.
@@ -20,12 +23,15 @@ type nodeFlags struct {
 	gpus   string
 	name   string
 	labels []string
+
+	resources string
 }
 
 func (f *nodeFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.gpus, "gpus", "auto", "devices of this machine: auto, none, sim:NODESxDEVICES, or a FILE that declares them")
 	cmd.Flags().StringVar(&f.name, "name", "", "name of the node (default the host name); simulated nodes are NAME-0, NAME-1, …")
 	cmd.Flags().StringSliceVar(&f.labels, "labels", nil, "labels of the node, k=v,k=v, for requests that ask for them")
+	cmd.Flags().StringVar(&f.resources, "resources", "", `totals that the node declares instead of the machine's, and resources of other names: CPU=100,memory=64GiB,licence=2, or a JSON object`)
 }
 
 func (f *nodeFlags) parseLabels() (map[string]string, error) {
@@ -44,6 +50,99 @@ func (f *nodeFlags) parseLabels() (map[string]string, error) {
 		labels[key] = value
 	}
 	return labels, nil
+}
+
+// declaredResources are the totals that a node declares.
+type declaredResources struct {
+	CPUs   *int             `json:"cpus,omitempty"` // nil: the machine's
+	Memory gpu.Bytes        `json:"memory,omitempty"`
+	Other  map[string]int64 `json:"other,omitempty"` // thousandths by name
+}
+
+// parseResources parses --resources: NAME=AMOUNT,… or a JSON object. Empty: nil, the machine's own totals.
+func (f *nodeFlags) parseResources() (*declaredResources, error) {
+	if f.resources == "" {
+		return nil, nil
+	}
+	amounts, err := resourceAmounts(f.resources)
+	if err != nil {
+		return nil, err
+	}
+	d := &declaredResources{}
+	for name, amount := range amounts {
+		if err := d.set(name, amount); err != nil {
+			return nil, err
+		}
+	}
+	return d, nil
+}
+
+// resourceAmounts are the amounts of --resources as they are written, by name.
+func resourceAmounts(input string) (map[string]string, error) {
+	amounts := map[string]string{}
+	if strings.HasPrefix(strings.TrimSpace(input), "{") {
+		object := map[string]json.RawMessage{}
+		if err := json.Unmarshal([]byte(input), &object); err != nil {
+			return nil, usagef("--resources: %w", err)
+		}
+		for name, value := range object {
+			amounts[name] = strings.Trim(string(value), `"`)
+		}
+		return amounts, nil
+	}
+	for _, text := range strings.Split(input, ",") {
+		name, amount, ok := strings.Cut(strings.TrimSpace(text), "=")
+		if !ok {
+			return nil, usagef("--resources %q: give NAME=AMOUNT", text)
+		}
+		amounts[name] = amount
+	}
+	return amounts, nil
+}
+
+func (d *declaredResources) set(name, amount string) error {
+	switch name {
+	case "":
+		return usagef("--resources: a resource has no name; give NAME=AMOUNT")
+	case "GPU":
+		return usagef("--resources GPU: devices are declared with --gpus, such as --gpus sim:1x8")
+	case "memory":
+		size, err := gpu.ParseBytes(amount)
+		if err != nil {
+			return usagef("--resources memory: %w", err)
+		}
+		d.Memory = size
+		return nil
+	}
+	share, err := planner.ParseShare(amount)
+	if err != nil {
+		return usagef("--resources %s: %w", name, err)
+	}
+	if name != "CPU" {
+		if d.Other == nil {
+			d.Other = map[string]int64{}
+		}
+		d.Other[name] = int64(share)
+		return nil
+	}
+	if share%planner.Whole != 0 {
+		return usagef("--resources CPU=%s: give a whole number", amount)
+	}
+	cpus := int(share / planner.Whole)
+	d.CPUs = &cpus
+	return nil
+}
+
+// nodeConfig adds the declared totals to the configuration of a node.
+func (d *declaredResources) nodeConfig(c nodes.Config) nodes.Config {
+	if d == nil {
+		return c
+	}
+	if d.CPUs != nil {
+		c.CPUs, c.NoCPUs = *d.CPUs, *d.CPUs == 0
+	}
+	c.Memory, c.Resources = d.Memory, d.Other
+	return c
 }
 
 // openDevices is gpu.Open with the NVIDIA driver. claims is the folder in which processes claim simulated devices.

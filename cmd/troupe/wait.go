@@ -64,7 +64,11 @@ func (c *cli) wait(ctx context.Context, want wanted) error {
 			if c.json {
 				return c.printJSON(map[string]int{"nodes": have.nodes, "gpus": have.gpus})
 			}
-			c.printf("%d nodes with %d devices are there\n", have.nodes, have.gpus)
+			are := "are"
+			if have.nodes == 1 {
+				are = "is"
+			}
+			c.printf("%s with %s %s there\n", counted(have.nodes, "node"), counted(have.gpus, "device"), are)
 			return nil
 		})
 		if !headMayCome(err) {

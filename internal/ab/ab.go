@@ -11,14 +11,12 @@ import (
 // The optimisations that can be switched off.
 const (
 	BatchWrites = "batch_writes" // bus: several publishes in one write to the socket
-	InlineCalls = "inline_calls" // actors: short calls run on the goroutine that received them
-	ReuseCalls  = "reuse_calls"  // actors: the memory of a call is used again
 	QuickValues = "quick_values" // wire, actors: single plain arguments and results without reflection
 	HeapBallast = "heap_ballast" // cmd/troupe: fewer collections while large bodies pass through a head
 )
 
 // Names are all of them.
-var Names = []string{BatchWrites, InlineCalls, ReuseCalls, QuickValues, HeapBallast}
+var Names = []string{BatchWrites, QuickValues, HeapBallast}
 
 var off = strings.Split(os.Getenv("TROUPE_AB_OFF"), ",")
 

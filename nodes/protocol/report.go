@@ -25,6 +25,9 @@ type Report struct {
 	Source  string            `json:"source,omitempty" msgpack:"source,omitempty"` // of the devices, as gpu.Inventory.String describes it
 	Devices []gpu.Device      `json:"devices" msgpack:"devices"`
 
+	// Resources are the amounts of other resources that the node declares, in thousandths by name.
+	Resources map[string]int64 `json:"resources,omitempty" msgpack:"resources,omitempty"`
+
 	// Foreign lists, by device UUID, the processes on a device that the agent did not start.
 	Foreign map[string][]gpu.Process `json:"foreign,omitempty" msgpack:"foreign,omitempty"`
 

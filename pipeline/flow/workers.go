@@ -23,7 +23,7 @@ func (slots *WorkerSlots) Free() int {
 	return slots.Credits - slots.Running
 }
 
-// WorkerPool is the workers of one stage or of one router.
+// WorkerPool is the workers of one stage.
 type WorkerPool struct {
 	All    []*WorkerSlots // by id
 	byKey  map[string]*WorkerSlots

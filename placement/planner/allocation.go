@@ -50,12 +50,7 @@ func (pl *Planner) resolve(alloc *allocation) {
 // allocate subtracts alloc from the free resources of its nodes. It returns by how much the use of devices grows;
 // devices shared with colocated reservations are in use already.
 func (alloc *allocation) allocate() Share {
-	for i, s := range alloc.workerNodes {
-		if s != nil {
-			s.cpus -= alloc.Workers[i].CPUs
-			s.memory -= alloc.Workers[i].Memory
-		}
-	}
+	alloc.useNodes(+1)
 	var more Share
 	for _, dev := range alloc.devices {
 		more += dev.claim(alloc, dev.slot.Share)
@@ -65,17 +60,28 @@ func (alloc *allocation) allocate() Share {
 
 // free is the inverse of allocate.
 func (alloc *allocation) free() Share {
-	for i, s := range alloc.workerNodes {
-		if s != nil {
-			s.cpus += alloc.Workers[i].CPUs
-			s.memory += alloc.Workers[i].Memory
-		}
-	}
+	alloc.useNodes(-1)
 	var less Share
 	for _, dev := range alloc.devices {
 		less -= dev.claim(alloc, -dev.slot.Share)
 	}
 	return less
+}
+
+// useNodes takes the CPUs, memory and declared resources of alloc from its nodes; with -1 it returns them. What a parent
+// provides is taken already.
+func (alloc *allocation) useNodes(sign Share) {
+	if alloc.Parent != "" {
+		return
+	}
+	for i, s := range alloc.workerNodes {
+		if s != nil {
+			w := &alloc.Workers[i]
+			s.cpus -= sign * w.CPUs
+			s.memory -= int64(sign) * w.Memory
+			s.useResources(w.Resources, sign)
+		}
+	}
 }
 
 // claim changes the allocation's share of a device by the given amount, which may be negative, and returns the change

@@ -30,6 +30,11 @@ func (cand candidate) fits(b *Bundle, limit int) int {
 	if b.Memory > 0 {
 		n = min(n, int(cand.memory/b.Memory))
 	}
+	for name, amount := range b.Resources {
+		if amount > 0 {
+			n = min(n, int(max(cand.freeResources()[name], 0)/amount))
+		}
+	}
 	switch {
 	case b.Devices == 0:
 	case b.partial():

@@ -70,6 +70,7 @@ func (p *assignment) apply(sign Share) {
 	b := p.kind.bundle
 	p.node.cpus -= sign * b.CPUs
 	p.node.memory -= int64(sign) * b.Memory
+	p.node.useResources(b.Resources, sign)
 	p.node.gangBundles += int(sign)
 	for i, ref := range p.devices {
 		ref.node.use(ref.pos, sign*p.share)
@@ -133,5 +134,7 @@ func (p *assignment) worker(rank int, indices []int, slots []Slot) Worker {
 		Slots:    slots,
 		CPUs:     p.kind.bundle.CPUs,
 		Memory:   p.kind.bundle.Memory,
+
+		Resources: p.kind.bundle.Resources,
 	}
 }

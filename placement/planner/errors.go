@@ -22,10 +22,11 @@ const (
 	ErrUnknownDevice      Problem = "unknown device"          // a mapping names a device that does not exist
 	ErrBadTopology        Problem = "bad topology preference" // an unknown group of devices, or nothing that is required
 	ErrBundleTooLarge     Problem = "bundle too large"        // larger than any node
-	ErrUnknownReservation Problem = "unknown reservation"     // colocation with a reservation that does not exist in the namespace
+	ErrUnknownReservation Problem = "unknown reservation"     // colocation with, or a bundle of, a reservation that does not exist in the namespace
 	ErrUnknownNode        Problem = "unknown node"            // a bundle is pinned to a node that does not exist
 	ErrNoSuchLabel        Problem = "no such label"           // no node carries the labels of a bundle
 	ErrBadInstances       Problem = "bad instances"           // the bundles do not divide into instances
+	ErrBadParent          Problem = "bad parent"              // a request inside a reservation that does not have exactly one bundle, or that has no such bundle
 )
 
 var (

@@ -4,8 +4,11 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
+
+	"troupe/placement/internal/text"
 )
 
 // gang is a request prepared for placement, with its bundles grouped by kind.
@@ -14,6 +17,7 @@ type gang struct {
 	strategy    Strategy
 	kinds       []bundleKind // in the order of placement: the hardest to place first
 	colocated   *allocation  // the reservation it is colocated with; nil: none
+	parent      *allocation  // the reservation whose bundle it takes its resources from; nil: none, or not granted yet
 	searchSteps int          // left for search
 }
 
@@ -56,6 +60,11 @@ func (kind *bundleKind) check() error {
 		wrong(fmt.Sprintf("%s devices, %s CPUs, %d bytes", b.Devices, b.CPUs, b.Memory),
 			fmt.Sprintf("the maximum is %s devices or CPUs and %d bytes", maxShare, int64(maxMemory)))
 	}
+	for _, name := range slices.Sorted(maps.Keys(b.Resources)) {
+		if amount := b.Resources[name]; name == "" || amount < 0 || amount > maxShare {
+			wrong(fmt.Sprintf("%s of resource %q", amount, text.Clip(name)), fmt.Sprintf("a resource has a name and an amount from 0 to %s", maxShare))
+		}
+	}
 	if b.Devices > Whole && b.Devices%Whole != 0 {
 		wrong(b.Devices.describeDevices(), "amounts above one device must be whole")
 	}
@@ -80,6 +89,7 @@ func (b *Bundle) before(other *Bundle) int {
 		cmp.Compare(other.Devices, b.Devices),
 		cmp.Compare(other.CPUs, b.CPUs),
 		cmp.Compare(other.Memory, b.Memory),
+		cmp.Compare(len(other.Resources), len(b.Resources)),
 	)
 }
 
@@ -103,7 +113,7 @@ func (g *gang) size() int {
 
 // sameDemand reports whether g and other ask for the same, so that neither fits where the other does not.
 func (g *gang) sameDemand(other *gang) bool {
-	if g.colocated != other.colocated || g.strategy != other.strategy || g.request.Topology != other.request.Topology {
+	if g.request.Parent != other.request.Parent || g.request.ParentBundle != other.request.ParentBundle || g.colocated != other.colocated || g.strategy != other.strategy || g.request.Topology != other.request.Topology {
 		return false
 	}
 	if g.request.Mapping != nil || other.request.Mapping != nil {

@@ -15,6 +15,8 @@ type reservedPart struct {
 	share  Share
 	cpus   Share
 	memory int64
+
+	resources map[string]Share
 }
 
 // reserveForHead takes the free part of what the workers need out of the planner's state, and charges the namespace for
@@ -25,7 +27,7 @@ func (pl *Planner) reserveForHead(workers []Worker, r *Request) headReserve {
 	for i := range workers {
 		w := &workers[i]
 		if s := pl.byID[w.Node]; s != nil {
-			k.add(reservedPart{node: s, pos: -1, cpus: atMost(w.CPUs, s.cpus), memory: atMost(w.Memory, s.memory)})
+			k.add(reservedPart{node: s, pos: -1, cpus: atMost(w.CPUs, s.cpus), memory: atMost(w.Memory, s.memory), resources: s.atMostResources(w.Resources)})
 		}
 		for j := range w.Slots {
 			slot := &w.Slots[j]
@@ -43,6 +45,18 @@ func (pl *Planner) reserveForHead(workers []Worker, r *Request) headReserve {
 
 // atMost limits want to what is there.
 func atMost[T Share | int64](want, there T) T { return min(want, max(0, there)) }
+
+// atMostResources limits amounts of declared resources to what is free.
+func (s *nodeState) atMostResources(want map[string]Share) map[string]Share {
+	if len(want) == 0 {
+		return nil
+	}
+	limited := make(map[string]Share, len(want))
+	for name, amount := range want {
+		limited[name] = atMost(amount, s.freeResources()[name])
+	}
+	return limited
+}
 
 func (k *headReserve) add(p reservedPart) {
 	p.apply(+1)
@@ -67,6 +81,7 @@ func (k *headReserve) release(pl *Planner) {
 func (p reservedPart) apply(sign Share) {
 	p.node.cpus -= sign * p.cpus
 	p.node.memory -= int64(sign) * p.memory
+	p.node.useResources(p.resources, sign)
 	if p.pos >= 0 {
 		p.node.use(p.pos, sign*p.share)
 	}

@@ -61,7 +61,7 @@ func checkFitsOneNode(kind *bundleKind, nodes []*nodeState) error {
 	return &RequestError{
 		Problem: ErrBundleTooLarge,
 		Detail:  fmt.Sprintf("bundle %d is larger than any node it may be placed on: it needs %s", kind.ranks[0], kind.bundle.describe()),
-		Hint:    fmt.Sprintf("the largest, %s, has %s", n.ID, (&Bundle{Devices: Wholes(len(n.Devices)), CPUs: n.CPUs, Memory: n.Memory}).describe()),
+		Hint:    fmt.Sprintf("the largest, %s, has %s", n.ID, (&Bundle{Devices: Wholes(len(n.Devices)), CPUs: n.CPUs, Memory: n.Memory, Resources: n.Resources}).describe()),
 	}
 }
 
@@ -70,7 +70,7 @@ func checkFitsTogether(kind *bundleKind, nodes []*nodeState) error {
 	devices, runs := 0, false
 	for _, s := range nodes {
 		devices += len(s.info.Devices)
-		runs = runs || s.info.CPUs >= kind.bundle.CPUs && s.info.Memory >= kind.bundle.Memory
+		runs = runs || s.info.CPUs >= kind.bundle.CPUs && s.info.Memory >= kind.bundle.Memory && contains(s.info.Resources, kind.bundle.Resources)
 	}
 	if runs && devices >= kind.bundle.devices() {
 		return nil
@@ -154,6 +154,9 @@ func (b *Bundle) describe() string {
 	}
 	if b.Memory > 0 {
 		words += ", " + formatBytes(b.Memory)
+	}
+	for _, name := range slices.Sorted(maps.Keys(b.Resources)) {
+		words += fmt.Sprintf(", %s %s", b.Resources[name], text.Clip(name))
 	}
 	return words
 }

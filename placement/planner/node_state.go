@@ -1,5 +1,7 @@
 package planner
 
+import "maps"
+
 // nodeState is one node with its free resources. Devices are changed through setDevice only, which keeps the counts.
 type nodeState struct {
 	info     *Node // with Devices in rank order; immutable
@@ -11,6 +13,8 @@ type nodeState struct {
 	open   bool // the node is ready and not cordoned
 	cpus   Share
 	memory int64
+
+	resources map[string]Share // free; nil until the first allocation: all of info.Resources
 
 	// By device position.
 	used      []Share
@@ -123,5 +127,40 @@ func (s *nodeState) hasLabels(labels map[string]string) bool {
 
 // couldFit reports whether b would fit on the node if all of it were free.
 func (s *nodeState) couldFit(b *Bundle) bool {
-	return s.matches(b) && b.Devices <= Wholes(len(s.info.Devices)) && b.CPUs <= s.info.CPUs && b.Memory <= s.info.Memory
+	return s.matches(b) && b.Devices <= Wholes(len(s.info.Devices)) && b.CPUs <= s.info.CPUs && b.Memory <= s.info.Memory &&
+		contains(s.info.Resources, b.Resources)
+}
+
+// contains reports whether have has all of want.
+func contains(have, want map[string]Share) bool {
+	for name, amount := range want {
+		if have[name] < amount {
+			return false
+		}
+	}
+	return true
+}
+
+// freeResources returns the free amounts of declared resources. The caller does not change them.
+func (s *nodeState) freeResources() map[string]Share {
+	if s.resources == nil {
+		return s.info.Resources
+	}
+	return s.resources
+}
+
+// useResources takes amounts of declared resources; with -1 it returns them.
+func (s *nodeState) useResources(amounts map[string]Share, sign Share) {
+	if len(amounts) == 0 {
+		return
+	}
+	if s.resources == nil {
+		s.resources = maps.Clone(s.info.Resources)
+		if s.resources == nil {
+			s.resources = map[string]Share{}
+		}
+	}
+	for name, amount := range amounts {
+		s.resources[name] -= sign * amount
+	}
 }

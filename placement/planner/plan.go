@@ -18,6 +18,8 @@ type Plan struct {
 	WaitsFor   []Obstacle `json:"waits_for,omitempty" msgpack:"waits_for,omitempty"` // the request fits once all of these are gone
 	Unmet      string     `json:"unmet,omitempty" msgpack:"unmet,omitempty"`         // the part of the topology preference that is not met
 	SharesWith string     `json:"over,omitempty" msgpack:"over,omitempty"`           // the group of reservations whose devices it shares
+
+	ParentBundle int `json:"parent_bundle,omitempty" msgpack:"parent_bundle,omitempty"` // the bundle of the parent that was chosen
 }
 
 // Decide returns the plan for a request in a snapshot. The result depends on nothing else, and not on the order of the
@@ -90,6 +92,9 @@ func (p Plan) Reservation(r Request, since time.Time) Reservation {
 		Since:      since,
 		Workers:    p.Workers,
 		SharesWith: p.SharesWith,
+
+		Parent:       r.Parent,
+		ParentBundle: p.ParentBundle,
 	}
 }
 
@@ -103,14 +108,18 @@ func (p Plan) Err() error {
 
 // gangPlacement is the result of placing a whole gang.
 type gangPlacement struct {
-	workers []Worker
-	unmet   string
+	workers      []Worker
+	unmet        string
+	parentBundle int
 }
 
 func grantedPlan(p gangPlacement, g *gang) Plan {
 	plan := Plan{Granted: true, Reasons: []Reason{}, Workers: p.workers, Unmet: p.unmet}
 	if g.colocated != nil {
 		plan.SharesWith = g.colocated.groupName()
+	}
+	if g.parent != nil {
+		plan.SharesWith, plan.ParentBundle = g.parent.groupName(), p.parentBundle
 	}
 	return plan
 }
@@ -128,6 +137,9 @@ func awaitNodesPlan(why string) Plan {
 
 // refuse returns the plan, or the error, for a gang that does not fit now.
 func (pl *Planner) refuse(g *gang) (Plan, error) {
+	if g.request.Parent != "" {
+		return refusedPlan(Plan{Reasons: []Reason{{Code: ReasonGang, Text: g.parentWaitText()}}}), nil
+	}
 	analysis, possible := pl.analyzeWait(g, analysisScope{})
 	if possible {
 		return refusedPlan(Plan{Reasons: pl.reasons(g), WaitsFor: analysis.waitsFor()}), nil
@@ -154,6 +166,13 @@ func (pl *Planner) prepare(r *Request) (*gang, error) {
 		return nil, err
 	}
 	hardestFirst(g.kinds)
+	if r.Parent != "" {
+		parent, err := pl.parentOf(r)
+		if err != nil {
+			return nil, err
+		}
+		g.parent = parent
+	}
 	if r.Colocate != "" {
 		host, err := pl.colocationTarget(r)
 		if err != nil {
@@ -175,6 +194,8 @@ func (pl *Planner) place(g *gang) (gangPlacement, bool) {
 	var d draftPlan
 	defer d.undo(0)
 	switch {
+	case g.request.Parent != "":
+		return g.placeInParent(pl)
 	case g.request.Mapping != nil:
 		if !g.placeMapped(&d, pl.numberingFor(g)) {
 			return gangPlacement{}, false
@@ -193,7 +214,7 @@ func (g *gang) placeAnywhere(d *draftPlan, nodes []candidate) (gangPlacement, bo
 		return gangPlacement{}, false
 	}
 	d.inRankOrder()
-	return gangPlacement{d.workers(g), unmet}, true
+	return gangPlacement{workers: d.workers(g), unmet: unmet}, true
 }
 
 // fixableByNodes reports whether another node could make the request valid.
@@ -215,6 +236,8 @@ type Worker struct {
 	Slots    []Slot `json:"slots,omitempty" msgpack:"slots,omitempty"`
 	CPUs     Share  `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
 	Memory   int64  `json:"memory,omitempty" msgpack:"memory,omitempty"`
+
+	Resources map[string]Share `json:"resources,omitempty" msgpack:"resources,omitempty"`
 }
 
 // Slot is one device, or a part of one, that a worker holds.

@@ -120,6 +120,11 @@ func (pl *Planner) checkNode(n *Node, replaced *nodeState) error {
 	if other := pl.byRank[n.Rank]; other != nil && other != replaced {
 		return &SnapshotError{n.ID, fmt.Sprintf("its rank %d is that of node %q", n.Rank, other.info.ID)}
 	}
+	for name, amount := range n.Resources {
+		if amount < 0 {
+			return &SnapshotError{n.ID, fmt.Sprintf("it has %s of resource %q", amount, name)}
+		}
+	}
 	if n.CPUs < 0 || n.Memory < 0 || n.Rank < 0 {
 		return &SnapshotError{n.ID, fmt.Sprintf("it has rank %d, %s CPUs and %d bytes", n.Rank, n.CPUs, n.Memory)}
 	}

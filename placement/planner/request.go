@@ -28,6 +28,16 @@ type Request struct {
 	// Colocate names a reservation of the same namespace whose devices this one shares. CPUs and memory are not shared.
 	Colocate string `json:"colocate,omitempty" msgpack:"colocate,omitempty"`
 
+	// Parent names a reservation of the same namespace from one of whose bundles the only bundle of this request takes
+	// all its resources, so that the nodes are charged once. ParentBundle is the index of that bundle; -1: any. The
+	// request waits while the parent is in the queue or younger than parentGrace; it ends when its parent ends.
+	Parent       string `json:"parent,omitempty" msgpack:"parent,omitempty"`
+	ParentBundle int    `json:"parent_bundle,omitempty" msgpack:"parent_bundle,omitempty"`
+
+	// Opportunistic requests are granted as soon as they fit. While one waits, nothing is reserved for it, so later
+	// requests may overtake it.
+	Opportunistic bool `json:"opportunistic,omitempty" msgpack:"opportunistic,omitempty"`
+
 	// PerInstance is the number of bundles of an instance. Each instance has a reservation of its own, so that
 	// instances can be added and removed one by one. Zero: one reservation for all bundles.
 	PerInstance int `json:"per_instance,omitempty" msgpack:"per_instance,omitempty"`
@@ -44,7 +54,11 @@ type Bundle struct {
 	CPUs    Share             `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
 	Memory  int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
 	Labels  map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"` // that the node must carry
-	Node    string            `json:"node,omitempty" msgpack:"node,omitempty"`     // pins the bundle to this node
+
+	// Resources are amounts of resources that nodes declare by name.
+	Resources map[string]Share `json:"resources,omitempty" msgpack:"resources,omitempty"`
+
+	Node string `json:"node,omitempty" msgpack:"node,omitempty"` // pins the bundle to this node
 
 	// Spans allows devices on several nodes. The worker runs on the node of the first device, which provides its CPUs
 	// and memory.
@@ -82,9 +96,10 @@ func (r *Request) Instances() ([]Request, error) {
 	return instances, nil
 }
 
-// Devices returns the number of devices that r takes in total. A colocated request takes none.
+// Devices returns the number of devices that r takes in total. A request that shares the devices of another reservation
+// takes none.
 func (r *Request) Devices() Share {
-	if r.Colocate != "" {
+	if r.Colocate != "" || r.Parent != "" {
 		return 0
 	}
 	if r.Mapping != nil {
@@ -122,7 +137,7 @@ func (r *Request) check(kinds []bundleKind) error {
 			errs = append(errs, err)
 		}
 	}
-	errs = append(errs, r.Topology.check(), r.checkMapping(), r.checkInstances())
+	errs = append(errs, r.Topology.check(), r.checkMapping(), r.checkInstances(), r.checkParent())
 	return errors.Join(errs...)
 }
 
@@ -168,10 +183,23 @@ func (r *Request) checkInstances() error {
 	return nil
 }
 
+// checkParent returns errors of a request inside another reservation that do not depend on it.
+func (r *Request) checkParent() error {
+	switch {
+	case r.Parent == "":
+		return nil
+	case len(r.Bundles) != 1 || r.Mapping != nil || r.Colocate != "" || r.PerInstance != 0:
+		return &RequestError{ErrBadParent, fmt.Sprintf("a request inside reservation %q with %d bundles, a mapping, instances or colocation", text.Clip(r.Parent), len(r.Bundles)), "it has exactly one bundle"}
+	case r.ParentBundle < -1:
+		return &RequestError{ErrBadParent, fmt.Sprintf("parent_bundle is %d", r.ParentBundle), "give the index of a bundle, or -1 for any"}
+	}
+	return nil
+}
+
 // Equal reports whether both bundles ask for the same.
 func (b *Bundle) Equal(other *Bundle) bool {
 	return b.Devices == other.Devices && b.CPUs == other.CPUs && b.Memory == other.Memory && b.Node == other.Node &&
-		b.Spans == other.Spans && maps.Equal(b.Labels, other.Labels)
+		b.Spans == other.Spans && maps.Equal(b.Labels, other.Labels) && maps.Equal(b.Resources, other.Resources)
 }
 
 // devices returns the number of whole devices; zero for a part of one.

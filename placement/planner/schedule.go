@@ -3,6 +3,9 @@ package planner
 import (
 	"errors"
 	"slices"
+	"time"
+
+	"troupe/placement/internal/text"
 )
 
 // Decision is the result of one pass over a queue. Every request, or instance of one, is in exactly one of Grants,
@@ -45,6 +48,7 @@ const (
 	WaitBehind   WaitCode = "behind"   // it does not fit next to the reserve for the head
 	WaitQuota    WaitCode = "quota"    // the namespace has reached its quota
 	WaitNodes    WaitCode = "nodes"    // it fits only on nodes that are not there yet
+	WaitParent   WaitCode = "parent"   // it waits for the parent, or for room in a bundle of the parent
 	WaitLedger   WaitCode = "ledger"   // the ledger has lost data: nothing is granted until that is resolved
 )
 
@@ -69,8 +73,11 @@ func Schedule(s Snapshot, queue []Queued, p Policy) (Decision, error) {
 //
 // The planner is unchanged; its owner adds the grants with Grant once they are committed.
 func (pl *Planner) Schedule(queue []Queued, p Policy) Decision {
-	s := queuePass{planner: pl, policy: p, backfillLeft: p.WithDefaults().BackfillDepth, quotaWaits: map[string]*QuotaError{}}
+	s := queuePass{planner: pl, policy: p, backfillLeft: p.WithDefaults().BackfillDepth, quotaWaits: map[string]*QuotaError{}, queued: map[string]bool{}}
 	defer s.undo()
+	for i := range queue {
+		s.queued[queue[i].Request.ID] = true
+	}
 	for _, q := range sortQueue(queue) {
 		s.consider(&q)
 	}
@@ -87,6 +94,7 @@ type queuePass struct {
 	reserve      headReserve            // for the head
 	quotaWaits   map[string]*QuotaError // namespaces in which a request waits for the quota
 	unplaceable  []*gang                // requests that do not fit next to the reserve
+	queued       map[string]bool        // the ids of all requests in the queue
 	backfillLeft int                    // requests behind the head that are still tried
 }
 
@@ -101,8 +109,16 @@ func (s *queuePass) undo() {
 // consider decides on the next request of the queue.
 func (s *queuePass) consider(q *Queued) {
 	g, err := s.planner.prepare(&q.Request)
+	if err != nil && s.parentMayCome(q, err) {
+		s.decision.Waits = append(s.decision.Waits, Wait{ID: q.Request.ID, Code: WaitParent, Text: "it waits for reservation " + text.Clip(q.Request.Parent)})
+		return
+	}
 	if err != nil {
 		s.refuse(&q.Request, err)
+		return
+	}
+	if g.parent != nil {
+		s.considerInParent(q, g)
 		return
 	}
 	if over := s.overQuota(g.request); over != nil {
@@ -113,15 +129,56 @@ func (s *queuePass) consider(q *Queued) {
 		s.waitBehind(q, g)
 		return
 	}
+	if g.request.Opportunistic && slices.ContainsFunc(s.unplaceable, g.sameDemand) {
+		s.waitOpportunistically(q, g)
+		return
+	}
 	switch placement, ok := s.planner.place(g); {
 	case ok:
 		s.grant(g, placement)
+	case g.request.Opportunistic && s.head == nil:
+		s.unplaceable = append(s.unplaceable, g)
+		s.waitOpportunistically(q, g)
 	case s.head != nil:
 		s.unplaceable = append(s.unplaceable, g)
 		s.waitBehind(q, g)
 	default:
 		s.becomeHead(g)
 	}
+}
+
+// parentGrace is how long a request may wait for a parent that is neither granted nor queued: the requests of one client
+// may arrive out of order.
+const parentGrace = 10 * time.Second
+
+// parentMayCome reports whether the only error of a request is that its parent is not granted yet.
+func (s *queuePass) parentMayCome(q *Queued, err error) bool {
+	var unknown *RequestError
+	if q.Request.Parent == "" || !errors.As(err, &unknown) || unknown.Problem != ErrUnknownReservation {
+		return false
+	}
+	return s.queued[q.Request.Parent] || s.planner.Now.Sub(q.Since) < parentGrace
+}
+
+// considerInParent grants a request from a bundle of its parent, or leaves it waiting for one. It takes nothing from the
+// nodes, so it neither becomes the head nor waits behind it.
+func (s *queuePass) considerInParent(q *Queued, g *gang) {
+	if placement, ok := s.planner.place(g); ok {
+		s.grant(g, placement)
+		return
+	}
+	s.decision.Waits = append(s.decision.Waits, Wait{ID: q.Request.ID, Code: WaitParent, Text: g.parentWaitText()})
+}
+
+// waitOpportunistically leaves a request waiting without a reserve, or refuses one that never fits.
+func (s *queuePass) waitOpportunistically(q *Queued, g *gang) {
+	if !q.Admitted && !g.request.AwaitNodes {
+		if reasons, possible := s.planner.canEverFit(g); !possible {
+			s.refuseImpossible(g, reasons)
+			return
+		}
+	}
+	s.decision.Waits = append(s.decision.Waits, Wait{ID: q.Request.ID, Code: WaitCapacity, Text: "it is granted as soon as it fits"})
 }
 
 // overQuota returns an error if the request exceeds the quota of its namespace. Once one request of a namespace waits

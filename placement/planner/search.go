@@ -150,8 +150,8 @@ func (cand candidate) distinctPartDevices(share Share) []int {
 	return distinct
 }
 
-// equivalence is all that distinguishes two candidates for the rest of a search. A candidate with partly used devices
-// or groups is equivalent to itself only.
+// equivalence is all that distinguishes two candidates for the rest of a search. A candidate with partly used devices,
+// groups or declared resources is equivalent to itself only.
 type equivalence struct {
 	labelSet, freeCount int
 	cpus                Share
@@ -162,7 +162,7 @@ type equivalence struct {
 
 func equivalenceOf(cand candidate) equivalence {
 	like := equivalence{labelSet: cand.labelSet, freeCount: cand.freeCount, cpus: cand.cpus, memory: cand.memory, loaded: cand.gangBundles > 0}
-	if cand.partlyUsed > 0 || cand.groups != nil {
+	if cand.partlyUsed > 0 || cand.groups != nil || len(cand.info.Resources) > 0 {
 		like.unique = cand.nodeState
 	}
 	return like

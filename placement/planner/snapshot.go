@@ -19,16 +19,20 @@ type Snapshot struct {
 
 // Node is a machine with devices. Nodes are ordered by rank; ranks are unique and may have gaps.
 type Node struct {
-	ID       string            `json:"id" msgpack:"id"`
-	Rank     int               `json:"rank" msgpack:"rank"`
-	Labels   map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"`
-	CPUs     Share             `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
-	Memory   int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
-	Devices  []Device          `json:"devices,omitempty" msgpack:"devices,omitempty"`
-	State    NodeState         `json:"state,omitempty" msgpack:"state,omitempty"`
-	Cordoned string            `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as in Cordon.String; empty: not cordoned
-	Why      string            `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is not ready
-	Since    time.Time         `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is not ready
+	ID      string            `json:"id" msgpack:"id"`
+	Rank    int               `json:"rank" msgpack:"rank"`
+	Labels  map[string]string `json:"labels,omitempty" msgpack:"labels,omitempty"`
+	CPUs    Share             `json:"cpus,omitempty" msgpack:"cpus,omitempty"`
+	Memory  int64             `json:"memory,omitempty" msgpack:"memory,omitempty"` // bytes
+	Devices []Device          `json:"devices,omitempty" msgpack:"devices,omitempty"`
+
+	// Resources are the amounts of resources that the node declares by name.
+	Resources map[string]Share `json:"resources,omitempty" msgpack:"resources,omitempty"`
+
+	State    NodeState `json:"state,omitempty" msgpack:"state,omitempty"`
+	Cordoned string    `json:"cordoned,omitempty" msgpack:"cordoned,omitempty"` // as in Cordon.String; empty: not cordoned
+	Why      string    `json:"why,omitempty" msgpack:"why,omitempty"`           // why it is not ready
+	Since    time.Time `json:"since,omitzero" msgpack:"since,omitempty"`        // since when it is not ready
 }
 
 // NodeState is whether a node may be given work, cordons aside.
@@ -84,6 +88,10 @@ type Reservation struct {
 	// SharesWith is the first reservation of the group that this one is colocated with. The reservations of a group
 	// count once, and their devices are free when the last of them is released.
 	SharesWith string `json:"over,omitempty" msgpack:"over,omitempty"`
+
+	// Parent is the reservation whose bundle ParentBundle provides the resources of the only worker; empty: the nodes do.
+	Parent       string `json:"parent,omitempty" msgpack:"parent,omitempty"`
+	ParentBundle int    `json:"parent_bundle,omitempty" msgpack:"parent_bundle,omitempty"`
 
 	// Leaving states that the reservation is preempted and in its grace period; preemption counts on its devices.
 	Leaving bool `json:"leaving,omitempty" msgpack:"leaving,omitempty"`

@@ -142,5 +142,7 @@ func withRunner(cands []candidate, k int, b *Bundle) []candidate {
 	return nil
 }
 
-// canRun reports whether the CPUs and the memory of b are free.
-func (cand candidate) canRun(b *Bundle) bool { return cand.cpus >= b.CPUs && cand.memory >= b.Memory }
+// canRun reports whether the CPUs, the memory and the declared resources of b are free.
+func (cand candidate) canRun(b *Bundle) bool {
+	return cand.cpus >= b.CPUs && cand.memory >= b.Memory && contains(cand.freeResources(), b.Resources)
+}

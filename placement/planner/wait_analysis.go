@@ -104,7 +104,7 @@ func (p *blockerSearch) minimize(blocks []blocker) []blocker {
 // footprint is the set of nodes and devices that a plan uses.
 type footprint struct {
 	nodes        map[string]bool
-	computeNodes map[string]bool // nodes that provide CPUs or memory
+	computeNodes map[string]bool // nodes that provide CPUs, memory or declared resources
 	devices      map[deviceKey]bool
 }
 
@@ -115,7 +115,7 @@ func footprintOf(workers []Worker) footprint {
 	for i := range workers {
 		w := &workers[i]
 		area.nodes[w.Node] = true
-		if w.CPUs > 0 || w.Memory > 0 {
+		if w.usesNode() {
 			area.computeNodes[w.Node] = true
 		}
 		for _, slot := range w.Slots {
@@ -135,9 +135,12 @@ func (area footprint) overlaps(b blocker) bool {
 		return area.devices[deviceKey{b.node.info.ID, b.node.info.Devices[b.pos].UUID}]
 	}
 	return len(area.sharedDevices(b.allocation)) > 0 || slices.ContainsFunc(b.allocation.Workers, func(w Worker) bool {
-		return area.computeNodes[w.Node] && (w.CPUs > 0 || w.Memory > 0)
+		return area.computeNodes[w.Node] && w.usesNode()
 	})
 }
+
+// usesNode reports whether the worker takes resources of its node beside devices.
+func (w *Worker) usesNode() bool { return w.CPUs > 0 || w.Memory > 0 || len(w.Resources) > 0 }
 
 // sharedDevices returns the devices that the footprint and an allocation have in common.
 func (area footprint) sharedDevices(alloc *allocation) []Slot {

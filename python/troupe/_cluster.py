@@ -626,7 +626,7 @@ class Cluster(_codec.Walked):
         return self._send(method, args, kwargs, self._plan("ONE_TO_ALL", True), blocking=blocking, settings=settings)
 
     def _all_marked(self, settings: dict[str, Any], method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool) -> Any:
-        """A call of all ranks where some argument says who gets what of it."""
+        """A call of all ranks where an argument names the part for each rank."""
         if not any(isinstance(v, Scatter) for v in [*args, *kwargs.values()]):
             return self._in_mode("ONE_TO_ALL", method, args, kwargs, blocking, settings)
         args = tuple(v if isinstance(v, (Scatter, Broadcast)) else Broadcast(v) for v in args)
@@ -667,7 +667,7 @@ class Cluster(_codec.Walked):
     # The end.
 
     def shutdown(self) -> None:
-        """Takes the role down, whoever created it. It may be called more than once."""
+        """Destroys the role, also one that another driver created. It may be called more than once."""
         self._end("destroy")
 
     def _end(self, how: str) -> None:

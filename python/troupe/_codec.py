@@ -164,7 +164,7 @@ class Codec:
     # Decoding.
 
     def decode(self, body: Buffer) -> Any:
-        """The value of a body. Arrays are views of a large body, which nobody else has."""
+        """The value of a body. Arrays are views of a large body, which belongs to this value alone."""
         if len(body) > BIG:
             try:
                 return Reader(self, memoryview(body)).whole()
@@ -204,7 +204,7 @@ class Codec:
         return pickle.loads(bytes(data))  # a copy: another process may have the body as well
 
     def type_of(self, module: str, name: str) -> Any:
-        """The class of that name. Modules are imported for those who may send pickles, for others only found."""
+        """The class of that name. Modules are imported only for senders that may send pickles."""
         found: Any = sys.modules.get(module)
         if found is None and self.pickle:
             import importlib

@@ -41,13 +41,13 @@ OnCall = Callable[[int, int, bytes, Any], None]  # kind, token, meta, body
 
 
 class Receiver(Protocol):
-    """Whoever waits for the completions of one token. Called by the reader, never twice at once; must not block."""
+    """The receiver of the completions of one token. The reader calls it, one call at a time; it must not block."""
 
     def deliver(self, kind: int, flags: int, rank: int, body: Buffer) -> None: ...
 
 
 class Waited(Protocol):
-    """What is waited for: whether it is over, and whom to wake when it is."""
+    """An awaited result: whether it is done, and the waiters to wake when it is."""
 
     _done: bool
     _waiters: list[Any]
@@ -384,13 +384,13 @@ class Core:
         what._waiters.append(me)
         self._sleepers.append(me)
         try:
-            # Whoever left before we were among the sleepers has left the place free.
+            # A reader that left before this thread was among the sleepers has not woken it.
             if self._reader.locked() and not what._done:
                 me.lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
             self._sleepers.remove(me)
             what._waiters.remove(me)
-            if self._sleepers and not self._reader.locked():  # we may have been woken to read, and need not any more
+            if self._sleepers and not self._reader.locked():  # this thread may have been woken to read
                 self._sleepers[0]()
 
     def _read(self, what: Waited, deadline: float | None) -> None:
@@ -409,8 +409,8 @@ class Core:
                 os.read(fd, 8)
 
     def idle(self, what: Waited, thread: int) -> None:
-        """Waits without a deadline, on the thread with that number: the way of every short call, at both of its ends. Who
-        reads need not be woken by what is over: nobody else can have read it."""
+        """Waits without a deadline, on the thread with that number: the path of every short call, at the
+        caller and at the worker. The reader needs no wake-up for its own result: no other thread can have read it."""
         if serving_loops:
             warn_in_serving_loop()
         if not self._reader.acquire(False):
@@ -430,12 +430,12 @@ class Core:
             self._leave()
 
     def _wake_reader(self) -> None:
-        """The reader's own: what it waits for is over. It need not be told, unless somebody else has read that."""
+        """The waiter of the reading thread: a poke is needed only if another thread has read its result."""
         if threading.get_ident() != self._thread:
             self.poke()
 
     def _leave(self) -> None:
-        """Ends the reading, and has one of those who sleep go on with it."""
+        """Ends the reading and wakes a sleeping thread, which goes on with it."""
         self._reader.release()
         if self._sleepers:
             self._sleepers[0]()
@@ -459,7 +459,7 @@ class Core:
             loop.remove_reader(self.fd)
 
     def _ready(self) -> bool:
-        """Takes what is there; False: somebody else reads."""
+        """Takes the queued completions; False: another thread reads."""
         if not self._reader.acquire(False):
             return False
         self._thread = threading.get_ident()
@@ -469,10 +469,10 @@ class Core:
             self._leave()
         return True
 
-    look = _ready  # takes what is there, if nobody reads
+    look = _ready  # takes the queued completions, unless another thread reads
 
     def take_now(self) -> None:
-        """Takes what is there, or has the reader take it: nobody has been woken for it."""
+        """Takes the queued completions, or makes the reader take them: they woke no thread."""
         if not self._ready():
             self.poke()
 
@@ -645,7 +645,7 @@ async def wait_in_loop(core: Core, what: Waited) -> None:
         try:
             loop.call_soon_threadsafe(finish)
         except RuntimeError:
-            pass  # the loop is closed, and nobody waits any more
+            pass  # the loop is closed: there is no waiter any more
 
     what._waiters.append(wake)
     core.enter_loop(loop)

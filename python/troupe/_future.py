@@ -71,7 +71,7 @@ class Waitable(_codec.Eventual):
         """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
         _check.seconds("timeout", timeout, zero=True)
         if not self._wait(timeout):
-            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on: cancel() ends it")
+            raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on: cancel() ends it")
         return self._get()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -229,7 +229,7 @@ class Future(Waitable, Sequence[RankFuture]):
     # For callers.
 
     def _refuse_own(self) -> None:
-        """Whoever serves the call that this one waits for must not wait for it."""
+        """Refuses to wait on the thread that serves the awaited call."""
         serving = _call.current.get()
         if serving is None or serving[1] != self._behind:
             return
@@ -380,7 +380,7 @@ class Future(Waitable, Sequence[RankFuture]):
         if progress:
             _show_progress([self], timeout)
         if not self._done and not self._wait(timeout):
-            raise _errors.TimedOutError(f"no result within {timeout} s; the call goes on, cancel() ends it{self._waits_for()}")
+            raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on, cancel() ends it{self._waits_for()}")
         try:
             value = self._get()
         except _errors.Error as err:
@@ -396,7 +396,7 @@ class Future(Waitable, Sequence[RankFuture]):
         return value
 
     def _news(self) -> bool:
-        """Whether the workers may have another mesh since this call, and nobody has asked them."""
+        """Whether the workers may have another mesh since this call, and they were not asked."""
         if self._told or not self._where[0]._learns_mesh():
             return False
         self._told = True
@@ -542,6 +542,11 @@ class Gathered(Waitable):
         for f in self._futures:
             if self._woken in f._waiters:
                 f._waiters.remove(self._woken)
+
+
+def _seconds(timeout: float | None) -> float | None:
+    """A timeout for messages: what is left of a deadline has digits that mean nothing."""
+    return timeout if timeout is None else round(timeout, 3)
 
 
 def _flatten(x: Any) -> list[Waitable]:

@@ -48,7 +48,7 @@ class Server:
     lib: Any
     objects: dict[str, Object]
     known: dict[bytes, tuple[_codec.Codec, str, str]]  # by what says it in a call: how its values travel, its object and its method
-    codecs: dict[bool, _codec.Codec]  # for those who may send pickles, and for others
+    codecs: dict[bool, _codec.Codec]  # by whether the caller may send pickles
     tasks: dict[int, Any]  # of async methods, by token
     loops: dict[int, Loop]  # of those that run beside, where each does
     how = 0  # answers are given: see troupe_answer

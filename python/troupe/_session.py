@@ -38,7 +38,7 @@ class Head:
         except OSError as err:
             _remove(self.dir)
             raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
-        except BaseException:  # an interrupt: nobody will use it
+        except BaseException:  # an interrupt: the caller will not use it
             if hasattr(self, "process"):
                 self.process.kill()
                 self.close()
@@ -116,7 +116,7 @@ class Session:
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
         self.host: Any = None  # of a worker: what runs its methods
-        self.desk: Any = None  # what this process serves
+        self.server: Any = None  # of the objects that this process serves
         self.pool: Any = None  # the workers of remote functions
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
@@ -148,20 +148,20 @@ class Session:
         try:
             self._ask_close(now)
         finally:
-            if self.desk is not None:
-                self.desk.close()
+            if self.server is not None:
+                self.server.close()
             if self.head is not None:
                 self.head.close()
 
     def _end_created(self, now: bool) -> None:
         """In a worker: what it has created ends; its session is the process's."""
-        if self.desk is not None:
-            self.desk.close()
+        if self.server is not None:
+            self.server.close()
         self.pool = None
         self.core.ask("end_created", runtime=self.id, now=now).get(15)
 
     def _ask_close(self, now: bool) -> None:
-        self.core.cancel_all()  # nobody will see their results: the workers need not finish them
+        self.core.cancel_all()  # their results would be dropped: the workers need not finish them
         ask = self.core.ask("close", runtime=self.id, now=now)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)

@@ -31,7 +31,7 @@ class Host(Server):
         self.lib = self.core.lib
         self.known = {}
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
-        self._waiters: list[Any] = []  # as one who waits for completions has them: there is something in the queue
+        self._waiters: list[Any] = []  # woken when the queue has a call, as for a completion
         self._done = False
         self.thread = threading.get_ident()
         self.objects: dict[str, Object] = {}
@@ -166,7 +166,7 @@ class Host(Server):
         """Makes an object and says what it can do."""
         request = msgpack.unpackb(body, strict_map_key=False, ext_hook=msgpack.ExtType)
         config = request["config"]
-        if not isinstance(config, dict) or "class" not in config:  # made by somebody who is no Python driver
+        if not isinstance(config, dict) or "class" not in config:  # not made by a Python driver
             value = self.plain(request["class"], config, name)
         else:
             cls = self.find(config["class"])
@@ -223,7 +223,7 @@ class Host(Server):
 
         self.wants_thread = True
         self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
-        if self.session.desk is None:
+        if self.session.server is None:
             self.core.on_side_call = self.arrived_beside
         self.core.read_side()
 

@@ -1,22 +1,21 @@
-package pipeline
+// Package router distributes requests over the ranks of roles: by credits, with keys that stick to their rank, with abort by
+// id, and with ranks that join, leave, die and come back at any time.
+package router
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
-	"troupe/pipeline/flow"
 	"troupe/roles"
 )
 
-// RouterConfig is the configuration of a router.
-type RouterConfig struct {
+// Config is the configuration of a router.
+type Config struct {
 	// Method is the method to call. AbortMethod is called on the rank, in the control lane, with the id of an aborted
 	// request; the method then returns a partial result. Zero: an aborted request is cancelled and has no result.
 	Method      string
@@ -43,17 +42,19 @@ type Request struct {
 	RetryOnLoss bool
 }
 
+// ErrAborted is the error of an aborted request that has no partial result.
+var ErrAborted = bus.Errorf(bus.CodeCancelled, "the request was aborted")
+
 // Router distributes requests over the ranks of roles: each goes to the least loaded rank, or to the one that its key
 // is pinned to. Ranks join and leave at any time. It is safe for concurrent use.
 type Router struct {
-	cfg RouterConfig
+	cfg Config
 
 	mu        sync.Mutex // guards the following fields
-	workers   flow.WorkerPool
-	ranks     map[*flow.WorkerSlots]roles.Worker
+	ranks     pool
 	waiting   []*waitingRequest
-	running   map[string]*activeRequest // by id, waiting ones included
-	lost      []lostRank                // lost ranks, which rejoin when their role has restarted them
+	running   map[string]*activeRequest           // by id, waiting ones included
+	lost      map[roles.Worker]context.CancelFunc // lost ranks, which rejoin when their role has restarted them
 	suspended bool
 	changedCh chan struct{} // closed and replaced when a rank has finished a request
 	served    uint64
@@ -61,14 +62,7 @@ type Router struct {
 
 type waitingRequest struct {
 	key     string
-	grantCh chan *flow.WorkerSlots // capacity one
-}
-
-// lostRank is a lost rank and when the loss was noticed.
-type lostRank struct {
-	roles.Worker
-	at  time.Time
-	gen uint32
+	grantCh chan *slots // capacity one
 }
 
 type activeRequest struct {
@@ -76,13 +70,13 @@ type activeRequest struct {
 	cancel context.CancelCauseFunc
 }
 
-// NewRouter makes a router without ranks; requests wait until ranks join.
-func NewRouter(cfg RouterConfig) (*Router, error) {
+// New returns a router without ranks; requests wait until ranks join.
+func New(cfg Config) (*Router, error) {
 	if cfg.Method == "" {
-		return nil, bus.Errorf(bus.CodeInvalid, "pipeline.RouterConfig: Method is not set; name the method to call")
+		return nil, bus.Errorf(bus.CodeInvalid, "router.Config: Method is not set; name the method to call")
 	}
 	if cfg.Credits < 0 || cfg.Waiting < 0 {
-		return nil, bus.Errorf(bus.CodeInvalid, "pipeline.RouterConfig: Credits %d and Waiting %d must not be negative", cfg.Credits, cfg.Waiting)
+		return nil, bus.Errorf(bus.CodeInvalid, "router.Config: Credits %d and Waiting %d must not be negative", cfg.Credits, cfg.Waiting)
 	}
 	if cfg.Credits == 0 {
 		cfg.Credits = 1
@@ -90,7 +84,7 @@ func NewRouter(cfg RouterConfig) (*Router, error) {
 	if cfg.Waiting == 0 {
 		cfg.Waiting = 1024
 	}
-	return &Router{cfg: cfg, ranks: map[*flow.WorkerSlots]roles.Worker{}, running: map[string]*activeRequest{}, changedCh: make(chan struct{})}, nil
+	return &Router{cfg: cfg, lost: map[roles.Worker]context.CancelFunc{}, running: map[string]*activeRequest{}, changedCh: make(chan struct{})}, nil
 }
 
 // Join adds ranks of a cluster, all of them if none is given.
@@ -107,29 +101,21 @@ func (r *Router) Join(c *roles.Cluster, ranks ...int) error {
 		if err != nil {
 			return err
 		}
-		if !r.has(w) {
-			r.add(w)
-		}
+		r.add(w)
 	}
 	r.assign()
 	return nil
 }
 
-// add adds a rank. The caller holds the lock.
+// add adds a rank that is not there yet. The caller holds the lock.
 func (r *Router) add(w roles.Worker) {
-	slots := r.workers.Add(fmt.Sprintf("%s[%d]", w.Cluster().Name(), w.Rank()), r.cfg.Credits)
-	slots.Generation = generationOf(w)
-	r.ranks[slots] = w
-}
-
-// has reports whether a rank is in the pool and not draining.
-func (r *Router) has(w roles.Worker) bool {
-	for slots, o := range r.ranks {
-		if o == w && !slots.Draining {
-			return true
-		}
+	if stop := r.lost[w]; stop != nil {
+		stop()
+		delete(r.lost, w)
 	}
-	return false
+	if !r.ranks.has(w) {
+		r.ranks.add(w, r.cfg.Credits)
+	}
 }
 
 // Leave removes ranks of a cluster, all of them if none is given. They get no more requests, and it waits until they
@@ -139,24 +125,29 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 		return w.Cluster() == c && (len(ranks) == 0 || slices.Contains(ranks, w.Rank()))
 	}
 	r.mu.Lock()
-	r.lost = slices.DeleteFunc(r.lost, func(l lostRank) bool { return named(l.Worker) })
-	var leaving []*flow.WorkerSlots
-	for slots, w := range r.ranks {
+	for w, stop := range r.lost {
 		if named(w) {
-			slots.Draining = true
-			r.workers.Unpin(slots)
-			leaving = append(leaving, slots)
+			stop()
+			delete(r.lost, w)
+		}
+	}
+	var leaving []*slots
+	for _, s := range r.ranks.all {
+		if named(s.rank) {
+			s.draining = true
+			r.ranks.unpin(s)
+			leaving = append(leaving, s)
 		}
 	}
 	r.assign()
 	r.mu.Unlock()
 	for {
 		r.mu.Lock()
-		busy := slices.ContainsFunc(leaving, func(slots *flow.WorkerSlots) bool { return slots.Running > 0 })
+		busy := slices.ContainsFunc(leaving, func(s *slots) bool { return s.running > 0 })
 		changedCh := r.changedCh
 		if !busy {
-			for _, slots := range leaving {
-				r.removeRank(slots)
+			for _, s := range leaving {
+				r.ranks.remove(s)
 			}
 		}
 		r.mu.Unlock()
@@ -169,12 +160,6 @@ func (r *Router) Leave(ctx context.Context, c *roles.Cluster, ranks ...int) erro
 			return bus.Errorf(bus.CodeOf(ctx.Err()), "leaving ranks still have requests: %w", ctx.Err())
 		}
 	}
-}
-
-// removeRank removes a rank. The caller holds the lock.
-func (r *Router) removeRank(slots *flow.WorkerSlots) {
-	r.workers.Remove(slots)
-	delete(r.ranks, slots)
 }
 
 // Suspend sends no more requests to ranks; they wait for Resume.
@@ -199,15 +184,12 @@ func (r *Router) Call(ctx context.Context, q Request) (wire.Raw, error) {
 	}
 	defer r.unregister(q.ID)
 	for {
-		slots, err := r.acquire(ctx, q)
+		s, err := r.acquire(ctx, q)
 		if err != nil {
 			return nil, orAborted(ctx, err)
 		}
-		body, err := r.send(ctx, q, slots)
-		if errors.Is(err, errRankRemoved) {
-			continue // it was not sent
-		}
-		if err == nil || !q.RetryOnLoss || !isWorkerLost(err) || ctx.Err() != nil {
+		body, err := r.send(ctx, q, s)
+		if err == nil || !q.RetryOnLoss || !roles.IsWorkerLost(err) || ctx.Err() != nil {
 			return body, orAborted(ctx, err)
 		}
 	}
@@ -242,30 +224,22 @@ func (r *Router) unregister(id string) {
 }
 
 // acquire waits for a rank with a free slot.
-func (r *Router) acquire(ctx context.Context, q Request) (*flow.WorkerSlots, error) {
+func (r *Router) acquire(ctx context.Context, q Request) (*slots, error) {
 	r.mu.Lock()
-	w := &waitingRequest{key: q.Key, grantCh: make(chan *flow.WorkerSlots, 1)}
+	w := &waitingRequest{key: q.Key, grantCh: make(chan *slots, 1)}
 	r.waiting = append(r.waiting, w)
-	r.rejoinRestarted()
+	r.assign()
 	if len(r.waiting) > r.cfg.Waiting {
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 		r.mu.Unlock()
 		return nil, bus.Errorf(bus.CodeBusy, "%d requests wait for a rank with a free slot; try again later", r.cfg.Waiting)
 	}
 	r.mu.Unlock()
-	ticker := time.NewTicker(restartPollInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case slots := <-w.grantCh:
-			return slots, nil
-		case <-ctx.Done():
-			return nil, r.withdraw(ctx, w)
-		case <-ticker.C:
-			r.mu.Lock()
-			r.rejoinRestarted()
-			r.mu.Unlock()
-		}
+	select {
+	case s := <-w.grantCh:
+		return s, nil
+	case <-ctx.Done():
+		return nil, r.withdraw(ctx, w)
 	}
 }
 
@@ -274,32 +248,33 @@ func (r *Router) withdraw(ctx context.Context, w *waitingRequest) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	select {
-	case slots := <-w.grantCh: // granted at the same moment
-		r.release(slots)
+	case s := <-w.grantCh: // granted at the same moment
+		r.release(s)
 	default:
 		r.waiting = slices.DeleteFunc(r.waiting, func(o *waitingRequest) bool { return o == w })
 	}
 	return bus.Errorf(bus.CodeOf(ctx.Err()), "no rank had a free slot in time: %w", ctx.Err())
 }
 
-// rejoinRestarted adds lost ranks that their roles have restarted, and assigns requests. The caller holds the lock.
-func (r *Router) rejoinRestarted() {
-	r.lost = slices.DeleteFunc(r.lost, func(w lostRank) bool {
-		if time.Since(w.at) < restartPollInterval {
-			return false // its last beat may be from before the loss
+// awaitRestart removes a lost rank and adds it again when its role has restarted it. The caller holds the lock.
+func (r *Router) awaitRestart(s *slots) {
+	r.ranks.remove(s)
+	ctx, cancel := context.WithCancel(context.Background()) // ends with the role too
+	r.lost[s.rank] = cancel
+	bus.Go(func() {
+		defer cancel()
+		err := s.rank.AwaitRestart(ctx, s.generation)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if ctx.Err() != nil {
+			return // the rank has joined again, or left
 		}
-		c := w.Cluster()
-		if policy := c.Record().Policy; policy != roles.RestartRank && policy != roles.RestartRole {
-			return true // the role does not restart ranks
+		delete(r.lost, s.rank)
+		if err == nil {
+			r.add(s.rank)
+			r.assign()
 		}
-		beats := c.Health()
-		if w.Rank() >= len(beats) || !isRestarted(beats[w.Rank()], w.gen, w.at) {
-			return w.Rank() >= len(beats) // the role has shrunk
-		}
-		r.add(w.Worker)
-		return true
 	})
-	r.assign()
 }
 
 // assign gives ranks to waiting requests, in order; a request whose pinned rank is busy does not block the next. The
@@ -309,72 +284,63 @@ func (r *Router) assign() {
 		return
 	}
 	r.waiting = slices.DeleteFunc(r.waiting, func(w *waitingRequest) bool {
-		slots := r.pick(w.key)
-		if slots == nil {
+		s := r.pick(w.key)
+		if s == nil {
 			return false
 		}
-		slots.Running++
-		w.grantCh <- slots
+		s.running++
+		w.grantCh <- s
 		return true
 	})
 }
 
-func (r *Router) pick(key string) *flow.WorkerSlots {
+func (r *Router) pick(key string) *slots {
 	if !r.cfg.Sticky || key == "" {
-		return r.workers.LeastLoaded()
+		return r.ranks.leastLoaded()
 	}
-	slots := r.workers.Pinned(key)
-	if slots == nil {
-		if slots = r.workers.LeastLoaded(); slots != nil {
-			r.workers.Pin(key, slots)
+	if s := r.ranks.pinned(key); s != nil {
+		if s.free() <= 0 {
+			return nil
 		}
-		return slots
+		return s
 	}
-	if slots.Free() <= 0 {
-		return nil
+	s := r.ranks.leastLoaded()
+	if s != nil {
+		r.ranks.pin(key, s)
 	}
-	return slots
+	return s
 }
 
 // release frees a slot. The caller holds the lock.
-func (r *Router) release(slots *flow.WorkerSlots) {
-	slots.Running--
+func (r *Router) release(s *slots) {
+	s.running--
 	close(r.changedCh)
 	r.changedCh = make(chan struct{})
 	r.assign()
 }
 
-var errRankRemoved = errors.New("the rank was removed before the request was sent")
-
 // send makes the call and frees the slot. A lost rank is removed.
-func (r *Router) send(ctx context.Context, q Request, slots *flow.WorkerSlots) (_ wire.Raw, err error) {
+func (r *Router) send(ctx context.Context, q Request, s *slots) (_ wire.Raw, err error) {
 	ctx, cancel := context.WithCancel(ctx) // ends the call
 	defer cancel()
 	r.mu.Lock()
-	rank, there := r.ranks[slots]
-	if !there { // another request has found it lost since the slot was granted
-		r.release(slots)
-		r.mu.Unlock()
-		return nil, errRankRemoved
-	}
-	r.setRank(q.ID, &rank)
+	r.setRank(q.ID, &s.rank)
 	r.mu.Unlock()
 	defer func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.setRank(q.ID, nil)
-		if _, there := r.ranks[slots]; there && err != nil && isWorkerLost(err) {
-			r.removeRank(slots)
-			r.lost = append(r.lost, lostRank{rank, time.Now(), slots.Generation})
+		if err != nil && roles.IsWorkerLost(err) && r.ranks.contains(s) {
+			r.awaitRestart(s)
 		}
 		r.served++
-		r.release(slots)
+		r.release(s)
 	}()
 	args := q.Args
 	if args == nil && q.Named == nil {
 		args = []any{q.Arg}
 	}
-	f, err := rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named, NoWait: true}) // NoWait: another rank may be available
+	f, err := s.rank.Go(ctx, dispatch.Call{Method: r.cfg.Method, Args: args, Named: q.Named, NoWait: true}) // NoWait: another rank may be available
 	if err != nil {
 		return nil, err
 	}
@@ -446,8 +412,8 @@ func (r *Router) Scale(ctx context.Context, c *roles.Cluster, workers int) error
 	return c.Shrink(ctx, have-workers)
 }
 
-// RouterStatus is the state of a router.
-type RouterStatus struct {
+// Status is the state of a router.
+type Status struct {
 	Ranks     int    `json:"ranks"`
 	Credits   int    `json:"credits"`
 	InFlight  int    `json:"in_flight"`
@@ -457,13 +423,13 @@ type RouterStatus struct {
 }
 
 // Status is the state of the router.
-func (r *Router) Status() RouterStatus {
+func (r *Router) Status() Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	st := RouterStatus{Ranks: len(r.workers.All), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
-	for _, slots := range r.workers.All {
-		st.Credits += slots.Credits
-		st.InFlight += slots.Running
+	st := Status{Ranks: len(r.ranks.all), Waiting: len(r.waiting), Served: r.served, Suspended: r.suspended}
+	for _, s := range r.ranks.all {
+		st.Credits += s.credits
+		st.InFlight += s.running
 	}
 	return st
 }

@@ -1,4 +1,4 @@
-package pipeline_test
+package router_test
 
 import (
 	"context"
@@ -11,12 +11,12 @@ import (
 	"troupe/bus"
 	"troupe/bus/bustest"
 	"troupe/bus/wire"
-	"troupe/pipeline"
 	"troupe/roles"
+	"troupe/roles/router"
 )
 
-func newRouter(t testing.TB, cfg pipeline.RouterConfig) *pipeline.Router {
-	r, err := pipeline.NewRouter(cfg)
+func newRouter(t testing.TB, cfg router.Config) *router.Router {
+	r, err := router.New(cfg)
 	require.NoError(t, err)
 	return r
 }
@@ -27,7 +27,7 @@ type asked struct {
 	err  error
 }
 
-func askRouter(r *pipeline.Router, ctx context.Context, q pipeline.Request) <-chan asked {
+func askRouter(r *router.Router, ctx context.Context, q router.Request) <-chan asked {
 	ch := make(chan asked, 1)
 	go func() {
 		body, err := r.Call(ctx, q)
@@ -36,23 +36,23 @@ func askRouter(r *pipeline.Router, ctx context.Context, q pipeline.Request) <-ch
 	return ch
 }
 
-func waits(t testing.TB, r *pipeline.Router, n int) {
+func waits(t testing.TB, r *router.Router, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return r.Status().Waiting == n }, 20*time.Second, time.Millisecond)
 }
 
 func TestRouterSpreadsByCredits(t *testing.T) {
 	t.Parallel()
-	b := newBus(t)
-	c := startRole(t, b, newWorkerSet(), "judges", 4)
-	r := newRouter(t, pipeline.RouterConfig{Method: "score", Credits: 8})
+	b := bustest.Open(t)
+	c := startRole(t, b, newCalls(), "judges", 4)
+	r := newRouter(t, router.Config{Method: "score", Credits: 8})
 	require.NoError(t, r.Join(c))
 	var mu sync.Mutex
 	ranks := map[int]int{}
 	var group sync.WaitGroup
 	for i := range 200 {
 		group.Go(func() {
-			body, err := r.Call(testContext(t), pipeline.Request{Arg: i})
+			body, err := r.Call(testContext(t), router.Request{Arg: i})
 			var got int
 			if err == nil {
 				err = wire.Unmarshal(body, &got)
@@ -68,17 +68,17 @@ func TestRouterSpreadsByCredits(t *testing.T) {
 	group.Wait()
 	require.Len(t, ranks, 4, "%v", ranks)
 	st := r.Status()
-	require.Equal(t, pipeline.RouterStatus{Ranks: 4, Credits: 32, Served: 200}, st)
+	require.Equal(t, router.Status{Ranks: 4, Credits: 32, Served: 200}, st)
 }
 
 func TestRouterSticksSuspendsAborts(t *testing.T) {
 	t.Parallel()
-	b := newBus(t)
-	tr := newWorkerSet()
+	b := bustest.Open(t)
+	tr := newCalls()
 	c := startRole(t, b, tr, "judges", 2)
-	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort", Credits: 1, Sticky: true, Waiting: 3})
+	r := newRouter(t, router.Config{Method: "hold", AbortMethod: "abort", Credits: 1, Sticky: true, Waiting: 3})
 	ask := func(id, key string) <-chan asked {
-		return askRouter(r, testContext(t), pipeline.Request{ID: id, Key: key, Arg: itemFrame{ID: id, Body: 1}})
+		return askRouter(r, testContext(t), router.Request{ID: id, Key: key, Arg: id})
 	}
 	a1 := ask("a1", "a")
 	waits(t, r, 1)
@@ -93,9 +93,9 @@ func TestRouterSticksSuspendsAborts(t *testing.T) {
 	require.NoError(t, r.Abort(testContext(t), "a1"))
 	got := <-a1
 	require.NoError(t, got.err)
-	var outs []itemFrame
-	require.NoError(t, wire.Unmarshal(got.body, &outs))
-	require.Equal(t, "partial", outs[0].Key)
+	var text string
+	require.NoError(t, wire.Unmarshal(got.body, &text))
+	require.Equal(t, "partial", text)
 	require.Equal(t, 1, r.Status().Waiting, "suspended")
 	r.Resume()
 	require.Equal(t, "0 a2", tr.came(t))
@@ -129,18 +129,17 @@ func TestRouterOutlivesARank(t *testing.T) {
 	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, LostAfter: 2 * time.Second})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
-	victim := spawn(t, rt, "victims", srv.URL())
-	t.Cleanup(victim.kill)
-	r := newRouter(t, pipeline.RouterConfig{Method: "hold", Credits: 2})
-	require.NoError(t, r.Join(victim.cluster, 0))
+	victims, kill := startElsewhere(t, rt, srv.URL())
+	r := newRouter(t, router.Config{Method: "hold", Credits: 2})
+	require.NoError(t, r.Join(victims, 0))
 	ask := func(id string, again bool) <-chan asked {
-		return askRouter(r, testContext(t), pipeline.Request{ID: id, Arg: itemFrame{ID: id, Body: 1}, RetryOnLoss: again})
+		return askRouter(r, testContext(t), router.Request{ID: id, Arg: id, RetryOnLoss: again})
 	}
 	once, again := ask("once", false), ask("again", true)
 	require.Eventually(t, func() bool { return r.Status().InFlight == 2 }, 20*time.Second, time.Millisecond)
-	victim.kill()
+	kill()
 	require.ErrorIs(t, (<-once).err, bus.ErrWorkerLost)
-	tr := newWorkerSet()
+	tr := newCalls()
 	require.NoError(t, r.Join(startRole(t, b, tr, "others", 1)))
 	require.Equal(t, "0 again", tr.came(t))
 	close(tr.goCh)
@@ -150,14 +149,14 @@ func TestRouterOutlivesARank(t *testing.T) {
 
 func TestRouterMistakes(t *testing.T) {
 	t.Parallel()
-	_, err := pipeline.NewRouter(pipeline.RouterConfig{})
+	_, err := router.New(router.Config{})
 	require.ErrorContains(t, err, "Method is not set")
-	_, err = pipeline.NewRouter(pipeline.RouterConfig{Method: "m", Credits: -1})
+	_, err = router.New(router.Config{Method: "m", Credits: -1})
 	require.ErrorIs(t, err, bus.ErrInvalid)
-	r := newRouter(t, pipeline.RouterConfig{Method: "m"})
+	r := newRouter(t, router.Config{Method: "m"})
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	_, err = r.Call(ctx, pipeline.Request{})
+	_, err = r.Call(ctx, router.Request{})
 	require.ErrorIs(t, err, bus.ErrTimedOut)
 	require.Zero(t, r.Status().Waiting)
 }
@@ -165,21 +164,21 @@ func TestRouterMistakes(t *testing.T) {
 // Waiting requests are known by their ids as well; an id belongs to one request.
 func TestRouterAbortsWaitingRequests(t *testing.T) {
 	t.Parallel()
-	r := newRouter(t, pipeline.RouterConfig{Method: "hold", AbortMethod: "abort"})
-	waiting := askRouter(r, testContext(t), pipeline.Request{ID: "a"})
+	r := newRouter(t, router.Config{Method: "hold", AbortMethod: "abort"})
+	waiting := askRouter(r, testContext(t), router.Request{ID: "a"})
 	waits(t, r, 1)
-	_, err := r.Call(testContext(t), pipeline.Request{ID: "a"})
+	_, err := r.Call(testContext(t), router.Request{ID: "a"})
 	require.ErrorIs(t, err, bus.ErrExists)
 	require.NoError(t, r.Abort(testContext(t), "a"))
-	require.ErrorIs(t, (<-waiting).err, pipeline.ErrAborted)
+	require.ErrorIs(t, (<-waiting).err, router.ErrAborted)
 	require.Zero(t, r.Status().Waiting)
 	require.ErrorIs(t, r.Abort(testContext(t), "a"), bus.ErrNotFound)
 }
 
 func TestRouterJoinsARankOnce(t *testing.T) {
 	t.Parallel()
-	c := startRole(t, newBus(t), newWorkerSet(), "judges", 2)
-	r := newRouter(t, pipeline.RouterConfig{Method: "score"})
+	c := startRole(t, bustest.Open(t), newCalls(), "judges", 2)
+	r := newRouter(t, router.Config{Method: "score"})
 	require.NoError(t, r.Join(c, 0))
 	require.NoError(t, r.Join(c))
 	require.Equal(t, 2, r.Status().Ranks)

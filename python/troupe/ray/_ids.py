@@ -1,0 +1,87 @@
+"""Ids as Ray has them: fixed lengths, hex() and binary(), equal and hashed by value."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+class BaseID:
+    SIZE = 28
+
+    __slots__ = ("_hex",)
+
+    def __init__(self, binary: bytes) -> None:
+        if not isinstance(binary, bytes) or len(binary) != self.SIZE:
+            raise ValueError(f"{type(self).__name__} takes {self.SIZE} bytes")
+        self._hex = binary.hex()
+
+    @classmethod
+    def from_hex(cls, text: str) -> Any:
+        return cls(bytes.fromhex(text))
+
+    @classmethod
+    def from_random(cls) -> Any:
+        return cls(os.urandom(cls.SIZE))
+
+    @classmethod
+    def nil(cls) -> Any:
+        return cls(b"\xff" * cls.SIZE)
+
+    @classmethod
+    def size(cls) -> int:
+        return cls.SIZE
+
+    def binary(self) -> bytes:
+        return bytes.fromhex(self._hex)
+
+    def hex(self) -> str:
+        return self._hex
+
+    def is_nil(self) -> bool:
+        return self._hex == "ff" * self.SIZE
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and other._hex == self._hex
+
+    def __hash__(self) -> int:
+        return hash(self._hex)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._hex})"
+
+    __str__ = __repr__
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.binary(),)
+
+
+class UniqueID(BaseID):
+    SIZE = 28
+
+
+class NodeID(BaseID):
+    SIZE = 28
+
+
+class WorkerID(BaseID):
+    SIZE = 28
+
+
+class JobID(BaseID):
+    SIZE = 4
+
+
+class ActorID(BaseID):
+    SIZE = 16
+
+
+class TaskID(BaseID):
+    SIZE = 24
+
+
+class PlacementGroupID(BaseID):
+    SIZE = 18
+
+
+OBJECT_ID_SIZE = 28

@@ -1,0 +1,215 @@
+"""Options of actors, tasks and methods: what there is, and which values are taken.
+
+Scheduling strategies are objects of ray.util.scheduling_strategies; each has to_wire(), which gives the form of _placement.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+_NEAREST = {
+    "_labels": "labels of nodes: troupe.Cluster with node=",
+    "label_selector": "troupe.actor(…, node=…)",
+    "fallback_strategy": "troupe.actor(…, node=…)",
+    "max_calls": "a troupe.remote function on a pool",
+    "retry_exceptions": "a troupe role with policy=\"restart_rank\"",
+    "_generator_backpressure_num_objects": "a method that yields, which gives a troupe.ResultStream",
+    "tensor_transport": "troupe.put of a tensor",
+    "accelerator_type": "troupe.actor(…, node=…)",
+    "object_store_memory": "troupe.put",
+}
+
+COMMON = {
+    "num_cpus", "num_gpus", "memory", "resources", "name", "scheduling_strategy", "runtime_env", "placement_group",
+    "placement_group_bundle_index", "placement_group_capture_child_tasks", "enable_task_events", "_metadata", "_labels", "label_selector",
+    "fallback_strategy", "accelerator_type", "object_store_memory",
+}  # fmt: skip
+ACTOR = COMMON | {
+    "namespace", "lifetime", "get_if_exists", "max_concurrency", "max_restarts", "max_task_retries", "max_pending_calls", "concurrency_groups",
+    "allow_out_of_order_execution", "enable_tensor_transport",
+}  # fmt: skip
+TASK = COMMON | {"num_returns", "max_retries", "max_calls", "retry_exceptions", "_generator_backpressure_num_objects"}
+METHOD = {
+    "name", "num_returns", "concurrency_group", "max_task_retries", "retry_exceptions", "enable_task_events", "_generator_backpressure_num_objects",
+    "tensor_transport",
+}  # fmt: skip
+
+
+def refuse(feature: str, instead: str) -> NotImplementedError:
+    """The error of something that this package does not do."""
+    return NotImplementedError(f"{feature} is not in troupe.ray; nearest in Troupe: {instead}")
+
+
+def _check_known(what: str, options: dict[str, Any], known: set[str]) -> None:
+    for key in options:
+        if key not in known:
+            raise ValueError(f"Invalid option keyword {key} for {what}. Valid ones are {sorted(known)}.")
+    for key, instead in _NEAREST.items():
+        if options.get(key):
+            raise refuse(f"the option {key} of {what}", instead)
+
+
+def _check_amounts(options: dict[str, Any]) -> None:
+    for key in ("num_cpus", "num_gpus", "memory"):
+        value = options.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise TypeError(f"The type of keyword '{key}' must be (<class 'float'>, <class 'int'>, <class 'NoneType'>), but received type {type(value)}")
+        if value < 0:
+            raise ValueError(f"The value of keyword '{key}' must be positive or zero")
+        if key == "num_gpus" and value > 1 and value != int(value):
+            raise ValueError(f"The value of keyword 'num_gpus' must be a whole number above 1, not {value}")
+    resources = options.get("resources")
+    if resources is not None:
+        if not isinstance(resources, dict):
+            raise TypeError(f"The type of keyword 'resources' must be a dict, but received type {type(resources)}")
+        for name in ("CPU", "GPU"):
+            if name in resources:
+                raise ValueError(f"Use the 'num_cpus' and 'num_gpus' keyword instead of '{name}' in 'resources' keyword")
+        for name, value in resources.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"The amount of the resource {name!r} must be a number, but received type {type(value)}")
+            if value < 0:
+                raise ValueError(f"The resource quantities of {name!r} must be positive or zero")
+
+
+def check_actor(options: dict[str, Any]) -> None:
+    _check_known("actors", options, ACTOR)
+    _check_amounts(options)
+    if options.get("get_if_exists") and not options.get("name"):
+        raise ValueError("The actor name must be specified to use `get_if_exists`.")
+    name = options.get("name")
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"name must be None or a string, got: '{type(name)}'.")
+    if name == "":
+        raise ValueError("Actor name cannot be an empty string.")
+    namespace = options.get("namespace")
+    if namespace is not None:
+        check_namespace(namespace)
+    if options.get("lifetime") not in (None, "detached", "non_detached"):
+        raise ValueError("actor `lifetime` argument must be one of 'detached', 'non_detached', or None")
+    limit = options.get("max_concurrency")
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError("max_concurrency must be an int, and at least 1")
+    groups = options.get("concurrency_groups")
+    if groups is not None and not isinstance(groups, (dict, list)):
+        raise TypeError("concurrency_groups must be a dict of limits by name")
+    for key in ("max_restarts", "max_task_retries"):
+        value = options.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < -1):
+            raise ValueError(f"The keyword '{key}' only accepts -1, 0 or a positive integer, where -1 means infinite")
+
+
+def check_task(options: dict[str, Any]) -> None:
+    _check_known("remote functions", options, TASK)
+    _check_amounts(options)
+    check_returns(options.get("num_returns"))
+    retries = options.get("max_retries")
+    if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < -1):
+        raise ValueError("The keyword 'max_retries' only accepts -1, 0 or a positive integer, where -1 means infinite")
+
+
+def check_method(options: dict[str, Any]) -> None:
+    _check_known("methods of actors", options, METHOD)
+    check_returns(options.get("num_returns"))
+
+
+def check_returns(value: Any) -> None:
+    if value in ("streaming", "dynamic"):
+        raise refuse(f'num_returns="{value}"', "a method that yields, which gives a troupe.ResultStream")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise ValueError("The keyword 'num_returns' only accepts None or a non-negative integer")
+
+
+def check_namespace(namespace: Any) -> None:
+    if not isinstance(namespace, str):
+        raise TypeError(f"namespace must be None or a string, got: '{type(namespace)}'.")
+    if namespace == "":
+        raise ValueError("namespace cannot be an empty string")
+
+
+def demand(options: dict[str, Any], cpus: float) -> dict[str, float]:
+    """The resources that options ask for; cpus is the default of num_cpus."""
+    found = {
+        "CPU": cpus if options.get("num_cpus") is None else float(options["num_cpus"]),
+        "GPU": float(options.get("num_gpus") or 0),
+        "memory": float(options.get("memory") or 0),
+        **{name: float(value) for name, value in (options.get("resources") or {}).items()},
+    }
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def strategy(options: dict[str, Any], parent: Any = None) -> Any:
+    """The scheduling strategy in its wire form. parent: the placement group that children of this process are captured by."""
+    given = options.get("scheduling_strategy")
+    group = options.get("placement_group")
+    if group is not None and group != "default" and given is not None:
+        raise ValueError("Placement groups should be specified via the scheduling_strategy option. The placement_group option is deprecated.")
+    if isinstance(given, str):
+        if given not in ("DEFAULT", "SPREAD"):
+            raise ValueError(f"Invalid scheduling_strategy string {given!r}; it is DEFAULT, SPREAD, or an object of ray.util.scheduling_strategies")
+        return given
+    if given is not None:
+        to_wire = getattr(given, "to_wire", None)
+        if to_wire is None:
+            raise TypeError(f"scheduling_strategy must be a string or an object of ray.util.scheduling_strategies, not {type(given).__name__}")
+        return to_wire()
+    if group is not None and group != "default":
+        capture = options.get("placement_group_capture_child_tasks")
+        index = options.get("placement_group_bundle_index", -1)
+        return {"kind": "placement_group", "id": group.id.hex(), "bundle": -1 if index is None else index, "capture": bool(capture)}
+    return parent
+
+
+def environment(runtime_env: Any) -> dict[str, Any]:
+    """A runtime environment as a plain dict: env_vars, working_dir, py_executable. Others are refused."""
+    if runtime_env is None:
+        return {}
+    plain = dict(runtime_env.items()) if hasattr(runtime_env, "items") else None
+    if plain is None:
+        raise TypeError(f"runtime_env must be a dict or a RuntimeEnv, not {type(runtime_env).__name__}")
+    out: dict[str, Any] = {}
+    for key, value in plain.items():
+        if value is None or key in ("config", "_validate", "excludes"):
+            continue
+        if key == "env_vars":
+            out[key] = _env_vars(value)
+        elif key == "working_dir":
+            if not isinstance(value, str):
+                raise TypeError("`working_dir` must be a string")
+            if "://" in value or not os.path.isdir(value):
+                raise ValueError(f"working_dir {value!r} is no folder of this machine; remote archives are not in troupe.ray")
+            out[key] = os.path.abspath(value)
+        elif key == "py_executable":
+            out[key] = str(value)
+        elif key == "py_modules" and not value:
+            continue
+        elif not value:
+            continue
+        else:
+            raise refuse(f"runtime_env[{key!r}]", "an interpreter that has what is needed, and troupe.init(working_dir=…)")
+    return out
+
+
+def _env_vars(value: Any) -> dict[str, str]:
+    if not hasattr(value, "items"):
+        raise TypeError("runtime_env['env_vars'] must be of type Dict[str, str]")
+    out = {}
+    for name, text in value.items():
+        if not isinstance(name, str):
+            raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but the key {name} is of type {type(name)}.")
+        if not isinstance(text, str):
+            raise TypeError(f"runtime_env['env_vars'] must be of type Dict[str, str], but the value {text} is of type {type(text)}.")
+        out[name] = text
+    return out
+
+
+def merged(job: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """The job's environment with a worker's own over it."""
+    out = {**job, **own}
+    variables = {**job.get("env_vars", {}), **own.get("env_vars", {})}
+    if variables:
+        out["env_vars"] = variables
+    return out
