@@ -41,7 +41,6 @@ type liveness struct {
 type rankState struct {
 	actors.Heartbeat
 	at           time.Time // of the last heartbeat; zero: none is expected yet
-	session      string    // of the worker's calls; empty: unknown
 	awaitingExit bool      // it has stopped, and the exit from its agent is missing
 }
 
@@ -52,6 +51,7 @@ type loss struct {
 	why    *bus.Error
 	failed bool // it did not stop in order
 
+	killed  bool // on request, by SIGKILL: no answer of it is in transit
 	evicted bool // an operator stopped it, and it cannot be started on its node again
 	guessed bool // concluded from silence: neither the worker nor its agent reported it
 }
@@ -175,7 +175,7 @@ func (l *liveness) handleBeat(b actors.Heartbeat, session string) {
 		l.mu.Unlock()
 		return // of an earlier generation, or after the last one
 	}
-	l.beats[b.Rank] = rankState{Heartbeat: b, at: time.Now(), session: session}
+	l.beats[b.Rank] = rankState{Heartbeat: b, at: time.Now()}
 	if old.State != b.State || old.Gen != b.Gen {
 		l.changedLocked()
 	}
@@ -434,13 +434,6 @@ func (l *liveness) states() ([]actors.Heartbeat, <-chan struct{}) {
 		out[i].Rank = i
 	}
 	return out, l.changed
-}
-
-// heardFrom reports whether one of the workers makes its calls under that session.
-func (l *liveness) heardFrom(session string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.beats, func(b rankState) bool { return b.session == session && !b.State.Over() })
 }
 
 // notOver is the given ranks that have not ended, and a channel that is closed at the next change.

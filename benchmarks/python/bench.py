@@ -22,7 +22,7 @@ from typing import Any
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROWS = [
     "call_1_1", "call_1_1_served", "call_1_1_control", "call_1_1_busy_thread", "in_flight_1000", "one_to_all_1", "one_to_all_8", "one_to_all_32", "create_8", "create_32",
-    "argument_64mib", "result_64mib",
+    "kill_busy_1", "kill_busy_8", "argument_64mib", "result_64mib",
 ]  # fmt: skip
 ROUNDS = {"create_32": 1, "create_8": 2, "argument_64mib": 2, "result_64mib": 2}
 BUDGET = 240.0  # seconds for everything

@@ -11,7 +11,7 @@ from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _re
 from ._call import LENGTHS, IncomingCall
 from ._future import Waitable
 
-PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
+PIPELINE, ITEMS = 2, 4  # flags of a call: a pipeline's; with items instead of their values
 
 FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
 
