@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"placement/internal/text": nil,
 	"dispatch":                {"bus", "bus/wire", "dispatch/plan"},
 	"dispatch/plan":           {"bus/wire"},
-	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol"},
+	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol", "internal/terminal"},
 	"nodes/protocol":          {"gpu"},
 	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "internal/terminal"},
 	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
