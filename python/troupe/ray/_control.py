@@ -528,7 +528,7 @@ class Control:
         }  # fmt: skip
         fields = await session.core.ask("create", runtime=session.id, spec=spec).aget()
         cluster = Cluster.__new__(Cluster)
-        cluster._setup(session, fields, trusted=True)
+        cluster._setup(session, fields)
         return cluster
 
     async def _destroy(self, cluster: Any, gentle: bool = False) -> None:
