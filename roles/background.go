@@ -50,11 +50,11 @@ func startError(why *bus.Error) *bus.Error {
 	_, isType := why.Details["type"]
 	_, exited := why.Details["exit_code"]
 	_, signalled := why.Details["signal"]
-	if why.Code != bus.CodeWorkerLost || !isType || exited || signalled {
-		return why
-	}
 	e := *why
-	e.Code = bus.CodeApplication
+	e.Rank = -1 // it is the error of every call, not of a call to another rank
+	if e.Code == bus.CodeWorkerLost && isType && !exited && !signalled {
+		e.Code = bus.CodeApplication
+	}
 	return &e
 }
 

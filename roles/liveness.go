@@ -44,6 +44,7 @@ type liveness struct {
 type rankState struct {
 	actors.Heartbeat
 	at           time.Time // of the last heartbeat; zero: none is expected yet
+	session      string    // of the worker's calls; empty: unknown
 	awaitingExit bool      // it has stopped, and the exit from its agent is missing
 }
 
@@ -178,7 +179,7 @@ func (l *liveness) handleBeat(b actors.Heartbeat, session string) {
 		l.mu.Unlock()
 		return // of an earlier generation, or after the last one
 	}
-	l.beats[b.Rank] = rankState{Heartbeat: b, at: time.Now()}
+	l.beats[b.Rank] = rankState{Heartbeat: b, at: time.Now(), session: session}
 	if old.State != b.State || old.Gen != b.Gen {
 		l.changedLocked()
 	}

@@ -229,6 +229,9 @@ func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 
+// References are the values of this process to which others may refer, and its references to theirs.
+func (rt *Runtime) References() *bus.References { return rt.ep.References() }
+
 // Roles lists the roles of the namespace.
 func (rt *Runtime) Roles(ctx context.Context) ([]RoleRecord, error) {
 	reg, err := rt.registry(ctx)
@@ -541,6 +544,9 @@ func (rt *Runtime) Close(ctx context.Context) error {
 	defer close(rt.closedCh)
 	rt.cancelCreate()
 	rt.creating.Wait()
+	if rt.ep != nil {
+		rt.ep.References().Close() // workers that stop need not hand over results that are not used any more
+	}
 	var err error
 	if rt.killing.Load() { // together: the workers of the run die at the same time
 		var group sync.WaitGroup

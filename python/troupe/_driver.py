@@ -10,7 +10,7 @@ from typing import Any
 from . import _core, _errors, _serve, _session
 from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
-from ._core import CANCEL
+from ._core import CANCEL, VALUE
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
 _SERVED = "served:"  # begins the name of a served object, and of no object of a worker
@@ -65,6 +65,7 @@ class ObjectServer(_serve.Server):
         self.core = session.core
         self.lib = session.core.lib
         self.known = {}
+        self.values = {}
         self.objects = {}
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}
@@ -139,6 +140,9 @@ class ObjectServer(_serve.Server):
     # Called by the reader, which must not wait.
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        if kind == VALUE:
+            self.take_value(token, meta, body)
+            return
         if kind == CANCEL:
             if not self.cancel_in(token) and self.host is not None:
                 self.host.arrived_beside(kind, token, meta, body)
@@ -149,6 +153,7 @@ class ObjectServer(_serve.Server):
             return
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
         if made is None or call.object not in self.runners:
+            self.values.pop(token, None)
             self.fail(token, _errors.ClosedError("the driver no longer serves this"))
         elif made.is_async:
             assert runner is not None
