@@ -81,7 +81,7 @@ def _ask(handle):
 
 def test_a_starting_role_is_awaited_and_ended(session):
     async def main():
-        cluster = await troupe.Cluster.create("awaited", Slow, worker_config=troupe.WorkerConfig(world_size=1))
+        cluster = await troupe.Cluster.create("awaited", Slow, worker_config=troupe.WorkerConfig(world_size=1), worker_args=(0.0,))
         assert cluster.rank2worker[0].startswith("awaited-0")
         assert await cluster.workers[0].note.remote(1) == [1]
         troupe.kill(cluster)
