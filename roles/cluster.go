@@ -41,7 +41,7 @@ type Cluster struct {
 	startParams *startParams     // start parameters of worker processes; nil: created elsewhere and not needed yet
 	recovery    recovery         // restarts of lost workers
 	replayCache replayCache      // calls that are replayed on restarted workers
-	output      *output          // nil: output is not shown
+	output      *roleOutput      // nil: output is not shown
 	started     bool             // the start is complete: the first observer of a failure destroys the role, not start
 	startedCh   chan struct{}    // closed when a start in the background is complete; nil: the role was not created with Begin
 	startErr    *bus.Error       // of that start

@@ -86,7 +86,7 @@ func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 	if err := c.storeStartParams(ctx, config); err != nil {
 		return err
 	}
-	if err := c.showOutput(); err != nil {
+	if err := c.showOutput(ctx); err != nil {
 		return err
 	}
 	rec := c.Record()
@@ -216,7 +216,7 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 	c.mu.Lock()
 	program := c.program
 	c.mu.Unlock()
-	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
+	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program, Output: c.outputMode()}
 	for _, rank := range ranks {
 		assignment, err := wire.Marshal(params.assignment(rec, rank))
 		if err != nil {

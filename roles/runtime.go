@@ -52,6 +52,13 @@ type Config struct {
 	// Private says that the server, or its head, ends with this driver: detached roles are refused. A server embedded
 	// in this process is always private.
 	Private bool
+	// OutputFunc receives the output of worker processes, from one goroutine at a time; it may block. Zero: only roles with
+	// Process.Output are shown. OutputMode is the part of it that is received; zero: all. OutputTerminal says that it is
+	// shown on a terminal, and control characters are escaped; OutputColor colours the prefixes.
+	OutputFunc     func(nodes.ShownText)
+	OutputMode     nodes.OutputMode
+	OutputTerminal bool
+	OutputColor    bool
 	// Logger receives errors without a caller. Zero: the logger of the bus.
 	Logger *slog.Logger
 }
@@ -83,6 +90,9 @@ func (c Config) validate() error {
 	}
 	if c.LostAfter < minLostAfter {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: LostAfter %v: the minimum is %v, because workers beat once a second", c.LostAfter, minLostAfter))
+	}
+	if err := c.OutputMode.Check(); err != nil {
+		errs = append(errs, err)
 	}
 	if c.Local != nil && (len(c.Classes) > 0 || c.ClassFunc != nil) {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes or ClassFunc and Local are both set; pass the classes to NewLocal"))
@@ -127,6 +137,7 @@ type Runtime struct {
 	lease    *kv.Lease  // nil in workers
 	clusters map[*Cluster]struct{}
 	opened   map[bus.Address]*Cluster // clusters that were opened from handles
+	sink     *outputSink              // nil: nothing was shown so far
 	closing  bool                     // no cluster is added any more
 	ended    bool                     // and no goroutine
 }
@@ -558,6 +569,7 @@ func (rt *Runtime) Close(ctx context.Context) error {
 	} else if err = rt.closeClusters(ctx); rt.services.used() {
 		err = errors.Join(err, rt.destroyOwned(ctx))
 	}
+	rt.endOutput()
 	if rt.services.used() {
 		err = errors.Join(err, rt.releaseOwn(ctx))
 	}

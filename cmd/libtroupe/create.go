@@ -9,6 +9,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/nodes"
 	"troupe/placement"
 	"troupe/placement/planner"
 	"troupe/roles"
@@ -36,6 +37,7 @@ type specRequest struct {
 	LateRendezvous bool              `msgpack:"late_rendezvous"`
 	Policy         string            `msgpack:"policy"`
 	Restarts       int               `msgpack:"restarts"`
+	Output         nodes.OutputMode  `msgpack:"output"` // empty: that of the runtime
 
 	// Mapping is a device mapping as text, or empty; its devices are those of the reservation Colocate, if that is set.
 	Mapping  string             `msgpack:"mapping"`
@@ -62,7 +64,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
-			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout),
+			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
 		},
 	}
 	if len(s.Config) > 0 && !s.Config.IsNil() {

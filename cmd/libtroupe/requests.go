@@ -35,6 +35,7 @@ type request struct {
 	Pipeline   pipeRequest    `msgpack:"pipeline"`
 	Serve      serveRequest   `msgpack:"serve"`
 	Router     routerRequest  `msgpack:"router"`
+	Output     outputRequest  `msgpack:"output"`
 
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
 
@@ -79,7 +80,7 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,            // bus, namespace, name, lease, private → runtime
+		"open":         (*core).open,            // bus, namespace, name, lease, private, output → runtime
 		"close":        (*core).close,           // runtime, now → nil: takes its roles down, or with now kills them
 		"end_created":  (*core).endCreated,      // runtime, now → nil: takes the roles down that a worker has created
 		"create":       (*core).create,          // runtime, spec, background → cluster; with background its workers are being started
@@ -154,10 +155,12 @@ func (c *core) connectedLocked() {
 }
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
-	rt, err := roles.Open(ctx, roles.Config{
+	cfg := roles.Config{
 		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
 		ClassFunc: c.servedClass,
-	})
+	}
+	r.Output.apply(&c.output, &cfg)
+	rt, err := roles.Open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -182,6 +185,7 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	} else {
 		err = rt.Close(ctx)
 	}
+	c.output.mark()
 	if last {
 		c.memory.shared.closeUnused()
 	}

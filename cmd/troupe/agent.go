@@ -46,6 +46,8 @@ type agentSpec struct {
 	// ExitWhenLost ends the agent when the head has been gone for longer than Grace, instead of waiting for its return. An
 	// Own agent always ends then: nothing else would end it.
 	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
+
+	Logging loggingFlags `json:"logging,omitzero"`
 }
 
 // workerProgram is the command of workers without a command of their own. Tests replace it.
@@ -65,6 +67,9 @@ func newAgent(c *cli) *cobra.Command {
 			var spec agentSpec
 			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
 				return usagef("the agent's spec: %w", err)
+			}
+			if _, err := c.setLogging(spec.Logging); err != nil {
+				return err
 			}
 			return c.agent(cmd.Context(), spec, func() {})
 		},
@@ -131,6 +136,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	if err != nil {
 		return err
 	}
+	log.Info("troupe: the agent is connected", "url", bus.Redact(spec.Access.URLs...), "name", spec.Name, "version", version)
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _check, _errors
+from . import _check, _errors, _output
 
 
 class WorkerConfig:
@@ -36,6 +36,7 @@ class WorkerConfig:
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
+        output: str = "",
         **unknown: Any,
     ) -> None:
         for field in unknown:
@@ -65,6 +66,7 @@ class WorkerConfig:
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
+        self.output = output
         check(self)
 
     def __repr__(self) -> str:
@@ -94,6 +96,8 @@ def check(config: Any) -> None:
     if lifetime and lifetime not in LIFETIMES:
         raise _errors.InvalidError(f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run")
     strategy = setting(config, "strategy", "")
+    if shown := setting(config, "output", ""):
+        _output.mode(shown)
     if strategy and strategy not in STRATEGIES:
         raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
 

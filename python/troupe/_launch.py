@@ -101,6 +101,7 @@ def spec(
         "queue_limit": int(get(config, "queue_limit", 0)), "start_timeout": float(get(config, "start_timeout", 0)),
         "stop_grace": float(get(config, "stop_grace", 0)), "late_rendezvous": bool(get(config, "late_rendezvous", False)),
         "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
+        "output": str(get(config, "output", "")),
     }  # fmt: skip
     out.update(_resources(name, manager, config, world, devices, node))
     return out

@@ -123,7 +123,7 @@ class Control:
         try:
             fields = await Asked(session.core, "attach", runtime=session.id, name=process)
             cluster = Cluster.__new__(Cluster)
-            cluster._setup(session, fields, trusted=False)
+            cluster._setup(session, fields)
             await cluster.workers[0]["lifeline"].remote()
         except _errors.Error:
             pass
