@@ -10,13 +10,14 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import msgpack
 
 from . import _errors
 
-TENSOR, BATCH, HANDLE = 1, 2, 3
+TENSOR, BATCH, HANDLE, REFERENCE, ARGUMENT = 1, 2, 3, 4, 5
 TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE, STREAM = range(16, 29)
 
 ALIGN = 64
@@ -122,6 +123,9 @@ class Codec:
         if isinstance(value, Walked) and value.big():
             raise Big
         if isinstance(value, Eventual):
+            found = value.reference()
+            if found is not None:
+                return msgpack.ExtType(REFERENCE, _name_of(found))
             value = value.arrived()
             return value if type(value) in _NATIVE else self._default(value)
         code, inner = self._ext(value)
@@ -158,10 +162,16 @@ class Codec:
             )
         import cloudpickle
 
+        me = get_ident()
+        outer = me in _pickling
+        _pickling.add(me)
         try:
             return bytes(cloudpickle.dumps(value, protocol=5))
         except Exception as err:
             raise _errors.EncodeError(f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {_errors.text_of(err)}") from err
+        finally:
+            if not outer:
+                _pickling.discard(me)
 
     # Decoding.
 
@@ -225,10 +235,56 @@ class Codec:
 
 
 class Eventual:
-    """A value that is not there yet. What has one in it is encoded when it is there."""
+    """A value that is not here. It travels as a reference, or, if there can be none, as its value when that is there."""
+
+    def reference(self) -> Any:
+        """A reference to the value; None: there is none."""
+        return None
 
     def arrived(self) -> Any:
         raise NotImplementedError
+
+
+class Argument:
+    """A reference as an argument of a call. The worker's core replaces it by the value."""
+
+    __slots__ = ("name", "ref")
+
+    def __init__(self, ref: Any = None, name: tuple[str, int] = ("", 0)) -> None:
+        self.ref = ref  # at the caller
+        self.name = name if ref is None else (ref._owner, ref._number)
+
+
+# The references that were encoded since they were last taken, by thread: who sends them keeps them until they have arrived.
+_encoded: dict[int, list[Any]] = {}
+_pickling: set[int] = set()  # threads that pickle a value which is being encoded
+
+
+def _note(ref: Any) -> None:
+    _encoded.setdefault(get_ident(), []).append(ref)
+
+
+def _name_of(ref: Any) -> bytes:
+    _note(ref)
+    return bytes(msgpack.packb({"owner": ref._owner, "id": ref._number}))
+
+
+def note_pickled(ref: Any) -> bool:
+    """Whether the reference is pickled as a part of a value that is being encoded."""
+    if get_ident() not in _pickling:
+        return False
+    _note(ref)
+    return True
+
+
+def take_references() -> list[Any] | None:
+    """The references inside what this thread has encoded since the last time; None, mostly."""
+    return _encoded.pop(get_ident(), None) if _encoded else None
+
+
+def _encode_argument(value: Argument) -> tuple[int, Any]:
+    _note(value.ref)
+    return ARGUMENT, {"owner": value.name[0], "id": value.name[1]}
 
 
 _NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # what msgpack takes as it is
@@ -293,7 +349,7 @@ class _Encoders(dict[type, Callable[[Any], tuple[int, Any]]]):
         return found
 
 
-_ENCODERS = _Encoders({set: _encode_set, frozenset: _encode_set, complex: _encode_complex})
+_ENCODERS = _Encoders({set: _encode_set, frozenset: _encode_set, complex: _encode_complex, Argument: _encode_argument})
 
 
 def _decode_time(codec: Codec, value: Any) -> Any:
@@ -343,6 +399,7 @@ _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     SCALAR: _decode_scalar,
     DECIMAL: _decode_decimal,
     DATETIME: _decode_time,
+    ARGUMENT: lambda codec, value: Argument(name=(value["owner"], value["id"])),
 }
 
 
@@ -565,7 +622,11 @@ class Walk:
 
     def _other(self, value: Any, depth: int) -> None:
         if isinstance(value, Eventual):
-            self.value(value.arrived(), depth + 1)
+            found = value.reference()
+            if found is not None:
+                self._add(msgpack.packb(msgpack.ExtType(REFERENCE, _name_of(found))))
+            else:
+                self.value(value.arrived(), depth + 1)
             return
         try:
             self._add(self._codec._pack(value))

@@ -28,8 +28,8 @@ from . import _errors
 if TYPE_CHECKING:
     from ._codec import Walk
 
-ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED = 1, 2, 3, 4, 5, 6
-FAILED, LAST, CAUSE, NONE, WHOLE, SHARED = 1, 2, 4, 8, 16, 32
+ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED, VALUE = 1, 2, 3, 4, 5, 6, 7
+FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
 
 _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
@@ -136,6 +136,11 @@ def _load() -> ctypes.PyDLL:
         ("troupe_forking", u64, ()),
         ("troupe_forked", i32, (u64, i32)),
         ("troupe_error", i64, (ptr, u64)),
+        ("troupe_put", i64, (u64, i32, ptr, u64, ctypes.c_char_p, u64)),
+        ("troupe_promise", i64, (u64, i32)),
+        ("troupe_count", i32, (u64, ctypes.c_char_p, u64, i32)),
+        ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32)),
+        ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
     ):
         function = getattr(lib, name)
         function.restype = result
@@ -193,6 +198,8 @@ class Inbox:
             end += body_len + 7 & ~7
         if kind < CALL:
             receiver = self._core._pending.get(token)
+            if meta_len:
+                self._references(receiver, flags, rank, bytes(buffer[start : start + meta_len]))
             if receiver is not None:
                 receiver.deliver(kind, flags, rank, body)
                 if flags & LAST:
@@ -200,6 +207,14 @@ class Inbox:
         elif (on_call := self._core.on_side_call if self._side else self._core.on_call) is not None:
             on_call(kind, token, bytes(buffer[start : start + meta_len]), body)
         return end
+
+    def _references(self, receiver: Any, flags: int, rank: int, names: bytes) -> None:
+        """Hands on the references that came with a completion. Nobody waits for it: they are dropped."""
+        take = getattr(receiver, "take_references", None)
+        if take is not None:
+            take(flags, rank, names)
+        elif self._core.adopt is not None:
+            self._core.adopt(names)
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
         """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
@@ -213,6 +228,8 @@ class Inbox:
 
 class Core:
     """The one core of this process."""
+
+    adopt: Callable[[bytes], list[Any]] | None = None  # makes references of their names, with the uses that came with them
 
     def __init__(self) -> None:
         self._pid = os.getpid()
