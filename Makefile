@@ -5,7 +5,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
-.PHONY: browser-test python python-test python-lint wheel bench-python memory-python shm-faults bench-output
+.PHONY: browser-test python python-test python-lint wheel bench-python bench-output memory-python shm-faults
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -53,7 +53,7 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // testsAlso are the imports that the tests of a package have beside what the package may import: packages above it that its
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
-	"bus":          {"actors", "bus/kv"},
+	"bus":          {"actors", "bus/kv", "bus/shm"},
 	"dispatch":     {"actors", "roles"},
 	"nodes":        {"gpu/nvml"},
 	"placement":    {"nodes"},

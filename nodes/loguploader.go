@@ -295,8 +295,11 @@ func (s *logUploader) finishRound() {
 }
 
 // The streams of output and of events.
+// LogStream is the stream with the output of workers.
+const LogStream = "troupe_logs"
+
 const (
-	logStream   = "troupe_logs"
+	logStream   = LogStream
 	eventStream = "troupe_events"
 )
 

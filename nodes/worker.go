@@ -398,6 +398,9 @@ func (w *worker) ended(child process, end exitStatus) {
 	w.mu.Unlock()
 	w.feedEnd(!exit.Asked)
 	w.node.agent.publishExit(exit)
+	if report := w.node.agent.cfg.ExitFunc; report != nil {
+		report(w.ID)
+	}
 	close(w.endedCh)
 	if !exit.Asked {
 		w.node.agent.emit(Event{

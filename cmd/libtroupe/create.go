@@ -24,6 +24,7 @@ type specRequest struct {
 	Config       wire.Raw      `msgpack:"config"`
 	Ordered      bool          `msgpack:"ordered"`
 	Detached     bool          `msgpack:"detached"`
+	EndsWithRun  bool          `msgpack:"ends_with_run"` // of a role that a worker creates
 	QueueLimit   int           `msgpack:"queue_limit"`
 	StartTimeout float64       `msgpack:"start_timeout"` // seconds
 	StopGrace    float64       `msgpack:"stop_grace"`
@@ -59,7 +60,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		s.World = needs.Mapping.World
 	}
 	spec := roles.Spec{
-		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, QueueLimit: s.QueueLimit,
+		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, EndsWithRun: s.EndsWithRun, QueueLimit: s.QueueLimit,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,

@@ -92,11 +92,6 @@ func checkURL(text string) error {
 
 func (c *cli) logger(level slog.Level) *slog.Logger { return c.loggerAt(level) }
 
-// loggerAt is a logger with a level that may change.
-func (c *cli) loggerAt(level slog.Leveler) *slog.Logger {
-	return slog.New(slog.NewTextHandler(c.err, &slog.HandlerOptions{Level: level}))
-}
-
 // open connects to the server.
 func (c *cli) open(ctx context.Context) (*bus.Bus, server, error) {
 	if c.kept == nil {
@@ -156,6 +151,9 @@ func (c *cli) completeFrom(cmd *cobra.Command, names func(context.Context, *role
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionWait)
 	defer cancel()
 	var out []string
+	if c.loadConfig(cmd) != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
 	err := c.withRuntime(ctx, func(rt *roles.Runtime) (err error) {
 		out, err = names(ctx, rt)
 		return err

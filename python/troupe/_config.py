@@ -32,6 +32,7 @@ class WorkerConfig:
         queue_limit: int = 0,
         ordered: bool = False,
         detached: bool = False,
+        lifetime: str = "",
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
@@ -61,6 +62,7 @@ class WorkerConfig:
         self.queue_limit = queue_limit
         self.ordered = ordered
         self.detached = detached
+        self.lifetime = lifetime
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
@@ -72,6 +74,7 @@ class WorkerConfig:
 
 
 FIELDS = tuple(WorkerConfig.__init__.__code__.co_varnames[1 : 2 + WorkerConfig.__init__.__code__.co_kwonlyargcount])
+LIFETIMES = ("creator", "run")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -89,6 +92,9 @@ def check(config: Any) -> None:
     _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
+    lifetime = setting(config, "lifetime", "")
+    if lifetime and lifetime not in LIFETIMES:
+        raise _errors.InvalidError(f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run")
     strategy = setting(config, "strategy", "")
     if shown := setting(config, "output", ""):
         _output.mode(shown)

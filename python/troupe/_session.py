@@ -123,7 +123,8 @@ class Session:
         self.is_worker = False
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
-        self.server: Any = None  # of the objects that a driver serves
+        self.host: Any = None  # of a worker: what runs its methods
+        self.server: Any = None  # of the objects that this process serves
         self.pool: Any = None  # the workers of remote functions
         self.output: _output.Reader | None = None
         self.closed = False
@@ -132,35 +133,45 @@ class Session:
         self._addresses = [_address(u) for u in self.url.split(",") if u]
 
     def codec(self, trusted: bool) -> _codec.Codec:
-        """How values travel to and from a cluster: one that this driver created may be sent pickles."""
+        """How values travel: in calls of this run with pickles, in items of pipelines without."""
         if not self.pickle:
             why = "pickles were turned off with troupe.init(pickle=False)"
         elif not trusted:
-            why = "pickles travel only between a driver and the workers it started"
+            why = "pickles travel only in calls, between the processes of one run; an item of a pipeline may be another's"
         else:
             why = ""
         return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
-    def close(self) -> None:
-        """Takes down what this driver created and ends the session. It may be called more than once."""
+    def close(self, now: bool = False) -> None:
+        """Takes down what this driver created and ends the session; in a worker, takes down what it created. With now, workers are
+        killed instead of stopped. It may be called more than once."""
         global _current
-        if _current is self:
-            _current = None
         if self.closed or self._pid != os.getpid():
             return
+        if self.is_worker:
+            self._end_created(now)
+            return
         self.closed = True
+        if _current is self:
+            _current = None
         try:
-            if not self.is_worker:
-                self._ask_close()
+            self._ask_close(now)
         finally:
             if self.server is not None:
                 self.server.close()
             if self.head is not None:
                 self.head.close()
 
-    def _ask_close(self) -> None:
+    def _end_created(self, now: bool) -> None:
+        """In a worker: what it has created ends; its session is the process's."""
+        if self.server is not None:
+            self.server.close()
+        self.pool = None
+        self.core.ask("end_created", runtime=self.id, now=now).get(15)
+
+    def _ask_close(self, now: bool) -> None:
         self.core.cancel_all()  # their results would be dropped: the workers need not finish them
-        ask = self.core.ask("close", runtime=self.id)
+        ask = self.core.ask("close", runtime=self.id, now=now)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)
         if self.output is not None:
@@ -227,7 +238,7 @@ def init(
     whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
     unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown.
     A session that is open is returned again; one with another url or namespace must be closed first.
-    Usable as a context manager.
+    In a worker it returns the worker's own session, which needs no init. Usable as a context manager.
     """
     global _current
     lease = _lease(lease)
@@ -353,10 +364,11 @@ def _who() -> str:
     return f"{user}@{socket.gethostname()} {script}[{os.getpid()}]"
 
 
-def shutdown() -> None:
-    """Closes the session of this process, if there is one."""
+def shutdown(now: bool = False) -> None:
+    """Closes the session of this process, if there is one. now: the workers of the run are killed, and running calls with them."""
+    _check.flag("now", now)
     if _current is not None:
-        _current.close()
+        _current.close(now)
 
 
 def is_initialized() -> bool:
@@ -365,7 +377,7 @@ def is_initialized() -> bool:
 
 def _at_exit() -> None:
     session = _current
-    if session is None or session._pid != os.getpid():
+    if session is None or session._pid != os.getpid() or session.is_worker:
         return
     try:
         session.close()
