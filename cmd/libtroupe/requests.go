@@ -37,6 +37,7 @@ type request struct {
 	Router     routerRequest  `msgpack:"router"`
 	Output     outputRequest  `msgpack:"output"`
 
+	Ranks   []int   `msgpack:"ranks"`
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
 
 	Assignment string     `msgpack:"assignment"` // path of the file
@@ -98,6 +99,8 @@ func init() {
 		"roles":        (*core).roles,           // runtime → list of records
 		"info":         (*core).info,            // cluster → Info of each worker
 		"health":       (*core).health,          // cluster → last heartbeat of each worker
+		"stacks":       (*core).stacks,          // cluster, ranks → stacks of the workers, and as text
+		"interrupt":    (*core).interrupt,       // cluster, ranks (one) → names of the interrupted methods
 		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
 		"worker_open":  (*core).workerOpen,      // assignment → its content
 		"worker_start": (*core).workerStart,     // → nil: starts the worker

@@ -20,6 +20,7 @@ from ._resources import ResourceManager
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
+_INSPECT_TIMEOUT = 10.0  # seconds for agents to inspect workers
 _ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP = 1, 2, 4, 8, 16, 32, 64
 
@@ -109,6 +110,19 @@ class ClusterMethod(Method):
                 f"{name}= is a parameter of {self._name} and a setting of the call: give the parameter with cluster[{self._name!r}](…, {name}=…) or "
                 f"cluster.{self._name}.remote(…, {name}=…), the setting with cluster.options({name}=…) or cluster.{self._name}.options({name}=…)"
             )  # fmt: skip
+
+
+class Stacks(list[dict[str, Any]]):
+    """What workers do, a dict for each: rank, node, pid, calls, threads. Its text is for a reader."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__(sorted(found["ranks"] or [], key=lambda one: int(one["rank"])))
+        self._text: str = found["text"]
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
 
 
 class WorkerHandle(_codec.Walked):
@@ -394,6 +408,16 @@ class Cluster(_codec.Walked):
     def health(self) -> list[dict[str, Any]]:
         """What was last heard of each worker."""
         return list(self._core.ask("health", cluster=self._open()._id).get())
+
+    def stacks(self, *ranks: int) -> Stacks:
+        """The methods that workers run, since when and with what arguments, and the stacks of all their threads: of these ranks, or of all.
+        They answer while they compute, also when foreign code holds the interpreter lock. Printed, ranks that do the same are shown once."""
+        return Stacks(self._core.ask("stacks", cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks]).get(_INSPECT_TIMEOUT))
+
+    def interrupt(self, rank: int) -> list[str]:
+        """Raises KeyboardInterrupt in the methods that a worker runs; their names. Their callers get CancelledError, and the worker goes on.
+        An empty list: the worker does not answer, and is interrupted when it runs Python code again."""
+        return list(self._core.ask("interrupt", cluster=self._open()._id, ranks=[_check.integer("rank", rank)]).get(_INSPECT_TIMEOUT))
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
