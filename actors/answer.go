@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -28,6 +29,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
 		if !isControlVerb(c.header.Method) {
 			w.stats.add(c.header.Method, h.Ran, err != nil)
+			w.recordRun(c, recorder.At(now), err != nil)
 		}
 	}
 	c.caller.lastSeen = now
