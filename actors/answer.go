@@ -15,6 +15,9 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	c.free(c.body) // set only if the call did not start
 	c.body, c.buf = nil, nil
 	if c.dropped {
+		if c.started != 0 && !isControlVerb(c.header.Method) {
+			w.recordRun(c, recorder.At(now), true)
+		}
 		c.free(body)
 		c.phase = forgotten
 		c.caller.retire(c)

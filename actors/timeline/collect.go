@@ -19,6 +19,7 @@ import (
 type Role struct {
 	Address bus.Address
 	World   int
+	Ranks   []int          // that are asked; nil: all
 	Gens    map[int]uint32 // generations of replaced ranks
 }
 
@@ -113,9 +114,15 @@ func (c *collector) heard(s recorder.Snapshot, sent, arrived time.Time) {
 
 // askRole asks the workers of a role, first for their clocks alone, so that the length of the records does not count as uncertainty.
 func (c *collector) askRole(ctx context.Context, r Role) error {
-	ranks := make([]int, r.World)
-	for i := range ranks {
-		ranks[i] = i
+	ranks := r.Ranks
+	if ranks == nil {
+		ranks = make([]int, r.World)
+		for i := range ranks {
+			ranks[i] = i
+		}
+	}
+	if len(ranks) == 0 {
+		return nil
 	}
 	perRank := min(max(c.cfg.MaxBytes/max(r.World, 1), minRankBytes), maxRankBytes)
 	for trip := range c.cfg.RoundTrips + 1 {

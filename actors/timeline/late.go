@@ -14,8 +14,7 @@ type Late struct {
 	Kind string `json:"kind"` // run or span
 	Name string `json:"name"`
 	Call string `json:"call"`
-	// How is "began late", "has not begun" or "took longer".
-	How string `json:"how"`
+	How  string `json:"how"` // HowLate, HowAbsent or HowSlow
 	// LateS is by how much, compared with the median of the ranks, and UncertaintyS the uncertainty of the clocks.
 	LateS        float64 `json:"late_s"`
 	UncertaintyS float64 `json:"uncertainty_s"`
@@ -25,11 +24,14 @@ type Late struct {
 	begin  int64
 }
 
+// How a rank held others up.
 const (
-	howLate   = "began late"
-	howAbsent = "has not begun"
-	howSlow   = "took longer"
+	HowLate   = "began late"
+	HowAbsent = "has not begun"
+	HowSlow   = "took longer"
+)
 
+const (
 	leastLate  = int64(time.Millisecond)
 	latePerOne = 0.2 // of the group's duration; less is not worth a line
 	maxLate    = 20
@@ -98,10 +100,10 @@ func (t *Timeline) lateOf(id groupID, members []member, lanes []*Lane) (out []La
 		late.Rank = m.lane.Rank
 		switch e := m.event; {
 		case e.Begin-begin > least:
-			late.How, late.LateS, late.Before = howLate, time.Duration(e.Begin-begin).Seconds(), m.lane.before(begin, e.Begin, e)
+			late.How, late.LateS, late.Before = HowLate, time.Duration(e.Begin-begin).Seconds(), m.lane.before(begin, e.Begin, e)
 			out = append(out, late)
 		case e.End-e.Begin-duration > least && (!e.Open || open < len(members)):
-			late.How, late.LateS, late.Before = howSlow, time.Duration(e.End-e.Begin-duration).Seconds(), ""
+			late.How, late.LateS, late.Before = HowSlow, time.Duration(e.End-e.Begin-duration).Seconds(), ""
 			out = append(out, late)
 		}
 	}
@@ -111,7 +113,7 @@ func (t *Timeline) lateOf(id groupID, members []member, lanes []*Lane) (out []La
 	for _, l := range lanes {
 		absent := !slices.ContainsFunc(members, func(m member) bool { return m.lane == l })
 		if waited := t.Taken.UnixNano() - begin; absent && waited > least {
-			late.Rank, late.How, late.LateS, late.Before = l.Rank, howAbsent, time.Duration(waited).Seconds(), l.before(begin, t.Taken.UnixNano(), nil)
+			late.Rank, late.How, late.LateS, late.Before = l.Rank, HowAbsent, time.Duration(waited).Seconds(), l.before(begin, t.Taken.UnixNano(), nil)
 			out = append(out, late)
 		}
 	}

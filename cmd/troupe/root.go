@@ -67,7 +67,7 @@ Commands that talk to a head find the head on this machine. These variables name
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newDestroy(c), newDemo(c), newBench(c), newVersion(c))
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
 	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
-	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
+	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c), newTimeline(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root
