@@ -28,7 +28,8 @@ const (
 // Agent runs on one machine: it reports the machine's nodes, starts and stops worker processes on them, and publishes
 // their exits.
 type Agent struct {
-	cfg AgentConfig
+	cfg   AgentConfig
+	since time.Time // of its start
 
 	// Set by Run before any goroutine starts, and constant afterwards.
 	identity   string
@@ -62,7 +63,7 @@ func NewAgent(cfg AgentConfig) (*Agent, error) {
 		}
 		cfg.Program = []string{self, "worker"}
 	}
-	a := &Agent{cfg: cfg}
+	a := &Agent{cfg: cfg, since: time.Now().UTC()}
 	for _, node := range cfg.Nodes {
 		s, err := newLocalNode(a, node)
 		if err != nil {
@@ -358,6 +359,8 @@ func (a *Agent) answer(s *localNode, req request) reply {
 		return a.leasePorts(*req.Ports)
 	case req.Op == opFlush && req.Role != nil:
 		return s.flush(*req.Role)
+	case req.Op == opHost:
+		return reply{HostInfo: a.hostInfo()}
 	case req.Op == opPart && req.Chunk != nil:
 		return a.part(s, *req.Chunk)
 	case req.Op == opRest && req.Chunk != nil:

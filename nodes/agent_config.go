@@ -57,6 +57,8 @@ type AgentConfig struct {
 	OwnProcess bool
 	// Grace is the time between SIGINT and SIGTERM when the agent stops its workers. Zero: five seconds.
 	Grace time.Duration
+	// Version is that of the program, for display. Zero: unknown.
+	Version string
 	// ReadyFunc is called once, when the nodes are registered. It must not block.
 	ReadyFunc func()
 	// Logger receives errors and warnings. Zero: the logger of Bus.

@@ -16,6 +16,7 @@ const (
 	opWorkers = "workers"
 	opPorts   = "ports"
 	opFlush   = "flush"
+	opHost    = "host"
 	opPart    = "part" // one part of a long request
 	opRest    = "rest" // the next part of a long answer
 )
@@ -55,7 +56,9 @@ type reply struct {
 	Host    string     `msgpack:"host,omitempty"`
 	Ports   []int      `msgpack:"ports,omitempty"`
 	Stored  uint64     `msgpack:"stored,omitempty"` // stream sequence of the stored output
-	Chunk   *chunk     `msgpack:"parcel,omitempty"` // this is a part of the answer
+	// HostInfo answers opHost.
+	HostInfo *HostInfo `msgpack:"host_info,omitempty"`
+	Chunk    *chunk    `msgpack:"parcel,omitempty"` // this is a part of the answer
 }
 
 func failed(err error) reply { return reply{Err: bus.AsError(err)} }

@@ -84,6 +84,7 @@ type Entry struct {
 	Value    []byte
 	Revision uint64
 	Time     time.Time
+	Lifetime time.Duration // as written; zero: unlimited
 }
 
 // Open opens the bucket and creates it if it does not exist. It enables missing features of an existing bucket and
@@ -259,7 +260,7 @@ type record struct {
 func newRecord(key string, value []byte, revision uint64, at time.Time, h nats.Header) record {
 	ttl, _ := time.ParseDuration(h.Get(jetstream.MsgTTLHeader)) // zero when there is none
 	return record{
-		Entry:   Entry{Key: key, Value: value, Revision: revision, Time: at},
+		Entry:   Entry{Key: key, Value: value, Revision: revision, Time: at, Lifetime: ttl},
 		deleted: h.Get(headerOperation) != "" || h.Get(jetstream.MarkerReasonHeader) != "",
 		lease:   h.Get(headerLease),
 		ttl:     ttl,

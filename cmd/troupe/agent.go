@@ -113,7 +113,7 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	}
 	cfg := nodes.AgentConfig{
 		Bus: b, Dir: spec.Dir, LogDir: spec.LogDir, Host: spec.Host, Access: spec.Access, Program: program, OwnProcess: true,
-		SimClaims: claims, ReadyFunc: readyFunc, Logger: log,
+		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: version,
 	}
 	for i, inventory := range inventories {
 		node := nodes.Config{Name: nodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}

@@ -91,6 +91,20 @@ func (c *cli) loggerAt(level slog.Leveler) *slog.Logger {
 
 // open connects to the server.
 func (c *cli) open(ctx context.Context) (*bus.Bus, server, error) {
+	if c.kept == nil {
+		return c.openNew(ctx)
+	}
+	if c.kept.b == nil {
+		b, s, err := c.openNew(ctx)
+		if err != nil {
+			return nil, s, err
+		}
+		c.kept.b, c.kept.s = b, s
+	}
+	return c.kept.b, c.kept.s, nil
+}
+
+func (c *cli) openNew(ctx context.Context) (*bus.Bus, server, error) {
 	s, err := c.server()
 	if err != nil {
 		return nil, s, err
@@ -111,7 +125,9 @@ func (c *cli) withBus(ctx context.Context, do func(*bus.Bus, server) error) erro
 	if err != nil {
 		return err
 	}
-	defer func() { _ = b.Close() }() // fails only if the server is gone
+	if c.kept == nil {
+		defer func() { _ = b.Close() }() // fails only if the server is gone
+	}
 	return do(b, s)
 }
 

@@ -35,6 +35,7 @@ author, time and reason.`,
 			one.By = cmp.Or(one.By, c.whoami())
 			return c.cordon(cmd.Context(), one)
 		},
+		ValidArgsFunction: c.completeNode,
 	}
 	cmd.Flags().StringVar(&one.Why, "why", "", "the reason, shown to waiting requests")
 	cmd.Flags().StringVar(&one.By, "by", "", "name of the operator (default you)")
@@ -57,6 +58,7 @@ func newUncordon(c *cli) *cobra.Command {
 			}
 			return c.uncordon(cmd.Context(), node, device)
 		},
+		ValidArgsFunction: c.completeNode,
 	}
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: node, device and uncordoned, whether it was cordoned")

@@ -43,6 +43,7 @@ cause. Drain prints how many workers are left, and returns when there are none. 
 			flags.by = cmp.Or(flags.by, c.whoami())
 			return c.drain(cmd.Context(), args[0], flags)
 		},
+		ValidArgsFunction: c.completeNode,
 	}
 	cmd.Flags().StringVar(&flags.why, "why", "", "the reason, shown to waiting requests and in the errors of ended workers")
 	cmd.Flags().StringVar(&flags.by, "by", "", "name of the operator (default you)")

@@ -3,8 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -13,8 +11,7 @@ import (
 )
 
 func newGPUs(c *cli) *cobra.Command {
-	var watch bool
-	var every time.Duration
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "gpus",
 		Short: "Show the devices of all nodes, their state and their holders",
@@ -23,67 +20,32 @@ hold it, and its faults. The last column of a node that is not ready has the rea
 		Example: "  troupe gpus\n  troupe gpus --watch\n  troupe gpus --json | jq -r 'select(.held_by == null) | .device.uuid'",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if every < 100*time.Millisecond {
-				return usagef("--every %v: give 100ms or more", every)
-			}
-			return c.gpus(cmd.Context(), watch, every)
+			return c.repeat(cmd.Context(), watch, c.gpus)
 		},
 	}
-	cmd.Flags().BoolVar(&watch, "watch", false, "refresh the table until Ctrl-C")
-	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "time between two refreshes")
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a device instead of a table")
 	return cmd
 }
 
-func (c *cli) gpus(ctx context.Context, watch bool, every time.Duration) error {
+func (c *cli) gpus(ctx context.Context) error {
 	return c.withPlacement(ctx, true, func(client *placement.Client) error {
-		for drawn := false; ; drawn = true {
-			rows, err := deviceRows(ctx, client)
-			switch {
-			case watch && ctx.Err() != nil:
-				return nil
-			case err != nil && !drawn:
-				return err
-			case err != nil: // the head may come back
-				c.printf("%s: %v\n", time.Now().Format(time.TimeOnly), err)
-			default:
-				if err := c.showDevices(rows, watch); err != nil || !watch {
-					return err
-				}
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(every):
-			}
-		}
-	})
-}
-
-// showDevices prints the table; again overwrites the table before.
-func (c *cli) showDevices(rows []gpu.Row, again bool) error {
-	switch table := gpu.Table(rows); {
-	case c.json:
-	case again:
-		c.write(redraw(c.safe(table)))
-		return nil
-	default:
-		c.printf("%s", table)
-		return nil
-	}
-	for _, row := range rows {
-		if err := c.printJSON(row); err != nil {
+		rows, err := deviceRows(ctx, client)
+		if err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// redraw overwrites the terminal line by line, without flicker.
-func redraw(text string) string {
-	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
-	return home + strings.ReplaceAll(text, "\n", clearLine) + clearBelow
+		if !c.json {
+			c.printf("%s", gpu.Table(rows))
+			return nil
+		}
+		for _, row := range rows {
+			if err := c.printJSON(row); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // deviceRows joins the reports of the nodes with the ledger.

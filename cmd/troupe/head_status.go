@@ -21,6 +21,9 @@ type headStatus struct {
 	// Replicas is how many servers have a copy of the ledger, the registry and the leases.
 	Replicas  int  `json:"replicas"`
 	Clustered bool `json:"clustered"` // whether the server is one of several
+	// Now is the time of the answer by the clock of the head's machine. Store is that of an embedded server.
+	Now   time.Time       `json:"now,omitzero"`
+	Store *bus.StoreUsage `json:"store,omitempty"`
 }
 
 // statusServer answers requests for the status of the head.
@@ -53,7 +56,11 @@ func (s *statusServer) close() {
 }
 
 func (s *statusServer) answer(m *bus.Msg) {
-	data, err := json.Marshal(headStatus{PID: os.Getpid(), Since: s.since, Version: version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered()})
+	status := headStatus{PID: os.Getpid(), Since: s.since, Version: version, Refused: s.b.Refused(), Replicas: s.replicas, Clustered: s.b.Clustered(), Now: time.Now().UTC()}
+	if usage, ours := s.b.Store(); ours {
+		status.Store = &usage
+	}
+	data, err := json.Marshal(status)
 	if err == nil {
 		err = m.Respond(data)
 	}

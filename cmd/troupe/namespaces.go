@@ -17,6 +17,7 @@ import (
 )
 
 func newNamespaces(c *cli) *cobra.Command {
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "namespaces",
 		Short: "List the namespaces with roles, reservations or pipelines",
@@ -24,8 +25,9 @@ func newNamespaces(c *cli) *cobra.Command {
 removed.`,
 		Example: "  troupe namespaces\n  troupe namespaces --json | jq '.[].name'\n  troupe namespaces rm old-run",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.namespaces(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.repeat(cmd.Context(), watch, c.namespaces) },
 	}
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON array")
 	cmd.AddCommand(newNamespacesRemove(c))

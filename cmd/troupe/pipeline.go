@@ -155,9 +155,13 @@ func bodyJSON(body []byte) any {
 
 func newPipelineDead(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "dead", Short: "Dead letters: items that failed too often", Example: "  troupe pipeline dead ls rl\n  troupe pipeline dead show rl 4711\n  troupe pipeline dead retry rl --all"}
+	var watch watchFlags
 	ls := &cobra.Command{Use: "ls NAME", Short: "List them", Example: "  troupe pipeline dead ls rl --json", Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, pos []string) error {
-		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadList(cmd.Context(), p) })
+		return c.repeat(cmd.Context(), watch, func(ctx context.Context) error {
+			return c.withPipeline(ctx, pos[0], func(p *pipeline.Client) error { return c.deadList(ctx, p) })
+		})
 	}}
+	watch.add(ls)
 	show := &cobra.Command{Use: "show NAME SEQ", Short: "Print one with its attempts, stacks and body, as JSON", Example: "  troupe pipeline dead show rl 4711", Args: cobra.ExactArgs(2), RunE: func(cmd *cobra.Command, pos []string) error {
 		return c.withPipeline(cmd.Context(), pos[0], func(p *pipeline.Client) error { return c.deadShow(cmd.Context(), p, pos[1]) })
 	}}

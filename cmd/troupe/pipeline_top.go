@@ -40,23 +40,13 @@ out, and how old its oldest item is. With --json it prints one object a pipeline
 }
 
 func (c *cli) top(ctx context.Context, b *bus.Bus, namespace string, names []string, every time.Duration, once bool) error {
-	for {
+	return c.repeat(ctx, watchFlags{on: !once, every: every}, func(ctx context.Context) error {
 		all, err := statuses(ctx, b, namespace, names)
 		if err != nil {
 			return err
 		}
-		if !c.json && !once {
-			c.write("\x1b[H\x1b[2J") // clears the screen
-		}
-		if err := c.showStatuses(namespace, all); err != nil || once {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(every):
-		}
-	}
+		return c.showStatuses(namespace, all)
+	})
 }
 
 // statuses are the states of one named pipeline, which must answer, or of all pipelines that answer.

@@ -12,14 +12,18 @@ import (
 
 func newReservations(c *cli) *cobra.Command {
 	var all bool
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:     "reservations",
 		Short:   "List reservations and waiting requests",
 		Long:    `Reservations prints what is held in a namespace, by whom and since when, and what waits in the queue and for what.`,
 		Example: "  troupe reservations\n  troupe reservations --all --json | jq '.reservations[].id'",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.reservations(cmd.Context(), all) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return c.repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.reservations(ctx, all) })
+		},
 	}
+	watch.add(cmd)
 	cmd.Flags().BoolVar(&all, "all", false, "list all namespaces")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: reservations and waiting")

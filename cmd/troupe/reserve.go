@@ -116,6 +116,8 @@ reservation of the same id.`,
 		Example: "  troupe release trainer",
 		Args:    cobra.ExactArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return c.release(cmd.Context(), args[0], token) },
+
+		ValidArgsFunction: c.completeReservation,
 	}
 	cmd.Flags().Uint64Var(&token, "token", 0, "token of the grant (default that of the current grant)")
 	c.serverFlags(cmd)

@@ -17,6 +17,7 @@ import (
 )
 
 func newRoles(c *cli) *cobra.Command {
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "roles [ROLE]",
 		Short: "List the roles of a namespace, or the workers of one",
@@ -28,12 +29,13 @@ With the name of a role it prints the workers: node, devices and present state o
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 1 {
-				return c.ranks(cmd.Context(), args[0])
+				return c.repeat(cmd.Context(), watch, func(ctx context.Context) error { return c.ranks(ctx, args[0]) })
 			}
-			return c.roles(cmd.Context())
+			return c.repeat(cmd.Context(), watch, c.roles)
 		},
 		ValidArgsFunction: c.completeRole,
 	}
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a role, or a worker, instead of a table")
 	return cmd

@@ -24,7 +24,8 @@ type cli struct {
 	url       string
 	namespace string
 	json      bool
-	raw       bool // control characters are passed on unchanged
+	kept      *keptConnection // of a live view
+	raw       bool            // control characters are passed on unchanged
 }
 
 // usageError is a mistake on the command line; the exit code is 2.
@@ -68,6 +69,7 @@ Commands that talk to a head find the head on this machine. These variables name
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
 	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
 	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c), newTimeline(c))
+	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root

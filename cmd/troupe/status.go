@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -36,6 +37,7 @@ type nodeOverview struct {
 	Name    string            `json:"name"`
 	State   string            `json:"state"`
 	Why     string            `json:"why,omitempty"`
+	Version string            `json:"version,omitempty"` // of its agent; empty if that does not answer or is too old
 	Labels  map[string]string `json:"labels,omitempty"`
 	Devices int               `json:"devices"`
 	Held    int               `json:"held"`
@@ -51,6 +53,7 @@ type workerOutput struct {
 }
 
 func newStatus(c *cli) *cobra.Command {
+	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, devices, roles and the queue on one screen",
@@ -58,8 +61,9 @@ func newStatus(c *cli) *cobra.Command {
 is "?" if the agent of a node does not answer within a second.`,
 		Example: "  troupe status\n  troupe status --json | jq '.nodes[] | select(.state != \"ready\")'",
 		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return c.status(cmd.Context()) },
+		RunE:    func(cmd *cobra.Command, _ []string) error { return c.repeat(cmd.Context(), watch, c.status) },
 	}
+	watch.add(cmd)
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object: head, nodes, roles, reservations, queue, ledger")
 	return cmd
@@ -116,14 +120,7 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, held []placement.Record) []nodeOverview {
 	ctx, cancel := context.WithTimeout(ctx, askNode)
 	defer cancel()
-	users := map[string]bool{}
-	for _, r := range held {
-		for _, w := range r.Workers {
-			for _, s := range w.Slots {
-				users[s.UUID] = true
-			}
-		}
-	}
+	users := usersOf(held)
 	views := make([]nodeOverview, len(list))
 	client := nodes.NewClient(b)
 	var group sync.WaitGroup
@@ -132,6 +129,11 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 		if n.Rank < 0 {
 			continue
 		}
+		group.Go(func() {
+			if host, _, err := client.Host(ctx, n.Report.Node); err == nil {
+				views[i].Version = host.Version
+			}
+		})
 		group.Go(func() {
 			if all, err := client.Running(ctx, n.Report.Node); err == nil {
 				views[i].Workers = []workerOutput{} // an empty list, not null, is "no workers"
@@ -145,6 +147,19 @@ func lookAtNodes(ctx context.Context, b *bus.Bus, list []placement.NodeStatus, h
 	}
 	group.Wait()
 	return views
+}
+
+// usersOf is the set of devices that are reserved, by UUID.
+func usersOf(held []placement.Record) map[string]bool {
+	users := map[string]bool{}
+	for _, r := range held {
+		for _, w := range r.Workers {
+			for _, s := range w.Slots {
+				users[s.UUID] = true
+			}
+		}
+	}
+	return users
 }
 
 func overviewOf(n placement.NodeStatus, users map[string]bool) nodeOverview {
@@ -193,9 +208,9 @@ func (c *cli) showStatus(v overview, namespace string) error {
 		if n.Workers != nil || n.State == "away" {
 			running = itoa(len(n.Workers))
 		}
-		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, labelsText(n.Labels), n.Why})
+		rows = append(rows, []string{n.Name, n.State, itoa(n.Devices), itoa(n.Held), itoa(n.Unfit), running, cmp.Or(n.Version, "?"), labelsText(n.Labels), n.Why})
 	}
-	if err := c.tableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS LABELS WHY", rows); err != nil {
+	if err := c.tableOr("no nodes", "NODE STATE GPUS HELD UNFIT WORKERS VERSION LABELS WHY", rows); err != nil {
 		return err
 	}
 	c.printf("\n")

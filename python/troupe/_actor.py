@@ -54,7 +54,7 @@ def create(
     except _errors.ExistsError:
         if not get_if_exists:
             raise
-        found = _existing(role, patience=30.0)  # somebody else was faster
+        found = _existing(role, patience=30.0)  # another process was faster
         if found is None:
             raise
         return found
@@ -62,7 +62,7 @@ def create(
 
 
 def _existing(name: str, patience: float = 0.0) -> WorkerHandle | None:
-    """The actor of that name. One that is being started by somebody else is waited for."""
+    """The actor of that name. If another process is starting it, this waits for it."""
     deadline = time.monotonic() + patience
     while True:
         try:
@@ -174,7 +174,7 @@ class Queue(_codec.Walked):
         return self.qsize() == 0
 
     def close(self) -> None:
-        """No more is put in; what is in can still be taken. Those who wait for more get ClosedError."""
+        """Refuses new items; items in the queue can still be taken. Callers that wait for more get ClosedError."""
         self._actor.shut()
 
     def shutdown(self) -> None:

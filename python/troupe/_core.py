@@ -28,8 +28,8 @@ from . import _errors
 if TYPE_CHECKING:
     from ._codec import Walk
 
-ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED = 1, 2, 3, 4, 5, 6
-FAILED, LAST, CAUSE, NONE, WHOLE = 1, 2, 4, 8, 16
+ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED, VALUE = 1, 2, 3, 4, 5, 6, 7
+FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
 
 _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
@@ -41,13 +41,13 @@ OnCall = Callable[[int, int, bytes, Any], None]  # kind, token, meta, body
 
 
 class Receiver(Protocol):
-    """Whoever waits for the completions of one token. Called by the reader, never twice at once; must not block."""
+    """The receiver of the completions of one token. The reader calls it, one call at a time; it must not block."""
 
     def deliver(self, kind: int, flags: int, rank: int, body: Buffer) -> None: ...
 
 
 class Waited(Protocol):
-    """What is waited for: whether it is over, and whom to wake when it is."""
+    """An awaited result: whether it is done, and the waiters to wake when it is."""
 
     _done: bool
     _waiters: list[Any]
@@ -130,15 +130,28 @@ def _load() -> ctypes.PyDLL:
         ("troupe_answer", i32, (u64, i32, ptr, u64)),
         ("troupe_cancelled", i32, (u64,)),
         ("troupe_alloc", ptr, (u64,)),
+        ("troupe_empty", ptr, (u64,)),
         ("troupe_release", i32, (u64,)),
         ("troupe_forking", u64, ()),
         ("troupe_forked", i32, (u64, i32)),
         ("troupe_error", i64, (ptr, u64)),
+        ("troupe_put", i64, (u64, i32, ptr, u64, ctypes.c_char_p, u64)),
+        ("troupe_promise", i64, (u64, i32)),
+        ("troupe_count", i32, (u64, ctypes.c_char_p, u64, i32)),
+        ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32)),
+        ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
     ):
         function = getattr(lib, name)
         function.restype = result
         function.argtypes = list(args)
     return lib
+
+
+def _load_copy() -> Callable[[int, int, int], int]:
+    """The one function that takes long. It is called without the interpreter lock."""
+    function = ctypes.CDLL(library_path()).troupe_copy
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    return function
 
 
 class Inbox:
@@ -184,6 +197,8 @@ class Inbox:
             end += body_len + 7 & ~7
         if kind < CALL:
             receiver = self._core._pending.get(token)
+            if meta_len:
+                self._references(receiver, flags, rank, bytes(buffer[start : start + meta_len]))
             if receiver is not None:
                 receiver.deliver(kind, flags, rank, body)
                 if flags & LAST:
@@ -191,6 +206,14 @@ class Inbox:
         elif (on_call := self._core.on_side_call if self._side else self._core.on_call) is not None:
             on_call(kind, token, bytes(buffer[start : start + meta_len]), body)
         return end
+
+    def _references(self, receiver: Any, flags: int, rank: int, names: bytes) -> None:
+        """Hands on the references that came with a completion. Nobody waits for it: they are dropped."""
+        take = getattr(receiver, "take_references", None)
+        if take is not None:
+            take(flags, rank, names)
+        elif self._core.adopt is not None:
+            self._core.adopt(names)
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
         """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
@@ -205,9 +228,12 @@ class Inbox:
 class Core:
     """The one core of this process."""
 
+    adopt: Callable[[bytes], list[Any]] | None = None  # makes references of their names, with the uses that came with them
+
     def __init__(self) -> None:
         self._pid = os.getpid()
         self.lib = _load()
+        self.copy = _load_copy()
         self.fd = self.lib.troupe_init()
         if self.fd < 0:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
@@ -311,7 +337,7 @@ class Core:
             if isinstance(body, bytes):
                 view[:] = body
             else:
-                body.write(view)
+                body.write(view, self.copy)
         except BaseException:
             self.lib.troupe_release(at)
             raise
@@ -384,13 +410,13 @@ class Core:
         what._waiters.append(me)
         self._sleepers.append(me)
         try:
-            # Whoever left before we were among the sleepers has left the place free.
+            # A reader that left before this thread was among the sleepers has not woken it.
             if self._reader.locked() and not what._done:
                 me.lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
             self._sleepers.remove(me)
             what._waiters.remove(me)
-            if self._sleepers and not self._reader.locked():  # we may have been woken to read, and need not any more
+            if self._sleepers and not self._reader.locked():  # this thread may have been woken to read
                 self._sleepers[0]()
 
     def _read(self, what: Waited, deadline: float | None) -> None:
@@ -409,8 +435,8 @@ class Core:
                 os.read(fd, 8)
 
     def idle(self, what: Waited, thread: int) -> None:
-        """Waits without a deadline, on the thread with that number: the way of every short call, at both of its ends. Who
-        reads need not be woken by what is over: nobody else can have read it."""
+        """Waits without a deadline, on the thread with that number: the path of every short call, at the
+        caller and at the worker. The reader needs no wake-up for its own result: no other thread can have read it."""
         if serving_loops:
             warn_in_serving_loop()
         if not self._reader.acquire(False):
@@ -430,12 +456,12 @@ class Core:
             self._leave()
 
     def _wake_reader(self) -> None:
-        """The reader's own: what it waits for is over. It need not be told, unless somebody else has read that."""
+        """The waiter of the reading thread: a poke is needed only if another thread has read its result."""
         if threading.get_ident() != self._thread:
             self.poke()
 
     def _leave(self) -> None:
-        """Ends the reading, and has one of those who sleep go on with it."""
+        """Ends the reading and wakes a sleeping thread, which goes on with it."""
         self._reader.release()
         if self._sleepers:
             self._sleepers[0]()
@@ -459,7 +485,7 @@ class Core:
             loop.remove_reader(self.fd)
 
     def _ready(self) -> bool:
-        """Takes what is there; False: somebody else reads."""
+        """Takes the queued completions; False: another thread reads."""
         if not self._reader.acquire(False):
             return False
         self._thread = threading.get_ident()
@@ -469,10 +495,10 @@ class Core:
             self._leave()
         return True
 
-    look = _ready  # takes what is there, if nobody reads
+    look = _ready  # takes the queued completions, unless another thread reads
 
     def take_now(self) -> None:
-        """Takes what is there, or has the reader take it: nobody has been woken for it."""
+        """Takes the queued completions, or makes the reader take them: they woke no thread."""
         if not self._ready():
             self.poke()
 
@@ -645,7 +671,7 @@ async def wait_in_loop(core: Core, what: Waited) -> None:
         try:
             loop.call_soon_threadsafe(finish)
         except RuntimeError:
-            pass  # the loop is closed, and nobody waits any more
+            pass  # the loop is closed: there is no waiter any more
 
     what._waiters.append(wake)
     core.enter_loop(loop)

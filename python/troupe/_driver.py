@@ -10,17 +10,17 @@ from typing import Any
 from . import _core, _errors, _serve, _session
 from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
-from ._core import CANCEL
+from ._core import CANCEL, VALUE
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
 _numbers = itertools.count(1)
-_lock = threading.Lock()  # held while a desk is set up or taken down, and what is on it changes
+_lock = threading.Lock()  # guards session.server and the objects it serves
 
 
 def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
     """Lets workers call the methods of an object of this driver; the handle can be an argument of calls.
 
-    Without a name it is the driver's own: its workers have it as `self.driver` and `troupe.driver()`, whoever serves one of its
+    Without a name it is the driver's own: its workers have it as `self.driver` and `troupe.driver()`, workers that serve one of its
     calls as `troupe.current_call().driver`. With one it is a role of that name, which others attach to.
 
     Its methods run one at a time on a thread of their own, also while the driver waits for a call; `@register(lane="control")`
@@ -33,11 +33,11 @@ def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> 
     if isinstance(obj, type):
         raise _errors.InvalidError(f"serve takes an object, and {obj.__qualname__} is a class; give {obj.__qualname__}(…)")
     with _lock:
-        if session.desk is None:
-            session.desk = Desk(session)
-        desk: Desk = session.desk
-        key = desk.enter(obj, max_concurrency)
-    return desk.announce(key, name)
+        if session.server is None:
+            session.server = ObjectServer(session)
+        server: ObjectServer = session.server
+        key = server.add(obj, max_concurrency)
+    return server.announce(key, name)
 
 
 def driver() -> WorkerHandle:
@@ -59,19 +59,20 @@ def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
     return cluster.workers[0]
 
 
-class Desk(_serve.Server):
-    """Everything that a driver serves. The thread of the side queue reads the calls, so that they are seen while the driver computes.
-    It runs the methods itself where one object is served whose methods run one at a time; else each object has a thread or a loop."""
+class ObjectServer(_serve.Server):
+    """The objects that a driver serves. The thread of the side queue reads the calls, so that they arrive while the driver computes.
+    It runs the methods itself if there is one object whose methods run one at a time; otherwise each object has a thread or a loop."""
 
     def __init__(self, session: _session.Session) -> None:
         self.session = session
         self.core = session.core
         self.lib = session.core.lib
         self.known = {}
+        self.values = {}
         self.objects = {}
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}
-        self.runners: dict[str, Any] = {}  # by object: who runs its methods
+        self.runners: dict[str, Any] = {}  # by object: the thread or loop of its methods
         self.tables: dict[str, dict[str, Any]] = {}  # by object: what it can do
         self.loops = {}
         self.inline: deque[tuple[int, bytes, Any]] = deque()  # calls that the thread of the side queue runs itself
@@ -93,7 +94,7 @@ class Desk(_serve.Server):
             if not made.is_async and self.runners[key] is None:
                 self.runners[key] = Thread(self, f"troupe-{key}")
 
-    def enter(self, obj: Any, max_concurrency: int) -> str:
+    def add(self, obj: Any, max_concurrency: int) -> str:
         key = f"served-{next(_numbers)}"
         self.objects[key], self.tables[key] = _serve.describe(obj, max_concurrency, "all")
         self.runners[key] = self.loop_for() if self.objects[key].is_async else None
@@ -118,19 +119,19 @@ class Desk(_serve.Server):
         return _serve.Loop(running) if running is not None else _serve.OwnLoop()
 
     def remove(self, key: str) -> None:
-        """It is no longer served. The last one takes the desk with it."""
+        """Stops serving an object. The server ends with its last object."""
         with _lock:
             self.objects.pop(key, None)
             self.tables.pop(key, None)
             runner = self.runners.pop(key, None)
             if runner is not None:
                 runner.end()
-            if not self.runners and self.session.desk is self:
+            if not self.runners and self.session.server is self:
                 self.core.on_side_call = self.core.on_side_shared = None
-                self.session.desk = None
+                self.session.server = None
 
     def close(self) -> None:
-        """The session has ended: nobody is served any more."""
+        """Stops serving: the session has ended."""
         for key in list(self.runners):
             self.remove(key)
 
@@ -140,12 +141,16 @@ class Desk(_serve.Server):
     # Called by the reader, which must not wait.
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        if kind == VALUE:
+            self.take_value(token, meta, body)
+            return
         if kind == CANCEL:
             self.cancel_in(token)
             return
         call = IncomingCall(self.core, token, meta)
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
         if made is None or call.object not in self.runners:
+            self.values.pop(token, None)
             self.fail(token, _errors.ClosedError("the driver no longer serves this"))
         elif made.is_async:
             assert runner is not None
@@ -161,16 +166,16 @@ class Desk(_serve.Server):
 class Thread:
     """Runs the methods of one object, one at a time. What waits is bounded by the object's queue in the core."""
 
-    def __init__(self, desk: Desk, name: str) -> None:
+    def __init__(self, server: ObjectServer, name: str) -> None:
         import queue
 
-        self.desk = desk
+        self.server = server
         self.calls: queue.SimpleQueue[tuple[int, bytes, Any] | None] = queue.SimpleQueue()
         threading.Thread(target=self.run, daemon=True, name=name).start()
 
     def run(self) -> None:
         while (item := self.calls.get()) is not None:
-            self.desk.serve(*item)
+            self.server.serve(*item)
 
     def put(self, item: tuple[int, bytes, Any]) -> None:
         self.calls.put(item)

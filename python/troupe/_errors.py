@@ -7,7 +7,7 @@
     ├── BusyError             a bounded queue is full; try again later
     ├── NotFoundError         no such role, method, object
     ├── ExistsError           the name is taken
-    ├── ConflictError         somebody wrote in between
+    ├── ConflictError         another process wrote in between
     ├── FencedError           a stale token
     ├── TimedOutError         the deadline passed (also a TimeoutError)
     ├── CancelledError        the caller gave up, or a sibling failed first

@@ -185,7 +185,7 @@ class Pipeline(Held):
         return settle(_Take(self, stream, count, timeout, keep=False), blocking)
 
     def taking(self, stream: str, count: int = 1, timeout: float | None = None) -> Taking:
-        """take for those who may fail, as a block (`with` or `async with`): the items are dealt with when it ends, and go back to
+        """take for code that may fail, as a block (`with` or `async with`): the items are dealt with when it ends, and go back to
         their sink if it raises. If this process dies they go back too; to a pipeline in another process within seconds."""
         return Taking(self, stream, count, timeout)
 
@@ -387,7 +387,7 @@ class _Declared:
 
 
 def _function(stage: str) -> str:
-    """The role that stands for a stage's function: nobody else has the name."""
+    """The role that represents a stage's function; its name is unique."""
     return f"function-of-{stage}"
 
 

@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Dispatch(str, enum.Enum):
-    """What goes to whom, and whose answers count."""
+    """Which ranks get which part of the arguments, and which answers are returned."""
 
     RANK_ZERO = "RANK_ZERO"
     ONE_TO_ALL = "ONE_TO_ALL"
@@ -24,7 +24,7 @@ class Dispatch(str, enum.Enum):
 
 
 class Execute(str, enum.Enum):
-    """Who runs a method whose dispatch mode leaves it open."""
+    """The ranks that run a method whose dispatch mode does not name them."""
 
     ALL = "ALL"
     RANK_ZERO = "RANK_ZERO"

@@ -38,7 +38,7 @@ class Head:
         except OSError as err:
             _remove(self.dir)
             raise _errors.UnavailableError(f"a private head cannot be started: {program}: {err.strerror}; build it with `make python`") from err
-        except BaseException:  # an interrupt: nobody will use it
+        except BaseException:  # an interrupt: the caller will not use it
             if hasattr(self, "process"):
                 self.process.kill()
                 self.close()
@@ -115,7 +115,7 @@ class Session:
         self.is_worker = False
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
-        self.desk: Any = None  # what a driver serves
+        self.server: Any = None  # of the objects that a driver serves
         self.pool: Any = None  # the workers of remote functions
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
@@ -144,13 +144,13 @@ class Session:
             if not self.is_worker:
                 self._ask_close()
         finally:
-            if self.desk is not None:
-                self.desk.close()
+            if self.server is not None:
+                self.server.close()
             if self.head is not None:
                 self.head.close()
 
     def _ask_close(self) -> None:
-        self.core.cancel_all()  # nobody will see their results: the workers need not finish them
+        self.core.cancel_all()  # their results would be dropped: the workers need not finish them
         ask = self.core.ask("close", runtime=self.id)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)

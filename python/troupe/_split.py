@@ -1,4 +1,4 @@
-"""Cutting the arguments of a call, and joining its answers. Go says who gets what (a plan); this is about the values."""
+"""Cutting the arguments of a call, and joining its answers. Go plans which rank gets which part; this module cuts and joins the values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_DATA = -1
 
 
 class Plan:
-    """What one call of a mode sends to whom and whose answers count, as Go planned it."""
+    """Which parts one call of a mode sends to which ranks, and which answers it returns, as Go planned it."""
 
     __slots__ = ("collect", "id", "parts", "prefixes", "result", "shards", "single")
 

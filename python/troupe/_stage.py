@@ -27,7 +27,7 @@ class Stream(dict[str, Any]):
 
 
 class Stage(dict[str, Any]):
-    """A stage, as a pipeline declares it: who does the work, what it reads and what it writes.
+    """A stage, as a pipeline declares it: its workers, its inputs and its outputs.
 
     work is a cluster (or the name of one) with the method that takes the items, or a plain function, which runs in this
     process, `workers` items at once, each on a thread; an async function on a loop of the pipeline's own. The other fields are

@@ -17,7 +17,6 @@ _NEAREST = {
     "_generator_backpressure_num_objects": "a method that yields, which gives a troupe.ResultStream",
     "tensor_transport": "troupe.put of a tensor",
     "accelerator_type": "troupe.actor(…, node=…)",
-    "object_store_memory": "troupe.put",
 }
 
 COMMON = {
@@ -41,6 +40,14 @@ def refuse(feature: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{feature} is not in troupe.ray; nearest in Troupe: {instead}")
 
 
+class RefusedAttribute(NotImplementedError, AttributeError):
+    """A name that is refused: NotImplementedError for a program that uses it, AttributeError for hasattr and getattr with a default."""
+
+
+def refuse_attribute(feature: str, instead: str) -> RefusedAttribute:
+    return RefusedAttribute(str(refuse(feature, instead)))
+
+
 def _check_known(what: str, options: dict[str, Any], known: set[str]) -> None:
     for key in options:
         if key not in known:
@@ -51,6 +58,13 @@ def _check_known(what: str, options: dict[str, Any], known: set[str]) -> None:
 
 
 def _check_amounts(options: dict[str, Any]) -> None:
+    if options.get("object_store_memory") is not None:
+        import warnings
+
+        warnings.warn(
+            "Setting 'object_store_memory' for actors is deprecated since it doesn't actually reserve the required object store memory.",
+            DeprecationWarning, stacklevel=4,
+        )  # fmt: skip
     for key in ("num_cpus", "num_gpus", "memory"):
         value = options.get(key)
         if value is None:
@@ -142,7 +156,7 @@ def demand(options: dict[str, Any], cpus: float) -> dict[str, float]:
 
 
 def strategy(options: dict[str, Any], parent: Any = None) -> Any:
-    """The scheduling strategy in its wire form. parent: the placement group that children of this process are captured by."""
+    """The scheduling strategy in its wire form. parent: the placement group of the actor or task that asks."""
     given = options.get("scheduling_strategy")
     group = options.get("placement_group")
     if group is not None and group != "default" and given is not None:
@@ -157,10 +171,38 @@ def strategy(options: dict[str, Any], parent: Any = None) -> Any:
             raise TypeError(f"scheduling_strategy must be a string or an object of ray.util.scheduling_strategies, not {type(given).__name__}")
         return to_wire()
     if group is not None and group != "default":
-        capture = options.get("placement_group_capture_child_tasks")
+        from .util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        _warn_of_group_option()
         index = options.get("placement_group_bundle_index", -1)
-        return {"kind": "placement_group", "id": group.id.hex(), "bundle": -1 if index is None else index, "capture": bool(capture)}
-    return parent
+        return PlacementGroupSchedulingStrategy(group, index, options.get("placement_group_capture_child_tasks")).to_wire()
+    return parent if parent is not None and parent.get("capture") else None
+
+
+def _warn_of_group_option() -> None:
+    import warnings
+
+    from ._private.utils import get_ray_doc_version
+
+    warnings.warn(
+        "placement_group parameter is deprecated. Use scheduling_strategy=PlacementGroupSchedulingStrategy(...) instead, see the usage at "
+        f"https://docs.ray.io/en/{get_ray_doc_version()}/ray-core/package-ref.html#ray-remote.",
+        DeprecationWarning, stacklevel=5,
+    )  # fmt: skip
+
+
+def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
+    """Refuses what no bundle of its placement group could hold."""
+    if isinstance(strategy, dict) and strategy["kind"] == "placement_group":
+        from .util.placement_group import check_fits
+
+        check_fits(strategy, demand, what)
+
+
+def membership(strategy: Any) -> Any:
+    """The placement group of an actor or task with this strategy, as a strategy for any of its bundles, or None. What the actor or task
+    creates is placed by it where it says so ("capture")."""
+    return {**strategy, "bundle": -1} if isinstance(strategy, dict) and strategy["kind"] == "placement_group" else None
 
 
 def environment(runtime_env: Any) -> dict[str, Any]:
@@ -184,9 +226,7 @@ def environment(runtime_env: Any) -> dict[str, Any]:
             out[key] = os.path.abspath(value)
         elif key == "py_executable":
             out[key] = str(value)
-        elif key == "py_modules" and not value:
-            continue
-        elif not value:
+        elif (key == "py_modules" and not value) or not value:
             continue
         else:
             raise refuse(f"runtime_env[{key!r}]", "an interpreter that has what is needed, and troupe.init(working_dir=…)")

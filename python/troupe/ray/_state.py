@@ -6,9 +6,14 @@ init), `current()` gives it or None, `control_call` asks the control service and
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
+import time
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
+
+from . import _context
 
 DRIVER_MODE, WORKER_MODE = 0, 1  # as ray.SCRIPT_MODE and ray.WORKER_MODE
 
@@ -34,7 +39,22 @@ class State:
         self.assigned: dict[str, float] = {}  # resources of this actor or task
         self.pid = os.getpid()
         self.store: Any = None  # _objects.Store
-        self.closing = False
+        self.actor_namespace = ""
+        self.served: Any = None  # of a driver: the objects that it serves
+        self.host: Any = None  # of a worker: _host.RayHost
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """While the body waits, the CPUs of a task are free for others."""
+        task = _context.current.get()
+        if task is None or not task.lease or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        self.control.notify("suspend", task.lease)
+        try:
+            yield
+        finally:
+            self.control.notify("resume", task.lease)
 
 
 _current: State | None = None
@@ -61,9 +81,62 @@ def set_current(state: State | None) -> None:
     _current = state
 
 
-def control_async(method: str, *args: Any) -> Any:
-    """Asks the control service; a troupe future. Arguments and results are plain values: numbers, texts, bytes, lists, dicts."""
-    return require().control[method].remote(*args)
+class Reply:
+    """What the control service was asked for: waited for by threads and event loops as anything of Troupe is."""
+
+    def __init__(self) -> None:
+        self._done = False
+        self._waiters: list[Any] = []
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        self._value, self._error = value, error
+        self._done = True
+        for wake in list(self._waiters):
+            wake()
+
+    def get(self) -> Any:
+        """The value of one that is done."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def result(self, timeout: float | None = None) -> Any:
+        from .. import _core
+
+        if not self._done and not _core.get().wait(self, None if timeout is None else time.monotonic() + timeout):
+            raise TimeoutError(f"the control service did not answer within {timeout} s")
+        return self.get()
+
+    def add_done_callback(self, do: Callable[[Reply], None]) -> None:
+        """Calls do(self) once, from any thread; it must not block."""
+
+        def call() -> None:
+            if call in self._waiters:
+                self._waiters.remove(call)
+                do(self)
+
+        self._waiters.append(call)
+        if self._done:
+            call()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._await().__await__()
+
+    async def _await(self) -> Any:
+        from .. import _core
+
+        if not self._done:
+            await _core.wait_in_loop(_core.get(), self)
+        return self.get()
+
+
+def control_async(method: str, *args: Any) -> Reply:
+    """Asks the control service. Arguments and results are plain values: numbers, texts, bytes, lists, dicts."""
+    reply = Reply()
+    require().control.ask(method, args, reply._finish)
+    return reply
 
 
 def control_call(method: str, *args: Any, timeout: float | None = None) -> Any:

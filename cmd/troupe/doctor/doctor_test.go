@@ -1,0 +1,148 @@
+package doctor_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/cmd/troupe/dashboard"
+	"troupe/cmd/troupe/doctor"
+	"troupe/gpu"
+	"troupe/nodes"
+	"troupe/nodes/protocol"
+	"troupe/pipeline"
+	"troupe/pipeline/flow"
+	"troupe/placement"
+	"troupe/roles"
+)
+
+func ranksOf(n int, method string, busy float64) []dashboard.Rank {
+	ranks := make([]dashboard.Rank, n)
+	for i := range ranks {
+		ranks[i] = dashboard.Rank{Rank: i, State: "ready", Method: method, Busy: busy, Running: 1, Done: 7}
+	}
+	return ranks
+}
+
+func TestLagging(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func([]dashboard.Rank)
+		why    string // empty: none
+	}{
+		"equal":          {func([]dashboard.Rank) {}, ""},
+		"idle":           {func(r []dashboard.Rank) { r[3] = dashboard.Rank{Rank: 3, State: "ready", Done: 7} }, "it is idle"},
+		"another method": {func(r []dashboard.Rank) { r[3].Method = "load" }, "it has been running load for 30s"},
+		"began later":    {func(r []dashboard.Rank) { r[3].Busy = 2 }, "it began step 28s later"},
+		"fewer calls":    {func(r []dashboard.Rank) { r[3].Done = 5 }, "it has finished 2 calls fewer"},
+		"half differ": {func(r []dashboard.Rank) {
+			for i := range 4 {
+				r[i].Busy = 1
+			}
+		}, ""},
+		"short": {func(r []dashboard.Rank) {
+			for i := range r {
+				r[i].Busy = 1
+			}
+			r[3].Method = "load"
+		}, ""},
+		"all idle": {func(r []dashboard.Rank) {
+			for i := range r {
+				r[i].Method, r[i].Busy = "", 0
+			}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ranks := ranksOf(8, "step", 30)
+			test.change(ranks)
+			found := doctor.Lagging(ranks)
+			if test.why == "" {
+				require.Empty(t, found)
+				return
+			}
+			require.Len(t, found, 1)
+			require.Equal(t, 3, found[0].Rank.Rank)
+			require.Equal(t, test.why, found[0].Why)
+		})
+	}
+	require.Empty(t, doctor.Lagging(nil))
+}
+
+func healthy() doctor.Facts {
+	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	roomy := nodes.DiskSpace{Path: "/a", Total: 100 << 30, Free: 50 << 30}
+	plenty := nodes.ResourceLimit{Soft: 1 << 20, Hard: nodes.Unlimited}
+	return doctor.Facts{
+		Now: now, Listened: 5 * time.Second,
+		Head:   &doctor.Head{Version: "v1", Replicas: 1, HasClock: true, Store: &bus.StoreUsage{Used: 1, Limit: 16 << 30, Free: 50 << 30}},
+		Server: &bus.ServerState{URL: "nats://h:1", RoundTrip: time.Millisecond, Streams: []bus.StreamUsage{{Name: "logs", Bytes: 99, MaxBytes: 100, DropsOld: true}}},
+		Nodes: []doctor.Node{{
+			NodeStatus: placement.NodeStatus{State: placement.NodeReady, Report: protocol.Report{Node: "box", Devices: []gpu.Device{{UUID: "a"}}}},
+			Host:       &nodes.HostInfo{Version: "v1", Disks: []nodes.DiskSpace{roomy, roomy}, SharedMemory: roomy, OpenFiles: plenty, Processes: plenty, LockedMemory: plenty},
+		}},
+		Roles:     []doctor.Role{{RoleRecord: roles.RoleRecord{Name: "train", Namespace: "ns", World: 4, State: roles.RoleReady}, Ranks: ranksOf(4, "step", 100)}},
+		Waiting:   []placement.Waiting{{ID: "soon", Waited: 1000}},
+		Pipelines: []doctor.Pipeline{{Namespace: "ns", Name: "rl", Status: &pipeline.Status{Streams: []flow.StreamStatus{{Name: "s", Items: 5, Oldest: 900, OutPerS: 3}}}}},
+		Leases:    []doctor.Lease{{What: "driver d", Lifetime: 15 * time.Second, Remaining: 8 * time.Second}},
+	}
+}
+
+// Each fault alone gives exactly its finding, with evidence of its own and a command.
+func TestJudge(t *testing.T) {
+	require.Empty(t, doctor.Judge(healthy()))
+	lost := "heard nothing"
+	for code, harm := range map[string]func(*doctor.Facts){
+		"head_silent": func(f *doctor.Facts) { f.Head = nil },
+		"clock_skew": func(f *doctor.Facts) {
+			f.Nodes[0].Clock = nodes.ClockReading{Offset: -3 * time.Second, Error: time.Millisecond}
+		},
+		"one_replica":              func(f *doctor.Facts) { f.Head.Clustered = true },
+		"store_full":               func(f *doctor.Facts) { f.Head.Store.Full = true },
+		"store_nearly_full":        func(f *doctor.Facts) { f.Head.Store.Used = 15 << 30 },
+		"ledger_untrusted":         func(f *doctor.Facts) { f.Ledger.Doubt = "rolled back" },
+		"reservations_unconfirmed": func(f *doctor.Facts) { f.Ledger.Unconfirmed = 2 },
+		"nats_slow":                func(f *doctor.Facts) { f.Server.RoundTrip = time.Second },
+		"jetstream_nearly_full":    func(f *doctor.Facts) { f.Server.StoreLimit, f.Server.StoreUsed = 100, 95 },
+		"stream_nearly_full":       func(f *doctor.Facts) { f.Server.Streams[0].DropsOld = false },
+		"node_lost":                func(f *doctor.Facts) { f.Nodes[0].State, f.Nodes[0].Why, f.Nodes[0].Host = "lost", lost, nil },
+		"agent_silent":             func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, errors.New("no answer") },
+		"agent_old":                func(f *doctor.Facts) { f.Nodes[0].Host, f.Nodes[0].Err = nil, bus.ErrVersion },
+		"version_differs":          func(f *doctor.Facts) { f.Nodes[0].Host.Version = "v0" },
+		"device_unfit":             func(f *doctor.Facts) { f.Nodes[0].Report.Devices[0].Health.XIDs = []int{79} },
+		"disk_full":                func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 1 << 20 },
+		"disk_nearly_full":         func(f *doctor.Facts) { f.Nodes[0].Host.Disks[0].Free = 2 << 30 },
+		"shared_memory_small":      func(f *doctor.Facts) { f.Nodes[0].Host.SharedMemory = nodes.DiskSpace{Total: 64 << 20, Free: 64 << 20} },
+		"open_files_low":           func(f *doctor.Facts) { f.Nodes[0].Host.OpenFiles.Soft = 1024 },
+		"processes_low":            func(f *doctor.Facts) { f.Nodes[0].Host.Processes.Soft = 100 },
+		"locked_memory_low":        func(f *doctor.Facts) { f.Nodes[0].Host.LockedMemory.Soft = 100 },
+		"rank_silent":              func(f *doctor.Facts) { f.Roles[0].Ranks = f.Roles[0].Ranks[:3] },
+		"rank_lags":                func(f *doctor.Facts) { f.Roles[0].Ranks[2].Method = "load" },
+		"calls_queued":             func(f *doctor.Facts) { f.Roles[0].Ranks = ranksOf(4, "step", 1000); f.Roles[0].Ranks[1].Queued = 3 },
+		"role_failed":              func(f *doctor.Facts) { f.Roles[0].State, f.Roles[0].Cause = roles.RoleFailed, "killed" },
+		"role_restarting":          func(f *doctor.Facts) { f.Roles[0].State = roles.RoleRestarting },
+		"request_waits":            func(f *doctor.Facts) { f.Waiting[0].Waited = 600_000 },
+		"dead_letters":             func(f *doctor.Facts) { f.Pipelines[0].Dead = 3 },
+		"stream_stuck":             func(f *doctor.Facts) { f.Pipelines[0].Status.Streams[0].OutPerS = 0 },
+		"stage_paused":             func(f *doctor.Facts) { f.Pipelines[0].Status.Stages = []flow.StageStatus{{Name: "x", Paused: true}} },
+		"lease_expires":            func(f *doctor.Facts) { f.Leases[0].Remaining = 2 * time.Second },
+		"unreadable":               func(f *doctor.Facts) { f.Problems = []doctor.Problem{{What: "leases", Err: errors.New("no")}} },
+	} {
+		t.Run(code, func(t *testing.T) {
+			facts := healthy()
+			harm(&facts)
+			found := doctor.Judge(facts)
+			require.Len(t, found, 1, "%+v", found)
+			require.Equal(t, code, found[0].Code)
+			require.NotEmpty(t, found[0].Subject)
+			require.NotEmpty(t, found[0].Text)
+			require.NotEmpty(t, found[0].Next)
+			require.NotNil(t, found[0].Evidence)
+		})
+	}
+	facts := healthy()
+	facts.Pipelines[0].Dead, facts.Head = 1, nil
+	found := doctor.Judge(facts)
+	require.Equal(t, doctor.Failure, found[0].Severity, "failures are first")
+}

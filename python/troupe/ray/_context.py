@@ -1,0 +1,22 @@
+"""The task or call that the current code runs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any
+
+
+class Task:
+    """A task, or a call of an actor's method."""
+
+    __slots__ = ("assigned", "cancelled", "devices", "id", "lease", "name", "placement")
+
+    def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
+        self.id, self.name, self.lease = id, name, lease
+        self.devices = devices or {}
+        self.assigned: dict[str, float] = {}
+        self.placement: Any = None
+        self.cancelled = False
+
+
+current: ContextVar[Task | None] = ContextVar("troupe_ray_task", default=None)

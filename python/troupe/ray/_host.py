@@ -1,0 +1,600 @@
+"""The process of an actor, or of a worker for tasks: `python -m troupe.ray._host` is what agents start.
+
+Sync actors and tasks run on the main thread, one at a time. Threaded actors have pools of threads, async ones event loops, one
+for each concurrency group, on threads of their own; the main thread then reads completions all the time. Requests for objects
+are answered by the thread of the side queue, whatever the others do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+from .. import worker as _worker
+from .._call import IncomingCall
+from .._core import CANCEL
+from .._serve import Object, read_args
+from . import _context, _objects, _process_title, _serialize, _state, exceptions
+
+_DEFAULT_LIMIT = 1000  # of calls that run at once in an async actor
+_OBJECT_REQUESTS = 1_000_000  # that may wait
+_FUNCTIONS = 512  # that a worker keeps unpickled
+_EXIT = 0
+
+
+class Slot:
+    """In arguments, the place of a reference that is resolved before the call runs."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __reduce__(self) -> Any:
+        return Slot, (self.index,)
+
+
+class ActorExit(BaseException):
+    """Ends the actor after the call that raised it."""
+
+
+class Call:
+    """A call as it comes: [id, name, frame of (args, kwargs), dependencies, number of results, extra]."""
+
+    __slots__ = ("deps", "extra", "frame", "id", "kept", "method", "returns")
+
+    def __init__(self, id: str, method: str, frame: list[Any], deps: list[Any], returns: int, extra: dict[str, Any]) -> None:
+        self.id, self.method, self.frame, self.deps, self.returns, self.extra = id, method, frame, deps, returns, extra
+        self.kept: list[Any] = _serialize.held(frame)
+
+    def entries(self) -> list[_objects.Entry]:
+        """The dependencies; those that are not here are being fetched."""
+        found = []
+        for kind, value in self.deps:
+            if kind == _objects.PENDING:
+                entry = _objects.ref_of_wire(value)._entry
+                _objects.start_fetch(entry)
+            else:
+                entry = _objects.Entry("", "")
+                entry.set(kind, value)
+            found.append(entry)
+        return found
+
+    def arguments(self, entries: list[_objects.Entry]) -> tuple[list[Any], dict[str, Any]]:
+        args, kwargs = _serialize.loads(self.frame)
+        if entries:
+            args = [_filled(a, entries) for a in args]
+            kwargs = {k: _filled(v, entries) for k, v in kwargs.items()}
+        return args, kwargs
+
+
+class DependencyError(Exception):
+    """A dependency failed: its own frame is the call's error."""
+
+    def __init__(self, frame: list[Any]) -> None:
+        super().__init__("a dependency failed")
+        self.frame = frame
+
+
+def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
+    if type(value) is not Slot:
+        return value
+    entry = entries[value.index]
+    if entry.kind == _objects.ERROR:
+        raise DependencyError(entry.body)
+    return _serialize.loads(entry.body)
+
+
+class Service:
+    """What other processes may call here."""
+
+    def __init__(self, host: RayHost, fields: dict[str, Any]) -> None:
+        self.host, self.fields = host, fields
+        self.kind: str = fields["kind"]  # task, sync, threaded, async
+        self.instance: Any = None
+        self.class_name: str = fields.get("class_name", "")
+        self.running: dict[str, _context.Task] = {}
+        self.cancelled: set[str] = set()
+        self.async_tasks: dict[str, tuple[Any, Any]] = {}
+        self.functions: dict[bytes, Any] = {}
+        self.executors: dict[str, Any] = {}
+        self.turns: dict[tuple[str, str], int] = {}  # by caller and group, the number of the next call
+        self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that came before their turn
+        self.main = threading.get_ident()
+        self.current = ""  # the call of the main thread
+        if self.kind != "task":
+            self.state_title = f"ray::{self.class_name}"
+        else:
+            self.state_title = "ray::IDLE"
+
+    def groups(self) -> dict[str, int]:
+        return self.fields["groups"] or {}
+
+    def start_executors(self) -> None:
+        if self.kind == "async":
+            for group in self.groups():
+                self.executors[group] = _EventLoop(f"ray-{group or 'default'}")
+        else:
+            for group, limit in self.groups().items():
+                self.executors[group] = concurrent.futures.ThreadPoolExecutor(limit, thread_name_prefix=f"ray-{group or 'default'}")
+
+    # Life.
+
+    def construct(self, pickled: bytes, title: str, frame: list[Any], deps: list[Any]) -> Any:
+        """Makes the actor's object: ["ok", pid] or ["error", frame]."""
+        self.start_executors()
+        call = Call("", "__init__", frame, deps, 1, {})
+        if self.kind != "async":
+            return self._construct(pickled, call, call.entries())
+        loop = self.executors[""]
+
+        async def make() -> Any:
+            entries = call.entries()
+            for entry in entries:
+                await _ready(entry)
+            return self._construct(pickled, call, entries)
+
+        return asyncio.run_coroutine_threadsafe(make(), loop.loop)
+
+    def _construct(self, pickled: bytes, call: Call, entries: list[_objects.Entry]) -> Any:
+        task = _context.Task(os.urandom(24).hex(), f"{self.class_name}.__init__")
+        mark = _context.current.set(task)
+        try:
+            cls = pickle.loads(pickled)
+            _wait(entries)
+            args, kwargs = call.arguments(entries)
+            instance = cls.__new__(cls)
+            self.instance = self.host.instance = instance
+            instance.__init__(*args, **kwargs)
+        except DependencyError as err:
+            return ["error", _objects._dump_error(exceptions.ActorDiedError(_serialize.loads(err.frame)))]
+        except ActorExit:
+            return ["error", _objects._dump_error(exceptions.ActorDiedError("The actor exited in its constructor.", None, self.fields.get("actor_id")))]
+        except Exception as err:
+            error = task_error(f"{self.class_name}.__init__", err, self.host.state)
+            return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
+        finally:
+            _context.current.reset(mark)
+        return ["ok", os.getpid()]
+
+    def lifeline(self) -> Any:
+        """Is never answered: its failure tells the caller that the process has ended."""
+        return concurrent.futures.Future()
+
+    def exit(self, gentle: bool) -> None:
+        """Ends the process at once; gently: with its exit functions."""
+        if gentle:
+            threading.Thread(target=end_process, daemon=True).start()
+            threading.Event().wait(2.0)
+        _flush()
+        os._exit(_EXIT)
+
+    # Objects.
+
+    def fetch(self, id: str) -> Any:
+        return fetch(self.host.state.store, id)
+
+    def borrow(self, id: str, process: str) -> None:
+        self.host.state.store.borrow(id, process)
+
+    def give_back(self, id: str, process: str) -> None:
+        self.host.state.store.give_back(id, process)
+
+    # Calls.
+
+    def call(self, *fields: Any) -> Any:
+        """A call on the main thread."""
+        call = Call(*fields)
+        self.current = call.id
+        try:
+            return self.run(call)
+        except KeyboardInterrupt:  # of a cancellation, after the call's own handlers
+            return self.failed(call, exceptions.TaskCancelledError(call.id))
+        finally:
+            self.current = ""
+
+    def run(self, call: Call) -> Any:
+        """Runs a call and gives [kind, frames]."""
+        if call.id in self.cancelled:
+            self.cancelled.discard(call.id)
+            return self.failed(call, exceptions.TaskCancelledError(call.id))
+        task = _context.Task(call.id, call.extra.get("name") or call.method, call.extra.get("lease", ""), call.extra.get("devices"))
+        task.assigned = call.extra.get("demand") or {}
+        task.placement = call.extra.get("placement")
+        mark = _context.current.set(task)
+        self.running[call.id] = task
+        undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
+        try:
+            function = self.function_of(call)
+            entries = call.entries()
+            _wait(entries)
+            args, kwargs = call.arguments(entries)
+            value = function(*args, **kwargs)
+            if asyncio.iscoroutine(value):
+                value = asyncio.run(value)
+            del args, kwargs
+            return self.succeeded(call, value)
+        except DependencyError as err:
+            return [_objects.ERROR, [err.frame]]
+        except ActorExit:
+            end_process()
+        except KeyboardInterrupt:
+            return self.failed(call, exceptions.TaskCancelledError(call.id))
+        except SystemExit as err:
+            self._system_exit(err)
+        except Exception as err:
+            return self.failed(call, err)
+        finally:
+            self.running.pop(call.id, None)
+            _context.current.reset(mark)
+            if undo is not None:
+                undo()
+            call.kept.clear()
+
+    def _enter_task(self, call: Call, task: _context.Task) -> Any:
+        """Sets what a task sees: its devices and title; the function that takes it back."""
+        _process_title.set_title(f"ray::{task.name}")
+        before = os.environ.get("CUDA_VISIBLE_DEVICES")
+        own = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in os.environ
+        gpus = task.devices.get("GPU")
+        if gpus and own:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+
+        def undo() -> None:
+            _process_title.set_title("ray::IDLE")
+            if gpus and own:
+                if before is None:
+                    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+                else:
+                    os.environ["CUDA_VISIBLE_DEVICES"] = before
+
+        return undo
+
+    def _enter_method(self, call: Call) -> Any:
+        """Sets the title of the process while a method runs on its main thread."""
+        _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
+        return lambda: _process_title.set_title(self.state_title)
+
+    def _system_exit(self, err: SystemExit) -> Any:
+        _worker.end_process(err)
+
+    def function_of(self, call: Call) -> Any:
+        if self.kind != "task":
+            return self.method_of(call.method)
+        digest = call.extra["digest"]
+        function = self.functions.get(digest)
+        if function is None:
+            function = pickle.loads(call.extra["function"])
+            if len(self.functions) >= _FUNCTIONS:
+                self.functions.clear()
+            self.functions[digest] = function
+        return function
+
+    def method_of(self, name: str) -> Any:
+        if name == "__ray_ready__":
+            return lambda: True
+        if name == "__ray_terminate__":
+            return exit_actor
+        if name == "__ray_call__":
+            return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
+        return getattr(self.instance, name)
+
+    def succeeded(self, call: Call, value: Any) -> Any:
+        try:
+            if call.returns == 1:
+                values = [value]
+            elif call.returns == 0:
+                values = [None]
+            else:
+                values = list(value) if isinstance(value, (tuple, list)) or hasattr(value, "__iter__") else [value]
+                if len(values) != call.returns:
+                    raise ValueError(f"Task returned {len(values)} objects, but num_returns={call.returns}.")
+            frames = []
+            for one in values:
+                frame, contents = _serialize.dumps(one)
+                self.host.state.store.linger(contents)
+                frames.append(frame)
+            return [_objects.VALUE, frames]
+        except Exception as err:
+            return self.failed(call, err)
+
+    def failed(self, call: Call, err: BaseException) -> Any:
+        error = err if isinstance(err, exceptions.TaskCancelledError) else task_error(self.title_of(call), err, self.host.state)
+        return [_objects.ERROR, [_objects._dump_error(error)]]
+
+    def title_of(self, call: Call) -> str:
+        return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
+
+    # Calls beside the main thread.
+
+    def begin(self, token: int, group: str, fields: list[Any]) -> None:
+        """Begins a call of a threaded or async actor. Called by the reader of the side queue, in the order of arrival."""
+        caller = (fields[-1]["from"], group)
+        number = fields[-1]["number"]
+        self.early[caller, number] = (token, fields)
+        while (found := self.early.pop((caller, self.turns.get(caller, 0)), None)) is not None:
+            self.turns[caller] = self.turns.get(caller, 0) + 1
+            self._begin(found[0], group, Call(*found[1]))
+
+    def _begin(self, token: int, group: str, call: Call) -> None:
+        executor = self.executors[group]
+        if self.kind != "async":
+            executor.submit(self._run_and_answer, token, call)
+        else:
+            executor.loop.call_soon_threadsafe(self._begin_async, token, call, executor)
+
+    def _run_and_answer(self, token: int, call: Call) -> None:
+        try:
+            value = self.run(call)
+        except BaseException as err:
+            value = self.failed(call, err)
+        self.host.reply(token, value)
+
+    def _begin_async(self, token: int, call: Call, executor: Any) -> None:
+        task = executor.loop.create_task(self._run_async(call))
+        self.async_tasks[call.id] = (executor.loop, task)
+
+        def finish(done: Any) -> None:
+            self.async_tasks.pop(call.id, None)
+            try:
+                value = done.result()
+            except asyncio.CancelledError:
+                value = self.failed(call, exceptions.TaskCancelledError(call.id))
+            except BaseException as err:
+                value = self.failed(call, err)
+            self.host.reply(token, value)
+
+        task.add_done_callback(finish)
+
+    async def _run_async(self, call: Call) -> Any:
+        if call.id in self.cancelled:
+            self.cancelled.discard(call.id)
+            return self.failed(call, exceptions.TaskCancelledError(call.id))
+        task = _context.Task(call.id, call.method)
+        _context.current.set(task)
+        self.running[call.id] = task
+        try:
+            entries = call.entries()
+            for entry in entries:
+                await _ready(entry)
+            args, kwargs = call.arguments(entries)
+            value = self.method_of(call.method)(*args, **kwargs)
+            if hasattr(value, "__await__"):
+                value = await value
+            del args, kwargs
+            return self.succeeded(call, value)
+        except DependencyError as err:
+            return [_objects.ERROR, [err.frame]]
+        except (ActorExit, exceptions.AsyncioActorExit):
+            end_process()
+        except SystemExit as err:
+            self._system_exit(err)
+        except Exception as err:
+            return self.failed(call, err)
+        finally:
+            self.running.pop(call.id, None)
+            call.kept.clear()
+
+    def cancel_call(self, id: str, force: bool) -> str:
+        """Cancels a call: "running" if it has been told, "queued" if it will not begin, "no" if it cannot be interrupted."""
+        found = self.async_tasks.get(id)
+        if found is not None:
+            loop, task = found
+            loop.call_soon_threadsafe(task.cancel)
+            return "running"
+        if id in self.running:
+            if self.kind != "task":
+                return "no"
+            if force:
+                _flush()
+                os._exit(1)
+            self.running[id].cancelled = True
+            self.host.cancelling = id
+            signal.pthread_kill(self.main, signal.SIGINT)
+            return "running"
+        self.cancelled.add(id)
+        return "queued"
+
+
+class _EventLoop:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, daemon=True, name=name).start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+
+async def _ready(entry: _objects.Entry) -> None:
+    if not entry._done:
+        from .. import _core
+
+        await _core.wait_in_loop(_core.get(), entry)
+
+
+def _wait(entries: list[_objects.Entry]) -> None:
+    for entry in entries:
+        if not entry._done:
+            from .. import _core
+
+            _core.get().wait(entry, None)
+
+
+def fetch(store: _objects.Store, id: str) -> Any:
+    """An object of this process for another: [kind, frame], or a future of it."""
+    entry = store.entries.get(id)
+    if entry is None:
+        return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
+    if entry._done:
+        return [entry.kind, entry.body]
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    kept = entry
+    entry.on_done(lambda: future.set_result([kept.kind, kept.body]))
+    return future
+
+
+def task_error(title: str, err: BaseException, state: Any) -> BaseException:
+    """An exception as its callers get it, with the traceback of this process."""
+    frames = traceback.extract_tb(err.__traceback__)
+    here = os.path.dirname(os.path.abspath(__file__))
+    shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
+    text = "".join(traceback.format_list(shown)) + "".join(traceback.format_exception_only(type(err), err))
+    head = f"{_process_title.get_title()}() (pid={os.getpid()}, ip={state.node_ip})"
+    cause: BaseException = err
+    if isinstance(err, exceptions.RayTaskError):
+        cause = err.cause
+    try:
+        _serialize.loads(_serialize.dumps(cause)[0])
+    except Exception as why:
+        cause = _unpicklable(cause, why)
+    instance = getattr(getattr(state, "host", None), "instance", None)
+    shown_actor = repr(instance) if instance is not None else None
+    return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
+
+
+def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
+    """What is left of an exception that cannot be pickled: one of its built-in base classes with its text."""
+    for base in type(cause).__mro__:
+        if base.__module__ == "builtins" and issubclass(base, Exception):
+            try:
+                return base(str(cause))
+            except Exception:
+                continue
+    return exceptions.UnserializableException(f"{type(cause).__name__}: {cause} ({why})")
+
+
+def exit_actor() -> None:
+    raise ActorExit
+
+
+def end_process() -> None:
+    """Ends the process in order, with its exit functions."""
+    import atexit
+
+    try:
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    _flush()
+    os._exit(_EXIT)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+
+
+class RayHost(_worker.Host):
+    """A worker of Troupe that serves the methods of Service."""
+
+    def __init__(self, assignment: str) -> None:
+        super().__init__(assignment)
+        fields = self.config["ray"]
+        self.instance: Any = None
+        self.cancelling = ""
+        self._set_environment(fields)
+        self.state = self._state(fields)
+        self.service = Service(self, fields)
+        self.codec = self.session.codec(False)
+        _process_title.set_title(self.service.state_title)
+
+    def _set_environment(self, fields: dict[str, Any]) -> None:
+        from ._control import RANK_VARIABLES
+
+        for key in RANK_VARIABLES:
+            os.environ.pop(key, None)
+        os.environ.update(fields["late"])
+
+    def _state(self, fields: dict[str, Any]) -> _state.State:
+        control = _objects.Peer(fields["control"], self.role)
+        state = _state.State(
+            mode=_state.WORKER_MODE, job_id=fields["job_id"], namespace=fields.get("namespace") or fields["job_namespace"], node_id=fields["node_id"],
+            address=fields["address"], control=control, process=self.role,
+        )  # fmt: skip
+        state.namespace = fields["job_namespace"]
+        state.node_ip = fields["node_ip"]
+        state.actor_id, state.actor_name = fields.get("actor_id", ""), fields.get("actor_name", "")
+        state.actor_namespace = fields.get("namespace", "")
+        state.worker_id = fields.get("worker_id") or fields.get("actor_id", "")
+        state.placement_group = fields.get("placement")
+        state.runtime_env = fields["env"]
+        state.accelerators = fields["devices"]
+        state.assigned = fields.get("demand") or {}
+        state.store = _objects.Store(self.role)
+        state.host = self
+        _state.set_current(state)
+        return state
+
+    def make(self, name: str, body: Any) -> Any:
+        """Says what the process can do, instead of making an object: the actor's own is made by construct."""
+        service = self.service
+        work, objects = {"name": "work", "limit": 1}, {"name": "concurrent-objects", "limit": _OBJECT_REQUESTS}
+        methods: list[dict[str, Any]] = [{"name": "construct", "mode": "", "lane": work}]
+        if service.kind in ("task", "sync"):
+            methods.append({"name": "call", "mode": "", "lane": work})
+        for i, (group, limit) in enumerate(service.groups().items()):
+            methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
+        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "exit"):
+            methods.append({"name": method, "mode": "", "lane": objects})
+        lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
+        self.objects[name] = Object(service, False, lanes, {})
+        self.start_thread()
+        _objects.start_reader(self.core)
+        return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
+
+    def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        if kind == CANCEL:
+            return
+        call = IncomingCall(self.core, token, meta)
+        if not call.method.startswith("call-"):
+            self.beside_thread().serve(token, meta, body)
+            return
+        args, _ = read_args(self.codec, body)
+        self.service.begin(token, bytes.fromhex(call.method[5:]).decode(), args)
+
+    def reply(self, token: int, value: Any) -> None:
+        """Answers a call, from any thread but the main one."""
+        self.beside_thread().answer(token, self.codec.encode(value))
+
+    def stop_on(self, *signals: int) -> None:
+        super().stop_on(*signals)
+        stop = signal.getsignal(signal.SIGINT)
+
+        def interrupted(number: int, frame: Any) -> None:
+            if not self.cancelling:
+                stop(number, frame)  # type: ignore[operator, misc]
+                return
+            wanted, self.cancelling = self.cancelling, ""
+            if self.service.current == wanted:
+                raise KeyboardInterrupt
+
+        signal.signal(signal.SIGINT, interrupted)
+
+
+def method_of_group(group: str) -> str:
+    """The name under which calls of a concurrency group travel."""
+    return "call-" + group.encode().hex()
+
+
+def main() -> int:
+    _worker.Host = RayHost  # type: ignore[misc]
+    return _worker.main()
+
+
+if __name__ == "__main__":
+    from troupe.ray import _host
+
+    _worker._exit(_host.main())

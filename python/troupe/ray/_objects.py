@@ -1,0 +1,672 @@
+"""Objects and the references to them: get, put, wait, cancel.
+
+The process that makes a call or puts a value owns the object. An Entry is the object in a process: it is waited for as anything
+else of Troupe is (_done, _waiters), by threads and event loops. Of a reference that came from elsewhere the Entry is filled by a
+fetch from the owner. This module is the only one that knows how objects are kept and travel.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import os
+import queue
+import select
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+from .. import _core, _errors
+from . import _serialize, _state, exceptions
+
+_POLITE = 0.001  # seconds that a completion is left to threads that wait for one
+_GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
+
+PENDING, VALUE, ERROR = 0, 1, 2
+
+
+class Entry:
+    """An object as this process knows it."""
+
+    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "owner")
+
+    def __init__(self, id: str, owner: str) -> None:
+        self.id, self.owner = id, owner
+        self._done = False
+        self._waiters: list[Any] = []
+        self.kind = PENDING
+        self.body: Any = None  # the frame of the value, or of the exception
+        self.kept: Any = None  # what the frame holds
+        self.cancel: Callable[[bool, bool], None] | None = None  # of a call under way: force, recursive
+        self.call: Any = None
+        self.fetching = False
+
+    def set(self, kind: int, frame: list[Any], kept: Any = None) -> None:
+        """Called once, from any thread."""
+        if self._done:
+            return
+        self.kind, self.body = kind, frame
+        self.kept = kept if kept is not None else _serialize.held(frame)
+        self.cancel = None
+        self._done = True
+        for wake in list(self._waiters):
+            wake()
+
+    def set_value(self, value: Any) -> None:
+        frame, contents = _serialize.dumps(value)
+        self.set(VALUE, frame, contents)
+
+    def set_error(self, error: BaseException) -> None:
+        self.set(ERROR, _dump_error(error), ())
+
+    def on_done(self, do: Callable[[], None]) -> None:
+        """Calls do once, when it is done: at once if it is."""
+        called: list[bool] = []
+
+        def once() -> None:
+            if not called:
+                called.append(True)
+                try:
+                    self._waiters.remove(once)
+                except ValueError:
+                    pass
+                do()
+
+        self._waiters.append(once)
+        if self._done:
+            once()
+
+    def value(self) -> Any:
+        """The value, or the exception raised."""
+        value = _serialize.loads(self.body)
+        if self.kind == ERROR:
+            raise as_raised(value) from getattr(value, "cause", None)
+        return value
+
+
+def as_raised(error: Any) -> BaseException:
+    if isinstance(error, exceptions.RayTaskError):
+        return error.as_instanceof_cause()
+    return error if isinstance(error, BaseException) else exceptions.RaySystemError(error)
+
+
+def _dump_error(error: BaseException) -> list[Any]:
+    try:
+        frame, _ = _serialize.dumps(error)
+        _serialize.loads(frame)
+        return frame
+    except Exception:
+        frame, _ = _serialize.dumps(exceptions.RaySystemError(f"{type(error).__name__}: {error}"))
+        return frame
+
+
+class ObjectRef:
+    """A reference to an object that is there, or will be."""
+
+    __slots__ = ("__weakref__", "_entry", "_function_name")
+
+    def __init__(self, entry: Any) -> None:
+        if isinstance(entry, bytes):
+            entry = Entry(entry.hex(), "")
+        self._entry = entry
+
+    @classmethod
+    def nil(cls) -> ObjectRef:
+        return cls(b"\xff" * 28)
+
+    @classmethod
+    def from_random(cls) -> ObjectRef:
+        return cls(os.urandom(28))
+
+    @classmethod
+    def size(cls) -> int:
+        return 28
+
+    def hex(self) -> str:
+        return str(self._entry.id)
+
+    def binary(self) -> bytes:
+        return bytes.fromhex(self._entry.id)
+
+    def is_nil(self) -> bool:
+        return str(self._entry.id) == "ff" * 28
+
+    def task_id(self) -> Any:
+        from ._ids import TaskID
+
+        return TaskID(self.binary()[:24])
+
+    def job_id(self) -> Any:
+        from ._ids import JobID
+
+        return JobID(bytes.fromhex(_state.require().job_id))
+
+    def owner_address(self) -> str:
+        return str(self._entry.owner)
+
+    def call_site(self) -> str:
+        return ""
+
+    def __hash__(self) -> int:
+        return hash(self._entry.id)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and other._entry.id == self._entry.id
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._entry.id})"
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        """A concurrent future of the value."""
+        entry = self._entry
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_running_or_notify_cancel()
+        future.object_ref = self  # type: ignore[attr-defined]
+
+        def finish() -> None:
+            try:
+                future.set_result(entry.value())
+            except BaseException as err:
+                future.set_exception(err)
+
+        start_fetch(entry)
+        entry.on_done(lambda: _callbacks.submit(finish))
+        return future
+
+    def as_future(self, _internal: bool = False) -> Any:
+        import asyncio
+
+        return asyncio.wrap_future(self.future())
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._await().__await__()
+
+    async def _await(self) -> Any:
+        entry = self._entry
+        start_fetch(entry)
+        if not entry._done:
+            await _core.wait_in_loop(_core.get(), entry)
+        return entry.value()
+
+    def __reduce__(self) -> Any:
+        _serialize.note_ref(self)
+        return ref_of_wire, (self._wire(),)
+
+    def _wire(self) -> list[str]:
+        return [self._entry.id, self._entry.owner]
+
+    def __copy__(self) -> ObjectRef:
+        return self
+
+    def __deepcopy__(self, _: Any) -> ObjectRef:
+        return self
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+class _Reader:
+    """The thread that sees to completions while no other thread does: calls that wait for something are sent, callbacks run. Threads that
+    wait for a completion take it themselves, so this one leaves them a moment."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def start(self, core: _core.Core) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                threading.Thread(target=self._run, args=(core,), daemon=True, name="ray-reader").start()
+
+    def _run(self, core: _core.Core) -> None:
+        poller = select.poll()
+        poller.register(core.fd, select.POLLIN)
+        while True:
+            poller.poll()
+            time.sleep(_POLITE)
+            try:
+                core.look()
+            except Exception:
+                return  # the core has ended
+
+
+_reader = _Reader()
+
+
+def start_reader(core: _core.Core) -> None:
+    _reader.start(core)
+    _sweeper.start()
+
+
+class _Callbacks:
+    """A thread for work that completions cause and that may take long."""
+
+    def __init__(self) -> None:
+        self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def submit(self, do: Callable[[], None]) -> None:
+        with self._lock:
+            if self._pool is None or self._pid != os.getpid():
+                self._pool = concurrent.futures.ThreadPoolExecutor(4, thread_name_prefix="ray-callback")
+                self._pid = os.getpid()
+        try:
+            self._pool.submit(do)
+        except RuntimeError:  # the interpreter is ending
+            do()
+
+
+_callbacks = _Callbacks()
+
+
+class Store:
+    """The objects of this process, and who borrows them."""
+
+    def __init__(self, process: str) -> None:
+        self.process = process
+        self.entries: weakref.WeakValueDictionary[str, Entry] = weakref.WeakValueDictionary()
+        self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned here: the borrowers, by process
+        self._lock = threading.RLock()
+        self._lingering: list[tuple[float, Any]] = []
+
+    # Owned objects.
+
+    def new(self) -> Entry:
+        entry = Entry(os.urandom(24).hex() + "01000000", self.process)
+        self.entries[entry.id] = entry
+        return entry
+
+    def borrow(self, id: str, borrower: str) -> bool:
+        """Another process holds the object; False: there is none any more."""
+        with self._lock:
+            entry = self.entries.get(id)
+            if entry is None:
+                return False
+            counts = self.borrowed.setdefault(id, (entry, {}))[1]
+            counts[borrower] = counts.get(borrower, 0) + 1
+            return True
+
+    def give_back(self, id: str, borrower: str) -> None:
+        with self._lock:
+            found = self.borrowed.get(id)
+            if found is None:
+                return
+            counts = found[1]
+            counts[borrower] = counts.get(borrower, 0) - 1
+            if counts[borrower] <= 0:
+                del counts[borrower]
+            if not counts:
+                del self.borrowed[id]
+
+    def linger(self, kept: Any) -> None:
+        """Keeps things alive for a moment: the receiver of a value takes hold of what is in it meanwhile."""
+        if not kept or (isinstance(kept, _serialize.Contents) and not kept.refs and not kept.handles):
+            return
+        with self._lock:
+            self._lingering.append((time.monotonic() + _GRACE, kept))
+        _sweeper.wake()
+
+    def sweep(self) -> float | None:
+        """Drops what has lingered long enough; seconds until the next is due."""
+        now = time.monotonic()
+        with self._lock:
+            due = [k for t, k in self._lingering if t <= now]
+            self._lingering = [(t, k) for t, k in self._lingering if t > now]
+            left = min((t - now for t, _ in self._lingering), default=None)
+        del due
+        return left
+
+    # Objects of others.
+
+    def of_wire(self, id: str, owner: str) -> Entry:
+        with self._lock:
+            entry = self.entries.get(id)
+            if entry is not None:
+                return entry
+            entry = Entry(id, owner)
+            self.entries[id] = entry
+        if owner == self.process:  # it was freed before the reference came
+            entry.set_error(exceptions.ReferenceCountingAssertionError(id))
+        else:
+            peer(owner).notify("borrow", id, self.process)
+            weakref.finalize(entry, _give_back, self, id, owner).atexit = False
+        return entry
+
+
+def _give_back(store: Store, id: str, owner: str) -> None:
+    """A finalizer: it runs anywhere, also where locks are held."""
+    later(lambda: peer(owner).notify("give_back", id, store.process), store)
+
+
+_finalized: queue.SimpleQueue[tuple[Callable[[], None], Store] | None] = queue.SimpleQueue()
+
+
+def later(do: Callable[[], None], store: Store) -> None:
+    """Has the sweeper do it, unless the session has ended by then. Finalizers call it."""
+    _finalized.put((do, store))
+
+
+
+
+class _Sweeper:
+    """The thread that drops what has lingered, and does what finalizers leave to it."""
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                threading.Thread(target=self._run, daemon=True, name="ray-sweeper").start()
+
+    def wake(self) -> None:
+        _finalized.put(None)
+
+    def _run(self) -> None:
+        left: float | None = None
+        while True:
+            try:
+                item = _finalized.get(timeout=left)
+            except queue.Empty:
+                item = None
+            state = _state.current()
+            if item is not None and state is not None and state.store is item[1]:
+                try:
+                    item[0]()
+                except Exception:
+                    pass  # the other side is gone, or the session ends
+            item = None
+            left = state.store.sweep() if state is not None and state.store is not None else None
+
+
+_sweeper = _Sweeper()
+
+
+class Peer:
+    """Another process of the session, by its name."""
+
+    def __init__(self, name: str, caller: str = "") -> None:
+        self.name = name
+        self._caller = caller  # of the control service: the process that asks, whose calls keep their order
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._handle: Any = None
+        self._asked = False
+        self._error: BaseException | None = None
+        self._waiting: list[Callable[[Any, BaseException | None], None]] = []
+
+    def with_handle(self, do: Callable[[Any, BaseException | None], None]) -> None:
+        """Calls do(handle, None) or do(None, error), now or when it is known; in the order of the calls."""
+        with self._lock:
+            if self._handle is None and self._error is None:
+                self._waiting.append(do)
+                if self._asked:
+                    return
+                self._asked = True
+                ask = True
+            else:
+                ask = False
+        if ask:
+            self._attach()
+        else:
+            do(self._handle, self._error)
+
+    def _attach(self) -> None:
+        from .._future import Asked
+        from .._session import current
+
+        session = current(start=False)
+        asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
+        asked.add_done_callback(self._attached)
+
+    def _attached(self, asked: Any) -> None:
+        from .._cluster import Cluster
+        from .._session import current
+
+        handle, error = None, None
+        try:
+            fields = asked._get()
+            cluster = Cluster.__new__(Cluster)
+            cluster._setup(current(start=False), fields, trusted=False)
+            handle = cluster.workers[0]
+        except BaseException as err:
+            error = err
+        with self._lock:
+            self._handle, self._error = handle, error
+            waiting, self._waiting = self._waiting, []
+        for do in waiting:
+            do(handle, error)
+
+    def _ordered(self, method: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+        return ("ask", (self._caller, next(self._numbers), method, *args)) if self._caller else (method, args)
+
+    def notify(self, method: str, *args: Any) -> None:
+        """Calls a method and does not wait; a peer that is gone is no error."""
+        method, args = self._ordered(method, args)
+
+        def send(handle: Any, error: BaseException | None) -> None:
+            if handle is not None:
+                try:
+                    handle[method].remote(*args)
+                except _errors.Error:
+                    pass
+
+        self.with_handle(send)
+
+    def ask(self, method: str, args: tuple[Any, ...], done: Callable[[Any, BaseException | None], None]) -> None:
+        """Calls a method; done(value, None) or done(None, error), from any thread."""
+        method, args = self._ordered(method, args)
+
+        def send(handle: Any, error: BaseException | None) -> None:
+            if handle is None:
+                done(None, error)
+                return
+            try:
+                future = handle[method].remote(*args)
+            except _errors.Error as err:
+                done(None, err)
+                return
+            future.add_done_callback(finish)
+
+        def finish(future: Any) -> None:
+            try:
+                value = future._get()
+            except BaseException as err:
+                done(None, err)
+                return
+            done(value, None)
+
+        self.with_handle(send)
+
+
+_peers: dict[str, Peer] = {}
+_peers_lock = threading.Lock()
+
+
+def peer(name: str) -> Peer:
+    with _peers_lock:
+        found = _peers.get(name)
+        if found is None or found._error is not None:
+            found = _peers[name] = Peer(name)
+        return found
+
+
+def forget_peers() -> None:
+    with _peers_lock:
+        _peers.clear()
+
+
+def start_fetch(entry: Entry) -> None:
+    """Begins to fetch an object of another process; once."""
+    if entry._done or entry.fetching:
+        return
+    state = _state.current()
+    if state is None or state.store is None or entry.owner == state.store.process or not entry.owner:
+        return
+    entry.fetching = True
+
+    def done(value: Any, error: BaseException | None) -> None:
+        if error is not None:
+            entry.set_error(exceptions.OwnerDiedError(entry.id, entry.owner))
+        else:
+            entry.set(value[0], value[1])
+
+    peer(entry.owner).ask("fetch", (entry.id,), done)
+
+
+def ref_of_wire(wire: list[str]) -> ObjectRef:
+    return ObjectRef(_state.require().store.of_wire(wire[0], wire[1]))
+
+
+class Promise:
+    """A reference whose value this process sets later."""
+
+    def __init__(self) -> None:
+        self._entry = _state.require().store.new()
+        self.ref = ObjectRef(self._entry)
+
+    def set_result(self, value: Any) -> None:
+        self._entry.set_value(value)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._entry.set_error(error)
+
+
+# The public functions.
+
+
+def put(value: Any, *, _owner: Any = None, _tensor_transport: Any = None) -> ObjectRef:
+    """Stores a value; a reference to it."""
+    from ._options import refuse
+
+    if _tensor_transport is not None and _tensor_transport != "object_store":
+        raise refuse("put(_tensor_transport=…)", "troupe.put of a tensor")
+    if _owner is not None:
+        raise refuse("put(_owner=…)", "a call of the owner that returns the value")
+    if isinstance(value, ObjectRef):
+        raise TypeError("Calling 'put' on an ray.ObjectRef is not allowed. If you really want to do this, wrap the ray.ObjectRef in a list and call 'put' on it.")
+    entry = _state.require().store.new()
+    entry.set_value(value)
+    return ObjectRef(entry)
+
+
+def _refs(refs: Any, what: str) -> list[ObjectRef]:
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise ValueError(f"Invalid type of object refs, {type(ref)}, is given. '{what}' takes ray.ObjectRef or a list of them.")
+    return list(refs)
+
+
+def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = False) -> Any:
+    """The value of a reference, or of each of a list; waits for what is not there. GetTimeoutError after the timeout."""
+    state = _state.require()
+    if isinstance(refs, ObjectRef):
+        return _get_all(state, [refs], timeout)[0]
+    if not isinstance(refs, (list, tuple)):
+        wait_method = getattr(refs, "_ray_get", None)
+        if wait_method is not None:
+            return wait_method(timeout)
+        raise ValueError(f"Invalid type of object refs, {type(refs)}, is given. 'object_refs' must either be an ObjectRef or a list of ObjectRefs. ")
+    return _get_all(state, _refs(refs, "get"), timeout)
+
+
+def _get_all(state: Any, refs: Sequence[ObjectRef], timeout: float | None) -> list[Any]:
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"timeout must be at least 0, not {timeout}")
+    entries = [r._entry for r in refs]
+    for entry in entries:
+        start_fetch(entry)
+    if not all(e._done for e in entries):
+        _await_entries(state, entries, timeout)
+    return [e.value() for e in entries]
+
+
+def _await_entries(state: Any, entries: list[Entry], timeout: float | None) -> None:
+    """Waits until all are done, or the first of them in order that is done failed."""
+    core = _core.get()
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with state.blocked():
+        for entry in entries:
+            if not entry._done and not core.wait(entry, deadline):
+                raise exceptions.GetTimeoutError(f"Get timed out: some object(s) not ready within {timeout} s.")
+            if entry.kind == ERROR:
+                return
+
+
+def wait(
+    refs: Any, *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[ObjectRef], list[ObjectRef]]:
+    """(ready, others): at most num_returns that are ready, both in the order of the list."""
+    state = _state.require()
+    if isinstance(refs, ObjectRef):
+        raise TypeError("wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got a single ray.ObjectRef")
+    if not isinstance(refs, (list, tuple)):
+        raise TypeError(f"wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got {type(refs)}")
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
+    for ref in refs:
+        if not isinstance(ref, ObjectRef):
+            raise TypeError(f"wait() expected a list of ray.ObjectRef or ObjectRefGenerator, got list containing {type(ref)}")
+    if len(set(refs)) != len(refs):
+        raise ValueError("Wait requires a list of unique ray_waitables.")
+    if num_returns <= 0:
+        raise ValueError(f"Invalid number of objects to return {num_returns}.")
+    if not refs:
+        return [], []
+    if num_returns > len(refs):
+        raise ValueError("num_returns cannot be greater than the number of ray_waitables provided to ray.wait.")
+    entries = [r._entry for r in refs]
+    for entry in entries:
+        start_fetch(entry)
+    deadline = None if timeout is None else time.monotonic() + timeout
+    if sum(e._done for e in entries) < num_returns:
+        _core.get().look()
+        _await_some(state, entries, num_returns, deadline)
+    ready = [r for r in refs if r._entry._done][:num_returns]
+    chosen = set(ready)
+    return ready, [r for r in refs if r not in chosen]
+
+
+class _Count:
+    """Is over when enough entries are."""
+
+    def __init__(self, entries: list[Entry], count: int) -> None:
+        self._done = False
+        self._waiters: list[Any] = []
+        self._left = count
+        self._lock = threading.Lock()
+        self._entries = entries
+        for entry in entries:
+            entry.on_done(self._one)
+
+    def _one(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left > 0 or self._done:
+                return
+            self._done = True
+        for wake in list(self._waiters):
+            wake()
+
+
+def _await_some(state: Any, entries: list[Entry], count: int, deadline: float | None) -> None:
+    counter = _Count(entries, count)
+    if not counter._done:
+        with state.blocked():
+            _core.get().wait(counter, deadline)
+
+
+def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
+    """Asks for a task or a call to be cancelled; one that is over is left alone."""
+    _state.require()
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"ray.cancel() only supported for object refs. For compiled graphs, got: {type(ref)}")
+    do = ref._entry.cancel
+    if do is not None and not ref._entry._done:
+        do(force, recursive)

@@ -1,0 +1,95 @@
+"""Values as frames: a pickle with its large buffers beside it, and the references and handles that are inside.
+
+A frame is a list [pickle, buffers, references, handles], made of what msgpack and Troupe's arrays can say. The receiver of a
+frame takes hold of its references and handles at once, before it unpickles anything.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import cloudpickle
+
+from .._codec import Tensor
+
+_OUT_OF_BAND = 4096  # bytes of a buffer that travels beside the pickle
+
+_local = threading.local()
+
+
+class Contents:
+    """What a value holds: references to objects, and handles of actors."""
+
+    __slots__ = ("handles", "refs")
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+        self.handles: list[Any] = []
+
+
+def note_ref(ref: Any) -> None:
+    """Called when a reference is pickled."""
+    contents = getattr(_local, "contents", None)
+    if contents is not None:
+        contents.refs.append(ref)
+
+
+def note_handle(handle: Any) -> None:
+    """Called when a handle is pickled."""
+    contents = getattr(_local, "contents", None)
+    if contents is not None:
+        contents.handles.append(handle)
+
+
+def dumps(value: Any) -> tuple[list[Any], Contents]:
+    """The frame of a value, and what it holds: its sender keeps that alive until the receiver has it."""
+    buffers: list[Any] = []
+    contents = Contents()
+    outer = getattr(_local, "contents", None)
+    _local.contents = contents
+    try:
+        data = _pickled(value, buffers)
+    finally:
+        _local.contents = outer
+    frame = [data, buffers, [r._wire() for r in contents.refs], [h._wire() for h in contents.handles]]
+    return frame, contents
+
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+def _pickled(value: Any, buffers: list[Any]) -> bytes:
+    if type(value) in _PLAIN:
+        return pickle.dumps(value, protocol=5)
+
+    def beside(buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes < _OUT_OF_BAND:
+            return True
+        buffers.append(Tensor("uint8", (raw.nbytes,), raw))
+        return False
+
+    return bytes(cloudpickle.dumps(value, protocol=5, buffer_callback=beside))
+
+
+def loads(frame: list[Any]) -> Any:
+    """The value of a frame: a fresh one each time; its large arrays are read-only views of the frame."""
+    buffers = [_read_only(b) for b in frame[1]]
+    return pickle.loads(frame[0], buffers=buffers)
+
+
+def _read_only(buffer: Any) -> Any:
+    if isinstance(buffer, Tensor):
+        buffer = buffer.data
+    return memoryview(buffer).toreadonly().cast("B")
+
+
+def held(frame: list[Any]) -> list[Any]:
+    """The references and handles of a frame, as objects of this process: while they live, so do the things they name."""
+    if not frame[2] and not frame[3]:
+        return []
+    from . import _objects, actor
+
+    return [_objects.ref_of_wire(r) for r in frame[2]] + [actor.handle_of_wire(h) for h in frame[3]]

@@ -1,0 +1,714 @@
+"""Decorated classes and the handles of actors."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from .. import _errors
+from . import _context, _host, _objects, _options, _serialize, _state, exceptions
+from ._ids import ActorID
+from ._objects import ERROR, PENDING, VALUE, Entry, ObjectRef
+
+_BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
+_SETTINGS = ("__ray_num_returns__", "__ray_concurrency_group__", "__ray_invocation_decorator__")
+
+
+class ActorClassInheritanceException(TypeError):
+    """A decorated class was subclassed."""
+
+
+def method(*args: Any, **kwargs: Any) -> Any:
+    """Settings of a method: @ray.method(num_returns=2, concurrency_group="io")."""
+    if args or not kwargs:
+        raise ValueError("The @ray.method decorator must be applied using at least one of the arguments 'num_returns', 'concurrency_group', …")
+    _options.check_method(kwargs)
+
+    def mark(function: Any) -> Any:
+        if "num_returns" in kwargs:
+            function.__ray_num_returns__ = kwargs["num_returns"]
+        if "concurrency_group" in kwargs:
+            function.__ray_concurrency_group__ = kwargs["concurrency_group"]
+        return function
+
+    return mark
+
+
+class Metadata:
+    """__ray_metadata__ of a decorated class."""
+
+    def __init__(self, cls: type) -> None:
+        self.modified_class = cls
+        self.class_name = cls.__name__
+        self.class_id = os.urandom(28)
+        self.signatures: dict[str, Any] = {}
+        self.methods: dict[str, tuple[int, str]] = {}  # by name, the number of results and the concurrency group
+        for name, function in _methods(cls).items():
+            self.methods[name] = (1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "")
+            try:
+                signature = inspect.signature(function)
+                parameters = list(signature.parameters.values())
+                if parameters and not isinstance(inspect.getattr_static(cls, name), (staticmethod, classmethod)):
+                    parameters = parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
+                self.signatures[name] = signature.replace(parameters=parameters)
+            except (TypeError, ValueError):
+                pass
+        self.is_async = any(_is_async(f) for f in _methods(cls).values())
+        self.pickled: bytes | None = None
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _methods(cls: type) -> dict[str, Any]:
+    return dict(inspect.getmembers(cls, lambda f: inspect.isfunction(f) or inspect.ismethod(f)))
+
+
+class ActorClass:
+    """A class whose .remote(…) makes an actor. What it has not itself, it has of the class."""
+
+    __ray_metadata__: Metadata
+    _default_options: dict[str, Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise ActorClassInheritanceException(_INHERITANCE)
+
+    def __mro_entries__(self, bases: Any) -> Any:
+        raise ActorClassInheritanceException(_INHERITANCE)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.__ray_metadata__.class_name
+        raise TypeError(f"Actors cannot be instantiated directly. Instead of '{name}()', use '{name}.remote()'. The class cannot be instantiated directly.")
+
+    def __getattr__(self, name: str) -> Any:
+        metadata = self.__dict__.get("__ray_metadata__")
+        if metadata is None:
+            raise AttributeError(name)
+        if name == "__ray_actor_class__":
+            return metadata.modified_class
+        return getattr(metadata.modified_class, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self.__ray_metadata__.modified_class), "remote", "options", "bind"})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}"
+
+    def __reduce__(self) -> Any:
+        return _actor_class_again, (self.__ray_metadata__.modified_class, self._default_options)
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        """Makes an actor; its handle is there at once."""
+        return _create(self.__ray_metadata__, args, kwargs, self._default_options)
+
+    def options(self, **options: Any) -> ActorOptions:
+        """The class with other options."""
+        _options.check_actor(options)
+        return ActorOptions(self.__ray_metadata__, _with(self._default_options, options))
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        raise _options.refuse("bind (a graph of actors)", "a troupe.Pipeline")
+
+
+_INHERITANCE = (
+    "Attempted to define subclass of an actor class. Inheriting from actor classes is not currently supported. You can inherit from a non-actor base class "
+    "and make the derived class an actor class (with @ray.remote)."
+)
+
+
+def _with(default: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    merged = {**default, **options}
+    if "runtime_env" in options and default.get("runtime_env"):
+        merged["runtime_env"] = options["runtime_env"]
+    return merged
+
+
+class ActorOptions:
+    """What ActorClass.options gives."""
+
+    def __init__(self, metadata: Metadata, options: dict[str, Any]) -> None:
+        self._metadata, self._options = metadata, options
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        return _create(self._metadata, args, kwargs, self._options)
+
+    def options(self, **options: Any) -> ActorOptions:
+        _options.check_actor(options)
+        return ActorOptions(self._metadata, _with(self._options, options))
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        raise _options.refuse("bind (a graph of actors)", "a troupe.Pipeline")
+
+
+def make_actor(cls: type, options: dict[str, Any]) -> ActorClass:
+    """Decorates a class."""
+    _options.check_actor(options)
+    if isinstance(cls, ActorClass):
+        raise TypeError("The class is decorated already.")
+    made_type = type(f"ActorClass({cls.__name__})", (ActorClass,), {})
+    made: ActorClass = object.__new__(made_type)
+    made.__dict__["__ray_metadata__"] = Metadata(cls)
+    made.__dict__["_default_options"] = dict(options)
+    for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        made.__dict__[name] = getattr(cls, name, None)
+    return made
+
+
+def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
+    return make_actor(cls, options)
+
+
+# Creation.
+
+
+def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[ObjectRef]]:
+    """Arguments as a frame with slots for references, what the frame holds, and the references."""
+    refs: list[ObjectRef] = []
+    if any(isinstance(a, ObjectRef) for a in args) or any(isinstance(v, ObjectRef) for v in kwargs.values()):
+
+        def slot(value: Any) -> Any:
+            if not isinstance(value, ObjectRef):
+                return value
+            refs.append(value)
+            return _host.Slot(len(refs) - 1)
+
+        args = tuple(slot(a) for a in args)
+        kwargs = {k: slot(v) for k, v in kwargs.items()}
+    frame, contents = _serialize.dumps((args, kwargs))
+    return frame, contents, refs
+
+
+def dependencies(refs: list[ObjectRef]) -> list[Any]:
+    """References as a call carries them: with the value where it is known here."""
+    return [[r._entry.kind, r._entry.body] if r._entry._done else [PENDING, r._wire()] for r in refs]
+
+
+def check_arguments(signature: Any, title: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if signature is not None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as err:
+            raise TypeError(f"{title}: {err}") from None
+
+
+def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, int]]:
+    """How the actor's methods run, and the limits of its concurrency groups; the group "" is the default one."""
+    limit = options.get("max_concurrency")
+    given = options.get("concurrency_groups") or {}
+    if isinstance(given, list):
+        given = {g["name"]: g["max_concurrency"] for g in given}
+    for name, count in given.items():
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError(f"concurrency_groups[{name!r}] must be an int")
+    for name, (_, group) in metadata.methods.items():
+        if group and group not in given and group != "_ray_system":
+            raise ValueError(f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}")
+    system = {"_ray_system": 4}
+    if metadata.is_async:
+        return "async", {"": limit or 1000, **given, **system}
+    if given or (limit or 1) > 1:
+        return "threaded", {"": limit or 1, **given, **system}
+    return "sync", system
+
+
+def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> ActorHandle:
+    state = _state.require()
+    check_arguments(metadata.signatures.get("__init__"), f"{metadata.class_name}.__init__", args, kwargs)
+    kind, groups = _kind(metadata, options)
+    namespace = options.get("namespace") or state.namespace
+    name = options.get("name")
+    detached = options.get("lifetime") == "detached"
+    if options.get("get_if_exists"):
+        found = _state.control_call("named_actor", namespace, name)
+        if found is not None:
+            return _weak_handle(found)
+    if metadata.pickled is None:
+        metadata.pickled = cloudpickle.dumps(metadata.modified_class, protocol=5)
+    frame, contents, refs = split_arguments(args, kwargs)
+    task = _context.current.get()
+    parent = (task.placement if task is not None and task.placement else state.placement_group)
+    strategy = _options.strategy(options, parent)
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
+    actor_id = os.urandom(12).hex() + state.job_id
+    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__)
+    env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
+    spec = {
+        "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
+        "demand": _options.demand(options, 0.0), "strategy": strategy,
+        "captures": _options.membership(strategy),
+        "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
+        "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
+        "handle": info.to_wire(),
+    }  # fmt: skip
+    client = client_of(actor_id)
+    client.signatures = metadata.signatures
+    client.creating = (contents, refs)
+    if any(limit < 1 for limit in groups.values()):
+        return _stillborn(client, info, "max_concurrency must be greater than 0 for each of the actor's concurrency_groups")
+    if name:
+        done = _state.control_call("create_actor", actor_id, spec, state.process)
+        if done.get("existing"):
+            return _weak_handle(done["existing"])
+        if done.get("taken"):
+            raise exceptions.ActorAlreadyExistsError(
+                f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using "
+                f"ray.get_actor('{name}', namespace='{namespace}')"
+            )
+    else:
+        state.control.ask("create_actor", (actor_id, spec, state.process), client.created)
+    hold = Hold(actor_id, state, counted=True)
+    client.resolve()
+    return ActorHandle(info, hold)
+
+
+def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
+    """An actor that cannot be made: said on standard error, and by its calls."""
+    sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
+    client._asked = True
+    client._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)), None)
+    return ActorHandle(info, None)
+
+
+class HandleInfo:
+    """What a handle knows of its actor."""
+
+    __slots__ = ("actor_id", "class_name", "groups", "methods", "module")
+
+    def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str) -> None:
+        self.actor_id, self.class_name, self.methods, self.groups, self.module = actor_id, class_name, methods, groups, module
+
+    def to_wire(self) -> list[Any]:
+        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module]
+
+    @classmethod
+    def of_wire(cls, wire: list[Any]) -> HandleInfo:
+        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4])
+
+
+class Hold:
+    """This process's hold of an actor: all strong handles here share it, and calls under way."""
+
+    def __init__(self, actor_id: str, state: Any, counted: bool) -> None:
+        self.actor_id = actor_id
+        _holds[actor_id] = self
+        if not counted:
+            state.control.notify("handle_taken", actor_id, state.process)
+        weakref.finalize(self, _let_go, actor_id, state).atexit = False
+
+
+def _let_go(actor_id: str, state: Any) -> None:
+    _objects.later(lambda: state.control.notify("handle_dropped", actor_id, state.process), state.store)
+
+
+_holds: weakref.WeakValueDictionary[str, Hold] = weakref.WeakValueDictionary()
+_clients: dict[str, Client] = {}
+_lock = threading.RLock()
+
+
+def hold_of(actor_id: str) -> Hold:
+    with _lock:
+        found = _holds.get(actor_id)
+        return found if found is not None else Hold(actor_id, _state.require(), counted=False)
+
+
+def forget_all() -> None:
+    """The session has ended."""
+    with _lock:
+        _clients.clear()
+        _holds.clear()
+
+
+def _weak_handle(found: dict[str, Any]) -> ActorHandle:
+    return ActorHandle(HandleInfo.of_wire(found["handle"]), None)
+
+
+def handle_of_wire(wire: list[Any]) -> ActorHandle:
+    info = HandleInfo.of_wire(wire[0])
+    return ActorHandle(info, hold_of(info.actor_id) if wire[1] else None)
+
+
+class ActorMethod:
+    """A method of an actor: .remote(…) calls it."""
+
+    __slots__ = ("_handle", "_name", "_options")
+
+    def __init__(self, handle: ActorHandle, name: str, options: dict[str, Any] | None = None) -> None:
+        self._handle, self._name, self._options = handle, name, options or {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', try 'object.{self._name}.remote()'."
+        )
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._remote(args, kwargs)
+
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        given = {**self._options, **options}
+        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, given.get("num_returns"), given.get("concurrency_group"), given.get("name"))
+
+    def options(self, **options: Any) -> ActorMethod:
+        _options.check_method(options)
+        return ActorMethod(self._handle, self._name, {**self._options, **options})
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        raise _options.refuse("bind (a graph of calls)", "a troupe.Pipeline")
+
+    @property
+    def __name__(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"ActorMethod({self._handle!r}.{self._name})"
+
+    def __reduce__(self) -> Any:
+        return ActorMethod, (self._handle, self._name, self._options)
+
+
+class ActorHandle:
+    """The handle of an actor: handle.method.remote(…) calls it. A weak one does not keep the actor alive."""
+
+    def __init__(self, info: HandleInfo, hold: Hold | None) -> None:
+        self.__dict__["_info"] = info
+        self.__dict__["_hold"] = hold
+        self.__dict__["_ray_is_cross_language"] = False
+
+    @property
+    def _actor_id(self) -> ActorID:
+        return ActorID(bytes.fromhex(self._info.actor_id))
+
+    _ray_actor_id = _actor_id
+
+    @property
+    def _id(self) -> ActorID:
+        return self._actor_id
+
+    def __getattr__(self, name: str) -> Any:
+        info = self.__dict__.get("_info")
+        if info is None:
+            raise AttributeError(name)
+        if name in info.methods or name in _BUILTIN:
+            return ActorMethod(self, name)
+        raise AttributeError(f"'{info.class_name}' object has no attribute '{name}'")
+
+    def _get_local_state(self) -> Any:
+        return _state.control_call("actor_state", self._info.actor_id)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*self._info.methods, *_BUILTIN})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorHandle) and other._info.actor_id == self._info.actor_id
+
+    def __hash__(self) -> int:
+        return hash(self._info.actor_id)
+
+    def __repr__(self) -> str:
+        return f"Actor({self._info.class_name}, {self._info.actor_id})"
+
+    def _wire(self) -> list[Any]:
+        return [self._info.to_wire(), self._hold is not None]
+
+    def __reduce__(self) -> Any:
+        _serialize.note_handle(self)
+        return handle_of_wire, (self._wire(),)
+
+    def __class_getitem__(cls, item: Any) -> Any:
+        return cls
+
+
+# Calls.
+
+
+class Pending:
+    """A call that has not been sent, or not been answered."""
+
+    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "name", "refs", "returns", "sent", "weight")
+
+    def __init__(self, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any) -> None:
+        self.id = os.urandom(12).hex()
+        self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
+            method, group, returns, frame, contents, refs, entries, hold,
+        )  # fmt: skip
+        self.sent = False
+        self.name = ""
+
+    def waits_for(self, process: str) -> Entry | None:
+        """A dependency of this process that is not there yet."""
+        for ref in self.refs:
+            entry: Entry = ref._entry
+            if not entry._done and entry.owner == process:
+                return entry
+        return None
+
+    def fail(self, kind_frame: list[Any]) -> None:
+        for entry in self.entries:
+            entry.set(ERROR, kind_frame, ())
+
+    def fail_with(self, error: BaseException) -> None:
+        for entry in self.entries:
+            entry.set_error(error)
+
+
+class Client:
+    """The calls of this process to one actor: sent in order, each when its dependencies are there."""
+
+    def __init__(self, actor_id: str) -> None:
+        self.actor_id = actor_id
+        self.signatures: dict[str, Any] = {}
+        self.creating: Any = None  # what the constructor's arguments hold, until the actor is up
+        self._lock = threading.RLock()
+        self._queues: dict[str, deque[Pending]] = {}  # by concurrency group
+        self._handle: Any = None  # of Troupe
+        self._dead: list[Any] | None = None
+        self._asked = False
+        self._numbers: dict[str, int] = {}  # by concurrency group, calls that were sent
+        self._pumping = False
+        self._again = False
+
+    def resolve(self) -> None:
+        """Asks where the actor is; once."""
+        with self._lock:
+            if self._asked:
+                return
+            self._asked = True
+        _state.require().control.ask("actor_info", (self.actor_id,), self._resolved)
+
+    def created(self, _: Any, error: BaseException | None) -> None:
+        """The request to create the actor has been answered."""
+        if error is not None:
+            self._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor could not be created: {error}", None, self.actor_id)), None)
+
+    def _resolved(self, info: Any, error: BaseException | None) -> None:
+        kept, self.creating = self.creating, None
+        state = _state.current()
+        if state is not None and kept is not None:
+            state.store.linger(kept)
+        if error is not None or "dead" in info:
+            with self._lock:
+                dead = info["dead"] if error is None else None
+                unknown = f"The actor {self.actor_id} is not known: {error or 'it has ended'}"
+                self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
+            self.pump()
+            return
+        _objects.peer(info["role"]).with_handle(self._attached)
+
+    def _attached(self, handle: Any, error: BaseException | None) -> None:
+        if error is not None:
+            _state.require().control.ask("actor_death", (self.actor_id,), self._died)
+            return
+        self._handle = handle
+        self.pump()
+
+    def _died(self, cause: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._dead = cause if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
+        self.pump()
+
+    def submit(self, call: Pending) -> None:
+        with self._lock:
+            self._queues.setdefault(call.group, deque()).append(call)
+        if not self._asked:
+            self.resolve()
+        self.pump()
+
+    def pump(self) -> None:
+        """Sends what can be sent, in order. One thread does it at a time."""
+        with self._lock:
+            if self._pumping:
+                self._again = True
+                return
+            self._pumping = True
+        while True:
+            self._again = False
+            try:
+                self._send_ready()
+            finally:
+                with self._lock:
+                    if not self._again:
+                        self._pumping = False
+            if not self._pumping:
+                return
+
+    def _send_ready(self) -> None:
+        for queue in list(self._queues.values()):
+            while queue and self._send_first(queue):
+                pass
+
+    def _send_first(self, queue: deque[Pending]) -> bool:
+        """Sends the first call of a concurrency group; False: it has to wait, and those behind it."""
+        call = queue[0]
+        if self._dead is not None:
+            queue.popleft()
+            call.fail(self._dead)
+            return True
+        state = _state.current()
+        if self._handle is None or state is None:
+            return False
+        missing = call.waits_for(state.process)
+        if missing is not None:
+            missing.on_done(self.pump)
+            return False
+        with self._lock:
+            if not queue or queue[0] is not call:
+                return True
+            queue.popleft()
+        self._send(call)
+        return True
+
+    def _send(self, call: Pending) -> None:
+        failed = next((r._entry for r in call.refs if r._entry._done and r._entry.kind == ERROR), None)
+        if failed is not None:
+            call.fail(failed.body)
+            return
+        call.sent = True
+        method = "call" if not call.group and "call" in self._handle._cluster._modes else _host.method_of_group(call.group)
+        extra: dict[str, Any] = {"name": call.name} if call.name else {}
+        if method != "call":
+            number = self._numbers.get(call.group, 0)
+            self._numbers[call.group] = number + 1
+            extra |= {"from": _state.require().process, "number": number}
+        try:
+            future = self._handle[method].remote(call.id, call.method, call.frame, dependencies(call.refs), call.returns, extra)
+        except _errors.Error as err:
+            self._lost(call, err)
+            return
+        call.frame = []
+        future.add_done_callback(lambda done: self._answered(call, done))
+
+    def _answered(self, call: Pending, future: Any) -> None:
+        state = _state.current()
+        try:
+            kind, frames = future._get()
+        except _errors.Error as err:
+            self._lost(call, err)
+            return
+        except BaseException as err:
+            call.fail_with(exceptions.RaySystemError(str(err)))
+            return
+        if kind == ERROR:
+            call.fail(frames[0])
+        else:
+            for entry, frame in zip(call.entries, frames, strict=False):
+                entry.set(VALUE, frame)
+        if state is not None:
+            state.store.linger(call.contents)
+        call.contents, call.refs, call.hold = None, [], None
+
+    def _lost(self, call: Pending, err: _errors.Error) -> None:
+        """The call has failed without an answer: the actor is dead, or will be known to be in a moment."""
+        state = _state.current()
+        if state is None:
+            call.fail_with(exceptions.ActorDiedError(f"The session has ended: {err}", None, self.actor_id))
+            return
+
+        def told(cause: Any, error: BaseException | None) -> None:
+            if error is None and cause is not None:
+                self._died(cause, None)
+                call.fail(cause)
+            elif error is None:
+                call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"))
+            else:
+                call.fail_with(exceptions.ActorDiedError(f"The actor {self.actor_id} died: {err}", None, self.actor_id))
+
+        state.control.ask("actor_death", (self.actor_id,), told)
+
+    def cancel(self, call: Pending, force: bool, recursive: bool) -> None:
+        if force:
+            raise ValueError("force=True is not supported for actor tasks.")
+        with self._lock:
+            queue = self._queues.get(call.group, deque())
+            waiting = call in queue
+            if waiting:
+                queue.remove(call)
+        if waiting:
+            call.fail_with(exceptions.TaskCancelledError(call.id))
+            return
+
+        def told(how: Any) -> None:
+            try:
+                if how._get() == "queued":
+                    call.fail_with(exceptions.TaskCancelledError(call.id))
+            except _errors.Error:
+                pass
+
+        try:
+            self._handle["cancel_call"].remote(call.id, force).add_done_callback(told)
+        except _errors.Error:
+            pass
+
+
+def client_of(actor_id: str) -> Client:
+    with _lock:
+        found = _clients.get(actor_id)
+        if found is None:
+            found = _clients[actor_id] = Client(actor_id)
+        return found
+
+
+def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], returns: int | None, group: str | None, title: str | None = None) -> Any:
+    state = _state.require()
+    info = handle._info
+    own_returns, own_group = info.methods.get(name, (1, ""))
+    group = group if group is not None else own_group
+    if group and group not in info.groups:
+        raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
+    count = own_returns if returns is None else returns
+    client = client_of(info.actor_id)
+    check_arguments(client.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
+    frame, contents, refs = split_arguments(args, kwargs)
+    entries = [state.store.new() for _ in range(max(count, 1))]
+    call = Pending(name, group, count, frame, contents, refs, entries, handle._hold)
+    call.name = title or ""
+    found = [ObjectRef(e) for e in entries]
+    cancel: Callable[[bool, bool], None] = lambda force, recursive: client.cancel(call, force, recursive)  # noqa: E731
+    for entry in entries:
+        entry.cancel = cancel
+    client.submit(call)
+    if count == 0:
+        return None
+    return found[0] if count == 1 else found
+
+
+# Public functions.
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
+    """A weak handle of the actor of that name."""
+    state = _state.require()
+    if not name:
+        raise ValueError("Please supply a non-empty value to get_actor")
+    if namespace is not None:
+        _options.check_namespace(namespace)
+    found = _state.control_call("named_actor", namespace or state.namespace, name)
+    if found is None:
+        raise ValueError(
+            f"Failed to look up actor with name '{name}'. This could because 1. You are trying to look up a named actor you didn't create. "
+            "2. The named actor died. 3. You did not use a namespace matching the namespace of the actor."
+        )
+    return _weak_handle(found)
+
+
+def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
+    """Ends an actor at once; one that is dead is left alone."""
+    _state.require()
+    if not isinstance(actor, ActorHandle):
+        raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
+    _state.control_call("kill_actor", actor._info.actor_id)
+
+
+def exit_actor() -> None:
+    """Ends the actor that calls it."""
+    state = _state.current()
+    if state is None or not state.actor_id:
+        raise TypeError("exit_actor API is called on a non-actor worker. Call this API inside an actor methods if you'd like to exit the actor gracefully.")
+    _host.exit_actor()

@@ -1,0 +1,297 @@
+"""Decorated functions: tasks on leased workers."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import threading
+from collections import deque
+from typing import Any
+
+import cloudpickle
+
+from .. import _errors
+from . import _context, _objects, _options, _state, exceptions
+from ._objects import ERROR, VALUE, Entry, ObjectRef
+from .actor import check_arguments, dependencies, split_arguments
+
+_MOST_REQUESTS = 64  # leases of one kind that a process asks for at once
+_RETRIES = 3  # of a task whose worker died
+
+
+class RemoteFunction:
+    """A function whose .remote(…) runs it on a worker."""
+
+    __name__: str
+
+    def __init__(self, function: Any, options: dict[str, Any]) -> None:
+        _options.check_task(options)
+        if inspect.iscoroutinefunction(function):
+            raise ValueError("'async def' should not be used for remote tasks. You can wrap the async function with `asyncio.run(f())`.")
+        self._function = function
+        self._default_options = dict(options)
+        self._function_name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', getattr(function, '__name__', 'function'))}"
+        self._pickled: tuple[bytes, bytes] | None = None
+        try:
+            self._signature: Any = inspect.signature(function)
+        except (TypeError, ValueError):
+            self._signature = None
+        functools.update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"Remote functions cannot be called directly. Instead of running '{self._function_name}()', try '{self._function_name}.remote()'."
+        )
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._remote(args, kwargs)
+
+    def options(self, **options: Any) -> RemoteFunction:
+        """The function with other options."""
+        _options.check_task(options)
+        changed = RemoteFunction(self._function, {**self._default_options, **options})
+        changed._pickled = self._pickled
+        changed._origin = getattr(self, "_origin", self)  # type: ignore[attr-defined]
+        return changed
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        raise _options.refuse("bind (a graph of tasks)", "a troupe.Pipeline")
+
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        args, kwargs = tuple(args or ()), kwargs or {}
+        given = {**self._default_options, **options}
+        state = _state.require()
+        check_arguments(self._signature, self._function_name, args, kwargs)
+        digest, pickled = self._code()
+        frame, contents, refs = split_arguments(args, kwargs)
+        count = 1 if given.get("num_returns") is None else given["num_returns"]
+        entries = [state.store.new() for _ in range(max(count, 1))]
+        parent_task = _context.current.get()
+        parent = parent_task.placement if parent_task is not None and parent_task.placement else state.placement_group
+        strategy = _options.strategy(given, parent)
+        _options.check_fits(strategy, _options.demand(given, 1.0), self.__name__)
+        task = Task(self._function_name, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
+        task.demand = _options.demand(given, 1.0)
+        task.strategy = strategy
+        task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
+        task.captures = _options.membership(strategy)
+        retries = given.get("max_retries")
+        task.retries = _RETRIES if retries is None else (1 << 30 if retries < 0 else retries)
+        if parent_task is not None:
+            task.parent = parent_task.id
+        found = [ObjectRef(e) for e in entries]
+        for entry in entries:
+            entry.cancel = task.cancel
+        submitter_of(state).submit(task)
+        if count == 0:
+            return None
+        return found[0] if count == 1 else found
+
+    def _code(self) -> tuple[bytes, bytes]:
+        origin = getattr(self, "_origin", self)
+        if origin._pickled is None:
+            pickled = cloudpickle.dumps(self._function, protocol=5)
+            origin._pickled = (hashlib.sha256(pickled).digest(), pickled)
+        return origin._pickled
+
+    def __reduce__(self) -> Any:
+        return RemoteFunction, (self._function, self._default_options)
+
+
+class Task:
+    """A task that is waiting, or under way."""
+
+    def __init__(
+        self, function: str, name: str, digest: bytes, pickled: bytes, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], returns: int
+    ) -> None:
+        self.id = os.urandom(24).hex()
+        self.function, self.name, self.digest, self.pickled = function, name, digest, pickled
+        self.frame, self.contents, self.refs, self.entries, self.returns = frame, contents, refs, entries, returns
+        self.demand: dict[str, float] = {}
+        self.strategy: Any = None
+        self.env: dict[str, Any] = {}
+        self.captures: Any = None
+        self.retries = 0
+        self.parent = ""
+        self.cancelled = False
+        self.worker: Any = None  # the handle of the worker that runs it
+        self.shape = ""
+
+    def fail(self, frame: list[Any]) -> None:
+        for entry in self.entries:
+            entry.set(ERROR, frame, ())
+
+    def fail_with(self, error: BaseException) -> None:
+        for entry in self.entries:
+            entry.set_error(error)
+
+    def cancel(self, force: bool, recursive: bool) -> None:
+        self.cancelled = True
+        state = _state.current()
+        if state is not None and submitter_of(state).withdraw(self):
+            self.fail_with(exceptions.TaskCancelledError(self.id))
+            return
+        worker = self.worker
+        if worker is not None:
+            try:
+                worker["cancel_call"].remote(self.id, force)
+            except _errors.Error:
+                pass
+
+
+class Submitter:
+    """The tasks of this process: each waits for its dependencies, then for a leased worker of its shape."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
+        self._lock = threading.RLock()
+        self._ready: dict[str, deque[Task]] = {}  # by shape
+        self._requests: dict[str, dict[str, None]] = {}  # by shape, leases that were asked for
+        self._blocked: set[Task] = set()  # wait for dependencies
+
+    def submit(self, task: Task) -> None:
+        task.shape = json.dumps([task.demand, task.strategy, task.env, task.captures], sort_keys=True)
+        with self._lock:
+            self._blocked.add(task)
+        self._when_ready(task)
+
+    def _when_ready(self, task: Task) -> None:
+        for ref in task.refs:
+            entry = ref._entry
+            _objects.start_fetch(entry)
+            if not entry._done:
+                entry.on_done(lambda: self._when_ready(task))
+                return
+            if entry.kind == ERROR:
+                with self._lock:
+                    self._blocked.discard(task)
+                task.fail(entry.body)
+                return
+        with self._lock:
+            if task not in self._blocked:
+                return
+            self._blocked.discard(task)
+            self._ready.setdefault(task.shape, deque()).append(task)
+        self._request(task)
+
+    def _request(self, task: Task) -> None:
+        """Asks for another lease, where there are more tasks than requests."""
+        with self._lock:
+            requests = self._requests.setdefault(task.shape, {})
+            if len(requests) >= min(len(self._ready.get(task.shape, ())), _MOST_REQUESTS):
+                return
+            lease = os.urandom(14).hex()
+            requests[lease] = None
+        self.state.control.ask(
+            "lease", (lease, self.state.job_id, task.demand, task.strategy, task.env, task.captures), lambda found, error: self._leased(task, lease, found, error)
+        )
+
+    def withdraw(self, task: Task) -> bool:
+        """Takes a task back that has not been sent."""
+        with self._lock:
+            if task in self._blocked:
+                self._blocked.discard(task)
+                return True
+            queue = self._ready.get(task.shape)
+            if queue is None or task not in queue:
+                return False
+            queue.remove(task)
+            requests = self._requests.get(task.shape, {})
+            surplus = list(requests)[len(queue) :]
+        for lease in surplus:
+            self.state.control.notify("cancel_lease", lease)
+        return True
+
+    def _leased(self, sample: Task, lease: str, found: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._requests.get(sample.shape, {}).pop(lease, None)
+        if error is not None or "error" in found or "cancelled" in found:
+            if found is not None and found.get("cancelled"):
+                self._retry_requests(sample)
+                return
+            task = self._next(sample.shape)
+            if task is not None:
+                text = str(error) if error is not None else found["error"]
+                if error is None and "unschedulable" in found:
+                    task.fail(found["unschedulable"])
+                else:
+                    task.fail_with(exceptions.WorkerCrashedError(f"The task could not be started: {text}"))
+            return
+        _objects.peer(found["role"]).with_handle(lambda handle, error: self._run_next(sample, lease, found, handle, error))
+
+    def _retry_requests(self, sample: Task) -> None:
+        with self._lock:
+            waiting = bool(self._ready.get(sample.shape))
+        if waiting:
+            self._request(sample)
+
+    def _next(self, shape: str) -> Task | None:
+        with self._lock:
+            queue = self._ready.get(shape)
+            return queue.popleft() if queue else None
+
+    def _run_next(self, sample: Task, lease: str, found: dict[str, Any], handle: Any, error: BaseException | None) -> None:
+        """Sends the next task to a leased worker; without one the lease ends."""
+        if error is not None:
+            self.state.control.notify("end_lease", lease)
+            self._retry_requests(sample)
+            return
+        task = self._next(sample.shape)
+        if task is None:
+            self.state.control.notify("end_lease", lease)
+            return
+        extra = {"digest": task.digest, "function": task.pickled, "lease": lease, "devices": found["devices"], "name": task.name, "demand": task.demand,
+                 "placement": task.captures}  # fmt: skip
+        task.worker = handle
+        try:
+            future = handle["call"].remote(task.id, task.function, task.frame, dependencies(task.refs), task.returns, extra)
+        except _errors.Error as err:
+            self._lost(task, lease, err)
+            return
+        future.add_done_callback(lambda done: self._answered(task, lease, found, handle, done))
+
+    def _answered(self, task: Task, lease: str, found: dict[str, Any], handle: Any, future: Any) -> None:
+        try:
+            kind, frames = future._get()
+        except _errors.Error as err:
+            self._lost(task, lease, err)
+            return
+        task.worker = None
+        if kind == ERROR:
+            task.fail(frames[0])
+        else:
+            for entry, frame in zip(task.entries, frames, strict=False):
+                entry.set(VALUE, frame)
+        self.state.store.linger(task.contents)
+        task.contents, task.refs, task.frame = None, [], []
+        self._run_next(task, lease, found, handle, None)
+
+    def _lost(self, task: Task, lease: str, err: _errors.Error) -> None:
+        """The worker died: the task runs again, as often as it may."""
+        self.state.control.notify("end_lease", lease)
+        task.worker = None
+        if task.cancelled:
+            task.fail_with(exceptions.TaskCancelledError(task.id))
+        elif task.retries > 0 and _state.current() is self.state:
+            task.retries -= 1
+            with self._lock:
+                self._ready.setdefault(task.shape, deque()).appendleft(task)
+            self._request(task)
+        else:
+            task.fail_with(exceptions.WorkerCrashedError(f"The worker died unexpectedly while executing this task: {err}"))
+
+
+_submitters: dict[int, Submitter] = {}
+_lock = threading.Lock()
+
+
+def submitter_of(state: Any) -> Submitter:
+    with _lock:
+        found = _submitters.get(id(state))
+        if found is None or found.state is not state:
+            _submitters.clear()
+            found = _submitters[id(state)] = Submitter(state)
+        return found
