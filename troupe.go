@@ -6,6 +6,7 @@ import (
 
 	"troupe/actors"
 	"troupe/bus"
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 	"troupe/nodes"
@@ -158,3 +159,12 @@ func TensorOf[T wire.Element](shape []int, values []T) (Tensor, error) {
 }
 
 func Values[T wire.Element](t Tensor) ([]T, error) { return wire.Values[T](t) }
+
+// Span marks a section of a method, or of a driver, in the timeline of its process (`troupe timeline`); the function that it returns
+// ends the section:
+//
+//	defer troupe.Span(ctx, "generate")()
+func Span(ctx context.Context, name string) (end func()) {
+	s := recorder.Begin(recorder.ScopeOf(ctx), "", name)
+	return func() { s.End(false) }
+}

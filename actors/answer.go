@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -15,6 +16,9 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	c.free(c.body)     // set only if the call did not start
 	c.body, c.buf = nil, nil
 	if c.dropped {
+		if c.started != 0 && !isControlVerb(c.header.Method) {
+			w.recordRun(c, recorder.At(now), true)
+		}
 		c.free(body)
 		w.dropReferences(c)
 		c.phase = forgotten
@@ -30,6 +34,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
 		if !isControlVerb(c.header.Method) {
 			w.stats.add(c.header.Method, h.Ran, err != nil)
+			w.recordRun(c, recorder.At(now), err != nil)
 		}
 	}
 	c.caller.lastSeen = now

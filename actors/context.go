@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/recorder"
 )
 
 // callContext is the context of one call. It allocates its channel only when Done is called, and ends with the
@@ -51,10 +52,23 @@ func (c *callContext) Err() error {
 }
 
 func (c *callContext) Value(key any) any {
-	if _, ok := key.(callKey); ok {
+	switch key.(type) {
+	case callKey, recorder.ScopeKey:
 		return c
 	}
 	return nil
+}
+
+// RecorderScope is the call for the flight recorder.
+func (c *callContext) RecorderScope() recorder.Scope {
+	s := &c.worker.spec
+	scope := recorder.Scope{Namespace: s.Address.Namespace, Role: s.Address.Role, Rank: s.Rank}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.call != nil {
+		scope.Call = recorder.ID{Session: c.call.header.Session, Seq: c.call.header.Seq}
+	}
+	return scope
 }
 
 // AfterFunc implements the interface that package context looks for: derived contexts need no goroutine.

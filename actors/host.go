@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"troupe/bus"
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -62,6 +63,7 @@ type Host struct {
 	runners       runners
 	running       atomic.Int64  // running calls of all workers
 	routesVersion atomic.Uint64 // changes with routes
+	forgetRecords func()        // ends the reports of running calls to the flight recorder
 	receiversDone atomic.Bool   // receivers end at their next message
 
 	mu      sync.RWMutex // guards what follows
@@ -122,6 +124,7 @@ func NewHost(ep *bus.Endpoint, cfg HostConfig) (*Host, error) {
 	h.runners.group.Go(bus.Guard(func() { newReceiver(h, h.controlCh).loop() }))
 	ep.OnAbsent(h.callerUnreachable)
 	h.group.Go(bus.Guard(h.heartbeatLoop))
+	h.forgetRecords = recorder.Register(h.openRecords)
 	return h, nil
 }
 
@@ -356,6 +359,7 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 	group.Wait()
 	h.closeOnce.Do(h.closeReceivers)
+	h.forgetRecords()
 	h.group.Wait()
 	h.runners.close(time.Second)
 	return errors.Join(errs...)

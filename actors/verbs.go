@@ -19,6 +19,7 @@ import (
 const (
 	VerbHealth    = "@health"    // nil → Health
 	VerbInfo      = "@info"      // nil → Info
+	VerbTimeline  = "@timeline"  // bus.TimelineRequest → recorder.Snapshot: what the flight recorder has of the worker
 	VerbProbe     = "@probe"     // nil → nil: proves that the worker listens on the subject
 	VerbConfigure = "@configure" // any value → nil
 	VerbSetEnv    = "@set_env"   // map of strings → nil
@@ -39,6 +40,7 @@ func init() {
 	verbs = map[string]verb{
 		VerbHealth:    {Control, verbOf((*Worker).health)},
 		VerbInfo:      {Control, verbOf((*Worker).info)},
+		VerbTimeline:  {Control, verbOf((*Worker).timeline)},
 		VerbProbe:     {Control, verbOf(func(*Worker, context.Context, None) (None, error) { return None{}, nil })},
 		VerbJoin:      {Control, verbOf((*Worker).join)},
 		VerbStop:      {Control, verbOf((*Worker).stopVerb)},

@@ -51,6 +51,7 @@ var abRows = map[string][]string{
 	ab.BatchWrites: {RowCall, RowInFlight},
 	ab.QuickValues: {RowCall, RowInFlight},
 	ab.HeapBallast: {RowBodies},
+	ab.Recorder:    {RowCall, RowInFlight},
 }
 
 // ABValue is one measurement of a row.

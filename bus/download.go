@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -43,6 +44,7 @@ type download struct {
 	ref       wire.Ref
 	ranks     wire.RankSet // the ranks of this process that need it; empty for a caller
 	memory    Memory
+	began     time.Time
 	done      []func([]byte, error)
 	admission *admission
 
@@ -82,7 +84,8 @@ func (e *Endpoint) Fetch(ref wire.Ref, at wire.Location, ranks wire.RankSet, mem
 		rs.mu.Unlock()
 		return
 	}
-	r := &download{ref: ref, ranks: ranks, memory: memory, done: []func([]byte, error){done}, heard: time.Now(), patience: stallAfter}
+	r := &download{ref: ref, ranks: ranks, memory: memory, done: []func([]byte, error){done}, began: time.Now(), patience: stallAfter}
+	r.heard = r.began
 	rs.in[ref] = r
 	rs.mu.Unlock()
 	e.wakeSweep()
@@ -234,6 +237,7 @@ func (rs *downloads) finish(r *download, err error) {
 	r.finished = true
 	a, body := r.admission, r.buf
 	r.mu.Unlock()
+	rs.ep.recordTransfer(recorder.Download, r.began, r.ref.Len, err != nil)
 	rs.ep.release(r.ref, r.ranks)
 	if a != nil && !rs.ep.bus.budget.cancel(a) {
 		rs.ep.bus.budget.release(a)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 
 	"github.com/nats-io/nats.go"
@@ -37,6 +38,7 @@ type Endpoint struct {
 	caller      string
 	callPrefix  string
 	probePrefix string
+	timeline    string // subject of requests for the flight recorder
 	sub         *nats.Subscription
 	downloads   *downloads
 	uploads     *uploads
@@ -45,7 +47,10 @@ type Endpoint struct {
 	batcher     *answerBatcher
 	lastGather  atomic.Pointer[Gather] // of the last answer, if it is not over
 	onAbsent    atomic.Pointer[func(session string)]
-	orders      atomic.Uint64 // the last position that was assigned, in any role: it continues when a forgotten role is called again
+
+	forgetRecords func() // ends the reports of pending calls to the flight recorder
+
+	orders atomic.Uint64 // the last position that was assigned, in any role: it continues when a forgotten role is called again
 
 	mu          sync.Mutex // guards what follows
 	seq         uint64     // the last sequence that was assigned
@@ -79,6 +84,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 		askCh: make(chan struct{}, 1), workCh: make(chan struct{}, 1), closedCh: make(chan struct{}),
 	}
 	e.callPrefix, e.probePrefix = replyCallPrefix(namespace, e.session), replyProbePrefix(namespace, e.session)
+	e.timeline = replyTimeline(namespace, e.session)
 	e.downloads, e.uploads, e.sequencers, e.batcher = newDownloads(e), newUploads(e), newSequencers(e), newAnswerBatcher(e)
 	e.references = newReferences(e)
 	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), GuardMsg(e.receive))
@@ -98,6 +104,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	b.endpoints[e] = struct{}{}
 	e.spawn(e.sweepLoop)
 	e.spawn(e.batcher.loop)
+	e.forgetRecords = recorder.Register(e.openRecords)
 	return e, nil
 }
 
@@ -137,6 +144,7 @@ func (e *Endpoint) Close() {
 		e.stopped = true
 		e.mu.Unlock()
 		close(e.closedCh)
+		e.forgetRecords()
 		_ = e.sub.Unsubscribe() // fails only on a closed connection
 		e.sequencers.closeAll()
 		e.downloads.failAll(ErrClosed)
@@ -215,6 +223,8 @@ func (e *Endpoint) receive(m *nats.Msg) {
 		e.receiveAside(m)
 	case strings.HasPrefix(m.Subject, e.probePrefix):
 		e.inboxAbsent(m)
+	case m.Subject == e.timeline:
+		e.spawn(func() { e.answerTimeline(m) })
 	default:
 		e.receiveFrame(m.Data)
 	}

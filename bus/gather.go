@@ -11,14 +11,15 @@ import (
 // Gather is one pending call: the ranks that must answer and their answers. It is over when every rank has answered or
 // is known dead, or as soon as the call's rule says so. It is safe for concurrent use.
 type Gather struct {
-	ep     *Endpoint
-	call   Call
-	sender *roleSender
-	seq    uint64
-	inline uint32
-	sentAt time.Time
-	stop   func()    // detaches the context
-	place  callOrder // among the calls on the role
+	ep        *Endpoint
+	call      Call
+	sender    *roleSender
+	seq       uint64
+	inline    uint32
+	sentAt    time.Time
+	recording *recording // nil: the flight recorder leaves it out
+	stop      func()     // detaches the context
+	place     callOrder  // among the calls on the role
 	// locations of those bodies, by part; nil: none is shared
 	locations []wire.Location
 	refs      []wire.Ref  // of parts whose body is pulled; zero if it travels inline
@@ -97,6 +98,7 @@ func (e *Endpoint) Scatter(ctx context.Context, c Call) (*Gather, error) {
 		ctx, cancel = context.WithTimeout(ctx, c.Timeout)
 	}
 	g.deadline, _ = ctx.Deadline()
+	g.recording = newRecording(ctx, &g.call)
 	g.sender = e.senderOf(c.To)
 	g.offerLarge()
 	if err := e.register(g); err != nil {
@@ -470,8 +472,9 @@ func (g *Gather) settleLocked(i int, body []byte, err error) settlement {
 // settled unlocks the gather and does the work that follows from an answer.
 func (g *Gather) settled(done settlement) {
 	s := &g.slots[done.slot]
-	ref, fetching, rank := g.refs[s.part], s.fetching(), s.answer.Rank
+	ref, fetching, rank, last := g.refs[s.part], s.fetching(), s.answer.Rank, g.left == 0
 	g.mu.Unlock()
+	g.recordPart(rank, done.err, last)
 	if ref.Owner != "" {
 		g.ep.unneeded(ref, rank)
 	}
@@ -544,6 +547,7 @@ func (g *Gather) finish(cause error) {
 	stop, deferred := g.stop, g.deferred
 	g.mu.Unlock()
 	g.ep.unregister(g)
+	g.recordOver(unanswered)
 	if stop != nil {
 		stop()
 	}

@@ -20,6 +20,7 @@ import (
 //	troupe.<namespace>.reply.<session>.in                        what comes back to one process
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
+//	troupe.<namespace>.reply.<session>.timeline                  requests for the flight recorder of one process
 //	troupe.<namespace>.reply.<session>.placement.<seq>           what the placement service says to one process
 //	troupe.<namespace>.@pipeline.<name>.stored.…                 what a pipeline stores, in a JetStream stream of its own
 //	troupe.<namespace>.@pipeline.<name>.body.<stream>.<priority> its large bodies, in streams of their own
@@ -192,6 +193,11 @@ func replyCallPrefix(namespace, session string) string {
 // replyProbePrefix is troupe.<namespace>.reply.<session>.knock. and comes before the session that is looked for.
 func replyProbePrefix(namespace, session string) string {
 	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".knock."
+}
+
+// replyTimeline is troupe.<namespace>.reply.<session>.timeline.
+func replyTimeline(namespace, session string) string {
+	return tokenRoot + "." + namespace + "." + tokenReply + "." + session + ".timeline"
 }
 
 // replyAll is troupe.<namespace>.reply.<session>.>.

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -407,7 +408,9 @@ func (h *upload) transfer(subject string, to []want, offset int) {
 	defer func() {
 		h.mu.Lock()
 		clear(h.serving)
+		sent := h.sent
 		h.mu.Unlock()
+		h.st.ep.recordTransfer(recorder.Upload, now, int64(sent-offset), sent < len(h.body))
 	}()
 	size := max(min(chunkSize, int(h.st.ep.bus.nc.MaxPayload())-maxEnvelope), minChunk)
 	for off := offset; off < len(h.body); {

@@ -325,11 +325,15 @@ func (c *Cluster) cleanUp(do func(context.Context) error) {
 // the cause.
 func (c *Cluster) fail(ctx context.Context, why error) error {
 	err := c.step(ctx, RoleFailed, why.Error())
+	spread := time.After(failureSpread)
+	if err == nil { // of several processes that see the failure one stores the timeline
+		c.storeFailureTimeline(ctx, why)
+	}
 	if errors.Is(err, bus.ErrConflict) || errors.Is(err, bus.ErrNotFound) {
 		err = nil // another process is destroying it, or has
 	}
 	select { // callers of these workers receive the cause before the workers stop
-	case <-time.After(failureSpread):
+	case <-spread:
 	case <-ctx.Done():
 	}
 	return errors.Join(err, c.stopWorkers(ctx, 0, stopInOrder))

@@ -546,9 +546,11 @@ func nodeIsLost(all []placement.NodeStatus, node string) bool {
 }
 
 // performRestart performs the restart in the record.
-func (c *Cluster) performRestart(params *startParams, lost []loss) error {
+func (c *Cluster) performRestart(params *startParams, lost []loss) (err error) {
 	rec := c.Record()
 	r := rec.Restart
+	end := c.recordRestart(r)
+	defer func() { end(err) }()
 	for _, rank := range r.Ranks {
 		c.liveness.expect(rank, rec.Placements[rank].Gen) // later messages of the old workers are of another generation
 	}
@@ -575,7 +577,7 @@ func (c *Cluster) performRestart(params *startParams, lost []loss) error {
 	}
 	ctx, cancel := context.WithTimeout(c.rt.ctx, params.StartTimeout)
 	defer cancel()
-	err := c.replace(ctx, params)
+	err = c.replace(ctx, params)
 	if err == nil {
 		err = c.finishRestart(ctx, r.Gen)
 	}

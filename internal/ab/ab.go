@@ -13,10 +13,11 @@ const (
 	BatchWrites = "batch_writes" // bus: several publishes in one write to the socket
 	QuickValues = "quick_values" // wire, actors: single plain arguments and results without reflection
 	HeapBallast = "heap_ballast" // cmd/troupe: fewer collections while large bodies pass through a head
+	Recorder    = "recorder"     // bus/recorder: no optimisation but the flight recorder; its gain is negative, its cost
 )
 
 // Names are all of them.
-var Names = []string{BatchWrites, QuickValues, HeapBallast}
+var Names = []string{BatchWrites, QuickValues, HeapBallast, Recorder}
 
 var off = strings.Split(os.Getenv("TROUPE_AB_OFF"), ",")
 

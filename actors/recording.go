@@ -1,0 +1,74 @@
+package actors
+
+import (
+	"context"
+	"time"
+
+	"troupe/bus"
+	"troupe/bus/recorder"
+)
+
+// recordRun records a call that has ended. w.mu is held.
+func (w *Worker) recordRun(c *call, end int64, failed bool) {
+	if !recorder.On() {
+		return
+	}
+	rec := w.runRecord(c)
+	rec.Begin, rec.End, rec.Failed = recorder.At(clockStart)+int64(c.started)-1, end, failed
+	recorder.Add(&rec)
+}
+
+// runRecord is the record of a call without its times.
+func (w *Worker) runRecord(c *call) recorder.Record {
+	return recorder.Record{
+		Kind: recorder.Run, Rank: int32(w.spec.Rank), ToRank: -1, Queued: int64(c.started.sub(c.arrived)),
+		Namespace: w.spec.Address.Namespace, Role: w.spec.Address.Role, Name: c.header.Method,
+		Call: recorder.ID{Session: c.header.Session, Seq: c.header.Seq},
+	}
+}
+
+// openRecords reports the running calls of all workers.
+func (h *Host) openRecords(namespace string, add func(recorder.Record)) {
+	if namespace != h.ep.Namespace() {
+		return
+	}
+	for _, w := range h.Workers() {
+		w.mu.Lock()
+		for _, c := range w.active {
+			if isControlVerb(c.header.Method) {
+				continue
+			}
+			rec := w.runRecord(c)
+			rec.Begin = recorder.At(clockStart) + int64(c.started) - 1
+			add(rec)
+		}
+		w.mu.Unlock()
+	}
+}
+
+// timeline is the verb. Records that belong to the process are those of its first worker of the role, so that each of them is
+// answered once.
+func (w *Worker) timeline(_ context.Context, r bus.TimelineRequest) (recorder.Snapshot, error) {
+	if r.Last < 0 || r.MaxBytes < 0 {
+		return recorder.Snapshot{}, bus.Errorf(bus.CodeInvalid, "last %s and max_bytes %d must not be negative", r.Last, r.MaxBytes)
+	}
+	q := recorder.Query{
+		Namespace: w.spec.Address.Namespace, Role: w.spec.Address.Role, Rank: w.spec.Rank,
+		Last: min(r.Last, maxTimeline), MaxBytes: r.MaxBytes, Process: w.host.firstOf(w.spec.Address) == w,
+	}
+	s := recorder.Take(q)
+	s.Host, s.OwnProcess = w.host.cfg.Node, w.host.cfg.OwnProcess
+	return s, nil
+}
+
+const maxTimeline = 24 * time.Hour
+
+// firstOf is the worker of a role with the lowest rank in this host.
+func (h *Host) firstOf(a bus.Address) *Worker {
+	for _, w := range h.Workers() {
+		if w.spec.Address == a {
+			return w
+		}
+	}
+	return nil
+}

@@ -1,0 +1,180 @@
+package recorder
+
+import (
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// Records that were written before the ring was full are overwritten; the newest stay, whatever number of goroutines writes.
+func TestRingKeepsTheNewest(t *testing.T) {
+	r := New(64)
+	var group sync.WaitGroup
+	for w := range 4 {
+		group.Go(func() {
+			for i := range 1000 {
+				r.Add(&Record{Kind: Call, Rank: int32(w), Begin: int64(i), End: int64(i)})
+			}
+		})
+	}
+	group.Wait()
+	for i := range 64 {
+		r.Add(&Record{Kind: Span, End: int64(10_000 + i)})
+	}
+	all, oldest := r.records(func(*Record) bool { return true })
+	require.Len(t, all, 64)
+	for _, rec := range all {
+		require.Equal(t, Span, rec.Kind)
+	}
+	require.GreaterOrEqual(t, oldest, int64(10_000))
+}
+
+func TestAddDoesNotWaitForAReader(t *testing.T) {
+	r := New(64)
+	for i := range r.shards {
+		r.shards[i].mu.Lock()
+	}
+	r.Add(&Record{Kind: Call})
+	require.EqualValues(t, 1, r.dropped.Load(), "all shards are busy: the record is dropped and counted")
+	r.shards[2].mu.Unlock()
+	r.Add(&Record{Kind: Call})
+	require.EqualValues(t, 1, r.shards[2].next)
+}
+
+func TestAddDoesNotAllocate(t *testing.T) {
+	r := New(64)
+	rec := Record{Kind: Run, Name: "step", Role: "train"}
+	require.Zero(t, testing.AllocsPerRun(1000, func() { r.Add(&rec) }))
+}
+
+func TestSettingOfTheProcess(t *testing.T) {
+	require.Nil(t, newProcess("0"))
+	for setting, size := range map[string]int{"": defaultSize, "1": defaultSize, "yes": defaultSize, "100": 100, "-3": defaultSize} {
+		n := 0
+		for _, s := range newProcess(setting).shards {
+			n += len(s.records)
+		}
+		require.Equal(t, size, n, setting)
+	}
+}
+
+func TestPackedRecordsAreTheSame(t *testing.T) {
+	text := rapid.StringMatching(`[a-z_]{0,12}`)
+	rapid.Check(t, func(t *rapid.T) {
+		var in []Record
+		for range rapid.IntRange(0, 20).Draw(t, "n") {
+			begin := rapid.Int64Range(0, 1e15).Draw(t, "begin")
+			in = append(in, Record{
+				Kind: Kind(rapid.IntRange(1, 7).Draw(t, "kind")), Open: rapid.Bool().Draw(t, "open"), Failed: rapid.Bool().Draw(t, "failed"),
+				Rank: int32(rapid.IntRange(-1, 4096).Draw(t, "rank")), ToRank: int32(rapid.IntRange(-1, 4096).Draw(t, "to rank")),
+				Begin: begin, End: begin + rapid.Int64Range(0, 1e12).Draw(t, "length"), Queued: rapid.Int64Range(0, 1e9).Draw(t, "queued"),
+				Bytes: rapid.Int64Range(0, 1e12).Draw(t, "bytes"), Namespace: text.Draw(t, "namespace"), Role: text.Draw(t, "role"),
+				Name: text.Draw(t, "name"), To: text.Draw(t, "to"), Call: ID{text.Draw(t, "session"), rapid.Uint64().Draw(t, "seq")},
+				Parent: ID{text.Draw(t, "parent"), rapid.Uint64().Draw(t, "parent seq")},
+			})
+		}
+		packed, omitted := pack(slices.Clone(in), 1<<20)
+		out, err := Snapshot{Packed: packed}.Records()
+		if err != nil || omitted != 0 {
+			t.Fatal(err, omitted)
+		}
+		slices.SortFunc(in, compare)
+		slices.SortFunc(out, compare)
+		if !slices.Equal(in, out) {
+			t.Fatalf("%v\n%v", in, out)
+		}
+	})
+}
+
+func compare(a, b Record) int {
+	if a.End != b.End {
+		return int(a.End - b.End)
+	}
+	return strings.Compare(a.Name+a.Call.Session, b.Name+b.Call.Session)
+}
+
+func TestPackLeavesOutTheOldest(t *testing.T) {
+	var all []Record
+	for i := range 1000 {
+		all = append(all, Record{Kind: Run, Begin: int64(i), End: int64(i), Name: "step", Open: i == 0})
+	}
+	packed, omitted := pack(all, 4096)
+	require.LessOrEqual(t, len(packed), 4096)
+	out, err := Snapshot{Packed: packed}.Records()
+	require.NoError(t, err)
+	require.Equal(t, 1000, len(out)+omitted)
+	require.True(t, out[0].Open, "an open record is never left out for a finished one")
+	require.EqualValues(t, 999, out[1].End)
+}
+
+func FuzzRecords(f *testing.F) {
+	packed, _ := pack([]Record{{Kind: Run, Name: "step", End: 5}, {Kind: Call, Call: ID{"s", 1}}}, 1<<20)
+	f.Add(packed)
+	f.Add([]byte{1, 2, 3})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		out, err := Snapshot{Packed: data}.Records()
+		if err == nil && len(out) > len(data) {
+			t.Fatalf("%d records from %d bytes", len(out), len(data))
+		}
+	})
+}
+
+func TestTakeHasOpenSpansAndSources(t *testing.T) {
+	if !On() {
+		t.Fatal("the recorder of this process is off")
+	}
+	in := Scope{Namespace: "ns", Role: "train", Rank: 3, Call: ID{"session", 7}}
+	open, other := Begin(in, "", "allreduce"), Begin(Scope{Namespace: "other", Rank: -1}, "", "hidden")
+	defer other.End(false)
+	ended := Begin(in, "", "load")
+	ended.End(true)
+	ended.End(false)
+	remove := Register(func(namespace string, add func(Record)) {
+		add(Record{Kind: Run, Namespace: namespace, Role: "train", Rank: 3, Name: "step", Begin: Now()})
+	})
+	take := func(q Query) map[string]Record {
+		out := map[string]Record{}
+		all, err := Take(q).Records()
+		require.NoError(t, err)
+		for _, r := range all {
+			out[r.Name] = r
+		}
+		return out
+	}
+	got := take(Query{Namespace: "ns", Role: "train", Rank: 3, Last: time.Minute})
+	require.Len(t, got, 3)
+	require.True(t, got["allreduce"].Open)
+	require.Equal(t, ID{"session", 7}, got["allreduce"].Parent)
+	require.True(t, got["load"].Failed)
+	require.True(t, got["step"].Open)
+	require.Empty(t, take(Query{Namespace: "ns", Role: "train", Rank: 4, Last: time.Minute}))
+	require.Empty(t, take(Query{Namespace: "ns"}), "the clock alone")
+	remove()
+	open.End(false)
+	require.False(t, take(Query{Namespace: "ns", Last: time.Minute})["allreduce"].Open)
+}
+
+func BenchmarkAdd(b *testing.B) {
+	r := New(defaultSize)
+	rec := Record{Kind: Run, Name: "step", Role: "train", Namespace: "run"}
+	b.ReportAllocs()
+	for b.Loop() {
+		r.Add(&rec)
+	}
+}
+
+func BenchmarkAddParallel(b *testing.B) {
+	r := New(defaultSize)
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		rec := Record{Kind: Run, Name: "step", Role: "train", Namespace: "run"}
+		for pb.Next() {
+			r.Add(&rec)
+		}
+	})
+}

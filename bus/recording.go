@@ -1,0 +1,163 @@
+package bus
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"troupe/bus/recorder"
+	"troupe/bus/wire"
+)
+
+// maxParts is the number of ranks up to which a call is recorded with all of its parts. Of a larger call the last answer is
+// recorded, and at most so many parts without an answer: the workers record their runs anyway.
+const maxParts = 16
+
+// recording is what the flight recorder needs of one call beside its Gather. Nil: the call is not recorded.
+type recording struct {
+	scope recorder.Scope // where the call was made
+}
+
+// outsideRecording is shared by the calls outside of methods; it is never changed.
+var outsideRecording = &recording{scope: recorder.Outside}
+
+// newRecording is the recording of a call. Control verbs and probes are not recorded: they are no work.
+func newRecording(ctx context.Context, c *Call) *recording {
+	if !recorder.On() || strings.HasPrefix(c.Method, "@") && (c.Control || c.Method == "@probe") {
+		return nil
+	}
+	if scope := recorder.ScopeOf(ctx); scope.Rank >= 0 {
+		return &recording{scope: scope}
+	}
+	return outsideRecording
+}
+
+// record is the record of the call, or of a part of it.
+func (g *Gather) record(kind recorder.Kind, rank int, end int64) recorder.Record {
+	s := &g.recording.scope
+	return recorder.Record{
+		Kind: kind, Rank: int32(s.Rank), ToRank: int32(rank), Begin: recorder.At(g.sentAt), End: end,
+		Namespace: g.ep.namespace, Role: s.Role, Name: g.call.Method, To: g.call.To.Role,
+		Call: recorder.ID{Session: g.ep.session, Seq: g.seq}, Parent: s.Call,
+	}
+}
+
+// recordPart records the answer of one rank. It is called without the lock.
+func (g *Gather) recordPart(rank int, err error, last bool) {
+	if g.recording == nil || len(g.slots) == 1 || len(g.slots) > maxParts && !last {
+		return
+	}
+	rec := g.record(recorder.Part, rank, recorder.Now())
+	rec.Failed = err != nil
+	recorder.Add(&rec)
+}
+
+// recordOver records the call, and the parts that have no answer.
+func (g *Gather) recordOver(unanswered wire.RankSet) {
+	if g.recording == nil {
+		return
+	}
+	rank, now := -1, recorder.Now()
+	if len(g.slots) == 1 {
+		rank = g.slots[0].answer.Rank
+	} else if unanswered.Len() > 0 {
+		for i, r := range unanswered.List() {
+			if i == maxParts {
+				break
+			}
+			rec := g.record(recorder.Part, r, now)
+			rec.Failed = true
+			recorder.Add(&rec)
+		}
+	}
+	rec := g.record(recorder.Call, rank, now)
+	g.mu.Lock()
+	need := len(g.slots)
+	if g.call.Need > 0 {
+		need = g.call.Need
+	}
+	rec.Failed = g.good < need
+	g.mu.Unlock()
+	recorder.Add(&rec)
+}
+
+// openRecords reports the pending calls and the ranks that they wait for.
+func (e *Endpoint) openRecords(namespace string, add func(recorder.Record)) {
+	if namespace != e.namespace {
+		return
+	}
+	e.mu.Lock()
+	all := e.pendingLocked()
+	e.mu.Unlock()
+	for _, g := range all {
+		if g.recording == nil {
+			continue
+		}
+		g.mu.Lock()
+		rank, parts := -1, []int(nil)
+		if len(g.slots) == 1 {
+			rank = g.slots[0].answer.Rank
+		} else {
+			for i := range g.slots {
+				if s := &g.slots[i]; !s.answered && len(parts) < maxParts {
+					parts = append(parts, s.answer.Rank)
+				}
+			}
+		}
+		over := g.over
+		call := g.record(recorder.Call, rank, 0)
+		g.mu.Unlock()
+		if over {
+			continue
+		}
+		add(call)
+		for _, r := range parts {
+			call.Kind, call.ToRank = recorder.Part, int32(r)
+			add(call)
+		}
+	}
+}
+
+// recordTransfer records a body that was sent or received.
+func (e *Endpoint) recordTransfer(kind recorder.Kind, began time.Time, bytes int64, failed bool) {
+	recorder.Add(&recorder.Record{
+		Kind: kind, Rank: -1, ToRank: -1, Begin: recorder.At(began), End: recorder.Now(), Bytes: bytes, Failed: failed,
+		Namespace: e.namespace, Name: kind.String(),
+	})
+}
+
+// answerTimeline answers a request for the snapshot of this process. It does not block for long.
+func (e *Endpoint) answerTimeline(m *Msg) {
+	if m.Reply == "" {
+		return
+	}
+	e.bus.Answer(m, func(m *Msg) (any, error) {
+		var q TimelineRequest
+		if err := wire.Unmarshal(m.Data, &q); err != nil {
+			return nil, err
+		}
+		limit := int(e.bus.nc.MaxPayload()) - maxEnvelope
+		if q.MaxBytes > 0 {
+			limit = min(limit, q.MaxBytes)
+		}
+		return recorder.Take(recorder.Query{Namespace: e.namespace, Last: max(q.Last, 0), MaxBytes: limit}), nil
+	})
+}
+
+// TimelineRequest asks a process for what its flight recorder has. It is also the argument of the worker's verb.
+type TimelineRequest struct {
+	Last     time.Duration `msgpack:"last"`      // how far back; 0: the clock alone
+	MaxBytes int           `msgpack:"max_bytes"` // of the answer's records; 0: the default of the process
+}
+
+// AskTimeline asks the process of a session for the snapshot of its flight recorder. It fails at once if the session has ended.
+func (e *Endpoint) AskTimeline(ctx context.Context, session string, q TimelineRequest) (s recorder.Snapshot, err error) {
+	if err := CheckName("session", session); err != nil {
+		return s, err
+	}
+	data, err := wire.Marshal(q)
+	if err == nil {
+		err = e.bus.askOnce(ctx, replyTimeline(e.namespace, session), data, &s)
+	}
+	return s, err
+}
