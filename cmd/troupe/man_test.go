@@ -38,7 +38,7 @@ func TestManPages(t *testing.T) {
 	require.Contains(t, string(page), `\fB\-\-store\-limit string\fR`)
 	require.Equal(t, `\&.TH \e(`, roff(".TH \\("))
 	if groff, err := exec.LookPath("groff"); err == nil {
-		out, err := exec.Command(groff, "-man", "-Tutf8", "-ww", "-z", filepath.Join(dir, "troupe-up.1")).CombinedOutput()
+		out, err := exec.Command(groff, "-Kutf8", "-man", "-Tutf8", "-ww", "-z", filepath.Join(dir, "troupe-up.1")).CombinedOutput()
 		require.NoError(t, err, string(out))
 		require.Empty(t, string(out))
 	}
