@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
 .PHONY: man release version
-.PHONY: browser-test python python-test python-lint wheel bench-python
+.PHONY: browser-test python python-test python-lint wheel bench-python memory-python shm-faults
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,14 @@ release: python ## dist/: programs for linux/amd64 and linux/arm64, wheels, man 
 
 bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
 	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
+
+CALLS ?= 1000
+memory-python: ## resident memory of a driver and its workers before, during and after 1,000 large calls (CALLS)
+	@$(VENV)/bin/python benchmarks/python/memory.py $(CALLS)
+
+SHM_ROUNDS ?= 200
+shm-faults: ## 200 rounds of processes killed, stopped and forked while large values are on their way (SHM_ROUNDS); `make python` first
+	cd python && TROUPE_SHM_ROUNDS=$(SHM_ROUNDS) ../$(VENV)/bin/python -m pytest -q -o faulthandler_timeout=3600 tests/test_shared_memory_faults.py
 
 bench: build ## fan-out against the bare nats.go floor; writes bench.json and report.html
 	bin/troupe bench fanout --workers 1,8,64,512 --bytes 64,4096 --json > bench.json

@@ -46,7 +46,7 @@ func (w *Worker) acceptLocked(h *wire.Header, body []byte, now time.Time) (fetch
 	case bus.Passed:
 		s.markOver(h.Seq)
 	}
-	if c := w.admit(s, h, body, now); c != nil && !c.bodyHere {
+	if c := w.admit(s, h, body, now); c != nil && c.phase == queued && !c.ready() {
 		fetch = append(fetch, c)
 	}
 	return append(fetch, w.admitReleased(st)...)
@@ -64,7 +64,7 @@ func (w *Worker) admit(s *callerState, h *wire.Header, body []byte, now time.Tim
 	}
 	c := w.newCall(h)
 	c.worker, c.caller, c.header, c.body = w, s, h, body
-	c.arrived, c.bodyHere = instantOf(now), h.Ref.Owner == ""
+	c.arrived, c.bodyHere, c.args = instantOf(now), h.Ref.Owner == "", newArguments(h)
 	if h.Timeout > 0 {
 		c.deadline = c.arrived + instant(h.Timeout)
 	}

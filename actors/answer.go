@@ -11,10 +11,12 @@ import (
 // it. A result is in c.buf or in body.
 func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	buf := c.buf
-	c.free(c.body) // set only if the call did not start
+	w.dropArguments(c) // those that the handler did not take
+	c.free(c.body)     // set only if the call did not start
 	c.body, c.buf = nil, nil
 	if c.dropped {
 		c.free(body)
+		w.dropReferences(c)
 		c.phase = forgotten
 		c.caller.retire(c)
 		w.releaseBuffer(buf)
@@ -37,21 +39,31 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	if err != nil {
 		h.Code, body = w.encodeError(err, max(int(c.header.Inline), minErrorRoom))
 		buf = buf[:bus.ReplyRoom]
+		w.dropReferences(c)
 	} else if !c.header.Collected(w.spec.Rank) {
 		c.free(body)
+		w.dropReferences(c)
 		buf, body = buf[:bus.ReplyRoom], nil
 	}
+	h.References = c.refs
 	n := int64(len(buf) - bus.ReplyRoom + len(body))
 	held := err == nil && n > int64(c.header.Inline)
+	h.Keep = held && c.header.Keep && w.host.ep.References().MayKeep(int(n))
 	var onDone func()
 	if held {
-		w.unfetched += n
 		b := c.binding
 		h.Location = bus.Locate(b.memory, body)
-		onDone = func() {
-			bus.FreeBody(b.memory, body)
-			w.fetched(n)
+		onDone = func() { bus.FreeBody(b.memory, body) }
+		if !h.Keep {
+			w.unfetched += n
+			onDone = func() {
+				bus.FreeBody(b.memory, body)
+				w.fetched(n)
+			}
 		}
+	}
+	if h.Keep {
+		c.refs = nil // they belong to the kept body
 	}
 	c.reply = w.host.ep.Reply(c.caller.inbox, c.header, &h, buf, body, w.host.running.Load() > 0, onDone)
 	if !held && err == nil {
@@ -119,6 +131,7 @@ func (w *Worker) forget(c *call) {
 	if c.phase != answered {
 		return
 	}
+	w.dropReferences(c)
 	w.unacked.remove(c)
 	w.unackedBytes -= c.reply.Size()
 	w.releaseBuffer(w.host.ep.ForgetReply(&c.reply))

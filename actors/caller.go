@@ -165,6 +165,7 @@ func (w *Worker) cancelRequested(h *wire.Header, now time.Time) {
 func (w *Worker) cancelCall(c *call) {
 	switch c.phase {
 	case queued:
+		w.dropArguments(c)
 		c.free(c.body)
 		c.dropped, c.phase, c.body = true, forgotten, nil
 		c.caller.retire(c)

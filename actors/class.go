@@ -42,6 +42,11 @@ type (
 	MemoryProvider interface {
 		Memory() bus.Memory
 	}
+	// ArgumentTaker is an AsyncHandler that takes the values of arguments that were references itself (TakeArguments). For other
+	// handlers they are put into the body.
+	ArgumentTaker interface {
+		TakesArguments() bool
+	}
 	// MethodProvider is an object that knows its methods only once it exists: they replace those of its class.
 	MethodProvider interface {
 		Table() (methods []MethodInfo, open bool)

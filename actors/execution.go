@@ -60,8 +60,11 @@ func (w *Worker) checkStart(c *call) error {
 	if c.bodyErr != nil {
 		return bus.Errorf(bus.CodeRefused, "the argument could not be fetched: %w", c.bodyErr)
 	}
+	if c.args != nil && c.args.err != nil {
+		return wireError(c.args.err) // it names the call that failed
+	}
 	if c.ctx.Err() == nil {
-		return nil
+		return c.placeArguments()
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -304,6 +304,12 @@ func (h *Host) fetch(calls []*call) {
 	}
 	byRef := map[wire.Ref][]*call{}
 	for _, c := range calls {
+		if len(c.header.Arguments) > 0 {
+			h.getArguments(c)
+		}
+		if c.header.Ref.Owner == "" {
+			continue
+		}
 		byRef[c.header.Ref] = append(byRef[c.header.Ref], c)
 	}
 	for ref, group := range byRef {

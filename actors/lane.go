@@ -40,13 +40,41 @@ type queue struct {
 }
 
 // next removes and returns the first call if its body has arrived and a slot is free. A call without its body blocks
-// those behind it: the order is that of the envelopes.
+// those behind it: the order is that of the envelopes. A call that awaits the value of a reference blocks only those of its own
+// caller (or sequencer): the value may be the result of a call that waits for another one in this lane.
 func (q *queue) next() *call {
-	if q.running >= q.lane.Limit || q.waiting.len() == 0 || !q.waiting.first().bodyHere {
+	if q.running >= q.lane.Limit || q.waiting.len() == 0 {
 		return nil
 	}
-	q.running++
-	return q.waiting.pop()
+	if first := q.waiting.first(); first.ready() {
+		q.running++
+		return q.waiting.pop()
+	} else if !first.awaitsValues() {
+		return nil
+	}
+	c := q.nextOfOthers()
+	if c != nil {
+		q.running++
+		q.waiting.remove(func(other *call) bool { return other == c })
+	}
+	return c
+}
+
+// nextOfOthers is the first call that may start although calls before it await values.
+func (q *queue) nextOfOthers() *call {
+	blocked := map[string]bool{}
+	for _, c := range q.waiting.all() {
+		switch by := c.header.OrderedBy(); {
+		case blocked[by]:
+		case c.ready():
+			return c
+		case !c.awaitsValues():
+			return nil
+		default:
+			blocked[by] = true
+		}
+	}
+	return nil
 }
 
 // fifo is a queue that reuses its array. The zero fifo is empty.

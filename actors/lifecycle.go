@@ -53,6 +53,9 @@ func (s State) Over() bool { return s == Stopped || s == Failed }
 func (w *Worker) Stop(ctx context.Context) error {
 	w.beginStop()
 	w.awaitIdle(ctx, w.forceCh, true)
+	if w.host.cfg.OwnProcess { // the process ends with the worker
+		w.host.ep.References().HandOver(ctx)
+	}
 	if ctx.Err() != nil {
 		w.forceOnce.Do(func() { close(w.forceCh) })
 	}

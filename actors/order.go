@@ -70,7 +70,7 @@ func (w *Worker) dropHeld() {
 // admitReleased admits the calls whose turn has come because an earlier one was admitted or skipped.
 func (w *Worker) admitReleased(st *callOrder) (fetch []*call) {
 	for a, ok := st.Release(); ok; a, ok = st.Release() {
-		if c := w.admit(w.callerOf(a.header, a.at), a.header, a.body, a.at); c != nil && !c.bodyHere {
+		if c := w.admit(w.callerOf(a.header, a.at), a.header, a.body, a.at); c != nil && c.phase == queued && !c.ready() {
 			fetch = append(fetch, c)
 		}
 	}

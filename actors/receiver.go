@@ -79,6 +79,8 @@ func (r *receiver) handle(m *bus.Msg) {
 		r.each(m, f, func(w *Worker) { w.statusAsked(&f.Header, now) })
 	case wire.KindCancel:
 		r.each(m, f, func(w *Worker) { w.cancelRequested(&f.Header, now) })
+	case wire.KindTaken:
+		r.each(m, f, func(w *Worker) { w.referencesTaken(&f.Header) })
 	case wire.KindSkip:
 		r.each(m, f, func(w *Worker) { h.fetch(w.skip(&f.Header)) })
 	default:

@@ -15,6 +15,30 @@ type Answer struct {
 	Err    error
 	Queued time.Duration // how long the call waited at the worker
 	Ran    time.Duration // how long it ran there
+	refs   *answerReferences
+}
+
+// answerReferences are the references of an answer; most have none.
+type answerReferences struct {
+	kept   wire.Reference
+	inside []wire.Reference
+}
+
+// Kept is set instead of Body for a large answer of a call with Keep: a value of this endpoint with one use, which the caller
+// releases.
+func (a *Answer) Kept() wire.Reference {
+	if a.refs == nil {
+		return wire.Reference{}
+	}
+	return a.refs.kept
+}
+
+// References are those inside the body, of a call with Counted. Each is retained once, and the caller releases it.
+func (a *Answer) References() []wire.Reference {
+	if a.refs == nil {
+		return nil
+	}
+	return a.refs.inside
 }
 
 // Progress is the state of one rank in a pending call.

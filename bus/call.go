@@ -25,6 +25,14 @@ type Call struct {
 	// Memory allocates answers over MaxInline. The caller owns and frees them. Nil: Go's heap.
 	Memory Memory
 
+	// Keep leaves answers over MaxInline with their workers (Answer.Kept).
+	Keep bool
+	// Counted: the caller takes the references inside answers (Answer.References), and releases them.
+	Counted bool
+	// Arguments are the arguments that are references. Workers replace them by their values before the method runs. The caller
+	// keeps them, and the references inside other arguments, until the call is over.
+	Arguments []wire.Reference
+
 	FailFast bool // the first failure ends the call and cancels the other ranks
 	Need     int  // number of good answers that end the call and cancel the other ranks; 0: all
 

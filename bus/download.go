@@ -56,7 +56,9 @@ type download struct {
 	asked     time.Time
 	patience  time.Duration // time without progress before the request is repeated
 	gaps      int           // chunks beyond the offset since the last one in order
-	finished  bool
+	// absentSince is when the server first reported that the owner's inbox has no subscriber; zero: it has one.
+	absentSince time.Time
+	finished    bool
 }
 
 func newDownloads(ep *Endpoint) *downloads {
@@ -174,7 +176,7 @@ func (e *Endpoint) Chunk(f *wire.Frame) {
 		r.mu.Unlock()
 		return
 	}
-	r.heard = time.Now()
+	r.heard, r.absentSince = time.Now(), time.Time{}
 	if r.buf == nil {
 		if r.buf = makeBody(r.memory, int(r.ref.Len)); r.buf == nil {
 			r.mu.Unlock()
@@ -299,6 +301,25 @@ func (rs *downloads) sweep(now time.Time, connected, anew bool) {
 			rs.finish(r, Errorf(CodeWorkerLost, "the owner of a body of %d bytes has not answered for %s", r.ref.Len, giveUpAfter))
 		case stalled:
 			rs.want(r)
+			rs.ep.ProbeInbox(r.ref.Owner)
+		}
+	}
+}
+
+// absent handles the server's report that the inbox of an owner has no subscriber. When this lasts, its downloads fail.
+func (rs *downloads) absent(session string, now time.Time) {
+	for _, r := range rs.all() {
+		if r.ref.Owner != session {
+			continue
+		}
+		r.mu.Lock()
+		if r.absentSince.IsZero() {
+			r.absentSince = now
+		}
+		gone := now.Sub(r.absentSince) >= goneAfter
+		r.mu.Unlock()
+		if gone {
+			rs.finish(r, Errorf(CodeWorkerLost, "the owner of a body of %d bytes has ended: nothing has subscribed to its inbox for %s", r.ref.Len, goneAfter))
 		}
 	}
 }

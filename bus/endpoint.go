@@ -40,6 +40,7 @@ type Endpoint struct {
 	sub         *nats.Subscription
 	downloads   *downloads
 	uploads     *uploads
+	references  *References
 	sequencers  *sequencers
 	batcher     *answerBatcher
 	lastGather  atomic.Pointer[Gather] // of the last answer, if it is not over
@@ -79,6 +80,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	}
 	e.callPrefix, e.probePrefix = replyCallPrefix(namespace, e.session), replyProbePrefix(namespace, e.session)
 	e.downloads, e.uploads, e.sequencers, e.batcher = newDownloads(e), newUploads(e), newSequencers(e), newAnswerBatcher(e)
+	e.references = newReferences(e)
 	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), GuardMsg(e.receive))
 	if err != nil {
 		return nil, natsError("subscribe to the inbox", err)
@@ -130,6 +132,7 @@ func (e *Endpoint) Close() {
 	e.bus.mu.Unlock()
 	e.fail(Errorf(CodeClosed, "the endpoint is closed"))
 	e.closing.Do(func() {
+		e.references.Close()
 		e.mu.Lock()
 		e.stopped = true
 		e.mu.Unlock()
@@ -246,6 +249,8 @@ func (e *Endpoint) receiveFrame(data []byte) {
 		e.Chunk(&f)
 	case wire.KindMissing:
 		e.missing(&f)
+	case wire.KindResolve, wire.KindResolved, wire.KindHold, wire.KindDrop, wire.KindHeld, wire.KindFree, wire.KindKept, wire.KindHandOver:
+		e.references.receive(&f)
 	default:
 		e.bus.cfg.Logger.Warn("bus: the inbox received a frame of an unknown kind", "kind", f.Kind.String())
 	}
@@ -294,9 +299,14 @@ func (b *Bus) ProbeInbox(namespace, session, reply string) {
 func (e *Endpoint) OnAbsent(tell func(session string)) { e.onAbsent.Store(&tell) }
 
 func (e *Endpoint) inboxAbsent(m *nats.Msg) {
-	tell := e.onAbsent.Load()
-	if tell != nil && len(m.Data) == 0 && m.Header.Get("Status") == "503" {
-		(*tell)(m.Subject[len(e.probePrefix):])
+	if len(m.Data) != 0 || m.Header.Get("Status") != "503" {
+		return
+	}
+	session := m.Subject[len(e.probePrefix):]
+	e.downloads.absent(session, time.Now())
+	e.references.absent(session, time.Now())
+	if tell := e.onAbsent.Load(); tell != nil {
+		(*tell)(session)
 	}
 }
 
@@ -322,8 +332,17 @@ func (e *Endpoint) answered(f *wire.Frame) {
 		}
 		return
 	}
-	if f.Header.Ref.Owner != "" { // the call is over
-		e.release(f.Header.Ref, wire.RankSet{})
+	e.refuse(&f.Header)
+}
+
+// refuse ends the body of an answer that is not needed: the call is over, or the answer is a repeat.
+func (e *Endpoint) refuse(h *wire.Header) {
+	switch {
+	case h.Ref.Owner == "":
+	case h.Keep:
+		e.references.discard(h.Ref)
+	default:
+		e.release(h.Ref, wire.RankSet{})
 	}
 }
 
@@ -386,6 +405,7 @@ func (e *Endpoint) Lost(to Address, rank int, gen uint32, why error) {
 			g.lost(rank, gen, why)
 		}
 	}
+	e.references.lost(to, rank, gen, why)
 }
 
 // Forget removes the state of a role that has ended.
@@ -447,7 +467,7 @@ func (e *Endpoint) idle() bool {
 	e.mu.Lock()
 	pending := len(e.pending) + len(e.cancelsAt)
 	e.mu.Unlock()
-	return pending == 0 && e.downloads.len() == 0 && !e.uploads.inUse()
+	return pending == 0 && e.downloads.len() == 0 && !e.uploads.inUse() && !e.references.active()
 }
 
 // wakeSweep starts the sweep if it sleeps.
@@ -463,6 +483,7 @@ func (e *Endpoint) sweep(anew bool) {
 	connected, now := e.bus.nc.IsConnected(), time.Now()
 	e.downloads.sweep(now, connected, anew)
 	e.uploads.remind(now)
+	e.references.sweep(now, connected)
 	e.repeatCancels(now, connected, anew)
 	e.mu.Lock()
 	if connected {

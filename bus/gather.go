@@ -294,7 +294,7 @@ func (g *Gather) frame(part int) wire.Frame {
 	f := wire.Frame{Kind: wire.KindCall, Header: wire.Header{
 		Session: g.ep.session, Seq: g.seq, Acked: acked, Method: c.Method, Object: c.Object,
 		Caller: g.ep.caller, Trace: c.Trace, Meta: c.Meta, NoData: p.NoData, Inline: g.inline,
-		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part],
+		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part], Keep: c.Keep, Arguments: c.Arguments,
 		Order: g.place.order, Prev: g.place.prev, Prevs: g.place.prevs,
 	}}
 	if p.Some {
@@ -322,19 +322,24 @@ func (g *Gather) answer(f *wire.Frame) (over bool) {
 		fetching := s != nil && !s.answered && s.fetching() == h.Ref
 		over = g.over
 		g.mu.Unlock()
-		if h.Ref.Owner != "" && !fetching {
-			g.ep.release(h.Ref, wire.RankSet{})
+		if !fetching {
+			g.ep.refuse(h)
 		}
 		return over
 	}
 	s.answer.Gen, s.answer.Queued, s.answer.Ran = h.Gen, h.Queued, h.Ran
 	switch {
+	case h.Ref.Owner != "" && h.Keep:
+		s.answer.refs = &answerReferences{kept: g.ep.references.adopt(h, g.call.To, g.call.Memory)}
+		done := g.settleLocked(i, nil, nil)
+		g.settled(done)
+		return done.over
 	case h.Ref.Owner != "":
 		known := s.fetching() == h.Ref
 		s.more().fetching = h.Ref
 		g.mu.Unlock()
 		if !known {
-			g.fetch(i, h.Ref, h.Location, h.Code)
+			g.fetch(i, h)
 		}
 	case h.Code != "":
 		g.mu.Unlock()
@@ -344,11 +349,23 @@ func (g *Gather) answer(f *wire.Frame) (over bool) {
 		if len(f.Body) > 0 {
 			body = f.Body
 		}
+		g.takeReferences(s, h.References)
 		done := g.settleLocked(i, body, nil)
 		g.settled(done)
 		return done.over
 	}
 	return false
+}
+
+// takeReferences retains the references inside an answer and tells the worker, which has kept them until now. g.mu is held.
+func (g *Gather) takeReferences(s *slot, refs []wire.Reference) {
+	if len(refs) == 0 || !g.call.Counted {
+		return
+	}
+	s.answer.refs = &answerReferences{inside: refs}
+	g.ep.references.Retain(refs...)
+	f := wire.Frame{Kind: wire.KindTaken, Header: wire.Header{Session: g.ep.session, Seq: g.seq}}
+	_ = g.ep.send(g.call.To.ControlRank(s.answer.Rank), &f) // the next acknowledgement has the same effect
 }
 
 // genOf is the expected generation of a rank.
@@ -360,7 +377,8 @@ func (g *Gather) genOf(rank int) uint32 {
 }
 
 // fetch pulls the body of an answer.
-func (g *Gather) fetch(i int, ref wire.Ref, at wire.Location, code Code) {
+func (g *Gather) fetch(i int, h *wire.Header) {
+	ref, at, code, refs := h.Ref, h.Location, h.Code, h.References
 	memory := g.call.Memory
 	if code != "" { // errors are decoded here
 		memory = nil
@@ -370,6 +388,11 @@ func (g *Gather) fetch(i int, ref wire.Ref, at wire.Location, code Code) {
 			g.settle(i, nil, err)
 			return
 		}
+		g.mu.Lock()
+		if s := &g.slots[i]; !s.answered && !g.over && code == "" {
+			g.takeReferences(s, refs)
+		}
+		g.mu.Unlock()
 		g.deliver(i, code, body)
 	})
 	g.mu.Lock()
@@ -503,6 +526,7 @@ func (g *Gather) finish(cause error) {
 	g.over = true
 	var unanswered wire.RankSet
 	var fetching []wire.Ref
+	var untaken []wire.Reference
 	for i := 0; i < len(g.slots) && g.left > 0; i++ {
 		s := &g.slots[i]
 		if s.answered {
@@ -512,7 +536,8 @@ func (g *Gather) finish(cause error) {
 		if ref := s.fetching(); ref.Owner != "" {
 			fetching = append(fetching, ref)
 		}
-		s.answered, s.answer.Err = true, g.siblingError(s.answer.Rank, cause)
+		untaken = append(untaken, s.answer.References()...)
+		s.answered, s.answer.Err, s.answer.refs = true, g.siblingError(s.answer.Rank, cause), nil
 		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0
@@ -525,6 +550,7 @@ func (g *Gather) finish(cause error) {
 	for _, ref := range fetching {
 		g.ep.downloads.abandon(ref, cause)
 	}
+	g.ep.references.Release(untaken...)
 	g.releaseArgs()
 	if unanswered.Len() > 0 && !deferred { // no worker knows of a deferred call
 		g.tellCancelled(unanswered)

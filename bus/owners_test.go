@@ -19,7 +19,7 @@ import (
 
 // memoryWorker is a worker whose large bodies are allocated from a Memory. It answers later, from another goroutine.
 type memoryWorker struct {
-	memory *bustest.Memory
+	memory bus.Memory
 	rank   int
 }
 
@@ -57,7 +57,7 @@ func (k *memoryWorker) Begin(ctx context.Context, method string, body []byte, do
 }
 
 // startMemoryWorkers starts a role of memoryWorkers, two on each host.
-func (th *testbed) startMemoryWorkers(memory *bustest.Memory) {
+func (th *testbed) startMemoryWorkers(memory bus.Memory) {
 	class := &actors.Class{Name: "memoryWorker", Open: true, New: func(_ context.Context, s actors.Setup) (actors.Handler, error) {
 		return &memoryWorker{memory: memory, rank: s.Rank}, nil
 	}}

@@ -17,7 +17,8 @@ const ReplyRoom = 64
 type Reply struct {
 	buf    []byte
 	from   int    // start of the frame in buf
-	upload uint64 // id of the upload of its body; 0: the body is in the frame
+	upload uint64 // id of the upload of its body; 0: the body is in the frame, or kept
+	kept   uint64 // id of the upload of a body that is kept for the caller
 }
 
 // Inbox is the subject for answers to a session's calls.
@@ -27,7 +28,8 @@ func (e *Endpoint) Inbox(session string) string { return replyIn(e.namespace, se
 // belongs to the Reply from now on. The body travels in the frame if the call allows its size; otherwise this endpoint
 // offers it until the caller has pulled it, and onDone, if set, is called when it is not read any more. h is the
 // answer's envelope; for a failure the body is the encoded *Error. With more set, other answers follow soon, and this
-// one may travel in one message with them.
+// one may travel in one message with them. With h.Keep set, the body is kept for the caller as References says, with the references
+// of h, which are retained for it already.
 func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, body []byte, more bool, onDone func()) Reply {
 	h.Seq = call.Seq
 	inPlace := body == nil
@@ -36,6 +38,9 @@ func (e *Endpoint) Reply(inbox string, call *wire.Header, h *wire.Header, buf, b
 	}
 	var r Reply
 	switch {
+	case h.Keep:
+		h.Ref = e.references.keep(call.Session, body, h.References, onDone)
+		r.kept, r.buf = h.Ref.ID, make([]byte, ReplyRoom)
 	case len(body) > e.inlineLimit(call, h.Code):
 		h.Ref = e.offer(body, wire.RankSet{}, "", onDone)
 		r.upload, r.buf = h.Ref.ID, make([]byte, ReplyRoom)
@@ -77,6 +82,9 @@ func (e *Endpoint) Repeat(inbox string, r *Reply) {
 
 // ForgetReply releases a reply that the caller has acknowledged, and returns its buffer.
 func (e *Endpoint) ForgetReply(r *Reply) (buf []byte) {
+	if r.kept != 0 {
+		e.references.settle(r.kept)
+	}
 	if r.upload != 0 {
 		e.withdraw(wire.Ref{Owner: e.session, ID: r.upload})
 	}

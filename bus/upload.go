@@ -31,6 +31,7 @@ type upload struct {
 	st      *uploads
 	ref     wire.Ref
 	body    []byte
+	kept    bool   // offered until withdraw, to any number of receivers, each on its own inbox
 	subject string // subscribed by all receivers, for one transfer to all; empty: each has its own inbox
 	onDone  func() // called once, when the body is not read any more
 
@@ -79,6 +80,14 @@ func (e *Endpoint) offer(body []byte, ranks wire.RankSet, subject string, onDone
 	st.byID[h.ref.ID] = h
 	st.mu.Unlock()
 	return h.ref
+}
+
+// offerKept keeps body until withdraw, for any number of receivers. onDone, if set, is called when it is not read any more.
+func (e *Endpoint) offerKept(body []byte, onDone func()) wire.Ref {
+	ref := e.offer(body, wire.RankSet{}, "", onDone)
+	h := e.uploads.get(ref.ID)
+	h.kept = true // no process knows the ref yet
+	return ref
 }
 
 // withdraw ends an upload. It may have ended before.
@@ -189,7 +198,7 @@ func (h *upload) ask(w want, now time.Time) (start bool, s sentNote) {
 		return false, s
 	}
 	h.latest, h.active = now, now
-	if h.needed.Len() == 0 {
+	if h.needed.Len() == 0 && !h.kept {
 		h.asker = w.session
 	}
 	if len(h.wants) == 0 {
@@ -294,7 +303,7 @@ func (st *uploads) done(f *wire.Frame) {
 		h.needed.Remove(r)
 		h.wanting.Remove(r)
 	}
-	last := h.needed.Len() == 0
+	last := h.needed.Len() == 0 && !h.kept
 	h.mu.Unlock()
 	h.wake()
 	if last {

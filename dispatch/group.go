@@ -69,6 +69,10 @@ type Call struct {
 	OverFunc    func(*bus.Gather)
 	// Memory holds large answers; see bus.Call.
 	Memory bus.Memory
+	// Keep, Counted and Arguments are about references; see bus.Call.
+	Keep      bool
+	Counted   bool
+	Arguments []wire.Reference
 }
 
 // Encoded is arguments that the caller has cut for a plan and encoded: one body for each part. The bodies must not
@@ -134,6 +138,7 @@ func (g *Group) prepare(ctx context.Context, c Call) (*plan.Shards, bus.Call, er
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
 		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc, Memory: c.Memory,
+		Keep: c.Keep, Counted: c.Counted, Arguments: c.Arguments,
 	}
 	call.Gens = g.gens()
 	called := 0

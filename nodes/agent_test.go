@@ -230,6 +230,29 @@ func TestProcessTreeIsKilled(t *testing.T) {
 	require.Empty(t, s.orphans())
 }
 
+// TestSharedFilesOfAWorkerAreRemoved: what CUDA and torch leave in /dev/shm goes with the worker that made it, and nothing else.
+func TestSharedFilesOfAWorkerAreRemoved(t *testing.T) {
+	s := startAgent(t)
+	f := s.follow()
+	started := s.launch(sh(fmt.Sprintf(`touch /dev/shm/torch_$$_17_0 /dev/shm/$(printf 'cuda.shm.%%x.%%x.1' %d $$); echo made; exec sleep 1000`, os.Getuid()), 0))
+	f.until("made")
+	pid := started[0].PID
+	own := []string{fmt.Sprintf("/dev/shm/torch_%d_17_0", pid), fmt.Sprintf("/dev/shm/cuda.shm.%x.%x.1", os.Getuid(), pid)}
+	other := fmt.Sprintf("/dev/shm/torch_%d0_17_0", pid)
+	require.NoError(t, os.WriteFile(other, nil, 0o600))
+	t.Cleanup(func() { require.NoError(t, os.Remove(other)) })
+	for _, path := range own {
+		require.FileExists(t, path)
+	}
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	_, err := s.client.Stop(t.Context(), "host", []nodes.WorkerID{id(0)}, 0) // returns when its process tree is gone
+	require.NoError(t, err)
+	for _, path := range own {
+		require.Eventually(t, func() bool { _, err := os.Lstat(path); return os.IsNotExist(err) }, 10*time.Second, 10*time.Millisecond, path)
+	}
+	require.FileExists(t, other)
+}
+
 func TestMissingProgramAndFolder(t *testing.T) {
 	s := startAgent(t)
 	l := sh("", 0)

@@ -267,6 +267,12 @@ func (w *worker) supervise(child process, out *outputCapture) {
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
 	left := w.node.agent.treeKiller.kill(w.marker, child.pid, w.cgroup)
+	w.mu.Lock()
+	since := w.since
+	w.mu.Unlock()
+	if err := removeSharedFiles(child.pid, since); err != nil {
+		w.node.agent.cfg.Logger.Warn("nodes: removing files of shared memory that CUDA or torch left failed", "worker", w.ID.String(), "error", err)
+	}
 	child.reap()
 	removeCgroup(w.cgroup)
 	out.close()

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"troupe/actors"
+	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
 )
@@ -55,6 +56,9 @@ func (c *Cluster) callable(method string) error {
 	e.Role, e.Rank, e.Method = c.Name(), -1, method
 	return &e
 }
+
+// References are the values of the process that holds this cluster.
+func (c *Cluster) References() *bus.References { return c.rt.ep.References() }
 
 // Call calls a method in its own mode and returns the result of that mode.
 func (c *Cluster) Call(ctx context.Context, method string, args ...any) (any, error) {

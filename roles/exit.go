@@ -35,6 +35,9 @@ func (l *liveness) exited(e nodes.Exit) {
 		return // the rank no longer exists
 	}
 	old := l.beats[rank]
+	if e.ID.Gen == old.Gen { // after the loss, which has the cause
+		defer l.cluster.rt.ep.SessionEnded(old.session)
+	}
 	if e.ID.Gen < old.Gen || e.ID.Gen == old.Gen && old.State.Over() && !old.awaitingExit {
 		l.mu.Unlock()
 		return // of an earlier generation, or known already

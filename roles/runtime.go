@@ -220,6 +220,9 @@ func (rt *Runtime) Bus() *bus.Bus { return rt.bus }
 // Session identifies this driver.
 func (rt *Runtime) Session() string { return rt.ep.Session() }
 
+// References are the values of this process to which others may refer, and its references to theirs.
+func (rt *Runtime) References() *bus.References { return rt.ep.References() }
+
 // StartedWorker reports whether a session belongs to a worker that this driver has started, and can be trusted like the driver.
 // A process is known when it is ready, a goroutine from its first heartbeat.
 func (rt *Runtime) StartedWorker(session string) bool {
@@ -495,6 +498,9 @@ func (rt *Runtime) Close(ctx context.Context) error {
 	defer close(rt.closedCh)
 	rt.cancelCreate()
 	rt.creating.Wait()
+	if rt.ep != nil {
+		rt.ep.References().Close() // workers that stop need not hand over results that are not used any more
+	}
 	err := rt.closeClusters(ctx)
 	if rt.services.used() {
 		err = errors.Join(err, rt.releaseOwn(ctx))

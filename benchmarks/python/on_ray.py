@@ -28,6 +28,13 @@ class Worker:
         return self.array
 
 
+    def made(self) -> Any:
+        return numpy.ones(64 << 20, numpy.uint8)
+
+    def largest(self, x: Any) -> int:
+        return int(x.view(numpy.uint64).max())
+
+
 made: dict[int, list[Any]] = {}
 
 
@@ -84,12 +91,39 @@ def result() -> dict[str, Any]:
     return loops.timed(lambda: ray.get(w.result.remote()), 3, 20, warm=2)
 
 
+def result_made() -> dict[str, Any]:
+    w = workers(1)[0]
+    return loops.timed(lambda: ray.get(w.made.remote()), 3, 20, warm=2)
+
+
+def scatter_gather() -> dict[str, Any]:
+    ws, parts = workers(8), [numpy.ones(32 << 20, numpy.uint8) for _ in range(8)]
+    return loops.timed(lambda: ray.get([w.echo.remote(p) for w, p in zip(ws, parts, strict=True)]), 4, 20, warm=2)
+
+
+def broadcast(method: str) -> dict[str, Any]:
+    ws, array = workers(8), numpy.ones(256 << 20, numpy.uint8)
+
+    def call() -> None:
+        reference = ray.put(array)
+        ray.get([getattr(w, method).remote(reference) for w in ws])
+
+    return loops.timed(call, 4, 20, warm=2)
+
+
+def worker_to_worker() -> dict[str, Any]:
+    a, b = workers(8)[:2]
+    return loops.timed(lambda: ray.get(b.size.remote(a.made.remote())), 3, 20, warm=2)
+
+
 if __name__ == "__main__":
     ray.init(include_dashboard=False, log_to_driver=False, num_cpus=64)
     loops.serve(
         {
             "call_1_1": call_1_1, "call_1_1_busy_thread": busy, "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
             "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
-            "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result,
+            "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result, "result_made_64mib": result_made,
+            "scatter_gather_256mib": scatter_gather, "broadcast_256mib": lambda: broadcast("size"), "broadcast_read_256mib": lambda: broadcast("largest"),
+            "worker_to_worker_64mib": worker_to_worker,
         }
     )  # fmt: skip

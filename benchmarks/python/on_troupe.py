@@ -25,9 +25,29 @@ class Worker:
         return self.array
 
 
+    def made(self) -> Any:
+        return numpy.ones(64 << 20, numpy.uint8)
+
+    def empty(self) -> Any:
+        array = troupe.empty(64 << 20, numpy.uint8)
+        array[:] = 1
+        return array
+
+
 class Small:
     def echo(self, x: Any) -> Any:
         return x
+
+    @troupe.register(dispatch_mode=troupe.Dispatch.ONE_TO_ALL)
+    def size(self, x: Any) -> int:
+        return int(x.nbytes)
+
+    @troupe.register(dispatch_mode=troupe.Dispatch.ONE_TO_ALL)
+    def largest(self, x: Any) -> int:
+        return int(x.view(numpy.uint64).max())
+
+    def made(self) -> Any:
+        return numpy.ones(64 << 20, numpy.uint8)
 
 
 made: dict[int, troupe.Cluster] = {}
@@ -121,6 +141,45 @@ def result() -> dict[str, Any]:
     return loops.timed(lambda: handle.result(), 3, 20, warm=2)
 
 
+def result_made(method: str) -> dict[str, Any]:
+    handle = cluster(1).workers[0]
+    assert getattr(handle, method)().nbytes == 64 << 20
+    return loops.timed(lambda: getattr(handle, method)(), 3, 20, warm=2)
+
+
+def result_written(copy: bool) -> dict[str, Any]:
+    """The caller writes to all of the array that it receives."""
+    method = cluster(1).workers[0].result.options(copy=copy)
+
+    def call() -> None:
+        method()[:] = 2
+
+    return loops.timed(call, 3, 20, warm=2)
+
+
+def scatter_gather() -> dict[str, Any]:
+    role, parts = cluster(8), [numpy.ones(32 << 20, numpy.uint8) for _ in range(8)]
+    assert [a.nbytes for a in role.execute_all_sync("echo", troupe.Scatter(parts))] == [32 << 20] * 8
+    return loops.timed(lambda: role.execute_all_sync("echo", troupe.Scatter(parts)), 4, 20, warm=2)
+
+
+def broadcast(method: str, want: int) -> dict[str, Any]:
+    role, array = cluster(8), numpy.ones(256 << 20, numpy.uint8)
+    assert getattr(role, method)(array) == [want] * 8
+    return loops.timed(lambda: getattr(role, method)(array), 4, 20, warm=2)
+
+
+def worker_to_worker() -> dict[str, Any]:
+    a, b = cluster(8).workers[:2]
+    assert b.size(a.made.remote()) == 64 << 20
+    return loops.timed(lambda: b.size(a.made.remote()), 3, 20, warm=2)
+
+
+def plain_copy() -> dict[str, Any]:
+    source, target = numpy.ones(64 << 20, numpy.uint8), numpy.zeros(64 << 20, numpy.uint8)
+    return loops.timed(lambda: numpy.copyto(target, source), 1, 50, warm=2)
+
+
 if __name__ == "__main__":
     with troupe.init(gpus="none"):
         loops.serve(
@@ -128,6 +187,10 @@ if __name__ == "__main__":
                 "call_1_1": call_1_1, "call_1_1_served": call_served, "call_1_1_control": call_control, "call_1_1_busy_thread": busy,
                 "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
                 "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
-                "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result,
+                "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result, "result_made_64mib": lambda: result_made("made"),
+                "result_empty_64mib": lambda: result_made("empty"), "result_written_64mib": lambda: result_written(False),
+                "result_copied_written_64mib": lambda: result_written(True), "scatter_gather_256mib": scatter_gather,
+                "broadcast_256mib": lambda: broadcast("size", 256 << 20), "broadcast_read_256mib": lambda: broadcast("largest", 0x0101010101010101),
+                "worker_to_worker_64mib": worker_to_worker, "plain_copy_64mib": plain_copy,
             }
         )  # fmt: skip

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -64,6 +65,7 @@ type region struct {
 	gen     uint64
 	inUse   bool // by this process: a claim is granted
 	readers map[*arenaLink]struct{}
+	asked   time.Time // when its readers were asked to detach
 }
 
 // arenaLink is the link of one reader.
@@ -75,7 +77,10 @@ type arenaLink struct {
 	has   map[uint64]struct{} // segments whose descriptor was sent
 }
 
-const trimEvery = 5 * time.Second
+const (
+	trimEvery   = 5 * time.Second
+	detachEvery = 5 * time.Second // a reader that has not detached a region by then is asked again
+)
 
 // Open makes the arena of this process. The error says what a person can do; without an arena bodies travel over the bus.
 func Open(cfg Config) (*Arena, error) {
@@ -186,9 +191,11 @@ func (a *Arena) createLocked(size int) *segment {
 		a.destroyLocked(a.idle[0])
 	}
 	if a.bytes+int64(size) > a.cfg.Limit {
+		a.detachLocked(nil, size)
 		return nil
 	}
 	if err := a.dir.reserve(a.bytes+int64(size), a.cfg.HostLimit); err != nil {
+		a.detachLocked(nil, size)
 		return nil
 	}
 	mem, fd, err := createSegment(size)
@@ -221,6 +228,32 @@ func (a *Arena) destroyLocked(s *segment) {
 	_ = unix.Close(s.fd)
 	a.bytes -= int64(len(s.mem))
 	_ = a.dir.set(a.bytes) // too much is reserved until the next segment
+}
+
+// detachLocked asks readers, or one reader, to detach regions of together that size, the largest first: later bodies can then be shared.
+// The body that finds the limit reached travels over the bus.
+func (a *Arena) detachLocked(only *arenaLink, size int) {
+	var lent []*region
+	now := time.Now()
+	for _, r := range a.regions {
+		if only == nil && r.inUse || now.Sub(r.asked) < detachEvery || only != nil && !has(r.readers, only) {
+			continue
+		}
+		lent = append(lent, r)
+	}
+	slices.SortFunc(lent, func(x, y *region) int { return cmp.Compare(y.size, x.size) })
+	for _, r := range lent {
+		if size <= 0 {
+			return
+		}
+		size -= r.size
+		r.asked = now
+		for l := range r.readers {
+			if only == nil || l == only {
+				l.send(message{kind: kindDetach, segment: r.segment.id, offset: uint64(r.offset), gen: r.gen})
+			}
+		}
+	}
 }
 
 func without(all []*segment, s *segment) []*segment {
@@ -393,6 +426,10 @@ func (a *Arena) serve(l *arenaLink) {
 			}
 		case kindReleased:
 			a.released(l, m)
+		case kindUnmapped:
+			a.mu.Lock()
+			delete(l.has, m.segment)
+			a.mu.Unlock()
 		default:
 			return // a later version would have said so in its messages
 		}
@@ -403,7 +440,11 @@ func (a *Arena) serve(l *arenaLink) {
 func (a *Arena) claimed(l *arenaLink, m message) error {
 	a.mu.Lock()
 	r := a.regionLocked(m)
-	if r == nil || !r.inUse || m.length > uint64(r.length) || l.bytes+int64(r.size) > a.cfg.ReaderLimit || has(l.lent, r) {
+	full := r != nil && l.bytes+int64(r.size) > a.cfg.ReaderLimit
+	if full {
+		a.detachLocked(l, r.size)
+	}
+	if r == nil || full || !r.inUse || m.length > uint64(r.length) || has(l.lent, r) {
 		a.mu.Unlock()
 		m.kind = kindRefused
 		l.send(m)

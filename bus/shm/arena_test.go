@@ -245,7 +245,7 @@ func TestLimits(t *testing.T) {
 		require.True(t, body != nil)
 		require.True(t, attach(r, a.Locate(two), ownSeg) == nil)
 		require.True(t, r.Release(body))
-		require.True(t, attach(r, a.Locate(two), ownSeg) != nil)
+		eventually(t, func() bool { return attach(r, a.Locate(two), ownSeg) != nil }) // when the detachment that was asked for has ended
 	})
 	t.Run("host", func(t *testing.T) {
 		cfg := quiet(privateDir(t))
@@ -264,6 +264,52 @@ func TestLimits(t *testing.T) {
 		require.ErrorContains(t, err, "Limit")
 		require.ErrorContains(t, err, "absolute")
 	})
+}
+
+// TestReadersDetach: an owner at its limit, or a reader at its own, gets regions back that a reader goes on using. The reader's bytes stay.
+func TestReadersDetach(t *testing.T) {
+	for name, set := range map[string]func(*shm.Config){
+		"limit of the process": func(c *shm.Config) { c.Limit = 2 * ownSeg },
+		"limit of the host":    func(c *shm.Config) { c.HostLimit, c.Limit = 2*ownSeg, 8*ownSeg },
+		"limit of the reader":  func(c *shm.Config) { c.ReaderLimit = 2 * ownSeg },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := privateDir(t)
+			cfg := quiet(dir)
+			set(&cfg)
+			a := openArena(t, cfg)
+			reader := startChild(t, dir)
+			send := func(salt byte) (got outcome, ok bool) {
+				body := a.Alloc(ownSeg)
+				if body == nil {
+					return outcome{}, false
+				}
+				defer a.Free(body)
+				fill(body, salt)
+				got = reader.attach(a.Locate(body), ownSeg)
+				return got, got.Body >= 0
+			}
+			var held []outcome
+			for salt := range byte(6) {
+				var got outcome
+				eventually(t, func() (ok bool) { got, ok = send(salt); return ok })
+				held = append(held, got)
+				for i, o := range held {
+					require.Equal(t, sumOf(ownSeg, byte(i)), reader.do(command{Op: "sum", Body: o.Body}).Sum)
+				}
+			}
+			for _, o := range held {
+				require.True(t, reader.do(command{Op: "release", Body: o.Body}).OK)
+			}
+			eventually(t, func() bool { return a.Stats().Lent == 0 })
+			for salt := range byte(3) { // the reader sees the owner's bytes again
+				var got outcome
+				eventually(t, func() (ok bool) { got, ok = send(100 + salt); return ok })
+				require.Equal(t, sumOf(ownSeg, 100+salt), got.Sum)
+				require.True(t, reader.do(command{Op: "release", Body: got.Body}).OK)
+			}
+		})
+	}
 }
 
 // TestIdleMemoryIsGivenBack: after the time that was set, and the readers unmap it.

@@ -26,7 +26,8 @@ const (
 	kindRefused  kind = 3 // arena → reader: the region has another body by now, or a limit is reached
 	kindReleased kind = 4 // reader → arena: no process reads the region through this connection any more
 	kindGone     kind = 5 // arena → reader: the segment has ended and may be unmapped
-	kindDetach   kind = 6 // arena → reader: release the region soon, by a private copy of it
+	kindUnmapped kind = 7 // reader → arena: the segment's descriptor is needed again with the next region that is lent
+	kindDetach   kind = 6 // arena → reader: release the region by a private copy of it, if that is possible
 )
 
 type message struct {

@@ -19,6 +19,9 @@ import (
 //	Attach ──► claimed ── granted ──► attached ── Release ──► released, when no forked child can read it
 //	              └── refused, no answer within ClaimLimit, no such owner, a segment that fails its checks ──► done(nil)
 //
+// An owner at its limit asks for detachment: the reader copies the region in place, page by page, and tells the owner that it is released,
+// while this process goes on using it.
+//
 // What it attaches is mapped privately: this process may write to it, and no other process sees that.
 type Reader struct {
 	cfg Config
@@ -29,6 +32,9 @@ type Reader struct {
 	lastClaim uint64
 	sweeping  bool // a goroutine ends claims that are too old
 	closed    bool
+	detaches  int // goroutines that detach, or wait for that
+
+	detachMu sync.Mutex // one region is copied at a time
 }
 
 // ownerState is how far the link to an owner has come.
@@ -67,21 +73,24 @@ type mapping struct {
 
 // loan is a region that this process uses.
 type loan struct {
-	owner    *owner
-	id       uint64 // of the segment
-	mapping  *mapping
-	offset   uint64
-	size     int // whole pages
-	gen      uint64
-	children int  // forked processes that may read it
-	released bool // by this process
+	owner     *owner
+	id        uint64 // of the segment
+	mapping   *mapping
+	offset    uint64
+	size      int // whole pages
+	gen       uint64
+	children  int  // forked processes that may read it
+	released  bool // by this process
+	detaching bool // a goroutine copies it in place; the end of that does what a release has to do
+	detached  bool // all of its pages are private, and the owner knows that it is not read any more
 }
 
 const (
-	dialLimit  = time.Second
-	sweepEvery = 250 * time.Millisecond
-	downFor    = 30 * time.Second // an owner that cannot be reached is not dialled again for so long
-	mostOwners = 4096             // owners that are down are forgotten when there are more
+	dialLimit    = time.Second
+	sweepEvery   = 250 * time.Millisecond
+	downFor      = 30 * time.Second // an owner that cannot be reached is not dialled again for so long
+	mostDetaches = 1024             // requests to detach that wait; others are ignored
+	mostOwners   = 4096             // owners that are down are forgotten when there are more
 )
 
 // NewReader makes the reader of this process.
@@ -250,7 +259,16 @@ func (r *Reader) received(o *owner, m message, fd int) error {
 		r.mu.Unlock()
 		return nil
 	case m.kind == kindDetach:
-		return nil // an owner that is at its limit goes on over the bus
+		r.mu.Lock()
+		start := r.detaches < mostDetaches
+		if start {
+			r.detaches++
+		}
+		r.mu.Unlock()
+		if start {
+			r.cfg.start(func() { r.detach(o, m) })
+		}
+		return nil
 	}
 	return errMessage
 }
@@ -330,25 +348,83 @@ func (r *Reader) Release(body []byte) bool {
 	}
 	l.released = true
 	delete(r.attached, at)
+	detaching := l.detaching
 	r.mu.Unlock()
-	if err := dropCopied(l.mapping.mem[l.offset : l.offset+uint64(l.size)]); err != nil { // the loan keeps it mapped
-		r.cfg.Logger.Warn("shm: pages that were copied cannot be dropped", "error", err)
+	if !detaching {
+		r.drop(l)
 	}
-	r.returnUnread(l)
 	return true
 }
 
-// returnUnread tells the owner that a region is not read any more, if neither this process nor a child of it can.
+// drop gives up the pages of a released region that this process has for itself, and returns the region.
+func (r *Reader) drop(l *loan) {
+	if err := dropCopied(l.bytes()); err != nil { // the loan keeps it mapped
+		r.cfg.Logger.Warn("shm: pages that were copied cannot be dropped", "error", err)
+	}
+	r.returnUnread(l)
+}
+
+func (l *loan) bytes() []byte { return l.mapping.mem[l.offset : l.offset+uint64(l.size)] }
+
+// detach copies a region in place, and tells its owner that it is released. It does nothing if that is not possible: a forked child reads
+// the region, the system cannot do it, or memory is short.
+func (r *Reader) detach(o *owner, m message) {
+	r.detachMu.Lock()
+	defer r.detachMu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.detaches--
+	}()
+	if underPressure() {
+		return
+	}
+	r.mu.Lock()
+	var l *loan
+	if at := o.mappings[m.segment]; at != nil {
+		l = at.loans[m.offset]
+	}
+	if l == nil || l.gen != m.gen || l.released || l.detached || l.children > 0 {
+		r.mu.Unlock()
+		return
+	}
+	l.detaching = true
+	r.mu.Unlock()
+	err := unix.Madvise(l.bytes(), unix.MADV_POPULATE_WRITE)
+	r.mu.Lock()
+	l.detaching = false
+	released := l.released
+	if l.detached = err == nil && !released && l.children == 0; l.detached { // a child that is made from now on has these pages too
+		link := o.link
+		if o.mappings[l.id] == l.mapping {
+			r.endLocked(o, l.id) // the owner's next body may lie at the same place: it needs another mapping
+		}
+		r.mu.Unlock()
+		if link != nil {
+			link.send(message{kind: kindUnmapped, segment: l.id})
+			link.send(message{kind: kindReleased, segment: l.id, offset: l.offset, gen: l.gen})
+		}
+		return
+	}
+	r.mu.Unlock()
+	if released { // meanwhile
+		r.drop(l)
+	}
+}
+
+// returnUnread ends a loan, and tells the owner that its region is not read any more, if neither this process nor a child of it can.
 func (r *Reader) returnUnread(l *loan) {
 	r.mu.Lock()
-	if !l.released || l.children > 0 {
+	if !l.released || l.children > 0 || l.detaching || l.mapping.loans[l.offset] != l {
 		r.mu.Unlock()
 		return
 	}
 	delete(l.mapping.loans, l.offset)
 	l.mapping.unmapIfUnused()
 	r.mu.Unlock()
-	r.release(l.owner, l.id, l.offset, l.gen)
+	if !l.detached {
+		r.release(l.owner, l.id, l.offset, l.gen)
+	}
 }
 
 func (r *Reader) release(o *owner, segment, offset, gen uint64) {

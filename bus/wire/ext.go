@@ -17,6 +17,8 @@ const (
 	ExtTensor    Ext = 1  // Tensor: dtype, shape, bytes
 	ExtBatch     Ext = 2  // named tensors with equally many rows, and metadata
 	ExtHandle    Ext = 3  // a role, or a worker of one, to be called
+	ExtReference Ext = 4  // Reference: a value that its owner keeps
+	ExtArgument  Ext = 5  // Argument: a reference as an argument of a call, which gets the value
 
 	// 16 to 31 are for Python values that keep their type between Python programs. Go passes them on inside a Raw and
 	// does not decode them.
@@ -42,6 +44,8 @@ var extNames = map[Ext]struct{ name, remedy string }{
 	ExtTensor:          {"tensor", ""},
 	ExtBatch:           {"batch", "the program must import the package that defines batches"},
 	ExtHandle:          {"handle", "the program must import the package that defines handles"},
+	ExtReference:       {"reference", ""},
+	ExtArgument:        {"reference as an argument", ""},
 	ExtPythonTuple:     {"Python tuple", "send a list"},
 	ExtPythonSet:       {"Python set", "send a sorted list"},
 	ExtPythonFrozenset: {"Python frozenset", "send a sorted list"},

@@ -33,12 +33,23 @@ const (
 	KindSequence Kind = 14 // caller → sequencer of an ordered role: the frames of one call, to be sent in order
 	KindVersion  Kind = 15 // a peer of another major version could not read the frame
 	KindBundle   Kind = 16 // several frames in one message, each after its length as a big-endian uint32
+	KindResolve  Kind = 17 // process → owner of a value: request for it, or, with NoData, for the news that it is there
+	KindResolved Kind = 18 // owner → process: the value, where its body lies, its error, or that it is pending (State)
+	KindHold     Kind = 19 // process → owners: it refers to these values from now on
+	KindDrop     Kind = 20 // process → owners: it does not refer to these values any more
+	KindHeld     Kind = 21 // process → owner: all values of this owner that it refers to
+	KindFree     Kind = 22 // owner → process that keeps bodies for it: these are not needed any more
+	KindKept     Kind = 23 // process → owner: bodies that it keeps for the owner, which knows them or has given them up
+	KindHandOver Kind = 24 // process → owner: it ends; the owner must pull these bodies
+	KindTaken    Kind = 25 // caller → worker, control: the references in the answer are held
 )
 
 var kindNames = map[Kind]string{
 	KindCall: "call", KindAnswer: "answer", KindAsk: "ask", KindStatus: "status", KindCancel: "cancel", KindWant: "want",
 	KindChunk: "chunk", KindProgress: "progress", KindDone: "done", KindGone: "gone", KindMissing: "missing",
 	KindSkip: "skip", KindBeat: "beat", KindSequence: "sequence", KindVersion: "version", KindBundle: "bundle",
+	KindResolve: "resolve", KindResolved: "resolved", KindHold: "hold", KindDrop: "drop", KindHeld: "held", KindFree: "free",
+	KindKept: "kept", KindHandOver: "hand over", KindTaken: "taken",
 }
 
 func (k Kind) String() string {
@@ -118,6 +129,10 @@ type Header struct {
 	State  State          // status
 	Queued time.Duration  // answer, status: how long the call waited
 	Ran    time.Duration  // answer, status: how long it ran
+
+	Keep       bool        // call: a large answer stays with its worker, for the caller. answer: it does
+	References []Reference // answer, resolved: the references inside the body
+	Arguments  []Reference // call: the arguments that are references, and are replaced by their values before the method runs
 }
 
 // Envelope keys. A number never changes its meaning and is never reused.
@@ -155,6 +170,9 @@ const (
 	keyLocationSegment
 	keyLocationOffset
 	keyLocationGen
+	keyKeep
+	keyReferences
+	keyArguments
 )
 
 // Frame is one message: magic, version, kind, envelope, body.
@@ -305,8 +323,21 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	num(keyQueued, micros(h.Queued))
 	num(keyRan, micros(h.Ran))
 	b, n = h.Location.append(b, n)
+	num(keyKeep, flag(h.Keep))
+	b, n = appendReferenceFields(b, n, h)
 	binary.BigEndian.PutUint16(b[at+1:], uint16(n))
 	return b
+}
+
+// appendReferenceFields adds the lists of references to an envelope of n fields, and returns how many it has then.
+func appendReferenceFields(b []byte, n int, h *Header) ([]byte, int) {
+	if len(h.References) > 0 {
+		b, n = AppendReferences(append(b, keyReferences), h.References), n+1
+	}
+	if len(h.Arguments) > 0 {
+		b, n = AppendReferences(append(b, keyArguments), h.Arguments), n+1
+	}
+	return b, n
 }
 
 func (h *Header) parse(b []byte, r *FrameReader) error {
@@ -389,6 +420,12 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 		h.Location.Offset = e.uint()
 	case keyLocationGen:
 		h.Location.Gen = e.uint()
+	case keyKeep:
+		h.Keep = e.uint() != 0
+	case keyReferences:
+		h.References = e.references()
+	case keyArguments:
+		h.Arguments = e.references()
 	default:
 		e.raw() // a field that a later minor version added
 	}
@@ -522,6 +559,8 @@ func AppendAnswerHead(b []byte, h *Header) []byte {
 	num(keyQueued, micros(h.Queued))
 	num(keyRan, micros(h.Ran))
 	b, n = h.Location.append(b, n)
+	num(keyKeep, flag(h.Keep))
+	b, n = appendReferenceFields(b, n, h)
 	b[HeadSize+2] = byte(n)
 	binary.BigEndian.PutUint32(b[4:], uint32(len(b)-HeadSize))
 	return b

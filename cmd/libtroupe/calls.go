@@ -13,8 +13,8 @@ import (
 	"troupe/dispatch/plan"
 )
 
-// callHead is the start of troupe_call's blob, little-endian: 40 bytes, the method, the object, for each part of the
-// plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), and those bodies.
+// callHead is the start of troupe_call's blob, little-endian: 40 bytes, the method, the object, the arguments that are
+// references (wire.AppendReferences), for each part of the plan uint64 length and uint64 address (0: the body is in the blob, after all these, in order), and those bodies.
 type callHead struct {
 	flags   uint32 // 0
 	parts   uint32 // 4
@@ -23,7 +23,8 @@ type callHead struct {
 	need    uint32 // 20: number of successful answers that are enough; 0: all
 	method  uint32 // 24: length
 	object  uint32 // 28: length
-	_       uint64 // 32
+	args    uint32 // 32: length of the list of arguments that are references, after the object; 0: none is
+	_       uint32 // 36
 }
 
 const (
@@ -35,6 +36,7 @@ const (
 	callControl    = 8
 	callMore       = 16 // the caller does not wait now: more calls may follow
 	callNoWait     = 32 // fail at once if a rank is being restarted
+	callKeep       = 64 // large answers stay with their workers
 )
 
 func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
@@ -44,10 +46,10 @@ func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
 	le := binary.LittleEndian
 	h = callHead{
 		flags: le.Uint32(b), parts: le.Uint32(b[4:]), timeout: int64(le.Uint64(b[8:])), plan: le.Uint32(b[16:]),
-		need: le.Uint32(b[20:]), method: le.Uint32(b[24:]), object: le.Uint32(b[28:]),
+		need: le.Uint32(b[20:]), method: le.Uint32(b[24:]), object: le.Uint32(b[28:]), args: le.Uint32(b[32:]),
 	}
 	rest = b[callHeadSize:]
-	return h, rest, uint64(h.method)+uint64(h.object)+16*uint64(h.parts) <= uint64(len(rest))
+	return h, rest, uint64(h.method)+uint64(h.object)+uint64(h.args)+16*uint64(h.parts) <= uint64(len(rest))
 }
 
 // bodies returns the bodies of the parts, and the large ones among them, which belong to the call from now on even if
@@ -83,6 +85,14 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	}
 	method, object := string(rest[:h.method]), string(rest[h.method:h.method+h.object])
 	rest = rest[h.method+h.object:]
+	var arguments []wire.Reference
+	if h.args > 0 {
+		var err error
+		if arguments, err = wire.ReadReferences(rest[:h.args]); err != nil {
+			return err
+		}
+	}
+	rest = rest[h.args:]
 	bodies, large, ok := c.bodies(rest[:16*h.parts], rest[16*h.parts:], int(h.parts))
 	if !ok {
 		large.freeAll()
@@ -93,7 +103,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 	if err == nil {
 		p, err = on.planOf(int(h.plan))
 	}
-	r := &callReport{core: c, token: token, need: int(h.need), large: large}
+	r := &callReport{core: c, token: token, need: int(h.need), large: large, keep: h.flags&callKeep != 0}
 	if err != nil {
 		r.refused(err)
 		return nil
@@ -105,7 +115,11 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
-		OverFunc: r.over, Memory: c.memory,
+		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments,
+	}
+	r.refs = on.References()
+	if r.keep {
+		c.addReport(r)
 	}
 	if large != nil {
 		call.Encoded.DoneFunc = large.free
@@ -132,12 +146,17 @@ type callReport struct {
 	token uint64
 	need  int
 	large outgoing
+	keep  bool // it is registered, so that references to its answers can be made
+	refs  *bus.References
 	// collect are the collected ranks, in the order of the result.
 	collect []int
 
 	mu   sync.Mutex // guards what follows
 	sent int        // number of reported answers
 	done bool
+	// promises are references to answers that have not arrived, by rank.
+	promises map[int]wire.Reference
+	reported map[int]bool // ranks whose answer was reported; nil: none, or all
 }
 
 // begun makes the call cancellable, unless it is over.
@@ -156,6 +175,7 @@ func (r *callReport) refused(err error) {
 	defer r.mu.Unlock()
 	if !r.done {
 		r.done = true
+		r.core.removeReport(r)
 		r.large.freeAll()
 		r.core.queue.push(completion{kind: kindOver, flags: flagFailed | flagLast, token: r.token, rank: -1, body: encodeError(err)})
 	}
@@ -170,7 +190,11 @@ func (r *callReport) arrived(g *bus.Gather) {
 	answers := g.ArrivedSince(r.sent)
 	r.sent += len(answers)
 	out := make([]completion, len(answers))
+	if r.reported == nil {
+		r.reported = map[int]bool{}
+	}
 	for i := range answers {
+		r.reported[answers[i].Rank] = true
 		out[i] = r.answer(&answers[i])
 	}
 	r.core.queue.push(out...)
@@ -185,6 +209,7 @@ func (r *callReport) over(g *bus.Gather) {
 	}
 	r.done = true
 	r.core.end(r.token)
+	r.core.removeReport(r)
 	all := g.Arrived()
 	cause, good := causeOf(all)
 	failed := cause >= 0 && (r.need == 0 || good < r.need)
@@ -222,7 +247,9 @@ func (r *callReport) combined(g *bus.Gather, all []bus.Answer) ([]byte, bool) {
 	if r.sent > 0 || len(all) < 2 || !g.AllGood() {
 		return nil, false
 	}
-	if slices.ContainsFunc(all, func(a bus.Answer) bool { return len(a.Body) > combinedLimit }) { // also of ranks that are not collected
+	if len(r.promises) > 0 || slices.ContainsFunc(all, func(a bus.Answer) bool { // also of ranks that are not collected
+		return len(a.Body) > combinedLimit || !a.Kept().IsZero() || len(a.References()) > 0
+	}) {
 		return nil, false
 	}
 	values, size := make([]wire.Raw, len(r.collect)), 0
@@ -253,7 +280,21 @@ func causeOf(all []bus.Answer) (cause, good int) {
 
 func (r *callReport) answer(a *bus.Answer) completion {
 	out := completion{kind: kindAnswer, token: r.token, rank: a.Rank, body: a.Body}
+	kept := a.Kept()
+	if promise, ok := r.promises[a.Rank]; ok {
+		r.refs.Fulfil(promise, *a)
+		if !kept.IsZero() {
+			kept = promise
+		}
+	}
 	switch {
+	case !kept.IsZero():
+		out.flags, out.meta = flagKept, wire.AppendReferences(nil, []wire.Reference{kept})
+	case len(a.References()) > 0:
+		out.meta = wire.AppendReferences(nil, a.References())
+	}
+	switch {
+	case !kept.IsZero():
 	case a.Err != nil:
 		out.flags, out.body = flagFailed, encodeError(a.Err)
 	case a.Body == nil:

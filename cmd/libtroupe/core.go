@@ -41,8 +41,9 @@ type core struct {
 	last     uint64     // the last number given
 	runtimes map[uint64]*roles.Runtime
 	clusters map[uint64]*cluster
-	calls    map[uint64]func() // by token: cancels a call or request in flight
-	worker   *worker           // nil: this process is not a worker
+	calls    map[uint64]func()      // by token: cancels a call or request in flight
+	reports  map[uint64]*callReport // by token: calls to whose answers references can be made
+	worker   *worker                // nil: this process is not a worker
 	// reservations that were not released, by id
 	reservations map[string]*roles.Reservation
 	pipelines    map[uint64]*pipe
@@ -84,7 +85,7 @@ func newCore() (*core, error) {
 	c := &core{
 		queue: &queue{fd: fd, wake: wake}, memory: shared, incoming: newIncoming(shared),
 		log:      slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
-		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){},
+		runtimes: map[uint64]*roles.Runtime{}, clusters: map[uint64]*cluster{}, calls: map[uint64]func(){}, reports: map[uint64]*callReport{},
 		reservations: map[string]*roles.Reservation{}, pipelines: map[uint64]*pipe{},
 		routers: map[uint64]*openRouter{}, served: map[string]*servedObject{},
 	}

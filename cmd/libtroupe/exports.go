@@ -220,17 +220,35 @@ func troupe_cancelled(call C.uint64_t) (status C.int32_t) {
 //
 //export troupe_alloc
 func troupe_alloc(n C.uint64_t) (at unsafe.Pointer) {
-	defer func() {
-		if p := recover(); p != nil {
-			_ = notePanic(p) // stored for troupe_error
-			at = nil
-		}
-	}()
+	defer guardPointer(&at)
 	c, err := getCore()
 	if err != nil {
 		return nil
 	}
 	return c.memory.alloc(int(n))
+}
+
+// troupe_empty is troupe_alloc for memory that the caller keeps when it is handed over by troupe_answer, until troupe_release(address). The
+// caller must not write to it after it was handed over.
+//
+//export troupe_empty
+func troupe_empty(n C.uint64_t) (at unsafe.Pointer) {
+	defer guardPointer(&at)
+	c, err := getCore()
+	if err != nil {
+		return nil
+	}
+	return c.memory.allocArray(int(n))
+}
+
+// troupe_copy copies n bytes between memory that does not overlap, on several threads. It blocks: the caller holds no lock that the
+// copy does not need.
+//
+//export troupe_copy
+func troupe_copy(to, from unsafe.Pointer, n C.uint64_t) (status C.int32_t) {
+	defer guard(&status)
+	copyLarge(unsafe.Slice((*byte)(to), int(n)), unsafe.Slice((*byte)(from), int(n)))
+	return statusOK
 }
 
 // troupe_release frees memory: of troupe_alloc by its address, of troupe_take by the number in the completion.

@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"sync"
 	"time"
+	"unsafe"
 
 	"troupe/bus"
 )
@@ -47,6 +48,13 @@ func guard(status *C.int32_t) {
 	if p := recover(); p != nil {
 		_ = notePanic(p) // stored for troupe_error
 		*status = statusPanic
+	}
+}
+
+func guardPointer(at *unsafe.Pointer) {
+	if p := recover(); p != nil {
+		_ = notePanic(p) // stored for troupe_error
+		*at = nil
 	}
 }
 

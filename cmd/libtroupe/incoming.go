@@ -86,6 +86,16 @@ func (t *openCall) failure(body []byte) error {
 	return e
 }
 
+// contextOf is the context of a call; nil: it is over.
+func (in *incoming) contextOf(token uint64) context.Context {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if t := in.calls[token]; t != nil {
+		return t.ctx
+	}
+	return nil
+}
+
 func (in *incoming) cancelled(token uint64) int {
 	in.mu.Lock()
 	t := in.calls[token]

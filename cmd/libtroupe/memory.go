@@ -18,6 +18,9 @@ const align = 64
 //	                               └───── release ─────────────────────────────────────────────────────────────────────────────►
 //	Go: an argument or answer on its way in ── Make ──► coming ── lend ──► the other side ── release, when nothing refers to it ──►
 //	                                                      └───── Free, if nobody waits for it any more ────────────────────────►
+//
+// An array of the other side (allocArray) may be sent in place: handOver leaves it with that side, and it goes back when that side has
+// released it and every body of it was freed.
 type memory struct {
 	pool   *pool
 	shared *sharedMemory
@@ -32,6 +35,8 @@ type memory struct {
 type block struct {
 	room   []byte // of the pool: whole pages, more than the body takes; else the body
 	away   bool   // Python owns it
+	array  bool   // Python keeps it when it is handed over
+	bodies int    // of an array: handed over and not freed
 	origin origin
 }
 
@@ -109,7 +114,17 @@ func (m *memory) remove(at uintptr, away bool) *block {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	b := m.blocks[at]
-	if b == nil || b.away != away {
+	switch {
+	case b == nil:
+		return nil
+	case b.array && away:
+		b.away = false
+	case b.array:
+		b.bodies = max(0, b.bodies-1)
+	case b.away != away:
+		return nil
+	}
+	if b.array && (b.away || b.bodies > 0) {
 		return nil
 	}
 	delete(m.blocks, at)
@@ -123,6 +138,17 @@ func (m *memory) alloc(n int) unsafe.Pointer {
 		return unsafe.Pointer(unsafe.SliceData(body))
 	}
 	return unsafe.Pointer(unsafe.SliceData(m.make(n, true)))
+}
+
+// allocArray is alloc for an array that Python goes on using when it is handed over, any number of times.
+func (m *memory) allocArray(n int) unsafe.Pointer {
+	at := m.alloc(n)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if b := m.blocks[uintptr(at)]; b != nil {
+		b.array = true
+	}
+	return at
 }
 
 // own returns the n bytes at an address as Go's own: allocated memory is handed over, other memory is copied.
@@ -163,9 +189,13 @@ func (m *memory) handOver(at uint64, n int) []byte {
 		m.mu.Unlock()
 		return nil
 	}
-	b.away = false
-	m.mu.Unlock()
 	body := b.room[:n:n]
+	if b.array {
+		b.bodies++
+	} else {
+		b.away = false
+	}
+	m.mu.Unlock()
 	if n <= bus.MaxInline {
 		defer m.Free(body)
 		return m.keep(body)
@@ -173,8 +203,9 @@ func (m *memory) handOver(at uint64, n int) []byte {
 	return body
 }
 
-// lend transfers a body of Go to Python, under a number that is not an address. A body of other memory is copied first.
-func (m *memory) lend(body []byte) (at, number uint64) {
+// lend transfers a body of Go to Python, under a number that is not an address. A body of other memory is copied first. shared reports
+// whether it lies in memory of another process.
+func (m *memory) lend(body []byte) (at, number uint64, shared bool) {
 	if !m.has(body) {
 		body = m.keep(body)
 	}
@@ -184,7 +215,7 @@ func (m *memory) lend(body []byte) (at, number uint64) {
 	b.away = true
 	m.last++
 	m.loans[m.last] = b
-	return uint64(address(body)), m.last
+	return uint64(address(body)), m.last, b.origin == fromReader
 }
 
 func (m *memory) has(body []byte) bool {

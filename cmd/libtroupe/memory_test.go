@@ -176,7 +176,7 @@ func TestLargeBodiesAreReturnedToTheOS(t *testing.T) {
 		for page, body := 0, unsafe.Slice((*byte)(at), size); page < size; page += 4096 {
 			body[page] = 1
 		}
-		_, number := m.lend(m.own(at, size)) // to Python and back
+		_, number, _ := m.lend(m.own(at, size)) // to Python and back
 		most = max(most, resident(t)-before)
 		m.release(number)
 	}
@@ -198,4 +198,30 @@ func testMemory(t testing.TB) *memory {
 		}
 	})
 	return m
+}
+
+// TestAnArrayIsFreedWithItsLastUse: an array that is sent in place goes back when Python has released it and every body of it was freed, in
+// any order.
+func TestAnArrayIsFreedWithItsLastUse(t *testing.T) {
+	for _, pythonFirst := range []bool{true, false} {
+		m := testMemory(t)
+		at := m.allocArray(large)
+		first, second := m.own(at, large), m.own(at, large)
+		require.Equal(t, address(first), uintptr(at), "no copy")
+		require.False(t, m.Locate(first).IsZero())
+		m.Free(first)
+		if pythonFirst {
+			m.release(uint64(uintptr(at)))
+			m.release(uint64(uintptr(at)))
+			require.Equal(t, 1, m.inUse())
+			m.Free(second)
+		} else {
+			m.Free(second)
+			m.Free(second)
+			require.Equal(t, 1, m.inUse())
+			m.release(uint64(uintptr(at)))
+		}
+		require.Zero(t, m.inUse())
+		require.Zero(t, m.shared.opened().Stats().InUse)
+	}
 }

@@ -26,6 +26,7 @@ const (
 	kindCall    kind = 4 // a call to this process's worker, to be answered under this token; the meta describes it
 	kindCancel  kind = 5 // the call with this token was cancelled
 	kindStopped kind = 6 // the worker has ended; failed: the body is the error
+	kindValue   kind = 7 // the value of an argument of the call with this token, which follows; the meta has the reference, and those inside the value
 )
 
 const (
@@ -33,7 +34,9 @@ const (
 	flagLast     uint32 = 2  // the last completion of this token
 	flagCause    uint32 = 4  // this failure is why the call failed
 	flagNone     uint32 = 8  // an acknowledgement without a value
+	flagKept     uint32 = 64 // the answer stays with its worker; the meta has the reference, which is retained once for the receiver
 	flagCombined uint32 = 16 // the body is the list of collected answers, in the order of the plan; none was reported before
+	flagShared   uint32 = 32 // the body lies in shared memory: a page that is written to is copied then
 )
 
 type completion struct {
@@ -136,14 +139,18 @@ func (c *completion) size() int {
 
 func (c *completion) write(buf []byte, m *memory) {
 	var at, number uint64
+	flags := c.flags
 	if c.inline() {
 		copy(buf[headSize+pad(len(c.meta)):], c.body)
 	} else {
-		at, number = m.lend(c.body)
+		var shared bool
+		if at, number, shared = m.lend(c.body); shared {
+			flags |= flagShared
+		}
 	}
 	le := binary.LittleEndian
 	le.PutUint32(buf[0:], uint32(c.kind))
-	le.PutUint32(buf[4:], c.flags)
+	le.PutUint32(buf[4:], flags)
 	le.PutUint64(buf[8:], c.token)
 	le.PutUint32(buf[16:], uint32(int32(c.rank)))
 	le.PutUint32(buf[20:], uint32(len(c.meta)))

@@ -74,29 +74,30 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,         // bus, namespace, name, lease, private → runtime
-		"close":        (*core).close,        // runtime → nil: takes its roles down
-		"create":       (*core).create,       // runtime, spec → cluster
-		"reserve":      (*core).reserve,      // runtime, reserve, name → reservation
-		"unreserve":    (*core).unreserve,    // name → nil
-		"nodes":        (*core).nodes,        // runtime → nodes with their total and free resources
-		"describe":     (*core).describe,     // cluster → its current description
-		"attach":       (*core).attach,       // runtime, name → cluster
-		"open_handle":  (*core).openHandle,   // runtime, handle → cluster
-		"destroy":      (*core).destroy,      // cluster → nil: takes the role down
-		"release":      (*core).release,      // cluster → nil: drops the handle
-		"roles":        (*core).roles,        // runtime → list of records
-		"info":         (*core).info,         // cluster → Info of each worker
-		"health":       (*core).health,       // cluster → last heartbeat of each worker
-		"wait_ready":   (*core).waitReady,    // cluster, timeout → nil: waits until no worker is being restarted
-		"worker_open":  (*core).workerOpen,   // assignment → its content
-		"worker_start": (*core).workerStart,  // → nil: starts the worker
-		"worker_fail":  (*core).workerFail,   // error → nil: reports that the worker cannot start
-		"worker_stop":  (*core).workerStop,   // grace → nil: stops the worker
-		"worker_close": (*core).workerClose,  // → nil: disconnects
-		"serve":        (*core).serve,        // runtime, name, serve → cluster with one object of this process
-		"driver":       (*core).driver,       // runtime, name (a session) → handle of the object that this driver serves
-		"panic":        (*core).panicForTest, // for tests
+		"open":         (*core).open,            // bus, namespace, name, lease, private → runtime
+		"close":        (*core).close,           // runtime → nil: takes its roles down
+		"create":       (*core).create,          // runtime, spec → cluster
+		"reserve":      (*core).reserve,         // runtime, reserve, name → reservation
+		"unreserve":    (*core).unreserve,       // name → nil
+		"nodes":        (*core).nodes,           // runtime → nodes with their total and free resources
+		"describe":     (*core).describe,        // cluster → its current description
+		"attach":       (*core).attach,          // runtime, name → cluster
+		"open_handle":  (*core).openHandle,      // runtime, handle → cluster
+		"destroy":      (*core).destroy,         // cluster → nil: takes the role down
+		"release":      (*core).release,         // cluster → nil: drops the handle
+		"roles":        (*core).roles,           // runtime → list of records
+		"info":         (*core).info,            // cluster → Info of each worker
+		"health":       (*core).health,          // cluster → last heartbeat of each worker
+		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
+		"worker_open":  (*core).workerOpen,      // assignment → its content
+		"worker_start": (*core).workerStart,     // → nil: starts the worker
+		"worker_fail":  (*core).workerFail,      // error → nil: reports that the worker cannot start
+		"worker_stop":  (*core).workerStop,      // grace → nil: stops the worker
+		"worker_close": (*core).workerClose,     // → nil: disconnects
+		"serve":        (*core).serve,           // runtime, name, serve → cluster with one object of this process
+		"driver":       (*core).driver,          // runtime, name (a session) → handle of the object that this driver serves
+		"references":   (*core).countReferences, // runtime → values that it owns, references that it holds, bytes that it keeps
+		"panic":        (*core).panicForTest,    // for tests
 
 		"pipeline_check":  (*core).pipelineCheck,  // pipeline (text) → nil: checks the declaration
 		"pipeline_open":   (*core).pipelineOpen,   // runtime, pipeline (text, clusters, crew) → pipeline that runs in this process

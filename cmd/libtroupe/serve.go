@@ -35,11 +35,14 @@ var (
 	_ actors.AsyncHandler   = (*servedObject)(nil)
 	_ actors.MemoryProvider = (*servedObject)(nil)
 	_ actors.MethodProvider = (*servedObject)(nil)
+	_ actors.ArgumentTaker  = (*servedObject)(nil)
 )
 
 func (s *servedObject) Table() ([]actors.MethodInfo, bool) { return s.object.Table() }
 
 func (s *servedObject) Memory() bus.Memory { return s.object.Memory() }
+
+func (s *servedObject) TakesArguments() bool { return s.object.TakesArguments() }
 
 // Begin passes the call to Python, and flags calls from the driver's own workers.
 func (s *servedObject) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {

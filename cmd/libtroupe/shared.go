@@ -23,7 +23,7 @@ import (
 
 // The environment of shared memory.
 const (
-	shmVariable      = "TROUPE_SHM"       // 1: on; otherwise every body travels over the bus
+	shmVariable      = "TROUPE_SHM"       // 0: every body travels over the bus
 	shmDirVariable   = "TROUPE_SHM_DIR"   // shm.Config.Dir
 	shmLimitVariable = "TROUPE_SHM_LIMIT" // shm.Config.HostLimit, in bytes
 	shmKeepVariable  = "TROUPE_SHM_KEEP"  // shm.Config.Keep, in seconds
@@ -47,7 +47,7 @@ type sharedMemory struct {
 func newSharedMemory() *sharedMemory {
 	s := &sharedMemory{forks: map[uint64]func(){}}
 	s.cfg, s.err = sharedConfig(processEnv)
-	s.off = processEnv(shmVariable) != "1"
+	s.off = processEnv(shmVariable) == "0"
 	if s.err != nil {
 		s.report(s.err)
 	}

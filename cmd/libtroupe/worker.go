@@ -82,6 +82,7 @@ var (
 	_ actors.AsyncHandler   = (*object)(nil)
 	_ actors.MemoryProvider = (*object)(nil)
 	_ actors.MethodProvider = (*object)(nil)
+	_ actors.ArgumentTaker  = (*object)(nil)
 	_ actors.Closer         = (*object)(nil)
 	_ actors.Configurer     = (*object)(nil)
 	_ actors.EnvSetter      = (*object)(nil)
@@ -110,8 +111,16 @@ func (o *object) begin(ctx context.Context, side bool, meta, body []byte, done f
 			push(completion{kind: kindCancel, token: token, rank: -1})
 		})
 	}
-	push(completion{kind: kindCall, token: token, rank: -1, meta: meta, body: body})
+	var all []completion
+	for _, a := range actors.TakeArguments(ctx) {
+		refs := append([]wire.Reference{a.Reference}, a.References...)
+		all = append(all, completion{kind: kindValue, token: token, rank: -1, meta: wire.AppendReferences(nil, refs), body: a.Body})
+	}
+	push(append(all, completion{kind: kindCall, token: token, rank: -1, meta: meta, body: body})...)
 }
+
+// TakesArguments: the values of references are passed to Python as they are.
+func (o *object) TakesArguments() bool { return true }
 
 func (o *object) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
 	return o.wait(ctx, method, body)

@@ -150,25 +150,28 @@ def test_many_in_flight_keep_their_order(workers):
 def test_futures_as_arguments(workers):
     a, b = workers.workers
     assert b.echo(a.echo.remote(7)) == 7
-    assert b.echo([a.echo.remote(1), 2]) == [1, 2]
+    one, two = b.echo([a.echo.remote(1), 2])
+    assert isinstance(one, troupe.Reference) and one.result() == 1 and two == 2, "inside a value it is a reference"
     with pytest.raises(troupe.ApplicationError):
         b.echo(a.fail.remote())
-    assert b.echo({"k": [(a.echo.remote((7,)), 8)]}) == {"k": [((7,), 8)]}, "wherever they are"
+    ((ref, eight),) = b.echo({"k": [(a.echo.remote((7,)), 8)]})["k"]
+    assert ref.result() == (7,) and eight == 8, "wherever they are"
     assert workers.rows(a.echo.remote([1, 2])) == [1, 2], "and are cut as what they give"
     large = np.arange(50_000)
     got = b.echo({"x": [large, a.echo.remote(large), a.echo.remote("small")]})["x"]
-    assert (got[0] == large).all() and (got[1] == large).all() and got[2] == "small"
+    assert (got[0] == large).all() and (got[1].result() == large).all() and got[2].result() == "small"
     with pytest.raises(troupe.ApplicationError, match="bad luck"):
-        b.echo({"k": a.fail.remote()})
+        b.echo({"k": a.fail.remote()})["k"].result()
     with pytest.raises(troupe.ApplicationError, match="bad luck"):
-        b.echo([large, {"k": a.fail.remote()}])
+        troupe.get(b.echo([large, {"k": a.fail.remote()}])[1]["k"])
 
 
 def test_futures_in_results(workers):
     a, b = workers.workers
     for n in (10, 50_000):
         got = a.nested(b, np.arange(n))
-        assert got["list"] == [1, 2] and got["deep"] == [{"x": ({3},)}] and (got["array"] == np.arange(n)).all()
+        assert got["list"][0].result() == 1 and got["list"][1] == 2 and got["deep"][0]["x"][0].result() == {3}
+        assert (got["array"].result() == np.arange(n)).all()
 
 
 def test_callbacks(workers):

@@ -8,12 +8,12 @@ import troupe
 PUBLIC = {
     "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
-    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError",
+    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "Reference", "RefusedError",
     "Reservation", "ResourceManager", "ResultStream",
     "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "get", "get_actor", "init", "is_initialized", "kill",
-    "nodes", "register", "remote", "serve", "shutdown", "wait",
+    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
+    "nodes", "put", "register", "remote", "serve", "shutdown", "wait",
 }  # fmt: skip
 
 

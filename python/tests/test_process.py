@@ -502,6 +502,7 @@ def test_large_arrays_leave_both_processes(script):
             whole = time.monotonic() - began
             for future in [cluster.execute_all_async("echo", array(n)) for n in range(1, 3)]:
                 future.result()
+            future = None  # a future keeps its result
             time.sleep(5)  # what they took has gone back, and the interpreter has what it keeps
             before = resident(), *cluster.execute_all_sync("resident")
             for n in range(1, 60):
@@ -525,6 +526,7 @@ def test_large_arrays_leave_both_processes(script):
                         raise AssertionError("no failure")
                     except troupe.ApplicationError as err:
                         assert str(n) in str(err)
+            future = None  # it may have been done when it was cancelled
             for _ in range(200):
                 now = resident(), *cluster.execute_all_sync("resident")
                 if max(n - b for n, b in zip(now, before)) < 12:

@@ -48,6 +48,19 @@ SETUP = """
         def make(self, n, mib=4): return array(n, mib)
         def pid(self): return os.getpid()
         def shared(self): return shared()
+        def lent(self): return shared()[1]
+        def make_empty(self, n):
+            self.kept = None
+            self.kept = troupe.empty((4, 4 * MIB // 8 // 4), "u8")
+            self.kept[:] = array(n).reshape(4, -1)
+            return self.kept
+        def kept_again(self): return self.kept
+        def kept_flat(self): return self.kept.reshape(-1)
+        def overwrite(self):
+            try:
+                self.kept[0] = 1
+            except ValueError as err:
+                return str(err)
         def fork_and_read(self, x):
             "A forked child reads the array after this process has dropped it; what it sees is written to a file."
             path = f"/tmp/troupe-fork-{os.getpid()}"
@@ -241,6 +254,61 @@ def test_small_arrays_do_not_keep_large_bodies(tmp_path):
         """,
         tmp_path,
     )
+
+
+def test_copies_are_private_memory(tmp_path):
+    run(
+        """
+        with troupe.init():
+            w = Cluster("v", Worker, worker_config=WorkerConfig(world_size=2))
+            got = w.options(copy=True).execute_all_sync("make", 3)
+            got.append(w.workers[0].make.options(copy=True)(3))
+            got.append(w.workers[0].echo.options(copy=True).remote({"x": [array(3)]}).result()["x"][0])
+            gc.collect()
+            until(lambda: w.workers[0].lent() == 0)
+            assert all((g == array(3)).all() and g.flags.writeable for g in got)
+            try:
+                w.options(copy=1)
+            except troupe.InvalidError as err:
+                assert "copy" in str(err)
+            else:
+                raise AssertionError
+        """,
+        tmp_path,
+        TROUPE_SHM_KEEP="1",
+    )
+
+
+def test_a_result_of_empty_is_not_copied(tmp_path):
+    p = run(
+        """
+        with troupe.init():
+            w = Cluster("v", Worker, worker_config=WorkerConfig(world_size=2)).workers
+            a = w[0].make_empty(3)
+            assert (a == array(3).reshape(4, -1)).all() and a.flags.writeable
+            a[:] = 1
+            b, c = w[0].kept_again(), w[0].kept_flat()  # the first is mapped here already, the second has another shape
+            assert (b == array(3).reshape(4, -1)).all() and (c == array(3)).all()
+            assert "read-only" in w[0].overwrite()
+            del a, b, c
+            for n in range(10):
+                assert (w[0].make_empty(n) == array(n).reshape(4, -1)).all()
+            print(w[0].shared()[1])
+            w[0].drop()
+            until(lambda: w[0].shared()[1] == 0)
+            assert troupe.empty((2, 0), "f4").shape == (2, 0) and troupe.empty(3).dtype == "f4"
+            for wrong in ({"shape": 3, "dtype": "O"}, {"shape": -1}, {"shape": (2, -1)}):
+                try:
+                    troupe.empty(**wrong)
+                except troupe.InvalidError:
+                    pass
+                else:
+                    raise AssertionError(wrong)
+        """,
+        tmp_path,
+        TROUPE_SHM_KEEP="1",
+    )
+    assert int(p.stdout) <= 3
 
 
 @pytest.mark.parametrize("env", [{"TROUPE_SHM": "0"}, {"folder": "/proc/nowhere"}, {"TROUPE_SHM_LIMIT": "1000000"}])

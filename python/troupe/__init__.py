@@ -18,6 +18,7 @@ from ._cluster import Cluster, WorkerHandle
 from ._codec import Tensor
 from ._config import RankInfo, WorkerConfig
 from ._driver import driver, serve
+from ._empty import empty
 from ._errors import (
     ApplicationError,
     BusyError,
@@ -44,6 +45,7 @@ from ._errors import (
 from ._future import Future, RankFuture, as_completed, get, wait
 from ._item import Item
 from ._pipeline import Pipeline
+from ._reference import Reference, put
 from ._register import Broadcast, Dispatch, Execute, Scatter, Split, register
 from ._resources import Reservation, ResourceManager
 from ._result_stream import ResultStream
@@ -58,10 +60,10 @@ __version__ = "0.1.0"
 __all__ = [
     "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
-    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "RefusedError",
+    "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "Reference", "RefusedError",
     "Reservation", "ResourceManager", "ResultStream",
     "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
-    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "get", "get_actor", "init", "is_initialized", "kill",
-    "nodes", "register", "remote", "serve", "shutdown", "wait",
+    "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
+    "nodes", "put", "register", "remote", "serve", "shutdown", "wait",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from . import _call, _check, _codec, _core, _error_transfer, _errors, _launch, _session, _split, _traceback
+from . import _call, _check, _codec, _core, _error_transfer, _errors, _launch, _reference, _session, _split, _traceback
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
@@ -21,7 +21,25 @@ from ._resources import ResourceManager
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
 _ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
-_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT = 1, 2, 4, 8, 16, 32
+_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP = 1, 2, 4, 8, 16, 32, 64
+
+
+def _by_reference(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+    """The arguments, with futures and references named, and the references: the workers get the values without this process."""
+    refs: list[Any] = []
+    return tuple([_named(a, refs) for a in args]), {n: _named(v, refs) for n, v in kwargs.items()}, refs
+
+
+def _named(value: Any, refs: list[Any]) -> Any:
+    if isinstance(value, Broadcast) and isinstance(value.value, Waitable):
+        return Broadcast(_named(value.value, refs))
+    if not isinstance(value, Waitable):
+        return value
+    found = value.reference()
+    if found is None:
+        return value.arrived()
+    refs.append(found)
+    return _codec.Argument(found)
 
 
 class Method:
@@ -391,19 +409,18 @@ class Cluster(_codec.Walked):
 
     def options(
         self, *, timeout: float | None = None, collect: bool = True, pad: bool = False, need: int = 0, collect_all: bool = False,
-        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True,
+        mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True, copy: bool = False,
     ) -> _Options:  # fmt: skip
         """Other settings for calls: cluster.options(collect=False).train_step(batch).
 
         collect=False: every rank computes and acknowledges alone. pad: rows are repeated until they divide, and trimmed
         again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
         mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
-        restarted fails at once instead of waiting for it.
+        restarted fails at once instead of waiting for it. copy=True: large arrays of the result are copied out of shared memory when they
+        are received, which takes less than writing to all of their pages later.
         """
-        settings = _settings_of(
-            {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks, "engine": engine, "wait": wait}
-        )
-        return _Options(self, settings)
+        settings = {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks}
+        return _Options(self, _settings_of({**settings, "engine": engine, "wait": wait, "copy": copy}))
 
     def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any] | None = None) -> Any:
         settings = settings or {}
@@ -416,15 +433,17 @@ class Cluster(_codec.Walked):
         return self._in_mode(mode, method, args, kwargs, blocking, settings)
 
     def _in_mode(self, mode: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any]) -> Any:
-        args = tuple(resolve(a) for a in args)
-        kwargs = {n: resolve(v) for n, v in kwargs.items()}
+        if mode == "ALL_TO_ALL" or mode in _split._DP:  # what is cut must be here
+            args = tuple(resolve(a) for a in args)
+            kwargs = {n: resolve(v) for n, v in kwargs.items()}
         if not _split.is_cut(mode, args, kwargs):
             args = tuple(_split.plain(a) for a in args)
             kwargs = {n: _split.plain(v) for n, v in kwargs.items()}
             return self._send(method, args, kwargs, self._plan(mode, True), blocking=blocking, settings=settings)
         plan = self._plan(mode, False)
+        args, kwargs, refs = _by_reference(args, kwargs)
         bodies, info = _split.encode_parts(self._codec, plan, mode, args, kwargs, settings.get("pad", False))
-        return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, settings=settings)
+        return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, settings=settings, refs=refs)
 
     def _plan(self, mode: str, unsplit: bool) -> _split.Plan:
         plan = self._plans.get((mode, unsplit))
@@ -452,15 +471,13 @@ class Cluster(_codec.Walked):
     ) -> Any:  # fmt: skip
         if plan.single and not settings:
             return self._short(method, args, kwargs, plan, one, blocking)
-        args = tuple([resolve(a) for a in args])
-        if kwargs:
-            kwargs = {n: resolve(v) for n, v in kwargs.items()}
+        args, kwargs, refs = _by_reference(args, kwargs)
         body = self._codec.encode([list(args), kwargs or None])
-        return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, settings=settings)
+        return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, settings=settings, refs=refs)
 
     def _send_bodies(
         self, method: str, bodies: list[Any], plan: _split.Plan, *, one: bool = False, info: Any = None, blocking: bool = True,
-        settings: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None, refs: list[Any] | None = None,
     ) -> Any:  # fmt: skip
         settings = settings or {}
         collect, keep_all, need = settings.get("collect", True), settings.get("collect_all", False), settings.get("need", 0)
@@ -470,7 +487,7 @@ class Cluster(_codec.Walked):
             | (0 if collect else _NO_COLLECT)
             | (_COLLECT_ALL if keep_all else 0)
             | (_CONTROL if method in self._control or method == "@info" else 0)
-            | (0 if blocking else _MORE)
+            | (0 if blocking else _MORE | _KEEP)
             | (0 if settings.get("wait", True) else _NO_WAIT)
         )
         future = Future(self._core, (self, method), plan, self._codec, one)
@@ -478,9 +495,12 @@ class Cluster(_codec.Walked):
             self._mind_own(future, method, plan, blocking)
         future._collects, future._keep_all, future._info = collect, keep_all, info
         future._engine = settings.get("engine", "")
+        future._copy = settings.get("copy", False)
         name, engine = _name("method", method), _name("engine", settings.get("engine", ""))
-        head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), 0)
-        self._start(future, self._blob([head, name, engine], bodies))
+        future._pins = _codec.take_references()
+        names = _reference.names_of(refs) if refs else b""
+        head = _HEAD.pack(flags, len(bodies), 0 if timeout is None else int(timeout * 1e6) + 1, plan.id, need, len(name), len(engine), len(names))
+        self._start(future, self._blob([head, name, engine, names], bodies))
         return self._finish(future, blocking)
 
     def _start(self, future: Future, blob: bytes) -> None:
@@ -514,12 +534,11 @@ class Cluster(_codec.Walked):
 
     def _short(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], plan: _split.Plan, one: bool, blocking: bool) -> Any:
         """A call with the settings that most have: what does not change between two of them is made once."""
-        for value in args:
-            if isinstance(value, (Waitable, list)):
-                args = tuple([resolve(a) for a in args])
-                break
-        if kwargs:
-            kwargs = {n: resolve(v) for n, v in kwargs.items()}
+        if kwargs or any(isinstance(value, Waitable) for value in args):
+            args, kwargs, refs = _by_reference(args, kwargs)
+            if refs:
+                body = self._codec.encode([list(args), kwargs or None])
+                return self._send_bodies(method, [body], plan, one=one, blocking=blocking, refs=refs)
         body = self._codec.encode([list(args), kwargs or None])
         prefix = plan.prefixes.get((method, blocking))
         if prefix is None:
@@ -527,6 +546,8 @@ class Cluster(_codec.Walked):
         future = Future(self._core, (self, method), plan, self._codec, one)
         if self._own_rank >= 0:
             self._mind_own(future, method, plan, blocking)
+        if _codec._encoded:
+            future._pins = _codec.take_references()
         n = len(body)
         if type(body) is bytes and n <= _core._LARGE:
             self._start(future, prefix + _PART.pack(n, 0) + body)
@@ -549,7 +570,7 @@ class Cluster(_codec.Walked):
             future._refuse_own()
 
     def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
-        flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0) | (0 if blocking else _MORE)
+        flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0) | (0 if blocking else _MORE | _KEEP)
         name = _name("method", method)
         return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0) + name
 
@@ -741,7 +762,7 @@ def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:
     return {**settings, "wait": _check.flag("wait", wait)}
 
 
-_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait")
+_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait", "copy")
 
 
 def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -752,7 +773,7 @@ def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
     made = dict(given)
     if "timeout" in made:
         made["timeout"] = _check.seconds("timeout", made["timeout"])
-    for name in ("collect", "pad", "collect_all", "wait"):
+    for name in ("collect", "pad", "collect_all", "wait", "copy"):
         if name in made:
             _check.flag(name, made[name])
     if "need" in made:

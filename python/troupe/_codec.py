@@ -6,16 +6,18 @@ copied once, to its aligned place in the body; and received large arrays are vie
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import msgpack
 
 from . import _errors
 
-TENSOR, BATCH, HANDLE = 1, 2, 3
+TENSOR, BATCH, HANDLE, REFERENCE, ARGUMENT = 1, 2, 3, 4, 5
 TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE, STREAM = range(16, 29)
 
 ALIGN = 64
@@ -25,6 +27,7 @@ _SMALL = 1 << 20  # bytes of an array that is copied out of a large body
 _MANY = 50_000  # elements of a large body beyond which it is not walked
 
 Buffer = bytes | bytearray | memoryview
+Copy = Callable[[int, int, int], Any]  # copies bytes: to, from, number
 
 # numpy's and torch's names are the wire's. Those that numpy has not are torch's alone.
 _SIZES = {
@@ -120,6 +123,9 @@ class Codec:
         if isinstance(value, Walked) and value.big():
             raise Big
         if isinstance(value, Eventual):
+            found = value.reference()
+            if found is not None:
+                return msgpack.ExtType(REFERENCE, _name_of(found))
             value = value.arrived()
             return value if type(value) in _NATIVE else self._default(value)
         code, inner = self._ext(value)
@@ -156,18 +162,24 @@ class Codec:
             )
         import cloudpickle
 
+        me = get_ident()
+        outer = me in _pickling
+        _pickling.add(me)
         try:
             return bytes(cloudpickle.dumps(value, protocol=5))
         except Exception as err:
             raise _errors.EncodeError(f"{_short(value)} of type {type(value).__qualname__} cannot be pickled: {_errors.text_of(err)}") from err
+        finally:
+            if not outer:
+                _pickling.discard(me)
 
     # Decoding.
 
-    def decode(self, body: Buffer) -> Any:
-        """The value of a body. Arrays are views of a large body, which belongs to this value alone."""
+    def decode(self, body: Buffer, copy: Copy | None = None) -> Any:
+        """The value of a body. Arrays are views of a large body, which belongs to this value alone; with copy they are copies."""
         if len(body) > BIG:
             try:
-                return Reader(self, memoryview(body)).whole()
+                return Reader(self, memoryview(body), copy).whole()
             except _TooMany:
                 body = bytes(body)  # another process may have it as well, and msgpack's parser trusts that it does not change
         return self._unpack(body)
@@ -223,10 +235,56 @@ class Codec:
 
 
 class Eventual:
-    """A value that is not there yet. What has one in it is encoded when it is there."""
+    """A value that is not here. It travels as a reference, or, if there can be none, as its value when that is there."""
+
+    def reference(self) -> Any:
+        """A reference to the value; None: there is none."""
+        return None
 
     def arrived(self) -> Any:
         raise NotImplementedError
+
+
+class Argument:
+    """A reference as an argument of a call. The worker's core replaces it by the value."""
+
+    __slots__ = ("name", "ref")
+
+    def __init__(self, ref: Any = None, name: tuple[str, int] = ("", 0)) -> None:
+        self.ref = ref  # at the caller
+        self.name = name if ref is None else (ref._owner, ref._number)
+
+
+# The references that were encoded since they were last taken, by thread: who sends them keeps them until they have arrived.
+_encoded: dict[int, list[Any]] = {}
+_pickling: set[int] = set()  # threads that pickle a value which is being encoded
+
+
+def _note(ref: Any) -> None:
+    _encoded.setdefault(get_ident(), []).append(ref)
+
+
+def _name_of(ref: Any) -> bytes:
+    _note(ref)
+    return bytes(msgpack.packb({"owner": ref._owner, "id": ref._number}))
+
+
+def note_pickled(ref: Any) -> bool:
+    """Whether the reference is pickled as a part of a value that is being encoded."""
+    if get_ident() not in _pickling:
+        return False
+    _note(ref)
+    return True
+
+
+def take_references() -> list[Any] | None:
+    """The references inside what this thread has encoded since the last time; None, mostly."""
+    return _encoded.pop(get_ident(), None) if _encoded else None
+
+
+def _encode_argument(value: Argument) -> tuple[int, Any]:
+    _note(value.ref)
+    return ARGUMENT, {"owner": value.name[0], "id": value.name[1]}
 
 
 _NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # what msgpack takes as it is
@@ -291,7 +349,7 @@ class _Encoders(dict[type, Callable[[Any], tuple[int, Any]]]):
         return found
 
 
-_ENCODERS = _Encoders({set: _encode_set, frozenset: _encode_set, complex: _encode_complex})
+_ENCODERS = _Encoders({set: _encode_set, frozenset: _encode_set, complex: _encode_complex, Argument: _encode_argument})
 
 
 def _decode_time(codec: Codec, value: Any) -> Any:
@@ -341,6 +399,7 @@ _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     SCALAR: _decode_scalar,
     DECIMAL: _decode_decimal,
     DATETIME: _decode_time,
+    ARGUMENT: lambda codec, value: Argument(name=(value["owner"], value["id"])),
 }
 
 
@@ -498,11 +557,21 @@ def _make_torch(dtype: str, shape: tuple[int, ...], data: memoryview) -> Any:
     return torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape)
 
 
-def _own(value: Any) -> Any:
-    """A copy of an array that is a view."""
+def _own(value: Any, copy: Copy | None = None) -> Any:
+    """A copy of an array that is a view; a large one is made by copy."""
     if type(value) is Tensor:
         return Tensor(value.dtype, value.shape, bytes(value.data))
-    return value.clone() if hasattr(value, "clone") else value.copy()
+    if copy is None or value.nbytes < _SMALL:
+        return value.clone() if hasattr(value, "clone") else value.copy()
+    if hasattr(value, "clone"):
+        own = value.new_empty(value.shape)
+        copy(own.data_ptr(), value.data_ptr(), value.nbytes)
+        return own
+    import numpy
+
+    own = numpy.empty_like(value)
+    copy(own.ctypes.data, value.ctypes.data, value.nbytes)
+    return own
 
 
 # Large values.
@@ -553,7 +622,11 @@ class Walk:
 
     def _other(self, value: Any, depth: int) -> None:
         if isinstance(value, Eventual):
-            self.value(value.arrived(), depth + 1)
+            found = value.reference()
+            if found is not None:
+                self._add(msgpack.packb(msgpack.ExtType(REFERENCE, _name_of(found))))
+            else:
+                self.value(value.arrived(), depth + 1)
             return
         try:
             self._add(self._codec._pack(value))
@@ -583,23 +656,23 @@ class Walk:
         self._pieces.append(data)
         self.size += len(data)
 
-    def write(self, into: memoryview) -> None:
-        """Copies the pieces to where the body is to be. Large ones without the interpreter lock."""
-        import ctypes
-
+    def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:
+        """Copies the pieces to where the body is to be. Large ones with copy(to, from, bytes), without the interpreter lock."""
         self._flush()
-        at = 0
+        at, start = 0, ctypes.addressof(ctypes.c_char.from_buffer(into))
         for piece in self._pieces:
             n = len(piece)
-            to = into[at : at + n]
             if isinstance(piece, Scattered):
-                piece.write(to)
-            elif n >= 1 << 20 and not piece.readonly:
-                there, here = (ctypes.c_char.from_buffer(view) for view in (to, piece))
-                ctypes.memmove(ctypes.byref(there), ctypes.byref(here), n)
+                piece.write(into[at : at + n])
+            elif n >= _SMALL and (here := address_of(piece)):
+                copy(start + at, here, n)
             else:
-                to[:] = piece
+                into[at : at + n] = piece
             at += n
+
+    def pieces(self) -> list[Any]:
+        self._flush()
+        return self._pieces
 
     def join(self) -> bytes:
         self._flush()
@@ -608,6 +681,14 @@ class Walk:
             self.write(memoryview(whole))
             return bytes(whole)
         return b"".join(self._pieces)
+
+
+def address_of(data: memoryview) -> int:
+    """Where the bytes lie; 0: that cannot be told."""
+    if not data.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(data))
+    numpy = sys.modules.get("numpy")
+    return 0 if numpy is None else int(numpy.frombuffer(data, dtype="u1").ctypes.data)
 
 
 def _check_length(n: int) -> None:
@@ -635,10 +716,11 @@ class _TooMany(Exception):
 class Reader:
     """Reads a large body where it lies, so that the arrays in it are views."""
 
-    __slots__ = ("_at", "_body", "_codec", "_count")
+    __slots__ = ("_at", "_body", "_codec", "_copy", "_count")
 
-    def __init__(self, codec: Codec, body: memoryview) -> None:
+    def __init__(self, codec: Codec, body: memoryview, copy: Copy | None = None) -> None:
         self._codec = codec
+        self._copy = copy  # of arrays; None: they are views
         self._body = body
         self._at = 0
         self._count = 0
@@ -714,8 +796,8 @@ class Reader:
         code = self._number(">b")
         if code == TENSOR:
             value = read_tensor(self._take(n))
-            if n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
-                return _own(value)
+            if self._copy is not None or n < _SMALL or n < len(self._body) // 8:  # it would keep all of the body
+                return _own(value, self._copy)
             return value
         if code in _DECODERS:  # its payload is a value of its own, which may hold arrays
             end = self._at + n

@@ -28,8 +28,8 @@ from . import _errors
 if TYPE_CHECKING:
     from ._codec import Walk
 
-ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED = 1, 2, 3, 4, 5, 6
-FAILED, LAST, CAUSE, NONE, WHOLE = 1, 2, 4, 8, 16
+ANSWER, OVER, RESULT, CALL, CANCEL, STOPPED, VALUE = 1, 2, 3, 4, 5, 6, 7
+FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
 
 _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
@@ -130,15 +130,28 @@ def _load() -> ctypes.PyDLL:
         ("troupe_answer", i32, (u64, i32, ptr, u64)),
         ("troupe_cancelled", i32, (u64,)),
         ("troupe_alloc", ptr, (u64,)),
+        ("troupe_empty", ptr, (u64,)),
         ("troupe_release", i32, (u64,)),
         ("troupe_forking", u64, ()),
         ("troupe_forked", i32, (u64, i32)),
         ("troupe_error", i64, (ptr, u64)),
+        ("troupe_put", i64, (u64, i32, ptr, u64, ctypes.c_char_p, u64)),
+        ("troupe_promise", i64, (u64, i32)),
+        ("troupe_count", i32, (u64, ctypes.c_char_p, u64, i32)),
+        ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32)),
+        ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
     ):
         function = getattr(lib, name)
         function.restype = result
         function.argtypes = list(args)
     return lib
+
+
+def _load_copy() -> Callable[[int, int, int], int]:
+    """The one function that takes long. It is called without the interpreter lock."""
+    function = ctypes.CDLL(library_path()).troupe_copy
+    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64]
+    return function
 
 
 class Inbox:
@@ -184,6 +197,8 @@ class Inbox:
             end += body_len + 7 & ~7
         if kind < CALL:
             receiver = self._core._pending.get(token)
+            if meta_len:
+                self._references(receiver, flags, rank, bytes(buffer[start : start + meta_len]))
             if receiver is not None:
                 receiver.deliver(kind, flags, rank, body)
                 if flags & LAST:
@@ -191,6 +206,14 @@ class Inbox:
         elif (on_call := self._core.on_side_call if self._side else self._core.on_call) is not None:
             on_call(kind, token, bytes(buffer[start : start + meta_len]), body)
         return end
+
+    def _references(self, receiver: Any, flags: int, rank: int, names: bytes) -> None:
+        """Hands on the references that came with a completion. Nobody waits for it: they are dropped."""
+        take = getattr(receiver, "take_references", None)
+        if take is not None:
+            take(flags, rank, names)
+        elif self._core.adopt is not None:
+            self._core.adopt(names)
 
     def _lent(self, at: int, n: int, number: int) -> memoryview:
         """A large body where it lies. It is given back when the last array in it is gone. If it is handed on twice, because an interrupt
@@ -205,9 +228,12 @@ class Inbox:
 class Core:
     """The one core of this process."""
 
+    adopt: Callable[[bytes], list[Any]] | None = None  # makes references of their names, with the uses that came with them
+
     def __init__(self) -> None:
         self._pid = os.getpid()
         self.lib = _load()
+        self.copy = _load_copy()
         self.fd = self.lib.troupe_init()
         if self.fd < 0:
             raise _errors.InternalError(f"the Go core does not start: {self.last_error()}")
@@ -311,7 +337,7 @@ class Core:
             if isinstance(body, bytes):
                 view[:] = body
             else:
-                body.write(view)
+                body.write(view, self.copy)
         except BaseException:
             self.lib.troupe_release(at)
             raise

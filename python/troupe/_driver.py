@@ -10,7 +10,7 @@ from typing import Any
 from . import _core, _errors, _serve, _session
 from ._call import IncomingCall
 from ._cluster import Cluster, WorkerHandle, from_handle
-from ._core import CANCEL
+from ._core import CANCEL, VALUE
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
 _numbers = itertools.count(1)
@@ -68,6 +68,7 @@ class ObjectServer(_serve.Server):
         self.core = session.core
         self.lib = session.core.lib
         self.known = {}
+        self.values = {}
         self.objects = {}
         self.tasks = {}
         self.codecs = {True: session.codec(True), False: session.codec(False)}
@@ -140,12 +141,16 @@ class ObjectServer(_serve.Server):
     # Called by the reader, which must not wait.
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        if kind == VALUE:
+            self.take_value(token, meta, body)
+            return
         if kind == CANCEL:
             self.cancel_in(token)
             return
         call = IncomingCall(self.core, token, meta)
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
         if made is None or call.object not in self.runners:
+            self.values.pop(token, None)
             self.fail(token, _errors.ClosedError("the driver no longer serves this"))
         elif made.is_async:
             assert runner is not None

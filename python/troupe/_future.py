@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import time
@@ -12,12 +13,61 @@ from typing import Any, overload
 import msgpack
 
 from . import _call, _check, _codec, _core, _error_transfer, _errors, _split, _traceback
-from ._core import CAUSE, FAILED, LAST, NONE, OVER, WHOLE
+from ._core import CAUSE, FAILED, KEPT, LAST, NONE, OVER, SHARED, WHOLE
 from ._result_stream import ResultStream, StreamReference
 
 _SILENCE = 1.0  # seconds that a call waits behind an interrupted one before it says so
 _PROGRESS_EVERY = 5.0  # seconds without news after which progress says what is waited for
 _SHOWN = 8  # ranks that a message describes
+
+
+# The module of references, which imports this one.
+_references: Any = None
+
+
+def set_references(module: Any) -> None:
+    global _references
+    _references = module
+
+
+class Pull:
+    """The body of a value that lies elsewhere, as the core fetches it."""
+
+    def __init__(self, core: _core.Core, ask: Callable[[int], int]) -> None:
+        self._core = core
+        self._done = False
+        self._waiters: list[Any] = []
+        self.flags = 0
+        self.body: Any = b""
+        self.inside: list[Any] | None = None  # the references inside it
+        self.value: Callable[[], Any] | None = None
+        self._token = core.send(self, ask)
+
+    def take_references(self, flags: int, rank: int, names: bytes) -> None:
+        if self.inside is None and self._core.adopt is not None:
+            self.inside = self._core.adopt(names)
+
+    def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
+        self.flags, self.body = flags, body
+        self._done = True
+        for wake in list(self._waiters):
+            wake()
+
+    def when_done(self, do: Callable[[], None]) -> None:
+        """Calls do when the body is there, from the thread that reads completions."""
+
+        def call() -> None:
+            if call in self._waiters:
+                self._waiters.remove(call)
+                do()
+
+        self._waiters.append(call)
+        if self._done:
+            call()
+
+    def cancel(self) -> None:
+        if not self._done and self._core._pid == os.getpid():
+            self._core.cancel(self._token)
 
 
 class Waitable(_codec.Eventual):
@@ -55,11 +105,42 @@ class Waitable(_codec.Eventual):
                 do(self)
 
         self._waiters.append(call)
+        self._watch()
         if self._done:
             call()
 
     def arrived(self) -> Any:
         return resolve(self)
+
+    def _watch(self) -> None:
+        """Has its end reported, where that must be asked for."""
+
+    def _pulls(self) -> Sequence[Pull]:
+        """What is to be fetched before _get, once it is over."""
+        return ()
+
+    def _check_failed(self) -> None:
+        """Raises what went wrong, once it is over, without fetching a value."""
+        self._get()
+
+    def _when_fetched(self, do: Callable[[Any], None]) -> None:
+        """Calls do(x) when it is over and x._get() or x.value() gives the value without a wait."""
+
+        def over(_: Any) -> None:
+            left = [p for p in self._pulls() if not p._done]
+            if not left:
+                do(self)
+                return
+            count = itertools.count(1)
+            for pull in left:
+                pull.when_done(lambda: do(self) if next(count) == len(left) else None)
+
+        self.add_done_callback(over)
+
+    def _fetch(self, deadline: float | None, timeout: float | None) -> None:
+        for pull in self._pulls():
+            if not pull._done and not self._core.wait(pull, deadline):
+                raise _errors.TimedOutError(f"the result is there, and was not fetched within {timeout} s")
 
     def _get(self) -> Any:
         raise NotImplementedError
@@ -70,8 +151,10 @@ class Waitable(_codec.Eventual):
     def result(self, timeout: float | None = None) -> Any:
         """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
         _check.seconds("timeout", timeout, zero=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
         if not self._wait(timeout):
             raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on: cancel() ends it")
+        self._fetch(deadline, timeout)
         return self._get()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -95,6 +178,8 @@ class Waitable(_codec.Eventual):
 
         try:
             await _core.wait_in_loop(self._core, self)
+            for pull in self._pulls():
+                await _core.wait_in_loop(self._core, pull)
         except asyncio.CancelledError:
             self.cancel()
             raise
@@ -121,8 +206,17 @@ class RankFuture(Waitable):
             self.parent._refuse_own()
         return super()._wait(timeout)
 
+    def _pulls(self) -> Sequence[Pull]:
+        return self.parent._pulls_of([self.rank])
+
     def _get(self) -> Any:
         return self.parent._answer(self.rank)
+
+    def reference(self) -> Any:
+        return self.parent._reference_of(self.rank)
+
+    def __reduce__(self) -> Any:
+        return self.reference().__reduce__()
 
     def __repr__(self) -> str:
         return f"<RankFuture {self.parent._what} rank {self.rank} {'done' if self._done else 'pending'}>"
@@ -146,6 +240,24 @@ class ElementFuture(Waitable):
 
     def _wait(self, timeout: float | None) -> bool:
         return bool(self.parent._wait(timeout))
+
+    def _pulls(self) -> Sequence[Pull]:
+        pulls: Sequence[Pull] = self.parent._pulls()
+        return pulls
+
+    def _check_failed(self) -> None:
+        self.parent._check_failed()
+
+    _ref: Any = None
+
+    def reference(self) -> Any:
+        """A reference to the element, which is a value of this process: it waits for the call."""
+        if self._ref is None:
+            self._ref = _references.put(self.result())
+        return self._ref
+
+    def __reduce__(self) -> Any:
+        return self.reference().__reduce__()
 
     def _get(self) -> Any:
         values = self.parent._get()
@@ -177,9 +289,16 @@ class Future(Waitable, Sequence[RankFuture]):
     _value: Any = None
     _has_value = False
     _engine = ""  # the object in the workers that was called
+    _copy = False  # arrays of the result do not lie in shared memory
     _described = False  # the error of a timeout names the ranks that did not answer
     _told = False  # of initialize: the workers have been asked for their mesh since
     _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
+    _pins: Any = None  # references inside the arguments, kept until the call is over
+    _inside: Any = None  # by rank, the references inside an answer that has not been decoded
+    _kept: Any = None  # by rank, the reference to a large answer, which stays with its worker
+    _fetched: Any = None  # by rank, the body of such an answer, as it is fetched
+    _refs: Any = None  # by rank, a reference to the answer, if one was asked for
+    _failure: Any = None  # the error, encoded
     _behind = 0  # the call that this one waits for: that of the method which made it, on the same worker
 
     def __init__(self, core: _core.Core, where: tuple[Any, str], plan: _split.Plan, codec: Any, one: bool) -> None:
@@ -198,9 +317,21 @@ class Future(Waitable, Sequence[RankFuture]):
 
     # Called by the reader.
 
+    def take_references(self, flags: int, rank: int, names: bytes) -> None:
+        if self._core.adopt is None:
+            return
+        if self._inside is None:
+            self._inside, self._kept = {}, {}
+        into = self._kept if flags & KEPT else self._inside
+        if rank not in into:  # else it is handed on again, after an interrupt
+            found = self._core.adopt(names)
+            if found:
+                into[rank] = found[0] if flags & KEPT else found
+
     def deliver(self, kind: int, flags: int, rank: int, body: Any) -> None:
         if kind == OVER:
             if flags & FAILED:
+                self._failure = body
                 self._error = self._raise_from(body)
             elif flags & WHOLE:
                 self._whole = body
@@ -219,6 +350,7 @@ class Future(Waitable, Sequence[RankFuture]):
                 if not child._done:
                     child._finish()
         self._done = True
+        self._pins = None
         if self._waiters:
             for wake in list(self._waiters):
                 wake()
@@ -319,11 +451,89 @@ class Future(Waitable, Sequence[RankFuture]):
         flags, body = self._answers[rank]
         if flags & FAILED:
             raise self._raise_from(body)
-        value = None if flags & NONE else self._codec.decode(body)
+        if flags & KEPT:
+            (pull,) = self._pulls_of([rank])
+            self._core.wait(pull, None)
+            if pull.flags & FAILED:
+                raise self._raise_from(pull.body)
+            flags, body, pull.body = pull.flags, pull.body, b""
+        copy = self._core.copy if self._copy and flags & SHARED else None
+        value = None if flags & NONE else self._codec.decode(body, copy)
+        if self._inside:
+            self._inside.pop(rank, None)
         if type(value) is StreamReference:
             value = self._stream(rank, value)
         self._decoded[rank] = value
         return value
+
+    # Large answers stay with their workers until somebody asks for them.
+
+    def _pulls(self) -> Sequence[Pull]:
+        return self._pulls_of(self._plan.collect) if self._kept else ()
+
+    def _pulls_of(self, ranks: Sequence[int]) -> Sequence[Pull]:
+        if not self._kept:
+            return ()
+        if self._fetched is None:
+            self._fetched = {}
+        for rank in ranks:
+            if rank in self._kept and rank not in self._decoded and rank not in self._fetched:
+                self._fetched[rank] = self._kept[rank]._start()
+        return [self._fetched[r] for r in ranks if r in self._fetched and r not in self._decoded]
+
+    def _check_failed(self) -> None:
+        if self._error is not None and not self._keep_all:
+            self._get()
+
+    def reference(self) -> Any:
+        """A reference to the result. That of several ranks is made here, and becomes a value of this process: it waits for the call."""
+        one = self._one or self._plan.result == "single"
+        if self._collects and not self._keep_all and one and len(self._plan.collect) == 1:
+            return self._reference_of(self._plan.collect[0])
+        if self._refs is None:
+            self._refs = {}
+        if -1 not in self._refs:
+            self._refs[-1] = _references.put(self.result())
+        return self._refs[-1]
+
+    def _reference_of(self, rank: int) -> Any:
+        """A reference to the answer of one rank, also while it is not there."""
+        if self._kept and rank in self._kept:
+            return self._kept[rank]
+        if self._refs is None:
+            self._refs = {}
+        if rank not in self._refs:
+            self._refs[rank] = self._make_reference(rank)
+        return self._refs[rank]
+
+    def _make_reference(self, rank: int) -> Any:
+        session = self._where[0]._session
+        if not self._done and rank not in self._answers:
+            self._core.check()
+            number = self._core.lib.troupe_promise(self._token, rank)
+            if number < 0:
+                raise self._core.fail(number)
+            if number:
+                return _references.Reference(session, session.session, number)
+            self._core.wait(self._children()[rank], None)  # it is in the queue
+        if self._kept and rank in self._kept:
+            return self._kept[rank]
+        if rank in self._decoded:
+            return _references.put(self._decoded[rank])
+        if rank in self._answers:
+            flags, body = self._answers[rank]
+            if flags & FAILED:
+                return _references.put_error(session, body)
+            inside = (self._inside or {}).get(rank)
+            return _references.put_body(session, b"\xc0" if flags & NONE else body, inside)
+        if self._has_value:
+            return _references.put(self._value)
+        if self._failure is not None:
+            return _references.put_error(session, self._failure)
+        return _references.put_error(session, _error_transfer.encode(self._error or _errors.CancelledError(f"{self._what}: the call ended without rank {rank}")))
+
+    def __reduce__(self) -> Any:
+        return self.reference().__reduce__()
 
     def _stream(self, rank: int, reference: StreamReference) -> ResultStream:
         return ResultStream(self._where[0].workers[rank], reference, self._engine)
@@ -377,11 +587,14 @@ class Future(Waitable, Sequence[RankFuture]):
     def result(self, timeout: float | None = None, *, progress: bool = False) -> Any:
         """Waits and gives the result, or raises what went wrong. The end of the timeout does not end the call."""
         _check.seconds("timeout", timeout, zero=True)
+        deadline = None if timeout is None else time.monotonic() + timeout
         if progress:
             _show_progress([self], timeout)
         if not self._done and not self._wait(timeout):
             raise _errors.TimedOutError(f"no result within {_seconds(timeout)} s; the call goes on, cancel() ends it{self._waits_for()}")
         try:
+            if self._kept:
+                self._fetch(deadline, timeout)
             value = self._get()
         except _errors.Error as err:
             raise _traceback.cut(err) from err.__cause__
@@ -531,6 +744,7 @@ class Gathered(Waitable):
         self._futures = futures
         self._need = need
         for f in futures:
+            f._watch()
             f._waiters.append(self._woken)
         self._woken()
 
@@ -584,7 +798,7 @@ def _fail_fast(futures: list[Waitable], deadline: float | None, timeout: float |
         finally:
             group.close()
         for f in [f for f in left if f._done]:
-            f._get()
+            f._check_failed()
         left = [f for f in left if not f._done]
 
 
@@ -687,7 +901,7 @@ class _Line:
 
 
 def resolve(value: Any) -> Any:
-    """An argument that is a future, or a list with futures in it, as its value."""
+    """An argument that is a future, or a list with futures in it, as its value: of calls whose arguments are cut here."""
     if isinstance(value, Waitable):
         return value.result()
     if type(value) is list and any(isinstance(v, Waitable) for v in value):

@@ -7,9 +7,10 @@ import threading
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from . import _call, _codec, _core, _error_transfer, _errors, _item, _register, _result_stream
+from . import _call, _codec, _core, _empty, _error_transfer, _errors, _item, _register, _result_stream
 from ._call import LENGTHS, IncomingCall
-from ._future import Waitable
+from ._future import Pull, Waitable
+from ._reference import Reference, names_of, read_names
 
 PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
 
@@ -46,6 +47,8 @@ class Server:
 
     core: _core.Core
     lib: Any
+    session: Any
+    values: dict[int, dict[tuple[str, int], tuple[Any, list[Any]]]]  # by token: the values of arguments, as bodies, with the references inside
     objects: dict[str, Object]
     known: dict[bytes, tuple[_codec.Codec, str, str]]  # by what says it in a call: how its values travel, its object and its method
     codecs: dict[bool, _codec.Codec]  # by whether the caller may send pickles
@@ -75,6 +78,8 @@ class Server:
                 value = self.verb(IncomingCall(self.core, token, meta), body)
             else:
                 args, kwargs = read_args(codec, body)
+                if self.values:
+                    self.place_values(token, codec, args, kwargs)
                 if meta[0] & ITEMS:
                     args = [_item.given(args[0])]
                 value = method(*args, **kwargs)
@@ -86,6 +91,8 @@ class Server:
                 if meta[0] & ITEMS:
                     value = _item.outputs(value)
             answer = codec.encode(value)
+            if _codec._encoded:
+                self.name_references(token)
             body = args = kwargs = value = None  # memory of the caller is given back before its next call
         except Exception as err:
             self.fail(token, err, meta)
@@ -107,12 +114,42 @@ class Server:
         else:
             self.answer(token, answer)
 
+    # References: the core has the values of arguments before it hands over their call.
+
+    def take_value(self, token: int, meta: bytes, body: Any) -> None:
+        """Keeps the value of an argument of a call that follows. Called by the reader."""
+        name, *inside = read_names(meta)
+        self.values.setdefault(token, {})[name] = (body, [Reference(self.session, *n) for n in inside])
+
+    def place_values(self, token: int, codec: _codec.Codec, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Puts the values of references where the arguments name them."""
+        values = self.values.pop(token, None)
+        if values is None:
+            return
+        for where, keys in ((args, range(len(args))), (kwargs, list(kwargs))):
+            for key in keys:
+                value = where[key]  # type: ignore[index]
+                if type(value) is _codec.Argument:
+                    where[key] = codec.decode(values[value.name][0]) if len(values[value.name][0]) else None  # type: ignore[index]
+
+    def name_references(self, token: int) -> None:
+        """Tells the core which references are inside the answer that follows."""
+        refs = _codec.take_references()
+        if refs:
+            names = names_of(refs)
+            self.lib.troupe_inside(token, self.session.id, names, len(names))
+
     # Deferred answers: a method may return a future or an awaitable, which is answered when it is done.
 
     def defer(self, token: int, meta: bytes, codec: _codec.Codec, value: Any) -> bool:
         """Has a future or awaitable answer the call when it is done; False if the value is neither. No thread waits for it. The call
         keeps its place in its lane."""
-        if isinstance(value, Waitable) or (type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback")):
+        if isinstance(value, Reference):
+            return False  # it is the answer
+        if isinstance(value, Waitable):
+            value._when_fetched(lambda done: self.answer_deferred(token, meta, codec, done))
+            return True
+        if (type(value).__module__.startswith("concurrent.futures") and hasattr(value, "add_done_callback")):
             value.add_done_callback(lambda done: self.answer_deferred(token, meta, codec, done))
             return True
         if not hasattr(value, "__await__"):
@@ -141,8 +178,9 @@ class Server:
         """Answers a call with the result of a future that is done. It runs on any thread, and must not block."""
         self.tasks.pop(token, None)
         try:
-            value = done._get() if isinstance(done, Waitable) else done.result()
+            value = done.value() if isinstance(done, Pull) and done.value is not None else done._get() if isinstance(done, Waitable) else done.result()
             answer = codec.encode(_item.outputs(value) if meta[0] & ITEMS else value)
+            self.name_references(token)
         except BaseException as err:
             cancelled = type(err).__name__ == "CancelledError" and not isinstance(err, _errors.Error)
             self.beside_thread().fail(token, _errors.CancelledError("the future that the method returned was cancelled") if cancelled else err, meta)
@@ -198,7 +236,7 @@ class Server:
             self.say(token, 0, answer, n)
             return
         try:
-            address = self.core.place(answer)
+            address = _empty.place(self.core, answer)
         except Exception as err:  # no memory for it, or a device that does not give its elements
             self.fail(token, err)
             return
@@ -253,6 +291,8 @@ class Server:
             codec, owner, name = self.known.get(call._meta[:24] + call._meta[40:]) or self.learn(call._meta)
             value = await self.invoke_async(call, codec, self.method(owner, name), body)
             answer = codec.encode(value)
+            if _codec._encoded:
+                self.name_references(token)
         except asyncio.CancelledError:
             self.fail(token, _errors.CancelledError("the call was cancelled"))
             return
@@ -272,6 +312,8 @@ class Server:
             value = self.verb(call, body)
         else:
             args, kwargs = read_args(codec, body)
+            if self.values:
+                self.place_values(call._token, codec, args, kwargs)
             if call._meta[0] & ITEMS:
                 args = [_item.given(args[0])]
             value = method(*args, **kwargs)
@@ -280,7 +322,7 @@ class Server:
                 import asyncio
 
                 value = asyncio.wrap_future(value)
-            if not hasattr(value, "__await__"):
+            if not hasattr(value, "__await__") or isinstance(value, Reference):
                 break
             value = await value
         if type(value) in (GeneratorType, AsyncGeneratorType):

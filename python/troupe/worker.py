@@ -17,7 +17,7 @@ import msgpack
 
 from . import _core, _error_transfer, _errors, _launch, _session
 from ._call import LENGTHS, IncomingCall
-from ._core import CALL, CANCEL, STOPPED
+from ._core import CALL, CANCEL, STOPPED, VALUE
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
 from ._worker import Worker
 
@@ -30,6 +30,7 @@ class Host(Server):
         self.core.on_call = self.arrived
         self.lib = self.core.lib
         self.known = {}
+        self.values = {}
         self.queue: deque[tuple[int, int, bytes, Any]] = deque()
         self._waiters: list[Any] = []  # woken when the queue has a call, as for a completion
         self._done = False
@@ -60,6 +61,9 @@ class Host(Server):
     # What the reader of completions hands over.
 
     def arrived(self, kind: int, token: int, meta: bytes, body: Any) -> None:
+        if kind == VALUE:
+            self.take_value(token, meta, body)
+            return
         item = (kind, token, meta, body)
         if self.loop is not None:
             if _core.running_loop() is self.loop:
@@ -226,6 +230,9 @@ class Host(Server):
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         """Begins a call of a lane that is not the main thread's. Called by the thread that reads the side queue."""
+        if kind == VALUE:
+            self.take_value(token, meta, body)
+            return
         if kind == CANCEL:
             self.cancel_in(token)
             return
@@ -263,6 +270,7 @@ class Host(Server):
             if task is not None:
                 task.cancel()
             elif self.held is not None and self.held.pop(token, None) is not None:
+                self.values.pop(token, None)
                 self.fail(token, _errors.CancelledError("the call was cancelled"))
                 self.core.push_soon(self.loop)
         elif kind == STOPPED:

@@ -23,8 +23,10 @@ PENDING, STARTING, ALIVE, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "AL
 
 _IDLE_WORKERS = 1.0  # seconds that a worker for tasks without work is kept beyond the number of CPUs
 _IDLE_LONG = 60.0  # and up to that number
+_EXPECTED = 10.0  # seconds in which the request of a creator comes after a handle of the actor
 _TURN = 10.0  # seconds that a call waits for an earlier one of its caller that does not come
 _DEATH_PATIENCE = 10.0  # seconds in which the end of a process is seen that a caller has lost
+_REFRESH = 0.5  # seconds between two looks at the nodes
 _DEAD_KEPT = 10_000  # dead actors that are remembered
 
 # Set by a role for its ranks; an actor of this package is no rank.
@@ -77,6 +79,10 @@ class Control:
         self._processes: dict[str, str] = {}  # processes by name, and their job
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
+        self._declared: dict[str, Any] = {}
+        self._address = ""
+        self._refresher: asyncio.Task[None] | None = None
+        self._awaited: dict[str, tuple[asyncio.Future[None], dict[str, int]]] = {}  # actors that handles came of before themselves, and who has these
         self._turns: dict[str, dict[Any, Any]] = {}  # by caller, the number of its next call, and those that wait for their turn
 
     async def ask(self, caller: str, number: int, method: str, *args: Any) -> Any:
@@ -100,29 +106,52 @@ class Control:
         self._jobs[job_id] = job
         self._processes[job["process"]] = job_id
         if not self._placement.nodes:
-            await self._add_nodes(job)
+            await self.refresh_nodes(job.get("resources"), job.get("node_ip") or "")
+        else:
+            await self.refresh_nodes()
         nodes = list(self._placement.nodes.values())
         return {"job_id": job_id, "node_id": nodes[0].node_id, "node_ip": nodes[0].address, "node": nodes[0].name}
 
-    async def _add_nodes(self, job: dict[str, Any]) -> None:
+    async def refresh_nodes(self, declared: dict[str, Any] | None = None, address: str = "") -> None:
+        """Takes over the nodes that the head knows, now and every half second from then on. declared: amounts that the first node pretends."""
+        if declared is not None:
+            self._declared, self._address = declared, address
+        await self._refresh()
+        if self._refresher is None:
+            self._refresher = self._spawn(self._refresh_on())
+
+    async def _refresh_on(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH)
+            try:
+                await self._refresh()
+            except _errors.Error:
+                pass  # the head is away; the next look may find it
+
+    async def _refresh(self) -> None:
         from .._session import current
+        from ._heads import IP_LABEL
 
         session = current(start=False)
-        for node in await session.core.ask("nodes", runtime=session.id).aget():
-            found = {"CPU": float(node["cpus"]), "GPU": float(len(node["devices"] or [])), "memory": float(node["memory"])}
-            given = {k: float(v) for k, v in (job.get("resources") or {}).items() if v is not None}
-            total = {k: v for k, v in {**found, **given}.items() if v or k in ("CPU", "memory")}
-            total.setdefault("object_store_memory", float(int(total["memory"] * 0.3)))
-            address = job.get("node_ip") or "127.0.0.1"
-            total[f"node:{address}"] = 1.0
-            total["node:__internal_head__"] = 1.0
-            self._placement.add_node(node["node"], address, total)
+        rows = await session.core.ask("nodes", runtime=session.id).aget()
+        there = sorted((n for n in rows if n["rank"] >= 0 and n["state"] != "lost"), key=lambda n: n["rank"])
+        if not there and self._placement.nodes:
+            return  # a head that has just returned knows none yet
+        first = next(iter(self._placement.nodes.values()), None)
+        found = []
+        for node in there:
+            head = node is there[0] if first is None else node["node"] == first.name
+            address = (node["labels"] or {}).get(IP_LABEL) or self._address or "127.0.0.1"
+            total = _placement.totals(node, address, head, self._declared if head else None)
+            found.append({"name": node["node"], "address": address, "total": total})
+        self._end_keys(self._placement.rpc_refresh(found).pop("kill"), _NODE_DIED)
 
     async def end_job(self, job_id: str) -> None:
         """A driver ends: what it and its workers created ends, except detached actors."""
         for process in [p for p, j in self._processes.items() if j == job_id]:
             self._processes.pop(process, None)
-        self._turns.pop(process, None)
+            self._turns.pop(process, None)
+            self._end_keys(self._placement.owner_ended(process), _GROUP_REMOVED)
         for actor in list(self._actors.values()):
             if actor.spec["job"] == job_id and not actor.spec["detached"] and actor.state != DEAD:
                 self._end_actor(actor, "The actor is dead because its owner has died: the job has finished.")
@@ -143,7 +172,11 @@ class Control:
                 return {"taken": True}
             self._names[key] = actor_id
         actor = self._actors[actor_id] = Actor(actor_id, spec)
-        actor.holders[process] = 1
+        waited = self._awaited.pop(actor_id, None)
+        if waited is not None:
+            actor.holders.update(waited[1])
+            waited[0].set_result(None)
+        actor.holders[process] = actor.holders.get(process, 0) + 1
         actor.task = self._spawn(self._start_actor(actor))
         self._forget_dead()
         return {}
@@ -174,6 +207,13 @@ class Control:
             actor.pid = frame
         except asyncio.CancelledError:
             raise
+        except _placement.Unschedulable as err:
+            from . import _objects, exceptions
+
+            kind = exceptions.ActorPlacementGroupRemoved if isinstance(err, _placement.GroupRemoved) else exceptions.ActorUnschedulableError
+            actor.cause = _objects._dump_error(kind(str(err)))
+            self._end_actor(actor, str(err))
+            return
         except Exception as err:
             self._end_actor(actor, actor.kill_reason or f"The actor died because it could not be started: {err}")
             return
@@ -207,8 +247,6 @@ class Control:
 
             name = actor.spec["class_name"]
             error = exceptions.ActorDiedError(f"The actor {name} (ActorID {actor.id}) died unexpectedly before finishing this task. {reason}", None, actor.id)
-            if actor.spec.get("group_removed"):
-                error = exceptions.ActorPlacementGroupRemoved("The actor's placement group was removed.")  # type: ignore[assignment]
             actor.cause = _objects._dump_error(error)
         was, actor.state = actor.state, DEAD
         actor.spec["reason"] = reason
@@ -233,6 +271,7 @@ class Control:
         """A process has ended: the handles that it held are gone, and the actors it created end."""
         self._processes.pop(process, None)
         self._turns.pop(process, None)
+        self._end_keys(self._placement.owner_ended(process), _GROUP_REMOVED)
         for actor in list(self._actors.values()):
             if actor.state == DEAD or actor.spec["detached"]:
                 continue
@@ -241,9 +280,18 @@ class Control:
             elif actor.holders.pop(process, None) is not None and not actor.holders:
                 self._out_of_scope(actor)
 
+    async def _expected(self, actor_id: str) -> Actor | None:
+        """An actor whose handle has come before the request of its creator."""
+        if actor_id not in self._awaited:
+            self._awaited[actor_id] = (asyncio.get_running_loop().create_future(), {})
+        await asyncio.wait([self._awaited[actor_id][0]], timeout=_EXPECTED)
+        if actor_id not in self._actors:
+            self._awaited.pop(actor_id, None)
+        return self._actors.get(actor_id)
+
     async def actor_info(self, actor_id: str) -> dict[str, Any]:
         """Where an actor is, once that is known: {"role"}; {"dead": frame of the exception} if it is dead or unknown."""
-        actor = self._actors.get(actor_id)
+        actor = self._actors.get(actor_id) or await self._expected(actor_id)
         if actor is None:
             return {"dead": None}
         if actor.state not in (ALIVE, DEAD):
@@ -289,7 +337,11 @@ class Control:
     async def handle_taken(self, actor_id: str, process: str) -> None:
         """A process has a handle that it had not."""
         actor = self._actors.get(actor_id)
-        if actor is not None and actor.state != DEAD:
+        if actor is None:
+            waited = self._awaited.setdefault(actor_id, (asyncio.get_running_loop().create_future(), {}))
+            waited[1][process] = waited[1].get(process, 0) + 1
+            await self._expected(actor_id)
+        elif actor.state != DEAD:
             actor.holders[process] = actor.holders.get(process, 0) + 1
 
     async def handle_dropped(self, actor_id: str, process: str) -> None:
@@ -333,6 +385,11 @@ class Control:
             allocation = await self._placement.acquire(lease_id, demand, strategy)
         except asyncio.CancelledError:
             return {"cancelled": True}
+        except _placement.Unschedulable as err:
+            from . import _objects, exceptions
+
+            kind = exceptions.TaskPlacementGroupRemoved if isinstance(err, _placement.GroupRemoved) else exceptions.TaskUnschedulableError
+            return {"error": str(err), "unschedulable": _objects._dump_error(kind(str(err)))}
         finally:
             self._leasing.pop(lease_id, None)
         try:
@@ -426,15 +483,16 @@ class Control:
         if hasattr(result, "__await__"):
             result = await result
         if isinstance(result, dict):
-            for key in result.pop("kill", ()):
-                if key in self._actors:
-                    self._actors[key].spec["group_removed"] = True
-                    self._end_actor(self._actors[key], "The actor's placement group was removed.")
-                elif key in self._leases:
-                    self._end_worker(self._leases[key])
-                elif key in self._leasing:
-                    self._leasing[key].cancel()
+            self._end_keys(result.pop("kill", ()), _GROUP_REMOVED)
         return result
+
+    def _end_keys(self, keys: Any, reason: str) -> None:
+        """Ends the actors and leases that held these resources."""
+        for key in keys:
+            if key in self._actors:
+                self._end_actor(self._actors[key], reason)
+            elif key in self._leases:
+                self._end_worker(self._leases[key])
 
     # Roles.
 
@@ -490,4 +548,6 @@ class Control:
         return task
 
 
+_GROUP_REMOVED = "The actor is dead because its worker process was ended: its placement group was removed."
+_NODE_DIED = "The actor is dead because its node has died."
 _OUT_OF_SCOPE = "The actor is dead because all references to the actor were removed."

@@ -121,7 +121,7 @@ class Service:
         if self.kind == "async":
             for group in self.groups():
                 self.executors[group] = _EventLoop(f"ray-{group or 'default'}")
-        elif self.kind == "threaded":
+        else:
             for group, limit in self.groups().items():
                 self.executors[group] = concurrent.futures.ThreadPoolExecutor(limit, thread_name_prefix=f"ray-{group or 'default'}")
 
@@ -210,7 +210,7 @@ class Service:
         task.placement = call.extra.get("placement")
         mark = _context.current.set(task)
         self.running[call.id] = task
-        undo = self._enter_task(call, task) if self.kind == "task" else None
+        undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
         try:
             function = self.function_of(call)
             entries = call.entries()
@@ -224,8 +224,7 @@ class Service:
         except DependencyError as err:
             return [_objects.ERROR, [err.frame]]
         except ActorExit:
-            threading.Timer(0.05, end_process).start()
-            return self.succeeded(call, None)
+            end_process()
         except KeyboardInterrupt:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         except SystemExit as err:
@@ -257,6 +256,11 @@ class Service:
                     os.environ["CUDA_VISIBLE_DEVICES"] = before
 
         return undo
+
+    def _enter_method(self, call: Call) -> Any:
+        """Sets the title of the process while a method runs on its main thread."""
+        _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
+        return lambda: _process_title.set_title(self.state_title)
 
     def _system_exit(self, err: SystemExit) -> Any:
         _worker.end_process(err)
@@ -321,7 +325,7 @@ class Service:
 
     def _begin(self, token: int, group: str, call: Call) -> None:
         executor = self.executors[group]
-        if self.kind == "threaded":
+        if self.kind != "async":
             executor.submit(self._run_and_answer, token, call)
         else:
             executor.loop.call_soon_threadsafe(self._begin_async, token, call, executor)
@@ -369,8 +373,7 @@ class Service:
         except DependencyError as err:
             return [_objects.ERROR, [err.frame]]
         except (ActorExit, exceptions.AsyncioActorExit):
-            threading.Timer(0.05, end_process).start()
-            return self.succeeded(call, None)
+            end_process()
         except SystemExit as err:
             self._system_exit(err)
         except Exception as err:
@@ -546,9 +549,8 @@ class RayHost(_worker.Host):
         methods = [{"name": "construct", "mode": "", "lane": work}]
         if service.kind in ("task", "sync"):
             methods.append({"name": "call", "mode": "", "lane": work})
-        else:
-            for i, (group, limit) in enumerate(service.groups().items()):
-                methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
+        for i, (group, limit) in enumerate(service.groups().items()):
+            methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
         for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}

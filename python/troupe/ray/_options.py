@@ -41,6 +41,14 @@ def refuse(feature: str, instead: str) -> NotImplementedError:
     return NotImplementedError(f"{feature} is not in troupe.ray; nearest in Troupe: {instead}")
 
 
+class RefusedAttribute(NotImplementedError, AttributeError):
+    """A name that is refused: NotImplementedError for a program that uses it, AttributeError for hasattr and getattr with a default."""
+
+
+def refuse_attribute(feature: str, instead: str) -> RefusedAttribute:
+    return RefusedAttribute(str(refuse(feature, instead)))
+
+
 def _check_known(what: str, options: dict[str, Any], known: set[str]) -> None:
     for key in options:
         if key not in known:
@@ -157,10 +165,37 @@ def strategy(options: dict[str, Any], parent: Any = None) -> Any:
             raise TypeError(f"scheduling_strategy must be a string or an object of ray.util.scheduling_strategies, not {type(given).__name__}")
         return to_wire()
     if group is not None and group != "default":
-        capture = options.get("placement_group_capture_child_tasks")
+        from .util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        _warn_of_group_option()
         index = options.get("placement_group_bundle_index", -1)
-        return {"kind": "placement_group", "id": group.id.hex(), "bundle": -1 if index is None else index, "capture": bool(capture)}
+        return PlacementGroupSchedulingStrategy(group, index, options.get("placement_group_capture_child_tasks")).to_wire()
     return parent
+
+
+def _warn_of_group_option() -> None:
+    import warnings
+
+    from ._private.utils import get_ray_doc_version
+
+    warnings.warn(
+        "placement_group parameter is deprecated. Use scheduling_strategy=PlacementGroupSchedulingStrategy(...) instead, see the usage at "
+        f"https://docs.ray.io/en/{get_ray_doc_version()}/ray-core/package-ref.html#ray-remote.",
+        DeprecationWarning, stacklevel=5,
+    )  # fmt: skip
+
+
+def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
+    """Refuses what no bundle of its placement group could hold."""
+    if isinstance(strategy, dict) and strategy["kind"] == "placement_group":
+        from .util.placement_group import check_fits
+
+        check_fits(strategy, demand, what)
+
+
+def captured(strategy: Any) -> Any:
+    """The strategy of what an actor or task with this one creates, or None: any bundle of the same placement group."""
+    return {**strategy, "bundle": -1} if isinstance(strategy, dict) and strategy.get("capture") else None
 
 
 def environment(runtime_env: Any) -> dict[str, Any]:

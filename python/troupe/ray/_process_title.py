@@ -7,6 +7,7 @@ import sys
 
 _room: tuple[int, int] | None = None
 _title = ""
+_libc = ctypes.CDLL(None)
 
 
 def _area() -> tuple[int, int]:
@@ -33,7 +34,7 @@ def set_title(title: str) -> None:
         return
     text = title.encode()[: size - 1]
     ctypes.memmove(address, text + b"\0" * (size - len(text)), size)
-    ctypes.CDLL(None).prctl(15, title.encode()[:15], 0, 0, 0)
+    _libc.prctl(15, text[:15], 0, 0, 0)
 
 
 def get_title() -> str:

@@ -16,7 +16,7 @@ import troupe
 
 from .. import _core, _errors, _launch
 from .. import _session as _troupe_session
-from . import _control, _host, _objects, _options, _state
+from . import _control, _heads, _host, _objects, _options, _state
 
 _NAMESPACE = "ray"  # Troupe's namespace of every session of this package
 _lock = threading.RLock()
@@ -136,10 +136,12 @@ def _given_resources(num_cpus: float | None, num_gpus: float | None, resources: 
 
 def _open(address: str | None, resources: dict[str, float], namespace: str | None, env: dict[str, Any]) -> _state.State:
     global _at_exit
-    local = address in (None, "local")
+    access = _heads.resolve(address)
+    local = access is None
     before = os.environ.pop("TROUPE_URL", None) if local else None
     try:
-        session = _troupe_session.init(None if local else address, _NAMESPACE, gpus="none" if local else "auto", name=None)
+        found: dict[str, Any] = dict(access or {})
+        session = _troupe_session.init(found.pop("url", None), _NAMESPACE, gpus="none" if local else "auto", name=None, **found)
     except _errors.UnavailableError as err:
         raise ConnectionError(f"Could not find any running Ray instance at {address}: {err}. Please specify the one to connect to by setting `--address` or `RAY_ADDRESS`.") from err
     finally:

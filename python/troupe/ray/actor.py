@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -206,8 +207,8 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
     if isinstance(given, list):
         given = {g["name"]: g["max_concurrency"] for g in given}
     for name, count in given.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ValueError(f"concurrency_groups[{name!r}] must be an int, and at least 1")
+        if isinstance(count, bool) or not isinstance(count, int):
+            raise ValueError(f"concurrency_groups[{name!r}] must be an int")
     for name, (_, group) in metadata.methods.items():
         if group and group not in given and group != "_ray_system":
             raise ValueError(f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}")
@@ -216,7 +217,7 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
         return "async", {"": limit or 1000, **given, **system}
     if given or (limit or 1) > 1:
         return "threaded", {"": limit or 1, **given, **system}
-    return "sync", {}
+    return "sync", system
 
 
 def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> ActorHandle:
@@ -236,13 +237,14 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     task = _context.current.get()
     parent = (task.placement if task is not None and task.placement else state.placement_group)
     strategy = _options.strategy(options, parent)
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
     info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
         "demand": _options.demand(options, 0.0), "strategy": strategy,
-        "captures": strategy if isinstance(strategy, dict) and strategy.get("capture") else None,
+        "captures": _options.captured(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
         "handle": info.to_wire(),
@@ -250,6 +252,8 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     client = client_of(actor_id)
     client.signatures = metadata.signatures
     client.creating = (contents, refs)
+    if any(limit < 1 for limit in groups.values()):
+        return _stillborn(client, info, "max_concurrency must be greater than 0 for each of the actor's concurrency_groups")
     if name:
         done = _state.control_call("create_actor", actor_id, spec, state.process)
         if done.get("existing"):
@@ -263,6 +267,14 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     hold = Hold(actor_id, state, counted=True)
     client.resolve()
     return ActorHandle(info, hold)
+
+
+def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
+    """An actor that cannot be made: said on standard error, and by its calls."""
+    sys.stderr.write(f"ray: the actor {info.class_name} died: {why}\n")
+    client._asked = True
+    client._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor died because its options are invalid: {why}", None, info.actor_id)), None)
+    return ActorHandle(info, None)
 
 
 class HandleInfo:
@@ -341,7 +353,7 @@ class ActorMethod:
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         given = {**self._options, **options}
-        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, given.get("num_returns"), given.get("concurrency_group"))
+        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, given.get("num_returns"), given.get("concurrency_group"), given.get("name"))
 
     def options(self, **options: Any) -> ActorMethod:
         _options.check_method(options)
@@ -367,6 +379,7 @@ class ActorHandle:
     def __init__(self, info: HandleInfo, hold: Hold | None) -> None:
         self.__dict__["_info"] = info
         self.__dict__["_hold"] = hold
+        self.__dict__["_ray_is_cross_language"] = False
 
     @property
     def _actor_id(self) -> ActorID:
@@ -377,10 +390,6 @@ class ActorHandle:
     @property
     def _id(self) -> ActorID:
         return self._actor_id
-
-    @property
-    def _ray_is_cross_language(self) -> bool:
-        return False
 
     def __getattr__(self, name: str) -> Any:
         info = self.__dict__.get("_info")
@@ -422,7 +431,7 @@ class ActorHandle:
 class Pending:
     """A call that has not been sent, or not been answered."""
 
-    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "refs", "returns", "sent", "weight")
+    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "name", "refs", "returns", "sent", "weight")
 
     def __init__(self, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any) -> None:
         self.id = os.urandom(12).hex()
@@ -430,6 +439,7 @@ class Pending:
             method, group, returns, frame, contents, refs, entries, hold,
         )  # fmt: skip
         self.sent = False
+        self.name = ""
 
     def waits_for(self, process: str) -> Entry | None:
         """A dependency of this process that is not there yet."""
@@ -456,7 +466,7 @@ class Client:
         self.signatures: dict[str, Any] = {}
         self.creating: Any = None  # what the constructor's arguments hold, until the actor is up
         self._lock = threading.RLock()
-        self._queue: deque[Pending] = deque()
+        self._queues: dict[str, deque[Pending]] = {}  # by concurrency group
         self._handle: Any = None  # of Troupe
         self._dead: list[Any] | None = None
         self._asked = False
@@ -504,7 +514,7 @@ class Client:
 
     def submit(self, call: Pending) -> None:
         with self._lock:
-            self._queue.append(call)
+            self._queues.setdefault(call.group, deque()).append(call)
         if not self._asked:
             self.resolve()
         self.pump()
@@ -528,26 +538,30 @@ class Client:
                 return
 
     def _send_ready(self) -> None:
-        while self._queue:
-            call = self._queue[0]
-            if self._dead is not None:
-                self._queue.popleft()
-                call.fail(self._dead)
-                continue
-            if self._handle is None:
-                return
-            state = _state.current()
-            if state is None:
-                return
-            missing = call.waits_for(state.process)
-            if missing is not None:
-                missing.on_done(self.pump)
-                return
-            with self._lock:
-                if not self._queue or self._queue[0] is not call:
-                    continue
-                self._queue.popleft()
-            self._send(call)
+        for queue in list(self._queues.values()):
+            while queue and self._send_first(queue):
+                pass
+
+    def _send_first(self, queue: deque[Pending]) -> bool:
+        """Sends the first call of a concurrency group; False: it has to wait, and those behind it."""
+        call = queue[0]
+        if self._dead is not None:
+            queue.popleft()
+            call.fail(self._dead)
+            return True
+        state = _state.current()
+        if self._handle is None or state is None:
+            return False
+        missing = call.waits_for(state.process)
+        if missing is not None:
+            missing.on_done(self.pump)
+            return False
+        with self._lock:
+            if not queue or queue[0] is not call:
+                return True
+            queue.popleft()
+        self._send(call)
+        return True
 
     def _send(self, call: Pending) -> None:
         failed = next((r._entry for r in call.refs if r._entry._done and r._entry.kind == ERROR), None)
@@ -556,11 +570,11 @@ class Client:
             return
         call.sent = True
         method = "call" if not call.group and "call" in self._handle._cluster._modes else _host.method_of_group(call.group)
-        extra = {}
+        extra: dict[str, Any] = {"name": call.name} if call.name else {}
         if method != "call":
             number = self._numbers.get(call.group, 0)
             self._numbers[call.group] = number + 1
-            extra = {"from": _state.require().process, "number": number}
+            extra |= {"from": _state.require().process, "number": number}
         try:
             future = self._handle[method].remote(call.id, call.method, call.frame, dependencies(call.refs), call.returns, extra)
         except _errors.Error as err:
@@ -610,11 +624,10 @@ class Client:
         if force:
             raise ValueError("force=True is not supported for actor tasks.")
         with self._lock:
-            if call in self._queue:
-                self._queue.remove(call)
-                waiting = True
-            else:
-                waiting = False
+            queue = self._queues.get(call.group, deque())
+            waiting = call in queue
+            if waiting:
+                queue.remove(call)
         if waiting:
             call.fail_with(exceptions.TaskCancelledError(call.id))
             return
@@ -640,7 +653,7 @@ def client_of(actor_id: str) -> Client:
         return found
 
 
-def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], returns: int | None, group: str | None) -> Any:
+def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], returns: int | None, group: str | None, title: str | None = None) -> Any:
     state = _state.require()
     info = handle._info
     own_returns, own_group = info.methods.get(name, (1, ""))
@@ -653,6 +666,7 @@ def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: di
     frame, contents, refs = split_arguments(args, kwargs)
     entries = [state.store.new() for _ in range(max(count, 1))]
     call = Pending(name, group, count, frame, contents, refs, entries, handle._hold)
+    call.name = title or ""
     found = [ObjectRef(e) for e in entries]
     cancel: Callable[[bool, bool], None] = lambda force, recursive: client.cancel(call, force, recursive)  # noqa: E731
     for entry in entries:

@@ -70,11 +70,12 @@ class RemoteFunction:
         parent_task = _context.current.get()
         parent = parent_task.placement if parent_task is not None and parent_task.placement else state.placement_group
         strategy = _options.strategy(given, parent)
+        _options.check_fits(strategy, _options.demand(given, 1.0), self.__name__)
         task = Task(self._function_name, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
         task.demand = _options.demand(given, 1.0)
         task.strategy = strategy
         task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
-        task.captures = strategy if isinstance(strategy, dict) and strategy.get("capture") else None
+        task.captures = _options.captured(strategy)
         retries = given.get("max_retries")
         task.retries = _RETRIES if retries is None else (1 << 30 if retries < 0 else retries)
         if parent_task is not None:
@@ -212,8 +213,10 @@ class Submitter:
             task = self._next(sample.shape)
             if task is not None:
                 text = str(error) if error is not None else found["error"]
-                kind = exceptions.TaskUnschedulableError if error is None and found.get("unschedulable") else exceptions.WorkerCrashedError
-                task.fail_with(kind(f"The task could not be started: {text}"))
+                if error is None and "unschedulable" in found:
+                    task.fail(found["unschedulable"])
+                else:
+                    task.fail_with(exceptions.WorkerCrashedError(f"The task could not be started: {text}"))
             return
         _objects.peer(found["role"]).with_handle(lambda handle, error: self._run_next(sample, lease, found, handle, error))
 

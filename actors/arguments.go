@@ -1,0 +1,179 @@
+package actors
+
+import (
+	"context"
+	"time"
+
+	"troupe/bus"
+	"troupe/bus/wire"
+)
+
+// callArguments are the arguments of a call that are references. They are obtained while the call is queued. The worker's mutex
+// guards them.
+type callArguments struct {
+	left    int // values that have not arrived
+	values  map[wire.Reference]bus.Value
+	err     error // the first failure; the call fails with it
+	cancels []func()
+}
+
+// newArguments is nil for a call without references.
+func newArguments(h *wire.Header) *callArguments {
+	if len(h.Arguments) == 0 {
+		return nil
+	}
+	a := &callArguments{values: map[wire.Reference]bus.Value{}}
+	for _, ref := range h.Arguments {
+		a.values[ref] = bus.Value{}
+	}
+	a.left = len(a.values)
+	return a
+}
+
+// ready reports whether the call has everything that its method needs.
+func (c *call) ready() bool { return c.bodyHere && !c.awaitsValues() }
+
+// awaitsValues reports whether an argument is a reference whose value has not arrived. It may be the result of a call that has
+// not run, so calls of other callers may start before this one.
+func (c *call) awaitsValues() bool { return c.args != nil && c.args.left > 0 && c.args.err == nil }
+
+// getArguments requests the values of a call's references. w.mu is not held: a value may be there at once.
+func (h *Host) getArguments(c *call) {
+	refs, w := c.header.Arguments, c.worker
+	asked := map[wire.Reference]bool{}
+	for _, ref := range refs {
+		if asked[ref] {
+			continue
+		}
+		asked[ref] = true
+		cancel := h.ep.References().Get(ref, c.binding.memory, func(v bus.Value, err error) { w.argumentArrived(c, ref, v, err) })
+		w.mu.Lock()
+		over := c.phase != queued
+		if !over {
+			c.args.cancels = append(c.args.cancels, cancel)
+		}
+		w.mu.Unlock()
+		if over {
+			cancel()
+		}
+	}
+}
+
+// argumentArrived gives a queued call the value of a reference, or its error.
+func (w *Worker) argumentArrived(c *call, ref wire.Reference, v bus.Value, err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if c.phase != queued || c.args == nil { // the call was cancelled or refused meanwhile
+		w.dropValue(c, v)
+		return
+	}
+	c.args.values[ref] = v
+	c.args.left--
+	if err != nil && c.args.err == nil {
+		c.args.err = err
+	}
+	w.startReady(c.binding.queue, instantOf(time.Now()))
+}
+
+func (w *Worker) dropValue(c *call, v bus.Value) {
+	c.free(v.Body)
+	w.host.ep.References().Release(v.References...)
+}
+
+// dropArguments ends the requests for a call's references and frees the values that were not taken. w.mu is held.
+func (w *Worker) dropArguments(c *call) {
+	a := c.args
+	if a == nil {
+		return
+	}
+	c.args = nil
+	for _, cancel := range a.cancels {
+		cancel()
+	}
+	for _, v := range a.values {
+		w.dropValue(c, v)
+	}
+}
+
+// placeArguments puts the values of references into the body of the call, for a handler that does not take them itself.
+func (c *call) placeArguments() error {
+	a := c.args
+	if a == nil {
+		return nil
+	}
+	if t, ok := c.binding.async.(ArgumentTaker); ok && t.TakesArguments() {
+		return nil
+	}
+	values := map[wire.Reference][]byte{}
+	for ref, v := range a.values {
+		values[ref] = v.Body
+	}
+	body, err := wire.ReplaceArguments(c.body, values)
+	if err != nil {
+		return err
+	}
+	c.free(c.body)
+	c.body = body
+	return nil
+}
+
+// Argument is the value of an argument that was a reference.
+type Argument struct {
+	Reference wire.Reference
+	bus.Value
+}
+
+// TakeArguments returns the values of the call's arguments that were references, once. They belong to the handler, which frees the
+// bodies and releases the references inside them.
+func TakeArguments(ctx context.Context) []Argument {
+	c, ok := ctx.Value(callKey{}).(*callContext)
+	if !ok {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.call == nil || c.call.args == nil {
+		return nil
+	}
+	var out []Argument
+	for ref, v := range c.call.args.values {
+		out = append(out, Argument{Reference: ref, Value: v})
+	}
+	c.call.args = nil
+	return out
+}
+
+// SetReferences names the references inside the result of the call. Each is retained once for it, and belongs to the call from now
+// on. It reports false if the call is over: then they still belong to the handler.
+func SetReferences(ctx context.Context, refs []wire.Reference) bool {
+	c, ok := ctx.Value(callKey{}).(*callContext)
+	if !ok {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.call == nil {
+		return false
+	}
+	c.call.refs = refs
+	return true
+}
+
+// dropReferences ends the call's use of the references inside its result. w.mu is held.
+func (w *Worker) dropReferences(c *call) {
+	if refs := c.refs; len(refs) > 0 {
+		c.refs = nil
+		w.host.ep.References().ReleaseSent(refs...)
+	}
+}
+
+// referencesTaken handles the caller's message that it holds the references inside an answer.
+func (w *Worker) referencesTaken(h *wire.Header) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if s := w.callers[h.Session]; s != nil {
+		if c := s.calls[h.Seq]; c != nil && c.phase == answered {
+			w.dropReferences(c)
+		}
+	}
+}

@@ -1,0 +1,365 @@
+package bus
+
+import (
+	"sync"
+	"time"
+
+	"troupe/bus/wire"
+)
+
+const (
+	requestAfter = 500 * time.Millisecond // time without an answer of the owner before a request is repeated
+	requestEvery = 2 * time.Second        // the same while the value is pending
+	fetchTries   = 3                      // pulls of a body before its error counts: the owner may have it by then
+)
+
+// waiter waits for a value in this process.
+type waiter struct {
+	ready  bool // only whether the value is there
+	memory Memory
+	tries  int
+
+	mu   sync.Mutex
+	done func(Value, error) // nil: it was called, or cancelled
+}
+
+// valueRequest is a request for another process's value.
+type valueRequest struct {
+	number   uint64
+	ref      wire.Reference
+	waiter   *waiter
+	sent     time.Time
+	pending  bool // the owner has answered that the value is pending
+	fetching bool
+}
+
+// finish calls done once. A value that came after cancel is dropped.
+func (w *waiter) finish(r *References, v Value, err error) {
+	w.mu.Lock()
+	done := w.done
+	w.done = nil
+	w.mu.Unlock()
+	if done != nil {
+		done(v, err)
+		return
+	}
+	if err == nil {
+		FreeBody(w.memory, v.Body)
+		r.Release(v.References...)
+	}
+}
+
+func (w *waiter) cancelled() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.done == nil
+}
+
+// Get obtains the value of a reference, and calls done once with it or with its error: at once, or later from another goroutine.
+// It waits while the value is pending. The body is allocated from memory, which may be nil; a body up to MaxInline is shared and
+// must not be changed. cancel ends the wait without a call of done. done must not block.
+func (r *References) Get(ref wire.Reference, memory Memory, done func(Value, error)) (cancel func()) {
+	return r.wait(ref, &waiter{memory: memory, done: done})
+}
+
+// Ready calls done once when the value of a reference is there, with its error if it has one.
+func (r *References) Ready(ref wire.Reference, done func(error)) (cancel func()) {
+	return r.wait(ref, &waiter{ready: true, done: func(_ Value, err error) { done(err) }})
+}
+
+func (r *References) wait(ref wire.Reference, w *waiter) (cancel func()) {
+	if ref.Owner != r.ep.session {
+		return r.request(ref, w)
+	}
+	r.mu.Lock()
+	v := r.owned[ref.ID]
+	switch {
+	case r.closed:
+		r.mu.Unlock()
+		w.finish(r, Value{}, errReferencesClosed)
+	case v == nil:
+		r.mu.Unlock()
+		w.finish(r, Value{}, errFreed(ref))
+	case v.state == valuePending:
+		v.waiters = append(v.waiters, w)
+		r.mu.Unlock()
+	default:
+		v.uses++
+		r.mu.Unlock()
+		r.serve(v, w)
+	}
+	return func() { r.cancelWait(ref, w) }
+}
+
+func errFreed(ref wire.Reference) *Error {
+	return Errorf(CodeNotFound, "the value %s/%d was freed: nothing referred to it", ref.Owner, ref.ID)
+}
+
+func (r *References) cancelWait(ref wire.Reference, w *waiter) {
+	w.mu.Lock()
+	w.done = nil
+	w.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v := r.owned[ref.ID]; v != nil && ref.Owner == r.ep.session {
+		kept := v.waiters[:0]
+		for _, other := range v.waiters {
+			if other != w {
+				kept = append(kept, other)
+			}
+		}
+		v.waiters = kept
+		return
+	}
+	for number, q := range r.requests {
+		if q.waiter == w && !q.fetching {
+			delete(r.requests, number)
+		}
+	}
+}
+
+// serve gives a waiter a value of this endpoint that is not pending. The value has a use for it, which ends here.
+func (r *References) serve(v *ownedValue, w *waiter) {
+	name := r.nameOf(v)
+	r.mu.Lock()
+	state, body, ref, location, err := v.state, v.body, v.ref, v.location, v.err
+	contains := v.contains
+	switch {
+	case w.ready || state == valueFailed:
+		r.mu.Unlock()
+		r.Release(name)
+		if state == valueFailed {
+			w.finish(r, Value{}, copyError(err))
+		} else {
+			w.finish(r, Value{}, nil)
+		}
+	case state == valueElsewhere:
+		r.mu.Unlock()
+		r.ep.Fetch(ref, location, wire.RankSet{}, w.memory, func(body []byte, err error) { r.served(v, w, body, err) })
+	default:
+		r.retainLocked(contains)
+		r.mu.Unlock()
+		give := func() {
+			own := body
+			if len(body) > MaxInline {
+				if own = makeBody(w.memory, len(body)); own != nil {
+					copy(own, body)
+				}
+			}
+			r.Release(name)
+			if own == nil && len(body) > 0 {
+				r.Release(contains...)
+				w.finish(r, Value{}, Errorf(CodeRefused, "no memory for a value of %d bytes", len(body)))
+				return
+			}
+			w.finish(r, Value{Body: own, References: contains}, nil)
+		}
+		if len(body) <= MaxInline || !r.ep.spawn(give) {
+			give()
+		}
+	}
+}
+
+// copyError is an error that its receiver may change.
+func copyError(e *Error) error {
+	own := *e
+	return &own
+}
+
+// served ends the pull of a body that another process keeps for this one. After a failure the value may have moved, or failed
+// with the cause.
+func (r *References) served(v *ownedValue, w *waiter, body []byte, err error) {
+	name := r.nameOf(v)
+	if err == nil {
+		r.mu.Lock()
+		contains := v.contains
+		r.retainLocked(contains)
+		r.mu.Unlock()
+		r.Release(name)
+		w.finish(r, Value{Body: body, References: contains}, nil)
+		return
+	}
+	w.tries++
+	if w.tries >= fetchTries || w.cancelled() || !r.again(func() { r.serve(v, w) }) {
+		r.mu.Lock()
+		if v.state == valueFailed {
+			err = copyError(v.err)
+		}
+		r.mu.Unlock()
+		r.Release(name)
+		w.finish(r, Value{}, err)
+	}
+}
+
+// again runs do after a pause; false: the endpoint is closed.
+func (r *References) again(do func()) bool {
+	return r.ep.spawn(func() {
+		select {
+		case <-time.After(requestAfter):
+		case <-r.ep.closedCh:
+		}
+		do()
+	})
+}
+
+// request asks the owner for a value.
+func (r *References) request(ref wire.Reference, w *waiter) (cancel func()) {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		w.finish(r, Value{}, errReferencesClosed)
+		return func() {}
+	}
+	r.lastRequest++
+	q := &valueRequest{number: r.lastRequest, ref: ref, waiter: w}
+	r.requests[q.number] = q
+	r.sendRequestLocked(q)
+	r.mu.Unlock()
+	r.ep.wakeSweep()
+	return func() { r.cancelWait(ref, w) }
+}
+
+func (r *References) sendRequestLocked(q *valueRequest) {
+	q.sent = time.Now()
+	h := wire.Header{Session: r.ep.session, Seq: q.number, NoData: q.waiter.ready, References: []wire.Reference{q.ref}}
+	_ = r.ep.sendFrom(replyIn(r.ep.namespace, q.ref.Owner), r.ep.probePrefix+q.ref.Owner, &wire.Frame{Kind: wire.KindResolve, Header: h}) // repeated
+}
+
+// repeatRequests sends requests without an answer again. Owners that are absent are reported by the server each time.
+func (r *References) repeatRequests(now time.Time, connected bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, q := range r.requests {
+		every := requestAfter
+		if q.pending {
+			every = requestEvery
+		}
+		if connected && !q.fetching && now.Sub(q.sent) >= every {
+			r.sendRequestLocked(q)
+		}
+	}
+}
+
+// failRequestsLocked fails the requests to an owner that is gone; the result must be called without the lock.
+func (r *References) failRequestsLocked(owner string) func() {
+	var failed []*valueRequest
+	for number, q := range r.requests {
+		if q.ref.Owner == owner && !q.fetching {
+			delete(r.requests, number)
+			failed = append(failed, q)
+		}
+	}
+	return func() {
+		for _, q := range failed {
+			q.waiter.finish(r, Value{}, Errorf(CodeWorkerLost, "the process that owned the value has ended, and the value with it: nothing has subscribed to the inbox of session %s for %s", owner, goneAfter))
+		}
+	}
+}
+
+// asked answers another process's request for a value. A repeat is answered again.
+func (r *References) asked(f *wire.Frame) {
+	if len(f.Header.References) != 1 {
+		return
+	}
+	ref, a := f.Header.References[0], asker{session: f.Header.Session, number: f.Header.Seq, ready: f.Header.NoData}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	v := r.owned[ref.ID]
+	switch {
+	case v == nil || r.closed:
+		r.replyLocked(&ownedValue{state: valueFailed, err: errFreed(ref)}, a)
+	case v.state != valuePending:
+		r.replyLocked(v, a)
+	case len(v.askers) >= maxAskers:
+		r.replyLocked(&ownedValue{state: valueFailed, err: Errorf(CodeBusy, "%d processes wait for this value already", len(v.askers))}, a)
+	default:
+		if v.askers == nil {
+			v.askers = map[asker]time.Time{}
+		}
+		v.askers[a] = time.Now()
+		r.sendResolved(a, &wire.Frame{Header: wire.Header{State: wire.StateQueued}})
+	}
+}
+
+// replyLocked sends a value that is not pending to a process that asked for it.
+func (r *References) replyLocked(v *ownedValue, a asker) {
+	f := wire.Frame{Header: wire.Header{References: v.contains}}
+	switch {
+	case v.state == valueFailed:
+		f.Header.Code = v.err.Code
+		f.Header.References = nil
+		f.Body, _ = wire.Marshal(v.err) // an error consists of texts
+	case a.ready:
+		f.Header.References = nil
+	case v.ref.Owner != "":
+		f.Header.Ref, f.Header.Location = v.ref, v.location
+	default:
+		f.Body = v.body
+	}
+	r.sendResolved(a, &f)
+}
+
+func (r *References) sendResolved(a asker, f *wire.Frame) {
+	f.Kind, f.Header.Seq = wire.KindResolved, a.number
+	_ = r.ep.send(replyIn(r.ep.namespace, a.session), f) // the request is repeated
+}
+
+// resolved handles the owner's answer to a request.
+func (r *References) resolved(f *wire.Frame) {
+	h := &f.Header
+	r.mu.Lock()
+	q := r.requests[h.Seq]
+	if q == nil || q.fetching {
+		r.mu.Unlock()
+		return
+	}
+	if p := r.peers[q.ref.Owner]; p != nil {
+		p.absentSince, p.absentLast = time.Time{}, time.Time{}
+	}
+	if h.State == wire.StateQueued {
+		q.pending = true
+		r.mu.Unlock()
+		return
+	}
+	if h.Ref.Owner != "" && !q.waiter.cancelled() {
+		q.fetching = true
+		r.mu.Unlock()
+		refs := h.References
+		r.ep.Fetch(h.Ref, h.Location, wire.RankSet{}, q.waiter.memory, func(body []byte, err error) { r.fetched(q, body, refs, err) })
+		return
+	}
+	delete(r.requests, q.number)
+	if h.Code == "" {
+		r.retainLocked(h.References)
+	}
+	r.mu.Unlock()
+	if h.Code != "" {
+		e := &Error{}
+		if err := wire.UnmarshalRecord(f.Body, e); err != nil {
+			e.Message = "the error of the value cannot be decoded: " + err.Error()
+		}
+		e.Code = h.Code
+		q.waiter.finish(r, Value{}, e)
+		return
+	}
+	q.waiter.finish(r, Value{Body: f.Body, References: h.References}, nil)
+}
+
+// fetched ends the pull of another process's value. After a failure the owner is asked again: the body may have moved, or the
+// owner knows the cause.
+func (r *References) fetched(q *valueRequest, body []byte, refs []wire.Reference, err error) {
+	retry := err != nil && q.waiter.tries+1 < fetchTries && !q.waiter.cancelled()
+	r.mu.Lock()
+	if retry && !r.closed {
+		q.waiter.tries++
+		q.fetching, q.sent = false, time.Now()
+		r.mu.Unlock()
+		return
+	}
+	delete(r.requests, q.number)
+	if err == nil {
+		r.retainLocked(refs)
+	}
+	r.mu.Unlock()
+	q.waiter.finish(r, Value{Body: body, References: refs}, err)
+}

@@ -1,0 +1,93 @@
+package bus_test
+
+import (
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"troupe/bus"
+	"troupe/bus/shm"
+	"troupe/bus/wire"
+)
+
+// sharedMemory is the shared memory of one process: bodies of Make lie in its arena, attached ones in that of another process.
+type sharedMemory struct {
+	arena  *shm.Arena
+	reader *shm.Reader
+}
+
+func newSharedMemory(t *testing.T, dir string) *sharedMemory {
+	cfg := shm.Config{Dir: dir, Logger: slog.New(slog.DiscardHandler)}
+	arena, err := shm.Open(cfg)
+	require.NoError(t, err)
+	m := &sharedMemory{arena: arena, reader: shm.NewReader(cfg)}
+	t.Cleanup(func() {
+		m.reader.Close()
+		require.NoError(t, m.arena.Close())
+	})
+	return m
+}
+
+func (m *sharedMemory) Make(n int) []byte { return m.arena.Alloc(n) }
+
+func (m *sharedMemory) Free(body []byte) {
+	if !m.arena.Free(body) {
+		m.reader.Release(body)
+	}
+}
+
+func (m *sharedMemory) Locate(body []byte) wire.Location { return m.arena.Locate(body) }
+
+func (m *sharedMemory) Attach(at wire.Location, n int64, done func([]byte)) {
+	m.reader.Attach(at, n, done)
+}
+
+// TestSharedBodiesAreGivenUpOnTheirWay cancels calls, or lets them time out, at random points while their bodies are claimed in shared
+// memory. Afterwards neither side uses or lends a region.
+func TestSharedBodiesAreGivenUpOnTheirWay(t *testing.T) {
+	dir, err := os.MkdirTemp("", "shm") // its path is short enough for sockets
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
+	callers, workers := newSharedMemory(t, dir), newSharedMemory(t, dir)
+	th := emptyTestbed(t)
+	th.startMemoryWorkers(workers)
+	const size = 300 << 10
+	call := func(timeout time.Duration) bus.Call {
+		body := callers.Make(size)
+		clear(body) // zeros make the worker answer at once
+		return bus.Call{
+			To: th.to, Method: "echo", World: th.world, Memory: callers, Timeout: timeout,
+			Parts: []bus.Part{{Scope: bus.Everyone(), Ranks: []int{0, 1, 2, 3}, Body: body, DoneFunc: func() { callers.Free(body) }}},
+			OverFunc: func(g *bus.Gather) {
+				for _, a := range g.Arrived() {
+					bus.FreeBody(callers, a.Body)
+				}
+			},
+		}
+	}
+	good(t, scatter(t, th.ep, call(0)))
+	began := time.Now()
+	good(t, scatter(t, th.ep, call(0)))
+	whole := time.Since(began)
+	for i := range repeats(200, 2000) {
+		if i%2 == 0 {
+			g := scatter(t, th.ep, call(0))
+			time.Sleep(rand.N(whole))
+			g.Cancel()
+		} else {
+			<-scatter(t, th.ep, call(max(rand.N(whole), time.Microsecond))).Done()
+		}
+	}
+	good(t, scatter(t, th.ep, call(0)))
+	unused := func(m *sharedMemory) bool {
+		s := m.arena.Stats()
+		return s.InUse == 0 && s.Lent == 0 && m.reader.Attached() == 0
+	}
+	require.Eventually(t, func() bool { return unused(callers) && unused(workers) }, 20*time.Second, 10*time.Millisecond)
+	require.Positive(t, callers.arena.Stats().Readers, "bodies were claimed")
+	require.Positive(t, workers.arena.Stats().Readers)
+}

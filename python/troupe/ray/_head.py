@@ -1,0 +1,93 @@
+"""The process of a shared session: `troupe up`, and the control service on it. `python -m troupe.ray._head SPEC`, SPEC in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from typing import Any
+
+import troupe
+
+from .. import _core
+from . import _heads
+
+
+def main() -> int:
+    spec = json.loads(sys.argv[1])
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: ended.set())
+    run = tempfile.mkdtemp(prefix="troupe-ray-head-")
+    head = _start_head(spec, run)
+    try:
+        assert head.stdout is not None
+        line = head.stdout.readline()
+        if not line.strip():
+            return 1
+        said = json.loads(line)
+        return _serve(spec, said, ended, head)
+    finally:
+        _end(head, run)
+
+
+def _start_head(spec: dict[str, Any], run: str) -> subprocess.Popen[bytes]:
+    loopback = spec["ip"] in ("127.0.0.1", "localhost", "")
+    command = [
+        _core.program_path(), "up", "--json", "--listen", f"{'127.0.0.1' if loopback else '0.0.0.0'}:{spec['port']}", "--store", os.path.join(run, "store"),
+        "--gpus", spec["gpus"], "--with-stdin", "--labels", f"{_heads.IP_LABEL}={spec['ip'] or '127.0.0.1'}",
+    ]  # fmt: skip
+    if spec["resources"]:
+        command += ["--resources", spec["resources"]]
+    if spec["name"]:
+        command += ["--name", "".join(c if c.isalnum() or c in "_-" else "-" for c in spec["name"])[:64]]
+    env = {**os.environ, "XDG_STATE_HOME": run, "XDG_RUNTIME_DIR": run}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True)
+
+
+def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, head: subprocess.Popen[bytes]) -> int:
+    from ._control import Control
+    from ._session import _NAMESPACE
+
+    session = troupe.init(said["url"], _NAMESPACE, token_file=said.get("token_file") or None, fingerprint=said.get("fingerprint") or None, name="ray head")
+    control = troupe.serve(Control(), Control.role, max_concurrency=1_000_000)
+    control["refresh_nodes"].remote().result(30)
+    host, port = session._addresses[0]
+    ip = spec["ip"] or host
+    path = _heads.write("head", str(port), host=host, ip=ip, port=port, url=said["url"], token_file=said.get("token_file", ""), fingerprint=said.get("fingerprint", ""))
+    try:
+        print(json.dumps({"address": f"{ip}:{port}", "url": said["url"], "token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", ""), "file": path}), flush=True)
+        if not spec["stay"]:
+            threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
+        while not ended.wait(0.5):
+            if head.poll() is not None:
+                return 1
+        return 0
+    finally:
+        _heads.remove(path)
+        troupe.shutdown()
+
+
+def _until_closed(ended: threading.Event) -> None:
+    """The process that started this one has closed its end, or has died."""
+    try:
+        while os.read(0, 4096):
+            pass
+    except OSError:
+        pass
+    ended.set()
+
+
+def _end(head: subprocess.Popen[bytes], run: str) -> None:
+    import shutil
+
+    _heads.end_process(head)
+    shutil.rmtree(run, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

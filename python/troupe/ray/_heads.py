@@ -1,0 +1,253 @@
+"""Sessions of this machine that several drivers share: a head with its control service, and further nodes.
+
+`ray start --head` and cluster_utils.Cluster start a process of `_head`, which runs `troupe up` and serves the control service;
+`ray start --address` and Cluster.add_node run `troupe join`. Each writes a file in the folder of this user, so that drivers find the
+address and the token, and `ray stop` finds the processes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from .. import _core
+
+_START = 60.0  # seconds for a process to say that it is ready
+IP_LABEL = "ray-node-ip"
+
+
+def folder() -> str:
+    """The folder of this user's sessions."""
+    path = os.path.join(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), f"troupe-ray-{os.getuid()}")
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    if os.stat(path).st_uid != os.getuid():
+        raise PermissionError(f"{path} belongs to another user; set RAY_TMPDIR to a folder of your own")
+    return path
+
+
+def known(kind: str = "") -> list[dict[str, Any]]:
+    """The heads ("head") and joined nodes ("node") of this machine that run, the newest first."""
+    found = []
+    for name in os.listdir(folder()):
+        path = os.path.join(folder(), name)
+        try:
+            with open(path) as f:
+                entry = json.load(f)
+        except (OSError, ValueError):
+            continue
+        if not alive(entry["pid"]):
+            remove(path)
+            continue
+        if kind in ("", entry["kind"]):
+            found.append({**entry, "file": path})
+    return sorted(found, key=lambda e: -float(e["since"]))
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def remove(path: str) -> None:
+    try:
+        os.remove(path)
+    except OSError:
+        pass
+
+
+def write(kind: str, file: str, **entry: Any) -> str:
+    """Announces a process of this machine; the path of its file."""
+    path = os.path.join(folder(), f"{kind}-{file}.json")
+    with open(path + ".new", "w") as f:
+        json.dump({"kind": kind, "pid": os.getpid(), "since": time.time(), **entry}, f)
+    os.replace(path + ".new", path)
+    return path
+
+
+def _same(address: str, entry: dict[str, Any]) -> bool:
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return str(entry["port"]) == port and (host in ("127.0.0.1", "localhost", entry["host"], entry["ip"]))
+
+
+def resolve(address: str | None) -> dict[str, Any] | None:
+    """How a driver reaches the session that address names: url, token_file, fingerprint for troupe.init. None: it starts one of its own.
+    ConnectionError: there is no such session."""
+    if address == "local":
+        return None
+    if address in (None, ""):
+        address = os.environ.get("RAY_ADDRESS") or None
+        if address is None:
+            running = known("head")
+            return _access(running[0]) if running else None
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "auto")
+    if address == "auto":
+        running = known("head")
+        if not running:
+            raise ConnectionError(
+                "Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag or `RAY_ADDRESS` environment variable."
+            )
+        return _access(running[0])
+    for entry in known("head"):
+        if _same(str(address), entry):
+            return _access(entry)
+    scheme = "tls" if os.environ.get("TROUPE_FINGERPRINT") else "nats"
+    return {"url": address if "://" in str(address) else f"{scheme}://{address}"}
+
+
+def _access(entry: dict[str, Any]) -> dict[str, Any]:
+    return {k: entry[k] for k in ("url", "token_file", "fingerprint") if entry.get(k)}
+
+
+def devices(num_gpus: float | None) -> str:
+    """--gpus for an amount of GPUs: those of the machine where it has as many, else simulated ones."""
+    if num_gpus is None:
+        return "auto"
+    count = int(num_gpus)
+    if count == 0:
+        return "none"
+    try:
+        real = len([name for name in os.listdir("/proc/driver/nvidia/gpus")])
+    except OSError:
+        real = 0
+    return "auto" if real == count else f"sim:1x{count}"
+
+
+def declared(num_cpus: float | None, resources: dict[str, float] | None, memory: float | None, object_store_memory: float | None = None) -> str:
+    """--resources for the amounts that a node declares, or empty."""
+    override = json.loads(os.environ.get("RAY_OVERRIDE_RESOURCES") or "{}")
+    override.pop("GPU", None)
+    amounts = {
+        **(resources or {}), **({} if num_cpus is None else {"CPU": int(num_cpus)}), **({} if memory is None else {"memory": f"{int(memory)}"}),
+        **({} if object_store_memory is None else {"object_store_memory": int(object_store_memory)}), **override,
+    }  # fmt: skip
+    amounts.pop("object_store_memory", None)  # values are not kept in a store of their own
+    return json.dumps(amounts) if amounts else ""
+
+
+def override_gpus(num_gpus: float | None) -> float | None:
+    override = json.loads(os.environ.get("RAY_OVERRIDE_RESOURCES") or "{}")
+    return override.get("GPU", num_gpus)
+
+
+def start_head(
+    *, port: int = 0, num_cpus: float | None = None, num_gpus: float | None = None, resources: dict[str, float] | None = None,
+    memory: float | None = None, name: str = "", ip: str = "127.0.0.1", stay: bool = False,
+) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:  # fmt: skip
+    """Starts a head with its control service. stay: it outlives this process, and ends with stop()."""
+    spec = {
+        "port": port, "gpus": devices(override_gpus(num_gpus)), "resources": declared(num_cpus, resources, memory), "name": name, "ip": ip, "stay": stay,
+    }  # fmt: skip
+    command = [sys.executable, "-m", f"{__package__}._head", json.dumps(spec)]
+    return _start(command, stay, env={**_clean_environment(), "PYTHONPATH": _python_path()})
+
+
+def join(
+    entry: dict[str, Any], *, num_cpus: float | None = None, num_gpus: float | None = None, resources: dict[str, float] | None = None,
+    memory: float | None = None, name: str = "", ip: str = "127.0.0.1", stay: bool = False,
+) -> tuple[subprocess.Popen[bytes] | None, dict[str, Any]]:  # fmt: skip
+    """Starts an agent that offers this machine, or a pretended one, to a head."""
+    name = name or f"node-{os.urandom(6).hex()}"
+    run = tempfile.mkdtemp(prefix="troupe-ray-node-")
+    command = [
+        _core.program_path(), "join", entry["url"], "--json", "--name", name, "--dir", run, "--gpus", devices(override_gpus(num_gpus)),
+        "--labels", f"{IP_LABEL}={ip}", "--wait", "20s",
+    ]  # fmt: skip
+    if amounts := declared(num_cpus, resources, memory):
+        command += ["--resources", amounts]
+    if entry.get("token_file"):
+        command += ["--token-file", entry["token_file"]]
+    if entry.get("fingerprint"):
+        command += ["--fingerprint", entry["fingerprint"]]
+    keep = {k: v for k, v in os.environ.items() if k in ("TROUPE_TOKEN", "TROUPE_FINGERPRINT", "TROUPE_CREDS")}
+    process, said = _start(command, stay, env={**_clean_environment(), **keep})
+    assert process is not None
+    path = write("node", str(process.pid), pid=process.pid, node=name, address=entry["url"], run=run)
+    return process, {**said, "name": name, "run": run, "file": path}
+
+
+def _clean_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}
+
+
+def _python_path() -> str:
+    """So that the head finds this package as this process does."""
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    return os.pathsep.join(dict.fromkeys([package, *os.environ.get("PYTHONPATH", "").split(os.pathsep)])).rstrip(os.pathsep)
+
+
+def _start(command: list[str], stay: bool, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+    """Runs a program that says one line of JSON when it is ready."""
+    log = tempfile.NamedTemporaryFile(prefix="troupe-ray-", suffix=".log", delete=False)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL if stay else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True)
+    log.close()
+    assert process.stdout is not None
+    line = _first_line(process)
+    if not line.strip():
+        end_process(process)
+        with open(log.name, errors="replace") as f:
+            text = f.read()[-2000:]
+        remove(log.name)
+        raise ConnectionError(f"{command[0]} did not start: {text.strip() or 'no output'}")
+    process.stdout.close()
+    return process, {**json.loads(line), "log": log.name}
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> bytes:
+    import selectors
+
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        return process.stdout.readline() if selector.select(_START) else b""
+
+
+def end_process(process: subprocess.Popen[bytes], patience: float = 15.0) -> None:
+    """Ends a process that start_head or join started: in order, then by force."""
+    if process.stdin is not None:
+        try:
+            process.stdin.close()
+        except OSError:
+            pass
+    for number, wait in ((signal.SIGTERM, patience), (signal.SIGKILL, 5.0)):
+        if process.poll() is not None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(wait)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def stop(force: bool = False, patience: float = 16.0) -> tuple[int, int]:
+    """Ends the sessions and nodes of this user on this machine. How many processes there were, and how many were killed."""
+    entries = sorted(known(), key=lambda e: e["kind"] == "head")  # nodes before their head
+    for entry in entries:
+        _signal(entry["pid"], signal.SIGKILL if force and entry["kind"] == "node" else signal.SIGTERM)
+    deadline, killed = time.monotonic() + patience, 0
+    for entry in entries:
+        while alive(entry["pid"]) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if alive(entry["pid"]):
+            killed += 1
+            _signal(entry["pid"], signal.SIGKILL)
+        remove(entry["file"])
+    return len(entries), killed
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -1,0 +1,1 @@
+"""The private names of Ray that programs import; modules of this package list what each does."""

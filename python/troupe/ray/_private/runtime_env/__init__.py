@@ -1,0 +1,1 @@
+"""ray._private.runtime_env."""

@@ -1,0 +1,5 @@
+import sys
+
+from .scripts import main
+
+sys.exit(main())

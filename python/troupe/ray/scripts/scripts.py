@@ -1,0 +1,187 @@
+"""The `ray` command: status, start, stop. On PATH inside runs of `python -m troupe.ray`; elsewhere `python -m troupe.ray.scripts`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import stat
+import sys
+from typing import Any
+
+from .. import _heads
+
+# Options of `ray start` that change nothing here.
+_WITHOUT_EFFECT = (
+    "--dashboard-port", "--dashboard-host", "--include-dashboard", "--object-store-memory", "--temp-dir", "--redis-password", "--object-manager-port",
+    "--node-manager-port", "--min-worker-port", "--max-worker-port", "--worker-port-list", "--ray-client-server-port", "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port", "--metrics-export-port", "--ray-debugger-external", "--system-config", "--plasma-directory", "--runtime-env-agent-port",
+)  # fmt: skip
+_REFUSED = {
+    "job": "run the script itself: `python -m troupe.ray SCRIPT`",
+    "submit": "`python -m troupe.ray SCRIPT`",
+    "up": "`troupe up`, and `troupe join` on each machine",
+    "down": "end the agents, then the head",
+    "attach": "ssh",
+    "exec": "ssh",
+    "memory": "`troupe status`",
+    "timeline": "`troupe timeline`",
+    "logs": "`troupe logs`",
+    "list": "`troupe status`",
+    "get": "`troupe status`",
+    "summary": "`troupe status`",
+    "dashboard": "`troupe up --metrics`",
+    "debug": "`troupe logs`",
+    "stack": "py-spy dump",
+    "microbenchmark": "`make bench-python`",
+    "monitor": "`troupe status`",
+    "health-check": "`ray status`",
+    "symmetric-run": "`ray start` on each machine, then the script",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in _REFUSED:
+        print(f"ray {given[0]} is not in troupe.ray; nearest in Troupe: {_REFUSED[given[0]]}", file=sys.stderr)
+        return 2
+    args = _parser().parse_args(given)
+    try:
+        return int(args.do(args))
+    except (ConnectionError, OSError, ValueError) as err:
+        print(f"ray: {err}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("ray", description="Sessions of troupe.ray on this machine.")
+    parser.add_argument("--version", action="version", version="ray, version 2.60.0 (troupe.ray)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    start = commands.add_parser("start", help="start a head, or add this machine to one")
+    start.set_defaults(do=_start)
+    start.add_argument("--head", action="store_true")
+    start.add_argument("--address", default="")
+    start.add_argument("--port", type=int, default=None)
+    start.add_argument("--node-ip-address", default="")
+    start.add_argument("--node-name", default="")
+    start.add_argument("--num-cpus", type=float, default=None)
+    start.add_argument("--num-gpus", type=float, default=None)
+    start.add_argument("--memory", type=float, default=None)
+    start.add_argument("--resources", default="{}", help="a JSON object of amounts by name")
+    start.add_argument("--labels", default="", help="refused")
+    start.add_argument("--block", action="store_true")
+    for ignored in ("--disable-usage-stats", "--no-monitor", "--no-redirect-output", "-v", "--verbose"):
+        start.add_argument(ignored, action="store_true", help="without effect")
+    start.add_argument("--log-style", help="without effect")
+    for ignored in _WITHOUT_EFFECT:
+        start.add_argument(ignored, help="without effect")
+    stop = commands.add_parser("stop", help="end the sessions and nodes of this user on this machine")
+    stop.set_defaults(do=_stop)
+    stop.add_argument("-f", "--force", action="store_true")
+    stop.add_argument("-g", "--grace-period", type=float, default=16.0)
+    stop.add_argument("-v", "--verbose", action="store_true")
+    status = commands.add_parser("status", help="nodes and resources; exit code 1 if there is no session")
+    status.set_defaults(do=_status)
+    status.add_argument("--address", default=None)
+    status.add_argument("-v", "--verbose", action="store_true")
+    status.add_argument("--redis-password", help="without effect")
+    return parser
+
+
+def _start(args: Any) -> int:
+    if args.labels:
+        raise ValueError("--labels is not in troupe.ray; nearest in Troupe: `troupe join --labels`")
+    if args.head == bool(args.address):
+        raise ValueError("give --head to start a head, or --address=HOST:PORT to add this machine to one")
+    amounts = {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus, "memory": args.memory, "resources": json.loads(args.resources)}
+    ip = args.node_ip_address or "127.0.0.1"
+    if args.head:
+        port = 6379 if args.port is None else args.port
+        _, said = _heads.start_head(port=port, name=args.node_name, ip=ip, stay=not args.block, **amounts)
+        print(f"Ray runtime started.\n\nTo connect to it: ray.init(address=\"{said['address']}\"), or `export RAY_ADDRESS={said['address']}`.")
+        print(f"To add a node: ray start --address='{said['address']}' (on another machine with TROUPE_TOKEN"
+              f"{' and TROUPE_FINGERPRINT' if said.get('fingerprint') else ''} set: the token is in {said['token_file']})")  # fmt: skip
+        print("To end it: ray stop", flush=True)
+        process = _
+    else:
+        access = _heads.resolve(args.address)
+        if access is None:
+            raise ConnectionError(f"there is no head at {args.address}")
+        name = "".join(c if c.isalnum() or c in "_-" else "-" for c in args.node_name)[:64]
+        process, said = _heads.join(access, name=name, ip=ip, stay=not args.block, **amounts)
+        print(f"Ray runtime started.\n\nThis node is {said['name']}. To end it: ray stop", flush=True)
+    if args.block and process is not None:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            _heads.end_process(process)
+    return 0
+
+
+def _stop(args: Any) -> int:
+    found, killed = _heads.stop(args.force, args.grace_period)
+    if not found:
+        print("Did not find any active Ray processes.")
+    else:
+        print(f"Stopped all {found} Ray processes." + (f" {killed} of them had to be killed." if killed else ""))
+    return 0
+
+
+def _status(args: Any) -> int:
+    from .. import _session, _state
+
+    access = _heads.resolve(args.address or "auto")
+    assert access is not None
+    _session.init(address=args.address or "auto", namespace="ray-status")
+    try:
+        nodes = _state.control_call("placement", "nodes")
+        waiting = _state.control_call("placement", "waiting")
+        groups = [g for g in _state.control_call("placement", "groups") if g["state"] in ("PENDING", "RESCHEDULING")]
+    finally:
+        _session.shutdown()
+    print("======== Autoscaler status ========\nNode status\n-----------------------------------\nActive:")
+    for node in nodes:
+        if node["alive"]:
+            print(f" 1 {node['name']} ({node['node_id']})")
+    print("Pending:\n (no pending nodes)\n\nResources\n-----------------------------------\nTotal Usage:")
+    total: dict[str, list[float]] = {}
+    for node in nodes:
+        for name, amount in node["total"].items() if node["alive"] else ():
+            if not name.startswith("node:"):
+                used = total.setdefault(name, [0.0, 0.0])
+                used[0] += amount - node["free"].get(name, 0.0)
+                used[1] += amount
+    for name, (used_amount, all_of_it) in sorted(total.items()):
+        print(f" {_amount(name, used_amount)}/{_amount(name, all_of_it)} {name}")
+    print("\nPending Demands:")
+    rows = [json.dumps(demand) + ": 1+ pending tasks/actors" for demand in waiting]
+    rows += [json.dumps(g["bundles"]) + f" ({g['strategy']}): 1+ pending placement groups" for g in groups]
+    print("\n".join(" " + row for row in rows) if rows else " (no resource demands)")
+    return 0
+
+
+def _amount(name: str, amount: float) -> str:
+    return f"{amount / 2**30:.2f}GiB" if name in ("memory", "object_store_memory") else f"{amount:g}"
+
+
+def install() -> str:
+    """Makes an executable `ray` that runs this command with this interpreter; the folder for PATH."""
+    folder = os.path.join(_heads.folder(), "bin")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    path = os.path.join(folder, "ray")
+    text = f"#!/bin/sh\nPYTHONPATH={_heads._python_path()!r} exec {sys.executable!r} -m {__package__} \"$@\"\n"
+    try:
+        with open(path) as f:
+            if f.read() == text:
+                return folder
+    except OSError:
+        pass
+    fresh = f"{path}.{os.getpid()}"
+    with open(fresh, "w") as f:
+        f.write(text)
+    os.chmod(fresh, stat.S_IRWXU)
+    os.replace(fresh, path)
+    return folder
+
+
+cli = main

@@ -1,0 +1,115 @@
+"""ray.util: placement groups, ActorPool, named actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from .. import _state
+from .._nodes import node_ip
+from .._options import refuse_attribute
+from . import accelerators, scheduling_strategies
+from .actor_pool import ActorPool
+from .placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+__all__ = [
+    "ActorPool", "PlacementGroup", "accelerators", "as_completed", "get_current_placement_group", "get_node_instance_id", "get_node_ip_address",
+    "get_placement_group", "inspect_serializability", "list_named_actors", "log_once", "map_unordered", "placement_group", "placement_group_table",
+    "remove_placement_group", "scheduling_strategies",
+]  # fmt: skip
+
+
+def get_node_ip_address(address: str = "8.8.8.8:53") -> str:
+    """The address of this node."""
+    return node_ip()
+
+
+def get_node_instance_id() -> str:
+    return ""
+
+
+def list_named_actors(all_namespaces: bool = False) -> list[Any]:
+    """The names of living actors: of this namespace, or of all as dicts with name and namespace."""
+    state = _state.require()
+    found = _state.control_call("named_actors", None if all_namespaces else state.namespace)
+    return [{"name": name, "namespace": ns} for ns, name in found] if all_namespaces else [name for _, name in found]
+
+
+def as_completed(refs: list[Any], *, chunk_size: int = 10, yield_obj_refs: bool = False, **kwargs: Any) -> Iterator[Any]:
+    """The values of references as they come, or the references themselves."""
+    from .. import get, wait
+
+    left = list(refs)
+    while left:
+        ready, left = wait(left, num_returns=min(chunk_size, len(left)), **kwargs)
+        yield from ready if yield_obj_refs else get(ready)
+
+
+def map_unordered(fn: Any, items: Iterable[Any], *, backpressure_size: int | None = 100, chunk_size: int = 10, **kwargs: Any) -> Iterator[Any]:
+    """The results of a remote function for items as they come, with at most backpressure_size under way."""
+    from .. import get, wait
+
+    if backpressure_size is None or backpressure_size <= 0:
+        backpressure_size = 1 << 62
+    left: list[Any] = []
+    for item in items:
+        left.append(fn.remote(item))
+        if len(left) >= backpressure_size:
+            ready, left = wait(left, num_returns=min(chunk_size, len(left)), **kwargs)
+            yield from get(ready)
+    yield from as_completed(left, chunk_size=chunk_size, **kwargs)
+
+
+_logged: set[Any] = set()
+
+
+def log_once(key: Any) -> bool:
+    """True the first time that a key is given."""
+    if key in _logged:
+        return False
+    _logged.add(key)
+    return True
+
+
+def inspect_serializability(base_obj: Any, name: str | None = None, depth: int = 3, print_file: Any = None) -> tuple[bool, set[Any]]:
+    """Whether a value can be pickled, and if not, itself as the culprit."""
+    from .. import cloudpickle
+
+    try:
+        cloudpickle.dumps(base_obj)
+    except Exception as err:
+        print(f"{name or base_obj!r} cannot be pickled: {err}", file=print_file)
+        return False, {base_obj}
+    return True, set()
+
+
+_REFUSED: dict[str, str] = {
+    "joblib": "troupe.remote functions",
+    "dask": "troupe.remote functions",
+    "spark": "troupe.remote functions",
+    "iter": "troupe.Pipeline",
+    "pdb": "print, or a breakpoint() in a local run",
+    "rpdb": "print, or a breakpoint() in a local run",
+    "ray_debugpy": "debugpy in the worker's code",
+    "connect": "init(address=…)",
+    "disconnect": "shutdown()",
+    "metrics": "`troupe up --metrics`",
+    "register_serializer": "__reduce__ of the class",
+    "deregister_serializer": "__reduce__ of the class",
+    "ActorGroup": "troupe.Cluster",
+    "tracing": "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "tpu": "custom resources",
+}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in _REFUSED:
+        raise refuse_attribute(f"ray.util.{name}", _REFUSED[name])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

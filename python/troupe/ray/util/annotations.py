@@ -1,0 +1,18 @@
+"""Decorators that mark an API's stability; they change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class RayDeprecationWarning(DeprecationWarning):
+    pass
+
+
+def _mark(*args: Any, **kwargs: Any) -> Any:
+    if len(args) == 1 and callable(args[0]) and not kwargs:
+        return args[0]
+    return lambda marked: marked
+
+
+PublicAPI = DeveloperAPI = Deprecated = RayInternal = _mark

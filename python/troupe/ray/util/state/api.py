@@ -1,0 +1,20 @@
+"""ray.util.state.api: the functions of ray.util.state."""
+
+from . import (
+    get_actor,
+    get_node,
+    get_placement_group,
+    list_actors,
+    list_jobs,
+    list_nodes,
+    list_objects,
+    list_placement_groups,
+    list_tasks,
+    list_workers,
+    summarize_actors,
+)
+
+__all__ = [
+    "get_actor", "get_node", "get_placement_group", "list_actors", "list_jobs", "list_nodes", "list_objects", "list_placement_groups", "list_tasks",
+    "list_workers", "summarize_actors",
+]  # fmt: skip
