@@ -24,8 +24,6 @@ from . import actor, exceptions, runtime_context
 from ._ids import ActorID, JobID, NodeID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from ._objects import ObjectRef, cancel, get, put, wait
 from ._session import init, is_initialized, shutdown
-from ._state import WORKER_MODE
-from ._state import DRIVER_MODE as SCRIPT_MODE
 from .actor import get_actor, kill, method
 from .remote_function import RemoteFunction
 from .runtime_context import get_gpu_ids, get_runtime_context
@@ -76,7 +74,32 @@ _LATE = {
 }  # fmt: skip
 
 __all__ = [
-    "ActorID", "JobID", "NodeID", "ObjectID", "ObjectRef", "PlacementGroupID", "SCRIPT_MODE", "TaskID", "UniqueID", "WORKER_MODE", "WorkerID", "actor", "cancel",
-    "cloudpickle", "exceptions", "get", "get_actor", "get_gpu_ids", "get_runtime_context", "init", "is_initialized", "kill", "method", "put", "remote",
-    "runtime_context", "shutdown", "wait",
+    "SCRIPT_MODE",
+    "WORKER_MODE",
+    "ActorID",
+    "JobID",
+    "NodeID",
+    "ObjectID",
+    "ObjectRef",
+    "PlacementGroupID",
+    "TaskID",
+    "UniqueID",
+    "WorkerID",
+    "actor",
+    "cancel",
+    "cloudpickle",
+    "exceptions",
+    "get",
+    "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "kill",
+    "method",
+    "put",
+    "remote",
+    "runtime_context",
+    "shutdown",
+    "wait",
 ]  # fmt: skip

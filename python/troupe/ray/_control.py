@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from .. import _errors
+from .._cluster import Cluster
 from . import _placement
 
 PENDING, STARTING, ALIVE, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "ALIVE", "DEAD"
@@ -105,12 +106,28 @@ class Control:
         job_id = f"{len(self._jobs) + 1:02x}000000"
         self._jobs[job_id] = job
         self._processes[job["process"]] = job_id
+        self._spawn(self._watch_driver(job_id, job["process"]))
         if not self._placement.nodes:
             await self.refresh_nodes(job.get("resources"), job.get("node_ip") or "")
         else:
             await self.refresh_nodes()
         nodes = list(self._placement.nodes.values())
         return {"job_id": job_id, "node_id": nodes[0].node_id, "node_ip": nodes[0].address, "node": nodes[0].name}
+
+    async def _watch_driver(self, job_id: str, process: str) -> None:
+        """Ends the job of a driver that goes without a word."""
+        from .._future import Asked
+        from .._session import current
+
+        session = current(start=False)
+        try:
+            fields = await Asked(session.core, "attach", runtime=session.id, name=process)
+            cluster = Cluster.__new__(Cluster)
+            cluster._setup(session, fields, trusted=False)
+            await cluster.workers[0]["lifeline"].remote()
+        except _errors.Error:
+            pass
+        await self.end_job(job_id)
 
     async def refresh_nodes(self, declared: dict[str, Any] | None = None, address: str = "") -> None:
         """Takes over the nodes that the head knows, now and every half second from then on. declared: amounts that the first node pretends."""
@@ -410,14 +427,14 @@ class Control:
             task.cancel()
 
     async def _idle_worker(self, job_id: str, env: dict[str, Any], allocation: Any, captures: Any) -> Worker:
-        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id, captures], sort_keys=True).encode()).hexdigest()
+        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id], sort_keys=True).encode()).hexdigest()
         for worker in reversed(list(self._workers.values())):
             if worker.key == key and not worker.lease and not worker.dead and worker.cluster is not None:
                 return worker
         worker = Worker(os.urandom(14).hex(), key, allocation.node_id)
         worker.lease = "starting"
         self._workers[worker.id] = worker
-        assigned = {"kind": "task", "groups": {}, "worker_id": worker.id, "placement": captures}
+        assigned: dict[str, Any] = {"kind": "task", "groups": {}, "worker_id": worker.id, "placement": None}
         try:
             worker.cluster = await self._create_role(worker.role, job_id, env, allocation, {}, assigned)
         except BaseException:
@@ -498,7 +515,6 @@ class Control:
 
     async def _create_role(self, name: str, job_id: str, env: dict[str, Any], allocation: Any, devices: dict[str, list[str]], assigned: dict[str, Any]) -> Any:
         """Starts a process for an actor or for tasks, on the node of the allocation."""
-        from .._cluster import Cluster
         from .._session import current
 
         session = current(start=False)

@@ -58,9 +58,10 @@ def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, h
     control["refresh_nodes"].remote().result(30)
     host, port = session._addresses[0]
     ip = spec["ip"] or host
-    path = _heads.write("head", str(port), host=host, ip=ip, port=port, url=said["url"], token_file=said.get("token_file", ""), fingerprint=said.get("fingerprint", ""))
+    access = {"url": said["url"], "token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}
+    path = _heads.write("head", str(port), host=host, ip=ip, port=port, **access)
     try:
-        print(json.dumps({"address": f"{ip}:{port}", "url": said["url"], "token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", ""), "file": path}), flush=True)
+        print(json.dumps({"address": f"{ip}:{port}", "file": path, **access}), flush=True)
         if not spec["stay"]:
             threading.Thread(target=_until_closed, args=(ended,), daemon=True).start()
         while not ended.wait(0.5):

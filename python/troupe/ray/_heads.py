@@ -117,7 +117,7 @@ def devices(num_gpus: float | None) -> str:
     if count == 0:
         return "none"
     try:
-        real = len([name for name in os.listdir("/proc/driver/nvidia/gpus")])
+        real = len(os.listdir("/proc/driver/nvidia/gpus"))
     except OSError:
         real = 0
     return "auto" if real == count else f"sim:1x{count}"
@@ -137,7 +137,8 @@ def declared(num_cpus: float | None, resources: dict[str, float] | None, memory:
 
 def override_gpus(num_gpus: float | None) -> float | None:
     override = json.loads(os.environ.get("RAY_OVERRIDE_RESOURCES") or "{}")
-    return override.get("GPU", num_gpus)
+    gpus: float | None = override.get("GPU", num_gpus)
+    return gpus
 
 
 def start_head(
@@ -188,19 +189,19 @@ def _python_path() -> str:
 
 def _start(command: list[str], stay: bool, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Runs a program that says one line of JSON when it is ready."""
-    log = tempfile.NamedTemporaryFile(prefix="troupe-ray-", suffix=".log", delete=False)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL if stay else subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True)
-    log.close()
+    handle, path = tempfile.mkstemp(prefix="troupe-ray-", suffix=".log")
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL if stay else subprocess.PIPE, stdout=subprocess.PIPE, stderr=handle, env=env, start_new_session=True)
+    os.close(handle)
     assert process.stdout is not None
     line = _first_line(process)
     if not line.strip():
         end_process(process)
-        with open(log.name, errors="replace") as f:
+        with open(path, errors="replace") as f:
             text = f.read()[-2000:]
-        remove(log.name)
+        remove(path)
         raise ConnectionError(f"{command[0]} did not start: {text.strip() or 'no output'}")
     process.stdout.close()
-    return process, {**json.loads(line), "log": log.name}
+    return process, {**json.loads(line), "log": path}
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:

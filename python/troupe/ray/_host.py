@@ -20,7 +20,7 @@ from typing import Any
 from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
-from .._serve import Object
+from .._serve import Object, read_args
 from . import _context, _objects, _process_title, _serialize, _state, exceptions
 
 _DEFAULT_LIMIT = 1000  # of calls that run at once in an async actor
@@ -154,7 +154,7 @@ class Service:
             self.instance = self.host.instance = instance
             instance.__init__(*args, **kwargs)
         except DependencyError as err:
-            return ["error", _objects._dump_error(exceptions.ActorDiedError(_task_error_of(_serialize.loads(err.frame))))]
+            return ["error", _objects._dump_error(exceptions.ActorDiedError(_serialize.loads(err.frame)))]
         except ActorExit:
             return ["error", _objects._dump_error(exceptions.ActorDiedError("The actor exited in its constructor.", None, self.fields.get("actor_id")))]
         except Exception as err:
@@ -219,7 +219,7 @@ class Service:
             value = function(*args, **kwargs)
             if asyncio.iscoroutine(value):
                 value = asyncio.run(value)
-            args = kwargs = None
+            del args, kwargs
             return self.succeeded(call, value)
         except DependencyError as err:
             return [_objects.ERROR, [err.frame]]
@@ -368,7 +368,7 @@ class Service:
             value = self.method_of(call.method)(*args, **kwargs)
             if hasattr(value, "__await__"):
                 value = await value
-            args = kwargs = None
+            del args, kwargs
             return self.succeeded(call, value)
         except DependencyError as err:
             return [_objects.ERROR, [err.frame]]
@@ -443,10 +443,6 @@ def fetch(store: _objects.Store, id: str) -> Any:
     return future
 
 
-def _task_error_of(error: Any) -> Any:
-    return error
-
-
 def task_error(title: str, err: BaseException, state: Any) -> BaseException:
     """An exception as its callers get it, with the traceback of this process."""
     frames = traceback.extract_tb(err.__traceback__)
@@ -456,14 +452,14 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
     head = f"{_process_title.get_title()}() (pid={os.getpid()}, ip={state.node_ip})"
     cause: BaseException = err
     if isinstance(err, exceptions.RayTaskError):
-        cause = err.cause if not isinstance(err, exceptions.RayTaskError) or err.cause is not None else err
-        text = f"{text}"
+        cause = err.cause
     try:
         _serialize.loads(_serialize.dumps(cause)[0])
     except Exception as why:
         cause = _unpicklable(cause, why)
     instance = getattr(getattr(state, "host", None), "instance", None)
-    return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, repr(instance) if instance is not None else None, state.actor_id)
+    shown_actor = repr(instance) if instance is not None else None
+    return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
 
 
 def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
@@ -546,7 +542,7 @@ class RayHost(_worker.Host):
         """Says what the process can do, instead of making an object: the actor's own is made by construct."""
         service = self.service
         work, objects = {"name": "work", "limit": 1}, {"name": "concurrent-objects", "limit": _OBJECT_REQUESTS}
-        methods = [{"name": "construct", "mode": "", "lane": work}]
+        methods: list[dict[str, Any]] = [{"name": "construct", "mode": "", "lane": work}]
         if service.kind in ("task", "sync"):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
@@ -566,7 +562,7 @@ class RayHost(_worker.Host):
         if not call.method.startswith("call-"):
             self.beside_thread().serve(token, meta, body)
             return
-        args, _ = _worker.read_args(self.codec, body)
+        args, _ = read_args(self.codec, body)
         self.service.begin(token, bytes.fromhex(call.method[5:]).decode(), args)
 
     def reply(self, token: int, value: Any) -> None:

@@ -30,7 +30,7 @@ PENDING, VALUE, ERROR = 0, 1, 2
 class Entry:
     """An object as this process knows it."""
 
-    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "id", "kept", "kind", "owner", "fetching")
+    __slots__ = ("__weakref__", "_done", "_waiters", "body", "call", "cancel", "fetching", "id", "kept", "kind", "owner")
 
     def __init__(self, id: str, owner: str) -> None:
         self.id, self.owner = id, owner
@@ -616,7 +616,7 @@ def wait(
     if len(set(refs)) != len(refs):
         raise ValueError("Wait requires a list of unique ray_waitables.")
     if num_returns <= 0:
-        raise ValueError("Invalid number of objects to return %d." % num_returns)
+        raise ValueError(f"Invalid number of objects to return {num_returns}.")
     if not refs:
         return [], []
     if num_returns > len(refs):

@@ -17,7 +17,6 @@ _NEAREST = {
     "_generator_backpressure_num_objects": "a method that yields, which gives a troupe.ResultStream",
     "tensor_transport": "troupe.put of a tensor",
     "accelerator_type": "troupe.actor(…, node=…)",
-    "object_store_memory": "troupe.put",
 }
 
 COMMON = {
@@ -59,6 +58,13 @@ def _check_known(what: str, options: dict[str, Any], known: set[str]) -> None:
 
 
 def _check_amounts(options: dict[str, Any]) -> None:
+    if options.get("object_store_memory") is not None:
+        import warnings
+
+        warnings.warn(
+            "Setting 'object_store_memory' for actors is deprecated since it doesn't actually reserve the required object store memory.",
+            DeprecationWarning, stacklevel=4,
+        )  # fmt: skip
     for key in ("num_cpus", "num_gpus", "memory"):
         value = options.get(key)
         if value is None:
@@ -150,7 +156,7 @@ def demand(options: dict[str, Any], cpus: float) -> dict[str, float]:
 
 
 def strategy(options: dict[str, Any], parent: Any = None) -> Any:
-    """The scheduling strategy in its wire form. parent: the placement group that children of this process are captured by."""
+    """The scheduling strategy in its wire form. parent: the placement group of the actor or task that asks."""
     given = options.get("scheduling_strategy")
     group = options.get("placement_group")
     if group is not None and group != "default" and given is not None:
@@ -170,7 +176,7 @@ def strategy(options: dict[str, Any], parent: Any = None) -> Any:
         _warn_of_group_option()
         index = options.get("placement_group_bundle_index", -1)
         return PlacementGroupSchedulingStrategy(group, index, options.get("placement_group_capture_child_tasks")).to_wire()
-    return parent
+    return parent if parent is not None and parent.get("capture") else None
 
 
 def _warn_of_group_option() -> None:
@@ -193,9 +199,10 @@ def check_fits(strategy: Any, demand: dict[str, float], what: str) -> None:
         check_fits(strategy, demand, what)
 
 
-def captured(strategy: Any) -> Any:
-    """The strategy of what an actor or task with this one creates, or None: any bundle of the same placement group."""
-    return {**strategy, "bundle": -1} if isinstance(strategy, dict) and strategy.get("capture") else None
+def membership(strategy: Any) -> Any:
+    """The placement group of an actor or task with this strategy, as a strategy for any of its bundles, or None. What the actor or task
+    creates is placed by it where it says so ("capture")."""
+    return {**strategy, "bundle": -1} if isinstance(strategy, dict) and strategy["kind"] == "placement_group" else None
 
 
 def environment(runtime_env: Any) -> dict[str, Any]:
@@ -219,9 +226,7 @@ def environment(runtime_env: Any) -> dict[str, Any]:
             out[key] = os.path.abspath(value)
         elif key == "py_executable":
             out[key] = str(value)
-        elif key == "py_modules" and not value:
-            continue
-        elif not value:
+        elif (key == "py_modules" and not value) or not value:
             continue
         else:
             raise refuse(f"runtime_env[{key!r}]", "an interpreter that has what is needed, and troupe.init(working_dir=…)")

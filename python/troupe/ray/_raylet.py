@@ -7,7 +7,7 @@ from typing import Any
 from ._ids import ActorID, BaseID, JobID, NodeID, PlacementGroupID, TaskID, UniqueID, WorkerID
 from ._options import refuse
 
-__all__ = ["ActorID", "BaseID", "JobID", "NodeID", "ObjectRef", "ObjectRefGenerator", "PlacementGroupID", "TaskID", "UniqueID", "WorkerID"]
+__all__ = ["ActorID", "BaseID", "JobID", "NodeID", "ObjectRefGenerator", "PlacementGroupID", "TaskID", "UniqueID", "WorkerID"]
 
 
 class ObjectRefGenerator:

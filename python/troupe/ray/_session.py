@@ -70,6 +70,12 @@ class DriverService:
             return await asyncio.wrap_future(found)
         return found
 
+    async def lifeline(self) -> None:
+        """Is never answered: its failure tells the caller that the driver has ended."""
+        import asyncio
+
+        await asyncio.get_running_loop().create_future()
+
     async def borrow(self, id: str, process: str) -> None:
         self._store.borrow(id, process)
 
@@ -117,7 +123,10 @@ def init(
             if ignore_reinit_error or state.mode == _state.WORKER_MODE:
                 logging.getLogger(__name__).info("init was called again: the session that is open is kept")
                 return RayContext(state)
-            raise RuntimeError("Maybe you called ray.init twice by accident? This error can be suppressed by passing in 'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'.")
+            raise RuntimeError(
+                "Maybe you called ray.init twice by accident? This error can be suppressed by passing in "
+                "'ignore_reinit_error=True' or by calling 'ray.shutdown()' prior to 'ray.init()'."
+            )
         address = address or os.environ.get("RAY_ADDRESS") or None
         if address is not None and address.startswith("ray://"):
             raise _options.refuse("Ray Client (ray://)", "init(address=\"HOST:PORT\"), a driver anywhere on the network")
@@ -141,9 +150,9 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     before = os.environ.pop("TROUPE_URL", None) if local else None
     try:
         found: dict[str, Any] = dict(access or {})
-        session = _troupe_session.init(found.pop("url", None), _NAMESPACE, gpus="none" if local else "auto", name=None, **found)
+        session = _troupe_session.init(found.pop("url", None), _NAMESPACE, name=None, **found)
     except _errors.UnavailableError as err:
-        raise ConnectionError(f"Could not find any running Ray instance at {address}: {err}. Please specify the one to connect to by setting `--address` or `RAY_ADDRESS`.") from err
+        raise ConnectionError(f"Could not find any running Ray instance at {address}: {err}. Please set `address`, or `RAY_ADDRESS`.") from err
     finally:
         if before is not None:
             os.environ["TROUPE_URL"] = before
@@ -181,6 +190,8 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
 
 def _environment() -> dict[str, str]:
     env = {**_launch.inherited_environment(), "PYTHONUNBUFFERED": "1"}
+    if "TROUPE_RAY" in os.environ:
+        env["TROUPE_RAY"] = os.environ["TROUPE_RAY"]
     if path := _launch._python_path(env.get("PYTHONPATH", "")):
         env["PYTHONPATH"] = path
     return env

@@ -40,6 +40,7 @@ class State:
         self.pid = os.getpid()
         self.store: Any = None  # _objects.Store
         self.actor_namespace = ""
+        self.served: Any = None  # of a driver: the objects that it serves
         self.host: Any = None  # of a worker: _host.RayHost
 
     @contextlib.contextmanager

@@ -70,7 +70,7 @@ def _is_async(function: Any) -> bool:
 
 
 def _methods(cls: type) -> dict[str, Any]:
-    return {n: f for n, f in inspect.getmembers(cls, lambda f: inspect.isfunction(f) or inspect.ismethod(f) or inspect.isbuiltin(f) and False)}
+    return dict(inspect.getmembers(cls, lambda f: inspect.isfunction(f) or inspect.ismethod(f)))
 
 
 class ActorClass:
@@ -155,7 +155,7 @@ def make_actor(cls: type, options: dict[str, Any]) -> ActorClass:
     if isinstance(cls, ActorClass):
         raise TypeError("The class is decorated already.")
     made_type = type(f"ActorClass({cls.__name__})", (ActorClass,), {})
-    made = object.__new__(made_type)
+    made: ActorClass = object.__new__(made_type)
     made.__dict__["__ray_metadata__"] = Metadata(cls)
     made.__dict__["_default_options"] = dict(options)
     for name in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -244,7 +244,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
         "demand": _options.demand(options, 0.0), "strategy": strategy,
-        "captures": _options.captured(strategy),
+        "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
         "handle": info.to_wire(),
@@ -260,7 +260,8 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
             return _weak_handle(done["existing"])
         if done.get("taken"):
             raise exceptions.ActorAlreadyExistsError(
-                f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using ray.get_actor('{name}', namespace='{namespace}')"
+                f"The name {name} (namespace={namespace}) is already taken. Please use a different name or get the existing actor using "
+                f"ray.get_actor('{name}', namespace='{namespace}')"
             )
     else:
         state.control.ask("create_actor", (actor_id, spec, state.process), client.created)
@@ -444,7 +445,7 @@ class Pending:
     def waits_for(self, process: str) -> Entry | None:
         """A dependency of this process that is not there yet."""
         for ref in self.refs:
-            entry = ref._entry
+            entry: Entry = ref._entry
             if not entry._done and entry.owner == process:
                 return entry
         return None
@@ -495,7 +496,8 @@ class Client:
         if error is not None or "dead" in info:
             with self._lock:
                 dead = info["dead"] if error is None else None
-                self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(f"The actor {self.actor_id} is not known: {error or 'it has ended'}", None, self.actor_id))
+                unknown = f"The actor {self.actor_id} is not known: {error or 'it has ended'}"
+                self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
             self.pump()
             return
         _objects.peer(info["role"]).with_handle(self._attached)

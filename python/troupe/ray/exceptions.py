@@ -59,7 +59,7 @@ class RayTaskError(RayError):
     def _dual(self, cause_cls: type) -> RayTaskError:
         error = self
 
-        class cls(RayTaskError, cause_cls):  # type: ignore[misc, valid-type]
+        class cls(RayTaskError, cause_cls):  # type: ignore[misc]
             def __init__(self, cause: BaseException) -> None:
                 self.cause = cause
                 self.args = (cause,)

@@ -14,7 +14,7 @@ from typing import Any
 import cloudpickle
 
 from .. import _errors
-from . import _context, _objects, _options, _serialize, _state, exceptions
+from . import _context, _objects, _options, _state, exceptions
 from ._objects import ERROR, VALUE, Entry, ObjectRef
 from .actor import check_arguments, dependencies, split_arguments
 
@@ -24,6 +24,8 @@ _RETRIES = 3  # of a task whose worker died
 
 class RemoteFunction:
     """A function whose .remote(…) runs it on a worker."""
+
+    __name__: str
 
     def __init__(self, function: Any, options: dict[str, Any]) -> None:
         _options.check_task(options)
@@ -75,7 +77,7 @@ class RemoteFunction:
         task.demand = _options.demand(given, 1.0)
         task.strategy = strategy
         task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
-        task.captures = _options.captured(strategy)
+        task.captures = _options.membership(strategy)
         retries = given.get("max_retries")
         task.retries = _RETRIES if retries is None else (1 << 30 if retries < 0 else retries)
         if parent_task is not None:
@@ -93,7 +95,7 @@ class RemoteFunction:
         if origin._pickled is None:
             pickled = cloudpickle.dumps(self._function, protocol=5)
             origin._pickled = (hashlib.sha256(pickled).digest(), pickled)
-        return origin._pickled  # type: ignore[no-any-return]
+        return origin._pickled
 
     def __reduce__(self) -> Any:
         return RemoteFunction, (self._function, self._default_options)

@@ -102,7 +102,9 @@ class RuntimeContext:
 
     @property
     def should_capture_child_tasks_in_placement_group(self) -> bool:
-        return self.get_placement_group_id() is not None
+        task = _context.current.get()
+        group = task.placement if task is not None and task.placement else self._state.placement_group
+        return bool(group and group.get("capture"))
 
     def get_assigned_resources(self) -> dict[str, float]:
         task = _context.current.get()

@@ -139,9 +139,11 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
 
 def get_current_placement_group() -> PlacementGroup | None:
     """The group of the actor or task that asks; None in a driver."""
-    state = _state.current()
-    captured = getattr(state, "placement_group", None) or getattr(state, "own_group", None)
-    return None if not captured else PlacementGroup(PlacementGroupID.from_hex(captured["id"]))
+    from .. import _context
+
+    state, task = _state.current(), _context.current.get()
+    group = task.placement if task is not None and task.placement else None if state is None else state.placement_group
+    return None if not group else PlacementGroup(PlacementGroupID.from_hex(group["id"]))
 
 
 def check_placement_group_index(placement_group: PlacementGroup, bundle_index: int) -> None:

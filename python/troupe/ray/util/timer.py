@@ -14,11 +14,10 @@ class _Timer:
         self._total = 0.0
         self.count = 0
 
-    def __enter__(self) -> _Timer:
+    def __enter__(self) -> None:
         if self._start is not None:
             raise ValueError("concurrent updates not supported")
         self._start = time.time()
-        return self
 
     def __exit__(self, *_: object) -> None:
         assert self._start is not None

@@ -88,10 +88,9 @@ def _chosen(kind: Any, rows: list[dict[str, Any]], filters: Any, limit: int) -> 
 
 
 def _actor_rows() -> list[dict[str, Any]]:
-    groups = {}
     rows = _state.control_call("actors")
     for row in rows:
-        row.setdefault("placement_group_id", groups.get(row["actor_id"]))
+        row.setdefault("placement_group_id", None)
         row.setdefault("serialized_runtime_env", None)
         row.setdefault("repr_name", "")
         row.setdefault("num_restarts", 0)

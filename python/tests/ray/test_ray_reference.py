@@ -1,0 +1,89 @@
+"""docs/ray.md is made from the code, names what there is, and what is refused says what to use instead."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from raytest import REAL
+
+pytestmark = pytest.mark.skipif(REAL, reason="about the page of troupe.ray, not about Ray")
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+
+def test_page_is_current():
+    from troupe.ray import _names
+
+    with open(os.path.join(ROOT, "docs", "ray.md")) as f:
+        assert f.read() == _names.document(), "run `python -m troupe.ray._names > docs/ray.md`"
+
+
+def test_names_exist():
+    from troupe.ray import _names
+
+    missing = []
+    for module, name, _, _ in _names.rows():
+        try:
+            _names.resolve(module, name)
+        except (ImportError, AttributeError) as err:
+            missing.append(f"{module}.{name}: {err}")
+    assert not missing
+
+
+def test_public_names_are_listed():
+    import troupe.ray
+    from troupe.ray import _names, util
+
+    listed = {(module, name) for module, name, _, _ in _names.rows()}
+    modules = {"accelerators", "scheduling_strategies", "actor", "exceptions", "runtime_context", "ObjectID"}
+    for module, package in (("ray", troupe.ray), ("ray.util", util)):
+        assert [n for n in package.__all__ if (module, n) not in listed and n not in modules] == []
+
+
+@pytest.mark.parametrize("use", [
+    "ray.util.collective.init_collective_group(1, 0)", "ray.util.multiprocessing.Pool", "ray.util.state.get_log", "ray.dag.InputNode()", "ray.init('ray://x:1')",
+    "ray.init(local_mode=True)", "ray.remote(num_returns='streaming')(len).remote", "ray.remote(accelerator_type='H100')(object)",
+    "ray.cluster_utils.AutoscalingCluster()", "ray.util.placement_group([{'CPU': 1}], bundle_label_selector=[{'a': 'b'}])",
+])  # fmt: skip
+def test_refusals(use):
+    import troupe.ray as ray
+    import troupe.ray.cluster_utils
+    import troupe.ray.dag
+    import troupe.ray.util.collective
+    import troupe.ray.util.multiprocessing
+    import troupe.ray.util.state  # noqa: F401
+
+    with pytest.raises(NotImplementedError, match="nearest in Troupe"):
+        found = eval(use, {"ray": ray})
+        if isinstance(found, type):
+            found()
+    ray.shutdown()
+
+
+def test_command(tmp_path):
+    """start, status, a second node, two drivers, stop."""
+    env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": os.path.join(ROOT, "python")}
+
+    def run(*command, code=0):
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def ray(*arguments, code=0):
+        return run(sys.executable, "-m", "troupe.ray.scripts", *arguments, code=code)
+
+    assert "Could not find any running Ray instance" in ray("status", code=1)
+    assert "nearest in Troupe" in ray("job", "submit", code=2)
+    said = ray("start", "--head", "--port=0", "--num-cpus=3", "--num-gpus=2", "--node-name=first", "--dashboard-port=1")
+    try:
+        address = said.partition('address="')[2].partition('"')[0]
+        assert "0/3 CPU" in ray("status") and "0/2 GPU" in ray("status", "--address", address)
+        ray("start", "--address", address, "--num-cpus=1", "--resources", '{"x": 2}')
+        script = "import troupe.ray as ray; ray.init(%s); print(ray.cluster_resources()); ray.shutdown()"
+        for where in ("'auto'", repr(address), ""):
+            out = run(sys.executable, "-c", script % where)
+            assert "'CPU': 4.0" in out and "'x': 2.0" in out and "'GPU': 2.0" in out
+    finally:
+        assert "Stopped all" in ray("stop", "--force")
+    assert "Did not find any" in ray("stop")
+    ray("status", code=1)

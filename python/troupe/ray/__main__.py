@@ -1,0 +1,66 @@
+"""`python -m troupe.ray SCRIPT [ARGUMENTS]` and `python -m troupe.ray -m MODULE [ARGUMENTS]`: runs a program with `ray` as troupe.ray.
+
+The folder of the resolver comes first on PYTHONPATH, so that `import ray` gives troupe.ray in every process the program starts; a
+folder with the command `ray` comes first on PATH. TROUPE_RAY=1 says that it is so; inside such a run both are set already.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from importlib import import_module
+
+_USAGE = "usage: python -m troupe.ray SCRIPT [ARGUMENTS], or python -m troupe.ray -m MODULE [ARGUMENTS]"
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def prepare() -> None:
+    """Sets the environment of this process and of its children, and resolves `ray` here."""
+    resolver = os.path.join(_HERE, "_resolver")
+    package = os.path.dirname(os.path.dirname(_HERE))
+    _first("PYTHONPATH", resolver)
+    if os.path.basename(package) not in ("site-packages", "dist-packages"):
+        _first("PYTHONPATH", package, after=resolver)
+    from .scripts import scripts
+
+    _first("PATH", scripts.install())
+    os.environ["TROUPE_RAY"] = "1"
+    if resolver not in sys.path:
+        sys.path.insert(0, resolver)
+    import_module("ray")
+
+
+def _first(variable: str, folder: str, after: str = "") -> None:
+    entries = [e for e in os.environ.get(variable, "").split(os.pathsep) if e and e != folder]
+    entries.insert(entries.index(after) + 1 if after in entries else 0, folder)
+    os.environ[variable] = os.pathsep.join(entries)
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        sys.stderr.write(_USAGE + "\n")
+        raise SystemExit(0 if arguments else 2)
+    if arguments[0] == "-m":
+        if len(arguments) < 2:
+            sys.stderr.write(_USAGE + "\n")
+            raise SystemExit(2)
+        prepare()
+        sys.argv = arguments[1:]
+        if "" not in sys.path and os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    if arguments[0].startswith("-"):
+        sys.stderr.write(f"there is no option {arguments[0]}; {_USAGE}\n")
+        raise SystemExit(2)
+    prepare()
+    sys.argv = arguments
+    script = os.path.abspath(arguments[0])
+    sys.path.insert(0, os.path.dirname(script))
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
