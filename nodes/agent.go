@@ -36,12 +36,14 @@ type Agent struct {
 	spawner    *spawner
 	treeKiller *treeKiller
 	uploader   *logUploader
+	feeds      *outputFeeds
 	cgroups    cgroups
 	kernel     *kernelLog
 	nodes      []*localNode
 	ports      portLeases
 	folders    folderCache
 	chunks     chunkStore
+	debuggers  debugSessionsOf
 	group      sync.WaitGroup // the goroutines of workers and requests
 
 	// mu guards what follows.
@@ -95,7 +97,10 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
 	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
+	a.feeds = newOutputFeeds(a.cfg.Bus)
 	defer a.uploader.close()
+	defer a.feeds.close()
+	defer a.debuggers.expire(time.Now(), true)
 	defer a.treeKiller.close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
@@ -206,7 +211,10 @@ func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
 				}
 				s.maintain(time.Now())
 			}
-			a.ports.expire(time.Now(), a.hostedRoles())
+			hosted := a.hostedRoles()
+			a.ports.expire(time.Now(), hosted)
+			a.feeds.forget(hosted)
+			a.debuggers.expire(time.Now(), false)
 		}
 	}
 }
@@ -361,6 +369,10 @@ func (a *Agent) answer(s *localNode, req request) reply {
 		return s.flush(*req.Role)
 	case req.Op == opHost:
 		return reply{HostInfo: a.hostInfo()}
+	case req.Op == opInspect && req.Inspect != nil && req.Role != nil:
+		return s.inspect(*req.Role, *req.Inspect)
+	case req.Op == opDebug && req.Debug != nil && req.Role != nil:
+		return s.debug(*req.Role, *req.Debug)
 	case req.Op == opPart && req.Chunk != nil:
 		return a.part(s, *req.Chunk)
 	case req.Op == opRest && req.Chunk != nil:

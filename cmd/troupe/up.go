@@ -36,6 +36,7 @@ type upFlags struct {
 	metrics  string
 	replicas int
 	limit    string
+	logDir   string
 	node     nodeFlags
 	logging  loggingFlags
 }
@@ -104,6 +105,7 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve the dashboard, health checks and Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
+	cmd.Flags().StringVar(&f.logDir, "log-dir", "", "folder for the output of workers (default in the store)")
 	f.node.add(cmd)
 	f.logging.add(cmd)
 }
@@ -180,6 +182,11 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace, Logging: f.logging}
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return nil, err
+	}
+	if f.logDir != "" {
+		if spec.LogDir, err = filepath.Abs(f.logDir); err != nil {
+			return nil, err
+		}
 	}
 	if spec.Resources, err = f.node.parseResources(); err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ from ._resources import ResourceManager
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
+_INSPECT_TIMEOUT = 10.0  # seconds for agents to inspect workers
 _ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP = 1, 2, 4, 8, 16, 32, 64
 
@@ -111,6 +112,19 @@ class ClusterMethod(Method):
             )  # fmt: skip
 
 
+class Stacks(list[dict[str, Any]]):
+    """What workers do, a dict for each: rank, node, pid, calls, threads. Its text is for a reader."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__(sorted(found["ranks"] or [], key=lambda one: int(one["rank"])))
+        self._text: str = found["text"]
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+
 class WorkerHandle(_codec.Walked):
     """One worker of a cluster: handle.method(…) blocks, handle.method.remote(…) gives a future."""
 
@@ -149,6 +163,9 @@ class WorkerHandle(_codec.Walked):
         if settings:
             return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking, settings=settings)
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (bytes(self._cluster._handle), self._rank)
 
     def wire(self) -> tuple[int, Any]:
         fields = msgpack.unpackb(self._cluster._open()._handle)
@@ -210,8 +227,6 @@ class Cluster(_codec.Walked):
         node: str = "",
     ) -> None:
         session = _session.current()
-        if session.is_worker:
-            raise _errors.RefusedError("a worker creates no clusters: it holds no lease that could end them; let the driver do it")
         if worker_cls is None:
             raise _errors.InvalidError('Cluster needs worker_cls: a class, or "package.module.Class"')
         if config is not None and worker_config is not None:
@@ -223,18 +238,17 @@ class Cluster(_codec.Walked):
             fields = session.core.ask("create", runtime=session.id, spec=spec).get()
         except _errors.Error as err:
             raise _error_transfer.rebuild(_not_started(err), session.codec(True)).with_traceback(None) from None
-        self._setup(session, fields, trusted=True)
+        self._setup(session, fields)
         self.worker_config = config
         if isinstance(worker_cls, type):
             self._own_parameters.update(_own_parameters(worker_cls))
             _warn_of_hidden_methods(worker_cls, Cluster if self.world_size > 1 or marks_of(worker_cls) else WorkerHandle)
         self._detached = bool(setting(config, "detached", False))
 
-    def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, trusted: bool, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
+    def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
         self._session = session
         self._core = session.core
-        self._trusted = trusted
-        self._codec = session.codec(trusted)
+        self._codec = session.codec(True)
         self._plans: dict[Any, _split.Plan] = {}
         self.worker_config = None
         self._warned = False
@@ -288,7 +302,7 @@ class Cluster(_codec.Walked):
         session = _session.current()
         fields = session.core.ask("attach", runtime=session.id, name=name).get()
         cluster = cls.__new__(cls)
-        cluster._setup(session, fields, trusted=False)
+        cluster._setup(session, fields)
         return cluster
 
     # What it is.
@@ -347,6 +361,16 @@ class Cluster(_codec.Walked):
     def health(self) -> list[dict[str, Any]]:
         """What was last heard of each worker."""
         return list(self._core.ask("health", cluster=self._open()._id).get())
+
+    def stacks(self, *ranks: int) -> Stacks:
+        """The methods that workers run, since when and with what arguments, and the stacks of all their threads: of these ranks, or of all.
+        They answer while they compute, also when foreign code holds the interpreter lock. Printed, ranks that do the same are shown once."""
+        return Stacks(self._core.ask("stacks", cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks]).get(_INSPECT_TIMEOUT))
+
+    def interrupt(self, rank: int) -> list[str]:
+        """Raises KeyboardInterrupt in the methods that a worker runs; their names. Their callers get CancelledError, and the worker goes on.
+        An empty list: the worker does not answer, and is interrupted when it runs Python code again."""
+        return list(self._core.ask("interrupt", cluster=self._open()._id, ranks=[_check.integer("rank", rank)]).get(_INSPECT_TIMEOUT))
 
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
@@ -671,7 +695,7 @@ class Cluster(_codec.Walked):
         self._take_mesh(await self._ask_mesh(False))
 
     def _learns_mesh(self) -> bool:
-        return self._trusted and "mesh" in self._modes
+        return "mesh" in self._modes
 
     def _ask_mesh(self, blocking: bool) -> Any:
         return self._send("mesh", (), {}, self._make_plan({"mode": "ONE_TO_ALL", "unsplit": True}), blocking=blocking)
@@ -689,9 +713,12 @@ class Cluster(_codec.Walked):
 
     def shutdown(self) -> None:
         """Destroys the role, also one that another driver created. It may be called more than once."""
+        self._end("destroy")
+
+    def _end(self, how: str) -> None:
         if self._closed or self._session.closed:
             return
-        self._core.ask("destroy", cluster=self._open()._id).get()
+        self._core.ask(how, cluster=self._open()._id).get()
         self._closed = True
         if self._on_shutdown is not None:
             self._on_shutdown()
@@ -702,6 +729,9 @@ class Cluster(_codec.Walked):
     def __exit__(self, *_: object) -> None:
         if not self._detached:
             self.shutdown()
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (bytes(self._handle), -1)
 
     def wire(self) -> tuple[int, Any]:
         return _codec.HANDLE, bytes(self._handle)
@@ -723,9 +753,14 @@ def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
     cluster: Cluster | None = session.clusters.get((fields["role"], fields["incarnation"]))
     if cluster is None:
         cluster = Cluster.__new__(Cluster)
-        cluster._setup(session, None, trusted=False, handle=_whole(data, fields), known=fields)
+        cluster._setup(session, None, handle=_whole(data, fields), known=fields)
         session.clusters[fields["role"], fields["incarnation"]] = cluster
     return cluster if fields["rank"] < 0 else WorkerHandle(cluster, fields["rank"])
+
+
+def _unpickled(data: bytes, rank: int) -> Any:
+    """A cluster or a worker inside a pickle."""
+    return from_handle(data, {**msgpack.unpackb(data, strict_map_key=False), "rank": rank})
 
 
 def _whole(data: bytes, fields: dict[str, Any]) -> bytes:
