@@ -1,10 +1,20 @@
 # Troupe. `make help` lists the targets.
 GO       ?= go
 PACKAGES := ./...
-VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# One version for the program, the library, the wheel and each agent: that of the file VERSION, and the commit unless it is tagged with it.
+BASE     := $(shell cat VERSION)
+COMMIT   := $(shell git rev-parse --short=8 HEAD 2>/dev/null)
+TAGGED   := $(filter v$(BASE),$(shell git tag --points-at HEAD 2>/dev/null))
+DIRTY    := $(if $(shell git status --porcelain --untracked-files=no 2>/dev/null),dirty)
+empty    :=
+space    := $(empty) $(empty)
+LOCAL    := $(subst $(space),.,$(strip $(if $(COMMIT),$(if $(TAGGED),,g$(COMMIT))) $(DIRTY)))
+VERSION  := $(BASE)$(if $(LOCAL),+$(LOCAL))
+export TROUPE_VERSION := $(VERSION)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
+.PHONY: man release version
 .PHONY: browser-test python python-test python-lint wheel bench-python bench-output memory-python shm-faults
 
 help: ## this list
@@ -61,6 +71,35 @@ wheel: python ## dist/: one wheel with the Go program and the library in it
 	rm -f python/troupe/bin/*.h
 	$(VENV)/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist ./python
 	@ls dist
+
+version: ## the version that is built
+	@echo $(VERSION)
+
+man: build ## dist/man: a man page for every command
+	bin/troupe man dist/man
+
+# The program for both platforms, with NVML where there is a C compiler for the platform (CC_arm64, CC_amd64); wheels where there is one, because the
+# library needs it.
+CC_amd64 ?= $(if $(filter x86_64,$(shell uname -m)),cc,x86_64-linux-gnu-gcc)
+CC_arm64 ?= $(if $(filter aarch64,$(shell uname -m)),cc,aarch64-linux-gnu-gcc)
+release: python ## dist/: programs for linux/amd64 and linux/arm64, wheels, man pages, SHA256SUMS
+	rm -rf dist python/build
+	$(MAKE) --no-print-directory man
+	tar -C dist -czf dist/troupe-$(VERSION)-man.tar.gz man && rm -rf dist/man
+	@set -e; for arch in amd64 arm64; do \
+	  cc=$(CC_amd64); machine=x86_64; [ $$arch = amd64 ] || { cc=$(CC_arm64); machine=aarch64; }; \
+	  program=dist/troupe-$(VERSION)-linux-$$arch; \
+	  if command -v $$cc >/dev/null; then \
+	    GOOS=linux GOARCH=$$arch CGO_ENABLED=1 CC=$$cc $(GO) build -ldflags "-s -w -X main.version=$(VERSION)" -o $$program ./cmd/troupe; \
+	    GOOS=linux GOARCH=$$arch CGO_ENABLED=1 CC=$$cc $(GO) build -buildmode=c-shared -ldflags "-s -w -X main.version=$(VERSION)" -o $(LIB) ./cmd/libtroupe; \
+	    cp -f $$program python/troupe/bin/troupe; rm -f python/troupe/bin/*.h; rm -rf python/build; \
+	    TROUPE_MACHINE=$$machine $(VENV)/bin/python -m pip wheel -q --disable-pip-version-check --no-build-isolation --no-deps -w dist ./python; \
+	  else \
+	    echo "no $$cc: linux/$$arch gets a program without NVML, and no wheel"; \
+	    GOOS=linux GOARCH=$$arch CGO_ENABLED=0 $(GO) build -ldflags "-s -w -X main.version=$(VERSION)" -o $$program ./cmd/troupe; \
+	  fi; \
+	done
+	cd dist && sha256sum * > SHA256SUMS && cat SHA256SUMS
 
 bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
 	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))

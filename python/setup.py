@@ -5,6 +5,7 @@ import re
 import sys
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
 try:
@@ -12,6 +13,7 @@ try:
 except ImportError:  # before setuptools 70
     from wheel.bdist_wheel import bdist_wheel
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 BIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "troupe", "bin")
 
 
@@ -25,6 +27,27 @@ def glibc_needed() -> tuple[int, int]:
     return newest
 
 
+def version() -> str:
+    """That of the program: make sets it. Otherwise that of the file VERSION of the repository."""
+    if given := os.environ.get("TROUPE_VERSION"):
+        return given
+    with open(os.path.join(HERE, "..", "VERSION")) as f:
+        return f.read().strip()
+
+
+class Build(build_py):
+    """Writes the version into the package that is built."""
+
+    def run(self) -> None:
+        super().run()
+        path = os.path.join(self.build_lib, "troupe", "__init__.py")
+        if not self.editable_mode and os.path.exists(path):
+            with open(path) as f:
+                text = f.read()
+            with open(path, "w") as f:
+                f.write(re.sub(r'^__version__ = ".*"$', f'__version__ = "{version()}"', text, flags=re.M))
+
+
 class Platform(Distribution):
     def has_ext_modules(self) -> bool:
         return True
@@ -35,8 +58,9 @@ class Wheel(bdist_wheel):
         _, _, platform = super().get_tag()
         if sys.platform == "linux" and os.path.isdir(BIN):
             major, minor = glibc_needed()
-            platform = f"manylinux_{major}_{minor}_{platform.partition('linux_')[2]}"
+            machine = os.environ.get("TROUPE_MACHINE") or platform.partition("linux_")[2]  # make release builds for others too
+            platform = f"manylinux_{major}_{minor}_{machine}"
         return "py3", "none", platform
 
 
-setup(distclass=Platform, cmdclass={"bdist_wheel": Wheel})
+setup(version=version(), distclass=Platform, cmdclass={"bdist_wheel": Wheel, "build_py": Build})

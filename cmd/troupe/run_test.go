@@ -64,9 +64,16 @@ func (u *shell) running(path string) (out *screen, stop func() int) {
 func TestRunAFile(t *testing.T) {
 	t.Parallel()
 	u := newShell(t)
-	u.up("--no-agent")
+	head, _ := u.up("--no-agent", "--metrics", "127.0.0.1:0")
 	path := writeRun(t, textRun)
 	out, stop := u.running(path)
+	metrics := scrape(t, head.Metrics)
+	for _, line := range []string{
+		`troupe_pipeline_dead_letters{namespace="default",pipeline="words"} 0`, `troupe_pipeline_stream_items{namespace="default",pipeline="words",stream="in"} 0`,
+		`troupe_pipeline_stream_items_max{namespace="default",pipeline="words",stream="in"} 100`, `troupe_pipeline_stage_handled_total{namespace="default",pipeline="words",stage="count"} 0`,
+	} {
+		require.Contains(t, metrics, line)
+	}
 	require.Contains(t, out.String(), "role      shout            starting 2 workers in this process")
 	require.Contains(t, out.String(), "3 stages, 0 items from before")
 
