@@ -5,7 +5,7 @@ VERSION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
-.PHONY: browser-test python python-test python-lint wheel bench-python memory-python shm-faults
+.PHONY: browser-test python python-test python-lint wheel bench-python bench-output memory-python shm-faults
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ wheel: python ## dist/: one wheel with the Go program and the library in it
 
 bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
 	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
+
+bench-output: ## how much 32 ranks that print 1,000 lines a second each slow down calls
+	@TROUPE_BENCH_QUIET=1 $(VENV)/bin/python benchmarks/python/output.py
 
 CALLS ?= 1000
 memory-python: ## resident memory of a driver and its workers before, during and after 1,000 large calls (CALLS)

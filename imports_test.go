@@ -33,7 +33,7 @@ var allowed = map[string][]string{
 	"placement/internal/text": nil,
 	"dispatch":                {"bus", "bus/wire", "dispatch/plan"},
 	"dispatch/plan":           {"bus/wire"},
-	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol"},
+	"nodes":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "gpu", "nodes/protocol", "internal/terminal"},
 	"nodes/protocol":          {"gpu"},
 	"roles":                   {"bus", "bus/wire", "bus/kv", "bus/stream", "actors", "dispatch", "dispatch/plan", "placement", "gpu", "nodes", "internal/terminal"},
 	"roles/router":            {"bus", "bus/wire", "dispatch", "roles"},
@@ -53,7 +53,7 @@ var testHelpers = []string{"bus/bustest", "actors/actorstest"}
 // testsAlso are the imports that the tests of a package have beside what the package may import: packages above it that its
 // tests exercise it through, or that its examples show.
 var testsAlso = map[string][]string{
-	"bus":          {"actors", "bus/kv"},
+	"bus":          {"actors", "bus/kv", "bus/shm"},
 	"dispatch":     {"actors", "roles"},
 	"nodes":        {"gpu/nvml"},
 	"placement":    {"nodes"},

@@ -16,6 +16,7 @@ import (
 //	troupe.<namespace>.<role>.<incarnation>.life                 heartbeats and state changes of its workers
 //	troupe.<namespace>.<role>.<incarnation>.exit                 how its worker processes ended
 //	troupe.<namespace>.<role>.<incarnation>.log.<n>              what the worker processes of one rank print; stored
+//	troupe.<namespace>.<role>.<incarnation>.output               what its worker processes print, for its driver; acknowledged
 //	troupe.<namespace>.reply.<session>.in                        what comes back to one process
 //	troupe.<namespace>.reply.<session>.call.<seq>.<part>         what the server or a peer of another version says of a call
 //	troupe.<namespace>.reply.<session>.knock.<session>           what the server says of another process's inbox
@@ -117,6 +118,9 @@ func ParseLife(subject string) (Address, bool) {
 
 // Exit is troupe.<namespace>.<role>.<incarnation>.exit: how worker processes of the role ended, as their agents say.
 func (a Address) Exit() string { return a.Prefix() + ".exit" }
+
+// Output is troupe.<namespace>.<role>.<incarnation>.output: output of worker processes of the role, which the driver acknowledges.
+func (a Address) Output() string { return a.Prefix() + ".output" }
 
 // NodesEnd is troupe.@nodes.end: a message here tells every agent that the run is over.
 func NodesEnd() string { return nodesRoot + ".end" }

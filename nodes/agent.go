@@ -36,6 +36,7 @@ type Agent struct {
 	spawner    *spawner
 	treeKiller *treeKiller
 	uploader   *logUploader
+	feeds      *outputFeeds
 	cgroups    cgroups
 	kernel     *kernelLog
 	nodes      []*localNode
@@ -95,7 +96,9 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	}
 	a.folders.b, a.folders.dir = a.cfg.Bus, filepath.Join(a.cfg.Dir, foldersDir)
 	a.spawner, a.treeKiller, a.uploader = newSpawner(), newTreeKiller(), newLogUploader(a.cfg.Bus)
+	a.feeds = newOutputFeeds(a.cfg.Bus)
 	defer a.uploader.close()
+	defer a.feeds.close()
 	defer a.treeKiller.close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
@@ -206,7 +209,9 @@ func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
 				}
 				s.maintain(time.Now())
 			}
-			a.ports.expire(time.Now(), a.hostedRoles())
+			hosted := a.hostedRoles()
+			a.ports.expire(time.Now(), hosted)
+			a.feeds.forget(hosted)
 		}
 	}
 }

@@ -61,6 +61,9 @@ type AgentConfig struct {
 	Version string
 	// ReadyFunc is called once, when the nodes are registered. It must not block.
 	ReadyFunc func()
+	// ExitFunc is called with each worker whose process has exited, before the rest of its process tree is killed. It must
+	// not block. Zero: none.
+	ExitFunc func(WorkerID)
 	// Logger receives errors and warnings. Zero: the logger of Bus.
 	Logger *slog.Logger
 }

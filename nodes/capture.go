@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	pipeSize     = 256 << 10       // bytes that a worker may print before it blocks on its agent
-	drainMost    = 8 << 20         // bytes read from a pipe that a process of the tree keeps filling
-	drainTimeout = 2 * time.Second // how long an exit waits for the last lines on an overloaded machine
+	pipeSize     = 256 << 10             // bytes that a worker may print before it blocks on its agent
+	readPause    = 10 * time.Millisecond // between two reads of a worker that prints all the time, so that one read gets many lines
+	drainMost    = 8 << 20               // bytes read from a pipe that a process of the tree keeps filling
+	drainTimeout = 2 * time.Second       // how long an exit waits for the last lines on an overloaded machine
 )
 
 // outputCapture reads the output of a worker. End of file on a pipe is no sign of exit: a forked process may keep the pipe
@@ -31,16 +32,19 @@ type pipeReader struct {
 	pipe      *os.File
 	split     splitter
 	emit      func(string)
+	raw       func([]byte) // nil: not wanted. It may block, and must not keep the bytes
 	pause     func()
+	wakeCh    chan struct{}      // holds one: the pause between two reads is over
+	readAt    time.Time          // of the last read
 	exitedCh  chan struct{}      // closed by died, with a deadline on the pipe
 	closedCh  chan struct{}      // closed by close, with a deadline on the pipe
 	drainedCh chan struct{}      // closed when the bytes that were in the pipe at the exit have been read
 	flushCh   chan chan struct{} // holds one: a channel to close when the bytes now in the pipe have been read
 }
 
-// newCapture makes the pipes and starts reading. One goroutine per pipe calls sink with each line, and pause when no
-// more lines are ready.
-func newCapture(sink func(OutputStream, string), pause func()) (*outputCapture, error) {
+// newCapture makes the pipes and starts reading. One goroutine per pipe calls sink with each line, raw, if it is set, with all
+// bytes, and pause when no more lines are ready.
+func newCapture(sink func(OutputStream, string), raw func(OutputStream, []byte), pause func()) (*outputCapture, error) {
 	c := &outputCapture{}
 	for _, s := range []OutputStream{Stdout, Stderr} {
 		r, w, err := os.Pipe()
@@ -58,7 +62,10 @@ func newCapture(sink func(OutputStream, string), pause func()) (*outputCapture, 
 		} else {
 			c.stderr = w
 		}
-		rd := &pipeReader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, exitedCh: make(chan struct{}), closedCh: make(chan struct{}), drainedCh: make(chan struct{}), flushCh: make(chan chan struct{}, 1)}
+		rd := &pipeReader{pipe: r, emit: func(line string) { sink(s, line) }, pause: pause, exitedCh: make(chan struct{}), closedCh: make(chan struct{}), drainedCh: make(chan struct{}), flushCh: make(chan chan struct{}, 1), wakeCh: make(chan struct{}, 1)}
+		if raw != nil {
+			rd.raw = func(p []byte) { raw(s, p) }
+		}
 		c.readers = append(c.readers, rd)
 		c.group.Go(bus.Guard(rd.run))
 	}
@@ -79,7 +86,7 @@ func (c *outputCapture) processExited() {
 	late := time.After(drainTimeout)
 	for _, r := range c.readers {
 		close(r.exitedCh)
-		_ = r.pipe.SetReadDeadline(time.Now())
+		r.interrupt()
 	}
 	for _, r := range c.readers {
 		select {
@@ -94,7 +101,7 @@ func (c *outputCapture) processExited() {
 func (c *outputCapture) close() {
 	for _, r := range c.readers {
 		close(r.closedCh)
-		_ = r.pipe.SetReadDeadline(time.Now())
+		r.interrupt()
 	}
 	c.group.Wait()
 }
@@ -110,7 +117,7 @@ func (c *outputCapture) flush(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		}
-		_ = r.pipe.SetReadDeadline(time.Now())
+		r.interrupt()
 		select {
 		case <-doneCh:
 		case <-r.drainedCh:
@@ -121,15 +128,46 @@ func (c *outputCapture) flush(ctx context.Context) error {
 	return nil
 }
 
+// interrupt ends a read or the pause between two.
+func (r *pipeReader) interrupt() {
+	_ = r.pipe.SetReadDeadline(time.Now())
+	wake(r.wakeCh)
+}
+
+// read passes on what was read.
+func (r *pipeReader) read(p []byte) {
+	if r.raw != nil && len(p) > 0 {
+		r.raw(p)
+	}
+	r.split.write(p, r.emit)
+}
+
+// rest waits a moment if the worker prints all the time and its pipe is not filling up.
+func (r *pipeReader) rest(n int) {
+	now := time.Now()
+	often := now.Sub(r.readAt) < 2*readPause
+	r.readAt = now
+	if !often || n > pipeSize/16 {
+		return
+	}
+	t := time.NewTimer(readPause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-r.wakeCh:
+	}
+}
+
 // run reads until close. A deadline in the past interrupts the reading when died, flush or close wants something.
 func (r *pipeReader) run() {
 	defer func() { _ = r.pipe.Close() }()
 	buf := make([]byte, 32<<10)
 	for held := false; ; {
 		n, err := r.pipe.Read(buf)
-		r.split.write(buf[:n], r.emit)
+		r.read(buf[:n])
 		if err == nil {
 			r.pause()
+			r.rest(n)
 			continue
 		}
 		open := errors.Is(err, os.ErrDeadlineExceeded) // otherwise: end of file
@@ -202,7 +240,7 @@ func (r *pipeReader) drain(buf []byte) {
 		if n <= 0 || err != nil && !errors.Is(err, io.EOF) {
 			return
 		}
-		r.split.write(buf[:n], r.emit)
+		r.read(buf[:n])
 		taken += n
 	}
 }

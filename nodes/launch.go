@@ -56,6 +56,8 @@ type Launch struct {
 	Token       uint64  `msgpack:"token"`
 	Program     Program `msgpack:"program"`
 	Workers     []Start `msgpack:"workers"`
+	// Output is the part of the workers' output that is sent to the driver (Client.ReceiveOutput). Older agents send none.
+	Output OutputMode `msgpack:"output,omitempty"`
 }
 
 // Start is one worker of a launch.

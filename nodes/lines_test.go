@@ -90,21 +90,3 @@ func TestPruneLogs(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{filepath.Dir(busy), filepath.Join(dir, "ns", "3")}, left, "the oldest idle files are removed, with their folders")
 }
-
-func TestLineMerger(t *testing.T) {
-	var f LineMerger
-	at := time.Unix(0, 0)
-	say := func(rank int, text string) []string {
-		return f.Add(Line{ID: WorkerID{Role: "train", Rank: rank}, Text: text}, at)
-	}
-	require.Equal(t, []string{"train/0: loading"}, say(0, "loading"))
-	for _, rank := range []int{1, 2, 3, 7, 0} {
-		require.Empty(t, say(rank, "loading"))
-	}
-	require.Equal(t, []string{"train/3: loss 0.1"}, say(3, "loss 0.1"))
-	at = at.Add(mergeFor)
-	require.Equal(t, []string{"train/0-3,7: loading [5 times more]"}, f.Tick(at))
-	require.Equal(t, []string{"train/1: loading"}, say(1, "loading"), "shown again after its time")
-	say(1, "loading")
-	require.Equal(t, []string{"train/1: loading [1 times more]"}, f.Flush())
-}

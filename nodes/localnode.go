@@ -324,6 +324,7 @@ func (s *localNode) stop(ask stopRequest) reply {
 	if slices.ContainsFunc(known, func(w *worker) bool { return w.launch.Reservation != "" }) {
 		s.reported.wait(s.runningCh, reportWait) // so that the devices, once released, can be granted at once
 	}
+	s.flushFeeds(known)
 	for _, w := range known {
 		s.agent.workerGone(w) // the worker may have exited by itself; ports are released before the answer
 	}
@@ -341,6 +342,19 @@ func (s *localNode) stop(ask stopRequest) reply {
 		r.Exits = append(r.Exits, exit)
 	}
 	return r
+}
+
+// flushFeeds sends the last output of workers to their drivers. A driver that does not read delays it for a moment only.
+func (s *localNode) flushFeeds(workers []*worker) {
+	ctx, cancel := context.WithTimeout(context.Background(), feedFlush)
+	defer cancel()
+	flushed := map[bus.Address]bool{}
+	for _, w := range workers {
+		if role := w.ID.Address(); !flushed[role] {
+			flushed[role] = true
+			_ = s.agent.feeds.flush(ctx, role) // the driver flushes it again if it needs all of it
+		}
+	}
 }
 
 // findOrBury returns the known workers, and leaves a tombstone for unknown ones.
@@ -380,6 +394,9 @@ func (s *localNode) flush(role bus.Address) reply {
 		if w.ID.Address() == role && w.flush(ctx) != nil {
 			return reply{Pending: true}
 		}
+	}
+	if s.agent.feeds.flush(ctx, role) != nil {
+		return reply{Pending: true}
 	}
 	stored, err := s.agent.uploader.flush(ctx, role)
 	if err != nil {
@@ -423,6 +440,11 @@ func (s *localNode) hosts(role bus.Address) bool {
 
 // maintain repeats exits, and forgets old workers.
 func (s *localNode) maintain(now time.Time) {
+	for _, w := range s.all() {
+		if w.running() {
+			w.feedLeftOut()
+		}
+	}
 	s.mu.Lock()
 	var again []Exit
 	excess := len(s.order) - exitsMost

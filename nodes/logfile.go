@@ -7,6 +7,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -44,7 +46,10 @@ func (f *logFile) add(l Line) {
 	f.lines++
 }
 
-func stamp(t time.Time) string { return t.UTC().Format("2006-01-02T15:04:05.000000Z") }
+// stampLayout is the time at the beginning of a line in a log file.
+const stampLayout = "2006-01-02T15:04:05.000000Z"
+
+func stamp(t time.Time) string { return t.UTC().Format(stampLayout) }
 
 // flush writes the buffer, and rotates the file when it is full.
 func (f *logFile) flush() {
@@ -132,6 +137,28 @@ func (f *logFile) close() {
 		_ = f.file.Close() // every write was checked
 		f.file = nil
 	}
+}
+
+// ReadLogFile reads the lines of a log file. Their ID has the rank alone. Lines that are no output of a worker are left out.
+func ReadLogFile(path string) ([]Line, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read a log file: %w", err)
+	}
+	var out []Line
+	for text := range strings.Lines(string(data)) {
+		words := strings.SplitN(strings.TrimSuffix(text, "\n"), " ", 4)
+		if len(words) < 4 {
+			continue
+		}
+		at, err := time.Parse(stampLayout, words[0])
+		rank, rankErr := strconv.Atoi(words[1])
+		if err != nil || rankErr != nil {
+			continue
+		}
+		out = append(out, Line{ID: WorkerID{Rank: rank}, Stream: OutputStream(words[2]), At: at, Text: words[3]})
+	}
+	return out, nil
 }
 
 // pruneLogs removes the oldest idle files under dir until the rest has at most most bytes, and folders that become

@@ -12,13 +12,14 @@ import (
 )
 
 const (
-	uploadDelay   = 20 * time.Millisecond // to collect lines
-	uploadBatch   = 256 << 10             // bytes of lines in a message, about
-	uploadTimeout = 2 * time.Second       // for one message to be stored
-	uploadsAtOnce = 16                    // workers whose lines are stored concurrently
-	pendingMost   = 8 << 20               // bytes of pending lines; beyond, the oldest are dropped and only in the files
-	rolesMost     = 4096                  // roles whose stream sequence is remembered
-	lineOverhead  = 64                    // bytes of a line beside its text, about
+	uploadDelay     = 20 * time.Millisecond // to collect lines, for every four workers that print; at most uploadDelayMost
+	uploadDelayMost = 200 * time.Millisecond
+	uploadBatch     = 256 << 10       // bytes of lines in a message, about
+	uploadTimeout   = 2 * time.Second // for one message to be stored
+	uploadsAtOnce   = 16              // workers whose lines are stored concurrently
+	pendingMost     = 8 << 20         // bytes of pending lines; beyond, the oldest are dropped and only in the files
+	rolesMost       = 4096            // roles whose stream sequence is remembered
+	lineOverhead    = 64              // bytes of a line beside its text, about
 )
 
 // uploadBackoff paces attempts while the stream is unavailable.
@@ -44,16 +45,17 @@ type batchLine struct {
 type logUploader struct {
 	b      *bus.Bus
 	wakeCh chan struct{}
-	doneCh chan struct{}
-	stop   context.CancelFunc
+	// hurryCh is woken by flush: lines are stored at once.
+	hurryCh chan struct{}
+	doneCh  chan struct{}
+	stop    context.CancelFunc
 
 	// mu guards what follows.
-	mu       sync.Mutex
-	pending  map[WorkerID]*pendingLines
-	bytes    int
-	flushing bool                   // flush is waiting
-	last     map[bus.Address]uint64 // stream sequence of each role's newest line
-	roundCh  chan struct{}
+	mu      sync.Mutex
+	pending map[WorkerID]*pendingLines
+	bytes   int
+	last    map[bus.Address]uint64 // stream sequence of each role's newest line
+	roundCh chan struct{}
 }
 
 type pendingLines struct {
@@ -64,7 +66,7 @@ type pendingLines struct {
 
 func newLogUploader(b *bus.Bus) *logUploader {
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &logUploader{b: b, wakeCh: make(chan struct{}, 1), doneCh: make(chan struct{}), stop: cancel, pending: map[WorkerID]*pendingLines{}, last: map[bus.Address]uint64{}, roundCh: make(chan struct{})}
+	s := &logUploader{b: b, wakeCh: make(chan struct{}, 1), hurryCh: make(chan struct{}, 1), doneCh: make(chan struct{}), stop: cancel, pending: map[WorkerID]*pendingLines{}, last: map[bus.Address]uint64{}, roundCh: make(chan struct{})}
 	bus.Go(func() { s.run(ctx) })
 	return s
 }
@@ -109,12 +111,12 @@ func (s *logUploader) flush(ctx context.Context, role bus.Address) (uint64, erro
 			stored = stored && !s.pending[id].has(seq)
 		}
 		last, idleCh := s.last[role], s.roundCh
-		s.flushing = !stored
 		s.mu.Unlock()
 		if stored {
 			return last, nil
 		}
 		wake(s.wakeCh)
+		wake(s.hurryCh)
 		select {
 		case <-idleCh:
 		case <-ctx.Done():
@@ -147,14 +149,14 @@ func (s *logUploader) close() {
 func (s *logUploader) run(ctx context.Context) {
 	defer close(s.doneCh)
 	opened := false
-	waits, pause := uploadBackoff.Start(), uploadDelay
+	waits, pause, failing := uploadBackoff.Start(), uploadDelay, false
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.wakeCh:
 		}
-		if err := s.waitForLines(ctx, pause); err != nil {
+		if err := s.waitForLines(ctx, pause, failing); err != nil {
 			return
 		}
 		if !opened {
@@ -163,36 +165,38 @@ func (s *logUploader) run(ctx context.Context) {
 			opened = err == nil // otherwise retried
 			cancel()
 		}
-		if opened && s.round(ctx) {
-			pause = uploadDelay
+		workers, ok := 0, false
+		if opened {
+			workers, ok = s.round(ctx)
+		}
+		if ok {
+			pause, failing = min(max(1, time.Duration(workers/4))*uploadDelay, uploadDelayMost), false
 			waits.Reset()
 			continue
 		}
-		opened, pause = false, waits.Next()
+		opened, pause, failing = false, waits.Next(), true
 		wake(s.wakeCh)
 	}
 }
 
-// waitForLines waits for lines to collect, unless flush is waiting.
-func (s *logUploader) waitForLines(ctx context.Context, d time.Duration) error {
-	s.mu.Lock()
-	hurry := s.flushing
-	s.flushing = false
-	s.mu.Unlock()
-	if hurry && d <= uploadDelay {
-		return ctx.Err()
-	}
+// waitForLines waits for lines to collect, unless flush is waiting. While the stream is unavailable it waits in any case.
+func (s *logUploader) waitForLines(ctx context.Context, d time.Duration, failing bool) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
+	hurryCh := s.hurryCh
+	if failing {
+		hurryCh = nil
+	}
 	select {
 	case <-ctx.Done():
+	case <-hurryCh:
 	case <-t.C:
 	}
 	return ctx.Err()
 }
 
-// round stores one message of each worker with pending lines, and reports whether all were stored.
-func (s *logUploader) round(ctx context.Context) bool {
+// round stores one message of each worker with pending lines. It returns their number, and whether all were stored.
+func (s *logUploader) round(ctx context.Context) (workers int, ok bool) {
 	s.mu.Lock()
 	var all []*pendingLines
 	for _, p := range s.pending {
@@ -216,7 +220,7 @@ func (s *logUploader) round(ctx context.Context) bool {
 		good = good && ok
 	}
 	s.finishRound()
-	return good
+	return len(all), good
 }
 
 // upload stores the first pending lines of a worker.
@@ -291,8 +295,11 @@ func (s *logUploader) finishRound() {
 }
 
 // The streams of output and of events.
+// LogStream is the stream with the output of workers.
+const LogStream = "troupe_logs"
+
 const (
-	logStream   = "troupe_logs"
+	logStream   = LogStream
 	eventStream = "troupe_events"
 )
 

@@ -1,12 +1,14 @@
 package nodes_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -30,19 +32,167 @@ func (s *testAgent) lines(q nodes.LogQuery) (out []string) {
 	return out
 }
 
-// followed collects the followed lines.
+// followed collects the stored lines as they come.
 type followed struct {
-	*nodes.Follower
 	t  *testing.T
 	ch chan nodes.Line
 }
 
 func (s *testAgent) follow() followed {
-	ch := make(chan nodes.Line, 1<<16)
-	f, err := s.client.Follow(role, func(l nodes.Line) { ch <- l })
+	ch, doneCh := make(chan nodes.Line, 1<<16), make(chan error, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	go func() {
+		doneCh <- nodes.ReadLogs(ctx, s.bus, nodes.LogQuery{Namespace: role.Namespace, Role: role.Role, Rank: -1, Follow: true}, func(l nodes.Line) error {
+			ch <- l
+			return nil
+		})
+	}()
+	s.t.Cleanup(func() {
+		cancel()
+		require.NoError(s.t, <-doneCh)
+	})
+	return followed{s.t, ch}
+}
+
+// received collects the output that the agent sends to the driver.
+type received struct {
+	mu   sync.Mutex
+	text map[nodes.OutputStream]string
+	all  []nodes.OutputItem
+	busy bool // messages are refused
+}
+
+func (s *testAgent) receive() *received {
+	r := &received{text: map[nodes.OutputStream]string{}}
+	stop, err := s.client.ReceiveOutput(s.t.Context(), role, func(b nodes.OutputBatch) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.busy {
+			return false
+		}
+		for _, item := range b.Items {
+			r.text[item.Stream] += string(item.Data)
+			r.all = append(r.all, item)
+		}
+		return true
+	})
 	require.NoError(s.t, err)
-	s.t.Cleanup(f.Stop)
-	return followed{f, s.t, ch}
+	s.t.Cleanup(stop)
+	return r
+}
+
+func (r *received) stdout() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.text[nodes.Stdout]
+}
+
+func (r *received) items() []nodes.OutputItem {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.all)
+}
+
+func (r *received) setBusy(busy bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.busy = busy
+}
+
+// withOutput is the launch in an output mode.
+func withOutput(l nodes.Launch, mode nodes.OutputMode) nodes.Launch {
+	l.Output = mode
+	return l
+}
+
+// In raw mode the driver gets every byte, a driver without room blocks the worker, and a worker can be stopped meanwhile.
+func TestRawOutputIsCompleteAndBlocksTheWorker(t *testing.T) {
+	s := startAgent(t)
+	r := s.receive()
+	r.setBusy(true)
+	path := filepath.Join(t.TempDir(), "count")
+	const lines, width = 20_000, 500
+	program := fmt.Sprintf(`BEGIN { for (i = 0; i < %d; i++) { printf "%%0%dd\r\n", i; if (i %% 100 == 0) { print i > "%s"; close("%s") } } printf "\377 no newline" }`,
+		lines, width-2, path, path)
+	l := sh(`awk "$PROGRAM"; exec sleep 1000`, 0)
+	l.Program.Env = map[string]string{"PROGRAM": program}
+	s.launch(withOutput(l, nodes.OutputRaw))
+	printed := func() int {
+		data, _ := os.ReadFile(path) // the worker may be writing it
+		n, _ := strconv.Atoi(strings.TrimSpace(string(data)))
+		return n
+	}
+	blocked := -1
+	require.Eventually(t, func() bool { // it stops while the driver has no room
+		before := blocked
+		blocked = printed()
+		return blocked > 0 && blocked == before
+	}, 20*time.Second, 500*time.Millisecond)
+	require.Less(t, blocked, lines-200)
+	r.setBusy(false)
+	require.Eventually(t, func() bool { return strings.HasSuffix(r.stdout(), "no newline") }, 20*time.Second, 20*time.Millisecond)
+	var want strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&want, "%0*d\r\n", width-2, i)
+	}
+	require.True(t, want.String()+"\xff no newline" == r.stdout(), "every byte, in order")
+	r.setBusy(true)
+	exits, err := s.client.Stop(t.Context(), "host", ids(0), 0)
+	require.NoError(t, err)
+	require.True(t, exits[0].Asked)
+}
+
+// A worker that prints too much is shown in part; what is left out is counted, and its last lines on stderr are always sent.
+func TestOutputOfAWorkerIsLimited(t *testing.T) {
+	s := startAgent(t)
+	r := s.receive()
+	s.launch(withOutput(sh(`i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done; echo last words >&2; exit 3`, 0), nodes.OutputAll))
+	require.Equal(t, 3, s.exit().Code)
+	require.NoError(t, s.client.FlushOutput(t.Context(), "host", role))
+	lines, leftOut, dying := 0, 0, ""
+	for _, item := range r.items() {
+		leftOut += item.LeftOut
+		switch {
+		case item.Dying:
+			dying += string(item.Data)
+		case item.Seq > 0:
+			lines++
+		}
+	}
+	require.Equal(t, 5001, lines+leftOut)
+	require.Greater(t, leftOut, 2000)
+	require.Equal(t, "last words", dying)
+	require.True(t, r.items()[len(r.items())-1].End)
+	require.Len(t, s.lines(nodes.LogQuery{Rank: -1}), 5001, "all lines are stored")
+}
+
+func TestOutputModes(t *testing.T) {
+	for mode, want := range map[nodes.OutputMode][]string{
+		nodes.OutputNone: {"two!", "end"}, nodes.OutputErrors: {"two", "two!", "end"}, nodes.OutputAll: {"one", "two", "two!", "end"}, nodes.OutputUnset: nil,
+	} {
+		t.Run(string(mode), func(t *testing.T) {
+			s := startAgent(t)
+			r := s.receive()
+			s.launch(withOutput(sh(`echo one; sleep 0.2; echo two >&2; exit 1`, 0), mode))
+			require.Equal(t, 1, s.exit().Code)
+			require.NoError(t, s.client.FlushOutput(t.Context(), "host", role))
+			var got []string
+			for _, item := range r.items() {
+				switch {
+				case item.End:
+					got = append(got, "end")
+				case item.Dying:
+					got = append(got, string(item.Data)+"!")
+				default:
+					got = append(got, string(item.Data))
+				}
+			}
+			require.Equal(t, want, got)
+		})
+	}
+	s := startAgent(t)
+	_, err := s.client.Launch(t.Context(), withOutput(sh(`true`, 0), "loud"))
+	require.ErrorContains(t, err, "all, errors, none, raw")
 }
 
 // until waits for a line with the text.
@@ -76,8 +226,7 @@ func TestOutputIsFollowedAndKept(t *testing.T) {
 	exits, err := s.client.Stop(t.Context(), "host", ids(0, 1), 0)
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"one", "two", "ten", "twenty"}, exits[0].Last)
-	require.NoError(t, f.Flush(t.Context(), "host"))
-	require.Equal(t, "twenty", (<-f.ch).Text, "flushed lines were passed to the follower")
+	f.until("twenty")
 
 	all := s.lines(nodes.LogQuery{Rank: -1})
 	require.Len(t, all, 5004)
@@ -105,17 +254,14 @@ func sortedByStream(lines []string) (out []string) {
 // Flush returns while the worker goes on printing.
 func TestFlushWhileTheWorkerPrints(t *testing.T) {
 	s := startAgent(t)
-	var followed atomic.Int64
-	f, err := s.client.Follow(role, func(l nodes.Line) {
-		n, err := strconv.ParseInt(l.Text, 10, 64)
-		if err == nil {
-			followed.Store(n)
-		}
-	})
-	require.NoError(t, err)
-	defer f.Stop()
+	r := s.receive()
+	last := func() (n int64) {
+		lines := strings.Split(strings.TrimSuffix(r.stdout(), "\n"), "\n")
+		n, _ = strconv.ParseInt(lines[len(lines)-1], 10, 64)
+		return n
+	}
 	path := filepath.Join(t.TempDir(), "count")
-	s.launch(sh(`i=0; while :; do i=$((i+1)); echo $i; echo $i >`+path+`; done`, 0))
+	s.launch(withOutput(sh(`i=0; while :; do i=$((i+1)); echo $i; echo $i >`+path+`; done`, 0), nodes.OutputRaw))
 	for range 10 {
 		var printed int64
 		require.Eventually(t, func() bool {
@@ -123,10 +269,10 @@ func TestFlushWhileTheWorkerPrints(t *testing.T) {
 			printed, _ = strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
 			return printed > 0
 		}, 10*time.Second, time.Millisecond)
-		require.NoError(t, f.Flush(t.Context(), "host"))
-		require.GreaterOrEqual(t, followed.Load(), printed)
+		require.NoError(t, s.client.FlushOutput(t.Context(), "host", role))
+		require.GreaterOrEqual(t, last(), printed)
 	}
-	_, err = s.client.Stop(t.Context(), "host", ids(0), 0)
+	_, err := s.client.Stop(t.Context(), "host", ids(0), 0)
 	require.NoError(t, err)
 }
 

@@ -71,6 +71,9 @@ func (l Launch) check() error {
 	if l.Program.Visible != gpu.ByIndex && l.Program.Visible != gpu.ByUUID {
 		return bus.Errorf(bus.CodeInvalid, "launch on %s: Visible %d is not a gpu.Form", l.Node, l.Program.Visible)
 	}
+	if err := l.Output.Check(); err != nil {
+		return err
+	}
 	for _, s := range l.Workers {
 		if err := s.ID.check(); err != nil {
 			return err

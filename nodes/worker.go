@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -48,6 +49,11 @@ type worker struct {
 	last  tail
 	seq   uint64
 	log   logFile
+	limit lineLimit
+	dying []OutputItem // the last lines on stderr, for the driver
+
+	feed      *outputFeed   // of the role's output to its driver; nil: none
+	exitingCh chan struct{} // closed when its process has exited and its output is read to the end
 
 	// mu guards what follows.
 	mu             sync.Mutex
@@ -69,7 +75,7 @@ func newWorker(s *localNode, l Launch, start Start, identity string) *worker {
 	marker, cfg := identity+"."+bus.NewID(), &s.agent.cfg
 	w := &worker{
 		Start: start, node: s, launch: l, marker: marker, dir: filepath.Join(cfg.Dir, workersDir, marker),
-		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}),
+		startedCh: make(chan struct{}), endedCh: make(chan struct{}), goneCh: make(chan struct{}), exitingCh: make(chan struct{}),
 	}
 	w.log = logFile{path: logPath(cfg.LogDir, start.ID), most: cfg.LogFile, failedFunc: func(err error) { s.agent.logFailed(w, err) }}
 	return w
@@ -110,7 +116,15 @@ func (w *worker) spawn() error {
 	if err != nil {
 		return err
 	}
-	out, err := newCapture(w.addLine, w.flushLog)
+	feed := w.node.agent.feeds.get(w.ID.Address(), w.launch.Output)
+	w.outMu.Lock()
+	w.feed = feed
+	w.outMu.Unlock()
+	var raw func(OutputStream, []byte)
+	if feed != nil && feed.mode == OutputRaw {
+		raw = w.addRaw
+	}
+	out, err := newCapture(w.addLine, raw, w.flushLog)
 	if err != nil {
 		return bus.Errorf(bus.CodeUnavailable, "worker %s: make a pipe for its output: %w", w.ID, err)
 	}
@@ -236,6 +250,64 @@ func (w *worker) addLine(stream OutputStream, text string) {
 	l := Line{ID: w.ID, Name: w.Name, Node: w.node.name, Stream: stream, At: time.Now().UTC(), Seq: w.seq, Text: text}
 	w.log.add(l)
 	w.node.agent.uploader.add(l)
+	if w.feed != nil && w.feed.mode != OutputRaw {
+		w.feedLineLocked(l)
+	}
+}
+
+// feedLineLocked sends a line to the driver, if its mode and the limit admit it.
+func (w *worker) feedLineLocked(l Line) {
+	item := OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: l.Stream, Seq: l.Seq, Data: []byte(l.Text)}
+	if l.Stream == Stderr {
+		w.dying = append(w.dying, item)
+		w.dying = w.dying[max(0, len(w.dying)-dyingLines):]
+	}
+	if w.feed.mode == OutputNone || w.feed.mode == OutputErrors && l.Stream != Stderr {
+		return
+	}
+	ok, omitted := w.limit.admit(l.At)
+	if !ok {
+		return
+	}
+	item.LeftOut = omitted
+	if !w.feed.add(item) {
+		w.limit.omitted += omitted + 1
+	}
+}
+
+// addRaw sends output to the driver as it is, and blocks while the driver has no room.
+func (w *worker) addRaw(stream OutputStream, p []byte) {
+	w.feed.addWaiting(OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: stream, Data: slices.Clone(p)}, w.exitingCh)
+}
+
+// feedLeftOut tells the driver how many lines were left out.
+func (w *worker) feedLeftOut() {
+	w.outMu.Lock()
+	defer w.outMu.Unlock()
+	if w.feed == nil || w.limit.omitted == 0 {
+		return
+	}
+	if w.feed.add(OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: Stderr, LeftOut: w.limit.omitted}) {
+		w.limit.omitted = 0
+	}
+}
+
+// feedEnd sends the last lines of a worker that died to the driver, and the end of its output.
+func (w *worker) feedEnd(died bool) {
+	if w.feed == nil { // set before the process was started
+		return
+	}
+	w.feedLeftOut()
+	w.outMu.Lock()
+	defer w.outMu.Unlock()
+	if died {
+		for _, item := range w.dying {
+			item.Dying = true
+			w.feed.addLast(item)
+		}
+	}
+	w.dying = nil
+	w.feed.addLast(OutputItem{Rank: w.ID.Rank, Gen: w.ID.Gen, Stream: Stdout, End: true})
 }
 
 // flushLog flushes the log file, from the same goroutines.
@@ -263,6 +335,7 @@ func (w *worker) supervise(child process, out *outputCapture) {
 		w.node.agent.cfg.Logger.Error("nodes: waiting for a worker process failed", "worker", w.ID.String(), "pid", child.pid, "error", err)
 		end = exitStatus{code: -1}
 	}
+	close(w.exitingCh)
 	out.processExited()
 	w.ended(child, end)
 	child.signalGroup(syscall.SIGKILL)
@@ -323,7 +396,11 @@ func (w *worker) ended(child process, end exitStatus) {
 	w.publishAgainIn = time.Second
 	w.publishAgainAt = time.Now().Add(w.publishAgainIn)
 	w.mu.Unlock()
+	w.feedEnd(!exit.Asked)
 	w.node.agent.publishExit(exit)
+	if report := w.node.agent.cfg.ExitFunc; report != nil {
+		report(w.ID)
+	}
 	close(w.endedCh)
 	if !exit.Asked {
 		w.node.agent.emit(Event{

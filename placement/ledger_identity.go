@@ -111,6 +111,20 @@ func (w *watermarkStore) put(ctx context.Context, value []byte) (uint64, error) 
 	return w.kv.Update(ctx, watermarkKey, value, w.revision)
 }
 
+// DistrustLedger makes the next leader doubt the ledger, because it was replaced by an older state: nothing is granted until every known
+// node has reported what it runs, and reservations that nothing confirms are dropped. No leader may be running.
+func DistrustLedger(ctx context.Context, b *bus.Bus, why string) error {
+	bucket, err := openWatermark(ctx, Config{Bus: b, Replicas: bus.AllReplicas})
+	if err != nil {
+		return err
+	}
+	value, err := wire.Marshal(watermark{Ledger: why})
+	if err == nil {
+		_, err = bucket.Put(ctx, watermarkKey, value)
+	}
+	return err
+}
+
 // isSummedKey reports whether rounds write this key, so that the sum contains it.
 func isSummedKey(key string) bool {
 	kind, _, _ := strings.Cut(key, ".")

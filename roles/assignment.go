@@ -25,6 +25,9 @@ type Assignment struct {
 	PanicFails  bool          `msgpack:"panic_fails"`
 	Devices     []string      `msgpack:"devices"` // UUIDs of the visible devices, in the order of the worker's indices
 
+	Driver  string `msgpack:"driver,omitempty"`  // session of the run's driver
+	Private bool   `msgpack:"private,omitempty"` // the head ends with the run's driver
+
 	// Slices are the subjects of mesh slices to subscribe to; nil: the rank's own slice of the mesh. BeatEvery is the
 	// interval of heartbeats; zero: a second.
 	Slices    []actors.Slice `msgpack:"slices,omitempty"`

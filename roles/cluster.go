@@ -41,7 +41,7 @@ type Cluster struct {
 	startParams *startParams     // start parameters of worker processes; nil: created elsewhere and not needed yet
 	recovery    recovery         // restarts of lost workers
 	replayCache replayCache      // calls that are replayed on restarted workers
-	output      *output          // nil: output is not shown
+	output      *roleOutput      // nil: output is not shown
 	started     bool             // the start is complete: the first observer of a failure destroys the role, not start
 	ended       *bus.Error       // why calls are refused; nil: they are not
 	failed      *bus.Error       // ended, if a worker's failure is the reason
@@ -57,6 +57,7 @@ const (
 	attached               // attached by name
 	opened                 // opened from a handle and shared in the process, until the role ends
 	followed               // monitored by a Local or a head, because its driver may be gone
+	ending                 // destroyed here, because its driver or the worker that created it has ended
 )
 
 // Name is the role's name.
@@ -251,7 +252,9 @@ func (c *Cluster) handleLoss(l loss, certain bool) {
 			return
 		}
 		if c.end(c.errDestroyed()) && c.isStarted() {
-			c.rt.spawn(func() { c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }) })
+			c.rt.spawn(func() {
+				c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace, stopInOrder) })
+			})
 		}
 		return
 	}
@@ -281,10 +284,19 @@ func (c *Cluster) failWith(l loss, certain bool) {
 // answers in transit get a moment to arrive.
 func (c *Cluster) failCalls(l loss) {
 	lose := func() { c.rt.ep.Lost(c.to, l.rank, l.gen, l.why) }
-	if l.failed {
+	if l.failed || l.killed {
 		lose()
 	} else {
 		time.AfterFunc(answersTransit, bus.Guard(lose))
+	}
+}
+
+// failKilled fails pending and later calls of a role that is being killed.
+func (c *Cluster) failKilled() {
+	why := bus.Errorf(bus.CodeWorkerLost, "role %s was killed by %s", c.Name(), c.rt.cfg.Name)
+	c.end(why)
+	for rank := range c.WorldSize() {
+		c.rt.ep.Lost(c.to, rank, ^uint32(0), why)
 	}
 }
 
@@ -312,7 +324,7 @@ func (c *Cluster) fail(ctx context.Context, why error) error {
 	case <-time.After(failureSpread):
 	case <-ctx.Done():
 	}
-	return errors.Join(err, c.stopWorkers(ctx, 0))
+	return errors.Join(err, c.stopWorkers(ctx, 0, stopInOrder))
 }
 
 // failPending fails every pending call to a failed role.
@@ -357,7 +369,13 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 
 // Destroy stops every worker, rank 0 last, and frees the name. Running calls may finish within the grace of the spec.
 // Any attached driver may destroy a role. It may be called more than once.
-func (c *Cluster) Destroy(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) }
+func (c *Cluster) Destroy(ctx context.Context) error {
+	return c.destroy(ctx, c.spec.StopGrace, stopInOrder)
+}
+
+// Kill ends the role at once: every worker process gets SIGKILL, and pending calls fail with the cause. When it returns the name
+// and the devices are free. Any attached driver may kill a role. Workers that are goroutines are only told to stop.
+func (c *Cluster) Kill(ctx context.Context) error { return c.destroy(ctx, 0, stopNow) }
 
 // Close releases the cluster: a role that was created here and is not detached is destroyed, others stay. A cluster
 // opened from a handle is shared and stays open.
@@ -377,7 +395,14 @@ func (c *Cluster) Close(ctx context.Context) error {
 // not the runtime's own.
 func (c *Cluster) closeWithRuntime(ctx context.Context) error {
 	defer c.release()
-	if c.origin == created && !c.Record().Detached {
+	switch rec := c.Record(); {
+	case c.origin == created && !rec.Detached && c.rt.killing.Load():
+		return c.Kill(ctx)
+	case c.origin == created && !rec.Detached && rec.Owner != c.rt.ep.Session(): // it ends with the run
+		return nil
+	case c.origin == created && !rec.Detached && c.rt.driver != "":
+		return c.destroy(ctx, min(c.spec.StopGrace, orphanGrace), stopSoon)
+	case c.origin == created && !rec.Detached:
 		return c.Destroy(ctx)
 	}
 	return c.flushReplays(ctx)
@@ -401,8 +426,8 @@ func (c *Cluster) release() {
 
 // destroy stops all workers and frees the name. If that was interrupted, because the head or an agent is unreachable,
 // the runtime of the driver repeats it: no other process does so while the driver lives.
-func (c *Cluster) destroy(ctx context.Context, grace time.Duration) error {
-	err := c.tryDestroy(ctx, grace)
+func (c *Cluster) destroy(ctx context.Context, grace time.Duration, manner stopManner) error {
+	err := c.tryDestroy(ctx, grace, manner)
 	c.mu.Lock()
 	begin := !c.destroyed && !c.finishing && c.origin == created && c.ended != nil
 	c.finishing = c.finishing || begin
@@ -418,7 +443,7 @@ func (c *Cluster) finishDestroy() {
 	_ = bus.Retry(c.rt.ctx, destroyBackoff, func() error { // it ends with the runtime; the lease ends then, and others finish
 		ctx, cancel := context.WithTimeout(c.rt.ctx, closeTimeout)
 		defer cancel()
-		err := c.tryDestroy(ctx, 0)
+		err := c.tryDestroy(ctx, 0, stopInOrder)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if c.destroyed {
@@ -432,7 +457,7 @@ func (c *Cluster) finishDestroy() {
 }
 
 // tryDestroy is one attempt to destroy the role; one caller at a time.
-func (c *Cluster) tryDestroy(ctx context.Context, grace time.Duration) error {
+func (c *Cluster) tryDestroy(ctx context.Context, grace time.Duration, manner stopManner) error {
 	if err := c.lockDestroy(ctx); err != nil {
 		return err
 	}
@@ -443,13 +468,16 @@ func (c *Cluster) tryDestroy(ctx context.Context, grace time.Duration) error {
 	if gone {
 		return nil
 	}
+	if manner == stopNow {
+		c.failKilled()
+	}
 	c.end(c.errDestroyed())
 	patience := registryTimeout
 	if c.markStopping(ctx) != nil {
 		patience /= 10 // the server was unreachable for a full timeout already
 	}
 	c.liveness.resize(len(c.Record().Placements)) // another process may have grown it
-	err := c.stopWorkers(ctx, grace)
+	err := c.stopWorkers(ctx, grace, manner)
 	if c.Record().Process {
 		if formerErr := c.killReplaced(context.WithoutCancel(ctx)); formerErr != nil { // the head kills orphan processes
 			c.rt.log.Warn("roles: some replaced workers may still run", "role", c.Name(), "error", formerErr)
@@ -521,18 +549,22 @@ func (c *Cluster) remove(ctx context.Context, patience time.Duration) error {
 }
 
 // stopWorkers stops all ranks concurrently, and rank 0 after the others, which may need it to stop.
-func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration) error {
-	others := c.Record().placedRanks()[1:]
+func (c *Cluster) stopWorkers(ctx context.Context, grace time.Duration, manner stopManner) error {
+	ranks := c.Record().placedRanks()
 	stop := c.stopRemote
 	switch rec := c.Record(); {
 	case rec.Process && len(rec.Placements) == 0:
 		return nil // none was started
+	case rec.Process && manner == stopNow:
+		return c.killProcesses(ctx, ranks, rec, 0)
 	case rec.Process:
-		stop = c.stopProcesses
+		stop = func(ctx context.Context, ranks []int, grace time.Duration) error {
+			return c.stopProcesses(ctx, ranks, grace, manner)
+		}
 	case c.origin == created:
 		stop = c.stopLocal
 	}
-	return errors.Join(stop(ctx, others, grace), stop(ctx, []int{0}, grace))
+	return errors.Join(stop(ctx, ranks[1:], grace), stop(ctx, ranks[:1], grace))
 }
 
 func (c *Cluster) stopLocal(ctx context.Context, ranks []int, grace time.Duration) error {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"troupe/nodes"
 )
 
 // driverProcess is the process that holds a driver's lease, as the value of the lease describes it.
@@ -20,11 +22,13 @@ type driverProcess struct {
 	PID   int           `json:"pid,omitempty"`   // in the pid namespace of Host
 	Start uint64        `json:"start,omitempty"` // start time of the process, in ticks since boot: together with PID it identifies the process
 	Lease time.Duration `json:"lease,omitempty"`
+	// Worker is the worker that holds the lease, because it has created roles; nil: a driver.
+	Worker *nodes.WorkerID `json:"worker,omitempty"`
 }
 
 // leaseValue is the value of this driver's lease.
 func (rt *Runtime) leaseValue() []byte {
-	h := driverProcess{Name: rt.cfg.Name, Host: thisHost(), PID: os.Getpid(), Lease: rt.cfg.Lease}
+	h := driverProcess{Name: rt.cfg.Name, Host: thisHost(), PID: os.Getpid(), Lease: rt.cfg.Lease, Worker: rt.worker}
 	h.Start, _ = startedAt(h.PID) // zero: unknown
 	value, err := json.Marshal(h)
 	if err != nil {

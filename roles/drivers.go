@@ -11,6 +11,7 @@ import (
 
 	"troupe/bus"
 	"troupe/bus/kv"
+	"troupe/nodes"
 )
 
 const (
@@ -28,6 +29,9 @@ type DriverWatch struct {
 	// Remote monitors drivers on other hosts too: one whose inbox has had no subscriber for five seconds, while the
 	// server was reachable and the lease was not renewed, is dead. One DriverWatch of a bus, the head's, needs it.
 	Remote bool
+	// ExitedCh tells of workers whose process has exited: the roles that such a worker created end at once, without the wait
+	// for the next check of processes. Zero: none.
+	ExitedCh <-chan nodes.WorkerID
 	// Logger receives errors and warnings. Zero: the logger of Bus.
 	Logger *slog.Logger
 }
@@ -109,6 +113,8 @@ func (d *driverMonitor) run(ctx context.Context) {
 			return
 		case news := <-d.newsCh:
 			d.handleLease(ctx, news)
+		case id := <-d.ExitedCh:
+			d.endWorker(ctx, id)
 		case session := <-d.absentCh:
 			if one := d.all[session]; one != nil && one.knocked == d.round && one.absent != d.round {
 				one.absent = d.round
@@ -176,6 +182,15 @@ func (d *driverMonitor) endDeadDrivers(ctx context.Context, now time.Time) {
 			d.endLease(ctx, one, "its process has exited")
 		case !one.since.IsZero() && now.Sub(one.since) >= inboxTimeout && d.uptime.remaining(cmp.Or(one.Lease, defaultLease)) == 0:
 			d.endLease(ctx, one, "its inbox has had no subscriber for "+inboxTimeout.String())
+		}
+	}
+}
+
+// endWorker ends the lease of a worker that has created roles, and whose process has exited.
+func (d *driverMonitor) endWorker(ctx context.Context, id nodes.WorkerID) {
+	for _, one := range d.all {
+		if one.Worker != nil && *one.Worker == id {
+			d.endLease(ctx, one, "its process has exited")
 		}
 	}
 }

@@ -146,7 +146,7 @@ func lossOfExit(e nodes.Exit) loss {
 	if e.Why != "" {
 		why.Details["why"] = e.Why
 	}
-	return loss{rank: e.ID.Rank, gen: e.ID.Gen, why: why, failed: !e.Asked, evicted: e.Why != ""}
+	return loss{rank: e.ID.Rank, gen: e.ID.Gen, why: why, failed: !e.Asked, killed: e.Asked && e.Signal == "SIGKILL", evicted: e.Why != ""}
 }
 
 // describeExit describes the exit, with the last line of output.
@@ -159,6 +159,8 @@ func describeExit(e nodes.Exit) string {
 		return "its agent does not know it: the agent was restarted, and the worker exited with the earlier agent"
 	case e.OOM:
 		words = fmt.Sprintf("its process (pid %d) was killed by the OOM killer", e.PID)
+	case e.Asked && e.Signal == "SIGKILL":
+		return fmt.Sprintf("it was killed on request (pid %d)", e.PID)
 	case e.Signal != "":
 		words = fmt.Sprintf("its process (pid %d) was killed by %s", e.PID, e.Signal)
 	case e.Asked:

@@ -74,6 +74,7 @@ func testWorkerClass() *actors.Class {
 	actors.Method(k, "pid", func(*testWorker, context.Context, actors.None) (int, error) { return os.Getpid(), nil })
 	actors.Method(k, "env", (*testWorker).Env)
 	actors.Method(k, "add", (*testWorker).Add)
+	actors.Method(k, "grow", (*testWorker).Grow, actors.MethodOptions{Mode: "RANK_ZERO"})
 	actors.Method(k, "files", (*testWorker).Files)
 	actors.Method(k, "double", (*testWorker).Double, actors.MethodOptions{Mode: "DP_MP_COMPUTE"})
 	actors.Method(k, "say", (*testWorker).Say)
@@ -129,6 +130,34 @@ func (p *testWorker) Files(context.Context, actors.None) ([]string, error) {
 		names = append(names, e.Name())
 	}
 	return names, err
+}
+
+// growRequest is a role that a worker creates.
+type growRequest struct {
+	Name        string
+	Devices     placement.Share
+	EndsWithRun bool
+	Below       string // the role that its rank 0 creates in turn; empty: none
+}
+
+// Grow creates a role of two processes and returns their pids, and those of the role below.
+func (p *testWorker) Grow(ctx context.Context, r growRequest) ([]int, error) {
+	rt, err := roles.FromContext(ctx)
+	if err != nil {
+		return nil, err
+	}
+	spec := workerSpec(r.Name, 2, r.Devices)
+	spec.EndsWithRun = r.EndsWithRun
+	c, err := rt.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	pids, err := roles.CallEach[int](ctx, c, "pid")
+	if err != nil || r.Below == "" {
+		return pids, err
+	}
+	below, err := roles.Call[[]int](ctx, c, "grow", growRequest{Name: r.Below})
+	return append(pids, below...), err
 }
 
 func (p *testWorker) Add(_ context.Context, n int) (int, error) {

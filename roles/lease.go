@@ -28,10 +28,12 @@ func (rt *Runtime) acquireLease(ctx context.Context) error {
 	return nil
 }
 
-// ensureLease acquires a lease for this runtime before it judges drivers by theirs: what prevents renewals, such as a full
-// disk of the server, is then noticed here too. Drivers have one anyway; runtimes of workers acquire one on first use,
-// and count the server's uptime from there.
+// ensureLease acquires a lease for this runtime: before it judges drivers by theirs, because what prevents renewals, such as a
+// full disk of the server, is then noticed here too; and before it creates roles. Drivers have one anyway; runtimes of workers
+// acquire one on first use, and count the server's uptime from there.
 func (rt *Runtime) ensureLease(ctx context.Context) error {
+	rt.leaseMu.Lock()
+	defer rt.leaseMu.Unlock()
 	if rt.currentLease() != nil {
 		return nil
 	}

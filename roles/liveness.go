@@ -52,6 +52,7 @@ type loss struct {
 	why    *bus.Error
 	failed bool // it did not stop in order
 
+	killed  bool // on request, by SIGKILL: no answer of it is in transit
 	evicted bool // an operator stopped it, and it cannot be started on its node again
 	guessed bool // concluded from silence: neither the worker nor its agent reported it
 }
@@ -434,13 +435,6 @@ func (l *liveness) states() ([]actors.Heartbeat, <-chan struct{}) {
 		out[i].Rank = i
 	}
 	return out, l.changed
-}
-
-// heardFrom reports whether one of the workers makes its calls under that session.
-func (l *liveness) heardFrom(session string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.ContainsFunc(l.beats, func(b rankState) bool { return b.session == session && !b.State.Over() })
 }
 
 // notOver is the given ranks that have not ended, and a channel that is closed at the next change.

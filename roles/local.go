@@ -204,10 +204,10 @@ func (l *Local) newWorkerHost(b *bus.Bus, namespace string, workers int) (*worke
 	if err != nil {
 		return nil, err
 	}
-	rt := newWorkerRuntime(ep)
+	rt := newWorkerRuntime(ep, l)
 	host, err := actors.NewHost(ep, actors.HostConfig{Classes: l.classes, ClassFunc: l.classFunc, HeartbeatEvery: l.beatEvery, Node: l.node, Owner: rt, OwnProcess: l.ownProcess, Workers: workers})
 	if err != nil {
-		rt.closeWorkerRuntime()
+		rt.closeWorkerRuntime(context.Background())
 		ep.Close()
 		return nil, err
 	}
@@ -224,7 +224,7 @@ func (l *Local) closeHost(ctx context.Context, p *workerHost) error {
 		return nil
 	}
 	err := p.host.Close(ctx)
-	p.rt.closeWorkerRuntime()
+	p.rt.closeWorkerRuntime(ctx)
 	p.ep.Close()
 	if p.bus != nil {
 		err = errors.Join(err, p.bus.Close())

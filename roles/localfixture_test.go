@@ -141,7 +141,7 @@ func (c *workerProbe) class() *actors.Class {
 	actors.Method(k, "ask", (*actor).Ask)
 	actors.Method(k, "ask_all", (*actor).AskAll)
 	actors.Method(k, "ask_fail", (*actor).AskFail)
-	actors.Method(k, "create", (*actor).Create)
+	actors.Method(k, "create", (*actor).Create, mode(dispatch.RankZero))
 	actors.Method(k, "attach", (*actor).Attach)
 	actors.Method(k, "holds", (*actor).Holds, mode(dispatch.RankZero))
 	actors.Method(k, "echo", (*actor).Echo, mode(dispatch.RankZero))
@@ -288,14 +288,22 @@ func (a *actor) Holds(ctx context.Context, _ actors.None) (int, error) {
 
 func (a *actor) Echo(_ context.Context, v any) (any, error) { return v, nil }
 
-// Create tries to create a role, which workers must not.
-func (a *actor) Create(ctx context.Context, _ actors.None) (actors.None, error) {
+// Create creates a role of goroutines, and returns the sum of its ranks.
+func (a *actor) Create(ctx context.Context, name string) (int, error) {
 	rt, err := roles.FromContext(ctx)
 	if err != nil {
-		return actors.None{}, err
+		return 0, err
 	}
-	_, err = rt.Create(ctx, roles.Spec{Name: "another", Class: "actor", World: 1})
-	return actors.None{}, err
+	c, err := rt.Create(ctx, roles.Spec{Name: name, Class: "actor", World: 3})
+	if err != nil {
+		return 0, err
+	}
+	ranks, err := roles.CallEach[int](ctx, c, "rank")
+	sum := 0
+	for _, rank := range ranks {
+		sum += rank
+	}
+	return sum, err
 }
 
 // await receives n ranks from a channel.

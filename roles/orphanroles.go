@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	orphanGrace = time.Second     // for running calls of a role whose driver is dead
-	reapAgain   = 5 * time.Second // before an incomplete pass is repeated
+	orphanGrace = 500 * time.Millisecond // for running calls of a role whose driver is dead, and between the signals after it
+	reapAgain   = 5 * time.Second        // before an incomplete pass is repeated
 )
 
 // runOrphanReaper destroys the owned roles of drivers whose lease has ended. Every driver and every Local of the namespace runs
@@ -110,7 +110,7 @@ func (rt *Runtime) reapOrphans() time.Duration {
 		}
 		group.Go(bus.Guard(func() {
 			rt.log.Warn("roles: the driver is dead; destroying its role", "role", rec.Name, "driver", rec.By)
-			if err := rt.destroyRole(ctx, rec); err != nil && ctx.Err() == nil {
+			if err := rt.endRole(ctx, rec); err != nil && ctx.Err() == nil {
 				rt.log.Warn("roles: destroying a dead driver's role failed", "role", rec.Name, "error", err)
 				look(reapAgain)
 			}
@@ -155,14 +155,15 @@ func (rt *Runtime) reapReservations(ctx context.Context, reg registry) (again ti
 	return again
 }
 
-// needsMonitor reports whether a process other than the driver monitors the role: to restart its workers when the driver
-// cannot, or, if the driver of a detached role is dead, to record a failure and stop the other workers.
+// needsMonitor reports whether a process other than the creator monitors the role: to restart its workers when the creator
+// cannot, or, if the driver of a detached role is dead or a worker created the role for the whole run, to record a failure and
+// stop the other workers.
 func (rec RoleRecord) needsMonitor(driverLives bool) bool {
 	switch {
 	case !rec.Process:
 		return false
 	case rec.State == RoleReady || rec.State == RoleRestarting:
-		return rec.restarts() || rec.Detached && !driverLives
+		return rec.restarts() || rec.Detached && !driverLives || rec.Run != "" && rec.Run == rec.Owner
 	case rec.State == RoleFailed:
 		return rec.Detached && !driverLives && len(rec.Reservations) > 0
 	}
@@ -212,14 +213,17 @@ func (rt *Runtime) monitorRole(rec RoleRecord) {
 	}
 }
 
-// destroyRole destroys a role whose driver is dead. Its workers may run elsewhere, or have died with the driver.
-func (rt *Runtime) destroyRole(ctx context.Context, rec RoleRecord) error {
-	c, err := rt.newCluster(rec, attached, Spec{StopGrace: orphanGrace})
+// endRole destroys a role whose driver is dead or closes. Its workers may run elsewhere, or have died with the driver.
+func (rt *Runtime) endRole(ctx context.Context, rec RoleRecord) error {
+	c, err := rt.newCluster(rec, ending, Spec{StopGrace: orphanGrace})
 	if err != nil {
 		return err
 	}
 	defer c.release()
-	return c.Destroy(ctx)
+	if rt.killing.Load() {
+		return c.Kill(ctx)
+	}
+	return c.destroy(ctx, orphanGrace, stopSoon)
 }
 
 // OrphanNamespaces lists the namespaces in which a role or a reservation has lost its driver. A runtime opened there destroys

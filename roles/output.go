@@ -1,9 +1,9 @@
 package roles
 
 import (
+	"cmp"
 	"context"
-	"fmt"
-	"io"
+	"errors"
 	"sync"
 	"time"
 
@@ -12,134 +12,132 @@ import (
 )
 
 const (
-	foldTick    = time.Second
-	lastOutput  = 2 * time.Second // timeout of the last lines at the end of the workers
-	eventRole   = "role_ready"
-	eventGone   = "role_gone"
-	eventFailed = "worker_failed"
+	lastOutput    = 2 * time.Second  // timeout of the last lines at the end of the workers
+	lastRawOutput = 30 * time.Second // the same in raw mode, which loses nothing
+	eventRole     = "role_ready"
+	eventGone     = "role_gone"
+	eventFailed   = "worker_failed"
 
 	eventRestart = "role_restarting"
 )
 
-// output writes the workers' output to the driver's writer.
-type output struct {
-	follower *nodes.Follower
-	stopCh   chan struct{}
-	doneCh   chan struct{}
-
-	mu   sync.Mutex // guards what follows
-	to   io.Writer
-	fold nodes.LineMerger
+// roleOutput is the output of a role's workers on its way to the driver.
+type roleOutput struct {
+	mode    nodes.OutputMode
+	sink    *outputSink
+	ownSink bool // the sink is not shared with other roles
+	stop    func()
 }
 
-// showOutput starts to follow the workers' output, if Process.Output is set.
-func (c *Cluster) showOutput() error {
-	if c.spec.Process.Output == nil {
+// outputSink is the sink of the roles without a writer of their own; nil: the driver wants no output.
+func (rt *Runtime) outputSink() *outputSink {
+	if rt.cfg.OutputFunc == nil {
 		return nil
 	}
-	o := &output{to: c.spec.Process.Output, stopCh: make(chan struct{}), doneCh: make(chan struct{})}
-	follower, err := c.rt.agents().Follow(c.to, func(l nodes.Line) {
-		o.print(func(f *nodes.LineMerger, now time.Time) []string { return f.Add(l, now) })
-	})
+	rt.mu.Lock()
+	defer rt.mu.Unlock()
+	if rt.sink == nil && !rt.ended {
+		rt.sink = newOutputSink(rt.cfg.OutputFunc, rt.cfg.OutputTerminal, rt.cfg.OutputColor)
+	}
+	return rt.sink
+}
+
+// endOutput ends the sink, after all roles.
+func (rt *Runtime) endOutput() {
+	rt.mu.Lock()
+	sink := rt.sink
+	rt.sink = nil
+	rt.mu.Unlock()
+	if sink != nil {
+		sink.stop()
+	}
+}
+
+// showOutput starts to receive the workers' output, if the driver wants it.
+func (c *Cluster) showOutput(ctx context.Context) error {
+	p := c.spec.Process
+	o := &roleOutput{mode: cmp.Or(p.OutputMode, c.rt.cfg.OutputMode, nodes.OutputAll)}
+	if p.Output != nil {
+		o.ownSink = true
+		o.sink = newOutputSink(func(t nodes.ShownText) { _, _ = p.Output.Write(t.Text) }, false, false) // the writer handles its own errors
+	} else if o.sink = c.rt.outputSink(); o.sink == nil {
+		return nil
+	}
+	name, world := c.Name(), c.Record().World
+	stop, err := c.rt.agents().ReceiveOutput(ctx, c.to, func(b nodes.OutputBatch) bool { return o.sink.offer(name, world, o.mode, b.Items) })
 	if err != nil {
+		if o.ownSink {
+			o.sink.stop()
+		}
 		return err
 	}
-	o.follower = follower
-	bus.Go(o.tick)
+	o.stop = stop
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.output = o
 	return nil
 }
 
-func (o *output) print(next func(*nodes.LineMerger, time.Time) []string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, line := range next(&o.fold, time.Now()) {
-		_, _ = fmt.Fprintln(o.to, line) // the driver's writer handles its own errors
+// outputMode is the mode for launches of workers.
+func (c *Cluster) outputMode() nodes.OutputMode {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.output == nil {
+		return nodes.OutputUnset
 	}
+	return c.output.mode
 }
 
-// tick writes the counts of repeated lines.
-func (o *output) tick() {
-	defer close(o.doneCh)
-	t := time.NewTicker(foldTick)
-	defer t.Stop()
-	for {
-		select {
-		case <-o.stopCh:
-			return
-		case <-t.C:
-			o.print((*nodes.LineMerger).Tick)
-		}
-	}
-}
-
-// stop ends it. A blocked writer is abandoned after a timeout.
-func (o *output) stop() {
-	close(o.stopCh)
-	endedCh := make(chan struct{})
-	bus.Go(func() {
-		defer close(endedCh)
-		o.follower.Stop()
-		<-o.doneCh
-		o.print(func(f *nodes.LineMerger, _ time.Time) []string { return f.Flush() })
-	})
-	select {
-	case <-endedCh:
-	case <-time.After(lastOutput):
-	}
-}
-
-// FlushOutput returns when everything that the workers had printed has been written to Process.Output.
+// FlushOutput returns when everything that the workers had printed has been written for the driver.
 func (c *Cluster) FlushOutput(ctx context.Context) error {
 	c.mu.Lock()
 	o, rec := c.output, c.rec
 	c.mu.Unlock()
 	if o == nil {
-		return bus.Errorf(bus.CodeInvalid, "role %s: Process.Output was not set when the role was created", c.Name())
+		return bus.Errorf(bus.CodeInvalid, "role %s: neither Process.Output nor Config.OutputFunc was set when the role was created", c.Name())
 	}
-	order, _ := rec.launchTargets(rec.placedRanks())
-	names := make([]string, 0, len(order))
-	for _, at := range order {
-		names = append(names, at.node)
-	}
-	if err := o.follower.Flush(ctx, names...); err != nil {
+	if err := c.flushAgents(ctx, rec); err != nil {
 		return err
 	}
-	return o.flush(ctx)
+	return o.sink.flush(ctx)
 }
 
-// flush writes the counts of repeated lines. The writer may block.
-func (o *output) flush(ctx context.Context) error {
-	writtenCh := make(chan struct{})
-	bus.Go(func() {
-		defer close(writtenCh)
-		o.print(func(f *nodes.LineMerger, _ time.Time) []string { return f.Flush() })
-	})
-	select {
-	case <-writtenCh:
-		return nil
-	case <-ctx.Done():
-		return bus.Errorf(bus.CodeOf(ctx.Err()), "flush the output of the workers: %w", ctx.Err())
+// flushAgents returns when the output of the workers has left their agents.
+func (c *Cluster) flushAgents(ctx context.Context, rec RoleRecord) error {
+	order, _ := rec.launchTargets(rec.placedRanks())
+	errs := make([]error, len(order))
+	var group sync.WaitGroup
+	for i, at := range order {
+		group.Go(bus.Guard(func() { errs[i] = c.rt.agents().FlushOutput(ctx, at.node, c.to) }))
 	}
+	group.Wait()
+	return errors.Join(errs...)
 }
 
-// endOutput writes the last output of the workers, and stops.
+// endOutput writes the last output of the workers, and stops. Agents have sent it when the workers were stopped; raw
+// output may be more than the driver has read so far.
 func (c *Cluster) endOutput(ctx context.Context) {
 	c.mu.Lock()
-	o := c.output
+	o, rec := c.output, c.rec
+	c.output = nil
 	c.mu.Unlock()
 	if o == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
+	limit := lastOutput
+	if o.mode == nodes.OutputRaw {
+		limit = lastRawOutput
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
-	_ = c.FlushOutput(ctx) // the log stream has it
-	c.mu.Lock()
-	c.output = nil
-	c.mu.Unlock()
+	if o.mode == nodes.OutputRaw {
+		_ = c.flushAgents(ctx, rec) // the log stream has it
+	}
+	_ = o.sink.flush(ctx)
 	o.stop()
+	if o.ownSink {
+		o.sink.stop()
+	}
 }
 
 // emit publishes an event of a role of processes.

@@ -12,6 +12,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/gpu"
+	"troupe/nodes"
 	"troupe/placement"
 )
 
@@ -39,9 +40,11 @@ type Process struct {
 	// Visible is how the device variables name devices. Zero: by local index.
 	Visible gpu.Form
 
-	// Output receives the output of the workers, line by line with role and rank, repeated lines merged. One goroutine
-	// at a time writes to it. Zero: none; the output is stored all the same (`troupe logs`).
+	// Output receives the output of the workers, by lines with role and rank (nodes.OutputDisplay). One goroutine at a time
+	// writes to it. Zero: Config.OutputFunc receives it. The output is stored in any case (`troupe logs`).
 	Output io.Writer
+	// OutputMode is the part of it that the driver receives. Zero: that of Config.
+	OutputMode nodes.OutputMode
 
 	// Needs is what to reserve: one bundle for every worker, or one for each; none is workers without devices, spread
 	// over the nodes. A mapping may replace the bundles. With PerInstance every so many workers have a reservation of
@@ -140,6 +143,9 @@ func (p *Process) check(role string, world int) error {
 	}
 	if len(p.Command) > 0 && p.Command[0] == "" {
 		bad("Command: the name of the program is empty")
+	}
+	if err := p.OutputMode.Check(); err != nil {
+		bad("OutputMode: %w", err)
 	}
 	if p.Dir != "" && p.Ship != "" {
 		bad("Dir %s and Ship %s are both set: a shipped folder becomes the working folder; set one", p.Dir, p.Ship)

@@ -1,6 +1,7 @@
 package roles
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -85,7 +86,7 @@ func (c *Cluster) startProcesses(ctx context.Context, config wire.Raw) error {
 	if err := c.storeStartParams(ctx, config); err != nil {
 		return err
 	}
-	if err := c.showOutput(); err != nil {
+	if err := c.showOutput(ctx); err != nil {
 		return err
 	}
 	rec := c.Record()
@@ -215,7 +216,7 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 	c.mu.Lock()
 	program := c.program
 	c.mu.Unlock()
-	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program}
+	order := nodes.Launch{Node: node, Reservation: held.ID, Token: held.Token, Over: held.Over, Program: program, Output: c.outputMode()}
 	for _, rank := range ranks {
 		assignment, err := wire.Marshal(params.assignment(rec, rank))
 		if err != nil {
@@ -244,7 +245,7 @@ func (r *startParams) assignment(rec RoleRecord, rank int) Assignment {
 	return Assignment{
 		Namespace: rec.Namespace, Role: rec.Name, Incarnation: rec.Incarnation, Class: rec.Class, Rank: rank, World: rec.World,
 		Gen: rec.Placements[rank].Gen, Mesh: rec.Mesh, Config: r.Config, Ordered: rec.Ordered, QueueLimit: r.QueueLimit,
-		PanicFails: r.PanicFails, Devices: rec.Placements[rank].UUIDs,
+		PanicFails: r.PanicFails, Devices: rec.Placements[rank].UUIDs, Driver: cmp.Or(rec.Run, rec.Owner), Private: r.Private,
 	}
 }
 
@@ -345,13 +346,29 @@ func (c *Cluster) edit(ctx context.Context, change func(*RoleRecord)) error {
 	return nil
 }
 
+// stopManner is how worker processes are stopped.
+type stopManner uint8
+
+const (
+	stopInOrder stopManner = iota // on request; then SIGINT, SIGTERM and SIGKILL
+	stopSoon                      // on request; what does not stop within the grace of running calls gets SIGKILL
+	stopNow                       // SIGKILL
+)
+
 // stopProcesses stops the processes of some ranks: the workers are asked to stop in order, and then their agents kill
 // what remains.
-func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Duration) error {
+func (c *Cluster) stopProcesses(ctx context.Context, ranks []int, grace time.Duration, manner stopManner) error {
 	asking, cancel := context.WithTimeout(ctx, grace+time.Second)
-	_ = c.stopRemote(asking, c.reachable(ranks), grace) // agents kill the others
+	err := c.stopRemote(asking, c.reachable(ranks), grace) // agents kill the others
 	cancel()
-	return c.killProcesses(ctx, ranks, c.Record())
+	kill := killGrace
+	switch {
+	case manner == stopSoon && err != nil:
+		kill = 0
+	case manner == stopSoon:
+		kill = orphanGrace // the worker ends the roles that it has created
+	}
+	return c.killProcesses(ctx, ranks, c.Record(), kill)
 }
 
 // reachable drops the ranks that are known never to have started.
@@ -363,22 +380,23 @@ func (c *Cluster) reachable(ranks []int) []int {
 	return slices.DeleteFunc(slices.Clone(ranks), func(rank int) bool { return states[rank].State == "" })
 }
 
-// killProcesses returns when the agents have seen the processes exit. The agent of a lost node cannot; its devices are
-// not granted before it has shown that they are free.
-func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec RoleRecord) error {
+// killProcesses sends SIGINT, SIGTERM after the grace, and SIGKILL; without a grace only SIGKILL. It returns when the agents
+// have seen the processes exit. The agent of a lost node cannot; its devices are not granted before it has shown that they
+// are free.
+func (c *Cluster) killProcesses(ctx context.Context, ranks []int, rec RoleRecord, grace time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killGrace+agentTimeout)
 	defer cancel()
 	order, groups := rec.launchTargets(ranks)
 	errs := make([]error, len(order))
 	var group sync.WaitGroup
 	for i, at := range order {
-		group.Go(bus.Guard(func() { errs[i] = c.killOn(ctx, at.node, groups[at], rec) }))
+		group.Go(bus.Guard(func() { errs[i] = c.killOn(ctx, at.node, groups[at], rec, grace) }))
 	}
 	group.Wait()
 	return errors.Join(errs...)
 }
 
-func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec RoleRecord) error {
+func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec RoleRecord, grace time.Duration) error {
 	ids := make([]nodes.WorkerID, len(ranks))
 	for i, rank := range ranks {
 		ids[i] = rec.workerID(rank)
@@ -387,7 +405,7 @@ func (c *Cluster) killOn(ctx context.Context, node string, ranks []int, rec Role
 	_, err := c.rt.agents().WorkersOf(asking, node, rec.Address()) // an absent agent is not waited for
 	cancel()
 	if err == nil {
-		_, err = c.rt.agents().Stop(ctx, node, ids, killGrace)
+		_, err = c.rt.agents().Stop(ctx, node, ids, grace)
 	}
 	if err == nil {
 		return nil

@@ -152,7 +152,7 @@ func (rt *Runtime) DestroyAll(ctx context.Context) error {
 	all, err := reg.list(ctx)
 	errs := []error{err}
 	for _, rec := range all {
-		errs = append(errs, rt.destroyRole(ctx, rec))
+		errs = append(errs, rt.endRole(ctx, rec))
 	}
 	holds, err := reg.driverReservations(ctx)
 	errs = append(errs, err)

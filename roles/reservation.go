@@ -17,7 +17,7 @@ type Reservation struct {
 	rt *Runtime
 }
 
-// createReservation is a driver's reservation in the registry: the key <namespace>.hold.<id>. It is written before the request, so
+// driverReservation is a driver's reservation in the registry: the key <namespace>.hold.<id>. It is written before the request, so
 // that the reservation of a dead driver can be found.
 type driverReservation struct {
 	ID    string        `json:"id"`
@@ -29,11 +29,11 @@ type driverReservation struct {
 
 func reservationKey(id string) string { return "hold." + id }
 
-// Reserve reserves devices for this driver; it queues until ctx ends, or for a minute without a deadline. A request
+// Reserve reserves devices for this driver or worker; it queues until ctx ends, or for a minute without a deadline. A request
 // without an id gets one.
 func (rt *Runtime) Reserve(ctx context.Context, request placement.Request) (*Reservation, error) {
-	if rt.local == nil {
-		return nil, bus.Errorf(bus.CodeRefused, "a worker cannot reserve devices, because it holds no lease; reserve them in the driver")
+	if err := rt.becomeCreator(ctx); err != nil {
+		return nil, err
 	}
 	client, err := rt.placement()
 	if err != nil {

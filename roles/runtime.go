@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"troupe/actors"
@@ -17,6 +18,7 @@ import (
 	"troupe/bus/kv"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/nodes"
 )
 
 const (
@@ -50,6 +52,13 @@ type Config struct {
 	// Private says that the server, or its head, ends with this driver: detached roles are refused. A server embedded
 	// in this process is always private.
 	Private bool
+	// OutputFunc receives the output of worker processes, from one goroutine at a time; it may block. Zero: only roles with
+	// Process.Output are shown. OutputMode is the part of it that is received; zero: all. OutputTerminal says that it is
+	// shown on a terminal, and control characters are escaped; OutputColor colours the prefixes.
+	OutputFunc     func(nodes.ShownText)
+	OutputMode     nodes.OutputMode
+	OutputTerminal bool
+	OutputColor    bool
 	// Logger receives errors without a caller. Zero: the logger of the bus.
 	Logger *slog.Logger
 }
@@ -82,6 +91,9 @@ func (c Config) validate() error {
 	if c.LostAfter < minLostAfter {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: LostAfter %v: the minimum is %v, because workers beat once a second", c.LostAfter, minLostAfter))
 	}
+	if err := c.OutputMode.Check(); err != nil {
+		errs = append(errs, err)
+	}
 	if c.Local != nil && (len(c.Classes) > 0 || c.ClassFunc != nil) {
 		errs = append(errs, bus.Errorf(bus.CodeInvalid, "roles.Config: Classes or ClassFunc and Local are both set; pass the classes to NewLocal"))
 	}
@@ -89,14 +101,19 @@ func (c Config) validate() error {
 }
 
 // Runtime is a driver's session in a namespace: it creates roles, attaches to them, and destroys what it owns. The
-// workers of a process have one too, for their calls. It is safe for concurrent use.
+// workers of a process have one too, for their calls and for the roles that they create. It is safe for concurrent use.
 type Runtime struct {
 	cfg     Config
 	bus     *bus.Bus
 	ownsBus bool
 	ep      *bus.Endpoint
-	local   *Local // nil in workers
 	log     *slog.Logger
+	worker  *nodes.WorkerID // the worker of this process; nil: a driver, or goroutines that are workers
+	driver  string          // in workers, the session of the run's driver; empty: this is the driver, or unknown
+
+	localMu sync.Mutex // held while a worker becomes able to create roles
+	local   *Local     // nil in workers that have created nothing
+	leaseMu sync.Mutex // held while the lease is acquired
 	uptime  serverUptime
 
 	services     services // for worker processes
@@ -114,10 +131,13 @@ type Runtime struct {
 	regMu sync.Mutex // held while the registry is opened
 	reg   *registry
 
+	killing atomic.Bool // Kill has been called: roles are killed instead of stopped
+
 	mu       sync.Mutex // guards what follows
 	lease    *kv.Lease  // nil in workers
 	clusters map[*Cluster]struct{}
 	opened   map[bus.Address]*Cluster // clusters that were opened from handles
+	sink     *outputSink              // nil: nothing was shown so far
 	closing  bool                     // no cluster is added any more
 	ended    bool                     // and no goroutine
 }
@@ -223,20 +243,6 @@ func (rt *Runtime) Session() string { return rt.ep.Session() }
 // References are the values of this process to which others may refer, and its references to theirs.
 func (rt *Runtime) References() *bus.References { return rt.ep.References() }
 
-// StartedWorker reports whether a session belongs to a worker that this driver has started, and can be trusted like the driver.
-// A process is known when it is ready, a goroutine from its first heartbeat.
-func (rt *Runtime) StartedWorker(session string) bool {
-	rt.mu.Lock()
-	all := make([]*Cluster, 0, len(rt.clusters))
-	for c := range rt.clusters {
-		if c.origin == created {
-			all = append(all, c)
-		}
-	}
-	rt.mu.Unlock()
-	return session != "" && slices.ContainsFunc(all, func(c *Cluster) bool { return c.liveness.heardFrom(session) })
-}
-
 // Roles lists the roles of the namespace.
 func (rt *Runtime) Roles(ctx context.Context) ([]RoleRecord, error) {
 	reg, err := rt.registry(ctx)
@@ -253,8 +259,8 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
-	if rt.local == nil {
-		return nil, bus.Errorf(bus.CodeRefused, "a worker cannot create roles, because it holds no lease; create role %s in the driver", spec.Name)
+	if err := rt.becomeCreator(ctx); err != nil {
+		return nil, err
 	}
 	if err := rt.checkDetached(spec); err != nil {
 		return nil, err
@@ -276,7 +282,10 @@ func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
 	rec := RoleRecord{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
-		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease,
+		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
+	}
+	if spec.EndsWithRun && rt.driver != "" {
+		rec.Owner = rt.driver
 	}
 	if spec.Process != nil {
 		rec.Process = true
@@ -343,7 +352,7 @@ func (rt *Runtime) claim(ctx context.Context, rec RoleRecord) error {
 		if !reg.provedDead(ctx, held.Owner) && rt.uptime.await(ctx, held.Lease) != nil || reg.alive(ctx, held.Owner) {
 			return &TakenError{Record: held}
 		}
-		if err := rt.destroyRole(ctx, held); err != nil {
+		if err := rt.endRole(ctx, held); err != nil {
 			return err
 		}
 	}
@@ -377,7 +386,7 @@ func (rt *Runtime) start(ctx context.Context, rec RoleRecord, spec Spec, config 
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
-	if downErr := c.destroy(last, 0); downErr != nil {
+	if downErr := c.destroy(last, 0, stopInOrder); downErr != nil {
 		err = errors.Join(err, downErr)
 	}
 	return nil, err
@@ -466,7 +475,7 @@ func (rt *Runtime) newCluster(rec RoleRecord, tie origin, spec Spec) (*Cluster, 
 		return nil, err
 	}
 	rt.mu.Lock()
-	open := !rt.closing || tie == created // Close waits for roles that are being created
+	open := !rt.closing || tie == created || tie == ending // Close waits for roles that are being created
 	if open {
 		rt.clusters[c] = struct{}{}
 		rt.group.Go(bus.Guard(c.liveness.run))
@@ -501,12 +510,63 @@ func (rt *Runtime) Close(ctx context.Context) error {
 	if rt.ep != nil {
 		rt.ep.References().Close() // workers that stop need not hand over results that are not used any more
 	}
-	err := rt.closeClusters(ctx)
+	var err error
+	if rt.killing.Load() { // together: the workers of the run die at the same time
+		var group sync.WaitGroup
+		var ownedErr error
+		group.Go(bus.Guard(func() { ownedErr = rt.destroyOwned(ctx) }))
+		err = rt.closeClusters(ctx)
+		group.Wait()
+		err = errors.Join(err, ownedErr)
+	} else if err = rt.closeClusters(ctx); rt.services.used() {
+		err = errors.Join(err, rt.destroyOwned(ctx))
+	}
+	rt.endOutput()
 	if rt.services.used() {
 		err = errors.Join(err, rt.releaseOwn(ctx))
 	}
 	rt.endBackground()
 	return errors.Join(err, rt.closeBelow(ctx))
+}
+
+// Kill is Close, and every worker process of the run gets SIGKILL instead of a request to stop: those of this driver's roles
+// that are not detached, and of the roles that its workers created.
+func (rt *Runtime) Kill(ctx context.Context) error {
+	rt.killing.Store(true)
+	return rt.Close(ctx)
+}
+
+// DestroyCreated destroys the roles that this runtime created, unless they are detached or end with the run, and releases its
+// reservations; with now their workers are killed. The runtime can create others afterwards.
+func (rt *Runtime) DestroyCreated(ctx context.Context, now bool) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	defer cancel()
+	rt.mu.Lock()
+	all := make([]*Cluster, 0, len(rt.clusters))
+	for c := range rt.clusters {
+		all = append(all, c)
+	}
+	rt.mu.Unlock()
+	all = slices.DeleteFunc(all, func(c *Cluster) bool {
+		rec := c.Record()
+		return c.origin != created || rec.Detached || rec.Owner != rt.ep.Session()
+	})
+	errs := make([]error, len(all), len(all)+1)
+	var group sync.WaitGroup
+	for i, c := range all {
+		group.Go(bus.Guard(func() {
+			if now {
+				errs[i] = c.Kill(ctx)
+			} else {
+				errs[i] = c.Destroy(ctx)
+			}
+		}))
+	}
+	group.Wait()
+	if rt.services.used() {
+		errs = append(errs, rt.releaseOwn(ctx))
+	}
+	return errors.Join(errs...)
 }
 
 func (rt *Runtime) closeClusters(ctx context.Context) error {
@@ -518,6 +578,30 @@ func (rt *Runtime) closeClusters(ctx context.Context) error {
 	}
 	group.Wait()
 	return errors.Join(errs...)
+}
+
+// destroyOwned destroys the roles that workers of this run created to end with the run, or with Kill all that they created.
+func (rt *Runtime) destroyOwned(ctx context.Context) error {
+	asking, cancel := context.WithTimeout(ctx, registryTimeout)
+	all, err := rt.Roles(asking)
+	cancel()
+	var errs []error
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	for _, rec := range all {
+		own := rec.Owner == rt.ep.Session() && rec.Run != "" || rec.Run == rt.ep.Session() && rt.killing.Load()
+		if !own || rec.Detached {
+			continue
+		}
+		group.Go(bus.Guard(func() {
+			err := rt.endRole(ctx, rec)
+			mu.Lock()
+			defer mu.Unlock()
+			errs = append(errs, err)
+		}))
+	}
+	group.Wait()
+	return errors.Join(append(errs, err)...)
 }
 
 // refuseClusters refuses new clusters and returns the existing ones.

@@ -84,7 +84,7 @@ func (c *Cluster) Shrink(ctx context.Context, n int) error {
 	for _, rank := range leaving {
 		c.liveness.retire(rank)
 	}
-	err = c.stopProcesses(ctx, leaving, c.spec.StopGrace)
+	err = c.stopProcesses(ctx, leaving, c.spec.StopGrace, stopInOrder)
 	c.removeFrom(ctx, rec.World)
 	return err
 }
@@ -168,7 +168,7 @@ func (c *Cluster) removeFrom(ctx context.Context, first int) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, killGrace+agentTimeout+releaseTimeout)
 	defer cancel()
-	err := c.killProcesses(ctx, ranks, rec)
+	err := c.killProcesses(ctx, ranks, rec, killGrace)
 	held := 0
 	for _, s := range rec.Placements[:first] {
 		held = max(held, s.Reservation+1)
@@ -218,7 +218,7 @@ func (c *Cluster) stoppedElsewhere(l loss) {
 	if c.origin != created {
 		c.endedElsewhere(c.errDestroyed(), nil)
 	} else if c.end(c.errDestroyed()) && c.isStarted() {
-		c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace) })
+		c.cleanUp(func(ctx context.Context) error { return c.destroy(ctx, c.spec.StopGrace, stopInOrder) })
 	}
 }
 

@@ -31,6 +31,8 @@ type Spec struct {
 	// Detached roles outlive their driver until they are destroyed. It is refused where the workers would end with the
 	// driver: goroutines without a Config.Local, and a private head. Zero: the role ends with the driver's lease.
 	Detached bool
+	// EndsWithRun makes a role that a worker creates end with the run's driver. Zero: it ends with the worker.
+	EndsWithRun bool
 	// OwnConnections gives each worker a connection of its own. Zero: the workers of one process share one, which is
 	// several times as fast.
 	OwnConnections bool

@@ -27,6 +27,7 @@ type startParams struct {
 	PanicFails     bool              `msgpack:"panic_fails,omitempty"`
 	Needs          placement.Request `msgpack:"needs"`
 	Over           string            `msgpack:"over,omitempty"`
+	Private        bool              `msgpack:"private,omitempty"` // see Assignment
 	PlaceTimeout   time.Duration     `msgpack:"place_timeout"`
 	StartTimeout   time.Duration     `msgpack:"start_timeout"`
 	Restarts       int               `msgpack:"restarts"`
@@ -56,7 +57,7 @@ func (c *Cluster) storeStartParams(ctx context.Context, config wire.Raw) error {
 	c.mu.Lock()
 	c.startParams = &startParams{
 		Incarnation: rec.Incarnation, Program: c.program, LateRendezvous: p.LateRendezvous, Config: config, QueueLimit: c.spec.QueueLimit,
-		PanicFails: c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: c.spec.StartTimeout,
+		Private: c.rt.cfg.Private || c.rt.bus.Embedded(), PanicFails: c.spec.PanicFails, Needs: p.Needs, Over: p.Over, PlaceTimeout: p.PlaceTimeout, StartTimeout: c.spec.StartTimeout,
 		Restarts: p.Restarts, Backoff: p.Backoff, MaxBackoff: p.MaxBackoff,
 	}
 	r := c.startParams

@@ -66,7 +66,9 @@ type WorkerProcessConfig struct {
 	Classes    []*actors.Class // classes of the program
 	// ClassFunc finds other classes by name. Zero: none.
 	ClassFunc func(name string) (*actors.Class, error)
-	Logger    *slog.Logger // zero: the logger of the bus
+	// LocalClassFunc finds the classes of roles that the worker creates in its own process. Zero: ClassFunc.
+	LocalClassFunc func(name string) (*actors.Class, error)
+	Logger         *slog.Logger // zero: the logger of the bus
 }
 
 // WorkerProcess is the worker of a worker process.
@@ -109,6 +111,10 @@ func OpenWorkerProcess(ctx context.Context, cfg WorkerProcessConfig) (*WorkerPro
 		p.unclaim()
 		return nil, errors.Join(err, p.bus.Close())
 	}
+	p.host.rt.setWorker(p.Assignment, p.Node)
+	if cfg.LocalClassFunc != nil {
+		p.host.rt.cfg.ClassFunc = cfg.LocalClassFunc
+	}
 	return p, nil
 }
 
@@ -139,7 +145,7 @@ func (p *WorkerProcess) Close(ctx context.Context) error {
 	if p.worker != nil {
 		_, err = p.worker.State()
 	}
-	p.host.rt.closeWorkerRuntime()
+	p.host.rt.closeWorkerRuntime(ctx)
 	p.host.ep.Close()
 	p.unclaim()
 	return errors.Join(err, p.bus.Close())

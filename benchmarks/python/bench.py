@@ -22,6 +22,7 @@ from typing import Any
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROWS = [
     "call_1_1", "call_1_1_served", "call_1_1_control", "call_1_1_busy_thread", "in_flight_1000", "one_to_all_1", "one_to_all_8", "one_to_all_32", "create_8", "create_32",
+    "kill_busy_1", "kill_busy_8",
     "argument_64mib", "result_64mib", "result_made_64mib", "result_empty_64mib", "result_written_64mib", "result_copied_written_64mib", "scatter_gather_256mib",
     "broadcast_256mib", "broadcast_read_256mib", "worker_to_worker_64mib", "plain_copy_64mib",
 ]  # fmt: skip

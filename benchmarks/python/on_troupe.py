@@ -38,6 +38,9 @@ class Small:
     def echo(self, x: Any) -> Any:
         return x
 
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
     @troupe.register(dispatch_mode=troupe.Dispatch.ONE_TO_ALL)
     def size(self, x: Any) -> int:
         return int(x.nbytes)
@@ -129,6 +132,24 @@ def create(n: int) -> dict[str, Any]:
     return {"p50_us": round(took * 1e6, 1)}
 
 
+def kill_busy(n: int) -> dict[str, Any]:
+    """From kill of a role with a running call on every rank until the call has failed, and name and CPUs are free."""
+    taken = []
+    for _ in range(5):
+        role = troupe.Cluster("killed", Small, worker_config=troupe.WorkerConfig(world_size=n, num_cpus_per_worker=0.01))
+        running = role.execute_all_async("nap", 60)
+        while not all(i["calls"] for i in role.info()):
+            time.sleep(0.01)
+        began = time.perf_counter()
+        troupe.kill(role)
+        try:
+            running.result(1)
+        except troupe.WorkerLostError:
+            taken.append(time.perf_counter() - began)
+    taken.sort()
+    return {"p50_us": round(taken[len(taken) // 2] * 1e6, 1), "max_us": round(taken[-1] * 1e6, 1)}
+
+
 def argument() -> dict[str, Any]:
     handle, array = cluster(1).workers[0], numpy.ones(64 << 17)
     assert handle.size(array) == 64 << 20
@@ -187,7 +208,8 @@ if __name__ == "__main__":
                 "call_1_1": call_1_1, "call_1_1_served": call_served, "call_1_1_control": call_control, "call_1_1_busy_thread": busy,
                 "in_flight_1000": in_flight, "one_to_all_1": lambda: one_to_all(1),
                 "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
-                "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result, "result_made_64mib": lambda: result_made("made"),
+                "create_32": lambda: create(32), "kill_busy_1": lambda: kill_busy(1), "kill_busy_8": lambda: kill_busy(8),
+                "argument_64mib": argument, "result_64mib": result, "result_made_64mib": lambda: result_made("made"),
                 "result_empty_64mib": lambda: result_made("empty"), "result_written_64mib": lambda: result_written(False),
                 "result_copied_written_64mib": lambda: result_written(True), "scatter_gather_256mib": scatter_gather,
                 "broadcast_256mib": lambda: broadcast("size", 256 << 20), "broadcast_read_256mib": lambda: broadcast("largest", 0x0101010101010101),

@@ -33,6 +33,7 @@ type core struct {
 	memory   *memory
 	incoming *incoming
 	outbox   outbox
+	output   outputPipe
 	log      *slog.Logger
 	side     atomic.Pointer[queue]     // see side.go; nil until Python asks for it
 	broken   atomic.Pointer[bus.Error] // the panic that made the core unusable; see guard.go

@@ -9,6 +9,7 @@ import (
 	"troupe/bus"
 	"troupe/bus/wire"
 	"troupe/dispatch"
+	"troupe/nodes"
 	"troupe/placement"
 	"troupe/placement/planner"
 	"troupe/roles"
@@ -23,6 +24,7 @@ type specRequest struct {
 	Config       wire.Raw      `msgpack:"config"`
 	Ordered      bool          `msgpack:"ordered"`
 	Detached     bool          `msgpack:"detached"`
+	EndsWithRun  bool          `msgpack:"ends_with_run"` // of a role that a worker creates
 	QueueLimit   int           `msgpack:"queue_limit"`
 	StartTimeout float64       `msgpack:"start_timeout"` // seconds
 	StopGrace    float64       `msgpack:"stop_grace"`
@@ -35,6 +37,7 @@ type specRequest struct {
 	LateRendezvous bool              `msgpack:"late_rendezvous"`
 	Policy         string            `msgpack:"policy"`
 	Restarts       int               `msgpack:"restarts"`
+	Output         nodes.OutputMode  `msgpack:"output"` // empty: that of the runtime
 
 	// Mapping is a device mapping as text, or empty; its devices are those of the reservation Colocate, if that is set.
 	Mapping  string             `msgpack:"mapping"`
@@ -57,11 +60,11 @@ func (s specRequest) spec() (roles.Spec, error) {
 		s.World = needs.Mapping.World
 	}
 	spec := roles.Spec{
-		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, QueueLimit: s.QueueLimit,
+		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, EndsWithRun: s.EndsWithRun, QueueLimit: s.QueueLimit,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
 			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
-			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout),
+			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
 		},
 	}
 	if len(s.Config) > 0 && !s.Config.IsNil() {

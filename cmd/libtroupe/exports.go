@@ -292,6 +292,23 @@ func troupe_forked(number C.uint64_t, fd C.int32_t) (status C.int32_t) {
 	return statusOK
 }
 
+// troupe_output returns the end for reading of the pipe with the workers' output (see output.go), which one thread reads. The library
+// owns the descriptor.
+//
+//export troupe_output
+func troupe_output() (fd C.int32_t) {
+	defer guard(&fd)
+	c, err := getCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	read, err := c.output.open()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	return C.int32_t(read)
+}
+
 // troupe_error copies the text of the last error on any thread, and returns its length.
 //
 //export troupe_error

@@ -25,11 +25,13 @@ type request struct {
 	Namespace string         `msgpack:"namespace"`
 	Lease     float64        `msgpack:"lease"`   // seconds
 	Private   bool           `msgpack:"private"` // the head ends with this process
+	Now       bool           `msgpack:"now"`     // kill instead of stop
 	Spec      specRequest    `msgpack:"spec"`
 	Reserve   reserveRequest `msgpack:"reserve"`
 	Pipeline  pipeRequest    `msgpack:"pipeline"`
 	Serve     serveRequest   `msgpack:"serve"`
 	Router    routerRequest  `msgpack:"router"`
+	Output    outputRequest  `msgpack:"output"`
 
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
 
@@ -74,8 +76,9 @@ var ops map[string]func(*core, context.Context, *request) (any, error)
 
 func init() {
 	ops = map[string]func(*core, context.Context, *request) (any, error){
-		"open":         (*core).open,            // bus, namespace, name, lease, private → runtime
-		"close":        (*core).close,           // runtime → nil: takes its roles down
+		"open":         (*core).open,            // bus, namespace, name, lease, private, output → runtime
+		"close":        (*core).close,           // runtime, now → nil: takes its roles down, or with now kills them
+		"end_created":  (*core).endCreated,      // runtime, now → nil: takes the roles down that a worker has created
 		"create":       (*core).create,          // runtime, spec → cluster
 		"reserve":      (*core).reserve,         // runtime, reserve, name → reservation
 		"unreserve":    (*core).unreserve,       // name → nil
@@ -84,6 +87,7 @@ func init() {
 		"attach":       (*core).attach,          // runtime, name → cluster
 		"open_handle":  (*core).openHandle,      // runtime, handle → cluster
 		"destroy":      (*core).destroy,         // cluster → nil: takes the role down
+		"kill":         (*core).kill,            // cluster → nil: kills the role's workers
 		"release":      (*core).release,         // cluster → nil: drops the handle
 		"roles":        (*core).roles,           // runtime → list of records
 		"info":         (*core).info,            // cluster → Info of each worker
@@ -145,10 +149,12 @@ func (c *core) connectedLocked() {
 }
 
 func (c *core) open(ctx context.Context, r *request) (any, error) {
-	rt, err := roles.Open(ctx, roles.Config{
+	cfg := roles.Config{
 		BusConfig: r.Bus.config(), Namespace: r.Namespace, Name: r.Name, Lease: seconds(r.Lease), Private: r.Private, Logger: c.log,
 		ClassFunc: c.servedClass,
-	})
+	}
+	r.Output.apply(&c.output, &cfg)
+	rt, err := roles.Open(ctx, cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -168,11 +174,25 @@ func (c *core) close(ctx context.Context, r *request) (any, error) {
 	c.connectedLocked()
 	last := len(c.runtimes) == 0 && c.worker == nil
 	c.mu.Unlock()
-	err = rt.Close(ctx)
+	if r.Now {
+		err = rt.Kill(ctx)
+	} else {
+		err = rt.Close(ctx)
+	}
+	c.output.mark()
 	if last {
 		c.memory.shared.closeUnused()
 	}
 	return nil, err
+}
+
+// endCreated ends what a worker has created; its session goes on.
+func (c *core) endCreated(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, nil
+	}
+	return nil, rt.DestroyCreated(ctx, r.Now)
 }
 
 // clusterInfo describes a cluster.
@@ -272,6 +292,18 @@ func (c *core) destroy(ctx context.Context, r *request) (any, error) {
 	return nil, nil
 }
 
+func (c *core) kill(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, nil
+	}
+	if err := cl.Kill(ctx); err != nil {
+		return nil, err
+	}
+	c.forget(r.Cluster)
+	return nil, nil
+}
+
 func (c *core) release(ctx context.Context, r *request) (any, error) {
 	cl, err := c.cluster(r.Cluster)
 	if err != nil {
@@ -341,7 +373,7 @@ type workerInfo struct {
 }
 
 func (c *core) workerOpen(ctx context.Context, r *request) (any, error) {
-	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, Logger: c.log})
+	p, err := roles.OpenWorkerProcess(ctx, roles.WorkerProcessConfig{Assignment: r.Assignment, ClassFunc: c.class, LocalClassFunc: c.servedClass, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}

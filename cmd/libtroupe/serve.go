@@ -13,10 +13,7 @@ import (
 // serveGrace is how long running calls of a served object may continue when the driver ends.
 const serveGrace = time.Second
 
-// metaOwnWorker flags a call from a worker that this driver started.
-const metaOwnWorker = 8
-
-// serveRequest is an object of a driver that other processes may call.
+// serveRequest is an object of a driver or a worker that other processes may call.
 type serveRequest struct {
 	Class string `msgpack:"class"`
 	// Object identifies the object in its calls.
@@ -24,12 +21,9 @@ type serveRequest struct {
 	Table  table  `msgpack:"table"`
 }
 
-// servedObject is an object that a driver serves: the worker of a role of one, in the driver's process. It is never
-// closed: the driver owns it.
-type servedObject struct {
-	object *object
-	rt     *roles.Runtime
-}
+// servedObject is an object that a driver or a worker serves: the worker of a role of one, in that process. It is never
+// closed: the process owns it.
+type servedObject struct{ object *object }
 
 var (
 	_ actors.AsyncHandler   = (*servedObject)(nil)
@@ -44,13 +38,9 @@ func (s *servedObject) Memory() bus.Memory { return s.object.Memory() }
 
 func (s *servedObject) TakesArguments() bool { return s.object.TakesArguments() }
 
-// Begin passes the call to Python, and flags calls from the driver's own workers.
+// Begin passes the call to Python.
 func (s *servedObject) Begin(ctx context.Context, method string, body []byte, done func([]byte, error)) {
-	meta := callMeta(ctx, method, s.object.name)
-	if info, ok := actors.Current(ctx); ok && s.rt.StartedWorker(info.Session) {
-		meta[0] |= metaOwnWorker
-	}
-	s.object.begin(ctx, s.object.isSide(method), meta, body, done)
+	s.object.Begin(ctx, method, body, done)
 }
 
 func (s *servedObject) Handle(ctx context.Context, method string, body []byte) ([]byte, error) {
@@ -70,7 +60,7 @@ func (c *core) serve(ctx context.Context, r *request) (any, error) {
 	if name == "" {
 		name = driverRole(rt.Session())
 	}
-	s := &servedObject{rt: rt, object: &object{core: c, name: r.Serve.Object, table: r.Serve.Table}}
+	s := &servedObject{object: &object{core: c, name: r.Serve.Object, table: r.Serve.Table}}
 	class := className(r.Serve.Class + "-" + r.Serve.Object)
 	c.mu.Lock()
 	c.served[class] = s

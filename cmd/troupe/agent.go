@@ -24,6 +24,7 @@ const (
 	headPoll     = 250 * time.Millisecond // between two checks of the connection to the head
 	headAsk      = 2 * time.Second        // between two requests for the head's status
 	waitReport   = 10 * time.Second       // between two messages about a missing head
+	exitsWaiting = 1024                   // exits of workers that the watch of drivers has not handled
 )
 
 // agentSpec is the configuration of an agent: of `troupe join` from the command line, of a head's own agent as JSON. It holds
@@ -45,6 +46,8 @@ type agentSpec struct {
 	// ExitWhenLost ends the agent when the head has been gone for longer than Grace, instead of waiting for its return. An
 	// Own agent always ends then: nothing else would end it.
 	ExitWhenLost bool `json:"exit_when_lost,omitempty"`
+
+	Logging loggingFlags `json:"logging,omitzero"`
 }
 
 // workerProgram is the command of workers without a command of their own. Tests replace it.
@@ -64,6 +67,9 @@ func newAgent(c *cli) *cobra.Command {
 			var spec agentSpec
 			if err := json.Unmarshal([]byte(args[0]), &spec); err != nil {
 				return usagef("the agent's spec: %w", err)
+			}
+			if _, err := c.setLogging(spec.Logging); err != nil {
+				return err
 			}
 			return c.agent(cmd.Context(), spec, func() {})
 		},
@@ -115,6 +121,13 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 		Bus: b, Dir: spec.Dir, LogDir: spec.LogDir, Host: spec.Host, Access: spec.Access, Program: program, OwnProcess: true,
 		SimClaims: claims, ReadyFunc: readyFunc, Logger: log, Version: version,
 	}
+	exitedCh := make(chan nodes.WorkerID, exitsWaiting)
+	cfg.ExitFunc = func(id nodes.WorkerID) {
+		select {
+		case exitedCh <- id:
+		default: // the watch checks processes periodically too
+		}
+	}
 	for i, inventory := range inventories {
 		node := nodes.Config{Name: nodeName(spec.Name, i, len(inventories)), Labels: spec.Labels, Inventory: inventory}
 		cfg.Nodes = append(cfg.Nodes, spec.Resources.nodeConfig(node))
@@ -123,10 +136,11 @@ func (c *cli) agentOnce(ctx context.Context, spec agentSpec, inventories []gpu.I
 	if err != nil {
 		return err
 	}
+	log.Info("troupe: the agent is connected", "url", bus.Redact(spec.Access.URLs...), "name", spec.Name, "version", version)
 	run, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer c.watchHead(run, b, spec, cancel)()
-	_, stopDrivers := roles.DriverWatch{Bus: b, Logger: log}.Start(run) // it sees the processes of drivers on this host
+	_, stopDrivers := roles.DriverWatch{Bus: b, ExitedCh: exitedCh, Logger: log}.Start(run) // it sees the processes of drivers on this host
 	defer stopDrivers()
 	err = a.Run(run)
 	if cause := context.Cause(run); err == nil && cause != nil && ctx.Err() == nil {

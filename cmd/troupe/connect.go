@@ -24,6 +24,7 @@ const completionWait = 2 * time.Second
 func (c *cli) serverFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "url", "", "server to talk to (default $TROUPE_URL, or the head on this machine)")
 	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", "", `namespace of the run (default $TROUPE_NAMESPACE, or "default")`)
+	cmd.Flags().StringVar(&c.run, "run", "", "run of a driver with a private head, by its id or the driver's pid (default the newest, if no other head runs)")
 }
 
 // server is the target of a command, checked without a connection.
@@ -31,6 +32,7 @@ type server struct {
 	namespace string
 	bus       bus.Config
 	head      *headFile // set if the file of a local head named the target
+	run       *privateRun
 }
 
 // server reads the flags and the environment. It opens nothing. A flag or variable of the user takes precedence over the file of
@@ -43,6 +45,12 @@ func (c *cli) server() (server, error) {
 	from, urls := "--url", c.url
 	if urls == "" {
 		from, urls = "TROUPE_URL", c.env("TROUPE_URL")
+	}
+	if run, err := c.privateRun(urls); err != nil || run != nil {
+		if err == nil {
+			s.useRun(c, run)
+		}
+		return s, err
 	}
 	for _, u := range strings.Split(urls, ",") {
 		if err := checkURL(u); err != nil && urls != "" {
@@ -83,11 +91,6 @@ func checkURL(text string) error {
 }
 
 func (c *cli) logger(level slog.Level) *slog.Logger { return c.loggerAt(level) }
-
-// loggerAt is a logger with a level that may change.
-func (c *cli) loggerAt(level slog.Leveler) *slog.Logger {
-	return slog.New(slog.NewTextHandler(c.err, &slog.HandlerOptions{Level: level}))
-}
 
 // open connects to the server.
 func (c *cli) open(ctx context.Context) (*bus.Bus, server, error) {
@@ -148,6 +151,9 @@ func (c *cli) completeFrom(cmd *cobra.Command, names func(context.Context, *role
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionWait)
 	defer cancel()
 	var out []string
+	if c.loadConfig(cmd) != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
 	err := c.withRuntime(ctx, func(rt *roles.Runtime) (err error) {
 		out, err = names(ctx, rt)
 		return err

@@ -26,6 +26,8 @@ func exportedMetrics() map[string]bool {
 	for _, d := range []*prometheus.Desc{
 		upDesc, refusedDesc, storeDesc, fullDesc, nodeDesc, cordonDesc, deviceDesc, unfitDesc, memoryDesc, busyDesc, heatDesc, powerDesc, reservedDesc, waitingDesc, longestDesc,
 		rolesDesc, restartsDesc, workersDesc, queuedDesc, runningDesc, oldestDesc, errorsDesc, callsDesc,
+		itemsDesc, itemsMaxDesc, itemBytesDesc, itemAgeDesc, itemsInDesc, itemsOutDesc, blockedDesc, deadDesc, stageFlyDesc, stageDoneDesc, stageRetryDesc,
+		jetStreamDesc, streamDesc, streamMaxDesc, streamMsgsDesc, roundTripDesc,
 	} {
 		name := regexp.MustCompile(`fqName: "([^"]+)"`).FindStringSubmatch(d.String())[1]
 		names[name] = true

@@ -12,12 +12,13 @@ import (
 
 func newDestroy(c *cli) *cobra.Command {
 	var timeout time.Duration
+	var now bool
 	cmd := &cobra.Command{
 		Use:   "destroy ROLE",
 		Short: "End a role of any driver",
 		Long: `Destroy stops the workers of a role, rank 0 last, releases their devices, and frees its name. Running calls may finish within the
-role's grace. A failed role is removed the same way.`,
-		Example: "  troupe destroy actor_train",
+role's grace; with --now the workers are killed at once. A failed role is removed the same way.`,
+		Example: "  troupe destroy actor_train\n  troupe destroy --now actor_train",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout <= 0 {
@@ -26,17 +27,18 @@ role's grace. A failed role is removed the same way.`,
 			if err := bus.CheckRoleName(args[0]); err != nil {
 				return &usageError{err}
 			}
-			return c.destroy(cmd.Context(), args[0], timeout)
+			return c.destroy(cmd.Context(), args[0], timeout, now)
 		},
 		ValidArgsFunction: c.completeRole,
 	}
 	c.serverFlags(cmd)
 	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "give up after this time")
+	cmd.Flags().BoolVar(&now, "now", false, "kill the workers with SIGKILL; running calls fail")
 	c.jsonFlag(cmd, "say it on one line of JSON")
 	return cmd
 }
 
-func (c *cli) destroy(ctx context.Context, role string, timeout time.Duration) error {
+func (c *cli) destroy(ctx context.Context, role string, timeout time.Duration, now bool) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
@@ -44,8 +46,11 @@ func (c *cli) destroy(ctx context.Context, role string, timeout time.Duration) e
 		if err != nil {
 			return err
 		}
-		begun := time.Now()
-		if err := cluster.Destroy(ctx); err != nil {
+		begun, end := time.Now(), cluster.Destroy
+		if now {
+			end = cluster.Kill
+		}
+		if err := end(ctx); err != nil {
 			return err
 		}
 		took := time.Since(begun).Round(time.Millisecond)

@@ -29,12 +29,13 @@ type joinFlags struct {
 	wait        time.Duration
 	grace       time.Duration
 	exit        bool
+	logging     loggingFlags
 }
 
 func newJoin(c *cli) *cobra.Command {
 	var flags joinFlags
 	cmd := &cobra.Command{
-		Use:   "join URL",
+		Use:   "join [URL]",
 		Short: "Offer this machine to a head: run its agent until a signal ends it",
 		Long: `Join runs the agent of this machine: it offers the machine's devices to the head at URL, and starts, watches and ends the
 worker processes that drivers ask for. It waits for a head that is not there yet.
@@ -52,9 +53,17 @@ Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the 
 		Example: `  troupe join tls://head:7422 --fingerprint 3f… --token-file token
   ssh box troupe join tls://head:7422 --fingerprint 3f… --token-file - < token
   troupe join nats://127.0.0.1:7422 --gpus sim:2x8 --name box --labels rack=r7,kind=h200`,
-		Args: cobra.ExactArgs(1),
+		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			spec, err := c.joinSpec(args[0], flags, cmd.InOrStdin())
+			url := firstSet(append(slices.Clone(args), c.url, c.env("TROUPE_URL"))...)
+			if url == "" {
+				return usagef("give the URL of the head, as an argument, with TROUPE_URL or in troupe.yaml")
+			}
+			var err error
+			if flags.logging, err = c.setLogging(flags.logging); err != nil {
+				return err
+			}
+			spec, err := c.joinSpec(url, flags, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}
@@ -68,12 +77,14 @@ Exit codes: 0 after a signal, the end of the run or, with --exit-when-lost, the 
 	}
 	flags.node.add(cmd)
 	flags.add(cmd)
+	flags.logging.add(cmd)
+	cmd.Flags().StringVar(&c.url, "url", "", "the head, instead of the argument (default $TROUPE_URL)")
 	c.jsonFlag(cmd, "say on one line of JSON which nodes have joined, once they have")
 	return cmd
 }
 
 func (f *joinFlags) add(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", `file with the head's token, "-" for standard input (default $TROUPE_TOKEN)`)
+	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", `file with the head's token, "-" for standard input (default $TROUPE_TOKEN, or the file $TROUPE_TOKEN_FILE)`)
 	cmd.Flags().StringVar(&f.creds, "creds", "", "NATS credentials file, for an external NATS server (default $TROUPE_CREDS)")
 	cmd.Flags().StringVar(&f.fingerprint, "fingerprint", "", "SHA-256 of the head's certificate (default $TROUPE_FINGERPRINT)")
 	cmd.Flags().StringVar(&f.dir, "dir", "", "folder of the agent (default in the user's state folder)")
@@ -88,7 +99,7 @@ func (f *joinFlags) graceFlag(cmd *cobra.Command) {
 
 // joinSpec makes the spec from flags and environment. It writes a token that is in no file yet to one.
 func (c *cli) joinSpec(url string, f joinFlags, stdin io.Reader) (agentSpec, error) {
-	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace, ExitWhenLost: f.exit}
+	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Wait: f.wait, Grace: f.grace, ExitWhenLost: f.exit, Logging: f.logging}
 	var err error
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return spec, err
@@ -138,6 +149,9 @@ func (c *cli) joinDir(dir, url, name string) (string, error) {
 func (c *cli) joinAccess(spec *agentSpec, file string, stdin io.Reader) error {
 	if spec.Access.CredsFile != "" {
 		return nil
+	}
+	if file == "" && c.env("TROUPE_TOKEN") == "" {
+		file = c.env("TROUPE_TOKEN_FILE")
 	}
 	if file != "" && file != "-" {
 		path, err := filepath.Abs(file)

@@ -30,7 +30,10 @@ func newLogs(c *cli) *cobra.Command {
 		Use:   "logs ROLE[/RANK]",
 		Short: "Show the output of the workers of a role",
 		Long: `Logs prints the output of the worker processes of a role, or of one rank, with time, rank and stream, also after their end. The
-head keeps the newest part, and the nodes keep all of it in files.`,
+head keeps the newest part, and the nodes keep all of it in files.
+
+If no head runs, it prints the output of the last run of a driver with a private head that had the role; --run chooses another of the
+last runs.`,
 		Example: "  troupe logs actor_train\n  troupe logs actor_train/3 -f\n  troupe logs reward --since 10m --grep 'loss|nan' --tail 100 --json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -102,6 +105,12 @@ func (f logFlags) filter() (func(nodes.Line) bool, error) {
 }
 
 func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) bool, tail int) error {
+	if run, err := c.endedRun(q.Role); err != nil || run != nil {
+		if err == nil {
+			err = c.keptLogs(*run, q, keep, tail)
+		}
+		return err
+	}
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
 		q.Namespace = s.namespace
 		seen := false

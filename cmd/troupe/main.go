@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -70,7 +72,11 @@ func execute(ctx context.Context, args []string, c *cli) int {
 	if errors.As(err, &exit) {
 		return exit.code
 	}
-	c.warnf("troupe: %v\n", err)
+	if c.jsonLogs {
+		c.logger(slog.LevelError).Error(err.Error())
+	} else {
+		c.warnf("troupe: %v\n", err)
+	}
 	var usage *usageError
 	if errors.As(err, &usage) {
 		return 2
@@ -86,7 +92,12 @@ func execute(ctx context.Context, args []string, c *cli) int {
 func (c *cli) printf(format string, args ...any) { c.write(c.safe(fmt.Sprintf(format, args...))) }
 
 func (c *cli) warnf(format string, args ...any) {
-	_, _ = io.WriteString(c.err, c.safe(fmt.Sprintf(format, args...)))
+	text := fmt.Sprintf(format, args...)
+	if c.jsonLogs {
+		c.logger(slog.LevelWarn).Warn(strings.TrimPrefix(strings.TrimSuffix(text, "\n"), "troupe: "))
+		return
+	}
+	_, _ = io.WriteString(c.err, c.safe(text))
 }
 
 func (c *cli) safe(text string) string {

@@ -72,7 +72,7 @@ func serveMetrics(at, token string, b *bus.Bus, log *slog.Logger) (where string,
 		return "", nil, errors.Join(err, listener.Close())
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(&metrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(&metrics{b: b, client: client, log: log}, &roleMetrics{b: b, workers: observer.Workers, log: log}, &pipelineMetrics{b: b, log: log}, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	handler := dashboard.Handler(dashboard.Config{
 		Bus: b, Observer: observer, Token: token,
 		Metrics: promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 2 * scrapeWait}),

@@ -20,6 +20,7 @@ func TestMetrics(t *testing.T) {
 	for _, line := range []string{
 		"troupe_up 1", `troupe_node_ready{node="box-0"} 1`, `troupe_node_cordoned{node="box-1"} 1`,
 		`troupe_reservations{namespace="default",state="granted"} 1`, "troupe_connections_refused_total 0", "go_goroutines",
+		`troupe_jetstream_bytes{kind="used"}`, `troupe_jetstream_stream_bytes{stream="KV_troupe_ledger"}`, "troupe_nats_round_trip_seconds",
 	} {
 		require.Contains(t, text, line)
 	}

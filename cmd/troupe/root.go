@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"text/tabwriter"
 
@@ -23,9 +24,14 @@ type cli struct {
 
 	url       string
 	namespace string
+	ownHead   bool   // the command starts a head of its own rather than use a driver's private one
+	run       string // id of the run of a private head; empty: not given
 	json      bool
+	config    string          // file; empty: the default ones
 	kept      *keptConnection // of a live view
-	raw       bool            // control characters are passed on unchanged
+	logLevel  *slog.Level     // nil: that of the command
+	jsonLogs  bool
+	raw       bool // control characters are passed on unchanged
 }
 
 // usageError is a mistake on the command line; the exit code is 2.
@@ -59,6 +65,13 @@ Commands that talk to a head find the head on this machine. These variables name
 		SilenceErrors: true,
 	}
 	root.PersistentFlags().BoolVar(&c.raw, "raw", false, "pass on control characters in output of workers, names and errors, instead of escaping them")
+	root.PersistentFlags().StringVar(&c.config, "config", "", "configuration file (default $TROUPE_CONFIG, ~/.config/troupe/troupe.yaml or /etc/troupe/troupe.yaml)")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if !cmd.HasParent() || cmd.Hidden || cmd.Name() == "help" || cmd.Parent().Name() == "completion" || cmd.Parent().Name() == "config" {
+			return nil
+		}
+		return c.loadConfig(cmd)
+	}
 	root.SetVersionTemplate("troupe {{.Version}}\n")
 	root.SetOut(c.out)
 	root.SetErr(c.err)
@@ -69,7 +82,7 @@ Commands that talk to a head find the head on this machine. These variables name
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
 	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
 	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
-	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c))
+	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c), newConfig(c), newBackup(c), newRestore(c))
 	root.InitDefaultCompletionCmd()
 	strict(root)
 	return root

@@ -97,6 +97,7 @@ func (c *cli) runBus(ctx context.Context, file spec.File, flags runFlags) (*bus.
 	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" {
 		c.namespace = file.Namespace
 	}
+	c.ownHead = true
 	b, s, err := c.open(ctx)
 	if errors.Is(err, nodes.ErrNoHead) {
 		c.say("head", "private", "no head on this machine: one for this run alone")

@@ -31,6 +31,8 @@ type overview struct {
 	Waiting []placement.Waiting `json:"queue"`
 
 	Ledger placement.LedgerStatus `json:"ledger"`
+
+	Runs []privateRun `json:"private_runs,omitempty"` // of this user on this machine, that run now
 }
 
 type nodeOverview struct {
@@ -75,10 +77,11 @@ func (c *cli) status(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		view.Runs = runningRuns(c.env)
 		if c.json {
 			return c.printJSON(view)
 		}
-		return c.showStatus(view, s.namespace)
+		return c.showStatus(view, s)
 	})
 }
 
@@ -186,7 +189,7 @@ func overviewOf(n placement.NodeStatus, users map[string]bool) nodeOverview {
 	return v
 }
 
-func (c *cli) showStatus(v overview, namespace string) error {
+func (c *cli) showStatus(v overview, s server) error {
 	if h := v.Head; h == nil {
 		c.printf("HEAD   %s: no head answers there\n", v.URL)
 	} else {
@@ -197,6 +200,13 @@ func (c *cli) showStatus(v overview, namespace string) error {
 		case h.Clustered:
 			c.printf("STORE  %d replicas\n", h.Replicas)
 		}
+	}
+	for _, run := range v.Runs {
+		mark := ""
+		if s.run != nil && s.run.ID == run.ID {
+			mark = " (this one)"
+		}
+		c.printf("RUN    %s, a private head of %s, for %s%s\n", run.ID, run.Driver, time.Since(run.Since).Round(time.Second), mark)
 	}
 	if v.Ledger.Doubt != "" || v.Ledger.Unconfirmed > 0 {
 		c.printf("%s\n", ledgerLine(v.Ledger))
@@ -218,7 +228,7 @@ func (c *cli) showStatus(v overview, namespace string) error {
 	for _, r := range v.Roles {
 		rows = append(rows, []string{r.Name, r.Class, itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})
 	}
-	if err := c.tableOr("no roles in namespace "+namespace, "ROLE CLASS WORLD STATE FOR BY CAUSE", rows); err != nil {
+	if err := c.tableOr("no roles in namespace "+s.namespace, "ROLE CLASS WORLD STATE FOR BY CAUSE", rows); err != nil {
 		return err
 	}
 	c.printf("\n")

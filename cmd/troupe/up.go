@@ -36,7 +36,9 @@ type upFlags struct {
 	metrics  string
 	replicas int
 	limit    string
+	logDir   string
 	node     nodeFlags
+	logging  loggingFlags
 }
 
 func newUp(c *cli) *cobra.Command {
@@ -71,6 +73,10 @@ With --nats the head uses an external NATS server, with the credentials file of 
 			if len(flags.nats) > 0 && flags.limit != "" {
 				return usagef("--nats and --store-limit exclude each other: an external NATS server has its own limit (max_file_store)")
 			}
+			var err error
+			if flags.logging, err = c.setLogging(flags.logging); err != nil {
+				return err
+			}
 			h, err := c.newHead(flags)
 			if err != nil {
 				return err
@@ -99,7 +105,9 @@ func (f *upFlags) add(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&f.metrics, "metrics", "", "address to serve the dashboard, health checks and Prometheus metrics at, HOST:PORT, plain HTTP (default none)")
 	cmd.Flags().IntVar(&f.replicas, "replicas", 0, "copies of ledger, registry, leases and events in a NATS cluster, 1 to 5 (default one per server, up to 3)")
 	cmd.Flags().StringVar(&f.limit, "store-limit", "", "limit of the store, such as 10GiB (default 16GiB)")
+	cmd.Flags().StringVar(&f.logDir, "log-dir", "", "folder for the output of workers (default in the store)")
 	f.node.add(cmd)
+	f.logging.add(cmd)
 }
 
 // untilClosed ends the context when the input is closed, which also happens when the program at its other end is killed.
@@ -171,9 +179,14 @@ func (c *cli) newHead(f upFlags) (*head, error) {
 			return nil, usagef("--nats %q: %w", bus.Redact(u), err)
 		}
 	}
-	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace}
+	spec := agentSpec{GPUs: f.node.gpus, Name: cmp.Or(f.node.name, nodes.HostName()), Grace: f.grace, Wait: f.grace, Logging: f.logging}
 	if spec.Labels, err = f.node.parseLabels(); err != nil {
 		return nil, err
+	}
+	if f.logDir != "" {
+		if spec.LogDir, err = filepath.Abs(f.logDir); err != nil {
+			return nil, err
+		}
 	}
 	if spec.Resources, err = f.node.parseResources(); err != nil {
 		return nil, err
@@ -261,6 +274,7 @@ func (c *cli) up(ctx context.Context, h *head, inside func(context.Context, *bus
 	if inside != nil {
 		return inside(ctx, b)
 	}
+	log.Info("troupe: the head is ready", "url", bus.Redact(strings.Split(h.file.URL, ",")...), "store", h.store, "version", version)
 	if err := c.sayReady(h, ownLedger(ctx, b)); err != nil {
 		return err
 	}

@@ -150,6 +150,9 @@ class WorkerHandle(_codec.Walked):
             return self._cluster._send(method, args, kwargs, plan, one=True, blocking=blocking, settings=settings)
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
+    def __reduce__(self) -> Any:
+        return _unpickled, (bytes(self._cluster._handle), self._rank)
+
     def wire(self) -> tuple[int, Any]:
         fields = msgpack.unpackb(self._cluster._open()._handle)
         fields["rank"] = self._rank
@@ -210,8 +213,6 @@ class Cluster(_codec.Walked):
         node: str = "",
     ) -> None:
         session = _session.current()
-        if session.is_worker:
-            raise _errors.RefusedError("a worker creates no clusters: it holds no lease that could end them; let the driver do it")
         if worker_cls is None:
             raise _errors.InvalidError('Cluster needs worker_cls: a class, or "package.module.Class"')
         if config is not None and worker_config is not None:
@@ -223,18 +224,17 @@ class Cluster(_codec.Walked):
             fields = session.core.ask("create", runtime=session.id, spec=spec).get()
         except _errors.Error as err:
             raise _error_transfer.rebuild(_not_started(err), session.codec(True)).with_traceback(None) from None
-        self._setup(session, fields, trusted=True)
+        self._setup(session, fields)
         self.worker_config = config
         if isinstance(worker_cls, type):
             self._own_parameters.update(_own_parameters(worker_cls))
             _warn_of_hidden_methods(worker_cls, Cluster if self.world_size > 1 or marks_of(worker_cls) else WorkerHandle)
         self._detached = bool(setting(config, "detached", False))
 
-    def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, trusted: bool, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
+    def _setup(self, session: _session.Session, fields: dict[str, Any] | None, *, handle: bytes | None = None, known: dict[str, Any] | None = None) -> None:
         self._session = session
         self._core = session.core
-        self._trusted = trusted
-        self._codec = session.codec(trusted)
+        self._codec = session.codec(True)
         self._plans: dict[Any, _split.Plan] = {}
         self.worker_config = None
         self._warned = False
@@ -288,7 +288,7 @@ class Cluster(_codec.Walked):
         session = _session.current()
         fields = session.core.ask("attach", runtime=session.id, name=name).get()
         cluster = cls.__new__(cls)
-        cluster._setup(session, fields, trusted=False)
+        cluster._setup(session, fields)
         return cluster
 
     # What it is.
@@ -671,7 +671,7 @@ class Cluster(_codec.Walked):
         self._take_mesh(await self._ask_mesh(False))
 
     def _learns_mesh(self) -> bool:
-        return self._trusted and "mesh" in self._modes
+        return "mesh" in self._modes
 
     def _ask_mesh(self, blocking: bool) -> Any:
         return self._send("mesh", (), {}, self._make_plan({"mode": "ONE_TO_ALL", "unsplit": True}), blocking=blocking)
@@ -689,9 +689,12 @@ class Cluster(_codec.Walked):
 
     def shutdown(self) -> None:
         """Destroys the role, also one that another driver created. It may be called more than once."""
+        self._end("destroy")
+
+    def _end(self, how: str) -> None:
         if self._closed or self._session.closed:
             return
-        self._core.ask("destroy", cluster=self._open()._id).get()
+        self._core.ask(how, cluster=self._open()._id).get()
         self._closed = True
         if self._on_shutdown is not None:
             self._on_shutdown()
@@ -702,6 +705,9 @@ class Cluster(_codec.Walked):
     def __exit__(self, *_: object) -> None:
         if not self._detached:
             self.shutdown()
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (bytes(self._handle), -1)
 
     def wire(self) -> tuple[int, Any]:
         return _codec.HANDLE, bytes(self._handle)
@@ -723,9 +729,14 @@ def from_handle(data: bytes, fields: dict[str, Any]) -> Any:
     cluster: Cluster | None = session.clusters.get((fields["role"], fields["incarnation"]))
     if cluster is None:
         cluster = Cluster.__new__(Cluster)
-        cluster._setup(session, None, trusted=False, handle=_whole(data, fields), known=fields)
+        cluster._setup(session, None, handle=_whole(data, fields), known=fields)
         session.clusters[fields["role"], fields["incarnation"]] = cluster
     return cluster if fields["rank"] < 0 else WorkerHandle(cluster, fields["rank"])
+
+
+def _unpickled(data: bytes, rank: int) -> Any:
+    """A cluster or a worker inside a pickle."""
+    return from_handle(data, {**msgpack.unpackb(data, strict_map_key=False), "rank": rank})
 
 
 def _whole(data: bytes, fields: dict[str, Any]) -> bytes:

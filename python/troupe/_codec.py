@@ -83,7 +83,7 @@ class Codec:
 
     def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False) -> None:
         self.pickle = pickle
-        self.why_not = why_not or "pickles travel only between a driver and the workers it started"
+        self.why_not = why_not or "pickles travel only in calls, between the processes of one run"
         self.handles = handles  # a handle is decoded to a cluster or a worker; else to its fields
         self._free: list[Any] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from . import _check, _errors
+from . import _check, _errors, _output
 
 
 class WorkerConfig:
@@ -32,9 +32,11 @@ class WorkerConfig:
         queue_limit: int = 0,
         ordered: bool = False,
         detached: bool = False,
+        lifetime: str = "",
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
+        output: str = "",
         **unknown: Any,
     ) -> None:
         for field in unknown:
@@ -60,9 +62,11 @@ class WorkerConfig:
         self.queue_limit = queue_limit
         self.ordered = ordered
         self.detached = detached
+        self.lifetime = lifetime
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
+        self.output = output
         check(self)
 
     def __repr__(self) -> str:
@@ -70,6 +74,7 @@ class WorkerConfig:
 
 
 FIELDS = tuple(WorkerConfig.__init__.__code__.co_varnames[1 : 2 + WorkerConfig.__init__.__code__.co_kwonlyargcount])
+LIFETIMES = ("creator", "run")
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
@@ -87,7 +92,12 @@ def check(config: Any) -> None:
     _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
+    lifetime = setting(config, "lifetime", "")
+    if lifetime and lifetime not in LIFETIMES:
+        raise _errors.InvalidError(f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run")
     strategy = setting(config, "strategy", "")
+    if shown := setting(config, "output", ""):
+        _output.mode(shown)
     if strategy and strategy not in STRATEGIES:
         raise _errors.InvalidError(f"strategy={strategy!r} is none of {', '.join(STRATEGIES)}")
 

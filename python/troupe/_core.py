@@ -126,6 +126,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_cancel", i32, (u64,)),
         ("troupe_take", i64, (ptr, u64)),
         ("troupe_side", i32, ()),
+        ("troupe_output", i32, ()),
         ("troupe_take_side", i64, (ptr, u64)),
         ("troupe_answer", i32, (u64, i32, ptr, u64)),
         ("troupe_cancelled", i32, (u64,)),

@@ -1,4 +1,4 @@
-"""What a driver serves: an object of its own that workers can call, and how they find it."""
+"""What a driver or a worker serves: an object of its own that other processes can call, and how they find it."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from ._cluster import Cluster, WorkerHandle, from_handle
 from ._core import CANCEL, VALUE
 
 _PATIENCE = 30.0  # seconds for a role of one to be there
+_SERVED = "served:"  # begins the name of a served object, and of no object of a worker
 _numbers = itertools.count(1)
 _lock = threading.Lock()  # guards session.server and the objects it serves
 
 
 def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> WorkerHandle:
-    """Lets workers call the methods of an object of this driver; the handle can be an argument of calls.
+    """Lets workers call the methods of an object of this process; the handle can be an argument of calls.
 
-    Without a name it is the driver's own: its workers have it as `self.driver` and `troupe.driver()`, workers that serve one of its
-    calls as `troupe.current_call().driver`. With one it is a role of that name, which others attach to.
+    Without a name it is the process's own: the workers that it created have it as `self.driver` and `troupe.driver()`, workers that
+    serve one of its calls as `troupe.current_call().driver`. With one it is a role of that name, which others attach to.
 
     Its methods run one at a time on a thread of their own, also while the driver waits for a call; `@register(lane="control")`
     and `concurrency=n` as in workers. If it has any async method, all run on the event loop in which serve was called, or on one of
-    their own. It ends with the session, or with `handle.cluster.shutdown()`.
+    their own. It ends with the session, in a worker with its process, or with `handle.cluster.shutdown()`.
     """
     session = _session.current()
-    if session.is_worker:
-        raise _errors.RefusedError("a worker is served as it is: give its handle, cluster.workers[rank]; serve is for drivers")
     if isinstance(obj, type):
         raise _errors.InvalidError(f"serve takes an object, and {obj.__qualname__} is a class; give {obj.__qualname__}(…)")
     with _lock:
@@ -41,21 +40,19 @@ def serve(obj: Any, name: str | None = None, *, max_concurrency: int = 1000) -> 
 
 
 def driver() -> WorkerHandle:
-    """What the driver that created this worker serves."""
+    """What the driver or worker that created this worker serves."""
     session = _session.current(start=False)
     if not session.is_worker:
         raise _errors.InvalidError("driver() is for workers; this process is a driver itself")
-    return of_session(session.driver, trusted=True)
+    return of_session(session.driver)
 
 
-def of_session(caller: str, *, trusted: bool) -> WorkerHandle:
+def of_session(caller: str) -> WorkerHandle:
     """What the driver with that session serves. The role is looked up each time, and shared."""
     session = _session.current(start=False)
     found = session.core.ask("driver", runtime=session.id, name=caller or "nobody").get(_PATIENCE)
     codec = session.codec(False)
     cluster: Cluster = from_handle(found.data, codec._unpack(found.data))
-    if trusted and not cluster._trusted:
-        cluster._trusted, cluster._codec = True, session.codec(True)
     return cluster.workers[0]
 
 
@@ -76,6 +73,7 @@ class ObjectServer(_serve.Server):
         self.tables: dict[str, dict[str, Any]] = {}  # by object: what it can do
         self.loops = {}
         self.inline: deque[tuple[int, bytes, Any]] = deque()  # calls that the thread of the side queue runs itself
+        self.host = session.host  # of a worker: what runs the other calls of the side queue
         self.core.on_side_call = self.arrived
         self.core.on_side_shared = self.choose_threads
 
@@ -86,7 +84,7 @@ class ObjectServer(_serve.Server):
     def choose_threads(self) -> None:
         """Decides which threads run methods, after an object was added."""
         only = next(iter(self.objects.values())) if len(self.objects) == 1 else None
-        if only is not None and not only.is_async and not only.lanes and not self.core.side_is_shared:
+        if only is not None and not only.is_async and not only.lanes and not self.core.side_is_shared and self.host is None:
             self.core.read_side(self.run_inline)
             return
         self.core.read_side()
@@ -95,7 +93,7 @@ class ObjectServer(_serve.Server):
                 self.runners[key] = Thread(self, f"troupe-{key}")
 
     def add(self, obj: Any, max_concurrency: int) -> str:
-        key = f"served-{next(_numbers)}"
+        key = f"{_SERVED}{next(_numbers)}"
         self.objects[key], self.tables[key] = _serve.describe(obj, max_concurrency, "all")
         self.runners[key] = self.loop_for() if self.objects[key].is_async else None
         self.choose_threads()
@@ -110,7 +108,7 @@ class ObjectServer(_serve.Server):
             self.remove(key)
             raise
         cluster = Cluster.__new__(Cluster)
-        cluster._setup(self.session, fields, trusted=True)
+        cluster._setup(self.session, fields)
         cluster._on_shutdown = lambda: self.remove(key)
         return cluster.workers[0]
 
@@ -127,7 +125,8 @@ class ObjectServer(_serve.Server):
             if runner is not None:
                 runner.end()
             if not self.runners and self.session.server is self:
-                self.core.on_side_call = self.core.on_side_shared = None
+                self.core.on_side_call = None if self.host is None else self.host.arrived_beside
+                self.core.on_side_shared = None
                 self.session.server = None
 
     def close(self) -> None:
@@ -136,7 +135,7 @@ class ObjectServer(_serve.Server):
             self.remove(key)
 
     def trusts(self, meta: bytes) -> bool:
-        return self.session.pickle and bool(meta[0] & _serve.MADE) and not meta[0] & _serve.PIPELINE
+        return self.session.pickle and not meta[0] & _serve.PIPELINE
 
     # Called by the reader, which must not wait.
 
@@ -145,9 +144,13 @@ class ObjectServer(_serve.Server):
             self.take_value(token, meta, body)
             return
         if kind == CANCEL:
-            self.cancel_in(token)
+            if not self.cancel_in(token) and self.host is not None:
+                self.host.arrived_beside(kind, token, meta, body)
             return
         call = IncomingCall(self.core, token, meta)
+        if self.host is not None and not call.object.startswith(_SERVED):
+            self.host.arrived_beside(kind, token, meta, body)
+            return
         made, runner = self.objects.get(call.object), self.runners.get(call.object)
         if made is None or call.object not in self.runners:
             self.values.pop(token, None)

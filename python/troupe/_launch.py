@@ -97,9 +97,11 @@ def spec(
         **_folder(session),
         "env": _environment(config),
         "ordered": bool(get(config, "ordered", False)), "detached": bool(get(config, "detached", False)),
+        "ends_with_run": get(config, "lifetime", "") == "run",
         "queue_limit": int(get(config, "queue_limit", 0)), "start_timeout": float(get(config, "start_timeout", 0)),
         "stop_grace": float(get(config, "stop_grace", 0)), "late_rendezvous": bool(get(config, "late_rendezvous", False)),
         "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
+        "output": str(get(config, "output", "")),
     }  # fmt: skip
     out.update(_resources(name, manager, config, world, devices, node))
     return out

@@ -50,8 +50,7 @@ class Router(Held):
             raise _errors.InvalidError(f"credits {credits} and waiting {waiting} must be positive")
         session = _session.current()
         self.method = method
-        self._trusted = all(c._trusted for c in clusters)
-        self._codec = session.codec(self._trusted)
+        self._codec = session.codec(True)
         request = {
             "method": method, "abort": abort, "credits": credits, "waiting": waiting, "sticky": sticky,
             "clusters": [c._open()._id for c in clusters],
@@ -87,8 +86,6 @@ class Router(Held):
 
     def join(self, cluster: Cluster, ranks: Sequence[int] = (), *, blocking: bool = True) -> Any:
         """Adds ranks of a cluster, all of them if none is named."""
-        if not cluster._trusted and self._trusted:
-            self._trusted, self._codec = False, self._session.codec(False)
         return self._verb("join", blocking, cluster=cluster._open()._id, ranks=list(ranks))
 
     def leave(self, cluster: Cluster, ranks: Sequence[int] = (), *, timeout: float | None = None, blocking: bool = True) -> Any:

@@ -12,7 +12,7 @@ from ._call import LENGTHS, IncomingCall
 from ._future import Pull, Waitable
 from ._reference import Reference, names_of, read_names
 
-PIPELINE, ITEMS, MADE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; of a worker that we started
+PIPELINE, ITEMS = 2, 4  # flags of a call: a pipeline's; with items instead of their values
 
 FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
 

@@ -9,7 +9,7 @@ import threading
 import time
 from typing import Any
 
-from . import _check, _codec, _core, _errors, _traceback
+from . import _check, _codec, _core, _errors, _output, _runs, _traceback
 
 _PORT = 7422  # of a head, where a URL has none
 _START = 30.0  # seconds for a private head to become ready
@@ -17,9 +17,10 @@ _LEASE = (1.0, 86_400.0)  # seconds: the least and the most that init takes
 
 
 class Head:
-    """A head of our own, as a child process with a folder of its own. It ends when its standard input does."""
+    """A head of our own, as a child process with a folder of its own. It ends when its standard input does. `troupe status` and `logs`
+    find it by the record of this run."""
 
-    def __init__(self, gpus: str) -> None:
+    def __init__(self, gpus: str, namespace: str) -> None:
         import json
         import subprocess
         import tempfile
@@ -30,6 +31,9 @@ class Head:
         env.update(dict.fromkeys(("XDG_STATE_HOME", "XDG_RUNTIME_DIR"), self.dir))
         program = _core.program_path()
         command = [program, "up", "--json", "--listen", "127.0.0.1:0", "--store", os.path.join(self.dir, "store"), "--gpus", gpus, "--with-stdin"]
+        self._run = _runs.create(namespace)
+        if self._run is not None:
+            command += ["--log-dir", os.path.join(self._run, "logs")]
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=env, start_new_session=True
@@ -51,6 +55,8 @@ class Head:
             raise _errors.UnavailableError(f"a private head did not start: {log or 'it said nothing'}")
         said = json.loads(line)
         self.url, self.token_file, self.fingerprint = said["url"], said.get("token_file", ""), said.get("fingerprint", "")
+        if self._run is not None:
+            _runs.record(self._run, {**said, "driver": _who(), "driver_pid": os.getpid(), "namespace": namespace})
 
     def _first_line(self) -> bytes:
         """What it says when it is ready. One that does not become ready is ended, and the read with it."""
@@ -88,6 +94,8 @@ class Head:
         if self.process.stdout is not None:
             self.process.stdout.close()
         self._log.close()
+        if self._run is not None:
+            _runs.end(self._run)
         _remove(self.dir)
 
     def abandon(self) -> None:
@@ -115,45 +123,59 @@ class Session:
         self.is_worker = False
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
-        self.server: Any = None  # of the objects that a driver serves
+        self.host: Any = None  # of a worker: what runs its methods
+        self.server: Any = None  # of the objects that this process serves
         self.pool: Any = None  # the workers of remote functions
+        self.output: _output.Reader | None = None
         self.closed = False
         self.clusters: dict[tuple[str, str], Any] = {}  # opened from handles, by role and incarnation
         self._pid = os.getpid()
         self._addresses = [_address(u) for u in self.url.split(",") if u]
 
     def codec(self, trusted: bool) -> _codec.Codec:
-        """How values travel to and from a cluster: one that this driver created may be sent pickles."""
+        """How values travel: in calls of this run with pickles, in items of pipelines without."""
         if not self.pickle:
             why = "pickles were turned off with troupe.init(pickle=False)"
         elif not trusted:
-            why = "pickles travel only between a driver and the workers it started"
+            why = "pickles travel only in calls, between the processes of one run; an item of a pipeline may be another's"
         else:
             why = ""
         return _codec.Codec(pickle=not why, why_not=why, handles=True)
 
-    def close(self) -> None:
-        """Takes down what this driver created and ends the session. It may be called more than once."""
+    def close(self, now: bool = False) -> None:
+        """Takes down what this driver created and ends the session; in a worker, takes down what it created. With now, workers are
+        killed instead of stopped. It may be called more than once."""
         global _current
-        if _current is self:
-            _current = None
         if self.closed or self._pid != os.getpid():
             return
+        if self.is_worker:
+            self._end_created(now)
+            return
         self.closed = True
+        if _current is self:
+            _current = None
         try:
-            if not self.is_worker:
-                self._ask_close()
+            self._ask_close(now)
         finally:
             if self.server is not None:
                 self.server.close()
             if self.head is not None:
                 self.head.close()
 
-    def _ask_close(self) -> None:
+    def _end_created(self, now: bool) -> None:
+        """In a worker: what it has created ends; its session is the process's."""
+        if self.server is not None:
+            self.server.close()
+        self.pool = None
+        self.core.ask("end_created", runtime=self.id, now=now).get(15)
+
+    def _ask_close(self, now: bool) -> None:
         self.core.cancel_all()  # their results would be dropped: the workers need not finish them
-        ask = self.core.ask("close", runtime=self.id)
+        ask = self.core.ask("close", runtime=self.id, now=now)
         deadline = time.monotonic() + 15
         self.core.wait(ask, deadline)
+        if self.output is not None:
+            self.output.join()
 
     def __enter__(self) -> Session:
         return self
@@ -203,6 +225,7 @@ def init(
     ca_file: str | None = None,
     name: str | None = None,
     lease: float = 0.0,
+    output: str | None = None,
     timeout: float | None = 30.0,
 ) -> Session:
     """Attaches to a head, or starts a private one as a child process.
@@ -212,12 +235,15 @@ def init(
     names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
-    whatever the lease is. A session that is open is returned again; one with another url or namespace must be closed first.
-    Usable as a context manager.
+    whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
+    unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown.
+    A session that is open is returned again; one with another url or namespace must be closed first.
+    In a worker it returns the worker's own session, which needs no init. Usable as a context manager.
     """
     global _current
     lease = _lease(lease)
     _check.seconds("timeout", timeout)
+    shown = _output.of_session(output)
     with _init_lock:
         if _current is not None and not _current.closed and _current._pid == os.getpid():
             if (url not in (None, "auto", _current.url) and _address(str(url)) not in _current._addresses) or namespace not in (None, _current.namespace):
@@ -236,7 +262,7 @@ def init(
         head = None
         bus: dict[str, Any] = {}
         if url is None:
-            head = Head(gpus)
+            head = Head(gpus, namespace or env("TROUPE_NAMESPACE") or "default")
             url, token_file, fingerprint = head.url, head.token_file, head.fingerprint or None
         elif gpus != "auto":
             raise _errors.InvalidError(f"gpus={gpus!r} is for a private head, and {url} is another's; leave one of them out")
@@ -252,9 +278,10 @@ def init(
             given.update(_local_head(url))
         bus.update({k: v for k, v in given.items() if v})
         try:
+            reader = _output.Reader(core)
             fields = core.ask(
                 "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=lease,
-                private=head is not None,
+                private=head is not None, output=shown,
             ).get(timeout)
         except BaseException:
             if head is not None:
@@ -262,6 +289,8 @@ def init(
             raise
         _traceback.install(_errors.Error)
         _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
+        _current.output = reader
+        reader.start()
         return _current
 
 
@@ -294,8 +323,7 @@ def _head_file() -> dict[str, str]:
 
 
 def _head_path() -> str:
-    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
-    return os.path.join(state, "troupe", "head.json")
+    return os.path.join(_runs.state_dir(), "head.json")
 
 
 def _head_url() -> str:
@@ -336,10 +364,11 @@ def _who() -> str:
     return f"{user}@{socket.gethostname()} {script}[{os.getpid()}]"
 
 
-def shutdown() -> None:
-    """Closes the session of this process, if there is one."""
+def shutdown(now: bool = False) -> None:
+    """Closes the session of this process, if there is one. now: the workers of the run are killed, and running calls with them."""
+    _check.flag("now", now)
     if _current is not None:
-        _current.close()
+        _current.close(now)
 
 
 def is_initialized() -> bool:
@@ -348,7 +377,7 @@ def is_initialized() -> bool:
 
 def _at_exit() -> None:
     session = _current
-    if session is None or session._pid != os.getpid():
+    if session is None or session._pid != os.getpid() or session.is_worker:
         return
     try:
         session.close()

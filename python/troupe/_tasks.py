@@ -61,8 +61,6 @@ class RemoteFunction:
     def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Runs the function on a worker of the pool; a future, or with num_returns a list of them."""
         session = _session.current()
-        if session.is_worker:
-            raise _errors.RefusedError("remote functions are called by the driver; a worker calls methods of other workers")
         if self._pickled is None:
             import hashlib
 
@@ -126,13 +124,14 @@ def remote(target: Any = None, /, **settings: Any) -> Any:
 
 
 def kill(target: WorkerHandle | Cluster) -> None:
-    """Ends an actor, or all workers of a cluster."""
+    """Ends an actor, or all workers of a cluster, at once, by SIGKILL: running calls fail with WorkerLostError. When it returns, the name
+    and the devices are free."""
     if isinstance(target, Cluster):
-        target.shutdown()
+        target._end("kill")
     elif isinstance(target, WorkerHandle):
         if target.cluster.world_size > 1:
             raise _errors.InvalidError(f"{target!r} is one of {target.cluster.world_size} workers, which end together: kill(handle.cluster) ends them all")
-        target.cluster.shutdown()
+        target.cluster._end("kill")
     else:
         raise _errors.InvalidError(f"kill takes the handle of an actor or a cluster, not a {type(target).__name__}")
 

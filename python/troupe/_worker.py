@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, overload
 
-from . import _call, _driver, _errors, _session
+from . import _call, _driver, _errors
 
 if TYPE_CHECKING:
     import logging
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Driver:
-    """What the driver that created this worker serves: self.driver.method(…). A class may have a driver of its own instead."""
+    """What the driver or worker that created this worker serves: self.driver.method(…). A class may have a driver of its own instead."""
 
     @overload
     def __get__(self, worker: None, owner: type) -> _Driver: ...
@@ -65,9 +65,8 @@ class Call(_call.IncomingCall):
 
     @property
     def driver(self) -> WorkerHandle:
-        """The object that the calling driver serves; NotFoundError if it serves none, or if the caller is a worker."""
-        caller = self.session
-        return _driver.of_session(caller, trusted=caller == _session.current(start=False).driver)
+        """The object that the calling driver or worker serves; NotFoundError if it serves none."""
+        return _driver.of_session(self.session)
 
 
 def current_call() -> Call:

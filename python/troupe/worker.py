@@ -54,8 +54,10 @@ class Host(Server):
         self.session.is_worker = True
         self.session.own = (fields["role"], fields["incarnation"], fields["rank"])
         self.session.driver = self.config.get("driver", "")
+        self.session.host = self
+        if self.config.get("shipped"):  # its folder is a copy, which is shipped to the workers that it creates
+            self.session.working_dir = os.getcwd()
         _session._current = self.session
-        self.driver = self.config.get("driver", "nobody").encode()
         self.codecs = {True: self.session.codec(True), False: self.session.codec(False)}
 
     # What the reader of completions hands over.
@@ -138,8 +140,8 @@ class Host(Server):
         end_process(err)
 
     def trusts(self, meta: bytes) -> bool:
-        """Whether the caller may send pickles: the driver that created this worker. An item of a pipeline may be from any program."""
-        return self.session.pickle and meta.startswith(self.driver, 40) and not meta[0] & PIPELINE
+        """Whether the caller may send pickles: every process of the run. An item of a pipeline may be from any program."""
+        return self.session.pickle and not meta[0] & PIPELINE
 
     # What the core asks for.
 
@@ -225,7 +227,8 @@ class Host(Server):
 
         self.wants_thread = True
         self.pool = ThreadPoolExecutor(128, thread_name_prefix="troupe")
-        self.core.on_side_call = self.arrived_beside
+        if self.session.server is None:
+            self.core.on_side_call = self.arrived_beside
         self.core.read_side()
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:

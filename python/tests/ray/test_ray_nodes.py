@@ -44,16 +44,3 @@ def test_strategies_over_nodes(nodes):
     with pytest.raises(ray.exceptions.TaskUnschedulableError):
         ray.get(where.options(scheduling_strategy=affinity(gone, soft=False)).remote(), timeout=20)
     assert ray.get(where.options(scheduling_strategy=affinity(gone, soft=True)).remote(), timeout=20) != gone
-
-
-def test_implicit_init_in_a_loop():
-    """The first call starts a session, also where an event loop runs."""
-    import asyncio
-
-    async def run():
-        return await where.remote()
-
-    try:
-        assert len(asyncio.run(asyncio.wait_for(run(), 60))) == 56
-    finally:
-        ray.shutdown()

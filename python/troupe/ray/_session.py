@@ -188,10 +188,10 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     return state
 
 
-def _serve(obj: Any, name: str) -> Any:
-    """Serves an object on a loop of its own: in a loop that runs, as where init is implicit, it would wait for this call to end."""
+def _serve(served: Any, name: str) -> Any:
+    """Serves an object on an event loop of its own, also where init is called inside one, which may be blocked later."""
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
-        return thread.submit(troupe.serve, obj, name, max_concurrency=1_000_000).result()
+        return thread.submit(troupe.serve, served, name, max_concurrency=1_000_000).result()
 
 
 def _environment() -> dict[str, str]:

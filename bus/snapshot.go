@@ -1,0 +1,142 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+const (
+	snapshotChunk = 128 << 10
+	snapshotWait  = 30 * time.Second // for the next chunk, or for the answer to one
+)
+
+// StreamSnapshot describes the snapshot of a stream. Config and State are the server's JSON, unchanged.
+type StreamSnapshot struct {
+	Name   string          `json:"name"`
+	Config json.RawMessage `json:"config"`
+	State  json.RawMessage `json:"state"`
+}
+
+type snapshotAnswer struct {
+	Error   *jetstream.APIError `json:"error"`
+	Config  json.RawMessage     `json:"config"`
+	State   json.RawMessage     `json:"state"`
+	Deliver string              `json:"deliver_subject"`
+}
+
+// SnapshotStream writes the content of a stream to w, as of one moment: messages with their sequences, and consumers.
+func (b *Bus) SnapshotStream(ctx context.Context, name string, w io.Writer) (StreamSnapshot, error) {
+	snapshot := StreamSnapshot{Name: name}
+	inbox := b.nc.NewInbox()
+	sub, err := b.nc.SubscribeSync(inbox)
+	if err != nil {
+		return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: %w", name, err)
+	}
+	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closed
+	request, err := json.Marshal(map[string]any{"deliver_subject": inbox, "chunk_size": snapshotChunk})
+	if err != nil {
+		return snapshot, err
+	}
+	answer, err := b.askJetStream(ctx, "$JS.API.STREAM.SNAPSHOT."+name, request)
+	if err != nil {
+		return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: %w", name, err)
+	}
+	snapshot.Config, snapshot.State = answer.Config, answer.State
+	for {
+		m, err := nextChunk(ctx, sub)
+		if err != nil {
+			return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: %w", name, err)
+		}
+		if len(m.Data) == 0 {
+			if status := m.Header.Get("Status"); status != "" && status != "204" {
+				return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: the server ended it: %s %s", name, status, m.Header.Get("Description"))
+			}
+			return snapshot, nil
+		}
+		if _, err := w.Write(m.Data); err != nil {
+			return snapshot, err
+		}
+		if m.Reply == "" {
+			continue // the last chunk
+		}
+		if err := m.Respond(nil); err != nil {
+			return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: %w", name, err)
+		}
+	}
+}
+
+func nextChunk(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
+	defer cancel()
+	return sub.NextMsgWithContext(ctx)
+}
+
+func (b *Bus) askJetStream(ctx context.Context, subject string, request []byte) (snapshotAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, snapshotWait)
+	defer cancel()
+	var answer snapshotAnswer
+	m, err := b.nc.RequestWithContext(ctx, subject, request)
+	if err != nil {
+		return answer, err
+	}
+	if len(m.Data) > 0 {
+		err = json.Unmarshal(m.Data, &answer)
+	}
+	if err == nil && answer.Error != nil {
+		err = answer.Error
+	}
+	return answer, err
+}
+
+// RestoreStream creates a stream from a snapshot. The stream must not exist. It has the sequences of the snapshot.
+func (b *Bus) RestoreStream(ctx context.Context, snapshot StreamSnapshot, r io.Reader) error {
+	fail := func(err error) error { return Errorf(CodeUnavailable, "restore stream %s: %w", snapshot.Name, err) }
+	request, err := json.Marshal(map[string]json.RawMessage{"config": snapshot.Config, "state": snapshot.State})
+	if err != nil {
+		return fail(err)
+	}
+	answer, err := b.askJetStream(ctx, "$JS.API.STREAM.RESTORE."+snapshot.Name, request)
+	if err != nil {
+		return fail(err)
+	}
+	chunk := make([]byte, snapshotChunk)
+	for {
+		n, err := io.ReadFull(r, chunk)
+		if n > 0 {
+			if _, err := b.askJetStream(ctx, answer.Deliver, chunk[:n]); err != nil {
+				return fail(err)
+			}
+		}
+		if err == io.EOF || err == io.ErrUnexpectedEOF { //nolint:errorlint // io.ReadFull returns them unwrapped
+			break
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if _, err := b.askJetStream(ctx, answer.Deliver, nil); err != nil { // an empty chunk ends the restore
+		return fail(err)
+	}
+	return nil
+}
+
+// DeleteStream deletes a stream. It purges it first: a server that is killed during the deletion may restore the messages when a stream of
+// the same name is created.
+func (b *Bus) DeleteStream(ctx context.Context, name string) error {
+	s, err := b.js.Stream(ctx, name)
+	if err == nil {
+		err = s.Purge(ctx)
+	}
+	if err == nil {
+		err = b.js.DeleteStream(ctx, name)
+	}
+	if err != nil {
+		return Errorf(CodeUnavailable, "delete stream %s: %w", name, err)
+	}
+	return nil
+}

@@ -1,0 +1,89 @@
+"""Records of runs with a private head: by them `troupe status` and `troupe logs` find it, and the output of the last runs is kept."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+from typing import Any
+
+_KEPT = 5  # runs that are over
+_KEPT_BYTES = 1 << 30  # of their output
+
+
+def state_dir() -> str:
+    """The folder of files that outlive a process, as the command line has it."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(state, "troupe")
+
+
+def create(namespace: str) -> str | None:
+    """A folder for a new run; None where none can be made. Runs that are over are removed, except for the last few."""
+    now = datetime.datetime.now(datetime.timezone.utc)
+    runs = os.path.join(state_dir(), "runs")
+    folder = os.path.join(runs, f"{now:%Y%m%d-%H%M%S}-{os.getpid()}")
+    try:
+        os.makedirs(folder, mode=0o700)
+    except OSError:
+        return None
+    record(folder, {"driver_pid": os.getpid(), "namespace": namespace, "since": now.isoformat()})
+    try:
+        _prune(runs)
+    except OSError:
+        pass  # another process removes them too
+    return folder
+
+
+def record(folder: str, fields: dict[str, Any]) -> None:
+    """Adds to what is known of a run. A file that cannot be written is no reason to fail: the run is only not found then."""
+    path = os.path.join(folder, "run.json")
+    try:
+        with open(path + ".new", "w", opener=lambda name, flags: os.open(name, flags, 0o600)) as f:
+            json.dump({**_read(folder), **fields}, f)
+        os.replace(path + ".new", path)
+    except OSError:
+        pass
+
+
+def end(folder: str) -> None:
+    """The run is over. One without output is removed."""
+    if not os.path.isdir(os.path.join(folder, "logs")):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    record(folder, {"ended": True})
+
+
+def _read(folder: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(folder, "run.json")) as f:
+            fields: dict[str, Any] = json.load(f)
+            return fields
+    except (OSError, ValueError):
+        return {}
+
+
+def _prune(runs: str) -> None:
+    kept = size = 0
+    for name in sorted(os.listdir(runs), reverse=True):
+        folder = os.path.join(runs, name)
+        fields = _read(folder)
+        if not fields.get("ended") and _lives(fields.get("pid") or fields.get("driver_pid") or 0):
+            continue
+        kept, size = kept + 1, size + _size(folder)
+        if kept > _KEPT or size > _KEPT_BYTES:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return pid > 0
+
+
+def _size(folder: str) -> int:
+    return sum(os.path.getsize(os.path.join(at, name)) for at, _, names in os.walk(folder) for name in names)
