@@ -537,7 +537,7 @@ class Control:
         }  # fmt: skip
         spec = {
             "name": name, "class": "ray", "world": 1, "mesh": {"tp": 1, "pp": 1, "cp": 1, "dp": 0}, "config": config,
-            "command": [env.get("py_executable") or job["executable"], "-m", "troupe.ray._host"],
+            "command": [env.get("py_executable") or job["executable"], "-m", "troupe.ray._process"],
             "dir": env.get("working_dir") or job["dir"], "env": variables, "queue_limit": 1_000_000,
             "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "late_rendezvous": False, "policy": "", "restarts": 0,
             "strategy": "", "bundles": [{"node": allocation.node}],

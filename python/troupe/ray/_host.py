@@ -1,4 +1,4 @@
-"""The process of an actor, or of a worker for tasks: `python -m troupe.ray._host` is what agents start.
+"""The process of an actor, or of a worker for tasks: `python -m troupe.ray._process` is what agents start.
 
 Sync actors and tasks run on the main thread, one at a time. Threaded actors have pools of threads, async ones event loops, one
 for each concurrency group, on threads of their own; the main thread then reads completions all the time. Requests for objects
@@ -592,9 +592,3 @@ def method_of_group(group: str) -> str:
 def main() -> int:
     _worker.Host = RayHost  # type: ignore[misc]
     return _worker.main()
-
-
-if __name__ == "__main__":
-    from troupe.ray import _host
-
-    _worker._exit(_host.main())

@@ -133,7 +133,7 @@ def init(
         given = _given_resources(num_cpus, num_gpus, resources)
         if address not in (None, "local") and (num_cpus is not None or num_gpus is not None):
             raise ValueError("When connecting to an existing cluster, num_cpus and num_gpus must not be provided.")
-        return RayContext(_open(address, given, namespace, env))
+        return RayContext(_open(address, given, namespace, env, bool(others.get("log_to_driver", True))))
 
 
 def _given_resources(num_cpus: float | None, num_gpus: float | None, resources: dict[str, float] | None) -> dict[str, float]:
@@ -143,14 +143,14 @@ def _given_resources(num_cpus: float | None, num_gpus: float | None, resources: 
     return {k: float(v) for k, v in {**given, **override}.items()}
 
 
-def _open(address: str | None, resources: dict[str, float], namespace: str | None, env: dict[str, Any]) -> _state.State:
+def _open(address: str | None, resources: dict[str, float], namespace: str | None, env: dict[str, Any], log_to_driver: bool) -> _state.State:
     global _at_exit
     access = _heads.resolve(address)
     local = access is None
     before = os.environ.pop("TROUPE_URL", None) if local else None
     try:
         found: dict[str, Any] = dict(access or {})
-        session = _troupe_session.init(found.pop("url", None), _NAMESPACE, name=None, **found)
+        session = _troupe_session.init(found.pop("url", None), _NAMESPACE, name=None, output="raw" if log_to_driver else "none", **found)
     except _errors.UnavailableError as err:
         raise ConnectionError(f"Could not find any running Ray instance at {address}: {err}. Please set `address`, or `RAY_ADDRESS`.") from err
     finally:
