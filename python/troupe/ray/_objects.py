@@ -437,7 +437,7 @@ class Peer:
         try:
             fields = asked._get()
             cluster = Cluster.__new__(Cluster)
-            cluster._setup(current(start=False), fields, trusted=False)
+            cluster._setup(current(start=False), fields)
             handle = cluster.workers[0]
         except BaseException as err:
             error = err
