@@ -80,6 +80,18 @@ def test_nested_references_stay_references(session):
         ray.put(ray.put(1))
 
 
+def test_large_values(session):
+    numpy = pytest.importorskip("numpy")
+
+    @ray.remote
+    def make(n):
+        return numpy.arange(n), [ray.put(numpy.ones(n))]
+
+    array, (inner,) = ray.get(make.remote(2_000_000))
+    assert array[-1] == 1_999_999 and ray.get(inner).sum() == 2_000_000
+    assert ray.get(ray.remote(lambda a, box: a.sum() + ray.get(box[0]).sum()).remote(ray.put(array), [inner])) == array.sum() + 2_000_000
+
+
 def test_error_is_an_instance_of_its_cause(session):
     counter = Counter.remote()
     with pytest.raises(KeyError) as raised:

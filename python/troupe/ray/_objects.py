@@ -392,6 +392,20 @@ class _Sweeper:
 _sweeper = _Sweeper()
 
 
+def when_fetched(future: Any, do: Callable[[Any], None]) -> None:
+    """Calls do(future) when a call is over and its large answers, which stay with their worker until they are asked for, are here: from the
+    thread that reads completions, which must not wait for them."""
+
+    def done(over: Any) -> None:
+        left = next((p for p in over._pulls() if not p._done), None)
+        if left is None:
+            do(over)
+        else:
+            left.when_done(lambda: done(over))
+
+    future.add_done_callback(done)
+
+
 class Peer:
     """Another process of the session, by its name."""
 
@@ -476,7 +490,7 @@ class Peer:
             except _errors.Error as err:
                 done(None, err)
                 return
-            future.add_done_callback(finish)
+            when_fetched(future, finish)
 
         def finish(future: Any) -> None:
             try:

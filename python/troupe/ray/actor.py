@@ -583,7 +583,7 @@ class Client:
             self._lost(call, err)
             return
         call.frame = []
-        future.add_done_callback(lambda done: self._answered(call, done))
+        _objects.when_fetched(future, lambda done: self._answered(call, done))
 
     def _answered(self, call: Pending, future: Any) -> None:
         state = _state.current()

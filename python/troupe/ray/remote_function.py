@@ -251,7 +251,7 @@ class Submitter:
         except _errors.Error as err:
             self._lost(task, lease, err)
             return
-        future.add_done_callback(lambda done: self._answered(task, lease, found, handle, done))
+        _objects.when_fetched(future, lambda done: self._answered(task, lease, found, handle, done))
 
     def _answered(self, task: Task, lease: str, found: dict[str, Any], handle: Any, future: Any) -> None:
         try:
