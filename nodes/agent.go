@@ -43,6 +43,7 @@ type Agent struct {
 	ports      portLeases
 	folders    folderCache
 	chunks     chunkStore
+	debuggers  debugSessionsOf
 	group      sync.WaitGroup // the goroutines of workers and requests
 
 	// mu guards what follows.
@@ -99,6 +100,7 @@ func (a *Agent) Run(ctx context.Context) (err error) {
 	a.feeds = newOutputFeeds(a.cfg.Bus)
 	defer a.uploader.close()
 	defer a.feeds.close()
+	defer a.debuggers.expire(time.Now(), true)
 	defer a.treeKiller.close()
 	defer a.spawner.close()
 	if a.cfg.OwnProcess {
@@ -212,6 +214,7 @@ func (a *Agent) maintain(ctx context.Context, failedCh <-chan error) error {
 			hosted := a.hostedRoles()
 			a.ports.expire(time.Now(), hosted)
 			a.feeds.forget(hosted)
+			a.debuggers.expire(time.Now(), false)
 		}
 	}
 }
@@ -366,6 +369,10 @@ func (a *Agent) answer(s *localNode, req request) reply {
 		return s.flush(*req.Role)
 	case req.Op == opHost:
 		return reply{HostInfo: a.hostInfo()}
+	case req.Op == opInspect && req.Inspect != nil && req.Role != nil:
+		return s.inspect(*req.Role, *req.Inspect)
+	case req.Op == opDebug && req.Debug != nil && req.Role != nil:
+		return s.debug(*req.Role, *req.Debug)
 	case req.Op == opPart && req.Chunk != nil:
 		return a.part(s, *req.Chunk)
 	case req.Op == opRest && req.Chunk != nil:

@@ -16,6 +16,8 @@ const (
 	opWorkers = "workers"
 	opPorts   = "ports"
 	opFlush   = "flush"
+	opInspect = "inspect" // stacks of workers, or an interrupt
+	opDebug   = "debug"   // input and output of a worker's debugger
 	opHost    = "host"
 	opPart    = "part" // one part of a long request
 	opRest    = "rest" // the next part of a long answer
@@ -32,8 +34,10 @@ type request struct {
 	Ports  *portsRequest `msgpack:"ports,omitempty"`
 	Role   *bus.Address  `msgpack:"role,omitempty"` // whose output is flushed, or whose workers are listed; nil there: all
 	// Running lists running workers only. Older agents ignore it and list all.
-	Running bool          `msgpack:"running,omitempty"`
-	Chunk   *chunkRequest `msgpack:"parcel,omitempty"`
+	Running bool            `msgpack:"running,omitempty"`
+	Inspect *inspectRequest `msgpack:"inspect,omitempty"`
+	Debug   *debugRequest   `msgpack:"debug,omitempty"`
+	Chunk   *chunkRequest   `msgpack:"parcel,omitempty"`
 }
 
 type stopRequest struct {
@@ -59,6 +63,9 @@ type reply struct {
 	// HostInfo answers opHost.
 	HostInfo *HostInfo `msgpack:"host_info,omitempty"`
 	Chunk    *chunk    `msgpack:"parcel,omitempty"` // this is a part of the answer
+
+	Inspected []Inspected  `msgpack:"inspected,omitempty"`
+	Debug     *DebugOutput `msgpack:"debug,omitempty"`
 }
 
 func failed(err error) reply { return reply{Err: bus.AsError(err)} }

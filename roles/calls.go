@@ -17,6 +17,9 @@ func (c *Cluster) Go(ctx context.Context, call dispatch.Call) (*dispatch.Future,
 	}
 	if call.Object == "" {
 		info, err := c.Record().method(call.Method)
+		if err != nil && c.isStarting() { // the worker knows its methods, this process does not yet
+			info, err = actors.MethodInfo{Name: call.Method, Lane: actors.Serial}, nil
+		}
 		if err != nil {
 			return nil, err
 		}

@@ -43,6 +43,8 @@ type Cluster struct {
 	replayCache replayCache      // calls that are replayed on restarted workers
 	output      *roleOutput      // nil: output is not shown
 	started     bool             // the start is complete: the first observer of a failure destroys the role, not start
+	startedCh   chan struct{}    // closed when a start in the background is complete; nil: the role was not created with Begin
+	startErr    *bus.Error       // of that start
 	ended       *bus.Error       // why calls are refused; nil: they are not
 	failed      *bus.Error       // ended, if a worker's failure is the reason
 	destroyed   bool             // the role is destroyed and its name is free
@@ -121,6 +123,9 @@ func (c *Cluster) startResult(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.failed != nil { // the failure of a worker is the cause
+		if c.startedCh != nil {
+			return c.failed
+		}
 		return c.failed.Unwrap()
 	}
 	if err == nil && c.ended != nil {
@@ -265,6 +270,9 @@ func (c *Cluster) handleLoss(l loss, certain bool) {
 func (c *Cluster) failWith(l loss, certain bool) {
 	because := bus.Errorf(bus.CodeWorkerLost, "the role failed because of rank %d: %s", l.rank, l.why.Message).WithCause(l.why)
 	because.Node, because.Stack, because.Details = l.why.Node, l.why.Stack, l.why.Details
+	if c.isStarting() {
+		because = startError(l.why)
+	}
 	if !c.endAs(because, because) {
 		return
 	}
@@ -364,6 +372,7 @@ func (c *Cluster) endAs(why, failed *bus.Error) bool {
 	c.mu.Unlock()
 	if first {
 		c.gate.End(why)
+		c.liveness.notifyChanged()
 	}
 	if first && c.origin == opened {
 		c.rt.unshare(c)

@@ -17,6 +17,7 @@ const (
 	messagesPerWorker = 4                       // queued messages per worker: all may beat, fail and stop at the same time
 	suspectAfter      = 1300 * time.Millisecond // a worker that has been silent for this long is probed: it beats once a second
 	maxLosses         = 4 * maxWorld            // remembered losses, for calls sent while they became known
+	maxFailures       = 4096                    // failed workers that Deaths returns
 	goneAfter         = 800 * time.Millisecond  // a silent worker whose subject has had no subscriber for this long is lost
 )
 
@@ -34,6 +35,8 @@ type liveness struct {
 	mu      sync.Mutex // guards what follows
 	beats   []rankState
 	losses  []loss
+	failed  []loss        // of workers that did not stop in order
+	dropped int           // losses that are no longer in failed
 	changed chan struct{} // closed and replaced at each change of state
 	probing bool          // silent workers are being probed
 }
@@ -236,6 +239,13 @@ func (l *liveness) lost(one loss, certain bool) {
 		l.losses = slices.Delete(l.losses, 0, maxLosses/2) // their callers have been told
 	}
 	l.losses = append(l.losses, one)
+	if one.failed || one.killed {
+		if len(l.failed) >= maxFailures {
+			l.failed, l.dropped = slices.Delete(l.failed, 0, maxFailures/2), l.dropped+maxFailures/2
+		}
+		l.failed = append(l.failed, one)
+		l.changedLocked()
+	}
 	all := true
 	for i := range l.beats {
 		all = all && l.beats[i].State.Over()
@@ -245,6 +255,14 @@ func (l *liveness) lost(one loss, certain bool) {
 	if all && (l.cluster.origin == opened || l.cluster.origin == followed) && !l.cluster.Record().restarts() {
 		l.cluster.release()
 	}
+}
+
+// failures returns the workers that did not stop in order, the number of earlier ones that are no longer kept, and a channel that
+// is closed at the next change.
+func (l *liveness) failures() (failed []loss, dropped int, changedCh <-chan struct{}) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.failed), l.dropped, l.changed
 }
 
 // repeat reports the losses again, for a call that was sent while they became known.

@@ -255,47 +255,95 @@ func (rt *Runtime) Roles(ctx context.Context) ([]RoleRecord, error) {
 // Create starts a role: it claims the name, starts the workers, and returns when every worker has answered a probe on
 // every subject. If one worker fails to start, all are stopped, and the error is that worker's.
 func (rt *Runtime) Create(ctx context.Context, spec Spec) (*Cluster, error) {
-	mesh, err := spec.resolve()
+	p, err := rt.prepare(ctx, spec)
 	if err != nil {
 		return nil, err
 	}
-	if err := rt.becomeCreator(ctx); err != nil {
-		return nil, err
-	}
-	if err := rt.checkDetached(spec); err != nil {
-		return nil, err
-	}
-	spec = spec.withDefaults()
-	class, err := rt.classOf(spec)
-	if err != nil {
-		return nil, err
-	}
-	config, err := encodeConfig(spec)
-	if err != nil {
-		return nil, err
-	}
-	ctx, done, err := rt.beginCreate(ctx, spec)
+	ctx, done, err := rt.beginCreate(ctx, p.spec)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	rec := RoleRecord{
+	if err := rt.claimNew(ctx, p.rec); err != nil {
+		return nil, err
+	}
+	return rt.start(ctx, p.rec, p.spec, p.config)
+}
+
+// Begin is Create that returns when the name is claimed; the workers are started in the background. Calls wait until the start is
+// complete, and fail with its error. WaitStarted returns that error. ctx only bounds the claim.
+func (rt *Runtime) Begin(ctx context.Context, spec Spec) (*Cluster, error) {
+	p, err := rt.prepare(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	ctx, done, err := rt.beginCreate(context.WithoutCancel(ctx), p.spec)
+	if err != nil {
+		return nil, err
+	}
+	var c *Cluster
+	if err = rt.claimNew(ctx, p.rec); err == nil {
+		c, err = rt.newCluster(p.rec, created, p.spec)
+	}
+	if err == nil {
+		c.holdStart()
+		if !rt.spawn(func() { defer done(); c.startInBackground(ctx, p.config) }) {
+			err = bus.Errorf(bus.CodeClosed, "the runtime is closed")
+		}
+	}
+	if err != nil {
+		done()
+		return nil, err
+	}
+	return c, nil
+}
+
+// preparedRole is a role whose spec has been checked.
+type preparedRole struct {
+	spec   Spec
+	rec    RoleRecord
+	config wire.Raw
+}
+
+func (rt *Runtime) prepare(ctx context.Context, spec Spec) (p preparedRole, err error) {
+	mesh, err := spec.resolve()
+	if err != nil {
+		return p, err
+	}
+	if err := rt.becomeCreator(ctx); err != nil {
+		return p, err
+	}
+	if err := rt.checkDetached(spec); err != nil {
+		return p, err
+	}
+	p.spec = spec.withDefaults()
+	class, err := rt.classOf(p.spec)
+	if err != nil {
+		return p, err
+	}
+	if p.config, err = encodeConfig(p.spec); err != nil {
+		return p, err
+	}
+	p.rec = RoleRecord{
 		Namespace: rt.cfg.Namespace, Name: spec.Name, Incarnation: bus.NewID(), Class: spec.Class, World: mesh.World(), Mesh: mesh,
 		Ordered: spec.Ordered, Detached: spec.Detached, Open: class.Open, Methods: class.Methods,
 		State: RoleStarting, Since: time.Now().UTC(), Owner: rt.ep.Session(), By: rt.cfg.Name, Lease: rt.cfg.Lease, Run: rt.driver,
 	}
 	if spec.EndsWithRun && rt.driver != "" {
-		rec.Owner = rt.driver
+		p.rec.Owner = rt.driver
 	}
-	if spec.Process != nil {
-		rec.Process = true
-	}
+	p.rec.Process = spec.Process != nil
+	return p, nil
+}
+
+// claimNew claims the name of a new role.
+func (rt *Runtime) claimNew(ctx context.Context, rec RoleRecord) error {
 	if err := rt.claim(ctx, rec); err != nil {
 		rt.unclaim(ctx, rec, err)
-		return nil, err
+		return err
 	}
 	rt.createdRoles.add(rec)
-	return rt.start(ctx, rec, spec, config)
+	return nil
 }
 
 // checkDetached refuses a detached role that would end with this driver.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -49,6 +50,9 @@ func RunWorker(ctx context.Context, path string, classes ...*actors.Class) error
 	p, err := OpenWorkerProcess(ctx, WorkerProcessConfig{Assignment: path, Classes: classes})
 	if err != nil {
 		return err
+	}
+	if err := nodes.ServeDebug(filepath.Dir(path)); err != nil {
+		p.bus.Logger().Warn("roles: the stacks of this worker cannot be shown", "error", err)
 	}
 	if err := p.Start(ctx); err != nil {
 		return errors.Join(err, p.Close(ctx))

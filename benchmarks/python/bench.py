@@ -26,7 +26,7 @@ ROWS = [
     "argument_64mib", "result_64mib", "result_made_64mib", "result_empty_64mib", "result_written_64mib", "result_copied_written_64mib", "scatter_gather_256mib",
     "broadcast_256mib", "broadcast_read_256mib", "worker_to_worker_64mib", "plain_copy_64mib",
 ]  # fmt: skip
-ONLY_TROUPE = {"call_1_1_served", "call_1_1_control", "result_empty_64mib", "result_written_64mib", "result_copied_written_64mib", "plain_copy_64mib"}
+ONLY_TROUPE = {"kill_busy_1", "kill_busy_8", "call_1_1_served", "call_1_1_control", "result_empty_64mib", "result_written_64mib", "result_copied_written_64mib", "plain_copy_64mib"}
 ROUNDS = {"create_32": 1, "create_8": 2} | {row: 2 for row in ROWS if row.endswith("mib")}
 BUDGET = 240.0  # seconds for everything
 

@@ -121,7 +121,11 @@ func (c *core) create(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	cl, err := rt.Create(ctx, spec)
+	create := rt.Create
+	if r.Background {
+		create = rt.Begin
+	}
+	cl, err := create(ctx, spec)
 	if err != nil {
 		return nil, err
 	}

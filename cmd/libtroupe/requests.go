@@ -21,18 +21,23 @@ type request struct {
 	Name    string   `msgpack:"name"`
 	Handle  wire.Raw `msgpack:"handle"` // ext type 3
 
-	Bus       busRequest     `msgpack:"bus"`
-	Namespace string         `msgpack:"namespace"`
-	Lease     float64        `msgpack:"lease"`   // seconds
-	Private   bool           `msgpack:"private"` // the head ends with this process
-	Now       bool           `msgpack:"now"`     // kill instead of stop
-	Spec      specRequest    `msgpack:"spec"`
-	Reserve   reserveRequest `msgpack:"reserve"`
-	Pipeline  pipeRequest    `msgpack:"pipeline"`
-	Serve     serveRequest   `msgpack:"serve"`
-	Router    routerRequest  `msgpack:"router"`
-	Output    outputRequest  `msgpack:"output"`
+	Bus       busRequest `msgpack:"bus"`
+	Namespace string     `msgpack:"namespace"`
+	Lease     float64    `msgpack:"lease"`   // seconds
+	Private   bool       `msgpack:"private"` // the head ends with this process
+	Now       bool       `msgpack:"now"`     // kill instead of stop
 
+	Background bool           `msgpack:"background"` // do not wait for the workers
+	Seen       int            `msgpack:"seen"`       // deaths that the caller knows
+	Side       bool           `msgpack:"side"`       // the result goes to the side queue
+	Spec       specRequest    `msgpack:"spec"`
+	Reserve    reserveRequest `msgpack:"reserve"`
+	Pipeline   pipeRequest    `msgpack:"pipeline"`
+	Serve      serveRequest   `msgpack:"serve"`
+	Router     routerRequest  `msgpack:"router"`
+	Output     outputRequest  `msgpack:"output"`
+
+	Ranks   []int   `msgpack:"ranks"`
 	Timeout float64 `msgpack:"timeout"` // seconds; 0: none
 
 	Assignment string     `msgpack:"assignment"` // path of the file
@@ -79,7 +84,9 @@ func init() {
 		"open":         (*core).open,            // bus, namespace, name, lease, private, output → runtime
 		"close":        (*core).close,           // runtime, now → nil: takes its roles down, or with now kills them
 		"end_created":  (*core).endCreated,      // runtime, now → nil: takes the roles down that a worker has created
-		"create":       (*core).create,          // runtime, spec → cluster
+		"create":       (*core).create,          // runtime, spec, background → cluster; with background its workers are being started
+		"started":      (*core).started,         // cluster, timeout → its description when its workers have been started
+		"deaths":       (*core).deaths,          // cluster, seen, side → deaths after the first seen ones; waits for one
 		"reserve":      (*core).reserve,         // runtime, reserve, name → reservation
 		"unreserve":    (*core).unreserve,       // name → nil
 		"nodes":        (*core).nodes,           // runtime → nodes with their total and free resources
@@ -92,6 +99,8 @@ func init() {
 		"roles":        (*core).roles,           // runtime → list of records
 		"info":         (*core).info,            // cluster → Info of each worker
 		"health":       (*core).health,          // cluster → last heartbeat of each worker
+		"stacks":       (*core).stacks,          // cluster, ranks → stacks of the workers, and as text
+		"interrupt":    (*core).interrupt,       // cluster, ranks (one) → names of the interrupted methods
 		"wait_ready":   (*core).waitReady,       // cluster, timeout → nil: waits until no worker is being restarted
 		"worker_open":  (*core).workerOpen,      // assignment → its content
 		"worker_start": (*core).workerStart,     // → nil: starts the worker
@@ -225,6 +234,55 @@ func (c *core) addCluster(cl *roles.Cluster) (any, error) {
 	c.clusters[id] = &cluster{Cluster: cl}
 	c.mu.Unlock()
 	return describe(id, rec, handle), nil
+}
+
+// started waits until the workers of a cluster have been started.
+func (c *core) started(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	if r.Timeout > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, seconds(r.Timeout))
+		defer cancel()
+	}
+	if err := cl.WaitStarted(ctx); err != nil {
+		return nil, err
+	}
+	return c.describe(ctx, r)
+}
+
+// deathsInfo is deaths of a cluster's workers, and their number so far. Ended: there will be no more.
+type deathsInfo struct {
+	Deaths []deathInfo `msgpack:"deaths"`
+	Seen   int         `msgpack:"seen"`
+	Ended  bool        `msgpack:"ended"`
+
+	side bool // it goes to the side queue
+}
+
+type deathInfo struct {
+	Rank  int        `msgpack:"rank"` // -1: the role
+	Gen   uint32     `msgpack:"gen"`
+	Error *bus.Error `msgpack:"error"`
+}
+
+func (c *core) deaths(ctx context.Context, r *request) (any, error) {
+	cl, err := c.cluster(r.Cluster)
+	if err != nil {
+		return deathsInfo{Seen: r.Seen, Ended: true, side: r.Side}, nil
+	}
+	deaths, seen, ok, err := cl.Deaths(ctx, r.Seen)
+	if err != nil {
+		return nil, err
+	}
+	out := deathsInfo{Seen: seen, Ended: !ok, side: r.Side}
+	for _, d := range deaths {
+		out.Deaths = append(out.Deaths, deathInfo{Rank: d.Rank, Gen: d.Gen, Error: d.Why})
+		out.Ended = out.Ended || d.Rank < 0
+	}
+	return out, nil
 }
 
 // describe returns the current description of a cluster: workers may have been replaced.

@@ -80,7 +80,7 @@ Commands that talk to a head find the head on this machine. These variables name
 	})
 	root.AddCommand(newUp(c), newRoles(c), newCall(c), newTimeline(c), newDestroy(c), newDemo(c), newBench(c), newVersion(c))
 	root.AddCommand(newExplain(c), newReserve(c), newRelease(c), newReservations(c), newGPUs(c), newRules(c), newLedger(c), newCordon(c), newUncordon(c))
-	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newEvents(c), newLaunch(c))
+	root.AddCommand(newJoin(c), newAgent(c), newWait(c), newStatus(c), newDrain(c), newLogs(c), newStacks(c), newInterrupt(c), newDebug(c), newEvents(c), newLaunch(c))
 	root.AddCommand(newRun(c), newPipeline(c), newNamespaces(c))
 	root.AddCommand(newDoctor(c), newTop(c), newDescribe(c), newConfig(c), newBackup(c), newRestore(c))
 	root.InitDefaultCompletionCmd()

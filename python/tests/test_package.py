@@ -6,7 +6,7 @@ import sys
 import troupe
 
 PUBLIC = {
-    "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
+    "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Death", "Dispatch",
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
     "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "Reference", "RefusedError",
     "Reservation", "ResourceManager", "ResultStream",

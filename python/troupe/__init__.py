@@ -17,6 +17,7 @@ from ._batch import Batch
 from ._cluster import Cluster, WorkerHandle
 from ._codec import Tensor
 from ._config import RankInfo, WorkerConfig
+from ._deaths import Death
 from ._driver import driver, serve
 from ._empty import empty
 from ._errors import (
@@ -58,7 +59,7 @@ from ._worker import Call, Worker, current_call
 __version__ = "0.1.0"
 
 __all__ = [
-    "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Dispatch",
+    "ApplicationError", "Batch", "Broadcast", "BusyError", "Call", "CancelledError", "ClosedError", "Cluster", "ConflictError", "Death", "Dispatch",
     "EncodeError", "Error", "Execute", "ExistsError", "FencedError", "Future", "InternalError", "InvalidError", "Item", "MalformedError",
     "NoSpaceError", "NotFoundError", "OutcomeUnknownError", "PanicError", "Pipeline", "Queue", "RankFuture", "RankInfo", "Reference", "RefusedError",
     "Reservation", "ResourceManager", "ResultStream",

@@ -24,21 +24,23 @@ def actor(
     memory: int | str = 0,
     policy: str = "",
     restarts: int = 0,
+    background: bool = False,
     output: str = "",
     **kwargs: Any,
 ) -> WorkerHandle:
     """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace;
-    get_if_exists gives the one there is. output: what it prints and this process shows, as in init. Other keyword arguments are the constructor's."""
+    get_if_exists gives the one there is. background: it is returned before its process is up; calls wait for it, and raise what its
+    constructor raised. output: what it prints and this process shows, as in init. Other keyword arguments are the constructor's."""
     return create(
         cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
-        num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, policy=policy, restarts=restarts, output=output,
+        num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, policy=policy, restarts=restarts, background=background, output=output,
     )  # fmt: skip
 
 
 def create(
     cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None = None, get_if_exists: bool = False,
     max_concurrency: int = 1000, node: str = "", env: dict[str, str] | None = None, detached: bool = False, num_gpus: float = 0,
-    num_cpus: float = 0, memory: int | str = 0, policy: str = "", restarts: int = 0, output: str = "",
+    num_cpus: float = 0, memory: int | str = 0, policy: str = "", restarts: int = 0, background: bool = False, output: str = "",
 ) -> WorkerHandle:  # fmt: skip
     """actor with the constructor's arguments apart, so that none can be taken for a setting."""
     if name is not None and get_if_exists:
@@ -51,7 +53,7 @@ def create(
     )  # fmt: skip
     role = name or f"actor-{_unique()}"
     try:
-        cluster = Cluster(role, cls, None, config, worker_args=args, worker_kwargs=kwargs, node=node)
+        cluster = Cluster(role, cls, None, config, worker_args=args, worker_kwargs=kwargs, node=node, background=background)
     except _errors.ExistsError:
         if not get_if_exists:
             raise

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgpack
 
-from . import _call, _check, _codec, _core, _error_transfer, _errors, _launch, _reference, _session, _split, _traceback
+from . import _call, _check, _codec, _core, _deaths, _error_transfer, _errors, _launch, _reference, _session, _split, _traceback
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
@@ -20,6 +20,7 @@ from ._resources import ResourceManager
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
+_INSPECT_TIMEOUT = 10.0  # seconds for agents to inspect workers
 _ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
 _STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP = 1, 2, 4, 8, 16, 32, 64
 
@@ -111,6 +112,19 @@ class ClusterMethod(Method):
             )  # fmt: skip
 
 
+class Stacks(list[dict[str, Any]]):
+    """What workers do, a dict for each: rank, node, pid, calls, threads. Its text is for a reader."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        super().__init__(sorted(found["ranks"] or [], key=lambda one: int(one["rank"])))
+        self._text: str = found["text"]
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+
 class WorkerHandle(_codec.Walked):
     """One worker of a cluster: handle.method(…) blocks, handle.method.remote(…) gives a future."""
 
@@ -151,9 +165,11 @@ class WorkerHandle(_codec.Walked):
         return self._cluster._short(method, args, kwargs, plan, True, blocking)
 
     def __reduce__(self) -> Any:
+        self._cluster._await_start()
         return _unpickled, (bytes(self._cluster._handle), self._rank)
 
     def wire(self) -> tuple[int, Any]:
+        self._cluster._await_start()
         fields = msgpack.unpackb(self._cluster._open()._handle)
         fields["rank"] = self._rank
         return _codec.HANDLE, fields
@@ -211,6 +227,7 @@ class Cluster(_codec.Walked):
         worker_args: Sequence[Any] = (),
         worker_kwargs: dict[str, Any] | None = None,
         node: str = "",
+        background: bool = False,
     ) -> None:
         session = _session.current()
         if worker_cls is None:
@@ -221,11 +238,13 @@ class Cluster(_codec.Walked):
         name = name or setting(config, "name", "") or getattr(worker_cls, "__name__", "")
         spec = _launch.spec(session, name, worker_cls, resource_manager, config, tuple(worker_args), worker_kwargs or {}, node)
         try:
-            fields = session.core.ask("create", runtime=session.id, spec=spec).get()
+            fields = session.core.ask("create", runtime=session.id, spec=spec, background=_check.flag("background", background)).get()
         except _errors.Error as err:
             raise _error_transfer.rebuild(_not_started(err), session.codec(True)).with_traceback(None) from None
         self._setup(session, fields)
         self.worker_config = config
+        if background:
+            self._begin(worker_cls)
         if isinstance(worker_cls, type):
             self._own_parameters.update(_own_parameters(worker_cls))
             _warn_of_hidden_methods(worker_cls, Cluster if self.world_size > 1 or marks_of(worker_cls) else WorkerHandle)
@@ -244,12 +263,51 @@ class Cluster(_codec.Walked):
         self._own_parameters: dict[str, set[str]] = {}  # by method, its parameters that are also settings of calls
         self._interrupted: set[int] = set()  # ranks that may still run a call which was cancelled, or whose wait was interrupted
         self._on_shutdown: Callable[[], None] | None = None
+        self._start_asked: Asked | None = None  # the start in the background; None: it is complete, or there was none
+        self._watch: _deaths.Watch | None = None  # of callbacks for deaths
         self._handle = handle or b""
         if fields is not None:
             self._take(fields)
         else:
             assert known is not None
             self._known(known)
+
+    # A start in the background.
+
+    @classmethod
+    def create(
+        cls, name: str | None = None, worker_cls: type | str | None = None, resource_manager: ResourceManager | None = None, worker_config: Any = None,
+        **settings: Any,
+    ) -> Cluster:  # fmt: skip
+        """Cluster(…) without waiting for the workers: they are started in the background. Calls wait for the start, and raise what a
+        constructor raised. `await cluster` and `cluster.wait_ready()` wait for the start itself."""
+        return cls(name, worker_cls, resource_manager, worker_config, background=True, **settings)
+
+    def _begin(self, worker_cls: type | str) -> None:
+        """What is known of the class stands in for what its workers will say of it."""
+        self._start_asked = Asked(self._core, "started", codec=self._codec, cluster=self._id)
+        if isinstance(worker_cls, type):
+            marks = marks_of(worker_cls)
+            methods = [n for n in dir(worker_cls) if not n.startswith("_") and callable(getattr(worker_cls, n, None))]
+            self._modes = {n: str((marks.get(n) or {}).get("mode") or "") for n in methods}
+        del self.master_addr, self.master_port
+
+    def _await_start(self) -> None:
+        """Waits for a start in the background. What failed it is raised, each time."""
+        if self._start_asked is not None:
+            self._take_start(self._start_asked.result())
+
+    def _take_start(self, fields: dict[str, Any]) -> None:
+        if self._start_asked is not None:
+            self._take(fields)
+            self._plans.clear()
+            self._start_asked = None
+
+    def __await__(self) -> Any:
+        """Waits for a start in the background; the cluster itself."""
+        if self._start_asked is not None:
+            self._take_start((yield from self._start_asked.__await__()))
+        return self
 
     def _take(self, fields: dict[str, Any]) -> None:
         self._id = fields["cluster"]
@@ -323,6 +381,7 @@ class Cluster(_codec.Walked):
     @property
     def rank2worker(self) -> dict[int, str]:
         """The workers' names: actor_train-0-G01."""
+        self._await_start()
         if self._seats:
             return {r: s["name"] for r, s in enumerate(self._seats)}
         return {r: f"{self.name}-{r}" for r in range(self.world_size)}
@@ -334,10 +393,12 @@ class Cluster(_codec.Walked):
     @property
     def rank2devices(self) -> dict[int, list[tuple[int, int]]]:
         """By rank, its devices: (node rank, index on the node)."""
+        self._await_start()
         return {r: [(s["node_rank"], d) for d in s["devices"] or []] for r, s in enumerate(self._seats)}
 
     @property
     def worker2nodes(self) -> dict[str, str]:
+        self._await_start()
         return {s["name"]: s["node"] for s in self._seats}
 
     def info(self) -> list[dict[str, Any]]:
@@ -348,14 +409,28 @@ class Cluster(_codec.Walked):
         """What was last heard of each worker."""
         return list(self._core.ask("health", cluster=self._open()._id).get())
 
+    def stacks(self, *ranks: int) -> Stacks:
+        """The methods that workers run, since when and with what arguments, and the stacks of all their threads: of these ranks, or of all.
+        They answer while they compute, also when foreign code holds the interpreter lock. Printed, ranks that do the same are shown once."""
+        return Stacks(self._core.ask("stacks", cluster=self._open()._id, ranks=[_check.integer("rank", r) for r in ranks]).get(_INSPECT_TIMEOUT))
+
+    def interrupt(self, rank: int) -> list[str]:
+        """Raises KeyboardInterrupt in the methods that a worker runs; their names. Their callers get CancelledError, and the worker goes on.
+        An empty list: the worker does not answer, and is interrupted when it runs Python code again."""
+        return list(self._core.ask("interrupt", cluster=self._open()._id, ranks=[_check.integer("rank", rank)]).get(_INSPECT_TIMEOUT))
+
     def wait_ready(self, timeout: float | None = None) -> None:
         """Waits until every worker is ready: at once if none is being restarted. TimedOutError after the timeout; the role's own error if
         it fails meanwhile."""
         _core.warn_in_serving_loop("`await cluster.await_ready()`")
+        if self._start_asked is not None:
+            self._take_start(self._start_asked.result(timeout))
         self._ready(timeout).now()
 
     async def await_ready(self, timeout: float | None = None) -> None:
         """wait_ready for event loops."""
+        if self._start_asked is not None:
+            self._take_start(await Asked(self._core, "started", codec=self._codec, cluster=self._id, timeout=_check.seconds("timeout", timeout) or 0.0))
         await self._ready(timeout)
 
     def _ready(self, timeout: float | None) -> Asked:
@@ -376,6 +451,9 @@ class Cluster(_codec.Walked):
 
     def __getattr__(self, name: str) -> Any:
         modes = self.__dict__.get("_modes", {})
+        if name not in modes and not name.startswith("_") and self.__dict__.get("_start_asked") is not None:
+            self._await_start()
+            return getattr(self, name)
         if name in modes and not name.startswith("_"):
             method = ClusterMethod(self._dispatch, name)
             self.__dict__[name] = method
@@ -706,10 +784,25 @@ class Cluster(_codec.Walked):
         if not self._detached:
             self.shutdown()
 
+    # Deaths.
+
+    def on_death(self, callback: Callable[[_deaths.Death], None]) -> Callable[[], None]:
+        """Has the callback called with a Death whenever a worker dies, and when the role ends; on a thread of its own, in order. What is
+        returned ends that."""
+        if self._watch is None:
+            self._watch = _deaths.Watch(self)
+        return self._watch.add(callback)
+
+    def died(self) -> Asked:
+        """A future of the next death: `await cluster.died()`, or `.result(timeout)`. The Death of the whole role if it has ended."""
+        return _deaths.next_death(self)
+
     def __reduce__(self) -> Any:
+        self._await_start()
         return _unpickled, (bytes(self._handle), -1)
 
     def wire(self) -> tuple[int, Any]:
+        self._await_start()
         return _codec.HANDLE, bytes(self._handle)
 
     def __repr__(self) -> str:

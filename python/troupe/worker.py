@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import msgpack
 
-from . import _core, _error_transfer, _errors, _launch, _session
+from . import _core, _debug, _error_transfer, _errors, _launch, _session
 from ._call import LENGTHS, IncomingCall
 from ._core import CALL, CANCEL, STOPPED, VALUE
 from ._serve import MORE, PIPELINE, TAKES, Object, OwnLoop, Server, describe, read_args
@@ -408,6 +408,7 @@ def main() -> int:
         return 2
     host = Host(path)
     host.stop_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    _debug.start(os.path.dirname(path), f"{host.role}/{host.rank}")
     try:
         try:
             prepare(host)

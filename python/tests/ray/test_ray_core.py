@@ -315,3 +315,15 @@ def test_sessions_one_after_another():
         assert ray.get(add.remote(i)) == i
         ray.shutdown()
         assert not ray.is_initialized()
+
+
+def test_session_that_begins_inside_an_event_loop():
+    async def main():
+        return ray.get(Counter.remote().add.remote())
+
+    os.environ["RAY_ADDRESS"] = "local"
+    try:
+        assert asyncio.run(main()) == 1
+    finally:
+        del os.environ["RAY_ADDRESS"]
+        ray.shutdown()

@@ -123,7 +123,7 @@ class Control:
         try:
             fields = await Asked(session.core, "attach", runtime=session.id, name=process)
             cluster = Cluster.__new__(Cluster)
-            cluster._setup(session, fields, trusted=False)
+            cluster._setup(session, fields)
             await cluster.workers[0]["lifeline"].remote()
         except _errors.Error:
             pass
@@ -544,7 +544,7 @@ class Control:
         }  # fmt: skip
         fields = await session.core.ask("create", runtime=session.id, spec=spec).aget()
         cluster = Cluster.__new__(Cluster)
-        cluster._setup(session, fields, trusted=True)
+        cluster._setup(session, fields)
         return cluster
 
     async def _destroy(self, cluster: Any, gentle: bool = False) -> None:

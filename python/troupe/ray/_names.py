@@ -19,7 +19,7 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
         ("is_initialized", SAME, ""),
         ("remote", SAME, "options below"),
         ("method", SAME, "num_returns, concurrency_group"),
-        ("get", SAME, "values are copies of their own; arrays are writable"),
+        ("get", SAME, "values are copies of their own; large arrays are read-only, as in Ray"),
         ("put", SAME, "the value stays in the process that put it, and ends with it"),
         ("wait", SAME, ""),
         ("cancel", SAME, ""),

@@ -61,22 +61,26 @@ class Entry:
     def set_error(self, error: BaseException) -> None:
         self.set(ERROR, _dump_error(error), ())
 
-    def on_done(self, do: Callable[[], None]) -> None:
-        """Calls do once, when it is done: at once if it is."""
-        called: list[bool] = []
+    def on_done(self, do: Callable[[], None]) -> Callable[[], None]:
+        """Calls do once, when it is done: at once if it is. The function that is returned withdraws that."""
 
         def once() -> None:
-            if not called:
-                called.append(True)
-                try:
-                    self._waiters.remove(once)
-                except ValueError:
-                    pass
-                do()
+            try:
+                self._waiters.remove(once)  # of two threads one removes it
+            except ValueError:
+                return
+            do()
+
+        def withdraw() -> None:
+            try:
+                self._waiters.remove(once)
+            except ValueError:
+                pass
 
         self._waiters.append(once)
         if self._done:
             once()
+        return withdraw
 
     def value(self) -> Any:
         """The value, or the exception raised."""
@@ -433,7 +437,7 @@ class Peer:
         try:
             fields = asked._get()
             cluster = Cluster.__new__(Cluster)
-            cluster._setup(current(start=False), fields, trusted=False)
+            cluster._setup(current(start=False), fields)
             handle = cluster.workers[0]
         except BaseException as err:
             error = err
@@ -641,9 +645,12 @@ class _Count:
         self._waiters: list[Any] = []
         self._left = count
         self._lock = threading.Lock()
-        self._entries = entries
-        for entry in entries:
-            entry.on_done(self._one)
+        self._withdraw = [entry.on_done(self._one) for entry in entries]
+
+    def close(self) -> None:
+        """The entries are no longer waited for."""
+        for withdraw in self._withdraw:
+            withdraw()
 
     def _one(self) -> None:
         with self._lock:
@@ -657,9 +664,12 @@ class _Count:
 
 def _await_some(state: Any, entries: list[Entry], count: int, deadline: float | None) -> None:
     counter = _Count(entries, count)
-    if not counter._done:
-        with state.blocked():
-            _core.get().wait(counter, deadline)
+    try:
+        if not counter._done:
+            with state.blocked():
+                _core.get().wait(counter, deadline)
+    finally:
+        counter.close()
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:

@@ -158,9 +158,9 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
             os.environ["TROUPE_URL"] = before
     process = f"driver-{os.urandom(8).hex()}"
     store = _objects.Store(process)
-    served = troupe.serve(DriverService(store), process, max_concurrency=1_000_000)
+    served = _serve(DriverService(store), process)
     if local:
-        control = troupe.serve(_control.Control(), _control.Control.role, max_concurrency=1_000_000)
+        control = _serve(_control.Control(), _control.Control.role)
     _objects.forget_peers()
     peer = _objects.Peer(_control.Control.role, process)
     host, port = session._addresses[0]
@@ -186,6 +186,12 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
         _at_exit = True
         getattr(threading, "_register_atexit", atexit.register)(shutdown)
     return state
+
+
+def _serve(served: Any, name: str) -> Any:
+    """Serves an object on an event loop of its own, also where init is called inside one, which may be blocked later."""
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(troupe.serve, served, name, max_concurrency=1_000_000).result()
 
 
 def _environment() -> dict[str, str]:

@@ -1,0 +1,87 @@
+"""Deaths of workers, as events: callbacks and futures."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from . import _errors
+from ._future import Asked
+
+if TYPE_CHECKING:
+    from ._cluster import Cluster
+
+
+class Death:
+    """The death of a worker, or the end of a role."""
+
+    __slots__ = ("error", "generation", "rank", "role")
+
+    def __init__(self, role: str, rank: int | None, generation: int, error: _errors.Error | None) -> None:
+        self.role = role
+        self.rank = rank  # None: the whole role has ended
+        self.generation = generation  # of the worker: how often its rank had been restarted
+        self.error = error  # the cause; what calls raise
+
+    def __repr__(self) -> str:
+        return f"<Death of {self.role}{'' if self.rank is None else f'[{self.rank}]'}: {self.error}>"
+
+
+def _deaths(role: str, told: dict[str, Any]) -> list[Death]:
+    return [Death(role, None if d["rank"] < 0 else d["rank"], d["gen"], _errors.from_wire(d["error"])) for d in told["deaths"] or []]
+
+
+def next_death(cluster: Cluster) -> Asked:
+    """A future of the next death."""
+    def read(told: dict[str, Any]) -> Death:
+        return next(iter(_deaths(cluster.name, told)), Death(cluster.name, None, 0, _errors.ClosedError(f"cluster {cluster.name} is closed")))
+
+    return Asked(cluster._core, "deaths", read=read, cluster=cluster._open()._id, seen=-1)
+
+
+class Watch:
+    """Calls callbacks for the deaths of one cluster's workers, on a thread of its own. The core tells of deaths through the side queue, so
+    that the threads that make calls are not disturbed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        import queue
+
+        self._cluster = cluster._open()
+        self._callbacks: list[Callable[[Death], None]] = []
+        self._told: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        cluster._core.share_side()
+        self._ask(0)
+        threading.Thread(target=self._run, daemon=True, name=f"troupe-deaths-{cluster.name}").start()
+
+    def add(self, callback: Callable[[Death], None]) -> Callable[[], None]:
+        self._callbacks.append(callback)
+
+        def remove() -> None:
+            if callback in self._callbacks:
+                self._callbacks.remove(callback)
+
+        return remove
+
+    def _ask(self, seen: int) -> None:
+        asked = Asked(self._cluster._core, "deaths", cluster=self._cluster._id, seen=seen, side=True)
+        asked.add_done_callback(self._arrived)
+
+    def _arrived(self, asked: Asked) -> None:
+        self._told.put(None if asked._error is not None else asked._value)
+
+    def _run(self) -> None:
+        while (told := self._told.get()) is not None:
+            for death in _deaths(self._cluster.name, told):
+                for callback in list(self._callbacks):
+                    self._call(callback, death)
+            if told["ended"]:
+                return
+            self._ask(told["seen"])
+
+    def _call(self, callback: Callable[[Death], None], death: Death) -> None:
+        try:
+            callback(death)
+        except Exception as err:
+            warnings.warn(f"a callback for deaths of {self._cluster.name} raised {type(err).__name__}: {_errors.text_of(err)}", RuntimeWarning, stacklevel=2)
