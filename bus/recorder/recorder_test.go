@@ -56,8 +56,9 @@ func TestSettingOfTheProcess(t *testing.T) {
 	require.Nil(t, newProcess("0"))
 	for setting, size := range map[string]int{"": defaultSize, "1": defaultSize, "yes": defaultSize, "100": 100, "-3": defaultSize} {
 		n := 0
-		for _, s := range newProcess(setting).shards {
-			n += len(s.records)
+		r := newProcess(setting)
+		for i := range r.shards {
+			n += len(r.shards[i].records)
 		}
 		require.Equal(t, size, n, setting)
 	}
