@@ -22,7 +22,7 @@ NAMES: dict[str, list[tuple[str, str, str]]] = {
         ("get", SAME, "values are copies of their own; large arrays are read-only, as in Ray"),
         ("put", SAME, "the value stays in the process that put it, and ends with it"),
         ("wait", SAME, ""),
-        ("cancel", SAME, ""),
+        ("cancel", DIFFERENT, "tasks that the cancelled task has started go on, whatever `recursive` says: cancel their refs too"),
         ("kill", DIFFERENT, "actors are not restarted, whatever no_restart is"),
         ("get_actor", SAME, ""),
         ("get_gpu_ids", SAME, ""),
