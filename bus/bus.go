@@ -9,12 +9,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"troupe/bus/wire"
@@ -222,7 +224,7 @@ func connectError(cfg Config, err error) error {
 		return Errorf(CodeRefused, "connect to %s: the server's certificate is not accepted: %w", where, err)
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return Errorf(CodeRefused, "connect to %s: TLS is required here and the server does not offer it: %w", where, err)
-	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout):
+	case errors.Is(err, nats.ErrNoServers), errors.Is(err, nats.ErrTimeout), errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF):
 		return Errorf(CodeUnavailable, "connect to %s: no server answers there; is it running? (%w)", where, err)
 	}
 	return Errorf(CodeUnavailable, "connect to %s: %w", where, err)

@@ -100,7 +100,10 @@ func lockStore(store string) (unlock func(), err error) {
 		}
 		return nil, fmt.Errorf("lock the store %s: %w", store, err)
 	}
-	return func() { _ = f.Close() }, nil
+	return func() {
+		_ = syscall.Flock(int(f.Fd()), syscall.LOCK_UN) // a child between fork and exec has the descriptor too
+		_ = f.Close()
+	}, nil
 }
 
 // keptToken is the given token, or the token of an earlier start, or a new one.

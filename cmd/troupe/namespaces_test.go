@@ -61,7 +61,7 @@ func TestNamespacesAreListedAndRemoved(t *testing.T) {
 	require.Regexp(t, `run +1 +1 +0 +0 +\d+s ago`, u.output("namespaces"))
 
 	require.Contains(t, u.fails(1, "namespaces", "rm", "run"), "1 drivers use namespace run (anna)")
-	require.Contains(t, u.output("namespaces", "rm", "run", "--force"), "1 roles, 0 reservations and 0 pipelines are gone")
+	require.Contains(t, u.output("namespaces", "rm", "run", "--force"), "1 role, 0 reservations and 0 pipelines are gone")
 	require.Contains(t, u.output("namespaces", "rm", "other"), "1 reservations")
 	require.Contains(t, u.fails(1, "namespaces", "rm", "other"), "namespace other is empty")
 	require.Contains(t, u.fails(2, "namespaces", "rm", "a.b"), "namespace")

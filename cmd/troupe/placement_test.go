@@ -56,7 +56,7 @@ func TestCordonOnAHead(t *testing.T) {
 	require.Contains(t, u.output("uncordon", "host-1", "--json"), `{"node":"host-1","uncordoned":false}`)
 	require.Contains(t, u.output("uncordon", "host-0/1"), "is open again")
 	require.Contains(t, u.output("explain", "--bundles", "2", "--devices", "2"), "yes")
-	require.Contains(t, u.fails(2, "cordon", "nowhere"), "there are host-0, host-1")
+	require.Contains(t, u.fails(1, "cordon", "nowhere"), "there are host-0, host-1")
 	require.Contains(t, u.fails(2, "cordon", "host-0/7"), `no device "7"; it has 0 (GPU-sim-host-0-0), 1`)
 	require.Contains(t, u.fails(2, "cordon", "host-0/"), "NODE/DEVICE")
 }
