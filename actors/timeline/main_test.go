@@ -88,6 +88,9 @@ func runWorker(url string, rank int) error {
 	}); err != nil {
 		return err
 	}
+	if err := b.Flush(ctx); err != nil { // before another rank reaches the barrier
+		return err
+	}
 	class := actors.NewClass("trainer", func(context.Context, actors.Setup) (*trainer, error) { return t, nil })
 	actors.Method(class, "step", (*trainer).Step)
 	ep, err := b.Endpoint("test")

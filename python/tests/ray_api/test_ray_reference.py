@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from raytest import REAL
+
+from ray_api.raytest import REAL
 
 pytestmark = pytest.mark.skipif(REAL, reason="about the page of troupe.ray, not about Ray")
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

@@ -1,7 +1,8 @@
 """Sessions of the module under test (raytest.py)."""
 
 import pytest
-from raytest import REAL, ray
+
+from ray_api.raytest import REAL, ray
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +16,7 @@ def session():
 @pytest.fixture
 def nodes():
     """A cluster; tests add nodes."""
-    from raytest import module
+    from ray_api.raytest import module
 
     cluster = module("cluster_utils").Cluster()
     yield cluster

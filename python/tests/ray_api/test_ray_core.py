@@ -7,7 +7,8 @@ import threading
 import time
 
 import pytest
-from raytest import eventually, module, ray
+
+from ray_api.raytest import eventually, module, ray
 
 exceptions = module("exceptions")
 

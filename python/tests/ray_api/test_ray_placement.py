@@ -3,7 +3,8 @@
 import os
 
 import pytest
-from raytest import eventually, module, ray
+
+from ray_api.raytest import eventually, module, ray
 
 placement_group = module("util.placement_group")
 strategies = module("util.scheduling_strategies")

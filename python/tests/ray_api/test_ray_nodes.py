@@ -1,7 +1,8 @@
 """Several nodes: strategies of groups, affinity, nodes that come and go."""
 
 import pytest
-from raytest import module, ray
+
+from ray_api.raytest import module, ray
 
 strategies = module("util.scheduling_strategies")
 

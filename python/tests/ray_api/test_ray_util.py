@@ -4,7 +4,8 @@ import asyncio
 import queue
 
 import pytest
-from raytest import eventually, module, ray
+
+from ray_api.raytest import eventually, module, ray
 
 Queue = module("util.queue").Queue
 Empty, Full = module("util.queue").Empty, module("util.queue").Full
