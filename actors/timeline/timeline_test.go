@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -133,16 +134,10 @@ func TestEightRanksAndOneSleeps(t *testing.T) {
 	}
 	require.Len(t, ofSession(eventsOf(tl, "", -1, "call", "step"), ep), 1)
 	require.Len(t, ofSession(eventsOf(tl, "", -1, "part", "step"), ep), world)
-	late := tl.Late()
-	require.NotEmpty(t, late)
-	require.Equal(t, 5, late[0].Rank)
-	require.Equal(t, "allreduce", late[0].Name)
-	require.Equal(t, "began late", late[0].How)
-	require.Equal(t, "span load", late[0].Before)
-	require.InDelta(t, 0.4, late[0].LateS, 0.3)
-	for _, l := range late {
-		require.Equal(t, 5, l.Rank, "%+v", l)
-	}
+	late, found := lateIn(tl, "allreduce", "began late")
+	require.True(t, found, "%+v", tl.Late())
+	require.Equal(t, "span load", late.Before)
+	require.InDelta(t, 0.4, late.LateS, 0.3)
 	checkTrace(t, tl)
 }
 
@@ -150,16 +145,24 @@ func TestEightRanksAndOneSleeps(t *testing.T) {
 func TestHungCollectiveNamesTheAbsentRank(t *testing.T) {
 	ep := startWorkers(t)
 	g := step(t, ep, 3_000)
-	var late []timeline.Late
+	var tl *timeline.Timeline
 	require.Eventually(t, func() bool {
-		late = collect(t, ep).Late()
-		return len(late) > 0 && late[0].Name == "allreduce" && late[0].Ranks == world-1 // all ranks but one are in it
+		tl = collect(t, ep)
+		late, found := lateIn(tl, "allreduce", "has not begun")
+		return found && late.Ranks == world-1 && late.Before == "span load" // all ranks but one are in it
 	}, 20*time.Second, 50*time.Millisecond)
-	require.Equal(t, 5, late[0].Rank)
-	require.Equal(t, "has not begun", late[0].How)
-	require.Equal(t, "span load", late[0].Before)
 	<-g.Done()
 	require.True(t, g.AllGood())
+}
+
+// lateIn is what the timeline says of rank 5 in a span. On a busy machine other ranks may be late too.
+func lateIn(tl *timeline.Timeline, span, how string) (timeline.Late, bool) {
+	all := tl.Late()
+	i := slices.IndexFunc(all, func(l timeline.Late) bool { return l.Rank == 5 && l.Name == span && l.How == how })
+	if i < 0 {
+		return timeline.Late{}, false
+	}
+	return all[i], true
 }
 
 // checkTrace checks the structure that Perfetto and chrome://tracing rely on.

@@ -62,7 +62,7 @@ func TestNamespacesAreListedAndRemoved(t *testing.T) {
 
 	require.Contains(t, u.fails(1, "namespaces", "rm", "run"), "1 drivers use namespace run (anna)")
 	require.Contains(t, u.output("namespaces", "rm", "run", "--force"), "1 role, 0 reservations and 0 pipelines are gone")
-	require.Contains(t, u.output("namespaces", "rm", "other"), "1 reservations")
+	require.Contains(t, u.output("namespaces", "rm", "other"), "1 reservation")
 	require.Contains(t, u.fails(1, "namespaces", "rm", "other"), "namespace other is empty")
 	require.Contains(t, u.fails(2, "namespaces", "rm", "a.b"), "namespace")
 }

@@ -317,7 +317,7 @@ func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
 	_, out = u.process("up", "--json", "--nats", url, "--no-agent")
 	head = u.ready(out)
 	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "25s")
-	require.Contains(t, stdout, "1 nodes", stderr)
+	require.Contains(t, stdout, "1 node ", stderr)
 	next := sleeps(t, u.on(head), "box", 1)
 	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, agent.Wait(), "exit code 0")
