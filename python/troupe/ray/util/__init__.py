@@ -104,7 +104,7 @@ _REFUSED: dict[str, str] = {
     "register_serializer": "__reduce__ of the class",
     "deregister_serializer": "__reduce__ of the class",
     "ActorGroup": "troupe.Cluster",
-    "tracing": "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "tracing": "`troupe timeline`",
     "tpu": "custom resources",
 }
 
