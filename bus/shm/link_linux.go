@@ -60,7 +60,7 @@ func (l *link) send(m message) {
 	}
 }
 
-// writeNow sends a message if the socket has room; an error of the socket is found by whoever receives from it.
+// writeNow sends a message if the socket has room; the receiver finds errors of the socket.
 func (l *link) writeNow(m *message) bool {
 	raw, err := l.conn.SyscallConn()
 	if err != nil {

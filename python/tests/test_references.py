@@ -1,4 +1,4 @@
-"""References: values that stay where they are, are fetched by whoever needs them, and are freed when nothing refers to them."""
+"""References: values that stay where they are, are fetched by the processes that need them, and are freed when nothing refers to them."""
 
 import asyncio
 import dataclasses

@@ -209,7 +209,7 @@ class Inbox:
         return end
 
     def _references(self, receiver: Any, flags: int, rank: int, names: bytes) -> None:
-        """Hands on the references that came with a completion. Nobody waits for it: they are dropped."""
+        """Hands on the references that came with a completion. A completion without a waiter drops them."""
         take = getattr(receiver, "take_references", None)
         if take is not None:
             take(flags, rank, names)

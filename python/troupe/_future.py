@@ -466,7 +466,7 @@ class Future(Waitable, Sequence[RankFuture]):
         self._decoded[rank] = value
         return value
 
-    # Large answers stay with their workers until somebody asks for them.
+    # Large answers stay with their workers until a process asks for them.
 
     def _pulls(self) -> Sequence[Pull]:
         return self._pulls_of(self._plan.collect) if self._kept else ()

@@ -154,7 +154,7 @@ class Reference(Waitable):
 
     def __reduce__(self) -> Any:
         if not _codec.note_pickled(self):
-            _pinned.append(self)  # pickled by other code: nobody can tell when the pickle is read for the last time
+            _pinned.append(self)  # pickled by other code: the last read of that pickle is unknown
         return _unpickled, (self._owner, self._number)
 
     def __copy__(self) -> Reference:
