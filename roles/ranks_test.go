@@ -55,7 +55,7 @@ func TestRankChanges(t *testing.T) {
 	require.False(t, open, "ctx ends the changes")
 }
 
-// Harm forbidden: a balancer that lost a rank waits for ever for one that does not come back, or misses one that does.
+// A balancer that lost a rank must not wait for ever for one that does not come back, nor miss one that does.
 func TestAwaitRestart(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
