@@ -585,7 +585,10 @@ class Cluster(_codec.Walked):
         core = self._core
         if core._pid != os.getpid():
             core.check()
-        token = future._token = next(core._tokens)
+        token = next(core._tokens)
+        if core._beside and get_ident() in core._beside:
+            token |= _core.SIDE
+        future._token = token
         core._pending[token] = future
         status = core.lib.troupe_call(token, self._id, blob, len(blob))
         if status < 0:
@@ -597,7 +600,7 @@ class Cluster(_codec.Walked):
             return future
         try:
             if not future._done:
-                if self._interrupted:
+                if self._interrupted or self._core._beside:
                     future._wait(None)
                 else:
                     self._core.idle(future, get_ident())

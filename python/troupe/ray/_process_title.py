@@ -7,7 +7,9 @@ import sys
 
 _room: tuple[int, int] | None = None
 _title = ""
-_libc = ctypes.CDLL(None)
+_libc = ctypes.PyDLL(None)  # its calls keep the interpreter lock: they are short
+_encoded: dict[str, tuple[bytes, bytes]] = {}  # by title, the command line and the name of the thread
+_ENCODED = 1024  # titles that are kept
 
 
 def _area() -> tuple[int, int]:
@@ -29,12 +31,18 @@ def set_title(title: str) -> None:
     _title = title
     if sys.platform != "linux":
         return
+    found = _encoded.get(title)
+    if found is None:
+        if len(_encoded) >= _ENCODED:
+            _encoded.clear()
+        size = _area()[1]
+        text = title.encode()[: max(size - 1, 0)]
+        found = _encoded[title] = (text + b"\0" * (size - len(text)), text[:15])
     address, size = _area()
     if size < 2:
         return
-    text = title.encode()[: size - 1]
-    ctypes.memmove(address, text + b"\0" * (size - len(text)), size)
-    _libc.prctl(15, text[:15], 0, 0, 0)
+    ctypes.memmove(address, found[0], size)
+    _libc.prctl(15, found[1], 0, 0, 0)
 
 
 def get_title() -> str:
