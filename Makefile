@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
 .PHONY: man release version
-.PHONY: browser-test python python-test python-lint wheel bench-python bench-output memory-python shm-faults
+.PHONY: browser-test python python-test python-lint wheel bench-python bench-ray bench-output memory-python shm-faults
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,9 @@ release: python ## dist/: programs for linux/amd64 and linux/arm64, wheels, man 
 
 bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
 	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
+
+bench-ray: ## troupe.ray beside Troupe's own API and Ray: ROWS=call_1_1,create_8 picks, RAY_PYTHON=… has Ray, JSON=1 for one JSON object a line
+	@RAY_PYTHON=$(RAY_PYTHON) $(VENV)/bin/python benchmarks/python/bench_ray.py $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json)
 
 bench-output: ## how much 32 ranks that print 1,000 lines a second each slow down calls
 	@TROUPE_BENCH_QUIET=1 $(VENV)/bin/python benchmarks/python/output.py
