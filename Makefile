@@ -13,9 +13,10 @@ VERSION  := $(BASE)$(if $(LOCAL),+$(LOCAL))
 export TROUPE_VERSION := $(VERSION)
 export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
-.PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
-.PHONY: man release version
-.PHONY: go-test browser-test python python-test python-test-core python-test-ray python-lint wheel bench-python bench-output memory-python shm-faults
+.PHONY: help build demo test go-test race lint verify heavy fuzz soak clean version man release wheel
+.PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
+.PHONY: bench bench-python bench-ray bench-output memory-python
+.PHONY: crash-model chaos soak-pipeline shm-faults placement-histories
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -113,6 +114,9 @@ release: python ## dist/: programs for linux/amd64 and linux/arm64, wheels, man 
 
 bench-python: ## calls from Python, one JSON object a line; ROWS=call_1_1,create_8 picks
 	@$(VENV)/bin/python benchmarks/python/bench.py $(if $(ROWS),--rows $(ROWS))
+
+bench-ray: ## troupe.ray beside Troupe's own API and Ray: ROWS=call_1_1,create_8 picks, RAY_PYTHON=… has Ray, JSON=1 for one JSON object a line
+	@RAY_PYTHON=$(RAY_PYTHON) $(VENV)/bin/python benchmarks/python/bench_ray.py $(if $(ROWS),--rows $(ROWS)) $(if $(JSON),--json)
 
 bench-output: ## how much 32 ranks that print 1,000 lines a second each slow down calls
 	@TROUPE_BENCH_QUIET=1 $(VENV)/bin/python benchmarks/python/output.py

@@ -33,6 +33,7 @@ type core struct {
 	memory   *memory
 	incoming *incoming
 	outbox   outbox
+	spans    openSpans
 	output   outputPipe
 	log      *slog.Logger
 	side     atomic.Pointer[queue]     // see side.go; nil until Python asks for it

@@ -141,6 +141,8 @@ def _load() -> ctypes.PyDLL:
         ("troupe_count", i32, (u64, ctypes.c_char_p, u64, i32)),
         ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32)),
         ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
+        ("troupe_span", u64, (u64, ctypes.c_char_p, u64)),
+        ("troupe_span_end", i32, (u64, i32)),
     ):
         function = getattr(lib, name)
         function.restype = result

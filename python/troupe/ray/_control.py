@@ -521,6 +521,8 @@ class Control:
         job = self._jobs[job_id]
         variables = {**job["env"], **env.get("env_vars", {})}
         late = {k: v for k, v in env.get("env_vars", {}).items() if k in RANK_VARIABLES}
+        if "TROUPE_RAY" in job["late"]:  # a role's environment has no variable of Troupe
+            late["TROUPE_RAY"] = job["late"]["TROUPE_RAY"]
         if devices.get("GPU") and "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in variables:
             late["CUDA_VISIBLE_DEVICES"] = ",".join(devices["GPU"])
         elif "CUDA_VISIBLE_DEVICES" in job["late"] and "CUDA_VISIBLE_DEVICES" not in late:

@@ -170,7 +170,7 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     state.served = (served, control if local else None)
     job = {
         "process": process, "namespace": state.namespace, "resources": resources, "dir": _launch.here(), "executable": sys.executable,
-        "env": _environment(), "late": {k: os.environ[k] for k in _control.RANK_VARIABLES if k in os.environ}, "sys_path": _launch.search_path(),
+        "env": _environment(), "late": {k: os.environ[k] for k in (*_control.RANK_VARIABLES, "TROUPE_RAY") if k in os.environ}, "sys_path": _launch.search_path(),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "package": _launch._PACKAGE_IN, "address": state.address, "node_ip": host,
     }  # fmt: skip
     _objects.start_reader(_core.get())
@@ -196,8 +196,6 @@ def _serve(served: Any, name: str) -> Any:
 
 def _environment() -> dict[str, str]:
     env = {**_launch.inherited_environment(), "PYTHONUNBUFFERED": "1"}
-    if "TROUPE_RAY" in os.environ:
-        env["TROUPE_RAY"] = os.environ["TROUPE_RAY"]
     if path := _launch._python_path(env.get("PYTHONPATH", "")):
         env["PYTHONPATH"] = path
     return env
