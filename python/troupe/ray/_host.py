@@ -262,10 +262,7 @@ class Service:
     def _enter_method(self, call: Call) -> Any:
         """Sets the title of the process while a method runs on its main thread."""
         _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
-        return self._leave_method
-
-    def _leave_method(self) -> None:
-        _process_title.set_title(self.state_title)
+        return None  # the title of an idle process is set when it is idle
 
     def _system_exit(self, err: SystemExit) -> Any:
         _worker.end_process(err)
@@ -556,6 +553,11 @@ class RayHost(_worker.Host):
         self.start_thread()
         _objects.start_reader(self.core)
         return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
+
+    def await_some(self) -> None:
+        if not self.queue:
+            _process_title.set_title(self.service.state_title)
+        super().await_some()
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == CANCEL:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import Any
 
 _room: tuple[int, int] | None = None
 _title = ""
 _libc = ctypes.PyDLL(None)  # its calls keep the interpreter lock: they are short
+_buffer: Any = None
 _encoded: dict[str, tuple[bytes, bytes]] = {}  # by title, the command line and the name of the thread
 _ENCODED = 1024  # titles that are kept
 
@@ -27,7 +29,9 @@ def _area() -> tuple[int, int]:
 
 def set_title(title: str) -> None:
     """Sets the title; a long one is cut to the room that the first command line left."""
-    global _title
+    global _title, _buffer
+    if title == _title:
+        return
     _title = title
     if sys.platform != "linux":
         return
@@ -41,7 +45,9 @@ def set_title(title: str) -> None:
     address, size = _area()
     if size < 2:
         return
-    ctypes.memmove(address, found[0], size)
+    if _buffer is None:
+        _buffer = (ctypes.c_char * size).from_address(address)
+    _buffer.raw = found[0]
     _libc.prctl(15, found[1], 0, 0, 0)
 
 
