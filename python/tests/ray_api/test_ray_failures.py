@@ -1,6 +1,7 @@
 """Restarts of actors, retries of calls and tasks, cancellation, names after death, exit_actor. Also passes against Ray."""
 
 import asyncio
+import functools
 import os
 import signal
 import time
@@ -94,7 +95,7 @@ def test_kill_with_a_restart(session):
     actor = Worker.options(max_restarts=1, max_task_retries=-1).remote(started)
     before = ray.get(actor.pid.remote())
     ray.kill(actor, no_restart=False)
-    assert ray.get(actor.pid.remote(), timeout=30) != before
+    eventually(lambda: ray.get(actor.pid.remote(), timeout=30) != before, "the actor is restarted")
     ray.kill(actor)
     eventually(lambda: dead(actor), "the actor is dead")
 
@@ -124,7 +125,7 @@ def test_exceptions_are_retried(session):
 def test_the_name_of_a_crashed_actor_is_free_without_handles(session):
     actor = Worker.options(name="crashed").remote()
     os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
-    eventually(lambda: dead(actor), "the actor is dead")
+    eventually(functools.partial(dead, actor), "the actor is dead")
     with pytest.raises(ValueError):
         Worker.options(name="crashed").remote()
     del actor

@@ -529,7 +529,7 @@ class Client:
         if error is not None or "dead" in info:
             with self._lock:
                 dead = info["dead"] if error is None else None
-                unknown = f"The actor {self.actor_id} is not known: {error or 'it has ended'}"
+                unknown = f"The actor {self.actor_id} is not known: {error or 'The actor is dead because its owner has died before it was registered.'}"
                 self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
             self.pump()
             return
