@@ -32,13 +32,6 @@ _REFRESH = 0.5  # seconds between two looks at the nodes
 _NODE_PATIENCE = 2.0  # seconds in which the end of a node is seen that could start no process
 _DEAD_KEPT = 10_000  # dead actors that are remembered
 
-# Set by a role for its ranks; an actor of this package is no rank.
-RANK_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NAME", "WORKER_NAME",
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-)  # fmt: skip
-
-
 class Actor:
     def __init__(self, actor_id: str, spec: dict[str, Any]) -> None:
         self.id = actor_id
@@ -589,19 +582,14 @@ class Control:
         session = current(start=False)
         job = self._jobs[job_id]
         variables = {**job["env"], **env.get("env_vars", {})}
-        late = {k: v for k, v in env.get("env_vars", {}).items() if k in RANK_VARIABLES}
-        if "TROUPE_RAY" in job["late"]:  # a role's environment has no variable of Troupe
-            late["TROUPE_RAY"] = job["late"]["TROUPE_RAY"]
         if devices.get("GPU") and "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in variables:
-            late["CUDA_VISIBLE_DEVICES"] = ",".join(devices["GPU"])
-        elif "CUDA_VISIBLE_DEVICES" in job["late"] and "CUDA_VISIBLE_DEVICES" not in late:
-            late["CUDA_VISIBLE_DEVICES"] = job["late"]["CUDA_VISIBLE_DEVICES"]
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices["GPU"])
+        elif job["visible_devices"] is not None:
+            variables.setdefault("CUDA_VISIBLE_DEVICES", job["visible_devices"])
         if not devices.get("GPU") and assigned["kind"] != "task" and variables.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1") != "0":
-            late.setdefault("CUDA_VISIBLE_DEVICES", "")
-        for key in RANK_VARIABLES:
-            variables.pop(key, None)
+            variables.setdefault("CUDA_VISIBLE_DEVICES", "")
         config = {
-            "ray": {**assigned, "job_id": job_id, "job_process": job["process"], "late": late, "devices": devices, "node_id": allocation.node_id,
+            "ray": {**assigned, "job_id": job_id, "job_process": job["process"], "troupe_ray": job["troupe_ray"], "devices": devices, "node_id": allocation.node_id,
                     "node_ip": self._placement.nodes[allocation.node_id].address, "address": job["address"], "env": env,
                     "control": self.role, "job_namespace": job["namespace"]},
             "driver": session.session, "pickle": True, "sys_path": job["sys_path"], "python": job["python"], "troupe": job["package"], "shipped": False,
@@ -610,7 +598,7 @@ class Control:
             "name": name, "class": "ray", "world": 1, "mesh": {"tp": 1, "pp": 1, "cp": 1, "dp": 0}, "config": config,
             "command": [env.get("py_executable") or job["executable"], "-m", "troupe.ray._process"],
             "dir": env.get("working_dir") or job["dir"], "env": variables, "queue_limit": 1_000_000,
-            "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "late_rendezvous": False, "policy": "", "restarts": 0,
+            "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "own_variables": True, "policy": "", "restarts": 0,
             "strategy": "", "bundles": [{"node": allocation.node}],
         }  # fmt: skip
         fields = await session.core.ask("create", runtime=session.id, spec=spec).aget()

@@ -600,20 +600,14 @@ class RayHost(_worker.Host):
         fields = self.config["ray"]
         self.instance: Any = None
         self.cancelling = ""
-        self._set_environment(fields)
+        if fields["troupe_ray"]:  # a role's environment has no variable of Troupe
+            os.environ["TROUPE_RAY"] = fields["troupe_ray"]
         self.state = self._state(fields)
         self.service = Service(self, fields)
         self.codec = self.session.codec(False)
         _process_title.set_title(self.service.state_title)
         if self.service.kind != "task":
             set_threads(self.state.assigned)
-
-    def _set_environment(self, fields: dict[str, Any]) -> None:
-        from ._control import RANK_VARIABLES
-
-        for key in RANK_VARIABLES:
-            os.environ.pop(key, None)
-        os.environ.update(fields["late"])
 
     def _state(self, fields: dict[str, Any]) -> _state.State:
         control = _objects.Peer(fields["control"], self.role)
