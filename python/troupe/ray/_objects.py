@@ -26,6 +26,7 @@ _LATE = 0.05  # seconds after which a completion is taken that no thread waits f
 _GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
 
 PENDING, VALUE, ERROR = 0, 1, 2
+_FIRST = "01000000"  # the end of the id of a task's first result
 
 
 class Entry:
@@ -182,6 +183,20 @@ class ObjectRef:
         entry.on_done(lambda: _callbacks.submit(finish))
         return future
 
+    def _on_completed(self, do: Callable[[Any], None]) -> None:
+        """Calls do with the value, or the exception, on another thread."""
+        entry = self._entry
+
+        def finish() -> None:
+            try:
+                value = entry.value()
+            except BaseException as err:
+                value = err
+            do(value)
+
+        start_fetch(entry)
+        entry.on_done(lambda: _callbacks.submit(finish))
+
     def as_future(self, _internal: bool = False) -> Any:
         import asyncio
 
@@ -329,19 +344,19 @@ class Store:
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
         self._prefix = os.urandom(16).hex()
-        self._call_prefix = self._prefix[:12]
         self._numbers = itertools.count(1)
 
     # Owned objects.
 
-    def new(self) -> Entry:
-        entry = Entry(f"{self._prefix}{next(self._numbers):016x}01000000", self.process)
+    def task_id(self) -> str:
+        """The name of a new task or call of this process."""
+        return f"{self._prefix}{next(self._numbers):016x}"
+
+    def new(self, task_id: str = "", index: int = 1) -> Entry:
+        """An object of this process: the result of that number of a task, or a value that is put."""
+        entry = Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
         self.entries[entry.id] = entry
         return entry
-
-    def call_id(self) -> str:
-        """The name of a call, for those who cancel it."""
-        return f"{self._call_prefix}{next(self._numbers):012x}"
 
     def borrow(self, id: str, borrower: str) -> bool:
         """Another process holds the object; False: there is none any more."""
@@ -757,10 +772,14 @@ def _await_some(state: Any, entries: list[Entry], count: int, deadline: float | 
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Asks for a task or a call to be cancelled; one that is over is left alone."""
-    _state.require()
+    """Asks for a task or a call to be cancelled; one that is over is left alone. recursive: what it called too."""
+    state = _state.require()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For compiled graphs, got: {type(ref)}")
-    do = ref._entry.cancel
-    if do is not None and not ref._entry._done:
-        do(force, recursive)
+    entry = ref._entry
+    if entry._done:
+        return
+    if entry.cancel is not None:
+        entry.cancel(force, recursive)
+    elif entry.owner and entry.owner != state.process:
+        peer(entry.owner).notify("cancel_object", entry.id, force, recursive)
