@@ -82,6 +82,9 @@ class DriverService:
     async def give_back(self, id: str, process: str) -> None:
         self._store.give_back(id, process)
 
+    async def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
+        _host.cancel_object(self._store, id, force, recursive)
+
 
 def implicit_init() -> _state.State:
     with _lock:
