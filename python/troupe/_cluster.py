@@ -16,7 +16,7 @@ from . import _call, _check, _codec, _core, _deaths, _error_transfer, _errors, _
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
-from ._resources import ResourceManager
+from ._resources import BundleOf, Reservation, ResourceManager
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
@@ -220,7 +220,7 @@ class Cluster(_codec.Walked):
         self,
         name: str | None = None,
         worker_cls: type | str | None = None,
-        resource_manager: ResourceManager | None = None,
+        resource_manager: ResourceManager | Reservation | BundleOf | None = None,
         worker_config: Any = None,
         *,
         config: Any = None,
@@ -276,7 +276,7 @@ class Cluster(_codec.Walked):
 
     @classmethod
     def create(
-        cls, name: str | None = None, worker_cls: type | str | None = None, resource_manager: ResourceManager | None = None, worker_config: Any = None,
+        cls, name: str | None = None, worker_cls: type | str | None = None, resource_manager: ResourceManager | Reservation | BundleOf | None = None, worker_config: Any = None,
         **settings: Any,
     ) -> Cluster:  # fmt: skip
         """Cluster(…) without waiting for the workers: they are started in the background. Calls wait for the start, and raise what a
