@@ -19,6 +19,7 @@ import traceback
 import types
 from typing import Any
 
+from .. import _codec
 from .. import worker as _worker
 from .._call import IncomingCall
 from .._core import CANCEL
@@ -94,6 +95,10 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
     entry = entries[value.index]
     if entry.kind == _objects.ERROR:
         raise DependencyError(entry.body)
+    if entry.body is None:
+        entry.load()
+        if entry.kind == _objects.ERROR:
+            raise DependencyError(entry.body)
     return _serialize.loads(entry.body)
 
 
@@ -460,10 +465,11 @@ class _EventLoop:
 
 
 async def _ready(entry: _objects.Entry) -> None:
-    if not entry._done:
-        from .. import _core
+    from .. import _core
 
+    if not entry._done:
         await _core.wait_in_loop(_core.get(), entry)
+    await entry.aload()
 
 
 def _wait(entries: list[_objects.Entry]) -> None:
@@ -474,16 +480,21 @@ def _wait(entries: list[_objects.Entry]) -> None:
             _core.get().wait(entry, None)
 
 
+def _found(entry: _objects.Entry) -> list[Any]:
+    ref = entry.share()
+    return [entry.kind, entry.body] if ref is None else [_objects.SHARED, ref]
+
+
 def fetch(store: _objects.Store, id: str) -> Any:
     """An object of this process for another: [kind, frame], or a future of it."""
     entry = store.entries.get(id)
     if entry is None:
         return [_objects.ERROR, _objects._dump_error(exceptions.ReferenceCountingAssertionError(id))]
     if entry._done:
-        return [entry.kind, entry.body]
+        return _found(entry)
     future: concurrent.futures.Future[Any] = concurrent.futures.Future()
     kept = entry
-    entry.on_done(lambda: future.set_result([kept.kind, kept.body]))
+    entry.on_done(lambda: future.set_result(_found(kept)))
     return future
 
 
@@ -669,7 +680,10 @@ class RayHost(_worker.Host):
 
     def reply(self, token: int, value: Any) -> None:
         """Answers a call, from any thread but the main one."""
-        self.beside_thread().answer(token, self.codec.encode(value))
+        answer = self.codec.encode(value)
+        if _codec._encoded:
+            self.name_references(token)
+        self.beside_thread().answer(token, answer)
 
     def stop_on(self, *signals: int) -> None:
         super().stop_on(*signals)
