@@ -93,12 +93,10 @@ def _filled(value: Any, entries: list[_objects.Entry]) -> Any:
     if type(value) is not Slot:
         return value
     entry = entries[value.index]
-    if entry.kind == _objects.ERROR:
-        raise DependencyError(entry.body)
     if entry.body is None:
         entry.load()
-        if entry.kind == _objects.ERROR:
-            raise DependencyError(entry.body)
+    if entry.kind == _objects.ERROR:
+        raise DependencyError(entry.body)
     return _serialize.loads(entry.body)
 
 
@@ -115,6 +113,7 @@ class Service:
         self.async_tasks: dict[str, tuple[Any, Any]] = {}
         self.functions: dict[bytes, Any] = {}
         self.executors: dict[str, Any] = {}
+        self.bound: dict[str, Any] = {}  # methods of the actor's object
         self.turns: dict[tuple[str, str], int] = {}  # by caller and group, the number of the next call
         self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that came before their turn
         self.main = threading.get_ident()
@@ -179,13 +178,15 @@ class Service:
             _context.current.reset(mark)
         return ["ok", os.getpid()]
 
-    def exit(self, gentle: bool) -> None:
-        """Ends the process at once; gently: with its exit functions."""
-        if gentle:
-            threading.Thread(target=end_process, daemon=True).start()
-            threading.Event().wait(_GRACE)
-        _flush()
-        os._exit(_EXIT)
+    def exit(self, gentle: bool) -> Any:
+        """Ends the process at once; gently: with its exit functions, for which this thread reads answers meanwhile."""
+        if not gentle:
+            _exit_now()
+        threading.Thread(target=end_process, daemon=True).start()
+        limit = threading.Timer(_GRACE, _exit_now)
+        limit.daemon = True
+        limit.start()
+        return concurrent.futures.Future()  # the call ends with the process
 
     # Objects.
 
@@ -221,8 +222,9 @@ class Service:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         extra = call.extra
-        task = _context.Task(call.id, call.method)
-        if extra:
+        if not extra:
+            task = _context.Task(call.id, call.method)
+        else:
             task = _context.Task(call.id, extra.get("name") or call.method, extra.get("lease", ""), extra.get("devices"))
             task.assigned = extra.get("demand") or {}
             task.placement = extra.get("placement")
@@ -315,7 +317,13 @@ class Service:
         if name == "__ray_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
         function = getattr(type(self.instance), name, None)  # not the instance's: its attributes may have the same name
-        return types.MethodType(function, self.instance) if isinstance(function, types.FunctionType) and not self._is_static(name) else getattr(self.instance, name)
+        bound = self.bound.get(name)
+        if bound is not None and bound.__func__ is function:
+            return bound
+        if isinstance(function, types.FunctionType) and not self._is_static(name):
+            bound = self.bound[name] = types.MethodType(function, self.instance)
+            return bound
+        return getattr(self.instance, name)
 
     def _is_static(self, name: str) -> bool:
         return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
@@ -596,6 +604,11 @@ def end_process() -> None:
         atexit._run_exitfuncs()
     except BaseException:
         traceback.print_exc()
+    _flush()
+    os._exit(_EXIT)
+
+
+def _exit_now() -> None:
     _flush()
     os._exit(_EXIT)
 

@@ -263,6 +263,9 @@ class ObjectRef:
         return ref_of_wire, (self._wire(),)
 
     def _wire(self) -> list[str]:
+        state = _state.current()
+        if state is not None:
+            state.store.publish(self._entry)
         return [self._entry.id, self._entry.owner]
 
     def _wire_with_value(self) -> list[Any]:
@@ -405,9 +408,12 @@ class Store:
 
     def new(self, task_id: str = "", index: int = 1) -> Entry:
         """An object of this process: the result of that number of a task, or a value that is put."""
-        entry = Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
-        self.entries[entry.id] = entry
-        return entry
+        return Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
+
+    def publish(self, entry: Entry) -> None:
+        """Another process will ask for the object."""
+        if entry.owner == self.process:
+            self.entries.setdefault(entry.id, entry)
 
     def borrow(self, id: str, borrower: str) -> bool:
         """Another process holds the object; False: there is none any more."""
@@ -737,6 +743,9 @@ def get(refs: Any, *, timeout: float | None = None, _use_object_store: bool = Fa
     """The value of a reference, or of each of a list; waits for what is not there. GetTimeoutError after the timeout."""
     state = _state.require()
     if isinstance(refs, ObjectRef):
+        entry = refs._entry
+        if timeout is None and entry._done:
+            return entry.value()
         return _get_all(state, [refs], timeout)[0]
     if not isinstance(refs, (list, tuple)):
         wait_method = getattr(refs, "_ray_get", None)
