@@ -8,7 +8,7 @@ import pytest
 import troupe
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "benchmarks", "python"))
-import loops  # noqa: E402
+import loops
 
 MOST = 1.6  # `make bench-python ROWS=call_1_1_served,call_1_1_control` measures the ratio on a quiet machine, where it is below 1.2
 ROUNDS = 4  # of which one must do: other processes may take the CPU in any of them
