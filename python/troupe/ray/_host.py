@@ -167,7 +167,7 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except BaseException as err:
             error = task_error(f"{self.class_name}.__init__", err, self.host.state)
             return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
         finally:
@@ -196,6 +196,10 @@ class Service:
 
     def give_back(self, id: str, process: str) -> None:
         self.host.state.store.give_back(id, process)
+
+    def owns(self) -> bool:
+        """Whether other processes hold objects of this one, or may in a moment."""
+        return bool(self.host.state.store.is_needed())
 
     def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
         """Cancels a call of this process, for another that has the reference."""
@@ -245,7 +249,9 @@ class Service:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -408,7 +414,9 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -639,7 +647,7 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
+        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "cancel_object", "owns", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})
