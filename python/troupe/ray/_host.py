@@ -223,7 +223,8 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.extra.get("name") or call.method, call.extra.get("lease", ""), call.extra.get("devices"))
+        task = _context.Task(call.id, call.extra.get("name") or self.title_of(call), call.extra.get("lease", ""), call.extra.get("devices"))
+        task.function = self.function_title(call)
         task.assigned = call.extra.get("demand") or {}
         task.placement = call.extra.get("placement")
         mark = _context.current.set(task)
@@ -348,6 +349,12 @@ class Service:
     def title_of(self, call: Call) -> str:
         return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
 
+    def function_title(self, call: Call) -> str:
+        if self.kind == "task":
+            return call.method
+        cls = type(self.instance)
+        return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{call.method}"
+
     # Calls beside the main thread.
 
     def begin(self, token: int, group: str, fields: list[Any]) -> None:
@@ -393,7 +400,8 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.method)
+        task = _context.Task(call.id, call.extra.get("name") or self.title_of(call))
+        task.function = self.function_title(call)
         _context.current.set(task)
         self.running[call.id] = task
         try:
@@ -496,7 +504,12 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
     here = os.path.dirname(os.path.abspath(__file__))
     shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
     text = "".join(traceback.format_list(shown)) + "".join(traceback.format_exception_only(type(err), err))
-    head = f"{_process_title.get_title()}() (pid={os.getpid()}, ip={state.node_ip})"
+    instance = getattr(getattr(state, "host", None), "instance", None)
+    shown_actor = _shown(instance) if instance is not None else None
+    of_actor = f", actor_id={state.actor_id}, repr={shown_actor}" if shown_actor is not None else ""
+    text = text.replace("troupe.ray.exceptions.", "ray.exceptions.")
+    name = title.rpartition("<locals>.")[2] if instance is not None else _process_title.get_title().removeprefix("ray::")
+    head = f"ray::{name}() (pid={os.getpid()}, ip={state.node_ip}{of_actor})"
     cause: BaseException = err
     if isinstance(err, exceptions.RayTaskError):
         cause = err.cause
@@ -504,9 +517,14 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
         _serialize.loads(_serialize.dumps(cause)[0])
     except Exception as why:
         cause = _unpicklable(cause, why)
-    instance = getattr(getattr(state, "host", None), "instance", None)
-    shown_actor = repr(instance) if instance is not None else None
     return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
+
+
+def _shown(instance: Any) -> str:
+    try:
+        return repr(instance)
+    except Exception:
+        return object.__repr__(instance)
 
 
 def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:

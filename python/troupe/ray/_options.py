@@ -232,6 +232,10 @@ def strategy(options: dict[str, Any], parent: Any = None) -> Any:
         _warn_of_group_option()
         index = options.get("placement_group_bundle_index", -1)
         return PlacementGroupSchedulingStrategy(group, index, options.get("placement_group_capture_child_tasks")).to_wire()
+    if options.get("placement_group_bundle_index", -1) not in (-1, None):
+        raise ValueError("If placement group is not set, the value of bundle index must be -1.")
+    if "placement_group" in options and group is None:
+        return None  # not that of the parent
     return parent if parent is not None and parent.get("capture") else None
 
 
