@@ -15,7 +15,7 @@ class Task:
     def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
         self.id, self.name, self.lease = id, name, lease
         self.devices = devices or {}
-        self.function = name  # with its module
+        self.function = name  # or method
         self.assigned: dict[str, float] = {}
         self.placement: Any = None
         self.cancelled = False

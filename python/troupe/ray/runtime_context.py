@@ -102,7 +102,7 @@ class RuntimeContext:
 
     def get_task_function_name(self) -> str | None:
         task = _context.current.get()
-        return None if task is None else task.function
+        return None if task is None else self._state.host.service.function_title(task.function)
 
     def get_actor_id(self) -> str | None:
         return self._state.actor_id or None
