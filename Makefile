@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: crash-model chaos soak-pipeline help build demo test race lint bench verify fuzz soak clean heavy placement-histories gpu-check
 .PHONY: man release version
-.PHONY: browser-test python python-test python-lint wheel bench-python bench-output memory-python shm-faults
+.PHONY: browser-test python python-test python-lint wheel bench-python bench-output bench-device memory-python shm-faults
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,6 +110,9 @@ bench-output: ## how much 32 ranks that print 1,000 lines a second each slow dow
 CALLS ?= 1000
 memory-python: ## resident memory of a driver and its workers before, during and after 1,000 large calls (CALLS)
 	@$(VENV)/bin/python benchmarks/python/memory.py $(CALLS)
+
+bench-device: ## tensors on a GPU between workers: checks, and 1 GiB by each way (MIB, ROUNDS); needs a GPU and a PYTHON with torch; `make python` first
+	@PYTHONPATH=python $(PYTHON) benchmarks/python/device_tensors.py
 
 SHM_ROUNDS ?= 200
 shm-faults: ## 200 rounds of processes killed, stopped and forked while large values are on their way (SHM_ROUNDS); `make python` first

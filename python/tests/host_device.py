@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 
-from troupe import _device
+from troupe import _device_backend as _device
 
 
 class DeviceArray(np.ndarray):

@@ -6,10 +6,10 @@ import os
 import socket
 import time
 
-import host_device
 import numpy as np
 import pytest
 
+import host_device
 import troupe
 from troupe import _device, _reference, register
 
@@ -246,6 +246,8 @@ def test_a_killed_producer_is_reported(receiver):
     troupe.wait([made])
     path = victim.counts()["socket"]
     os.kill(victim.pid(), 9)
+    with pytest.raises(troupe.WorkerLostError):
+        victim.pid()
     for way in ("", "host"):
         receiver.cluster.set_env({"TROUPE_DEVICE": way})
         with pytest.raises(troupe.WorkerLostError):

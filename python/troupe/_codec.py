@@ -191,9 +191,7 @@ class Codec:
         """The value of a body. Arrays are views of a large body, which belongs to this value alone; with copy they are copies. With share,
         tensors on a device are those of their producer."""
         if share:
-            from . import _device
-
-            with _device.sharing(True):
+            with _devices().sharing(True):
                 return self.decode(body, copy)
         if len(body) > BIG:
             try:
@@ -410,9 +408,7 @@ def _decode_enum(codec: Codec, value: Any) -> Any:
 
 
 def _decode_device(codec: Codec, value: Any) -> Any:
-    from . import _device
-
-    return _device.receive(codec, value)
+    return _devices().receive(codec, value)
 
 
 _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
@@ -438,6 +434,16 @@ def set_handle_decoder(decode: Callable[[bytes, dict[str, Any]], Any]) -> None:
     """Sets how a handle, given as its bytes and its fields, becomes a cluster or a worker."""
     global _open_handle
     _open_handle = decode
+
+
+def set_devices(module: Callable[[], Any]) -> None:
+    """Sets what gives the module of tensors on a device, which imports this one. It is imported with the first such tensor."""
+    global _devices
+    _devices = module
+
+
+def _devices() -> Any:
+    raise _errors.RefusedError("a tensor on a device cannot be read here")
 
 
 _open_handle: Callable[[bytes, dict[str, Any]], Any] = lambda data, fields: fields  # noqa: E731
@@ -687,11 +693,10 @@ class Walk:
 
     def _lend(self, value: Any) -> bool:
         """Encodes a tensor that stays on its device; False: it travels in the body."""
-        from . import _device
-
-        if self.lent >= _device.MOST or not _device.is_lent(value):
+        devices = _devices()
+        if self.lent >= devices.MOST or not devices.is_lent(value):
             return False
-        made = _device.lend(value, self._codec.snapshot)
+        made = devices.lend(value, self._codec.snapshot)
         if made is None:
             return False
         self.lent += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import _codec
-from ._device import DeviceError, Lent, Wait
+from ._device_backend import DeviceError, Lent, Wait
 
 _PORTABLE, _READ_ONLY, _LAZY_PEER, _NON_BLOCKING, _NO_TIMING = 1, 8, 1, 1, 2
 
@@ -25,7 +25,7 @@ def _load() -> Any:
     for name, args in {
         "cuDeviceGet": (pointer, integer),
         "cuDeviceGetCount": (pointer,),
-        "cuDeviceGetUuid": (pointer, integer),
+        "cuDeviceGetUuid_v2": (pointer, integer),
         "cuDevicePrimaryCtxRetain": (pointer, integer),
         "cuCtxPushCurrent_v2": (pointer,),
         "cuCtxPopCurrent_v2": (pointer,),
@@ -51,7 +51,7 @@ def _load() -> Any:
 
 
 class Cuda:
-    """Implements _device.Backend."""
+    """Implements Backend."""
 
     def __init__(self) -> None:
         self._lib: Any = None
@@ -110,7 +110,7 @@ class Cuda:
     def _uuid(self, device: int) -> bytes:
         number, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
         self._call("cuDeviceGet", ctypes.byref(number), device)
-        self._call("cuDeviceGetUuid", uuid, number)
+        self._call("cuDeviceGetUuid_v2", uuid, number)
         return bytes(uuid)
 
     def _devices(self) -> dict[bytes, int]:
@@ -160,7 +160,7 @@ class Cuda:
     def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> Any:
         import torch
 
-        device, offset, dtype, shape = self._devices()[fields["uuid"]], fields["offset"], fields["dtype"], tuple(fields["shape"])
+        device, offset, dtype, shape = self._devices()[fields["uuid"]], fields.get("offset"), fields["dtype"], tuple(fields["shape"])
         shared = _Shared(self, device, fields["handle"], offset, nbytes, keep)
         if keep is not None:
             whole = torch.as_tensor(shared, device=f"cuda:{device}")
@@ -175,7 +175,7 @@ class Cuda:
             shared.close()
         return self.tensor(room, dtype, shape)
 
-    def map(self, device: int, handle: bytes, offset: int, nbytes: int) -> int:
+    def map(self, device: int, handle: bytes, offset: Any, nbytes: int) -> int:
         """The address of a part of another process's allocation. The allocation is mapped while a tensor uses it."""
         if len(handle) != 64 or not isinstance(offset, int) or offset < 0:
             raise DeviceError("a handle that is none")
@@ -257,26 +257,27 @@ class Cuda:
         self._call("cuEventRecord", event, stream)
 
         def wait() -> None:
-            self._call("cuEventSynchronize", event)
+            with self._context(device):
+                self._call("cuEventSynchronize", event)
             free.append(event)
 
         return wait
 
-    def register(self, address: int, n: int, writable: bool) -> bool:
-        import torch
+    def _any_context(self) -> contextlib.AbstractContextManager[None]:
+        """The context of a device that this process uses already: pinned memory is that of all."""
+        return self._context(next(iter(self._contexts)) if self._contexts else sys.modules["torch"].cuda.current_device())
 
+    def register(self, address: int, n: int, writable: bool) -> bool:
         try:
-            with self._context(torch.cuda.current_device()):
+            with self._any_context():
                 self._call("cuMemHostRegister_v2", address, n, _PORTABLE | (0 if writable else _READ_ONLY))
         except DeviceError:
             return False  # copies are slower
         return True
 
     def unregister(self, address: int) -> None:
-        import torch
-
         try:
-            with self._context(torch.cuda.current_device()):
+            with self._any_context():
                 self._call("cuMemHostUnregister", address)
         except DeviceError:
             pass
@@ -285,7 +286,7 @@ class Cuda:
 class _Shared:
     """A part of another process's memory, as torch takes it. It is unmapped when no tensor uses it."""
 
-    def __init__(self, cuda: Cuda, device: int, handle: bytes, offset: int, nbytes: int, keep: Any) -> None:
+    def __init__(self, cuda: Cuda, device: int, handle: bytes, offset: Any, nbytes: int, keep: Any) -> None:
         self._cuda, self._device, self._handle = cuda, device, handle
         self._keep = keep  # the reference, for which the producer keeps the tensor
         self._open = False

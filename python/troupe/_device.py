@@ -5,7 +5,7 @@ device opens the handle and copies the tensor, or uses it in place. Any other on
 processes have registered (staging), and the rest over the bus. The reference is counted like every other: the producer drops the
 tensor when no process refers to it any more.
 
-The device library is behind Backend; _cuda.Cuda is CUDA. All of this begins with the first tensor that is lent or received.
+The device library is behind _device_backend.Backend; _cuda.Cuda is CUDA. All of this begins with the first tensor that is lent or received.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgpack
 
 from . import _codec, _core, _errors, _reference, _session
+from ._cuda import Cuda
+from ._device_backend import Backend, DeviceError, Lent, Wait
 
 SMALLEST = 1 << 20  # bytes of a tensor that is lent; a smaller one travels in its message
 MOST = 1000  # tensors that are lent in one message: the list of references in a message is bounded
@@ -39,74 +41,10 @@ _WANTED, _FREED = 8, 9  # kinds of completions
 _SUFFIX = ".device"
 _ENV = "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles are used; "bus": neither handles nor staging
 
-Wait = Callable[[], None]  # waits for the end of a copy
-
-
-class DeviceError(Exception):
-    """The device library refused something: another way is tried."""
-
-
-class Lent:
-    """A tensor that this process keeps for others."""
-
-    __slots__ = ("device", "dtype", "handle", "nbytes", "offset", "pointer", "shape", "uuid", "value")
-
-    def __init__(self, value: Any, dtype: str, shape: tuple[int, ...], nbytes: int, pointer: int, device: int, uuid: bytes, handle: bytes, offset: int) -> None:
-        self.value = value  # the contiguous tensor
-        self.dtype, self.shape, self.nbytes = dtype, shape, nbytes
-        self.pointer = pointer
-        self.device = device  # its index in this process
-        self.uuid = uuid
-        self.handle = handle  # of the allocation; empty: there is none
-        self.offset = offset  # in the allocation
-
-
-class Backend(Protocol):
-    """A device library. Every method may be called on any thread."""
-
-    def ready(self) -> bool:
-        """Whether this process uses devices. If not, no other method but is_tensor is called."""
-
-    def is_tensor(self, value: Any) -> bool:
-        """Whether the value is a tensor on a device that can be lent."""
-
-    def lend(self, value: Any, snapshot: bool) -> Lent | None:
-        """The tensor, complete and contiguous: a copy with snapshot. None: there is no memory for the copy."""
-
-    def reaches(self, uuid: bytes) -> bool:
-        """Whether this process sees the device."""
-
-    def open(self, fields: dict[str, Any], nbytes: int, keep: Any) -> Any:
-        """The tensor of an IPC handle: a copy, or with keep the memory itself, for as long as it is used; keep lives as long."""
-
-    def empty(self, nbytes: int) -> tuple[Any, int]:
-        """Room for so many bytes on this process's device, and its address."""
-
-    def tensor(self, room: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-        """The tensor in such room."""
-
-    def to_device(self, value: Any) -> Any:
-        """A copy of a tensor in memory on this process's device."""
-
-    def copy(self, lent: Lent) -> Any:
-        """A copy on the same device."""
-
-    def read(self, lent: Lent, offset: int, address: int, n: int) -> Wait:
-        """Begins a copy from a lent tensor to memory."""
-
-    def write(self, pointer: int, address: int, n: int) -> Wait:
-        """Begins a copy from memory to a place in room of empty."""
-
-    def register(self, address: int, n: int, writable: bool) -> bool:
-        """Pins memory, which makes copies faster."""
-
-    def unregister(self, address: int) -> None: ...
-
-
 counters = {"lent": 0, "own": 0, "opened": 0, "shared": 0, "staged": 0, "bus": 0}  # tensors, by how they were received
 last_refusal = ""  # why the last one was not received by its IPC handle
 
-_backend: Backend | None = None
+_backend: Backend = Cuda()
 _lock = threading.Lock()  # guards the three that follow
 _lender: Lender | None = None
 _sources: dict[str, Source] = {}  # connections to producers, by socket
@@ -114,11 +52,6 @@ _shares = threading.local()  # .on: the decoder gives tensors in place
 
 
 def backend() -> Backend:
-    global _backend
-    if _backend is None:
-        from ._cuda import Cuda
-
-        _backend = Cuda()
     return _backend
 
 

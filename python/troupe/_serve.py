@@ -438,3 +438,12 @@ def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[
                     lanes[extra] = str(lane["name"])
     table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async, "side": side if is_async or side == "all" else "beside" if lanes else ""}
     return Object(value, is_async, lanes, generators, frozenset(n for n in names if marks.get(n, {}).get("share"))), table
+
+
+def _devices() -> Any:
+    from . import _device
+
+    return _device
+
+
+_codec.set_devices(_devices)
