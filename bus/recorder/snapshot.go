@@ -149,19 +149,25 @@ func (p *packer) record(r *Record) {
 	p.out = binary.AppendUvarint(p.out, r.Parent.Seq)
 }
 
-const maxText = 256 // longer names are cut
+// MaxText is the longest name in bytes; longer ones are cut.
+const MaxText = 256
 
 // string writes the number of a known string, or 0 and the string, which gets the next number.
 func (p *packer) string(s string) {
-	if len(s) > maxText {
-		s = strings.ToValidUTF8(s[:maxText], "")
-	}
+	s = cut(s)
 	if n, known := p.strings[s]; known {
 		p.out = binary.AppendUvarint(p.out, n)
 		return
 	}
 	p.strings[s] = uint64(len(p.strings) + 1)
 	p.out = append(binary.AppendUvarint(append(p.out, 0), uint64(len(s))), s...)
+}
+
+func cut(s string) string {
+	if len(s) > MaxText {
+		return strings.ToValidUTF8(s[:MaxText], "")
+	}
+	return s
 }
 
 var errMalformed = errors.New("malformed records of a flight recorder")
@@ -237,7 +243,7 @@ func (u *unpacker) string() string {
 		return u.strings[n-1]
 	}
 	size := u.uint()
-	if size > maxText || size > uint64(len(u.in)) {
+	if size > MaxText || size > uint64(len(u.in)) {
 		u.bad = true
 		return ""
 	}

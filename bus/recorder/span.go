@@ -23,7 +23,7 @@ func Begin(scope Scope, namespace, name string) *OpenSpan {
 		namespace = scope.Namespace
 	}
 	s := &OpenSpan{rec: Record{
-		Kind: Span, Namespace: namespace, Role: scope.Role, Rank: int32(scope.Rank), ToRank: -1, Name: name, Parent: scope.Call,
+		Kind: Span, Namespace: namespace, Role: scope.Role, Rank: int32(scope.Rank), ToRank: -1, Name: cut(name), Parent: scope.Call,
 	}}
 	if !On() {
 		return s

@@ -13,7 +13,7 @@ PUBLIC = {
     "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
     "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
-    "nodes", "put", "register", "remote", "serve", "shutdown", "wait",
+    "nodes", "put", "register", "remote", "serve", "shutdown", "span", "wait",
 }  # fmt: skip
 
 

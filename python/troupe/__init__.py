@@ -52,6 +52,7 @@ from ._resources import Reservation, ResourceManager
 from ._result_stream import ResultStream
 from ._router import Router
 from ._session import Session, init, is_initialized, shutdown
+from ._span import span
 from ._stage import Stage, Stream
 from ._tasks import available_resources, cluster_resources, get_actor, kill, nodes, remote
 from ._worker import Call, Worker, current_call
@@ -66,5 +67,5 @@ __all__ = [
     "Router", "Scatter",
     "Session", "Split", "Stage", "Stream", "Tensor", "TimedOutError", "UnavailableError", "VersionError", "Worker", "WorkerConfig", "WorkerHandle",
     "WorkerLostError", "actor", "as_completed", "available_resources", "cluster_resources", "current_call", "driver", "empty", "get", "get_actor", "init", "is_initialized", "kill",
-    "nodes", "put", "register", "remote", "serve", "shutdown", "wait",
+    "nodes", "put", "register", "remote", "serve", "shutdown", "span", "wait",
 ]  # fmt: skip

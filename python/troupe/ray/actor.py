@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
-from .. import _errors
+from .. import _core, _errors
 from . import _context, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
 from ._objects import ERROR, PENDING, VALUE, Entry, ObjectRef
 
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
-_SETTINGS = ("__ray_num_returns__", "__ray_concurrency_group__", "__ray_invocation_decorator__")
 
 
 class ActorClassInheritanceException(TypeError):
@@ -37,32 +36,53 @@ def method(*args: Any, **kwargs: Any) -> Any:
             function.__ray_num_returns__ = kwargs["num_returns"]
         if "concurrency_group" in kwargs:
             function.__ray_concurrency_group__ = kwargs["concurrency_group"]
+        if kwargs.get("max_task_retries") is not None:
+            function.__ray_max_task_retries__ = kwargs["max_task_retries"]
+        if "retry_exceptions" in kwargs:
+            function.__ray_retry_exceptions__ = kwargs["retry_exceptions"]
         return function
 
     return mark
 
 
 class Metadata:
-    """__ray_metadata__ of a decorated class."""
+    """__ray_metadata__ of a decorated class. What it says of the methods is found when it is asked for: a class that refers to itself is
+    decorated before it is whole, where it comes from a pickle."""
 
     def __init__(self, cls: type) -> None:
         self.modified_class = cls
         self.class_name = cls.__name__
         self.class_id = os.urandom(28)
-        self.signatures: dict[str, Any] = {}
-        self.methods: dict[str, tuple[int, str]] = {}  # by name, the number of results and the concurrency group
-        for name, function in _methods(cls).items():
-            self.methods[name] = (1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "")
+        self.pickled: bytes | None = None
+
+    @functools.cached_property
+    def methods(self) -> dict[str, tuple[Any, ...]]:
+        """By name: the number of results, concurrency group, retries (None: the actor's), exceptions to retry."""
+        return {
+            name: (
+                1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "",
+                getattr(function, "__ray_max_task_retries__", None), _options.exceptions_to_wire(getattr(function, "__ray_retry_exceptions__", None)),
+            )
+            for name, function in _methods(self.modified_class).items()
+        }  # fmt: skip
+
+    @functools.cached_property
+    def signatures(self) -> dict[str, Any]:
+        found = {}
+        for name, function in _methods(self.modified_class).items():
             try:
                 signature = inspect.signature(function)
-                parameters = list(signature.parameters.values())
-                if parameters and not isinstance(inspect.getattr_static(cls, name), (staticmethod, classmethod)):
-                    parameters = parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
-                self.signatures[name] = signature.replace(parameters=parameters)
             except (TypeError, ValueError):
-                pass
-        self.is_async = any(_is_async(f) for f in _methods(cls).values())
-        self.pickled: bytes | None = None
+                continue
+            parameters = list(signature.parameters.values())
+            if parameters and not isinstance(inspect.getattr_static(self.modified_class, name), (staticmethod, classmethod)):
+                parameters = parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
+            found[name] = signature.replace(parameters=parameters)
+        return found
+
+    @functools.cached_property
+    def is_async(self) -> bool:
+        return any(_is_async(f) for f in _methods(self.modified_class).values())
 
 
 def _is_async(function: Any) -> bool:
@@ -173,18 +193,24 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[ObjectRef]]:
     """Arguments as a frame with slots for references, what the frame holds, and the references."""
     refs: list[ObjectRef] = []
-    if any(isinstance(a, ObjectRef) for a in args) or any(isinstance(v, ObjectRef) for v in kwargs.values()):
-
-        def slot(value: Any) -> Any:
-            if not isinstance(value, ObjectRef):
-                return value
-            refs.append(value)
-            return _host.Slot(len(refs) - 1)
-
-        args = tuple(slot(a) for a in args)
-        kwargs = {k: slot(v) for k, v in kwargs.items()}
-    frame, contents = _serialize.dumps((args, kwargs))
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, ObjectRef):
+            args, kwargs = _with_slots(args, kwargs, refs)
+            break
+    frame, contents = _serialize.dumps_arguments(args, kwargs)
     return frame, contents, refs
+
+
+def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[ObjectRef]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with a slot for each reference, which is added to refs."""
+
+    def slot(value: Any) -> Any:
+        if not isinstance(value, ObjectRef):
+            return value
+        refs.append(value)
+        return _host.Slot(len(refs) - 1)
+
+    return tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()}
 
 
 def dependencies(refs: list[ObjectRef]) -> list[Any]:
@@ -209,7 +235,7 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
     for name, count in given.items():
         if isinstance(count, bool) or not isinstance(count, int):
             raise ValueError(f"concurrency_groups[{name!r}] must be an int")
-    for name, (_, group) in metadata.methods.items():
+    for name, (_, group, *_) in metadata.methods.items():
         if group and group not in given and group != "_ray_system":
             raise ValueError(f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}")
     system = {"_ray_system": 4}
@@ -239,7 +265,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     strategy = _options.strategy(options, parent)
     _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
-    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__)
+    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
@@ -247,7 +273,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
-        "handle": info.to_wire(),
+        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0,
     }  # fmt: skip
     client = client_of(actor_id)
     client.signatures = metadata.signatures
@@ -281,17 +307,18 @@ def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
 class HandleInfo:
     """What a handle knows of its actor."""
 
-    __slots__ = ("actor_id", "class_name", "groups", "methods", "module")
+    __slots__ = ("actor_id", "class_name", "groups", "methods", "module", "retries")
 
-    def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str) -> None:
+    def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str, retries: int) -> None:
         self.actor_id, self.class_name, self.methods, self.groups, self.module = actor_id, class_name, methods, groups, module
+        self.retries = retries  # of a call whose method says nothing; -1: as often as needed
 
     def to_wire(self) -> list[Any]:
-        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module]
+        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module, self.retries]
 
     @classmethod
     def of_wire(cls, wire: list[Any]) -> HandleInfo:
-        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4])
+        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4], wire[5])
 
 
 class Hold:
@@ -353,8 +380,7 @@ class ActorMethod:
         return self._remote(args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        given = {**self._options, **options}
-        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, given.get("num_returns"), given.get("concurrency_group"), given.get("name"))
+        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, {**self._options, **options} if options else self._options)
 
     def options(self, **options: Any) -> ActorMethod:
         _options.check_method(options)
@@ -432,15 +458,41 @@ class ActorHandle:
 class Pending:
     """A call that has not been sent, or not been answered."""
 
-    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "name", "refs", "returns", "sent", "weight")
+    __slots__ = (
+        "client", "contents", "entries", "frame", "future", "group", "hold", "id", "method", "name", "number", "patient", "refs", "retried", "retries",
+        "returns", "role", "sent",
+    )  # fmt: skip
 
-    def __init__(self, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any) -> None:
-        self.id = os.urandom(12).hex()
-        self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
-            method, group, returns, frame, contents, refs, entries, hold,
+    def __init__(
+        self, client: Client, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
+    ) -> None:
+        self.client, self.id, self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
+            client, id, method, group, returns, frame, contents, refs, entries, hold,
         )  # fmt: skip
         self.sent = False
         self.name = ""
+        self.number = 0  # among the calls of this process to the actor
+        self.role = ""  # of the process that it was sent to
+        self.retries = 0  # that are left
+        self.patient = False  # waits for the end of a restart
+        self.retried: Any = None  # exceptions that are retried
+        self.future: Any = None
+
+    def over(self) -> None:
+        """The call has been answered: called by the reader of completions, or by the thread that sent it."""
+        future, self.future = self.future, None
+        if future is None:
+            return
+        if future._kept:  # a large answer, which is to be fetched
+            _objects.when_fetched(future, self._fetched)
+        else:
+            self.client._answered(self, future)
+
+    def _fetched(self, future: Any) -> None:
+        self.client._answered(self, future)
+
+    def cancel(self, force: bool, recursive: bool) -> None:
+        self.client.cancel(self, force, recursive)
 
     def waits_for(self, process: str) -> Entry | None:
         """A dependency of this process that is not there yet."""
@@ -465,6 +517,7 @@ class Client:
     def __init__(self, actor_id: str) -> None:
         self.actor_id = actor_id
         self.signatures: dict[str, Any] = {}
+        self._arity: dict[str, tuple[int, int]] = {}  # by method, how many positional arguments suffice and fit, without others
         self.creating: Any = None  # what the constructor's arguments hold, until the actor is up
         self._lock = threading.RLock()
         self._queues: dict[str, deque[Pending]] = {}  # by concurrency group
@@ -472,6 +525,9 @@ class Client:
         self._dead: list[Any] | None = None
         self._asked = False
         self._numbers: dict[str, int] = {}  # by concurrency group, calls that were sent
+        self._submitted = 0
+        self._role = ""  # of the actor's process
+        self._restarting = False
         self._pumping = False
         self._again = False
 
@@ -489,37 +545,83 @@ class Client:
             self._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor could not be created: {error}", None, self.actor_id)), None)
 
     def _resolved(self, info: Any, error: BaseException | None) -> None:
-        kept, self.creating = self.creating, None
+        kept = self.creating
+        if error is not None or not info.get("restarts"):
+            self.creating = None
         state = _state.current()
         if state is not None and kept is not None:
             state.store.linger(kept)
         if error is not None or "dead" in info:
             with self._lock:
                 dead = info["dead"] if error is None else None
-                unknown = f"The actor {self.actor_id} is not known: {error or 'it has ended'}"
+                unknown = f"The actor {self.actor_id} is not known: {error or 'The actor is dead because its owner has died before it was registered.'}"
                 self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
             self.pump()
             return
-        _objects.peer(info["role"]).with_handle(self._attached)
+        role = self._role = info["role"]
+        if info["restarts"] and state is not None:
+            state.control.ask("actor_lost", (self.actor_id, role, None), lambda found, error: self._process_ended(role, found, error))
+        _objects.peer(role).with_handle(lambda handle, error: self._attached(role, handle, error))
 
-    def _attached(self, handle: Any, error: BaseException | None) -> None:
-        if error is not None:
-            _state.require().control.ask("actor_death", (self.actor_id,), self._died)
+    def _attached(self, role: str, handle: Any, error: BaseException | None) -> None:
+        if role != self._role:
             return
-        self._handle = handle
+        if error is not None:
+            _state.require().control.ask("actor_lost", (self.actor_id, role), lambda found, error: self._process_ended(role, found, error))
+            return
+        self._handle, self._restarting = handle, False
         self.pump()
+
+    def _process_ended(self, role: str, found: Any, error: BaseException | None) -> None:
+        """The actor's process is gone: the actor is dead, or will be reached again after its restart."""
+        if error is None and found.get("restarts"):
+            with self._lock:
+                if self._role != role:
+                    return
+                self._role, self._handle, self._asked, self._restarting = "", None, False, True
+                self._numbers.clear()
+            self.resolve()
+            self.pump()
+        elif error is not None or "dead" in found:
+            self._died(found and found["dead"], error)
 
     def _died(self, cause: Any, error: BaseException | None) -> None:
         with self._lock:
             self._dead = cause if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
         self.pump()
 
+    def check(self, title: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuses arguments that the method does not take, where its signature is known."""
+        if not self.signatures:
+            return
+        arity = self._arity.get(name)
+        if arity is None:
+            arity = self._arity[name] = _arity(self.signatures.get(name))
+        if kwargs or not arity[0] <= len(args) <= arity[1]:
+            check_arguments(self.signatures.get(name), f"{title}.{name}", args, kwargs)
+
     def submit(self, call: Pending) -> None:
         with self._lock:
-            self._queues.setdefault(call.group, deque()).append(call)
-        if not self._asked:
-            self.resolve()
-        self.pump()
+            self._submitted += 1
+            call.number = self._submitted
+            direct = self._handle is not None and self._dead is None and not self._pumping and not call.refs and not any(self._queues.values())
+            if direct:
+                self._pumping = True
+            else:
+                self._queues.setdefault(call.group, deque()).append(call)
+        if not direct:
+            if not self._asked:
+                self.resolve()
+            self.pump()
+            return
+        try:
+            self._send(call)
+        finally:
+            with self._lock:
+                self._pumping = False
+                again, self._again = self._again, False
+        if again:
+            self.pump()
 
     def pump(self) -> None:
         """Sends what can be sent, in order. One thread does it at a time."""
@@ -552,6 +654,10 @@ class Client:
             call.fail(self._dead)
             return True
         state = _state.current()
+        if self._restarting and not call.patient:
+            queue.popleft()
+            call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: it is being restarted."))
+            return True
         if self._handle is None or state is None:
             return False
         missing = call.waits_for(state.process)
@@ -566,24 +672,34 @@ class Client:
         return True
 
     def _send(self, call: Pending) -> None:
-        failed = next((r._entry for r in call.refs if r._entry._done and r._entry.kind == ERROR), None)
-        if failed is not None:
-            call.fail(failed.body)
-            return
+        for ref in call.refs:
+            if ref._entry._done and ref._entry.kind == ERROR:
+                call.fail(ref._entry.body)
+                return
+        with self._lock:
+            handle, call.role = self._handle, self._role
+            if handle is None:  # its process has just ended
+                self._put_back(call)
+                return
         call.sent = True
-        method = "call" if not call.group and "call" in self._handle._cluster._modes else _host.method_of_group(call.group)
+        method = "call" if not call.group and "call" in handle._cluster._modes else _host.method_of_group(call.group)
         extra: dict[str, Any] = {"name": call.name} if call.name else {}
         if method != "call":
             number = self._numbers.get(call.group, 0)
             self._numbers[call.group] = number + 1
             extra |= {"from": _state.require().process, "number": number}
         try:
-            future = self._handle[method].remote(call.id, call.method, call.frame, dependencies(call.refs), call.returns, extra)
+            future = handle._call(method, (call.id, call.method, call.frame, dependencies(call.refs) if call.refs else [], call.returns, extra), {}, False)
         except _errors.Error as err:
             self._lost(call, err)
             return
-        call.frame = []
-        _objects.when_fetched(future, lambda done: self._answered(call, done))
+        if not call.retries:
+            call.frame = []
+        call.future = future
+        future._waiters.append(call.over)
+        if future._done:
+            call.over()
+        _objects.sent()
 
     def _answered(self, call: Pending, future: Any) -> None:
         state = _state.current()
@@ -596,6 +712,9 @@ class Client:
             call.fail_with(exceptions.RaySystemError(str(err)))
             return
         if kind == ERROR:
+            if call.retries and _options.is_retried(frames[0], call.retried):
+                self._retry(call)
+                return
             call.fail(frames[0])
         else:
             for entry, frame in zip(call.entries, frames, strict=False):
@@ -604,23 +723,38 @@ class Client:
             state.store.linger(call.contents)
         call.contents, call.refs, call.hold = None, [], None
 
+    def _retry(self, call: Pending) -> None:
+        """Puts a call back in its queue, where its number belongs."""
+        call.retries -= 1 if call.retries > 0 else 0
+        with self._lock:
+            self._put_back(call)
+        self.pump()
+
+    def _put_back(self, call: Pending) -> None:
+        queue = self._queues.setdefault(call.group, deque())
+        queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
+
     def _lost(self, call: Pending, err: _errors.Error) -> None:
-        """The call has failed without an answer: the actor is dead, or will be known to be in a moment."""
+        """The call has failed without an answer: the actor is dead or restarts, or will be known to in a moment."""
         state = _state.current()
         if state is None:
             call.fail_with(exceptions.ActorDiedError(f"The session has ended: {err}", None, self.actor_id))
             return
 
-        def told(cause: Any, error: BaseException | None) -> None:
-            if error is None and cause is not None:
-                self._died(cause, None)
-                call.fail(cause)
-            elif error is None:
-                call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"))
-            else:
+        def told(found: Any, error: BaseException | None) -> None:
+            if error is None and found.get("dead") is not None:
+                self._died(found["dead"], None)
+                call.fail(found["dead"])
+            elif error is not None or "dead" in found:
                 call.fail_with(exceptions.ActorDiedError(f"The actor {self.actor_id} died: {err}", None, self.actor_id))
+            else:
+                self._process_ended(call.role, found, None)
+                if call.retries and found.get("restarts"):
+                    self._retry(call)
+                else:
+                    call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"))
 
-        state.control.ask("actor_death", (self.actor_id,), told)
+        state.control.ask("actor_lost", (self.actor_id, call.role), told)
 
     def cancel(self, call: Pending, force: bool, recursive: bool) -> None:
         if force:
@@ -642,7 +776,8 @@ class Client:
                 pass
 
         try:
-            self._handle["cancel_call"].remote(call.id, force).add_done_callback(told)
+            with _core.get().beside():
+                self._handle["cancel_call"].remote(call.id, force, recursive).add_done_callback(told)
         except _errors.Error:
             pass
 
@@ -655,28 +790,52 @@ def client_of(actor_id: str) -> Client:
         return found
 
 
-def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], returns: int | None, group: str | None, title: str | None = None) -> Any:
+def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Any:
     state = _state.require()
     info = handle._info
-    own_returns, own_group = info.methods.get(name, (1, ""))
-    group = group if group is not None else own_group
+    own_returns, own_group, own_retries, own_retried = info.methods.get(name, (1, "", None, None))
+    group = options["concurrency_group"] if options.get("concurrency_group") is not None else own_group
+    returns = options.get("num_returns")
     if group and group not in info.groups:
         raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
     count = own_returns if returns is None else returns
     client = client_of(info.actor_id)
-    check_arguments(client.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
+    client.check(info.class_name, name, args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs)
-    entries = [state.store.new() for _ in range(max(count, 1))]
-    call = Pending(name, group, count, frame, contents, refs, entries, handle._hold)
-    call.name = title or ""
+    task_id = state.store.task_id()
+    entries = [state.store.new(task_id)] if count == 1 else [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
+    call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, handle._hold)
+    parent = _context.current.get()
+    if parent is not None:
+        parent.children.add(entries[0])
+    if options:
+        call.name = options.get("name") or ""
+    retries = options.get("max_task_retries")
+    call.retries = retries if retries is not None else own_retries if own_retries is not None else info.retries
+    if call.retries:
+        call.patient = True
+        call.retried = _options.exceptions_to_wire(options["retry_exceptions"]) if "retry_exceptions" in options else own_retried
     found = [ObjectRef(e) for e in entries]
-    cancel: Callable[[bool, bool], None] = lambda force, recursive: client.cancel(call, force, recursive)  # noqa: E731
     for entry in entries:
-        entry.cancel = cancel
+        entry.cancel, entry.call = call.cancel, call
     client.submit(call)
     if count == 0:
         return None
     return found[0] if count == 1 else found
+
+
+def _arity(signature: Any) -> tuple[int, int]:
+    """How many positional arguments a method needs and takes, if no other is given; (1, 0) if only the signature can say."""
+    least = most = 0
+    for parameter in signature.parameters.values() if signature is not None else ():
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            most += 1
+            least += parameter.default is inspect.Parameter.empty
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = 1 << 30
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            return 1, 0
+    return (least, most) if signature is not None else (0, 1 << 30)
 
 
 # Public functions.
@@ -703,7 +862,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     _state.require()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
-    _state.control_call("kill_actor", actor._info.actor_id)
+    _state.control_call("kill_actor", actor._info.actor_id, no_restart)
 
 
 def exit_actor() -> None:

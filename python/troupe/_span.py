@@ -1,0 +1,74 @@
+"""Sections of a program in the timeline of its process."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from . import _call, _core, _errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200  # flags of a code object
+
+
+class span:
+    """Marks a section of a driver, or of a worker's method, in `troupe timeline`:
+
+        with troupe.span("generate"):
+            ...
+
+        @troupe.span("load")
+        def load(self): ...
+
+    A section that ends with an exception is marked as failed. Without a session, and in forked children, nothing is recorded."""
+
+    __slots__ = ("_core", "_name", "_number")
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise _errors.InvalidError(f"span(name): name must be a text that is not empty, not {name!r}")
+        self._name = name.encode("utf-8", "replace")
+        self._number = 0
+
+    def __enter__(self) -> span:
+        core = _core._core
+        if core is None or core._pid != os.getpid():
+            return self
+        if self._number:
+            raise _errors.InvalidError(f"the span {self._name.decode()!r} is open already; make another one: with troupe.span(…)")
+        call = _call.current.get()
+        self._core = core
+        self._number = core.lib.troupe_span(0 if call is None else call[1], self._name, len(self._name))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        number, self._number = self._number, 0
+        if number and self._core._pid == os.getpid():
+            self._core.lib.troupe_span_end(number, kind is not None)
+
+    def __call__(self, function: F) -> F:
+        """Marks every run of a function, which may be async; not of a generator, whose code runs in pieces."""
+        name, flags = self._name.decode(), getattr(getattr(function, "__code__", None), "co_flags", 0)
+        if flags & (_GENERATOR | _ASYNC_GENERATOR):
+            raise _errors.InvalidError(f"@span({name!r}): {getattr(function, '__qualname__', function)} is a generator; use `with troupe.span(…)` inside it")
+        if flags & _COROUTINE:
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                with span(name):
+                    return await function(*args, **kwargs)
+
+            return run_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with span(name):
+                return function(*args, **kwargs)
+
+        return run  # type: ignore[return-value]
