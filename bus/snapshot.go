@@ -29,7 +29,8 @@ type snapshotAnswer struct {
 	Deliver string              `json:"deliver_subject"`
 }
 
-// SnapshotStream writes the content of a stream to w, as of one moment: messages with their sequences, and consumers.
+// SnapshotStream writes the content of a stream to w, as of one moment: messages with their sequences. Consumers are left
+// out: all of them are ephemeral, and one that ends meanwhile would fail the snapshot.
 func (b *Bus) SnapshotStream(ctx context.Context, name string, w io.Writer) (StreamSnapshot, error) {
 	snapshot := StreamSnapshot{Name: name}
 	inbox := b.nc.NewInbox()
@@ -38,7 +39,7 @@ func (b *Bus) SnapshotStream(ctx context.Context, name string, w io.Writer) (Str
 		return snapshot, Errorf(CodeUnavailable, "snapshot of stream %s: %w", name, err)
 	}
 	defer func() { _ = sub.Unsubscribe() }() // fails only if the connection is closed
-	request, err := json.Marshal(map[string]any{"deliver_subject": inbox, "chunk_size": snapshotChunk})
+	request, err := json.Marshal(map[string]any{"deliver_subject": inbox, "chunk_size": snapshotChunk, "no_consumers": true})
 	if err != nil {
 		return snapshot, err
 	}

@@ -15,8 +15,11 @@ import (
 // GPU containers find their driver by it. A trailing star matches any suffix.
 var inherited = []string{"PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TZ", "TMPDIR", "LD_LIBRARY_PATH"}
 
-// reservedVariables lists the variables that only an agent may set.
-var reservedVariables = []string{MarkerEnv, AssignmentEnv, gpu.SimUseEnv, "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
+// reservedVariables lists the variables that only an agent may set, deviceNames those that a launch may set with Program.OwnVariables.
+var (
+	reservedVariables = []string{MarkerEnv, AssignmentEnv, gpu.SimUseEnv}
+	deviceNames       = []string{"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES"}
+)
 
 func isInherited(name string) bool {
 	return slices.ContainsFunc(inherited, func(pattern string) bool {
@@ -26,8 +29,9 @@ func isInherited(name string) bool {
 }
 
 // environment merges a worker's environment from the agent's, the launch's, the worker's own, and the variables that
-// the agent adds: devices, marker, assignment. Later ones win; a reserved name in a launch is an error.
-func environment(agent []string, launch, worker, added map[string]string) ([]string, error) {
+// the agent adds: devices, marker, assignment. Later ones win; a reserved name in a launch is an error, and so is a variable of
+// devices unless ownDevices is set.
+func environment(agent []string, launch, worker, added map[string]string, ownDevices bool) ([]string, error) {
 	env := map[string]string{"PYTHONUNBUFFERED": "1"} // otherwise the last lines of a killed worker are lost
 	for _, entry := range agent {
 		if name, value, ok := strings.Cut(entry, "="); ok && isInherited(name) {
@@ -36,7 +40,7 @@ func environment(agent []string, launch, worker, added map[string]string) ([]str
 	}
 	for _, part := range []map[string]string{launch, worker} {
 		for name, value := range part {
-			if err := checkVariable(name, value); err != nil {
+			if err := checkVariable(name, value, ownDevices); err != nil {
 				return nil, err
 			}
 			env[name] = value
@@ -50,13 +54,15 @@ func environment(agent []string, launch, worker, added map[string]string) ([]str
 	return out, nil
 }
 
-func checkVariable(name, value string) error {
+func checkVariable(name, value string, ownDevices bool) error {
 	switch {
 	case name == "" || strings.ContainsAny(name, "=\x00"):
 		return bus.Errorf(bus.CodeInvalid, "environment: %q is not a valid name of a variable", name)
 	case strings.ContainsRune(value, 0):
 		return bus.Errorf(bus.CodeInvalid, "environment: the value of %s contains a zero byte", name)
 	case slices.Contains(reservedVariables, name):
+		return bus.Errorf(bus.CodeInvalid, "environment: %s is set by the node's agent; remove it", name)
+	case !ownDevices && slices.Contains(deviceNames, name):
 		return bus.Errorf(bus.CodeInvalid, "environment: %s is set by the node's agent from the granted devices; remove it", name)
 	}
 	return nil

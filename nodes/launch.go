@@ -42,6 +42,8 @@ type Program struct {
 	Env map[string]string `msgpack:"env"`
 	// Visible is how the device variables name devices. Zero: local indices.
 	Visible gpu.Form `msgpack:"visible"`
+	// OwnVariables: the agent sets no variable of devices, and Env may have them. Older agents refuse such an Env.
+	OwnVariables bool `msgpack:"own_variables,omitempty"`
 }
 
 // Launch is a request to one agent for workers of one role. A worker that cannot be started does not affect the others:

@@ -191,15 +191,17 @@ func (w *worker) prepare() (processSpec, error) {
 	if err != nil {
 		return p, bus.Errorf(bus.CodeUnavailable, "worker %s: write its assignment: %w", w.ID, err)
 	}
-	added, err := w.node.deviceVariables(w.Devices, w.launch.Program.Visible)
-	if err != nil {
-		return p, fmt.Errorf("worker %s: %w", w.ID, err)
+	added, own := map[string]string{}, w.launch.Program.OwnVariables
+	if !own {
+		if added, err = w.node.deviceVariables(w.Devices, w.launch.Program.Visible); err != nil {
+			return p, fmt.Errorf("worker %s: %w", w.ID, err)
+		}
 	}
 	added[MarkerEnv], added[AssignmentEnv] = w.marker, path
 	if use := w.simUse(); use != "" {
 		added[gpu.SimUseEnv] = use
 	}
-	if p.env, err = environment(os.Environ(), w.launch.Program.Env, w.Env, added); err != nil {
+	if p.env, err = environment(os.Environ(), w.launch.Program.Env, w.Env, added, own); err != nil {
 		return p, fmt.Errorf("worker %s: %w", w.ID, err)
 	}
 	p.argv = w.launch.Program.Command

@@ -73,7 +73,7 @@ func TestErrorsOfInvalidUse(t *testing.T) {
 		{"taken name", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
 			"role reward exists already: it is ready since 20"},
 		{"who holds it", spec(roles.Spec{Name: "reward", Class: "actor", World: 1}), bus.ErrExists,
-			", owned by the test; attach to it, or choose another name"},
+			", owned by the test; attach to it, remove it with `troupe destroy reward --namespace default`, or choose another name"},
 		{"a handle outside of a method", second((roles.Handle{}).Open(t.Context())), bus.ErrInvalid,
 			"the context does not belong to a method of a worker"},
 		{"a handle of another namespace", second(rt.Open(roles.Handle{Record: roles.RoleRecord{Name: "x", Namespace: "elsewhere"}})), bus.ErrRefused,

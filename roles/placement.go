@@ -63,10 +63,13 @@ func (r RoleRecord) rankEnvironments() rankEnvironments {
 }
 
 // environment is a rank's own. LOCAL_RANK is 0, because a worker sees only its own devices.
-func (s rankEnvironments) environment(rank int, lateRendezvous bool) map[string]string {
+func (s rankEnvironments) environment(rank int, params *startParams) map[string]string {
+	if params.Program.OwnVariables {
+		return nil
+	}
 	placed := s.rec.Placements[rank]
 	env := map[string]string{"CLUSTER_NAME": s.rec.Name, "WORKER_NAME": placed.Name}
-	if lateRendezvous {
+	if params.LateRendezvous {
 		return env
 	}
 	env["RANK"], env["WORLD_SIZE"] = strconv.Itoa(rank), strconv.Itoa(s.rec.World)

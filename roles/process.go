@@ -37,6 +37,9 @@ type Process struct {
 	Env map[string]string
 	// LateRendezvous leaves RANK, WORLD_SIZE, MASTER_ADDR and the other rendezvous variables to the workers.
 	LateRendezvous bool
+	// OwnVariables leaves the rendezvous variables, those of visible devices, CLUSTER_NAME and WORKER_NAME to Env: values there are set as
+	// they are, and no others are added. The devices of the role are reserved all the same, but nothing hides other devices from its workers.
+	OwnVariables bool
 	// Visible is how the device variables name devices. Zero: by local index.
 	Visible gpu.Form
 
@@ -99,6 +102,11 @@ func Protected(name string, lateRendezvous bool) bool {
 		!lateRendezvous && slices.Contains(rendezvousNames, name)
 }
 
+// protects reports whether Env may not have a variable.
+func (p *Process) protects(name string) bool {
+	return Protected(name, p.LateRendezvous) && !(p.OwnVariables && !strings.HasPrefix(name, "TROUPE_"))
+}
+
 func (p *Process) withDefaults(startTimeout time.Duration) *Process {
 	out := *p
 	if out.PlaceTimeout == 0 {
@@ -133,7 +141,7 @@ func (p *Process) check(role string, world int) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Env)) {
 		switch {
-		case Protected(name, p.LateRendezvous):
+		case p.protects(name):
 			bad("Env: %s is set by Troupe%s", name, p.remedy(name))
 		case name == "" || strings.ContainsAny(name, "=\x00"):
 			bad("Env: %q is not a valid name of a variable", name)
@@ -172,7 +180,10 @@ func (p *Process) check(role string, world int) error {
 
 func (p *Process) remedy(name string) string {
 	if slices.Contains(rendezvousNames, name) {
-		return "; remove it, or set LateRendezvous and set it in the workers"
+		return "; remove it, set LateRendezvous and set it in the workers, or set OwnVariables and set all of them"
+	}
+	if !strings.HasPrefix(name, "TROUPE_") {
+		return "; remove it, or set OwnVariables and set all of them"
 	}
 	return "; remove it"
 }

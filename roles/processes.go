@@ -175,7 +175,7 @@ func (c *Cluster) makeProgram(ctx context.Context) error {
 	if p == nil { // created elsewhere
 		return nil
 	}
-	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible}
+	program := nodes.Program{Command: p.Command, Dir: p.Dir, Env: p.Env, Visible: p.Visible, OwnVariables: p.OwnVariables}
 	if p.Ship != "" {
 		hash, err := c.rt.agents().Ship(ctx, p.Ship, p.Exclude...)
 		if err != nil {
@@ -223,7 +223,7 @@ func (c *Cluster) launchOn(ctx context.Context, at launchTarget, ranks []int, re
 			return bus.Errorf(bus.CodeInternal, "role %s: encode the assignment of rank %d: %w", c.Name(), rank, err)
 		}
 		order.Workers = append(order.Workers, nodes.Start{
-			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params.LateRendezvous),
+			ID: rec.workerID(rank), Name: rec.Placements[rank].Name, Env: around.environment(rank, params),
 			Devices: rec.Placements[rank].UUIDs, Share: rec.Placements[rank].Share, Assignment: assignment,
 		})
 	}

@@ -158,7 +158,24 @@ func (g registry) unknown(ctx context.Context, name string) error {
 		}
 		there = "there are " + strings.Join(names, ", ")
 	}
+	if elsewhere := g.namespacesOf(ctx, name); len(elsewhere) > 0 {
+		there += fmt.Sprintf("; a role of that name is in namespace %s: name that namespace to use it", strings.Join(elsewhere, ", "))
+	}
 	return bus.Errorf(bus.CodeNotFound, "no role %q in this namespace; %s", name, there)
+}
+
+// namespacesOf lists the namespaces with a role of that name; none where the credentials do not allow to list them.
+func (g registry) namespacesOf(ctx context.Context, role string) (names []string) {
+	entries, err := g.kv.List(ctx, "")
+	if err != nil {
+		return nil
+	}
+	for _, e := range entries {
+		if namespace, ok := strings.CutSuffix(e.Key, "."+roleKey(role)); ok && bus.CheckName("namespace", namespace) == nil {
+			names = append(names, namespace)
+		}
+	}
+	return names
 }
 
 // list returns the roles by name. Malformed records are an error beside the others.
@@ -275,13 +292,14 @@ type TakenError struct{ Record RoleRecord }
 func (e *TakenError) Error() string {
 	r := e.Record
 	words := fmt.Sprintf("role %s exists already: it is %s since %s, owned by %s", r.Name, r.State, r.Since.Format(time.RFC3339), r.By)
+	remove := fmt.Sprintf("remove it with `troupe destroy %s --namespace %s`", r.Name, r.Namespace)
 	switch r.State {
 	case RoleFailed:
-		return words + ", and failed: " + r.Cause + "; destroy it first, or choose another name"
+		return words + ", and failed: " + r.Cause + "; " + remove + ", or choose another name"
 	case RoleStopping:
-		return words + "; try again when it is gone, destroy it again if its end was interrupted, or choose another name"
+		return words + "; try again when it is gone, " + remove + " if its end was interrupted, or choose another name"
 	}
-	return words + "; attach to it, or choose another name"
+	return words + "; attach to it, " + remove + ", or choose another name"
 }
 
 func (e *TakenError) Unwrap() error { return bus.Errorf(bus.CodeExists, "%s", e.Error()) }

@@ -41,9 +41,9 @@ const (
 	giveUpAfter    = 30 * time.Second // without an answered call a driver destroys its role and creates it anew
 )
 
-// PlayIfAsked comes first in TestMain, after ServeIfAsked and roles.Main. In a process that the chaos test started as a
+// DriveIfAsked comes first in TestMain, after ServeIfAsked and roles.Main. In a process that the chaos test started as a
 // driver or an engine it works until it is killed; elsewhere it does nothing.
-func PlayIfAsked() {
+func DriveIfAsked() {
 	text := os.Getenv(partEnv)
 	if text == "" {
 		return

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) {
 	ServeIfAsked()
 	roles.Main(WorkerClass())
-	PlayIfAsked()
+	DriveIfAsked()
 	bustest.Main(m)
 }
 

@@ -34,11 +34,12 @@ BUDGET = 240.0  # seconds for everything
 class System:
     """A child process that measures rows of one system."""
 
-    def __init__(self, name: str, python: str, env: dict[str, str] | None = None) -> None:
+    def __init__(self, name: str, python: str, command: list[str] | None = None) -> None:
+        """command: the arguments of the interpreter, instead of the script on_NAME.py."""
         self.name = name
+        quiet = subprocess.DEVNULL if not name.startswith("troupe") else None
         self.process: subprocess.Popen[str] | None = subprocess.Popen(
-            [python, os.path.join(HERE, f"on_{name}.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL if name != "troupe" else None,
-            env={**os.environ, **(env or {})},
+            [python, *(command or [os.path.join(HERE, f"on_{name}.py")])], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=quiet,
         )
 
     def measure(self, row: str, limit: float) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The same rows on Ray."""
+"""The same rows on Ray, and on troupe.ray: `python -m troupe.ray on_ray.py`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 import ray
+import ray.util
 
 import loops
 
@@ -111,6 +112,20 @@ def broadcast(method: str) -> dict[str, Any]:
     return loops.timed(call, 4, 20, warm=2)
 
 
+def put_get() -> dict[str, Any]:
+    array = numpy.ones(64 << 17)
+    return loops.timed(lambda: ray.get(ray.put(array)), 3, 40, warm=2)
+
+
+def placement_group() -> dict[str, Any]:
+    def call() -> None:
+        group = ray.util.placement_group([{"CPU": 1}] * 4)
+        ray.get(group.ready())
+        ray.util.remove_placement_group(group)
+
+    return loops.timed(call, 2.5, 1000, warm=5)
+
+
 def worker_to_worker() -> dict[str, Any]:
     a, b = workers(8)[:2]
     return loops.timed(lambda: ray.get(b.size.remote(a.made.remote())), 3, 20, warm=2)
@@ -124,6 +139,6 @@ if __name__ == "__main__":
             "one_to_all_8": lambda: one_to_all(8), "one_to_all_32": lambda: one_to_all(32), "create_8": lambda: create(8),
             "create_32": lambda: create(32), "argument_64mib": argument, "result_64mib": result, "result_made_64mib": result_made,
             "scatter_gather_256mib": scatter_gather, "broadcast_256mib": lambda: broadcast("size"), "broadcast_read_256mib": lambda: broadcast("largest"),
-            "worker_to_worker_64mib": worker_to_worker,
+            "worker_to_worker_64mib": worker_to_worker, "put_get_64mib": put_get, "placement_group": placement_group,
         }
     )  # fmt: skip

@@ -121,6 +121,50 @@ def one_to_all(n: int) -> dict[str, Any]:
     return loops.timed(lambda: role.execute_all_sync("echo", loops.SMALL), 2.5, 5000)
 
 
+def actors(n: int) -> list[Any]:
+    """Workers of roles of their own."""
+    for other in list(made):
+        made.pop(other).shutdown()
+    found = [troupe.actor(Small, num_cpus=0.01) for _ in range(n)]
+    troupe.get([a.echo.remote(1) for a in found])
+    return found
+
+
+def one_to_each(n: int) -> dict[str, Any]:
+    """one_to_all with a call for each of n actors."""
+    handles = actors(n)
+    try:
+        return loops.timed(lambda: troupe.get([h.echo.remote(loops.SMALL) for h in handles]), 2.5, 5000, warm=10)
+    finally:
+        for h in handles:
+            troupe.kill(h)
+
+
+def create_each(n: int) -> dict[str, Any]:
+    """create of n roles of one worker."""
+    for other in list(made):
+        made.pop(other).shutdown()
+    began = time.perf_counter()
+    handles = [troupe.actor(Small, num_cpus=0.01, background=True) for _ in range(n)]
+    assert troupe.get([h.echo.remote(1) for h in handles]) == [1] * n
+    took = time.perf_counter() - began
+    for h in handles:
+        troupe.kill(h)
+    return {"p50_us": round(took * 1e6, 1)}
+
+
+def put_get() -> dict[str, Any]:
+    array = numpy.ones(64 << 17)
+    return loops.timed(lambda: troupe.put(array).result(), 3, 40, warm=2)
+
+
+def reserve() -> dict[str, Any]:
+    def call() -> None:
+        troupe.Reservation([{"CPU": 0.01}] * 4, wait=10).release()
+
+    return loops.timed(call, 2.5, 1000, warm=5)
+
+
 def create(n: int) -> dict[str, Any]:
     for other in list(made):
         made.pop(other).shutdown()
@@ -214,5 +258,7 @@ if __name__ == "__main__":
                 "result_copied_written_64mib": lambda: result_written(True), "scatter_gather_256mib": scatter_gather,
                 "broadcast_256mib": lambda: broadcast("size", 256 << 20), "broadcast_read_256mib": lambda: broadcast("largest", 0x0101010101010101),
                 "worker_to_worker_64mib": worker_to_worker, "plain_copy_64mib": plain_copy,
+                "one_to_each_8": lambda: one_to_each(8), "one_to_each_32": lambda: one_to_each(32), "create_each_8": lambda: create_each(8),
+                "create_each_32": lambda: create_each(32), "put_get_64mib": put_get, "placement_group": reserve,
             }
         )  # fmt: skip

@@ -35,6 +35,7 @@ type specRequest struct {
 	Exclude        []string          `msgpack:"exclude"`
 	Env            map[string]string `msgpack:"env"`
 	LateRendezvous bool              `msgpack:"late_rendezvous"`
+	OwnVariables   bool              `msgpack:"own_variables"`
 	Policy         string            `msgpack:"policy"`
 	Restarts       int               `msgpack:"restarts"`
 	Output         nodes.OutputMode  `msgpack:"output"` // empty: that of the runtime
@@ -63,7 +64,7 @@ func (s specRequest) spec() (roles.Spec, error) {
 		Name: s.Name, Class: s.Class, World: s.World, Mesh: s.Mesh, Ordered: s.Ordered, Detached: s.Detached, EndsWithRun: s.EndsWithRun, QueueLimit: s.QueueLimit,
 		StartTimeout: seconds(s.StartTimeout), StopGrace: seconds(s.StopGrace),
 		Process: &roles.Process{
-			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, Needs: needs,
+			Command: s.Command, Dir: s.Dir, Ship: s.Ship, Exclude: s.Exclude, Env: s.Env, LateRendezvous: s.LateRendezvous, OwnVariables: s.OwnVariables, Needs: needs,
 			Policy: roles.Policy(s.Policy), Restarts: s.Restarts, PlaceTimeout: seconds(s.PlaceTimeout), OutputMode: s.Output,
 		},
 	}

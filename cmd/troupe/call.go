@@ -98,11 +98,7 @@ func (f callFlags) parse(role, method string) (dispatch.Call, error) {
 }
 
 func (c *cli) call(ctx context.Context, role string, call dispatch.Call, oneRank bool) error {
-	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
-		cluster, err := rt.Attach(ctx, role)
-		if err != nil {
-			return err
-		}
+	return c.withRole(ctx, role, func(cluster *roles.Cluster) error {
 		f, err := cluster.Go(ctx, call)
 		if err != nil {
 			return err

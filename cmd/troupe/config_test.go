@@ -61,9 +61,9 @@ func TestConfig(t *testing.T) {
 	require.Equal(t, store, head.Store)
 	require.Contains(t, u.output("gpus"), "filed")
 	require.Contains(t, u.output("status"), `"labels":{"kind":"test","rack":"r7"}`)
-	require.Contains(t, u.output("roles"), `no roles in namespace "from-file"`)
-	require.Contains(t, u.with("TROUPE_NAMESPACE", "from-variable").output("roles"), `namespace "from-variable"`)
-	require.Contains(t, u.with("TROUPE_NAMESPACE", "from-variable").output("roles", "-n", "from-flag"), `namespace "from-flag"`)
+	require.Contains(t, u.output("roles"), "no roles in namespace from-file")
+	require.Contains(t, u.with("TROUPE_NAMESPACE", "from-variable").output("roles"), "namespace from-variable")
+	require.Contains(t, u.with("TROUPE_NAMESPACE", "from-variable").output("roles", "-n", "from-flag"), "namespace from-flag")
 	require.NotContains(t, u.output("status", "--json=false"), `"labels"`)
 }
 

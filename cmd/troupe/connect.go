@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/url"
 	"slices"
@@ -23,13 +24,14 @@ const completionWait = 2 * time.Second
 // serverFlags adds the flags of commands that talk to a head.
 func (c *cli) serverFlags(cmd *cobra.Command) {
 	cmd.Flags().StringVar(&c.url, "url", "", "server to talk to (default $TROUPE_URL, or the head on this machine)")
-	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", "", `namespace of the run (default $TROUPE_NAMESPACE, or "default")`)
+	cmd.Flags().StringVarP(&c.namespace, "namespace", "n", "", `namespace of the run (default $TROUPE_NAMESPACE, or the one that has the role, or "default")`)
 	cmd.Flags().StringVar(&c.run, "run", "", "run of a driver with a private head, by its id or the driver's pid (default the newest, if no other head runs)")
 }
 
 // server is the target of a command, checked without a connection.
 type server struct {
 	namespace string
+	named     bool // the namespace was given, and is not the default
 	bus       bus.Config
 	head      *headFile // set if the file of a local head named the target
 	run       *privateRun
@@ -38,7 +40,8 @@ type server struct {
 // server reads the flags and the environment. It opens nothing. A flag or variable of the user takes precedence over the file of
 // a local head, so that a wrong token is refused.
 func (c *cli) server() (server, error) {
-	s := server{namespace: cmp.Or(c.namespace, c.env("TROUPE_NAMESPACE"), "default")}
+	given := cmp.Or(c.namespace, c.env("TROUPE_NAMESPACE"))
+	s := server{namespace: cmp.Or(given, "default"), named: given != ""}
 	if err := bus.CheckName("namespace", s.namespace); err != nil {
 		return s, &usageError{err}
 	}
@@ -136,14 +139,61 @@ func (c *cli) withBus(ctx context.Context, do func(*bus.Bus, server) error) erro
 
 // withRuntime calls do with a driver's session.
 func (c *cli) withRuntime(ctx context.Context, do func(*roles.Runtime) error) error {
+	return c.withBus(ctx, func(b *bus.Bus, s server) error { return inNamespace(ctx, b, s.namespace, do) })
+}
+
+// findRole makes the namespace of a role the target if no namespace was given: "default" if that has the role, else the only one that
+// has it. If none has it, the target stays as it is.
+func (s server) findRole(ctx context.Context, b *bus.Bus, role string) (server, error) {
+	if s.named {
+		return s, nil
+	}
+	having, err := rolesNamed(ctx, b, role)
+	if err != nil || len(having) == 0 || slices.ContainsFunc(having, func(r roles.RoleRecord) bool { return r.Namespace == s.namespace }) {
+		return s, err
+	}
+	if len(having) == 1 {
+		s.namespace = having[0].Namespace
+		return s, nil
+	}
+	var words []string
+	for _, r := range having {
+		words = append(words, fmt.Sprintf("%s (%s, of %s, %s)", r.Namespace, r.State, r.By, age(r.Since)))
+	}
+	return s, usagef("role %s is in %d namespaces; choose one with --namespace: %s", role, len(having), strings.Join(words, "; "))
+}
+
+// rolesNamed lists the roles of one name in all namespaces.
+func rolesNamed(ctx context.Context, b *bus.Bus, name string) ([]roles.RoleRecord, error) {
+	all, err := roles.All(ctx, b)
+	return slices.DeleteFunc(all, func(r roles.RoleRecord) bool { return r.Name != name }), err
+}
+
+// withRole calls do with the session of a driver in the namespace of a role, and with the role.
+func (c *cli) withRole(ctx context.Context, role string, do func(*roles.Cluster) error) error {
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
-		rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: s.namespace})
+		s, err := s.findRole(ctx, b, role)
 		if err != nil {
 			return err
 		}
-		defer func() { _ = rt.Close(ctx) }() // fails only if the server is gone
-		return do(rt)
+		return inNamespace(ctx, b, s.namespace, func(rt *roles.Runtime) error {
+			cl, err := rt.Attach(ctx, role)
+			if err != nil {
+				return err
+			}
+			return do(cl)
+		})
 	})
+}
+
+// inNamespace calls do with a driver's session.
+func inNamespace(ctx context.Context, b *bus.Bus, namespace string, do func(*roles.Runtime) error) error {
+	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rt.Close(ctx) }() // fails only if the server is gone
+	return do(rt)
 }
 
 // completeFrom completes a word with names from a session. Without a head there is no completion.

@@ -105,6 +105,10 @@ func (c *cli) describeRole(ctx context.Context, name string) error {
 			return err
 		}
 		defer workers.Close()
+		s, err = s.findRole(ctx, b, name)
+		if err != nil {
+			return err
+		}
 		all, err := roles.All(ctx, b)
 		if err != nil {
 			return err

@@ -220,6 +220,9 @@ func (c *cli) drive(ctx context.Context, h *head, driver []string) (code int, er
 	cmd := exec.CommandContext(ctx, driver[0], driver[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, c.out, c.err
 	cmd.Env = append(withoutSecrets(os.Environ()), "TROUPE_URL="+h.file.URL, "TROUPE_TOKEN_FILE="+h.file.TokenFile, "TROUPE_FINGERPRINT="+h.file.Fingerprint)
+	if c.env("TROUPE_NAMESPACE") == "" {
+		cmd.Env = append(cmd.Env, "TROUPE_NAMESPACE=default") // the head is this run's own
+	}
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = driverGrace
 	err = cmd.Run()

@@ -112,6 +112,10 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 		return err
 	}
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		s, err := c.findLogged(ctx, b, s, q)
+		if err != nil {
+			return err
+		}
 		q.Namespace = s.namespace
 		seen := false
 		inner := keep
@@ -132,7 +136,7 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 				c.warnf("troupe: %v; waiting for its output\n", err)
 			}
 		}
-		err := nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
+		err = nodes.ReadLogs(ctx, b, q, func(l nodes.Line) error {
 			if !keep(l) {
 				return nil
 			}
@@ -143,6 +147,37 @@ func (c *cli) logs(ctx context.Context, q nodes.LogQuery, keep func(nodes.Line) 
 		}
 		return err
 	})
+}
+
+// findLogged makes the namespace of a role the target if no namespace was given; of roles that have ended, the one with the newest
+// stored output.
+func (c *cli) findLogged(ctx context.Context, b *bus.Bus, s server, q nodes.LogQuery) (server, error) {
+	if s.named {
+		return s, nil
+	}
+	if having, err := rolesNamed(ctx, b, q.Role); err != nil || len(having) > 0 {
+		if err == nil {
+			s, err = s.findRole(ctx, b, q.Role)
+		}
+		return s, err
+	}
+	newest := map[string]time.Time{}
+	err := nodes.ReadLogs(ctx, b, nodes.LogQuery{Role: q.Role, Rank: q.Rank}, func(l nodes.Line) error {
+		newest[l.ID.Namespace] = l.At
+		return nil
+	})
+	if _, here := newest[s.namespace]; err != nil || here || len(newest) == 0 {
+		return s, err
+	}
+	for namespace, at := range newest {
+		if at.After(newest[s.namespace]) {
+			s.namespace = namespace
+		}
+	}
+	if len(newest) > 1 {
+		c.warnf("troupe: %d namespaces have output of %s; this is the newest, %s; choose with --namespace\n", len(newest), q.Role, s.namespace)
+	}
+	return s, nil
 }
 
 var errLineFound = errors.New("a line is stored")

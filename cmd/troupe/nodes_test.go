@@ -50,13 +50,20 @@ func workerID(rank int) nodes.WorkerID {
 // sleeps starts a worker process that sleeps, with a child.
 func sleeps(t *testing.T, client *nodes.Client, node string, rank int) int {
 	t.Helper()
+	started := launchSleep(t, client, node, rank)
+	require.Nil(t, started.Err)
+	return started.PID
+}
+
+// launchSleep is what the agent answers to one request for such a process.
+func launchSleep(t *testing.T, client *nodes.Client, node string, rank int) nodes.Started {
+	t.Helper()
 	started, err := client.Launch(t.Context(), nodes.Launch{
 		Node: node, Program: nodes.Program{Command: []string{"sh", "-c", "setsid sleep 1000 & echo up; exec sleep 1000"}},
 		Workers: []nodes.Start{{ID: workerID(rank), Name: fmt.Sprintf("role-%d", rank)}},
 	})
 	require.NoError(t, err)
-	require.Nil(t, started[0].Err)
-	return started[0].PID
+	return started[0]
 }
 
 // workersOf are the pids of an agent's workers, found by the agent's folder in their environment.
@@ -318,8 +325,13 @@ func TestAgentAwaitsHeadOnExternalNATS(t *testing.T) {
 	head = u.ready(out)
 	stdout, stderr, _ := u.run("wait", "--nodes", "1", "--timeout", "25s")
 	require.Contains(t, stdout, "1 node ", stderr)
-	next := sleeps(t, u.on(head), "box", 1)
+	client := u.on(head)
+	var next nodes.Started
+	require.Eventually(t, func() bool { // the agent refuses as long as it ends the workers of the first head
+		next = launchSleep(t, client, "box", 1)
+		return next.Err == nil
+	}, 30*time.Second, 50*time.Millisecond)
 	require.NoError(t, agent.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, agent.Wait(), "exit code 0")
-	require.True(t, gone(next))
+	require.True(t, gone(next.PID))
 }

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"maps"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -69,12 +72,42 @@ func (c *cli) withPipeline(ctx context.Context, name string, do func(p *pipeline
 		return &usageError{err}
 	}
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		s, err := s.findPipeline(ctx, b, name)
+		if err != nil {
+			return err
+		}
 		p, err := pipeline.Connect(b, s.namespace, name)
 		if err != nil {
 			return err
 		}
 		return do(p)
 	})
+}
+
+// findPipeline makes the namespace of a pipeline the target if no namespace was given: "default" if that has the pipeline, else the only one
+// that has it. If none has it, the target stays as it is.
+func (s server) findPipeline(ctx context.Context, b *bus.Bus, name string) (server, error) {
+	if s.named {
+		return s, nil
+	}
+	all, err := pipeline.ListAll(ctx, b)
+	if err != nil || slices.Contains(all[s.namespace], name) {
+		return s, err
+	}
+	var having []string
+	for _, namespace := range slices.Sorted(maps.Keys(all)) {
+		if slices.Contains(all[namespace], name) {
+			having = append(having, namespace)
+		}
+	}
+	switch len(having) {
+	case 0:
+	case 1:
+		s.namespace = having[0]
+	default:
+		return s, usagef("pipeline %s is in %d namespaces; choose one with --namespace: %s", name, len(having), strings.Join(having, ", "))
+	}
+	return s, nil
 }
 
 func newPipelinePut(c *cli) *cobra.Command {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -28,7 +30,13 @@ out, and how old its oldest item is. With --json it prints one object a pipeline
 				return usagef("--every %s: must be 100ms at least", every)
 			}
 			return c.withBus(cmd.Context(), func(b *bus.Bus, s server) error {
-				return c.top(cmd.Context(), b, s.namespace, names, every, once)
+				if len(names) > 0 {
+					var err error
+					if s, err = s.findPipeline(cmd.Context(), b, names[0]); err != nil {
+						return err
+					}
+				}
+				return c.top(cmd.Context(), b, s, names, every, once)
 			})
 		},
 	}
@@ -39,13 +47,25 @@ out, and how old its oldest item is. With --json it prints one object a pipeline
 	return cmd
 }
 
-func (c *cli) top(ctx context.Context, b *bus.Bus, namespace string, names []string, every time.Duration, once bool) error {
+func (c *cli) top(ctx context.Context, b *bus.Bus, s server, names []string, every time.Duration, once bool) error {
 	return c.repeat(ctx, watchFlags{on: !once, every: every}, func(ctx context.Context) error {
-		all, err := statuses(ctx, b, namespace, names)
-		if err != nil {
-			return err
+		namespaces := []string{s.namespace}
+		if !s.named && len(names) == 0 {
+			stored, err := pipeline.ListAll(ctx, b)
+			if err != nil {
+				return err
+			}
+			namespaces = slices.Sorted(maps.Keys(stored))
 		}
-		return c.showStatuses(namespace, all)
+		var all []pipeline.Status
+		for _, namespace := range namespaces {
+			some, err := statuses(ctx, b, namespace, names)
+			if err != nil {
+				return err
+			}
+			all = append(all, some...)
+		}
+		return c.showStatuses(s, all)
 	})
 }
 
@@ -76,9 +96,13 @@ func statuses(ctx context.Context, b *bus.Bus, namespace string, names []string)
 	return out, nil
 }
 
-func (c *cli) showStatuses(namespace string, all []pipeline.Status) error {
-	if len(all) == 0 && !c.json {
-		c.printf("no pipeline runs in namespace %q\n", namespace)
+func (c *cli) showStatuses(s server, all []pipeline.Status) error {
+	switch {
+	case len(all) > 0 || c.json:
+	case s.named:
+		c.printf("no pipeline runs in namespace %s\n", s.namespace)
+	default:
+		c.printf("no pipeline runs\n")
 	}
 	for _, st := range all {
 		if c.json {

@@ -106,7 +106,7 @@ func (s *server) useRun(c *cli, run *privateRun) {
 	s.bus = bus.Config{URLs: strings.Split(run.URL, ","), Name: "troupe-cli", Logger: c.logger(slog.LevelError)}
 	run.Apply(&s.bus)
 	if c.namespace == "" && c.env("TROUPE_NAMESPACE") == "" && run.Namespace != "" {
-		s.namespace = run.Namespace
+		s.namespace, s.named = run.Namespace, run.Namespace != "default"
 	}
 }
 

@@ -20,7 +20,7 @@ func newRoles(c *cli) *cobra.Command {
 	var watch watchFlags
 	cmd := &cobra.Command{
 		Use:   "roles [ROLE]",
-		Short: "List the roles of a namespace, or the workers of one",
+		Short: "List the roles of all namespaces or of one, or the workers of a role",
 		Long: `Roles prints the registry's record of each role: class, layout, state and since when, whether it ends with its driver (owned)
 or stays (detached), the nodes of its processes, its creator, and why it failed or which of its workers are restarting.
 
@@ -42,13 +42,13 @@ With the name of a role it prints the workers: node, devices and present state o
 }
 
 func (c *cli) roles(ctx context.Context) error {
-	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
-		all, err := rt.Roles(ctx)
+	return c.withBus(ctx, func(b *bus.Bus, s server) error {
+		all, err := s.roles(ctx, b)
 		if err != nil {
 			return err
 		}
 		if !c.json {
-			return c.rolesTable(rt.Namespace(), all)
+			return c.rolesTable(s, all)
 		}
 		for _, r := range all {
 			if err := c.printJSON(roleJSON(r)); err != nil {
@@ -57,6 +57,28 @@ func (c *cli) roles(ctx context.Context) error {
 		}
 		return nil
 	})
+}
+
+// roles lists the roles of the namespace that was given, or of all.
+func (s server) roles(ctx context.Context, b *bus.Bus) ([]roles.RoleRecord, error) {
+	all, err := roles.All(ctx, b)
+	if s.named {
+		all = slices.DeleteFunc(all, func(r roles.RoleRecord) bool { return r.Namespace != s.namespace })
+	}
+	return all, err
+}
+
+// elsewhere reports whether a role is in another namespace than the default.
+func (s server) elsewhere(all []roles.RoleRecord) bool {
+	return slices.ContainsFunc(all, func(r roles.RoleRecord) bool { return r.Namespace != s.namespace })
+}
+
+// noRoles is the text in place of an empty table.
+func (s server) noRoles() string {
+	if s.named {
+		return fmt.Sprintf("no roles in namespace %s", s.namespace)
+	}
+	return "no roles"
 }
 
 // roleOutput is a record of the registry in JSON output, with durations in seconds. The registry itself has nanoseconds, under
@@ -102,11 +124,7 @@ func (c *cli) ranks(ctx context.Context, role string) error {
 	if err := bus.CheckRoleName(role); err != nil {
 		return &usageError{err}
 	}
-	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
-		cluster, err := rt.Attach(ctx, role)
-		if err != nil {
-			return err
-		}
+	return c.withRole(ctx, role, func(cluster *roles.Cluster) error {
 		rows := ranksOf(cluster.Record())
 		if err := hearRanks(ctx, cluster, rows); err != nil {
 			return err
@@ -225,20 +243,22 @@ func pidText(pid int) string {
 	return itoa(pid)
 }
 
-func (c *cli) rolesTable(namespace string, all []roles.RoleRecord) error {
-	if len(all) == 0 {
-		c.printf("no roles in namespace %q\n", namespace)
-		return nil
-	}
-	rows := make([][]string, len(all))
+func (c *cli) rolesTable(s server, all []roles.RoleRecord) error {
+	rows, header := make([][]string, len(all)), "ROLE CLASS WORLD MESH STATE SINCE LIFE NODES BY CAUSE"
 	for i, r := range all {
 		life := "owned"
 		if r.Detached {
 			life = "detached"
 		}
 		rows[i] = []string{r.Name, r.Class, itoa(r.World), r.Mesh.String(), string(r.State), age(r.Since), life, nodesOf(r), r.By, causeOf(r)}
+		if s.elsewhere(all) {
+			rows[i] = slices.Insert(rows[i], 1, r.Namespace)
+		}
 	}
-	return c.table("ROLE CLASS WORLD MESH STATE SINCE LIFE NODES BY CAUSE", rows)
+	if s.elsewhere(all) {
+		header = strings.Replace(header, " ", " NAMESPACE ", 1)
+	}
+	return c.tableOr(s.noRoles(), header, rows)
 }
 
 // nodesOf names the nodes of a role's processes, at most two of them.

@@ -13,7 +13,7 @@ import (
 func TestRoles(t *testing.T) {
 	u := newShell(t)
 	u.up()
-	require.Equal(t, "no roles in namespace \"default\"\n", u.output("roles"))
+	require.Equal(t, "no roles\n", u.output("roles"))
 	require.Empty(t, u.output("roles", "--json"))
 	u.runs(four, roles.Spec{Name: "stays", World: 1, Detached: true, Process: &roles.Process{Command: roles.Self()}})
 	lines := strings.Split(strings.TrimSpace(u.output("roles")), "\n")
@@ -49,13 +49,16 @@ func TestOneRole(t *testing.T) {
 	require.Contains(t, u.output("roles"), "no roles")
 }
 
-// Roles of one namespace are not visible in another.
+// A named namespace is the only one that a command sees. Without a name, a role is found in the namespace that has it, except by destroy.
 func TestNamespaces(t *testing.T) {
 	u := newShell(t)
 	u.up()
 	other := u.with("TROUPE_NAMESPACE", "other")
 	other.runs(roles.Spec{Name: "theirs", World: 1})
-	require.Contains(t, u.output("roles"), `no roles in namespace "default"`)
+	require.Equal(t, "no roles in namespace default\n", u.output("roles", "-n", "default"))
+	require.Regexp(t, `^ROLE +NAMESPACE .*\ntheirs +other `, u.output("roles"))
+	require.Contains(t, u.output("call", "theirs", "rank"), "[0]")
+	require.Contains(t, u.fails(1, "destroy", "theirs"), "a role of that name is in namespace other")
 	require.Contains(t, u.output("roles", "-n", "other"), "theirs")
 	require.Contains(t, other.output("call", "theirs", "rank"), "[0]")
 	require.Contains(t, other.fails(1, "call", "-n", "default", "theirs", "rank"), "theirs")

@@ -66,7 +66,7 @@ has it, else by faulthandler.`,
 }
 
 func (c *cli) stacks(ctx context.Context, t workerTarget) error {
-	return c.withCluster(ctx, t.role, func(cl *roles.Cluster) error {
+	return c.withRole(ctx, t.role, func(cl *roles.Cluster) error {
 		var ranks []int
 		if t.rank >= 0 {
 			ranks = []int{t.rank}
@@ -85,17 +85,6 @@ func (c *cli) stacks(ctx context.Context, t workerTarget) error {
 			c.printf("%s", group)
 		}
 		return nil
-	})
-}
-
-// withCluster calls do with a role, attached.
-func (c *cli) withCluster(ctx context.Context, role string, do func(*roles.Cluster) error) error {
-	return c.withRuntime(ctx, func(rt *roles.Runtime) error {
-		cl, err := rt.Attach(ctx, role)
-		if err != nil {
-			return err
-		}
-		return do(cl)
 	})
 }
 
@@ -122,7 +111,7 @@ cancelled error, and the worker continues with its next call.`,
 }
 
 func (c *cli) interrupt(ctx context.Context, t workerTarget) error {
-	return c.withCluster(ctx, t.role, func(cl *roles.Cluster) error {
+	return c.withRole(ctx, t.role, func(cl *roles.Cluster) error {
 		methods, err := cl.Interrupt(ctx, t.rank)
 		if err != nil {
 			return err
@@ -165,5 +154,5 @@ func (c *cli) debug(ctx context.Context, t workerTarget, in io.Reader) error {
 	if out == nil {
 		out = os.Stdout
 	}
-	return c.withCluster(ctx, t.role, func(cl *roles.Cluster) error { return cl.Debug(ctx, t.rank, in, out) })
+	return c.withRole(ctx, t.role, func(cl *roles.Cluster) error { return cl.Debug(ctx, t.rank, in, out) })
 }

@@ -26,11 +26,13 @@ type overview struct {
 	Head    *headStatus         `json:"head,omitempty"` // nil if no head answers
 	URL     string              `json:"url"`
 	Nodes   []nodeOverview      `json:"nodes"`
-	Roles   []roleOutput        `json:"roles"` // of one namespace
+	Roles   []roleOutput        `json:"roles"` // of the namespace that was given, or of all
 	Held    []placement.Record  `json:"reservations"`
 	Waiting []placement.Waiting `json:"queue"`
 
 	Ledger placement.LedgerStatus `json:"ledger"`
+
+	Namespaces []roles.Namespace `json:"namespaces"` // with drivers, roles or reservations
 
 	Runs []privateRun `json:"private_runs,omitempty"` // of this user on this machine, that run now
 }
@@ -59,7 +61,8 @@ func newStatus(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show nodes, devices, roles and the queue on one screen",
-		Long: `Status shows the head, the nodes with their devices and workers, the roles of the namespace, and the queue. The number of workers
+		Long: `Status shows the head, the nodes with their devices and workers, the runs on it, the roles of all namespaces
+or of --namespace, and the queue. The number of workers
 is "?" if the agent of a node does not answer within a second.`,
 		Example: "  troupe status\n  troupe status --json | jq '.nodes[] | select(.state != \"ready\")'",
 		Args:    cobra.NoArgs,
@@ -73,7 +76,7 @@ is "?" if the agent of a node does not answer within a second.`,
 
 func (c *cli) status(ctx context.Context) error {
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
-		view, err := look(ctx, b, s.namespace)
+		view, err := look(ctx, b, s)
 		if err != nil {
 			return err
 		}
@@ -86,7 +89,7 @@ func (c *cli) status(ctx context.Context) error {
 }
 
 // look collects the overview.
-func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
+func look(ctx context.Context, b *bus.Bus, s server) (overview, error) {
 	view := overview{URL: b.URL(), Head: askHead(ctx, b), Nodes: []nodeOverview{}}
 	client, err := placement.NewClient(b, "")
 	if err != nil {
@@ -106,12 +109,10 @@ func look(ctx context.Context, b *bus.Bus, namespace string) (overview, error) {
 		return view, err // a head of an older version does not serve this request
 	}
 	view.Nodes = lookAtNodes(ctx, b, list, held.Records)
-	rt, err := roles.Open(ctx, roles.Config{Bus: b, Namespace: namespace, Name: "troupe status"})
-	if err != nil {
+	if view.Namespaces, err = roles.Namespaces(ctx, b); err != nil {
 		return view, err
 	}
-	defer func() { _ = rt.Close(ctx) }() // the session owns nothing
-	all, err := rt.Roles(ctx)
+	all, err := s.roles(ctx, b)
 	view.Roles = []roleOutput{}
 	for _, r := range all {
 		view.Roles = append(view.Roles, roleJSON(r))
@@ -208,6 +209,11 @@ func (c *cli) showStatus(v overview, s server) error {
 		}
 		c.printf("RUN    %s, a private head of %s, for %s%s\n", run.ID, run.Driver, time.Since(run.Since).Round(time.Second), mark)
 	}
+	for _, n := range v.Namespaces {
+		if len(n.Drivers) > 0 && n.Name != "default" {
+			c.printf("RUN    namespace %s, of %s, with %s\n", n.Name, strings.Join(n.Drivers, ", "), counted(len(n.Roles), "role"))
+		}
+	}
 	if v.Ledger.Doubt != "" || v.Ledger.Unconfirmed > 0 {
 		c.printf("%s\n", ledgerLine(v.Ledger))
 	}
@@ -225,10 +231,18 @@ func (c *cli) showStatus(v overview, s server) error {
 	}
 	c.printf("\n")
 	rows = nil
+	all, header := make([]roles.RoleRecord, 0, len(v.Roles)), "ROLE CLASS WORLD STATE FOR BY CAUSE"
 	for _, r := range v.Roles {
+		all = append(all, r.RoleRecord)
 		rows = append(rows, []string{r.Name, r.Class, itoa(r.World), string(r.State), time.Since(r.Since).Round(time.Second).String(), r.By, r.Cause})
 	}
-	if err := c.tableOr("no roles in namespace "+s.namespace, "ROLE CLASS WORLD STATE FOR BY CAUSE", rows); err != nil {
+	if s.elsewhere(all) {
+		header = strings.Replace(header, " ", " NAMESPACE ", 1)
+		for i, r := range all {
+			rows[i] = slices.Insert(rows[i], 1, r.Namespace)
+		}
+	}
+	if err := c.tableOr(s.noRoles(), header, rows); err != nil {
 		return err
 	}
 	c.printf("\n")

@@ -81,7 +81,10 @@ func (c *cli) timeline(ctx context.Context, names []string, flags timelineFlags)
 	}
 	return c.withBus(ctx, func(b *bus.Bus, s server) error {
 		var t *timeline.Timeline
-		var err error
+		s, err := s.findRole(ctx, b, names[0])
+		if err != nil {
+			return err
+		}
 		if flags.failure {
 			t, err = roles.FailureTimeline(ctx, b, s.namespace, names[0])
 		} else {

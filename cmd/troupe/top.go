@@ -27,7 +27,7 @@ func newTop(c *cli) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [nodes|roles|ranks] [ROLE]",
 		Short: "A live table of nodes, roles or ranks",
-		Long: `Top shows the nodes, the roles (the default) or the ranks of the namespace, or of one role, again and again: what runs and for how long, what
+		Long: `Top shows the nodes, the roles (the default) or the ranks of all namespaces or of --namespace, or of one role, again and again: what runs and for how long, what
 waits, how many calls end in a second. --sort names a column; numbers are sorted from the largest, text from A to Z, and --reverse turns it
 round. Lines are cut to the width of the terminal.`,
 		Example:   "  troupe top\n  troupe top ranks actor_train --sort busy\n  troupe top nodes --sort util\n  troupe top ranks --once --json | jq 'select(.state == \"silent\")'",
@@ -52,7 +52,7 @@ round. Lines are cut to the width of the terminal.`,
 	cmd.Flags().BoolVar(&once, "once", false, "print the table once")
 	cmd.Flags().StringVar(&sortBy, "sort", "", "column to sort by")
 	cmd.Flags().BoolVar(&reverse, "reverse", false, "sort the other way round")
-	cmd.Flags().BoolVar(&all, "all", false, "roles and ranks of all namespaces")
+	cmd.Flags().BoolVar(&all, "all", false, "roles and ranks of all namespaces (the default without --namespace)")
 	c.serverFlags(cmd)
 	c.jsonFlag(cmd, "print one JSON object a row instead of a table")
 	return cmd
@@ -123,6 +123,12 @@ func (c *cli) topLoop(ctx context.Context, v topView, w watchFlags) error {
 			return err
 		}
 		defer workers.Close()
+		if v.role != "" {
+			if s, err = s.findRole(ctx, b, v.role); err != nil {
+				return err
+			}
+		}
+		v.all = v.all || !s.named && v.role == ""
 		v.b, v.namespace, v.workers, v.before = b, s.namespace, workers, map[rankKey]doneAt{}
 		_ = bus.Sleep(ctx, topListen/2) // the table checks ctx
 		v.rates()

@@ -77,6 +77,12 @@ class Stage(troupe.Worker):
     def environment(self, *names):
         return {n: os.environ.get(n) for n in names}
 
+    def first_environment(self, *names):
+        """Variables that the process was started with; what the interpreter or the host set later is not among them."""
+        with open("/proc/self/environ", "rb") as f:
+            given = dict(entry.decode().split("=", 1) for entry in f.read().split(b"\0") if entry)
+        return {n: given[n] for n in names if n in given}
+
     def where(self):
         return [os.getcwd(), sys.executable, list(sys.path)]
 

@@ -369,6 +369,22 @@ def test_own_environment_and_protected_names(session):
         troupe.Cluster("env2", stage.Stage, worker_config=config(1, env={"MASTER_PORT": "1"}))
     with pytest.raises(troupe.InvalidError, match="give text"):
         troupe.Cluster("env3", stage.Stage, worker_config=config(1, env={"A": 1}))
+    with pytest.raises(troupe.InvalidError, match="own_variables"):
+        troupe.actor(stage.Stage, env={"CUDA_VISIBLE_DEVICES": "3"})
+
+
+def test_a_role_with_variables_of_its_own_gets_no_others(session):
+    mine = {"RANK": "5", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "CUDA_VISIBLE_DEVICES": "3,4"}
+    actor = troupe.actor(stage.Stage, own_variables=True, env=mine, num_gpus=1, policy="restart_rank")
+    assert actor.first_environment(*mine, "WORLD_SIZE", "LOCAL_RANK", "HIP_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "WORKER_NAME") == mine
+    with pytest.raises(troupe.WorkerLostError):
+        actor.kill()
+    assert actor.first_environment(*mine, "WORLD_SIZE") == mine  # those of a restarted worker too
+    actor.cluster.shutdown()
+    with troupe.Cluster("own_none", stage.Stage, worker_config=config(2, own_variables=True)) as c:
+        assert c.workers[1].first_environment(*mine) == {}
+    with pytest.raises(troupe.InvalidError, match="TROUPE_X"):
+        troupe.actor(stage.Stage, own_variables=True, env={"TROUPE_X": "1"})
 
 
 # Starting.

@@ -22,7 +22,7 @@ class Busy(Worker):
         time.sleep(60)
 
     def hold_the_lock(self):
-        return sum(range(4 * 10**8))  # seconds of C code that does not let go of the interpreter lock
+        return sum(range(15 * 10**7))  # seconds of C code that does not let go of the interpreter lock
 
     @troupe.register(concurrency=2)
     def beside(self):

@@ -26,14 +26,16 @@ def actor(
     restarts: int = 0,
     background: bool = False,
     output: str = "",
+    own_variables: bool = False,
     **kwargs: Any,
 ) -> WorkerHandle:
     """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace;
     get_if_exists gives the one there is. background: it is returned before its process is up; calls wait for it, and raise what its
-    constructor raised. output: what it prints and this process shows, as in init. Other keyword arguments are the constructor's."""
+    constructor raised. output: what it prints and this process shows, as in init. own_variables: as in WorkerConfig. Other keyword arguments are the constructor's."""
     return create(
         cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
         num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, policy=policy, restarts=restarts, background=background, output=output,
+        own_variables=own_variables,
     )  # fmt: skip
 
 
@@ -41,6 +43,7 @@ def create(
     cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None = None, get_if_exists: bool = False,
     max_concurrency: int = 1000, node: str = "", env: dict[str, str] | None = None, detached: bool = False, num_gpus: float = 0,
     num_cpus: float = 0, memory: int | str = 0, policy: str = "", restarts: int = 0, background: bool = False, output: str = "",
+    own_variables: bool = False,
 ) -> WorkerHandle:  # fmt: skip
     """actor with the constructor's arguments apart, so that none can be taken for a setting."""
     if name is not None and get_if_exists:
@@ -50,6 +53,7 @@ def create(
     config = WorkerConfig(
         name=name or "", world_size=1, max_concurrency=max_concurrency, env=env, detached=detached,
         num_gpus_per_worker=num_gpus, num_cpus_per_worker=num_cpus, memory_per_worker=memory, policy=policy, restarts=restarts, output=output,
+        own_variables=own_variables,
     )  # fmt: skip
     role = name or f"actor-{_unique()}"
     try:

@@ -36,6 +36,7 @@ class WorkerConfig:
         policy: str = "",
         restarts: int = 0,
         late_rendezvous: bool = False,
+        own_variables: bool = False,
         output: str = "",
         **unknown: Any,
     ) -> None:
@@ -66,6 +67,7 @@ class WorkerConfig:
         self.policy = policy
         self.restarts = restarts
         self.late_rendezvous = late_rendezvous
+        self.own_variables = own_variables
         self.output = output
         check(self)
 
@@ -87,7 +89,7 @@ def check(config: Any) -> None:
             _check.integer(name, value, lower)
     for name in ("start_timeout", "stop_grace"):
         _check.number(name, setting(config, name, 0.0), unit="seconds")
-    for name in ("ordered", "detached", "late_rendezvous"):
+    for name in ("ordered", "detached", "late_rendezvous", "own_variables"):
         _check.flag(name, setting(config, name, False))
     _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))

@@ -13,12 +13,14 @@ from . import _check, _codec, _errors, _session
 from ._config import WorkerConfig, check, setting
 from ._resources import Reservation
 
-# What a worker does not inherit of its driver's environment: what it may see, and what is ours to set.
-_NOT_INHERITED = {
+# Set for each worker, unless its role has own_variables: what it may see, and its place. It inherits none of them from its driver.
+WORKER_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES",
     "NVIDIA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "CLUSTER_NAME", "WORKER_NAME", "PYTHONUNBUFFERED",
-}  # fmt: skip
+    "CLUSTER_NAME", "WORKER_NAME",
+)  # fmt: skip
+_RENDEZVOUS = WORKER_VARIABLES[6:13]
+_NOT_INHERITED = {*WORKER_VARIABLES, "PYTHONUNBUFFERED"}
 
 
 def class_path(cls: type | str) -> str:
@@ -100,7 +102,7 @@ def spec(
         "ends_with_run": get(config, "lifetime", "") == "run",
         "queue_limit": int(get(config, "queue_limit", 0)), "start_timeout": float(get(config, "start_timeout", 0)),
         "stop_grace": float(get(config, "stop_grace", 0)), "late_rendezvous": bool(get(config, "late_rendezvous", False)),
-        "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
+        "own_variables": bool(get(config, "own_variables", False)), "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
         "output": str(get(config, "output", "")),
     }  # fmt: skip
     out.update(_resources(name, manager, config, world, devices, node))
@@ -164,6 +166,8 @@ def _environment(config: Any) -> dict[str, str]:
     for key, value in own.items():
         if not isinstance(value, str):
             raise _errors.InvalidError(f"env: the value of {key} is of type {type(value).__name__}; give text")
+        if key in WORKER_VARIABLES and not setting(config, "own_variables", False) and not (key in _RENDEZVOUS and setting(config, "late_rendezvous", False)):
+            raise _errors.InvalidError(f"env: {key} is set by Troupe for each worker; remove it, or give own_variables=True: then env is taken as it is, and none is added")
     env = {**inherited_environment(), **own, "PYTHONUNBUFFERED": "1"}
     if path := _python_path(env.get("PYTHONPATH", "")):
         env["PYTHONPATH"] = path

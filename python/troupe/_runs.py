@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import secrets
 import shutil
+import sys
 from typing import Any
 
 _KEPT = 5  # runs that are over
@@ -33,6 +35,14 @@ def create(namespace: str) -> str | None:
     except OSError:
         pass  # another process removes them too
     return folder
+
+
+def new_namespace() -> str:
+    """A namespace for one run: the name of the script, the time, and a random part."""
+    script = os.path.splitext(os.path.basename(sys.argv[0] or ""))[0]
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in script).strip("-")[:32] or "run"
+    now = datetime.datetime.now(datetime.timezone.utc)
+    return f"{name}-{now:%m%d-%H%M%S}-{secrets.token_hex(3)}"
 
 
 def record(folder: str, fields: dict[str, Any]) -> None:

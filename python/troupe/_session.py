@@ -232,7 +232,7 @@ def init(
 
     url: of the head, "HOST:PORT" or with a scheme; "auto": the head that runs on this machine; None: TROUPE_URL, or a private head on
     `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
-    names of this run; None: TROUPE_NAMESPACE, or "default". pickle=False: nothing is pickled or unpickled. working_dir: a
+    names of this run; None: TROUPE_NAMESPACE, or a new one, which is printed; on a private head "default". pickle=False: nothing is pickled or unpickled. working_dir: a
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
     whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
@@ -261,8 +261,10 @@ def init(
             url = ",".join(_with_scheme(u.strip()) for u in url.split(","))
         head = None
         bus: dict[str, Any] = {}
+        given_namespace = namespace or env("TROUPE_NAMESPACE")
+        namespace = given_namespace or ("default" if url is None else _runs.new_namespace())
         if url is None:
-            head = Head(gpus, namespace or env("TROUPE_NAMESPACE") or "default")
+            head = Head(gpus, namespace)
             url, token_file, fingerprint = head.url, head.token_file, head.fingerprint or None
         elif gpus != "auto":
             raise _errors.InvalidError(f"gpus={gpus!r} is for a private head, and {url} is another's; leave one of them out")
@@ -280,7 +282,7 @@ def init(
         try:
             reader = _output.Reader(core)
             fields = core.ask(
-                "open", bus=bus, namespace=namespace or env("TROUPE_NAMESPACE") or "default", name=name or _who(), lease=lease,
+                "open", bus=bus, namespace=namespace, name=name or _who(), lease=lease,
                 private=head is not None, output=shown,
             ).get(timeout)
         except BaseException:
@@ -291,6 +293,8 @@ def init(
         _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
         _current.output = reader
         reader.start()
+        if head is None and not given_namespace:
+            print(f"troupe: namespace {namespace} on {_current.url}; `troupe status` shows it", file=sys.stderr, flush=True)
         return _current
 
 

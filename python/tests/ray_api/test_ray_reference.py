@@ -88,3 +88,20 @@ def test_command(tmp_path):
         assert "Stopped all" in ray("stop", "--force")
     assert "Did not find any" in ray("stop")
     ray("status", code=1)
+
+
+def test_program_that_imports_ray(tmp_path):
+    """python -m troupe.ray SCRIPT: `ray` is troupe.ray in the program and in its actors, which inherit TROUPE_RAY."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, ray\n"
+        "@ray.remote\n"
+        "class A:\n"
+        "    def where(self):\n"
+        "        import ray\n"
+        "        return ray.__commit__, os.environ['TROUPE_RAY']\n"
+        "print(ray.get(A.remote().where.remote()))\n"
+    )
+    env = {**os.environ, "RAY_TMPDIR": str(tmp_path), "PYTHONPATH": os.path.join(ROOT, "python")}
+    done = subprocess.run([sys.executable, "-m", "troupe.ray", str(script)], env=env, capture_output=True, text=True, timeout=60)
+    assert "('troupe', '1')" in done.stdout, done.stdout + done.stderr

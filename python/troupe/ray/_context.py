@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextvars import ContextVar
 from typing import Any
 
@@ -9,7 +10,7 @@ from typing import Any
 class Task:
     """A task, or a call of an actor's method."""
 
-    __slots__ = ("assigned", "cancelled", "devices", "id", "lease", "name", "placement")
+    __slots__ = ("assigned", "cancelled", "children", "devices", "id", "lease", "name", "placement")
 
     def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
         self.id, self.name, self.lease = id, name, lease
@@ -17,6 +18,7 @@ class Task:
         self.assigned: dict[str, float] = {}
         self.placement: Any = None
         self.cancelled = False
+        self.children: weakref.WeakSet[Any] = weakref.WeakSet()  # entries of the calls that it made
 
 
 current: ContextVar[Task | None] = ContextVar("troupe_ray_task", default=None)

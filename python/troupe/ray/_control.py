@@ -4,7 +4,8 @@ One object serves a session; its methods run on one event loop, so its state nee
 here: callers ask once where an actor is, or for the lease of a worker, and then call it themselves.
 
     PENDING ──resources──► STARTING ──constructor──► ALIVE ──kill, exit, last handle──► DEAD
-       └────────────────────────┴── error, kill ────────────────────────────────────────►
+       ▲└───────────────────────┴── error, kill ─────┼──────────────────────────────────►
+       └── RESTARTING ◄── the process died, restarts are left ──┘
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .. import _errors
 from .._cluster import Cluster
 from . import _placement
 
-PENDING, STARTING, ALIVE, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "ALIVE", "DEAD"
+PENDING, STARTING, ALIVE, RESTARTING, DEAD = "PENDING_CREATION", "DEPENDENCIES_UNREADY", "ALIVE", "RESTARTING", "DEAD"
 
 _IDLE_WORKERS = 1.0  # seconds that a worker for tasks without work is kept beyond the number of CPUs
 _IDLE_LONG = 60.0  # and up to that number
@@ -28,21 +29,18 @@ _EXPECTED = 10.0  # seconds in which the request of a creator comes after a hand
 _TURN = 10.0  # seconds that a call waits for an earlier one of its caller that does not come
 _DEATH_PATIENCE = 10.0  # seconds in which the end of a process is seen that a caller has lost
 _REFRESH = 0.5  # seconds between two looks at the nodes
+_NODE_PATIENCE = 2.0  # seconds in which the end of a node is seen that could start no process
 _DEAD_KEPT = 10_000  # dead actors that are remembered
-
-# Set by a role for its ranks; an actor of this package is no rank.
-RANK_VARIABLES = (
-    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "CLUSTER_NAME", "WORKER_NAME",
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-)  # fmt: skip
-
 
 class Actor:
     def __init__(self, actor_id: str, spec: dict[str, Any]) -> None:
         self.id = actor_id
-        self.spec = spec  # job, name, namespace, detached, demand, strategy, env, class_name, construct, groups, kind, handle
+        self.spec = spec  # job, name, namespace, detached, demand, strategy, env, class_name, construct, groups, kind, handle, restarts
         self.state = PENDING
-        self.role = f"actor-{actor_id}"
+        self.role = f"actor-{actor_id}"  # of the process; a restart has another
+        self.restarted = 0
+        self.exiting = ""  # why the process ends on purpose, which is no reason to restart it
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()  # the process of this role
         self.cluster: Any = None
         self.cause: list[Any] | None = None  # the frame of the exception that callers get
         self.node_id = ""
@@ -184,7 +182,7 @@ class Control:
             key = (spec["namespace"], name)
             there = self._names.get(key)
             if there is not None:
-                if spec.get("get_if_exists"):
+                if spec.get("get_if_exists") and self._actors[there].state != DEAD:
                     return {"existing": self._descriptor(self._actors[there])}
                 return {"taken": True}
             self._names[key] = actor_id
@@ -199,6 +197,7 @@ class Control:
         return {}
 
     async def _start_actor(self, actor: Actor) -> None:
+        role, ended = actor.role, actor.ended
         try:
             allocation = await self._placement.acquire(actor.id, actor.spec["demand"], actor.spec["strategy"])
             if actor.state == DEAD:
@@ -208,15 +207,18 @@ class Control:
             devices = {k: v for k, v in allocation.devices.items() if v}
             assigned = {"kind": actor.spec["kind"], "groups": actor.spec["groups"], "actor_id": actor.id, "actor_name": actor.spec.get("name") or "",
                         "class_name": actor.spec["class_name"], "placement": actor.spec.get("captures"), "demand": actor.spec["demand"],
-                        "namespace": actor.spec["namespace"]}  # fmt: skip
-            actor.cluster = await self._create_role(actor.role, actor.spec["job"], actor.spec["env"], allocation, devices, assigned)
-            if actor.state == DEAD:
-                self._spawn(self._destroy(actor.cluster))
+                        "namespace": actor.spec["namespace"], "restarted": actor.restarted}  # fmt: skip
+            cluster = await self._create_role(role, actor.spec["job"], actor.spec["env"], allocation, devices, assigned)
+            if actor.state == DEAD or actor.role != role:
+                self._spawn(self._destroy(cluster))
                 return
-            self._processes[actor.role] = actor.spec["job"]
-            self._spawn(self._watch_actor(actor))
-            handle = actor.cluster.workers[0]
+            actor.cluster = cluster
+            self._processes[role] = actor.spec["job"]
+            self._spawn(self._watch_actor(actor, role, cluster))
+            handle = cluster.workers[0]
             kind, frame = await handle["construct"].remote(*actor.spec["construct"])
+            if actor.role != role:
+                return
             if kind == "error":
                 actor.cause = frame
                 self._end_actor(actor, "")
@@ -232,31 +234,74 @@ class Control:
             self._end_actor(actor, str(err))
             return
         except Exception as err:
-            self._end_actor(actor, actor.kill_reason or f"The actor died because it could not be started: {err}")
+            await asyncio.wait([ended], timeout=_DEATH_PATIENCE if actor.cluster is not None else _NODE_PATIENCE)  # the watch knows the reason
+            if actor.role == role:
+                self._end_actor(actor, actor.kill_reason or f"The actor died because it could not be started: {err}")
             return
-        if actor.state == DEAD:
+        if actor.state == DEAD or actor.role != role:
             return
         actor.state, actor.started = ALIVE, time.time()
-        actor.spec["construct"] = None
+        if not actor.spec["restarts"]:
+            actor.spec["construct"] = None
         if not actor.settled.done():
             actor.settled.set_result(None)
         if not actor.holders and not actor.spec["detached"]:
             self._end_actor(actor, _OUT_OF_SCOPE)
 
-    async def _watch_actor(self, actor: Actor) -> None:
+    async def _watch_actor(self, actor: Actor, role: str, cluster: Any) -> None:
         """Waits for the end of an actor's process."""
-        reason = "The actor is dead because its worker process has died"
+        detail = ""
         try:
-            await actor.cluster.workers[0]["lifeline"].remote()
+            await cluster.workers[0]["lifeline"].remote()
         except _errors.Error as err:
             exit_code = getattr(err, "exit_code", None)
             number = getattr(err, "signal", None)
-            reason += f": exit code {exit_code}" if exit_code is not None else f": signal {number}" if number else f": {err}"
-        if actor.state != DEAD:
-            self._end_actor(actor, actor.kill_reason or reason)
+            detail = f"exit code {exit_code}" if exit_code is not None else f"signal {number}" if number else str(err)
+        kind = "INTENDED_USER_EXIT" if actor.exiting else "SYSTEM_ERROR"
+        reason = f"The actor is dead because its worker process has died. Worker exit type: {kind} Worker exit detail: {actor.exiting or detail}"
+        self._process_lost(actor, role, actor.kill_reason or reason)
 
-    def _end_actor(self, actor: Actor, reason: str) -> None:
-        """The actor is dead: its name and resources are free, its process ends, callers are told the reason."""
+    def _process_lost(self, actor: Actor, role: str, reason: str) -> None:
+        """The process of an actor has died: the actor is restarted where restarts are left, else it is dead."""
+        if actor.state == DEAD or actor.role != role:
+            return
+        left = actor.spec["restarts"]
+        if reason == _NODE_DIED and actor.state in (PENDING, STARTING, RESTARTING):
+            left = left + 1 if left >= 0 else left  # it had not begun: another node takes it
+        if actor.exiting or not left or actor.cause is not None or not (actor.holders or actor.spec["detached"]):
+            self._end_actor(actor, reason, crashed=not actor.exiting)
+            return
+        actor.spec["restarts"] = left - 1 if left > 0 else left
+        actor.restarted += 1
+        old, actor.cluster, actor.kill_reason = actor.cluster, None, ""
+        actor.role = f"actor-{actor.id}-{actor.restarted}"
+        if actor.settled.done():
+            actor.settled = asyncio.get_running_loop().create_future()
+        actor.state = RESTARTING
+        ended, actor.ended = actor.ended, asyncio.get_running_loop().create_future()
+        ended.set_result(None)
+        self._end_process(role)
+        actor.task = self._spawn(self._restart_actor(actor, old))
+
+    async def _restart_actor(self, actor: Actor, old: Any) -> None:
+        if old is not None:
+            await self._destroy(old)
+        self._placement.release(actor.id)
+        await self._start_actor(actor)
+
+    async def actor_exits(self, actor_id: str, why: str) -> None:
+        """An actor ends its process on purpose."""
+        if actor_id in self._actors:
+            self._actors[actor_id].exiting = why
+
+    def _free_name(self, actor: Actor) -> None:
+        key = (actor.spec["namespace"], actor.spec.get("name") or "")
+        if self._names.get(key) == actor.id:
+            del self._names[key]
+
+    def _end_actor(self, actor: Actor, reason: str, crashed: bool = False) -> None:
+        """The actor is dead: its resources are free, its process ends, callers are told the reason. Its name is free too; that of one
+        whose process crashed once no handle is left."""
         if actor.state == DEAD:
             return
         if actor.cause is None:
@@ -267,12 +312,12 @@ class Control:
             actor.cause = _objects._dump_error(error)
         was, actor.state = actor.state, DEAD
         actor.spec["reason"] = reason
-        key = (actor.spec["namespace"], actor.spec.get("name") or "")
-        if self._names.get(key) == actor.id:
-            del self._names[key]
-        if not actor.settled.done():
-            actor.settled.set_result(None)
-        if was == PENDING and actor.task is not None:
+        if not crashed or not actor.holders or actor.spec["detached"]:
+            self._free_name(actor)
+        for future in (actor.settled, actor.ended):
+            if not future.done():
+                future.set_result(None)
+        if was in (PENDING, RESTARTING) and actor.task is not None:
             actor.task.cancel()
         if actor.cluster is not None:
             self._spawn(self._kill_role(actor))
@@ -290,6 +335,8 @@ class Control:
         self._turns.pop(process, None)
         self._end_keys(self._placement.owner_ended(process), _GROUP_REMOVED)
         for actor in list(self._actors.values()):
+            if actor.state == DEAD and actor.holders.pop(process, None) is not None and not actor.holders:
+                self._free_name(actor)
             if actor.state == DEAD or actor.spec["detached"]:
                 continue
             if actor.spec["owner"] == process:
@@ -313,17 +360,19 @@ class Control:
             return {"dead": None}
         if actor.state not in (ALIVE, DEAD):
             await asyncio.shield(actor.settled)
-        return {"dead": actor.cause} if actor.state == DEAD else {"role": actor.role}
+        if actor.state == DEAD:
+            return {"dead": actor.cause}
+        return {"role": actor.role, "restarts": bool(actor.spec["restarts"])}
 
-    async def actor_death(self, actor_id: str) -> Any:
-        """The frame of the exception for callers of an actor that has died, once that is known; None if it lives on."""
+    async def actor_lost(self, actor_id: str, role: str, patience: float | None = _DEATH_PATIENCE) -> dict[str, Any]:
+        """What became of an actor whose process of that role is gone, once that is known: {"dead": frame of the exception},
+        {"restarts": True}, or {} if the process lives on. Without patience: waits for its end."""
         actor = self._actors.get(actor_id)
         if actor is None:
-            return None
-        deadline = time.monotonic() + _DEATH_PATIENCE
-        while actor.state != DEAD and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        return actor.cause if actor.state == DEAD else None
+            return {"dead": None}
+        if actor.state != DEAD and actor.role == role:
+            await asyncio.wait([actor.ended], timeout=patience)
+        return {"dead": actor.cause} if actor.state == DEAD else {"restarts": True} if actor.role != role else {}
 
     async def actor_state(self, actor_id: str) -> str:
         actor = self._actors.get(actor_id)
@@ -335,19 +384,19 @@ class Control:
 
     async def named_actor(self, namespace: str, name: str) -> dict[str, Any] | None:
         found = self._names.get((namespace, name))
-        return None if found is None else self._descriptor(self._actors[found])
+        return None if found is None or self._actors[found].state == DEAD else self._descriptor(self._actors[found])
 
     def _descriptor(self, actor: Actor) -> dict[str, Any]:
         return {"handle": actor.spec["handle"], "actor_id": actor.id}
 
     async def named_actors(self, namespace: str | None) -> list[list[str]]:
-        return [[ns, name] for (ns, name) in self._names if namespace is None or ns == namespace]
+        return [[ns, name] for (ns, name), id in self._names.items() if (namespace is None or ns == namespace) and self._actors[id].state != DEAD]
 
     async def actors(self) -> list[dict[str, Any]]:
         return [
             {"actor_id": a.id, "class_name": a.spec["class_name"], "state": a.state, "name": a.spec.get("name") or "", "job_id": a.spec["job"],
              "node_id": a.node_id, "pid": a.pid, "ray_namespace": a.spec["namespace"], "death_cause": a.spec.get("reason"), "is_detached": a.spec["detached"],
-             "required_resources": a.spec["demand"]}
+             "required_resources": a.spec["demand"], "num_restarts": a.restarted}
             for a in self._actors.values()
         ]  # fmt: skip
 
@@ -364,25 +413,36 @@ class Control:
     async def handle_dropped(self, actor_id: str, process: str) -> None:
         """A process has no handle any more; the last one ends the actor."""
         actor = self._actors.get(actor_id)
-        if actor is None or actor.state == DEAD or process not in actor.holders:
+        if actor is None or process not in actor.holders:
             return
         actor.holders[process] -= 1
         if actor.holders[process] <= 0:
             del actor.holders[process]
-        if not actor.holders and not actor.spec["detached"]:
+        if actor.holders:
+            return
+        if actor.state == DEAD:
+            self._free_name(actor)
+        elif not actor.spec["detached"]:
             self._out_of_scope(actor)
 
     def _out_of_scope(self, actor: Actor) -> None:
         """One that is being constructed ends when it is: its constructor may matter."""
-        if actor.state == ALIVE or actor.state == PENDING:
+        if actor.state in (ALIVE, PENDING, RESTARTING):
             self._end_actor(actor, _OUT_OF_SCOPE)
 
-    async def kill_actor(self, actor_id: str, reason: str = "") -> bool:
-        """Ends an actor at once."""
+    async def kill_actor(self, actor_id: str, no_restart: bool = True) -> bool:
+        """Ends an actor at once, or with no_restart=False its process: the actor is restarted where restarts are left."""
         actor = self._actors.get(actor_id)
-        if actor is None or actor.state == DEAD:
+        if actor is None:
             return False
-        actor.kill_reason = reason or "The actor is dead because it was killed by `ray.kill`."
+        if actor.state == DEAD:
+            self._free_name(actor)
+            return False
+        actor.kill_reason = "The actor is dead because it was killed by `ray.kill`."
+        if not no_restart:
+            if actor.cluster is not None:
+                self._process_lost(actor, actor.role, actor.kill_reason)
+            return True
         self._end_actor(actor, actor.kill_reason)
         return True
 
@@ -506,7 +566,9 @@ class Control:
     def _end_keys(self, keys: Any, reason: str) -> None:
         """Ends the actors and leases that held these resources."""
         for key in keys:
-            if key in self._actors:
+            if key in self._actors and reason == _NODE_DIED:
+                self._process_lost(self._actors[key], self._actors[key].role, reason)
+            elif key in self._actors:
                 self._end_actor(self._actors[key], reason)
             elif key in self._leases:
                 self._end_worker(self._leases[key])
@@ -520,17 +582,14 @@ class Control:
         session = current(start=False)
         job = self._jobs[job_id]
         variables = {**job["env"], **env.get("env_vars", {})}
-        late = {k: v for k, v in env.get("env_vars", {}).items() if k in RANK_VARIABLES}
         if devices.get("GPU") and "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES" not in variables:
-            late["CUDA_VISIBLE_DEVICES"] = ",".join(devices["GPU"])
-        elif "CUDA_VISIBLE_DEVICES" in job["late"] and "CUDA_VISIBLE_DEVICES" not in late:
-            late["CUDA_VISIBLE_DEVICES"] = job["late"]["CUDA_VISIBLE_DEVICES"]
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(devices["GPU"])
+        elif job["visible_devices"] is not None:
+            variables.setdefault("CUDA_VISIBLE_DEVICES", job["visible_devices"])
         if not devices.get("GPU") and assigned["kind"] != "task" and variables.get("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1") != "0":
-            late.setdefault("CUDA_VISIBLE_DEVICES", "")
-        for key in RANK_VARIABLES:
-            variables.pop(key, None)
+            variables.setdefault("CUDA_VISIBLE_DEVICES", "")
         config = {
-            "ray": {**assigned, "job_id": job_id, "job_process": job["process"], "late": late, "devices": devices, "node_id": allocation.node_id,
+            "ray": {**assigned, "job_id": job_id, "job_process": job["process"], "troupe_ray": job["troupe_ray"], "devices": devices, "node_id": allocation.node_id,
                     "node_ip": self._placement.nodes[allocation.node_id].address, "address": job["address"], "env": env,
                     "control": self.role, "job_namespace": job["namespace"]},
             "driver": session.session, "pickle": True, "sys_path": job["sys_path"], "python": job["python"], "troupe": job["package"], "shipped": False,
@@ -539,7 +598,7 @@ class Control:
             "name": name, "class": "ray", "world": 1, "mesh": {"tp": 1, "pp": 1, "cp": 1, "dp": 0}, "config": config,
             "command": [env.get("py_executable") or job["executable"], "-m", "troupe.ray._process"],
             "dir": env.get("working_dir") or job["dir"], "env": variables, "queue_limit": 1_000_000,
-            "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "late_rendezvous": False, "policy": "", "restarts": 0,
+            "ordered": False, "detached": False, "start_timeout": 0.0, "stop_grace": 0.0, "own_variables": True, "policy": "", "restarts": 0,
             "strategy": "", "bundles": [{"node": allocation.node}],
         }  # fmt: skip
         fields = await session.core.ask("create", runtime=session.id, spec=spec).aget()
@@ -565,5 +624,5 @@ class Control:
 
 
 _GROUP_REMOVED = "The actor is dead because its worker process was ended: its placement group was removed."
-_NODE_DIED = "The actor is dead because its node has died."
+_NODE_DIED = "The actor died because its node has died."
 _OUT_OF_SCOPE = "The actor is dead because all references to the actor were removed."

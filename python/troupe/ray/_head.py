@@ -59,7 +59,7 @@ def _serve(spec: dict[str, Any], said: dict[str, Any], ended: threading.Event, h
     host, port = session._addresses[0]
     ip = spec["ip"] or host
     access = {"url": said["url"], "token_file": said.get("token_file", ""), "fingerprint": said.get("fingerprint", "")}
-    path = _heads.write("head", str(port), host=host, ip=ip, port=port, **access)
+    path = _heads.write("head", str(port), host=host, ip=ip, port=port, stays=bool(spec["stay"]), **access)
     try:
         print(json.dumps({"address": f"{ip}:{port}", "file": path, **access}), flush=True)
         if not spec["stay"]:

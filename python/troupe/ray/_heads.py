@@ -87,7 +87,7 @@ def resolve(address: str | None) -> dict[str, Any] | None:
     if address in (None, ""):
         address = os.environ.get("RAY_ADDRESS") or None
         if address is None:
-            running = known("head")
+            running = [entry for entry in known("head") if entry.get("stays")]  # of `ray start`, not of a Cluster object
             return _access(running[0]) if running else None
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS", "auto")

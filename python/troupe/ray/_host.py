@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import os
 import pickle
 import signal
 import sys
 import threading
 import traceback
+import types
 from typing import Any
 
 from .. import worker as _worker
@@ -27,6 +29,9 @@ _DEFAULT_LIMIT = 1000  # of calls that run at once in an async actor
 _OBJECT_REQUESTS = 1_000_000  # that may wait
 _FUNCTIONS = 512  # that a worker keeps unpickled
 _EXIT = 0
+_GRACE = 2.0  # seconds for the exit functions of an actor without handles
+_EXIT_TOLD = 2.0  # seconds in which the control service hears of the end of an actor
+_EXIT_DELAY = 0.1  # seconds after which an async actor ends that called exit_actor outside of a call
 
 
 class Slot:
@@ -41,7 +46,7 @@ class Slot:
         return Slot, (self.index,)
 
 
-class ActorExit(BaseException):
+class ActorExit(SystemExit):
     """Ends the actor after the call that raised it."""
 
 
@@ -109,6 +114,7 @@ class Service:
         self.early: dict[Any, tuple[int, list[Any]]] = {}  # calls that came before their turn
         self.main = threading.get_ident()
         self.current = ""  # the call of the main thread
+        self.exiting = False  # exit_actor was called
         if self.kind != "task":
             self.state_title = f"ray::{self.class_name}"
         else:
@@ -153,10 +159,14 @@ class Service:
             instance = cls.__new__(cls)
             self.instance = self.host.instance = instance
             instance.__init__(*args, **kwargs)
+            if self.exiting:
+                end_process()
         except DependencyError as err:
             return ["error", _objects._dump_error(exceptions.ActorDiedError(_serialize.loads(err.frame)))]
-        except ActorExit:
-            return ["error", _objects._dump_error(exceptions.ActorDiedError("The actor exited in its constructor.", None, self.fields.get("actor_id")))]
+        except (ActorExit, exceptions.AsyncioActorExit):
+            end_process()
+        except SystemExit as err:
+            self._system_exit(err)
         except Exception as err:
             error = task_error(f"{self.class_name}.__init__", err, self.host.state)
             return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
@@ -172,7 +182,7 @@ class Service:
         """Ends the process at once; gently: with its exit functions."""
         if gentle:
             threading.Thread(target=end_process, daemon=True).start()
-            threading.Event().wait(2.0)
+            threading.Event().wait(_GRACE)
         _flush()
         os._exit(_EXIT)
 
@@ -186,6 +196,10 @@ class Service:
 
     def give_back(self, id: str, process: str) -> None:
         self.host.state.store.give_back(id, process)
+
+    def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
+        """Cancels a call of this process, for another that has the reference."""
+        cancel_object(self.host.state.store, id, force, recursive)
 
     # Calls.
 
@@ -219,6 +233,8 @@ class Service:
             value = function(*args, **kwargs)
             if asyncio.iscoroutine(value):
                 value = asyncio.run(value)
+            if self.exiting:
+                end_process()
             del args, kwargs
             return self.succeeded(call, value)
         except DependencyError as err:
@@ -230,6 +246,8 @@ class Service:
         except SystemExit as err:
             self._system_exit(err)
         except Exception as err:
+            if self.exiting:
+                end_process()
             return self.failed(call, err)
         finally:
             self.running.pop(call.id, None)
@@ -246,9 +264,12 @@ class Service:
         gpus = task.devices.get("GPU")
         if gpus and own:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        threads = set_threads(task.assigned)
 
         def undo() -> None:
             _process_title.set_title("ray::IDLE")
+            if threads:
+                os.environ.pop("OMP_NUM_THREADS", None)
             if gpus and own:
                 if before is None:
                     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -263,6 +284,8 @@ class Service:
         return lambda: _process_title.set_title(self.state_title)
 
     def _system_exit(self, err: SystemExit) -> Any:
+        if err.code == 0:
+            tell_exit("the exit code is 0")
         _worker.end_process(err)
 
     def function_of(self, call: Call) -> Any:
@@ -284,9 +307,16 @@ class Service:
             return exit_actor
         if name == "__ray_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
-        return getattr(self.instance, name)
+        function = getattr(type(self.instance), name, None)  # not the instance's: its attributes may have the same name
+        return types.MethodType(function, self.instance) if isinstance(function, types.FunctionType) and not self._is_static(name) else getattr(self.instance, name)
+
+    def _is_static(self, name: str) -> bool:
+        return isinstance(inspect.getattr_static(type(self.instance), name), staticmethod)
 
     def succeeded(self, call: Call, value: Any) -> Any:
+        task = self.running.get(call.id)
+        if self.kind in ("sync", "threaded") and task is not None and task.cancelled:
+            return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
             if call.returns == 1:
                 values = [value]
@@ -368,6 +398,8 @@ class Service:
             value = self.method_of(call.method)(*args, **kwargs)
             if hasattr(value, "__await__"):
                 value = await value
+            if self.exiting:
+                end_process()
             del args, kwargs
             return self.succeeded(call, value)
         except DependencyError as err:
@@ -377,13 +409,21 @@ class Service:
         except SystemExit as err:
             self._system_exit(err)
         except Exception as err:
+            if self.exiting:
+                end_process()
             return self.failed(call, err)
         finally:
             self.running.pop(call.id, None)
             call.kept.clear()
 
-    def cancel_call(self, id: str, force: bool) -> str:
-        """Cancels a call: "running" if it has been told, "queued" if it will not begin, "no" if it cannot be interrupted."""
+    def cancel_call(self, id: str, force: bool, recursive: bool) -> str:
+        """Cancels a call: "running" if it has been told, "queued" if it will not begin, "no" if it cannot be interrupted. With recursive:
+        the calls that it made too."""
+        task = self.running.get(id)
+        if task is not None:
+            task.cancelled = True
+            for entry in list(task.children) if recursive else ():
+                cancel_entry(entry, force, recursive)
         found = self.async_tasks.get(id)
         if found is not None:
             loop, task = found
@@ -395,7 +435,6 @@ class Service:
             if force:
                 _flush()
                 os._exit(1)
-            self.running[id].cancelled = True
             self.host.cancelling = id
             signal.pthread_kill(self.main, signal.SIGINT)
             return "running"
@@ -473,14 +512,70 @@ def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
     return exceptions.UnserializableException(f"{type(cause).__name__}: {cause} ({why})")
 
 
+def cancel_entry(entry: _objects.Entry, force: bool, recursive: bool) -> None:
+    """Cancels a call of this process, by force only where it is a task."""
+    do = entry.cancel
+    if do is None or entry._done:
+        return
+    try:
+        do(force, recursive)
+    except ValueError:
+        do(False, recursive)
+
+
+def cancel_object(store: _objects.Store, id: str, force: bool, recursive: bool) -> None:
+    entry = store.entries.get(id)
+    if entry is not None:
+        cancel_entry(entry, force, recursive)
+
+
+def set_threads(assigned: dict[str, float]) -> bool:
+    """Sets OMP_NUM_THREADS to the CPUs of a task or actor, unless it is set; True: it was."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return False
+    os.environ["OMP_NUM_THREADS"] = str(max(int(assigned.get("CPU", 1)), 1))
+    return True
+
+
 def exit_actor() -> None:
-    raise ActorExit
+    """Ends the actor: after the current call, also if that catches the exception; an async one also from a task of its own."""
+    state = _state.current()
+    assert state is not None
+    service = state.host.service
+    service.exiting = True
+    if service.kind == "async":
+        threading.Timer(_EXIT_DELAY, end_process).start()
+        raise exceptions.AsyncioActorExit
+    raise ActorExit(0)
+
+
+def tell_exit(why: str) -> None:
+    """Tells the control service that the actor ends on purpose."""
+    state = _state.current()
+    if state is None or not state.actor_id:
+        return
+    try:
+        _state.control_call("actor_exits", state.actor_id, f"Worker exits because {why}.", timeout=_EXIT_TOLD)
+    except Exception:
+        pass  # the session has ended
+
+
+_ending = threading.Lock()
 
 
 def end_process() -> None:
-    """Ends the process in order, with its exit functions."""
+    """Ends the process in order, with its exit functions; once."""
     import atexit
 
+    _ending.acquire()
+    tell_exit("exit_actor() is called: the user requested to exit the actor")
+    state = _state.current()
+    shutdown = getattr(state.host.instance, "__ray_shutdown__", None) if state is not None and state.host is not None else None
+    if shutdown is not None:
+        try:
+            shutdown()
+        except BaseException:
+            traceback.print_exc()
     try:
         atexit._run_exitfuncs()
     except BaseException:
@@ -505,18 +600,14 @@ class RayHost(_worker.Host):
         fields = self.config["ray"]
         self.instance: Any = None
         self.cancelling = ""
-        self._set_environment(fields)
+        if fields["troupe_ray"]:  # a role's environment has no variable of Troupe
+            os.environ["TROUPE_RAY"] = fields["troupe_ray"]
         self.state = self._state(fields)
         self.service = Service(self, fields)
         self.codec = self.session.codec(False)
         _process_title.set_title(self.service.state_title)
-
-    def _set_environment(self, fields: dict[str, Any]) -> None:
-        from ._control import RANK_VARIABLES
-
-        for key in RANK_VARIABLES:
-            os.environ.pop(key, None)
-        os.environ.update(fields["late"])
+        if self.service.kind != "task":
+            set_threads(self.state.assigned)
 
     def _state(self, fields: dict[str, Any]) -> _state.State:
         control = _objects.Peer(fields["control"], self.role)
@@ -533,6 +624,7 @@ class RayHost(_worker.Host):
         state.runtime_env = fields["env"]
         state.accelerators = fields["devices"]
         state.assigned = fields.get("demand") or {}
+        state.restarted = fields.get("restarted", 0)
         state.store = _objects.Store(self.role)
         state.host = self
         _state.set_current(state)
@@ -547,7 +639,7 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "exit"):
+        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})

@@ -107,8 +107,8 @@ OPTIONS = [
     ("name, namespace, get_if_exists, lifetime", SAME, ""),
     ("max_concurrency, concurrency_groups", SAME, ""),
     ("num_returns", DIFFERENT, "numbers; \"streaming\" and \"dynamic\" are refused"),
-    ("max_retries", SAME, "a task whose worker died runs again"),
-    ("max_restarts, max_task_retries", DIFFERENT, "accepted: an actor that has died stays dead"),
+    ("max_retries, retry_exceptions", SAME, "a task whose worker died runs again"),
+    ("max_restarts, max_task_retries", SAME, ""),
 ]
 
 COMMANDS = [

@@ -179,6 +179,20 @@ class ObjectRef:
         entry.on_done(lambda: _callbacks.submit(finish))
         return future
 
+    def _on_completed(self, do: Callable[[Any], None]) -> None:
+        """Calls do with the value, or the exception, on another thread."""
+        entry = self._entry
+
+        def finish() -> None:
+            try:
+                value = entry.value()
+            except BaseException as err:
+                value = err
+            do(value)
+
+        start_fetch(entry)
+        entry.on_done(lambda: _callbacks.submit(finish))
+
     def as_future(self, _internal: bool = False) -> Any:
         import asyncio
 
@@ -279,8 +293,9 @@ class Store:
 
     # Owned objects.
 
-    def new(self) -> Entry:
-        entry = Entry(os.urandom(24).hex() + "01000000", self.process)
+    def new(self, task_id: str = "", index: int = 1) -> Entry:
+        """An object of this process: the result of that number of a task, or a value that is put."""
+        entry = Entry((task_id or os.urandom(24).hex()) + index.to_bytes(4, "little").hex(), self.process)
         self.entries[entry.id] = entry
         return entry
 
@@ -687,10 +702,14 @@ def _await_some(state: Any, entries: list[Entry], count: int, deadline: float | 
 
 
 def cancel(ref: Any, *, force: bool = False, recursive: bool = True) -> None:
-    """Asks for a task or a call to be cancelled; one that is over is left alone."""
-    _state.require()
+    """Asks for a task or a call to be cancelled; one that is over is left alone. recursive: what it called too."""
+    state = _state.require()
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"ray.cancel() only supported for object refs. For compiled graphs, got: {type(ref)}")
-    do = ref._entry.cancel
-    if do is not None and not ref._entry._done:
-        do(force, recursive)
+    entry = ref._entry
+    if entry._done:
+        return
+    if entry.cancel is not None:
+        entry.cancel(force, recursive)
+    elif entry.owner and entry.owner != state.process:
+        peer(entry.owner).notify("cancel_object", entry.id, force, recursive)

@@ -13,7 +13,6 @@ _NEAREST = {
     "label_selector": "troupe.actor(…, node=…)",
     "fallback_strategy": "troupe.actor(…, node=…)",
     "max_calls": "a troupe.remote function on a pool",
-    "retry_exceptions": "a troupe role with policy=\"restart_rank\"",
     "_generator_backpressure_num_objects": "a method that yields, which gives a troupe.ResultStream",
     "tensor_transport": "troupe.put of a tensor",
     "accelerator_type": "troupe.actor(…, node=…)",
@@ -123,11 +122,41 @@ def check_task(options: dict[str, Any]) -> None:
     retries = options.get("max_retries")
     if retries is not None and (isinstance(retries, bool) or not isinstance(retries, int) or retries < -1):
         raise ValueError("The keyword 'max_retries' only accepts -1, 0 or a positive integer, where -1 means infinite")
+    _check_retried(options.get("retry_exceptions"))
 
 
 def check_method(options: dict[str, Any]) -> None:
     _check_known("methods of actors", options, METHOD)
     check_returns(options.get("num_returns"))
+    _check_retried(options.get("retry_exceptions"))
+
+
+def _check_retried(value: Any) -> None:
+    if value is None or isinstance(value, bool):
+        return
+    if not isinstance(value, (list, tuple)) or not all(isinstance(c, type) and issubclass(c, BaseException) for c in value):
+        raise TypeError("The keyword 'retry_exceptions' must be either a boolean or a list of exceptions")
+
+
+def exceptions_to_wire(value: Any) -> Any:
+    """retry_exceptions as a handle carries it: a boolean, or the pickled exceptions."""
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    import cloudpickle
+
+    return cloudpickle.dumps(tuple(value))
+
+
+def is_retried(frame: list[Any], wire: Any) -> bool:
+    """Whether a call that failed with this frame is made again."""
+    if not wire:
+        return False
+    import pickle
+
+    from . import _serialize, exceptions
+
+    error = _serialize.loads(frame)
+    return isinstance(error, exceptions.RayTaskError) and (wire is True or isinstance(error.cause, pickle.loads(wire)))
 
 
 def check_returns(value: Any) -> None:

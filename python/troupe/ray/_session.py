@@ -82,6 +82,9 @@ class DriverService:
     async def give_back(self, id: str, process: str) -> None:
         self._store.give_back(id, process)
 
+    async def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
+        _host.cancel_object(self._store, id, force, recursive)
+
 
 def implicit_init() -> _state.State:
     with _lock:
@@ -170,7 +173,7 @@ def _open(address: str | None, resources: dict[str, float], namespace: str | Non
     state.served = (served, control if local else None)
     job = {
         "process": process, "namespace": state.namespace, "resources": resources, "dir": _launch.here(), "executable": sys.executable,
-        "env": _environment(), "late": {k: os.environ[k] for k in _control.RANK_VARIABLES if k in os.environ}, "sys_path": _launch.search_path(),
+        "env": _environment(), "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"), "troupe_ray": os.environ.get("TROUPE_RAY", ""), "sys_path": _launch.search_path(),
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "package": _launch._PACKAGE_IN, "address": state.address, "node_ip": host,
     }  # fmt: skip
     _objects.start_reader(_core.get())
@@ -196,8 +199,6 @@ def _serve(served: Any, name: str) -> Any:
 
 def _environment() -> dict[str, str]:
     env = {**_launch.inherited_environment(), "PYTHONUNBUFFERED": "1"}
-    if "TROUPE_RAY" in os.environ:
-        env["TROUPE_RAY"] = os.environ["TROUPE_RAY"]
     if path := _launch._python_path(env.get("PYTHONPATH", "")):
         env["PYTHONPATH"] = path
     return env

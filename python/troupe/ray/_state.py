@@ -32,6 +32,7 @@ class State:
         self.node_ip = "127.0.0.1"
         self.actor_id = ""  # of an actor's process
         self.actor_name = ""
+        self.restarted = 0  # how often the actor was restarted
         self.worker_id = ""
         self.placement_group: Any = None  # the group of this worker whose children are captured, in wire form
         self.runtime_env: dict[str, Any] = {}  # of the job, merged with the actor's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -19,7 +20,6 @@ from ._ids import ActorID
 from ._objects import ERROR, PENDING, VALUE, Entry, ObjectRef
 
 _BUILTIN = ("__init__", "__ray_ready__", "__ray_call__", "__ray_terminate__")
-_SETTINGS = ("__ray_num_returns__", "__ray_concurrency_group__", "__ray_invocation_decorator__")
 
 
 class ActorClassInheritanceException(TypeError):
@@ -37,32 +37,53 @@ def method(*args: Any, **kwargs: Any) -> Any:
             function.__ray_num_returns__ = kwargs["num_returns"]
         if "concurrency_group" in kwargs:
             function.__ray_concurrency_group__ = kwargs["concurrency_group"]
+        if kwargs.get("max_task_retries") is not None:
+            function.__ray_max_task_retries__ = kwargs["max_task_retries"]
+        if "retry_exceptions" in kwargs:
+            function.__ray_retry_exceptions__ = kwargs["retry_exceptions"]
         return function
 
     return mark
 
 
 class Metadata:
-    """__ray_metadata__ of a decorated class."""
+    """__ray_metadata__ of a decorated class. What it says of the methods is found when it is asked for: a class that refers to itself is
+    decorated before it is whole, where it comes from a pickle."""
 
     def __init__(self, cls: type) -> None:
         self.modified_class = cls
         self.class_name = cls.__name__
         self.class_id = os.urandom(28)
-        self.signatures: dict[str, Any] = {}
-        self.methods: dict[str, tuple[int, str]] = {}  # by name, the number of results and the concurrency group
-        for name, function in _methods(cls).items():
-            self.methods[name] = (1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "")
+        self.pickled: bytes | None = None
+
+    @functools.cached_property
+    def methods(self) -> dict[str, tuple[Any, ...]]:
+        """By name: the number of results, concurrency group, retries (None: the actor's), exceptions to retry."""
+        return {
+            name: (
+                1 if (n := getattr(function, "__ray_num_returns__", None)) is None else n, getattr(function, "__ray_concurrency_group__", None) or "",
+                getattr(function, "__ray_max_task_retries__", None), _options.exceptions_to_wire(getattr(function, "__ray_retry_exceptions__", None)),
+            )
+            for name, function in _methods(self.modified_class).items()
+        }  # fmt: skip
+
+    @functools.cached_property
+    def signatures(self) -> dict[str, Any]:
+        found = {}
+        for name, function in _methods(self.modified_class).items():
             try:
                 signature = inspect.signature(function)
-                parameters = list(signature.parameters.values())
-                if parameters and not isinstance(inspect.getattr_static(cls, name), (staticmethod, classmethod)):
-                    parameters = parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
-                self.signatures[name] = signature.replace(parameters=parameters)
             except (TypeError, ValueError):
-                pass
-        self.is_async = any(_is_async(f) for f in _methods(cls).values())
-        self.pickled: bytes | None = None
+                continue
+            parameters = list(signature.parameters.values())
+            if parameters and not isinstance(inspect.getattr_static(self.modified_class, name), (staticmethod, classmethod)):
+                parameters = parameters[1:] if parameters[0].kind not in (inspect.Parameter.VAR_POSITIONAL,) else parameters
+            found[name] = signature.replace(parameters=parameters)
+        return found
+
+    @functools.cached_property
+    def is_async(self) -> bool:
+        return any(_is_async(f) for f in _methods(self.modified_class).values())
 
 
 def _is_async(function: Any) -> bool:
@@ -209,7 +230,7 @@ def _kind(metadata: Metadata, options: dict[str, Any]) -> tuple[str, dict[str, i
     for name, count in given.items():
         if isinstance(count, bool) or not isinstance(count, int):
             raise ValueError(f"concurrency_groups[{name!r}] must be an int")
-    for name, (_, group) in metadata.methods.items():
+    for name, (_, group, *_) in metadata.methods.items():
         if group and group not in given and group != "_ray_system":
             raise ValueError(f"Method {name} is in the concurrency group {group!r}, which is not defined; there are {sorted(given)}")
     system = {"_ray_system": 4}
@@ -239,7 +260,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     strategy = _options.strategy(options, parent)
     _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
-    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__)
+    info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
     spec = {
         "job": state.job_id, "name": name, "namespace": namespace, "detached": detached, "get_if_exists": bool(options.get("get_if_exists")),
@@ -247,7 +268,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
         "captures": _options.membership(strategy),
         "env": env, "class_name": metadata.class_name, "kind": kind, "groups": groups, "owner": state.process,
         "construct": [metadata.pickled, metadata.class_name, frame, dependencies(refs)],
-        "handle": info.to_wire(),
+        "handle": info.to_wire(), "restarts": options.get("max_restarts") or 0,
     }  # fmt: skip
     client = client_of(actor_id)
     client.signatures = metadata.signatures
@@ -281,17 +302,18 @@ def _stillborn(client: Client, info: HandleInfo, why: str) -> ActorHandle:
 class HandleInfo:
     """What a handle knows of its actor."""
 
-    __slots__ = ("actor_id", "class_name", "groups", "methods", "module")
+    __slots__ = ("actor_id", "class_name", "groups", "methods", "module", "retries")
 
-    def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str) -> None:
+    def __init__(self, actor_id: str, class_name: str, methods: dict[str, Any], groups: list[str], module: str, retries: int) -> None:
         self.actor_id, self.class_name, self.methods, self.groups, self.module = actor_id, class_name, methods, groups, module
+        self.retries = retries  # of a call whose method says nothing; -1: as often as needed
 
     def to_wire(self) -> list[Any]:
-        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module]
+        return [self.actor_id, self.class_name, {k: list(v) for k, v in self.methods.items()}, self.groups, self.module, self.retries]
 
     @classmethod
     def of_wire(cls, wire: list[Any]) -> HandleInfo:
-        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4])
+        return cls(wire[0], wire[1], {k: tuple(v) for k, v in wire[2].items()}, wire[3], wire[4], wire[5])
 
 
 class Hold:
@@ -353,8 +375,7 @@ class ActorMethod:
         return self._remote(args, kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-        given = {**self._options, **options}
-        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, given.get("num_returns"), given.get("concurrency_group"), given.get("name"))
+        return call_actor(self._handle, self._name, tuple(args or ()), kwargs or {}, {**self._options, **options} if options else self._options)
 
     def options(self, **options: Any) -> ActorMethod:
         _options.check_method(options)
@@ -432,15 +453,22 @@ class ActorHandle:
 class Pending:
     """A call that has not been sent, or not been answered."""
 
-    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "name", "refs", "returns", "sent", "weight")
+    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "name", "number", "patient", "refs", "retried", "retries", "returns", "role", "sent")
 
-    def __init__(self, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any) -> None:
-        self.id = os.urandom(12).hex()
+    def __init__(
+        self, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
+    ) -> None:
+        self.id = id
         self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
             method, group, returns, frame, contents, refs, entries, hold,
         )  # fmt: skip
         self.sent = False
         self.name = ""
+        self.number = 0  # among the calls of this process to the actor
+        self.role = ""  # of the process that it was sent to
+        self.retries = 0  # that are left
+        self.patient = False  # waits for the end of a restart
+        self.retried: Any = None  # exceptions that are retried
 
     def waits_for(self, process: str) -> Entry | None:
         """A dependency of this process that is not there yet."""
@@ -472,6 +500,9 @@ class Client:
         self._dead: list[Any] | None = None
         self._asked = False
         self._numbers: dict[str, int] = {}  # by concurrency group, calls that were sent
+        self._submitted = 0
+        self._role = ""  # of the actor's process
+        self._restarting = False
         self._pumping = False
         self._again = False
 
@@ -489,25 +520,45 @@ class Client:
             self._died(_objects._dump_error(exceptions.ActorDiedError(f"The actor could not be created: {error}", None, self.actor_id)), None)
 
     def _resolved(self, info: Any, error: BaseException | None) -> None:
-        kept, self.creating = self.creating, None
+        kept = self.creating
+        if error is not None or not info.get("restarts"):
+            self.creating = None
         state = _state.current()
         if state is not None and kept is not None:
             state.store.linger(kept)
         if error is not None or "dead" in info:
             with self._lock:
                 dead = info["dead"] if error is None else None
-                unknown = f"The actor {self.actor_id} is not known: {error or 'it has ended'}"
+                unknown = f"The actor {self.actor_id} is not known: {error or 'The actor is dead because its owner has died before it was registered.'}"
                 self._dead = self._dead or dead or _objects._dump_error(exceptions.ActorDiedError(unknown, None, self.actor_id))
             self.pump()
             return
-        _objects.peer(info["role"]).with_handle(self._attached)
+        role = self._role = info["role"]
+        if info["restarts"] and state is not None:
+            state.control.ask("actor_lost", (self.actor_id, role, None), lambda found, error: self._process_ended(role, found, error))
+        _objects.peer(role).with_handle(lambda handle, error: self._attached(role, handle, error))
 
-    def _attached(self, handle: Any, error: BaseException | None) -> None:
-        if error is not None:
-            _state.require().control.ask("actor_death", (self.actor_id,), self._died)
+    def _attached(self, role: str, handle: Any, error: BaseException | None) -> None:
+        if role != self._role:
             return
-        self._handle = handle
+        if error is not None:
+            _state.require().control.ask("actor_lost", (self.actor_id, role), lambda found, error: self._process_ended(role, found, error))
+            return
+        self._handle, self._restarting = handle, False
         self.pump()
+
+    def _process_ended(self, role: str, found: Any, error: BaseException | None) -> None:
+        """The actor's process is gone: the actor is dead, or will be reached again after its restart."""
+        if error is None and found.get("restarts"):
+            with self._lock:
+                if self._role != role:
+                    return
+                self._role, self._handle, self._asked, self._restarting = "", None, False, True
+                self._numbers.clear()
+            self.resolve()
+            self.pump()
+        elif error is not None or "dead" in found:
+            self._died(found and found["dead"], error)
 
     def _died(self, cause: Any, error: BaseException | None) -> None:
         with self._lock:
@@ -516,6 +567,8 @@ class Client:
 
     def submit(self, call: Pending) -> None:
         with self._lock:
+            self._submitted += 1
+            call.number = self._submitted
             self._queues.setdefault(call.group, deque()).append(call)
         if not self._asked:
             self.resolve()
@@ -552,6 +605,10 @@ class Client:
             call.fail(self._dead)
             return True
         state = _state.current()
+        if self._restarting and not call.patient:
+            queue.popleft()
+            call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: it is being restarted."))
+            return True
         if self._handle is None or state is None:
             return False
         missing = call.waits_for(state.process)
@@ -570,7 +627,7 @@ class Client:
         if failed is not None:
             call.fail(failed.body)
             return
-        call.sent = True
+        call.sent, call.role = True, self._role
         method = "call" if not call.group and "call" in self._handle._cluster._modes else _host.method_of_group(call.group)
         extra: dict[str, Any] = {"name": call.name} if call.name else {}
         if method != "call":
@@ -582,7 +639,8 @@ class Client:
         except _errors.Error as err:
             self._lost(call, err)
             return
-        call.frame = []
+        if not call.retries:
+            call.frame = []
         _objects.when_fetched(future, lambda done: self._answered(call, done))
 
     def _answered(self, call: Pending, future: Any) -> None:
@@ -596,6 +654,9 @@ class Client:
             call.fail_with(exceptions.RaySystemError(str(err)))
             return
         if kind == ERROR:
+            if call.retries and _options.is_retried(frames[0], call.retried):
+                self._retry(call)
+                return
             call.fail(frames[0])
         else:
             for entry, frame in zip(call.entries, frames, strict=False):
@@ -604,23 +665,35 @@ class Client:
             state.store.linger(call.contents)
         call.contents, call.refs, call.hold = None, [], None
 
+    def _retry(self, call: Pending) -> None:
+        """Puts a call back in its queue, where its number belongs."""
+        call.retries -= 1 if call.retries > 0 else 0
+        with self._lock:
+            queue = self._queues.setdefault(call.group, deque())
+            queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
+        self.pump()
+
     def _lost(self, call: Pending, err: _errors.Error) -> None:
-        """The call has failed without an answer: the actor is dead, or will be known to be in a moment."""
+        """The call has failed without an answer: the actor is dead or restarts, or will be known to in a moment."""
         state = _state.current()
         if state is None:
             call.fail_with(exceptions.ActorDiedError(f"The session has ended: {err}", None, self.actor_id))
             return
 
-        def told(cause: Any, error: BaseException | None) -> None:
-            if error is None and cause is not None:
-                self._died(cause, None)
-                call.fail(cause)
-            elif error is None:
-                call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"))
-            else:
+        def told(found: Any, error: BaseException | None) -> None:
+            if error is None and found.get("dead") is not None:
+                self._died(found["dead"], None)
+                call.fail(found["dead"])
+            elif error is not None or "dead" in found:
                 call.fail_with(exceptions.ActorDiedError(f"The actor {self.actor_id} died: {err}", None, self.actor_id))
+            else:
+                self._process_ended(call.role, found, None)
+                if call.retries and found.get("restarts"):
+                    self._retry(call)
+                else:
+                    call.fail_with(exceptions.ActorUnavailableError(self.actor_id, f"The actor {self.actor_id} is unavailable: {err}"))
 
-        state.control.ask("actor_death", (self.actor_id,), told)
+        state.control.ask("actor_lost", (self.actor_id, call.role), told)
 
     def cancel(self, call: Pending, force: bool, recursive: bool) -> None:
         if force:
@@ -642,7 +715,7 @@ class Client:
                 pass
 
         try:
-            self._handle["cancel_call"].remote(call.id, force).add_done_callback(told)
+            self._handle["cancel_call"].remote(call.id, force, recursive).add_done_callback(told)
         except _errors.Error:
             pass
 
@@ -655,20 +728,30 @@ def client_of(actor_id: str) -> Client:
         return found
 
 
-def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], returns: int | None, group: str | None, title: str | None = None) -> Any:
+def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], options: dict[str, Any]) -> Any:
     state = _state.require()
     info = handle._info
-    own_returns, own_group = info.methods.get(name, (1, ""))
-    group = group if group is not None else own_group
+    own_returns, own_group, own_retries, own_retried = info.methods.get(name, (1, "", None, None))
+    group = options["concurrency_group"] if options.get("concurrency_group") is not None else own_group
+    returns = options.get("num_returns")
     if group and group not in info.groups:
         raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
     count = own_returns if returns is None else returns
     client = client_of(info.actor_id)
     check_arguments(client.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs)
-    entries = [state.store.new() for _ in range(max(count, 1))]
-    call = Pending(name, group, count, frame, contents, refs, entries, handle._hold)
-    call.name = title or ""
+    task_id = os.urandom(24).hex()
+    entries = [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
+    call = Pending(task_id, name, group, count, frame, contents, refs, entries, handle._hold)
+    parent = _context.current.get()
+    if parent is not None:
+        parent.children.add(entries[0])
+    call.name = options.get("name") or ""
+    retries = options.get("max_task_retries")
+    call.retries = retries if retries is not None else own_retries if own_retries is not None else info.retries
+    if call.retries:
+        call.patient = True
+        call.retried = _options.exceptions_to_wire(options["retry_exceptions"]) if "retry_exceptions" in options else own_retried
     found = [ObjectRef(e) for e in entries]
     cancel: Callable[[bool, bool], None] = lambda force, recursive: client.cancel(call, force, recursive)  # noqa: E731
     for entry in entries:
@@ -703,7 +786,7 @@ def kill(actor: ActorHandle, *, no_restart: bool = True) -> None:
     _state.require()
     if not isinstance(actor, ActorHandle):
         raise ValueError(f"ray.kill() only supported for actors. For tasks, try ray.cancel(). Got: {type(actor)}.")
-    _state.control_call("kill_actor", actor._info.actor_id)
+    _state.control_call("kill_actor", actor._info.actor_id, no_restart)
 
 
 def exit_actor() -> None:

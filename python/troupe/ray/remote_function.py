@@ -68,20 +68,22 @@ class RemoteFunction:
         digest, pickled = self._code()
         frame, contents, refs = split_arguments(args, kwargs)
         count = 1 if given.get("num_returns") is None else given["num_returns"]
-        entries = [state.store.new() for _ in range(max(count, 1))]
+        task_id = os.urandom(24).hex()
+        entries = [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
         parent_task = _context.current.get()
         parent = parent_task.placement if parent_task is not None and parent_task.placement else state.placement_group
         strategy = _options.strategy(given, parent)
         _options.check_fits(strategy, _options.demand(given, 1.0), self.__name__)
-        task = Task(self._function_name, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
+        task = Task(task_id, self._function_name, given.get("name") or self.__name__, digest, pickled, frame, contents, refs, entries, count)
         task.demand = _options.demand(given, 1.0)
         task.strategy = strategy
         task.env = _options.merged(state.runtime_env, _options.environment(given.get("runtime_env")))
         task.captures = _options.membership(strategy)
         retries = given.get("max_retries")
         task.retries = _RETRIES if retries is None else (1 << 30 if retries < 0 else retries)
+        task.retried = _options.exceptions_to_wire(given.get("retry_exceptions"))
         if parent_task is not None:
-            task.parent = parent_task.id
+            parent_task.children.add(entries[0])
         found = [ObjectRef(e) for e in entries]
         for entry in entries:
             entry.cancel = task.cancel
@@ -105,9 +107,10 @@ class Task:
     """A task that is waiting, or under way."""
 
     def __init__(
-        self, function: str, name: str, digest: bytes, pickled: bytes, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], returns: int
-    ) -> None:
-        self.id = os.urandom(24).hex()
+        self, id: str, function: str, name: str, digest: bytes, pickled: bytes, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry],
+        returns: int,
+    ) -> None:  # fmt: skip
+        self.id = id
         self.function, self.name, self.digest, self.pickled = function, name, digest, pickled
         self.frame, self.contents, self.refs, self.entries, self.returns = frame, contents, refs, entries, returns
         self.demand: dict[str, float] = {}
@@ -115,7 +118,7 @@ class Task:
         self.env: dict[str, Any] = {}
         self.captures: Any = None
         self.retries = 0
-        self.parent = ""
+        self.retried: Any = None  # exceptions that are retried
         self.cancelled = False
         self.worker: Any = None  # the handle of the worker that runs it
         self.shape = ""
@@ -137,7 +140,7 @@ class Task:
         worker = self.worker
         if worker is not None:
             try:
-                worker["cancel_call"].remote(self.id, force)
+                worker["cancel_call"].remote(self.id, force, recursive)
             except _errors.Error:
                 pass
 
@@ -260,6 +263,12 @@ class Submitter:
             self._lost(task, lease, err)
             return
         task.worker = None
+        if kind == ERROR and task.retries > 0 and not task.cancelled and _options.is_retried(frames[0], task.retried):
+            task.retries -= 1
+            with self._lock:
+                self._ready.setdefault(task.shape, deque()).appendleft(task)
+            self._run_next(task, lease, found, handle, None)
+            return
         if kind == ERROR:
             task.fail(frames[0])
         else:

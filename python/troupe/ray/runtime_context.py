@@ -48,7 +48,16 @@ class RuntimeContext:
 
     @property
     def was_current_actor_reconstructed(self) -> bool:
-        return False
+        return self._state.restarted > 0
+
+    def is_canceled(self) -> bool:
+        """Whether the current task or call was cancelled. A sync method of an actor is not interrupted, it asks for this."""
+        if self._state.mode != _state.WORKER_MODE:
+            raise RuntimeError(f"This method is only available when the process is a worker. Current mode: {self._state.mode}")
+        if self._state.host.service.kind == "async":
+            raise RuntimeError("This method is not supported in an async actor.")
+        task = _context.current.get()
+        return task is not None and task.cancelled
 
     @property
     def current_actor(self) -> Any:

@@ -10,7 +10,14 @@ __all__ = ["binary_to_hex", "get_or_create_event_loop", "get_ray_doc_version", "
 
 
 def get_or_create_event_loop() -> asyncio.AbstractEventLoop:
+    """The running event loop; outside of one that of the thread, which is made where there is none."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.new_event_loop()
+        pass
+    try:
+        return asyncio.get_event_loop_policy().get_event_loop()
+    except RuntimeError:
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        return loop

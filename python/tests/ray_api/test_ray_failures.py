@@ -1,0 +1,291 @@
+"""Restarts of actors, retries of calls and tasks, cancellation, names after death, exit_actor. Also passes against Ray."""
+
+import asyncio
+import functools
+import os
+import signal
+import time
+
+import pytest
+
+from ray_api.raytest import eventually, ray
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    def __init__(self):
+        self.value = 0
+
+    def add(self):
+        self.value += 1
+        return self.value
+
+    def value(self):  # the attribute has the same name
+        return self.value
+
+
+@ray.remote(num_cpus=0)
+class Worker:
+    def __init__(self, started=None):
+        self.calls = 0
+        if started is not None:
+            ray.get(started.add.remote())
+
+    def call(self):
+        self.calls += 1
+        return self.calls
+
+    def pid(self):
+        return os.getpid()
+
+    def restarted(self):
+        return ray.get_runtime_context().was_current_actor_reconstructed
+
+    def die_until(self, counter, times):
+        count = ray.get(counter.add.remote())
+        if count <= times:
+            os._exit(1)
+        return count
+
+    def raise_until(self, counter, times):
+        count = ray.get(counter.add.remote())
+        if count <= times:
+            raise KeyError(count)
+        return count
+
+
+def dead(actor):
+    try:
+        ray.get(actor.pid.remote(), timeout=10)
+    except ray.exceptions.RayActorError as err:
+        return not isinstance(err, ray.exceptions.ActorUnavailableError)
+    return False
+
+
+def test_attributes_do_not_hide_methods(session):
+    counter = Counter.remote()
+    ray.get(counter.add.remote())
+    assert ray.get(counter.value.remote()) == 1
+
+
+def test_an_actor_is_restarted_as_often_as_it_may(session):
+    started = Counter.remote()
+    actor = Worker.options(max_restarts=1, max_task_retries=-1).remote(started)
+    assert ray.get([actor.call.remote() for _ in range(3)]) == [1, 2, 3]
+    assert not ray.get(actor.restarted.remote())
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+    assert ray.get(actor.call.remote(), timeout=30) == 1
+    assert ray.get(actor.restarted.remote())
+    assert ray.get(started.value.remote()) == 2
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ray.exceptions.ActorDiedError, match="worker process has died"):
+        ray.get(actor.call.remote(), timeout=30)
+
+
+def test_calls_are_retried_after_a_restart(session):
+    counter = Counter.remote()
+    actor = Worker.options(max_restarts=-1, max_task_retries=2).remote()
+    assert ray.get(actor.die_until.remote(counter, 2), timeout=30) == 3
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.die_until.options(max_task_retries=0).remote(counter, 4), timeout=30)
+
+
+def test_kill_with_a_restart(session):
+    started = Counter.remote()
+    actor = Worker.options(max_restarts=1, max_task_retries=-1).remote(started)
+    before = ray.get(actor.pid.remote())
+    ray.kill(actor, no_restart=False)
+    eventually(lambda: ray.get(actor.pid.remote(), timeout=30) != before, "the actor is restarted")
+    ray.kill(actor)
+    eventually(lambda: dead(actor), "the actor is dead")
+
+
+def test_exceptions_are_retried(session):
+    counter = Counter.remote()
+    actor = Worker.options(max_task_retries=2).remote()
+    assert ray.get(actor.raise_until.options(retry_exceptions=[KeyError]).remote(counter, 2)) == 3
+    with pytest.raises(KeyError):
+        ray.get(actor.raise_until.remote(counter, 5))
+    with pytest.raises(KeyError):
+        ray.get(actor.raise_until.options(retry_exceptions=[ValueError]).remote(counter, 6))
+    assert ray.get(counter.value.remote()) == 5
+
+    @ray.remote(max_retries=2, retry_exceptions=True)
+    def task(counter, times):
+        count = ray.get(counter.add.remote())
+        if count <= times:
+            raise ValueError(count)
+        return count
+
+    assert ray.get(task.remote(counter, 7)) == 8
+    with pytest.raises(ValueError):
+        ray.get(task.remote(counter, 100))
+
+
+def test_the_name_of_a_crashed_actor_is_free_without_handles(session):
+    actor = Worker.options(name="crashed").remote()
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+    eventually(functools.partial(dead, actor), "the actor is dead")
+    with pytest.raises(ValueError):
+        Worker.options(name="crashed").remote()
+    del actor
+
+    def create():
+        try:
+            return Worker.options(name="crashed").remote()
+        except ValueError:
+            return None
+
+    found = []
+    eventually(lambda: found.append(create()) or found[-1] is not None, "the name is free")
+    ray.kill(found[-1])
+
+
+def test_exit_actor_ends_it_although_caught(session):
+    @ray.remote(num_cpus=0, max_restarts=-1)
+    class Exits:
+        def leave(self):
+            try:
+                ray.actor.exit_actor()
+            except SystemExit:
+                pass
+
+        def pid(self):
+            return os.getpid()
+
+    @ray.remote(num_cpus=0, max_restarts=-1)
+    class ExitsAsync:
+        async def leave(self):
+            try:
+                ray.actor.exit_actor()
+            except ray.exceptions.AsyncioActorExit:
+                pass
+
+        async def pid(self):
+            return os.getpid()
+
+    for cls in (Exits, ExitsAsync):
+        actor = cls.remote()
+        ray.get(actor.pid.remote())
+        with pytest.raises(ray.exceptions.RayActorError):
+            ray.get(actor.leave.remote(), timeout=30)
+        with pytest.raises(ray.exceptions.RayActorError, match="exit_actor|requested to exit"):
+            ray.get(actor.pid.remote(), timeout=30)
+
+
+def test_cancel_reaches_what_a_task_called(session):
+    @ray.remote(num_cpus=0)
+    class Sleeper:
+        def __init__(self):
+            self.cancelled = 0
+
+        async def sleep(self):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+
+        async def count(self):
+            return self.cancelled
+
+    sleeper = Sleeper.remote()
+    counter = Counter.remote()
+
+    @ray.remote(num_cpus=0)
+    def outer(sleeper, counter):
+        ref = sleeper.sleep.remote()
+        ray.get(counter.add.remote())
+        return ray.get(ref)
+
+    ref = outer.remote(sleeper, counter)
+    eventually(lambda: ray.get(counter.value.remote()) == 1, "the task has called")
+    time.sleep(0.2)  # the call of the sleeper has begun
+    ray.cancel(ref)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(ref, timeout=30)
+    eventually(lambda: ray.get(sleeper.count.remote()) == 1, "the call of the task was cancelled")
+
+
+def test_a_borrower_cancels(session):
+    @ray.remote(num_cpus=0)
+    class Sleeper:
+        async def sleep(self):
+            await asyncio.sleep(60)
+
+    @ray.remote(num_cpus=0)
+    def cancel(refs):
+        ray.cancel(refs[0])
+
+    sleeper = Sleeper.remote()
+    ref = sleeper.sleep.remote()
+    ray.get(cancel.remote([ref]))
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(ref, timeout=30)
+
+
+def test_a_sync_method_sees_that_it_was_cancelled(session):
+    @ray.remote(num_cpus=0)
+    class Loop:
+        def run(self, counter):
+            ray.get(counter.add.remote())
+            deadline = time.monotonic() + 30
+            while not ray.get_runtime_context().is_canceled() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            ray.get(counter.add.remote())
+
+    counter = Counter.remote()
+    loop = Loop.remote()
+    ref = loop.run.remote(counter)
+    eventually(lambda: ray.get(counter.value.remote()) == 1, "the method runs")
+    ray.cancel(ref)
+    with pytest.raises(ray.exceptions.TaskCancelledError):
+        ray.get(ref, timeout=30)
+    assert ray.get(counter.value.remote()) == 2
+
+
+def test_threads_of_a_worker_are_its_cpus(session):
+    @ray.remote(num_cpus=2)
+    def threads():
+        return os.environ.get("OMP_NUM_THREADS")
+
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert ray.get(threads.remote()) == "2"
+
+
+def test_shutdown_method(session, tmp_path):
+    @ray.remote(num_cpus=0)
+    class Ends:
+        def __init__(self, path):
+            self.path = path
+
+        def ready(self):
+            return True
+
+        def __ray_shutdown__(self):
+            with open(self.path, "w") as f:
+                f.write("ended")
+
+    for how in ("terminate", "scope"):
+        path = tmp_path / how
+        actor = Ends.remote(str(path))
+        ray.get(actor.ready.remote())
+        if how == "terminate":
+            actor.__ray_terminate__.remote()
+        del actor
+        eventually(lambda path=path: path.exists() and path.read_text() == "ended", how)
+
+
+def test_a_class_that_makes_others_of_its_kind(session):
+    @ray.remote(num_cpus=0)
+    class Node:
+        def child(self):
+            self.made = Node.remote()
+            return self.made
+
+        def name(self):
+            return "node"
+
+    node = Node.remote()
+    child = ray.get(node.child.remote())
+    assert ray.get(child.name.remote()) == "node"
