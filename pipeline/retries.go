@@ -23,13 +23,13 @@ func (j *journal) retryMessages(c *flow.Commit) (out []*bus.Msg, err error) {
 		at[m.Subject] = len(out)
 		out = append(out, m)
 	}
-	noted, gone := c.RetryStates()
-	for _, e := range noted {
-		text, err := json.Marshal(e.Retries.Truncated())
+	failed, gone := c.RetryStates()
+	for _, f := range failed {
+		text, err := json.Marshal(f.State.Truncated())
 		if err != nil {
 			return nil, err
 		}
-		add(e, &bus.Msg{Data: text, Header: stream.Replacing(0)})
+		add(f.Item, &bus.Msg{Data: text, Header: stream.Replacing(0)})
 	}
 	for _, e := range gone {
 		add(e, &bus.Msg{Header: stream.Replacing(tombstoneTTL)})

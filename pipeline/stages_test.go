@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -175,16 +176,23 @@ func TestBackPressure(t *testing.T) {
 				{Name: "fast", In: []string{"a"}, Out: []string{"b"}, Func: pass},
 				{Name: "slow", In: []string{"b"}, Out: []string{"c"}, Func: g.handle},
 			}})
-		ctx, cancel := context.WithTimeout(testContext(t), 300*time.Millisecond)
-		defer cancel()
-		n := 0
-		for _, it := range items(20) {
-			if p.Put(ctx, "a", it) != nil {
-				break
+		ctx, cancel := context.WithCancel(testContext(t))
+		var accepted atomic.Int32
+		doneCh := make(chan struct{})
+		go func() {
+			defer close(doneCh)
+			for _, it := range items(20) {
+				if p.Put(ctx, "a", it) != nil {
+					return
+				}
+				accepted.Add(1)
 			}
-			n++
-		}
-		require.Equal(t, 6, n, "four in a, two in b, of which one is running")
+		}()
+		require.Eventually(t, func() bool { return accepted.Load() == 6 }, 20*time.Second, time.Millisecond, "four in a, two in b, of which one is running")
+		time.Sleep(200 * time.Millisecond)
+		cancel()
+		<-doneCh
+		require.EqualValues(t, 6, accepted.Load())
 		close(g.goCh)
 		drainSink(t, p, "c", 6)
 	})

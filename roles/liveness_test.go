@@ -60,7 +60,7 @@ func TestAFailedWorkerFailsTheRole(t *testing.T) {
 	_, err = rt.Create(patient(t), roles.Spec{Name: "actors", Class: "actor", World: 1})
 	assert.ErrorIs(t, err, bus.ErrExists)
 	assert.ErrorContains(t, err, "owned by the owner, and failed: actors[2]")
-	assert.ErrorContains(t, err, "destroy it first")
+	assert.ErrorContains(t, err, "remove it with `troupe destroy actors --namespace ")
 	late := attach(t, other, "actors")
 	_, err = late.Call(patient(t), "rank")
 	assert.ErrorIs(t, err, bus.ErrWorkerLost)

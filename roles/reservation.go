@@ -98,11 +98,21 @@ func (g registry) createReservation(ctx context.Context, h driverReservation) er
 		return bus.Errorf(bus.CodeInternal, "encode the hold of %s: %w", h.ID, err)
 	}
 	if _, err := g.kv.Create(ctx, g.key(reservationKey(h.ID)), value); errors.Is(err, bus.ErrExists) {
-		return bus.Errorf(bus.CodeExists, "reservation %s exists already in this namespace; choose another id", h.ID)
+		return g.takenReservation(ctx, h.ID)
 	} else if err != nil {
 		return err
 	}
 	return nil
+}
+
+// takenReservation is the error of an id that is taken.
+func (g registry) takenReservation(ctx context.Context, id string) error {
+	var held driverReservation
+	if e, err := g.kv.Get(ctx, g.key(reservationKey(id))); err == nil && json.Unmarshal(e.Value, &held) == nil {
+		return bus.Errorf(bus.CodeExists, "reservation %s exists already: %s holds it since %s; remove it with `troupe release %s`, or choose another id",
+			id, held.By, held.Since.Format(time.RFC3339), id)
+	}
+	return bus.Errorf(bus.CodeExists, "reservation %s exists already in this namespace; choose another id", id)
 }
 
 func (g registry) deleteReservation(ctx context.Context, id string) error {

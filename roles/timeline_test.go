@@ -68,7 +68,7 @@ func TestTimelineOfARestart(t *testing.T) {
 	t.Parallel()
 	tr := startHead(t, false)
 	rt := tr.driver(t, roles.Config{})
-	spec := workerSpec("infer", 2, placement.Wholes(1))
+	spec := workerSpec("restarted", 2, placement.Wholes(1))
 	spec.Process.Policy, spec.Process.Restarts = roles.RestartRank, 1
 	c := create(t, rt, spec)
 	_, err := c.Call(patient(t), "exit", 1)
@@ -76,7 +76,7 @@ func TestTimelineOfARestart(t *testing.T) {
 	require.NoError(t, c.WaitReady(patient(t)))
 	_, err = c.Call(patient(t), "add", 1)
 	require.NoError(t, err)
-	tl, err := roles.Timeline(patient(t), tr.bus, roles.TimelineQuery{Namespace: rt.Namespace(), Roles: []string{"infer"}})
+	tl, err := roles.Timeline(patient(t), tr.bus, roles.TimelineQuery{Namespace: rt.Namespace(), Roles: []string{"restarted"}})
 	require.NoError(t, err)
 	require.Empty(t, tl.Silent, "the replaced rank is asked under its new generation")
 	var restarts []timeline.Event
@@ -89,7 +89,7 @@ func TestTimelineOfARestart(t *testing.T) {
 		}
 	}
 	require.Len(t, restarts, 1)
-	require.Equal(t, "infer", restarts[0].To)
+	require.Equal(t, "restarted", restarts[0].To)
 	require.Equal(t, 1, restarts[0].ToRank)
 	require.Greater(t, restarts[0].End, restarts[0].Begin)
 }

@@ -125,7 +125,8 @@ func (o *observer) leases(ctx context.Context, seen map[string]string) error {
 	}
 	entries, err := bucket.List(ctx, "")
 	for _, e := range entries {
-		if key := "lease/" + e.Key[strings.LastIndexByte(e.Key, '.')+1:]; o.m.Known(key) {
+		_, session, ok := strings.Cut(e.Key, ".driver.") // beside them are the head's proofs that a driver is dead
+		if key := "lease/" + session; ok && o.m.Known(key) {
 			seen[key] = "held"
 		}
 	}

@@ -150,11 +150,11 @@ func (c *core) ask(token uint64, request []byte) {
 	finish := func(result any, err error) {
 		cancel()
 		c.end(token)
-		push := c.queue.push
 		if d, ok := result.(deathsInfo); ok && d.side {
-			push = c.pushSide
+			c.pushSide(resultOf(token, result, err))
+			return
 		}
-		push(resultOf(token, result, err))
+		c.report(token, resultOf(token, result, err))
 	}
 	spawn(func() { finish(c.answer(ctx, request)) }, func(err error) { finish(nil, bus.Errorf(bus.CodeInternal, "%w", err)) })
 }

@@ -158,6 +158,8 @@ type reserved struct {
 	Devices [][]int  `msgpack:"devices"` // of each bundle, the indices on its node
 
 	ParentBundle int `msgpack:"parent_bundle"` // that provides the resources of a reservation with a parent
+
+	Bundles []placement.Bundle `msgpack:"bundles,omitempty"` // of one that was looked up
 }
 
 // minReserveWait is the timeout, in seconds, of a request that does not wait for capacity.
@@ -185,12 +187,48 @@ func (c *core) reserve(ctx context.Context, r *request) (any, error) {
 	c.mu.Lock()
 	c.reservations[got.ID] = got
 	c.mu.Unlock()
-	out := reserved{ID: got.ID, ParentBundle: got.ParentBundle}
-	for _, w := range got.Workers {
+	return reservedOf(got.Record), nil
+}
+
+func reservedOf(rec placement.Record) reserved {
+	out := reserved{ID: rec.ID, ParentBundle: rec.ParentBundle}
+	for _, w := range rec.Workers {
 		out.Nodes = append(out.Nodes, w.Node)
 		out.Devices = append(out.Devices, w.Devices)
 	}
-	return out, nil
+	return out
+}
+
+// reservation looks up a reservation of the runtime's namespace, with its bundles.
+func (c *core) reservation(ctx context.Context, r *request) (any, error) {
+	rt, err := c.runtime(r.Runtime)
+	if err != nil {
+		return nil, err
+	}
+	client, err := placement.NewClient(rt.Bus(), rt.Namespace())
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	listing, err := client.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, rec := range listing.Records {
+		if rec.ID != r.Name {
+			continue
+		}
+		out := reservedOf(rec)
+		for _, w := range rec.Workers {
+			b := placement.Bundle{CPUs: w.CPUs, Memory: w.Memory, Resources: w.Resources}
+			for _, s := range w.Slots {
+				b.Devices += s.Share
+			}
+			out.Bundles = append(out.Bundles, b)
+		}
+		return out, nil
+	}
+	return nil, bus.Errorf(bus.CodeNotFound, "no reservation %q is held in namespace %s; `troupe reservations` lists them", r.Name, rt.Namespace())
 }
 
 // unreserve releases a reservation.

@@ -88,6 +88,7 @@ func init() {
 		"started":      (*core).started,         // cluster, timeout → its description when its workers have been started
 		"deaths":       (*core).deaths,          // cluster, seen, side → deaths after the first seen ones; waits for one
 		"reserve":      (*core).reserve,         // runtime, reserve, name → reservation
+		"reservation":  (*core).reservation,     // runtime, name → reservation
 		"unreserve":    (*core).unreserve,       // name → nil
 		"nodes":        (*core).nodes,           // runtime → nodes with their total and free resources
 		"describe":     (*core).describe,        // cluster → its current description

@@ -29,7 +29,7 @@ type change struct {
 	done           []*Entry // completed items
 	puts           []*Entry // new items
 	dead           []*DeadLetter
-	retried        []*Entry         // items whose retry state is written
+	retried        []FailedItem     // items whose retry state is written
 	starts         []*Task          // tasks to start once the change is committed
 	resolved       []ResolvedLetter // dead letters that were retried or dropped
 	freedBodies    []uint64         // sequences of their bodies

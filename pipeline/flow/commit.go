@@ -272,16 +272,16 @@ func (r *Checkpoint) UndeclaredStream(current spec.Spec) string {
 func (r *Checkpoint) Encode() ([]byte, error) { return json.Marshal(r) }
 
 // RetryStates returns the items whose retry state is written, and completed items whose retry state is deleted.
-func (c *Commit) RetryStates() (noted, gone []*Entry) {
+func (c *Commit) RetryStates() (failed []FailedItem, gone []*Entry) {
 	for _, ch := range c.changes {
-		noted = append(noted, ch.retried...)
+		failed = append(failed, ch.retried...)
 		for _, e := range ch.done {
 			if e.Retries != nil {
 				gone = append(gone, e)
 			}
 		}
 	}
-	return noted, gone
+	return failed, gone
 }
 
 // FreedBodies returns the sequences of the bodies of resolved dead letters.

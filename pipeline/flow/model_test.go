@@ -187,11 +187,12 @@ func (md *model) storeCommit() {
 
 // account notes the changes of a stored commit.
 func (md *model) account(ch *change) {
-	for _, e := range ch.retried {
+	for _, failed := range ch.retried {
+		e := failed.Item
 		if md.retries[laneName(e.Lane)] == nil {
 			md.retries[laneName(e.Lane)] = map[uint64]RetryState{}
 		}
-		md.retries[laneName(e.Lane)][e.Ordinal] = e.Retries.Truncated()
+		md.retries[laneName(e.Lane)][e.Ordinal] = failed.State.Truncated()
 	}
 	for _, e := range ch.done {
 		delete(md.retries[laneName(e.Lane)], e.Ordinal)

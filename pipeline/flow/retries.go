@@ -1,10 +1,10 @@
 package flow
 
 import (
+	"slices"
+
 	"troupe/pipeline/spec"
 )
-
-import "slices"
 
 // RetryState is the failed attempts of an item, as stored in the log: written when an attempt fails, deleted with the
 // item. A group's is kept with its first item.
@@ -12,6 +12,13 @@ type RetryState struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Losses   int       `json:"losses,omitempty"`
 	Shared   int       `json:"shared,omitempty"`
+}
+
+// FailedItem is an item with the retry state that a commit writes. The state never changes; the item's own is replaced
+// by the next failure, maybe before the commit is encoded.
+type FailedItem struct {
+	Item  *Entry
+	State *RetryState
 }
 
 const (
@@ -23,7 +30,7 @@ const (
 func (f *Flow) saveRetryState(w *Work) {
 	e := w.Entries[0]
 	e.Retries = &RetryState{Failures: w.failures, Losses: w.losses, Shared: w.sharedLosses}
-	f.enqueue(&change{retried: []*Entry{e}})
+	f.enqueue(&change{retried: []FailedItem{{e, e.Retries}}})
 }
 
 // restoreRetries takes over failed attempts from before the engine was started.
@@ -74,7 +81,7 @@ func (f *Flow) CountCrash(r *Checkpoint) {
 					l.retries[n] = &RetryState{}
 				}
 				l.retries[n].Losses++
-				c.retried = append(c.retried, &Entry{Lane: l, Ordinal: n, Retries: l.retries[n]})
+				c.retried = append(c.retried, FailedItem{&Entry{Lane: l, Ordinal: n}, l.retries[n]})
 			}
 		}
 	}

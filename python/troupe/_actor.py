@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from . import _check, _codec, _core, _errors
 from ._cluster import Cluster, WorkerHandle
 from ._config import WorkerConfig
+from ._resources import BundleOf, Reservation
 
 
 def actor(
@@ -22,6 +24,9 @@ def actor(
     num_gpus: float = 0,
     num_cpus: float = 0,
     memory: int | str = 0,
+    resources: Mapping[str, float] | None = None,
+    reservation: Reservation | None = None,
+    bundle: int | None = None,
     policy: str = "",
     restarts: int = 0,
     background: bool = False,
@@ -30,11 +35,13 @@ def actor(
     **kwargs: Any,
 ) -> WorkerHandle:
     """One worker, without devices unless num_gpus says so (0.5 is a share of one). With a name it is a singleton of the namespace;
-    get_if_exists gives the one there is. background: it is returned before its process is up; calls wait for it, and raise what its
+    get_if_exists gives the one there is. reservation: it takes what it asks for from a bundle of that, and all of the bundle if it asks
+    for nothing; bundle: which one, None: any with room. background: it is returned before its process is up; calls wait for it, and raise what its
     constructor raised. output: what it prints and this process shows, as in init. own_variables: as in WorkerConfig. Other keyword arguments are the constructor's."""
     return create(
         cls, args, kwargs, name=name, get_if_exists=get_if_exists, max_concurrency=max_concurrency, node=node, env=env, detached=detached,
-        num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, policy=policy, restarts=restarts, background=background, output=output,
+        num_gpus=num_gpus, num_cpus=num_cpus, memory=memory, resources=resources, reservation=reservation, bundle=bundle,
+        policy=policy, restarts=restarts, background=background, output=output,
         own_variables=own_variables,
     )  # fmt: skip
 
@@ -42,7 +49,8 @@ def actor(
 def create(
     cls: type | str, args: tuple[Any, ...], kwargs: dict[str, Any], *, name: str | None = None, get_if_exists: bool = False,
     max_concurrency: int = 1000, node: str = "", env: dict[str, str] | None = None, detached: bool = False, num_gpus: float = 0,
-    num_cpus: float = 0, memory: int | str = 0, policy: str = "", restarts: int = 0, background: bool = False, output: str = "",
+    num_cpus: float = 0, memory: int | str = 0, resources: Mapping[str, float] | None = None, reservation: Reservation | None = None,
+    bundle: int | None = None, policy: str = "", restarts: int = 0, background: bool = False, output: str = "",
     own_variables: bool = False,
 ) -> WorkerHandle:  # fmt: skip
     """actor with the constructor's arguments apart, so that none can be taken for a setting."""
@@ -52,12 +60,15 @@ def create(
             return found
     config = WorkerConfig(
         name=name or "", world_size=1, max_concurrency=max_concurrency, env=env, detached=detached,
-        num_gpus_per_worker=num_gpus, num_cpus_per_worker=num_cpus, memory_per_worker=memory, policy=policy, restarts=restarts, output=output,
+        num_gpus_per_worker=num_gpus, num_cpus_per_worker=num_cpus, memory_per_worker=memory, resources_per_worker=resources, policy=policy, restarts=restarts, output=output,
         own_variables=own_variables,
     )  # fmt: skip
+    if bundle is not None and reservation is None:
+        raise _errors.InvalidError(f"bundle={bundle!r} is the index of a bundle of a reservation, and none is given")
+    manager = None if reservation is None else BundleOf(reservation, bundle)
     role = name or f"actor-{_unique()}"
     try:
-        cluster = Cluster(role, cls, None, config, worker_args=args, worker_kwargs=kwargs, node=node, background=background)
+        cluster = Cluster(role, cls, manager, config, worker_args=args, worker_kwargs=kwargs, node=node, background=background)
     except _errors.ExistsError:
         if not get_if_exists:
             raise

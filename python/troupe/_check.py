@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from . import _errors
@@ -53,6 +53,18 @@ def devices(name: str, value: Any) -> int:
     return amount
 
 
+def resources(name: str, value: Any) -> dict[str, int]:
+    """Amounts of resources that nodes declare by name, in thousandths."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise _errors.InvalidError(f"{name}={value!r} is of type {type(value).__name__}; give a dict such as {{'licence': 1}}")
+    for key in value:
+        if key in ("CPU", "GPU", "memory"):
+            raise _errors.InvalidError(f"{name} has {key!r}, which has a setting of its own: num_cpus, num_gpus, memory, in WorkerConfig with _per_worker")
+    return {text(name, key): thousandths(f"{name}[{key!r}]", amount) for key, amount in value.items()}
+
+
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -86,9 +98,9 @@ def _is_number(value: Any) -> bool:
     return hasattr(value, "__float__") and hasattr(value, "__lt__") and not hasattr(value, "__len__") and not isinstance(value, str)
 
 
-def suggestion(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """`; did you mean …?` for a name that is nearly one of those known, else nothing."""
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), 1)
+    near = difflib.get_close_matches(name, list(known), 1, likeness)
     return f"; did you mean {near[0]!r}?" if near else ""

@@ -16,7 +16,7 @@ from . import _call, _check, _codec, _core, _deaths, _error_transfer, _errors, _
 from ._config import RankInfo, WorkerConfig, setting
 from ._future import Asked, Future, Waitable, resolve
 from ._register import Broadcast, Dispatch, Scatter, Split, marks_of
-from ._resources import ResourceManager
+from ._resources import BundleOf, Reservation, ResourceManager
 
 _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
@@ -220,7 +220,7 @@ class Cluster(_codec.Walked):
         self,
         name: str | None = None,
         worker_cls: type | str | None = None,
-        resource_manager: ResourceManager | None = None,
+        resource_manager: ResourceManager | Reservation | BundleOf | None = None,
         worker_config: Any = None,
         *,
         config: Any = None,
@@ -276,7 +276,7 @@ class Cluster(_codec.Walked):
 
     @classmethod
     def create(
-        cls, name: str | None = None, worker_cls: type | str | None = None, resource_manager: ResourceManager | None = None, worker_config: Any = None,
+        cls, name: str | None = None, worker_cls: type | str | None = None, resource_manager: ResourceManager | Reservation | BundleOf | None = None, worker_config: Any = None,
         **settings: Any,
     ) -> Cluster:  # fmt: skip
         """Cluster(…) without waiting for the workers: they are started in the background. Calls wait for the start, and raise what a
@@ -585,7 +585,10 @@ class Cluster(_codec.Walked):
         core = self._core
         if core._pid != os.getpid():
             core.check()
-        token = future._token = next(core._tokens)
+        token = next(core._tokens)
+        if core._beside and get_ident() in core._beside:
+            token |= _core.SIDE
+        future._token = token
         core._pending[token] = future
         status = core.lib.troupe_call(token, self._id, blob, len(blob))
         if status < 0:
@@ -597,7 +600,7 @@ class Cluster(_codec.Walked):
             return future
         try:
             if not future._done:
-                if self._interrupted:
+                if self._interrupted or self._core._beside:
                     future._wait(None)
                 else:
                     self._core.idle(future, get_ident())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import _check, _errors, _output
@@ -20,6 +20,7 @@ class WorkerConfig:
         num_gpus_per_worker: float | None = None,
         num_cpus_per_worker: float | None = None,
         memory_per_worker: int | str | None = None,
+        resources_per_worker: Mapping[str, float] | None = None,
         strategy: str = "",
         bundles: Sequence[int] | None = None,
         tensor_parallel_size: int = 1,
@@ -51,6 +52,7 @@ class WorkerConfig:
         self.num_gpus_per_worker = num_gpus_per_worker
         self.num_cpus_per_worker = num_cpus_per_worker
         self.memory_per_worker = memory_per_worker
+        self.resources_per_worker = resources_per_worker
         self.strategy = strategy
         self.bundles = bundles
         self.tensor_parallel_size = tensor_parallel_size
@@ -94,6 +96,7 @@ def check(config: Any) -> None:
     _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
     _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0))
     _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0))
+    _check.resources("resources_per_worker", setting(config, "resources_per_worker", None))
     lifetime = setting(config, "lifetime", "")
     if lifetime and lifetime not in LIFETIMES:
         raise _errors.InvalidError(f"lifetime={lifetime!r} is none of {', '.join(LIFETIMES)}; detached=True outlives the run")

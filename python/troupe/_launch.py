@@ -11,7 +11,7 @@ import msgpack
 
 from . import _check, _codec, _errors, _session
 from ._config import WorkerConfig, check, setting
-from ._resources import Reservation
+from ._resources import BundleOf, Reservation
 
 # Set for each worker, unless its role has own_variables: what it may see, and its place. It inherits none of them from its driver.
 WORKER_VARIABLES = (
@@ -81,11 +81,16 @@ def spec(
     check(config)
     mapping, world = get(config, "device_mapping", None), get(config, "world_size", None)
     chosen = get(config, "bundles", None)
+    places: list[str] = []  # the node of each worker, of bundles without devices
     if chosen is not None or (isinstance(manager, Reservation) and mapping is None and world is None):
         if not isinstance(manager, Reservation) or mapping is not None:
             raise _errors.InvalidError(f"role {name!r}: bundles are those of a troupe.Reservation given as resource_manager, without a device_mapping")
-        mapping, picked = manager._devices_of(chosen)
-        world = picked if world is None else world
+        indices = manager._indices(chosen)
+        if len(indices) == 1 and (manager._has_share(indices) or _asks_for_share(config)):
+            manager, world = BundleOf(manager, indices[0]), 1
+        else:
+            mapping, places = manager._devices_of(indices)
+            world = len(indices) if world is None else world
     devices = _mapping(mapping)
     world = _world(name, world, devices)
     mesh = {
@@ -105,32 +110,52 @@ def spec(
         "own_variables": bool(get(config, "own_variables", False)), "policy": str(get(config, "policy", "")), "restarts": int(get(config, "restarts", 0)),
         "output": str(get(config, "output", "")),
     }  # fmt: skip
-    out.update(_resources(name, manager, config, world, devices, node))
+    if isinstance(manager, BundleOf):
+        out.update(manager._request(name, world, _bundle(config, "")))
+    elif places:
+        out["bundles"] = [{"node": place} for place in places]
+    else:
+        out.update(_resources(name, manager, config, world, devices, node))
     return out
 
 
 def _resources(name: str, manager: Any, config: Any, world: int, devices: str | None, node: str) -> dict[str, Any]:
     """The devices, CPUs and memory of the workers, and where they lie."""
-    gpus = _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0))
-    beside = {
-        "cpus": _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0)),
-        "memory": _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0)),
-    }  # fmt: skip
-    bundle = {k: v for k, v in {"devices": gpus, **beside, "node": node}.items() if v}
+    bundle = _bundle(config, node)
+    gpus = bundle.get("devices", 0)
     out: dict[str, Any] = {"strategy": setting(config, "strategy", "")}
     if manager is not None and manager.id:
         out["colocate"] = manager.id
     if gpus % 1000 and (devices is not None or manager is not None):
-        raise _errors.InvalidError(f"role {name!r}: num_gpus_per_worker={gpus / 1000} is a share of a device, which a device_mapping or a resource_manager cannot give")
+        raise _errors.InvalidError(
+            f"role {name!r}: num_gpus_per_worker={gpus / 1000} is a share of a device, which a device_mapping or a resource_manager cannot give; "
+            "a bundle of a Reservation can, to one worker: WorkerConfig(bundles=[0])"
+        )
     if devices is not None:
         out["mapping"], out["per_rank"] = devices, gpus // 1000
     elif gpus and manager is not None:
         out["mapping"] = str(list(range(world * (gpus // 1000))))
     if "mapping" in out:
-        bundle = {k: v for k, v in bundle.items() if k in beside}
+        bundle = {k: v for k, v in bundle.items() if k not in ("devices", "node")}
     if bundle:
         out["bundles"] = [bundle]
     return out
+
+
+def _bundle(config: Any, node: str) -> dict[str, Any]:
+    """What one worker asks for, as the core has it."""
+    asked = {
+        "devices": _check.devices("num_gpus_per_worker", setting(config, "num_gpus_per_worker", 0)),
+        "cpus": _check.thousandths("num_cpus_per_worker", setting(config, "num_cpus_per_worker", 0)),
+        "memory": _check.memory("memory_per_worker", setting(config, "memory_per_worker", 0)),
+        "resources": _check.resources("resources_per_worker", setting(config, "resources_per_worker", None)),
+        "node": node,
+    }  # fmt: skip
+    return {k: v for k, v in asked.items() if v}
+
+
+def _asks_for_share(config: Any) -> bool:
+    return bool(_bundle(config, "").get("devices", 0) % 1000)
 
 
 def _folder(session: _session.Session) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,10 +47,11 @@ class ResourceManager:
 
 class Reservation:
     """Bundles of resources, held together: all or none. A cluster with it as resource_manager has one worker for each bundle, or for
-    those that WorkerConfig(bundles=[0, 2]) chooses.
+    those that WorkerConfig(bundles=[0, 2]) chooses; actor(…, reservation=r, bundle=0) takes a part of one, or all of it.
 
-    bundles: a dict for each, with GPU, CPU and memory (bytes, or "4GiB"). strategy: PACK, SPREAD, STRICT_PACK, STRICT_SPREAD. name: its
-    id, which `troupe reservations` shows. wait: seconds in the queue; with 0, what is not free now is an error.
+    bundles: a dict for each, with GPU (0.5 is a share of a device), CPU, memory (bytes, or "4GiB") and resources that nodes declare by
+    name. strategy: PACK, SPREAD, STRICT_PACK, STRICT_SPREAD. name: of the run; Reservation.attach(name) finds it. wait: seconds in the
+    queue; with 0, what is not free now is an error.
     """
 
     def __init__(self, bundles: Sequence[Mapping[str, Any]], *, strategy: str = "PACK", name: str | None = None, wait: float = 0.0) -> None:
@@ -59,31 +61,62 @@ class Reservation:
         if not self.bundles:
             raise _errors.InvalidError("bundles is empty; give a dict for each bundle, such as {\"GPU\": 1}")
         self._session = _session.current()
+        self.name = "" if name is None else _check.text("name", name)
         request = {
-            "bundles": [_bundle(i, b) for i, b in enumerate(self.bundles)], "strategy": strategy, "id": name or "",
+            "bundles": [_bundle(i, b) for i, b in enumerate(self.bundles)], "strategy": strategy, "id": _id(self._session.namespace, self.name),
             "wait": _check.number("wait", wait, unit="seconds"),
         }  # fmt: skip
-        got = self._session.core.ask("reserve", runtime=self._session.id, name=name or "reservation", reserve=request).get()
+        self._take(self._session.core.ask("reserve", runtime=self._session.id, name=name or "reservation", reserve=request).get())
+        self._owned = True
+
+    def _take(self, got: dict[str, Any]) -> None:
         self.id: str = got["id"]
         self.nodes: list[str] = got["nodes"] or []  # of each bundle
         self._devices: list[list[int]] = [list(d or []) for d in got["devices"] or []]
 
-    def _devices_of(self, indices: Sequence[int] | None) -> tuple[list[int] | None, int]:
-        """The devices of bundles as a device mapping counts them, and how many bundles these are."""
-        chosen = list(range(len(self.bundles))) if indices is None else [_check.integer("bundles", i) for i in indices]
-        for i in chosen:
+    @classmethod
+    def attach(cls, name: str) -> Reservation:
+        """The reservation of that name in this run, which another process holds; NotFoundError if there is none."""
+        session = _session.current()
+        got = session.core.ask("reservation", runtime=session.id, name=_id(session.namespace, _check.text("name", name))).get()
+        made = cls.__new__(cls)
+        made._session, made.name, made._owned = session, name, False
+        made.bundles = [_unpacked(b) for b in got["bundles"]]
+        made._take(got)
+        return made
+
+    def _indices(self, chosen: Sequence[int] | None) -> list[int]:
+        """The bundles that are chosen, of all."""
+        indices = list(range(len(self.bundles))) if chosen is None else [_check.integer("bundles", i) for i in chosen]
+        for i in indices:
             if i >= len(self.bundles):
                 raise _errors.InvalidError(f"there is no bundle {i}: the reservation has {len(self.bundles)}")
-        if len({len(self._devices[i]) for i in chosen}) > 1 or any(_bundle(i, self.bundles[i]).get("devices", 0) % 1000 for i in chosen):
-            raise _errors.InvalidError(f"bundles {chosen} do not have equally many whole devices each, as the workers of one role must")
+        if not indices:
+            raise _errors.InvalidError("bundles is empty; give the index of a bundle for each worker")
+        return indices
+
+    def _has_share(self, indices: Sequence[int]) -> bool:
+        return any(_bundle(i, self.bundles[i]).get("devices", 0) % 1000 for i in indices)
+
+    def _devices_of(self, chosen: list[int]) -> tuple[list[int] | None, list[str]]:
+        """The devices of bundles as a device mapping counts them; of bundles without devices, the node of each."""
+        if self._has_share(chosen):
+            raise _errors.InvalidError(
+                f"bundles {chosen} have shares of devices: a role has one worker on such a bundle; make a role or an actor for each, actor(…, reservation=r, bundle={chosen[0]})"
+            )
+        if len({len(self._devices[i]) for i in chosen}) > 1:
+            raise _errors.InvalidError(f"bundles {chosen} do not have equally many devices each, as the workers of one role must")
+        if not self._devices[chosen[0]]:
+            return None, [self.nodes[i] for i in chosen]
         known = {n["node"]: n for n in self._session.core.ask("nodes", runtime=self._session.id).get()}
         order = sorted(set(self.nodes), key=lambda node: known[node]["rank"])
         per_node = max(len(known[node]["devices"] or []) for node in order)
-        ids = [order.index(self.nodes[i]) * per_node + d for i in chosen for d in self._devices[i]]
-        return ids or None, len(chosen)
+        return [order.index(self.nodes[i]) * per_node + d for i in chosen for d in self._devices[i]], []
 
     def release(self) -> None:
         """Gives the bundles back. Clusters on them must be shut down before. It may be called more than once."""
+        if not self._owned:
+            raise _errors.InvalidError(f"reservation {self.name} is held by another process, which releases it; `troupe release {self.id}` does too")
         if self.id and not self._session.closed:
             self._session.core.ask("unreserve", name=self.id).get()
             self.id = ""
@@ -92,13 +125,56 @@ class Reservation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        if self._owned:
+            self.release()
+
+    def __repr__(self) -> str:
+        return f"<troupe.Reservation {self.id or 'released'}, {len(self.bundles)} bundles>"
+
+
+class BundleOf:
+    """One bundle of a reservation, from which one worker takes its resources."""
+
+    def __init__(self, reservation: Reservation, index: int | None) -> None:
+        if not isinstance(reservation, Reservation):
+            raise _errors.InvalidError(f"reservation is of type {type(reservation).__name__}; give a troupe.Reservation")
+        self.reservation = reservation
+        self.index = None if index is None else reservation._indices([index])[0]
+
+    def _request(self, role: str, world: int, asked: dict[str, Any]) -> dict[str, Any]:
+        """The part of a role's request that says what its worker takes and from which bundle."""
+        if world != 1:
+            raise _errors.InvalidError(f"role {role!r}: world_size is {world}, and one worker takes a part of one bundle")
+        if not asked and self.index is None:
+            raise _errors.InvalidError(f"role {role!r}: give bundle=, or what it takes of any bundle: num_gpus=, num_cpus=, memory=, resources=")
+        if not asked and self.index is not None:
+            asked = _bundle(self.index, self.reservation.bundles[self.index])
+        return {"parent": self.reservation.id, "parent_bundle": -1 if self.index is None else self.index, "bundles": [asked]}
+
+
+def _id(namespace: str, name: str) -> str:
+    """The id of a reservation by its name. All runs on a head share the ids, so that the namespace is part of it unless it is the default."""
+    if not name or namespace == "default":
+        return name
+    full = f"{namespace}-{name}"
+    return full if len(full) <= 64 else f"{name[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:16]}"
 
 
 def _bundle(i: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """A bundle for the core."""
-    kinds = {"GPU": ("devices", _check.devices), "CPU": ("cpus", _check.thousandths), "memory": ("memory", _check.memory)}
-    for name in given:
-        if name not in kinds:
-            raise _errors.InvalidError(f"bundles[{i}] has no resource {name!r}{_check.suggestion(name, kinds)}; there are {', '.join(kinds)}")
-    return {kinds[name][0]: kinds[name][1](f"bundles[{i}][{name!r}]", value) for name, value in given.items()}
+    known = {"GPU": ("devices", _check.devices), "CPU": ("cpus", _check.thousandths), "memory": ("memory", _check.memory)}
+    made: dict[str, Any] = {known[name][0]: known[name][1](f"bundles[{i}][{name!r}]", given[name]) for name in known if name in given}
+    others = {name: given[name] for name in given if name not in known}
+    for name in others:
+        if near := _check.suggestion(name, known, 0.8):
+            raise _errors.InvalidError(f"bundles[{i}] has no resource {name!r}{near}; there are {', '.join(known)}, and those that nodes declare")
+    if others:
+        made["resources"] = _check.resources(f"bundles[{i}]", others)
+    return made
+
+
+def _unpacked(bundle: dict[str, Any]) -> dict[str, Any]:
+    """A bundle of the core as it was given."""
+    amounts = {"GPU": bundle.get("devices", 0) / 1000, "CPU": bundle.get("cpus", 0) / 1000, "memory": bundle.get("memory", 0)}
+    amounts |= {name: amount / 1000 for name, amount in (bundle.get("resources") or {}).items()}
+    return {name: amount for name, amount in amounts.items() if amount}

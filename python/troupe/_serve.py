@@ -367,6 +367,7 @@ class OwnLoop(Loop):
         if left:
             self.loop.run_until_complete(asyncio.wait(left, timeout=1))
         _core.serving_loops.discard(self.loop)
+        _core.get()._beside.discard(threading.get_ident())
         self.loop.close()
 
     def end(self) -> None:

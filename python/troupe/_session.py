@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from . import _check, _codec, _core, _errors, _output, _runs, _traceback
@@ -20,17 +21,20 @@ class Head:
     """A head of our own, as a child process with a folder of its own. It ends when its standard input does. `troupe status` and `logs`
     find it by the record of this run."""
 
-    def __init__(self, gpus: str, namespace: str) -> None:
+    def __init__(self, gpus: str, namespace: str, resources: Mapping[str, Any] | None = None) -> None:
         import json
         import subprocess
         import tempfile
 
+        gpus, declared = _declared(gpus, resources)
         self.dir = tempfile.mkdtemp(prefix="troupe-")
         self._log = open(os.path.join(self.dir, "log"), "wb")  # noqa: SIM115
         env = {k: v for k, v in os.environ.items() if not k.startswith("TROUPE_")}
         env.update(dict.fromkeys(("XDG_STATE_HOME", "XDG_RUNTIME_DIR"), self.dir))
         program = _core.program_path()
         command = [program, "up", "--json", "--listen", "127.0.0.1:0", "--store", os.path.join(self.dir, "store"), "--gpus", gpus, "--with-stdin"]
+        if declared:
+            command += ["--resources", json.dumps(declared)]
         self._run = _runs.create(namespace)
         if self._run is not None:
             command += ["--log-dir", os.path.join(self._run, "logs")]
@@ -216,6 +220,7 @@ def init(
     namespace: str | None = None,
     *,
     gpus: str = "auto",
+    resources: Mapping[str, Any] | None = None,
     pickle: bool = True,
     working_dir: str | None = None,
     token: str | None = None,
@@ -231,7 +236,8 @@ def init(
     """Attaches to a head, or starts a private one as a child process.
 
     url: of the head, "HOST:PORT" or with a scheme; "auto": the head that runs on this machine; None: TROUPE_URL, or a private head on
-    `gpus` ("auto", "none", "sim:2x8"). namespace: the space of
+    `gpus` ("auto", "none", "sim:2x8"). resources: totals that the node of a private head declares instead of the machine's, such as
+    {"CPU": 100, "GPU": 8, "memory": "64GiB", "licence": 2}; GPUs are simulated ones then. namespace: the space of
     names of this run; None: TROUPE_NAMESPACE, or a new one, which is printed; on a private head "default". pickle=False: nothing is pickled or unpickled. working_dir: a
     folder that workers run in, instead of this process's. lease: seconds that the roles and reservations of this driver outlive
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
@@ -264,8 +270,10 @@ def init(
         given_namespace = namespace or env("TROUPE_NAMESPACE")
         namespace = given_namespace or ("default" if url is None else _runs.new_namespace())
         if url is None:
-            head = Head(gpus, namespace)
+            head = Head(gpus, namespace, resources)
             url, token_file, fingerprint = head.url, head.token_file, head.fingerprint or None
+        elif resources is not None:
+            raise _errors.InvalidError(f"resources={resources!r} is for a private head, and {url} is another's: its nodes declare theirs with `troupe up|join --resources`")
         elif gpus != "auto":
             raise _errors.InvalidError(f"gpus={gpus!r} is for a private head, and {url} is another's; leave one of them out")
         bus["urls"] = [u.strip() for u in url.split(",")]
@@ -296,6 +304,29 @@ def init(
         if head is None and not given_namespace:
             print(f"troupe: namespace {namespace} on {_current.url}; `troupe status` shows it", file=sys.stderr, flush=True)
         return _current
+
+
+def _declared(gpus: str, resources: Mapping[str, Any] | None) -> tuple[str, dict[str, Any]]:
+    """The devices, and the other totals, of a private head, as the command line takes them."""
+    if resources is None:
+        return gpus, {}
+    if not isinstance(resources, Mapping):
+        raise _errors.InvalidError(f"resources={resources!r} is of type {type(resources).__name__}; give a dict such as {{'CPU': 100, 'GPU': 8}}")
+    made: dict[str, Any] = {}
+    for name, amount in resources.items():
+        what = f"resources[{_check.text('resources', name)!r}]"
+        if name == "GPU":
+            if gpus != "auto":
+                raise _errors.InvalidError(f"{what} and gpus={gpus!r} both say which devices there are: give one of them")
+            count = _check.integer(what, amount)
+            gpus = f"sim:1x{count}" if count else "none"
+        elif name == "CPU":
+            made[name] = _check.integer(what, amount, 1)
+        elif name == "memory":
+            made[name] = f"{_check.memory(what, amount)}B"
+        else:
+            made[name] = _check.thousandths(what, amount) / 1000
+    return gpus, made
 
 
 def _lease(seconds: float) -> float:

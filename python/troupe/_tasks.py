@@ -155,21 +155,25 @@ def _node(n: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": n["node"], "alive": n["rank"] >= 0, "state": n["state"] or "ready", "labels": n["labels"] or {},
         "devices": [{"index": d["index"], "uuid": d["uuid"], "model": d["model"]} for d in devices],
-        "resources": {"CPU": float(n["cpus"]), "GPU": float(len(devices)), "memory": float(n["memory"])},
-        "available": {"CPU": n["free_cpus"] / 1000, "GPU": n["free_devices"] / 1000, "memory": float(n["free_memory"])},
+        "resources": {"CPU": float(n["cpus"]), "GPU": float(len(devices)), "memory": float(n["memory"]), **_declared(n["resources"])},
+        "available": {"CPU": n["free_cpus"] / 1000, "GPU": n["free_devices"] / 1000, "memory": float(n["free_memory"]), **_declared(n["free_resources"])},
     }  # fmt: skip
+
+
+def _declared(amounts: dict[str, int] | None) -> dict[str, float]:
+    return {name: amount / 1000 for name, amount in (amounts or {}).items()}
 
 
 def _sum(kind: str) -> dict[str, float]:
     total: dict[str, float] = {"CPU": 0.0, "GPU": 0.0, "memory": 0.0}
     for node in nodes():
         for name, amount in node[kind].items() if node["alive"] else ():
-            total[name] += amount
+            total[name] = total.get(name, 0.0) + amount
     return total
 
 
 def cluster_resources() -> dict[str, float]:
-    """CPUs, GPUs and bytes of memory of all nodes together."""
+    """CPUs, GPUs, bytes of memory and declared resources of all nodes together."""
     return _sum("resources")
 
 

@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any
 
-from .. import _errors
+from .. import _core, _errors
 from .._cluster import Cluster
 from . import _placement
 
@@ -78,6 +78,7 @@ class Control:
         self._processes: dict[str, str] = {}  # processes by name, and their job
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
+        self._beside = False
         self._declared: dict[str, Any] = {}
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
@@ -86,6 +87,8 @@ class Control:
 
     async def ask(self, caller: str, number: int, method: str, *args: Any) -> Any:
         """Calls a method of this object; the calls of one caller begin in the order of their numbers, from 0 on."""
+        if not self._beside:
+            self._stay_beside()
         turns = self._turns.setdefault(caller, {"next": 0})
         if number != turns["next"]:
             turns[number] = asyncio.get_running_loop().create_future()
@@ -96,6 +99,11 @@ class Control:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
         return await getattr(self, method)(*args)
+
+    def _stay_beside(self) -> None:
+        """The calls of this object wake none of the threads of its process that wait for answers."""
+        self._beside = True
+        _core.get().stay_beside()
 
     # Jobs.
 
@@ -122,13 +130,15 @@ class Control:
             fields = await Asked(session.core, "attach", runtime=session.id, name=process)
             cluster = Cluster.__new__(Cluster)
             cluster._setup(session, fields)
-            await cluster.workers[0]["lifeline"].remote()
+            await cluster.died()
         except _errors.Error:
             pass
         await self.end_job(job_id)
 
     async def refresh_nodes(self, declared: dict[str, Any] | None = None, address: str = "") -> None:
         """Takes over the nodes that the head knows, now and every half second from then on. declared: amounts that the first node pretends."""
+        if not self._beside:
+            self._stay_beside()
         if declared is not None:
             self._declared, self._address = declared, address
         await self._refresh()
@@ -252,7 +262,8 @@ class Control:
         """Waits for the end of an actor's process."""
         detail = ""
         try:
-            await cluster.workers[0]["lifeline"].remote()
+            if (err := (await cluster.died()).error) is not None:
+                raise err
         except _errors.Error as err:
             exit_code = getattr(err, "exit_code", None)
             number = getattr(err, "signal", None)
@@ -508,7 +519,7 @@ class Control:
 
     async def _watch_worker(self, worker: Worker) -> None:
         try:
-            await worker.cluster.workers[0]["lifeline"].remote()
+            await worker.cluster.died()
         except _errors.Error:
             pass
         self._end_worker(worker)

@@ -57,7 +57,7 @@ class Call:
 
     def __init__(self, id: str, method: str, frame: list[Any], deps: list[Any], returns: int, extra: dict[str, Any]) -> None:
         self.id, self.method, self.frame, self.deps, self.returns, self.extra = id, method, frame, deps, returns, extra
-        self.kept: list[Any] = _serialize.held(frame)
+        self.kept: list[Any] = _serialize.held(frame) if frame[2] or frame[3] else []
 
     def entries(self) -> list[_objects.Entry]:
         """The dependencies; those that are not here are being fetched."""
@@ -174,10 +174,6 @@ class Service:
             _context.current.reset(mark)
         return ["ok", os.getpid()]
 
-    def lifeline(self) -> Any:
-        """Is never answered: its failure tells the caller that the process has ended."""
-        return concurrent.futures.Future()
-
     def exit(self, gentle: bool) -> None:
         """Ends the process at once; gently: with its exit functions."""
         if gentle:
@@ -219,17 +215,23 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.extra.get("name") or call.method, call.extra.get("lease", ""), call.extra.get("devices"))
-        task.assigned = call.extra.get("demand") or {}
-        task.placement = call.extra.get("placement")
+        extra = call.extra
+        task = _context.Task(call.id, call.method)
+        if extra:
+            task = _context.Task(call.id, extra.get("name") or call.method, extra.get("lease", ""), extra.get("devices"))
+            task.assigned = extra.get("demand") or {}
+            task.placement = extra.get("placement")
         mark = _context.current.set(task)
         self.running[call.id] = task
         undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
         try:
             function = self.function_of(call)
-            entries = call.entries()
-            _wait(entries)
-            args, kwargs = call.arguments(entries)
+            if call.deps:
+                entries = call.entries()
+                _wait(entries)
+                args, kwargs = call.arguments(entries)
+            else:
+                args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
             if asyncio.iscoroutine(value):
                 value = asyncio.run(value)
@@ -281,7 +283,7 @@ class Service:
     def _enter_method(self, call: Call) -> Any:
         """Sets the title of the process while a method runs on its main thread."""
         _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
-        return lambda: _process_title.set_title(self.state_title)
+        return None  # the title of an idle process is set when it is idle
 
     def _system_exit(self, err: SystemExit) -> Any:
         if err.code == 0:
@@ -319,8 +321,11 @@ class Service:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
             if call.returns == 1:
-                values = [value]
-            elif call.returns == 0:
+                frame, contents = _serialize.dumps(value)
+                if contents is not _serialize.EMPTY:
+                    self.host.state.store.linger(contents)
+                return [_objects.VALUE, [frame]]
+            if call.returns == 0:
                 values = [None]
             else:
                 values = list(value) if isinstance(value, (tuple, list)) or hasattr(value, "__iter__") else [value]
@@ -639,13 +644,18 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
+        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})
         self.start_thread()
         _objects.start_reader(self.core)
         return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
+
+    def await_some(self) -> None:
+        if not self.queue:
+            _process_title.set_title(self.service.state_title)
+        super().await_some()
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == CANCEL:

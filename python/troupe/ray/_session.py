@@ -70,12 +70,6 @@ class DriverService:
             return await asyncio.wrap_future(found)
         return found
 
-    async def lifeline(self) -> None:
-        """Is never answered: its failure tells the caller that the driver has ended."""
-        import asyncio
-
-        await asyncio.get_running_loop().create_future()
-
     async def borrow(self, id: str, process: str) -> None:
         self._store.borrow(id, process)
 

@@ -255,6 +255,7 @@ class Submitter:
             self._lost(task, lease, err)
             return
         _objects.when_fetched(future, lambda done: self._answered(task, lease, found, handle, done))
+        _objects.sent()
 
     def _answered(self, task: Task, lease: str, found: dict[str, Any], handle: Any, future: Any) -> None:
         try:
