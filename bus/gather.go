@@ -544,10 +544,10 @@ func (g *Gather) finish(cause error) {
 		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0
-	stop, deferred := g.stop, g.deferred
+	stop, deferred, good := g.stop, g.deferred, g.good
 	g.mu.Unlock()
 	g.ep.unregister(g)
-	g.recordOver(unanswered)
+	g.recordOver(unanswered, good)
 	if stop != nil {
 		stop()
 	}
