@@ -34,9 +34,10 @@ const (
 	callNoCollect  = 2
 	callCollectAll = 4
 	callControl    = 8
-	callMore       = 16 // the caller does not wait now: more calls may follow
-	callNoWait     = 32 // fail at once if a rank is being restarted
-	callKeep       = 64 // large answers stay with their workers
+	callMore       = 16  // the caller does not wait now: more calls may follow
+	callNoWait     = 32  // fail at once if a rank is being restarted
+	callKeep       = 64  // large answers stay with their workers
+	callOnDevice   = 128 // tensors of the answers may stay on their device
 )
 
 func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
@@ -115,7 +116,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
-		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments,
+		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, OnDevice: h.flags&callOnDevice != 0,
 	}
 	r.refs = on.References()
 	if r.keep {
@@ -177,7 +178,7 @@ func (r *callReport) refused(err error) {
 		r.done = true
 		r.core.removeReport(r)
 		r.large.freeAll()
-		r.core.queue.push(completion{kind: kindOver, flags: flagFailed | flagLast, token: r.token, rank: -1, body: encodeError(err)})
+		r.core.report(r.token, completion{kind: kindOver, flags: flagFailed | flagLast, token: r.token, rank: -1, body: encodeError(err)})
 	}
 }
 
@@ -197,7 +198,7 @@ func (r *callReport) arrived(g *bus.Gather) {
 		r.reported[answers[i].Rank] = true
 		out[i] = r.answer(&answers[i])
 	}
-	r.core.queue.push(out...)
+	r.core.report(r.token, out...)
 }
 
 // over reports the remaining answers and the end. The cause of a failure is the first that no other failure caused.
@@ -214,7 +215,7 @@ func (r *callReport) over(g *bus.Gather) {
 	cause, good := causeOf(all)
 	failed := cause >= 0 && (r.need == 0 || good < r.need)
 	if body, ok := r.combined(g, all); ok {
-		r.core.queue.push(completion{kind: kindOver, flags: flagLast | flagCombined, token: r.token, rank: -1, body: body})
+		r.core.report(r.token, completion{kind: kindOver, flags: flagLast | flagCombined, token: r.token, rank: -1, body: body})
 		return
 	}
 	out := make([]completion, 0, len(all)-r.sent+1)
@@ -226,7 +227,7 @@ func (r *callReport) over(g *bus.Gather) {
 		if failed {
 			out[0].flags |= flagCause
 		}
-		r.core.queue.push(out...)
+		r.core.report(r.token, out...)
 		return
 	}
 	end := completion{kind: kindOver, flags: flagLast, token: r.token, rank: -1}
@@ -234,7 +235,7 @@ func (r *callReport) over(g *bus.Gather) {
 		end.flags |= flagFailed
 		end.rank, end.body = all[cause].Rank, encodeError(all[cause].Err)
 	}
-	r.core.queue.push(append(out, end)...)
+	r.core.report(r.token, append(out, end)...)
 }
 
 // combinedLimit bounds the total size of answers in one completion. Arrays in larger answers are used in place and must

@@ -37,6 +37,7 @@ type core struct {
 	output   outputPipe
 	log      *slog.Logger
 	side     atomic.Pointer[queue]     // see side.go; nil until Python asks for it
+	lent     atomic.Pointer[queue]     // see lent.go; nil until Python asks for it
 	broken   atomic.Pointer[bus.Error] // the panic that made the core unusable; see guard.go
 
 	mu       sync.Mutex // guards what follows
@@ -150,11 +151,11 @@ func (c *core) ask(token uint64, request []byte) {
 	finish := func(result any, err error) {
 		cancel()
 		c.end(token)
-		push := c.queue.push
 		if d, ok := result.(deathsInfo); ok && d.side {
-			push = c.pushSide
+			c.pushSide(resultOf(token, result, err))
+			return
 		}
-		push(resultOf(token, result, err))
+		c.report(token, resultOf(token, result, err))
 	}
 	spawn(func() { finish(c.answer(ctx, request)) }, func(err error) { finish(nil, bus.Errorf(bus.CodeInternal, "%w", err)) })
 }

@@ -167,6 +167,19 @@ func troupe_take_side(buf *C.char, room C.uint64_t) (n C.int64_t) {
 	return C.int64_t(q.take(unsafe.Slice((*byte)(unsafe.Pointer(buf)), int(room)), c.memory))
 }
 
+// troupe_push sends delayed messages: for callers that do not wait with troupe_take.
+//
+//export troupe_push
+func troupe_push() (status C.int32_t) {
+	defer guard(&status)
+	c, err := getCore()
+	if err != nil {
+		return C.int32_t(setError(statusInvalid, err))
+	}
+	c.outbox.push()
+	return statusOK
+}
+
 // troupe_answer answers a call that troupe_take has returned. Flags of how: 1, it failed, and the body is a msgpack map
 // {code, message, stack, app, details}; 2, more answers follow at once, and this one may be delayed until then; 4, the
 // caller takes completions next if there are any, which the return value 1 says, and needs no wake-up for them. The

@@ -109,7 +109,12 @@ func (c *core) failAll(why *bus.Error) {
 	c.mu.Lock()
 	out := make([]completion, 0, len(c.calls)+1)
 	for token := range c.calls {
-		out = append(out, completion{kind: kindOver, flags: flagFailed | flagLast, token: token, rank: -1, body: body})
+		end := completion{kind: kindOver, flags: flagFailed | flagLast, token: token, rank: -1, body: body}
+		if token&sideToken != 0 {
+			c.pushSide(end)
+			continue
+		}
+		out = append(out, end)
 	}
 	clear(c.calls)
 	isWorker := c.worker != nil

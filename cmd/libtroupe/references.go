@@ -209,7 +209,7 @@ func (c *core) get(token uint64, all *bus.References, ref wire.Reference, ready 
 	report := func(out completion) {
 		close(over)
 		c.end(token)
-		c.queue.push(out)
+		c.report(token, out)
 	}
 	done := func(v bus.Value, err error) {
 		out := completion{kind: kindAnswer, flags: flagLast, token: token, rank: -1, body: v.Body}
@@ -247,7 +247,7 @@ func (c *core) cancelGet(token uint64, cancel func()) {
 	c.mu.Unlock()
 	if waiting {
 		err := bus.Errorf(bus.CodeCancelled, "the wait for the value was cancelled")
-		c.queue.push(completion{kind: kindAnswer, flags: flagLast | flagFailed, token: token, rank: -1, body: encodeError(err)})
+		c.report(token, completion{kind: kindAnswer, flags: flagLast | flagFailed, token: token, rank: -1, body: encodeError(err)})
 	}
 }
 

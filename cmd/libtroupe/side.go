@@ -30,6 +30,19 @@ func (c *core) pushSide(all ...completion) {
 	c.queue.push(all...)
 }
 
+// sideToken marks the tokens of calls and requests whose completions go to the side queue: those of code that a thread waits for in no
+// other way, which must not wake the thread that waits for an answer.
+const sideToken = 1 << 62
+
+// report adds completions of one call or request to the queue that its token names.
+func (c *core) report(token uint64, all ...completion) {
+	if token&sideToken != 0 {
+		c.pushSide(all...)
+		return
+	}
+	c.queue.push(all...)
+}
+
 // sideKind says which calls of an object go to the side queue.
 type sideKind string
 

@@ -34,6 +34,7 @@ FAILED, LAST, CAUSE, NONE, WHOLE, SHARED, KEPT = 1, 2, 4, 8, 16, 32, 64
 _HEAD = struct.Struct("<IIQiIQQQ")
 _TAKE = 1 << 20
 _SET_TIMERSLACK, _GET_TIMERSLACK, _SLACK = 29, 30, 250_000  # nanoseconds
+SIDE = 1 << 62  # of tokens: their completions go to the side queue
 _LARGE = 64 << 10  # bodies over this cross without a copy
 
 Buffer = bytes | bytearray | memoryview
@@ -128,6 +129,7 @@ def _load() -> ctypes.PyDLL:
         ("troupe_side", i32, ()),
         ("troupe_output", i32, ()),
         ("troupe_take_side", i64, (ptr, u64)),
+        ("troupe_push", i32, ()),
         ("troupe_answer", i32, (u64, i32, ptr, u64)),
         ("troupe_cancelled", i32, (u64,)),
         ("troupe_alloc", ptr, (u64,)),
@@ -141,6 +143,10 @@ def _load() -> ctypes.PyDLL:
         ("troupe_count", i32, (u64, ctypes.c_char_p, u64, i32)),
         ("troupe_get", i32, (u64, u64, ctypes.c_char_p, u64, i32)),
         ("troupe_inside", i32, (u64, u64, ctypes.c_char_p, u64)),
+        ("troupe_lent", i32, ()),
+        ("troupe_take_lent", i64, (ptr, u64)),
+        ("troupe_lend", i64, (u64,)),
+        ("troupe_fill", i32, (u64, u64, i32, ptr, u64)),
         ("troupe_span", u64, (u64, ctypes.c_char_p, u64)),
         ("troupe_span_end", i32, (u64, i32)),
     ):
@@ -249,6 +255,7 @@ class Core:
         self._pending: dict[int, Receiver] = {}
         self._side_lock = threading.Lock()  # guards the two that follow
         self._side_generation = 0  # the thread of this number reads the side queue
+        self._beside: set[int] = set()  # threads whose completions go to the side queue
         self.side_is_shared = False  # functions of pipelines use the side queue too, and must not wait for a served method
         self.on_side_shared: Callable[[], None] | None = None  # starts the thread of the side queue again, with methods elsewhere
         self.after_side: Callable[[], None] | None = None  # called by that thread when it has handed on what was there
@@ -293,6 +300,8 @@ class Core:
         """Registers a receiver under a new token and starts something for it."""
         self.check()
         token = next(self._tokens)
+        if self._beside and threading.get_ident() in self._beside:
+            token |= SIDE
         self._pending[token] = receiver
         status = do(token)
         if status < 0:
@@ -358,6 +367,25 @@ class Core:
             self._side_generation += 1
             self.after_side = after
             threading.Thread(target=self._read_side, args=(fd, self._side_generation), daemon=True, name="troupe-side").start()
+
+    @contextlib.contextmanager
+    def beside(self) -> Iterator[None]:
+        """The completions of what this thread sends meanwhile go to the side queue: the thread that reads it runs their callbacks at once, and
+        a thread that waits for an answer is not woken by them. A thread reads the side queue already."""
+        me = threading.get_ident()
+        if me in self._beside:
+            yield
+            return
+        self._beside.add(me)
+        try:
+            yield
+        finally:
+            self._beside.discard(me)
+            self.lib.troupe_push()
+
+    def stay_beside(self) -> None:
+        """beside for a thread that runs an event loop, until its end: the loop does not read completions."""
+        self._beside.add(threading.get_ident())
 
     def share_side(self) -> None:
         """Has the side queue read for functions of pipelines: the thread that reads it runs no methods from now on."""
@@ -507,6 +535,9 @@ class Core:
 
     def push_soon(self, loop: Any) -> None:
         """In a running loop: what is said until its next round goes out together, and then at once."""
+        if self._beside and threading.get_ident() in self._beside:
+            self.lib.troupe_push()
+            return
         if loop not in self._pushes:
             self._pushes.add(loop)
             loop.call_soon(self._push, loop)
@@ -676,14 +707,17 @@ async def wait_in_loop(core: Core, what: Waited) -> None:
         except RuntimeError:
             pass  # the loop is closed: there is no waiter any more
 
+    reads = threading.get_ident() not in core._beside
     what._waiters.append(wake)
-    core.enter_loop(loop)
+    if reads:
+        core.enter_loop(loop)
     core.push_soon(loop)
     try:
         if not what._done:
             await event
     finally:
-        core.leave_loop(loop)
+        if reads:
+            core.leave_loop(loop)
         what._waiters.remove(wake)
 
 

@@ -17,7 +17,7 @@ import os
 import time
 from typing import Any
 
-from .. import _errors
+from .. import _core, _errors
 from .._cluster import Cluster
 from . import _placement
 
@@ -61,6 +61,7 @@ class Worker:
         self.cluster: Any = None
         self.idle_since = 0.0
         self.lease = ""
+        self.spent = False  # runs no more tasks
         self.dead = False
 
 
@@ -78,6 +79,7 @@ class Control:
         self._processes: dict[str, str] = {}  # processes by name, and their job
         self._tasks: set[asyncio.Task[Any]] = set()
         self._reaper: asyncio.Task[None] | None = None
+        self._beside = False
         self._declared: dict[str, Any] = {}
         self._address = ""
         self._refresher: asyncio.Task[None] | None = None
@@ -86,6 +88,8 @@ class Control:
 
     async def ask(self, caller: str, number: int, method: str, *args: Any) -> Any:
         """Calls a method of this object; the calls of one caller begin in the order of their numbers, from 0 on."""
+        if not self._beside:
+            self._stay_beside()
         turns = self._turns.setdefault(caller, {"next": 0})
         if number != turns["next"]:
             turns[number] = asyncio.get_running_loop().create_future()
@@ -96,6 +100,11 @@ class Control:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
         return await getattr(self, method)(*args)
+
+    def _stay_beside(self) -> None:
+        """The calls of this object wake none of the threads of its process that wait for answers."""
+        self._beside = True
+        _core.get().stay_beside()
 
     # Jobs.
 
@@ -122,13 +131,15 @@ class Control:
             fields = await Asked(session.core, "attach", runtime=session.id, name=process)
             cluster = Cluster.__new__(Cluster)
             cluster._setup(session, fields)
-            await cluster.workers[0]["lifeline"].remote()
+            await cluster.died()
         except _errors.Error:
             pass
         await self.end_job(job_id)
 
     async def refresh_nodes(self, declared: dict[str, Any] | None = None, address: str = "") -> None:
         """Takes over the nodes that the head knows, now and every half second from then on. declared: amounts that the first node pretends."""
+        if not self._beside:
+            self._stay_beside()
         if declared is not None:
             self._declared, self._address = declared, address
         await self._refresh()
@@ -252,7 +263,8 @@ class Control:
         """Waits for the end of an actor's process."""
         detail = ""
         try:
-            await cluster.workers[0]["lifeline"].remote()
+            if (err := (await cluster.died()).error) is not None:
+                raise err
         except _errors.Error as err:
             exit_code = getattr(err, "exit_code", None)
             number = getattr(err, "signal", None)
@@ -487,9 +499,10 @@ class Control:
             task.cancel()
 
     async def _idle_worker(self, job_id: str, env: dict[str, Any], allocation: Any, captures: Any) -> Worker:
-        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id], sort_keys=True).encode()).hexdigest()
+        devices = sorted(name for name, ids in allocation.devices.items() if ids)  # a worker with devices runs no tasks without
+        key = job_id + hashlib.sha1(json.dumps([env, allocation.node_id, devices], sort_keys=True).encode()).hexdigest()
         for worker in reversed(list(self._workers.values())):
-            if worker.key == key and not worker.lease and not worker.dead and worker.cluster is not None:
+            if worker.key == key and not worker.lease and not worker.dead and not worker.spent and worker.cluster is not None:
                 return worker
         worker = Worker(os.urandom(14).hex(), key, allocation.node_id)
         worker.lease = "starting"
@@ -508,7 +521,7 @@ class Control:
 
     async def _watch_worker(self, worker: Worker) -> None:
         try:
-            await worker.cluster.workers[0]["lifeline"].remote()
+            await worker.cluster.died()
         except _errors.Error:
             pass
         self._end_worker(worker)
@@ -525,12 +538,14 @@ class Control:
         if worker.cluster is not None:
             self._spawn(self._destroy(worker.cluster))
 
-    async def end_lease(self, lease_id: str) -> None:
-        """The caller has no more work for the worker."""
+    async def end_lease(self, lease_id: str, spent: bool = False) -> None:
+        """The caller has no more work for the worker; spent: its process ends."""
         worker = self._leases.pop(lease_id, None)
         if worker is not None:
-            worker.lease, worker.idle_since = "", time.monotonic()
+            worker.lease, worker.idle_since, worker.spent = "", time.monotonic(), spent
             self._placement.release(lease_id)
+            if spent:
+                self._spawn(self._retire(worker))
 
     async def suspend(self, lease_id: str) -> None:
         if lease_id in self._leases:
@@ -549,8 +564,20 @@ class Control:
             kept = max(1, int(sum(n.total.get("CPU", 0) for n in self._placement.nodes.values())))
             kept = min(kept, os.cpu_count() or 1)
             for i, worker in enumerate(idle):
-                if now - worker.idle_since > (_IDLE_LONG if i < kept else _IDLE_WORKERS):
-                    self._end_worker(worker)
+                if now - worker.idle_since > (_IDLE_LONG if i < kept else _IDLE_WORKERS) or worker.spent:
+                    await self._retire(worker)
+
+    async def _retire(self, worker: Worker) -> None:
+        """Ends a worker without work, unless others need it: for objects or actors of its tasks."""
+        if any(a.spec["owner"] == worker.role and a.state != DEAD and not a.spec["detached"] for a in self._actors.values()):
+            return
+        try:
+            if await worker.cluster.workers[0]["owns"].remote():
+                return
+        except _errors.Error:
+            pass  # its end is seen elsewhere
+        if not worker.lease:
+            self._end_worker(worker)
 
     # Resources.
 

@@ -57,7 +57,7 @@ class Call:
 
     def __init__(self, id: str, method: str, frame: list[Any], deps: list[Any], returns: int, extra: dict[str, Any]) -> None:
         self.id, self.method, self.frame, self.deps, self.returns, self.extra = id, method, frame, deps, returns, extra
-        self.kept: list[Any] = _serialize.held(frame)
+        self.kept: list[Any] = _serialize.held(frame) if frame[2] or frame[3] else []
 
     def entries(self) -> list[_objects.Entry]:
         """The dependencies; those that are not here are being fetched."""
@@ -167,16 +167,12 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except BaseException as err:
             error = task_error(f"{self.class_name}.__init__", err, self.host.state)
             return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
         finally:
             _context.current.reset(mark)
         return ["ok", os.getpid()]
-
-    def lifeline(self) -> Any:
-        """Is never answered: its failure tells the caller that the process has ended."""
-        return concurrent.futures.Future()
 
     def exit(self, gentle: bool) -> None:
         """Ends the process at once; gently: with its exit functions."""
@@ -196,6 +192,10 @@ class Service:
 
     def give_back(self, id: str, process: str) -> None:
         self.host.state.store.give_back(id, process)
+
+    def owns(self) -> bool:
+        """Whether other processes hold objects of this one, or may in a moment."""
+        return bool(self.host.state.store.is_needed())
 
     def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
         """Cancels a call of this process, for another that has the reference."""
@@ -219,17 +219,24 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.extra.get("name") or call.method, call.extra.get("lease", ""), call.extra.get("devices"))
-        task.assigned = call.extra.get("demand") or {}
-        task.placement = call.extra.get("placement")
+        extra = call.extra
+        task = _context.Task(call.id, self.title_of(call))
+        if extra:
+            task = _context.Task(call.id, extra.get("name") or task.name, extra.get("lease", ""), extra.get("devices"))
+            task.assigned = extra.get("demand") or {}
+            task.placement = extra.get("placement")
+        task.function = call.method
         mark = _context.current.set(task)
         self.running[call.id] = task
         undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
         try:
             function = self.function_of(call)
-            entries = call.entries()
-            _wait(entries)
-            args, kwargs = call.arguments(entries)
+            if call.deps:
+                entries = call.entries()
+                _wait(entries)
+                args, kwargs = call.arguments(entries)
+            else:
+                args, kwargs = _serialize.loads(call.frame)
             value = function(*args, **kwargs)
             if asyncio.iscoroutine(value):
                 value = asyncio.run(value)
@@ -245,7 +252,9 @@ class Service:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -281,7 +290,7 @@ class Service:
     def _enter_method(self, call: Call) -> Any:
         """Sets the title of the process while a method runs on its main thread."""
         _process_title.set_title(f"ray::{call.extra.get('name') or f'{self.class_name}.{call.method}'}")
-        return lambda: _process_title.set_title(self.state_title)
+        return None  # the title of an idle process is set when it is idle
 
     def _system_exit(self, err: SystemExit) -> Any:
         if err.code == 0:
@@ -319,8 +328,11 @@ class Service:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         try:
             if call.returns == 1:
-                values = [value]
-            elif call.returns == 0:
+                frame, contents = _serialize.dumps(value)
+                if contents is not _serialize.EMPTY:
+                    self.host.state.store.linger(contents)
+                return [_objects.VALUE, [frame]]
+            if call.returns == 0:
                 values = [None]
             else:
                 values = list(value) if isinstance(value, (tuple, list)) or hasattr(value, "__iter__") else [value]
@@ -341,6 +353,13 @@ class Service:
 
     def title_of(self, call: Call) -> str:
         return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
+
+    def function_title(self, function: str) -> str:
+        """The function of a task, or the method of an actor, with its module."""
+        if self.kind == "task":
+            return function
+        cls = type(self.instance)
+        return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
 
     # Calls beside the main thread.
 
@@ -387,7 +406,8 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.method)
+        task = _context.Task(call.id, call.extra.get("name") or self.title_of(call))
+        task.function = call.method
         _context.current.set(task)
         self.running[call.id] = task
         try:
@@ -408,7 +428,9 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -488,7 +510,12 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
     here = os.path.dirname(os.path.abspath(__file__))
     shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
     text = "".join(traceback.format_list(shown)) + "".join(traceback.format_exception_only(type(err), err))
-    head = f"{_process_title.get_title()}() (pid={os.getpid()}, ip={state.node_ip})"
+    instance = getattr(getattr(state, "host", None), "instance", None)
+    shown_actor = _shown(instance) if instance is not None else None
+    of_actor = f", actor_id={state.actor_id}, repr={shown_actor}" if shown_actor is not None else ""
+    text = text.replace("troupe.ray.exceptions.", "ray.exceptions.")
+    name = title.rpartition("<locals>.")[2] if instance is not None else _process_title.get_title().removeprefix("ray::")
+    head = f"ray::{name}() (pid={os.getpid()}, ip={state.node_ip}{of_actor})"
     cause: BaseException = err
     if isinstance(err, exceptions.RayTaskError):
         cause = err.cause
@@ -496,9 +523,14 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
         _serialize.loads(_serialize.dumps(cause)[0])
     except Exception as why:
         cause = _unpicklable(cause, why)
-    instance = getattr(getattr(state, "host", None), "instance", None)
-    shown_actor = repr(instance) if instance is not None else None
     return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
+
+
+def _shown(instance: Any) -> str:
+    try:
+        return repr(instance)
+    except Exception:
+        return object.__repr__(instance)
 
 
 def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
@@ -639,13 +671,18 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("lifeline", "fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
+        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "owns", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})
         self.start_thread()
         _objects.start_reader(self.core)
         return {"methods": methods, "open": False, "cancels": False, "side": "beside"}
+
+    def await_some(self) -> None:
+        if not self.queue:
+            _process_title.set_title(self.service.state_title)
+        super().await_some()
 
     def arrived_beside(self, kind: int, token: int, meta: bytes, body: Any) -> None:
         if kind == CANCEL:

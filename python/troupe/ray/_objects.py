@@ -19,12 +19,14 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from .. import _core, _errors
-from . import _serialize, _state, exceptions
+from . import _context, _serialize, _state, exceptions
 
 _POLITE = 0.001  # seconds that a completion is left to threads that wait for one
+_LATE = 0.05  # seconds after which a completion is taken that no thread waits for
 _GRACE = 2.0  # seconds that references and handles in a sent value are kept after the receiver has it
 
 PENDING, VALUE, ERROR = 0, 1, 2
+_FIRST = "01000000"  # the end of the id of a task's first result
 
 
 class Entry:
@@ -48,8 +50,8 @@ class Entry:
         if self._done:
             return
         self.kind, self.body = kind, frame
-        self.kept = kept if kept is not None else _serialize.held(frame)
-        self.cancel = None
+        self.kept = kept if kept is not None else _serialize.held(frame) if frame[2] or frame[3] else ()
+        self.cancel = self.call = None
         self._done = True
         for wake in list(self._waiters):
             wake()
@@ -80,6 +82,8 @@ class Entry:
         self._waiters.append(once)
         if self._done:
             once()
+        else:
+            _reader.watch(self)
         return withdraw
 
     def value(self) -> Any:
@@ -226,25 +230,68 @@ class ObjectRef:
 
 
 class _Reader:
-    """The thread that sees to completions while no other thread does: calls that wait for something are sent, callbacks run. Threads that
-    wait for a completion take it themselves, so this one leaves them a moment."""
+    """The thread that takes completions which no other thread waits for. While an object is watched, because something happens when it is
+    there, the thread polls; else it looks now and then while calls are under way, so that an answer wakes only the thread that waits
+    for it."""
 
     def __init__(self) -> None:
         self._pid = 0
         self._lock = threading.Lock()
+        self._watched: weakref.WeakSet[Entry] = weakref.WeakSet()
+        self._wake = -1
+        self.parked = False  # it waits until it is woken
 
     def start(self, core: _core.Core) -> None:
         with self._lock:
             if self._pid != os.getpid():
                 self._pid = os.getpid()
+                self._watched = weakref.WeakSet()
+                self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 threading.Thread(target=self._run, args=(core,), daemon=True, name="ray-reader").start()
 
+    def watch(self, entry: Entry) -> None:
+        """Something happens when the object is there."""
+        with self._lock:
+            first = not self._watched
+            self._watched.add(entry)
+        if first:
+            self.wake()
+
+    def wake(self) -> None:
+        self.parked = False
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _watches(self) -> bool:
+        if not self._watched:
+            return False
+        with self._lock:
+            for entry in [e for e in self._watched if e._done]:
+                self._watched.discard(entry)
+            return bool(self._watched)
+
     def _run(self, core: _core.Core) -> None:
-        poller = select.poll()
-        poller.register(core.fd, select.POLLIN)
+        woken, both = select.poll(), select.poll()
+        for poller in (woken, both):
+            poller.register(self._wake, select.POLLIN)
+        both.register(core.fd, select.POLLIN)
         while True:
-            poller.poll()
-            time.sleep(_POLITE)
+            watches = self._watches()
+            if not watches:
+                self.parked = True  # before the look at what is pending: a call that is sent later wakes this thread
+                if core._pending:
+                    self.parked = False
+                found = woken.poll(None if self.parked else _LATE * 1000)
+                self.parked = False
+            elif core._reader.locked():
+                found = woken.poll(_POLITE * 1000)
+            else:
+                found = both.poll()
+            if any(fd == self._wake for fd, _ in found):
+                os.eventfd_read(self._wake)
+                continue
+            if watches:
+                time.sleep(_POLITE)
             try:
                 core.look()
             except Exception:
@@ -252,6 +299,12 @@ class _Reader:
 
 
 _reader = _Reader()
+
+
+def sent() -> None:
+    """A call was sent: its answer is taken, also if no thread waits for it."""
+    if _reader.parked:
+        _reader.wake()
 
 
 def start_reader(core: _core.Core) -> None:
@@ -290,12 +343,18 @@ class Store:
         self.borrowed: dict[str, tuple[Entry, dict[str, int]]] = {}  # owned here: the borrowers, by process
         self._lock = threading.RLock()
         self._lingering: list[tuple[float, Any]] = []
+        self._prefix = os.urandom(16).hex()
+        self._numbers = itertools.count(1)
 
     # Owned objects.
 
+    def task_id(self) -> str:
+        """The name of a new task or call of this process."""
+        return f"{self._prefix}{next(self._numbers):016x}"
+
     def new(self, task_id: str = "", index: int = 1) -> Entry:
         """An object of this process: the result of that number of a task, or a value that is put."""
-        entry = Entry((task_id or os.urandom(24).hex()) + index.to_bytes(4, "little").hex(), self.process)
+        entry = Entry((task_id or self.task_id()) + (_FIRST if index == 1 else index.to_bytes(4, "little").hex()), self.process)
         self.entries[entry.id] = entry
         return entry
 
@@ -323,11 +382,16 @@ class Store:
 
     def linger(self, kept: Any) -> None:
         """Keeps things alive for a moment: the receiver of a value takes hold of what is in it meanwhile."""
-        if not kept or (isinstance(kept, _serialize.Contents) and not kept.refs and not kept.handles):
+        if not kept or kept is _serialize.EMPTY or (isinstance(kept, _serialize.Contents) and not kept.refs and not kept.handles):
             return
         with self._lock:
             self._lingering.append((time.monotonic() + _GRACE, kept))
         _sweeper.wake()
+
+    def is_needed(self) -> bool:
+        """Whether other processes hold objects of this one, or things that are on their way to them."""
+        with self._lock:
+            return bool(self.borrowed or self._lingering)
 
     def sweep(self) -> float | None:
         """Drops what has lingered long enough; seconds until the next is due."""
@@ -455,8 +519,9 @@ class Peer:
         from .._session import current
 
         session = current(start=False)
-        asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
-        asked.add_done_callback(self._attached)
+        with session.core.beside():
+            asked = Asked(session.core, "attach", runtime=session.id, name=self.name)
+            asked.add_done_callback(self._attached)
 
     def _attached(self, asked: Any) -> None:
         from .._cluster import Cluster
@@ -486,7 +551,8 @@ class Peer:
         def send(handle: Any, error: BaseException | None) -> None:
             if handle is not None:
                 try:
-                    handle[method].remote(*args)
+                    with _core.get().beside():
+                        handle[method].remote(*args)
                 except _errors.Error:
                     pass
 
@@ -501,11 +567,12 @@ class Peer:
                 done(None, error)
                 return
             try:
-                future = handle[method].remote(*args)
+                with _core.get().beside():
+                    future = handle[method].remote(*args)
+                    when_fetched(future, finish)
             except _errors.Error as err:
                 done(None, err)
                 return
-            when_fetched(future, finish)
 
         def finish(future: Any) -> None:
             try:
@@ -537,7 +604,7 @@ def forget_peers() -> None:
 
 def start_fetch(entry: Entry) -> None:
     """Begins to fetch an object of another process; once."""
-    if entry._done or entry.fetching:
+    if entry._done or entry.fetching or entry.call is not None:
         return
     state = _state.current()
     if state is None or state.store is None or entry.owner == state.store.process or not entry.owner:
@@ -613,9 +680,10 @@ def _get_all(state: Any, refs: Sequence[ObjectRef], timeout: float | None) -> li
     if timeout is not None and timeout < 0:
         raise ValueError(f"timeout must be at least 0, not {timeout}")
     entries = [r._entry for r in refs]
-    for entry in entries:
-        start_fetch(entry)
-    if not all(e._done for e in entries):
+    missing = [e for e in entries if not e._done]
+    if missing:
+        for entry in missing:
+            start_fetch(entry)
         _await_entries(state, entries, timeout)
     return [e.value() for e in entries]
 
@@ -624,12 +692,19 @@ def _await_entries(state: Any, entries: list[Entry], timeout: float | None) -> N
     """Waits until all are done, or the first of them in order that is done failed."""
     core = _core.get()
     deadline = None if timeout is None else time.monotonic() + timeout
+    if _context.current.get() is None:
+        _wait_for(core, entries, deadline, timeout)
+        return
     with state.blocked():
-        for entry in entries:
-            if not entry._done and not core.wait(entry, deadline):
-                raise exceptions.GetTimeoutError(f"Get timed out: some object(s) not ready within {timeout} s.")
-            if entry.kind == ERROR:
-                return
+        _wait_for(core, entries, deadline, timeout)
+
+
+def _wait_for(core: _core.Core, entries: list[Entry], deadline: float | None, timeout: float | None) -> None:
+    for entry in entries:
+        if not entry._done and not core.wait(entry, deadline):
+            raise exceptions.GetTimeoutError(f"Get timed out: some object(s) not ready within {timeout} s.")
+        if entry.kind == ERROR:
+            return
 
 
 def wait(

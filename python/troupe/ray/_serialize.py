@@ -29,6 +29,10 @@ class Contents:
         self.handles: list[Any] = []
 
 
+EMPTY = Contents()  # of a value without references and handles
+_PLAIN = frozenset((type(None), bool, int, float, str, bytes))
+
+
 def note_ref(ref: Any) -> None:
     """Called when a reference is pickled."""
     contents = getattr(_local, "contents", None)
@@ -45,6 +49,8 @@ def note_handle(handle: Any) -> None:
 
 def dumps(value: Any) -> tuple[list[Any], Contents]:
     """The frame of a value, and what it holds: its sender keeps that alive until the receiver has it."""
+    if type(value) in _PLAIN:
+        return [pickle.dumps(value, protocol=5), [], [], []], EMPTY
     buffers: list[Any] = []
     contents = Contents()
     outer = getattr(_local, "contents", None)
@@ -57,13 +63,17 @@ def dumps(value: Any) -> tuple[list[Any], Contents]:
     return frame, contents
 
 
-_PLAIN = (type(None), bool, int, float, str, bytes)
+def dumps_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Contents]:
+    """The frame of the arguments of a call."""
+    if not kwargs:
+        for value in args:
+            if type(value) not in _PLAIN:
+                return dumps((args, kwargs))
+        return [pickle.dumps((args, kwargs), protocol=5), [], [], []], EMPTY
+    return dumps((args, kwargs))
 
 
 def _pickled(value: Any, buffers: list[Any]) -> bytes:
-    if type(value) in _PLAIN:
-        return pickle.dumps(value, protocol=5)
-
     def beside(buffer: pickle.PickleBuffer) -> bool:
         raw = buffer.raw()
         if raw.nbytes < _OUT_OF_BAND:
@@ -76,8 +86,9 @@ def _pickled(value: Any, buffers: list[Any]) -> bytes:
 
 def loads(frame: list[Any]) -> Any:
     """The value of a frame: a fresh one each time; its large arrays are read-only views of the frame."""
-    buffers = [_read_only(b) for b in frame[1]]
-    return pickle.loads(frame[0], buffers=buffers)
+    if not frame[1]:
+        return pickle.loads(frame[0])
+    return pickle.loads(frame[0], buffers=[_read_only(b) for b in frame[1]])
 
 
 def _read_only(buffer: Any) -> Any:

@@ -9,12 +9,11 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
-from .. import _errors
+from .. import _core, _errors
 from . import _context, _host, _objects, _options, _serialize, _state, exceptions
 from ._ids import ActorID
 from ._objects import ERROR, PENDING, VALUE, Entry, ObjectRef
@@ -131,6 +130,10 @@ class ActorClass:
         """Makes an actor; its handle is there at once."""
         return _create(self.__ray_metadata__, args, kwargs, self._default_options)
 
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
+        _options.check_actor(options)
+        return _create(self.__ray_metadata__, tuple(args or ()), kwargs or {}, _with(self._default_options, options))
+
     def options(self, **options: Any) -> ActorOptions:
         """The class with other options."""
         _options.check_actor(options)
@@ -194,18 +197,24 @@ def _actor_class_again(cls: type, options: dict[str, Any]) -> ActorClass:
 def split_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any, list[ObjectRef]]:
     """Arguments as a frame with slots for references, what the frame holds, and the references."""
     refs: list[ObjectRef] = []
-    if any(isinstance(a, ObjectRef) for a in args) or any(isinstance(v, ObjectRef) for v in kwargs.values()):
-
-        def slot(value: Any) -> Any:
-            if not isinstance(value, ObjectRef):
-                return value
-            refs.append(value)
-            return _host.Slot(len(refs) - 1)
-
-        args = tuple(slot(a) for a in args)
-        kwargs = {k: slot(v) for k, v in kwargs.items()}
-    frame, contents = _serialize.dumps((args, kwargs))
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, ObjectRef):
+            args, kwargs = _with_slots(args, kwargs, refs)
+            break
+    frame, contents = _serialize.dumps_arguments(args, kwargs)
     return frame, contents, refs
+
+
+def _with_slots(args: tuple[Any, ...], kwargs: dict[str, Any], refs: list[ObjectRef]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with a slot for each reference, which is added to refs."""
+
+    def slot(value: Any) -> Any:
+        if not isinstance(value, ObjectRef):
+            return value
+        refs.append(value)
+        return _host.Slot(len(refs) - 1)
+
+    return tuple(slot(a) for a in args), {k: slot(v) for k, v in kwargs.items()}
 
 
 def dependencies(refs: list[ObjectRef]) -> list[Any]:
@@ -258,7 +267,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     task = _context.current.get()
     parent = (task.placement if task is not None and task.placement else state.placement_group)
     strategy = _options.strategy(options, parent)
-    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
     info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))
@@ -453,14 +462,16 @@ class ActorHandle:
 class Pending:
     """A call that has not been sent, or not been answered."""
 
-    __slots__ = ("contents", "entries", "frame", "group", "hold", "id", "method", "name", "number", "patient", "refs", "retried", "retries", "returns", "role", "sent")
+    __slots__ = (
+        "client", "contents", "entries", "frame", "future", "group", "hold", "id", "method", "name", "number", "patient", "refs", "retried", "retries",
+        "returns", "role", "sent",
+    )  # fmt: skip
 
     def __init__(
-        self, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
+        self, client: Client, id: str, method: str, group: str, returns: int, frame: list[Any], contents: Any, refs: list[ObjectRef], entries: list[Entry], hold: Any
     ) -> None:
-        self.id = id
-        self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
-            method, group, returns, frame, contents, refs, entries, hold,
+        self.client, self.id, self.method, self.group, self.returns, self.frame, self.contents, self.refs, self.entries, self.hold = (
+            client, id, method, group, returns, frame, contents, refs, entries, hold,
         )  # fmt: skip
         self.sent = False
         self.name = ""
@@ -469,6 +480,23 @@ class Pending:
         self.retries = 0  # that are left
         self.patient = False  # waits for the end of a restart
         self.retried: Any = None  # exceptions that are retried
+        self.future: Any = None
+
+    def over(self) -> None:
+        """The call has been answered: called by the reader of completions, or by the thread that sent it."""
+        future, self.future = self.future, None
+        if future is None:
+            return
+        if future._kept:  # a large answer, which is to be fetched
+            _objects.when_fetched(future, self._fetched)
+        else:
+            self.client._answered(self, future)
+
+    def _fetched(self, future: Any) -> None:
+        self.client._answered(self, future)
+
+    def cancel(self, force: bool, recursive: bool) -> None:
+        self.client.cancel(self, force, recursive)
 
     def waits_for(self, process: str) -> Entry | None:
         """A dependency of this process that is not there yet."""
@@ -493,6 +521,7 @@ class Client:
     def __init__(self, actor_id: str) -> None:
         self.actor_id = actor_id
         self.signatures: dict[str, Any] = {}
+        self._arity: dict[str, tuple[int, int]] = {}  # by method, how many positional arguments suffice and fit, without others
         self.creating: Any = None  # what the constructor's arguments hold, until the actor is up
         self._lock = threading.RLock()
         self._queues: dict[str, deque[Pending]] = {}  # by concurrency group
@@ -565,14 +594,38 @@ class Client:
             self._dead = cause if error is None and cause else _objects._dump_error(exceptions.ActorDiedError(None, None, self.actor_id))
         self.pump()
 
+    def check(self, title: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuses arguments that the method does not take, where its signature is known."""
+        if not self.signatures:
+            return
+        arity = self._arity.get(name)
+        if arity is None:
+            arity = self._arity[name] = _arity(self.signatures.get(name))
+        if kwargs or not arity[0] <= len(args) <= arity[1]:
+            check_arguments(self.signatures.get(name), f"{title}.{name}", args, kwargs)
+
     def submit(self, call: Pending) -> None:
         with self._lock:
             self._submitted += 1
             call.number = self._submitted
-            self._queues.setdefault(call.group, deque()).append(call)
-        if not self._asked:
-            self.resolve()
-        self.pump()
+            direct = self._handle is not None and self._dead is None and not self._pumping and not call.refs and not any(self._queues.values())
+            if direct:
+                self._pumping = True
+            else:
+                self._queues.setdefault(call.group, deque()).append(call)
+        if not direct:
+            if not self._asked:
+                self.resolve()
+            self.pump()
+            return
+        try:
+            self._send(call)
+        finally:
+            with self._lock:
+                self._pumping = False
+                again, self._again = self._again, False
+        if again:
+            self.pump()
 
     def pump(self) -> None:
         """Sends what can be sent, in order. One thread does it at a time."""
@@ -623,25 +676,34 @@ class Client:
         return True
 
     def _send(self, call: Pending) -> None:
-        failed = next((r._entry for r in call.refs if r._entry._done and r._entry.kind == ERROR), None)
-        if failed is not None:
-            call.fail(failed.body)
-            return
-        call.sent, call.role = True, self._role
-        method = "call" if not call.group and "call" in self._handle._cluster._modes else _host.method_of_group(call.group)
+        for ref in call.refs:
+            if ref._entry._done and ref._entry.kind == ERROR:
+                call.fail(ref._entry.body)
+                return
+        with self._lock:
+            handle, call.role = self._handle, self._role
+            if handle is None:  # its process has just ended
+                self._put_back(call)
+                return
+        call.sent = True
+        method = "call" if not call.group and "call" in handle._cluster._modes else _host.method_of_group(call.group)
         extra: dict[str, Any] = {"name": call.name} if call.name else {}
         if method != "call":
             number = self._numbers.get(call.group, 0)
             self._numbers[call.group] = number + 1
             extra |= {"from": _state.require().process, "number": number}
         try:
-            future = self._handle[method].remote(call.id, call.method, call.frame, dependencies(call.refs), call.returns, extra)
+            future = handle._call(method, (call.id, call.method, call.frame, dependencies(call.refs) if call.refs else [], call.returns, extra), {}, False)
         except _errors.Error as err:
             self._lost(call, err)
             return
         if not call.retries:
             call.frame = []
-        _objects.when_fetched(future, lambda done: self._answered(call, done))
+        call.future = future
+        future._waiters.append(call.over)
+        if future._done:
+            call.over()
+        _objects.sent()
 
     def _answered(self, call: Pending, future: Any) -> None:
         state = _state.current()
@@ -669,9 +731,12 @@ class Client:
         """Puts a call back in its queue, where its number belongs."""
         call.retries -= 1 if call.retries > 0 else 0
         with self._lock:
-            queue = self._queues.setdefault(call.group, deque())
-            queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
+            self._put_back(call)
         self.pump()
+
+    def _put_back(self, call: Pending) -> None:
+        queue = self._queues.setdefault(call.group, deque())
+        queue.insert(next((i for i, other in enumerate(queue) if other.number > call.number), len(queue)), call)
 
     def _lost(self, call: Pending, err: _errors.Error) -> None:
         """The call has failed without an answer: the actor is dead or restarts, or will be known to in a moment."""
@@ -715,7 +780,8 @@ class Client:
                 pass
 
         try:
-            self._handle["cancel_call"].remote(call.id, force, recursive).add_done_callback(told)
+            with _core.get().beside():
+                self._handle["cancel_call"].remote(call.id, force, recursive).add_done_callback(told)
         except _errors.Error:
             pass
 
@@ -738,28 +804,42 @@ def call_actor(handle: ActorHandle, name: str, args: tuple[Any, ...], kwargs: di
         raise ValueError(f"The concurrency group {group!r} is not defined for the actor {info.class_name}; there are {[g for g in info.groups if g]}")
     count = own_returns if returns is None else returns
     client = client_of(info.actor_id)
-    check_arguments(client.signatures.get(name), f"{info.class_name}.{name}", args, kwargs)
+    client.check(info.class_name, name, args, kwargs)
     frame, contents, refs = split_arguments(args, kwargs)
-    task_id = os.urandom(24).hex()
-    entries = [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
-    call = Pending(task_id, name, group, count, frame, contents, refs, entries, handle._hold)
+    task_id = state.store.task_id()
+    entries = [state.store.new(task_id)] if count == 1 else [state.store.new(task_id, i + 1) for i in range(max(count, 1))]
+    call = Pending(client, task_id, name, group, count, frame, contents, refs, entries, handle._hold)
     parent = _context.current.get()
     if parent is not None:
         parent.children.add(entries[0])
-    call.name = options.get("name") or ""
+    if options:
+        call.name = options.get("name") or ""
     retries = options.get("max_task_retries")
     call.retries = retries if retries is not None else own_retries if own_retries is not None else info.retries
     if call.retries:
         call.patient = True
         call.retried = _options.exceptions_to_wire(options["retry_exceptions"]) if "retry_exceptions" in options else own_retried
     found = [ObjectRef(e) for e in entries]
-    cancel: Callable[[bool, bool], None] = lambda force, recursive: client.cancel(call, force, recursive)  # noqa: E731
     for entry in entries:
-        entry.cancel = cancel
+        entry.cancel, entry.call = call.cancel, call
     client.submit(call)
     if count == 0:
         return None
     return found[0] if count == 1 else found
+
+
+def _arity(signature: Any) -> tuple[int, int]:
+    """How many positional arguments a method needs and takes, if no other is given; (1, 0) if only the signature can say."""
+    least = most = 0
+    for parameter in signature.parameters.values() if signature is not None else ():
+        if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+            most += 1
+            least += parameter.default is inspect.Parameter.empty
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = 1 << 30
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is inspect.Parameter.empty:
+            return 1, 0
+    return (least, most) if signature is not None else (0, 1 << 30)
 
 
 # Public functions.
