@@ -17,7 +17,7 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	c.body, c.buf = nil, nil
 	if c.dropped {
 		if c.started != 0 && !isControlVerb(c.header.Method) {
-			w.recordRun(c, recorder.At(now), true)
+			w.recordRun(c, recorder.TextOf(c.header.Method), recorder.At(now), true)
 		}
 		c.free(body)
 		w.dropReferences(c)
@@ -33,8 +33,8 @@ func (w *Worker) answerLocked(c *call, body []byte, err error, now time.Time) {
 	if c.started != 0 {
 		h.Queued, h.Ran = c.started.sub(c.arrived), instantOf(now).sub(c.started)
 		if !isControlVerb(c.header.Method) {
-			w.stats.add(c.header.Method, h.Ran, err != nil)
-			w.recordRun(c, recorder.At(now), err != nil)
+			name := w.stats.add(c.header.Method, h.Ran, err != nil)
+			w.recordRun(c, name, recorder.At(now), err != nil)
 		}
 	}
 	c.caller.lastSeen = now

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -20,6 +21,7 @@ const (
 // callerState is what a worker remembers of one caller, so that no call runs twice. The worker's mutex guards it.
 type callerState struct {
 	id            string
+	text          recorder.Text    // its id in the flight recorder
 	inbox         string           // subject of its answers
 	order         *callOrder       // order of its calls, except sequenced ones; nil until the first
 	calls         map[uint64]*call // not acknowledged; tombstone: the answer is no longer kept
@@ -141,7 +143,7 @@ func (w *Worker) callerOf(h *wire.Header, now time.Time) *callerState {
 		if len(w.callers) >= maxCallers {
 			w.purgeLocked(now)
 		}
-		s = &callerState{id: h.Session, inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}, unknownBefore: w.lastPurge}
+		s = &callerState{id: h.Session, text: recorder.TextOf(h.Session), inbox: w.host.ep.Inbox(h.Session), calls: map[uint64]*call{}, unknownBefore: w.lastPurge}
 		w.callers[h.Session] = s
 	}
 	s.lastSeen, w.lastCaller = now, s

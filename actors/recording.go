@@ -8,14 +8,24 @@ import (
 	"troupe/bus/recorder"
 )
 
+// workerTexts are the texts of a worker in the flight recorder.
+type workerTexts struct{ namespace, role recorder.Text }
+
+func textsOf(a bus.Address) workerTexts {
+	return workerTexts{recorder.TextOf(a.Namespace), recorder.TextOf(a.Role)}
+}
+
 // recordRun records a call that has ended. w.mu is held.
-func (w *Worker) recordRun(c *call, end int64, failed bool) {
-	if !recorder.On() {
-		return
+func (w *Worker) recordRun(c *call, name recorder.Text, end int64, failed bool) {
+	e := recorder.Entry{
+		Kind: recorder.Run, Failed: failed, Rank: int32(w.spec.Rank), ToRank: -1, Begin: startOf(c), End: end, Queued: int64(c.started.sub(c.arrived)),
+		Namespace: w.texts.namespace, Role: w.texts.role, Name: name, CallSession: c.caller.text, CallSeq: c.header.Seq,
 	}
-	rec := w.runRecord(c)
-	rec.Begin, rec.End, rec.Failed = recorder.At(clockStart)+int64(c.started)-1, end, failed
-	recorder.Add(&rec)
+	if !recorder.AddEntry(&e) {
+		rec := w.runRecord(c)
+		rec.Begin, rec.End, rec.Failed = e.Begin, end, failed
+		recorder.Add(&rec)
+	}
 }
 
 // runRecord is the record of a call without its times.
@@ -26,6 +36,11 @@ func (w *Worker) runRecord(c *call) recorder.Record {
 		Call: recorder.ID{Session: c.header.Session, Seq: c.header.Seq},
 	}
 }
+
+// startOf is when a call started, on the clock of the flight recorder.
+func startOf(c *call) int64 { return recordedClockStart + int64(c.started) - 1 }
+
+var recordedClockStart = recorder.At(clockStart)
 
 // openRecords reports the running calls of all workers.
 func (h *Host) openRecords(namespace string, add func(recorder.Record)) {
@@ -39,7 +54,7 @@ func (h *Host) openRecords(namespace string, add func(recorder.Record)) {
 				continue
 			}
 			rec := w.runRecord(c)
-			rec.Begin = recorder.At(clockStart) + int64(c.started) - 1
+			rec.Begin = startOf(c)
 			add(rec)
 		}
 		w.mu.Unlock()

@@ -1,6 +1,10 @@
 package actors
 
-import "time"
+import (
+	"time"
+
+	"troupe/bus/recorder"
+)
 
 // LatencyBounds are the upper bounds of the buckets of a MethodStats, in seconds. Longer calls are in the last bucket.
 var LatencyBounds = [...]float64{0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000}
@@ -23,12 +27,13 @@ const (
 // callStats counts a worker's calls. The worker's lock guards it.
 type callStats struct {
 	methods []MethodStats
-	changed []bool // since the last heartbeat, by method
-	done    uint64 // calls in all
+	changed []bool          // since the last heartbeat, by method
+	names   []recorder.Text // by method
+	done    uint64          // calls in all
 }
 
-// add counts a call that has ended.
-func (s *callStats) add(method string, ran time.Duration, failed bool) {
+// add counts a call that has ended. It returns the name of the method for the flight recorder.
+func (s *callStats) add(method string, ran time.Duration, failed bool) (name recorder.Text) {
 	i := s.index(method)
 	m := &s.methods[i]
 	s.changed[i] = true
@@ -44,6 +49,10 @@ func (s *callStats) add(method string, ran time.Duration, failed bool) {
 		bucket++
 	}
 	m.Buckets[bucket]++
+	if m.Method != method { // counted with others
+		return recorder.TextOf(method)
+	}
+	return s.names[i]
 }
 
 // index finds the counters of a method, and makes them.
@@ -57,6 +66,7 @@ func (s *callStats) index(method string) int {
 		return s.index(otherMethods)
 	}
 	s.methods, s.changed = append(s.methods, MethodStats{Method: method}), append(s.changed, false)
+	s.names = append(s.names, recorder.TextOf(method))
 	return len(s.methods) - 1
 }
 

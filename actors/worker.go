@@ -23,6 +23,7 @@ type Worker struct {
 	spec  WorkerSpec
 	host  *Host
 	class *Class
+	texts workerTexts
 
 	doneCh    chan struct{} // closed when the state is final
 	idleCh    chan struct{} // capacity 1; while the worker stops: a call ended, or a large answer was dropped
@@ -68,7 +69,7 @@ const (
 
 func newWorker(h *Host, spec WorkerSpec, class *Class) *Worker {
 	w := &Worker{
-		spec: spec, host: h, class: class, state: Created, since: time.Now(),
+		spec: spec, host: h, class: class, texts: textsOf(spec.Address), state: Created, since: time.Now(),
 		objects: map[string]Handler{}, classes: map[string]*Class{}, env: map[string]string{},
 		queues: map[Lane]*queue{}, callers: map[string]*callerState{}, orders: map[orderID]*callOrder{}, bindings: map[methodID]*binding{},
 		doneCh: make(chan struct{}), idleCh: make(chan struct{}, 1), forceCh: make(chan struct{}),

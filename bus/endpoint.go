@@ -38,6 +38,7 @@ type Endpoint struct {
 	caller      string
 	callPrefix  string
 	probePrefix string
+	texts       endpointTexts
 	timeline    string // subject of requests for the flight recorder
 	sub         *nats.Subscription
 	downloads   *downloads
@@ -85,6 +86,7 @@ func (b *Bus) Endpoint(namespace string) (*Endpoint, error) {
 	}
 	e.callPrefix, e.probePrefix = replyCallPrefix(namespace, e.session), replyProbePrefix(namespace, e.session)
 	e.timeline = replyTimeline(namespace, e.session)
+	e.texts = endpointTexts{recorder.TextOf(namespace), recorder.TextOf(e.session)}
 	e.downloads, e.uploads, e.sequencers, e.batcher = newDownloads(e), newUploads(e), newSequencers(e), newAnswerBatcher(e)
 	e.references = newReferences(e)
 	sub, err := b.nc.Subscribe(replyAll(namespace, e.session), GuardMsg(e.receive))

@@ -296,7 +296,7 @@ func (g *Gather) frame(part int) wire.Frame {
 	f := wire.Frame{Kind: wire.KindCall, Header: wire.Header{
 		Session: g.ep.session, Seq: g.seq, Acked: acked, Method: c.Method, Object: c.Object,
 		Caller: g.ep.caller, Trace: c.Trace, Meta: c.Meta, NoData: p.NoData, Inline: g.inline,
-		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part], Keep: c.Keep, Arguments: c.Arguments,
+		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part], Keep: c.Keep, Arguments: c.Arguments, OnDevice: c.OnDevice,
 		Order: g.place.order, Prev: g.place.prev, Prevs: g.place.prevs,
 	}}
 	if p.Some {
@@ -544,10 +544,10 @@ func (g *Gather) finish(cause error) {
 		g.arrived = append(g.arrived, int32(i))
 	}
 	g.left = 0
-	stop, deferred := g.stop, g.deferred
+	stop, deferred, good := g.stop, g.deferred, g.good
 	g.mu.Unlock()
 	g.ep.unregister(g)
-	g.recordOver(unanswered)
+	g.recordOver(unanswered, good)
 	if stop != nil {
 		stop()
 	}

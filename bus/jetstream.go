@@ -25,6 +25,9 @@ func (b *Bus) UpdateStream(ctx context.Context, has, want jetstream.StreamConfig
 	return b.tryReplicas(want, has.Replicas, func(cfg jetstream.StreamConfig) (jetstream.Stream, error) { return b.js.UpdateStream(ctx, cfg) })
 }
 
+// MayRaise reports whether a stream with n replicas might get more with AllReplicas.
+func (b *Bus) MayRaise(n int) bool { return n < mostReplicas && b.Clustered() }
+
 // tryReplicas finds the possible number of replicas by trying: without access to the system account there is no other
 // way.
 func (b *Bus) tryReplicas(cfg jetstream.StreamConfig, least int, try func(jetstream.StreamConfig) (jetstream.Stream, error)) (jetstream.Stream, error) {
@@ -81,7 +84,7 @@ func (b *Bus) OpenStream(ctx context.Context, cfg jetstream.StreamConfig) (jetst
 		return nil, Errorf(CodeUnavailable, "stream %s: %w", cfg.Name, b.withoutJetStream(err))
 	}
 	has := s.CachedInfo().Config
-	if replicas == 0 || replicas == has.Replicas {
+	if replicas == 0 || replicas == has.Replicas || replicas == AllReplicas && !b.MayRaise(has.Replicas) {
 		return s, nil
 	}
 	want := has

@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -42,18 +43,36 @@ func (g *Gather) record(kind recorder.Kind, rank int, end int64) recorder.Record
 	}
 }
 
+// endpointTexts are the texts of an endpoint in the flight recorder.
+type endpointTexts struct{ namespace, session recorder.Text }
+
+// addRecord records the call, or a part of it.
+func (g *Gather) addRecord(kind recorder.Kind, rank int, end int64, failed bool) {
+	s := &g.recording.scope
+	e := recorder.Entry{
+		Kind: kind, Failed: failed, Rank: int32(s.Rank), ToRank: int32(rank), Begin: recorder.At(g.sentAt), End: end,
+		Namespace: g.ep.texts.namespace, Name: recorder.TextOf(g.call.Method), To: g.sender.toText, CallSession: g.ep.texts.session, CallSeq: g.seq,
+	}
+	if s.Rank >= 0 {
+		e.Role, e.ParentSession, e.ParentSeq = recorder.TextOf(s.Role), recorder.TextOf(s.Call.Session), s.Call.Seq
+	}
+	if !recorder.AddEntry(&e) {
+		rec := g.record(kind, rank, end)
+		rec.Failed = failed
+		recorder.Add(&rec)
+	}
+}
+
 // recordPart records the answer of one rank. It is called without the lock.
 func (g *Gather) recordPart(rank int, err error, last bool) {
 	if g.recording == nil || len(g.slots) == 1 || len(g.slots) > maxParts && !last {
 		return
 	}
-	rec := g.record(recorder.Part, rank, recorder.Now())
-	rec.Failed = err != nil
-	recorder.Add(&rec)
+	g.addRecord(recorder.Part, rank, recorder.Now(), err != nil)
 }
 
-// recordOver records the call, and the parts that have no answer.
-func (g *Gather) recordOver(unanswered wire.RankSet) {
+// recordOver records the call, of which good ranks have answered without an error, and the parts that have no answer.
+func (g *Gather) recordOver(unanswered wire.RankSet, good int) {
 	if g.recording == nil {
 		return
 	}
@@ -65,20 +84,10 @@ func (g *Gather) recordOver(unanswered wire.RankSet) {
 			if i == maxParts {
 				break
 			}
-			rec := g.record(recorder.Part, r, now)
-			rec.Failed = true
-			recorder.Add(&rec)
+			g.addRecord(recorder.Part, r, now, true)
 		}
 	}
-	rec := g.record(recorder.Call, rank, now)
-	g.mu.Lock()
-	need := len(g.slots)
-	if g.call.Need > 0 {
-		need = g.call.Need
-	}
-	rec.Failed = g.good < need
-	g.mu.Unlock()
-	recorder.Add(&rec)
+	g.addRecord(recorder.Call, rank, now, good < cmp.Or(g.call.Need, len(g.slots)))
 }
 
 // openRecords reports the pending calls and the ranks that they wait for.

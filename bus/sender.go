@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"troupe/bus/recorder"
 	"troupe/bus/wire"
 )
 
@@ -18,7 +19,8 @@ import (
 type roleSender struct {
 	ep     *Endpoint
 	to     Address
-	inline atomic.Int64 // bytes of arguments inside frames of pending calls
+	toText recorder.Text // of the role
+	inline atomic.Int64  // bytes of arguments inside frames of pending calls
 
 	mu sync.Mutex // held while one call is published
 	orderChain
@@ -78,7 +80,7 @@ func (e *Endpoint) senderOf(to Address) *roleSender {
 	defer e.mu.Unlock()
 	t := e.senders[to]
 	if t == nil {
-		t = &roleSender{ep: e, to: to}
+		t = &roleSender{ep: e, to: to, toText: recorder.TextOf(to.Role)}
 		e.senders[to] = t
 	}
 	return t

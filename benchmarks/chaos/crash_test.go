@@ -19,7 +19,7 @@ import (
 const (
 	crashRestarts = 20               // without TROUPE_CRASH_RESTARTS
 	opLimit       = 20 * time.Second // of one operation; clients go on through a restart of the head
-	settleLimit   = 30 * time.Second // until what must be there is there again after a restart
+	settleLimit   = 90 * time.Second // until what must be there is there again after a restart
 	shortTTL      = 5 * time.Second  // of markers in the ledger, before markers stayed
 	longTTL       = time.Minute      // of markers elsewhere, before markers stayed
 )

@@ -152,8 +152,11 @@ func (bucket *Bucket) adopt(ctx context.Context, s jetstream.Stream) (jetstream.
 	if want.MaxMsgsPerSubject != has.MaxMsgsPerSubject || want.Storage != has.Storage {
 		return nil, bus.Errorf(bus.CodeExists, "bucket %s exists in %v with %d revisions of a key; Troupe needs it in %v with one", bucket.cfg.Bucket, has.Storage, has.MaxMsgsPerSubject, want.Storage)
 	}
+	if want.Replicas == bus.AllReplicas && !bucket.b.MayRaise(has.Replicas) {
+		want.Replicas = has.Replicas
+	}
 	if reflect.DeepEqual(has, want) {
-		return s, nil
+		return s, nil // an update would cost a write, which a slow disk may delay for seconds
 	}
 	return bucket.b.UpdateStream(ctx, has, want)
 }

@@ -221,6 +221,25 @@ func (oldServer) InProcessConn() (net.Conn, error) {
 	return here, nil
 }
 
+// A bucket that is as wanted is not written again when it is opened.
+func TestKVOpenChangesNothing(t *testing.T) {
+	t.Parallel()
+	b := bustest.Open(t, bus.Config{})
+	cfg := kv.Config{Replicas: bus.AllReplicas, MaxBytes: 1 << 20}
+	openKV(t, b, cfg)
+	sub, err := b.Conn().SubscribeSync("$JS.API.STREAM.UPDATE.>")
+	require.NoError(t, err)
+	openKV(t, b, cfg)
+	require.NoError(t, b.Flush(t.Context()))
+	updates, _, err := sub.Pending()
+	require.NoError(t, err)
+	require.Zero(t, updates)
+	cfg.MaxBytes *= 2
+	openKV(t, b, cfg)
+	_, err = sub.NextMsg(10 * time.Second)
+	require.NoError(t, err, "a change is one")
+}
+
 func TestKVNamesTheServerItCannotUse(t *testing.T) {
 	_, err := kv.Open(t.Context(), bustest.Open(t, bus.Config{InProcess: oldServer{}}), kv.Config{Bucket: "test"})
 	require.ErrorIs(t, err, bus.ErrVersion)

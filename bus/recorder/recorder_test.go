@@ -2,6 +2,7 @@ package recorder
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,52 +14,79 @@ import (
 
 // Records that were written before the ring was full are overwritten; the newest stay, whatever number of goroutines writes.
 func TestRingKeepsTheNewest(t *testing.T) {
-	r := New(64)
-	var group sync.WaitGroup
-	for w := range 4 {
-		group.Go(func() {
-			for i := range 1000 {
-				r.Add(&Record{Kind: Call, Rank: int32(w), Begin: int64(i), End: int64(i)})
-			}
-		})
+	for _, kind := range []Kind{Run, Span} { // one of each ring
+		r := New(64)
+		var group sync.WaitGroup
+		for w := range 4 {
+			group.Go(func() {
+				for i := range 1000 {
+					r.Add(&Record{Kind: kind, Rank: int32(w), Begin: int64(i), End: int64(i)})
+				}
+			})
+		}
+		group.Wait()
+		for i := range 1000 {
+			r.Add(&Record{Kind: kind, End: int64(10_000 + i)})
+		}
+		all, oldest := r.records(func(*Record) bool { return true })
+		require.Len(t, all, 64)
+		for _, rec := range all {
+			require.GreaterOrEqual(t, rec.End, int64(10_000))
+		}
+		require.GreaterOrEqual(t, oldest, int64(10_000))
 	}
-	group.Wait()
-	for i := range 64 {
-		r.Add(&Record{Kind: Span, End: int64(10_000 + i)})
-	}
-	all, oldest := r.records(func(*Record) bool { return true })
-	require.Len(t, all, 64)
-	for _, rec := range all {
-		require.Equal(t, Span, rec.Kind)
-	}
-	require.GreaterOrEqual(t, oldest, int64(10_000))
 }
 
 func TestAddDoesNotWaitForAReader(t *testing.T) {
 	r := New(64)
-	for i := range r.shards {
-		r.shards[i].mu.Lock()
+	for i := range r.calls {
+		r.calls[i].mu.Lock()
 	}
 	r.Add(&Record{Kind: Call})
 	require.EqualValues(t, 1, r.dropped.Load(), "all shards are busy: the record is dropped and counted")
-	r.shards[2].mu.Unlock()
+	r.calls[2].mu.Unlock()
 	r.Add(&Record{Kind: Call})
-	require.EqualValues(t, 1, r.shards[2].next)
+	require.EqualValues(t, 1, r.calls[2].next)
 }
 
 func TestAddDoesNotAllocate(t *testing.T) {
 	r := New(64)
-	rec := Record{Kind: Run, Name: "step", Role: "train"}
-	require.Zero(t, testing.AllocsPerRun(1000, func() { r.Add(&rec) }))
+	for _, kind := range []Kind{Run, Span} {
+		rec := Record{Kind: kind, Name: "step", Role: "train"}
+		for range 100 { // the ring of rare records is allocated with its first ones
+			r.Add(&rec)
+		}
+		require.Zero(t, testing.AllocsPerRun(1000, func() { r.Add(&rec) }), kind)
+	}
+}
+
+// Records whose texts get no number, because there are too many or because they are long, are kept like all others.
+func TestRecordsWithManyTexts(t *testing.T) {
+	r := New(1024)
+	for i := range maxInterned {
+		r.texts.number(strconv.Itoa(i))
+	}
+	want := []Record{
+		{Kind: Run, Name: "7", Namespace: "0", Call: ID{"12", 3}, Parent: ID{"13", 4}, Rank: 2, ToRank: -1, Begin: 1, End: 2, Queued: 5, Failed: true},
+		{Kind: Run, Name: "7", Namespace: "0", Call: ID{"a new session", 3}, End: 3},
+		{Kind: Call, Name: strings.Repeat("x", longInterned+1), To: "14", Role: "15", End: 4},
+	}
+	for i := range want {
+		r.Add(&want[i])
+	}
+	got, _ := r.records(func(*Record) bool { return true })
+	slices.SortFunc(got, compare)
+	require.Equal(t, want, got)
+	require.Len(t, r.texts.all(), maxInterned)
 }
 
 func TestSettingOfTheProcess(t *testing.T) {
 	require.Nil(t, newProcess("0"))
-	for setting, size := range map[string]int{"": defaultSize, "1": defaultSize, "yes": defaultSize, "100": 100, "-3": defaultSize} {
+	for setting, size := range map[string]int{"": defaultSize, "1": defaultSize, "yes": defaultSize, "100": 128, "-3": defaultSize} {
 		n := 0
 		r := newProcess(setting)
-		for i := range r.shards {
-			n += len(r.shards[i].records)
+		for i := range r.calls {
+			n += len(r.calls[i].ring)
 		}
 		require.Equal(t, size, n, setting)
 	}
@@ -158,24 +186,4 @@ func TestTakeHasOpenSpansAndSources(t *testing.T) {
 	remove()
 	open.End(false)
 	require.False(t, take(Query{Namespace: "ns", Last: time.Minute})["allreduce"].Open)
-}
-
-func BenchmarkAdd(b *testing.B) {
-	r := New(defaultSize)
-	rec := Record{Kind: Run, Name: "step", Role: "train", Namespace: "run"}
-	b.ReportAllocs()
-	for b.Loop() {
-		r.Add(&rec)
-	}
-}
-
-func BenchmarkAddParallel(b *testing.B) {
-	r := New(defaultSize)
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		rec := Record{Kind: Run, Name: "step", Role: "train", Namespace: "run"}
-		for pb.Next() {
-			r.Add(&rec)
-		}
-	})
 }

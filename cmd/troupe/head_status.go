@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"os"
 	"time"
@@ -10,6 +11,11 @@ import (
 	"troupe/bus"
 	"troupe/nodes"
 	"troupe/roles"
+)
+
+const (
+	storeLimit   = time.Minute      // until the store of a starting head answers
+	storeAttempt = 10 * time.Second // a request that a server without a leader got is never answered
 )
 
 // headStatus is the answer of a head to askHead.
@@ -36,10 +42,7 @@ type statusServer struct {
 }
 
 func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (*statusServer, error) {
-	if err := nodes.CreateEventStream(ctx, b, replicas); err != nil {
-		return nil, err
-	}
-	has, err := roles.Replicas(ctx, b, replicas)
+	has, err := awaitStore(ctx, b, log, replicas)
 	if err != nil {
 		return nil, err
 	}
@@ -49,6 +52,24 @@ func serveStatus(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int
 		return nil, err
 	}
 	return s, nil
+}
+
+// awaitStore opens the streams of the head and returns the replicas of the registry. A server that rebuilds its store after a
+// crash, or a cluster that elects a leader, may not answer for a while.
+func awaitStore(ctx context.Context, b *bus.Bus, log *slog.Logger, replicas int) (has int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, storeLimit)
+	defer cancel()
+	for waits := (bus.Backoff{}).Start(); ; {
+		attempt, cancel := context.WithTimeout(ctx, storeAttempt)
+		if err = nodes.CreateEventStream(attempt, b, replicas); err == nil {
+			has, err = roles.Replicas(attempt, b, replicas)
+		}
+		cancel()
+		if !errors.Is(err, context.DeadlineExceeded) || waits.Wait(ctx) != nil {
+			return has, err
+		}
+		log.Warn("troupe: the store does not answer; trying again", "limit", storeLimit, "error", err)
+	}
 }
 
 func (s *statusServer) close() {

@@ -47,7 +47,7 @@ type cluster struct {
 	bus    *bus.Bus
 }
 
-func startCluster(t *testing.T) *cluster {
+func startCluster(t *testing.T, classes ...*actors.Class) *cluster {
 	b := bustest.Open(t, bus.Config{Server: bus.ServerConfig{StoreDir: t.TempDir(), Listen: "127.0.0.1:0"}})
 	require.NoError(t, nodes.CreateEventStream(t.Context(), b, 0))
 	service, err := placement.NewService(placement.Config{Bus: b})
@@ -64,7 +64,7 @@ func startCluster(t *testing.T) *cluster {
 	t.Cleanup(observer.Close)
 	server := httptest.NewServer(dashboard.Handler(dashboard.Config{Bus: b, Observer: observer, Metrics: http.NotFoundHandler()}))
 	t.Cleanup(server.Close)
-	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Namespace: "run", Name: "test driver", Classes: []*actors.Class{waiting()}})
+	rt, err := roles.Open(t.Context(), roles.Config{Bus: b, Namespace: "run", Name: "test driver", Classes: append(classes, waiting())})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, rt.Close(context.Background())) })
 	return &cluster{url: server.URL, driver: rt, bus: b}
@@ -106,7 +106,7 @@ func browse(t *testing.T, url string) context.Context {
 		case *runtime.EventExceptionThrown:
 			errs = append(errs, ev.ExceptionDetails.Error())
 		case *log.EventEntryAdded:
-			if ev.Entry.Level == log.LevelError {
+			if ev.Entry.Level == log.LevelError && !strings.Contains(ev.Entry.Text, "409 (Conflict)") { // a refusal, which the page shows
 				errs = append(errs, ev.Entry.Text)
 			}
 		}

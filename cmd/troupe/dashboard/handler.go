@@ -43,7 +43,7 @@ type Config struct {
 
 // Handler serves the page, its data, /metrics, /healthz and /readyz.
 func Handler(cfg Config) http.Handler {
-	s := &server{Config: cfg, viewers: make(chan struct{}, maxViewers)}
+	s := &server{Config: cfg, viewers: make(chan struct{}, maxViewers), inspections: make(chan struct{}, maxInspections)}
 	files, err := fs.Sub(static, "static")
 	if err != nil {
 		panic(err) // the folder is embedded
@@ -55,6 +55,8 @@ func Handler(cfg Config) http.Handler {
 	page.HandleFunc("GET /api/stream", s.stream)
 	page.HandleFunc("GET /api/events", s.events)
 	page.HandleFunc("GET /api/logs", s.logs)
+	page.HandleFunc("GET /api/timeline", s.timeline)
+	page.HandleFunc("GET /api/stacks", s.stacks)
 	page.HandleFunc("GET /api/pipelines", s.pipelines)
 	page.HandleFunc("POST /api/pipelines/retry", s.retry)
 	mux := http.NewServeMux()
@@ -66,7 +68,8 @@ func Handler(cfg Config) http.Handler {
 
 type server struct {
 	Config
-	viewers chan struct{} // one for each live stream
+	viewers     chan struct{} // one for each live stream
+	inspections chan struct{} // one for each timeline or stacks that are being collected
 }
 
 // guarded asks for the token, and sets headers that keep other sites out of the page.

@@ -1,6 +1,7 @@
 """Large objects: put copies, all receivers share one copy, which ends with the last reference or with its owner."""
 
 import gc
+import os
 import time
 
 import numpy
@@ -28,6 +29,18 @@ class Reader:
 
     def made(self):
         return numpy.full(1 << 18, 3.0)
+
+    def pid(self):
+        return os.getpid()
+
+
+def kill(actor):
+    """Kills an actor and waits for the end of its process."""
+    pid = ray.get(actor.pid.remote())
+    ray.kill(actor)
+    eventually(lambda: not os.path.exists(f"/proc/{pid}"), "the process has ended")
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(actor.pid.remote(), timeout=20)
 
 
 @ray.remote(num_cpus=0)
@@ -67,18 +80,14 @@ def test_result_outlives_its_actor(session):
     reader = Reader.remote()
     ref = reader.made.remote()
     ray.wait([ref])
-    ray.kill(reader)
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(reader.made.remote(), timeout=20)
+    kill(reader)
     assert ray.get(ref)[0] == 3.0
 
 
 def test_object_ends_with_its_owner(session):
     reader = Reader.remote()
     ref = ray.get(reader.give.remote())["ref"]
-    ray.kill(reader)
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(reader.made.remote(), timeout=20)
+    kill(reader)
     with pytest.raises(ray.exceptions.OwnerDiedError):
         ray.get(ref, timeout=20)
 

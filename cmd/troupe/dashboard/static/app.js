@@ -1,5 +1,8 @@
 // The page of a Troupe head. It draws what /api/stream sends; nothing is stored in the browser.
 
+import { el, clock, seconds, bytes, plural, two, fetchJSON } from "./common.js";
+import { timelinePage, redrawTimeline } from "./timeline.js";
+
 const main = document.getElementById("main");
 const health = document.getElementById("health");
 let snapshot = null;      // the newest
@@ -7,38 +10,7 @@ let received = 0;         // when it came, by this clock
 let logs = null;          // the open stream of output
 const sorts = {};         // by table: [column, descending]
 let search = "";
-
-// el makes an element. Text is never parsed as HTML.
-function el(tag, props = {}, ...children) {
-  const e = document.createElement(tag);
-  for (const [k, v] of Object.entries(props)) {
-    if (v === undefined || v === false || v === null) continue;
-    if (k === "onclick" || k === "onkeydown" || k === "oninput") e[k] = v;
-    else e.setAttribute(k, v === true ? "" : v);
-  }
-  for (const c of children.flat()) if (c !== null && c !== undefined) e.append(c);
-  return e;
-}
-
-const two = (n) => String(n).padStart(2, "0");
-function clock(at) {
-  const d = new Date(at);
-  return `${two(d.getHours())}:${two(d.getMinutes())}:${two(d.getSeconds())}`;
-}
-function seconds(s) {
-  if (s < 0.0005) return "0";
-  if (s < 1) return `${Math.round(s * 1000)} ms`;
-  if (s < 60) return `${s.toFixed(1)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${two(Math.floor(s % 60))} s`;
-  return `${Math.floor(s / 3600)} h ${two(Math.floor((s % 3600) / 60))} min`;
-}
-function bytes(n) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let i = 0;
-  for (; n >= 1024 && i < units.length - 1; i++) n /= 1024;
-  return `${n.toFixed(i && n < 10 ? 1 : 0)} ${units[i]}`;
-}
-function plural(n, word) { return `${n} ${word}${n === 1 ? "" : "s"}`; }
+let stacks = { key: "", text: "" }; // of the role or rank that is shown
 
 // A rank is idle, busy, busy for long, starting, failed or silent.
 const LONG = 30;
@@ -261,8 +233,11 @@ function role(s, namespace, name, rank) {
     el("h1", {}, r.name, el("span", { class: "soft" }, ` in ${r.namespace}`)),
     el("p", {}, el("span", { class: r.state === "failed" ? "bad" : undefined }, r.state), ` since ${clock(r.since)}, class ${r.class}, ${plural(r.world, "rank")}, ${plural(r.restarts || 0, "restart")}, created by ${r.by}`),
   ];
+  const failed = r.state === "failed";
+  out.push(el("p", { class: "tools" }, el("a", { href: `#/timeline/${encodeURIComponent(r.namespace)}/${encodeURIComponent(r.name)}${failed ? "/failure" : ""}` }, failed ? "Timeline before the failure" : "Timeline"), stacksButton(r, rank)));
   if (r.cause) out.push(el("p", { class: "note bad" }, r.cause));
   for (const x of bad.slice(0, 5)) out.push(el("p", { class: "note bad" }, `Rank ${x.rank.rank} on ${x.rank.node} ${x.why}.`));
+  if (stacks.key === stacksKey(r, rank)) out.push(el("pre", { class: "log", tabindex: 0, "aria-label": "stacks" }, stacks.text));
   out.push(grid(r, (n) => { location.hash = roleLink(r) + (n === undefined ? "" : `/${n}`); }), legend());
   const late = new Map(bad.map((x) => [x.rank.rank, x.why]));
   const order = (x) => (late.has(x.rank) ? -1 : severity[kind(x)]);
@@ -296,6 +271,32 @@ function role(s, namespace, name, rank) {
   return out;
 }
 
+const stacksKey = (r, rank) => JSON.stringify([r.namespace, r.name, rank]);
+
+// stacksButton shows what the workers are doing, as `troupe stacks` does, until it is pressed again or another role is shown.
+function stacksButton(r, rank) {
+  const key = stacksKey(r, rank), shown = stacks.key === key;
+  return el("button", { class: "act", "aria-label": rank === undefined ? "Stacks of all ranks" : `Stacks of rank ${rank}`, "aria-pressed": String(shown), onclick: async () => {
+    if (shown) {
+      stacks = { key: "", text: "" };
+      draw();
+      return;
+    }
+    stacks = { key, text: "asking…" };
+    draw();
+    const query = new URLSearchParams({ namespace: r.namespace, role: r.name });
+    if (rank !== undefined) query.set("rank", rank);
+    let text;
+    try {
+      text = (await fetchJSON(`api/stacks?${query}`)).text;
+    } catch (e) {
+      text = e.message;
+    }
+    if (stacks.key === key) stacks.text = `${clock(Date.now())}\n${text}`;
+    draw();
+  } }, shown ? "Hide the stacks" : "Stacks");
+}
+
 // output keeps one stream of lines open while the same role or rank is shown.
 function output(r, rank) {
   const key = JSON.stringify([r.namespace, r.name, r.incarnation, rank]);
@@ -320,12 +321,6 @@ function output(r, rank) {
 function closeLogs() {
   if (logs) logs.source.close();
   logs = null;
-}
-
-async function fetchJSON(path, options) {
-  const r = await fetch(path, options);
-  if (!r.ok) throw new Error((await r.text()).trim() || r.statusText);
-  return r.json();
 }
 
 let pipelines = { list: [], problem: "" };
@@ -393,6 +388,14 @@ function draw() {
   let nodes;
   if (view === "role") nodes = role(snapshot, args[0], args[1], args[2] === undefined ? undefined : Number(args[2]));
   else closeLogs();
+  if (view === "timeline") {
+    const shown = timelinePage(snapshot, args[0], args[1], args[2] === "failure");
+    if (!main.contains(shown)) {
+      main.replaceChildren(shown);
+      redrawTimeline();
+    }
+    return;
+  }
   if (view === "pipelines") nodes = pipelineView();
   if (view === "events") nodes = eventView();
   main.replaceChildren(...(nodes || overview(snapshot)).flat().filter((n) => n));
@@ -421,4 +424,5 @@ source.addEventListener("snapshot", (e) => { snapshot = JSON.parse(e.data); rece
 source.addEventListener("same", (e) => { received = Date.now(); if (snapshot) snapshot.at = JSON.parse(e.data); if (!location.hash.startsWith("#/role")) refresh(); showHealth(); });
 setInterval(showHealth, 1000);
 window.addEventListener("hashchange", async () => { await refresh(); main.focus({ preventScroll: true }); window.scrollTo(0, 0); });
-window.addEventListener("resize", draw);
+window.addEventListener("resize", () => { draw(); redrawTimeline(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { draw(); redrawTimeline(); });
