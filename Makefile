@@ -15,7 +15,7 @@ export CGO_CFLAGS ?= -O2 -Wno-deprecated-declarations
 
 .PHONY: help build demo test go-test race lint verify heavy fuzz soak clean version man release wheel
 .PHONY: python python-test python-test-core python-test-ray python-lint browser-test gpu-check
-.PHONY: bench bench-python bench-ray bench-output memory-python
+.PHONY: bench bench-python bench-ray bench-output bench-device memory-python
 .PHONY: crash-model chaos soak-pipeline shm-faults placement-histories
 
 help: ## this list
@@ -124,6 +124,9 @@ bench-output: ## how much 32 ranks that print 1,000 lines a second each slow dow
 CALLS ?= 1000
 memory-python: ## resident memory of a driver and its workers before, during and after 1,000 large calls (CALLS)
 	@$(VENV)/bin/python benchmarks/python/memory.py $(CALLS)
+
+bench-device: ## tensors on a GPU between workers: checks, and 1 GiB by each way (MIB, ROUNDS); needs a GPU and a PYTHON with torch; `make python` first
+	@PYTHONPATH=python $(PYTHON) benchmarks/python/device_tensors.py
 
 SHM_ROUNDS ?= 200
 shm-faults: ## 200 rounds of processes killed, stopped and forked while large values are on their way (SHM_ROUNDS); `make python` first

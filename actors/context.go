@@ -157,7 +157,9 @@ type CallInfo struct {
 	Meta    []byte // metadata of the dispatch mode, msgpack
 	Trace   string
 	Queued  time.Duration
-	Host    *Host // for calls from inside the method
+	// OnDevice: tensors of the answer may stay on their device.
+	OnDevice bool
+	Host     *Host // for calls from inside the method
 }
 
 // Current describes the call that ctx belongs to. ok is false outside a method. After the method has returned, only
@@ -175,6 +177,7 @@ func Current(ctx context.Context) (info CallInfo, ok bool) {
 		h := c.call.header
 		info.Session, info.Caller, info.Seq, info.Method = h.Session, h.Caller, h.Seq, h.Method
 		info.NoData, info.Meta, info.Trace = h.NoData, h.Meta, h.Trace
+		info.OnDevice = h.OnDevice
 		info.Queued = c.call.started.sub(c.call.arrived)
 	}
 	return info, true

@@ -32,6 +32,8 @@ type Call struct {
 	// Arguments are the arguments that are references. Workers replace them by their values before the method runs. The caller
 	// keeps them, and the references inside other arguments, until the call is over.
 	Arguments []wire.Reference
+	// OnDevice: the caller takes tensors that stay on their device; see References.Lend.
+	OnDevice bool
 
 	FailFast bool // the first failure ends the call and cancels the other ranks
 	Need     int  // number of good answers that end the call and cancel the other ranks; 0: all

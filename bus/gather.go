@@ -296,7 +296,7 @@ func (g *Gather) frame(part int) wire.Frame {
 	f := wire.Frame{Kind: wire.KindCall, Header: wire.Header{
 		Session: g.ep.session, Seq: g.seq, Acked: acked, Method: c.Method, Object: c.Object,
 		Caller: g.ep.caller, Trace: c.Trace, Meta: c.Meta, NoData: p.NoData, Inline: g.inline,
-		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part], Keep: c.Keep, Arguments: c.Arguments,
+		CollectSome: c.CollectSome, Collect: c.Collect, Gens: c.Gens, Ref: g.refs[part], Keep: c.Keep, Arguments: c.Arguments, OnDevice: c.OnDevice,
 		Order: g.place.order, Prev: g.place.prev, Prevs: g.place.prevs,
 	}}
 	if p.Some {

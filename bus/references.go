@@ -17,6 +17,8 @@ import (
 //	   └── large result ──► elsewhere┴─────────────────────────────────┤
 //	                            └── the process that keeps it is lost ─┴► failed
 //
+// A lent value (Lend) is on a device of its owner. It is pending while a request for its bytes is served.
+//
 // Counting. Each process counts its own uses of a reference, and tells the owner when the first one begins (hold) and the last
 // one ends (drop). The owner has a set of holders, not a number, so that a message that arrives twice changes nothing. The
 // sender of a reference keeps it until the receiver has sent its hold: the arguments of a call until the call is over, the
@@ -80,6 +82,7 @@ const (
 	valueHere                        // body has it
 	valueElsewhere                   // another process keeps the body
 	valueFailed                      // err says why there is none
+	valueLent                        // not in memory; its bytes are made when they are requested
 )
 
 // ownedValue is a value of this endpoint. The mutex of References guards it.
@@ -102,6 +105,8 @@ type ownedValue struct {
 	producer producer
 	lost     error // why the producer is believed to be lost
 	taking   bool  // the body is being handed over
+
+	lending Lending // of a value that is lent, or was until its bytes were requested
 
 	waiters []*waiter
 	askers  map[asker]time.Time
@@ -423,6 +428,9 @@ func (r *References) freeLocked(v *ownedValue) (free func()) {
 	v.askers = nil
 	ref, body, memory, contains, retained := v.ref, v.body, v.memory, v.contains, v.retained
 	here := v.state == valueHere
+	if v.lending.FreedFunc != nil {
+		v.lending.FreedFunc(v.id)
+	}
 	if key := (bodyKey{ref.Owner, ref.ID}); r.elsewhere[key] == v {
 		delete(r.elsewhere, key)
 		r.sendFreeLocked(ref.Owner, ref.ID)

@@ -73,6 +73,9 @@ func (r *References) wait(ref wire.Reference, w *waiter) (cancel func()) {
 	}
 	r.mu.Lock()
 	v := r.owned[ref.ID]
+	if v != nil && !r.closed && !w.ready {
+		r.wantLocked(v)
+	}
 	switch {
 	case r.closed:
 		r.mu.Unlock()
@@ -265,6 +268,9 @@ func (r *References) asked(f *wire.Frame) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := r.owned[ref.ID]
+	if v != nil && !r.closed && !a.ready {
+		r.wantLocked(v)
+	}
 	switch {
 	case v == nil || r.closed:
 		r.replyLocked(&ownedValue{state: valueFailed, err: errFreed(ref)}, a)

@@ -69,10 +69,11 @@ type Call struct {
 	OverFunc    func(*bus.Gather)
 	// Memory holds large answers; see bus.Call.
 	Memory bus.Memory
-	// Keep, Counted and Arguments are about references; see bus.Call.
+	// Keep, Counted, Arguments and OnDevice are about references; see bus.Call.
 	Keep      bool
 	Counted   bool
 	Arguments []wire.Reference
+	OnDevice  bool
 }
 
 // Encoded is arguments that the caller has cut for a plan and encoded: one body for each part. The bodies must not
@@ -159,7 +160,7 @@ func (g *Group) prepare(ctx context.Context, c Call, named *[]wire.Reference) (*
 		To: g.To, Method: c.Method, Object: c.Object, Control: c.Control, Ordered: g.Ordered && !c.Control,
 		World: g.Mesh.World(), Parts: parts, Trace: c.Trace, Meta: c.Meta, AskAfter: c.AskAfter, Timeout: c.Timeout,
 		FailFast: !c.CollectAll && c.Need == 0, Need: c.Need, ArrivedFunc: c.ArrivedFunc, OverFunc: c.OverFunc, Memory: c.Memory,
-		Keep: c.Keep, Counted: c.Counted, Arguments: c.Arguments,
+		Keep: c.Keep, Counted: c.Counted, Arguments: c.Arguments, OnDevice: c.OnDevice,
 	}
 	call.Gens = g.gens()
 	called := 0

@@ -19,6 +19,7 @@ const (
 	ExtHandle    Ext = 3  // a role, or a worker of one, to be called
 	ExtReference Ext = 4  // Reference: a value that its owner keeps
 	ExtArgument  Ext = 5  // Argument: a reference as an argument of a call, which gets the value
+	ExtDevice    Ext = 6  // a tensor on a device of its owner, for callers that take it so (Header.OnDevice)
 
 	// 16 to 31 are for Python values that keep their type between Python programs. Go passes them on inside a Raw and
 	// does not decode them.
@@ -46,6 +47,7 @@ var extNames = map[Ext]struct{ name, remedy string }{
 	ExtHandle:          {"handle", "the program must import the package that defines handles"},
 	ExtReference:       {"reference", ""},
 	ExtArgument:        {"reference as an argument", ""},
+	ExtDevice:          {"tensor on a device", "make the call that returns it with options(device=False)"},
 	ExtPythonTuple:     {"Python tuple", "send a list"},
 	ExtPythonSet:       {"Python set", "send a sorted list"},
 	ExtPythonFrozenset: {"Python frozenset", "send a sorted list"},

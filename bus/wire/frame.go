@@ -133,6 +133,7 @@ type Header struct {
 	Keep       bool        // call: a large answer stays with its worker, for the caller. answer: it does
 	References []Reference // answer, resolved: the references inside the body
 	Arguments  []Reference // call: the arguments that are references, and are replaced by their values before the method runs
+	OnDevice   bool        // call: tensors of the answer may stay on their device; the body then has extension type 6 for them
 }
 
 // Envelope keys. A number never changes its meaning and is never reused.
@@ -173,6 +174,7 @@ const (
 	keyKeep
 	keyReferences
 	keyArguments
+	keyOnDevice
 )
 
 // Frame is one message: magic, version, kind, envelope, body.
@@ -325,6 +327,7 @@ func (h *Header) append(b []byte, fromRank bool) []byte {
 	b, n = h.Location.append(b, n)
 	num(keyKeep, flag(h.Keep))
 	b, n = appendReferenceFields(b, n, h)
+	num(keyOnDevice, flag(h.OnDevice))
 	binary.BigEndian.PutUint16(b[at+1:], uint16(n))
 	return b
 }
@@ -426,6 +429,8 @@ func (h *Header) field(e *envelopeReader, key uint64) {
 		h.References = e.references()
 	case keyArguments:
 		h.Arguments = e.references()
+	case keyOnDevice:
+		h.OnDevice = e.uint() != 0
 	default:
 		e.raw() // a field that a later minor version added
 	}

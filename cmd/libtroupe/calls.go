@@ -34,9 +34,10 @@ const (
 	callNoCollect  = 2
 	callCollectAll = 4
 	callControl    = 8
-	callMore       = 16 // the caller does not wait now: more calls may follow
-	callNoWait     = 32 // fail at once if a rank is being restarted
-	callKeep       = 64 // large answers stay with their workers
+	callMore       = 16  // the caller does not wait now: more calls may follow
+	callNoWait     = 32  // fail at once if a rank is being restarted
+	callKeep       = 64  // large answers stay with their workers
+	callOnDevice   = 128 // tensors of the answers may stay on their device
 )
 
 func parseHead(b []byte) (h callHead, rest []byte, ok bool) {
@@ -115,7 +116,7 @@ func (c *core) call(token, id uint64, blob []byte) error {
 		Method: method, Object: object, Encoded: &dispatch.Encoded{Plan: p, Bodies: bodies}, Need: int(h.need),
 		Timeout: time.Duration(h.timeout) * time.Microsecond, NoCollect: h.flags&callNoCollect != 0,
 		CollectAll: h.flags&callCollectAll != 0, Control: h.flags&callControl != 0, NoWait: h.flags&callNoWait != 0,
-		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments,
+		OverFunc: r.over, Memory: c.memory, Keep: r.keep, Counted: true, Arguments: arguments, OnDevice: h.flags&callOnDevice != 0,
 	}
 	r.refs = on.References()
 	if r.keep {

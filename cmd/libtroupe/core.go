@@ -37,6 +37,7 @@ type core struct {
 	output   outputPipe
 	log      *slog.Logger
 	side     atomic.Pointer[queue]     // see side.go; nil until Python asks for it
+	lent     atomic.Pointer[queue]     // see lent.go; nil until Python asks for it
 	broken   atomic.Pointer[bus.Error] // the panic that made the core unusable; see guard.go
 
 	mu       sync.Mutex // guards what follows

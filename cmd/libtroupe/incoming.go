@@ -112,7 +112,7 @@ func (in *incoming) cancelled(token uint64) int {
 }
 
 // callMeta encodes what a call is about: uint32 flags (1: without data, 2: of a pipeline, 4: of a pipeline and answered
-// with items instead of bodies), uint32 lengths of session, method, object, caller and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and
+// with items instead of bodies, 8: tensors of the answer may stay on their device), uint32 lengths of session, method, object, caller and trace, uint64 sequence, uint64 deadline (microseconds since 1970 by this machine's clock; 0: none), and
 // those texts.
 func callMeta(ctx context.Context, method, object string) []byte {
 	info, _ := actors.Current(ctx)
@@ -125,6 +125,9 @@ func callMeta(ctx context.Context, method, object string) []byte {
 	le := binary.LittleEndian
 	if info.NoData {
 		b[0] = 1
+	}
+	if info.OnDevice {
+		b[0] |= 8
 	}
 	if len(info.Meta) > 0 {
 		b[0] |= styleFlags[pipeline.StyleOf(info.Meta)]

@@ -27,6 +27,8 @@ const (
 	kindCancel  kind = 5 // the call with this token was cancelled
 	kindStopped kind = 6 // the worker has ended; failed: the body is the error
 	kindValue   kind = 7 // the value of an argument of the call with this token, which follows; the meta has the reference, and those inside the value
+	kindWanted  kind = 8 // the bytes of the lent value with this number are requested; see lent.go
+	kindFreed   kind = 9 // the lent value with this number was freed
 )
 
 const (

@@ -22,25 +22,25 @@ _HEAD = struct.Struct("<IIqIIIIQ")
 _PART = struct.Struct("<QQ")
 _INSPECT_TIMEOUT = 10.0  # seconds for agents to inspect workers
 _ACTIVITY_TIMEOUT = 1.0  # seconds for workers to say what they are doing
-_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP = 1, 2, 4, 8, 16, 32, 64
+_STREAM, _NO_COLLECT, _COLLECT_ALL, _CONTROL, _MORE, _NO_WAIT, _KEEP, _ON_DEVICE = 1, 2, 4, 8, 16, 32, 64, 128
 
 
-def _by_reference(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
+def _by_reference(args: tuple[Any, ...], kwargs: dict[str, Any], share: bool = False) -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """The arguments, with futures and references named, and the references: the workers get the values without this process."""
     refs: list[Any] = []
-    return tuple([_named(a, refs) for a in args]), {n: _named(v, refs) for n, v in kwargs.items()}, refs
+    return tuple([_named(a, refs, share) for a in args]), {n: _named(v, refs, share) for n, v in kwargs.items()}, refs
 
 
-def _named(value: Any, refs: list[Any]) -> Any:
+def _named(value: Any, refs: list[Any], share: bool) -> Any:
     if isinstance(value, Broadcast) and isinstance(value.value, Waitable):
-        return Broadcast(_named(value.value, refs))
+        return Broadcast(_named(value.value, refs, share))
     if not isinstance(value, Waitable):
         return value
     found = value.reference()
     if found is None:
         return value.arrived()
     refs.append(found)
-    return _codec.Argument(found)
+    return _codec.Argument(found, share=share)
 
 
 class Method:
@@ -488,6 +488,7 @@ class Cluster(_codec.Walked):
     def options(
         self, *, timeout: float | None = None, collect: bool = True, pad: bool = False, need: int = 0, collect_all: bool = False,
         mode: Dispatch | str | None = None, ranks: Sequence[int] | None = None, engine: str = "", wait: bool = True, copy: bool = False,
+        share: bool = False, device: bool = True,
     ) -> _Options:  # fmt: skip
         """Other settings for calls: cluster.options(collect=False).train_step(batch).
 
@@ -495,10 +496,11 @@ class Cluster(_codec.Walked):
         again. need=k: k good answers are enough. collect_all: wait for all ranks, and give exceptions in place of values.
         mode, ranks: instead of the method's own. engine: a named object in the workers. wait=False: a call of a rank that is being
         restarted fails at once instead of waiting for it. copy=True: large arrays of the result are copied out of shared memory when they
-        are received, which takes less than writing to all of their pages later.
+        are received, which takes less than writing to all of their pages later. share=True: tensors on a device, of the result and of arguments
+        that are futures or references, are used in place, and not copied. device=False: tensors of the result travel through memory.
         """
         settings = {"timeout": timeout, "collect": collect, "pad": pad, "need": need, "collect_all": collect_all, "mode": mode, "ranks": ranks}
-        return _Options(self, _settings_of({**settings, "engine": engine, "wait": wait, "copy": copy}))
+        return _Options(self, _settings_of({**settings, "engine": engine, "wait": wait, "copy": copy, "share": share, "device": device}))
 
     def _dispatch(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], blocking: bool, settings: dict[str, Any] | None = None) -> Any:
         settings = settings or {}
@@ -519,7 +521,7 @@ class Cluster(_codec.Walked):
             kwargs = {n: _split.plain(v) for n, v in kwargs.items()}
             return self._send(method, args, kwargs, self._plan(mode, True), blocking=blocking, settings=settings)
         plan = self._plan(mode, False)
-        args, kwargs, refs = _by_reference(args, kwargs)
+        args, kwargs, refs = _by_reference(args, kwargs, settings.get("share", False))
         bodies, info = _split.encode_parts(self._codec, plan, mode, args, kwargs, settings.get("pad", False))
         return self._send_bodies(method, bodies, plan, info=info, blocking=blocking, settings=settings, refs=refs)
 
@@ -549,7 +551,7 @@ class Cluster(_codec.Walked):
     ) -> Any:  # fmt: skip
         if plan.single and not settings:
             return self._short(method, args, kwargs, plan, one, blocking)
-        args, kwargs, refs = _by_reference(args, kwargs)
+        args, kwargs, refs = _by_reference(args, kwargs, bool(settings and settings.get("share")))
         body = self._codec.encode([list(args), kwargs or None])
         return self._send_bodies(method, [body] * len(plan.parts), plan, one=one, blocking=blocking, settings=settings, refs=refs)
 
@@ -567,13 +569,14 @@ class Cluster(_codec.Walked):
             | (_CONTROL if method in self._control or method == "@info" else 0)
             | (0 if blocking else _MORE | _KEEP)
             | (0 if settings.get("wait", True) else _NO_WAIT)
+            | (_ON_DEVICE if self._session.device and settings.get("device", True) else 0)
         )
         future = Future(self._core, (self, method), plan, self._codec, one)
         if self._own_rank >= 0:
             self._mind_own(future, method, plan, blocking)
         future._collects, future._keep_all, future._info = collect, keep_all, info
         future._engine = settings.get("engine", "")
-        future._copy = settings.get("copy", False)
+        future._copy, future._share = settings.get("copy", False), settings.get("share", False)
         name, engine = _name("method", method), _name("engine", settings.get("engine", ""))
         future._pins = _codec.take_references()
         names = _reference.names_of(refs) if refs else b""
@@ -652,6 +655,7 @@ class Cluster(_codec.Walked):
 
     def _prefix(self, method: str, plan: _split.Plan, blocking: bool) -> bytes:
         flags = (0 if blocking or len(plan.parts[0][1]) == 1 else _STREAM) | (_CONTROL if method in self._control else 0) | (0 if blocking else _MORE | _KEEP)
+        flags |= _ON_DEVICE if self._session.device else 0
         name = _name("method", method)
         return _HEAD.pack(flags, 1, 0, plan.id, 0, len(name), 0, 0) + name
 
@@ -869,7 +873,7 @@ def _with_wait(settings: dict[str, Any], wait: bool | None) -> dict[str, Any]:
     return {**settings, "wait": _check.flag("wait", wait)}
 
 
-_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait", "copy")
+_SETTINGS = ("timeout", "collect", "pad", "need", "collect_all", "mode", "ranks", "engine", "wait", "copy", "share", "device")
 
 
 def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
@@ -880,7 +884,7 @@ def _settings_of(given: dict[str, Any]) -> dict[str, Any]:
     made = dict(given)
     if "timeout" in made:
         made["timeout"] = _check.seconds("timeout", made["timeout"])
-    for name in ("collect", "pad", "collect_all", "wait", "copy"):
+    for name in ("collect", "pad", "collect_all", "wait", "copy", "share", "device"):
         if name in made:
             _check.flag(name, made[name])
     if "need" in made:

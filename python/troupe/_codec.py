@@ -17,7 +17,7 @@ import msgpack
 
 from . import _errors
 
-TENSOR, BATCH, HANDLE, REFERENCE, ARGUMENT = 1, 2, 3, 4, 5
+TENSOR, BATCH, HANDLE, REFERENCE, ARGUMENT, DEVICE = 1, 2, 3, 4, 5, 6
 TUPLE, SET, FROZENSET, DATACLASS, ENUM, SCALAR, PICKLE, EXCEPTION, COMPLEX, DECIMAL, DATETIME, QUEUE, STREAM = range(16, 29)
 
 ALIGN = 64
@@ -79,13 +79,19 @@ class Big(Exception):
 class Codec:
     """The encoding of values between this process and one other: it says whether pickles and handles are allowed."""
 
-    __slots__ = ("_free", "handles", "pickle", "why_not")
+    __slots__ = ("_free", "device", "handles", "pickle", "snapshot", "why_not")
 
-    def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False) -> None:
+    def __init__(self, pickle: bool = False, why_not: str = "", handles: bool = False, device: bool = False, snapshot: bool = True) -> None:
         self.pickle = pickle
         self.why_not = why_not or "pickles travel only in calls, between the processes of one run"
         self.handles = handles  # a handle is decoded to a cluster or a worker; else to its fields
+        self.device = device  # large tensors on a device are encoded as references to them,
+        self.snapshot = snapshot  # of a copy that later writes do not change
         self._free: list[Any] = []
+
+    def on_device(self, snapshot: bool) -> Codec:
+        """The same, for results whose large tensors stay on their device."""
+        return Codec(self.pickle, self.why_not, self.handles, device=True, snapshot=snapshot)
 
     # Encoding.
 
@@ -95,8 +101,12 @@ class Codec:
             return self._pack(value)
         except Big:
             walk = Walk(self)
-            walk.value(value, 0)
-            return walk
+            try:
+                walk.value(value, 0)
+            except BaseException:
+                take_references()  # of tensors that are lent and will not be sent
+                raise
+            return walk.join() if walk.lent and walk.size < BIG else walk
 
     def encode_args(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes | Walk:
         """The body of a call: [positional, named]."""
@@ -119,6 +129,8 @@ class Codec:
         if kind is tuple:
             return msgpack.ExtType(TUPLE, self._pack(list(value)))
         if is_array(value):
+            if self.device and getattr(value, "is_cuda", False):
+                raise Big  # it may be lent, once: a walk does not begin anew
             return _small(value)
         if isinstance(value, Walked) and value.big():
             raise Big
@@ -175,8 +187,12 @@ class Codec:
 
     # Decoding.
 
-    def decode(self, body: Buffer, copy: Copy | None = None) -> Any:
-        """The value of a body. Arrays are views of a large body, which belongs to this value alone; with copy they are copies."""
+    def decode(self, body: Buffer, copy: Copy | None = None, share: bool = False) -> Any:
+        """The value of a body. Arrays are views of a large body, which belongs to this value alone; with copy they are copies. With share,
+        tensors on a device are those of their producer."""
+        if share:
+            with _devices().sharing(True):
+                return self.decode(body, copy)
         if len(body) > BIG:
             try:
                 return Reader(self, memoryview(body), copy).whole()
@@ -248,10 +264,11 @@ class Eventual:
 class Argument:
     """A reference as an argument of a call. The worker's core replaces it by the value."""
 
-    __slots__ = ("name", "ref")
+    __slots__ = ("name", "ref", "share")
 
-    def __init__(self, ref: Any = None, name: tuple[str, int] = ("", 0)) -> None:
+    def __init__(self, ref: Any = None, name: tuple[str, int] = ("", 0), share: bool = False) -> None:
         self.ref = ref  # at the caller
+        self.share = share  # tensors on a device are used in place
         self.name = name if ref is None else (ref._owner, ref._number)
 
 
@@ -284,7 +301,7 @@ def take_references() -> list[Any] | None:
 
 def _encode_argument(value: Argument) -> tuple[int, Any]:
     _note(value.ref)
-    return ARGUMENT, {"owner": value.name[0], "id": value.name[1]}
+    return ARGUMENT, {"owner": value.name[0], "id": value.name[1], **({"share": True} if value.share else {})}
 
 
 _NATIVE = {type(None), bool, int, float, str, bytes, bytearray, list, dict}  # what msgpack takes as it is
@@ -390,6 +407,10 @@ def _decode_enum(codec: Codec, value: Any) -> Any:
     return codec.type_of(module, name)[member]
 
 
+def _decode_device(codec: Codec, value: Any) -> Any:
+    return _devices().receive(codec, value)
+
+
 _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     TUPLE: lambda codec, value: tuple(value),
     SET: lambda codec, value: set(value),
@@ -399,7 +420,8 @@ _DECODERS: dict[int, Callable[[Codec, Any], Any]] = {
     SCALAR: _decode_scalar,
     DECIMAL: _decode_decimal,
     DATETIME: _decode_time,
-    ARGUMENT: lambda codec, value: Argument(name=(value["owner"], value["id"])),
+    ARGUMENT: lambda codec, value: Argument(name=(value["owner"], value["id"]), share=value.get("share", False)),
+    DEVICE: _decode_device,
 }
 
 
@@ -412,6 +434,16 @@ def set_handle_decoder(decode: Callable[[bytes, dict[str, Any]], Any]) -> None:
     """Sets how a handle, given as its bytes and its fields, becomes a cluster or a worker."""
     global _open_handle
     _open_handle = decode
+
+
+def set_devices(module: Callable[[], Any]) -> None:
+    """Sets what gives the module of tensors on a device, which imports this one. It is imported with the first such tensor."""
+    global _devices
+    _devices = module
+
+
+def _devices() -> Any:
+    raise _errors.RefusedError("a tensor on a device cannot be read here")
 
 
 _open_handle: Callable[[bytes, dict[str, Any]], Any] = lambda data, fields: fields  # noqa: E731
@@ -580,12 +612,13 @@ def _own(value: Any, copy: Copy | None = None) -> Any:
 class Walk:
     """A value with large arrays in it, encoded as pieces. It is written into one buffer at the end."""
 
-    __slots__ = ("_bytes", "_codec", "_pieces", "size")
+    __slots__ = ("_bytes", "_codec", "_pieces", "lent", "size")
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._pieces: list[Any] = []
         self._bytes = bytearray()  # of the last piece, while it is small things
+        self.lent = 0  # tensors that stay on their device
         self.size = 0
 
     def __len__(self) -> int:
@@ -647,6 +680,8 @@ class Walk:
         struct.pack_into(">BIb", head, 0, 0xC9, self.size - start, code)
 
     def _tensor(self, value: Any) -> None:
+        if self._codec.device and getattr(value, "is_cuda", False) and self._lend(value):
+            return
         meta, data = tensor_parts(value)
         pad = -(self.size + 7 + len(meta)) % ALIGN
         _check_length(1 + pad + len(meta) + len(data))
@@ -655,6 +690,19 @@ class Walk:
         self._flush()
         self._pieces.append(data)
         self.size += len(data)
+
+    def _lend(self, value: Any) -> bool:
+        """Encodes a tensor that stays on its device; False: it travels in the body."""
+        devices = _devices()
+        if self.lent >= devices.MOST or not devices.is_lent(value):
+            return False
+        made = devices.lend(value, self._codec.snapshot)
+        if made is None:
+            return False
+        self.lent += 1
+        _note(made[0])
+        self._add(msgpack.packb(msgpack.ExtType(DEVICE, made[1])))
+        return True
 
     def write(self, into: memoryview, copy: Copy = ctypes.memmove) -> None:
         """Copies the pieces to where the body is to be. Large ones with copy(to, from, bytes), without the interpreter lock."""

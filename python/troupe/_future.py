@@ -290,6 +290,7 @@ class Future(Waitable, Sequence[RankFuture]):
     _has_value = False
     _engine = ""  # the object in the workers that was called
     _copy = False  # arrays of the result do not lie in shared memory
+    _share = False  # tensors on a device are used in place
     _described = False  # the error of a timeout names the ranks that did not answer
     _told = False  # of initialize: the workers have been asked for their mesh since
     _behind_loop: Any = None  # the worker's event loop that must serve this call, if the call was made on it
@@ -458,7 +459,7 @@ class Future(Waitable, Sequence[RankFuture]):
                 raise self._raise_from(pull.body)
             flags, body, pull.body = pull.flags, pull.body, b""
         copy = self._core.copy if self._copy and flags & SHARED else None
-        value = None if flags & NONE else self._codec.decode(body, copy)
+        value = None if flags & NONE else self._codec.decode(body, copy, self._share)
         if self._inside:
             self._inside.pop(rank, None)
         if type(value) is StreamReference:

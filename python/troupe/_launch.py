@@ -207,7 +207,7 @@ def _config(
     return {
         **engine_config(codec, cls, args, kwargs),
         "worker_config": settings if isinstance(settings, bytes) else settings.join(),
-        "cluster_name": name, "driver": session.session, "pickle": session.pickle, "sys_path": search_path(),
+        "cluster_name": name, "driver": session.session, "pickle": session.pickle, "device": session.device, "sys_path": search_path(),
         "shipped": session.working_dir is not None,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}", "max_concurrency": int(setting(config, "max_concurrency", 1000)),
         "troupe": _PACKAGE_IN,
@@ -233,7 +233,7 @@ def packed(value: dict[str, Any]) -> bytes:
 
 def inherited_environment() -> dict[str, str]:
     """The driver's environment, without what is a worker's own."""
-    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and (not k.startswith("TROUPE_") or k.startswith("TROUPE_SHM"))}
+    return {k: v for k, v in os.environ.items() if k not in _NOT_INHERITED and (not k.startswith("TROUPE_") or k.startswith(("TROUPE_SHM", "TROUPE_DEVICE")))}
 
 
 def here() -> str:

@@ -64,12 +64,14 @@ def register(
     lane: str = "work",
     concurrency: int = 0,
     replay: bool = False,
+    share: bool = False,
 ) -> Callable[[F], F]:
     """Makes a method of a worker one of the cluster's.
 
     lane="control" lets it run while others do, on a thread of its own: for status and abort. concurrency=n lets n of its
     calls run at once, on threads. replay=True has a restarted worker called with the arguments of the last successful call before it
-    takes others: for methods that set a worker up, such as initialize.
+    takes others: for methods that set a worker up, such as initialize. share=True: tensors on a device that the method returns are
+    not copied; the class does not write to them until the callers have taken or dropped them.
     """
     try:
         mode = Dispatch(dispatch_mode)
@@ -87,7 +89,7 @@ def register(
         raise _errors.InvalidError("concurrency is a positive number, and not for the control lane, which has 64 places")
 
     def mark(function: F) -> F:
-        function._troupe = {"mode": mode.value, "lane": lane, "concurrency": concurrency, "replay": bool(replay)}  # type: ignore[attr-defined]
+        function._troupe = {"mode": mode.value, "lane": lane, "concurrency": concurrency, "replay": bool(replay), "share": bool(share)}  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -12,7 +12,7 @@ from ._call import LENGTHS, IncomingCall
 from ._future import Pull, Waitable
 from ._reference import Reference, names_of, read_names
 
-PIPELINE, ITEMS = 2, 4  # flags of a call: a pipeline's; with items instead of their values
+PIPELINE, ITEMS, ON_DEVICE = 2, 4, 8  # flags of a call: a pipeline's; with items instead of their values; tensors of its result may stay on their device
 
 FAILED, MORE, TAKES = 1, 2, 4  # how an answer is given: see troupe_answer
 
@@ -24,12 +24,13 @@ _KNOWN = 256
 class Object:
     """One object in the worker: the worker's own, or a named engine."""
 
-    __slots__ = ("generators", "is_async", "lanes", "streams", "value")
+    __slots__ = ("generators", "is_async", "lanes", "shares", "streams", "value")
 
-    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str], generators: dict[str, str]) -> None:
+    def __init__(self, value: Any, is_async: bool, lanes: dict[str, str], generators: dict[str, str], shares: frozenset[str] = frozenset()) -> None:
         self.value = value
         self.is_async = is_async
         self.lanes = lanes  # of methods that do not run on the main thread: control, concurrent
+        self.shares = shares  # methods that lend the tensors which they return, and not copies
         self.generators = generators  # by generator method, the method that advances its streams
         self.streams = _result_stream.OpenStreams()
 
@@ -130,7 +131,8 @@ class Server:
             for key in keys:
                 value = where[key]  # type: ignore[index]
                 if type(value) is _codec.Argument:
-                    where[key] = codec.decode(values[value.name][0]) if len(values[value.name][0]) else None  # type: ignore[index]
+                    body = values[value.name][0]
+                    where[key] = codec.decode(body, share=value.share) if len(body) else None  # type: ignore[index]
 
     def name_references(self, token: int) -> None:
         """Tells the core which references are inside the answer that follows."""
@@ -200,7 +202,12 @@ class Server:
         """Reads what a call says of itself, and remembers it for those that say the same."""
         _, k, n, m = LENGTHS.unpack_from(meta)
         texts = meta[40 + k : 40 + k + n + m]
-        found = (self.codecs[self.trusts(meta)], texts[n:].decode(), texts[:n].decode())
+        owner, name = texts[n:].decode(), texts[:n].decode()
+        codec = self.codecs[self.trusts(meta)]
+        if meta[0] & ON_DEVICE:
+            made = self.objects.get(owner)
+            codec = codec.on_device(snapshot=made is None or name not in made.shares)
+        found = (codec, owner, name)
         if len(self.known) >= _KNOWN:  # of many callers, or with traces
             self.known.clear()
         self.known[meta[:24] + meta[40:]] = found
@@ -431,4 +438,13 @@ def describe(value: Any, max_concurrency: int, side: str) -> tuple[Object, dict[
                 if lane["name"] != "work" and not is_async and extra != _result_stream.CLOSE:
                     lanes[extra] = str(lane["name"])
     table = {"methods": methods, "open": hasattr(cls, "__getattr__"), "cancels": is_async, "side": side if is_async or side == "all" else "beside" if lanes else ""}
-    return Object(value, is_async, lanes, generators), table
+    return Object(value, is_async, lanes, generators, frozenset(n for n in names if marks.get(n, {}).get("share"))), table
+
+
+def _devices() -> Any:
+    from . import _device
+
+    return _device
+
+
+_codec.set_devices(_devices)

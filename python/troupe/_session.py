@@ -115,7 +115,9 @@ class Head:
 class Session:
     """A driver's session, or a worker's own for the calls it makes."""
 
-    def __init__(self, core: _core.Core, fields: dict[str, Any], *, pickle: bool, head: Head | None = None, working_dir: str | None = None) -> None:
+    def __init__(
+        self, core: _core.Core, fields: dict[str, Any], *, pickle: bool, head: Head | None = None, working_dir: str | None = None, device: bool = True
+    ) -> None:
         self.core = core
         self.id: int = fields["runtime"]
         self.url: str = fields["url"]
@@ -124,6 +126,7 @@ class Session:
         self.pickle = pickle
         self.head = head
         self.working_dir = working_dir
+        self.device = device  # tensors of results may stay on their device
         self.is_worker = False
         self.driver = ""  # of a worker: the session of the driver that created it
         self.own = ("", "", -1)  # of a worker: its role, the role's incarnation, and its rank
@@ -231,6 +234,7 @@ def init(
     name: str | None = None,
     lease: float = 0.0,
     output: str | None = None,
+    device: bool = True,
     timeout: float | None = 30.0,
 ) -> Session:
     """Attaches to a head, or starts a private one as a child process.
@@ -243,6 +247,7 @@ def init(
     it when it is cut off or suspended, 1 to 86,400; 0 is 15. When its process ends without a word, they end within seconds
     whatever the lease is. output: what workers print and this process shows: "all"; "errors", stderr alone; "none"; "raw", every line
     unchanged and without limits. None: TROUPE_OUTPUT, or "all". The last lines on stderr of a worker that dies are always shown.
+    device=False: tensors on a device travel through memory in every call of this run, and arrive in memory.
     A session that is open is returned again; one with another url or namespace must be closed first.
     In a worker it returns the worker's own session, which needs no init. Usable as a context manager.
     """
@@ -298,7 +303,7 @@ def init(
                 head.close()
             raise
         _traceback.install(_errors.Error)
-        _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir)
+        _current = Session(core, fields, pickle=pickle, head=head, working_dir=working_dir, device=_check.flag("device", device))
         _current.output = reader
         reader.start()
         if head is None and not given_namespace:

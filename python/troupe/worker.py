@@ -50,7 +50,7 @@ class Host(Server):
         self.role, self.node, self.devices = fields["role"], fields["node"], fields["devices"] or []
         self.config = fields["config"] if isinstance(fields["config"], dict) else {}
         self.raw_config = fields["config"]
-        self.session = _session.Session(self.core, fields, pickle=bool(self.config.get("pickle")))
+        self.session = _session.Session(self.core, fields, pickle=bool(self.config.get("pickle")), device=bool(self.config.get("device", True)))
         self.session.is_worker = True
         self.session.own = (fields["role"], fields["incarnation"], fields["rank"])
         self.session.driver = self.config.get("driver", "")

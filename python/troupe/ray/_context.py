@@ -10,11 +10,12 @@ from typing import Any
 class Task:
     """A task, or a call of an actor's method."""
 
-    __slots__ = ("assigned", "cancelled", "children", "devices", "id", "lease", "name", "placement")
+    __slots__ = ("assigned", "cancelled", "children", "devices", "function", "id", "lease", "name", "placement")
 
     def __init__(self, id: str, name: str, lease: str = "", devices: dict[str, list[str]] | None = None) -> None:
         self.id, self.name, self.lease = id, name, lease
         self.devices = devices or {}
+        self.function = name  # or method
         self.assigned: dict[str, float] = {}
         self.placement: Any = None
         self.cancelled = False

@@ -167,7 +167,7 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except BaseException as err:
             error = task_error(f"{self.class_name}.__init__", err, self.host.state)
             return ["error", _objects._dump_error(exceptions.ActorDiedError(error, None, self.fields.get("actor_id")))]
         finally:
@@ -193,6 +193,10 @@ class Service:
     def give_back(self, id: str, process: str) -> None:
         self.host.state.store.give_back(id, process)
 
+    def owns(self) -> bool:
+        """Whether other processes hold objects of this one, or may in a moment."""
+        return bool(self.host.state.store.is_needed())
+
     def cancel_object(self, id: str, force: bool, recursive: bool) -> None:
         """Cancels a call of this process, for another that has the reference."""
         cancel_object(self.host.state.store, id, force, recursive)
@@ -216,11 +220,12 @@ class Service:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         extra = call.extra
-        task = _context.Task(call.id, call.method)
+        task = _context.Task(call.id, self.title_of(call))
         if extra:
-            task = _context.Task(call.id, extra.get("name") or call.method, extra.get("lease", ""), extra.get("devices"))
+            task = _context.Task(call.id, extra.get("name") or task.name, extra.get("lease", ""), extra.get("devices"))
             task.assigned = extra.get("demand") or {}
             task.placement = extra.get("placement")
+        task.function = call.method
         mark = _context.current.set(task)
         self.running[call.id] = task
         undo = self._enter_task(call, task) if self.kind == "task" else self._enter_method(call) if self.current == call.id else None
@@ -247,7 +252,9 @@ class Service:
             return self.failed(call, exceptions.TaskCancelledError(call.id))
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -347,6 +354,13 @@ class Service:
     def title_of(self, call: Call) -> str:
         return f"{self.class_name}.{call.method}" if self.kind != "task" else call.method
 
+    def function_title(self, function: str) -> str:
+        """The function of a task, or the method of an actor, with its module."""
+        if self.kind == "task":
+            return function
+        cls = type(self.instance)
+        return f"{cls.__module__}.{cls.__qualname__ if self.kind == 'async' else cls.__name__}.{function}"
+
     # Calls beside the main thread.
 
     def begin(self, token: int, group: str, fields: list[Any]) -> None:
@@ -392,7 +406,8 @@ class Service:
         if call.id in self.cancelled:
             self.cancelled.discard(call.id)
             return self.failed(call, exceptions.TaskCancelledError(call.id))
-        task = _context.Task(call.id, call.method)
+        task = _context.Task(call.id, call.extra.get("name") or self.title_of(call))
+        task.function = call.method
         _context.current.set(task)
         self.running[call.id] = task
         try:
@@ -413,7 +428,9 @@ class Service:
             end_process()
         except SystemExit as err:
             self._system_exit(err)
-        except Exception as err:
+        except asyncio.CancelledError:
+            raise
+        except BaseException as err:
             if self.exiting:
                 end_process()
             return self.failed(call, err)
@@ -493,7 +510,12 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
     here = os.path.dirname(os.path.abspath(__file__))
     shown = [f for f in frames if not os.path.abspath(f.filename).startswith(here)] or frames
     text = "".join(traceback.format_list(shown)) + "".join(traceback.format_exception_only(type(err), err))
-    head = f"{_process_title.get_title()}() (pid={os.getpid()}, ip={state.node_ip})"
+    instance = getattr(getattr(state, "host", None), "instance", None)
+    shown_actor = _shown(instance) if instance is not None else None
+    of_actor = f", actor_id={state.actor_id}, repr={shown_actor}" if shown_actor is not None else ""
+    text = text.replace("troupe.ray.exceptions.", "ray.exceptions.")
+    name = title.rpartition("<locals>.")[2] if instance is not None else _process_title.get_title().removeprefix("ray::")
+    head = f"ray::{name}() (pid={os.getpid()}, ip={state.node_ip}{of_actor})"
     cause: BaseException = err
     if isinstance(err, exceptions.RayTaskError):
         cause = err.cause
@@ -501,9 +523,14 @@ def task_error(title: str, err: BaseException, state: Any) -> BaseException:
         _serialize.loads(_serialize.dumps(cause)[0])
     except Exception as why:
         cause = _unpicklable(cause, why)
-    instance = getattr(getattr(state, "host", None), "instance", None)
-    shown_actor = repr(instance) if instance is not None else None
     return exceptions.RayTaskError(title, f"{head}\n{text}", cause, _process_title.get_title(), os.getpid(), state.node_ip, shown_actor, state.actor_id)
+
+
+def _shown(instance: Any) -> str:
+    try:
+        return repr(instance)
+    except Exception:
+        return object.__repr__(instance)
 
 
 def _unpicklable(cause: BaseException, why: BaseException) -> BaseException:
@@ -644,7 +671,7 @@ class RayHost(_worker.Host):
             methods.append({"name": "call", "mode": "", "lane": work})
         for i, (group, limit) in enumerate(service.groups().items()):
             methods.append({"name": method_of_group(group), "mode": "", "lane": {"name": f"concurrent-{i}", "limit": limit}})
-        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "exit"):
+        for method in ("fetch", "borrow", "give_back", "cancel_call", "cancel_object", "owns", "exit"):
             methods.append({"name": method, "mode": "", "lane": objects})
         lanes = {m["name"]: m["lane"]["name"] for m in methods if m["lane"]["name"] != "work"}
         self.objects[name] = Object(service, False, lanes, {})

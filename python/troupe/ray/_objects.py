@@ -388,6 +388,11 @@ class Store:
             self._lingering.append((time.monotonic() + _GRACE, kept))
         _sweeper.wake()
 
+    def is_needed(self) -> bool:
+        """Whether other processes hold objects of this one, or things that are on their way to them."""
+        with self._lock:
+            return bool(self.borrowed or self._lingering)
+
     def sweep(self) -> float | None:
         """Drops what has lingered long enough; seconds until the next is due."""
         now = time.monotonic()

@@ -130,6 +130,10 @@ class ActorClass:
         """Makes an actor; its handle is there at once."""
         return _create(self.__ray_metadata__, args, kwargs, self._default_options)
 
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
+        _options.check_actor(options)
+        return _create(self.__ray_metadata__, tuple(args or ()), kwargs or {}, _with(self._default_options, options))
+
     def options(self, **options: Any) -> ActorOptions:
         """The class with other options."""
         _options.check_actor(options)
@@ -263,7 +267,7 @@ def _create(metadata: Metadata, args: tuple[Any, ...], kwargs: dict[str, Any], o
     task = _context.current.get()
     parent = (task.placement if task is not None and task.placement else state.placement_group)
     strategy = _options.strategy(options, parent)
-    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.class_name)  # placing an actor takes a CPU unless it says how many
+    _options.check_fits(strategy, _options.demand(options, 1.0), metadata.modified_class.__qualname__)  # placing an actor takes a CPU unless it says how many
     actor_id = os.urandom(12).hex() + state.job_id
     info = HandleInfo(actor_id, metadata.class_name, dict(metadata.methods), sorted(groups), metadata.modified_class.__module__, options.get("max_task_retries") or 0)
     env = _options.merged(state.runtime_env, _options.environment(options.get("runtime_env")))

@@ -1,0 +1,291 @@
+"""Tensors on a device: how they travel, when their producer drops them, and which way is taken when the shortest is closed."""
+
+import dataclasses
+import gc
+import os
+import socket
+import time
+
+import numpy as np
+import pytest
+
+import host_device
+import troupe
+from troupe import _device, _reference, register
+
+MIB = 1 << 20
+CHUNK = 1 << 20  # of staging, in these tests
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+
+
+class Holder:
+    """A worker with a device."""
+
+    def __init__(self, name="one", **settings):
+        _device._backend = self.device = host_device.HostDevice(name.encode(), **settings)
+        _device.CHUNK = CHUNK
+        self.kept = self.weights = None
+
+    def make(self, n=5 * MIB + 10, value=1):
+        self.weights = self.device.device_array(np.arange(n, dtype=np.uint32).astype(np.uint8) + np.uint8(value))
+        return self.weights
+
+    @register(share=True)
+    def lend(self):
+        return self.weights
+
+    def several(self, n, size=MIB):
+        return Pair([self.device.device_array(np.full(size, i, np.uint8)) for i in range(n)], {"small": self.device.device_array(np.arange(10))})
+
+    def change(self, value):
+        self.weights[...] = value
+
+    def kind(self, x):
+        return type(x).__name__
+
+    def crc(self, x):
+        import zlib
+
+        return type(x).__name__, zlib.crc32(np.ascontiguousarray(x).view(np.ndarray))
+
+    def sums(self, pair):
+        return [int(x[0]) for x in pair.left], [type(x).__name__ for x in pair.left], int(pair.right["small"].sum())
+
+    def keep(self, x):
+        self.kept = x
+
+    def kept_first(self):
+        return int(self.kept[0])
+
+    def drop(self):
+        self.kept = None
+        gc.collect()
+
+    def set(self, **settings):
+        for name, value in settings.items():
+            setattr(self.device, name, value)
+
+    def counts(self):
+        gc.collect()
+        lender = _device._lender
+        return {
+            **_device.counters, "kept": _device.count(), "readers": len(lender._readers) if lender else 0, "why": _device.last_refusal,
+            "registered": self.device.registered, "socket": lender.path if lender else "",
+        }
+
+    def pid(self):
+        return os.getpid()
+
+
+def until(holds, patience=20.0):
+    end = time.monotonic() + patience
+    while not holds():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.02)
+
+
+def crc(n=5 * MIB + 10, value=1):
+    import zlib
+
+    return zlib.crc32(np.arange(n, dtype=np.uint32).astype(np.uint8) + np.uint8(value))
+
+
+@pytest.fixture(scope="module")
+def producer(session):
+    actor = troupe.actor(Holder)
+    yield actor
+    actor.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def receiver(session):
+    actor = troupe.actor(Holder)
+    yield actor
+    actor.cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def elsewhere(session):
+    """A worker with another device."""
+    actor = troupe.actor(Holder, "two")
+    yield actor
+    actor.cluster.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(session, producer):
+    yield
+    gc.collect()
+    until(lambda: (c := _reference.counts())["owned"] == c["held"] == 0)
+    until(lambda: producer.counts()["kept"] == 0)
+
+
+def grown(actor, before, *names):
+    now = actor.counts()
+    return [now[n] - before[n] for n in names]
+
+
+def test_a_receiver_on_the_device_copies_it_there(producer, receiver):
+    before = receiver.counts()
+    made = producer.make.remote()
+    assert receiver.crc(made) == ("DeviceArray", crc())
+    assert receiver.crc(x=made) == ("DeviceArray", crc()), "again, from the same reference"
+    assert grown(receiver, before, "opened", "staged", "bus") == [2, 0, 0]
+    assert producer.counts()["kept"] == 1
+    producer.change(9)
+    assert receiver.crc(made) == ("DeviceArray", crc()), "what the worker writes later does not change its result"
+
+
+def test_the_producer_keeps_it_until_every_reader_has_dropped_it(producer, receiver):
+    made = producer.make.remote(2 * MIB)
+    receiver.keep.options(share=True)(made)
+    assert receiver.counts()["shared"] == 1
+    del made
+    gc.collect()
+    time.sleep(1.0)  # longer than a value without holders lives
+    assert producer.counts()["kept"] == 1, "the receiver uses it in place"
+    receiver.drop()
+    began = time.monotonic()
+    until(lambda: producer.counts()["kept"] == 0)
+    assert time.monotonic() - began < 2
+
+
+def test_in_place_without_any_copy(producer, receiver):
+    producer.make(2 * MIB)
+    receiver.keep.options(share=True)(producer.lend.remote())
+    producer.change(77)
+    assert receiver.kept_first() == 77
+    receiver.drop()
+    receiver.keep(producer.lend.remote())
+    producer.change(78)
+    assert receiver.kept_first() == 77, "without share it is a copy"
+    receiver.drop()
+
+
+def test_a_process_without_a_device_gets_memory(producer):
+    before = dict(_device.counters)
+    got = producer.make()
+    assert type(got) is np.ndarray and got.flags.writeable and np.array_equal(got[:300], (np.arange(300) + 1).astype("u1"))
+    future = producer.make.remote(3 * MIB, 2)
+    assert future.result().nbytes == 3 * MIB and future[0].result()[0] == 2
+    assert _device.counters["staged"] - before["staged"] == 2 and _device.counters["lent"] == before["lent"]
+
+
+def test_other_devices_and_closed_ways(producer, receiver, elsewhere):
+    want = ("DeviceArray", crc())
+    before = elsewhere.counts()
+    assert elsewhere.crc(producer.make.remote()) == want
+    assert grown(elsewhere, before, "staged", "bus") == [1, 0] and "does not see the device" in elsewhere.counts()["why"]
+    assert elsewhere.counts()["registered"] == 1 and producer.counts()["registered"] >= 1
+
+    before = receiver.counts()
+    receiver.set(opens=False)
+    assert receiver.crc(producer.make.remote()) == want and "foreign namespace" in receiver.counts()["why"]
+    receiver.set(opens=True)
+    producer.set(exports=False)
+    assert receiver.crc(producer.make.remote()) == want and "gives no handle" in receiver.counts()["why"]
+    producer.set(exports=True)
+    assert grown(receiver, before, "opened", "staged", "bus") == [0, 2, 0]
+
+    for how, counts in (("host", [0, 1, 0]), ("bus", [0, 0, 1])):
+        before = receiver.counts()
+        receiver.cluster.set_env({"TROUPE_DEVICE": how})
+        made = producer.make.remote()
+        assert receiver.crc(made) == want and grown(receiver, before, "opened", "staged", "bus") == counts
+        receiver.cluster.set_env({"TROUPE_DEVICE": ""})
+        assert receiver.crc(made) == want and elsewhere.crc(made) == want, "by the other ways too"
+        del made
+
+
+def test_opting_out(producer, receiver):
+    before = producer.counts()
+    assert receiver.crc(producer.make.options(device=False).remote()) == ("ndarray", crc())
+    producer.set(full=True)
+    assert receiver.crc(producer.make.remote()) == ("ndarray", crc()), "no memory for a copy on the device"
+    producer.set(full=False)
+    assert grown(producer, before, "lent") == [0]
+    assert type(producer.make(1000)) is np.ndarray, "small ones travel in their message"
+    assert grown(producer, before, "lent") == [0]
+    with pytest.raises(troupe.InvalidError, match="share"):
+        producer.make.options(share="yes")
+
+
+def test_several_in_one_result(producer, receiver):
+    before = receiver.counts()
+    made = producer.several.remote(5)
+    assert receiver.sums(made) == ([0, 1, 2, 3, 4], ["DeviceArray"] * 5, 45)
+    got = made.result()
+    assert [int(x[5]) for x in got.left] == [0, 1, 2, 3, 4] and got.right["small"].sum() == 45
+    assert grown(receiver, before, "opened") == [5] and producer.counts()["kept"] == 5
+
+
+def test_a_killed_receiver_releases_what_it_had(producer):
+    victim = troupe.actor(Holder)
+    kept, made = producer.make.remote(2 * MIB), producer.make.remote()
+    victim.keep.options(share=True)(kept)
+    readers = producer.counts()["readers"]
+    victim.set(opens=False, kill_at=3)  # in the middle of a transfer
+    with pytest.raises(troupe.WorkerLostError):
+        victim.crc(made)
+    until(lambda: producer.counts()["readers"] <= readers)
+    assert producer.make().nbytes, "others are served"
+    assert producer.counts()["kept"] >= 2
+    del kept, made
+    until(lambda: (gc.collect(), producer.counts()["kept"])[1] == 0)
+    victim.cluster.shutdown()
+
+
+def test_a_killed_producer_is_reported(receiver):
+    victim = troupe.actor(Holder)
+    made = victim.make.remote()
+    troupe.wait([made])
+    path = victim.counts()["socket"]
+    os.kill(victim.pid(), 9)
+    with pytest.raises(troupe.WorkerLostError):
+        victim.pid()
+    for way in ("", "host"):
+        receiver.cluster.set_env({"TROUPE_DEVICE": way})
+        with pytest.raises(troupe.WorkerLostError):
+            receiver.crc(made)
+    receiver.cluster.set_env({"TROUPE_DEVICE": ""})
+    assert receiver.kind(1) == "int" and os.path.exists(path)
+    victim.cluster.shutdown()
+    del made
+    fresh = troupe.actor(Holder)
+    fresh.make.remote().result()
+    own = fresh.counts()["socket"]
+    assert os.path.exists(own) and not os.path.exists(path), "the next process removes the socket of a killed one"
+    fresh.cluster.shutdown()
+    until(lambda: not os.path.exists(own))
+
+
+def test_strangers_do_no_harm(producer, elsewhere):
+    elsewhere.crc(producer.make.remote())
+    path = producer.counts()["socket"]
+    assert os.stat(path).st_uid == os.getuid() and os.stat(os.path.dirname(path)).st_mode & 0o077 == 0
+    readers = producer.counts()["readers"]
+    for junk in (b"\xc1", b"\x93\x01\x02", b"x" * 3000, b"\x92\xa4free\x09", b"\x94\xa3get\xa1x\x01\x05"):
+        conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        conn.connect(path)
+        conn.send(junk)
+        conn.close()
+    until(lambda: producer.counts()["readers"] == readers)
+    assert elsewhere.crc(producer.make.remote()) == ("DeviceArray", crc())
+    codec = _device._codec.Codec()
+    for fields in ({}, {"owner": 1}, {"owner": "x", "id": 1, "dtype": "uint8", "shape": [-5], "socket": ""}, {"owner": "x", "id": 1, "dtype": "odd", "shape": [], "socket": ""}):
+        with pytest.raises(troupe.MalformedError):
+            _device.receive(codec, fields)
+
+
+def test_several_readers_at_once(producer, receiver, elsewhere):
+    receiver.cluster.set_env({"TROUPE_DEVICE": "host"})
+    made = producer.make.remote(40 * MIB)
+    calls = [actor.crc.remote(made) for actor in (receiver, elsewhere)]
+    assert made.result().nbytes == 40 * MIB
+    assert [c.result() for c in calls] == [("DeviceArray", crc(40 * MIB))] * 2
+    receiver.cluster.set_env({"TROUPE_DEVICE": ""})

@@ -1,0 +1,624 @@
+"""Tensors on a device, by reference: the producer keeps the tensor, and a receiver takes it by the shortest way it has.
+
+A tensor in a result stays on its device. The message has its reference, the UUID of the device and an IPC handle. A receiver that reaches the
+device opens the handle and copies the tensor, or uses it in place. Any other on the host gets the bytes in chunks through pages that both
+processes have registered (staging), and the rest over the bus. The reference is counted like every other: the producer drops the
+tensor when no process refers to it any more.
+
+The device library is behind _device_backend.Backend; _cuda.Cuda is CUDA. All of this begins with the first tensor that is lent or received.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import select
+import selectors
+import socket
+import stat
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from . import _codec, _core, _errors, _reference, _session
+from ._cuda import Cuda
+from ._device_backend import Backend, DeviceError, Lent, Wait
+
+SMALLEST = 1 << 20  # bytes of a tensor that is lent; a smaller one travels in its message
+MOST = 1000  # tensors that are lent in one message: the list of references in a message is bounded
+CHUNK = 32 << 20  # bytes that are copied at once
+SLOTS = 4  # chunks of one connection
+_CONNECTIONS = 8  # readers that a producer serves at once, and producers that a reader is connected to: each has SLOTS * CHUNK bytes of pinned memory
+_IDLE = 60.0  # seconds after which an idle connection ends
+_SILENCE = 30.0  # seconds without a chunk after which a reader turns to the bus
+_WANTED, _FREED = 8, 9  # kinds of completions
+_SUFFIX = ".device"
+_ENV = "TROUPE_DEVICE"  # "0": tensors travel in their messages; "host": no IPC handles are used; "bus": neither handles nor staging
+
+counters = {"lent": 0, "own": 0, "opened": 0, "shared": 0, "staged": 0, "bus": 0}  # tensors, by how they were received
+last_refusal = ""  # why the last one was not received by its IPC handle
+
+_backend: Backend = Cuda()
+_lock = threading.Lock()  # guards the three that follow
+_lender: Lender | None = None
+_sources: dict[str, Source] = {}  # connections to producers, by socket
+_shares = threading.local()  # .on: the decoder gives tensors in place
+
+
+def backend() -> Backend:
+    return _backend
+
+
+def mode() -> str:
+    return os.environ.get(_ENV, "")
+
+
+# The producer.
+
+
+def is_lent(value: Any) -> bool:
+    """Whether an array of a result is lent instead of sent."""
+    return backend().is_tensor(value) and value.nbytes >= SMALLEST and mode() != "0"
+
+
+def lend(value: Any, snapshot: bool) -> tuple[_reference.Reference, bytes] | None:
+    """A reference to a tensor, and what its message says of it; None: it travels in the message."""
+    global _lender
+    session = _session.current(start=False)
+    session.core.check()
+    lent = backend().lend(value, snapshot)
+    if lent is None:
+        return None
+    with _lock:
+        if _lender is None or _lender.pid != os.getpid():
+            _lender = Lender(session.core)
+        lender = _lender
+    number = lender.add(session, lent)
+    counters["lent"] += 1
+    ref = _reference.Reference(session, session.session, number)
+    fields = {"owner": session.session, "id": number, "dtype": lent.dtype, "shape": list(lent.shape), "uuid": lent.uuid, "socket": lender.path}
+    if lent.handle:
+        fields["handle"], fields["offset"] = lent.handle, lent.offset
+    return ref, bytes(msgpack.packb(fields))
+
+
+class Lender:
+    """The tensors that this process lends, and the thread that serves readers of their bytes."""
+
+    def __init__(self, core: _core.Core) -> None:
+        self.pid = os.getpid()
+        self._core = core
+        self._tensors: dict[tuple[str, int], Lent] = {}  # by session and number
+        self._sessions: dict[int, str] = {}  # by runtime
+        self._buffer = bytearray(64 << 10)
+        self._address = ctypes.addressof((ctypes.c_char * len(self._buffer)).from_buffer(self._buffer))
+        self._selector = selectors.DefaultSelector()
+        fd = core.lib.troupe_lent()
+        if fd < 0:
+            raise core.fail(fd)
+        self._selector.register(fd, selectors.EVENT_READ, self._take)
+        self.path, self._listener = _listen()
+        if self._listener is not None:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+            atexit.register(self._remove)
+        self._readers: set[Reader] = set()
+        os.register_at_fork(after_in_child=self._forked)
+        threading.Thread(target=self._run, daemon=True, name="troupe-device").start()
+
+    def add(self, session: Any, lent: Lent) -> int:
+        number = int(self._core.lib.troupe_lend(session.id))
+        if number < 0:
+            raise self._core.fail(number)
+        self._sessions[session.id] = session.session
+        self._tensors[session.session, number] = lent
+        return number
+
+    def find(self, owner: str, number: int) -> Lent | None:
+        return self._tensors.get((owner, number))
+
+    def count(self) -> int:
+        return len(self._tensors)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select(_IDLE / 4 if self._readers else None):
+                key.data()
+            now = time.monotonic()
+            for reader in [r for r in self._readers if r.lent is None and now - r.active > _IDLE]:
+                self.drop(reader)
+
+    def _take(self) -> None:
+        """Handles what the core tells of lent values."""
+        while (n := self._core.lib.troupe_take_lent(self._address, len(self._buffer))) > 0:
+            at = 0
+            while at < n:
+                kind, _, number, _, meta, _, _, _ = _core._HEAD.unpack_from(self._buffer, at)
+                (runtime,) = struct.unpack_from("<Q", self._buffer, at + 48)
+                at += 48 + (meta + 7 & ~7)
+                owner = self._sessions.get(runtime, "")
+                if kind == _FREED:
+                    self._tensors.pop((owner, number), None)
+                elif kind == _WANTED:
+                    self._fill(runtime, owner, number)
+        if n < 0:
+            raise self._core.fail(n)
+
+    def _fill(self, runtime: int, owner: str, number: int) -> None:
+        """Gives the core the bytes of a value, for a receiver that has no shorter way."""
+        lent, lib = self._tensors.get((owner, number)), self._core.lib
+        if lent is None:
+            return  # it was freed meanwhile
+        try:
+            body = _codec.Codec().encode(lent.value)
+            address: Any = body if isinstance(body, bytes) else self._core.place(body)
+            lib.troupe_fill(runtime, number, 0, address, len(body))
+        except Exception as err:
+            text = msgpack.packb({"code": "application", "message": f"the bytes of a tensor cannot be copied: {_errors.text_of(err)}", "rank": -1})
+            lib.troupe_fill(runtime, number, 1, text, len(text))
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            conn, _ = self._listener.accept()
+        except OSError:
+            return
+        if not _same_user(conn) or len(self._readers) >= _CONNECTIONS:
+            conn.close()  # the reader turns to the bus
+            return
+        try:
+            reader = Reader(self, conn)
+        except (OSError, DeviceError):
+            conn.close()
+            return
+        self._readers.add(reader)
+        self._selector.register(conn, selectors.EVENT_READ, reader.serve)
+
+    def drop(self, reader: Reader) -> None:
+        self._readers.discard(reader)
+        self._selector.unregister(reader.conn)
+        reader.close()
+
+    def _remove(self) -> None:
+        if self.pid == os.getpid():
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass
+
+    def _forked(self) -> None:
+        """In a child of fork: readers must see the end of their producer, and not wait for its child."""
+        for reader in self._readers:
+            reader.conn.close()
+        if self._listener is not None:
+            self._listener.close()
+
+
+class Reader:
+    """A process that reads lent tensors in chunks. Its memory is written again only when it has said that it is done with a chunk."""
+
+    def __init__(self, lender: Lender, conn: socket.socket) -> None:
+        self.conn = conn
+        self.lent: Lent | None = None  # what is being sent
+        self.active = time.monotonic()
+        self._lender = lender
+        self._at = 0
+        self._free = list(range(SLOTS))
+        self._flying: deque[tuple[int, int, int, Wait]] = deque()
+        conn.setblocking(False)
+        fd = os.memfd_create("troupe-device", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, SLOTS * CHUNK)
+            _seal(fd)
+            self._memory = Mapping(fd, SLOTS * CHUNK, writable=True)
+            self._pinned = backend().register(self._memory.address, SLOTS * CHUNK, True)
+            socket.send_fds(conn, [msgpack.packb(["ring", SLOTS, CHUNK])], [fd])
+        finally:
+            os.close(fd)
+
+    def serve(self) -> None:
+        """Handles what the reader says."""
+        try:
+            while True:
+                try:
+                    data = self.conn.recv(4096)
+                except BlockingIOError:
+                    break
+                if not data:
+                    raise OSError("the reader has ended")
+                self._handle(msgpack.unpackb(data))
+            self._pump()
+        except (OSError, DeviceError, ValueError, TypeError, IndexError, msgpack.UnpackException):
+            self._lender.drop(self)
+
+    def _handle(self, message: list[Any]) -> None:
+        self.active = time.monotonic()
+        if message[0] == "free":
+            slot = message[1]
+            if slot in self._free or not 0 <= slot < SLOTS:
+                raise ValueError("a slot that is free")
+            self._free.append(slot)
+        elif message[0] == "get":
+            _, owner, number, nbytes = message
+            lent = self._lender.find(owner, number)
+            if lent is None or lent.nbytes != nbytes or self.lent is not None:
+                self.conn.send(msgpack.packb(["none"]))
+                return
+            self.lent, self._at = lent, 0
+        else:
+            raise ValueError("an unknown message")
+
+    def _pump(self) -> None:
+        """Copies chunks into free slots, two at once, and tells the reader of each when it is there."""
+        lent = self.lent
+        if lent is None:
+            return
+        while True:
+            while self._free and self._at < lent.nbytes and len(self._flying) < 2:
+                slot, n = self._free.pop(0), min(CHUNK, lent.nbytes - self._at)
+                wait = backend().read(lent, self._at, self._memory.address + slot * CHUNK, n)
+                self._flying.append((slot, self._at, n, wait))
+                self._at += n
+            if not self._flying:
+                break
+            slot, offset, n, wait = self._flying.popleft()
+            wait()
+            self.conn.send(msgpack.packb(["chunk", slot, offset, n]))
+        if self._at == lent.nbytes:
+            self.lent = None
+
+    def close(self) -> None:
+        self.conn.close()
+        for *_, wait in self._flying:
+            try:
+                wait()
+            except DeviceError:
+                pass
+        if self._pinned:
+            backend().unregister(self._memory.address)
+        self._memory.close()
+
+
+# The receiver.
+
+
+class sharing:
+    """With on, tensors that are decoded in this block are used in place."""
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+
+    def __enter__(self) -> None:
+        self._before = getattr(_shares, "on", False)
+        _shares.on = self._on
+
+    def __exit__(self, *_: object) -> None:
+        _shares.on = self._before
+
+
+def receive(codec: _codec.Codec, fields: Any) -> Any:
+    """The tensor of a message, on this process's device if it has one, else in memory."""
+    share = getattr(_shares, "on", False)
+    try:
+        owner, number, dtype, shape, path = fields["owner"], fields["id"], fields["dtype"], tuple(fields["shape"]), fields["socket"]
+        nbytes = _codec._SIZES[dtype]
+        for axis in shape:
+            nbytes *= axis
+        if not (isinstance(owner, str) and isinstance(number, int) and isinstance(path, str) and 0 < nbytes < 1 << 48):
+            raise ValueError("a field has the wrong type")
+    except (KeyError, TypeError, ValueError) as err:
+        raise _errors.MalformedError(f"a tensor on a device that does not say what it is: {err}") from err
+    ref = _reference.Reference.received(owner, number)
+    lent = _lender.find(owner, number) if _lender is not None else None
+    if lent is not None:  # of this process
+        counters["own"] += 1
+        return lent.value if share else backend().copy(lent)
+    on_device = backend().ready()
+    if on_device and (value := _open(fields, nbytes, ref if share else None)) is not None:
+        counters["shared" if share else "opened"] += 1
+        return value
+    if path and mode() != "bus":
+        source = _source(path)
+        if source is not None and (value := _staged(source, owner, number, dtype, shape, nbytes, on_device)) is not None:
+            counters["staged"] += 1
+            return value
+    counters["bus"] += 1
+    ref._codec = codec
+    value = ref.result()
+    return backend().to_device(value) if on_device else value
+
+
+def _open(fields: dict[str, Any], nbytes: int, keep: Any) -> Any:
+    """The tensor by its IPC handle; None: it must come another way."""
+    global last_refusal
+    handle, uuid = fields.get("handle"), fields.get("uuid")
+    if mode() in ("host", "bus"):
+        last_refusal = f"{_ENV}={mode()}"
+    elif not isinstance(handle, bytes) or not isinstance(uuid, bytes):
+        last_refusal = "the producer's allocator gives no handle"
+    else:
+        try:
+            if backend().reaches(uuid):
+                return backend().open(fields, nbytes, keep)
+            last_refusal = "this process does not see the device"
+        except DeviceError as err:
+            last_refusal = str(err)
+    return None
+
+
+def _staged(source: Source, owner: str, number: int, dtype: str, shape: tuple[int, ...], nbytes: int, on_device: bool) -> Any:
+    """The tensor in chunks from its producer; None: the producer does not give it."""
+    core = _core.get()
+    try:
+        if on_device:
+            room, pointer = backend().empty(nbytes)
+            if not source.fetch(owner, number, nbytes, lambda offset, address, n: backend().write(pointer + offset, address, n)):
+                return None
+            return backend().tensor(room, dtype, shape)
+        room = bytearray(nbytes)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(room))
+
+        def copy(offset: int, address: int, n: int) -> Wait:
+            core.copy(start + offset, address, n)
+            return _nothing
+
+        if not source.fetch(owner, number, nbytes, copy):
+            return None
+        return _codec._make(dtype, shape, memoryview(room), True)
+    except (OSError, DeviceError, ValueError, TypeError, IndexError, msgpack.UnpackException):
+        return None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _source(path: str) -> Source | None:
+    """A connection to the producer that listens there; None: this process does not reach it."""
+    with _lock:
+        source = _sources.get(path)
+        if source is not None and source.usable():
+            return source
+        _sources.pop(path, None)
+        for other in [] if len(_sources) < _CONNECTIONS else list(_sources):
+            if _sources[other].end():
+                del _sources[other]
+                break
+        if len(_sources) >= _CONNECTIONS:
+            return None
+        try:
+            source = _sources[path] = Source(path)
+        except (OSError, ValueError, TypeError, msgpack.UnpackException):
+            return None
+        return source
+
+
+class Source:
+    """A connection to a producer, and the memory that it fills."""
+
+    def __init__(self, path: str) -> None:
+        folder, name = os.path.split(path)
+        if folder != _folder() or not name.endswith(_SUFFIX):
+            raise ValueError("a socket elsewhere")
+        _check_private(folder)
+        self._pid = os.getpid()
+        self._busy = threading.Lock()  # one tensor at a time
+        self._closed = False
+        self._memory: Mapping | None = None
+        self._pinned = False
+        self._conn = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._conn.settimeout(_SILENCE)
+            self._conn.connect(path)
+            if not _same_user(self._conn):
+                raise ValueError("a producer of another user")
+            data, fds, _, _ = socket.recv_fds(self._conn, 4096, 1)
+            try:
+                kind, self._slots, self._chunk = msgpack.unpackb(data)
+                size = self._slots * self._chunk
+                if kind != "ring" or not 0 < self._slots <= 64 or not 0 < self._chunk <= 1 << 30 or not _is_sealed(fds[0], size):
+                    raise ValueError("no memory that could be mapped")
+                self._memory = Mapping(fds[0], size, writable=False)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if backend().ready():
+                self._pinned = backend().register(self._memory.address, size, False)
+        except BaseException:
+            self._close()
+            raise
+
+    def usable(self) -> bool:
+        """Whether the producer is there. It ends connections that are idle."""
+        if self._closed or self._pid != os.getpid():
+            return False
+        if not self._busy.acquire(blocking=False):
+            return True
+        try:
+            poller = select.poll()
+            poller.register(self._conn, select.POLLIN)
+            if not poller.poll(0):  # nothing is sent without a request: it would be the end
+                return True
+        finally:
+            self._busy.release()
+        self.end()
+        return False
+
+    def end(self) -> bool:
+        """Ends the connection, unless it is in use."""
+        if not self._busy.acquire(blocking=False):
+            return False
+        try:
+            self._close()
+        finally:
+            self._busy.release()
+        return True
+
+    def fetch(self, owner: str, number: int, nbytes: int, begin: Callable[[int, int, int], Wait]) -> bool:
+        """Has a tensor's bytes copied by begin(offset, address, number), chunk by chunk; False: the producer does not have it."""
+        with self._busy:
+            if self._closed or self._memory is None:
+                return False
+            flying: deque[tuple[int, Wait]] = deque()
+            try:
+                return self._fetch(owner, number, nbytes, begin, flying)
+            except BaseException:
+                while flying:  # copies from the memory end before it does
+                    try:
+                        flying.popleft()[1]()
+                    except DeviceError:
+                        pass
+                self._close()  # chunks may be on their way
+                raise
+
+    def _fetch(self, owner: str, number: int, nbytes: int, begin: Callable[[int, int, int], Wait], flying: deque[tuple[int, Wait]]) -> bool:
+        assert self._memory is not None
+        self._conn.send(msgpack.packb(["get", owner, number, nbytes]))
+        got = 0
+        while got < nbytes:
+            data = self._conn.recv(4096)
+            if not data:
+                raise OSError("the producer has ended")
+            message = msgpack.unpackb(data)
+            if message == ["none"] and got == 0:
+                return False
+            kind, slot, offset, n = message
+            if kind != "chunk" or offset != got or not 0 <= slot < self._slots or not 0 < n <= min(self._chunk, nbytes - got):
+                raise ValueError("a chunk that was not asked for")
+            flying.append((slot, begin(offset, self._memory.address + slot * self._chunk, n)))
+            got += n
+            if len(flying) == 2:
+                self._done(flying)
+        while flying:
+            self._done(flying)
+        return True
+
+    def _done(self, flying: deque[tuple[int, Wait]]) -> None:
+        slot, wait = flying[0]
+        wait()
+        flying.popleft()
+        self._conn.send(msgpack.packb(["free", slot]))
+
+    def _close(self) -> None:
+        """Ends the connection. The caller has it alone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._conn.close()
+        if self._memory is not None:
+            if self._pinned and self._pid == os.getpid():
+                backend().unregister(self._memory.address)
+            self._memory.close()
+
+
+# Memory and sockets.
+
+_libc: Any = None
+_PROT_READ, _PROT_WRITE, _MAP_SHARED, _DONTFORK = 1, 2, 1, 10
+_F_ADD_SEALS, _F_GET_SEALS, _SEALS = 1033, 1034, 2 | 4  # shrinking and growing
+
+
+class Mapping:
+    """A shared mapping of a descriptor, at an address that C functions are given."""
+
+    def __init__(self, fd: int, n: int, writable: bool) -> None:
+        global _libc
+        if _libc is None:
+            _libc = ctypes.CDLL(None, use_errno=True)
+            _libc.mmap.restype = ctypes.c_void_p
+            _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+            _libc.munmap.argtypes = _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+            _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        at = _libc.mmap(None, n, _PROT_READ | (_PROT_WRITE if writable else 0), _MAP_SHARED, fd, 0)
+        if at is None or at == ctypes.c_void_p(-1).value:
+            raise OSError(ctypes.get_errno(), "the memory of a connection cannot be mapped")
+        _libc.madvise(at, n, _DONTFORK)
+        self.address: int = at
+        self._n = n
+
+    def close(self) -> None:
+        if self.address:
+            _libc.munmap(self.address, self._n)
+            self.address = 0
+
+
+def _seal(fd: int) -> None:
+    import fcntl
+
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+
+
+def _is_sealed(fd: int, size: int) -> bool:
+    """Whether the memory has that size and keeps it: reads of it do not fail."""
+    import fcntl
+
+    return fcntl.fcntl(fd, _F_GET_SEALS) & _SEALS == _SEALS and os.fstat(fd).st_size >= size
+
+
+def _folder() -> str:
+    """The private directory of shared memory, as the core has it."""
+    return os.environ.get("TROUPE_SHM_DIR") or f"/tmp/troupe-shm-{os.getuid()}"
+
+
+def _check_private(folder: str) -> None:
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ValueError(f"{folder} is not private")
+
+
+def _same_user(conn: socket.socket) -> bool:
+    _, uid, _ = struct.unpack("iii", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(uid == os.getuid())
+
+
+def _listen() -> tuple[str, socket.socket | None]:
+    """The socket of readers, and where it is; nothing where shared memory is off or its directory cannot be used."""
+    if os.environ.get("TROUPE_SHM") == "0" or mode() == "bus":
+        return "", None
+    folder = _folder()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    path = os.path.join(folder, os.urandom(16).hex() + _SUFFIX)
+    try:
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            pass
+        _check_private(folder)
+        _sweep(folder)
+        listener.bind(path + ".bind")
+        listener.listen(64)
+        listener.setblocking(False)
+        os.rename(path + ".bind", path)  # a name without a listener is a leftover
+    except (OSError, ValueError):
+        listener.close()
+        return "", None
+    return path, listener
+
+
+def _sweep(folder: str) -> None:
+    """Removes the sockets of processes that have ended without doing so."""
+    for name in os.listdir(folder):
+        if name.endswith(_SUFFIX):
+            probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            probe.settimeout(0.1)
+            try:
+                probe.connect(os.path.join(folder, name))
+            except ConnectionRefusedError:
+                try:
+                    os.unlink(os.path.join(folder, name))
+                except OSError:
+                    pass
+            except OSError:
+                pass
+            finally:
+                probe.close()
+
+
+def count() -> int:
+    """How many tensors this process keeps for others."""
+    return 0 if _lender is None else _lender.count()
