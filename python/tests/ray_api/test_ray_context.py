@@ -1,5 +1,6 @@
 """What a task or actor knows of itself, texts of errors, groups in functions that are shipped by value. Also passes against Ray."""
 
+import numpy as np
 import pytest
 
 from ray_api.raytest import module, ray
@@ -83,6 +84,8 @@ def test_groups_in_tasks(session):
 
     captured = nested.options(scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True))
     assert ray.get(captured.remote()) == group.id.hex()
+    numbered = current.options(scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, np.int64(0)))
+    assert ray.get(numbered.remote()) == group.id.hex()
     assert ray.get(captured.remote(placement_group=None)) is None
     with pytest.raises(ValueError, match="bundle index must be -1"):
         current.options(placement_group_bundle_index=0).remote()
